@@ -1,0 +1,211 @@
+package grpcretry
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// A Backoff computes the wait before a retry. It is a pure function and must be
+// safe for concurrent use: it keeps no state, reads no clock and draws no random
+// number of its own.
+//
+// retry counts the retries of the call since the backoff (re)started, from 1; prev
+// is the wait this Backoff gave last time, 0 at first; u is uniform in [0, 1).
+// Both belong to the call, also when a failure with another status code selects
+// another Backoff. A server's pushback or RetryInfo restarts them at 1 and 0.
+//
+// A negative result counts as 0. [Exponential], [Decorrelated] and [Constant] are
+// the implementations at hand.
+type Backoff interface {
+	Delay(retry int, prev time.Duration, u float64) time.Duration
+}
+
+// The backoff of [Exponential] and [Decorrelated] where a field is zero.
+const (
+	defaultBase       = 100 * time.Millisecond
+	defaultMax        = 5 * time.Second
+	defaultMultiplier = 2.0
+
+	overloadBase = time.Second
+	overloadMax  = 20 * time.Second
+)
+
+// Jitter says how [Exponential] spreads the clients that failed together.
+type Jitter int
+
+// The kinds of jitter, for a computed backoff d.
+const (
+	// FullJitter waits between 0 and d: the best spread, and the default.
+	FullJitter Jitter = iota
+	// EqualJitter waits between d/2 and d.
+	EqualJitter
+	// ProportionalJitter waits between 0.8 d and 1.2 d, as gRFC A6
+	// #exponential-backoff has it. It may exceed Max by a fifth.
+	ProportionalJitter
+	// NoJitter waits exactly d. Clients that failed together come back together.
+	NoJitter
+)
+
+var jitterNames = [...]string{"full", "equal", "proportional", "none"}
+
+// String returns "full", "equal", "proportional" or "none".
+func (j Jitter) String() string {
+	if j < 0 || int(j) >= len(jitterNames) {
+		return fmt.Sprintf("Jitter(%d)", int(j))
+	}
+	return jitterNames[j]
+}
+
+// Exponential waits d = min(Max, Base × Multiplier^(retry−1)), spread by Jitter.
+// It never overflows, whatever the retry number.
+type Exponential struct {
+	Base       time.Duration // the first d; 0 means 100 ms
+	Max        time.Duration // the largest d, not below Base; 0 means 5 s
+	Multiplier float64       // growth per retry, at least 1; 0 means 2
+	Jitter     Jitter        // the zero value is FullJitter
+}
+
+// Delay implements [Backoff]. It ignores prev.
+func (e Exponential) Delay(retry int, _ time.Duration, u float64) time.Duration {
+	e = e.filled()
+	d := e.computed(retry)
+	u = unit(u)
+	switch e.Jitter {
+	case EqualJitter:
+		half := float64(d) / 2
+		return min(d, duration(half+u*half))
+	case ProportionalJitter:
+		return duration(float64(d) * (0.8 + 0.4*u))
+	case NoJitter:
+		return d
+	default:
+		return duration(u * float64(d))
+	}
+}
+
+// computed is d, the backoff before jitter.
+func (e Exponential) computed(retry int) time.Duration {
+	grown := float64(e.Base) * math.Pow(e.Multiplier, float64(max(retry, 1)-1))
+	if grown >= float64(e.Max) {
+		return e.Max
+	}
+	return duration(grown)
+}
+
+func (e Exponential) filled() Exponential {
+	e.Base = orDefault(e.Base, defaultBase)
+	e.Max = orDefault(e.Max, defaultMax)
+	e.Multiplier = orDefault(e.Multiplier, defaultMultiplier)
+	return e
+}
+
+func (e Exponential) check() error {
+	if err := checkSpan("Exponential", e.Base, e.Max); err != nil {
+		return err
+	}
+	if m := e.Multiplier; m != 0 && !(m >= 1) || math.IsInf(m, 0) { // !(m >= 1) holds for NaN too
+		return fmt.Errorf("Exponential.Multiplier is %v, want a number of at least 1, or 0 for the default", m)
+	}
+	if e.Jitter < FullJitter || e.Jitter > NoJitter {
+		return fmt.Errorf("Exponential.Jitter is %d, want FullJitter, EqualJitter, ProportionalJitter or NoJitter", int(e.Jitter))
+	}
+	return nil
+}
+
+// Decorrelated waits min(Max, Base + u·(3·max(prev, Base) − Base)): each wait is
+// drawn between Base and three times the one before, so clients drift apart even
+// when they draw the same numbers later.
+type Decorrelated struct {
+	Base time.Duration // the smallest wait; 0 means 100 ms
+	Max  time.Duration // the largest wait, not below Base; 0 means 5 s
+}
+
+// Delay implements [Backoff]. It ignores retry.
+func (d Decorrelated) Delay(_ int, prev time.Duration, u float64) time.Duration {
+	d = d.filled()
+	lo := float64(d.Base)
+	wait := lo + unit(u)*(3*math.Max(float64(prev), lo)-lo)
+	return min(d.Max, duration(wait))
+}
+
+func (d Decorrelated) filled() Decorrelated {
+	d.Base = orDefault(d.Base, defaultBase)
+	d.Max = orDefault(d.Max, defaultMax)
+	return d
+}
+
+func (d Decorrelated) check() error { return checkSpan("Decorrelated", d.Base, d.Max) }
+
+// Constant waits the same time before every retry, without jitter. Constant(0)
+// retries at once.
+type Constant time.Duration
+
+// Delay implements [Backoff]. It ignores its arguments.
+func (c Constant) Delay(int, time.Duration, float64) time.Duration {
+	return max(0, time.Duration(c))
+}
+
+func (c Constant) check() error {
+	if c < 0 {
+		return fmt.Errorf("Constant is %v, want a duration of at least 0", time.Duration(c))
+	}
+	return nil
+}
+
+// checkBackoff refuses nil, and what the backoffs of this package know of themselves.
+func checkBackoff(b Backoff) error {
+	if b == nil {
+		return fmt.Errorf("backoff is nil")
+	}
+	if c, ok := b.(interface{ check() error }); ok {
+		return c.check()
+	}
+	return nil
+}
+
+func checkSpan(kind string, base, longest time.Duration) error {
+	if base < 0 {
+		return fmt.Errorf("%s.Base is %v, want a positive duration, or 0 for %v", kind, base, defaultBase)
+	}
+	if longest < 0 {
+		return fmt.Errorf("%s.Max is %v, want a positive duration, or 0 for %v", kind, longest, defaultMax)
+	}
+	if b, m := orDefault(base, defaultBase), orDefault(longest, defaultMax); m < b {
+		return fmt.Errorf("%s.Max is %v, below Base %v", kind, m, b)
+	}
+	return nil
+}
+
+// nextBackoff asks b for a wait that no implementation can make negative.
+func nextBackoff(b Backoff, retry int, prev time.Duration, u float64) time.Duration {
+	return max(0, b.Delay(retry, prev, u))
+}
+
+// duration converts nanoseconds, clamped to what a Duration holds; NaN is 0.
+func duration(ns float64) time.Duration {
+	switch {
+	case ns >= math.MaxInt64:
+		return math.MaxInt64
+	case ns > 0:
+		return time.Duration(ns)
+	default:
+		return 0
+	}
+}
+
+// unit clamps u to [0, 1), so that no random source can break a bound.
+func unit(u float64) float64 {
+	if !(u > 0) { // NaN too
+		return 0
+	}
+	return min(u, 1-0x1p-53)
+}
+
+func orDefault[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}

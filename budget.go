@@ -1,0 +1,285 @@
+package grpcretry
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// A Budget caps retries, so that they cannot make an outage worse. It never holds a
+// first attempt back, and running out of it only suppresses retries that have not
+// begun. Implementations are safe for concurrent use; share one among all clients
+// that load the same backend.
+//
+// [NewRatioBudget] is the default and right for most. [NewRateBudget] is an absolute
+// limit, [NewThrottle] behaves as retryThrottling in a gRPC service config,
+// [NewConcurrencyBudget] limits retries at the same moment; [AllBudgets] combines
+// them, [PerTarget] makes one for each backend.
+type Budget interface {
+	// Deposit is told the outcome of every attempt, once, when it ends.
+	Deposit(Outcome)
+	// Withdraw takes one retry, at the moment it is decided on and before the wait;
+	// false refuses it.
+	Withdraw(now time.Time) bool
+	// Refund gives back one withdrawn retry that was never sent.
+	Refund()
+	// Balance is how many retries could be withdrawn now.
+	Balance(now time.Time) float64
+}
+
+// An Outcome is what a [Budget] hears of one attempt.
+type Outcome struct {
+	Attempt int // the number of the attempt in its call, from 1
+	Result  Result
+}
+
+// Result is how an attempt ended, as far as a [Budget] cares.
+type Result int
+
+// The results of an attempt.
+const (
+	Succeeded Result = iota // status OK
+	Failed                  // a retryable failure, or the server said to stop
+	Ignored                 // anything else: another failure, the caller gave up, a lost hedge
+)
+
+var resultNames = [...]string{"succeeded", "failed", "ignored"}
+
+// String returns "succeeded", "failed" or "ignored".
+func (r Result) String() string {
+	if r < 0 || int(r) >= len(resultNames) {
+		return fmt.Sprintf("Result(%d)", int(r))
+	}
+	return resultNames[r]
+}
+
+// Unlimited is a budget that never refuses. With it a client can multiply the load
+// on a failing server by MaxAttempts.
+var Unlimited Budget = unlimited{}
+
+type unlimited struct{}
+
+func (unlimited) Deposit(Outcome)           {}
+func (unlimited) Withdraw(time.Time) bool   { return true }
+func (unlimited) Refund()                   {}
+func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
+
+// NewRateBudget allows a retry where l allows an event, whatever the traffic. The
+// limiter may be in use elsewhere too; what the budget takes is taken from it, and a
+// refund is kept for the next retry, never beyond the limiter's burst. A nil limiter
+// is refused by [New].
+func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
+
+type rateBudget struct {
+	limiter *rate.Limiter
+
+	mu       sync.Mutex // held to judge and to take: two retries cannot win the same refund
+	refunded float64    // guarded by mu; a Limiter takes no token back long after it was used
+	last     time.Time  // guarded by mu; a Limiter told an earlier time would count some time twice
+}
+
+func (b *rateBudget) Deposit(Outcome) {}
+
+func (b *rateBudget) Withdraw(now time.Time) bool {
+	if b.limiter == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if tokens := b.balance(now); b.refunded >= 1 && tokens >= 1 {
+		b.refunded--
+		return true
+	}
+	return b.limiter.AllowN(b.last, 1)
+}
+
+func (b *rateBudget) Refund() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refunded++
+}
+
+func (b *rateBudget) Balance(now time.Time) float64 {
+	if b.limiter == nil {
+		return 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.balance(now)
+}
+
+// balance needs mu. It drops refunds that would lift the limiter over its burst.
+func (b *rateBudget) balance(now time.Time) float64 {
+	if now.After(b.last) {
+		b.last = now
+	}
+	if b.limiter.Limit() == rate.Inf {
+		return math.Inf(1)
+	}
+	tokens := b.limiter.TokensAt(b.last)
+	room := max(0, float64(b.limiter.Burst())-tokens)
+	b.refunded = min(b.refunded, room)
+	return max(0, tokens+b.refunded)
+}
+
+func (b *rateBudget) check() error {
+	if b.limiter == nil {
+		return fmt.Errorf("NewRateBudget was given a nil limiter")
+	}
+	return nil
+}
+
+// NewConcurrencyBudget allows at most n retries at once, n at least 1. A retry counts
+// from its decision, so through its wait, until its attempt ends.
+func NewConcurrencyBudget(n int) (Budget, error) {
+	if n < 1 {
+		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)
+	}
+	return &concurrencyBudget{limit: int64(n)}, nil
+}
+
+type concurrencyBudget struct {
+	limit int64
+	inUse atomic.Int64
+}
+
+func (b *concurrencyBudget) Deposit(o Outcome) {
+	if o.Attempt > 1 { // every attempt but the first was withdrawn
+		b.Refund()
+	}
+}
+
+func (b *concurrencyBudget) Withdraw(time.Time) bool {
+	for {
+		n := b.inUse.Load()
+		if n >= b.limit {
+			return false
+		}
+		if b.inUse.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (b *concurrencyBudget) Refund() {
+	for {
+		n := b.inUse.Load()
+		if n <= 0 || b.inUse.CompareAndSwap(n, n-1) {
+			return
+		}
+	}
+}
+
+func (b *concurrencyBudget) Balance(time.Time) float64 {
+	return float64(b.limit - b.inUse.Load())
+}
+
+// AllBudgets allows a retry only where every one of the budgets does, and takes it
+// from all of them or from none. Without budgets it never refuses. A nil budget is
+// refused by [New].
+func AllBudgets(b ...Budget) Budget { return allBudgets(append([]Budget(nil), b...)) }
+
+type allBudgets []Budget
+
+func (all allBudgets) Deposit(o Outcome) {
+	for _, b := range all {
+		b.Deposit(o)
+	}
+}
+
+func (all allBudgets) Withdraw(now time.Time) bool {
+	for i, b := range all {
+		if !b.Withdraw(now) {
+			all[:i].Refund()
+			return false
+		}
+	}
+	return true
+}
+
+func (all allBudgets) Refund() {
+	for _, b := range all {
+		b.Refund()
+	}
+}
+
+func (all allBudgets) Balance(now time.Time) float64 {
+	least := math.Inf(1)
+	for _, b := range all {
+		least = min(least, b.Balance(now))
+	}
+	return least
+}
+
+func (all allBudgets) check() error {
+	for i, b := range all {
+		if err := checkBudget(b); err != nil {
+			return fmt.Errorf("AllBudgets, number %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// PerTarget is a budget for each target that a client is dialed to, made by newBudget
+// when the first call to that target needs it: a backend that is down does not use up
+// the retries of the others. Targets are compared in gRPC's canonical form, so
+// "localhost:80" and "dns:///localhost:80" are one. newBudget must be safe for
+// concurrent use and must not return nil.
+//
+// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Used outside
+// of a Retrier, or inside [AllBudgets], it acts as the budget of the target "".
+func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: newBudget} }
+
+type perTarget struct {
+	newBudget func() Budget
+	ledgers   sync.Map // string → *ledger, by the target as dialed and in canonical form
+}
+
+func (t *perTarget) Deposit(o Outcome)             { t.none().Deposit(o) }
+func (t *perTarget) Withdraw(now time.Time) bool   { return t.none().Withdraw(now) }
+func (t *perTarget) Refund()                       { t.none().Refund() }
+func (t *perTarget) Balance(now time.Time) float64 { return t.none().Balance(now) }
+
+func (t *perTarget) none() *ledger { return t.ledger("", func() string { return "" }) }
+
+// ledger finds the budget of a target as dialed. Making the canonical form costs an
+// allocation, so it is asked for only the first time.
+func (t *perTarget) ledger(dialed string, canonical func() string) *ledger {
+	if l, ok := t.ledgers.Load(dialed); ok {
+		return l.(*ledger)
+	}
+	l, _ := t.ledgers.LoadOrStore(canonical(), newLedger(t.newBudget()))
+	l, _ = t.ledgers.LoadOrStore(dialed, l)
+	return l.(*ledger)
+}
+
+func (t *perTarget) check() error {
+	if t.newBudget == nil {
+		return fmt.Errorf("PerTarget was given a nil function")
+	}
+	return nil
+}
+
+// A ledger is a budget in use, and whether it last refused: the logger speaks once
+// per change of that.
+type ledger struct {
+	Budget
+	exhausted atomic.Bool
+}
+
+func newLedger(b Budget) *ledger { return &ledger{Budget: b} }
+
+// checkBudget refuses nil, and what the budgets of this package know of themselves.
+func checkBudget(b Budget) error {
+	if b == nil {
+		return fmt.Errorf("budget is nil")
+	}
+	if c, ok := b.(interface{ check() error }); ok {
+		return c.check()
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package grpcretry
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// RatioBudget are the settings of [NewRatioBudget]. The zero value means 20 % of
+// calls plus 10 a second, over 10 s; in any other value Ratio and MinPerSecond are
+// taken as they are.
+type RatioBudget struct {
+	Ratio        float64       // retries per call, at least 0: 0.2 is one retry for five calls
+	MinPerSecond float64       // retries per second on top, at least 0, so that a quiet client can retry too
+	Window       time.Duration // how long a call counts, at least 1 ms; 0 means 10 s
+}
+
+var defaultRatioBudget = RatioBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * time.Second}
+
+// NewRatioBudget allows retries as a share of the calls of the last Window, plus a
+// floor for clients with little traffic. The idea is Finagle's RetryBudget.
+//
+// Over any span of time, with every attempt failing,
+//
+//	attempts ≤ calls × (1 + Ratio) + MinPerSecond × (span + Window)
+//
+// The balance is MinPerSecond × Window, plus Ratio for each first attempt that ended
+// within the window, minus the retries taken within it. A good hour is not saved up
+// for a bad minute. A product MinPerSecond × Window below 1 gives no floor.
+//
+// Deposit takes no lock and reads no clock. Deposits made between two looks (Withdraw
+// or Balance) are taken as spread evenly over the time between them, and they age in
+// steps of a twentieth of the window. Looked at no less than once per step, the
+// balance is therefore within Ratio × (the calls of three steps) of an exact sliding
+// window; the bound above holds whatever the looks.
+func NewRatioBudget(s RatioBudget) (Budget, error) {
+	if s == (RatioBudget{}) {
+		s = defaultRatioBudget
+	}
+	s.Window = orDefault(s.Window, defaultRatioBudget.Window)
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("grpcretry: NewRatioBudget: %w", err)
+	}
+	now := time.Now()
+	return &ratioBudget{
+		ratio:   s.Ratio,
+		reserve: s.MinPerSecond * s.Window.Seconds(),
+		step:    s.Window / ratioSteps,
+		epoch:   now,
+		last:    now,
+	}, nil
+}
+
+func (s RatioBudget) check() error {
+	if !(s.Ratio >= 0) || math.IsInf(s.Ratio, 0) { // NaN too
+		return fmt.Errorf("RatioBudget.Ratio is %v, want a number of at least 0", s.Ratio)
+	}
+	if !(s.MinPerSecond >= 0) || math.IsInf(s.MinPerSecond, 0) {
+		return fmt.Errorf("RatioBudget.MinPerSecond is %v, want a number of at least 0", s.MinPerSecond)
+	}
+	if s.Window < time.Millisecond {
+		return fmt.Errorf("RatioBudget.Window is %v, want at least 1ms, or 0 for %v", s.Window, defaultRatioBudget.Window)
+	}
+	return nil
+}
+
+// ratioSteps is the number of steps in a window.
+const ratioSteps = 20
+
+type ratioBudget struct {
+	ratio, reserve float64       // set by NewRatioBudget, then only read
+	step           time.Duration // likewise
+
+	calls stripedCounter
+
+	mu     sync.Mutex                // held to take a retry and to judge by it: two cannot both win the last
+	looked bool                      // guarded by mu
+	epoch  time.Time                 // guarded by mu; where step 0 begins
+	last   time.Time                 // guarded by mu; the latest look
+	seen   int64                     // guarded by mu; calls that are already in steps
+	steps  [ratioSteps + 1]ratioStep // guarded by mu; a ring: the step under way and a whole window before it
+}
+
+// ratioStep holds what happened in one step. A retry is never in an older step than a
+// deposit that paid for it, and both leave the ring by steps: so no deposit is used
+// twice, and no part of the reserve twice within a window.
+type ratioStep struct{ deposited, withdrawn float64 }
+
+func (b *ratioBudget) Deposit(o Outcome) {
+	if o.Attempt == 1 {
+		b.calls.add()
+	}
+}
+
+func (b *ratioBudget) Withdraw(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.balance(now) < 1-1e-9 { // five fifths are a whole
+		return false
+	}
+	b.at(b.number(b.last)).withdrawn++
+	return true
+}
+
+// Refund takes back the latest retry that is still in the window. If that is another
+// one than the refunded, the sum is the same.
+func (b *ratioBudget) Refund() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	newest := b.number(b.last)
+	for n := newest; n > newest-int64(len(b.steps)); n-- {
+		if s := b.at(n); s.withdrawn >= 1 {
+			s.withdrawn--
+			return
+		}
+	}
+}
+
+func (b *ratioBudget) Balance(now time.Time) float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return max(0, b.balance(now))
+}
+
+// balance needs mu.
+func (b *ratioBudget) balance(now time.Time) float64 {
+	b.look(now)
+	var deposited, withdrawn float64
+	for _, s := range b.steps {
+		deposited += s.deposited
+		withdrawn += s.withdrawn
+	}
+	return b.reserve + b.ratio*deposited - withdrawn
+}
+
+// look needs mu. It lets steps older than a window go and puts the calls since the
+// last look into the steps of that time.
+func (b *ratioBudget) look(now time.Time) {
+	if !b.looked && now.Before(b.epoch) {
+		b.epoch, b.last = now, now // made on another clock, as by a test
+	}
+	b.looked = true
+	if now.Before(b.last) {
+		now = b.last // read before another goroutine's, used after it
+	}
+	b.clear(b.number(b.last)+1, b.number(now))
+	total := b.calls.sum()
+	b.spread(float64(total-b.seen), b.last, now)
+	b.seen, b.last = total, now
+}
+
+// clear empties the steps from first to last, which follow the newest.
+func (b *ratioBudget) clear(first, last int64) {
+	for n := max(first, last-int64(len(b.steps))+1); n <= last; n++ {
+		*b.at(n) = ratioStep{}
+	}
+}
+
+// spread deposits calls evenly between from and to. What falls before the window is
+// gone.
+func (b *ratioBudget) spread(calls float64, from, to time.Time) {
+	newest := b.number(to)
+	elapsed := to.Sub(from)
+	if elapsed <= 0 {
+		b.at(newest).deposited += calls
+		return
+	}
+	for n := max(b.number(from), newest-ratioSteps); n <= newest; n++ {
+		begin := max(0, b.begin(n).Sub(from))
+		end := min(elapsed, b.begin(n+1).Sub(from))
+		b.at(n).deposited += calls * float64(end-begin) / float64(elapsed)
+	}
+}
+
+func (b *ratioBudget) number(t time.Time) int64 { return int64(t.Sub(b.epoch) / b.step) }
+func (b *ratioBudget) begin(number int64) time.Time {
+	return b.epoch.Add(time.Duration(number) * b.step)
+}
+func (b *ratioBudget) at(number int64) *ratioStep {
+	n := int64(len(b.steps))
+	return &b.steps[(number%n+n)%n]
+}
+
+// A stripedCounter counts without a lock. Its cells keep cores from fighting over one
+// cache line; a random cell is cheaper to find than the core's own.
+type stripedCounter struct {
+	cells [8]struct {
+		n atomic.Int64
+		_ [56]byte
+	}
+}
+
+func (c *stripedCounter) add() { c.cells[rand.Uint32()%uint32(len(c.cells))].n.Add(1) }
+
+func (c *stripedCounter) sum() (total int64) {
+	for i := range c.cells {
+		total += c.cells[i].n.Load()
+	}
+	return total
+}

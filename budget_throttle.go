@@ -1,0 +1,74 @@
+package grpcretry
+
+import (
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// NewThrottle is the retryThrottling of a gRPC service config, from gRFC A6
+// #throttling-retry-attempts-and-hedged-rpcs: a count of tokens that starts at
+// maxTokens, loses 1 with each failed attempt and gains tokenRatio with each that
+// succeeds, between 0 and maxTokens. Retries are allowed while it is above half of
+// maxTokens.
+//
+// maxTokens is above 0 and at most 1000, tokenRatio above 0; of both, decimals beyond
+// the third are ignored, as A6 has it for tokenRatio. A retry does not itself cost a
+// token, so a refund gives none back. It takes no lock.
+//
+// A6 keeps one count per server: use it within [PerTarget] for clients of several.
+func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
+	if !(maxTokens > 0 && maxTokens <= 1000) { // NaN too
+		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, want above 0 and at most 1000", maxTokens)
+	}
+	if !(tokenRatio > 0) || math.IsInf(tokenRatio, 0) {
+		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, want a number above 0", tokenRatio)
+	}
+	t := &throttle{full: thousandths(maxTokens), gain: thousandths(min(tokenRatio, maxTokens))}
+	if t.full == 0 {
+		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, below 0.001", maxTokens)
+	}
+	if t.gain == 0 {
+		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, below 0.001", tokenRatio)
+	}
+	t.tokens.Store(t.full)
+	return t, nil
+}
+
+// thousandths cuts x after its third decimal. The nudge is for numbers such as 0.29,
+// whose nearest float is just below.
+func thousandths(x float64) int64 { return int64(x*1000 + 1e-6) }
+
+type throttle struct {
+	full, gain int64        // thousandths of a token; set by NewThrottle, then only read
+	tokens     atomic.Int64 // thousandths of a token, 0 … full
+}
+
+func (t *throttle) Deposit(o Outcome) {
+	switch o.Result {
+	case Succeeded:
+		t.add(t.gain)
+	case Failed:
+		t.add(-1000)
+	}
+}
+
+func (t *throttle) add(delta int64) {
+	for {
+		old := t.tokens.Load()
+		tokens := min(t.full, max(0, old+delta))
+		// A full count is only read, so the cores of a healthy client share it.
+		if tokens == old || t.tokens.CompareAndSwap(old, tokens) {
+			return
+		}
+	}
+}
+
+func (t *throttle) Withdraw(time.Time) bool { return 2*t.tokens.Load() > t.full }
+
+func (t *throttle) Refund() {}
+
+func (t *throttle) Balance(time.Time) float64 {
+	return max(0, float64(t.tokens.Load())-float64(t.full)/2) / 1000
+}

@@ -1,0 +1,100 @@
+package grpcretry
+
+import (
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+)
+
+// callerOptions is what the grpc.CallOptions of a call mean to us.
+type callerOptions struct {
+	nested    bool          // the call is an attempt of ours: an outer interceptor retries it
+	overrides []*callOption // our options for this call
+	onFinish  bool          // there are OnFinish options
+	trailer   *metadata.MD  // where the caller wants the trailer, if anywhere
+	header    *metadata.MD  // likewise
+}
+
+func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) {
+	for _, opt := range opts {
+		switch opt := opt.(type) {
+		case *call:
+			// The same options on another ClientConn are a call of its own.
+			o.nested = o.nested || opt.cc == cc
+		case *callOption:
+			o.overrides = append(o.overrides, opt)
+		case grpc.OnFinishCallOption:
+			o.onFinish = true
+		case grpc.TrailerCallOption:
+			o.trailer = opt.TrailerAddr
+		case grpc.HeaderCallOption:
+			o.header = opt.HeaderAddr
+		}
+	}
+	return o
+}
+
+// attemptOptions are the options of one attempt: the caller's, less what belongs to
+// the call as a whole, plus the mark for nested interceptors and what we read ourselves.
+// They are written over buf, which the attempts of a call use one after the other.
+func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
+	opts := c.buf[:0]
+	for _, opt := range c.opts {
+		switch opt.(type) {
+		case *call, grpc.OnFinishCallOption:
+		default:
+			opts = append(opts, opt)
+		}
+	}
+	opts = append(opts, c, grpc.Peer(&a.peer))
+	if c.options.trailer == nil {
+		opts = append(opts, grpc.Trailer(&a.trailer))
+	}
+	if c.options.header == nil && c.wantsHeader() {
+		opts = append(opts, grpc.Header(&a.header))
+	}
+	return opts[:len(opts):len(opts)] // what is chained below must not append into buf
+}
+
+// wantsHeader says whether a rule needs the response headers; copying them costs gRPC
+// three allocations.
+func (c *call) wantsHeader() bool {
+	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.observed()
+}
+
+// collect takes over what gRPC wrote to the caller's own header and trailer.
+func (c *call) collect(a *attempt) {
+	if c.options.trailer != nil {
+		a.trailer = *c.options.trailer
+	}
+	if c.options.header != nil {
+		a.header = *c.options.header
+	}
+}
+
+// forget clears what the last attempt left in the caller's header, trailer and peer, so
+// that they show the attempt whose result is returned even if that reaches no server.
+func (c *call) forget() {
+	for _, opt := range c.opts {
+		switch opt := opt.(type) {
+		case grpc.HeaderCallOption:
+			*opt.HeaderAddr = nil
+		case grpc.TrailerCallOption:
+			*opt.TrailerAddr = nil
+		case grpc.PeerCallOption:
+			*opt.PeerAddr = peer.Peer{}
+		}
+	}
+}
+
+// finish runs the caller's OnFinish options, once for the call.
+func (c *call) finish(err error) {
+	if !c.options.onFinish {
+		return
+	}
+	for _, opt := range c.opts {
+		if o, ok := opt.(grpc.OnFinishCallOption); ok {
+			o.OnFinish(err)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Classification is the answer of a classifier, see [WithClassifier].
+type Classification int
+
+// The answers of a classifier.
+const (
+	// Default leaves the decision to the status codes of the policy.
+	Default Classification = iota
+	// Retry makes the failure retryable, whatever its status code. Attempts,
+	// deadline, pushback and budget limit it as they limit every retry.
+	Retry
+	// Stop makes the failure final.
+	Stop
+)
+
+var classificationNames = [...]string{"default", "retry", "stop"}
+
+// String returns "default", "retry" or "stop".
+func (c Classification) String() string {
+	if c < 0 || int(c) >= len(classificationNames) {
+		return fmt.Sprintf("Classification(%d)", int(c))
+	}
+	return classificationNames[c]
+}
+
+// retryable says whether the policy allows to try again after f: the classifier
+// first, then the code set. It is never asked about OK, nor about the end of the
+// caller's own context.
+func (p *policy) retryable(ctx context.Context, f *failure) bool {
+	if p.Classifier != nil {
+		switch p.Classifier(ctx, f.attempt) {
+		case Retry:
+			return true
+		case Stop:
+			return false
+		}
+	}
+	if f.timedOut {
+		return true
+	}
+	code := f.attempt.Code()
+	return p.codes.has(code) && !(code == codes.ResourceExhausted && isSizeError(f.attempt.Err))
+}
+
+// sizePhrases are what gRPC implementations say, with RESOURCE_EXHAUSTED, of a
+// message over a size limit, in lower case. Such a message is as large the next
+// time. gRPC has no other mark for it: the specification reuses the code.
+var sizePhrases = []string{
+	"received message larger than max",      // grpc-go and gRPC core receiving, grpc-js
+	"send message larger than max",          // grpc-go sending
+	"sent message larger than max",          // gRPC core sending
+	"after decompression larger than max",   // grpc-go receiving compressed messages
+	"grpc: message too large",               // grpc-go over 4 GiB
+	"grpc message exceeds maximum size",     // grpc-java
+	"maximum configured message size",       // grpc-dotnet, both directions
+	"to send a message with a size larger",  // grpc-js sending, old
+	"send message with a size larger than",  // grpc-js sending
+	"message length too large",              // tonic, both directions
+	"message that decompresses to a larger", // grpc-js receiving compressed messages
+}
+
+func isSizeError(err error) bool {
+	message := strings.ToLower(status.Convert(err).Message())
+	return slices.ContainsFunc(sizePhrases, func(phrase string) bool {
+		return strings.Contains(message, phrase)
+	})
+}
+
+// A codeSet holds status codes, one bit each. gRPC defines 17 of them.
+type codeSet uint32
+
+const maxCode = codes.Unauthenticated
+
+func newCodeSet(list []codes.Code) codeSet {
+	var s codeSet
+	for _, c := range list {
+		s |= 1 << c
+	}
+	return s
+}
+
+func (s codeSet) has(c codes.Code) bool { return c <= maxCode && s&(1<<c) != 0 }
+
+// checkCodes refuses what can only be a mistake: nothing to retry, OK, and numbers
+// that are no status code.
+func checkCodes(list []codes.Code) error {
+	if len(list) == 0 {
+		return fmt.Errorf("no codes, want at least one (Disable turns retries off)")
+	}
+	for _, c := range list {
+		if c == codes.OK {
+			return fmt.Errorf("code OK is no failure")
+		}
+		if c > maxCode {
+			return fmt.Errorf("code %d is not a gRPC status code", uint32(c))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,122 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Why a call was not tried again: the Reason of an [Error], found with [errors.Is].
+var (
+	// ErrAttemptsExhausted: MaxAttempts were made.
+	ErrAttemptsExhausted = errors.New("grpcretry: no attempts left")
+	// ErrBudgetExhausted: the budget of this client refused the retry. The server was
+	// not asked.
+	ErrBudgetExhausted = errors.New("grpcretry: client-side retry budget exhausted")
+	// ErrDeadline: the caller's deadline would have passed before the next attempt.
+	ErrDeadline = errors.New("grpcretry: deadline too near for another attempt")
+	// ErrMaxElapsed: the next attempt would have started after MaxElapsed.
+	ErrMaxElapsed = errors.New("grpcretry: maximum elapsed time too near for another attempt")
+	// ErrPushback: the server forbade another attempt, or asked for a longer wait than
+	// MaxServerDelay.
+	ErrPushback = errors.New("grpcretry: stopped by server pushback")
+	// ErrNotRetryable: after a retry, the failure was one that is not retried.
+	ErrNotRetryable = errors.New("grpcretry: failure is not retryable")
+	// ErrCommitted: the response had begun, see WithCommitOnHeaders.
+	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
+	// ErrConnClosed: the ClientConn was closed between two attempts.
+	ErrConnClosed = errors.New("grpcretry: client connection is closed")
+)
+
+// ErrAttemptTimeout is the [context.Cause] of an attempt's context that
+// WithAttemptTimeout ended, and is found in the Err of such an [Attempt] with
+// [errors.Is].
+var ErrAttemptTimeout = errors.New("grpcretry: attempt timeout")
+
+// An Error reports a call that failed although its failure was retryable: what the
+// server said last, and why there was no further attempt. It also reports calls that
+// the caller's context ended. Any other first failure is returned as it came.
+//
+// [status.Code] and [status.FromError] answer with the status of Last, details
+// included. Where the caller's context ended they answer CANCELED or
+// DEADLINE_EXCEEDED, and [errors.Is] finds [context.Canceled] or
+// [context.DeadlineExceeded].
+type Error struct {
+	// Last is the last thing a server, or gRPC itself, said of the call; an attempt that
+	// was cut short by a timeout or by the caller does not replace it.
+	Last error
+	// Reason is one of the errors above, or the [context.Cause] of the caller's context.
+	Reason error
+	// Attempts are the attempts made, in order, all of them failed. Of a call of more than
+	// a thousand, only the latest are kept.
+	Attempts []Attempt
+	// Elapsed is the time from the start of the call to its end.
+	Elapsed time.Duration
+
+	made int   // attempts made, also where not all are kept
+	ctx  error // context.Canceled or context.DeadlineExceeded if the caller's context ended
+}
+
+// Error names the attempts made, the reason to stop, and the server's last word.
+func (e *Error) Error() string {
+	made := max(e.made, len(e.Attempts))
+	noun := "attempts"
+	if made == 1 {
+		noun = "attempt"
+	}
+	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %v",
+		made, noun, e.Elapsed.Round(time.Microsecond), e.reason(), e.Last)
+}
+
+func (e *Error) reason() string {
+	if e.Reason == nil {
+		return "unknown reason"
+	}
+	return strings.TrimPrefix(e.Reason.Error(), "grpcretry: ")
+}
+
+// Unwrap gives [errors.Is] and [errors.As] the server's last word, the reason, and the
+// end of the caller's context.
+func (e *Error) Unwrap() []error {
+	all := make([]error, 0, 3)
+	for _, err := range []error{e.Last, e.Reason, e.ctx} {
+		if err != nil {
+			all = append(all, err)
+		}
+	}
+	return all
+}
+
+// GRPCStatus makes [status.FromError] and [status.Code] work on an Error.
+func (e *Error) GRPCStatus() *status.Status {
+	switch {
+	case e.ctx == context.Canceled:
+		return status.New(codes.Canceled, e.Error())
+	case e.ctx != nil:
+		return status.New(codes.DeadlineExceeded, e.Error())
+	case e.Last == nil:
+		return status.New(codes.Unknown, e.Error())
+	default:
+		return status.Convert(e.Last)
+	}
+}
+
+// attemptTimeoutError is how an attempt ended that ran into our attempt timeout: still
+// the status that gRPC gave it, and told apart with errors.Is.
+type attemptTimeoutError struct {
+	timeout time.Duration
+	err     error
+}
+
+func (e *attemptTimeoutError) Error() string {
+	return fmt.Sprintf("attempt timeout of %v: %v", e.timeout, e.err)
+}
+
+func (e *attemptTimeoutError) Unwrap() []error { return []error{e.err, ErrAttemptTimeout} }
+
+func (e *attemptTimeoutError) GRPCStatus() *status.Status { return status.Convert(e.err) }

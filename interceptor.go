@@ -1,0 +1,150 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A Retrier retries the calls of the ClientConns that its interceptors are installed
+// on. It is safe for concurrent use; one may serve any number of ClientConns, and then
+// shares its budgets among those to the same target.
+type Retrier struct {
+	policies  *methodPolicies
+	observers []func(context.Context, Event)
+	log       *logger      // nil: no logging
+	tracer    trace.Tracer // nil: no call spans
+	random    func() float64
+
+	builtInRetryOff bool
+}
+
+// New makes a Retrier. Without options it makes up to 4 attempts on UNAVAILABLE and
+// RESOURCE_EXHAUSTED, within a budget. An error names each option that has a bad value,
+// and the value.
+func New(opts ...Option) (*Retrier, error) {
+	c := config{byPattern: map[string][]*callOption{}}
+	for i, o := range opts {
+		if o == nil {
+			c.refuse(fmt.Errorf("grpcretry: New: option number %d is nil", i+1))
+			continue
+		}
+		o.apply(&c)
+	}
+	if err := errors.Join(c.errs...); err != nil {
+		return nil, err
+	}
+	r := &Retrier{
+		policies:        newMethodPolicies(PerTarget(newDefaultBudget), c.all, c.byPattern),
+		observers:       c.observers,
+		log:             newLogger(c.logger),
+		random:          rand.Float64,
+		builtInRetryOff: c.builtInRetryOff,
+	}
+	if c.callSpan {
+		r.tracer = tracerFrom(c.tracerProvider)
+	}
+	return r, nil
+}
+
+func newDefaultBudget() Budget {
+	b, err := NewRatioBudget(RatioBudget{})
+	if err != nil {
+		panic(err) //nolint:forbidigo // the defaults are valid, or no test of this package passes
+	}
+	return b
+}
+
+func tracerFrom(tp trace.TracerProvider) trace.Tracer {
+	if tp == nil {
+		tp = otel.GetTracerProvider()
+	}
+	return tp.Tracer(tracerName)
+}
+
+// UnaryClientInterceptor returns the interceptor for unary calls, for
+// [grpc.WithChainUnaryInterceptor]. Chain it first, so that what comes after it runs
+// for each attempt; chained twice, the outer one retries.
+func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.unary }
+
+// DialOptions returns what a ClientConn needs: both interceptors, and
+// [grpc.WithDisableRetry] so that a retryPolicy in the service config does not multiply
+// the attempts. gRPC's transparent retries of requests that no server has seen stay on.
+func (r *Retrier) DialOptions() []grpc.DialOption {
+	alone := *r
+	alone.builtInRetryOff = true
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(alone.UnaryClientInterceptor()),
+		grpc.WithChainStreamInterceptor(alone.StreamClientInterceptor()),
+		grpc.WithDisableRetry(),
+	}
+}
+
+// Policy returns what applies to a method, "/pkg.Service/Method", with all defaults
+// filled in. Options of single calls come on top.
+func (r *Retrier) Policy(method string) Policy { return r.policies.of(method).public() }
+
+// UnaryClientInterceptor is the interceptor for unary calls of a [Retrier] of its own.
+// It panics where [New] returns an error.
+func UnaryClientInterceptor(opts ...Option) grpc.UnaryClientInterceptor {
+	return mustNew(opts).UnaryClientInterceptor()
+}
+
+// StreamClientInterceptor is the interceptor for streams of a [Retrier] of its own. It
+// panics where [New] returns an error.
+func StreamClientInterceptor(opts ...Option) grpc.StreamClientInterceptor {
+	return mustNew(opts).StreamClientInterceptor()
+}
+
+// DialOptions are the [Retrier.DialOptions] of a Retrier of its own. It panics where
+// [New] returns an error.
+func DialOptions(opts ...Option) []grpc.DialOption { return mustNew(opts).DialOptions() }
+
+func mustNew(opts []Option) *Retrier {
+	r, err := New(opts...)
+	if err != nil {
+		panic(err) //nolint:forbidigo // documented; New is the door for who wants an error
+	}
+	return r
+}
+
+// unary is the loop: attempt, ask, wait.
+func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	o := readOptions(cc, opts)
+	p, err := r.policyFor(method, &o)
+	if err != nil {
+		return err
+	}
+	if p == nil {
+		return invoker(ctx, method, req, reply, cc, opts...)
+	}
+	c, a := r.begin(ctx, cc, method, p, opts, o)
+	for a != nil {
+		err = invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+		a, err = c.next(a, err)
+	}
+	return err
+}
+
+// policyFor is nil for calls that pass straight through.
+func (r *Retrier) policyFor(method string, o *callerOptions) (*policy, error) {
+	if o.nested {
+		return nil, nil
+	}
+	p, err := r.policies.forCall(method, o.overrides)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if p.MaxAttempts == 1 {
+		return nil, nil
+	}
+	return p, nil
+}

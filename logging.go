@@ -1,0 +1,82 @@
+package grpcretry
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/status"
+)
+
+// A logger writes what [WithLogger] promises and no more; a nil one writes nothing.
+type logger struct {
+	*slog.Logger
+	giveUps    *rate.Limiter
+	suppressed atomic.Int64 // give-ups not logged since the last that was
+	leftToGRPC sync.Map     // methods that were logged as such
+}
+
+func newLogger(l *slog.Logger) *logger {
+	if l == nil {
+		return nil
+	}
+	return &logger{Logger: l, giveUps: rate.NewLimiter(1, 10)}
+}
+
+// logDecision logs a retry, and a change of the budget.
+func (c *call) logDecision(a *Attempt, v verdict) {
+	l := c.retrier.log
+	if l == nil {
+		return
+	}
+	switch {
+	case v.reason == ErrBudgetExhausted:
+		if c.ledger.exhausted.CompareAndSwap(false, true) {
+			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
+				"method", c.method, "target", c.target())
+		}
+	case v.again:
+		if c.ledger.exhausted.Load() && c.ledger.exhausted.CompareAndSwap(true, false) {
+			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
+				"method", c.method, "target", c.target())
+		}
+		if l.Enabled(c.ctx, slog.LevelDebug) {
+			l.DebugContext(c.ctx, "grpcretry: retrying",
+				"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
+				"wait", v.wait, "source", v.source.String(), "error", status.Convert(a.Err).Message())
+		}
+	}
+}
+
+// logGiveUp logs a call that ended with err although its failure was retryable. Stops
+// by the budget were logged when it ran out, and a caller that goes away is no failure.
+func (c *call) logGiveUp(err *Error, now time.Time) {
+	l := c.retrier.log
+	if l == nil || err.Reason == ErrBudgetExhausted || err.ctx == context.Canceled || err.ctx != nil && c.made == 1 {
+		return
+	}
+	if !l.giveUps.AllowN(now, 1) {
+		l.suppressed.Add(1)
+		return
+	}
+	last := err.Attempts[len(err.Attempts)-1]
+	l.WarnContext(c.ctx, "grpcretry: gave up",
+		"method", c.method, "target", c.target(), "attempts", c.made, "elapsed", err.Elapsed,
+		"code", codeName(last.Code()), "reason", reasonName(err.Reason), "error", status.Convert(err.Last).Message(),
+		"suppressed", l.suppressed.Swap(0))
+}
+
+// logLeftToGRPC logs once that a method is left to gRPC's own retries.
+func (l *logger) logLeftToGRPC(c *call) {
+	if l == nil {
+		return
+	}
+	if _, told := l.leftToGRPC.LoadOrStore(c.method, true); !told {
+		l.WarnContext(c.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
+			"dial with DialOptions to retry here instead",
+			"method", c.method, "target", c.target())
+	}
+}

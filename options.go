@@ -1,0 +1,268 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+// An Option configures a [Retrier].
+//
+// Scope beats order: an option for one call wins over one for the exact method, that
+// over one for the service, and that over one for all methods. Within one scope the
+// later option wins. [WithObserver] is the exception, see there.
+type Option interface {
+	apply(*config)
+}
+
+// A CallOption is an [Option] about how calls are retried. Given to [New] it is for
+// every method, within [WithMethod] for those methods, and as a [grpc.CallOption] for
+// one call. grpc.WithDefaultCallOptions counts as "one call" for all calls of a
+// ClientConn.
+//
+// A bad value is refused by New; in a single call it ends the call with INTERNAL
+// before anything is sent.
+type CallOption interface {
+	Option
+	grpc.CallOption
+	callOption() *callOption
+}
+
+// callOption implements [CallOption].
+type callOption struct {
+	grpc.EmptyCallOption
+	set func(*settings)
+	err error // names the option and the value, nil if the value is good
+}
+
+func (o *callOption) apply(c *config) {
+	c.all = append(c.all, o)
+	if o.err != nil {
+		c.refuse(o.err)
+	}
+}
+
+func (o *callOption) callOption() *callOption { return o }
+
+// newCallOption makes the option called name. err is what is wrong with its value.
+func newCallOption(name string, err error, set func(*settings)) CallOption {
+	if err != nil {
+		err = fmt.Errorf("grpcretry: %s: %w", name, err)
+	}
+	return &callOption{set: set, err: err}
+}
+
+// WithPolicy sets every field of p that is not zero, as the options of the same names
+// do.
+func WithPolicy(p Policy) CallOption {
+	p.Codes = slices.Clone(p.Codes)
+	var l *ledger
+	if p.Budget != nil {
+		l = newLedger(p.Budget)
+	}
+	return newCallOption("WithPolicy", p.check(), func(s *settings) {
+		p.over(s)
+		if l != nil {
+			s.setBudget(p.Budget, l)
+		}
+	})
+}
+
+// WithMaxAttempts limits a call to n attempts, the first one included; n is at least 1,
+// and there is no cap above it. 1 turns retries off, as [Disable] does. The default
+// is 4.
+func WithMaxAttempts(n int) CallOption {
+	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *settings) { s.MaxAttempts = n })
+}
+
+// WithBackoff sets the wait before a retry where the server does not say. Without a
+// [WithOverloadBackoff] in any scope it covers RESOURCE_EXHAUSTED too. The default is
+// Exponential{}: full jitter, 100 ms doubling to 5 s.
+func WithBackoff(b Backoff) CallOption {
+	return newCallOption("WithBackoff", checkBackoff(b), func(s *settings) { s.Backoff = b })
+}
+
+// WithOverloadBackoff sets the wait before a retry after RESOURCE_EXHAUSTED, where the
+// server does not say. The default is Exponential{Base: time.Second, Max: 20 *
+// time.Second}, or what [WithBackoff] sets.
+func WithOverloadBackoff(b Backoff) CallOption {
+	return newCallOption("WithOverloadBackoff", checkBackoff(b), func(s *settings) { s.OverloadBackoff = b })
+}
+
+// WithCodes sets the status codes that are retried, at least one, and OK not among
+// them. The default is UNAVAILABLE and RESOURCE_EXHAUSTED. Whatever the codes, two
+// things are never retried: the end of the caller's own context, and a message over a
+// size limit, which gRPC reports as RESOURCE_EXHAUSTED.
+//
+// Only list codes after which repeating the call is safe: UNAVAILABLE already does not
+// prove that the server did nothing.
+func WithCodes(c ...codes.Code) CallOption {
+	c = slices.Clone(c)
+	return newCallOption("WithCodes", checkCodes(c), func(s *settings) { s.Codes = c })
+}
+
+// WithClassifier sets a function that is asked about each failed attempt before the
+// codes are, with the caller's context. It may say [Retry] or [Stop], or [Default] to
+// leave it to the codes. It is not asked about the end of the caller's own context.
+// It runs on the goroutine of the call and must be safe for concurrent use. nil, the
+// default, asks nobody.
+func WithClassifier(f func(context.Context, Attempt) Classification) CallOption {
+	return newCallOption("WithClassifier", nil, func(s *settings) { s.Classifier = f })
+}
+
+// WithAttemptTimeout ends an attempt after d and retries it, whatever the codes. The
+// last attempt gets all the time that the caller's deadline leaves; without a deadline
+// it too ends after d. 0, the default, means no timeout of our own. For a stream it is
+// the time to the first message from the server.
+func WithAttemptTimeout(d time.Duration) CallOption {
+	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *settings) { s.AttemptTimeout = d })
+}
+
+// WithMaxElapsed limits when an attempt may start: less than d after the start of the
+// call. It does not limit how long the attempt runs. 0, the default, means no limit.
+func WithMaxElapsed(d time.Duration) CallOption {
+	return newCallOption("WithMaxElapsed", checkNotNegative(d), func(s *settings) { s.MaxElapsed = d })
+}
+
+// WithMaxServerDelay limits the wait that a server may ask for, by pushback or
+// RetryInfo. A longer one ends the call with [ErrPushback]; it is never shortened. A
+// negative d means no limit; 0 means the default, 5 min.
+func WithMaxServerDelay(d time.Duration) CallOption {
+	return newCallOption("WithMaxServerDelay", nil, func(s *settings) { s.MaxServerDelay = d })
+}
+
+// WithBudget sets what retries are paid from. Give one budget to all that load the
+// same backend. The default is NewRatioBudget(RatioBudget{}), one for each target of
+// the Retrier; [Unlimited] turns budgets off.
+func WithBudget(b Budget) CallOption {
+	l := newLedger(b)
+	return newCallOption("WithBudget", checkBudget(b), func(s *settings) { s.setBudget(b, l) })
+}
+
+// WithBufferLimit sets how many bytes of sent messages one stream may keep to send
+// them again; a stream that has sent more is committed. With 0, streams pass through
+// without retries. The default is 256 KiB. Unary calls keep their one message anyway.
+func WithBufferLimit(bytes int) CallOption {
+	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *settings) {
+		s.BufferLimit = orDefault(bytes, -1)
+	})
+}
+
+// WithCommitOnHeaders obeys gRFC A6 #when-retries-are-valid to the letter: once
+// response headers have arrived there is no retry, also for a unary call, which ends
+// with [ErrCommitted]. Off by default: the application of a unary call has seen nothing
+// of a failed attempt, headers or not.
+func WithCommitOnHeaders(on bool) CallOption {
+	return newCallOption("WithCommitOnHeaders", nil, func(s *settings) { s.CommitOnHeaders = on })
+}
+
+// Disable turns retries off. The call passes straight through: no budget, no event, its
+// error untouched. A narrower [WithMaxAttempts] turns them on again.
+func Disable() CallOption {
+	return newCallOption("Disable", nil, func(s *settings) { s.MaxAttempts = 1 })
+}
+
+// WithMethod applies opts to "/pkg.Service/Method" or, with "/pkg.Service/", to all
+// methods of a service. A second use for the same pattern adds its options after the
+// first one's.
+func WithMethod(pattern string, opts ...CallOption) Option {
+	return configOption(func(c *config) {
+		if err := checkPattern(pattern); err != nil {
+			c.refuse(fmt.Errorf("grpcretry: WithMethod: %w", err))
+			return
+		}
+		for _, o := range opts {
+			if o == nil {
+				c.refuse(fmt.Errorf("grpcretry: WithMethod: %s: option is nil", pattern))
+				continue
+			}
+			inner := o.callOption()
+			if inner.err != nil {
+				c.refuse(fmt.Errorf("%w (in WithMethod %s)", inner.err, pattern))
+			}
+			c.byPattern[pattern] = append(c.byPattern[pattern], inner)
+		}
+	})
+}
+
+// WithObserver calls f with every [Event] of every call that may be retried, on the
+// goroutine of the call: f must be safe for concurrent use, a slow f slows the call,
+// and a panic of f is the caller's. A second WithObserver adds an observer; they are
+// called in order. nil is ignored.
+//
+// With an observer, a classifier or [WithCommitOnHeaders], gRPC is asked for the
+// response headers and Attempt.Header is filled; without them it stays nil, as
+// copying headers costs every call three allocations.
+func WithObserver(f func(context.Context, Event)) Option {
+	return configOption(func(c *config) {
+		if f != nil {
+			c.observers = append(c.observers, f)
+		}
+	})
+}
+
+// WithLogger logs retries at debug level; at warn level calls that gave up (in a burst
+// at most ten, then one a second, with the number left out), once when a budget is
+// exhausted, and once per method that is left to gRPC's own retries; and at info level
+// once when the budget allows retries again. nil, the default, logs nothing. A call
+// that succeeds at once logs nothing.
+func WithLogger(l *slog.Logger) Option {
+	return configOption(func(c *config) { c.logger = l })
+}
+
+// WithTracerProvider sets where the spans of [WithCallSpan] come from. The default is
+// the global provider of OpenTelemetry, [go.opentelemetry.io/otel.GetTracerProvider].
+// Span events need none: they go to the caller's span.
+func WithTracerProvider(tp trace.TracerProvider) Option {
+	return configOption(func(c *config) { c.tracerProvider = tp })
+}
+
+// WithCallSpan makes a span for each call that may be retried, with the attempts below
+// it. It has the call's final status. Off by default.
+func WithCallSpan(on bool) Option {
+	return configOption(func(c *config) { c.callSpan = on })
+}
+
+// WithBuiltInRetryDisabled says that the ClientConn was dialed with
+// [grpc.WithDisableRetry]. Without it, a method for which the channel's service config
+// has a retryPolicy is left to gRPC, so that the two do not multiply.
+// [Retrier.DialOptions] implies it.
+func WithBuiltInRetryDisabled() Option {
+	return configOption(func(c *config) { c.builtInRetryOff = true })
+}
+
+// config is what the options of a [Retrier] come to.
+type config struct {
+	all       []*callOption            // for every method
+	byPattern map[string][]*callOption // for the methods of a pattern
+
+	observers       []func(context.Context, Event)
+	logger          *slog.Logger
+	tracerProvider  trace.TracerProvider
+	callSpan        bool
+	builtInRetryOff bool
+
+	errs []error
+}
+
+type configOption func(*config)
+
+func (f configOption) apply(c *config) { f(c) }
+
+func (c *config) refuse(err error) { c.errs = append(c.errs, err) }
+
+// firstError is what is wrong with the first bad option of a call.
+func firstError(opts []*callOption) error {
+	for _, o := range opts {
+		if o.err != nil {
+			return o.err
+		}
+	}
+	return nil
+}

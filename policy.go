@@ -1,0 +1,266 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// The defaults of a [Policy].
+const (
+	defaultMaxAttempts    = 4
+	defaultMaxServerDelay = 5 * time.Minute
+	defaultBufferLimit    = 256 << 10
+)
+
+// A Policy says how the calls of a method are retried. In a Policy given to
+// [WithPolicy] a zero field means "as below": as a wider scope has it, down to the
+// default. [Retrier.Policy] returns one with every default filled in.
+//
+// Each field has an option of its own that says more: MaxAttempts is
+// [WithMaxAttempts], and so on.
+type Policy struct {
+	MaxAttempts     int     // attempts, the first included; default 4
+	Backoff         Backoff // default Exponential{}: full jitter, 100 ms doubling to 5 s
+	OverloadBackoff Backoff // after RESOURCE_EXHAUSTED; default 1 s doubling to 20 s, or Backoff if that is set
+	Codes           []codes.Code
+	Classifier      func(context.Context, Attempt) Classification
+
+	AttemptTimeout time.Duration // default none
+	MaxElapsed     time.Duration // default none
+	MaxServerDelay time.Duration // default 5 min; negative: no limit
+
+	Budget Budget // default NewRatioBudget(RatioBudget{}), one per Retrier and target
+
+	BufferLimit     int  // bytes to replay of one stream, default 256 KiB; -1: streams pass through
+	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) can take a true back
+}
+
+// over lays the non-zero fields of p over those of s.
+func (p Policy) over(s *settings) {
+	lay(&s.MaxAttempts, p.MaxAttempts)
+	if p.Backoff != nil {
+		s.Backoff = p.Backoff
+	}
+	if p.OverloadBackoff != nil {
+		s.OverloadBackoff = p.OverloadBackoff
+	}
+	if p.Codes != nil {
+		s.Codes = p.Codes
+	}
+	if p.Classifier != nil {
+		s.Classifier = p.Classifier
+	}
+	lay(&s.AttemptTimeout, p.AttemptTimeout)
+	lay(&s.MaxElapsed, p.MaxElapsed)
+	lay(&s.MaxServerDelay, p.MaxServerDelay)
+	lay(&s.BufferLimit, p.BufferLimit)
+	lay(&s.CommitOnHeaders, p.CommitOnHeaders)
+}
+
+func lay[T comparable](below *T, above T) { *below = orDefault(above, *below) }
+
+// check finds what cannot be meant. Zero fields are fine.
+func (p Policy) check() error {
+	for _, field := range []struct {
+		name string
+		err  error
+	}{
+		{"MaxAttempts", checkIf(p.MaxAttempts != 0, checkMaxAttempts, p.MaxAttempts)},
+		{"Backoff", checkIf(p.Backoff != nil, checkBackoff, p.Backoff)},
+		{"OverloadBackoff", checkIf(p.OverloadBackoff != nil, checkBackoff, p.OverloadBackoff)},
+		{"Codes", checkIf(p.Codes != nil, checkCodes, p.Codes)},
+		{"AttemptTimeout", checkNotNegative(p.AttemptTimeout)},
+		{"MaxElapsed", checkNotNegative(p.MaxElapsed)},
+		{"Budget", checkIf(p.Budget != nil, checkBudget, p.Budget)},
+		{"BufferLimit", checkIf(p.BufferLimit != -1, checkBufferLimit, p.BufferLimit)},
+	} {
+		if field.err != nil {
+			return fmt.Errorf("%s: %w", field.name, field.err)
+		}
+	}
+	return nil
+}
+
+func checkIf[T any](set bool, check func(T) error, v T) error {
+	if !set {
+		return nil
+	}
+	return check(v)
+}
+
+func checkMaxAttempts(n int) error {
+	if n < 1 {
+		return fmt.Errorf("%d attempts, want at least 1", n)
+	}
+	return nil
+}
+
+func checkNotNegative(d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("%v is negative", d)
+	}
+	return nil
+}
+
+func checkBufferLimit(bytes int) error {
+	if bytes < 0 {
+		return fmt.Errorf("%d bytes is negative", bytes)
+	}
+	return nil
+}
+
+// settings are a policy in the making: options are laid over each other, the widest
+// scope first.
+type settings struct {
+	Policy
+	ledger *ledger // of Budget, made with it; nil while there is none
+}
+
+func (s *settings) setBudget(b Budget, l *ledger) {
+	s.Budget, s.ledger = b, l
+}
+
+// A policy is what one call obeys: every field resolved, and in the form that the
+// loops use. It is never changed.
+type policy struct {
+	settings
+	codes codeSet
+}
+
+// resolve lays the scopes over each other and fills in the defaults.
+func resolve(fallback Budget, scopes ...[]*callOption) *policy {
+	p := &policy{}
+	for _, scope := range scopes {
+		for _, o := range scope {
+			o.set(&p.settings)
+		}
+	}
+	p.fill(fallback)
+	return p
+}
+
+func (p *policy) fill(fallback Budget) {
+	p.MaxAttempts = orDefault(p.MaxAttempts, defaultMaxAttempts)
+	if p.OverloadBackoff == nil {
+		p.OverloadBackoff = p.Backoff
+	}
+	if p.OverloadBackoff == nil {
+		p.OverloadBackoff = Exponential{Base: overloadBase, Max: overloadMax}
+	}
+	if p.Backoff == nil {
+		p.Backoff = Exponential{}
+	}
+	p.Backoff, p.OverloadBackoff = filled(p.Backoff), filled(p.OverloadBackoff)
+	if p.Codes == nil {
+		p.Codes = []codes.Code{codes.ResourceExhausted, codes.Unavailable}
+	}
+	p.codes = newCodeSet(p.Codes)
+	p.MaxServerDelay = orDefault(p.MaxServerDelay, defaultMaxServerDelay)
+	p.BufferLimit = orDefault(p.BufferLimit, defaultBufferLimit)
+	if p.Budget == nil {
+		p.setBudget(fallback, newLedger(fallback))
+	}
+}
+
+// filled writes the defaults of our own backoffs out, for who reads a Policy.
+func filled(b Backoff) Backoff {
+	switch b := b.(type) {
+	case Exponential:
+		return b.filled()
+	case Decorrelated:
+		return b.filled()
+	default:
+		return b
+	}
+}
+
+// public is the policy as a user may see and change it.
+func (p *policy) public() Policy {
+	shown := p.Policy
+	shown.Codes = slices.Clone(p.Codes)
+	slices.Sort(shown.Codes)
+	return shown
+}
+
+// ledgerOf is the budget that calls to a target spend from.
+func (p *policy) ledgerOf(dialed string, canonical func() string) *ledger {
+	if t, ok := p.Budget.(*perTarget); ok {
+		return t.ledger(dialed, canonical)
+	}
+	return p.ledger
+}
+
+// methodPolicies finds the policy of a method: exact method, then service, then all.
+type methodPolicies struct {
+	fallback Budget
+	all      *methodPolicy
+	services map[string]*methodPolicy // by "/pkg.Service/"
+	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
+}
+
+// A methodPolicy keeps the scopes it was resolved from, for calls that add their own.
+type methodPolicy struct {
+	*policy
+	scopes [][]*callOption
+}
+
+func newMethodPolicies(fallback Budget, all []*callOption, byPattern map[string][]*callOption) *methodPolicies {
+	m := &methodPolicies{
+		fallback: fallback,
+		services: map[string]*methodPolicy{},
+		methods:  map[string]*methodPolicy{},
+	}
+	m.all = m.resolved(all)
+	for pattern, opts := range byPattern {
+		if service := serviceOf(pattern); pattern == service {
+			m.services[pattern] = m.resolved(all, opts)
+		} else {
+			m.methods[pattern] = m.resolved(all, byPattern[service], opts)
+		}
+	}
+	return m
+}
+
+func (m *methodPolicies) resolved(scopes ...[]*callOption) *methodPolicy {
+	return &methodPolicy{resolve(m.fallback, scopes...), scopes}
+}
+
+// of is on the path of every call.
+func (m *methodPolicies) of(method string) *methodPolicy {
+	if p, ok := m.methods[method]; ok {
+		return p
+	}
+	if p, ok := m.services[serviceOf(method)]; ok {
+		return p
+	}
+	return m.all
+}
+
+// forCall lays the options of one call over the policy of its method.
+func (m *methodPolicies) forCall(method string, opts []*callOption) (*policy, error) {
+	below := m.of(method)
+	if len(opts) == 0 {
+		return below.policy, nil
+	}
+	if err := firstError(opts); err != nil {
+		return nil, err
+	}
+	return resolve(m.fallback, append(slices.Clip(below.scopes), opts)...), nil
+}
+
+// serviceOf cuts "/pkg.Service/Method" to "/pkg.Service/".
+func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
+
+// checkPattern accepts "/pkg.Service/Method" and "/pkg.Service/".
+func checkPattern(pattern string) error {
+	service, method, ok := strings.Cut(strings.TrimPrefix(pattern, "/"), "/")
+	if !strings.HasPrefix(pattern, "/") || !ok || service == "" || strings.Contains(method, "/") {
+		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
+	}
+	return nil
+}

@@ -1,0 +1,150 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// EventAttempt is the name of the span event that each attempt leaves when it ends, on
+// the caller's span or on the call span that [WithCallSpan] makes.
+const EventAttempt = "grpcretry.attempt"
+
+// The attributes of the span event and of the call span; the package comment has the
+// table of their values.
+const (
+	AttrAttempt       = "grpcretry.attempt.number"
+	AttrStatusCode    = "rpc.response.status_code"
+	AttrPeer          = "network.peer.address"
+	AttrDecision      = "grpcretry.decision"
+	AttrReason        = "grpcretry.reason"
+	AttrWait          = "grpcretry.wait_ms"
+	AttrWaitSource    = "grpcretry.wait_source"
+	AttrBudgetBalance = "grpcretry.budget.balance"
+	AttrAttempts      = "grpcretry.attempts"
+
+	attrSystem = "rpc.system.name"
+	attrMethod = "rpc.method"
+)
+
+const tracerName = "github.com/grpcretry/grpcretry"
+
+// startSpan finds the span to write to: a call span of our own, or the caller's. It is
+// nil where nobody records.
+func (c *call) startSpan() {
+	if c.retrier.tracer != nil {
+		c.ctx, c.callSpan = c.retrier.tracer.Start(c.ctx, strings.TrimPrefix(c.method, "/"),
+			trace.WithSpanKind(trace.SpanKindInternal),
+			trace.WithAttributes(
+				attribute.String(attrSystem, "grpc"),
+				attribute.String(attrMethod, strings.TrimPrefix(c.method, "/"))))
+	}
+	if span := trace.SpanFromContext(c.ctx); span.IsRecording() {
+		c.span = span
+	}
+}
+
+// traceSuccess and traceFailure put the event of one attempt on the span.
+
+func (c *call) traceSuccess(a *Attempt) {
+	if c.span == nil {
+		return
+	}
+	c.traceAttempt(a, codes.OK, "success")
+}
+
+func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
+	if c.span == nil {
+		return
+	}
+	more := make([]attribute.KeyValue, 0, 3)
+	decision := "stop"
+	if v.again {
+		decision = "retry"
+		more = append(more,
+			attribute.Int64(AttrWait, v.wait.Milliseconds()),
+			attribute.String(AttrWaitSource, v.source.String()))
+	} else {
+		more = append(more, attribute.String(AttrReason, reasonName(v.reason)))
+	}
+	if balance := c.ledger.Balance(now); !math.IsInf(balance, 0) {
+		more = append(more, attribute.Float64(AttrBudgetBalance, balance))
+	}
+	c.traceAttempt(a, a.Code(), decision, more...)
+}
+
+func (c *call) traceAttempt(a *Attempt, code codes.Code, decision string, more ...attribute.KeyValue) {
+	attrs := append(make([]attribute.KeyValue, 0, 8),
+		attribute.Int(AttrAttempt, a.Number),
+		attribute.String(AttrStatusCode, codeName(code)),
+		attribute.String(AttrDecision, decision))
+	if a.Peer != nil {
+		attrs = append(attrs, attribute.String(AttrPeer, a.Peer.String()))
+	}
+	c.span.AddEvent(EventAttempt, trace.WithAttributes(append(attrs, more...)...))
+}
+
+// endSpan ends the call span, if there is one, with the status that the caller gets.
+func (c *call) endSpan(err, reason error) {
+	if c.callSpan == nil {
+		return
+	}
+	code := status.Code(err)
+	c.callSpan.SetAttributes(
+		attribute.String(AttrStatusCode, codeName(code)),
+		attribute.Int(AttrAttempts, c.made))
+	if reason != nil {
+		c.callSpan.SetAttributes(attribute.String(AttrReason, reasonName(reason)))
+	}
+	if err != nil {
+		c.callSpan.SetStatus(otelcodes.Error, err.Error())
+	}
+	c.callSpan.End()
+}
+
+// reasonName is the short form of a reason to stop, for attributes and logs.
+func reasonName(reason error) string {
+	for _, r := range []struct {
+		err  error
+		name string
+	}{
+		{ErrAttemptsExhausted, "attempts_exhausted"},
+		{ErrBudgetExhausted, "budget"},
+		{ErrDeadline, "deadline"},
+		{ErrMaxElapsed, "max_elapsed"},
+		{ErrPushback, "pushback"},
+		{ErrNotRetryable, "not_retryable"},
+		{ErrCommitted, "committed"},
+		{ErrConnClosed, "conn_closed"},
+		{errLeftToGRPC, "left_to_grpc"},
+		{context.DeadlineExceeded, "deadline_exceeded"},
+	} {
+		if errors.Is(reason, r.err) {
+			return r.name
+		}
+	}
+	return "cancelled"
+}
+
+// codeName is a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
+func codeName(c codes.Code) string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("CODE(%d)", uint32(c))
+}
+
+var codeNames = [...]string{
+	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}
