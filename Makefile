@@ -1,0 +1,137 @@
+# Everything a change is judged by. `make test` is all of it and installs what
+# it needs; it takes minutes when nothing is cached, and seconds after that.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # -race and the linter fill a small machine each by themselves
+
+# The modules find each other by replace, not by a workspace that only one
+# machine has; and no program made here is stamped with the state of git, which
+# needs a repository that git trusts.
+export GOWORK := off
+export GOFLAGS += -buildvcs=false
+
+BIN := $(CURDIR)/.bin
+FUZZTIME ?= 5s
+TESTFLAGS ?=
+
+# In a git checkout what is ignored is left out; from an archive there is only find.
+FILES := { git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f -not -path './.*'; } | sed 's,^\./,,' | sort -u
+# Folders of all modules but the tools' own, . for the root, new ones included.
+MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|(^|/)testdata/' | \
+	while read -r f; do [ ! -f "$$f" ] || dirname "$$f"; done | sort)
+PROTOS = $(shell find proto -name '*.proto')
+
+# $(call each-module,command) runs the command in every module that has packages.
+each-module = for m in $(MODULES); do \
+		packages=$$(cd "$$m" && go list ./...); \
+		if [ -n "$$packages" ]; then echo "[$$m] $(1)"; (cd "$$m" && $(1)); fi; \
+	done
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: test
+test: fmt-check generate-check tidy-check vet lint unit fuzz-short demo ## everything below up to demo
+	@echo "make test: all passed"
+
+.PHONY: fmt-check
+fmt-check: ## every Go file is formatted by gofmt
+	@unformatted=$$($(FILES) | grep '\.go$$' | while read -r f; do [ ! -f "$$f" ] || echo "$$f"; done | xargs -r gofmt -l); \
+	if [ -n "$$unformatted" ]; then \
+		echo "not formatted, run gofmt -w on:" >&2; echo "$$unformatted" >&2; exit 1; \
+	fi; \
+	echo "gofmt: all formatted"
+
+.PHONY: generate-check
+generate-check: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## committed generated files are what their sources give
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; mkdir -p "$$tmp"/{want,got}; \
+	$(call protoc-into,$$tmp/want); \
+	go run testdata/a6/generate.go -dir "$$tmp/want/testdata/a6"; \
+	{ find proto -name '*.pb.go'; (cd "$$tmp/want" && find testdata -type f); } | sort | \
+		while read -r f; do [ ! -f "$$f" ] || install -D -m 644 "$$f" "$$tmp/got/$$f"; done; \
+	if ! diff -ruN -I '^//[- 	]*protoc  *v' "$$tmp/got" "$$tmp/want"; then \
+		echo "generated files are out of date: run make generate" >&2; exit 1; \
+	fi; \
+	echo "generated files are up to date"
+
+.PHONY: tidy-check
+tidy-check: ## go.mod and go.sum are tidy in every module
+	@$(call each-module,go mod tidy -diff)
+
+.PHONY: vet
+vet: ## go vet in every module
+	@$(call each-module,go vet ./...)
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
+	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...)
+
+.PHONY: unit
+unit: gcc ## tests of every module with the race detector
+	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); } 2>&1 | tee $(BIN)/unit.log
+
+.PHONY: fuzz-short
+fuzz-short: ## every Fuzz function for FUZZTIME (5s)
+	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
+
+.PHONY: demo
+demo: ## build and run examples/demo
+	@if [ -f examples/demo/go.mod ]; then cd examples/demo && go run . </dev/null; \
+	else echo "demo: examples/demo does not exist yet"; fi
+
+.PHONY: generate
+generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the generated code and test vectors again
+	@$(call protoc-into,.)
+	@go run testdata/a6/generate.go -dir testdata/a6
+	@echo "generated proto and testdata/a6"
+
+.PHONY: flaky
+flaky: gcc ## the root package's tests 100 times with the race detector
+	go test -race -count=100 .
+
+.PHONY: bench-quick
+bench-quick: ## the root package's benchmarks once, to look at and not to publish
+	go test -run '^$$' -bench . -benchmem .
+
+.PHONY: tools
+tools: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/golangci-lint ## build the tools into .bin
+
+.PHONY: clean
+clean: ## remove .bin
+	rm -rf $(BIN)
+
+# What follows is not in the list: programs that the targets above need.
+
+# $(call protoc-into,folder) writes the generated code below folder.
+protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go-grpc \
+		--go_out=$(1) --go_opt=paths=source_relative \
+		--go-grpc_out=$(1) --go-grpc_opt=paths=source_relative $(PROTOS)
+
+.PHONY: protoc
+protoc:
+	@.ci/need protoc protobuf-compiler
+
+# The race detector needs cgo.
+unit flaky: export CGO_ENABLED := 1
+.PHONY: gcc
+gcc:
+	@.ci/need gcc gcc libc6-dev
+
+# A tool is built when it is missing or when its module has changed. Versions
+# are pinned there: raise one at a time.
+$(BIN)/golangci-lint: package := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BIN)/protoc-gen-go: package := google.golang.org/protobuf/cmd/protoc-gen-go
+$(BIN)/protoc-gen-go-grpc: package := google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(BIN)/benchstat: package := golang.org/x/perf/cmd/benchstat
+
+build-tool = @mkdir -p $(BIN); echo "building $(@F) into .bin ($(1))"; cd $(<D) && go build -o $@ $(package) && touch $@
+
+$(BIN)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
+	$(call build-tool,once; about two minutes when nothing is cached)
+
+$(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat: tools/go.mod tools/go.sum
+	$(call build-tool,once)
