@@ -1,8 +1,15 @@
 package grpcretry
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
 	"net"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/protoadapt"
@@ -246,17 +254,7 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-func TestRetriesUntilSuccess(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), unavailable(), ok()))
-		reply, err := server.client(t, steady).Echo(t.Context(), request())
-		if err != nil || reply.GetMessage() != "hello" {
-			t.Fatalf("Echo = %v, %v, want hello", reply, err)
-		}
-		wantTimes(t, server, 0, 1*time.Second, 3*time.Second)
-	})
-}
-
+// wantTimes compares when the server saw attempts, since it started.
 func wantTimes(t *testing.T, server *fixture, want ...time.Duration) {
 	t.Helper()
 	got := server.times()
@@ -267,5 +265,732 @@ func wantTimes(t *testing.T, server *fixture, want ...time.Duration) {
 		if got[i] != want[i] {
 			t.Fatalf("server saw attempts at %v, want %v", got, want)
 		}
+	}
+}
+
+// asError is the *Error of a call that must have one.
+func asError(t *testing.T, err error) *Error {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("err = %v (%T), want an *Error", err, err)
+	}
+	return e
+}
+
+// wantStop is a call that failed with an *Error of that code, reason and number of attempts.
+func wantStop(t *testing.T, err error, code codes.Code, reason error, attempts int) *Error {
+	t.Helper()
+	e := asError(t, err)
+	if got := status.Code(err); got != code {
+		t.Errorf("status.Code(%v) = %v, want %v", err, got, code)
+	}
+	if !errors.Is(err, reason) {
+		t.Errorf("Reason of %v is %v, want %v", err, e.Reason, reason)
+	}
+	if len(e.Attempts) != attempts {
+		t.Errorf("%d attempts in %v, want %d", len(e.Attempts), err, attempts)
+	}
+	return e
+}
+
+func wantUntouched(t *testing.T, err error, code codes.Code, message string) {
+	t.Helper()
+	var e *Error
+	if errors.As(err, &e) {
+		t.Errorf("err = %#v, want gRPC's own", err)
+	}
+	if st := status.Convert(err); st.Code() != code || st.Message() != message {
+		t.Errorf("err = %v, want %v %q", err, code, message)
+	}
+}
+
+const second = time.Second
+
+func TestUnaryRetries(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		want   []time.Duration // when the server sees attempts; the call returns with the last
+	}{
+		{"success at once", script(ok()), nil, []time.Duration{0}},
+		{"backoff grows", script(unavailable(), unavailable(), unavailable(), ok()), nil, []time.Duration{0, 1 * second, 3 * second, 7 * second}},
+		{"overload", script(overloaded(), ok()), nil, []time.Duration{0, 1 * second}},
+		{"overload has its own backoff, and shares the count", script(unavailable(), overloaded(), unavailable(), ok()),
+			[]Option{WithOverloadBackoff(Exponential{Base: 10 * second, Max: time.Hour, Jitter: NoJitter})},
+			[]time.Duration{0, 1 * second, 21 * second, 25 * second}},
+		{"pushback replaces the backoff", script(unavailable().pushback("7000"), ok()), nil, []time.Duration{0, 7 * second}},
+		{"pushback of zero", script(unavailable().pushback("0"), ok()), nil, []time.Duration{0, 0}},
+		{"pushback restarts the backoff", script(unavailable(), unavailable().pushback("7000"), unavailable(), ok()), nil,
+			[]time.Duration{0, 1 * second, 8 * second, 9 * second}},
+		{"RetryInfo is waited for, with a tenth on top for u = 0.5", script(fail(codes.ResourceExhausted, "x", retryInfoOf(10*second)), ok()), nil,
+			[]time.Duration{0, 11 * second}},
+		{"pushback wins over RetryInfo", script(fail(codes.Unavailable, "x", retryInfoOf(10*second)).pushback("250"), ok()), nil,
+			[]time.Duration{0, 250 * time.Millisecond}},
+		{"RetryInfo restarts the backoff", script(unavailable(), fail(codes.Unavailable, "x", retryInfoOf(10*second)), unavailable(), ok()), nil,
+			[]time.Duration{0, 1 * second, 12 * second, 13 * second}},
+		{"headers do not commit", script(unavailable().withHeader("k", "v"), ok()), nil, []time.Duration{0, 1 * second}},
+		{"slow answers count into the time", script(unavailable().after(3*second), ok()), nil, []time.Duration{0, 4 * second}},
+		{"other codes", script(fail(codes.Internal, "x"), ok()), []Option{WithCodes(codes.Internal)}, []time.Duration{0, 1 * second}},
+		{"ten attempts, no hidden cap", script(unavailable(), unavailable(), unavailable(), unavailable(), unavailable(), unavailable(),
+			unavailable(), unavailable(), unavailable(), ok()), []Option{WithMaxAttempts(10), WithBackoff(Constant(second))},
+			[]time.Duration{0, 1 * second, 2 * second, 3 * second, 4 * second, 5 * second, 6 * second, 7 * second, 8 * second, 9 * second}},
+		{"an attempt timeout is retried", script(hang(), ok()), []Option{WithAttemptTimeout(5 * second)}, []time.Duration{0, 6 * second}},
+		{"a wait of zero", script(unavailable(), unavailable(), ok()), []Option{WithBackoff(Constant(0))}, []time.Duration{0, 0, 0}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				cc := server.fixed(t, 0.5, append([]Option{steady}, tt.opts...)...)
+				reply, err := cc.Echo(t.Context(), request())
+				if err != nil || reply.GetMessage() != "hello" {
+					t.Fatalf("Echo = %v, %v, want hello", reply, err)
+				}
+				wantTimes(t, server, tt.want...)
+			})
+		})
+	}
+}
+
+func TestUnaryStops(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		script   func(int) answer
+		opts     []Option
+		deadline time.Duration // of the call; 0 for none
+		reason   error
+		code     codes.Code
+		times    []time.Duration // of the attempts
+		elapsed  time.Duration
+	}{
+		{"no attempts left", always(unavailable()), nil, 0, ErrAttemptsExhausted, codes.Unavailable,
+			[]time.Duration{0, 1 * second, 3 * second, 7 * second}, 7 * second},
+		{"two attempts mean two", always(unavailable()), []Option{WithMaxAttempts(2)}, 0, ErrAttemptsExhausted, codes.Unavailable,
+			[]time.Duration{0, 1 * second}, 1 * second},
+		{"not retryable after a retry", script(unavailable(), fail(codes.NotFound, "gone")), nil, 0, ErrNotRetryable, codes.NotFound,
+			[]time.Duration{0, 1 * second}, 1 * second},
+		{"the server forbids it", script(unavailable().pushback("-1")), nil, 0, ErrPushback, codes.Unavailable, []time.Duration{0}, 0},
+		{"the server forbids it later", script(unavailable(), unavailable().pushback("-1")), nil, 0, ErrPushback, codes.Unavailable,
+			[]time.Duration{0, 1 * second}, 1 * second},
+		{"pushback too long", script(unavailable().pushback("300001")), nil, 0, ErrPushback, codes.Unavailable, []time.Duration{0}, 0},
+		{"the deadline is too near", always(unavailable()), nil, 3 * second, ErrDeadline, codes.Unavailable,
+			[]time.Duration{0, 1 * second}, 1 * second}, // the next would start at 3 s, the deadline
+		{"pushback beyond the deadline", script(unavailable().pushback("60000")), nil, 30 * second, ErrDeadline, codes.Unavailable, []time.Duration{0}, 0},
+		{"max elapsed", always(unavailable()), []Option{WithMaxElapsed(3 * second)}, 0, ErrMaxElapsed, codes.Unavailable,
+			[]time.Duration{0, 1 * second}, 1 * second},
+		{"max elapsed does not cut an attempt", script(unavailable(), unavailable().after(time.Hour)), []Option{WithMaxElapsed(3 * second)}, 0,
+			ErrMaxElapsed, codes.Unavailable, []time.Duration{0, 1 * second}, time.Hour + second},
+		{"no budget", always(unavailable()), []Option{WithBudget(&aBudget{refuse: true})}, 0, ErrBudgetExhausted, codes.Unavailable, []time.Duration{0}, 0},
+		{"headers commit by the letter of A6", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)}, 0,
+			ErrCommitted, codes.Unavailable, []time.Duration{0}, 0},
+		{"without headers the letter allows it", always(unavailable()), []Option{WithCommitOnHeaders(true), WithMaxAttempts(2)}, 0,
+			ErrAttemptsExhausted, codes.Unavailable, []time.Duration{0, 1 * second}, 1 * second},
+		{"deadline in an attempt", script(unavailable(), hang()), nil, 10 * second, context.DeadlineExceeded, codes.DeadlineExceeded,
+			[]time.Duration{0, 1 * second}, 10 * second},
+		{"deadline in the first attempt", script(hang()), nil, 10 * second, context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0}, 10 * second},
+		{"deadline in an attempt, whatever the codes", script(hang()), []Option{WithCodes(codes.DeadlineExceeded, codes.Canceled)}, 10 * second,
+			context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0}, 10 * second},
+		{"the last attempt keeps its timeout without a deadline", always(hang()), []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)}, 0,
+			ErrAttemptsExhausted, codes.DeadlineExceeded, []time.Duration{0, 3 * second}, 5 * second},
+		{"the last attempt gets all the time of a deadline", always(hang()), []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)}, time.Minute,
+			context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0, 3 * second}, time.Minute},
+		{"an attempt timeout beyond the deadline", always(hang()), []Option{WithAttemptTimeout(time.Hour)}, time.Minute,
+			context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0}, time.Minute},
+		{"a server's word stands through attempt timeouts", script(unavailable(), hang()), []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)}, 0,
+			ErrAttemptsExhausted, codes.Unavailable, []time.Duration{0, 1 * second}, 3 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				client := server.client(t, append([]Option{steady}, tt.opts...)...)
+				ctx, start := t.Context(), time.Now()
+				if tt.deadline > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, tt.deadline)
+					defer cancel()
+				}
+				_, err := client.Echo(ctx, request())
+				if got := time.Since(start); got != tt.elapsed {
+					t.Errorf("Echo took %v, want %v", got, tt.elapsed)
+				}
+				e := wantStop(t, err, tt.code, tt.reason, len(tt.times))
+				if e.Elapsed != tt.elapsed {
+					t.Errorf("Elapsed is %v, want %v", e.Elapsed, tt.elapsed)
+				}
+				wantTimes(t, server, tt.times...)
+			})
+		})
+	}
+}
+
+// fixed is a client whose random number is always u.
+func (f *fixture) fixed(t *testing.T, u float64, opts ...Option) echov1.EchoServiceClient {
+	t.Helper()
+	r, err := New(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.random = func() float64 { return u }
+	return echov1.NewEchoServiceClient(f.conn(t, r.DialOptions()...))
+}
+
+func TestFirstFailureThatIsNotRetryableIsUntouched(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(fail(codes.NotFound, "no such thing", retryInfoOf(second))))
+		_, err := server.client(t).Echo(t.Context(), request())
+		wantUntouched(t, err, codes.NotFound, "no such thing")
+		if details := status.Convert(err).Details(); len(details) != 1 {
+			t.Errorf("details = %v, want the server's one", details)
+		}
+		wantTimes(t, server, 0)
+	})
+}
+
+func TestCodesOfAContextSentByTheServer(t *testing.T) {
+	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
+		t.Run(code.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(fail(code, "the server's own")))
+				_, err := server.client(t, WithAttemptTimeout(time.Hour)).Echo(t.Context(), request())
+				wantUntouched(t, err, code, "the server's own")
+
+				_, err = server.client(t, steady, WithMaxAttempts(2), WithCodes(code)).Echo(t.Context(), request())
+				wantStop(t, err, code, ErrAttemptsExhausted, 2)
+			})
+		})
+	}
+}
+
+func TestCancelEndsACallAtOnce(t *testing.T) {
+	myCause := errors.New("user closed the tab")
+	for _, tt := range []struct {
+		name     string
+		script   func(int) answer
+		attempts int
+		last     codes.Code // the server's last word
+		refunds  int
+	}{
+		{"in a wait", script(unavailable()), 1, codes.Unavailable, 1},
+		{"in the first attempt", script(hang()), 1, codes.Canceled, 0},
+		{"in a later attempt", script(unavailable().pushback("1000"), hang()), 2, codes.Unavailable, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				budget := &aBudget{}
+				client := server.client(t, WithBackoff(Constant(time.Hour)), WithBudget(budget))
+				ctx, cancel := context.WithCancelCause(t.Context())
+				start := time.Now()
+				time.AfterFunc(2*second, func() { cancel(myCause) })
+				_, err := client.Echo(ctx, request())
+				if got := time.Since(start); got != 2*second {
+					t.Errorf("Echo took %v, want 2s", got)
+				}
+				e := wantStop(t, err, codes.Canceled, myCause, tt.attempts)
+				if e.Reason != myCause || !errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%v: reason %v, want %v and context.Canceled", err, e.Reason, myCause)
+				}
+				if got := status.Code(e.Last); got != tt.last {
+					t.Errorf("Last is %v, want %v", e.Last, tt.last)
+				}
+				if tt.last == codes.Unavailable && !strings.Contains(err.Error(), "db-down") {
+					t.Errorf("%q does not say what the server said", err)
+				}
+				if budget.refunded != tt.refunds {
+					t.Errorf("%d refunds, want %d", budget.refunded, tt.refunds)
+				}
+				wantTimes(t, server, []time.Duration{0, second}[:tt.attempts]...)
+			})
+		})
+	}
+}
+
+func TestNoAttemptReachesTheServerAfterTheContextEnded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := server.client(t).Echo(ctx, request())
+		wantStop(t, err, codes.Canceled, context.Canceled, 1)
+		wantTimes(t, server)
+	})
+}
+
+func TestClosedConnectionEndsACallAtOnce(t *testing.T) {
+	t.Run("before the call", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(ok()))
+			// CANCELED, gRPC's code for it, being retryable does not matter.
+			cc := server.conn(t, DialOptions(WithCodes(codes.Canceled, codes.Unavailable))...)
+			cc.Close()
+			start := time.Now()
+			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+			if status.Code(err) != codes.Canceled || time.Since(start) != 0 {
+				t.Errorf("Echo = %v after %v, want CANCELED at once", err, time.Since(start))
+			}
+		})
+	})
+	t.Run("in an attempt", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(hang()))
+			cc := server.conn(t, DialOptions(WithClassifier(func(context.Context, Attempt) Classification { return Retry }))...)
+			time.AfterFunc(second, func() { cc.Close() })
+			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+			if err == nil || time.Since(server.start) != second {
+				t.Errorf("Echo = %v after %v, want an error after 1s", err, time.Since(server.start))
+			}
+			wantTimes(t, server, 0)
+		})
+	})
+	t.Run("in a wait", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(unavailable()))
+			budget := &aBudget{}
+			cc := server.conn(t, DialOptions(steady, WithBudget(budget))...)
+			time.AfterFunc(second/2, func() { cc.Close() })
+			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrConnClosed, 1)
+			if budget.refunded != 1 {
+				t.Errorf("%d refunds, want 1", budget.refunded)
+			}
+			wantTimes(t, server, 0)
+		})
+	})
+}
+
+func TestBudgetIsChargedAtTheDecision(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.2, MinPerSecond: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Every retry waits for an hour: none has been sent when the last call is refused one.
+		client := server.client(t, WithBackoff(Constant(time.Hour)), WithBudget(budget))
+		const calls = 1000
+		var group sync.WaitGroup
+		var mu sync.Mutex
+		refused := 0
+		ctx, cancel := context.WithCancel(t.Context())
+		for range calls {
+			group.Go(func() {
+				_, err := client.Echo(ctx, request())
+				mu.Lock()
+				defer mu.Unlock()
+				if errors.Is(err, ErrBudgetExhausted) {
+					refused++
+				}
+			})
+		}
+		synctest.Wait()
+		mu.Lock()
+		waiting := calls - refused
+		mu.Unlock()
+		if limit := 200 + 10; waiting > limit || waiting < 200 {
+			t.Errorf("%d of %d calls wait for a retry, want 200 to %d", waiting, calls, limit)
+		}
+		cancel()
+		group.Wait()
+		if got := budget.Balance(time.Now()); got < 200 {
+			t.Errorf("balance is %v after all waits were cancelled, want the retries back", got)
+		}
+		if got := len(server.attempts()); got != calls {
+			t.Errorf("server saw %d attempts, want only the %d first ones", got, calls)
+		}
+	})
+}
+
+func TestBudgetHearsEachAttemptOnce(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		want   []Outcome
+	}{
+		{"success", script(ok()), nil, []Outcome{{1, Succeeded}}},
+		{"retries, then success", script(unavailable(), overloaded(), ok()), nil, []Outcome{{1, Failed}, {2, Failed}, {3, Succeeded}}},
+		{"attempts exhausted", always(unavailable()), []Option{WithMaxAttempts(2)}, []Outcome{{1, Failed}, {2, Failed}}},
+		{"not retryable", script(unavailable(), fail(codes.NotFound, "x")), nil, []Outcome{{1, Failed}, {2, Ignored}}},
+		{"told to stop", script(fail(codes.NotFound, "x").pushback("-1")), nil, []Outcome{{1, Failed}}},
+		{"attempt timeout", script(hang(), ok()), []Option{WithAttemptTimeout(second)}, []Outcome{{1, Failed}, {2, Succeeded}}},
+		{"committed", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)}, []Outcome{{1, Failed}}},
+		{"the caller's deadline", script(hang()), nil, []Outcome{{1, Ignored}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				budget := &aBudget{}
+				client := server.client(t, append([]Option{steady, WithBudget(budget)}, tt.opts...)...)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				client.Echo(ctx, request())
+				if !slices.Equal(budget.heard, tt.want) {
+					t.Errorf("budget heard %v, want %v", budget.heard, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestFirstAttemptNeedsNoBudget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok().after(second)))
+		budget := &aBudget{refuse: true}
+		if _, err := server.client(t, WithBudget(budget)).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		if len(budget.asked) != 0 {
+			t.Errorf("budget was asked %d times", len(budget.asked))
+		}
+	})
+}
+
+func TestAttemptTimeoutIsTheServersDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(hang()))
+		client := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithMaxAttempts(3))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*second)
+		defer cancel()
+		client.Echo(ctx, request())
+		var timeouts []time.Duration
+		for _, one := range server.attempts() {
+			timeouts = append(timeouts, one.timeout)
+		}
+		// Attempts at 0, 3 and 6 s; the last has what is left of 20 s.
+		if want := []time.Duration{2 * second, 2 * second, 14 * second}; !slices.Equal(timeouts, want) {
+			t.Errorf("the server saw timeouts %v, want %v", timeouts, want)
+		}
+	})
+}
+
+func TestAttemptTimeoutIsSeenInTheError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(hang()))
+		_, err := server.client(t, steady, WithAttemptTimeout(2*second), WithMaxAttempts(2)).Echo(t.Context(), request())
+		wantStop(t, err, codes.DeadlineExceeded, ErrAttemptsExhausted, 2)
+		if !errors.Is(err, ErrAttemptTimeout) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v: want ErrAttemptTimeout, and not the caller's deadline", err)
+		}
+	})
+}
+
+func TestAttemptContextsEndWithTheirAttempts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), ok()))
+		var contexts []context.Context
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			for i, earlier := range contexts {
+				if earlier.Err() == nil {
+					t.Errorf("the context of attempt %d is alive in attempt %d", i+1, len(contexts)+1)
+				}
+			}
+			contexts = append(contexts, ctx)
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Fatal(err)
+		}
+		if len(contexts) != 3 || contexts[2].Err() == nil {
+			t.Errorf("the context of the last of %d attempts is alive after the call", len(contexts))
+		}
+	})
+}
+
+func TestServerIsToldOfPreviousAttempts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), ok()))
+		// The caller's own value is replaced in retries.
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "k", "v", "GRPC-previous-rpc-attempts", "17")
+		for _, ctx := range []context.Context{t.Context(), ctx} {
+			server.seen = nil
+			if _, err := server.client(t, steady).Echo(ctx, request()); err != nil {
+				t.Fatal(err)
+			}
+			for i, one := range server.attempts()[1:] {
+				want := []string{strconv.Itoa(i + 1)}
+				if got := one.metadata.Get(previousAttemptsKey); !slices.Equal(got, want) || one.previous != i+1 {
+					t.Errorf("attempt %d carries %s %v, want %v", i+2, previousAttemptsKey, got, want)
+				}
+			}
+		}
+		if got := server.attempts()[2].metadata.Get("k"); !slices.Equal(got, []string{"v"}) {
+			t.Errorf("the caller's metadata arrives as %v in attempt 3, want [v]", got)
+		}
+		server.seen = nil
+		server.client(t).Echo(t.Context(), request())
+		if got := server.attempts()[0].metadata.Get(previousAttemptsKey); got != nil {
+			t.Errorf("a first attempt carries %v", got)
+		}
+	})
+}
+
+func TestWhatIsChainedBelowRunsAfreshForEachAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), ok()))
+		token := 0
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			token++
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", strconv.Itoa(token))
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Fatal(err)
+		}
+		for i, one := range server.attempts() {
+			if got, want := one.metadata.Get("authorization"), []string{strconv.Itoa(i + 1)}; !slices.Equal(got, want) {
+				t.Errorf("attempt %d carries %v, want %v", i+1, got, want)
+			}
+		}
+	})
+}
+
+func TestAttemptFromContextBelowTheInterceptor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable().pushback("7000"), ok()))
+		var got []Attempt
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			a, ok := AttemptFromContext(ctx)
+			if !ok {
+				t.Error("no attempt in the context")
+			}
+			got = append(got, a)
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Fatal(err)
+		}
+		const method = echov1.EchoService_Echo_FullMethodName
+		want := []Attempt{
+			{Method: method, Number: 1, Start: server.start},
+			{Method: method, Number: 2, Start: server.start.Add(second), Wait: second, WaitSource: WaitBackoff},
+			{Method: method, Number: 3, Start: server.start.Add(8 * second), Wait: 7 * second, WaitSource: WaitPushback},
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("attempts below are\n%+v, want\n%+v", got, want)
+		}
+		if _, ok := AttemptFromContext(t.Context()); ok {
+			t.Error("an attempt outside of a call")
+		}
+	})
+}
+
+func TestNestedInterceptorsDoNotMultiply(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		cc := server.conn(t, grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(3)),
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(5))))
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
+		wantTimes(t, server, 0, 1*second, 2*second)
+	})
+}
+
+func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		tokens := serve(t, script(unavailable(), ok(), unavailable(), ok()))
+		server := serve(t, script(unavailable(), ok()))
+		r, err := New(WithBackoff(Constant(second)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokenConn := tokens.conn(t, r.DialOptions()...)
+		// The careless way: the context and even the options of the outer call.
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if _, err := echov1.NewEchoServiceClient(tokenConn).Put(ctx, request(), opts...); err != nil {
+				t.Errorf("token: %v", err)
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(r.DialOptions(), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, tokens, 0, 1*second, 2*second, 3*second)
+		wantTimes(t, server, 1*second, 3*second)
+	})
+}
+
+const builtInPolicy = `{"methodConfig": [{
+	"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}],
+	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
+}]}`
+
+func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		budget := &aBudget{}
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithMaxAttempts(5), WithLogger(slog.New(logs)), WithBudget(budget))))
+		client := echov1.NewEchoServiceClient(cc)
+		for range 3 { // from the first call of a fresh channel on
+			before := len(server.attempts())
+			_, err := client.Echo(t.Context(), request())
+			if got := len(server.attempts()) - before; got != 3 {
+				t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
+			}
+			var e *Error
+			if errors.As(err, &e) || status.Code(err) != codes.Unavailable {
+				t.Errorf("err = %v, want gRPC's own", err)
+			}
+		}
+		if got := logs.lines(); len(got) != 1 || !strings.Contains(got[0], "retryPolicy") || !strings.Contains(got[0], "/Echo") {
+			t.Errorf("logged %q, want one line", got)
+		}
+		if budget.heard != nil {
+			t.Errorf("budget heard %v of calls that are not its own", budget.heard)
+		}
+		// Another method of the same service is ours.
+		before := len(server.attempts())
+		client.Put(t.Context(), request())
+		if got := len(server.attempts()) - before; got != 5 {
+			t.Errorf("%d attempts of a method without a policy, want 5", got)
+		}
+	})
+}
+
+func TestAttemptTimeoutIsNotImposedOnGRPCsOwnRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable().after(10*second)))
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithAttemptTimeout(15*second))))
+		client := echov1.NewEchoServiceClient(cc)
+		client.Put(t.Context(), request()) // the channel has been resolved
+		before := len(server.attempts())
+		if _, err := client.Echo(t.Context(), request()); status.Code(err) != codes.Unavailable {
+			t.Errorf("err = %v, want UNAVAILABLE", err)
+		}
+		if got := len(server.attempts()) - before; got != 3 {
+			t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
+		}
+	})
+}
+
+func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		dial []grpc.DialOption
+	}{
+		{"DialOptions", DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(5))},
+		{"WithBuiltInRetryDisabled", []grpc.DialOption{grpc.WithDisableRetry(), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBuiltInRetryDisabled()))}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable()))
+				cc := server.conn(t, append(tt.dial, grpc.WithDefaultServiceConfig(builtInPolicy))...)
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 5)
+				if got := len(server.attempts()); got != 5 {
+					t.Errorf("%d attempts, want our 5", got)
+				}
+			})
+		})
+	}
+}
+
+func TestDisabledCallsPassStraightThrough(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		opts []Option
+		call []grpc.CallOption
+	}{
+		{"Disable", []Option{Disable()}, nil},
+		{"one attempt", []Option{WithMaxAttempts(1)}, nil},
+		{"for this call", nil, []grpc.CallOption{Disable()}},
+		{"for this method", []Option{WithMethod("/grpcretry.test.v1.EchoService/Echo", Disable())}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable().pushback("-1")))
+				budget, events, finished := &aBudget{}, 0, 0
+				client := server.client(t, append([]Option{WithBudget(budget),
+					WithObserver(func(context.Context, Event) { events++ })}, tt.opts...)...)
+				_, err := client.Echo(t.Context(), request(), append(tt.call, grpc.OnFinish(func(error) { finished++ }))...)
+				wantUntouched(t, err, codes.Unavailable, "db-down")
+				if len(budget.heard) != 0 || events != 0 || finished != 1 {
+					t.Errorf("budget heard %v, %d events, OnFinish ran %d times, want none, none, once", budget.heard, events, finished)
+				}
+				wantTimes(t, server, 0)
+			})
+		})
+	}
+}
+
+func TestLargeRequestsAreRetried(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		req := &echov1.EchoRequest{Payload: bytes.Repeat([]byte("x"), 3<<20)}
+		reply, err := server.client(t, steady).Echo(t.Context(), req)
+		if err != nil || len(reply.GetPayload()) != 3<<20 {
+			t.Errorf("Echo = %d bytes, %v, want 3 MiB", len(reply.GetPayload()), err)
+		}
+		wantTimes(t, server, 0, second)
+	})
+}
+
+// A server may send any trailer; none makes a call wait wrongly or panic.
+func TestHostilePushbackStops(t *testing.T) {
+	for _, values := range [][]string{
+		{"-1"}, {""}, {" 5"}, {"5 "}, {"+5"}, {"05"}, {"1.5"}, {"1e3"}, {"abc"}, {"2147483648"}, {"9223372036855"},
+		{strings.Repeat("9", 4000)}, {"5", "5"}, {"5", "-1"}, {"\u0665"}, {"0x10"},
+	} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(unavailable().pushback(values...)))
+			_, err := server.client(t, steady, WithMaxServerDelay(-1)).Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrPushback, 1)
+			if got := time.Since(server.start); got != 0 {
+				t.Errorf("%q: waited %v", values, got)
+			}
+		})
+	}
+}
+
+func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		attempts := 0
+		invoker := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			attempts++
+			return status.Error(codes.Unavailable, "x")
+		}
+		err := UnaryClientInterceptor(WithMaxAttempts(100_000), WithBudget(Unlimited), WithAttemptTimeout(time.Hour))(
+			t.Context(), "/s/m", nil, nil, nil, invoker)
+		e := asError(t, err)
+		if attempts != 100_000 || !strings.Contains(err.Error(), "100000 attempts") {
+			t.Errorf("%d attempts in %v, want 100000", attempts, err)
+		}
+		if len(e.Attempts) > maxKept || e.Attempts[len(e.Attempts)-1].Number != 100_000 {
+			t.Errorf("the error keeps %d attempts up to %d, want at most %d, up to the last",
+				len(e.Attempts), e.Attempts[len(e.Attempts)-1].Number, maxKept)
+		}
+	})
+}
+
+// A smoke test in real time, over loopback TCP.
+func TestOverTCP(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	service := &scripted{script: script(unavailable(), unavailable().pushback("1"), ok()), start: time.Now()}
+	echov1.RegisterEchoServiceServer(server, service)
+	go server.Serve(listener)
+	defer server.Stop()
+	cc, err := grpc.NewClient(listener.Addr().String(), append(DialOptions(WithBackoff(Constant(time.Millisecond))),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	var at peer.Peer
+	reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Peer(&at))
+	if err != nil || reply.GetMessage() != "hello" || len(service.attempts()) != 3 || at.Addr.String() != listener.Addr().String() {
+		t.Errorf("Echo = %v, %v after %d attempts at %v, want hello after 3", reply, err, len(service.attempts()), at.Addr)
 	}
 }

@@ -1,0 +1,321 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+)
+
+// noon is a time for tests that need one; the engine has no clock of its own.
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// aBudget says what it is told to and remembers what it heard.
+type aBudget struct {
+	mu       sync.Mutex
+	refuse   bool
+	heard    []Outcome
+	asked    []time.Time
+	refunded int
+}
+
+func (b *aBudget) Deposit(o Outcome) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.heard = append(b.heard, o)
+}
+
+func (b *aBudget) Withdraw(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked = append(b.asked, now)
+	return !b.refuse
+}
+
+func (b *aBudget) Refund()                       { b.refunded++ }
+func (b *aBudget) Balance(now time.Time) float64 { return 1 }
+
+func policyOf(t testing.TB, opts ...Option) *policy {
+	t.Helper()
+	r, err := New(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.policies.all.policy
+}
+
+func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) failure {
+	return failure{attempt: Attempt{Number: number, Err: fail(code, "x", details...).err}}
+}
+
+func (f failure) saying(pushback ...string) failure {
+	f.attempt.Trailer = metadata.MD{pushbackKey: pushback}
+	return f
+}
+
+func (f failure) with(change func(*failure)) failure { change(&f); return f }
+
+func TestEngine(t *testing.T) {
+	var (
+		canceled  = func(f *failure) { f.ctxErr = context.Canceled }
+		closed    = func(f *failure) { f.closed = true }
+		committed = func(f *failure) { f.committed = true }
+		timedOut  = func(f *failure) { f.timedOut = true }
+		sizeError = func(f *failure) {
+			f.attempt.Err = status.Error(codes.ResourceExhausted, "grpc: received message larger than max (5 vs. 4)")
+		}
+		retries = func(context.Context, Attempt) Classification { return Retry }
+		stops   = func(context.Context, Attempt) Classification { return Stop }
+		leaves  = func(context.Context, Attempt) Classification { return Default }
+		exact   = WithBackoff(Exponential{Jitter: NoJitter}) // 100 ms, 200 ms, … 5 s
+	)
+	deadlineIn := func(d time.Duration) history { return history{start: noon, deadline: noon.Add(d)} }
+	stop := func(reason error, result Result) verdict { return verdict{reason: reason, result: result} }
+	again := func(wait time.Duration, source WaitSource) verdict {
+		return verdict{again: true, wait: wait, source: source, result: Failed}
+	}
+
+	// One row for each rule and each rule that it must come before. u is 0.5.
+	for _, tt := range []struct {
+		name    string
+		opts    []Option
+		history history
+		failure failure
+		refuse  bool
+		want    verdict
+	}{
+		// 1. the caller's context, or the connection, has ended
+		{name: "context ended", failure: failureOf(1, codes.Canceled).with(canceled), want: stop(context.Canceled, Ignored)},
+		{name: "context ended, CANCELED in the code set", opts: []Option{WithCodes(codes.Canceled)},
+			failure: failureOf(1, codes.Canceled).with(canceled), want: stop(context.Canceled, Ignored)},
+		{name: "context ended, classifier says retry", opts: []Option{WithClassifier(retries)},
+			failure: failureOf(1, codes.DeadlineExceeded).with(canceled), want: stop(context.Canceled, Ignored)},
+		{name: "context ended while the server failed", failure: failureOf(1, codes.Unavailable).with(canceled),
+			want: stop(context.Canceled, Failed)},
+		{name: "context ended, before a server's stop", failure: failureOf(1, codes.Unavailable).saying("-1").with(canceled),
+			want: stop(context.Canceled, Failed)},
+		{name: "connection closed", failure: failureOf(1, codes.Unavailable).with(closed), want: stop(ErrConnClosed, Ignored)},
+		{name: "connection closed, classifier says retry", opts: []Option{WithClassifier(retries)},
+			failure: failureOf(1, codes.Canceled).with(closed), want: stop(ErrConnClosed, Ignored)},
+
+		// 2. committed
+		{name: "committed", failure: failureOf(1, codes.Unavailable).with(committed), want: stop(ErrCommitted, Failed)},
+		{name: "committed, not retryable", failure: failureOf(1, codes.NotFound).with(committed), want: stop(ErrCommitted, Ignored)},
+		{name: "committed, before a server's stop", failure: failureOf(1, codes.Unavailable).saying("-1").with(committed),
+			want: stop(ErrCommitted, Failed)},
+
+		// 3. the server said to stop
+		{name: "pushback stop", failure: failureOf(1, codes.Unavailable).saying("-1"), want: stop(ErrPushback, Failed)},
+		{name: "pushback malformed", failure: failureOf(1, codes.Unavailable).saying("1.5"), want: stop(ErrPushback, Failed)},
+		{name: "pushback repeated", failure: failureOf(1, codes.Unavailable).saying("5", "5"), want: stop(ErrPushback, Failed)},
+		{name: "pushback stop of a code that is not retryable", failure: failureOf(1, codes.NotFound).saying("-1"),
+			want: stop(ErrPushback, Failed)},
+		{name: "pushback stop, classifier says retry", opts: []Option{WithClassifier(retries)},
+			failure: failureOf(1, codes.Unavailable).saying("-1"), want: stop(ErrPushback, Failed)},
+		{name: "pushback stop, RetryInfo says wait", failure: failureOf(1, codes.Unavailable, retryInfoOf(time.Second)).saying("-1"),
+			want: stop(ErrPushback, Failed)},
+
+		// 4. classifier, else codes
+		{name: "code not in the set", failure: failureOf(1, codes.Internal), want: stop(ErrNotRetryable, Ignored)},
+		{name: "code in the set", opts: []Option{exact}, failure: failureOf(1, codes.Unavailable),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "own code set", opts: []Option{exact, WithCodes(codes.Internal)}, failure: failureOf(1, codes.Internal),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "own code set replaces the default", opts: []Option{WithCodes(codes.Internal)}, failure: failureOf(1, codes.Unavailable),
+			want: stop(ErrNotRetryable, Ignored)},
+		{name: "size error", failure: failureOf(1, codes.ResourceExhausted).with(sizeError), want: stop(ErrNotRetryable, Ignored)},
+		{name: "size error, classifier says retry", opts: []Option{exact, WithClassifier(retries)},
+			failure: failureOf(1, codes.ResourceExhausted).with(sizeError), want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "classifier says retry", opts: []Option{exact, WithClassifier(retries)}, failure: failureOf(1, codes.NotFound),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "classifier says stop", opts: []Option{WithClassifier(stops)}, failure: failureOf(1, codes.Unavailable),
+			want: stop(ErrNotRetryable, Ignored)},
+		{name: "classifier leaves it to the codes", opts: []Option{exact, WithClassifier(leaves)}, failure: failureOf(1, codes.Unavailable),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "attempt timeout", opts: []Option{exact}, failure: failureOf(1, codes.DeadlineExceeded).with(timedOut),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "attempt timeout, classifier says stop", opts: []Option{WithClassifier(stops)},
+			failure: failureOf(1, codes.DeadlineExceeded).with(timedOut), want: stop(ErrNotRetryable, Ignored)},
+		{name: "a server's DEADLINE_EXCEEDED", failure: failureOf(1, codes.DeadlineExceeded), want: stop(ErrNotRetryable, Ignored)},
+		{name: "a server's CANCELLED in the set", opts: []Option{exact, WithCodes(codes.Canceled)}, failure: failureOf(1, codes.Canceled),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "pushback does not make a code retryable", failure: failureOf(1, codes.NotFound).saying("5"),
+			want: stop(ErrNotRetryable, Ignored)},
+		{name: "RetryInfo does not make a code retryable", failure: failureOf(1, codes.NotFound, retryInfoOf(time.Second)),
+			want: stop(ErrNotRetryable, Ignored)},
+		{name: "no gRPC status at all", failure: failure{attempt: Attempt{Number: 1, Err: errors.New("x")}},
+			want: stop(ErrNotRetryable, Ignored)},
+
+		// 5. attempts
+		{name: "last attempt but one", opts: []Option{exact}, failure: failureOf(3, codes.Unavailable),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "last attempt", failure: failureOf(4, codes.Unavailable), want: stop(ErrAttemptsExhausted, Failed)},
+		{name: "last attempt, pushback says wait", failure: failureOf(4, codes.Unavailable).saying("5"),
+			want: stop(ErrAttemptsExhausted, Failed)},
+		{name: "last attempt and a wait too long", history: deadlineIn(time.Nanosecond), failure: failureOf(4, codes.Unavailable),
+			want: stop(ErrAttemptsExhausted, Failed)},
+
+		// 6. the wait
+		{name: "second backoff", opts: []Option{exact}, history: history{start: noon, retry: 1}, failure: failureOf(2, codes.Unavailable),
+			want: again(200*time.Millisecond, WaitBackoff)},
+		{name: "default backoff has full jitter", failure: failureOf(1, codes.Unavailable), want: again(50*time.Millisecond, WaitBackoff)},
+		{name: "overload has a longer backoff", failure: failureOf(1, codes.ResourceExhausted), want: again(500*time.Millisecond, WaitBackoff)},
+		{name: "WithBackoff covers overload", opts: []Option{exact}, failure: failureOf(1, codes.ResourceExhausted),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "WithOverloadBackoff", opts: []Option{exact, WithOverloadBackoff(Constant(7))}, failure: failureOf(1, codes.ResourceExhausted),
+			want: again(7, WaitBackoff)},
+		{name: "the retry number is the call's, also when the code changes", history: history{start: noon, retry: 2},
+			opts:    []Option{exact, WithOverloadBackoff(Exponential{Base: time.Second, Max: time.Minute, Jitter: NoJitter})},
+			failure: failureOf(3, codes.ResourceExhausted), want: again(4*time.Second, WaitBackoff)},
+		{name: "the wait before is the call's", history: history{start: noon, retry: 1, prev: time.Second},
+			opts:    []Option{WithBackoff(Decorrelated{})}, // 0.1 s + 0.5 × (3 s − 0.1 s)
+			failure: failureOf(2, codes.Unavailable), want: again(1550*time.Millisecond, WaitBackoff)},
+		{name: "a backoff below zero", opts: []Option{WithBackoff(negative{})}, failure: failureOf(1, codes.Unavailable),
+			want: again(0, WaitBackoff)},
+		{name: "pushback is exact", failure: failureOf(1, codes.Unavailable).saying("7001"), want: again(7001*time.Millisecond, WaitPushback)},
+		{name: "pushback of zero", failure: failureOf(1, codes.Unavailable).saying("0"), want: again(0, WaitPushback)},
+		{name: "RetryInfo with jitter on top", failure: failureOf(1, codes.Unavailable, retryInfoOf(10*time.Second)),
+			want: again(11*time.Second, WaitRetryInfo)},
+		{name: "RetryInfo of zero says nothing", opts: []Option{exact}, failure: failureOf(1, codes.Unavailable, retryInfoOf(0)),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "negative RetryInfo says nothing", opts: []Option{exact}, failure: failureOf(1, codes.Unavailable, retryInfoOf(-1)),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "pushback wins over RetryInfo", failure: failureOf(1, codes.Unavailable, retryInfoOf(10*time.Second)).saying("5"),
+			want: again(5*time.Millisecond, WaitPushback)},
+		{name: "pushback of five minutes", failure: failureOf(1, codes.Unavailable).saying("300000"), want: again(5*time.Minute, WaitPushback)},
+		{name: "pushback over five minutes", failure: failureOf(1, codes.Unavailable).saying("300001"),
+			want: verdict{reason: ErrPushback, result: Failed, source: WaitPushback}},
+		{name: "RetryInfo over five minutes", failure: failureOf(1, codes.Unavailable, retryInfoOf(5*time.Minute+1)),
+			want: verdict{reason: ErrPushback, result: Failed, source: WaitRetryInfo}},
+		{name: "pushback over MaxServerDelay", opts: []Option{WithMaxServerDelay(time.Second)},
+			failure: failureOf(1, codes.Unavailable).saying("1001"), want: verdict{reason: ErrPushback, result: Failed, source: WaitPushback}},
+		{name: "no MaxServerDelay", opts: []Option{WithMaxServerDelay(-1)}, failure: failureOf(1, codes.Unavailable).saying("2147483647"),
+			want: again(math.MaxInt32*time.Millisecond, WaitPushback)},
+		{name: "RetryInfo of centuries", opts: []Option{WithMaxServerDelay(-1)},
+			failure: failureOf(1, codes.Unavailable, retryInfoOf(math.MaxInt64)), want: again(math.MaxInt64, WaitRetryInfo)},
+
+		// 7. deadline and MaxElapsed
+		{name: "wait ends before the deadline", opts: []Option{exact}, history: deadlineIn(100*time.Millisecond + 1),
+			failure: failureOf(1, codes.Unavailable), want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "wait ends at the deadline", opts: []Option{exact}, history: deadlineIn(100 * time.Millisecond),
+			failure: failureOf(1, codes.Unavailable),
+			want:    verdict{reason: ErrDeadline, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+		{name: "pushback beyond the deadline", history: deadlineIn(time.Second), failure: failureOf(1, codes.Unavailable).saying("2000"),
+			want: verdict{reason: ErrDeadline, result: Failed, wait: 2 * time.Second, source: WaitPushback}},
+		{name: "wait ends before MaxElapsed", opts: []Option{exact, WithMaxElapsed(time.Second)},
+			history: history{start: noon.Add(-900*time.Millisecond + 1)}, failure: failureOf(1, codes.Unavailable),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "wait ends at MaxElapsed", opts: []Option{exact, WithMaxElapsed(time.Second)},
+			history: history{start: noon.Add(-900 * time.Millisecond)}, failure: failureOf(1, codes.Unavailable),
+			want: verdict{reason: ErrMaxElapsed, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+		{name: "pushback beyond MaxElapsed", opts: []Option{WithMaxElapsed(time.Second)}, history: history{start: noon},
+			failure: failureOf(1, codes.Unavailable).saying("1000"),
+			want:    verdict{reason: ErrMaxElapsed, result: Failed, wait: time.Second, source: WaitPushback}},
+		{name: "deadline, before the budget", opts: []Option{exact}, history: deadlineIn(1), refuse: true,
+			failure: failureOf(1, codes.Unavailable),
+			want:    verdict{reason: ErrDeadline, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+
+		// 8. the budget
+		{name: "budget refuses", opts: []Option{exact}, refuse: true, failure: failureOf(1, codes.Unavailable),
+			want: verdict{reason: ErrBudgetExhausted, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			budget := &aBudget{refuse: tt.refuse}
+			if tt.history.start.IsZero() {
+				tt.history.start = noon
+			}
+			before := tt.history
+			got := policyOf(t, tt.opts...).judge(t.Context(), budget, &tt.history, &tt.failure, noon, 0.5)
+			if got != tt.want {
+				t.Errorf("judge = %+v, want %+v", got, tt.want)
+			}
+			if tt.history != before {
+				t.Errorf("judge changed the history to %+v", tt.history)
+			}
+			if want := (Outcome{tt.failure.attempt.Number, tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+				t.Errorf("budget heard %v, want %v once", budget.heard, want)
+			}
+			if asked := tt.want.again || tt.want.reason == ErrBudgetExhausted; asked != (len(budget.asked) == 1) {
+				t.Errorf("budget was asked at %v, want asked: %v", budget.asked, asked)
+			}
+		})
+	}
+}
+
+type negative struct{}
+
+func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
+
+func TestHistoryCountsBackoffsAndRestartsOnHints(t *testing.T) {
+	h := history{start: noon}
+	for _, step := range []struct {
+		v         verdict
+		wantRetry int
+		wantPrev  time.Duration
+	}{
+		{verdict{wait: 3, source: WaitBackoff}, 1, 3},
+		{verdict{wait: 5, source: WaitBackoff}, 2, 5},
+		{verdict{wait: 7, source: WaitPushback}, 0, 0},
+		{verdict{wait: 9, source: WaitBackoff}, 1, 9},
+		{verdict{wait: 11, source: WaitRetryInfo}, 0, 0},
+	} {
+		h.retried(step.v)
+		if h.retry != step.wantRetry || h.prev != step.wantPrev {
+			t.Fatalf("after %v: retry %d, prev %d, want %d, %d", step.v, h.retry, h.prev, step.wantRetry, step.wantPrev)
+		}
+	}
+}
+
+// FuzzEngine asks for a verdict on anything: never a negative wait, never an attempt
+// past a limit, never a retry that nobody allowed.
+func FuzzEngine(f *testing.F) {
+	f.Add(uint8(14), 1, "", int64(0), 0.5, int64(time.Second), int64(0), 0, int64(0), uint8(0))
+	f.Add(uint8(8), 3, "2147483647", int64(0), 0.999, int64(0), int64(time.Minute), 7, int64(math.MaxInt64), uint8(1))
+	f.Add(uint8(14), 2, "-1", int64(-5), 1.5, int64(-1), int64(5), -3, int64(-9), uint8(2))
+	f.Add(uint8(14), 2, "", int64(math.MaxInt64), math.NaN(), int64(math.MaxInt64), int64(1), 1<<40, int64(1), uint8(16))
+	backoffs := []Backoff{Exponential{}, Exponential{Jitter: ProportionalJitter, Max: math.MaxInt64}, Decorrelated{Max: math.MaxInt64}, Constant(0), negative{}}
+	f.Fuzz(func(t *testing.T, code uint8, number int, pushback string, info int64, u float64,
+		left, maxElapsed int64, retry int, prev int64, flags uint8) {
+		p := policyOf(t, WithBackoff(backoffs[int(flags>>4)%len(backoffs)]), WithMaxAttempts(5),
+			WithMaxElapsed(max(0, time.Duration(maxElapsed))), WithMaxServerDelay(-1))
+		failed := failureOf(number, codes.Code(code%20)+1, retryInfoOf(time.Duration(info)))
+		if pushback != "" {
+			failed = failed.saying(pushback)
+		}
+		failed.timedOut = flags&1 != 0
+		failed.committed = flags&2 != 0
+		if flags&4 != 0 {
+			failed.ctxErr = context.Canceled
+		}
+		h := history{start: noon.Add(-time.Minute), retry: retry, prev: time.Duration(prev)}
+		if left != 0 {
+			h.deadline = noon.Add(time.Duration(left))
+		}
+		budget := &aBudget{refuse: flags&8 != 0}
+		v := p.judge(t.Context(), budget, &h, &failed, noon, u)
+		switch {
+		case v.again == (v.reason != nil):
+			t.Errorf("%+v neither retries nor says why not", v)
+		case v.wait < 0:
+			t.Errorf("negative wait %v", v.wait)
+		case len(budget.heard) != 1:
+			t.Errorf("budget heard %v", budget.heard)
+		case !v.again:
+		case failed.attempt.Number >= 5 || budget.refuse || failed.ctxErr != nil || failed.committed:
+			t.Errorf("%+v retries past a limit", v)
+		case !h.deadline.IsZero() && !noon.Add(v.wait).Before(h.deadline):
+			t.Errorf("%+v ends after the deadline", v)
+		case maxElapsed > 0 && v.wait >= time.Duration(maxElapsed)-time.Minute:
+			t.Errorf("%+v ends after MaxElapsed", v)
+		case v.result != Failed || v.source == WaitNone:
+			t.Errorf("%+v retries what is no failure, or from nowhere", v)
+		}
+	})
+}

@@ -1,0 +1,166 @@
+package grpcretry
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// A logRecorder keeps log lines, "LEVEL message key=value …".
+type logRecorder struct {
+	mu  sync.Mutex
+	out []string
+}
+
+func (*logRecorder) Enabled(context.Context, slog.Level) bool { return true }
+func (r *logRecorder) WithAttrs([]slog.Attr) slog.Handler     { return r }
+func (r *logRecorder) WithGroup(string) slog.Handler          { return r }
+
+func (r *logRecorder) Handle(ctx context.Context, record slog.Record) error {
+	var line bytes.Buffer
+	h := slog.NewTextHandler(&line, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}})
+	err := h.Handle(ctx, record)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.out = append(r.out, strings.TrimSpace(line.String()))
+	return err
+}
+
+func (r *logRecorder) lines() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]string(nil), r.out...)
+}
+
+func (r *logRecorder) clear() { r.mu.Lock(); r.out = nil; r.mu.Unlock() }
+
+func wantLines(t *testing.T, logs *logRecorder, want ...string) {
+	t.Helper()
+	got := logs.lines()
+	if len(got) != len(want) {
+		t.Fatalf("logged\n%s\nwant %d lines with %q", strings.Join(got, "\n"), len(want), want)
+	}
+	for i := range want {
+		for _, part := range strings.Split(want[i], "…") {
+			if !strings.Contains(got[i], part) {
+				t.Errorf("line %d is\n%s\nwant it to contain %q", i+1, got[i], part)
+			}
+		}
+	}
+	logs.clear()
+}
+
+func TestLogger(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var answers []answer
+		server := serve(t, func(n int) answer { a := answers[0]; answers = answers[1:]; return a })
+		logs := &logRecorder{}
+		client := server.client(t, steady, WithMaxAttempts(3), WithLogger(slog.New(logs)))
+		call := func(ctx context.Context, script ...answer) {
+			answers = script
+			client.Echo(ctx, request())
+		}
+
+		call(t.Context(), ok())
+		wantLines(t, logs)
+
+		call(t.Context(), fail(codes.NotFound, "x"))
+		wantLines(t, logs)
+
+		call(t.Context(), unavailable(), overloaded().pushback("5"), ok())
+		wantLines(t, logs,
+			`level=DEBUG…retrying…method=/grpcretry.test.v1.EchoService/Echo target=passthrough:///echo attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down`,
+			`level=DEBUG…attempt=2 code=RESOURCE_EXHAUSTED wait=5ms source=pushback`)
+
+		call(t.Context(), unavailable(), unavailable(), unavailable())
+		wantLines(t, logs, "DEBUG", "DEBUG", `level=WARN…gave up…attempts=3 elapsed=3s code=UNAVAILABLE reason=attempts_exhausted error=db-down`)
+
+		call(t.Context(), unavailable().pushback("-1"))
+		wantLines(t, logs, `level=WARN…gave up…attempts=1…reason=pushback`)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(second/2, cancel)
+		call(ctx, unavailable())
+		wantLines(t, logs, "DEBUG") // a caller that goes away is no failure
+
+		ctx, cancel = context.WithTimeout(t.Context(), second)
+		call(ctx, hang())
+		wantLines(t, logs) // nothing was retried
+		cancel()
+	})
+}
+
+func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		budget := &aBudget{}
+		r, err := New(WithMaxAttempts(2), WithBudget(budget), WithLogger(slog.New(logs)), WithBackoff(Constant(0)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		logs.clear()
+		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		for range 3 {
+			budget.refuse = true
+			for range 5 {
+				client.Echo(t.Context(), request())
+			}
+			wantLines(t, logs, `level=WARN…budget exhausted…target=passthrough:///echo`)
+			budget.refuse = false
+			client.Echo(t.Context(), request())
+			client.Echo(t.Context(), request())
+			wantLines(t, logs, `level=INFO…budget allows`, "DEBUG", "WARN", "DEBUG", "WARN")
+		}
+	})
+}
+
+func TestAStormWritesFewLines(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		for _, budget := range []Budget{Unlimited, &aBudget{refuse: true}} {
+			logs := &logRecorder{}
+			client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(budget),
+				WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+			var group sync.WaitGroup
+			for range 100 {
+				group.Go(func() {
+					for range 10 {
+						client.Echo(t.Context(), request())
+					}
+				})
+			}
+			group.Wait()
+			if got := len(logs.lines()); got < 1 || got > 10 {
+				t.Errorf("1000 failing calls wrote %d lines, want 1 to 10", got)
+			}
+			time.Sleep(second)
+			logs.clear()
+			client.Echo(t.Context(), request())
+			if budget == Unlimited {
+				wantLines(t, logs, "gave up…suppressed=990")
+			}
+		}
+	})
+}
+
+// onlyAbove is a handler with a level.
+type onlyAbove struct {
+	slog.Handler
+	level slog.Level
+}
+
+func (h onlyAbove) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level }
