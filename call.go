@@ -225,7 +225,7 @@ func (c *call) succeed(a *attempt) {
 		}
 	}
 	c.endSpan(nil, nil)
-	c.finish(nil)
+	finish(c.opts, nil)
 }
 
 // stop ends a call after the verdict not to try again. A first failure that is neither
@@ -276,7 +276,7 @@ func (c *call) end(last Attempt, err, reason error, now time.Time) {
 		c.observe(Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.history.start)})
 	}
 	c.endSpan(err, reason)
-	c.finish(err)
+	finish(c.opts, err)
 }
 
 func (c *call) target() string {

@@ -10,7 +10,6 @@ import (
 type callerOptions struct {
 	nested    bool          // the call is an attempt of ours: an outer interceptor retries it
 	overrides []*callOption // our options for this call
-	onFinish  bool          // there are OnFinish options
 	trailer   *metadata.MD  // where the caller wants the trailer, if anywhere
 	header    *metadata.MD  // likewise
 }
@@ -23,8 +22,6 @@ func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) 
 			o.nested = o.nested || opt.cc == cc
 		case *callOption:
 			o.overrides = append(o.overrides, opt)
-		case grpc.OnFinishCallOption:
-			o.onFinish = true
 		case grpc.TrailerCallOption:
 			o.trailer = opt.TrailerAddr
 		case grpc.HeaderCallOption:
@@ -88,11 +85,8 @@ func (c *call) forget() {
 }
 
 // finish runs the caller's OnFinish options, once for the call.
-func (c *call) finish(err error) {
-	if !c.options.onFinish {
-		return
-	}
-	for _, opt := range c.opts {
+func finish(opts []grpc.CallOption, err error) {
+	for _, opt := range opts {
 		if o, ok := opt.(grpc.OnFinishCallOption); ok {
 			o.OnFinish(err)
 		}

@@ -121,6 +121,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	o := readOptions(cc, opts)
 	p, err := r.policyFor(method, &o)
 	if err != nil {
+		finish(opts, err)
 		return err
 	}
 	if p == nil {

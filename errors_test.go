@@ -1,0 +1,153 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestErrorSpeaksForTheServersLastStatus(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		info := &errdetails.ErrorInfo{Reason: "FAILOVER"}
+		server := serve(t, script(overloaded(), fail(codes.Unavailable, "db-down", info)))
+		_, err := server.client(t, steady, WithMaxAttempts(2)).Echo(t.Context(), request())
+
+		for name, err := range map[string]error{"as it came": err, "wrapped": fmt.Errorf("loading cart: %w", err)} {
+			st, ok := status.FromError(err)
+			if !ok || st.Code() != codes.Unavailable || !strings.Contains(st.Message(), "db-down") {
+				t.Errorf("%s: status is %v, want the server's", name, st)
+			}
+			details := st.Details()
+			if len(details) != 1 || details[0].(*errdetails.ErrorInfo).GetReason() != "FAILOVER" {
+				t.Errorf("%s: details are %v, want the server's", name, details)
+			}
+		}
+		if st := status.Convert(err); st.Message() != "db-down" {
+			t.Errorf("message is %q, want the server's exactly", st.Message())
+		}
+		const want = "grpcretry: gave up after 2 attempts in 1s: no attempts left: rpc error: code = Unavailable desc = db-down"
+		if err.Error() != want {
+			t.Errorf("text is %q, want %q", err, want)
+		}
+	})
+}
+
+func TestErrorListsTheAttempts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().after(2*second), hang(), overloaded().pushback("9000")))
+		_, err := server.client(t, steady, WithMaxAttempts(3), WithAttemptTimeout(4*second)).Echo(t.Context(), request())
+		e := asError(t, err)
+		type brief struct {
+			number                int
+			start, duration, wait time.Duration
+			source                WaitSource
+			code                  codes.Code
+			timedOut              bool
+		}
+		var got []brief
+		for _, a := range e.Attempts {
+			got = append(got, brief{a.Number, a.Start.Sub(server.start), a.Duration, a.Wait, a.WaitSource, a.Code(), errors.Is(a.Err, ErrAttemptTimeout)})
+		}
+		want := []brief{
+			{1, 0, 2 * second, 0, WaitNone, codes.Unavailable, false},
+			{2, 3 * second, 4 * second, 1 * second, WaitBackoff, codes.DeadlineExceeded, true},
+			{3, 9 * second, 0, 2 * second, WaitBackoff, codes.ResourceExhausted, false},
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("attempts are\n%v, want\n%v", got, want)
+		}
+		if e.Attempts[0].Peer == nil || e.Attempts[0].Method != "/grpcretry.test.v1.EchoService/Echo" {
+			t.Errorf("attempt is %+v, want its peer and method", e.Attempts[0])
+		}
+	})
+}
+
+func TestErrorOfABudgetStopSaysThatItIsTheClients(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		_, err := server.client(t, WithBudget(&aBudget{refuse: true})).Echo(t.Context(), request())
+		if !strings.Contains(err.Error(), "client-side retry budget") || !strings.Contains(err.Error(), "1 attempt ") {
+			t.Errorf("%q does not name the client-side retry budget and the attempts", err)
+		}
+	})
+}
+
+func TestErrorOfAnEndedContextKeepsTheServersWord(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), hang()))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*second)
+		defer cancel()
+		_, err := server.client(t, steady).Echo(ctx, request())
+		e := wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 2)
+		if status.Code(e.Last) != codes.Unavailable || !strings.Contains(err.Error(), "db-down") {
+			t.Errorf("%v: Last is %v, want what the server said to attempt 1", err, e.Last)
+		}
+		if st := status.Convert(err); !strings.Contains(st.Message(), "db-down") {
+			t.Errorf("status message %q does not keep the server's word", st.Message())
+		}
+		if errors.Is(err, context.Canceled) {
+			t.Error("errors.Is finds context.Canceled after a deadline")
+		}
+		var said interface{ GRPCStatus() *status.Status }
+		found := false
+		for _, inner := range e.Unwrap() {
+			if errors.As(inner, &said) && said.GRPCStatus().Code() == codes.Unavailable {
+				found = true
+			}
+		}
+		if !found {
+			t.Errorf("Unwrap gives %v, want the server's word among them", e.Unwrap())
+		}
+	})
+}
+
+func TestDeadlineWithACauseOfItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		cause := errors.New("request budget spent")
+		server := serve(t, always(hang()))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*second, cause)
+		defer cancel()
+		_, err := server.client(t, WithCodes(codes.DeadlineExceeded)).Echo(ctx, request())
+		wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 1)
+	})
+}
+
+func TestReasonsAreOneEach(t *testing.T) {
+	reasons := []error{ErrAttemptsExhausted, ErrBudgetExhausted, ErrDeadline, ErrMaxElapsed, ErrPushback, ErrNotRetryable, ErrCommitted, ErrConnClosed}
+	names := map[string]bool{}
+	for i, reason := range reasons {
+		names[reasonName(reason)] = true
+		err := error(&Error{Last: unavailable().err, Reason: reason})
+		for j, other := range reasons {
+			if errors.Is(err, other) != (i == j) {
+				t.Errorf("errors.Is(%v, %v) is wrong", err, other)
+			}
+		}
+	}
+	if len(names) != len(reasons) {
+		t.Errorf("%d names for %d reasons: %v", len(names), len(reasons), names)
+	}
+}
+
+// An Error that a user's test made by hand says something sensible too.
+func TestErrorMadeByHand(t *testing.T) {
+	e := &Error{}
+	if got := status.Code(e); got != codes.Unknown {
+		t.Errorf("code is %v, want Unknown", got)
+	}
+	if got := e.Error(); got == "" || len(e.Unwrap()) != 0 {
+		t.Errorf("text is %q, Unwrap %v", got, e.Unwrap())
+	}
+	e = &Error{Last: errors.New("plain"), Reason: ErrPushback, Attempts: make([]Attempt, 2)}
+	if got := e.Error(); !strings.Contains(got, "2 attempts") || !strings.Contains(got, "plain") {
+		t.Errorf("text is %q", got)
+	}
+}

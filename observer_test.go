@@ -1,0 +1,132 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+)
+
+// An eventRecorder keeps one line for each event.
+type eventRecorder struct {
+	start time.Time
+	lines []string
+	last  Event
+}
+
+func (r *eventRecorder) observe(_ context.Context, e Event) {
+	r.last = e
+	line := fmt.Sprintf("%v %s #%d", time.Since(r.start), e.Kind, e.Attempt.Number)
+	switch e.Kind {
+	case AttemptEnd:
+		line += fmt.Sprintf(" %s in %v", codeName(e.Attempt.Code()), e.Attempt.Duration)
+	case Decision:
+		if e.Retry {
+			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
+		} else {
+			line += " stop: " + reasonName(e.Reason)
+		}
+	case CallEnd:
+		line += fmt.Sprintf(" %v after %v", e.Err == nil, e.Elapsed)
+	}
+	r.lines = append(r.lines, line)
+}
+
+func TestObserverSeesEverythingInOrder(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		cancel time.Duration
+		want   []string
+	}{
+		{name: "success", script: script(ok().after(second)), want: []string{
+			"0s attempt_start #1", "1s attempt_end #1 OK in 1s", "1s call_end #1 true after 1s"}},
+		{name: "recovered", script: script(unavailable().after(second), overloaded().pushback("7000"), ok()), want: []string{
+			"0s attempt_start #1", "1s attempt_end #1 UNAVAILABLE in 1s", "1s decision #1 retry after 1s by backoff",
+			"2s attempt_start #2", "2s attempt_end #2 RESOURCE_EXHAUSTED in 0s", "2s decision #2 retry after 7s by pushback",
+			"9s attempt_start #3", "9s attempt_end #3 OK in 0s", "9s call_end #3 true after 9s"}},
+		{name: "gave up", script: always(unavailable()), opts: []Option{WithMaxAttempts(2)}, want: []string{
+			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
+			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: attempts_exhausted", "1s call_end #2 false after 1s"}},
+		{name: "budget", script: always(unavailable()), opts: []Option{WithBudget(&aBudget{refuse: true})}, want: []string{
+			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 stop: budget", "0s call_end #1 false after 0s"}},
+		{name: "not retryable", script: script(fail(codes.NotFound, "x")), want: []string{
+			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable", "0s call_end #1 false after 0s"}},
+		{name: "cancelled in the wait", script: script(unavailable()), cancel: second / 2, want: []string{
+			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
+			"500ms call_end #1 false after 500ms"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				recorder := &eventRecorder{start: server.start}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tt.cancel > 0 {
+					time.AfterFunc(tt.cancel, cancel)
+				}
+				_, err := server.client(t, append([]Option{steady, WithObserver(recorder.observe)}, tt.opts...)...).Echo(ctx, request())
+				if !slices.Equal(recorder.lines, tt.want) {
+					t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(tt.want, "\n"))
+				}
+				last := recorder.last
+				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" {
+					t.Errorf("the last event is %+v, want method, target and the call's error %v", last, err)
+				}
+				var e *Error
+				if errors.As(err, &e) && last.Reason != e.Reason {
+					t.Errorf("reason of the last event is %v, want %v", last.Reason, e.Reason)
+				}
+			})
+		})
+	}
+}
+
+func TestAttemptShowsHeaderAndTrailerToClassifierAndObservers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable().withHeader("k", "head").withTrailer("k", "tail")))
+		var seen []Attempt
+		client := server.client(t, WithClassifier(func(_ context.Context, a Attempt) Classification {
+			seen = append(seen, a)
+			return Stop
+		}), WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptEnd {
+				seen = append(seen, e.Attempt)
+			}
+		}))
+		client.Echo(t.Context(), request())
+		if len(seen) != 2 {
+			t.Fatalf("%d attempts were shown, want 2", len(seen))
+		}
+		for _, a := range seen {
+			if first(a.Header["k"]) != "head" || first(a.Trailer["k"]) != "tail" || a.Peer == nil {
+				t.Errorf("attempt is %+v, want header, trailer and peer", a)
+			}
+		}
+	})
+}
+
+func TestObserversAreCalledInOrderAndNilIsIgnored(t *testing.T) {
+	var order []string
+	note := func(name string) Option {
+		return WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == CallEnd {
+				order = append(order, name)
+			}
+		})
+	}
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok()))
+		server.client(t, note("a"), WithObserver(nil), note("b")).Echo(metadata.NewOutgoingContext(t.Context(), nil), request())
+	})
+	if !slices.Equal(order, []string{"a", "b"}) {
+		t.Errorf("observers ran as %v, want a, b", order)
+	}
+}

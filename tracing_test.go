@@ -1,0 +1,180 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	oteltrace "go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/codes"
+)
+
+// recordSpans is a provider that keeps the spans that have ended.
+func recordSpans() (*trace.TracerProvider, *tracetest.SpanRecorder) {
+	recorder := tracetest.NewSpanRecorder()
+	return trace.NewTracerProvider(trace.WithSpanProcessor(recorder)), recorder
+}
+
+// eventLines are the events of a span, "name key=value …" with keys in their order.
+func eventLines(span trace.ReadOnlySpan) []string {
+	var lines []string
+	for _, e := range span.Events() {
+		lines = append(lines, strings.TrimSpace(e.Name+" "+attributeLine(e.Attributes)))
+	}
+	return lines
+}
+
+func attributeLine(attrs []attribute.KeyValue) string {
+	var parts []string
+	for _, a := range attrs {
+		parts = append(parts, fmt.Sprintf("%s=%s", a.Key, a.Value.Emit()))
+	}
+	return strings.Join(parts, " ")
+}
+
+func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		want   []string
+	}{
+		{"success", script(ok()), nil, []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
+		{"retries", script(unavailable(), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), nil, []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1",
+			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1",
+			"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1",
+			"grpcretry.attempt grpcretry.attempt.number=4 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
+		{"stop", script(unavailable().pushback("-1")), nil, []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=pushback grpcretry.budget.balance=1"}},
+		{"not retryable", script(fail(codes.NotFound, "x")), nil, []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=NOT_FOUND grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=not_retryable grpcretry.budget.balance=1"}},
+		{"disabled", script(ok()), []Option{Disable()}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				provider, recorder := recordSpans()
+				ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+				client := server.fixed(t, 0.5, append([]Option{steady, WithBudget(&aBudget{})}, tt.opts...)...)
+				client.Echo(ctx, request())
+				span.End()
+				if got := eventLines(recorder.Ended()[0]); !slices.Equal(got, tt.want) {
+					t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+				}
+			})
+		})
+	}
+}
+
+func TestCallSpan(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		script     func(int) answer
+		opts       []Option
+		wantAttrs  string
+		wantStatus otelcodes.Code
+		wantEvents int
+	}{
+		{"recovered", script(unavailable(), ok()), nil,
+			"rpc.response.status_code=OK grpcretry.attempts=2", otelcodes.Unset, 2},
+		{"gave up", always(unavailable()), []Option{WithMaxAttempts(3)},
+			"rpc.response.status_code=UNAVAILABLE grpcretry.attempts=3 grpcretry.reason=attempts_exhausted", otelcodes.Error, 3},
+		{"not retryable", always(fail(codes.NotFound, "x")), nil,
+			"rpc.response.status_code=NOT_FOUND grpcretry.attempts=1 grpcretry.reason=not_retryable", otelcodes.Error, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				provider, recorder := recordSpans()
+				ctx, parent := provider.Tracer("test").Start(t.Context(), "the caller's")
+				client := server.client(t, append([]Option{steady, WithCallSpan(true), WithTracerProvider(provider)}, tt.opts...)...)
+				client.Echo(ctx, request())
+				parent.End()
+				spans := recorder.Ended()
+				if len(spans) != 2 {
+					t.Fatalf("%d spans, want the call's and the caller's", len(spans))
+				}
+				span := spans[0]
+				if span.Name() != "grpcretry.test.v1.EchoService/Echo" || span.SpanKind() != oteltrace.SpanKindInternal ||
+					span.Parent().SpanID() != parent.SpanContext().SpanID() {
+					t.Errorf("span is %q, %v, below %v", span.Name(), span.SpanKind(), span.Parent().SpanID())
+				}
+				want := "rpc.system.name=grpc rpc.method=grpcretry.test.v1.EchoService/Echo " + tt.wantAttrs
+				if got := attributeLine(span.Attributes()); got != want {
+					t.Errorf("attributes are %s, want %s", got, want)
+				}
+				if got := span.Status().Code; got != tt.wantStatus {
+					t.Errorf("status is %v, want %v", got, tt.wantStatus)
+				}
+				if got := len(span.Events()); got != tt.wantEvents || len(spans[1].Events()) != 0 {
+					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()), tt.wantEvents)
+				}
+				if got, want := span.EndTime().Sub(span.StartTime()), server.times()[len(server.times())-1]; got != want {
+					t.Errorf("span lasts %v, want %v", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestNoCallSpanUnlessAskedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		provider, recorder := recordSpans()
+		server.client(t, steady, WithTracerProvider(provider)).Echo(t.Context(), request())
+		if got := recorder.Started(); len(got) != 0 {
+			t.Errorf("%d spans", len(got))
+		}
+	})
+}
+
+func TestNamesOfCodes(t *testing.T) {
+	for c := codes.OK; c <= maxCode; c++ {
+		var parsed codes.Code
+		if err := parsed.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || parsed != c {
+			t.Errorf("codeName(%d) = %s, which gRPC reads as %v, %v", c, codeName(c), parsed, err)
+		}
+	}
+	if got := codeName(99); got != "CODE(99)" {
+		t.Errorf("codeName(99) = %s", got)
+	}
+}
+
+func TestNamesOfConstants(t *testing.T) {
+	for _, tt := range []struct {
+		got  fmt.Stringer
+		want string
+	}{
+		{FullJitter, "full"}, {NoJitter, "none"}, {Jitter(9), "Jitter(9)"},
+		{Default, "default"}, {Stop, "stop"}, {Classification(-1), "Classification(-1)"},
+		{WaitNone, "none"}, {WaitRetryInfo, "retry_info"}, {WaitSource(9), "WaitSource(9)"},
+		{Succeeded, "succeeded"}, {Ignored, "ignored"}, {Result(9), "Result(9)"},
+		{AttemptStart, "attempt_start"}, {CallEnd, "call_end"}, {EventKind(9), "EventKind(9)"},
+	} {
+		if got := tt.got.String(); got != tt.want {
+			t.Errorf("%#v is %q, want %q", tt.got, got, tt.want)
+		}
+	}
+}
+
+func TestContextBelowTheCallSpanIsItsChild(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok()))
+		provider, recorder := recordSpans()
+		var inside oteltrace.SpanContext
+		client := server.client(t, WithCallSpan(true), WithTracerProvider(provider),
+			WithObserver(func(ctx context.Context, e Event) { inside = oteltrace.SpanContextFromContext(ctx) }))
+		client.Echo(t.Context(), request())
+		if got := recorder.Ended()[0].SpanContext(); got.SpanID() != inside.SpanID() {
+			t.Errorf("observers run below span %v, want %v", inside.SpanID(), got.SpanID())
+		}
+	})
+}
