@@ -1,0 +1,82 @@
+// Package grpcretry retries gRPC calls from Go clients, as interceptors: with jittered
+// backoff, within a budget, as the server asks for it, and so that every attempt can be
+// seen. It is for teams that call services over gRPC without a service mesh.
+//
+//	cc, err := grpc.NewClient(target, append(grpcretry.DialOptions(),
+//		grpc.WithTransportCredentials(creds))...)
+//
+// # What it does
+//
+// A call is a row of attempts. When an attempt fails, three questions are asked, and
+// only then does anybody wait:
+//
+//   - May this failure be retried at all? UNAVAILABLE and RESOURCE_EXHAUSTED are, unless
+//     the server says otherwise or the message was too large; [WithCodes] and
+//     [WithClassifier] change that.
+//   - When? After what the server said in grpc-retry-pushback-ms or google.rpc.RetryInfo,
+//     else after a backoff with full jitter: 100 ms doubling to 5 s, after
+//     RESOURCE_EXHAUSTED 1 s doubling to 20 s. A wait that would end at the deadline or
+//     after it is not begun.
+//   - Does the budget allow it? By default retries are at most 20 % of calls plus 10 a
+//     second, counted over 10 s, for each target.
+//
+// A call makes at most 4 attempts ([WithMaxAttempts]).
+//
+// # What it never does
+//
+//   - Retry what the application has already seen a part of.
+//   - Retry the CANCELED or DEADLINE_EXCEEDED of the caller's own context.
+//   - Hold a first attempt back.
+//   - Wait when no attempt can follow the wait.
+//   - Log, unless given a logger ([WithLogger]).
+//
+// UNAVAILABLE does not prove that the server did nothing. Turn retries off for methods
+// that must not run twice: WithMethod("/pkg.Service/Charge", Disable()).
+//
+// # Options
+//
+// [Option]s go to [New], or to one of the short forms [DialOptions],
+// [UnaryClientInterceptor] and [StreamClientInterceptor]. Those that say how calls are
+// retried are [CallOption]s: they also work within [WithMethod] and as grpc.CallOption
+// of a single call. The narrower scope wins, then the later option.
+//
+// # Errors
+//
+// A call that was retryable and failed all the same returns an [*Error]: the server's
+// last status, the attempts, and the reason to stop. A first failure that is not
+// retryable is returned untouched.
+//
+// # Spans and their attributes
+//
+// On the caller's span, or on the span that [WithCallSpan] makes, each attempt leaves one
+// event when it ends, [EventAttempt]:
+//
+//	key                         constant           value
+//	grpcretry.attempt.number    AttrAttempt        int: 1 for the first attempt
+//	rpc.response.status_code    AttrStatusCode     string: OK, UNAVAILABLE, …
+//	network.peer.address        AttrPeer           string: the server; absent if none was reached
+//	grpcretry.decision          AttrDecision       string: success, retry or stop
+//	grpcretry.wait_ms           AttrWait           int: on retry, the wait that follows, in ms
+//	grpcretry.wait_source       AttrWaitSource     string: on retry, backoff, pushback or retry_info
+//	grpcretry.reason            AttrReason         string: on stop, one of those below
+//	grpcretry.budget.balance    AttrBudgetBalance  float: on failure, retries left in the budget
+//
+// The span of WithCallSpan is named after the method, has the kind internal, ends with
+// the call's final status, and carries rpc.system.name, rpc.method, AttrStatusCode,
+// grpcretry.attempts (AttrAttempts, int: attempts made) and, if the call failed,
+// AttrReason.
+//
+// The reasons are attempts_exhausted, budget, deadline (too near for another attempt),
+// max_elapsed, pushback, not_retryable, committed, conn_closed, left_to_grpc,
+// deadline_exceeded (the caller's deadline passed) and cancelled.
+//
+// # Other retries
+//
+// gRPC's own retries by service config are off with [DialOptions]; where they are on,
+// methods with a retryPolicy in the service config are left to gRPC. Policies that come
+// by xDS cannot be seen from here: use DialOptions with xDS. gRPC's transparent retries,
+// of requests that no server has seen, stay on and count for nothing here. Of two
+// interceptors of this package in one chain, the outer one retries.
+//
+// "A6" in this documentation is gRFC A6, client retries, of grpc/proposal.
+package grpcretry

@@ -1,0 +1,265 @@
+package grpcretry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// A flakyServer fails as often as it is told to, then answers.
+type flakyServer struct {
+	echov1.UnimplementedEchoServiceServer
+	failures int
+	fail     func(ctx context.Context) error
+}
+
+func (s *flakyServer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	if s.failures > 0 {
+		s.failures--
+		return nil, s.fail(ctx)
+	}
+	return &echov1.EchoResponse{Message: fmt.Sprintf("%s, attempt %d", req.GetMessage(), 1+grpcretry.PreviousAttempts(ctx))}, nil
+}
+
+func unavailable(context.Context) error { return status.Error(codes.Unavailable, "db-down") }
+
+// dial starts the server and dials it.
+func dial(server *flakyServer, opts ...grpc.DialOption) (echov1.EchoServiceClient, func()) {
+	listener := bufconn.Listen(1 << 16)
+	s := grpc.NewServer()
+	echov1.RegisterEchoServiceServer(s, server)
+	go s.Serve(listener) //nolint:errcheck // Stop ends it
+
+	cc, err := grpc.NewClient("passthrough:///echo", append(opts,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return echov1.NewEchoServiceClient(cc), func() { cc.Close(); s.Stop() }
+}
+
+var fast = grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Millisecond, Max: 10 * time.Millisecond})
+
+func Example() {
+	client, stop := dial(&flakyServer{failures: 2, fail: unavailable}, grpcretry.DialOptions(fast)...)
+	defer stop()
+
+	reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output: hello, attempt 3 <nil>
+}
+
+func ExampleUnaryClientInterceptor() {
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
+		grpc.WithChainUnaryInterceptor(grpcretry.UnaryClientInterceptor(fast)))
+	defer stop()
+
+	reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output: hello, attempt 2 <nil>
+}
+
+func ExampleNew() {
+	_, err := grpcretry.New(
+		grpcretry.WithMaxAttempts(0),
+		grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Minute, Max: time.Second}))
+	fmt.Println(err)
+	// Output:
+	// grpcretry: WithMaxAttempts: 0 attempts, want at least 1
+	// grpcretry: WithBackoff: Exponential.Max is 1s, below Base 1m0s
+}
+
+// What a handler makes of a failed call to the next service: the caller learns whether
+// to try again, and the log why we did not.
+func ExampleError() {
+	client, stop := dial(&flakyServer{failures: 9, fail: unavailable},
+		grpcretry.DialOptions(fast, grpcretry.WithMaxAttempts(3))...)
+	defer stop()
+
+	_, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+
+	var failed *grpcretry.Error
+	switch {
+	case err == nil:
+	case errors.Is(err, grpcretry.ErrBudgetExhausted):
+		fmt.Println("the backend is down for many callers, fail fast")
+	case errors.As(err, &failed):
+		fmt.Println(status.Code(err), "after", len(failed.Attempts), "attempts:", failed.Reason)
+		fmt.Println("the server's last word:", failed.Last)
+	default:
+		fmt.Println("not retryable:", err)
+	}
+	// Output:
+	// Unavailable after 3 attempts: grpcretry: no attempts left
+	// the server's last word: rpc error: code = Unavailable desc = db-down
+}
+
+func ExampleWithMethod() {
+	r, err := grpcretry.New(
+		grpcretry.WithMethod("/shop.Cart/", grpcretry.WithMaxAttempts(6)),
+		grpcretry.WithMethod("/shop.Cart/Checkout", grpcretry.Disable()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, method := range []string{"/shop.Cart/Get", "/shop.Cart/Checkout", "/shop.Stock/Get"} {
+		fmt.Println(method, r.Policy(method).MaxAttempts)
+	}
+	// Output:
+	// /shop.Cart/Get 6
+	// /shop.Cart/Checkout 1
+	// /shop.Stock/Get 4
+}
+
+func ExampleDisable() {
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable}, grpcretry.DialOptions(fast)...)
+	defer stop()
+
+	_, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}, grpcretry.Disable())
+	fmt.Println(err)
+	// Output: rpc error: code = Unavailable desc = db-down
+}
+
+// INTERNAL is retried here where the server says that it is a failover.
+func ExampleWithClassifier() {
+	failover := func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
+		if a.Code() == codes.Internal && status.Convert(a.Err).Message() == "failover in progress" {
+			return grpcretry.Retry
+		}
+		return grpcretry.Default
+	}
+	client, stop := dial(&flakyServer{failures: 1, fail: func(context.Context) error {
+		return status.Error(codes.Internal, "failover in progress")
+	}}, grpcretry.DialOptions(fast, grpcretry.WithClassifier(failover))...)
+	defer stop()
+
+	reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output: hello, attempt 2 <nil>
+}
+
+// A server that knows when it will be back says so.
+func ExampleSetPushback() {
+	busy := func(ctx context.Context) error {
+		if err := grpcretry.SetPushback(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+		return status.Error(codes.ResourceExhausted, "queue full")
+	}
+	client, stop := dial(&flakyServer{failures: 1, fail: busy}, grpcretry.DialOptions(
+		grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
+			if e.Kind == grpcretry.Decision {
+				fmt.Println("retry:", e.Retry, "after", e.Wait, "by", e.WaitSource)
+			}
+		}))...)
+	defer stop()
+
+	reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output:
+	// retry: true after 20ms by pushback
+	// hello, attempt 2 <nil>
+}
+
+func ExampleSetNoRetry() {
+	poison := func(ctx context.Context) error {
+		if err := grpcretry.SetNoRetry(ctx); err != nil {
+			return err
+		}
+		return status.Error(codes.Unavailable, "this request crashed a worker")
+	}
+	client, stop := dial(&flakyServer{failures: 9, fail: poison}, grpcretry.DialOptions()...)
+	defer stop()
+
+	_, err := client.Echo(context.Background(), &echov1.EchoRequest{})
+	fmt.Println(errors.Is(err, grpcretry.ErrPushback), status.Convert(err).Message())
+	// Output: true this request crashed a worker
+}
+
+// One budget for all that load the same backend: here retries are at most a tenth of
+// the calls plus one a second, and never more than 50 at once.
+func ExampleAllBudgets() {
+	share, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, MinPerSecond: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	atOnce, err := grpcretry.NewConcurrencyBudget(50)
+	if err != nil {
+		log.Fatal(err)
+	}
+	budget := grpcretry.AllBudgets(share, atOnce)
+	fmt.Println("retries that may be made now:", budget.Balance(time.Now()))
+
+	orders := grpcretry.DialOptions(grpcretry.WithBudget(budget))
+	carts := grpcretry.DialOptions(grpcretry.WithBudget(budget))
+	_, _ = orders, carts
+	// Output: retries that may be made now: 10
+}
+
+func ExampleNewRateBudget() {
+	client, stop := dial(&flakyServer{failures: 9, fail: unavailable}, grpcretry.DialOptions(fast,
+		grpcretry.WithBudget(grpcretry.NewRateBudget(rate.NewLimiter(rate.Every(time.Hour), 1))))...)
+	defer stop()
+
+	_, err := client.Echo(context.Background(), &echov1.EchoRequest{})
+	fmt.Println(errors.Is(err, grpcretry.ErrBudgetExhausted), status.Code(err))
+	// Output: true Unavailable
+}
+
+func ExampleNewThrottle() {
+	throttle, err := grpcretry.NewThrottle(10, 0.1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 5 {
+		throttle.Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Failed})
+	}
+	fmt.Println(throttle.Withdraw(time.Now()), throttle.Balance(time.Now()))
+	// Output: false 0
+}
+
+// An interceptor chained after ours runs for each attempt and can tell them apart.
+func ExampleAttemptFromContext() {
+	tell := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if a, ok := grpcretry.AttemptFromContext(ctx); ok {
+			fmt.Println("attempt", a.Number, "after", a.WaitSource)
+		}
+		return invoker(ctx, method, req, reply, cc, opts...)
+	}
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
+		append(grpcretry.DialOptions(fast), grpc.WithChainUnaryInterceptor(tell))...)
+	defer stop()
+
+	_, err := client.Echo(context.Background(), &echov1.EchoRequest{})
+	fmt.Println(err)
+	// Output:
+	// attempt 1 after none
+	// attempt 2 after backoff
+	// <nil>
+}
+
+func ExampleWithAttemptTimeout() {
+	stuck := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	client, stop := dial(&flakyServer{failures: 1, fail: stuck},
+		grpcretry.DialOptions(fast, grpcretry.WithAttemptTimeout(20*time.Millisecond))...)
+	defer stop()
+
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	reply, err := client.Echo(ctx, &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output: hello, attempt 2 <nil>
+}
