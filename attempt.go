@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
 	"time"
@@ -50,9 +51,17 @@ type attemptKey struct{}
 type attempt struct {
 	context.Context // the caller's, with the attempt's timeout and metadata if it has any
 
-	info    Attempt // never changed after the start: others may read it through the context
+	info      Attempt // never changed after the start: others may read it through the context
+	limited   bool    // it has a timeout of its own
+	committed bool    // of a stream: the application is bound to it
+
+	// Of a unary attempt with a timeout.
 	cancel  context.CancelFunc
-	expires time.Time // when the attempt timeout ends it; zero without one
+	expires time.Time // when the timeout ends it
+
+	// Of a stream.
+	cancelCause context.CancelCauseFunc
+	timer       *time.Timer // until the timeout, nil without one
 
 	// What gRPC fills in before it returns.
 	header  metadata.MD
@@ -68,16 +77,38 @@ func (a *attempt) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// limit gives the attempt a timeout of its own, told from others by its cause.
+// limit gives a unary attempt a timeout of its own, told from others by its cause.
 func (a *attempt) limit(timeout time.Duration) {
+	a.limited = true
 	a.expires = a.info.Start.Add(timeout)
 	a.Context, a.cancel = context.WithDeadlineCause(a.Context, a.expires, ErrAttemptTimeout)
 }
 
+// limitStart gives the attempt of a stream a context of its own, and a timeout that can
+// be lifted when the stream has begun; 0 for none.
+func (a *attempt) limitStart(timeout time.Duration) {
+	a.Context, a.cancelCause = context.WithCancelCause(a.Context)
+	if timeout > 0 {
+		a.limited = true
+		a.timer = time.AfterFunc(timeout, a.expire)
+	}
+}
+
+func (a *attempt) expire() { a.cancelCause(ErrAttemptTimeout) }
+
+// inTime lifts the timeout. It is false if that has already ended the attempt.
+func (a *attempt) inTime() bool { return a.timer == nil || a.timer.Stop() }
+
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
 	if a.cancel != nil {
 		a.cancel()
+	}
+	if a.cancelCause != nil {
+		a.cancelCause(nil)
 	}
 }
 
@@ -85,14 +116,14 @@ func (a *attempt) release() {
 // the caller's context or the server's word. The cause tells, not the status code; but
 // only these two codes can come from a context.
 func (a *attempt) timedOut(err error, now time.Time) bool {
-	if a.expires.IsZero() {
+	if code := status.Code(err); !a.limited || code != codes.DeadlineExceeded && code != codes.Canceled {
 		return false
 	}
-	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Canceled {
-		return false
+	if errors.Is(context.Cause(a.Context), ErrAttemptTimeout) {
+		return true
 	}
 	// At the very moment of the deadline gRPC may be told before the context is.
-	return context.Cause(a.Context) == ErrAttemptTimeout || a.Context.Err() == nil && !now.Before(a.expires)
+	return !a.expires.IsZero() && a.Context.Err() == nil && !now.Before(a.expires)
 }
 
 // ended is the attempt as it is known after it failed with err.

@@ -27,6 +27,7 @@ type call struct {
 	ctx     context.Context // the caller's, within the call span if there is one
 	opts    []grpc.CallOption
 	options callerOptions
+	stream  bool // not unary
 
 	span     trace.Span // to write events to; nil where nobody records
 	callSpan trace.Span // our own; nil without WithCallSpan
@@ -43,11 +44,9 @@ type call struct {
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
 
-// errLeftToGRPC is the reason in the Decision event of a call that gRPC retries itself.
-var errLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
-
 // begin makes the call and its first attempt.
-func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string, p *policy, opts []grpc.CallOption, o callerOptions) (*call, *attempt) {
+func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string, p *policy,
+	opts []grpc.CallOption, o callerOptions, stream bool) (*call, *attempt) {
 	c := &call{
 		retrier: r,
 		policy:  p,
@@ -56,6 +55,7 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 		ctx:     ctx,
 		opts:    opts,
 		options: o,
+		stream:  stream,
 	}
 	c.ledger = p.ledgerOf(c.target(), c.canonicalTarget)
 	c.startSpan()
@@ -70,7 +70,11 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 
 // start readies an attempt to be handed to gRPC.
 func (c *call) start(a *attempt) {
-	if timeout := c.attemptTimeout(a.info.Number); timeout > 0 {
+	timeout := c.attemptTimeout(a.info.Number)
+	switch {
+	case c.stream:
+		a.limitStart(timeout)
+	case timeout > 0:
 		a.limit(timeout)
 	}
 	if c.observed() {
@@ -112,7 +116,7 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	a.release()
 	if reason, ended := c.wait(v.wait); ended {
 		c.ledger.Refund()
-		return nil, c.giveUp(reason, reason != ErrConnClosed, time.Now())
+		return nil, c.giveUp(verdict{reason: reason}, !errors.Is(reason, ErrConnClosed), time.Now())
 	}
 	return c.retry(v), nil
 }
@@ -123,11 +127,11 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		attempt:   a.ended(err, now),
 		ctxErr:    c.ended(now),
 		closed:    c.closed(),
-		committed: c.policy.CommitOnHeaders && a.header != nil,
+		committed: a.committed || c.policy.CommitOnHeaders && a.header != nil,
 	}
 	if f.ctxErr == nil && a.timedOut(err, now) {
 		f.timedOut = true
-		f.attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout, err}
+		f.attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
 	}
 	return f
 }
@@ -229,32 +233,40 @@ func (c *call) succeed(a *attempt) {
 }
 
 // stop ends a call after the verdict not to try again. A first failure that is neither
-// retryable nor stopped by the server or the caller's context is returned as it came.
+// retryable nor stopped by the server or the caller's context is returned as it came,
+// and so is the failure of a committed stream.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if c.made == 1 && v.result == Ignored && f.ctxErr == nil {
+	if f.committed && c.stream || c.made == 1 && v.result == Ignored && f.ctxErr == nil {
+		if f.timedOut {
+			err = f.attempt.Err
+		}
 		c.end(f.attempt, err, v.reason, now)
 		return err
 	}
-	return c.giveUp(v.reason, f.ctxErr != nil, now)
+	return c.giveUp(v, f.ctxErr != nil, now)
 }
 
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
 	info := a.ended(err, now)
-	v := verdict{reason: errLeftToGRPC}
+	v := verdict{reason: ErrLeftToGRPC}
 	c.report(&failure{attempt: info}, v, now)
-	c.end(info, err, errLeftToGRPC, now)
+	c.end(info, err, ErrLeftToGRPC, now)
 	return err
 }
 
 // giveUp ends a call with an Error; gone says that the caller's context has ended.
-func (c *call) giveUp(reason error, gone bool, now time.Time) error {
+func (c *call) giveUp(v verdict, gone bool, now time.Time) error {
 	err := &Error{
 		Last:     c.said,
-		Reason:   reason,
+		Reason:   v.reason,
 		Attempts: c.failed,
 		Elapsed:  now.Sub(c.history.start),
-		made:     c.made,
+
+		Wait:       v.wait,
+		WaitSource: v.source,
+
+		made: c.made,
 	}
 	if c.said == nil {
 		err.Last = c.failed[len(c.failed)-1].Err
@@ -266,7 +278,7 @@ func (c *call) giveUp(reason error, gone bool, now time.Time) error {
 		}
 	}
 	c.logGiveUp(err, now)
-	c.end(c.failed[len(c.failed)-1], err, reason, now)
+	c.end(c.failed[len(c.failed)-1], err, v.reason, now)
 	return err
 }
 

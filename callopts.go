@@ -22,6 +22,8 @@ func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) 
 			o.nested = o.nested || opt.cc == cc
 		case *callOption:
 			o.overrides = append(o.overrides, opt)
+		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
+			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		case grpc.TrailerCallOption:
 			o.trailer = opt.TrailerAddr
 		case grpc.HeaderCallOption:
@@ -44,6 +46,9 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 		}
 	}
 	opts = append(opts, c, grpc.Peer(&a.peer))
+	if c.stream { // whose header and trailer are asked for where they are needed
+		return opts[:len(opts):len(opts)]
+	}
 	if c.options.trailer == nil {
 		opts = append(opts, grpc.Trailer(&a.trailer))
 	}
@@ -59,8 +64,11 @@ func (c *call) wantsHeader() bool {
 	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.observed()
 }
 
-// collect takes over what gRPC wrote to the caller's own header and trailer.
+// collect takes over what gRPC wrote to the unary caller's own header and trailer.
 func (c *call) collect(a *attempt) {
+	if c.stream {
+		return
+	}
 	if c.options.trailer != nil {
 		a.trailer = *c.options.trailer
 	}

@@ -56,8 +56,8 @@
 //	rpc.response.status_code    AttrStatusCode     string: OK, UNAVAILABLE, …
 //	network.peer.address        AttrPeer           string: the server; absent if none was reached
 //	grpcretry.decision          AttrDecision       string: success, retry or stop
-//	grpcretry.wait_ms           AttrWait           int: on retry, the wait that follows, in ms
-//	grpcretry.wait_source       AttrWaitSource     string: on retry, backoff, pushback or retry_info
+//	grpcretry.wait_ms           AttrWait           int: the wait that follows, in ms; on stop the one refused, if any
+//	grpcretry.wait_source       AttrWaitSource     string: where it comes from, backoff, pushback or retry_info
 //	grpcretry.reason            AttrReason         string: on stop, one of those below
 //	grpcretry.budget.balance    AttrBudgetBalance  float: on failure, retries left in the budget
 //

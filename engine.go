@@ -32,8 +32,8 @@ type failure struct {
 // A verdict is what the engine says of a failure.
 type verdict struct {
 	again  bool          // retry, after wait; else stop, because of reason
-	wait   time.Duration // never negative
-	source WaitSource
+	wait   time.Duration // never negative; of a stop the one that was refused, if it came to that
+	source WaitSource    // WaitNone if it did not
 	reason error
 	result Result // what the budget heard
 }
@@ -106,7 +106,7 @@ func (p *policy) schedule(h *history, f *failure, hint Pushback, hinted bool, no
 	wait, source := time.Duration(0), WaitBackoff
 	switch {
 	case hinted && p.MaxServerDelay >= 0 && hint.Delay > p.MaxServerDelay:
-		return 0, hint.Source, ErrPushback
+		return hint.Delay, hint.Source, ErrPushback
 	case hinted && hint.Source == WaitRetryInfo:
 		// Spread: the server told every client the same.
 		wait, source = duration(float64(hint.Delay)*(1+0.2*unit(u))), WaitRetryInfo

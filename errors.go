@@ -31,6 +31,9 @@ var (
 	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
 	// ErrConnClosed: the ClientConn was closed between two attempts.
 	ErrConnClosed = errors.New("grpcretry: client connection is closed")
+	// ErrLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
+	// WithBuiltInRetryDisabled; its error is gRPC's own.
+	ErrLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
 )
 
 // ErrAttemptTimeout is the [context.Cause] of an attempt's context that
@@ -57,6 +60,11 @@ type Error struct {
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
+	// Wait is the wait that was not begun, and WaitSource where it came from, if the call
+	// got as far as that: with ErrDeadline, ErrMaxElapsed and ErrBudgetExhausted, and with
+	// ErrPushback for a wait over MaxServerDelay. Else WaitSource is WaitNone.
+	Wait       time.Duration
+	WaitSource WaitSource
 
 	made int   // attempts made, also where not all are kept
 	ctx  error // context.Canceled or context.DeadlineExceeded if the caller's context ended
@@ -70,14 +78,26 @@ func (e *Error) Error() string {
 		noun = "attempt"
 	}
 	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %v",
-		made, noun, e.Elapsed.Round(time.Microsecond), e.reason(), e.Last)
+		made, noun, rounded(e.Elapsed), e.reason(), e.Last)
+}
+
+// rounded cuts what nobody reads.
+func rounded(d time.Duration) time.Duration {
+	if d > time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Microsecond)
 }
 
 func (e *Error) reason() string {
 	if e.Reason == nil {
 		return "unknown reason"
 	}
-	return strings.TrimPrefix(e.Reason.Error(), "grpcretry: ")
+	reason := strings.TrimPrefix(e.Reason.Error(), "grpcretry: ")
+	if e.WaitSource != WaitNone {
+		reason += fmt.Sprintf(" (after a wait of %v by %v)", rounded(e.Wait), e.WaitSource)
+	}
+	return reason
 }
 
 // Unwrap gives [errors.Is] and [errors.As] the server's last word, the reason, and the
@@ -95,7 +115,7 @@ func (e *Error) Unwrap() []error {
 // GRPCStatus makes [status.FromError] and [status.Code] work on an Error.
 func (e *Error) GRPCStatus() *status.Status {
 	switch {
-	case e.ctx == context.Canceled:
+	case errors.Is(e.ctx, context.Canceled):
 		return status.New(codes.Canceled, e.Error())
 	case e.ctx != nil:
 		return status.New(codes.DeadlineExceeded, e.Error())
@@ -106,17 +126,15 @@ func (e *Error) GRPCStatus() *status.Status {
 	}
 }
 
-// attemptTimeoutError is how an attempt ended that ran into our attempt timeout: still
-// the status that gRPC gave it, and told apart with errors.Is.
-type attemptTimeoutError struct {
-	timeout time.Duration
-	err     error
-}
+// attemptTimeoutError is how an attempt ended that ran into our attempt timeout.
+type attemptTimeoutError struct{ timeout time.Duration }
 
 func (e *attemptTimeoutError) Error() string {
-	return fmt.Sprintf("attempt timeout of %v: %v", e.timeout, e.err)
+	return fmt.Sprintf("rpc error: code = DeadlineExceeded desc = attempt timeout of %v", e.timeout)
 }
 
-func (e *attemptTimeoutError) Unwrap() []error { return []error{e.err, ErrAttemptTimeout} }
+func (e *attemptTimeoutError) Unwrap() error { return ErrAttemptTimeout }
 
-func (e *attemptTimeoutError) GRPCStatus() *status.Status { return status.Convert(e.err) }
+func (e *attemptTimeoutError) GRPCStatus() *status.Status {
+	return status.New(codes.DeadlineExceeded, fmt.Sprintf("attempt timeout of %v", e.timeout))
+}

@@ -124,7 +124,7 @@ func TestReasonsAreOneEach(t *testing.T) {
 	reasons := []error{ErrAttemptsExhausted, ErrBudgetExhausted, ErrDeadline, ErrMaxElapsed, ErrPushback, ErrNotRetryable, ErrCommitted, ErrConnClosed}
 	names := map[string]bool{}
 	for i, reason := range reasons {
-		names[reasonName(reason)] = true
+		names[ReasonName(reason)] = true
 		err := error(&Error{Last: unavailable().err, Reason: reason})
 		for j, other := range reasons {
 			if errors.Is(err, other) != (i == j) {

@@ -127,7 +127,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	if p == nil {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	c, a := r.begin(ctx, cc, method, p, opts, o)
+	c, a := r.begin(ctx, cc, method, p, opts, o, false)
 	for a != nil {
 		err = invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
 		a, err = c.next(a, err)

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -33,7 +34,7 @@ func (c *call) logDecision(a *Attempt, v verdict) {
 		return
 	}
 	switch {
-	case v.reason == ErrBudgetExhausted:
+	case errors.Is(v.reason, ErrBudgetExhausted):
 		if c.ledger.exhausted.CompareAndSwap(false, true) {
 			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
@@ -55,7 +56,7 @@ func (c *call) logDecision(a *Attempt, v verdict) {
 // by the budget were logged when it ran out, and a caller that goes away is no failure.
 func (c *call) logGiveUp(err *Error, now time.Time) {
 	l := c.retrier.log
-	if l == nil || err.Reason == ErrBudgetExhausted || err.ctx == context.Canceled || err.ctx != nil && c.made == 1 {
+	if l == nil || errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && c.made == 1 {
 		return
 	}
 	if !l.giveUps.AllowN(now, 1) {
@@ -65,7 +66,7 @@ func (c *call) logGiveUp(err *Error, now time.Time) {
 	last := err.Attempts[len(err.Attempts)-1]
 	l.WarnContext(c.ctx, "grpcretry: gave up",
 		"method", c.method, "target", c.target(), "attempts", c.made, "elapsed", err.Elapsed,
-		"code", codeName(last.Code()), "reason", reasonName(err.Reason), "error", status.Convert(err.Last).Message(),
+		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
 		"suppressed", l.suppressed.Swap(0))
 }
 

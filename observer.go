@@ -39,7 +39,8 @@ type Event struct {
 	Attempt Attempt
 
 	// Of a Decision: whether there will be another attempt, after which wait, and if not,
-	// why. Reason is one of the errors of [Error.Reason].
+	// why. Reason is one of the errors of [Error.Reason]. Where the call stops because of
+	// its next wait, or the budget, that wait is told too; else WaitSource is WaitNone.
 	Retry      bool
 	Wait       time.Duration
 	WaitSource WaitSource

@@ -30,7 +30,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 		if e.Retry {
 			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
 		} else {
-			line += " stop: " + reasonName(e.Reason)
+			line += " stop: " + ReasonName(e.Reason)
 		}
 	case CallEnd:
 		line += fmt.Sprintf(" %v after %v", e.Err == nil, e.Elapsed)

@@ -2,15 +2,599 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 // StreamClientInterceptor returns the interceptor for streams, for
-// [grpc.WithChainStreamInterceptor].
+// [grpc.WithChainStreamInterceptor]. Chain it first, as its unary sister.
+//
+// Messages that the application sends are kept, by reference, and sent again in order
+// when an attempt fails, until the stream is committed: when the application has seen a
+// message or headers of it, has called its Context or Trailer, or has sent more than
+// [WithBufferLimit] allows. From then on errors come out untouched and a message costs
+// nothing more than without the interceptor. As gRPC demands anyway, a message must not
+// be changed after SendMsg.
+//
+// SendMsg may return nil although the attempt has failed: the message will be sent
+// again. It may wait while another goroutine is retrying and the buffer is full.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	return streamer(ctx, desc, cc, method, opts...)
+	o := readOptions(cc, opts)
+	p, err := r.policyFor(method, &o)
+	if err != nil {
+		finish(opts, err)
+		return nil, err
+	}
+	if p == nil || p.BufferLimit < 0 {
+		return streamer(ctx, desc, cc, method, opts...)
+	}
+	s := &retryStream{desc: desc, streamer: streamer}
+	c, a := r.begin(ctx, cc, method, p, opts, o, true)
+	s.call = c
+	for {
+		at, err := s.open(a)
+		if err == nil {
+			s.publish(at)
+			return s, nil
+		}
+		if a, err = c.next(a, err); a == nil {
+			return nil, err
+		}
+	}
+}
+
+// A retryStream is what the application holds: one stream to it, and beneath it one
+// stream after the other, until one is committed.
+//
+// One goroutine may send while another receives. Whoever sees an attempt fail recovers:
+// it alone uses the call, waits and opens the next attempt, without holding mu. The
+// other goroutine meanwhile adds to the buffer, or waits for a change.
+type retryStream struct {
+	call     *call
+	desc     *grpc.StreamDesc
+	streamer grpc.Streamer
+
+	// committed is the attempt that the application is bound to; nil before. Once it is
+	// set, messages pass by everything below.
+	committed atomic.Pointer[streamAttempt]
+
+	mu         sync.Mutex     // never held across an RPC, a wait or a callback
+	current    *streamAttempt // guarded by mu; the latest attempt that has a stream
+	recovering bool           // guarded by mu; a goroutine recovers: no other touches current
+	receiving  int            // guarded by mu; goroutines in RecvMsg of an uncommitted attempt
+	busy       int            // guarded by mu; goroutines in any method of an uncommitted attempt
+	ended      bool           // guarded by mu; the call is over
+	final      error          // guarded by mu; what RecvMsg returns then
+	changed    chan struct{}  // guarded by mu; closed at the next change of the above; nil while nobody waits
+
+	buffer []any // guarded by mu; messages sent, in order, until committed
+	size   int   // guarded by mu; of buffer, as framed on the wire
+	closed bool  // guarded by mu; CloseSend was called
+}
+
+// A streamAttempt is one attempt and its stream.
+type streamAttempt struct {
+	*attempt
+	stream grpc.ClientStream
+
+	over    bool        // guarded by the stream's mu; gRPC has ended it, with overErr
+	overErr error       // likewise
+	unwatch func() bool // likewise; see finished
+}
+
+// open hands an attempt to gRPC.
+func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
+	at := &streamAttempt{attempt: a}
+	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
+	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
+	at.stream = stream
+	return at, err
+}
+
+// SendMsg implements grpc.ClientStream.
+func (s *retryStream) SendMsg(m any) error {
+	for {
+		if at := s.committed.Load(); at != nil {
+			return s.sendCommitted(at, m)
+		}
+		at, err := s.keep(m, s.weight(m))
+		if errors.Is(err, errCommitFirst) {
+			continue
+		}
+		if at == nil {
+			return err
+		}
+		return s.sent(at, at.stream.SendMsg(m))
+	}
+}
+
+func (s *retryStream) sendCommitted(at *streamAttempt, m any) error {
+	err := at.stream.SendMsg(m)
+	if err != nil && err != io.EOF { // gRPC has ended the stream with it
+		s.end(at, err)
+	}
+	return err
+}
+
+// errCommitFirst: the message does not fit into the buffer, the stream is now committed.
+var errCommitFirst = errors.New("grpcretry: committed by the buffer limit")
+
+// keep puts m into the buffer. It returns the attempt to send it to now, if any.
+func (s *retryStream) keep(m any, weight int) (*streamAttempt, error) {
+	fits := func() bool { return weight >= 0 && s.size+weight <= s.call.policy.BufferLimit }
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.recovering && !fits() {
+		s.await()
+	}
+	switch {
+	case s.ended:
+		return nil, io.EOF
+	case s.committed.Load() != nil, !fits() && s.commit(s.current):
+		return nil, errCommitFirst
+	}
+	s.buffer = append(s.buffer, m)
+	s.size += max(0, weight)
+	if s.recovering {
+		return nil, nil // who recovers will send it
+	}
+	s.busy++
+	return s.current, nil
+}
+
+// weight is what m counts in the buffer: its size as framed on the wire, 0 for the one
+// request of a server stream, negative if m cannot tell.
+func (s *retryStream) weight(m any) int {
+	const frame = 5 // bytes in front of each message
+	if !s.desc.ClientStreams {
+		return 0
+	}
+	switch m := m.(type) {
+	case proto.Message:
+		return frame + proto.Size(m)
+	case protoadapt.MessageV1:
+		return frame + proto.Size(protoadapt.MessageV2Of(m))
+	case interface{ Size() int }:
+		return frame + m.Size()
+	default:
+		return -1
+	}
+}
+
+// sent is told what SendMsg of an uncommitted attempt returned for a message that is in
+// the buffer.
+func (s *retryStream) sent(at *streamAttempt, err error) error {
+	s.mu.Lock()
+	s.busy--
+	switch {
+	case err == nil:
+	case s.committed.Load() == at:
+		s.mu.Unlock()
+		if err != io.EOF {
+			s.end(at, err)
+		}
+		return err
+	case s.ended:
+		err = io.EOF
+	case s.recovering || s.current != at:
+		err = nil // it was sent again, or will be
+	case err != io.EOF:
+		return s.recoverLocked(at, err)
+	case s.receiving > 0:
+		err = nil // who receives will learn why, and recover
+	default:
+		if final := s.recoverLocked(at, nil); final != nil {
+			return io.EOF // RecvMsg has the status
+		}
+		return nil
+	}
+	s.unlock(at)
+	return err
+}
+
+// CloseSend implements grpc.ClientStream.
+func (s *retryStream) CloseSend() error {
+	if at := s.committed.Load(); at != nil {
+		return at.stream.CloseSend()
+	}
+	s.mu.Lock()
+	s.closed = true
+	at := s.current
+	if s.ended || s.recovering {
+		s.mu.Unlock()
+		return nil // who recovers will send it
+	}
+	s.busy++
+	s.mu.Unlock()
+	err := at.stream.CloseSend()
+	s.mu.Lock()
+	s.busy--
+	s.unlock(at)
+	if s.committed.Load() == at {
+		return err
+	}
+	return nil // RecvMsg will learn of a failure
+}
+
+// RecvMsg implements grpc.ClientStream.
+func (s *retryStream) RecvMsg(m any) error {
+	for {
+		if at := s.committed.Load(); at != nil {
+			return s.receiveCommitted(at, m)
+		}
+		s.mu.Lock()
+		for s.recovering {
+			s.await()
+		}
+		if s.ended {
+			defer s.mu.Unlock()
+			return s.final
+		}
+		at := s.current
+		if s.committed.Load() != nil {
+			s.mu.Unlock()
+			continue
+		}
+		s.receiving++
+		s.busy++
+		s.mu.Unlock()
+		if done, err := s.received(at, at.stream.RecvMsg(m)); done {
+			return err
+		}
+	}
+}
+
+func (s *retryStream) receiveCommitted(at *streamAttempt, m any) error {
+	err := at.stream.RecvMsg(m)
+	if err != nil || !s.desc.ServerStreams {
+		s.end(at, err)
+	}
+	return err
+}
+
+// received is told what RecvMsg of an uncommitted attempt returned. It is done unless
+// there is another attempt to receive from.
+func (s *retryStream) received(at *streamAttempt, err error) (done bool, _ error) {
+	s.mu.Lock()
+	s.receiving--
+	s.busy--
+	switch {
+	case s.committed.Load() == at: // by another goroutine, meanwhile
+		s.mu.Unlock()
+		if err != nil || !s.desc.ServerStreams {
+			s.end(at, err)
+		}
+		return true, err
+	case s.ended:
+		defer s.mu.Unlock()
+		return true, s.final
+	case s.recovering || s.current != at:
+		s.mu.Unlock()
+		return false, nil // of an attempt that was given up: nobody sees it
+	case err == nil && !s.commit(at):
+		err = errDiscard
+	case err == nil:
+		s.mu.Unlock()
+		if !s.desc.ServerStreams {
+			s.end(at, nil)
+		}
+		return true, nil
+	}
+	final := s.recoverLocked(at, err)
+	return final != nil, final
+}
+
+// Header implements grpc.ClientStream. Having seen headers commits.
+func (s *retryStream) Header() (metadata.MD, error) {
+	for {
+		if at := s.committed.Load(); at != nil {
+			return at.stream.Header()
+		}
+		s.mu.Lock()
+		for s.recovering {
+			s.await()
+		}
+		if s.ended {
+			s.mu.Unlock()
+			return nil, nil // as gRPC has it: RecvMsg has the status
+		}
+		if s.committed.Load() != nil {
+			s.mu.Unlock()
+			continue
+		}
+		at := s.current
+		s.busy++
+		s.mu.Unlock()
+		md, err := at.stream.Header()
+		s.headed(at, md != nil && err == nil)
+	}
+}
+
+// headed is told whether an uncommitted attempt has headers. If not, it has ended.
+func (s *retryStream) headed(at *streamAttempt, headers bool) {
+	s.mu.Lock()
+	s.busy--
+	for !headers && s.receiving > 0 && s.usable(at) {
+		s.await() // who receives is about to learn why, and to recover
+	}
+	if !s.usable(at) || headers && s.commit(at) {
+		s.unlock(at)
+		return
+	}
+	_ = s.recoverLocked(at, nil) // RecvMsg has the error
+}
+
+// usable needs mu. It says whether at is still the attempt that matters, and undecided.
+func (s *retryStream) usable(at *streamAttempt) bool {
+	return !s.ended && !s.recovering && s.current == at && s.committed.Load() == nil
+}
+
+// Context implements grpc.ClientStream. It commits.
+func (s *retryStream) Context() context.Context {
+	if at := s.commitCurrent(); at != nil {
+		return at.stream.Context()
+	}
+	return s.call.ctx
+}
+
+// Trailer implements grpc.ClientStream. Before the end of the call there is none, and it
+// commits.
+func (s *retryStream) Trailer() metadata.MD {
+	at := s.commitCurrent()
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	if !ended || at == nil {
+		return nil // gRPC's own must not be asked before the end
+	}
+	return at.stream.Trailer()
+}
+
+// commitCurrent binds the application to the attempt under way. At the end of the call
+// that is the last one, or nil if that had no stream.
+func (s *retryStream) commitCurrent() *streamAttempt {
+	for {
+		if at := s.committed.Load(); at != nil {
+			return at
+		}
+		s.mu.Lock()
+		for s.recovering {
+			s.await()
+		}
+		at := s.current
+		if s.ended || s.committed.Load() != nil || s.commit(at) {
+			s.mu.Unlock()
+			return at
+		}
+		_ = s.recoverLocked(at, errDiscard) // RecvMsg has the error
+	}
+}
+
+// commit needs mu. From now on at is the application's stream. It is false if the
+// attempt timeout came first.
+func (s *retryStream) commit(at *streamAttempt) bool {
+	if !at.inTime() {
+		return false
+	}
+	at.committed = true
+	s.buffer, s.size = nil, 0
+	s.committed.Store(at)
+	s.notify()
+	return true
+}
+
+// await needs mu. It gives mu up until something has changed.
+func (s *retryStream) await() {
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	changed := s.changed
+	s.mu.Unlock()
+	<-changed
+	s.mu.Lock()
+}
+
+// notify needs mu.
+func (s *retryStream) notify() {
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+// errDiscard: the attempt timeout ended an attempt that gRPC knows to be alive.
+var errDiscard = errors.New("grpcretry: attempt timeout")
+
+// recoverLocked needs mu, and a usable attempt that has failed with err; nil if that is
+// to be found out. It gives mu up. It returns nil if the stream goes on, else what
+// RecvMsg returns from now on.
+func (s *retryStream) recoverLocked(at *streamAttempt, err error) error {
+	s.recovering = true
+	if at.unwatch != nil {
+		at.unwatch()
+	}
+	s.mu.Unlock()
+	if errors.Is(err, errDiscard) {
+		err = at.discard()
+	}
+	if err == nil {
+		if err = at.status(); err == nil {
+			s.publish(at) // RecvMsg will learn more
+			return nil
+		}
+	}
+	for {
+		a, final := s.next(at, err)
+		if a == nil {
+			s.conclude(at, final)
+			return final
+		}
+		if at, err = s.open(a); err == nil {
+			if err = s.replay(at); err == nil {
+				return nil
+			}
+		}
+	}
+}
+
+// next asks the call about an attempt that ended with err. The end of a stream without
+// a failure is io.EOF.
+func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
+	at.read(s.call, err)
+	if err == io.EOF {
+		a, _ := s.call.next(at.attempt, nil)
+		return a, io.EOF
+	}
+	return s.call.next(at.attempt, err)
+}
+
+// conclude ends a call whose last attempt was at.
+func (s *retryStream) conclude(at *streamAttempt, final error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended, s.final, s.recovering = true, final, false
+	s.buffer, s.size = nil, 0
+	s.current = at
+	if at.stream == nil {
+		s.current = nil
+	}
+	s.notify()
+}
+
+// replay sends what the application has sent so far, then makes at the attempt to go on
+// with. It fails if at does.
+func (s *retryStream) replay(at *streamAttempt) error {
+	closed := false
+	for sent := 0; ; {
+		s.mu.Lock()
+		if sent == len(s.buffer) && closed == s.closed {
+			s.publishLocked(at)
+			return nil
+		}
+		if sent == len(s.buffer) {
+			s.mu.Unlock()
+			closed = true
+			if err := at.stream.CloseSend(); err != nil && err != io.EOF {
+				return err
+			}
+			continue
+		}
+		m := s.buffer[sent]
+		sent++
+		s.mu.Unlock()
+		err := at.stream.SendMsg(m)
+		if err == io.EOF {
+			if err = at.status(); err == nil {
+				s.publish(at) // RecvMsg will learn more
+				return nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// publish makes at the attempt that the application uses.
+func (s *retryStream) publish(at *streamAttempt) {
+	s.mu.Lock()
+	s.publishLocked(at)
+}
+
+// publishLocked needs mu, and gives it up.
+func (s *retryStream) publishLocked(at *streamAttempt) {
+	s.current, s.recovering = at, false
+	s.notify()
+	s.unlock(at)
+}
+
+// unlock gives mu up, and sees to an attempt that gRPC has ended meanwhile.
+func (s *retryStream) unlock(at *streamAttempt) {
+	over, err := at.over && s.busy == 0 && s.usable(at), at.overErr
+	s.mu.Unlock()
+	if over {
+		s.finished(at, err)
+	}
+}
+
+// finished is called when gRPC has ended an attempt, on whatever goroutine. Mostly the
+// application is about to learn of it from a method of ours. But it may have abandoned
+// the stream: then the call ends here.
+func (s *retryStream) finished(at *streamAttempt, err error) {
+	if s.committed.Load() == at {
+		s.end(at, err)
+		return
+	}
+	s.mu.Lock()
+	at.over, at.overErr = true, err
+	switch {
+	case err == nil || s.busy > 0 || !s.usable(at):
+		s.mu.Unlock()
+	case s.call.ctx.Err() != nil || s.call.closed():
+		_ = s.recoverLocked(at, err) // a call that is abandoned is not retried
+	default:
+		// The attempt timed out while the application was elsewhere. It may come back and
+		// find out, or never: then its context ends.
+		if at.unwatch == nil {
+			at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, err) })
+		}
+		s.mu.Unlock()
+	}
+}
+
+// end ends a committed call. gRPC tells of that first, or the method that sees it.
+func (s *retryStream) end(at *streamAttempt, err error) {
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		return
+	}
+	s.ended, s.final = true, err
+	if err == nil {
+		s.final = io.EOF
+	}
+	s.mu.Unlock()
+	_, _ = s.next(at, s.final) // the application has the error already
+}
+
+// status is why an attempt has ended. It is nil if the attempt had headers: then there
+// may be a message, which is the application's to take.
+func (at *streamAttempt) status() error {
+	if md, _ := at.stream.Header(); md != nil {
+		return nil
+	}
+	return at.stream.RecvMsg(new(emptypb.Empty))
+}
+
+// discard ends an attempt for good, and returns why: our attempt timeout.
+func (at *streamAttempt) discard() error {
+	at.expire()
+	for at.stream.RecvMsg(new(emptypb.Empty)) == nil {
+		continue
+	}
+	return status.Error(codes.DeadlineExceeded, ErrAttemptTimeout.Error())
+}
+
+// read fills in what gRPC knows of an attempt that has ended with err.
+func (at *streamAttempt) read(c *call, err error) {
+	if at.stream == nil || err == io.EOF && !c.observed() {
+		return
+	}
+	at.trailer = at.stream.Trailer()
+	if c.wantsHeader() {
+		at.header, _ = at.stream.Header()
+	}
 }

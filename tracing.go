@@ -66,15 +66,16 @@ func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
 	if c.span == nil {
 		return
 	}
-	more := make([]attribute.KeyValue, 0, 3)
-	decision := "stop"
-	if v.again {
-		decision = "retry"
+	more := make([]attribute.KeyValue, 0, 4)
+	decision := "retry"
+	if !v.again {
+		decision = "stop"
+		more = append(more, attribute.String(AttrReason, ReasonName(v.reason)))
+	}
+	if v.source != WaitNone {
 		more = append(more,
 			attribute.Int64(AttrWait, v.wait.Milliseconds()),
 			attribute.String(AttrWaitSource, v.source.String()))
-	} else {
-		more = append(more, attribute.String(AttrReason, reasonName(v.reason)))
 	}
 	if balance := c.ledger.Balance(now); !math.IsInf(balance, 0) {
 		more = append(more, attribute.Float64(AttrBudgetBalance, balance))
@@ -83,7 +84,7 @@ func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
 }
 
 func (c *call) traceAttempt(a *Attempt, code codes.Code, decision string, more ...attribute.KeyValue) {
-	attrs := append(make([]attribute.KeyValue, 0, 8),
+	attrs := append(make([]attribute.KeyValue, 0, 9),
 		attribute.Int(AttrAttempt, a.Number),
 		attribute.String(AttrStatusCode, codeName(code)),
 		attribute.String(AttrDecision, decision))
@@ -103,7 +104,7 @@ func (c *call) endSpan(err, reason error) {
 		attribute.String(AttrStatusCode, codeName(code)),
 		attribute.Int(AttrAttempts, c.made))
 	if reason != nil {
-		c.callSpan.SetAttributes(attribute.String(AttrReason, reasonName(reason)))
+		c.callSpan.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
 		c.callSpan.SetStatus(otelcodes.Error, err.Error())
@@ -111,8 +112,11 @@ func (c *call) endSpan(err, reason error) {
 	c.callSpan.End()
 }
 
-// reasonName is the short form of a reason to stop, for attributes and logs.
-func reasonName(reason error) string {
+// ReasonName is the short form of a reason to stop ([Error.Reason], [Event.Reason]), as
+// span attributes and logs have it: one of few words, fit for a metric label. The package
+// comment lists them. What is no reason of this package is the caller's cancellation,
+// "cancelled".
+func ReasonName(reason error) string {
 	for _, r := range []struct {
 		err  error
 		name string
@@ -125,7 +129,7 @@ func reasonName(reason error) string {
 		{ErrNotRetryable, "not_retryable"},
 		{ErrCommitted, "committed"},
 		{ErrConnClosed, "conn_closed"},
-		{errLeftToGRPC, "left_to_grpc"},
+		{ErrLeftToGRPC, "left_to_grpc"},
 		{context.DeadlineExceeded, "deadline_exceeded"},
 	} {
 		if errors.Is(reason, r.err) {

@@ -33,7 +33,7 @@ func eventLines(span trace.ReadOnlySpan) []string {
 func attributeLine(attrs []attribute.KeyValue) string {
 	var parts []string
 	for _, a := range attrs {
-		parts = append(parts, fmt.Sprintf("%s=%s", a.Key, a.Value.Emit()))
+		parts = append(parts, fmt.Sprintf("%s=%s", a.Key, a.Value.String()))
 	}
 	return strings.Join(parts, " ")
 }

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// A client is a connection whose calls are retried and observed.
+type client struct {
+	echov1.EchoServiceClient
+	*grpc.ClientConn
+}
+
+// dial connects to target. This is all that a program needs to have its calls retried:
+// grpcretry.DialOptions(), even without options. Those here are for the demo.
+func dial(target string, traces trace.TracerProvider, more ...grpc.DialOption) (*client, error) {
+	options := grpcretry.DialOptions(
+		// Without jitter, and quick, so that the picture is the same each time. In
+		// production stay with the default, full jitter: scene 3 shows why.
+		grpcretry.WithBackoff(grpcretry.Exponential{
+			Base: 60 * time.Millisecond, Max: time.Second, Jitter: grpcretry.NoJitter}),
+		grpcretry.WithObserver(observe),
+		grpcretry.WithTracerProvider(traces),
+		grpcretry.WithCallSpan(true),
+	)
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(target, append(options, more...)...)
+	if err != nil {
+		return nil, err
+	}
+	return &client{echov1.NewEchoServiceClient(conn), conn}, nil
+}
+
+// A record is what an observer saw of one call.
+type record struct {
+	name  string
+	steps []step
+	end   grpcretry.Event // the CallEnd
+	err   error           // what the caller got
+
+	serverSaw int // attempts that the server counted
+}
+
+// A step is one attempt and what was decided after it.
+type step struct {
+	grpcretry.Attempt
+	decision grpcretry.Event // the zero Event after a success
+}
+
+type recordKey struct{}
+
+// observe collects the events of a call in the record that its context carries. All
+// events of a call come one after the other, so the record needs no lock.
+func observe(ctx context.Context, e grpcretry.Event) {
+	r, ok := ctx.Value(recordKey{}).(*record)
+	if !ok {
+		return
+	}
+	switch e.Kind {
+	case grpcretry.AttemptEnd:
+		r.steps = append(r.steps, step{Attempt: e.Attempt})
+	case grpcretry.Decision:
+		r.steps[len(r.steps)-1].decision = e
+	case grpcretry.CallEnd:
+		r.end = e
+	}
+}
+
+// call makes one call, whose observer is told by the context which record is its own.
+func (c *client) call(ctx context.Context, name string, req *echov1.EchoRequest, opts ...grpc.CallOption) *record {
+	r := &record{name: name}
+	_, r.err = c.Echo(context.WithValue(ctx, recordKey{}, r), req, opts...)
+	return r
+}
+
+func (r *record) succeeded() bool { return r.err == nil }
+
+// rescued says whether the caller owes the success to a retry.
+func (r *record) rescued() bool { return r.err == nil && len(r.steps) > 1 }
+
+// offset is when a step began, since the start of the call.
+func (r *record) offset(s step) time.Duration { return s.Start.Sub(r.steps[0].Start) }
+
+// reasons are why the calls of the demo are given up, with the names that the library
+// gives them in traces and logs.
+var reasons = []struct {
+	name string
+	err  error
+}{
+	{"attempts_exhausted", grpcretry.ErrAttemptsExhausted},
+	{"budget", grpcretry.ErrBudgetExhausted},
+	{"deadline", grpcretry.ErrDeadline},
+	{"pushback", grpcretry.ErrPushback},
+	{"not_retryable", grpcretry.ErrNotRetryable},
+}
+
+// reasonName is the name of the reason of a Decision or a CallEnd.
+func reasonName(err error) string {
+	for _, r := range reasons {
+		if errors.Is(err, r.err) {
+			return r.name
+		}
+	}
+	return fmt.Sprint(err)
+}
+
+// verify checks what must hold for every call, whatever happened in it.
+func (r *record) verify() error {
+	if len(r.steps) == 0 {
+		return errors.New("no attempt was observed")
+	}
+	if r.serverSaw != len(r.steps) {
+		return fmt.Errorf("the server saw %d attempts, the client counted %d", r.serverSaw, len(r.steps))
+	}
+	for i, s := range r.steps[1:] {
+		before := r.steps[i]
+		if earliest := before.Start.Add(before.Duration + s.Wait); s.Start.Before(earliest) {
+			return fmt.Errorf("attempt %d began %v too early", s.Number, earliest.Sub(s.Start))
+		}
+	}
+	// A retried call that failed says so in its error, with every attempt.
+	var gaveUp *grpcretry.Error
+	if errors.As(r.err, &gaveUp) && len(gaveUp.Attempts) != len(r.steps) {
+		return fmt.Errorf("the error tells of %d attempts, the observer of %d", len(gaveUp.Attempts), len(r.steps))
+	}
+	if gaveUp != nil && !errors.Is(gaveUp.Reason, r.end.Reason) {
+		return fmt.Errorf("the error says %s, the observer heard %s", reasonName(gaveUp.Reason), reasonName(r.end.Reason))
+	}
+	if got, heard := status.Code(r.err), status.Code(r.end.Err); got != heard {
+		return fmt.Errorf("the caller got %v, the observer heard %v", got, heard)
+	}
+	return nil
+}

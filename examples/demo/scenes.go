@@ -1,0 +1,296 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+
+	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// A scene is a few calls that show one thing.
+type scene struct {
+	title    string
+	caption  []string // what the reader sees
+	calls    []plan
+	oneByOne bool // the calls follow each other; else they start together
+	brief    bool // one line for each call
+	want     tally
+}
+
+// A plan is one call: what the client asks, and what the server answers, the last answer
+// again and again.
+type plan struct {
+	name    string
+	script  []answer
+	timeout time.Duration // the caller's deadline; 0 for none
+	payload int           // bytes
+	opts    []grpc.CallOption
+}
+
+// newScenes writes the play.
+func newScenes() ([]scene, error) {
+	// The last two scenes share a budget of one retry for every five calls and nothing
+	// else. The default has 10 retries a second on top, which a demo cannot use up.
+	budget, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.2, Window: time.Minute})
+	if err != nil {
+		return nil, err
+	}
+	onBudget := grpcretry.WithBudget(budget)
+	return []scene{
+		healthy(),
+		outage(),
+		jitter(),
+		serverSaysWhen(),
+		serverSaysStop(),
+		noCure(),
+		deadlines(),
+		budgetRunsOut(onBudget),
+		recovery(onBudget),
+	}, nil
+}
+
+func healthy() scene {
+	return scene{
+		title:   "All is well",
+		caption: []string{"Calls that succeed at once: one attempt each, and no cost worth a mention."},
+		calls: []plan{
+			{name: "get cart"},
+			{name: "get user"},
+			{name: "get price"},
+		},
+		brief: true,
+		want:  tally{calls: 3, attempts: 3},
+	}
+}
+
+func outage() scene {
+	return scene{
+		title: "Outage",
+		caption: []string{
+			"The server is UNAVAILABLE for a moment. Each wait is twice the one before;",
+			"the second call meets a longer outage and gives up after 4 attempts.",
+		},
+		calls: []plan{
+			{name: "get cart", script: []answer{down, down, ok}},
+			{name: "get user", script: []answer{down}},
+		},
+		want: tally{calls: 2, attempts: 7, rescued: 1,
+			stops: map[string]int{"attempts_exhausted": 1}},
+	}
+}
+
+func jitter() scene {
+	fullJitter := []grpc.CallOption{grpcretry.WithBackoff(grpcretry.Exponential{Base: 400 * time.Millisecond})}
+	s := scene{
+		title: "Full jitter",
+		caption: []string{
+			"Six clients find the server UNAVAILABLE at the same moment. With full jitter,",
+			"the default, they do not come back at the same moment: look down the columns.",
+		},
+		brief: true,
+		want:  tally{calls: 6, attempts: 18, rescued: 6},
+	}
+	for i := range 6 {
+		s.calls = append(s.calls, plan{
+			name: fmt.Sprintf("client %d", i+1), script: []answer{down, down, ok}, opts: fullJitter})
+	}
+	return s
+}
+
+func serverSaysWhen() scene {
+	return scene{
+		title: "The server says when",
+		caption: []string{
+			"Overloaded, it names the wait. Pushback is kept to the millisecond, RetryInfo",
+			"with up to 20 % on top. After either, the backoff begins again at 60 ms.",
+		},
+		calls: []plan{
+			{name: "get cart", script: []answer{overloaded(250 * time.Millisecond), ok}},
+			{name: "get user", script: []answer{overQuota(250 * time.Millisecond), ok}},
+			{name: "get price", script: []answer{down, overloaded(150 * time.Millisecond), down, ok}},
+		},
+		want: tally{calls: 3, attempts: 8, rescued: 3},
+	}
+}
+
+func serverSaysStop() scene {
+	return scene{
+		title: "The server says stop",
+		caption: []string{
+			"UNAVAILABLE would be retried, but this server says not to. And ten minutes are",
+			"over MaxServerDelay, 5 min: such a wait is not shortened, the call ends.",
+		},
+		calls: []plan{
+			{name: "get cart", script: []answer{shuttingDown}},
+			{name: "get user", script: []answer{overloaded(10 * time.Minute)}},
+		},
+		want: tally{calls: 2, attempts: 2, stops: map[string]int{"pushback": 2}},
+	}
+}
+
+func noCure() scene {
+	return scene{
+		title: "No cure",
+		caption: []string{
+			"Failures that another attempt cannot cure. RESOURCE_EXHAUSTED is retried where",
+			"it means overload, and not where it means a message over the size limit.",
+		},
+		calls: []plan{
+			{name: "get cart 7", script: []answer{notFound}},
+			{name: "get report", payload: 64 << 10, opts: []grpc.CallOption{grpc.MaxCallRecvMsgSize(4 << 10)}},
+		},
+		want: tally{calls: 2, attempts: 2, stops: map[string]int{"not_retryable": 2}},
+	}
+}
+
+func deadlines() scene {
+	return scene{
+		title: "Deadlines",
+		caption: []string{
+			"A replica hangs: the attempt timeout of 300 ms frees the call to try again.",
+			"A wait of 5 s with a deadline in 1 s: the caller is told now, not in a second.",
+		},
+		calls: []plan{
+			{name: "get cart", script: []answer{hang, ok}, timeout: 5 * time.Second, opts: []grpc.CallOption{
+				grpcretry.WithAttemptTimeout(300 * time.Millisecond), grpcretry.WithMaxAttempts(2)}},
+			{name: "get user", script: []answer{overloaded(5 * time.Second)}, timeout: time.Second},
+		},
+		want: tally{calls: 2, attempts: 3, rescued: 1,
+			stops: map[string]int{"deadline": 1}},
+	}
+}
+
+// budgetRunsOut has 20 calls, each of which would make 4 attempts. Of 20 calls the budget
+// gets 4 retries, whichever calls take them.
+func budgetRunsOut(onBudget grpcretry.CallOption) scene {
+	s := scene{
+		title: "The budget runs out",
+		caption: []string{
+			"All UNAVAILABLE, for 20 calls at once: 80 attempts, if every call made its 4.",
+			"The budget allows one retry for five calls, so the server gets 24.",
+		},
+		brief: true,
+		want: tally{calls: 20, attempts: 24,
+			stops: map[string]int{"budget": 20}},
+	}
+	for i := range 20 {
+		s.calls = append(s.calls, plan{
+			name: fmt.Sprintf("call %d", i+1), script: []answer{down}, opts: []grpc.CallOption{onBudget}})
+	}
+	return s
+}
+
+// recovery begins with the budget that the scene before has emptied. Its first five calls
+// bring in the one retry that the last one needs.
+func recovery(onBudget grpcretry.CallOption) scene {
+	s := scene{
+		title: "Recovery",
+		caption: []string{
+			"The server is back. Five calls, good or bad, bring in one retry: the budget",
+			"fills again, and the last call, which meets a short outage, is rescued.",
+		},
+		oneByOne: true,
+		brief:    true,
+		want:     tally{calls: 6, attempts: 7, rescued: 1},
+	}
+	for i := range 5 {
+		s.calls = append(s.calls, plan{name: fmt.Sprintf("call %d", i+1), opts: []grpc.CallOption{onBudget}})
+	}
+	s.calls = append(s.calls, plan{name: "call 6", script: []answer{down, ok}, opts: []grpc.CallOption{onBudget}})
+	return s
+}
+
+// play makes the calls of a scene, in a trace of their own.
+func (sc scene) play(ctx context.Context, number int, s *server, c *client, tracer trace.Tracer) (result, error) {
+	ctx, span := tracer.Start(ctx, fmt.Sprintf("scene %d: %s", number, sc.title))
+	defer span.End()
+
+	r := result{scene: sc, number: number, records: make([]*record, len(sc.calls))}
+	var running sync.WaitGroup
+	for i, plan := range sc.calls {
+		running.Go(func() { r.records[i] = plan.play(ctx, number, s, c) })
+		if sc.oneByOne {
+			running.Wait()
+		}
+	}
+	running.Wait()
+	return r, ctx.Err() // a scene that the reader interrupted proves nothing
+}
+
+// play makes one call.
+func (p plan) play(ctx context.Context, scene int, s *server, c *client) *record {
+	if p.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, p.timeout)
+		defer cancel()
+	}
+	message := fmt.Sprintf("scene %d: %s", scene, p.name) // by which the server knows the call
+	s.expect(message, p.script)
+	r := c.call(ctx, p.name, &echov1.EchoRequest{Message: message, Payload: make([]byte, p.payload)}, p.opts...)
+	r.serverSaw = s.attempts(message)
+	return r
+}
+
+// A result is what became of a scene.
+type result struct {
+	scene   scene
+	number  int
+	records []*record
+}
+
+// A tally counts.
+type tally struct {
+	calls, attempts, rescued int
+	serverSaw                int            // what the server counted, not the client; not for want
+	stops                    map[string]int // calls given up, by the name of the reason
+}
+
+func (t tally) gaveUp() (n int) {
+	for _, count := range t.stops {
+		n += count
+	}
+	return n
+}
+
+// tally counts what the observer saw in a scene.
+func (r result) tally() tally {
+	t := tally{calls: len(r.records), stops: map[string]int{}}
+	for _, rec := range r.records {
+		t.attempts += len(rec.steps)
+		t.serverSaw += rec.serverSaw
+		switch {
+		case rec.rescued():
+			t.rescued++
+		case !rec.succeeded():
+			t.stops[reasonName(rec.end.Reason)]++
+		}
+	}
+	return t
+}
+
+// verify compares a scene with what it should show.
+func (r result) verify() error {
+	var errs []error
+	for _, rec := range r.records {
+		if err := rec.verify(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", rec.name, err))
+		}
+	}
+	got, want := r.tally(), r.scene.want
+	if got.calls != want.calls || got.attempts != want.attempts || got.rescued != want.rescued {
+		errs = append(errs, fmt.Errorf("got %d calls, %d attempts, %d rescued; want %d, %d, %d",
+			got.calls, got.attempts, got.rescued, want.calls, want.attempts, want.rescued))
+	}
+	if !maps.Equal(got.stops, want.stops) {
+		errs = append(errs, fmt.Errorf("calls given up by reason: %v, want %v", got.stops, want.stops))
+	}
+	return errors.Join(errs...)
+}
