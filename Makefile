@@ -93,6 +93,10 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 flaky: gcc ## the root package's tests 100 times with the race detector
 	go test -race -count=100 .
 
+.PHONY: soak
+soak: gcc ## 100,000 random sequences of streams with the race detector (two minutes)
+	go test -race -run TestStreamsAtRandom -v -timeout 30m . -streams.sequences=100000
+
 .PHONY: bench-quick
 bench-quick: ## the root package's benchmarks once, to look at and not to publish
 	go test -run '^$$' -bench . -benchmem .
@@ -116,7 +120,7 @@ protoc:
 	@.ci/need protoc protobuf-compiler
 
 # The race detector needs cgo.
-unit flaky: export CGO_ENABLED := 1
+unit flaky soak: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev

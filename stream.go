@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -334,7 +333,11 @@ func (s *retryStream) headed(at *streamAttempt, headers bool) {
 		s.unlock(at)
 		return
 	}
-	_ = s.recoverLocked(at, nil) // RecvMsg has the error
+	var err error // to be found out
+	if headers {
+		err = errDiscard
+	}
+	_ = s.recoverLocked(at, err) // RecvMsg has the error
 }
 
 // usable needs mu. It says whether at is still the attempt that matters, and undecided.
@@ -576,16 +579,28 @@ func (at *streamAttempt) status() error {
 	if md, _ := at.stream.Header(); md != nil {
 		return nil
 	}
-	return at.stream.RecvMsg(new(emptypb.Empty))
+	return at.drain()
 }
 
 // discard ends an attempt for good, and returns why: our attempt timeout.
 func (at *streamAttempt) discard() error {
 	at.expire()
-	for at.stream.RecvMsg(new(emptypb.Empty)) == nil {
-		continue
+	_ = at.drain()
+	return status.FromContextError(context.Canceled).Err()
+}
+
+// drain reads to the end of an attempt and returns how that is. If there were messages,
+// io.EOF would be a success with some of it missing, so then it is the end of the context.
+func (at *streamAttempt) drain() error {
+	for lost := false; ; lost = true {
+		err := at.stream.RecvMsg(new(emptypb.Empty))
+		if err == io.EOF && lost {
+			return status.FromContextError(context.Canceled).Err()
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return status.Error(codes.DeadlineExceeded, ErrAttemptTimeout.Error())
 }
 
 // read fills in what gRPC knows of an attempt that has ended with err.
