@@ -1,24 +1,151 @@
-package grpcretry_test
+package grpcretry
 
 import (
 	"context"
+	"net"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
+// succeed and failOnce are invokers that do nothing else, so that the interceptor's own
+// cost is seen.
+func succeed(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+	return nil
+}
+
+var errUnavailable = status.Error(codes.Unavailable, "db-down")
+
+func failOnce(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+	if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+		return errUnavailable
+	}
+	return nil
+}
+
+var stubOptions = []grpc.CallOption{grpc.StaticMethod()} // as generated code passes them
+
+func callOnce(tb testing.TB, intercept grpc.UnaryClientInterceptor, invoker grpc.UnaryInvoker) {
+	if err := intercept(context.Background(), "/pkg.Service/Method", nil, nil, nil, invoker, stubOptions...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // BenchmarkFirstAttemptSucceeds is the cost of the interceptor on the path that nearly
-// every call takes: at most one allocation.
+// every call takes.
 func BenchmarkFirstAttemptSucceeds(b *testing.B) {
-	intercept := grpcretry.UnaryClientInterceptor()
-	invoker := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
-	opts := []grpc.CallOption{grpc.StaticMethod()}
+	intercept := UnaryClientInterceptor()
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := intercept(context.Background(), "/pkg.Service/Method", nil, nil, nil, invoker, opts...); err != nil {
-			b.Fatal(err)
+		callOnce(b, intercept, succeed)
+	}
+}
+
+func BenchmarkFirstAttemptSucceedsOnAllCores(b *testing.B) {
+	intercept := UnaryClientInterceptor()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			callOnce(b, intercept, succeed)
+		}
+	})
+}
+
+func BenchmarkOneRetryWithoutAWait(b *testing.B) {
+	intercept := UnaryClientInterceptor(WithBackoff(Constant(0)), WithBudget(Unlimited))
+	b.ReportAllocs()
+	for b.Loop() {
+		callOnce(b, intercept, failOnce)
+	}
+}
+
+// TestFirstAttemptThatSucceedsAllocatesOnce holds the promise that no feature may cost a
+// call that needs none of it.
+func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
+	for name, intercept := range map[string]grpc.UnaryClientInterceptor{
+		"defaults":      UnaryClientInterceptor(),
+		"with a logger": UnaryClientInterceptor(WithLogger(silent)),
+		"with a method": UnaryClientInterceptor(WithMethod("/pkg.Service/Method", WithMaxAttempts(2))),
+	} {
+		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, succeed) }); got > 1 {
+			t.Errorf("%s: %v allocations, want at most 1", name, got)
 		}
 	}
+}
+
+// BenchmarkMessageOfACommittedStream compares a message received on a committed stream
+// with and without the interceptor.
+func BenchmarkMessageOfACommittedStream(b *testing.B) {
+	for _, client := range []struct {
+		name string
+		opts []grpc.DialOption
+	}{{"bare", nil}, {"grpcretry", DialOptions()}} {
+		b.Run("client="+client.name, func(b *testing.B) {
+			listener := bufconn.Listen(1 << 20)
+			server := grpc.NewServer()
+			echov1.RegisterEchoServiceServer(server, talker{})
+			go server.Serve(listener)
+			defer server.Stop()
+			cc, err := grpc.NewClient("passthrough:///talker", append(client.opts,
+				grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer cc.Close()
+			ctx, cancel := context.WithCancel(b.Context())
+			defer cancel()
+			stream, err := echov1.NewEchoServiceClient(cc).Expand(ctx, request())
+			if err != nil {
+				b.Fatal(err)
+			}
+			m := &echov1.EchoResponse{}
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := stream.RecvMsg(m); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// talker sends until nobody listens.
+type talker struct {
+	echov1.UnimplementedEchoServiceServer
+}
+
+func (talker) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
+	m := &echov1.EchoResponse{Message: "hello"}
+	for {
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+}
+
+func BenchmarkRatioBudget(b *testing.B) {
+	budget := newDefaultBudget()
+	b.Run("Deposit", func(b *testing.B) {
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				budget.Deposit(Outcome{Attempt: 1})
+			}
+		})
+	})
+	b.Run("Withdraw", func(b *testing.B) {
+		b.ReportAllocs()
+		now := time.Now()
+		for b.Loop() {
+			budget.Withdraw(now)
+		}
+	})
 }

@@ -33,6 +33,29 @@
 // UNAVAILABLE does not prove that the server did nothing. Turn retries off for methods
 // that must not run twice: WithMethod("/pkg.Service/Charge", Disable()).
 //
+// # Streams
+//
+// Client, server and bidirectional streams are retried like unary calls, until they are
+// committed. A stream is committed once the application has seen anything of it:
+//
+//   - a message, or headers from Header (waiting in Header therefore commits);
+//   - a call of Context or Trailer;
+//   - or when it has sent more than [WithBufferLimit] keeps for replay, 256 KiB by default.
+//     The one request of a server stream does not count. A message that cannot tell its
+//     size (it is no proto.Message and has no Size method) commits too.
+//
+// Until then the messages sent, and CloseSend, are sent again in order to the next
+// attempt. After that, errors come out as gRPC made them, and a message costs nothing more
+// than without the interceptor. With WithBufferLimit(0) streams pass through untouched.
+// [grpc.MaxRetryRPCBufferSize] as a call option is obeyed like WithBufferLimit.
+//
+// The attempt timeout of a stream is the time to its first message, for a client stream
+// to its response. A call has one limit of attempts, however often RecvMsg is called.
+//
+// A stream that fails after its first message is for the application to resume: only it
+// knows what it has done with the messages, and what to ask for next. Open a new stream
+// from where the last one ended; that is a new call, with attempts and a budget of its own.
+//
 // # Options
 //
 // [Option]s go to [New], or to one of the short forms [DialOptions],

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -32,6 +34,39 @@ func (s *flakyServer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov
 		return nil, s.fail(ctx)
 	}
 	return &echov1.EchoResponse{Message: fmt.Sprintf("%s, attempt %d", req.GetMessage(), 1+grpcretry.PreviousAttempts(ctx))}, nil
+}
+
+// Expand answers one request with three messages.
+func (s *flakyServer) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
+	if s.failures > 0 {
+		s.failures--
+		return s.fail(stream.Context())
+	}
+	for i := range 3 {
+		if err := stream.Send(&echov1.EchoResponse{Message: fmt.Sprint(req.GetMessage(), " ", i+1)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Collect joins what it is sent.
+func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
+	var all []string
+	for {
+		req, err := stream.Recv()
+		if err == io.EOF {
+			return stream.SendAndClose(&echov1.EchoResponse{Message: strings.Join(all, " ")})
+		}
+		if err != nil {
+			return err
+		}
+		all = append(all, req.GetMessage())
+		if s.failures > 0 { // after it has read a part
+			s.failures--
+			return s.fail(stream.Context())
+		}
+	}
 }
 
 func unavailable(context.Context) error { return status.Error(codes.Unavailable, "db-down") }
@@ -262,4 +297,49 @@ func ExampleWithAttemptTimeout() {
 	reply, err := client.Echo(ctx, &echov1.EchoRequest{Message: "hello"})
 	fmt.Println(reply.GetMessage(), err)
 	// Output: hello, attempt 2 <nil>
+}
+
+// A server stream that fails before its first message is opened again.
+func ExampleRetrier_StreamClientInterceptor() {
+	r, err := grpcretry.New(fast)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, stop := dial(&flakyServer{failures: 2, fail: unavailable},
+		grpc.WithChainStreamInterceptor(r.StreamClientInterceptor()))
+	defer stop()
+
+	stream, err := client.Expand(context.Background(), &echov1.EchoRequest{Message: "line"})
+	for err == nil {
+		var reply *echov1.EchoResponse
+		if reply, err = stream.Recv(); err == nil {
+			fmt.Println(reply.GetMessage())
+		}
+	}
+	fmt.Println(err)
+	// Output:
+	// line 1
+	// line 2
+	// line 3
+	// EOF
+}
+
+// What a client stream has sent is sent again, in order, as long as it fits the buffer.
+func ExampleWithBufferLimit() {
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
+		grpcretry.DialOptions(fast, grpcretry.WithBufferLimit(1<<20))...)
+	defer stop()
+
+	stream, err := client.Collect(context.Background())
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, word := range []string{"none", "is", "lost"} {
+		if err := stream.Send(&echov1.EchoRequest{Message: word}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	reply, err := stream.CloseAndRecv()
+	fmt.Println(reply.GetMessage(), err)
+	// Output: none is lost <nil>
 }

@@ -164,3 +164,6 @@ type onlyAbove struct {
 }
 
 func (h onlyAbove) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level }
+
+// silent logs nothing below error level.
+var silent = slog.New(onlyAbove{slog.DiscardHandler, slog.LevelError})
