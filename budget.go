@@ -78,7 +78,7 @@ type rateBudget struct {
 	limiter *rate.Limiter
 
 	mu       sync.Mutex // held to judge and to take: two retries cannot win the same refund
-	refunded float64    // guarded by mu; a Limiter takes no token back long after it was used
+	refunded float64    // guarded by mu, whole; a Limiter takes no token back long after it was used
 	last     time.Time  // guarded by mu; a Limiter told an earlier time would count some time twice
 }
 
@@ -120,10 +120,9 @@ func (b *rateBudget) balance(now time.Time) float64 {
 	if b.limiter.Limit() == rate.Inf {
 		return math.Inf(1)
 	}
-	tokens := b.limiter.TokensAt(b.last)
-	room := max(0, float64(b.limiter.Burst())-tokens)
-	b.refunded = min(b.refunded, room)
-	return max(0, tokens+b.refunded)
+	tokens, burst := b.limiter.TokensAt(b.last), float64(b.limiter.Burst())
+	b.refunded = min(b.refunded, math.Ceil(max(0, burst-tokens)))
+	return max(0, min(burst, tokens+b.refunded))
 }
 
 func (b *rateBudget) check() error {

@@ -23,9 +23,12 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * 
 // NewRatioBudget allows retries as a share of the calls of the last Window, plus a
 // floor for clients with little traffic. The idea is Finagle's RetryBudget.
 //
-// Over any span of time, with every attempt failing,
+// From the first call on, with every attempt failing,
 //
-//	attempts ≤ calls × (1 + Ratio) + MinPerSecond × (span + Window)
+//	attempts ≤ calls × (1 + Ratio) + MinPerSecond × (time + Window)
+//
+// and a span that begins later may spend, besides, what the calls of the Window before
+// it deposited.
 //
 // The balance is MinPerSecond × Window, plus Ratio for each first attempt that ended
 // within the window, minus the retries taken within it. A good hour is not saved up
@@ -105,13 +108,13 @@ func (b *ratioBudget) Withdraw(now time.Time) bool {
 	return true
 }
 
-// Refund takes back the latest retry that is still in the window. If that is another
-// one than the refunded, the sum is the same.
+// Refund takes back the oldest retry in the window. Which one was refunded nobody knows;
+// so the retries that were sent count for no less time than they must.
 func (b *ratioBudget) Refund() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	newest := b.number(b.last)
-	for n := newest; n > newest-int64(len(b.steps)); n-- {
+	for n := newest - ratioSteps; n <= newest; n++ {
 		if s := b.at(n); s.withdrawn >= 1 {
 			s.withdrawn--
 			return

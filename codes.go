@@ -57,17 +57,19 @@ func (p *policy) retryable(ctx context.Context, f *failure) bool {
 // message over a size limit, in lower case. Such a message is as large the next
 // time. gRPC has no other mark for it: the specification reuses the code.
 var sizePhrases = []string{
-	"received message larger than max",      // grpc-go and gRPC core receiving, grpc-js
-	"send message larger than max",          // grpc-go sending
-	"sent message larger than max",          // gRPC core sending
-	"after decompression larger than max",   // grpc-go receiving compressed messages
-	"grpc: message too large",               // grpc-go over 4 GiB
-	"grpc message exceeds maximum size",     // grpc-java
-	"maximum configured message size",       // grpc-dotnet, both directions
-	"to send a message with a size larger",  // grpc-js sending, old
-	"send message with a size larger than",  // grpc-js sending
-	"message length too large",              // tonic, both directions
-	"message that decompresses to a larger", // grpc-js receiving compressed messages
+	"received message larger than max",    // grpc-go and gRPC core receiving, grpc-js
+	"send message larger than max",        // grpc-go sending
+	"sent message larger than max",        // gRPC core sending
+	"after decompression larger than max", // grpc-go receiving compressed messages
+	"grpc: message too large",             // grpc-go over 4 GiB
+	"grpc message exceeds maximum size",   // grpc-java
+	"maximum configured message size",     // grpc-dotnet, both directions
+	"message with a size larger than",     // grpc-js sending
+	"decompresses to a size larger than",  // grpc-js receiving compressed messages
+	"larger than configured max",          // connect-go receiving
+	"exceeds sendmaxbytes",                // connect-go sending
+	"message length too large",            // tonic, both directions
+	"configured maximum payload size",     // grpc-swift
 }
 
 func isSizeError(err error) bool {

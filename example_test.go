@@ -76,7 +76,7 @@ func dial(server *flakyServer, opts ...grpc.DialOption) (echov1.EchoServiceClien
 	listener := bufconn.Listen(1 << 16)
 	s := grpc.NewServer()
 	echov1.RegisterEchoServiceServer(s, server)
-	go s.Serve(listener) //nolint:errcheck // Stop ends it
+	go s.Serve(listener)
 
 	cc, err := grpc.NewClient("passthrough:///echo", append(opts,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -175,7 +175,6 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 	return configOption(func(c *config) {
 		if err := checkPattern(pattern); err != nil {
 			c.refuse(fmt.Errorf("grpcretry: WithMethod: %w", err))
-			return
 		}
 		for _, o := range opts {
 			if o == nil {

@@ -122,7 +122,7 @@ func (s *retryStream) SendMsg(m any) error {
 
 func (s *retryStream) sendCommitted(at *streamAttempt, m any) error {
 	err := at.stream.SendMsg(m)
-	if err != nil && err != io.EOF { // gRPC has ended the stream with it
+	if err != nil && !errors.Is(err, io.EOF) { // gRPC has ended the stream with it
 		s.end(at, err)
 	}
 	return err
@@ -182,7 +182,7 @@ func (s *retryStream) sent(at *streamAttempt, err error) error {
 	case err == nil:
 	case s.committed.Load() == at:
 		s.mu.Unlock()
-		if err != io.EOF {
+		if !errors.Is(err, io.EOF) {
 			s.end(at, err)
 		}
 		return err
@@ -190,7 +190,7 @@ func (s *retryStream) sent(at *streamAttempt, err error) error {
 		err = io.EOF
 	case s.recovering || s.current != at:
 		err = nil // it was sent again, or will be
-	case err != io.EOF:
+	case !errors.Is(err, io.EOF):
 		return s.recoverLocked(at, err)
 	case s.receiving > 0:
 		err = nil // who receives will learn why, and recover
@@ -457,7 +457,7 @@ func (s *retryStream) recoverLocked(at *streamAttempt, err error) error {
 // a failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.read(s.call, err)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		a, _ := s.call.next(at.attempt, nil)
 		return a, io.EOF
 	}
@@ -490,7 +490,7 @@ func (s *retryStream) replay(at *streamAttempt) error {
 		if sent == len(s.buffer) {
 			s.mu.Unlock()
 			closed = true
-			if err := at.stream.CloseSend(); err != nil && err != io.EOF {
+			if err := at.stream.CloseSend(); err != nil && !errors.Is(err, io.EOF) {
 				return err
 			}
 			continue
@@ -499,7 +499,7 @@ func (s *retryStream) replay(at *streamAttempt) error {
 		sent++
 		s.mu.Unlock()
 		err := at.stream.SendMsg(m)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			if err = at.status(); err == nil {
 				s.publish(at) // RecvMsg will learn more
 				return nil
@@ -594,7 +594,7 @@ func (at *streamAttempt) discard() error {
 func (at *streamAttempt) drain() error {
 	for lost := false; ; lost = true {
 		err := at.stream.RecvMsg(new(emptypb.Empty))
-		if err == io.EOF && lost {
+		if errors.Is(err, io.EOF) && lost {
 			return status.FromContextError(context.Canceled).Err()
 		}
 		if err != nil {
@@ -605,7 +605,7 @@ func (at *streamAttempt) drain() error {
 
 // read fills in what gRPC knows of an attempt that has ended with err.
 func (at *streamAttempt) read(c *call, err error) {
-	if at.stream == nil || err == io.EOF && !c.observed() {
+	if at.stream == nil || errors.Is(err, io.EOF) && !c.observed() {
 		return
 	}
 	at.trailer = at.stream.Trailer()

@@ -1,0 +1,355 @@
+package grpcretry
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+	"time"
+)
+
+// almostOne is the largest u that a source of [0, 1) gives.
+const almostOne = 1 - 0x1p-53
+
+// A backoffFunc is a Backoff that users might write.
+type backoffFunc func(retry int, prev time.Duration, u float64) time.Duration
+
+func (f backoffFunc) Delay(retry int, prev time.Duration, u float64) time.Duration {
+	return f(retry, prev, u)
+}
+
+func TestBackoffFormulas(t *testing.T) {
+	ms := func(n float64) time.Duration { return time.Duration(n * float64(time.Millisecond)) }
+	of := func(j Jitter) Backoff {
+		return Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2, Jitter: j}
+	}
+	decorrelated := Decorrelated{Base: ms(100), Max: ms(5000)}
+	for _, tt := range []struct {
+		name    string
+		backoff Backoff
+		retry   int
+		prev    time.Duration
+		u       float64
+		want    time.Duration
+	}{
+		{"full, lowest: 0·d", of(FullJitter), 1, 0, 0, 0},
+		{"full, first retry: 0.5·100", of(FullJitter), 1, 0, 0.5, ms(50)},
+		{"full, third retry: 0.75·400", of(FullJitter), 3, 0, 0.75, ms(300)},
+		{"full, at the cap: 0.25·5000", of(FullJitter), 7, 0, 0.25, ms(1250)},
+		{"full, just below the cap: 0.5·3200", of(FullJitter), 6, 0, 0.5, ms(1600)},
+		{"full ignores prev", of(FullJitter), 1, time.Hour, 0.5, ms(50)},
+
+		{"equal, lowest: d/2", of(EqualJitter), 1, 0, 0, ms(50)},
+		{"equal: 200/2 + 0.5·200/2", of(EqualJitter), 2, 0, 0.5, ms(150)},
+		{"equal, at the cap: 2500 + 0.25·2500", of(EqualJitter), 50, 0, 0.25, ms(3125)},
+
+		{"proportional, lowest: 0.8·100", of(ProportionalJitter), 1, 0, 0, ms(80)},
+		{"proportional, middle: d", of(ProportionalJitter), 1, 0, 0.5, ms(100)},
+		{"proportional: 200·(0.8 + 0.4·0.75)", of(ProportionalJitter), 2, 0, 0.75, ms(220)},
+		{"proportional, over the cap: 5000·(0.8 + 0.4·0.75)", of(ProportionalJitter), 9, 0, 0.75, ms(5500)},
+
+		{"none, first", of(NoJitter), 1, 0, 0.9, ms(100)},
+		{"none, second", of(NoJitter), 2, 0, 0, ms(200)},
+		{"none, sixth", of(NoJitter), 6, 0, 0.3, ms(3200)},
+		{"none, the cap", of(NoJitter), 7, 0, 0.3, ms(5000)},
+		{"none, multiplier 1 stays", Exponential{Base: ms(70), Max: ms(90), Multiplier: 1, Jitter: NoJitter}, 1e6, 0, 0, ms(70)},
+		{"none, multiplier 1.5", Exponential{Base: ms(100), Max: ms(900), Multiplier: 1.5, Jitter: NoJitter}, 4, 0, 0, ms(337.5)},
+		{"a retry number below 1 counts as 1", of(NoJitter), 0, 0, 0, ms(100)},
+
+		// Base + u·(3·max(prev, Base) − Base)
+		{"decorrelated, first, lowest: 100", decorrelated, 1, 0, 0, ms(100)},
+		{"decorrelated, first: 100 + 0.5·(300 − 100)", decorrelated, 1, 0, 0.5, ms(200)},
+		{"decorrelated, a prev below Base counts as Base", decorrelated, 2, ms(7), 0.5, ms(200)},
+		{"decorrelated: 100 + 0.5·(1200 − 100)", decorrelated, 2, ms(400), 0.5, ms(650)},
+		{"decorrelated, lowest is Base, not prev", decorrelated, 2, ms(400), 0, ms(100)},
+		{"decorrelated, 100 + 0.75·(6900 − 100) is over the cap", decorrelated, 2, ms(2300), 0.75, ms(5000)},
+		{"decorrelated ignores retry", decorrelated, 1e6, ms(400), 0.5, ms(650)},
+
+		{"constant", Constant(ms(250)), 3, ms(7), 0.7, ms(250)},
+		{"constant zero", Constant(0), 1, 0, 0.7, 0},
+		{"constant below zero", Constant(-1), 1, 0, 0.7, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := tt.backoff.Delay(tt.retry, tt.prev, tt.u)
+			if diff := got - tt.want; diff < -1 || diff > 1 { // a nanosecond for the rounding of float64
+				t.Errorf("%+v.Delay(%d, %v, %v) = %v, want %v", tt.backoff, tt.retry, tt.prev, tt.u, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestBackoffZeroFieldsMeanDefaults(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		got, want Backoff
+	}{
+		{"all", Exponential{}, Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2, Jitter: FullJitter}},
+		{"base", Exponential{Max: time.Minute, Multiplier: 3, Jitter: NoJitter},
+			Exponential{Base: 100 * time.Millisecond, Max: time.Minute, Multiplier: 3, Jitter: NoJitter}},
+		{"max", Exponential{Base: time.Second, Multiplier: 3, Jitter: EqualJitter},
+			Exponential{Base: time.Second, Max: 5 * time.Second, Multiplier: 3, Jitter: EqualJitter}},
+		{"multiplier", Exponential{Base: time.Second, Max: time.Minute, Jitter: ProportionalJitter},
+			Exponential{Base: time.Second, Max: time.Minute, Multiplier: 2, Jitter: ProportionalJitter}},
+		{"decorrelated, all", Decorrelated{}, Decorrelated{Base: 100 * time.Millisecond, Max: 5 * time.Second}},
+		{"decorrelated, base", Decorrelated{Max: time.Minute}, Decorrelated{Base: 100 * time.Millisecond, Max: time.Minute}},
+		{"decorrelated, max", Decorrelated{Base: time.Second}, Decorrelated{Base: time.Second, Max: 5 * time.Second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for retry := 1; retry < 12; retry++ {
+				for _, u := range []float64{0, 0.3, almostOne} {
+					prev := time.Duration(retry) * 300 * time.Millisecond
+					if got, want := tt.got.Delay(retry, prev, u), tt.want.Delay(retry, prev, u); got != want {
+						t.Errorf("%+v.Delay(%d, %v, %v) = %v, want %v as %+v", tt.got, retry, prev, u, got, want, tt.want)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestProportionalJitterKeepsTheBoundsOfA6(t *testing.T) {
+	for _, c := range readJSON[struct {
+		Name   string
+		Policy struct {
+			InitialBackoff, MaxBackoff string
+			BackoffMultiplier          float64
+		}
+		Bounds []struct {
+			N     int
+			Lower time.Duration `json:"lower_ns"`
+			Upper time.Duration `json:"upper_ns"`
+		}
+	}](t, "testdata/a6/backoff.json") {
+		t.Run(c.Name, func(t *testing.T) {
+			b := Exponential{
+				Base:       parseDuration(t, c.Policy.InitialBackoff),
+				Max:        parseDuration(t, c.Policy.MaxBackoff),
+				Multiplier: c.Policy.BackoffMultiplier,
+				Jitter:     ProportionalJitter,
+			}
+			if len(c.Bounds) == 0 {
+				t.Fatal("no bounds")
+			}
+			for _, want := range c.Bounds {
+				for _, u := range []float64{0, 0.1, 0.5, 0.9, almostOne} {
+					if got := b.Delay(want.N, 0, u); got < want.Lower-1 || got > want.Upper {
+						t.Errorf("Delay(%d, 0, %v) = %v, want %v … %v", want.N, u, got, want.Lower, want.Upper)
+					}
+				}
+				// The bounds are reached, so the jitter is not less than A6's.
+				low, high := b.Delay(want.N, 0, 0), b.Delay(want.N, 0, almostOne)
+				if low > want.Lower+1 || high < want.Upper-2 {
+					t.Errorf("n = %d: waits span %v … %v, want %v … %v", want.N, low, high, want.Lower, want.Upper)
+				}
+			}
+		})
+	}
+}
+
+// readJSON reads a file of cases; it fails the test if there is none.
+func readJSON[T any](t *testing.T, name string) []T {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []T
+	if err := json.Unmarshal(data, &cases); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if len(cases) == 0 {
+		t.Fatalf("%s has no cases", name)
+	}
+	return cases
+}
+
+// upperBound is the most that a backoff with that cap and jitter may wait, with some
+// nanoseconds for the rounding of float64.
+func upperBound(limit time.Duration, j Jitter) time.Duration {
+	if j != ProportionalJitter {
+		return limit
+	}
+	fifth := limit/5 + limit>>50 + 1
+	if limit > math.MaxInt64-fifth {
+		return math.MaxInt64
+	}
+	return limit + fifth
+}
+
+func retryNumbers() []int {
+	numbers := []int{math.MinInt, -1, 0, 1, 2, 3, 31, 32, 33, 62, 63, 64, 65, 1023, 1024, 1025, 999_999, 1e6, math.MaxInt}
+	for n := 1.0; n < 1e6; n *= 1.37 {
+		numbers = append(numbers, int(n))
+	}
+	return numbers
+}
+
+var (
+	spans = []time.Duration{1, 2, 3, time.Microsecond, time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour,
+		1<<53 - 1, 1<<53 + 1, 1 << 62, 1<<62 + 511, math.MaxInt64 - 1, math.MaxInt64}
+	factors = []float64{0, 1, 1 + 0x1p-52, 1.1, 1.6, 2, 10, 1e6, 1e300, math.MaxFloat64}
+	units   = []float64{0, math.SmallestNonzeroFloat64, 0.5, almostOne,
+		1, math.Nextafter(1, 2), 2, 1e300, -1, -0.5, math.Inf(1), math.Inf(-1), math.NaN()} // these no source should give
+)
+
+func TestBackoffStaysWithinItsBounds(t *testing.T) {
+	numbers := retryNumbers()
+	for _, base := range spans {
+		for _, limit := range spans {
+			if limit < base {
+				continue
+			}
+			for _, j := range []Jitter{FullJitter, EqualJitter, ProportionalJitter, NoJitter} {
+				for _, factor := range factors {
+					b := Exponential{base, limit, factor, j}
+					for _, retry := range numbers {
+						for _, u := range units {
+							if d := b.Delay(retry, 0, u); d < 0 || d > upperBound(limit, j) {
+								t.Fatalf("%+v.Delay(%d, 0, %v) = %d, want 0 … %d", b, retry, u, d, upperBound(limit, j))
+							}
+						}
+					}
+				}
+			}
+			b := Decorrelated{base, limit}
+			for _, prev := range append([]time.Duration{math.MinInt64, -1, 0}, spans...) {
+				for _, u := range units {
+					if d := b.Delay(1, prev, u); d < 0 || d > limit {
+						t.Fatalf("%+v.Delay(1, %d, %v) = %d, want 0 … %d", b, prev, u, d, limit)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Waits that fall back to 0, as after an overflow, are within every bound; so the wait
+// must not shrink either.
+func TestBackoffNeverShrinks(t *testing.T) {
+	numbers := retryNumbers()
+	slices.Sort(numbers)
+	for _, base := range spans {
+		for _, factor := range factors {
+			for _, j := range []Jitter{FullJitter, EqualJitter, ProportionalJitter, NoJitter} {
+				b := Exponential{base, math.MaxInt64, factor, j}
+				before := time.Duration(0)
+				for _, retry := range numbers {
+					d := b.Delay(retry, 0, 0.5)
+					if d < before {
+						t.Fatalf("%+v.Delay(%d, 0, 0.5) = %d, less than %d of an earlier retry", b, retry, d, before)
+					}
+					before = d
+				}
+				if factor >= 1.1 && before < math.MaxInt64/4 {
+					t.Errorf("%+v: after %d retries the wait is %v, want it near its cap", b, numbers[len(numbers)-1], before)
+				}
+			}
+		}
+	}
+}
+
+func FuzzBackoff(f *testing.F) {
+	f.Add(int64(0), int64(0), 0.0, 0, 1, int64(0), 0.5)
+	f.Add(int64(1), int64(math.MaxInt64), math.MaxFloat64, 2, 1_000_000, int64(math.MaxInt64), almostOne)
+	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), 1.0, 2, 0, int64(-1), math.NaN())
+	f.Add(int64(-5), int64(-7), -2.0, 7, -3, int64(math.MinInt64), 2.0)
+	f.Add(int64(time.Second), int64(time.Millisecond), math.NaN(), 1, 2, int64(5), math.Inf(1))
+	f.Fuzz(func(t *testing.T, base, limit int64, factor float64, jitter, retry int, prev int64, u float64) {
+		e := Exponential{time.Duration(base), time.Duration(limit), factor, Jitter(jitter)}
+		d := Decorrelated{time.Duration(base), time.Duration(limit)}
+		for _, b := range []Backoff{e, d, Constant(base)} {
+			if got := nextBackoff(b, retry, time.Duration(prev), u); got < 0 {
+				t.Errorf("nextBackoff(%+v, %d, %d, %v) = %d, want no negative wait", b, retry, prev, u, got)
+			}
+		}
+		most := orDefault(time.Duration(limit), defaultMax)
+		if e.check() == nil {
+			if got := e.Delay(retry, time.Duration(prev), u); got < 0 || got > upperBound(most, e.Jitter) {
+				t.Errorf("%+v.Delay(%d, %d, %v) = %d, want 0 … %d", e, retry, prev, u, got, upperBound(most, e.Jitter))
+			}
+		}
+		if d.check() == nil {
+			if got := d.Delay(retry, time.Duration(prev), u); got < 0 || got > most {
+				t.Errorf("%+v.Delay(%d, %d, %v) = %d, want 0 … %d", d, retry, prev, u, got, most)
+			}
+		}
+	})
+}
+
+func TestNegativeWaitOfACustomBackoffCountsAsZero(t *testing.T) {
+	for _, d := range []time.Duration{-1, -time.Hour, math.MinInt64} {
+		b := backoffFunc(func(int, time.Duration, float64) time.Duration { return d })
+		if got := nextBackoff(b, 1, 0, 0.5); got != 0 {
+			t.Errorf("nextBackoff of a Backoff that gives %v = %v, want 0", d, got)
+		}
+	}
+	seven := backoffFunc(func(int, time.Duration, float64) time.Duration { return 7 })
+	if got := nextBackoff(seven, 1, 0, 0.5); got != 7 {
+		t.Errorf("nextBackoff of a Backoff that gives 7ns = %v", got)
+	}
+}
+
+// A custom Backoff is asked with the retry number and its own last wait, 0 at first
+// and after a negative one.
+func TestCustomBackoffIsToldOfTheCall(t *testing.T) {
+	type asked struct {
+		retry int
+		prev  time.Duration
+	}
+	bubble(t, func(t *testing.T) {
+		var got []asked
+		waits := []time.Duration{3 * time.Second, -time.Second, 5 * time.Second}
+		b := backoffFunc(func(retry int, prev time.Duration, u float64) time.Duration {
+			if !(u >= 0 && u < 1) {
+				t.Errorf("Delay was given u = %v, want a number in [0, 1)", u)
+			}
+			got = append(got, asked{retry, prev})
+			return waits[retry-1]
+		})
+		server := serve(t, script(unavailable(), overloaded(), unavailable(), ok()))
+		if _, err := server.client(t, WithBackoff(b)).Echo(t.Context(), request()); err != nil {
+			t.Fatalf("Echo: %v", err)
+		}
+		wantTimes(t, server, 0, 3*time.Second, 3*time.Second, 8*time.Second)
+		if want := []asked{{1, 0}, {2, 3 * time.Second}, {3, 0}}; !slices.Equal(got, want) {
+			t.Errorf("the backoff was asked with (retry, prev) %v, want %v", got, want)
+		}
+	})
+}
+
+// A thousand clients that failed together land evenly between 0 and d, so that the
+// server sees no peak.
+func TestFullJitterSpreadsClients(t *testing.T) {
+	const clients = 1000
+	random := rand.New(rand.NewPCG(1, 2))
+	b := Exponential{Base: time.Second, Max: time.Minute}
+	for retry := 1; retry <= 3; retry++ {
+		d := time.Second << (retry - 1)
+		var deciles [10]int
+		for range clients {
+			wait := b.Delay(retry, 0, random.Float64())
+			if wait < 0 || wait >= d {
+				t.Fatalf("retry %d waits %v, want less than %v", retry, wait, d)
+			}
+			deciles[10*wait/d]++
+		}
+		for i, n := range deciles { // 100 expected, with a standard deviation below 10
+			if n < 70 || n > 130 {
+				t.Errorf("retry %d: %d of %d clients in decile %d, want about a tenth: %v", retry, n, clients, i, deciles)
+			}
+		}
+	}
+}
+
+func TestJitterNames(t *testing.T) {
+	for j, want := range map[Jitter]string{
+		FullJitter: "full", EqualJitter: "equal", ProportionalJitter: "proportional", NoJitter: "none",
+		-1: "Jitter(-1)", 4: "Jitter(4)",
+	} {
+		if got := j.String(); got != want {
+			t.Errorf("Jitter(%d).String() = %q, want %q", int(j), got, want)
+		}
+	}
+}

@@ -1,0 +1,464 @@
+package grpcretry
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+func TestUnlimitedBudgetNeverRefuses(t *testing.T) {
+	for range 1000 {
+		Unlimited.Deposit(Outcome{Attempt: 1, Result: Failed})
+		if !Unlimited.Withdraw(epoch) {
+			t.Fatal("Unlimited refused")
+		}
+	}
+	if got := Unlimited.Balance(epoch); !math.IsInf(got, 1) {
+		t.Errorf("Balance = %v, want +Inf", got)
+	}
+}
+
+func TestRateBudgetAllowsWhatTheLimiterAllows(t *testing.T) {
+	l := rate.NewLimiter(2, 5)
+	b := NewRateBudget(l)
+	wantBalance(t, b, at(0), 5)
+	wantWithdrawn(t, b, at(0), 5)
+	wantBalance(t, b, at(0), 0)
+	wantWithdrawn(t, b, at(0.49), 0)
+	wantBalance(t, b, at(0.5), 1)
+	wantWithdrawn(t, b, at(0.5), 1)
+	wantWithdrawn(t, b, at(2), 3)
+	wantWithdrawn(t, b, at(1000), 5) // never more than the burst
+}
+
+// Traffic neither earns nor costs: a rate is absolute.
+func TestRateBudgetIgnoresOutcomes(t *testing.T) {
+	b := NewRateBudget(rate.NewLimiter(1, 3))
+	for _, result := range []Result{Succeeded, Failed, Ignored} {
+		b.Deposit(Outcome{Attempt: 1, Result: result})
+		b.Deposit(Outcome{Attempt: 2, Result: result})
+	}
+	wantWithdrawn(t, b, at(0), 3)
+	deposit(b, 100)
+	wantWithdrawn(t, b, at(0), 0)
+}
+
+func TestRateBudgetRefundIsUsedAgain(t *testing.T) {
+	b := NewRateBudget(rate.NewLimiter(1, 3))
+	wantWithdrawn(t, b, at(0), 3)
+	b.Refund()
+	b.Refund()
+	wantBalance(t, b, at(0), 2)
+	wantWithdrawn(t, b, at(0), 2)
+	wantWithdrawn(t, b, at(0), 0)
+}
+
+func TestRateBudgetRefundNeverGoesBeyondTheBurst(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		taken   int
+		refunds int
+		later   float64 // seconds
+		want    int
+	}{
+		{"nothing was taken", 0, 4, 0, 3},
+		{"more refunds than taken", 2, 4, 0, 3},
+		{"the limiter has filled up meanwhile", 3, 3, 3, 3},
+		{"the limiter has partly filled up", 3, 3, 1, 3},
+		{"room for both", 3, 1, 1, 2},
+		{"an hour later", 3, 3, 3600, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := NewRateBudget(rate.NewLimiter(1, 3))
+			if got := withdraw(b, at(0), tt.taken); got != tt.taken {
+				t.Fatalf("got %d retries, want %d", got, tt.taken)
+			}
+			for range tt.refunds {
+				b.Refund()
+			}
+			wantBalance(t, b, at(tt.later), float64(tt.want))
+			wantWithdrawn(t, b, at(tt.later), tt.want)
+		})
+	}
+}
+
+// A refund of the only token must be there for the next retry, also when the limiter
+// has earned a part of a token since.
+func TestRateBudgetRefundIsKeptWithABurstOfOne(t *testing.T) {
+	for _, later := range []float64{0, 0.25, 0.5, 0.999, 1, 10} {
+		b := NewRateBudget(rate.NewLimiter(1, 1))
+		wantWithdrawn(t, b, at(0), 1)
+		b.Refund()
+		if balance := b.Balance(at(later)); balance != 1 {
+			t.Errorf("after %v s: Balance = %v, want 1", later, balance)
+		}
+		if !b.Withdraw(at(later)) {
+			t.Errorf("after %v s: refused, although Balance said 1", later)
+		}
+	}
+}
+
+func TestRateBudgetSharesItsLimiter(t *testing.T) {
+	l := rate.NewLimiter(1, 4)
+	one, other := NewRateBudget(l), NewRateBudget(l)
+	if !one.Withdraw(at(0)) || !other.Withdraw(at(0)) || !l.AllowN(at(0), 1) {
+		t.Fatal("a burst of 4 did not give 3 tokens")
+	}
+	wantBalance(t, one, at(0), 1)
+	wantBalance(t, other, at(0), 1)
+	wantWithdrawn(t, other, at(0), 1)
+	if one.Withdraw(at(0)) || l.AllowN(at(0), 1) {
+		t.Error("a fifth token from a burst of 4")
+	}
+	// A limiter in debt to somebody else's reservation allows no retry.
+	l.ReserveN(at(0), 3)
+	wantBalance(t, one, at(0), 0)
+	wantBalance(t, one, at(3.5), 0.5)
+	if one.Withdraw(at(3.5)) {
+		t.Error("a retry from a limiter with half a token")
+	}
+}
+
+// Time that goes back must not be earned twice when it comes again.
+func TestRateBudgetSurvivesAClockThatGoesBack(t *testing.T) {
+	b := NewRateBudget(rate.NewLimiter(1, 9))
+	if got := withdraw(b, at(100), 3); got != 3 {
+		t.Fatalf("a burst of 9 gave %d retries, want 3", got)
+	}
+	for _, s := range []float64{90, 50, 99} {
+		if !b.Withdraw(at(s)) {
+			t.Errorf("at %v s: refused, although tokens are left", s)
+		}
+	}
+	wantWithdrawn(t, b, at(100), 3)
+	wantWithdrawn(t, b, at(0), 0)
+	wantWithdrawn(t, b, at(102), 2)
+}
+
+func TestRateBudgetOfAnInfiniteLimiter(t *testing.T) {
+	b := NewRateBudget(rate.NewLimiter(rate.Inf, 0))
+	for range 100 {
+		if !b.Withdraw(at(0)) {
+			t.Fatal("an infinite limiter refused")
+		}
+	}
+	if got := b.Balance(at(0)); !math.IsInf(got, 1) {
+		t.Errorf("Balance = %v, want +Inf", got)
+	}
+}
+
+// New refuses it; used all the same, it allows nothing.
+func TestRateBudgetWithoutALimiterAllowsNothing(t *testing.T) {
+	b := NewRateBudget(nil)
+	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+	b.Refund()
+	wantBalance(t, b, at(0), 0)
+	wantWithdrawn(t, b, at(0), 0)
+}
+
+func TestRateBudgetGrantsExactlyTheBurst(t *testing.T) {
+	b := NewRateBudget(rate.NewLimiter(1, 500))
+	var granted atomic.Int64
+	concurrently(64, func() {
+		for range 50 {
+			if b.Withdraw(at(0)) {
+				granted.Add(1)
+				if granted.Load()%7 == 0 { // some come back and are used again
+					granted.Add(-1)
+					b.Refund()
+				}
+			}
+		}
+	})
+	granted.Add(int64(withdraw(b, at(0), plenty)))
+	if got := granted.Load(); got != 500 {
+		t.Errorf("a burst of 500 gave %d retries", got)
+	}
+}
+
+func TestConcurrencyBudgetLimitsRetriesAtOnce(t *testing.T) {
+	b := concurrencyBudgetOf(t, 3)
+	wantBalance(t, b, epoch, 3)
+	wantWithdrawn(t, b, epoch, 3)
+	wantBalance(t, b, epoch, 0)
+	wantWithdrawn(t, b, at(1e9), 0) // time alone gives none back
+
+	for _, result := range []Result{Succeeded, Failed, Ignored} { // the end of a first attempt neither
+		b.Deposit(Outcome{Attempt: 1, Result: result})
+	}
+	wantBalance(t, b, epoch, 0)
+
+	for i, result := range []Result{Succeeded, Failed, Ignored} {
+		b.Deposit(Outcome{Attempt: i + 2, Result: result})
+		wantBalance(t, b, epoch, 1)
+		wantWithdrawn(t, b, epoch, 1)
+	}
+	b.Refund()
+	b.Refund()
+	wantBalance(t, b, epoch, 2)
+	wantWithdrawn(t, b, epoch, 2)
+}
+
+// A stray refund must not lift the limit.
+func TestConcurrencyBudgetNeverHoldsMoreThanItsLimit(t *testing.T) {
+	b := concurrencyBudgetOf(t, 2)
+	for range 5 {
+		b.Refund()
+		b.Deposit(Outcome{Attempt: 2, Result: Failed})
+	}
+	wantBalance(t, b, epoch, 2)
+	wantWithdrawn(t, b, epoch, 2)
+}
+
+func TestConcurrencyBudgetUnderManyGoroutines(t *testing.T) {
+	const limit = 5
+	b := concurrencyBudgetOf(t, limit)
+	var inUse, most atomic.Int64
+	concurrently(64, func() {
+		for range 200 {
+			if !b.Withdraw(epoch) {
+				continue
+			}
+			n := inUse.Add(1)
+			for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+			}
+			inUse.Add(-1)
+			b.Deposit(Outcome{Attempt: 2, Result: Failed})
+		}
+	})
+	if got := most.Load(); got > limit {
+		t.Errorf("%d retries at once, want at most %d", got, limit)
+	}
+	wantBalance(t, b, epoch, limit)
+}
+
+func TestConcurrencyBudgetRefusesToLimitToNothing(t *testing.T) {
+	for _, n := range []int{0, -1, math.MinInt} {
+		b, err := NewConcurrencyBudget(n)
+		wantRefused(t, err, "NewConcurrencyBudget", fmt.Sprint(n))
+		if b != nil {
+			t.Errorf("NewConcurrencyBudget(%d) = %v, want nil beside the error", n, b)
+		}
+	}
+}
+
+func concurrencyBudgetOf(t *testing.T, n int) Budget {
+	t.Helper()
+	b, err := NewConcurrencyBudget(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Two calls fail together; the one slot is free again when the first one's retry has
+// ended, however it ended and however the call goes on.
+func TestConcurrencyBudgetThroughTheInterceptor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := concurrencyBudgetOf(t, 1)
+		server := serve(t, func(n int) answer {
+			if n <= 3 {
+				return unavailable()
+			}
+			return ok()
+		})
+		cc := server.client(t, steady, WithBudget(b))
+		var wg sync.WaitGroup
+		errs := make([]error, 2)
+		for i := range errs {
+			wg.Go(func() { _, errs[i] = cc.Echo(t.Context(), request()) })
+		}
+		wg.Wait()
+		if (errs[0] == nil) == (errs[1] == nil) || !errors.Is(errors.Join(errs...), ErrBudgetExhausted) {
+			t.Errorf("Echo = %v, want one success and one %v", errs, ErrBudgetExhausted)
+		}
+		// 0 and 0, then one retry at 1 s, which fails, and its second at 3 s.
+		wantTimes(t, server, 0, 0, 1*time.Second, 3*time.Second)
+		wantBalance(t, b, time.Now(), 1)
+	})
+}
+
+func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
+	roomy, tight := concurrencyBudgetOf(t, 5), concurrencyBudgetOf(t, 2)
+	rated := NewRateBudget(rate.NewLimiter(0.001, 4))
+	for _, b := range []Budget{AllBudgets(roomy, rated, tight), AllBudgets(tight, roomy, rated), AllBudgets(rated, AllBudgets(tight), roomy)} {
+		wantBalance(t, b, epoch, 2)
+		wantWithdrawn(t, b, epoch, 2)
+		for range 3 {
+			if b.Withdraw(epoch) {
+				t.Fatal("allowed, although one member refuses")
+			}
+		}
+		wantBalance(t, roomy, epoch, 3)
+		wantBalance(t, rated, epoch, 2)
+		wantBalance(t, tight, epoch, 0)
+		b.Refund()
+		wantBalance(t, b, epoch, 1)
+		wantBalance(t, roomy, epoch, 4)
+		wantBalance(t, rated, epoch, 3)
+		b.Refund()
+	}
+}
+
+func TestAllBudgetsTellEachOfEveryOutcome(t *testing.T) {
+	throttled, ratio := throttleOf(t, 10, 1), ratioBudgetOf(t, RatioBudget{Ratio: 1})
+	b := AllBudgets(throttled, ratio)
+	b.Deposit(Outcome{Attempt: 1, Result: Failed})
+	b.Deposit(Outcome{Attempt: 2, Result: Failed})
+	wantBalance(t, ratio, epoch, 1)
+	wantBalance(t, throttled, epoch, 3)
+	wantBalance(t, b, epoch, 1)
+}
+
+func TestAllBudgetsOfNoneNeverRefuse(t *testing.T) {
+	b := AllBudgets()
+	b.Deposit(Outcome{Attempt: 1, Result: Failed})
+	b.Refund()
+	if !b.Withdraw(epoch) || !math.IsInf(b.Balance(epoch), 1) {
+		t.Errorf("Withdraw refused or Balance is %v, want +Inf", b.Balance(epoch))
+	}
+}
+
+func TestAllBudgetsKeepTheirOwnList(t *testing.T) {
+	list := []Budget{concurrencyBudgetOf(t, 1)}
+	b := AllBudgets(list...)
+	list[0] = Unlimited
+	wantBalance(t, b, epoch, 1)
+}
+
+func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		option  []Option
+		retries int // one target's, at once
+	}{
+		{"the default", nil, 100},
+		{"PerTarget", []Option{WithBudget(PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 7)) }))}, 7},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r, err := New(append(tt.option, WithMaxAttempts(1000), WithBackoff(Constant(0)))...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				down := serve(t, always(unavailable()))
+				up := serve(t, script(unavailable(), unavailable(), ok(), unavailable(), ok()))
+				failing := echov1.NewEchoServiceClient(down.connTo(t, "passthrough:///down", r.DialOptions()...))
+				_, err = failing.Echo(t.Context(), request())
+				wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 1+tt.retries)
+
+				for range 2 {
+					good := echov1.NewEchoServiceClient(up.connTo(t, "passthrough:///up", r.DialOptions()...))
+					if _, err := good.Echo(t.Context(), request()); err != nil {
+						t.Errorf("Echo at the other target: %v, want its own budget", err)
+					}
+				}
+				// A second connection to the failing target has what the first one left.
+				again := echov1.NewEchoServiceClient(down.connTo(t, "passthrough:///down", r.DialOptions()...))
+				_, err = again.Echo(t.Context(), request())
+				wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 1)
+			})
+		})
+	}
+}
+
+func TestDefaultBudgetIsOfOneRetrier(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		for range 2 {
+			cc := server.client(t, WithMaxAttempts(1000), WithBackoff(Constant(0)))
+			_, err := cc.Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 101)
+		}
+	})
+}
+
+func TestBudgetSharedByTwoRetriersIsOne(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		shared := WithBudget(NewRateBudget(rate.NewLimiter(0.001, 5)))
+		for _, attempts := range []int{4, 3, 1} { // 3 retries, 2 retries, none
+			_, err := server.client(t, shared, WithBackoff(Constant(0))).Echo(t.Context(), request())
+			if got := len(asError(t, err).Attempts); got != attempts {
+				t.Errorf("Echo made %d attempts, want %d: %v", got, attempts, err)
+			}
+		}
+	})
+}
+
+func TestPerTargetJoinsTheFormsOfATarget(t *testing.T) {
+	budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
+	ledgerOf := func(target string) *ledger {
+		cc, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+		return budgets.ledger(cc.Target(), cc.CanonicalTarget)
+	}
+	bare, full, triple := ledgerOf("localhost:80"), ledgerOf("dns:///localhost:80"), ledgerOf("localhost:80")
+	if bare != full || bare != triple {
+		t.Error(`"localhost:80" and "dns:///localhost:80" have different budgets`)
+	}
+	if other := ledgerOf("localhost:81"); other == bare {
+		t.Error("localhost:80 and localhost:81 have one budget")
+	}
+	if other := ledgerOf("passthrough:///localhost:80"); other == bare {
+		t.Error("dns:///localhost:80 and passthrough:///localhost:80 have one budget")
+	}
+}
+
+func TestPerTargetMakesOneBudgetForConcurrentCalls(t *testing.T) {
+	budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
+	var first atomic.Pointer[ledger]
+	concurrently(64, func() {
+		l := budgets.ledger("a", func() string { return "dns:///a" })
+		if !first.CompareAndSwap(nil, l) && first.Load() != l {
+			t.Error("two calls to one target have different budgets")
+		}
+	})
+}
+
+// Outside of a Retrier there is no target.
+func TestPerTargetAloneIsOneBudget(t *testing.T) {
+	b := AllBudgets(PerTarget(func() Budget { return ratioBudgetOf(t, RatioBudget{Ratio: 1, MinPerSecond: 0.2}) }))
+	wantBalance(t, b, epoch, 2)
+	deposit(b, 3)
+	wantWithdrawn(t, b, epoch, 5)
+	b.Refund()
+	wantBalance(t, b, epoch, 1)
+}
+
+func TestBudgetsAllocateNothing(t *testing.T) {
+	for name, b := range map[string]Budget{
+		"rate":        NewRateBudget(rate.NewLimiter(1, 10)),
+		"concurrency": concurrencyBudgetOf(t, 5),
+		"all":         AllBudgets(Unlimited, concurrencyBudgetOf(t, 5)),
+	} {
+		if n := testing.AllocsPerRun(1000, func() { b.Deposit(Outcome{Attempt: 2, Result: Failed}) }); n != 0 {
+			t.Errorf("%s: Deposit makes %v allocations, want none", name, n)
+		}
+		if n := testing.AllocsPerRun(1000, func() { b.Withdraw(epoch) }); n != 0 {
+			t.Errorf("%s: Withdraw makes %v allocations, want none", name, n)
+		}
+	}
+}
+
+func TestResultNames(t *testing.T) {
+	for r, want := range map[Result]string{Succeeded: "succeeded", Failed: "failed", Ignored: "ignored", -1: "Result(-1)", 3: "Result(3)"} {
+		if got := r.String(); got != want {
+			t.Errorf("Result(%d).String() = %q, want %q", int(r), got, want)
+		}
+	}
+}

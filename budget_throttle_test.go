@@ -1,0 +1,197 @@
+package grpcretry
+
+import (
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+func throttleOf(t *testing.T, maxTokens, tokenRatio float64) *throttle {
+	t.Helper()
+	b, err := NewThrottle(maxTokens, tokenRatio)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.(*throttle)
+}
+
+var resultsByName = map[string]Result{"succeeded": Succeeded, "failed": Failed, "ignored": Ignored}
+
+func TestThrottleCountsAsA6(t *testing.T) {
+	for _, c := range readJSON[struct {
+		Name       string
+		MaxTokens  float64 `json:"max_tokens"`
+		TokenRatio float64 `json:"token_ratio"`
+		Steps      []struct {
+			Result       string
+			TokensAfter  json.Number `json:"tokens_after"`
+			AllowedAfter bool        `json:"allowed_after"`
+		}
+	}](t, "testdata/a6/throttle.json") {
+		t.Run(c.Name, func(t *testing.T) {
+			b := throttleOf(t, c.MaxTokens, c.TokenRatio)
+			for i, step := range c.Steps {
+				result, known := resultsByName[step.Result]
+				if !known {
+					t.Fatalf("step %d: unknown result %q", i+1, step.Result)
+				}
+				// A6 counts all attempts alike, retries too.
+				b.Deposit(Outcome{Attempt: i%3 + 1, Result: result})
+				want := inThousandths(t, step.TokensAfter.String())
+				if got := b.tokens.Load(); got != want {
+					t.Fatalf("step %d, %s: %d thousandths of a token, want %d", i+1, step.Result, got, want)
+				}
+				if got := b.Withdraw(epoch); got != step.AllowedAfter {
+					t.Errorf("step %d, %s: Withdraw = %t, want %t", i+1, step.Result, got, step.AllowedAfter)
+				}
+				if got := b.tokens.Load(); got != want {
+					t.Errorf("step %d: Withdraw took tokens, %d are left of %d", i+1, got, want)
+				}
+				above := max(0, float64(want)/1000-c.MaxTokens/2)
+				if got := b.Balance(epoch); math.Abs(got-above) > 1e-9 || got > 0 != step.AllowedAfter {
+					t.Errorf("step %d: Balance = %v, want %v, which is above half of %v", i+1, got, above, c.MaxTokens)
+				}
+			}
+		})
+	}
+}
+
+// inThousandths reads a decimal with at most three places, without going through float64.
+func inThousandths(t *testing.T, s string) int64 {
+	t.Helper()
+	whole, places, _ := strings.Cut(s, ".")
+	if len(places) > 3 {
+		t.Fatalf("%s has more than three decimals", s)
+	}
+	n, err := strconv.ParseInt(whole+places+strings.Repeat("0", 3-len(places)), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestNewThrottleRefuses(t *testing.T) {
+	for _, tt := range []struct {
+		maxTokens, tokenRatio float64
+		want                  string
+	}{
+		{0, 0.1, "maxTokens is 0"},
+		{-1, 0.1, "maxTokens is -1"},
+		{1000.001, 0.1, "maxTokens is 1000.001"},
+		{math.Inf(1), 0.1, "maxTokens is +Inf"},
+		{math.NaN(), 0.1, "maxTokens is NaN"},
+		{0.0009, 0.1, "maxTokens is 0.0009"},
+		{10, 0, "tokenRatio is 0"},
+		{10, -0.1, "tokenRatio is -0.1"},
+		{10, math.Inf(1), "tokenRatio is +Inf"},
+		{10, math.NaN(), "tokenRatio is NaN"},
+		{10, 0.0009, "tokenRatio is 0.0009"},
+	} {
+		b, err := NewThrottle(tt.maxTokens, tt.tokenRatio)
+		if err == nil || b != nil || !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "grpcretry: NewThrottle: ") {
+			t.Errorf("NewThrottle(%v, %v) = %v, %v, want an error with %q", tt.maxTokens, tt.tokenRatio, b, err, tt.want)
+		}
+	}
+	for _, good := range [][2]float64{{1000, 0.001}, {0.001, 0.001}, {1, 1e300}} {
+		if _, err := NewThrottle(good[0], good[1]); err != nil {
+			t.Errorf("NewThrottle(%v, %v): %v", good[0], good[1], err)
+		}
+	}
+}
+
+// In float64, ten times 0.1 is a little less than 1.
+func TestThrottleAddsTenTenthsToOne(t *testing.T) {
+	b := throttleOf(t, 2, 0.1)
+	for range 2 {
+		b.Deposit(Outcome{Attempt: 1, Result: Failed})
+	}
+	for i := range 10 {
+		if b.Withdraw(epoch) {
+			t.Fatalf("allowed with %d tenths of a token of 2", i)
+		}
+		b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+	}
+	if got := b.tokens.Load(); got != 1000 {
+		t.Errorf("ten times 0.1 = %d thousandths, want 1000", got)
+	}
+	if b.Withdraw(epoch) {
+		t.Error("allowed at exactly half of maxTokens, want only above")
+	}
+	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+	if !b.Withdraw(epoch) {
+		t.Error("refused above half of maxTokens")
+	}
+}
+
+func TestThrottleRefundsNothing(t *testing.T) {
+	b := throttleOf(t, 10, 0.1)
+	b.Deposit(Outcome{Attempt: 1, Result: Failed})
+	b.Withdraw(epoch)
+	b.Refund()
+	if got := b.tokens.Load(); got != 9000 {
+		t.Errorf("%d thousandths after a failure, a withdrawal and its refund, want 9000", got)
+	}
+}
+
+func TestThrottleLosesNoUpdate(t *testing.T) {
+	const goroutines = 64
+	b := throttleOf(t, 1000, 0.1)
+	concurrently(goroutines, func() {
+		for range 10 {
+			b.Deposit(Outcome{Attempt: 1, Result: Failed})
+		}
+	})
+	if got := b.tokens.Load(); got != 360_000 { // 1000 - 640
+		t.Fatalf("%d thousandths after 640 failures, want 360000", got)
+	}
+	concurrently(goroutines, func() {
+		for range 50 {
+			b.Deposit(Outcome{Attempt: 2, Result: Succeeded})
+			b.Withdraw(epoch)
+		}
+	})
+	if got := b.tokens.Load(); got != 680_000 { // + 3200 · 0.1
+		t.Errorf("%d thousandths after 3200 successes, want 680000", got)
+	}
+}
+
+// Through the interceptor: the second failure brings 4 tokens to half, and the throttle
+// stops what the attempts would still allow.
+func TestThrottleThroughTheInterceptor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := throttleOf(t, 4, 1)
+		server := serve(t, func(n int) answer {
+			if n == 3 {
+				return fail(codes.PermissionDenied, "not retryable, so not counted")
+			}
+			return unavailable()
+		})
+		cc := server.client(t, steady, WithBudget(b), WithMaxAttempts(10))
+		_, err := cc.Echo(t.Context(), request()) // 4 → 3: above 2; → 2: not above
+		wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 2)
+		wantTimes(t, server, 0, time.Second)
+		if _, err := cc.Echo(t.Context(), request()); err == nil {
+			t.Error("Echo succeeded")
+		}
+		if got := b.tokens.Load(); got != 2000 {
+			t.Errorf("%d thousandths after two failures and one that is none, want 2000", got)
+		}
+	})
+}
+
+func TestThrottleAllocatesNothing(t *testing.T) {
+	b := throttleOf(t, 10, 0.1)
+	for name, f := range map[string]func(){
+		"Deposit":  func() { b.Deposit(Outcome{Attempt: 1, Result: Failed}) },
+		"Withdraw": func() { b.Withdraw(epoch) },
+	} {
+		if n := testing.AllocsPerRun(1000, f); n != 0 {
+			t.Errorf("%s makes %v allocations, want none", name, n)
+		}
+	}
+}

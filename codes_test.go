@@ -1,0 +1,312 @@
+package grpcretry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// An attemptCounter is chained below the interceptor: it sees also the attempts that do
+// not reach a server.
+type attemptCounter struct {
+	made int
+	last error
+}
+
+func (c *attemptCounter) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	c.made++
+	c.last = invoker(ctx, method, req, reply, cc, opts...)
+	return c.last
+}
+
+// counted dials f with opts, and counts the attempts made.
+func (f *fixture) counted(t *testing.T, opts ...Option) (echov1.EchoServiceClient, *attemptCounter) {
+	t.Helper()
+	count := &attemptCounter{}
+	cc := f.conn(t, append(DialOptions(opts...), grpc.WithChainUnaryInterceptor(count.intercept))...)
+	return echov1.NewEchoServiceClient(cc), count
+}
+
+// noise cannot be compressed, so it is over a limit with and without compression.
+func noise(n int) []byte {
+	b := make([]byte, n)
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range b {
+		b[i] = byte(random.Uint32())
+	}
+	return b
+}
+
+// The wording is all that tells a message over a size limit from overload; these tests
+// ask the grpc of go.mod for its own.
+func TestSizeErrorsAreNotRetried(t *testing.T) {
+	const limit = 1000
+	zeros, random := bytes.Repeat([]byte{0}, 100*limit), noise(2*limit)
+	for _, tt := range []struct {
+		name    string
+		payload []byte
+		server  grpc.ServerOption
+		call    grpc.CallOption
+		seen    int // attempts that reach the handler
+	}{
+		{"the client may not send it", random, nil, grpc.MaxCallSendMsgSize(limit), 0},
+		{"the client may not receive it", random, nil, grpc.MaxCallRecvMsgSize(limit), 1},
+		{"the client may not receive it, by far", zeros, nil, grpc.MaxCallRecvMsgSize(limit), 1},
+		{"the server may not receive it", random, grpc.MaxRecvMsgSize(limit), nil, 0},
+		{"the server may not receive it, by far", zeros, grpc.MaxRecvMsgSize(limit), nil, 0},
+		{"the server may not send it", random, grpc.MaxSendMsgSize(limit), nil, 1},
+	} {
+		for _, compressor := range []string{"", gzip.Name} {
+			name := tt.name
+			if compressor != "" {
+				name += ", compressed"
+			}
+			t.Run(name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					var serverOpts []grpc.ServerOption
+					if tt.server != nil {
+						serverOpts = append(serverOpts, tt.server)
+					}
+					server := serve(t, always(ok()), serverOpts...)
+					cc, count := server.counted(t, steady)
+					var opts []grpc.CallOption
+					if tt.call != nil {
+						opts = append(opts, tt.call)
+					}
+					if compressor != "" {
+						opts = append(opts, grpc.UseCompressor(compressor))
+					}
+					_, err := cc.Echo(t.Context(), &echov1.EchoRequest{Message: "m", Payload: tt.payload}, opts...)
+					if status.Code(err) != codes.ResourceExhausted {
+						t.Fatalf("Echo = %v, want RESOURCE_EXHAUSTED, else this row tests nothing", err)
+					}
+					if count.made != 1 || err != count.last {
+						t.Errorf("%d attempts and error %v (%T), want 1 and what gRPC returned: %v", count.made, err, err, count.last)
+					}
+					if got := len(server.attempts()); got != tt.seen {
+						t.Errorf("the handler saw %d attempts, want %d", got, tt.seen)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestSizeErrorsInTheWordsOfOthers(t *testing.T) {
+	for _, tt := range []struct {
+		name, message string
+		size          bool
+	}{
+		{"grpc-go receives", "grpc: received message larger than max (2048 vs. 1000)", true},
+		{"grpc-go receives on a small machine", "grpc: received message larger than max length allowed on current machine (4294967295 vs. 2147483647)", true},
+		{"grpc-go receives, compressed", "grpc: received message after decompression larger than max 1000", true},
+		{"grpc-go receives, compressed, with the size", "grpc: message after decompression larger than max (2048 vs. 1000)", true},
+		{"grpc-go receives, compressed, before 1.60", "grpc: received message after decompression larger than max (2048 vs. 1000)", true},
+		{"grpc-go sends", "trying to send message larger than max (2048 vs. 1000)", true},
+		{"grpc-go sends, before 1.60", "grpc: trying to send message larger than max (2048 vs. 1000)", true},
+		{"grpc-go sends over 4 GiB", "grpc: message too large (4294967296 bytes)", true},
+		{"gRPC core receives", "Received message larger than max (2048 vs. 1000)", true},
+		{"gRPC core receives, newer", "CLIENT: Received message larger than max (2048 vs. 1000)", true},
+		{"gRPC core sends", "Sent message larger than max (2048 vs. 1000)", true},
+		{"gRPC core sends, newer", "SERVER: Sent message larger than max (2048 vs. 1000)", true},
+		{"grpc-java receives", "gRPC message exceeds maximum size 1000: 2048", true},
+		{"grpc-js receives", "Received message larger than max (2048 vs 1000)", true},
+		{"grpc-js receives, compressed", "Received message that decompresses to a size larger than 1000", true},
+		{"grpc-js sends", "Attempted to send message with a size larger than 1000", true},
+		{"grpc-dotnet receives", "Received message exceeds the maximum configured message size.", true},
+		{"grpc-dotnet sends", "Sending message exceeds the maximum configured message size.", true},
+		{"tonic receives", "Error, message length too large: found 2048 bytes, the limit is: 1000 bytes", true},
+		{"tonic sends", "Error, encoded message length too large: found 2048 bytes, the limit is: 1000 bytes", true},
+		{"connect-go receives", "message size 2048 is larger than configured max 1000", true},
+		{"connect-go receives, cut off", "message is larger than configured max 1000 - unable to determine message size: EOF", true},
+		{"connect-go sends", "message size 2048 exceeds sendMaxBytes 1000", true},
+		{"connect-go sends, compressed", "compressed message size 2048 exceeds sendMaxBytes 1000", true},
+		{"grpc-swift receives", "Message has exceeded the configured maximum payload size (max: 1000, actual: 2048)", true},
+		{"grpc-java receives, compressed", "Decompressed gRPC message exceeds maximum size 1000", true},
+		{"in capitals", "RECEIVED MESSAGE LARGER THAN MAX", true},
+		{"wrapped by a proxy", "upstream: grpc: received message larger than max (2048 vs. 1000): giving up", true},
+
+		{"overload", "queue full", false},
+		{"a quota", "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute'", false},
+		{"a limit that is no size", "too many requests, limit is 1000", false},
+		{"a busy server", "max concurrent streams exceeded", false},
+		{"disk", "no space left on device", false},
+		{"more messages than allowed", "message count larger than max", false},
+		{"nothing", "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
+				p := policyOf(t)
+				f := failure{attempt: Attempt{Number: 1, Err: status.Error(code, tt.message)}}
+				// The same words with another code are about something else.
+				if got, want := p.retryable(t.Context(), &f), !tt.size || code != codes.ResourceExhausted; got != want {
+					t.Errorf("%v %q: retryable = %t, want %t", code, tt.message, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestPlainResourceExhaustedIsRetried(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(overloaded(), fail(codes.ResourceExhausted, ""), ok()))
+		cc, count := server.counted(t, steady)
+		if _, err := cc.Echo(t.Context(), request()); err != nil || count.made != 3 {
+			t.Errorf("Echo = %v after %d attempts, want success after 3", err, count.made)
+		}
+	})
+}
+
+func TestClassifierComesBeforeTheCodes(t *testing.T) {
+	size := fail(codes.ResourceExhausted, "grpc: received message larger than max (2 vs. 1)")
+	for _, tt := range []struct {
+		name   string
+		answer Classification
+		first  answer
+		opts   []Option
+		want   int // attempts
+	}{
+		{"Default leaves a retryable code to the set", Default, unavailable(), nil, 2},
+		{"Default leaves another code to the set", Default, fail(codes.NotFound, "x"), nil, 1},
+		{"Default leaves a size error to the set", Default, size, nil, 1},
+		{"an unknown answer is Default", Classification(7), unavailable(), nil, 2},
+		{"Retry for a code that is not in the set", Retry, fail(codes.NotFound, "x"), nil, 2},
+		{"Retry for a code that is", Retry, unavailable(), nil, 2},
+		{"Retry for a size error", Retry, size, nil, 2},
+		{"Retry for a server's DEADLINE_EXCEEDED", Retry, fail(codes.DeadlineExceeded, "x"), nil, 2},
+		{"Stop for a code in the set", Stop, unavailable(), nil, 1},
+		{"Stop for overload", Stop, overloaded(), nil, 1},
+		{"Default for our attempt timeout", Default, hang(), []Option{WithAttemptTimeout(time.Minute)}, 2},
+		{"Stop for our attempt timeout", Stop, hang(), []Option{WithAttemptTimeout(time.Minute)}, 1},
+		{"Retry does not go past the attempts", Retry, fail(codes.NotFound, "x"), []Option{WithMaxAttempts(1)}, 1},
+		{"Retry does not go past a pushback", Retry, unavailable().pushback("-1"), nil, 1},
+		{"Retry does not go past the budget", Retry, unavailable(), []Option{WithBudget(&aBudget{refuse: true})}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				asked := 0
+				classifier := WithClassifier(func(ctx context.Context, a Attempt) Classification {
+					asked++
+					if ctx.Err() != nil || a.Number != asked || a.Err == nil || a.Method != echov1.EchoService_Echo_FullMethodName {
+						t.Errorf("classifier asked with context error %v and attempt %+v", ctx.Err(), a)
+					}
+					return tt.answer
+				})
+				server := serve(t, script(tt.first, ok()))
+				_, err := server.client(t, append([]Option{steady, classifier}, tt.opts...)...).Echo(t.Context(), request())
+				if got := len(server.attempts()); got != tt.want || (err == nil) != (tt.want == 2) {
+					t.Errorf("Echo = %v after %d attempts, want %d", err, got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// The end of the caller's own context is nobody's to judge.
+func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(hang()))
+		cc := server.client(t, steady, WithClassifier(func(context.Context, Attempt) Classification {
+			t.Error("classifier was asked")
+			return Retry
+		}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := cc.Echo(ctx, request())
+		wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 1)
+
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		_, err = cc.Echo(ctx, request())
+		wantStop(t, err, codes.Canceled, context.Canceled, 1)
+	})
+}
+
+func TestCodeSet(t *testing.T) {
+	every := make([]codes.Code, 0, 16)
+	for c := codes.Canceled; c <= codes.Unauthenticated; c++ {
+		every = append(every, c)
+	}
+	for _, list := range [][]codes.Code{{codes.Unavailable}, {codes.Canceled, codes.Unauthenticated}, every} {
+		set := newCodeSet(list)
+		for _, c := range append([]codes.Code{codes.OK, 17, 31, 32, 33, 46, 64, 1<<31 - 1, 1 << 31, 1<<32 - 1}, every...) {
+			want := false
+			for _, one := range list {
+				want = want || one == c
+			}
+			if got := set.has(c); got != want {
+				t.Errorf("set of %v has code %d: %t, want %t", list, uint32(c), got, want)
+			}
+		}
+	}
+}
+
+// A hostile server may answer with any number; none of them wraps round into the set.
+func TestCodesThatDoNotExistAreNotRetried(t *testing.T) {
+	every := WithPolicy(Policy{Codes: []codes.Code{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}})
+	for _, code := range []codes.Code{17, 32 + codes.Unavailable, 64 + codes.Unavailable, 1<<31 - 1} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(fail(code, "made up")))
+			_, err := server.client(t, steady, every).Echo(t.Context(), request())
+			wantUntouched(t, err, code, "made up")
+		})
+	}
+	// Over an int32, gRPC answers for the server, with a code that exists: no attempt more
+	// than its own word allows, and no panic.
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(fail(1<<31, "made up")))
+		_, err := server.client(t, steady, WithCodes(codes.Unavailable)).Echo(t.Context(), request())
+		if err == nil || len(server.attempts()) != 1 {
+			t.Errorf("Echo = %v after %d attempts, want an error after 1", err, len(server.attempts()))
+		}
+	})
+}
+
+func TestAttemptTimeoutIsToldFromTheServersDeadlineExceeded(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		first answer
+		opts  []Option
+		want  []time.Duration // when the server sees attempts
+	}{
+		{"our attempt timeout is retried", hang(), nil, []time.Duration{0, 11 * time.Second}},
+		{"a server's DEADLINE_EXCEEDED is not", fail(codes.DeadlineExceeded, "x"), nil, []time.Duration{0}},
+		{"a server's late DEADLINE_EXCEEDED is not", fail(codes.DeadlineExceeded, "x").after(9 * time.Second), nil, []time.Duration{0}},
+		{"a server's CANCELED is not", fail(codes.Canceled, "x").after(9 * time.Second), nil, []time.Duration{0}},
+		{"a server's DEADLINE_EXCEEDED in the set is", fail(codes.DeadlineExceeded, "x"), []Option{WithCodes(codes.DeadlineExceeded)},
+			[]time.Duration{0, time.Second}},
+		{"a server's CANCELED in the set is", fail(codes.Canceled, "x"), []Option{WithCodes(codes.Canceled)},
+			[]time.Duration{0, time.Second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(tt.first, ok()))
+				cc := server.client(t, append([]Option{steady, WithAttemptTimeout(10 * time.Second)}, tt.opts...)...)
+				_, err := cc.Echo(t.Context(), request())
+				if (err == nil) != (len(tt.want) == 2) || errors.Is(err, ErrAttemptTimeout) {
+					t.Errorf("Echo: %v", err)
+				}
+				wantTimes(t, server, tt.want...)
+			})
+		})
+	}
+}
+
+func TestClassificationNames(t *testing.T) {
+	for c, want := range map[Classification]string{Default: "default", Retry: "retry", Stop: "stop", -1: "Classification(-1)", 3: "Classification(3)"} {
+		if got := c.String(); got != want {
+			t.Errorf("Classification(%d).String() = %q, want %q", int(c), got, want)
+		}
+	}
+}

@@ -1,0 +1,365 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+const retryInfoURL = "type.googleapis.com/google.rpc.RetryInfo"
+
+func TestPushbackIsReadAsA6HasIt(t *testing.T) {
+	for _, c := range readJSON[struct {
+		Name    string
+		Values  []string
+		Present bool
+		Stop    bool
+		DelayMs int64 `json:"delay_ms"`
+	}](t, "testdata/a6/pushback.json") {
+		t.Run(c.Name, func(t *testing.T) {
+			want := Pushback{Delay: time.Duration(c.DelayMs) * time.Millisecond, Stop: c.Stop, Source: WaitPushback}
+			if !c.Present {
+				want = Pushback{}
+			}
+			got, ok := PushbackFrom(metadata.MD{"grpc-retry-pushback-ms": c.Values}, errors.New("no status"))
+			if got != want || ok != c.Present {
+				t.Errorf("PushbackFrom(%q) = %+v, %t, want %+v, %t", c.Values, got, ok, want, c.Present)
+			}
+		})
+	}
+}
+
+func TestPushbackFromErrors(t *testing.T) {
+	const ms = time.Millisecond
+	info := func(seconds int64, nanos int32) *errdetails.RetryInfo {
+		return &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: seconds, Nanos: nanos}}
+	}
+	said := func(details ...protoadapt.MessageV1) error { return fail(codes.Unavailable, "x", details...).err }
+	waits := func(d time.Duration) Pushback { return Pushback{Delay: d, Source: WaitRetryInfo} }
+	retryLater := metadata.MD{pushbackKey: {"7"}}
+	for _, tt := range []struct {
+		name    string
+		trailer metadata.MD
+		err     error
+		want    Pushback // zero if nothing was said
+	}{
+		{"nothing at all", nil, nil, Pushback{}},
+		{"an error that is no status", nil, errors.New("x"), Pushback{}},
+		{"a status without details", nil, said(), Pushback{}},
+		{"another trailer", metadata.Pairs("grpc-retry-pushback", "5"), said(), Pushback{}},
+		{"other details only", nil, said(&errdetails.DebugInfo{Detail: "x"}), Pushback{}},
+
+		{"RetryInfo", nil, said(info(3, 500_000_000)), waits(3500 * ms)},
+		{"RetryInfo of a nanosecond", nil, said(info(0, 1)), waits(1)},
+		{"RetryInfo after other details", nil, said(&errdetails.DebugInfo{}, &errdetails.QuotaFailure{}, info(2, 0)), waits(2000 * ms)},
+		{"the first of several RetryInfos", nil, said(info(3, 0), info(5, 0)), waits(3000 * ms)},
+		{"RetryInfo in a wrapped status", nil, fmt.Errorf("below: %w", said(info(4, 0))), waits(4000 * ms)},
+		{"RetryInfo longer than a Duration holds", nil, said(info(315_576_000_000, 0)), waits(math.MaxInt64)},
+
+		{"RetryInfo of zero says nothing", nil, said(info(0, 0)), Pushback{}},
+		{"RetryInfo below zero says nothing", nil, said(info(-3, 0)), Pushback{}},
+		{"RetryInfo just below zero says nothing", nil, said(info(0, -1)), Pushback{}},
+		{"RetryInfo far below zero says nothing", nil, said(info(-315_576_000_000, 0)), Pushback{}},
+		{"RetryInfo without a delay says nothing", nil, said(&errdetails.RetryInfo{}), Pushback{}},
+		{"RetryInfo with mixed signs is invalid", nil, said(info(5, -1)), Pushback{}},
+		{"RetryInfo with too many nanoseconds is invalid", nil, said(info(5, 1_000_000_000)), Pushback{}},
+		{"RetryInfo out of range is invalid", nil, said(info(315_576_000_001, 0)), Pushback{}},
+		{"RetryInfo of the largest int64 is invalid", nil, said(info(math.MaxInt64, 0)), Pushback{}},
+
+		{"both: pushback wins", retryLater, said(info(3, 0)), Pushback{Delay: 7 * ms, Source: WaitPushback}},
+		{"both: a stop wins", metadata.MD{pushbackKey: {"-1"}}, said(info(3, 0)), Pushback{Stop: true, Source: WaitPushback}},
+		{"both: a malformed pushback wins", metadata.MD{pushbackKey: {"x"}}, said(info(3, 0)), Pushback{Stop: true, Source: WaitPushback}},
+		{"both: pushback of zero wins", metadata.MD{pushbackKey: {"0"}}, said(info(3, 0)), Pushback{Source: WaitPushback}},
+		{"an empty list of values is no pushback", metadata.MD{pushbackKey: {}}, said(info(3, 0)), waits(3000 * ms)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, ok := PushbackFrom(tt.trailer, tt.err)
+			if wantOK := tt.want != (Pushback{}); got != tt.want || ok != wantOK {
+				t.Errorf("PushbackFrom(%v, %v) = %+v, %t, want %+v, %t", tt.trailer, tt.err, got, ok, tt.want, wantOK)
+			}
+		})
+	}
+}
+
+// What a peer puts into a detail is not always what the type says.
+func TestRetryInfoThatCannotBeReadSaysNothing(t *testing.T) {
+	for _, bytes := range [][]byte{{0xff}, {0x0a, 0x05, 0x08}, []byte("no protobuf"), {0x0a}} {
+		err := status.ErrorProto(&statuspb.Status{Code: 14, Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: bytes}}})
+		if got, ok := PushbackFrom(nil, err); ok {
+			t.Errorf("PushbackFrom of a RetryInfo with the bytes %x = %+v, want nothing", bytes, got)
+		}
+	}
+}
+
+func FuzzPushback(f *testing.F) {
+	for _, seed := range []string{"0", "1500", "2147483647", "2147483648", "-1", "007", "+5", " 5", "9223372036855", "99999999999999999999", "\u0665", ""} {
+		f.Add(seed, seed, uint8(1))
+		f.Add(seed, "5", uint8(2))
+	}
+	f.Add("", "", uint8(0))
+	f.Fuzz(func(t *testing.T, first, second string, count uint8) {
+		values := []string{first, second, first}[:count%4]
+		got, ok := PushbackFrom(metadata.MD{pushbackKey: values}, nil)
+		switch {
+		case len(values) == 0:
+			if ok || got != (Pushback{}) {
+				t.Errorf("no trailer is %+v, %t", got, ok)
+			}
+		case !ok || got.Source != WaitPushback:
+			t.Errorf("%q is %+v, %t, want pushback", values, got, ok)
+		case got.Delay < 0 || got.Delay > math.MaxInt32*time.Millisecond:
+			t.Errorf("%q waits %d, which is no int32 of milliseconds", values, got.Delay)
+		case got.Stop && got.Delay != 0:
+			t.Errorf("%q says stop, and to wait %v", values, got.Delay)
+		case len(values) > 1 && !got.Stop:
+			t.Errorf("%q is repeated and says %+v, want stop", values, got)
+		case !got.Stop && strconv.FormatInt(got.Delay.Milliseconds(), 10) != first:
+			t.Errorf("%q waits %v, which is written otherwise", first, got.Delay)
+		case got.Stop && len(values) == 1:
+			if n, err := strconv.ParseInt(first, 10, 32); err == nil && n >= 0 && strconv.FormatInt(n, 10) == first {
+				t.Errorf("%q says stop, want a wait of %d ms", first, n)
+			}
+		}
+	})
+}
+
+func FuzzRetryInfo(f *testing.F) {
+	f.Add(int64(3), int32(500_000_000), []byte(nil))
+	f.Add(int64(math.MaxInt64), int32(math.MaxInt32), []byte{0x0a, 0x02, 0x08, 0x05})
+	f.Add(int64(math.MinInt64), int32(math.MinInt32), []byte{0xff, 0xff})
+	f.Add(int64(-1), int32(1), []byte("x"))
+	f.Fuzz(func(t *testing.T, seconds int64, nanos int32, raw []byte) {
+		written, err := proto.Marshal(&errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: seconds, Nanos: nanos}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, details := range [][][]byte{{written}, {raw}, {raw, written}} {
+			st := &statuspb.Status{Code: int32(codes.Unavailable)}
+			for _, bytes := range details {
+				st.Details = append(st.Details, &anypb.Any{TypeUrl: retryInfoURL, Value: bytes})
+			}
+			got, ok := PushbackFrom(nil, status.ErrorProto(st))
+			if got.Delay < 0 || got.Stop || ok != (got.Delay > 0) || ok != (got.Source == WaitRetryInfo) {
+				t.Errorf("RetryInfo of %d s and %d ns, with %x: %+v, %t", seconds, nanos, raw, got, ok)
+			}
+		}
+		got, _ := PushbackFrom(nil, status.ErrorProto(&statuspb.Status{Code: 14, Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: written}}}))
+		if seconds > 0 && seconds < 1e9 && nanos >= 0 && nanos < 1e9 {
+			if want := time.Duration(seconds)*time.Second + time.Duration(nanos); got.Delay != want {
+				t.Errorf("RetryInfo of %d s and %d ns waits %v, want %v", seconds, nanos, got.Delay, want)
+			}
+		}
+	})
+}
+
+// A handler is a server whose unary and stream handlers do the same thing, without a
+// reply.
+type handler struct {
+	echov1.UnimplementedEchoServiceServer
+	handle func(context.Context) error
+}
+
+func (h *handler) Echo(ctx context.Context, _ *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return nil, h.handle(ctx)
+}
+
+func (h *handler) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
+	return h.handle(stream.Context())
+}
+
+// kinds are ways to make one bare RPC, without any retry, and to get its trailer.
+var kinds = map[string]func(ctx context.Context, client echov1.EchoServiceClient) (metadata.MD, error){
+	"unary": func(ctx context.Context, client echov1.EchoServiceClient) (trailer metadata.MD, err error) {
+		_, err = client.Echo(ctx, request(), grpc.Trailer(&trailer))
+		return trailer, err
+	},
+	"stream": func(ctx context.Context, client echov1.EchoServiceClient) (metadata.MD, error) {
+		stream, err := client.Expand(ctx, request())
+		if err != nil {
+			return nil, err
+		}
+		_, err = stream.Recv()
+		return stream.Trailer(), err
+	},
+}
+
+// forEachKind runs an RPC of each kind against handle.
+func forEachKind(t *testing.T, ctx context.Context, handle func(context.Context) error, check func(t *testing.T, trailer metadata.MD, err error)) {
+	for name, send := range kinds {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := &fixture{listener: bufconn.Listen(1 << 20), server: grpc.NewServer()}
+				echov1.RegisterEchoServiceServer(f.server, &handler{handle: handle})
+				served := make(chan struct{})
+				go func() {
+					defer close(served)
+					if err := f.server.Serve(f.listener); err != nil {
+						t.Errorf("Serve: %v", err)
+					}
+				}()
+				defer func() { f.server.Stop(); <-served }()
+				trailer, err := send(ctx, echov1.NewEchoServiceClient(f.conn(t)))
+				check(t, trailer, err)
+			})
+		})
+	}
+}
+
+func TestSetPushbackIsSentInWholeMilliseconds(t *testing.T) {
+	const ms = time.Millisecond
+	for _, tt := range []struct {
+		name  string
+		delay time.Duration
+		want  string
+	}{
+		{"zero", 0, "0"},
+		{"whole milliseconds", 1500 * ms, "1500"},
+		{"a nanosecond is rounded up", 1, "1"},
+		{"a part of a millisecond is rounded up", 7*ms + 1, "8"},
+		{"just under a millisecond more", 8*ms - 1, "8"},
+		{"the most that the wire holds", math.MaxInt32 * ms, "2147483647"},
+		{"rounded up to the most", math.MaxInt32*ms - 1, "2147483647"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			handle := func(ctx context.Context) error {
+				if err := SetPushback(ctx, tt.delay); err != nil {
+					return err
+				}
+				return status.Error(codes.Unavailable, "later")
+			}
+			forEachKind(t, context.Background(), handle, func(t *testing.T, trailer metadata.MD, err error) {
+				if got := trailer[pushbackKey]; !slices.Equal(got, []string{tt.want}) || status.Code(err) != codes.Unavailable {
+					t.Errorf("trailer %v and error %v, want %q and Unavailable", trailer, err, tt.want)
+				}
+				ms, _ := strconv.Atoi(tt.want)
+				if got, _ := PushbackFrom(trailer, err); got.Stop || got.Delay != time.Duration(ms)*time.Millisecond {
+					t.Errorf("read back as %+v, want %s ms", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestSetPushbackRefusesWhatTheWireCannotHold(t *testing.T) {
+	for _, delay := range []time.Duration{-1, -time.Hour, math.MinInt64, math.MaxInt32*time.Millisecond + 1, math.MaxInt64} {
+		handle := func(ctx context.Context) error {
+			wantRefused(t, SetPushback(ctx, delay), "SetPushback", delay.String())
+			return status.Error(codes.Unavailable, "later")
+		}
+		forEachKind(t, context.Background(), handle, func(t *testing.T, trailer metadata.MD, err error) {
+			if len(trailer[pushbackKey]) > 0 {
+				t.Errorf("SetPushback(%v) sent %v, want nothing", delay, trailer)
+			}
+		})
+	}
+}
+
+func TestSetNoRetryIsReadAsStop(t *testing.T) {
+	handle := func(ctx context.Context) error {
+		if err := SetNoRetry(ctx); err != nil {
+			return err
+		}
+		return status.Error(codes.Unavailable, "never again")
+	}
+	forEachKind(t, context.Background(), handle, func(t *testing.T, trailer metadata.MD, err error) {
+		want := Pushback{Stop: true, Source: WaitPushback}
+		if got, ok := PushbackFrom(trailer, err); !ok || got != want || status.Code(err) != codes.Unavailable {
+			t.Errorf("read back as %+v, %t with error %v, want %+v", got, ok, err, want)
+		}
+	})
+}
+
+// gRPC adds trailers up; a second word means stop, as the comment of SetPushback says.
+func TestSecondPushbackOfAHandlerMeansStop(t *testing.T) {
+	handle := func(ctx context.Context) error {
+		return errors.Join(SetPushback(ctx, time.Second), SetPushback(ctx, time.Second))
+	}
+	forEachKind(t, context.Background(), handle, func(t *testing.T, trailer metadata.MD, _ error) {
+		if got, _ := PushbackFrom(trailer, nil); !got.Stop {
+			t.Errorf("trailer %v read as %+v, want stop", trailer, got)
+		}
+	})
+}
+
+func TestPushbackOutsideOfAHandlerIsAnError(t *testing.T) {
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("k", "v"))
+	wantRefused(t, SetPushback(ctx, time.Second), "SetPushback")
+	wantRefused(t, SetNoRetry(ctx), "SetNoRetry")
+}
+
+// What a server says with our functions, a client of ours obeys.
+func TestPushbackOfAHandlerIsObeyed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		pushback := unavailable()
+		pushback.do = func(ctx context.Context) error { return SetPushback(ctx, 3*time.Second+1) }
+		never := unavailable()
+		never.do = SetNoRetry
+		server := serve(t, script(pushback, never))
+		_, err := server.client(t, steady).Echo(t.Context(), request())
+		wantStop(t, err, codes.Unavailable, ErrPushback, 2)
+		wantTimes(t, server, 0, 3001*time.Millisecond)
+	})
+}
+
+func TestPreviousAttempts(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		values []string
+		want   int
+	}{
+		{"a first attempt", nil, 0},
+		{"a second one", []string{"1"}, 1},
+		{"many", []string{"12"}, 12},
+		{"said to be none", []string{"0"}, 0},
+		{"repeated: the largest counts", []string{"1", "7", "3"}, 7},
+		{"malformed", []string{"x"}, 0},
+		{"negative", []string{"-3"}, 0},
+		{"leading zeros", []string{"007"}, 0},
+		{"out of range", []string{"2147483648"}, 0},
+		{"malformed among others", []string{"x", "2"}, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx := metadata.NewOutgoingContext(context.Background(), metadata.MD{"grpc-previous-rpc-attempts": tt.values})
+			got := -1
+			handle := func(ctx context.Context) error { got = PreviousAttempts(ctx); return nil }
+			forEachKind(t, ctx, handle, func(t *testing.T, _ metadata.MD, _ error) {
+				if got != tt.want {
+					t.Errorf("PreviousAttempts with %q = %d, want %d", tt.values, got, tt.want)
+				}
+			})
+		})
+	}
+	if got := PreviousAttempts(t.Context()); got != 0 {
+		t.Errorf("PreviousAttempts outside of a handler = %d, want 0", got)
+	}
+}
+
+func TestWaitSourceNames(t *testing.T) {
+	for s, want := range map[WaitSource]string{
+		WaitNone: "none", WaitBackoff: "backoff", WaitPushback: "pushback", WaitRetryInfo: "retry_info",
+		-1: "WaitSource(-1)", 4: "WaitSource(4)",
+	} {
+		if got := s.String(); got != want {
+			t.Errorf("WaitSource(%d).String() = %q, want %q", int(s), got, want)
+		}
+	}
+}
