@@ -587,3 +587,143 @@ type endless struct{ grpc.ClientStream }
 func (*endless) SendMsg(any) error    { return nil }
 func (*endless) RecvMsg(any) error    { return nil }
 func (*endless) Trailer() metadata.MD { return nil }
+
+// big is more than flow control lets through to a server that does not read: gRPC takes
+// one such message, and holds the next one up.
+var big = strings.Repeat("x", 200<<10)
+
+func TestSendHeldUpByFlowControlWhileTheReceiverRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"wait 3s; fail UNAVAILABLE", "recv " + big + "; recv " + big + "; recv b; recv EOF; send 1"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1 << 20)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		group.Go(func() {
+			app.play(t, "send "+big+"; send "+big)
+			if got := time.Since(server.start); got != 3*second {
+				t.Errorf("SendMsg returned after %v, want 3s, when its attempt failed", got)
+			}
+			app.play(t, "send b; close")
+		})
+		app.play(t, "recv 1; recv EOF")
+		group.Wait()
+		wantTimes(t, server, 0, 4*second)
+	})
+}
+
+func TestSendHeldUpByFlowControlWhileTheReceiverCommits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "wait 1s; send 1; wait 1s; fail UNAVAILABLE", stream)
+		})
+		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1 << 20)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		group.Go(func() { app.play(t, "send "+big+"; sendeof "+big) })
+		app.play(t, "recv 1; recv UNAVAILABLE")
+		group.Wait()
+		wantTimes(t, server, 0)
+	})
+}
+
+func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; recv " + big + "; recv EOF; send 1; fail UNAVAILABLE"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(100)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		group.Go(func() {
+			app.play(t, "send a; wait 500ms; send "+big+"; close") // the second waits for the attempt that it commits
+			if got := time.Since(server.start); got != second {
+				t.Errorf("SendMsg returned after %v, want 1s, when there was an attempt to commit", got)
+			}
+		})
+		app.play(t, "recv 1; recv UNAVAILABLE")
+		group.Wait()
+		wantTimes(t, server, 0, second)
+	})
+}
+
+func TestMessageOverASizeLimitEndsACommittedStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "send 1; hang", stream) })
+		ends := 0
+		app, err := server.openStream(t, bidiStream, []Option{WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == CallEnd {
+				ends++
+				if status.Code(e.Err) != codes.ResourceExhausted {
+					t.Errorf("CallEnd has %v, want RESOURCE_EXHAUSTED", e.Err)
+				}
+			}
+		})}, grpc.MaxCallSendMsgSize(100))
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "recv 1")
+		if err := app.stream.SendMsg(&echov1.EchoRequest{Message: big}); status.Code(err) != codes.ResourceExhausted || ends != 1 {
+			t.Errorf("SendMsg = %v, and %d ends, want RESOURCE_EXHAUSTED and one", err, ends)
+		}
+	})
+}
+
+// Header on a third goroutine, while another waits for a message.
+func TestHeaderWhileReceiving(t *testing.T) {
+	for _, tt := range []struct{ name, second, recv string }{
+		{"with headers", "header; recv go; send 1", "recv 1"},
+		{"in vain", "fail NOT_FOUND", "recv NOT_FOUND"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				scripts := []string{"wait 1s; fail UNAVAILABLE", tt.second}
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+				app, err := server.openStream(t, bidiStream, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var group sync.WaitGroup
+				group.Go(func() { app.play(t, tt.recv) })
+				synctest.Wait()
+				md, err := app.stream.Header()
+				if hasHeader := tt.name == "with headers"; (md != nil) != hasHeader || err != nil {
+					t.Errorf("Header = %v, %v", md, err)
+				} else if hasHeader {
+					app.play(t, "send go")
+				}
+				group.Wait()
+				wantTimes(t, server, 0, 2*second)
+			})
+		})
+	}
+}
+
+func TestContextAndTrailerAfterTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		attempts := 0
+		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			if attempts++; attempts > 1 {
+				return nil, status.Error(codes.NotFound, "no stream")
+			}
+			return streamer(ctx, desc, cc, method, opts...)
+		}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
+		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
+		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		app := &application{stream: stream}
+		app.play(t, "send a; close; recv NOT_FOUND; context; sendeof b; close; no header")
+		if got := stream.Trailer(); got != nil {
+			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
+		}
+		wantStop(t, app.err, codes.NotFound, ErrNotRetryable, 2)
+	})
+}
