@@ -266,7 +266,7 @@ func TestStreams(t *testing.T) {
 			"send a; wait 1s; send b; send c; close; recv 1", nil, []time.Duration{0, 2 * second}},
 		{"client stream fails in its middle, twice", clientStream, nil, []string{"recv a; fail UNAVAILABLE", "recv a; recv b; fail UNAVAILABLE", "recv a; recv b; recv c; recv EOF; send 1"},
 			"send a; wait 1s; send b; wait 1s; send c; close; recv 1", nil, []time.Duration{0, 2 * second, 5 * second}},
-		{"client stream, no attempts left while sending", clientStream, []Option{WithMaxAttempts(2)}, []string{"fail UNAVAILABLE", "recv a; fail UNAVAILABLE"},
+		{"client stream, no attempts left while sending", clientStream, []Option{WithMaxAttempts(2)}, []string{"recv a; fail UNAVAILABLE", "recv a; recv b; fail UNAVAILABLE"},
 			"send a; wait 1s; send b; wait 1s; sendeof c; close; recv UNAVAILABLE", ErrAttemptsExhausted, []time.Duration{0, 2 * second}},
 		{"client stream over the buffer limit is committed", clientStream, nil, []string{"recv a; recv " + long + "; recv b; fail UNAVAILABLE"},
 			"send a; send " + long + "; send b; close; recv UNAVAILABLE", nil, []time.Duration{0}},
@@ -284,7 +284,7 @@ func TestStreams(t *testing.T) {
 		{"bidi fails after the first answer", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; recv 1; recv UNAVAILABLE; sendeof b; trailer 1", nil, []time.Duration{0}},
 		{"bidi opened without a message", bidiStream, nil, []string{"fail UNAVAILABLE", "send 1; recv a; recv EOF"}, "recv 1; send a; close; recv EOF", nil, []time.Duration{0, 1 * second}},
 		{"bidi with an answer that nobody took", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; wait 1s; send b; recv 1; recv UNAVAILABLE", nil, []time.Duration{0}},
-		{"cancelled in a wait", bidiStream, nil, []string{"fail UNAVAILABLE"}, "send a; wait 1s; cancel; recv CANCELLED; sendeof b", context.Canceled, []time.Duration{0}},
+		{"cancelled in a wait", bidiStream, nil, []string{"recv a; fail UNAVAILABLE"}, "send a; wait 1s; cancel; recv CANCELLED; sendeof b", context.Canceled, []time.Duration{0}},
 		{"cancelled when committed", bidiStream, nil, []string{"recv a; send 1; hang"}, "send a; recv 1; cancel; recv CANCELLED", nil, []time.Duration{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -434,7 +434,7 @@ func (s sized) Size() int { return int(s) }
 
 func TestGRPCsNameForTheBufferLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; recv EOF; fail UNAVAILABLE", stream) })
 		app, err := server.openStream(t, clientStream, nil, grpc.MaxRetryRPCBufferSize(20))
 		if err != nil {
 			t.Fatal(err)
@@ -481,7 +481,7 @@ func TestAbandonedStreamEnds(t *testing.T) {
 		{name: "before anything", server: "hang"},
 		{name: "after a send", server: "hang", app: "send a"},
 		{name: "when committed", server: "send 1; hang", app: "send a; recv 1"},
-		{name: "after its failure", server: "fail UNAVAILABLE", app: "send a; wait 1s"},
+		{name: "after its failure", server: "recv a; fail UNAVAILABLE", app: "send a; wait 1s"},
 		{name: "after a timeout", server: "hang", app: "send a; wait 10s", opts: []Option{WithAttemptTimeout(second)}},
 		{name: "by closing the connection", server: "hang", app: "send a", close: true},
 		{name: "by closing the connection when committed", server: "send 1; hang", app: "send a; recv 1", close: true},
