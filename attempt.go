@@ -39,7 +39,7 @@ func (a Attempt) Code() codes.Code { return status.Code(a.Err) }
 // it, in stats handlers, per-RPC credentials and load-balancing policies.
 func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 	if running, ok := ctx.Value(attemptKey{}).(*attempt); ok {
-		return running.info, true
+		return running.begun(), true
 	}
 	return Attempt{}, false
 }
@@ -47,26 +47,33 @@ func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 type attemptKey struct{}
 
 // An attempt is one try under way, and the context that it runs in: the two live as
-// long as each other, so one allocation serves both.
+// long as each other, so one allocation serves both. It is kept small, as the first of
+// each call is made whatever comes of it.
 type attempt struct {
 	context.Context // the caller's, with the attempt's timeout and metadata if it has any
 
-	info      Attempt // never changed after the start: others may read it through the context
-	limited   bool    // it has a timeout of its own
+	// Never changed after the start: others may read it through the context.
+	call   *call
+	start  time.Time
+	wait   time.Duration
+	number int
+	source WaitSource
+
 	committed bool    // of a stream: the application is bound to it
-
-	// Of a unary attempt with a timeout.
-	cancel  context.CancelFunc
-	expires time.Time // when the timeout ends it
-
-	// Of a stream.
-	cancelCause context.CancelCauseFunc
-	timer       *time.Timer // until the timeout, nil without one
+	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
 	// What gRPC fills in before it returns.
 	header  metadata.MD
 	trailer metadata.MD
 	peer    peer.Peer
+}
+
+// bounds end the context of an attempt before the caller's.
+type bounds struct {
+	cancel  context.CancelCauseFunc
+	timeout time.Duration // 0 for none
+	expires time.Time     // of a unary attempt: when the timeout ends it
+	timer   *time.Timer   // of a stream: until the timeout; can be lifted when the stream has begun
 }
 
 // Value makes the attempt known to what runs below, see [AttemptFromContext].
@@ -79,56 +86,70 @@ func (a *attempt) Value(key any) any {
 
 // limit gives a unary attempt a timeout of its own, told from others by its cause.
 func (a *attempt) limit(timeout time.Duration) {
-	a.limited = true
-	a.expires = a.info.Start.Add(timeout)
-	a.Context, a.cancel = context.WithDeadlineCause(a.Context, a.expires, ErrAttemptTimeout)
+	expires := a.start.Add(timeout)
+	ctx, cancel := context.WithDeadlineCause(a.Context, expires, ErrAttemptTimeout)
+	a.Context = ctx
+	a.bounds = &bounds{cancel: func(error) { cancel() }, timeout: timeout, expires: expires}
 }
 
 // limitStart gives the attempt of a stream a context of its own, and a timeout that can
 // be lifted when the stream has begun; 0 for none.
 func (a *attempt) limitStart(timeout time.Duration) {
-	a.Context, a.cancelCause = context.WithCancelCause(a.Context)
+	ctx, cancel := context.WithCancelCause(a.Context)
+	a.Context = ctx
+	a.bounds = &bounds{cancel: cancel, timeout: timeout}
 	if timeout > 0 {
-		a.limited = true
-		a.timer = time.AfterFunc(timeout, a.expire)
+		a.bounds.timer = time.AfterFunc(timeout, a.expire)
 	}
 }
 
-func (a *attempt) expire() { a.cancelCause(ErrAttemptTimeout) }
+func (a *attempt) expire() { a.bounds.cancel(ErrAttemptTimeout) }
 
-// inTime lifts the timeout. It is false if that has already ended the attempt.
-func (a *attempt) inTime() bool { return a.timer == nil || a.timer.Stop() }
+// inTime lifts the timeout of a stream. It is false if that has already ended the attempt.
+func (a *attempt) inTime() bool { return a.bounds.timer == nil || a.bounds.timer.Stop() }
 
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
-	if a.timer != nil {
-		a.timer.Stop()
+	if a.bounds == nil {
+		return
 	}
-	if a.cancel != nil {
-		a.cancel()
+	if a.bounds.timer != nil {
+		a.bounds.timer.Stop()
 	}
-	if a.cancelCause != nil {
-		a.cancelCause(nil)
-	}
+	a.bounds.cancel(nil)
 }
 
 // timedOut says whether our attempt timeout ended the attempt with err, rather than
 // the caller's context or the server's word. The cause tells, not the status code; but
 // only these two codes can come from a context.
 func (a *attempt) timedOut(err error, now time.Time) bool {
-	if code := status.Code(err); !a.limited || code != codes.DeadlineExceeded && code != codes.Canceled {
+	if a.bounds == nil || a.bounds.timeout == 0 {
+		return false
+	}
+	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Canceled {
 		return false
 	}
 	if errors.Is(context.Cause(a.Context), ErrAttemptTimeout) {
 		return true
 	}
 	// At the very moment of the deadline gRPC may be told before the context is.
-	return !a.expires.IsZero() && a.Context.Err() == nil && !now.Before(a.expires)
+	return !a.bounds.expires.IsZero() && a.Context.Err() == nil && !now.Before(a.bounds.expires)
 }
 
-// ended is the attempt as it is known after it failed with err.
+// begun is the attempt as it is known from its start on.
+func (a *attempt) begun() Attempt {
+	return Attempt{
+		Method:     a.call.method,
+		Number:     a.number,
+		Start:      a.start,
+		Wait:       a.wait,
+		WaitSource: a.source,
+	}
+}
+
+// ended is the attempt as it is known after it ended with err.
 func (a *attempt) ended(err error, now time.Time) Attempt {
-	info := a.info
+	info := a.begun()
 	info.Duration = now.Sub(info.Start)
 	info.Err = err
 	info.Header = a.header

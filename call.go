@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 )
@@ -26,20 +25,25 @@ type call struct {
 	method  string
 	ctx     context.Context // the caller's, within the call span if there is one
 	opts    []grpc.CallOption
-	options callerOptions
-	stream  bool // not unary
+	targets targets // where the caller wants header and trailer
+	stream  bool    // not unary
 
-	span     trace.Span // to write events to; nil where nobody records
-	callSpan trace.Span // our own; nil without WithCallSpan
+	spans *callSpans // nil where nobody records
+	past  *past      // nil until an attempt has failed
 
-	history history
-	made    int       // attempts ended
-	failed  []Attempt // the latest of them, at most maxKept
-	said    error     // the last failure that was a server's word, not a timeout or the caller
-
-	buf   [6]grpc.CallOption // the options of an attempt, where they fit
-	first attempt            // the first attempt, part of the call to save an allocation
+	first attempt            // part of the call to save an allocation
+	buf   [5]grpc.CallOption // the options of an attempt, where they fit
 }
+
+// The past of a call is what is remembered of its failed attempts.
+type past struct {
+	history
+	failed []Attempt // the latest, at most maxKept
+	said   error     // the last failure that was a server's word, not a timeout or the caller
+	room   [2]Attempt
+}
+
+func (p *past) last() *Attempt { return &p.failed[len(p.failed)-1] }
 
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
@@ -54,23 +58,20 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 		method:  method,
 		ctx:     ctx,
 		opts:    opts,
-		options: o,
+		targets: o.targets,
 		stream:  stream,
 	}
 	c.ledger = p.ledgerOf(c.target(), c.canonicalTarget)
 	c.startSpan()
-	c.history.start = time.Now()
-	if deadline, ok := ctx.Deadline(); ok {
-		c.history.deadline = deadline
-	}
-	c.first = attempt{Context: c.ctx, info: Attempt{Method: method, Number: 1, Start: c.history.start}}
-	c.start(&c.first)
-	return c, &c.first
+	a := &c.first
+	a.Context, a.call, a.number, a.start = c.ctx, c, 1, time.Now()
+	c.start(a)
+	return c, a
 }
 
 // start readies an attempt to be handed to gRPC.
 func (c *call) start(a *attempt) {
-	timeout := c.attemptTimeout(a.info.Number)
+	timeout := c.attemptTimeout(a.number)
 	switch {
 	case c.stream:
 		a.limitStart(timeout)
@@ -78,14 +79,16 @@ func (c *call) start(a *attempt) {
 		a.limit(timeout)
 	}
 	if c.observed() {
-		c.observe(Event{Kind: AttemptStart, Attempt: a.info})
+		c.observe(Event{Kind: AttemptStart, Attempt: a.begun()})
 	}
 }
 
 // attemptTimeout is 0 where the attempt may take all the time that is left.
 func (c *call) attemptTimeout(number int) time.Duration {
-	last := number >= c.policy.MaxAttempts
-	if c.policy.AttemptTimeout == 0 || last && !c.history.deadline.IsZero() || c.leftToGRPC() {
+	if c.policy.AttemptTimeout == 0 || c.leftToGRPC() {
+		return 0
+	}
+	if _, limited := c.ctx.Deadline(); limited && number >= c.policy.MaxAttempts {
 		return 0
 	}
 	return c.policy.AttemptTimeout
@@ -95,20 +98,19 @@ func (c *call) attemptTimeout(number int) time.Duration {
 // before it, or nil and what the call returns.
 func (c *call) next(a *attempt, err error) (*attempt, error) {
 	defer a.release()
-	c.made++
 	c.collect(a)
 	if err == nil {
 		c.succeed(a)
 		return nil, nil
 	}
 	now := time.Now()
-	if c.made == 1 && c.leftToGRPC() {
+	if a.number == 1 && c.leftToGRPC() {
 		c.retrier.log.logLeftToGRPC(c)
 		return nil, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
-	v := c.policy.judge(c.ctx, c.ledger, &c.history, &f, now, c.retrier.random())
 	c.record(&f)
+	v := c.policy.judge(c.ctx, c.ledger, &c.past.history, &f, now, c.retrier.random())
 	c.report(&f, v, now)
 	if !v.again {
 		return nil, c.stop(&f, v, err, now)
@@ -142,7 +144,7 @@ func (c *call) ended(now time.Time) error {
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
 	}
-	if d := c.history.deadline; !d.IsZero() && !now.Before(d) {
+	if d, limited := c.ctx.Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
@@ -156,14 +158,20 @@ func (c *call) leftToGRPC() bool {
 	return !c.retrier.builtInRetryOff && c.cc != nil && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
 }
 
-// record remembers a failed attempt for the Error.
+// record remembers a failed attempt.
 func (c *call) record(f *failure) {
-	if len(c.failed) == maxKept {
-		c.failed = slices.Delete(c.failed, 0, maxKept/2)
+	if c.past == nil {
+		c.past = &past{history: history{start: c.first.start}}
+		c.past.deadline, _ = c.ctx.Deadline()
+		c.past.failed = c.past.room[:0]
 	}
-	c.failed = append(c.failed, f.attempt)
+	p := c.past
+	if len(p.failed) == maxKept {
+		p.failed = slices.Delete(p.failed, 0, maxKept/2)
+	}
+	p.failed = append(p.failed, f.attempt)
 	if !f.timedOut && !f.isCallers() {
-		c.said = f.attempt.Err
+		p.said = f.attempt.Err
 	}
 }
 
@@ -200,17 +208,16 @@ func (c *call) wait(d time.Duration) (reason error, ended bool) {
 
 // retry makes the next attempt: the caller's own metadata, and the mark of a retry.
 func (c *call) retry(v verdict) *attempt {
-	c.history.retried(v)
+	c.past.retried(v)
 	c.forget()
+	made := c.past.last().Number
 	a := &attempt{
-		Context: withPreviousAttempts(c.ctx, c.made),
-		info: Attempt{
-			Method:     c.method,
-			Number:     c.made + 1,
-			Start:      time.Now(),
-			Wait:       v.wait,
-			WaitSource: v.source,
-		},
+		Context: withPreviousAttempts(c.ctx, made),
+		call:    c,
+		number:  made + 1,
+		start:   time.Now(),
+		wait:    v.wait,
+		source:  v.source,
 	}
 	c.start(a)
 	return a
@@ -218,17 +225,17 @@ func (c *call) retry(v verdict) *attempt {
 
 // succeed ends a call whose attempt a succeeded.
 func (c *call) succeed(a *attempt) {
-	c.ledger.Deposit(Outcome{Attempt: a.info.Number, Result: Succeeded})
-	if c.span != nil || c.observed() {
+	c.ledger.Deposit(Outcome{Attempt: a.number, Result: Succeeded})
+	if c.spans != nil || c.observed() {
 		now := time.Now()
 		info := a.ended(nil, now)
 		c.traceSuccess(&info)
 		if c.observed() {
 			c.observe(Event{Kind: AttemptEnd, Attempt: info})
-			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.history.start)})
+			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start)})
 		}
 	}
-	c.endSpan(nil, nil)
+	c.endSpan(a.number, nil, nil)
 	finish(c.opts, nil)
 }
 
@@ -236,7 +243,7 @@ func (c *call) succeed(a *attempt) {
 // retryable nor stopped by the server or the caller's context is returned as it came,
 // and so is the failure of a committed stream.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.committed && c.stream || c.made == 1 && v.result == Ignored && f.ctxErr == nil {
+	if f.committed && c.stream || f.attempt.Number == 1 && v.result == Ignored && f.ctxErr == nil {
 		if f.timedOut {
 			err = f.attempt.Err
 		}
@@ -257,19 +264,20 @@ func (c *call) leave(a *attempt, err error, now time.Time) error {
 
 // giveUp ends a call with an Error; gone says that the caller's context has ended.
 func (c *call) giveUp(v verdict, gone bool, now time.Time) error {
+	last := c.past.last()
 	err := &Error{
-		Last:     c.said,
+		Last:     c.past.said,
 		Reason:   v.reason,
-		Attempts: c.failed,
-		Elapsed:  now.Sub(c.history.start),
+		Attempts: c.past.failed,
+		Elapsed:  now.Sub(c.first.start),
 
 		Wait:       v.wait,
 		WaitSource: v.source,
 
-		made: c.made,
+		made: last.Number,
 	}
-	if c.said == nil {
-		err.Last = c.failed[len(c.failed)-1].Err
+	if err.Last == nil {
+		err.Last = last.Err
 	}
 	if gone {
 		err.ctx = context.DeadlineExceeded
@@ -278,16 +286,16 @@ func (c *call) giveUp(v verdict, gone bool, now time.Time) error {
 		}
 	}
 	c.logGiveUp(err, now)
-	c.end(c.failed[len(c.failed)-1], err, v.reason, now)
+	c.end(*last, err, v.reason, now)
 	return err
 }
 
 // end is the last thing that happens in a call that failed.
 func (c *call) end(last Attempt, err, reason error, now time.Time) {
 	if c.observed() {
-		c.observe(Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.history.start)})
+		c.observe(Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.first.start)})
 	}
-	c.endSpan(err, reason)
+	c.endSpan(last.Number, err, reason)
 	finish(c.opts, err)
 }
 

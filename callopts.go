@@ -10,9 +10,11 @@ import (
 type callerOptions struct {
 	nested    bool          // the call is an attempt of ours: an outer interceptor retries it
 	overrides []*callOption // our options for this call
-	trailer   *metadata.MD  // where the caller wants the trailer, if anywhere
-	header    *metadata.MD  // likewise
+	targets   targets
 }
+
+// targets are where the caller wants header and trailer, nil for nowhere.
+type targets struct{ header, trailer *metadata.MD }
 
 func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) {
 	for _, opt := range opts {
@@ -25,9 +27,9 @@ func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) 
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		case grpc.TrailerCallOption:
-			o.trailer = opt.TrailerAddr
+			o.targets.trailer = opt.TrailerAddr
 		case grpc.HeaderCallOption:
-			o.header = opt.HeaderAddr
+			o.targets.header = opt.HeaderAddr
 		}
 	}
 	return o
@@ -49,10 +51,10 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	if c.stream { // whose header and trailer are asked for where they are needed
 		return opts[:len(opts):len(opts)]
 	}
-	if c.options.trailer == nil {
+	if c.targets.trailer == nil {
 		opts = append(opts, grpc.Trailer(&a.trailer))
 	}
-	if c.options.header == nil && c.wantsHeader() {
+	if c.targets.header == nil && c.wantsHeader() {
 		opts = append(opts, grpc.Header(&a.header))
 	}
 	return opts[:len(opts):len(opts)] // what is chained below must not append into buf
@@ -69,11 +71,11 @@ func (c *call) collect(a *attempt) {
 	if c.stream {
 		return
 	}
-	if c.options.trailer != nil {
-		a.trailer = *c.options.trailer
+	if c.targets.trailer != nil {
+		a.trailer = *c.targets.trailer
 	}
-	if c.options.header != nil {
-		a.header = *c.options.header
+	if c.targets.header != nil {
+		a.header = *c.targets.header
 	}
 }
 

@@ -56,16 +56,16 @@ func (c *call) logDecision(a *Attempt, v verdict) {
 // by the budget were logged when it ran out, and a caller that goes away is no failure.
 func (c *call) logGiveUp(err *Error, now time.Time) {
 	l := c.retrier.log
-	if l == nil || errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && c.made == 1 {
+	if l == nil || errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1 {
 		return
 	}
 	if !l.giveUps.AllowN(now, 1) {
 		l.suppressed.Add(1)
 		return
 	}
-	last := err.Attempts[len(err.Attempts)-1]
+	last := c.past.last()
 	l.WarnContext(c.ctx, "grpcretry: gave up",
-		"method", c.method, "target", c.target(), "attempts", c.made, "elapsed", err.Elapsed,
+		"method", c.method, "target", c.target(), "attempts", err.made, "elapsed", err.Elapsed,
 		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
 		"suppressed", l.suppressed.Swap(0))
 }

@@ -434,7 +434,9 @@ func (s sized) Size() int { return int(s) }
 
 func TestGRPCsNameForTheBufferLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; recv EOF; fail UNAVAILABLE", stream) })
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; recv EOF; fail UNAVAILABLE", stream)
+		})
 		app, err := server.openStream(t, clientStream, nil, grpc.MaxRetryRPCBufferSize(20))
 		if err != nil {
 			t.Fatal(err)

@@ -38,32 +38,40 @@ const (
 
 const tracerName = "github.com/grpcretry/grpcretry"
 
-// startSpan finds the span to write to: a call span of our own, or the caller's. It is
-// nil where nobody records.
+// callSpans are where a call is traced to.
+type callSpans struct {
+	events trace.Span // takes the events of the attempts; nil if it does not record
+	call   trace.Span // of our own; nil without WithCallSpan
+}
+
+// startSpan finds the span to write to: a call span of our own, or the caller's.
 func (c *call) startSpan() {
+	var own trace.Span
 	if c.retrier.tracer != nil {
-		c.ctx, c.callSpan = c.retrier.tracer.Start(c.ctx, strings.TrimPrefix(c.method, "/"),
+		c.ctx, own = c.retrier.tracer.Start(c.ctx, strings.TrimPrefix(c.method, "/"),
 			trace.WithSpanKind(trace.SpanKindInternal),
 			trace.WithAttributes(
 				attribute.String(attrSystem, "grpc"),
 				attribute.String(attrMethod, strings.TrimPrefix(c.method, "/"))))
 	}
 	if span := trace.SpanFromContext(c.ctx); span.IsRecording() {
-		c.span = span
+		c.spans = &callSpans{events: span, call: own}
+	} else if own != nil {
+		c.spans = &callSpans{call: own}
 	}
 }
 
 // traceSuccess and traceFailure put the event of one attempt on the span.
 
 func (c *call) traceSuccess(a *Attempt) {
-	if c.span == nil {
+	if c.spans == nil || c.spans.events == nil {
 		return
 	}
 	c.traceAttempt(a, codes.OK, "success")
 }
 
 func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
-	if c.span == nil {
+	if c.spans == nil || c.spans.events == nil {
 		return
 	}
 	more := make([]attribute.KeyValue, 0, 4)
@@ -91,25 +99,25 @@ func (c *call) traceAttempt(a *Attempt, code codes.Code, decision string, more .
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(AttrPeer, a.Peer.String()))
 	}
-	c.span.AddEvent(EventAttempt, trace.WithAttributes(append(attrs, more...)...))
+	c.spans.events.AddEvent(EventAttempt, trace.WithAttributes(append(attrs, more...)...))
 }
 
 // endSpan ends the call span, if there is one, with the status that the caller gets.
-func (c *call) endSpan(err, reason error) {
-	if c.callSpan == nil {
+func (c *call) endSpan(made int, err, reason error) {
+	if c.spans == nil || c.spans.call == nil {
 		return
 	}
-	code := status.Code(err)
-	c.callSpan.SetAttributes(
-		attribute.String(AttrStatusCode, codeName(code)),
-		attribute.Int(AttrAttempts, c.made))
+	span := c.spans.call
+	span.SetAttributes(
+		attribute.String(AttrStatusCode, codeName(status.Code(err))),
+		attribute.Int(AttrAttempts, made))
 	if reason != nil {
-		c.callSpan.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
+		span.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		c.callSpan.SetStatus(otelcodes.Error, err.Error())
+		span.SetStatus(otelcodes.Error, err.Error())
 	}
-	c.callSpan.End()
+	span.End()
 }
 
 // ReasonName is the short form of a reason to stop ([Error.Reason], [Event.Reason]), as
