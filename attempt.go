@@ -72,8 +72,8 @@ type attempt struct {
 type bounds struct {
 	cancel  context.CancelCauseFunc
 	timeout time.Duration // 0 for none
-	expires time.Time     // of a unary attempt: when the timeout ends it
-	timer   *time.Timer   // of a stream: until the timeout; can be lifted when the stream has begun
+	timer   *time.Timer   // until the timeout; nil without one
+	expires time.Time     // when the timeout ends it, where gRPC is told; else zero
 }
 
 // Value makes the attempt known to what runs below, see [AttemptFromContext].
@@ -84,17 +84,10 @@ func (a *attempt) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// limit gives a unary attempt a timeout of its own, told from others by its cause.
-func (a *attempt) limit(timeout time.Duration) {
-	expires := a.start.Add(timeout)
-	ctx, cancel := context.WithDeadlineCause(a.Context, expires, ErrAttemptTimeout)
-	a.Context = ctx
-	a.bounds = &bounds{cancel: func(error) { cancel() }, timeout: timeout, expires: expires}
-}
-
-// limitStart gives the attempt of a stream a context of its own, and a timeout that can
-// be lifted when the stream has begun; 0 for none.
-func (a *attempt) limitStart(timeout time.Duration) {
+// bound gives the attempt a context of its own and, unless timeout is 0, a timeout, told
+// from other ends by its cause. It is a timer, not a deadline of the context, so that it
+// can be lifted: when a stream has begun, and for a call that turns out to be left to gRPC.
+func (a *attempt) bound(timeout time.Duration) {
 	ctx, cancel := context.WithCancelCause(a.Context)
 	a.Context = ctx
 	a.bounds = &bounds{cancel: cancel, timeout: timeout}
@@ -103,9 +96,25 @@ func (a *attempt) limitStart(timeout time.Duration) {
 	}
 }
 
-func (a *attempt) expire() { a.bounds.cancel(ErrAttemptTimeout) }
+func (a *attempt) expire() {
+	if a.number > 1 || !a.call.leftToGRPC() {
+		a.bounds.cancel(ErrAttemptTimeout)
+	}
+}
 
-// inTime lifts the timeout of a stream. It is false if that has already ended the attempt.
+// announce lets gRPC tell the server of the timeout, as of any deadline.
+func (a *attempt) announce() { a.bounds.expires = a.start.Add(a.bounds.timeout) }
+
+// Deadline is the caller's, or that of the attempt if it is announced and earlier.
+func (a *attempt) Deadline() (time.Time, bool) {
+	deadline, ok := a.Context.Deadline()
+	if a.bounds == nil || a.bounds.expires.IsZero() || ok && deadline.Before(a.bounds.expires) {
+		return deadline, ok
+	}
+	return a.bounds.expires, true
+}
+
+// inTime lifts the timeout. It is false if that has already ended the attempt.
 func (a *attempt) inTime() bool { return a.bounds.timer == nil || a.bounds.timer.Stop() }
 
 // release ends the attempt's context, if it has one of its own.
@@ -120,13 +129,9 @@ func (a *attempt) release() {
 }
 
 // timedOut says whether our attempt timeout ended the attempt with err, rather than
-// the caller's context or the server's word. The cause tells, not the status code; but
-// only these two codes can come from a context.
+// the caller's context or the server's word. The cause tells, not the status code.
 func (a *attempt) timedOut(err error, now time.Time) bool {
-	if a.bounds == nil || a.bounds.timeout == 0 {
-		return false
-	}
-	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Canceled {
+	if a.bounds == nil || a.bounds.timeout == 0 || !isContextEnd(err) {
 		return false
 	}
 	if errors.Is(context.Cause(a.Context), ErrAttemptTimeout) {
@@ -134,6 +139,14 @@ func (a *attempt) timedOut(err error, now time.Time) bool {
 	}
 	// At the very moment of the deadline gRPC may be told before the context is.
 	return !a.bounds.expires.IsZero() && a.Context.Err() == nil && !now.Before(a.bounds.expires)
+}
+
+// isContextEnd says whether err can be the end of a context: as a status, or bare, as
+// interceptors below may return it.
+func isContextEnd(err error) bool {
+	code := status.Code(err)
+	return code == codes.Canceled || code == codes.DeadlineExceeded ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // begun is the attempt as it is known from its start on.

@@ -155,7 +155,7 @@ func (c Constant) check() error {
 
 // checkBackoff refuses nil, and what the backoffs of this package know of themselves.
 func checkBackoff(b Backoff) error {
-	if b == nil {
+	if isNil(b) {
 		return fmt.Errorf("backoff is nil")
 	}
 	if c, ok := b.(interface{ check() error }); ok {
@@ -172,6 +172,9 @@ func checkSpan(kind string, base, longest time.Duration) error {
 		return fmt.Errorf("%s.Max is %v, want a positive duration, or 0 for %v", kind, longest, defaultMax)
 	}
 	if b, m := orDefault(base, defaultBase), orDefault(longest, defaultMax); m < b {
+		if longest == 0 {
+			return fmt.Errorf("%s.Max is %v, the default, below Base %v", kind, m, b)
+		}
 		return fmt.Errorf("%s.Max is %v, below Base %v", kind, m, b)
 	}
 	return nil

@@ -3,6 +3,8 @@ package grpcretry
 import (
 	"fmt"
 	"math"
+	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -180,44 +182,49 @@ func (b *concurrencyBudget) Balance(time.Time) float64 {
 // AllBudgets allows a retry only where every one of the budgets does, and takes it
 // from all of them or from none. Without budgets it never refuses. A nil budget is
 // refused by [New].
-func AllBudgets(b ...Budget) Budget { return allBudgets(append([]Budget(nil), b...)) }
+func AllBudgets(b ...Budget) Budget { return &allBudgets{slices.Clone(b)} }
 
-type allBudgets []Budget
+type allBudgets struct{ budgets []Budget }
 
-func (all allBudgets) Deposit(o Outcome) {
-	for _, b := range all {
+func (all *allBudgets) Deposit(o Outcome) {
+	for _, b := range all.budgets {
 		b.Deposit(o)
 	}
 }
 
-func (all allBudgets) Withdraw(now time.Time) bool {
-	for i, b := range all {
+func (all *allBudgets) Withdraw(now time.Time) bool {
+	for i, b := range all.budgets {
 		if !b.Withdraw(now) {
-			all[:i].Refund()
+			for _, taken := range all.budgets[:i] {
+				taken.Refund()
+			}
 			return false
 		}
 	}
 	return true
 }
 
-func (all allBudgets) Refund() {
-	for _, b := range all {
+func (all *allBudgets) Refund() {
+	for _, b := range all.budgets {
 		b.Refund()
 	}
 }
 
-func (all allBudgets) Balance(now time.Time) float64 {
+func (all *allBudgets) Balance(now time.Time) float64 {
 	least := math.Inf(1)
-	for _, b := range all {
+	for _, b := range all.budgets {
 		least = min(least, b.Balance(now))
 	}
 	return least
 }
 
-func (all allBudgets) check() error {
-	for i, b := range all {
+func (all *allBudgets) check() error {
+	for i, b := range all.budgets {
 		if err := checkBudget(b); err != nil {
 			return fmt.Errorf("AllBudgets, number %d: %w", i+1, err)
+		}
+		if _, ok := b.(*perTarget); ok {
+			return fmt.Errorf("AllBudgets, number %d: PerTarget would be one budget for all targets here, put AllBudgets into PerTarget", i+1)
 		}
 	}
 	return nil
@@ -230,30 +237,36 @@ func (all allBudgets) check() error {
 // concurrent use and must not return nil.
 //
 // The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Used outside
-// of a Retrier, or inside [AllBudgets], it acts as the budget of the target "".
+// of a Retrier it acts as the budget of the target "". It cannot be a part of
+// [AllBudgets]; AllBudgets can be what newBudget makes.
 func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: newBudget} }
 
 type perTarget struct {
 	newBudget func() Budget
-	ledgers   sync.Map // string → *ledger, by the target as dialed and in canonical form
+	budgets   sync.Map // string → Budget, by the target as dialed and in canonical form
 }
 
-func (t *perTarget) Deposit(o Outcome)             { t.none().Deposit(o) }
-func (t *perTarget) Withdraw(now time.Time) bool   { return t.none().Withdraw(now) }
-func (t *perTarget) Refund()                       { t.none().Refund() }
-func (t *perTarget) Balance(now time.Time) float64 { return t.none().Balance(now) }
+func (t *perTarget) Deposit(o Outcome) { t.of("", func() string { return "" }).Deposit(o) }
+func (t *perTarget) Withdraw(now time.Time) bool {
+	return t.of("", func() string { return "" }).Withdraw(now)
+}
+func (t *perTarget) Refund() { t.of("", func() string { return "" }).Refund() }
+func (t *perTarget) Balance(now time.Time) float64 {
+	return t.of("", func() string { return "" }).Balance(now)
+}
 
-func (t *perTarget) none() *ledger { return t.ledger("", func() string { return "" }) }
-
-// ledger finds the budget of a target as dialed. Making the canonical form costs an
+// of finds the budget of a target as dialed. Making the canonical form costs an
 // allocation, so it is asked for only the first time.
-func (t *perTarget) ledger(dialed string, canonical func() string) *ledger {
-	if l, ok := t.ledgers.Load(dialed); ok {
-		return l.(*ledger)
+func (t *perTarget) of(dialed string, canonical func() string) Budget {
+	if b, ok := t.budgets.Load(dialed); ok {
+		return b.(Budget)
 	}
-	l, _ := t.ledgers.LoadOrStore(canonical(), newLedger(t.newBudget()))
-	l, _ = t.ledgers.LoadOrStore(dialed, l)
-	return l.(*ledger)
+	b, ok := t.budgets.Load(canonical())
+	if !ok {
+		b, _ = t.budgets.LoadOrStore(canonical(), t.newBudget())
+	}
+	b, _ = t.budgets.LoadOrStore(dialed, b)
+	return b.(Budget)
 }
 
 func (t *perTarget) check() error {
@@ -263,22 +276,22 @@ func (t *perTarget) check() error {
 	return nil
 }
 
-// A ledger is a budget in use, and whether it last refused: the logger speaks once
-// per change of that.
-type ledger struct {
-	Budget
-	exhausted atomic.Bool
-}
-
-func newLedger(b Budget) *ledger { return &ledger{Budget: b} }
-
 // checkBudget refuses nil, and what the budgets of this package know of themselves.
 func checkBudget(b Budget) error {
-	if b == nil {
+	if isNil(b) {
 		return fmt.Errorf("budget is nil")
 	}
 	if c, ok := b.(interface{ check() error }); ok {
 		return c.check()
 	}
 	return nil
+}
+
+// isNil finds nil pointers in an interface too.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	r := reflect.ValueOf(v)
+	return r.Kind() == reflect.Pointer && r.IsNil()
 }

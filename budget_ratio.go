@@ -37,8 +37,9 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * 
 // Deposit takes no lock and reads no clock. Deposits made between two looks (Withdraw
 // or Balance) are taken as spread evenly over the time between them, and they age in
 // steps of a twentieth of the window. Looked at no less than once per step, the
-// balance is therefore within Ratio × (the calls of three steps) of an exact sliding
-// window; the bound above holds whatever the looks.
+// share of the calls in the balance is therefore within Ratio × (the calls of three
+// steps) of an exact sliding window; a retry counts for up to a step longer than the
+// window. The bound above holds whatever the looks.
 func NewRatioBudget(s RatioBudget) (Budget, error) {
 	if s == (RatioBudget{}) {
 		s = defaultRatioBudget
@@ -93,7 +94,7 @@ type ratioBudget struct {
 type ratioStep struct{ deposited, withdrawn float64 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
-	if o.Attempt == 1 {
+	if o.Attempt <= 1 {
 		b.calls.add()
 	}
 }
@@ -109,7 +110,8 @@ func (b *ratioBudget) Withdraw(now time.Time) bool {
 }
 
 // Refund takes back the oldest retry in the window. Which one was refunded nobody knows;
-// so the retries that were sent count for no less time than they must.
+// so the retries that were sent count for no less time than they must. Only if the
+// refunded one has left the window, after a long pushback, another counts for less.
 func (b *ratioBudget) Refund() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -142,18 +144,27 @@ func (b *ratioBudget) balance(now time.Time) float64 {
 // look needs mu. It lets steps older than a window go and puts the calls since the
 // last look into the steps of that time.
 func (b *ratioBudget) look(now time.Time) {
-	if !b.looked && now.Before(b.epoch) {
-		b.epoch, b.last = now, now // made on another clock, as by a test
+	if !b.looked && time.Since(now).Abs() > b.window() {
+		b.epoch, b.last = now, now // on another clock, as in a test
 	}
 	b.looked = true
 	if now.Before(b.last) {
 		now = b.last // read before another goroutine's, used after it
 	}
-	b.clear(b.number(b.last)+1, b.number(now))
 	total := b.calls.sum()
-	b.spread(float64(total-b.seen), b.last, now)
+	calls := float64(total - b.seen)
+	if gap := now.Sub(b.last); gap > 2*b.window() {
+		calls *= float64(b.window()) / float64(gap)
+		b.epoch = now.Add(-b.window())
+		b.last = b.epoch
+		b.steps = [len(b.steps)]ratioStep{}
+	}
+	b.clear(b.number(b.last)+1, b.number(now))
+	b.spread(calls, b.last, now)
 	b.seen, b.last = total, now
 }
+
+func (b *ratioBudget) window() time.Duration { return ratioSteps * b.step }
 
 // clear empties the steps from first to last, which follow the newest.
 func (b *ratioBudget) clear(first, last int64) {

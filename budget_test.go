@@ -399,31 +399,31 @@ func TestBudgetSharedByTwoRetriersIsOne(t *testing.T) {
 
 func TestPerTargetJoinsTheFormsOfATarget(t *testing.T) {
 	budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
-	ledgerOf := func(target string) *ledger {
+	budgetOf := func(target string) Budget {
 		cc, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer cc.Close()
-		return budgets.ledger(cc.Target(), cc.CanonicalTarget)
+		return budgets.of(cc.Target(), cc.CanonicalTarget)
 	}
-	bare, full, triple := ledgerOf("localhost:80"), ledgerOf("dns:///localhost:80"), ledgerOf("localhost:80")
+	bare, full, triple := budgetOf("localhost:80"), budgetOf("dns:///localhost:80"), budgetOf("localhost:80")
 	if bare != full || bare != triple {
 		t.Error(`"localhost:80" and "dns:///localhost:80" have different budgets`)
 	}
-	if other := ledgerOf("localhost:81"); other == bare {
+	if other := budgetOf("localhost:81"); other == bare {
 		t.Error("localhost:80 and localhost:81 have one budget")
 	}
-	if other := ledgerOf("passthrough:///localhost:80"); other == bare {
+	if other := budgetOf("passthrough:///localhost:80"); other == bare {
 		t.Error("dns:///localhost:80 and passthrough:///localhost:80 have one budget")
 	}
 }
 
 func TestPerTargetMakesOneBudgetForConcurrentCalls(t *testing.T) {
 	budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
-	var first atomic.Pointer[ledger]
+	var first atomic.Pointer[rateBudget]
 	concurrently(64, func() {
-		l := budgets.ledger("a", func() string { return "dns:///a" })
+		l := budgets.of("a", func() string { return "dns:///a" }).(*rateBudget)
 		if !first.CompareAndSwap(nil, l) && first.Load() != l {
 			t.Error("two calls to one target have different budgets")
 		}

@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -20,7 +19,7 @@ type call struct {
 
 	retrier *Retrier
 	policy  *policy
-	ledger  *ledger
+	budget  Budget
 	cc      *grpc.ClientConn
 	method  string
 	ctx     context.Context // the caller's, within the call span if there is one
@@ -61,7 +60,7 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 		targets: o.targets,
 		stream:  stream,
 	}
-	c.ledger = p.ledgerOf(c.target(), c.canonicalTarget)
+	c.budget = p.budgetFor(c.target(), c.canonicalTarget)
 	c.startSpan()
 	a := &c.first
 	a.Context, a.call, a.number, a.start = c.ctx, c, 1, time.Now()
@@ -71,12 +70,11 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 
 // start readies an attempt to be handed to gRPC.
 func (c *call) start(a *attempt) {
-	timeout := c.attemptTimeout(a.number)
-	switch {
-	case c.stream:
-		a.limitStart(timeout)
-	case timeout > 0:
-		a.limit(timeout)
+	if timeout := c.attemptTimeout(a.number); c.stream || timeout > 0 {
+		a.bound(timeout)
+		if timeout > 0 && !c.stream && (a.number > 1 || c.configKnown()) {
+			a.announce()
+		}
 	}
 	if c.observed() {
 		c.observe(Event{Kind: AttemptStart, Attempt: a.begun()})
@@ -110,15 +108,15 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	}
 	f := c.failure(a, err, now)
 	c.record(&f)
-	v := c.policy.judge(c.ctx, c.ledger, &c.past.history, &f, now, c.retrier.random())
+	v := c.policy.judge(c.ctx, c.budget, &c.past.history, &f, now, c.retrier.random())
 	c.report(&f, v, now)
 	if !v.again {
 		return nil, c.stop(&f, v, err, now)
 	}
 	a.release()
-	if reason, ended := c.wait(v.wait); ended {
-		c.ledger.Refund()
-		return nil, c.giveUp(verdict{reason: reason}, !errors.Is(reason, ErrConnClosed), time.Now())
+	if reason, gone := c.wait(v.wait); reason != nil {
+		c.budget.Refund()
+		return nil, c.giveUp(verdict{reason: reason}, gone, time.Now())
 	}
 	return c.retry(v), nil
 }
@@ -151,6 +149,11 @@ func (c *call) ended(now time.Time) error {
 }
 
 func (c *call) closed() bool { return c.cc != nil && c.cc.GetState() == connectivity.Shutdown }
+
+// configKnown says whether leftToGRPC can be trusted already.
+func (c *call) configKnown() bool {
+	return c.retrier.builtInRetryOff || c.cc == nil || c.cc.GetState() == connectivity.Ready
+}
 
 // leftToGRPC says whether gRPC retries the method itself. On a fresh channel that is
 // known only once an attempt has been made.
@@ -186,14 +189,17 @@ func (c *call) report(f *failure, v verdict, now time.Time) {
 	}
 }
 
-// wait lets d pass. It ends at once with the caller's context; a connection closed
-// meanwhile ends the call too.
-func (c *call) wait(d time.Duration) (reason error, ended bool) {
+// wait lets d pass. It ends at once with the caller's context, and with the connection:
+// reason is nil if it has passed. gone says that it was the caller's context.
+func (c *call) wait(d time.Duration) (reason error, gone bool) {
 	if d > 0 {
 		timer := time.NewTimer(d)
 		defer timer.Stop()
+		closed, unwatch := c.retrier.closing.watch(c.cc, d)
+		defer unwatch()
 		select {
 		case <-timer.C:
+		case <-closed:
 		case <-c.ctx.Done():
 		}
 	}
@@ -201,7 +207,7 @@ func (c *call) wait(d time.Duration) (reason error, ended bool) {
 		return context.Cause(c.ctx), true
 	}
 	if c.closed() {
-		return ErrConnClosed, true
+		return ErrConnClosed, false
 	}
 	return nil, false
 }
@@ -225,7 +231,7 @@ func (c *call) retry(v verdict) *attempt {
 
 // succeed ends a call whose attempt a succeeded.
 func (c *call) succeed(a *attempt) {
-	c.ledger.Deposit(Outcome{Attempt: a.number, Result: Succeeded})
+	c.budget.Deposit(Outcome{Attempt: a.number, Result: Succeeded})
 	if c.spans != nil || c.observed() {
 		now := time.Now()
 		info := a.ended(nil, now)
@@ -243,7 +249,7 @@ func (c *call) succeed(a *attempt) {
 // retryable nor stopped by the server or the caller's context is returned as it came,
 // and so is the failure of a committed stream.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.committed && c.stream || f.attempt.Number == 1 && v.result == Ignored && f.ctxErr == nil {
+	if f.committed && c.stream || f.attempt.Number == 1 && v.untouched {
 		if f.timedOut {
 			err = f.attempt.Err
 		}
@@ -255,6 +261,7 @@ func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
+	c.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
 	info := a.ended(err, now)
 	v := verdict{reason: ErrLeftToGRPC}
 	c.report(&failure{attempt: info}, v, now)

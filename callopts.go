@@ -16,16 +16,16 @@ type callerOptions struct {
 // targets are where the caller wants header and trailer, nil for nowhere.
 type targets struct{ header, trailer *metadata.MD }
 
-func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) {
+func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o callerOptions) {
 	for _, opt := range opts {
 		switch opt := opt.(type) {
 		case *call:
-			// The same options on another ClientConn are a call of its own.
-			o.nested = o.nested || opt.cc == cc
+			// The same options for another ClientConn or method are a call of its own.
+			o.nested = o.nested || opt.cc == cc && opt.method == method
 		case *callOption:
 			o.overrides = append(o.overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
-			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
+			o.overrides = append(o.overrides, WithBufferLimit(max(0, opt.MaxRetryRPCBufferSize)).callOption())
 		case grpc.TrailerCallOption:
 			o.targets.trailer = opt.TrailerAddr
 		case grpc.HeaderCallOption:
@@ -37,9 +37,12 @@ func readOptions(cc *grpc.ClientConn, opts []grpc.CallOption) (o callerOptions) 
 
 // attemptOptions are the options of one attempt: the caller's, less what belongs to
 // the call as a whole, plus the mark for nested interceptors and what we read ourselves.
-// They are written over buf, which the attempts of a call use one after the other.
+// The first attempt's are part of the call; others may still read them after its end.
 func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	opts := c.buf[:0]
+	if a.number > 1 {
+		opts = make([]grpc.CallOption, 0, len(c.opts)+4)
+	}
 	for _, opt := range c.opts {
 		switch opt.(type) {
 		case *call, grpc.OnFinishCallOption:

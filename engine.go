@@ -36,6 +36,8 @@ type verdict struct {
 	source WaitSource    // WaitNone if it did not
 	reason error
 	result Result // what the budget heard
+
+	untouched bool // of a stop: the failure was never one to retry, whatever else stopped it
 }
 
 // judge decides on f, at the time now, with u uniform in [0, 1). The first match ends it:
@@ -54,7 +56,7 @@ func (p *policy) judge(ctx context.Context, b Budget, h *history, f *failure, no
 	hint, hinted := PushbackFrom(f.attempt.Trailer, f.attempt.Err)
 	retryable := !f.isCallers() && p.retryable(ctx, f)
 
-	v := verdict{result: Ignored}
+	v := verdict{result: Ignored, untouched: !retryable && !(f.isCallers() && f.ctxErr != nil)}
 	if retryable || hint.Stop {
 		v.result = Failed
 	}
@@ -77,8 +79,7 @@ func (p *policy) judge(ctx context.Context, b Budget, h *history, f *failure, no
 // isCallers says whether the failure is the caller's own doing: the CANCELED or
 // DEADLINE_EXCEEDED of a context that has ended, or a closed connection.
 func (f *failure) isCallers() bool {
-	code := f.attempt.Code()
-	return f.closed || f.ctxErr != nil && (code == codes.Canceled || code == codes.DeadlineExceeded)
+	return f.closed || f.ctxErr != nil && isContextEnd(f.attempt.Err)
 }
 
 // decide answers whether the failure may be retried at all: nil, or why not.
@@ -109,7 +110,7 @@ func (p *policy) schedule(h *history, f *failure, hint Pushback, hinted bool, no
 		return hint.Delay, hint.Source, ErrPushback
 	case hinted && hint.Source == WaitRetryInfo:
 		// Spread: the server told every client the same.
-		wait, source = duration(float64(hint.Delay)*(1+0.2*unit(u))), WaitRetryInfo
+		wait, source = max(hint.Delay, duration(float64(hint.Delay)*(1+0.2*unit(u)))), WaitRetryInfo
 	case hinted:
 		wait, source = hint.Delay, WaitPushback
 	default:

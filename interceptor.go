@@ -22,6 +22,7 @@ type Retrier struct {
 	log       *logger      // nil: no logging
 	tracer    trace.Tracer // nil: no call spans
 	random    func() float64
+	closing   *closing
 
 	builtInRetryOff bool
 }
@@ -46,6 +47,7 @@ func New(opts ...Option) (*Retrier, error) {
 		observers:       c.observers,
 		log:             newLogger(c.logger),
 		random:          rand.Float64,
+		closing:         &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}},
 		builtInRetryOff: c.builtInRetryOff,
 	}
 	if c.callSpan {
@@ -118,7 +120,7 @@ func mustNew(opts []Option) *Retrier {
 // unary is the loop: attempt, ask, wait.
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	o := readOptions(cc, opts)
+	o := readOptions(cc, method, opts)
 	p, err := r.policyFor(method, &o)
 	if err != nil {
 		finish(opts, err)

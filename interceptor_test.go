@@ -842,8 +842,8 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 		if got := logs.lines(); len(got) != 1 || !strings.Contains(got[0], "retryPolicy") || !strings.Contains(got[0], "/Echo") {
 			t.Errorf("logged %q, want one line", got)
 		}
-		if budget.heard != nil {
-			t.Errorf("budget heard %v of calls that are not its own", budget.heard)
+		if want := []Outcome{{1, Ignored}, {1, Ignored}, {1, Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
+			t.Errorf("budget heard %v and was asked at %v, want %v and never", budget.heard, budget.asked, want)
 		}
 		// Another method of the same service is ours.
 		before := len(server.attempts())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,13 +19,14 @@ type logger struct {
 	giveUps    *rate.Limiter
 	suppressed atomic.Int64 // give-ups not logged since the last that was
 	leftToGRPC sync.Map     // methods that were logged as such
+	exhausted  sync.Map     // budgets that were logged as such, until they allow retries again
 }
 
 func newLogger(l *slog.Logger) *logger {
 	if l == nil {
 		return nil
 	}
-	return &logger{Logger: l, giveUps: rate.NewLimiter(1, 10)}
+	return &logger{Logger: l, giveUps: rate.NewLimiter(1, 100)}
 }
 
 // logDecision logs a retry, and a change of the budget.
@@ -34,13 +36,13 @@ func (c *call) logDecision(a *Attempt, v verdict) {
 		return
 	}
 	switch {
-	case errors.Is(v.reason, ErrBudgetExhausted):
-		if c.ledger.exhausted.CompareAndSwap(false, true) {
+	case v.reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word, which a cause may wrap
+		if _, told := l.exhausted.LoadOrStore(budgetKey(c.budget), true); !told {
 			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
 		}
 	case v.again:
-		if c.ledger.exhausted.Load() && c.ledger.exhausted.CompareAndSwap(true, false) {
+		if _, told := l.exhausted.LoadAndDelete(budgetKey(c.budget)); told {
 			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
 				"method", c.method, "target", c.target())
 		}
@@ -52,11 +54,19 @@ func (c *call) logDecision(a *Attempt, v verdict) {
 	}
 }
 
+// budgetKey tells budgets apart. Those that cannot be compared are one for each type.
+func budgetKey(b Budget) any {
+	if v := reflect.ValueOf(b); !v.Comparable() {
+		return v.Type()
+	}
+	return b
+}
+
 // logGiveUp logs a call that ended with err although its failure was retryable. Stops
 // by the budget were logged when it ran out, and a caller that goes away is no failure.
 func (c *call) logGiveUp(err *Error, now time.Time) {
 	l := c.retrier.log
-	if l == nil || errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1 {
+	if l == nil || err.ctx == nil && errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1 {
 		return
 	}
 	if !l.giveUps.AllowN(now, 1) {

@@ -37,7 +37,7 @@ type CallOption interface {
 // callOption implements [CallOption].
 type callOption struct {
 	grpc.EmptyCallOption
-	set func(*settings)
+	set func(*Policy)
 	err error // names the option and the value, nil if the value is good
 }
 
@@ -51,7 +51,7 @@ func (o *callOption) apply(c *config) {
 func (o *callOption) callOption() *callOption { return o }
 
 // newCallOption makes the option called name. err is what is wrong with its value.
-func newCallOption(name string, err error, set func(*settings)) CallOption {
+func newCallOption(name string, err error, set func(*Policy)) CallOption {
 	if err != nil {
 		err = fmt.Errorf("grpcretry: %s: %w", name, err)
 	}
@@ -62,37 +62,28 @@ func newCallOption(name string, err error, set func(*settings)) CallOption {
 // do.
 func WithPolicy(p Policy) CallOption {
 	p.Codes = slices.Clone(p.Codes)
-	var l *ledger
-	if p.Budget != nil {
-		l = newLedger(p.Budget)
-	}
-	return newCallOption("WithPolicy", p.check(), func(s *settings) {
-		p.over(s)
-		if l != nil {
-			s.setBudget(p.Budget, l)
-		}
-	})
+	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.over(s) })
 }
 
 // WithMaxAttempts limits a call to n attempts, the first one included; n is at least 1,
 // and there is no cap above it. 1 turns retries off, as [Disable] does. The default
 // is 4.
 func WithMaxAttempts(n int) CallOption {
-	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *settings) { s.MaxAttempts = n })
+	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.MaxAttempts = n })
 }
 
 // WithBackoff sets the wait before a retry where the server does not say. Without a
 // [WithOverloadBackoff] in any scope it covers RESOURCE_EXHAUSTED too. The default is
 // Exponential{}: full jitter, 100 ms doubling to 5 s.
 func WithBackoff(b Backoff) CallOption {
-	return newCallOption("WithBackoff", checkBackoff(b), func(s *settings) { s.Backoff = b })
+	return newCallOption("WithBackoff", checkBackoff(b), func(s *Policy) { s.Backoff = b })
 }
 
 // WithOverloadBackoff sets the wait before a retry after RESOURCE_EXHAUSTED, where the
 // server does not say. The default is Exponential{Base: time.Second, Max: 20 *
 // time.Second}, or what [WithBackoff] sets.
 func WithOverloadBackoff(b Backoff) CallOption {
-	return newCallOption("WithOverloadBackoff", checkBackoff(b), func(s *settings) { s.OverloadBackoff = b })
+	return newCallOption("WithOverloadBackoff", checkBackoff(b), func(s *Policy) { s.OverloadBackoff = b })
 }
 
 // WithCodes sets the status codes that are retried, at least one, and OK not among
@@ -104,52 +95,55 @@ func WithOverloadBackoff(b Backoff) CallOption {
 // prove that the server did nothing.
 func WithCodes(c ...codes.Code) CallOption {
 	c = slices.Clone(c)
-	return newCallOption("WithCodes", checkCodes(c), func(s *settings) { s.Codes = c })
+	return newCallOption("WithCodes", checkCodes(c), func(s *Policy) { s.Codes = c })
 }
 
 // WithClassifier sets a function that is asked about each failed attempt before the
 // codes are, with the caller's context. It may say [Retry] or [Stop], or [Default] to
 // leave it to the codes. It is not asked about the end of the caller's own context.
-// It runs on the goroutine of the call and must be safe for concurrent use. nil, the
-// default, asks nobody.
+// It runs on the goroutine of the call, must be safe for concurrent use, and must not use
+// the stream that it is asked about. nil, the default, asks nobody.
 func WithClassifier(f func(context.Context, Attempt) Classification) CallOption {
-	return newCallOption("WithClassifier", nil, func(s *settings) { s.Classifier = f })
+	return newCallOption("WithClassifier", nil, func(s *Policy) { s.Classifier = f })
 }
 
 // WithAttemptTimeout ends an attempt after d and retries it, whatever the codes. The
 // last attempt gets all the time that the caller's deadline leaves; without a deadline
-// it too ends after d. 0, the default, means no timeout of our own. For a stream it is
-// the time to the first message from the server.
+// it too ends after d. 0, the default, means no timeout of our own.
+//
+// For a stream it is the time until the application has the first message from the
+// server, for a client stream until it has the response: choose it longer than the
+// longest upload. A stream that is committed before that is ended, and not tried again.
 func WithAttemptTimeout(d time.Duration) CallOption {
-	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *settings) { s.AttemptTimeout = d })
+	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *Policy) { s.AttemptTimeout = d })
 }
 
 // WithMaxElapsed limits when an attempt may start: less than d after the start of the
 // call. It does not limit how long the attempt runs. 0, the default, means no limit.
 func WithMaxElapsed(d time.Duration) CallOption {
-	return newCallOption("WithMaxElapsed", checkNotNegative(d), func(s *settings) { s.MaxElapsed = d })
+	return newCallOption("WithMaxElapsed", checkNotNegative(d), func(s *Policy) { s.MaxElapsed = d })
 }
 
 // WithMaxServerDelay limits the wait that a server may ask for, by pushback or
-// RetryInfo. A longer one ends the call with [ErrPushback]; it is never shortened. A
-// negative d means no limit; 0 means the default, 5 min.
+// RetryInfo, before the fifth that is added to a RetryInfo at most. A longer one ends the
+// call with [ErrPushback]; it is never shortened. A negative d means no limit; 0 means the
+// default, 5 min.
 func WithMaxServerDelay(d time.Duration) CallOption {
-	return newCallOption("WithMaxServerDelay", nil, func(s *settings) { s.MaxServerDelay = d })
+	return newCallOption("WithMaxServerDelay", nil, func(s *Policy) { s.MaxServerDelay = d })
 }
 
 // WithBudget sets what retries are paid from. Give one budget to all that load the
 // same backend. The default is NewRatioBudget(RatioBudget{}), one for each target of
 // the Retrier; [Unlimited] turns budgets off.
 func WithBudget(b Budget) CallOption {
-	l := newLedger(b)
-	return newCallOption("WithBudget", checkBudget(b), func(s *settings) { s.setBudget(b, l) })
+	return newCallOption("WithBudget", checkBudget(b), func(s *Policy) { s.Budget = b })
 }
 
 // WithBufferLimit sets how many bytes of sent messages one stream may keep to send
 // them again; a stream that has sent more is committed. With 0, streams pass through
 // without retries. The default is 256 KiB. Unary calls keep their one message anyway.
 func WithBufferLimit(bytes int) CallOption {
-	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *settings) {
+	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *Policy) {
 		s.BufferLimit = orDefault(bytes, -1)
 	})
 }
@@ -159,13 +153,13 @@ func WithBufferLimit(bytes int) CallOption {
 // with [ErrCommitted]. Off by default: the application of a unary call has seen nothing
 // of a failed attempt, headers or not.
 func WithCommitOnHeaders(on bool) CallOption {
-	return newCallOption("WithCommitOnHeaders", nil, func(s *settings) { s.CommitOnHeaders = on })
+	return newCallOption("WithCommitOnHeaders", nil, func(s *Policy) { s.CommitOnHeaders = on })
 }
 
 // Disable turns retries off. The call passes straight through: no budget, no event, its
 // error untouched. A narrower [WithMaxAttempts] turns them on again.
 func Disable() CallOption {
-	return newCallOption("Disable", nil, func(s *settings) { s.MaxAttempts = 1 })
+	return newCallOption("Disable", nil, func(s *Policy) { s.MaxAttempts = 1 })
 }
 
 // WithMethod applies opts to "/pkg.Service/Method" or, with "/pkg.Service/", to all
@@ -208,7 +202,7 @@ func WithObserver(f func(context.Context, Event)) Option {
 }
 
 // WithLogger logs retries at debug level; at warn level calls that gave up (in a burst
-// at most ten, then one a second, with the number left out), once when a budget is
+// at most a hundred, then one a second, with the number left out), once when a budget is
 // exhausted, and once per method that is left to gRPC's own retries; and at info level
 // once when the budget allows retries again. nil, the default, logs nothing. A call
 // that succeeds at once logs nothing.

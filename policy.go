@@ -24,11 +24,12 @@ const (
 // Each field has an option of its own that says more: MaxAttempts is
 // [WithMaxAttempts], and so on.
 type Policy struct {
-	MaxAttempts     int     // attempts, the first included; default 4
-	Backoff         Backoff // default Exponential{}: full jitter, 100 ms doubling to 5 s
-	OverloadBackoff Backoff // after RESOURCE_EXHAUSTED; default 1 s doubling to 20 s, or Backoff if that is set
-	Codes           []codes.Code
-	Classifier      func(context.Context, Attempt) Classification
+	MaxAttempts     int          // attempts, the first included; default 4
+	Backoff         Backoff      // default Exponential{}: full jitter, 100 ms doubling to 5 s
+	OverloadBackoff Backoff      // after RESOURCE_EXHAUSTED; default 1 s doubling to 20 s, or Backoff if that is set
+	Codes           []codes.Code // retried; default UNAVAILABLE and RESOURCE_EXHAUSTED
+	// Classifier is asked before Codes; default nobody.
+	Classifier func(context.Context, Attempt) Classification
 
 	AttemptTimeout time.Duration // default none
 	MaxElapsed     time.Duration // default none
@@ -41,8 +42,11 @@ type Policy struct {
 }
 
 // over lays the non-zero fields of p over those of s.
-func (p Policy) over(s *settings) {
+func (p Policy) over(s *Policy) {
 	lay(&s.MaxAttempts, p.MaxAttempts)
+	if p.Budget != nil {
+		s.Budget = p.Budget
+	}
 	if p.Backoff != nil {
 		s.Backoff = p.Backoff
 	}
@@ -114,21 +118,10 @@ func checkBufferLimit(bytes int) error {
 	return nil
 }
 
-// settings are a policy in the making: options are laid over each other, the widest
-// scope first.
-type settings struct {
-	Policy
-	ledger *ledger // of Budget, made with it; nil while there is none
-}
-
-func (s *settings) setBudget(b Budget, l *ledger) {
-	s.Budget, s.ledger = b, l
-}
-
 // A policy is what one call obeys: every field resolved, and in the form that the
 // loops use. It is never changed.
 type policy struct {
-	settings
+	Policy
 	codes codeSet
 }
 
@@ -137,7 +130,7 @@ func resolve(fallback Budget, scopes ...[]*callOption) *policy {
 	p := &policy{}
 	for _, scope := range scopes {
 		for _, o := range scope {
-			o.set(&p.settings)
+			o.set(&p.Policy)
 		}
 	}
 	p.fill(fallback)
@@ -163,7 +156,7 @@ func (p *policy) fill(fallback Budget) {
 	p.MaxServerDelay = orDefault(p.MaxServerDelay, defaultMaxServerDelay)
 	p.BufferLimit = orDefault(p.BufferLimit, defaultBufferLimit)
 	if p.Budget == nil {
-		p.setBudget(fallback, newLedger(fallback))
+		p.Budget = fallback
 	}
 }
 
@@ -187,12 +180,12 @@ func (p *policy) public() Policy {
 	return shown
 }
 
-// ledgerOf is the budget that calls to a target spend from.
-func (p *policy) ledgerOf(dialed string, canonical func() string) *ledger {
+// budgetFor is what calls to a target spend from.
+func (p *policy) budgetFor(dialed string, canonical func() string) Budget {
 	if t, ok := p.Budget.(*perTarget); ok {
-		return t.ledger(dialed, canonical)
+		return t.of(dialed, canonical)
 	}
-	return p.ledger
+	return p.Budget
 }
 
 // methodPolicies finds the policy of a method: exact method, then service, then all.

@@ -6,8 +6,10 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -31,7 +33,7 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	o := readOptions(cc, opts)
+	o := readOptions(cc, method, opts)
 	p, err := r.policyFor(method, &o)
 	if err != nil {
 		finish(opts, err)
@@ -77,6 +79,7 @@ type retryStream struct {
 	busy       int            // guarded by mu; goroutines in any method of an uncommitted attempt
 	ended      bool           // guarded by mu; the call is over
 	final      error          // guarded by mu; what RecvMsg returns then
+	told       bool           // guarded by mu; OnFinish and observers know of the end
 	changed    chan struct{}  // guarded by mu; closed at the next change of the above; nil while nobody waits
 
 	buffer []any // guarded by mu; messages sent, in order, until committed
@@ -88,6 +91,7 @@ type retryStream struct {
 type streamAttempt struct {
 	*attempt
 	stream grpc.ClientStream
+	begun  bool // a message has come; of the goroutine that receives
 
 	over    bool        // guarded by the stream's mu; gRPC has ended it, with overErr
 	overErr error       // likewise
@@ -122,7 +126,7 @@ func (s *retryStream) SendMsg(m any) error {
 
 func (s *retryStream) sendCommitted(at *streamAttempt, m any) error {
 	err := at.stream.SendMsg(m)
-	if err != nil && !errors.Is(err, io.EOF) { // gRPC has ended the stream with it
+	if err != nil && !isEOF(err) { // gRPC has ended the stream with it
 		s.end(at, err)
 	}
 	return err
@@ -142,7 +146,10 @@ func (s *retryStream) keep(m any, weight int) (*streamAttempt, error) {
 	switch {
 	case s.ended:
 		return nil, io.EOF
-	case s.committed.Load() != nil, !fits() && s.commit(s.current):
+	case s.committed.Load() == nil && !fits():
+		s.commit(s.current)
+		return nil, errCommitFirst
+	case s.committed.Load() != nil:
 		return nil, errCommitFirst
 	}
 	s.buffer = append(s.buffer, m)
@@ -182,7 +189,7 @@ func (s *retryStream) sent(at *streamAttempt, err error) error {
 	case err == nil:
 	case s.committed.Load() == at:
 		s.mu.Unlock()
-		if !errors.Is(err, io.EOF) {
+		if !isEOF(err) {
 			s.end(at, err)
 		}
 		return err
@@ -190,7 +197,7 @@ func (s *retryStream) sent(at *streamAttempt, err error) error {
 		err = io.EOF
 	case s.recovering || s.current != at:
 		err = nil // it was sent again, or will be
-	case !errors.Is(err, io.EOF):
+	case !isEOF(err):
 		return s.recoverLocked(at, err)
 	case s.receiving > 0:
 		err = nil // who receives will learn why, and recover
@@ -250,7 +257,7 @@ func (s *retryStream) RecvMsg(m any) error {
 		s.receiving++
 		s.busy++
 		s.mu.Unlock()
-		if done, err := s.received(at, at.stream.RecvMsg(m)); done {
+		if done, err := s.received(at, m, at.stream.RecvMsg(m)); done {
 			return err
 		}
 	}
@@ -258,34 +265,58 @@ func (s *retryStream) RecvMsg(m any) error {
 
 func (s *retryStream) receiveCommitted(at *streamAttempt, m any) error {
 	err := at.stream.RecvMsg(m)
-	if err != nil || !s.desc.ServerStreams {
-		s.end(at, err)
+	if err == nil && at.begun && s.desc.ServerStreams {
+		return nil
+	}
+	return s.committedTo(at, m, err)
+}
+
+// committedTo is told what RecvMsg of a committed attempt returned, where that is an end
+// or the first message. An attempt timeout is still on until then; it cannot be retried.
+func (s *retryStream) committedTo(at *streamAttempt, m any, err error) error {
+	if err == nil && !at.begun {
+		at.begun = true
+		if !at.inTime() {
+			err = at.discard(m)
+		}
+	}
+	if err == nil && s.desc.ServerStreams {
+		return nil
+	}
+	s.end(at, err)
+	if err != nil && at.timedOut(err, time.Now()) {
+		return &attemptTimeoutError{at.bounds.timeout}
 	}
 	return err
 }
 
 // received is told what RecvMsg of an uncommitted attempt returned. It is done unless
 // there is another attempt to receive from.
-func (s *retryStream) received(at *streamAttempt, err error) (done bool, _ error) {
+func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, _ error) {
 	s.mu.Lock()
 	s.receiving--
 	s.busy--
 	switch {
 	case s.committed.Load() == at: // by another goroutine, meanwhile
 		s.mu.Unlock()
-		if err != nil || !s.desc.ServerStreams {
-			s.end(at, err)
-		}
-		return true, err
+		return true, s.committedTo(at, m, err)
 	case s.ended:
 		defer s.mu.Unlock()
 		return true, s.final
 	case s.recovering || s.current != at:
 		s.mu.Unlock()
 		return false, nil // of an attempt that was given up: nobody sees it
-	case err == nil && !s.commit(at):
-		err = errDiscard
+	case err == nil && !at.inTime():
+		s.mu.Unlock()
+		err = at.discard(m)
+		s.mu.Lock()
+		if !s.usable(at) { // committed, meanwhile
+			s.mu.Unlock()
+			return false, nil
+		}
 	case err == nil:
+		at.begun = true
+		s.commit(at)
 		s.mu.Unlock()
 		if !s.desc.ServerStreams {
 			s.end(at, nil)
@@ -329,15 +360,14 @@ func (s *retryStream) headed(at *streamAttempt, headers bool) {
 	for !headers && s.receiving > 0 && s.usable(at) {
 		s.await() // who receives is about to learn why, and to recover
 	}
-	if !s.usable(at) || headers && s.commit(at) {
+	if headers && s.usable(at) {
+		s.commit(at)
+	}
+	if headers || !s.usable(at) {
 		s.unlock(at)
 		return
 	}
-	var err error // to be found out
-	if headers {
-		err = errDiscard
-	}
-	_ = s.recoverLocked(at, err) // RecvMsg has the error
+	_ = s.recoverLocked(at, nil) // RecvMsg has the error
 }
 
 // usable needs mu. It says whether at is still the attempt that matters, and undecided.
@@ -369,34 +399,45 @@ func (s *retryStream) Trailer() metadata.MD {
 // commitCurrent binds the application to the attempt under way. At the end of the call
 // that is the last one, or nil if that had no stream.
 func (s *retryStream) commitCurrent() *streamAttempt {
-	for {
-		if at := s.committed.Load(); at != nil {
-			return at
-		}
-		s.mu.Lock()
-		for s.recovering {
-			s.await()
-		}
-		at := s.current
-		if s.ended || s.committed.Load() != nil || s.commit(at) {
-			s.mu.Unlock()
-			return at
-		}
-		_ = s.recoverLocked(at, errDiscard) // RecvMsg has the error
+	if at := s.committed.Load(); at != nil {
+		return at
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.recovering {
+		s.await()
+	}
+	if !s.ended && s.committed.Load() == nil {
+		s.commit(s.current)
+	}
+	return s.current
 }
 
-// commit needs mu. From now on at is the application's stream. It is false if the
-// attempt timeout came first.
-func (s *retryStream) commit(at *streamAttempt) bool {
-	if !at.inTime() {
-		return false
-	}
+// commit needs mu. From now on at is the application's stream.
+func (s *retryStream) commit(at *streamAttempt) {
 	at.committed = true
 	s.buffer, s.size = nil, 0
 	s.committed.Store(at)
 	s.notify()
-	return true
+	if at.over { // gRPC has told us already, and will not again
+		s.watch(at)
+	}
+}
+
+// watch needs mu. An attempt that gRPC has ended ends the call with the caller's context,
+// unless the application comes back and finds out.
+func (s *retryStream) watch(at *streamAttempt) {
+	if at.unwatch == nil {
+		at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, at.overErr) })
+	}
+}
+
+// unwatch needs mu.
+func (s *retryStream) unwatch(at *streamAttempt) {
+	if at.unwatch != nil {
+		at.unwatch()
+		at.unwatch = nil
+	}
 }
 
 // await needs mu. It gives mu up until something has changed.
@@ -418,21 +459,25 @@ func (s *retryStream) notify() {
 	}
 }
 
-// errDiscard: the attempt timeout ended an attempt that gRPC knows to be alive.
-var errDiscard = errors.New("grpcretry: attempt timeout")
-
 // recoverLocked needs mu, and a usable attempt that has failed with err; nil if that is
 // to be found out. It gives mu up. It returns nil if the stream goes on, else what
 // RecvMsg returns from now on.
 func (s *retryStream) recoverLocked(at *streamAttempt, err error) error {
 	s.recovering = true
-	if at.unwatch != nil {
-		at.unwatch()
-	}
+	s.unwatch(at)
 	s.mu.Unlock()
-	if errors.Is(err, errDiscard) {
-		err = at.discard()
-	}
+	done := false
+	defer func() {
+		if !done { // a classifier or observer panics: let nobody wait for us
+			s.conclude(at, status.Error(codes.Internal, "grpcretry: panic while retrying"))
+		}
+	}()
+	final := s.recovery(at, err)
+	done = true
+	return final
+}
+
+func (s *retryStream) recovery(at *streamAttempt, err error) error {
 	if err == nil {
 		if err = at.status(); err == nil {
 			s.publish(at) // RecvMsg will learn more
@@ -457,7 +502,7 @@ func (s *retryStream) recoverLocked(at *streamAttempt, err error) error {
 // a failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.read(s.call, err)
-	if errors.Is(err, io.EOF) {
+	if isEOF(err) {
 		a, _ := s.call.next(at.attempt, nil)
 		return a, io.EOF
 	}
@@ -468,7 +513,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 func (s *retryStream) conclude(at *streamAttempt, final error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ended, s.final, s.recovering = true, final, false
+	s.ended, s.told, s.final, s.recovering = true, true, final, false
 	s.buffer, s.size = nil, 0
 	s.current = at
 	if at.stream == nil {
@@ -490,7 +535,7 @@ func (s *retryStream) replay(at *streamAttempt) error {
 		if sent == len(s.buffer) {
 			s.mu.Unlock()
 			closed = true
-			if err := at.stream.CloseSend(); err != nil && !errors.Is(err, io.EOF) {
+			if err := at.stream.CloseSend(); err != nil && !isEOF(err) {
 				return err
 			}
 			continue
@@ -499,7 +544,7 @@ func (s *retryStream) replay(at *streamAttempt) error {
 		sent++
 		s.mu.Unlock()
 		err := at.stream.SendMsg(m)
-		if errors.Is(err, io.EOF) {
+		if isEOF(err) {
 			if err = at.status(); err == nil {
 				s.publish(at) // RecvMsg will learn more
 				return nil
@@ -549,11 +594,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 	case s.call.ctx.Err() != nil || s.call.closed():
 		_ = s.recoverLocked(at, err) // a call that is abandoned is not retried
 	default:
-		// The attempt timed out while the application was elsewhere. It may come back and
-		// find out, or never: then its context ends.
-		if at.unwatch == nil {
-			at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, err) })
-		}
+		s.watch(at) // it timed out while the application was elsewhere
 		s.mu.Unlock()
 	}
 }
@@ -562,15 +603,23 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 func (s *retryStream) end(at *streamAttempt, err error) {
 	s.mu.Lock()
 	if s.ended {
+		for !s.told { // what the application sees comes after OnFinish and the last event
+			s.await()
+		}
 		s.mu.Unlock()
 		return
 	}
+	s.unwatch(at)
 	s.ended, s.final = true, err
 	if err == nil {
 		s.final = io.EOF
 	}
 	s.mu.Unlock()
 	_, _ = s.next(at, s.final) // the application has the error already
+	s.mu.Lock()
+	s.told = true
+	s.notify()
+	s.mu.Unlock()
 }
 
 // status is why an attempt has ended. It is nil if the attempt had headers: then there
@@ -579,33 +628,32 @@ func (at *streamAttempt) status() error {
 	if md, _ := at.stream.Header(); md != nil {
 		return nil
 	}
-	return at.drain()
+	if err := at.Err(); err != nil { // then there might be a message all the same
+		return status.FromContextError(err).Err()
+	}
+	return at.stream.RecvMsg(new(emptypb.Empty)) // is not written to
 }
 
-// discard ends an attempt for good, and returns why: our attempt timeout.
-func (at *streamAttempt) discard() error {
-	at.expire()
-	_ = at.drain()
+// discard ends an attempt whose first message came with the attempt timeout. It reads to
+// the end, into the message of the application, which nobody has seen yet, so that gRPC
+// is done with the attempt.
+func (at *streamAttempt) discard(m any) error {
+	at.bounds.cancel(ErrAttemptTimeout)
+	for at.stream.RecvMsg(m) == nil {
+		continue
+	}
 	return status.FromContextError(context.Canceled).Err()
 }
 
-// drain reads to the end of an attempt and returns how that is. If there were messages,
-// io.EOF would be a success with some of it missing, so then it is the end of the context.
-func (at *streamAttempt) drain() error {
-	for lost := false; ; lost = true {
-		err := at.stream.RecvMsg(new(emptypb.Empty))
-		if errors.Is(err, io.EOF) && lost {
-			return status.FromContextError(context.Canceled).Err()
-		}
-		if err != nil {
-			return err
-		}
-	}
+// isEOF: gRPC's end of a stream is io.EOF itself. One wrapped by an interceptor below is
+// a failure.
+func isEOF(err error) bool {
+	return err == io.EOF //nolint:errorlint // identity is the contract
 }
 
 // read fills in what gRPC knows of an attempt that has ended with err.
 func (at *streamAttempt) read(c *call, err error) {
-	if at.stream == nil || errors.Is(err, io.EOF) && !c.observed() {
+	if at.stream == nil || isEOF(err) && !c.observed() {
 		return
 	}
 	at.trailer = at.stream.Trailer()

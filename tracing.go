@@ -85,7 +85,7 @@ func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
 			attribute.Int64(AttrWait, v.wait.Milliseconds()),
 			attribute.String(AttrWaitSource, v.source.String()))
 	}
-	if balance := c.ledger.Balance(now); !math.IsInf(balance, 0) {
+	if balance := c.budget.Balance(now); !math.IsInf(balance, 0) {
 		more = append(more, attribute.Float64(AttrBudgetBalance, balance))
 	}
 	c.traceAttempt(a, a.Code(), decision, more...)
@@ -125,26 +125,30 @@ func (c *call) endSpan(made int, err, reason error) {
 // comment lists them. What is no reason of this package is the caller's cancellation,
 // "cancelled".
 func ReasonName(reason error) string {
-	for _, r := range []struct {
-		err  error
-		name string
-	}{
-		{ErrAttemptsExhausted, "attempts_exhausted"},
-		{ErrBudgetExhausted, "budget"},
-		{ErrDeadline, "deadline"},
-		{ErrMaxElapsed, "max_elapsed"},
-		{ErrPushback, "pushback"},
-		{ErrNotRetryable, "not_retryable"},
-		{ErrCommitted, "committed"},
-		{ErrConnClosed, "conn_closed"},
-		{ErrLeftToGRPC, "left_to_grpc"},
-		{context.DeadlineExceeded, "deadline_exceeded"},
-	} {
-		if errors.Is(reason, r.err) {
+	for _, r := range reasons {
+		if reason == r.err { //nolint:errorlint // a caller's cause may wrap one of ours, and is none
 			return r.name
 		}
 	}
+	if errors.Is(reason, context.DeadlineExceeded) {
+		return "deadline_exceeded"
+	}
 	return "cancelled"
+}
+
+var reasons = [...]struct {
+	err  error
+	name string
+}{
+	{ErrAttemptsExhausted, "attempts_exhausted"},
+	{ErrBudgetExhausted, "budget"},
+	{ErrDeadline, "deadline"},
+	{ErrMaxElapsed, "max_elapsed"},
+	{ErrPushback, "pushback"},
+	{ErrNotRetryable, "not_retryable"},
+	{ErrCommitted, "committed"},
+	{ErrConnClosed, "conn_closed"},
+	{ErrLeftToGRPC, "left_to_grpc"},
 }
 
 // codeName is a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
