@@ -25,7 +25,7 @@ func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o 
 		case *callOption:
 			o.overrides = append(o.overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
-			o.overrides = append(o.overrides, WithBufferLimit(max(0, opt.MaxRetryRPCBufferSize)).callOption())
+			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		case grpc.TrailerCallOption:
 			o.targets.trailer = opt.TrailerAddr
 		case grpc.HeaderCallOption:

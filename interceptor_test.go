@@ -551,8 +551,8 @@ func TestClosedConnectionEndsACallAtOnce(t *testing.T) {
 			time.AfterFunc(second/2, func() { cc.Close() })
 			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 			wantStop(t, err, codes.Unavailable, ErrConnClosed, 1)
-			if budget.refunded != 1 {
-				t.Errorf("%d refunds, want 1", budget.refunded)
+			if got := time.Since(server.start); got != second/2 || budget.refunded != 1 {
+				t.Errorf("returned after %v with %d refunds, want at once, 500ms, and 1", got, budget.refunded)
 			}
 			wantTimes(t, server, 0)
 		})
@@ -992,5 +992,137 @@ func TestOverTCP(t *testing.T) {
 	reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Peer(&at))
 	if err != nil || reply.GetMessage() != "hello" || len(service.attempts()) != 3 || at.Addr.String() != listener.Addr().String() {
 		t.Errorf("Echo = %v, %v after %d attempts at %v, want hello after 3", reply, err, len(service.attempts()), at.Addr)
+	}
+}
+
+// invoke calls an interceptor with an invoker of the test.
+func invoke(ctx context.Context, intercept grpc.UnaryClientInterceptor, f func(ctx context.Context, number int) error, opts ...grpc.CallOption) (made int, err error) {
+	err = intercept(ctx, "/s/m", nil, nil, nil, func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+		made++
+		return f(ctx, made)
+	}, opts...)
+	return made, err
+}
+
+// Interceptors below may return the error of a context as it is.
+func TestBareContextErrors(t *testing.T) {
+	t.Run("attempt timeout", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			made, err := invoke(t.Context(), UnaryClientInterceptor(WithAttemptTimeout(second), steady), func(ctx context.Context, number int) error {
+				if number == 1 {
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			})
+			if made != 2 || err != nil {
+				t.Errorf("%d attempts and %v, want 2 and success", made, err)
+			}
+		})
+	})
+	t.Run("the caller's deadline", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*second)
+			defer cancel()
+			_, err := invoke(ctx, UnaryClientInterceptor(steady), func(ctx context.Context, number int) error {
+				if number == 1 {
+					return errUnavailable
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			e := wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 2)
+			if e.Last != errUnavailable {
+				t.Errorf("Last is %v, want what the server said", e.Last)
+			}
+		})
+	})
+}
+
+// A caller's cause may be an Error of another call, as with an errgroup.
+func TestACauseThatIsAnErrorOfOursIsTheCallers(t *testing.T) {
+	for _, reason := range []error{ErrConnClosed, ErrBudgetExhausted} {
+		bubble(t, func(t *testing.T) {
+			logs := &logRecorder{}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(second/2, func() { cancel(&Error{Reason: reason}) })
+			_, err := invoke(ctx, UnaryClientInterceptor(steady, WithLogger(slog.New(logs))), func(context.Context, int) error { return errUnavailable })
+			e := wantStop(t, err, codes.Canceled, context.Canceled, 1)
+			if got := ReasonName(e.Reason); got != "cancelled" {
+				t.Errorf("the reason is named %s, want cancelled", got)
+			}
+			wantLines(t, logs, "DEBUG") // the retry that was to come
+		})
+	}
+}
+
+func TestFirstFailureThatIsNotRetryableIsUntouchedWhateverElse(t *testing.T) {
+	t.Run("with a server's stop", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(fail(codes.NotFound, "gone").pushback("-1")))
+			recorder := &eventRecorder{start: server.start}
+			_, err := server.client(t, WithObserver(recorder.observe)).Echo(t.Context(), request())
+			wantUntouched(t, err, codes.NotFound, "gone")
+			if got := ReasonName(recorder.last.Reason); got != "pushback" {
+				t.Errorf("the event says %s, want pushback", got)
+			}
+		})
+	})
+	t.Run("with the end of the caller's context", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		want := status.Error(codes.NotFound, "gone")
+		_, err := invoke(ctx, UnaryClientInterceptor(), func(context.Context, int) error { cancel(); return want })
+		if err != want {
+			t.Errorf("err = %v, want %v itself", err, want)
+		}
+	})
+}
+
+func TestAttemptTimeoutOnAFreshChannelLeavesGRPCsRetriesAlone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable().after(10*second)))
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithAttemptTimeout(15*second))))
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); status.Code(err) != codes.Unavailable {
+			t.Errorf("err = %v, want UNAVAILABLE", err)
+		}
+		if got := len(server.attempts()); got != 3 {
+			t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
+		}
+	})
+}
+
+func TestACallOfAnotherMethodBelowIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok(), ok()))
+		careless := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if method == echov1.EchoService_Echo_FullMethodName {
+				if _, err := echov1.NewEchoServiceClient(cc).Put(ctx, request(), opts...); err != nil {
+					t.Errorf("Put: %v", err)
+				}
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(careless))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, second, second)
+	})
+}
+
+func TestOptionsOfAnAttemptAreNotWrittenOverByTheNext(t *testing.T) {
+	var kept [][]grpc.CallOption
+	err := UnaryClientInterceptor(WithBackoff(Constant(0)))(t.Context(), "/s/m", nil, nil, nil,
+		func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+			kept = append(kept, opts)
+			return errUnavailable
+		}, grpc.StaticMethod())
+	asError(t, err)
+	for i, opts := range kept {
+		for j, other := range kept[:i] {
+			if &opts[0] == &other[0] {
+				t.Errorf("attempts %d and %d have one slice of options", j+1, i+1)
+			}
+		}
 	}
 }

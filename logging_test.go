@@ -167,3 +167,35 @@ func (h onlyAbove) Enabled(_ context.Context, l slog.Level) bool { return l >= h
 
 // silent logs nothing below error level.
 var silent = slog.New(onlyAbove{slog.DiscardHandler, slog.LevelError})
+
+func TestLoggerKnowsABudgetWhereverItIsGiven(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs, budget := &logRecorder{}, &aBudget{refuse: true}
+		client := server.client(t, WithLogger(slog.New(logs)), WithBudget(budget),
+			WithMethod(echov1.EchoService_Put_FullMethodName, WithBudget(budget)))
+		for range 3 {
+			client.Echo(t.Context(), request())
+			client.Put(t.Context(), request())
+			client.Append(t.Context(), request(), WithBudget(budget))
+		}
+		wantLines(t, logs, "budget exhausted")
+	})
+}
+
+// A budget that cannot be compared must not make the logger panic.
+func TestLoggerWithABudgetThatCannotBeCompared(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		server.client(t, WithLogger(slog.New(logs)), WithBudget(incomparable{})).Echo(t.Context(), request())
+		wantLines(t, logs, "budget exhausted")
+	})
+}
+
+type incomparable []struct{}
+
+func (incomparable) Deposit(Outcome)           {}
+func (incomparable) Withdraw(time.Time) bool   { return false }
+func (incomparable) Refund()                   {}
+func (incomparable) Balance(time.Time) float64 { return 0 }

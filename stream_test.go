@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -491,6 +492,8 @@ func TestAbandonedStreamEnds(t *testing.T) {
 		{name: "when committed", server: "send 1; hang", app: "send a; recv 1"},
 		{name: "after its failure", server: "recv a; fail UNAVAILABLE", app: "send a; wait 1s"},
 		{name: "after a timeout", server: "hang", app: "send a; wait 10s", opts: []Option{WithAttemptTimeout(second)}},
+		{name: "after a timeout, headers and a send", server: "header; hang", app: "send a; wait 10s; send b", opts: []Option{WithAttemptTimeout(second)}},
+		{name: "after a timeout, headers and Context", server: "header; hang", app: "send a; wait 10s; context", opts: []Option{WithAttemptTimeout(second)}},
 		{name: "by closing the connection", server: "hang", app: "send a", close: true},
 		{name: "by closing the connection when committed", server: "send 1; hang", app: "send a; recv 1", close: true},
 	} {
@@ -733,5 +736,58 @@ func TestContextAndTrailerAfterTheEnd(t *testing.T) {
 			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
 		}
 		wantStop(t, app.err, codes.NotFound, ErrNotRetryable, 2)
+	})
+}
+
+// below wraps what streams return.
+func below(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+		streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		stream, err := streamer(ctx, desc, cc, method, opts...)
+		return wrap(stream), err
+	})
+}
+
+type truncated struct{ grpc.ClientStream }
+
+func (truncated) RecvMsg(any) error { return fmt.Errorf("decrypt: %w", io.EOF) }
+
+func TestAFailureThatWrapsEOFIsAFailure(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "hang", stream) })
+		budget := &aBudget{}
+		cc := server.conn(t, append(DialOptions(WithBudget(budget)), below(func(s grpc.ClientStream) grpc.ClientStream { return truncated{s} }))...)
+		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.RecvMsg(new(echov1.EchoResponse)); err == io.EOF || !errors.Is(err, io.EOF) {
+			t.Errorf("RecvMsg = %v, want the wrapped io.EOF", err)
+		}
+		if want := []Outcome{{1, Ignored}}; !slices.Equal(budget.heard, want) {
+			t.Errorf("budget heard %v, want %v", budget.heard, want)
+		}
+	})
+}
+
+func TestAPanicWhileRecoveringLeavesNobodyWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv a; fail UNAVAILABLE", stream)
+		})
+		app, err := server.openStream(t, bidiStream, []Option{WithClassifier(func(context.Context, Attempt) Classification { panic("classifier") })})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a")
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the classifier's panic did not come out")
+				}
+			}()
+			app.play(t, "recv 1")
+		}()
+		app.play(t, "sendeof b; recv INTERNAL")
 	})
 }

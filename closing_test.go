@@ -1,0 +1,50 @@
+package grpcretry
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+func TestOneGoroutineWatchesForAllThatWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		r, err := New(WithBackoff(Constant(time.Hour)), WithBudget(Unlimited))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cc := server.conn(t, r.DialOptions()...)
+		var group sync.WaitGroup
+		for range 50 {
+			group.Go(func() { echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()) })
+		}
+		time.Sleep(second)
+		r.closing.mu.Lock()
+		watchers, waiting := len(r.closing.watchers), r.closing.watchers[cc].waiting
+		r.closing.mu.Unlock()
+		if watchers != 1 || waiting != 50 {
+			t.Errorf("%d watchers for %d calls, want 1 for 50", watchers, waiting)
+		}
+		cc.Close()
+		group.Wait()
+		if got := time.Since(server.start); got != second {
+			t.Errorf("calls ended after %v, want 1s", got)
+		}
+		if got := len(r.closing.watchers); got != 0 {
+			t.Errorf("%d watchers are left", got)
+		}
+	})
+}
+
+func TestShortWaitsAreNotWatched(t *testing.T) {
+	c := &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}}
+	closed, unwatch := c.watch(&grpc.ClientConn{}, shortWait)
+	defer unwatch()
+	if closed != nil || len(c.watchers) != 0 {
+		t.Error("a short wait is watched")
+	}
+}
