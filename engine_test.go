@@ -39,7 +39,12 @@ func (b *aBudget) Withdraw(now time.Time) bool {
 	return !b.refuse
 }
 
-func (b *aBudget) Refund()                       { b.refunded++ }
+func (b *aBudget) Refund() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refunded++
+}
+
 func (b *aBudget) Balance(now time.Time) float64 { return 1 }
 
 func policyOf(t testing.TB, opts ...Option) *policy {

@@ -33,7 +33,9 @@ var (
 //   - each attempt saw the messages that were sent, from the first on and in order, and
 //     the one that answered saw all of them;
 //   - the application saw the messages of one attempt, none twice and none missing;
-//   - there were no more attempts than allowed.
+//   - there were no more attempts than allowed;
+//   - OnFinish ran once and CallEnd came once, each attempt that began ended once and the
+//     budget heard of it, and each failure had one Decision.
 //
 // That nothing is left behind, and nothing hangs, the bubble sees to. Goroutines still run
 // in any order, so a seed gives the same sequence but not always the same outcome.
@@ -48,7 +50,7 @@ func TestStreamsAtRandom(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			r := &randomStreams{attempts: map[string][]*randomAttempt{}}
 			server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return r.serve(stream) })
-			cc := server.conn(t, DialOptions(WithBudget(Unlimited))...)
+			cc := server.conn(t, DialOptions(WithObserver(r.observe))...)
 			for i := range min(perBubble, *randomSequences-done) {
 				seed := seed + uint64(done+i)
 				if trouble := r.run(t, cc, seed); trouble != "" {
@@ -63,6 +65,43 @@ func TestStreamsAtRandom(t *testing.T) {
 type randomStreams struct {
 	mu       sync.Mutex
 	attempts map[string][]*randomAttempt // by seed, in order
+
+	// Of the sequence under way: events by kind, and decisions that were due.
+	events  [CallEnd + 1]int
+	failed  int
+	retried int
+}
+
+func (r *randomStreams) observe(_ context.Context, e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events[e.Kind]++
+	if e.Kind == AttemptEnd && e.Attempt.Err != nil {
+		r.failed++
+	}
+	if e.Kind == Decision && e.Retry {
+		r.retried++
+	}
+}
+
+// account says what is wrong with the events and with what the budget heard.
+func (r *randomStreams) account(budget *aBudget) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	budget.mu.Lock()
+	defer budget.mu.Unlock()
+	events, failed, retried := r.events, r.failed, r.retried
+	r.events, r.failed, r.retried = [CallEnd + 1]int{}, 0, 0
+	switch {
+	case events[CallEnd] != 1 || events[AttemptStart] != events[AttemptEnd] || events[Decision] != failed:
+		return fmt.Sprintf("events by kind are %v, with %d failures", events, failed)
+	case len(budget.heard) != events[AttemptEnd]:
+		return fmt.Sprintf("the budget heard of %d attempts, there were %d", len(budget.heard), events[AttemptEnd])
+	case len(budget.asked) != retried || retried != events[AttemptStart]-1+budget.refunded:
+		return fmt.Sprintf("the budget gave %d retries and got %d back for %d decisions and %d attempts",
+			len(budget.asked), budget.refunded, retried, events[AttemptStart])
+	}
+	return ""
 }
 
 // A randomAttempt is what the server did and saw in one attempt.
@@ -167,6 +206,8 @@ func (r *randomStreams) run(t *testing.T, cc *grpc.ClientConn, seed uint64) stri
 	if draw.IntN(3) == 0 {
 		opts = append(opts, WithAttemptTimeout(time.Duration(1+draw.IntN(4000))*time.Millisecond))
 	}
+	budget := &aBudget{}
+	opts = append(opts, WithBudget(budget))
 	finished := make(chan error, 10)
 	opts = append(opts, grpc.OnFinish(func(err error) { finished <- err }))
 
@@ -201,6 +242,9 @@ func (r *randomStreams) run(t *testing.T, cc *grpc.ClientConn, seed uint64) stri
 
 	if got := len(finished); got != 1 {
 		return fmt.Sprintf("OnFinish ran %d times", got)
+	}
+	if trouble := r.account(budget); trouble != "" {
+		return trouble
 	}
 	return r.check(id, app, attempts)
 }
