@@ -245,9 +245,8 @@ func (c *call) succeed(a *attempt) {
 	finish(c.opts, nil)
 }
 
-// stop ends a call after the verdict not to try again. A first failure that is neither
-// retryable nor stopped by the server or the caller's context is returned as it came,
-// and so is the failure of a committed stream.
+// stop ends a call after the verdict not to try again. A first failure that was never one
+// to retry is returned as it came, and so is the failure of a committed stream.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 	if f.committed && c.stream || f.attempt.Number == 1 && v.untouched {
 		if f.timedOut {

@@ -391,6 +391,7 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 		{"failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE"},
 		{"a retry", []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF"},
 		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; recv 1; recv EOF"},
+		{"a timeout that was committed to", []string{"recv a; hang"}, "send a; close; wait 20s; context; recv DEADLINE_EXCEEDED"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -900,4 +901,44 @@ func TestDialOptionsDoNotSpeakForOtherConnections(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A committed stream may still time out before its first message, and ends then.
+func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
+	for _, tt := range []struct {
+		name, server, app string
+		delay             time.Duration // of what RecvMsg returns
+	}{
+		{"abandoned after the timeout", "recv a; hang", "send a; wait 10s; context; cancel", 0},
+		{"found out", "recv a; hang", "send a; wait 10s; context; recv DEADLINE_EXCEEDED; recv DEADLINE_EXCEEDED", 0},
+		{"a first message that crosses the timeout", "recv a; send 1; send 2; hang", "send a; context; recv DEADLINE_EXCEEDED", 6 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
+				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+					stream, err := streamer(ctx, desc, cc, method, opts...)
+					return &lateStream{stream, tt.delay}, err
+				}
+				ends, finished := 0, 0
+				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithObserver(func(_ context.Context, e Event) {
+					if e.Kind == CallEnd {
+						ends++
+					}
+				})), grpc.WithChainStreamInterceptor(below))...)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream, cancel: cancel}).play(t, tt.app)
+				synctest.Wait()
+				if ends != 1 || finished != 1 {
+					t.Errorf("CallEnd came %d times and OnFinish ran %d times, want once each", ends, finished)
+				}
+				wantTimes(t, server, 0)
+			})
+		})
+	}
 }

@@ -427,8 +427,8 @@ func (s *retryStream) commit(at *streamAttempt) {
 // watch needs mu. An attempt that gRPC has ended ends the call with the caller's context,
 // unless the application comes back and finds out.
 func (s *retryStream) watch(at *streamAttempt) {
-	if at.unwatch == nil {
-		at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, at.overErr) })
+	if err := at.overErr; at.unwatch == nil {
+		at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, err) })
 	}
 }
 
