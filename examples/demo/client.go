@@ -91,27 +91,13 @@ func (r *record) rescued() bool { return r.err == nil && len(r.steps) > 1 }
 // offset is when a step began, since the start of the call.
 func (r *record) offset(s step) time.Duration { return s.Start.Sub(r.steps[0].Start) }
 
-// reasons are why the calls of the demo are given up, with the names that the library
-// gives them in traces and logs.
-var reasons = []struct {
-	name string
-	err  error
-}{
-	{"attempts_exhausted", grpcretry.ErrAttemptsExhausted},
-	{"budget", grpcretry.ErrBudgetExhausted},
-	{"deadline", grpcretry.ErrDeadline},
-	{"pushback", grpcretry.ErrPushback},
-	{"not_retryable", grpcretry.ErrNotRetryable},
-}
-
-// reasonName is the name of the reason of a Decision or a CallEnd.
-func reasonName(err error) string {
-	for _, r := range reasons {
-		if errors.Is(err, r.err) {
-			return r.name
-		}
-	}
-	return fmt.Sprint(err)
+// reasons are why the calls of the demo are given up, in the order of the totals.
+var reasons = []error{
+	grpcretry.ErrAttemptsExhausted,
+	grpcretry.ErrBudgetExhausted,
+	grpcretry.ErrDeadline,
+	grpcretry.ErrPushback,
+	grpcretry.ErrNotRetryable,
 }
 
 // verify checks what must hold for every call, whatever happened in it.
@@ -134,7 +120,7 @@ func (r *record) verify() error {
 		return fmt.Errorf("the error tells of %d attempts, the observer of %d", len(gaveUp.Attempts), len(r.steps))
 	}
 	if gaveUp != nil && !errors.Is(gaveUp.Reason, r.end.Reason) {
-		return fmt.Errorf("the error says %s, the observer heard %s", reasonName(gaveUp.Reason), reasonName(r.end.Reason))
+		return fmt.Errorf("the error says %s, the observer heard %s", grpcretry.ReasonName(gaveUp.Reason), grpcretry.ReasonName(r.end.Reason))
 	}
 	if got, heard := status.Code(r.err), status.Code(r.end.Err); got != heard {
 		return fmt.Errorf("the caller got %v, the observer heard %v", got, heard)

@@ -105,7 +105,7 @@ func (p *picture) heading(title string) {
 func (p *picture) brief(a axis, r *record) {
 	end, s := "OK", green
 	if !r.succeeded() {
-		end, s = "stop: "+reasonName(r.end.Reason), red
+		end, s = "stop: "+grpcretry.ReasonName(r.end.Reason), red
 	}
 	p.line(p.name(r), p.timeline(a, r), "  ", p.paint(yellow, waits(r)), p.paint(s, end))
 }
@@ -153,9 +153,9 @@ func (p *picture) outcome(r *record, s step) string {
 	case d.Retry:
 		return p.paint(yellow, "waits "+waitText(d))
 	case errors.Is(d.Reason, grpcretry.ErrDeadline): // Wait is the one that did not fit
-		return p.paint(red, "stop: "+reasonName(d.Reason)+"; needs "+waitText(d))
+		return p.paint(red, "stop: "+grpcretry.ReasonName(d.Reason)+"; needs "+waitText(d))
 	default:
-		return p.paint(red, "stop: "+reasonName(d.Reason))
+		return p.paint(red, "stop: "+grpcretry.ReasonName(d.Reason))
 	}
 }
 
@@ -325,7 +325,8 @@ func (p *picture) totals(results []result) {
 		fmt.Sprintf(": for %d calls the server saw %d attempts.", all.calls, all.serverSaw))
 	p.line("  Gave up because of")
 	for _, reason := range reasons {
-		p.line(fmt.Sprintf("    %-20s%2d   %v", reason.name, all.stops[reason.name], reason.err))
+		name := grpcretry.ReasonName(reason)
+		p.line(fmt.Sprintf("    %-20s%2d   %v", name, all.stops[name], reason))
 	}
 	p.line()
 }

@@ -270,7 +270,7 @@ func (r result) tally() tally {
 		case rec.rescued():
 			t.rescued++
 		case !rec.succeeded():
-			t.stops[reasonName(rec.end.Reason)]++
+			t.stops[grpcretry.ReasonName(rec.end.Reason)]++
 		}
 	}
 	return t
