@@ -14,7 +14,10 @@ type callerOptions struct {
 }
 
 // targets are where the caller wants header and trailer, nil for nowhere.
-type targets struct{ header, trailer *metadata.MD }
+type targets struct {
+	header, trailer *metadata.MD
+	any             bool // there are some, or there is one for the peer
+}
 
 func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o callerOptions) {
 	for _, opt := range opts {
@@ -27,9 +30,11 @@ func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o 
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		case grpc.TrailerCallOption:
-			o.targets.trailer = opt.TrailerAddr
+			o.targets.trailer, o.targets.any = opt.TrailerAddr, true
 		case grpc.HeaderCallOption:
-			o.targets.header = opt.HeaderAddr
+			o.targets.header, o.targets.any = opt.HeaderAddr, true
+		case grpc.PeerCallOption:
+			o.targets.any = true
 		}
 	}
 	return o
@@ -46,14 +51,20 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	for _, opt := range c.opts {
 		switch opt.(type) {
 		case *call, grpc.OnFinishCallOption:
+		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
+			// gRPC may fill those of a stream late, on another goroutine: see show.
+			if !c.stream {
+				opts = append(opts, opt)
+			}
 		default:
 			opts = append(opts, opt)
 		}
 	}
-	opts = append(opts, c, grpc.Peer(&a.peer))
-	if c.stream { // whose header and trailer are asked for where they are needed
+	opts = append(opts, c)
+	if c.stream {
 		return opts[:len(opts):len(opts)]
 	}
+	opts = append(opts, grpc.Peer(&a.peer))
 	if c.targets.trailer == nil {
 		opts = append(opts, grpc.Trailer(&a.trailer))
 	}
@@ -82,9 +93,29 @@ func (c *call) collect(a *attempt) {
 	}
 }
 
+// show puts what an attempt of a stream had where the caller wants it.
+func (c *call) show(a *attempt) {
+	if !c.targets.any {
+		return
+	}
+	for _, opt := range c.opts {
+		switch opt := opt.(type) {
+		case grpc.HeaderCallOption:
+			*opt.HeaderAddr = a.header
+		case grpc.TrailerCallOption:
+			*opt.TrailerAddr = a.trailer
+		case grpc.PeerCallOption:
+			*opt.PeerAddr = a.peer
+		}
+	}
+}
+
 // forget clears what the last attempt left in the caller's header, trailer and peer, so
 // that they show the attempt whose result is returned even if that reaches no server.
 func (c *call) forget() {
+	if !c.targets.any {
+		return
+	}
 	for _, opt := range c.opts {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:

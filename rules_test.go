@@ -942,3 +942,69 @@ func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
 		})
 	}
 }
+
+// refusing is a stream that an interceptor fails by itself, as fault injection does.
+type refusing struct {
+	grpc.ClientStream
+	recv, send error
+}
+
+func (s refusing) RecvMsg(m any) error {
+	if s.recv != nil {
+		return s.recv
+	}
+	return s.ClientStream.RecvMsg(m)
+}
+
+func (s refusing) SendMsg(m any) error {
+	if s.send != nil {
+		return s.send
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func TestAnInterceptorBelowMayFailAStreamByItself(t *testing.T) {
+	injected := status.Error(codes.Unavailable, "injected")
+	for _, tt := range []struct {
+		name  string
+		first refusing
+		opts  []Option
+	}{
+		{"RecvMsg", refusing{recv: injected}, nil},
+		{"SendMsg", refusing{send: injected}, nil},
+		{"RecvMsg, observed", refusing{recv: injected}, []Option{WithObserver(func(context.Context, Event) {})}},
+		{"SendMsg, observed", refusing{send: injected}, []Option{WithObserver(func(context.Context, Event) {})}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+					if PreviousAttempts(stream.Context()) == 0 {
+						return playServer(t, n, "hang", stream)
+					}
+					return playServer(t, n, "recv a; send 1", stream)
+				})
+				attempts := 0
+				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+					stream, err := streamer(ctx, desc, cc, method, opts...)
+					if attempts++; attempts > 1 || err != nil {
+						return stream, err
+					}
+					first := tt.first
+					first.ClientStream = stream
+					return first, nil
+				}
+				cc := server.conn(t, append(DialOptions(append(tt.opts, steady)...), grpc.WithChainStreamInterceptor(below))...)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // ends a test that hangs
+				defer cancel()
+				stream, err := cc.NewStream(ctx, bidiStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+				if got := time.Since(server.start); got != second {
+					t.Errorf("the call took %v, want 1s", got)
+				}
+			})
+		})
+	}
+}

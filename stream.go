@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
@@ -90,8 +91,9 @@ type retryStream struct {
 // A streamAttempt is one attempt and its stream.
 type streamAttempt struct {
 	*attempt
-	stream grpc.ClientStream
-	begun  bool // a message has come; of the goroutine that receives
+	stream  grpc.ClientStream
+	reached peer.Peer // written by gRPC before it is over
+	begun   bool      // a message has come; of the goroutine that receives
 
 	over    bool        // guarded by the stream's mu; gRPC has ended it, with overErr
 	overErr error       // likewise
@@ -101,7 +103,8 @@ type streamAttempt struct {
 // open hands an attempt to gRPC.
 func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	at := &streamAttempt{attempt: a}
-	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
+	opts := append(s.call.attemptOptions(a),
+		grpc.Peer(&at.reached), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	at.stream = stream
 	return at, err
@@ -501,7 +504,10 @@ func (s *retryStream) recovery(at *streamAttempt, err error) error {
 // next asks the call about an attempt that ended with err. The end of a stream without
 // a failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
-	at.read(s.call, err)
+	s.mu.Lock()
+	over := at.over
+	s.mu.Unlock()
+	at.read(s.call, err, over)
 	if isEOF(err) {
 		a, _ := s.call.next(at.attempt, nil)
 		return a, io.EOF
@@ -582,12 +588,13 @@ func (s *retryStream) unlock(at *streamAttempt) {
 // application is about to learn of it from a method of ours. But it may have abandoned
 // the stream: then the call ends here.
 func (s *retryStream) finished(at *streamAttempt, err error) {
+	s.mu.Lock()
+	at.over, at.overErr = true, err
 	if s.committed.Load() == at {
+		s.mu.Unlock()
 		s.end(at, err)
 		return
 	}
-	s.mu.Lock()
-	at.over, at.overErr = true, err
 	switch {
 	case err == nil || s.busy > 0 || !s.usable(at):
 		s.mu.Unlock()
@@ -651,13 +658,21 @@ func isEOF(err error) bool {
 	return err == io.EOF //nolint:errorlint // identity is the contract
 }
 
-// read fills in what gRPC knows of an attempt that has ended with err.
-func (at *streamAttempt) read(c *call, err error) {
-	if at.stream == nil || isEOF(err) && !c.observed() {
+// read fills in what gRPC knows of an attempt that has ended with err; over says that
+// gRPC has said so.
+func (at *streamAttempt) read(c *call, err error, over bool) {
+	if at.stream == nil || isEOF(err) && !c.observed() && c.spans == nil && !c.targets.any {
 		return
 	}
+	// An interceptor below may have failed an attempt that gRPC knows to be alive: without
+	// this, its headers would be waited for.
+	at.release()
 	at.trailer = at.stream.Trailer()
-	if c.wantsHeader() {
+	if c.wantsHeader() || c.targets.header != nil {
 		at.header, _ = at.stream.Header()
 	}
+	if over { // else gRPC may be about to write there
+		at.peer = at.reached
+	}
+	c.show(at.attempt)
 }
