@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 )
 
 // callerOptions is what the grpc.CallOptions of a call mean to us.
@@ -93,7 +92,7 @@ func (c *call) collect(a *attempt) {
 	}
 }
 
-// show puts what an attempt of a stream had where the caller wants it.
+// show puts what an attempt had where the caller wants it.
 func (c *call) show(a *attempt) {
 	if !c.targets.any {
 		return
@@ -112,21 +111,7 @@ func (c *call) show(a *attempt) {
 
 // forget clears what the last attempt left in the caller's header, trailer and peer, so
 // that they show the attempt whose result is returned even if that reaches no server.
-func (c *call) forget() {
-	if !c.targets.any {
-		return
-	}
-	for _, opt := range c.opts {
-		switch opt := opt.(type) {
-		case grpc.HeaderCallOption:
-			*opt.HeaderAddr = nil
-		case grpc.TrailerCallOption:
-			*opt.TrailerAddr = nil
-		case grpc.PeerCallOption:
-			*opt.PeerAddr = peer.Peer{}
-		}
-	}
-}
+func (c *call) forget() { c.show(&attempt{}) }
 
 // finish runs the caller's OnFinish options, once for the call.
 func finish(opts []grpc.CallOption, err error) {
