@@ -391,9 +391,9 @@ func (s *retryStream) Context() context.Context {
 func (s *retryStream) Trailer() metadata.MD {
 	at := s.commitCurrent()
 	s.mu.Lock()
-	ended := s.ended
+	over := s.ended && at != nil && at.over
 	s.mu.Unlock()
-	if !ended || at == nil {
+	if !over {
 		return nil // gRPC's own must not be asked before the end
 	}
 	return at.stream.Trailer()
@@ -667,12 +667,11 @@ func (at *streamAttempt) read(c *call, err error, over bool) {
 	// An interceptor below may have failed an attempt that gRPC knows to be alive: without
 	// this, its headers would be waited for.
 	at.release()
-	at.trailer = at.stream.Trailer()
+	if over { // else gRPC may still write to them, and the failure is not the server's
+		at.trailer, at.peer = at.stream.Trailer(), at.reached
+	}
 	if c.wantsHeader() || c.targets.header != nil {
 		at.header, _ = at.stream.Header()
-	}
-	if over { // else gRPC may be about to write there
-		at.peer = at.reached
 	}
 	c.show(at.attempt)
 }
