@@ -24,9 +24,10 @@ import (
 // Messages that the application sends are kept, by reference, and sent again in order
 // when an attempt fails, until the stream is committed: when the application has seen a
 // message or headers of it, has called its Context or Trailer, or has sent more than
-// [WithBufferLimit] allows. From then on errors come out untouched and a message costs
-// nothing more than without the interceptor. As gRPC demands anyway, a message must not
-// be changed after SendMsg.
+// [WithBufferLimit] allows. From then on errors come out untouched, but for the end by
+// [WithAttemptTimeout] before a first message, and a message costs nothing more than
+// without the interceptor. As gRPC demands anyway, a message must not be changed after
+// SendMsg.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent
 // again. It may wait while another goroutine is retrying and the buffer is full.
