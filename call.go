@@ -36,10 +36,18 @@ type call struct {
 
 // The past of a call is what is remembered of its failed attempts.
 type past struct {
-	history
+	History
 	failed []Attempt // the latest, at most maxKept
 	said   error     // the last failure that was a server's word, not a timeout or the caller
 	room   [2]Attempt
+}
+
+// with is the failed attempts and the one that succeeded, nil for a first try.
+func (p *past) with(succeeded Attempt) []Attempt {
+	if p == nil {
+		return nil
+	}
+	return append(slices.Clip(p.failed), succeeded)
 }
 
 func (p *past) last() *Attempt { return &p.failed[len(p.failed)-1] }
@@ -108,30 +116,30 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	}
 	f := c.failure(a, err, now)
 	c.record(&f)
-	v := c.policy.judge(c.ctx, c.budget, &c.past.history, &f, now, c.retrier.random())
+	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
 	c.report(&f, v, now)
-	if !v.again {
+	if !v.Retry {
 		return nil, c.stop(&f, v, err, now)
 	}
 	a.release()
-	if reason, gone := c.wait(v.wait); reason != nil {
+	if reason, gone := c.wait(v.Wait); reason != nil {
 		c.budget.Refund()
-		return nil, c.giveUp(verdict{reason: reason}, gone, time.Now())
+		return nil, c.giveUp(Verdict{Reason: reason}, gone, time.Now())
 	}
 	return c.retry(v), nil
 }
 
 // failure puts together what the engine needs to know.
-func (c *call) failure(a *attempt, err error, now time.Time) failure {
-	f := failure{
-		attempt:   a.ended(err, now),
-		ctxErr:    c.ended(now),
-		closed:    c.closed(),
-		committed: a.committed || c.policy.CommitOnHeaders && a.header != nil,
+func (c *call) failure(a *attempt, err error, now time.Time) Failure {
+	f := Failure{
+		Attempt:   a.ended(err, now),
+		CtxErr:    c.ended(now),
+		Closed:    c.closed(),
+		Committed: a.committed || c.policy.CommitOnHeaders && a.header != nil,
 	}
-	if f.ctxErr == nil && a.timedOut(err, now) {
-		f.timedOut = true
-		f.attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
+	if f.CtxErr == nil && a.timedOut(err, now) {
+		f.TimedOut = true
+		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
 	}
 	return f
 }
@@ -162,30 +170,30 @@ func (c *call) leftToGRPC() bool {
 }
 
 // record remembers a failed attempt.
-func (c *call) record(f *failure) {
+func (c *call) record(f *Failure) {
 	if c.past == nil {
-		c.past = &past{history: history{start: c.first.start}}
-		c.past.deadline, _ = c.ctx.Deadline()
+		c.past = &past{History: History{Start: c.first.start}}
+		c.past.Deadline, _ = c.ctx.Deadline()
 		c.past.failed = c.past.room[:0]
 	}
 	p := c.past
 	if len(p.failed) == maxKept {
 		p.failed = slices.Delete(p.failed, 0, maxKept/2)
 	}
-	p.failed = append(p.failed, f.attempt)
-	if !f.timedOut && !f.isCallers() {
-		p.said = f.attempt.Err
+	p.failed = append(p.failed, f.Attempt)
+	if !f.TimedOut && !f.isCallers() {
+		p.said = f.Attempt.Err
 	}
 }
 
 // report tells span, logger and observers how an attempt failed and what comes of it.
-func (c *call) report(f *failure, v verdict, now time.Time) {
-	c.traceFailure(&f.attempt, v, now)
-	c.logDecision(&f.attempt, v)
+func (c *call) report(f *Failure, v Verdict, now time.Time) {
+	c.traceFailure(&f.Attempt, v, now)
+	c.logDecision(&f.Attempt, v)
 	if c.observed() {
-		c.observe(Event{Kind: AttemptEnd, Attempt: f.attempt})
-		c.observe(Event{Kind: Decision, Attempt: f.attempt,
-			Retry: v.again, Wait: v.wait, WaitSource: v.source, Reason: v.reason})
+		c.observe(Event{Kind: AttemptEnd, Attempt: f.Attempt})
+		c.observe(Event{Kind: Decision, Attempt: f.Attempt,
+			Retry: v.Retry, Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
 	}
 }
 
@@ -213,8 +221,8 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 }
 
 // retry makes the next attempt: the caller's own metadata, and the mark of a retry.
-func (c *call) retry(v verdict) *attempt {
-	c.past.retried(v)
+func (c *call) retry(v Verdict) *attempt {
+	c.past.Retried(v)
 	c.forget()
 	made := c.past.last().Number
 	a := &attempt{
@@ -222,8 +230,8 @@ func (c *call) retry(v verdict) *attempt {
 		call:    c,
 		number:  made + 1,
 		start:   time.Now(),
-		wait:    v.wait,
-		source:  v.source,
+		wait:    v.Wait,
+		source:  v.WaitSource,
 	}
 	c.start(a)
 	return a
@@ -238,7 +246,7 @@ func (c *call) succeed(a *attempt) {
 		c.traceSuccess(&info)
 		if c.observed() {
 			c.observe(Event{Kind: AttemptEnd, Attempt: info})
-			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start)})
+			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start), Attempts: c.past.with(info)})
 		}
 	}
 	c.endSpan(a.number, nil, nil)
@@ -247,38 +255,38 @@ func (c *call) succeed(a *attempt) {
 
 // stop ends a call after the verdict not to try again. A first failure that was never one
 // to retry is returned as it came, and so is the failure of a committed stream.
-func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.committed && c.stream || f.attempt.Number == 1 && v.untouched {
-		if f.timedOut {
-			err = f.attempt.Err
+func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
+	if f.Committed && c.stream || f.Attempt.Number == 1 && v.untouched {
+		if f.TimedOut {
+			err = f.Attempt.Err
 		}
-		c.end(f.attempt, err, v.reason, now)
+		c.end(f.Attempt, err, v.Reason, now)
 		return err
 	}
-	return c.giveUp(v, f.ctxErr != nil, now)
+	return c.giveUp(v, f.CtxErr != nil, now)
 }
 
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
 	info := a.ended(err, now)
-	v := verdict{reason: ErrLeftToGRPC}
-	c.report(&failure{attempt: info}, v, now)
+	v := Verdict{Reason: ErrLeftToGRPC}
+	c.report(&Failure{Attempt: info}, v, now)
 	c.end(info, err, ErrLeftToGRPC, now)
 	return err
 }
 
 // giveUp ends a call with an Error; gone says that the caller's context has ended.
-func (c *call) giveUp(v verdict, gone bool, now time.Time) error {
+func (c *call) giveUp(v Verdict, gone bool, now time.Time) error {
 	last := c.past.last()
 	err := &Error{
 		Last:     c.past.said,
-		Reason:   v.reason,
+		Reason:   v.Reason,
 		Attempts: c.past.failed,
 		Elapsed:  now.Sub(c.first.start),
 
-		Wait:       v.wait,
-		WaitSource: v.source,
+		Wait:       v.Wait,
+		WaitSource: v.WaitSource,
 
 		made: last.Number,
 	}
@@ -292,14 +300,18 @@ func (c *call) giveUp(v verdict, gone bool, now time.Time) error {
 		}
 	}
 	c.logGiveUp(err, now)
-	c.end(*last, err, v.reason, now)
+	c.end(*last, err, v.Reason, now)
 	return err
 }
 
 // end is the last thing that happens in a call that failed.
 func (c *call) end(last Attempt, err, reason error, now time.Time) {
 	if c.observed() {
-		c.observe(Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.first.start)})
+		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.first.start)}
+		if last.Number > 1 {
+			e.Attempts = c.past.failed
+		}
+		c.observe(e)
 	}
 	c.endSpan(last.Number, err, reason)
 	finish(c.opts, err)

@@ -37,20 +37,20 @@ func (c Classification) String() string {
 // retryable says whether the policy allows to try again after f: the classifier
 // first, then the code set. It is never asked about OK, nor about the end of the
 // caller's own context.
-func (p *policy) retryable(ctx context.Context, f *failure) bool {
+func (p *policy) retryable(ctx context.Context, f *Failure) bool {
 	if p.Classifier != nil {
-		switch p.Classifier(ctx, f.attempt) {
+		switch p.Classifier(ctx, f.Attempt) {
 		case Retry:
 			return true
 		case Stop:
 			return false
 		}
 	}
-	if f.timedOut {
+	if f.TimedOut {
 		return true
 	}
-	code := f.attempt.Code()
-	return p.codes.has(code) && !(code == codes.ResourceExhausted && isSizeError(f.attempt.Err))
+	code := f.Attempt.Code()
+	return p.codes.has(code) && !(code == codes.ResourceExhausted && isSizeError(f.Attempt.Err))
 }
 
 // sizePhrases are what gRPC implementations say, with RESOURCE_EXHAUSTED, of a

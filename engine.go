@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -12,32 +13,62 @@ import (
 // that a table can test every rule. Everything that retries drives it: no rule of it
 // stands anywhere else.
 
-// A history is what the engine knows of a call between two attempts.
-type history struct {
-	start    time.Time     // when the call began
-	deadline time.Time     // the caller's; zero without one
-	retry    int           // retries since the backoff was last restarted
-	prev     time.Duration // what the backoff gave last; 0 after a restart
+// An Engine decides on retries without making any: it is what the interceptors of this
+// package drive, for programs that drive it by themselves, such as a simulator. For
+// gRPC calls use [New]. An Engine is never changed and safe for concurrent use, as far
+// as the [Backoff] and the Classifier of its [Policy] are.
+type Engine struct{ policy *policy }
+
+// NewEngine makes the engine of a policy. Zero fields of p mean the defaults, as in
+// [WithPolicy]; an error names the field that cannot be meant, and its value.
+func NewEngine(p Policy) (*Engine, error) {
+	if err := p.check(); err != nil {
+		return nil, fmt.Errorf("grpcretry: NewEngine: %w", err)
+	}
+	o := WithPolicy(p).callOption()
+	return &Engine{resolve(PerTarget(newDefaultBudget), []*callOption{o})}, nil
 }
 
-// A failure is an attempt that failed, and what only its loop can know of it.
-type failure struct {
-	attempt   Attempt
-	timedOut  bool  // our attempt timeout ended it
-	committed bool  // the application has seen something of it
-	ctxErr    error // context.Cause of the caller's context if that has ended
-	closed    bool  // the ClientConn is closed
+// Policy returns the policy with every default filled in.
+func (e *Engine) Policy() Policy { return e.policy.public() }
+
+// A History is what the engine knows of a call between two attempts. A new call has
+// Start and Deadline, and after each verdict to retry [History.Retried] is to be called.
+type History struct {
+	Start    time.Time     // when the call began
+	Deadline time.Time     // the caller's; zero without one
+	Retry    int           // retries since the backoff was last restarted
+	Prev     time.Duration // what the backoff gave last; 0 after a restart
 }
 
-// A verdict is what the engine says of a failure.
-type verdict struct {
-	again  bool          // retry, after wait; else stop, because of reason
-	wait   time.Duration // never negative; of a stop the one that was refused, if it came to that
-	source WaitSource    // WaitNone if it did not
-	reason error
-	result Result // what the budget heard
+// A Failure is an attempt that failed, and what only its loop can know of it. The
+// engine reads Number, Err and Trailer of the Attempt; a Classifier may read all of it.
+type Failure struct {
+	Attempt   Attempt
+	TimedOut  bool  // the attempt timeout ended it
+	Committed bool  // the application has seen something of it
+	CtxErr    error // context.Cause of the caller's context if that has ended
+	Closed    bool  // the ClientConn is closed
+}
 
-	untouched bool // of a stop: the failure was never one to retry, whatever else stopped it
+// A Verdict is what the engine says of a failure.
+type Verdict struct {
+	Retry      bool          // make another attempt after Wait; else stop, because of Reason
+	Wait       time.Duration // never negative; of a stop the one that was refused, if it came to that
+	WaitSource WaitSource    // WaitNone if it did not
+	Reason     error         // to stop, as in [Error.Reason]; nil of a retry
+
+	result    Result // what the budget heard
+	untouched bool   // of a stop: the failure was never one to retry, whatever else stopped it
+}
+
+// Judge decides on a failure at the time now, with u uniform in [0, 1). It tells the
+// budget b of the failure and, for a retry, takes the retry from it; where that retry is
+// never sent, the caller gives it back with [Budget.Refund]. Nothing else is changed.
+// Attempts that succeed are the caller's to tell the budget, with [Budget.Deposit].
+// The ctx is only handed to the Classifier.
+func (e *Engine) Judge(ctx context.Context, b Budget, h *History, f *Failure, now time.Time, u float64) Verdict {
+	return e.policy.judge(ctx, b, h, f, now, u)
 }
 
 // judge decides on f, at the time now, with u uniform in [0, 1). The first match ends it:
@@ -52,50 +83,50 @@ type verdict struct {
 //  7. the wait would pass the deadline or MaxElapsed: stop
 //  8. the budget refuses: stop
 //  9. retry after the wait, which the budget has paid for
-func (p *policy) judge(ctx context.Context, b Budget, h *history, f *failure, now time.Time, u float64) verdict {
-	hint, hinted := PushbackFrom(f.attempt.Trailer, f.attempt.Err)
+func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, now time.Time, u float64) Verdict {
+	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
 	retryable := !f.isCallers() && p.retryable(ctx, f)
 
-	v := verdict{result: Ignored, untouched: !retryable && !(f.isCallers() && f.ctxErr != nil)}
+	v := Verdict{result: Ignored, untouched: !retryable && !(f.isCallers() && f.CtxErr != nil)}
 	if retryable || hint.Stop {
 		v.result = Failed
 	}
-	b.Deposit(Outcome{Attempt: f.attempt.Number, Result: v.result})
+	b.Deposit(Outcome{Attempt: f.Attempt.Number, Result: v.result})
 
-	if v.reason = p.decide(f, hint, retryable); v.reason != nil {
+	if v.Reason = p.decide(f, hint, retryable); v.Reason != nil {
 		return v
 	}
-	if v.wait, v.source, v.reason = p.schedule(h, f, hint, hinted, now, u); v.reason != nil {
+	if v.Wait, v.WaitSource, v.Reason = p.schedule(h, f, hint, hinted, now, u); v.Reason != nil {
 		return v
 	}
 	if !b.Withdraw(now) {
-		v.reason = ErrBudgetExhausted
+		v.Reason = ErrBudgetExhausted
 		return v
 	}
-	v.again = true
+	v.Retry = true
 	return v
 }
 
 // isCallers says whether the failure is the caller's own doing: the CANCELED or
 // DEADLINE_EXCEEDED of a context that has ended, or a closed connection.
-func (f *failure) isCallers() bool {
-	return f.closed || f.ctxErr != nil && isContextEnd(f.attempt.Err)
+func (f *Failure) isCallers() bool {
+	return f.Closed || f.CtxErr != nil && isContextEnd(f.Attempt.Err)
 }
 
 // decide answers whether the failure may be retried at all: nil, or why not.
-func (p *policy) decide(f *failure, hint Pushback, retryable bool) error {
+func (p *policy) decide(f *Failure, hint Pushback, retryable bool) error {
 	switch {
-	case f.ctxErr != nil:
-		return f.ctxErr
-	case f.closed:
+	case f.CtxErr != nil:
+		return f.CtxErr
+	case f.Closed:
 		return ErrConnClosed
-	case f.committed:
+	case f.Committed:
 		return ErrCommitted
 	case hint.Stop:
 		return ErrPushback
 	case !retryable:
 		return ErrNotRetryable
-	case f.attempt.Number >= p.MaxAttempts:
+	case f.Attempt.Number >= p.MaxAttempts:
 		return ErrAttemptsExhausted
 	default:
 		return nil
@@ -103,7 +134,7 @@ func (p *policy) decide(f *failure, hint Pushback, retryable bool) error {
 }
 
 // schedule answers when the next attempt may start, and whether that is in time.
-func (p *policy) schedule(h *history, f *failure, hint Pushback, hinted bool, now time.Time, u float64) (time.Duration, WaitSource, error) {
+func (p *policy) schedule(h *History, f *Failure, hint Pushback, hinted bool, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
 	switch {
 	case hinted && p.MaxServerDelay >= 0 && hint.Delay > p.MaxServerDelay:
@@ -114,12 +145,12 @@ func (p *policy) schedule(h *history, f *failure, hint Pushback, hinted bool, no
 	case hinted:
 		wait, source = hint.Delay, WaitPushback
 	default:
-		wait = nextBackoff(p.backoff(f.attempt.Code()), h.retry+1, h.prev, u)
+		wait = nextBackoff(p.backoff(f.Attempt.Code()), h.Retry+1, h.Prev, u)
 	}
-	if !h.deadline.IsZero() && wait >= h.deadline.Sub(now) {
+	if !h.Deadline.IsZero() && wait >= h.Deadline.Sub(now) {
 		return wait, source, ErrDeadline
 	}
-	if p.MaxElapsed > 0 && wait >= p.MaxElapsed-now.Sub(h.start) {
+	if p.MaxElapsed > 0 && wait >= p.MaxElapsed-now.Sub(h.Start) {
 		return wait, source, ErrMaxElapsed
 	}
 	return wait, source, nil
@@ -133,13 +164,13 @@ func (p *policy) backoff(c codes.Code) Backoff {
 	return p.Backoff
 }
 
-// retried takes a verdict to retry into the history. What a server says of the wait
+// Retried takes a verdict to retry into the history. What a server says of the wait
 // restarts the backoff (gRFC A6 #pushback).
-func (h *history) retried(v verdict) {
-	if v.source == WaitBackoff {
-		h.retry++
-		h.prev = v.wait
+func (h *History) Retried(v Verdict) {
+	if v.WaitSource == WaitBackoff {
+		h.Retry++
+		h.Prev = v.Wait
 	} else {
-		h.retry, h.prev = 0, 0
+		h.Retry, h.Prev = 0, 0
 	}
 }

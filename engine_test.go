@@ -56,45 +56,45 @@ func policyOf(t testing.TB, opts ...Option) *policy {
 	return r.policies.all.policy
 }
 
-func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) failure {
-	return failure{attempt: Attempt{Number: number, Err: fail(code, "x", details...).err}}
+func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) Failure {
+	return Failure{Attempt: Attempt{Number: number, Err: fail(code, "x", details...).err}}
 }
 
-func (f failure) saying(pushback ...string) failure {
-	f.attempt.Trailer = metadata.MD{pushbackKey: pushback}
+func (f Failure) saying(pushback ...string) Failure {
+	f.Attempt.Trailer = metadata.MD{pushbackKey: pushback}
 	return f
 }
 
-func (f failure) with(change func(*failure)) failure { change(&f); return f }
+func (f Failure) with(change func(*Failure)) Failure { change(&f); return f }
 
 func TestEngine(t *testing.T) {
 	var (
-		canceled  = func(f *failure) { f.ctxErr = context.Canceled }
-		closed    = func(f *failure) { f.closed = true }
-		committed = func(f *failure) { f.committed = true }
-		timedOut  = func(f *failure) { f.timedOut = true }
-		sizeError = func(f *failure) {
-			f.attempt.Err = status.Error(codes.ResourceExhausted, "grpc: received message larger than max (5 vs. 4)")
+		canceled  = func(f *Failure) { f.CtxErr = context.Canceled }
+		closed    = func(f *Failure) { f.Closed = true }
+		committed = func(f *Failure) { f.Committed = true }
+		timedOut  = func(f *Failure) { f.TimedOut = true }
+		sizeError = func(f *Failure) {
+			f.Attempt.Err = status.Error(codes.ResourceExhausted, "grpc: received message larger than max (5 vs. 4)")
 		}
 		retries = func(context.Context, Attempt) Classification { return Retry }
 		stops   = func(context.Context, Attempt) Classification { return Stop }
 		leaves  = func(context.Context, Attempt) Classification { return Default }
 		exact   = WithBackoff(Exponential{Jitter: NoJitter}) // 100 ms, 200 ms, … 5 s
 	)
-	deadlineIn := func(d time.Duration) history { return history{start: noon, deadline: noon.Add(d)} }
-	stop := func(reason error, result Result) verdict { return verdict{reason: reason, result: result} }
-	again := func(wait time.Duration, source WaitSource) verdict {
-		return verdict{again: true, wait: wait, source: source, result: Failed}
+	deadlineIn := func(d time.Duration) History { return History{Start: noon, Deadline: noon.Add(d)} }
+	stop := func(reason error, result Result) Verdict { return Verdict{Reason: reason, result: result} }
+	again := func(wait time.Duration, source WaitSource) Verdict {
+		return Verdict{Retry: true, Wait: wait, WaitSource: source, result: Failed}
 	}
 
 	// One row for each rule and each rule that it must come before. u is 0.5.
 	for _, tt := range []struct {
 		name    string
 		opts    []Option
-		history history
-		failure failure
+		history History
+		failure Failure
 		refuse  bool
-		want    verdict
+		want    Verdict
 	}{
 		// 1. the caller's context, or the connection, has ended
 		{name: "context ended", failure: failureOf(1, codes.Canceled).with(canceled), want: stop(context.Canceled, Ignored)},
@@ -155,7 +155,7 @@ func TestEngine(t *testing.T) {
 			want: stop(ErrNotRetryable, Ignored)},
 		{name: "RetryInfo does not make a code retryable", failure: failureOf(1, codes.NotFound, retryInfoOf(time.Second)),
 			want: stop(ErrNotRetryable, Ignored)},
-		{name: "no gRPC status at all", failure: failure{attempt: Attempt{Number: 1, Err: errors.New("x")}},
+		{name: "no gRPC status at all", failure: Failure{Attempt: Attempt{Number: 1, Err: errors.New("x")}},
 			want: stop(ErrNotRetryable, Ignored)},
 
 		// 5. attempts
@@ -168,7 +168,7 @@ func TestEngine(t *testing.T) {
 			want: stop(ErrAttemptsExhausted, Failed)},
 
 		// 6. the wait
-		{name: "second backoff", opts: []Option{exact}, history: history{start: noon, retry: 1}, failure: failureOf(2, codes.Unavailable),
+		{name: "second backoff", opts: []Option{exact}, history: History{Start: noon, Retry: 1}, failure: failureOf(2, codes.Unavailable),
 			want: again(200*time.Millisecond, WaitBackoff)},
 		{name: "default backoff has full jitter", failure: failureOf(1, codes.Unavailable), want: again(50*time.Millisecond, WaitBackoff)},
 		{name: "overload has a longer backoff", failure: failureOf(1, codes.ResourceExhausted), want: again(500*time.Millisecond, WaitBackoff)},
@@ -176,10 +176,10 @@ func TestEngine(t *testing.T) {
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "WithOverloadBackoff", opts: []Option{exact, WithOverloadBackoff(Constant(7))}, failure: failureOf(1, codes.ResourceExhausted),
 			want: again(7, WaitBackoff)},
-		{name: "the retry number is the call's, also when the code changes", history: history{start: noon, retry: 2},
+		{name: "the retry number is the call's, also when the code changes", history: History{Start: noon, Retry: 2},
 			opts:    []Option{exact, WithOverloadBackoff(Exponential{Base: time.Second, Max: time.Minute, Jitter: NoJitter})},
 			failure: failureOf(3, codes.ResourceExhausted), want: again(4*time.Second, WaitBackoff)},
-		{name: "the wait before is the call's", history: history{start: noon, retry: 1, prev: time.Second},
+		{name: "the wait before is the call's", history: History{Start: noon, Retry: 1, Prev: time.Second},
 			opts:    []Option{WithBackoff(Decorrelated{})}, // 0.1 s + 0.5 × (3 s − 0.1 s)
 			failure: failureOf(2, codes.Unavailable), want: again(1550*time.Millisecond, WaitBackoff)},
 		{name: "a backoff below zero", opts: []Option{WithBackoff(negative{})}, failure: failureOf(1, codes.Unavailable),
@@ -196,11 +196,11 @@ func TestEngine(t *testing.T) {
 			want: again(5*time.Millisecond, WaitPushback)},
 		{name: "pushback of five minutes", failure: failureOf(1, codes.Unavailable).saying("300000"), want: again(5*time.Minute, WaitPushback)},
 		{name: "pushback over five minutes", failure: failureOf(1, codes.Unavailable).saying("300001"),
-			want: verdict{reason: ErrPushback, result: Failed, wait: 300001 * time.Millisecond, source: WaitPushback}},
+			want: Verdict{Reason: ErrPushback, result: Failed, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}},
 		{name: "RetryInfo over five minutes", failure: failureOf(1, codes.Unavailable, retryInfoOf(5*time.Minute+1)),
-			want: verdict{reason: ErrPushback, result: Failed, wait: 5*time.Minute + 1, source: WaitRetryInfo}},
+			want: Verdict{Reason: ErrPushback, result: Failed, Wait: 5*time.Minute + 1, WaitSource: WaitRetryInfo}},
 		{name: "pushback over MaxServerDelay", opts: []Option{WithMaxServerDelay(time.Second)},
-			failure: failureOf(1, codes.Unavailable).saying("1001"), want: verdict{reason: ErrPushback, result: Failed, wait: 1001 * time.Millisecond, source: WaitPushback}},
+			failure: failureOf(1, codes.Unavailable).saying("1001"), want: Verdict{Reason: ErrPushback, result: Failed, Wait: 1001 * time.Millisecond, WaitSource: WaitPushback}},
 		{name: "no MaxServerDelay", opts: []Option{WithMaxServerDelay(-1)}, failure: failureOf(1, codes.Unavailable).saying("2147483647"),
 			want: again(math.MaxInt32*time.Millisecond, WaitPushback)},
 		{name: "RetryInfo of centuries", opts: []Option{WithMaxServerDelay(-1)},
@@ -211,30 +211,30 @@ func TestEngine(t *testing.T) {
 			failure: failureOf(1, codes.Unavailable), want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "wait ends at the deadline", opts: []Option{exact}, history: deadlineIn(100 * time.Millisecond),
 			failure: failureOf(1, codes.Unavailable),
-			want:    verdict{reason: ErrDeadline, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+			want:    Verdict{Reason: ErrDeadline, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
 		{name: "pushback beyond the deadline", history: deadlineIn(time.Second), failure: failureOf(1, codes.Unavailable).saying("2000"),
-			want: verdict{reason: ErrDeadline, result: Failed, wait: 2 * time.Second, source: WaitPushback}},
+			want: Verdict{Reason: ErrDeadline, result: Failed, Wait: 2 * time.Second, WaitSource: WaitPushback}},
 		{name: "wait ends before MaxElapsed", opts: []Option{exact, WithMaxElapsed(time.Second)},
-			history: history{start: noon.Add(-900*time.Millisecond + 1)}, failure: failureOf(1, codes.Unavailable),
+			history: History{Start: noon.Add(-900*time.Millisecond + 1)}, failure: failureOf(1, codes.Unavailable),
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "wait ends at MaxElapsed", opts: []Option{exact, WithMaxElapsed(time.Second)},
-			history: history{start: noon.Add(-900 * time.Millisecond)}, failure: failureOf(1, codes.Unavailable),
-			want: verdict{reason: ErrMaxElapsed, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
-		{name: "pushback beyond MaxElapsed", opts: []Option{WithMaxElapsed(time.Second)}, history: history{start: noon},
+			history: History{Start: noon.Add(-900 * time.Millisecond)}, failure: failureOf(1, codes.Unavailable),
+			want: Verdict{Reason: ErrMaxElapsed, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
+		{name: "pushback beyond MaxElapsed", opts: []Option{WithMaxElapsed(time.Second)}, history: History{Start: noon},
 			failure: failureOf(1, codes.Unavailable).saying("1000"),
-			want:    verdict{reason: ErrMaxElapsed, result: Failed, wait: time.Second, source: WaitPushback}},
+			want:    Verdict{Reason: ErrMaxElapsed, result: Failed, Wait: time.Second, WaitSource: WaitPushback}},
 		{name: "deadline, before the budget", opts: []Option{exact}, history: deadlineIn(1), refuse: true,
 			failure: failureOf(1, codes.Unavailable),
-			want:    verdict{reason: ErrDeadline, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+			want:    Verdict{Reason: ErrDeadline, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
 
 		// 8. the budget
 		{name: "budget refuses", opts: []Option{exact}, refuse: true, failure: failureOf(1, codes.Unavailable),
-			want: verdict{reason: ErrBudgetExhausted, result: Failed, wait: 100 * time.Millisecond, source: WaitBackoff}},
+			want: Verdict{Reason: ErrBudgetExhausted, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{refuse: tt.refuse}
-			if tt.history.start.IsZero() {
-				tt.history.start = noon
+			if tt.history.Start.IsZero() {
+				tt.history.Start = noon
 			}
 			before := tt.history
 			got := policyOf(t, tt.opts...).judge(t.Context(), budget, &tt.history, &tt.failure, noon, 0.5)
@@ -245,13 +245,33 @@ func TestEngine(t *testing.T) {
 			if tt.history != before {
 				t.Errorf("judge changed the history to %+v", tt.history)
 			}
-			if want := (Outcome{tt.failure.attempt.Number, tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+			if want := (Outcome{tt.failure.Attempt.Number, tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
 				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
-			if asked := tt.want.again || tt.want.reason == ErrBudgetExhausted; asked != (len(budget.asked) == 1) {
+			if asked := tt.want.Retry || tt.want.Reason == ErrBudgetExhausted; asked != (len(budget.asked) == 1) {
 				t.Errorf("budget was asked at %v, want asked: %v", budget.asked, asked)
 			}
 		})
+	}
+}
+
+func TestEngineOfAPolicy(t *testing.T) {
+	e, err := NewEngine(Policy{MaxAttempts: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := e.Policy()
+	if p.MaxAttempts != 7 || p.Backoff != (Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2}) || p.Budget == nil {
+		t.Errorf("policy is %+v, want 7 attempts and else the defaults", p)
+	}
+	f := failureOf(1, codes.Unavailable)
+	v := e.Judge(t.Context(), p.Budget, &History{Start: noon}, &f, noon, 0.5)
+	if !v.Retry || v.Wait != 50*time.Millisecond || v.WaitSource != WaitBackoff {
+		t.Errorf("Judge = %+v, want a retry after 50ms of backoff", v)
+	}
+	_, err = NewEngine(Policy{MaxElapsed: -time.Second})
+	if want := "grpcretry: NewEngine: MaxElapsed: -1s is negative"; err == nil || err.Error() != want {
+		t.Errorf("NewEngine = %v, want %s", err, want)
 	}
 }
 
@@ -260,21 +280,21 @@ type negative struct{}
 func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
 
 func TestHistoryCountsBackoffsAndRestartsOnHints(t *testing.T) {
-	h := history{start: noon}
+	h := History{Start: noon}
 	for _, step := range []struct {
-		v         verdict
+		v         Verdict
 		wantRetry int
 		wantPrev  time.Duration
 	}{
-		{verdict{wait: 3, source: WaitBackoff}, 1, 3},
-		{verdict{wait: 5, source: WaitBackoff}, 2, 5},
-		{verdict{wait: 7, source: WaitPushback}, 0, 0},
-		{verdict{wait: 9, source: WaitBackoff}, 1, 9},
-		{verdict{wait: 11, source: WaitRetryInfo}, 0, 0},
+		{Verdict{Wait: 3, WaitSource: WaitBackoff}, 1, 3},
+		{Verdict{Wait: 5, WaitSource: WaitBackoff}, 2, 5},
+		{Verdict{Wait: 7, WaitSource: WaitPushback}, 0, 0},
+		{Verdict{Wait: 9, WaitSource: WaitBackoff}, 1, 9},
+		{Verdict{Wait: 11, WaitSource: WaitRetryInfo}, 0, 0},
 	} {
-		h.retried(step.v)
-		if h.retry != step.wantRetry || h.prev != step.wantPrev {
-			t.Fatalf("after %v: retry %d, prev %d, want %d, %d", step.v, h.retry, h.prev, step.wantRetry, step.wantPrev)
+		h.Retried(step.v)
+		if h.Retry != step.wantRetry || h.Prev != step.wantPrev {
+			t.Fatalf("after %v: retry %d, prev %d, want %d, %d", step.v, h.Retry, h.Prev, step.wantRetry, step.wantPrev)
 		}
 	}
 }
@@ -295,32 +315,32 @@ func FuzzEngine(f *testing.F) {
 		if pushback != "" {
 			failed = failed.saying(pushback)
 		}
-		failed.timedOut = flags&1 != 0
-		failed.committed = flags&2 != 0
+		failed.TimedOut = flags&1 != 0
+		failed.Committed = flags&2 != 0
 		if flags&4 != 0 {
-			failed.ctxErr = context.Canceled
+			failed.CtxErr = context.Canceled
 		}
-		h := history{start: noon.Add(-time.Minute), retry: retry, prev: time.Duration(prev)}
+		h := History{Start: noon.Add(-time.Minute), Retry: retry, Prev: time.Duration(prev)}
 		if left != 0 {
-			h.deadline = noon.Add(time.Duration(left))
+			h.Deadline = noon.Add(time.Duration(left))
 		}
 		budget := &aBudget{refuse: flags&8 != 0}
 		v := p.judge(t.Context(), budget, &h, &failed, noon, u)
 		switch {
-		case v.again == (v.reason != nil):
+		case v.Retry == (v.Reason != nil):
 			t.Errorf("%+v neither retries nor says why not", v)
-		case v.wait < 0:
-			t.Errorf("negative wait %v", v.wait)
+		case v.Wait < 0:
+			t.Errorf("negative wait %v", v.Wait)
 		case len(budget.heard) != 1:
 			t.Errorf("budget heard %v", budget.heard)
-		case !v.again:
-		case failed.attempt.Number >= 5 || budget.refuse || failed.ctxErr != nil || failed.committed:
+		case !v.Retry:
+		case failed.Attempt.Number >= 5 || budget.refuse || failed.CtxErr != nil || failed.Committed:
 			t.Errorf("%+v retries past a limit", v)
-		case !h.deadline.IsZero() && !noon.Add(v.wait).Before(h.deadline):
+		case !h.Deadline.IsZero() && !noon.Add(v.Wait).Before(h.Deadline):
 			t.Errorf("%+v ends after the deadline", v)
-		case maxElapsed > 0 && v.wait >= time.Duration(maxElapsed)-time.Minute:
+		case maxElapsed > 0 && v.Wait >= time.Duration(maxElapsed)-time.Minute:
 			t.Errorf("%+v ends after MaxElapsed", v)
-		case v.result != Failed || v.source == WaitNone:
+		case v.result != Failed || v.WaitSource == WaitNone:
 			t.Errorf("%+v retries what is no failure, or from nowhere", v)
 		}
 	})

@@ -30,18 +30,18 @@ func newLogger(l *slog.Logger) *logger {
 }
 
 // logDecision logs a retry, and a change of the budget.
-func (c *call) logDecision(a *Attempt, v verdict) {
+func (c *call) logDecision(a *Attempt, v Verdict) {
 	l := c.retrier.log
 	if l == nil {
 		return
 	}
 	switch {
-	case v.reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word, which a cause may wrap
+	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word, which a cause may wrap
 		if _, told := l.exhausted.LoadOrStore(budgetKey(c.budget), true); !told {
 			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
 		}
-	case v.again:
+	case v.Retry:
 		if _, told := l.exhausted.LoadAndDelete(budgetKey(c.budget)); told {
 			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
 				"method", c.method, "target", c.target())
@@ -49,7 +49,7 @@ func (c *call) logDecision(a *Attempt, v verdict) {
 		if l.Enabled(c.ctx, slog.LevelDebug) {
 			l.DebugContext(c.ctx, "grpcretry: retrying",
 				"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
-				"wait", v.wait, "source", v.source.String(), "error", status.Convert(a.Err).Message())
+				"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
 		}
 	}
 }

@@ -28,18 +28,18 @@ import (
 func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		failure failure
+		failure Failure
 		reason  error
 		result  Result
 	}{
-		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.ctxErr, f.closed = context.Canceled, true
+		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *Failure) {
+			f.CtxErr, f.Closed = context.Canceled, true
 		}), context.Canceled, Ignored},
-		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.ctxErr, f.committed = context.Canceled, true
+		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *Failure) {
+			f.CtxErr, f.Committed = context.Canceled, true
 		}), context.Canceled, Failed},
-		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.closed, f.committed = true, true
+		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *Failure) {
+			f.Closed, f.Committed = true, true
 		}), ErrConnClosed, Ignored},
 		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Ignored},
 		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
@@ -47,8 +47,8 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{}
-			want := verdict{reason: tt.reason, result: tt.result}
-			got := policyOf(t).judge(t.Context(), budget, &history{start: noon}, &tt.failure, noon, 0.5)
+			want := Verdict{Reason: tt.reason, result: tt.result}
+			got := policyOf(t).judge(t.Context(), budget, &History{Start: noon}, &tt.failure, noon, 0.5)
 			got.untouched = false // a matter of the error, tested with the interceptor
 			if got != want {
 				t.Errorf("judge = %+v, want %+v", got, want)
@@ -61,9 +61,9 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 }
 
 func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
-	h := history{start: noon, deadline: noon.Add(time.Second)}
+	h := History{Start: noon, Deadline: noon.Add(time.Second)}
 	f := failureOf(1, codes.Unavailable).saying("300001")
-	want := verdict{reason: ErrPushback, result: Failed, wait: 300001 * time.Millisecond, source: WaitPushback}
+	want := Verdict{Reason: ErrPushback, result: Failed, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
 	if got := policyOf(t).judge(t.Context(), &aBudget{}, &h, &f, noon, 0.5); got != want {
 		t.Errorf("judge = %+v, want %+v", got, want)
 	}

@@ -70,20 +70,20 @@ func (c *call) traceSuccess(a *Attempt) {
 	c.traceAttempt(a, codes.OK, "success")
 }
 
-func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
+func (c *call) traceFailure(a *Attempt, v Verdict, now time.Time) {
 	if c.spans == nil || c.spans.events == nil {
 		return
 	}
 	more := make([]attribute.KeyValue, 0, 4)
 	decision := "retry"
-	if !v.again {
+	if !v.Retry {
 		decision = "stop"
-		more = append(more, attribute.String(AttrReason, ReasonName(v.reason)))
+		more = append(more, attribute.String(AttrReason, ReasonName(v.Reason)))
 	}
-	if v.source != WaitNone {
+	if v.WaitSource != WaitNone {
 		more = append(more,
-			attribute.Int64(AttrWait, v.wait.Milliseconds()),
-			attribute.String(AttrWaitSource, v.source.String()))
+			attribute.Int64(AttrWait, v.Wait.Milliseconds()),
+			attribute.String(AttrWaitSource, v.WaitSource.String()))
 	}
 	if balance := c.budget.Balance(now); !math.IsInf(balance, 0) {
 		more = append(more, attribute.Float64(AttrBudgetBalance, balance))
@@ -140,7 +140,7 @@ var reasons = [...]struct {
 	err  error
 	name string
 }{
-	{ErrAttemptsExhausted, "attempts_exhausted"},
+	{ErrAttemptsExhausted, "exhausted"},
 	{ErrBudgetExhausted, "budget"},
 	{ErrDeadline, "deadline"},
 	{ErrMaxElapsed, "max_elapsed"},
