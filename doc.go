@@ -89,7 +89,7 @@
 // grpcretry.attempts (AttrAttempts, int: attempts made) and, if the call failed,
 // AttrReason.
 //
-// The reasons are attempts_exhausted, budget, deadline (too near for another attempt),
+// The reasons are exhausted, budget, deadline (too near for another attempt),
 // max_elapsed, pushback, not_retryable, committed, conn_closed, left_to_grpc,
 // deadline_exceeded (the caller's deadline passed) and cancelled.
 //

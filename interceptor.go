@@ -18,7 +18,7 @@ import (
 // shares its budgets among those to the same target.
 type Retrier struct {
 	policies  *methodPolicies
-	observers []func(context.Context, Event)
+	observers *observers
 	log       *logger      // nil: no logging
 	tracer    trace.Tracer // nil: no call spans
 	random    func() float64
@@ -44,7 +44,7 @@ func New(opts ...Option) (*Retrier, error) {
 	}
 	r := &Retrier{
 		policies:        newMethodPolicies(PerTarget(newDefaultBudget), c.all, c.byPattern),
-		observers:       c.observers,
+		observers:       newObservers(c.observers),
 		log:             newLogger(c.logger),
 		random:          rand.Float64,
 		closing:         &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}},

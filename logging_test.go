@@ -86,7 +86,7 @@ func TestLogger(t *testing.T) {
 			`level=DEBUG…attempt=2 code=RESOURCE_EXHAUSTED wait=5ms source=pushback`)
 
 		call(t.Context(), unavailable(), unavailable(), unavailable())
-		wantLines(t, logs, "DEBUG", "DEBUG", `level=WARN…gave up…attempts=3 elapsed=3s code=UNAVAILABLE reason=attempts_exhausted error=db-down`)
+		wantLines(t, logs, "DEBUG", "DEBUG", `level=WARN…gave up…attempts=3 elapsed=3s code=UNAVAILABLE reason=exhausted error=db-down`)
 
 		call(t.Context(), unavailable().pushback("-1"))
 		wantLines(t, logs, `level=WARN…gave up…attempts=1…reason=pushback`)

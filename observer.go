@@ -1,7 +1,11 @@
 package grpcretry
 
 import (
+	"context"
 	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,17 +51,90 @@ type Event struct {
 	Reason     error
 
 	// Of CallEnd: what the caller gets, and how long the call took. Reason is set as in a
-	// Decision where the call failed.
-	Err     error
-	Elapsed time.Duration
+	// Decision where the call failed. Attempts are all that were made, in order, where
+	// there was more than one (at most the latest 1000): not to be changed.
+	Err      error
+	Elapsed  time.Duration
+	Attempts []Attempt
+
+	// Budget is what the call spends from, the one of its target if there is one for each.
+	Budget Budget
+}
+
+// OutcomeName says in one word how a call ended, of its [CallEnd] event: "first_try",
+// "recovered" for a success after retries, else the [ReasonName] of why it failed.
+func OutcomeName(e Event) string {
+	switch {
+	case e.Err != nil:
+		return ReasonName(e.Reason)
+	case e.Attempt.Number == 1:
+		return "first_try"
+	default:
+		return "recovered"
+	}
+}
+
+// Observe adds an observer to a Retrier that is in use, and returns what takes it away
+// again; see [WithObserver]. Calls that are under way are observed from then on, so f may
+// see the end of what it has not seen begin, and may be called once more just after stop.
+// While nobody observes, it costs nothing.
+func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
+	return r.observers.add(f)
+}
+
+// observers are called in the order in which they were added. The list is replaced, never
+// changed, so that calls read it without a lock.
+type observers struct {
+	mu   sync.Mutex // held to replace the list
+	list atomic.Pointer[[]*observer]
+}
+
+type observer struct {
+	f func(context.Context, Event)
+}
+
+func newObservers(fs []func(context.Context, Event)) *observers {
+	o := &observers{}
+	for _, f := range fs {
+		o.add(f)
+	}
+	return o
+}
+
+func (o *observers) add(f func(context.Context, Event)) (remove func()) {
+	added := &observer{f}
+	o.replace(func(list []*observer) []*observer { return append(list, added) })
+	return func() {
+		o.replace(func(list []*observer) []*observer {
+			return slices.DeleteFunc(list, func(one *observer) bool { return one == added })
+		})
+	}
+}
+
+func (o *observers) replace(change func([]*observer) []*observer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var list []*observer
+	if old := o.list.Load(); old != nil {
+		list = slices.Clone(*old)
+	}
+	if list = change(list); len(list) == 0 {
+		o.list.Store(nil)
+		return
+	}
+	o.list.Store(&list)
 }
 
 // observe tells every observer.
 func (c *call) observe(e Event) {
-	e.Method, e.Target = c.method, c.target()
-	for _, f := range c.retrier.observers {
-		f(c.ctx, e)
+	list := c.retrier.observers.list.Load()
+	if list == nil {
+		return
+	}
+	e.Method, e.Target, e.Budget = c.method, c.target(), c.budget
+	for _, o := range *list {
+		o.f(c.ctx, e)
 	}
 }
 
-func (c *call) observed() bool { return len(c.retrier.observers) > 0 }
+func (c *call) observed() bool { return c.retrier.observers.list.Load() != nil }

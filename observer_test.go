@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // An eventRecorder keeps one line for each event.
@@ -33,7 +35,13 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 			line += " stop: " + ReasonName(e.Reason)
 		}
 	case CallEnd:
-		line += fmt.Sprintf(" %v after %v", e.Err == nil, e.Elapsed)
+		line += fmt.Sprintf(" %s after %v", OutcomeName(e), e.Elapsed)
+		if len(e.Attempts) > 0 {
+			line += ", attempts"
+		}
+		for _, a := range e.Attempts {
+			line += fmt.Sprintf(" #%d %s", a.Number, codeName(a.Code()))
+		}
 	}
 	r.lines = append(r.lines, line)
 }
@@ -47,21 +55,21 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 		want   []string
 	}{
 		{name: "success", script: script(ok().after(second)), want: []string{
-			"0s attempt_start #1", "1s attempt_end #1 OK in 1s", "1s call_end #1 true after 1s"}},
+			"0s attempt_start #1", "1s attempt_end #1 OK in 1s", "1s call_end #1 first_try after 1s"}},
 		{name: "recovered", script: script(unavailable().after(second), overloaded().pushback("7000"), ok()), want: []string{
 			"0s attempt_start #1", "1s attempt_end #1 UNAVAILABLE in 1s", "1s decision #1 retry after 1s by backoff",
 			"2s attempt_start #2", "2s attempt_end #2 RESOURCE_EXHAUSTED in 0s", "2s decision #2 retry after 7s by pushback",
-			"9s attempt_start #3", "9s attempt_end #3 OK in 0s", "9s call_end #3 true after 9s"}},
+			"9s attempt_start #3", "9s attempt_end #3 OK in 0s", "9s call_end #3 recovered after 9s, attempts #1 UNAVAILABLE #2 RESOURCE_EXHAUSTED #3 OK"}},
 		{name: "gave up", script: always(unavailable()), opts: []Option{WithMaxAttempts(2)}, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
-			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: attempts_exhausted", "1s call_end #2 false after 1s"}},
+			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: exhausted", "1s call_end #2 exhausted after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"}},
 		{name: "budget", script: always(unavailable()), opts: []Option{WithBudget(&aBudget{refuse: true})}, want: []string{
-			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 stop: budget", "0s call_end #1 false after 0s"}},
+			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 stop: budget", "0s call_end #1 budget after 0s"}},
 		{name: "not retryable", script: script(fail(codes.NotFound, "x")), want: []string{
-			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable", "0s call_end #1 false after 0s"}},
+			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable", "0s call_end #1 not_retryable after 0s"}},
 		{name: "cancelled in the wait", script: script(unavailable()), cancel: second / 2, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
-			"500ms call_end #1 false after 500ms"}},
+			"500ms call_end #1 cancelled after 500ms"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -77,8 +85,8 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 					t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(tt.want, "\n"))
 				}
 				last := recorder.last
-				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" {
-					t.Errorf("the last event is %+v, want method, target and the call's error %v", last, err)
+				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" || last.Budget == nil {
+					t.Errorf("the last event is %+v, want method, target, budget and the call's error %v", last, err)
 				}
 				var e *Error
 				if errors.As(err, &e) && last.Reason != e.Reason {
@@ -129,4 +137,51 @@ func TestObserversAreCalledInOrderAndNilIsIgnored(t *testing.T) {
 	if !slices.Equal(order, []string{"a", "b"}) {
 		t.Errorf("observers ran as %v, want a, b", order)
 	}
+}
+
+func TestObserveAddsAndTakesAway(t *testing.T) {
+	var seen []string
+	note := func(name string) func(context.Context, Event) {
+		return func(_ context.Context, e Event) { seen = append(seen, name+" "+e.Kind.String()) }
+	}
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		r, err := New(WithObserver(note("always")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		stop := r.Observe(func(ctx context.Context, e Event) {
+			if e.Kind == CallEnd {
+				note("later")(ctx, e)
+			}
+		})
+		client.Echo(t.Context(), request())
+		stop()
+		stop() // a second time does nothing
+		client.Echo(t.Context(), request())
+	})
+	once := []string{"always attempt_start", "always attempt_end", "always call_end"}
+	if want := append(append(slices.Clone(once), "later call_end"), once...); !slices.Equal(seen, want) {
+		t.Errorf("observers saw %q, want %q", seen, want)
+	}
+}
+
+// An observer that comes when a call is under way sees its end.
+func TestObserveDuringACall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		r, err := New(steady)
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorder := &eventRecorder{start: server.start}
+		time.AfterFunc(second/2, func() { r.Observe(recorder.observe) })
+		echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...)).Echo(t.Context(), request())
+		want := []string{"1s attempt_start #2", "1s attempt_end #2 OK in 0s",
+			"1s call_end #2 recovered after 1s, attempts #1 UNAVAILABLE #2 OK"}
+		if !slices.Equal(recorder.lines, want) {
+			t.Errorf("events are %q, want %q", recorder.lines, want)
+		}
+	})
 }

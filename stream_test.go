@@ -467,7 +467,7 @@ func TestStreamEvents(t *testing.T) {
 		app.play(t, "send a; recv 1; recv UNAVAILABLE")
 		want := []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
-			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: committed", "1s call_end #2 false after 1s",
+			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: committed", "1s call_end #2 committed after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE",
 		}
 		if !slices.Equal(recorder.lines, want) {
 			t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(want, "\n"))

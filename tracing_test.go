@@ -86,7 +86,7 @@ func TestCallSpan(t *testing.T) {
 		{"recovered", script(unavailable(), ok()), nil,
 			"rpc.response.status_code=OK grpcretry.attempts=2", otelcodes.Unset, 2},
 		{"gave up", always(unavailable()), []Option{WithMaxAttempts(3)},
-			"rpc.response.status_code=UNAVAILABLE grpcretry.attempts=3 grpcretry.reason=attempts_exhausted", otelcodes.Error, 3},
+			"rpc.response.status_code=UNAVAILABLE grpcretry.attempts=3 grpcretry.reason=exhausted", otelcodes.Error, 3},
 		{"not retryable", always(fail(codes.NotFound, "x")), nil,
 			"rpc.response.status_code=NOT_FOUND grpcretry.attempts=1 grpcretry.reason=not_retryable", otelcodes.Error, 1},
 	} {

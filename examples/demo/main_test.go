@@ -92,7 +92,7 @@ const wantOutage = `
    #1     0 ms  UNAVAILABLE         waits 60 ms (backoff)
    #2    60 ms  UNAVAILABLE         waits 120 ms (backoff)
    #3   180 ms  UNAVAILABLE         waits 240 ms (backoff)
-   #4   420 ms  UNAVAILABLE         stop: attempts_exhausted
+   #4   420 ms  UNAVAILABLE         stop: exhausted
    the caller gets: grpcretry: gave up after 4 attempts in 420ms: no attempts
      left: rpc error: code = Unavailable desc = replica is restarting
 `
@@ -121,7 +121,7 @@ const wantTotals = `
 
   Amplification 1.61: for 46 calls the server saw 74 attempts.
   Gave up because of
-    attempts_exhausted   1   grpcretry: no attempts left
+    exhausted            1   grpcretry: no attempts left
     budget              20   grpcretry: client-side retry budget exhausted
     deadline             1   grpcretry: deadline too near for another attempt
     pushback             2   grpcretry: stopped by server pushback

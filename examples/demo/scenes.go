@@ -83,7 +83,7 @@ func outage() scene {
 			{name: "get user", script: []answer{down}},
 		},
 		want: tally{calls: 2, attempts: 7, rescued: 1,
-			stops: map[string]int{"attempts_exhausted": 1}},
+			stops: map[string]int{"exhausted": 1}},
 	}
 }
 
