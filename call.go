@@ -26,6 +26,7 @@ type call struct {
 	opts    []grpc.CallOption
 	targets targets // where the caller wants header and trailer
 	stream  bool    // not unary
+	static  bool    // called by a generated stub, so that the method is one of few
 
 	spans *callSpans // nil where nobody records
 	past  *past      // nil until an attempt has failed
@@ -37,8 +38,9 @@ type call struct {
 // The past of a call is what is remembered of its failed attempts.
 type past struct {
 	History
-	failed []Attempt // the latest, at most maxKept
-	said   error     // the last failure that was a server's word, not a timeout or the caller
+	failed []Attempt     // the latest, at most maxKept
+	said   error         // the last failure that was a server's word, not a timeout or the caller
+	idle   time.Duration // without an attempt under way, before the attempt under way
 	room   [2]Attempt
 }
 
@@ -67,6 +69,7 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 		opts:    opts,
 		targets: o.targets,
 		stream:  stream,
+		static:  o.static,
 	}
 	c.budget = p.budgetFor(c.target(), c.canonicalTarget)
 	c.startSpan()
@@ -190,6 +193,9 @@ func (c *call) record(f *Failure) {
 func (c *call) report(f *Failure, v Verdict, now time.Time) {
 	c.traceFailure(&f.Attempt, v, now)
 	c.logDecision(&f.Attempt, v)
+	if m := c.retrier.meter; m != nil {
+		m.failed(c, f, v)
+	}
 	if c.observed() {
 		c.observe(Event{Kind: AttemptEnd, Attempt: f.Attempt})
 		c.observe(Event{Kind: Decision, Attempt: f.Attempt,
@@ -224,7 +230,8 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 func (c *call) retry(v Verdict) *attempt {
 	c.past.Retried(v)
 	c.forget()
-	made := c.past.last().Number
+	last := c.past.last()
+	made := last.Number
 	a := &attempt{
 		Context: withPreviousAttempts(c.ctx, made),
 		call:    c,
@@ -233,6 +240,7 @@ func (c *call) retry(v Verdict) *attempt {
 		wait:    v.Wait,
 		source:  v.WaitSource,
 	}
+	c.past.idle += a.start.Sub(last.Start.Add(last.Duration))
 	c.start(a)
 	return a
 }
@@ -248,6 +256,9 @@ func (c *call) succeed(a *attempt) {
 			c.observe(Event{Kind: AttemptEnd, Attempt: info})
 			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start), Attempts: c.past.with(info)})
 		}
+	}
+	if m := c.retrier.meter; m != nil {
+		m.succeeded(c, a.number)
 	}
 	c.endSpan(a.number, nil, nil)
 	finish(c.opts, nil)
@@ -312,6 +323,9 @@ func (c *call) end(last Attempt, err, reason error, now time.Time) {
 			e.Attempts = c.past.failed
 		}
 		c.observe(e)
+	}
+	if m := c.retrier.meter; m != nil {
+		m.ended(c, &last, reason, now)
 	}
 	c.endSpan(last.Number, err, reason)
 	finish(c.opts, err)

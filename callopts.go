@@ -8,6 +8,7 @@ import (
 // callerOptions is what the grpc.CallOptions of a call mean to us.
 type callerOptions struct {
 	nested    bool          // the call is an attempt of ours: an outer interceptor retries it
+	static    bool          // a generated stub makes the call
 	overrides []*callOption // our options for this call
 	targets   targets
 }
@@ -26,6 +27,8 @@ func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o 
 			o.nested = o.nested || opt.cc == cc && opt.method == method
 		case *callOption:
 			o.overrides = append(o.overrides, opt)
+		case grpc.StaticMethodCallOption:
+			o.static = true
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		case grpc.TrailerCallOption:

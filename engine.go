@@ -26,7 +26,7 @@ func NewEngine(p Policy) (*Engine, error) {
 		return nil, fmt.Errorf("grpcretry: NewEngine: %w", err)
 	}
 	o := WithPolicy(p).callOption()
-	return &Engine{resolve(PerTarget(newDefaultBudget), []*callOption{o})}, nil
+	return &Engine{resolve(PerTarget(newDefaultBudget), scope{scopeAll, []*callOption{o}})}, nil
 }
 
 // Policy returns the policy with every default filled in.

@@ -21,6 +21,7 @@ type Retrier struct {
 	observers *observers
 	log       *logger      // nil: no logging
 	tracer    trace.Tracer // nil: no call spans
+	meter     *meter       // nil: no metrics
 	random    func() float64
 	closing   *closing
 
@@ -50,6 +51,10 @@ func New(opts ...Option) (*Retrier, error) {
 		closing:         &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}},
 		builtInRetryOff: c.builtInRetryOff,
 	}
+	var err error
+	if r.meter, err = newMeter(&c, r.policies); err != nil {
+		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
+	}
 	if c.callSpan {
 		r.tracer = tracerFrom(c.tracerProvider)
 	}
@@ -68,7 +73,7 @@ func tracerFrom(tp trace.TracerProvider) trace.Tracer {
 	if tp == nil {
 		tp = otel.GetTracerProvider()
 	}
-	return tp.Tracer(tracerName)
+	return tp.Tracer(instrumentationName)
 }
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for

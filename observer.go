@@ -68,11 +68,16 @@ func OutcomeName(e Event) string {
 	case e.Err != nil:
 		return ReasonName(e.Reason)
 	case e.Attempt.Number == 1:
-		return "first_try"
+		return outcomeFirstTry
 	default:
-		return "recovered"
+		return outcomeRecovered
 	}
 }
+
+const (
+	outcomeFirstTry  = "first_try"
+	outcomeRecovered = "recovered"
+)
 
 // Observe adds an observer to a Retrier that is in use, and returns what takes it away
 // again; see [WithObserver]. Calls that are under way are observed from then on, so f may

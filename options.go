@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -223,6 +224,32 @@ func WithCallSpan(on bool) Option {
 	return configOption(func(c *config) { c.callSpan = on })
 }
 
+// WithMeterProvider records metrics of all calls that may be retried: attempts, calls by
+// outcome, waits, and the level and the refusals of the budgets; the package comment has
+// the table. nil means the global provider, [go.opentelemetry.io/otel.GetMeterProvider].
+// Without this option there are no metrics.
+//
+// Methods that no generated stub calls are counted as "other", and so is everything after
+// the first 2000 pairs of target and method. Two Retriers on one provider count into
+// the same series, but [MetricBudgetBalance] then shows the budget of only one of them where
+// both have one of the same name and target: share the budget, or the Retrier.
+func WithMeterProvider(mp metric.MeterProvider) Option {
+	return configOption(func(c *config) { c.metrics, c.meterProvider = true, mp })
+}
+
+// WithGRPCMetrics records, where there is a [WithMeterProvider], two instruments of gRFC
+// A96 as well, with its attributes grpc.method and grpc.target: grpc.client.call.retries,
+// the retries of each call that had some, and grpc.client.call.retry_delay, the time that
+// each call was without an attempt under way. Off by default. Do not turn it on where
+// gRPC's own OpenTelemetry plugin records them too: to gRPC each attempt is a call, without
+// retries and without delay, and the two would be mixed in one series.
+//
+// The other two of A96 are not recorded: transparent retries are gRPC's own and not seen
+// from here, and hedges there are none.
+func WithGRPCMetrics(on bool) Option {
+	return configOption(func(c *config) { c.grpcMetrics = on })
+}
+
 // WithBuiltInRetryDisabled says that the ClientConn was dialed with
 // [grpc.WithDisableRetry]. Without it, a method for which the channel's service config
 // has a retryPolicy is left to gRPC, so that the two do not multiply.
@@ -240,6 +267,9 @@ type config struct {
 	logger          *slog.Logger
 	tracerProvider  trace.TracerProvider
 	callSpan        bool
+	metrics         bool
+	meterProvider   metric.MeterProvider // nil: the global one
+	grpcMetrics     bool
 	builtInRetryOff bool
 
 	errs []error

@@ -122,15 +122,34 @@ func checkBufferLimit(bytes int) error {
 // loops use. It is never changed.
 type policy struct {
 	Policy
-	codes codeSet
+	codes       codeSet
+	budgetScope string // the scope that Budget comes from
 }
 
+// A scope is where options hold: all methods, the pattern of a [WithMethod], or one call.
+type scope struct {
+	name string
+	opts []*callOption
+}
+
+const (
+	scopeAll  = "all"
+	scopeCall = "call"
+)
+
 // resolve lays the scopes over each other and fills in the defaults.
-func resolve(fallback Budget, scopes ...[]*callOption) *policy {
-	p := &policy{}
-	for _, scope := range scopes {
-		for _, o := range scope {
+func resolve(fallback Budget, scopes ...scope) *policy {
+	p := &policy{budgetScope: scopeAll}
+	for _, s := range scopes {
+		below := p.Budget
+		p.Budget = nil
+		for _, o := range s.opts {
 			o.set(&p.Policy)
+		}
+		if p.Budget == nil {
+			p.Budget = below
+		} else {
+			p.budgetScope = s.name
 		}
 	}
 	p.fill(fallback)
@@ -199,7 +218,7 @@ type methodPolicies struct {
 // A methodPolicy keeps the scopes it was resolved from, for calls that add their own.
 type methodPolicy struct {
 	*policy
-	scopes [][]*callOption
+	scopes []scope
 }
 
 func newMethodPolicies(fallback Budget, all []*callOption, byPattern map[string][]*callOption) *methodPolicies {
@@ -208,18 +227,31 @@ func newMethodPolicies(fallback Budget, all []*callOption, byPattern map[string]
 		services: map[string]*methodPolicy{},
 		methods:  map[string]*methodPolicy{},
 	}
-	m.all = m.resolved(all)
-	for pattern, opts := range byPattern {
+	of := func(pattern string) scope { return scope{pattern, byPattern[pattern]} }
+	everywhere := scope{scopeAll, all}
+	m.all = m.resolved(everywhere)
+	for pattern := range byPattern {
 		if service := serviceOf(pattern); pattern == service {
-			m.services[pattern] = m.resolved(all, opts)
+			m.services[pattern] = m.resolved(everywhere, of(pattern))
 		} else {
-			m.methods[pattern] = m.resolved(all, byPattern[service], opts)
+			m.methods[pattern] = m.resolved(everywhere, of(service), of(pattern))
 		}
 	}
 	return m
 }
 
-func (m *methodPolicies) resolved(scopes ...[]*callOption) *methodPolicy {
+// budgetScopes is one policy for each scope that has a budget.
+func (m *methodPolicies) budgetScopes() map[string]*policy {
+	found := map[string]*policy{scopeAll: m.all.policy}
+	for _, patterns := range []map[string]*methodPolicy{m.services, m.methods} {
+		for _, p := range patterns {
+			found[p.budgetScope] = p.policy
+		}
+	}
+	return found
+}
+
+func (m *methodPolicies) resolved(scopes ...scope) *methodPolicy {
 	return &methodPolicy{resolve(m.fallback, scopes...), scopes}
 }
 
@@ -243,7 +275,7 @@ func (m *methodPolicies) forCall(method string, opts []*callOption) (*policy, er
 	if err := firstError(opts); err != nil {
 		return nil, err
 	}
-	return resolve(m.fallback, append(slices.Clip(below.scopes), opts)...), nil
+	return resolve(m.fallback, append(slices.Clip(below.scopes), scope{scopeCall, opts})...), nil
 }
 
 // serviceOf cuts "/pkg.Service/Method" to "/pkg.Service/".

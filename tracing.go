@@ -36,7 +36,14 @@ const (
 	attrMethod = "rpc.method"
 )
 
-const tracerName = "github.com/grpcretry/grpcretry"
+// The values of AttrDecision.
+const (
+	decisionSuccess = "success"
+	decisionRetry   = "retry"
+	decisionStop    = "stop"
+)
+
+const instrumentationName = "github.com/grpcretry/grpcretry"
 
 // callSpans are where a call is traced to.
 type callSpans struct {
@@ -67,7 +74,7 @@ func (c *call) traceSuccess(a *Attempt) {
 	if c.spans == nil || c.spans.events == nil {
 		return
 	}
-	c.traceAttempt(a, codes.OK, "success")
+	c.traceAttempt(a, codes.OK, decisionSuccess)
 }
 
 func (c *call) traceFailure(a *Attempt, v Verdict, now time.Time) {
@@ -75,9 +82,9 @@ func (c *call) traceFailure(a *Attempt, v Verdict, now time.Time) {
 		return
 	}
 	more := make([]attribute.KeyValue, 0, 4)
-	decision := "retry"
+	decision := decisionRetry
 	if !v.Retry {
-		decision = "stop"
+		decision = decisionStop
 		more = append(more, attribute.String(AttrReason, ReasonName(v.Reason)))
 	}
 	if v.WaitSource != WaitNone {

@@ -1,0 +1,377 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc/codes"
+)
+
+// The instruments of [WithMeterProvider], and the attributes that are theirs alone; the
+// others are those of the span event. The package comment has the table.
+const (
+	MetricAttempts       = "grpcretry.attempts"
+	MetricCalls          = "grpcretry.calls"
+	MetricRescuedCalls   = "grpcretry.rescued_calls"
+	MetricWastedAttempts = "grpcretry.wasted_attempts"
+	MetricWaitDuration   = "grpcretry.wait.duration"
+	MetricBudgetBalance  = "grpcretry.budget.balance"
+	MetricBudgetRefusals = "grpcretry.budget.refusals"
+
+	AttrTarget  = "grpcretry.target"
+	AttrOutcome = "grpcretry.outcome"
+	AttrBudget  = "grpcretry.budget"
+)
+
+// The instruments of gRFC A96 that [WithGRPCMetrics] records.
+const (
+	metricCallRetries    = "grpc.client.call.retries"
+	metricCallRetryDelay = "grpc.client.call.retry_delay"
+)
+
+const other = "other" // a method that no stub knows; with the target other, what is over maxMetricRows
+
+// maxMetricRows bounds the pairs of target and method, and so the memory: what comes
+// after them is counted as method "other" of target "other". Stubs have a bounded number
+// of methods, but a client that dials each address by itself has no bounded number of targets.
+const maxMetricRows = 2000
+
+var (
+	waitBounds = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
+
+	// As gRFC A96 recommends, the second by way of A66.
+	retriesBounds    = []float64{1, 2, 3, 4, 5}
+	retryDelayBounds = []float64{0, 0.00001, 0.00005, 0.0001, 0.0003, 0.0006, 0.0008, 0.001, 0.002, 0.003, 0.004,
+		0.005, 0.006, 0.008, 0.01, 0.013, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13, 0.16,
+		0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1, 2, 5, 10, 20, 50, 100}
+)
+
+// metrics counts what becomes of the calls of a Retrier. The counters are our own, and
+// OpenTelemetry reads them when somebody collects: counting in its instruments would
+// cost each call that succeeds at once several times as much.
+type metrics struct {
+	policies *methodPolicies
+
+	wait metric.Float64Histogram
+
+	// Of gRFC A96; nil unless asked for.
+	retries    metric.Int64Histogram
+	retryDelay metric.Float64Histogram
+
+	mu       sync.Mutex // held to add a row; the maps are replaced, never changed
+	rows     atomic.Pointer[map[rowKey]*metricRow]
+	overflow *metricRow // counts what comes after maxMetricRows
+	budgets  atomic.Pointer[map[budgetLabels]*budgetRow]
+}
+
+// A rowKey has a target as it was dialed, or in gRPC's canonical form: both lead to the
+// same row, which shows the latter.
+type rowKey struct{ target, method string }
+
+// A metricRow counts the calls of one method to one target.
+type metricRow struct {
+	target, method string
+
+	firstTries stripedCounter // calls whose first attempt succeeded: their only count
+
+	mu       sync.Mutex // held to count and to read all below
+	attempts map[attemptKind]int64
+	calls    map[string]int64 // by outcome
+	rescued  int64
+	wasted   int64
+
+	waits [WaitRetryInfo + 1][]metric.RecordOption // by source; slices, to allocate none when they are used
+	a96   []metric.RecordOption
+}
+
+type attemptKind struct{ code, decision string }
+
+type budgetLabels struct{ target, scope string }
+
+// A budgetRow counts the refusals of a budget.
+type budgetRow struct {
+	budget   Budget // nil where each call may bring its own
+	refusals atomic.Int64
+}
+
+// A meter keeps the metrics of a Retrier and its copies registered as long as one of
+// them lives.
+type meter struct{ *metrics }
+
+// newMeter makes the instruments; nil where no metrics were asked for.
+func newMeter(c *config, policies *methodPolicies) (*meter, error) {
+	if !c.metrics {
+		return nil, nil
+	}
+	mp := c.meterProvider
+	if mp == nil {
+		mp = otel.GetMeterProvider()
+	}
+	m := &metrics{policies: policies, overflow: newMetricRow(rowKey{other, other})}
+	m.rows.Store(&map[rowKey]*metricRow{})
+	m.budgets.Store(&map[budgetLabels]*budgetRow{})
+	registration, err := m.register(mp.Meter(instrumentationName), c.grpcMetrics)
+	if err != nil {
+		return nil, err
+	}
+	kept := &meter{m}
+	runtime.AddCleanup(kept, func(r metric.Registration) { _ = r.Unregister() }, registration)
+	return kept, nil
+}
+
+func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, error) {
+	var errs []error
+	counter := func(name, unit, description string) metric.Int64Observable {
+		c, err := from.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		errs = append(errs, err)
+		return c
+	}
+	seconds := func(name, description string, bounds []float64) metric.Float64Histogram {
+		h, err := from.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description),
+			metric.WithExplicitBucketBoundaries(bounds...))
+		errs = append(errs, err)
+		return h
+	}
+	o := observables{
+		attempts: counter(MetricAttempts, "{attempt}", "Attempts that ended, by status code and by what was decided."),
+		calls:    counter(MetricCalls, "{call}", "Calls that ended, by outcome."),
+		rescued:  counter(MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
+		wasted:   counter(MetricWastedAttempts, "{attempt}", "Retries that failed."),
+		refusals: counter(MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
+	}
+	var err error
+	o.balance, err = from.Float64ObservableGauge(MetricBudgetBalance, metric.WithUnit("{retry}"),
+		metric.WithDescription("Retries that the budget would allow now."))
+	errs = append(errs, err)
+	m.wait = seconds(MetricWaitDuration, "Waits before retries, as decided.", waitBounds)
+	if a96 {
+		m.retryDelay = seconds(metricCallRetryDelay,
+			"Total time of delay while there is no active attempt during the client call.", retryDelayBounds)
+		m.retries, err = from.Int64Histogram(metricCallRetries, metric.WithUnit("{retry}"),
+			metric.WithDescription("Number of retries during the client call. If there were no retries, 0 is not reported."),
+			metric.WithExplicitBucketBoundaries(retriesBounds...))
+		errs = append(errs, err)
+	}
+	registration, err := from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+		m.observe(to, &o)
+		return nil
+	}, o.attempts, o.calls, o.rescued, o.wasted, o.refusals, o.balance)
+	return registration, errors.Join(append(errs, err)...)
+}
+
+// observables are the instruments that are read when somebody collects.
+type observables struct {
+	attempts, calls, rescued, wasted, refusals metric.Int64Observable
+	balance                                    metric.Float64Observable
+}
+
+// observe reports every count there is.
+func (m *metrics) observe(to metric.Observer, o *observables) {
+	seen := map[*metricRow]bool{} // a row may have two keys
+	rows := *m.rows.Load()
+	for _, row := range rows {
+		if !seen[row] {
+			seen[row] = true
+			row.observe(to, o)
+		}
+	}
+	if len(rows) >= maxMetricRows {
+		m.overflow.observe(to, o)
+	}
+	now := time.Now()
+	for key, row := range *m.budgets.Load() {
+		attrs := metric.WithAttributes(attribute.String(AttrTarget, key.target), attribute.String(AttrBudget, key.scope))
+		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
+		if row.budget == nil {
+			continue
+		}
+		if balance := row.budget.Balance(now); !math.IsInf(balance, 0) {
+			to.ObserveFloat64(o.balance, balance, attrs)
+		}
+	}
+}
+
+func (row *metricRow) observe(to metric.Observer, o *observables) {
+	attrs := func(more ...attribute.KeyValue) metric.MeasurementOption {
+		return metric.WithAttributes(append(row.attributes(), more...)...)
+	}
+	row.mu.Lock()
+	attempts, calls := maps.Clone(row.attempts), maps.Clone(row.calls)
+	rescued, wasted := row.rescued, row.wasted
+	row.mu.Unlock()
+
+	firstTries := row.firstTries.sum()
+	calls[outcomeFirstTry] += firstTries
+	attempts[attemptKind{codeName(codes.OK), decisionSuccess}] += firstTries
+	for kind, n := range attempts {
+		to.ObserveInt64(o.attempts, n, attrs(
+			attribute.String(AttrStatusCode, kind.code), attribute.String(AttrDecision, kind.decision)))
+	}
+	for outcome, n := range calls {
+		to.ObserveInt64(o.calls, n, attrs(attribute.String(AttrOutcome, outcome)))
+	}
+	to.ObserveInt64(o.rescued, rescued, attrs())
+	to.ObserveInt64(o.wasted, wasted, attrs())
+}
+
+func (row *metricRow) attributes() []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(AttrTarget, row.target)}
+}
+
+// succeeded counts an attempt that ended its call well.
+func (m *metrics) succeeded(c *call, number int) {
+	row := m.row(c)
+	if number == 1 {
+		row.firstTries.add()
+		m.recordA96(c, row, 0, 0)
+		return
+	}
+	row.mu.Lock()
+	row.attempts[attemptKind{codeName(codes.OK), decisionSuccess}]++
+	row.calls[outcomeRecovered]++
+	row.rescued++
+	row.mu.Unlock()
+	m.recordA96(c, row, number-1, c.past.idle)
+}
+
+// failed counts an attempt that failed, and what was decided.
+func (m *metrics) failed(c *call, f *Failure, v Verdict) {
+	row := m.row(c)
+	decision := decisionStop
+	if v.Retry {
+		decision = decisionRetry
+		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+	}
+	row.mu.Lock()
+	row.attempts[attemptKind{knownCodeName(f.Attempt.Code()), decision}]++
+	if f.Attempt.Number > 1 {
+		row.wasted++
+	}
+	row.mu.Unlock()
+	if v.Reason == ErrBudgetExhausted { //nolint:errorlint // a reason is one of ours, or the caller's cause
+		m.budgetRow(budgetLabels{row.target, c.policy.budgetScope}).refusals.Add(1)
+	}
+}
+
+// ended counts a call that failed.
+func (m *metrics) ended(c *call, last *Attempt, reason error, now time.Time) {
+	row := m.row(c)
+	row.mu.Lock()
+	row.calls[ReasonName(reason)]++
+	row.mu.Unlock()
+	idle := now.Sub(last.Start.Add(last.Duration)) // not zero of a call that ended in a wait
+	if c.past != nil {
+		idle += c.past.idle
+	}
+	m.recordA96(c, row, last.Number-1, idle)
+}
+
+// recordA96 records a call that ended, as gRFC A96 has it: the delay of every call, the
+// retries of those that had some.
+func (m *metrics) recordA96(c *call, row *metricRow, retries int, idle time.Duration) {
+	if m.retryDelay == nil {
+		return
+	}
+	m.retryDelay.Record(c.ctx, idle.Seconds(), row.a96...)
+	if retries > 0 {
+		m.retries.Record(c.ctx, int64(retries), row.a96...)
+	}
+}
+
+// row finds where to count a call, on the path of every call.
+func (m *metrics) row(c *call) *metricRow {
+	key := rowKey{c.target(), other}
+	if c.static {
+		key.method = c.method
+	}
+	rows := *m.rows.Load()
+	if row := rows[key]; row != nil {
+		return row
+	}
+	if len(rows) >= maxMetricRows {
+		return m.overflow
+	}
+	return m.addRow(key, c.canonicalTarget())
+}
+
+func (m *metrics) addRow(key rowKey, canonical string) *metricRow {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rows := maps.Clone(*m.rows.Load())
+	if row := rows[key]; row != nil {
+		return row
+	}
+	shown := rowKey{canonical, key.method}
+	if rows[shown] == nil {
+		rows[shown] = newMetricRow(shown)
+		m.addBudgets(canonical, key.target)
+	}
+	rows[key] = rows[shown]
+	m.rows.Store(&rows)
+	return rows[key]
+}
+
+func newMetricRow(key rowKey) *metricRow {
+	row := &metricRow{
+		target:   key.target,
+		method:   strings.TrimPrefix(key.method, "/"),
+		attempts: map[attemptKind]int64{},
+		calls:    map[string]int64{},
+	}
+	for source := range row.waits {
+		row.waits[source] = recorded(append(row.attributes(), attribute.String(AttrWaitSource, WaitSource(source).String()))...)
+	}
+	row.a96 = recorded(attribute.String("grpc.method", row.method), attribute.String("grpc.target", row.target))
+	return row
+}
+
+func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
+	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
+}
+
+// addBudgets makes the budgets known that calls to a new target can spend from.
+func (m *metrics) addBudgets(target, dialed string) {
+	for scope, p := range m.policies.budgetScopes() {
+		budget := p.budgetFor(dialed, func() string { return target })
+		m.addBudget(budgetLabels{target, scope}, budget)
+	}
+}
+
+func (m *metrics) budgetRow(key budgetLabels) *budgetRow {
+	if row := (*m.budgets.Load())[key]; row != nil {
+		return row
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.addBudget(key, nil)
+}
+
+// addBudget needs mu.
+func (m *metrics) addBudget(key budgetLabels, budget Budget) *budgetRow {
+	rows := maps.Clone(*m.budgets.Load())
+	row := rows[key]
+	if row == nil {
+		row = &budgetRow{budget: budget}
+		rows[key] = row
+		m.budgets.Store(&rows)
+	}
+	return row
+}
+
+// knownCodeName keeps the codes that a server makes up from becoming series of their own.
+func knownCodeName(c codes.Code) string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return "OTHER"
+}

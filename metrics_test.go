@@ -1,0 +1,553 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// readMetrics is a provider, and what reads all that it has.
+func readMetrics() (metric.MeterProvider, *sdkmetric.ManualReader) {
+	reader := sdkmetric.NewManualReader()
+	return sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), reader
+}
+
+func collect(t *testing.T, reader sdkmetric.Reader) []metricdata.Metrics {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &all); err != nil {
+		t.Fatal(err)
+	}
+	var found []metricdata.Metrics
+	for _, scope := range all.ScopeMetrics {
+		found = append(found, scope.Metrics...)
+	}
+	return found
+}
+
+// metricLines is every series that is not zero, sorted, as "name value attributes": of a
+// histogram the value is its count and its sum. The target and the method that all tests
+// use are left out.
+func metricLines(t *testing.T, reader sdkmetric.Reader) []string {
+	t.Helper()
+	var lines []string
+	usual := []string{"grpcretry.target=passthrough:///echo", "rpc.method=grpcretry.test.v1.EchoService/Echo"}
+	add := func(m metricdata.Metrics, value string, attrs attribute.Set) {
+		fields := slices.DeleteFunc(strings.Fields(attributeLine(attrs.ToSlice())), func(attr string) bool { return slices.Contains(usual, attr) })
+		if value != "0" {
+			lines = append(lines, strings.Join(append([]string{m.Name, value}, fields...), " "))
+		}
+	}
+	for _, m := range collect(t, reader) {
+		switch data := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			for _, p := range data.DataPoints {
+				add(m, fmt.Sprint(p.Value), p.Attributes)
+			}
+		case metricdata.Gauge[float64]:
+			for _, p := range data.DataPoints {
+				add(m, fmt.Sprint(p.Value), p.Attributes)
+			}
+		case metricdata.Histogram[int64]:
+			for _, p := range data.DataPoints {
+				add(m, fmt.Sprintf("%d/%d", p.Count, p.Sum), p.Attributes)
+			}
+		case metricdata.Histogram[float64]:
+			for _, p := range data.DataPoints {
+				add(m, fmt.Sprintf("%d/%gs", p.Count, p.Sum), p.Attributes)
+			}
+		default:
+			t.Fatalf("%s is a %T", m.Name, data)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func wantMetrics(t *testing.T, reader sdkmetric.Reader, want ...string) {
+	t.Helper()
+	if got := metricLines(t, reader); !slices.Equal(got, want) {
+		t.Errorf("metrics are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestMetricsOfACall(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		script  func(int) answer
+		opts    []Option
+		timeout time.Duration
+		want    []string
+	}{
+		{name: "first try", script: script(ok()), want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+			"grpcretry.calls 1 grpcretry.outcome=first_try",
+		}},
+		{name: "recovered", script: script(unavailable(), overloaded().pushback("7000"), ok()), want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=RESOURCE_EXHAUSTED",
+			"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+			"grpcretry.calls 1 grpcretry.outcome=recovered",
+			"grpcretry.rescued_calls 1",
+			"grpcretry.wait.duration 1/1s grpcretry.wait_source=backoff",
+			"grpcretry.wait.duration 1/7s grpcretry.wait_source=pushback",
+			"grpcretry.wasted_attempts 1",
+		}},
+		{name: "exhausted", script: always(unavailable()), opts: []Option{WithMaxAttempts(3)}, want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.attempts 2 grpcretry.decision=retry rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.calls 1 grpcretry.outcome=exhausted",
+			"grpcretry.wait.duration 2/3s grpcretry.wait_source=backoff",
+			"grpcretry.wasted_attempts 2",
+		}},
+		{name: "budget", script: always(unavailable()), opts: []Option{WithBudget(&aBudget{refuse: true})}, want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.budget.balance 1 grpcretry.budget=all",
+			"grpcretry.budget.refusals 1 grpcretry.budget=all",
+			"grpcretry.calls 1 grpcretry.outcome=budget",
+		}},
+		{name: "pushback", script: script(unavailable().pushback("-1")), want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.calls 1 grpcretry.outcome=pushback",
+		}},
+		{name: "not retryable", script: script(fail(codes.NotFound, "x")), want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=NOT_FOUND",
+			"grpcretry.calls 1 grpcretry.outcome=not_retryable",
+		}},
+		{name: "not retryable after a retry", script: script(unavailable(), fail(codes.NotFound, "x")), want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=NOT_FOUND",
+			"grpcretry.calls 1 grpcretry.outcome=not_retryable",
+			"grpcretry.wait.duration 1/1s grpcretry.wait_source=backoff",
+			"grpcretry.wasted_attempts 1",
+		}},
+		{name: "deadline", script: script(unavailable()), timeout: second / 2, want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.calls 1 grpcretry.outcome=deadline",
+		}},
+		{name: "the caller's deadline passes", script: script(hang()), timeout: second, want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=DEADLINE_EXCEEDED",
+			"grpcretry.calls 1 grpcretry.outcome=deadline_exceeded",
+		}},
+		{name: "a code that gRPC does not have", script: script(fail(12345, "x")), want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=OTHER",
+			"grpcretry.calls 1 grpcretry.outcome=not_retryable",
+		}},
+		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				provider, reader := readMetrics()
+				client := server.client(t, append([]Option{steady, WithBudget(Unlimited), WithMeterProvider(provider)}, tt.opts...)...)
+				ctx := t.Context()
+				if tt.timeout > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, tt.timeout)
+					defer cancel()
+				}
+				client.Echo(ctx, request())
+				wantMetrics(t, reader, tt.want...)
+			})
+		})
+	}
+}
+
+func TestMetricsOfStreams(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		app     string
+		want    []string
+	}{
+		{"recovered", []string{"recv a; fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF", []string{
+			"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+			"grpcretry.calls 1 grpcretry.outcome=recovered",
+			"grpcretry.rescued_calls 1",
+			"grpcretry.wait.duration 1/1s grpcretry.wait_source=backoff",
+		}},
+		{"committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE", []string{
+			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.calls 1 grpcretry.outcome=committed",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				provider, reader := readMetrics()
+				app, err := server.openStream(t, serverStream, []Option{WithBudget(Unlimited), WithMeterProvider(provider)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				app.play(t, tt.app)
+				got := metricLines(t, reader)
+				for i := range got { // no stub opened the stream
+					got[i] = strings.Replace(got[i], " rpc.method=other", "", 1)
+				}
+				if !slices.Equal(got, tt.want) {
+					t.Errorf("metrics are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// Each attempt ends exactly once and each call too, whatever the streams of other tests do.
+func TestMetricsOfManyCalls(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, func(n int) answer {
+			if n%3 == 1 {
+				return unavailable()
+			}
+			return ok()
+		})
+		provider, reader := readMetrics()
+		client := server.client(t, steady, WithBudget(Unlimited), WithMeterProvider(provider))
+		for range 20 {
+			client.Echo(t.Context(), request())
+		}
+		wantMetrics(t, reader,
+			"grpcretry.attempts 10 grpcretry.decision=retry rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.attempts 20 grpcretry.decision=success rpc.response.status_code=OK",
+			"grpcretry.calls 10 grpcretry.outcome=first_try",
+			"grpcretry.calls 10 grpcretry.outcome=recovered",
+			"grpcretry.rescued_calls 10",
+			"grpcretry.wait.duration 10/10s grpcretry.wait_source=backoff",
+		)
+	})
+}
+
+func TestMetricsOfBudgets(t *testing.T) {
+	const service, method = "/grpcretry.test.v1.EchoService/", "/grpcretry.test.v1.EchoService/Put"
+	three, err := NewConcurrencyBudget(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		provider, reader := readMetrics()
+		client := server.client(t, steady, WithMeterProvider(provider),
+			WithMethod(service, WithBudget(three)),
+			WithMethod(method, WithBudget(&aBudget{refuse: true}), WithMaxAttempts(2)),
+			WithMethod("/other.Service/Method", WithBudget(Unlimited)))
+		client.Put(t.Context(), request())
+		client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+		var got []string
+		for _, line := range metricLines(t, reader) {
+			if strings.HasPrefix(line, "grpcretry.budget.") {
+				got = append(got, line)
+			}
+		}
+		want := []string{
+			"grpcretry.budget.balance 1 grpcretry.budget=" + method,
+			"grpcretry.budget.balance 100 grpcretry.budget=all", // 10 a second, over 10 s
+			"grpcretry.budget.balance 3 grpcretry.budget=" + service,
+			"grpcretry.budget.refusals 1 grpcretry.budget=" + method,
+			"grpcretry.budget.refusals 1 grpcretry.budget=call",
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("metrics of budgets are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	})
+}
+
+// A proxy that forwards any method would make a series of each.
+func TestMethodsThatNoStubKnowsAreOther(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		provider, reader := readMetrics()
+		cc := server.conn(t, DialOptions(WithMeterProvider(provider))...)
+		for i := range 3 {
+			cc.Invoke(t.Context(), fmt.Sprintf("/made.Up/Method%d", i), request(), &echov1.EchoResponse{})
+		}
+		cc.Invoke(t.Context(), "/grpcretry.test.v1.EchoService/Echo", request(), &echov1.EchoResponse{})
+		want := []string{"grpcretry.calls 1 grpcretry.outcome=first_try rpc.method=other",
+			"grpcretry.calls 3 grpcretry.outcome=not_retryable rpc.method=other"}
+		got := slices.DeleteFunc(metricLines(t, reader), func(line string) bool { return !strings.HasPrefix(line, "grpcretry.calls") })
+		if !slices.Equal(got, want) {
+			t.Errorf("calls are %q, want %q", got, want)
+		}
+	})
+}
+
+func TestTooManyMethodsAreCountedTogether(t *testing.T) {
+	provider, reader := readMetrics()
+	r, err := New(WithMeterProvider(provider))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const calls = maxMetricRows + 500
+	for i := range 2 * calls { // each method twice: those that had a row keep it
+		r.unary(t.Context(), fmt.Sprintf("/pkg.Service/Method%d", i%calls), nil, nil, nil, succeed, stubOptions...)
+	}
+	if rows := len(*r.meter.rows.Load()); rows > maxMetricRows {
+		t.Errorf("%d rows, want at most %d", rows, maxMetricRows)
+	}
+	if got := callsCounted(t, reader); got != 2*calls {
+		t.Errorf("%d calls counted, want %d", got, 2*calls)
+	}
+	if got := r.meter.overflow.firstTries.sum(); got != 2*500 {
+		t.Errorf("%d calls counted as other, want the two of each method that came too late", got)
+	}
+}
+
+func TestATargetHasOneRowHoweverItIsDialed(t *testing.T) {
+	provider, _ := readMetrics()
+	r, err := New(WithMeterProvider(provider))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := r.meter.addRow(rowKey{"localhost:80", "/pkg.Service/Method"}, "dns:///localhost:80")
+	b := r.meter.addRow(rowKey{"dns:///localhost:80", "/pkg.Service/Method"}, "dns:///localhost:80")
+	c := r.meter.addRow(rowKey{"dns:///localhost:81", "/pkg.Service/Method"}, "dns:///localhost:81")
+	if a != b || a == c {
+		t.Errorf("rows are %p, %p and %p, want the same for the same target", a, b, c)
+	}
+	if a.target != "dns:///localhost:80" || a.method != "pkg.Service/Method" {
+		t.Errorf("row is of %s and %s, want the canonical target and the method without the slash", a.target, a.method)
+	}
+}
+
+// The definitions of gRFC A96: retries of calls that had some, the delay of every call.
+func TestGRPCMetricsAreThoseOfA96(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok(),
+			unavailable().after(second), overloaded().pushback("7000"), ok().after(second),
+			unavailable().pushback("60000")))
+		provider, reader := readMetrics()
+		client := server.client(t, steady, WithMeterProvider(provider), WithGRPCMetrics(true))
+		client.Echo(t.Context(), request()) // no delay, no retry
+		client.Echo(t.Context(), request()) // 2 retries, after 1 s and 7 s
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(5*second, cancel)
+		client.Echo(ctx, request()) // cancelled after 5 s of the wait for its first retry
+		var got []string
+		for _, line := range metricLines(t, reader) {
+			if strings.HasPrefix(line, "grpc.") {
+				got = append(got, line)
+			}
+		}
+		const attrs = "grpc.method=grpcretry.test.v1.EchoService/Echo grpc.target=passthrough:///echo"
+		want := []string{"grpc.client.call.retries 1/2 " + attrs, "grpc.client.call.retry_delay 3/13s " + attrs}
+		if !slices.Equal(got, want) {
+			t.Errorf("metrics of A96 are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	})
+}
+
+// The definitions are what dashboards build on.
+func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		provider, reader := readMetrics()
+		server.client(t, steady, WithMeterProvider(provider), WithGRPCMetrics(true)).Echo(t.Context(), request())
+		units := map[string]string{
+			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
+			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
+			"grpcretry.budget.balance": "{retry}", "grpcretry.budget.refusals": "{retry}",
+			"grpc.client.call.retries": "{retry}", "grpc.client.call.retry_delay": "s",
+		}
+		for _, m := range collect(t, reader) {
+			if m.Unit != units[m.Name] || m.Description == "" {
+				t.Errorf("%s has unit %q and description %q, want unit %q and some description", m.Name, m.Unit, m.Description, units[m.Name])
+			}
+			delete(units, m.Name)
+			var bounds, want []float64
+			switch data := m.Data.(type) {
+			case metricdata.Histogram[float64]:
+				bounds, want = data.DataPoints[0].Bounds, waitBounds
+				if m.Name == metricCallRetryDelay {
+					want = retryDelayBounds
+				}
+			case metricdata.Histogram[int64]:
+				bounds, want = data.DataPoints[0].Bounds, []float64{1, 2, 3, 4, 5}
+			}
+			if !slices.Equal(bounds, want) {
+				t.Errorf("%s has bounds %v, want %v", m.Name, bounds, want)
+			}
+		}
+		if len(units) != 0 {
+			t.Errorf("metrics without %v", units)
+		}
+	})
+}
+
+// Two Retriers on one provider count into the same series.
+func TestTwoRetriersAddUp(t *testing.T) {
+	provider, reader := readMetrics()
+	a, b := UnaryClientInterceptor(WithMeterProvider(provider)), UnaryClientInterceptor(WithMeterProvider(provider))
+	callOnce(t, a, succeed)
+	callOnce(t, b, succeed)
+	callOnce(t, b, succeed)
+	if got := callsCounted(t, reader); got != 3 {
+		t.Errorf("%d calls counted, want 3", got)
+	}
+	runtime.KeepAlive(a)
+	runtime.KeepAlive(b)
+}
+
+func callsCounted(t *testing.T, reader sdkmetric.Reader) (total int64) {
+	t.Helper()
+	for _, m := range collect(t, reader) {
+		if m.Name == MetricCalls {
+			for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
+				total += p.Value
+			}
+		}
+	}
+	return total
+}
+
+// A Retrier that nobody can reach any more is not read for ever.
+func TestMetricsEndWithTheirRetrier(t *testing.T) {
+	provider, reader := readMetrics()
+	callOnce(t, UnaryClientInterceptor(WithMeterProvider(provider)), succeed)
+	for range 1000 {
+		runtime.GC()
+		runtime.Gosched()
+		if len(metricLines(t, reader)) == 0 {
+			return
+		}
+	}
+	t.Errorf("still read: %q", metricLines(t, reader))
+}
+
+func TestMetricsOfCopiesLive(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		provider, reader := readMetrics()
+		client := server.client(t, WithMeterProvider(provider)) // the Retrier itself is out of reach
+		client.Echo(t.Context(), request())
+		for range 3 {
+			runtime.GC()
+			time.Sleep(time.Second)
+		}
+		if got := metricLines(t, reader); len(got) == 0 {
+			t.Error("no metrics although the connection is in use")
+		}
+		client.Echo(t.Context(), request())
+	})
+}
+
+func TestMetricsGoToTheGlobalProviderByDefault(t *testing.T) {
+	before := otel.GetMeterProvider()
+	defer otel.SetMeterProvider(before)
+	provider, reader := readMetrics()
+	otel.SetMeterProvider(provider)
+	intercept := UnaryClientInterceptor(WithMeterProvider(nil))
+	callOnce(t, intercept, succeed)
+	if got := metricLines(t, reader); len(got) == 0 {
+		t.Error("no metrics at the global provider")
+	}
+	runtime.KeepAlive(intercept)
+}
+
+type brokenMeters struct{ noop.MeterProvider }
+
+type brokenMeter struct{ noop.Meter }
+
+func (brokenMeters) Meter(string, ...metric.MeterOption) metric.Meter { return brokenMeter{} }
+
+func (brokenMeter) Int64ObservableCounter(string, ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
+	return nil, errors.New("no counters today")
+}
+
+func TestNewTellsOfAProviderThatFails(t *testing.T) {
+	_, err := New(WithMeterProvider(brokenMeters{}))
+	if err == nil || !strings.HasPrefix(err.Error(), "grpcretry: WithMeterProvider: no counters today") {
+		t.Errorf("New = %v, want what the provider said", err)
+	}
+}
+
+// Counting is on the path of every call.
+func TestMetricsAllocateNothingOnAFirstTry(t *testing.T) {
+	provider, reader := readMetrics()
+	for name, opts := range map[string][]Option{
+		"nobody reads": {WithMeterProvider(noop.NewMeterProvider())},
+		"read":         {WithMeterProvider(provider)},
+		"of A96 too":   {WithMeterProvider(provider), WithGRPCMetrics(true)},
+	} {
+		intercept := UnaryClientInterceptor(opts...)
+		callOnce(t, intercept, succeed)
+		collect(t, reader)
+		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, succeed) }); got > 1 {
+			t.Errorf("%s: %v allocations, want no more than the one of a call without metrics", name, got)
+		}
+	}
+}
+
+func BenchmarkFirstAttemptSucceedsWithMetrics(b *testing.B) {
+	provider, _ := readMetrics()
+	for _, bm := range []struct {
+		name string
+		opts []Option
+	}{
+		{"metrics=off", nil},
+		{"metrics=on", []Option{WithMeterProvider(provider)}},
+		{"metrics=a96", []Option{WithMeterProvider(provider), WithGRPCMetrics(true)}},
+	} {
+		b.Run(bm.name, func(b *testing.B) {
+			intercept := UnaryClientInterceptor(bm.opts...)
+			b.ReportAllocs()
+			for b.Loop() {
+				callOnce(b, intercept, succeed)
+			}
+		})
+	}
+}
+
+// Collecting while calls run: the race detector is the judge.
+func TestMetricsAreReadWhileCallsRun(t *testing.T) {
+	provider, reader := readMetrics()
+	intercept := UnaryClientInterceptor(WithMeterProvider(provider), WithBackoff(Constant(0)))
+	done := make(chan bool)
+	for range 4 {
+		go func() {
+			defer func() { done <- true }()
+			for i := range 500 {
+				invoker := succeed
+				if i%2 == 0 {
+					invoker = failOnce
+				}
+				opts := []grpc.CallOption{}
+				if i%3 == 0 {
+					opts = stubOptions
+				}
+				if err := intercept(context.Background(), "/pkg.Service/Method", nil, nil, nil, invoker, opts...); err != nil && status.Code(err) != codes.Unavailable {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	for ended := 0; ended < 4; {
+		select {
+		case <-done:
+			ended++
+		default:
+			collect(t, reader)
+		}
+	}
+	calls := callsCounted(t, reader)
+	if calls != 2000 {
+		t.Errorf("%d calls counted, want 2000", calls)
+	}
+	runtime.KeepAlive(intercept)
+}
