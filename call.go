@@ -192,7 +192,7 @@ func (c *call) record(f *Failure) {
 // report tells span, logger and observers how an attempt failed and what comes of it.
 func (c *call) report(f *Failure, v Verdict, now time.Time) {
 	c.traceFailure(&f.Attempt, v, now)
-	c.logDecision(&f.Attempt, v)
+	c.logDecision(&f.Attempt, v, now)
 	if m := c.retrier.meter; m != nil {
 		m.failed(c, f, v)
 	}

@@ -19,8 +19,12 @@ type logger struct {
 	giveUps    *rate.Limiter
 	suppressed atomic.Int64 // give-ups not logged since the last that was
 	leftToGRPC sync.Map     // methods that were logged as such
-	exhausted  sync.Map     // budgets that were logged as such, until they allow retries again
+	exhausted  sync.Map     // budgets that were logged as such: budgetKey → *atomic.Int64, the time of the last refusal
 }
+
+// recovered is how long a budget must refuse nothing before that is worth a line: one
+// that is used up allows a retry now and then all through an outage.
+const recovered = 10 * time.Second
 
 func newLogger(l *slog.Logger) *logger {
 	if l == nil {
@@ -30,19 +34,21 @@ func newLogger(l *slog.Logger) *logger {
 }
 
 // logDecision logs a retry, and a change of the budget.
-func (c *call) logDecision(a *Attempt, v Verdict) {
+func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 	l := c.retrier.log
 	if l == nil {
 		return
 	}
 	switch {
 	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word, which a cause may wrap
-		if _, told := l.exhausted.LoadOrStore(budgetKey(c.budget), true); !told {
+		last, told := l.exhausted.LoadOrStore(budgetKey(c.budget), new(atomic.Int64))
+		last.(*atomic.Int64).Store(now.UnixNano())
+		if !told {
 			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
 		}
 	case v.Retry:
-		if _, told := l.exhausted.LoadAndDelete(budgetKey(c.budget)); told {
+		if l.hasRecovered(budgetKey(c.budget), now) {
 			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
 				"method", c.method, "target", c.target())
 		}
@@ -52,6 +58,15 @@ func (c *call) logDecision(a *Attempt, v Verdict) {
 				"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
 		}
 	}
+}
+
+// hasRecovered is true once, when a budget that was exhausted has refused nothing for long enough.
+func (l *logger) hasRecovered(key any, now time.Time) bool {
+	last, told := l.exhausted.Load(key)
+	if !told || now.UnixNano()-last.(*atomic.Int64).Load() < int64(recovered) {
+		return false
+	}
+	return l.exhausted.CompareAndDelete(key, last)
 }
 
 // budgetKey tells budgets apart. Those that cannot be compared are one for each type.

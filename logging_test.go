@@ -121,6 +121,10 @@ func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 			}
 			wantLines(t, logs, `level=WARN…budget exhausted…target=passthrough:///echo`)
 			budget.refuse = false
+			time.Sleep(recovered - 1)
+			client.Echo(t.Context(), request())
+			wantLines(t, logs, "DEBUG", "WARN") // a retry now and then is no recovery
+			time.Sleep(1)
 			client.Echo(t.Context(), request())
 			client.Echo(t.Context(), request())
 			wantLines(t, logs, `level=INFO…budget allows`, "DEBUG", "WARN", "DEBUG", "WARN")
@@ -128,32 +132,54 @@ func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 	})
 }
 
+// A dependency is down for ten seconds, and ten thousand calls to it fail.
 func TestAStormWritesFewLines(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		budget []Option
+		atMost int
+	}{
+		{"the default budget", nil, 110},
+		{"a budget that always refuses", []Option{WithBudget(&aBudget{refuse: true})}, 1},
+		{"no budget", []Option{WithBudget(Unlimited)}, 110}, // a hundred at once, then one a second
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable()))
+				logs := &logRecorder{}
+				opts := []Option{WithMaxAttempts(2), WithBackoff(Constant(0)), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo}))}
+				client := server.client(t, append(opts, tt.budget...)...)
+				var group sync.WaitGroup
+				for range 100 {
+					group.Go(func() {
+						for range 100 {
+							client.Echo(t.Context(), request())
+							time.Sleep(second / 10)
+						}
+					})
+				}
+				group.Wait()
+				if got := len(logs.lines()); got < 1 || got > tt.atMost {
+					t.Errorf("10,000 failing calls wrote %d lines, want 1 to %d:\n%s", got, tt.atMost, strings.Join(logs.lines(), "\n"))
+				}
+			})
+		})
+	}
+}
+
+func TestGiveUpsThatAreNotLoggedAreCounted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		for _, budget := range []Budget{Unlimited, &aBudget{refuse: true}} {
-			logs := &logRecorder{}
-			client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(budget),
-				WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
-			var group sync.WaitGroup
-			for range 100 {
-				group.Go(func() {
-					for range 10 {
-						client.Echo(t.Context(), request())
-					}
-				})
-			}
-			group.Wait()
-			if got := len(logs.lines()); got < 1 || got > 100 {
-				t.Errorf("1000 failing calls wrote %d lines, want 1 to 100", got)
-			}
-			time.Sleep(second)
-			logs.clear()
+		logs := &logRecorder{}
+		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		for range 1000 {
 			client.Echo(t.Context(), request())
-			if budget == Unlimited {
-				wantLines(t, logs, "gave up…suppressed=900")
-			}
 		}
+		time.Sleep(second)
+		logs.clear()
+		client.Echo(t.Context(), request())
+		wantLines(t, logs, "gave up…suppressed=900")
 	})
 }
 

@@ -205,7 +205,7 @@ func WithObserver(f func(context.Context, Event)) Option {
 // WithLogger logs retries at debug level; at warn level calls that gave up (in a burst
 // at most a hundred, then one a second, with the number left out), once when a budget is
 // exhausted, and once per method that is left to gRPC's own retries; and at info level
-// once when the budget allows retries again. nil, the default, logs nothing. A call
+// once when a budget that was exhausted has refused nothing for 10 seconds. nil, the default, logs nothing. A call
 // that succeeds at once logs nothing.
 func WithLogger(l *slog.Logger) Option {
 	return configOption(func(c *config) { c.logger = l })
