@@ -93,6 +93,31 @@
 // max_elapsed, pushback, not_retryable, committed, conn_closed, left_to_grpc,
 // deadline_exceeded (the caller's deadline passed) and cancelled.
 //
+// # Metrics
+//
+// With [WithMeterProvider], for OpenTelemetry:
+//
+//	instrument                   constant              kind, unit          attributes
+//	grpcretry.calls              MetricCalls           counter, {call}     method, target, AttrOutcome
+//	grpcretry.attempts           MetricAttempts        counter, {attempt}  method, target, AttrStatusCode, AttrDecision
+//	grpcretry.rescued_calls      MetricRescuedCalls    counter, {call}     method, target
+//	grpcretry.wasted_attempts    MetricWastedAttempts  counter, {attempt}  method, target
+//	grpcretry.wait.duration      MetricWaitDuration    histogram, s        method, target, AttrWaitSource
+//	grpcretry.budget.balance     MetricBudgetBalance   gauge, {retry}      target, AttrBudget
+//	grpcretry.budget.refusals    MetricBudgetRefusals  counter, {retry}    target, AttrBudget
+//
+// The method is rpc.method, "pkg.Service/Method", or "other" for those that no generated
+// stub calls. The target is grpcretry.target (AttrTarget), in gRPC's canonical form.
+// grpcretry.outcome (AttrOutcome) is first_try, recovered, or a reason of those above, see
+// [OutcomeName]. grpcretry.budget (AttrBudget) is where the budget was set: "all" for all
+// methods, the pattern of a [WithMethod], or "call" for budgets of single calls, which
+// have no balance; nor has one without a limit. A status code that gRPC does not have
+// is OTHER.
+//
+// A rescued call succeeded after a retry, a wasted attempt is a retry that failed:
+// rescued / (rescued + wasted) is the share of retries that helped. A decision "retry"
+// is counted when it is made; the call may end in the wait.
+//
 // # Other retries
 //
 // gRPC's own retries by service config are off with [DialOptions]; where they are on,

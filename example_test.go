@@ -10,10 +10,13 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -342,4 +345,74 @@ func ExampleWithBufferLimit() {
 	reply, err := stream.CloseAndRecv()
 	fmt.Println(reply.GetMessage(), err)
 	// Output: none is lost <nil>
+}
+
+// Whether retries help is one division: rescued calls by retries.
+func ExampleWithMeterProvider() {
+	reader := metric.NewManualReader() // a Prometheus exporter, in a real program
+	provider := metric.NewMeterProvider(metric.WithReader(reader))
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
+		grpcretry.DialOptions(fast, grpcretry.WithMeterProvider(provider))...)
+	defer stop()
+	for range 3 {
+		if _, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	var collected metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &collected); err != nil {
+		log.Fatal(err)
+	}
+	for _, m := range collected.ScopeMetrics[0].Metrics {
+		if m.Name == grpcretry.MetricCalls {
+			for _, point := range m.Data.(metricdata.Sum[int64]).DataPoints {
+				outcome, _ := point.Attributes.Value(grpcretry.AttrOutcome)
+				fmt.Println(outcome.AsString(), point.Value)
+			}
+		}
+	}
+	// Unordered output:
+	// first_try 2
+	// recovered 1
+}
+
+// An observer that comes and goes while calls are running, as a debug page does.
+func ExampleRetrier_Observe() {
+	r, err := grpcretry.New(fast)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, stop := dial(&flakyServer{failures: 2, fail: unavailable}, r.DialOptions()...)
+	defer stop()
+
+	ended := r.Observe(func(_ context.Context, e grpcretry.Event) {
+		if e.Kind == grpcretry.CallEnd {
+			fmt.Println(grpcretry.OutcomeName(e), "after", len(e.Attempts), "attempts")
+		}
+	})
+	defer ended()
+	if _, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}); err != nil {
+		log.Fatal(err)
+	}
+	// Output: recovered after 3 attempts
+}
+
+// The decision engine by itself: what the default policy does about a server that says
+// when to come back.
+func ExampleEngine() {
+	engine, err := grpcretry.NewEngine(grpcretry.Policy{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	start := time.Now()
+	history := grpcretry.History{Start: start}
+	failed := grpcretry.Failure{Attempt: grpcretry.Attempt{
+		Number:  1,
+		Err:     status.Error(codes.Unavailable, "restarting"),
+		Trailer: metadata.Pairs("grpc-retry-pushback-ms", "1500"),
+	}}
+	verdict := engine.Judge(context.Background(), engine.Policy().Budget, &history, &failed, start, 0.5)
+	fmt.Println(verdict.Retry, verdict.Wait, verdict.WaitSource)
+	// Output: true 1.5s pushback
 }
