@@ -59,6 +59,7 @@ type attempt struct {
 	number int
 	source WaitSource
 
+	hedge     bool    // sent while others were under way
 	committed bool    // of a stream: the application is bound to it
 	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
@@ -74,6 +75,8 @@ type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
 	expires time.Time     // when the timeout ends it, where gRPC is told; else zero
+
+	received any // what an attempt of a hedged call has received, until it is known to win
 }
 
 // Value makes the attempt known to what runs below, see [AttemptFromContext].
@@ -154,6 +157,7 @@ func (a *attempt) begun() Attempt {
 	return Attempt{
 		Method:     a.call.method,
 		Number:     a.number,
+		Hedge:      a.hedge,
 		Start:      a.start,
 		Wait:       a.wait,
 		WaitSource: a.source,

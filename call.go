@@ -35,32 +35,29 @@ type call struct {
 	buf   [5]grpc.CallOption // the options of an attempt, where they fit
 }
 
-// The past of a call is what is remembered of its failed attempts.
+// The past of a call is what is remembered of its attempts that have not succeeded.
 type past struct {
 	History
-	failed []Attempt     // the latest, at most maxKept
-	said   error         // the last failure that was a server's word, not a timeout or the caller
-	idle   time.Duration // without an attempt under way, before the attempt under way
-	room   [2]Attempt
+	ended    []Attempt // failed or lost, in the order of their ends; the latest, at most maxKept
+	failures int
+	said     error         // the last failure that was a server's word, not a timeout or the caller
+	idle     time.Duration // without an attempt under way, before the attempt under way
+	room     [2]Attempt
 }
 
-// with is the failed attempts and the one that succeeded, nil for a first try.
-func (p *past) with(succeeded Attempt) []Attempt {
-	if p == nil {
-		return nil
-	}
-	return append(slices.Clip(p.failed), succeeded)
+// all are the attempts in the order of their numbers.
+func (p *past) all() []Attempt {
+	slices.SortFunc(p.ended, func(a, b Attempt) int { return a.Number - b.Number })
+	return p.ended
 }
-
-func (p *past) last() *Attempt { return &p.failed[len(p.failed)-1] }
 
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
 
-// begin makes the call and its first attempt.
-func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string, p *policy,
-	opts []grpc.CallOption, o callerOptions, stream bool) (*call, *attempt) {
-	c := &call{
+// begin makes a new call of c, and its first attempt.
+func (r *Retrier) begin(c *call, ctx context.Context, cc *grpc.ClientConn, method string, p *policy,
+	opts []grpc.CallOption, o callerOptions, stream bool) *attempt {
+	*c = call{
 		retrier: r,
 		policy:  p,
 		cc:      cc,
@@ -76,12 +73,12 @@ func (r *Retrier) begin(ctx context.Context, cc *grpc.ClientConn, method string,
 	a := &c.first
 	a.Context, a.call, a.number, a.start = c.ctx, c, 1, time.Now()
 	c.start(a)
-	return c, a
+	return a
 }
 
 // start readies an attempt to be handed to gRPC.
 func (c *call) start(a *attempt) {
-	if timeout := c.attemptTimeout(a.number); c.stream || timeout > 0 {
+	if timeout := c.attemptTimeout(a.number); c.stream || c.policy.hedges || timeout > 0 {
 		a.bound(timeout)
 		if timeout > 0 && !c.stream && (a.number > 1 || c.configKnown()) {
 			a.announce()
@@ -109,7 +106,7 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	defer a.release()
 	c.collect(a)
 	if err == nil {
-		c.succeed(a)
+		c.succeed(a, time.Time{})
 		return nil, nil
 	}
 	now := time.Now()
@@ -127,7 +124,7 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	a.release()
 	if reason, gone := c.wait(v.Wait); reason != nil {
 		c.budget.Refund()
-		return nil, c.giveUp(Verdict{Reason: reason}, gone, time.Now())
+		return nil, c.giveUp(&f.Attempt, Verdict{Reason: reason}, gone, time.Now())
 	}
 	return c.retry(v), nil
 }
@@ -172,21 +169,31 @@ func (c *call) leftToGRPC() bool {
 	return !c.retrier.builtInRetryOff && c.cc != nil && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
 }
 
-// record remembers a failed attempt.
-func (c *call) record(f *Failure) {
+// remember makes the past.
+func (c *call) remember() *past {
 	if c.past == nil {
 		c.past = &past{History: History{Start: c.first.start}}
 		c.past.Deadline, _ = c.ctx.Deadline()
-		c.past.failed = c.past.room[:0]
+		c.past.ended = c.past.room[:0]
 	}
-	p := c.past
-	if len(p.failed) == maxKept {
-		p.failed = slices.Delete(p.failed, 0, maxKept/2)
-	}
-	p.failed = append(p.failed, f.Attempt)
+	return c.past
+}
+
+// record remembers a failed attempt.
+func (c *call) record(f *Failure) {
+	p := c.remember()
+	p.keep(f.Attempt)
+	p.failures++
 	if !f.TimedOut && !f.isCallers() {
 		p.said = f.Attempt.Err
 	}
+}
+
+func (p *past) keep(a Attempt) {
+	if len(p.ended) == maxKept {
+		p.ended = slices.Delete(p.ended, 0, maxKept/2)
+	}
+	p.ended = append(p.ended, a)
 }
 
 // report tells span, logger and observers how an attempt failed and what comes of it.
@@ -230,51 +237,102 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 func (c *call) retry(v Verdict) *attempt {
 	c.past.Retried(v)
 	c.forget()
-	last := c.past.last()
-	made := last.Number
+	last := c.past.ended[len(c.past.ended)-1]
+	now := time.Now()
+	c.past.idle += now.Sub(last.Start.Add(last.Duration))
+	return c.another(last.Number, v, false, now)
+}
+
+// another makes an attempt after made others, as v says.
+func (c *call) another(made int, v Verdict, hedge bool, now time.Time) *attempt {
 	a := &attempt{
 		Context: withPreviousAttempts(c.ctx, made),
 		call:    c,
 		number:  made + 1,
-		start:   time.Now(),
+		hedge:   hedge,
+		start:   now,
 		wait:    v.Wait,
 		source:  v.WaitSource,
 	}
-	c.past.idle += a.start.Sub(last.Start.Add(last.Duration))
 	c.start(a)
 	return a
 }
 
-// succeed ends a call whose attempt a succeeded.
-func (c *call) succeed(a *attempt) {
+// succeed ends a call whose attempt a succeeded, at the time at if that is not now.
+func (c *call) succeed(a *attempt, at time.Time) {
 	c.budget.Deposit(Outcome{Attempt: a.number, Result: Succeeded})
 	if c.spans != nil || c.observed() {
 		now := time.Now()
-		info := a.ended(nil, now)
+		if at.IsZero() {
+			at = now
+		}
+		info := a.ended(nil, at)
 		c.traceSuccess(&info)
 		if c.observed() {
 			c.observe(Event{Kind: AttemptEnd, Attempt: info})
-			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start), Attempts: c.past.with(info)})
+			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start), Attempts: c.attemptsWith(info)})
 		}
 	}
 	if m := c.retrier.meter; m != nil {
-		m.succeeded(c, a.number)
+		m.succeeded(c, a)
 	}
 	c.endSpan(a.number, nil, nil)
 	finish(c.opts, nil)
 }
 
+// attemptsWith is all the attempts of a call that succeeded, nil if there was only that one.
+func (c *call) attemptsWith(succeeded Attempt) []Attempt {
+	if c.past == nil || len(c.past.ended) == 0 {
+		return nil
+	}
+	c.past.ended = append(c.past.ended, succeeded)
+	return c.past.all()
+}
+
+// made is the number of attempts, one of which has the number given.
+func (c *call) made(number int) int {
+	if c.past != nil {
+		for _, a := range c.past.ended {
+			number = max(number, a.Number)
+		}
+	}
+	return number
+}
+
+// lost tells of an attempt that ended after another was decisive.
+func (c *call) lost(a *attempt, now time.Time) {
+	c.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
+	info := a.ended(errHedgeLost, now)
+	c.remember().keep(info)
+	c.traceLost(&info)
+	if m := c.retrier.meter; m != nil {
+		m.lost(c, a)
+	}
+	if c.observed() {
+		c.observe(Event{Kind: AttemptEnd, Attempt: info})
+	}
+}
+
+// reportDue tells of a hedge that was due.
+func (c *call) reportDue(v Verdict, now time.Time) {
+	c.logDue(v, now)
+	if m := c.retrier.meter; m != nil {
+		m.due(c, v)
+	}
+}
+
 // stop ends a call after the verdict not to try again. A first failure that was never one
-// to retry is returned as it came, and so is the failure of a committed stream.
+// to retry is returned as it came, and so is the failure of a committed stream, and of a
+// call that could have been hedged, but not retried.
 func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
-	if f.Committed && c.stream || f.Attempt.Number == 1 && v.untouched {
+	if f.Committed && c.stream || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
 		c.end(f.Attempt, err, v.Reason, now)
 		return err
 	}
-	return c.giveUp(v, f.CtxErr != nil, now)
+	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
 }
 
 // leave ends a call that gRPC has retried itself: its error is the call's.
@@ -287,19 +345,19 @@ func (c *call) leave(a *attempt, err error, now time.Time) error {
 	return err
 }
 
-// giveUp ends a call with an Error; gone says that the caller's context has ended.
-func (c *call) giveUp(v Verdict, gone bool, now time.Time) error {
-	last := c.past.last()
+// giveUp ends a call with an Error, last being the attempt that failed last; gone says
+// that the caller's context has ended.
+func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error {
 	err := &Error{
 		Last:     c.past.said,
 		Reason:   v.Reason,
-		Attempts: c.past.failed,
+		Attempts: c.past.all(),
 		Elapsed:  now.Sub(c.first.start),
 
 		Wait:       v.Wait,
 		WaitSource: v.WaitSource,
 
-		made: last.Number,
+		made: c.made(0),
 	}
 	if err.Last == nil {
 		err.Last = last.Err
@@ -310,7 +368,7 @@ func (c *call) giveUp(v Verdict, gone bool, now time.Time) error {
 			err.ctx = context.Canceled
 		}
 	}
-	c.logGiveUp(err, now)
+	c.logGiveUp(last, err, now)
 	c.end(*last, err, v.Reason, now)
 	return err
 }
@@ -319,8 +377,8 @@ func (c *call) giveUp(v Verdict, gone bool, now time.Time) error {
 func (c *call) end(last Attempt, err, reason error, now time.Time) {
 	if c.observed() {
 		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.first.start)}
-		if last.Number > 1 {
-			e.Attempts = c.past.failed
+		if made := c.made(last.Number); made > 1 {
+			e.Attempts = c.past.all()
 		}
 		c.observe(e)
 	}

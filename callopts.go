@@ -50,12 +50,12 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	if a.number > 1 {
 		opts = make([]grpc.CallOption, 0, len(c.opts)+4)
 	}
+	own := c.ownTargets(a)
 	for _, opt := range c.opts {
 		switch opt.(type) {
 		case *call, grpc.OnFinishCallOption:
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
-			// gRPC may fill those of a stream late, on another goroutine: see show.
-			if !c.stream {
+			if !own {
 				opts = append(opts, opt)
 			}
 		default:
@@ -67,14 +67,19 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 		return opts[:len(opts):len(opts)]
 	}
 	opts = append(opts, grpc.Peer(&a.peer))
-	if c.targets.trailer == nil {
+	if c.targets.trailer == nil || own {
 		opts = append(opts, grpc.Trailer(&a.trailer))
 	}
-	if c.targets.header == nil && c.wantsHeader() {
+	if c.targets.header == nil && c.wantsHeader() || c.targets.header != nil && own {
 		opts = append(opts, grpc.Header(&a.header))
 	}
 	return opts[:len(opts):len(opts)] // what is chained below must not append into buf
 }
+
+// ownTargets says whether an attempt must not be given the caller's own header, trailer
+// and peer: gRPC may fill those of a stream late, on another goroutine, and attempts of a
+// hedged call fill theirs at the same time. See show.
+func (c *call) ownTargets(a *attempt) bool { return c.stream || c.policy.hedges && a.number > 1 }
 
 // wantsHeader says whether a rule needs the response headers; copying them costs gRPC
 // three allocations.
@@ -84,7 +89,7 @@ func (c *call) wantsHeader() bool {
 
 // collect takes over what gRPC wrote to the unary caller's own header and trailer.
 func (c *call) collect(a *attempt) {
-	if c.stream {
+	if c.ownTargets(a) {
 		return
 	}
 	if c.targets.trailer != nil {

@@ -26,7 +26,11 @@ func NewEngine(p Policy) (*Engine, error) {
 		return nil, fmt.Errorf("grpcretry: NewEngine: %w", err)
 	}
 	o := WithPolicy(p).callOption()
-	return &Engine{resolve(PerTarget(newDefaultBudget), scope{scopeAll, []*callOption{o}})}, nil
+	e := &Engine{resolve(PerTarget(newDefaultBudget), scope{scopeAll, []*callOption{o}})}
+	if e.policy.hedged != nil {
+		e.policy = e.policy.hedged
+	}
+	return e, nil
 }
 
 // Policy returns the policy with every default filled in.
@@ -39,12 +43,14 @@ type History struct {
 	Deadline time.Time     // the caller's; zero without one
 	Retry    int           // retries since the backoff was last restarted
 	Prev     time.Duration // what the backoff gave last; 0 after a restart
+	Stopped  error         // of a hedged call: why there is no further attempt, said to one before
 }
 
 // A Failure is an attempt that failed, and what only its loop can know of it. The
 // engine reads Number, Err and Trailer of the Attempt; a Classifier may read all of it.
 type Failure struct {
 	Attempt   Attempt
+	Made      int   // attempts of the call so far, where some are hedges; 0 means Attempt.Number
 	TimedOut  bool  // the attempt timeout ended it
 	Committed bool  // the application has seen something of it
 	CtxErr    error // context.Cause of the caller's context if that has ended
@@ -60,6 +66,13 @@ type Verdict struct {
 
 	result    Result // what the budget heard
 	untouched bool   // of a stop: the failure was never one to retry, whatever else stopped it
+}
+
+// Due decides on a hedge when the delay of the policy's [Hedging] has passed, at the time
+// now, after made attempts were sent. A yes takes the retry from the budget, as in
+// [Engine.Judge]; a no is no reason to end the attempts under way.
+func (e *Engine) Due(b Budget, h *History, made int, now time.Time) Verdict {
+	return e.policy.due(b, h, made, now)
 }
 
 // Judge decides on a failure at the time now, with u uniform in [0, 1). It tells the
@@ -93,7 +106,7 @@ func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, no
 	}
 	b.Deposit(Outcome{Attempt: f.Attempt.Number, Result: v.result})
 
-	if v.Reason = p.decide(f, hint, retryable); v.Reason != nil {
+	if v.Reason = p.decide(h, f, hint, retryable); v.Reason != nil {
 		return v
 	}
 	if v.Wait, v.WaitSource, v.Reason = p.schedule(h, f, hint, hinted, now, u); v.Reason != nil {
@@ -114,7 +127,7 @@ func (f *Failure) isCallers() bool {
 }
 
 // decide answers whether the failure may be retried at all: nil, or why not.
-func (p *policy) decide(f *Failure, hint Pushback, retryable bool) error {
+func (p *policy) decide(h *History, f *Failure, hint Pushback, retryable bool) error {
 	switch {
 	case f.CtxErr != nil:
 		return f.CtxErr
@@ -126,7 +139,9 @@ func (p *policy) decide(f *Failure, hint Pushback, retryable bool) error {
 		return ErrPushback
 	case !retryable:
 		return ErrNotRetryable
-	case f.Attempt.Number >= p.MaxAttempts:
+	case h.Stopped != nil:
+		return h.Stopped
+	case max(f.Made, f.Attempt.Number) >= p.MaxAttempts:
 		return ErrAttemptsExhausted
 	default:
 		return nil
@@ -144,6 +159,8 @@ func (p *policy) schedule(h *History, f *Failure, hint Pushback, hinted bool, no
 		wait, source = max(hint.Delay, duration(float64(hint.Delay)*(1+0.2*unit(u)))), WaitRetryInfo
 	case hinted:
 		wait, source = hint.Delay, WaitPushback
+	case p.hedges:
+		source = WaitNonFatal // the next attempt is due at once
 	default:
 		wait = nextBackoff(p.backoff(f.Attempt.Code()), h.Retry+1, h.Prev, u)
 	}
@@ -154,6 +171,24 @@ func (p *policy) schedule(h *History, f *Failure, hint Pushback, hinted bool, no
 		return wait, source, ErrMaxElapsed
 	}
 	return wait, source, nil
+}
+
+// due decides on a hedge when its delay has passed, made being the attempts sent before it.
+func (p *policy) due(b Budget, h *History, made int, now time.Time) Verdict {
+	v := Verdict{WaitSource: WaitHedgeDelay}
+	switch {
+	case made >= p.MaxAttempts:
+		v.Reason = ErrAttemptsExhausted
+	case !h.Deadline.IsZero() && !now.Before(h.Deadline):
+		v.Reason = ErrDeadline
+	case p.MaxElapsed > 0 && now.Sub(h.Start) >= p.MaxElapsed:
+		v.Reason = ErrMaxElapsed
+	case !b.Withdraw(now):
+		v.Reason = ErrBudgetExhausted
+	default:
+		v.Retry = true
+	}
+	return v
 }
 
 // backoff is the one for the code just seen: overload heals more slowly than a blip.

@@ -41,6 +41,11 @@ var (
 // [errors.Is].
 var ErrAttemptTimeout = errors.New("grpcretry: attempt timeout")
 
+// ErrHedgeLost is the [context.Cause] of an attempt's context that was ended because
+// another attempt of its call, hedged by [WithHedging], was decisive. It is found in the
+// Err of such an [Attempt] with [errors.Is]. To have lost is no failure.
+var ErrHedgeLost = errors.New("grpcretry: another attempt of the call was decisive")
+
 // An Error reports a call that failed although its failure was retryable: what the
 // server said last, and why there was no further attempt. It also reports calls that
 // the caller's context ended. Any other first failure is returned as it came.
@@ -137,4 +142,19 @@ func (e *attemptTimeoutError) Unwrap() error { return ErrAttemptTimeout }
 
 func (e *attemptTimeoutError) GRPCStatus() *status.Status {
 	return status.New(codes.DeadlineExceeded, fmt.Sprintf("attempt timeout of %v", e.timeout))
+}
+
+// errHedgeLost is how an attempt ended that lost.
+var errHedgeLost error = hedgeLostError{}
+
+type hedgeLostError struct{}
+
+func (hedgeLostError) Error() string {
+	return "rpc error: code = Canceled desc = another attempt of the call was decisive"
+}
+
+func (hedgeLostError) Unwrap() error { return ErrHedgeLost }
+
+func (hedgeLostError) GRPCStatus() *status.Status {
+	return status.New(codes.Canceled, "another attempt of the call was decisive")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/trace"
@@ -50,6 +51,9 @@ func New(opts ...Option) (*Retrier, error) {
 		random:          rand.Float64,
 		closing:         &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}},
 		builtInRetryOff: c.builtInRetryOff,
+	}
+	if err := r.policies.checkHedging(); err != nil {
+		return nil, err
 	}
 	var err error
 	if r.meter, err = newMeter(&c, r.policies); err != nil {
@@ -134,7 +138,19 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	if p == nil {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	c, a := r.begin(ctx, cc, method, p, opts, o, false)
+	if p.hedged != nil {
+		if !canHedge(reply) {
+			r.log.logNotHedged(ctx, method, "no second reply can be made of its type")
+		} else if delay, ok := p.Hedging.Delay.Delay(method, time.Now()); ok {
+			return r.hedgedUnary(ctx, method, req, reply, cc, invoker, p, delay, opts, o)
+		}
+		invoker = measured(p.Hedging.Delay, invoker)
+		if p.MaxAttempts == 1 {
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+	}
+	c := &call{}
+	a := r.begin(c, ctx, cc, method, p, opts, o, false)
 	for a != nil {
 		err = invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
 		a, err = c.next(a, err)
@@ -151,7 +167,7 @@ func (r *Retrier) policyFor(method string, o *callerOptions) (*policy, error) {
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	if p.MaxAttempts == 1 {
+	if p.MaxAttempts == 1 && p.Hedging == nil {
 		return nil, nil
 	}
 	return p, nil

@@ -19,6 +19,7 @@ type logger struct {
 	giveUps    *rate.Limiter
 	suppressed atomic.Int64 // give-ups not logged since the last that was
 	leftToGRPC sync.Map     // methods that were logged as such
+	notHedged  sync.Map     // methods that were logged as such
 	exhausted  sync.Map     // budgets that were logged as such: budgetKey → *atomic.Int64, the time of the last refusal
 }
 
@@ -39,24 +40,28 @@ func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 	if l == nil {
 		return
 	}
+	l.logBudget(c, v, now)
+	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
+		l.DebugContext(c.ctx, "grpcretry: retrying",
+			"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
+			"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
+	}
+}
+
+// logBudget logs a change of the budget.
+func (l *logger) logBudget(c *call, v Verdict, now time.Time) {
+	key := budgetKey(c.budget)
 	switch {
 	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word, which a cause may wrap
-		last, told := l.exhausted.LoadOrStore(budgetKey(c.budget), new(atomic.Int64))
+		last, told := l.exhausted.LoadOrStore(key, new(atomic.Int64))
 		last.(*atomic.Int64).Store(now.UnixNano())
 		if !told {
 			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
 		}
-	case v.Retry:
-		if l.hasRecovered(budgetKey(c.budget), now) {
-			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
-				"method", c.method, "target", c.target())
-		}
-		if l.Enabled(c.ctx, slog.LevelDebug) {
-			l.DebugContext(c.ctx, "grpcretry: retrying",
-				"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
-				"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
-		}
+	case v.Retry && l.hasRecovered(key, now):
+		l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
+			"method", c.method, "target", c.target())
 	}
 }
 
@@ -77,9 +82,21 @@ func budgetKey(b Budget) any {
 	return b
 }
 
+// logDue logs a hedge that was due.
+func (c *call) logDue(v Verdict, now time.Time) {
+	l := c.retrier.log
+	if l == nil {
+		return
+	}
+	l.logBudget(c, v, now)
+	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
+		l.DebugContext(c.ctx, "grpcretry: hedging", "method", c.method, "target", c.target(), "delay", v.Wait)
+	}
+}
+
 // logGiveUp logs a call that ended with err although its failure was retryable. Stops
 // by the budget were logged when it ran out, and a caller that goes away is no failure.
-func (c *call) logGiveUp(err *Error, now time.Time) {
+func (c *call) logGiveUp(last *Attempt, err *Error, now time.Time) {
 	l := c.retrier.log
 	if l == nil || err.ctx == nil && errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1 {
 		return
@@ -88,11 +105,20 @@ func (c *call) logGiveUp(err *Error, now time.Time) {
 		l.suppressed.Add(1)
 		return
 	}
-	last := c.past.last()
 	l.WarnContext(c.ctx, "grpcretry: gave up",
 		"method", c.method, "target", c.target(), "attempts", err.made, "elapsed", err.Elapsed,
 		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
 		"suppressed", l.suppressed.Swap(0))
+}
+
+// logNotHedged logs once that a method cannot be hedged.
+func (l *logger) logNotHedged(ctx context.Context, method, why string) {
+	if l == nil {
+		return
+	}
+	if _, told := l.notHedged.LoadOrStore(method, true); !told {
+		l.WarnContext(ctx, "grpcretry: method is not hedged, but retried: "+why, "method", method)
+	}
 }
 
 // logLeftToGRPC logs once that a method is left to gRPC's own retries.

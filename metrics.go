@@ -27,15 +27,18 @@ const (
 	MetricWaitDuration   = "grpcretry.wait.duration"
 	MetricBudgetBalance  = "grpcretry.budget.balance"
 	MetricBudgetRefusals = "grpcretry.budget.refusals"
+	MetricHedges         = "grpcretry.hedges"
 
-	AttrTarget  = "grpcretry.target"
-	AttrOutcome = "grpcretry.outcome"
-	AttrBudget  = "grpcretry.budget"
+	AttrTarget      = "grpcretry.target"
+	AttrOutcome     = "grpcretry.outcome"
+	AttrBudget      = "grpcretry.budget"
+	AttrHedgeResult = "grpcretry.hedge.result"
 )
 
 // The instruments of gRFC A96 that [WithGRPCMetrics] records.
 const (
 	metricCallRetries    = "grpc.client.call.retries"
+	metricCallHedges     = "grpc.client.call.hedges"
 	metricCallRetryDelay = "grpc.client.call.retry_delay"
 )
 
@@ -66,6 +69,7 @@ type metrics struct {
 
 	// Of gRFC A96; nil unless asked for.
 	retries    metric.Int64Histogram
+	hedges     metric.Int64Histogram
 	retryDelay metric.Float64Histogram
 
 	mu       sync.Mutex // held to add a row; the maps are replaced, never changed
@@ -90,7 +94,9 @@ type metricRow struct {
 	rescued  int64
 	wasted   int64
 
-	waits [WaitRetryInfo + 1][]metric.RecordOption // by source; slices, to allocate none when they are used
+	hedgesWon, hedgesWasted int64
+
+	waits [WaitNonFatal + 1][]metric.RecordOption // by source; slices, to allocate none when they are used
 	a96   []metric.RecordOption
 }
 
@@ -147,6 +153,7 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		calls:    counter(MetricCalls, "{call}", "Calls that ended, by outcome."),
 		rescued:  counter(MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
 		wasted:   counter(MetricWastedAttempts, "{attempt}", "Retries that failed."),
+		hedges:   counter(MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
 		refusals: counter(MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
 	}
 	var err error
@@ -155,24 +162,30 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 	errs = append(errs, err)
 	m.wait = seconds(MetricWaitDuration, "Waits before retries, as decided.", waitBounds)
 	if a96 {
+		number := func(name, unit, description string) metric.Int64Histogram {
+			h, err := from.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
+				metric.WithExplicitBucketBoundaries(retriesBounds...))
+			errs = append(errs, err)
+			return h
+		}
 		m.retryDelay = seconds(metricCallRetryDelay,
 			"Total time of delay while there is no active attempt during the client call.", retryDelayBounds)
-		m.retries, err = from.Int64Histogram(metricCallRetries, metric.WithUnit("{retry}"),
-			metric.WithDescription("Number of retries during the client call. If there were no retries, 0 is not reported."),
-			metric.WithExplicitBucketBoundaries(retriesBounds...))
-		errs = append(errs, err)
+		m.retries = number(metricCallRetries, "{retry}",
+			"Number of retries during the client call. If there were no retries, 0 is not reported.")
+		m.hedges = number(metricCallHedges, "{hedge}",
+			"Number of hedges during the client call. If there were no hedges, 0 is not reported.")
 	}
 	registration, err := from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		m.observe(to, &o)
 		return nil
-	}, o.attempts, o.calls, o.rescued, o.wasted, o.refusals, o.balance)
+	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.refusals, o.balance)
 	return registration, errors.Join(append(errs, err)...)
 }
 
 // observables are the instruments that are read when somebody collects.
 type observables struct {
-	attempts, calls, rescued, wasted, refusals metric.Int64Observable
-	balance                                    metric.Float64Observable
+	attempts, calls, rescued, wasted, hedges, refusals metric.Int64Observable
+	balance                                            metric.Float64Observable
 }
 
 // observe reports every count there is.
@@ -207,7 +220,7 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 	}
 	row.mu.Lock()
 	attempts, calls := maps.Clone(row.attempts), maps.Clone(row.calls)
-	rescued, wasted := row.rescued, row.wasted
+	rescued, wasted, hedgesWon, hedgesWasted := row.rescued, row.wasted, row.hedgesWon, row.hedgesWasted
 	row.mu.Unlock()
 
 	firstTries := row.firstTries.sum()
@@ -222,6 +235,10 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 	}
 	to.ObserveInt64(o.rescued, rescued, attrs())
 	to.ObserveInt64(o.wasted, wasted, attrs())
+	if hedgesWon+hedgesWasted > 0 {
+		to.ObserveInt64(o.hedges, hedgesWon, attrs(attribute.String(AttrHedgeResult, "won")))
+		to.ObserveInt64(o.hedges, hedgesWasted, attrs(attribute.String(AttrHedgeResult, "wasted")))
+	}
 }
 
 func (row *metricRow) attributes() []attribute.KeyValue {
@@ -229,19 +246,24 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 }
 
 // succeeded counts an attempt that ended its call well.
-func (m *metrics) succeeded(c *call, number int) {
+func (m *metrics) succeeded(c *call, a *attempt) {
 	row := m.row(c)
-	if number == 1 {
+	if a.number == 1 && (c.past == nil || len(c.past.ended) == 0) {
 		row.firstTries.add()
 		m.recordA96(c, row, 0, 0)
 		return
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{codeName(codes.OK), decisionSuccess}]++
-	row.calls[outcomeRecovered]++
-	row.rescued++
+	row.calls[outcomeOf(a.number, a.hedge)]++
+	switch {
+	case a.hedge:
+		row.hedgesWon++
+	case a.number > 1:
+		row.rescued++
+	}
 	row.mu.Unlock()
-	m.recordA96(c, row, number-1, c.past.idle)
+	m.recordA96(c, row, c.made(a.number)-1, c.past.idle)
 }
 
 // failed counts an attempt that failed, and what was decided.
@@ -254,10 +276,37 @@ func (m *metrics) failed(c *call, f *Failure, v Verdict) {
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{knownCodeName(f.Attempt.Code()), decision}]++
-	if f.Attempt.Number > 1 {
+	switch {
+	case f.Attempt.Hedge:
+		row.hedgesWasted++
+	case f.Attempt.Number > 1:
 		row.wasted++
 	}
 	row.mu.Unlock()
+	m.refused(c, row, v)
+}
+
+// lost counts an attempt that was cancelled because another was decisive.
+func (m *metrics) lost(c *call, a *attempt) {
+	row := m.row(c)
+	row.mu.Lock()
+	row.attempts[attemptKind{codeName(codes.Canceled), decisionLost}]++
+	if a.hedge {
+		row.hedgesWasted++
+	}
+	row.mu.Unlock()
+}
+
+// due counts a hedge that was due.
+func (m *metrics) due(c *call, v Verdict) {
+	row := m.row(c)
+	if v.Retry {
+		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+	}
+	m.refused(c, row, v)
+}
+
+func (m *metrics) refused(c *call, row *metricRow, v Verdict) {
 	if v.Reason == ErrBudgetExhausted { //nolint:errorlint // a reason is one of ours, or the caller's cause
 		m.budgetRow(budgetLabels{row.target, c.policy.budgetScope}).refusals.Add(1)
 	}
@@ -273,18 +322,22 @@ func (m *metrics) ended(c *call, last *Attempt, reason error, now time.Time) {
 	if c.past != nil {
 		idle += c.past.idle
 	}
-	m.recordA96(c, row, last.Number-1, idle)
+	m.recordA96(c, row, c.made(last.Number)-1, idle)
 }
 
 // recordA96 records a call that ended, as gRFC A96 has it: the delay of every call, the
-// retries of those that had some.
-func (m *metrics) recordA96(c *call, row *metricRow, retries int, idle time.Duration) {
+// further attempts of those that had some.
+func (m *metrics) recordA96(c *call, row *metricRow, more int, idle time.Duration) {
 	if m.retryDelay == nil {
 		return
 	}
 	m.retryDelay.Record(c.ctx, idle.Seconds(), row.a96...)
-	if retries > 0 {
-		m.retries.Record(c.ctx, int64(retries), row.a96...)
+	switch {
+	case more == 0:
+	case c.policy.hedges:
+		m.hedges.Record(c.ctx, int64(more), row.a96...)
+	default:
+		m.retries.Record(c.ctx, int64(more), row.a96...)
 	}
 }
 

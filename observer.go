@@ -14,7 +14,8 @@ type EventKind int
 
 // The kinds of events of a call, in the order in which they come. For each attempt
 // there is one AttemptStart and one AttemptEnd, then one Decision if it failed; one
-// CallEnd comes last.
+// CallEnd comes last. The attempts of a hedged call overlap: one that lost ends with
+// [ErrHedgeLost], and without a Decision, as it has not failed.
 const (
 	AttemptStart EventKind = iota
 	AttemptEnd
@@ -62,21 +63,31 @@ type Event struct {
 }
 
 // OutcomeName says in one word how a call ended, of its [CallEnd] event: "first_try",
-// "recovered" for a success after retries, else the [ReasonName] of why it failed.
+// "recovered" for a success after retries, "hedge_won" for one of an attempt that was sent
+// while an earlier one was still open, else the [ReasonName] of why it failed.
 func OutcomeName(e Event) string {
-	switch {
-	case e.Err != nil:
+	if e.Err != nil {
 		return ReasonName(e.Reason)
-	case e.Attempt.Number == 1:
-		return outcomeFirstTry
-	default:
+	}
+	return outcomeOf(e.Attempt.Number, e.Attempt.Hedge)
+}
+
+// outcomeOf is the outcome of a call in which the attempt given succeeded.
+func outcomeOf(number int, hedge bool) string {
+	switch {
+	case hedge:
+		return outcomeHedgeWon
+	case number > 1:
 		return outcomeRecovered
+	default:
+		return outcomeFirstTry
 	}
 }
 
 const (
 	outcomeFirstTry  = "first_try"
 	outcomeRecovered = "recovered"
+	outcomeHedgeWon  = "hedge_won"
 )
 
 // Observe adds an observer to a Retrier that is in use, and returns what takes it away

@@ -63,14 +63,19 @@ func newCallOption(name string, err error, set func(*Policy)) CallOption {
 // do.
 func WithPolicy(p Policy) CallOption {
 	p.Codes = slices.Clone(p.Codes)
+	if p.Hedging != nil {
+		hedging := *p.Hedging
+		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
+		p.Hedging = &hedging
+	}
 	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.over(s) })
 }
 
 // WithMaxAttempts limits a call to n attempts, the first one included; n is at least 1,
 // and there is no cap above it. 1 turns retries off, as [Disable] does. The default
-// is 4.
+// is 4. Hedged calls have a limit of their own, see [WithHedging].
 func WithMaxAttempts(n int) CallOption {
-	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.MaxAttempts = n })
+	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.maxAttempts(n) })
 }
 
 // WithBackoff sets the wait before a retry where the server does not say. Without a
@@ -158,9 +163,10 @@ func WithCommitOnHeaders(on bool) CallOption {
 }
 
 // Disable turns retries off. The call passes straight through: no budget, no event, its
-// error untouched. A narrower [WithMaxAttempts] turns them on again.
+// error untouched, no hedging. A narrower [WithMaxAttempts] or [WithHedging] turns that on
+// again.
 func Disable() CallOption {
-	return newCallOption("Disable", nil, func(s *Policy) { s.MaxAttempts = 1 })
+	return newCallOption("Disable", nil, func(s *Policy) { s.maxAttempts(1) })
 }
 
 // WithMethod applies opts to "/pkg.Service/Method" or, with "/pkg.Service/", to all

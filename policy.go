@@ -39,11 +39,18 @@ type Policy struct {
 
 	BufferLimit     int  // bytes to replay of one stream, default 256 KiB; -1: streams pass through
 	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) can take a true back
+
+	Hedging *Hedging // default nil: one attempt at a time
 }
 
 // over lays the non-zero fields of p over those of s.
 func (p Policy) over(s *Policy) {
-	lay(&s.MaxAttempts, p.MaxAttempts)
+	if p.MaxAttempts != 0 {
+		s.maxAttempts(p.MaxAttempts)
+	}
+	if p.Hedging != nil {
+		s.hedge(p.Hedging)
+	}
 	if p.Budget != nil {
 		s.Budget = p.Budget
 	}
@@ -66,6 +73,21 @@ func (p Policy) over(s *Policy) {
 	lay(&s.CommitOnHeaders, p.CommitOnHeaders)
 }
 
+// maxAttempts sets the limit; 1 turns everything off.
+func (p *Policy) maxAttempts(n int) {
+	p.MaxAttempts = n
+	if n == 1 {
+		p.Hedging = nil
+	}
+}
+
+// hedge turns hedging on, also where retries are off.
+func (p *Policy) hedge(h *Hedging) {
+	filled := *h
+	filled.MaxAttempts = orDefault(h.MaxAttempts, defaultHedgedAttempts)
+	p.Hedging = &filled
+}
+
 func lay[T comparable](below *T, above T) { *below = orDefault(above, *below) }
 
 // check finds what cannot be meant. Zero fields are fine.
@@ -81,6 +103,7 @@ func (p Policy) check() error {
 		{"AttemptTimeout", checkNotNegative(p.AttemptTimeout)},
 		{"MaxElapsed", checkNotNegative(p.MaxElapsed)},
 		{"Budget", checkIf(p.Budget != nil, checkBudget, p.Budget)},
+		{"Hedging", checkIf(p.Hedging != nil, (*Hedging).check, p.Hedging)},
 		{"BufferLimit", checkIf(p.BufferLimit != -1, checkBufferLimit, p.BufferLimit)},
 	} {
 		if field.err != nil {
@@ -124,6 +147,11 @@ type policy struct {
 	Policy
 	codes       codeSet
 	budgetScope string // the scope that Budget comes from
+
+	// hedged is the policy of calls that are hedged: of its retries, those of Hedging. nil
+	// where there is no Hedging. In hedged itself, hedges is true.
+	hedged *policy
+	hedges bool
 }
 
 // A scope is where options hold: all methods, the pattern of a [WithMethod], or one call.
@@ -177,6 +205,22 @@ func (p *policy) fill(fallback Budget) {
 	if p.Budget == nil {
 		p.Budget = fallback
 	}
+	if p.Hedging != nil {
+		p.hedged = p.forHedging()
+	}
+}
+
+// forHedging is the policy with what hedging changes: how many attempts, and after which
+// codes there is another.
+func (p *policy) forHedging() *policy {
+	hedged := *p
+	hedged.hedges = true
+	hedged.MaxAttempts = p.Hedging.MaxAttempts
+	if p.Hedging.NonFatalCodes != nil {
+		hedged.Codes = p.Hedging.NonFatalCodes
+		hedged.codes = newCodeSet(hedged.Codes)
+	}
+	return &hedged
 }
 
 // filled writes the defaults of our own backoffs out, for who reads a Policy.
@@ -196,6 +240,11 @@ func (p *policy) public() Policy {
 	shown := p.Policy
 	shown.Codes = slices.Clone(p.Codes)
 	slices.Sort(shown.Codes)
+	if p.Hedging != nil {
+		hedging := *p.Hedging
+		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
+		shown.Hedging = &hedging
+	}
 	return shown
 }
 

@@ -23,15 +23,17 @@ type WaitSource int
 
 // The sources of a wait.
 const (
-	WaitNone      WaitSource = iota // there was no wait, as before a first attempt
-	WaitBackoff                     // the policy's [Backoff]
-	WaitPushback                    // the server's grpc-retry-pushback-ms trailer
-	WaitRetryInfo                   // a google.rpc.RetryInfo in the server's status
+	WaitNone       WaitSource = iota // there was no wait, as before a first attempt
+	WaitBackoff                      // the policy's [Backoff]
+	WaitPushback                     // the server's grpc-retry-pushback-ms trailer
+	WaitRetryInfo                    // a google.rpc.RetryInfo in the server's status
+	WaitHedgeDelay                   // of a hedged call: its [HedgeDelay] passed without an answer
+	WaitNonFatal                     // of a hedged call: none, as another attempt had failed
 )
 
-var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info"}
+var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "non_fatal"}
 
-// String returns "none", "backoff", "pushback" or "retry_info".
+// String returns "none", "backoff", "pushback", "retry_info", "hedge_delay" or "non_fatal".
 func (s WaitSource) String() string {
 	if s < 0 || int(s) >= len(waitSourceNames) {
 		return fmt.Sprintf("WaitSource(%d)", int(s))

@@ -356,7 +356,7 @@ func TestPreviousAttempts(t *testing.T) {
 func TestWaitSourceNames(t *testing.T) {
 	for s, want := range map[WaitSource]string{
 		WaitNone: "none", WaitBackoff: "backoff", WaitPushback: "pushback", WaitRetryInfo: "retry_info",
-		-1: "WaitSource(-1)", 4: "WaitSource(4)",
+		-1: "WaitSource(-1)", 6: "WaitSource(6)",
 	} {
 		if got := s.String(); got != want {
 			t.Errorf("WaitSource(%d).String() = %q, want %q", int(s), got, want)

@@ -41,12 +41,15 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		finish(opts, err)
 		return nil, err
 	}
-	if p == nil || p.BufferLimit < 0 {
+	if p == nil || p.BufferLimit < 0 || p.MaxAttempts == 1 && desc.ClientStreams {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
-	s := &retryStream{desc: desc, streamer: streamer}
-	c, a := r.begin(ctx, cc, method, p, opts, o, true)
-	s.call = c
+	s := &retryStream{call: &call{}, desc: desc, streamer: streamer}
+	if p.hedged != nil {
+		p = s.hedge(ctx, r, method, p)
+	}
+	c := s.call
+	a := r.begin(c, ctx, cc, method, p, opts, o, true)
 	for {
 		at, err := s.open(a)
 		if err == nil {
@@ -87,6 +90,9 @@ type retryStream struct {
 	buffer []any // guarded by mu; messages sent, in order, until committed
 	size   int   // guarded by mu; of buffer, as framed on the wire
 	closed bool  // guarded by mu; CloseSend was called
+
+	hedgeDelay time.Duration // where the policy hedges
+	measured   HedgeDelay    // to be told of the first attempt, where it does not; nil for nobody
 }
 
 // A streamAttempt is one attempt and its stream.
@@ -258,6 +264,11 @@ func (s *retryStream) RecvMsg(m any) error {
 			s.mu.Unlock()
 			continue
 		}
+		if s.call.policy.hedges && s.closed {
+			s.recovering = true
+			s.mu.Unlock()
+			return s.race(at, m)
+		}
 		s.receiving++
 		s.busy++
 		s.mu.Unlock()
@@ -322,6 +333,10 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, 
 		at.begun = true
 		s.commit(at)
 		s.mu.Unlock()
+		if s.measured != nil && at.number == 1 {
+			now := time.Now()
+			s.measured.Answered(s.call.method, now.Sub(at.start), false, now)
+		}
 		if !s.desc.ServerStreams {
 			s.end(at, nil)
 		}
@@ -509,6 +524,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	over := at.over
 	s.mu.Unlock()
 	at.read(s.call, err, over)
+	s.call.show(at.attempt)
 	if isEOF(err) {
 		a, _ := s.call.next(at.attempt, nil)
 		return a, io.EOF
@@ -674,5 +690,4 @@ func (at *streamAttempt) read(c *call, err error, over bool) {
 	if c.wantsHeader() || c.targets.header != nil {
 		at.header, _ = at.stream.Header()
 	}
-	c.show(at.attempt)
 }

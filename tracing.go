@@ -31,6 +31,9 @@ const (
 	AttrWaitSource    = "grpcretry.wait_source"
 	AttrBudgetBalance = "grpcretry.budget.balance"
 	AttrAttempts      = "grpcretry.attempts"
+	AttrHedge         = "grpcretry.attempt.hedge"
+	AttrSentAfter     = "grpcretry.attempt.sent_after"
+	AttrWinner        = "grpcretry.winner"
 
 	attrSystem = "rpc.system.name"
 	attrMethod = "rpc.method"
@@ -41,6 +44,7 @@ const (
 	decisionSuccess = "success"
 	decisionRetry   = "retry"
 	decisionStop    = "stop"
+	decisionLost    = "lost" // of a hedged call: another attempt was decisive
 )
 
 const instrumentationName = "github.com/grpcretry/grpcretry"
@@ -98,26 +102,39 @@ func (c *call) traceFailure(a *Attempt, v Verdict, now time.Time) {
 	c.traceAttempt(a, a.Code(), decision, more...)
 }
 
+func (c *call) traceLost(a *Attempt) {
+	if c.spans != nil && c.spans.events != nil {
+		c.traceAttempt(a, a.Code(), decisionLost)
+	}
+}
+
 func (c *call) traceAttempt(a *Attempt, code codes.Code, decision string, more ...attribute.KeyValue) {
-	attrs := append(make([]attribute.KeyValue, 0, 9),
+	attrs := append(make([]attribute.KeyValue, 0, 11),
 		attribute.Int(AttrAttempt, a.Number),
 		attribute.String(AttrStatusCode, codeName(code)),
 		attribute.String(AttrDecision, decision))
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(AttrPeer, a.Peer.String()))
 	}
+	if c.policy.hedges && a.Number > 1 {
+		attrs = append(attrs, attribute.Bool(AttrHedge, a.Hedge), attribute.String(AttrSentAfter, a.WaitSource.String()))
+	}
 	c.spans.events.AddEvent(EventAttempt, trace.WithAttributes(append(attrs, more...)...))
 }
 
-// endSpan ends the call span, if there is one, with the status that the caller gets.
-func (c *call) endSpan(made int, err, reason error) {
+// endSpan ends the call span, if there is one, with the status that the caller gets. The
+// last attempt is the one that succeeded, or failed last.
+func (c *call) endSpan(last int, err, reason error) {
 	if c.spans == nil || c.spans.call == nil {
 		return
 	}
 	span := c.spans.call
 	span.SetAttributes(
 		attribute.String(AttrStatusCode, codeName(status.Code(err))),
-		attribute.Int(AttrAttempts, made))
+		attribute.Int(AttrAttempts, c.made(last)))
+	if err == nil && c.policy.hedges {
+		span.SetAttributes(attribute.Int(AttrWinner, last))
+	}
 	if reason != nil {
 		span.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
 	}

@@ -1,0 +1,224 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// Hedging sends an attempt before the one before it has failed, so that a slow answer
+// does not hold up the call (gRFC A6 #hedging-policy). The first success wins; the others
+// are cancelled, with [ErrHedgeLost] as their cause, and waited for. See [WithHedging].
+type Hedging struct {
+	// MaxAttempts limits the attempts of a call, the first one included; at least 2. The
+	// default is 2, which is one hedge.
+	MaxAttempts int
+	// Delay is how long to wait before each further attempt: [HedgeAfter] or
+	// [HedgeAtQuantile]. It must be set.
+	Delay HedgeDelay
+	// NonFatalCodes are the status codes after which the next attempt is sent at once
+	// while the others go on; any other failure ends the call. nil means the codes of the
+	// policy, see [WithCodes]; an empty list makes every failure fatal, as A6 does with
+	// a policy that has none. A [WithClassifier] is asked first, as always.
+	NonFatalCodes []codes.Code
+	// AllMethodsAreSafe says that every method of the service may run twice at the same
+	// time. Without it [New] refuses hedging for all methods: only who names the
+	// method can know.
+	AllMethodsAreSafe bool
+}
+
+const defaultHedgedAttempts = 2
+
+// WithHedging sends further attempts while the first is slow: unary calls and server
+// streams. A server stream is decided by its first message or its final status. Only
+// for methods that are safe to run twice at the same time: set it with [WithMethod] or
+// on a single call. It is never on by default.
+//
+// A hedged call is not retried as others are: h.MaxAttempts takes the place of
+// MaxAttempts, and after a failure with one of h.NonFatalCodes the next attempt is sent at
+// once, without a backoff, unless the server asks for a wait. If a server forbids more
+// attempts, those under way may still win. Each attempt after the first is paid from the
+// budget; when it refuses, only that attempt is not sent. Where h.Delay has no delay
+// to give, the call is not hedged, and retried as any other.
+//
+// Not hedged, but retried, are also calls whose reply is not a pointer that a second
+// one can be made of, and streams of methods with a client stream: [New] refuses those
+// where it can know them, and the logger of [WithLogger] is told of each method once.
+// [Disable] and a narrower WithMaxAttempts(1) turn hedging off too.
+//
+// Below the interceptor the attempts of a call run at the same time, all but the first
+// on goroutines of their own: what is chained there must be safe for that, and a panic
+// there ends the program. Observers and classifiers are still called one at a time for
+// each call, but not always on its goroutine. A later WithHedging replaces an earlier one.
+func WithHedging(h Hedging) CallOption {
+	h.NonFatalCodes = slices.Clone(h.NonFatalCodes)
+	return newCallOption("WithHedging", h.check(), func(s *Policy) { s.hedge(&h) })
+}
+
+func (h *Hedging) check() error {
+	switch {
+	case h.MaxAttempts != 0 && h.MaxAttempts < 2:
+		return fmt.Errorf("MaxAttempts: %d attempts, want at least 2", h.MaxAttempts)
+	case isNil(h.Delay):
+		return fmt.Errorf("Delay is not set, want HedgeAfter or HedgeAtQuantile")
+	}
+	if d, ok := h.Delay.(interface{ check() error }); ok {
+		if err := d.check(); err != nil {
+			return fmt.Errorf("Delay: %w", err)
+		}
+	}
+	if len(h.NonFatalCodes) > 0 {
+		if err := checkCodes(h.NonFatalCodes); err != nil {
+			return fmt.Errorf("NonFatalCodes: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkHedging finds hedging where it must not be: for all methods without the word that
+// they are safe, and for methods that are known to have a client stream.
+func (m *methodPolicies) checkHedging() error {
+	if h := m.all.Hedging; h != nil && !h.AllMethodsAreSafe {
+		return fmt.Errorf("grpcretry: WithHedging for all methods, without AllMethodsAreSafe: " +
+			"name the methods that are safe to run twice with WithMethod")
+	}
+	for pattern, p := range m.methods {
+		if p.Hedging != nil && sendsStream(pattern) {
+			return fmt.Errorf("grpcretry: WithHedging in WithMethod %s: "+
+				"a method with a client stream cannot be hedged", pattern)
+		}
+	}
+	return nil
+}
+
+// sendsStream says whether the program knows "/pkg.Service/Method" as one with a client
+// stream. Generated code makes its methods known.
+func sendsStream(method string) bool {
+	service := serviceOf(method)
+	name := protoreflect.FullName(service[1:len(service)-1] + "." + method[len(service):])
+	if !name.IsValid() {
+		return false
+	}
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	if err != nil {
+		return false
+	}
+	descriptor, ok := found.(protoreflect.MethodDescriptor)
+	return ok && descriptor.IsStreamingClient()
+}
+
+// The reply of an attempt is its own; that of the first is the caller's. Two kinds of
+// replies can be made a second time: protobuf messages, and pointers, to what the zero
+// value is a good start for, as for every codec that unmarshals.
+
+// newReply makes a reply of the type of the caller's, nil if that cannot be done.
+func newReply(of any) any {
+	switch m := of.(type) {
+	case proto.Message:
+		if isNil(m) {
+			return nil
+		}
+		return m.ProtoReflect().New().Interface()
+	default:
+		if v := reflect.ValueOf(of); v.Kind() == reflect.Pointer && !v.IsNil() {
+			return reflect.New(v.Type().Elem()).Interface()
+		}
+		return nil
+	}
+}
+
+// canHedge says whether newReply can make replies of this type. It allocates nothing.
+func canHedge(reply any) bool {
+	v := reflect.ValueOf(reply)
+	return v.Kind() == reflect.Pointer && !v.IsNil()
+}
+
+// copyReply puts what a winning attempt received where the caller wants it.
+func copyReply(to, from any) {
+	switch m := to.(type) {
+	case proto.Message:
+		proto.Reset(m)
+		proto.Merge(m, from.(proto.Message))
+	case protoadapt.MessageV1:
+		copyReply(protoadapt.MessageV2Of(m), protoadapt.MessageV2Of(from.(protoadapt.MessageV1)))
+	default:
+		reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem())
+	}
+}
+
+// A HedgeDelay says when a hedge is due. [HedgeAfter] and [HedgeAtQuantile] make those of
+// this package, [HedgeWhile] a switch for them; others may be written, and must be safe
+// for concurrent use. One HedgeDelay may serve any number of methods and Retriers.
+type HedgeDelay interface {
+	// Delay is asked when a call to method, "/pkg.Service/Method", starts at the time
+	// now: after which time, 0 or more, without a success is its next attempt to be
+	// sent? The answer holds for all attempts of the call. If ok is false, the call is not hedged.
+	Delay(method string, now time.Time) (d time.Duration, ok bool)
+	// Answered is told how long the first attempt of a call took to succeed, also of a call
+	// that is not hedged as there was no delay. If lost, it was cancelled after that time,
+	// because another attempt had won: it would have taken longer. For a stream it is the
+	// time to the first message. It runs at the end of every such call.
+	Answered(method string, took time.Duration, lost bool, now time.Time)
+}
+
+// HedgeAfter sends a hedge after each d without a success; with 0 all attempts are sent at
+// once. A negative d is refused by [New].
+func HedgeAfter(d time.Duration) HedgeDelay { return hedgeAfter(d) }
+
+type hedgeAfter time.Duration
+
+func (d hedgeAfter) Delay(string, time.Time) (time.Duration, bool)   { return time.Duration(d), true }
+func (d hedgeAfter) Answered(string, time.Duration, bool, time.Time) {}
+func (d hedgeAfter) check() error                                    { return checkNotNegative(time.Duration(d)) }
+
+// HedgeWhile hedges as d says while on returns true, and not at all while it does not: a
+// switch for running programs. It is asked for each call; d goes on measuring all along. An atomic.Bool's Load serves well as on.
+func HedgeWhile(on func() bool, d HedgeDelay) HedgeDelay { return &hedgeWhile{on, d} }
+
+type hedgeWhile struct {
+	on func() bool
+	HedgeDelay
+}
+
+func (w *hedgeWhile) Delay(method string, now time.Time) (time.Duration, bool) {
+	if !w.on() {
+		return 0, false
+	}
+	return w.HedgeDelay.Delay(method, now)
+}
+
+func (w *hedgeWhile) check() error {
+	if w.on == nil || isNil(w.HedgeDelay) {
+		return fmt.Errorf("HedgeWhile needs a function and a HedgeDelay")
+	}
+	if d, ok := w.HedgeDelay.(interface{ check() error }); ok {
+		return d.check()
+	}
+	return nil
+}
+
+// measured tells d how long first attempts take that are not hedged.
+func measured(d HedgeDelay, invoker grpc.UnaryInvoker) grpc.UnaryInvoker {
+	first := true
+	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, opts ...grpc.CallOption) error {
+		if !first {
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		first = false
+		start := time.Now()
+		err := invoker(ctx, method, req, reply, cc, opts...)
+		if now := time.Now(); err == nil {
+			d.Answered(method, now.Sub(start), false, now)
+		}
+		return err
+	}
+}

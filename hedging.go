@@ -1,0 +1,373 @@
+package grpcretry
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// A hedging is the part of a hedged call in which attempts run at the same time: from the
+// first one to the decision, and on until the losers have ended.
+//
+// The first attempt runs on the caller's goroutine, each further one on a goroutine of
+// its own. What happens, an attempt that ends or a time that has come, goes into a queue.
+// Whoever finds nobody handling the queue handles it, without a lock: so one goroutine at a
+// time uses the call, the engine, the budget and the observers, as in any other call.
+type hedging struct {
+	call     *call
+	attempts hedgedAttempts
+
+	mu       sync.Mutex
+	queue    []happening   // guarded by mu
+	handling bool          // guarded by mu; a goroutine is at it
+	over     bool          // guarded by mu; decided, and every attempt has ended
+	wake     chan struct{} // guarded by mu; closed when over; nil while nobody waits for that
+
+	// Of whoever handles the queue, and of the caller when it is over.
+	delay   time.Duration
+	timer   *time.Timer // until the next attempt is due
+	dueAt   time.Time   // when that is; zero for never
+	next    Verdict     // the attempt that waits for dueAt, where it is paid for already
+	made    int         // attempts sent
+	open    []*attempt  // those that run
+	idle    time.Time   // since when none runs
+	decided bool
+	winner  *attempt  // nil if none succeeded
+	wonAt   time.Time // when it did
+	last    *attempt  // else the one whose failure is the call's
+	failure Failure   // that failure
+	verdict Verdict   // what the engine said of it
+	err     error     // what last or winner returned
+
+	queueRoom [3]happening
+	openRoom  [3]*attempt
+}
+
+// hedgedAttempts are what a unary call and a server stream do differently.
+type hedgedAttempts interface {
+	// run makes an attempt, to its end or, of a stream, to its first message.
+	run(*attempt) error
+	// discard ends what is left of an attempt that succeeded too late.
+	discard(*attempt)
+}
+
+// A happening is that an attempt has ended; without one, that it is time to look whether
+// another is due, or the caller has gone.
+type happening struct {
+	ended *attempt
+	err   error
+}
+
+// race runs first on this goroutine and others beside it, until one is decisive and all
+// have ended.
+func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay time.Duration) {
+	h.call, h.attempts, h.delay, h.made = c, attempts, delay, first.number
+	h.queue, h.open = h.queueRoom[:0], append(h.openRoom[:0], first)
+	over := false
+	defer func() {
+		if !over { // something below panics: let nothing run on
+			h.cancelAll()
+		}
+	}()
+	h.dueAt = first.start.Add(delay)
+	h.timer = time.AfterFunc(delay, h.look)
+	h.post(happening{first, attempts.run(first)})
+	h.await()
+	over = true
+}
+
+func (h *hedging) look() { h.post(happening{}) }
+
+// post adds what happened to the queue, and handles the queue unless somebody does.
+func (h *hedging) post(e happening) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.queue = append(h.queue, e)
+	if h.handling {
+		return
+	}
+	h.handling = true
+	for len(h.queue) > 0 {
+		e := h.queue[0]
+		h.queue = slices.Delete(h.queue, 0, 1)
+		h.mu.Unlock()
+		h.handle(e)
+		h.mu.Lock()
+	}
+	h.handling = false
+	if h.decided && len(h.open) == 0 && !h.over {
+		h.over = true
+		if h.wake != nil {
+			close(h.wake)
+		}
+	}
+}
+
+// await returns when it is over.
+func (h *hedging) await() {
+	h.mu.Lock()
+	over := h.over
+	if !over {
+		h.wake = make(chan struct{})
+	}
+	wake := h.wake
+	h.mu.Unlock()
+	if over {
+		return
+	}
+	closed, unwatch := h.call.retrier.closing.watch(h.call.cc, shortWait+1)
+	defer unwatch()
+	select {
+	case <-wake:
+		return
+	case <-h.call.ctx.Done():
+	case <-closed:
+	}
+	h.look() // attempts end by themselves, but there may be none under way
+	<-wake
+}
+
+func (h *hedging) handle(e happening) {
+	now := time.Now()
+	switch {
+	case e.ended != nil:
+		h.open = slices.DeleteFunc(h.open, func(a *attempt) bool { return a == e.ended })
+		h.ended(e.ended, e.err, now)
+	case h.decided:
+	case len(h.open) == 0 && (h.call.ended(now) != nil || h.call.closed()):
+		h.abandon(now)
+	case !h.dueAt.IsZero() && !now.Before(h.dueAt): // else the timer was set anew meanwhile
+		h.due(now)
+	}
+}
+
+// ended takes in how an attempt ended.
+func (h *hedging) ended(a *attempt, err error, now time.Time) {
+	c := h.call
+	c.collect(a)
+	won := err == nil || isEOF(err)
+	switch {
+	case h.decided:
+		h.lost(a, won, now)
+		return
+	case won:
+		h.winner, h.wonAt, h.err = a, now, err
+		h.answered(a, false, now)
+		h.decide()
+		return
+	case a.number == 1 && h.made == 1 && c.leftToGRPC():
+		h.last, h.err, h.verdict = a, err, Verdict{Reason: ErrLeftToGRPC}
+		h.decide()
+		return
+	}
+	h.failed(a, err, now)
+	a.release()
+}
+
+// lost tells of an attempt that ended after the decision.
+func (h *hedging) lost(a *attempt, won bool, now time.Time) {
+	if won {
+		h.attempts.discard(a)
+	}
+	if h.winner != nil {
+		h.answered(a, true, now)
+	}
+	h.call.lost(a, now)
+	a.release()
+}
+
+// answered tells the delay about a first attempt.
+func (h *hedging) answered(a *attempt, lost bool, now time.Time) {
+	if a.number == 1 {
+		h.call.policy.Hedging.Delay.Answered(h.call.method, now.Sub(a.start), lost, now)
+	}
+}
+
+// failed asks the engine what comes of an attempt's failure.
+func (h *hedging) failed(a *attempt, err error, now time.Time) {
+	c := h.call
+	f := c.failure(a, err, now)
+	f.Made = h.made
+	c.record(&f)
+	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
+	c.report(&f, v, now)
+	h.last, h.err, h.failure, h.verdict = a, err, f, v
+	if len(h.open) == 0 {
+		h.idle = now
+	}
+	switch {
+	case v.Retry:
+		h.schedule(v, now)
+	case v.untouched || f.CtxErr != nil || f.Closed || f.Committed: // fatal
+		h.decide()
+	default:
+		if v.Reason != ErrBudgetExhausted && v.Reason != ErrAttemptsExhausted { //nolint:errorlint // the engine's own words
+			h.freeze(v.Reason)
+		}
+		if len(h.open) == 0 && !h.next.Retry {
+			h.decide()
+		}
+	}
+}
+
+// schedule sets the next attempt to when v says. Only one can be next.
+func (h *hedging) schedule(v Verdict, now time.Time) {
+	h.refund()
+	h.next = v
+	if v.Wait > 0 {
+		h.arm(v.Wait, now)
+		return
+	}
+	h.send(now)
+}
+
+// due sends the attempt whose time has come, if it may be sent.
+func (h *hedging) due(now time.Time) {
+	c := h.call
+	switch {
+	case h.next.Retry:
+		h.send(now)
+		return
+	case c.leftToGRPC():
+		h.disarm()
+		return
+	}
+	v := c.policy.due(c.budget, &c.remember().History, h.made, now)
+	v.Wait = h.delay
+	c.reportDue(v, now)
+	switch {
+	case v.Retry:
+		h.next = v
+		h.send(now)
+	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word; only this one is not sent
+		h.arm(max(h.delay, time.Millisecond), now)
+	default:
+		h.disarm()
+	}
+}
+
+// send starts the next attempt on a goroutine of its own.
+func (h *hedging) send(now time.Time) {
+	c := h.call
+	if len(h.open) == 0 {
+		c.remember().idle += now.Sub(h.idle)
+	}
+	a := c.another(h.made, h.next, len(h.open) > 0, now)
+	h.next = Verdict{}
+	h.made++
+	h.open = append(h.open, a)
+	if h.made < c.policy.MaxAttempts {
+		h.arm(h.delay, now)
+	} else {
+		h.disarm()
+	}
+	go func() { h.post(happening{a, h.attempts.run(a)}) }()
+}
+
+// arm sets when the next attempt is due, in place of what was set before.
+func (h *hedging) arm(d time.Duration, now time.Time) {
+	if h.call.past != nil && h.call.past.Stopped != nil {
+		return
+	}
+	h.dueAt = now.Add(d)
+	h.timer.Reset(d)
+}
+
+func (h *hedging) disarm() {
+	h.dueAt = time.Time{}
+	h.timer.Stop()
+}
+
+// freeze lets no more attempts be sent, because of reason.
+func (h *hedging) freeze(reason error) {
+	h.call.remember().Stopped = reason
+	h.disarm()
+	h.refund()
+}
+
+// refund gives back what was paid for an attempt that will not be sent.
+func (h *hedging) refund() {
+	if h.next.Retry {
+		h.call.budget.Refund()
+		h.next = Verdict{}
+	}
+}
+
+// abandon ends a call that the caller left while no attempt was under way.
+func (h *hedging) abandon(now time.Time) {
+	h.verdict = Verdict{Reason: ErrConnClosed}
+	if h.failure.CtxErr = h.call.ended(now); h.failure.CtxErr != nil {
+		h.verdict.Reason = h.failure.CtxErr
+	}
+	h.decide()
+}
+
+// decide ends what is still under way.
+func (h *hedging) decide() {
+	h.decided = true
+	h.disarm()
+	h.refund()
+	h.cancelAll()
+}
+
+func (h *hedging) cancelAll() {
+	h.timer.Stop()
+	for _, a := range h.open {
+		a.bounds.cancel(ErrHedgeLost)
+	}
+}
+
+// conclude ends a call that no attempt has won, and returns its error.
+func (h *hedging) conclude() error {
+	c, now := h.call, time.Now()
+	if h.made > 1 || c.stream {
+		c.show(h.last)
+	}
+	if h.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
+		c.retrier.log.logLeftToGRPC(c)
+		return c.leave(h.last, h.err, now)
+	}
+	return c.stop(&h.failure, h.verdict, h.err, now)
+}
+
+// A hedgedUnary is a unary call that is hedged.
+type hedgedUnary struct {
+	call
+	hedging    hedging
+	req, reply any
+	invoker    grpc.UnaryInvoker
+}
+
+func (r *Retrier) hedgedUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoker grpc.UnaryInvoker, p *policy, delay time.Duration, opts []grpc.CallOption, o callerOptions) error {
+	u := &hedgedUnary{req: req, reply: reply, invoker: invoker}
+	first := r.begin(&u.call, ctx, cc, method, p.hedged, opts, o, false)
+	u.hedging.race(&u.call, u, first, delay)
+	winner := u.hedging.winner
+	if winner == nil {
+		return u.hedging.conclude()
+	}
+	if winner.number > 1 {
+		copyReply(reply, winner.bounds.received)
+		u.show(winner)
+	}
+	u.succeed(winner, u.hedging.wonAt)
+	winner.release()
+	return nil
+}
+
+// run makes one attempt. The first receives into the caller's reply and options: nobody
+// else touches those until all attempts have ended.
+func (u *hedgedUnary) run(a *attempt) error {
+	reply := u.reply
+	if a.number > 1 {
+		reply = newReply(u.reply)
+		a.bounds.received = reply
+	}
+	return u.invoker(a, u.method, u.req, reply, u.cc, u.attemptOptions(a)...)
+}
+
+func (u *hedgedUnary) discard(*attempt) {}

@@ -1,0 +1,119 @@
+package grpcretry
+
+import (
+	"context"
+	"time"
+)
+
+// This file is how a server stream is hedged. Its request is known when RecvMsg is first
+// called; the attempt that was opened until then is the first, and from then on others may
+// run beside it, each up to its first message. The winner is then committed, and the
+// stream goes on as any other.
+
+// hedge chooses the policy of a stream whose method is hedged.
+func (s *retryStream) hedge(ctx context.Context, r *Retrier, method string, p *policy) *policy {
+	if s.desc.ClientStreams {
+		r.log.logNotHedged(ctx, method, "it has a client stream")
+		return p
+	}
+	delay, ok := p.Hedging.Delay.Delay(method, time.Now())
+	if !ok {
+		s.measured = p.Hedging.Delay
+		return p
+	}
+	s.hedgeDelay = delay
+	return p.hedged
+}
+
+// race receives the first message of a hedged stream. The caller has set recovering, so
+// that no other goroutine touches the call or the attempts.
+func (s *retryStream) race(first *streamAttempt, m any) error {
+	h := &hedging{}
+	h.race(s.call, &hedgedStream{s, first, m}, first.attempt, s.hedgeDelay)
+	if h.winner == nil {
+		final := h.conclude()
+		s.conclude(first, final)
+		return final
+	}
+	won := first
+	if h.winner != first.attempt {
+		received := h.winner.bounds.received.(*received)
+		won = received.from
+		if h.err == nil {
+			copyReply(m, received.message)
+		}
+	}
+	s.mu.Lock()
+	s.current, s.recovering = won, false
+	s.commit(won)
+	s.mu.Unlock()
+	return s.committedTo(won, m, h.err)
+}
+
+// A hedgedStream is how a hedged stream makes its attempts.
+type hedgedStream struct {
+	*retryStream
+	first   *streamAttempt
+	message any // of the application
+}
+
+// received is the first message of an attempt that may win.
+type received struct {
+	from    *streamAttempt
+	message any
+}
+
+func (s *hedgedStream) run(a *attempt) error {
+	at, message := s.first, s.message
+	var err error
+	if a != s.first.attempt {
+		at, err = s.open(a)
+		message = newReply(s.message)
+		a.bounds.received = &received{at, message}
+	}
+	if err == nil && at != s.first {
+		err = s.request(at)
+	}
+	if err == nil {
+		err = at.stream.RecvMsg(message)
+	}
+	if err == nil && !at.inTime() {
+		err = at.discard(message)
+	}
+	if err == nil || isEOF(err) {
+		at.begun = err == nil
+		return err
+	}
+	s.mu.Lock()
+	over := at.over
+	s.mu.Unlock()
+	at.read(s.call, err, over)
+	return err
+}
+
+// request sends what the application has sent.
+func (s *hedgedStream) request(at *streamAttempt) error {
+	s.mu.Lock()
+	buffer := s.buffer
+	s.mu.Unlock()
+	for _, m := range buffer {
+		if err := at.stream.SendMsg(m); isEOF(err) {
+			return nil // RecvMsg has the status
+		} else if err != nil {
+			return err
+		}
+	}
+	if err := at.stream.CloseSend(); err != nil && !isEOF(err) {
+		return err
+	}
+	return nil
+}
+
+// discard ends a stream that had its first message too late.
+func (s *hedgedStream) discard(a *attempt) {
+	at := s.first
+	if a != s.first.attempt {
+		at = a.bounds.received.(*received).from
+	}
+	_ = at.discard(newReply(s.message))
+}
