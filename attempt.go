@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strconv"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -50,7 +51,7 @@ type attemptKey struct{}
 // long as each other, so one allocation serves both. It is kept small, as the first of
 // each call is made whatever comes of it.
 type attempt struct {
-	context.Context // the caller's, with the attempt's timeout and metadata if it has any
+	context.Context // the caller's, with the attempt's metadata if it has any
 
 	// Never changed after the start: others may read it through the context.
 	call   *call
@@ -69,31 +70,96 @@ type attempt struct {
 	peer    peer.Peer
 }
 
-// bounds end the context of an attempt before the caller's.
-type bounds struct {
-	cancel  context.CancelCauseFunc
-	timeout time.Duration // 0 for none
-	timer   *time.Timer   // until the timeout; nil without one
-	expires time.Time     // when the timeout ends it, where gRPC is told; else zero
-
-	received any // what an attempt of a hedged call has received, until it is known to win
-}
-
 // Value makes the attempt known to what runs below, see [AttemptFromContext].
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) {
 		return a
 	}
+	if a.bounds != nil {
+		return a.bounds.parent(a.Context).Value(key)
+	}
 	return a.Context.Value(key)
 }
 
-// bound gives the attempt a context of its own and, unless timeout is 0, a timeout, told
+// Done is closed with the caller's context or, where the attempt has bounds, before.
+func (a *attempt) Done() <-chan struct{} {
+	if a.bounds != nil {
+		return a.bounds.context(a.Context).Done()
+	}
+	return a.Context.Done()
+}
+
+// Err is not nil when Done is closed.
+func (a *attempt) Err() error {
+	if a.bounds != nil {
+		return a.bounds.parent(a.Context).Err()
+	}
+	return a.Context.Err()
+}
+
+// bounds end an attempt before the caller's context does. The context that does so is
+// made when somebody asks for Done: an attempt that is answered without gRPC, and that is
+// half of what a hedged call pays for its bounds, needs none.
+type bounds struct {
+	timeout time.Duration // 0 for none
+	timer   *time.Timer   // until the timeout; nil without one
+	expires time.Time     // when the timeout ends it, where gRPC is told; else zero
+
+	received any // what an attempt of a hedged call has received, until it is known to win
+
+	mu    sync.Mutex
+	ctx   context.Context // guarded by mu; nil until it is needed
+	stop  context.CancelCauseFunc
+	ended bool // guarded by mu; cancelled because of cause
+	cause error
+}
+
+// context is the attempt's own, below the caller's.
+func (b *bounds) context(callers context.Context) context.Context {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ctx == nil {
+		b.ctx, b.stop = context.WithCancelCause(callers)
+		if b.ended {
+			b.stop(b.cause)
+		}
+	}
+	return b.ctx
+}
+
+// parent is where to look up values and the end: the attempt's own context, or the
+// caller's as long as that says the same.
+func (b *bounds) parent(callers context.Context) context.Context {
+	b.mu.Lock()
+	same := b.ctx == nil && !b.ended
+	b.mu.Unlock()
+	if same {
+		return callers
+	}
+	return b.context(callers)
+}
+
+// cancel ends the attempt because of cause, nil for context.Canceled.
+func (b *bounds) cancel(cause error) {
+	b.mu.Lock()
+	if !b.ended {
+		b.ended, b.cause = true, cause
+	}
+	stop := b.stop
+	b.mu.Unlock()
+	if stop != nil {
+		stop(cause)
+	}
+}
+
+// bound gives the attempt an end of its own and, unless timeout is 0, a timeout, told
 // from other ends by its cause. It is a timer, not a deadline of the context, so that it
 // can be lifted: when a stream has begun, and for a call that turns out to be left to gRPC.
 func (a *attempt) bound(timeout time.Duration) {
-	ctx, cancel := context.WithCancelCause(a.Context)
-	a.Context = ctx
-	a.bounds = &bounds{cancel: cancel, timeout: timeout}
+	if a.bounds == nil {
+		a.bounds = &bounds{}
+	}
+	a.bounds.timeout = timeout
 	if timeout > 0 {
 		a.bounds.timer = time.AfterFunc(timeout, a.expire)
 	}
@@ -137,11 +203,11 @@ func (a *attempt) timedOut(err error, now time.Time) bool {
 	if a.bounds == nil || a.bounds.timeout == 0 || !isContextEnd(err) {
 		return false
 	}
-	if errors.Is(context.Cause(a.Context), ErrAttemptTimeout) {
+	if errors.Is(context.Cause(a), ErrAttemptTimeout) {
 		return true
 	}
 	// At the very moment of the deadline gRPC may be told before the context is.
-	return !a.bounds.expires.IsZero() && a.Context.Err() == nil && !now.Before(a.bounds.expires)
+	return !a.bounds.expires.IsZero() && a.Err() == nil && !now.Before(a.bounds.expires)
 }
 
 // isContextEnd says whether err can be the end of a context: as a status, or bare, as

@@ -54,20 +54,11 @@ func (p *past) all() []Attempt {
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
 
-// begin makes a new call of c, and its first attempt.
+// begin makes a call of c, which is zero, and its first attempt.
 func (r *Retrier) begin(c *call, ctx context.Context, cc *grpc.ClientConn, method string, p *policy,
 	opts []grpc.CallOption, o callerOptions, stream bool) *attempt {
-	*c = call{
-		retrier: r,
-		policy:  p,
-		cc:      cc,
-		method:  method,
-		ctx:     ctx,
-		opts:    opts,
-		targets: o.targets,
-		stream:  stream,
-		static:  o.static,
-	}
+	c.retrier, c.policy, c.cc, c.method, c.ctx = r, p, cc, method, ctx
+	c.opts, c.targets, c.stream, c.static = opts, o.targets, stream, o.static
 	c.budget = p.budgetFor(c.target(), c.canonicalTarget)
 	c.startSpan()
 	a := &c.first

@@ -21,6 +21,7 @@ type hedging struct {
 	attempts hedgedAttempts
 
 	mu       sync.Mutex
+	busy     bool          // guarded by mu; something has happened
 	queue    []happening   // guarded by mu
 	handling bool          // guarded by mu; a goroutine is at it
 	over     bool          // guarded by mu; decided, and every attempt has ended
@@ -36,14 +37,19 @@ type hedging struct {
 	idle    time.Time   // since when none runs
 	decided bool
 	winner  *attempt  // nil if none succeeded
-	wonAt   time.Time // when it did
-	last    *attempt  // else the one whose failure is the call's
-	failure Failure   // that failure
-	verdict Verdict   // what the engine said of it
-	err     error     // what last or winner returned
+	wonAt   time.Time // when it did; zero if just now
+	err     error     // nil, or io.EOF of a stream that ended well
+	lost    *defeat   // else
 
-	queueRoom [3]happening
-	openRoom  [3]*attempt
+	openRoom [2]*attempt
+}
+
+// A defeat is the failure that a call ends with, unless another attempt wins.
+type defeat struct {
+	attempt *attempt
+	err     error // as it came
+	failure Failure
+	verdict Verdict // what the engine said of it
 }
 
 // hedgedAttempts are what a unary call and a server stream do differently.
@@ -65,18 +71,37 @@ type happening struct {
 // have ended.
 func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay time.Duration) {
 	h.call, h.attempts, h.delay, h.made = c, attempts, delay, first.number
-	h.queue, h.open = h.queueRoom[:0], append(h.openRoom[:0], first)
 	over := false
 	defer func() {
 		if !over { // something below panics: let nothing run on
 			h.cancelAll()
 		}
 	}()
+	h.mu.Lock() // the timer may be faster than these assignments
+	h.open = append(h.openRoom[:0], first)
 	h.dueAt = first.start.Add(delay)
 	h.timer = time.AfterFunc(delay, h.look)
-	h.post(happening{first, attempts.run(first)})
-	h.await()
+	h.mu.Unlock()
+	if err := attempts.run(first); !h.alone(err) {
+		h.post(happening{first, err})
+		h.await()
+	} else {
+		h.winner, h.err = first, err
+		c.collect(first)
+		h.answered(first, false)
+	}
 	over = true
+}
+
+// alone says whether the first attempt has succeeded before anything else happened: as
+// nearly always. Then nothing else will.
+func (h *hedging) alone(err error) bool {
+	if err != nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.busy && h.timer.Stop()
 }
 
 func (h *hedging) look() { h.post(happening{}) }
@@ -85,6 +110,7 @@ func (h *hedging) look() { h.post(happening{}) }
 func (h *hedging) post(e happening) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.busy = true
 	h.queue = append(h.queue, e)
 	if h.handling {
 		return
@@ -151,15 +177,15 @@ func (h *hedging) ended(a *attempt, err error, now time.Time) {
 	won := err == nil || isEOF(err)
 	switch {
 	case h.decided:
-		h.lost(a, won, now)
+		h.late(a, won, now)
 		return
 	case won:
 		h.winner, h.wonAt, h.err = a, now, err
-		h.answered(a, false, now)
+		h.answered(a, false)
 		h.decide()
 		return
 	case a.number == 1 && h.made == 1 && c.leftToGRPC():
-		h.last, h.err, h.verdict = a, err, Verdict{Reason: ErrLeftToGRPC}
+		h.lost = &defeat{attempt: a, err: err, verdict: Verdict{Reason: ErrLeftToGRPC}}
 		h.decide()
 		return
 	}
@@ -167,23 +193,26 @@ func (h *hedging) ended(a *attempt, err error, now time.Time) {
 	a.release()
 }
 
-// lost tells of an attempt that ended after the decision.
-func (h *hedging) lost(a *attempt, won bool, now time.Time) {
+// late tells of an attempt that ended after the decision.
+func (h *hedging) late(a *attempt, won bool, now time.Time) {
 	if won {
 		h.attempts.discard(a)
 	}
 	if h.winner != nil {
-		h.answered(a, true, now)
+		h.answered(a, true)
 	}
 	h.call.lost(a, now)
 	a.release()
 }
 
 // answered tells the delay about a first attempt.
-func (h *hedging) answered(a *attempt, lost bool, now time.Time) {
-	if a.number == 1 {
-		h.call.policy.Hedging.Delay.Answered(h.call.method, now.Sub(a.start), lost, now)
+func (h *hedging) answered(a *attempt, lost bool) {
+	delay := h.call.policy.Hedging.Delay
+	if _, fixed := delay.(hedgeAfter); fixed || a.number > 1 {
+		return // spare the clock
 	}
+	now := time.Now()
+	delay.Answered(h.call.method, now.Sub(a.start), lost, now)
 }
 
 // failed asks the engine what comes of an attempt's failure.
@@ -194,7 +223,7 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	c.record(&f)
 	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
 	c.report(&f, v, now)
-	h.last, h.err, h.failure, h.verdict = a, err, f, v
+	h.lost = &defeat{a, err, f, v}
 	if len(h.open) == 0 {
 		h.idle = now
 	}
@@ -298,9 +327,9 @@ func (h *hedging) refund() {
 
 // abandon ends a call that the caller left while no attempt was under way.
 func (h *hedging) abandon(now time.Time) {
-	h.verdict = Verdict{Reason: ErrConnClosed}
-	if h.failure.CtxErr = h.call.ended(now); h.failure.CtxErr != nil {
-		h.verdict.Reason = h.failure.CtxErr
+	h.lost.verdict = Verdict{Reason: ErrConnClosed}
+	if h.lost.failure.CtxErr = h.call.ended(now); h.lost.failure.CtxErr != nil {
+		h.lost.verdict.Reason = h.lost.failure.CtxErr
 	}
 	h.decide()
 }
@@ -322,21 +351,22 @@ func (h *hedging) cancelAll() {
 
 // conclude ends a call that no attempt has won, and returns its error.
 func (h *hedging) conclude() error {
-	c, now := h.call, time.Now()
+	c, now, lost := h.call, time.Now(), h.lost
 	if h.made > 1 || c.stream {
-		c.show(h.last)
+		c.show(lost.attempt)
 	}
-	if h.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
+	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
 		c.retrier.log.logLeftToGRPC(c)
-		return c.leave(h.last, h.err, now)
+		return c.leave(lost.attempt, lost.err, now)
 	}
-	return c.stop(&h.failure, h.verdict, h.err, now)
+	return c.stop(&lost.failure, lost.verdict, lost.err, now)
 }
 
 // A hedgedUnary is a unary call that is hedged.
 type hedgedUnary struct {
 	call
 	hedging    hedging
+	bounds     bounds // of the first attempt
 	req, reply any
 	invoker    grpc.UnaryInvoker
 }
@@ -344,6 +374,7 @@ type hedgedUnary struct {
 func (r *Retrier) hedgedUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, p *policy, delay time.Duration, opts []grpc.CallOption, o callerOptions) error {
 	u := &hedgedUnary{req: req, reply: reply, invoker: invoker}
+	u.call.first.bounds = &u.bounds
 	first := r.begin(&u.call, ctx, cc, method, p.hedged, opts, o, false)
 	u.hedging.race(&u.call, u, first, delay)
 	winner := u.hedging.winner
