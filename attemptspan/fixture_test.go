@@ -116,9 +116,10 @@ func inBubble(t *testing.T, failures int32, test func(t *testing.T, f *fixture))
 // client dials the server with the dial options in their order: that of the interceptors.
 func (f *fixture) client(t *testing.T, opts ...grpc.DialOption) echov1.EchoServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///echo", append(opts,
+	conn, err := grpc.NewClient("passthrough:///echo", append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return f.listener.DialContext(ctx) }))...)
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return f.listener.DialContext(ctx) }),
+	}, opts...)...)
 	if err != nil {
 		t.Fatalf("NewClient: %v", err)
 	}

@@ -1,14 +1,19 @@
 package attemptspan
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry"
@@ -297,19 +302,137 @@ func numbered(s sdktrace.ReadOnlySpan) bool {
 }
 
 func TestErrorIsTheStatusOfTheOuterSpan(t *testing.T) {
-	inBubble(t, 9, func(t *testing.T, f *fixture) {
-		opts := append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
-		err := f.below(t, echo, f.client(t, opts...))
-		if !errors.Is(err, grpcretry.ErrAttemptsExhausted) {
-			t.Errorf("Echo = %v, want %v", err, grpcretry.ErrAttemptsExhausted)
-		}
-		wantTree(t, f, `
+	for _, kind := range kinds {
+		t.Run(kind.method, func(t *testing.T) {
+			inBubble(t, 9, func(t *testing.T, f *fixture) {
+				opts := append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
+				err := f.below(t, kind.call, f.client(t, opts...))
+				if !errors.Is(err, grpcretry.ErrAttemptsExhausted) {
+					t.Errorf("%s = %v, want %v", kind.method, err, grpcretry.ErrAttemptsExhausted)
+				}
+				wantTree(t, f, strings.ReplaceAll(`
 caller internal 0s-1s Unset
   Sent.pkg.Service.Echo client 0s-1s Error
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
     Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+`, "Echo", kind.method))
+			})
+		})
+	}
+}
+
+// Attempts that reach no server, because there is none, have their spans all the same.
+func TestServerThatIsNotThere(t *testing.T) {
+	gone := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+		return nil, errors.New("nobody listens")
+	})
+	for _, tt := range []struct {
+		name string
+		opts func(f *fixture) []grpc.DialOption
+		want string
+	}{
+		{"otelgrpc", func(f *fixture) []grpc.DialOption {
+			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2)), f.withOtelgrpc())
+		}, `
+caller internal 0s-1s Unset
+  pkg.Service/Echo internal 0s-1s Error UNAVAILABLE attempts=2 reason=exhausted
+    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
+    @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
+    pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
+    pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
+`},
+		{"grpc-go outside", func(f *fixture) []grpc.DialOption {
+			return append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
+		}, `
+caller internal 0s-1s Unset
+  Sent.pkg.Service.Echo client 0s-1s Error
+    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
+    @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
+    Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
+    Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+`},
+	} {
+		for _, kind := range kinds {
+			t.Run(tt.name+"/"+kind.method, func(t *testing.T) {
+				inBubble(t, 0, func(t *testing.T, f *fixture) {
+					f.below(t, kind.call, f.client(t, append(tt.opts(f), gone)...))
+					wantTree(t, f, strings.ReplaceAll(tt.want, "Echo", kind.method))
+				})
+			})
+		}
+	}
+}
+
+// A request that the server has refused unseen is sent again by gRPC itself, in the same
+// attempt: a second span with the same number.
+func TestTransparentRetriesHaveTheNumberOfTheirAttempt(t *testing.T) {
+	inBubble(t, 0, func(t *testing.T, f *fixture) {
+		client, server := net.Pipe()
+		refused := make(chan error, 1)
+		go func() { refused <- refuseOnce(server) }()
+		conn := f.client(t, append(f.retries(), f.withOtelgrpc(),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return client, nil }))...)
+		f.below(t, echo, conn)
+		if err := <-refused; err != nil {
+			t.Errorf("the server: %v", err)
+		}
+		client.Close()
+		wantTree(t, f, `
+caller internal 0s-0s Unset
+  @0s attempt.number=1 NOT_FOUND decision=stop reason=not_retryable
+  pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
+  pkg.Service/Echo client 0s-0s Error attempt.number=1 NOT_FOUND
 `)
 	})
+}
+
+// refuseOnce speaks HTTP/2 with a client: it refuses the first request, and answers the
+// second with NOT_FOUND.
+func refuseOnce(conn net.Conn) error {
+	if _, err := io.ReadFull(conn, make([]byte, len(http2.ClientPreface))); err != nil {
+		return err
+	}
+	framer := http2.NewFramer(conn, conn)
+	// A pipe holds nothing: writing would wait for a client that is writing itself.
+	writes := make(chan func() error, 10)
+	defer close(writes)
+	go func() {
+		for write := range writes {
+			_ = write() // the client has gone
+		}
+	}()
+	writes <- func() error { return framer.WriteSettings() }
+	for requests := 0; ; {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return err
+		}
+		switch frame := frame.(type) {
+		case *http2.SettingsFrame:
+			if !frame.IsAck() {
+				writes <- framer.WriteSettingsAck
+			}
+		case *http2.HeadersFrame:
+			id := frame.StreamID
+			if requests++; requests == 1 {
+				writes <- func() error { return framer.WriteRSTStream(id, http2.ErrCodeRefusedStream) }
+				continue
+			}
+			var block bytes.Buffer
+			encoder := hpack.NewEncoder(&block)
+			for _, f := range []hpack.HeaderField{{Name: ":status", Value: "200"},
+				{Name: "content-type", Value: "application/grpc"}, {Name: "grpc-status", Value: "5"}} {
+				if err := encoder.WriteField(f); err != nil {
+					return err
+				}
+			}
+			writes <- func() error {
+				return framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true})
+			}
+			go io.Copy(io.Discard, conn)
+			return nil
+		}
+	}
 }
