@@ -100,7 +100,7 @@ func (c *chart) draw(levels []Level) {
 	for i, l := range levels {
 		at := point(l, top)
 		if i == 0 {
-			line.WriteString("M" + at + "L" + at) // a dot, if it stays alone
+			line.WriteString("M" + at) // and a line to itself: a dot, if it stays alone
 			area.WriteString("M" + coordinate(chartWidth-l.SecondsAgo) + "," + coordinate(chartHeight))
 		} else if far := levels[i-1].SecondsAgo-l.SecondsAgo > nearby; far != dashed {
 			end()

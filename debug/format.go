@@ -15,7 +15,7 @@ func length(d time.Duration) string {
 	switch {
 	case d == 0:
 		return "0 ms"
-	case d < time.Millisecond:
+	case d < 999_500*time.Nanosecond:
 		return digits(float64(d)/1e3) + " µs"
 	case d < 999_500*time.Microsecond:
 		return digits(float64(d)/1e6) + " ms"
@@ -51,7 +51,9 @@ func two(d, large time.Duration, largeName string, small time.Duration, smallNam
 }
 
 // lengthMs is length for what is in milliseconds.
-func lengthMs(ms float64) string { return length(time.Duration(ms * float64(time.Millisecond))) }
+func lengthMs(ms float64) string {
+	return length(time.Duration(min(ms*float64(time.Millisecond), math.MaxInt64/2)))
+}
 
 // count writes n with its thousands apart.
 func count(n int64) string {

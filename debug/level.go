@@ -15,7 +15,9 @@ import (
 type level struct {
 	number int // from 1, in the order in which they were seen
 	budget grpcretry.Budget
-	key    any // by which the budget is known
+	key    any // its identity
+
+	pointer bool // so that comparing it is quick, and cannot panic
 
 	second atomic.Int64 // of the latest look, by the age of the page
 
@@ -34,14 +36,22 @@ func (p *Page) look(r *row, b grpcretry.Budget, at time.Time) {
 	if b == nil {
 		return
 	}
-	l, key := r.level.Load(), identity(b)
-	if l == nil || l.key != key {
-		if l = p.levelOf(b, key); l == nil {
+	l := r.level.Load()
+	if l == nil || !l.of(b) {
+		if l = p.levelOf(b); l == nil {
 			return
 		}
 		r.level.Store(l)
 	}
 	l.sample(p.age(at), at)
+}
+
+// of says whether l is the level of b.
+func (l *level) of(b grpcretry.Budget) bool {
+	if l.pointer {
+		return l.budget == b
+	}
+	return l.key == identity(b)
 }
 
 // identity tells budgets apart. Those that cannot be compared are one for each type.
@@ -53,7 +63,8 @@ func identity(b grpcretry.Budget) any {
 }
 
 // levelOf is nil where there are too many.
-func (p *Page) levelOf(b grpcretry.Budget, key any) *level {
+func (p *Page) levelOf(b grpcretry.Budget) *level {
+	key := identity(b)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if l := p.budgets[key]; l != nil {
@@ -62,7 +73,8 @@ func (p *Page) levelOf(b grpcretry.Budget, key any) *level {
 	if len(p.ordered) == maxBudgets {
 		return nil
 	}
-	l := &level{number: len(p.ordered) + 1, budget: b, key: key}
+	l := &level{number: len(p.ordered) + 1, budget: b, key: key,
+		pointer: reflect.TypeOf(b).Kind() == reflect.Pointer}
 	l.second.Store(-1)
 	p.budgets[key] = l
 	p.ordered = append(p.ordered, l)

@@ -179,5 +179,8 @@ func splitMethod(method string) (service, name string) {
 
 // width writes a share of 0 … 1 as a width in SVG.
 func width(share float64) string {
-	return strconv.FormatFloat(100*max(0, min(1, share)), 'f', 2, 64) + "%"
+	if !(share > 0) { // NaN too
+		share = 0
+	}
+	return strconv.FormatFloat(100*min(1, share), 'f', 2, 64) + "%"
 }
