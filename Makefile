@@ -20,7 +20,7 @@ TESTFLAGS ?=
 # In a git checkout what is ignored is left out; from an archive there is only find.
 FILES := { git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f -not -path './.*'; } | sed 's,^\./,,' | sort -u
 # Folders of all modules but the tools' own, . for the root, new ones included.
-MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|(^|/)testdata/' | \
+MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|^e2e/jaeger/|(^|/)testdata/' | \
 	while read -r f; do [ ! -f "$$f" ] || dirname "$$f"; done | sort)
 PROTOS = $(shell find proto -name '*.proto')
 
@@ -32,7 +32,7 @@ each-module = for m in $(MODULES); do \
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: test
 test: fmt-check generate-check tidy-check vet lint unit fuzz-short demo ## everything below up to demo
@@ -83,6 +83,17 @@ demo: ## build and run examples/demo
 	@if [ -f examples/demo/go.mod ]; then cd examples/demo && go run . </dev/null; \
 	else echo "demo: examples/demo does not exist yet"; fi
 
+.PHONY: e2e
+e2e: $(BIN)/jaeger $(BIN)/golangci-lint prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
+	@cd e2e && $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e . && \
+		E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
+
+.PHONY: docs-pictures
+docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run against Jaeger
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger E2E_KEEP_TRACE=$(CURDIR)/e2e/waterfall/testdata/trace.json \
+		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
+	@echo "drew docs/trace.svg"
+
 .PHONY: generate
 generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the generated code and test vectors again
 	@$(call protoc-into,.)
@@ -121,8 +132,12 @@ protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go
 protoc:
 	@.ci/need protoc protobuf-compiler
 
+.PHONY: prometheus
+prometheus:
+	@.ci/need promtool prometheus
+
 # The race detector needs cgo.
-unit flaky soak: export CGO_ENABLED := 1
+unit flaky soak e2e: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev
@@ -133,11 +148,15 @@ $(BIN)/golangci-lint: package := github.com/golangci/golangci-lint/v2/cmd/golang
 $(BIN)/protoc-gen-go: package := google.golang.org/protobuf/cmd/protoc-gen-go
 $(BIN)/protoc-gen-go-grpc: package := google.golang.org/grpc/cmd/protoc-gen-go-grpc
 $(BIN)/benchstat: package := golang.org/x/perf/cmd/benchstat
+$(BIN)/jaeger: package := github.com/jaegertracing/jaeger/cmd/all-in-one
 
 build-tool = @mkdir -p $(BIN); echo "building $(@F) into .bin ($(1))"; cd $(<D) && go build -o $@ $(package) && touch $@
 
 $(BIN)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
 	$(call build-tool,once; about two minutes when nothing is cached)
+
+$(BIN)/jaeger: e2e/jaeger/go.mod e2e/jaeger/go.sum
+	$(call build-tool,once; about three minutes when nothing is cached)
 
 $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat: tools/go.mod tools/go.sum
 	$(call build-tool,once)

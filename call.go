@@ -85,10 +85,8 @@ func (c *call) attemptTimeout(number int) time.Duration {
 	if c.policy.AttemptTimeout == 0 || c.leftToGRPC() {
 		return 0
 	}
-	if _, limited := c.ctx.Deadline(); limited && number >= c.policy.MaxAttempts {
-		return 0
-	}
-	return c.policy.AttemptTimeout
+	_, limited := c.ctx.Deadline()
+	return c.policy.attemptTimeout(number, limited)
 }
 
 // next is told how an attempt ended. It returns the next attempt, after the wait

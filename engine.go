@@ -84,6 +84,21 @@ func (e *Engine) Judge(ctx context.Context, b Budget, h *History, f *Failure, no
 	return e.policy.judge(ctx, b, h, f, now, u)
 }
 
+// AttemptTimeout is how long an attempt of the call may take before it is to be ended and
+// judged as TimedOut; number is the attempt's, from 1. It is 0 for an attempt that may take
+// all the time that is left: without a timeout in the policy, and for the last attempt of a
+// call with a deadline.
+func (e *Engine) AttemptTimeout(h *History, number int) time.Duration {
+	return e.policy.attemptTimeout(number, !h.Deadline.IsZero())
+}
+
+func (p *policy) attemptTimeout(number int, limited bool) time.Duration {
+	if limited && number >= p.MaxAttempts {
+		return 0
+	}
+	return p.AttemptTimeout
+}
+
 // judge decides on f, at the time now, with u uniform in [0, 1). The first match ends it:
 //
 //  1. the caller's context has ended, or the ClientConn is closed: stop

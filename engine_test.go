@@ -345,3 +345,30 @@ func FuzzEngine(f *testing.F) {
 		}
 	})
 }
+
+// An engine says how long an attempt may take, as the interceptors obey it.
+func TestEngineAttemptTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		timeout  time.Duration
+		deadline time.Time
+		number   int
+		want     time.Duration
+	}{
+		{"no timeout in the policy", 0, noon, 1, 0},
+		{"first attempt", time.Second, noon, 1, time.Second},
+		{"last but one", time.Second, noon, 2, time.Second},
+		{"the last gets all the time that is left", time.Second, noon, 3, 0},
+		{"without a deadline the last has its timeout too", time.Second, time.Time{}, 3, time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e, err := NewEngine(Policy{MaxAttempts: 3, AttemptTimeout: tt.timeout})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := e.AttemptTimeout(&History{Deadline: tt.deadline}, tt.number); got != tt.want {
+				t.Errorf("AttemptTimeout(attempt %d) = %v, want %v", tt.number, got, tt.want)
+			}
+		})
+	}
+}

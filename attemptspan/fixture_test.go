@@ -1,0 +1,284 @@
+package attemptspan
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	experimental "google.golang.org/grpc/experimental/opentelemetry"
+	"google.golang.org/grpc/stats/opentelemetry"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// This file has the server that fails as it is told, the client under each of the two
+// instrumentations, and the text that the tests compare: a trace as an indented tree.
+
+// A failing server answers its first failures with UNAVAILABLE, asks for 7 s after the
+// second, and then gives an answer.
+type failing struct {
+	echov1.UnimplementedEchoServiceServer
+	failures int32
+	seen     atomic.Int32
+}
+
+func (s *failing) fail(ctx context.Context) error {
+	n := s.seen.Add(1)
+	if n > s.failures {
+		return nil
+	}
+	if n == 2 {
+		if err := grpcretry.SetPushback(ctx, 7*time.Second); err != nil {
+			return err
+		}
+	}
+	return status.Error(codes.Unavailable, "down")
+}
+
+func (s *failing) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return &echov1.EchoResponse{}, s.fail(ctx)
+}
+
+// Expand sends two messages, or none.
+func (s *failing) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
+	if err := s.fail(stream.Context()); err != nil {
+		return err
+	}
+	if err := stream.Send(&echov1.EchoResponse{}); err != nil {
+		return err
+	}
+	return stream.Send(&echov1.EchoResponse{})
+}
+
+// Chat answers one message.
+func (s *failing) Chat(stream grpc.BidiStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	if err := s.fail(stream.Context()); err != nil {
+		return err
+	}
+	return stream.Send(&echov1.EchoResponse{})
+}
+
+// A fixture is a failing server, and what records the spans of its clients.
+type fixture struct {
+	server   *failing
+	provider *sdktrace.TracerProvider
+	recorder *tracetest.SpanRecorder
+	listener *bufconn.Listener
+}
+
+// inBubble runs test in virtual time with a server that fails so many times. Without
+// jitter and limits, clients wait 1 s before the second attempt, 7 s before the third as
+// the server asks, and 1 s before the fourth.
+func inBubble(t *testing.T, failures int32, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		recorder := tracetest.NewSpanRecorder()
+		f := &fixture{
+			server:   &failing{failures: failures},
+			recorder: recorder,
+			provider: sdktrace.NewTracerProvider(
+				sdktrace.WithSpanProcessor(recorder),
+				sdktrace.WithSpanProcessor(NewProcessor())),
+			listener: bufconn.Listen(1 << 16),
+		}
+		server := grpc.NewServer(grpc.StatsHandler(otelgrpc.NewServerHandler(
+			otelgrpc.WithTracerProvider(f.provider), otelgrpc.WithPropagators(propagation.TraceContext{}))))
+		echov1.RegisterEchoServiceServer(server, f.server)
+		go server.Serve(f.listener)
+		defer server.Stop()
+		test(t, f)
+	})
+}
+
+// client dials the server with the dial options in their order: that of the interceptors.
+func (f *fixture) client(t *testing.T, opts ...grpc.DialOption) echov1.EchoServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///echo", append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return f.listener.DialContext(ctx) }),
+	}, opts...)...)
+	if err != nil {
+		t.Fatalf("NewClient: %v", err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return echov1.NewEchoServiceClient(conn)
+}
+
+// retries are the dial options of grpcretry, joined into one that has a place in an order.
+func (f *fixture) retries(opts ...grpcretry.Option) []grpc.DialOption {
+	return grpcretry.DialOptions(append([]grpcretry.Option{
+		grpcretry.WithBackoff(grpcretry.Constant(time.Second)),
+		grpcretry.WithBudget(grpcretry.Unlimited),
+		grpcretry.WithTracerProvider(f.provider),
+	}, opts...)...)
+}
+
+// withOtelgrpc is the stats handler of otelgrpc.
+func (f *fixture) withOtelgrpc(opts ...otelgrpc.Option) grpc.DialOption {
+	return grpc.WithStatsHandler(otelgrpc.NewClientHandler(append([]otelgrpc.Option{
+		otelgrpc.WithTracerProvider(f.provider),
+		otelgrpc.WithPropagators(propagation.TraceContext{})}, opts...)...))
+}
+
+// withGRPCGo is grpc-go's own instrumentation: an interceptor and a stats handler.
+func (f *fixture) withGRPCGo() grpc.DialOption {
+	return opentelemetry.DialOption(opentelemetry.Options{TraceOptions: experimental.TraceOptions{
+		TracerProvider:    f.provider,
+		TextMapPropagator: propagation.TraceContext{}}})
+}
+
+// withTracing is an interceptor as programs have them: one span for each time it runs.
+func (f *fixture) withTracing(name string) grpc.DialOption {
+	tracer := f.provider.Tracer("test")
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
+		cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		ctx, span := tracer.Start(ctx, name)
+		defer span.End()
+		return invoker(ctx, method, req, reply, cc, opts...)
+	})
+}
+
+// A kind of call to make, until its end.
+type caller func(ctx context.Context, client echov1.EchoServiceClient) error
+
+func echo(ctx context.Context, client echov1.EchoServiceClient) error {
+	_, err := client.Echo(ctx, &echov1.EchoRequest{})
+	return err
+}
+
+func expand(ctx context.Context, client echov1.EchoServiceClient) error {
+	stream, err := client.Expand(ctx, &echov1.EchoRequest{})
+	if err != nil {
+		return err
+	}
+	return drain(stream)
+}
+
+func chat(ctx context.Context, client echov1.EchoServiceClient) error {
+	stream, err := client.Chat(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&echov1.EchoRequest{}); err != nil {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	return drain(stream)
+}
+
+func drain(stream grpc.ServerStreamingClient[echov1.EchoResponse]) error {
+	for {
+		if _, err := stream.Recv(); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// below makes a call within a span of the caller's.
+func (f *fixture) below(t *testing.T, call caller, client echov1.EchoServiceClient) error {
+	t.Helper()
+	ctx, span := f.provider.Tracer("test").Start(t.Context(), "caller")
+	defer span.End()
+	return call(ctx, client)
+}
+
+// tree is all spans that have ended, but those of the server, as text: a line for each
+// span, and for each event that the interceptor left, indented below its parent. Times are
+// since the first span began.
+func (f *fixture) tree() string {
+	synctest.Wait()
+	spans := f.recorder.Ended()
+	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
+		return cmp.Or(a.StartTime().Compare(b.StartTime()), b.EndTime().Compare(a.EndTime()))
+	})
+	var out strings.Builder
+	known := map[trace.SpanID]bool{}
+	for _, s := range spans {
+		known[s.SpanContext().SpanID()] = true
+	}
+	var write func(parent trace.SpanID, indent string)
+	write = func(parent trace.SpanID, indent string) {
+		for _, s := range spans {
+			if s.SpanKind() == trace.SpanKindServer || s.Parent().SpanID() != parent {
+				continue
+			}
+			out.WriteString(indent + line(s, spans[0].StartTime()))
+			for _, e := range s.Events() {
+				if e.Name == grpcretry.EventAttempt {
+					fmt.Fprintf(&out, "%s  @%v %s\n", indent, e.Time.Sub(spans[0].StartTime()), text(e.Attributes))
+				}
+			}
+			write(s.SpanContext().SpanID(), indent+"  ")
+		}
+	}
+	write(trace.SpanID{}, "")
+	return out.String()
+}
+
+func line(s sdktrace.ReadOnlySpan, start time.Time) string {
+	name := strings.Replace(s.Name(), "grpcretry.test.v1.EchoService", "pkg.Service", 1)
+	parts := []string{name, s.SpanKind().String(),
+		fmt.Sprintf("%v-%v", s.StartTime().Sub(start), s.EndTime().Sub(start)), s.Status().Code.String()}
+	if attrs := text(s.Attributes()); attrs != "" {
+		parts = append(parts, attrs)
+	}
+	return strings.Join(parts, " ") + "\n"
+}
+
+// text is those attributes that say something of attempts, with short keys.
+func text(attrs []attribute.KeyValue) string {
+	var parts []string
+	for _, a := range attrs {
+		key := string(a.Key)
+		if short, ours := strings.CutPrefix(key, "grpcretry."); ours {
+			parts = append(parts, short+"="+a.Value.String())
+		} else if key == "rpc.response.status_code" || key == "previous-rpc-attempts" {
+			parts = append(parts, a.Value.String())
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// traces counts those that have ended spans.
+func (f *fixture) traces() int {
+	ids := map[trace.TraceID]bool{}
+	for _, s := range f.recorder.Ended() {
+		ids[s.SpanContext().TraceID()] = true
+	}
+	return len(ids)
+}
+
+func wantTree(t *testing.T, f *fixture, want string) {
+	t.Helper()
+	want = strings.TrimPrefix(want, "\n")
+	if got := f.tree(); got != want {
+		t.Errorf("spans are\n%s\nwant\n%s", got, want)
+	}
+}

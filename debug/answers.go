@@ -1,0 +1,233 @@
+package debug
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// This file answers the four questions that the page begins with.
+
+// An answer is one of them.
+type answer struct {
+	Question string
+	Short    string // in one or two words
+	Tone     string // good, warn, bad or quiet
+	Line     string
+	Items    []item
+	Bars     *bars
+	More     []string
+	Said     *said
+	Other    string // the Line of the other window
+}
+
+// An item is a part of a whole.
+type item struct {
+	Name, Words, Count string
+	Bar                string // its width
+	Quiet              bool   // no matter of retries
+}
+
+// said is a status message, of a peer.
+type said struct{ Words, Peer, Ago string }
+
+func answers(s *Snapshot, all bool) []answer {
+	c, other := chosen(&s.Recent, &s.Total, all), chosen(&s.Recent, &s.Total, !all)
+	return []answer{
+		isRetrying(c, other, s.Steps),
+		why(c, other, lastSaid(s, all)),
+		isHelping(c, other, s.Steps),
+		whatStopped(c, other),
+	}
+}
+
+func isRetrying(c, other *Counts, steps []Step) answer {
+	line := func(c *Counts) string {
+		switch {
+		case c.Attempts == 0:
+			return "no calls"
+		case c.Retries == 0:
+			return plural(c.Calls, "call", "calls") + ", no retries"
+		default:
+			return fmt.Sprintf("%s in %s, %s", plural(c.Retries, "retry", "retries"),
+				plural(c.Attempts, "attempt", "attempts"), percent(c.RetryShare))
+		}
+	}
+	a := answer{Question: "Is it retrying?", Short: "No", Tone: "good", Line: line(c), Other: line(other)}
+	switch {
+	case c.Attempts == 0:
+		a.Short, a.Tone = "No calls", "quiet"
+	case c.Retries > 0:
+		a.Short, a.Tone = "Yes", "warn"
+	}
+	if c.Attempts > 0 {
+		a.More = append(a.More, fmt.Sprintf("%s, %s at once",
+			plural(c.Calls, "call", "calls"), plural(c.FirstTry, "success", "successes")))
+	}
+	a.Bars = newBars(steps, bar{"retries", "warn"}, bar{"first attempts", "quiet"}, func(s *Step) (int64, int64) {
+		return s.Retries, s.Attempts - s.Retries
+	})
+	return a
+}
+
+func why(c, other *Counts, last *said) answer {
+	line := func(c *Counts) string {
+		if failed := sum(c.Failed); failed > 0 {
+			return plural(failed, "failed attempt", "failed attempts")
+		}
+		return "no failed attempts"
+	}
+	a := answer{Question: "Why?", Short: "No failures", Tone: "good", Line: line(c), Other: line(other)}
+	if c.Attempts == 0 {
+		a.Short, a.Tone = "–", "quiet"
+	}
+	if len(c.Failed) == 0 {
+		return a
+	}
+	a.Items = items(c.Failed, nil)
+	a.Short, a.Tone = a.Items[0].Name, "warn"
+	if len(c.Waits) > 0 {
+		var waits []string
+		for _, w := range items(c.Waits, nil) {
+			waits = append(waits, w.Count+" by "+waitWords(w.Name))
+		}
+		a.More = append(a.More, "waits chosen: "+strings.Join(waits, ", "))
+	}
+	a.Said = last
+	return a
+}
+
+func isHelping(c, other *Counts, steps []Step) answer {
+	line := func(c *Counts) string {
+		if c.Rescued+c.Lost == 0 {
+			return "no retried call has ended"
+		}
+		return fmt.Sprintf("%s of %s rescued", count(c.Rescued), plural(c.Rescued+c.Lost, "retried call", "retried calls"))
+	}
+	a := answer{Question: "Is it helping?", Short: "–", Tone: "quiet", Line: line(c), Other: line(other)}
+	retried := c.Rescued + c.Lost
+	if c.Attempts > 0 && len(c.Failed) == 0 {
+		a.Short, a.Tone = "Not needed", "good"
+	}
+	if retried > 0 {
+		share := float64(c.Rescued) / float64(retried)
+		a.Short, a.Tone = percent(share), "good"
+		switch {
+		case share < 0.5:
+			a.Tone = "bad"
+		case share < 0.9:
+			a.Tone = "warn"
+		}
+	}
+	if c.Retries > 0 {
+		a.More = append(a.More, fmt.Sprintf("%s of %s failed too", count(c.Wasted), plural(c.Retries, "retry", "retries")))
+	}
+	a.Bars = newBars(steps, bar{"rescued", "good"}, bar{"lost", "bad"}, func(s *Step) (int64, int64) {
+		return s.Rescued, s.Lost
+	})
+	return a
+}
+
+func whatStopped(c, other *Counts) answer {
+	line := func(c *Counts) string {
+		if failed := sum(c.Stopped); failed > 0 {
+			return fmt.Sprintf("%s of %s failed", count(failed), plural(c.Calls, "call", "calls"))
+		}
+		return "no call failed"
+	}
+	a := answer{Question: "What stopped it?", Short: "Nothing", Tone: "good", Line: line(c), Other: line(other)}
+	if c.Attempts == 0 {
+		a.Short, a.Tone = "–", "quiet"
+	}
+	if a.Items = stops(c); len(a.Items) > 0 {
+		a.Short, a.Tone = stopWords[a.Items[0].Name].short, "bad"
+		a.More = append(a.More, a.Items[0].Name+": "+a.Items[0].Words)
+		if a.Items[0].Quiet {
+			a.Tone = "quiet"
+		}
+	}
+	return a
+}
+
+// stops are the reasons that calls failed for, what retries have to do with first.
+func stops(c *Counts) []item {
+	all := items(c.Stopped, func(name string) bool { return stopWords[name].quiet })
+	for i := range all {
+		all[i].Words = stopWords[all[i].Name].long
+	}
+	return all
+}
+
+// items are counts by name: the largest first, after them those that are quiet.
+func items(counts map[string]int64, quiet func(name string) bool) []item {
+	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		if quiet != nil && quiet(a) != quiet(b) {
+			return compareLast(quiet(a), quiet(b))
+		}
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
+	})
+	largest := int64(1)
+	for _, n := range counts {
+		largest = max(largest, n)
+	}
+	all := make([]item, len(names))
+	for i, name := range names {
+		all[i] = item{
+			Name: name, Count: count(counts[name]), Bar: width(float64(counts[name]) / float64(largest)),
+			Quiet: quiet != nil && quiet(name),
+		}
+	}
+	return all
+}
+
+func sum(counts map[string]int64) (n int64) {
+	for _, one := range counts {
+		n += one
+	}
+	return n
+}
+
+// lastSaid is the last failure that the page keeps and that is of the window, nil if there is none.
+func lastSaid(s *Snapshot, all bool) *said {
+	for i := range s.Calls {
+		c := &s.Calls[i]
+		if !all && s.Now.Sub(c.Ended) > Recent {
+			return nil
+		}
+		for j := len(c.Attempts) - 1; j >= 0; j-- {
+			if a := &c.Attempts[j]; a.Message != "" {
+				return &said{a.Message, a.Peer, ago(s.Now.Sub(c.Ended))}
+			}
+		}
+	}
+	return nil
+}
+
+// stopWords say why there was no further attempt; quiet are those that no retry would have
+// been for. The names are those of grpcretry.ReasonName.
+var stopWords = map[string]struct {
+	short, long string
+	quiet       bool
+}{
+	"exhausted":         {"Attempts", "no attempts left", false},
+	"budget":            {"Budget", "the retry budget of this client was empty", false},
+	"deadline":          {"Deadline", "the deadline was too near for another attempt", false},
+	"max_elapsed":       {"Max elapsed", "the maximum elapsed time was too near for another attempt", false},
+	"pushback":          {"Pushback", "the server said to stop, or asked for too long a wait", false},
+	"committed":         {"Committed", "the response had begun, so nothing could be sent again", false},
+	"conn_closed":       {"Closed", "the client connection was closed", true},
+	"not_retryable":     {"Not retryable", "the failure was not one to retry", true},
+	"left_to_grpc":      {"Left to gRPC", "left to the retryPolicy of the service config", true},
+	"deadline_exceeded": {"Deadline passed", "the deadline of the caller passed", true},
+	"cancelled":         {"Cancelled", "the caller gave up", true},
+	"other":             {"Other", "another reason", true},
+}
+
+func waitWords(source string) string {
+	if source == "retry_info" {
+		return "RetryInfo"
+	}
+	return source
+}

@@ -1,0 +1,188 @@
+package debug
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A row counts the calls of one method to one target, by one retrier: since the page was
+// made, and in the last five minutes.
+//
+// The recent past is a ring of steps. The step under way is counted into without a lock; a
+// step that leaves the ring is added to the sum of what was before.
+type row struct {
+	source *source
+	key    rowKey // zero of a row of others
+
+	newest atomic.Int64 // the number of the step under way
+	steps  [recentSteps]step
+	level  atomic.Pointer[level] // of the budget last seen, nil before
+
+	mu   sync.Mutex // held to move on by a step, and to read; not to count
+	past counts     // guarded by mu; what has left the steps
+
+	kept []*Call // guarded by the page's mu; oldest first
+}
+
+// The recent past is Recent, and up to a step more.
+const (
+	stepLength  = 15 * time.Second
+	recentSteps = int64(Recent/stepLength) + 1 // the one under way, and as many full ones
+)
+
+// Recent is what [Snapshot.Recent] and the page mean by the last minutes; they count in
+// steps of 15 s, so it may be up to a step more.
+const Recent = 5 * time.Minute
+
+// A counter is what is counted of a row, as the place of its count.
+type counter int
+
+const (
+	firstOutcome = counter(0)
+	firstCode    = firstOutcome + counter(len(outcomes))
+	firstWait    = firstCode + counter(len(codeNames))
+	wasted       = firstWait + counter(len(waitSources)) // retries that failed
+	lost         = wasted + 1                            // calls that failed after a retry
+	counters     = lost + 1
+)
+
+// outcomes are how calls end, as grpcretry.OutcomeName has it. The first two are successes,
+// the last is for names that are not here.
+var outcomes = [...]string{
+	firstTry, rescued,
+	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "committed", "conn_closed",
+	"left_to_grpc", "deadline_exceeded", "cancelled", "other",
+}
+
+const (
+	firstTry = "first_try"
+	rescued  = "recovered"
+)
+
+// codeNames are the status codes as gRPC spells them on the wire, by their number, and
+// one for all that a server makes up.
+var codeNames = [...]string{
+	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED", "OTHER",
+}
+
+var waitSources = [...]grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo}
+
+func outcomeCounter(e *grpcretry.Event) counter {
+	switch {
+	case e.Err == nil && e.Attempt.Number == 1:
+		return firstOutcome
+	case e.Err == nil:
+		return firstOutcome + 1
+	}
+	name := grpcretry.ReasonName(e.Reason)
+	for i, outcome := range outcomes {
+		if name == outcome {
+			return firstOutcome + counter(i)
+		}
+	}
+	return firstCode - 1
+}
+
+func codeCounter(code uint32) counter {
+	return firstCode + min(counter(code), counter(len(codeNames)-1))
+}
+
+func codeName(code uint32) string { return codeNames[codeCounter(code)-firstCode] }
+
+func waitCounter(s grpcretry.WaitSource) counter {
+	for i, source := range waitSources {
+		if s == source {
+			return firstWait + counter(i)
+		}
+	}
+	return firstWait
+}
+
+// A step counts what happens in stepLength.
+type step [counters]atomic.Uint32
+
+func (s *step) count(c counter) { s[c].Add(1) }
+
+// counts are the counts of any time.
+type counts [counters]int64
+
+func (c *counts) add(more *counts) {
+	for i := range c {
+		c[i] += more[i]
+	}
+}
+
+func newRow(s *source, key rowKey) *row { return &row{source: s, key: key} }
+
+// step is where to count what happened at an age of the page.
+func (r *row) step(age time.Duration) *step {
+	n := int64(age / stepLength)
+	if n > r.newest.Load() {
+		r.moveTo(n)
+	}
+	return &r.steps[n%recentSteps]
+}
+
+// moveTo makes n the step under way. A count that comes late, into a step that has left
+// the ring, is counted into the one that took its place: none is lost.
+func (r *row) moveTo(n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	newest := r.newest.Load()
+	for i := max(newest+1, n-recentSteps+1); i <= n; i++ {
+		s := &r.steps[i%recentSteps]
+		for c := range s {
+			r.past[c] += int64(s[c].Swap(0))
+		}
+	}
+	r.newest.Store(max(n, newest))
+}
+
+// read returns the counts of the recent past, the oldest step first, and of all time.
+func (r *row) read(age time.Duration) (recent history, total counts) {
+	r.step(age) // lets go what is no longer recent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	total = r.past
+	newest := r.newest.Load()
+	for i := range recent {
+		s := &r.steps[(newest+1+int64(i))%recentSteps]
+		for c := range s {
+			recent[i][c] = int64(s[c].Load())
+		}
+		total.add(&recent[i])
+	}
+	return recent, total
+}
+
+// A history is the recent past, the oldest step first.
+type history [recentSteps]counts
+
+func (h *history) sum() (sum counts) {
+	for i := range h {
+		sum.add(&h[i])
+	}
+	return sum
+}
+
+func (h *history) add(more *history) {
+	for i := range h {
+		h[i].add(&more[i])
+	}
+}
+
+// cutLong cuts s to at most n bytes, at a character, and marks the cut. It keeps alive what
+// s is a part of.
+func cutLong(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	const mark = "…"
+	return strings.ToValidUTF8(s[:n-len(mark)], "") + mark
+}

@@ -1,0 +1,307 @@
+package debug
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A Snapshot is what a [Page] has counted, as ?format=json gives it. Lengths of time are in
+// the unit that the name says; what a peer has sent is in Target, Method, Message and
+// Peer only, cut and without control characters. Fields may be added, none will change its
+// meaning.
+type Snapshot struct {
+	Since  time.Time  `json:"since"`  // when the page was mounted: nothing before it is counted
+	Now    time.Time  `json:"now"`    // when this was made
+	Closed *time.Time `json:"closed"` // when the counting ended, null while it goes on
+
+	RecentSeconds float64 `json:"recent_seconds"` // how far Recent goes back, or up to 15 s more
+
+	Total  Counts `json:"total"`  // since Since, of all Methods
+	Recent Counts `json:"recent"` // of the last minutes
+	Steps  []Step `json:"steps"`  // of the last minutes, oldest first
+
+	Methods []Method `json:"methods"` // by retrier, target and method
+	Budgets []Budget `json:"budgets"` // that they spend from
+	Calls   []Call   `json:"calls"`   // the last 50 that retried or gave up, newest first
+}
+
+// A Method is one method of one target, called through one retrier.
+type Method struct {
+	Retrier int    `json:"retrier"` // the place among those given to Handler, from 1
+	Target  string `json:"target"`
+	Method  string `json:"method"`
+	Others  bool   `json:"others"` // all that came when there were 100 already; Target and Method are empty
+
+	Policy *Policy `json:"policy"` // in force for it, null of Others
+	Budget int     `json:"budget"` // the number of the one it spent from last; 0 if that is not among Budgets
+
+	Total  Counts `json:"total"`
+	Recent Counts `json:"recent"`
+}
+
+// Counts are sums over calls. A call is counted when it ends, its attempts when they do.
+type Counts struct {
+	Calls    int64 `json:"calls"`
+	FirstTry int64 `json:"first_try"` // succeeded at once
+	Rescued  int64 `json:"rescued"`   // succeeded after a retry
+	Lost     int64 `json:"lost"`      // failed after a retry
+
+	Attempts   int64   `json:"attempts"`
+	Retries    int64   `json:"retries"`     // attempts after the first of their call
+	Wasted     int64   `json:"wasted"`      // retries that failed
+	RetryShare float64 `json:"retry_share"` // Retries by Attempts, 0 … 1
+
+	// By name; what did not happen is not in them.
+	Stopped map[string]int64 `json:"stopped"` // calls that failed, by why they were not tried again, as [grpcretry.ReasonName] has it
+	Failed  map[string]int64 `json:"failed"`  // attempts that failed, by status code: UNAVAILABLE, …
+	Waits   map[string]int64 `json:"waits"`   // waits that were begun, by who chose them: backoff, pushback or retry_info
+}
+
+// A Step is a part of the last minutes, of 15 s but for the last, which is under way.
+type Step struct {
+	BeganSecondsAgo float64 `json:"began_seconds_ago"`
+
+	// As in [Counts].
+	Calls    int64 `json:"calls"`
+	Attempts int64 `json:"attempts"`
+	Retries  int64 `json:"retries"`
+	Rescued  int64 `json:"rescued"`
+	Lost     int64 `json:"lost"`
+}
+
+// A Budget is what retries are paid from.
+type Budget struct {
+	Number int    `json:"number"` // in this page, from 1
+	Kind   string `json:"kind"`   // in words
+
+	Unlimited bool     `json:"unlimited"` // there is no limit now
+	Level     *float64 `json:"level"`     // how many retries could be made now, null if that is no number
+	Levels    []Level  `json:"levels"`    // of the last minutes, oldest first
+}
+
+// A Level is one look at a budget. There is one a second at most, when a call ends or is
+// retried, and when the page is read.
+type Level struct {
+	SecondsAgo float64  `json:"seconds_ago"`
+	Level      *float64 `json:"level"` // as in [Budget]
+}
+
+// Snapshot returns what the page has counted. It is a copy: the caller's to keep, and to
+// change.
+func (p *Page) Snapshot() Snapshot { return p.snapshot(filter{}) }
+
+// A filter is what the reader asks for; zero fields let everything through.
+type filter struct {
+	retrier        int
+	target, method string
+}
+
+func (f filter) lets(m *Method) bool {
+	return (f.retrier == 0 || f.retrier == m.Retrier) &&
+		(f.target == "" || f.target == m.Target) &&
+		(f.method == "" || f.method == m.Method)
+}
+
+func (p *Page) snapshot(f filter) Snapshot {
+	now := time.Now()
+	s := Snapshot{
+		Since: p.since, Now: now, RecentSeconds: Recent.Seconds(),
+		Methods: []Method{}, Budgets: []Budget{}, Calls: []Call{},
+	}
+	rows := p.shown(f, &s, p.age(now))
+	s.Budgets = p.readBudgets(rows, now)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed.IsZero() {
+		closed := p.closed
+		s.Closed = &closed
+	}
+	s.Calls = lastCalls(rows, maxKept)
+	return s
+}
+
+// shown fills in the methods and the sums over them, and returns their rows.
+func (p *Page) shown(f filter, s *Snapshot, age time.Duration) (rows []*row) {
+	var recent history
+	var total counts
+	for r := range p.allRows {
+		m := r.method()
+		if !f.lets(&m) {
+			continue
+		}
+		rowRecent, rowTotal := r.read(age)
+		if m.Others && rowTotal == (counts{}) {
+			continue
+		}
+		recent.add(&rowRecent)
+		total.add(&rowTotal)
+		rowSum := rowRecent.sum()
+		m.Recent, m.Total = rowSum.public(), rowTotal.public()
+		s.Methods = append(s.Methods, m)
+		rows = append(rows, r)
+	}
+	slices.SortFunc(s.Methods, func(a, b Method) int {
+		return cmp.Or(cmp.Compare(a.Retrier, b.Retrier), compareLast(a.Others, b.Others),
+			cmp.Compare(a.Target, b.Target), cmp.Compare(a.Method, b.Method))
+	})
+	sum := recent.sum()
+	s.Recent, s.Total, s.Steps = sum.public(), total.public(), recent.public(age)
+	return rows
+}
+
+// public are the steps since the page was mounted.
+func (h *history) public(age time.Duration) (steps []Step) {
+	newest := int64(age / stepLength)
+	for i := range h {
+		number := newest - int64(len(h)-1-i)
+		if number < 0 {
+			continue
+		}
+		c := h[i].public()
+		steps = append(steps, Step{
+			BeganSecondsAgo: (age - time.Duration(number)*stepLength).Seconds(),
+			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Lost: c.Lost,
+		})
+	}
+	return steps
+}
+
+func compareLast(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	default:
+		return -1
+	}
+}
+
+// method is a row without its counts.
+func (r *row) method() Method {
+	m := Method{
+		Retrier: r.source.number,
+		Target:  text(r.key.target, maxName),
+		Method:  text(r.key.method, maxName),
+		Others:  r == r.source.others,
+	}
+	if !m.Others {
+		m.Policy = describe(r.source.retrier.Policy(r.key.method))
+	}
+	if l := r.level.Load(); l != nil && !m.Others {
+		m.Budget = l.number
+	}
+	return m
+}
+
+// readBudgets returns those that the rows spend from. It asks each for its balance, so it
+// must not hold the lock.
+func (p *Page) readBudgets(rows []*row, now time.Time) []Budget {
+	var levels []*level
+	for _, r := range rows {
+		if l := r.level.Load(); l != nil && !slices.Contains(levels, l) && r != r.source.others {
+			levels = append(levels, l)
+		}
+	}
+	slices.SortFunc(levels, func(a, b *level) int { return cmp.Compare(a.number, b.number) })
+	budgets := make([]Budget, len(levels))
+	for i, l := range levels {
+		balance, samples := l.read(p.age(now), now)
+		budgets[i] = Budget{Number: l.number, Kind: kindOf(l.budget),
+			Unlimited: math.IsInf(balance, 1), Level: number(balance), Levels: []Level{}}
+		for _, sample := range samples {
+			budgets[i].Levels = append(budgets[i].Levels,
+				Level{SecondsAgo: (p.age(now) - sample.age).Seconds(), Level: number(sample.balance)})
+		}
+	}
+	return budgets
+}
+
+// number is nil for what JSON has no number for.
+func number(balance float64) *float64 {
+	if math.IsInf(balance, 0) || math.IsNaN(balance) {
+		return nil
+	}
+	return &balance
+}
+
+// lastCalls needs the page's mu. It copies the last n calls of the rows, newest first.
+func lastCalls(rows []*row, n int) []Call {
+	var all []*Call
+	for _, r := range rows {
+		all = append(all, r.kept...)
+	}
+	slices.SortStableFunc(all, func(a, b *Call) int { return b.Ended.Compare(a.Ended) })
+	calls := make([]Call, 0, min(n, len(all)))
+	for _, c := range all[:min(n, len(all))] {
+		call := *c
+		call.Attempts = slices.Clone(c.Attempts)
+		calls = append(calls, call)
+	}
+	return calls
+}
+
+// public are counts by their names, with what follows from them.
+func (c *counts) public() Counts {
+	p := Counts{
+		FirstTry: c[firstOutcome],
+		Rescued:  c[firstOutcome+1],
+		Lost:     c[lost],
+		Wasted:   c[wasted],
+		Stopped:  map[string]int64{},
+		Failed:   map[string]int64{},
+		Waits:    map[string]int64{},
+	}
+	p.Calls = p.FirstTry + p.Rescued
+	for i, name := range outcomes[2:] {
+		p.Calls += put(p.Stopped, name, c[firstOutcome+2+counter(i)])
+	}
+	p.Attempts = p.FirstTry + p.Rescued
+	for i, name := range codeNames {
+		p.Attempts += put(p.Failed, name, c[firstCode+counter(i)])
+	}
+	for i, source := range waitSources {
+		put(p.Waits, source.String(), c[firstWait+counter(i)])
+	}
+	p.Retries = p.Rescued + p.Wasted
+	if p.Attempts > 0 {
+		p.RetryShare = float64(p.Retries) / float64(p.Attempts)
+	}
+	return p
+}
+
+func put(names map[string]int64, name string, n int64) int64 {
+	if n > 0 {
+		names[name] = n
+	}
+	return n
+}
+
+// kindOf says in words what kind of budget it is.
+func kindOf(b grpcretry.Budget) string {
+	if s, ok := b.(fmt.Stringer); ok {
+		return text(s.String(), maxName)
+	}
+	name := fmt.Sprintf("%T", b)
+	if known, ok := budgetKinds[name]; ok {
+		return known
+	}
+	return text(name, maxName)
+}
+
+// budgetKinds are those that grpcretry makes; a budget may have a String method that says more.
+var budgetKinds = map[string]string{
+	"*grpcretry.ratioBudget":       "ratio budget",
+	"*grpcretry.rateBudget":        "rate budget",
+	"*grpcretry.throttle":          "A6 throttle",
+	"*grpcretry.concurrencyBudget": "concurrency budget",
+	"*grpcretry.allBudgets":        "several budgets, the lowest of them",
+	"*grpcretry.perTarget":         "a budget for each target",
+	"grpcretry.unlimited":          "no limit",
+}

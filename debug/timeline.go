@@ -1,0 +1,172 @@
+package debug
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A callView is one call of the list.
+type callView struct {
+	Retrier              int // 0 where there is but one
+	Target               string
+	Service, Name        string
+	Outcome, Words, Tone string
+	Made, Elapsed        string
+	Ago, Ended           string
+	Timeline             timeline
+	Attempts             []attemptView
+	LeftOut              string // before the second of Attempts; empty if all are there
+	Code                 string
+}
+
+// An attemptView is one line of its table.
+type attemptView struct {
+	Number      int
+	Hedge       bool
+	Start, Took string
+	Code, Tone  string
+	Message     string
+	Peer        string
+	Then        string
+}
+
+// A timeline draws attempts and waits to scale: lengths are shares of the whole width.
+type timeline struct {
+	Title  string
+	Height int
+	Waits  []stroke
+	Tries  []stroke
+}
+
+// A stroke goes from From to To, in percent, at the height Y.
+type stroke struct {
+	From, To string
+	Y        int
+	Class    string
+	Title    string
+}
+
+const laneHeight = 14
+
+func newCallView(c *Call, now time.Time, retriers bool) callView {
+	v := callView{
+		Target:  c.Target,
+		Made:    plural(int64(c.Made), "attempt", "attempts"),
+		Elapsed: lengthMs(c.ElapsedMs),
+		Ago:     ago(now.Sub(c.Ended)),
+		Ended:   stamp(c.Ended),
+		Code:    c.Code,
+	}
+	if retriers {
+		v.Retrier = c.Retrier
+	}
+	v.Service, v.Name = splitMethod(c.Method)
+	v.Outcome, v.Words, v.Tone = "rescued", "a retry succeeded", "good"
+	if c.Outcome != rescued {
+		v.Outcome, v.Words, v.Tone = c.Outcome, stopWords[c.Outcome].long, "bad"
+	}
+	for i := range c.Attempts {
+		v.Attempts = append(v.Attempts, newAttemptView(c, i))
+	}
+	if n := c.Made - len(c.Attempts); n > 0 {
+		v.LeftOut = plural(int64(n), "attempt", "attempts") + " left out"
+	}
+	v.Timeline = newTimeline(c)
+	return v
+}
+
+func newAttemptView(c *Call, i int) attemptView {
+	a := &c.Attempts[i]
+	v := attemptView{
+		Number:  a.Number,
+		Hedge:   a.Hedge,
+		Start:   lengthMs(a.StartMs),
+		Took:    lengthMs(a.DurationMs),
+		Code:    a.Code,
+		Tone:    "bad",
+		Message: a.Message,
+		Peer:    a.Peer,
+	}
+	switch a.Decision {
+	case success:
+		v.Tone, v.Then = "good", "success"
+	case stop:
+		v.Then = "stop: " + stopWords[a.Reason].long
+		if c.RefusedWaitSource != "" {
+			v.Then += fmt.Sprintf("; not begun: a wait of %s (%s)", lengthMs(c.RefusedWaitMs), waitWords(c.RefusedWaitSource))
+		}
+	default:
+		v.Then = "retry"
+		if i+1 < len(c.Attempts) && c.Attempts[i+1].Number == a.Number+1 {
+			next := &c.Attempts[i+1]
+			v.Then = fmt.Sprintf("retry after %s (%s)", lengthMs(next.WaitMs), waitWords(next.WaitSource))
+		}
+	}
+	return v
+}
+
+// newTimeline puts attempts that overlap, as hedges do, below each other.
+func newTimeline(c *Call) timeline {
+	whole := c.ElapsedMs
+	for i := range c.Attempts {
+		whole = max(whole, c.Attempts[i].end())
+	}
+	whole = max(whole, 1e-6) // a call in no time at all is a dot
+	share := func(ms float64) string { return width(ms / whole) }
+
+	byStart := slices.Clone(c.Attempts)
+	slices.SortStableFunc(byStart, func(a, b Attempt) int { return int(max(-1, min(1, a.StartMs*1e6-b.StartMs*1e6))) })
+	t := timeline{Title: c.story()}
+	var lanes []float64 // until when each is taken
+	var free float64    // when the last attempt so far ended
+	for i := range byStart {
+		a := &byStart[i]
+		lane := slices.IndexFunc(lanes, func(end float64) bool { return end <= a.StartMs+1e-3 }) // rounded
+		if lane < 0 {
+			lane, lanes = len(lanes), append(lanes, 0)
+		}
+		lanes[lane] = a.end()
+		y := laneHeight*lane + laneHeight/2
+		if i > 0 && a.StartMs > free {
+			t.Waits = append(t.Waits, stroke{share(free), share(a.StartMs), y, a.WaitSource,
+				fmt.Sprintf("waited %s (%s)", lengthMs(a.WaitMs), waitWords(a.WaitSource))})
+		}
+		free = max(free, a.end())
+		class := "bad"
+		if a.Decision == success {
+			class = "good"
+		}
+		t.Tries = append(t.Tries, stroke{share(a.StartMs), share(a.end()), y, class,
+			fmt.Sprintf("attempt %d: %s after %s", a.Number, a.Code, lengthMs(a.DurationMs))})
+	}
+	if c.ElapsedMs > free { // the caller went away in a wait
+		t.Waits = append(t.Waits, stroke{share(free), share(c.ElapsedMs), laneHeight / 2, "none", "the wait that the call ended in"})
+	}
+	t.Height = laneHeight * max(1, len(lanes))
+	return t
+}
+
+func (a *Attempt) end() float64 { return a.StartMs + a.DurationMs }
+
+// story tells the call to those who cannot see the drawing.
+func (c *Call) story() string {
+	var parts []string
+	for i := range c.Attempts {
+		a := &c.Attempts[i]
+		if i > 0 && a.WaitSource != "none" {
+			parts = append(parts, "wait of "+lengthMs(a.WaitMs))
+		}
+		parts = append(parts, a.Code)
+	}
+	return fmt.Sprintf("%s in %s: %s", plural(int64(c.Made), "attempt", "attempts"), lengthMs(c.ElapsedMs), strings.Join(parts, ", "))
+}
+
+// ago says how long something is past.
+func ago(d time.Duration) string {
+	if d < time.Second {
+		return "just now"
+	}
+	return length(d.Truncate(time.Second)) + " ago"
+}

@@ -1,0 +1,320 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/attemptspan"
+	"github.com/grpcretry/grpcretry/e2e/waterfall"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// The name that the caller has in Jaeger.
+const serviceName = "grpcretry-e2e"
+
+// A jaeger is Jaeger's all-in-one, which keeps traces in memory.
+type jaeger struct{ otlp, query string }
+
+func startJaeger(t *testing.T) jaeger {
+	t.Helper()
+	free := freeAddresses(t, 3)
+	otlp, query, admin := free[0], free[1], free[2]
+	const anywhere = "127.0.0.1:0" // what Jaeger listens on and nobody asks for
+	p := start(t, binary(t, "E2E_JAEGER"),
+		"--log-level=warn",
+		"--collector.otlp.enabled=true",
+		"--collector.otlp.grpc.host-port="+otlp,
+		"--query.http-server.host-port="+query,
+		"--admin.http.host-port="+admin,
+		"--collector.otlp.http.host-port="+anywhere,
+		"--collector.grpc-server.host-port="+anywhere,
+		"--collector.http-server.host-port="+anywhere,
+		"--query.grpc-server.host-port="+anywhere,
+		"--http-server.host-port="+anywhere,
+		"--processor.jaeger-binary.server-host-port="+anywhere,
+		"--processor.jaeger-compact.server-host-port="+anywhere,
+		"--processor.zipkin-compact.server-host-port="+anywhere)
+	p.ready(t, "http://"+query+"/api/services")
+	return jaeger{otlp: otlp, query: query}
+}
+
+// trace waits until Jaeger has so many spans of a trace, and returns Jaeger's answer.
+func (j jaeger) trace(t *testing.T, id trace.TraceID, spans int) (waterfall.Trace, []byte) {
+	t.Helper()
+	var body []byte
+	var traces []waterfall.Trace
+	eventually(t, fmt.Sprintf("trace %v with %d spans", id, spans), func() (err error) {
+		if body, err = get(t.Context(), "http://"+j.query+"/api/traces/"+id.String()); err != nil {
+			return err
+		}
+		if traces, err = waterfall.Read(bytes.NewReader(body)); err != nil {
+			return err
+		}
+		if len(traces) != 1 || len(traces[0].Spans) != spans {
+			return fmt.Errorf("there is\n%s", body)
+		}
+		return nil
+	})
+	return traces[0], body
+}
+
+// find are the IDs of traces that have a span with these attributes, as Jaeger's search
+// finds them, sorted.
+func (j jaeger) find(t *testing.T, attributes string) []string {
+	t.Helper()
+	body, err := get(t.Context(), "http://"+j.query+"/api/traces?limit=100&service="+serviceName+"&tags="+url.QueryEscape(attributes))
+	if err != nil {
+		t.Fatalf("searching for %s: %v", attributes, err)
+	}
+	traces, err := waterfall.Read(bytes.NewReader(body))
+	if err != nil {
+		t.Fatalf("searching for %s: %v", attributes, err)
+	}
+	var ids []string
+	for _, found := range traces {
+		ids = append(ids, found.TraceID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// traced is a provider as a program has it: to Jaeger by OTLP, with attempts numbered.
+func traced(t *testing.T, j jaeger) *sdktrace.TracerProvider {
+	t.Helper()
+	exporter, err := otlptracegrpc.New(t.Context(), otlptracegrpc.WithEndpoint(j.otlp), otlptracegrpc.WithInsecure())
+	if err != nil {
+		t.Fatalf("otlptracegrpc.New: %v", err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithSpanProcessor(attemptspan.NewProcessor()),
+		sdktrace.WithBatcher(exporter),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", serviceName))))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := provider.Shutdown(ctx); err != nil {
+			t.Errorf("Shutdown of the tracer provider = %v", err)
+		}
+	})
+	return provider
+}
+
+// A traceTest is one call, and what Jaeger has of it.
+type traceTest struct {
+	name    string
+	plan    plan
+	call    func(ctx context.Context, client echov1.EchoServiceClient, message string) error
+	wantErr error // errors.Is
+	want    string
+}
+
+var traceTests = []traceTest{
+	{"recovers", plan{{code: codes.Unavailable}, {codes.Unavailable, 130 * time.Millisecond}}, echo, nil, `
+GET /cart span.kind=internal
+  grpcretry.test.v1.EchoService/Echo grpcretry.attempts=3 rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.wait_ms=130 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=success rpc.response.status_code=OK
+    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=130 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
+`},
+	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, echo, grpcretry.ErrAttemptsExhausted, `
+GET /cart span.kind=internal
+  grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempts=3 grpcretry.reason=exhausted otel.status_code=ERROR otel.status_description=grpcretry: gave up after 3 attempts in TIME: no attempts left: rpc error: code = Unavailable desc = as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=internal
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.wait_ms=120 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.budget.balance=2 grpcretry.decision=stop grpcretry.reason=exhausted rpc.response.status_code=UNAVAILABLE
+    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+`},
+	{"streams", plan{{codes.ResourceExhausted, 40 * time.Millisecond}}, expand, nil, `
+GET /cart span.kind=internal
+  grpcretry.test.v1.EchoService/Expand grpcretry.attempts=2 rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
+  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=success rpc.response.status_code=OK
+    grpcretry.test.v1.EchoService/Expand error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=RESOURCE_EXHAUSTED rpc.system.name=grpc span.kind=client
+    grpcretry.test.v1.EchoService/Expand grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=40 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
+`},
+}
+
+func echo(ctx context.Context, client echov1.EchoServiceClient, message string) error {
+	_, err := client.Echo(ctx, &echov1.EchoRequest{Message: message})
+	return err
+}
+
+func expand(ctx context.Context, client echov1.EchoServiceClient, message string) error {
+	stream, err := client.Expand(ctx, &echov1.EchoRequest{Message: message})
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := stream.Recv(); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+func TestJaegerGivesBackEveryAttempt(t *testing.T) {
+	j := startJaeger(t)
+	provider := traced(t, j)
+	plans := map[string]plan{}
+	for _, tt := range traceTests {
+		plans[tt.name] = tt.plan
+	}
+	address := serve(t, &service{takes: 25 * time.Millisecond, plans: plans})
+	ids := map[string]string{}
+	for _, tt := range traceTests {
+		t.Run(tt.name, func(t *testing.T) {
+			// A budget whose level follows from the failures alone, not from the time.
+			budget, err := grpcretry.NewThrottle(10, 0.1)
+			if err != nil {
+				t.Fatalf("NewThrottle: %v", err)
+			}
+			client := dial(t, address, append(
+				grpcretry.DialOptions(
+					grpcretry.WithBackoff(grpcretry.Exponential{Base: 60 * time.Millisecond, Jitter: grpcretry.NoJitter}),
+					grpcretry.WithMaxAttempts(3),
+					grpcretry.WithBudget(budget),
+					grpcretry.WithCallSpan(true),
+					grpcretry.WithTracerProvider(provider)),
+				grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(provider))))...)
+
+			ctx, span := provider.Tracer(serviceName).Start(t.Context(), "GET /cart")
+			err = tt.call(ctx, client, tt.name)
+			span.End()
+			if !errors.Is(err, tt.wantErr) {
+				t.Errorf("call = %v, want %v", err, tt.wantErr)
+			}
+			if err := provider.ForceFlush(t.Context()); err != nil {
+				t.Fatalf("ForceFlush = %v", err)
+			}
+			ids[tt.name] = span.SpanContext().TraceID().String()
+
+			want := strings.TrimPrefix(tt.want, "\n")
+			got, answer := j.trace(t, span.SpanContext().TraceID(), strings.Count(want, "\n")-strings.Count(want, "@"))
+			if lines := describe(got, "", ""); lines != want {
+				t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
+			}
+			checkTimes(t, got)
+			keep(t, tt.name, answer)
+		})
+	}
+
+	t.Run("search", func(t *testing.T) {
+		third := []string{ids["recovers"], ids["is exhausted"]}
+		slices.Sort(third)
+		for _, tt := range []struct {
+			attributes string
+			want       []string
+		}{
+			{`{"grpcretry.attempt.number":"3"}`, third},
+			{`{"grpcretry.reason":"exhausted"}`, []string{ids["is exhausted"]}},
+			{`{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`, []string{ids["streams"]}},
+		} {
+			if got := j.find(t, tt.attributes); !slices.Equal(got, tt.want) {
+				t.Errorf("Jaeger finds for %s the traces %v, want %v", tt.attributes, got, tt.want)
+			}
+		}
+	})
+}
+
+// describe is a trace as text: a line for each span, indented below its parent, and for
+// each event. Left out are times and addresses, and what Jaeger and the SDK say of themselves.
+func describe(t waterfall.Trace, parent, indent string) string {
+	var out strings.Builder
+	for _, s := range t.Below(parent) {
+		fmt.Fprintf(&out, "%s%s%s\n", indent, s.OperationName, describeTags(s.Tags))
+		for _, l := range s.Logs {
+			fmt.Fprintf(&out, "%s@ %s%s\n", indent, waterfall.Value(l.Fields, "event"), describeTags(l.Fields))
+		}
+		out.WriteString(describe(t, s.SpanID, indent+"  "))
+	}
+	return out.String()
+}
+
+func describeTags(tags []waterfall.Tag) string {
+	var parts []string
+	for _, tag := range tags {
+		value := waterfall.Value([]waterfall.Tag{tag}, tag.Key)
+		switch {
+		case slices.Contains([]string{"event", "internal.span.format", "server.address", "server.port", "network.peer.address"}, tag.Key),
+			strings.HasPrefix(tag.Key, "otel.scope."), strings.HasPrefix(tag.Key, "otel.library."):
+			continue
+		case tag.Key == "otel.status_description":
+			value = elapsed.ReplaceAllString(value, "in TIME:")
+		}
+		parts = append(parts, " "+tag.Key+"="+value)
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, "")
+}
+
+// elapsed is the part of an error that differs from run to run.
+var elapsed = regexp.MustCompile(`in [0-9.]+m?s:`)
+
+// checkTimes holds the times of a trace to what must be so: attempts lie within the call
+// and do not overlap, each begins no earlier than its wait is over, and each leaves its
+// event after its end and before the next begins.
+func checkTimes(t *testing.T, got waterfall.Trace) {
+	t.Helper()
+	call := got.Below(got.Below("")[0].SpanID)[0]
+	attempts := got.Below(call.SpanID)
+	if attempts[0].Start().Before(call.Start()) || attempts[len(attempts)-1].End().After(call.End()) {
+		t.Errorf("attempts from %v to %v, want them within the call, from %v to %v",
+			attempts[0].Start(), attempts[len(attempts)-1].End(), call.Start(), call.End())
+	}
+	for i, a := range attempts {
+		event := call.Logs[i].Time()
+		if event.Before(a.End()) || event.After(call.End()) {
+			t.Errorf("event of attempt %d at %v, want it after the attempt's end at %v and within the call", i+1, event, a.End())
+		}
+		if i+1 == len(attempts) {
+			break
+		}
+		var ms time.Duration
+		if _, err := fmt.Sscan(waterfall.Value(attempts[i+1].Tags, attemptspan.AttrWait), &ms); err != nil {
+			t.Errorf("wait before attempt %d: %v", i+2, err)
+		}
+		if wait := attempts[i+1].Start().Sub(a.End()); wait < ms*time.Millisecond {
+			t.Errorf("attempt %d begins %v after the end of the one before, want at least %d ms", i+2, wait, ms)
+		}
+	}
+}
+
+// keep writes Jaeger's answer for the picture in docs, where make docs-pictures asks for it.
+func keep(t *testing.T, name string, answer []byte) {
+	t.Helper()
+	path := os.Getenv("E2E_KEEP_TRACE")
+	if path == "" || name != "recovers" {
+		return
+	}
+	if err := os.WriteFile(path, answer, 0o644); err != nil {
+		t.Errorf("keeping the trace: %v", err)
+	}
+}

@@ -1,0 +1,126 @@
+package waterfall
+
+import (
+	"bytes"
+	"encoding/xml"
+	"flag"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/trace.svg again, from testdata/trace.json")
+
+const (
+	answer  = "testdata/trace.json" // what Jaeger answered in a run of make docs-pictures
+	drawing = "../../docs/trace.svg"
+	title   = "One call: it failed twice, waited, and the third attempt rescued it"
+)
+
+func readTrace(t *testing.T) Trace {
+	t.Helper()
+	f, err := os.Open(answer)
+	if err != nil {
+		t.Fatalf("the kept trace: %v", err)
+	}
+	defer f.Close()
+	traces, err := Read(f)
+	if err != nil || len(traces) != 1 {
+		t.Fatalf("Read = %d traces, %v, want one", len(traces), err)
+	}
+	return traces[0]
+}
+
+func draw(t *testing.T, title string, trace Trace) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Draw(&out, title, trace); err != nil {
+		t.Fatalf("Draw = %v", err)
+	}
+	return out.String()
+}
+
+func TestPictureInTheDocumentationIsOfTheKeptTrace(t *testing.T) {
+	got := draw(t, title, readTrace(t))
+	if *update {
+		if err := os.WriteFile(drawing, []byte(got), 0o644); err != nil {
+			t.Fatalf("writing the picture: %v", err)
+		}
+	}
+	want, err := os.ReadFile(drawing)
+	if err != nil {
+		t.Fatalf("the picture: %v", err)
+	}
+	if got != string(want) {
+		t.Errorf("%s is not what Draw makes of %s: run make docs-pictures", drawing, answer)
+	}
+}
+
+func TestPictureSaysWhatHappened(t *testing.T) {
+	got := draw(t, title, readTrace(t))
+	for _, want := range []string{">GET /cart<", ">EchoService/Echo<", ">the call, 3 attempts<",
+		">attempt 1<", ">attempt 2<", ">attempt 3<",
+		">waits 60 ms, backoff<", ">waits 130 ms, asked for by the server<", ">130 ms, asked for by the server<"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the picture does not say %s", want)
+		}
+	}
+	if got := strings.Count(got, ">UNAVAILABLE<"); got != 4 {
+		t.Errorf("the picture says UNAVAILABLE %d times, want twice at the attempts and twice in the table", got)
+	}
+}
+
+// Nothing is cut off: text fits between its place and the edge, at eight pixels for a
+// letter, which is more than the fonts need.
+func TestTextFits(t *testing.T) {
+	got := draw(t, title, readTrace(t))
+	for _, m := range regexp.MustCompile(`<text x="([0-9.]+)" y="[0-9]+" [^>]*>([^<]*)</text>`).FindAllStringSubmatch(got, -1) {
+		x, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatalf("%s: %v", m[0], err)
+		}
+		size := 8.0
+		if strings.Contains(m[0], `font-size="19"`) {
+			size = 11
+		}
+		if end := x + size*float64(len([]rune(m[2]))); end > width && !strings.Contains(m[0], "middle") {
+			t.Errorf("text %q ends at about %.0f, want at most %d", m[2], end, width)
+		}
+	}
+}
+
+func TestPictureEscapesWhatPeersSay(t *testing.T) {
+	trace := readTrace(t)
+	trace.Spans[0].OperationName = `</text><script>alert("1")</script>&`
+	got := draw(t, `<b>"title" & more</b>`, trace)
+	if strings.Contains(got, "<script") || strings.Contains(got, "<b>") {
+		t.Errorf("markup of a peer is in the picture:\n%s", got)
+	}
+	for decoder := xml.NewDecoder(strings.NewReader(got)); ; {
+		if _, err := decoder.Token(); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatalf("the picture is no XML: %v", err)
+		}
+	}
+}
+
+func TestReadRefusesWhatIsNoAnswer(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{`<html>`, "not an answer of Jaeger"},
+		{`{"data":null,"errors":[{"code":404,"msg":"trace not found"}]}`, "Jaeger says: trace not found"},
+	} {
+		if _, err := Read(strings.NewReader(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("Read(%s) = %v, want %q in it", tt.in, err, tt.want)
+		}
+	}
+}
+
+func TestDrawNeedsSpans(t *testing.T) {
+	if err := Draw(io.Discard, "", Trace{}); err == nil {
+		t.Error("Draw of a trace without spans = nil, want an error")
+	}
+}
