@@ -120,23 +120,28 @@ func sendsStream(method string) bool {
 // replies can be made a second time: protobuf messages, and pointers, to what the zero
 // value is a good start for, as for every codec that unmarshals.
 
-// newReply makes a reply of the type of the caller's, nil if that cannot be done.
-func newReply(of any) any {
-	switch m := of.(type) {
-	case proto.Message:
-		if isNil(m) {
-			return nil
-		}
-		return m.ProtoReflect().New().Interface()
-	default:
-		if v := reflect.ValueOf(of); v.Kind() == reflect.Pointer && !v.IsNil() {
-			return reflect.New(v.Type().Elem()).Interface()
-		}
-		return nil
-	}
+// A replyType makes replies like the caller's. It is read off that before the first
+// attempt, which writes to it.
+type replyType struct {
+	message protoreflect.MessageType // nil if it is no protobuf message
+	other   reflect.Type
 }
 
-// canHedge says whether newReply can make replies of this type. It allocates nothing.
+func typeOfReply(reply any) replyType {
+	if m, ok := reply.(proto.Message); ok {
+		return replyType{message: m.ProtoReflect().Type()}
+	}
+	return replyType{other: reflect.TypeOf(reply).Elem()}
+}
+
+func (t replyType) make() any {
+	if t.message != nil {
+		return t.message.New().Interface()
+	}
+	return reflect.New(t.other).Interface()
+}
+
+// canHedge says whether typeOfReply knows what to do.
 func canHedge(reply any) bool {
 	v := reflect.ValueOf(reply)
 	return v.Kind() == reflect.Pointer && !v.IsNil()

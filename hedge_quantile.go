@@ -20,11 +20,12 @@ import (
 // least 50: 100 for q = 0.95, 500 for q = 0.99. If more of them than 1-q lost, the delay is
 // the longest that was measured.
 //
-// The delay is within 5 % of the exact quantile, for answers that took from 10 µs to 100 s;
-// shorter and longer ones count as those. It is computed anew at most once a second for each
-// method. One HedgeAtQuantile takes about 5 KiB for each method, of which it knows at most
-// 1000; others are not hedged. It measures methods, not targets: use one for each backend
-// where those differ.
+// The delay is the exact quantile of the answers or up to 5 % more, never less, so that no
+// more than 1-q of the calls are hedged; this holds for answers that took from 10 µs to 100 s,
+// shorter and longer ones count as those. It is computed anew at most once a second for
+// each method. One HedgeAtQuantile takes about 10 KiB for each method, of which it knows at
+// most 1000; others are not hedged. It measures methods, not targets: use one for each
+// backend where those differ.
 func HedgeAtQuantile(q float64, atLeast, atMost time.Duration) HedgeDelay {
 	return &hedgeQuantile{q: q, atLeast: atLeast, atMost: atMost}
 }
@@ -36,8 +37,8 @@ const (
 	quantileMethods = 1000
 
 	shortestLatency = 10 * time.Microsecond
-	latencyBuckets  = 170            // from shortestLatency to over 100 s
-	latencyStep     = 1.1            // from one bucket to the next; the middle is at most 4.9 % from either end
+	latencyBuckets  = 332            // from shortestLatency to over 100 s
+	latencyStep     = 1.05           // from one bucket to the next
 	lostBucket      = latencyBuckets // of first attempts that lost
 )
 
@@ -145,7 +146,7 @@ func (l *latencies) quantile(q float64, now time.Time) (time.Duration, bool) {
 			}
 		}
 	}
-	if float64(total) < max(50, 5/(1-q)) {
+	if float64(total) < max(50, math.Round(5/(1-q))) {
 		return 0, false
 	}
 	if total == sum[lostBucket] { // there is nothing to go by but what there was
@@ -172,7 +173,7 @@ func latencyBucket(took time.Duration) int {
 	return min(bucket, latencyBuckets-1)
 }
 
-// bucketLatency is the middle of a bucket, as far from its start as from its end by ratio.
+// bucketLatency is the end of a bucket: the longest that an answer in it took.
 func bucketLatency(bucket int) time.Duration {
-	return time.Duration(float64(shortestLatency) * math.Pow(latencyStep, float64(bucket)+0.5))
+	return time.Duration(float64(shortestLatency) * math.Pow(latencyStep, float64(bucket)+1))
 }

@@ -368,12 +368,13 @@ type hedgedUnary struct {
 	hedging    hedging
 	bounds     bounds // of the first attempt
 	req, reply any
+	replies    replyType
 	invoker    grpc.UnaryInvoker
 }
 
 func (r *Retrier) hedgedUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, p *policy, delay time.Duration, opts []grpc.CallOption, o callerOptions) error {
-	u := &hedgedUnary{req: req, reply: reply, invoker: invoker}
+	u := &hedgedUnary{req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
 	u.call.first.bounds = &u.bounds
 	first := r.begin(&u.call, ctx, cc, method, p.hedged, opts, o, false)
 	u.hedging.race(&u.call, u, first, delay)
@@ -395,7 +396,7 @@ func (r *Retrier) hedgedUnary(ctx context.Context, method string, req, reply any
 func (u *hedgedUnary) run(a *attempt) error {
 	reply := u.reply
 	if a.number > 1 {
-		reply = newReply(u.reply)
+		reply = u.replies.make()
 		a.bounds.received = reply
 	}
 	return u.invoker(a, u.method, u.req, reply, u.cc, u.attemptOptions(a)...)

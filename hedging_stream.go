@@ -3,6 +3,9 @@ package grpcretry
 import (
 	"context"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // This file is how a server stream is hedged. Its request is known when RecvMsg is first
@@ -28,20 +31,24 @@ func (s *retryStream) hedge(ctx context.Context, r *Retrier, method string, p *p
 // race receives the first message of a hedged stream. The caller has set recovering, so
 // that no other goroutine touches the call or the attempts.
 func (s *retryStream) race(first *streamAttempt, m any) error {
-	h := &hedging{}
-	h.race(s.call, &hedgedStream{s, first, m}, first.attempt, s.hedgeDelay)
+	h, attempts := &hedging{}, &hedgedStream{s, first, m, typeOfReply(m)}
+	decided := false
+	defer func() {
+		if !decided { // a classifier or observer panics: let nobody wait for us
+			s.conclude(first, status.Error(codes.Internal, "grpcretry: panic while hedging"))
+		}
+	}()
+	h.race(s.call, attempts, first.attempt, s.hedgeDelay)
+	decided = true
 	if h.winner == nil {
 		final := h.conclude()
-		s.conclude(first, final)
+		last, _ := attempts.of(h.lost.attempt)
+		s.conclude(last, final)
 		return final
 	}
-	won := first
-	if h.winner != first.attempt {
-		received := h.winner.bounds.received.(*received)
-		won = received.from
-		if h.err == nil {
-			copyReply(m, received.message)
-		}
+	won, message := attempts.of(h.winner)
+	if won != first && h.err == nil {
+		copyReply(m, message)
 	}
 	s.mu.Lock()
 	s.current, s.recovering = won, false
@@ -55,6 +62,7 @@ type hedgedStream struct {
 	*retryStream
 	first   *streamAttempt
 	message any // of the application
+	replies replyType
 }
 
 // received is the first message of an attempt that may win.
@@ -63,12 +71,21 @@ type received struct {
 	message any
 }
 
+// of is the stream of an attempt, and where its first message is received.
+func (s *hedgedStream) of(a *attempt) (*streamAttempt, any) {
+	if a == s.first.attempt {
+		return s.first, s.message
+	}
+	r := a.bounds.received.(*received)
+	return r.from, r.message
+}
+
 func (s *hedgedStream) run(a *attempt) error {
 	at, message := s.first, s.message
 	var err error
 	if a != s.first.attempt {
 		at, err = s.open(a)
-		message = newReply(s.message)
+		message = s.replies.make()
 		a.bounds.received = &received{at, message}
 	}
 	if err == nil && at != s.first {
@@ -111,9 +128,6 @@ func (s *hedgedStream) request(at *streamAttempt) error {
 
 // discard ends a stream that had its first message too late.
 func (s *hedgedStream) discard(a *attempt) {
-	at := s.first
-	if a != s.first.attempt {
-		at = a.bounds.received.(*received).from
-	}
-	_ = at.discard(newReply(s.message))
+	at, _ := s.of(a)
+	_ = at.discard(s.replies.make())
 }

@@ -150,6 +150,29 @@ func TestMetricsOfACall(t *testing.T) {
 			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=OTHER",
 			"grpcretry.calls 1 grpcretry.outcome=not_retryable",
 		}},
+		{name: "hedge won", script: script(hang(), ok()), opts: []Option{hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})}, want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=lost rpc.response.status_code=CANCELLED",
+			"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+			"grpcretry.calls 1 grpcretry.outcome=hedge_won",
+			"grpcretry.hedges 1 grpcretry.hedge.result=won",
+			"grpcretry.wait.duration 1/1s grpcretry.wait_source=hedge_delay",
+		}},
+		{name: "hedges wasted", script: script(ok().after(5*second/2), hang(), unavailable().after(second/2)),
+			opts: []Option{hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})}, want: []string{
+				"grpcretry.attempts 1 grpcretry.decision=lost rpc.response.status_code=CANCELLED",
+				"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
+				"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+				"grpcretry.calls 1 grpcretry.outcome=first_try",
+				"grpcretry.hedges 2 grpcretry.hedge.result=wasted",
+				"grpcretry.wait.duration 2/2s grpcretry.wait_source=hedge_delay",
+			}},
+		{name: "hedge refused", script: script(ok().after(3 * second / 2)), opts: []Option{
+			hedged(Hedging{Delay: HedgeAfter(second)}), WithBudget(&aBudget{refuse: true})}, want: []string{
+			"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+			"grpcretry.budget.balance 1 grpcretry.budget=all",
+			"grpcretry.budget.refusals 1 grpcretry.budget=all",
+			"grpcretry.calls 1 grpcretry.outcome=first_try",
+		}},
 		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -353,16 +376,39 @@ func TestGRPCMetricsAreThoseOfA96(t *testing.T) {
 	})
 }
 
+// In a hedged call all further attempts are hedges to A96, sent early or not.
+func TestHedgesOfA96(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), unavailable(), ok(), unavailable().pushback("3000"), ok()))
+		provider, reader := readMetrics()
+		client := server.client(t, hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}), WithMeterProvider(provider), WithGRPCMetrics(true))
+		client.Echo(t.Context(), request()) // two more
+		client.Echo(t.Context(), request()) // one more, after 3 s with nothing under way
+		var got []string
+		for _, line := range metricLines(t, reader) {
+			if strings.HasPrefix(line, "grpc.") {
+				got = append(got, line)
+			}
+		}
+		const attrs = "grpc.method=grpcretry.test.v1.EchoService/Echo grpc.target=passthrough:///echo"
+		want := []string{"grpc.client.call.hedges 2/3 " + attrs, "grpc.client.call.retry_delay 2/3s " + attrs}
+		if !slices.Equal(got, want) {
+			t.Errorf("metrics of A96 are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	})
+}
+
 // The definitions are what dashboards build on.
 func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), ok()))
+		server := serve(t, script(unavailable(), ok(), hang(), ok()))
 		provider, reader := readMetrics()
 		server.client(t, steady, WithMeterProvider(provider), WithGRPCMetrics(true)).Echo(t.Context(), request())
+		server.client(t, hedged(Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(provider), WithGRPCMetrics(true)).Echo(t.Context(), request())
 		units := map[string]string{
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
-			"grpcretry.budget.balance": "{retry}", "grpcretry.budget.refusals": "{retry}",
+			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}", "grpcretry.budget.refusals": "{retry}",
 			"grpc.client.call.retries": "{retry}", "grpc.client.call.retry_delay": "s",
 		}
 		for _, m := range collect(t, reader) {

@@ -264,7 +264,7 @@ func (s *retryStream) RecvMsg(m any) error {
 			s.mu.Unlock()
 			continue
 		}
-		if s.call.policy.hedges && s.closed {
+		if s.call.policy.hedges && s.closed && canHedge(m) {
 			s.recovering = true
 			s.mu.Unlock()
 			return s.race(at, m)

@@ -178,3 +178,33 @@ func TestContextBelowTheCallSpanIsItsChild(t *testing.T) {
 		}
 	})
 }
+
+// The call span says which attempt won, which lost, and why each was sent; nothing of a lost
+// hedge is an error.
+func TestHedgesOnTheCallSpan(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), unavailable().after(second/10), ok()))
+		provider, recorder := recordSpans()
+		server.client(t, WithBudget(Unlimited), WithTracerProvider(provider), WithCallSpan(true),
+			hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})).Echo(t.Context(), request())
+		spans := recorder.Ended()
+		if len(spans) != 1 {
+			t.Fatalf("%d spans, want 1", len(spans))
+		}
+		const event = "grpcretry.attempt grpcretry.attempt.number="
+		want := []string{
+			event + "2 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn " +
+				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=hedge_delay grpcretry.wait_ms=0 grpcretry.wait_source=non_fatal",
+			event + "1 rpc.response.status_code=CANCELLED grpcretry.decision=lost network.peer.address=bufconn",
+			event + "3 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn " +
+				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=non_fatal",
+		}
+		if got := eventLines(spans[0]); !slices.Equal(got, want) {
+			t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		attrs := attributeLine(spans[0].Attributes())
+		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") || spans[0].Status().Code != otelcodes.Unset {
+			t.Errorf("call span has %s and status %v, want OK, 3 attempts, the winner, and no error", attrs, spans[0].Status())
+		}
+	})
+}

@@ -1,0 +1,420 @@
+package grpcretry
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+func TestHedgingThatCannotBeMeantIsRefused(t *testing.T) {
+	const method = "/grpcretry.test.v1.EchoService/Echo"
+	on := func(h Hedging) Option { return WithMethod(method, WithHedging(h)) }
+	inMethod := " (in WithMethod " + method + ")"
+	for _, tt := range []struct {
+		name string
+		opt  Option
+		want string
+	}{
+		{"one attempt", on(Hedging{MaxAttempts: 1, Delay: HedgeAfter(0)}),
+			"grpcretry: WithHedging: MaxAttempts: 1 attempts, want at least 2" + inMethod},
+		{"less than none", on(Hedging{MaxAttempts: -2, Delay: HedgeAfter(0)}),
+			"grpcretry: WithHedging: MaxAttempts: -2 attempts, want at least 2" + inMethod},
+		{"no delay", on(Hedging{}), "grpcretry: WithHedging: Delay is not set, want HedgeAfter or HedgeAtQuantile" + inMethod},
+		{"negative delay", on(Hedging{Delay: HedgeAfter(-time.Second)}), "grpcretry: WithHedging: Delay: -1s is negative" + inMethod},
+		{"quantile 0", on(Hedging{Delay: HedgeAtQuantile(0, 0, 0)}),
+			"grpcretry: WithHedging: Delay: HedgeAtQuantile: q is 0, want between 0 and 1" + inMethod},
+		{"quantile NaN", on(Hedging{Delay: HedgeAtQuantile(math.NaN(), 0, 0)}),
+			"grpcretry: WithHedging: Delay: HedgeAtQuantile: q is NaN, want between 0 and 1" + inMethod},
+		{"negative bound", on(Hedging{Delay: HedgeAtQuantile(0.9, -1, 0)}),
+			"grpcretry: WithHedging: Delay: HedgeAtQuantile: bounds -1ns and 0s must not be negative" + inMethod},
+		{"bounds crossed", on(Hedging{Delay: HedgeAtQuantile(0.9, time.Second, time.Millisecond)}),
+			"grpcretry: WithHedging: Delay: HedgeAtQuantile: upper bound 1ms is below the lower bound 1s" + inMethod},
+		{"a switch of nothing", on(Hedging{Delay: HedgeWhile(nil, HedgeAfter(0))}),
+			"grpcretry: WithHedging: Delay: HedgeWhile needs a function and a HedgeDelay" + inMethod},
+		{"a switch of what is refused", on(Hedging{Delay: HedgeWhile(func() bool { return true }, HedgeAfter(-1))}),
+			"grpcretry: WithHedging: Delay: -1ns is negative" + inMethod},
+		{"OK", on(Hedging{Delay: HedgeAfter(0), NonFatalCodes: []codes.Code{codes.OK}}),
+			"grpcretry: WithHedging: NonFatalCodes: code OK is no failure" + inMethod},
+		{"in a policy", WithPolicy(Policy{Hedging: &Hedging{}}),
+			"grpcretry: WithPolicy: Hedging: Delay is not set, want HedgeAfter or HedgeAtQuantile"},
+		{"all methods", WithHedging(Hedging{Delay: HedgeAfter(0)}),
+			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
+		{"all methods, by a policy", WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(0)}}),
+			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
+		{"a client stream", WithMethod("/grpcretry.test.v1.EchoService/Collect", WithHedging(Hedging{Delay: HedgeAfter(0)})),
+			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Collect: a method with a client stream cannot be hedged"},
+		{"a bidi stream", WithMethod("/grpcretry.test.v1.EchoService/Chat", WithHedging(Hedging{Delay: HedgeAfter(0)})),
+			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Chat: a method with a client stream cannot be hedged"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := New(tt.opt); err == nil || err.Error() != tt.want {
+				t.Errorf("New = %v, want %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestHedgingThatIsMeant(t *testing.T) {
+	h := Hedging{Delay: HedgeAfter(time.Second)}
+	r, err := New(
+		WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(h)), // its streams are not hedged
+		WithMethod("/grpcretry.test.v1.EchoService/Expand", WithHedging(Hedging{MaxAttempts: 5, Delay: HedgeAtQuantile(0.9, 0, 0)})),
+		WithMethod("/grpcretry.test.v1.EchoService/Put", Disable()),
+		WithMethod("/grpcretry.test.v1.EchoService/Append", WithMaxAttempts(3)),
+		WithMethod("/unknown.Service/Method", WithHedging(h)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for method, want := range map[string]int{"Echo": 2, "Expand": 5, "Put": 0, "Append": 2} {
+		got := 0
+		if h := r.Policy("/grpcretry.test.v1.EchoService/" + method).Hedging; h != nil {
+			got = h.MaxAttempts
+		}
+		if got != want {
+			t.Errorf("%s has %d hedged attempts, want %d", method, got, want)
+		}
+	}
+	if _, err := New(WithHedging(Hedging{Delay: HedgeAfter(0), AllMethodsAreSafe: true})); err != nil {
+		t.Errorf("New = %v although all methods are said to be safe", err)
+	}
+	if _, err := New(Disable(), WithMethod("/a.B/C", WithHedging(h))); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPolicyHandsOutItsOwnHedging(t *testing.T) {
+	h := Hedging{Delay: HedgeAfter(0), NonFatalCodes: []codes.Code{codes.Internal}}
+	r, err := New(WithMethod("/a.B/C", WithHedging(h)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.NonFatalCodes[0] = codes.Aborted
+	shown := r.Policy("/a.B/C").Hedging
+	shown.MaxAttempts, shown.NonFatalCodes[0] = 9, codes.DataLoss
+	if got := r.Policy("/a.B/C").Hedging; got.MaxAttempts != 2 || got.NonFatalCodes[0] != codes.Internal {
+		t.Errorf("hedging is %+v, want what New was given", got)
+	}
+}
+
+// Who turns retries off for all, and hedging on for one method, gets just that.
+func TestHedgingWhereRetriesAreOff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(says("a").after(time.Hour), says("b"), unavailable()))
+		client := server.client(t, Disable(), hedged(Hedging{Delay: HedgeAfter(second)}))
+		if reply, err := client.Echo(t.Context(), request()); reply.GetMessage() != "b" || err != nil {
+			t.Errorf("Echo = %v, %v, want b from the hedge", reply, err)
+		}
+		_, err := client.Put(t.Context(), request())
+		wantUntouched(t, err, codes.Unavailable, "db-down")
+		wantTimes(t, server, 0, second, second)
+	})
+}
+
+// Without a delay, a call is as if there were no hedging, but it is measured.
+func TestNoDelayNoHedge(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), says("b").after(5*second), says("c").after(3*second),
+			says("d").after(time.Hour), says("e"), unavailable().after(2*second)))
+		var on atomic.Bool
+		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
+		client := server.client(t, steady, hedged(Hedging{Delay: HedgeWhile(on.Load, delay)}))
+		for i, step := range []struct {
+			on      bool
+			reply   string
+			elapsed time.Duration
+			told    []string
+		}{
+			{false, "b", 6 * second, nil},            // failed, waited its backoff, was slow
+			{false, "c", 3 * second, []string{"3s"}}, // slow
+			{true, "e", second, []string{"1s lost"}}, // hedged
+			{true, "", 2 * second, []string{}},       // hedged, and failed twice
+		} {
+			on.Store(step.on)
+			delay.told = nil
+			start := time.Now()
+			reply, _ := client.Echo(t.Context(), request())
+			if got := time.Since(start); i < 3 && (reply.GetMessage() != step.reply || got != step.elapsed) {
+				t.Errorf("call %d: %q after %v, want %q after %v", i+1, reply.GetMessage(), got, step.reply, step.elapsed)
+			}
+			if i < 3 && !slices.Equal(delay.told, step.told) {
+				t.Errorf("call %d: the delay was told %q, want %q", i+1, delay.told, step.told)
+			}
+		}
+	})
+}
+
+// A recordedDelay remembers what it was told.
+type recordedDelay struct {
+	HedgeDelay
+	mu   sync.Mutex
+	told []string
+}
+
+func (d *recordedDelay) Answered(method string, took time.Duration, lost bool, now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	line := took.String()
+	if lost {
+		line += " lost"
+	}
+	d.told = append(d.told, line)
+}
+
+func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		logs := &logRecorder{}
+		cc := server.conn(t, DialOptions(WithLogger(slog.New(logs)),
+			WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(Hedging{Delay: HedgeAfter(second)})))...)
+		client := echov1.NewEchoServiceClient(cc)
+		for range 3 {
+			stream, err := client.Chat(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			stream.CloseSend()
+			stream.Recv()
+		}
+		wantLines(t, logs, "WARN…not hedged, but retried: it has a client stream…method=/grpcretry.test.v1.EchoService/Chat")
+		for range 3 {
+			cc.Invoke(t.Context(), "/grpcretry.test.v1.EchoService/Echo", request(), notAPointer{}, grpc.ForceCodec(oddCodec{}))
+		}
+		wantLines(t, logs, "WARN…not hedged, but retried: no second reply can be made…method=/grpcretry.test.v1.EchoService/Echo")
+	})
+}
+
+type notAPointer map[string]string
+
+// oddCodec sends protobuf and receives into anything, or nothing.
+type oddCodec struct{}
+
+func (oddCodec) Name() string                  { return "proto" }
+func (oddCodec) Marshal(v any) ([]byte, error) { return proto.Marshal(v.(proto.Message)) }
+func (oddCodec) Unmarshal(b []byte, v any) error {
+	switch v := v.(type) {
+	case *oddReply:
+		v.raw = slices.Clone(b)
+		v.received++
+	case *[]byte:
+		*v = slices.Clone(b)
+	}
+	return nil
+}
+
+type oddReply struct {
+	raw      []byte
+	received int
+}
+
+// Any pointer that a codec takes can be a reply.
+func TestRepliesThatAreNoMessages(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(says("a").after(time.Hour), says("b"), says("a").after(time.Hour), says("b"), says("c")))
+		cc := server.conn(t, DialOptions(hedged(Hedging{Delay: HedgeAfter(second)}))...)
+		want, err := proto.Marshal(&echov1.EchoResponse{Message: "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply := &oddReply{raw: []byte("old"), received: 41}
+		if err := cc.Invoke(t.Context(), echoMethod, request(), reply, grpc.ForceCodec(oddCodec{})); err != nil ||
+			!slices.Equal(reply.raw, want) || reply.received != 1 {
+			t.Errorf("Invoke = %v with reply %+v, want what the hedge received, once", err, reply)
+		}
+		var raw []byte
+		if err := cc.Invoke(t.Context(), echoMethod, request(), &raw, grpc.ForceCodec(oddCodec{})); err != nil || !slices.Equal(raw, want) {
+			t.Errorf("Invoke = %v with reply %q, want %q", err, raw, want)
+		}
+	})
+}
+
+// The estimate is the exact quantile of what was measured, or up to 5 % more.
+func TestQuantileIsCloseToTheExactOne(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for name, draw := range map[string]func() float64{
+		"exponential": random.ExpFloat64,
+		"log-normal":  func() float64 { return math.Exp(2 * random.NormFloat64()) },
+		"uniform":     random.Float64,
+		"two humps": func() float64 {
+			if random.IntN(10) == 0 {
+				return 50 + random.Float64()
+			}
+			return 1 + random.Float64()
+		},
+	} {
+		for _, q := range []float64{0.5, 0.9, 0.95, 0.99} {
+			h := HedgeAtQuantile(q, 0, 0).(*hedgeQuantile)
+			var all []time.Duration
+			now := noon
+			for range 5000 {
+				took := 10*time.Microsecond + time.Duration(draw()*float64(10*time.Millisecond))
+				all = append(all, took)
+				h.Answered("/m", took, false, now)
+				now = now.Add(10 * time.Millisecond) // 50 s in all
+			}
+			slices.Sort(all)
+			exact := all[int(math.Ceil(q*float64(len(all))))-1]
+			got, ok := h.Delay("/m", now)
+			if ratio := float64(got) / float64(exact); !ok || ratio < 0.9999 || ratio > 1.0501 {
+				t.Errorf("%s: %v-quantile is %v, %v, want %v or up to 5%% more", name, q, got, ok, exact)
+			}
+		}
+	}
+}
+
+func TestQuantileNeedsEnoughAnswers(t *testing.T) {
+	for _, tt := range []struct {
+		q       float64
+		answers int
+	}{{0.5, 50}, {0.9, 50}, {0.95, 100}, {0.99, 500}, {0.999, 5000}} {
+		h := HedgeAtQuantile(tt.q, 0, 0)
+		now := noon
+		for n := 1; n <= tt.answers; n++ {
+			if d, ok := h.Delay("/m", now); ok {
+				t.Fatalf("%v-quantile: delay %v after %d answers, want none before %d", tt.q, d, n-1, tt.answers)
+			}
+			h.Answered("/m", time.Millisecond, false, now)
+		}
+		if _, ok := h.Delay("/m", now.Add(quantileRefresh)); !ok {
+			t.Errorf("%v-quantile: no delay after %d answers", tt.q, tt.answers)
+		}
+		if _, ok := h.Delay("/other", now); ok {
+			t.Errorf("%v-quantile: a delay for a method that was never called", tt.q)
+		}
+	}
+}
+
+func TestQuantileForgetsAfterAMinute(t *testing.T) {
+	h := HedgeAtQuantile(0.9, 0, 0)
+	now := noon
+	fill := func(took time.Duration) {
+		for range 1000 {
+			h.Answered("/m", took, false, now)
+		}
+	}
+	want := func(want time.Duration) {
+		t.Helper()
+		got, ok := h.Delay("/m", now)
+		if ratio := float64(got) / float64(want); !ok || ratio < 1 || ratio > 1.0501 {
+			t.Errorf("after %v the delay is %v, %v, want about %v", now.Sub(noon), got, ok, want)
+		}
+	}
+	fill(time.Second)
+	want(time.Second)
+	now = now.Add(59 * time.Second)
+	fill(time.Millisecond)
+	want(time.Second) // half are slow
+	now = now.Add(12 * time.Second)
+	want(time.Millisecond)
+	now = now.Add(time.Hour)
+	if d, ok := h.Delay("/m", now); ok {
+		t.Errorf("delay %v of an hour ago", d)
+	}
+}
+
+func TestQuantileBoundsAndLosers(t *testing.T) {
+	now := noon
+	for _, tt := range []struct {
+		name            string
+		atLeast, atMost time.Duration
+		answers, losers int
+		want            time.Duration
+	}{
+		{"lower bound", 50 * time.Millisecond, 0, 1000, 0, 50 * time.Millisecond},
+		{"upper bound", 0, time.Millisecond, 1000, 0, time.Millisecond},
+		{"losers are slower than all", 0, 0, 980, 20, 10 * time.Millisecond}, // of 1..10 ms, so the 0.95 of 1000 is 9.7
+		{"more losers than the rest", 0, 0, 100, 900, 10 * time.Millisecond},
+	} {
+		h := HedgeAtQuantile(0.95, tt.atLeast, tt.atMost)
+		for i := range tt.answers {
+			h.Answered("/m", time.Duration(i+1)*10*time.Millisecond/time.Duration(tt.answers), false, now)
+		}
+		for range tt.losers {
+			h.Answered("/m", time.Microsecond, true, now)
+		}
+		got, ok := h.Delay("/m", now)
+		if ratio := float64(got) / float64(tt.want); !ok || ratio < 0.92 || ratio > 1.06 {
+			t.Errorf("%s: %v, %v, want about %v", tt.name, got, ok, tt.want)
+		}
+	}
+	h := HedgeAtQuantile(0.95, 0, 0)
+	for range 1000 {
+		h.Answered("/m", time.Second, true, now)
+	}
+	if d, ok := h.Delay("/m", now); ok {
+		t.Errorf("delay %v although nothing was measured", d)
+	}
+}
+
+func TestQuantileKnowsABoundedNumberOfMethods(t *testing.T) {
+	h := HedgeAtQuantile(0.5, 0, 0).(*hedgeQuantile)
+	for i := range 2 * quantileMethods {
+		for range 100 {
+			h.Answered(strings.Repeat("x", i), time.Millisecond, false, noon)
+		}
+	}
+	if got := h.known.Load(); got != quantileMethods {
+		t.Errorf("%d methods are known, want %d", got, quantileMethods)
+	}
+	if _, ok := h.Delay(strings.Repeat("x", 2*quantileMethods-1), noon); ok {
+		t.Error("a method too many has a delay")
+	}
+}
+
+// Latency doubles for everyone. Hedges cannot help then; the budget holds them down until
+// the delay has learnt.
+func TestHedgesStayUnderTheBudgetWhenAllGetSlow(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		took := 10 * time.Millisecond
+		var mu sync.Mutex
+		server := serve(t, func(int) answer {
+			mu.Lock()
+			defer mu.Unlock()
+			return ok().after(took + time.Duration(rand.IntN(int(took/10))))
+		})
+		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.1, Window: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		events := &countedEvents{}
+		client := server.client(t, WithBudget(budget), WithObserver(events.observe),
+			hedged(Hedging{Delay: HedgeAtQuantile(0.95, 0, 0)}))
+		run := func(calls int) (hedges int) {
+			before := len(server.attempts())
+			for range calls {
+				client.Echo(context.Background(), request())
+				time.Sleep(10 * time.Millisecond)
+			}
+			return len(server.attempts()) - before - calls
+		}
+		run(1000)
+		if got := run(3000); got > 3000*8/100 {
+			t.Errorf("%d hedges for 3000 calls at the usual pace, want about 5 %%", got)
+		}
+		mu.Lock()
+		took *= 2
+		mu.Unlock()
+		if got := run(3000); got > 3000/10+20 {
+			t.Errorf("%d hedges for 3000 calls when all are slow, want at most the budget's tenth", got)
+		}
+		if got := run(3000); got > 3000*8/100 {
+			t.Errorf("%d hedges for 3000 calls when the delay has learnt, want about 5 %%", got)
+		}
+	})
+}
+
+type countedEvents struct{ n atomic.Int64 }
+
+func (c *countedEvents) observe(context.Context, Event) { c.n.Add(1) }

@@ -1,0 +1,155 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// Server streams are hedged up to their first message. Hedges are due each second.
+func TestHedgedStreams(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		opts   []Option
+		server []string // one script for each attempt
+		app    string
+		times  []time.Duration
+		reason error // of the *Error; nil if the error is gRPC's own, or there is none
+	}{
+		{name: "the first is quick", server: []string{"recv a; recv EOF; send 1; wait 9s; send 2"},
+			app: "send a; close; recv 1; recv 2; recv EOF; recv EOF", times: []time.Duration{0}},
+		{name: "the hedge wins", server: []string{"recv a; hang", "recv a; recv EOF; send 1; send 2"},
+			app: "send a; close; recv 1; recv 2; recv EOF; recv EOF", times: []time.Duration{0, second}},
+		{name: "the first wins after all", server: []string{"recv a; wait 1500ms; send 1; send 2", "recv a; hang"},
+			app: "send a; close; recv 1; recv 2; recv EOF", times: []time.Duration{0, second}},
+		{name: "an empty stream wins", server: []string{"recv a; hang", "recv a; recv EOF"},
+			app: "send a; close; recv EOF; recv EOF", times: []time.Duration{0, second}},
+		{name: "an empty stream at once", server: []string{"recv a; recv EOF"},
+			app: "send a; close; recv EOF; recv EOF", times: []time.Duration{0}},
+		{name: "headers decide nothing", server: []string{"recv a; header; hang", "recv a; header; send 1"},
+			app: "send a; close; recv 1; header; recv EOF", times: []time.Duration{0, second}},
+		{name: "a fatal status ends the call", server: []string{"recv a; hang", "recv a; fail NOT_FOUND"},
+			app: "send a; close; recv NOT_FOUND; recv NOT_FOUND; trailer 2", times: []time.Duration{0, second}},
+		{name: "a failure sends the next now", server: []string{"recv a; fail UNAVAILABLE", "recv a; send 1"},
+			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, 0}},
+		{name: "a failure before the request", server: []string{"fail UNAVAILABLE", "recv a; send 1"},
+			app: "wait 1s; send a; close; recv 1; recv EOF", times: []time.Duration{0, second}},
+		{name: "all fail", server: []string{"recv a; wait 1500ms; fail UNAVAILABLE", "recv a; wait 2s; fail RESOURCE_EXHAUSTED"},
+			app: "send a; close; recv RESOURCE_EXHAUSTED; recv RESOURCE_EXHAUSTED; trailer 2", times: []time.Duration{0, second}, reason: ErrAttemptsExhausted},
+		{name: "a hedge that fails ends nothing", server: []string{"recv a; wait 5s; send 1", "recv a; fail UNAVAILABLE"},
+			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, second}},
+		{name: "pushback", server: []string{"recv a; pushback 3000; fail UNAVAILABLE", "recv a; send 1"},
+			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, 3 * second}},
+		{name: "pushback stop", server: []string{"recv a; wait 5s; send 1", "recv a; pushback -1; fail UNAVAILABLE"},
+			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, second}},
+		{name: "a failure after the first message is the application's", server: []string{"recv a; hang", "recv a; send 1; fail UNAVAILABLE"},
+			app: "send a; close; recv 1; recv UNAVAILABLE; trailer 2", times: []time.Duration{0, second}},
+		{name: "the attempt timeout", opts: []Option{WithAttemptTimeout(3 * second / 2)},
+			server: []string{"recv a; hang", "recv a; wait 1s; send 1"},
+			app:    "send a; close; recv 1; wait 9s; recv EOF", times: []time.Duration{0, second}},
+		{name: "the application asks late", server: []string{"recv a; send 1"},
+			app: "send a; close; wait 10s; recv 1; recv EOF", times: []time.Duration{0}},
+		{name: "the application wants the headers first", server: []string{"recv a; header; wait 5s; send 1"},
+			app: "send a; close; header; recv 1; recv EOF", times: []time.Duration{0}},
+		{name: "the context of a stream commits it", server: []string{"recv a; wait 5s; send 1"},
+			app: "send a; close; context; recv 1; recv EOF", times: []time.Duration{0}},
+		{name: "no second request, no hedge", server: []string{"wait 5s; send 1"},
+			app: "recv 1; recv EOF", times: []time.Duration{0}},
+		{name: "cancelled", server: []string{"recv a; hang"},
+			app: "send a; close; wait 10ms; cancel; recv CANCELLED", times: []time.Duration{0}, reason: context.Canceled},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server[n-1], stream) })
+				budget, events := &aBudget{}, &hedgeEvents{}
+				app, err := server.openStream(t, serverStream, append([]Option{WithBudget(budget), WithObserver(events.observe),
+					WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)}))}, tt.opts...))
+				if err != nil {
+					t.Fatal(err)
+				}
+				app.play(t, tt.app)
+				wantTimes(t, server, tt.times...)
+				var e *Error
+				if errors.As(app.err, &e) != (tt.reason != nil) || tt.reason != nil && !errors.Is(e.Reason, tt.reason) {
+					t.Errorf("RecvMsg = %v, want reason %v", app.err, tt.reason)
+				}
+				synctest.Wait()
+				events.check(t, events.events[len(events.events)-1].Err)
+				wantAccounts(t, budget, len(tt.times))
+			})
+		})
+	}
+}
+
+// What the caller gave as header, trailer and peer shows the attempt that won, and
+// OnFinish runs once.
+func TestHedgedStreamShowsTheWinner(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, []string{"recv a; header; hang", "recv a; header; send 1"}[n-1], stream)
+		})
+		var header, trailer metadata.MD
+		var at peer.Peer
+		finished := 0
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)}))},
+			grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at), grpc.OnFinish(func(error) { finished++ }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; close; recv 1; recv EOF")
+		if first(header["attempt"]) != "2" || at.Addr == nil || finished != 1 {
+			t.Errorf("header %v, peer %v, %d times finished, want those of attempt 2, once", header, at.Addr, finished)
+		}
+	})
+}
+
+// A stream that no attempt opens fails where it is opened, as without hedging.
+func TestHedgedStreamThatCannotBeOpened(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, nil)
+		open := 0
+		refuse := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			open++
+			return nil, errUnavailable
+		}
+		cc := server.conn(t, append(DialOptions(steady, WithMethod("/grpcretry.test.v1.EchoService/Expand", WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}))),
+			grpc.WithChainStreamInterceptor(refuse))...)
+		_, err := echov1.NewEchoServiceClient(cc).Expand(t.Context(), request())
+		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
+		if open != 3 || time.Since(server.start) != 0 {
+			t.Errorf("%d attempts in %v, want 3 at once", open, time.Since(server.start))
+		}
+	})
+}
+
+// A stream that is not hedged for want of a delay is measured.
+func TestStreamsAreMeasured(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; wait 3s; send 1; wait 9s", "recv a; hang", "recv a; send 1", "recv a; wait 500ms; send 1"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		on := false
+		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
+		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeWhile(func() bool { return on }, delay)})))...)
+		for i, want := range []string{"3s", "1s lost", "500ms"} {
+			delay.told = nil
+			stream, err := cc.NewStream(t.Context(), serverStream, "/streams/Expand")
+			if err != nil {
+				t.Fatal(err)
+			}
+			(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+			if len(delay.told) != 1 || delay.told[0] != want {
+				t.Errorf("stream %d: the delay was told %q, want %q", i+1, delay.told, want)
+			}
+			on = true
+		}
+	})
+}
