@@ -64,11 +64,11 @@ tidy-check: ## go.mod and go.sum are tidy in every module
 
 .PHONY: vet
 vet: ## go vet in every module
-	@$(call each-module,go vet ./...)
+	@$(call each-module,go vet -tags e2e ./...)
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
-	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...)
+	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
 .PHONY: unit
 unit: gcc ## tests of every module with the race detector
@@ -84,9 +84,8 @@ demo: ## build and run examples/demo
 	else echo "demo: examples/demo does not exist yet"; fi
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger $(BIN)/golangci-lint prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
-	@cd e2e && $(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e . && \
-		E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 
 .PHONY: docs-pictures
 docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run against Jaeger

@@ -1,6 +1,6 @@
-// The Jaeger that make e2e runs, built into .bin. A module of its own: what it needs is
-// old, and nothing else here may be held back by it. v1.62.0 is the latest that builds
-// from what the module proxy has.
+// The Jaeger that make e2e runs, built into .bin. A module of its own, because what it
+// needs is old and must hold nothing else back. Of later releases v1.76.0 was tried: it
+// needs module versions that the checksum database does not know.
 module github.com/grpcretry/grpcretry/e2e/jaeger
 
 go 1.26.0
