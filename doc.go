@@ -63,6 +63,11 @@
 // retried are [CallOption]s: they also work within [WithMethod] and as grpc.CallOption
 // of a single call. The narrower scope wins, then the later option.
 //
+// # Hedging
+//
+// A method that may run twice at the same time can have a second attempt before the first
+// has failed, when that is slow: [WithHedging]. It is off unless a method is named.
+//
 // # Errors
 //
 // A call that was retryable and failed all the same returns an [*Error]: the server's
@@ -78,16 +83,19 @@
 //	grpcretry.attempt.number    AttrAttempt        int: 1 for the first attempt
 //	rpc.response.status_code    AttrStatusCode     string: OK, UNAVAILABLE, …
 //	network.peer.address        AttrPeer           string: the server; absent if none was reached
-//	grpcretry.decision          AttrDecision       string: success, retry or stop
+//	grpcretry.decision          AttrDecision       string: success, retry, stop, or lost to another attempt of a hedged call
 //	grpcretry.wait_ms           AttrWait           int: the wait that follows, in ms; on stop the one refused, if any
 //	grpcretry.wait_source       AttrWaitSource     string: where it comes from, backoff, pushback or retry_info
 //	grpcretry.reason            AttrReason         string: on stop, one of those below
 //	grpcretry.budget.balance    AttrBudgetBalance  float: on failure, retries left in the budget
+//	grpcretry.attempt.hedge     AttrHedge          bool: of hedged calls, whether others were under way when it was sent
+//	grpcretry.attempt.sent_after AttrSentAfter     string: of hedged calls, why it was sent: hedge_delay, non_fatal, pushback or retry_info
 //
 // The span of WithCallSpan is named after the method, has the kind internal, ends with
 // the call's final status, and carries rpc.system.name, rpc.method, AttrStatusCode,
 // grpcretry.attempts (AttrAttempts, int: attempts made) and, if the call failed,
-// AttrReason.
+// AttrReason; of a hedged call that succeeded, grpcretry.winner (AttrWinner, int: the
+// number of the attempt).
 //
 // The reasons are exhausted, budget, deadline (too near for another attempt),
 // max_elapsed, pushback, not_retryable, committed, conn_closed, left_to_grpc,
@@ -102,14 +110,15 @@
 //	grpcretry.attempts           MetricAttempts        counter, {attempt}  method, target, AttrStatusCode, AttrDecision
 //	grpcretry.rescued_calls      MetricRescuedCalls    counter, {call}     method, target
 //	grpcretry.wasted_attempts    MetricWastedAttempts  counter, {attempt}  method, target
+//	grpcretry.hedges             MetricHedges          counter, {hedge}    method, target, AttrHedgeResult
 //	grpcretry.wait.duration      MetricWaitDuration    histogram, s        method, target, AttrWaitSource
 //	grpcretry.budget.balance     MetricBudgetBalance   gauge, {retry}      target, AttrBudget
 //	grpcretry.budget.refusals    MetricBudgetRefusals  counter, {retry}    target, AttrBudget
 //
 // The method is rpc.method, "pkg.Service/Method", or "other" for those that no generated
 // stub calls. The target is grpcretry.target (AttrTarget), in gRPC's canonical form.
-// grpcretry.outcome (AttrOutcome) is first_try, recovered, or a reason of those above, see
-// [OutcomeName]. grpcretry.budget (AttrBudget) is where the budget was set: "all" for all
+// grpcretry.outcome (AttrOutcome) is first_try, recovered, hedge_won, or a reason of those
+// above, see [OutcomeName]. grpcretry.hedge.result (AttrHedgeResult) is won or wasted. grpcretry.budget (AttrBudget) is where the budget was set: "all" for all
 // methods, the pattern of a [WithMethod], or "call" for budgets of single calls, which
 // have no balance; nor has one without a limit. A status code that gRPC does not have
 // is OTHER.

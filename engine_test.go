@@ -275,6 +275,58 @@ func TestEngineOfAPolicy(t *testing.T) {
 	}
 }
 
+// What hedging changes in the engine: how many attempts, after which codes, and no wait.
+func TestEngineOfAHedgedCall(t *testing.T) {
+	hedging := &Hedging{MaxAttempts: 3, Delay: HedgeAfter(time.Second), NonFatalCodes: []codes.Code{codes.Internal}}
+	e, err := NewEngine(Policy{MaxAttempts: 9, MaxElapsed: time.Minute, Hedging: hedging})
+	if err != nil {
+		t.Fatal(err)
+	}
+	internal, unavailable := failureOf(1, codes.Internal), failureOf(1, codes.Unavailable)
+	late := failureOf(1, codes.Internal)
+	late.Made = 3
+	for _, tt := range []struct {
+		name    string
+		history History
+		failure Failure
+		want    Verdict
+	}{
+		{"non-fatal", History{Start: noon}, internal, Verdict{Retry: true, WaitSource: WaitNonFatal, result: Failed}},
+		{"fatal", History{Start: noon}, unavailable, Verdict{Reason: ErrNotRetryable, result: Ignored, untouched: true}},
+		{"pushback", History{Start: noon}, failureOf(1, codes.Internal).saying("7"),
+			Verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback, result: Failed}},
+		{"all are sent", History{Start: noon}, late, Verdict{Reason: ErrAttemptsExhausted, result: Failed}},
+		{"stopped before", History{Start: noon, Stopped: ErrPushback}, internal, Verdict{Reason: ErrPushback, result: Failed}},
+		{"stopped before, and fatal", History{Start: noon, Stopped: ErrPushback}, unavailable,
+			Verdict{Reason: ErrNotRetryable, result: Ignored, untouched: true}},
+	} {
+		if got := e.Judge(t.Context(), &aBudget{}, &tt.history, &tt.failure, noon, 0.5); got != tt.want {
+			t.Errorf("%s: Judge = %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		history History
+		made    int
+		refuse  bool
+		want    Verdict
+	}{
+		{"due", History{Start: noon}, 2, false, Verdict{Retry: true, WaitSource: WaitHedgeDelay}},
+		{"all are sent", History{Start: noon}, 3, false, Verdict{Reason: ErrAttemptsExhausted, WaitSource: WaitHedgeDelay}},
+		{"deadline", History{Start: noon, Deadline: noon}, 1, false, Verdict{Reason: ErrDeadline, WaitSource: WaitHedgeDelay}},
+		{"MaxElapsed", History{Start: noon.Add(-time.Minute)}, 1, false, Verdict{Reason: ErrMaxElapsed, WaitSource: WaitHedgeDelay}},
+		{"budget", History{Start: noon}, 1, true, Verdict{Reason: ErrBudgetExhausted, WaitSource: WaitHedgeDelay}},
+	} {
+		b := &aBudget{refuse: tt.refuse}
+		if got := e.Due(b, &tt.history, tt.made, noon); got != tt.want {
+			t.Errorf("%s: Due = %+v, want %+v", tt.name, got, tt.want)
+		}
+		if asked := tt.want.Retry || tt.refuse; asked != (len(b.asked) == 1) {
+			t.Errorf("%s: budget was asked at %v, want asked: %v", tt.name, b.asked, asked)
+		}
+	}
+}
+
 type negative struct{}
 
 func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }

@@ -8,6 +8,8 @@ import (
 	"log"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -27,13 +29,21 @@ import (
 // A flakyServer fails as often as it is told to, then answers.
 type flakyServer struct {
 	echov1.UnimplementedEchoServiceServer
-	failures int
+	mu       sync.Mutex
+	failures int // guarded by mu
 	fail     func(ctx context.Context) error
 }
 
+// fails says whether to fail, as long as there are failures left.
+func (s *flakyServer) fails() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failures--
+	return s.failures >= 0
+}
+
 func (s *flakyServer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
-	if s.failures > 0 {
-		s.failures--
+	if s.fails() {
 		return nil, s.fail(ctx)
 	}
 	return &echov1.EchoResponse{Message: fmt.Sprintf("%s, attempt %d", req.GetMessage(), 1+grpcretry.PreviousAttempts(ctx))}, nil
@@ -41,8 +51,7 @@ func (s *flakyServer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov
 
 // Expand answers one request with three messages.
 func (s *flakyServer) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
-	if s.failures > 0 {
-		s.failures--
+	if s.fails() {
 		return s.fail(stream.Context())
 	}
 	for i := range 3 {
@@ -65,8 +74,7 @@ func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoReque
 			return err
 		}
 		all = append(all, req.GetMessage())
-		if s.failures > 0 { // after it has read a part
-			s.failures--
+		if s.fails() { // after it has read a part
 			return s.fail(stream.Context())
 		}
 	}
@@ -415,4 +423,37 @@ func ExampleEngine() {
 	verdict := engine.Judge(context.Background(), engine.Policy().Budget, &history, &failed, start, 0.5)
 	fmt.Println(verdict.Retry, verdict.Wait, verdict.WaitSource)
 	// Output: true 1.5s pushback
+}
+
+// The first attempt is stuck. A second one is sent when a tenth of a second has passed
+// without an answer, and wins. Only for methods that may run twice at the same time.
+func ExampleWithHedging() {
+	stuck := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	client, stop := dial(&flakyServer{failures: 1, fail: stuck}, grpcretry.DialOptions(
+		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithHedging(grpcretry.Hedging{
+			MaxAttempts: 2,
+			Delay:       grpcretry.HedgeAfter(100 * time.Millisecond),
+		})))...)
+	defer stop()
+
+	reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output: hello, attempt 2 <nil>
+}
+
+// Hedge the slowest twentieth of the calls, as measured over the last minute, but never
+// before 5 ms, and not at all while the switch is off.
+func ExampleHedgeAtQuantile() {
+	var enabled atomic.Bool
+	enabled.Store(true)
+	r, err := grpcretry.New(grpcretry.WithMethod("/shop.v1.Catalog/", grpcretry.WithHedging(grpcretry.Hedging{
+		Delay: grpcretry.HedgeWhile(enabled.Load, grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second)),
+	})))
+	if err != nil {
+		log.Fatal(err)
+	}
+	hedging := r.Policy("/shop.v1.Catalog/GetItem").Hedging
+	_, known := hedging.Delay.Delay("/shop.v1.Catalog/GetItem", time.Now())
+	fmt.Println(hedging.MaxAttempts, "attempts; delay known:", known)
+	// Output: 2 attempts; delay known: false
 }

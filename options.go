@@ -243,15 +243,16 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 	return configOption(func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
 
-// WithGRPCMetrics records, where there is a [WithMeterProvider], two instruments of gRFC
-// A96 as well, with its attributes grpc.method and grpc.target: grpc.client.call.retries,
-// the retries of each call that had some, and grpc.client.call.retry_delay, the time that
-// each call was without an attempt under way. Off by default. Do not turn it on where
+// WithGRPCMetrics records, where there is a [WithMeterProvider], three instruments of gRFC
+// A96 as well, with its attributes grpc.method and grpc.target: grpc.client.call.retries
+// and grpc.client.call.hedges, the further attempts of each call that had some, the latter
+// of hedged calls; and grpc.client.call.retry_delay, the time that each call was without an
+// attempt under way. Off by default. Do not turn it on where
 // gRPC's own OpenTelemetry plugin records them too: to gRPC each attempt is a call, without
 // retries and without delay, and the two would be mixed in one series.
 //
-// The other two of A96 are not recorded: transparent retries are gRPC's own and not seen
-// from here, and hedges there are none.
+// The fourth of A96 is not recorded: transparent retries are gRPC's own and not seen from
+// here.
 func WithGRPCMetrics(on bool) Option {
 	return configOption(func(c *config) { c.grpcMetrics = on })
 }
