@@ -193,7 +193,8 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 
 // WithObserver calls f with every [Event] of every call that may be retried, on the
 // goroutine of the call: f must be safe for concurrent use, a slow f slows the call,
-// and a panic of f is the caller's. A second WithObserver adds an observer; they are
+// and a panic of f is the caller's. Events of a hedged call come one at a time too, but
+// from any of its goroutines. A second WithObserver adds an observer; they are
 // called in order. nil is ignored. An observer that wants to follow single calls puts
 // a record of its own into the context of the call: f gets that context.
 //
