@@ -103,11 +103,11 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
 	go test -race -count=100 -timeout 30m -skip '$(SLOW)' .
 # Tests of numbers and of many draws: slow, and not about timing.
-SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated
+SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams and 10,000 hedged calls with the race detector (ten minutes)
-	go test -race -run 'TestStreamsAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . -streams.sequences=100000 -hedges.iterations=10000
+soak: gcc ## 100,000 random sequences of streams with the race detector (two minutes)
+	go test -race -run TestStreamsAtRandom -v -timeout 30m . -streams.sequences=100000
 
 .PHONY: bench-quick
 bench-quick: ## the root package's benchmarks once, to look at and not to publish
