@@ -87,6 +87,14 @@ demo: ## build and run examples/demo
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 
+.PHONY: browser
+browser: chromium ## the debug page in a real headless Chromium
+	@cd e2e/browser && go test -tags e2e -count=1 -timeout 10m -v .
+
+.PHONY: browser-picture
+browser-picture: chromium ## take the picture of the debug page in docs/ again
+	@cd e2e/browser && go test -tags e2e -count=1 -run Screenshot . -screenshot $(CURDIR)/docs/debug-page.png
+
 .PHONY: docs-pictures
 docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run against Jaeger
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger E2E_KEEP_TRACE=$(CURDIR)/e2e/waterfall/testdata/trace.json \
@@ -130,6 +138,10 @@ protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go
 .PHONY: protoc
 protoc:
 	@.ci/need protoc protobuf-compiler
+
+.PHONY: chromium
+chromium:
+	@.ci/need chromium chromium
 
 .PHONY: prometheus
 prometheus:

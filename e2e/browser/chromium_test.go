@@ -84,7 +84,7 @@ func (b *tab) hear(event any) {
 		complain("issue: %s", e.Issue.Code)
 	case *page.EventJavascriptDialogOpening:
 		complain("dialog: %s", e.Message)
-		go chromedp.Run(b.ctx, page.HandleJavaScriptDialog(true)) //nolint:errcheck // the complaint is enough
+		go chromedp.Run(b.ctx, page.HandleJavaScriptDialog(true)) // the complaint is enough
 	}
 }
 
