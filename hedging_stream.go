@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,7 +18,7 @@ func (s *retryStream) hedge(ctx context.Context, r *Retrier, method string, p *p
 		r.log.logNotHedged(ctx, method, "it has a client stream")
 		return p
 	}
-	delay, ok := p.Hedging.Delay.Delay(method, time.Now())
+	delay, ok := p.Hedging.delay(method)
 	if !ok {
 		s.measured = p.Hedging.Delay
 		return p
