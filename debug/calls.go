@@ -13,7 +13,7 @@ import (
 // A Call is one that made several attempts, retries or hedges, or that gave up although
 // its failure was one to retry: attempt by attempt, in the order of their numbers.
 type Call struct {
-	Retrier int    `json:"retrier"` // the place among those given to Handler, from 1
+	Retrier int    `json:"retrier"` // 1 for the first one given to Handler, and so on
 	Target  string `json:"target"`
 	Method  string `json:"method"`
 

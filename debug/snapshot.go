@@ -32,7 +32,7 @@ type Snapshot struct {
 
 // A Method is one method of one target, called through one retrier.
 type Method struct {
-	Retrier int    `json:"retrier"` // the place among those given to Handler, from 1
+	Retrier int    `json:"retrier"` // 1 for the first one given to Handler, and so on
 	Target  string `json:"target"`
 	Method  string `json:"method"`
 	Others  bool   `json:"others"` // all that came when there were 100 already; Target and Method are empty
