@@ -79,8 +79,12 @@ fuzz-short: ## every Fuzz function for FUZZTIME (5s)
 	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
 
 .PHONY: demo
-demo: ## build and run examples/demo, with DEMOFLAGS
-	cd examples/demo && go run . $(DEMOFLAGS) </dev/null
+demo: ## build and run examples/demo
+	cd examples/demo && go run . </dev/null
+
+.PHONY: demo-page
+demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
+	cd examples/demo && go run . -http :8080 </dev/null
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
