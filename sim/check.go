@@ -213,6 +213,9 @@ func (s *Strategy) check(path string) error {
 	if s.Policy.Budget != nil {
 		return invalid(path+".policy.budget", "set", "none: the budget of a strategy is beside its policy")
 	}
+	if s.Policy.Hedging != nil {
+		return invalid(path+".policy.hedging", "set", "none: hedging is not simulated")
+	}
 	if err := s.Budget.check(path + ".budget"); err != nil {
 		return err
 	}

@@ -131,7 +131,32 @@ func (r *run) summarise(out *Result) {
 	if done := at.Served + at.Late; done > 0 {
 		s.Late = float64(at.Late) / float64(done)
 	}
+	s.AmplifiedDown = r.amplifiedDown(out)
 	s.peaks(at, out.Bucket, r.outageEnd())
+}
+
+// amplifiedDown is attempts at the last server for each call, of the buckets that lie
+// within an outage of any server.
+func (r *run) amplifiedDown(out *Result) float64 {
+	attempts, calls := 0, 0
+	for i, b := range out.Servers[len(out.Servers)-1].Series {
+		from := int64(i) * r.bucket
+		whole := true
+		for _, s := range r.servers {
+			whole = whole && s.gate.up(from, from+r.bucket) == 1
+		}
+		if whole {
+			continue
+		}
+		attempts += b.Offered
+		for _, g := range out.Groups {
+			calls += g.Series[i].Calls
+		}
+	}
+	if calls == 0 {
+		return 0
+	}
+	return float64(attempts) / float64(calls)
 }
 
 // peaks is about the most that arrived at a server in one bucket.

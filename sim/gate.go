@@ -189,15 +189,28 @@ func (g *Gate) done(now int64, work float64) int64 {
 	}
 }
 
-// possible is how many calls the server could accept from one time to another.
-func (g *Gate) possible(from, to int64) float64 {
+// Up is the share of its capacity that the server has between two times, on average: 1
+// unless an [Outage] says otherwise.
+func (s Server) Up(from, to time.Duration) float64 {
+	if to <= from {
+		return 1
+	}
+	return newGate(&s).up(int64(from), int64(to))
+}
+
+func (g *Gate) up(from, to int64) float64 {
 	var area float64
 	for _, s := range g.pace {
 		if begin, end := max(from, s.from), min(to, s.to); begin < end {
 			area += s.area(begin, end)
 		}
 	}
-	return g.server.Capacity * area / float64(time.Second)
+	return area / float64(to-from)
+}
+
+// possible is how many calls the server could accept from one time to another.
+func (g *Gate) possible(from, to int64) float64 {
+	return g.server.Capacity * g.up(from, to) * time.Duration(to-from).Seconds()
 }
 
 func (s *segment) share(at int64) float64 {

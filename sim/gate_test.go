@@ -83,6 +83,20 @@ func TestGateWorksAtItsPace(t *testing.T) {
 	}
 }
 
+func TestServerUp(t *testing.T) {
+	s := Server{Outages: []Outage{{From: sec, For: sec, SlowStart: 2 * sec}}}
+	for _, tt := range []struct {
+		from, to time.Duration
+		want     float64
+	}{
+		{0, sec, 1}, {sec, 2 * sec, 0}, {2 * sec, 4 * sec, 0.5}, {500 * ms, 1500 * ms, 0.5}, {time.Hour, time.Hour, 1},
+	} {
+		if got := s.Up(tt.from, tt.to); math.Abs(got-tt.want) > 1e-9 {
+			t.Errorf("Up(%v, %v) = %v, want %v", tt.from, tt.to, got, tt.want)
+		}
+	}
+}
+
 func TestLimitOf(t *testing.T) {
 	got, ok := LimitOf(outageScenario("limit"))
 	if want := (Limit{P99: 14950 * ms, Done: 15 * sec, Wasted: 1000}); !ok || got != want {

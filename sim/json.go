@@ -84,6 +84,11 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	return encoder{seconds: true}.bytes(plain(r))
 }
 
+// MarshalJSON writes all fields of a summary. Durations are seconds.
+func (s Summary) MarshalJSON() ([]byte, error) {
+	return encoder{seconds: true}.bytes(s)
+}
+
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	codeType     = reflect.TypeFor[codes.Code]()

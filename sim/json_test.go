@@ -106,6 +106,7 @@ func TestReadScenariosSaysWhatIsWrong(t *testing.T) {
 		{with(`"strategies":[{"budget":{"kind":"all"}}]`), `strategies[0].budget.of is 0, want at least one budget`},
 		{with(`"strategies":[{"budget":{"kind":"all","of":[{}]}}]`), `strategies[0].budget.of[0].kind is "", want a kind of budget`},
 		{with(`"strategies":[{"budget":{"kind":"all","of":[{"kind":"rate"}]}}]`), `strategies[0].budget.of[0].perSecond is 0, want above 0`},
+		{with(`"strategies":[{"policy":{"hedging":{"maxAttempts":2}}}]`), `strategies[0].policy.hedging is "set", want none`},
 		{`{"servers":[{}]}`, `groups is 0, want 1 to 1000 of them`},
 		{`{"groups":[{"clients":1}]}`, `servers is 0, want 1 to 1000 of them`},
 		{`{"groups":[{}],"servers":[{}]}`, `groups[0].clients is 0, want clients that call once, or a rate`},

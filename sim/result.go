@@ -37,6 +37,7 @@ type Summary struct {
 	Attempts      float64 // sent
 	Wasted        float64 // attempts that failed
 	Amplification float64 // attempts at the last server for each call
+	AmplifiedDown float64 // the same of the buckets within outages; 0 without any
 
 	P50, P90, P99, P999, Longest time.Duration // latency of calls that succeeded
 	Done                         time.Duration // when the last call was over
@@ -214,7 +215,7 @@ func (s *Summary) each(other *Summary, f func(a, b float64) float64) {
 
 func (s *Summary) numbers() []*float64 {
 	return []*float64{&s.Calls, &s.Succeeded, &s.Failed, &s.Open, &s.Refused,
-		&s.Attempts, &s.Wasted, &s.Amplification, &s.Goodput, &s.Late,
+		&s.Attempts, &s.Wasted, &s.Amplification, &s.AmplifiedDown, &s.Goodput, &s.Late,
 		&s.Peak, &s.PeakAfter, &s.Over, &s.PeakToAverage, &s.Fairness}
 }
 

@@ -14,6 +14,11 @@ import (
 type Study struct {
 	Name, Title, See string
 	Scenarios        []Scenario
+
+	// Vary, where it is not empty, says what grows from one scenario to the next while all
+	// else stays the same, and Values how.
+	Vary   string
+	Values []float64
 }
 
 // Studies are those that are shipped, in the order in which to read them.
@@ -94,14 +99,6 @@ load that the server can take.`,
 	}
 }
 
-// awsClients are the numbers of clients of the 2015 experiment.
-func awsClients() (counts []int) {
-	for n := 10; n <= 190; n += 10 {
-		counts = append(counts, n)
-	}
-	return counts
-}
-
 func aws() Study {
 	on := func(s Strategy) Strategy {
 		s.Policy.Codes = []codes.Code{codes.Aborted}
@@ -114,8 +111,10 @@ func aws() Study {
 writes; all others are lost. No backoff is quick and wasteful, exponential backoff without jitter is neither
 quick nor frugal. Full jitter makes the fewest calls; decorrelated is as quick and makes more. The waits are
 those of the experiment: its "base 5 ms" is doubled before the first wait, so here exponentials begin at 10 ms.`,
+		Vary: "writers",
 	}
-	for _, n := range awsClients() {
+	for n := 10; n <= 190; n += 10 {
+		study.Values = append(study.Values, float64(n))
 		study.Scenarios = append(study.Scenarios, Scenario{
 			Name:    fmt.Sprintf("aws-%d", n),
 			Title:   fmt.Sprintf("%d writers of one row, 10 ± 2 ms of network", n),
