@@ -291,25 +291,10 @@ func put(names map[string]int64, name string, n int64) int64 {
 	return n
 }
 
-// kindOf says in words what kind of budget it is.
+// kindOf says in words what a budget allows, as those of grpcretry do themselves.
 func kindOf(b grpcretry.Budget) string {
 	if s, ok := b.(fmt.Stringer); ok {
 		return text(s.String(), maxName)
 	}
-	name := fmt.Sprintf("%T", b)
-	if known, ok := budgetKinds[name]; ok {
-		return known
-	}
-	return text(name, maxName)
-}
-
-// budgetKinds are those that grpcretry makes; a budget may have a String method that says more.
-var budgetKinds = map[string]string{
-	"*grpcretry.ratioBudget":       "ratio budget",
-	"*grpcretry.rateBudget":        "rate budget",
-	"*grpcretry.throttle":          "A6 throttle",
-	"*grpcretry.concurrencyBudget": "concurrency budget",
-	"*grpcretry.allBudgets":        "several budgets, the lowest of them",
-	"*grpcretry.perTarget":         "a budget for each target",
-	"grpcretry.unlimited":          "no limit",
+	return text(fmt.Sprintf("%T", b), maxName)
 }

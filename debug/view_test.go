@@ -102,7 +102,7 @@ func TestPolicyInWords(t *testing.T) {
 			"no attempt starts later than 1 min after the call",
 			"streams pass through without retries",
 			"no retry once response headers have come",
-			"paid from: A6 throttle",
+			"paid from: throttle: 10 tokens, 0.1 for a success",
 		}},
 		{"another backoff", []grpcretry.Option{
 			grpcretry.WithBackoff(grpcretry.Decorrelated{}), grpcretry.WithOverloadBackoff(grpcretry.Constant(2 * time.Second)),
