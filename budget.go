@@ -271,6 +271,13 @@ func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: ne
 type perTarget struct {
 	newBudget func() Budget
 	budgets   sync.Map // string → Budget, by the target as dialed and in canonical form
+
+	first atomic.Pointer[targetBudget] // of the target that came first: mostly there is no other
+}
+
+type targetBudget struct {
+	dialed string
+	budget Budget
 }
 
 // String is for who reads a policy.
@@ -288,6 +295,9 @@ func (t *perTarget) Balance(now time.Time) float64 {
 // of finds the budget of a target as dialed. Making the canonical form costs an
 // allocation, so it is asked for only the first time.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
+	if first := t.first.Load(); first != nil && first.dialed == dialed {
+		return first.budget
+	}
 	if b, ok := t.budgets.Load(dialed); ok {
 		return b.(Budget)
 	}
@@ -296,6 +306,7 @@ func (t *perTarget) of(dialed string, canonical func() string) Budget {
 		b, _ = t.budgets.LoadOrStore(canonical(), t.newBudget())
 	}
 	b, _ = t.budgets.LoadOrStore(dialed, b)
+	t.first.CompareAndSwap(nil, &targetBudget{dialed, b.(Budget)})
 	return b.(Budget)
 }
 
