@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"runtime"
 	"slices"
 	"sync"
@@ -35,34 +34,30 @@ func BenchmarkOutage(b *testing.B) {
 			b.ReportMetric(float64(sent), "attempts")
 			b.ReportMetric(float64(sent)/float64(calls), "attempts/call")
 			b.ReportMetric(float64((after.cpu - before.cpu).Milliseconds()), "cpu-ms")
-			b.ReportMetric(float64((after.cpu-before.cpu).Nanoseconds())/float64(calls), "cpu-ns/call")
 			b.ReportMetric(float64(after.mallocs-before.mallocs)/float64(calls), "allocs/call")
 		}
 		b.ReportMetric(0, "ns/op") // is the duration
 	})
 }
 
-// outage returns the number of calls that failed for good. Those under way at its end are
-// broken off, and are calls too.
+// outage returns the number of calls begun in that time, and returns when all have failed
+// for good: the server stays down. The goroutines take turns, so that the calls are spread.
 func outage(b *testing.B, client echov1.EchoServiceClient, goroutines int, pace, duration time.Duration) int64 {
-	ctx, cancel := context.WithTimeout(b.Context(), duration)
-	defer cancel()
+	ctx := callContext(b)
 	var calls atomic.Int64
 	var running sync.WaitGroup
-	for range goroutines {
+	start := time.Now()
+	for i := range goroutines {
 		running.Go(func() {
 			req := request(failAlways)
-			ticker := time.NewTicker(pace)
-			defer ticker.Stop()
-			for {
-				select {
-				case <-ticker.C:
-				case <-ctx.Done():
-					return
-				}
+			for next := start.Add(pace * time.Duration(i) / time.Duration(goroutines)); next.Sub(start) < duration; {
+				<-time.After(time.Until(next))
 				calls.Add(1)
 				if _, err := client.Echo(ctx, req); err == nil {
 					b.Error("a call succeeded in the outage")
+				}
+				for next = next.Add(pace); next.Before(time.Now()); {
+					next = next.Add(pace)
 				}
 			}
 		})

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// format writes a value of a unit as people read it: 12.3 µs, 4.1 KiB, 17.
+func format(v float64, unit string) string {
+	what, _, _ := strings.Cut(unit, "/")
+	switch {
+	case what == "sec":
+		return scaled(v, []scale{{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}, {1e-9, "ns"}})
+	case what == "B" || strings.HasSuffix(what, "-B"):
+		return scaled(v, []scale{{1 << 20, "MiB"}, {1 << 10, "KiB"}, {1, "B"}})
+	case what == "cpu-ms":
+		return scaled(v/1000, []scale{{1, "s"}, {1e-3, "ms"}})
+	default:
+		return grouped(v)
+	}
+}
+
+type scale struct {
+	size float64
+	name string
+}
+
+// scaled takes the first scale in which v is at least 1, else the last.
+func scaled(v float64, scales []scale) string {
+	for _, s := range scales {
+		if math.Abs(v) >= s.size*0.9995 {
+			return figures(v/s.size) + " " + s.name
+		}
+	}
+	last := scales[len(scales)-1]
+	return figures(v/last.size) + " " + last.name
+}
+
+// figures keeps three of them.
+func figures(v float64) string {
+	digits := 2
+	for limit := 9.995; digits > 0 && math.Abs(v) >= limit; limit *= 10 {
+		digits--
+	}
+	s := strconv.FormatFloat(v, 'f', digits, 64)
+	if strings.Contains(s, ".") {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return s
+}
+
+// grouped writes large numbers as 31,818 and small ones with three figures.
+func grouped(v float64) string {
+	if math.Abs(v) < 1000 {
+		return figures(v)
+	}
+	s := strconv.FormatFloat(v, 'f', 0, 64)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+func allocations(v float64) string {
+	if v == 1 {
+		return "1 alloc"
+	}
+	return grouped(v) + " allocs"
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
+
+// ratio is of a rival to ours: 2.1×.
+func ratio(r float64) string {
+	switch {
+	case r >= 100:
+		return fmt.Sprintf("%.0f×", r)
+	case r >= 10:
+		return fmt.Sprintf("%.1f×", r)
+	default:
+		return fmt.Sprintf("%.2f×", r)
+	}
+}
+
+// markdown makes a table; the first row is its head, and the first column is text. The
+// others are aligned right, as numbers are.
+func markdown(rows [][]string) string { return markdownTable(rows, "---:|") }
+
+// markdownText is a table of words.
+func markdownText(rows [][]string) string { return markdownTable(rows, "---|") }
+
+func markdownTable(rows [][]string, column string) string {
+	var b strings.Builder
+	for i, row := range rows {
+		b.WriteString("| " + strings.Join(row, " | ") + " |\n")
+		if i == 0 {
+			b.WriteString("|---|" + strings.Repeat(column, len(row)-1) + "\n")
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/perf/benchfmt"
+	"golang.org/x/perf/benchmath"
+)
+
+// measurements are what the benchmarks of one or more runs found.
+type measurements struct {
+	machine map[string]string // the lines "key: value" before the first benchmark
+	loads   []float64         // of the machine, when each run began
+	runs    int
+
+	samples map[sampleKey]*sample
+	order   []sampleKey // as they were read first
+}
+
+// A sampleKey says what was measured: of a benchmark, in which case, in which unit.
+type sampleKey struct {
+	benchmark string // UnaryInterceptor
+	key       string // info=plain/cores=one/client=bare
+	unit      string // sec/op, B/op, allocs/op, attempts/call
+}
+
+// A sample has one value for each run in which the benchmark was measured.
+type sample struct{ byRun map[int]float64 }
+
+func readFiles(names []string) (*measurements, error) {
+	if len(names) == 0 {
+		return nil, errors.New("name a file with the output of the benchmarks")
+	}
+	m := &measurements{machine: map[string]string{}, samples: map[sampleKey]*sample{}}
+	for _, name := range names {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		err = m.read(f, name)
+		f.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(m.samples) == 0 {
+		return nil, fmt.Errorf("no benchmark in %s", strings.Join(names, ", "))
+	}
+	return m, nil
+}
+
+// read adds what is in r. A line "run: 3" begins the third run, else all is of one.
+func (m *measurements) read(r io.Reader, name string) error {
+	run := ""
+	reader := benchfmt.NewReader(r, name)
+	for reader.Scan() {
+		switch record := reader.Result().(type) {
+		case *benchfmt.SyntaxError:
+			return record
+		case *benchfmt.Result:
+			if now := record.GetConfig("run"); now != run || m.runs == 0 {
+				run = now
+				m.beginRun(record)
+			}
+			m.add(record)
+		}
+	}
+	return reader.Err()
+}
+
+func (m *measurements) beginRun(r *benchfmt.Result) {
+	m.runs++
+	for _, c := range r.Config {
+		if c.File {
+			m.machine[c.Key] = string(c.Value)
+		}
+	}
+	if load, err := strconv.ParseFloat(r.GetConfig("load"), 64); err == nil {
+		m.loads = append(m.loads, load)
+	}
+}
+
+func (m *measurements) add(r *benchfmt.Result) {
+	base, parts := r.Name.Parts()
+	var key []string
+	for _, part := range parts {
+		if part[0] == '/' { // else the number of processors
+			key = append(key, string(part[1:]))
+		}
+	}
+	for _, v := range r.Values {
+		k := sampleKey{string(base), strings.Join(key, "/"), v.Unit}
+		s := m.samples[k]
+		if s == nil {
+			s = &sample{byRun: map[int]float64{}}
+			m.samples[k] = s
+			m.order = append(m.order, k)
+		}
+		s.byRun[m.runs] = v.Value
+	}
+}
+
+// find is nil for what was not measured.
+func (m *measurements) find(benchmark, key, unit string) *sample {
+	return m.samples[sampleKey{benchmark, key, unit}]
+}
+
+// values of a key, such as client, of a benchmark, in the order in which they were read.
+func (m *measurements) values(benchmark, key string) []string {
+	var found []string
+	for _, k := range m.order {
+		if k.benchmark != benchmark {
+			continue
+		}
+		if v := valueOf(k.key, key); v != "" && !slices.Contains(found, v) {
+			found = append(found, v)
+		}
+	}
+	return found
+}
+
+// valueOf finds the value of name in a key such as info=plain/client=bare.
+func valueOf(key, name string) string {
+	for part := range strings.SplitSeq(key, "/") {
+		if k, v, ok := strings.Cut(part, "="); ok && k == name {
+			return v
+		}
+	}
+	return ""
+}
+
+func (s *sample) values() []float64 { return slices.Collect(maps.Values(s.byRun)) }
+
+// median with its interval of confidence: the spread is half of it, as a share of the
+// median; 0 if there are too few runs to tell.
+func (s *sample) median() (center, spread float64) {
+	summary := benchmath.AssumeNothing.Summary(benchmath.NewSample(s.values(), &benchmath.DefaultThresholds), 0.95)
+	if len(s.byRun) < 6 || summary.Center == 0 {
+		return summary.Center, 0
+	}
+	return summary.Center, (summary.Hi - summary.Lo) / 2 / summary.Center
+}
+
+func (s *sample) center() float64 {
+	center, _ := s.median()
+	return center
+}
+
+// over is the median of the ratios within each run: what slows a run down slows down both.
+func (s *sample) over(other *sample) (ratio float64, ok bool) {
+	var ratios []float64
+	for run, v := range s.byRun {
+		if o, both := other.byRun[run]; both && o != 0 {
+			ratios = append(ratios, v/o)
+		}
+	}
+	if len(ratios) == 0 {
+		return 0, false
+	}
+	slices.Sort(ratios)
+	n := len(ratios)
+	return (ratios[(n-1)/2] + ratios[n/2]) / 2, true
+}
+
+// lower says whether s is lower than other and that is no chance. One run proves nothing,
+// but in numbers that every run has the same.
+func (s *sample) lower(other *sample) (is bool, p float64) {
+	if s.center() >= other.center() {
+		return false, 1
+	}
+	if s.constant() && other.constant() {
+		return true, 0
+	}
+	a := benchmath.NewSample(s.values(), &benchmath.DefaultThresholds)
+	b := benchmath.NewSample(other.values(), &benchmath.DefaultThresholds)
+	c := benchmath.AssumeNothing.Compare(a, b)
+	return c.P < c.Alpha, c.P
+}
+
+func (s *sample) constant() bool {
+	v := s.values()
+	return len(v) > 1 && slices.Min(v) == slices.Max(v)
+}

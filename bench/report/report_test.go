@@ -1,0 +1,304 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// machineLines are what -machine prints.
+const machineLines = `date: 2026-11-21 08:00 UTC
+processor: Abacus 3000
+cores: 2
+memory: 24 GiB
+go: 1.26.8 linux/amd64
+grpc-go: 1.85.0
+go-grpc-middleware: 2.3.4
+failsafe-go: 0.9.8
+`
+
+// rawRuns is what so many runs print; line gives the lines of one, from 1.
+func rawRuns(runs int, lines func(run int) string) string {
+	var b strings.Builder
+	b.WriteString(machineLines)
+	for run := 1; run <= runs; run++ {
+		fmt.Fprintf(&b, "run: %d\nload: 0.%d\ngoos: linux\npkg: bench\n%sPASS\n", run, run, lines(run))
+	}
+	return b.String()
+}
+
+func result(name string, values string) string { return "Benchmark" + name + "-2 100 " + values + "\n" }
+
+// wholeRun has a bit of every table. Its machine slows down from run to run.
+func wholeRun(run int) string {
+	ns := func(v float64) string { return strconv.FormatFloat(v*(1+float64(run)/10), 'f', 2, 64) + " ns/op " }
+	var b strings.Builder
+	for _, info := range []string{"plain", "equal"} {
+		prefix := "UnaryInterceptor/info=" + info + "/cores=one/client="
+		b.WriteString(result(prefix+"bare", ns(5)+"0 B/op 0 allocs/op"))
+		b.WriteString(result(prefix+"middleware", ns(500)+"112 B/op 3 allocs/op"))
+		b.WriteString(result(prefix+"failsafe", ns(2000)+"832 B/op 17 allocs/op"))
+		b.WriteString(result(prefix+"grpcretry", ns(250)+"384 B/op 1 allocs/op"))
+	}
+	b.WriteString(result("RetryInterceptor/retries=1/client=middleware", ns(700)+"9 allocs/op"))
+	b.WriteString(result("RetryInterceptor/retries=1/client=grpcretry", ns(1900)+"9 allocs/op"))
+	b.WriteString(result("PingPong/commit=after/client=bare", "19.01 allocs/msg 90000 ns/msg"))
+	b.WriteString(result("PingPong/commit=after/client=grpcretry", "19.02 allocs/msg 91000 ns/msg"))
+	for _, retries := range []string{"0", "1"} {
+		b.WriteString(result("Feature/retries="+retries+"/feature=none", ns(250)+"1 allocs/op"))
+		b.WriteString(result("Feature/retries="+retries+"/feature=span", ns(1250)+"6 allocs/op"))
+	}
+	for _, n := range []string{"1", "2", "8", "64"} {
+		b.WriteString(result("Budget/op=Deposit/budget=ratio/goroutines="+n, ns(13)+"0 allocs/op"))
+	}
+	b.WriteString(result("WaitingCalls/client=bare", "0 ns/op 4780 B/call 684 heap-B/call 4096 stack-B/call"))
+	b.WriteString(result("WaitingCalls/client=grpcretry", "0 ns/op 10450 B/call 2258 heap-B/call 8192 stack-B/call"))
+	b.WriteString(result("Outage/client=builtin+throttling", "31890 attempts 1.000 attempts/call 31890 calls 2553 cpu-ms 77.8 allocs/call"))
+	b.WriteString(result("Outage/client=grpcretry", "19514 attempts 1.206 attempts/call 16179 calls 1714 cpu-ms 99.9 allocs/call"))
+	return b.String()
+}
+
+func read(t *testing.T, raw string) *measurements {
+	t.Helper()
+	m, err := readFiles([]string{write(t, raw)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestResultsPage(t *testing.T) {
+	page := resultsPage(read(t, rawRuns(10, wholeRun)))
+	for _, want := range []string{
+		"from 10 runs",
+		"| processor | Abacus 3000 |",
+		"| load when a run began | 0.10 to 0.90 |",
+		"| unary, succeeds at once: at most 1 allocation | 1 | met |",
+		"at most 0.6 × go-grpc-middleware | 0.5 × (387 ns, 775 ns) | met |",
+		"at most 0.7 × go-grpc-middleware | 2.71 × (2.95 µs, 1.09 µs) | **not met** |",
+		"| loopback RPC that succeeds: within 1 % of no interceptor | not measured |  |",
+		"| committed stream: no allocation more for each message | +0.01 | met |",
+		"under 2 KiB of heap each beyond no interceptor | +1.54 KiB | met |",
+		"the same, with their stacks | +5.54 KiB | **not met** |",
+		"|  | no interceptor | go-grpc-middleware | failsafe-go | **grpcretry** |",
+		"| one core | 7.75 ns ± 23 %, 0.02×<br>0 allocs | 775 ns ± 23 %, 2.00×<br>3 allocs | 3.1 µs ± 23 %, 8.00×<br>17 allocs | 387 ns ± 23 %<br>1 alloc |",
+		"No rival is better than ours in any case of this table.",
+		"- Better than ours: time, one retry: 1.09 µs with go-grpc-middleware, 2.95 µs with ours (p = ",
+		"- Better than ours: attempts for each call, as above: 1 with grpc-go built-in, with throttling, 1.21 with ours (in every run).",
+		"| ping-pong after commit | 90 µs, 0.99×<br>19 allocs | 91 µs<br>19 allocs |",
+		"| a recording span in the caller's context | 1.94 µs | +1.55 µs | 6 | 1.94 µs | +1.55 µs | 6 |",
+		"| Deposit, ratio | 20.2 ns ± 23 % |",
+		"| **grpcretry** | 2.21 KiB | 8 KiB | 10.2 KiB |",
+		"| **grpcretry** | 16,179 | 19,514 | 1.21 | 1.71 s | 99.9 |",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("RESULTS.md is without\n%s", want)
+		}
+	}
+	if strings.Contains(page, "no interceptor, ") || strings.Contains(page, "calls, as above") {
+		t.Error("RESULTS.md calls better what is not a rival, or no merit")
+	}
+	if t.Failed() {
+		t.Logf("it is\n%s", page)
+	}
+}
+
+func TestOneRunProvesNothing(t *testing.T) {
+	got := tables(read(t, rawRuns(1, wholeRun)))
+	if strings.Contains(got, "Better than ours") || !strings.Contains(got, "Too few runs to say") {
+		t.Errorf("the tables of one run judge:\n%s", got)
+	}
+}
+
+func TestShortRunsSaySo(t *testing.T) {
+	if got := tables(read(t, "mode: short\n"+rawRuns(1, wholeRun))); !strings.HasPrefix(got, "Of a short run") {
+		t.Errorf("the tables begin with %.40q", got)
+	}
+}
+
+// TestRatiosAreOfTheSameRun has a machine whose mood changes by more than what is compared.
+func TestRatiosAreOfTheSameRun(t *testing.T) {
+	m := read(t, rawRuns(5, func(run int) string {
+		slow := float64(run * run)
+		return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", 110*slow)) +
+			result("RetryInterceptor/retries=1/client=grpcretry", fmt.Sprintf("%.1f ns/op", 100*slow))
+	}))
+	s := m.find("RetryInterceptor", "retries=1/client=middleware", "sec/op")
+	got, ok := s.over(m.find("RetryInterceptor", "retries=1/client=grpcretry", "sec/op"))
+	if !ok || math.Abs(got-1.1) > 1e-6 {
+		t.Errorf("the ratio is %v, %v; want 1.1", got, ok)
+	}
+}
+
+func TestNoiseIsNotBetter(t *testing.T) {
+	m := read(t, rawRuns(10, func(run int) string {
+		noise := float64(run * 7 % 10)
+		return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", 99.9+noise)) +
+			result("RetryInterceptor/retries=1/client=grpcretry", fmt.Sprintf("%.1f ns/op", 100+noise))
+	}))
+	if got := tables(m); !strings.Contains(got, "No rival is better") {
+		t.Errorf("a rival is said to be better by a thousandth:\n%s", got)
+	}
+}
+
+func TestSameStory(t *testing.T) {
+	clients := func(middleware, own float64) string {
+		return rawRuns(4, func(run int) string {
+			return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", middleware*float64(run))) +
+				result("RetryInterceptor/retries=1/client=grpcretry", fmt.Sprintf("%.1f ns/op", own*float64(run)))
+		})
+	}
+	earlier := read(t, clients(100, 200))
+	var out strings.Builder
+	if err := sameStory(&out, earlier, read(t, clients(210, 400))); err != nil {
+		t.Errorf("sameStory = %v where all is twice as slow, and a ratio differs by a twentieth\n%s", err, out.String())
+	}
+	if err := sameStory(&out, earlier, read(t, clients(120, 200))); err == nil {
+		t.Errorf("sameStory = nil where a ratio differs by a fifth\n%s", out.String())
+	}
+}
+
+func TestChart(t *testing.T) {
+	chart := drawChart(read(t, rawRuns(4, wholeRun)))
+	for _, want := range []string{"What each way to retry costs", ">go-grpc-middleware<", ">grpcretry<", ">312 ns<", "medians of 4 runs · Abacus 3000, 2 cores"} {
+		if !strings.Contains(chart, want) {
+			t.Errorf("the chart is without %q", want)
+		}
+	}
+	checkFits(t, chart)
+}
+
+// checkFits finds text that is cut off at an edge, with letters as wide as they may be.
+func checkFits(t *testing.T, picture string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(picture))
+	var x, size float64
+	end := false
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("the picture is no XML: %v", err)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			x, size, end = 0, 12, false
+			for _, a := range token.Attr {
+				switch a.Name.Local {
+				case "x":
+					x, _ = strconv.ParseFloat(a.Value, 64)
+				case "font-size":
+					size, _ = strconv.ParseFloat(a.Value, 64)
+				case "text-anchor":
+					end = a.Value == "end"
+				}
+			}
+		case xml.CharData:
+			wide := 0.62 * size * float64(len([]rune(strings.TrimSpace(string(token)))))
+			if end && x-wide < 0 || !end && x+wide > chartWidth {
+				t.Errorf("%q may be cut off: it begins or ends at %.0f, %.0f wide", token, x, wide)
+			}
+		}
+	}
+}
+
+func TestFormat(t *testing.T) {
+	for _, c := range []struct {
+		value float64
+		unit  string
+		want  string
+	}{
+		{3.2e-9, "sec/op", "3.2 ns"},
+		{206.4e-9, "sec/op", "206 ns"},
+		{999.6e-9, "sec/op", "1 µs"},
+		{12.34e-6, "sec/msg", "12.3 µs"},
+		{0.0012, "sec/op", "1.2 ms"},
+		{4e-10, "sec/op", "0.4 ns"},
+		{684, "heap-B/call", "684 B"},
+		{4096, "stack-B/call", "4 KiB"},
+		{10450, "B/call", "10.2 KiB"},
+		{1714, "cpu-ms", "1.71 s"},
+		{152, "cpu-ms", "152 ms"},
+		{17, "allocs/op", "17"},
+		{7.106, "allocs/msg", "7.11"},
+		{31818, "attempts", "31,818"},
+		{1234567, "attempts", "1,234,567"},
+		{0, "allocs/op", "0"},
+	} {
+		if got := format(c.value, c.unit); got != c.want {
+			t.Errorf("format(%v, %q) = %q, want %q", c.value, c.unit, got, c.want)
+		}
+	}
+}
+
+func TestRunWritesWhatItIsTold(t *testing.T) {
+	raw, folder := write(t, rawRuns(4, wholeRun)), t.TempDir()
+	results, chart := filepath.Join(folder, "RESULTS.md"), filepath.Join(folder, "chart.svg")
+	page := write(t, "before\n<!-- features -->\nold\n<!-- end of features -->\nafter\n")
+	var out strings.Builder
+	if err := run([]string{"-results", results, "-chart", chart, "-page", page, raw}, &out); err != nil || out.Len() > 0 {
+		t.Fatalf("run = %v, printed %q; want nothing", err, out.String())
+	}
+	for file, want := range map[string]string{results: "# Results", chart: "<svg", page: "| nothing switched on |"} {
+		if got, err := os.ReadFile(file); err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("%s has no %q: %v", file, want, err)
+		}
+	}
+	if got, _ := os.ReadFile(page); strings.Contains(string(got), "old") || !strings.HasSuffix(string(got), "after\n") {
+		t.Errorf("the page is now\n%s", got)
+	}
+	if err := run([]string{raw}, &out); err != nil || !strings.HasPrefix(out.String(), "## ") {
+		t.Errorf("run = %v, printed %.20q; want the tables", err, out.String())
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	for name, args := range map[string][]string{
+		"no file":          {},
+		"a lost file":      {"/no/such/file"},
+		"no benchmark":     {write(t, machineLines)},
+		"an unmarked page": {"-page", write(t, "nothing"), write(t, rawRuns(1, wholeRun))},
+	} {
+		if err := run(args, io.Discard); err == nil {
+			t.Errorf("%s: run = nil, want an error", name)
+		}
+	}
+}
+
+// TestVersions holds -machine to the modules that are there.
+func TestVersions(t *testing.T) {
+	versions, err := moduleVersions("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, v := range versions {
+		found[v[0]] = v[1]
+	}
+	for _, c := range compared {
+		if found[c[0]] == "" {
+			t.Errorf("no version of %s in go.mod", c[1])
+		}
+	}
+	if err := describeMachine(io.Discard); err == nil {
+		t.Error("-machine is content without a go.mod")
+	}
+}

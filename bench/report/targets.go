@@ -1,0 +1,100 @@
+package main
+
+import "fmt"
+
+// A target is one of the numbers that the design wants to be reached.
+type target struct {
+	text string
+	// judge says what was measured, and whether that is as wanted.
+	judge func(*measurements) (measured string, met, known bool)
+}
+
+const tcpPlain = "net=tcp/info=plain/cores=one/client="
+
+var targets = []target{
+	{"unary, succeeds at once: at most 1 allocation",
+		atMost("UnaryInterceptor", "info=plain/cores=one/client="+ours, "allocs/op", 1)},
+	{"unary, succeeds at once, header and trailer to the caller: at most 0.6 × go-grpc-middleware",
+		ratioAtMost("UnaryInterceptor", "info=equal/cores=one/client=", "middleware", "sec/op", 0.6)},
+	{"unary, succeeds at once: at most 1/6 of failsafe-go",
+		ratioAtMost("UnaryInterceptor", "info=plain/cores=one/client=", "failsafe", "sec/op", 1.0/6)},
+	{"unary, one retry without the wait: at most 0.7 × go-grpc-middleware",
+		ratioAtMost("RetryInterceptor", "retries=1/client=", "middleware", "sec/op", 0.7)},
+	{"unary, one retry: no more allocations than go-grpc-middleware",
+		ratioAtMost("RetryInterceptor", "retries=1/client=", "middleware", "allocs/op", 1)},
+	{"unary, one retry without the wait: at most 0.4 × failsafe-go",
+		ratioAtMost("RetryInterceptor", "retries=1/client=", "failsafe", "sec/op", 0.4)},
+	{"loopback RPC that succeeds: within 1 % of no interceptor",
+		ratioAtMost("UnaryRPC", tcpPlain, bare, "sec/op", 1.01)},
+	{"loopback RPC that succeeds: at most 2 allocations more than no interceptor",
+		moreAtMost("UnaryRPC", tcpPlain+ours, tcpPlain+bare, "allocs/op", 2)},
+	{"committed stream: no allocation more for each message",
+		moreAtMost("PingPong", "commit=after/client="+ours, "commit=after/client="+bare, "allocs/msg", 0.05)},
+	{"budget, Deposit: no allocation", atMost("Budget", "op=Deposit/budget=ratio/goroutines=1", "allocs/op", 0)},
+	{"budget, Withdraw: no allocation", atMost("Budget", "op=Withdraw/budget=ratio/goroutines=1", "allocs/op", 0)},
+	{"budget, Deposit scales: with 2 goroutines at most 0.6 × the time for each", depositScales},
+	{"100,000 calls in backoff: under 2 KiB of heap each beyond no interceptor",
+		moreAtMost("WaitingCalls", "client="+ours, "client="+bare, "heap-B/call", 2048)},
+	{"100,000 calls in backoff: the same, with their stacks",
+		moreAtMost("WaitingCalls", "client="+ours, "client="+bare, "B/call", 2048)},
+}
+
+func atMost(benchmark, key, unit string, limit float64) func(*measurements) (string, bool, bool) {
+	return func(m *measurements) (string, bool, bool) {
+		s := m.find(benchmark, key, unit)
+		if s == nil {
+			return "", false, false
+		}
+		return format(s.center(), unit), s.center() <= limit, true
+	}
+}
+
+// ratioAtMost is of ours to the client's.
+func ratioAtMost(benchmark, prefix, client, unit string, limit float64) func(*measurements) (string, bool, bool) {
+	return func(m *measurements) (string, bool, bool) {
+		s, other := m.find(benchmark, prefix+ours, unit), m.find(benchmark, prefix+client, unit)
+		if s == nil || other == nil {
+			return "", false, false
+		}
+		r, ok := s.over(other)
+		return fmt.Sprintf("%.3g × (%s, %s)", r, format(s.center(), unit), format(other.center(), unit)), r <= limit, ok
+	}
+}
+
+func moreAtMost(benchmark, key, below, unit string, limit float64) func(*measurements) (string, bool, bool) {
+	return func(m *measurements) (string, bool, bool) {
+		s, other := m.find(benchmark, key, unit), m.find(benchmark, below, unit)
+		if s == nil || other == nil {
+			return "", false, false
+		}
+		more := s.center() - other.center()
+		return signed(more, unit), more <= limit, true
+	}
+}
+
+func depositScales(m *measurements) (string, bool, bool) {
+	const prefix = "op=Deposit/budget=ratio/goroutines="
+	one, two := m.find("Budget", prefix+"1", "sec/op"), m.find("Budget", prefix+"2", "sec/op")
+	if one == nil || two == nil {
+		return "", false, false
+	}
+	r, ok := two.over(one)
+	return fmt.Sprintf("%.2f × (%s, %s)", r, format(two.center(), "sec/op"), format(one.center(), "sec/op")), r <= 0.6, ok
+}
+
+func targetTable(m *measurements) string {
+	rows := [][]string{{"target", "measured", ""}}
+	for _, t := range targets {
+		measured, met, known := t.judge(m)
+		switch {
+		case !known:
+			measured = "not measured"
+			rows = append(rows, []string{t.text, measured, ""})
+		case met:
+			rows = append(rows, []string{t.text, measured, "met"})
+		default:
+			rows = append(rows, []string{t.text, measured, "**not met**"})
+		}
+	}
+	return markdownText(rows)
+}
