@@ -124,9 +124,23 @@ SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|Ar
 soak: gcc ## 100,000 random sequences of streams and 10,000 hedged calls with the race detector (ten minutes)
 	go test -race -run 'TestStreamsAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . -streams.sequences=100000 -hedges.iterations=10000
 
+RUNS ?= 10
+.PHONY: bench
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (10) times: writes bench/RESULTS.md and docs/performance.* (25 minutes, leave the machine alone)
+	@bench/run $(RUNS) $(BIN)/bench.txt
+	@$(BIN)/benchstat -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
+	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
+		-chart ../docs/performance.svg -page ../docs/performance.md $(BIN)/bench.txt
+	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
+
 .PHONY: bench-quick
-bench-quick: ## the root package's benchmarks once, to look at and not to publish
-	go test -run '^$$' -bench . -benchmem .
+bench-quick: ## the same once and roughly, in two minutes: prints the tables, writes nothing
+	@mkdir -p $(BIN); bench/run 1 $(BIN)/bench-quick.txt short
+	@cd bench && go run ./report $(BIN)/bench-quick.txt
+
+.PHONY: bench-once
+bench-once: ## every benchmark of every module is compiled and run once; nothing is judged
+	@$(call each-module,go test -run '^$$' -bench . -benchtime 1x -short ./...)
 
 .PHONY: tools
 tools: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/golangci-lint ## build the tools into .bin

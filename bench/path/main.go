@@ -47,7 +47,7 @@ func run(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer closeConn()
+	defer func() { _ = closeConn() }()
 	if *calls > 0 {
 		for range *calls {
 			call()

@@ -304,11 +304,7 @@ func featureTable(m *measurements) string { return markdown(featureRows(m)) }
 
 func budgetRows(m *measurements) [][]string {
 	goroutines := m.values("Budget", "goroutines")
-	rows := [][]string{{""}}
-	for _, n := range goroutines {
-		rows[0] = append(rows[0], n)
-	}
-	rows[0] = append(rows[0], "allocs")
+	rows := [][]string{slices.Concat([]string{"goroutines"}, goroutines, []string{"allocs"})}
 	for _, op := range m.values("Budget", "op") {
 		for _, kind := range m.values("Budget", "budget") {
 			row, key := []string{op + ", " + kind}, "op="+op+"/budget="+kind+"/goroutines="
