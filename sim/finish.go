@@ -193,7 +193,7 @@ func (r *run) outageEnd() (end int64) {
 func (r *run) stable(out *Result) time.Duration {
 	outageEnd := r.outageEnd()
 	stable := time.Duration(0)
-	ended := false // whether attempts ended after the last bad bucket
+	well := false // attempts have ended after the last bad bucket
 	for i := range out.Groups[0].Series {
 		from := int64(i) * r.bucket
 		if from < outageEnd {
@@ -206,13 +206,12 @@ func (r *run) stable(out *Result) time.Duration {
 		}
 		switch {
 		case 100*bad > good+bad:
-			stable, ended = time.Duration(from+r.bucket-outageEnd), false
+			stable, well = time.Duration(from+r.bucket-outageEnd), false
 		case good+bad > 0:
-			ended = true
+			well = true
 		}
 	}
-	s := out.Summary
-	if stable > 0 && !ended && s.Failed+s.Open > 0 {
+	if s := out.Summary; !well && s.Failed+s.Open > 0 {
 		return -1
 	}
 	return stable

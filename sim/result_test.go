@@ -97,6 +97,10 @@ func TestStable(t *testing.T) {
 			s.Servers[0].Capacity, s.Servers[0].Window = 1, sec
 			s.Groups[0].Clients = 4
 		}, 3 * sec},
+		{"nobody is left to see it", func(s *Scenario) {
+			s.Groups[0].Deadline = 3 * sec
+			s.Servers[0].Outages = []Outage{{For: 10 * sec}}
+		}, -1},
 		{"never", func(s *Scenario) {
 			s.Servers[0].Capacity, s.Servers[0].Window = 1, sec
 			s.Groups[0] = Group{Rate: 5, Even: true}

@@ -14,7 +14,7 @@ func (s *Strategy) process() (process, error) {
 	if err != nil {
 		return process{}, fmt.Errorf("strategy %q: policy: %w", s.Name, err)
 	}
-	b, err := s.Budget.make()
+	b, err := s.Budget.Make()
 	if err != nil {
 		return process{}, fmt.Errorf("strategy %q: budget: %w", s.Name, err)
 	}
@@ -24,8 +24,8 @@ func (s *Strategy) process() (process, error) {
 	return process{engine: e, budget: b, classifies: s.Policy.Classifier != nil}, nil
 }
 
-// make is nil for the default.
-func (b *Budget) make() (grpcretry.Budget, error) {
+// Make is the budget for one process; nil stands for the library's default.
+func (b Budget) Make() (grpcretry.Budget, error) {
 	if b.New != nil {
 		return b.New()
 	}
@@ -51,7 +51,7 @@ func (b *Budget) make() (grpcretry.Budget, error) {
 func makeAll(of []Budget) (grpcretry.Budget, error) {
 	var all []grpcretry.Budget
 	for i := range of {
-		b, err := of[i].make()
+		b, err := of[i].Make()
 		if err != nil {
 			return nil, fmt.Errorf("of[%d]: %w", i, err)
 		}

@@ -109,7 +109,7 @@ func aws() Study {
 		Title: "The 2015 experiment: writers of one row, each of whom must win once",
 		See: `A writer reads a row, and writes it if nobody else has since. N writers need at least N
 writes; all others are lost. No backoff is quick and wasteful, exponential backoff without jitter is neither
-quick nor frugal. Full jitter makes the fewest calls; decorrelated is as quick and makes more. The waits are
+quick nor frugal. Full and equal jitter make the fewest calls, full jitter is quicker; decorrelated is as quick and makes more. The waits are
 those of the experiment: its "base 5 ms" is doubled before the first wait, so here exponentials begin at 10 ms.`,
 		Vary: "writers",
 	}
@@ -330,7 +330,7 @@ func limitStrategies() []Strategy {
 	return []Strategy{
 		persistent("default backoff", grpcretry.Exponential{}),
 		persistent("default ×4", grpcretry.Exponential{Multiplier: 4}),
-		persistent("decorrelated 1s..6s", grpcretry.Decorrelated{Base: sec, Max: 6 * sec}),
+		persistent("equal 4s", exponential(4*sec, 4*sec, grpcretry.EqualJitter)),
 		persistent("decorrelated 1s..7s", grpcretry.Decorrelated{Base: sec, Max: 7 * sec}),
 		persistent("equal 6s..7s", exponential(6*sec, 7*sec, grpcretry.EqualJitter)),
 	}
@@ -376,9 +376,9 @@ func defaults() Study {
 		}
 		return s
 	}
-	fleet := func(processes int) Scenario {
-		s := overload(fmt.Sprintf("defaults-fleet-%d", processes), Server{Queue: 240, RejectCost: 0.3})
-		s.Title = fmt.Sprintf("the load of the budget study, from %d processes", processes)
+	fleet := func(name, title string, server Server, processes int) Scenario {
+		s := overload(fmt.Sprintf("defaults-%s-%d", name, processes), server)
+		s.Title = fmt.Sprintf(title, processes)
 		s.Groups[0].Processes = processes
 		s.Strategies = []Strategy{
 			budgeted("default budget", 4, Budget{}),
@@ -388,14 +388,22 @@ func defaults() Study {
 		}
 		return s
 	}
+	costly := Server{Queue: 240, RejectCost: 0.3}
+	long := Server{Queue: 2400, IgnoresCancel: true}
 	return Study{
 		Name:  "defaults",
 		Title: "What the library's defaults could be",
 		See: `Four attempts with waits of 100, 200 and 400 ms are spent after a third of a second; multiplied by
 four instead of two the same number of attempts outlasts a blip of a second. And a budget's floor of 10 retries
 a second is for each process: a thousand small clients have ten thousand a second between them, which is
-no limit at all.`,
-		Scenarios: []Scenario{blip(300 * ms), blip(sec), fleet(10), fleet(100), fleet(1000)},
+no limit at all. Nor is a fifth of the calls one, where the server has no more than that to spare.`,
+		Scenarios: []Scenario{
+			blip(300 * ms), blip(sec),
+			fleet("fleet", "the load of the budget study, from %d processes", costly, 10),
+			fleet("fleet", "the same from %d processes", costly, 100),
+			fleet("fleet", "the same from %d processes", costly, 1000),
+			fleet("queue", "the long queue of the budget study, before %d processes", long, 100),
+		},
 	}
 }
 

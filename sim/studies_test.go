@@ -218,9 +218,22 @@ func TestLimitLesson(t *testing.T) {
 	if p99, wasted := ratio(far, "default backoff"); p99 > 1.05 || wasted > 2000 {
 		t.Errorf("with spread pushback over a network: p99 %.3f of the limit, %.0f wasted; want 1.05 and 2000 at most", p99, wasted)
 	}
-	for _, winner := range []string{"decorrelated 1s..6s", "decorrelated 1s..7s", "equal 6s..7s"} {
+	for _, winner := range []string{"equal 4s", "decorrelated 1s..7s", "equal 6s..7s"} {
 		if p99, wasted := ratio(alone, winner); p99 > 1.15 || wasted > 6000 {
 			t.Errorf("%s: p99 %.3f of the limit, %.0f wasted; want 1.15 and 6000 at most", winner, p99, wasted)
+		}
+	}
+	// One of them is not lucky with this outage only, nor with a server that counts by the
+	// second.
+	for _, length := range []time.Duration{9 * sec, 11 * sec, 12 * sec} {
+		s := alone
+		s.Servers = []Server{alone.Servers[0]}
+		s.Servers[0].Outages = []Outage{{For: length}}
+		s.Servers[0].Window = 100 * ms
+		possible, _ := LimitOf(s)
+		m := averaged(t, s, strategyOf(t, s, "equal 4s"), 10)
+		if p99 := m.P99.Seconds() / possible.P99.Seconds(); p99 > 1.15 || m.Wasted > 6000 {
+			t.Errorf("equal 4s, outage of %v: p99 %.3f of the limit, %.0f wasted; want 1.15 and 6000 at most", length, p99, m.Wasted)
 		}
 	}
 }

@@ -2,7 +2,218 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/grpcretry/grpcretry/sim"
 )
 
-func writeDocs(ctx context.Context, folder string, w io.Writer) error { return nil }
+// This file writes the pictures and the figures of docs/herd.md. A block of that page says
+// what belongs into it:
+//
+//	<!-- herd STUDY: COLUMN COLUMN … -->   a table for each scenario of the study, after its picture
+//	<!-- /herd -->
+//
+// Everything between the two is replaced. The columns are those of docColumns; of a study
+// that varies something, instead, the values to have a line for.
+
+// writeDocs replaces the blocks of herd.md in a folder, and the pictures in herd/ below it.
+func writeDocs(ctx context.Context, folder string, stdout io.Writer) error {
+	path := filepath.Join(folder, "herd.md")
+	page, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	text := string(page)
+	for _, b := range docBlocks(text) {
+		study, ok := sim.FindStudy(b.study)
+		if !ok {
+			return fmt.Errorf("%s: there is no study %q", path, b.study)
+		}
+		s, err := seenForDocs(ctx, study, nil)
+		if err != nil {
+			return err
+		}
+		picture := filepath.Join(folder, "herd", b.study+".png")
+		if err := writeFile(picture, func(w io.Writer) error { return writePNG(w, s) }); err != nil {
+			return err
+		}
+		lines, err := b.lines(s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		text = strings.Replace(text, b.text, b.head+"\n"+strings.Join(lines, "\n")+"\n"+docEnd, 1)
+		fmt.Fprintf(stdout, "%s and %s\n", b.study, picture)
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
+}
+
+// A docBlock is what a page has between two marks.
+type docBlock struct {
+	text, head string // all of it, and its first mark
+	study      string
+	columns    []string
+}
+
+const docEnd = "<!-- /herd -->"
+
+var docBlockForm = regexp.MustCompile(`(?s)(<!-- herd ([a-z]+): ([^>]*?) -->)\n.*?` + docEnd)
+
+func docBlocks(page string) (blocks []docBlock) {
+	for _, m := range docBlockForm.FindAllStringSubmatch(page, -1) {
+		blocks = append(blocks, docBlock{text: m[0], head: m[1], study: m[2], columns: strings.Fields(m[3])})
+	}
+	return blocks
+}
+
+// seenForDocs runs a study: strategies whose runs are short with many seeds. want, unless
+// nil, chooses scenarios and strategies.
+func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strategy string) bool) (seen, error) {
+	out := seen{Study: study, runs: 1}
+	for _, s := range study.Scenarios {
+		one := seenScenario{Scenario: s}
+		for _, strategy := range s.Strategies {
+			if want != nil && !want(s.Name, strategy.Name) {
+				continue
+			}
+			s.Strategies = []sim.Strategy{strategy}
+			found, err := sim.Compare(ctx, s, 1, nil)
+			if err != nil {
+				return out, err
+			}
+			if runs := docRuns(found[0].Result.Events); runs > 1 {
+				if found, err = sim.Compare(ctx, s, runs, nil); err != nil {
+					return out, err
+				}
+			}
+			one.found = append(one.found, found[0])
+		}
+		out.scenarios = append(out.scenarios, one)
+	}
+	return out, nil
+}
+
+func docRuns(events int64) int {
+	switch {
+	case events <= 20_000:
+		return 20
+	case events <= 60_000:
+		return 5
+	default:
+		return 1
+	}
+}
+
+// docColumns are what a table of the page can have, by their names in a block.
+var docColumns = map[string]struct {
+	title string
+	cell  func(s seenScenario, c sim.Comparison) string
+}{
+	"succeeded": {"calls that succeed", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Succeeded) }},
+	"failed":    {"calls that fail", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Failed) }},
+	"attempts":  {"attempts", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Attempts) }},
+	"wasted":    {"attempts wasted", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Wasted) }},
+	"down": {"attempts per call during the outage", func(_ seenScenario, c sim.Comparison) string {
+		return fmt.Sprintf("%.1f", c.Mean.AmplifiedDown)
+	}},
+	"p50":  {"p50", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P50) }},
+	"p99":  {"p99", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P99) }},
+	"done": {"all done after", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Mean.Done) }},
+	"stable": {"stable after", func(_ seenScenario, c sim.Comparison) string {
+		if c.Mean.Stable < 0 {
+			return "**never**"
+		}
+		return shortTime(c.Mean.Stable)
+	}},
+	"peak":     {"peak after the outage", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.PeakAfter) + "/s" }},
+	"over":     {"over capacity", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Over) + "/s" }},
+	"average":  {"peak to average", func(_ seenScenario, c sim.Comparison) string { return fmt.Sprintf("%.1f", c.Mean.PeakToAverage) }},
+	"fairness": {"fairness", func(_ seenScenario, c sim.Comparison) string { return fmt.Sprintf("%.2f", c.Mean.Fairness) }},
+	"goodput": {"calls/s at the end", func(_ seenScenario, c sim.Comparison) string {
+		n, last := 0, 10
+		series := c.Result.Groups[0].Series
+		for _, b := range series[max(0, len(series)-last):] {
+			n += b.Succeeded
+		}
+		return grouped(float64(n) / float64(last))
+	}},
+	"limit": {"p99 to the limit", func(s seenScenario, c sim.Comparison) string {
+		l, _ := sim.LimitOf(s.Scenario)
+		return fmt.Sprintf("%.3f", c.Mean.P99.Seconds()/l.P99.Seconds())
+	}},
+	"waste": {"waste to the limit", func(s seenScenario, c sim.Comparison) string {
+		l, _ := sim.LimitOf(s.Scenario)
+		return fmt.Sprintf("%.2f", c.Mean.Wasted/float64(max(1, l.Wasted)))
+	}},
+	"good":   {"p99 with jitter", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Result.Groups[0].Latency.P99) }},
+	"others": {"p99 of the others", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Result.Groups[1].Latency.P99) }},
+	"seeds":  {"seeds", func(_ seenScenario, c sim.Comparison) string { return strconv.Itoa(c.Runs) }},
+}
+
+// lines are what belongs between the marks of a block.
+func (b docBlock) lines(s seen) ([]string, error) {
+	lines := []string{fmt.Sprintf("![%s](herd/%s.png)", s.Title, b.study)}
+	if s.Vary != "" {
+		return append(lines, b.sweepLines(s)...), nil
+	}
+	for _, one := range s.scenarios {
+		if len(one.found) == 0 {
+			continue
+		}
+		table := [][]string{{"strategy"}}
+		for _, name := range b.columns {
+			column, ok := docColumns[name]
+			if !ok {
+				return nil, fmt.Errorf("study %s: there is no column %q", b.study, name)
+			}
+			table[0] = append(table[0], column.title)
+		}
+		for _, c := range one.found {
+			line := []string{c.Strategy}
+			for _, name := range b.columns {
+				line = append(line, docColumns[name].cell(one, c))
+			}
+			table = append(table, line)
+		}
+		lines = append(lines, "", fmt.Sprintf("`%s`: %s.", one.Name, one.Title), "")
+		lines = append(lines, markdown(table)...)
+	}
+	return lines, nil
+}
+
+// sweepLines are two tables, with a line for each value that the block names.
+func (b docBlock) sweepLines(s seen) (lines []string) {
+	for _, t := range []struct {
+		title string
+		cell  func(sim.Summary) string
+	}{
+		{"Attempts of all " + s.Vary + ":", func(m sim.Summary) string { return grouped(m.Attempts) }},
+		{"Time until all are done:", func(m sim.Summary) string { return shortTime(m.Done) }},
+	} {
+		var kept [][]string
+		for i, line := range sweepTable(s, t.cell) {
+			if i == 0 || slices.Contains(b.columns, line[0]) {
+				kept = append(kept, line)
+			}
+		}
+		lines = append(lines, "", t.title, "")
+		lines = append(lines, markdown(kept)...)
+	}
+	return lines
+}
+
+func markdown(table [][]string) (lines []string) {
+	for i, line := range table {
+		lines = append(lines, "| "+strings.Join(line, " | ")+" |")
+		if i == 0 {
+			lines = append(lines, "|---|"+strings.Repeat("---:|", len(line)-1))
+		}
+	}
+	return lines
+}

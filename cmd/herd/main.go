@@ -9,6 +9,7 @@
 //	herd -clients 5000 -outage 0s+30s with other numbers
 //	herd -study classic -dump         the scenario as JSON, to be changed and run with -scenario
 //	herd -live                        real gRPC beside the simulation, in real seconds
+//	herd -search                      the backoffs that come nearest to what is possible
 //
 // docs/herd.md shows what the studies teach, and how to try a policy of your own.
 package main
@@ -70,6 +71,8 @@ func (o *options) do(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 		return dump(stdout, study)
 	case o.live:
 		return o.goLive(ctx, study, stdout)
+	case o.doSearch:
+		return o.search(ctx, study, stdout, stderr)
 	}
 	seen, err := o.simulate(ctx, study, stderr)
 	if len(seen.scenarios) == 0 {

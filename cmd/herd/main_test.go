@@ -166,7 +166,7 @@ func TestEveryStudyIsPrinted(t *testing.T) {
 		case "classic":
 			args = append(args, "-strategy", "jitter,decorrelated")
 		case "budget", "defaults":
-			args = append(args, "-duration", "12s") // the rest is seen in package sim
+			args = append(args, "-duration", "3s") // the rest is seen in package sim
 		}
 		out, errs, status := herd(t, args...)
 		if status != 0 || !contains(out, s.Scenarios[0].Strategies[len(s.Scenarios[0].Strategies)-1].Name) {

@@ -18,6 +18,7 @@ type options struct {
 	policy, method   string
 	only             string
 	list, dump, live bool
+	doSearch         bool
 	charts           bool
 	runs             int
 	svg, png, html   string
@@ -58,6 +59,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	flags.StringVar(&o.only, "strategy", "", "only strategies whose names contain one of these `words`, separated by commas")
 	flags.IntVar(&o.runs, "runs", 1, "average over so many seeds")
 	flags.BoolVar(&o.live, "live", false, "run it with real gRPC too, in real seconds, and compare")
+	flags.BoolVar(&o.doSearch, "search", false, "search the backoffs that come nearest to the physical limit (a minute)")
 	flags.BoolVar(&o.charts, "charts", true, "print a bar chart for each strategy")
 	flags.StringVar(&o.svg, "svg", "", "write a picture to this `file`")
 	flags.StringVar(&o.png, "png", "", "write a picture to this `file`")

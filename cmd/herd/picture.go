@@ -2,10 +2,15 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"image"
 	"image/color"
+	"image/png"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -172,7 +177,10 @@ func panelTitle(c sim.Comparison) string {
 			parts = append(parts, g.Name+": p99 "+shortTime(g.Latency.P99))
 		}
 	default:
-		parts = append(parts, grouped(m.Wasted)+" attempts wasted", "p99 "+shortTime(m.P99))
+		parts = append(parts, grouped(m.Wasted)+" attempts wasted")
+		if m.Succeeded > 0 {
+			parts = append(parts, "p99 "+shortTime(m.P99))
+		}
 	}
 	if m.Stable < 0 {
 		parts = append(parts, "never stable")
@@ -371,7 +379,9 @@ func sweepFigure(s seen) figure {
 		times.Y.Scale = plot.LogScale{}
 		times.Y.Tick.Marker = plot.TickerFunc(decades)
 		times.Y.Min = math.Pow(10, math.Floor(math.Log10(times.Y.Min)))
-		times.Y.Max = math.Pow(10, math.Ceil(math.Log10(times.Y.Max)))
+		times.Y.Max *= 1.3
+		attempts.Y.Min = 0
+		attempts.Y.Max *= 1.05
 		var items []legendItem
 		for i, one := range s.Scenarios[0].Strategies {
 			items = append(items, legendItem{ink: curveInks[i%len(curveInks)], text: one.Name, line: true})
@@ -404,9 +414,6 @@ func newCurves(s seen, title string, value func(sim.Summary) float64) *plot.Plot
 		p.Add(&plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: curveInks[i%len(curveInks)], Width: 1.4}})
 	}
 	p.X.Min = 0
-	if p.Y.Min > 0 && p.Y.Min < p.Y.Max/50 {
-		p.Y.Min = max(p.Y.Min, p.Y.Max/1e6)
-	}
 	return p
 }
 
@@ -428,16 +435,50 @@ func capital(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// writePNG draws for a screen of twice the usual density, and for print.
+// writePNG draws for a screen of nearly twice the usual density, and for print.
 func writePNG(w io.Writer, s seen) error {
 	f := figureOf(s)
 	c := vgimg.NewWith(vgimg.UseWH(f.width, f.height), vgimg.UseDPI(160), vgimg.UseBackgroundColor(color.White))
 	if err := f.draw(draw.New(c)); err != nil {
 		return err
 	}
-	_, err := vgimg.PngCanvas{Canvas: c}.WriteTo(w)
-	return err
+	encoder := png.Encoder{CompressionLevel: png.BestCompression}
+	return encoder.Encode(w, withPalette(c.Image()))
 }
+
+// withPalette is a picture of the 256 colours that it has most of: a third of the bytes,
+// and no difference to see, as it has few colours and the greys of letters.
+func withPalette(from image.Image) *image.Paletted {
+	bounds := from.Bounds()
+	count := map[color.RGBA]int{}
+	each := func(f func(x, y int, c color.RGBA)) {
+		for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
+			for x := bounds.Min.X; x < bounds.Max.X; x++ {
+				f(x, y, color.RGBAModel.Convert(from.At(x, y)).(color.RGBA))
+			}
+		}
+	}
+	each(func(_, _ int, c color.RGBA) { count[c]++ })
+	inks := slices.SortedFunc(maps.Keys(count), func(a, b color.RGBA) int {
+		if count[a] != count[b] {
+			return count[b] - count[a]
+		}
+		return cmp.Compare(number(a), number(b))
+	})
+	var palette color.Palette
+	for _, one := range inks[:min(len(inks), 256)] {
+		palette = append(palette, one)
+	}
+	index := map[color.RGBA]uint8{}
+	for _, one := range inks {
+		index[one] = uint8(palette.Index(one))
+	}
+	to := image.NewPaletted(bounds, palette)
+	each(func(x, y int, c color.RGBA) { to.SetColorIndex(x, y, index[c]) })
+	return to
+}
+
+func number(c color.RGBA) uint32 { return uint32(c.R)<<16 | uint32(c.G)<<8 | uint32(c.B) }
 
 // writeSVG names fonts of the same widths, so that labels fit wherever it is looked at
 // without carrying half a megabyte of font.

@@ -226,12 +226,20 @@ func comparison(s seenScenario) [][]string {
 			settled = shortTime(m.Stable)
 		}
 		table = append(table, []string{name, grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
-			shortTime(m.P50), shortTime(m.P99), shortTime(m.Done), settled, grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
+			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled, grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
 	}
 	if l, ok := sim.LimitOf(s.Scenario); ok {
 		table = append(table, []string{"nobody can do better", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
 	}
 	return table
+}
+
+// latency is a dash where no call succeeded.
+func latency(m sim.Summary, d time.Duration) string {
+	if m.Succeeded == 0 {
+		return "–"
+	}
+	return shortTime(d)
 }
 
 // table prints cells in columns, the first to the left and the others to the right.
