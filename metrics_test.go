@@ -157,7 +157,7 @@ func TestMetricsOfACall(t *testing.T) {
 			"grpcretry.hedges 1 grpcretry.hedge.result=won",
 			"grpcretry.wait.duration 1/1s grpcretry.wait_source=hedge_delay",
 		}},
-		{name: "hedges wasted", script: script(ok().after(5*second/2), hang(), unavailable().after(second/2)),
+		{name: "hedges wasted", script: script(ok().after(5*second/2), hang(), unavailable().after(second/4)),
 			opts: []Option{hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})}, want: []string{
 				"grpcretry.attempts 1 grpcretry.decision=lost rpc.response.status_code=CANCELLED",
 				"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=UNAVAILABLE",
