@@ -80,8 +80,11 @@ fuzz-short: ## every Fuzz function for FUZZTIME (5s)
 
 .PHONY: demo
 demo: ## build and run examples/demo
-	@if [ -f examples/demo/go.mod ]; then cd examples/demo && go run . </dev/null; \
-	else echo "demo: examples/demo does not exist yet"; fi
+	cd examples/demo && go run . </dev/null
+
+.PHONY: demo-page
+demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
+	cd examples/demo && go run . -http :8080 </dev/null
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
@@ -101,6 +104,10 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
 	@echo "drew docs/trace.svg"
 
+.PHONY: tail
+tail: ## show what hedging does to slow answers, on real servers (20 seconds)
+	cd examples/tail && go run .
+
 .PHONY: generate
 generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the generated code and test vectors again
 	@$(call protoc-into,.)
@@ -111,11 +118,11 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
 	go test -race -count=100 -timeout 30m -skip '$(SLOW)' .
 # Tests of numbers and of many draws: slow, and not about timing.
-SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing
+SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams with the race detector (two minutes)
-	go test -race -run TestStreamsAtRandom -v -timeout 30m . -streams.sequences=100000
+soak: gcc ## 100,000 random sequences of streams and 10,000 hedged calls with the race detector (ten minutes)
+	go test -race -run 'TestStreamsAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . -streams.sequences=100000 -hedges.iterations=10000
 
 .PHONY: bench-quick
 bench-quick: ## the root package's benchmarks once, to look at and not to publish

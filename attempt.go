@@ -248,7 +248,7 @@ func withPreviousAttempts(ctx context.Context, previous int) context.Context {
 	value := strconv.Itoa(previous)
 	md, ok := metadata.FromOutgoingContext(ctx) // a copy, fresh for each attempt
 	if !ok {
-		return metadata.NewOutgoingContext(ctx, metadata.MD{previousAttemptsKey: {value}})
+		return metadata.AppendToOutgoingContext(ctx, previousAttemptsKey, value) // to nothing; spares a map
 	}
 	md[previousAttemptsKey] = []string{value}
 	return metadata.NewOutgoingContext(ctx, md)

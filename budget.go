@@ -5,6 +5,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,6 +66,7 @@ var Unlimited Budget = unlimited{}
 
 type unlimited struct{}
 
+func (unlimited) String() string            { return "no limit" }
 func (unlimited) Deposit(Outcome)           {}
 func (unlimited) Withdraw(time.Time) bool   { return true }
 func (unlimited) Refund()                   {}
@@ -82,6 +84,14 @@ type rateBudget struct {
 	mu       sync.Mutex // held to judge and to take: two retries cannot win the same refund
 	refunded float64    // guarded by mu, whole; a Limiter takes no token back long after it was used
 	last     time.Time  // guarded by mu; a Limiter told an earlier time would count some time twice
+}
+
+// String is for who reads a policy.
+func (b *rateBudget) String() string {
+	if b.limiter == nil || b.limiter.Limit() == rate.Inf {
+		return "rate budget"
+	}
+	return fmt.Sprintf("rate budget: %v a second, at most %d at once", float64(b.limiter.Limit()), b.limiter.Burst())
 }
 
 func (b *rateBudget) Deposit(Outcome) {}
@@ -148,6 +158,11 @@ type concurrencyBudget struct {
 	inUse atomic.Int64
 }
 
+// String is for who reads a policy.
+func (b *concurrencyBudget) String() string {
+	return fmt.Sprintf("concurrency budget: %d at once", b.limit)
+}
+
 func (b *concurrencyBudget) Deposit(o Outcome) {
 	if o.Attempt > 1 { // every attempt but the first was withdrawn
 		b.Refund()
@@ -185,6 +200,18 @@ func (b *concurrencyBudget) Balance(time.Time) float64 {
 func AllBudgets(b ...Budget) Budget { return &allBudgets{slices.Clone(b)} }
 
 type allBudgets struct{ budgets []Budget }
+
+// String is for who reads a policy.
+func (all *allBudgets) String() string {
+	names := make([]string, len(all.budgets))
+	for i, b := range all.budgets {
+		names[i] = fmt.Sprint(b)
+		if _, ok := b.(fmt.Stringer); !ok {
+			names[i] = fmt.Sprintf("%T", b)
+		}
+	}
+	return strings.Join(names, " and ")
+}
 
 func (all *allBudgets) Deposit(o Outcome) {
 	for _, b := range all.budgets {
@@ -244,7 +271,17 @@ func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: ne
 type perTarget struct {
 	newBudget func() Budget
 	budgets   sync.Map // string → Budget, by the target as dialed and in canonical form
+
+	first atomic.Pointer[targetBudget] // of the target that came first: mostly there is no other
 }
+
+type targetBudget struct {
+	dialed string
+	budget Budget
+}
+
+// String is for who reads a policy.
+func (t *perTarget) String() string { return "a budget for each target" }
 
 func (t *perTarget) Deposit(o Outcome) { t.of("", func() string { return "" }).Deposit(o) }
 func (t *perTarget) Withdraw(now time.Time) bool {
@@ -258,6 +295,9 @@ func (t *perTarget) Balance(now time.Time) float64 {
 // of finds the budget of a target as dialed. Making the canonical form costs an
 // allocation, so it is asked for only the first time.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
+	if first := t.first.Load(); first != nil && first.dialed == dialed {
+		return first.budget
+	}
 	if b, ok := t.budgets.Load(dialed); ok {
 		return b.(Budget)
 	}
@@ -266,6 +306,7 @@ func (t *perTarget) of(dialed string, canonical func() string) Budget {
 		b, _ = t.budgets.LoadOrStore(canonical(), t.newBudget())
 	}
 	b, _ = t.budgets.LoadOrStore(dialed, b)
+	t.first.CompareAndSwap(nil, &targetBudget{dialed, b.(Budget)})
 	return b.(Budget)
 }
 

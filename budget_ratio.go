@@ -88,6 +88,15 @@ type ratioBudget struct {
 	steps  [ratioSteps + 1]ratioStep // guarded by mu; a ring: the step under way and a whole window before it
 }
 
+// String is for who reads a policy: "ratio budget: 20 % of calls plus 10 a second, over 10s".
+func (b *ratioBudget) String() string {
+	window := b.step * ratioSteps
+	return fmt.Sprintf("ratio budget: %v %% of calls plus %v a second, over %v", round(100*b.ratio), round(b.reserve/window.Seconds()), window)
+}
+
+// round cuts what floating point adds to a number that somebody wrote.
+func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
+
 // ratioStep holds what happened in one step. A retry is never in an older step than a
 // deposit that paid for it, and both leave the ring by steps: so no deposit is used
 // twice, and no part of the reserve twice within a window.

@@ -462,3 +462,31 @@ func TestResultNames(t *testing.T) {
 		}
 	}
 }
+
+func TestBudgetsSayWhatTheyAllow(t *testing.T) {
+	ratio, err := NewRatioBudget(RatioBudget{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	throttle, err := NewThrottle(10, 0.1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	three, err := NewConcurrencyBudget(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, b := range map[string]Budget{
+		"ratio budget: 20 % of calls plus 10 a second, over 10s": ratio,
+		"throttle: 10 tokens, 0.1 for a success":                 throttle,
+		"concurrency budget: 3 at once":                          three,
+		"rate budget: 5 a second, at most 7 at once":             NewRateBudget(rate.NewLimiter(5, 7)),
+		"rate budget": NewRateBudget(rate.NewLimiter(rate.Inf, 0)),
+		"no limit":    Unlimited,
+		"concurrency budget: 3 at once and no limit and *grpcretry.aBudget": AllBudgets(three, Unlimited, &aBudget{}),
+	} {
+		if got := fmt.Sprint(b); got != want {
+			t.Errorf("budget is %q, want %q", got, want)
+		}
+	}
+}

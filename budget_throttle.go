@@ -45,6 +45,11 @@ type throttle struct {
 	tokens     atomic.Int64 // thousandths of a token, 0 … full
 }
 
+// String is for who reads a policy: "throttle: 10 tokens, 0.1 for a success".
+func (t *throttle) String() string {
+	return fmt.Sprintf("throttle: %v tokens, %v for a success", float64(t.full)/1000, float64(t.gain)/1000)
+}
+
 func (t *throttle) Deposit(o Outcome) {
 	switch o.Result {
 	case Succeeded:

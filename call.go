@@ -113,6 +113,7 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	a.release()
 	if reason, gone := c.wait(v.Wait); reason != nil {
 		c.budget.Refund()
+		c.traceStop(reason)
 		return nil, c.giveUp(&f.Attempt, Verdict{Reason: reason}, gone, time.Now())
 	}
 	return c.retry(v), nil

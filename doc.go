@@ -91,6 +91,8 @@
 //	grpcretry.attempt.hedge     AttrHedge          bool: of hedged calls, whether others were under way when it was sent
 //	grpcretry.attempt.sent_after  AttrSentAfter    string: of hedged calls, why it was sent: hedge_delay, non_fatal, pushback or retry_info
 //
+// A call that ends in the wait for a retry leaves [EventStop] with AttrReason after them.
+//
 // The span of WithCallSpan is named after the method, has the kind internal, ends with
 // the call's final status, and carries rpc.system.name, rpc.method, AttrStatusCode,
 // grpcretry.attempts (AttrAttempts, int: attempts made) and, if the call failed,

@@ -176,6 +176,14 @@ type HedgeDelay interface {
 	Answered(method string, took time.Duration, lost bool, now time.Time)
 }
 
+// delay asks Delay about a call that starts now.
+func (h *Hedging) delay(method string) (time.Duration, bool) {
+	if d, fixed := h.Delay.(hedgeAfter); fixed {
+		return time.Duration(d), true // spare the clock
+	}
+	return h.Delay.Delay(method, time.Now())
+}
+
 // HedgeAfter sends a hedge after each d without a success; with 0 all attempts are sent at
 // once. A negative d is refused by [New].
 func HedgeAfter(d time.Duration) HedgeDelay { return hedgeAfter(d) }

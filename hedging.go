@@ -388,6 +388,7 @@ func (h *hedging) abandon(now time.Time) {
 	if h.lost.failure.CtxErr = h.call.ended(now); h.lost.failure.CtxErr != nil {
 		h.lost.verdict.Reason = h.lost.failure.CtxErr
 	}
+	h.call.traceStop(h.lost.verdict.Reason)
 	h.decide()
 }
 

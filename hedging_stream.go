@@ -14,7 +14,7 @@ import (
 
 // hedge chooses the policy of a stream whose method is hedged.
 func (s *retryStream) hedge(method string, p *policy) *policy {
-	delay, ok := p.Hedging.Delay.Delay(method, time.Now())
+	delay, ok := p.Hedging.delay(method)
 	if !ok {
 		s.measured = p.Hedging.Delay
 		return p

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/trace"
@@ -141,7 +140,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	if p.hedged != nil {
 		if !canHedge(reply) {
 			r.log.logNotHedged(ctx, method, p, "no second reply can be made of its type")
-		} else if delay, ok := p.Hedging.Delay.Delay(method, time.Now()); ok {
+		} else if delay, ok := p.Hedging.delay(method); ok {
 			return r.hedgedUnary(ctx, method, req, reply, cc, invoker, p, delay, opts, o)
 		}
 		invoker = measured(p.Hedging.Delay, invoker)

@@ -19,6 +19,10 @@ import (
 // the caller's span or on the call span that [WithCallSpan] makes.
 const EventAttempt = "grpcretry.attempt"
 
+// EventStop is the name of the span event that a call leaves, with AttrReason, when it ends
+// in the wait for a retry. The last attempt's decision was to make that.
+const EventStop = "grpcretry.stop"
+
 // The attributes of the span event and of the call span; the package comment has the
 // table of their values.
 const (
@@ -120,6 +124,13 @@ func (c *call) traceAttempt(a *Attempt, code codes.Code, decision string, more .
 		attrs = append(attrs, attribute.Bool(AttrHedge, a.Hedge), attribute.String(AttrSentAfter, a.WaitSource.String()))
 	}
 	c.spans.events.AddEvent(EventAttempt, trace.WithAttributes(append(attrs, more...)...))
+}
+
+// traceStop says why there was no further attempt although there was to be one.
+func (c *call) traceStop(reason error) {
+	if c.spans != nil && c.spans.events != nil {
+		c.spans.events.AddEvent(EventStop, trace.WithAttributes(attribute.String(AttrReason, ReasonName(reason))))
+	}
 }
 
 // endSpan ends the call span, if there is one, with the status that the caller gets. The

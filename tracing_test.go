@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
@@ -207,4 +208,28 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 			t.Errorf("call span has %s and status %v, want OK, 3 attempts, the winner, and no error", attrs, spans[0].Status())
 		}
 	})
+}
+
+// The last attempt's decision was to retry: something must say why that never came.
+func TestACallThatEndsInAWaitLeavesAnEvent(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"retried": nil,
+		"hedged":  {hedged(Hedging{Delay: HedgeAfter(time.Hour)})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(unavailable().pushback("60000")))
+				provider, recorder := recordSpans()
+				ctx, span := provider.Tracer("test").Start(t.Context(), "caller")
+				ctx, cancel := context.WithCancel(ctx)
+				time.AfterFunc(second, cancel)
+				server.client(t, append(opts, WithBudget(Unlimited))...).Echo(ctx, request())
+				span.End()
+				lines := eventLines(recorder.Ended()[0])
+				if last := lines[len(lines)-1]; len(lines) != 2 || last != "grpcretry.stop grpcretry.reason=cancelled" {
+					t.Errorf("events are %q, want the attempt's and the reason why there was no other", lines)
+				}
+			})
+		})
+	}
 }

@@ -66,7 +66,10 @@ func isRetrying(c, other *Counts, steps []Step) answer {
 		a.More = append(a.More, fmt.Sprintf("%s, %s at once",
 			plural(c.Calls, "call", "calls"), plural(c.FirstTry, "success", "successes")))
 	}
-	a.Bars = newBars(steps, bar{"retries", "warn"}, bar{"first attempts", "quiet"}, func(s *Step) (int64, int64) {
+	if c.Hedges > 0 {
+		a.More = append(a.More, fmt.Sprintf("%s, of which %s won", plural(c.Hedges, "hedge", "hedges"), count(c.HedgeWon)))
+	}
+	a.Bars = newBars(steps, bar{"retries", "warn"}, bar{"other attempts", "quiet"}, func(s *Step) (int64, int64) {
 		return s.Retries, s.Attempts - s.Retries
 	})
 	return a

@@ -295,7 +295,7 @@ func TestLevelOfABudget(t *testing.T) {
 		c.echo("down") // is refused
 		s := getJSON(t, p, "")
 		want(t, "stopped", s.Total.Stopped, map[string]int64{"exhausted": 2, "budget": 1})
-		want(t, "kind", s.Budgets[0].Kind, "ratio budget")
+		want(t, "kind", s.Budgets[0].Kind, "ratio budget: 0 % of calls plus 0.2 a second, over 10s")
 		want(t, "levels", levels(s.Budgets[0]), "2 s: 1; 1 s: 1; 0 s: 0; now 0")
 		wantIn(t, get(t, p, "").Body.String(), "1 call refused")
 		time.Sleep(298 * time.Second)

@@ -10,10 +10,10 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A Call is one that was retried, or that gave up although its failure was one to
-// retry: attempt by attempt, in the order of their numbers.
+// A Call is one that made several attempts, retries or hedges, or that gave up although
+// its failure was one to retry: attempt by attempt, in the order of their numbers.
 type Call struct {
-	Retrier int    `json:"retrier"` // the place among those given to Handler, from 1
+	Retrier int    `json:"retrier"` // 1 for the first one given to Handler, and so on
 	Target  string `json:"target"`
 	Method  string `json:"method"`
 
@@ -40,9 +40,9 @@ type Attempt struct {
 	Message    string  `json:"message"`     // the status message, of whoever sent it, cut to 120 bytes
 	Peer       string  `json:"peer"`        // the address of the server, empty if none was reached
 	WaitMs     float64 `json:"wait_ms"`     // before the attempt, as decided
-	WaitSource string  `json:"wait_source"` // of that wait: none, backoff, pushback or retry_info
-	Decision   string  `json:"decision"`    // success, retry or stop
-	Reason     string  `json:"reason"`      // to stop, as [grpcretry.ReasonName] has it; else ""
+	WaitSource string  `json:"wait_source"` // of that wait, as [grpcretry.WaitSource] has it: backoff, …
+	Decision   string  `json:"decision"`    // success, retry, stop, or lost to another attempt of a hedged call
+	Reason     string  `json:"reason"`      // of the stop that ended the call, as [grpcretry.ReasonName] has it; else ""
 }
 
 // What is decided after an attempt.
@@ -50,13 +50,14 @@ const (
 	success = "success"
 	retry   = "retry"
 	stop    = "stop"
+	beaten  = "lost"
 )
 
 // worthKeeping says whether the call that e ended is one for the page: it retried, or
 // gave up. A first failure that no policy retries is not, nor is a caller that went away.
 func worthKeeping(e *grpcretry.Event) bool {
-	if e.Err == nil || e.Attempt.Number > 1 {
-		return e.Attempt.Number > 1
+	if made := attemptsMade(e); e.Err == nil || made > 1 {
+		return made > 1
 	}
 	switch grpcretry.ReasonName(e.Reason) {
 	case "not_retryable", "left_to_grpc":
@@ -84,7 +85,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 		ElapsedMs: ms(e.Elapsed),
 		Outcome:   grpcretry.OutcomeName(*e),
 		Code:      codeName(uint32(grpcretry.Attempt{Err: e.Err}.Code())),
-		Made:      e.Attempt.Number,
+		Made:      attemptsMade(e),
 	}
 	var gaveUp *grpcretry.Error
 	if errors.As(e.Err, &gaveUp) && gaveUp.WaitSource != grpcretry.WaitNone {
@@ -93,10 +94,28 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 	attempts := firstAndLast(e)
 	c.Attempts = make([]Attempt, 0, len(attempts))
 	for i := range attempts {
-		c.add(&attempts[i], began)
+		a := &attempts[i]
+		c.add(a, began)
+		kept := &c.Attempts[i]
+		switch {
+		case a.Err == nil:
+			kept.Decision = success
+		case errors.Is(a.Err, grpcretry.ErrHedgeLost):
+			kept.Decision = beaten
+		case a.Number == e.Attempt.Number:
+			kept.Decision, kept.Reason = stop, grpcretry.ReasonName(e.Reason)
+		case slices.ContainsFunc(attempts[i+1:], func(b grpcretry.Attempt) bool { return follows(&b, a) }):
+			kept.Decision = retry
+		default:
+			kept.Decision = stop
+		}
 	}
-	c.decide(e)
 	return c
+}
+
+// follows says whether b was sent because a had failed, or an attempt after a.
+func follows(b, a *grpcretry.Attempt) bool {
+	return b.WaitSource != grpcretry.WaitNone && b.WaitSource != grpcretry.WaitHedgeDelay && !b.Start.Before(endOf(a))
 }
 
 // firstAndLast are the attempts that are kept.
@@ -136,21 +155,6 @@ func (c *Call) add(a *grpcretry.Attempt, began time.Time) {
 func share(s *string, with string) {
 	if *s == with {
 		*s = with
-	}
-}
-
-// decide fills in what followed each attempt.
-func (c *Call) decide(e *grpcretry.Event) {
-	for i := range c.Attempts {
-		a := &c.Attempts[i]
-		switch {
-		case a.Code == "OK":
-			a.Decision = success
-		case a.Number < c.Made:
-			a.Decision = retry
-		default:
-			a.Decision, a.Reason = stop, grpcretry.ReasonName(e.Reason)
-		}
 	}
 }
 

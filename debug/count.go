@@ -1,6 +1,7 @@
 package debug
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,15 +46,19 @@ const (
 	firstOutcome = counter(0)
 	firstCode    = firstOutcome + counter(len(outcomes))
 	firstWait    = firstCode + counter(len(codeNames))
-	wasted       = firstWait + counter(len(waitSources)) // retries that failed
-	lost         = wasted + 1                            // calls that failed after a retry
-	counters     = lost + 1
+
+	lost           = firstWait + counter(len(waitSources)) // calls that failed after a retry or a hedge
+	retriesFailed  = lost + 1
+	retriesBeaten  = lost + 2 // cancelled, because another attempt of the hedged call was decisive
+	hedgesWasted   = lost + 3 // failed or cancelled
+	attemptsBeaten = lost + 4 // cancelled: retries, hedges and first attempts
+	counters       = lost + 5
 )
 
-// outcomes are how calls end, as grpcretry.OutcomeName has it. The first two are successes,
-// the last is for names that are not here.
+// outcomes are how calls end, as grpcretry.OutcomeName has it. The first three are
+// successes, the last is for names that are not here.
 var outcomes = [...]string{
-	firstTry, rescued,
+	firstTry, rescued, hedgeWon,
 	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "committed", "conn_closed",
 	"left_to_grpc", "deadline_exceeded", "cancelled", "other",
 }
@@ -61,6 +66,9 @@ var outcomes = [...]string{
 const (
 	firstTry = "first_try"
 	rescued  = "recovered"
+	hedgeWon = "hedge_won"
+
+	successes = 3
 )
 
 // codeNames are the status codes as gRPC spells them on the wire, by their number, and
@@ -74,13 +82,10 @@ var codeNames = [...]string{
 var waitSources = [...]grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo}
 
 func outcomeCounter(e *grpcretry.Event) counter {
-	switch {
-	case e.Err == nil && e.Attempt.Number == 1:
-		return firstOutcome
-	case e.Err == nil:
-		return firstOutcome + 1
+	if e.Err == nil && e.Attempt.Number == 1 {
+		return firstOutcome // as nearly always
 	}
-	name := grpcretry.ReasonName(e.Reason)
+	name := grpcretry.OutcomeName(*e)
 	for i, outcome := range outcomes {
 		if name == outcome {
 			return firstOutcome + counter(i)
@@ -95,19 +100,23 @@ func codeCounter(code uint32) counter {
 
 func codeName(code uint32) string { return codeNames[codeCounter(code)-firstCode] }
 
-func waitCounter(s grpcretry.WaitSource) counter {
-	for i, source := range waitSources {
-		if s == source {
-			return firstWait + counter(i)
-		}
-	}
-	return firstWait
+// waitCounter is not ok for what is no wait after a failure: a hedge that was due, or an
+// attempt that was sent at once.
+func waitCounter(s grpcretry.WaitSource) (c counter, ok bool) {
+	i := slices.Index(waitSources[:], s)
+	return firstWait + counter(i), i >= 0
 }
 
 // A step counts what happens in stepLength.
 type step [counters]atomic.Uint32
 
 func (s *step) count(c counter) { s[c].Add(1) }
+
+func (s *step) countIf(when bool, c counter) {
+	if when {
+		s.count(c)
+	}
+}
 
 // counts are the counts of any time.
 type counts [counters]int64

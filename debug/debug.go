@@ -26,15 +26,16 @@
 //
 // # What it costs
 //
-// Nothing until [Handler] is called. Then, each call of the retriers looks its method up
-// and counts, a call that succeeds at once with one atomic addition and without an allocation,
-// and, as for any observer, gRPC copies the response headers of each attempt
-// ([grpcretry.WithObserver]).
+// Nothing until [Handler] is called. Then each call looks its method up and counts; one
+// that succeeds at once does so with one atomic addition and no allocation. As for any
+// observer, gRPC copies the response headers of each attempt, which costs it three
+// allocations ([grpcretry.WithObserver]). A call that is kept costs about twenty, and some
+// microseconds. Once a second at most, a call asks its budget for the balance.
 //
 // Memory is bounded, whatever is called and however long: at most 5 MiB for a page, and
 // 4 KiB for each retrier on it. There are counts for 100 pairs of target and method; calls of what
-// comes after that are counted together, as other. It keeps the last 50 calls that retried
-// or gave up of each pair, 1000 in all (then the pair with the most loses its oldest), and of
+// comes after that are counted together, as other. It keeps the last 50 calls that made several
+// attempts or gave up of each pair, 1000 in all (then the pair with the most loses its oldest), and of
 // each of these calls the first attempt and the last 9. Of up to 50 budgets it keeps the
 // level, once a second at most, for five minutes. Methods and targets are cut to 200
 // bytes, addresses of servers to 64. No goroutine is started.
@@ -42,6 +43,7 @@ package debug
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strings"
 	"sync"
@@ -119,7 +121,7 @@ func (p *Page) Close() {
 // A source is one retrier of a page.
 type source struct {
 	page    *Page
-	number  int // from 1, as given to Handler
+	number  int // 1 for the first one given to Handler, and so on
 	retrier *grpcretry.Retrier
 
 	// rows are replaced, never changed, so that calls find theirs without a lock.
@@ -144,17 +146,22 @@ func (s *source) observe(_ context.Context, e grpcretry.Event) {
 
 func (s *source) attemptFailed(e *grpcretry.Event) {
 	step := s.row(e).step(s.page.age(endOf(&e.Attempt)))
-	step.count(codeCounter(uint32(e.Attempt.Code())))
-	if e.Attempt.Number > 1 {
-		step.count(wasted)
+	isRetry := e.Attempt.Number > 1 && !e.Attempt.Hedge
+	if errors.Is(e.Attempt.Err, grpcretry.ErrHedgeLost) {
+		step.count(attemptsBeaten)
+		step.countIf(isRetry, retriesBeaten)
+	} else {
+		step.count(codeCounter(uint32(e.Attempt.Code())))
+		step.countIf(isRetry, retriesFailed)
 	}
+	step.countIf(e.Attempt.Hedge, hedgesWasted)
 }
 
 func (s *source) decided(e *grpcretry.Event) {
 	at := endOf(&e.Attempt)
 	row := s.row(e)
-	if e.Retry {
-		row.step(s.page.age(at)).count(waitCounter(e.WaitSource))
+	if wait, ok := waitCounter(e.WaitSource); ok && e.Retry {
+		row.step(s.page.age(at)).count(wait)
 	}
 	s.page.look(row, e.Budget, at)
 }
@@ -165,15 +172,22 @@ func (s *source) ended(e *grpcretry.Event) {
 	row := s.row(e)
 	step := row.step(s.page.age(at))
 	step.count(outcomeCounter(e))
-	if e.Err != nil && e.Attempt.Number > 1 {
-		step.count(lost)
-	}
+	step.countIf(e.Err != nil && attemptsMade(e) > 1, lost)
 	s.page.look(row, e.Budget, at)
 	if worthKeeping(e) {
 		call := newCall(e, began)
 		call.Retrier = s.number
 		s.page.keep(row, call)
 	}
+}
+
+// attemptsMade is the number of attempts of the call that a CallEnd is about: where they
+// were hedged, the decisive one need not be the last.
+func attemptsMade(e *grpcretry.Event) int {
+	if n := len(e.Attempts); n > 0 {
+		return max(e.Attempt.Number, e.Attempts[n-1].Number)
+	}
+	return e.Attempt.Number
 }
 
 // endOf is when an attempt ended.

@@ -175,6 +175,78 @@ func (empty) Withdraw(time.Time) bool   { return false }
 func (empty) Refund()                   {}
 func (empty) Balance(time.Time) float64 { return 0 }
 
+// Hedges overlap with what they are to overtake, and what loses has not failed.
+func TestHedgesAreCountedAndDrawn(t *testing.T) {
+	for _, tt := range []struct {
+		message string // what the server does with each attempt; hedges go out after 1 s and 2 s
+		want    Counts
+		call    string // attempts with hedge, start, code, decision, reason and what followed
+	}{
+		{"ok", Counts{Calls: 1, FirstTry: 1, Attempts: 1}, ""},
+		{"hang 100ms:ok", Counts{Calls: 1, HedgeWon: 1, Attempts: 2, Hedges: 1},
+			"hedge won: 1 at 0 ms CANCELLED lost: cancelled, another attempt was decisive; " +
+				"2 hedge at 1 s OK success: success"},
+		{"1200ms:ok hang", Counts{Calls: 1, FirstTry: 1, Attempts: 2, Hedges: 1, HedgesWasted: 1},
+			"first won: 1 at 0 ms OK success: success; " +
+				"2 hedge at 1 s CANCELLED lost: cancelled, another attempt was decisive"},
+		{"500ms:down ok", Counts{Calls: 1, Rescued: 1, Attempts: 2, Retries: 1, RetryShare: 0.5,
+			Failed: map[string]int64{"UNAVAILABLE": 1}},
+			"rescued: 1 at 0 ms UNAVAILABLE retry: retry at once; 2 at 500 ms OK success: success"},
+		{"hang 500ms:down 100ms:ok", Counts{Calls: 1, HedgeWon: 1, Attempts: 3, Hedges: 2, HedgesWasted: 1,
+			Failed: map[string]int64{"UNAVAILABLE": 1}},
+			"hedge won: 1 at 0 ms CANCELLED lost: cancelled, another attempt was decisive; " +
+				"2 hedge at 1 s UNAVAILABLE retry: retry at once; 3 hedge at 1.5 s OK success: success"},
+		{"hang 500ms:gone", Counts{Calls: 1, Lost: 1, Attempts: 2, Hedges: 1, HedgesWasted: 1,
+			Stopped: map[string]int64{"not_retryable": 1}, Failed: map[string]int64{"NOT_FOUND": 1}},
+			"not_retryable: 1 at 0 ms CANCELLED lost: cancelled, another attempt was decisive; " +
+				"2 hedge at 1 s NOT_FOUND stop not_retryable: stop: the failure was not one to retry"},
+		{"500ms:down hang 100ms:ok", Counts{Calls: 1, HedgeWon: 1, Attempts: 3, Retries: 1, RetryShare: 1.0 / 3, Hedges: 1,
+			Failed: map[string]int64{"UNAVAILABLE": 1}},
+			"hedge won: 1 at 0 ms UNAVAILABLE retry: retry at once; " +
+				"2 at 500 ms CANCELLED lost: cancelled, another attempt was decisive; 3 hedge at 1.5 s OK success: success"},
+		{"3s:ok 1500ms:down 200ms:down", Counts{Calls: 1, FirstTry: 1, Attempts: 3, Hedges: 2, HedgesWasted: 2,
+			Failed: map[string]int64{"UNAVAILABLE": 2}},
+			"first won: 1 at 0 ms OK success: success; 2 hedge at 1 s UNAVAILABLE stop: stop, while others were under way; " +
+				"3 hedge at 2 s UNAVAILABLE stop: stop, while others were under way"},
+	} {
+		t.Run(tt.message, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := retrier(t, grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(
+					grpcretry.Hedging{MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second)})))
+				c := dial(t, r, "passthrough:///echo")
+				p := handler(t, r)
+				c.echo(tt.message)
+				s := getJSON(t, p, "")
+				for _, names := range []*map[string]int64{&tt.want.Stopped, &tt.want.Failed, &tt.want.Waits} {
+					if *names == nil {
+						*names = map[string]int64{}
+					}
+				}
+				want(t, "counts", s.Total, tt.want)
+				got := ""
+				for i := range s.Calls {
+					view := newCallView(&s.Calls[i], s.Now, false)
+					got = view.Outcome + ": "
+					for j, a := range s.Calls[i].Attempts {
+						if j > 0 {
+							got += "; "
+						}
+						if got += fmt.Sprint(a.Number); a.Hedge {
+							got += " hedge"
+						}
+						if got += " at " + lengthMs(a.StartMs) + " " + a.Code + " " + a.Decision; a.Reason != "" {
+							got += " " + a.Reason
+						}
+						got += ": " + view.Attempts[j].Then
+					}
+				}
+				want(t, "the call", got, tt.call)
+				get(t, p, "")
+			})
+		})
+	}
+}
+
 func TestTargetsAndMethodsAreTold(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		one, two := retrier(t), retrier(t)

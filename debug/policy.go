@@ -2,6 +2,7 @@ package debug
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -23,12 +24,20 @@ type Policy struct {
 	MaxServerDelayMs float64  `json:"max_server_delay_ms"` // negative: no limit
 	BufferLimitBytes int      `json:"buffer_limit_bytes"`  // -1: streams pass through
 	CommitOnHeaders  bool     `json:"commit_on_headers"`
+	Hedging          *Hedging `json:"hedging"` // null: one attempt at a time
 }
 
-func describe(from grpcretry.Policy) *Policy {
+// Hedging is what [grpcretry.WithHedging] says of a method.
+type Hedging struct {
+	MaxAttempts int      `json:"max_attempts"`
+	Codes       []string `json:"codes"` // after which the next attempt is sent at once
+	Delay       string   `json:"delay"` // in words, with what has been measured by now
+}
+
+func describe(from grpcretry.Policy, method string) *Policy {
 	p := &Policy{
 		MaxAttempts:      from.MaxAttempts,
-		Codes:            make([]string, len(from.Codes)),
+		Codes:            namesOf(from.Codes),
 		Classifier:       from.Classifier != nil,
 		Backoff:          describeBackoff(from.Backoff),
 		OverloadBackoff:  describeBackoff(from.OverloadBackoff),
@@ -38,11 +47,22 @@ func describe(from grpcretry.Policy) *Policy {
 		BufferLimitBytes: from.BufferLimit,
 		CommitOnHeaders:  from.CommitOnHeaders,
 	}
-	for i, code := range from.Codes {
-		p.Codes[i] = codeName(uint32(code))
+	if h := from.Hedging; h != nil {
+		p.Hedging = &Hedging{MaxAttempts: h.MaxAttempts, Codes: p.Codes, Delay: describeDelay(h.Delay, method)}
+		if h.NonFatalCodes != nil {
+			p.Hedging.Codes = namesOf(h.NonFatalCodes)
+		}
 	}
 	p.Text = p.sentences(&from)
 	return p
+}
+
+func namesOf[C ~uint32](codes []C) []string {
+	names := make([]string, len(codes))
+	for i, code := range codes {
+		names[i] = codeName(uint32(code))
+	}
+	return names
 }
 
 // sentences say the policy to people. What is off is left out.
@@ -63,8 +83,35 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(p.BufferLimitBytes >= 0, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
 	add(p.BufferLimitBytes < 0, "streams pass through without retries")
 	add(p.CommitOnHeaders, "no retry once response headers have come")
+	if h := p.Hedging; h != nil {
+		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
+		add(len(h.Codes) > 0, "when hedged, the next one at once after %s", strings.Join(h.Codes, " or "))
+	}
 	add(true, "paid from: %s", kindOf(from.Budget))
 	return all
+}
+
+// describeDelay asks the delays of grpcretry itself; others might count how often they are.
+func describeDelay(d grpcretry.HedgeDelay, method string) string {
+	switch reflect.TypeOf(d) {
+	case reflect.TypeOf(grpcretry.HedgeAfter(0)):
+		fixed, _ := d.Delay(method, time.Now())
+		return "after " + length(fixed)
+	case reflect.TypeOf(grpcretry.HedgeAtQuantile(0, 0, 0)):
+		if measured, ok := d.Delay(method, time.Now()); ok {
+			return fmt.Sprintf("after a measured time, now %s", length(measured))
+		}
+		return "after a measured time, not known yet"
+	case reflect.TypeOf(grpcretry.HedgeWhile(nil, nil)):
+		if delay, ok := d.Delay(method, time.Now()); ok {
+			return fmt.Sprintf("after %s now, while switched on", length(delay))
+		}
+		return "while switched on, not now"
+	}
+	if s, ok := d.(fmt.Stringer); ok {
+		return text(s.String(), maxName)
+	}
+	return "after a time by " + text(fmt.Sprintf("%T", d), maxName)
 }
 
 func describeBackoff(b grpcretry.Backoff) string {

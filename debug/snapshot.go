@@ -27,12 +27,12 @@ type Snapshot struct {
 
 	Methods []Method `json:"methods"` // by retrier, target and method
 	Budgets []Budget `json:"budgets"` // that they spend from
-	Calls   []Call   `json:"calls"`   // the last 50 that retried or gave up, newest first
+	Calls   []Call   `json:"calls"`   // the last 50 that made several attempts or gave up, newest first
 }
 
 // A Method is one method of one target, called through one retrier.
 type Method struct {
-	Retrier int    `json:"retrier"` // the place among those given to Handler, from 1
+	Retrier int    `json:"retrier"` // 1 for the first one given to Handler, and so on
 	Target  string `json:"target"`
 	Method  string `json:"method"`
 	Others  bool   `json:"others"` // all that came when there were 100 already; Target and Method are empty
@@ -49,12 +49,15 @@ type Counts struct {
 	Calls    int64 `json:"calls"`
 	FirstTry int64 `json:"first_try"` // succeeded at once
 	Rescued  int64 `json:"rescued"`   // succeeded after a retry
-	Lost     int64 `json:"lost"`      // failed after a retry
+	HedgeWon int64 `json:"hedge_won"` // succeeded by a hedge
+	Lost     int64 `json:"lost"`      // failed after a retry or a hedge
 
-	Attempts   int64   `json:"attempts"`
-	Retries    int64   `json:"retries"`     // attempts after the first of their call
-	Wasted     int64   `json:"wasted"`      // retries that failed
-	RetryShare float64 `json:"retry_share"` // Retries by Attempts, 0 … 1
+	Attempts     int64   `json:"attempts"`
+	Retries      int64   `json:"retries"`       // attempts after the first of their call that are no hedges
+	Wasted       int64   `json:"wasted"`        // retries that failed
+	RetryShare   float64 `json:"retry_share"`   // Retries by Attempts, 0 … 1
+	Hedges       int64   `json:"hedges"`        // attempts sent while another was under way
+	HedgesWasted int64   `json:"hedges_wasted"` // hedges that did not win their call
 
 	// By name; what did not happen is not in them.
 	Stopped map[string]int64 `json:"stopped"` // calls that failed, by why they were not tried again, as [grpcretry.ReasonName] has it
@@ -192,7 +195,7 @@ func (r *row) method() Method {
 		Others:  r == r.source.others,
 	}
 	if !m.Others {
-		m.Policy = describe(r.source.retrier.Policy(r.key.method))
+		m.Policy = describe(r.source.retrier.Policy(r.key.method), r.key.method)
 	}
 	if l := r.level.Load(); l != nil && !m.Others {
 		m.Budget = l.number
@@ -252,24 +255,29 @@ func (c *counts) public() Counts {
 	p := Counts{
 		FirstTry: c[firstOutcome],
 		Rescued:  c[firstOutcome+1],
+		HedgeWon: c[firstOutcome+2],
 		Lost:     c[lost],
-		Wasted:   c[wasted],
-		Stopped:  map[string]int64{},
-		Failed:   map[string]int64{},
-		Waits:    map[string]int64{},
+		Wasted:   c[retriesFailed],
+
+		HedgesWasted: c[hedgesWasted],
+
+		Stopped: map[string]int64{},
+		Failed:  map[string]int64{},
+		Waits:   map[string]int64{},
 	}
-	p.Calls = p.FirstTry + p.Rescued
-	for i, name := range outcomes[2:] {
-		p.Calls += put(p.Stopped, name, c[firstOutcome+2+counter(i)])
+	p.Calls = p.FirstTry + p.Rescued + p.HedgeWon
+	p.Attempts = p.Calls + c[attemptsBeaten]
+	for i, name := range outcomes[successes:] {
+		p.Calls += put(p.Stopped, name, c[firstOutcome+successes+counter(i)])
 	}
-	p.Attempts = p.FirstTry + p.Rescued
 	for i, name := range codeNames {
 		p.Attempts += put(p.Failed, name, c[firstCode+counter(i)])
 	}
 	for i, source := range waitSources {
 		put(p.Waits, source.String(), c[firstWait+counter(i)])
 	}
-	p.Retries = p.Rescued + p.Wasted
+	p.Retries = p.Rescued + p.Wasted + c[retriesBeaten]
+	p.Hedges = p.HedgeWon + p.HedgesWasted
 	if p.Attempts > 0 {
 		p.RetryShare = float64(p.Retries) / float64(p.Attempts)
 	}
@@ -283,25 +291,10 @@ func put(names map[string]int64, name string, n int64) int64 {
 	return n
 }
 
-// kindOf says in words what kind of budget it is.
+// kindOf says in words what a budget allows, as those of grpcretry do themselves.
 func kindOf(b grpcretry.Budget) string {
 	if s, ok := b.(fmt.Stringer); ok {
 		return text(s.String(), maxName)
 	}
-	name := fmt.Sprintf("%T", b)
-	if known, ok := budgetKinds[name]; ok {
-		return known
-	}
-	return text(name, maxName)
-}
-
-// budgetKinds are those that grpcretry makes; a budget may have a String method that says more.
-var budgetKinds = map[string]string{
-	"*grpcretry.ratioBudget":       "ratio budget",
-	"*grpcretry.rateBudget":        "rate budget",
-	"*grpcretry.throttle":          "A6 throttle",
-	"*grpcretry.concurrencyBudget": "concurrency budget",
-	"*grpcretry.allBudgets":        "several budgets, the lowest of them",
-	"*grpcretry.perTarget":         "a budget for each target",
-	"grpcretry.unlimited":          "no limit",
+	return text(fmt.Sprintf("%T", b), maxName)
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/grpcretry/grpcretry"
 )
 
 // A callView is one call of the list.
@@ -63,10 +65,7 @@ func newCallView(c *Call, now time.Time, retriers bool) callView {
 		v.Retrier = c.Retrier
 	}
 	v.Service, v.Name = splitMethod(c.Method)
-	v.Outcome, v.Words, v.Tone = "rescued", "a retry succeeded", "good"
-	if c.Outcome != rescued {
-		v.Outcome, v.Words, v.Tone = c.Outcome, stopWords[c.Outcome].long, "bad"
-	}
+	v.Outcome, v.Words, v.Tone = outcomeWords(c.Outcome)
 	for i := range c.Attempts {
 		v.Attempts = append(v.Attempts, newAttemptView(c, i))
 	}
@@ -75,6 +74,19 @@ func newCallView(c *Call, now time.Time, retriers bool) callView {
 	}
 	v.Timeline = newTimeline(c)
 	return v
+}
+
+func outcomeWords(outcome string) (short, long, tone string) {
+	switch outcome {
+	case firstTry:
+		return "first won", "the first attempt was quicker than its hedges", "good"
+	case rescued:
+		return "rescued", "a retry succeeded", "good"
+	case hedgeWon:
+		return "hedge won", "a hedge was quicker than the attempts before it", "good"
+	default:
+		return outcome, stopWords[outcome].long, "bad"
+	}
 }
 
 func newAttemptView(c *Call, i int) attemptView {
@@ -89,23 +101,42 @@ func newAttemptView(c *Call, i int) attemptView {
 		Message: a.Message,
 		Peer:    a.Peer,
 	}
-	switch a.Decision {
-	case success:
+	switch {
+	case a.Decision == success:
 		v.Tone, v.Then = "good", "success"
-	case stop:
+	case a.Decision == beaten:
+		v.Tone, v.Then = "quiet", "cancelled, another attempt was decisive"
+	case a.Decision == stop && a.Reason == "":
+		v.Then = "stop, while others were under way"
+	case a.Decision == stop:
 		v.Then = "stop: " + stopWords[a.Reason].long
 		if c.RefusedWaitSource != "" {
 			v.Then += fmt.Sprintf("; not begun: a wait of %s (%s)", lengthMs(c.RefusedWaitMs), waitWords(c.RefusedWaitSource))
 		}
 	default:
 		v.Then = "retry"
-		if i+1 < len(c.Attempts) && c.Attempts[i+1].Number == a.Number+1 {
-			next := &c.Attempts[i+1]
+		if next := c.follower(i); next != nil {
 			v.Then = fmt.Sprintf("retry after %s (%s)", lengthMs(next.WaitMs), waitWords(next.WaitSource))
+			if next.WaitMs == 0 {
+				v.Then = "retry at once"
+			}
 		}
 	}
 	return v
 }
+
+// follower is the attempt that was sent because of the failure of another, nil if it is not
+// kept.
+func (c *Call) follower(i int) *Attempt {
+	for j := i + 1; j < len(c.Attempts) && c.Attempts[j].Number == c.Attempts[j-1].Number+1; j++ {
+		if b := &c.Attempts[j]; b.WaitSource != hedgeDelay && b.StartMs >= c.Attempts[i].end()-1e-3 { // rounded
+			return b
+		}
+	}
+	return nil
+}
+
+var hedgeDelay = grpcretry.WaitHedgeDelay.String()
 
 // newTimeline puts attempts that overlap, as hedges do, below each other.
 func newTimeline(c *Call) timeline {
@@ -135,8 +166,11 @@ func newTimeline(c *Call) timeline {
 		}
 		free = max(free, a.end())
 		class := "bad"
-		if a.Decision == success {
+		switch a.Decision {
+		case success:
 			class = "good"
+		case beaten:
+			class = "beaten"
 		}
 		t.Tries = append(t.Tries, stroke{share(a.StartMs), share(a.end()), y, class,
 			fmt.Sprintf("attempt %d: %s after %s", a.Number, a.Code, lengthMs(a.DurationMs))})
@@ -155,8 +189,14 @@ func (c *Call) story() string {
 	var parts []string
 	for i := range c.Attempts {
 		a := &c.Attempts[i]
-		if i > 0 && a.WaitSource != "none" {
+		if a.Hedge {
+			parts = append(parts, "hedge after "+lengthMs(a.StartMs))
+		} else if i > 0 && a.WaitMs > 0 {
 			parts = append(parts, "wait of "+lengthMs(a.WaitMs))
+		}
+		if a.Decision == beaten {
+			parts = append(parts, "cancelled")
+			continue
 		}
 		parts = append(parts, a.Code)
 	}

@@ -28,6 +28,7 @@ type view struct {
 	Targets  []targetView
 	Calls    []callView
 	Retriers bool // there are several
+	Hedges   bool // there are some
 }
 
 // A targetView is a target of one retrier.
@@ -47,6 +48,7 @@ type methodView struct {
 
 	Calls, Attempts, Retries, Share, Rescued, Lost string
 	ShareBar                                       string // the width of a bar
+	Hedges                                         string // empty if there are none
 	Stops                                          []item
 
 	Policy []string
@@ -62,6 +64,7 @@ func newView(s *Snapshot, q query) *view {
 		Window:  "in the last " + length(Recent),
 		Other:   "Since the page was mounted",
 		All:     q.all,
+		Hedges:  s.Total.Hedges > 0,
 		Empty:   s.Total.Calls == 0 && s.Total.Attempts == 0,
 	}
 	if s.Closed != nil {
@@ -153,6 +156,9 @@ func newMethodView(m *Method, q query) methodView {
 		Rescued:  count(c.Rescued),
 		Lost:     count(c.Lost),
 		Stops:    stops(c),
+	}
+	if c.Hedges > 0 {
+		v.Hedges = plural(c.Hedges, "hedge", "hedges")
 	}
 	v.Service, v.Name = splitMethod(m.Method)
 	if m.Policy != nil {

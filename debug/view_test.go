@@ -102,7 +102,7 @@ func TestPolicyInWords(t *testing.T) {
 			"no attempt starts later than 1 min after the call",
 			"streams pass through without retries",
 			"no retry once response headers have come",
-			"paid from: A6 throttle",
+			"paid from: throttle: 10 tokens, 0.1 for a success",
 		}},
 		{"another backoff", []grpcretry.Option{
 			grpcretry.WithBackoff(grpcretry.Decorrelated{}), grpcretry.WithOverloadBackoff(grpcretry.Constant(2 * time.Second)),
@@ -114,6 +114,17 @@ func TestPolicyInWords(t *testing.T) {
 			"waits that the server asks for: up to 5 min",
 			"a stream keeps up to 1,000 bytes for replay",
 			"paid from: no limit",
+		}},
+		{"hedging", []grpcretry.Option{grpcretry.WithMethod("/s/m", grpcretry.WithHedging(grpcretry.Hedging{
+			MaxAttempts: 3, Delay: grpcretry.HedgeAfter(50 * time.Millisecond), NonFatalCodes: []codes.Code{codes.Internal}}))}, []string{
+			"up to 4 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
+			"wait: 100 ms doubling to 5 s, full jitter",
+			"wait after RESOURCE_EXHAUSTED: 1 s doubling to 20 s, full jitter",
+			"waits that the server asks for: up to 5 min",
+			"a stream keeps up to 256 KiB for replay",
+			"hedged, and then up to 3 attempts: the next one after 50 ms",
+			"when hedged, the next one at once after INTERNAL",
+			"paid from: a budget for each target",
 		}},
 		{"a backoff and a budget of the program", []grpcretry.Option{
 			grpcretry.WithBackoff(named{}), grpcretry.WithOverloadBackoff(unnamed{}), grpcretry.WithBudget(namedBudget{}),
@@ -131,10 +142,42 @@ func TestPolicyInWords(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want(t, "Text", strings.Join(describe(r.Policy("/s/m")).Text, "\n"), strings.Join(tt.want, "\n"))
+			want(t, "Text", strings.Join(describe(r.Policy("/s/m"), "/s/m").Text, "\n"), strings.Join(tt.want, "\n"))
 		})
 	}
 }
+
+func TestHedgeDelayInWords(t *testing.T) {
+	measured := grpcretry.HedgeAtQuantile(0.5, 0, 0)
+	for range 100 {
+		measured.Answered("/s/known", 40*time.Millisecond, false, time.Now())
+	}
+	for _, tt := range []struct {
+		delay  grpcretry.HedgeDelay
+		method string
+		want   string
+	}{
+		{grpcretry.HedgeAfter(time.Second), "/s/m", "after 1 s"},
+		{measured, "/s/known", "after a measured time, now 4"}, // 40 ms, or up to 5 % more
+		{measured, "/s/unknown", "after a measured time, not known yet"},
+		{grpcretry.HedgeWhile(func() bool { return true }, grpcretry.HedgeAfter(time.Second)), "/s/m", "after 1 s now, while switched on"},
+		{grpcretry.HedgeWhile(func() bool { return false }, measured), "/s/known", "while switched on, not now"},
+		{ownDelay{measured}, "/s/known", "after a time by debug.ownDelay"},
+		{namedDelay{ownDelay{measured}}, "/s/known", "after the moon has risen"},
+	} {
+		if got := describeDelay(tt.delay, tt.method); !strings.HasPrefix(got, tt.want) {
+			t.Errorf("describeDelay(%T, %s) = %q, want %q", tt.delay, tt.method, got, tt.want)
+		}
+	}
+}
+
+type ownDelay struct{ grpcretry.HedgeDelay }
+
+func (ownDelay) Delay(string, time.Time) (time.Duration, bool) { panic("asked, but not for a call") }
+
+type namedDelay struct{ ownDelay }
+
+func (namedDelay) String() string { return "after the moon has risen" }
 
 type unnamed struct{}
 
@@ -211,10 +254,10 @@ func TestTimelines(t *testing.T) {
 		}}, "14 high: bad 0.00%–10.00% at 7, bad 30.00%–50.00% at 7, good 90.00%–100.00% at 7; " +
 			"backoff 10.00%–30.00% at 7, pushback 50.00%–90.00% at 7"},
 		{"hedges overlap", Call{ElapsedMs: 100, Attempts: []Attempt{
-			{Number: 1, DurationMs: 100, Decision: retry},
+			{Number: 1, DurationMs: 100, Decision: beaten},
 			{Number: 3, Hedge: true, StartMs: 50, DurationMs: 25, Decision: success},
 			{Number: 2, Hedge: true, StartMs: 25, DurationMs: 25, Decision: retry},
-		}}, "28 high: bad 0.00%–100.00% at 7, bad 25.00%–50.00% at 21, good 50.00%–75.00% at 21; "},
+		}}, "28 high: beaten 0.00%–100.00% at 7, bad 25.00%–50.00% at 21, good 50.00%–75.00% at 21; "},
 		{"the caller goes away in a wait", Call{ElapsedMs: 100, Attempts: []Attempt{
 			{Number: 1, DurationMs: 25, Decision: stop},
 		}}, "14 high: bad 0.00%–25.00% at 7; none 25.00%–100.00% at 7"},

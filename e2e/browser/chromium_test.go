@@ -44,7 +44,7 @@ func newTab(t *testing.T) *tab {
 	t.Cleanup(stop)
 	ctx, stop = chromedp.NewContext(ctx)
 	t.Cleanup(stop)
-	ctx, stop = context.WithTimeout(ctx, 2*time.Minute)
+	ctx, stop = context.WithTimeout(ctx, 5*time.Minute)
 	t.Cleanup(stop)
 	b := &tab{t: t, ctx: ctx}
 	chromedp.ListenTarget(ctx, b.hear)

@@ -52,7 +52,7 @@ func recordPage(t *testing.T, queries ...string) http.Handler {
 		// A bubble begins in the year 2000; go on to a date that looks like one.
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 14, 32, 7, 0, time.UTC)))
 		retrier, err := grpcretry.New(
-			grpcretry.WithMethod(recommend, grpcretry.WithAttemptTimeout(200*time.Millisecond)),
+			grpcretry.WithMethod(recommend, grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(60 * time.Millisecond)})),
 			grpcretry.WithMethod("/shop.inventory.v1.InventoryService/", grpcretry.WithMaxAttempts(3)))
 		if err != nil {
 			t.Fatal(err)

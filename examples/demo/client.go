@@ -19,12 +19,14 @@ import (
 type client struct {
 	echov1.EchoServiceClient
 	*grpc.ClientConn
+	retrier *grpcretry.Retrier
 }
 
-// dial connects to target. This is all that a program needs to have its calls retried:
-// grpcretry.DialOptions(), even without options. Those here are for the demo.
+// dial connects to target. All that a program needs to have its calls retried is
+// grpcretry.DialOptions(), even without options. Those here are for the demo, and the
+// Retrier has a name because the debug page asks for it.
 func dial(target string, traces trace.TracerProvider, more ...grpc.DialOption) (*client, error) {
-	options := grpcretry.DialOptions(
+	retrier, err := grpcretry.New(
 		// Without jitter, and quick, so that the picture is the same each time. In
 		// production stay with the default, full jitter: scene 3 shows why.
 		grpcretry.WithBackoff(grpcretry.Exponential{
@@ -33,12 +35,15 @@ func dial(target string, traces trace.TracerProvider, more ...grpc.DialOption) (
 		grpcretry.WithTracerProvider(traces),
 		grpcretry.WithCallSpan(true),
 	)
-	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	options := append(retrier.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	conn, err := grpc.NewClient(target, append(options, more...)...)
 	if err != nil {
 		return nil, err
 	}
-	return &client{echov1.NewEchoServiceClient(conn), conn}, nil
+	return &client{echov1.NewEchoServiceClient(conn), conn, retrier}, nil
 }
 
 // A record is what an observer saw of one call.

@@ -5,7 +5,8 @@
 //
 //	go run .
 //
-// It needs no network, no flags and a few seconds. Its exit status is 1 if what it shows
+// It needs no network, no flags and a few seconds. With -http :8080 it also serves the debug
+// page there, until Ctrl-C. Its exit status is 1 if what it shows
 // is not what it should show, for example if the server saw another number of attempts
 // than the client counted; that makes it a test, too.
 //
@@ -13,12 +14,13 @@
 // listens, it also sends its traces there: one trace for each scene.
 //
 // To copy from it, read client.go first (dial, observe, read the error), then server.go
-// (pushback), then otel.go (call spans).
+// (pushback), then otel.go (call spans) and page.go (debug page).
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -29,23 +31,61 @@ import (
 )
 
 func main() {
+	address, err := parse(os.Args[1:], os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return
+	case err != nil:
+		os.Exit(2) // parse has said why
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Stdout, isTerminal(os.Stdout)); err != nil {
+	if err := run(ctx, os.Stdout, isTerminal(os.Stdout), address); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
 }
 
-// run plays all scenes against a server on the loopback interface, with traces if the
-// environment names a collector, and writes what happens to out.
-func run(ctx context.Context, out io.Writer, color bool) (err error) {
+// parse reads the command line: where to serve the debug page, empty for nowhere.
+func parse(args []string, stderr io.Writer) (address string, err error) {
+	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&address, "http", "", "serve the debug page at this `address`, say :8080, until Ctrl-C")
+	if err := flags.Parse(args); err != nil {
+		return "", err
+	}
+	if flags.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	} else if _, _, bad := net.SplitHostPort(address); address != "" && bad != nil {
+		err = fmt.Errorf("-http %q: want a host and a port, such as :8080", address)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "demo:", err)
+	}
+	return address, err
+}
+
+// run plays all scenes, and says where to look at what happened: at the traces, if the
+// environment names a collector, and at the debug page, if it has an address.
+func run(ctx context.Context, out io.Writer, color bool, address string) error {
+	site, err := openSite(address)
+	if err != nil {
+		return err
+	}
+	defer site.close()
 	t, err := newTelemetry(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, t.finish(ctx, out)) }()
+	err = playAgainst(ctx, out, color, t, site)
+	if err = errors.Join(err, t.finish(ctx, out)); err != nil {
+		return err
+	}
+	return site.stay(ctx, out)
+}
 
+// playAgainst plays against a server on the loopback interface.
+func playAgainst(ctx context.Context, out io.Writer, color bool, t *telemetry, site *site) error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -59,6 +99,7 @@ func run(ctx context.Context, out io.Writer, color bool) (err error) {
 	}
 	defer client.Close()
 
+	site.show(client.retrier, out)
 	return play(ctx, &picture{out: out, color: color}, server, client, t.tracer())
 }
 

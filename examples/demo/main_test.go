@@ -252,7 +252,7 @@ func collect(t *testing.T, refuse error) *collector {
 func TestRunSendsTraces(t *testing.T) {
 	c := collect(t, nil)
 	var out bytes.Buffer
-	if err := run(t.Context(), &out, false); err != nil {
+	if err := run(t.Context(), &out, false, ""); err != nil {
 		t.Fatalf("run: %v\n%s", err, out.String())
 	}
 	roots := c.named("scene 2: Outage")
@@ -317,7 +317,7 @@ func TestWithoutCollectorSaysHow(t *testing.T) {
 func TestRunInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := run(ctx, &bytes.Buffer{}, false); !errors.Is(err, context.Canceled) {
+	if err := run(ctx, &bytes.Buffer{}, false, ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("run = %v, want %v", err, context.Canceled)
 	}
 }

@@ -1,0 +1,66 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// BenchmarkRetryInterceptor is what the interceptor alone makes of one and of three
+// retries, without the waits.
+func BenchmarkRetryInterceptor(b *testing.B) {
+	eachRetries(b, func(b *testing.B, retries int64) {
+		eachRival(b, which(func(r *rival) bool { return r.unary != nil }), func(b *testing.B, r *rival) {
+			cc, intercept, invoker := unconnected(b), r.unary(atOnce), failFirst(retries)
+			ctx, opts := callContext(b), callOptions(false)
+			req, reply := request(0), new(echov1.EchoResponse)
+			serial(b, func() func() error {
+				return func() error {
+					return intercept(ctx, echov1.EchoService_Echo_FullMethodName, req, reply, cc, invoker, opts...)
+				}
+			})
+		})
+	})
+}
+
+// BenchmarkRetryRPC is a whole call with one and with three retries, without the waits; of
+// grpc-go's with the least that it takes, a nanosecond.
+func BenchmarkRetryRPC(b *testing.B) {
+	eachNetwork(b, func(b *testing.B, net network) {
+		eachRetries(b, func(b *testing.B, retries int64) {
+			eachRival(b, which(withRetries), func(b *testing.B, r *rival) {
+				client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(atOnce)...))
+				ctx, req := callContext(b), request(retries)
+				serial(b, func() func() error {
+					return func() error { return second(client.Echo(ctx, req)) }
+				})
+			})
+		})
+	})
+}
+
+func eachRetries(b *testing.B, f func(b *testing.B, retries int64)) {
+	for _, retries := range []int64{1, attempts - 1} {
+		b.Run(fmt.Sprintf("retries=%d", retries), func(b *testing.B) { f(b, retries) })
+	}
+}
+
+// failFirst fails so many attempts before it lets one succeed, for calls one after the
+// other.
+func failFirst(failures int64) grpc.UnaryInvoker {
+	unavailable := status.Error(codes.Unavailable, "down for maintenance")
+	made := int64(0)
+	return func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+		made++
+		if made%(failures+1) != 0 {
+			return unavailable
+		}
+		return nil
+	}
+}

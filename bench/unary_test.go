@@ -1,0 +1,164 @@
+package bench
+
+import (
+	"context"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// BenchmarkUnaryInterceptor is the interceptor alone: gRPC is a function that does nothing
+// or, where the caller asks for header and trailer, hands over what it is known to have.
+func BenchmarkUnaryInterceptor(b *testing.B) {
+	eachInformation(b, func(b *testing.B, equal bool) {
+		eachCores(b, func(b *testing.B, repeat repeater) {
+			eachRival(b, which(interceptors), func(b *testing.B, r *rival) {
+				cc := unconnected(b)
+				intercept := passThrough
+				if r.unary != nil {
+					intercept = r.unary(asUsed)
+				}
+				repeat(b, func() func() error {
+					ctx, opts, invoker := callContext(b), callOptions(equal), succeed
+					if equal {
+						invoker = handOver
+					}
+					req, reply := request(0), new(echov1.EchoResponse)
+					return func() error {
+						return intercept(ctx, echov1.EchoService_Echo_FullMethodName, req, reply, cc, invoker, opts...)
+					}
+				})
+			})
+		})
+	})
+}
+
+// BenchmarkUnaryRPC is a whole call that succeeds at once, through a generated stub.
+func BenchmarkUnaryRPC(b *testing.B) {
+	eachNetwork(b, func(b *testing.B, net network) {
+		eachInformation(b, func(b *testing.B, equal bool) {
+			eachCores(b, func(b *testing.B, repeat repeater) {
+				eachRival(b, all, func(b *testing.B, r *rival) {
+					client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(asUsed)...))
+					repeat(b, func() func() error {
+						ctx, req := callContext(b), request(0)
+						if !equal {
+							return func() error { return second(client.Echo(ctx, req)) }
+						}
+						return func() error {
+							var header, trailer metadata.MD
+							return second(client.Echo(ctx, req, grpc.Header(&header), grpc.Trailer(&trailer)))
+						}
+					})
+				})
+			})
+		})
+	})
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// The dimensions of the tables.
+
+func eachNetwork(b *testing.B, f func(*testing.B, network)) {
+	for _, net := range []network{inMemory, tcp} {
+		b.Run("net="+net.name, func(b *testing.B) { f(b, net) })
+	}
+}
+
+// eachInformation is about what the caller learns. The rivals' own interceptors learn more
+// or less of a call; equal is where each has to hand header and trailer to the caller.
+func eachInformation(b *testing.B, f func(b *testing.B, equal bool)) {
+	b.Run("info=plain", func(b *testing.B) { f(b, false) })
+	b.Run("info=equal", func(b *testing.B) { f(b, true) })
+}
+
+// A repeater measures calls; each goroutine makes those of its own.
+type repeater func(b *testing.B, each func() (call func() error))
+
+func eachCores(b *testing.B, f func(*testing.B, repeater)) {
+	b.Run("cores=one", func(b *testing.B) { f(b, serial) })
+	b.Run("cores=all", func(b *testing.B) { f(b, parallel) })
+}
+
+func serial(b *testing.B, each func() func() error) {
+	call := each()
+	warmUp(b, call)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := call(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func parallel(b *testing.B, each func() func() error) {
+	warmUp(b, each())
+	b.ReportAllocs()
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		call := each()
+		for pb.Next() {
+			if err := call(); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+// warmUp makes what is made once: streams, pools, the budget of a target.
+func warmUp(b *testing.B, call func() error) {
+	b.Helper()
+	for range 10 {
+		if err := call(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// unconnected is a ClientConn for interceptors to look at. Nothing is sent on it.
+func unconnected(tb testing.TB) *grpc.ClientConn {
+	cc, err := grpc.NewClient("dns:///echo.example:443", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { cc.Close() })
+	return cc
+}
+
+// callOptions are those that a generated stub passes on.
+func callOptions(equal bool) []grpc.CallOption {
+	opts := []grpc.CallOption{grpc.StaticMethod()}
+	if equal {
+		opts = append(opts, grpc.Header(new(metadata.MD)), grpc.Trailer(new(metadata.MD)))
+	}
+	return opts
+}
+
+func passThrough(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return invoker(ctx, method, req, reply, cc, opts...)
+}
+
+func succeed(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+	return nil
+}
+
+var someHeader, someTrailer = metadata.Pairs("content-type", "application/grpc"), metadata.MD{}
+
+// handOver does with header and trailer what gRPC does.
+func handOver(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+	for _, opt := range opts {
+		switch opt := opt.(type) {
+		case grpc.HeaderCallOption:
+			*opt.HeaderAddr = someHeader
+		case grpc.TrailerCallOption:
+			*opt.TrailerAddr = someTrailer
+		}
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"net"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/sim"
+)
+
+// memory is a network within a bubble, where time is virtual too.
+type memory struct{}
+
+func (memory) listen() (net.Listener, error) { return bufconn.Listen(1 << 20), nil }
+
+func (memory) dial(l net.Listener, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
+	dialer := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		return l.(*bufconn.Listener).DialContext(ctx)
+	})
+	return grpc.NewClient("passthrough:///memory", append(opts, dialer)...)
+}
+
+// A tenth of the classic outage: a hundred clients, a server of twenty calls a second.
+func smallOutage() sim.Scenario {
+	return sim.Scenario{
+		Name:   "small",
+		Groups: []sim.Group{{Name: "clients", Clients: 100}},
+		Servers: []sim.Server{{
+			Capacity: 20, Window: time.Second,
+			Outages: []sim.Outage{{For: 10 * time.Second}},
+		}},
+	}
+}
+
+// Without chance the real interceptors, a real gRPC server and the simulation do the same,
+// attempt by attempt: in virtual time there is nothing else between them.
+func TestSimulationIsWhatTheInterceptorsDo(t *testing.T) {
+	forever := 1_000_000
+	none := grpcretry.Exponential{Max: 10 * time.Second, Jitter: grpcretry.NoJitter}
+	for _, tt := range []struct {
+		name     string
+		change   func(*sim.Scenario)
+		strategy sim.Strategy
+	}{
+		{"exponential", nil, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"constant", nil, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: grpcretry.Constant(700 * time.Millisecond)}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"five attempts", nil, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: 5, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"default budget", nil, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 20, Backoff: none}}},
+		{"throttle of each of two processes", func(s *sim.Scenario) { s.Groups[0].Processes = 2 }, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: 20, Backoff: none}, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 100, TokenRatio: 0.1}}},
+		{"deadline", func(s *sim.Scenario) { s.Groups[0].Deadline = 13 * time.Second }, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"max elapsed", nil, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none, MaxElapsed: 20 * time.Second}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"pushback, exact", func(s *sim.Scenario) { s.Servers[0].Pushback.Kind = sim.ExactPushback }, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"pushback, a turn for each", func(s *sim.Scenario) { s.Servers[0].Pushback.Kind = sim.SpreadPushback }, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"pushback to stop", func(s *sim.Scenario) { s.Servers[0].Pushback.Kind = sim.StopPushback }, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"pushback, ignored", func(s *sim.Scenario) { s.Servers[0].Pushback.Kind = sim.StopPushback }, sim.Strategy{IgnorePushback: true,
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"silence and attempt timeouts", func(s *sim.Scenario) {
+			s.Servers[0].Outages[0].Silent = true
+			s.Groups[0].Deadline = 12500 * time.Millisecond
+		}, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: 9, Backoff: none, AttemptTimeout: 2100 * time.Millisecond}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+		{"calls that come one by one", func(s *sim.Scenario) {
+			s.Groups[0] = sim.Group{Rate: 10, Even: true, Stop: 15 * time.Second}
+		}, sim.Strategy{Policy: grpcretry.Policy{Backoff: none}}},
+		{"work that takes time", func(s *sim.Scenario) { s.Servers[0].Latency.Mean = 300 * time.Millisecond }, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := smallOutage()
+			if tt.change != nil {
+				tt.change(&s)
+			}
+			want, err := sim.Run(t.Context(), s, tt.strategy, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				got, err := measure(t.Context(), s, tt.strategy, memory{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				compareExactly(t, &got, want)
+			})
+		})
+	}
+}
+
+func compareExactly(t *testing.T, got *liveResult, want *sim.Result) {
+	t.Helper()
+	m := want.Summary
+	if float64(got.attempts) != m.Attempts || float64(got.succeeded) != m.Succeeded || float64(got.failed) != m.Failed {
+		t.Errorf("measured %d attempts, %d succeeded, %d failed; simulated %v, %v, %v",
+			got.attempts, got.succeeded, got.failed, m.Attempts, m.Succeeded, m.Failed)
+	}
+	if got.quantile(0.5) != m.P50 || got.quantile(0.99) != m.P99 || got.done != m.Done {
+		t.Errorf("measured p50 %v, p99 %v, done %v; simulated %v, %v, %v",
+			got.quantile(0.5), got.quantile(0.99), got.done, m.P50, m.P99, m.Done)
+	}
+	for outcome, n := range want.Groups[0].Outcomes {
+		if got.outcomes[outcome] != n {
+			t.Errorf("measured outcomes %v, simulated %v", got.outcomes, want.Groups[0].Outcomes)
+			break
+		}
+	}
+	var offered []int
+	for _, b := range want.Servers[0].Series {
+		offered = append(offered, b.Offered)
+	}
+	if last := len(got.offered); !slices.Equal(got.offered, offered[:min(last, len(offered))]) {
+		t.Errorf("measured attempts by second %v, simulated %v", got.offered, offered)
+	}
+}
+
+// With chance they agree on average.
+func TestSimulationAgreesOnAverage(t *testing.T) {
+	s := smallOutage()
+	s.Groups[0].Clients, s.Servers[0].Capacity = 300, 60
+	for _, strategy := range []sim.Strategy{
+		{Name: "full jitter", Policy: grpcretry.Policy{MaxAttempts: 1_000_000, Backoff: grpcretry.Exponential{Max: 10 * time.Second}}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}},
+		{Name: "decorrelated", Policy: grpcretry.Policy{MaxAttempts: 1_000_000, Backoff: grpcretry.Decorrelated{Max: 10 * time.Second}}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}},
+	} {
+		s.Strategies = []sim.Strategy{strategy}
+		simulated, err := sim.Compare(t.Context(), s, 20, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			measured, err := measure(t.Context(), s, strategy, memory{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if apart := apartBy([]liveResult{measured}, simulated); apart > 0.1 {
+				t.Errorf("%s: %.1f %% apart, want 10 %% at most: %v", strategy.Name, 100*apart, liveTable([]liveResult{measured}, simulated))
+			}
+		})
+	}
+}
+
+func TestLiveRefusesWhatItCannotDo(t *testing.T) {
+	for name, change := range map[string]func(*sim.Scenario){
+		"network":             func(s *sim.Scenario) { s.Network.Mean = time.Second },
+		"servers is 2":        func(s *sim.Scenario) { s.Servers = append(s.Servers, sim.Server{Name: "b"}) },
+		"optimistic":          func(s *sim.Scenario) { s.Servers[0] = sim.Server{Optimistic: true} },
+		"strategies is 0":     func(s *sim.Scenario) { s.Strategies = nil },
+		"server.window is 0s": func(s *sim.Scenario) { s.Servers[0].Window = 0 },
+	} {
+		s := smallOutage()
+		s.Strategies = []sim.Strategy{{Name: "any"}}
+		change(&s)
+		if err := canLive(s); err == nil || !contains(err.Error(), name) {
+			t.Errorf("canLive = %v, want an error with %q", err, name)
+		}
+	}
+}

@@ -1,0 +1,311 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"image/png"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/sim"
+)
+
+func contains(s, part string) bool { return strings.Contains(s, part) }
+
+// herd runs the program with arguments, and gives what it printed.
+func herd(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = run(t.Context(), args, strings.NewReader(""), &out, &errs)
+	return out.String(), errs.String(), status
+}
+
+func TestClassicIsPrinted(t *testing.T) {
+	out, _, status := herd(t, "-strategy", "exponential,full")
+	for _, want := range []string{
+		"classic: Everybody comes at once, and the server is down for 10 s.",
+		"   12 s      ████████████████████│░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░» 1,000\n",
+		"    9 s down",
+		"calls 1,000: 1,000 succeeded, 0 failed (recovered 1,000)",
+		"attempts 10,000, 10.00 for each call; 9,000 wasted",
+		"exponential               1,000   9,000          10.00",
+		"nobody can do better              1,000",
+	} {
+		if !contains(out, want) {
+			t.Errorf("herd: printed nothing like %q in\n%s", want, out)
+		}
+	}
+	if status != 0 || contains(out, "decorrelated,") {
+		t.Errorf("herd -strategy exponential,full: status %d, printed\n%s", status, out)
+	}
+}
+
+func TestFlagsChangeTheScenario(t *testing.T) {
+	args := []string{"-dump", "-seed", "7", "-duration", "30s", "-bucket", "100ms", "-network", "10ms±2ms",
+		"-clients", "50", "-spread", "1s", "-start", "2s", "-deadline", "20s", "-processes", "4",
+		"-capacity", "30", "-queue", "9", "-latency", "lognormal:20ms±30ms", "-reject-cost", "0.25", "-reject-code", "aborted", "-ignore-cancel",
+		"-outage", "0s+5s,10s+2s:0.5", "-slow-start", "1s", "-silent", "-pushback", "fixed:3s",
+		"-attempts", "6", "-base", "20ms", "-max", "3s", "-multiplier", "3", "-attempt-timeout", "1s", "-max-elapsed", "9s",
+		"-budget", "ratio:0.1,2,5s", "-ignore-pushback", "-strategy", "full jitter"}
+	out, errs, status := herd(t, args...)
+	if status != 0 {
+		t.Fatalf("herd -dump: status %d, %s", status, errs)
+	}
+	got, err := sim.ReadScenarios(strings.NewReader(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := got[0]
+	ms := time.Millisecond
+	if s.Seed != 7 || s.Duration != 30*time.Second || s.Bucket != 100*ms ||
+		s.Network != (sim.Distribution{Shape: sim.NormalShape, Mean: 10 * ms, Spread: 2 * ms}) {
+		t.Errorf("scenario %+v", s)
+	}
+	if g := s.Groups[0]; g.Clients != 50 || g.Spread != time.Second || g.Start != 2*time.Second || g.Deadline != 20*time.Second || g.Processes != 4 {
+		t.Errorf("group %+v", g)
+	}
+	server := s.Servers[0]
+	if server.Capacity != 30 || server.Window != 0 || server.Queue != 9 || server.Latency.Spread != 30*ms || server.RejectCost != 0.25 ||
+		server.RejectCode.String() != "Aborted" || !server.IgnoresCancel || server.Pushback != (sim.Pushback{Kind: sim.FixedPushback, Delay: 3 * time.Second}) {
+		t.Errorf("server %+v", server)
+	}
+	if o := server.Outages; len(o) != 2 || o[0].For != 5*time.Second || !o[0].Silent || o[1].Left != 0.5 || o[1].Silent || o[1].SlowStart != time.Second {
+		t.Errorf("outages %+v", o)
+	}
+	p := s.Strategies[0]
+	if p.Policy.Backoff != (grpcretry.Exponential{Base: 20 * ms, Max: 3 * time.Second, Multiplier: 3}) || p.Policy.MaxAttempts != 6 ||
+		p.Policy.AttemptTimeout != time.Second || p.Policy.MaxElapsed != 9*time.Second || !p.IgnorePushback ||
+		p.Budget.Kind != sim.RatioBudget || p.Budget.MinPerSecond != 2 || p.Budget.Window != 5*time.Second {
+		t.Errorf("strategy %+v", p)
+	}
+	// What is printed can be run.
+	file := filepath.Join(t.TempDir(), "s.json")
+	if err := os.WriteFile(file, []byte(out), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, status := herd(t, "-scenario", file); status != 0 || !contains(out, "full jitter") {
+		t.Errorf("herd -scenario: status %d, %s\n%s", status, errs, out)
+	}
+	if out, _, status := herd(t, "-dump", "-rate", "20", "-stop", "3s", "-window", "1s", "-pushback", "spread:9", "-outage", "none", "-strategy", "full"); status != 0 || !contains(out, `"rate": 20`) || contains(out, "outages") {
+		t.Errorf("herd -dump -rate: status %d\n%s", status, out)
+	}
+}
+
+// A command line or a file that cannot be meant names what is wrong.
+func TestMistakesAreNamed(t *testing.T) {
+	folder := t.TempDir()
+	bad := filepath.Join(folder, "bad.json")
+	if err := os.WriteFile(bad, []byte(`{"groups":[{"clients":-3}],"servers":[{}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"-nonsense", 2, "-nonsense"},
+		{"extra", 2, `unexpected argument "extra"`},
+		{"-runs 0", 2, "-runs 0: want at least 1"},
+		{"-clients many", 2, `invalid value "many" for flag -clients`},
+		{"-network 10", 2, `invalid value "10" for flag -network`},
+		{"-network pareto:10ms^x", 2, `"x" is not a number`},
+		{"-outage 10s", 2, `"10s" is not an outage`},
+		{"-outage 1s+1s:half", 2, `"half" is not a share`},
+		{"-pushback later", 2, "want none, fixed:5s"},
+		{"-budget plenty", 2, "want default, unlimited"},
+		{"-budget ratio:1", 2, "ratio has 1 numbers, want 2"},
+		{"-budget ratio:1,x", 2, `"x" is not a number`},
+		{"-reject-code busy", 2, "-reject-code"},
+		{"-study none", 1, `-study "none": there is none of this name, want one of classic, aws,`},
+		{"-strategy magic", 1, `-strategy magic: scenario classic has none of that name, only "constant 1ms"`},
+		{"-clients -5", 1, "groups[0].clients is -5, want 0 to"},
+		{"-network square:10ms", 1, `network.shape is "square"`},
+		{"-base 20s -strategy full", 1, "Exponential.Max is 10s, below Base 20s"},
+		{"-scenario " + bad, 1, "groups[0].clients is -3"},
+		{"-scenario " + bad + ".missing", 1, "no such file"},
+		{"-policy " + bad + ".missing", 1, "no such file"},
+		{"-policy " + bad, 1, "there is no retryPolicy"},
+		{"-strategy full -csv " + folder + "/no/such/folder.csv", 1, "no such file"},
+		{"-study budget -network 0s -live", 1, "server.window is 0s"},
+	} {
+		_, errs, status := herd(t, strings.Fields(tt.args)...)
+		if status != tt.status || !contains(errs, tt.want) {
+			t.Errorf("herd %s: status %d, %q; want %d and %q", tt.args, status, errs, tt.status, tt.want)
+		}
+	}
+}
+
+func TestHelpAndList(t *testing.T) {
+	if _, errs, status := herd(t, "-h"); status != 0 || !contains(errs, "-capacity number") {
+		t.Errorf("herd -h: status %d\n%s", status, errs)
+	}
+	out, _, status := herd(t, "-list")
+	for _, s := range sim.Studies() {
+		if !contains(out, s.Name+": "+s.Title) {
+			t.Errorf("herd -list says nothing of %s", s.Name)
+		}
+	}
+	if status != 0 {
+		t.Errorf("herd -list: status %d", status)
+	}
+}
+
+func TestEveryStudyIsPrinted(t *testing.T) {
+	for _, s := range sim.Studies() {
+		args := []string{"-study", s.Name, "-charts=false"}
+		switch s.Name {
+		case "classic":
+			args = append(args, "-strategy", "jitter,decorrelated")
+		case "budget", "defaults":
+			args = append(args, "-duration", "12s") // the rest is seen in package sim
+		}
+		out, errs, status := herd(t, args...)
+		if status != 0 || !contains(out, s.Scenarios[0].Strategies[len(s.Scenarios[0].Strategies)-1].Name) {
+			t.Errorf("herd -study %s: status %d, %s\n%s", s.Name, status, errs, out)
+		}
+	}
+}
+
+// What is interrupted is shown as far as it came, and fails.
+func TestInterruptedShowsWhatThereIs(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var out, errs bytes.Buffer
+	status := run(ctx, []string{"-clients", "100000", "-strategy", "constant"}, nil, &out, &errs)
+	if status != 1 || !contains(out.String(), "Stopped: ") || !contains(out.String(), "constant 1ms (stopped)") || !contains(out.String(), "stopped at ") {
+		t.Errorf("interrupted: status %d, %s\n%s", status, errs.String(), out.String())
+	}
+}
+
+func TestFilesAreWritten(t *testing.T) {
+	folder := t.TempDir()
+	at := func(name string) string { return filepath.Join(folder, name) }
+	args := []string{"-strategy", "full,exponential", "-charts=false", "-svg", at("p.svg"), "-png", at("p.png"), "-html", at("p.html"), "-csv", at("s.csv"), "-json", at("r.json")}
+	if _, errs, status := herd(t, args...); status != 0 {
+		t.Fatalf("herd: status %d, %s", status, errs)
+	}
+	picture, err := png.Decode(bytes.NewReader(read(t, at("p.png"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b := picture.Bounds(); b.Dx() != 1070 && b.Dx() != 1071 || b.Dy() < 400 {
+		t.Errorf("picture of %v, want 17 cm at 160 dpi", b)
+	}
+	svg := string(read(t, at("p.svg")))
+	wellFormed(t, svg)
+	for _, want := range []string{"full jitter – ", "exponential – 9,000 attempts wasted, p99 52.7 s", "capacity", "outage", "seconds", "'Liberation Sans',Arial"} {
+		if !contains(svg, want) {
+			t.Errorf("the SVG says nothing of %q", want)
+		}
+	}
+	page := string(read(t, at("p.html")))
+	for _, want := range []string{"<svg", "<th>strategy</th>", "<td>9,000</td>", `&#34;name&#34;: &#34;classic&#34;`} {
+		if !contains(page, want) {
+			t.Errorf("the page says nothing of %q", want)
+		}
+	}
+	lines, err := csv.NewReader(bytes.NewReader(read(t, at("s.csv")))).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != 1+53+20 || strings.Join(lines[13], ",") != "classic,exponential,server,12,1000,1000,200,800,0,200,0,0,0,800,200" {
+		t.Errorf("%d lines of CSV, the 13th is %q", len(lines), lines[13])
+	}
+	var results []struct {
+		Strategy string
+		Mean     map[string]float64
+		Result   struct{ Summary map[string]float64 }
+	}
+	if err := json.Unmarshal(read(t, at("r.json")), &results); err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 2 || results[0].Mean["p99"] != 52.7 || results[1].Result.Summary["succeeded"] != 1000 {
+		t.Errorf("results %+v", results)
+	}
+}
+
+// Curves, several scenarios in a picture, and a picture of almost nothing.
+func TestPicturesOfOtherShapes(t *testing.T) {
+	folder := t.TempDir()
+	for _, args := range [][]string{
+		{"-study", "aws"},
+		{"-study", "layers"},
+		{"-study", "pushback"},
+		{"-clients", "1", "-outage", "none", "-strategy", "full"},
+	} {
+		file := filepath.Join(folder, "p.svg")
+		if _, errs, status := herd(t, append(args, "-charts=false", "-svg", file, "-html", file+".html")...); status != 0 {
+			t.Errorf("herd %v: status %d, %s", args, status, errs)
+			continue
+		}
+		wellFormed(t, string(read(t, file)))
+	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func wellFormed(t *testing.T, svg string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(svg))
+	for {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatalf("the SVG is not XML: %v", err)
+		}
+	}
+}
+
+func TestProgressIsShownOfLongRuns(t *testing.T) {
+	var out bytes.Buffer
+	b := newProgressBar(&out)
+	b.begin("x", 1, 2)
+	b.show(sim.Progress{Share: 0.5, Events: 1000})
+	if out.Len() > 0 {
+		t.Errorf("a short run shows %q, want nothing", out.String())
+	}
+	b.begun, b.shown = b.begun.Add(-time.Minute), b.shown.Add(-time.Minute)
+	b.show(sim.Progress{Share: 0.5, Events: 1_234_567})
+	if got := out.String(); got != "herd: x: 75 %, 1,234,567 events\n" {
+		t.Errorf("not on a terminal: %q", got)
+	}
+	out.Reset()
+	b.terminal, b.shown = true, b.shown.Add(-time.Minute)
+	b.show(sim.Progress{Share: 0.5, Events: 1000})
+	b.clear()
+	if got := out.String(); !contains(got, "██████████████████████░░░░░░░░  75 %  x, 1,000 events") || !strings.HasSuffix(got, "\r\x1b[K") {
+		t.Errorf("on a terminal: %q", got)
+	}
+}
+
+func TestNumbersForPeople(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 2.5: "2.5", 10.4: "10", 999: "999", 1000: "1,000", 1234567: "1,234,567", -4321: "-4,321"} {
+		if got := grouped(v); got != want {
+			t.Errorf("grouped(%v) = %q, want %q", v, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{
+		0: "0 s", 15 * time.Microsecond: "15 µs", 300 * time.Millisecond: "300 ms", time.Second: "1 s", 1500 * time.Millisecond: "1.5 s",
+		19065 * time.Millisecond: "19.07 s", 49998 * time.Millisecond: "50 s", 101 * time.Second: "101 s",
+	} {
+		if got := shortTime(d); got != want {
+			t.Errorf("shortTime(%v) = %q, want %q", d, got, want)
+		}
+	}
+}

@@ -1,0 +1,399 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/sim"
+)
+
+// options are the command line.
+type options struct {
+	name, scenario   string
+	policy, method   string
+	only             string
+	list, dump, live bool
+	charts           bool
+	runs             int
+	svg, png, html   string
+	csv, json        string
+	docs             string
+	changes          []change
+}
+
+// A change is a flag that sets something in a scenario.
+type change struct {
+	name, value string
+	do          func(s *sim.Scenario, value string) error
+}
+
+const usage = `Herd simulates many clients that retry against a server that fails, on the engine of grpcretry.
+
+    herd [flags]
+
+Without flags it runs the study "classic" and prints what the server sees under each strategy.
+
+`
+
+// parse reads the command line. What is wrong with it has been said on stderr.
+func parse(args []string, stderr io.Writer) (*options, error) {
+	o := &options{}
+	flags := flag.NewFlagSet("herd", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, usage)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&o.name, "study", "classic", "run the shipped study of this `name`; see -list")
+	flags.BoolVar(&o.list, "list", false, "list the shipped studies, and what to see in them")
+	flags.StringVar(&o.scenario, "scenario", "", "run the scenario, or the list of them, in this JSON `file`; - is the standard input")
+	flags.BoolVar(&o.dump, "dump", false, "print the scenarios as JSON instead of running them")
+	flags.StringVar(&o.policy, "policy", "", "compare also the retryPolicy of the gRPC service config in this `file`")
+	flags.StringVar(&o.method, "method", "", "of -policy, only what applies to this method, /pkg.Service/`Method`")
+	flags.StringVar(&o.only, "strategy", "", "only strategies whose names contain one of these `words`, separated by commas")
+	flags.IntVar(&o.runs, "runs", 1, "average over so many seeds")
+	flags.BoolVar(&o.live, "live", false, "run it with real gRPC too, in real seconds, and compare")
+	flags.BoolVar(&o.charts, "charts", true, "print a bar chart for each strategy")
+	flags.StringVar(&o.svg, "svg", "", "write a picture to this `file`")
+	flags.StringVar(&o.png, "png", "", "write a picture to this `file`")
+	flags.StringVar(&o.html, "html", "", "write a page with the pictures and tables to this `file`")
+	flags.StringVar(&o.csv, "csv", "", "write the series to this `file`")
+	flags.StringVar(&o.json, "json", "", "write all results to this `file`")
+	flags.StringVar(&o.docs, "docs", "", "write the pictures and figures of docs/herd.md, in this `folder`")
+	for _, p := range parameters {
+		usage := p.usage + " (of every " + p.of + ")"
+		set := func(value string) error {
+			o.changes = append(o.changes, change{p.name, value, p.do})
+			return p.do(&sim.Scenario{}, value) // so that a bad value is found at once
+		}
+		if p.isSwitch {
+			flags.BoolFunc(p.name, usage, set)
+		} else {
+			flags.Func(p.name, usage, set)
+		}
+	}
+	err := flags.Parse(args)
+	if err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	} else if o.runs < 1 {
+		err = fmt.Errorf("-runs %d: want at least 1", o.runs)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "herd:", err)
+	}
+	return o, err
+}
+
+// A parameter is a flag for a field of a scenario.
+type parameter struct {
+	name, of, usage string
+	isSwitch        bool
+	do              func(s *sim.Scenario, value string) error
+}
+
+// parameters are the flags for the fields of scenarios. Each sets its field wherever it
+// occurs; to change one group or server of several, write a file (-dump).
+var parameters = []parameter{
+	forScenario("seed", "start the random numbers with this `number`", setUint(func(s *sim.Scenario) *uint64 { return &s.Seed })),
+	forScenario("duration", "stop after this simulated `time`", setTime(func(s *sim.Scenario) *time.Duration { return &s.Duration })),
+	forScenario("bucket", "the `time` that one bar covers", setTime(func(s *sim.Scenario) *time.Duration { return &s.Bucket })),
+	forScenario("network", "the way in one direction: a `distribution` such as 10ms, 10ms±2ms, uniform:10ms±5ms, exponential:10ms, lognormal:10ms±20ms, pareto:10ms^1.5",
+		func(s *sim.Scenario, v string) (err error) {
+			s.Network, err = parseDistribution(v)
+			return err
+		}),
+
+	forGroups("clients", "this `number` of clients, which make one call each", func(g *sim.Group, v string) (err error) {
+		g.Rate = 0
+		g.Clients, err = strconv.Atoi(v)
+		return err
+	}),
+	forGroups("rate", "calls per second that arrive whatever becomes of them, this `number`", func(g *sim.Group, v string) (err error) {
+		g.Clients, g.Spread = 0, 0
+		g.Rate, err = strconv.ParseFloat(v, 64)
+		return err
+	}),
+	forGroups("spread", "clients begin within this `time`", setTime(func(g *sim.Group) *time.Duration { return &g.Spread })),
+	forGroups("start", "the `time` at which clients begin", setTime(func(g *sim.Group) *time.Duration { return &g.Start })),
+	forGroups("stop", "the `time` at which the arrivals of -rate end", setTime(func(g *sim.Group) *time.Duration { return &g.Stop })),
+	forGroups("deadline", "the `time` that a call may take", setTime(func(g *sim.Group) *time.Duration { return &g.Deadline })),
+	forGroups("processes", "this `number` of processes, each with a budget of its own", func(g *sim.Group, v string) (err error) {
+		g.Processes, err = strconv.Atoi(v)
+		return err
+	}),
+
+	forServers("capacity", "calls per second that it can do, this `number`", setFloat(func(s *sim.Server) *float64 { return &s.Capacity })),
+	forServers("window", "count the calls in windows of this `time`, and let none wait", setTime(func(s *sim.Server) *time.Duration { return &s.Window })),
+	forServers("queue", "places to wait for a worker, this `number`; -1: no limit", func(s *sim.Server, v string) (err error) {
+		s.Window = 0
+		s.Queue, err = strconv.Atoi(v)
+		return err
+	}),
+	forServers("latency", "the time of work, a `distribution` as in -network", func(s *sim.Server, v string) (err error) {
+		s.Latency, err = parseDistribution(v)
+		return err
+	}),
+	forServers("reject-cost", "the work of a rejection, as a `share` of that of a call", setFloat(func(s *sim.Server) *float64 { return &s.RejectCost })),
+	forServers("reject-code", "the status `code` of a rejection", func(s *sim.Server, v string) error {
+		return s.RejectCode.UnmarshalJSON([]byte(strconv.Quote(strings.ToUpper(v))))
+	}),
+	switchOf(forServers("ignore-cancel", "it works on calls that were given up", setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }))),
+	forServers("outage", "`when` it is down: from+for, or from+for:share with that share of the capacity left; several are separated by commas",
+		func(s *sim.Server, v string) (err error) {
+			s.Outages, err = parseOutages(v)
+			return err
+		}),
+	forServers("slow-start", "the `time` after an outage in which the capacity grows back", func(s *sim.Server, v string) error {
+		d, err := time.ParseDuration(v)
+		for i := range s.Outages {
+			s.Outages[i].SlowStart = d
+		}
+		return err
+	}),
+	switchOf(forServers("silent", "when it is down it does not answer at all", func(s *sim.Server, v string) error {
+		silent, err := strconv.ParseBool(v)
+		for i := range s.Outages {
+			s.Outages[i].Silent = silent && s.Outages[i].Left == 0
+		}
+		return err
+	})),
+	forServers("pushback", "what it says of the next attempt: `kind` is none, fixed:5s, exact, spread, spread:150 (a second) or stop",
+		func(s *sim.Server, v string) (err error) {
+			s.Pushback, err = parsePushback(v)
+			return err
+		}),
+
+	forStrategies("attempts", "at most this `number` of attempts", func(s *sim.Strategy, v string) (err error) {
+		s.Policy.MaxAttempts, err = strconv.Atoi(v)
+		return err
+	}),
+	forStrategies("base", "the first `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.base })),
+	forStrategies("max", "the longest `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.most })),
+	forStrategies("multiplier", "the growth of exponential backoffs, a `number`", func(s *sim.Strategy, v string) error {
+		m, err := strconv.ParseFloat(v, 64)
+		if e, ok := s.Policy.Backoff.(grpcretry.Exponential); ok {
+			e.Multiplier = m
+			s.Policy.Backoff = e
+		}
+		return err
+	}),
+	forStrategies("attempt-timeout", "the `time` that one attempt may take", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout })),
+	forStrategies("max-elapsed", "no attempt starts after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
+	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
+		func(s *sim.Strategy, v string) (err error) {
+			s.Budget, err = parseBudget(v)
+			return err
+		}),
+	switchOf(forStrategies("ignore-pushback", "clients do not hear what servers say", setBool(func(s *sim.Strategy) *bool { return &s.IgnorePushback }))),
+}
+
+func forScenario(name, usage string, set func(*sim.Scenario, string) error) parameter {
+	return parameter{name: name, of: "scenario", usage: usage, do: set}
+}
+
+func forGroups(name, usage string, set func(*sim.Group, string) error) parameter {
+	return parameter{name: name, of: "group", usage: usage, do: func(s *sim.Scenario, v string) error {
+		err := set(&sim.Group{}, v)
+		for i := range s.Groups {
+			err = set(&s.Groups[i], v)
+		}
+		return err
+	}}
+}
+
+func forServers(name, usage string, set func(*sim.Server, string) error) parameter {
+	return parameter{name: name, of: "server", usage: usage, do: func(s *sim.Scenario, v string) error {
+		err := set(&sim.Server{}, v)
+		for i := range s.Servers {
+			err = set(&s.Servers[i], v)
+		}
+		return err
+	}}
+}
+
+// forStrategies also reaches the strategies that groups and downstream calls have of their
+// own.
+func forStrategies(name, usage string, set func(*sim.Strategy, string) error) parameter {
+	return parameter{name: name, of: "strategy", usage: usage, do: func(s *sim.Scenario, v string) error {
+		err := set(&sim.Strategy{}, v)
+		for i := range s.Strategies {
+			err = set(&s.Strategies[i], v)
+		}
+		return err
+	}}
+}
+
+func switchOf(p parameter) parameter {
+	p.isSwitch = true
+	return p
+}
+
+func setTime[T any](field func(*T) *time.Duration) func(*T, string) error {
+	return func(t *T, v string) (err error) {
+		*field(t), err = time.ParseDuration(v)
+		return err
+	}
+}
+
+func setFloat[T any](field func(*T) *float64) func(*T, string) error {
+	return func(t *T, v string) (err error) {
+		*field(t), err = strconv.ParseFloat(v, 64)
+		return err
+	}
+}
+
+func setUint[T any](field func(*T) *uint64) func(*T, string) error {
+	return func(t *T, v string) (err error) {
+		*field(t), err = strconv.ParseUint(v, 10, 64)
+		return err
+	}
+}
+
+func setBool[T any](field func(*T) *bool) func(*T, string) error {
+	return func(t *T, v string) (err error) {
+		*field(t), err = strconv.ParseBool(v)
+		return err
+	}
+}
+
+// backoffFields are what exponential and decorrelated backoffs have in common.
+type backoffFields struct{ base, most *time.Duration }
+
+func setBackoff(field func(*backoffFields) *time.Duration) func(*sim.Strategy, string) error {
+	return func(s *sim.Strategy, v string) error {
+		d, err := time.ParseDuration(v)
+		switch b := s.Policy.Backoff.(type) {
+		case grpcretry.Exponential:
+			*field(&backoffFields{&b.Base, &b.Max}) = d
+			s.Policy.Backoff = b
+		case grpcretry.Decorrelated:
+			*field(&backoffFields{&b.Base, &b.Max}) = d
+			s.Policy.Backoff = b
+		}
+		return err
+	}
+}
+
+// parseDistribution reads 10ms, 10ms±2ms (or +-), shape:10ms, shape:10ms±2ms and
+// pareto:10ms^1.5.
+func parseDistribution(v string) (d sim.Distribution, err error) {
+	rest := strings.ReplaceAll(v, "+-", "±")
+	if shape, after, ok := strings.Cut(rest, ":"); ok {
+		d.Shape, rest = sim.Shape(shape), after
+		if shape == "constant" {
+			d.Shape = sim.ConstantShape
+		}
+	} else if strings.Contains(rest, "±") {
+		d.Shape = sim.NormalShape
+	}
+	if before, tail, ok := strings.Cut(rest, "^"); ok {
+		rest = before
+		if d.Tail, err = strconv.ParseFloat(tail, 64); err != nil {
+			return d, fmt.Errorf("%q is not a number", tail)
+		}
+	}
+	if before, spread, ok := strings.Cut(rest, "±"); ok {
+		rest = before
+		if d.Spread, err = time.ParseDuration(spread); err != nil {
+			return d, err
+		}
+	}
+	d.Mean, err = time.ParseDuration(rest)
+	return d, err
+}
+
+// parseOutages reads from+for and from+for:share, separated by commas, and none.
+func parseOutages(v string) (all []sim.Outage, err error) {
+	if v == "none" {
+		return nil, nil
+	}
+	for _, one := range strings.Split(v, ",") {
+		var o sim.Outage
+		span, left, partly := strings.Cut(one, ":")
+		if partly {
+			if o.Left, err = strconv.ParseFloat(left, 64); err != nil {
+				return nil, fmt.Errorf("%q is not a share, such as 0.3", left)
+			}
+		}
+		from, length, ok := strings.Cut(span, "+")
+		if !ok {
+			return nil, fmt.Errorf("%q is not an outage, such as 0s+10s or 20s+10s:0.3", one)
+		}
+		if o.From, err = time.ParseDuration(from); err != nil {
+			return nil, err
+		}
+		if o.For, err = time.ParseDuration(length); err != nil {
+			return nil, err
+		}
+		all = append(all, o)
+	}
+	return all, nil
+}
+
+func parsePushback(v string) (p sim.Pushback, err error) {
+	kind, argument, has := strings.Cut(v, ":")
+	p.Kind = sim.PushbackKind(kind)
+	switch {
+	case kind == "none" && !has:
+		return sim.Pushback{}, nil
+	case p.Kind == sim.FixedPushback:
+		p.Delay, err = time.ParseDuration(argument)
+	case p.Kind == sim.SpreadPushback && has:
+		p.Rate, err = strconv.ParseFloat(argument, 64)
+	case has || p.Kind != sim.ExactPushback && p.Kind != sim.SpreadPushback && p.Kind != sim.StopPushback:
+		err = fmt.Errorf("want none, fixed:5s, exact, spread, spread:150 or stop")
+	}
+	return p, err
+}
+
+// parseBudget reads a kind and its numbers, in the order of the library's functions.
+func parseBudget(v string) (b sim.Budget, err error) {
+	kind, argument, _ := strings.Cut(v, ":")
+	var numbers []float64
+	for i, one := range strings.Split(argument, ",") {
+		if argument == "" {
+			break
+		}
+		if kind == "ratio" && i == 2 {
+			if b.Window, err = time.ParseDuration(one); err != nil {
+				return b, err
+			}
+			continue
+		}
+		n, err := strconv.ParseFloat(one, 64)
+		if err != nil {
+			return b, fmt.Errorf("%q is not a number", one)
+		}
+		numbers = append(numbers, n)
+	}
+	want := map[string]int{"default": 0, "unlimited": 0, "ratio": 2, "throttle": 2, "rate": 2, "concurrency": 1}
+	count, ok := want[kind]
+	if !ok {
+		return b, fmt.Errorf("want default, unlimited, ratio, throttle, rate or concurrency")
+	}
+	if len(numbers) != count {
+		return b, fmt.Errorf("%s has %d numbers, want %d", kind, len(numbers), count)
+	}
+	switch kind {
+	case "default":
+	case "unlimited":
+		b.Kind = sim.UnlimitedBudget
+	case "ratio":
+		b.Kind, b.Ratio, b.MinPerSecond = sim.RatioBudget, numbers[0], numbers[1]
+	case "throttle":
+		b.Kind, b.MaxTokens, b.TokenRatio = sim.ThrottleBudget, numbers[0], numbers[1]
+	case "rate":
+		b.Kind, b.PerSecond, b.Burst = sim.RateBudget, numbers[0], int(numbers[1])
+	case "concurrency":
+		b.Kind, b.Limit = sim.ConcurrencyBudget, int(numbers[0])
+	}
+	return b, nil
+}

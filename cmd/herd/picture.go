@@ -1,0 +1,459 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	xfont "golang.org/x/image/font"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/grpcretry/grpcretry/sim"
+)
+
+// This file draws what was found: for each scenario a column of small panels that share
+// their axes, one for each strategy; for what varies, curves.
+
+var (
+	ink       = color.Gray{Y: 0x22}
+	faint     = color.Gray{Y: 0xdd}
+	outageInk = color.Gray{Y: 0xe6}
+	stripInk  = color.Gray{Y: 0x77}
+	accepted  = color.RGBA{R: 0x3b, G: 0x78, B: 0xc8, A: 0xff} // blue and orange: told apart by everybody
+	failed    = color.RGBA{R: 0xee, G: 0x96, B: 0x3c, A: 0xff}
+	served    = color.RGBA{R: 0x10, G: 0x6b, B: 0x2e, A: 0xff}
+
+	curveInks = []color.Color{
+		color.RGBA{R: 0x7a, G: 0x7a, B: 0x7a, A: 0xff}, color.RGBA{R: 0xc0, G: 0x39, B: 0x2b, A: 0xff}, color.RGBA{R: 0xee, G: 0x96, B: 0x3c, A: 0xff},
+		color.RGBA{R: 0x3b, G: 0x78, B: 0xc8, A: 0xff}, color.RGBA{R: 0x10, G: 0x6b, B: 0x2e, A: 0xff}, color.RGBA{R: 0x8e, G: 0x44, B: 0xad, A: 0xff},
+	}
+)
+
+const (
+	columnWidth = 17 * vg.Centimeter
+	panelHeight = 2.9 * vg.Centimeter
+	headHeight  = 1.5 * vg.Centimeter
+	footHeight  = 0.8 * vg.Centimeter
+)
+
+// strip is the height of the mark of an outage above a panel, as a share of the panel: bars
+// may hide what is behind them.
+const strip = 0.06
+
+// A figure is a picture that knows its size.
+type figure struct {
+	width, height vg.Length
+	draw          func(draw.Canvas) error
+}
+
+func figureOf(s seen) figure {
+	if s.Vary != "" {
+		return sweepFigure(s)
+	}
+	var columns []figure
+	all := figure{}
+	longest := 0.0
+	for _, one := range s.scenarios {
+		longest = max(longest, axesOf(one).until)
+	}
+	for _, one := range s.scenarios {
+		axes := axesOf(one)
+		if longest <= 2*axes.until {
+			axes.until = longest // so that scenarios can be compared
+		}
+		f := scenarioFigure(one, axes)
+		columns = append(columns, f)
+		all.width = max(all.width, f.width)
+		all.height += f.height
+	}
+	all.draw = func(c draw.Canvas) error {
+		top := all.height
+		for _, f := range columns {
+			part := draw.Canvas{Canvas: c.Canvas, Rectangle: vg.Rectangle{
+				Min: vg.Point{X: 0, Y: top - f.height}, Max: vg.Point{X: all.width, Y: top}}}
+			if err := f.draw(part); err != nil {
+				return err
+			}
+			top -= f.height
+		}
+		return nil
+	}
+	return all
+}
+
+// scenarioFigure is a panel for each strategy, one below the other.
+func scenarioFigure(s seenScenario, axes axes) figure {
+	height := headHeight + footHeight + vg.Length(len(s.found))*panelHeight
+	return figure{columnWidth, height, func(c draw.Canvas) error {
+		var panels [][]*plot.Plot
+		for i, one := range s.found {
+			panels = append(panels, []*plot.Plot{newPanel(one, axes, i == len(s.found)-1)})
+		}
+		head := draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter)
+		heading(head, capital(s.Title), legendOf(axes))
+		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -headHeight)
+		tiles := draw.Tiles{Rows: len(panels), Cols: 1, PadY: 0.12 * vg.Centimeter}
+		for i, canvases := range plot.Align(panels, tiles, body) {
+			panels[i][0].Draw(canvases[0])
+		}
+		return nil
+	}}
+}
+
+// axes are what the panels of a scenario share.
+type axes struct {
+	until    float64 // seconds
+	most     float64 // attempts per second
+	index    int     // of the server whose attempts these are
+	server   sim.Server
+	capacity bool
+	cut      bool // some bars are higher than that
+	succeeds bool // draw the calls that succeed, where that is another number
+}
+
+func axesOf(s seenScenario) axes {
+	a := axes{index: len(s.Servers) - 1, server: s.Servers[len(s.Servers)-1]}
+	peak, capacity := 1.0, a.server.Capacity
+	for _, c := range s.found {
+		a.until = max(a.until, c.Result.End.Seconds())
+		peak = max(peak, c.Result.Summary.Peak)
+	}
+	a.most, a.capacity = 1.1*peak, capacity > 0
+	if a.capacity {
+		a.most = max(1.5*capacity, min(1.1*peak, 5.5*capacity))
+	}
+	a.cut = peak > a.most
+	a.succeeds = a.server.Window == 0 && a.capacity
+	bucket := s.found[0].Result.Bucket.Seconds()
+	a.until = math.Ceil(a.until/bucket) * bucket
+	return a
+}
+
+// newPanel draws what arrived under one strategy; only the last one has the time written
+// below it.
+func newPanel(c sim.Comparison, a axes, last bool) *plot.Plot {
+	p := plot.New()
+	style(p)
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, max(a.until, 1e-3), 0, a.most*(1+strip)
+	p.Title.Text = panelTitle(c)
+	p.Y.Tick.Marker = plot.TickerFunc(fewTicks(3))
+	p.X.Tick.Marker = plot.TickerFunc(fewTicks(12))
+	if last {
+		p.X.Label.Text = "seconds"
+	} else {
+		p.X.Tick.Marker = withoutLabels(p.X.Tick.Marker)
+	}
+	p.Add(&bars{result: c.Result, axes: a})
+	return p
+}
+
+func panelTitle(c sim.Comparison) string {
+	m := c.Mean
+	var parts []string
+	if m.Failed > 0 {
+		parts = append(parts, grouped(m.Failed)+" of "+grouped(m.Calls)+" calls fail")
+	}
+	switch last := c.Result.Servers[len(c.Result.Servers)-1]; {
+	case len(c.Result.Downstream) > 0:
+		parts = append(parts, fmt.Sprintf("during the outage %.1f attempts at %s for each call", m.AmplifiedDown, last.Name))
+	case len(c.Result.Groups) > 1:
+		for _, g := range c.Result.Groups {
+			parts = append(parts, g.Name+": p99 "+shortTime(g.Latency.P99))
+		}
+	default:
+		parts = append(parts, grouped(m.Wasted)+" attempts wasted", "p99 "+shortTime(m.P99))
+	}
+	if m.Stable < 0 {
+		parts = append(parts, "never stable")
+	}
+	return c.Strategy + " – " + strings.Join(parts, ", ")
+}
+
+func style(p *plot.Plot) {
+	sans := func(size vg.Length) font.Font {
+		return font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}
+	}
+	p.BackgroundColor = color.White
+	p.Title.TextStyle.Font = sans(9)
+	p.Title.TextStyle.Color = ink
+	p.Title.TextStyle.XAlign = draw.XCenter
+	p.Title.Padding = 1
+	p.Legend.TextStyle.Font = sans(8)
+	p.Legend.TextStyle.Color = ink
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Label.TextStyle.Font = sans(8)
+		axis.Label.TextStyle.Color = ink
+		axis.Tick.Label.Font = sans(8)
+		axis.Tick.Label.Color = ink
+		axis.LineStyle.Width = 0.5
+		axis.Tick.LineStyle.Width = 0.5
+		axis.Padding = 0
+	}
+}
+
+// fewTicks puts about n round numbers on an axis.
+func fewTicks(n int) func(low, high float64) []plot.Tick {
+	return func(low, high float64) (ticks []plot.Tick) {
+		step := math.Pow(10, math.Floor(math.Log10((high-low)/float64(n))))
+		for _, factor := range []float64{1, 2, 5, 10} {
+			if (high-low)/(step*factor) <= float64(n) {
+				step *= factor
+				break
+			}
+		}
+		for i := 0; float64(i)*step <= high*(1+1e-9); i++ {
+			v := float64(i) * step
+			label := grouped(v)
+			if step < 1 {
+				label = fmt.Sprintf("%.*f", int(math.Ceil(-math.Log10(step))), v)
+			}
+			ticks = append(ticks, plot.Tick{Value: v, Label: label})
+		}
+		return ticks
+	}
+}
+
+func withoutLabels(t plot.Ticker) plot.Ticker {
+	return plot.TickerFunc(func(low, high float64) []plot.Tick {
+		ticks := t.Ticks(low, high)
+		for i := range ticks {
+			ticks[i].Label = ""
+		}
+		return ticks
+	})
+}
+
+// bars are what arrived in each bucket: accepted, and failed on top of it; with the outages
+// behind and the capacity as a line.
+type bars struct {
+	result *sim.Result
+	axes   axes
+}
+
+// Plot implements plot.Plotter.
+func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	bucket := b.result.Bucket.Seconds()
+	series := b.result.Servers[b.axes.index].Series
+	until := int(math.Round(b.axes.until / bucket))
+	at := func(i int) float64 { return min(float64(i)*bucket, b.axes.until) }
+	up := func(i int) float64 {
+		return b.axes.server.Up(time.Duration(i)*b.result.Bucket, time.Duration(i+1)*b.result.Bucket)
+	}
+	box := func(ink color.Color, i int, low, high float64) {
+		if high > low {
+			c.FillPolygon(ink, []vg.Point{{X: x(at(i)), Y: y(low)}, {X: x(at(i + 1)), Y: y(low)},
+				{X: x(at(i + 1)), Y: y(high)}, {X: x(at(i)), Y: y(high)}})
+		}
+	}
+	for i := range until {
+		if lost := 1 - up(i); lost > 0.01 {
+			box(shade(outageInk, lost), i, 0, b.axes.most)
+			box(shade(stripInk, lost), i, b.axes.most*(1+strip/4), b.axes.most*(1+strip))
+		}
+	}
+	for i, one := range series[:min(until, len(series))] {
+		good, all := min(float64(one.Accepted)/bucket, b.axes.most), min(float64(one.Offered)/bucket, b.axes.most)
+		box(accepted, i, 0, good)
+		box(failed, i, good, all)
+		if float64(one.Offered)/bucket > b.axes.most {
+			defer cut(c, x((at(i)+at(i+1))/2), y(b.axes.most)) // above its neighbours
+		}
+	}
+	steps := func(ink color.Color, n int, dashes []vg.Length, value func(int) float64) {
+		var points []vg.Point
+		for i := range n {
+			v := y(min(value(i), b.axes.most))
+			points = append(points, vg.Point{X: x(at(i)), Y: v}, vg.Point{X: x(at(i + 1)), Y: v})
+		}
+		c.StrokeLines(draw.LineStyle{Color: ink, Width: 1, Dashes: dashes}, points)
+	}
+	if b.axes.succeeds {
+		steps(served, min(until, len(series)), nil, func(i int) float64 { return float64(series[i].Served) / bucket })
+	}
+	if b.axes.capacity {
+		steps(ink, until, []vg.Length{3, 2}, func(i int) float64 { return b.axes.server.Capacity * up(i) })
+	}
+}
+
+// shade is ink for all that is lost, and white for nothing.
+func shade(ink color.Gray, lost float64) color.Gray {
+	return color.Gray{Y: uint8(0xff - lost*float64(0xff-ink.Y))}
+}
+
+// cut marks a bar that is higher than the panel.
+func cut(c draw.Canvas, x, y vg.Length) {
+	c.FillPolygon(ink, []vg.Point{{X: x - 2.5, Y: y - 4}, {X: x + 2.5, Y: y - 4}, {X: x, Y: y}})
+}
+
+// A legendItem is a colour and what it means.
+type legendItem struct {
+	ink   color.Color
+	text  string
+	line  bool
+	dash  bool
+	arrow bool
+}
+
+func legendOf(a axes) (items []legendItem) {
+	at := ""
+	if name := a.server.Name; name != "" && name != "server" {
+		at = " at " + name
+	}
+	items = append(items, legendItem{ink: accepted, text: "attempts per second" + at + ": accepted"}, legendItem{ink: failed, text: "failed"})
+	if a.succeeds {
+		items = append(items, legendItem{ink: served, text: "served in time", line: true})
+	}
+	if a.capacity {
+		items = append(items, legendItem{ink: ink, text: "capacity", line: true, dash: true})
+	}
+	if len(a.server.Outages) > 0 {
+		items = append(items, legendItem{ink: stripInk, text: "outage"})
+	}
+	if a.cut {
+		items = append(items, legendItem{ink: ink, text: "higher than shown", arrow: true})
+	}
+	return items
+}
+
+// heading writes the title of a figure and what its colours mean.
+func heading(c draw.Canvas, title string, items []legendItem) {
+	bold := textStyle(10.5)
+	bold.Font.Weight = xfont.WeightBold
+	for bold.Width(title) > c.Size().X-0.5*vg.Centimeter && bold.Font.Size > 7 {
+		bold.Font.Size -= 0.25
+	}
+	c.FillText(bold, vg.Point{X: c.Min.X, Y: c.Max.Y - 0.55*vg.Centimeter}, title)
+	x, y := c.Min.X, c.Max.Y-1.05*vg.Centimeter
+	small := textStyle(8)
+	for _, one := range items {
+		const box = 8
+		middle := y + 2.8
+		switch {
+		case one.arrow:
+			c.FillPolygon(one.ink, []vg.Point{{X: x + 2, Y: y + 1}, {X: x + 7, Y: y + 1}, {X: x + 4.5, Y: y + 5}})
+		case one.line:
+			s := draw.LineStyle{Color: one.ink, Width: 1.2}
+			if one.dash {
+				s.Dashes = []vg.Length{3, 2}
+			}
+			c.StrokeLine2(s, x, middle, x+box+3, middle)
+			x += 3
+		default:
+			c.FillPolygon(one.ink, []vg.Point{{X: x, Y: y - 0.5}, {X: x + box, Y: y - 0.5}, {X: x + box, Y: y + 6.5}, {X: x, Y: y + 6.5}})
+		}
+		c.FillText(small, vg.Point{X: x + box + 3, Y: y}, one.text)
+		x += box + 3 + 1.15*small.Width(one.text) + 12 // where another font is used, it may be wider
+	}
+}
+
+func textStyle(size vg.Length) text.Style {
+	return text.Style{Color: ink, Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}, Handler: plot.DefaultTextHandler}
+}
+
+// sweepFigure is two curves for each strategy: attempts, and the time until all are done.
+func sweepFigure(s seen) figure {
+	const height = 8 * vg.Centimeter
+	return figure{columnWidth, height + headHeight, func(c draw.Canvas) error {
+		attempts := newCurves(s, "attempts of all "+s.Vary, func(m sim.Summary) float64 { return m.Attempts })
+		times := newCurves(s, "seconds until all are done", func(m sim.Summary) float64 { return m.Done.Seconds() })
+		times.Y.Scale = plot.LogScale{}
+		times.Y.Tick.Marker = plot.TickerFunc(decades)
+		times.Y.Min = math.Pow(10, math.Floor(math.Log10(times.Y.Min)))
+		times.Y.Max = math.Pow(10, math.Ceil(math.Log10(times.Y.Max)))
+		var items []legendItem
+		for i, one := range s.Scenarios[0].Strategies {
+			items = append(items, legendItem{ink: curveInks[i%len(curveInks)], text: one.Name, line: true})
+		}
+		heading(draw.Crop(c, 0.4*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), capital(s.Title), items)
+		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -headHeight)
+		panels := [][]*plot.Plot{{attempts, times}}
+		for i, canvas := range plot.Align(panels, draw.Tiles{Rows: 1, Cols: 2, PadX: 0.6 * vg.Centimeter}, body)[0] {
+			panels[0][i].Draw(canvas)
+		}
+		return nil
+	}}
+}
+
+func newCurves(s seen, title string, value func(sim.Summary) float64) *plot.Plot {
+	p := plot.New()
+	style(p)
+	p.Title.Text = title
+	p.X.Label.Text = s.Vary
+	p.X.Tick.Marker = plot.TickerFunc(fewTicks(10))
+	p.Y.Tick.Marker = plot.TickerFunc(fewTicks(8))
+	grid := plotter.NewGrid()
+	grid.Vertical.Color, grid.Horizontal.Color = faint, faint
+	p.Add(grid)
+	for i := range s.Scenarios[0].Strategies {
+		var points plotter.XYs
+		for k, one := range s.scenarios {
+			points = append(points, plotter.XY{X: s.Values[k], Y: value(one.found[i].Mean)})
+		}
+		p.Add(&plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: curveInks[i%len(curveInks)], Width: 1.4}})
+	}
+	p.X.Min = 0
+	if p.Y.Min > 0 && p.Y.Min < p.Y.Max/50 {
+		p.Y.Min = max(p.Y.Min, p.Y.Max/1e6)
+	}
+	return p
+}
+
+// decades are the ticks of a logarithmic axis.
+func decades(low, high float64) (ticks []plot.Tick) {
+	for v := math.Pow(10, math.Floor(math.Log10(low))); v <= high*1.001; v *= 10 {
+		ticks = append(ticks, plot.Tick{Value: v, Label: strings.TrimSuffix(fmt.Sprintf("%g", math.Round(v*1e6)/1e6), ".0")})
+		for k := 2.0; k < 10 && k*v < high; k++ {
+			ticks = append(ticks, plot.Tick{Value: k * v})
+		}
+	}
+	return ticks
+}
+
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+// writePNG draws for a screen of twice the usual density, and for print.
+func writePNG(w io.Writer, s seen) error {
+	f := figureOf(s)
+	c := vgimg.NewWith(vgimg.UseWH(f.width, f.height), vgimg.UseDPI(160), vgimg.UseBackgroundColor(color.White))
+	if err := f.draw(draw.New(c)); err != nil {
+		return err
+	}
+	_, err := vgimg.PngCanvas{Canvas: c}.WriteTo(w)
+	return err
+}
+
+// writeSVG names fonts of the same widths, so that labels fit wherever it is looked at
+// without carrying half a megabyte of font.
+func writeSVG(w io.Writer, s seen) error {
+	f := figureOf(s)
+	c := vgsvg.New(f.width, f.height)
+	paper := draw.New(c)
+	paper.FillPolygon(color.White, []vg.Point{{}, {X: f.width}, {X: f.width, Y: f.height}, {Y: f.height}})
+	if err := f.draw(paper); err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if _, err := c.WriteTo(&b); err != nil {
+		return err
+	}
+	_, err := w.Write(bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"),
+		[]byte("font-family:'Liberation Sans',Arial,Helvetica,sans-serif;")))
+	return err
+}

@@ -1,0 +1,344 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/grpcretry/grpcretry/sim"
+)
+
+// A report writes what was found as text.
+type report struct {
+	w      io.Writer
+	charts bool
+	rows   int // of a chart, at most
+	err    error
+}
+
+func (r *report) printf(format string, args ...any) {
+	if r.err == nil {
+		_, r.err = fmt.Fprintf(r.w, format, args...)
+	}
+}
+
+func (r *report) study(s seen) {
+	if s.Title != "" {
+		r.printf("%s: %s.\n", s.Name, s.Title)
+	}
+	if s.See != "" {
+		r.printf("\n%s\n", fill(s.See, 100))
+	}
+	r.printf("\n")
+	for _, one := range s.scenarios {
+		if s.Vary == "" {
+			r.scenario(one, s.runs)
+		}
+	}
+	if s.Vary != "" {
+		r.sweep(s)
+	}
+}
+
+func (r *report) scenario(s seenScenario, runs int) {
+	if r.charts {
+		r.drawCharts(s)
+	}
+	r.printf("%s: %s\n", s.Name, s.Title)
+	if runs > 1 {
+		r.printf("Averages over %d seeds.\n", runs)
+	}
+	r.table(comparison(s))
+	r.groups(s)
+	r.printf("\n")
+}
+
+// drawCharts draws what arrived at the last server, bucket by bucket, for each strategy and
+// all to the same scale.
+func (r *report) drawCharts(s seenScenario) {
+	var rows [][]row
+	scale := 0.0
+	for _, c := range s.found {
+		series := c.Result.Servers[len(s.Servers)-1].Series
+		one := rowsOf(series, c.Result.Bucket, r.rows, s.Servers[len(s.Servers)-1])
+		rows = append(rows, one)
+		scale = max(scale, scaleOf(one))
+	}
+	for i, c := range s.found {
+		per := c.Result.Bucket
+		if len(rows[i]) > 1 {
+			per = rows[i][1].at
+		}
+		r.printf("%s, %s: attempts at %s per %s\n", s.Name, c.Strategy, nameOf(c.Result.Servers[len(s.Servers)-1]), shortTime(per))
+		for _, one := range rows[i] {
+			r.printf("%s\n", one.draw(scale))
+		}
+		r.summary(c)
+	}
+}
+
+func nameOf(s sim.ServerResult) string {
+	if s.Name == "" {
+		return "the server"
+	}
+	return s.Name
+}
+
+// A row of a chart is one bucket, or several together.
+type row struct {
+	at                time.Duration
+	offered, accepted float64
+	capacity          float64 // what the server can accept in this time when all is well; 0: no limit
+	up                float64 // the share of it that it has
+}
+
+func rowsOf(series []sim.ServerBucket, bucket time.Duration, most int, server sim.Server) (rows []row) {
+	together := max(1, (len(series)+most-1)/most)
+	width := time.Duration(together) * bucket
+	for i := 0; i < len(series); i += together {
+		at := time.Duration(i) * bucket
+		one := row{at: at, capacity: server.Capacity * width.Seconds(), up: server.Up(at, at+width)}
+		for _, b := range series[i:min(i+together, len(series))] {
+			one.offered += float64(b.Offered)
+			one.accepted += float64(b.Accepted)
+		}
+		rows = append(rows, one)
+	}
+	return rows
+}
+
+const chartWidth = 60
+
+// scaleOf is attempts per character. With a capacity that is a third of the width, whatever
+// the peaks are: what matters is on which side of it the bars end.
+func scaleOf(rows []row) float64 {
+	peak := 1.0
+	for _, one := range rows {
+		if one.capacity > 0 {
+			peak = max(peak, min(max(one.offered, 1.5*one.capacity), 3*one.capacity))
+			continue
+		}
+		peak = max(peak, one.offered)
+	}
+	return peak / chartWidth
+}
+
+// draw is the time, the bar with what was accepted and what was not, and the number. The
+// capacity is a line; a bar that is longer than the chart ends in ».
+func (one row) draw(scale float64) string {
+	bar := make([]rune, chartWidth+1)
+	accepted, offered := one.accepted/scale, one.offered/scale
+	for i := range bar {
+		middle := float64(i) + 0.5
+		switch {
+		case middle <= accepted:
+			bar[i] = '█'
+		case middle <= offered:
+			bar[i] = '░'
+		default:
+			bar[i] = ' '
+		}
+	}
+	if one.capacity*one.up > 0 {
+		bar[min(int(math.Round(one.capacity*one.up/scale)), chartWidth)] = '│'
+	}
+	if offered > chartWidth+0.5 {
+		bar[chartWidth] = '»'
+	}
+	mark := ""
+	switch {
+	case one.up == 0:
+		mark = "down"
+	case one.up < 0.99:
+		mark = fmt.Sprintf("%.0f %%", 100*one.up)
+	}
+	return strings.TrimRight(fmt.Sprintf("%7s %4s %s %s", shortTime(one.at), mark, string(bar), grouped(one.offered)), " ")
+}
+
+func (r *report) summary(c sim.Comparison) {
+	s, m := c.Result, c.Result.Summary
+	if !s.Complete {
+		r.printf("  stopped at %s, with %s calls under way\n", shortTime(s.End), grouped(m.Open))
+	}
+	r.printf("  calls %s: %s succeeded, %s failed", grouped(m.Calls), grouped(m.Succeeded), grouped(m.Failed))
+	if m.Open > 0 {
+		r.printf(", %s open at the end", grouped(m.Open))
+	}
+	r.printf(" (%s)\n", outcomes(s))
+	r.printf("  attempts %s, %.2f for each call; %s wasted, %s calls refused a retry by a budget\n",
+		grouped(m.Attempts), m.Amplification, grouped(m.Wasted), grouped(m.Refused))
+	r.printf("  latency p50 %s, p90 %s, p99 %s, longest %s; all over after %s\n",
+		shortTime(m.P50), shortTime(m.P90), shortTime(m.P99), shortTime(m.Longest), shortTime(m.Done))
+	r.printf("  peak %s a second, after the outages %s, %s over capacity; stable %s\n",
+		grouped(m.Peak), grouped(m.PeakAfter), grouped(m.Over), stable(m.Stable))
+	r.printf("  goodput %s calls a second; %.0f %% of the work was for nobody; fairness %.2f\n\n",
+		grouped(m.Goodput), 100*m.Late, m.Fairness)
+}
+
+// outcomes are those of all groups together, the most frequent first.
+func outcomes(r *sim.Result) string {
+	all := map[string]int{}
+	var names []string
+	for _, g := range r.Groups {
+		for name, n := range g.Outcomes {
+			if all[name] == 0 {
+				names = append(names, name)
+			}
+			all[name] += n
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if all[a] != all[b] {
+			return all[b] - all[a]
+		}
+		return strings.Compare(a, b)
+	})
+	var parts []string
+	for _, name := range names {
+		parts = append(parts, name+" "+grouped(float64(all[name])))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func stable(d time.Duration) string {
+	if d < 0 {
+		return "never"
+	}
+	return shortTime(d) + " after them"
+}
+
+// comparison is the table of the strategies of a scenario, with the physical limit if it
+// has one.
+func comparison(s seenScenario) [][]string {
+	table := [][]string{{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity", "fairness"}}
+	for _, c := range s.found {
+		m := c.Mean
+		name := c.Strategy
+		if c.Runs == 0 {
+			name += " (stopped)"
+		}
+		settled := "never"
+		if m.Stable >= 0 {
+			settled = shortTime(m.Stable)
+		}
+		table = append(table, []string{name, grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
+			shortTime(m.P50), shortTime(m.P99), shortTime(m.Done), settled, grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
+	}
+	if l, ok := sim.LimitOf(s.Scenario); ok {
+		table = append(table, []string{"nobody can do better", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
+	}
+	return table
+}
+
+// table prints cells in columns, the first to the left and the others to the right.
+func (r *report) table(cells [][]string) {
+	var widths []int
+	for _, line := range cells {
+		for i, cell := range line {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], len([]rune(cell)))
+		}
+	}
+	for _, line := range cells {
+		var b strings.Builder
+		for i, cell := range line {
+			gap := strings.Repeat(" ", widths[i]-len([]rune(cell)))
+			if i == 0 {
+				b.WriteString("  " + cell + gap)
+			} else {
+				b.WriteString("  " + gap + cell)
+			}
+		}
+		r.printf("%s\n", strings.TrimRight(b.String(), " "))
+	}
+}
+
+// groups prints what became of each group where there are several, and of downstream calls.
+func (r *report) groups(s seenScenario) {
+	table := groupTable(s)
+	if len(table) == 0 {
+		return
+	}
+	r.printf("\n")
+	r.table(table)
+}
+
+func groupTable(s seenScenario) [][]string {
+	if len(s.Groups) < 2 && len(s.found[0].Result.Downstream) == 0 {
+		return nil
+	}
+	table := [][]string{{"strategy", "group", "calls", "succeeded", "attempts", "wasted", "refused", "p50", "p99"}}
+	for _, c := range s.found {
+		for _, g := range append(slices.Clone(c.Result.Groups), c.Result.Downstream...) {
+			table = append(table, []string{c.Strategy, g.Name, grouped(float64(g.Calls)), grouped(float64(g.Succeeded)), grouped(float64(g.Attempts)),
+				grouped(float64(g.Wasted)), grouped(float64(g.Refused)), shortTime(g.Latency.P50), shortTime(g.Latency.P99)})
+		}
+	}
+	return table
+}
+
+// sweep prints one line for each value that was tried, and a column for each strategy.
+func (r *report) sweep(s seen) {
+	r.printf("Attempts, by the number of %s:\n", s.Vary)
+	r.table(sweepTable(s, func(m sim.Summary) string { return grouped(m.Attempts) }))
+	r.printf("\nTime until all are done:\n")
+	r.table(sweepTable(s, func(m sim.Summary) string { return shortTime(m.Done) }))
+	r.printf("\n")
+}
+
+func sweepTable(s seen, cell func(sim.Summary) string) [][]string {
+	head := []string{s.Vary}
+	for _, one := range s.Scenarios[0].Strategies {
+		head = append(head, one.Name)
+	}
+	table := [][]string{head}
+	for i, one := range s.scenarios {
+		line := []string{grouped(s.Values[i])}
+		for _, c := range one.found {
+			line = append(line, cell(c.Mean))
+		}
+		table = append(table, line)
+	}
+	return table
+}
+
+// grouped is a number as people read it: 12,345, and decimals only of small ones.
+func grouped(v float64) string {
+	if math.Abs(v) < 10 && v != math.Trunc(v) {
+		return fmt.Sprintf("%.1f", v)
+	}
+	digits := fmt.Sprintf("%.0f", math.Abs(v))
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	if v < 0 && digits != "0" {
+		return "-" + digits
+	}
+	return digits
+}
+
+// shortTime is a duration to two decimals, or three digits.
+func shortTime(d time.Duration) string {
+	unit, name, decimals := time.Second, "s", 2
+	switch {
+	case d == 0:
+		decimals = 0
+	case d.Abs() < time.Millisecond:
+		unit, name, decimals = time.Microsecond, "µs", 0
+	case d.Abs() < time.Second:
+		unit, name, decimals = time.Millisecond, "ms", 0
+	case d.Abs() >= 100*time.Second:
+		decimals = 0
+	}
+	text := strconv.FormatFloat(float64(d)/float64(unit), 'f', decimals, 64)
+	if decimals > 0 {
+		text = strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+	}
+	return text + " " + name
+}

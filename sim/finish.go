@@ -1,0 +1,219 @@
+package sim
+
+import (
+	"slices"
+	"time"
+)
+
+// This file makes a result of a run that is over, or was stopped.
+
+func (r *run) result(complete bool) *Result {
+	end := max(r.last, r.idle)
+	if r.scenario.Duration > 0 {
+		end = r.end
+	}
+	if !complete {
+		end = r.now
+	}
+	out := &Result{
+		Scenario: r.scenario.Name,
+		Strategy: r.strategy.Name,
+		Seed:     r.scenario.Seed,
+		Complete: complete,
+		End:      time.Duration(end),
+		Bucket:   time.Duration(r.bucket),
+		Events:   r.events,
+	}
+	buckets := int((end + r.bucket - 1) / r.bucket)
+	for _, g := range r.groups {
+		buckets = max(buckets, len(g.seen.items))
+	}
+	for _, s := range r.servers {
+		buckets = max(buckets, len(s.seen.items))
+	}
+	last := int64(buckets-1) * r.bucket
+	for _, g := range r.groups {
+		out.Groups = append(out.Groups, g.finish(last))
+	}
+	for _, c := range r.downstream {
+		out.Downstream = append(out.Downstream, c.finish(last))
+	}
+	for _, s := range r.servers {
+		out.Servers = append(out.Servers, s.finish(end, last))
+	}
+	r.summarise(out)
+	return out
+}
+
+// finish completes the figures of a caller; last is the time of the last bucket.
+func (c *caller) finish(last int64) GroupResult {
+	if last >= 0 {
+		c.seen.at(last)
+	}
+	out := c.GroupResult
+	for _, b := range c.seen.items {
+		out.Calls += b.Calls
+		out.Succeeded += b.Succeeded
+		out.Failed += b.Failed
+		out.Refused += b.Refused
+		out.Attempts += b.Attempts
+		out.Retries += b.Retries
+		out.Wasted += b.Wasted
+	}
+	out.Latency = quantiles(c.succeeded)
+	out.FailedAfter = quantiles(c.failed)
+	out.PerCall = counts(c.perCall)
+	out.Series = c.seen.items
+	return out
+}
+
+func (s *server) finish(end, last int64) ServerResult {
+	if last >= 0 {
+		s.seen.at(last)
+	}
+	s.account(end, s.seen.width)
+	out := s.ServerResult
+	if end > 0 {
+		out.MeanInside = s.stayed / float64(end)
+		if s.workers > 0 {
+			out.Utilisation = s.worked / float64(end) / float64(s.workers)
+		}
+	}
+	if s.started > 0 {
+		out.MeanWait = time.Duration(s.waited / float64(s.started))
+	}
+	out.Series = s.seen.items
+	for i := range out.Series {
+		b := &out.Series[i]
+		from := int64(i) * s.seen.width
+		b.Capacity = s.gate.possible(from, from+s.seen.width)
+		out.Offered += b.Offered
+		out.Retried += b.Retried
+		out.Accepted += b.Accepted
+		out.Rejected += b.Rejected
+		out.Down += b.Down
+		out.Served += b.Served
+		out.Late += b.Late
+	}
+	return out
+}
+
+func (r *run) summarise(out *Result) {
+	s := &out.Summary
+	var latencies []int64
+	for i, g := range out.Groups {
+		s.Calls += float64(g.Calls)
+		s.Succeeded += float64(g.Succeeded)
+		s.Failed += float64(g.Failed)
+		s.Open += float64(g.Open)
+		s.Refused += float64(g.Refused)
+		s.Attempts += float64(g.Attempts)
+		s.Wasted += float64(g.Wasted)
+		latencies = append(slices.Clip(latencies), r.groups[i].succeeded...)
+	}
+	q := quantiles(latencies)
+	s.P50, s.P90, s.P99, s.P999, s.Longest = q.P50, q.P90, q.P99, q.P999, q.Max
+	s.Fairness = fairness(latencies)
+	s.Done = time.Duration(r.last)
+	s.Stable = r.stable(out)
+
+	begin := r.end
+	for _, g := range r.groups {
+		begin = min(begin, int64(g.config.Start))
+	}
+	if span := out.End - time.Duration(begin); span > 0 {
+		s.Goodput = s.Succeeded / span.Seconds()
+	}
+	at := &out.Servers[len(out.Servers)-1]
+	if s.Calls > 0 {
+		s.Amplification = float64(at.Offered) / s.Calls
+	}
+	if done := at.Served + at.Late; done > 0 {
+		s.Late = float64(at.Late) / float64(done)
+	}
+	s.AmplifiedDown = r.amplifiedDown(out)
+	s.peaks(at, out.Bucket, r.outageEnd())
+}
+
+// amplifiedDown is attempts at the last server for each call, of the buckets that lie
+// within an outage of any server.
+func (r *run) amplifiedDown(out *Result) float64 {
+	attempts, calls := 0, 0
+	for i, b := range out.Servers[len(out.Servers)-1].Series {
+		from := int64(i) * r.bucket
+		whole := true
+		for _, s := range r.servers {
+			whole = whole && s.gate.up(from, from+r.bucket) == 1
+		}
+		if whole {
+			continue
+		}
+		attempts += b.Offered
+		for _, g := range out.Groups {
+			calls += g.Series[i].Calls
+		}
+	}
+	if calls == 0 {
+		return 0
+	}
+	return float64(attempts) / float64(calls)
+}
+
+// peaks is about the most that arrived at a server in one bucket.
+func (s *Summary) peaks(at *ServerResult, width time.Duration, outageEnd int64) {
+	perSecond := 1 / width.Seconds()
+	for i, b := range at.Series {
+		offered := float64(b.Offered) * perSecond
+		s.Peak = max(s.Peak, offered)
+		if int64(i)*int64(width) < outageEnd {
+			continue
+		}
+		s.PeakAfter = max(s.PeakAfter, offered)
+		if b.Capacity > 0 {
+			s.Over = max(s.Over, offered-b.Capacity*perSecond)
+		}
+	}
+	if at.Offered > 0 {
+		s.PeakToAverage = s.Peak * float64(len(at.Series)) / (float64(at.Offered) * perSecond)
+	}
+}
+
+// outageEnd is when the last outage of any server is over, slow start included.
+func (r *run) outageEnd() (end int64) {
+	for i := range r.scenario.Servers {
+		for _, o := range r.scenario.Servers[i].Outages {
+			end = max(end, int64(o.From+o.For+o.SlowStart))
+		}
+	}
+	return end
+}
+
+// stable is how long after the outages attempts went on to fail; -1 if to the end, unless
+// that was the end because every call had succeeded.
+func (r *run) stable(out *Result) time.Duration {
+	outageEnd := r.outageEnd()
+	stable := time.Duration(0)
+	ended := false // whether attempts ended after the last bad bucket
+	for i := range out.Groups[0].Series {
+		from := int64(i) * r.bucket
+		if from < outageEnd {
+			continue
+		}
+		good, bad := 0, 0
+		for _, g := range out.Groups {
+			good += g.Series[i].Succeeded
+			bad += g.Series[i].Wasted
+		}
+		switch {
+		case 100*bad > good+bad:
+			stable, ended = time.Duration(from+r.bucket-outageEnd), false
+		case good+bad > 0:
+			ended = true
+		}
+	}
+	s := out.Summary
+	if stable > 0 && !ended && s.Failed+s.Open > 0 {
+		return -1
+	}
+	return stable
+}

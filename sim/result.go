@@ -1,0 +1,224 @@
+package sim
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// A Result is what happened in a simulation. As JSON ([Result.MarshalJSON]) the fields
+// have the same names with a small first letter, and durations are seconds.
+type Result struct {
+	Scenario, Strategy string
+	Seed               uint64
+
+	// Complete is false where the simulation was stopped before its end.
+	Complete bool
+	End      time.Duration // when all calls and all work were over, or the Duration of the scenario
+	Bucket   time.Duration // covered by one entry of the series
+	Events   int64         // that were simulated
+
+	Summary Summary // of all client groups together
+
+	Groups     []GroupResult  // of the clients
+	Downstream []GroupResult  // of what servers called, in the order of the servers
+	Servers    []ServerResult // in the order of the scenario
+}
+
+// A Summary is a result in one line. All its fields are numbers, so that runs with
+// several seeds can be averaged: [Mean].
+type Summary struct {
+	Calls     float64
+	Succeeded float64 // calls
+	Failed    float64 // calls
+	Open      float64 // calls that were not over at the end
+	Refused   float64 // calls that failed because a budget refused them a retry
+
+	Attempts      float64 // sent
+	Wasted        float64 // attempts that failed
+	Amplification float64 // attempts at the last server for each call
+	AmplifiedDown float64 // the same of the buckets within outages; 0 without any
+
+	P50, P90, P99, P999, Longest time.Duration // latency of calls that succeeded
+	Done                         time.Duration // when the last call was over
+
+	// Stable is how long after the last outage no more than 1 % of the attempts of any
+	// bucket failed any more. It is negative if that never came.
+	Stable time.Duration
+
+	// Goodput is calls that succeeded, per second, from the first call to the end; Late is
+	// the share of what the servers did that nobody waited for any more.
+	Goodput float64
+	Late    float64
+
+	// Of what arrived at the last server, in calls per second of a bucket: the most at any
+	// time, the most after the last outage, how far that was over what it could do then
+	// (0 if it was not), and the ratio of the most to the average.
+	Peak, PeakAfter, Over, PeakToAverage float64
+
+	// Fairness is Jain's index of the latencies of the calls that succeeded: 1 if all
+	// waited equally long, 1/n if one of n waited and the others did not.
+	Fairness float64
+}
+
+// A GroupResult is what became of the calls of one group of clients, or of one server's
+// downstream calls.
+type GroupResult struct {
+	Name string
+
+	Calls, Succeeded, Failed, Open int
+	Attempts, Retries, Wasted      int
+	Refused                        int
+
+	Outcomes map[string]int // calls by outcome, named as grpcretry.OutcomeName does
+
+	Latency     Quantiles // of calls that succeeded
+	FailedAfter Quantiles // of calls that failed
+	PerCall     Counts    // attempts for each call that is over
+
+	Series []GroupBucket
+}
+
+// A GroupBucket is one entry of the series of a group.
+type GroupBucket struct {
+	Calls     int // begun
+	Succeeded int // calls
+	Failed    int // calls
+	Refused   int // calls, by a budget
+	Attempts  int // sent
+	Retries   int // sent
+	Wasted    int // attempts that failed
+	Open      int // calls under way at the end of it
+}
+
+// A ServerResult is what happened at one server.
+type ServerResult struct {
+	Name string
+
+	Offered   int // attempts that arrived
+	Retried   int // attempts that arrived and were not the first of their call
+	Accepted  int
+	Rejected  int // over capacity
+	Down      int // failed by an outage
+	Served    int // finished for a client that waited
+	Late      int // finished, or thrown away, when the client had given up
+	Conflicts int // failed because of another write, where the server is Optimistic
+
+	Workers     int           // 0 where it has none
+	Utilisation float64       // share of time that a worker is busy
+	MeanWait    time.Duration // in the queue, of those whose work was begun
+	MeanInside  float64       // attempts in the server at a time
+
+	Series []ServerBucket
+}
+
+// A ServerBucket is one entry of the series of a server. Refused is of its callers.
+type ServerBucket struct {
+	Offered, Retried, Accepted, Rejected, Down, Served, Late int
+
+	Refused  int     // calls to it that ended because a budget refused a retry
+	Capacity float64 // attempts that it could accept; 0 without a limit
+	InFlight float64 // attempts in it, on average
+	Open     int     // calls to it that were under way at the end
+}
+
+// Quantiles are of durations; all 0 where there were none.
+type Quantiles struct {
+	N                        int
+	Mean                     time.Duration
+	P50, P90, P99, P999, Max time.Duration
+}
+
+// Counts are quantiles of numbers.
+type Counts struct {
+	Mean               float64
+	P50, P90, P99, Max int
+}
+
+func quantiles(values []int64) Quantiles {
+	if len(values) == 0 {
+		return Quantiles{}
+	}
+	slices.Sort(values)
+	var sum float64
+	for _, v := range values {
+		sum += float64(v)
+	}
+	at := func(q float64) time.Duration { return time.Duration(quantile(values, q)) }
+	return Quantiles{
+		N:    len(values),
+		Mean: time.Duration(sum / float64(len(values))),
+		P50:  at(0.5), P90: at(0.9), P99: at(0.99), P999: at(0.999), Max: at(1),
+	}
+}
+
+func counts(values []int32) Counts {
+	if len(values) == 0 {
+		return Counts{}
+	}
+	slices.Sort(values)
+	var sum float64
+	for _, v := range values {
+		sum += float64(v)
+	}
+	at := func(q float64) int { return int(quantile(values, q)) }
+	return Counts{Mean: sum / float64(len(values)), P50: at(0.5), P90: at(0.9), P99: at(0.99), Max: at(1)}
+}
+
+// quantile is the smallest value that at least a share q of the sorted values does not
+// exceed.
+func quantile[T any](sorted []T, q float64) T {
+	n := int(math.Ceil(q*float64(len(sorted)) - 1e-9))
+	return sorted[min(max(n, 1), len(sorted))-1]
+}
+
+// fairness is Jain's index.
+func fairness(values []int64) float64 {
+	var sum, squares float64
+	for _, v := range values {
+		sum += float64(v)
+		squares += float64(v) * float64(v)
+	}
+	if squares == 0 {
+		return 1
+	}
+	return sum * sum / (squares * float64(len(values)))
+}
+
+// Mean is the average of runs of one scenario and strategy with several seeds. Stable is
+// negative if it is in any of them.
+func Mean(runs []Summary) Summary {
+	var mean Summary
+	never := false
+	for _, s := range runs {
+		mean.each(&s, func(sum, v float64) float64 { return sum + v })
+		never = never || s.Stable < 0
+	}
+	mean.each(&mean, func(sum, _ float64) float64 { return sum / float64(len(runs)) })
+	if never {
+		mean.Stable = -1
+	}
+	return mean
+}
+
+// each sets every field to f of itself and of the same field of other.
+func (s *Summary) each(other *Summary, f func(a, b float64) float64) {
+	numbers, others := s.numbers(), other.numbers()
+	for i := range numbers {
+		*numbers[i] = f(*numbers[i], *others[i])
+	}
+	times, otherTimes := s.times(), other.times()
+	for i := range times {
+		*times[i] = time.Duration(math.Round(f(float64(*times[i]), float64(*otherTimes[i]))))
+	}
+}
+
+func (s *Summary) numbers() []*float64 {
+	return []*float64{&s.Calls, &s.Succeeded, &s.Failed, &s.Open, &s.Refused,
+		&s.Attempts, &s.Wasted, &s.Amplification, &s.AmplifiedDown, &s.Goodput, &s.Late,
+		&s.Peak, &s.PeakAfter, &s.Over, &s.PeakToAverage, &s.Fairness}
+}
+
+func (s *Summary) times() []*time.Duration {
+	return []*time.Duration{&s.P50, &s.P90, &s.P99, &s.P999, &s.Longest, &s.Done, &s.Stable}
+}

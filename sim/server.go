@@ -1,0 +1,413 @@
+package sim
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A server is a [Server] under way.
+type server struct {
+	config *Server
+	index  int32
+	method string
+	gate   *Gate
+	work   *sampler
+
+	workers int     // 0 where nobody has to wait for one
+	stretch float64 // of the time of work, so that the workers do exactly Capacity
+
+	busy    int
+	queue   ring // attempts, some of them gone
+	waiting int  // attempts in the queue that are not gone
+	debt    float64
+	version int64
+
+	calls *caller // nil if it calls nobody
+
+	ServerResult
+	seen    series[ServerBucket]
+	inside  int // attempts in it
+	opened  int // calls to it under way
+	lost    int // attempts that were in it when it broke
+	changed int64
+	waited  float64 // of those whose work was begun, nanoseconds together
+	started int
+	worked  float64 // nanoseconds of all workers together
+	stayed  float64 // nanoseconds of all attempts together
+}
+
+func (r *run) newServer(config *Server, index int32) *server {
+	s := &server{
+		config:  config,
+		index:   index,
+		method:  "/sim.Server/" + config.Name,
+		gate:    newGate(config),
+		work:    newSampler(config.Latency, r.working),
+		stretch: 1,
+	}
+	s.Name = config.Name
+	s.seen = newSeries(r.bucket, func(next, last *ServerBucket) { next.Open = last.Open })
+	if config.Capacity > 0 && config.Window == 0 {
+		mean := config.Latency.Mean.Seconds()
+		s.workers = max(1, int(math.Round(config.Capacity*mean)))
+		if mean > 0 {
+			s.stretch = float64(s.workers) / config.Capacity / mean
+		}
+	}
+	s.Workers = s.workers
+	return s
+}
+
+// instant is whether the server takes no time for anything.
+func (s *server) instant() bool {
+	silent := slices.ContainsFunc(s.config.Outages, func(o Outage) bool { return o.Silent })
+	return s.workers == 0 && s.work.always0() && s.config.Calls == nil && !s.config.Optimistic && !silent
+}
+
+// ask hands an attempt that arrives to the gate, and counts what it says.
+func (r *run) ask(s *server, seen *ServerBucket, number int32) Answer {
+	seen.Offered++
+	if number > 1 {
+		seen.Retried++
+	}
+	answer := s.gate.Admit(time.Duration(r.now))
+	if answer.Code == codes.OK && s.workers > 0 && s.busy == s.workers && s.full() {
+		s.debt += s.config.RejectCost * s.capacityTime()
+		answer = s.gate.refuse(r.now, nil, r.now+s.backlog())
+	}
+	switch {
+	case answer.Code == codes.OK:
+		seen.Accepted++
+	case answer.down:
+		seen.Down++
+	default:
+		seen.Rejected++
+	}
+	return answer
+}
+
+// arrives is when an attempt reaches its server.
+func (r *run) arrives(ai int32, a *attempt) {
+	s := a.server
+	answer := r.ask(s, s.seen.at(r.now), a.number)
+	switch {
+	case answer.Say == SaySilence:
+		a.state = gone
+		r.release(ai, a)
+	case answer.Code != codes.OK:
+		r.answer(ai, a, answer)
+	case s.config.Optimistic:
+		a.version = s.version
+		r.travel(r.after(r.network.draw()+r.network.draw()), writes, ai, a)
+	default:
+		r.admit(ai, a, s)
+	}
+}
+
+func (s *server) full() bool { return s.config.Queue >= 0 && s.waiting >= s.config.Queue }
+
+// capacityTime is the work of one call at full capacity, in nanoseconds of one worker.
+func (s *server) capacityTime() float64 {
+	return float64(time.Second) * float64(s.workers) / s.config.Capacity
+}
+
+// backlog is about how long the queue takes.
+func (s *server) backlog() int64 {
+	return int64(float64(s.waiting+1) / s.config.Capacity * float64(time.Second))
+}
+
+// admit lets an accepted attempt in.
+func (r *run) admit(ai int32, a *attempt, s *server) {
+	if s.workers == 0 && s.work.always0() && s.calls == nil {
+		r.serve(ai, a, s)
+		return
+	}
+	r.inside(s, 1)
+	a.since = r.now
+	if s.workers > 0 && s.busy == s.workers {
+		a.state = queued
+		s.waiting++
+		s.queue.push(ai)
+		return
+	}
+	r.work(ai, a, s)
+}
+
+// work begins the work of an attempt.
+func (r *run) work(ai int32, a *attempt, s *server) {
+	s.started++
+	s.waited += float64(r.now - a.since)
+	a.since = r.now
+	a.state = busy
+	if s.workers == 0 {
+		r.travel(r.after(s.work.draw()), worked, ai, a)
+		return
+	}
+	s.busy++
+	took := s.work.draw()*s.stretch + s.debt
+	if s.work.always0() {
+		took = s.capacityTime() + s.debt
+	}
+	s.debt = 0
+	r.travel(s.gate.done(r.now, took), worked, ai, a)
+}
+
+// worked is when the work of an attempt is done.
+func (r *run) worked(ai int32, a *attempt) {
+	if a.state == gone {
+		r.release(ai, a)
+		return
+	}
+	s := a.server
+	r.next(s, a)
+	if s.calls != nil && !a.given {
+		a.state = calling
+		a.child = -1
+		child := r.newCall(s.calls, ai, a.deadline)
+		if a.state == calling { // the call is not over yet
+			a.child = child
+		}
+		return
+	}
+	r.inside(s, -1)
+	r.serve(ai, a, s)
+}
+
+// next frees the worker of an attempt and gives it the next one.
+func (r *run) next(s *server, a *attempt) {
+	r.idle = r.now
+	if s.workers == 0 {
+		return
+	}
+	s.worked += float64(r.now - a.since)
+	s.busy--
+	for s.busy < s.workers && s.queue.len() > 0 {
+		ai := s.queue.pop()
+		a := r.attempts.at(ai)
+		if a.state == gone {
+			r.release(ai, a)
+			continue
+		}
+		s.waiting--
+		r.work(ai, a, s)
+	}
+}
+
+// serve finishes an attempt well.
+func (r *run) serve(ai int32, a *attempt, s *server) {
+	seen := s.seen.at(r.now)
+	if a.given {
+		seen.Late++
+	} else {
+		seen.Served++
+	}
+	r.answer(ai, a, Answer{})
+}
+
+// writes is when the write of an optimistic attempt reaches the server.
+func (r *run) writes(ai int32, a *attempt) {
+	s := a.server
+	if a.version != s.version {
+		s.Conflicts++
+		r.answer(ai, a, Answer{Code: codes.Aborted})
+		return
+	}
+	s.version++
+	r.serve(ai, a, s)
+}
+
+// called is when the downstream call that an attempt waited for is over.
+func (r *run) called(ai int32, code codes.Code) {
+	a := r.attempts.at(ai)
+	if a.state != calling {
+		return
+	}
+	s := a.server
+	r.inside(s, -1)
+	a.state = travelling
+	if code == codes.OK {
+		r.serve(ai, a, s)
+		return
+	}
+	say := SayNothing
+	if s.config.Calls.StopCallers {
+		say = SayNoRetry
+	}
+	r.answer(ai, a, Answer{Code: code, Say: say})
+}
+
+// answer sends the answer of an attempt on its way.
+func (r *run) answer(ai int32, a *attempt, answer Answer) {
+	a.state = travelling
+	a.code = answer.Code
+	a.trailer = r.post.trailer(answer)
+	if delay := r.network.draw(); delay > 0 {
+		r.travel(r.after(delay), answered, ai, a)
+	} else {
+		r.answered(ai, a)
+	}
+}
+
+// cancelled is when a server learns that nobody waits for an attempt any more.
+func (r *run) cancelled(ai int32, a *attempt) {
+	s := a.server
+	switch a.state {
+	case queued:
+		a.state = gone
+		s.waiting--
+		r.inside(s, -1)
+		s.seen.at(r.now).Late++
+	case busy:
+		a.state = gone
+		r.inside(s, -1)
+		s.seen.at(r.now).Late++
+		r.next(s, a)
+	case calling:
+		a.state = gone
+		r.inside(s, -1)
+		s.seen.at(r.now).Late++
+		if a.child >= 0 {
+			r.cancelCall(a.child)
+		}
+		r.release(ai, a)
+	}
+	r.release(ai, a)
+}
+
+// breaks is when a server goes down: what is in it fails, or is lost.
+func (r *run) breaks(s *server) {
+	for ai := range r.attempts.n {
+		a := r.attempts.at(ai)
+		if a.server != s || a.state != queued && a.state != busy && a.state != calling {
+			continue
+		}
+		was := a.state
+		a.state = gone
+		s.lost++
+		r.idle = r.now
+		r.inside(s, -1)
+		s.seen.at(r.now).Down++
+		switch {
+		case was == busy && s.workers > 0:
+			s.worked += float64(r.now - a.since)
+		case was == calling:
+			if a.child >= 0 {
+				r.cancelCall(a.child)
+			}
+		}
+		r.lose(ai, a, s)
+		if was == calling { // queue and worker hold theirs until its turn comes
+			r.release(ai, a)
+		}
+	}
+	s.busy, s.waiting, s.debt = 0, 0, 0
+}
+
+// lose answers an attempt that the server will not finish, unless it is silent.
+func (r *run) lose(ai int32, a *attempt, s *server) {
+	down := s.gate.segment(r.now)
+	if a.given || down.silent {
+		return
+	}
+	a.code = down.code
+	a.trailer = r.post.trailer(s.gate.refuse(r.now, down, down.up))
+	a.holders++
+	r.travel(r.after(r.network.draw()), answered, ai, a)
+}
+
+// inside counts the attempts in a server.
+func (r *run) inside(s *server, change int) {
+	s.account(r.now, r.bucket)
+	s.inside += change
+}
+
+// account adds up the time that attempts have spent in the server, bucket by bucket.
+func (s *server) account(now, width int64) {
+	for s.changed < now {
+		seen := s.seen.at(s.changed)
+		until := min(now, (s.changed/width+1)*width)
+		stay := float64(s.inside) * float64(until-s.changed)
+		seen.InFlight += stay / float64(width)
+		s.stayed += stay
+		s.changed = until
+	}
+}
+
+// A pushbackPost makes the trailers of answers, as the library makes them in a server.
+type pushbackPost struct {
+	ctx context.Context
+	md  metadata.MD
+}
+
+func (p *pushbackPost) init() {
+	p.ctx = grpc.NewContextWithServerTransportStream(context.Background(), p)
+}
+
+func (p *pushbackPost) trailer(a Answer) metadata.MD {
+	var err error
+	switch a.Say {
+	case SayWait:
+		err = grpcretry.SetPushback(p.ctx, a.Wait)
+	case SayNoRetry:
+		err = grpcretry.SetNoRetry(p.ctx)
+	default:
+		return nil
+	}
+	if err != nil {
+		return nil // a wait that no trailer can hold is not sent
+	}
+	return p.md
+}
+
+// Method, SetHeader, SendHeader and SetTrailer implement grpc.ServerTransportStream.
+
+// Method is of no interest.
+func (p *pushbackPost) Method() string { return "" }
+
+// SetHeader ignores it.
+func (p *pushbackPost) SetHeader(metadata.MD) error { return nil }
+
+// SendHeader ignores it.
+func (p *pushbackPost) SendHeader(metadata.MD) error { return nil }
+
+// SetTrailer keeps what the library sends.
+func (p *pushbackPost) SetTrailer(md metadata.MD) error {
+	p.md = md
+	return nil
+}
+
+// A ring is a queue of attempts.
+type ring struct {
+	items []int32
+	head  int
+	n     int
+}
+
+func (q *ring) len() int { return q.n }
+
+func (q *ring) push(v int32) {
+	if q.n == len(q.items) {
+		grown := make([]int32, max(64, 2*q.n))
+		for i := range q.n {
+			grown[i] = q.items[(q.head+i)%q.n]
+		}
+		q.items, q.head = grown, 0
+	}
+	q.items[(q.head+q.n)%len(q.items)] = v
+	q.n++
+}
+
+func (q *ring) pop() int32 {
+	v := q.items[q.head]
+	q.head = (q.head + 1) % len(q.items)
+	q.n--
+	return v
+}

@@ -1,0 +1,435 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A Study is scenarios that belong together, with what to see in them.
+type Study struct {
+	Name, Title, See string
+	Scenarios        []Scenario
+
+	// Vary, where it is not empty, says what grows from one scenario to the next while all
+	// else stays the same, and Values how.
+	Vary   string
+	Values []float64
+}
+
+// Studies are those that are shipped, in the order in which to read them.
+func Studies() []Study {
+	return []Study{
+		classic(), aws(), thousands(), budget(), pushback(), layers(), mixed(), limit(), defaults(),
+	}
+}
+
+// FindStudy is the shipped study of a name.
+func FindStudy(name string) (Study, bool) {
+	for _, s := range Studies() {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Study{}, false
+}
+
+// untilSuccess is attempts enough for any simulation.
+const untilSuccess = 1_000_000_000
+
+// persistent is a strategy that retries until it succeeds, after the same backoff whatever
+// the code.
+func persistent(name string, b grpcretry.Backoff) Strategy {
+	return Strategy{
+		Name:   name,
+		Policy: grpcretry.Policy{MaxAttempts: untilSuccess, Backoff: b},
+		Budget: Budget{Kind: UnlimitedBudget},
+	}
+}
+
+func exponential(base, most time.Duration, j grpcretry.Jitter) grpcretry.Exponential {
+	return grpcretry.Exponential{Base: base, Max: most, Jitter: j}
+}
+
+const (
+	ms  = time.Millisecond
+	sec = time.Second
+)
+
+// outageScenario is the one that most studies begin with.
+func outageScenario(name string) Scenario {
+	return Scenario{
+		Name:   name,
+		Groups: []Group{{Name: "clients", Clients: 1000}},
+		Servers: []Server{{
+			Name:     "server",
+			Capacity: 200, Window: sec,
+			RejectCode: codes.Unavailable,
+			Outages:    []Outage{{For: 10 * sec}},
+		}},
+	}
+}
+
+func classicStrategies() []Strategy {
+	return []Strategy{
+		persistent("constant 1ms", grpcretry.Constant(ms)),
+		persistent("exponential", exponential(100*ms, 10*sec, grpcretry.NoJitter)),
+		persistent("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter)),
+		persistent("equal jitter", exponential(100*ms, 10*sec, grpcretry.EqualJitter)),
+		persistent("decorrelated", grpcretry.Decorrelated{Base: 100 * ms, Max: 10 * sec}),
+	}
+}
+
+func classic() Study {
+	s := outageScenario("classic")
+	s.Title = "1,000 clients at once, a server of 200 calls a second that is down for 10 s"
+	s.Strategies = classicStrategies()
+	return Study{
+		Name:  "classic",
+		Title: "Everybody comes at once, and the server is down for 10 s",
+		See: `Without a wait worth the name the server is asked a million times a second. Exponential
+backoff alone makes it worse for the clients: all come back in the same instant, the server takes 200 of
+them in that second and is idle for the next nine. Jitter, and nothing else, turns the same waits into a
+load that the server can take.`,
+		Scenarios: []Scenario{s},
+	}
+}
+
+func aws() Study {
+	on := func(s Strategy) Strategy {
+		s.Policy.Codes = []codes.Code{codes.Aborted}
+		return s
+	}
+	study := Study{
+		Name:  "aws",
+		Title: "The 2015 experiment: writers of one row, each of whom must win once",
+		See: `A writer reads a row, and writes it if nobody else has since. N writers need at least N
+writes; all others are lost. No backoff is quick and wasteful, exponential backoff without jitter is neither
+quick nor frugal. Full jitter makes the fewest calls; decorrelated is as quick and makes more. The waits are
+those of the experiment: its "base 5 ms" is doubled before the first wait, so here exponentials begin at 10 ms.`,
+		Vary: "writers",
+	}
+	for n := 10; n <= 190; n += 10 {
+		study.Values = append(study.Values, float64(n))
+		study.Scenarios = append(study.Scenarios, Scenario{
+			Name:    fmt.Sprintf("aws-%d", n),
+			Title:   fmt.Sprintf("%d writers of one row, 10 ± 2 ms of network", n),
+			Network: Distribution{Shape: NormalShape, Mean: 10 * ms, Spread: 2 * ms},
+			Groups:  []Group{{Name: "writers", Clients: n}},
+			Servers: []Server{{Name: "row", Optimistic: true}},
+			Strategies: []Strategy{
+				on(persistent("none", grpcretry.Constant(0))),
+				on(persistent("exponential", exponential(10*ms, 2*sec, grpcretry.NoJitter))),
+				on(persistent("equal jitter", exponential(10*ms, 2*sec, grpcretry.EqualJitter))),
+				on(persistent("full jitter", exponential(10*ms, 2*sec, grpcretry.FullJitter))),
+				on(persistent("decorrelated", grpcretry.Decorrelated{Base: 5 * ms, Max: 2 * sec})),
+			},
+		})
+	}
+	return study
+}
+
+func thousands() Study {
+	five := func(name string, b grpcretry.Backoff) Strategy {
+		s := persistent(name, b)
+		s.Policy.MaxAttempts = 5
+		return s
+	}
+	return Study{
+		Name:  "thousands",
+		Title: "10,000 clients with 5 attempts each, seen in buckets of 50 ms",
+		See: `Five attempts are all that a client has, so a retry that comes at a bad moment is lost for good.
+Without jitter all 10,000 spend theirs in the same five instants: whoever is not among the few that the
+server takes in that instant has one chance less. Jitter lowers the peaks, and more calls succeed.`,
+		Scenarios: []Scenario{{
+			Name:   "thousands",
+			Title:  "10,000 clients at once with 5 attempts, a server of 10,000 calls a second that is down for 300 ms",
+			Bucket: 50 * ms,
+			Groups: []Group{{Name: "clients", Clients: 10_000}},
+			Servers: []Server{{
+				Name:     "server",
+				Capacity: 10_000, Window: 50 * ms,
+				RejectCode: codes.Unavailable,
+				Outages:    []Outage{{For: 300 * ms}},
+			}},
+			Strategies: []Strategy{
+				five("constant 100ms", grpcretry.Constant(100*ms)),
+				five("exponential", exponential(100*ms, 10*sec, grpcretry.NoJitter)),
+				five("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter)),
+				five("equal jitter", exponential(100*ms, 10*sec, grpcretry.EqualJitter)),
+				five("A6 ±20 %", exponential(100*ms, 10*sec, grpcretry.ProportionalJitter)),
+				five("decorrelated", grpcretry.Decorrelated{Base: 100 * ms, Max: 10 * sec}),
+			},
+		}},
+	}
+}
+
+// overload is a steady load on a server with a fifth of its capacity to spare, which loses
+// most of it for 10 s.
+func overload(name string, s Server) Scenario {
+	s.Name = "server"
+	s.Capacity = 1200
+	s.Latency = Distribution{Shape: ExponentialShape, Mean: 20 * ms}
+	s.Outages = []Outage{{From: 10 * sec, For: 10 * sec, Left: 0.3}}
+	return Scenario{
+		Name:     name,
+		Duration: 50 * sec,
+		Network:  Distribution{Mean: ms},
+		Groups:   []Group{{Name: "clients", Rate: 1000, Deadline: 10 * sec, Processes: 10}},
+		Servers:  []Server{s},
+	}
+}
+
+func budgeted(name string, attempts int, b Budget) Strategy {
+	return Strategy{
+		Name:   name,
+		Policy: grpcretry.Policy{MaxAttempts: attempts, AttemptTimeout: sec, Backoff: grpcretry.Exponential{}},
+		Budget: b,
+	}
+}
+
+func budget() Study {
+	costly := overload("budget", Server{Queue: 240, RejectCost: 0.3})
+	costly.Title = "1,000 calls a second, capacity 1,200, a dip to 30 % for 10 s; a rejection costs a third of a call"
+	costly.Strategies = []Strategy{
+		budgeted("no retries", 1, Budget{}),
+		budgeted("4, no budget", 4, Budget{Kind: UnlimitedBudget}),
+		budgeted("3 as AWS, no budget", 3, Budget{Kind: UnlimitedBudget}),
+		budgeted("4, default budget", 4, Budget{}),
+		budgeted("4, 10 % + 1/s", 4, Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 1}),
+		budgeted("4, A6 throttle", 4, Budget{Kind: ThrottleBudget, MaxTokens: 100, TokenRatio: 0.1}),
+	}
+	long := overload("budget-queue", Server{Queue: 2400, IgnoresCancel: true})
+	long.Title = "the same load, before a queue of 2 s whose server works on calls that were given up"
+	long.Strategies = append(append([]Strategy(nil), costly.Strategies...),
+		budgeted("4, 20 % + 10/s", 4, Budget{Kind: RatioBudget, Ratio: 0.2, MinPerSecond: 10}),
+	)
+	return Study{
+		Name:  "budget",
+		Title: "A server that stays down because its clients retry",
+		See: `The dip is over at 20 s. Without a budget four attempts per call keep the server so busy saying no
+that it goes on failing for as long as one cares to look (a metastable failure): nothing but fewer retries
+heals it. With a budget it is well again within seconds. Before a long queue whose server does not notice that
+callers have gone, even a fifth more load than calls is too much for a server with a fifth of its capacity to
+spare: there only a smaller ratio, or a budget that is paid by successes (A6 throttle), recovers.`,
+		Scenarios: []Scenario{costly, long},
+	}
+}
+
+func pushback() Study {
+	strategies := func() []Strategy {
+		deaf := persistent("ignores it", exponential(100*ms, 10*sec, grpcretry.FullJitter))
+		deaf.IgnorePushback = true
+		return []Strategy{deaf, persistent("obeys", exponential(100*ms, 10*sec, grpcretry.FullJitter))}
+	}
+	told := func(name, title string, p Pushback) Scenario {
+		s := outageScenario(name)
+		s.Title = title
+		s.Servers[0].Pushback = p
+		s.Strategies = strategies()
+		return s
+	}
+	return Study{
+		Name:  "pushback",
+		Title: "The classic outage, with a server that says when to come back",
+		See: `Told the exact end of the outage, all clients come in that very moment, and those who find no room
+are told the next moment: every wait is right and four of five attempts are wasted. Given a turn each, no client
+is rejected twice, and the last is done when the server has had just the time that the work takes. A
+client that does not listen gains nothing from either.`,
+		Scenarios: []Scenario{
+			told("pushback-fixed", "everyone is told 5 s", Pushback{Kind: FixedPushback, Delay: 5 * sec}),
+			told("pushback-exact", "everyone is told when there will be room", Pushback{Kind: ExactPushback}),
+			told("pushback-spread", "each is given a turn", Pushback{Kind: SpreadPushback}),
+		},
+	}
+}
+
+func layers() Study {
+	chain := func(name, title string, stop bool) Scenario {
+		s := Scenario{
+			Name:     name,
+			Title:    title,
+			Duration: 40 * sec,
+			Network:  Distribution{Mean: ms},
+			Groups:   []Group{{Name: "clients", Rate: 100, Deadline: 10 * sec}},
+		}
+		for i, one := range []string{"A", "B", "C", "D"} {
+			server := Server{Name: one, Latency: Distribution{Mean: ms}}
+			if i < 3 {
+				server.Calls = &Downstream{Target: string("ABCD"[i+1]), StopCallers: stop}
+			} else {
+				server.Outages = []Outage{{From: 10 * sec, For: 15 * sec}}
+			}
+			s.Servers = append(s.Servers, server)
+		}
+		// Clients call A once: what is multiplied are the calls between the servers.
+		s.Groups[0].Strategy = &Strategy{Name: "once", Policy: grpcretry.Policy{MaxAttempts: 1}}
+		return s
+	}
+	three := func(name string, b Budget) Strategy {
+		return Strategy{
+			Name:   name,
+			Policy: grpcretry.Policy{MaxAttempts: 3, Backoff: exponential(20*ms, 200*ms, grpcretry.FullJitter)},
+			Budget: b,
+		}
+	}
+	today := chain("layers", "clients call A, A calls B, B calls C, C calls D; D is down from 10 s to 25 s", false)
+	today.Strategies = []Strategy{
+		three("3 each, no budget", Budget{Kind: UnlimitedBudget}),
+		three("3 each, default budget", Budget{}),
+		three("3 each, 10 % + 1/s", Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 1}),
+		three("3 each, A6 throttle", Budget{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.1}),
+	}
+	stopped := chain("layers-stop", "the same, and who has retried tells its caller not to", true)
+	stopped.Strategies = []Strategy{
+		three("3 each, no budget", Budget{Kind: UnlimitedBudget}),
+		three("3 each, default budget", Budget{}),
+	}
+	return Study{
+		Name:  "layers",
+		Title: "Retries on every layer multiply",
+		See: `Three layers with three attempts each ask the failing server 27 times for each call of a client. A
+budget in each layer leaves little of that, without any layer knowing of the others. A layer that says
+"do not retry, I have" with its failure takes away the product: 3 attempts, not 27.`,
+		Scenarios: []Scenario{today, stopped},
+	}
+}
+
+func mixed() Study {
+	s := outageScenario("mixed")
+	s.Title = "the classic outage; half of the clients use full jitter, the others what is compared"
+	good := persistent("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter))
+	s.Groups = []Group{
+		{Name: "full jitter", Clients: 500, Strategy: &good},
+		{Name: "others", Clients: 500},
+	}
+	s.Strategies = []Strategy{
+		persistent("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter)),
+		persistent("exponential", exponential(100*ms, 10*sec, grpcretry.NoJitter)),
+		persistent("constant 1s", grpcretry.Constant(sec)),
+		persistent("constant 10ms", grpcretry.Constant(10*ms)),
+	}
+	return Study{
+		Name:  "mixed",
+		Title: "What good manners gain among bad ones",
+		See: `Beside clients that come back all at once after long waits, those with jitter win: they find
+the server free between the bursts, and are done long before. Beside clients that hammer they lose: whoever asks
+a hundred times a second gets every free place. Jitter is no handicap among the careless, only among the
+greedy, and against those only the server can help.`,
+		Scenarios: []Scenario{s},
+	}
+}
+
+// The winners of the search for the policy that comes nearest to the limit, with the
+// server's help and without; see docs/herd.md for how they were found.
+func limitStrategies() []Strategy {
+	return []Strategy{
+		persistent("default backoff", grpcretry.Exponential{}),
+		persistent("default ×4", grpcretry.Exponential{Multiplier: 4}),
+		persistent("decorrelated 1s..6s", grpcretry.Decorrelated{Base: sec, Max: 6 * sec}),
+		persistent("decorrelated 1s..7s", grpcretry.Decorrelated{Base: sec, Max: 7 * sec}),
+		persistent("equal 6s..7s", exponential(6*sec, 7*sec, grpcretry.EqualJitter)),
+	}
+}
+
+func limit() Study {
+	alone := outageScenario("limit")
+	alone.Title = "the classic outage, and what comes nearest to the limit without any help"
+	alone.Strategies = limitStrategies()
+	helped := outageScenario("limit-pushback")
+	helped.Title = "the same, with a server that gives each client its turn"
+	helped.Servers[0].Pushback = Pushback{Kind: SpreadPushback}
+	helped.Strategies = limitStrategies()[:1]
+	far := outageScenario("limit-network")
+	far.Title = "the same over a network of 5 to 45 ms"
+	far.Network = Distribution{Shape: UniformShape, Mean: 25 * ms, Spread: 20 * ms}
+	far.Servers[0].Pushback = Pushback{Kind: SpreadPushback}
+	far.Strategies = limitStrategies()[:1]
+	return Study{
+		Name:  "limit",
+		Title: "How near to the possible",
+		See: `After 10 s of outage, 1,000 calls at 200 a second take 5 s: nobody can do it in less than 15 s, nor
+with less than one wasted attempt for each client that came during the outage. A server that gives
+turns reaches that limit. Without it the longer waits win: what is saved are the many short ones at the
+start of the outage, which nobody needed.`,
+		Scenarios: []Scenario{alone, helped, far},
+	}
+}
+
+func defaults() Study {
+	blip := func(outage time.Duration) Scenario {
+		s := outageScenario("defaults-blip-" + outage.String())
+		s.Title = fmt.Sprintf("1,000 clients at once with 4 attempts, a server of 2,000 calls a second that is down for %v", outage)
+		s.Bucket = 100 * ms
+		s.Servers[0].Capacity, s.Servers[0].Window = 2000, 100*ms
+		s.Servers[0].Outages[0].For = outage
+		for _, multiplier := range []float64{2, 3, 4} {
+			s.Strategies = append(s.Strategies, Strategy{
+				Name:   fmt.Sprintf("full jitter ×%v", multiplier),
+				Policy: grpcretry.Policy{Backoff: grpcretry.Exponential{Multiplier: multiplier}},
+				Budget: Budget{Kind: UnlimitedBudget},
+			})
+		}
+		return s
+	}
+	fleet := func(processes int) Scenario {
+		s := overload(fmt.Sprintf("defaults-fleet-%d", processes), Server{Queue: 240, RejectCost: 0.3})
+		s.Title = fmt.Sprintf("the load of the budget study, from %d processes", processes)
+		s.Groups[0].Processes = processes
+		s.Strategies = []Strategy{
+			budgeted("default budget", 4, Budget{}),
+			budgeted("20 % + 1/s", 4, Budget{Kind: RatioBudget, Ratio: 0.2, MinPerSecond: 1}),
+			budgeted("10 % + 0.1/s", 4, Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 0.1}),
+			budgeted("A6 throttle", 4, Budget{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.1}),
+		}
+		return s
+	}
+	return Study{
+		Name:  "defaults",
+		Title: "What the library's defaults could be",
+		See: `Four attempts with waits of 100, 200 and 400 ms are spent after a third of a second; multiplied by
+four instead of two the same number of attempts outlasts a blip of a second. And a budget's floor of 10 retries
+a second is for each process: a thousand small clients have ten thousand a second between them, which is
+no limit at all.`,
+		Scenarios: []Scenario{blip(300 * ms), blip(sec), fleet(10), fleet(100), fleet(1000)},
+	}
+}
+
+// A Limit is what no policy can better.
+type Limit struct {
+	P99, Done time.Duration // when 99 % of the calls, and all of them, can be done
+	Wasted    int           // attempts that must fail
+}
+
+// LimitOf is the physical limit of a scenario with one server and clients that call once,
+// as [Run] would have it: from the capacity after the outages and the calls that begin in
+// one. ok is false for other scenarios.
+func LimitOf(s Scenario) (l Limit, ok bool) {
+	if s.check(&Strategy{}) != nil || len(s.Servers) != 1 || s.Servers[0].Capacity == 0 {
+		return Limit{}, false
+	}
+	gate := newGate(&s.Servers[0])
+	total := 0
+	for _, g := range s.Groups {
+		if g.Rate > 0 || g.Spread > 0 || g.Start > 0 {
+			return Limit{}, false
+		}
+		total += g.Clients
+	}
+	if gate.pace[0].down {
+		l.Wasted = total
+	}
+	l.P99 = gate.earliest(math.Ceil(0.99 * float64(total)))
+	l.Done = gate.earliest(float64(total))
+	return l, true
+}
+
+// earliest is when so many calls can have been accepted, if they come one after another.
+func (g *Gate) earliest(calls float64) time.Duration {
+	need := calls / g.server.Capacity * float64(time.Second)
+	return time.Duration((&Gate{pace: g.pace}).done(0, need))
+}
