@@ -289,6 +289,19 @@ func (c *call) made(number int) int {
 	return number
 }
 
+// lastEnd is when the last attempt under way ended, decisive or not.
+func (c *call) lastEnd(decisive *Attempt) time.Time {
+	last := decisive.Start.Add(decisive.Duration)
+	if c.past != nil && c.policy.hedges {
+		for _, a := range c.past.ended {
+			if end := a.Start.Add(a.Duration); end.After(last) {
+				last = end
+			}
+		}
+	}
+	return last
+}
+
 // lost tells of an attempt that ended after another was decisive.
 func (c *call) lost(a *attempt, now time.Time) {
 	c.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})

@@ -92,7 +92,8 @@ func (m *methodPolicies) checkHedging() error {
 			"name the methods that are safe to run twice with WithMethod")
 	}
 	for pattern, p := range m.methods {
-		if p.Hedging != nil && sendsStream(pattern) {
+		own := resolve(m.fallback, p.scopes[len(p.scopes)-1]) // wider ones are for the other methods
+		if own.Hedging != nil && sendsStream(pattern) {
 			return fmt.Errorf("grpcretry: WithHedging in WithMethod %s: "+
 				"a method with a client stream cannot be hedged", pattern)
 		}

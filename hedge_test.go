@@ -93,6 +93,13 @@ func TestHedgingThatIsMeant(t *testing.T) {
 	if _, err := New(Disable(), WithMethod("/a.B/C", WithHedging(h))); err != nil {
 		t.Error(err)
 	}
+	const chat = "/grpcretry.test.v1.EchoService/Chat"
+	for _, all := range []Option{WithHedging(Hedging{Delay: HedgeAfter(0), AllMethodsAreSafe: true}),
+		WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(h))} {
+		if _, err := New(all, WithMethod(chat, WithMaxAttempts(3))); err != nil {
+			t.Errorf("New = %v although nobody asks for hedging of the one method with a client stream", err)
+		}
+	}
 }
 
 func TestPolicyHandsOutItsOwnHedging(t *testing.T) {
@@ -190,9 +197,30 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		}
 		wantLines(t, logs, "WARN…not hedged, but retried: it has a client stream…method=/grpcretry.test.v1.EchoService/Chat")
 		for range 3 {
+			stream, err := cc.NewStream(t.Context(), serverStream, "/grpcretry.test.v1.EchoService/Expand", grpc.ForceCodec(oddCodec{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			(&application{stream: stream}).play(t, "send a; close")
+			stream.RecvMsg(notAPointer{})
+			stream.RecvMsg(notAPointer{})
+		}
+		wantLines(t, logs, "WARN…not hedged, but retried: no second message can be made…method=/grpcretry.test.v1.EchoService/Expand")
+		for range 3 {
 			cc.Invoke(t.Context(), "/grpcretry.test.v1.EchoService/Echo", request(), notAPointer{}, grpc.ForceCodec(oddCodec{}))
 		}
 		wantLines(t, logs, "WARN…not hedged, but retried: no second reply can be made…method=/grpcretry.test.v1.EchoService/Echo")
+		cc = server.conn(t, DialOptions(WithLogger(slog.New(logs)), Disable(),
+			WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(Hedging{Delay: HedgeAfter(second)})))...)
+		for range 3 {
+			stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			stream.CloseSend()
+			stream.Recv()
+		}
+		wantLines(t, logs, "WARN…not hedged: it has a client stream…method=/grpcretry.test.v1.EchoService/Chat")
 	})
 }
 

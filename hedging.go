@@ -28,18 +28,20 @@ type hedging struct {
 	wake     chan struct{} // guarded by mu; closed when over; nil while nobody waits for that
 
 	// Of whoever handles the queue, and of the caller when it is over.
-	delay   time.Duration
-	timer   *time.Timer // until the next attempt is due
-	dueAt   time.Time   // when that is; zero for never
-	next    Verdict     // the attempt that waits for dueAt, where it is paid for already
-	made    int         // attempts sent
-	open    []*attempt  // those that run
-	idle    time.Time   // since when none runs
-	decided bool
-	winner  *attempt  // nil if none succeeded
-	wonAt   time.Time // when it did; zero if just now
-	err     error     // nil, or io.EOF of a stream that ended well
-	lost    *defeat   // else
+	delay    time.Duration
+	timer    *time.Timer   // until the next attempt is due
+	dueAt    time.Time     // when that is; zero for never
+	next     Verdict       // the attempt that waits for dueAt, where it is paid for already
+	later    time.Duration // after which a hedge was put off last; zero if none was
+	made     int           // attempts sent
+	open     []*attempt    // those that run
+	idle     time.Time     // since when none runs
+	decided  bool
+	quitting bool      // after a panic
+	winner   *attempt  // nil if none succeeded
+	wonAt    time.Time // when it did; zero if just now
+	err      error     // nil, or io.EOF of a stream that ended well
+	lost     *defeat   // else
 
 	openRoom [2]*attempt
 }
@@ -63,8 +65,9 @@ type hedgedAttempts interface {
 // A happening is that an attempt has ended; without one, that it is time to look whether
 // another is due, or the caller has gone.
 type happening struct {
-	ended *attempt
-	err   error
+	ended    *attempt
+	err      error
+	panicked *attempt // instead: the caller's goroutine panics, which runs this one
 }
 
 // race runs first on this goroutine and others beside it, until one is decisive and all
@@ -73,8 +76,8 @@ func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay t
 	h.call, h.attempts, h.delay, h.made = c, attempts, delay, first.number
 	over := false
 	defer func() {
-		if !over { // something below panics: let nothing run on
-			h.cancelAll()
+		if !over {
+			h.quit(first)
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than these assignments
@@ -83,7 +86,7 @@ func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay t
 	h.timer = time.AfterFunc(delay, h.look)
 	h.mu.Unlock()
 	if err := attempts.run(first); !h.alone(err) {
-		h.post(happening{first, err})
+		h.post(happening{ended: first, err: err})
 		h.await()
 	} else {
 		h.winner, h.err = first, err
@@ -116,20 +119,25 @@ func (h *hedging) post(e happening) {
 		return
 	}
 	h.handling = true
+	defer func() { h.handling = false }() // after a panic too
 	for len(h.queue) > 0 {
 		e := h.queue[0]
 		h.queue = slices.Delete(h.queue, 0, 1)
-		h.mu.Unlock()
-		h.handle(e)
-		h.mu.Lock()
+		h.handleUnlocked(e)
 	}
-	h.handling = false
 	if h.decided && len(h.open) == 0 && !h.over {
 		h.over = true
 		if h.wake != nil {
 			close(h.wake)
 		}
 	}
+}
+
+// handleUnlocked needs mu, and gives it up meanwhile.
+func (h *hedging) handleUnlocked(e happening) {
+	h.mu.Unlock()
+	defer h.mu.Lock()
+	h.handle(e)
 }
 
 // await returns when it is over.
@@ -156,41 +164,64 @@ func (h *hedging) await() {
 	<-wake
 }
 
+// quit ends what is still under way when the caller's goroutine panics: in the attempt
+// that it runs, or in what the caller gave us to call. Nobody is told of anything any
+// more, but the budget.
+func (h *hedging) quit(first *attempt) {
+	h.mu.Lock()
+	h.queue = slices.Insert(h.queue, 0, happening{panicked: first})
+	h.mu.Unlock()
+	h.look()
+	h.await()
+}
+
 func (h *hedging) handle(e happening) {
 	now := time.Now()
 	switch {
+	case e.panicked != nil:
+		h.quitting = true
+		h.close(e.panicked)
+		h.decide()
+		e.panicked.release()
 	case e.ended != nil:
-		h.open = slices.DeleteFunc(h.open, func(a *attempt) bool { return a == e.ended })
+		h.close(e.ended)
 		h.ended(e.ended, e.err, now)
 	case h.decided:
-	case len(h.open) == 0 && (h.call.ended(now) != nil || h.call.closed()):
-		h.abandon(now)
+	case h.call.ended(now) != nil || h.call.closed():
+		h.disarm() // attempts under way end by themselves
+		if len(h.open) == 0 {
+			h.abandon(now)
+		}
 	case !h.dueAt.IsZero() && !now.Before(h.dueAt): // else the timer was set anew meanwhile
 		h.due(now)
 	}
+}
+
+func (h *hedging) close(a *attempt) {
+	h.open = slices.DeleteFunc(h.open, func(one *attempt) bool { return one == a })
 }
 
 // ended takes in how an attempt ended.
 func (h *hedging) ended(a *attempt, err error, now time.Time) {
 	c := h.call
 	c.collect(a)
-	won := err == nil || isEOF(err)
-	switch {
-	case h.decided:
-		h.late(a, won, now)
-		return
-	case won:
+	won := err == nil || c.stream && isEOF(err)
+	if won && !h.decided {
 		h.winner, h.wonAt, h.err = a, now, err
 		h.answered(a, false)
 		h.decide()
 		return
+	}
+	defer a.release()
+	switch {
+	case h.decided:
+		h.late(a, won, now)
 	case a.number == 1 && h.made == 1 && c.leftToGRPC():
 		h.lost = &defeat{attempt: a, err: err, verdict: Verdict{Reason: ErrLeftToGRPC}}
 		h.decide()
-		return
+	default:
+		h.failed(a, err, now)
 	}
-	h.failed(a, err, now)
-	a.release()
 }
 
 // late tells of an attempt that ended after the decision.
@@ -198,11 +229,14 @@ func (h *hedging) late(a *attempt, won bool, now time.Time) {
 	if won {
 		h.attempts.discard(a)
 	}
+	if h.quitting {
+		h.call.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
+		return
+	}
 	if h.winner != nil {
 		h.answered(a, true)
 	}
 	h.call.lost(a, now)
-	a.release()
 }
 
 // answered tells the delay about a first attempt.
@@ -221,7 +255,10 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	f := c.failure(a, err, now)
 	f.Made = h.made
 	c.record(&f)
-	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
+	v := c.policy.judge(c.ctx, h.payer(), &c.past.History, &f, now, c.retrier.random())
+	if v.Retry {
+		h.next = v
+	}
 	c.report(&f, v, now)
 	h.lost = &defeat{a, err, f, v}
 	if len(h.open) == 0 {
@@ -229,7 +266,7 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	}
 	switch {
 	case v.Retry:
-		h.schedule(v, now)
+		h.schedule(now)
 	case v.untouched || f.CtxErr != nil || f.Closed || f.Committed: // fatal
 		h.decide()
 	default:
@@ -242,12 +279,23 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	}
 }
 
-// schedule sets the next attempt to when v says. Only one can be next.
-func (h *hedging) schedule(v Verdict, now time.Time) {
-	h.refund()
-	h.next = v
-	if v.Wait > 0 {
-		h.arm(v.Wait, now)
+// payer is what the next attempt is paid from. Only one can be next: if one waits for its
+// time, the new one takes its place, and is paid for.
+func (h *hedging) payer() Budget {
+	if h.next.Retry {
+		return prepaid{h.call.budget}
+	}
+	return h.call.budget
+}
+
+type prepaid struct{ Budget }
+
+func (prepaid) Withdraw(time.Time) bool { return true }
+
+// schedule sends the next attempt when it is to be sent.
+func (h *hedging) schedule(now time.Time) {
+	if h.next.Wait > 0 {
+		h.arm(h.next.Wait, now)
 		return
 	}
 	h.send(now)
@@ -263,19 +311,31 @@ func (h *hedging) due(now time.Time) {
 	case c.leftToGRPC():
 		h.disarm()
 		return
+	case !c.configKnown(): // and so no attempt can have left
+		h.postpone(now)
+		return
 	}
 	v := c.policy.due(c.budget, &c.remember().History, h.made, now)
 	v.Wait = h.delay
+	if v.Retry {
+		h.next = v
+	}
 	c.reportDue(v, now)
 	switch {
 	case v.Retry:
-		h.next = v
 		h.send(now)
 	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word; only this one is not sent
-		h.arm(max(h.delay, time.Millisecond), now)
+		h.postpone(now)
 	default:
 		h.disarm()
 	}
+}
+
+// postpone puts off a hedge, for longer each time: there may be thousands of calls with a
+// hedge that is due.
+func (h *hedging) postpone(now time.Time) {
+	h.later = max(2*h.later, h.delay, time.Millisecond)
+	h.arm(h.later, now)
 }
 
 // send starts the next attempt on a goroutine of its own.
@@ -293,14 +353,11 @@ func (h *hedging) send(now time.Time) {
 	} else {
 		h.disarm()
 	}
-	go func() { h.post(happening{a, h.attempts.run(a)}) }()
+	go func() { h.post(happening{ended: a, err: h.attempts.run(a)}) }()
 }
 
 // arm sets when the next attempt is due, in place of what was set before.
 func (h *hedging) arm(d time.Duration, now time.Time) {
-	if h.call.past != nil && h.call.past.Stopped != nil {
-		return
-	}
 	h.dueAt = now.Add(d)
 	h.timer.Reset(d)
 }
@@ -320,8 +377,8 @@ func (h *hedging) freeze(reason error) {
 // refund gives back what was paid for an attempt that will not be sent.
 func (h *hedging) refund() {
 	if h.next.Retry {
-		h.call.budget.Refund()
 		h.next = Verdict{}
+		h.call.budget.Refund()
 	}
 }
 
@@ -340,11 +397,6 @@ func (h *hedging) decide() {
 	h.decided = true
 	h.disarm()
 	h.refund()
-	h.cancelAll()
-}
-
-func (h *hedging) cancelAll() {
-	h.timer.Stop()
 	for _, a := range h.open {
 		a.bounds.cancel(ErrHedgeLost)
 	}

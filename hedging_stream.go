@@ -1,7 +1,7 @@
 package grpcretry
 
 import (
-	"context"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -13,11 +13,7 @@ import (
 // stream goes on as any other.
 
 // hedge chooses the policy of a stream whose method is hedged.
-func (s *retryStream) hedge(ctx context.Context, r *Retrier, method string, p *policy) *policy {
-	if s.desc.ClientStreams {
-		r.log.logNotHedged(ctx, method, "it has a client stream")
-		return p
-	}
+func (s *retryStream) hedge(method string, p *policy) *policy {
 	delay, ok := p.Hedging.delay(method)
 	if !ok {
 		s.measured = p.Hedging.Delay
@@ -25,6 +21,16 @@ func (s *retryStream) hedge(ctx context.Context, r *Retrier, method string, p *p
 	}
 	s.hedgeDelay = delay
 	return p.hedged
+}
+
+// answered tells of a first attempt that had its first message, or ended well without one,
+// where the stream is not hedged but its method is.
+func (s *retryStream) answered(at *streamAttempt) {
+	if s.measured == nil || at.number > 1 {
+		return
+	}
+	now := time.Now()
+	s.measured.Answered(s.call.method, now.Sub(at.start), false, now)
 }
 
 // race receives the first message of a hedged stream. The caller has set recovering, so

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,22 +135,88 @@ func TestHedgedStreamThatCannotBeOpened(t *testing.T) {
 // A stream that is not hedged for want of a delay is measured.
 func TestStreamsAreMeasured(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		scripts := []string{"recv a; wait 3s; send 1; wait 9s", "recv a; hang", "recv a; send 1", "recv a; wait 500ms; send 1"}
+		scripts := []string{"recv a; wait 3s; send 1; wait 9s", "recv a; wait 2s", "recv a; hang", "recv a; send 1",
+			"recv a; wait 500ms; send 1", "recv a; wait 700ms"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		on := false
 		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
 		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeWhile(func() bool { return on }, delay)})))...)
-		for i, want := range []string{"3s", "1s lost", "500ms"} {
-			delay.told = nil
+		for i, step := range []struct {
+			on        bool
+			app, want string
+		}{
+			{false, "recv 1; recv EOF", "3s"},
+			{false, "recv EOF", "2s"}, // without a message
+			{true, "recv 1; recv EOF", "1s lost"},
+			{true, "recv 1; recv EOF", "500ms"},
+			{true, "recv EOF", "700ms"},
+		} {
+			on, delay.told = step.on, nil
 			stream, err := cc.NewStream(t.Context(), serverStream, "/streams/Expand")
 			if err != nil {
 				t.Fatal(err)
 			}
-			(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
-			if len(delay.told) != 1 || delay.told[0] != want {
-				t.Errorf("stream %d: the delay was told %q, want %q", i+1, delay.told, want)
+			(&application{stream: stream}).play(t, "send a; close; "+step.app)
+			if len(delay.told) != 1 || delay.told[0] != step.want {
+				t.Errorf("stream %d: the delay was told %q, want %q", i+1, delay.told, step.want)
 			}
-			on = true
 		}
 	})
+}
+
+// Nothing of a hedged stream stays with the caller's context, and no attempt of it is left.
+func TestNothingOfAHedgedStreamStays(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		app     string
+	}{
+		{"the first is quick", []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF"},
+		{"the hedge wins", []string{"recv a; hang", "recv a; send 1"}, "send a; close; recv 1; recv EOF"},
+		{"an empty hedge wins", []string{"recv a; hang", "recv a"}, "send a; close; recv EOF"},
+		{"a fatal failure", []string{"recv a; hang", "recv a; fail NOT_FOUND"}, "send a; close; recv NOT_FOUND"},
+		{"all fail", []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE"},
+		{"a failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE"},
+		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"},
+			"send a; close; wait 20s; recv 1; recv EOF"},
+		{"a timeout while the application is elsewhere, and a failure", []string{"recv a; hang", "recv a; fail UNAVAILABLE"},
+			"send a; close; wait 20s; recv UNAVAILABLE"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				var mu sync.Mutex
+				var attempts []*attempt
+				note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+					mu.Lock()
+					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
+					mu.Unlock()
+					return streamer(ctx, desc, cc, method, opts...)
+				}
+				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
+					grpc.WithChainStreamInterceptor(note))...)
+				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
+				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				synctest.Wait()
+				if got := ctx.number(); got != 0 {
+					t.Errorf("%d functions wait for the end of the caller's context after the call", got)
+				}
+				for _, a := range attempts {
+					if a.bounds.timer.Stop() {
+						t.Errorf("the timer of attempt %d runs on", a.number)
+					}
+					if a.Err() == nil {
+						t.Errorf("the context of attempt %d is alive", a.number)
+					}
+				}
+				if len(attempts) != len(tt.scripts) {
+					t.Errorf("%d attempts, want %d", len(attempts), len(tt.scripts))
+				}
+			})
+		})
+	}
 }

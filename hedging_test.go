@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -385,4 +389,317 @@ func TestServerIsToldOfHedges(t *testing.T) {
 			t.Errorf("%d attempts, want 3", got)
 		}
 	})
+}
+
+// hedgedEcho is a call of Echo for tests that need more control of
+// the attempts than a server has: run is attempt number n.
+func hedgedEcho(ctx context.Context, run func(ctx context.Context, n int) error, opts ...Option) error {
+	invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+		a, _ := AttemptFromContext(ctx)
+		return run(ctx, a.Number)
+	}
+	return UnaryClientInterceptor(opts...)(ctx, echoMethod, request(), &echov1.EchoResponse{}, nil, invoker)
+}
+
+// To a unary call io.EOF, of an interceptor below, is a failure as any other.
+func TestEOFIsNoSuccessOfAHedgedUnaryCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, after := range []time.Duration{0, 2 * second} { // alone, and beside a hedge
+			events := &hedgeEvents{}
+			err := hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
+				if n == 1 {
+					time.Sleep(after)
+					return io.EOF
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			}, WithObserver(events.observe), hedged(Hedging{Delay: HedgeAfter(second)}))
+			if err != io.EOF {
+				t.Errorf("a call whose first attempt returned io.EOF after %v returned %v", after, err)
+			}
+			events.check(t, err)
+		}
+	})
+}
+
+// A panic of what a caller gives us, or of an attempt below, is the caller's where it
+// happens on its goroutine, and nothing of the call is left then: the other attempts have
+// ended, and what was paid for is given back.
+func TestAPanicOfAHedgedCallIsTheCallers(t *testing.T) {
+	during := func(kind EventKind) Option {
+		return WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == kind && e.Attempt.Number == 1 {
+				panic("drawn")
+			}
+		})
+	}
+	stop := func(context.Context, Attempt) Classification { panic("drawn") }
+	for _, tt := range []struct {
+		name  string
+		first func() error
+		opts  []Option
+	}{
+		{"an attempt", func() error { panic("drawn") }, nil},
+		{"the classifier", func() error { return errUnavailable }, []Option{WithClassifier(stop)}},
+		{"an observer of a failure", func() error { return errUnavailable }, []Option{during(AttemptEnd)}},
+		{"an observer of a decision", func() error { return errUnavailable }, []Option{during(Decision)}},
+		{"the delay", func() error { return nil }, []Option{hedged(Hedging{Delay: panickyDelay{HedgeAfter(second)}})}},
+	} {
+		for _, after := range []time.Duration{second / 2, second, 3 * second / 2} { // before the hedge, with it, and while it runs
+			if tt.name != "an attempt" && after == second {
+				continue // the panic may be the timer's, and end the program
+			}
+			t.Run(fmt.Sprint(tt.name, " after ", after), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					budget := &aBudget{}
+					var mu sync.Mutex
+					open, hedges := 0, 0
+					defer func() {
+						if got := recover(); got != "drawn" {
+							t.Errorf("recovered %v, want what was thrown", got)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						if open != 0 {
+							t.Errorf("%d attempts run on after the call", open)
+						}
+						if paid := len(budget.asked) - budget.refunded; paid != hedges {
+							t.Errorf("%d hedges were sent and %d paid for", hedges, paid)
+						}
+						heard := 0
+						for _, o := range budget.heard {
+							if o.Attempt > 1 {
+								heard++
+							}
+						}
+						if heard != hedges {
+							t.Errorf("budget heard of %d hedges, want %d", heard, hedges)
+						}
+					}()
+					hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
+						if n == 1 {
+							time.Sleep(after)
+							return tt.first()
+						}
+						mu.Lock()
+						open++
+						hedges++
+						mu.Unlock()
+						<-ctx.Done()
+						time.Sleep(second) // it takes its time to end
+						mu.Lock()
+						defer mu.Unlock()
+						open--
+						return ctx.Err()
+					}, append([]Option{WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(second)})}, tt.opts...)...)
+				})
+			})
+		}
+	}
+}
+
+type panickyDelay struct{ HedgeDelay }
+
+func (panickyDelay) Answered(string, time.Duration, bool, time.Time) { panic("drawn") }
+
+// The contexts of all attempts end with the call, and nothing stays with the caller's.
+func TestNothingOfAHedgedCallStays(t *testing.T) {
+	retryPolicy := grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,` +
+		`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`)
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		dial   []grpc.DialOption
+	}{
+		{"success", script(ok()), nil},
+		{"the hedge wins", script(hang(), ok()), nil},
+		{"the first wins", script(ok().after(3*second/2), hang()), nil},
+		{"a fatal failure", script(hang(), fail(codes.NotFound, "x")), nil},
+		{"all fail", always(unavailable()), nil},
+		{"left to gRPC", script(unavailable()), []grpc.DialOption{retryPolicy}},
+		{"left to gRPC, and slow", script(unavailable().after(9 * second)), []grpc.DialOption{retryPolicy}},
+		{"attempt timeouts", always(hang()), nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				var mu sync.Mutex
+				var attempts []*attempt
+				note := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+					mu.Lock()
+					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
+					mu.Unlock()
+					return invoker(ctx, method, req, reply, cc, opts...)
+				}
+				cc := server.conn(t, append(tt.dial, grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(
+					WithAttemptTimeout(20*second), hedged(Hedging{Delay: HedgeAfter(second)})), note))...)
+				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
+				echov1.NewEchoServiceClient(cc).Echo(ctx, request())
+				if got := ctx.number(); got != 0 {
+					t.Errorf("%d functions wait for the end of the caller's context after the call", got)
+				}
+				for _, a := range attempts {
+					if a.bounds.timer != nil && a.bounds.timer.Stop() {
+						t.Errorf("the timer of attempt %d runs on", a.number)
+					}
+					if a.Err() == nil {
+						t.Errorf("the context of attempt %d is alive", a.number)
+					}
+				}
+				if len(attempts) == 0 {
+					t.Error("no attempts")
+				}
+			})
+		})
+	}
+}
+
+// Nothing is sent any more when the caller has gone, also while attempts take their time
+// to notice.
+func TestNoHedgeForACallerThatHasGone(t *testing.T) {
+	for name, pushback := range map[string]string{"a hedge": "", "a retry": "1000"} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				budget := &aBudget{}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				time.AfterFunc(3*second/2, cancel)
+				var mu sync.Mutex
+				sent := 0
+				err := hedgedEcho(ctx, func(ctx context.Context, n int) error {
+					mu.Lock()
+					sent++
+					mu.Unlock()
+					if n == 2 && pushback != "" {
+						return fail(codes.Unavailable, "x", retryInfoOf(second)).err
+					}
+					time.Sleep(5 * second) // deaf
+					return ctx.Err()
+				}, WithBudget(budget), hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)}))
+				if status.Code(err) != codes.Canceled || sent != 2 {
+					t.Errorf("%d attempts, and %v, want 2 and the cancellation", sent, err)
+				}
+				wantAccounts(t, budget, 2)
+			})
+		})
+	}
+	t.Run("closed", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(hang()))
+			slow := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				defer time.Sleep(5 * second)
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}
+			events := &hedgeEvents{}
+			cc := server.conn(t, append(DialOptions(WithObserver(events.observe), hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)})),
+				grpc.WithChainUnaryInterceptor(slow))...)
+			time.AfterFunc(3*second/2, func() { cc.Close() })
+			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+			events.check(t, err)
+			if got := len(events.events[len(events.events)-1].Attempts); got != 2 {
+				t.Errorf("%d attempts, the last after the connection was closed, want 2", got)
+			}
+		})
+	})
+}
+
+// tokens is a budget of a few retries.
+type tokens struct {
+	aBudget
+	left int // guarded by mu
+}
+
+func (b *tokens) Withdraw(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked = append(b.asked, now)
+	if b.left == 0 {
+		return false
+	}
+	b.left--
+	return true
+}
+
+func (b *tokens) Refund() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left++
+	b.refunded++
+}
+
+// An attempt that waits for what a server asked is paid for: when another failure brings it
+// forward, it needs no second token.
+func TestTheLastTokenMovesForward(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().after(2*second), unavailable().pushback("9000"), says("c")))
+		budget, events := &tokens{left: 2}, &hedgeEvents{}
+		reply, err := server.client(t, WithBudget(budget), WithObserver(events.observe),
+			hedged(Hedging{MaxAttempts: 4, Delay: HedgeAfter(second)})).Echo(t.Context(), request())
+		if reply.GetMessage() != "c" || err != nil {
+			t.Errorf("Echo = %v, %v, want c", reply, err)
+		}
+		wantTimes(t, server, 0, second, 2*second)
+		events.check(t, err)
+		if budget.left != 0 || len(budget.asked) != 2 || budget.refunded != 0 {
+			t.Errorf("budget has %d left, was asked %d times and got %d back, want 0, 2 and 0", budget.left, len(budget.asked), budget.refunded)
+		}
+	})
+}
+
+// A budget that is used up is asked again, for a call that goes on to be slow, but less and
+// less often: it is used up by thousands of such calls at once.
+func TestAnEmptyBudgetIsAskedLessAndLess(t *testing.T) {
+	for _, tt := range []struct {
+		delay time.Duration
+		want  []time.Duration // when the budget is asked; it allows the last
+	}{
+		{second, []time.Duration{1 * second, 2 * second, 4 * second, 8 * second, 16 * second}},
+		{0, []time.Duration{0, 1 * time.Millisecond, 3 * time.Millisecond, 7 * time.Millisecond, 15 * time.Millisecond}},
+	} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(says("a").after(time.Hour), says("b")))
+			budget := &tokens{}
+			time.AfterFunc(tt.want[4]-1, budget.Refund)
+			server.client(t, WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(tt.delay)})).Echo(t.Context(), request())
+			wantTimes(t, server, 0, tt.want[4])
+			var asked []time.Duration
+			for _, at := range budget.asked {
+				asked = append(asked, at.Sub(server.start))
+			}
+			if !slices.Equal(asked, tt.want) {
+				t.Errorf("with delay %v the budget was asked at %v, want %v", tt.delay, asked, tt.want)
+			}
+		})
+	}
+}
+
+// Whether gRPC retries a method itself is known when the channel is ready: until then there
+// is no hedge, which could not be sent anyway.
+func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		config string
+		want   []time.Duration
+	}{
+		{"left to gRPC", `{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,"initialBackoff":"1s","maxBackoff":"1s",` +
+			`"backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`, []time.Duration{3 * second / 2}},
+		{"hedged", `{}`, []time.Duration{3 * second / 2, 2 * second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(says("a").after(2*second), says("b").after(time.Hour)))
+				slow := manual.NewBuilderWithScheme("slow")
+				cc := server.connTo(t, "slow:///echo", grpc.WithResolvers(slow), grpc.WithDefaultServiceConfig(tt.config),
+					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(Hedging{Delay: HedgeAfter(second)}))))
+				time.AfterFunc(3*second/2, func() {
+					slow.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}})
+				})
+				reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+				if reply.GetMessage() != "a" || err != nil {
+					t.Errorf("Echo = %v, %v, want a", reply, err)
+				}
+				wantTimes(t, server, tt.want...)
+			})
+		})
+	}
 }

@@ -139,7 +139,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	if p.hedged != nil {
 		if !canHedge(reply) {
-			r.log.logNotHedged(ctx, method, "no second reply can be made of its type")
+			r.log.logNotHedged(ctx, method, p, "no second reply can be made of its type")
 		} else if delay, ok := p.Hedging.delay(method); ok {
 			return r.hedgedUnary(ctx, method, req, reply, cc, invoker, p, delay, opts, o)
 		}

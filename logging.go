@@ -112,12 +112,16 @@ func (c *call) logGiveUp(last *Attempt, err *Error, now time.Time) {
 }
 
 // logNotHedged logs once that a method cannot be hedged.
-func (l *logger) logNotHedged(ctx context.Context, method, why string) {
+func (l *logger) logNotHedged(ctx context.Context, method string, p *policy, why string) {
 	if l == nil {
 		return
 	}
+	but := ", but retried"
+	if p.MaxAttempts == 1 {
+		but = ""
+	}
 	if _, told := l.notHedged.LoadOrStore(method, true); !told {
-		l.WarnContext(ctx, "grpcretry: method is not hedged, but retried: "+why, "method", method)
+		l.WarnContext(ctx, "grpcretry: method is not hedged"+but+": "+why, "method", method)
 	}
 }
 

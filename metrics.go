@@ -318,7 +318,7 @@ func (m *metrics) ended(c *call, last *Attempt, reason error, now time.Time) {
 	row.mu.Lock()
 	row.calls[ReasonName(reason)]++
 	row.mu.Unlock()
-	idle := now.Sub(last.Start.Add(last.Duration)) // not zero of a call that ended in a wait
+	idle := now.Sub(c.lastEnd(last)) // not zero of a call that ended in a wait
 	if c.past != nil {
 		idle += c.past.idle
 	}

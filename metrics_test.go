@@ -398,6 +398,24 @@ func TestHedgesOfA96(t *testing.T) {
 	})
 }
 
+// A96 has the time without an attempt under way: a loser that takes its time to end is one.
+func TestLosersAreNoDelayOfA96(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, reader := readMetrics()
+		hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
+			if n == 2 {
+				return fail(codes.NotFound, "x").err
+			}
+			<-ctx.Done()
+			time.Sleep(3 * second)
+			return ctx.Err()
+		}, WithMeterProvider(provider), WithGRPCMetrics(true), hedged(Hedging{Delay: HedgeAfter(second)}))
+		if got := strings.Join(metricLines(t, reader), "\n"); !strings.Contains(got, "grpc.client.call.retry_delay 1/0s ") {
+			t.Errorf("metrics are\n%s\nwant no delay", got)
+		}
+	})
+}
+
 // The definitions are what dashboards build on.
 func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {

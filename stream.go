@@ -41,12 +41,17 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		finish(opts, err)
 		return nil, err
 	}
-	if p == nil || p.BufferLimit < 0 || p.MaxAttempts == 1 && desc.ClientStreams {
+	hedged := p != nil && p.hedged != nil
+	if hedged && desc.ClientStreams {
+		r.log.logNotHedged(ctx, method, p, "it has a client stream")
+		hedged = false
+	}
+	if p == nil || p.BufferLimit < 0 || p.MaxAttempts == 1 && !hedged {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
 	s := &retryStream{call: &call{}, desc: desc, streamer: streamer}
-	if p.hedged != nil {
-		p = s.hedge(ctx, r, method, p)
+	if hedged {
+		p = s.hedge(method, p)
 	}
 	c := s.call
 	a := r.begin(c, ctx, cc, method, p, opts, o, true)
@@ -266,12 +271,16 @@ func (s *retryStream) RecvMsg(m any) error {
 		}
 		if s.call.policy.hedges && s.closed && canHedge(m) {
 			s.recovering = true
+			s.unwatch(at)
 			s.mu.Unlock()
 			return s.race(at, m)
 		}
 		s.receiving++
 		s.busy++
 		s.mu.Unlock()
+		if s.call.policy.hedges && !canHedge(m) {
+			s.call.retrier.log.logNotHedged(s.call.ctx, s.call.method, s.call.policy, "no second message can be made of its type")
+		}
 		if done, err := s.received(at, m, at.stream.RecvMsg(m)); done {
 			return err
 		}
@@ -333,16 +342,16 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, 
 		at.begun = true
 		s.commit(at)
 		s.mu.Unlock()
-		if s.measured != nil && at.number == 1 {
-			now := time.Now()
-			s.measured.Answered(s.call.method, now.Sub(at.start), false, now)
-		}
+		s.answered(at)
 		if !s.desc.ServerStreams {
 			s.end(at, nil)
 		}
 		return true, nil
 	}
 	final := s.recoverLocked(at, err)
+	if isEOF(final) {
+		s.answered(at)
+	}
 	return final != nil, final
 }
 
