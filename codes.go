@@ -49,7 +49,7 @@ func (p *policy) retryable(ctx context.Context, f *Failure) bool {
 	if f.TimedOut {
 		return true
 	}
-	code := f.Attempt.Code()
+	code := status.Code(f.Attempt.Err)
 	return p.codes.has(code) && !(code == codes.ResourceExhausted && isSizeError(f.Attempt.Err))
 }
 

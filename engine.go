@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // This file is the decision engine: after an attempt has failed it says whether there
@@ -115,24 +116,28 @@ func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, no
 	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
 	retryable := !f.isCallers() && p.retryable(ctx, f)
 
-	v := Verdict{result: Ignored, untouched: !retryable && !(f.isCallers() && f.CtxErr != nil)}
+	result := Ignored
 	if retryable || hint.Stop {
-		v.result = Failed
+		result = Failed
 	}
-	b.Deposit(Outcome{Attempt: f.Attempt.Number, Result: v.result})
+	untouched := !retryable && !(f.isCallers() && f.CtxErr != nil)
+	b.Deposit(Outcome{Attempt: f.Attempt.Number, Result: result})
 
-	if v.Reason = p.decide(h, f, hint, retryable); v.Reason != nil {
-		return v
+	if reason := p.decide(h, f, hint, retryable); reason != nil {
+		return Verdict{Reason: reason, result: result, untouched: untouched}
 	}
-	if v.Wait, v.WaitSource, v.Reason = p.schedule(h, f, hint, hinted, now, u); v.Reason != nil {
-		return v
+	wait, source, reason := p.schedule(h, f, hint, hinted, now, u)
+	if reason == nil && !b.Withdraw(now) {
+		reason = ErrBudgetExhausted
 	}
-	if !b.Withdraw(now) {
-		v.Reason = ErrBudgetExhausted
-		return v
+	return Verdict{
+		Retry:      reason == nil,
+		Wait:       wait,
+		WaitSource: source,
+		Reason:     reason,
+		result:     result,
+		untouched:  untouched,
 	}
-	v.Retry = true
-	return v
 }
 
 // isCallers says whether the failure is the caller's own doing: the CANCELED or
@@ -177,7 +182,7 @@ func (p *policy) schedule(h *History, f *Failure, hint Pushback, hinted bool, no
 	case p.hedges:
 		source = WaitNonFatal // the next attempt is due at once
 	default:
-		wait = nextBackoff(p.backoff(f.Attempt.Code()), h.Retry+1, h.Prev, u)
+		wait = nextBackoff(p.backoff(status.Code(f.Attempt.Err)), h.Retry+1, h.Prev, u)
 	}
 	if !h.Deadline.IsZero() && wait >= h.Deadline.Sub(now) {
 		return wait, source, ErrDeadline
