@@ -108,6 +108,18 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 tail: ## show what hedging does to slow answers, on real servers (20 seconds)
 	cd examples/tail && go run .
 
+.PHONY: herd
+herd: $(BIN)/herd ## what retries do to a server that recovers; ARGS="-study budget" and more in docs/herd.md
+	@$(BIN)/herd $(ARGS)
+
+.PHONY: herd-live
+herd-live: $(BIN)/herd ## the same with real gRPC beside the simulation (one minute)
+	@$(BIN)/herd -live $(ARGS)
+
+.PHONY: herd-docs
+herd-docs: $(BIN)/herd ## write the pictures and figures of docs/herd.md again
+	@$(BIN)/herd -docs docs
+
 .PHONY: generate
 generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the generated code and test vectors again
 	@$(call protoc-into,.)
@@ -150,6 +162,10 @@ clean: ## remove .bin
 	rm -rf $(BIN)
 
 # What follows is not in the list: programs that the targets above need.
+
+# Built again only when something has changed, so that a second run starts at once.
+$(BIN)/herd: $(wildcard *.go go.mod sim/*.go cmd/herd/*.go cmd/herd/go.mod)
+	@mkdir -p $(BIN); cd cmd/herd && go build -o $@ .
 
 # $(call protoc-into,folder) writes the generated code below folder.
 protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go-grpc \
