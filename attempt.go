@@ -57,8 +57,8 @@ type attempt struct {
 	call   *call
 	start  time.Time
 	wait   time.Duration
-	number int
-	source WaitSource
+	number int32
+	source shortSource
 
 	hedge     bool    // sent while others were under way
 	committed bool    // of a stream: the application is bound to it
@@ -96,6 +96,9 @@ func (a *attempt) Err() error {
 	}
 	return a.Context.Err()
 }
+
+// A shortSource is a [WaitSource] that takes no room beside other small fields.
+type shortSource uint8
 
 // bounds end an attempt before the caller's context does. The context that does so is
 // made when somebody asks for Done: an attempt that is answered without gRPC, and that is
@@ -222,11 +225,11 @@ func isContextEnd(err error) bool {
 func (a *attempt) begun() Attempt {
 	return Attempt{
 		Method:     a.call.method,
-		Number:     a.number,
+		Number:     int(a.number),
 		Hedge:      a.hedge,
 		Start:      a.start,
 		Wait:       a.wait,
-		WaitSource: a.source,
+		WaitSource: WaitSource(a.source),
 	}
 }
 

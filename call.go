@@ -22,11 +22,9 @@ type call struct {
 	budget  Budget
 	cc      *grpc.ClientConn
 	method  string
-	ctx     context.Context // the caller's, within the call span if there is one
 	opts    []grpc.CallOption
-	targets targets // where the caller wants header and trailer
-	stream  bool    // not unary
-	static  bool    // called by a generated stub, so that the method is one of few
+	stream  bool // not unary
+	static  bool // called by a generated stub, so that the method is one of few
 
 	spans *callSpans // nil where nobody records
 	past  *past      // nil until an attempt has failed
@@ -42,7 +40,7 @@ type past struct {
 	failures int
 	said     error         // the last failure that was a server's word, not a timeout or the caller
 	idle     time.Duration // without an attempt under way, before the attempt under way
-	room     [2]Attempt
+	room     [1]Attempt
 }
 
 // all are the attempts in the order of their numbers.
@@ -54,22 +52,25 @@ func (p *past) all() []Attempt {
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
 
+// ctx is the caller's, within the call span if there is one.
+func (c *call) ctx() context.Context { return c.first.Context }
+
 // begin makes a call of c, which is zero, and its first attempt.
 func (r *Retrier) begin(c *call, ctx context.Context, cc *grpc.ClientConn, method string, p *policy,
 	opts []grpc.CallOption, o callerOptions, stream bool) *attempt {
-	c.retrier, c.policy, c.cc, c.method, c.ctx = r, p, cc, method, ctx
-	c.opts, c.targets, c.stream, c.static = opts, o.targets, stream, o.static
+	c.retrier, c.policy, c.cc, c.method, c.first.Context = r, p, cc, method, ctx
+	c.opts, c.stream, c.static = opts, stream, o.static
 	c.budget = p.budgetFor(c.target(), c.canonicalTarget)
 	c.startSpan()
 	a := &c.first
-	a.Context, a.call, a.number, a.start = c.ctx, c, 1, time.Now()
+	a.call, a.number, a.start = c, 1, time.Now()
 	c.start(a)
 	return a
 }
 
 // start readies an attempt to be handed to gRPC.
 func (c *call) start(a *attempt) {
-	if timeout := c.attemptTimeout(a.number); c.stream || c.policy.hedges || timeout > 0 {
+	if timeout := c.attemptTimeout(int(a.number)); c.stream || c.policy.hedges || timeout > 0 {
 		a.bound(timeout)
 		if timeout > 0 && !c.stream && (a.number > 1 || c.configKnown()) {
 			a.announce()
@@ -85,7 +86,7 @@ func (c *call) attemptTimeout(number int) time.Duration {
 	if c.policy.AttemptTimeout == 0 || c.leftToGRPC() {
 		return 0
 	}
-	_, limited := c.ctx.Deadline()
+	_, limited := c.ctx().Deadline()
 	return c.policy.attemptTimeout(number, limited)
 }
 
@@ -93,11 +94,11 @@ func (c *call) attemptTimeout(number int) time.Duration {
 // before it, or nil and what the call returns.
 func (c *call) next(a *attempt, err error) (*attempt, error) {
 	defer a.release()
-	c.collect(a)
 	if err == nil {
 		c.succeed(a, time.Time{})
 		return nil, nil
 	}
+	c.collect(a)
 	now := time.Now()
 	if a.number == 1 && c.leftToGRPC() {
 		c.retrier.log.logLeftToGRPC(c)
@@ -105,7 +106,7 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	}
 	f := c.failure(a, err, now)
 	c.record(&f)
-	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
+	v := c.policy.judge(c.ctx(), c.budget, &c.past.History, &f, now, c.retrier.random())
 	c.report(&f, v, now)
 	if !v.Retry {
 		return nil, c.stop(&f, v, err, now)
@@ -137,10 +138,10 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 // ended is why the caller's context has ended, nil if it has not. At the very moment
 // of the deadline a server may tell us before the context does.
 func (c *call) ended(now time.Time) error {
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx)
+	if c.ctx().Err() != nil {
+		return context.Cause(c.ctx())
 	}
-	if d, limited := c.ctx.Deadline(); limited && !now.Before(d) {
+	if d, limited := c.ctx().Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
@@ -163,7 +164,7 @@ func (c *call) leftToGRPC() bool {
 func (c *call) remember() *past {
 	if c.past == nil {
 		c.past = &past{History: History{Start: c.first.start}}
-		c.past.Deadline, _ = c.ctx.Deadline()
+		c.past.Deadline, _ = c.ctx().Deadline()
 		c.past.ended = c.past.room[:0]
 	}
 	return c.past
@@ -182,6 +183,9 @@ func (c *call) record(f *Failure) {
 func (p *past) keep(a Attempt) {
 	if len(p.ended) == maxKept {
 		p.ended = slices.Delete(p.ended, 0, maxKept/2)
+	}
+	if len(p.ended) == len(p.room) {
+		p.ended = slices.Grow(p.ended, defaultMaxAttempts-len(p.room)) // once for most calls
 	}
 	p.ended = append(p.ended, a)
 }
@@ -211,11 +215,11 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 		select {
 		case <-timer.C:
 		case <-closed:
-		case <-c.ctx.Done():
+		case <-c.ctx().Done():
 		}
 	}
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx), true
+	if c.ctx().Err() != nil {
+		return context.Cause(c.ctx()), true
 	}
 	if c.closed() {
 		return ErrConnClosed, false
@@ -236,13 +240,13 @@ func (c *call) retry(v Verdict) *attempt {
 // another makes an attempt after made others, as v says.
 func (c *call) another(made int, v Verdict, hedge bool, now time.Time) *attempt {
 	a := &attempt{
-		Context: withPreviousAttempts(c.ctx, made),
+		Context: withPreviousAttempts(c.ctx(), made),
 		call:    c,
-		number:  made + 1,
+		number:  int32(made + 1),
 		hedge:   hedge,
 		start:   now,
 		wait:    v.Wait,
-		source:  v.WaitSource,
+		source:  shortSource(v.WaitSource),
 	}
 	c.start(a)
 	return a
@@ -250,12 +254,13 @@ func (c *call) another(made int, v Verdict, hedge bool, now time.Time) *attempt 
 
 // succeed ends a call whose attempt a succeeded, at the time at if that is not now.
 func (c *call) succeed(a *attempt, at time.Time) {
-	c.budget.Deposit(Outcome{Attempt: a.number, Result: Succeeded})
+	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Succeeded})
 	if c.spans != nil || c.observed() {
 		now := time.Now()
 		if at.IsZero() {
 			at = now
 		}
+		c.collect(a)
 		info := a.ended(nil, at)
 		c.traceSuccess(&info)
 		if c.observed() {
@@ -266,7 +271,7 @@ func (c *call) succeed(a *attempt, at time.Time) {
 	if m := c.retrier.meter; m != nil {
 		m.succeeded(c, a)
 	}
-	c.endSpan(a.number, nil, nil)
+	c.endSpan(int(a.number), nil, nil)
 	finish(c.opts, nil)
 }
 
@@ -304,7 +309,7 @@ func (c *call) lastEnd(decisive *Attempt) time.Time {
 
 // lost tells of an attempt that ended after another was decisive.
 func (c *call) lost(a *attempt, now time.Time) {
-	c.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
+	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
 	info := a.ended(errHedgeLost, now)
 	c.remember().keep(info)
 	c.traceLost(&info)
@@ -340,7 +345,7 @@ func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
 
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
-	c.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
+	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
 	info := a.ended(err, now)
 	v := Verdict{Reason: ErrLeftToGRPC}
 	c.report(&Failure{Attempt: info}, v, now)
@@ -367,7 +372,7 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 	}
 	if gone {
 		err.ctx = context.DeadlineExceeded
-		if c.ctx.Err() == context.Canceled {
+		if c.ctx().Err() == context.Canceled {
 			err.ctx = context.Canceled
 		}
 	}

@@ -10,7 +10,6 @@ type callerOptions struct {
 	nested    bool          // the call is an attempt of ours: an outer interceptor retries it
 	static    bool          // a generated stub makes the call
 	overrides []*callOption // our options for this call
-	targets   targets
 }
 
 // targets are where the caller wants header and trailer, nil for nowhere.
@@ -31,15 +30,25 @@ func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o 
 			o.static = true
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
-		case grpc.TrailerCallOption:
-			o.targets.trailer, o.targets.any = opt.TrailerAddr, true
-		case grpc.HeaderCallOption:
-			o.targets.header, o.targets.any = opt.HeaderAddr, true
-		case grpc.PeerCallOption:
-			o.targets.any = true
 		}
 	}
 	return o
+}
+
+// targets finds where the caller wants header and trailer. It is asked for again rather
+// than kept: every call would pay for the room.
+func (c *call) targets() (t targets) {
+	for _, opt := range c.opts {
+		switch opt := opt.(type) {
+		case grpc.TrailerCallOption:
+			t.trailer, t.any = opt.TrailerAddr, true
+		case grpc.HeaderCallOption:
+			t.header, t.any = opt.HeaderAddr, true
+		case grpc.PeerCallOption:
+			t.any = true
+		}
+	}
+	return t
 }
 
 // attemptOptions are the options of one attempt: the caller's, less what belongs to
@@ -50,7 +59,7 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 	if a.number > 1 {
 		opts = make([]grpc.CallOption, 0, len(c.opts)+4)
 	}
-	own := c.ownTargets(a)
+	own, targets := c.ownTargets(a), c.targets()
 	for _, opt := range c.opts {
 		switch opt.(type) {
 		case *call, grpc.OnFinishCallOption:
@@ -67,10 +76,10 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 		return opts[:len(opts):len(opts)]
 	}
 	opts = append(opts, grpc.Peer(&a.peer))
-	if c.targets.trailer == nil || own {
+	if targets.trailer == nil || own {
 		opts = append(opts, grpc.Trailer(&a.trailer))
 	}
-	if c.targets.header == nil && c.wantsHeader() || c.targets.header != nil && own {
+	if targets.header == nil && c.wantsHeader() || targets.header != nil && own {
 		opts = append(opts, grpc.Header(&a.header))
 	}
 	return opts[:len(opts):len(opts)] // what is chained below must not append into buf
@@ -92,19 +101,17 @@ func (c *call) collect(a *attempt) {
 	if c.ownTargets(a) {
 		return
 	}
-	if c.targets.trailer != nil {
-		a.trailer = *c.targets.trailer
+	targets := c.targets()
+	if targets.trailer != nil {
+		a.trailer = *targets.trailer
 	}
-	if c.targets.header != nil {
-		a.header = *c.targets.header
+	if targets.header != nil {
+		a.header = *targets.header
 	}
 }
 
 // show puts what an attempt had where the caller wants it.
 func (c *call) show(a *attempt) {
-	if !c.targets.any {
-		return
-	}
 	for _, opt := range c.opts {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:

@@ -73,7 +73,7 @@ type happening struct {
 // race runs first on this goroutine and others beside it, until one is decisive and all
 // have ended.
 func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay time.Duration) {
-	h.call, h.attempts, h.delay, h.made = c, attempts, delay, first.number
+	h.call, h.attempts, h.delay, h.made = c, attempts, delay, int(first.number)
 	over := false
 	defer func() {
 		if !over {
@@ -90,7 +90,6 @@ func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay t
 		h.await()
 	} else {
 		h.winner, h.err = first, err
-		c.collect(first)
 		h.answered(first, false)
 	}
 	over = true
@@ -157,7 +156,7 @@ func (h *hedging) await() {
 	select {
 	case <-wake:
 		return
-	case <-h.call.ctx.Done():
+	case <-h.call.ctx().Done():
 	case <-closed:
 	}
 	h.look() // attempts end by themselves, but there may be none under way
@@ -230,7 +229,7 @@ func (h *hedging) late(a *attempt, won bool, now time.Time) {
 		h.attempts.discard(a)
 	}
 	if h.quitting {
-		h.call.budget.Deposit(Outcome{Attempt: a.number, Result: Ignored})
+		h.call.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
 		return
 	}
 	if h.winner != nil {
@@ -255,7 +254,7 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	f := c.failure(a, err, now)
 	f.Made = h.made
 	c.record(&f)
-	v := c.policy.judge(c.ctx, h.payer(), &c.past.History, &f, now, c.retrier.random())
+	v := c.policy.judge(c.ctx(), h.payer(), &c.past.History, &f, now, c.retrier.random())
 	if v.Retry {
 		h.next = v
 	}

@@ -255,7 +255,7 @@ func (m *metrics) succeeded(c *call, a *attempt) {
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{codeName(codes.OK), decisionSuccess}]++
-	row.calls[outcomeOf(a.number, a.hedge)]++
+	row.calls[outcomeOf(int(a.number), a.hedge)]++
 	switch {
 	case a.hedge:
 		row.hedgesWon++
@@ -263,7 +263,7 @@ func (m *metrics) succeeded(c *call, a *attempt) {
 		row.rescued++
 	}
 	row.mu.Unlock()
-	m.recordA96(c, row, c.made(a.number)-1, c.past.idle)
+	m.recordA96(c, row, c.made(int(a.number))-1, c.past.idle)
 }
 
 // failed counts an attempt that failed, and what was decided.
@@ -272,7 +272,7 @@ func (m *metrics) failed(c *call, f *Failure, v Verdict) {
 	decision := decisionStop
 	if v.Retry {
 		decision = decisionRetry
-		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+		m.wait.Record(c.ctx(), v.Wait.Seconds(), row.waits[v.WaitSource]...)
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{knownCodeName(f.Attempt.Code()), decision}]++
@@ -301,7 +301,7 @@ func (m *metrics) lost(c *call, a *attempt) {
 func (m *metrics) due(c *call, v Verdict) {
 	row := m.row(c)
 	if v.Retry {
-		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+		m.wait.Record(c.ctx(), v.Wait.Seconds(), row.waits[v.WaitSource]...)
 	}
 	m.refused(c, row, v)
 }
@@ -331,13 +331,13 @@ func (m *metrics) recordA96(c *call, row *metricRow, more int, idle time.Duratio
 	if m.retryDelay == nil {
 		return
 	}
-	m.retryDelay.Record(c.ctx, idle.Seconds(), row.a96...)
+	m.retryDelay.Record(c.ctx(), idle.Seconds(), row.a96...)
 	switch {
 	case more == 0:
 	case c.policy.hedges:
-		m.hedges.Record(c.ctx, int64(more), row.a96...)
+		m.hedges.Record(c.ctx(), int64(more), row.a96...)
 	default:
-		m.retries.Record(c.ctx, int64(more), row.a96...)
+		m.retries.Record(c.ctx(), int64(more), row.a96...)
 	}
 }
 

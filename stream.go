@@ -279,7 +279,7 @@ func (s *retryStream) RecvMsg(m any) error {
 		s.busy++
 		s.mu.Unlock()
 		if s.call.policy.hedges && !canHedge(m) {
-			s.call.retrier.log.logNotHedged(s.call.ctx, s.call.method, s.call.policy, "no second message can be made of its type")
+			s.call.retrier.log.logNotHedged(s.call.ctx(), s.call.method, s.call.policy, "no second message can be made of its type")
 		}
 		if done, err := s.received(at, m, at.stream.RecvMsg(m)); done {
 			return err
@@ -408,7 +408,7 @@ func (s *retryStream) Context() context.Context {
 	if at := s.commitCurrent(); at != nil {
 		return at.stream.Context()
 	}
-	return s.call.ctx
+	return s.call.ctx()
 }
 
 // Trailer implements grpc.ClientStream. Before the end of the call there is none, and it
@@ -456,7 +456,7 @@ func (s *retryStream) commit(at *streamAttempt) {
 // unless the application comes back and finds out.
 func (s *retryStream) watch(at *streamAttempt) {
 	if err := at.overErr; at.unwatch == nil {
-		at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, err) })
+		at.unwatch = context.AfterFunc(s.call.ctx(), func() { s.finished(at, err) })
 	}
 }
 
@@ -624,7 +624,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 	switch {
 	case err == nil || s.busy > 0 || !s.usable(at):
 		s.mu.Unlock()
-	case s.call.ctx.Err() != nil || s.call.closed():
+	case s.call.ctx().Err() != nil || s.call.closed():
 		_ = s.recoverLocked(at, err) // a call that is abandoned is not retried
 	default:
 		s.watch(at) // it timed out while the application was elsewhere
@@ -687,7 +687,7 @@ func isEOF(err error) bool {
 // read fills in what gRPC knows of an attempt that has ended with err; over says that
 // gRPC has said so.
 func (at *streamAttempt) read(c *call, err error, over bool) {
-	if at.stream == nil || isEOF(err) && !c.observed() && c.spans == nil && !c.targets.any {
+	if at.stream == nil || isEOF(err) && !c.observed() && c.spans == nil && !c.targets().any {
 		return
 	}
 	// An interceptor below may have failed an attempt that gRPC knows to be alive: without
@@ -696,7 +696,7 @@ func (at *streamAttempt) read(c *call, err error, over bool) {
 	if over { // else gRPC may still write to them, and the failure is not the server's
 		at.trailer, at.peer = at.stream.Trailer(), at.reached
 	}
-	if c.wantsHeader() || c.targets.header != nil {
+	if c.wantsHeader() || c.targets().header != nil {
 		at.header, _ = at.stream.Header()
 	}
 }
