@@ -68,10 +68,11 @@ type run struct {
 	failure grpcretry.Failure
 	post    pushbackPost
 
-	expected int   // calls that will be made, 0 if that is not known
-	over     int   // calls
-	last     int64 // when the last call was over
-	idle     int64 // when a server last finished some work
+	expected int     // calls that will be made, 0 if that is not known
+	horizon  float64 // about when all will be over, 0 if that is not known
+	over     int     // calls
+	last     int64   // when the last call was over
+	idle     int64   // when a server last finished some work
 }
 
 // The kinds of events, and what the ref of each is an index of.
@@ -150,6 +151,9 @@ func (r *run) begin() {
 	if !known {
 		r.expected = 0
 	}
+	if l, ok := LimitOf(*r.scenario); ok {
+		r.horizon = 1.3 * float64(l.Done)
+	}
 }
 
 // put makes something happen at a time, unless that is after the end.
@@ -222,8 +226,11 @@ func (r *run) handle(e event) {
 
 func (r *run) progress() Progress {
 	p := Progress{Now: time.Duration(r.now), Events: r.events}
-	if r.scenario.Duration > 0 {
+	switch {
+	case r.scenario.Duration > 0:
 		p.Share = float64(r.now) / float64(r.end)
+	case r.horizon > 0:
+		p.Share = min(0.95, float64(r.now)/r.horizon)
 	}
 	if r.expected > 0 {
 		p.Share = max(p.Share, float64(r.over)/float64(r.expected))

@@ -48,7 +48,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case err != nil:
 		return 2 // parse has said why
 	}
-	if err := o.do(ctx, stdin, stdout, stderr); err != nil {
+	switch err := o.do(ctx, stdin, stdout, stderr); {
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(stderr, "herd: interrupted")
+		return 1
+	case err != nil:
 		fmt.Fprintln(stderr, "herd:", err)
 		return 1
 	}
@@ -79,7 +83,7 @@ func (o *options) do(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 		return err
 	}
 	if err != nil {
-		fmt.Fprintf(stdout, "Stopped: %v. What follows is what there was until then.\n\n", err)
+		fmt.Fprintf(stdout, "Stopped before the end. What follows is what there was until then.\n\n")
 	}
 	out := &report{w: stdout, charts: o.charts && study.Vary == "", rows: 60}
 	out.study(seen)
@@ -162,6 +166,7 @@ func (o *options) change(s *sim.Scenario, added []sim.Strategy) error {
 		if err := c.do(s, c.value); err != nil {
 			return fmt.Errorf("-%s %s: %w", c.name, c.value, err)
 		}
+		s.Title += fmt.Sprintf(" (-%s %s)", c.name, c.value)
 	}
 	if o.only != "" {
 		if err := keepOnly(s, strings.Split(o.only, ",")); err != nil {

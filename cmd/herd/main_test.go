@@ -181,7 +181,8 @@ func TestInterruptedShowsWhatThereIs(t *testing.T) {
 	defer cancel()
 	var out, errs bytes.Buffer
 	status := run(ctx, []string{"-clients", "100000", "-strategy", "constant"}, nil, &out, &errs)
-	if status != 1 || !contains(out.String(), "Stopped: ") || !contains(out.String(), "constant 1ms (stopped)") || !contains(out.String(), "stopped at ") {
+	if status != 1 || !contains(out.String(), "Stopped before the end.") || !contains(out.String(), "constant 1ms (stopped)") || !contains(out.String(), "stopped at ") ||
+		!contains(out.String(), "down for 10 s (-clients 100000)") {
 		t.Errorf("interrupted: status %d, %s\n%s", status, errs.String(), out.String())
 	}
 }
