@@ -140,7 +140,7 @@ RUNS ?= 10
 .PHONY: bench
 bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (10) times: writes bench/RESULTS.md and docs/performance.* (25 minutes, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
-	@$(BIN)/benchstat -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
+	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
 		-chart ../docs/performance.svg -page ../docs/performance.md $(BIN)/bench.txt
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"

@@ -2,7 +2,10 @@ package bench
 
 import (
 	"context"
+	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -58,6 +61,42 @@ func BenchmarkUnaryRPC(b *testing.B) {
 			})
 		})
 	})
+}
+
+// BenchmarkUnaryOverhead is the same call beside one of a connection without interceptor, in
+// turns of a few calls: so small a difference would drown in the moods of the machine
+// between one benchmark and the next. The ratio is that of the medians of the turns.
+func BenchmarkUnaryOverhead(b *testing.B) {
+	const turn = 16 // calls
+	eachNetwork(b, func(b *testing.B, net network) {
+		eachRival(b, which(withRetries), func(b *testing.B, r *rival) {
+			clients := [2]echov1.EchoServiceClient{
+				echov1.NewEchoServiceClient(net.dial(b)),
+				echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(asUsed)...)),
+			}
+			ctx, req := callContext(b), request(0)
+			var took [2][]float64
+			for b.Loop() {
+				first := rand.IntN(2)
+				for _, side := range [2]int{first, 1 - first} {
+					start := time.Now()
+					for range turn {
+						if _, err := clients[side].Echo(ctx, req); err != nil {
+							b.Fatal(err)
+						}
+					}
+					took[side] = append(took[side], float64(time.Since(start)))
+				}
+			}
+			b.ReportMetric(100*(median(took[1])/median(took[0])-1), "%over")
+			b.ReportMetric(0, "ns/op") // of both
+		})
+	})
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
 func second[T any](_ T, err error) error { return err }

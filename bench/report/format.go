@@ -15,6 +15,8 @@ func format(v float64, unit string) string {
 		return scaled(v, []scale{{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}, {1e-9, "ns"}})
 	case what == "B" || strings.HasSuffix(what, "-B"):
 		return scaled(v, []scale{{1 << 20, "MiB"}, {1 << 10, "KiB"}, {1, "B"}})
+	case unit == "%over":
+		return strings.Replace(fmt.Sprintf("%+.1f %%", v), "-", "−", 1)
 	case what == "cpu-ms":
 		return scaled(v/1000, []scale{{1, "s"}, {1e-3, "ms"}})
 	default:

@@ -138,14 +138,26 @@ func valueOf(key, name string) string {
 
 func (s *sample) values() []float64 { return slices.Collect(maps.Values(s.byRun)) }
 
-// median with its interval of confidence: the spread is half of it, as a share of the
-// median; 0 if there are too few runs to tell.
+// median with its spread: half the interval of confidence, as a share of the median; 0 if
+// there are too few runs to tell.
 func (s *sample) median() (center, spread float64) {
-	summary := benchmath.AssumeNothing.Summary(benchmath.NewSample(s.values(), &benchmath.DefaultThresholds), 0.95)
-	if len(s.byRun) < 6 || summary.Center == 0 {
-		return summary.Center, 0
+	center = s.summary().Center
+	low, high, known := s.interval()
+	if !known || center == 0 {
+		return center, 0
 	}
-	return summary.Center, (summary.Hi - summary.Lo) / 2 / summary.Center
+	return center, (high - low) / 2 / center
+}
+
+// interval of confidence of the median, at 95 %.
+func (s *sample) interval() (low, high float64, known bool) {
+	const enough = 6 // runs
+	summary := s.summary()
+	return summary.Lo, summary.Hi, len(s.byRun) >= enough
+}
+
+func (s *sample) summary() benchmath.Summary {
+	return benchmath.AssumeNothing.Summary(benchmath.NewSample(s.values(), &benchmath.DefaultThresholds), 0.95)
 }
 
 func (s *sample) center() float64 {
