@@ -58,7 +58,7 @@ func TestClassicAgreesWithKnownResults(t *testing.T) {
 		{"full jitter", 8468, 19065 * ms, 0},
 		{"decorrelated", 10695, 20643 * ms, -1}, // 137 in its run, 85 to 158 in ours
 	} {
-		got := averaged(t, s, strategyOf(t, s, tt.strategy), 10)
+		got := averaged(t, s, strategyOf(t, s, tt.strategy), 6)
 		if !near(got.Wasted, tt.wasted, 0.05) || !near(got.P99.Seconds(), tt.p99.Seconds(), 0.05) {
 			t.Errorf("%s: wasted %.0f, p99 %v; want %.0f and %v within 5 %%",
 				tt.strategy, got.Wasted, got.P99, tt.wasted, tt.p99)
@@ -79,7 +79,7 @@ func TestClassicAgreesWithKnownResults(t *testing.T) {
 func TestSameSeedSameResult(t *testing.T) {
 	for _, name := range []string{"classic", "aws", "pushback", "layers", "mixed"} {
 		s := studyOf(t, name).Scenarios[0]
-		strategy := s.Strategies[len(s.Strategies)-1]
+		strategy := s.Strategies[1]
 		first := text(t, mustRun(t, s, strategy))
 		if again := text(t, mustRun(t, s, strategy)); again != first {
 			t.Errorf("%s: the same seed gives another result", name)
@@ -236,7 +236,7 @@ func TestProcessesDoNotShareBudgets(t *testing.T) {
 // Sum of the parts, over scenarios at random: nothing is lost, and nothing is kept.
 func TestNothingIsLost(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(300) {
+	for seed := range uint64(200) {
 		s := randomScenario(seed)
 		r, err := newRun(&s, &s.Strategies[0])
 		if err != nil {

@@ -63,7 +63,7 @@ func TestAWSAgreesWithKnownResults(t *testing.T) {
 		"aws-190": {"none": {7984, 3534}, "exponential": {5141, 100980}, "equal jitter": {1758, 9346},
 			"full jitter": {1770, 7385}, "decorrelated": {2430, 7705}},
 	}
-	seeds := map[string]int{"aws-50": 30, "aws-100": 15, "aws-190": 6}
+	seeds := map[string]int{"aws-50": 30, "aws-100": 10, "aws-190": 3}
 	for _, s := range aws().Scenarios {
 		if known[s.Name] == nil {
 			continue
@@ -93,7 +93,7 @@ func TestThousandsLesson(t *testing.T) {
 	s := thousands().Scenarios[0]
 	plain := averaged(t, s, strategyOf(t, s, "exponential"), 1)
 	for _, name := range []string{"full jitter", "equal jitter", "decorrelated"} {
-		got := averaged(t, s, strategyOf(t, s, name), 3)
+		got := averaged(t, s, strategyOf(t, s, name), 1)
 		if got.PeakAfter > plain.PeakAfter/4 || got.Succeeded < 5*plain.Succeeded || got.Fairness < plain.Fairness {
 			t.Errorf("%s: peak %v, %v succeed, fairness %.2f; without jitter %v, %v, %.2f",
 				name, got.PeakAfter, got.Succeeded, got.Fairness, plain.PeakAfter, plain.Succeeded, plain.Fairness)
@@ -122,15 +122,11 @@ func TestBudgetLesson(t *testing.T) {
 		{costly, "4, no budget", false},
 		{costly, "3 as AWS, no budget", true},
 		{costly, "4, default budget", true},
-		{costly, "4, 10 % + 1/s", true},
 		{costly, "4, A6 throttle", true},
-		{costly, "no retries", true},
 		{long, "4, no budget", false},
-		{long, "3 as AWS, no budget", false},
 		{long, "4, 20 % + 10/s", false}, // 1.2 × 1,000 + 10 × 10 is over the capacity
 		{long, "4, 10 % + 1/s", true},
 		{long, "4, A6 throttle", true},
-		{long, "no retries", true},
 	} {
 		s := tt.scenario
 		r := mustRun(t, s, strategyOf(t, s, tt.strategy))
@@ -195,8 +191,8 @@ func TestMixedLesson(t *testing.T) {
 	if good, others := p99("exponential"); good > others*2/3 {
 		t.Errorf("beside clients without jitter: p99 %v against their %v, want much less", good, others)
 	}
-	if good, others := p99("constant 10ms"); good < others {
-		t.Errorf("beside clients that hammer: p99 %v against their %v, want more", good, others)
+	if good, others := p99("constant 1s"); good < others {
+		t.Errorf("beside clients that ask more often: p99 %v against their %v, want more", good, others)
 	}
 	if good, others := p99("full jitter"); !near(good.Seconds(), others.Seconds(), 0.05) {
 		t.Errorf("among their like: p99 %v and %v, want about the same", good, others)
@@ -208,7 +204,7 @@ func TestLimitLesson(t *testing.T) {
 	t.Parallel()
 	possible, _ := LimitOf(limit().Scenarios[0])
 	ratio := func(s Scenario, strategy string) (p99, wasted float64) {
-		m := averaged(t, s, strategyOf(t, s, strategy), 10)
+		m := averaged(t, s, strategyOf(t, s, strategy), 8)
 		return m.P99.Seconds() / possible.P99.Seconds(), m.Wasted
 	}
 	alone, helped, far := limit().Scenarios[0], limit().Scenarios[1], limit().Scenarios[2]
@@ -243,8 +239,8 @@ func TestDefaultsLesson(t *testing.T) {
 	for _, s := range defaults().Scenarios {
 		switch s.Name {
 		case "defaults-blip-300ms", "defaults-blip-1s":
-			two := averaged(t, s, strategyOf(t, s, "full jitter ×2"), 5)
-			four := averaged(t, s, strategyOf(t, s, "full jitter ×4"), 5)
+			two := averaged(t, s, strategyOf(t, s, "full jitter ×2"), 3)
+			four := averaged(t, s, strategyOf(t, s, "full jitter ×4"), 3)
 			if four.Succeeded < two.Succeeded+300 || four.Attempts > two.Attempts {
 				t.Errorf("%s: ×4 makes %v attempts and %v calls succeed; want more than %v with no more than %v",
 					s.Name, four.Attempts, four.Succeeded, two.Succeeded, two.Attempts)
