@@ -45,7 +45,8 @@ func BenchmarkFeature(b *testing.B) {
 		failures int64
 	}{{"retries=0", 0}, {"retries=1", 1}} {
 		b.Run(retries.name, func(b *testing.B) {
-			for _, f := range features {
+			for i := range features {
+				f := &features[(i+*rotate)%len(features)]
 				b.Run("feature="+f.name, func(b *testing.B) { f.measure(b, retries.failures) })
 			}
 		})
