@@ -154,6 +154,15 @@ func (c *call) configKnown() bool {
 	return c.retrier.builtInRetryOff || c.cc == nil || c.cc.GetState() == connectivity.Ready
 }
 
+// connecting says whether leftToGRPC cannot be trusted yet, and no attempt be sent anyway.
+func (c *call) connecting() bool {
+	if c.retrier.builtInRetryOff || c.cc == nil {
+		return false
+	}
+	state := c.cc.GetState()
+	return state == connectivity.Connecting || state == connectivity.TransientFailure
+}
+
 // leftToGRPC says whether gRPC retries the method itself. On a fresh channel that is
 // known only once an attempt has been made.
 func (c *call) leftToGRPC() bool {

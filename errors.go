@@ -60,8 +60,9 @@ type Error struct {
 	Last error
 	// Reason is one of the errors above, or the [context.Cause] of the caller's context.
 	Reason error
-	// Attempts are the attempts made, in order, all of them failed. Of a call of more than
-	// a thousand, only the latest are kept.
+	// Attempts are the attempts made, in order, all of them failed; of a hedged call, some
+	// may have been cancelled because another was decisive, see ErrHedgeLost. Of a call of
+	// more than a thousand, only the latest are kept.
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration

@@ -47,8 +47,9 @@ const defaultHedgedAttempts = 2
 // MaxAttempts, and after a failure with one of h.NonFatalCodes the next attempt is sent at
 // once, without a backoff, unless the server asks for a wait. If a server forbids more
 // attempts, those under way may still win. Each attempt after the first is paid from the
-// budget; when it refuses, only that attempt is not sent. Where h.Delay has no delay
-// to give, the call is not hedged, and retried as any other.
+// budget; when it refuses, that attempt is not sent, and the budget is asked again after
+// the delay, after twice the delay, and so on. Where h.Delay has no delay to give, the call
+// is not hedged, and retried as any other.
 //
 // Not hedged, but retried, are also calls whose reply is not a pointer that a second
 // one can be made of, and streams of methods with a client stream: [New] refuses those
@@ -56,9 +57,10 @@ const defaultHedgedAttempts = 2
 // [Disable] and a narrower WithMaxAttempts(1) turn hedging off too.
 //
 // Below the interceptor the attempts of a call run at the same time, all but the first
-// on goroutines of their own: what is chained there must be safe for that, and a panic
-// there ends the program. Observers and classifiers are still called one at a time for
-// each call, but not always on its goroutine. A later WithHedging replaces an earlier one.
+// on goroutines of their own: what is chained there must be safe for that. Observers and
+// classifiers are still called one at a time for each call, but not always on its
+// goroutine. A panic of any of them on another goroutine ends the program; one on the
+// caller's is the caller's, after the other attempts have ended. A later WithHedging replaces an earlier one.
 func WithHedging(h Hedging) CallOption {
 	h.NonFatalCodes = slices.Clone(h.NonFatalCodes)
 	return newCallOption("WithHedging", h.check(), func(s *Policy) { s.hedge(&h) })

@@ -310,7 +310,7 @@ func (h *hedging) due(now time.Time) {
 	case c.leftToGRPC():
 		h.disarm()
 		return
-	case !c.configKnown(): // and so no attempt can have left
+	case c.connecting():
 		h.postpone(now)
 		return
 	}

@@ -48,7 +48,8 @@ func TestHedgingAtRandom(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			r := &randomHedges{}
 			server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return r.call.serve(stream) })
-			cc := server.conn(t, DialOptions(WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) }))...)
+			cc := server.conn(t, append(DialOptions(WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) })),
+				grpc.WithChainUnaryInterceptor(r.below))...)
 			for i := range min(perBubble, *hedgedSequences-done) {
 				seed := seed + uint64(done+i)
 				r.run(t, cc, seed)
@@ -83,6 +84,7 @@ type hedgedAnswer struct {
 	messages int // of a stream, before the status
 	code     codes.Code
 	pushback string
+	deaf     time.Duration // of a unary call: what an interceptor below takes when the attempt has ended
 }
 
 // won says whether the answer is a success, as far as hedging goes.
@@ -108,6 +110,7 @@ func drawHedgedCall(draw *rand.Rand) *hedgedCall {
 		commit:   oneIn(8),
 		tokens:   []int{0, 1, 2, 9, 9, 9}[draw.IntN(6)],
 	}
+	deaf := !c.stream && oneIn(3)
 	for range c.attempts {
 		a := hedgedAnswer{after: drawTime(draw, 4*second), header: oneIn(3), code: []codes.Code{codes.OK, codes.OK,
 			codes.Unavailable, codes.Unavailable, codes.Unavailable, codes.ResourceExhausted, codes.Internal}[draw.IntN(7)]}
@@ -122,6 +125,9 @@ func drawHedgedCall(draw *rand.Rand) *hedgedCall {
 		}
 		if c.stream && (a.code == codes.OK || oneIn(4)) {
 			a.messages = draw.IntN(3)
+		}
+		if deaf {
+			a.deaf = drawTime(draw, second)
 		}
 		c.answers = append(c.answers, a)
 	}
@@ -165,6 +171,7 @@ type hedgeModel struct {
 	asked  int   // how often the budget was
 	back   int   // what it got back
 	told   string
+	end    time.Duration // of the call
 }
 
 type sentAttempt struct {
@@ -173,8 +180,10 @@ type sentAttempt struct {
 	wait   time.Duration
 	source WaitSource
 
-	ends   time.Duration // unless another is decisive
-	late   bool          // then by the attempt timeout
+	answer time.Duration // when there is one
+	ends   time.Duration // when it does
+	late   bool          // by the attempt timeout
+	cut    bool          // by the caller, or by another that was decisive
 	result string        // lost, failed or won; empty while it is under way
 	heard  Result        // by the budget
 }
@@ -189,28 +198,41 @@ func (c *hedgedCall) model() *hedgeModel {
 		m.step()
 	}
 	m.freeze(nil)
+	m.cut()
+	m.end = m.now
 	for i := range m.sent {
-		if m.sent[i].result == "" {
-			m.sent[i].result, m.sent[i].heard = "lost", Ignored
+		if a := &m.sent[i]; a.result == "" {
+			a.result, a.heard = "lost", Ignored
+			m.end = max(m.end, a.ends)
 		}
 	}
 	switch {
 	case m.winner == 1:
 		m.told = m.now.String()
 	case m.winner > 1 && m.sent[0].result == "lost":
-		m.told = m.now.String() + " lost"
+		m.told = m.sent[0].ends.String() + " lost"
 	}
 	return m
+}
+
+// cut cancels what is under way.
+func (m *hedgeModel) cut() {
+	for i := range m.sent {
+		if a := &m.sent[i]; a.result == "" && m.now < a.answer {
+			a.answer, a.ends, a.cut, a.late = m.now, m.now+m.answers[i].deaf, true, false
+		}
+	}
 }
 
 // send sends an attempt now.
 func (m *hedgeModel) send(a sentAttempt) {
 	a.at, a.hedge = m.now, m.earliest() > 0
-	a.ends = m.now + m.answers[len(m.sent)].after
-	number := len(m.sent) + 1
-	if timeout := m.now + m.timeout; m.timeout > 0 && timeout < a.ends && (m.deadline == 0 || number < m.attempts) {
-		a.ends, a.late = timeout, true
+	number, answer := len(m.sent)+1, m.answers[len(m.sent)]
+	a.answer = m.now + answer.after
+	if timeout := m.now + m.timeout; m.timeout > 0 && timeout < a.answer && (m.deadline == 0 || number < m.attempts) {
+		a.answer, a.late = timeout, true
 	}
+	a.ends = a.answer + answer.deaf
 	m.sent = append(m.sent, a)
 	m.paid, m.due = false, never
 	if number < m.attempts {
@@ -230,28 +252,44 @@ func (m *hedgeModel) earliest() (number int) {
 
 // step plays what comes next.
 func (m *hedgeModel) step() {
-	gone, why, code := never, error(nil), codes.OK
-	if m.cancel > 0 {
-		gone, why, code = m.cancel, context.Canceled, codes.Canceled
-	}
-	if m.deadline > 0 && m.deadline < gone {
-		gone, why, code = m.deadline, context.DeadlineExceeded, codes.DeadlineExceeded
-	}
 	first, ends := m.earliest(), never
 	if first > 0 {
 		ends = m.sent[first-1].ends
 	}
-	m.tie = m.tie || ends == m.due && ends < gone
-	switch at := max(m.now, min(gone, ends, m.due)); {
-	case gone <= at:
-		m.now, m.over, m.gone = at, true, true
-		m.code, m.reason = code, why
-	case ends <= at:
-		m.now = at
+	goes := never
+	if !m.gone {
+		goes = min(orDefault(m.cancel, never), orDefault(m.deadline, never))
+	}
+	m.tie = m.tie || ends == m.due && ends < goes
+	switch m.now = max(m.now, min(goes, ends, m.due)); {
+	case goes <= m.now:
+		m.goes()
+	case ends <= m.now:
 		m.ended(first)
 	default:
-		m.now = at
 		m.isDue()
+	}
+}
+
+// goes is what happens when the caller goes away.
+func (m *hedgeModel) goes() {
+	m.gone = true
+	m.freeze(nil)
+	m.cut()
+	if m.earliest() == 0 {
+		m.finish(nil)
+	}
+}
+
+// finish ends the call because of reason, or the caller.
+func (m *hedgeModel) finish(reason error) {
+	m.over, m.code, m.reason = true, m.said, reason
+	switch {
+	case !m.gone:
+	case orDefault(m.cancel, never) < orDefault(m.deadline, never):
+		m.code, m.reason = codes.Canceled, context.Canceled
+	default:
+		m.code, m.reason = codes.DeadlineExceeded, context.DeadlineExceeded
 	}
 }
 
@@ -290,7 +328,10 @@ func (m *hedgeModel) freeze(reason error) {
 
 func (m *hedgeModel) ended(number int) {
 	a, answer := &m.sent[number-1], m.answers[number-1]
-	if a.late {
+	switch a.cut = a.cut || a.late && m.gone; {
+	case a.cut:
+		answer, a.late = hedgedAnswer{code: codes.Canceled}, false
+	case a.late:
 		answer = hedgedAnswer{code: codes.DeadlineExceeded}
 	}
 	retryable := a.late || answer.code == codes.Unavailable || answer.code == codes.ResourceExhausted
@@ -304,12 +345,19 @@ func (m *hedgeModel) ended(number int) {
 		a.result, a.heard = "failed", Ignored
 	}
 	if answer.won() {
-		m.over, m.winner, m.shown, m.code = true, number, number, answer.code
+		m.over, m.winner, m.shown, m.code, m.gone = true, number, number, answer.code, false
 		return
 	}
 	m.failures++
-	if !a.late {
+	if !a.late && !a.cut {
 		m.said = answer.code
+	}
+	if m.gone {
+		m.finish(nil)
+		if m.failures == 1 && !retryable && !a.cut { // never one to retry
+			m.code, m.reason = answer.code, nil
+		}
+		return
 	}
 	committed := m.commit && answer.header
 	next, reason := m.judge(answer, retryable, committed)
@@ -325,7 +373,7 @@ func (m *hedgeModel) ended(number int) {
 		if fatal := !retryable || committed; !fatal && (m.earliest() > 0 || m.paid) {
 			return
 		}
-		m.over, m.code, m.reason = true, m.said, reason
+		m.finish(reason)
 		if !a.late {
 			m.shown = number
 		}
@@ -408,6 +456,14 @@ func (c *hedgedCall) serve(stream grpc.ServerStream) error {
 type randomHedges struct {
 	call   *hedgedCall
 	events *hedgeEvents
+}
+
+// below is an interceptor that takes its time.
+func (r *randomHedges) below(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	err := invoker(ctx, method, req, reply, cc, opts...)
+	a, _ := AttemptFromContext(ctx)
+	time.Sleep(r.call.answers[a.Number-1].deaf)
+	return err
 }
 
 func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
@@ -519,8 +575,8 @@ func (m *hedgeModel) check(t *testing.T, got *hedgedResult, at time.Duration) {
 			messages = []string{fmt.Sprintf("%d/0", m.winner)}
 		}
 	}
-	if !slices.Equal(got.messages, messages) || status.Code(got.err) != m.code || at != m.now {
-		t.Errorf("the call had %q and %v after %v, want %q and %v after %v", got.messages, got.err, at, messages, m.code, m.now)
+	if !slices.Equal(got.messages, messages) || status.Code(got.err) != m.code || at != m.end {
+		t.Errorf("the call had %q and %v after %v, want %q and %v after %v", got.messages, got.err, at, messages, m.code, m.end)
 	}
 	var e *Error
 	if errors.As(got.err, &e) != (m.reason != nil) || e != nil && e.Reason != m.reason {
@@ -546,39 +602,39 @@ func (m *hedgeModel) check(t *testing.T, got *hedgedResult, at time.Duration) {
 
 // checkAttempts compares the attempts as the events have them.
 func (m *hedgeModel) checkAttempts(t *testing.T, events []Event, start time.Time) {
-	n, cut := 0, 0
+	var results, wanted []string
+	for _, a := range m.sent {
+		wanted = append(wanted, a.result)
+	}
 	for _, e := range events {
 		a := e.Attempt
 		switch e.Kind {
 		case AttemptStart:
-			n++
-			got := sentAttempt{at: a.Start.Sub(start), hedge: a.Hedge, wait: a.Wait, source: a.WaitSource}
+			results = append(results, "")
+			n := len(results)
 			if n > len(m.sent) {
-				t.Errorf("attempt %d was sent as %+v, want only %d", n, got, len(m.sent))
-				return
+				continue
 			}
+			got := sentAttempt{at: a.Start.Sub(start), hedge: a.Hedge, wait: a.Wait, source: a.WaitSource}
 			want := m.sent[n-1]
 			if want = (sentAttempt{at: want.at, hedge: want.hedge, wait: want.wait, source: want.source}); a.Number != n || got != want {
 				t.Errorf("attempt %d was sent as %+v, want %+v", a.Number, got, want)
 			}
 		case AttemptEnd:
-			want, got := m.sent[a.Number-1].result, "failed"
-			switch {
-			case a.Err == nil:
-				got = "won"
-			case errors.Is(a.Err, ErrHedgeLost):
-				got = "lost"
-			case m.gone && want == "lost": // the first to notice
-				cut++
-				want = got
-			}
-			if got != want || cut > 1 {
-				t.Errorf("attempt %d %s, want %s", a.Number, got, want)
+			results[a.Number-1] = "failed"
+			if a.Err == nil {
+				results[a.Number-1] = "won"
+			} else if errors.Is(a.Err, ErrHedgeLost) {
+				results[a.Number-1] = "lost"
 			}
 		}
 	}
-	if n != len(m.sent) {
-		t.Errorf("%d attempts were sent, want %d", n, len(m.sent))
+	if m.gone { // who notices first is not told
+		slices.Sort(results)
+		slices.Sort(wanted)
+	}
+	if !slices.Equal(results, wanted) {
+		t.Errorf("attempts %q, want %q", results, wanted)
 	}
 }
 

@@ -673,6 +673,31 @@ func TestAnEmptyBudgetIsAskedLessAndLess(t *testing.T) {
 	}
 }
 
+// A channel may lose its connection while an attempt goes on there, as when a server shuts
+// down in peace: then a hedge is what connects it again.
+func TestAHedgeWakesAnIdleChannel(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(says("a").after(3*second)))
+		events := &hedgeEvents{}
+		cc := server.conn(t, grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(
+			WithObserver(events.observe), hedged(Hedging{Delay: HedgeAfter(second)}))))
+		time.AfterFunc(second/2, server.server.GracefulStop)
+		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		if reply.GetMessage() != "a" || err != nil {
+			t.Errorf("Echo = %v, %v, want a", reply, err)
+		}
+		var sent []time.Duration
+		for _, e := range events.events {
+			if e.Kind == AttemptStart {
+				sent = append(sent, e.Attempt.Start.Sub(server.start))
+			}
+		}
+		if !slices.Equal(sent, []time.Duration{0, second}) {
+			t.Errorf("attempts were sent at %v, want a hedge after 1s", sent)
+		}
+	})
+}
+
 // Whether gRPC retries a method itself is known when the channel is ready: until then there
 // is no hedge, which could not be sent anyway.
 func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
