@@ -46,7 +46,7 @@ func (s *Scenario) check(strategy *Strategy) error {
 }
 
 func (s *Scenario) checkTime() error {
-	bucket := orLonger(s.Bucket, time.Second)
+	bucket := timeOr(s.Bucket, time.Second)
 	return firstOf(
 		checkSpan("duration", s.Duration, 0, longest),
 		checkSpan("bucket", bucket, time.Millisecond, longest),

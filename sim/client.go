@@ -69,7 +69,7 @@ type attempt struct {
 	number  int32
 	holders int8 // who knows it
 	state   state
-	given   bool // the client has given up on it, or the server has lost it
+	given   bool // the client has given up on it
 	ended   bool // for the client
 	code    codes.Code
 

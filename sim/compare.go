@@ -16,14 +16,14 @@ type Comparison struct {
 
 // Compare runs a scenario under each of its strategies, with runs seeds each, from the
 // scenario's own upwards, as many at a time as there are cores. A scenario without
-// strategies is run as it is.
+// strategies is run with the library's default, where its groups have none of their own.
 //
 // watch, unless nil, is told of all runs together, by one goroutine at a time. When ctx
 // ends, Compare returns what there is so far and the context's error.
 func Compare(ctx context.Context, s Scenario, runs int, watch func(Progress)) ([]Comparison, error) {
 	strategies := s.Strategies
 	if len(strategies) == 0 {
-		strategies = []Strategy{{}}
+		strategies = []Strategy{{Name: "default"}}
 	}
 	if err := s.Check(); err != nil {
 		return nil, err

@@ -73,7 +73,7 @@ func NewGate(s Server) (*Gate, error) {
 func newGate(s *Server) *Gate {
 	g := &Gate{server: s, rejection: codeOr(s.RejectCode, codes.ResourceExhausted)}
 	g.perWindow = s.Capacity * s.Window.Seconds()
-	if rate := orRate(s.Pushback.Rate, s.Capacity); rate > 0 {
+	if rate := rateOr(s.Pushback.Rate, s.Capacity); rate > 0 {
 		g.between = float64(time.Second) / rate
 	}
 	last := int64(0)
@@ -236,7 +236,7 @@ func codeOr(c, otherwise codes.Code) codes.Code {
 	return c
 }
 
-func orRate(v, otherwise float64) float64 {
+func rateOr(v, otherwise float64) float64 {
 	if v == 0 {
 		return otherwise
 	}

@@ -94,8 +94,8 @@ func newRun(s *Scenario, strategy *Strategy) (*run, error) {
 	r := &run{
 		scenario: s,
 		strategy: strategy,
-		end:      int64(orLonger(s.Duration, longest)),
-		bucket:   int64(orLonger(s.Bucket, time.Second)),
+		end:      int64(timeOr(s.Duration, longest)),
+		bucket:   int64(timeOr(s.Bucket, time.Second)),
 		arrivals: newRandom(s.Seed, forArrivals),
 		jitter:   newRandom(s.Seed, forJitter),
 		working:  newRandom(s.Seed, forWork),
@@ -105,7 +105,7 @@ func newRun(s *Scenario, strategy *Strategy) (*run, error) {
 	r.post.init()
 	byName := map[string]*server{"": nil}
 	for i := range s.Servers {
-		one := r.newServer(&s.Servers[i], int32(i))
+		one := r.newServer(&s.Servers[i])
 		r.servers = append(r.servers, one)
 		byName[one.config.Name] = one
 	}
@@ -126,7 +126,7 @@ func newRun(s *Scenario, strategy *Strategy) (*run, error) {
 	return r, nil
 }
 
-func orLonger(d, otherwise time.Duration) time.Duration {
+func timeOr(d, otherwise time.Duration) time.Duration {
 	if d == 0 {
 		return otherwise
 	}

@@ -16,7 +16,6 @@ import (
 // A server is a [Server] under way.
 type server struct {
 	config *Server
-	index  int32
 	method string
 	gate   *Gate
 	work   *sampler
@@ -44,10 +43,9 @@ type server struct {
 	stayed  float64 // nanoseconds of all attempts together
 }
 
-func (r *run) newServer(config *Server, index int32) *server {
+func (r *run) newServer(config *Server) *server {
 	s := &server{
 		config:  config,
-		index:   index,
 		method:  "/sim.Server/" + config.Name,
 		gate:    newGate(config),
 		work:    newSampler(config.Latency, r.working),

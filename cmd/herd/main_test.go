@@ -87,6 +87,28 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 		p.Budget.Kind != sim.RatioBudget || p.Budget.MinPerSecond != 2 || p.Budget.Window != 5*time.Second {
 		t.Errorf("strategy %+v", p)
 	}
+	more, errs, status := herd(t, "-dump", "-rate", "5", "-even", "-stop", "9s", "-outage-code", "internal", "-codes", "internal,ABORTED",
+		"-jitter", "equal", "-max-server-delay", "3s", "-also", "equal:1s..4sx3", "-also", "decorrelated:1s..7s", "-also", "constant:2s", "-strategy", "full,equal:,decorrelated:,constant:")
+	if status != 0 {
+		t.Fatalf("herd -dump: status %d, %s", status, errs)
+	}
+	if got, err = sim.ReadScenarios(strings.NewReader(more)); err != nil {
+		t.Fatal(err)
+	}
+	s = got[0]
+	if !s.Groups[0].Even || s.Servers[0].Outages[0].Code.String() != "Internal" || len(s.Strategies) != 4 {
+		t.Errorf("scenario %s", more)
+	}
+	for i, want := range []grpcretry.Backoff{
+		grpcretry.Exponential{Base: 100 * ms, Max: 10 * time.Second, Jitter: grpcretry.EqualJitter},
+		grpcretry.Exponential{Base: time.Second, Max: 4 * time.Second, Multiplier: 3, Jitter: grpcretry.EqualJitter},
+		grpcretry.Decorrelated{Base: time.Second, Max: 7 * time.Second},
+		grpcretry.Constant(2 * time.Second),
+	} {
+		if p := s.Strategies[i].Policy; p.Backoff != want || len(p.Codes) != 2 || p.MaxServerDelay != 3*time.Second || p.MaxAttempts != 1_000_000_000 {
+			t.Errorf("strategy %d: %+v, want %+v", i, p, want)
+		}
+	}
 	// What is printed can be run.
 	file := filepath.Join(t.TempDir(), "s.json")
 	if err := os.WriteFile(file, []byte(out), 0o600); err != nil {
@@ -125,6 +147,12 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-budget ratio:1", 2, "ratio has 1 numbers, want 2"},
 		{"-budget ratio:1,x", 2, `"x" is not a number`},
 		{"-reject-code busy", 2, "-reject-code"},
+		{"-codes busy", 2, "-codes"},
+		{"-jitter some", 2, "want full, equal, proportional or none"},
+		{"-also linear:1s", 2, "want full:100ms..5s×2"},
+		{"-also decorrelated:1s..2sx2", 2, "want full:100ms..5s×2"},
+		{"-also full:1s..2sxmuch", 2, `"much" is not a number`},
+		{"-also full:9s..2s", 1, "Exponential.Max is 2s, below Base 9s"},
 		{"-study none", 1, `-study "none": there is none of this name, want one of classic, aws,`},
 		{"-strategy magic", 1, `-strategy magic: scenario classic has none of that name, only "constant 1ms"`},
 		{"-clients -5", 1, "groups[0].clients is -5, want 0 to"},

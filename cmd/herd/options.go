@@ -4,9 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/sim"
@@ -123,6 +126,7 @@ var parameters = []parameter{
 		g.Rate, err = strconv.ParseFloat(v, 64)
 		return err
 	}),
+	switchOf(forGroups("even", "the arrivals of -rate are evenly spaced, not at random", setBool(func(g *sim.Group) *bool { return &g.Even }))),
 	forGroups("spread", "clients begin within this `time`", setTime(func(g *sim.Group) *time.Duration { return &g.Spread })),
 	forGroups("start", "the `time` at which clients begin", setTime(func(g *sim.Group) *time.Duration { return &g.Start })),
 	forGroups("stop", "the `time` at which the arrivals of -rate end", setTime(func(g *sim.Group) *time.Duration { return &g.Stop })),
@@ -144,15 +148,27 @@ var parameters = []parameter{
 		return err
 	}),
 	forServers("reject-cost", "the work of a rejection, as a `share` of that of a call", setFloat(func(s *sim.Server) *float64 { return &s.RejectCost })),
-	forServers("reject-code", "the status `code` of a rejection", func(s *sim.Server, v string) error {
-		return s.RejectCode.UnmarshalJSON([]byte(strconv.Quote(strings.ToUpper(v))))
+	forServers("reject-code", "the status `code` of a rejection", func(s *sim.Server, v string) (err error) {
+		s.RejectCode, err = parseCode(v)
+		return err
 	}),
+	switchOf(forServers("optimistic", "every call is a read and a write, which fails with ABORTED if another write came between",
+		setBool(func(s *sim.Server) *bool { return &s.Optimistic }))),
 	switchOf(forServers("ignore-cancel", "it works on calls that were given up", setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }))),
 	forServers("outage", "`when` it is down: from+for, or from+for:share with that share of the capacity left; several are separated by commas",
 		func(s *sim.Server, v string) (err error) {
 			s.Outages, err = parseOutages(v)
 			return err
 		}),
+	forServers("outage-code", "the status `code` when it is down", func(s *sim.Server, v string) error {
+		c, err := parseCode(v)
+		for i := range s.Outages {
+			if s.Outages[i].Left == 0 {
+				s.Outages[i].Code = c
+			}
+		}
+		return err
+	}),
 	forServers("slow-start", "the `time` after an outage in which the capacity grows back", func(s *sim.Server, v string) error {
 		d, err := time.ParseDuration(v)
 		for i := range s.Outages {
@@ -187,6 +203,29 @@ var parameters = []parameter{
 		}
 		return err
 	}),
+	forStrategies("jitter", "the `kind` of jitter of exponential backoffs: full, equal, proportional or none", func(s *sim.Strategy, v string) error {
+		j, ok := jitters[v]
+		if !ok {
+			return fmt.Errorf("want full, equal, proportional or none")
+		}
+		if e, ok := s.Policy.Backoff.(grpcretry.Exponential); ok {
+			e.Jitter = j
+			s.Policy.Backoff = e
+		}
+		return nil
+	}),
+	forStrategies("codes", "the status `codes` that are retried, separated by commas", func(s *sim.Strategy, v string) error {
+		s.Policy.Codes = nil
+		for _, one := range strings.Split(v, ",") {
+			c, err := parseCode(one)
+			if err != nil {
+				return err
+			}
+			s.Policy.Codes = append(s.Policy.Codes, c)
+		}
+		return nil
+	}),
+	forStrategies("max-server-delay", "a pushback of a longer `time` ends the call", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay })),
 	forStrategies("attempt-timeout", "the `time` that one attempt may take", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout })),
 	forStrategies("max-elapsed", "no attempt starts after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
 	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
@@ -194,6 +233,17 @@ var parameters = []parameter{
 			s.Budget, err = parseBudget(v)
 			return err
 		}),
+	{name: "also", of: "scenario", usage: "compare also this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; else as the first strategy",
+		do: func(s *sim.Scenario, v string) error {
+			b, err := parseBackoff(v)
+			if err != nil || len(s.Strategies) == 0 {
+				return err
+			}
+			also := s.Strategies[0]
+			also.Name, also.Policy.Backoff, also.Policy.OverloadBackoff = v, b, nil
+			s.Strategies = append(slices.Clip(s.Strategies), also)
+			return nil
+		}},
 	switchOf(forStrategies("ignore-pushback", "clients do not hear what servers say", setBool(func(s *sim.Strategy) *bool { return &s.IgnorePushback }))),
 }
 
@@ -282,6 +332,48 @@ func setBackoff(field func(*backoffFields) *time.Duration) func(*sim.Strategy, s
 		}
 		return err
 	}
+}
+
+func parseCode(v string) (c codes.Code, err error) {
+	return c, c.UnmarshalJSON([]byte(strconv.Quote(strings.ToUpper(v))))
+}
+
+var jitters = map[string]grpcretry.Jitter{
+	"full": grpcretry.FullJitter, "equal": grpcretry.EqualJitter, "proportional": grpcretry.ProportionalJitter, "none": grpcretry.NoJitter,
+}
+
+// parseBackoff reads jitter:base..max×multiplier (or x), with or without the multiplier,
+// decorrelated:base..max and constant:wait.
+func parseBackoff(v string) (grpcretry.Backoff, error) {
+	kind, rest, _ := strings.Cut(v, ":")
+	if kind == "constant" {
+		d, err := time.ParseDuration(rest)
+		return grpcretry.Constant(d), err
+	}
+	rest, growth, grows := strings.Cut(strings.ReplaceAll(rest, "x", "×"), "×")
+	from, to, ok := strings.Cut(rest, "..")
+	jitter, exponential := jitters[kind]
+	if !ok || !exponential && (kind != "decorrelated" || grows) {
+		return nil, fmt.Errorf("want full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s")
+	}
+	base, err := time.ParseDuration(from)
+	if err != nil {
+		return nil, err
+	}
+	most, err := time.ParseDuration(to)
+	if err != nil {
+		return nil, err
+	}
+	if kind == "decorrelated" {
+		return grpcretry.Decorrelated{Base: base, Max: most}, nil
+	}
+	multiplier := 0.0
+	if grows {
+		if multiplier, err = strconv.ParseFloat(growth, 64); err != nil {
+			return nil, fmt.Errorf("%q is not a number", growth)
+		}
+	}
+	return grpcretry.Exponential{Base: base, Max: most, Multiplier: multiplier, Jitter: jitter}, nil
 }
 
 // parseDistribution reads 10ms, 10ms±2ms (or +-), shape:10ms, shape:10ms±2ms and
