@@ -271,8 +271,8 @@ func forServers(name, usage string, set func(*sim.Server, string) error) paramet
 	}}
 }
 
-// forStrategies also reaches the strategies that groups and downstream calls have of their
-// own.
+// forStrategies reaches the strategies that are compared. Those that groups and downstream
+// calls have of their own stay as they are.
 func forStrategies(name, usage string, set func(*sim.Strategy, string) error) parameter {
 	return parameter{name: name, of: "strategy", usage: usage, do: func(s *sim.Scenario, v string) error {
 		err := set(&sim.Strategy{}, v)
