@@ -193,6 +193,8 @@ func TestEveryStudyIsPrinted(t *testing.T) {
 		switch s.Name {
 		case "classic":
 			args = append(args, "-strategy", "jitter,decorrelated")
+		case "aws":
+			args = append(args, "-strategy", "full,decorrelated")
 		case "budget", "defaults":
 			args = append(args, "-duration", "3s") // the rest is seen in package sim
 		}
@@ -266,7 +268,7 @@ func TestFilesAreWritten(t *testing.T) {
 func TestPicturesOfOtherShapes(t *testing.T) {
 	folder := t.TempDir()
 	for _, args := range [][]string{
-		{"-study", "aws"},
+		{"-study", "aws", "-strategy", "full"},
 		{"-study", "layers"},
 		{"-study", "pushback"},
 		{"-clients", "1", "-outage", "none", "-strategy", "full"},
