@@ -40,6 +40,30 @@ func TestOneGoroutineWatchesForAllThatWait(t *testing.T) {
 	})
 }
 
+func TestAHedgedCallIsWatchedNoLongerThanItWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().pushback("9000"), ok()))
+		r, err := New(hedged(Hedging{Delay: HedgeAfter(second)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		time.AfterFunc(5*second, func() {
+			r.closing.mu.Lock()
+			defer r.closing.mu.Unlock()
+			if got := len(r.closing.watchers); got != 1 {
+				t.Errorf("%d watchers while a call waits, want 1", got)
+			}
+		})
+		if _, err := client.Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		if got := len(r.closing.watchers); got != 0 {
+			t.Errorf("%d watchers are left", got)
+		}
+	})
+}
+
 func TestShortWaitsAreNotWatched(t *testing.T) {
 	c := &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}}
 	closed, unwatch := c.watch(&grpc.ClientConn{}, shortWait)

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
@@ -152,15 +151,12 @@ func canHedge(reply any) bool {
 
 // copyReply puts what a winning attempt received where the caller wants it.
 func copyReply(to, from any) {
-	switch m := to.(type) {
-	case proto.Message:
+	if m, ok := to.(proto.Message); ok {
 		proto.Reset(m)
 		proto.Merge(m, from.(proto.Message))
-	case protoadapt.MessageV1:
-		copyReply(protoadapt.MessageV2Of(m), protoadapt.MessageV2Of(from.(protoadapt.MessageV1)))
-	default:
-		reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem())
+		return
 	}
+	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem()) // nobody else has what that refers to
 }
 
 // A HedgeDelay says when a hedge is due. [HedgeAfter] and [HedgeAtQuantile] make those of

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -247,6 +248,64 @@ type oddReply struct {
 	received int
 }
 
+func TestWhatCanBeHedged(t *testing.T) {
+	for _, tt := range []struct {
+		reply any
+		want  bool
+	}{
+		{nil, false},
+		{(*echov1.EchoResponse)(nil), false},
+		{(*[]byte)(nil), false},
+		{notAPointer{}, false},
+		{oddReply{}, false},
+		{&echov1.EchoResponse{}, true},
+		{&oddReply{}, true},
+		{new(any), true},
+		{dynamicpb.NewMessage((&echov1.EchoResponse{}).ProtoReflect().Descriptor()), true},
+	} {
+		if got := canHedge(tt.reply); got != tt.want {
+			t.Errorf("canHedge(%T %v) = %v, want %v", tt.reply, tt.reply, got, tt.want)
+		}
+	}
+}
+
+// All kinds of protobuf messages are replies: generated, without generated code, and
+// those of the first version of the API, which gogo/protobuf still makes.
+func TestRepliesOfAnyProtobuf(t *testing.T) {
+	generated := &echov1.EchoResponse{}
+	dynamic := dynamicpb.NewMessage(generated.ProtoReflect().Descriptor())
+	for _, tt := range []struct {
+		reply any
+		text  func() string
+	}{
+		{generated, generated.GetMessage},
+		{dynamic, func() string { return dynamic.Get(dynamic.Descriptor().Fields().ByName("message")).String() }},
+		{v1, func() string { return v1.Message }},
+	} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(says("a").after(time.Hour), says("b"), says("").after(time.Hour), says("")))
+			cc := server.conn(t, DialOptions(hedged(Hedging{Delay: HedgeAfter(second)}))...)
+			for _, want := range []string{"b", "hello"} {
+				if err := cc.Invoke(t.Context(), echoMethod, request(), tt.reply); err != nil || tt.text() != want {
+					t.Errorf("Invoke = %v, the hedge's answer in %T is %q, want %q", err, tt.reply, tt.text(), want)
+				}
+			}
+		})
+	}
+}
+
+var v1 = &v1Reply{Old: true}
+
+type v1Reply struct {
+	Message string `protobuf:"bytes,1,opt,name=message,proto3"`
+	Payload []byte `protobuf:"bytes,2,opt,name=payload,proto3"`
+	Old     bool   // not of the message: as in any reply, gone when a new one comes
+}
+
+func (m *v1Reply) Reset()         { *m = v1Reply{} }
+func (m *v1Reply) String() string { return m.Message }
+func (*v1Reply) ProtoMessage()    {}
+
 // Any pointer that a codec takes can be a reply.
 func TestRepliesThatAreNoMessages(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -346,9 +405,59 @@ func TestQuantileForgetsAfterAMinute(t *testing.T) {
 	want(time.Second) // half are slow
 	now = now.Add(12 * time.Second)
 	want(time.Millisecond)
+	fill(2 * time.Millisecond) // where the first were
+	now = now.Add(quantileRefresh)
+	want(2 * time.Millisecond)
 	now = now.Add(time.Hour)
 	if d, ok := h.Delay("/m", now); ok {
 		t.Errorf("delay %v of an hour ago", d)
+	}
+}
+
+func TestQuantileIsExact(t *testing.T) {
+	h := HedgeAtQuantile(0.5, 0, 0)
+	for range 50 {
+		h.Answered("/m", time.Millisecond, false, noon)
+		h.Answered("/m", time.Second, false, noon)
+	}
+	if got, ok := h.Delay("/m", noon); !ok || got > 2*time.Millisecond {
+		t.Errorf("the median of 50 short and 50 long ones is %v, %v, want a short one", got, ok)
+	}
+}
+
+func TestQuantileOfWhatIsOutOfRange(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{0: 10500, time.Hour: bucketLatency(latencyBuckets - 1)} {
+		h := HedgeAtQuantile(0.5, 0, 0)
+		for range 100 {
+			h.Answered("/m", took, false, noon)
+		}
+		if got, ok := h.Delay("/m", noon); !ok || got != want {
+			t.Errorf("the median of answers in %v is %v, %v, want %v", took, got, ok, want)
+		}
+	}
+	if longest := bucketLatency(latencyBuckets - 1); longest < 100*time.Second {
+		t.Errorf("the longest that is told apart is %v, want over 100s", longest)
+	}
+}
+
+// The wall clock may be set back. What was measured at times that have not come counts again when
+// they have, and the delay is not kept until then.
+func TestQuantileWhenTheClockIsSetBack(t *testing.T) {
+	h := HedgeAtQuantile(0.5, 0, 0)
+	fill := func(took time.Duration, now time.Time) {
+		for range 100 {
+			h.Answered("/m", took, false, now)
+		}
+	}
+	fill(time.Second, noon)
+	h.Delay("/m", noon)
+	earlier := noon.Add(-time.Hour)
+	if got, ok := h.Delay("/m", earlier); ok {
+		t.Errorf("delay %v an hour before anything was measured", got)
+	}
+	fill(time.Millisecond, earlier)
+	if got, ok := h.Delay("/m", earlier.Add(quantileRefresh)); !ok || got > 2*time.Millisecond {
+		t.Errorf("delay %v, %v, want the 1ms of the new time", got, ok)
 	}
 }
 

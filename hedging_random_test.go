@@ -194,6 +194,7 @@ func (c *hedgedCall) model() *hedgeModel {
 	m := &hedgeModel{hedgedCall: c, left: c.tokens}
 	m.send(sentAttempt{})
 	m.now, m.due = c.asks, c.asks+c.delay
+	m.sent[0].ends = max(m.sent[0].ends, c.asks)
 	for !m.over {
 		m.step()
 	}
@@ -622,8 +623,14 @@ func (m *hedgeModel) checkAttempts(t *testing.T, events []Event, start time.Time
 			}
 		case AttemptEnd:
 			results[a.Number-1] = "failed"
+			if want := m.sent[a.Number-1]; a.Duration != want.ends-want.at {
+				t.Errorf("attempt %d took %v, want %v", a.Number, a.Duration, want.ends-want.at)
+			}
 			if a.Err == nil {
 				results[a.Number-1] = "won"
+				if got := first(a.Trailer["attempt"]); got != strconv.Itoa(a.Number) || a.Peer == nil {
+					t.Errorf("attempt %d succeeded with the trailer of %q and peer %v", a.Number, got, a.Peer)
+				}
 			} else if errors.Is(a.Err, ErrHedgeLost) {
 				results[a.Number-1] = "lost"
 			}

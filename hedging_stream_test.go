@@ -3,6 +3,9 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"io"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -136,7 +139,7 @@ func TestHedgedStreamThatCannotBeOpened(t *testing.T) {
 func TestStreamsAreMeasured(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		scripts := []string{"recv a; wait 3s; send 1; wait 9s", "recv a; wait 2s", "recv a; hang", "recv a; send 1",
-			"recv a; wait 500ms; send 1", "recv a; wait 700ms"}
+			"recv a; wait 500ms; send 1", "recv a; wait 700ms", "recv a; fail UNAVAILABLE", "recv a; send 1"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		on := false
 		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
@@ -150,6 +153,7 @@ func TestStreamsAreMeasured(t *testing.T) {
 			{true, "recv 1; recv EOF", "1s lost"},
 			{true, "recv 1; recv EOF", "500ms"},
 			{true, "recv EOF", "700ms"},
+			{false, "recv 1; recv EOF", ""}, // a retry is not measured
 		} {
 			on, delay.told = step.on, nil
 			stream, err := cc.NewStream(t.Context(), serverStream, "/streams/Expand")
@@ -157,7 +161,7 @@ func TestStreamsAreMeasured(t *testing.T) {
 				t.Fatal(err)
 			}
 			(&application{stream: stream}).play(t, "send a; close; "+step.app)
-			if len(delay.told) != 1 || delay.told[0] != step.want {
+			if strings.Join(delay.told, ", ") != step.want {
 				t.Errorf("stream %d: the delay was told %q, want %q", i+1, delay.told, step.want)
 			}
 		}
@@ -219,4 +223,138 @@ func TestNothingOfAHedgedStreamStays(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A classifier that panics leaves nobody waiting for a hedged stream.
+func TestAPanicOfAHedgedStreamLeavesNobodyWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, []string{"recv a; wait 1500ms; fail UNAVAILABLE", "recv a; hang"}[n-1], stream)
+		})
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)})),
+			WithClassifier(func(context.Context, Attempt) Classification { panic("classifier") })})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; close")
+		var group sync.WaitGroup
+		group.Go(func() {
+			time.Sleep(second)
+			app.play(t, "no header")
+		})
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the classifier's panic did not come out")
+				}
+			}()
+			app.play(t, "recv 1")
+		}()
+		group.Wait()
+		app.play(t, "recv INTERNAL; recv INTERNAL")
+	})
+}
+
+// The end of a stream without a message leaves the application's alone, as gRPC does.
+func TestAnEmptyHedgeWritesNoMessage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, []string{"recv a; hang", "recv a"}[n-1], stream)
+		})
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)}))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; close")
+		m := &echov1.EchoResponse{Message: "mine"}
+		if err := app.stream.RecvMsg(m); err != io.EOF || m.GetMessage() != "mine" {
+			t.Errorf("RecvMsg = %v, and the message is %q, want io.EOF and mine", err, m.GetMessage())
+		}
+	})
+}
+
+// refusesRequest is a stream that has ended when the request is sent, or the sending ended.
+type refusesRequest struct {
+	grpc.ClientStream
+	send, closeSend error
+}
+
+func (s refusesRequest) SendMsg(any) error { return s.send }
+func (s refusesRequest) CloseSend() error  { return s.closeSend }
+func (s refusesRequest) RecvMsg(any) error { return errUnavailable }
+
+func TestAHedgeThatCannotSendItsRequest(t *testing.T) {
+	for name, refusal := range map[string]refusesRequest{
+		"ended":        {send: io.EOF},
+		"ended later":  {closeSend: io.EOF},
+		"failed":       {send: errUnavailable},
+		"failed later": {closeSend: errUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+					return playServer(t, 1, map[bool]string{true: "recv a; wait 3s; send 1", false: "hang"}[n == 1], stream)
+				})
+				events := &hedgeEvents{}
+				streams := 0
+				cc := server.conn(t, append(DialOptions(WithObserver(events.observe), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
+					below(func(s grpc.ClientStream) grpc.ClientStream {
+						if streams++; streams == 1 {
+							return s
+						}
+						refusal.ClientStream = s
+						return refusal
+					}))...)
+				stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+				events.check(t, nil)
+				if got := events.lines(); !slices.Contains(got, "attempt_end #2 UNAVAILABLE lost=false") || streams != 2 {
+					t.Errorf("%d streams and events %q, want the hedge to fail with its status", streams, got)
+				}
+			})
+		})
+	}
+}
+
+// Two streams have their first message at the same moment: one wins, and gRPC is done with
+// the other when the application has the message.
+func TestAHedgedStreamThatIsJustTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		script := []string{"recv a; recv EOF; wait 1500ms; send 1; send 1; send 1", "recv a; recv EOF; wait 500ms; send 2; send 2; send 2"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, script[(n-1)%2], stream) })
+		var mu sync.Mutex
+		over := 0
+		note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return streamer(ctx, desc, cc, method, append(opts, grpc.OnFinish(func(error) {
+				mu.Lock()
+				defer mu.Unlock()
+				over++
+			}))...)
+		}
+		cc := server.conn(t, append(DialOptions(WithBudget(Unlimited), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
+			grpc.WithChainStreamInterceptor(note))...)
+		for range 50 {
+			over = 0
+			stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+			if err != nil {
+				t.Fatal(err)
+			}
+			app := &application{stream: stream}
+			app.play(t, "send a; close")
+			m := &echov1.EchoResponse{}
+			if err := stream.RecvMsg(m); err != nil {
+				t.Fatal(err)
+			}
+			mu.Lock()
+			if over != 1 {
+				t.Errorf("%d attempts are over when the first message is there, want the loser", over)
+			}
+			mu.Unlock()
+			app.play(t, strings.Repeat("recv "+m.GetMessage()+"; ", 2)+"recv EOF")
+			synctest.Wait()
+		}
+	})
 }

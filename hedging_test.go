@@ -305,6 +305,28 @@ func TestEventsOfAHedgedCall(t *testing.T) {
 	})
 }
 
+// While an observer takes its time, others wait in the order in which they came.
+func TestASlowObserverHoldsUpButReordersNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(says("a").after(22*second/10), fail(codes.NotFound, "x").after(14*second/10), hang()))
+		events := &hedgeEvents{}
+		slow := WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptStart && e.Attempt.Number == 3 {
+				time.Sleep(second)
+			}
+		})
+		client := server.client(t, WithObserver(events.observe), slow, hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}))
+		reply, err := client.Echo(t.Context(), request())
+		if reply.GetMessage() != "a" || err != nil {
+			t.Errorf("Echo = %v, %v, want a, which came before the failure", reply, err)
+		}
+		if got := time.Since(server.start); got != 3*second {
+			t.Errorf("Echo took %v, want 3s", got)
+		}
+		events.check(t, err)
+	})
+}
+
 func TestCancelEndsAHedgedCallAtOnce(t *testing.T) {
 	for name, script := range map[string]func(int) answer{
 		"attempts under way": always(hang()),
@@ -727,4 +749,109 @@ func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What happened before a panic, and waits to be handled, is not handled after it: it
+// might panic again.
+func TestAfterAPanicNobodyIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		asked, events, open := 0, 0, 0
+		defer func() {
+			if got := recover(); got != "drawn" {
+				t.Errorf("recovered %v, want what was thrown", got)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if asked != 1 || open != 0 || events != 3 {
+				t.Errorf("the classifier was asked %d times, %d attempts run on, and there were %d events, want 1, 0 and 3 starts", asked, open, events)
+			}
+		}()
+		hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
+			mu.Lock()
+			open++
+			mu.Unlock()
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				open--
+			}()
+			switch n {
+			case 1:
+				time.Sleep(5 * second / 2)
+				return errUnavailable
+			case 2:
+				time.Sleep(2 * second) // fails while the classifier is asked about the first
+				return errUnavailable
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}, WithObserver(func(context.Context, Event) { mu.Lock(); events++; mu.Unlock() }),
+			WithClassifier(func(context.Context, Attempt) Classification {
+				mu.Lock()
+				asked++
+				mu.Unlock()
+				time.Sleep(second)
+				panic("drawn")
+			}), hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}))
+	})
+}
+
+// The timer too ends with the call.
+func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for name, run := range map[string]func(n int) error{
+			"the hedge wins": func(n int) error { time.Sleep(time.Duration(3-n) * second); return nil },
+			"success":        func(int) error { return nil },
+			"a fatal failure": func(n int) error {
+				time.Sleep(time.Duration(3-n) * second)
+				return io.EOF
+			},
+			"no more": func(n int) error { return fail(codes.Unavailable, "x", retryInfoOf(time.Hour)).err },
+		} {
+			r, err := New(hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(3 * second / 4)}), WithMaxServerDelay(time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			u := &hedgedUnary{reply: &echov1.EchoResponse{}, replies: typeOfReply(&echov1.EchoResponse{})}
+			u.invoker = func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+				return run(ctx.(*attempt).number)
+			}
+			first := r.begin(&u.call, t.Context(), nil, echoMethod, r.policies.of(echoMethod).hedged, nil, callerOptions{}, false)
+			u.hedging.race(&u.call, u, first, 3*second/4)
+			if u.hedging.timer.Stop() {
+				t.Errorf("%s: the timer runs on", name)
+			}
+		}
+	})
+}
+
+// An attempt that never asks for its context's Done has none made; what it was ended by
+// can be told all the same.
+func TestTheContextOfAnAttemptIsMadeLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		contexts := map[int]context.Context{}
+		err := hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
+			mu.Lock()
+			contexts[n] = ctx
+			mu.Unlock()
+			time.Sleep(time.Duration(4-2*n) * second) // the second is quicker
+			return nil
+		}, hedged(Hedging{Delay: HedgeAfter(second)}))
+		if err != nil || len(contexts) != 2 {
+			t.Fatalf("%d attempts, and %v", len(contexts), err)
+		}
+		for n, want := range map[int]error{1: ErrHedgeLost, 2: context.Canceled} {
+			ctx := contexts[n]
+			if ctx.Err() != context.Canceled || context.Cause(ctx) != want {
+				t.Errorf("after the call, the context of attempt %d has ended with %v, because of %v, want %v", n, ctx.Err(), context.Cause(ctx), want)
+			}
+			select {
+			case <-ctx.Done():
+			default:
+				t.Errorf("after the call, the context of attempt %d is not done", n)
+			}
+		}
+	})
 }

@@ -103,6 +103,19 @@ func TestLogger(t *testing.T) {
 	})
 }
 
+func TestLoggerOfAHedgedCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok().after(3*second/2), hang(), ok().after(3*second/2)))
+		logs := &logRecorder{}
+		budget := &tokens{left: 1}
+		client := server.client(t, WithLogger(slog.New(logs)), WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(second)}))
+		client.Echo(t.Context(), request())
+		wantLines(t, logs, "DEBUG…hedging…method=/grpcretry.test.v1.EchoService/Echo…target=passthrough:///echo…delay=1s")
+		client.Echo(t.Context(), request())
+		wantLines(t, logs, "WARN…budget exhausted")
+	})
+}
+
 func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
