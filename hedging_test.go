@@ -815,7 +815,7 @@ func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
 			}
 			u := &hedgedUnary{reply: &echov1.EchoResponse{}, replies: typeOfReply(&echov1.EchoResponse{})}
 			u.invoker = func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
-				return run(ctx.(*attempt).number)
+				return run(int(ctx.(*attempt).number))
 			}
 			first := r.begin(&u.call, t.Context(), nil, echoMethod, r.policies.of(echoMethod).hedged, nil, callerOptions{}, false)
 			u.hedging.race(&u.call, u, first, 3*second/4)
