@@ -133,8 +133,9 @@ flaky: gcc ## the root package's tests of timing 100 times with the race detecto
 SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams and 10,000 hedged calls with the race detector (ten minutes)
-	go test -race -run 'TestStreamsAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . -streams.sequences=100000 -hedges.iterations=10000
+soak: gcc ## 100,000 random sequences of streams, and as many hedged calls, with the race detector (fifteen minutes)
+	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
+		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
 
 RUNS ?= 10
 .PHONY: bench
