@@ -175,6 +175,7 @@ type liveServer struct {
 	server   *grpc.Server
 	config   sim.Server
 	bucket   time.Duration
+	stopped  chan struct{} // closed by stop
 
 	mu      sync.Mutex // held to ask the gate: it is not safe for concurrent use
 	start   time.Time  // guarded by mu
@@ -196,7 +197,8 @@ func startServer(s sim.Scenario, n network) (*liveServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := &liveServer{listener: l, server: grpc.NewServer(), config: s.Servers[0], bucket: s.Bucket, gate: gate, start: time.Now()}
+	server := &liveServer{listener: l, server: grpc.NewServer(), config: s.Servers[0], bucket: s.Bucket,
+		stopped: make(chan struct{}), gate: gate, start: time.Now()}
 	if server.bucket == 0 {
 		server.bucket = time.Second
 	}
@@ -238,8 +240,8 @@ func (s *liveServer) handle(ctx context.Context) error {
 	deaf := len(metadata.ValueFromIncomingContext(ctx, deafKey)) > 0
 	switch {
 	case answer.Say == sim.SaySilence:
-		<-ctx.Done()
-		return status.FromContextError(ctx.Err()).Err()
+		<-s.stopped // not even when the deadline has come
+		return status.Error(answer.Code, "the server stops")
 	case answer.Say == sim.SayWait && !deaf:
 		if err := grpcretry.SetPushback(ctx, answer.Wait); err != nil {
 			return err
@@ -270,7 +272,10 @@ func (s *liveServer) series() []int {
 	return slices.Clone(s.offered)
 }
 
-func (s *liveServer) stop() { s.server.Stop() }
+func (s *liveServer) stop() {
+	close(s.stopped)
+	s.server.Stop()
+}
 
 // liveClients make the calls, each group's through ClientConns and Retriers of its own.
 type liveClients struct {
