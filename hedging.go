@@ -187,8 +187,7 @@ func (h *hedging) handle(e happening) {
 		h.ended(e.ended, e.err, now)
 	case h.decided:
 	case h.call.ended(now) != nil || h.call.closed():
-		h.disarm() // attempts under way end by themselves
-		if len(h.open) == 0 {
+		if len(h.open) == 0 { // else they end by themselves
 			h.abandon(now)
 		}
 	case !h.dueAt.IsZero() && !now.Before(h.dueAt): // else the timer was set anew meanwhile
@@ -265,7 +264,7 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	}
 	switch {
 	case v.Retry:
-		h.schedule(now)
+		h.schedule()
 	case v.untouched || f.CtxErr != nil || f.Closed || f.Committed: // fatal
 		h.decide()
 	default:
@@ -292,12 +291,12 @@ type prepaid struct{ Budget }
 func (prepaid) Withdraw(time.Time) bool { return true }
 
 // schedule sends the next attempt when it is to be sent.
-func (h *hedging) schedule(now time.Time) {
+func (h *hedging) schedule() {
 	if h.next.Wait > 0 {
-		h.arm(h.next.Wait, now)
+		h.arm(h.next.Wait)
 		return
 	}
-	h.send(now)
+	h.send()
 }
 
 // due sends the attempt whose time has come, if it may be sent.
@@ -305,13 +304,13 @@ func (h *hedging) due(now time.Time) {
 	c := h.call
 	switch {
 	case h.next.Retry:
-		h.send(now)
+		h.send()
 		return
 	case c.leftToGRPC():
 		h.disarm()
 		return
 	case c.connecting():
-		h.postpone(now)
+		h.postpone()
 		return
 	}
 	v := c.policy.due(c.budget, &c.remember().History, h.made, now)
@@ -322,9 +321,9 @@ func (h *hedging) due(now time.Time) {
 	c.reportDue(v, now)
 	switch {
 	case v.Retry:
-		h.send(now)
+		h.send()
 	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word; only this one is not sent
-		h.postpone(now)
+		h.postpone()
 	default:
 		h.disarm()
 	}
@@ -332,14 +331,14 @@ func (h *hedging) due(now time.Time) {
 
 // postpone puts off a hedge, for longer each time: there may be thousands of calls with a
 // hedge that is due.
-func (h *hedging) postpone(now time.Time) {
+func (h *hedging) postpone() {
 	h.later = max(2*h.later, h.delay, time.Millisecond)
-	h.arm(h.later, now)
+	h.arm(h.later)
 }
 
 // send starts the next attempt on a goroutine of its own.
-func (h *hedging) send(now time.Time) {
-	c := h.call
+func (h *hedging) send() {
+	c, now := h.call, time.Now() // observers may have taken their time
 	if len(h.open) == 0 {
 		c.remember().idle += now.Sub(h.idle)
 	}
@@ -348,7 +347,7 @@ func (h *hedging) send(now time.Time) {
 	h.made++
 	h.open = append(h.open, a)
 	if h.made < c.policy.MaxAttempts {
-		h.arm(h.delay, now)
+		h.arm(h.delay)
 	} else {
 		h.disarm()
 	}
@@ -356,8 +355,8 @@ func (h *hedging) send(now time.Time) {
 }
 
 // arm sets when the next attempt is due, in place of what was set before.
-func (h *hedging) arm(d time.Duration, now time.Time) {
-	h.dueAt = now.Add(d)
+func (h *hedging) arm(d time.Duration) {
+	h.dueAt = time.Now().Add(d)
 	h.timer.Reset(d)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -327,6 +328,41 @@ func TestASlowObserverHoldsUpButReordersNothing(t *testing.T) {
 	})
 }
 
+// While an observer takes its time, the delay of the next attempt may pass: what is decided
+// then counts, and from then on.
+func TestASlowObserverMovesTheDelay(t *testing.T) {
+	slow := WithObserver(func(_ context.Context, e Event) {
+		if e.Kind == Decision {
+			time.Sleep(second)
+		}
+	})
+	for _, tt := range []struct {
+		name   string
+		script []answer
+		want   []time.Duration
+	}{
+		{"a failure sends the next now", []answer{unavailable().after(second / 2), hang(), ok()}, []time.Duration{0, 3 * second / 2, 5 * second / 2}},
+		{"a failure asks for a wait", []answer{unavailable().after(second / 2).pushback("2000"), ok()}, []time.Duration{0, 7 * second / 2}},
+		{"a failure forbids more", []answer{ok().after(9 * second), unavailable().after(second / 2).pushback("-1")}, []time.Duration{0, second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(tt.script...))
+				events := &hedgeEvents{}
+				client := server.client(t, WithObserver(events.observe), slow, hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}))
+				_, err := client.Echo(t.Context(), request())
+				events.check(t, err)
+				wantTimes(t, server, tt.want...)
+				for _, e := range events.events {
+					if got := e.Attempt.Start.Sub(server.start); got != tt.want[e.Attempt.Number-1] {
+						t.Errorf("%v of attempt %d says that it was sent after %v, want %v", e.Kind, e.Attempt.Number, got, tt.want[e.Attempt.Number-1])
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestCancelEndsAHedgedCallAtOnce(t *testing.T) {
 	for name, script := range map[string]func(int) answer{
 		"attempts under way": always(hang()),
@@ -476,6 +512,7 @@ func TestAPanicOfAHedgedCallIsTheCallers(t *testing.T) {
 					budget := &aBudget{}
 					var mu sync.Mutex
 					open, hedges := 0, 0
+					var first context.Context
 					defer func() {
 						if got := recover(); got != "drawn" {
 							t.Errorf("recovered %v, want what was thrown", got)
@@ -484,6 +521,9 @@ func TestAPanicOfAHedgedCallIsTheCallers(t *testing.T) {
 						defer mu.Unlock()
 						if open != 0 {
 							t.Errorf("%d attempts run on after the call", open)
+						}
+						if first.Err() == nil {
+							t.Error("the context of the first attempt is alive after the call")
 						}
 						if paid := len(budget.asked) - budget.refunded; paid != hedges {
 							t.Errorf("%d hedges were sent and %d paid for", hedges, paid)
@@ -500,6 +540,7 @@ func TestAPanicOfAHedgedCallIsTheCallers(t *testing.T) {
 					}()
 					hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
 						if n == 1 {
+							first = ctx
 							time.Sleep(after)
 							return tt.first()
 						}
@@ -570,6 +611,52 @@ func TestNothingOfAHedgedCallStays(t *testing.T) {
 				}
 				if len(attempts) == 0 {
 					t.Error("no attempts")
+				}
+			})
+		})
+	}
+}
+
+// What gRPC retries itself is not hedged: it gets one attempt, and its error as it comes.
+func TestHedgedCallsLeftToGRPC(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		code   codes.Code
+		want   []time.Duration
+		logs   bool // told to the logger, at the failure
+	}{
+		{"success", script(ok().after(5 * second)), codes.OK, []time.Duration{0}, false},
+		{"a failure that gRPC does not retry", script(unavailable()), codes.Unavailable, []time.Duration{0}, true},
+		{"a slow one", script(unavailable().after(5 * second)), codes.Unavailable, []time.Duration{0}, true},
+		{"gRPC's own retries", script(fail(codes.Aborted, "x").pushback("1000"), fail(codes.NotFound, "x")), codes.NotFound, []time.Duration{0, second}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				budget, events, logs := &aBudget{}, &hedgeEvents{}, &logRecorder{}
+				cc := server.conn(t, grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,`+
+					`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`),
+					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithBudget(budget), WithObserver(events.observe), WithLogger(slog.New(logs)),
+						hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)}))))
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+				wantTimes(t, server, tt.want...)
+				events.check(t, err)
+				if tt.code != codes.OK {
+					wantUntouched(t, err, tt.code, status.Convert(err).Message())
+				}
+				if status.Code(err) != tt.code || len(budget.asked) != 0 || len(budget.heard) != 1 {
+					t.Errorf("Echo = %v, budget asked at %v and told %v, want %v, never and once", err, budget.asked, budget.heard, tt.code)
+				}
+				for _, e := range events.events {
+					if (e.Kind == Decision || e.Kind == CallEnd && err != nil) && e.Reason != ErrLeftToGRPC {
+						t.Errorf("%v has reason %v, want that it is left to gRPC", e.Kind, e.Reason)
+					}
+				}
+				if tt.logs {
+					wantLines(t, logs, "WARN…leaving it to gRPC")
+				} else {
+					wantLines(t, logs)
 				}
 			})
 		})
