@@ -56,8 +56,11 @@ func TestSimulationIsWhatTheInterceptorsDo(t *testing.T) {
 		{"five attempts", nil, sim.Strategy{
 			Policy: grpcretry.Policy{MaxAttempts: 5, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"default budget", nil, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 20, Backoff: none}}},
-		{"throttle of each of two processes", func(s *sim.Scenario) { s.Groups[0].Processes = 2 }, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: 20, Backoff: none}, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 100, TokenRatio: 0.1}}},
+		{"throttle of each of two processes", func(s *sim.Scenario) {
+			// No two attempts at the same moment: of those it would matter which is first.
+			s.Groups[0] = sim.Group{Rate: 10, Even: true, Stop: 15 * time.Second, Processes: 2}
+		}, sim.Strategy{
+			Policy: grpcretry.Policy{MaxAttempts: 3, Backoff: grpcretry.Constant(33 * time.Millisecond)}, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 40, TokenRatio: 0.5}}},
 		{"deadline", func(s *sim.Scenario) { s.Groups[0].Deadline = 13 * time.Second }, sim.Strategy{
 			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"max elapsed", nil, sim.Strategy{
@@ -150,6 +153,16 @@ func TestSimulationAgreesOnAverage(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTimersAreWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		late := watchTimers()
+		time.Sleep(time.Second)
+		if got := late(); got != 0 {
+			t.Errorf("timers were %v late in virtual time, want 0", got)
+		}
+	})
 }
 
 func TestLiveRefusesWhatItCannotDo(t *testing.T) {
