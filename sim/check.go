@@ -141,6 +141,8 @@ func (g *Group) check(path string, s *Scenario) error {
 
 func (s *Server) check(path string) error {
 	err := firstOf(
+		check(s.Replicas >= 0 && s.Replicas <= mostThings, path+".replicas", s.Replicas, fmt.Sprintf("0 to %d", mostThings)),
+		check(s.Replicas <= 1 || !s.Optimistic, path+".replicas", s.Replicas, "one of an optimistic server"),
 		checkNumber(path+".capacity", s.Capacity, 0, mostRate),
 		checkSpan(path+".window", s.Window, 0, longest),
 		check(s.Window == 0 || s.Capacity > 0, path+".window", s.Window, "a capacity to count"),
@@ -214,9 +216,9 @@ func (s *Strategy) check(path string) error {
 		return invalid(path+".policy.budget", "set", "none: the budget of a strategy is beside its policy")
 	}
 	if s.Policy.Hedging != nil {
-		return invalid(path+".policy.hedging", "set", "none: hedging is not simulated")
+		return invalid(path+".policy.hedging", "set", "none: the hedging of a strategy is beside its policy")
 	}
-	if err := s.Budget.check(path + ".budget"); err != nil {
+	if err := firstOf(s.Budget.check(path+".budget"), s.Hedging.check(path+".hedging")); err != nil {
 		return err
 	}
 	if _, err := s.process(); err != nil {
@@ -253,6 +255,38 @@ func (b *Budget) check(path string) error {
 			b.Of[i].check(at))
 	}
 	return err
+}
+
+// check also accepts nil, which is no hedging. What is left is the library's to check.
+func (h *Hedging) check(path string) error {
+	if h == nil {
+		return nil
+	}
+	if h.New != nil {
+		return firstOf(
+			check(h.Kind == "", path+".kind", h.Kind, `"" where New makes the delay`),
+			check(h.New() != nil, path+".new", "without a delay", "one"),
+			h.checkFields(path))
+	}
+	return firstOf(checkOneOf(path+".kind", h.Kind, []HedgingKind{HedgeAfter, HedgeAtQuantile}), h.checkFields(path))
+}
+
+func (h *Hedging) checkFields(path string) error {
+	only := func(kind HedgingKind, field string, d time.Duration) error {
+		return check(d == 0 || h.Kind == kind, path+"."+field, d, fmt.Sprintf("0 unless the kind is %q", kind))
+	}
+	return firstOf(
+		check(h.MaxAttempts == 0 || h.MaxAttempts >= 2, path+".maxAttempts", h.MaxAttempts, "at least 2"),
+		checkSpan(path+".delay", h.Delay, 0, longest),
+		only(HedgeAfter, "delay", h.Delay),
+		check((h.Quantile == 0) == (h.Kind != HedgeAtQuantile), path+".quantile", h.Quantile, fmt.Sprintf("between 0 and 1 where the kind is %q, else 0", HedgeAtQuantile)),
+		check(h.Quantile >= 0 && h.Quantile < 1, path+".quantile", h.Quantile, "between 0 and 1"),
+		checkSpan(path+".atLeast", h.AtLeast, 0, longest),
+		only(HedgeAtQuantile, "atLeast", h.AtLeast),
+		checkSpan(path+".atMost", h.AtMost, 0, longest),
+		only(HedgeAtQuantile, "atMost", h.AtMost),
+		check(h.AtMost == 0 || h.AtMost >= h.AtLeast, path+".atMost", h.AtMost, "0 or at least atLeast"),
+	)
 }
 
 // The checks below are nil where all is well.

@@ -35,7 +35,18 @@ type caller struct {
 type process struct {
 	engine     *grpcretry.Engine
 	budget     grpcretry.Budget
-	classifies bool // and so reads of an attempt what the engine does not
+	hedges     *hedges // nil where no call is hedged
+	classifies bool    // and so reads of an attempt what the engine does not
+	turn       int     // of the target's replicas
+}
+
+// pick is the replica for the next attempt.
+func (p *process) pick(s *server) *replica {
+	if len(s.replicas) == 1 {
+		return &s.replicas[0]
+	}
+	p.turn = (p.turn + 1) % len(s.replicas)
+	return &s.replicas[p.turn]
 }
 
 // A group is the caller that clients are.
@@ -46,14 +57,15 @@ type group struct {
 	stop   int64
 }
 
-// A call is what a client wants. It has one attempt in flight or is waiting; nothing in
-// an attempt depends on its being the only one.
+// A call is what a client wants. Unless it is hedged it has one attempt in flight, or is
+// waiting.
 type call struct {
 	history grpcretry.History // what the engine knows
 	caller  *caller
 	process *process
 	parent  int32 // the attempt at a server that waits for this call; -1 for none
-	attempt int32 // in flight; -1 while it waits
+	attempt int32 // in flight; -1 while it waits, and of a hedged call
+	race    int32 // of a hedged call; else -1
 	number  int32 // attempts begun
 	over    bool  // ended during a wait, which then leads nowhere
 
@@ -71,9 +83,10 @@ type attempt struct {
 	state   state
 	given   bool // the client has given up on it
 	ended   bool // for the client
+	hedge   bool // sent while another one was in flight
 	code    codes.Code
 
-	server   *server
+	replica  *replica
 	trailer  metadata.MD
 	sent     int64
 	deadline int64 // 0 for none; goes to the server with it
@@ -123,7 +136,7 @@ func (r *run) connect(s *server, byName map[string]*server) error {
 		deadline:    config.Deadline,
 	}
 	r.downstream = append(r.downstream, s.calls)
-	return r.equip(s.calls, strategy, 1)
+	return r.equip(s.calls, strategy, len(s.replicas))
 }
 
 // equip makes the processes of a caller, each with a budget of its own.
@@ -131,12 +144,15 @@ func (r *run) equip(c *caller, strategy *Strategy, processes int) error {
 	c.Outcomes = map[string]int{}
 	c.seen = newSeries(r.bucket, func(next, last *GroupBucket) { next.Open = last.Open })
 	c.deaf = strategy.IgnorePushback
-	c.instant = r.network.always0() && c.target.instant()
+	c.instant = strategy.Hedging == nil && r.network.always0() && c.target.instant()
 	c.processes = make([]process, processes)
 	for i := range c.processes {
 		p, err := strategy.process()
 		if err != nil {
 			return err
+		}
+		if n := len(c.target.replicas); n > 1 {
+			p.turn = r.balancing.IntN(n)
 		}
 		c.processes[i] = p
 	}
@@ -181,6 +197,7 @@ func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 		process: &from.processes[from.turn],
 		parent:  parent,
 		attempt: -1,
+		race:    -1,
 	}
 	if from.turn++; from.turn == len(from.processes) {
 		from.turn = 0
@@ -194,6 +211,9 @@ func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 	}
 	from.seen.at(r.now).Calls++
 	r.open(from, 1)
+	if c.process.hedges != nil {
+		r.beginRace(i, c)
+	}
 	r.send(i, c)
 	return i
 }
@@ -212,10 +232,17 @@ func (r *run) send(i int32, c *call) {
 	}
 	ai, a := r.attempts.add()
 	a.call, a.child, a.number = i, -1, c.number
-	a.server, a.sent = c.caller.target, r.now
+	a.replica, a.sent = c.process.pick(c.caller.target), r.now
 	a.holders = 2 // the client, and what is on its way
-	c.attempt = ai
-	if timeout := c.process.engine.AttemptTimeout(&c.history, int(c.number)); timeout > 0 {
+	if c.race >= 0 {
+		a.hedge = r.races.at(c.race).enter(ai)
+	} else {
+		c.attempt = ai
+	}
+	if a.hedge {
+		seen.Hedges++
+	}
+	if timeout := c.engine().AttemptTimeout(&c.history, int(c.number)); timeout > 0 {
 		a.deadline = r.now + int64(timeout)
 	}
 	if !c.history.Deadline.IsZero() {
@@ -237,7 +264,7 @@ func (r *run) send(i int32, c *call) {
 // sendAtOnce makes an attempt that is over before any time passes, so that nobody has to
 // remember it. It is only a short way to the same end.
 func (r *run) sendAtOnce(i int32, c *call) {
-	s := c.caller.target
+	s := c.process.pick(c.caller.target)
 	seen := s.seen.at(r.now)
 	answer := r.ask(s, seen, c.number)
 	if answer.Code == codes.OK {
@@ -296,12 +323,17 @@ func (r *run) newFailure(err error) *grpcretry.Failure {
 // says why.
 func (r *run) abandon(ai int32, a *attempt) {
 	a.given = true
-	if a.server.config.IgnoresCancel {
+	if a.replica.config.IgnoresCancel {
 		r.endAttempt(ai, a)
 		return
 	}
 	a.holders++
 	r.endAttempt(ai, a)
+	r.cancel(ai, a)
+}
+
+// cancel tells the server that the client has given up.
+func (r *run) cancel(ai int32, a *attempt) {
 	if delay := r.network.draw(); delay > 0 {
 		r.travel(r.after(delay), cancelled, ai, a)
 	} else {
@@ -313,40 +345,68 @@ func (r *run) abandon(ai int32, a *attempt) {
 func (r *run) endAttempt(ai int32, a *attempt) {
 	a.ended = true
 	c := r.calls.at(a.call)
-	c.attempt = -1
-	r.settle(a.call, c, a.number, a.sent)
+	if c.race >= 0 {
+		r.leaveRace(ai, a, c)
+	} else {
+		c.attempt = -1
+		r.settle(a.call, c, a.number, a.sent)
+	}
 	r.release(ai, a)
 }
 
-// settle is what follows from an attempt that has ended: with success if the failure has no
-// error, else the engine is asked.
+// settle is what follows from the only attempt of a call, which has ended: with success if
+// the failure has no error, else the engine is asked.
 func (r *run) settle(i int32, c *call, number int32, sent int64) {
 	f := &r.failure
+	budget := c.process.budget
+	if h := c.process.hedges; h != nil {
+		if f.Attempt.Err == nil && number == 1 {
+			h.delay.Answered(c.caller.target.method, time.Duration(r.now-sent), false, r.time())
+		}
+		if h.straight {
+			budget = grpcretry.Unlimited // it hears nothing of calls that pass straight through
+		}
+	}
 	if f.Attempt.Err == nil {
-		c.process.budget.Deposit(grpcretry.Outcome{Attempt: int(number), Result: grpcretry.Succeeded})
-		r.endCall(i, c, nil, nil)
+		budget.Deposit(grpcretry.Outcome{Attempt: int(number), Result: grpcretry.Succeeded})
+		r.endCall(i, c, ending{number: number})
 		return
 	}
-	c.caller.seen.at(r.now).Wasted++
-	if c.caller.deaf {
-		f.Attempt.Trailer = nil
-	}
-	now := r.time()
-	f.Attempt.Number = int(number)
-	if c.process.classifies {
-		f.Attempt.Method = c.caller.target.method
-		f.Attempt.Wait, f.Attempt.WaitSource = c.wait, c.source
-		f.Attempt.Duration = time.Duration(r.now - sent)
-		f.Attempt.Start = now.Add(-f.Attempt.Duration)
-	}
-	v := c.process.engine.Judge(r.engine, c.process.budget, &c.history, f, now, r.jitter.Float64())
+	v := r.judge(c, budget, number, sent, flight{wait: c.wait, source: c.source})
 	if !v.Retry {
-		r.endCall(i, c, f.Attempt.Err, v.Reason)
+		r.endCall(i, c, ending{number: number, err: f.Attempt.Err, reason: v.Reason})
 		return
 	}
 	c.history.Retried(v)
 	c.wait, c.source = v.Wait, v.WaitSource
 	r.put(r.now+int64(v.Wait), callRetries, i)
+}
+
+// judge asks the engine about the failure of an attempt.
+func (r *run) judge(c *call, budget grpcretry.Budget, number int32, sent int64, fl flight) grpcretry.Verdict {
+	f := &r.failure
+	c.caller.seen.at(r.now).Wasted++
+	if c.caller.deaf {
+		f.Attempt.Trailer = nil
+	}
+	now := r.time()
+	f.Attempt.Number, f.Made = int(number), int(c.number)
+	if c.process.classifies {
+		f.Attempt.Method = c.caller.target.method
+		f.Attempt.Hedge = fl.hedge
+		f.Attempt.Wait, f.Attempt.WaitSource = fl.wait, fl.source
+		f.Attempt.Duration = time.Duration(r.now - sent)
+		f.Attempt.Start = now.Add(-f.Attempt.Duration)
+	}
+	return c.engine().Judge(r.engine, budget, &c.history, f, now, r.jitter.Float64())
+}
+
+// engine is the one that the call obeys.
+func (c *call) engine() *grpcretry.Engine {
+	if c.race >= 0 {
+		return c.process.hedges.engine
+	}
+	return c.process.engine
 }
 
 // retries is when the wait before an attempt is over.
@@ -361,6 +421,10 @@ func (r *run) retries(i int32, c *call) {
 // cancelCall ends a downstream call whose caller has given up.
 func (r *run) cancelCall(i int32) {
 	c := r.calls.at(i)
+	if c.race >= 0 {
+		r.cancelRace(i, c)
+		return
+	}
 	if c.attempt >= 0 {
 		r.newFailure(failures[codes.Canceled]).CtxErr = context.Canceled
 		r.abandon(c.attempt, r.attempts.at(c.attempt))
@@ -368,11 +432,18 @@ func (r *run) cancelCall(i int32) {
 	}
 	c.process.budget.Refund() // the retry is never sent
 	c.over = true
-	r.endCall(i, c, failures[codes.Canceled], context.Canceled)
+	r.endCall(i, c, ending{number: c.number, err: failures[codes.Canceled], reason: context.Canceled})
 }
 
-// endCall ends a call, with success if err is nil, else for a reason.
-func (r *run) endCall(i int32, c *call, err, reason error) {
+// An ending is how a call ends: with success if err is nil, else for a reason.
+type ending struct {
+	number      int32 // of the decisive attempt
+	hedge       bool  // it was one
+	err, reason error
+}
+
+// endCall ends a call.
+func (r *run) endCall(i int32, c *call, e ending) {
 	from := c.caller
 	r.open(from, -1)
 	r.over++
@@ -381,15 +452,15 @@ func (r *run) endCall(i int32, c *call, err, reason error) {
 	seen := from.seen.at(r.now)
 	from.perCall = append(from.perCall, c.number)
 	from.Outcomes[grpcretry.OutcomeName(grpcretry.Event{
-		Attempt: grpcretry.Attempt{Number: int(c.number)}, Err: err, Reason: reason})]++
-	if err == nil {
+		Attempt: grpcretry.Attempt{Number: int(e.number), Hedge: e.hedge}, Err: e.err, Reason: e.reason})]++
+	if e.err == nil {
 		seen.Succeeded++
 		from.succeeded = append(from.succeeded, latency)
 	} else {
 		seen.Failed++
 		from.failed = append(from.failed, latency)
 	}
-	if reason == grpcretry.ErrBudgetExhausted { //nolint:errorlint // the engine's own value
+	if e.reason == grpcretry.ErrBudgetExhausted { //nolint:errorlint // the engine's own value
 		seen.Refused++
 		from.target.seen.at(r.now).Refused++
 	}
@@ -398,7 +469,7 @@ func (r *run) endCall(i int32, c *call, err, reason error) {
 		r.calls.remove(i)
 	}
 	if parent >= 0 {
-		r.called(parent, codeOf(err))
+		r.called(parent, codeOf(e.err))
 	}
 }
 

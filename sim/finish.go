@@ -59,6 +59,9 @@ func (c *caller) finish(last int64) GroupResult {
 		out.Attempts += b.Attempts
 		out.Retries += b.Retries
 		out.Wasted += b.Wasted
+		out.Hedges += b.Hedges
+		out.Lost += b.Lost
+		out.Suppressed += b.Suppressed
 	}
 	out.Latency = quantiles(c.succeeded)
 	out.FailedAfter = quantiles(c.failed)
@@ -76,7 +79,7 @@ func (s *server) finish(end, last int64) ServerResult {
 	if end > 0 {
 		out.MeanInside = s.stayed / float64(end)
 		if s.workers > 0 {
-			out.Utilisation = s.worked / float64(end) / float64(s.workers)
+			out.Utilisation = s.worked / float64(end) / float64(s.Workers)
 		}
 	}
 	if s.started > 0 {
@@ -86,7 +89,7 @@ func (s *server) finish(end, last int64) ServerResult {
 	for i := range out.Series {
 		b := &out.Series[i]
 		from := int64(i) * s.seen.width
-		b.Capacity = s.gate.possible(from, from+s.seen.width)
+		b.Capacity = float64(len(s.replicas)) * s.pace().possible(from, from+s.seen.width)
 		out.Offered += b.Offered
 		out.Retried += b.Retried
 		out.Accepted += b.Accepted
@@ -109,11 +112,15 @@ func (r *run) summarise(out *Result) {
 		s.Refused += float64(g.Refused)
 		s.Attempts += float64(g.Attempts)
 		s.Wasted += float64(g.Wasted)
+		s.Hedges += float64(g.Hedges)
+		s.Lost += float64(g.Lost)
+		s.Suppressed += float64(g.Suppressed)
 		latencies = append(slices.Clip(latencies), r.groups[i].succeeded...)
 	}
 	q := quantiles(latencies)
 	s.P50, s.P90, s.P99, s.P999, s.Longest = q.P50, q.P90, q.P99, q.P999, q.Max
 	s.Fairness = fairness(latencies)
+	out.Tail = tail(latencies, int(s.Failed))
 	s.Done = time.Duration(r.last)
 	s.Stable = r.stable(out)
 
@@ -143,7 +150,7 @@ func (r *run) amplifiedDown(out *Result) float64 {
 		from := int64(i) * r.bucket
 		whole := true
 		for _, s := range r.servers {
-			whole = whole && s.gate.up(from, from+r.bucket) == 1
+			whole = whole && s.pace().up(from, from+r.bucket) == 1
 		}
 		if whole {
 			continue

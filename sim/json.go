@@ -186,6 +186,7 @@ func decodeSlice(path string, tree any, v reflect.Value) error {
 	if !ok {
 		return expect(false, path, tree, "a list")
 	}
+	v.Set(reflect.MakeSlice(v.Type(), 0, len(list))) // an empty list is not the same as none
 	for i, one := range list {
 		item := reflect.New(v.Type().Elem()).Elem()
 		if err := decode(fmt.Sprintf("%s[%d]", path, i), one, item); err != nil {

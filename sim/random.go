@@ -12,6 +12,7 @@ const (
 	forJitter
 	forNetwork
 	forWork
+	forBalancing
 )
 
 func newRandom(seed uint64, purpose uint64) *rand.Rand {

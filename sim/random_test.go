@@ -81,6 +81,9 @@ func randomScenario(seed uint64) Scenario {
 			Budget: []Budget{{}, {Kind: UnlimitedBudget}, {Kind: ConcurrencyBudget, Limit: 3},
 				{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.5}}[r.IntN(4)],
 			IgnorePushback: r.IntN(4) == 0,
+			Hedging: []*Hedging{nil, nil, {Kind: HedgeAfter, Delay: maybe(300 * ms)},
+				{Kind: HedgeAfter, Delay: maybe(sec), MaxAttempts: 2 + r.IntN(4), NonFatalCodes: []codes.Code{codes.Unavailable}},
+				{Kind: HedgeAtQuantile, Quantile: 0.5, AtMost: maybe(sec)}}[r.IntN(5)],
 		}
 	}
 	s := Scenario{
@@ -106,6 +109,9 @@ func randomScenario(seed uint64) Scenario {
 			one.Capacity, one.Queue = 1+100*r.Float64(), r.IntN(50)-1
 		case 2:
 			one.Capacity, one.Queue = 1+100*r.Float64(), 1000
+		}
+		if !one.Optimistic {
+			one.Replicas = r.IntN(4)
 		}
 		if one.Optimistic {
 			one.Latency = Distribution{}

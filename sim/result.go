@@ -20,6 +20,11 @@ type Result struct {
 
 	Summary Summary // of all client groups together
 
+	// Tail is the latency that a share of the calls exceeds, those that failed being slower
+	// than all others: from all of them to a single one, twenty points for a factor of ten,
+	// as far as there is a latency.
+	Tail []TailPoint
+
 	Groups     []GroupResult  // of the clients
 	Downstream []GroupResult  // of what servers called, in the order of the servers
 	Servers    []ServerResult // in the order of the scenario
@@ -36,6 +41,9 @@ type Summary struct {
 
 	Attempts      float64 // sent
 	Wasted        float64 // attempts that failed
+	Hedges        float64 // attempts sent while another one of their call was in flight
+	Lost          float64 // attempts that were cancelled as another one had been decisive
+	Suppressed    float64 // times that a hedge was due and a budget refused it
 	Amplification float64 // attempts at the last server for each call
 	AmplifiedDown float64 // the same of the buckets within outages; 0 without any
 
@@ -61,6 +69,12 @@ type Summary struct {
 	Fairness float64
 }
 
+// A TailPoint is a latency, and the share of all calls that are over and took longer.
+type TailPoint struct {
+	Share   float64
+	Latency time.Duration
+}
+
 // A GroupResult is what became of the calls of one group of clients, or of one server's
 // downstream calls.
 type GroupResult struct {
@@ -68,6 +82,7 @@ type GroupResult struct {
 
 	Calls, Succeeded, Failed, Open int
 	Attempts, Retries, Wasted      int
+	Hedges, Lost, Suppressed       int
 	Refused                        int
 
 	Outcomes map[string]int // calls by outcome, named as grpcretry.OutcomeName does
@@ -86,9 +101,13 @@ type GroupBucket struct {
 	Failed    int // calls
 	Refused   int // calls, by a budget
 	Attempts  int // sent
-	Retries   int // sent
+	Retries   int // attempts sent after the first of their call, hedges among them
 	Wasted    int // attempts that failed
-	Open      int // calls under way at the end of it
+	Hedges    int // attempts sent while another one of their call was in flight
+	Lost      int // attempts that were cancelled as another one had been decisive
+
+	Suppressed int // times that a hedge was due and a budget refused it; it may be sent later
+	Open       int // calls under way at the end of it
 }
 
 // A ServerResult is what happened at one server.
@@ -104,7 +123,7 @@ type ServerResult struct {
 	Late      int // finished, or thrown away, when the client had given up
 	Conflicts int // failed because of another write, where the server is Optimistic
 
-	Workers     int           // 0 where it has none
+	Workers     int           // of all replicas together; 0 where it has none
 	Utilisation float64       // share of time that a worker is busy
 	MeanWait    time.Duration // in the queue, of those whose work was begun
 	MeanInside  float64       // attempts in the server at a time
@@ -172,6 +191,21 @@ func quantile[T any](sorted []T, q float64) T {
 	return sorted[min(max(n, 1), len(sorted))-1]
 }
 
+// tail is the latencies that a share of all calls exceeds, where the sorted values are those of
+// the calls that succeeded, and failed others were slower.
+func tail(sorted []int64, failed int) (points []TailPoint) {
+	const perDecade = 20
+	all := float64(len(sorted) + failed)
+	for k := 0; ; k++ {
+		share := math.Pow(10, -float64(k)/perDecade)
+		n := max(1, int(math.Ceil((1-share)*all-1e-9)))
+		if share*all < 1 || n > len(sorted) {
+			return points
+		}
+		points = append(points, TailPoint{share, time.Duration(sorted[n-1])})
+	}
+}
+
 // fairness is Jain's index.
 func fairness(values []int64) float64 {
 	var sum, squares float64
@@ -215,7 +249,7 @@ func (s *Summary) each(other *Summary, f func(a, b float64) float64) {
 
 func (s *Summary) numbers() []*float64 {
 	return []*float64{&s.Calls, &s.Succeeded, &s.Failed, &s.Open, &s.Refused,
-		&s.Attempts, &s.Wasted, &s.Amplification, &s.AmplifiedDown, &s.Goodput, &s.Late,
+		&s.Attempts, &s.Wasted, &s.Hedges, &s.Lost, &s.Suppressed, &s.Amplification, &s.AmplifiedDown, &s.Goodput, &s.Late,
 		&s.Peak, &s.PeakAfter, &s.Over, &s.PeakToAverage, &s.Fairness}
 }
 

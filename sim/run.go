@@ -56,13 +56,14 @@ type run struct {
 
 	calls    slab[call]
 	attempts slab[attempt]
+	races    slab[race]
 
 	groups     []*group
 	servers    []*server
 	downstream []*caller
 
-	arrivals, jitter, working *rand.Rand
-	network                   *sampler
+	arrivals, jitter, working, balancing *rand.Rand
+	network                              *sampler
 
 	engine  context.Context // handed to the engine, for a Classifier
 	failure grpcretry.Failure
@@ -81,6 +82,7 @@ type eventKind uint8
 const (
 	groupCalls   eventKind = iota // group: the next call, or all of them
 	callRetries                   // call: its wait is over
+	hedgeDue                      // race: its next attempt is due, unless that was put off
 	arrives                       // attempt: at the server
 	writes                        // attempt: at an optimistic server, for the second time
 	worked                        // attempt: its work is done
@@ -92,15 +94,16 @@ const (
 
 func newRun(s *Scenario, strategy *Strategy) (*run, error) {
 	r := &run{
-		scenario: s,
-		strategy: strategy,
-		end:      int64(timeOr(s.Duration, longest)),
-		bucket:   int64(timeOr(s.Bucket, time.Second)),
-		arrivals: newRandom(s.Seed, forArrivals),
-		jitter:   newRandom(s.Seed, forJitter),
-		working:  newRandom(s.Seed, forWork),
-		network:  newSampler(s.Network, newRandom(s.Seed, forNetwork)),
-		engine:   context.Background(),
+		scenario:  s,
+		strategy:  strategy,
+		end:       int64(timeOr(s.Duration, longest)),
+		bucket:    int64(timeOr(s.Bucket, time.Second)),
+		arrivals:  newRandom(s.Seed, forArrivals),
+		jitter:    newRandom(s.Seed, forJitter),
+		working:   newRandom(s.Seed, forWork),
+		balancing: newRandom(s.Seed, forBalancing),
+		network:   newSampler(s.Network, newRandom(s.Seed, forNetwork)),
+		engine:    context.Background(),
 	}
 	r.post.init()
 	byName := map[string]*server{"": nil}
@@ -207,6 +210,8 @@ func (r *run) handle(e event) {
 		r.groupCalls(r.groups[e.ref], e.ref)
 	case callRetries:
 		r.retries(e.ref, r.calls.at(e.ref))
+	case hedgeDue:
+		r.hedgeDue(e.ref, r.races.at(e.ref))
 	case arrives:
 		r.arrives(e.ref, r.attempts.at(e.ref))
 	case writes:

@@ -256,8 +256,11 @@ func TestNothingIsLost(t *testing.T) {
 				t.Errorf("seed %d: %s: %d calls, but %d succeeded, %d failed, %d open", seed, g.Name, g.Calls, g.Succeeded, g.Failed, g.Open)
 			case g.Open != 0:
 				t.Errorf("seed %d: %s: %d calls are open, though every one has an end", seed, g.Name, g.Open)
-			case g.Attempts != g.Succeeded+g.Wasted || g.Retries != g.Attempts-g.Calls:
-				t.Errorf("seed %d: %s: %d attempts, %d retries, %d wasted", seed, g.Name, g.Attempts, g.Retries, g.Wasted)
+			case g.Attempts != g.Succeeded+g.Wasted+g.Lost || g.Retries != g.Attempts-g.Calls || g.Hedges > g.Retries:
+				t.Errorf("seed %d: %s: %d attempts, %d succeeded, %d wasted, %d lost; %d retries, %d hedges",
+					seed, g.Name, g.Attempts, g.Succeeded, g.Wasted, g.Lost, g.Retries, g.Hedges)
+			case g.Outcomes["hedge_won"] > g.Hedges:
+				t.Errorf("seed %d: %s: outcomes %v of %d hedges", seed, g.Name, g.Outcomes, g.Hedges)
 			case g.Latency.N != g.Succeeded || g.FailedAfter.N != g.Failed:
 				t.Errorf("seed %d: %s: latencies of %d and %d calls", seed, g.Name, g.Latency.N, g.FailedAfter.N)
 			}
@@ -267,8 +270,14 @@ func TestNothingIsLost(t *testing.T) {
 				t.Errorf("seed %d: %s: offered %d, accepted %d, rejected %d, down %d of which %d had been accepted",
 					seed, one.Name, one.Offered, one.Accepted, one.Rejected, one.Down, r.servers[i].lost)
 			}
-			if s := r.servers[i]; s.inside != 0 || s.waiting != 0 || s.busy != 0 || s.opened != 0 {
-				t.Errorf("seed %d: %s: still %d inside, %d waiting, %d busy, %d open", seed, one.Name, s.inside, s.waiting, s.busy, s.opened)
+			s := r.servers[i]
+			if s.inside != 0 || s.opened != 0 {
+				t.Errorf("seed %d: %s: still %d inside, %d open", seed, one.Name, s.inside, s.opened)
+			}
+			for k, one := range s.replicas {
+				if one.waiting != 0 || one.busy != 0 {
+					t.Errorf("seed %d: %s, replica %d: still %d waiting, %d busy", seed, s.Name, k, one.waiting, one.busy)
+				}
 			}
 			if s := out.Scenario; one.Utilisation > 1+1e-9 {
 				t.Errorf("seed %d: %s: %s is %v busy", seed, s, one.Name, one.Utilisation)
@@ -277,9 +286,14 @@ func TestNothingIsLost(t *testing.T) {
 		if kept := int(r.calls.n) - len(r.calls.free); kept != 0 {
 			t.Errorf("seed %d: %d calls are kept", seed, kept)
 		}
+		if kept := int(r.races.n) - len(r.races.free); kept != 0 {
+			t.Errorf("seed %d: %d hedged calls are kept", seed, kept)
+		}
 		kept := int(r.attempts.n) - len(r.attempts.free)
 		for _, one := range r.servers {
-			kept -= one.queue.len() // of servers that broke, until their next call
+			for k := range one.replicas {
+				kept -= one.replicas[k].queue.len() // of servers that broke, until their next call
+			}
 		}
 		if kept != 0 {
 			t.Errorf("seed %d: %d attempts are kept", seed, kept)

@@ -53,6 +53,10 @@ type Strategy struct {
 
 	Budget Budget
 
+	// Hedging is how further attempts are sent while the first is slow; nil: not at all.
+	// Policy.Hedging must be nil: every process gets a delay of its own, from here.
+	Hedging *Hedging
+
 	// IgnorePushback hides from the engine what servers say, as if a client could not read
 	// grpc-retry-pushback-ms.
 	IgnorePushback bool
@@ -85,7 +89,8 @@ type Group struct {
 	Strategy *Strategy
 }
 
-// A Server is a service that is called, one process of it. It works in one of two ways.
+// A Server is a service that is called: one process, or several that are alike. Each works in
+// one of two ways.
 //
 // With a Window it counts: it accepts at most Capacity × Window calls in each window of
 // its clock and rejects the rest. Accepted calls take Latency, and wait for nobody.
@@ -95,6 +100,12 @@ type Group struct {
 // time of work is Latency, stretched so that the workers together do exactly Capacity.
 type Server struct {
 	Name string
+
+	// Replicas is how many processes of it there are; 0 means 1. Capacity, Window, Queue and
+	// what is said by Pushback are of each. Every process of the clients sends its attempts
+	// to one after the other, beginning with any: as gRPC's round_robin does, which knows
+	// neither hedges nor loads. An outage is of all of them.
+	Replicas int
 
 	Capacity float64       // calls per second; 0 means no limit
 	Window   time.Duration // see above
@@ -233,4 +244,34 @@ const (
 	RateBudget        BudgetKind = "rate"        // grpcretry.NewRateBudget
 	ConcurrencyBudget BudgetKind = "concurrency" // grpcretry.NewConcurrencyBudget
 	AllBudgets        BudgetKind = "all"         // grpcretry.AllBudgets
+)
+
+// Hedging is how a [Strategy] hedges: [grpcretry.Hedging], and its delay in a form that
+// every process can have one of its own of. All methods are taken to be safe.
+type Hedging struct {
+	Kind HedgingKind
+
+	MaxAttempts int // the first included; 0 means 2
+
+	Delay time.Duration // HedgeAfter; 0 sends all attempts at once
+
+	Quantile        float64       // HedgeAtQuantile, between 0 and 1
+	AtLeast, AtMost time.Duration // HedgeAtQuantile; AtMost 0 means no upper limit
+
+	// NonFatalCodes are the codes after which the next attempt is sent at once. nil means
+	// those of the policy, an empty list none.
+	NonFatalCodes []codes.Code
+
+	// New makes the delay of one process, of any type; with it Kind is "". It is not part of
+	// a file.
+	New func() grpcretry.HedgeDelay
+}
+
+// A HedgingKind names one of the library's delays.
+type HedgingKind string
+
+// The kinds of [Hedging].
+const (
+	HedgeAfter      HedgingKind = "after"    // grpcretry.HedgeAfter
+	HedgeAtQuantile HedgingKind = "quantile" // grpcretry.HedgeAtQuantile
 )

@@ -15,18 +15,13 @@ import (
 
 // A server is a [Server] under way.
 type server struct {
-	config *Server
-	method string
-	gate   *Gate
-	work   *sampler
+	config   *Server
+	method   string
+	replicas []replica
+	work     *sampler
 
-	workers int     // 0 where nobody has to wait for one
+	workers int     // of each replica; 0 where nobody has to wait for one
 	stretch float64 // of the time of work, so that the workers do exactly Capacity
-
-	busy    int
-	queue   ring // attempts, some of them gone
-	waiting int  // attempts in the queue that are not gone
-	debt    float64
 	version int64
 
 	calls *caller // nil if it calls nobody
@@ -43,13 +38,28 @@ type server struct {
 	stayed  float64 // nanoseconds of all attempts together
 }
 
+// A replica is one process of a server. What it can do is its own.
+type replica struct {
+	*server
+	index int
+	gate  *Gate
+
+	busy    int
+	queue   ring // attempts, some of them gone
+	waiting int  // attempts in the queue that are not gone
+	debt    float64
+}
+
 func (r *run) newServer(config *Server) *server {
 	s := &server{
-		config:  config,
-		method:  "/sim.Server/" + config.Name,
-		gate:    newGate(config),
-		work:    newSampler(config.Latency, r.working),
-		stretch: 1,
+		config:   config,
+		method:   "/sim.Server/" + config.Name,
+		replicas: make([]replica, config.replicas()),
+		work:     newSampler(config.Latency, r.working),
+		stretch:  1,
+	}
+	for i := range s.replicas {
+		s.replicas[i] = replica{server: s, index: i, gate: newGate(config)}
 	}
 	s.Name = config.Name
 	s.seen = newSeries(r.bucket, func(next, last *ServerBucket) { next.Open = last.Open })
@@ -60,9 +70,12 @@ func (r *run) newServer(config *Server) *server {
 			s.stretch = float64(s.workers) / config.Capacity / mean
 		}
 	}
-	s.Workers = s.workers
+	s.Workers = s.workers * len(s.replicas)
 	return s
 }
+
+// pace tells what the server can do when, which is the same for all replicas.
+func (s *server) pace() *Gate { return s.replicas[0].gate }
 
 // instant is whether the server takes no time for anything.
 func (s *server) instant() bool {
@@ -71,7 +84,7 @@ func (s *server) instant() bool {
 }
 
 // ask hands an attempt that arrives to the gate, and counts what it says.
-func (r *run) ask(s *server, seen *ServerBucket, number int32) Answer {
+func (r *run) ask(s *replica, seen *ServerBucket, number int32) Answer {
 	seen.Offered++
 	if number > 1 {
 		seen.Retried++
@@ -94,7 +107,7 @@ func (r *run) ask(s *server, seen *ServerBucket, number int32) Answer {
 
 // arrives is when an attempt reaches its server.
 func (r *run) arrives(ai int32, a *attempt) {
-	s := a.server
+	s := a.replica
 	answer := r.ask(s, s.seen.at(r.now), a.number)
 	switch {
 	case answer.Say == SaySilence:
@@ -110,7 +123,7 @@ func (r *run) arrives(ai int32, a *attempt) {
 	}
 }
 
-func (s *server) full() bool { return s.config.Queue >= 0 && s.waiting >= s.config.Queue }
+func (s *replica) full() bool { return s.config.Queue >= 0 && s.waiting >= s.config.Queue }
 
 // capacityTime is the work of one call at full capacity, in nanoseconds of one worker.
 func (s *server) capacityTime() float64 {
@@ -118,17 +131,17 @@ func (s *server) capacityTime() float64 {
 }
 
 // backlog is about how long the queue takes.
-func (s *server) backlog() int64 {
+func (s *replica) backlog() int64 {
 	return int64(float64(s.waiting+1) / s.config.Capacity * float64(time.Second))
 }
 
 // admit lets an accepted attempt in.
-func (r *run) admit(ai int32, a *attempt, s *server) {
+func (r *run) admit(ai int32, a *attempt, s *replica) {
 	if s.workers == 0 && s.work.always0() && s.calls == nil {
-		r.serve(ai, a, s)
+		r.serve(ai, a, s.server)
 		return
 	}
-	r.inside(s, 1)
+	r.inside(s.server, 1)
 	a.since = r.now
 	if s.workers > 0 && s.busy == s.workers {
 		a.state = queued
@@ -140,7 +153,7 @@ func (r *run) admit(ai int32, a *attempt, s *server) {
 }
 
 // work begins the work of an attempt.
-func (r *run) work(ai int32, a *attempt, s *server) {
+func (r *run) work(ai int32, a *attempt, s *replica) {
 	s.started++
 	s.waited += float64(r.now - a.since)
 	a.since = r.now
@@ -164,23 +177,24 @@ func (r *run) worked(ai int32, a *attempt) {
 		r.release(ai, a)
 		return
 	}
-	s := a.server
+	s := a.replica
 	r.next(s, a)
 	if s.calls != nil && !a.given {
 		a.state = calling
 		a.child = -1
+		s.calls.turn = s.index // a replica is a process
 		child := r.newCall(s.calls, ai, a.deadline)
 		if a.state == calling { // the call is not over yet
 			a.child = child
 		}
 		return
 	}
-	r.inside(s, -1)
-	r.serve(ai, a, s)
+	r.inside(s.server, -1)
+	r.serve(ai, a, s.server)
 }
 
 // next frees the worker of an attempt and gives it the next one.
-func (r *run) next(s *server, a *attempt) {
+func (r *run) next(s *replica, a *attempt) {
 	r.idle = r.now
 	if s.workers == 0 {
 		return
@@ -212,7 +226,7 @@ func (r *run) serve(ai int32, a *attempt, s *server) {
 
 // writes is when the write of an optimistic attempt reaches the server.
 func (r *run) writes(ai int32, a *attempt) {
-	s := a.server
+	s := a.replica.server
 	if a.version != s.version {
 		s.Conflicts++
 		r.answer(ai, a, Answer{Code: codes.Aborted})
@@ -228,7 +242,7 @@ func (r *run) called(ai int32, code codes.Code) {
 	if a.state != calling {
 		return
 	}
-	s := a.server
+	s := a.replica.server
 	r.inside(s, -1)
 	a.state = travelling
 	if code == codes.OK {
@@ -256,21 +270,21 @@ func (r *run) answer(ai int32, a *attempt, answer Answer) {
 
 // cancelled is when a server learns that nobody waits for an attempt any more.
 func (r *run) cancelled(ai int32, a *attempt) {
-	s := a.server
+	s := a.replica
 	switch a.state {
 	case queued:
 		a.state = gone
 		s.waiting--
-		r.inside(s, -1)
+		r.inside(s.server, -1)
 		s.seen.at(r.now).Late++
 	case busy:
 		a.state = gone
-		r.inside(s, -1)
+		r.inside(s.server, -1)
 		s.seen.at(r.now).Late++
 		r.next(s, a)
 	case calling:
 		a.state = gone
-		r.inside(s, -1)
+		r.inside(s.server, -1)
 		s.seen.at(r.now).Late++
 		if a.child >= 0 {
 			r.cancelCall(a.child)
@@ -280,11 +294,11 @@ func (r *run) cancelled(ai int32, a *attempt) {
 	r.release(ai, a)
 }
 
-// breaks is when a server goes down: what is in it fails, or is lost.
+// breaks is when a server goes down, all replicas of it: what is in them fails, or is lost.
 func (r *run) breaks(s *server) {
 	for ai := range r.attempts.n {
 		a := r.attempts.at(ai)
-		if a.server != s || a.state != queued && a.state != busy && a.state != calling {
+		if a.replica == nil || a.replica.server != s || a.state != queued && a.state != busy && a.state != calling {
 			continue
 		}
 		was := a.state
@@ -301,22 +315,26 @@ func (r *run) breaks(s *server) {
 				r.cancelCall(a.child)
 			}
 		}
-		r.lose(ai, a, s)
+		r.breakOff(ai, a)
 		if was == calling { // queue and worker hold theirs until its turn comes
 			r.release(ai, a)
 		}
 	}
-	s.busy, s.waiting, s.debt = 0, 0, 0
+	for i := range s.replicas {
+		one := &s.replicas[i]
+		one.busy, one.waiting, one.debt = 0, 0, 0
+	}
 }
 
-// lose answers an attempt that the server will not finish, unless it is silent.
-func (r *run) lose(ai int32, a *attempt, s *server) {
-	down := s.gate.segment(r.now)
+// breakOff answers an attempt that its replica will not finish, unless that is silent.
+func (r *run) breakOff(ai int32, a *attempt) {
+	gate := a.replica.gate
+	down := gate.segment(r.now)
 	if a.given || down.silent {
 		return
 	}
 	a.code = down.code
-	a.trailer = r.post.trailer(s.gate.refuse(r.now, down, down.up))
+	a.trailer = r.post.trailer(gate.refuse(r.now, down, down.up))
 	a.holders++
 	r.travel(r.after(r.network.draw()), answered, ai, a)
 }

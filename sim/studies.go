@@ -417,7 +417,7 @@ type Limit struct {
 // as [Run] would have it: from the capacity after the outages and the calls that begin in
 // one. ok is false for other scenarios.
 func LimitOf(s Scenario) (l Limit, ok bool) {
-	if s.check(&Strategy{}) != nil || len(s.Servers) != 1 || s.Servers[0].Capacity == 0 {
+	if s.check(&Strategy{}) != nil || len(s.Servers) != 1 || s.Servers[0].Capacity == 0 || s.Servers[0].Replicas > 1 {
 		return Limit{}, false
 	}
 	gate := newGate(&s.Servers[0])
