@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -40,22 +41,27 @@ func (a Attempt) Code() codes.Code { return status.Code(a.Err) }
 // it, in stats handlers, per-RPC credentials and load-balancing policies.
 func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 	if running, ok := ctx.Value(attemptKey{}).(*attempt); ok {
-		return running.begun(), true
+		return running.begun(time.Now()), true
 	}
 	return Attempt{}, false
 }
 
 type attemptKey struct{}
 
-// An attempt is one try under way, and the context that it runs in: the two live as
-// long as each other, so one allocation serves both. It is kept small, as the first of
-// each call is made whatever comes of it.
+// An attempt is one try under way, the context that it runs in, and its options for gRPC.
+// They live as long as each other, so one allocation serves all; it is all that a call
+// allocates whose first attempt succeeds, so it is kept small.
 type attempt struct {
 	context.Context // the caller's, with the attempt's metadata if it has any
 
+	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
+	// as an attempt of ours.
+	grpc.PeerCallOption
+
 	// Never changed after the start: others may read it through the context.
-	call   *call
-	start  time.Time
+	cc     *grpc.ClientConn
+	method string
+	start  time.Duration // since the origin
 	wait   time.Duration
 	number int32
 	source shortSource
@@ -68,7 +74,18 @@ type attempt struct {
 	header  metadata.MD
 	trailer metadata.MD
 	peer    peer.Peer
+
+	room [4]grpc.CallOption // for the options, where they fit
 }
+
+// origin is where the starts of attempts are counted from: that takes the monotonic clock
+// alone, which is read in little more than half the time of time.Now.
+var origin = time.Now()
+
+func sinceOrigin() time.Duration { return time.Since(origin) }
+
+// timeOf is the time that was d after the origin, by the wall clock of now.
+func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.Sub(origin)) }
 
 // Value makes the attempt known to what runs below, see [AttemptFromContext].
 func (a *attempt) Value(key any) any {
@@ -158,24 +175,33 @@ func (b *bounds) cancel(cause error) {
 // bound gives the attempt an end of its own and, unless timeout is 0, a timeout, told
 // from other ends by its cause. It is a timer, not a deadline of the context, so that it
 // can be lifted: when a stream has begun, and for a call that turns out to be left to gRPC.
-func (a *attempt) bound(timeout time.Duration) {
+// maybeLeft says that this is not known yet.
+func (a *attempt) bound(timeout time.Duration, maybeLeft bool) {
 	if a.bounds == nil {
 		a.bounds = &bounds{}
 	}
 	a.bounds.timeout = timeout
-	if timeout > 0 {
+	switch {
+	case timeout == 0:
+	case maybeLeft:
+		a.bounds.timer = time.AfterFunc(timeout, a.expireUnlessLeft)
+	default:
 		a.bounds.timer = time.AfterFunc(timeout, a.expire)
 	}
 }
 
-func (a *attempt) expire() {
-	if a.number > 1 || !a.call.leftToGRPC() {
-		a.bounds.cancel(ErrAttemptTimeout)
+func (a *attempt) expire() { a.bounds.cancel(ErrAttemptTimeout) }
+
+func (a *attempt) expireUnlessLeft() {
+	if !retriedByGRPC(a.cc, a.method) {
+		a.expire()
 	}
 }
 
 // announce lets gRPC tell the server of the timeout, as of any deadline.
-func (a *attempt) announce() { a.bounds.expires = a.start.Add(a.bounds.timeout) }
+func (a *attempt) announce() {
+	a.bounds.expires = timeOf(a.start+a.bounds.timeout, time.Now())
+}
 
 // Deadline is the caller's, or that of the attempt if it is announced and earlier.
 func (a *attempt) Deadline() (time.Time, bool) {
@@ -222,12 +248,12 @@ func isContextEnd(err error) bool {
 }
 
 // begun is the attempt as it is known from its start on.
-func (a *attempt) begun() Attempt {
+func (a *attempt) begun(now time.Time) Attempt {
 	return Attempt{
-		Method:     a.call.method,
+		Method:     a.method,
 		Number:     int(a.number),
 		Hedge:      a.hedge,
-		Start:      a.start,
+		Start:      timeOf(a.start, now),
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
 	}
@@ -235,7 +261,7 @@ func (a *attempt) begun() Attempt {
 
 // ended is the attempt as it is known after it ended with err.
 func (a *attempt) ended(err error, now time.Time) Attempt {
-	info := a.begun()
+	info := a.begun(now)
 	info.Duration = now.Sub(info.Start)
 	info.Err = err
 	info.Header = a.header
@@ -248,11 +274,23 @@ func (a *attempt) ended(err error, now time.Time) Attempt {
 // made before (gRFC A6 #exposed-retry-metadata). It replaces what the caller put
 // there: repeated values would tell nothing.
 func withPreviousAttempts(ctx context.Context, previous int) context.Context {
-	value := strconv.Itoa(previous)
 	md, ok := metadata.FromOutgoingContext(ctx) // a copy, fresh for each attempt
-	if !ok {
-		return metadata.AppendToOutgoingContext(ctx, previousAttemptsKey, value) // to nothing; spares a map
+	switch {
+	case ok:
+		md[previousAttemptsKey] = []string{strconv.Itoa(previous)}
+	case previous < len(previousAttempts):
+		md = previousAttempts[previous]
+	default:
+		md = metadata.MD{previousAttemptsKey: {strconv.Itoa(previous)}}
 	}
-	md[previousAttemptsKey] = []string{value}
 	return metadata.NewOutgoingContext(ctx, md)
 }
+
+// previousAttempts are the headers of calls that have no others. Nobody changes what
+// is in a context, so all calls may have the same.
+var previousAttempts = func() (headers [8]metadata.MD) {
+	for i := range headers {
+		headers[i] = metadata.MD{previousAttemptsKey: {strconv.Itoa(i)}}
+	}
+	return headers
+}()

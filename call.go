@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 )
 
 // A call is one RPC under way, from its first attempt to its end: what the unary and
@@ -15,22 +17,18 @@ import (
 //
 // One goroutine at a time uses a call.
 type call struct {
-	grpc.EmptyCallOption // a *call among the options of an attempt marks it as ours
-
 	retrier *Retrier
 	policy  *policy
 	budget  Budget
+	ctx     context.Context // the caller's, within the call span if there is one
 	cc      *grpc.ClientConn
 	method  string
-	opts    []grpc.CallOption
-	stream  bool // not unary
-	static  bool // called by a generated stub, so that the method is one of few
+	options callOptions
+	stream  bool          // not unary
+	start   time.Duration // since the origin
 
 	spans *callSpans // nil where nobody records
 	past  *past      // nil until an attempt has failed
-
-	first attempt            // part of the call to save an allocation
-	buf   [5]grpc.CallOption // the options of an attempt, where they fit
 }
 
 // The past of a call is what is remembered of its attempts that have not succeeded.
@@ -52,32 +50,54 @@ func (p *past) all() []Attempt {
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
 
-// ctx is the caller's, within the call span if there is one.
-func (c *call) ctx() context.Context { return c.first.Context }
-
-// begin makes a call of c, which is zero, and its first attempt.
-func (r *Retrier) begin(c *call, ctx context.Context, cc *grpc.ClientConn, method string, p *policy,
-	opts []grpc.CallOption, o callerOptions, stream bool) *attempt {
-	c.retrier, c.policy, c.cc, c.method, c.first.Context = r, p, cc, method, ctx
-	c.opts, c.stream, c.static = opts, stream, o.static
-	c.budget = p.budgetFor(c.target(), c.canonicalTarget)
-	c.startSpan()
-	a := &c.first
-	a.call, a.number, a.start = c, 1, time.Now()
-	c.start(a)
-	return a
+// prepare readies a call, which is not more than what the application has said of it, to
+// be retried. policy is nil of a call that is to pass straight through.
+func (c *call) prepare(opts []grpc.CallOption) error {
+	c.options.read(opts, c.cc, c.method)
+	if c.options.nested {
+		return nil
+	}
+	p, err := c.retrier.policies.forCall(c.method, c.options.overrides)
+	if err != nil {
+		err = status.Error(codes.Internal, err.Error())
+		c.options.finish(err)
+		return err
+	}
+	if p.MaxAttempts > 1 || p.Hedging != nil {
+		c.policy = p
+	}
+	return nil
 }
 
-// start readies an attempt to be handed to gRPC.
-func (c *call) start(a *attempt) {
-	if timeout := c.attemptTimeout(int(a.number)); c.stream || c.policy.hedges || timeout > 0 {
-		a.bound(timeout)
-		if timeout > 0 && !c.stream && (a.number > 1 || c.configKnown()) {
-			a.announce()
-		}
+// begin makes a, which is zero, the first attempt.
+func (c *call) begin(a *attempt) {
+	c.budget = c.policy.budgetFor(c.target(), c.canonicalTarget)
+	c.startSpan()
+	c.start = sinceOrigin()
+	a.Context, a.number, a.start = c.ctx, 1, c.start
+	c.ready(a)
+}
+
+// ready makes an attempt fit to be handed to gRPC.
+func (c *call) ready(a *attempt) {
+	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
+	if c.stream || c.policy.hedges || c.policy.AttemptTimeout > 0 {
+		c.bound(a)
 	}
 	if c.observed() {
-		c.observe(Event{Kind: AttemptStart, Attempt: a.begun()})
+		c.observe(Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+	}
+}
+
+// bound gives an attempt an end of its own, where it needs one.
+func (c *call) bound(a *attempt) {
+	timeout := c.attemptTimeout(int(a.number))
+	if timeout == 0 && !c.stream && !c.policy.hedges {
+		return
+	}
+	a.bound(timeout, a.number == 1 && !c.retrier.builtInRetryOff)
+	if timeout > 0 && !c.stream && (a.number > 1 || c.configKnown()) {
+		a.announce()
 	}
 }
 
@@ -86,7 +106,7 @@ func (c *call) attemptTimeout(number int) time.Duration {
 	if c.policy.AttemptTimeout == 0 || c.leftToGRPC() {
 		return 0
 	}
-	_, limited := c.ctx().Deadline()
+	_, limited := c.ctx.Deadline()
 	return c.policy.attemptTimeout(number, limited)
 }
 
@@ -105,8 +125,8 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 		return nil, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
-	c.record(&f)
-	v := c.policy.judge(c.ctx(), c.budget, &c.past.History, &f, now, c.retrier.random())
+	c.record(&f, now)
+	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
 	c.report(&f, v, now)
 	if !v.Retry {
 		return nil, c.stop(&f, v, err, now)
@@ -138,10 +158,10 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 // ended is why the caller's context has ended, nil if it has not. At the very moment
 // of the deadline a server may tell us before the context does.
 func (c *call) ended(now time.Time) error {
-	if c.ctx().Err() != nil {
-		return context.Cause(c.ctx())
+	if c.ctx.Err() != nil {
+		return context.Cause(c.ctx)
 	}
-	if d, limited := c.ctx().Deadline(); limited && !now.Before(d) {
+	if d, limited := c.ctx.Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
@@ -165,23 +185,25 @@ func (c *call) connecting() bool {
 
 // leftToGRPC says whether gRPC retries the method itself. On a fresh channel that is
 // known only once an attempt has been made.
-func (c *call) leftToGRPC() bool {
-	return !c.retrier.builtInRetryOff && c.cc != nil && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
+func (c *call) leftToGRPC() bool { return !c.retrier.builtInRetryOff && retriedByGRPC(c.cc, c.method) }
+
+func retriedByGRPC(cc *grpc.ClientConn, method string) bool {
+	return cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
 }
 
 // remember makes the past.
-func (c *call) remember() *past {
+func (c *call) remember(now time.Time) *past {
 	if c.past == nil {
-		c.past = &past{History: History{Start: c.first.start}}
-		c.past.Deadline, _ = c.ctx().Deadline()
+		c.past = &past{History: History{Start: timeOf(c.start, now)}}
+		c.past.Deadline, _ = c.ctx.Deadline()
 		c.past.ended = c.past.room[:0]
 	}
 	return c.past
 }
 
 // record remembers a failed attempt.
-func (c *call) record(f *Failure) {
-	p := c.remember()
+func (c *call) record(f *Failure, now time.Time) {
+	p := c.remember(now)
 	p.keep(f.Attempt)
 	p.failures++
 	if !f.TimedOut && !f.isCallers() {
@@ -224,11 +246,11 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 		select {
 		case <-timer.C:
 		case <-closed:
-		case <-c.ctx().Done():
+		case <-c.ctx.Done():
 		}
 	}
-	if c.ctx().Err() != nil {
-		return context.Cause(c.ctx()), true
+	if c.ctx.Err() != nil {
+		return context.Cause(c.ctx), true
 	}
 	if c.closed() {
 		return ErrConnClosed, false
@@ -249,15 +271,14 @@ func (c *call) retry(v Verdict) *attempt {
 // another makes an attempt after made others, as v says.
 func (c *call) another(made int, v Verdict, hedge bool, now time.Time) *attempt {
 	a := &attempt{
-		Context: withPreviousAttempts(c.ctx(), made),
-		call:    c,
+		Context: withPreviousAttempts(c.ctx, made),
 		number:  int32(made + 1),
 		hedge:   hedge,
-		start:   now,
+		start:   now.Sub(origin),
 		wait:    v.Wait,
 		source:  shortSource(v.WaitSource),
 	}
-	c.start(a)
+	c.ready(a)
 	return a
 }
 
@@ -274,14 +295,14 @@ func (c *call) succeed(a *attempt, at time.Time) {
 		c.traceSuccess(&info)
 		if c.observed() {
 			c.observe(Event{Kind: AttemptEnd, Attempt: info})
-			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: now.Sub(c.first.start), Attempts: c.attemptsWith(info)})
+			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: c.elapsed(now), Attempts: c.attemptsWith(info)})
 		}
 	}
 	if m := c.retrier.meter; m != nil {
 		m.succeeded(c, a)
 	}
 	c.endSpan(int(a.number), nil, nil)
-	finish(c.opts, nil)
+	c.options.finish(nil)
 }
 
 // attemptsWith is all the attempts of a call that succeeded, nil if there was only that one.
@@ -320,7 +341,7 @@ func (c *call) lastEnd(decisive *Attempt) time.Time {
 func (c *call) lost(a *attempt, now time.Time) {
 	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
 	info := a.ended(errHedgeLost, now)
-	c.remember().keep(info)
+	c.remember(now).keep(info)
 	c.traceLost(&info)
 	if m := c.retrier.meter; m != nil {
 		m.lost(c, a)
@@ -369,7 +390,7 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 		Last:     c.past.said,
 		Reason:   v.Reason,
 		Attempts: c.past.all(),
-		Elapsed:  now.Sub(c.first.start),
+		Elapsed:  c.elapsed(now),
 
 		Wait:       v.Wait,
 		WaitSource: v.WaitSource,
@@ -381,7 +402,7 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 	}
 	if gone {
 		err.ctx = context.DeadlineExceeded
-		if c.ctx().Err() == context.Canceled {
+		if c.ctx.Err() == context.Canceled {
 			err.ctx = context.Canceled
 		}
 	}
@@ -393,7 +414,7 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 // end is the last thing that happens in a call that failed.
 func (c *call) end(last Attempt, err, reason error, now time.Time) {
 	if c.observed() {
-		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: now.Sub(c.first.start)}
+		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: c.elapsed(now)}
 		if made := c.made(last.Number); made > 1 {
 			e.Attempts = c.past.all()
 		}
@@ -403,8 +424,10 @@ func (c *call) end(last Attempt, err, reason error, now time.Time) {
 		m.ended(c, &last, reason, now)
 	}
 	c.endSpan(last.Number, err, reason)
-	finish(c.opts, err)
+	c.options.finish(err)
 }
+
+func (c *call) elapsed(now time.Time) time.Duration { return now.Sub(origin) - c.start }
 
 func (c *call) target() string {
 	if c.cc == nil {

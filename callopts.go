@@ -5,64 +5,76 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// callerOptions is what the grpc.CallOptions of a call mean to us.
-type callerOptions struct {
-	nested    bool          // the call is an attempt of ours: an outer interceptor retries it
-	static    bool          // a generated stub makes the call
+// callOptions are the grpc.CallOptions of a call, and what they mean to us.
+type callOptions struct {
+	list      []grpc.CallOption
 	overrides []*callOption // our options for this call
-}
 
-// targets are where the caller wants header and trailer, nil for nowhere.
-type targets struct {
+	// Where the caller wants header and trailer, nil for nowhere.
 	header, trailer *metadata.MD
-	any             bool // there are some, or there is one for the peer
+
+	targets  bool // the caller wants header, trailer or peer
+	nested   bool // the call is an attempt of ours: an outer interceptor retries it
+	static   bool // a generated stub makes the call
+	finishes bool // there is an OnFinish
+	kept     bool // some are not for the attempts, but for the call
 }
 
-func readOptions(cc *grpc.ClientConn, method string, opts []grpc.CallOption) (o callerOptions) {
-	for _, opt := range opts {
+func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) {
+	o.list = list
+	for _, opt := range list {
 		switch opt := opt.(type) {
-		case *call:
-			// The same options for another ClientConn or method are a call of its own.
-			o.nested = o.nested || opt.cc == cc && opt.method == method
-		case *callOption:
-			o.overrides = append(o.overrides, opt)
 		case grpc.StaticMethodCallOption:
 			o.static = true
+		case grpc.HeaderCallOption:
+			o.header, o.targets = opt.HeaderAddr, true
+		case grpc.TrailerCallOption:
+			o.trailer, o.targets = opt.TrailerAddr, true
+		case grpc.PeerCallOption:
+			o.targets = true
+		case grpc.OnFinishCallOption:
+			o.finishes, o.kept = true, true
+		case *attempt:
+			// The same options for another ClientConn or method are a call of its own.
+			o.nested = o.nested || opt.cc == cc && opt.method == method
+			o.kept = true
+		case *callOption:
+			o.overrides = append(o.overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		}
 	}
-	return o
-}
-
-// targets finds where the caller wants header and trailer. It is asked for again rather
-// than kept: every call would pay for the room.
-func (c *call) targets() (t targets) {
-	for _, opt := range c.opts {
-		switch opt := opt.(type) {
-		case grpc.TrailerCallOption:
-			t.trailer, t.any = opt.TrailerAddr, true
-		case grpc.HeaderCallOption:
-			t.header, t.any = opt.HeaderAddr, true
-		case grpc.PeerCallOption:
-			t.any = true
-		}
-	}
-	return t
 }
 
 // attemptOptions are the options of one attempt: the caller's, less what belongs to
 // the call as a whole, plus the mark for nested interceptors and what we read ourselves.
-// The first attempt's are part of the call; others may still read them after its end.
+// Others may still read them after its end.
 func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
-	opts := c.buf[:0]
-	if a.number > 1 {
-		opts = make([]grpc.CallOption, 0, len(c.opts)+4)
+	o, own := &c.options, c.ownTargets(a)
+	opts := a.room[:0]
+	if o.kept || own && o.targets {
+		opts = o.forAttempt(opts, own)
+	} else {
+		opts = append(opts, o.list...)
 	}
-	own, targets := c.ownTargets(a), c.targets()
-	for _, opt := range c.opts {
+	opts = append(opts, a)
+	if !c.stream {
+		if o.trailer == nil || own {
+			opts = append(opts, grpc.Trailer(&a.trailer))
+		}
+		if o.header == nil && c.wantsHeader() || o.header != nil && own {
+			opts = append(opts, grpc.Header(&a.header))
+		}
+	}
+	return opts[:len(opts):len(opts)] // what is chained below must not append into the room
+}
+
+// forAttempt adds those that are not for the call as a whole: without the targets where
+// attempts have their own.
+func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
+	for _, opt := range o.list {
 		switch opt.(type) {
-		case *call, grpc.OnFinishCallOption:
+		case *attempt, grpc.OnFinishCallOption:
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
 			if !own {
 				opts = append(opts, opt)
@@ -71,18 +83,7 @@ func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
 			opts = append(opts, opt)
 		}
 	}
-	opts = append(opts, c)
-	if c.stream {
-		return opts[:len(opts):len(opts)]
-	}
-	opts = append(opts, grpc.Peer(&a.peer))
-	if targets.trailer == nil || own {
-		opts = append(opts, grpc.Trailer(&a.trailer))
-	}
-	if targets.header == nil && c.wantsHeader() || targets.header != nil && own {
-		opts = append(opts, grpc.Header(&a.header))
-	}
-	return opts[:len(opts):len(opts)] // what is chained below must not append into buf
+	return opts
 }
 
 // ownTargets says whether an attempt must not be given the caller's own header, trailer
@@ -101,18 +102,20 @@ func (c *call) collect(a *attempt) {
 	if c.ownTargets(a) {
 		return
 	}
-	targets := c.targets()
-	if targets.trailer != nil {
-		a.trailer = *targets.trailer
+	if c.options.trailer != nil {
+		a.trailer = *c.options.trailer
 	}
-	if targets.header != nil {
-		a.header = *targets.header
+	if c.options.header != nil {
+		a.header = *c.options.header
 	}
 }
 
 // show puts what an attempt had where the caller wants it.
 func (c *call) show(a *attempt) {
-	for _, opt := range c.opts {
+	if !c.options.targets {
+		return
+	}
+	for _, opt := range c.options.list {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:
 			*opt.HeaderAddr = a.header
@@ -129,10 +132,13 @@ func (c *call) show(a *attempt) {
 func (c *call) forget() { c.show(&attempt{}) }
 
 // finish runs the caller's OnFinish options, once for the call.
-func finish(opts []grpc.CallOption, err error) {
-	for _, opt := range opts {
-		if o, ok := opt.(grpc.OnFinishCallOption); ok {
-			o.OnFinish(err)
+func (o *callOptions) finish(err error) {
+	if !o.finishes {
+		return
+	}
+	for _, opt := range o.list {
+		if f, ok := opt.(grpc.OnFinishCallOption); ok {
+			f.OnFinish(err)
 		}
 	}
 }

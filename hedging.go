@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"context"
 	"slices"
 	"sync"
 	"time"
@@ -82,7 +81,7 @@ func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay t
 	}()
 	h.mu.Lock() // the timer may be faster than these assignments
 	h.open = append(h.openRoom[:0], first)
-	h.dueAt = first.start.Add(delay)
+	h.dueAt = timeOf(first.start, time.Now()).Add(delay)
 	h.timer = time.AfterFunc(delay, h.look)
 	h.mu.Unlock()
 	if err := attempts.run(first); !h.alone(err) {
@@ -156,7 +155,7 @@ func (h *hedging) await() {
 	select {
 	case <-wake:
 		return
-	case <-h.call.ctx().Done():
+	case <-h.call.ctx.Done():
 	case <-closed:
 	}
 	h.look() // attempts end by themselves, but there may be none under way
@@ -244,7 +243,7 @@ func (h *hedging) answered(a *attempt, lost bool) {
 		return // spare the clock
 	}
 	now := time.Now()
-	delay.Answered(h.call.method, now.Sub(a.start), lost, now)
+	delay.Answered(h.call.method, now.Sub(origin)-a.start, lost, now)
 }
 
 // failed asks the engine what comes of an attempt's failure.
@@ -252,8 +251,8 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
 	f.Made = h.made
-	c.record(&f)
-	v := c.policy.judge(c.ctx(), h.payer(), &c.past.History, &f, now, c.retrier.random())
+	c.record(&f, now)
+	v := c.policy.judge(c.ctx, h.payer(), &c.past.History, &f, now, c.retrier.random())
 	if v.Retry {
 		h.next = v
 	}
@@ -313,7 +312,7 @@ func (h *hedging) due(now time.Time) {
 		h.postpone()
 		return
 	}
-	v := c.policy.due(c.budget, &c.remember().History, h.made, now)
+	v := c.policy.due(c.budget, &c.remember(now).History, h.made, now)
 	v.Wait = h.delay
 	if v.Retry {
 		h.next = v
@@ -340,7 +339,7 @@ func (h *hedging) postpone() {
 func (h *hedging) send() {
 	c, now := h.call, time.Now() // observers may have taken their time
 	if len(h.open) == 0 {
-		c.remember().idle += now.Sub(h.idle)
+		c.remember(now).idle += now.Sub(h.idle)
 	}
 	a := c.another(h.made, h.next, len(h.open) > 0, now)
 	h.next = Verdict{}
@@ -367,7 +366,7 @@ func (h *hedging) disarm() {
 
 // freeze lets no more attempts be sent, because of reason.
 func (h *hedging) freeze(reason error) {
-	h.call.remember().Stopped = reason
+	h.call.remember(time.Now()).Stopped = reason
 	h.disarm()
 	h.refund()
 }
@@ -417,18 +416,19 @@ func (h *hedging) conclude() error {
 type hedgedUnary struct {
 	call
 	hedging    hedging
+	first      attempt
 	bounds     bounds // of the first attempt
 	req, reply any
 	replies    replyType
 	invoker    grpc.UnaryInvoker
 }
 
-func (r *Retrier) hedgedUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
-	invoker grpc.UnaryInvoker, p *policy, delay time.Duration, opts []grpc.CallOption, o callerOptions) error {
-	u := &hedgedUnary{req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
-	u.call.first.bounds = &u.bounds
-	first := r.begin(&u.call, ctx, cc, method, p.hedged, opts, o, false)
-	u.hedging.race(&u.call, u, first, delay)
+// hedgeUnary makes c a hedged call, of which the next attempt is due after each delay.
+func hedgeUnary(c call, req, reply any, invoker grpc.UnaryInvoker, delay time.Duration) error {
+	u := &hedgedUnary{call: c, req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
+	u.policy, u.first.bounds = c.policy.hedged, &u.bounds
+	u.begin(&u.first)
+	u.hedging.race(&u.call, u, &u.first, delay)
 	winner := u.hedging.winner
 	if winner == nil {
 		return u.hedging.conclude()

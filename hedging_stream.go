@@ -13,14 +13,13 @@ import (
 // stream goes on as any other.
 
 // hedge chooses the policy of a stream whose method is hedged.
-func (s *retryStream) hedge(method string, p *policy) *policy {
+func (s *retryStream) hedge(method string, p *policy) {
 	delay, ok := p.Hedging.delay(method)
 	if !ok {
 		s.measured = p.Hedging.Delay
-		return p
+		return
 	}
-	s.hedgeDelay = delay
-	return p.hedged
+	s.hedgeDelay, s.call.policy = delay, p.hedged
 }
 
 // answered tells of a first attempt that had its first message, or ended well without one,
@@ -30,7 +29,7 @@ func (s *retryStream) answered(at *streamAttempt) {
 		return
 	}
 	now := time.Now()
-	s.measured.Answered(s.call.method, now.Sub(at.start), false, now)
+	s.measured.Answered(s.call.method, now.Sub(origin)-at.start, false, now)
 }
 
 // race receives the first message of a hedged stream. The caller has set recovering, so
@@ -43,7 +42,7 @@ func (s *retryStream) race(first *streamAttempt, m any) error {
 			s.conclude(first, status.Error(codes.Internal, "grpcretry: panic while hedging"))
 		}
 	}()
-	h.race(s.call, attempts, first.attempt, s.hedgeDelay)
+	h.race(&s.call, attempts, first.attempt, s.hedgeDelay)
 	decided = true
 	if h.winner == nil {
 		final := h.conclude()
@@ -109,7 +108,7 @@ func (s *hedgedStream) run(a *attempt) error {
 	s.mu.Lock()
 	over := at.over
 	s.mu.Unlock()
-	at.read(s.call, err, over)
+	at.read(&s.call, err, over)
 	return err
 }
 

@@ -904,8 +904,9 @@ func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
 			u.invoker = func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 				return run(int(ctx.(*attempt).number))
 			}
-			first := r.begin(&u.call, t.Context(), nil, echoMethod, r.policies.of(echoMethod).hedged, nil, callerOptions{}, false)
-			u.hedging.race(&u.call, u, first, 3*second/4)
+			u.call = call{retrier: r, ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged}
+			u.begin(&u.first)
+			u.hedging.race(&u.call, u, &u.first, 3*second/4)
 			if u.hedging.timer.Stop() {
 				t.Errorf("%s: the timer runs on", name)
 			}

@@ -9,8 +9,6 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // A Retrier retries the calls of the ClientConns that its interceptors are installed
@@ -128,12 +126,11 @@ func mustNew(opts []Option) *Retrier {
 // unary is the loop: attempt, ask, wait.
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	o := readOptions(cc, method, opts)
-	p, err := r.policyFor(method, &o)
-	if err != nil {
-		finish(opts, err)
+	c := call{retrier: r, ctx: ctx, cc: cc, method: method} // stays on the stack
+	if err := c.prepare(opts); err != nil {
 		return err
 	}
+	p := c.policy
 	if p == nil {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
@@ -141,33 +138,19 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 		if !canHedge(reply) {
 			r.log.logNotHedged(ctx, method, p, "no second reply can be made of its type")
 		} else if delay, ok := p.Hedging.delay(method); ok {
-			return r.hedgedUnary(ctx, method, req, reply, cc, invoker, p, delay, opts, o)
+			return hedgeUnary(c, req, reply, invoker, delay)
 		}
 		invoker = measured(p.Hedging.Delay, invoker)
 		if p.MaxAttempts == 1 {
 			return invoker(ctx, method, req, reply, cc, opts...)
 		}
 	}
-	c := &call{}
-	a := r.begin(c, ctx, cc, method, p, opts, o, false)
-	for a != nil {
-		err = invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
-		a, err = c.next(a, err)
+	a := &attempt{}
+	c.begin(a)
+	for {
+		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+		if a, err = c.next(a, err); a == nil {
+			return err
+		}
 	}
-	return err
-}
-
-// policyFor is nil for calls that pass straight through.
-func (r *Retrier) policyFor(method string, o *callerOptions) (*policy, error) {
-	if o.nested {
-		return nil, nil
-	}
-	p, err := r.policies.forCall(method, o.overrides)
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	if p.MaxAttempts == 1 && p.Hedging == nil {
-		return nil, nil
-	}
-	return p, nil
 }

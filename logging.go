@@ -41,8 +41,8 @@ func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 		return
 	}
 	l.logBudget(c, v, now)
-	if v.Retry && l.Enabled(c.ctx(), slog.LevelDebug) {
-		l.DebugContext(c.ctx(), "grpcretry: retrying",
+	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
+		l.DebugContext(c.ctx, "grpcretry: retrying",
 			"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
 			"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
 	}
@@ -56,11 +56,11 @@ func (l *logger) logBudget(c *call, v Verdict, now time.Time) {
 		last, told := l.exhausted.LoadOrStore(key, new(atomic.Int64))
 		last.(*atomic.Int64).Store(now.UnixNano())
 		if !told {
-			l.WarnContext(c.ctx(), "grpcretry: client-side retry budget exhausted, calls fail without a retry",
+			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
 		}
 	case v.Retry && l.hasRecovered(key, now):
-		l.InfoContext(c.ctx(), "grpcretry: client-side retry budget allows retries again",
+		l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
 			"method", c.method, "target", c.target())
 	}
 }
@@ -89,8 +89,8 @@ func (c *call) logDue(v Verdict, now time.Time) {
 		return
 	}
 	l.logBudget(c, v, now)
-	if v.Retry && l.Enabled(c.ctx(), slog.LevelDebug) {
-		l.DebugContext(c.ctx(), "grpcretry: hedging", "method", c.method, "target", c.target(), "delay", v.Wait)
+	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
+		l.DebugContext(c.ctx, "grpcretry: hedging", "method", c.method, "target", c.target(), "delay", v.Wait)
 	}
 }
 
@@ -105,7 +105,7 @@ func (c *call) logGiveUp(last *Attempt, err *Error, now time.Time) {
 		l.suppressed.Add(1)
 		return
 	}
-	l.WarnContext(c.ctx(), "grpcretry: gave up",
+	l.WarnContext(c.ctx, "grpcretry: gave up",
 		"method", c.method, "target", c.target(), "attempts", err.made, "elapsed", err.Elapsed,
 		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
 		"suppressed", l.suppressed.Swap(0))
@@ -131,7 +131,7 @@ func (l *logger) logLeftToGRPC(c *call) {
 		return
 	}
 	if _, told := l.leftToGRPC.LoadOrStore(c.method, true); !told {
-		l.WarnContext(c.ctx(), "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
+		l.WarnContext(c.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
 			"method", c.method, "target", c.target())
 	}

@@ -272,7 +272,7 @@ func (m *metrics) failed(c *call, f *Failure, v Verdict) {
 	decision := decisionStop
 	if v.Retry {
 		decision = decisionRetry
-		m.wait.Record(c.ctx(), v.Wait.Seconds(), row.waits[v.WaitSource]...)
+		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{knownCodeName(f.Attempt.Code()), decision}]++
@@ -301,7 +301,7 @@ func (m *metrics) lost(c *call, a *attempt) {
 func (m *metrics) due(c *call, v Verdict) {
 	row := m.row(c)
 	if v.Retry {
-		m.wait.Record(c.ctx(), v.Wait.Seconds(), row.waits[v.WaitSource]...)
+		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
 	}
 	m.refused(c, row, v)
 }
@@ -331,20 +331,20 @@ func (m *metrics) recordA96(c *call, row *metricRow, more int, idle time.Duratio
 	if m.retryDelay == nil {
 		return
 	}
-	m.retryDelay.Record(c.ctx(), idle.Seconds(), row.a96...)
+	m.retryDelay.Record(c.ctx, idle.Seconds(), row.a96...)
 	switch {
 	case more == 0:
 	case c.policy.hedges:
-		m.hedges.Record(c.ctx(), int64(more), row.a96...)
+		m.hedges.Record(c.ctx, int64(more), row.a96...)
 	default:
-		m.retries.Record(c.ctx(), int64(more), row.a96...)
+		m.retries.Record(c.ctx, int64(more), row.a96...)
 	}
 }
 
 // row finds where to count a call, on the path of every call.
 func (m *metrics) row(c *call) *metricRow {
 	key := rowKey{c.target(), other}
-	if c.static {
+	if c.options.static {
 		key.method = c.method
 	}
 	rows := *m.rows.Load()

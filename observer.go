@@ -149,7 +149,7 @@ func (c *call) observe(e Event) {
 	}
 	e.Method, e.Target, e.Budget = c.method, c.target(), c.budget
 	for _, o := range *list {
-		o.f(c.ctx(), e)
+		o.f(c.ctx, e)
 	}
 }
 

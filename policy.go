@@ -262,6 +262,7 @@ type methodPolicies struct {
 	all      *methodPolicy
 	services map[string]*methodPolicy // by "/pkg.Service/"
 	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
+	alike    bool                     // there is none but all
 }
 
 // A methodPolicy keeps the scopes it was resolved from, for calls that add their own.
@@ -275,6 +276,7 @@ func newMethodPolicies(fallback Budget, all []*callOption, byPattern map[string]
 		fallback: fallback,
 		services: map[string]*methodPolicy{},
 		methods:  map[string]*methodPolicy{},
+		alike:    len(byPattern) == 0,
 	}
 	of := func(pattern string) scope { return scope{pattern, byPattern[pattern]} }
 	everywhere := scope{scopeAll, all}
@@ -306,6 +308,9 @@ func (m *methodPolicies) resolved(scopes ...scope) *methodPolicy {
 
 // of is on the path of every call.
 func (m *methodPolicies) of(method string) *methodPolicy {
+	if m.alike {
+		return m.all
+	}
 	if p, ok := m.methods[method]; ok {
 		return p
 	}

@@ -823,7 +823,7 @@ func TestAttemptsOfAStreamDoNotShareOptions(t *testing.T) {
 		peers := map[*peer.Peer]int{}
 		for i, opts := range all {
 			for _, opt := range opts {
-				if opt, ok := opt.(grpc.PeerCallOption); ok {
+				if opt, ok := opt.(*attempt); ok {
 					peers[opt.PeerAddr] = i + 1
 				}
 			}

@@ -35,12 +35,11 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	o := readOptions(cc, method, opts)
-	p, err := r.policyFor(method, &o)
-	if err != nil {
-		finish(opts, err)
+	c := call{retrier: r, ctx: ctx, cc: cc, method: method, stream: true}
+	if err := c.prepare(opts); err != nil {
 		return nil, err
 	}
+	p := c.policy
 	hedged := p != nil && p.hedged != nil
 	if hedged && desc.ClientStreams {
 		r.log.logNotHedged(ctx, method, p, "it has a client stream")
@@ -49,19 +48,19 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	if p == nil || p.BufferLimit < 0 || p.MaxAttempts == 1 && !hedged {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
-	s := &retryStream{call: &call{}, desc: desc, streamer: streamer}
+	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	if hedged {
-		p = s.hedge(method, p)
+		s.hedge(method, p)
 	}
-	c := s.call
-	a := r.begin(c, ctx, cc, method, p, opts, o, true)
+	a := &s.first
+	s.call.begin(a)
 	for {
 		at, err := s.open(a)
 		if err == nil {
 			s.publish(at)
 			return s, nil
 		}
-		if a, err = c.next(a, err); a == nil {
+		if a, err = s.call.next(a, err); a == nil {
 			return nil, err
 		}
 	}
@@ -74,7 +73,8 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 // it alone uses the call, waits and opens the next attempt, without holding mu. The
 // other goroutine meanwhile adds to the buffer, or waits for a change.
 type retryStream struct {
-	call     *call
+	call     call
+	first    attempt // part of the stream to save an allocation
 	desc     *grpc.StreamDesc
 	streamer grpc.Streamer
 
@@ -115,8 +115,8 @@ type streamAttempt struct {
 // open hands an attempt to gRPC.
 func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	at := &streamAttempt{attempt: a}
-	opts := append(s.call.attemptOptions(a),
-		grpc.Peer(&at.reached), grpc.OnFinish(func(err error) { s.finished(at, err) }))
+	a.PeerAddr = &at.reached
+	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	at.stream = stream
 	return at, err
@@ -279,7 +279,7 @@ func (s *retryStream) RecvMsg(m any) error {
 		s.busy++
 		s.mu.Unlock()
 		if s.call.policy.hedges && !canHedge(m) {
-			s.call.retrier.log.logNotHedged(s.call.ctx(), s.call.method, s.call.policy, "no second message can be made of its type")
+			s.call.retrier.log.logNotHedged(s.call.ctx, s.call.method, s.call.policy, "no second message can be made of its type")
 		}
 		if done, err := s.received(at, m, at.stream.RecvMsg(m)); done {
 			return err
@@ -408,7 +408,7 @@ func (s *retryStream) Context() context.Context {
 	if at := s.commitCurrent(); at != nil {
 		return at.stream.Context()
 	}
-	return s.call.ctx()
+	return s.call.ctx
 }
 
 // Trailer implements grpc.ClientStream. Before the end of the call there is none, and it
@@ -456,7 +456,7 @@ func (s *retryStream) commit(at *streamAttempt) {
 // unless the application comes back and finds out.
 func (s *retryStream) watch(at *streamAttempt) {
 	if err := at.overErr; at.unwatch == nil {
-		at.unwatch = context.AfterFunc(s.call.ctx(), func() { s.finished(at, err) })
+		at.unwatch = context.AfterFunc(s.call.ctx, func() { s.finished(at, err) })
 	}
 }
 
@@ -532,7 +532,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	s.mu.Lock()
 	over := at.over
 	s.mu.Unlock()
-	at.read(s.call, err, over)
+	at.read(&s.call, err, over)
 	s.call.show(at.attempt)
 	if isEOF(err) {
 		a, _ := s.call.next(at.attempt, nil)
@@ -624,7 +624,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 	switch {
 	case err == nil || s.busy > 0 || !s.usable(at):
 		s.mu.Unlock()
-	case s.call.ctx().Err() != nil || s.call.closed():
+	case s.call.ctx.Err() != nil || s.call.closed():
 		_ = s.recoverLocked(at, err) // a call that is abandoned is not retried
 	default:
 		s.watch(at) // it timed out while the application was elsewhere
@@ -687,7 +687,7 @@ func isEOF(err error) bool {
 // read fills in what gRPC knows of an attempt that has ended with err; over says that
 // gRPC has said so.
 func (at *streamAttempt) read(c *call, err error, over bool) {
-	if at.stream == nil || isEOF(err) && !c.observed() && c.spans == nil && !c.targets().any {
+	if at.stream == nil || isEOF(err) && !c.observed() && c.spans == nil && !c.options.targets {
 		return
 	}
 	// An interceptor below may have failed an attempt that gRPC knows to be alive: without
@@ -696,7 +696,7 @@ func (at *streamAttempt) read(c *call, err error, over bool) {
 	if over { // else gRPC may still write to them, and the failure is not the server's
 		at.trailer, at.peer = at.stream.Trailer(), at.reached
 	}
-	if c.wantsHeader() || c.targets().header != nil {
+	if c.wantsHeader() || c.options.header != nil {
 		at.header, _ = at.stream.Header()
 	}
 }

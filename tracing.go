@@ -63,13 +63,13 @@ type callSpans struct {
 func (c *call) startSpan() {
 	var own trace.Span
 	if c.retrier.tracer != nil {
-		c.first.Context, own = c.retrier.tracer.Start(c.ctx(), strings.TrimPrefix(c.method, "/"),
+		c.ctx, own = c.retrier.tracer.Start(c.ctx, strings.TrimPrefix(c.method, "/"),
 			trace.WithSpanKind(trace.SpanKindInternal),
 			trace.WithAttributes(
 				attribute.String(attrSystem, "grpc"),
 				attribute.String(attrMethod, strings.TrimPrefix(c.method, "/"))))
 	}
-	if span := trace.SpanFromContext(c.ctx()); span.IsRecording() {
+	if span := trace.SpanFromContext(c.ctx); span.IsRecording() {
 		c.spans = &callSpans{events: span, call: own}
 	} else if own != nil {
 		c.spans = &callSpans{call: own}
