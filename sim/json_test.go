@@ -34,6 +34,7 @@ func TestScenarioAsJSON(t *testing.T) {
 		"network": {"shape": "normal", "mean": "10ms", "spread": "2ms"},
 		"groups": [{"name": "g", "rate": 12.5, "even": true, "start": "1s", "stop": "2s", "deadline": "3s",
 			"target": "b", "processes": 4, "strategy": {"name": "own", "ignorePushback": true,
+				"hedging": {"kind": "after", "maxAttempts": 3, "delay": "20ms", "nonFatalCodes": []},
 				"policy": {"maxAttempts": 7, "codes": ["CANCELLED", "DEADLINE_EXCEEDED"], "attemptTimeout": "1s",
 					"maxElapsed": "2s", "maxServerDelay": "-1ns", "bufferLimit": -1, "commitOnHeaders": true,
 					"backoff": {"kind": "exponential", "base": "1ms", "max": "2s", "multiplier": 1.5, "jitter": "proportional"},
@@ -42,13 +43,13 @@ func TestScenarioAsJSON(t *testing.T) {
 					{"kind": "throttle", "maxTokens": 10, "tokenRatio": 0.1}, {"kind": "rate", "perSecond": 3, "burst": 4},
 					{"kind": "concurrency", "limit": 5}]}}},
 			{"clients": 3, "spread": "4s", "strategy": {"policy": {"backoff": {"kind": "constant", "delay": "5ms"}}}}],
-		"servers": [{"name": "a", "capacity": 10, "queue": -1, "latency": {"shape": "pareto", "mean": "1ms", "tail": 1.5},
+		"servers": [{"name": "a", "replicas": 3, "capacity": 10, "queue": -1, "latency": {"shape": "pareto", "mean": "1ms", "tail": 1.5},
 				"rejectCost": 0.5, "rejectCode": "UNAVAILABLE", "ignoresCancel": true,
 				"outages": [{"from": "1s", "for": "2s", "left": 0.5, "slowStart": "3s"}, {"from": "9s", "for": "1s", "code": "INTERNAL"}],
 				"pushback": {"kind": "spread", "rate": 9},
 				"calls": {"target": "b", "deadline": "1s", "stopCallers": true}},
 			{"name": "b", "optimistic": true, "outages": [{"from": "1s", "for": "2s", "silent": true}]}],
-		"strategies": [{"name": "s"}]
+		"strategies": [{"name": "s", "hedging": {"kind": "quantile", "quantile": 0.95, "atLeast": "5ms", "atMost": "1s", "nonFatalCodes": ["INTERNAL"]}}]
 	}`
 	all, err := ReadScenarios(strings.NewReader(file))
 	if err != nil {
@@ -58,6 +59,9 @@ func TestScenarioAsJSON(t *testing.T) {
 	if got := s.Groups[0].Strategy.Policy; got.Backoff != (grpcretry.Exponential{Base: ms, Max: 2 * sec, Multiplier: 1.5, Jitter: grpcretry.ProportionalJitter}) ||
 		got.OverloadBackoff != (grpcretry.Decorrelated{Base: 3 * ms, Max: 4 * sec}) || got.Codes[0] != codes.Canceled || got.MaxServerDelay != -1 {
 		t.Errorf("policy %+v", got)
+	}
+	if got := s.Groups[0].Strategy.Hedging; got.Kind != HedgeAfter || got.Delay != 20*ms || got.NonFatalCodes == nil || len(got.NonFatalCodes) > 0 {
+		t.Errorf("hedging %+v, want a list of codes that is empty, and there", got)
 	}
 	if got := s.Groups[1].Strategy.Policy.Backoff; got != grpcretry.Constant(5*ms) {
 		t.Errorf("constant backoff %v", got)
@@ -119,6 +123,9 @@ func TestReadScenariosSaysWhatIsWrong(t *testing.T) {
 		{`{"groups":[{"clients":1,"strategy":{"policy":{"maxElapsed":"-1s"}}}],"servers":[{}]}`, `groups[0].strategy: strategy "": policy: grpcretry: NewEngine: MaxElapsed: -1s is negative`},
 		{`{"groups":[{"clients":1}],"servers":[{},{}]}`, `servers[0].name is "", want a name`},
 		{`{"groups":[{"clients":1}],"servers":[{"name":"a"},{"name":"a"}]}`, `servers[1].name is "a", want a name of its own`},
+		{`{"groups":[{"clients":1}],"servers":[{"replicas":-1}]}`, `servers[0].replicas is -1, want 0 to 1000`},
+		{`{"groups":[{"clients":1}],"servers":[{"replicas":2,"optimistic":true}]}`, `servers[0].replicas is 2, want one of an optimistic server`},
+		{with(`"strategies":[{"policy":{"codes":[]}}]`), `Codes: `},
 		{`{"groups":[{"clients":1}],"servers":[{"capacity":-1}]}`, `servers[0].capacity is -1, want 0 to 1e+07`},
 		{`{"groups":[{"clients":1}],"servers":[{"window":"1s"}]}`, `servers[0].window is 1s, want a capacity to count`},
 		{`{"groups":[{"clients":1}],"servers":[{"queue":1}]}`, `servers[0].queue is 1, want 0 without workers`},
@@ -163,6 +170,7 @@ func TestScenarioOfGoCannotBeWritten(t *testing.T) {
 		{Policy: grpcretry.Policy{Backoff: ownBackoff{}}},
 		{Budget: Budget{New: func() (grpcretry.Budget, error) { return grpcretry.Unlimited, nil }}},
 		{Policy: grpcretry.Policy{Budget: grpcretry.Unlimited}},
+		{Hedging: &Hedging{New: func() grpcretry.HedgeDelay { return grpcretry.HedgeAfter(sec) }}},
 	} {
 		s.Strategies = []Strategy{strategy}
 		if b, err := json.Marshal(s); err == nil {

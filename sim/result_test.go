@@ -139,3 +139,27 @@ func TestSeriesOfAResult(t *testing.T) {
 		t.Errorf("end %v, longest %v, done %v; want 2.2s", r.End, r.Summary.Longest, r.Summary.Done)
 	}
 }
+
+// Calls that failed are slower than all others.
+func TestTail(t *testing.T) {
+	var values []int64
+	for i := range 900 {
+		values = append(values, int64(i+1))
+	}
+	got := tail(values, 100)
+	at := map[int]time.Duration{0: 1, 10: 684, 20: 900}
+	for k, want := range at {
+		if got[k].Latency != want {
+			t.Errorf("a share of %.4f takes longer than %d, want %d", got[k].Share, got[k].Latency, want)
+		}
+	}
+	if last := got[len(got)-1]; len(got) != 21 || last.Share != 0.1 {
+		t.Errorf("%d points, the last at %v; want 21, down to the share that failed", len(got), last.Share)
+	}
+	if got := tail(values, 0); len(got) != 20*2+20 && got[len(got)-1].Share < 1.0/900 {
+		t.Errorf("%d points, the last %+v", len(got), got[len(got)-1])
+	}
+	if got := tail(nil, 3); len(got) != 0 {
+		t.Errorf("of no success: %v, want nothing", got)
+	}
+}

@@ -188,17 +188,11 @@ func TestPolicyAndBudgetAreTheLibrarys(t *testing.T) {
 	s := small()
 	s.Network = Distribution{Mean: 10 * ms}
 	s.Servers[0].Outages = []Outage{{For: 10 * sec, Code: codes.Internal}}
-	var seen []grpcretry.Attempt
-	strategy := Strategy{Policy: grpcretry.Policy{
-		MaxAttempts: 3,
-		Backoff:     grpcretry.Constant(time.Second),
-		Classifier: func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-			seen = append(seen, a)
-			return grpcretry.Retry
-		},
-	}}
+	strategy := Strategy{Policy: grpcretry.Policy{MaxAttempts: 3, Backoff: grpcretry.Constant(time.Second)}}
+	classified := classify(&strategy)
 	s.Groups[0].Clients = 1
 	r := mustRun(t, s, strategy)
+	seen := *classified
 	if len(seen) != 3 {
 		t.Fatalf("the classifier saw %d attempts, want 3", len(seen))
 	}
@@ -217,6 +211,16 @@ func TestPolicyAndBudgetAreTheLibrarys(t *testing.T) {
 	if r.Summary.Refused != 2 || r.Groups[0].Outcomes["budget"] != 2 {
 		t.Errorf("refused %v, outcomes %v; want 2 by the budget", r.Summary.Refused, r.Groups[0].Outcomes)
 	}
+}
+
+// classify gives a strategy a classifier that retries everything, and what it has seen.
+func classify(s *Strategy) *[]grpcretry.Attempt {
+	seen := &[]grpcretry.Attempt{}
+	s.Policy.Classifier = func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
+		*seen = append(*seen, a)
+		return grpcretry.Retry
+	}
+	return seen
 }
 
 // Every process has a budget of its own.
