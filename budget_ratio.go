@@ -48,13 +48,11 @@ func NewRatioBudget(s RatioBudget) (Budget, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("grpcretry: NewRatioBudget: %w", err)
 	}
-	now := time.Now()
 	return &ratioBudget{
 		ratio:   s.Ratio,
 		reserve: s.MinPerSecond * s.Window.Seconds(),
 		step:    s.Window / ratioSteps,
-		epoch:   now,
-		last:    now,
+		epoch:   time.Now(),
 	}, nil
 }
 
@@ -83,9 +81,11 @@ type ratioBudget struct {
 	mu     sync.Mutex                // held to take a retry and to judge by it: two cannot both win the last
 	looked bool                      // guarded by mu
 	epoch  time.Time                 // guarded by mu; where step 0 begins
-	last   time.Time                 // guarded by mu; the latest look
+	last   time.Duration             // guarded by mu; the latest look, since the epoch
+	newest int64                     // guarded by mu; the number of the step of the latest look
 	seen   int64                     // guarded by mu; calls that are already in steps
 	steps  [ratioSteps + 1]ratioStep // guarded by mu; a ring: the step under way and a whole window before it
+	window ratioStep                 // guarded by mu; the sum of the steps
 }
 
 // String is for who reads a policy: "ratio budget: 20 % of calls plus 10 a second, over 10s".
@@ -114,7 +114,7 @@ func (b *ratioBudget) Withdraw(now time.Time) bool {
 	if b.balance(now) < 1-1e-9 { // five fifths are a whole
 		return false
 	}
-	b.at(b.number(b.last)).withdrawn++
+	b.add(b.newest, ratioStep{withdrawn: 1})
 	return true
 }
 
@@ -124,10 +124,9 @@ func (b *ratioBudget) Withdraw(now time.Time) bool {
 func (b *ratioBudget) Refund() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	newest := b.number(b.last)
-	for n := newest - ratioSteps; n <= newest; n++ {
-		if s := b.at(n); s.withdrawn >= 1 {
-			s.withdrawn--
+	for n := b.oldest(); n <= b.newest; n++ {
+		if b.at(n).withdrawn >= 1 {
+			b.add(n, ratioStep{withdrawn: -1})
 			return
 		}
 	}
@@ -142,70 +141,67 @@ func (b *ratioBudget) Balance(now time.Time) float64 {
 // balance needs mu.
 func (b *ratioBudget) balance(now time.Time) float64 {
 	b.look(now)
-	var deposited, withdrawn float64
-	for _, s := range b.steps {
-		deposited += s.deposited
-		withdrawn += s.withdrawn
-	}
-	return b.reserve + b.ratio*deposited - withdrawn
+	return b.reserve + b.ratio*b.window.deposited - b.window.withdrawn
 }
 
 // look needs mu. It lets steps older than a window go and puts the calls since the
 // last look into the steps of that time.
 func (b *ratioBudget) look(now time.Time) {
-	if !b.looked && time.Since(now).Abs() > b.window() {
-		b.epoch, b.last = now, now // on another clock, as in a test
+	if !b.looked && time.Since(now).Abs() > ratioSteps*b.step {
+		b.epoch = now // on another clock, as in a test
 	}
 	b.looked = true
-	if now.Before(b.last) {
-		now = b.last // read before another goroutine's, used after it
-	}
 	total := b.calls.sum()
 	calls := float64(total - b.seen)
-	if gap := now.Sub(b.last); gap > 2*b.window() {
-		calls *= float64(b.window()) / float64(gap)
-		b.epoch = now.Add(-b.window())
-		b.last = b.epoch
-		b.steps = [len(b.steps)]ratioStep{}
+	b.seen = total
+	at := max(b.last, now.Sub(b.epoch)) // it may be read before another goroutine's, and used after it
+	if at < b.begin(b.newest+1) {
+		b.last = at
+		b.add(b.newest, ratioStep{deposited: calls})
+		return
 	}
-	b.clear(b.number(b.last)+1, b.number(now))
-	b.spread(calls, b.last, now)
-	b.seen, b.last = total, now
+	if gap, window := at-b.last, ratioSteps*b.step; gap > 2*window {
+		calls *= float64(window) / float64(gap)
+		b.last = at - window
+	}
+	b.advance(int64(at / b.step))
+	b.spread(calls, b.last, at)
+	b.last = at
 }
 
-func (b *ratioBudget) window() time.Duration { return ratioSteps * b.step }
-
-// clear empties the steps from first to last, which follow the newest.
-func (b *ratioBudget) clear(first, last int64) {
-	for n := max(first, last-int64(len(b.steps))+1); n <= last; n++ {
+// advance makes the step of that number the newest.
+func (b *ratioBudget) advance(newest int64) {
+	for n := max(b.newest+1, newest-ratioSteps); n <= newest; n++ {
 		*b.at(n) = ratioStep{}
+	}
+	b.newest = newest
+	b.window = ratioStep{} // added up anew, so that no rounding stays
+	for _, s := range b.steps {
+		b.window.deposited += s.deposited
+		b.window.withdrawn += s.withdrawn
 	}
 }
 
 // spread deposits calls evenly between from and to. What falls before the window is
 // gone.
-func (b *ratioBudget) spread(calls float64, from, to time.Time) {
-	newest := b.number(to)
-	elapsed := to.Sub(from)
-	if elapsed <= 0 {
-		b.at(newest).deposited += calls
-		return
-	}
-	for n := max(b.number(from), newest-ratioSteps); n <= newest; n++ {
-		begin := max(0, b.begin(n).Sub(from))
-		end := min(elapsed, b.begin(n+1).Sub(from))
-		b.at(n).deposited += calls * float64(end-begin) / float64(elapsed)
+func (b *ratioBudget) spread(calls float64, from, to time.Duration) {
+	for n := max(int64(from/b.step), b.oldest()); n <= b.newest; n++ {
+		share := min(to, b.begin(n+1)) - max(from, b.begin(n))
+		b.add(n, ratioStep{deposited: calls * float64(share) / float64(to-from)})
 	}
 }
 
-func (b *ratioBudget) number(t time.Time) int64 { return int64(t.Sub(b.epoch) / b.step) }
-func (b *ratioBudget) begin(number int64) time.Time {
-	return b.epoch.Add(time.Duration(number) * b.step)
+// add changes a step, which is in the window.
+func (b *ratioBudget) add(number int64, change ratioStep) {
+	for _, s := range [...]*ratioStep{b.at(number), &b.window} {
+		s.deposited += change.deposited
+		s.withdrawn += change.withdrawn
+	}
 }
-func (b *ratioBudget) at(number int64) *ratioStep {
-	n := int64(len(b.steps))
-	return &b.steps[(number%n+n)%n]
-}
+
+func (b *ratioBudget) begin(number int64) time.Duration { return time.Duration(number) * b.step }
+func (b *ratioBudget) oldest() int64                    { return max(0, b.newest-ratioSteps) }
+func (b *ratioBudget) at(number int64) *ratioStep       { return &b.steps[number%int64(len(b.steps))] }
 
 // A stripedCounter counts without a lock, and without cores fighting over a cache line:
 // each goroutine has a cell, chosen by where its stack is. That is a third of the cost of

@@ -208,6 +208,11 @@ func (g *Gate) up(from, to int64) float64 {
 	return area / float64(to-from)
 }
 
+// Total is how many calls per second all replicas can do together; 0 means no limit.
+func (s Server) Total() float64 { return s.Capacity * float64(s.replicas()) }
+
+func (s *Server) replicas() int { return max(1, s.Replicas) }
+
 // possible is how many calls the server could accept from one time to another.
 func (g *Gate) possible(from, to int64) float64 {
 	return g.server.Capacity * g.up(from, to) * time.Duration(to-from).Seconds()

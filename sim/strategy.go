@@ -68,9 +68,6 @@ func (h *Hedging) Make() *grpcretry.Hedging {
 	return out
 }
 
-// replicas is how many processes of the server there are.
-func (s *Server) replicas() int { return max(1, s.Replicas) }
-
 // Make is the budget for one process; nil stands for the library's default.
 func (b Budget) Make() (grpcretry.Budget, error) {
 	if b.New != nil {

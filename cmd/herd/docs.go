@@ -77,7 +77,7 @@ func docBlocks(page string) (blocks []docBlock) {
 func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strategy string) bool) (seen, error) {
 	out := seen{Study: study, runs: 1}
 	for _, s := range study.Scenarios {
-		one := seenScenario{Scenario: s}
+		one := seenScenario{Scenario: s, tail: study.Tail}
 		for _, strategy := range s.Strategies {
 			if want != nil && !want(s.Name, strategy.Name) {
 				continue
@@ -124,6 +124,10 @@ var docColumns = map[string]struct {
 	}},
 	"p50":  {"p50", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P50) }},
 	"p99":  {"p99", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P99) }},
+	"p999": {"p99.9", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P999) }},
+	"more": {"more attempts", func(_ seenScenario, c sim.Comparison) string { return more(c.Mean) }},
+	"won":  {"hedges that win", func(_ seenScenario, c sim.Comparison) string { return won(c) }},
+	"busy": {"workers busy", func(_ seenScenario, c sim.Comparison) string { return busy(c) }},
 	"done": {"all done after", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Mean.Done) }},
 	"stable": {"stable after", func(_ seenScenario, c sim.Comparison) string {
 		if c.Mean.Stable < 0 {

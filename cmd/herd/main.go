@@ -100,6 +100,7 @@ type seen struct {
 type seenScenario struct {
 	sim.Scenario
 	found []sim.Comparison
+	tail  bool // of the study
 }
 
 // study is what the command line asks for.
@@ -156,7 +157,11 @@ func readStudy(path string, stdin io.Reader) (sim.Study, error) {
 			scenarios[i].Name = fmt.Sprintf("scenario-%d", i+1)
 		}
 	}
-	return sim.Study{Name: scenarios[0].Name, Title: scenarios[0].Title, See: scenarios[0].See, Scenarios: scenarios}, nil
+	study := sim.Study{Name: scenarios[0].Name, Title: scenarios[0].Title, See: scenarios[0].See, Scenarios: scenarios}
+	for _, s := range scenarios {
+		study.Tail = study.Tail || slices.ContainsFunc(s.Strategies, func(one sim.Strategy) bool { return one.Hedging != nil })
+	}
+	return study, nil
 }
 
 // change makes of a scenario what the flags say, and checks it.
@@ -203,7 +208,7 @@ func (o *options) simulate(ctx context.Context, study sim.Study, stderr io.Write
 		bar.begin(s.Name, i, len(study.Scenarios))
 		found, err := sim.Compare(ctx, s, o.runs, bar.show)
 		if len(found) > 0 {
-			out.scenarios = append(out.scenarios, seenScenario{s, found})
+			out.scenarios = append(out.scenarios, seenScenario{s, found, study.Tail})
 		}
 		if err != nil {
 			return out, err

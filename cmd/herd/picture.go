@@ -66,8 +66,14 @@ func figureOf(s seen) figure {
 	if s.Vary != "" {
 		return sweepFigure(s)
 	}
-	var columns []figure
-	all := figure{}
+	if s.Tail {
+		var parts []figure
+		for _, one := range s.scenarios {
+			parts = append(parts, tailFigure(one))
+		}
+		return stacked(parts)
+	}
+	var parts []figure
 	longest := 0.0
 	for _, one := range s.scenarios {
 		longest = max(longest, axesOf(one).until)
@@ -77,14 +83,21 @@ func figureOf(s seen) figure {
 		if longest <= 2*axes.until {
 			axes.until = longest // so that scenarios can be compared
 		}
-		f := scenarioFigure(one, axes)
-		columns = append(columns, f)
+		parts = append(parts, scenarioFigure(one, axes))
+	}
+	return stacked(parts)
+}
+
+// stacked is figures one below the other.
+func stacked(parts []figure) figure {
+	all := figure{}
+	for _, f := range parts {
 		all.width = max(all.width, f.width)
 		all.height += f.height
 	}
 	all.draw = func(c draw.Canvas) error {
 		top := all.height
-		for _, f := range columns {
+		for _, f := range parts {
 			part := draw.Canvas{Canvas: c.Canvas, Rectangle: vg.Rectangle{
 				Min: vg.Point{X: 0, Y: top - f.height}, Max: vg.Point{X: all.width, Y: top}}}
 			if err := f.draw(part); err != nil {
@@ -129,7 +142,7 @@ type axes struct {
 
 func axesOf(s seenScenario) axes {
 	a := axes{index: len(s.Servers) - 1, server: s.Servers[len(s.Servers)-1]}
-	peak, capacity := 1.0, a.server.Capacity
+	peak, capacity := 1.0, a.server.Total()
 	for _, c := range s.found {
 		a.until = max(a.until, c.Result.End.Seconds())
 		peak = max(peak, c.Result.Summary.Peak)
@@ -291,7 +304,7 @@ func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
 		steps(served, min(until, len(series)), nil, func(i int) float64 { return float64(series[i].Served) / bucket })
 	}
 	if b.axes.capacity {
-		steps(ink, until, []vg.Length{3, 2}, func(i int) float64 { return b.axes.server.Capacity * up(i) })
+		steps(ink, until, []vg.Length{3, 2}, func(i int) float64 { return b.axes.server.Total() * up(i) })
 	}
 }
 
@@ -394,6 +407,80 @@ func sweepFigure(s seen) figure {
 		}
 		return nil
 	}}
+}
+
+// tailFigure is a curve for each strategy: the share of the calls that take longer.
+func tailFigure(s seenScenario) figure {
+	const height = 7.5 * vg.Centimeter
+	return figure{columnWidth, height + 0.9*vg.Centimeter, func(c draw.Canvas) error {
+		p := plot.New()
+		style(p)
+		p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
+		p.X.Label.Text, p.Y.Label.Text = "a call takes longer than this", "share of the calls"
+		p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(timeTicks), plot.TickerFunc(shareTicks)
+		grid := plotter.NewGrid()
+		grid.Vertical.Color, grid.Horizontal.Color = faint, faint
+		p.Add(grid)
+		p.Legend.Top = true
+		p.Legend.Padding = 1.5
+		shortest, longest := math.Inf(1), 0.0
+		for i, one := range s.found {
+			line := &plotter.Line{LineStyle: draw.LineStyle{Color: curveInks[i%len(curveInks)], Width: 1.4}}
+			for _, at := range one.Result.Tail {
+				line.XYs = append(line.XYs, plotter.XY{X: max(at.Latency.Seconds(), 1e-6), Y: at.Share})
+			}
+			if n := len(line.XYs); n > 0 {
+				shortest, longest = min(shortest, line.XYs[0].X), max(longest, line.XYs[n-1].X)
+			}
+			p.Add(line)
+			p.Legend.Add(legendText(one), line)
+		}
+		if longest == 0 {
+			shortest, longest = 0.001, 1 // nothing succeeded
+		}
+		p.X.Min, p.X.Max = shortest/1.1, longest*1.5
+		p.Y.Min, p.Y.Max = 1e-4, 1
+		heading(draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), capital(s.Title), nil)
+		p.Draw(draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -0.95*vg.Centimeter))
+		return nil
+	}}
+}
+
+// legendText names a strategy, with what it does and what it costs.
+func legendText(c sim.Comparison) string {
+	m := c.Mean
+	parts := []string{"p99 " + latency(m, m.P99), "p99.9 " + latency(m, m.P999)}
+	if m.Hedges > 0 {
+		parts = append(parts, more(m)+" more attempts")
+	}
+	if 1000*m.Failed > m.Calls {
+		parts = append(parts, fmt.Sprintf("%.1f %% fail", 100*m.Failed/m.Calls))
+	}
+	return c.Strategy + ": " + strings.Join(parts, ", ")
+}
+
+// timeTicks are 1, 2 and 5 of each power of ten seconds.
+func timeTicks(low, high float64) (ticks []plot.Tick) {
+	for decade := math.Floor(math.Log10(low)); decade <= math.Log10(high); decade++ {
+		for k := 1.0; k < 10; k++ {
+			v := k * math.Pow(10, decade)
+			if v < low || v > high {
+				continue
+			}
+			label := ""
+			if k == 1 || k == 2 || k == 5 {
+				label = shortTime(time.Duration(math.Round(v * 1e9)))
+			}
+			ticks = append(ticks, plot.Tick{Value: v, Label: label})
+		}
+	}
+	return ticks
+}
+
+// shareTicks are percentages, with the quantiles that people know them as.
+func shareTicks(float64, float64) []plot.Tick {
+	return []plot.Tick{{Value: 1, Label: "100 %"}, {Value: 0.5, Label: "p50"}, {Value: 0.1, Label: "10 %  p90"}, {Value: 0.01, Label: "1 %  p99"},
+		{Value: 0.001, Label: "0.1 %  p99.9"}, {Value: 0.0001, Label: "0.01 %  p99.99"}}
 }
 
 func newCurves(s seen, title string, value func(sim.Summary) float64) *plot.Plot {

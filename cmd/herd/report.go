@@ -101,7 +101,7 @@ func rowsOf(series []sim.ServerBucket, bucket time.Duration, most int, server si
 	width := time.Duration(together) * bucket
 	for i := 0; i < len(series); i += together {
 		at := time.Duration(i) * bucket
-		one := row{at: at, capacity: server.Capacity * width.Seconds(), up: server.Up(at, at+width)}
+		one := row{at: at, capacity: server.Total() * width.Seconds(), up: server.Up(at, at+width)}
 		for _, b := range series[i:min(i+together, len(series))] {
 			one.offered += float64(b.Offered)
 			one.accepted += float64(b.Accepted)
@@ -171,6 +171,10 @@ func (r *report) summary(c sim.Comparison) {
 	r.printf(" (%s)\n", outcomes(s))
 	r.printf("  attempts %s, %.2f for each call; %s wasted, %s calls refused a retry by a budget\n",
 		grouped(m.Attempts), m.Amplification, grouped(m.Wasted), grouped(m.Refused))
+	if m.Hedges+m.Suppressed > 0 {
+		r.printf("  hedges %s, of which %s won; %s attempts lost, %s hedges suppressed by a budget\n",
+			grouped(m.Hedges), won(c), grouped(m.Lost), grouped(m.Suppressed))
+	}
 	r.printf("  latency p50 %s, p90 %s, p99 %s, longest %s; all over after %s\n",
 		shortTime(m.P50), shortTime(m.P90), shortTime(m.P99), shortTime(m.Longest), shortTime(m.Done))
 	r.printf("  peak %s a second, after the outages %s, %s over capacity; stable %s\n",
@@ -214,6 +218,9 @@ func stable(d time.Duration) string {
 // comparison is the table of the strategies of a scenario, with the physical limit if it
 // has one.
 func comparison(s seenScenario) [][]string {
+	if s.tail {
+		return tailTable(s)
+	}
 	table := [][]string{{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity", "fairness"}}
 	for _, c := range s.found {
 		m := c.Mean
@@ -232,6 +239,48 @@ func comparison(s seenScenario) [][]string {
 		table = append(table, []string{"nobody can do better", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
 	}
 	return table
+}
+
+// tailTable is about how long calls take, and what that costs.
+func tailTable(s seenScenario) [][]string {
+	table := [][]string{{"strategy", "succeeded", "failed", "p50", "p90", "p99", "p99.9", "longest", "more attempts", "hedges", "won", "suppressed", "workers busy"}}
+	for _, c := range s.found {
+		m := c.Mean
+		name := c.Strategy
+		if c.Runs == 0 {
+			name += " (stopped)"
+		}
+		table = append(table, []string{name, grouped(m.Succeeded), grouped(m.Failed), latency(m, m.P50), latency(m, m.P90), latency(m, m.P99), latency(m, m.P999), latency(m, m.Longest),
+			more(m), grouped(m.Hedges), won(c), grouped(m.Suppressed), busy(c)})
+	}
+	return table
+}
+
+// more is the attempts over the calls, as a share of these.
+func more(m sim.Summary) string {
+	return fmt.Sprintf("%.1f %%", 100*(m.Attempts/max(1, m.Calls)-1))
+}
+
+// won is the share of the hedges that won their calls, of the first seed.
+func won(c sim.Comparison) string {
+	hedges, won := 0, 0
+	for _, g := range c.Result.Groups {
+		hedges += g.Hedges
+		won += g.Outcomes["hedge_won"]
+	}
+	if hedges == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.0f %%", 100*float64(won)/float64(hedges))
+}
+
+// busy is the share of the time that the workers of the last server were, with the first seed.
+func busy(c sim.Comparison) string {
+	last := c.Result.Servers[len(c.Result.Servers)-1]
+	if last.Workers == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.1f %%", 100*last.Utilisation)
 }
 
 // latency is a dash where no call succeeded.
