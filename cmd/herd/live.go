@@ -152,6 +152,8 @@ func canLive(s sim.Scenario) error {
 		return fmt.Errorf("servers is %d, want one", len(s.Servers))
 	case s.Servers[0].Optimistic:
 		return fmt.Errorf("servers[0].optimistic is true, want false")
+	case s.Servers[0].Replicas > 1:
+		return fmt.Errorf("servers[0].replicas is %d, want one", s.Servers[0].Replicas)
 	case s.Network != (sim.Distribution{}):
 		return fmt.Errorf("network is %v, want 0s: loopback has a delay of its own", s.Network.Mean)
 	case len(s.Strategies) == 0:
@@ -164,13 +166,14 @@ func canLive(s sim.Scenario) error {
 // A liveResult is what was measured under one strategy.
 type liveResult struct {
 	attempts, succeeded, failed int
+	lost                        int // attempts, to another one of their call
 	outcomes                    map[string]int
 	latencies                   []time.Duration // of calls that succeeded, sorted
 	done                        time.Duration
 	offered                     []int // by bucket
 }
 
-func (r *liveResult) wasted() int { return r.attempts - r.succeeded }
+func (r *liveResult) wasted() int { return r.attempts - r.succeeded - r.lost }
 
 func (r *liveResult) quantile(q float64) time.Duration {
 	n := len(r.latencies)
@@ -326,7 +329,6 @@ type liveCall struct {
 	at       time.Duration
 	deadline time.Duration
 	deaf     bool
-	once     bool // the library lets calls of one attempt pass without a word
 }
 
 // add makes the ClientConns of a group, each with one of its processes, and waits until they
@@ -338,7 +340,8 @@ func (c *liveClients) add(ctx context.Context, g sim.Group, strategy sim.Strateg
 		if err != nil {
 			return err
 		}
-		cc, err := n.dial(server.listener, append(retrier.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+		cc, err := n.dial(server.listener, append(retrier.DialOptions(), grpc.WithChainUnaryInterceptor(c.count),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 		if err != nil {
 			return err
 		}
@@ -352,7 +355,7 @@ func (c *liveClients) add(ctx context.Context, g sim.Group, strategy sim.Strateg
 		}
 	}
 	for i, at := range beginnings(g) {
-		c.calls = append(c.calls, liveCall{conns[i%len(conns)], at, g.Deadline, strategy.IgnorePushback, strategy.Policy.MaxAttempts == 1})
+		c.calls = append(c.calls, liveCall{conns[i%len(conns)], at, g.Deadline, strategy.IgnorePushback})
 	}
 	return nil
 }
@@ -374,7 +377,9 @@ func beginnings(g sim.Group) (at []time.Duration) {
 }
 
 func (c *liveClients) retrier(strategy sim.Strategy) (*grpcretry.Retrier, error) {
-	opts := []grpcretry.Option{grpcretry.WithPolicy(strategy.Policy), grpcretry.WithObserver(c.observe)}
+	policy := strategy.Policy
+	policy.Hedging = strategy.Hedging.Make()
+	opts := []grpcretry.Option{grpcretry.WithPolicy(policy), grpcretry.WithObserver(c.observe)}
 	budget, err := strategy.Budget.Make()
 	if err != nil {
 		return nil, err
@@ -391,8 +396,20 @@ func (c *liveClients) observe(_ context.Context, e grpcretry.Event) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.result.attempts += e.Attempt.Number
 	c.result.outcomes[grpcretry.OutcomeName(e)]++
+	for _, a := range e.Attempts {
+		if errors.Is(a.Err, grpcretry.ErrHedgeLost) {
+			c.result.lost++
+		}
+	}
+}
+
+// count is chained below the library, so that it sees every attempt.
+func (c *liveClients) count(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	c.mu.Lock()
+	c.result.attempts++
+	c.mu.Unlock()
+	return invoker(ctx, method, req, reply, cc, opts...)
 }
 
 // run makes all the calls, and waits for them.
@@ -426,9 +443,6 @@ func (c *liveClients) call(ctx context.Context, one liveCall, start time.Time) {
 	latency := time.Since(begun)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if one.once {
-		c.result.attempts++
-	}
 	if err != nil {
 		c.result.failed++
 		return

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
@@ -104,6 +105,109 @@ func TestSimulationIsWhatTheInterceptorsDo(t *testing.T) {
 	}
 }
 
+// The same of calls that are hedged. Ten begin each second, so that no two attempts are at the
+// same moment; what arrived is compared by hundredths of a second.
+func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
+	ms := time.Millisecond
+	silent := func(from, long time.Duration) sim.Outage { return sim.Outage{From: from, For: long, Silent: true} }
+	down := func(from, long time.Duration) sim.Outage { return sim.Outage{From: from, For: long} }
+	// narrow takes one attempt in 50 ms, which then takes 120 ms, and rejects others.
+	narrow := func(p sim.Pushback) sim.Server {
+		return sim.Server{Capacity: 20, Window: 50 * ms, RejectCode: codes.Unavailable, Latency: sim.Distribution{Mean: 120 * ms}, Pushback: p}
+	}
+	after := &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, MaxAttempts: 3}
+	unlimited := sim.Budget{Kind: sim.UnlimitedBudget}
+	for _, tt := range []struct {
+		name     string
+		server   sim.Server
+		change   func(*sim.Scenario)
+		strategy sim.Strategy
+		outcomes []string // that are to occur, so that it is about what it is to be about
+	}{
+		{"slow answers", sim.Server{Latency: sim.Distribution{Mean: 21 * ms},
+			Outages: []sim.Outage{silent(1090*ms, 20*ms), silent(2090*ms, 50*ms), silent(3090*ms, 200*ms)}}, nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try", "hedge_won", "deadline_exceeded"}},
+		{"all answers slower than the delay", sim.Server{Latency: sim.Distribution{Mean: 120 * ms}}, nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try"}},
+		{"failing answers", sim.Server{Latency: sim.Distribution{Mean: 21 * ms},
+			Outages: []sim.Outage{down(1090*ms, 20*ms), silent(2090*ms, 20*ms), down(2120*ms, 20*ms), silent(3090*ms, 50*ms), down(3150*ms, 20*ms)}}, nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try", "exhausted"}},
+		{"hedges that are rejected", narrow(sim.Pushback{}), nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try"}},
+		{"hedges that are rejected for good", func() sim.Server {
+			s := narrow(sim.Pushback{})
+			s.RejectCode = codes.NotFound
+			return s
+		}(), nil, sim.Strategy{Hedging: after, Budget: unlimited}, []string{"not_retryable"}},
+		{"own non-fatal codes", narrow(sim.Pushback{}), nil,
+			sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, NonFatalCodes: []codes.Code{codes.Internal}}, Budget: unlimited}, []string{"not_retryable"}},
+		{"pushback, a wait", narrow(sim.Pushback{Kind: sim.FixedPushback, Delay: 41 * ms}), nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try"}},
+		{"pushback, a wait with nothing under way", sim.Server{Outages: []sim.Outage{down(1090*ms, 200*ms)}, Pushback: sim.Pushback{Kind: sim.FixedPushback, Delay: 150 * ms}}, nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try", "recovered"}},
+		{"pushback to stop", narrow(sim.Pushback{Kind: sim.StopPushback}), nil,
+			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try"}},
+		{"a fatal failure that forbids more", func() sim.Server {
+			s := narrow(sim.Pushback{Kind: sim.StopPushback})
+			s.RejectCode = codes.NotFound
+			return s
+		}(), nil, sim.Strategy{Hedging: after, Budget: unlimited}, []string{"pushback"}},
+		{"attempt timeouts", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(1090*ms, 20*ms), silent(2090*ms, 100*ms)}}, nil,
+			sim.Strategy{Policy: grpcretry.Policy{AttemptTimeout: 47 * ms}, Hedging: after, Budget: unlimited}, []string{"first_try", "hedge_won"}},
+		{"max elapsed", sim.Server{Latency: sim.Distribution{Mean: 120 * ms}}, nil,
+			sim.Strategy{Policy: grpcretry.Policy{MaxElapsed: 50 * ms}, Hedging: after, Budget: unlimited}, []string{"first_try"}},
+		{"an empty budget", sim.Server{Latency: sim.Distribution{Mean: 121 * ms}}, nil,
+			sim.Strategy{Hedging: after, Budget: sim.Budget{Kind: sim.RateBudget, PerSecond: 3, Burst: 2}}, []string{"first_try"}},
+		{"an empty budget, and rejections", narrow(sim.Pushback{}), nil,
+			sim.Strategy{Hedging: after, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 6, TokenRatio: 0.5}}, []string{"first_try"}},
+		{"the default budget of two processes", sim.Server{Latency: sim.Distribution{Mean: 151 * ms}}, func(s *sim.Scenario) {
+			s.Groups[0].Processes = 2
+		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 13 * ms, MaxAttempts: 9}}, []string{"first_try"}},
+		{"at a quantile", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(2090*ms, 20*ms), silent(7090*ms, 20*ms), silent(9090*ms, 20*ms), silent(9290*ms, 20*ms)}}, func(s *sim.Scenario) {
+			s.Groups[0].Stop = 80 * time.Second
+		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8}, Budget: unlimited}, []string{"first_try", "hedge_won", "deadline_exceeded"}},
+		{"at a quantile that is not known yet, without retries", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{down(2090*ms, 20*ms), down(7090*ms, 20*ms)}}, nil,
+			sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}, Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8},
+				Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 2, TokenRatio: 0.1}}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := sim.Scenario{
+				Bucket:  10 * ms,
+				Groups:  []sim.Group{{Rate: 10, Even: true, Stop: 10 * time.Second, Deadline: time.Second}},
+				Servers: []sim.Server{tt.server},
+			}
+			if tt.change != nil {
+				tt.change(&s)
+			}
+			want, err := sim.Run(t.Context(), s, tt.strategy, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, outcome := range tt.outcomes {
+				if want.Groups[0].Outcomes[outcome] == 0 {
+					t.Errorf("no outcome is %s: %v", outcome, want.Groups[0].Outcomes)
+				}
+			}
+			if want.Summary.Hedges == 0 && want.Groups[0].Outcomes["recovered"] == 0 {
+				t.Error("no attempt is a hedge")
+			}
+			if tt.outcomes == nil {
+				want.Groups[0].Outcomes = nil // of calls that pass straight through there are no events
+			}
+			synctest.Test(t, func(t *testing.T) {
+				got, err := measure(t.Context(), s, tt.strategy, memory{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				compareExactly(t, &got, want)
+				if got.lost != want.Groups[0].Lost {
+					t.Errorf("measured %d attempts that lost, simulated %d", got.lost, want.Groups[0].Lost)
+				}
+			})
+		})
+	}
+}
+
 func compareExactly(t *testing.T, got *liveResult, want *sim.Result) {
 	t.Helper()
 	m := want.Summary
@@ -169,6 +273,7 @@ func TestLiveRefusesWhatItCannotDo(t *testing.T) {
 	for name, change := range map[string]func(*sim.Scenario){
 		"network":             func(s *sim.Scenario) { s.Network.Mean = time.Second },
 		"servers is 2":        func(s *sim.Scenario) { s.Servers = append(s.Servers, sim.Server{Name: "b"}) },
+		"replicas":            func(s *sim.Scenario) { s.Servers[0].Replicas = 2 },
 		"optimistic":          func(s *sim.Scenario) { s.Servers[0] = sim.Server{Optimistic: true} },
 		"strategies is 0":     func(s *sim.Scenario) { s.Strategies = nil },
 		"server.window is 0s": func(s *sim.Scenario) { s.Servers[0].Window = 0 },

@@ -109,6 +109,26 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 			t.Errorf("strategy %d: %+v, want %+v", i, p, want)
 		}
 	}
+	hedged, errs, status := herd(t, "-dump", "-replicas", "3", "-hedge", "quantile:0.9,5ms..2s", "-hedge-attempts", "3", "-hedge", "after:20ms", "-strategy", "full")
+	if status != 0 {
+		t.Fatalf("herd -dump: status %d, %s", status, errs)
+	}
+	if got, err = sim.ReadScenarios(strings.NewReader(hedged)); err != nil {
+		t.Fatal(err)
+	}
+	if h := got[0].Strategies[0].Hedging; got[0].Servers[0].Replicas != 3 || h.Kind != sim.HedgeAfter || h.Delay != 20*ms || h.MaxAttempts != 3 {
+		t.Errorf("replicas and hedging: %s", hedged)
+	}
+	hedged, _, _ = herd(t, "-study", "tail", "-dump", "-hedge", "quantile:0.9,5ms..2s", "-strategy", "without")
+	if got, err = sim.ReadScenarios(strings.NewReader(hedged)); err != nil || len(got) != 2 {
+		t.Fatalf("%d scenarios, %v", len(got), err)
+	}
+	if h := got[0].Strategies[0].Hedging; h == nil || h.Quantile != 0.9 || h.AtLeast != 5*ms || h.AtMost != 2*time.Second {
+		t.Errorf("hedging: %s", hedged)
+	}
+	if out, _, _ := herd(t, "-study", "tail", "-dump", "-hedge", "none"); contains(out, "hedging") && contains(out, `"kind": "after"`) {
+		t.Errorf("-hedge none leaves %s", out)
+	}
 	// What is printed can be run.
 	file := filepath.Join(t.TempDir(), "s.json")
 	if err := os.WriteFile(file, []byte(out), 0o600); err != nil {
@@ -146,6 +166,13 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-budget plenty", 2, "want default, unlimited"},
 		{"-budget ratio:1", 2, "ratio has 1 numbers, want 2"},
 		{"-budget ratio:1,x", 2, `"x" is not a number`},
+		{"-hedge soon", 2, "want after:50ms"},
+		{"-hedge after:x", 2, `invalid value "after:x" for flag -hedge`},
+		{"-hedge quantile:x", 2, `"x" is not a number`},
+		{"-hedge quantile:0.9,5ms", 2, `"5ms" are not bounds`},
+		{"-hedge quantile:0.9,5..1s", 2, "missing unit"},
+		{"-hedge quantile:1.5", 1, "strategies[0].hedging.quantile is 1.5, want between 0 and 1"},
+		{"-hedge-attempts many", 2, `invalid value "many" for flag -hedge-attempts`},
 		{"-reject-code busy", 2, "-reject-code"},
 		{"-codes busy", 2, "-codes"},
 		{"-jitter some", 2, "want full, equal, proportional or none"},
@@ -195,7 +222,7 @@ func TestEveryStudyIsPrinted(t *testing.T) {
 			args = append(args, "-strategy", "jitter,decorrelated")
 		case "aws":
 			args = append(args, "-strategy", "full,decorrelated")
-		case "budget", "defaults":
+		case "budget", "defaults", "tail":
 			args = append(args, "-duration", "3s") // the rest is seen in package sim
 		}
 		out, errs, status := herd(t, args...)
@@ -270,6 +297,8 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 	for _, args := range [][]string{
 		{"-study", "aws", "-strategy", "full"},
 		{"-study", "layers"},
+		{"-study", "tail", "-duration", "3s"},
+		{"-study", "tail", "-duration", "3s", "-latency", "3s"}, // no call succeeds
 		{"-study", "pushback"},
 		{"-clients", "1", "-outage", "none", "-strategy", "full"},
 	} {

@@ -57,7 +57,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	flags.BoolVar(&o.list, "list", false, "list the shipped studies, and what to see in them")
 	flags.StringVar(&o.scenario, "scenario", "", "run the scenario, or the list of them, in this JSON `file`; - is the standard input")
 	flags.BoolVar(&o.dump, "dump", false, "print the scenarios as JSON instead of running them")
-	flags.StringVar(&o.policy, "policy", "", "compare also the retryPolicy of the gRPC service config in this `file`")
+	flags.StringVar(&o.policy, "policy", "", "compare also the retryPolicy, or hedgingPolicy, of the gRPC service config in this `file`")
 	flags.StringVar(&o.method, "method", "", "of -policy, only what applies to this method, /pkg.Service/`Method`")
 	flags.StringVar(&o.only, "strategy", "", "only strategies whose names contain one of these `words`, separated by commas")
 	flags.IntVar(&o.runs, "runs", 1, "average over so many seeds")
@@ -136,6 +136,10 @@ var parameters = []parameter{
 		return err
 	}),
 
+	forServers("replicas", "this `number` of processes, which take turns; all else is of each", func(s *sim.Server, v string) (err error) {
+		s.Replicas, err = strconv.Atoi(v)
+		return err
+	}),
 	forServers("capacity", "calls per second that it can do, this `number`", setFloat(func(s *sim.Server) *float64 { return &s.Capacity })),
 	forServers("window", "count the calls in windows of this `time`, and let none wait", setTime(func(s *sim.Server) *time.Duration { return &s.Window })),
 	forServers("queue", "places to wait for a worker, this `number`; -1: no limit", func(s *sim.Server, v string) (err error) {
@@ -233,6 +237,24 @@ var parameters = []parameter{
 			s.Budget, err = parseBudget(v)
 			return err
 		}),
+	forStrategies("hedge", "send another attempt while the first is slow, `when` is after:50ms, quantile:0.95, quantile:0.95,5ms..1s (the bounds) or none",
+		func(s *sim.Strategy, v string) error {
+			h, err := parseHedging(v)
+			if h != nil && s.Hedging != nil {
+				h.MaxAttempts, h.NonFatalCodes = s.Hedging.MaxAttempts, s.Hedging.NonFatalCodes
+			}
+			s.Hedging = h
+			return err
+		}),
+	forStrategies("hedge-attempts", "at most this `number` of attempts of a call that is hedged", func(s *sim.Strategy, v string) error {
+		n, err := strconv.Atoi(v)
+		if s.Hedging != nil {
+			h := *s.Hedging
+			h.MaxAttempts = n
+			s.Hedging = &h
+		}
+		return err
+	}),
 	{name: "also", of: "scenario", usage: "compare also this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; else as the first strategy",
 		do: func(s *sim.Scenario, v string) error {
 			b, err := parseBackoff(v)
@@ -446,6 +468,39 @@ func parsePushback(v string) (p sim.Pushback, err error) {
 		err = fmt.Errorf("want none, fixed:5s, exact, spread, spread:150 or stop")
 	}
 	return p, err
+}
+
+// parseHedging reads none, after:delay, quantile:q and quantile:q,least..most.
+func parseHedging(v string) (*sim.Hedging, error) {
+	kind, argument, _ := strings.Cut(v, ":")
+	switch kind {
+	case "none":
+		return nil, nil
+	case "after":
+		d, err := time.ParseDuration(argument)
+		return &sim.Hedging{Kind: sim.HedgeAfter, Delay: d}, err
+	case "quantile":
+		h := &sim.Hedging{Kind: sim.HedgeAtQuantile}
+		q, bounds, bounded := strings.Cut(argument, ",")
+		var err error
+		if h.Quantile, err = strconv.ParseFloat(q, 64); err != nil {
+			return nil, fmt.Errorf("%q is not a number", q)
+		}
+		if !bounded {
+			return h, nil
+		}
+		least, most, ok := strings.Cut(bounds, "..")
+		if !ok {
+			return nil, fmt.Errorf("%q are not bounds, such as 5ms..1s", bounds)
+		}
+		if h.AtLeast, err = time.ParseDuration(least); err != nil {
+			return nil, err
+		}
+		h.AtMost, err = time.ParseDuration(most)
+		return h, err
+	default:
+		return nil, fmt.Errorf("want after:50ms, quantile:0.95, quantile:0.95,5ms..1s or none")
+	}
 }
 
 // parseBudget reads a kind and its numbers, in the order of the library's functions.

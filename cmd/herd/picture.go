@@ -411,8 +411,9 @@ func sweepFigure(s seen) figure {
 
 // tailFigure is a curve for each strategy: the share of the calls that take longer.
 func tailFigure(s seenScenario) figure {
-	const height = 7.5 * vg.Centimeter
-	return figure{columnWidth, height + 0.9*vg.Centimeter, func(c draw.Canvas) error {
+	const height, head, row = 7.5 * vg.Centimeter, 0.85 * vg.Centimeter, 0.36 * vg.Centimeter
+	above := head + vg.Length(len(s.found))*row + 0.1*vg.Centimeter
+	return figure{columnWidth, height + above, func(c draw.Canvas) error {
 		p := plot.New()
 		style(p)
 		p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
@@ -421,8 +422,6 @@ func tailFigure(s seenScenario) figure {
 		grid := plotter.NewGrid()
 		grid.Vertical.Color, grid.Horizontal.Color = faint, faint
 		p.Add(grid)
-		p.Legend.Top = true
-		p.Legend.Padding = 1.5
 		shortest, longest := math.Inf(1), 0.0
 		for i, one := range s.found {
 			line := &plotter.Line{LineStyle: draw.LineStyle{Color: curveInks[i%len(curveInks)], Width: 1.4}}
@@ -433,7 +432,9 @@ func tailFigure(s seenScenario) figure {
 				shortest, longest = min(shortest, line.XYs[0].X), max(longest, line.XYs[n-1].X)
 			}
 			p.Add(line)
-			p.Legend.Add(legendText(one), line)
+			at := vg.Point{X: c.Min.X + 0.35*vg.Centimeter, Y: c.Max.Y - head - vg.Length(i+1)*row}
+			c.StrokeLine2(line.LineStyle, at.X, at.Y+2.8, at.X+0.6*vg.Centimeter, at.Y+2.8)
+			c.FillText(textStyle(8), vg.Point{X: at.X + 0.8*vg.Centimeter, Y: at.Y}, legendText(one))
 		}
 		if longest == 0 {
 			shortest, longest = 0.001, 1 // nothing succeeded
@@ -441,7 +442,7 @@ func tailFigure(s seenScenario) figure {
 		p.X.Min, p.X.Max = shortest/1.1, longest*1.5
 		p.Y.Min, p.Y.Max = 1e-4, 1
 		heading(draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), capital(s.Title), nil)
-		p.Draw(draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -0.95*vg.Centimeter))
+		p.Draw(draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -above+0.15*vg.Centimeter))
 		return nil
 	}}
 }

@@ -19,8 +19,9 @@ import (
 	"github.com/grpcretry/grpcretry/sim"
 )
 
-// This file reads the retryPolicy and the retryThrottling of a gRPC service config, as gRFC
-// A6 has them (#integration-with-service-config, #validation-of-retrypolicy).
+// This file reads the retryPolicy, the hedgingPolicy and the retryThrottling of a gRPC service
+// config, as gRFC A6 has them (#integration-with-service-config, #validation-of-retrypolicy,
+// #validation-of-hedgingpolicy).
 
 type serviceConfig struct {
 	MethodConfig []struct {
@@ -28,7 +29,7 @@ type serviceConfig struct {
 			Service, Method string
 		}
 		RetryPolicy   *retryPolicy
-		HedgingPolicy json.RawMessage
+		HedgingPolicy *hedgingPolicy
 	}
 	RetryThrottling *struct {
 		MaxTokens, TokenRatio *float64
@@ -43,8 +44,14 @@ type retryPolicy struct {
 	RetryableStatusCodes []json.RawMessage
 }
 
-// readPolicy makes a strategy of each retryPolicy in a service config; with a method, only
-// of the one that applies to it.
+type hedgingPolicy struct {
+	MaxAttempts         *float64
+	HedgingDelay        *string
+	NonFatalStatusCodes []json.RawMessage
+}
+
+// readPolicy makes a strategy of each retryPolicy and hedgingPolicy in a service config; with
+// a method, only of the one that applies to it.
 func readPolicy(path, method string) ([]sim.Strategy, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -75,13 +82,17 @@ func parseServiceConfig(text []byte, method string) (all []sim.Strategy, err err
 	best := -1 // how well the method's config fits
 	for i, m := range config.MethodConfig {
 		path := fmt.Sprintf("methodConfig[%d]", i)
-		if m.RetryPolicy == nil {
+		strategy := sim.Strategy{Budget: budget}
+		switch {
+		case m.RetryPolicy == nil && m.HedgingPolicy == nil:
 			continue
-		}
-		if m.HedgingPolicy != nil {
+		case m.RetryPolicy != nil && m.HedgingPolicy != nil:
 			return nil, fmt.Errorf("%s has a retryPolicy and a hedgingPolicy, want one of them", path)
+		case m.RetryPolicy != nil:
+			strategy.Policy, err = m.RetryPolicy.policy(path + ".retryPolicy")
+		default:
+			strategy.Hedging, err = m.HedgingPolicy.hedging(path + ".hedgingPolicy")
 		}
-		p, err := m.RetryPolicy.policy(path + ".retryPolicy")
 		if err != nil {
 			return nil, err
 		}
@@ -99,7 +110,7 @@ func parseServiceConfig(text []byte, method string) (all []sim.Strategy, err err
 		if len(m.Name) == 0 {
 			return nil, fmt.Errorf("%s.name is missing: it would apply to no method", path)
 		}
-		strategy := sim.Strategy{Name: "policy " + name, Policy: p, Budget: budget}
+		strategy.Name = "policy " + name
 		switch {
 		case method == "":
 			all = append(all, strategy)
@@ -108,10 +119,10 @@ func parseServiceConfig(text []byte, method string) (all []sim.Strategy, err err
 		}
 	}
 	if len(all) == 0 && method != "" {
-		return nil, fmt.Errorf("there is no retryPolicy for the method %s", method)
+		return nil, fmt.Errorf("there is no retryPolicy or hedgingPolicy for the method %s", method)
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("there is no retryPolicy in methodConfig")
+		return nil, fmt.Errorf("there is no retryPolicy or hedgingPolicy in methodConfig")
 	}
 	return all, nil
 }
@@ -143,13 +154,8 @@ func throttle(maxTokens, tokenRatio *float64) (sim.Budget, error) {
 
 // policy is what the library would do: A6's backoff has a jitter of ± 20 %.
 func (r *retryPolicy) policy(path string) (p grpcretry.Policy, err error) {
-	switch n := r.MaxAttempts; {
-	case n == nil:
-		return p, fmt.Errorf("%s.maxAttempts is missing", path)
-	case *n != math.Trunc(*n) || *n < 2:
-		return p, fmt.Errorf("%s.maxAttempts is %v, want a whole number of at least 2", path, *n)
-	default:
-		p.MaxAttempts = int(min(*n, 5)) // gRPC takes more than 5 for 5
+	if p.MaxAttempts, err = maxAttempts(path+".maxAttempts", r.MaxAttempts); err != nil {
+		return p, err
 	}
 	b := grpcretry.Exponential{Jitter: grpcretry.ProportionalJitter}
 	if b.Base, err = seconds(path+".initialBackoff", r.InitialBackoff); err != nil {
@@ -173,14 +179,51 @@ func (r *retryPolicy) policy(path string) (p grpcretry.Policy, err error) {
 	if len(r.RetryableStatusCodes) == 0 {
 		return p, fmt.Errorf("%s.retryableStatusCodes is missing or empty", path)
 	}
-	for i, raw := range r.RetryableStatusCodes {
+	p.Codes, err = statusCodes(path+".retryableStatusCodes", r.RetryableStatusCodes)
+	return p, err
+}
+
+// hedging is what the library would do. Without a hedgingDelay all attempts are sent at once,
+// and without nonFatalStatusCodes every failure ends the call.
+func (h *hedgingPolicy) hedging(path string) (*sim.Hedging, error) {
+	out := &sim.Hedging{Kind: sim.HedgeAfter}
+	var err error
+	if out.MaxAttempts, err = maxAttempts(path+".maxAttempts", h.MaxAttempts); err != nil {
+		return nil, err
+	}
+	if text := h.HedgingDelay; text != nil {
+		d, err := time.ParseDuration(*text)
+		if err != nil || !protoDuration.MatchString(*text) {
+			return nil, fmt.Errorf("%s.hedgingDelay is %q, want seconds, such as \"0.1s\"", path, *text)
+		}
+		out.Delay = d
+	}
+	out.NonFatalCodes, err = statusCodes(path+".nonFatalStatusCodes", h.NonFatalStatusCodes)
+	return out, err
+}
+
+func maxAttempts(path string, n *float64) (int, error) {
+	switch {
+	case n == nil:
+		return 0, fmt.Errorf("%s is missing", path)
+	case *n != math.Trunc(*n) || *n < 2:
+		return 0, fmt.Errorf("%s is %v, want a whole number of at least 2", path, *n)
+	default:
+		return int(min(*n, 5)), nil // gRPC takes more than 5 for 5
+	}
+}
+
+// statusCodes is never nil.
+func statusCodes(path string, list []json.RawMessage) ([]codes.Code, error) {
+	all := []codes.Code{}
+	for i, raw := range list {
 		c, err := statusCode(raw)
 		if err != nil {
-			return p, fmt.Errorf("%s.retryableStatusCodes[%d]: %w", path, i, err)
+			return nil, fmt.Errorf("%s[%d]: %w", path, i, err)
 		}
-		p.Codes = append(p.Codes, c)
+		all = append(all, c)
 	}
-	return p, nil
+	return all, nil
 }
 
 // protoDuration is a google.protobuf.Duration in JSON.

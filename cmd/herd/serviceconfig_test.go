@@ -52,6 +52,35 @@ func TestServiceConfigBecomesAStrategy(t *testing.T) {
 	}
 }
 
+// A6 #hedging-policy: what is left out means at once, and every failure is fatal.
+func TestHedgingPolicyBecomesAStrategy(t *testing.T) {
+	of := func(policy string) ([]sim.Strategy, error) {
+		return parseServiceConfig([]byte(`{"methodConfig": [{"name": [{"service": "shop.Cart"}], "hedgingPolicy": {`+policy+`}}]}`), "")
+	}
+	for policy, want := range map[string]sim.Hedging{
+		`"maxAttempts": 3, "hedgingDelay": "0.5s", "nonFatalStatusCodes": ["unavailable", 13]`: {MaxAttempts: 3, Delay: 500 * time.Millisecond,
+			NonFatalCodes: []codes.Code{codes.Unavailable, codes.Internal}},
+		`"maxAttempts": 9`: {MaxAttempts: 5, NonFatalCodes: []codes.Code{}},
+	} {
+		want.Kind = sim.HedgeAfter
+		got, err := of(policy)
+		if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0].Hedging, &want) || got[0].Name != "policy /shop.Cart/" || got[0].Budget.Kind != sim.UnlimitedBudget {
+			t.Errorf("hedgingPolicy %s: %+v, %v; want %+v", policy, got, err, want)
+		}
+	}
+	for policy, want := range map[string]string{
+		``:                 "methodConfig[0].hedgingPolicy.maxAttempts is missing",
+		`"maxAttempts": 1`: "hedgingPolicy.maxAttempts is 1, want a whole number of at least 2",
+		`"maxAttempts": 2, "hedgingDelay": "-1s"`:         `hedgingPolicy.hedgingDelay is "-1s", want seconds`,
+		`"maxAttempts": 2, "hedgingDelay": "5ms"`:         `hedgingPolicy.hedgingDelay is "5ms", want seconds`,
+		`"maxAttempts": 2, "nonFatalStatusCodes": ["OK"]`: `hedgingPolicy.nonFatalStatusCodes[0]: "OK" is not a status code`,
+	} {
+		if _, err := of(policy); err == nil || !contains(err.Error(), want) {
+			t.Errorf("hedgingPolicy %s: %v, want an error with %q", policy, err, want)
+		}
+	}
+}
+
 func TestServiceConfigOfAMethod(t *testing.T) {
 	config := `{"methodConfig": [
 		{"name": [{}], "retryPolicy": {` + goodPolicy + `}},
@@ -67,7 +96,7 @@ func TestServiceConfigOfAMethod(t *testing.T) {
 			t.Errorf("for %s: %+v, %v; want %s alone", method, got, err, want)
 		}
 	}
-	if _, err := parseServiceConfig([]byte(configOf(goodPolicy, "")), "/other.Service/Method"); err == nil || !contains(err.Error(), "no retryPolicy for the method /other.Service/Method") {
+	if _, err := parseServiceConfig([]byte(configOf(goodPolicy, "")), "/other.Service/Method"); err == nil || !contains(err.Error(), "no retryPolicy or hedgingPolicy for the method /other.Service/Method") {
 		t.Errorf("for a method without one: %v, want an error that names it", err)
 	}
 }
@@ -89,7 +118,7 @@ func TestServiceConfigIsValidated(t *testing.T) {
 	for _, tt := range []struct{ config, want string }{
 		{"", "not a service config"},
 		{"{} 7", "something follows"},
-		{"{}", "there is no retryPolicy in methodConfig"},
+		{"{}", "there is no retryPolicy or hedgingPolicy in methodConfig"},
 		{without("maxAttempts"), "methodConfig[0].retryPolicy.maxAttempts is missing"},
 		{with("maxAttempts", "1"), "maxAttempts is 1, want a whole number of at least 2"},
 		{with("maxAttempts", "2.5"), "maxAttempts is 2.5, want a whole number"},
@@ -137,6 +166,7 @@ func TestPolicyIsComparedToo(t *testing.T) {
 func FuzzServiceConfig(f *testing.F) {
 	f.Add(configOf(goodPolicy, ""), "")
 	f.Add(configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}`), "/shop.Cart/Get")
+	f.Add(`{"methodConfig": [{"name": [{}], "hedgingPolicy": {"maxAttempts": 3, "hedgingDelay": "0.1s", "nonFatalStatusCodes": [14]}}]}`, "")
 	f.Add(`{"methodConfig": [{"name": [{}], "retryPolicy": {"retryableStatusCodes": [1e99]}}]}`, "")
 	f.Fuzz(func(t *testing.T, config, method string) {
 		all, err := parseServiceConfig([]byte(config), method)
