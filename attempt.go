@@ -65,6 +65,7 @@ type attempt struct {
 	wait   time.Duration
 	number int32
 	source shortSource
+	told   uint8 // index of previousAttempts, where those are told by it; else 0
 
 	hedge     bool    // sent while others were under way
 	committed bool    // of a stream: the application is bound to it
@@ -91,6 +92,11 @@ func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.S
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) {
 		return a
+	}
+	if a.told > 0 {
+		if v := previousAttempts[a.told].Value(key); v != nil {
+			return v
+		}
 	}
 	if a.bounds != nil {
 		return a.bounds.parent(a.Context).Value(key)
@@ -270,27 +276,28 @@ func (a *attempt) ended(err error, now time.Time) Attempt {
 	return info
 }
 
-// withPreviousAttempts sets the header that tells the server how many attempts were
-// made before (gRFC A6 #exposed-retry-metadata). It replaces what the caller put
-// there: repeated values would tell nothing.
-func withPreviousAttempts(ctx context.Context, previous int) context.Context {
-	md, ok := metadata.FromOutgoingContext(ctx) // a copy, fresh for each attempt
-	switch {
-	case ok:
-		md[previousAttemptsKey] = []string{strconv.Itoa(previous)}
-	case previous < len(previousAttempts):
-		md = previousAttempts[previous]
-	default:
-		md = metadata.MD{previousAttemptsKey: {strconv.Itoa(previous)}}
+// tellPreviousAttempts sets the header that tells the server how many attempts were made
+// before (gRFC A6 #exposed-retry-metadata). It replaces what the caller put there: repeated
+// values would tell nothing.
+func (a *attempt) tellPreviousAttempts(n int) {
+	md, ok := metadata.FromOutgoingContext(a.Context) // a copy, fresh for each attempt
+	if !ok && n < len(previousAttempts) {
+		a.told = uint8(n)
+		return
 	}
-	return metadata.NewOutgoingContext(ctx, md)
+	if !ok {
+		md = metadata.MD{}
+	}
+	md[previousAttemptsKey] = []string{strconv.Itoa(n)}
+	a.Context = metadata.NewOutgoingContext(a.Context, md)
 }
 
-// previousAttempts are the headers of calls that have no others. Nobody changes what
-// is in a context, so all calls may have the same.
-var previousAttempts = func() (headers [8]metadata.MD) {
+// previousAttempts are the headers of calls that have no others. Nobody may change what a
+// context holds, so all calls share them.
+var previousAttempts = func() (headers [8]context.Context) {
 	for i := range headers {
-		headers[i] = metadata.MD{previousAttemptsKey: {strconv.Itoa(i)}}
+		headers[i] = metadata.NewOutgoingContext(context.Background(),
+			metadata.MD{previousAttemptsKey: {strconv.Itoa(i)}})
 	}
 	return headers
 }()

@@ -28,7 +28,7 @@ type call struct {
 	start   time.Duration // since the origin
 
 	spans *callSpans // nil where nobody records
-	past  *past      // nil until an attempt has failed
+	past  past       // zero until an attempt has failed
 }
 
 // The past of a call is what is remembered of its attempts that have not succeeded.
@@ -38,7 +38,6 @@ type past struct {
 	failures int
 	said     error         // the last failure that was a server's word, not a timeout or the caller
 	idle     time.Duration // without an attempt under way, before the attempt under way
-	room     [1]Attempt
 }
 
 // all are the attempts in the order of their numbers.
@@ -46,6 +45,9 @@ func (p *past) all() []Attempt {
 	slices.SortFunc(p.ended, func(a, b Attempt) int { return a.Number - b.Number })
 	return p.ended
 }
+
+// latest is the attempt that ended last.
+func (p *past) latest() *Attempt { return &p.ended[len(p.ended)-1] }
 
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
@@ -118,26 +120,31 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 		c.succeed(a, time.Time{})
 		return nil, nil
 	}
+	v, err := c.decide(a, err)
+	if !v.Retry {
+		return nil, err
+	}
+	a.release()
+	return c.retry(v)
+}
+
+// decide is the verdict on a failed attempt, and what the call returns if there is to be
+// no other. Its large frame is off the stack before the wait.
+func (c *call) decide(a *attempt, err error) (Verdict, error) {
 	c.collect(a)
 	now := time.Now()
 	if a.number == 1 && c.leftToGRPC() {
 		c.retrier.log.logLeftToGRPC(c)
-		return nil, c.leave(a, err, now)
+		return Verdict{}, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
 	c.record(&f, now)
 	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
 	c.report(&f, v, now)
-	if !v.Retry {
-		return nil, c.stop(&f, v, err, now)
+	if v.Retry {
+		return v, nil
 	}
-	a.release()
-	if reason, gone := c.wait(v.Wait); reason != nil {
-		c.budget.Refund()
-		c.traceStop(reason)
-		return nil, c.giveUp(&f.Attempt, Verdict{Reason: reason}, gone, time.Now())
-	}
-	return c.retry(v), nil
+	return v, c.stop(&f, v, err, now)
 }
 
 // failure puts together what the engine needs to know.
@@ -193,12 +200,12 @@ func retriedByGRPC(cc *grpc.ClientConn, method string) bool {
 
 // remember makes the past.
 func (c *call) remember(now time.Time) *past {
-	if c.past == nil {
-		c.past = &past{History: History{Start: timeOf(c.start, now)}}
+	if c.past.ended == nil {
+		c.past.ended = make([]Attempt, 0, 1)
+		c.past.Start = timeOf(c.start, now)
 		c.past.Deadline, _ = c.ctx.Deadline()
-		c.past.ended = c.past.room[:0]
 	}
-	return c.past
+	return &c.past
 }
 
 // record remembers a failed attempt.
@@ -215,8 +222,8 @@ func (p *past) keep(a Attempt) {
 	if len(p.ended) == maxKept {
 		p.ended = slices.Delete(p.ended, 0, maxKept/2)
 	}
-	if len(p.ended) == len(p.room) {
-		p.ended = slices.Grow(p.ended, defaultMaxAttempts-len(p.room)) // once for most calls
+	if len(p.ended) == 1 {
+		p.ended = slices.Grow(p.ended, defaultMaxAttempts-1) // once for most calls
 	}
 	p.ended = append(p.ended, a)
 }
@@ -258,26 +265,34 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 	return nil, false
 }
 
-// retry makes the next attempt: the caller's own metadata, and the mark of a retry.
-func (c *call) retry(v Verdict) *attempt {
+// retry waits, and makes the next attempt: the caller's own metadata, and the mark of a
+// retry. It is nil, with what the call returns, if the call has ended meanwhile.
+func (c *call) retry(v Verdict) (*attempt, error) {
+	reason, gone := c.wait(v.Wait)
+	last := c.past.latest()
+	if reason != nil {
+		c.budget.Refund()
+		c.traceStop(reason)
+		return nil, c.giveUp(last, Verdict{Reason: reason}, gone, time.Now())
+	}
 	c.past.Retried(v)
 	c.forget()
-	last := c.past.ended[len(c.past.ended)-1]
-	now := time.Now()
-	c.past.idle += now.Sub(last.Start.Add(last.Duration))
-	return c.another(last.Number, v, false, now)
+	now := sinceOrigin()
+	c.past.idle += now - (last.Start.Sub(origin) + last.Duration)
+	return c.another(last.Number, v, false, now), nil
 }
 
-// another makes an attempt after made others, as v says.
-func (c *call) another(made int, v Verdict, hedge bool, now time.Time) *attempt {
+// another makes an attempt after made others, as v says, that starts at a time after the origin.
+func (c *call) another(made int, v Verdict, hedge bool, at time.Duration) *attempt {
 	a := &attempt{
-		Context: withPreviousAttempts(c.ctx, made),
+		Context: c.ctx,
 		number:  int32(made + 1),
 		hedge:   hedge,
-		start:   now.Sub(origin),
+		start:   at,
 		wait:    v.Wait,
 		source:  shortSource(v.WaitSource),
 	}
+	a.tellPreviousAttempts(made)
 	c.ready(a)
 	return a
 }
@@ -307,7 +322,7 @@ func (c *call) succeed(a *attempt, at time.Time) {
 
 // attemptsWith is all the attempts of a call that succeeded, nil if there was only that one.
 func (c *call) attemptsWith(succeeded Attempt) []Attempt {
-	if c.past == nil || len(c.past.ended) == 0 {
+	if len(c.past.ended) == 0 {
 		return nil
 	}
 	c.past.ended = append(c.past.ended, succeeded)
@@ -316,10 +331,8 @@ func (c *call) attemptsWith(succeeded Attempt) []Attempt {
 
 // made is the number of attempts, one of which has the number given.
 func (c *call) made(number int) int {
-	if c.past != nil {
-		for _, a := range c.past.ended {
-			number = max(number, a.Number)
-		}
+	for _, a := range c.past.ended {
+		number = max(number, a.Number)
 	}
 	return number
 }
@@ -327,7 +340,7 @@ func (c *call) made(number int) int {
 // lastEnd is when the last attempt under way ended, decisive or not.
 func (c *call) lastEnd(decisive *Attempt) time.Time {
 	last := decisive.Start.Add(decisive.Duration)
-	if c.past != nil && c.policy.hedges {
+	if c.policy.hedges {
 		for _, a := range c.past.ended {
 			if end := a.Start.Add(a.Duration); end.After(last) {
 				last = end

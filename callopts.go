@@ -112,10 +112,21 @@ func (c *call) collect(a *attempt) {
 
 // show puts what an attempt had where the caller wants it.
 func (c *call) show(a *attempt) {
-	if !c.options.targets {
-		return
+	if c.options.targets {
+		c.options.set(a)
 	}
-	for _, opt := range c.options.list {
+}
+
+// forget clears what the last attempt left in the caller's header, trailer and peer, so
+// that they show the attempt whose result is returned even if that reaches no server.
+func (c *call) forget() {
+	if c.options.targets {
+		c.options.set(&attempt{})
+	}
+}
+
+func (o *callOptions) set(a *attempt) {
+	for _, opt := range o.list {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:
 			*opt.HeaderAddr = a.header
@@ -126,10 +137,6 @@ func (c *call) show(a *attempt) {
 		}
 	}
 }
-
-// forget clears what the last attempt left in the caller's header, trailer and peer, so
-// that they show the attempt whose result is returned even if that reaches no server.
-func (c *call) forget() { c.show(&attempt{}) }
 
 // finish runs the caller's OnFinish options, once for the call.
 func (o *callOptions) finish(err error) {

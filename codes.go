@@ -37,7 +37,7 @@ func (c Classification) String() string {
 // retryable says whether the policy allows to try again after f: the classifier
 // first, then the code set. It is never asked about OK, nor about the end of the
 // caller's own context.
-func (p *policy) retryable(ctx context.Context, f *Failure) bool {
+func (p *policy) retryable(ctx context.Context, f *Failure, code codes.Code) bool {
 	if p.Classifier != nil {
 		switch p.Classifier(ctx, f.Attempt) {
 		case Retry:
@@ -49,7 +49,6 @@ func (p *policy) retryable(ctx context.Context, f *Failure) bool {
 	if f.TimedOut {
 		return true
 	}
-	code := status.Code(f.Attempt.Err)
 	return p.codes.has(code) && !(code == codes.ResourceExhausted && isSizeError(f.Attempt.Err))
 }
 

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // This file is the decision engine: after an attempt has failed it says whether there
@@ -114,7 +113,8 @@ func (p *policy) attemptTimeout(number int, limited bool) time.Duration {
 //  9. retry after the wait, which the budget has paid for
 func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, now time.Time, u float64) Verdict {
 	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
-	retryable := !f.isCallers() && p.retryable(ctx, f)
+	code := f.Attempt.Code()
+	retryable := !f.isCallers() && p.retryable(ctx, f, code)
 
 	result := Ignored
 	if retryable || hint.Stop {
@@ -126,7 +126,7 @@ func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, no
 	if reason := p.decide(h, f, hint, retryable); reason != nil {
 		return Verdict{Reason: reason, result: result, untouched: untouched}
 	}
-	wait, source, reason := p.schedule(h, f, hint, hinted, now, u)
+	wait, source, reason := p.schedule(h, code, hint, hinted, now, u)
 	if reason == nil && !b.Withdraw(now) {
 		reason = ErrBudgetExhausted
 	}
@@ -169,7 +169,7 @@ func (p *policy) decide(h *History, f *Failure, hint Pushback, retryable bool) e
 }
 
 // schedule answers when the next attempt may start, and whether that is in time.
-func (p *policy) schedule(h *History, f *Failure, hint Pushback, hinted bool, now time.Time, u float64) (time.Duration, WaitSource, error) {
+func (p *policy) schedule(h *History, code codes.Code, hint Pushback, hinted bool, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
 	switch {
 	case hinted && p.MaxServerDelay >= 0 && hint.Delay > p.MaxServerDelay:
@@ -182,7 +182,7 @@ func (p *policy) schedule(h *History, f *Failure, hint Pushback, hinted bool, no
 	case p.hedges:
 		source = WaitNonFatal // the next attempt is due at once
 	default:
-		wait = nextBackoff(p.backoff(status.Code(f.Attempt.Err)), h.Retry+1, h.Prev, u)
+		wait = nextBackoff(p.backoff(code), h.Retry+1, h.Prev, u)
 	}
 	if !h.Deadline.IsZero() && wait >= h.Deadline.Sub(now) {
 		return wait, source, ErrDeadline

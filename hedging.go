@@ -341,7 +341,7 @@ func (h *hedging) send() {
 	if len(h.open) == 0 {
 		c.remember(now).idle += now.Sub(h.idle)
 	}
-	a := c.another(h.made, h.next, len(h.open) > 0, now)
+	a := c.another(h.made, h.next, len(h.open) > 0, now.Sub(origin))
 	h.next = Verdict{}
 	h.made++
 	h.open = append(h.open, a)

@@ -248,7 +248,7 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 // succeeded counts an attempt that ended its call well.
 func (m *metrics) succeeded(c *call, a *attempt) {
 	row := m.row(c)
-	if a.number == 1 && (c.past == nil || len(c.past.ended) == 0) {
+	if a.number == 1 && len(c.past.ended) == 0 {
 		row.firstTries.add()
 		m.recordA96(c, row, 0, 0)
 		return
@@ -319,9 +319,7 @@ func (m *metrics) ended(c *call, last *Attempt, reason error, now time.Time) {
 	row.calls[ReasonName(reason)]++
 	row.mu.Unlock()
 	idle := now.Sub(c.lastEnd(last)) // not zero of a call that ended in a wait
-	if c.past != nil {
-		idle += c.past.idle
-	}
+	idle += c.past.idle
 	m.recordA96(c, row, c.made(last.Number)-1, idle)
 }
 
