@@ -21,6 +21,12 @@
 // deadline is too near, what a budget allows, all of that is asked. Each process of a group
 // has an engine and a budget of its own, as each Retrier has one for each target.
 //
-// Servers are simple on purpose: they count, or they have workers and a queue ([Server]).
-// Pushback is sent with [grpcretry.SetPushback].
+// A call of a strategy with [Hedging] has attempts in flight at the same time. The delay is
+// asked of the library's [grpcretry.HedgeDelay] when the call begins, and told how long first
+// attempts took; whether a hedge that is due is sent, [grpcretry.Engine.Due] says. The first
+// success wins, and ends the others: the news of it takes the time of the network, and a
+// server drops the work then, unless it ignores that. Streams are not simulated.
+//
+// Servers are simple on purpose: they count, or they have workers and a queue ([Server]), in
+// one process or in several that take turns. Pushback is sent with [grpcretry.SetPushback].
 package sim

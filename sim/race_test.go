@@ -318,7 +318,7 @@ func TestHedgedDownstreamCallsAreCancelled(t *testing.T) {
 	}
 }
 
-// Attempts go to the replicas in turn, a hedge so to another one than the attempt before.
+// Attempts go to the replicas in turn.
 func TestReplicasTakeTurns(t *testing.T) {
 	s := small()
 	s.Groups[0] = Group{Rate: 30, Even: true, Stop: 10 * sec}

@@ -447,6 +447,7 @@ func tails() Study {
 	}
 	slow := slowAnswers("tail-slow")
 	slow.Title = "the same, and for 10 s everything takes 2.4 times as long; handlers go on with calls that were given up"
+	slow.Seed = 2 // neither a lucky one nor an unlucky one
 	slow.Duration = 60 * sec
 	slow.Servers[0].IgnoresCancel = true
 	slow.Servers[0].Outages = []Outage{{From: 20 * sec, For: 10 * sec, Left: 0.42}}
@@ -468,7 +469,7 @@ second attempt for the slowest twentieth of the calls halves the p99 and takes f
 less than 5 % more attempts; hedging later costs less and helps only those that are slower still. Where everything is
 slow, every call looks like one to hedge: without a budget the hedges take what capacity was left, and calls fail
 that would only have been slow. With the default budget hardly a call fails, but the p99 suffers, as it allows
-more than the servers have to spare; with half of it hedging does no harm.`,
+more than the servers have to spare; with half of it little harm is left.`,
 		Scenarios: []Scenario{luck, slow},
 	}
 }

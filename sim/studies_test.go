@@ -257,3 +257,63 @@ func TestDefaultsLesson(t *testing.T) {
 		}
 	}
 }
+
+// A second attempt where the first is slow cuts the tail for little, as long as slowness is
+// bad luck. Where everything is slow it needs a budget that is smaller than what is to spare.
+func TestTailLesson(t *testing.T) {
+	t.Parallel()
+	luck, slow := tails().Scenarios[0], tails().Scenarios[1]
+	run := func(s Scenario, strategy string) (*Result, float64) {
+		r := mustRun(t, s, strategyOf(t, s, strategy))
+		return r, r.Summary.Attempts/r.Summary.Calls - 1
+	}
+	plain, _ := run(luck, "without hedging")
+	if m := plain.Summary; m.Calls < 100_000 || m.P50 < 9*ms || m.P50 > 12*ms || m.P99 < 10*m.P50 || m.P999 < 40*m.P50 {
+		t.Errorf("%v calls, p50 %v, p99 %v, p99.9 %v; want a tail that is heavy", m.Calls, m.P50, m.P99, m.P999)
+	}
+	for _, name := range []string{"after 50 ms", "0.95-quantile"} {
+		r, more := run(luck, name)
+		m := r.Summary
+		if m.P99 > plain.Summary.P99/2 || m.P999 > plain.Summary.P999/5 || more > 0.05 || more < 0.03 {
+			t.Errorf("%s: p99 %v, p99.9 %v for %.1f %% more attempts; want half of %v and a fifth of %v for 3 to 5 %%",
+				name, m.P99, m.P999, 100*more, plain.Summary.P99, plain.Summary.P999)
+		}
+		if !near(m.P50.Seconds(), plain.Summary.P50.Seconds(), 0.01) || m.Failed > 0 || r.Servers[0].Utilisation > plain.Servers[0].Utilisation {
+			t.Errorf("%s: p50 %v, %v failed, workers busy %.3f; want %v, none, less than %.3f",
+				name, m.P50, m.Failed, r.Servers[0].Utilisation, plain.Summary.P50, plain.Servers[0].Utilisation)
+		}
+	}
+	late, more := run(luck, "0.99-quantile")
+	if m := late.Summary; more > 0.01 || m.P99 < plain.Summary.P99*98/100 || m.P999 > plain.Summary.P999/3 {
+		t.Errorf("0.99-quantile: p99 %v, p99.9 %v for %.1f %% more attempts; want %v as before, a third of %v, 1 %%", m.P99, m.P999, 100*more, plain.Summary.P99, plain.Summary.P999)
+	}
+
+	plain, _ = run(slow, "without hedging")
+	for _, name := range []string{"after 50 ms, no budget", "0.95-quantile, no budget"} {
+		if r, _ := run(slow, name); r.Summary.Failed < 100*plain.Summary.Failed || r.Summary.P99 < 8*plain.Summary.P99 {
+			t.Errorf("%s: %v failed, p99 %v; want far more than %v, %v", name, r.Summary.Failed, r.Summary.P99, plain.Summary.Failed, plain.Summary.P99)
+		}
+	}
+	for _, name := range []string{"after 50 ms", "0.95-quantile"} {
+		r, _ := run(slow, name)
+		if r.Summary.Failed > plain.Summary.Failed || r.Summary.Suppressed == 0 {
+			t.Errorf("%s: %v failed, %v suppressed; want no more than %v failed, and some suppressed", name, r.Summary.Failed, r.Summary.Suppressed, plain.Summary.Failed)
+		}
+		var calls, hedges float64
+		for i, b := range r.Groups[0].Series[10:30] { // a window of the budget, and the slow time
+			calls += float64(b.Calls)
+			if i >= 10 {
+				hedges += float64(b.Hedges)
+			}
+		}
+		if most := 0.2*calls + 4*10*20; hedges > most {
+			t.Errorf("%s: %v hedges while all is slow, want at most the budget's %v", name, hedges, most)
+		}
+	}
+	without := averaged(t, slow, strategyOf(t, slow, "without hedging"), 4)
+	small := averaged(t, slow, strategyOf(t, slow, "0.95-quantile, 10 % + 1/s"), 4)
+	if small.Failed > without.Failed || small.P99 > without.P99*3/2 || small.P999 > without.P999*2/3 {
+		t.Errorf("half the budget: %v failed, p99 %v, p99.9 %v; want no more than %v, half as much again as %v, two thirds of %v",
+			small.Failed, small.P99, small.P999, without.Failed, without.P99, without.P999)
+	}
+}

@@ -166,7 +166,7 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 		{"at a quantile", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(2090*ms, 20*ms), silent(7090*ms, 20*ms), silent(9090*ms, 20*ms), silent(9290*ms, 20*ms)}}, func(s *sim.Scenario) {
 			s.Groups[0].Stop = 80 * time.Second
 		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8}, Budget: unlimited}, []string{"first_try", "hedge_won", "deadline_exceeded"}},
-		{"at a quantile that is not known yet, without retries", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{down(2090*ms, 20*ms), down(7090*ms, 20*ms)}}, nil,
+		{"at a quantile that is not known yet, without retries", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{down(2090*ms, 20*ms), down(7090*ms, 20*ms), silent(8090*ms, 20*ms)}}, nil,
 			sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}, Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8},
 				Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 2, TokenRatio: 0.1}}, nil},
 	} {

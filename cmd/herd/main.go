@@ -5,7 +5,7 @@
 //	herd                              the classic outage, under every strategy
 //	herd -list                        the studies that are shipped, and what to see in them
 //	herd -study budget -png out.png   another one, as a picture
-//	herd -policy config.json          with the retryPolicy of a gRPC service config beside the others
+//	herd -policy config.json          with the policy of a gRPC service config beside the others
 //	herd -clients 5000 -outage 0s+30s with other numbers
 //	herd -study classic -dump         the scenario as JSON, to be changed and run with -scenario
 //	herd -live                        real gRPC beside the simulation, in real seconds

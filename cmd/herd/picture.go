@@ -442,7 +442,7 @@ func tailFigure(s seenScenario) figure {
 		p.X.Min, p.X.Max = shortest/1.1, longest*1.5
 		p.Y.Min, p.Y.Max = 1e-4, 1
 		heading(draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), capital(s.Title), nil)
-		p.Draw(draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -above+0.15*vg.Centimeter))
+		p.Draw(draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -above))
 		return nil
 	}}
 }
