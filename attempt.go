@@ -129,7 +129,7 @@ type shortSource uint8
 type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
-	expires time.Time     // when the timeout ends it, where gRPC is told; else zero
+	expires *time.Time    // when the timeout ends it, where gRPC is told; else nil
 
 	received any // what an attempt of a hedged call has received, until it is known to win
 
@@ -206,16 +206,17 @@ func (a *attempt) expireUnlessLeft() {
 
 // announce lets gRPC tell the server of the timeout, as of any deadline.
 func (a *attempt) announce() {
-	a.bounds.expires = timeOf(a.start+a.bounds.timeout, time.Now())
+	expires := timeOf(a.start+a.bounds.timeout, time.Now())
+	a.bounds.expires = &expires
 }
 
 // Deadline is the caller's, or that of the attempt if it is announced and earlier.
 func (a *attempt) Deadline() (time.Time, bool) {
 	deadline, ok := a.Context.Deadline()
-	if a.bounds == nil || a.bounds.expires.IsZero() || ok && deadline.Before(a.bounds.expires) {
+	if a.bounds == nil || a.bounds.expires == nil || ok && deadline.Before(*a.bounds.expires) {
 		return deadline, ok
 	}
-	return a.bounds.expires, true
+	return *a.bounds.expires, true
 }
 
 // inTime lifts the timeout. It is false if that has already ended the attempt.
@@ -242,7 +243,7 @@ func (a *attempt) timedOut(err error, now time.Time) bool {
 		return true
 	}
 	// At the very moment of the deadline gRPC may be told before the context is.
-	return !a.bounds.expires.IsZero() && a.Err() == nil && !now.Before(a.bounds.expires)
+	return a.bounds.expires != nil && a.Err() == nil && !now.Before(*a.bounds.expires)
 }
 
 // isContextEnd says whether err can be the end of a context: as a status, or bare, as

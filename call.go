@@ -17,6 +17,12 @@ import (
 //
 // One goroutine at a time uses a call.
 type call struct {
+	rpc
+	past past // zero until an attempt has failed
+}
+
+// An rpc is the part of a call that does not change any more when attempts are made.
+type rpc struct {
 	retrier *Retrier
 	policy  *policy
 	budget  Budget
@@ -26,9 +32,7 @@ type call struct {
 	options callOptions
 	stream  bool          // not unary
 	start   time.Duration // since the origin
-
-	spans *callSpans // nil where nobody records
-	past  past       // zero until an attempt has failed
+	spans   *callSpans    // nil where nobody records
 }
 
 // The past of a call is what is remembered of its attempts that have not succeeded.
@@ -55,11 +59,11 @@ const maxKept = 1000
 // prepare readies a call, which is not more than what the application has said of it, to
 // be retried. policy is nil of a call that is to pass straight through.
 func (c *call) prepare(opts []grpc.CallOption) error {
-	c.options.read(opts, c.cc, c.method)
+	overrides := c.options.read(opts, c.cc, c.method)
 	if c.options.nested {
 		return nil
 	}
-	p, err := c.retrier.policies.forCall(c.method, c.options.overrides)
+	p, err := c.retrier.policies.forCall(c.method, overrides)
 	if err != nil {
 		err = status.Error(codes.Internal, err.Error())
 		c.options.finish(err)

@@ -7,8 +7,7 @@ import (
 
 // callOptions are the grpc.CallOptions of a call, and what they mean to us.
 type callOptions struct {
-	list      []grpc.CallOption
-	overrides []*callOption // our options for this call
+	list []grpc.CallOption
 
 	// Where the caller wants header and trailer, nil for nowhere.
 	header, trailer *metadata.MD
@@ -20,7 +19,8 @@ type callOptions struct {
 	kept     bool // some are not for the attempts, but for the call
 }
 
-func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) {
+// read returns our own options for the call.
+func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) (overrides []*callOption) {
 	o.list = list
 	for _, opt := range list {
 		switch opt := opt.(type) {
@@ -39,17 +39,18 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 			o.nested = o.nested || opt.cc == cc && opt.method == method
 			o.kept = true
 		case *callOption:
-			o.overrides = append(o.overrides, opt)
+			overrides = append(overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
-			o.overrides = append(o.overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
+			overrides = append(overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		}
 	}
+	return overrides
 }
 
 // attemptOptions are the options of one attempt: the caller's, less what belongs to
 // the call as a whole, plus the mark for nested interceptors and what we read ourselves.
 // Others may still read them after its end.
-func (c *call) attemptOptions(a *attempt) []grpc.CallOption {
+func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own := &c.options, c.ownTargets(a)
 	opts := a.room[:0]
 	if o.kept || own && o.targets {
@@ -89,11 +90,11 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 // ownTargets says whether an attempt must not be given the caller's own header, trailer
 // and peer: gRPC may fill those of a stream late, on another goroutine, and attempts of a
 // hedged call fill theirs at the same time. See show.
-func (c *call) ownTargets(a *attempt) bool { return c.stream || c.policy.hedges && a.number > 1 }
+func (c *rpc) ownTargets(a *attempt) bool { return c.stream || c.policy.hedges && a.number > 1 }
 
 // wantsHeader says whether a rule needs the response headers; copying them costs gRPC
 // three allocations.
-func (c *call) wantsHeader() bool {
+func (c *rpc) wantsHeader() bool {
 	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.observed()
 }
 

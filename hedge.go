@@ -124,23 +124,20 @@ func sendsStream(method string) bool {
 
 // A replyType makes replies like the caller's. It is read off that before the first
 // attempt, which writes to it.
-type replyType struct {
-	message protoreflect.MessageType // nil if it is no protobuf message
-	other   reflect.Type
-}
+type replyType struct{ of any } // protoreflect.MessageType or, of another reply, reflect.Type
 
 func typeOfReply(reply any) replyType {
 	if m, ok := reply.(proto.Message); ok {
-		return replyType{message: m.ProtoReflect().Type()}
+		return replyType{m.ProtoReflect().Type()}
 	}
-	return replyType{other: reflect.TypeOf(reply).Elem()}
+	return replyType{reflect.TypeOf(reply).Elem()}
 }
 
 func (t replyType) make() any {
-	if t.message != nil {
-		return t.message.New().Interface()
+	if message, ok := t.of.(protoreflect.MessageType); ok {
+		return message.New().Interface()
 	}
-	return reflect.New(t.other).Interface()
+	return reflect.New(t.of.(reflect.Type)).Interface()
 }
 
 // canHedge says whether typeOfReply knows what to do.
@@ -180,6 +177,16 @@ func (h *Hedging) delay(method string) (time.Duration, bool) {
 		return time.Duration(d), true // spare the clock
 	}
 	return h.Delay.Delay(method, time.Now())
+}
+
+// answered tells the delay about a first attempt of a hedged call.
+func (c *call) answered(a *attempt, lost bool) {
+	delay := c.policy.Hedging.Delay
+	if _, fixed := delay.(hedgeAfter); fixed || a.number > 1 {
+		return // spare the clock
+	}
+	now := time.Now()
+	delay.Answered(c.method, now.Sub(origin)-a.start, lost, now)
 }
 
 // HedgeAfter sends a hedge after each d without a success; with 0 all attempts are sent at

@@ -8,28 +8,37 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A hedging is the part of a hedged call in which attempts run at the same time: from the
-// first one to the decision, and on until the losers have ended.
-//
-// The first attempt runs on the caller's goroutine, each further one on a goroutine of
-// its own. What happens, an attempt that ends or a time that has come, goes into a queue.
-// Whoever finds nobody handling the queue handles it, without a lock: so one goroutine at a
-// time uses the call, the engine, the budget and the observers, as in any other call.
+// A hedging is the part of a hedged call in which attempts may run at the same time: from
+// the first one to the decision, and on until the losers have ended. The first attempt
+// runs on the caller's goroutine. Mostly it succeeds before another is due, so this is
+// kept small; else there is a race.
 type hedging struct {
-	call     *call
 	attempts hedgedAttempts
+	first    *attempt
+	delay    time.Duration
 
-	mu       sync.Mutex
-	busy     bool          // guarded by mu; something has happened
+	mu    sync.Mutex  // held for a moment only, never while something is called that others have made
+	timer *time.Timer // guarded by mu until it is set; until the next attempt is due
+	race  *race       // guarded by mu; nil as long as nothing has happened
+}
+
+// A race is what goes on from when a hedge is due, or the first attempt has failed.
+//
+// Each further attempt runs on a goroutine of its own. What happens, an attempt that ends
+// or a time that has come, goes into a queue. Whoever finds nobody handling the queue
+// handles it, without a lock: so one goroutine at a time uses the call, the engine, the
+// budget and the observers, as in any other call.
+type race struct {
+	*hedging
+	call *call
+
 	queue    []happening   // guarded by mu
 	handling bool          // guarded by mu; a goroutine is at it
 	over     bool          // guarded by mu; decided, and every attempt has ended
 	wake     chan struct{} // guarded by mu; closed when over; nil while nobody waits for that
 
 	// Of whoever handles the queue, and of the caller when it is over.
-	delay    time.Duration
-	timer    *time.Timer   // until the next attempt is due
-	dueAt    time.Time     // when that is; zero for never
+	dueAt    time.Time     // when the timer fires; zero for never
 	next     Verdict       // the attempt that waits for dueAt, where it is paid for already
 	later    time.Duration // after which a hedge was put off last; zero if none was
 	made     int           // attempts sent
@@ -38,7 +47,7 @@ type hedging struct {
 	decided  bool
 	quitting bool      // after a panic
 	winner   *attempt  // nil if none succeeded
-	wonAt    time.Time // when it did; zero if just now
+	wonAt    time.Time // when it did
 	err      error     // nil, or io.EOF of a stream that ended well
 	lost     *defeat   // else
 
@@ -55,6 +64,8 @@ type defeat struct {
 
 // hedgedAttempts are what a unary call and a server stream do differently.
 type hedgedAttempts interface {
+	// share puts the call where all goroutines of a race find it.
+	share() *call
 	// run makes an attempt, to its end or, of a stream, to its first message.
 	run(*attempt) error
 	// discard ends what is left of an attempt that succeeded too late.
@@ -69,49 +80,57 @@ type happening struct {
 	panicked *attempt // instead: the caller's goroutine panics, which runs this one
 }
 
-// race runs first on this goroutine and others beside it, until one is decisive and all
-// have ended.
-func (h *hedging) race(c *call, attempts hedgedAttempts, first *attempt, delay time.Duration) {
-	h.call, h.attempts, h.delay, h.made = c, attempts, delay, int(first.number)
+// run runs first on this goroutine and others beside it, until one is decisive and all
+// have ended. It returns nil if first succeeded before anything else happened.
+func (h *hedging) run(attempts hedgedAttempts, first *attempt, delay time.Duration) *race {
+	h.attempts, h.first, h.delay = attempts, first, delay
 	over := false
 	defer func() {
 		if !over {
-			h.quit(first)
+			h.contested().quit()
 		}
 	}()
-	h.mu.Lock() // the timer may be faster than these assignments
-	h.open = append(h.openRoom[:0], first)
-	h.dueAt = timeOf(first.start, time.Now()).Add(delay)
+	h.mu.Lock() // the timer may be faster than this assignment
 	h.timer = time.AfterFunc(delay, h.look)
 	h.mu.Unlock()
-	if err := attempts.run(first); !h.alone(err) {
-		h.post(happening{ended: first, err: err})
-		h.await()
-	} else {
-		h.winner, h.err = first, err
-		h.answered(first, false)
+	err := attempts.run(first)
+	if err == nil && h.uncontested() {
+		over = true
+		return nil
 	}
+	r := h.contested()
+	r.post(happening{ended: first, err: err})
+	r.await()
 	over = true
+	return r
 }
 
-// alone says whether the first attempt has succeeded before anything else happened: as
-// nearly always. Then nothing else will.
-func (h *hedging) alone(err error) bool {
-	if err != nil {
-		return false
-	}
+// uncontested says that nothing else has happened. Then nothing else will.
+func (h *hedging) uncontested() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !h.busy && h.timer.Stop()
+	return h.race == nil && h.timer.Stop()
 }
 
-func (h *hedging) look() { h.post(happening{}) }
+func (h *hedging) look() { h.contested().post(happening{}) }
+
+// contested is the race, which begins now unless it has begun.
+func (h *hedging) contested() *race {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.race == nil {
+		r := &race{hedging: h, call: h.attempts.share(), made: int(h.first.number)}
+		r.open = append(r.openRoom[:0], h.first)
+		r.dueAt = timeOf(h.first.start+h.delay, time.Now())
+		h.race = r
+	}
+	return h.race
+}
 
 // post adds what happened to the queue, and handles the queue unless somebody does.
-func (h *hedging) post(e happening) {
+func (h *race) post(e happening) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.busy = true
 	h.queue = append(h.queue, e)
 	if h.handling {
 		return
@@ -132,14 +151,14 @@ func (h *hedging) post(e happening) {
 }
 
 // handleUnlocked needs mu, and gives it up meanwhile.
-func (h *hedging) handleUnlocked(e happening) {
+func (h *race) handleUnlocked(e happening) {
 	h.mu.Unlock()
 	defer h.mu.Lock()
 	h.handle(e)
 }
 
 // await returns when it is over.
-func (h *hedging) await() {
+func (h *race) await() {
 	h.mu.Lock()
 	over := h.over
 	if !over {
@@ -165,15 +184,15 @@ func (h *hedging) await() {
 // quit ends what is still under way when the caller's goroutine panics: in the attempt
 // that it runs, or in what the caller gave us to call. Nobody is told of anything any
 // more, but the budget.
-func (h *hedging) quit(first *attempt) {
+func (h *race) quit() {
 	h.mu.Lock()
-	h.queue = slices.Insert(h.queue, 0, happening{panicked: first})
+	h.queue = slices.Insert(h.queue, 0, happening{panicked: h.first})
 	h.mu.Unlock()
 	h.look()
 	h.await()
 }
 
-func (h *hedging) handle(e happening) {
+func (h *race) handle(e happening) {
 	now := time.Now()
 	switch {
 	case e.panicked != nil:
@@ -194,18 +213,18 @@ func (h *hedging) handle(e happening) {
 	}
 }
 
-func (h *hedging) close(a *attempt) {
+func (h *race) close(a *attempt) {
 	h.open = slices.DeleteFunc(h.open, func(one *attempt) bool { return one == a })
 }
 
 // ended takes in how an attempt ended.
-func (h *hedging) ended(a *attempt, err error, now time.Time) {
+func (h *race) ended(a *attempt, err error, now time.Time) {
 	c := h.call
 	c.collect(a)
 	won := err == nil || c.stream && isEOF(err)
 	if won && !h.decided {
 		h.winner, h.wonAt, h.err = a, now, err
-		h.answered(a, false)
+		h.call.answered(a, false)
 		h.decide()
 		return
 	}
@@ -222,7 +241,7 @@ func (h *hedging) ended(a *attempt, err error, now time.Time) {
 }
 
 // late tells of an attempt that ended after the decision.
-func (h *hedging) late(a *attempt, won bool, now time.Time) {
+func (h *race) late(a *attempt, won bool, now time.Time) {
 	if won {
 		h.attempts.discard(a)
 	}
@@ -231,23 +250,13 @@ func (h *hedging) late(a *attempt, won bool, now time.Time) {
 		return
 	}
 	if h.winner != nil {
-		h.answered(a, true)
+		h.call.answered(a, true)
 	}
 	h.call.lost(a, now)
 }
 
-// answered tells the delay about a first attempt.
-func (h *hedging) answered(a *attempt, lost bool) {
-	delay := h.call.policy.Hedging.Delay
-	if _, fixed := delay.(hedgeAfter); fixed || a.number > 1 {
-		return // spare the clock
-	}
-	now := time.Now()
-	delay.Answered(h.call.method, now.Sub(origin)-a.start, lost, now)
-}
-
 // failed asks the engine what comes of an attempt's failure.
-func (h *hedging) failed(a *attempt, err error, now time.Time) {
+func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
 	f.Made = h.made
@@ -278,7 +287,7 @@ func (h *hedging) failed(a *attempt, err error, now time.Time) {
 
 // payer is what the next attempt is paid from. Only one can be next: if one waits for its
 // time, the new one takes its place, and is paid for.
-func (h *hedging) payer() Budget {
+func (h *race) payer() Budget {
 	if h.next.Retry {
 		return prepaid{h.call.budget}
 	}
@@ -290,7 +299,7 @@ type prepaid struct{ Budget }
 func (prepaid) Withdraw(time.Time) bool { return true }
 
 // schedule sends the next attempt when it is to be sent.
-func (h *hedging) schedule() {
+func (h *race) schedule() {
 	if h.next.Wait > 0 {
 		h.arm(h.next.Wait)
 		return
@@ -299,7 +308,7 @@ func (h *hedging) schedule() {
 }
 
 // due sends the attempt whose time has come, if it may be sent.
-func (h *hedging) due(now time.Time) {
+func (h *race) due(now time.Time) {
 	c := h.call
 	switch {
 	case h.next.Retry:
@@ -330,13 +339,13 @@ func (h *hedging) due(now time.Time) {
 
 // postpone puts off a hedge, for longer each time: there may be thousands of calls with a
 // hedge that is due.
-func (h *hedging) postpone() {
+func (h *race) postpone() {
 	h.later = max(2*h.later, h.delay, time.Millisecond)
 	h.arm(h.later)
 }
 
 // send starts the next attempt on a goroutine of its own.
-func (h *hedging) send() {
+func (h *race) send() {
 	c, now := h.call, time.Now() // observers may have taken their time
 	if len(h.open) == 0 {
 		c.remember(now).idle += now.Sub(h.idle)
@@ -354,25 +363,25 @@ func (h *hedging) send() {
 }
 
 // arm sets when the next attempt is due, in place of what was set before.
-func (h *hedging) arm(d time.Duration) {
+func (h *race) arm(d time.Duration) {
 	h.dueAt = time.Now().Add(d)
 	h.timer.Reset(d)
 }
 
-func (h *hedging) disarm() {
+func (h *race) disarm() {
 	h.dueAt = time.Time{}
 	h.timer.Stop()
 }
 
 // freeze lets no more attempts be sent, because of reason.
-func (h *hedging) freeze(reason error) {
+func (h *race) freeze(reason error) {
 	h.call.remember(time.Now()).Stopped = reason
 	h.disarm()
 	h.refund()
 }
 
 // refund gives back what was paid for an attempt that will not be sent.
-func (h *hedging) refund() {
+func (h *race) refund() {
 	if h.next.Retry {
 		h.next = Verdict{}
 		h.call.budget.Refund()
@@ -380,7 +389,7 @@ func (h *hedging) refund() {
 }
 
 // abandon ends a call that the caller left while no attempt was under way.
-func (h *hedging) abandon(now time.Time) {
+func (h *race) abandon(now time.Time) {
 	h.lost.verdict = Verdict{Reason: ErrConnClosed}
 	if h.lost.failure.CtxErr = h.call.ended(now); h.lost.failure.CtxErr != nil {
 		h.lost.verdict.Reason = h.lost.failure.CtxErr
@@ -390,7 +399,7 @@ func (h *hedging) abandon(now time.Time) {
 }
 
 // decide ends what is still under way.
-func (h *hedging) decide() {
+func (h *race) decide() {
 	h.decided = true
 	h.disarm()
 	h.refund()
@@ -400,7 +409,7 @@ func (h *hedging) decide() {
 }
 
 // conclude ends a call that no attempt has won, and returns its error.
-func (h *hedging) conclude() error {
+func (h *race) conclude() error {
 	c, now, lost := h.call, time.Now(), h.lost
 	if h.made > 1 || c.stream {
 		c.show(lost.attempt)
@@ -414,8 +423,8 @@ func (h *hedging) conclude() error {
 
 // A hedgedUnary is a unary call that is hedged.
 type hedgedUnary struct {
-	call
-	hedging    hedging
+	hedging
+	rpc        rpc
 	first      attempt
 	bounds     bounds // of the first attempt
 	req, reply any
@@ -424,23 +433,31 @@ type hedgedUnary struct {
 }
 
 // hedgeUnary makes c a hedged call, of which the next attempt is due after each delay.
-func hedgeUnary(c call, req, reply any, invoker grpc.UnaryInvoker, delay time.Duration) error {
-	u := &hedgedUnary{call: c, req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
-	u.policy, u.first.bounds = c.policy.hedged, &u.bounds
-	u.begin(&u.first)
-	u.hedging.race(&u.call, u, &u.first, delay)
-	winner := u.hedging.winner
-	if winner == nil {
-		return u.hedging.conclude()
+func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker, delay time.Duration) error {
+	u := &hedgedUnary{req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
+	c.policy, u.first.bounds = c.policy.hedged, &u.bounds
+	c.begin(&u.first)
+	u.rpc = c.rpc
+	defer u.first.release()
+	race := u.hedging.run(u, &u.first, delay)
+	if race == nil {
+		c.answered(&u.first, false)
+		c.succeed(&u.first, time.Time{})
+		return nil
 	}
-	if winner.number > 1 {
-		copyReply(reply, winner.bounds.received)
-		u.show(winner)
+	if race.winner == nil {
+		return race.conclude()
 	}
-	u.succeed(winner, u.hedging.wonAt)
-	winner.release()
+	if race.winner.number > 1 {
+		copyReply(reply, race.winner.bounds.received)
+		race.call.show(race.winner)
+	}
+	race.call.succeed(race.winner, race.wonAt)
+	race.winner.release()
 	return nil
 }
+
+func (u *hedgedUnary) share() *call { return &call{rpc: u.rpc} }
 
 // run makes one attempt. The first receives into the caller's reply and options: nobody
 // else touches those until all attempts have ended.
@@ -450,7 +467,7 @@ func (u *hedgedUnary) run(a *attempt) error {
 		reply = u.replies.make()
 		a.bounds.received = reply
 	}
-	return u.invoker(a, u.method, u.req, reply, u.cc, u.attemptOptions(a)...)
+	return u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...)
 }
 
 func (u *hedgedUnary) discard(*attempt) {}

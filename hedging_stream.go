@@ -35,30 +35,42 @@ func (s *retryStream) answered(at *streamAttempt) {
 // race receives the first message of a hedged stream. The caller has set recovering, so
 // that no other goroutine touches the call or the attempts.
 func (s *retryStream) race(first *streamAttempt, m any) error {
-	h, attempts := &hedging{}, &hedgedStream{s, first, m, typeOfReply(m)}
+	attempts := &hedgedStream{s, first, m, typeOfReply(m)}
 	decided := false
 	defer func() {
 		if !decided { // a classifier or observer panics: let nobody wait for us
+			first.release()
 			s.conclude(first, status.Error(codes.Internal, "grpcretry: panic while hedging"))
 		}
 	}()
-	h.race(&s.call, attempts, first.attempt, s.hedgeDelay)
+	race := new(hedging).run(attempts, first.attempt, s.hedgeDelay)
+	if race == nil {
+		s.call.answered(first.attempt, false)
+	}
 	decided = true
-	if h.winner == nil {
-		final := h.conclude()
-		last, _ := attempts.of(h.lost.attempt)
+	if race == nil {
+		return s.win(first, m, nil)
+	}
+	if race.winner == nil {
+		final := race.conclude()
+		last, _ := attempts.of(race.lost.attempt)
 		s.conclude(last, final)
 		return final
 	}
-	won, message := attempts.of(h.winner)
-	if won != first && h.err == nil {
+	won, message := attempts.of(race.winner)
+	if won != first && race.err == nil {
 		copyReply(m, message)
 	}
+	return s.win(won, m, race.err)
+}
+
+// win commits the stream to the attempt that has won.
+func (s *retryStream) win(won *streamAttempt, m any, err error) error {
 	s.mu.Lock()
 	s.current, s.recovering = won, false
 	s.commit(won)
 	s.mu.Unlock()
-	return s.committedTo(won, m, h.err)
+	return s.committedTo(won, m, err)
 }
 
 // A hedgedStream is how a hedged stream makes its attempts.
@@ -74,6 +86,8 @@ type received struct {
 	from    *streamAttempt
 	message any
 }
+
+func (s *hedgedStream) share() *call { return &s.retryStream.call }
 
 // of is the stream of an attempt, and where its first message is received.
 func (s *hedgedStream) of(a *attempt) (*streamAttempt, any) {

@@ -904,9 +904,10 @@ func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
 			u.invoker = func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 				return run(int(ctx.(*attempt).number))
 			}
-			u.call = call{retrier: r, ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged}
-			u.begin(&u.first)
-			u.hedging.race(&u.call, u, &u.first, 3*second/4)
+			c := call{rpc: rpc{retrier: r, ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged}}
+			c.begin(&u.first)
+			u.rpc = c.rpc
+			u.hedging.run(u, &u.first, 3*second/4)
 			if u.hedging.timer.Stop() {
 				t.Errorf("%s: the timer runs on", name)
 			}

@@ -126,7 +126,7 @@ func mustNew(opts []Option) *Retrier {
 // unary is the loop: attempt, ask, wait.
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	c := call{retrier: r, ctx: ctx, cc: cc, method: method} // stays on the stack
+	c := call{rpc: rpc{retrier: r, ctx: ctx, cc: cc, method: method}} // stays on the stack
 	if err := c.prepare(opts); err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 		if !canHedge(reply) {
 			r.log.logNotHedged(ctx, method, p, "no second reply can be made of its type")
 		} else if delay, ok := p.Hedging.delay(method); ok {
-			return hedgeUnary(c, req, reply, invoker, delay)
+			return hedgeUnary(&c, req, reply, invoker, delay)
 		}
 		invoker = measured(p.Hedging.Delay, invoker)
 		if p.MaxAttempts == 1 {

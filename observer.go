@@ -153,4 +153,4 @@ func (c *call) observe(e Event) {
 	}
 }
 
-func (c *call) observed() bool { return c.retrier.observers.list.Load() != nil }
+func (c *rpc) observed() bool { return c.retrier.observers.list.Load() != nil }

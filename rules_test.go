@@ -786,7 +786,7 @@ func TestAServersWordAfterTheAttemptTimeoutIsTheServers(t *testing.T) {
 
 // gRPC may be told of an attempt's deadline before the attempt's context is.
 func TestAnAttemptTimesOutAtTheVeryMomentOfItsDeadline(t *testing.T) {
-	a := &attempt{Context: t.Context(), bounds: &bounds{timeout: second, expires: noon}}
+	a := &attempt{Context: t.Context(), bounds: &bounds{timeout: second, expires: &noon}}
 	for _, tt := range []struct {
 		code codes.Code
 		now  time.Time

@@ -35,7 +35,7 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	c := call{retrier: r, ctx: ctx, cc: cc, method: method, stream: true}
+	c := call{rpc: rpc{retrier: r, ctx: ctx, cc: cc, method: method, stream: true}}
 	if err := c.prepare(opts); err != nil {
 		return nil, err
 	}
