@@ -129,11 +129,14 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 		return nil, err
 	}
 	a.release()
-	return c.retry(v)
+	if reason, gone := c.wait(v.Wait); reason != nil {
+		return nil, c.abandon(reason, gone)
+	}
+	return c.retry(v), nil
 }
 
 // decide is the verdict on a failed attempt, and what the call returns if there is to be
-// no other. Its large frame is off the stack before the wait.
+// no other.
 func (c *call) decide(a *attempt, err error) (Verdict, error) {
 	c.collect(a)
 	now := time.Now()
@@ -269,21 +272,20 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 	return nil, false
 }
 
-// retry waits, and makes the next attempt: the caller's own metadata, and the mark of a
-// retry. It is nil, with what the call returns, if the call has ended meanwhile.
-func (c *call) retry(v Verdict) (*attempt, error) {
-	reason, gone := c.wait(v.Wait)
-	last := c.past.latest()
-	if reason != nil {
-		c.budget.Refund()
-		c.traceStop(reason)
-		return nil, c.giveUp(last, Verdict{Reason: reason}, gone, time.Now())
-	}
+// abandon ends a call in the wait before a retry, which is then never sent.
+func (c *call) abandon(reason error, gone bool) error {
+	c.budget.Refund()
+	c.traceStop(reason)
+	return c.giveUp(c.past.latest(), Verdict{Reason: reason}, gone, time.Now())
+}
+
+// retry makes the next attempt: the caller's own metadata, and the mark of a retry.
+func (c *call) retry(v Verdict) *attempt {
 	c.past.Retried(v)
 	c.forget()
-	now := sinceOrigin()
+	last, now := c.past.latest(), sinceOrigin()
 	c.past.idle += now - (last.Start.Sub(origin) + last.Duration)
-	return c.another(last.Number, v, false, now), nil
+	return c.another(last.Number, v, false, now)
 }
 
 // another makes an attempt after made others, as v says, that starts at a time after the origin.

@@ -126,7 +126,8 @@ func mustNew(opts []Option) *Retrier {
 // unary is the loop: attempt, ask, wait.
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	c := call{rpc: rpc{retrier: r, ctx: ctx, cc: cc, method: method}} // stays on the stack
+	var c call // stays on the stack
+	c.retrier, c.ctx, c.cc, c.method = r, ctx, cc, method
 	if err := c.prepare(opts); err != nil {
 		return err
 	}
