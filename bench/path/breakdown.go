@@ -25,18 +25,18 @@ const library = "github.com/grpcretry/grpcretry."
 // the others is.
 func path() []part {
 	return []part{
-		{name: "the caller's call options are read", functions: []string{"readOptions"}},
-		{name: "the policy of the method is looked up", functions: []string{"(*Retrier).policyFor", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
-		{name: "memory for the call, with its collection", functions: []string{
+		{name: "the caller's call options are read", functions: []string{"(*callOptions).read"}},
+		{name: "the policy of the method is looked up", functions: []string{"(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
+		{name: "memory for the attempt, with its collection", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
 		{name: "the budget of the target is looked up", functions: []string{"(*policy).budgetFor", "(*perTarget).of", "(*call).target"}},
-		{name: "is there a span, an observer?", functions: []string{"(*call).startSpan", "(*call).endSpan", "(*call).observed", "(*call).observe"}},
-		{name: "the clock is read", functions: []string{"time.Now", "runtime.nanotime", "time.runtimeNow"}},
-		{name: "the record of the call is filled in", functions: []string{"(*Retrier).begin", "(*call).start", "(*call).attemptTimeout"}},
-		{name: "the attempt's call options are made", functions: []string{"(*call).attemptOptions"}},
-		{name: "header and trailer, OnFinish", functions: []string{"(*call).collect", "finish"}},
+		{name: "is there a span, an observer?", functions: []string{"(*call).startSpan", "(*call).endSpan", "(*rpc).observed", "(*call).observe"}},
+		{name: "the clock is read", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
+		{name: "the attempt is filled in", functions: []string{"(*call).begin", "(*call).ready"}},
+		{name: "the attempt's call options are made", functions: []string{"(*rpc).attemptOptions"}},
+		{name: "header and trailer, OnFinish", functions: []string{"(*call).collect", "(*callOptions).finish"}},
 		{name: "the budget hears of the success", functions: []string{"(*ratioBudget).Deposit", "(*stripedCounter).add"}},
 		{name: "the rest: the loop itself"},
 	}

@@ -31,9 +31,9 @@ func TestBreakDown(t *testing.T) {
 	b := breakDown(&profile.Profile{Sample: []*profile.Sample{
 		stack(3, "runtime.nextFreeFast", "runtime.mallocgcSmallScanNoHeader", "runtime.newobject", unary),
 		stack(2, "runtime.scanobject", "runtime.gcBgMarkWorker"),
-		stack(2, "time.now", "time.Now", library+"(*Retrier).begin", unary),
-		stack(1, library+"(*Retrier).begin", unary),
-		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*Retrier).policyFor", unary),
+		stack(2, "time.now", "time.Now", library+"(*call).begin", unary),
+		stack(1, library+"(*call).begin", unary),
+		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*call).prepare", unary),
 		stack(1, unary),
 		stack(100, "runtime.futex", "runtime.findRunnable"),
 	}}, 1_000_000)
@@ -44,12 +44,12 @@ func TestBreakDown(t *testing.T) {
 		t.Errorf("%d samples, want 10: waiting for work is no part of a call", b.samples)
 	}
 	for name, want := range map[string]time.Duration{
-		"memory for the call, with its collection": 50,
-		"the clock is read":                        20,
-		"the record of the call is filled in":      10,
-		"the policy of the method is looked up":    10,
-		"the rest: the loop itself":                10,
-		"the budget hears of the success":          0,
+		"memory for the attempt, with its collection": 50,
+		"the clock is read":                           20,
+		"the attempt is filled in":                    10,
+		"the policy of the method is looked up":       10,
+		"the rest: the loop itself":                   10,
+		"the budget hears of the success":             0,
 	} {
 		i := slices.IndexFunc(b.parts, func(p part) bool { return p.name == name })
 		if i < 0 || b.parts[i].measured != want {
