@@ -105,6 +105,7 @@ func TestLimitOf(t *testing.T) {
 	for name, change := range map[string]func(*Scenario){
 		"a rate":      func(s *Scenario) { s.Groups[0] = Group{Rate: 1, Stop: sec} },
 		"no capacity": func(s *Scenario) { s.Servers[0] = Server{} },
+		"replicas":    func(s *Scenario) { s.Servers[0].Replicas = 2 },
 		"a mistake":   func(s *Scenario) { s.Groups = nil },
 	} {
 		s := outageScenario("limit")

@@ -15,7 +15,9 @@ import (
 // spy is a budget that remembers what it was told.
 type spy struct {
 	refuse            bool
+	refuseOnce        int // when it is asked for this time
 	heard             []grpcretry.Outcome
+	asked             int
 	granted, refunded int
 }
 
@@ -23,10 +25,12 @@ func (b *spy) Deposit(o grpcretry.Outcome) { b.heard = append(b.heard, o) }
 func (b *spy) Refund()                     { b.refunded++ }
 func (b *spy) Balance(time.Time) float64   { return 1 }
 func (b *spy) Withdraw(time.Time) bool {
-	if !b.refuse {
-		b.granted++
+	b.asked++
+	if b.refuse || b.asked == b.refuseOnce {
+		return false
 	}
-	return !b.refuse
+	b.granted++
+	return true
 }
 
 // hedgedCall is one call to a server, hedged each second.
@@ -68,6 +72,7 @@ func TestHedgedCalls(t *testing.T) {
 		server  Server
 		change  func(*Scenario, *Strategy)
 		refuse  bool // the budget does
+		once    int  // the budget refuses when it is asked for this time
 
 		sent       []time.Duration
 		elapsed    time.Duration
@@ -123,6 +128,19 @@ func TestHedgedCalls(t *testing.T) {
 		{name: "a wait over MaxServerDelay sends no more", attempt: 4, server: one(5*sec, codes.Unavailable, Pushback{Kind: FixedPushback, Delay: 301 * sec}),
 			sent: []time.Duration{0, sec}, elapsed: 5 * sec, outcome: "first_try"},
 
+		{name: "two waits: the newer word counts, and is paid for already", attempt: 3,
+			server: Server{Capacity: 0.01, Window: 100 * sec, Latency: Distribution{Mean: 9 * sec}, RejectCode: codes.Unavailable,
+				Outages: []Outage{down(2*sec, 3*sec, codes.Unavailable)}, Pushback: Pushback{Kind: FixedPushback, Delay: 9 * sec}},
+			sent: []time.Duration{0, sec, 11 * sec}, elapsed: 11 * sec, outcome: "exhausted"},
+		{name: "after a stop, a failure sends none", attempt: 4, server: one(9*sec, codes.Unavailable, stop),
+			change: func(_ *Scenario, s *Strategy) { s.Policy.AttemptTimeout = 1500 * ms },
+			sent:   []time.Duration{0, sec}, elapsed: 1500 * ms, outcome: "pushback"},
+		{name: "a stop takes back what was to come", attempt: 4,
+			server: Server{Capacity: 0.01, Window: 100 * sec, Latency: Distribution{Mean: 9 * sec}, RejectCode: codes.Unavailable,
+				Outages: []Outage{down(2*sec, 3*sec, codes.Unavailable)}, Pushback: Pushback{Kind: FixedPushback, Delay: 4 * sec}},
+			change: func(s *Scenario, _ *Strategy) { s.Groups[0].Deadline = 5500 * ms }, // the second wait would pass it
+			sent:   []time.Duration{0, sec}, elapsed: 2 * sec, outcome: "deadline"},
+
 		{name: "the deadline", attempt: 9, server: Server{Outages: []Outage{silent(0, 9*sec)}},
 			change: func(s *Scenario, _ *Strategy) { s.Groups[0].Deadline = 2500 * ms },
 			sent:   []time.Duration{0, sec, 2 * sec}, elapsed: 2500 * ms, outcome: "deadline_exceeded", lost: 2},
@@ -134,11 +152,13 @@ func TestHedgedCalls(t *testing.T) {
 
 		{name: "an empty budget ends nothing, and is asked again", attempt: 3, server: taking(9 * sec), refuse: true,
 			sent: []time.Duration{0}, elapsed: 9 * sec, outcome: "first_try", suppressed: 4}, // at 1, 2, 4 and 8 s
+		{name: "a budget that refuses after a failure is asked again", attempt: 3, server: one(4*sec, codes.Unavailable, Pushback{}), once: 2,
+			sent: []time.Duration{0, sec, 2 * sec}, elapsed: 4 * sec, outcome: "first_try"},
 		{name: "an empty budget with nothing under way", attempt: 3, server: Server{Outages: []Outage{down(0, sec, codes.Unavailable)}}, refuse: true,
 			sent: []time.Duration{0}, outcome: "budget"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			budget := &spy{refuse: tt.refuse}
+			budget := &spy{refuse: tt.refuse, refuseOnce: tt.once}
 			s, strategy := hedgedCall(Hedging{Kind: HedgeAfter, Delay: sec, MaxAttempts: tt.attempt}, budget)
 			s.Servers[0] = tt.server
 			if tt.change != nil {
@@ -314,6 +334,9 @@ func TestHedgedDownstreamCallsAreCancelled(t *testing.T) {
 		if g.Calls != 1 || g.Outcomes["cancelled"] != 1 || g.FailedAfter.Max != 1500*ms {
 			t.Errorf("%s: %d downstream calls, outcomes %v after %v; want one that is cancelled after 1.5s", name, g.Calls, g.Outcomes, g.FailedAfter.Max)
 		}
+		if g.Wasted != 1 || g.Lost != g.Attempts-1 {
+			t.Errorf("%s: of %d attempts %d failed and %d lost, want the first that is noticed, and the others", name, g.Attempts, g.Wasted, g.Lost)
+		}
 		budget.check(t, g.Attempts)
 	}
 }
@@ -338,12 +361,54 @@ func TestReplicasTakeTurns(t *testing.T) {
 			t.Fatalf("attempt %d goes to replica %d, want %d after %d", i, got, want, first)
 		}
 	}
+	// Each process begins with any of them.
+	s.Groups[0].Processes = 30
+	if r, err = newRun(&s, &noRetries); err != nil {
+		t.Fatal(err)
+	}
+	begun := [3]int{}
+	for i := range r.groups[0].processes {
+		begun[r.groups[0].processes[i].pick(r.servers[0]).index]++
+	}
+	if slices.Min(begun[:]) == 0 || slices.Max(begun[:]) == 30 {
+		t.Errorf("30 processes begin with the replicas %v, want some with each", begun)
+	}
 	// What a server can do is what its replicas can do together, also in an outage.
 	s.Servers[0] = Server{Capacity: 10, Window: sec, Replicas: 3, Outages: []Outage{{From: 5 * sec, For: 2 * sec, Left: 0.5}}}
 	got := mustRun(t, s, noRetries).Servers[0].Series
 	for i, want := range map[int]ServerBucket{3: {Capacity: 30}, 5: {Capacity: 15}} {
 		if got[i].Capacity != want.Capacity || float64(got[i].Accepted) > want.Capacity {
 			t.Errorf("in second %d: capacity %v, %d accepted; want %v", i, got[i].Capacity, got[i].Accepted, want.Capacity)
+		}
+	}
+}
+
+// A replica that calls another server is a process of its own, with a budget of its own.
+func TestReplicasHaveTheirOwnBudgets(t *testing.T) {
+	for seed := range uint64(8) {
+		s, strategy := Scenario{Seed: seed}, Strategy{}
+		var budgets []*spy
+		strategy.Budget.New = func() (grpcretry.Budget, error) {
+			budgets = append(budgets, &spy{})
+			return budgets[len(budgets)-1], nil
+		}
+		for range 4 {
+			s.Groups = append(s.Groups, Group{Clients: 1, Strategy: &noRetries})
+		}
+		s.Servers = []Server{{Name: "a", Replicas: 2, Calls: &Downstream{Target: "b", Strategy: &strategy}}, {Name: "b"}}
+		r, err := newRun(&s, &Strategy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]int, 2)
+		for _, g := range r.groups {
+			want[(g.processes[0].turn+1)%2]++
+		}
+		if err := r.simulate(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := []int{len(budgets[0].heard), len(budgets[1].heard)}; !slices.Equal(got, want) {
+			t.Errorf("seed %d: the budgets of the replicas heard of %v attempts, want %v", seed, got, want)
 		}
 	}
 }

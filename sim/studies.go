@@ -438,7 +438,7 @@ func hedgedAt(name string, q float64, b Budget) Strategy {
 func tails() Study {
 	luck := slowAnswers("tail")
 	luck.Title = "1,000 calls a second to 3 replicas that could do 3,000, where one answer in a hundred takes ten times as long"
-	luck.Groups[0].Stop = 200 * sec
+	luck.Groups[0].Stop = 120 * sec
 	luck.Strategies = []Strategy{
 		{Name: "without hedging"},
 		hedgedAfter("after 50 ms", 50*ms, Budget{}),

@@ -89,7 +89,7 @@ func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strat
 			}
 			runs := docRuns(found[0].Result.Events)
 			if study.Tail {
-				runs = 5 // of one call in a thousand there are few
+				runs = 3 // of one call in a thousand there are few
 			}
 			if runs > 1 {
 				if found, err = sim.Compare(ctx, s, runs, nil); err != nil {
