@@ -64,6 +64,10 @@ type Verdict struct {
 	WaitSource WaitSource    // WaitNone if it did not
 	Reason     error         // to stop, as in [Error.Reason]; nil of a retry
 
+	// Fatal, of a stop, ends a hedged call although other attempts of it are under way; any
+	// other stop only lets no more be sent (gRFC A6 #hedging-policy).
+	Fatal bool
+
 	result    Result // what the budget heard
 	untouched bool   // of a stop: the failure was never one to retry, whatever else stopped it
 }
@@ -124,7 +128,8 @@ func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, no
 	b.Deposit(Outcome{Attempt: f.Attempt.Number, Result: result})
 
 	if reason := p.decide(h, f, hint, retryable); reason != nil {
-		return Verdict{Reason: reason, result: result, untouched: untouched}
+		fatal := untouched || f.CtxErr != nil || f.Closed || f.Committed
+		return Verdict{Reason: reason, Fatal: fatal, result: result, untouched: untouched}
 	}
 	wait, source, reason := p.schedule(h, code, hint, hinted, now, u)
 	if reason == nil && !b.Withdraw(now) {

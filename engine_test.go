@@ -238,7 +238,7 @@ func TestEngine(t *testing.T) {
 			}
 			before := tt.history
 			got := policyOf(t, tt.opts...).judge(t.Context(), budget, &tt.history, &tt.failure, noon, 0.5)
-			got.untouched = false // a matter of the error, tested with the interceptor
+			got.untouched, got.Fatal = false, false // matters of the error and of hedging, tested with the interceptors
 			if got != tt.want {
 				t.Errorf("judge = %+v, want %+v", got, tt.want)
 			}
@@ -292,13 +292,17 @@ func TestEngineOfAHedgedCall(t *testing.T) {
 		want    Verdict
 	}{
 		{"non-fatal", History{Start: noon}, internal, Verdict{Retry: true, WaitSource: WaitNonFatal, result: Failed}},
-		{"fatal", History{Start: noon}, unavailable, Verdict{Reason: ErrNotRetryable, result: Ignored, untouched: true}},
+		{"fatal", History{Start: noon}, unavailable, Verdict{Reason: ErrNotRetryable, result: Ignored, Fatal: true, untouched: true}},
+		{"fatal, and the server says stop", History{Start: noon}, failureOf(1, codes.Unavailable).saying("-1"),
+			Verdict{Reason: ErrPushback, result: Failed, Fatal: true, untouched: true}},
+		{"the server says stop", History{Start: noon}, failureOf(1, codes.Internal).saying("-1"),
+			Verdict{Reason: ErrPushback, result: Failed}},
 		{"pushback", History{Start: noon}, failureOf(1, codes.Internal).saying("7"),
 			Verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback, result: Failed}},
 		{"all are sent", History{Start: noon}, late, Verdict{Reason: ErrAttemptsExhausted, result: Failed}},
 		{"stopped before", History{Start: noon, Stopped: ErrPushback}, internal, Verdict{Reason: ErrPushback, result: Failed}},
 		{"stopped before, and fatal", History{Start: noon, Stopped: ErrPushback}, unavailable,
-			Verdict{Reason: ErrNotRetryable, result: Ignored, untouched: true}},
+			Verdict{Reason: ErrNotRetryable, result: Ignored, Fatal: true, untouched: true}},
 	} {
 		if got := e.Judge(t.Context(), &aBudget{}, &tt.history, &tt.failure, noon, 0.5); got != tt.want {
 			t.Errorf("%s: Judge = %+v, want %+v", tt.name, got, tt.want)

@@ -273,7 +273,7 @@ func (h *race) failed(a *attempt, err error, now time.Time) {
 	switch {
 	case v.Retry:
 		h.schedule()
-	case v.untouched || f.CtxErr != nil || f.Closed || f.Committed: // fatal
+	case v.Fatal:
 		h.decide()
 	default:
 		if v.Reason != ErrBudgetExhausted && v.Reason != ErrAttemptsExhausted { //nolint:errorlint // the engine's own words

@@ -49,7 +49,7 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 			budget := &aBudget{}
 			want := Verdict{Reason: tt.reason, result: tt.result}
 			got := policyOf(t).judge(t.Context(), budget, &History{Start: noon}, &tt.failure, noon, 0.5)
-			got.untouched = false // a matter of the error, tested with the interceptor
+			got.untouched, got.Fatal = false, false // matters of the error and of hedging, tested with the interceptors
 			if got != want {
 				t.Errorf("judge = %+v, want %+v", got, want)
 			}
