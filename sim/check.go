@@ -18,7 +18,8 @@ const (
 	mostRate      = 10_000_000  // calls per second
 	mostBuckets   = 10_000_000  // entries of a series
 	mostProcesses = 1_000_000
-	mostThings    = 1_000 // groups, servers, strategies, outages
+	mostThings    = 1_000 // groups, servers, strategies, outages, replicas
+	mostInFlight  = 1_000 // attempts of a call
 )
 
 // Check finds what cannot be meant: an error names the field and its value. [Run] does the
@@ -276,7 +277,7 @@ func (h *Hedging) checkFields(path string) error {
 		return check(d == 0 || h.Kind == kind, path+"."+field, d, fmt.Sprintf("0 unless the kind is %q", kind))
 	}
 	return firstOf(
-		check(h.MaxAttempts == 0 || h.MaxAttempts >= 2, path+".maxAttempts", h.MaxAttempts, "at least 2"),
+		check(h.MaxAttempts == 0 || h.MaxAttempts >= 2 && h.MaxAttempts <= mostInFlight, path+".maxAttempts", h.MaxAttempts, fmt.Sprintf("2 to %d", mostInFlight)),
 		checkSpan(path+".delay", h.Delay, 0, longest),
 		only(HedgeAfter, "delay", h.Delay),
 		check((h.Quantile == 0) == (h.Kind != HedgeAtQuantile), path+".quantile", h.Quantile, fmt.Sprintf("between 0 and 1 where the kind is %q, else 0", HedgeAtQuantile)),

@@ -251,7 +251,7 @@ const (
 type Hedging struct {
 	Kind HedgingKind
 
-	MaxAttempts int // the first included; 0 means 2
+	MaxAttempts int // the first included, at most 1000; 0 means 2
 
 	Delay time.Duration // HedgeAfter; 0 sends all attempts at once
 
