@@ -268,13 +268,20 @@ func (a *attempt) begun(now time.Time) Attempt {
 
 // ended is the attempt as it is known after it ended with err.
 func (a *attempt) ended(err error, now time.Time) Attempt {
-	info := a.begun(now)
-	info.Duration = now.Sub(info.Start)
-	info.Err = err
-	info.Header = a.header
-	info.Trailer = a.trailer
-	info.Peer = a.peer.Addr
-	return info
+	took := now.Sub(origin) - a.start
+	return Attempt{
+		Method:     a.method,
+		Number:     int(a.number),
+		Hedge:      a.hedge,
+		Start:      now.Add(-took),
+		Duration:   took,
+		Err:        err,
+		Header:     a.header,
+		Trailer:    a.trailer,
+		Peer:       a.peer.Addr,
+		Wait:       a.wait,
+		WaitSource: WaitSource(a.source),
+	}
 }
 
 // tellPreviousAttempts sets the header that tells the server how many attempts were made
