@@ -141,7 +141,7 @@ func (r *run) leaveRace(ai int32, a *attempt, c *call) {
 		} else {
 			r.hedge(ri, ra, c)
 		}
-	case r.fatal(c, v):
+	case v.Fatal:
 		r.endRace(ri, ra, c, lost)
 	default:
 		if v.Reason != grpcretry.ErrBudgetExhausted && v.Reason != grpcretry.ErrAttemptsExhausted { //nolint:errorlint // the engine's own values
@@ -175,22 +175,6 @@ func (ra *race) refund(c *call) {
 		ra.next = grpcretry.Verdict{}
 		c.process.budget.Refund()
 	}
-}
-
-// fatal is whether a stop ends the call, and not only stops new attempts: the caller has
-// gone, or the failure is none to be retried. Of one whose server forbids it as well, the
-// engine gives only that as its reason; so it is asked once more as if nothing had been
-// forbidden.
-func (r *run) fatal(c *call, v grpcretry.Verdict) bool {
-	f := r.failure
-	if f.CtxErr != nil {
-		return true
-	}
-	if hint, _ := grpcretry.PushbackFrom(f.Attempt.Trailer, f.Attempt.Err); hint.Stop {
-		f.Attempt.Trailer = nil
-		v = c.process.hedges.engine.Judge(r.engine, grpcretry.Unlimited, &c.history, &f, r.time(), 0)
-	}
-	return v.Reason == grpcretry.ErrNotRetryable //nolint:errorlint // the engine's own value
 }
 
 // endRace ends a race and its call: what is still in flight has lost.
