@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/dynamicpb"
 
@@ -292,6 +293,47 @@ func TestRepliesOfAnyProtobuf(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What this program does not know of a reply is part of it, also of a hedge's.
+func TestAHedgesReplyIsWhole(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		unknown := protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 7)
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			if a, _ := AttemptFromContext(ctx); a.Number == 2 {
+				reply.(proto.Message).ProtoReflect().SetUnknown(unknown)
+			}
+			return err
+		}
+		server := serve(t, script(says("a").after(time.Hour), says("b")))
+		cc := server.conn(t, append(DialOptions(hedged(Hedging{Delay: HedgeAfter(second)})), grpc.WithChainUnaryInterceptor(below))...)
+		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		if reply.GetMessage() != "b" || !slices.Equal(reply.ProtoReflect().GetUnknown(), unknown) {
+			t.Errorf("Echo = %v, %v with the unknown fields %x, want b and %x", reply, err, reply.ProtoReflect().GetUnknown(), unknown)
+		}
+	})
+}
+
+// What an interceptor below keeps of a hedge's reply is not the caller's.
+func TestAHedgesReplyIsNotSharedWithWhatIsBelow(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		kept := map[int]*echov1.EchoResponse{}
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			a, _ := AttemptFromContext(ctx)
+			kept[a.Number] = reply.(*echov1.EchoResponse) // the losers end before the winner's caller goes on
+			kept[a.Number].Payload = []byte("payload")
+			return err
+		}
+		server := serve(t, script(says("a").after(time.Hour), says("b")))
+		cc := server.conn(t, append(DialOptions(hedged(Hedging{Delay: HedgeAfter(second)})), grpc.WithChainUnaryInterceptor(below))...)
+		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		clear(reply.GetPayload())
+		if got := kept[2]; got.GetMessage() != "b" || string(got.GetPayload()) != "payload" {
+			t.Errorf("Echo = %v, %v, and what was kept of the hedge's reply is %v after the caller has changed its own", reply, err, got)
+		}
+	})
 }
 
 var v1 = &v1Reply{Old: true}

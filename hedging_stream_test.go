@@ -60,6 +60,11 @@ func TestHedgedStreams(t *testing.T) {
 		{name: "the attempt timeout", opts: []Option{WithAttemptTimeout(3 * second / 2)},
 			server: []string{"recv a; hang", "recv a; wait 1s; send 1"},
 			app:    "send a; close; recv 1; wait 9s; recv EOF", times: []time.Duration{0, second}},
+		{name: "the attempt timeout ends with the first message", opts: []Option{WithAttemptTimeout(3 * second / 2)},
+			server: []string{"recv a; hang", "recv a; wait 1s; send 1; wait 50s; send 2"},
+			app:    "send a; close; recv 1; recv 2; recv EOF", times: []time.Duration{0, second}},
+		{name: "no request but its end", server: []string{"recv EOF; hang", "recv EOF; send 1"},
+			app: "close; recv 1; recv EOF", times: []time.Duration{0, second}},
 		{name: "the application asks late", server: []string{"recv a; send 1"},
 			app: "send a; close; wait 10s; recv 1; recv EOF", times: []time.Duration{0}},
 		{name: "the application wants the headers first", server: []string{"recv a; header; wait 5s; send 1"},
@@ -109,7 +114,11 @@ func TestHedgedStreamShowsTheWinner(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		app.play(t, "send a; close; recv 1; recv EOF")
+		app.play(t, "send a; close; recv 1")
+		if header != nil || trailer != nil || at.Addr != nil {
+			t.Errorf("with the first message the caller sees header %v, trailer %v, peer %v, want nothing before the end", header, trailer, at.Addr)
+		}
+		app.play(t, "recv EOF")
 		if first(header["attempt"]) != "2" || at.Addr == nil || finished != 1 {
 			t.Errorf("header %v, peer %v, %d times finished, want those of attempt 2, once", header, at.Addr, finished)
 		}
@@ -356,5 +365,66 @@ func TestAHedgedStreamThatIsJustTooLate(t *testing.T) {
 			app.play(t, strings.Repeat("recv "+m.GetMessage()+"; ", 2)+"recv EOF")
 			synctest.Wait()
 		}
+	})
+}
+
+// A first message that comes with the attempt timeout is too late, also for a hedged stream:
+// the attempt has failed, and the next is sent.
+func TestTheFirstMessageOfAHedgedStreamIsTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; send 1; send 2; hang", "recv a; send 3; send 4"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		events, delay := &hedgeEvents{}, 6*second
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithObserver(events.observe),
+			WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(time.Hour)}))),
+			below(func(s grpc.ClientStream) grpc.ClientStream {
+				late := &lateStream{s, delay}
+				delay = 0
+				return late
+			}))...)
+		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&application{stream: stream}).play(t, "send a; close; recv 3; recv 4; recv EOF")
+		if len(server.attempts()) != 2 {
+			t.Errorf("%d attempts, want 2", len(server.attempts()))
+		}
+		events.check(t, nil)
+		if got := events.events[1].Attempt.Err; !errors.Is(got, ErrAttemptTimeout) {
+			t.Errorf("the first attempt failed with %v, want its timeout", got)
+		}
+	})
+}
+
+// When the delay panics as it is told of the first message, the attempt has ended all the same.
+func TestAPanicOfTheDelayEndsTheStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv a; send 1; hang", stream) })
+		var first context.Context
+		note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			first = ctx
+			return streamer(ctx, desc, cc, method, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(WithMethod("/s/m", WithHedging(Hedging{Delay: panickyDelay{HedgeAfter(second)}}))),
+			grpc.WithChainStreamInterceptor(note))...)
+		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		app := &application{stream: stream}
+		app.play(t, "send a; close")
+		func() {
+			defer func() {
+				if got := recover(); got != "drawn" {
+					t.Errorf("recovered %v, want what was thrown", got)
+				}
+			}()
+			app.play(t, "recv 1")
+		}()
+		if first.Err() == nil {
+			t.Error("the context of the attempt is alive after the panic")
+		}
+		app.play(t, "recv INTERNAL")
 	})
 }

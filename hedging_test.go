@@ -532,6 +532,9 @@ func TestAPanicOfAHedgedCallIsTheCallers(t *testing.T) {
 						for _, o := range budget.heard {
 							if o.Attempt > 1 {
 								heard++
+								if o.Result != Ignored {
+									t.Errorf("budget heard %v of a hedge, want Ignored", o.Result)
+								}
 							}
 						}
 						if heard != hedges {
