@@ -594,3 +594,39 @@ func TestRatioBudgetAllocatesNothing(t *testing.T) {
 		}
 	}
 }
+
+// Calls between two looks count for the part of that time that is in the window, exactly, also
+// where the looks are further apart than the window or in the middle of steps.
+func TestRatioBudgetSpreadsCallsBetweenLooks(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		first, then time.Duration // looks; the calls come between them
+		calls       int
+		at          time.Duration
+		want        float64
+	}{
+		{"within the window", 0, 4 * second, 300, 4 * second, 300},
+		{"one and a half windows", 0, 15 * second, 300, 15 * second, 200},
+		{"four windows", 0, 40 * second, 400, 40 * second, 100},
+		{"across a step, which then leaves", 400 * time.Millisecond, 600 * time.Millisecond, 100, 10500 * time.Millisecond, 50},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				b, err := NewRatioBudget(RatioBudget{Ratio: 1, Window: 10 * second})
+				if err != nil {
+					t.Fatal(err)
+				}
+				start := time.Now()
+				b.Balance(start)
+				b.Balance(start.Add(tt.first))
+				for range tt.calls {
+					b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+				}
+				b.Balance(start.Add(tt.then))
+				if got := b.Balance(start.Add(tt.at)); math.Abs(got-tt.want) > 1e-6 {
+					t.Errorf("balance is %v after %v, want %v", got, tt.at, tt.want)
+				}
+			})
+		})
+	}
+}

@@ -456,6 +456,19 @@ func TestQuantileForgetsAfterAMinute(t *testing.T) {
 	}
 }
 
+// An answer counts for a whole minute, wherever in a slice of time it came.
+func TestQuantileRemembersForAMinute(t *testing.T) {
+	for at := time.Duration(0); at < quantileSlice; at += second / 2 {
+		d, start := HedgeAtQuantile(0.5, 0, 0), time.Unix(0, 0).Add(at)
+		for range 50 {
+			d.Answered("/s/m", second, false, start)
+		}
+		if got, ok := d.Delay("/s/m", start.Add(time.Minute)); !ok {
+			t.Errorf("a minute after answers at %v the delay is %v, %v, want that they count", at, got, ok)
+		}
+	}
+}
+
 func TestQuantileIsExact(t *testing.T) {
 	h := HedgeAtQuantile(0.5, 0, 0)
 	for range 50 {

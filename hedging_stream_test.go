@@ -328,23 +328,22 @@ func TestAHedgeThatCannotSendItsRequest(t *testing.T) {
 	}
 }
 
-// Two streams have their first message at the same moment: one wins, and gRPC is done with
-// the other when the application has the message.
+// Two streams have their first message at the same moment: one wins, and the
+// other has been read to its end when the application has the message.
 func TestAHedgedStreamThatIsJustTooLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		script := []string{"recv a; recv EOF; wait 1500ms; send 1; send 1; send 1", "recv a; recv EOF; wait 500ms; send 2; send 2; send 2"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, script[(n-1)%2], stream) })
 		var mu sync.Mutex
 		over := 0
-		note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			return streamer(ctx, desc, cc, method, append(opts, grpc.OnFinish(func(error) {
-				mu.Lock()
-				defer mu.Unlock()
-				over++
-			}))...)
-		}
 		cc := server.conn(t, append(DialOptions(WithBudget(Unlimited), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
-			grpc.WithChainStreamInterceptor(note))...)
+			below(func(s grpc.ClientStream) grpc.ClientStream {
+				return &endingStream{s, func() {
+					mu.Lock()
+					defer mu.Unlock()
+					over++
+				}}
+			}))...)
 		for range 50 {
 			over = 0
 			stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
@@ -366,6 +365,21 @@ func TestAHedgedStreamThatIsJustTooLate(t *testing.T) {
 			synctest.Wait()
 		}
 	})
+}
+
+// An endingStream tells when RecvMsg has returned its end. grpc.OnFinish would not do: after
+// a cancellation gRPC may run that on a goroutine of its own, a little later.
+type endingStream struct {
+	grpc.ClientStream
+	over func()
+}
+
+func (s *endingStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err != nil {
+		s.over()
+	}
+	return err
 }
 
 // A first message that comes with the attempt timeout is too late, also for a hedged stream:

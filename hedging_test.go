@@ -841,6 +841,32 @@ func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
 	}
 }
 
+// A service config that comes while attempts are under way, and leaves the method to gRPC,
+// takes nothing away from a call that is hedged already.
+func TestACallThatIsHedgedStaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().after(3*second/2), says("b").after(second)))
+		changing := manual.NewBuilderWithScheme("changing")
+		addresses := []resolver.Address{{Addr: "echo"}}
+		changing.InitialState(resolver.State{Addresses: addresses})
+		cc := server.connTo(t, "changing:///echo", grpc.WithResolvers(changing),
+			grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(Hedging{Delay: HedgeAfter(second)}))))
+		time.AfterFunc(5*second/4, func() {
+			changing.UpdateState(resolver.State{Addresses: addresses, ServiceConfig: changing.CC().ParseServiceConfig(
+				`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,"initialBackoff":"1s","maxBackoff":"1s",` +
+					`"backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`)})
+		})
+		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		if reply.GetMessage() != "b" || err != nil {
+			t.Errorf("Echo = %v, %v, want b", reply, err)
+		}
+		wantTimes(t, server, 0, second)
+		if !retriedByGRPC(cc, echoMethod) {
+			t.Error("the service config did not come: this shows nothing")
+		}
+	})
+}
+
 // What happened before a panic, and waits to be handled, is not handled after it: it
 // might panic again.
 func TestAfterAPanicNobodyIsTold(t *testing.T) {
