@@ -137,9 +137,9 @@ soak: gcc ## 100,000 random sequences of streams, and as many hedged calls, with
 	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
 		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
 
-RUNS ?= 10
+RUNS ?= 24
 .PHONY: bench
-bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (10) times: writes bench/RESULTS.md and docs/performance.* (25 minutes, leave the machine alone)
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes bench/RESULTS.md and docs/performance.* (a quarter of an hour, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
 	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
