@@ -3,7 +3,7 @@
 // all in one run, with the same payload and the same server.
 //
 //	make bench-quick   # from the root of the repository: every table, roughly, in two minutes
-//	make bench         # ten runs, and RESULTS.md from them
+//	make bench         # 24 short runs, and RESULTS.md from them
 //
 // rivals_test.go says how each is configured, and why. Each table has a file, and a
 // benchmark whose sub-benchmarks are named key=value, so that benchstat can turn any of

@@ -6,7 +6,7 @@
 //	go test -run '^$' -bench . . >> raw.txt         # then the runs
 //	report -results RESULTS.md -chart ../docs/performance.svg -page ../docs/performance.md raw.txt
 //	report raw.txt                                  # prints the tables, and writes nothing
-//	report -against earlier.txt raw.txt             # do two times ten runs tell the same story?
+//	report -against earlier.txt raw.txt             # do two times so many runs tell the same story?
 package main
 
 import (
