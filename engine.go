@@ -44,6 +44,7 @@ type History struct {
 	Retry    int           // retries since the backoff was last restarted
 	Prev     time.Duration // what the backoff gave last; 0 after a restart
 	Stopped  error         // of a hedged call: why there is no further attempt, said to one before
+	Paid     bool          // of a hedged call: the next attempt waits, and is paid for; another takes its place
 }
 
 // A Failure is an attempt that failed, and what only its loop can know of it. The
@@ -80,8 +81,8 @@ func (e *Engine) Due(b Budget, h *History, made int, now time.Time) Verdict {
 }
 
 // Judge decides on a failure at the time now, with u uniform in [0, 1). It tells the
-// budget b of the failure and, for a retry, takes the retry from it; where that retry is
-// never sent, the caller gives it back with [Budget.Refund]. Nothing else is changed.
+// budget b of the failure and, for a retry that is not [History].Paid, takes it from there;
+// where that retry is never sent, the caller gives it back with [Budget.Refund]. Nothing else is changed.
 // Attempts that succeed are the caller's to tell the budget, with [Budget.Deposit].
 // The ctx is only handed to the Classifier.
 func (e *Engine) Judge(ctx context.Context, b Budget, h *History, f *Failure, now time.Time, u float64) Verdict {
@@ -132,7 +133,7 @@ func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, no
 		return Verdict{Reason: reason, Fatal: fatal, result: result, untouched: untouched}
 	}
 	wait, source, reason := p.schedule(h, code, hint, hinted, now, u)
-	if reason == nil && !b.Withdraw(now) {
+	if reason == nil && !h.Paid && !b.Withdraw(now) {
 		reason = ErrBudgetExhausted
 	}
 	return Verdict{
@@ -233,4 +234,15 @@ func (h *History) Retried(v Verdict) {
 	} else {
 		h.Retry, h.Prev = 0, 0
 	}
+}
+
+// Refused takes a stop that is not fatal into the history of a hedged call. It is true if no
+// attempt may be sent any more: after a lack of budget, or of attempts, one that is paid for
+// still may.
+func (h *History) Refused(v Verdict) bool {
+	if v.Reason == ErrBudgetExhausted || v.Reason == ErrAttemptsExhausted { //nolint:errorlint // the engine's own words
+		return false
+	}
+	h.Stopped = v.Reason
+	return true
 }

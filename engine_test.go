@@ -304,6 +304,13 @@ func TestEngineOfAHedgedCall(t *testing.T) {
 		{"stopped before, and fatal", History{Start: noon, Stopped: ErrPushback}, unavailable,
 			Verdict{Reason: ErrNotRetryable, result: Ignored, Fatal: true, untouched: true}},
 	} {
+		if tt.want.Retry { // also without a token, where it is paid for
+			paid := tt.history
+			paid.Paid = true
+			if got := e.Judge(t.Context(), &aBudget{refuse: true}, &paid, &tt.failure, noon, 0.5); got != tt.want {
+				t.Errorf("%s, paid for: Judge = %+v, want %+v", tt.name, got, tt.want)
+			}
+		}
 		if got := e.Judge(t.Context(), &aBudget{}, &tt.history, &tt.failure, noon, 0.5); got != tt.want {
 			t.Errorf("%s: Judge = %+v, want %+v", tt.name, got, tt.want)
 		}

@@ -261,7 +261,8 @@ func (h *race) failed(a *attempt, err error, now time.Time) {
 	f := c.failure(a, err, now)
 	f.Made = h.made
 	c.record(&f, now)
-	v := c.policy.judge(c.ctx, h.payer(), &c.past.History, &f, now, c.retrier.random())
+	c.past.Paid = h.next.Retry
+	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
 	if v.Retry {
 		h.next = v
 	}
@@ -276,27 +277,15 @@ func (h *race) failed(a *attempt, err error, now time.Time) {
 	case v.Fatal:
 		h.decide()
 	default:
-		if v.Reason != ErrBudgetExhausted && v.Reason != ErrAttemptsExhausted { //nolint:errorlint // the engine's own words
-			h.freeze(v.Reason)
+		if c.past.Refused(v) {
+			h.disarm()
+			h.refund()
 		}
 		if len(h.open) == 0 && !h.next.Retry {
 			h.decide()
 		}
 	}
 }
-
-// payer is what the next attempt is paid from. Only one can be next: if one waits for its
-// time, the new one takes its place, and is paid for.
-func (h *race) payer() Budget {
-	if h.next.Retry {
-		return prepaid{h.call.budget}
-	}
-	return h.call.budget
-}
-
-type prepaid struct{ Budget }
-
-func (prepaid) Withdraw(time.Time) bool { return true }
 
 // schedule sends the next attempt when it is to be sent.
 func (h *race) schedule() {
@@ -371,13 +360,6 @@ func (h *race) arm(d time.Duration) {
 func (h *race) disarm() {
 	h.dueAt = time.Time{}
 	h.timer.Stop()
-}
-
-// freeze lets no more attempts be sent, because of reason.
-func (h *race) freeze(reason error) {
-	h.call.remember(time.Now()).Stopped = reason
-	h.disarm()
-	h.refund()
 }
 
 // refund gives back what was paid for an attempt that will not be sent.

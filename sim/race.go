@@ -131,7 +131,8 @@ func (r *run) leaveRace(ai int32, a *attempt, c *call) {
 		r.endRace(ri, ra, c, ending{number: a.number, hedge: a.hedge})
 		return
 	}
-	v := r.judge(c, ra.payer(c), a.number, a.sent, left)
+	c.history.Paid = ra.next.Retry
+	v := r.judge(c, c.process.budget, a.number, a.sent, left)
 	lost := ending{number: a.number, hedge: a.hedge, err: f.Attempt.Err, reason: v.Reason}
 	switch {
 	case v.Retry:
@@ -144,8 +145,7 @@ func (r *run) leaveRace(ai int32, a *attempt, c *call) {
 	case v.Fatal:
 		r.endRace(ri, ra, c, lost)
 	default:
-		if v.Reason != grpcretry.ErrBudgetExhausted && v.Reason != grpcretry.ErrAttemptsExhausted { //nolint:errorlint // the engine's own values
-			c.history.Stopped = v.Reason
+		if c.history.Refused(v) {
 			ra.dueAt = -1
 			ra.refund(c)
 		}
@@ -154,20 +154,6 @@ func (r *run) leaveRace(ai int32, a *attempt, c *call) {
 		}
 	}
 }
-
-// payer is what the next attempt is paid from. Only one can be next: if one waits for its
-// time, the new one takes its place, and is paid for.
-func (ra *race) payer(c *call) grpcretry.Budget {
-	if ra.next.Retry {
-		return prepaid{c.process.budget}
-	}
-	return c.process.budget
-}
-
-type prepaid struct{ grpcretry.Budget }
-
-// Withdraw implements grpcretry.Budget.
-func (prepaid) Withdraw(time.Time) bool { return true }
 
 // refund gives back what was paid for an attempt that will not be sent.
 func (ra *race) refund(c *call) {
