@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -53,36 +52,24 @@ func BenchmarkBudget(b *testing.B) {
 		b.Run("op="+operation.name, func(b *testing.B) {
 			for _, kind := range budgets {
 				b.Run("budget="+kind.name, func(b *testing.B) {
+					var contenders []contender
 					for _, goroutines := range []int{1, 2, 8, 64} {
-						b.Run(fmt.Sprintf("goroutines=%d", goroutines), func(b *testing.B) {
-							budget, err := kind.make()
-							if err != nil {
-								b.Fatal(err)
-							}
-							b.ReportAllocs()
-							share(b, goroutines, func(times int) {
+						budget, err := kind.make()
+						if err != nil {
+							b.Fatal(err)
+						}
+						contenders = append(contenders, contender{fmt.Sprintf("goroutines=%d", goroutines), func(times int) {
+							share(goroutines, times, func(_, times int) {
 								now := time.Now()
 								for range times {
 									operation.do(budget, now)
 								}
 							})
-						})
+						}})
 					}
+					inTurns(b, contenders, perOperation)
 				})
 			}
 		})
 	}
-}
-
-// share has goroutines do b.N things together.
-func share(b *testing.B, goroutines int, do func(times int)) {
-	var all sync.WaitGroup
-	for i := range goroutines {
-		times := b.N / goroutines
-		if i < b.N%goroutines {
-			times++
-		}
-		all.Go(func() { do(times) })
-	}
-	all.Wait()
 }

@@ -45,15 +45,17 @@ func BenchmarkFeature(b *testing.B) {
 		failures int64
 	}{{"retries=0", 0}, {"retries=1", 1}} {
 		b.Run(retries.name, func(b *testing.B) {
-			for i := range features {
-				f := &features[(i+*rotate)%len(features)]
-				b.Run("feature="+f.name, func(b *testing.B) { f.measure(b, retries.failures) })
+			var contenders []contender
+			for _, f := range features {
+				contenders = append(contenders, contender{"feature=" + f.name, f.ready(b, retries.failures)})
 			}
+			inTurns(b, contenders, perOperation)
 		})
 	}
 }
 
-func (f *feature) measure(b *testing.B, failures int64) {
+// ready makes a client with the feature, whose calls fail so many times first.
+func (f *feature) ready(b *testing.B, failures int64) (do func(times int)) {
 	options := []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget())}
 	if f.options != nil {
 		options = append(options, f.options(b)...)
@@ -75,7 +77,7 @@ func (f *feature) measure(b *testing.B, failures int64) {
 	if f.span {
 		spans.tracer = recording(b).Tracer("bench")
 	}
-	serial(b, func() func() error {
+	return serial(b, func() func() error {
 		return func() error {
 			return intercept(spans.next(), echov1.EchoService_Echo_FullMethodName, req, reply, cc, invoker, opts...)
 		}

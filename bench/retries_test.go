@@ -16,11 +16,11 @@ import (
 // retries, without the waits.
 func BenchmarkRetryInterceptor(b *testing.B) {
 	eachRetries(b, func(b *testing.B, retries int64) {
-		eachRival(b, which(func(r *rival) bool { return r.unary != nil }), func(b *testing.B, r *rival) {
+		eachRival(b, which(func(r *rival) bool { return r.unary != nil }), perOperation, func(r *rival) func(times int) {
 			cc, intercept, invoker := unconnected(b), r.unary(atOnce), failFirst(retries)
 			ctx, opts := callContext(b), callOptions(false)
 			req, reply := request(0), new(echov1.EchoResponse)
-			serial(b, func() func() error {
+			return serial(b, func() func() error {
 				return func() error {
 					return intercept(ctx, echov1.EchoService_Echo_FullMethodName, req, reply, cc, invoker, opts...)
 				}
@@ -34,10 +34,10 @@ func BenchmarkRetryInterceptor(b *testing.B) {
 func BenchmarkRetryRPC(b *testing.B) {
 	eachNetwork(b, func(b *testing.B, net network) {
 		eachRetries(b, func(b *testing.B, retries int64) {
-			eachRival(b, which(withRetries), func(b *testing.B, r *rival) {
+			eachRival(b, which(withRetries), perOperation, func(r *rival) func(times int) {
 				client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(atOnce)...))
 				ctx, req := callContext(b), request(retries)
-				serial(b, func() func() error {
+				return serial(b, func() func() error {
 					return func() error { return second(client.Echo(ctx, req)) }
 				})
 			})

@@ -1,8 +1,8 @@
 package bench
 
 import (
-	"flag"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -223,13 +223,19 @@ func withClientStreams(r *rival) bool { return r.clientStreams }
 // interceptors are the rivals that are one, and bare to compare them with.
 func interceptors(r *rival) bool { return r.unary != nil || r.name == bare.name }
 
-var rotate = flag.Int("rotate", 0, "begin each table with another of the rivals, so that over several runs none has the better place")
+// eachRival measures the rivals in turns. ready makes a rival's client, and returns what
+// is measured of it.
+func eachRival(b *testing.B, rivals []rival, report func(*testing.B, *turns), ready func(*rival) (do func(times int))) {
+	contenders := make([]contender, len(rivals))
+	for _, i := range rand.Perm(len(rivals)) {
+		contenders[i] = contender{"client=" + rivals[i].name, ready(&rivals[i])}
+	}
+	inTurns(b, contenders, report)
+}
 
-// eachRival measures the rivals one after the other, so that what disturbs the machine for
-// a while disturbs all of them.
-func eachRival(b *testing.B, rivals []rival, f func(*testing.B, *rival)) {
-	for i := range rivals {
-		r := &rivals[(i+*rotate)%len(rivals)]
-		b.Run("client="+r.name, func(b *testing.B) { f(b, r) })
+// oneByOne measures the rivals one after the other, where f is no matter of time.
+func oneByOne(b *testing.B, rivals []rival, f func(*testing.B, *rival)) {
+	for _, i := range rand.Perm(len(rivals)) {
+		b.Run("client="+rivals[i].name, func(b *testing.B) { f(b, &rivals[i]) })
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"runtime"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -17,10 +16,8 @@ import (
 // BenchmarkServerStream receives a stream of 1000 messages, from its first to its end.
 func BenchmarkServerStream(b *testing.B) {
 	const messages = 1000
-	eachRival(b, which(withServerStreams), func(b *testing.B, r *rival) {
-		client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
-		ctx := callContext(b)
-		perMessage(b, messages, func() { expand(b, ctx, client, messages) })
+	eachStreaming(b, withServerStreams, messages, func(ctx context.Context, client echov1.EchoServiceClient) func() {
+		return func() { expand(b, ctx, client, messages) }
 	})
 }
 
@@ -28,10 +25,8 @@ func BenchmarkServerStream(b *testing.B) {
 // who retries keeps them, to send them again.
 func BenchmarkClientStream(b *testing.B) {
 	const messages = 100
-	eachRival(b, which(withClientStreams), func(b *testing.B, r *rival) {
-		client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
-		ctx := callContext(b)
-		perMessage(b, messages, func() { collect(b, ctx, client, messages) })
+	eachStreaming(b, withClientStreams, messages, func(ctx context.Context, client echov1.EchoServiceClient) func() {
+		return func() { collect(b, ctx, client, messages) }
 	})
 }
 
@@ -40,45 +35,34 @@ func BenchmarkClientStream(b *testing.B) {
 // is one long stream.
 func BenchmarkPingPong(b *testing.B) {
 	b.Run("commit=before", func(b *testing.B) {
-		eachRival(b, which(withClientStreams), func(b *testing.B, r *rival) {
-			client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
-			ctx := callContext(b)
-			perMessage(b, 1, func() {
+		eachStreaming(b, withClientStreams, 1, func(ctx context.Context, client echov1.EchoServiceClient) func() {
+			return func() {
 				stream := chat(b, ctx, client)
 				pingPong(b, stream)
 				finishChat(b, stream)
-			})
+			}
 		})
 	})
 	b.Run("commit=after", func(b *testing.B) {
-		eachRival(b, which(withClientStreams), func(b *testing.B, r *rival) {
-			client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
-			stream := chat(b, callContext(b), client)
-			perMessage(b, 1, func() { pingPong(b, stream) })
-			finishChat(b, stream)
+		eachStreaming(b, withClientStreams, 1, func(ctx context.Context, client echov1.EchoServiceClient) func() {
+			stream := chat(b, ctx, client)
+			b.Cleanup(func() { finishChat(b, stream) })
+			return func() { pingPong(b, stream) }
 		})
 	})
 }
 
-// perMessage measures f, which handles so many messages, and what one of them allocates.
-func perMessage(b *testing.B, messages int, f func()) {
-	for range 3 {
-		f()
-	}
-	b.ReportAllocs()
-	runs, before := 0, mallocs()
-	for b.Loop() {
-		f()
-		runs++
-	}
-	b.ReportMetric(float64(mallocs()-before)/float64(runs)/float64(messages), "allocs/msg")
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(runs)/float64(messages), "ns/msg")
-}
-
-func mallocs() uint64 {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.Mallocs
+// eachStreaming measures something that handles so many messages.
+func eachStreaming(b *testing.B, can func(*rival) bool, messages float64,
+	ready func(context.Context, echov1.EchoServiceClient) (stream func())) {
+	eachRival(b, which(can), perMessage(messages), func(r *rival) func(times int) {
+		stream := ready(callContext(b), echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...)))
+		return func(times int) {
+			for range times {
+				stream()
+			}
+		}
+	})
 }
 
 func expand(tb testing.TB, ctx context.Context, client echov1.EchoServiceClient, messages int64) {

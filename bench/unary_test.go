@@ -2,10 +2,7 @@ package bench
 
 import (
 	"context"
-	"math/rand/v2"
-	"slices"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -19,13 +16,13 @@ import (
 func BenchmarkUnaryInterceptor(b *testing.B) {
 	eachInformation(b, func(b *testing.B, equal bool) {
 		eachCores(b, func(b *testing.B, repeat repeater) {
-			eachRival(b, which(interceptors), func(b *testing.B, r *rival) {
+			eachRival(b, which(interceptors), perOperation, func(r *rival) func(times int) {
 				cc := unconnected(b)
 				intercept := passThrough
 				if r.unary != nil {
 					intercept = r.unary(asUsed)
 				}
-				repeat(b, func() func() error {
+				return repeat(b, func() func() error {
 					ctx, opts, invoker := callContext(b), callOptions(equal), succeed
 					if equal {
 						invoker = handOver
@@ -45,9 +42,9 @@ func BenchmarkUnaryRPC(b *testing.B) {
 	eachNetwork(b, func(b *testing.B, net network) {
 		eachInformation(b, func(b *testing.B, equal bool) {
 			eachCores(b, func(b *testing.B, repeat repeater) {
-				eachRival(b, all, func(b *testing.B, r *rival) {
+				eachRival(b, all, perOperation, func(r *rival) func(times int) {
 					client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(asUsed)...))
-					repeat(b, func() func() error {
+					return repeat(b, func() func() error {
 						ctx, req := callContext(b), request(0)
 						if !equal {
 							return func() error { return second(client.Echo(ctx, req)) }
@@ -61,42 +58,6 @@ func BenchmarkUnaryRPC(b *testing.B) {
 			})
 		})
 	})
-}
-
-// BenchmarkUnaryOverhead is the same call beside one of a connection without interceptor, in
-// turns of a few calls: so small a difference would drown in the moods of the machine
-// between one benchmark and the next. The ratio is that of the medians of the turns.
-func BenchmarkUnaryOverhead(b *testing.B) {
-	const turn = 16 // calls
-	eachNetwork(b, func(b *testing.B, net network) {
-		eachRival(b, which(withRetries), func(b *testing.B, r *rival) {
-			clients := [2]echov1.EchoServiceClient{
-				echov1.NewEchoServiceClient(net.dial(b)),
-				echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(asUsed)...)),
-			}
-			ctx, req := callContext(b), request(0)
-			var took [2][]float64
-			for b.Loop() {
-				first := rand.IntN(2)
-				for _, side := range [2]int{first, 1 - first} {
-					start := time.Now()
-					for range turn {
-						if _, err := clients[side].Echo(ctx, req); err != nil {
-							b.Fatal(err)
-						}
-					}
-					took[side] = append(took[side], float64(time.Since(start)))
-				}
-			}
-			b.ReportMetric(100*(median(took[1])/median(took[0])-1), "%over")
-			b.ReportMetric(0, "ns/op") // of both
-		})
-	})
-}
-
-func median(v []float64) float64 {
-	slices.Sort(v)
-	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -116,48 +77,9 @@ func eachInformation(b *testing.B, f func(b *testing.B, equal bool)) {
 	b.Run("info=equal", func(b *testing.B) { f(b, true) })
 }
 
-// A repeater measures calls; each goroutine makes those of its own.
-type repeater func(b *testing.B, each func() (call func() error))
-
 func eachCores(b *testing.B, f func(*testing.B, repeater)) {
 	b.Run("cores=one", func(b *testing.B) { f(b, serial) })
 	b.Run("cores=all", func(b *testing.B) { f(b, parallel) })
-}
-
-func serial(b *testing.B, each func() func() error) {
-	call := each()
-	warmUp(b, call)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := call(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func parallel(b *testing.B, each func() func() error) {
-	warmUp(b, each())
-	b.ReportAllocs()
-	b.ResetTimer()
-	b.RunParallel(func(pb *testing.PB) {
-		call := each()
-		for pb.Next() {
-			if err := call(); err != nil {
-				b.Error(err)
-				return
-			}
-		}
-	})
-}
-
-// warmUp makes what is made once: streams, pools, the budget of a target.
-func warmUp(b *testing.B, call func() error) {
-	b.Helper()
-	for range 10 {
-		if err := call(); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 // unconnected is a ClientConn for interceptors to look at. Nothing is sent on it.

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math/big"
 	"os"
 	"slices"
 	"strconv"
@@ -181,19 +183,38 @@ func (s *sample) over(other *sample) (ratio float64, ok bool) {
 	return (ratios[(n-1)/2] + ratios[n/2]) / 2, true
 }
 
-// lower says whether s is lower than other and that is no chance. One run proves nothing,
-// but in numbers that every run has the same.
+// lower says whether s is lower than other and that is no chance: by a sign test of the
+// runs, in each of which both were measured beside each other. One run proves nothing, but in
+// numbers that every run has the same.
 func (s *sample) lower(other *sample) (is bool, p float64) {
-	if s.center() >= other.center() {
-		return false, 1
-	}
 	if s.constant() && other.constant() {
-		return true, 0
+		return s.center() < other.center(), 0
 	}
-	a := benchmath.NewSample(s.values(), &benchmath.DefaultThresholds)
-	b := benchmath.NewSample(other.values(), &benchmath.DefaultThresholds)
-	c := benchmath.AssumeNothing.Compare(a, b)
-	return c.P < c.Alpha, c.P
+	lower, higher := 0, 0
+	for run, v := range s.byRun {
+		if o, both := other.byRun[run]; both {
+			switch cmp.Compare(v, o) {
+			case -1:
+				lower++
+			case 1:
+				higher++
+			}
+		}
+	}
+	p = signTest(lower, higher)
+	return lower > higher && p < 0.05, p
+}
+
+// signTest is how likely tosses of a coin are to be at least as uneven as that.
+func signTest(a, b int) (p float64) {
+	tosses := int64(a + b)
+	ways := new(big.Int)
+	for k := range int64(min(a, b)) + 1 {
+		ways.Add(ways, new(big.Int).Binomial(tosses, k))
+	}
+	all := new(big.Int).Lsh(big.NewInt(1), uint(tosses))
+	p, _ = new(big.Rat).SetFrac(ways, all).Float64()
+	return min(1, 2*p)
 }
 
 func (s *sample) constant() bool {

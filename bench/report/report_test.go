@@ -48,7 +48,7 @@ func wholeRun(run int) string {
 		b.WriteString(result(prefix+"grpcretry", ns(250)+"384 B/op 1 allocs/op"))
 	}
 	for client, over := range map[string]float64{"middleware": 0.12, "grpcretry": 5.02} {
-		b.WriteString(result("UnaryOverhead/net=tcp/client="+client, fmt.Sprintf("%.2f %%over", over+float64(run)/10)))
+		b.WriteString(result("UnaryRPC/net=tcp/info=plain/cores=one/client="+client, fmt.Sprintf("%.2f %%over", over+float64(run)/10)))
 	}
 	b.WriteString(result("RetryInterceptor/retries=1/client=middleware", ns(700)+"9 allocs/op"))
 	b.WriteString(result("RetryInterceptor/retries=1/client=grpcretry", ns(1900)+"9 allocs/op"))
@@ -96,8 +96,8 @@ func TestResultsPage(t *testing.T) {
 		"at most 0.6 × go-grpc-middleware | 0.5 × (387 ns, 775 ns) | met |",
 		"at most 0.7 × go-grpc-middleware | 2.71 × (2.95 µs, 1.09 µs) | **not met** |",
 		"| loopback RPC that succeeds: within 1 % of no interceptor | +5.6 % | **not met** |",
-		"| TCP | +0.7 % (+0.3 % to +1.0 %) | +5.6 % (+5.2 % to +5.9 %) |",
-		"- Better than ours: what is added, TCP: +0.7 % with go-grpc-middleware, +5.6 % with ours (p = ",
+		"| TCP, one core | +0.7 % (+0.3 % to +1.0 %) | +5.6 % (+5.2 % to +5.9 %) |",
+		"- Better than ours: what is added, TCP, one core: +0.7 % with go-grpc-middleware, +5.6 % with ours (p = ",
 		"| committed stream: no allocation more for each message | +0.01 | met |",
 		"under 2 KiB of heap each beyond no interceptor | +1.54 KiB | met |",
 		"the same, with their stacks | +5.54 KiB | **not met** |",
@@ -151,14 +151,24 @@ func TestRatiosAreOfTheSameRun(t *testing.T) {
 	}
 }
 
-func TestNoiseIsNotBetter(t *testing.T) {
-	m := read(t, rawRuns(10, func(run int) string {
-		noise := float64(run * 7 % 10)
-		return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", 99.9+noise)) +
-			result("RetryInterceptor/retries=1/client=grpcretry", fmt.Sprintf("%.1f ns/op", 100+noise))
-	}))
-	if got := tables(m); !strings.Contains(got, "No rival is better") {
-		t.Errorf("a rival is said to be better by a thousandth:\n%s", got)
+// TestBetterIsWhatNearlyEveryRunSays has a rival a hundredth faster in so many of ten runs, on
+// a machine that slows down to a tenth meanwhile.
+func TestBetterIsWhatNearlyEveryRunSays(t *testing.T) {
+	for faster, better := range map[int]string{10: "p = 0.002", 9: "p = 0.021", 8: "", 5: "", 0: ""} {
+		got := tables(read(t, rawRuns(10, func(run int) string {
+			slow, rival := float64(run), 101.0
+			if run <= faster {
+				rival = 99
+			}
+			return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", rival*slow)) +
+				result("RetryInterceptor/retries=1/client=grpcretry", fmt.Sprintf("%.1f ns/op", 100*slow))
+		})))
+		if better == "" && !strings.Contains(got, "No rival is better") {
+			t.Errorf("a rival is said to be better that is so in %d of 10 runs:\n%s", faster, got)
+		}
+		if better != "" && !strings.Contains(got, better) {
+			t.Errorf("a rival that is faster in %d of 10 runs: want %q in\n%s", faster, better, got)
+		}
 	}
 }
 

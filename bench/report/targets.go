@@ -25,7 +25,7 @@ var targets = []target{
 	{"unary, one retry without the wait: at most 0.4 × failsafe-go",
 		ratioAtMost("RetryInterceptor", "retries=1/client=", "failsafe", "sec/op", 0.4)},
 	{"loopback RPC that succeeds: within 1 % of no interceptor",
-		atMost("UnaryOverhead", "net=tcp/client="+ours, "%over", 1)},
+		atMost("UnaryRPC", tcpPlain+ours, "%over", 1)},
 	{"loopback RPC that succeeds: at most 2 allocations more than no interceptor",
 		moreAtMost("UnaryRPC", tcpPlain+ours, tcpPlain+bare, "allocs/op", 2)},
 	{"committed stream: no allocation more for each message",
