@@ -42,7 +42,7 @@ type History struct {
 	Start    time.Time     // when the call began
 	Deadline time.Time     // the caller's; zero without one
 	Retry    int           // retries since the backoff was last restarted
-	Prev     time.Duration // what the backoff gave last; 0 after a restart
+	Prev     time.Duration // what the backoff gave last; 0 after a restart. Of a hedged call: see PutOff
 	Stopped  error         // of a hedged call: why there is no further attempt, said to one before
 	Paid     bool          // of a hedged call: the next attempt waits, and is paid for; another takes its place
 }
@@ -129,7 +129,7 @@ func (p *policy) judge(ctx context.Context, b Budget, h *History, f *Failure, no
 	b.Deposit(Outcome{Attempt: f.Attempt.Number, Result: result})
 
 	if reason := p.decide(h, f, hint, retryable); reason != nil {
-		fatal := untouched || f.CtxErr != nil || f.Closed || f.Committed
+		fatal := untouched || f.CtxErr != nil || f.Committed // nothing of a closed connection is retryable
 		return Verdict{Reason: reason, Fatal: fatal, result: result, untouched: untouched}
 	}
 	wait, source, reason := p.schedule(h, code, hint, hinted, now, u)
@@ -236,9 +236,17 @@ func (h *History) Retried(v Verdict) {
 	}
 }
 
+// PutOff is after what time a hedge is due again that is due, but cannot be sent now; delay
+// is the one of the call. It is longer each time: there may be thousands of calls with a
+// hedge that is due.
+func (h *History) PutOff(delay time.Duration) time.Duration {
+	h.Prev = max(2*h.Prev, delay, time.Millisecond)
+	return h.Prev
+}
+
 // Refused takes a stop that is not fatal into the history of a hedged call. It is true if no
-// attempt may be sent any more: after a lack of budget, or of attempts, one that is paid for
-// still may.
+// attempt may be sent any more. After a lack of budget a hedge may, once it is due; and where
+// the attempts are used up there is none that waits.
 func (h *History) Refused(v Verdict) bool {
 	if v.Reason == ErrBudgetExhausted || v.Reason == ErrAttemptsExhausted { //nolint:errorlint // the engine's own words
 		return false

@@ -299,6 +299,15 @@ func TestEngineOfAHedgedCall(t *testing.T) {
 			Verdict{Reason: ErrPushback, result: Failed}},
 		{"pushback", History{Start: noon}, failureOf(1, codes.Internal).saying("7"),
 			Verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback, result: Failed}},
+		{"the connection is closed", History{Start: noon}, internal.with(func(f *Failure) { f.Closed = true }),
+			Verdict{Reason: ErrConnClosed, result: Ignored, Fatal: true, untouched: true}},
+		{"the caller is gone", History{Start: noon}, internal.with(func(f *Failure) { f.CtxErr = context.Canceled }),
+			Verdict{Reason: context.Canceled, result: Failed, Fatal: true}},
+		{"the caller and the connection are gone", History{Start: noon},
+			internal.with(func(f *Failure) { f.CtxErr, f.Closed = context.Canceled, true }),
+			Verdict{Reason: context.Canceled, result: Ignored, Fatal: true}},
+		{"committed", History{Start: noon}, internal.with(func(f *Failure) { f.Committed = true }),
+			Verdict{Reason: ErrCommitted, result: Failed, Fatal: true}},
 		{"all are sent", History{Start: noon}, late, Verdict{Reason: ErrAttemptsExhausted, result: Failed}},
 		{"stopped before", History{Start: noon, Stopped: ErrPushback}, internal, Verdict{Reason: ErrPushback, result: Failed}},
 		{"stopped before, and fatal", History{Start: noon, Stopped: ErrPushback}, unavailable,
@@ -358,6 +367,21 @@ func TestHistoryCountsBackoffsAndRestartsOnHints(t *testing.T) {
 		h.Retried(step.v)
 		if h.Retry != step.wantRetry || h.Prev != step.wantPrev {
 			t.Fatalf("after %v: retry %d, prev %d, want %d, %d", step.v, h.Retry, h.Prev, step.wantRetry, step.wantPrev)
+		}
+	}
+}
+
+func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
+	for _, tt := range []struct{ delay, first, second time.Duration }{
+		{0, time.Millisecond, 2 * time.Millisecond},
+		{time.Millisecond - 1, time.Millisecond, 2 * time.Millisecond},
+		{time.Second, time.Second, 2 * time.Second},
+	} {
+		h := History{Start: noon}
+		first, second, third := h.PutOff(tt.delay), h.PutOff(tt.delay), h.PutOff(tt.delay)
+		if first != tt.first || second != tt.second || third != 2*tt.second {
+			t.Errorf("a hedge of delay %v is put off by %v, %v, %v, want %v, %v, %v",
+				tt.delay, first, second, third, tt.first, tt.second, 2*tt.second)
 		}
 	}
 }

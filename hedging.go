@@ -38,12 +38,11 @@ type race struct {
 	wake     chan struct{} // guarded by mu; closed when over; nil while nobody waits for that
 
 	// Of whoever handles the queue, and of the caller when it is over.
-	dueAt    time.Time     // when the timer fires; zero for never
-	next     Verdict       // the attempt that waits for dueAt, where it is paid for already
-	later    time.Duration // after which a hedge was put off last; zero if none was
-	made     int           // attempts sent
-	open     []*attempt    // those that run
-	idle     time.Time     // since when none runs
+	dueAt    time.Time  // when the timer fires; zero for never
+	next     Verdict    // the attempt that waits for dueAt, where it is paid for already
+	made     int        // attempts sent
+	open     []*attempt // those that run
+	idle     time.Time  // since when none runs
 	decided  bool
 	quitting bool      // after a panic
 	winner   *attempt  // nil if none succeeded
@@ -281,7 +280,7 @@ func (h *race) failed(a *attempt, err error, now time.Time) {
 			h.disarm()
 			h.refund()
 		}
-		if len(h.open) == 0 && !h.next.Retry {
+		if len(h.open) == 0 { // then none waits either: it would have been sent, or refunded
 			h.decide()
 		}
 	}
@@ -307,7 +306,7 @@ func (h *race) due(now time.Time) {
 		h.disarm()
 		return
 	case c.connecting():
-		h.postpone()
+		h.arm(c.past.PutOff(h.delay))
 		return
 	}
 	v := c.policy.due(c.budget, &c.remember(now).History, h.made, now)
@@ -320,17 +319,10 @@ func (h *race) due(now time.Time) {
 	case v.Retry:
 		h.send()
 	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word; only this one is not sent
-		h.postpone()
+		h.arm(c.past.PutOff(h.delay))
 	default:
 		h.disarm()
 	}
-}
-
-// postpone puts off a hedge, for longer each time: there may be thousands of calls with a
-// hedge that is due.
-func (h *race) postpone() {
-	h.later = max(2*h.later, h.delay, time.Millisecond)
-	h.arm(h.later)
 }
 
 // send starts the next attempt on a goroutine of its own.

@@ -29,7 +29,6 @@ type race struct {
 	delay   time.Duration
 	dueAt   int64             // when the next attempt is; -1 for never
 	next    grpcretry.Verdict // the attempt that waits for dueAt, where it is paid for already
-	later   time.Duration     // after which a hedge was put off last; 0 if none was
 	open    []flight          // the attempts in flight
 	room    [2]flight
 }
@@ -100,8 +99,7 @@ func (r *run) hedgeDue(ri int32, ra *race) {
 		r.hedge(ri, ra, c)
 	case v.Reason == grpcretry.ErrBudgetExhausted: //nolint:errorlint // the engine's own value; only this one is not sent
 		c.caller.seen.at(r.now).Suppressed++
-		ra.later = max(2*ra.later, ra.delay, time.Millisecond)
-		r.arm(ri, ra, ra.later)
+		r.arm(ri, ra, c.history.PutOff(ra.delay))
 	default:
 		ra.dueAt = -1
 	}
@@ -149,7 +147,7 @@ func (r *run) leaveRace(ai int32, a *attempt, c *call) {
 			ra.dueAt = -1
 			ra.refund(c)
 		}
-		if len(ra.open) == 0 && !ra.next.Retry {
+		if len(ra.open) == 0 { // then none waits either
 			r.endRace(ri, ra, c, lost)
 		}
 	}
