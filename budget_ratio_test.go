@@ -99,6 +99,30 @@ func TestRatioBudgetDefaultWindowIsTenSeconds(t *testing.T) {
 	}
 }
 
+// Calls count for the time between two looks, not for any time before the first of them,
+// also where a goroutine looks with a time that it has read before another's.
+func TestRatioBudgetSpreadsCallsSinceTheLastLook(t *testing.T) {
+	for name, looks := range map[string][]float64{
+		"the last look":                {5.4},
+		"an older one":                 {1, 3.2, 5.4},
+		"one with a time of before":    {5.4, 0.1},
+		"one a moment before the last": {5.4, 5.3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2})
+			for _, look := range looks {
+				b.Balance(at(look))
+			}
+			deposit(b, 100)
+			wantBalance(t, b, at(10), 20)
+			wantBalance(t, b, at(15), 20) // nothing of it is older than 5 s
+			if got := b.Balance(at(17.5)); got < 8 || got > 12 {
+				t.Errorf("Balance at 17.5s = %v, want about half of 20, as half the calls were made before 7.7s", got)
+			}
+		})
+	}
+}
+
 func TestNewRatioBudgetRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		settings RatioBudget

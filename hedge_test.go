@@ -132,6 +132,18 @@ func TestHedgingWhereRetriesAreOff(t *testing.T) {
 	})
 }
 
+// A call that is hedged and not retried, and for which there is no delay yet, is one attempt:
+// its error is the server's own.
+func TestNoDelayAndNoRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		_, err := server.client(t, steady, WithMaxAttempts(1), hedged(Hedging{Delay: HedgeAtQuantile(0.95, 0, 0)})).
+			Echo(t.Context(), request())
+		wantUntouched(t, err, codes.Unavailable, "db-down")
+		wantTimes(t, server, 0)
+	})
+}
+
 // Without a delay, a call is as if there were no hedging, but it is measured.
 func TestNoDelayNoHedge(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -409,19 +421,57 @@ func TestQuantileNeedsEnoughAnswers(t *testing.T) {
 		answers int
 	}{{0.5, 50}, {0.9, 50}, {0.95, 100}, {0.99, 500}, {0.999, 5000}} {
 		h := HedgeAtQuantile(tt.q, 0, 0)
-		now := noon
-		for n := 1; n <= tt.answers; n++ {
-			if d, ok := h.Delay("/m", now); ok {
-				t.Fatalf("%v-quantile: delay %v after %d answers, want none before %d", tt.q, d, n-1, tt.answers)
-			}
-			h.Answered("/m", time.Millisecond, false, now)
+		for range tt.answers - 1 {
+			h.Answered("/m", time.Millisecond, false, noon)
 		}
-		if _, ok := h.Delay("/m", now.Add(quantileRefresh)); !ok {
+		if d, ok := h.Delay("/m", noon); ok {
+			t.Errorf("%v-quantile: delay %v after %d answers, want none before %d", tt.q, d, tt.answers-1, tt.answers)
+		}
+		h.Answered("/m", time.Millisecond, false, noon)
+		if _, ok := h.Delay("/m", noon.Add(quantileRefresh)); !ok {
 			t.Errorf("%v-quantile: no delay after %d answers", tt.q, tt.answers)
 		}
-		if _, ok := h.Delay("/other", now); ok {
+		if _, ok := h.Delay("/other", noon); ok {
 			t.Errorf("%v-quantile: a delay for a method that was never called", tt.q)
 		}
+	}
+}
+
+// Half of 51 is 26: to hedge no more than half of them, it must not be 25.
+func TestQuantileIsNeverLess(t *testing.T) {
+	for short, want := range map[int]time.Duration{25: time.Second, 26: time.Millisecond} {
+		h := HedgeAtQuantile(0.5, 0, 0)
+		for n := range 51 {
+			took := time.Second
+			if n < short {
+				took = time.Millisecond
+			}
+			h.Answered("/m", took, false, noon)
+		}
+		got, ok := h.Delay("/m", noon)
+		if ratio := float64(got) / float64(want); !ok || ratio < 0.9999 || ratio > 1.0501 {
+			t.Errorf("the median of %d short ones of 51 is %v, %v, want %v or up to 5%% more", short, got, ok, want)
+		}
+	}
+}
+
+// It is computed once a second, not for each call.
+func TestQuantileIsComputedOnceASecond(t *testing.T) {
+	h := HedgeAtQuantile(0.5, 0, 0)
+	answered := func(took time.Duration) {
+		for range 100 {
+			h.Answered("/m", took, false, noon)
+		}
+	}
+	answered(time.Millisecond)
+	before, _ := h.Delay("/m", noon)
+	answered(time.Second)
+	answered(time.Second)
+	if got, ok := h.Delay("/m", noon.Add(quantileRefresh-1)); !ok || got != before {
+		t.Errorf("before a second has passed the delay is %v, %v, want still %v", got, ok, before)
+	}
+	if got, ok := h.Delay("/m", noon.Add(quantileRefresh)); !ok || got < time.Second {
+		t.Errorf("after a second the delay is %v, %v, want that of most answers, a second", got, ok)
 	}
 }
 

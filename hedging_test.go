@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -448,6 +449,67 @@ func TestServerIsToldOfHedges(t *testing.T) {
 		}
 	})
 }
+
+// A caller that asks for only one of header, trailer and peer: no hedge is given the caller's
+// own, and the caller gets the winner's.
+func TestHedgesAreNotGivenWhatIsTheCallers(t *testing.T) {
+	var header, trailer metadata.MD
+	var at peer.Peer
+	for _, tt := range []struct {
+		name string
+		opt  grpc.CallOption
+		got  func() string
+	}{
+		{"header", grpc.Header(&header), func() string { return first(header["of"]) }},
+		{"trailer", grpc.Trailer(&trailer), func() string { return first(trailer["of"]) }},
+		{"peer", grpc.Peer(&at), func() string { return at.Addr.String() }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+					a, _ := AttemptFromContext(ctx)
+					if a.Number == 1 {
+						<-ctx.Done()
+						fill(opts, "loser")
+						return ctx.Err()
+					}
+					if slices.Contains(opts, tt.opt) {
+						t.Errorf("attempt %d was given the caller's own", a.Number)
+					}
+					fill(opts, "winner")
+					return nil
+				}
+				err := UnaryClientInterceptor(hedged(Hedging{Delay: HedgeAfter(second)}))(
+					t.Context(), echoMethod, request(), &echov1.EchoResponse{}, nil, invoker, tt.opt)
+				if err != nil || tt.got() != "winner" {
+					t.Errorf("the caller got that of the %s, %v, want that of the winner", tt.got(), err)
+				}
+			})
+		})
+	}
+}
+
+// fill does what gRPC does with what is asked for.
+func fill(opts []grpc.CallOption, of string) {
+	for _, opt := range opts {
+		switch opt := opt.(type) {
+		case grpc.HeaderCallOption:
+			*opt.HeaderAddr = metadata.Pairs("of", of)
+		case grpc.TrailerCallOption:
+			*opt.TrailerAddr = metadata.Pairs("of", of)
+		case grpc.PeerCallOption:
+			*opt.PeerAddr = peer.Peer{Addr: named(of)}
+		case *attempt:
+			*opt.PeerAddr = peer.Peer{Addr: named(of)}
+		}
+	}
+}
+
+// named is an address.
+type named string
+
+func (named) Network() string  { return "" }
+func (n named) String() string { return string(n) }
 
 // hedgedEcho is a call of Echo for tests that need more control of
 // the attempts than a server has: run is attempt number n.

@@ -815,6 +815,27 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 	})
 }
 
+// The same method of another connection is another call, too.
+func TestTheSameMethodBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		mirror := serve(t, script(unavailable(), ok()))
+		server := serve(t, script(ok()))
+		mirrorClient := mirror.client(t, steady)
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if _, err := mirrorClient.Echo(ctx, request(), opts...); err != nil {
+				t.Errorf("mirror: %v", err)
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, mirror, 0, second)
+		wantTimes(t, server, second)
+	})
+}
+
 const builtInPolicy = `{"methodConfig": [{
 	"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}],
 	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
@@ -894,6 +915,54 @@ func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
 	}
 }
 
+func TestAttemptTimeoutWhereBuiltInRetriesAreOff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), ok()))
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), grpc.WithDefaultServiceConfig(builtInPolicy))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, 6*second)
+	})
+}
+
+// gRPC is told of whatever ends first: the caller's deadline or the attempt's.
+func TestAnAttemptIsToldTheEarlierDeadline(t *testing.T) {
+	for callers, want := range map[time.Duration]time.Duration{0: 5 * second, 3 * second: 3 * second, 9 * second: 5 * second} {
+		bubble(t, func(t *testing.T) {
+			ctx, start := t.Context(), time.Now()
+			if callers > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, callers)
+				defer cancel()
+			}
+			invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+				if deadline, ok := ctx.Deadline(); !ok || deadline.Sub(start) != want {
+					t.Errorf("with a deadline in %v the attempt's is in %v, %v, want %v", callers, deadline.Sub(start), ok, want)
+				}
+				return nil
+			}
+			if err := UnaryClientInterceptor(WithAttemptTimeout(5*second))(ctx, echoMethod, nil, nil, nil, invoker); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAClassifierSeesTheHeaders(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().withHeader("k", "one"), ok()))
+		saw := ""
+		client := server.client(t, steady, WithClassifier(func(_ context.Context, a Attempt) Classification {
+			saw = first(a.Header["k"])
+			return Retry
+		}))
+		if _, err := client.Echo(t.Context(), request()); err != nil || saw != "one" {
+			t.Errorf("the classifier saw the header %q, %v, want one", saw, err)
+		}
+	})
+}
+
 func TestDisabledCallsPassStraightThrough(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -964,9 +1033,13 @@ func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
 		if attempts != 100_000 || !strings.Contains(err.Error(), "100000 attempts") {
 			t.Errorf("%d attempts in %v, want 100000", attempts, err)
 		}
-		if len(e.Attempts) > maxKept || e.Attempts[len(e.Attempts)-1].Number != 100_000 {
-			t.Errorf("the error keeps %d attempts up to %d, want at most %d, up to the last",
-				len(e.Attempts), e.Attempts[len(e.Attempts)-1].Number, maxKept)
+		if len(e.Attempts) > maxKept || len(e.Attempts) < maxKept/2 {
+			t.Errorf("the error keeps %d attempts, want at most %d, and half of that", len(e.Attempts), maxKept)
+		}
+		for i, a := range e.Attempts {
+			if want := 100_000 - len(e.Attempts) + 1 + i; a.Number != want {
+				t.Fatalf("attempt %d of those that the error keeps is number %d, want %d: the last ones", i, a.Number, want)
+			}
 		}
 	})
 }
