@@ -88,7 +88,7 @@ func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
 // less than go-grpc-middleware needs, 9 and 25; see bench/.
 func TestRetriesAllocateNoMore(t *testing.T) {
 	intercept := UnaryClientInterceptor(WithBackoff(Constant(0)), WithBudget(Unlimited))
-	for failures, limit := range map[int]float64{1: 3, 3: 7} {
+	for failures, limit := range map[int]float64{1: 2, 3: 5} {
 		invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 			if a, _ := AttemptFromContext(ctx); a.Number <= failures {
 				return errUnavailable

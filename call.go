@@ -38,20 +38,22 @@ type rpc struct {
 // The past of a call is what is remembered of its attempts that have not succeeded.
 type past struct {
 	History
-	ended    []Attempt // failed or lost, in the order of their ends; the latest, at most maxKept
+	last     Attempt   // the one that ended last, failed or lost: most calls have no other, and no memory for more
+	earlier  []Attempt // those that ended before it, in that order; the latest, fewer than maxKept
 	failures int
 	said     error         // the last failure that was a server's word, not a timeout or the caller
 	idle     time.Duration // without an attempt under way, before the attempt under way
 }
 
-// all are the attempts in the order of their numbers.
-func (p *past) all() []Attempt {
-	slices.SortFunc(p.ended, func(a, b Attempt) int { return a.Number - b.Number })
-	return p.ended
-}
+// none says that no attempt has ended yet.
+func (p *past) none() bool { return p.last.Number == 0 }
 
-// latest is the attempt that ended last.
-func (p *past) latest() *Attempt { return &p.ended[len(p.ended)-1] }
+// all are the attempts, and more that ended, in the order of their numbers.
+func (p *past) all(more ...Attempt) []Attempt {
+	all := slices.Concat(p.earlier, []Attempt{p.last}, more)
+	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
+	return all
+}
 
 // maxKept bounds the memory of a call with very many attempts.
 const maxKept = 1000
@@ -207,8 +209,7 @@ func retriedByGRPC(cc *grpc.ClientConn, method string) bool {
 
 // remember makes the past.
 func (c *call) remember(now time.Time) *past {
-	if c.past.ended == nil {
-		c.past.ended = make([]Attempt, 0, 1)
+	if c.past.Start.IsZero() {
 		c.past.Start = timeOf(c.start, now)
 		c.past.Deadline, _ = c.ctx.Deadline()
 	}
@@ -226,13 +227,20 @@ func (c *call) record(f *Failure, now time.Time) {
 }
 
 func (p *past) keep(a Attempt) {
-	if len(p.ended) == maxKept {
-		p.ended = slices.Delete(p.ended, 0, maxKept/2)
+	if !p.none() {
+		p.keepEarlier(p.last)
 	}
-	if len(p.ended) == 1 {
-		p.ended = slices.Grow(p.ended, defaultMaxAttempts-1) // once for most calls
+	p.last = a
+}
+
+func (p *past) keepEarlier(a Attempt) {
+	if len(p.earlier) == maxKept-1 {
+		p.earlier = slices.Delete(p.earlier, 0, maxKept/2)
 	}
-	p.ended = append(p.ended, a)
+	if p.earlier == nil {
+		p.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
+	}
+	p.earlier = append(p.earlier, a)
 }
 
 // report tells span, logger and observers how an attempt failed and what comes of it.
@@ -276,14 +284,14 @@ func (c *call) wait(d time.Duration) (reason error, gone bool) {
 func (c *call) abandon(reason error, gone bool) error {
 	c.budget.Refund()
 	c.traceStop(reason)
-	return c.giveUp(c.past.latest(), Verdict{Reason: reason}, gone, time.Now())
+	return c.giveUp(&c.past.last, Verdict{Reason: reason}, gone, time.Now())
 }
 
 // retry makes the next attempt: the caller's own metadata, and the mark of a retry.
 func (c *call) retry(v Verdict) *attempt {
 	c.past.Retried(v)
 	c.forget()
-	last, now := c.past.latest(), sinceOrigin()
+	last, now := &c.past.last, sinceOrigin()
 	c.past.idle += now - (last.Start.Sub(origin) + last.Duration)
 	return c.another(last.Number, v, false, now)
 }
@@ -328,17 +336,17 @@ func (c *call) succeed(a *attempt, at time.Time) {
 
 // attemptsWith is all the attempts of a call that succeeded, nil if there was only that one.
 func (c *call) attemptsWith(succeeded Attempt) []Attempt {
-	if len(c.past.ended) == 0 {
+	if c.past.none() {
 		return nil
 	}
-	c.past.ended = append(c.past.ended, succeeded)
-	return c.past.all()
+	return c.past.all(succeeded)
 }
 
 // made is the number of attempts, one of which has the number given.
 func (c *call) made(number int) int {
-	for _, a := range c.past.ended {
-		number = max(number, a.Number)
+	number = max(number, c.past.last.Number)
+	for i := range c.past.earlier {
+		number = max(number, c.past.earlier[i].Number)
 	}
 	return number
 }
@@ -347,7 +355,7 @@ func (c *call) made(number int) int {
 func (c *call) lastEnd(decisive *Attempt) time.Time {
 	last := decisive.Start.Add(decisive.Duration)
 	if c.policy.hedges {
-		for _, a := range c.past.ended {
+		for _, a := range c.past.all() {
 			if end := a.Start.Add(a.Duration); end.After(last) {
 				last = end
 			}

@@ -248,7 +248,7 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 // succeeded counts an attempt that ended its call well.
 func (m *metrics) succeeded(c *call, a *attempt) {
 	row := m.row(c)
-	if a.number == 1 && len(c.past.ended) == 0 {
+	if a.number == 1 && c.past.none() {
 		row.firstTries.add()
 		m.recordA96(c, row, 0, 0)
 		return
