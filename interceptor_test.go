@@ -915,14 +915,27 @@ func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
 	}
 }
 
+// The first attempt never reaches gRPC, which would end it at the deadline by itself.
 func TestAttemptTimeoutWhereBuiltInRetriesAreOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, script(hang(), ok()))
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), grpc.WithDefaultServiceConfig(builtInPolicy))...)
+		server := serve(t, script(ok()))
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if a, _ := AttemptFromContext(ctx); a.Number > 1 {
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}
+			select {
+			case <-ctx.Done():
+				return status.FromContextError(ctx.Err()).Err()
+			case <-time.After(time.Hour):
+				return errors.New("the first attempt has all the time in the world")
+			}
+		}
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)),
+			grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(below))...)
 		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
 			t.Error(err)
 		}
-		wantTimes(t, server, 0, 6*second)
+		wantTimes(t, server, 6*second)
 	})
 }
 
