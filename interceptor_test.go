@@ -918,9 +918,9 @@ func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
 // The first attempt never reaches gRPC, which would end it at the deadline by itself.
 func TestAttemptTimeoutWhereBuiltInRetriesAreOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, script(ok()))
+		server := serve(t, script(ok(), ok()))
 		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if a, _ := AttemptFromContext(ctx); a.Number > 1 {
+			if a, _ := AttemptFromContext(ctx); a.Number > 1 || method != echoMethod {
 				return invoker(ctx, method, req, reply, cc, opts...)
 			}
 			select {
@@ -932,10 +932,14 @@ func TestAttemptTimeoutWhereBuiltInRetriesAreOff(t *testing.T) {
 		}
 		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)),
 			grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(below))...)
-		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+		client := echov1.NewEchoServiceClient(cc)
+		if _, err := client.Put(t.Context(), request()); err != nil { // the channel knows its service config
 			t.Error(err)
 		}
-		wantTimes(t, server, 6*second)
+		if _, err := client.Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, 6*second)
 	})
 }
 
