@@ -30,6 +30,7 @@ type Attempt struct {
 	Peer       net.Addr      // the server it reached, nil if it reached none
 	Wait       time.Duration // the wait before it, as decided
 	WaitSource WaitSource    // where Wait came from
+	Unsent     bool          // it reached no server, see WithConnectWait
 }
 
 // Code is the status code of Err: codes.OK for nil, codes.Unknown for an error that
@@ -69,6 +70,7 @@ type attempt struct {
 
 	hedge     bool    // sent while others were under way
 	committed bool    // of a stream: the application is bound to it
+	opened    bool    // of a stream: gRPC has opened it
 	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
 	// What gRPC fills in before it returns.
@@ -129,15 +131,21 @@ type shortSource uint8
 type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
-	expires *time.Time    // when the timeout ends it, where gRPC is told; else nil
+	retrier *Retrier      // to decide at the timeout, with plan; nil without one
+	plan    *Plan         // used by the timer until the attempt is settled, with judging held
 
 	received any // what an attempt of a hedged call has received, until it is known to win
 
-	mu    sync.Mutex
-	ctx   context.Context // guarded by mu; nil until it is needed
-	stop  context.CancelCauseFunc
-	ended bool // guarded by mu; cancelled because of cause
-	cause error
+	judging sync.Mutex // held while the timer uses the plan; nobody else waits for it but the call
+	panic   any        // guarded by judging; what a callback of the timer panicked with
+
+	mu      sync.Mutex
+	ctx     context.Context // guarded by mu; nil until it is needed
+	stop    context.CancelCauseFunc
+	ended   bool // guarded by mu; cancelled because of cause
+	cause   error
+	settled bool // guarded by mu; the attempt has ended, or its first message has come
+	cut     bool // guarded by mu; the timeout has ended it before it was settled
 }
 
 // context is the attempt's own, below the caller's.
@@ -178,49 +186,110 @@ func (b *bounds) cancel(cause error) {
 	}
 }
 
-// bound gives the attempt an end of its own and, unless timeout is 0, a timeout, told
-// from other ends by its cause. It is a timer, not a deadline of the context, so that it
-// can be lifted: when a stream has begun, and for a call that turns out to be left to gRPC.
-// maybeLeft says that this is not known yet.
-func (a *attempt) bound(timeout time.Duration, maybeLeft bool) {
-	if a.bounds == nil {
-		a.bounds = &bounds{}
-	}
+// expireAfter starts the timer of the attempt timeout. It is a timer, not a deadline of the
+// context, because the attempt may be allowed to run on when it has fired. Nor is the server
+// told of it: its deadline is the caller's.
+func (a *attempt) expireAfter(timeout time.Duration, overdue func(*attempt)) {
 	a.bounds.timeout = timeout
-	switch {
-	case timeout == 0:
-	case maybeLeft:
-		a.bounds.timer = time.AfterFunc(timeout, a.expireUnlessLeft)
-	default:
-		a.bounds.timer = time.AfterFunc(timeout, a.expire)
+	if overdue == nil {
+		overdue = (*attempt).judgeOverdue
+	}
+	a.bounds.timer = time.AfterFunc(timeout, func() { overdue(a) })
+}
+
+// judgeOverdue asks the plan, on the timer's goroutine, whether the attempt is to be cut. The
+// call's own goroutine is in gRPC meanwhile; when it returns from there, settle waits.
+func (a *attempt) judgeOverdue() {
+	a.bounds.judging.Lock()
+	defer a.bounds.judging.Unlock()
+	a.judgeOverdueLocked(false, a.tryCut)
+}
+
+// judgeOverdueLocked needs judging. It asks the plan, and cuts the attempt with cut, which
+// returns false if the application has become bound to the attempt meanwhile.
+func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
+	b := a.bounds
+	if b.isSettled() || b.retrier.leavesToGRPC(a.cc, a.method) {
+		return
+	}
+	defer func() {
+		if b.panic = recover(); b.panic != nil {
+			cut() // the call's goroutine panics
+		}
+	}()
+	now := time.Now()
+	f := a.overdueFailure(now)
+	f.Committed = committed
+	if step := b.plan.Overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
+		b.plan.Leave()
 	}
 }
 
-func (a *attempt) expire() { a.bounds.cancel(ErrAttemptTimeout) }
+// overdueFailure is what is known of an attempt that has reached its timeout.
+func (a *attempt) overdueFailure(now time.Time) Failure {
+	info := a.begun(now)
+	info.Duration = now.Sub(origin) - a.start
+	info.Err = &attemptTimeoutError{a.bounds.timeout}
+	return Failure{Attempt: info, CtxErr: endOf(a.Context, now), Closed: isClosed(a.cc)}
+}
 
-func (a *attempt) expireUnlessLeft() {
-	if !retriedByGRPC(a.cc, a.method) {
-		a.expire()
+// tryCut ends the attempt because of its timeout, unless it is settled.
+func (a *attempt) tryCut() bool {
+	b := a.bounds
+	b.mu.Lock()
+	cut := !b.settled
+	b.cut = b.cut || cut
+	b.mu.Unlock()
+	if cut {
+		b.cancel(ErrAttemptTimeout)
 	}
+	return cut
 }
 
-// announce lets gRPC tell the server of the timeout, as of any deadline.
-func (a *attempt) announce() {
-	expires := timeOf(a.start+a.bounds.timeout, time.Now())
-	a.bounds.expires = &expires
-}
-
-// Deadline is the caller's, or that of the attempt if it is announced and earlier.
-func (a *attempt) Deadline() (time.Time, bool) {
-	deadline, ok := a.Context.Deadline()
-	if a.bounds == nil || a.bounds.expires == nil || ok && deadline.Before(*a.bounds.expires) {
-		return deadline, ok
+// settle lifts the timeout. It returns false if that has already ended the attempt.
+func (a *attempt) settle() bool {
+	b := a.bounds
+	if b == nil || b.timer == nil {
+		return true
 	}
-	return *a.bounds.expires, true
+	b.timer.Stop()
+	b.judging.Lock()
+	defer b.judging.Unlock()
+	b.mu.Lock()
+	b.settled = true
+	cut := b.cut
+	b.mu.Unlock()
+	if p := b.panic; p != nil {
+		b.panic = nil
+		panic(p) //nolint:forbidigo // it is the classifier's or the budget's, and the caller's to handle
+	}
+	return !cut
 }
 
-// inTime lifts the timeout. It is false if that has already ended the attempt.
-func (a *attempt) inTime() bool { return a.bounds.timer == nil || a.bounds.timer.Stop() }
+// settleVerdict waits for a verdict of the timer that is under way.
+func (a *attempt) settleVerdict() {
+	a.bounds.judging.Lock()
+	defer a.bounds.judging.Unlock()
+}
+
+func (b *bounds) isSettled() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.settled
+}
+
+// isCut reports whether the timeout has ended the attempt.
+func (a *attempt) isCut() bool {
+	if a.bounds == nil || a.bounds.timer == nil {
+		return false
+	}
+	a.bounds.mu.Lock()
+	defer a.bounds.mu.Unlock()
+	return a.bounds.cut
+}
+
+// Deadline is the caller's.
+func (a *attempt) Deadline() (time.Time, bool) { return a.Context.Deadline() }
 
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
@@ -233,18 +302,9 @@ func (a *attempt) release() {
 	a.bounds.cancel(nil)
 }
 
-// timedOut says whether our attempt timeout ended the attempt with err, rather than
-// the caller's context or the server's word. The cause tells, not the status code.
-func (a *attempt) timedOut(err error, now time.Time) bool {
-	if a.bounds == nil || a.bounds.timeout == 0 || !isContextEnd(err) {
-		return false
-	}
-	if errors.Is(context.Cause(a), ErrAttemptTimeout) {
-		return true
-	}
-	// At the very moment of the deadline gRPC may be told before the context is.
-	return a.bounds.expires != nil && a.Err() == nil && !now.Before(*a.bounds.expires)
-}
+// timedOut reports whether our attempt timeout ended the attempt with err, rather than the
+// caller's context or the server.
+func (a *attempt) timedOut(err error) bool { return a.isCut() && isContextEnd(err) }
 
 // isContextEnd says whether err can be the end of a context: as a status, or bare, as
 // interceptors below may return it.

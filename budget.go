@@ -37,6 +37,7 @@ type Budget interface {
 // An Outcome is what a [Budget] hears of one attempt.
 type Outcome struct {
 	Attempt int // the number of the attempt in its call, from 1
+	Hedge   bool
 	Result  Result
 }
 
@@ -46,11 +47,12 @@ type Result int
 // The results of an attempt.
 const (
 	Succeeded Result = iota // status OK
-	Failed                  // a retryable failure, or the server said to stop
-	Ignored                 // anything else: another failure, the caller gave up, a lost hedge
+	Answered
+	Failed  // a retryable failure, or the server said to stop
+	Ignored // anything else: another failure, the caller gave up, a lost hedge
 )
 
-var resultNames = [...]string{"succeeded", "failed", "ignored"}
+var resultNames = [...]string{"succeeded", "answered", "failed", "ignored"}
 
 // String returns "succeeded", "failed" or "ignored".
 func (r Result) String() string {

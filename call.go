@@ -18,14 +18,19 @@ import (
 // One goroutine at a time uses a call.
 type call struct {
 	rpc
+	own  Plan // zero as long as nothing is to be decided
 	past past // zero until an attempt has failed
 }
 
-// An rpc is the part of a call that does not change any more when attempts are made.
+// An rpc is what a call is made of before its first attempt.
 type rpc struct {
 	retrier *Retrier
 	policy  *policy
 	budget  Budget
+	hedges  Budget          // what hedges spend besides; nil if the method is not hedged
+	shared  *Plan           // the plan, if the timers of attempts use it too; else nil, and call.own is
+	delay   time.Duration   // of a hedged call
+	overdue func(*attempt)  // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	ctx     context.Context // the caller's, within the call span if there is one
 	cc      *grpc.ClientConn
 	method  string
@@ -37,12 +42,11 @@ type rpc struct {
 
 // The past of a call is what is remembered of its attempts that have not succeeded.
 type past struct {
-	History
-	last     Attempt   // the one that ended last, failed or lost: most calls have no other, and no memory for more
-	earlier  []Attempt // those that ended before it, in that order; the latest, fewer than maxKept
+	last     Attempt   // the attempt that ended last: most calls have no other, and no memory for more
+	earlier  []Attempt // the attempts that ended before it, in that order; the latest, fewer than maxKept
 	failures int
 	said     error         // the last failure that was a server's word, not a timeout or the caller
-	idle     time.Duration // without an attempt under way, before the attempt under way
+	idle     time.Duration // without an attempt in flight, before the one in flight now
 }
 
 // none says that no attempt has ended yet.
@@ -77,16 +81,50 @@ func (c *call) prepare(opts []grpc.CallOption) error {
 	return nil
 }
 
-// begin makes a, which is zero, the first attempt.
+// begin starts the call's first attempt, a, which is zero.
 func (c *call) begin(a *attempt) {
-	c.budget = c.policy.budgetFor(c.target(), c.canonicalTarget)
+	c.budget = budgetFor(c.policy.Budget, c.target(), c.canonicalTarget)
+	if b := c.policy.hedgeBudget(); b != nil {
+		c.hedges = budgetFor(b, c.target(), c.canonicalTarget)
+	}
+	if c.options.targets {
+		c.forget() // what an earlier call left there says nothing about this one
+	}
 	c.startSpan()
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
+	if c.policy.AttemptTimeout > 0 {
+		c.shared = &Plan{}
+		c.planned(time.Now())
+	}
 	c.ready(a)
 }
 
-// ready makes an attempt fit to be handed to gRPC.
+// planned returns the plan of the call, which is made when something is to be decided: a call
+// that succeeds on its first attempt needs none.
+func (c *call) planned(now time.Time) *Plan {
+	p := c.plan()
+	if !p.begun() {
+		start := timeOf(c.start, now)
+		deadline, _ := c.ctx.Deadline()
+		*p = c.policy.plan(c.budget, c.hedges, start, deadline)
+		if c.policy.hedges {
+			p.Hedge(c.delay)
+		}
+		p.Sent(start)
+	}
+	return p
+}
+
+// plan returns the plan of the call, which may be zero.
+func (c *call) plan() *Plan {
+	if c.shared != nil {
+		return c.shared
+	}
+	return &c.own
+}
+
+// ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
 	if c.stream || c.policy.hedges || c.policy.AttemptTimeout > 0 {
@@ -97,66 +135,64 @@ func (c *call) ready(a *attempt) {
 	}
 }
 
-// bound gives an attempt an end of its own, where it needs one.
+// bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
-	timeout := c.attemptTimeout(int(a.number))
+	timeout := time.Duration(0)
+	if c.policy.AttemptTimeout > 0 && !c.leftToGRPC() {
+		timeout = c.shared.AttemptTimeout()
+	}
 	if timeout == 0 && !c.stream && !c.policy.hedges {
 		return
 	}
-	a.bound(timeout, a.number == 1 && !c.retrier.builtInRetryOff)
-	if timeout > 0 && !c.stream && (a.number > 1 || c.configKnown()) {
-		a.announce()
+	if a.bounds == nil {
+		a.bounds = &bounds{}
+	}
+	if timeout > 0 {
+		a.bounds.retrier, a.bounds.plan = c.retrier, c.shared
+		a.expireAfter(timeout, c.overdue)
 	}
 }
 
-// attemptTimeout is 0 where the attempt may take all the time that is left.
-func (c *call) attemptTimeout(number int) time.Duration {
-	if c.policy.AttemptTimeout == 0 || c.leftToGRPC() {
-		return 0
-	}
-	_, limited := c.ctx.Deadline()
-	return c.policy.attemptTimeout(number, limited)
-}
-
-// next is told how an attempt ended. It returns the next attempt, after the wait
-// before it, or nil and what the call returns.
+// next reports how an attempt ended. It returns the next attempt, after the wait before it, or
+// nil and what the call returns.
 func (c *call) next(a *attempt, err error) (*attempt, error) {
 	defer a.release()
+	a.settle()
 	if err == nil {
 		c.succeed(a, time.Time{})
 		return nil, nil
 	}
-	v, err := c.decide(a, err)
-	if !v.Retry {
+	step, err := c.decide(a, err)
+	if step.End {
 		return nil, err
 	}
 	a.release()
-	if reason, gone := c.wait(v.Wait); reason != nil {
+	if reason, gone := c.wait(step); reason != nil {
 		return nil, c.abandon(reason, gone)
 	}
-	return c.retry(v), nil
+	return c.retry(), nil
 }
 
-// decide is the verdict on a failed attempt, and what the call returns if there is to be
-// no other.
-func (c *call) decide(a *attempt, err error) (Verdict, error) {
+// decide returns what is to be done after a failed attempt, and what the call returns if that
+// is to end.
+func (c *call) decide(a *attempt, err error) (Step, error) {
 	c.collect(a)
 	now := time.Now()
-	if a.number == 1 && c.leftToGRPC() {
+	if c.leaves(a) {
 		c.retrier.log.logLeftToGRPC(c)
-		return Verdict{}, c.leave(a, err, now)
+		return Step{End: true}, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
-	c.record(&f, now)
-	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
-	c.report(&f, v, now)
-	if v.Retry {
-		return v, nil
+	c.record(&f)
+	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
+	c.report(&f, step.Verdict, now)
+	if step.End {
+		return step, c.stop(&f, step.Verdict, err, now)
 	}
-	return v, c.stop(&f, v, err, now)
+	return step, nil
 }
 
-// failure puts together what the engine needs to know.
+// failure puts together what the plan needs to know.
 func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	f := Failure{
 		Attempt:   a.ended(err, now),
@@ -164,33 +200,53 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 		Closed:    c.closed(),
 		Committed: a.committed || c.policy.CommitOnHeaders && a.header != nil,
 	}
-	if f.CtxErr == nil && a.timedOut(err, now) {
+	if f.CtxErr == nil && a.timedOut(err) {
 		f.TimedOut = true
 		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
 	}
+	f.Unsent = !f.TimedOut && c.unsent(a, err)
+	f.Attempt.Unsent = f.Unsent
 	return f
 }
 
-// ended is why the caller's context has ended, nil if it has not. At the very moment
-// of the deadline a server may tell us before the context does.
-func (c *call) ended(now time.Time) error {
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx)
+// unsent reports whether an attempt certainly reached no server: it failed with UNAVAILABLE,
+// gRPC opened no stream for it (only then is its peer unknown), and the channel has no
+// connection to open one on. What fails the same way on a channel that is READY may have been
+// done by anything below: per-RPC credentials, an interceptor, a load-balancing policy.
+func (c *call) unsent(a *attempt, err error) bool {
+	if c.cc == nil || a.opened || a.peer.Addr != nil || status.Code(err) != codes.Unavailable {
+		return false
 	}
-	if d, limited := c.ctx.Deadline(); limited && !now.Before(d) {
+	switch c.cc.GetState() {
+	case connectivity.Ready, connectivity.Shutdown:
+		return false
+	default:
+		return true
+	}
+}
+
+// ended returns why the caller's context has ended, nil if it has not.
+func (c *call) ended(now time.Time) error { return endOf(c.ctx, now) }
+
+// endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
+// a server may report it before the context does.
+func endOf(ctx context.Context, now time.Time) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if d, limited := ctx.Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
 }
 
-func (c *call) closed() bool { return c.cc != nil && c.cc.GetState() == connectivity.Shutdown }
+func (c *call) closed() bool { return isClosed(c.cc) }
 
-// configKnown says whether leftToGRPC can be trusted already.
-func (c *call) configKnown() bool {
-	return c.retrier.builtInRetryOff || c.cc == nil || c.cc.GetState() == connectivity.Ready
+func isClosed(cc *grpc.ClientConn) bool {
+	return cc != nil && cc.GetState() == connectivity.Shutdown
 }
 
-// connecting says whether leftToGRPC cannot be trusted yet, and no attempt be sent anyway.
+// connecting reports whether leftToGRPC cannot be trusted yet, and no attempt be sent anyway.
 func (c *call) connecting() bool {
 	if c.retrier.builtInRetryOff || c.cc == nil {
 		return false
@@ -199,26 +255,23 @@ func (c *call) connecting() bool {
 	return state == connectivity.Connecting || state == connectivity.TransientFailure
 }
 
-// leftToGRPC says whether gRPC retries the method itself. On a fresh channel that is
-// known only once an attempt has been made.
-func (c *call) leftToGRPC() bool { return !c.retrier.builtInRetryOff && retriedByGRPC(c.cc, c.method) }
-
-func retriedByGRPC(cc *grpc.ClientConn, method string) bool {
-	return cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
+// leaves reports whether gRPC has retried the call that a was the first attempt of, or the
+// first that reached a server.
+func (c *call) leaves(a *attempt) bool {
+	return int(a.number) == c.plan().unsent+1 && c.leftToGRPC()
 }
 
-// remember makes the past.
-func (c *call) remember(now time.Time) *past {
-	if c.past.Start.IsZero() {
-		c.past.Start = timeOf(c.start, now)
-		c.past.Deadline, _ = c.ctx.Deadline()
-	}
-	return &c.past
+// leftToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
+// only once an attempt has been made.
+func (c *call) leftToGRPC() bool { return c.retrier.leavesToGRPC(c.cc, c.method) }
+
+func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
+	return !r.builtInRetryOff && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
 }
 
 // record remembers a failed attempt.
-func (c *call) record(f *Failure, now time.Time) {
-	p := c.remember(now)
+func (c *call) record(f *Failure) {
+	p := &c.past
 	p.keep(f.Attempt)
 	p.failures++
 	if !f.TimedOut && !f.isCallers() {
@@ -257,63 +310,106 @@ func (c *call) report(f *Failure, v Verdict, now time.Time) {
 	}
 }
 
-// wait lets d pass. It ends at once with the caller's context, and with the connection:
-// reason is nil if it has passed. gone says that it was the caller's context.
-func (c *call) wait(d time.Duration) (reason error, gone bool) {
-	if d > 0 {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		closed, unwatch := c.retrier.closing.watch(c.cc, d)
-		defer unwatch()
-		select {
-		case <-timer.C:
-		case <-closed:
-		case <-c.ctx.Done():
+// wait returns when the next attempt is to be sent, or when the call is to end because of
+// reason. It ends immediately with the caller's context, which gone reports, and with the
+// ClientConn.
+func (c *call) wait(step Step) (reason error, gone bool) {
+	p := c.plan()
+	for {
+		connected := false
+		if d := time.Until(p.DueAt()); !step.Send && d > 0 {
+			connected = c.pause(d, step.Connect)
+		}
+		now := time.Now()
+		switch {
+		case c.ended(now) != nil:
+			return c.ended(now), true
+		case c.closed():
+			return ErrConnClosed, false
+		case step.Send:
+			return nil, false
+		case connected:
+			step = p.Connected(now)
+			c.reportConnected(step.Verdict)
+		default:
+			step = p.Due(now)
+		}
+		if step.End {
+			return step.Reason, false
 		}
 	}
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx), true
+}
+
+// pause lets d pass. It ends immediately with the caller's context, with the ClientConn and, if
+// the call waits for a connection, with that: then connected is true.
+func (c *call) pause(d time.Duration, connect bool) (connected bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	var ready <-chan struct{}
+	closed, unwatch := (<-chan struct{})(nil), func() {}
+	if connect {
+		ready, closed, unwatch = c.retrier.connections.await(c.cc)
+	} else {
+		closed, unwatch = c.retrier.connections.watch(c.cc, d)
 	}
-	if c.closed() {
-		return ErrConnClosed, false
+	defer unwatch()
+	select {
+	case <-timer.C:
+	case <-ready:
+		return true
+	case <-closed:
+	case <-c.ctx.Done():
 	}
-	return nil, false
+	return false
 }
 
 // abandon ends a call in the wait before a retry, which is then never sent.
 func (c *call) abandon(reason error, gone bool) error {
-	c.budget.Refund()
+	c.plan().Leave()
 	c.traceStop(reason)
 	return c.giveUp(&c.past.last, Verdict{Reason: reason}, gone, time.Now())
 }
 
-// retry makes the next attempt: the caller's own metadata, and the mark of a retry.
-func (c *call) retry(v Verdict) *attempt {
-	c.past.Retried(v)
+// retry starts the next attempt.
+func (c *call) retry() *attempt {
 	c.forget()
-	last, now := &c.past.last, sinceOrigin()
-	c.past.idle += now - (last.Start.Sub(origin) + last.Duration)
-	return c.another(last.Number, v, false, now)
+	last, now := &c.past.last, time.Now()
+	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
+	return c.another(c.plan().Sent(now), now)
 }
 
-// another makes an attempt after made others, as v says, that starts at a time after the origin.
-func (c *call) another(made int, v Verdict, hedge bool, at time.Duration) *attempt {
+// another returns the attempt that the plan has just been told of, with the caller's own
+// metadata and the mark of a retry.
+func (c *call) another(sent Attempt, now time.Time) *attempt {
 	a := &attempt{
 		Context: c.ctx,
-		number:  int32(made + 1),
-		hedge:   hedge,
-		start:   at,
-		wait:    v.Wait,
-		source:  shortSource(v.WaitSource),
+		number:  int32(sent.Number),
+		hedge:   sent.Hedge,
+		start:   now.Sub(origin),
+		wait:    sent.Wait,
+		source:  shortSource(sent.WaitSource),
 	}
-	a.tellPreviousAttempts(made)
+	a.tellPreviousAttempts(sent.Number - 1)
 	c.ready(a)
 	return a
 }
 
+// deposit reports to the budgets how an attempt ended that succeeded, or that the rules were
+// not asked about.
+func (c *call) deposit(a *attempt, r Result) {
+	switch p := c.plan(); {
+	case !p.begun():
+		c.policy.deposit(c.budget, c.hedges, Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r})
+	case r == Succeeded:
+		p.Succeeded(int(a.number), a.hedge)
+	default:
+		p.Lost(int(a.number), a.hedge)
+	}
+}
+
 // succeed ends a call whose attempt a succeeded, at the time at if that is not now.
 func (c *call) succeed(a *attempt, at time.Time) {
-	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Succeeded})
+	c.deposit(a, Succeeded)
 	if c.spans != nil || c.observed() {
 		now := time.Now()
 		if at.IsZero() {
@@ -366,15 +462,22 @@ func (c *call) lastEnd(decisive *Attempt) time.Time {
 
 // lost tells of an attempt that ended after another was decisive.
 func (c *call) lost(a *attempt, now time.Time) {
-	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
+	c.deposit(a, Ignored)
 	info := a.ended(errHedgeLost, now)
-	c.remember(now).keep(info)
+	c.past.keep(info)
 	c.traceLost(&info)
 	if m := c.retrier.meter; m != nil {
 		m.lost(c, a)
 	}
 	if c.observed() {
 		c.observe(Event{Kind: AttemptEnd, Attempt: info})
+	}
+}
+
+// reportConnected tells of a connection that the call has waited for.
+func (c *call) reportConnected(v Verdict) {
+	if m := c.retrier.meter; m != nil && v.Retry {
+		m.connected(c, v)
 	}
 }
 
@@ -402,7 +505,7 @@ func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
 
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
-	c.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
+	c.deposit(a, Ignored)
 	info := a.ended(err, now)
 	v := Verdict{Reason: ErrLeftToGRPC}
 	c.report(&Failure{Attempt: info}, v, now)

@@ -71,7 +71,7 @@ func TestAnAttemptThatReachesNoServerShowsNoneOfTheOneBefore(t *testing.T) {
 		var header, trailer metadata.MD
 		var at peer.Peer
 		_, err := client.Echo(t.Context(), request(), grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at))
-		e := wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 2)
+		e := wantStop(t, err, codes.Unavailable, ErrNotConnected, 2)
 		if header != nil || trailer != nil || at.Addr != nil {
 			t.Errorf("caller sees header %v, trailer %v, peer %v of an attempt whose result it does not have", header, trailer, at.Addr)
 		}

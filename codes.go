@@ -49,7 +49,26 @@ func (p *policy) retryable(ctx context.Context, f *Failure, code codes.Code) boo
 	if f.TimedOut {
 		return true
 	}
-	return p.codes.has(code) && !(code == codes.ResourceExhausted && isSizeError(f.Attempt.Err))
+	switch {
+	case code == codes.ResourceExhausted && isSizeError(f.Attempt.Err):
+		return false
+	case code == codes.Unavailable && isDropped(f):
+		return false
+	default:
+		return p.codes.has(code)
+	}
+}
+
+// dropTexts are the messages of grpc-go's load-balancing policies for an RPC that they drop on
+// purpose, by xDS drop_overloads and by grpclb. Dropped RPCs are final (gRFC A6
+// #when-retries-are-valid); gRPC has no other mark for them that reaches an interceptor, so
+// policies with other texts are not recognized.
+var dropTexts = []string{"RPC is dropped", "request dropped by grpclb"}
+
+// isDropped reports whether the balancer dropped the RPC: then it reached no server, and has no
+// peer.
+func isDropped(f *Failure) bool {
+	return f.Attempt.Peer == nil && slices.Contains(dropTexts, status.Convert(f.Attempt.Err).Message())
 }
 
 // sizePhrases are what gRPC implementations say, with RESOURCE_EXHAUSTED, of a

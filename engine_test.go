@@ -81,20 +81,23 @@ func TestEngine(t *testing.T) {
 		leaves  = func(context.Context, Attempt) Classification { return Default }
 		exact   = WithBackoff(Exponential{Jitter: NoJitter}) // 100 ms, 200 ms, … 5 s
 	)
-	deadlineIn := func(d time.Duration) History { return History{Start: noon, Deadline: noon.Add(d)} }
-	stop := func(reason error, result Result) Verdict { return Verdict{Reason: reason, result: result} }
-	again := func(wait time.Duration, source WaitSource) Verdict {
-		return Verdict{Retry: true, Wait: wait, WaitSource: source, result: Failed}
+	deadlineIn := func(d time.Duration) before { return before{Start: noon, Deadline: noon.Add(d)} }
+	stop := func(reason error, result Result) judged { return judged{Verdict{Reason: reason}, result} }
+	again := func(wait time.Duration, source WaitSource) judged {
+		return judged{Verdict{Retry: true, Wait: wait, WaitSource: source}, Failed}
+	}
+	late := func(reason error, wait time.Duration, source WaitSource) judged {
+		return judged{Verdict{Reason: reason, Wait: wait, WaitSource: source}, Failed}
 	}
 
 	// One row for each rule and each rule that it must come before. u is 0.5.
 	for _, tt := range []struct {
 		name    string
 		opts    []Option
-		history History
+		history before
 		failure Failure
 		refuse  bool
-		want    Verdict
+		want    judged
 	}{
 		// 1. the caller's context, or the connection, has ended
 		{name: "context ended", failure: failureOf(1, codes.Canceled).with(canceled), want: stop(context.Canceled, Ignored)},
@@ -112,7 +115,7 @@ func TestEngine(t *testing.T) {
 
 		// 2. committed
 		{name: "committed", failure: failureOf(1, codes.Unavailable).with(committed), want: stop(ErrCommitted, Failed)},
-		{name: "committed, not retryable", failure: failureOf(1, codes.NotFound).with(committed), want: stop(ErrCommitted, Ignored)},
+		{name: "committed, not retryable", failure: failureOf(1, codes.NotFound).with(committed), want: stop(ErrCommitted, Answered)},
 		{name: "committed, before a server's stop", failure: failureOf(1, codes.Unavailable).saying("-1").with(committed),
 			want: stop(ErrCommitted, Failed)},
 
@@ -152,9 +155,9 @@ func TestEngine(t *testing.T) {
 		{name: "a server's CANCELLED in the set", opts: []Option{exact, WithCodes(codes.Canceled)}, failure: failureOf(1, codes.Canceled),
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "pushback does not make a code retryable", failure: failureOf(1, codes.NotFound).saying("5"),
-			want: stop(ErrNotRetryable, Ignored)},
+			want: stop(ErrNotRetryable, Answered)},
 		{name: "RetryInfo does not make a code retryable", failure: failureOf(1, codes.NotFound, retryInfoOf(time.Second)),
-			want: stop(ErrNotRetryable, Ignored)},
+			want: stop(ErrNotRetryable, Answered)},
 		{name: "no gRPC status at all", failure: Failure{Attempt: Attempt{Number: 1, Err: errors.New("x")}},
 			want: stop(ErrNotRetryable, Ignored)},
 
@@ -168,7 +171,7 @@ func TestEngine(t *testing.T) {
 			want: stop(ErrAttemptsExhausted, Failed)},
 
 		// 6. the wait
-		{name: "second backoff", opts: []Option{exact}, history: History{Start: noon, Retry: 1}, failure: failureOf(2, codes.Unavailable),
+		{name: "second backoff", opts: []Option{exact}, history: before{Start: noon, Retry: 1}, failure: failureOf(2, codes.Unavailable),
 			want: again(200*time.Millisecond, WaitBackoff)},
 		{name: "default backoff has full jitter", failure: failureOf(1, codes.Unavailable), want: again(50*time.Millisecond, WaitBackoff)},
 		{name: "overload has a longer backoff", failure: failureOf(1, codes.ResourceExhausted), want: again(500*time.Millisecond, WaitBackoff)},
@@ -176,10 +179,10 @@ func TestEngine(t *testing.T) {
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "WithOverloadBackoff", opts: []Option{exact, WithOverloadBackoff(Constant(7))}, failure: failureOf(1, codes.ResourceExhausted),
 			want: again(7, WaitBackoff)},
-		{name: "the retry number is the call's, also when the code changes", history: History{Start: noon, Retry: 2},
+		{name: "the retry number is the call's, also when the code changes", history: before{Start: noon, Retry: 2},
 			opts:    []Option{exact, WithOverloadBackoff(Exponential{Base: time.Second, Max: time.Minute, Jitter: NoJitter})},
 			failure: failureOf(3, codes.ResourceExhausted), want: again(4*time.Second, WaitBackoff)},
-		{name: "the wait before is the call's", history: History{Start: noon, Retry: 1, Prev: time.Second},
+		{name: "the wait before is the call's", history: before{Start: noon, Retry: 1, Prev: time.Second},
 			opts:    []Option{WithBackoff(Decorrelated{})}, // 0.1 s + 0.5 × (3 s − 0.1 s)
 			failure: failureOf(2, codes.Unavailable), want: again(1550*time.Millisecond, WaitBackoff)},
 		{name: "a backoff below zero", opts: []Option{WithBackoff(negative{})}, failure: failureOf(1, codes.Unavailable),
@@ -196,11 +199,11 @@ func TestEngine(t *testing.T) {
 			want: again(5*time.Millisecond, WaitPushback)},
 		{name: "pushback of five minutes", failure: failureOf(1, codes.Unavailable).saying("300000"), want: again(5*time.Minute, WaitPushback)},
 		{name: "pushback over five minutes", failure: failureOf(1, codes.Unavailable).saying("300001"),
-			want: Verdict{Reason: ErrPushback, result: Failed, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}},
+			want: late(ErrPushback, 300001*time.Millisecond, WaitPushback)},
 		{name: "RetryInfo over five minutes", failure: failureOf(1, codes.Unavailable, retryInfoOf(5*time.Minute+1)),
-			want: Verdict{Reason: ErrPushback, result: Failed, Wait: 5*time.Minute + 1, WaitSource: WaitRetryInfo}},
+			want: late(ErrPushback, 5*time.Minute+1, WaitRetryInfo)},
 		{name: "pushback over MaxServerDelay", opts: []Option{WithMaxServerDelay(time.Second)},
-			failure: failureOf(1, codes.Unavailable).saying("1001"), want: Verdict{Reason: ErrPushback, result: Failed, Wait: 1001 * time.Millisecond, WaitSource: WaitPushback}},
+			failure: failureOf(1, codes.Unavailable).saying("1001"), want: late(ErrPushback, 1001*time.Millisecond, WaitPushback)},
 		{name: "no MaxServerDelay", opts: []Option{WithMaxServerDelay(-1)}, failure: failureOf(1, codes.Unavailable).saying("2147483647"),
 			want: again(math.MaxInt32*time.Millisecond, WaitPushback)},
 		{name: "RetryInfo of centuries", opts: []Option{WithMaxServerDelay(-1)},
@@ -211,48 +214,75 @@ func TestEngine(t *testing.T) {
 			failure: failureOf(1, codes.Unavailable), want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "wait ends at the deadline", opts: []Option{exact}, history: deadlineIn(100 * time.Millisecond),
 			failure: failureOf(1, codes.Unavailable),
-			want:    Verdict{Reason: ErrDeadline, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
+			want:    late(ErrDeadline, 100*time.Millisecond, WaitBackoff)},
 		{name: "pushback beyond the deadline", history: deadlineIn(time.Second), failure: failureOf(1, codes.Unavailable).saying("2000"),
-			want: Verdict{Reason: ErrDeadline, result: Failed, Wait: 2 * time.Second, WaitSource: WaitPushback}},
+			want: late(ErrDeadline, 2*time.Second, WaitPushback)},
 		{name: "wait ends before MaxElapsed", opts: []Option{exact, WithMaxElapsed(time.Second)},
-			history: History{Start: noon.Add(-900*time.Millisecond + 1)}, failure: failureOf(1, codes.Unavailable),
+			history: before{Start: noon.Add(-900*time.Millisecond + 1)}, failure: failureOf(1, codes.Unavailable),
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "wait ends at MaxElapsed", opts: []Option{exact, WithMaxElapsed(time.Second)},
-			history: History{Start: noon.Add(-900 * time.Millisecond)}, failure: failureOf(1, codes.Unavailable),
-			want: Verdict{Reason: ErrMaxElapsed, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
-		{name: "pushback beyond MaxElapsed", opts: []Option{WithMaxElapsed(time.Second)}, history: History{Start: noon},
+			history: before{Start: noon.Add(-900 * time.Millisecond)}, failure: failureOf(1, codes.Unavailable),
+			want: late(ErrMaxElapsed, 100*time.Millisecond, WaitBackoff)},
+		{name: "pushback beyond MaxElapsed", opts: []Option{WithMaxElapsed(time.Second)}, history: before{Start: noon},
 			failure: failureOf(1, codes.Unavailable).saying("1000"),
-			want:    Verdict{Reason: ErrMaxElapsed, result: Failed, Wait: time.Second, WaitSource: WaitPushback}},
+			want:    late(ErrMaxElapsed, time.Second, WaitPushback)},
 		{name: "deadline, before the budget", opts: []Option{exact}, history: deadlineIn(1), refuse: true,
 			failure: failureOf(1, codes.Unavailable),
-			want:    Verdict{Reason: ErrDeadline, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
+			want:    late(ErrDeadline, 100*time.Millisecond, WaitBackoff)},
 
 		// 8. the budget
 		{name: "budget refuses", opts: []Option{exact}, refuse: true, failure: failureOf(1, codes.Unavailable),
-			want: Verdict{Reason: ErrBudgetExhausted, result: Failed, Wait: 100 * time.Millisecond, WaitSource: WaitBackoff}},
+			want: late(ErrBudgetExhausted, 100*time.Millisecond, WaitBackoff)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{refuse: tt.refuse}
 			if tt.history.Start.IsZero() {
 				tt.history.Start = noon
 			}
-			before := tt.history
-			got := policyOf(t, tt.opts...).judge(t.Context(), budget, &tt.history, &tt.failure, noon, 0.5)
-			got.untouched, got.Fatal = false, false // matters of the error and of hedging, tested with the interceptors
-			if got != tt.want {
-				t.Errorf("judge = %+v, want %+v", got, tt.want)
+			plan := tt.history.plan(policyOf(t, tt.opts...), budget, tt.failure.Attempt.Number)
+			got := plan.Failed(t.Context(), &tt.failure, noon, 0.5)
+			got.fatal, got.untouched = false, false // matters of hedging and of the error, tested with the interceptors
+			want := Step{Verdict: tt.want.Verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
+			if got != want {
+				t.Errorf("Failed = %+v, want %+v", got, want)
 			}
-			if tt.history != before {
-				t.Errorf("judge changed the history to %+v", tt.history)
+			wantDue := time.Time{}
+			if tt.want.Wait > 0 && tt.want.Retry {
+				wantDue = noon.Add(tt.want.Wait)
 			}
-			if want := (Outcome{tt.failure.Attempt.Number, tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+			if due := plan.DueAt(); !due.Equal(wantDue) {
+				t.Errorf("due at %v, want %v", due, wantDue)
+			}
+			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
 				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
-			if asked := tt.want.Retry || tt.want.Reason == ErrBudgetExhausted; asked != (len(budget.asked) == 1) {
+			if asked := tt.want.Retry || tt.want.refused(); asked != (len(budget.asked) == 1) {
 				t.Errorf("budget was asked at %v, want asked: %v", budget.asked, asked)
 			}
 		})
 	}
+}
+
+// judged is a verdict, and what the budget is told of the failure.
+type judged struct {
+	Verdict
+	result Result
+}
+
+// before is what happened in a call before the failure that a test is about.
+type before struct {
+	Start    time.Time
+	Deadline time.Time
+	Retry    int
+	Prev     time.Duration
+}
+
+// plan is the plan of such a call, whose attempt of that number is in flight.
+func (b before) plan(p *policy, budget Budget, number int) *Plan {
+	plan := p.plan(budget, nil, b.Start, b.Deadline)
+	plan.made, plan.open, plan.free = number, 1, 1
+	plan.retry, plan.prev = b.Retry, b.Prev
+	return &plan
 }
 
 func TestEngineOfAPolicy(t *testing.T) {
@@ -264,10 +294,12 @@ func TestEngineOfAPolicy(t *testing.T) {
 	if p.MaxAttempts != 7 || p.Backoff != (Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2}) || p.Budget == nil {
 		t.Errorf("policy is %+v, want 7 attempts and else the defaults", p)
 	}
+	plan := e.Plan(p.Budget, noon, time.Time{})
+	plan.Sent(noon)
 	f := failureOf(1, codes.Unavailable)
-	v := e.Judge(t.Context(), p.Budget, &History{Start: noon}, &f, noon, 0.5)
-	if !v.Retry || v.Wait != 50*time.Millisecond || v.WaitSource != WaitBackoff {
-		t.Errorf("Judge = %+v, want a retry after 50ms of backoff", v)
+	step := plan.Failed(t.Context(), &f, noon, 0.5)
+	if !step.Retry || step.Wait != 50*time.Millisecond || step.WaitSource != WaitBackoff || !plan.DueAt().Equal(noon.Add(step.Wait)) {
+		t.Errorf("Failed = %+v, due at %v, want a retry after 50ms of backoff", step, plan.DueAt())
 	}
 	_, err = NewEngine(Policy{MaxElapsed: -time.Second})
 	if want := "grpcretry: NewEngine: MaxElapsed: -1s is negative"; err == nil || err.Error() != want {
@@ -275,116 +307,9 @@ func TestEngineOfAPolicy(t *testing.T) {
 	}
 }
 
-// What hedging changes in the engine: how many attempts, after which codes, and no wait.
-func TestEngineOfAHedgedCall(t *testing.T) {
-	hedging := &Hedging{MaxAttempts: 3, Delay: HedgeAfter(time.Second), NonFatalCodes: []codes.Code{codes.Internal}}
-	e, err := NewEngine(Policy{MaxAttempts: 9, MaxElapsed: time.Minute, Hedging: hedging})
-	if err != nil {
-		t.Fatal(err)
-	}
-	internal, unavailable := failureOf(1, codes.Internal), failureOf(1, codes.Unavailable)
-	late := failureOf(1, codes.Internal)
-	late.Made = 3
-	for _, tt := range []struct {
-		name    string
-		history History
-		failure Failure
-		want    Verdict
-	}{
-		{"non-fatal", History{Start: noon}, internal, Verdict{Retry: true, WaitSource: WaitNonFatal, result: Failed}},
-		{"fatal", History{Start: noon}, unavailable, Verdict{Reason: ErrNotRetryable, result: Ignored, Fatal: true, untouched: true}},
-		{"fatal, and the server says stop", History{Start: noon}, failureOf(1, codes.Unavailable).saying("-1"),
-			Verdict{Reason: ErrPushback, result: Failed, Fatal: true, untouched: true}},
-		{"the server says stop", History{Start: noon}, failureOf(1, codes.Internal).saying("-1"),
-			Verdict{Reason: ErrPushback, result: Failed}},
-		{"pushback", History{Start: noon}, failureOf(1, codes.Internal).saying("7"),
-			Verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback, result: Failed}},
-		{"the connection is closed", History{Start: noon}, internal.with(func(f *Failure) { f.Closed = true }),
-			Verdict{Reason: ErrConnClosed, result: Ignored, Fatal: true, untouched: true}},
-		{"the caller is gone", History{Start: noon}, internal.with(func(f *Failure) { f.CtxErr = context.Canceled }),
-			Verdict{Reason: context.Canceled, result: Failed, Fatal: true}},
-		{"the caller and the connection are gone", History{Start: noon},
-			internal.with(func(f *Failure) { f.CtxErr, f.Closed = context.Canceled, true }),
-			Verdict{Reason: context.Canceled, result: Ignored, Fatal: true}},
-		{"committed", History{Start: noon}, internal.with(func(f *Failure) { f.Committed = true }),
-			Verdict{Reason: ErrCommitted, result: Failed, Fatal: true}},
-		{"all are sent", History{Start: noon}, late, Verdict{Reason: ErrAttemptsExhausted, result: Failed}},
-		{"stopped before", History{Start: noon, Stopped: ErrPushback}, internal, Verdict{Reason: ErrPushback, result: Failed}},
-		{"stopped before, and fatal", History{Start: noon, Stopped: ErrPushback}, unavailable,
-			Verdict{Reason: ErrNotRetryable, result: Ignored, Fatal: true, untouched: true}},
-	} {
-		if tt.want.Retry { // also without a token, where it is paid for
-			paid := tt.history
-			paid.Paid = true
-			if got := e.Judge(t.Context(), &aBudget{refuse: true}, &paid, &tt.failure, noon, 0.5); got != tt.want {
-				t.Errorf("%s, paid for: Judge = %+v, want %+v", tt.name, got, tt.want)
-			}
-		}
-		if got := e.Judge(t.Context(), &aBudget{}, &tt.history, &tt.failure, noon, 0.5); got != tt.want {
-			t.Errorf("%s: Judge = %+v, want %+v", tt.name, got, tt.want)
-		}
-	}
-	for _, tt := range []struct {
-		name    string
-		history History
-		made    int
-		refuse  bool
-		want    Verdict
-	}{
-		{"due", History{Start: noon}, 2, false, Verdict{Retry: true, WaitSource: WaitHedgeDelay}},
-		{"all are sent", History{Start: noon}, 3, false, Verdict{Reason: ErrAttemptsExhausted, WaitSource: WaitHedgeDelay}},
-		{"deadline", History{Start: noon, Deadline: noon}, 1, false, Verdict{Reason: ErrDeadline, WaitSource: WaitHedgeDelay}},
-		{"MaxElapsed", History{Start: noon.Add(-time.Minute)}, 1, false, Verdict{Reason: ErrMaxElapsed, WaitSource: WaitHedgeDelay}},
-		{"budget", History{Start: noon}, 1, true, Verdict{Reason: ErrBudgetExhausted, WaitSource: WaitHedgeDelay}},
-	} {
-		b := &aBudget{refuse: tt.refuse}
-		if got := e.Due(b, &tt.history, tt.made, noon); got != tt.want {
-			t.Errorf("%s: Due = %+v, want %+v", tt.name, got, tt.want)
-		}
-		if asked := tt.want.Retry || tt.refuse; asked != (len(b.asked) == 1) {
-			t.Errorf("%s: budget was asked at %v, want asked: %v", tt.name, b.asked, asked)
-		}
-	}
-}
-
 type negative struct{}
 
 func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
-
-func TestHistoryCountsBackoffsAndRestartsOnHints(t *testing.T) {
-	h := History{Start: noon}
-	for _, step := range []struct {
-		v         Verdict
-		wantRetry int
-		wantPrev  time.Duration
-	}{
-		{Verdict{Wait: 3, WaitSource: WaitBackoff}, 1, 3},
-		{Verdict{Wait: 5, WaitSource: WaitBackoff}, 2, 5},
-		{Verdict{Wait: 7, WaitSource: WaitPushback}, 0, 0},
-		{Verdict{Wait: 9, WaitSource: WaitBackoff}, 1, 9},
-		{Verdict{Wait: 11, WaitSource: WaitRetryInfo}, 0, 0},
-	} {
-		h.Retried(step.v)
-		if h.Retry != step.wantRetry || h.Prev != step.wantPrev {
-			t.Fatalf("after %v: retry %d, prev %d, want %d, %d", step.v, h.Retry, h.Prev, step.wantRetry, step.wantPrev)
-		}
-	}
-}
-
-func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
-	for _, tt := range []struct{ delay, first, second time.Duration }{
-		{0, time.Millisecond, 2 * time.Millisecond},
-		{time.Millisecond - 1, time.Millisecond, 2 * time.Millisecond},
-		{time.Second, time.Second, 2 * time.Second},
-	} {
-		h := History{Start: noon}
-		first, second, third := h.PutOff(tt.delay), h.PutOff(tt.delay), h.PutOff(tt.delay)
-		if first != tt.first || second != tt.second || third != 2*tt.second {
-			t.Errorf("a hedge of delay %v is put off by %v, %v, %v, want %v, %v, %v",
-				tt.delay, first, second, third, tt.first, tt.second, 2*tt.second)
-		}
-	}
-}
 
 // FuzzEngine asks for a verdict on anything: never a negative wait, never an attempt
 // past a limit, never a retry that nobody allowed.
@@ -407,14 +332,14 @@ func FuzzEngine(f *testing.F) {
 		if flags&4 != 0 {
 			failed.CtxErr = context.Canceled
 		}
-		h := History{Start: noon.Add(-time.Minute), Retry: retry, Prev: time.Duration(prev)}
+		h := before{Start: noon.Add(-time.Minute), Retry: retry, Prev: time.Duration(prev)}
 		if left != 0 {
 			h.Deadline = noon.Add(time.Duration(left))
 		}
 		budget := &aBudget{refuse: flags&8 != 0}
-		v := p.judge(t.Context(), budget, &h, &failed, noon, u)
+		v := h.plan(p, budget, number).Failed(t.Context(), &failed, noon, u)
 		switch {
-		case v.Retry == (v.Reason != nil):
+		case v.Retry == (v.Reason != nil) || v.Retry == v.End:
 			t.Errorf("%+v neither retries nor says why not", v)
 		case v.Wait < 0:
 			t.Errorf("negative wait %v", v.Wait)
@@ -427,7 +352,7 @@ func FuzzEngine(f *testing.F) {
 			t.Errorf("%+v ends after the deadline", v)
 		case maxElapsed > 0 && v.Wait >= time.Duration(maxElapsed)-time.Minute:
 			t.Errorf("%+v ends after MaxElapsed", v)
-		case v.result != Failed || v.WaitSource == WaitNone:
+		case budget.heard[0].Result != Failed || v.WaitSource == WaitNone:
 			t.Errorf("%+v retries what is no failure, or from nowhere", v)
 		}
 	})
@@ -453,8 +378,10 @@ func TestEngineAttemptTimeout(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := e.AttemptTimeout(&History{Deadline: tt.deadline}, tt.number); got != tt.want {
-				t.Errorf("AttemptTimeout(attempt %d) = %v, want %v", tt.number, got, tt.want)
+			plan := e.Plan(Unlimited, noon, tt.deadline)
+			plan.made = tt.number
+			if got := plan.AttemptTimeout(); got != tt.want {
+				t.Errorf("AttemptTimeout of attempt %d = %v, want %v", tt.number, got, tt.want)
 			}
 		})
 	}

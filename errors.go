@@ -31,6 +31,9 @@ var (
 	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
 	// ErrConnClosed: the ClientConn was closed between two attempts.
 	ErrConnClosed = errors.New("grpcretry: client connection is closed")
+	// ErrNotConnected: the call's attempts reached no server, and no connection was there after
+	// ConnectWait.
+	ErrNotConnected = errors.New("grpcretry: no connection to a server in time")
 	// ErrLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
 	// WithBuiltInRetryDisabled; its error is gRPC's own.
 	ErrLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")

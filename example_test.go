@@ -406,23 +406,33 @@ func ExampleRetrier_Observe() {
 	// Output: recovered after 3 attempts
 }
 
-// The decision engine by itself: what the default policy does about a server that says
-// when to come back.
-func ExampleEngine() {
+// A call driven by hand: what the default policy makes of a server that says when to return,
+// and then succeeds.
+func ExamplePlan() {
 	engine, err := grpcretry.NewEngine(grpcretry.Policy{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	start := time.Now()
-	history := grpcretry.History{Start: start}
-	failed := grpcretry.Failure{Attempt: grpcretry.Attempt{
-		Number:  1,
+	now := time.Now()
+	plan := engine.Plan(engine.Policy().Budget, now, now.Add(10*time.Second))
+
+	first := plan.Sent(now)
+	step := plan.Failed(context.Background(), &grpcretry.Failure{Attempt: grpcretry.Attempt{
+		Number:  first.Number,
 		Err:     status.Error(codes.Unavailable, "restarting"),
 		Trailer: metadata.Pairs("grpc-retry-pushback-ms", "1500"),
-	}}
-	verdict := engine.Judge(context.Background(), engine.Policy().Budget, &history, &failed, start, 0.5)
-	fmt.Println(verdict.Retry, verdict.Wait, verdict.WaitSource)
-	// Output: true 1.5s pushback
+	}}, now, 0.5)
+	fmt.Println("retry:", step.Retry, step.Wait, step.WaitSource)
+
+	now = plan.DueAt()
+	if step = plan.Due(now); step.Send {
+		second := plan.Sent(now)
+		plan.Succeeded(second.Number, second.Hedge)
+		fmt.Println("attempts:", second.Number)
+	}
+	// Output:
+	// retry: true 1.5s pushback
+	// attempts: 2
 }
 
 // The first attempt is stuck. A second one is sent when a tenth of a second has passed
@@ -433,6 +443,7 @@ func ExampleWithHedging() {
 		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithHedging(grpcretry.Hedging{
 			MaxAttempts: 2,
 			Delay:       grpcretry.HedgeAfter(100 * time.Millisecond),
+			Budget:      grpcretry.Unlimited, // by default hedges are 10% of answered calls, and none was answered yet
 		})))...)
 	defer stop()
 

@@ -29,6 +29,12 @@ type Hedging struct {
 	// policy, see [WithCodes]; an empty list makes every failure fatal, as A6 does with
 	// a policy that has none. A [WithClassifier] is asked first, as always.
 	NonFatalCodes []codes.Code
+	// Budget is what hedges spend from, in addition to the budget of the method: both must
+	// allow a hedge. An attempt that is sent when no other is in flight is a retry and spends
+	// from the latter alone. A hedge's token is not returned when it wins. nil means 10% of
+	// answered calls, without a reserve, one such budget per Retrier and target: so a client
+	// sends no hedge before ten calls were answered within 10 s. [Unlimited] turns it off.
+	Budget Budget
 	// AllMethodsAreSafe says that every method of the service may run twice at the same
 	// time. Without it [New] refuses hedging for all methods: only who names the
 	// method can know.
@@ -75,6 +81,11 @@ func (h *Hedging) check() error {
 	if d, ok := h.Delay.(interface{ check() error }); ok {
 		if err := d.check(); err != nil {
 			return fmt.Errorf("Delay: %w", err)
+		}
+	}
+	if h.Budget != nil {
+		if err := checkBudget(h.Budget); err != nil {
+			return fmt.Errorf("Budget: %w", err)
 		}
 	}
 	if len(h.NonFatalCodes) > 0 {

@@ -199,7 +199,7 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		server := serve(t, always(ok()))
 		logs := &logRecorder{}
 		cc := server.conn(t, DialOptions(WithLogger(slog.New(logs)),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(Hedging{Delay: HedgeAfter(second)})))...)
+			WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)})))...)
 		client := echov1.NewEchoServiceClient(cc)
 		for range 3 {
 			stream, err := client.Chat(t.Context())
@@ -225,7 +225,7 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		}
 		wantLines(t, logs, "WARN…not hedged, but retried: no second reply can be made…method=/grpcretry.test.v1.EchoService/Echo")
 		cc = server.conn(t, DialOptions(WithLogger(slog.New(logs)), Disable(),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(Hedging{Delay: HedgeAfter(second)})))...)
+			WithMethod("/grpcretry.test.v1.EchoService/", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)})))...)
 		for range 3 {
 			stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context())
 			if err != nil {

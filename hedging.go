@@ -16,10 +16,12 @@ type hedging struct {
 	attempts hedgedAttempts
 	first    *attempt
 	delay    time.Duration
+	from     time.Duration // since the origin; what delay is counted from
 
 	mu    sync.Mutex  // held for a moment only, never while something is called that others have made
 	timer *time.Timer // guarded by mu until it is set; until the next attempt is due
 	race  *race       // guarded by mu; nil as long as nothing has happened
+	over  bool        // guarded by mu; the first attempt succeeded before anything else happened
 }
 
 // A race is what goes on from when a hedge is due, or the first attempt has failed.
@@ -34,12 +36,13 @@ type race struct {
 
 	queue    []happening   // guarded by mu
 	handling bool          // guarded by mu; a goroutine is at it
-	over     bool          // guarded by mu; decided, and every attempt has ended
+	ended    bool          // guarded by mu; decided, and every attempt has ended
 	wake     chan struct{} // guarded by mu; closed when over; nil while nobody waits for that
 
+	connecting bool          // guarded by mu; the call waits for a connection
+	nudge      chan struct{} // guarded by mu; closed when connecting becomes true; nil while nobody waits for that
+
 	// Of whoever handles the queue, and of the caller when it is over.
-	dueAt    time.Time  // when the timer fires; zero for never
-	next     Verdict    // the attempt that waits for dueAt, where it is paid for already
 	made     int        // attempts sent
 	open     []*attempt // those that run
 	idle     time.Time  // since when none runs
@@ -74,25 +77,26 @@ type hedgedAttempts interface {
 // A happening is that an attempt has ended; without one, that it is time to look whether
 // another is due, or the caller has gone.
 type happening struct {
-	ended    *attempt
-	err      error
-	panicked *attempt // instead: the caller's goroutine panics, which runs this one
+	ended     *attempt
+	err       error
+	overdue   *attempt // instead: this one has reached its timeout
+	connected bool     // instead: there is a connection that the call waits for
+	panicked  *attempt // instead: the caller's goroutine panics, which runs this one
 }
 
-// run runs first on this goroutine and others beside it, until one is decisive and all
-// have ended. It returns nil if first succeeded before anything else happened.
-func (h *hedging) run(attempts hedgedAttempts, first *attempt, delay time.Duration) *race {
-	h.attempts, h.first, h.delay = attempts, first, delay
-	over := false
+// run runs the first attempt on this goroutine and others beside it, until one is decisive and
+// all have ended. It returns nil if the first succeeded before anything else happened.
+func (h *hedging) run() *race {
+	first, over := h.first, false
 	defer func() {
 		if !over {
 			h.contested().quit()
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
-	h.timer = time.AfterFunc(delay, h.look)
+	h.timer = time.AfterFunc(h.delay, h.look)
 	h.mu.Unlock()
-	err := attempts.run(first)
+	err := h.attempts.run(first)
 	if err == nil && h.uncontested() {
 		over = true
 		return nil
@@ -108,19 +112,39 @@ func (h *hedging) run(attempts hedgedAttempts, first *attempt, delay time.Durati
 func (h *hedging) uncontested() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.race == nil && h.timer.Stop()
+	h.over = h.race == nil && h.timer.Stop()
+	return h.over
 }
 
 func (h *hedging) look() { h.contested().post(happening{}) }
+
+// overdue is what the timer of an attempt timeout runs.
+func (h *hedging) overdue(a *attempt) {
+	h.mu.Lock()
+	over := h.over
+	if !over {
+		h.contestedLocked()
+	}
+	h.mu.Unlock()
+	if !over {
+		h.race.post(happening{overdue: a})
+	}
+}
 
 // contested is the race, which begins now unless it has begun.
 func (h *hedging) contested() *race {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.contestedLocked()
+}
+
+// contestedLocked needs mu.
+func (h *hedging) contestedLocked() *race {
 	if h.race == nil {
 		r := &race{hedging: h, call: h.attempts.share(), made: int(h.first.number)}
 		r.open = append(r.openRoom[:0], h.first)
-		r.dueAt = timeOf(h.first.start+h.delay, time.Now())
+		now := time.Now()
+		r.call.planned(now).hedgeFrom(timeOf(h.from, now))
 		h.race = r
 	}
 	return h.race
@@ -141,8 +165,8 @@ func (h *race) post(e happening) {
 		h.queue = slices.Delete(h.queue, 0, 1)
 		h.handleUnlocked(e)
 	}
-	if h.decided && len(h.open) == 0 && !h.over {
-		h.over = true
+	if h.decided && len(h.open) == 0 && !h.ended {
+		h.ended = true
 		if h.wake != nil {
 			close(h.wake)
 		}
@@ -156,28 +180,71 @@ func (h *race) handleUnlocked(e happening) {
 	h.handle(e)
 }
 
-// await returns when it is over.
+// await returns when it is over. It is the caller's goroutine that waits for everything else
+// that may end the call, or let it go on.
 func (h *race) await() {
+	c := h.call
+	closed, unwatch := c.retrier.connections.watch(c.cc, shortWait+1)
+	defer unwatch()
+	for {
+		wake, nudge, connecting := h.awaited()
+		if wake == nil {
+			return
+		}
+		if connecting {
+			if !h.awaitConnection(wake, closed) {
+				break
+			}
+			h.contested().post(happening{connected: true})
+			continue
+		}
+		select {
+		case <-nudge:
+			continue
+		case <-wake:
+			return
+		case <-c.ctx.Done():
+		case <-closed:
+		}
+		break
+	}
+	h.look() // attempts end by themselves, but there may be none in flight
+	if wake, _, _ := h.awaited(); wake != nil {
+		<-wake
+	}
+}
+
+// awaited returns what the caller's goroutine waits for; wake is nil if it is over.
+func (h *race) awaited() (wake, nudge <-chan struct{}, connecting bool) {
 	h.mu.Lock()
-	over := h.over
-	if !over {
+	defer h.mu.Unlock()
+	if h.ended {
+		return nil, nil, false
+	}
+	if h.wake == nil {
 		h.wake = make(chan struct{})
 	}
-	wake := h.wake
-	h.mu.Unlock()
-	if over {
-		return
+	connecting, h.connecting = h.connecting, false
+	if h.nudge == nil {
+		h.nudge = make(chan struct{})
 	}
-	closed, unwatch := h.call.retrier.closing.watch(h.call.cc, shortWait+1)
+	return h.wake, h.nudge, connecting
+}
+
+// awaitConnection returns true when there is a connection, and false when there will be none
+// that matters.
+func (h *race) awaitConnection(wake, closed <-chan struct{}) bool {
+	c := h.call
+	ready, _, unwatch := c.retrier.connections.await(c.cc)
 	defer unwatch()
 	select {
+	case <-ready:
+		return true
 	case <-wake:
-		return
-	case <-h.call.ctx.Done():
+	case <-c.ctx.Done():
 	case <-closed:
 	}
-	h.look() // attempts end by themselves, but there may be none under way
-	<-wake
+	return false
 }
 
 // quit ends what is still under way when the caller's goroutine panics: in the attempt
@@ -201,23 +268,49 @@ func (h *race) handle(e happening) {
 		e.panicked.release()
 	case e.ended != nil:
 		h.close(e.ended)
-		h.ended(e.ended, e.err, now)
+		h.attemptEnded(e.ended, e.err, now)
 	case h.decided:
+	case e.overdue != nil:
+		h.cut(e.overdue, now)
 	case h.call.ended(now) != nil || h.call.closed():
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(now)
+			h.abandon(h.call.ended(now))
 		}
-	case !h.dueAt.IsZero() && !now.Before(h.dueAt): // else the timer was set anew meanwhile
-		h.due(now)
+	case e.connected && h.call.plan().connecting != nil:
+		h.connected(now)
+	default:
+		h.checkDue(now)
 	}
+}
+
+// checkDue sees to what is due.
+func (h *race) checkDue(now time.Time) {
+	if due := h.call.planned(now).DueAt(); due.IsZero() || now.Before(due) {
+		h.arm() // the timer was set anew meanwhile, or never for this
+		return
+	}
+	h.due(now)
+}
+
+// cut ends an attempt that has reached its timeout, if another takes its place.
+func (h *race) cut(a *attempt, now time.Time) {
+	c := h.call
+	if !slices.Contains(h.open, a) || c.leftToGRPC() {
+		return
+	}
+	f := a.overdueFailure(now)
+	if c.planned(now).Overdue(c.ctx, &f, now, c.retrier.random()).Cut {
+		a.tryCut() // if it has just ended, that is next in the queue
+	}
+	h.arm()
 }
 
 func (h *race) close(a *attempt) {
 	h.open = slices.DeleteFunc(h.open, func(one *attempt) bool { return one == a })
 }
 
-// ended takes in how an attempt ended.
-func (h *race) ended(a *attempt, err error, now time.Time) {
+// attemptEnded takes in how an attempt ended.
+func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	c := h.call
 	c.collect(a)
 	won := err == nil || c.stream && isEOF(err)
@@ -231,7 +324,7 @@ func (h *race) ended(a *attempt, err error, now time.Time) {
 	switch {
 	case h.decided:
 		h.late(a, won, now)
-	case a.number == 1 && h.made == 1 && c.leftToGRPC():
+	case h.made == int(a.number) && c.leaves(a):
 		h.lost = &defeat{attempt: a, err: err, verdict: Verdict{Reason: ErrLeftToGRPC}}
 		h.decide()
 	default:
@@ -245,7 +338,7 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 		h.attempts.discard(a)
 	}
 	if h.quitting {
-		h.call.budget.Deposit(Outcome{Attempt: int(a.number), Result: Ignored})
+		h.call.deposit(a, Ignored)
 		return
 	}
 	if h.winner != nil {
@@ -254,129 +347,125 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 	h.call.lost(a, now)
 }
 
-// failed asks the engine what comes of an attempt's failure.
+// failed asks the plan what comes of an attempt's failure.
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
-	f.Made = h.made
-	c.record(&f, now)
-	c.past.Paid = h.next.Retry
-	v := c.policy.judge(c.ctx, c.budget, &c.past.History, &f, now, c.retrier.random())
-	if v.Retry {
-		h.next = v
-	}
-	c.report(&f, v, now)
-	h.lost = &defeat{a, err, f, v}
+	c.record(&f)
+	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
+	c.report(&f, step.Verdict, now)
+	h.lost = &defeat{a, err, f, step.Verdict}
 	if len(h.open) == 0 {
 		h.idle = now
 	}
-	switch {
-	case v.Retry:
-		h.schedule()
-	case v.Fatal:
-		h.decide()
-	default:
-		if c.past.Refused(v) {
-			h.disarm()
-			h.refund()
-		}
-		if len(h.open) == 0 { // then none waits either: it would have been sent, or refunded
-			h.decide()
-		}
-	}
+	h.do(step)
 }
 
-// schedule sends the next attempt when it is to be sent.
-func (h *race) schedule() {
-	if h.next.Wait > 0 {
-		h.arm(h.next.Wait)
-		return
-	}
-	h.send()
-}
-
-// due sends the attempt whose time has come, if it may be sent.
+// due asks the plan for what is due, and does it.
 func (h *race) due(now time.Time) {
-	c := h.call
+	c, p := h.call, h.call.planned(now)
 	switch {
-	case h.next.Retry:
-		h.send()
-		return
+	case p.next.decided || p.connecting != nil:
+		step := p.Due(now)
+		if step.End {
+			h.giveUp(step.Reason, nil)
+			return
+		}
+		h.do(step)
 	case c.leftToGRPC():
-		h.disarm()
-		return
+		p.due = time.Time{}
+		h.arm()
 	case c.connecting():
-		h.arm(c.past.PutOff(h.delay))
+		p.Postpone(now)
+		h.arm()
+	default:
+		step := p.Due(now)
+		c.reportDue(step.Verdict, now)
+		h.do(step)
+	}
+}
+
+// do does what a step of the plan says.
+func (h *race) do(step Step) {
+	switch {
+	case step.End:
+		h.decide()
+		return
+	case step.Send:
+		h.send()
+	case step.Connect:
+		h.connect()
+	}
+	h.arm()
+}
+
+// connect makes the caller's goroutine, which waits for the race to be over, wait for a
+// connection as well.
+func (h *race) connect() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.connecting = true
+	if h.nudge != nil {
+		close(h.nudge)
+		h.nudge = nil
+	}
+}
+
+// connected asks the plan what follows when there is a connection.
+func (h *race) connected(now time.Time) {
+	step := h.call.plan().Connected(now)
+	h.call.reportConnected(step.Verdict)
+	if step.End {
+		h.giveUp(step.Reason, nil)
 		return
 	}
-	v := c.policy.due(c.budget, &c.remember(now).History, h.made, now)
-	v.Wait = h.delay
-	if v.Retry {
-		h.next = v
-	}
-	c.reportDue(v, now)
-	switch {
-	case v.Retry:
-		h.send()
-	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word; only this one is not sent
-		h.arm(c.past.PutOff(h.delay))
-	default:
-		h.disarm()
-	}
+	h.do(step)
 }
 
 // send starts the next attempt on a goroutine of its own.
 func (h *race) send() {
 	c, now := h.call, time.Now() // observers may have taken their time
 	if len(h.open) == 0 {
-		c.remember(now).idle += now.Sub(h.idle)
+		c.past.idle += now.Sub(h.idle)
 	}
-	a := c.another(h.made, h.next, len(h.open) > 0, now.Sub(origin))
-	h.next = Verdict{}
+	a := c.another(c.plan().Sent(now), now)
 	h.made++
 	h.open = append(h.open, a)
-	if h.made < c.policy.MaxAttempts {
-		h.arm(h.delay)
-	} else {
-		h.disarm()
-	}
 	go func() { h.post(happening{ended: a, err: h.attempts.run(a)}) }()
 }
 
-// arm sets when the next attempt is due, in place of what was set before.
-func (h *race) arm(d time.Duration) {
-	h.dueAt = time.Now().Add(d)
-	h.timer.Reset(d)
-}
-
-func (h *race) disarm() {
-	h.dueAt = time.Time{}
+// arm sets the timer to when the plan has something due.
+func (h *race) arm() {
+	if due := h.call.plan().DueAt(); !due.IsZero() && !h.decided {
+		h.timer.Reset(max(0, time.Until(due)))
+		return
+	}
 	h.timer.Stop()
 }
 
-// refund gives back what was paid for an attempt that will not be sent.
-func (h *race) refund() {
-	if h.next.Retry {
-		h.next = Verdict{}
-		h.call.budget.Refund()
+// abandon ends a call that the caller left while no attempt was in flight; gone is why the
+// caller's context has ended, nil if the ClientConn was closed.
+func (h *race) abandon(gone error) {
+	reason := gone
+	if gone == nil {
+		reason = ErrConnClosed
 	}
+	h.giveUp(reason, gone)
 }
 
-// abandon ends a call that the caller left while no attempt was under way.
-func (h *race) abandon(now time.Time) {
-	h.lost.verdict = Verdict{Reason: ErrConnClosed}
-	if h.lost.failure.CtxErr = h.call.ended(now); h.lost.failure.CtxErr != nil {
-		h.lost.verdict.Reason = h.lost.failure.CtxErr
-	}
-	h.call.traceStop(h.lost.verdict.Reason)
+// giveUp ends a call while no attempt is in flight.
+func (h *race) giveUp(reason, gone error) {
+	h.lost.verdict = Verdict{Reason: reason}
+	h.lost.failure.CtxErr = gone
+	h.call.traceStop(reason)
 	h.decide()
 }
 
 // decide ends what is still under way.
 func (h *race) decide() {
 	h.decided = true
-	h.disarm()
-	h.refund()
+	h.timer.Stop()
+	h.call.plan().Leave()
 	for _, a := range h.open {
 		a.bounds.cancel(ErrHedgeLost)
 	}
@@ -409,11 +498,15 @@ type hedgedUnary struct {
 // hedgeUnary makes c a hedged call, of which the next attempt is due after each delay.
 func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker, delay time.Duration) error {
 	u := &hedgedUnary{req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
-	c.policy, u.first.bounds = c.policy.hedged, &u.bounds
+	u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, delay
+	c.policy, c.delay, u.first.bounds = c.policy.hedged, delay, &u.bounds
+	if c.policy.AttemptTimeout > 0 {
+		c.overdue = u.hedging.overdue
+	}
 	c.begin(&u.first)
-	u.rpc = c.rpc
+	u.rpc, u.hedging.from = c.rpc, u.first.start
 	defer u.first.release()
-	race := u.hedging.run(u, &u.first, delay)
+	race := u.hedging.run()
 	if race == nil {
 		c.answered(&u.first, false)
 		c.succeed(&u.first, time.Time{})
@@ -441,7 +534,9 @@ func (u *hedgedUnary) run(a *attempt) error {
 		reply = u.replies.make()
 		a.bounds.received = reply
 	}
-	return u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...)
+	err := u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...)
+	a.settle()
+	return err
 }
 
 func (u *hedgedUnary) discard(*attempt) {}

@@ -156,6 +156,9 @@ type hedgeModel struct {
 	paid     bool          // it is paid for, as next says
 	next     sentAttempt
 	later    time.Duration // by which a hedge was put off last
+	pushed   time.Duration // no attempt before this, as a server has asked
+	replaced int           // the attempt that its timeout has cut, and that is decided about; 0 for none
+	refusal  error         // why no other takes its place; nil if one does
 	stopped  error         // no attempt may follow, because of that
 	failures int
 	said     codes.Code // by a server, last
@@ -180,12 +183,13 @@ type sentAttempt struct {
 	wait   time.Duration
 	source WaitSource
 
-	answer time.Duration // when there is one
-	ends   time.Duration // when it does
-	late   bool          // by the attempt timeout
-	cut    bool          // by the caller, or by another that was decisive
-	result string        // lost, failed or won; empty while it is under way
-	heard  Result        // by the budget
+	answer  time.Duration // when there is one
+	overdue time.Duration // when the attempt timeout asks
+	ends    time.Duration // when it does
+	late    bool          // by the attempt timeout
+	cut     bool          // by the caller, or by another that was decisive
+	result  string        // lost, failed or won; empty while it is under way
+	heard   Result        // by the budget
 }
 
 const never = time.Duration(math.MaxInt64)
@@ -229,15 +233,50 @@ func (m *hedgeModel) cut() {
 func (m *hedgeModel) send(a sentAttempt) {
 	a.at, a.hedge = m.now, m.earliest() > 0
 	number, answer := len(m.sent)+1, m.answers[len(m.sent)]
-	a.answer = m.now + answer.after
-	if timeout := m.now + m.timeout; m.timeout > 0 && timeout < a.answer && (m.deadline == 0 || number < m.attempts) {
-		a.answer, a.late = timeout, true
+	a.answer, a.overdue = m.now+answer.after, never
+	if m.timeout > 0 && (m.deadline == 0 || number < m.attempts) {
+		a.overdue = m.now + m.timeout
 	}
 	a.ends = a.answer + answer.deaf
 	m.sent = append(m.sent, a)
 	m.paid, m.due = false, never
 	if number < m.attempts {
-		m.due = m.now + m.delay
+		m.due = max(m.now+m.delay, m.pushed)
+	}
+}
+
+// slowest is the attempt whose timeout asks next, 0 if none does.
+func (m *hedgeModel) slowest() (number int) {
+	for i, a := range m.sent {
+		if a.result == "" && a.overdue != never && (number == 0 || a.overdue < m.sent[number-1].overdue) {
+			number = i + 1
+		}
+	}
+	return number
+}
+
+// isOverdue is what happens when an attempt has reached its timeout: it is cut if another one
+// can take its place, or if nothing else would end it.
+func (m *hedgeModel) isOverdue(number int) {
+	a := &m.sent[number-1]
+	a.overdue = never
+	if m.gone {
+		return
+	}
+	cut := m.deadline == 0
+	if !m.paid {
+		next, reason := m.judge(hedgedAnswer{code: codes.DeadlineExceeded}, true, false)
+		switch {
+		case reason == nil:
+			next.at = m.now + next.wait
+			m.paid, m.next, m.due, cut = true, next, never, true
+			fallthrough
+		case cut:
+			m.replaced, m.refusal = number, reason
+		}
+	}
+	if cut && m.now < a.answer {
+		a.answer, a.ends, a.late = m.now, m.now+m.answers[number-1].deaf, true
 	}
 }
 
@@ -261,10 +300,19 @@ func (m *hedgeModel) step() {
 	if !m.gone {
 		goes = min(orDefault(m.cancel, never), orDefault(m.deadline, never))
 	}
-	m.tie = m.tie || ends == m.due && ends < goes
-	switch m.now = max(m.now, min(goes, ends, m.due)); {
+	slowest, overdue := m.slowest(), never
+	if slowest > 0 {
+		overdue = m.sent[slowest-1].overdue
+		for i, a := range m.sent {
+			m.tie = m.tie || a.result == "" && a.overdue == overdue && i != slowest-1
+		}
+	}
+	m.tie = m.tie || ends == m.due && ends < goes || overdue != never && (overdue == ends || overdue == m.due)
+	switch m.now = max(m.now, min(goes, ends, overdue, m.due)); {
 	case goes <= m.now:
 		m.goes()
+	case overdue <= m.now:
+		m.isOverdue(slowest)
 	case ends <= m.now:
 		m.ended(first)
 	default:
@@ -361,10 +409,17 @@ func (m *hedgeModel) ended(number int) {
 		return
 	}
 	committed := m.commit && answer.header
-	next, reason := m.judge(answer, retryable, committed)
+	next, reason := m.next, m.refusal
+	if !a.late || m.replaced != number || reason == nil && !m.paid {
+		next, reason = m.judge(answer, retryable, committed)
+		next.at = m.now + next.wait
+		if reason == nil && next.source == WaitPushback && answer.pushback != "" {
+			m.pushed = next.at
+		}
+	}
 	switch {
-	case reason == nil && next.wait > 0:
-		m.paid, m.next, m.due = true, next, m.now+next.wait
+	case reason == nil && next.at > m.now:
+		m.paid, m.next, m.due = true, next, next.at
 	case reason == nil:
 		m.send(next)
 	case retryable && !committed && reason != ErrBudgetExhausted && reason != ErrAttemptsExhausted:
@@ -390,6 +445,9 @@ func (m *hedgeModel) ended(number int) {
 // judge says which attempt follows a failure, or why none does.
 func (m *hedgeModel) judge(a hedgedAnswer, retryable, committed bool) (next sentAttempt, reason error) {
 	next.source = WaitNonFatal
+	if m.pushed > m.now {
+		next.wait, next.source = m.pushed-m.now, WaitPushback
+	}
 	if ms, err := strconv.Atoi(a.pushback); err == nil {
 		next.wait, next.source = time.Duration(ms)*time.Millisecond, WaitPushback
 	}
@@ -481,7 +539,7 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	defer time.AfterFunc(24*time.Hour, func() { panic(fmt.Sprintf("seed %d hangs", seed)) }).Stop()
 	budget, delay := &tokens{left: c.tokens}, &recordedDelay{HedgeDelay: HedgeAfter(c.delay)}
 	got := &hedgedResult{}
-	opts := []grpc.CallOption{WithHedging(Hedging{MaxAttempts: c.attempts, Delay: delay}), WithBudget(budget), WithAttemptTimeout(c.timeout),
+	opts := []grpc.CallOption{WithHedging(Hedging{Budget: Unlimited, MaxAttempts: c.attempts, Delay: delay}), WithBudget(budget), WithAttemptTimeout(c.timeout),
 		WithMaxElapsed(c.elapsed), WithMaxServerDelay(c.patience), WithCommitOnHeaders(c.commit), grpc.Header(&got.header),
 		grpc.Trailer(&got.trailer), grpc.Peer(&got.peer), grpc.OnFinish(func(error) { got.finished++ })}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -653,7 +711,7 @@ func (m *hedgeModel) checkAccounts(t *testing.T, budget *tokens, delay *recorded
 	}
 	var heard, want []Outcome
 	for i, a := range m.sent {
-		want = append(want, Outcome{Attempt: i + 1, Result: a.heard})
+		want = append(want, Outcome{Attempt: i + 1, Hedge: a.hedge, Result: a.heard})
 	}
 	heard = append(heard, budget.heard...)
 	slices.SortFunc(heard, func(a, b Outcome) int { return a.Attempt - b.Attempt })

@@ -19,7 +19,7 @@ func (s *retryStream) hedge(method string, p *policy) {
 		s.measured = p.Hedging.Delay
 		return
 	}
-	s.hedgeDelay, s.call.policy = delay, p.hedged
+	s.call.delay, s.call.policy = delay, p.hedged
 }
 
 // answered tells of a first attempt that had its first message, or ended well without one,
@@ -43,7 +43,12 @@ func (s *retryStream) race(first *streamAttempt, m any) error {
 			s.conclude(first, status.Error(codes.Internal, "grpcretry: panic while hedging"))
 		}
 	}()
-	race := new(hedging).run(attempts, first.attempt, s.hedgeDelay)
+	h := &hedging{attempts: attempts, first: first.attempt, delay: s.call.delay, from: sinceOrigin()}
+	s.mu.Lock()
+	s.racing = h
+	s.mu.Unlock()
+	first.settleVerdict()
+	race := h.run()
 	if race == nil {
 		s.call.answered(first.attempt, false)
 	}
@@ -112,7 +117,7 @@ func (s *hedgedStream) run(a *attempt) error {
 	if err == nil {
 		err = at.stream.RecvMsg(message)
 	}
-	if err == nil && !at.inTime() {
+	if inTime := at.settle(); err == nil && !inTime {
 		err = at.discard(message)
 	}
 	if err == nil || isEOF(err) {

@@ -81,7 +81,7 @@ func TestHedgedStreams(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server[n-1], stream) })
 				budget, events := &aBudget{}, &hedgeEvents{}
 				app, err := server.openStream(t, serverStream, append([]Option{WithBudget(budget), WithObserver(events.observe),
-					WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)}))}, tt.opts...))
+					WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))}, tt.opts...))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -109,7 +109,7 @@ func TestHedgedStreamShowsTheWinner(t *testing.T) {
 		var header, trailer metadata.MD
 		var at peer.Peer
 		finished := 0
-		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)}))},
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))},
 			grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at), grpc.OnFinish(func(error) { finished++ }))
 		if err != nil {
 			t.Fatal(err)
@@ -134,7 +134,7 @@ func TestHedgedStreamThatCannotBeOpened(t *testing.T) {
 			open++
 			return nil, errUnavailable
 		}
-		cc := server.conn(t, append(DialOptions(steady, WithMethod("/grpcretry.test.v1.EchoService/Expand", WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}))),
+		cc := server.conn(t, append(DialOptions(steady, WithConnectWait(0), WithMethod("/grpcretry.test.v1.EchoService/Expand", WithHedging(Hedging{Budget: Unlimited, MaxAttempts: 3, Delay: HedgeAfter(second)}))),
 			grpc.WithChainStreamInterceptor(refuse))...)
 		_, err := echov1.NewEchoServiceClient(cc).Expand(t.Context(), request())
 		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
@@ -152,7 +152,7 @@ func TestStreamsAreMeasured(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		on := false
 		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
-		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeWhile(func() bool { return on }, delay)})))...)
+		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeWhile(func() bool { return on }, delay)})))...)
 		for i, step := range []struct {
 			on        bool
 			app, want string
@@ -206,7 +206,7 @@ func TestNothingOfAHedgedStreamStays(t *testing.T) {
 					mu.Unlock()
 					return streamer(ctx, desc, cc, method, opts...)
 				}
-				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
+				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
 					grpc.WithChainStreamInterceptor(note))...)
 				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
 				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
@@ -240,7 +240,7 @@ func TestAPanicOfAHedgedStreamLeavesNobodyWaiting(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, []string{"recv a; wait 1500ms; fail UNAVAILABLE", "recv a; hang"}[n-1], stream)
 		})
-		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)})),
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)})),
 			WithClassifier(func(context.Context, Attempt) Classification { panic("classifier") })})
 		if err != nil {
 			t.Fatal(err)
@@ -270,7 +270,7 @@ func TestAnEmptyHedgeWritesNoMessage(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, []string{"recv a; hang", "recv a"}[n-1], stream)
 		})
-		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Delay: HedgeAfter(second)}))})
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +306,7 @@ func TestAHedgeThatCannotSendItsRequest(t *testing.T) {
 				})
 				events := &hedgeEvents{}
 				streams := 0
-				cc := server.conn(t, append(DialOptions(WithObserver(events.observe), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
+				cc := server.conn(t, append(DialOptions(WithObserver(events.observe), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
 					below(func(s grpc.ClientStream) grpc.ClientStream {
 						if streams++; streams == 1 {
 							return s
@@ -336,7 +336,7 @@ func TestAHedgedStreamThatIsJustTooLate(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, script[(n-1)%2], stream) })
 		var mu sync.Mutex
 		over := 0
-		cc := server.conn(t, append(DialOptions(WithBudget(Unlimited), WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(second)}))),
+		cc := server.conn(t, append(DialOptions(WithBudget(Unlimited), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
 			below(func(s grpc.ClientStream) grpc.ClientStream {
 				return &endingStream{s, func() {
 					mu.Lock()
@@ -390,7 +390,7 @@ func TestTheFirstMessageOfAHedgedStreamIsTooLate(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		events, delay := &hedgeEvents{}, 6*second
 		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithObserver(events.observe),
-			WithMethod("/s/m", WithHedging(Hedging{Delay: HedgeAfter(time.Hour)}))),
+			WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(time.Hour)}))),
 			below(func(s grpc.ClientStream) grpc.ClientStream {
 				late := &lateStream{s, delay}
 				delay = 0
@@ -420,7 +420,7 @@ func TestAPanicOfTheDelayEndsTheStream(t *testing.T) {
 			first = ctx
 			return streamer(ctx, desc, cc, method, opts...)
 		}
-		cc := server.conn(t, append(DialOptions(WithMethod("/s/m", WithHedging(Hedging{Delay: panickyDelay{HedgeAfter(second)}}))),
+		cc := server.conn(t, append(DialOptions(WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: panickyDelay{HedgeAfter(second)}}))),
 			grpc.WithChainStreamInterceptor(note))...)
 		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
 		if err != nil {

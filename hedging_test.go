@@ -26,7 +26,14 @@ import (
 const echoMethod = "/grpcretry.test.v1.EchoService/Echo"
 
 // hedged hedges the method Echo.
-func hedged(h Hedging) Option { return WithMethod(echoMethod, WithHedging(h)) }
+// hedged hedges the calls of a test. Unless the test is about the budget of hedges, there is none:
+// a new client could not send any.
+func hedged(h Hedging) Option {
+	if h.Budget == nil {
+		h.Budget = Unlimited
+	}
+	return WithMethod(echoMethod, WithHedging(h))
+}
 
 // says is a success that names itself.
 func says(name string) answer { return answer{reply: name} }
@@ -116,9 +123,9 @@ func TestHedging(t *testing.T) {
 			times: []time.Duration{0, 3 * second}, want: "b", elapsed: 3 * second},
 		{name: "a wait shorter than the delay", attempt: 3, delay: 9 * second, script: []answer{pushedBack("1000"), never, says("c")},
 			times: []time.Duration{0, second, 10 * second}, want: "c", elapsed: 10 * second},
-		{name: "a wait, then a failure without: now", attempt: 4, delay: second,
+		{name: "a wait, then a failure without: the wait holds for the call", attempt: 4, delay: second,
 			script: []answer{unavailable().after(2 * second), pushedBack("9000"), says("c")},
-			times:  []time.Duration{0, second, 2 * second}, want: "c", elapsed: 2 * second},
+			times:  []time.Duration{0, second, 10 * second}, want: "c", elapsed: 10 * second},
 		{name: "two waits: the newer word counts", attempt: 4, delay: second,
 			script: []answer{pushedBack("1500").after(2 * second), pushedBack("9000"), says("c")},
 			times:  []time.Duration{0, second, 7 * second / 2}, want: "c", elapsed: 7 * second / 2},
@@ -343,7 +350,7 @@ func TestASlowObserverMovesTheDelay(t *testing.T) {
 		want   []time.Duration
 	}{
 		{"a failure sends the next now", []answer{unavailable().after(second / 2), hang(), ok()}, []time.Duration{0, 3 * second / 2, 5 * second / 2}},
-		{"a failure asks for a wait", []answer{unavailable().after(second / 2).pushback("2000"), ok()}, []time.Duration{0, 7 * second / 2}},
+		{"a failure asks for a wait", []answer{unavailable().after(second / 2).pushback("2000"), ok()}, []time.Duration{0, 5 * second / 2}},
 		{"a failure forbids more", []answer{ok().after(9 * second), unavailable().after(second / 2).pushback("-1")}, []time.Duration{0, second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -801,9 +808,9 @@ func (b *tokens) Refund() {
 	b.refunded++
 }
 
-// An attempt that waits for what a server asked is paid for: when another failure brings it
-// forward, it needs no second token.
-func TestTheLastTokenMovesForward(t *testing.T) {
+// An attempt that waits for what a server asked is paid for: when another attempt fails
+// meanwhile, it needs no second token.
+func TestTheLastTokenIsNotAskedForTwice(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable().after(2*second), unavailable().pushback("9000"), says("c")))
 		budget, events := &tokens{left: 2}, &hedgeEvents{}
@@ -812,7 +819,7 @@ func TestTheLastTokenMovesForward(t *testing.T) {
 		if reply.GetMessage() != "c" || err != nil {
 			t.Errorf("Echo = %v, %v, want c", reply, err)
 		}
-		wantTimes(t, server, 0, second, 2*second)
+		wantTimes(t, server, 0, second, 10*second)
 		events.check(t, err)
 		if budget.left != 0 || len(budget.asked) != 2 || budget.refunded != 0 {
 			t.Errorf("budget has %d left, was asked %d times and got %d back, want 0, 2 and 0", budget.left, len(budget.asked), budget.refunded)
@@ -923,7 +930,7 @@ func TestACallThatIsHedgedStaysSo(t *testing.T) {
 			t.Errorf("Echo = %v, %v, want b", reply, err)
 		}
 		wantTimes(t, server, 0, second)
-		if !retriedByGRPC(cc, echoMethod) {
+		if cc.GetMethodConfig(echoMethod).RetryPolicy == nil {
 			t.Error("the service config did not come: this shows nothing")
 		}
 	})
@@ -995,10 +1002,11 @@ func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
 			u.invoker = func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 				return run(int(ctx.(*attempt).number))
 			}
-			c := call{rpc: rpc{retrier: r, ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged}}
+			u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, 3*second/4
+			c := call{rpc: rpc{retrier: r, ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged, delay: 3 * second / 4}}
 			c.begin(&u.first)
 			u.rpc = c.rpc
-			u.hedging.run(u, &u.first, 3*second/4)
+			u.hedging.run()
 			if u.hedging.timer.Stop() {
 				t.Errorf("%s: the timer runs on", name)
 			}

@@ -15,13 +15,13 @@ import (
 // on. It is safe for concurrent use; one may serve any number of ClientConns, and then
 // shares its budgets among those to the same target.
 type Retrier struct {
-	policies  *methodPolicies
-	observers *observers
-	log       *logger      // nil: no logging
-	tracer    trace.Tracer // nil: no call spans
-	meter     *meter       // nil: no metrics
-	random    func() float64
-	closing   *closing
+	policies    *methodPolicies
+	observers   *observers
+	log         *logger      // nil: no logging
+	tracer      trace.Tracer // nil: no call spans
+	meter       *meter       // nil: no metrics
+	random      func() float64
+	connections *connections
 
 	builtInRetryOff bool
 }
@@ -42,11 +42,11 @@ func New(opts ...Option) (*Retrier, error) {
 		return nil, err
 	}
 	r := &Retrier{
-		policies:        newMethodPolicies(PerTarget(newDefaultBudget), c.all, c.byPattern),
+		policies:        newMethodPolicies(defaultBudgets(), c.all, c.byPattern),
 		observers:       newObservers(c.observers),
 		log:             newLogger(c.logger),
 		random:          rand.Float64,
-		closing:         &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}},
+		connections:     newConnections(),
 		builtInRetryOff: c.builtInRetryOff,
 	}
 	if err := r.policies.checkHedging(); err != nil {
@@ -60,14 +60,6 @@ func New(opts ...Option) (*Retrier, error) {
 		r.tracer = tracerFrom(c.tracerProvider)
 	}
 	return r, nil
-}
-
-func newDefaultBudget() Budget {
-	b, err := NewRatioBudget(RatioBudget{})
-	if err != nil {
-		panic(err) //nolint:forbidigo // the defaults are valid, or no test of this package passes
-	}
-	return b
 }
 
 func tracerFrom(tp trace.TracerProvider) trace.Tracer {

@@ -52,7 +52,7 @@ func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 func (l *logger) logBudget(c *call, v Verdict, now time.Time) {
 	key := budgetKey(c.budget)
 	switch {
-	case v.Reason == ErrBudgetExhausted: //nolint:errorlint // the engine's own word, which a cause may wrap
+	case v.refused():
 		last, told := l.exhausted.LoadOrStore(key, new(atomic.Int64))
 		last.(*atomic.Int64).Store(now.UnixNano())
 		if !told {

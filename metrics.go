@@ -96,7 +96,7 @@ type metricRow struct {
 
 	hedgesWon, hedgesWasted int64
 
-	waits [WaitNonFatal + 1][]metric.RecordOption // by source; slices, to allocate none when they are used
+	waits [len(waitSourceNames)][]metric.RecordOption // by source; slices, to allocate none when they are used
 	a96   []metric.RecordOption
 }
 
@@ -272,6 +272,8 @@ func (m *metrics) failed(c *call, f *Failure, v Verdict) {
 	decision := decisionStop
 	if v.Retry {
 		decision = decisionRetry
+	}
+	if v.Retry && v.WaitSource != WaitConnect { // that one is known when it is over
 		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
 	}
 	row.mu.Lock()
@@ -306,8 +308,13 @@ func (m *metrics) due(c *call, v Verdict) {
 	m.refused(c, row, v)
 }
 
+// connected counts a wait for a connection that is there now, with the backoff after it.
+func (m *metrics) connected(c *call, v Verdict) {
+	m.wait.Record(c.ctx, v.Wait.Seconds(), m.row(c).waits[WaitConnect]...)
+}
+
 func (m *metrics) refused(c *call, row *metricRow, v Verdict) {
-	if v.Reason == ErrBudgetExhausted { //nolint:errorlint // a reason is one of ours, or the caller's cause
+	if v.refused() {
 		m.budgetRow(budgetLabels{row.target, c.policy.budgetScope}).refusals.Add(1)
 	}
 }
@@ -393,7 +400,7 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 // addBudgets makes the budgets known that calls to a new target can spend from.
 func (m *metrics) addBudgets(target, dialed string) {
 	for scope, p := range m.policies.budgetScopes() {
-		budget := p.budgetFor(dialed, func() string { return target })
+		budget := budgetFor(p.Budget, dialed, func() string { return target })
 		m.addBudget(budgetLabels{target, scope}, budget)
 	}
 }

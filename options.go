@@ -154,6 +154,23 @@ func WithBufferLimit(bytes int) CallOption {
 	})
 }
 
+// WithConnectWait limits how long a call waits, over all its attempts, for a connection that is
+// not there: with a server that restarts, attempts fail immediately and reach nobody until gRPC
+// has connected again, a second later at the earliest. Such an attempt does not count towards
+// [WithMaxAttempts] and is not charged; the next one is sent when the channel is READY, after
+// the backoff, so that not all waiting calls return at the same instant. The wait ends with the
+// caller's context, and early enough for the deadline and [WithMaxElapsed]. When d is used up
+// the call ends with the last status and [ErrNotConnected].
+//
+// d is at least 0. With 0 a call fails as gRPC lets it fail, and an attempt that reached no
+// server counts like any other. The default is 10 s: gRPC's third redial may come 6 s after the
+// loss of a connection. Calls with [grpc.WaitForReady] wait inside gRPC instead.
+func WithConnectWait(d time.Duration) CallOption {
+	return newCallOption("WithConnectWait", checkNotNegative(d), func(s *Policy) {
+		s.ConnectWait = orDefault(d, -1)
+	})
+}
+
 // WithCommitOnHeaders obeys gRFC A6 #when-retries-are-valid to the letter: once
 // response headers have arrived there is no retry, also for a unary call, which ends
 // with [ErrCommitted]. Off by default: the application of a unary call has seen nothing

@@ -14,6 +14,7 @@ import (
 const (
 	defaultMaxAttempts    = 4
 	defaultMaxServerDelay = 5 * time.Minute
+	defaultConnectWait    = 10 * time.Second
 	defaultBufferLimit    = 256 << 10
 )
 
@@ -34,6 +35,7 @@ type Policy struct {
 	AttemptTimeout time.Duration // default none
 	MaxElapsed     time.Duration // default none
 	MaxServerDelay time.Duration // default 5 min; negative: no limit
+	ConnectWait    time.Duration // default 10 s; negative: calls do not wait for a connection
 
 	Budget Budget // default NewRatioBudget(RatioBudget{}), one per Retrier and target
 
@@ -69,6 +71,7 @@ func (p Policy) over(s *Policy) {
 	lay(&s.AttemptTimeout, p.AttemptTimeout)
 	lay(&s.MaxElapsed, p.MaxElapsed)
 	lay(&s.MaxServerDelay, p.MaxServerDelay)
+	lay(&s.ConnectWait, p.ConnectWait)
 	lay(&s.BufferLimit, p.BufferLimit)
 	lay(&s.CommitOnHeaders, p.CommitOnHeaders)
 }
@@ -166,7 +169,7 @@ const (
 )
 
 // resolve lays the scopes over each other and fills in the defaults.
-func resolve(fallback Budget, scopes ...scope) *policy {
+func resolve(fallback budgets, scopes ...scope) *policy {
 	p := &policy{budgetScope: scopeAll}
 	for _, s := range scopes {
 		below := p.Budget
@@ -184,7 +187,7 @@ func resolve(fallback Budget, scopes ...scope) *policy {
 	return p
 }
 
-func (p *policy) fill(fallback Budget) {
+func (p *policy) fill(fallback budgets) {
 	p.MaxAttempts = orDefault(p.MaxAttempts, defaultMaxAttempts)
 	if p.OverloadBackoff == nil {
 		p.OverloadBackoff = p.Backoff
@@ -201,11 +204,15 @@ func (p *policy) fill(fallback Budget) {
 	}
 	p.codes = newCodeSet(p.Codes)
 	p.MaxServerDelay = orDefault(p.MaxServerDelay, defaultMaxServerDelay)
+	p.ConnectWait = orDefault(p.ConnectWait, defaultConnectWait)
 	p.BufferLimit = orDefault(p.BufferLimit, defaultBufferLimit)
 	if p.Budget == nil {
-		p.Budget = fallback
+		p.Budget = fallback.retries
 	}
 	if p.Hedging != nil {
+		if p.Hedging.Budget == nil {
+			p.Hedging.Budget = fallback.hedges
+		}
 		p.hedged = p.forHedging()
 	}
 }
@@ -248,17 +255,46 @@ func (p *policy) public() Policy {
 	return shown
 }
 
-// budgetFor is what calls to a target spend from.
-func (p *policy) budgetFor(dialed string, canonical func() string) Budget {
-	if t, ok := p.Budget.(*perTarget); ok {
+// budgets are what calls spend from that have been given no budget.
+type budgets struct{ retries, hedges Budget }
+
+func defaultBudgets() budgets {
+	return budgets{retries: PerTarget(newDefaultBudget), hedges: PerTarget(newHedgeBudget)}
+}
+
+func newDefaultBudget() Budget { return mustRatio(RatioBudget{}) }
+
+// newHedgeBudget is 10% of answered calls, with no reserve: hedges are an extra that a fleet
+// which has just started, or a server that answers nobody, can do without.
+func newHedgeBudget() Budget { return mustRatio(RatioBudget{Ratio: 0.1}) }
+
+func mustRatio(s RatioBudget) Budget {
+	b, err := NewRatioBudget(s)
+	if err != nil {
+		panic(err) //nolint:forbidigo // the defaults are valid, or no test of this package passes
+	}
+	return b
+}
+
+// budgetFor returns what calls to a target spend from, if they spend from b.
+func budgetFor(b Budget, dialed string, canonical func() string) Budget {
+	if t, ok := b.(*perTarget); ok {
 		return t.of(dialed, canonical)
 	}
-	return p.Budget
+	return b
+}
+
+// hedgeBudget is what hedges spend besides; nil if the method is not hedged.
+func (p *policy) hedgeBudget() Budget {
+	if p.Hedging == nil {
+		return nil
+	}
+	return p.Hedging.Budget
 }
 
 // methodPolicies finds the policy of a method: exact method, then service, then all.
 type methodPolicies struct {
-	fallback Budget
+	fallback budgets
 	all      *methodPolicy
 	services map[string]*methodPolicy // by "/pkg.Service/"
 	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
@@ -271,7 +307,7 @@ type methodPolicy struct {
 	scopes []scope
 }
 
-func newMethodPolicies(fallback Budget, all []*callOption, byPattern map[string][]*callOption) *methodPolicies {
+func newMethodPolicies(fallback budgets, all []*callOption, byPattern map[string][]*callOption) *methodPolicies {
 	m := &methodPolicies{
 		fallback: fallback,
 		services: map[string]*methodPolicy{},

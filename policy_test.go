@@ -27,6 +27,7 @@ func TestPolicyHasTheDocumentedDefaults(t *testing.T) {
 		OverloadBackoff: Exponential{Base: time.Second, Max: 20 * time.Second, Multiplier: 2, Jitter: FullJitter},
 		Codes:           []codes.Code{codes.ResourceExhausted, codes.Unavailable},
 		MaxServerDelay:  5 * time.Minute,
+		ConnectWait:     10 * time.Second,
 		BufferLimit:     256 << 10,
 	}
 	for _, method := range []string{"/pkg.Service/Method", "/pkg.Service/", "nonsense", ""} {
@@ -51,6 +52,7 @@ func TestPolicyShowsWhatTheOptionsSet(t *testing.T) {
 		AttemptTimeout:  11 * time.Second,
 		MaxElapsed:      12 * time.Second,
 		MaxServerDelay:  -1,
+		ConnectWait:     14 * time.Second,
 		Budget:          budget,
 		BufferLimit:     13,
 		CommitOnHeaders: true,
@@ -58,7 +60,7 @@ func TestPolicyShowsWhatTheOptionsSet(t *testing.T) {
 	for name, opts := range map[string][]CallOption{
 		"options": {WithMaxAttempts(7), WithBackoff(want.Backoff), WithOverloadBackoff(want.OverloadBackoff),
 			WithCodes(codes.Unavailable, codes.Aborted), WithAttemptTimeout(11 * time.Second), WithMaxElapsed(12 * time.Second),
-			WithMaxServerDelay(-1), WithBudget(budget), WithBufferLimit(13), WithCommitOnHeaders(true)},
+			WithMaxServerDelay(-1), WithConnectWait(14 * time.Second), WithBudget(budget), WithBufferLimit(13), WithCommitOnHeaders(true)},
 		"a policy":                      {WithPolicy(want)},
 		"an empty policy over a policy": {WithPolicy(want), WithPolicy(Policy{})},
 	} {
@@ -79,7 +81,7 @@ func TestPolicyFieldsThatAreZeroMeanAsBelow(t *testing.T) {
 	classifier := func(context.Context, Attempt) Classification { return Default }
 	below := Policy{
 		MaxAttempts: 7, Backoff: Constant(1), OverloadBackoff: Constant(2), Codes: []codes.Code{codes.Aborted},
-		AttemptTimeout: 3, MaxElapsed: 4, MaxServerDelay: 5, Budget: Unlimited, BufferLimit: 6, CommitOnHeaders: true,
+		AttemptTimeout: 3, MaxElapsed: 4, MaxServerDelay: 5, ConnectWait: 8, Budget: Unlimited, BufferLimit: 6, CommitOnHeaders: true,
 	}
 	for name, set := range map[string]func(*Policy){
 		"MaxAttempts":     func(p *Policy) { p.MaxAttempts = 70 },
@@ -89,6 +91,7 @@ func TestPolicyFieldsThatAreZeroMeanAsBelow(t *testing.T) {
 		"AttemptTimeout":  func(p *Policy) { p.AttemptTimeout = 30 },
 		"MaxElapsed":      func(p *Policy) { p.MaxElapsed = 40 },
 		"MaxServerDelay":  func(p *Policy) { p.MaxServerDelay = -1 },
+		"ConnectWait":     func(p *Policy) { p.ConnectWait = -1 },
 		"Budget":          func(p *Policy) { p.Budget = NewRateBudget(rate.NewLimiter(1, 1)) },
 		"BufferLimit":     func(p *Policy) { p.BufferLimit = -1 },
 		"nothing":         func(*Policy) {},

@@ -29,11 +29,13 @@ const (
 	WaitRetryInfo                    // a google.rpc.RetryInfo in the server's status
 	WaitHedgeDelay                   // of a hedged call: its [HedgeDelay] passed without an answer
 	WaitNonFatal                     // of a hedged call: none, as another attempt had failed
+	WaitConnect                      // the wait for a connection, and the backoff after it
 )
 
-var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "non_fatal"}
+var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "non_fatal", "connect"}
 
-// String returns "none", "backoff", "pushback", "retry_info", "hedge_delay" or "non_fatal".
+// String returns "none", "backoff", "pushback", "retry_info", "hedge_delay", "non_fatal" or
+// "connect".
 func (s WaitSource) String() string {
 	if s < 0 || int(s) >= len(waitSourceNames) {
 		return fmt.Sprintf("WaitSource(%d)", int(s))

@@ -356,7 +356,8 @@ func TestPreviousAttempts(t *testing.T) {
 func TestWaitSourceNames(t *testing.T) {
 	for s, want := range map[WaitSource]string{
 		WaitNone: "none", WaitBackoff: "backoff", WaitPushback: "pushback", WaitRetryInfo: "retry_info",
-		-1: "WaitSource(-1)", 6: "WaitSource(6)",
+		WaitHedgeDelay: "hedge_delay", WaitNonFatal: "non_fatal", WaitConnect: "connect",
+		-1: "WaitSource(-1)", 7: "WaitSource(7)",
 	} {
 		if got := s.String(); got != want {
 			t.Errorf("WaitSource(%d).String() = %q, want %q", int(s), got, want)

@@ -41,17 +41,20 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *Failure) {
 			f.Closed, f.Committed = true, true
 		}), ErrConnClosed, Ignored},
-		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Ignored},
+		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
 		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
 		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{}
-			want := Verdict{Reason: tt.reason, result: tt.result}
-			got := policyOf(t).judge(t.Context(), budget, &History{Start: noon}, &tt.failure, noon, 0.5)
-			got.untouched, got.Fatal = false, false // matters of the error and of hedging, tested with the interceptors
+			want := Step{Verdict: Verdict{Reason: tt.reason}, End: true}
+			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).Failed(t.Context(), &tt.failure, noon, 0.5)
+			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
 			if got != want {
-				t.Errorf("judge = %+v, want %+v", got, want)
+				t.Errorf("Failed = %+v, want %+v", got, want)
+			}
+			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
 			if len(budget.asked) != 0 {
 				t.Errorf("budget was asked at %v", budget.asked)
@@ -61,11 +64,11 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 }
 
 func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
-	h := History{Start: noon, Deadline: noon.Add(time.Second)}
+	h := before{Start: noon, Deadline: noon.Add(time.Second)}
 	f := failureOf(1, codes.Unavailable).saying("300001")
-	want := Verdict{Reason: ErrPushback, result: Failed, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
-	if got := policyOf(t).judge(t.Context(), &aBudget{}, &h, &f, noon, 0.5); got != want {
-		t.Errorf("judge = %+v, want %+v", got, want)
+	want := Verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
+	if got := h.plan(policyOf(t), &aBudget{}, 1).Failed(t.Context(), &f, noon, 0.5); got.Verdict != want {
+		t.Errorf("Failed = %+v, want %+v", got, want)
 	}
 }
 
@@ -312,7 +315,7 @@ func TestAFirstMessageThatCrossesTheAttemptTimeoutIsNotSeen(t *testing.T) {
 		if len(server.attempts()) != 2 {
 			t.Errorf("%d attempts, want 2", len(server.attempts()))
 		}
-		if want := []Outcome{{1, Failed}, {2, Succeeded}}; !slices.Equal(budget.heard, want) {
+		if want := []Outcome{{1, false, Failed}, {2, false, Succeeded}}; !slices.Equal(budget.heard, want) {
 			t.Errorf("budget heard %v, want %v", budget.heard, want)
 		}
 	})
@@ -391,7 +394,8 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 		{"failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE"},
 		{"a retry", []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF"},
 		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; recv 1; recv EOF"},
-		{"a timeout that was committed to", []string{"recv a; hang"}, "send a; close; wait 20s; context; recv DEADLINE_EXCEEDED"},
+		{"a timeout that was committed to", []string{"recv a; hang"}, "send a; close; context; wait 20s; recv DEADLINE_EXCEEDED"},
+		{"a timeout, and then committed", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; context; recv 1; recv EOF"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -424,15 +428,15 @@ func TestTheEndOfAStreamIsASuccess(t *testing.T) {
 		app     string
 		want    []Outcome
 	}{
-		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF", []Outcome{{1, Succeeded}}},
+		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF", []Outcome{{1, false, Succeeded}}},
 		{"without a message, after a retry", serverStream, []string{"fail UNAVAILABLE", "recv a"}, "send a; close; recv EOF; recv EOF",
-			[]Outcome{{1, Failed}, {2, Succeeded}}},
-		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF", []Outcome{{1, Succeeded}}},
+			[]Outcome{{1, false, Failed}, {2, false, Succeeded}}},
+		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF", []Outcome{{1, false, Succeeded}}},
 		{"after a message, after a retry", bidiStream, []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF",
-			[]Outcome{{1, Failed}, {2, Succeeded}}},
-		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF", []Outcome{{1, Succeeded}}},
+			[]Outcome{{1, false, Failed}, {2, false, Succeeded}}},
+		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF", []Outcome{{1, false, Succeeded}}},
 		{"of a client stream", clientStream, []string{"fail UNAVAILABLE", "recv a; recv EOF; send 1"}, "send a; close; recv 1",
-			[]Outcome{{1, Failed}, {2, Succeeded}}},
+			[]Outcome{{1, false, Failed}, {2, false, Succeeded}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -595,7 +599,7 @@ func TestACommittedStreamEndsWithoutOnFinish(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = tt.use(s)
-			if want := []Outcome{{1, tt.want}}; !slices.Equal(budget.heard, want) || ends != 1 || finished != 1 {
+			if want := []Outcome{{1, false, tt.want}}; !slices.Equal(budget.heard, want) || ends != 1 || finished != 1 {
 				t.Errorf("budget heard %v, CallEnd came %d times, OnFinish ran %d times, want %v, once, once", budget.heard, ends, finished, want)
 			}
 		})
@@ -784,25 +788,6 @@ func TestAServersWordAfterTheAttemptTimeoutIsTheServers(t *testing.T) {
 	})
 }
 
-// gRPC may be told of an attempt's deadline before the attempt's context is.
-func TestAnAttemptTimesOutAtTheVeryMomentOfItsDeadline(t *testing.T) {
-	a := &attempt{Context: t.Context(), bounds: &bounds{timeout: second, expires: &noon}}
-	for _, tt := range []struct {
-		code codes.Code
-		now  time.Time
-		want bool
-	}{
-		{codes.DeadlineExceeded, noon.Add(-1), false},
-		{codes.DeadlineExceeded, noon, true},
-		{codes.DeadlineExceeded, noon.Add(1), true},
-		{codes.Unavailable, noon.Add(1), false},
-	} {
-		if got := a.timedOut(status.Error(tt.code, "x"), tt.now); got != tt.want {
-			t.Errorf("%v at %v: timed out = %v, want %v", tt.code, tt.now.Sub(noon), got, tt.want)
-		}
-	}
-}
-
 // Every attempt of a stream has options of its own: gRPC reads them when it ends, which
 // may be after the next has begun.
 func TestAttemptsOfAStreamDoNotShareOptions(t *testing.T) {
@@ -909,8 +894,8 @@ func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
 		name, server, app string
 		delay             time.Duration // of what RecvMsg returns
 	}{
-		{"abandoned after the timeout", "recv a; hang", "send a; wait 10s; context; cancel", 0},
-		{"found out", "recv a; hang", "send a; wait 10s; context; recv DEADLINE_EXCEEDED; recv DEADLINE_EXCEEDED", 0},
+		{"abandoned after the timeout", "recv a; hang", "send a; context; wait 10s; cancel", 0},
+		{"found out", "recv a; hang", "send a; context; wait 10s; recv DEADLINE_EXCEEDED; recv DEADLINE_EXCEEDED", 0},
 		{"a first message that crosses the timeout", "recv a; send 1; send 2; hang", "send a; context; recv DEADLINE_EXCEEDED", 6 * second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

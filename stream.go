@@ -6,7 +6,6 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -49,6 +48,9 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return streamer(ctx, desc, cc, method, opts...)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
+	if p.AttemptTimeout > 0 {
+		s.call.overdue = s.overdue
+	}
 	if hedged {
 		s.hedge(method, p)
 	}
@@ -96,8 +98,8 @@ type retryStream struct {
 	size   int   // guarded by mu; of buffer, as framed on the wire
 	closed bool  // guarded by mu; CloseSend was called
 
-	hedgeDelay time.Duration // where the policy hedges
-	measured   HedgeDelay    // to be told of the first attempt, where it does not; nil for nobody
+	measured HedgeDelay // to be told of the first attempt of a call that is not hedged; nil for nobody
+	racing   *hedging   // guarded by mu; from the first RecvMsg of a hedged stream on
 }
 
 // A streamAttempt is one attempt and its stream.
@@ -118,7 +120,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	a.PeerAddr = &at.reached
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
-	at.stream = stream
+	at.stream, a.opened = stream, err == nil
 	return at, err
 }
 
@@ -155,8 +157,8 @@ func (s *retryStream) keep(m any, weight int) (*streamAttempt, error) {
 	fits := func() bool { return weight >= 0 && s.size+weight <= s.call.policy.BufferLimit }
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.recovering && !fits() {
-		s.await()
+	if !fits() {
+		s.settleRecovery(fits)
 	}
 	switch {
 	case s.ended:
@@ -300,7 +302,7 @@ func (s *retryStream) receiveCommitted(at *streamAttempt, m any) error {
 func (s *retryStream) committedTo(at *streamAttempt, m any, err error) error {
 	if err == nil && !at.begun {
 		at.begun = true
-		if !at.inTime() {
+		if !at.settle() {
 			err = at.discard(m)
 		}
 	}
@@ -308,7 +310,7 @@ func (s *retryStream) committedTo(at *streamAttempt, m any, err error) error {
 		return nil
 	}
 	s.end(at, err)
-	if err != nil && at.timedOut(err, time.Now()) {
+	if err != nil && at.timedOut(err) {
 		return &attemptTimeoutError{at.bounds.timeout}
 	}
 	return err
@@ -317,6 +319,7 @@ func (s *retryStream) committedTo(at *streamAttempt, m any, err error) error {
 // received is told what RecvMsg of an uncommitted attempt returned. It is done unless
 // there is another attempt to receive from.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, _ error) {
+	inTime := at.settle() // before mu is held: it may wait for a verdict
 	s.mu.Lock()
 	s.receiving--
 	s.busy--
@@ -330,7 +333,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, 
 	case s.recovering || s.current != at:
 		s.mu.Unlock()
 		return false, nil // of an attempt that was given up: nobody sees it
-	case err == nil && !at.inTime():
+	case err == nil && !inTime:
 		s.mu.Unlock()
 		err = at.discard(m)
 		s.mu.Lock()
@@ -362,9 +365,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 			return at.stream.Header()
 		}
 		s.mu.Lock()
-		for s.recovering {
-			s.await()
-		}
+		s.settleRecovery(nil)
 		if s.ended {
 			s.mu.Unlock()
 			return nil, nil // as gRPC has it: RecvMsg has the status
@@ -385,6 +386,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 func (s *retryStream) headed(at *streamAttempt, headers bool) {
 	s.mu.Lock()
 	s.busy--
+	headers = headers && !at.isCut()
 	for !headers && s.receiving > 0 && s.usable(at) {
 		s.await() // who receives is about to learn why, and to recover
 	}
@@ -432,13 +434,63 @@ func (s *retryStream) commitCurrent() *streamAttempt {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.recovering {
-		s.await()
-	}
+	s.settleRecovery(nil)
 	if !s.ended && s.committed.Load() == nil {
 		s.commit(s.current)
 	}
 	return s.current
+}
+
+// settleRecovery needs mu, and gives it up meanwhile. It returns when no recovery is going on
+// or to come, or when enough says so: an attempt that its timeout has cut is recovered from
+// here, unless a goroutine is receiving and about to do that.
+func (s *retryStream) settleRecovery(enough func() bool) {
+	for enough == nil || !enough() {
+		at := s.current
+		switch {
+		case s.recovering:
+			s.await()
+		case !s.usable(at) || !at.isCut():
+			return
+		case s.receiving > 0:
+			s.await()
+		default:
+			_ = s.recoverLocked(at, nil) // RecvMsg has the error
+			s.mu.Lock()
+		}
+	}
+}
+
+// overdue is what the timer of an attempt timeout runs.
+func (s *retryStream) overdue(a *attempt) {
+	if racing := s.judgeOverdue(a); racing != nil {
+		racing.overdue(a)
+	}
+}
+
+// judgeOverdue asks the plan about an attempt that has reached its timeout, unless attempts are
+// racing: then that is the race's to do.
+func (s *retryStream) judgeOverdue(a *attempt) (racing *hedging) {
+	a.bounds.judging.Lock()
+	defer a.bounds.judging.Unlock()
+	s.mu.Lock()
+	racing = s.racing
+	committed := s.ended || s.committed.Load() != nil
+	s.mu.Unlock()
+	if racing != nil {
+		return racing
+	}
+	_, limited := s.call.ctx.Deadline()
+	a.judgeOverdueLocked(committed, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		nowCommitted := s.ended || s.committed.Load() != nil
+		if nowCommitted && limited {
+			return false
+		}
+		return a.tryCut() && nowCommitted == committed
+	})
+	return nil
 }
 
 // commit needs mu. From now on at is the application's stream.
@@ -529,6 +581,7 @@ func (s *retryStream) recovery(at *streamAttempt, err error) error {
 // next asks the call about an attempt that ended with err. The end of a stream without
 // a failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
+	at.settle()
 	s.mu.Lock()
 	over := at.over
 	s.mu.Unlock()
@@ -658,6 +711,9 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 // status is why an attempt has ended. It is nil if the attempt had headers: then there
 // may be a message, which is the application's to take.
 func (at *streamAttempt) status() error {
+	if at.isCut() {
+		return status.FromContextError(context.Canceled).Err()
+	}
 	if md, _ := at.stream.Header(); md != nil {
 		return nil
 	}

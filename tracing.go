@@ -183,6 +183,7 @@ var reasons = [...]struct {
 	{ErrNotRetryable, "not_retryable"},
 	{ErrCommitted, "committed"},
 	{ErrConnClosed, "conn_closed"},
+	{ErrNotConnected, "not_connected"},
 	{ErrLeftToGRPC, "left_to_grpc"},
 }
 

@@ -23,9 +23,9 @@ func TestOneGoroutineWatchesForAllThatWait(t *testing.T) {
 			group.Go(func() { echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()) })
 		}
 		time.Sleep(second)
-		r.closing.mu.Lock()
-		watchers, waiting := len(r.closing.watchers), r.closing.watchers[cc].waiting
-		r.closing.mu.Unlock()
+		r.connections.mu.Lock()
+		watchers, waiting := len(r.connections.watchers), r.connections.watchers[cc].waiting
+		r.connections.mu.Unlock()
 		if watchers != 1 || waiting != 50 {
 			t.Errorf("%d watchers for %d calls, want 1 for 50", watchers, waiting)
 		}
@@ -34,7 +34,7 @@ func TestOneGoroutineWatchesForAllThatWait(t *testing.T) {
 		if got := time.Since(server.start); got != second {
 			t.Errorf("calls ended after %v, want 1s", got)
 		}
-		if got := len(r.closing.watchers); got != 0 {
+		if got := len(r.connections.watchers); got != 0 {
 			t.Errorf("%d watchers are left", got)
 		}
 	})
@@ -49,23 +49,23 @@ func TestAHedgedCallIsWatchedNoLongerThanItWaits(t *testing.T) {
 		}
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
 		time.AfterFunc(5*second, func() {
-			r.closing.mu.Lock()
-			defer r.closing.mu.Unlock()
-			if got := len(r.closing.watchers); got != 1 {
+			r.connections.mu.Lock()
+			defer r.connections.mu.Unlock()
+			if got := len(r.connections.watchers); got != 1 {
 				t.Errorf("%d watchers while a call waits, want 1", got)
 			}
 		})
 		if _, err := client.Echo(t.Context(), request()); err != nil {
 			t.Error(err)
 		}
-		if got := len(r.closing.watchers); got != 0 {
+		if got := len(r.connections.watchers); got != 0 {
 			t.Errorf("%d watchers are left", got)
 		}
 	})
 }
 
 func TestShortWaitsAreNotWatched(t *testing.T) {
-	c := &closing{watchers: map[*grpc.ClientConn]*closeWatcher{}}
+	c := newConnections()
 	closed, unwatch := c.watch(&grpc.ClientConn{}, shortWait)
 	defer unwatch()
 	if closed != nil || len(c.watchers) != 0 {

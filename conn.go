@@ -1,0 +1,149 @@
+package grpcretry
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+)
+
+// connections tell waiting calls that their ClientConn has a connection, or has been closed.
+// gRPC has no channel for that, only a call that blocks; so one goroutine per ClientConn
+// blocks in it, for as long as calls wait.
+type connections struct {
+	mu       sync.Mutex
+	watchers map[*grpc.ClientConn]*connWatcher // guarded by mu
+}
+
+func newConnections() *connections {
+	return &connections{watchers: map[*grpc.ClientConn]*connWatcher{}}
+}
+
+type connWatcher struct {
+	cc      *grpc.ClientConn
+	waiting int           // guarded by connections.mu
+	closed  chan struct{} // closed with the ClientConn
+	stop    context.CancelFunc
+	stopped chan struct{} // closed when the goroutine has ended
+
+	mu        sync.Mutex
+	ready     chan struct{} // guarded by mu; closed while there is a connection
+	connected bool          // guarded by mu; ready is closed
+	wanted    int           // guarded by mu; calls that wait for a connection
+}
+
+// shortWait is not worth a goroutine: the close is noticed at its end.
+const shortWait = 100 * time.Millisecond
+
+// watch returns a channel that is closed with cc, for a wait of d. Call unwatch after it.
+func (c *connections) watch(cc *grpc.ClientConn, d time.Duration) (closed <-chan struct{}, unwatch func()) {
+	if cc == nil || d <= shortWait {
+		return nil, func() {}
+	}
+	w := c.enter(cc)
+	return w.closed, func() { c.leave(w) }
+}
+
+// await returns a channel that is closed when cc has a connection, and one that is closed with
+// cc. An idle cc is woken up. Call unwatch after the wait.
+func (c *connections) await(cc *grpc.ClientConn) (ready, closed <-chan struct{}, unwatch func()) {
+	w := c.enter(cc)
+	ready = w.want()
+	return ready, w.closed, func() {
+		w.unwant()
+		c.leave(w)
+	}
+}
+
+func (c *connections) enter(cc *grpc.ClientConn) *connWatcher {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.watchers[cc]
+	if w == nil {
+		w = newConnWatcher(cc)
+		c.watchers[cc] = w
+	}
+	w.waiting++
+	return w
+}
+
+// leave ends the goroutine with the last call that waits, and waits for it.
+func (c *connections) leave(w *connWatcher) {
+	c.mu.Lock()
+	w.waiting--
+	last := w.waiting == 0
+	if last {
+		delete(c.watchers, w.cc)
+	}
+	c.mu.Unlock()
+	if last {
+		w.stop()
+		<-w.stopped
+	}
+}
+
+func newConnWatcher(cc *grpc.ClientConn) *connWatcher {
+	ctx, stop := context.WithCancel(context.Background())
+	w := &connWatcher{
+		cc:      cc,
+		closed:  make(chan struct{}),
+		stop:    stop,
+		stopped: make(chan struct{}),
+		ready:   make(chan struct{}),
+	}
+	go w.run(ctx)
+	return w
+}
+
+func (w *connWatcher) run(ctx context.Context) {
+	defer close(w.stopped)
+	for {
+		state := w.cc.GetState()
+		w.publish(state)
+		if state == connectivity.Shutdown {
+			close(w.closed)
+			return
+		}
+		if !w.cc.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
+}
+
+// publish takes in a state of the ClientConn, and wakes it up if it is idle while calls wait
+// for a connection.
+func (w *connWatcher) publish(state connectivity.State) {
+	w.mu.Lock()
+	switch connected := state == connectivity.Ready; {
+	case connected && !w.connected:
+		close(w.ready)
+		w.connected = true
+	case !connected && w.connected:
+		w.ready = make(chan struct{})
+		w.connected = false
+	}
+	wake := w.wanted > 0 && state == connectivity.Idle
+	w.mu.Unlock()
+	if wake {
+		w.cc.Connect()
+	}
+}
+
+// want returns a channel that is closed when there is a connection.
+func (w *connWatcher) want() <-chan struct{} {
+	w.mu.Lock()
+	w.wanted++
+	w.mu.Unlock()
+	w.publish(w.cc.GetState()) // the goroutine may not have seen yet that the connection is lost
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ready
+}
+
+func (w *connWatcher) unwant() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wanted--
+}

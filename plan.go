@@ -1,0 +1,568 @@
+package grpcretry
+
+import (
+	"context"
+	"time"
+)
+
+// A Plan is the state of one call, and decides what becomes of it. Its driver sends attempts,
+// reports how they end, and does what the returned [Step] says; the Plan applies the rules,
+// and makes all deposits, withdrawals and refunds. It serves retried and hedged calls alike.
+//
+// [Engine.Plan] returns a new one. The driver calls
+//
+//   - [Plan.Sent] for each attempt, the first included, when it is sent;
+//   - [Plan.Failed], [Plan.Succeeded] or [Plan.Lost] once for each attempt, when it ends;
+//   - [Plan.Overdue] when an attempt has run for the attempt timeout;
+//   - [Plan.Due] at [Plan.DueAt], or [Plan.Connected] if a connection that the last Step waits
+//     for is there before that;
+//   - [Plan.Leave] when the call ends while no attempt is in flight, because its caller has gone.
+//
+// A Plan is not safe for concurrent use. The zero Plan is not usable.
+type Plan struct {
+	policy   *policy
+	budget   Budget
+	hedges   Budget // what hedges spend besides; nil if the method is not hedged
+	start    time.Time
+	deadline time.Time // the caller's; zero without one
+
+	made   int // attempts sent, the unsent included; the number of the newest
+	unsent int // those of them that reached no server
+	open   int // attempts in flight
+	free   int // the number of the attempt that was not charged; 0 before there is one
+
+	retry int           // retries since the backoff was last restarted
+	prev  time.Duration // the wait that the backoff gave last; 0 after a restart
+
+	next pending // the attempt that was decided on and is not sent yet
+	cut  overdue // the attempt that its timeout ended, until it is reported
+
+	connecting error         // while the call waits for a connection: why it ends if that is not there when due; else nil
+	since      time.Time     // when that wait started
+	connected  time.Duration // the time that such waits have taken
+
+	// Of a hedged call.
+	delay     time.Duration
+	due       time.Time // when the next hedge is due; zero for never
+	postponed time.Duration
+	notBefore time.Time // the time that the newest pushback named
+	stopped   error     // the reason an earlier attempt's failure ruled out further attempts
+}
+
+// A pending attempt is decided on, and paid for if it must be.
+type pending struct {
+	decided bool
+	charge  charge
+	from    time.Time // when it was decided on
+	at      time.Time // when it is to be sent
+	wait    time.Duration
+	source  WaitSource
+
+	retry int // as in the Plan, before this one was decided on
+	prev  time.Duration
+}
+
+// An overdue attempt has been decided about before its end.
+type overdue struct {
+	number  int // 0 for none
+	verdict Verdict
+	result  Result // what the budget is told
+}
+
+// A charge is what was withdrawn for an attempt.
+type charge uint8
+
+const (
+	nothing  charge = iota // the first attempt that reaches a server is free
+	aRetry                 // a retry from the budget
+	andHedge               // that, and one from the budget of hedges
+)
+
+// A Step is what a [Plan] wants done. Attempts in flight run on unless it says otherwise.
+type Step struct {
+	Verdict // what was decided about the attempt that was reported, or about the hedge that was due
+
+	Send    bool // send an attempt now
+	Cut     bool // cancel the overdue attempt; its end is then reported as TimedOut
+	Connect bool // wait for a connection until DueAt: call Connected if it is there, else Due
+	End     bool // the call is over, because of Reason; cancel what is in flight
+}
+
+// Plan returns the plan of a call that starts at start and spends from b. deadline is the
+// caller's, zero without one. No attempt has been sent yet.
+func (e *Engine) Plan(b Budget, start, deadline time.Time) *Plan {
+	p := e.policy.plan(b, e.policy.hedgeBudget(), start, deadline)
+	return &p
+}
+
+func (p *policy) plan(b, hedges Budget, start, deadline time.Time) Plan {
+	return Plan{policy: p, budget: b, hedges: hedges, start: start, deadline: deadline}
+}
+
+// Hedge makes the call one whose further attempts are sent after each delay, by the policy's
+// [Hedging], which must be set. Call it before the first Sent.
+func (p *Plan) Hedge(delay time.Duration) {
+	if !p.policy.hedges {
+		p.policy = p.policy.hedged
+	}
+	p.delay = delay
+}
+
+// begun reports whether p is the plan of a call, rather than zero.
+func (p *Plan) begun() bool { return p.policy != nil }
+
+// DueAt returns when to call [Plan.Due], zero for never. Every other method may change it.
+func (p *Plan) DueAt() time.Time { return p.due }
+
+// hedgeFrom counts the delay of the second attempt from start, unless that is decided already.
+func (p *Plan) hedgeFrom(start time.Time) {
+	if p.made == 1 && !p.next.decided && p.cut.number == 0 {
+		p.due = start.Add(p.delay)
+	}
+}
+
+// Sent reports that an attempt is sent now, and returns its Number, Hedge, Wait and WaitSource.
+func (p *Plan) Sent(now time.Time) Attempt {
+	p.made++
+	if p.next.charge == nothing {
+		p.free = p.made
+	}
+	a := Attempt{Number: p.made, Hedge: p.open > 0, Wait: p.next.wait, WaitSource: p.next.source}
+	p.next = pending{}
+	p.open++
+	p.due = time.Time{}
+	if p.policy.hedges && p.sent() < p.policy.MaxAttempts {
+		p.due = p.earliest(now.Add(p.delay))
+	}
+	return a
+}
+
+// AttemptTimeout returns how long the newest attempt may run before it is [Plan.Overdue]; 0
+// if it may take all the time that is left.
+func (p *Plan) AttemptTimeout() time.Duration {
+	if !p.deadline.IsZero() && p.sent() >= p.policy.MaxAttempts {
+		return 0
+	}
+	return p.policy.AttemptTimeout
+}
+
+// sent is the number of attempts that count towards MaxAttempts.
+func (p *Plan) sent() int { return p.made - p.unsent }
+
+// Succeeded reports that an attempt succeeded. The call is over.
+func (p *Plan) Succeeded(number int, hedge bool) {
+	p.open--
+	p.deposit(number, hedge, Succeeded)
+	p.Leave()
+}
+
+// Lost reports that an attempt was cancelled because the call is over.
+func (p *Plan) Lost(number int, hedge bool) {
+	p.open--
+	p.deposit(number, hedge, Ignored)
+}
+
+// Leave gives back what was withdrawn for an attempt that will not be sent.
+func (p *Plan) Leave() {
+	if p.next.decided {
+		p.refund(p.next.charge)
+		p.next = pending{}
+	}
+	p.due, p.connecting = time.Time{}, nil
+}
+
+// Failed decides about an attempt that failed, at the time now, with u uniform in [0, 1). The
+// first rule that matches decides:
+//
+//  1. the caller's context has ended, or the ClientConn is closed: stop
+//  2. the call is committed: stop
+//  3. the server said not to retry: stop
+//  4. the classifier, else the code set, says no: stop
+//  5. the attempt reached no server: wait for a connection and then for the backoff, at no
+//     charge; if ConnectWait is used up, stop
+//  6. MaxAttempts were made: stop
+//  7. the wait, which is pushback, else RetryInfo, else the backoff for the code: if it is
+//     longer than MaxServerDelay, or would reach the deadline or MaxElapsed, stop
+//  8. the budget refuses: stop
+//  9. retry after the wait; the budget has been charged
+//
+// Of a hedged call, a stop ends only what is still to come, unless it is by rules 1, 2 or 4.
+// The ctx is only handed to the Classifier.
+func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
+	p.open--
+	if p.cut.number == f.Attempt.Number {
+		if step, ok := p.timedOut(f, now); ok {
+			return step
+		}
+	}
+	found := p.policy.find(ctx, f)
+	unsent := f.Unsent && p.policy.ConnectWait > 0
+	if !unsent {
+		p.deposit(f.Attempt.Number, f.Attempt.Hedge, p.policy.result(f, found))
+	}
+	v := Verdict{Reason: f.decide(found)}
+	switch {
+	case v.Reason != nil:
+		v.untouched = f.untouched(found)
+		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
+	case unsent && p.stopped == nil:
+		return p.reconnect(f, now, u)
+	default:
+		v = p.again(found, now, u)
+	}
+	if unsent {
+		p.takeBack(f)
+	}
+	if v.Retry {
+		return p.scheduled(v, now)
+	}
+	return p.refused(v)
+}
+
+// timedOut is the step that was decided on when the attempt was overdue; ok is false if it
+// ended because of something else after all.
+func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
+	cut := p.cut
+	p.cut = overdue{}
+	itself := f.TimedOut && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
+	switch {
+	case itself && !cut.verdict.Retry:
+		step = p.refused(cut.verdict)
+	case itself && p.next.decided:
+		step = p.scheduled(Verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, now)
+	case p.next.decided: // its own failure counts
+		p.retry, p.prev = p.next.retry, p.next.prev
+		return Step{}, false
+	default:
+		return Step{}, false
+	}
+	p.deposit(f.Attempt.Number, f.Attempt.Hedge, cut.result)
+	return step, true
+}
+
+// again is rules 6 to 9. A retry is charged, and decided on.
+func (p *Plan) again(found finding, now time.Time, u float64) Verdict {
+	switch {
+	case p.stopped != nil:
+		return Verdict{Reason: p.stopped}
+	case p.sent() >= p.policy.MaxAttempts:
+		return Verdict{Reason: ErrAttemptsExhausted}
+	}
+	wait, source, reason := p.schedule(found, now, u)
+	v := Verdict{Wait: wait, WaitSource: source, Reason: reason}
+	if reason != nil {
+		return v
+	}
+	if !p.next.decided && !p.admit(now, p.open > 0) {
+		v.Reason = ErrBudgetExhausted
+		return v
+	}
+	v.Retry = true
+	p.accept(v, now)
+	return v
+}
+
+// schedule answers when the next attempt may start, and whether that is in time.
+func (p *Plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
+	wait, source := time.Duration(0), WaitBackoff
+	switch hint := found.hint; {
+	case found.hinted && p.policy.MaxServerDelay >= 0 && hint.Delay > p.policy.MaxServerDelay:
+		return hint.Delay, hint.Source, ErrPushback
+	case found.hinted && hint.Source == WaitRetryInfo:
+		// Spread: the server gave every client the same delay.
+		wait, source = max(hint.Delay, duration(float64(hint.Delay)*(1+0.2*unit(u)))), WaitRetryInfo
+	case found.hinted:
+		wait, source = hint.Delay, WaitPushback
+	case p.policy.hedges:
+		wait, source = p.nonFatal(now)
+	default:
+		wait = nextBackoff(p.policy.backoff(found.code), p.retry+1, p.prev, u)
+	}
+	return wait, source, p.tooLate(now, wait)
+}
+
+// nonFatal is the wait after a failure of a hedged call: none, unless a server has asked for
+// one that is not over.
+func (p *Plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
+	if left := p.notBefore.Sub(now); left > 0 && !p.notBefore.IsZero() {
+		return left, WaitPushback
+	}
+	return 0, WaitNonFatal
+}
+
+// tooLate reports why no attempt may start after a wait that starts now: its end would reach
+// the deadline or MaxElapsed.
+func (p *Plan) tooLate(now time.Time, wait time.Duration) error {
+	switch {
+	case !p.deadline.IsZero() && wait >= p.deadline.Sub(now):
+		return ErrDeadline
+	case p.policy.MaxElapsed > 0 && wait >= p.policy.MaxElapsed-now.Sub(p.start):
+		return ErrMaxElapsed
+	default:
+		return nil
+	}
+}
+
+// accept makes the attempt that v allows the next one. What a server says about the wait
+// restarts the backoff (gRFC A6 #pushback).
+func (p *Plan) accept(v Verdict, now time.Time) {
+	p.next.decided = true
+	p.next.retry, p.next.prev = p.retry, p.prev
+	p.next.from, p.next.at = now, now.Add(v.Wait)
+	p.next.wait, p.next.source = v.Wait, v.WaitSource
+	switch v.WaitSource {
+	case WaitBackoff, WaitConnect:
+		p.retry++
+		p.prev = v.Wait
+	case WaitPushback, WaitRetryInfo:
+		p.retry, p.prev = 0, 0
+		p.notBefore = p.next.at
+	}
+}
+
+// scheduled is the step after a verdict to retry.
+func (p *Plan) scheduled(v Verdict, now time.Time) Step {
+	if !now.Before(p.next.at) {
+		return Step{Verdict: v, Send: true}
+	}
+	p.due = p.next.at
+	return Step{Verdict: v}
+}
+
+// refused is the step after a verdict to stop.
+func (p *Plan) refused(v Verdict) Step {
+	exhausted := v.refused() || v.Reason == ErrAttemptsExhausted //nolint:errorlint // the rules' own value
+	if !p.policy.hedges || v.fatal || !exhausted {
+		p.Leave()
+		p.stopped = v.Reason
+	}
+	// If no attempt is in flight, none is pending either: it would have been sent, or refunded.
+	return Step{Verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
+}
+
+// reconnect is rule 5: the call waits for a connection, at most for what is left of
+// ConnectWait and not past the deadline or MaxElapsed, and then for its backoff. The attempt
+// that follows takes the place of the unsent one, and its charge.
+func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
+	taken := p.chargeOf(f)
+	p.unsent++
+	if p.free == f.Attempt.Number {
+		p.free = 0
+	}
+	if p.next.decided || p.open > 0 { // of a hedged call: another attempt runs, or is to
+		p.refund(taken)
+		if !p.next.decided {
+			p.due = now.Add(p.postpone())
+		}
+		return Step{Verdict: Verdict{Retry: true, WaitSource: WaitConnect}}
+	}
+	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
+	left := p.policy.ConnectWait - p.connected
+	stop := Verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
+	if left <= 0 {
+		stop = Verdict{Reason: ErrNotConnected}
+	}
+	if stop.Reason != nil {
+		p.refund(taken)
+		return p.refused(stop)
+	}
+	p.next.charge = p.retryOnly(taken)
+	v := Verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
+	p.accept(v, now)
+	p.since = now
+	until, reason := p.connectUntil(now.Add(left), wait)
+	p.connecting = reason
+	p.due = until
+	return Step{Verdict: v, Connect: true}
+}
+
+// connectUntil returns when a wait for a connection ends, and why: at until, or as soon as the
+// backoff after it would reach the deadline or MaxElapsed.
+func (p *Plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, error) {
+	reason := ErrNotConnected
+	if last := p.deadline.Add(-backoff); !p.deadline.IsZero() && last.Before(until) {
+		until, reason = last, ErrDeadline
+	}
+	if last := p.start.Add(p.policy.MaxElapsed - backoff); p.policy.MaxElapsed > 0 && last.Before(until) {
+		until, reason = last, ErrMaxElapsed
+	}
+	return until, reason
+}
+
+// Connected reports that the connection is there that a Step told to wait for. The backoff
+// follows, so that not all calls that waited return at the same instant.
+func (p *Plan) Connected(now time.Time) Step {
+	p.connecting = nil
+	p.connected += now.Sub(p.since)
+	backoff := p.next.wait
+	if reason := p.tooLate(now, backoff); reason != nil {
+		p.Leave()
+		return Step{Verdict: Verdict{Reason: reason}, End: true}
+	}
+	p.next.at = now.Add(backoff)
+	p.next.wait = p.next.at.Sub(p.next.from)
+	return p.scheduled(Verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
+}
+
+// Overdue decides about an attempt, still in flight, that has run for the attempt timeout; f
+// has no Err yet. Cut says to cancel it: another attempt takes its place, and is paid for. If
+// none can, it runs on to the caller's deadline and is judged by its own result; without a
+// deadline it is cut all the same, so that the call cannot hang.
+func (p *Plan) Overdue(ctx context.Context, f *Failure, now time.Time, u float64) Step {
+	f.TimedOut = true
+	if f.CtxErr != nil || f.Closed {
+		return Step{} // it ends by itself
+	}
+	if p.next.decided { // of a hedged call: an attempt follows anyway
+		return Step{Cut: p.deadline.IsZero()}
+	}
+	found := p.policy.find(ctx, f)
+	v := Verdict{Reason: f.decide(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
+	if v.Reason == nil {
+		p.open-- // what follows an attempt that is cut is a hedge only of the others
+		v = p.again(found, now, u)
+		p.open++
+	}
+	if !v.Retry && !p.deadline.IsZero() {
+		return Step{Verdict: v}
+	}
+	if v.Retry {
+		p.due = time.Time{} // until it has ended
+	}
+	p.cut = overdue{f.Attempt.Number, v, p.policy.result(f, found)}
+	return Step{Verdict: v, Cut: true}
+}
+
+// Due decides when the time of [Plan.DueAt] has come.
+func (p *Plan) Due(now time.Time) Step {
+	switch {
+	case p.connecting != nil:
+		reason := p.connecting
+		p.Leave()
+		return Step{Verdict: Verdict{Reason: reason}, End: true}
+	case p.next.decided:
+		return Step{Verdict: Verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
+	default:
+		return p.hedge(now)
+	}
+}
+
+// hedge decides about a hedge that is due. If it may not be sent, the attempts in flight run
+// on.
+func (p *Plan) hedge(now time.Time) Step {
+	v := Verdict{Wait: p.delay, WaitSource: WaitHedgeDelay}
+	p.due = time.Time{}
+	switch {
+	case p.stopped != nil:
+		v.Reason = p.stopped
+	case p.sent() >= p.policy.MaxAttempts:
+		v.Reason = ErrAttemptsExhausted
+	default:
+		v.Reason = p.tooLate(now, 0)
+	}
+	if v.Reason == nil && !p.admit(now, p.open > 0) {
+		v.Reason = ErrBudgetExhausted
+		p.due = now.Add(p.postpone())
+	}
+	if v.Reason != nil {
+		return Step{Verdict: v}
+	}
+	v.Retry = true
+	p.next.decided, p.next.from, p.next.at = true, now, now
+	p.next.wait, p.next.source = v.Wait, v.WaitSource
+	return Step{Verdict: v, Send: true}
+}
+
+// Postpone puts a hedge off that is due while its driver cannot send it.
+func (p *Plan) Postpone(now time.Time) { p.due = now.Add(p.postpone()) }
+
+// postpone returns how long to wait before asking again for a hedge that could not be sent.
+// It doubles each time: there may be thousands of calls with a hedge that is due.
+func (p *Plan) postpone() time.Duration {
+	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
+	return p.postponed
+}
+
+// earliest is t, or the time that the newest pushback named if that is later.
+func (p *Plan) earliest(t time.Time) time.Time {
+	if p.notBefore.After(t) {
+		return p.notBefore
+	}
+	return t
+}
+
+// admit answers whether the budget allows one more attempt, and charges it. The attempt that
+// stands in for a first one that reached no server is free.
+func (p *Plan) admit(now time.Time, hedge bool) bool {
+	switch {
+	case p.free == 0:
+		p.next.charge = nothing
+		return true
+	case !p.budget.Withdraw(now):
+		return false
+	case !hedge || p.hedges == nil:
+		p.next.charge = aRetry
+		return true
+	case !p.hedges.Withdraw(now):
+		p.budget.Refund()
+		return false
+	default:
+		p.next.charge = andHedge
+		return true
+	}
+}
+
+func (p *Plan) refund(c charge) {
+	if c == nothing {
+		return
+	}
+	p.budget.Refund()
+	if c == andHedge {
+		p.hedges.Refund()
+	}
+}
+
+// retryOnly is what is left of a charge when the attempt is no hedge any more.
+func (p *Plan) retryOnly(c charge) charge {
+	if c == andHedge {
+		p.hedges.Refund()
+		return aRetry
+	}
+	return c
+}
+
+// chargeOf is what was withdrawn for an attempt that has ended.
+func (p *Plan) chargeOf(f *Failure) charge {
+	switch {
+	case p.free == f.Attempt.Number:
+		return nothing
+	case f.Attempt.Hedge && p.hedges != nil:
+		return andHedge
+	default:
+		return aRetry
+	}
+}
+
+// takeBack refunds an attempt that reached no server, and that no other replaces.
+func (p *Plan) takeBack(f *Failure) { p.refund(p.chargeOf(f)) }
+
+// deposit tells the budgets how an attempt ended.
+func (p *Plan) deposit(number int, hedge bool, r Result) {
+	if number == p.free {
+		number = 1
+	}
+	p.policy.deposit(p.budget, p.hedges, Outcome{Attempt: number, Hedge: hedge, Result: r})
+}
+
+// deposit tells a call's budgets how an attempt ended. The budget of hedges was not charged
+// for an attempt that is none.
+func (p *policy) deposit(b, hedges Budget, o Outcome) {
+	b.Deposit(o)
+	if hedges == nil {
+		return
+	}
+	if !o.Hedge {
+		o.Attempt = 1
+	}
+	hedges.Deposit(o)
+}
