@@ -1,0 +1,532 @@
+package grpcretry
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/balancer/base"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// The tests here are of calls that wait for a connection. A link is what lies between client and
+// server: it can be cut, which is what a restart of the server looks like to the client.
+type link struct {
+	listener *bufconn.Listener
+
+	mu    sync.Mutex
+	down  bool
+	conns []net.Conn
+}
+
+var errRefused = errors.New("connection refused")
+
+func (l *link) dial(ctx context.Context, _ string) (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.down {
+		return nil, errRefused
+	}
+	conn, err := l.listener.DialContext(ctx)
+	if err == nil {
+		l.conns = append(l.conns, conn)
+	}
+	return conn, err
+}
+
+// cut ends all connections, and lets none be made until mend.
+func (l *link) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down = true
+	for _, conn := range l.conns {
+		conn.Close()
+	}
+	l.conns = nil
+}
+
+func (l *link) mend() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down = false
+}
+
+// redials are gRPC's own waits between two dials, without jitter: 1 s, 1.6 s, 2.56 s, 4.096 s.
+var redials = grpc.WithConnectParams(grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: second, Multiplier: 1.6, MaxDelay: time.Minute},
+	MinConnectTimeout: second,
+})
+
+// linked dials the server over a link. The ClientConn is connected.
+func (f *fixture) linked(t *testing.T, opts ...grpc.DialOption) (*link, *grpc.ClientConn) {
+	t.Helper()
+	l := &link{listener: f.listener}
+	cc := f.conn(t, append(slices.Clip(opts), redials, grpc.WithContextDialer(l.dial))...)
+	connect(t, cc)
+	return l, cc
+}
+
+func connect(t *testing.T, cc *grpc.ClientConn) {
+	t.Helper()
+	cc.Connect()
+	for state := cc.GetState(); state != connectivity.Ready; state = cc.GetState() {
+		if !cc.WaitForStateChange(t.Context(), state) {
+			t.Fatalf("no connection, the channel is %v", state)
+		}
+	}
+}
+
+// A restart is survived by every call that has time to wait, at no charge.
+func TestARestartIsSurvived(t *testing.T) {
+	const calls = 50
+	for _, kind := range []struct {
+		name string
+		opts []Option
+		call func(context.Context, echov1.EchoServiceClient) error
+	}{
+		{"unary", nil, echo},
+		{"hedged", []Option{hedged(Hedging{Delay: HedgeAfter(20 * second)})}, echo},
+		{"server stream", nil, expand},
+	} {
+		for _, tt := range []struct{ away, back time.Duration }{ // gRPC dials at 0, 1, 2.6, 5.16 and 9.256 s
+			{100 * time.Millisecond, second},
+			{second - 1, second},
+			{5 * second / 2, 2600 * time.Millisecond},
+			{5 * second, 5160 * time.Millisecond},
+		} {
+			t.Run(fmt.Sprintf("%s, away for %v", kind.name, tt.away), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, always(ok()))
+					budget := &tally{}
+					opts := append([]Option{WithBackoff(Constant(second)), WithBudget(budget)}, kind.opts...)
+					link, cc := server.linked(t, DialOptions(opts...)...)
+					link.cut()
+					time.AfterFunc(tt.away, link.mend)
+					synctest.Wait()
+					var group sync.WaitGroup
+					for range calls {
+						group.Go(func() {
+							ctx, cancel := context.WithTimeout(t.Context(), 10*second)
+							defer cancel()
+							if err := kind.call(ctx, echov1.NewEchoServiceClient(cc)); err != nil {
+								t.Error(err)
+							}
+						})
+					}
+					group.Wait()
+					if got := time.Since(server.start); got != tt.back+second {
+						t.Errorf("the calls were done after %v, want %v: the connection, and the backoff", got, tt.back+second)
+					}
+					if got := len(server.attempts()); kind.name != "server stream" && got != calls {
+						t.Errorf("the server saw %d attempts of %d calls", got, calls)
+					}
+					if budget.withdrawn != 0 || budget.refunded != 0 || budget.told[Failed] != 0 || budget.told[Succeeded]+budget.told[Answered] != calls || budget.highest != 1 {
+						t.Errorf("the budget gave %d and took %d back, was told of %v, the highest number is %d, want only %d successes of attempt 1",
+							budget.withdrawn, budget.refunded, budget.told, budget.highest, calls)
+					}
+				})
+			})
+		}
+	}
+}
+
+func echo(ctx context.Context, client echov1.EchoServiceClient) error {
+	_, err := client.Echo(ctx, request())
+	return err
+}
+
+func expand(ctx context.Context, client echov1.EchoServiceClient) error {
+	stream, err := client.Expand(ctx, request())
+	if err != nil {
+		return err
+	}
+	_, err = stream.Recv()
+	if status.Code(err) == codes.Unimplemented { // the server has no stream, and has answered
+		return nil
+	}
+	return err
+}
+
+// A tally is a budget that counts.
+type tally struct {
+	mu sync.Mutex
+	counts
+}
+
+type counts struct {
+	withdrawn, refunded int
+	told                [Ignored + 1]int
+	highest             int // number of an attempt
+}
+
+func (b *tally) Deposit(o Outcome) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.told[o.Result]++
+	b.highest = max(b.highest, o.Attempt)
+}
+
+func (b *tally) Withdraw(time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.withdrawn++
+	return true
+}
+
+func (b *tally) Refund() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refunded++
+}
+
+func (b *tally) Balance(time.Time) float64 { return 1 }
+
+// All waiting calls are let go at the same instant, and spread by their backoff.
+func TestCallsThatWaitedDoNotReturnTogether(t *testing.T) {
+	const calls = 2000
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		r, err := New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		link, cc := server.linked(t, r.DialOptions()...)
+		link.cut()
+		time.AfterFunc(second/2, link.mend)
+		synctest.Wait()
+		var group sync.WaitGroup
+		for range calls {
+			group.Go(func() {
+				if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(second / 4)
+		r.connections.mu.Lock()
+		if w := r.connections.watchers[cc]; len(r.connections.watchers) != 1 || w == nil || w.waiting != calls {
+			t.Errorf("watchers are %v, want one for %d calls", r.connections.watchers, calls)
+		}
+		r.connections.mu.Unlock()
+		group.Wait()
+		times := server.times()
+		slices.Sort(times)
+		// Full jitter of 100 ms, 2,000 times: the odds for less are below 10⁻⁹⁰.
+		if from, to := times[0], times[calls-1]; from < second || to-from < 90*time.Millisecond || to >= second+100*time.Millisecond {
+			t.Errorf("calls returned from %v to %v, want them spread over the 100 ms after 1s", from, to)
+		}
+		if len(r.connections.watchers) != 0 {
+			t.Errorf("watchers are left: %v", r.connections.watchers)
+		}
+	})
+}
+
+// What ends the wait for a connection, and what the caller is told.
+func TestTheWaitForAConnectionEnds(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		opts   []Option
+		limit  time.Duration // the caller's deadline; 0 for none
+		do     func(cancel context.CancelFunc, cc *grpc.ClientConn)
+		code   codes.Code
+		reason error
+		want   time.Duration
+	}{
+		{"ConnectWait", nil, 0, nil, codes.Unavailable, ErrNotConnected, 10 * second},
+		{"WithConnectWait", []Option{WithConnectWait(3 * second)}, 0, nil, codes.Unavailable, ErrNotConnected, 3 * second},
+		{"the deadline, less the backoff", nil, 5 * second, nil, codes.Unavailable, ErrDeadline, 4 * second},
+		{"the deadline, at the same time", nil, 11 * second, nil, codes.Unavailable, ErrNotConnected, 10 * second},
+		{"MaxElapsed, less the backoff", []Option{WithMaxElapsed(7 * second)}, 0, nil, codes.Unavailable, ErrMaxElapsed, 6 * second},
+		{"a deadline too near for the backoff", nil, second, nil, codes.Unavailable, ErrDeadline, 0},
+		{"MaxElapsed too near for the backoff", []Option{WithMaxElapsed(second)}, 0, nil, codes.Unavailable, ErrMaxElapsed, 0},
+		{"without a backoff, the deadline itself", []Option{WithBackoff(Constant(0))}, 5 * second, nil,
+			codes.DeadlineExceeded, context.DeadlineExceeded, 5 * second},
+		{"cancel", nil, 0, func(cancel context.CancelFunc, _ *grpc.ClientConn) { time.AfterFunc(3*second, cancel) },
+			codes.Canceled, context.Canceled, 3 * second},
+		{"close", nil, 0, func(_ context.CancelFunc, cc *grpc.ClientConn) { time.AfterFunc(3*second, func() { cc.Close() }) },
+			codes.Unavailable, ErrConnClosed, 3 * second},
+	} {
+		for _, how := range []string{"unary", "hedged", "stream"} {
+			t.Run(tt.name+", "+how, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, always(ok()))
+					budget, events := &tally{}, &hedgeEvents{}
+					opts := append([]Option{WithBackoff(Constant(second)), WithBudget(budget), WithObserver(events.observe)}, tt.opts...)
+					call := echo
+					switch how {
+					case "hedged":
+						opts = append(opts, hedged(Hedging{Delay: HedgeAfter(time.Hour)}))
+					case "stream":
+						call = expand
+					}
+					link, cc := server.linked(t, DialOptions(opts...)...)
+					link.cut()
+					synctest.Wait()
+					ctx, cancel := context.WithCancel(t.Context())
+					if tt.limit > 0 {
+						ctx, cancel = context.WithTimeout(t.Context(), tt.limit)
+					}
+					defer cancel()
+					if tt.do != nil {
+						tt.do(cancel, cc)
+					}
+					err := call(ctx, echov1.NewEchoServiceClient(cc))
+					e := wantStop(t, err, tt.code, tt.reason, 1)
+					if got := time.Since(server.start); got != tt.want {
+						t.Errorf("the call ended after %v, want %v", got, tt.want)
+					}
+					if !strings.Contains(err.Error(), errRefused.Error()) || !e.Attempts[0].Unsent {
+						t.Errorf("%v of attempts %+v: want gRPC's last words, of an attempt that was not sent", err, e.Attempts)
+					}
+					if budget.counts != (counts{}) {
+						t.Errorf("the budget was asked or told something: %+v", budget.counts)
+					}
+					events.check(t, err)
+				})
+			})
+		}
+	}
+}
+
+// Without ConnectWait, an attempt that reached no server is one like any other.
+func TestWithoutConnectWaitUnsentAttemptsCount(t *testing.T) {
+	for name, opt := range map[string]Option{"option": WithConnectWait(0), "policy": WithPolicy(Policy{ConnectWait: -1})} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(ok()))
+				budget := &tally{}
+				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second/10)), WithBudget(budget), opt)...)
+				link.cut()
+				synctest.Wait()
+				err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
+				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
+				if want := (counts{withdrawn: 3, told: [4]int{Failed: 4}, highest: 4}); budget.counts != want {
+					t.Errorf("budget is %+v, want %+v", budget.counts, want)
+				}
+			})
+		})
+	}
+}
+
+// ConnectWait is for all the waits of a call together, and for no other.
+func TestConnectWaitIsForTheWholeCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		var starts []time.Duration
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithConnectWait(4*second),
+			WithObserver(func(_ context.Context, e Event) {
+				if e.Kind == AttemptStart {
+					starts = append(starts, time.Since(server.start))
+				}
+			}))...)
+		link.cut()
+		synctest.Wait()
+		time.AfterFunc(second/2, link.mend)  // connected at 1 s
+		time.AfterFunc(3*second/2, link.cut) // in the backoff, which ends at 2 s
+		err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
+		e := wantStop(t, err, codes.Unavailable, ErrNotConnected, 2)
+		if want := []time.Duration{0, 2 * second}; !slices.Equal(starts, want) {
+			t.Errorf("attempts started at %v, want %v", starts, want)
+		}
+		// A wait of 1 s, a backoff of 1 s, and what is left of 4 s.
+		if got := time.Since(server.start); got != 5*second {
+			t.Errorf("the call ended after %v, want 5s", got)
+		}
+		if a := e.Attempts[1]; a.Wait != 2*second || a.WaitSource != WaitConnect {
+			t.Errorf("attempt 2 came after %v of %v, want 2s of connect", a.Wait, a.WaitSource)
+		}
+	})
+}
+
+// The attempt that takes the place of an unsent one inherits its charge: one that stands in for
+// the first is free, one that stands in for a retry was paid once.
+func TestAnUnsentAttemptIsReplacedAtNoCharge(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script []answer
+		mend   bool
+		want   counts
+		err    error
+	}{
+		{"a retry, which then succeeds", []answer{unavailable(), ok()}, true,
+			counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 3}, nil},
+		{"a retry, which then fails and is followed by another", []answer{unavailable(), unavailable(), ok()}, true,
+			counts{withdrawn: 2, told: [4]int{Succeeded: 1, Failed: 2}, highest: 4}, nil},
+		{"a retry that is never sent", []answer{unavailable()}, false,
+			counts{withdrawn: 1, refunded: 1, told: [4]int{Failed: 1}, highest: 1}, ErrNotConnected},
+		{"attempts that reached a server count", []answer{unavailable(), unavailable(), unavailable(), unavailable()}, true,
+			counts{withdrawn: 3, told: [4]int{Failed: 4}, highest: 5}, ErrAttemptsExhausted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(tt.script...))
+				budget := &tally{}
+				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithBudget(budget))...)
+				time.AfterFunc(second/2, link.cut) // in the wait before the first retry
+				if tt.mend {
+					time.AfterFunc(3*second/2, link.mend)
+				}
+				err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
+				if !errors.Is(err, tt.err) {
+					t.Errorf("err = %v, want %v", err, tt.err)
+				}
+				if budget.counts != tt.want {
+					t.Errorf("budget is %+v, want %+v", budget.counts, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A dropper is a load-balancing policy that fails every pick once it has a connection.
+type dropper struct{ err error }
+
+func (d dropper) Build(info base.PickerBuildInfo) balancer.Picker {
+	if len(info.ReadySCs) == 0 {
+		return base.NewErrPicker(balancer.ErrNoSubConnAvailable)
+	}
+	return base.NewErrPicker(d.err)
+}
+
+// failing are per-RPC credentials that cannot be had.
+type failing struct{}
+
+func (failing) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return nil, status.Error(codes.Unavailable, "no token")
+}
+func (failing) RequireTransportSecurity() bool { return false }
+
+// What "reached no server" means, in the release of grpc-go that go.mod names. The code and the
+// words are gRPC's; each row says what we make of them.
+func TestWhatReachedNoServer(t *testing.T) {
+	refuse := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
+	balance := func(name string, err error) grpc.DialOption {
+		balancer.Register(base.NewBalancerBuilder(name, dropper{err}, base.Config{}))
+		return grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"` + name + `":{}}]}`)
+	}
+	answerItself := func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error {
+		return status.Error(codes.Unavailable, "circuit open")
+	}
+	const waits, plain, final = "waits for a connection", "counts like any other", "is final"
+	for _, tt := range []struct {
+		name      string
+		dial      []grpc.DialOption
+		target    string
+		connected bool
+		call      []grpc.CallOption
+		words     string // part of gRPC's message
+		want      string
+	}{
+		{name: "dial refused", dial: []grpc.DialOption{refuse}, words: "error while dialing", want: waits},
+		{name: "name not resolved", target: "unresolved:///x", words: "no such host", want: waits},
+		{name: "TLS handshake failed", dial: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}))},
+			words: "authentication handshake failed", want: waits},
+		{name: "no ready backend, round_robin", dial: []grpc.DialOption{refuse, grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`)},
+			words: "error while dialing", want: waits},
+		{name: "no addresses", target: "empty:///x", words: "produced zero addresses", want: waits},
+		{name: "an interceptor below, on an idle channel", dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(answerItself)},
+			words: "circuit open", want: waits},
+		{name: "an interceptor below, with a connection", dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(answerItself)}, connected: true,
+			words: "circuit open", want: plain},
+		{name: "per-RPC credentials fail", call: []grpc.CallOption{grpc.PerRPCCredentials(failing{})}, connected: true, words: "no token", want: plain},
+		{name: "dropped as by xDS", dial: []grpc.DialOption{balance("drops_xds", status.Error(codes.Unavailable, "RPC is dropped"))}, connected: true,
+			words: "rpc is dropped", want: final},
+		{name: "dropped as by grpclb", dial: []grpc.DialOption{balance("drops_grpclb", status.Error(codes.Unavailable, "request dropped by grpclb"))},
+			connected: true, words: "request dropped by grpclb", want: final},
+		{name: "dropped in other words", dial: []grpc.DialOption{balance("drops_other", status.Error(codes.Unavailable, "not today"))}, connected: true,
+			words: "not today", want: plain},
+		{name: "a picker that fails with a connection", dial: []grpc.DialOption{balance("fails", errors.New("no subset"))}, connected: true,
+			words: "no subset", want: plain},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(ok()))
+				unresolved := manual.NewBuilderWithScheme("unresolved")
+				unresolved.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
+					cc.ReportError(errors.New("no such host"))
+				}
+				empty := manual.NewBuilderWithScheme("empty")
+				empty.InitialState(resolver.State{})
+				budget := &tally{}
+				dial := append(DialOptions(WithBackoff(Constant(second)), WithBudget(budget)), redials, grpc.WithResolvers(unresolved, empty))
+				cc := server.connTo(t, orDefault(tt.target, "passthrough:///echo"), append(dial, tt.dial...)...)
+				if tt.connected {
+					connect(t, cc)
+				}
+				client := echov1.NewEchoServiceClient(cc)
+				ctx, cancel := context.WithTimeout(t.Context(), 20*second)
+				defer cancel()
+				_, err := client.Echo(ctx, request(), tt.call...)
+				var e *Error
+				errors.As(err, &e)
+				var got string
+				switch {
+				case e == nil && budget.counts == counts{told: [4]int{Ignored: 1}, highest: 1}:
+					got = final
+				case e != nil && e.Attempts[0].Unsent && e.Attempts[0].Peer == nil:
+					got = waits
+				case e != nil && budget.withdrawn == 3 && budget.told[Failed] == 4:
+					got = plain
+				}
+				if got != tt.want || status.Code(err) != codes.Unavailable || !strings.Contains(strings.ToLower(err.Error()), tt.words) {
+					t.Errorf("err = %v, budget %+v: such an attempt %q, want one that says %q and %q", err, budget.counts, got, tt.words, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// cutting are per-RPC credentials that cut the link: gRPC asks for them when it has picked a
+// connection, and before it opens a stream.
+type cutting struct {
+	once sync.Once
+	link *link
+	cc   *grpc.ClientConn
+}
+
+func (c *cutting) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	c.once.Do(func() {
+		c.link.cut()
+		c.cc.WaitForStateChange(ctx, connectivity.Ready)
+	})
+	return nil, nil
+}
+func (*cutting) RequireTransportSecurity() bool { return false }
+
+// A connection that is lost before the stream is opened is gRPC's to replace, transparently; if
+// there is no other, the attempt has reached no server.
+func TestAConnectionLostBeforeTheStreamIsOpened(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		budget := &tally{}
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithBudget(budget))...)
+		time.AfterFunc(second/2, link.mend)
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.PerRPCCredentials(&cutting{link: link, cc: cc}))
+		if err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 2*second) // the connection at 1 s, and the backoff
+		if want := (counts{told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
+			t.Errorf("budget is %+v, want %+v", budget.counts, want)
+		}
+	})
+}
