@@ -1,0 +1,267 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The tests here are of the attempt timeout, which ends an attempt only if another one follows.
+
+// A slow response arrives if no retry could take its place.
+func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
+	slow := ok().after(5 * second)
+	for _, tt := range []struct {
+		name   string
+		limit  time.Duration // the caller's deadline; 0 for none
+		opts   []Option
+		script []answer
+		code   codes.Code
+		want   []time.Duration // attempts
+		took   time.Duration
+		paid   int
+	}{
+		{"a retry follows", 20 * second, nil, []answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 1},
+		{"the budget is empty", 20 * second, []Option{WithBudget(stingy{})}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
+		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second}, 8 * second, 1},
+		{"the deadline leaves no room", 3 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0}, 5 * second / 2, 0},
+		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
+		{"a classifier forbids it", 20 * second, []Option{WithClassifier(func(context.Context, Attempt) Classification { return Stop })},
+			[]answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
+		{"it is judged by its own result", 20 * second, []Option{WithBudget(stingy{})},
+			[]answer{fail(codes.NotFound, "gone").after(5 * second)}, codes.NotFound, []time.Duration{0}, 5 * second, 0},
+		{"its own failure may be retried", 20 * second, []Option{WithMaxElapsed(7 * second), WithBackoff(Constant(6 * second))},
+			[]answer{unavailable().after(5 * second).pushback("1000"), ok()}, codes.OK, []time.Duration{0, 6 * second}, 6 * second, 1},
+		{"without a deadline it ends all the same", 0, []Option{WithBudget(stingy{})}, []answer{hang()},
+			codes.DeadlineExceeded, []time.Duration{0}, 2 * second, 0},
+		{"without a deadline the last attempt ends too", 0, []Option{WithMaxAttempts(2)}, []answer{hang(), hang()},
+			codes.DeadlineExceeded, []time.Duration{0, 3 * second}, 5 * second, 1},
+	} {
+		for _, kind := range []string{"unary", "hedged", "stream"} {
+			if kind == "hedged" && (strings.Contains(tt.name, "attempt") || strings.Contains(tt.name, "no room")) || kind != "unary" && strings.Contains(tt.name, "its own failure") {
+				continue // a hedged call counts its attempts in another way, and has no backoff
+			}
+			t.Run(kind+", "+tt.name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					budget := &tally{}
+					opts := append([]Option{WithBackoff(Constant(second)), WithAttemptTimeout(2 * second), WithBudget(budget)}, tt.opts...)
+					ctx, cancel := context.WithCancel(t.Context())
+					if tt.limit > 0 {
+						ctx, cancel = context.WithTimeout(t.Context(), tt.limit)
+					}
+					defer cancel()
+					want, took := tt.want, tt.took
+					var server *fixture
+					var err error
+					switch kind {
+					case "stream":
+						server = serveStreams(t, func(n int, stream grpc.ServerStream) error { return serveAnswer(tt.script[n-1], stream) })
+						err = streamOnce(ctx, server.conn(t, DialOptions(opts...)...))
+					case "hedged":
+						server = serve(t, script(tt.script...))
+						opts = append(opts, hedged(Hedging{MaxAttempts: 4, Delay: HedgeAfter(time.Hour)}))
+						if len(want) > 1 { // what follows a failure of a hedged call has no backoff
+							want, took = []time.Duration{0, 2 * second}, took-second
+						}
+						_, err = server.client(t, opts...).Echo(ctx, request())
+					default:
+						server = serve(t, script(tt.script...))
+						_, err = server.client(t, opts...).Echo(ctx, request())
+					}
+					if status.Code(err) != tt.code {
+						t.Errorf("err = %v, want %v", err, tt.code)
+					}
+					if got := time.Since(server.start); got != took {
+						t.Errorf("the call took %v, want %v", got, took)
+					}
+					wantTimes(t, server, want...)
+					if budget.withdrawn != tt.paid || budget.refunded != 0 {
+						t.Errorf("%d retries were paid and %d refunded, want %d and 0", budget.withdrawn, budget.refunded, tt.paid)
+					}
+				})
+			})
+		}
+	}
+}
+
+// stingy is a budget that refuses every retry.
+type stingy struct{ unlimited }
+
+func (stingy) Withdraw(time.Time) bool { return false }
+
+// serveAnswer plays an answer on a stream.
+func serveAnswer(a answer, stream grpc.ServerStream) error {
+	var m = request()
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	if a.hang {
+		<-stream.Context().Done()
+		return status.FromContextError(stream.Context().Err()).Err()
+	}
+	select {
+	case <-time.After(a.delay):
+	case <-stream.Context().Done():
+		return status.FromContextError(stream.Context().Err()).Err()
+	}
+	if a.trailer != nil {
+		stream.SetTrailer(a.trailer)
+	}
+	if a.err != nil {
+		return a.err
+	}
+	return stream.SendMsg(m)
+}
+
+func streamOnce(ctx context.Context, cc *grpc.ClientConn) error {
+	stream, err := cc.NewStream(ctx, serverStream, "/s/m")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(stream.SendMsg(request()), stream.CloseSend()); err != nil {
+		return err
+	}
+	return stream.RecvMsg(request())
+}
+
+// A retry that was paid for at the timeout is given back if the attempt ends by itself after
+// all: its response was on the way, and an interceptor below hides it from the timer.
+func TestARetryPaidForAtTheTimeoutIsGivenBack(t *testing.T) {
+	late := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoker(ctx, method, req, reply, cc, opts...)
+		if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+			time.Sleep(5 * second)
+		}
+		return err
+	}
+	for _, tt := range []struct {
+		name string
+		say  answer
+		want counts
+	}{
+		{"a success", ok(), counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}},
+		{"a failure that is final", fail(codes.NotFound, "gone"), counts{withdrawn: 1, refunded: 1, told: [4]int{Answered: 1}, highest: 1}},
+		{"a failure that is retried", unavailable(), counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, budget := serve(t, script(tt.say, ok())), &tally{}
+				cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(3*second), WithBudget(budget)),
+					grpc.WithChainUnaryInterceptor(late))...)
+				_ = cc.Invoke(t.Context(), echoMethod, request(), request())
+				if budget.counts != tt.want {
+					t.Errorf("budget is %+v, want %+v", budget.counts, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A panic of what runs at the timeout is the caller's, on the caller's goroutine.
+func TestAPanicAtTheTimeoutIsTheCallers(t *testing.T) {
+	for name, opt := range map[string]Option{
+		"classifier": WithClassifier(func(context.Context, Attempt) Classification { panic("boom") }),
+		"backoff":    WithBackoff(panicking{}),
+		"budget":     WithBudget(panickingBudget{}),
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
+					cc := server.conn(t, DialOptions(WithAttemptTimeout(second), opt)...)
+					var got any
+					func() {
+						defer func() { got = recover() }()
+						if kind == "stream" {
+							_ = streamOnce(t.Context(), cc)
+							return
+						}
+						_ = cc.Invoke(t.Context(), "/s/m", request(), request())
+					}()
+					if fmt.Sprint(got) != "boom" {
+						t.Errorf("the caller recovered %v, want boom", got)
+					}
+					if took := time.Since(server.start); took != second {
+						t.Errorf("after %v, want 1s", took)
+					}
+				})
+			})
+		}
+	}
+}
+
+type panicking struct{}
+
+func (panicking) Delay(int, time.Duration, float64) time.Duration { panic("boom") }
+
+type panickingBudget struct{ unlimited }
+
+func (panickingBudget) Withdraw(time.Time) bool { panic("boom") }
+
+const putMethod = "/grpcretry.test.v1.EchoService/Put"
+
+// Withdrawals are retries sent and refunds, whatever happens to hundreds of calls at once.
+func TestAccountsBalance(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		n := 0
+		server := serve(t, func(int) answer {
+			mu.Lock()
+			defer mu.Unlock()
+			n++
+			return []answer{ok(), unavailable(), ok().after(second), hang(), overloaded(), fail(codes.NotFound, "x"),
+				unavailable().pushback("-1"), unavailable().pushback("300")}[n%8]
+		})
+		budget, sent, ended := &tally{}, 0, 0
+		link, cc := server.linked(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second/3), WithObserver(func(_ context.Context, e Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case e.Kind == AttemptEnd && !e.Attempt.Unsent:
+				ended++
+			case e.Kind == CallEnd:
+				charged := -1 // the first that reached a server is free
+				for _, a := range e.Attempts {
+					if !a.Unsent {
+						charged++
+					}
+				}
+				sent += max(charged, 0)
+			}
+		}), WithMethod(putMethod, WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second / 10), Budget: Unlimited})))...)
+		time.AfterFunc(2*second, link.cut)
+		time.AfterFunc(3*second, link.mend)
+		var group sync.WaitGroup
+		for i := range 500 {
+			group.Go(func() {
+				time.Sleep(time.Duration(i) * second / 100)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*second/2)
+				defer cancel()
+				method := echoMethod
+				if i%3 == 0 {
+					method = putMethod
+				}
+				_ = cc.Invoke(ctx, method, request(), request())
+			})
+		}
+		group.Wait()
+		told := 0
+		for _, n := range budget.told {
+			told += n
+		}
+		if budget.withdrawn == 0 || budget.refunded == 0 || budget.withdrawn != sent+budget.refunded {
+			t.Errorf("%d retries were withdrawn, %d sent and %d refunded", budget.withdrawn, sent, budget.refunded)
+		}
+		if told != ended {
+			t.Errorf("the budget was told of %v, %d attempts, and %d ended", budget.told, told, ended)
+		}
+	})
+}
