@@ -85,7 +85,7 @@
 //	network.peer.address        AttrPeer           string: the server; absent if none was reached
 //	grpcretry.decision          AttrDecision       string: success, retry, stop, or lost to another attempt of a hedged call
 //	grpcretry.wait_ms           AttrWait           int: the wait that follows, in ms; on stop the one refused, if any
-//	grpcretry.wait_source       AttrWaitSource     string: where it comes from, backoff, pushback or retry_info
+//	grpcretry.wait_source       AttrWaitSource     string: where it comes from, backoff, pushback, retry_info or connect
 //	grpcretry.reason            AttrReason         string: on stop, one of those below
 //	grpcretry.budget.balance    AttrBudgetBalance  float: on failure, retries left in the budget
 //	grpcretry.attempt.hedge     AttrHedge          bool: of hedged calls, whether others were under way when it was sent
@@ -100,7 +100,7 @@
 // number of the attempt).
 //
 // The reasons are exhausted, budget, deadline (too near for another attempt),
-// max_elapsed, pushback, not_retryable, committed, conn_closed, left_to_grpc,
+// max_elapsed, pushback, not_retryable, committed, conn_closed, not_connected, left_to_grpc,
 // deadline_exceeded (the caller's deadline passed) and cancelled.
 //
 // # Metrics

@@ -221,6 +221,7 @@ var stopWords = map[string]struct {
 	"pushback":          {"Pushback", "the server said to stop, or asked for too long a wait", false},
 	"committed":         {"Committed", "the response had begun, so nothing could be sent again", false},
 	"conn_closed":       {"Closed", "the client connection was closed", true},
+	"not_connected":     {"Not connected", "there was no connection to a server in time", false},
 	"not_retryable":     {"Not retryable", "the failure was not one to retry", true},
 	"left_to_grpc":      {"Left to gRPC", "left to the retryPolicy of the service config", true},
 	"deadline_exceeded": {"Deadline passed", "the deadline of the caller passed", true},
@@ -229,8 +230,12 @@ var stopWords = map[string]struct {
 }
 
 func waitWords(source string) string {
-	if source == "retry_info" {
+	switch source {
+	case "retry_info":
 		return "RetryInfo"
+	case "connect":
+		return "connection and backoff"
+	default:
+		return source
 	}
-	return source
 }

@@ -59,7 +59,7 @@ const (
 // successes, the last is for names that are not here.
 var outcomes = [...]string{
 	firstTry, rescued, hedgeWon,
-	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "committed", "conn_closed",
+	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "committed", "conn_closed", "not_connected",
 	"left_to_grpc", "deadline_exceeded", "cancelled", "other",
 }
 
@@ -79,7 +79,7 @@ var codeNames = [...]string{
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED", "OTHER",
 }
 
-var waitSources = [...]grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo}
+var waitSources = [...]grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, grpcretry.WaitConnect}
 
 func outcomeCounter(e *grpcretry.Event) counter {
 	if e.Err == nil && e.Attempt.Number == 1 {

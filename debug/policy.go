@@ -22,6 +22,7 @@ type Policy struct {
 	AttemptTimeoutMs float64  `json:"attempt_timeout_ms"`  // 0 without one
 	MaxElapsedMs     float64  `json:"max_elapsed_ms"`      // 0 without one
 	MaxServerDelayMs float64  `json:"max_server_delay_ms"` // negative: no limit
+	ConnectWaitMs    float64  `json:"connect_wait_ms"`     // negative: none
 	BufferLimitBytes int      `json:"buffer_limit_bytes"`  // -1: streams pass through
 	CommitOnHeaders  bool     `json:"commit_on_headers"`
 	Hedging          *Hedging `json:"hedging"` // null: one attempt at a time
@@ -30,8 +31,9 @@ type Policy struct {
 // Hedging is what [grpcretry.WithHedging] says of a method.
 type Hedging struct {
 	MaxAttempts int      `json:"max_attempts"`
-	Codes       []string `json:"codes"` // after which the next attempt is sent at once
-	Delay       string   `json:"delay"` // in words, with what has been measured by now
+	Codes       []string `json:"codes"`  // after which the next attempt is sent at once
+	Delay       string   `json:"delay"`  // in words, with what has been measured by now
+	Budget      string   `json:"budget"` // that hedges spend besides, in words
 }
 
 func describe(from grpcretry.Policy, method string) *Policy {
@@ -44,11 +46,12 @@ func describe(from grpcretry.Policy, method string) *Policy {
 		AttemptTimeoutMs: ms(from.AttemptTimeout),
 		MaxElapsedMs:     ms(from.MaxElapsed),
 		MaxServerDelayMs: ms(from.MaxServerDelay),
+		ConnectWaitMs:    ms(from.ConnectWait),
 		BufferLimitBytes: from.BufferLimit,
 		CommitOnHeaders:  from.CommitOnHeaders,
 	}
 	if h := from.Hedging; h != nil {
-		p.Hedging = &Hedging{MaxAttempts: h.MaxAttempts, Codes: p.Codes, Delay: describeDelay(h.Delay, method)}
+		p.Hedging = &Hedging{MaxAttempts: h.MaxAttempts, Codes: p.Codes, Delay: describeDelay(h.Delay, method), Budget: kindOf(h.Budget)}
 		if h.NonFatalCodes != nil {
 			p.Hedging.Codes = namesOf(h.NonFatalCodes)
 		}
@@ -78,13 +81,16 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(p.OverloadBackoff != p.Backoff, "wait after RESOURCE_EXHAUSTED: %s", p.OverloadBackoff)
 	add(from.MaxServerDelay >= 0, "waits that the server asks for: up to %s", length(from.MaxServerDelay))
 	add(from.MaxServerDelay < 0, "waits that the server asks for: as long as it says")
-	add(from.AttemptTimeout > 0, "an attempt ends after %s", length(from.AttemptTimeout))
+	add(from.ConnectWait > 0, "a call waits for a connection: up to %s", length(from.ConnectWait))
+	add(from.ConnectWait < 0, "a call does not wait for a connection")
+	add(from.AttemptTimeout > 0, "an attempt ends after %s, if another one follows", length(from.AttemptTimeout))
 	add(from.MaxElapsed > 0, "no attempt starts later than %s after the call", length(from.MaxElapsed))
 	add(p.BufferLimitBytes >= 0, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
 	add(p.BufferLimitBytes < 0, "streams pass through without retries")
 	add(p.CommitOnHeaders, "no retry once response headers have come")
 	if h := p.Hedging; h != nil {
 		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
+		add(h.Budget != "", "hedges are also paid from: %s", h.Budget)
 		add(len(h.Codes) > 0, "when hedged, the next one at once after %s", strings.Join(h.Codes, " or "))
 	}
 	add(true, "paid from: %s", kindOf(from.Budget))
