@@ -14,45 +14,51 @@ import (
 )
 
 // A Budget caps retries, so that they cannot make an outage worse. It never holds a
-// first attempt back, and running out of it only suppresses retries that have not
-// begun. Implementations are safe for concurrent use; share one among all clients
-// that load the same backend.
+// first attempt back; an exhausted budget only suppresses retries that have not been
+// sent. Implementations are safe for concurrent use; share one among all clients
+// that call the same backend.
 //
-// [NewRatioBudget] is the default and right for most. [NewRateBudget] is an absolute
-// limit, [NewThrottle] behaves as retryThrottling in a gRPC service config,
-// [NewConcurrencyBudget] limits retries at the same moment; [AllBudgets] combines
-// them, [PerTarget] makes one for each backend.
+// [NewRatioBudget] is the default and the right one for most clients. [NewRateBudget] is
+// an absolute limit, [NewThrottle] works like retryThrottling in a gRPC service config,
+// and [NewConcurrencyBudget] limits the retries in flight. [AllBudgets] combines
+// budgets, and [PerTarget] makes one for each backend.
 type Budget interface {
-	// Deposit is told the outcome of every attempt, once, when it ends.
+	// Deposit reports the outcome of an attempt that reached a server, once, when the
+	// attempt ends.
 	Deposit(Outcome)
-	// Withdraw takes one retry, at the moment it is decided on and before the wait;
-	// false refuses it.
+	// Withdraw takes one retry when it is decided, before the wait. If it returns false,
+	// the retry is refused and nothing was taken.
 	Withdraw(now time.Time) bool
-	// Refund gives back one withdrawn retry that was never sent.
+	// Refund returns one withdrawn retry that was never sent.
 	Refund()
-	// Balance is how many retries could be withdrawn now.
+	// Balance is the number of retries that could be withdrawn now.
 	Balance(now time.Time) float64
 }
 
-// An Outcome is what a [Budget] hears of one attempt.
+// An Outcome reports to a [Budget] how one attempt ended.
 type Outcome struct {
-	Attempt int // the number of the attempt in its call, from 1
-	Result  Result
+	// Attempt is 1 for an attempt that was not charged to the budget, which is the first
+	// one that reached a server. It is above 1 for each attempt that was withdrawn.
+	Attempt int
+	// Hedge is true for an attempt that was sent while an earlier one was in flight.
+	Hedge  bool
+	Result Result
 }
 
-// Result is how an attempt ended, as far as a [Budget] cares.
+// A Result says how an attempt ended, as far as it matters to a [Budget].
 type Result int
 
 // The results of an attempt.
 const (
 	Succeeded Result = iota // status OK
+	Answered                // a failure that shows a working server and a request at fault, such as NOT_FOUND
 	Failed                  // a retryable failure, or the server said to stop
 	Ignored                 // anything else: another failure, the caller gave up, a lost hedge
 )
 
-var resultNames = [...]string{"succeeded", "failed", "ignored"}
+var resultNames = [...]string{"succeeded", "answered", "failed", "ignored"}
 
-// String returns "succeeded", "failed" or "ignored".
+// String returns "succeeded", "answered", "failed" or "ignored".
 func (r Result) String() string {
 	if r < 0 || int(r) >= len(resultNames) {
 		return fmt.Sprintf("Result(%d)", int(r))

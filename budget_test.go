@@ -456,7 +456,7 @@ func TestBudgetsAllocateNothing(t *testing.T) {
 }
 
 func TestResultNames(t *testing.T) {
-	for r, want := range map[Result]string{Succeeded: "succeeded", Failed: "failed", Ignored: "ignored", -1: "Result(-1)", 3: "Result(3)"} {
+	for r, want := range map[Result]string{Succeeded: "succeeded", Answered: "answered", Failed: "failed", Ignored: "ignored", -1: "Result(-1)", 4: "Result(4)"} {
 		if got := r.String(); got != want {
 			t.Errorf("Result(%d).String() = %q, want %q", int(r), got, want)
 		}

@@ -245,7 +245,7 @@ func TestEngine(t *testing.T) {
 			if tt.history != before {
 				t.Errorf("judge changed the history to %+v", tt.history)
 			}
-			if want := (Outcome{tt.failure.Attempt.Number, tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
 				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
 			if asked := tt.want.Retry || tt.want.Reason == ErrBudgetExhausted; asked != (len(budget.asked) == 1) {
