@@ -45,23 +45,31 @@ func TestRateBudgetAllowsWhatTheLimiterAllows(t *testing.T) {
 // Traffic neither earns nor costs: a rate is absolute.
 func TestRateBudgetIgnoresOutcomes(t *testing.T) {
 	b := NewRateBudget(rate.NewLimiter(1, 3))
-	for _, result := range []Result{Succeeded, Failed, Ignored} {
+	for _, result := range []Result{Succeeded, Answered, Failed, Ignored} {
 		b.Deposit(Outcome{Attempt: 1, Result: result})
 		b.Deposit(Outcome{Attempt: 2, Result: result})
+		b.Deposit(Outcome{Attempt: 2, Hedge: true, Result: result})
 	}
 	wantWithdrawn(t, b, at(0), 3)
+	b.Deposit(retrySuccess) // returns nothing either
 	deposit(b, 100)
 	wantWithdrawn(t, b, at(0), 0)
 }
 
+// A refund is worth a whole retry immediately, whenever it comes.
 func TestRateBudgetRefundIsUsedAgain(t *testing.T) {
-	b := NewRateBudget(rate.NewLimiter(1, 3))
-	wantWithdrawn(t, b, at(0), 3)
-	b.Refund()
-	b.Refund()
-	wantBalance(t, b, at(0), 2)
-	wantWithdrawn(t, b, at(0), 2)
-	wantWithdrawn(t, b, at(0), 0)
+	for _, later := range []float64{0, 0.0001, 0.1, 0.9} {
+		b := NewRateBudget(rate.NewLimiter(1, 3))
+		wantWithdrawn(t, b, at(0), 3)
+		wantWithdrawn(t, b, at(later), 0)
+		b.Refund()
+		b.Refund()
+		wantBalance(t, b, at(later), 2+later)
+		wantWithdrawn(t, b, at(later), 2)
+		wantBalance(t, b, at(later), later)
+		wantBalance(t, b, at(2), 2) // the limiter has gone on as if nothing had happened
+		wantWithdrawn(t, b, at(2), 2)
+	}
 }
 
 func TestRateBudgetRefundNeverGoesBeyondTheBurst(t *testing.T) {
@@ -194,13 +202,13 @@ func TestConcurrencyBudgetLimitsRetriesAtOnce(t *testing.T) {
 	wantBalance(t, b, epoch, 0)
 	wantWithdrawn(t, b, at(1e9), 0) // time alone gives none back
 
-	for _, result := range []Result{Succeeded, Failed, Ignored} { // the end of a first attempt neither
+	for _, result := range []Result{Succeeded, Answered, Failed, Ignored} { // the end of a first attempt neither
 		b.Deposit(Outcome{Attempt: 1, Result: result})
 	}
 	wantBalance(t, b, epoch, 0)
 
-	for i, result := range []Result{Succeeded, Failed, Ignored} {
-		b.Deposit(Outcome{Attempt: i + 2, Result: result})
+	for i, result := range []Result{Succeeded, Answered, Failed, Ignored} {
+		b.Deposit(Outcome{Attempt: i + 2, Hedge: i%2 == 0, Result: result})
 		wantBalance(t, b, epoch, 1)
 		wantWithdrawn(t, b, epoch, 1)
 	}
@@ -316,6 +324,7 @@ func TestAllBudgetsTellEachOfEveryOutcome(t *testing.T) {
 	b := AllBudgets(throttled, ratio)
 	b.Deposit(Outcome{Attempt: 1, Result: Failed})
 	b.Deposit(Outcome{Attempt: 2, Result: Failed})
+	b.Deposit(Outcome{Attempt: 2, Result: Answered})
 	wantBalance(t, ratio, epoch, 1)
 	wantBalance(t, throttled, epoch, 3)
 	wantBalance(t, b, epoch, 1)
@@ -343,7 +352,8 @@ func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
 		option  []Option
 		retries int // one target's, at once
 	}{
-		{"the default", nil, 100},
+		{"the default", nil, 3},
+		{"WithRatioBudget", []Option{WithRatioBudget(RatioBudget{Ratio: 0.2, Reserve: 5})}, 5},
 		{"PerTarget", []Option{WithBudget(PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 7)) }))}, 7},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -379,7 +389,7 @@ func TestDefaultBudgetIsOfOneRetrier(t *testing.T) {
 		for range 2 {
 			cc := server.client(t, WithMaxAttempts(1000), WithBackoff(Constant(0)))
 			_, err := cc.Echo(t.Context(), request())
-			wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 101)
+			wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 4)
 		}
 	})
 }
@@ -432,12 +442,41 @@ func TestPerTargetMakesOneBudgetForConcurrentCalls(t *testing.T) {
 
 // Outside of a Retrier there is no target.
 func TestPerTargetAloneIsOneBudget(t *testing.T) {
-	b := AllBudgets(PerTarget(func() Budget { return ratioBudgetOf(t, RatioBudget{Ratio: 1, MinPerSecond: 0.2}) }))
+	b := AllBudgets(PerTarget(func() Budget { return ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: 2}) }))
 	wantBalance(t, b, epoch, 2)
 	deposit(b, 3)
 	wantWithdrawn(t, b, epoch, 5)
 	b.Refund()
 	wantBalance(t, b, epoch, 1)
+}
+
+// target returns the budget that calls to a target with that name get.
+func target(budgets Budget, name string) Budget {
+	return budgets.(*perTarget).of(name, func() string { return "dns:///" + name })
+}
+
+// All that is given one WithRatioBudget shares its budgets; another use has its own.
+func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
+	shared := WithRatioBudget(RatioBudget{Reserve: 2})
+	other := WithRatioBudget(RatioBudget{Reserve: 2})
+	budgetOf := func(name string, opts ...Option) Budget {
+		r, err := New(opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return target(r.Policy("/pkg.Service/Method").Budget, name)
+	}
+	one := budgetOf("x", shared)
+	if budgetOf("x", shared) != one || budgetOf("x", other, WithMethod("/pkg.Service/", shared)) != one {
+		t.Error("one WithRatioBudget has two budgets for one target")
+	}
+	if budgetOf("y", shared) == one {
+		t.Error("two targets have one budget")
+	}
+	if budgetOf("x", other) == one {
+		t.Error("two uses of WithRatioBudget have one budget")
+	}
+	wantBalance(t, one, epoch, 2)
 }
 
 func TestBudgetsAllocateNothing(t *testing.T) {
@@ -464,10 +503,6 @@ func TestResultNames(t *testing.T) {
 }
 
 func TestBudgetsSayWhatTheyAllow(t *testing.T) {
-	ratio, err := NewRatioBudget(RatioBudget{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	throttle, err := NewThrottle(10, 0.1)
 	if err != nil {
 		t.Fatal(err)
@@ -476,11 +511,14 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tenth := 0.1 // three of which are 0.30000000000000004
 	for want, b := range map[string]Budget{
-		"ratio budget: 20 % of calls plus 10 a second, over 10s": ratio,
-		"throttle: 10 tokens, 0.1 for a success":                 throttle,
-		"concurrency budget: 3 at once":                          three,
-		"rate budget: 5 a second, at most 7 at once":             NewRateBudget(rate.NewLimiter(5, 7)),
+		"ratio budget: 20% of answered calls, a reserve of 3, over 10s": realRatioBudget(t, RatioBudget{}),
+		"ratio budget: 30% of answered calls, a reserve of 0.3, plus 0.3 a second, over 1m0.000000007s": realRatioBudget(t,
+			RatioBudget{tenth + 2*tenth, tenth + 2*tenth, tenth + 2*tenth, time.Minute + 7}),
+		"throttle: 10 tokens, 0.1 for a success":     throttle,
+		"concurrency budget: 3 at once":              three,
+		"rate budget: 5 a second, at most 7 at once": NewRateBudget(rate.NewLimiter(5, 7)),
 		"rate budget": NewRateBudget(rate.NewLimiter(rate.Inf, 0)),
 		"no limit":    Unlimited,
 		"concurrency budget: 3 at once and no limit and *grpcretry.aBudget": AllBudgets(three, Unlimited, &aBudget{}),
