@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,24 +74,25 @@ type unlimited struct{}
 func (unlimited) String() string            { return "no limit" }
 func (unlimited) Deposit(Outcome)           {}
 func (unlimited) Withdraw(time.Time) bool   { return true }
+func (unlimited) allows(time.Time) bool     { return true }
 func (unlimited) Refund()                   {}
 func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
 
-// NewRateBudget allows a retry where l allows an event, whatever the traffic. The
-// limiter may be in use elsewhere too; what the budget takes is taken from it, and a
-// refund is kept for the next retry, never beyond the limiter's burst. A nil limiter
-// is refused by [New].
+// NewRateBudget allows a retry whenever l allows an event. It is an absolute limit on
+// retries: traffic earns nothing, and a retry that succeeds returns nothing. A refund is
+// worth a whole retry immediately, as long as that does not exceed the limiter's burst.
+// The limiter may be shared with other uses. [New] rejects a nil limiter.
 func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
 
 type rateBudget struct {
 	limiter *rate.Limiter
 
-	mu       sync.Mutex // held to judge and to take: two retries cannot win the same refund
-	refunded float64    // guarded by mu, whole; a Limiter takes no token back long after it was used
-	last     time.Time  // guarded by mu; a Limiter told an earlier time would count some time twice
+	mu       sync.Mutex // held from the check to the take: two retries cannot both use one refund
+	refunded float64    // guarded by mu; a whole number, kept here because a Limiter takes no used token back
+	last     time.Time  // guarded by mu; the latest time, because a Limiter given an earlier one counts some time twice
 }
 
-// String is for who reads a policy.
+// String describes the budget to readers of a policy.
 func (b *rateBudget) String() string {
 	if b.limiter == nil || b.limiter.Limit() == rate.Inf {
 		return "rate budget"
@@ -115,6 +115,10 @@ func (b *rateBudget) Withdraw(now time.Time) bool {
 	return b.limiter.AllowN(b.last, 1)
 }
 
+// allows reports whether Withdraw would return true. A Limiter allows an event that is
+// due in less than a nanosecond.
+func (b *rateBudget) allows(now time.Time) bool { return b.Balance(now) >= 1-1e-9 }
+
 func (b *rateBudget) Refund() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,7 +134,7 @@ func (b *rateBudget) Balance(now time.Time) float64 {
 	return b.balance(now)
 }
 
-// balance needs mu. It drops refunds that would lift the limiter over its burst.
+// balance needs mu. It drops refunds that would exceed the limiter's burst.
 func (b *rateBudget) balance(now time.Time) float64 {
 	if now.After(b.last) {
 		b.last = now
@@ -150,8 +154,8 @@ func (b *rateBudget) check() error {
 	return nil
 }
 
-// NewConcurrencyBudget allows at most n retries at once, n at least 1. A retry counts
-// from its decision, so through its wait, until its attempt ends.
+// NewConcurrencyBudget allows at most n retries at the same time, n at least 1. A retry
+// counts from its decision, through its wait, until its attempt ends.
 func NewConcurrencyBudget(n int) (Budget, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)
@@ -164,13 +168,13 @@ type concurrencyBudget struct {
 	inUse atomic.Int64
 }
 
-// String is for who reads a policy.
+// String describes the budget to readers of a policy.
 func (b *concurrencyBudget) String() string {
 	return fmt.Sprintf("concurrency budget: %d at once", b.limit)
 }
 
 func (b *concurrencyBudget) Deposit(o Outcome) {
-	if o.Attempt > 1 { // every attempt but the first was withdrawn
+	if o.Attempt > 1 { // the attempt was withdrawn
 		b.Refund()
 	}
 }
@@ -187,6 +191,9 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 	}
 }
 
+// allows reports whether Withdraw would return true.
+func (b *concurrencyBudget) allows(time.Time) bool { return b.inUse.Load() < b.limit }
+
 func (b *concurrencyBudget) Refund() {
 	for {
 		n := b.inUse.Load()
@@ -200,14 +207,26 @@ func (b *concurrencyBudget) Balance(time.Time) float64 {
 	return float64(b.limit - b.inUse.Load())
 }
 
-// AllBudgets allows a retry only where every one of the budgets does, and takes it
-// from all of them or from none. Without budgets it never refuses. A nil budget is
-// refused by [New].
-func AllBudgets(b ...Budget) Budget { return &allBudgets{slices.Clone(b)} }
+// AllBudgets allows a retry only if every one of the budgets does, and takes it from all
+// of them or from none. This package's budgets are all asked before anything is taken, so
+// a refused retry leaves no trace in them; a [Budget] of another type may be given a
+// Withdraw that is followed by a Refund. Without budgets it never refuses. [New] rejects
+// a nil budget.
+func AllBudgets(b ...Budget) Budget {
+	all := &allBudgets{}
+	for _, b := range b {
+		if inner, ok := b.(*allBudgets); ok && inner != nil {
+			all.budgets = append(all.budgets, inner.budgets...)
+		} else {
+			all.budgets = append(all.budgets, b)
+		}
+	}
+	return all
+}
 
 type allBudgets struct{ budgets []Budget }
 
-// String is for who reads a policy.
+// String describes the budgets to readers of a policy.
 func (all *allBudgets) String() string {
 	names := make([]string, len(all.budgets))
 	for i, b := range all.budgets {
@@ -225,16 +244,43 @@ func (all *allBudgets) Deposit(o Outcome) {
 	}
 }
 
+// An asker is a budget that can say whether it would allow a retry, without taking one.
+type asker interface{ allows(now time.Time) bool }
+
+// Withdraw takes from budgets of other types first: when they refuse, nothing of our own
+// was taken. After that only a concurrent retry can make one of ours refuse.
 func (all *allBudgets) Withdraw(now time.Time) bool {
-	for i, b := range all.budgets {
-		if !b.Withdraw(now) {
-			for _, taken := range all.budgets[:i] {
-				taken.Refund()
-			}
+	for _, b := range all.budgets {
+		if ours, ok := b.(asker); ok && !ours.allows(now) {
 			return false
 		}
 	}
+	return all.withdraw(now, false) && (all.withdraw(now, true) || all.refund(len(all.budgets), false))
+}
+
+// withdraw takes from all budgets that are ours, or from all that are not, or from none.
+func (all *allBudgets) withdraw(now time.Time, ours bool) bool {
+	for i, b := range all.budgets {
+		if isOurs(b) == ours && !b.Withdraw(now) {
+			return all.refund(i, ours)
+		}
+	}
 	return true
+}
+
+// refund returns what was taken from the first n budgets. The result is always false.
+func (all *allBudgets) refund(n int, ours bool) bool {
+	for _, b := range all.budgets[:n] {
+		if isOurs(b) == ours {
+			b.Refund()
+		}
+	}
+	return false
+}
+
+func isOurs(b Budget) bool {
+	_, ok := b.(asker)
+	return ok
 }
 
 func (all *allBudgets) Refund() {
@@ -286,7 +332,7 @@ type targetBudget struct {
 	budget Budget
 }
 
-// String is for who reads a policy.
+// String describes the budget to readers of a policy.
 func (t *perTarget) String() string { return "a budget for each target" }
 
 func (t *perTarget) Deposit(o Outcome) { t.of("", func() string { return "" }).Deposit(o) }

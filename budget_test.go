@@ -330,6 +330,108 @@ func TestAllBudgetsTellEachOfEveryOutcome(t *testing.T) {
 	wantBalance(t, b, epoch, 1)
 }
 
+// A retry that one budget refuses leaves no trace in any other, now or later. Those that
+// were asked in vain are compared with others that were not.
+func TestAllBudgetsLeaveNoTraceOfARefusedRetry(t *testing.T) {
+	type budgets struct {
+		ratio, floored, rated, slots Budget
+	}
+	made := func() budgets {
+		b := budgets{
+			ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: 3}),
+			ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: 3, MinPerSecond: 0.5}),
+			NewRateBudget(rate.NewLimiter(0.5, 5)),
+			concurrencyBudgetOf(t, 20),
+		}
+		for _, b := range []Budget{b.ratio, b.floored, b.rated, b.slots} {
+			deposit(b, 4)
+			if got := withdraw(b, at(0), 4); got != 4 {
+				t.Fatalf("%v: %d retries, want 4", b, got)
+			}
+		}
+		return b
+	}
+	withdrawnAndReturned := &theirs{}
+	for name, refuses := range map[string]Budget{
+		"a throttle":        &throttle{full: 1000, gain: 1},
+		"a full budget":     full(t),
+		"no reserve":        ratioBudgetOf(t, RatioBudget{Ratio: 1}),
+		"somebody else's":   &theirs{refuse: true},
+		"an inner one":      AllBudgets(&theirs{}, full(t)),
+		"an exhausted rate": NewRateBudget(rate.NewLimiter(0, 0)),
+	} {
+		asked, left := made(), made()
+		b := asked
+		for _, all := range []Budget{
+			AllBudgets(b.ratio, b.floored, b.rated, b.slots, withdrawnAndReturned, refuses),
+			AllBudgets(refuses, b.ratio, b.floored, b.rated, b.slots),
+			AllBudgets(AllBudgets(b.ratio, b.floored), refuses, AllBudgets(b.rated, b.slots)),
+		} {
+			for i := range 100 {
+				if all.Withdraw(at(float64(i) / 10)) {
+					t.Fatalf("%s: allowed, although one budget refuses", name)
+				}
+			}
+		}
+		for s := 10.0; s < 40; s += 0.5 {
+			for _, pair := range [][2]Budget{{asked.ratio, left.ratio}, {asked.floored, left.floored}, {asked.rated, left.rated}, {asked.slots, left.slots}} {
+				if got, want := pair[0].Balance(at(s)), pair[1].Balance(at(s)); math.Abs(got-want) > 1e-9 {
+					t.Fatalf("%s: the balance of the %v is %v at %v s, want %v", name, pair[0], got, s, want)
+				}
+			}
+		}
+	}
+	if withdrawnAndReturned.taken != 0 {
+		t.Errorf("%d retries are missing in a budget of another type", withdrawnAndReturned.taken)
+	}
+}
+
+func full(t *testing.T) Budget {
+	b := concurrencyBudgetOf(t, 1)
+	b.Withdraw(epoch)
+	return b
+}
+
+// theirs is a budget of another package.
+type theirs struct {
+	refuse bool
+	taken  int
+}
+
+func (*theirs) Deposit(Outcome) {}
+func (b *theirs) Withdraw(time.Time) bool {
+	if !b.refuse {
+		b.taken++
+	}
+	return !b.refuse
+}
+func (b *theirs) Refund()                 { b.taken-- }
+func (*theirs) Balance(time.Time) float64 { return 0 } // it does not say
+
+func TestAllBudgetsAskOtherTypesByWithdrawing(t *testing.T) {
+	slots, other := concurrencyBudgetOf(t, 3), &theirs{}
+	b := AllBudgets(slots, other)
+	wantWithdrawn(t, b, epoch, 3)
+	if other.taken != 3 {
+		t.Errorf("%d retries were taken from a budget of another type, want 3", other.taken)
+	}
+}
+
+// Two goroutines may be told yes for the last slot; one of them gives back what it took.
+func TestAllBudgetsConcurrently(t *testing.T) {
+	slots, ratio := concurrencyBudgetOf(t, 3), ratioBudgetOf(t, RatioBudget{Reserve: 10})
+	b := AllBudgets(ratio, slots)
+	concurrently(32, func() {
+		for range 200 {
+			if b.Withdraw(epoch) {
+				b.Deposit(retrySuccess)
+			}
+		}
+	})
+	wantBalance(t, slots, epoch, 3)
+	wantBalance(t, ratio, epoch, 10)
+}
+
 func TestAllBudgetsOfNoneNeverRefuse(t *testing.T) {
 	b := AllBudgets()
 	b.Deposit(Outcome{Attempt: 1, Result: Failed})
@@ -484,6 +586,7 @@ func TestBudgetsAllocateNothing(t *testing.T) {
 		"rate":        NewRateBudget(rate.NewLimiter(1, 10)),
 		"concurrency": concurrencyBudgetOf(t, 5),
 		"all":         AllBudgets(Unlimited, concurrencyBudgetOf(t, 5)),
+		"all of all":  AllBudgets(AllBudgets(Unlimited, ratioBudgetOf(t, RatioBudget{})), NewRateBudget(rate.NewLimiter(1, 10)), &theirs{}),
 	} {
 		if n := testing.AllocsPerRun(1000, func() { b.Deposit(Outcome{Attempt: 2, Result: Failed}) }); n != 0 {
 			t.Errorf("%s: Deposit makes %v allocations, want none", name, n)
