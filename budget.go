@@ -309,57 +309,131 @@ func (all *allBudgets) check() error {
 	return nil
 }
 
-// PerTarget is a budget for each target that a client is dialed to, made by newBudget
-// when the first call to that target needs it: a backend that is down does not use up
-// the retries of the others. Targets are compared in gRPC's canonical form, so
-// "localhost:80" and "dns:///localhost:80" are one. newBudget must be safe for
-// concurrent use and must not return nil.
+// PerTarget makes a budget for each target that a client is dialed to, with newBudget,
+// on the first call to that target: a backend that is down does not use up the retries
+// of the others. Targets are compared in gRPC's canonical form, so "localhost:80" and
+// "dns:///localhost:80" are one. newBudget must be safe for concurrent use and must not
+// return nil; a budget that it makes may remain unused.
 //
-// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Used outside
-// of a Retrier it acts as the budget of the target "". It cannot be a part of
-// [AllBudgets]; AllBudgets can be what newBudget makes.
+// A target that is no longer used is forgotten, when a call to a new target is made and
+// the target has not been used for at least a minute. If it is used again later, it gets
+// a new budget, so its reserve is full again and its earnings are gone. Calls that are
+// in flight then stay with the old budget.
+//
+// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside of a
+// Retrier it acts as the budget of the target "". It cannot be a part of [AllBudgets],
+// but newBudget can return AllBudgets.
 func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: newBudget} }
 
 type perTarget struct {
 	newBudget func() Budget
-	budgets   sync.Map // string → Budget, by the target as dialed and in canonical form
+	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
+	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
 
-	first atomic.Pointer[targetBudget] // of the target that came first: mostly there is no other
+	mu      sync.Mutex               // never held while newBudget runs
+	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
+	swept   time.Time                // guarded by mu; zero before the first target
 }
 
 type targetBudget struct {
-	dialed string
-	budget Budget
+	Budget
+	used   atomic.Bool // since the last sweep
+	dialed []string    // guarded by perTarget.mu; the target's keys in perTarget.dialed
 }
+
+// use marks the budget as used. It writes only once between two sweeps, so that the cores
+// of a busy client share the cache line.
+func (b *targetBudget) use() Budget {
+	if !b.used.Load() {
+		b.used.Store(true)
+	}
+	return b.Budget
+}
+
+type dialedBudget struct {
+	dialed string
+	*targetBudget
+}
+
+// sweepEvery is the least time between two sweeps, and so the least time for which a
+// target is unused before it is forgotten. It is longer than the default Window, after
+// which a budget without calls has little left to lose.
+const sweepEvery = time.Minute
 
 // String describes the budget to readers of a policy.
 func (t *perTarget) String() string { return "a budget for each target" }
 
-func (t *perTarget) Deposit(o Outcome) { t.of("", func() string { return "" }).Deposit(o) }
-func (t *perTarget) Withdraw(now time.Time) bool {
-	return t.of("", func() string { return "" }).Withdraw(now)
-}
-func (t *perTarget) Refund() { t.of("", func() string { return "" }).Refund() }
-func (t *perTarget) Balance(now time.Time) float64 {
-	return t.of("", func() string { return "" }).Balance(now)
-}
+func noTarget() string { return "" }
 
-// of finds the budget of a target as dialed. Making the canonical form costs an
-// allocation, so it is asked for only the first time.
+func (t *perTarget) Deposit(o Outcome)             { t.of("", noTarget).Deposit(o) }
+func (t *perTarget) Withdraw(now time.Time) bool   { return t.of("", noTarget).Withdraw(now) }
+func (t *perTarget) Refund()                       { t.of("", noTarget).Refund() }
+func (t *perTarget) Balance(now time.Time) float64 { return t.of("", noTarget).Balance(now) }
+
+// of returns the budget of a target as dialed. The canonical form costs an allocation, so
+// it is made only if the target is new.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
 	if first := t.first.Load(); first != nil && first.dialed == dialed {
-		return first.budget
+		return first.use()
 	}
-	if b, ok := t.budgets.Load(dialed); ok {
-		return b.(Budget)
+	if b, ok := t.dialed.Load(dialed); ok {
+		return b.(*targetBudget).use()
 	}
-	b, ok := t.budgets.Load(canonical())
-	if !ok {
-		b, _ = t.budgets.LoadOrStore(canonical(), t.newBudget())
+	return t.add(dialed, canonical()).use()
+}
+
+// add makes the target known under its name as dialed.
+func (t *perTarget) add(dialed, canonical string) *targetBudget {
+	if b := t.alias(dialed, canonical, nil); b != nil {
+		return b
 	}
-	b, _ = t.budgets.LoadOrStore(dialed, b)
-	t.first.CompareAndSwap(nil, &targetBudget{dialed, b.(Budget)})
-	return b.(Budget)
+	return t.alias(dialed, canonical, &targetBudget{Budget: t.newBudget()})
+}
+
+// alias adds dialed to the names of the target, which gets the budget fresh if it has
+// none. It returns nil if the target has none and fresh is nil.
+func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *targetBudget {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.targets[canonical]
+	if b == nil {
+		if fresh == nil {
+			return nil
+		}
+		t.sweep(time.Now())
+		b = fresh
+		t.targets[canonical] = b
+	}
+	b.use() // before anything can sweep it
+	if _, known := t.dialed.LoadOrStore(dialed, b); !known {
+		b.dialed = append(b.dialed, dialed)
+	}
+	t.first.CompareAndSwap(nil, &dialedBudget{dialed, b})
+	return b
+}
+
+// sweep needs mu. It forgets the targets that were not used since the previous sweep, if
+// that was long enough ago.
+func (t *perTarget) sweep(now time.Time) {
+	if t.targets == nil {
+		t.targets, t.swept = map[string]*targetBudget{}, now
+	}
+	if now.Sub(t.swept) < sweepEvery {
+		return
+	}
+	t.swept = now
+	for canonical, b := range t.targets {
+		if b.used.Swap(false) {
+			continue
+		}
+		delete(t.targets, canonical)
+		for _, dialed := range b.dialed {
+			t.dialed.Delete(dialed)
+		}
+		if first := t.first.Load(); first != nil && first.targetBudget == b {
+			t.first.Store(nil)
+		}
+	}
 }
 
 func (t *perTarget) check() error {
@@ -369,7 +443,7 @@ func (t *perTarget) check() error {
 	return nil
 }
 
-// checkBudget refuses nil, and what the budgets of this package know of themselves.
+// checkBudget rejects nil, and this package's budgets if they find themselves invalid.
 func checkBudget(b Budget) error {
 	if isNil(b) {
 		return fmt.Errorf("budget is nil")
@@ -380,7 +454,7 @@ func checkBudget(b Budget) error {
 	return nil
 }
 
-// isNil finds nil pointers in an interface too.
+// isNil also finds nil pointers in an interface.
 func isNil(v any) bool {
 	if v == nil {
 		return true

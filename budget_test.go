@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -557,6 +559,155 @@ func target(budgets Budget, name string) Budget {
 	return budgets.(*perTarget).of(name, func() string { return "dns:///" + name })
 }
 
+func remembered(budgets Budget) (n int) {
+	t := budgets.(*perTarget)
+	t.dialed.Range(func(any, any) bool { n++; return true })
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return max(n, len(t.targets))
+}
+
+// A client that dials ever new targets remembers those of the last two minutes.
+func TestPerTargetForgetsTargetsThatAreNotUsed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		budgets := PerTarget(func() Budget { return realRatioBudget(t, RatioBudget{}) })
+		most := 0
+		for i := range 10_000 { // one a second
+			target(budgets, fmt.Sprint(i)).Withdraw(time.Now())
+			most = max(most, remembered(budgets))
+			time.Sleep(second)
+		}
+		if most > 121 {
+			t.Errorf("%d targets are remembered, want at most 121", most)
+		}
+		time.Sleep(time.Hour)
+		for i := range 3 {
+			target(budgets, fmt.Sprint("new", i))
+			time.Sleep(time.Minute)
+		}
+		if got := remembered(budgets); got != 2 {
+			t.Errorf("%d targets are remembered, want the last two", got)
+		}
+	})
+}
+
+// Memory is released, also that of the target that came first.
+func TestPerTargetReleasesBudgets(t *testing.T) {
+	var released atomic.Int64
+	bubble(t, func(t *testing.T) {
+		budgets := PerTarget(func() Budget {
+			b := realRatioBudget(t, RatioBudget{})
+			runtime.AddCleanup(b, func(n *atomic.Int64) { n.Add(1) }, &released)
+			return b
+		})
+		for i := range 10_000 {
+			target(budgets, fmt.Sprint(i))
+		}
+		for range 2 {
+			time.Sleep(time.Minute)
+			target(budgets, fmt.Sprint(time.Now()))
+		}
+		if got := remembered(budgets); got != 2 {
+			t.Errorf("%d targets are remembered, want 2", got)
+		}
+		defer runtime.KeepAlive(budgets)
+		for range 100 {
+			runtime.GC()
+			if released.Load() == 10_000 {
+				return
+			}
+			runtime.Gosched()
+		}
+		t.Errorf("%d budgets were released, want 10000", released.Load())
+	})
+}
+
+// A target that is used at least once a minute keeps its budget, whichever of its names is
+// used, and so does one that is alone.
+func TestPerTargetKeepsTargetsThatAreUsed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
+		names := []string{"first", "dns:///first", "second", "dns:///second", "dns:/second"}
+		canonical := func(name string) func() string {
+			return func() string { return "dns:///" + name[strings.LastIndexByte(name, '/')+1:] }
+		}
+		first, other := budgets.of("first", canonical("first")), budgets.of("second", canonical("second"))
+		for i := range 1000 {
+			time.Sleep(10 * second)
+			target(budgets, fmt.Sprint(i)) // gives it a reason to sweep
+			name := names[i%len(names)]
+			want := first
+			if strings.HasSuffix(name, "second") {
+				want = other
+			}
+			if budgets.of(name, canonical(name)) != want {
+				t.Fatalf("%s has a new budget after %d targets", name, i)
+			}
+		}
+		alone := PerTarget(func() Budget { return concurrencyBudgetOf(t, 1) })
+		before := target(alone, "x")
+		time.Sleep(24 * time.Hour)
+		if target(alone, "x") != before {
+			t.Error("the only target was forgotten")
+		}
+	})
+}
+
+// A target is never forgotten before it has been unused for a minute. After that it gets a
+// budget with a full reserve, one for all its names; a call in flight stays with the old.
+func TestPerTargetMakesANewBudgetForAForgottenTarget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		budgets := PerTarget(func() Budget { return realRatioBudget(t, RatioBudget{}) }).(*perTarget)
+		old := target(budgets, "x")
+		budgets.of("dns:///x", func() string { return "dns:///x" })
+		wantWithdrawn(t, old, time.Now(), 3)
+		for i := range 119 { // swept after 60 s, when it had been used before
+			time.Sleep(second)
+			target(budgets, fmt.Sprint(i))
+		}
+		if got := budgets.targets["dns:///x"]; got == nil || got.Budget != old {
+			t.Fatal("the target was forgotten 59 s after the first sweep")
+		}
+		time.Sleep(second)
+		target(budgets, "another")
+		if budgets.targets["dns:///x"] != nil {
+			t.Fatal("the target was not forgotten")
+		}
+		fresh := budgets.of("dns:///x", func() string { return "dns:///x" })
+		if fresh == old || fresh != target(budgets, "x") {
+			t.Error("after it was forgotten, the target has its old budget, or two")
+		}
+		wantWithdrawn(t, fresh, time.Now(), 3)
+		old.Refund()
+		wantBalance(t, old, time.Now(), 1)
+	})
+}
+
+// However calls and sweeps meet, all names of a target that is in use have one budget.
+func TestPerTargetForgetsUnderManyGoroutines(t *testing.T) {
+	budgets := PerTarget(func() Budget { return &theirs{} }).(*perTarget)
+	var next atomic.Int64
+	concurrently(16, func() {
+		for i := range 500 {
+			budgets.mu.Lock()
+			budgets.swept = time.Time{} // each new target sweeps
+			budgets.mu.Unlock()
+			target(budgets, fmt.Sprint("new", next.Add(1)))
+			target(budgets, fmt.Sprint("old", i%3))
+			budgets.of(fmt.Sprint("dns:///old", i%3), func() string { return fmt.Sprint("dns:///old", i%3) })
+		}
+	})
+	for i := range 3 {
+		name := fmt.Sprint("old", i)
+		if target(budgets, name) != budgets.of("dns:///"+name, func() string { return "dns:///" + name }) {
+			t.Errorf("%s has two budgets", name)
+		}
+	}
+	if first := budgets.first.Load(); first != nil && budgets.targets["dns:///"+strings.TrimPrefix(first.dialed, "dns:///")] != first.targetBudget {
+		t.Error("a forgotten target is still found first")
+	}
+}
+
 // All that is given one WithRatioBudget shares its budgets; another use has its own.
 func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
 	shared := WithRatioBudget(RatioBudget{Reserve: 2})
@@ -579,6 +730,17 @@ func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
 		t.Error("two uses of WithRatioBudget have one budget")
 	}
 	wantBalance(t, one, epoch, 2)
+}
+
+func TestPerTargetAllocatesNothing(t *testing.T) {
+	budgets := PerTarget(func() Budget { return Unlimited }).(*perTarget)
+	canonical := func() string { return "dns:///x" }
+	for _, name := range []string{"x", "dns:///x"} { // the first, and another
+		budgets.of(name, canonical)
+		if n := testing.AllocsPerRun(1000, func() { budgets.of(name, canonical) }); n != 0 {
+			t.Errorf("%s: %v allocations, want none", name, n)
+		}
+	}
 }
 
 func TestBudgetsAllocateNothing(t *testing.T) {
