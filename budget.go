@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,47 +13,51 @@ import (
 )
 
 // A Budget caps retries, so that they cannot make an outage worse. It never holds a
-// first attempt back, and running out of it only suppresses retries that have not
-// begun. Implementations are safe for concurrent use; share one among all clients
-// that load the same backend.
+// first attempt back; an exhausted budget only suppresses retries that have not been
+// sent. Implementations are safe for concurrent use; share one among all clients
+// that call the same backend.
 //
-// [NewRatioBudget] is the default and right for most. [NewRateBudget] is an absolute
-// limit, [NewThrottle] behaves as retryThrottling in a gRPC service config,
-// [NewConcurrencyBudget] limits retries at the same moment; [AllBudgets] combines
-// them, [PerTarget] makes one for each backend.
+// [NewRatioBudget] is the default and the right one for most clients. [NewRateBudget] is
+// an absolute limit, [NewThrottle] works like retryThrottling in a gRPC service config,
+// and [NewConcurrencyBudget] limits the retries in flight. [AllBudgets] combines
+// budgets, and [PerTarget] makes one for each backend.
 type Budget interface {
-	// Deposit is told the outcome of every attempt, once, when it ends.
+	// Deposit reports the outcome of an attempt that reached a server, once, when the
+	// attempt ends.
 	Deposit(Outcome)
-	// Withdraw takes one retry, at the moment it is decided on and before the wait;
-	// false refuses it.
+	// Withdraw takes one retry when it is decided, before the wait. If it returns false,
+	// the retry is refused and nothing was taken.
 	Withdraw(now time.Time) bool
-	// Refund gives back one withdrawn retry that was never sent.
+	// Refund returns one withdrawn retry that was never sent.
 	Refund()
-	// Balance is how many retries could be withdrawn now.
+	// Balance is the number of retries that could be withdrawn now.
 	Balance(now time.Time) float64
 }
 
-// An Outcome is what a [Budget] hears of one attempt.
+// An Outcome reports to a [Budget] how one attempt ended.
 type Outcome struct {
-	Attempt int // the number of the attempt in its call, from 1
-	Hedge   bool
-	Result  Result
+	// Attempt is 1 for an attempt that was not charged to the budget, which is the first
+	// one that reached a server. It is above 1 for each attempt that was withdrawn.
+	Attempt int
+	// Hedge is true for an attempt that was sent while an earlier one was in flight.
+	Hedge  bool
+	Result Result
 }
 
-// Result is how an attempt ended, as far as a [Budget] cares.
+// A Result says how an attempt ended, as far as it matters to a [Budget].
 type Result int
 
 // The results of an attempt.
 const (
 	Succeeded Result = iota // status OK
-	Answered
-	Failed  // a retryable failure, or the server said to stop
-	Ignored // anything else: another failure, the caller gave up, a lost hedge
+	Answered                // a failure that shows a working server and a request at fault, such as NOT_FOUND
+	Failed                  // a retryable failure, or the server said to stop
+	Ignored                 // anything else: another failure, the caller gave up, a lost hedge
 )
 
 var resultNames = [...]string{"succeeded", "answered", "failed", "ignored"}
 
-// String returns "succeeded", "failed" or "ignored".
+// String returns "succeeded", "answered", "failed" or "ignored".
 func (r Result) String() string {
 	if r < 0 || int(r) >= len(resultNames) {
 		return fmt.Sprintf("Result(%d)", int(r))
@@ -71,24 +74,25 @@ type unlimited struct{}
 func (unlimited) String() string            { return "no limit" }
 func (unlimited) Deposit(Outcome)           {}
 func (unlimited) Withdraw(time.Time) bool   { return true }
+func (unlimited) allows(time.Time) bool     { return true }
 func (unlimited) Refund()                   {}
 func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
 
-// NewRateBudget allows a retry where l allows an event, whatever the traffic. The
-// limiter may be in use elsewhere too; what the budget takes is taken from it, and a
-// refund is kept for the next retry, never beyond the limiter's burst. A nil limiter
-// is refused by [New].
+// NewRateBudget allows a retry whenever l allows an event. It is an absolute limit on
+// retries: traffic earns nothing, and a retry that succeeds returns nothing. A refund is
+// worth a whole retry immediately, as long as that does not exceed the limiter's burst.
+// The limiter may be shared with other uses. [New] rejects a nil limiter.
 func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
 
 type rateBudget struct {
 	limiter *rate.Limiter
 
-	mu       sync.Mutex // held to judge and to take: two retries cannot win the same refund
-	refunded float64    // guarded by mu, whole; a Limiter takes no token back long after it was used
-	last     time.Time  // guarded by mu; a Limiter told an earlier time would count some time twice
+	mu       sync.Mutex // held from the check to the take: two retries cannot both use one refund
+	refunded float64    // guarded by mu; a whole number, kept here because a Limiter takes no used token back
+	last     time.Time  // guarded by mu; the latest time, because a Limiter given an earlier one counts some time twice
 }
 
-// String is for who reads a policy.
+// String describes the budget to readers of a policy.
 func (b *rateBudget) String() string {
 	if b.limiter == nil || b.limiter.Limit() == rate.Inf {
 		return "rate budget"
@@ -111,6 +115,10 @@ func (b *rateBudget) Withdraw(now time.Time) bool {
 	return b.limiter.AllowN(b.last, 1)
 }
 
+// allows reports whether Withdraw would return true. A Limiter allows an event that is
+// due in less than a nanosecond.
+func (b *rateBudget) allows(now time.Time) bool { return b.Balance(now) >= 1-1e-9 }
+
 func (b *rateBudget) Refund() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,7 +134,7 @@ func (b *rateBudget) Balance(now time.Time) float64 {
 	return b.balance(now)
 }
 
-// balance needs mu. It drops refunds that would lift the limiter over its burst.
+// balance needs mu. It drops refunds that would exceed the limiter's burst.
 func (b *rateBudget) balance(now time.Time) float64 {
 	if now.After(b.last) {
 		b.last = now
@@ -146,8 +154,8 @@ func (b *rateBudget) check() error {
 	return nil
 }
 
-// NewConcurrencyBudget allows at most n retries at once, n at least 1. A retry counts
-// from its decision, so through its wait, until its attempt ends.
+// NewConcurrencyBudget allows at most n retries at the same time, n at least 1. A retry
+// counts from its decision, through its wait, until its attempt ends.
 func NewConcurrencyBudget(n int) (Budget, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)
@@ -160,13 +168,13 @@ type concurrencyBudget struct {
 	inUse atomic.Int64
 }
 
-// String is for who reads a policy.
+// String describes the budget to readers of a policy.
 func (b *concurrencyBudget) String() string {
 	return fmt.Sprintf("concurrency budget: %d at once", b.limit)
 }
 
 func (b *concurrencyBudget) Deposit(o Outcome) {
-	if o.Attempt > 1 { // every attempt but the first was withdrawn
+	if o.Attempt > 1 { // the attempt was withdrawn
 		b.Refund()
 	}
 }
@@ -183,6 +191,9 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 	}
 }
 
+// allows reports whether Withdraw would return true.
+func (b *concurrencyBudget) allows(time.Time) bool { return b.inUse.Load() < b.limit }
+
 func (b *concurrencyBudget) Refund() {
 	for {
 		n := b.inUse.Load()
@@ -196,14 +207,26 @@ func (b *concurrencyBudget) Balance(time.Time) float64 {
 	return float64(b.limit - b.inUse.Load())
 }
 
-// AllBudgets allows a retry only where every one of the budgets does, and takes it
-// from all of them or from none. Without budgets it never refuses. A nil budget is
-// refused by [New].
-func AllBudgets(b ...Budget) Budget { return &allBudgets{slices.Clone(b)} }
+// AllBudgets allows a retry only if every one of the budgets does, and takes it from all
+// of them or from none. This package's budgets are all asked before anything is taken, so
+// a refused retry leaves no trace in them; a [Budget] of another type may be given a
+// Withdraw that is followed by a Refund. Without budgets it never refuses. [New] rejects
+// a nil budget.
+func AllBudgets(b ...Budget) Budget {
+	all := &allBudgets{}
+	for _, b := range b {
+		if inner, ok := b.(*allBudgets); ok && inner != nil {
+			all.budgets = append(all.budgets, inner.budgets...)
+		} else {
+			all.budgets = append(all.budgets, b)
+		}
+	}
+	return all
+}
 
 type allBudgets struct{ budgets []Budget }
 
-// String is for who reads a policy.
+// String describes the budgets to readers of a policy.
 func (all *allBudgets) String() string {
 	names := make([]string, len(all.budgets))
 	for i, b := range all.budgets {
@@ -221,16 +244,43 @@ func (all *allBudgets) Deposit(o Outcome) {
 	}
 }
 
+// An asker is a budget that can say whether it would allow a retry, without taking one.
+type asker interface{ allows(now time.Time) bool }
+
+// Withdraw takes from budgets of other types first: when they refuse, nothing of our own
+// was taken. After that only a concurrent retry can make one of ours refuse.
 func (all *allBudgets) Withdraw(now time.Time) bool {
-	for i, b := range all.budgets {
-		if !b.Withdraw(now) {
-			for _, taken := range all.budgets[:i] {
-				taken.Refund()
-			}
+	for _, b := range all.budgets {
+		if ours, ok := b.(asker); ok && !ours.allows(now) {
 			return false
 		}
 	}
+	return all.withdraw(now, false) && (all.withdraw(now, true) || all.refund(len(all.budgets), false))
+}
+
+// withdraw takes from all budgets that are ours, or from all that are not, or from none.
+func (all *allBudgets) withdraw(now time.Time, ours bool) bool {
+	for i, b := range all.budgets {
+		if isOurs(b) == ours && !b.Withdraw(now) {
+			return all.refund(i, ours)
+		}
+	}
 	return true
+}
+
+// refund returns what was taken from the first n budgets. The result is always false.
+func (all *allBudgets) refund(n int, ours bool) bool {
+	for _, b := range all.budgets[:n] {
+		if isOurs(b) == ours {
+			b.Refund()
+		}
+	}
+	return false
+}
+
+func isOurs(b Budget) bool {
+	_, ok := b.(asker)
+	return ok
 }
 
 func (all *allBudgets) Refund() {
@@ -259,57 +309,131 @@ func (all *allBudgets) check() error {
 	return nil
 }
 
-// PerTarget is a budget for each target that a client is dialed to, made by newBudget
-// when the first call to that target needs it: a backend that is down does not use up
-// the retries of the others. Targets are compared in gRPC's canonical form, so
-// "localhost:80" and "dns:///localhost:80" are one. newBudget must be safe for
-// concurrent use and must not return nil.
+// PerTarget makes a budget for each target that a client is dialed to, with newBudget,
+// on the first call to that target: a backend that is down does not use up the retries
+// of the others. Targets are compared in gRPC's canonical form, so "localhost:80" and
+// "dns:///localhost:80" are one. newBudget must be safe for concurrent use and must not
+// return nil; a budget that it makes may remain unused.
 //
-// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Used outside
-// of a Retrier it acts as the budget of the target "". It cannot be a part of
-// [AllBudgets]; AllBudgets can be what newBudget makes.
+// A target that is no longer used is forgotten, when a call to a new target is made and
+// the target has not been used for at least a minute. If it is used again later, it gets
+// a new budget, so its reserve is full again and its earnings are gone. Calls that are
+// in flight then stay with the old budget.
+//
+// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside of a
+// Retrier it acts as the budget of the target "". It cannot be a part of [AllBudgets],
+// but newBudget can return AllBudgets.
 func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: newBudget} }
 
 type perTarget struct {
 	newBudget func() Budget
-	budgets   sync.Map // string → Budget, by the target as dialed and in canonical form
+	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
+	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
 
-	first atomic.Pointer[targetBudget] // of the target that came first: mostly there is no other
+	mu      sync.Mutex               // never held while newBudget runs
+	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
+	swept   time.Time                // guarded by mu; zero before the first target
 }
 
 type targetBudget struct {
-	dialed string
-	budget Budget
+	Budget
+	used   atomic.Bool // since the last sweep
+	dialed []string    // guarded by perTarget.mu; the target's keys in perTarget.dialed
 }
 
-// String is for who reads a policy.
+// use marks the budget as used. It writes only once between two sweeps, so that the cores
+// of a busy client share the cache line.
+func (b *targetBudget) use() Budget {
+	if !b.used.Load() {
+		b.used.Store(true)
+	}
+	return b.Budget
+}
+
+type dialedBudget struct {
+	dialed string
+	*targetBudget
+}
+
+// sweepEvery is the least time between two sweeps, and so the least time for which a
+// target is unused before it is forgotten. It is longer than the default Window, after
+// which a budget without calls has little left to lose.
+const sweepEvery = time.Minute
+
+// String describes the budget to readers of a policy.
 func (t *perTarget) String() string { return "a budget for each target" }
 
-func (t *perTarget) Deposit(o Outcome) { t.of("", func() string { return "" }).Deposit(o) }
-func (t *perTarget) Withdraw(now time.Time) bool {
-	return t.of("", func() string { return "" }).Withdraw(now)
-}
-func (t *perTarget) Refund() { t.of("", func() string { return "" }).Refund() }
-func (t *perTarget) Balance(now time.Time) float64 {
-	return t.of("", func() string { return "" }).Balance(now)
-}
+func noTarget() string { return "" }
 
-// of finds the budget of a target as dialed. Making the canonical form costs an
-// allocation, so it is asked for only the first time.
+func (t *perTarget) Deposit(o Outcome)             { t.of("", noTarget).Deposit(o) }
+func (t *perTarget) Withdraw(now time.Time) bool   { return t.of("", noTarget).Withdraw(now) }
+func (t *perTarget) Refund()                       { t.of("", noTarget).Refund() }
+func (t *perTarget) Balance(now time.Time) float64 { return t.of("", noTarget).Balance(now) }
+
+// of returns the budget of a target as dialed. The canonical form costs an allocation, so
+// it is made only if the target is new.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
 	if first := t.first.Load(); first != nil && first.dialed == dialed {
-		return first.budget
+		return first.use()
 	}
-	if b, ok := t.budgets.Load(dialed); ok {
-		return b.(Budget)
+	if b, ok := t.dialed.Load(dialed); ok {
+		return b.(*targetBudget).use()
 	}
-	b, ok := t.budgets.Load(canonical())
-	if !ok {
-		b, _ = t.budgets.LoadOrStore(canonical(), t.newBudget())
+	return t.add(dialed, canonical()).use()
+}
+
+// add makes the target known under its name as dialed.
+func (t *perTarget) add(dialed, canonical string) *targetBudget {
+	if b := t.alias(dialed, canonical, nil); b != nil {
+		return b
 	}
-	b, _ = t.budgets.LoadOrStore(dialed, b)
-	t.first.CompareAndSwap(nil, &targetBudget{dialed, b.(Budget)})
-	return b.(Budget)
+	return t.alias(dialed, canonical, &targetBudget{Budget: t.newBudget()})
+}
+
+// alias adds dialed to the names of the target, which gets the budget fresh if it has
+// none. It returns nil if the target has none and fresh is nil.
+func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *targetBudget {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.targets[canonical]
+	if b == nil {
+		if fresh == nil {
+			return nil
+		}
+		t.sweep(time.Now())
+		b = fresh
+		t.targets[canonical] = b
+	}
+	b.use() // before anything can sweep it
+	if _, known := t.dialed.LoadOrStore(dialed, b); !known {
+		b.dialed = append(b.dialed, dialed)
+	}
+	t.first.CompareAndSwap(nil, &dialedBudget{dialed, b})
+	return b
+}
+
+// sweep needs mu. It forgets the targets that were not used since the previous sweep, if
+// that was long enough ago.
+func (t *perTarget) sweep(now time.Time) {
+	if t.targets == nil {
+		t.targets, t.swept = map[string]*targetBudget{}, now
+	}
+	if now.Sub(t.swept) < sweepEvery {
+		return
+	}
+	t.swept = now
+	for canonical, b := range t.targets {
+		if b.used.Swap(false) {
+			continue
+		}
+		delete(t.targets, canonical)
+		for _, dialed := range b.dialed {
+			t.dialed.Delete(dialed)
+		}
+		if first := t.first.Load(); first != nil && first.targetBudget == b {
+			t.first.Store(nil)
+		}
+	}
 }
 
 func (t *perTarget) check() error {
@@ -319,7 +443,7 @@ func (t *perTarget) check() error {
 	return nil
 }
 
-// checkBudget refuses nil, and what the budgets of this package know of themselves.
+// checkBudget rejects nil, and this package's budgets if they find themselves invalid.
 func checkBudget(b Budget) error {
 	if isNil(b) {
 		return fmt.Errorf("budget is nil")
@@ -330,7 +454,7 @@ func checkBudget(b Budget) error {
 	return nil
 }
 
-// isNil finds nil pointers in an interface too.
+// isNil also finds nil pointers in an interface.
 func isNil(v any) bool {
 	if v == nil {
 		return true

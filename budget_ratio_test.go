@@ -6,12 +6,13 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
-// These tests say themselves what time it is: a budget is told, it does not look.
-// Times before the budget was made are fine, as long as the first look is one.
+// Most of these tests have a clock of their own: a budget whose first look comes with a
+// time far from the real one never reads the real clock.
 var epoch = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(seconds float64) time.Time { return epoch.Add(time.Duration(seconds * float64(time.Second))) }
@@ -19,18 +20,32 @@ func at(seconds float64) time.Time { return epoch.Add(time.Duration(seconds * fl
 // ratioBudgetOf makes a budget whose time begins at epoch.
 func ratioBudgetOf(t testing.TB, s RatioBudget) *ratioBudget {
 	t.Helper()
+	b := realRatioBudget(t, s)
+	b.Balance(epoch)
+	return b
+}
+
+// realRatioBudget makes a budget that lives by the real clock, or by that of a bubble.
+func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
+	t.Helper()
 	b, err := NewRatioBudget(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Balance(epoch)
 	return b.(*ratioBudget)
 }
 
-// deposit tells b of n first attempts.
+var (
+	success      = Outcome{Attempt: 1, Result: Succeeded}
+	failure      = Outcome{Attempt: 1, Result: Failed}
+	retrySuccess = Outcome{Attempt: 2, Result: Succeeded}
+	retryFailure = Outcome{Attempt: 2, Result: Failed}
+)
+
+// deposit reports n first attempts that succeeded.
 func deposit(b Budget, n int) {
 	for range n {
-		b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+		b.Deposit(success)
 	}
 }
 
@@ -65,16 +80,18 @@ func TestRatioBudgetSettings(t *testing.T) {
 		calls    int
 		want     int // retries at once
 	}{
-		{"the zero value is 20 % and 10 a second over 10 s: the floor", RatioBudget{}, 0, 100},
-		{"the zero value is 20 % and 10 a second over 10 s: the share", RatioBudget{}, 1000, 300},
-		{"only a ratio: no floor", RatioBudget{Ratio: 0.5}, 0, 0},
+		{"the zero value has a reserve of 3", RatioBudget{}, 0, 3},
+		{"the zero value earns 20%", RatioBudget{}, 1000, 203},
+		{"only a ratio: nothing to begin with", RatioBudget{Ratio: 0.5}, 0, 0},
 		{"only a ratio: the share", RatioBudget{Ratio: 0.5}, 9, 4},
+		{"only a reserve: no share", RatioBudget{Reserve: 7}, 1000, 7},
 		{"only a floor: no share, 10 s", RatioBudget{MinPerSecond: 1}, 1000, 10},
-		{"only a window: neither share nor floor", RatioBudget{Window: time.Second}, 1000, 0},
-		{"ratio and floor with a window", RatioBudget{Ratio: 0.1, MinPerSecond: 3, Window: 4 * time.Second}, 50, 12 + 5},
-		{"a floor below one in a window is none", RatioBudget{MinPerSecond: 0.09}, 0, 0},
-		{"a floor of one in a window", RatioBudget{MinPerSecond: 0.1}, 0, 1},
+		{"only a window: nothing", RatioBudget{Window: time.Second}, 1000, 0},
+		{"everything", RatioBudget{Ratio: 0.1, Reserve: 2, MinPerSecond: 3, Window: 4 * time.Second}, 50, 5 + 2 + 12},
+		{"a floor below one is none by itself", RatioBudget{MinPerSecond: 0.09}, 0, 0},
+		{"parts of reserve, floor and share make one", RatioBudget{Ratio: 0.05, Reserve: 0.5, MinPerSecond: 0.03}, 4, 1},
 		{"a ratio above 1", RatioBudget{Ratio: 3}, 5, 15},
+		{"five fifths are a whole", RatioBudget{Ratio: 0.2}, 5, 1},
 		{"ten tenths are a whole", RatioBudget{Ratio: 0.1}, 10, 1},
 		{"nine tenths are none", RatioBudget{Ratio: 0.1}, 9, 0},
 		{"a hundred times 0.29 are 29, not 28.999999999999996", RatioBudget{Ratio: 0.29}, 100, 29},
@@ -88,58 +105,58 @@ func TestRatioBudgetSettings(t *testing.T) {
 	}
 }
 
+// Fractions that are added one by one make a whole too.
+func TestRatioBudgetAddsFractions(t *testing.T) {
+	for _, s := range []RatioBudget{{Ratio: 0.2}, {Ratio: 0.1}, {Ratio: 0.2, Reserve: 1}, {Ratio: 1.0 / 7, Reserve: 0.3}} {
+		b := ratioBudgetOf(t, s)
+		whole := int(math.Round(1 / s.Ratio))
+		withdraw(b, epoch, plenty)
+		left := b.Balance(epoch)
+		for i := range 50 * whole {
+			deposit(b, 1)
+			b.Balance(at(float64(i) / 100))
+		}
+		wantWithdrawn(t, b, at(0.5*float64(whole)), int(50+left+1e-9))
+	}
+}
+
 func TestRatioBudgetDefaultWindowIsTenSeconds(t *testing.T) {
 	for _, s := range []RatioBudget{{}, {Ratio: 0.2}} {
 		b := ratioBudgetOf(t, s)
-		floor := b.Balance(epoch)
+		start := b.Balance(epoch)
 		deposit(b, 100)
-		wantBalance(t, b, at(0), floor+20)
-		wantBalance(t, b, at(9.99), floor+20)
-		wantBalance(t, b, at(10.51), floor)
+		wantBalance(t, b, at(0), start+20)
+		wantBalance(t, b, at(10.499), start+20)
+		wantBalance(t, b, at(10.5), start)
 	}
 }
 
-// Calls count for the time between two looks, not for any time before the first of them,
-// also where a goroutine looks with a time that it has read before another's.
-func TestRatioBudgetSpreadsCallsSinceTheLastLook(t *testing.T) {
-	for name, looks := range map[string][]float64{
-		"the last look":                {5.4},
-		"an older one":                 {1, 3.2, 5.4},
-		"one with a time of before":    {5.4, 0.1},
-		"one a moment before the last": {5.4, 5.3},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2})
-			for _, look := range looks {
-				b.Balance(at(look))
-			}
-			deposit(b, 100)
-			wantBalance(t, b, at(10), 20)
-			wantBalance(t, b, at(15), 20) // nothing of it is older than 5 s
-			if got := b.Balance(at(17.5)); got < 8 || got > 12 {
-				t.Errorf("Balance at 17.5s = %v, want about half of 20, as half the calls were made before 7.7s", got)
-			}
-		})
-	}
-}
-
-func TestNewRatioBudgetRefuses(t *testing.T) {
+func TestNewRatioBudgetRejects(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
 	for _, tt := range []struct {
 		settings RatioBudget
 		want     string
 	}{
 		{RatioBudget{Ratio: -0.1}, "Ratio is -0.1"},
-		{RatioBudget{Ratio: math.NaN()}, "Ratio is NaN"},
-		{RatioBudget{Ratio: math.Inf(1)}, "Ratio is +Inf"},
+		{RatioBudget{Ratio: nan}, "Ratio is NaN"},
+		{RatioBudget{Ratio: inf}, "Ratio is +Inf"},
+		{RatioBudget{Reserve: -3}, "Reserve is -3"},
+		{RatioBudget{Reserve: nan}, "Reserve is NaN"},
+		{RatioBudget{Reserve: inf}, "Reserve is +Inf"},
 		{RatioBudget{MinPerSecond: -1}, "MinPerSecond is -1"},
-		{RatioBudget{MinPerSecond: math.NaN()}, "MinPerSecond is NaN"},
-		{RatioBudget{MinPerSecond: math.Inf(1)}, "MinPerSecond is +Inf"},
+		{RatioBudget{MinPerSecond: nan}, "MinPerSecond is NaN"},
+		{RatioBudget{MinPerSecond: inf}, "MinPerSecond is +Inf"},
+		{RatioBudget{MinPerSecond: 1e308}, "MinPerSecond is 1e+308"},
 		{RatioBudget{Ratio: 0.2, Window: -time.Second}, "Window is -1s"},
 		{RatioBudget{Ratio: 0.2, Window: time.Millisecond - 1}, "Window is 999.999µs"},
 	} {
 		b, err := NewRatioBudget(tt.settings)
-		if err == nil || b != nil || !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "grpcretry: NewRatioBudget: ") {
+		if err == nil || b != nil || !strings.HasPrefix(err.Error(), "grpcretry: NewRatioBudget: RatioBudget."+tt.want) {
 			t.Errorf("NewRatioBudget(%+v) = %v, %v, want an error with %q", tt.settings, b, err, tt.want)
+		}
+		_, err = New(WithRatioBudget(tt.settings))
+		if err == nil || !strings.HasPrefix(err.Error(), "grpcretry: WithRatioBudget: RatioBudget."+tt.want) {
+			t.Errorf("New(WithRatioBudget(%+v)): %v, want an error with %q", tt.settings, err, tt.want)
 		}
 	}
 	if _, err := NewRatioBudget(RatioBudget{Ratio: 0.2, Window: time.Millisecond}); err != nil {
@@ -147,281 +164,86 @@ func TestNewRatioBudgetRefuses(t *testing.T) {
 	}
 }
 
-// Only the end of a first attempt is a deposit, whatever its result: the share is of
-// calls, not of attempts and not of successes.
-func TestRatioBudgetCountsCallsWhateverTheirResult(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 1})
-	for i, result := range []Result{Succeeded, Failed, Ignored} {
-		b.Deposit(Outcome{Attempt: 1, Result: result})
-		wantBalance(t, b, epoch, float64(i+1))
-		b.Deposit(Outcome{Attempt: 2, Result: result})
-		b.Deposit(Outcome{Attempt: 7, Result: result})
-		wantBalance(t, b, epoch, float64(i+1))
-	}
-}
-
-func TestRatioBudgetCapsAThousandFailuresAtOnce(t *testing.T) {
-	for _, tt := range []struct {
-		settings RatioBudget
-		want     int // 0.2 · 1000 + MinPerSecond · window
-	}{
-		{RatioBudget{Ratio: 0.2}, 200},
-		{RatioBudget{Ratio: 0.2, MinPerSecond: 10}, 200 + 100},
-		{RatioBudget{Ratio: 0.2, MinPerSecond: 5, Window: 2 * time.Second}, 200 + 10},
-		{RatioBudget{}, 200 + 100},
-	} {
-		b := ratioBudgetOf(t, tt.settings)
-		for range 1000 {
-			b.Deposit(Outcome{Attempt: 1, Result: Failed})
-		}
-		// Four attempts a call: 3000 retries are asked for.
-		if got := withdraw(b, epoch, 3000); got != tt.want {
-			t.Errorf("%+v: 1000 failures at once got %d retries, want %d", tt.settings, got, tt.want)
-		}
-	}
-}
-
-// A tick is what happened at one moment of a simulated outage.
-type tick struct {
-	at             time.Time
-	calls, retries int
-}
-
-// An outage is traffic of some shape in which calls fail.
-type outage struct {
-	name  string
-	gap   func(*rand.Rand) time.Duration
-	calls func(random *rand.Rand, elapsed time.Duration) int
-}
-
-var outages = []outage{
-	{"steady", evenly(100 * time.Millisecond), func(*rand.Rand, time.Duration) int { return 7 }},
-	{"one call now and then", upTo(30 * time.Second), func(*rand.Rand, time.Duration) int { return 1 }},
-	{"bursts", upTo(12 * time.Second), func(r *rand.Rand, _ time.Duration) int { return r.IntN(150) }},
-	{"a day's curve", evenly(300 * time.Millisecond), func(_ *rand.Rand, elapsed time.Duration) int {
-		return int(20 * (1 + math.Sin(elapsed.Seconds()/10)))
-	}},
-	{"on the edges of steps and windows", evenly(500 * time.Millisecond), func(r *rand.Rand, _ time.Duration) int { return r.IntN(30) }},
-	{"all at once, window for window", evenly(10 * time.Second), func(*rand.Rand, time.Duration) int { return 50 }},
-	{"just over a window apart", evenly(10*time.Second + 501*time.Millisecond), func(*rand.Rand, time.Duration) int { return 50 }},
-	{"dense, then silent", func(r *rand.Rand) time.Duration {
-		if r.IntN(40) == 0 {
-			return time.Duration(r.Int64N(int64(time.Hour)))
-		}
-		return time.Duration(r.Int64N(int64(50 * time.Millisecond)))
-	}, func(r *rand.Rand, _ time.Duration) int { return r.IntN(20) }},
-}
-
-func evenly(d time.Duration) func(*rand.Rand) time.Duration {
-	return func(*rand.Rand) time.Duration { return d }
-}
-
-func upTo(d time.Duration) func(*rand.Rand) time.Duration {
-	return func(r *rand.Rand) time.Duration { return time.Duration(r.Int64N(int64(d))) }
-}
-
-// run sends the calls of the outage, of which a share fails, with up to four attempts.
-func (o outage) run(b Budget, random *rand.Rand, failing float64) []tick {
-	now, ticks := epoch, []tick(nil)
-	for range 200 {
-		one := tick{at: now, calls: o.calls(random, now.Sub(epoch))}
-		for range one.calls {
-			failed := random.Float64() < failing
-			result := Succeeded
-			if failed {
-				result = Failed
-			}
-			b.Deposit(Outcome{Attempt: 1, Result: result})
-			for number := 2; failed && number <= 4 && b.Withdraw(now); number++ {
-				one.retries++
-				b.Deposit(Outcome{Attempt: number, Result: Failed})
-			}
-		}
-		ticks = append(ticks, one)
-		now = now.Add(o.gap(random))
-	}
-	return ticks
-}
-
-var ratioSettings = []RatioBudget{
-	{},
-	{Ratio: 0.1},
-	{Ratio: 1, MinPerSecond: 1, Window: time.Second},
-	{MinPerSecond: 2},
-	{Ratio: 0.03, MinPerSecond: 0.5, Window: time.Minute},
-}
-
-// forEachOutage runs f for every shape of traffic, every setting and some seeds.
-func forEachOutage(t *testing.T, f func(t *testing.T, o outage, s RatioBudget, random *rand.Rand)) {
-	for _, o := range outages {
-		for _, s := range ratioSettings {
-			t.Run(fmt.Sprintf("%s/%v+%v", o.name, s.Ratio, s.MinPerSecond), func(t *testing.T) {
-				for seed := range uint64(2) {
-					f(t, o, s, rand.New(rand.NewPCG(seed, 7)))
-				}
-			})
-		}
-	}
-}
-
-// The promise of the budget: attempts ≤ calls × (1 + Ratio) + MinPerSecond × (span +
-// Window), here for every span that starts with the first call.
-func TestRatioBudgetBoundsAttemptsOfAnOutage(t *testing.T) {
-	forEachOutage(t, func(t *testing.T, o outage, s RatioBudget, random *rand.Rand) {
-		wantBounded(t, s, o.run(ratioBudgetOf(t, s), random, 1), 0)
-	})
-}
-
-// A part of the calls failing saves up no more than calls × Ratio either.
-func TestRatioBudgetBoundsAttemptsWhenSomeFail(t *testing.T) {
-	forEachOutage(t, func(t *testing.T, o outage, s RatioBudget, random *rand.Rand) {
-		wantBounded(t, s, o.run(ratioBudgetOf(t, s), random, 0.3), 0)
-	})
-}
-
-// A span that begins within the outage may spend, besides its own deposits, those of the
-// window before it (and the step under way), but nothing older.
-func TestRatioBudgetBoundsAttemptsOfAnySpan(t *testing.T) {
-	forEachOutage(t, func(t *testing.T, o outage, s RatioBudget, random *rand.Rand) {
-		ticks := o.run(ratioBudgetOf(t, s), random, 1)
-		window := orDefault(orDefault(s, defaultRatioBudget).Window, 10*time.Second)
-		for first := range ticks {
-			from, before := ticks[first].at.Add(-window-window/ratioSteps), 0
-			for _, one := range ticks[:first] {
-				if !one.at.Before(from) {
-					before += one.calls
-				}
-			}
-			wantBounded(t, s, ticks[first:], orDefault(s, defaultRatioBudget).Ratio*float64(before))
-		}
-	})
-}
-
-func wantBounded(t *testing.T, s RatioBudget, ticks []tick, saved float64) {
-	t.Helper()
-	s = orDefault(s, defaultRatioBudget)
-	window := orDefault(s.Window, 10*time.Second)
-	calls, attempts := 0, 0
-	for _, one := range ticks {
-		calls += one.calls
-		attempts += one.calls + one.retries
-		span := one.at.Sub(ticks[0].at)
-		bound := float64(calls)*(1+s.Ratio) + s.MinPerSecond*(span+window).Seconds() + saved
-		if float64(attempts) > bound+1e-6 {
-			t.Fatalf("%d calls made %d attempts within %v from %v on, want at most %v",
-				calls, attempts, span, ticks[0].at.Sub(epoch), bound)
-		}
-	}
-}
-
-// The bound is of little worth if the budget refuses what it could allow: in steady
-// traffic an outage gets the share it was promised, and the floor.
-func TestRatioBudgetAllowsItsShare(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2, MinPerSecond: 10})
-	calls, retries := 0, 0
-	for ms := 0; ms < 600_000; ms += 10 { // 100 calls a second for ten minutes
-		deposit(b, 1)
-		calls++
-		retries += withdraw(b, at(float64(ms)/1000), 3)
-	}
-	if want := int(0.95 * (0.2*float64(calls) + 10*600)); retries < want {
-		t.Errorf("%d failing calls in ten minutes got %d retries, want at least %d", calls, retries, want)
-	}
-}
-
-func TestRatioBudgetRetriesEveryFailureOfOnePercent(t *testing.T) {
-	random := rand.New(rand.NewPCG(3, 4))
-	for _, s := range []RatioBudget{{}, {Ratio: 0.2}} {
-		b := ratioBudgetOf(t, s)
-		for i := range 100_000 { // 100 calls a second
-			b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
-			if now := at(float64(i) / 100); i > 1000 && random.IntN(100) == 0 && !b.Withdraw(now) {
-				t.Fatalf("%+v: refused the retry of call %d, although only 1 %% fail", s, i)
+// Retries are earned by what the server answered, whichever attempt of a call that was.
+func TestRatioBudgetIsEarnedByAnsweredCalls(t *testing.T) {
+	for _, attempt := range []int{0, 1, 2, 7} {
+		for result, want := range map[Result]float64{Succeeded: 1, Answered: 1, Failed: 0, Ignored: 0, -1: 0, 4: 0} {
+			b := ratioBudgetOf(t, RatioBudget{Ratio: 1})
+			b.Deposit(Outcome{Attempt: attempt, Result: result})
+			if got := b.Balance(epoch); got != want {
+				t.Errorf("attempt %d %v earns %v, want %v", attempt, result, got, want)
 			}
 		}
 	}
 }
 
-// The second outage is handled as the first one was.
-func TestRatioBudgetRecoversBetweenOutages(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2, MinPerSecond: 1})
-	seconds := 0.0
-	pass := func(duration float64, failing bool) (retries int) {
-		for end := seconds + duration; seconds < end; seconds += 0.01 {
-			deposit(b, 1)
-			if failing {
-				retries += withdraw(b, at(seconds), 3)
-			}
-		}
-		return retries
-	}
-	pass(60, false)
-	first := pass(60, true)
-	if refused := b.Withdraw(at(seconds)); refused {
-		t.Fatal("the first outage did not use the budget up")
-	}
-	pass(60, false)
-	if got := b.Balance(at(seconds)); got < 199 { // 0.2 · 1000 + 10
-		t.Errorf("a minute after the outage the balance is %v, want about 210", got)
-	}
-	second := pass(60, true)
-	if diff := first - second; diff < -25 || diff > 25 || second < 1000 {
-		t.Errorf("the first outage got %d retries, the second %d, want about the same", first, second)
-	}
+func TestRatioBudgetFillsTheReserveFirst(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: 3})
+	wantWithdrawn(t, b, at(0), 3)
+	wantBalance(t, b, at(3600), 0) // not refilled by time
+	deposit(b, 4)
+	wantBalance(t, b, at(3600), 2)
+	deposit(b, 10)
+	wantBalance(t, b, at(3601), 7)
+	wantBalance(t, b, at(3700), 3) // what the window held is gone, the reserve is not
+	wantBalance(t, b, at(1e6), 3)
+	wantWithdrawn(t, b, at(1e6), 3)
 }
 
-func TestRatioBudgetForgetsAnHourOfGoodTraffic(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		look bool // during the hour
-	}{
-		{"looked at all the time", true},
-		{"not looked at", false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2, MinPerSecond: 1})
-			for i := range 360_000 { // 100 a second
-				deposit(b, 1)
-				if tt.look {
-					b.Balance(at(float64(i) / 100))
-				}
-			}
-			// 0.2 · 100 · 10 + 10, and at most a step of a twentieth more.
-			if got := withdraw(b, at(3600), plenty); got < 205 || got > 220 {
-				t.Errorf("after an hour at 100 calls a second the budget allowed %d retries, want 210 … 220", got)
-			}
-		})
+// A retry takes the earnings that expire first, then the floor, then the reserve.
+func TestRatioBudgetTakesWhatExpiresFirst(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: 2, MinPerSecond: 0.125, Window: 20 * time.Second}) // steps of 1 s, a floor of 2.5
+	deposit(b, 2)
+	wantBalance(t, b, at(0), 6.5)
+	b.Balance(at(5))
+	deposit(b, 2)
+	wantBalance(t, b, at(5), 8.5)
+	if got := withdraw(b, at(5), 1); got != 1 { // of the earnings of 0 s
+		t.Fatal("refused")
 	}
+	wantBalance(t, b, at(5), 7.5)
+	wantBalance(t, b, at(21), 6.5) // the other one of 0 s has expired
+	if got := withdraw(b, at(21), 3); got != 3 {
+		t.Fatal("refused")
+	}
+	wantBalance(t, b, at(21), 3.5)
+	wantBalance(t, b, at(25), 4) // one of the three was the floor's, and half of it is back
+	wantBalance(t, b, at(29), 4.5)
+	wantBalance(t, b, at(100), 4.5)
+	wantWithdrawn(t, b, at(100), 4) // 2.5 of the floor, 1.5 of the reserve
+	wantBalance(t, b, at(104), 1)
+	wantBalance(t, b, at(200), 3) // the floor is full, half a token is left of the reserve
+	wantWithdrawn(t, b, at(200), 3)
+	wantBalance(t, b, at(300), 2.5)
 }
 
-func TestRatioBudgetDepositsAgeOut(t *testing.T) {
+func TestRatioBudgetFloorRefills(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{MinPerSecond: 1, Window: 20 * time.Second})
+	wantWithdrawn(t, b, at(0), 20)
+	wantBalance(t, b, at(0.5), 0.5)
+	wantWithdrawn(t, b, at(0.5), 0)
+	wantWithdrawn(t, b, at(7.25), 7)
+	wantBalance(t, b, at(10), 3)
+	wantBalance(t, b, at(1000), 20)
+	wantWithdrawn(t, b, at(1000), 20)
+}
+
+func TestRatioBudgetEarningsAgeOut(t *testing.T) {
 	b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Window: 20 * time.Second}) // steps of 1 s
 	deposit(b, 100)
 	wantBalance(t, b, at(0), 100)
 	wantBalance(t, b, at(5), 100)
 	deposit(b, 10)
 	wantBalance(t, b, at(5), 110) // since the last look no time has passed
-	wantBalance(t, b, at(19.999), 110)
+	wantBalance(t, b, at(20.999), 110)
 	wantBalance(t, b, at(21), 10)
-	wantBalance(t, b, at(24.999), 10)
+	wantBalance(t, b, at(25.999), 10)
 	wantBalance(t, b, at(26), 0)
 	wantBalance(t, b, at(1e6), 0)
 }
 
-func TestRatioBudgetRetriesAgeOut(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{MinPerSecond: 1, Window: 20 * time.Second})
-	if got := withdraw(b, at(0), 15); got != 15 {
-		t.Fatalf("the floor of 20 allowed %d retries, want 15", got)
-	}
-	wantWithdrawn(t, b, at(7), 5)
-	wantWithdrawn(t, b, at(19.999), 0)
-	wantWithdrawn(t, b, at(21), 15)
-	wantWithdrawn(t, b, at(28), 5)
-	wantWithdrawn(t, b, at(29), 0)
-}
-
-// A deposit pays for a retry once: it does not come back when the retry leaves the window.
-func TestRatioBudgetUsesADepositOnce(t *testing.T) {
+// A call pays for a retry once: its token does not return when the retry was long ago.
+func TestRatioBudgetSpendsEarningsOnce(t *testing.T) {
 	b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Window: 20 * time.Second})
 	deposit(b, 10)
 	b.Balance(at(0))
@@ -431,136 +253,428 @@ func TestRatioBudgetUsesADepositOnce(t *testing.T) {
 	}
 }
 
-// exactWindow is the model that the doc comment of NewRatioBudget compares with.
-type exactWindow struct {
-	RatioBudget
-	calls, retries []time.Time
-}
-
-func within(times []time.Time, from, to time.Time) (n int) { // from < t ≤ to
-	for _, t := range times {
-		if t.After(from) && !t.After(to) {
-			n++
-		}
-	}
-	return n
-}
-
-func (m *exactWindow) balance(now time.Time) float64 {
-	from := now.Add(-m.Window)
-	return m.MinPerSecond*m.Window.Seconds() + m.Ratio*float64(within(m.calls, from, now)) - float64(within(m.retries, from, now))
-}
-
-// errorBound is what NewRatioBudget promises: Ratio × the calls of three steps, here
-// those around the far edge of the window.
-func (m *exactWindow) errorBound(now time.Time) float64 {
-	edge, step := now.Add(-m.Window), m.Window/ratioSteps
-	return m.Ratio*float64(within(m.calls, edge.Add(-2*step), edge.Add(step))) + 1e-6
-}
-
-// keptRetries are those that have left the exact window within the last step.
-func (m *exactWindow) keptRetries(now time.Time) float64 {
-	edge, step := now.Add(-m.Window), m.Window/ratioSteps
-	return float64(within(m.retries, edge.Add(-step), edge))
-}
-
-func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
-	for seed := range uint64(8) {
-		random := rand.New(rand.NewPCG(seed, 11))
-		settings := RatioBudget{Ratio: 0.3, MinPerSecond: 2, Window: 2 * time.Second} // steps of 100 ms
-		b, exact := ratioBudgetOf(t, settings), &exactWindow{RatioBudget: settings}
-		now := epoch
-		for range 300 {
-			look := now.Add(time.Duration(random.Int64N(int64(100*time.Millisecond)) + 1)) // once per step
-			for range random.IntN(30) {
-				deposit(b, 1)
-				exact.calls = append(exact.calls, now.Add(time.Duration(random.Int64N(int64(look.Sub(now)))+1)))
-			}
-			now = look
-			got, want, bound := b.balance(now), exact.balance(now), exact.errorBound(now)
-			// A retry is kept for up to a step longer, on the safe side.
-			if got > want+bound || got < want-bound-exact.keptRetries(now) {
-				t.Fatalf("seed %d at %v: balance %v, exact window %v, want no further apart than %v and %v retries",
-					seed, now.Sub(epoch), got, want, bound, exact.keptRetries(now))
-			}
-			if random.IntN(3) == 0 && b.Withdraw(now) {
-				exact.retries = append(exact.retries, now)
+func TestRatioBudgetReturnsTokensImmediately(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		outcome *Outcome // nil: a refund
+		want    float64  // returned, besides the ratio of 0.25
+	}{
+		{"refund", nil, 1},
+		{"a retry that succeeds", &Outcome{Attempt: 2, Result: Succeeded}, 1.25},
+		{"a fourth attempt that succeeds", &Outcome{Attempt: 4, Result: Succeeded}, 1.25},
+		{"a first attempt that succeeds", &Outcome{Attempt: 1, Result: Succeeded}, 0.25},
+		{"a hedge that succeeds", &Outcome{Attempt: 2, Hedge: true, Result: Succeeded}, 0.25},
+		{"a retry that is answered", &Outcome{Attempt: 2, Result: Answered}, 0.25},
+		{"a retry that fails", &Outcome{Attempt: 2, Result: Failed}, 0},
+		{"a retry that is ignored", &Outcome{Attempt: 2, Result: Ignored}, 0},
+	} {
+		for _, later := range []float64{0, 0.001, 0.1, 4, 9.9} {
+			for name, s := range map[string]RatioBudget{
+				"reserve": {Ratio: 0.25, Reserve: 4},
+				"share":   {Ratio: 0.25},
+			} {
+				b := ratioBudgetOf(t, s)
+				deposit(b, 16)
+				b.Balance(at(0))
+				withdraw(b, at(0), plenty)
+				wantBalance(t, b, at(later), 0)
+				if tt.outcome == nil {
+					b.Refund()
+				} else {
+					b.Deposit(*tt.outcome)
+				}
+				if got := b.Balance(at(later)); got != tt.want {
+					t.Errorf("%s, of the %s: Balance after %v s = %v, want %v", tt.name, name, later, got, tt.want)
+				}
+				if got := b.Withdraw(at(later)); got != (tt.want >= 1) {
+					t.Errorf("%s, of the %s: Withdraw after %v s = %t, want %t", tt.name, name, later, got, tt.want >= 1)
+				}
 			}
 		}
 	}
 }
 
-func TestRatioBudgetRefund(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{MinPerSecond: 0.3}) // 3 in 10 s
+// A returned token expires as if it had never been spent.
+func TestRatioBudgetReturnedTokensKeepTheirAge(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Window: 20 * time.Second}) // steps of 1 s
+	deposit(b, 2)
+	b.Balance(at(0))
+	b.Balance(at(5))
+	deposit(b, 2)
+	wantWithdrawn(t, b, at(5), 4)
+	for range 3 { // two of 5 s, one of 0 s
+		b.Refund()
+	}
+	wantBalance(t, b, at(20.999), 3)
+	wantBalance(t, b, at(21), 2)
+	wantWithdrawn(t, b, at(25), 2)
+	b.Refund()
+	wantBalance(t, b, at(25.999), 1)
+	wantBalance(t, b, at(26), 0)
+	b.Refund() // of a retry whose earnings are gone
+	wantBalance(t, b, at(26), 0)
+}
+
+func TestRatioBudgetReturnedTokensFillTheReserveThenTheFloor(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: 1, MinPerSecond: 0.125, Window: 8 * time.Second})
+	deposit(b, 1)
 	wantWithdrawn(t, b, at(0), 3)
 	b.Refund()
 	wantBalance(t, b, at(0), 1)
-	wantWithdrawn(t, b, at(4), 1)
-
-	// What was taken in another step is given back too, up to a window later.
+	wantBalance(t, b, at(7), 1.875) // so it is not in the floor, which goes on filling
 	b.Refund()
-	b.Refund()
-	wantBalance(t, b, at(9.9), 2)
-	wantWithdrawn(t, b, at(9.9), 2)
+	wantBalance(t, b, at(7), 2.875) // an eighth fills the floor, the rest is the call's
+	wantBalance(t, b, at(7.999), 2.875)
+	wantBalance(t, b, at(8.4), 2)
 }
 
-// More refunds than retries, and those of retries that have left the window, add nothing.
-func TestRatioBudgetRefundAddsNothingToAFullBudget(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{MinPerSecond: 0.3})
-	b.Refund()
-	wantBalance(t, b, at(0), 3)
-	wantWithdrawn(t, b, at(0), 3)
+// More refunds than retries add nothing.
+func TestRatioBudgetNeverHoldsMoreThanItsLimits(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: 3, MinPerSecond: 0.25, Window: 8 * time.Second})
+	deposit(b, 4)
 	for range 5 {
 		b.Refund()
+		b.Deposit(Outcome{Attempt: 2, Result: Failed})
 	}
-	wantBalance(t, b, at(0), 3)
-	wantWithdrawn(t, b, at(0), 3)
-	wantBalance(t, b, at(11), 3)
-	b.Refund()
-	wantBalance(t, b, at(11), 3)
-	wantBalance(t, b, at(30), 3)
+	wantBalance(t, b, at(0), 9)
+	wantWithdrawn(t, b, at(0), 9)
+	for range 20 {
+		b.Refund()
+	}
+	wantBalance(t, b, at(0), 9)
+	wantWithdrawn(t, b, at(0), 9)
+	wantBalance(t, b, at(100), 2)
+	for range 20 {
+		b.Refund()
+	}
+	wantBalance(t, b, at(100), 5)
+	wantBalance(t, b, at(1000), 5)
 }
 
-// The bound speaks of attempts sent. A refund must not let a retry that was sent be
-// forgotten early, because an older one, that was not sent, is remembered in its place.
-func TestRatioBudgetBoundHoldsWithRefunds(t *testing.T) {
-	settings := RatioBudget{MinPerSecond: 0.2} // 2 in 10 s
-	b := ratioBudgetOf(t, settings)
-	if !b.Withdraw(at(0)) { // waits, is cancelled at 9.9
-		t.Fatal("no retry from a full budget")
-	}
-	sent := tick{at: at(9.9), retries: withdraw(b, at(9.9), plenty)}
-	b.Refund()
-	sent.retries += withdraw(b, at(9.9), plenty)
-	later := tick{at: at(11), retries: withdraw(b, at(11), plenty)} // 0.2 · (1.1 + 10) = 2.22
-	wantBounded(t, settings, []tick{sent, later}, 0)
-}
-
-func TestRatioBudgetSurvivesAClockThatGoesBack(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.5, MinPerSecond: 1})
-	deposit(b, 10)
-	wantWithdrawn(t, b, at(100), 10) // the deposits of 100 s count for a tenth, rounded down to none
-	for _, s := range []float64{99, 90, 50, 0, -1000} {
-		wantWithdrawn(t, b, at(s), 0)
-		deposit(b, 2)
-		wantWithdrawn(t, b, at(s), 1)
-	}
-	wantWithdrawn(t, b, at(109), 0)
-	wantWithdrawn(t, b, at(111), 10)
-}
-
-// A budget made earlier or later than the time it is first told of works the same.
-func TestRatioBudgetTakesAnyClock(t *testing.T) {
-	for _, start := range []time.Time{epoch, time.Now(), time.Now().Add(time.Hour), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
-		b, err := NewRatioBudget(RatioBudget{Ratio: 1, MinPerSecond: 1})
-		if err != nil {
-			t.Fatal(err)
+// Without a floor, a retry that is refunded has changed nothing at all.
+func TestRatioBudgetRefundUndoesAWithdrawal(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		b := ratioBudgetOf(t, RatioBudget{Ratio: 0.25, Reserve: float64(random.IntN(12)) / 4})
+		for s := range 30 {
+			now := at(float64(s) / 2)
+			deposit(b, random.IntN(6))
+			withdraw(b, now, random.IntN(3))
+			b.Balance(now)
+			before := snapshot(b)
+			if b.Withdraw(now) {
+				b.Refund()
+				b.Balance(now)
+			}
+			if after := snapshot(b); after != before {
+				t.Fatalf("a refunded retry turned\n%v into\n%v", before, after)
+			}
 		}
-		wantWithdrawn(t, b, start, 10)
-		deposit(b, 5)
-		wantWithdrawn(t, b, start, 5)
-		wantWithdrawn(t, b, start.Add(9*time.Second), 0)
-		wantWithdrawn(t, b, start.Add(11*time.Second), 10)
+	}
+}
+
+// snapshot is all that decides about retries.
+func snapshot(b *ratioBudget) string {
+	return fmt.Sprint(b.reserve, b.floor, b.steps, b.earned, b.spent)
+}
+
+// The promise of the budget: with everything failing from the first call on, attempts ≤
+// calls + Reserve + MinPerSecond × (seconds + Window), and it is used to the full.
+func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
+	for _, s := range []RatioBudget{
+		{},
+		{Ratio: 1, Reserve: 50},
+		{Ratio: 0.2, Reserve: 3, MinPerSecond: 10},
+		{Ratio: 0.2, MinPerSecond: 0.25, Window: 4 * time.Second},
+		{Ratio: 0.2, Reserve: 2.5, MinPerSecond: 0.125, Window: time.Minute},
+	} {
+		b, retries := ratioBudgetOf(t, s), 0
+		filled := s.filled()
+		for i := range 6400 { // 64 calls a second with four attempts each
+			seconds := float64(i) / 64
+			b.Deposit(failure)
+			for range 3 {
+				if b.Withdraw(at(seconds)) {
+					retries++
+					b.Deposit(retryFailure)
+				}
+			}
+			limit := filled.Reserve + filled.MinPerSecond*(seconds+filled.Window.Seconds())
+			if want := int(limit); i > 100 && retries != want {
+				t.Fatalf("%+v: %d retries after %v s of an outage, want %d", s, retries, seconds, want)
+			}
+		}
+	}
+}
+
+// An exactBudget is the rule of NewRatioBudget written out, step by step, for a caller
+// that looks after each operation.
+type exactBudget struct {
+	RatioBudget
+	now            time.Time
+	reserve, floor float64
+	earned, spent  map[int64]float64 // by step
+}
+
+func newExactBudget(s RatioBudget) *exactBudget {
+	return &exactBudget{s, epoch, s.Reserve, s.fullFloor(), map[int64]float64{}, map[int64]float64{}}
+}
+
+func (m *exactBudget) number() int64 { return int64(m.now.Sub(epoch) / (m.Window / 20)) }
+
+func (m *exactBudget) pass(now time.Time) {
+	if !now.After(m.now) {
+		return
+	}
+	m.floor = min(m.fullFloor(), m.floor+m.MinPerSecond*now.Sub(m.now).Seconds())
+	m.now = now
+	for n := range m.earned {
+		if n < m.number()-20 {
+			delete(m.earned, n)
+			delete(m.spent, n)
+		}
+	}
+}
+
+func (m *exactBudget) balance() float64 {
+	sum := m.reserve + m.floor
+	for n := range m.earned {
+		sum += m.earned[n] - m.spent[n]
+	}
+	return sum
+}
+
+func (m *exactBudget) earn(ratio float64) {
+	fill := min(ratio, m.Reserve-m.reserve)
+	m.reserve += fill
+	m.earned[m.number()] += ratio - fill
+}
+
+func (m *exactBudget) withdraw() bool {
+	if m.balance() < 1 {
+		return false
+	}
+	rest := 1.0
+	for n := m.number() - 20; n <= m.number(); n++ {
+		part := min(rest, m.earned[n]-m.spent[n])
+		m.spent[n] += part
+		rest -= part
+	}
+	part := min(rest, m.floor)
+	m.floor -= part
+	m.reserve -= rest - part
+	return true
+}
+
+func (m *exactBudget) giveBack() {
+	rest := 1.0
+	part := min(rest, m.Reserve-m.reserve)
+	m.reserve += part
+	rest -= part
+	part = min(rest, m.fullFloor()-m.floor)
+	m.floor += part
+	rest -= part
+	for n := m.number(); n >= m.number()-20; n-- {
+		part = min(rest, m.spent[n])
+		m.spent[n] -= part
+		rest -= part
+	}
+}
+
+// Random traffic with bursts, quiet periods, refunds, retries that succeed and a clock that
+// steps back: the budget does exactly what the rule says, and the bound holds for every
+// span. Settings and times are multiples of a 64th, so that nothing is rounded.
+func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 11))
+		s := RatioBudget{
+			Ratio:        float64(random.IntN(80)) / 64,
+			Reserve:      float64(random.IntN(40)) / 8,
+			MinPerSecond: float64(random.IntN(3)*random.IntN(8)) / 4,
+			Window:       []time.Duration{5 * time.Second, 10 * time.Second, 40 * time.Second}[random.IntN(3)],
+		}
+		b, exact := ratioBudgetOf(t, s), newExactBudget(s)
+		now, waiting := epoch, 0 // retries decided on that have not ended
+		var log []ratioEvent
+		for i := range 1500 {
+			now = now.Add(randomGap(random))
+			exact.pass(now)
+			e := ratioEvent{at: exact.now, balance: b.Balance(now)}
+			switch random.IntN(6) {
+			case 0, 1:
+				for range 1 + random.IntN(1+random.IntN(60)) {
+					b.Deposit([]Outcome{success, {Attempt: 1, Result: Answered}, {Attempt: 3, Hedge: true, Result: Succeeded}}[random.IntN(3)])
+					b.Balance(now)
+					exact.earn(s.Ratio)
+					e.earned += s.Ratio
+				}
+			case 2, 3:
+				for range 1 + random.IntN(8) {
+					got, want := b.Withdraw(now), exact.withdraw()
+					if got != want {
+						t.Fatalf("seed %d, %+v, operation %d: Withdraw = %t, want %t", seed, s, i, got, want)
+					}
+					if got {
+						waiting++
+						e.taken++
+					}
+				}
+			case 4:
+				for ; waiting > 0 && random.IntN(3) > 0; waiting-- {
+					exact.giveBack()
+					e.taken--
+					if random.IntN(2) == 0 {
+						b.Refund()
+					} else {
+						b.Deposit(retrySuccess)
+						exact.earn(s.Ratio)
+						e.earned += s.Ratio
+					}
+					b.Balance(now)
+				}
+			case 5:
+				b.Deposit([]Outcome{failure, retryFailure, {Attempt: 1, Result: Ignored}}[random.IntN(3)])
+				waiting = max(0, waiting-random.IntN(4))
+			}
+			if got, want := b.Balance(now), exact.balance(); got != want {
+				t.Fatalf("seed %d, %+v, operation %d: Balance = %v, want %v", seed, s, i, got, want)
+			}
+			log = append(log, e)
+		}
+		wantBounded(t, s, log)
+	}
+}
+
+// randomGap is the time between two operations, in 64ths of a second.
+func randomGap(random *rand.Rand) time.Duration {
+	const tick = time.Second / 64
+	switch n := random.IntN(100); {
+	case n < 50:
+		return 0
+	case n < 90:
+		return tick * time.Duration(random.IntN(20))
+	case n < 95:
+		return tick * time.Duration(random.IntN(64*60))
+	case n < 96:
+		return time.Hour
+	default:
+		return -tick * time.Duration(random.IntN(64*30))
+	}
+}
+
+// A ratioEvent is what happened at one moment of random traffic.
+type ratioEvent struct {
+	at      time.Time
+	balance float64 // before it
+	earned  float64
+	taken   int // less what was returned
+}
+
+// wantBounded checks the bound for every span of events. It may begin with the reserve, a
+// full floor, and the earnings of the window and a step before it.
+func wantBounded(t *testing.T, s RatioBudget, log []ratioEvent) {
+	t.Helper()
+	for first := 0; first < len(log); first += 23 {
+		start := log[first].at
+		limit := s.Reserve + s.fullFloor()
+		for i := first - 1; i >= 0 && start.Sub(log[i].at) <= s.Window+s.Window/20; i-- {
+			limit += log[i].earned
+		}
+		if log[first].balance > limit+1e-9 {
+			t.Fatalf("%+v: Balance at %v = %v, want at most %v", s, start.Sub(epoch), log[first].balance, limit)
+		}
+		limit, taken := log[first].balance, 0
+		for _, e := range log[first:] {
+			taken += e.taken
+			limit += e.earned
+			if most := limit + s.MinPerSecond*e.at.Sub(start).Seconds(); float64(taken) > most+1e-9 {
+				t.Fatalf("%+v: %d retries from %v to %v, want at most %v", s, taken, start.Sub(epoch), e.at.Sub(epoch), most)
+			}
+		}
+	}
+}
+
+// The same bound for callers that look whenever they like, with any settings.
+func TestRatioBudgetNeverGrantsMoreThanWasEarned(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 13))
+		s := RatioBudget{
+			Ratio:        random.Float64() * 2,
+			Reserve:      random.Float64() * 5,
+			MinPerSecond: float64(random.IntN(2)) * random.Float64() * 3,
+			Window:       time.Millisecond + time.Duration(random.Int64N(int64(20*time.Second))),
+		}
+		b, now, latest := ratioBudgetOf(t, s), epoch, epoch
+		earned, taken := 0.0, 0
+		for range 3000 {
+			now = now.Add(randomGap(random))
+			if now.After(latest) {
+				latest = now
+			}
+			switch random.IntN(4) {
+			case 0:
+				calls := random.IntN(1 + random.IntN(50))
+				deposit(b, calls)
+				earned += float64(calls) * s.Ratio
+			case 1:
+				if taken > 0 && random.IntN(2) == 0 {
+					b.Refund()
+					taken--
+				}
+			case 2:
+				taken += withdraw(b, now, random.IntN(30))
+			case 3:
+				b.Balance(now)
+			}
+			limit := earned + s.Reserve + s.MinPerSecond*(latest.Sub(epoch)+s.Window).Seconds()
+			if float64(taken) > limit+1e-6 {
+				t.Fatalf("seed %d, %+v: %d retries until %v, want at most %v", seed, s, taken, latest.Sub(epoch), limit)
+			}
+		}
+	}
+}
+
+func TestRatioBudgetGrantsNoMoreThanWasEarnedToManyGoroutines(t *testing.T) {
+	const goroutines, rounds = 32, 300
+	b := realRatioBudget(t, RatioBudget{Ratio: 0.25, Reserve: 5, Window: time.Hour})
+	var answered, taken atomic.Int64
+	concurrently(goroutines, func() {
+		for i := range rounds {
+			answered.Add(1)
+			b.Deposit(success)
+			if !b.Withdraw(time.Now()) {
+				continue
+			}
+			switch taken.Add(1); i % 3 {
+			case 0:
+				b.Refund()
+				taken.Add(-1)
+			case 1:
+				answered.Add(1)
+				b.Deposit(retrySuccess)
+				taken.Add(-1)
+			}
+		}
+	})
+	// Nothing has expired, so what was not taken is left: no token was lost, none made.
+	want := float64(answered.Load())/4 + 5 - float64(taken.Load())
+	if got := b.Balance(time.Now()); math.Abs(got-want) > 1e-6 {
+		t.Errorf("%d answered calls and %d retries leave a balance of %v, want %v", answered.Load(), taken.Load(), got, want)
+	}
+}
+
+func TestRatioBudgetGrantsExactlyItsBalance(t *testing.T) {
+	const goroutines, each, calls = 64, 50, 2000
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.25, Reserve: 40, MinPerSecond: 6})
+	deposit(b, calls)
+	granted := make(chan int, goroutines)
+	concurrently(goroutines, func() { granted <- withdraw(b, epoch, each) })
+	total := 0
+	for range goroutines {
+		total += <-granted
+	}
+	if want := calls/4 + 40 + 60; total != want {
+		t.Errorf("%d goroutines were granted %d retries, want %d", goroutines, total, want)
 	}
 }
 
@@ -578,18 +692,310 @@ func TestRatioBudgetLosesNoDeposit(t *testing.T) {
 	wantBalance(t, b, epoch, goroutines*each)
 }
 
-func TestRatioBudgetGrantsExactlyItsBalance(t *testing.T) {
-	const goroutines, each, calls = 64, 50, 2000
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.25, MinPerSecond: 10})
-	deposit(b, calls)
-	granted := make(chan int, goroutines)
-	concurrently(goroutines, func() { granted <- withdraw(b, epoch, each) })
-	total := 0
-	for range goroutines {
-		total += <-granted
+// In an outage retries stop, after a recovery they are there again, and the second outage
+// gets what the first one got.
+func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{})
+	i := 0
+	pass := func(seconds int, failing bool) (retries int) {
+		for end := i + 100*seconds; i < end; i++ { // 100 calls a second
+			now := at(float64(i) / 100)
+			if !failing {
+				b.Deposit(success)
+				b.Balance(now)
+				continue
+			}
+			b.Deposit(failure)
+			for range 3 {
+				if b.Withdraw(now) {
+					retries++
+					b.Deposit(retryFailure)
+				}
+			}
+		}
+		return retries
 	}
-	if want := calls/4 + 100; total != want {
-		t.Errorf("%d goroutines were granted %d retries, want %d", goroutines, total, want)
+	pass(60, false)
+	first := pass(60, true)
+	if first < 202 || first > 213 { // 0.2 · 100 · 10 and the reserve, give or take a step
+		t.Errorf("the first outage got %d retries, want 202 to 213", first)
+	}
+	if more := pass(600, true); more != 0 {
+		t.Errorf("ten further minutes of it got %d retries, want none", more)
+	}
+	pass(60, false)
+	if second := pass(60, true); second != first {
+		t.Errorf("the second outage got %d retries, the first one %d, want the same", second, first)
+	}
+}
+
+// Retries that help cost nothing: with a failure rate of 1%, and with one bad replica of
+// three, no retry is refused, from the first call on and however low the traffic is.
+func TestRatioBudgetRetriesEveryFailureThatARetryMends(t *testing.T) {
+	const wait = 50 * time.Millisecond // before a retry
+	shapes := map[string]func(call int, random *rand.Rand) bool{
+		"1% of attempts fail":      func(_ int, random *rand.Rand) bool { return random.IntN(100) == 0 },
+		"one bad replica of three": func(call int, _ *rand.Rand) bool { return call%3 == 0 },
+	}
+	for name, fails := range shapes {
+		for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond, time.Second, time.Minute} {
+			for seed := range uint64(5) {
+				b, random := ratioBudgetOf(t, RatioBudget{}), rand.New(rand.NewPCG(seed, 5))
+				var retries []time.Time // when they end
+				for i := range 20_000 {
+					now := epoch.Add(time.Duration(i) * gap)
+					for len(retries) > 0 && !retries[0].After(now) {
+						b.Deposit(retrySuccess)
+						retries = retries[1:]
+					}
+					if !fails(i, random) {
+						b.Deposit(success)
+						continue
+					}
+					b.Deposit(failure)
+					if !b.Withdraw(now) {
+						t.Fatalf("%s, a call every %v: refused the retry of call %d", name, gap, i+1)
+					}
+					retries = append(retries, now.Add(wait))
+				}
+			}
+		}
+	}
+}
+
+func TestRatioBudgetForgetsAnHourOfGoodTraffic(t *testing.T) {
+	for _, looks := range []bool{true, false} {
+		b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2, Reserve: 3})
+		for i := range 360_000 { // 100 a second
+			deposit(b, 1)
+			if looks {
+				b.Balance(at(float64(i) / 100))
+			}
+		}
+		// 0.2 · 100 · 10 + 3, and at most a step of a twentieth more; the call at the very edge
+		// may count as just before it.
+		if got := withdraw(b, at(3600), plenty); got < 202 || got > 213 {
+			t.Errorf("looks: %t: after an hour at 100 calls a second the budget allowed %d retries, want 202 to 213", looks, got)
+		}
+	}
+}
+
+// slidingWindow holds the times of calls, to count those that are in the window.
+type slidingWindow []time.Time
+
+func (w slidingWindow) within(from, to time.Time) (n int) { // from < t ≤ to
+	for _, t := range w {
+		if t.After(from) && !t.After(to) {
+			n++
+		}
+	}
+	return n
+}
+
+// wantWithin checks a balance of b against the documented error: Ratio × (the calls of three
+// steps + unseen). The three steps are those around the far edge of the window.
+func (w slidingWindow) wantWithin(t *testing.T, b *ratioBudget, now time.Time, unseen int) {
+	t.Helper()
+	s := b.settings
+	edge, step := now.Add(-s.Window), s.Window/20
+	want := s.Reserve + s.Ratio*float64(w.within(edge, now))
+	limit := s.Ratio*float64(w.within(edge.Add(-2*step), edge.Add(step))+unseen) + 1e-6
+	if got := b.Balance(now); math.Abs(got-want) > limit {
+		t.Fatalf("Balance at %v = %v, want %v, give or take %v", now, got, want, limit)
+	}
+}
+
+// A caller with a clock of its own looks once per step.
+func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
+	for seed := range uint64(8) {
+		random := rand.New(rand.NewPCG(seed, 11))
+		b, calls, now := ratioBudgetOf(t, RatioBudget{Ratio: 0.3, Reserve: 2, Window: 2 * time.Second}), slidingWindow{}, epoch
+		for range 300 {
+			look := now.Add(time.Duration(random.Int64N(int64(100*time.Millisecond)) + 1))
+			for range random.IntN(30) {
+				deposit(b, 1)
+				calls = append(calls, now.Add(time.Duration(random.Int64N(int64(look.Sub(now)))+1)))
+			}
+			now = look
+			calls.wantWithin(t, b, now, 0)
+		}
+	}
+}
+
+// With the real clock the caller need not look, because the deposits do, whatever the
+// traffic and on however many goroutines.
+func TestRatioBudgetIsCloseToAnExactWindowWithoutLooks(t *testing.T) {
+	for seed := range uint64(20) {
+		bubble(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 17))
+			b := realRatioBudget(t, RatioBudget{Ratio: 0.3, Reserve: 2, Window: 2 * time.Second})
+			var calls slidingWindow
+			for range 200 {
+				switch random.IntN(20) {
+				case 0:
+					time.Sleep(time.Duration(random.Int64N(int64(time.Hour))))
+				case 1:
+					time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
+				default:
+					time.Sleep(time.Duration(random.Int64N(int64(50 * time.Millisecond))))
+				}
+				burst := random.IntN(1 + random.IntN(300))
+				var group sync.WaitGroup
+				for range random.IntN(20) + 1 {
+					for range burst / 20 {
+						calls = append(calls, time.Now())
+					}
+					group.Go(func() { deposit(b, burst/20) })
+				}
+				group.Wait()
+				if random.IntN(10) == 0 {
+					calls.wantWithin(t, b, time.Now(), maxUnseen)
+				}
+			}
+		})
+	}
+}
+
+// After a quiet hour without any look, the calls made since then count.
+func TestRatioBudgetCountsCallsAfterAQuietHour(t *testing.T) {
+	for _, goroutines := range []int{1, 10, 100} {
+		for _, before := range []int{0, 3000} {
+			t.Run(fmt.Sprintf("%d goroutines, %d calls before", goroutines, before), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					b := realRatioBudget(t, RatioBudget{})
+					deposit(b, before)
+					time.Sleep(time.Hour)
+					var group sync.WaitGroup
+					for range goroutines { // 10,000 calls in 10 s
+						group.Go(func() {
+							for range 10_000 / goroutines {
+								time.Sleep(time.Millisecond * time.Duration(goroutines))
+								b.Deposit(success)
+							}
+						})
+					}
+					group.Wait()
+					const documented = 0.2 * (3*500 + maxUnseen)
+					if got := b.Balance(time.Now()); math.Abs(got-2003) > documented {
+						t.Errorf("Balance = %v, want 2003, give or take %v", got, documented)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Calls since the last look do not count as recent after a quiet minute.
+func TestRatioBudgetForgetsCallsInAQuietMinute(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := realRatioBudget(t, RatioBudget{Ratio: 1})
+		deposit(b, 100_000) // at one moment
+		time.Sleep(time.Minute)
+		if got := b.Balance(time.Now()); got > maxUnseen {
+			t.Errorf("after a quiet minute the balance is %v, want at most %d", got, maxUnseen)
+		}
+	})
+}
+
+// A caller with a clock of its own gets the same, however long it really takes.
+func TestRatioBudgetWithACallersClockIgnoresTheRealOne(t *testing.T) {
+	for _, early := range []int{0, 100_000} { // calls before the first look
+		b := realRatioBudget(t, RatioBudget{Ratio: 1, Reserve: 2, Window: time.Millisecond})
+		deposit(b, early)
+		if got, want := b.Balance(epoch), float64(early+2); got != want {
+			t.Errorf("%d calls before the first look: Balance = %v, want %v", early, got, want)
+		}
+		for begin := time.Now(); time.Since(begin) < 5*time.Millisecond; {
+			deposit(b, 100) // for several windows of real time
+			early += 100
+		}
+		if got, want := b.Balance(epoch), float64(early+2); got != want {
+			t.Errorf("%d calls in no time: Balance = %v, want %v", early, got, want)
+		}
+	}
+}
+
+func TestRatioBudgetOfOutsideABubbleWorksWithin(t *testing.T) {
+	b := realRatioBudget(t, RatioBudget{})
+	deposit(b, 1000)
+	bubble(t, func(t *testing.T) {
+		for range 400 {
+			time.Sleep(50 * time.Millisecond)
+			deposit(b, 20)
+		}
+		// 4000 calls in the last 10 s, and up to a step more.
+		if got := b.Balance(time.Now()); got < 803 || got > 843 {
+			t.Errorf("Balance = %v, want 803 to 843", got)
+		}
+		withdraw(b, time.Now(), plenty)
+		time.Sleep(11 * time.Second)
+		deposit(b, 1)
+		if got := b.Balance(time.Now()); got < 0.2 || got >= 1.2 {
+			t.Errorf("Balance = %v after the budget was used up and one call was answered", got)
+		}
+	})
+	deposit(b, 10) // and outside again
+	if got := b.Balance(time.Now()); got < 2.2 || got >= 3.2 {
+		t.Errorf("Balance = %v after ten more answered calls, want 2 more", got)
+	}
+}
+
+// A budget made earlier or later than the time it is first given works the same.
+func TestRatioBudgetTakesAnyClock(t *testing.T) {
+	for _, start := range []time.Time{epoch, time.Now(), time.Now().Add(time.Hour), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		b := realRatioBudget(t, RatioBudget{Ratio: 1, Reserve: 10})
+		wantWithdrawn(t, b, start, 10)
+		deposit(b, 15)
+		wantWithdrawn(t, b, start, 15)
+		deposit(b, 25)
+		wantBalance(t, b, start.Add(9*time.Second), 25)
+		wantBalance(t, b, start.Add(time.Minute), 10)
+	}
+}
+
+// Time that goes back stands still, and is not counted twice when it comes again.
+func TestRatioBudgetSurvivesAClockThatGoesBack(t *testing.T) {
+	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.5, MinPerSecond: 1})
+	b.Balance(at(100))
+	deposit(b, 10)
+	wantWithdrawn(t, b, at(100), 15)
+	for _, s := range []float64{99, 90, 50, 0, -1000} {
+		wantWithdrawn(t, b, at(s), 0)
+		deposit(b, 2)
+		wantWithdrawn(t, b, at(s), 1)
+	}
+	wantBalance(t, b, at(100), 0)
+	wantBalance(t, b, at(105), 5)
+	wantBalance(t, b, at(200), 10)
+}
+
+// Calls between two looks count for the part of that time that is in the window, exactly,
+// also if the looks are further apart than the window or in the middle of steps.
+func TestRatioBudgetSpreadsCallsBetweenLooks(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		reserve     float64 // empty at the first look
+		first, then float64 // looks; the calls come between them
+		calls       int
+		at          float64
+		want        float64
+	}{
+		{"within the window", 0, 0, 4, 300, 4, 300},
+		{"one and a half windows", 0, 0, 15, 300, 15, 200},
+		{"four windows", 0, 0, 40, 400, 40, 100},
+		{"the first half fills the reserve", 200, 0, 40, 400, 40, 200 + 100},
+		{"the first half fills the reserve, the rest ages", 200, 0, 40, 400, 45.5, 200 + 45},
+		{"the reserve takes all", 500, 0, 40, 400, 100, 400},
+		{"across a step, which then leaves", 0, 0.4, 0.6, 100, 10.5, 50},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: tt.reserve})
+			withdraw(b, at(0), plenty)
+			b.Balance(at(tt.first))
+			deposit(b, tt.calls)
+			b.Balance(at(tt.then))
+			wantBalance(t, b, at(tt.at), tt.want)
+		})
 	}
 }
 
@@ -605,52 +1011,24 @@ func concurrently(n int, f func()) {
 }
 
 func TestRatioBudgetAllocatesNothing(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 1})
-	now := epoch
-	for name, f := range map[string]func(){
-		"Deposit":  func() { b.Deposit(Outcome{Attempt: 1, Result: Succeeded}) },
-		"Withdraw": func() { now = now.Add(77 * time.Millisecond); b.Withdraw(now) },
-		"Refund":   b.Refund,
-		"Balance":  func() { b.Balance(now) },
+	for name, b := range map[string]*ratioBudget{
+		"a clock of its own": ratioBudgetOf(t, RatioBudget{Ratio: 1}),
+		"the real clock":     realRatioBudget(t, RatioBudget{Ratio: 1, Window: time.Millisecond}),
 	} {
-		if n := testing.AllocsPerRun(1000, f); n != 0 {
-			t.Errorf("%s makes %v allocations, want none", name, n)
+		now := epoch
+		if name == "the real clock" {
+			now = time.Now()
 		}
-	}
-}
-
-// Calls between two looks count for the part of that time that is in the window, exactly, also
-// where the looks are further apart than the window or in the middle of steps.
-func TestRatioBudgetSpreadsCallsBetweenLooks(t *testing.T) {
-	for _, tt := range []struct {
-		name        string
-		first, then time.Duration // looks; the calls come between them
-		calls       int
-		at          time.Duration
-		want        float64
-	}{
-		{"within the window", 0, 4 * second, 300, 4 * second, 300},
-		{"one and a half windows", 0, 15 * second, 300, 15 * second, 200},
-		{"four windows", 0, 40 * second, 400, 40 * second, 100},
-		{"across a step, which then leaves", 400 * time.Millisecond, 600 * time.Millisecond, 100, 10500 * time.Millisecond, 50},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				b, err := NewRatioBudget(RatioBudget{Ratio: 1, Window: 10 * second})
-				if err != nil {
-					t.Fatal(err)
-				}
-				start := time.Now()
-				b.Balance(start)
-				b.Balance(start.Add(tt.first))
-				for range tt.calls {
-					b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
-				}
-				b.Balance(start.Add(tt.then))
-				if got := b.Balance(start.Add(tt.at)); math.Abs(got-tt.want) > 1e-6 {
-					t.Errorf("balance is %v after %v, want %v", got, tt.at, tt.want)
-				}
-			})
-		})
+		for operation, f := range map[string]func(){
+			"Deposit":            func() { b.Deposit(success) },
+			"Deposit, a retry's": func() { b.Deposit(retrySuccess) },
+			"Withdraw":           func() { now = now.Add(77 * time.Millisecond); b.Withdraw(now) },
+			"Refund":             b.Refund,
+			"Balance":            func() { b.Balance(now) },
+		} {
+			if n := testing.AllocsPerRun(1000, f); n != 0 {
+				t.Errorf("%s: %s makes %v allocations, want none", name, operation, n)
+			}
+		}
 	}
 }

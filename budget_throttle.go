@@ -15,7 +15,8 @@ import (
 //
 // maxTokens is above 0 and at most 1000, tokenRatio above 0; of both, decimals beyond
 // the third are ignored, as A6 has it for tokenRatio. A retry does not itself cost a
-// token, so a refund gives none back. It takes no lock.
+// token, so a refund returns none. An answered failure changes nothing: to A6 it is
+// neither a success nor a failure. The throttle takes no lock.
 //
 // A6 keeps one count per server: use it within [PerTarget] for clients of several.
 func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
@@ -45,7 +46,8 @@ type throttle struct {
 	tokens     atomic.Int64 // thousandths of a token, 0 … full
 }
 
-// String is for who reads a policy: "throttle: 10 tokens, 0.1 for a success".
+// String describes the throttle to readers of a policy, for example
+// "throttle: 10 tokens, 0.1 for a success".
 func (t *throttle) String() string {
 	return fmt.Sprintf("throttle: %v tokens, %v for a success", float64(t.full)/1000, float64(t.gain)/1000)
 }
@@ -70,7 +72,9 @@ func (t *throttle) add(delta int64) {
 	}
 }
 
-func (t *throttle) Withdraw(time.Time) bool { return 2*t.tokens.Load() > t.full }
+func (t *throttle) Withdraw(now time.Time) bool { return t.allows(now) }
+
+func (t *throttle) allows(time.Time) bool { return 2*t.tokens.Load() > t.full }
 
 func (t *throttle) Refund() {}
 

@@ -20,7 +20,7 @@ type logger struct {
 	suppressed atomic.Int64 // give-ups not logged since the last that was
 	leftToGRPC sync.Map     // methods that were logged as such
 	notHedged  sync.Map     // methods that were logged as such
-	exhausted  sync.Map     // budgets that were logged as such: budgetKey → *atomic.Int64, the time of the last refusal
+	exhausted  exhaustedBudgets
 }
 
 // recovered is how long a budget must refuse nothing before that is worth a line: one
@@ -31,7 +31,11 @@ func newLogger(l *slog.Logger) *logger {
 	if l == nil {
 		return nil
 	}
-	return &logger{Logger: l, giveUps: rate.NewLimiter(1, 100)}
+	return &logger{
+		Logger:    l,
+		giveUps:   rate.NewLimiter(1, 100),
+		exhausted: exhaustedBudgets{lines: rate.NewLimiter(1, 100), refused: map[any]time.Time{}},
+	}
 }
 
 // logDecision logs a retry, and a change of the budget.
@@ -50,31 +54,72 @@ func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 
 // logBudget logs a change of the budget.
 func (l *logger) logBudget(c *call, v Verdict, now time.Time) {
-	key := budgetKey(c.budget)
 	switch {
 	case v.refused():
-		last, told := l.exhausted.LoadOrStore(key, new(atomic.Int64))
-		last.(*atomic.Int64).Store(now.UnixNano())
-		if !told {
+		if l.exhausted.add(budgetKey(c.budget), now) {
 			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", c.method, "target", c.target())
 		}
-	case v.Retry && l.hasRecovered(key, now):
-		l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
-			"method", c.method, "target", c.target())
+	case v.Retry:
+		if l.exhausted.remove(budgetKey(c.budget), now) {
+			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
+				"method", c.method, "target", c.target())
+		}
 	}
 }
 
-// hasRecovered is true once, when a budget that was exhausted has refused nothing for long enough.
-func (l *logger) hasRecovered(key any, now time.Time) bool {
-	last, told := l.exhausted.Load(key)
-	if !told || now.UnixNano()-last.(*atomic.Int64).Load() < int64(recovered) {
+// maxExhausted is the number of exhausted budgets that are remembered. Only programs that
+// make a budget for each call, or dial thousands of targets, have more.
+const maxExhausted = 1000
+
+// exhaustedBudgets holds the budgets that were logged as exhausted.
+type exhaustedBudgets struct {
+	lines *rate.Limiter // of budgets that are logged as exhausted
+
+	mu      sync.Mutex
+	refused map[any]time.Time // guarded by mu; the last refusal, by budgetKey
+}
+
+// add notes a refusal. It reports whether the budget is to be logged as exhausted.
+func (e *exhaustedBudgets) add(key any, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, known := e.refused[key]
+	if !known && !e.lines.AllowN(now, 1) {
 		return false
 	}
-	return l.exhausted.CompareAndDelete(key, last)
+	if !known && len(e.refused) == maxExhausted {
+		delete(e.refused, e.oldest())
+	}
+	e.refused[key] = now
+	return !known
 }
 
-// budgetKey tells budgets apart. Those that cannot be compared are one for each type.
+// oldest needs mu. It searches all, which is rare: the limit on lines is a limit on new
+// budgets.
+func (e *exhaustedBudgets) oldest() (oldest any) {
+	for key, refused := range e.refused {
+		if oldest == nil || refused.Before(e.refused[oldest]) {
+			oldest = key
+		}
+	}
+	return oldest
+}
+
+// remove reports whether the budget was exhausted and has refused nothing for long enough,
+// and then forgets it.
+func (e *exhaustedBudgets) remove(key any, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	refused, known := e.refused[key]
+	if !known || now.Sub(refused) < recovered {
+		return false
+	}
+	delete(e.refused, key)
+	return true
+}
+
+// budgetKey tells budgets apart. Budgets that cannot be compared count as one per type.
 func budgetKey(b Budget) any {
 	if v := reflect.ValueOf(b); !v.Comparable() {
 		return v.Type()

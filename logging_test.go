@@ -68,7 +68,7 @@ func TestLogger(t *testing.T) {
 		var answers []answer
 		server := serve(t, func(n int) answer { a := answers[0]; answers = answers[1:]; return a })
 		logs := &logRecorder{}
-		client := server.client(t, steady, WithMaxAttempts(3), WithLogger(slog.New(logs)))
+		client := server.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithLogger(slog.New(logs)))
 		call := func(ctx context.Context, script ...answer) {
 			answers = script
 			client.Echo(ctx, request())
@@ -238,3 +238,56 @@ func (incomparable) Deposit(Outcome)           {}
 func (incomparable) Withdraw(time.Time) bool   { return false }
 func (incomparable) Refund()                   {}
 func (incomparable) Balance(time.Time) float64 { return 0 }
+
+// A program that makes a budget for each call must not make the logger remember every one,
+// nor write a line for each.
+func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		r, err := New(WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		for range 2000 {
+			client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+		}
+		if got := len(logs.lines()); got != 100 { // in a burst, then one a second
+			t.Errorf("2000 calls with a budget each wrote %d lines, want 100", got)
+		}
+		for range 1500 {
+			time.Sleep(second)
+			client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+		}
+		if got := len(logs.lines()); got != 1600 {
+			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)
+		}
+		if got := len(r.log.exhausted.refused); got != maxExhausted {
+			t.Errorf("%d budgets are remembered, want %d", got, maxExhausted)
+		}
+	})
+}
+
+func TestLoggerForgetsTheBudgetThatRefusedLongestAgo(t *testing.T) {
+	e := &newLogger(silent).exhausted
+	e.lines.SetBurst(plenty)
+	now := time.Now().Add(time.Hour) // when the burst is there
+	for i := range maxExhausted {
+		if !e.add(i, now.Add(time.Duration(i))) {
+			t.Fatalf("budget %d is not logged", i)
+		}
+	}
+	later := now.Add(second)
+	if e.add(0, later) || !e.add("new", later) { // makes 1 the oldest, which then goes
+		t.Error("a known budget is logged again, or a new one is not")
+	}
+	for key, want := range map[any]bool{0: true, 1: false, 2: true, maxExhausted - 1: true, "new": true} {
+		if _, got := e.refused[key]; got != want {
+			t.Errorf("budget %v is remembered: %t, want %t", key, got, want)
+		}
+	}
+	if e.remove(0, later.Add(recovered-1)) || !e.remove(0, later.Add(recovered)) || e.remove(0, later.Add(recovered)) {
+		t.Errorf("a budget has not recovered exactly once, %v after its last refusal", recovered)
+	}
+}

@@ -145,6 +145,22 @@ func WithBudget(b Budget) CallOption {
 	return newCallOption("WithBudget", checkBudget(b), func(s *Policy) { s.Budget = b })
 }
 
+// WithRatioBudget limits retries to a share of the calls that the server answered, with
+// a ratio budget of its own for each target. Ratio, Reserve and MinPerSecond are at least
+// 0, Window is at least 1 ms; see [RatioBudget] for zeros, and [NewRatioBudget] for the
+// rules. The default is WithRatioBudget(RatioBudget{}): a retry for every five answered
+// calls of the last 10 s, and a reserve of 3.
+//
+// The budgets belong to this use of the option: every method, Retrier and call that is
+// given the same CallOption shares them, one per target, and a second WithRatioBudget has
+// budgets of its own, whatever its settings. So do not create the option anew for each
+// call, because every call would then have a full reserve.
+func WithRatioBudget(s RatioBudget) CallOption {
+	s = s.filled()
+	budget := PerTarget(func() Budget { return newRatioBudget(s) })
+	return newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget })
+}
+
 // WithBufferLimit sets how many bytes of sent messages one stream may keep to send
 // them again; a stream that has sent more is committed. With 0, streams pass through
 // without retries. The default is 256 KiB. Unary calls keep their one message anyway.
