@@ -90,7 +90,7 @@ func ratio(r float64) string {
 
 // markdown makes a table; the first row is its head, and the first column is text. The
 // others are aligned right, as numbers are.
-func markdown(rows [][]string) string { return pages.Table(rows, "---:|") }
+func markdown(rows [][]string) string { return pages.Table(rows, 1) }
 
 // markdownText is a table of words.
-func markdownText(rows [][]string) string { return pages.Table(rows, "---|") }
+func markdownText(rows [][]string) string { return pages.Table(rows, len(rows[0])) }

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Table is a table in Markdown whose first row is its head. Its first column is aligned to
-// the left, the others as the rule says: "---|" to the left, "---:|" to the right.
-func Table(rows [][]string, rule string) string {
+// Table is a table in Markdown whose first row is its head. The first left columns are
+// aligned to the left, the others to the right.
+func Table(rows [][]string, left int) string {
 	var b strings.Builder
 	for i, row := range rows {
 		b.WriteString("| " + strings.Join(row, " | ") + " |\n")
 		if i == 0 {
-			b.WriteString("|---|" + strings.Repeat(rule, len(row)-1) + "\n")
+			b.WriteString("|" + strings.Repeat("---|", left) + strings.Repeat("---:|", len(row)-left) + "\n")
 		}
 	}
 	return b.String()

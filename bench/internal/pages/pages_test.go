@@ -8,7 +8,7 @@ import (
 )
 
 func TestTable(t *testing.T) {
-	got := Table([][]string{{"", "calls", "p50"}, {"plain", "50", "1 ms"}}, "---:|")
+	got := Table([][]string{{"", "calls", "p50"}, {"plain", "50", "1 ms"}}, 1)
 	const want = `|  | calls | p50 |
 |---|---:|---:|
 | plain | 50 | 1 ms |
