@@ -87,8 +87,9 @@ demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
 	cd examples/demo && go run . -http :8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told; calls survive a restart
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
+	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 
 .PHONY: browser
 browser: chromium ## the debug page in a real headless Chromium
@@ -107,6 +108,14 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 .PHONY: tail
 tail: ## show what hedging does to slow answers, on real servers (20 seconds)
 	cd examples/tail && go run .
+
+.PHONY: restart
+restart: ## kill and restart real servers under six clients, ours among them (half a minute)
+	@cd bench && go run ./restart $(ARGS)
+
+.PHONY: restart-docs
+restart-docs: ## the same, and write the tables of docs/restart.md again
+	@cd bench && go run ./restart -markdown ../docs/restart.md
 
 .PHONY: herd
 herd: $(BIN)/herd ## what retries do to a server that recovers; ARGS="-study budget" and more in docs/herd.md

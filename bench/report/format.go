@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/grpcretry/grpcretry/bench/internal/pages"
 )
 
 // format writes a value of a unit as people read it: 12.3 µs, 4.1 KiB, 17.
@@ -88,18 +90,7 @@ func ratio(r float64) string {
 
 // markdown makes a table; the first row is its head, and the first column is text. The
 // others are aligned right, as numbers are.
-func markdown(rows [][]string) string { return markdownTable(rows, "---:|") }
+func markdown(rows [][]string) string { return pages.Table(rows, 1) }
 
 // markdownText is a table of words.
-func markdownText(rows [][]string) string { return markdownTable(rows, "---|") }
-
-func markdownTable(rows [][]string, column string) string {
-	var b strings.Builder
-	for i, row := range rows {
-		b.WriteString("| " + strings.Join(row, " | ") + " |\n")
-		if i == 0 {
-			b.WriteString("|---|" + strings.Repeat(column, len(row)-1) + "\n")
-		}
-	}
-	return b.String()
-}
+func markdownText(rows [][]string) string { return pages.Table(rows, len(rows[0])) }

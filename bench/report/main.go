@@ -14,7 +14,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
+
+	"github.com/grpcretry/grpcretry/bench/internal/pages"
 )
 
 func main() {
@@ -54,7 +55,7 @@ func run(args []string, out io.Writer) error {
 		}
 	}
 	if *page != "" {
-		if err := replaceBetweenMarks(*page, "features", featureTable(m)); err != nil {
+		if err := pages.ReplaceBetweenMarks(*page, "features", featureTable(m)); err != nil {
 			return err
 		}
 	}
@@ -63,19 +64,4 @@ func run(args []string, out io.Writer) error {
 		return err
 	}
 	return os.WriteFile(*results, []byte(resultsPage(m)), 0o644)
-}
-
-// replaceBetweenMarks puts text between <!-- name --> and <!-- end of name -->.
-func replaceBetweenMarks(file, name, text string) error {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->"
-	before, rest, found := strings.Cut(string(content), begin)
-	_, after, ended := strings.Cut(rest, end)
-	if !found || !ended {
-		return fmt.Errorf("%s has no marks %q and %q", file, strings.TrimSpace(begin), end)
-	}
-	return os.WriteFile(file, []byte(before+begin+text+end+after), 0o644)
 }
