@@ -334,7 +334,7 @@ func TestUnaryRetries(t *testing.T) {
 		{"slow answers count into the time", script(unavailable().after(3*second), ok()), nil, []time.Duration{0, 4 * second}},
 		{"other codes", script(fail(codes.Internal, "x"), ok()), []Option{WithCodes(codes.Internal)}, []time.Duration{0, 1 * second}},
 		{"ten attempts, no hidden cap", script(unavailable(), unavailable(), unavailable(), unavailable(), unavailable(), unavailable(),
-			unavailable(), unavailable(), unavailable(), ok()), []Option{WithMaxAttempts(10), WithBackoff(Constant(second))},
+			unavailable(), unavailable(), unavailable(), ok()), []Option{WithMaxAttempts(10), WithBackoff(Constant(second)), WithBudget(Unlimited)},
 			[]time.Duration{0, 1 * second, 2 * second, 3 * second, 4 * second, 5 * second, 6 * second, 7 * second, 8 * second, 9 * second}},
 		{"an attempt timeout is retried", script(hang(), ok()), []Option{WithAttemptTimeout(5 * second)}, []time.Duration{0, 6 * second}},
 		{"a wait of zero", script(unavailable(), unavailable(), ok()), []Option{WithBackoff(Constant(0))}, []time.Duration{0, 0, 0}},
@@ -562,7 +562,7 @@ func TestClosedConnectionEndsACallAtOnce(t *testing.T) {
 func TestBudgetIsChargedAtTheDecision(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.2, MinPerSecond: 1})
+		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.2, Reserve: 200})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -587,13 +587,13 @@ func TestBudgetIsChargedAtTheDecision(t *testing.T) {
 		mu.Lock()
 		waiting := calls - refused
 		mu.Unlock()
-		if limit := 200 + 10; waiting > limit || waiting < 200 {
-			t.Errorf("%d of %d calls wait for a retry, want 200 to %d", waiting, calls, limit)
+		if waiting != 200 {
+			t.Errorf("%d of %d calls wait for a retry, want 200", waiting, calls)
 		}
 		cancel()
 		group.Wait()
-		if got := budget.Balance(time.Now()); got < 200 {
-			t.Errorf("balance is %v after all waits were cancelled, want the retries back", got)
+		if got := budget.Balance(time.Now()); got != 200 {
+			t.Errorf("balance is %v after all waits were cancelled, want the 200 retries back", got)
 		}
 		if got := len(server.attempts()); got != calls {
 			t.Errorf("server saw %d attempts, want only the %d first ones", got, calls)
@@ -899,9 +899,9 @@ func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
 		name string
 		dial []grpc.DialOption
 	}{
-		{"DialOptions", DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(5))},
+		{"DialOptions", DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited))},
 		{"WithBuiltInRetryDisabled", []grpc.DialOption{grpc.WithDisableRetry(), grpc.WithChainUnaryInterceptor(
-			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBuiltInRetryDisabled()))}},
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited), WithBuiltInRetryDisabled()))}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

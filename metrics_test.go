@@ -281,8 +281,8 @@ func TestMetricsOfBudgets(t *testing.T) {
 		}
 		want := []string{
 			"grpcretry.budget.balance 1 grpcretry.budget=" + method,
-			"grpcretry.budget.balance 100 grpcretry.budget=all", // 10 a second, over 10 s
 			"grpcretry.budget.balance 3 grpcretry.budget=" + service,
+			"grpcretry.budget.balance 3 grpcretry.budget=all", // the reserve
 			"grpcretry.budget.refusals 1 grpcretry.budget=" + method,
 			"grpcretry.budget.refusals 1 grpcretry.budget=call",
 		}

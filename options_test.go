@@ -293,7 +293,7 @@ func TestScopeBeatsOrder(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, always(unavailable()))
-				dial := append(DialOptions(append([]Option{WithBackoff(Constant(0))}, tt.opts...)...), grpc.WithDefaultCallOptions(tt.dial...))
+				dial := append(DialOptions(append([]Option{WithBackoff(Constant(0)), WithBudget(Unlimited)}, tt.opts...)...), grpc.WithDefaultCallOptions(tt.dial...))
 				_, err := echov1.NewEchoServiceClient(server.conn(t, dial...)).Echo(t.Context(), request(), tt.call...)
 				if got := len(server.attempts()); got != tt.want || status.Code(err) != codes.Unavailable {
 					t.Errorf("Echo = %v after %d attempts, want %d", err, got, tt.want)
@@ -319,7 +319,7 @@ func TestScopesAreLaidOverEachOther(t *testing.T) {
 func TestOptionsOfACallAreForgottenAfterIt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		cc := server.client(t, WithBackoff(Constant(0)), WithMaxAttempts(2))
+		cc := server.client(t, WithBackoff(Constant(0)), WithBudget(Unlimited), WithMaxAttempts(2))
 		for i, want := range []int{5, 2, 5, 2} {
 			var opts []grpc.CallOption
 			if want == 5 {

@@ -32,9 +32,9 @@ func TestPolicyHasTheDocumentedDefaults(t *testing.T) {
 	}
 	for _, method := range []string{"/pkg.Service/Method", "/pkg.Service/", "nonsense", ""} {
 		got := retrierOf(t).Policy(method)
-		wantBalance(t, got.Budget, time.Now(), 100) // 10 a second over 10 s
+		wantBalance(t, got.Budget, time.Now(), 3) // the reserve
 		deposit(got.Budget, 100)
-		wantBalance(t, got.Budget, time.Now(), 120)
+		wantBalance(t, got.Budget, time.Now(), 23)
 		got.Budget = nil
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("Policy(%q) = %+v, want %+v", method, got, want)

@@ -866,7 +866,7 @@ func TestNothingOfAStreamsAttemptsIsLeft(t *testing.T) {
 func TestDialOptionsDoNotSpeakForOtherConnections(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		r, err := New(WithBackoff(Constant(second)), WithMaxAttempts(5))
+		r, err := New(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited))
 		if err != nil {
 			t.Fatal(err)
 		}
