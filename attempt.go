@@ -31,6 +31,7 @@ type Attempt struct {
 	Wait       time.Duration // the wait before it, as decided
 	WaitSource WaitSource    // where Wait came from
 	Unsent     bool          // it reached no server, see WithConnectWait
+	Late       bool          // it ended after the attempt timeout, because no retry could take its place
 }
 
 // Code is the status code of Err: codes.OK for nil, codes.Unknown for an error that
@@ -146,6 +147,7 @@ type bounds struct {
 	cause   error
 	settled bool // guarded by mu; the attempt has ended, or its first message has come
 	cut     bool // guarded by mu; the timeout has ended it before it was settled
+	late    bool // guarded by mu; it was settled after the timeout
 }
 
 // context is the attempt's own, below the caller's.
@@ -186,15 +188,14 @@ func (b *bounds) cancel(cause error) {
 	}
 }
 
-// expireAfter starts the timer of the attempt timeout. It is a timer, not a deadline of the
+// expire starts the timer of the attempt timeout. It is a timer, not a deadline of the
 // context, because the attempt may be allowed to run on when it has fired. Nor is the server
 // told of it: its deadline is the caller's.
-func (a *attempt) expireAfter(timeout time.Duration, overdue func(*attempt)) {
-	a.bounds.timeout = timeout
+func (a *attempt) expire(overdue func(*attempt)) {
 	if overdue == nil {
 		overdue = (*attempt).judgeOverdue
 	}
-	a.bounds.timer = time.AfterFunc(timeout, func() { overdue(a) })
+	a.bounds.timer = time.AfterFunc(a.bounds.timeout, func() { overdue(a) })
 }
 
 // judgeOverdue asks the plan, on the timer's goroutine, whether the attempt is to be cut. The
@@ -249,14 +250,18 @@ func (a *attempt) tryCut() bool {
 // settle lifts the timeout. It returns false if that has already ended the attempt.
 func (a *attempt) settle() bool {
 	b := a.bounds
-	if b == nil || b.timer == nil {
+	if b == nil || b.timeout == 0 {
 		return true
 	}
-	b.timer.Stop()
+	if b.timer != nil {
+		b.timer.Stop()
+	}
 	b.judging.Lock()
 	defer b.judging.Unlock()
 	b.mu.Lock()
-	b.settled = true
+	if !b.settled {
+		b.settled, b.late = true, sinceOrigin()-a.start >= b.timeout
+	}
 	cut := b.cut
 	b.mu.Unlock()
 	if p := b.panic; p != nil {
@@ -286,6 +291,16 @@ func (a *attempt) isCut() bool {
 	a.bounds.mu.Lock()
 	defer a.bounds.mu.Unlock()
 	return a.bounds.cut
+}
+
+// isLate reports whether the attempt has run for longer than the attempt timeout.
+func (a *attempt) isLate() bool {
+	if a.bounds == nil || a.bounds.timeout == 0 {
+		return false
+	}
+	a.bounds.mu.Lock()
+	defer a.bounds.mu.Unlock()
+	return a.bounds.late
 }
 
 // Deadline is the caller's.
@@ -341,6 +356,7 @@ func (a *attempt) ended(err error, now time.Time) Attempt {
 		Peer:       a.peer.Addr,
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
+		Late:       a.isLate() && !a.isCut(),
 	}
 }
 

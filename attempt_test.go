@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -264,4 +265,93 @@ func TestAccountsBalance(t *testing.T) {
 			t.Errorf("the budget was told of %v, %d attempts, and %d ended", budget.told, told, ended)
 		}
 	})
+}
+
+// A response that comes after the attempt timeout is seen, and earns nothing: a queue that is
+// longer than the timeout would pay for the retries that keep it long.
+func TestALateResponseEarnsNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		opts   []Option
+		script []answer
+		want   []Outcome
+	}{
+		{"in time", nil, []answer{ok().after(second)}, []Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"late", []Option{WithBudget(stingy{})}, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, Late: true}}},
+		{"late, and the last attempt", []Option{WithMaxAttempts(2)}, []answer{unavailable(), ok().after(3 * second)},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, Late: true}}},
+		{"an answer that is late", []Option{WithMaxAttempts(2)}, []answer{unavailable(), fail(codes.NotFound, "x").after(3 * second)},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, Late: true}}},
+		{"cut", nil, []answer{ok().after(3 * second), ok()}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, heard := serve(t, script(tt.script...)), &aBudget{}
+				late := 0
+				opts := append([]Option{WithBackoff(Constant(second)), WithAttemptTimeout(2 * second), WithBudget(heard),
+					WithObserver(func(_ context.Context, e Event) {
+						if e.Kind == AttemptEnd && e.Attempt.Late {
+							late++
+						}
+					})}, tt.opts...)
+				if len(tt.opts) > 0 && tt.name == "late" {
+					heard.refuse = true
+					opts = opts[:len(opts)-1]
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, _ = server.client(t, opts...).Echo(ctx, request())
+				if !slices.Equal(heard.heard, tt.want) {
+					t.Errorf("the budget heard %+v, want %+v", heard.heard, tt.want)
+				}
+				if want := strings.Count(fmt.Sprint(tt.want), "true}"); late != want {
+					t.Errorf("%d attempts were late for the observer, want %d", late, want)
+				}
+			})
+		})
+	}
+}
+
+// A stream is in time if its first message is: how long it goes on does not matter.
+func TestALongStreamIsNotLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv a; send 1; wait 1m; send 2", stream)
+		})
+		heard := &aBudget{}
+		cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(heard))...)
+		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&application{stream: stream}).play(t, "send a; close; recv 1; recv 2; recv EOF")
+		if want := []Outcome{{Attempt: 1, Result: Succeeded}}; !slices.Equal(heard.heard, want) {
+			t.Errorf("the budget heard %+v, want %+v", heard.heard, want)
+		}
+	})
+}
+
+// An overdue retry that holds the only place of a concurrency budget can be replaced: it gives
+// the place back when it is cut.
+func TestAnOverdueRetryIsReplacedInItsPlace(t *testing.T) {
+	one, err := NewConcurrencyBudget(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, budget := range map[string]Budget{"alone": one, "with others": AllBudgets(Unlimited, one)} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(hang(), hang(), hang(), ok()))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(budget)).Echo(ctx, request()); err != nil {
+					t.Error(err)
+				}
+				wantTimes(t, server, 0, 3*second, 6*second, 9*second)
+				if got := budget.Balance(time.Now()); got != 1 {
+					t.Errorf("balance is %v after the call, want 1", got)
+				}
+			})
+		})
+	}
 }

@@ -42,6 +42,11 @@ type Outcome struct {
 	// Hedge is true for an attempt that was sent while an earlier one was in flight.
 	Hedge  bool
 	Result Result
+	// Late is true for an attempt that ended after the attempt timeout, which did not cut it
+	// because no retry could take its place. A budget that is earned by answered calls does
+	// not count it: with a queue that is longer than the timeout, a server answers every call,
+	// late, and would so pay for the retries that keep the queue long.
+	Late bool
 }
 
 // A Result says how an attempt ended, as far as it matters to a [Budget].
@@ -194,6 +199,12 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 // allows reports whether Withdraw would return true.
 func (b *concurrencyBudget) allows(time.Time) bool { return b.inUse.Load() < b.limit }
 
+// replace takes a place that the attempt replaced is about to give back.
+func (b *concurrencyBudget) replace(time.Time) bool {
+	b.inUse.Add(1)
+	return true
+}
+
 func (b *concurrencyBudget) Refund() {
 	for {
 		n := b.inUse.Load()
@@ -244,24 +255,44 @@ func (all *allBudgets) Deposit(o Outcome) {
 	}
 }
 
+// A replacer is a budget that limits what is in flight. It lets a retry take the place of an
+// overdue one, which gives its own place back when it has ended.
+type replacer interface{ replace(now time.Time) bool }
+
+// withdrawFrom takes a retry from b; replacing says that it takes the place of another one.
+func withdrawFrom(b Budget, now time.Time, replacing bool) bool {
+	if r, ok := b.(replacer); ok && replacing {
+		return r.replace(now)
+	}
+	return b.Withdraw(now)
+}
+
 // An asker is a budget that can say whether it would allow a retry, without taking one.
 type asker interface{ allows(now time.Time) bool }
 
 // Withdraw takes from budgets of other types first: when they refuse, nothing of our own
 // was taken. After that only a concurrent retry can make one of ours refuse.
-func (all *allBudgets) Withdraw(now time.Time) bool {
+func (all *allBudgets) Withdraw(now time.Time) bool { return all.take(now, false) }
+
+// replace withdraws a retry that replaces one.
+func (all *allBudgets) replace(now time.Time) bool { return all.take(now, true) }
+
+func (all *allBudgets) take(now time.Time, replacing bool) bool {
 	for _, b := range all.budgets {
+		if _, replaces := b.(replacer); replacing && replaces {
+			continue
+		}
 		if ours, ok := b.(asker); ok && !ours.allows(now) {
 			return false
 		}
 	}
-	return all.withdraw(now, false) && (all.withdraw(now, true) || all.refund(len(all.budgets), false))
+	return all.withdraw(now, replacing, false) && (all.withdraw(now, replacing, true) || all.refund(len(all.budgets), false))
 }
 
 // withdraw takes from all budgets that are ours, or from all that are not, or from none.
-func (all *allBudgets) withdraw(now time.Time, ours bool) bool {
+func (all *allBudgets) withdraw(now time.Time, replacing, ours bool) bool {
 	for i, b := range all.budgets {
-		if isOurs(b) == ours && !b.Withdraw(now) {
+		if isOurs(b) == ours && !withdrawFrom(b, now, replacing) {
 			return all.refund(i, ours)
 		}
 	}

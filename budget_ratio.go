@@ -24,7 +24,7 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // NewRatioBudget allows retries as a share of the calls that the server answered. An
 // outage earns nothing, so while it lasts the server soon gets one attempt per call.
 //
-// Each [Outcome] that is Succeeded or Answered earns Ratio. Earnings first fill the
+// Each [Outcome] that is Succeeded or Answered, and not Late, earns Ratio. Earnings first fill the
 // reserve until it holds Reserve again; the others can be spent for the length of the
 // Window, so a good hour is not saved up for a bad minute. The reserve is full at the
 // start and is not refilled by time, because such refills add up in a fleet of clients.
@@ -158,7 +158,7 @@ func (b *ratioBudget) String() string {
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
-	if o.Result != Succeeded && o.Result != Answered {
+	if o.Late || o.Result != Succeeded && o.Result != Answered {
 		return
 	}
 	if o.Attempt > 1 && o.Result == Succeeded && !o.Hedge {

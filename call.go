@@ -137,19 +137,20 @@ func (c *call) ready(a *attempt) {
 
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
-	timeout := time.Duration(0)
-	if c.policy.AttemptTimeout > 0 && !c.leftToGRPC() {
-		timeout = c.shared.AttemptTimeout()
-	}
-	if timeout == 0 && !c.stream && !c.policy.hedges {
+	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
+	if !timed && !c.stream && !c.policy.hedges {
 		return
 	}
 	if a.bounds == nil {
 		a.bounds = &bounds{}
 	}
-	if timeout > 0 {
+	if !timed {
+		return
+	}
+	a.bounds.timeout = c.policy.AttemptTimeout
+	if c.shared.AttemptTimeout() > 0 {
 		a.bounds.retrier, a.bounds.plan = c.retrier, c.shared
-		a.expireAfter(timeout, c.overdue)
+		a.expire(c.overdue)
 	}
 }
 
@@ -401,9 +402,9 @@ func (c *call) deposit(a *attempt, r Result) {
 	case !p.begun():
 		c.policy.deposit(c.budget, c.hedges, Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r})
 	case r == Succeeded:
-		p.Succeeded(int(a.number), a.hedge)
+		p.Succeeded(Attempt{Number: int(a.number), Hedge: a.hedge, Late: a.isLate()})
 	default:
-		p.Lost(int(a.number), a.hedge)
+		p.Lost(Attempt{Number: int(a.number), Hedge: a.hedge})
 	}
 }
 

@@ -427,7 +427,7 @@ func ExamplePlan() {
 	now = plan.DueAt()
 	if step = plan.Due(now); step.Send {
 		second := plan.Sent(now)
-		plan.Succeeded(second.Number, second.Hedge)
+		plan.Succeeded(second)
 		fmt.Println("attempts:", second.Number)
 	}
 	// Output:

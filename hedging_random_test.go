@@ -711,7 +711,8 @@ func (m *hedgeModel) checkAccounts(t *testing.T, budget *tokens, delay *recorded
 	}
 	var heard, want []Outcome
 	for i, a := range m.sent {
-		want = append(want, Outcome{Attempt: i + 1, Hedge: a.hedge, Result: a.heard})
+		late := m.timeout > 0 && a.ends-a.at >= m.timeout && a.result != "lost" && m.replaced != i+1 && !a.late
+		want = append(want, Outcome{Attempt: i + 1, Hedge: a.hedge, Result: a.heard, Late: late})
 	}
 	heard = append(heard, budget.heard...)
 	slices.SortFunc(heard, func(a, b Outcome) int { return a.Attempt - b.Attempt })

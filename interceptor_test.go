@@ -608,15 +608,15 @@ func TestBudgetHearsEachAttemptOnce(t *testing.T) {
 		opts   []Option
 		want   []Outcome
 	}{
-		{"success", script(ok()), nil, []Outcome{{1, false, Succeeded}}},
-		{"retries, then success", script(unavailable(), overloaded(), ok()), nil, []Outcome{{1, false, Failed}, {2, false, Failed}, {3, false, Succeeded}}},
-		{"attempts exhausted", always(unavailable()), []Option{WithMaxAttempts(2)}, []Outcome{{1, false, Failed}, {2, false, Failed}}},
-		{"not retryable", script(unavailable(), fail(codes.NotFound, "x")), nil, []Outcome{{1, false, Failed}, {2, false, Answered}}},
-		{"a failure that shows nothing", script(unavailable(), fail(codes.Internal, "x")), nil, []Outcome{{1, false, Failed}, {2, false, Ignored}}},
-		{"told to stop", script(fail(codes.NotFound, "x").pushback("-1")), nil, []Outcome{{1, false, Failed}}},
-		{"attempt timeout", script(hang(), ok()), []Option{WithAttemptTimeout(second)}, []Outcome{{1, false, Failed}, {2, false, Succeeded}}},
-		{"committed", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)}, []Outcome{{1, false, Failed}}},
-		{"the caller's deadline", script(hang()), nil, []Outcome{{1, false, Ignored}}},
+		{"success", script(ok()), nil, []Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"retries, then success", script(unavailable(), overloaded(), ok()), nil, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}, {Attempt: 3, Result: Succeeded}}},
+		{"attempts exhausted", always(unavailable()), []Option{WithMaxAttempts(2)}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}}},
+		{"not retryable", script(unavailable(), fail(codes.NotFound, "x")), nil, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered}}},
+		{"a failure that shows nothing", script(unavailable(), fail(codes.Internal, "x")), nil, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Ignored}}},
+		{"told to stop", script(fail(codes.NotFound, "x").pushback("-1")), nil, []Outcome{{Attempt: 1, Result: Failed}}},
+		{"attempt timeout", script(hang(), ok()), []Option{WithAttemptTimeout(second)}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+		{"committed", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)}, []Outcome{{Attempt: 1, Result: Failed}}},
+		{"the caller's deadline", script(hang()), nil, []Outcome{{Attempt: 1, Result: Ignored}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -865,7 +865,7 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 		if got := logs.lines(); len(got) != 1 || !strings.Contains(got[0], "retryPolicy") || !strings.Contains(got[0], "/Echo") {
 			t.Errorf("logged %q, want one line", got)
 		}
-		if want := []Outcome{{1, false, Ignored}, {1, false, Ignored}, {1, false, Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
+		if want := []Outcome{{Attempt: 1, Result: Ignored}, {Attempt: 1, Result: Ignored}, {Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
 			t.Errorf("budget heard %v and was asked at %v, want %v and never", budget.heard, budget.asked, want)
 		}
 		// Another method of the same service is ours.

@@ -37,6 +37,8 @@ type Plan struct {
 	next pending // the attempt that was decided on and is not sent yet
 	cut  overdue // the attempt that its timeout ended, until it is reported
 
+	replacing bool // while a retry is decided on that takes the place of an overdue one
+
 	connecting error         // while the call waits for a connection: why it ends if that is not there when due; else nil
 	since      time.Time     // when that wait started
 	connected  time.Duration // the time that such waits have taken
@@ -149,17 +151,19 @@ func (p *Plan) AttemptTimeout() time.Duration {
 // sent is the number of attempts that count towards MaxAttempts.
 func (p *Plan) sent() int { return p.made - p.unsent }
 
-// Succeeded reports that an attempt succeeded. The call is over.
-func (p *Plan) Succeeded(number int, hedge bool) {
+// Succeeded reports that an attempt succeeded; of a, Number, Hedge and Late count. The call is
+// over.
+func (p *Plan) Succeeded(a Attempt) {
 	p.open--
-	p.deposit(number, hedge, Succeeded)
+	p.deposit(&a, Succeeded)
 	p.Leave()
 }
 
-// Lost reports that an attempt was cancelled because the call is over.
-func (p *Plan) Lost(number int, hedge bool) {
+// Lost reports that an attempt was cancelled because the call is over; of a, Number and Hedge
+// count.
+func (p *Plan) Lost(a Attempt) {
 	p.open--
-	p.deposit(number, hedge, Ignored)
+	p.deposit(&a, Ignored)
 }
 
 // Leave gives back what was withdrawn for an attempt that will not be sent.
@@ -198,7 +202,7 @@ func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64)
 	found := p.policy.find(ctx, f)
 	unsent := f.Unsent && p.policy.ConnectWait > 0
 	if !unsent {
-		p.deposit(f.Attempt.Number, f.Attempt.Hedge, p.policy.result(f, found))
+		p.deposit(&f.Attempt, p.policy.result(f, found))
 	}
 	v := Verdict{Reason: f.decide(found)}
 	switch {
@@ -236,7 +240,7 @@ func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
 	default:
 		return Step{}, false
 	}
-	p.deposit(f.Attempt.Number, f.Attempt.Hedge, cut.result)
+	p.deposit(&f.Attempt, cut.result)
 	return step, true
 }
 
@@ -420,7 +424,9 @@ func (p *Plan) Overdue(ctx context.Context, f *Failure, now time.Time, u float64
 	v := Verdict{Reason: f.decide(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
 	if v.Reason == nil {
 		p.open-- // what follows an attempt that is cut is a hedge only of the others
+		p.replacing = p.free != f.Attempt.Number
 		v = p.again(found, now, u)
+		p.replacing = false
 		p.open++
 	}
 	if !v.Retry && !p.deadline.IsZero() {
@@ -498,12 +504,12 @@ func (p *Plan) admit(now time.Time, hedge bool) bool {
 	case p.free == 0:
 		p.next.charge = nothing
 		return true
-	case !p.budget.Withdraw(now):
+	case !withdrawFrom(p.budget, now, p.replacing):
 		return false
 	case !hedge || p.hedges == nil:
 		p.next.charge = aRetry
 		return true
-	case !p.hedges.Withdraw(now):
+	case !withdrawFrom(p.hedges, now, p.replacing):
 		p.budget.Refund()
 		return false
 	default:
@@ -547,11 +553,12 @@ func (p *Plan) chargeOf(f *Failure) charge {
 func (p *Plan) takeBack(f *Failure) { p.refund(p.chargeOf(f)) }
 
 // deposit tells the budgets how an attempt ended.
-func (p *Plan) deposit(number int, hedge bool, r Result) {
-	if number == p.free {
-		number = 1
+func (p *Plan) deposit(a *Attempt, r Result) {
+	o := Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: r, Late: a.Late}
+	if a.Number == p.free {
+		o.Attempt = 1
 	}
-	p.policy.deposit(p.budget, p.hedges, Outcome{Attempt: number, Hedge: hedge, Result: r})
+	p.policy.deposit(p.budget, p.hedges, o)
 }
 
 // deposit tells a call's budgets how an attempt ended. The budget of hedges was not charged

@@ -315,7 +315,7 @@ func TestAFirstMessageThatCrossesTheAttemptTimeoutIsNotSeen(t *testing.T) {
 		if len(server.attempts()) != 2 {
 			t.Errorf("%d attempts, want 2", len(server.attempts()))
 		}
-		if want := []Outcome{{1, false, Failed}, {2, false, Succeeded}}; !slices.Equal(budget.heard, want) {
+		if want := []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}; !slices.Equal(budget.heard, want) {
 			t.Errorf("budget heard %v, want %v", budget.heard, want)
 		}
 	})
@@ -428,15 +428,15 @@ func TestTheEndOfAStreamIsASuccess(t *testing.T) {
 		app     string
 		want    []Outcome
 	}{
-		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF", []Outcome{{1, false, Succeeded}}},
+		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF", []Outcome{{Attempt: 1, Result: Succeeded}}},
 		{"without a message, after a retry", serverStream, []string{"fail UNAVAILABLE", "recv a"}, "send a; close; recv EOF; recv EOF",
-			[]Outcome{{1, false, Failed}, {2, false, Succeeded}}},
-		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF", []Outcome{{1, false, Succeeded}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF", []Outcome{{Attempt: 1, Result: Succeeded}}},
 		{"after a message, after a retry", bidiStream, []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF",
-			[]Outcome{{1, false, Failed}, {2, false, Succeeded}}},
-		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF", []Outcome{{1, false, Succeeded}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF", []Outcome{{Attempt: 1, Result: Succeeded}}},
 		{"of a client stream", clientStream, []string{"fail UNAVAILABLE", "recv a; recv EOF; send 1"}, "send a; close; recv 1",
-			[]Outcome{{1, false, Failed}, {2, false, Succeeded}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -599,7 +599,7 @@ func TestACommittedStreamEndsWithoutOnFinish(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = tt.use(s)
-			if want := []Outcome{{1, false, tt.want}}; !slices.Equal(budget.heard, want) || ends != 1 || finished != 1 {
+			if want := []Outcome{{Attempt: 1, Result: tt.want}}; !slices.Equal(budget.heard, want) || ends != 1 || finished != 1 {
 				t.Errorf("budget heard %v, CallEnd came %d times, OnFinish ran %d times, want %v, once, once", budget.heard, ends, finished, want)
 			}
 		})

@@ -475,7 +475,7 @@ func TestStreamEvents(t *testing.T) {
 		if !slices.Equal(recorder.lines, want) {
 			t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(want, "\n"))
 		}
-		if want := []Outcome{{1, false, Failed}, {2, false, Failed}}; !slices.Equal(budget.heard, want) {
+		if want := []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}}; !slices.Equal(budget.heard, want) {
 			t.Errorf("budget heard %v, want %v", budget.heard, want)
 		}
 		if at.Addr == nil || server.attempts()[1].previous != 1 {
@@ -767,7 +767,7 @@ func TestAFailureThatWrapsEOFIsAFailure(t *testing.T) {
 		if err := stream.RecvMsg(new(echov1.EchoResponse)); err == io.EOF || !errors.Is(err, io.EOF) {
 			t.Errorf("RecvMsg = %v, want the wrapped io.EOF", err)
 		}
-		if want := []Outcome{{1, false, Ignored}}; !slices.Equal(budget.heard, want) {
+		if want := []Outcome{{Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) {
 			t.Errorf("budget heard %v, want %v", budget.heard, want)
 		}
 	})
