@@ -793,3 +793,19 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkPerTarget is about the path of every call.
+func BenchmarkPerTarget(b *testing.B) {
+	budgets := PerTarget(func() Budget { return Unlimited }).(*perTarget)
+	canonical := func() string { return "dns:///x" }
+	for _, name := range []string{"x", "dns:///x"} { // the first, and another
+		b.Run("target="+name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					budgets.of(name, canonical)
+				}
+			})
+		})
+	}
+}
