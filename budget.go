@@ -421,6 +421,16 @@ func (t *perTarget) add(dialed, canonical string) *targetBudget {
 	return t.alias(dialed, canonical, &targetBudget{Budget: t.newBudget()})
 }
 
+// known returns the budget of a target in canonical form, nil if it has none.
+func (t *perTarget) known(canonical string) Budget {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b := t.targets[canonical]; b != nil {
+		return b.Budget
+	}
+	return nil
+}
+
 // alias adds dialed to the names of the target, which gets the budget fresh if it has
 // none. It returns nil if the target has none and fresh is nil.
 func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *targetBudget {

@@ -106,7 +106,7 @@ type budgetLabels struct{ target, scope string }
 
 // A budgetRow counts the refusals of a budget.
 type budgetRow struct {
-	budget   Budget // nil where each call may bring its own
+	budget   func() Budget // returns nil if there is none now; nil if each call may bring its own
 	refusals atomic.Int64
 }
 
@@ -208,7 +208,11 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 		if row.budget == nil {
 			continue
 		}
-		if balance := row.budget.Balance(now); !math.IsInf(balance, 0) {
+		budget := row.budget()
+		if budget == nil {
+			continue
+		}
+		if balance := budget.Balance(now); !math.IsInf(balance, 0) {
 			to.ObserveFloat64(o.balance, balance, attrs)
 		}
 	}
@@ -400,7 +404,11 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 // addBudgets makes the budgets known that calls to a new target can spend from.
 func (m *metrics) addBudgets(target, dialed string) {
 	for scope, p := range m.policies.budgetScopes() {
-		budget := budgetFor(p.Budget, dialed, func() string { return target })
+		budget := func() Budget { return p.Budget }
+		if each, ok := p.Budget.(*perTarget); ok { // whose target may be forgotten, and get a new one
+			each.of(dialed, func() string { return target })
+			budget = func() Budget { return each.known(target) }
+		}
 		m.addBudget(budgetLabels{target, scope}, budget)
 	}
 }
@@ -415,7 +423,7 @@ func (m *metrics) budgetRow(key budgetLabels) *budgetRow {
 }
 
 // addBudget needs mu.
-func (m *metrics) addBudget(key budgetLabels, budget Budget) *budgetRow {
+func (m *metrics) addBudget(key budgetLabels, budget func() Budget) *budgetRow {
 	rows := maps.Clone(*m.budgets.Load())
 	row := rows[key]
 	if row == nil {

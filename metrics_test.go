@@ -615,3 +615,43 @@ func TestMetricsAreReadWhileCallsRun(t *testing.T) {
 	}
 	runtime.KeepAlive(intercept)
 }
+
+// A target that is forgotten, and used again, has a new budget: the balance is that one's.
+func TestTheBalanceIsOfTheBudgetInUse(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		provider, reader := readMetrics()
+		r, err := New(WithMeterProvider(provider), WithBackoff(Constant(0)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := echov1.NewEchoServiceClient(server.connTo(t, "passthrough:///first", r.DialOptions()...))
+		other := func(n int) {
+			cc := server.connTo(t, fmt.Sprintf("passthrough:///other%d", n), r.DialOptions()...)
+			echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), WithMaxAttempts(2))
+		}
+		balance := func() string {
+			for _, line := range metricLines(t, reader) {
+				if strings.Contains(line, MetricBudgetBalance) && strings.Contains(line, "first") {
+					return line
+				}
+			}
+			return "none"
+		}
+		first.Echo(t.Context(), request(), WithMaxAttempts(3))
+		if got := balance(); !strings.Contains(got, "balance 1 ") {
+			t.Errorf("balance after two retries: %s, want 1", got)
+		}
+		for n := range 3 { // each forgets what was not used since the one before
+			time.Sleep(2 * time.Minute)
+			other(n)
+		}
+		if got := balance(); got != "none" {
+			t.Errorf("balance of a target that is forgotten: %s, want none", got)
+		}
+		first.Echo(t.Context(), request(), WithMaxAttempts(2))
+		if got := balance(); !strings.Contains(got, "balance 2 ") {
+			t.Errorf("balance after one retry: %s, want 2", got)
+		}
+	})
+}
