@@ -346,8 +346,8 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 func (c *call) pause(d time.Duration, connect bool) (connected bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	var ready <-chan struct{}
-	closed, unwatch := (<-chan struct{})(nil), func() {}
+	var ready, closed <-chan struct{}
+	var unwatch func()
 	if connect {
 		ready, closed, unwatch = c.retrier.connections.await(c.cc)
 	} else {

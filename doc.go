@@ -17,10 +17,15 @@
 //     else after a backoff with full jitter: 100 ms doubling to 5 s, after
 //     RESOURCE_EXHAUSTED 1 s doubling to 20 s. A wait that would end at the deadline or
 //     after it is not begun.
-//   - Does the budget allow it? By default retries are at most 20 % of calls plus 10 a
-//     second, counted over 10 s, for each target.
+//   - Does the budget allow it? By default each call that the server answers earns a fifth
+//     of a retry, first for a reserve of 3, then for the next 10 s, for each target. A retry
+//     that succeeds gets its token back.
 //
 // A call makes at most 4 attempts ([WithMaxAttempts]).
+//
+// An attempt that fails because there is no connection has reached no server. It does not
+// count, is not charged, and is followed by a wait for the connection, at most 10 s in all
+// ([WithConnectWait]), and then for the backoff: so calls survive the restart of a server.
 //
 // # What it never does
 //
@@ -28,6 +33,7 @@
 //   - Retry the CANCELED or DEADLINE_EXCEEDED of the caller's own context.
 //   - Hold a first attempt back.
 //   - Wait when no attempt can follow the wait.
+//   - Cut an attempt that is slow when no other can take its place.
 //   - Log, unless given a logger ([WithLogger]).
 //
 // UNAVAILABLE does not prove that the server did nothing. Turn retries off for methods

@@ -113,13 +113,22 @@ func WithClassifier(f func(context.Context, Attempt) Classification) CallOption 
 	return newCallOption("WithClassifier", nil, func(s *Policy) { s.Classifier = f })
 }
 
-// WithAttemptTimeout ends an attempt after d and retries it, whatever the codes. The
-// last attempt gets all the time that the caller's deadline leaves; without a deadline
-// it too ends after d. 0, the default, means no timeout of our own.
+// WithAttemptTimeout ends an attempt after d and retries it, whatever the codes, but only if
+// a retry takes its place. If there is none to take (the last attempt, an empty budget, a
+// deadline or [WithMaxElapsed] that leaves no room, a [WithClassifier] that says [Stop]), the
+// attempt runs on and is judged by its own result, so that a slow response is not turned into
+// a failure; it counts as Late for the budget. In a call without a deadline the attempt ends
+// after d in any case, so that the call cannot hang. The server is told the caller's deadline,
+// not d. The retry is paid for when the timeout fires.
 //
 // For a stream it is the time until the application has the first message from the
 // server, for a client stream until it has the response: choose it longer than the
-// longest upload. A stream that is committed before that is ended, and not tried again.
+// longest upload. A stream that is committed before that is not retried, and so ends only if
+// the caller has no deadline.
+//
+// d is at least 0; 0, the default, means no timeout of our own. A classifier, [Backoff] or
+// [Budget] that is asked at the timeout runs on the timer's goroutine while the call's own
+// waits in gRPC; if it panics, that is the caller's, on the goroutine of the call.
 func WithAttemptTimeout(d time.Duration) CallOption {
 	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *Policy) { s.AttemptTimeout = d })
 }
