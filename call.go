@@ -400,7 +400,11 @@ func (c *call) another(sent Attempt, now time.Time) *attempt {
 func (c *call) deposit(a *attempt, r Result) {
 	switch p := c.plan(); {
 	case !p.begun():
-		c.policy.deposit(c.budget, c.hedges, Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r})
+		o := Outcome{Attempt: 1, Result: r} // there is no other
+		c.budget.Deposit(o)
+		if c.hedges != nil {
+			c.hedges.Deposit(o)
+		}
 	case r == Succeeded:
 		p.Succeeded(Attempt{Number: int(a.number), Hedge: a.hedge, Late: a.isLate()})
 	default:

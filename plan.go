@@ -47,8 +47,10 @@ type Plan struct {
 	delay     time.Duration
 	due       time.Time // when the next hedge is due; zero for never
 	postponed time.Duration
-	notBefore time.Time // the time that the newest pushback named
-	stopped   error     // the reason an earlier attempt's failure ruled out further attempts
+	notBefore time.Time  // the time that the newest pushback named
+	pushed    WaitSource // where that came from
+	charges   []charge   // by attempt, from the first
+	stopped   error      // the reason an earlier attempt's failure ruled out further attempts
 }
 
 // A pending attempt is decided on, and paid for if it must be.
@@ -126,8 +128,14 @@ func (p *Plan) hedgeFrom(start time.Time) {
 // Sent reports that an attempt is sent now, and returns its Number, Hedge, Wait and WaitSource.
 func (p *Plan) Sent(now time.Time) Attempt {
 	p.made++
+	if p.open == 0 {
+		p.next.charge = p.retryOnly(p.next.charge)
+	}
 	if p.next.charge == nothing {
 		p.free = p.made
+	}
+	if p.hedges != nil {
+		p.charges = append(p.charges, p.next.charge)
 	}
 	a := Attempt{Number: p.made, Hedge: p.open > 0, Wait: p.next.wait, WaitSource: p.next.source}
 	p.next = pending{}
@@ -214,8 +222,8 @@ func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64)
 	default:
 		v = p.again(found, now, u)
 	}
-	if unsent {
-		p.takeBack(f)
+	if unsent { // and no other attempt takes its place
+		p.refund(p.chargeOf(f.Attempt.Number))
 	}
 	if v.Retry {
 		return p.scheduled(v, now)
@@ -289,7 +297,7 @@ func (p *Plan) schedule(found finding, now time.Time, u float64) (time.Duration,
 // one that is not over.
 func (p *Plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
 	if left := p.notBefore.Sub(now); left > 0 && !p.notBefore.IsZero() {
-		return left, WaitPushback
+		return left, p.pushed
 	}
 	return 0, WaitNonFatal
 }
@@ -320,7 +328,7 @@ func (p *Plan) accept(v Verdict, now time.Time) {
 		p.prev = v.Wait
 	case WaitPushback, WaitRetryInfo:
 		p.retry, p.prev = 0, 0
-		p.notBefore = p.next.at
+		p.notBefore, p.pushed = p.next.at, v.WaitSource
 	}
 }
 
@@ -348,7 +356,7 @@ func (p *Plan) refused(v Verdict) Step {
 // ConnectWait and not past the deadline or MaxElapsed, and then for its backoff. The attempt
 // that follows takes the place of the unsent one, and its charge.
 func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
-	taken := p.chargeOf(f)
+	taken := p.chargeOf(f.Attempt.Number)
 	p.unsent++
 	if p.free == f.Attempt.Number {
 		p.free = 0
@@ -356,7 +364,7 @@ func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
 	if p.next.decided || p.open > 0 { // of a hedged call: another attempt runs, or is to
 		p.refund(taken)
 		if !p.next.decided {
-			p.due = now.Add(p.postpone())
+			p.due = p.earliest(now.Add(p.postpone()))
 		}
 		return Step{Verdict: Verdict{Retry: true, WaitSource: WaitConnect}}
 	}
@@ -370,7 +378,7 @@ func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
 		p.refund(taken)
 		return p.refused(stop)
 	}
-	p.next.charge = p.retryOnly(taken)
+	p.next.charge = taken
 	v := Verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
 	p.accept(v, now)
 	p.since = now
@@ -538,38 +546,31 @@ func (p *Plan) retryOnly(c charge) charge {
 }
 
 // chargeOf is what was withdrawn for an attempt that has ended.
-func (p *Plan) chargeOf(f *Failure) charge {
+func (p *Plan) chargeOf(number int) charge {
 	switch {
-	case p.free == f.Attempt.Number:
+	case p.free == number:
 		return nothing
-	case f.Attempt.Hedge && p.hedges != nil:
-		return andHedge
+	case number <= len(p.charges):
+		return p.charges[number-1]
 	default:
 		return aRetry
 	}
 }
 
-// takeBack refunds an attempt that reached no server, and that no other replaces.
-func (p *Plan) takeBack(f *Failure) { p.refund(p.chargeOf(f)) }
-
-// deposit tells the budgets how an attempt ended.
+// deposit tells the budgets how an attempt ended. To one that was not charged for it, it is a
+// first attempt.
 func (p *Plan) deposit(a *Attempt, r Result) {
 	o := Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: r, Late: a.Late}
-	if a.Number == p.free {
+	charge := p.chargeOf(a.Number)
+	if charge == nothing {
 		o.Attempt = 1
 	}
-	p.policy.deposit(p.budget, p.hedges, o)
-}
-
-// deposit tells a call's budgets how an attempt ended. The budget of hedges was not charged
-// for an attempt that is none.
-func (p *policy) deposit(b, hedges Budget, o Outcome) {
-	b.Deposit(o)
-	if hedges == nil {
+	p.budget.Deposit(o)
+	if p.hedges == nil {
 		return
 	}
-	if !o.Hedge {
+	if charge != andHedge {
 		o.Attempt = 1
 	}
-	hedges.Deposit(o)
+	p.hedges.Deposit(o)
 }

@@ -1,0 +1,222 @@
+package grpcretry
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// The tests here drive plans by hand, without goroutines, servers or time.
+
+// hedgedPlan is the plan of a hedged call whose first attempts, sent at noon, are in flight.
+func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *Plan {
+	t.Helper()
+	e, err := NewEngine(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := e.Plan(budget, noon, time.Time{})
+	plan.Hedge(second)
+	for range sent {
+		if plan.made > 0 {
+			plan.Due(noon)
+		}
+		plan.Sent(noon)
+	}
+	return plan
+}
+
+// What hedging changes: how many attempts, after which codes, no backoff, and what a stop ends.
+func TestPlanOfAHedgedCall(t *testing.T) {
+	policy := func(hedges Budget) Policy {
+		return Policy{MaxAttempts: 9, MaxElapsed: time.Minute, Hedging: &Hedging{
+			MaxAttempts: 3, Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}, Budget: hedges}}
+	}
+	internal, unavailable := failureOf(1, codes.Internal), failureOf(1, codes.Unavailable)
+	stop := func(reason error, end bool) Step { return Step{Verdict: Verdict{Reason: reason}, End: end} }
+	for _, tt := range []struct {
+		name    string
+		sent    int
+		stopped error
+		failure Failure
+		want    Step
+		due     time.Duration // after noon; 0 for never
+	}{
+		{"non-fatal", 1, nil, internal, Step{Verdict: Verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
+		{"non-fatal, others are in flight", 2, nil, internal, Step{Verdict: Verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
+		{"fatal", 1, nil, unavailable, stop(ErrNotRetryable, true), 0},
+		{"fatal, others are in flight", 2, nil, unavailable, stop(ErrNotRetryable, true), 0},
+		{"fatal, and the server says stop", 2, nil, failureOf(1, codes.Unavailable).saying("-1"), stop(ErrPushback, true), 0},
+		{"the server says stop", 1, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, true), 0},
+		{"the server says stop, others are in flight", 2, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, false), 0},
+		{"pushback", 1, nil, failureOf(1, codes.Internal).saying("7"),
+			Step{Verdict: Verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback}}, 7 * time.Millisecond},
+		{"the connection is closed", 2, nil, internal.with(func(f *Failure) { f.Closed = true }), stop(ErrConnClosed, true), 0},
+		{"the caller is gone", 2, nil, internal.with(func(f *Failure) { f.CtxErr = context.Canceled }), stop(context.Canceled, true), 0},
+		{"committed", 2, nil, internal.with(func(f *Failure) { f.Committed = true }), stop(ErrCommitted, true), 0},
+		{"all are sent", 3, nil, internal, stop(ErrAttemptsExhausted, false), 0},
+		{"stopped before", 2, ErrPushback, internal, stop(ErrPushback, false), 0},
+		{"stopped before, and the last in flight", 1, ErrPushback, internal, stop(ErrPushback, true), 0},
+		{"stopped before, and fatal", 2, ErrPushback, unavailable, stop(ErrNotRetryable, true), 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
+			plan.stopped = tt.stopped
+			got := plan.Failed(t.Context(), &tt.failure, noon, 0.5)
+			got.fatal, got.untouched = false, false
+			if got != tt.want {
+				t.Errorf("Failed = %+v, want %+v", got, tt.want)
+			}
+			var due time.Duration
+			if at := plan.DueAt(); !at.IsZero() {
+				due = at.Sub(noon)
+			}
+			if due != tt.due {
+				t.Errorf("due %v after, want %v", due, tt.due)
+			}
+		})
+	}
+	for _, tt := range []struct {
+		name            string
+		sent            int
+		change          func(*Plan)
+		budget, hedges  Budget
+		want            error
+		asksAgain, paid bool
+	}{
+		{"due", 2, func(*Plan) {}, &tally{}, &tally{}, nil, false, true},
+		{"all are sent", 3, func(*Plan) {}, &tally{}, &tally{}, ErrAttemptsExhausted, false, false},
+		{"deadline", 1, func(p *Plan) { p.deadline = noon }, &tally{}, &tally{}, ErrDeadline, false, false},
+		{"MaxElapsed", 1, func(p *Plan) { p.start = noon.Add(-time.Minute) }, &tally{}, &tally{}, ErrMaxElapsed, false, false},
+		{"the budget refuses", 1, func(*Plan) {}, stingy{}, &tally{}, ErrBudgetExhausted, true, false},
+		{"the budget of hedges refuses", 1, func(*Plan) {}, &tally{}, stingy{}, ErrBudgetExhausted, true, false},
+	} {
+		t.Run("due: "+tt.name, func(t *testing.T) {
+			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
+			plan.budget, plan.hedges = tt.budget, tt.hedges
+			tt.change(plan)
+			got := plan.Due(noon)
+			want := Step{Verdict: Verdict{Retry: tt.paid, Wait: second, WaitSource: WaitHedgeDelay, Reason: tt.want}, Send: tt.paid}
+			if got != want {
+				t.Errorf("Due = %+v, want %+v", got, want)
+			}
+			if again := !plan.DueAt().IsZero(); again != tt.asksAgain {
+				t.Errorf("due again at %v, want that: %v", plan.DueAt(), tt.asksAgain)
+			}
+			for name, b := range map[string]Budget{"budget": tt.budget, "budget of hedges": tt.hedges} {
+				if b, ok := b.(*tally); ok && (b.withdrawn-b.refunded == 1) != tt.paid {
+					t.Errorf("%s: %+v, want it charged: %v", name, b.counts, tt.paid)
+				}
+			}
+		})
+	}
+}
+
+func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
+	for _, tt := range []struct{ delay, first time.Duration }{
+		{0, time.Millisecond},
+		{time.Millisecond - 1, time.Millisecond},
+		{time.Second, time.Second},
+	} {
+		plan := hedgedPlan(t, Policy{Hedging: &Hedging{Delay: HedgeAfter(0), Budget: Unlimited}}, stingy{}, 1)
+		plan.delay = tt.delay
+		for n, want := range []time.Duration{tt.first, 2 * tt.first, 4 * tt.first} {
+			plan.Due(noon)
+			if got := plan.DueAt().Sub(noon); got != want {
+				t.Errorf("a hedge of delay %v is put off by %v the %dth time, want %v", tt.delay, got, n+1, want)
+			}
+		}
+	}
+}
+
+// The backoff counts the call's retries, and what a server says restarts it.
+func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
+	e, err := NewEngine(Policy{MaxAttempts: 9, Backoff: Exponential{Base: second, Max: time.Hour, Jitter: NoJitter}, Budget: Unlimited})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := e.Plan(Unlimited, noon, time.Time{})
+	now := noon
+	for i, tt := range []struct {
+		failure Failure
+		wait    time.Duration
+	}{
+		{failureOf(1, codes.Unavailable), second},
+		{failureOf(2, codes.Unavailable), 2 * second},
+		{failureOf(3, codes.Unavailable).saying("7000"), 7 * second},
+		{failureOf(4, codes.Unavailable), second},
+		{failureOf(5, codes.Unavailable).with(func(f *Failure) { f.Unsent = true }), 2 * second}, // a wait for a connection does not
+		{failureOf(6, codes.Unavailable), 4 * second},
+		{failureOf(7, codes.Unavailable, retryInfoOf(10*second)), 11 * second},
+		{failureOf(8, codes.Unavailable), second},
+	} {
+		plan.Sent(now)
+		if step := plan.Failed(t.Context(), &tt.failure, now, 0.5); step.Wait != tt.wait || !step.Retry {
+			t.Fatalf("after failure %d: %+v, want a wait of %v", i+1, step, tt.wait)
+		}
+		if tt.failure.Unsent {
+			plan.Connected(now)
+		}
+		now = plan.DueAt()
+	}
+}
+
+// A hedge pays twice, everything else once; each is told to the budget that was charged for it,
+// and the newest pushback holds for the call.
+func TestChargesOfAHedgedCall(t *testing.T) {
+	type accounts struct{ own, hedges counts }
+	internal := func(number int) *Failure { f := failureOf(number, codes.Unavailable); return &f }
+	for _, tt := range []struct {
+		name string
+		play func(p *Plan)
+		want accounts
+	}{
+		{"a hedge wins", func(p *Plan) {
+			p.Due(noon)
+			p.Succeeded(p.Sent(noon))
+			p.Lost(Attempt{Number: 1})
+		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1, Ignored: 1}, highest: 2}, counts{withdrawn: 1, told: [4]int{Succeeded: 1, Ignored: 1}, highest: 2}}},
+		{"a retry wins", func(p *Plan) {
+			p.Failed(t.Context(), internal(1), noon, 0.5)
+			p.Succeeded(p.Sent(noon))
+		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 2}, counts{told: [4]int{Succeeded: 1, Failed: 1}, highest: 1}}},
+		{"decided on as a hedge, sent as a retry", func(p *Plan) {
+			p.Due(noon)
+			p.Sent(noon)
+			f := internal(1).saying("1000")
+			p.Failed(t.Context(), &f, noon, 0.5) // attempt 2 is in flight
+			p.Failed(t.Context(), internal(2).hedge(), noon, 0.5)
+			p.Due(noon.Add(second))
+			p.Succeeded(p.Sent(noon.Add(second)))
+		}, accounts{counts{withdrawn: 2, told: [4]int{Succeeded: 1, Failed: 2}, highest: 3}, counts{withdrawn: 2, refunded: 1, told: [4]int{Succeeded: 1, Failed: 2}, highest: 2}}},
+		{"the first reaches no server, its hedge wins", func(p *Plan) {
+			p.Due(noon)
+			second := p.Sent(noon)
+			f := internal(1)
+			f.Unsent = true
+			p.Failed(t.Context(), f, noon, 0.5)
+			p.Succeeded(second)
+		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1}, highest: 2}, counts{withdrawn: 1, told: [4]int{Succeeded: 1}, highest: 2}}},
+		{"a hedge reaches no server", func(p *Plan) {
+			p.Due(noon)
+			p.Sent(noon)
+			f := internal(2).hedge()
+			f.Unsent = true
+			p.Failed(t.Context(), f, noon, 0.5)
+			p.Succeeded(Attempt{Number: 1})
+		}, accounts{counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}, counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			own, hedges := &tally{}, &tally{}
+			plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(second), Budget: hedges}}, own, 1)
+			tt.play(plan)
+			if got := (accounts{own.counts, hedges.counts}); got != tt.want {
+				t.Errorf("accounts are %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func (f *Failure) hedge() *Failure { f.Attempt.Hedge = true; return f }
