@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -71,7 +72,7 @@ type attempt struct {
 
 	hedge     bool    // sent while others were under way
 	committed bool    // of a stream: the application is bound to it
-	opened    bool    // of a stream: gRPC has opened it
+	unsent    bool    // it has ended and certainly reached no server
 	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
 	// What gRPC fills in before it returns.
@@ -133,12 +134,15 @@ type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
 	retrier *Retrier      // to decide at the timeout, with plan; nil without one
-	plan    *Plan         // used by the timer until the attempt is settled, with judging held
+	plan    *Plan         // used by the timer until the attempt is settled, with judging taken
 
 	received any // what an attempt of a hedged call has received, until it is known to win
 
-	judging sync.Mutex // held while the timer uses the plan; nobody else waits for it but the call
-	panic   any        // guarded by judging; what a callback of the timer panicked with
+	// judging holds a token while the timer uses the plan; nobody else waits for that but the
+	// call. It is no Mutex because callbacks run meanwhile, which may wait for the time of a
+	// testing/synctest bubble. nil without a timer.
+	judging chan struct{}
+	panic   any // guarded by judging; what a callback of the timer panicked with
 
 	mu      sync.Mutex
 	ctx     context.Context // guarded by mu; nil until it is needed
@@ -195,15 +199,29 @@ func (a *attempt) expire(overdue func(*attempt)) {
 	if overdue == nil {
 		overdue = (*attempt).judgeOverdue
 	}
+	a.bounds.judging = make(chan struct{}, 1)
 	a.bounds.timer = time.AfterFunc(a.bounds.timeout, func() { overdue(a) })
 }
 
 // judgeOverdue asks the plan, on the timer's goroutine, whether the attempt is to be cut. The
 // call's own goroutine is in gRPC meanwhile; when it returns from there, settle waits.
 func (a *attempt) judgeOverdue() {
-	a.bounds.judging.Lock()
-	defer a.bounds.judging.Unlock()
+	a.bounds.judge()
+	defer a.bounds.judged()
 	a.judgeOverdueLocked(false, a.tryCut)
+}
+
+// judge waits until nobody else uses the plan; judged ends that.
+func (b *bounds) judge() {
+	if b.judging != nil {
+		b.judging <- struct{}{}
+	}
+}
+
+func (b *bounds) judged() {
+	if b.judging != nil {
+		<-b.judging
+	}
 }
 
 // judgeOverdueLocked needs judging. It asks the plan, and cuts the attempt with cut, which
@@ -220,18 +238,25 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	}()
 	now := time.Now()
 	f := a.overdueFailure(now)
-	f.Committed = committed
+	f.Committed = f.Committed || committed
 	if step := b.plan.Overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
 		b.plan.Leave()
 	}
 }
 
-// overdueFailure is what is known of an attempt that has reached its timeout.
+// overdueFailure is what is known of an attempt that has reached its timeout. Whether headers
+// have come is not known, so a policy for which they commit takes them as there.
 func (a *attempt) overdueFailure(now time.Time) Failure {
 	info := a.begun(now)
 	info.Duration = now.Sub(origin) - a.start
 	info.Err = &attemptTimeoutError{a.bounds.timeout}
-	return Failure{Attempt: info, CtxErr: endOf(a.Context, now), Closed: isClosed(a.cc)}
+	return Failure{
+		Attempt:   info,
+		CtxErr:    endOf(a.Context, now),
+		Closed:    isClosed(a.cc),
+		Unsent:    isUnconnected(a.cc),
+		Committed: a.bounds.plan.policy.CommitOnHeaders,
+	}
 }
 
 // tryCut ends the attempt because of its timeout, unless it is settled.
@@ -256,25 +281,37 @@ func (a *attempt) settle() bool {
 	if b.timer != nil {
 		b.timer.Stop()
 	}
-	b.judging.Lock()
-	defer b.judging.Unlock()
+	b.judge()
+	defer b.judged()
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	if !b.settled {
 		b.settled, b.late = true, sinceOrigin()-a.start >= b.timeout
 	}
-	cut := b.cut
-	b.mu.Unlock()
-	if p := b.panic; p != nil {
-		b.panic = nil
+	return !b.cut
+}
+
+// repanic panics with what a callback of the timer panicked with. It is for the goroutines of
+// the caller: on any other, the panic would end the program.
+// The attempt is reported first.
+func (a *attempt) repanic(report func()) {
+	if a.bounds == nil || a.bounds.judging == nil {
+		return
+	}
+	a.bounds.judge()
+	p := a.bounds.panic
+	a.bounds.panic = nil
+	a.bounds.judged()
+	if p != nil {
+		report()
 		panic(p) //nolint:forbidigo // it is the classifier's or the budget's, and the caller's to handle
 	}
-	return !cut
 }
 
 // settleVerdict waits for a verdict of the timer that is under way.
 func (a *attempt) settleVerdict() {
-	a.bounds.judging.Lock()
-	defer a.bounds.judging.Unlock()
+	a.bounds.judge()
+	a.bounds.judged()
 }
 
 func (b *bounds) isSettled() bool {
@@ -318,8 +355,38 @@ func (a *attempt) release() {
 }
 
 // timedOut reports whether our attempt timeout ended the attempt with err, rather than the
-// caller's context or the server.
-func (a *attempt) timedOut(err error) bool { return a.isCut() && isContextEnd(err) }
+// caller's context or the server. An error that is no status is an interceptor's, and hides
+// what ended the attempt.
+func (a *attempt) timedOut(err error) bool {
+	if !a.isCut() {
+		return false
+	}
+	_, isStatus := status.FromError(err)
+	return isContextEnd(err) || !isStatus
+}
+
+// checkUnsent remembers, as soon as gRPC has returned err, whether the attempt certainly reached
+// no server: it failed with UNAVAILABLE, or was cut while it waited in gRPC; gRPC opened no
+// stream for it (only then is its peer unknown), and the channel has no connection that it could
+// have been opened on.
+//
+// An attempt that fails like that on a channel that is READY, or IDLE, was not failed by gRPC's
+// lack of a connection: gRPC wakes an idle channel and waits. It may have been per-RPC
+// credentials, an interceptor or a load-balancing policy, and counts like any other.
+func (a *attempt) checkUnsent(err error) {
+	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
+	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
+	a.unsent = unknown && failed && isUnconnected(a.cc)
+}
+
+// isUnconnected reports whether a channel has no connection and tries to get one.
+func isUnconnected(cc *grpc.ClientConn) bool {
+	if cc == nil {
+		return false
+	}
+	state := cc.GetState()
+	return state == connectivity.Connecting || state == connectivity.TransientFailure
+}
 
 // isContextEnd says whether err can be the end of a context: as a status, or bare, as
 // interceptors below may return it.

@@ -355,3 +355,188 @@ func TestAnOverdueRetryIsReplacedInItsPlace(t *testing.T) {
 		})
 	}
 }
+
+// Faults that an attack found, which did not know the tests above.
+
+func TestATimeoutBeforeTheHedgedCallHasBegun(t *testing.T) {
+	slow := WithObserver(func(_ context.Context, e Event) {
+		if e.Kind == AttemptStart && e.Attempt.Number == 1 {
+			time.Sleep(3 * second)
+		}
+	})
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(says("a"), says("b")))
+		budget := &tally{}
+		client := server.client(t, slow, WithAttemptTimeout(second), WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(time.Minute)}))
+		if _, err := client.Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		if sent := len(server.attempts()) - 1; budget.withdrawn-budget.refunded != sent {
+			t.Errorf("budget is %+v after %d retries", budget.counts, sent)
+		}
+	})
+}
+
+// Headers commit, and nobody knows whether they have come: such an attempt is not cut.
+func TestATimeoutDoesNotCutWhatHeadersMayHaveCommitted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(answer{header: map[string][]string{"k": {"v"}}, do: nil, delay: 3 * second}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := server.client(t, WithAttemptTimeout(second), WithCommitOnHeaders(true)).Echo(ctx, request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0)
+	})
+}
+
+// An interceptor below that makes another error of what it gets does not hide the timeout.
+func TestATimeoutBehindAnotherError(t *testing.T) {
+	reword := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if err := invoker(ctx, method, req, reply, cc, opts...); err != nil {
+			return fmt.Errorf("below: %v", err) //nolint:errorlint // what it is about
+		}
+		return nil
+	}
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), ok()))
+		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second)), grpc.WithChainUnaryInterceptor(reword))...)
+		if err := cc.Invoke(t.Context(), echoMethod, request(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, 2*second)
+	})
+}
+
+// A retry that was decided on while the application was elsewhere is not sent too late.
+func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
+		budget := &tally{}
+		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second), WithBudget(budget))...)
+		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&application{stream: stream}).play(t, "send a; close; wait 60s")
+		wantStop(t, stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
+		wantTimes(t, server, 0)
+		if budget.withdrawn != budget.refunded {
+			t.Errorf("budget is %+v, want everything back", budget.counts)
+		}
+	})
+}
+
+// A panic leaks no place of a concurrency budget.
+func TestAPanicLeaksNoPlace(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		second answer // to the retry
+		opt    func(panics *bool) Option
+	}{
+		{"classifier", unavailable(), func(panics *bool) Option {
+			return WithClassifier(func(_ context.Context, a Attempt) Classification {
+				if a.Number == 2 && *panics {
+					panic("boom")
+				}
+				return Default
+			})
+		}},
+		{"classifier, once, at the timeout", hang(), func(panics *bool) Option {
+			return WithClassifier(func(_ context.Context, a Attempt) Classification {
+				if a.Number == 2 && *panics {
+					*panics = false
+					panic("boom")
+				}
+				return Default
+			})
+		}},
+		{"observer", unavailable(), func(*bool) Option {
+			return WithObserver(func(_ context.Context, e Event) {
+				if e.Kind == Decision && e.Attempt.Number == 2 {
+					panic("boom")
+				}
+			})
+		}},
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			t.Run(tt.name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					one, err := NewConcurrencyBudget(1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					panics, finished := true, 0
+					server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+						return serveAnswer([]answer{unavailable(), tt.second, ok(), ok()}[n-1], stream)
+					})
+					cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithBudget(one), WithAttemptTimeout(5*second), tt.opt(&panics))...)
+					var got any
+					func() {
+						defer func() { got = recover() }()
+						if kind == "stream" {
+							stream, err := cc.NewStream(t.Context(), serverStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
+							if err != nil {
+								t.Fatal(err)
+							}
+							_ = errors.Join(stream.SendMsg(request()), stream.CloseSend())
+							_ = stream.RecvMsg(request())
+							return
+						}
+						_ = cc.Invoke(t.Context(), "/s/m", request(), request())
+					}()
+					if fmt.Sprint(got) != "boom" {
+						t.Fatalf("the caller recovered %v, want boom", got)
+					}
+					if balance := one.Balance(time.Now()); balance != 1 {
+						t.Errorf("balance is %v, want the place back", balance)
+					}
+					if kind == "stream" && finished != 1 {
+						t.Errorf("OnFinish ran %d times, want once", finished)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A budget may take its time when it is asked at the timeout, in virtual time too.
+func TestASlowBudgetAtTheTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok().after(5*second), ok()))
+		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		if got := time.Since(server.start); got != 6*second { // the response came before the verdict
+			t.Errorf("the call took %v, want 6s", got)
+		}
+	})
+}
+
+type sluggish struct{ unlimited }
+
+func (sluggish) Withdraw(time.Time) bool { time.Sleep(4 * second); return true }
+
+// The response of a client stream is complete when it has come, whatever the timer says.
+func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
+	late := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		stream, err := streamer(ctx, desc, cc, method, opts...)
+		return &lateStream{stream, 6 * second}, err
+	}
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv a; recv EOF; send 1", stream)
+		})
+		budget := &tally{}
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)), grpc.WithChainStreamInterceptor(late))...)
+		stream, err := cc.NewStream(t.Context(), clientStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		(&application{stream: stream}).play(t, "send a; close; recv 1")
+		wantTimes(t, server, 0)
+		if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
+			t.Errorf("budget is %+v, want %+v", budget.counts, want)
+		}
+	})
+}

@@ -1032,3 +1032,18 @@ func TestRatioBudgetAllocatesNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestLateAnswersEarnNothing(t *testing.T) {
+	b, err := NewRatioBudget(RatioBudget{Ratio: 1, Reserve: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	b.Withdraw(now)
+	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, Late: true}, {Attempt: 2, Result: Succeeded, Late: true}, {Attempt: 1, Result: Answered, Late: true}} {
+		b.Deposit(o)
+	}
+	if got := b.Balance(now); got != 0 {
+		t.Errorf("balance after late answers is %v, want 0", got)
+	}
+}

@@ -158,7 +158,25 @@ func (c *call) bound(a *attempt) {
 // nil and what the call returns.
 func (c *call) next(a *attempt, err error) (*attempt, error) {
 	defer a.release()
-	a.settle()
+	done := false
+	defer func() {
+		if !done { // a classifier or observer panics: no attempt follows
+			c.plan().Leave()
+		}
+	}()
+	if !c.stream {
+		a.checkUnsent(err)
+		a.settle()
+		a.repanic(func() { c.deposit(a, Ignored) })
+	}
+	next, err := c.following(a, err)
+	done = true
+	return next, err
+}
+
+// following returns the attempt that follows a, after the wait before it, or nil and what the
+// call returns.
+func (c *call) following(a *attempt, err error) (*attempt, error) {
 	if err == nil {
 		c.succeed(a, time.Time{})
 		return nil, nil
@@ -205,25 +223,9 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 		f.TimedOut = true
 		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
 	}
-	f.Unsent = !f.TimedOut && c.unsent(a, err)
+	f.Unsent = a.unsent
 	f.Attempt.Unsent = f.Unsent
 	return f
-}
-
-// unsent reports whether an attempt certainly reached no server: it failed with UNAVAILABLE,
-// gRPC opened no stream for it (only then is its peer unknown), and the channel has no
-// connection to open one on. What fails the same way on a channel that is READY may have been
-// done by anything below: per-RPC credentials, an interceptor, a load-balancing policy.
-func (c *call) unsent(a *attempt, err error) bool {
-	if c.cc == nil || a.opened || a.peer.Addr != nil || status.Code(err) != codes.Unavailable {
-		return false
-	}
-	switch c.cc.GetState() {
-	case connectivity.Ready, connectivity.Shutdown:
-		return false
-	default:
-		return true
-	}
 }
 
 // ended returns why the caller's context has ended, nil if it has not.
@@ -247,19 +249,10 @@ func isClosed(cc *grpc.ClientConn) bool {
 	return cc != nil && cc.GetState() == connectivity.Shutdown
 }
 
-// connecting reports whether leftToGRPC cannot be trusted yet, and no attempt be sent anyway.
-func (c *call) connecting() bool {
-	if c.retrier.builtInRetryOff || c.cc == nil {
-		return false
-	}
-	state := c.cc.GetState()
-	return state == connectivity.Connecting || state == connectivity.TransientFailure
-}
-
 // leaves reports whether gRPC has retried the call that a was the first attempt of, or the
 // first that reached a server.
 func (c *call) leaves(a *attempt) bool {
-	return int(a.number) == c.plan().unsent+1 && c.leftToGRPC()
+	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.leftToGRPC()
 }
 
 // leftToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
@@ -511,6 +504,7 @@ func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
+	c.plan().Leave()
 	info := a.ended(err, now)
 	v := Verdict{Reason: ErrLeftToGRPC}
 	c.report(&Failure{Attempt: info}, v, now)

@@ -38,7 +38,7 @@ func (c Classification) String() string {
 // first, then the code set. It is never asked about OK, nor about the end of the
 // caller's own context.
 func (p *policy) retryable(ctx context.Context, f *Failure, code codes.Code) bool {
-	if p.Classifier != nil {
+	if p.Classifier != nil && !f.Committed { // else it has nothing to decide
 		switch p.Classifier(ctx, f.Attempt) {
 		case Retry:
 			return true

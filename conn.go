@@ -106,10 +106,21 @@ func (w *connWatcher) run(ctx context.Context) {
 			close(w.closed)
 			return
 		}
-		if !w.cc.WaitForStateChange(ctx, state) {
+		if !w.waitForChange(ctx, state) {
 			return
 		}
 	}
+}
+
+// waitForChange returns false if ctx has ended. It looks again after a while at a channel that
+// is idle: it may have been woken and be idle again before gRPC was asked for the change.
+func (w *connWatcher) waitForChange(ctx context.Context, state connectivity.State) bool {
+	if state != connectivity.Idle {
+		return w.cc.WaitForStateChange(ctx, state)
+	}
+	while, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return w.cc.WaitForStateChange(while, state) || ctx.Err() == nil
 }
 
 // publish takes in a state of the ClientConn, and wakes it up if it is idle while calls wait

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -327,6 +328,45 @@ func TestWithoutConnectWaitUnsentAttemptsCount(t *testing.T) {
 	}
 }
 
+// A channel that is idle, or becomes idle while a call waits for it, is woken up.
+func TestAnIdleChannelIsWoken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		idle := server.conn(t)
+		c := newConnections()
+		ready, _, unwatch := c.await(idle)
+		<-ready
+		unwatch()
+		if got := idle.GetState(); got != connectivity.Ready {
+			t.Errorf("the channel is %v, want READY", got)
+		}
+		link, cc := server.linked(t)
+		closed, forget := c.watch(cc, time.Hour) // somebody watches already, without a wish for a connection
+		link.cut()
+		synctest.Wait()
+		if got := cc.GetState(); got != connectivity.Idle {
+			t.Fatalf("the channel is %v after the loss of its connection, want IDLE", got)
+		}
+		link.mend()
+		ready, _, unwatch = c.await(cc)
+		<-ready
+		link.cut() // and again, while the call still waits
+		synctest.Wait()
+		link.mend()
+		time.Sleep(2 * second)
+		if got := cc.GetState(); got != connectivity.Ready {
+			t.Errorf("the channel is %v, want READY", got)
+		}
+		unwatch()
+		forget()
+		select {
+		case <-closed:
+			t.Error("the channel is not closed")
+		default:
+		}
+	})
+}
+
 // ConnectWait is for all the waits of a call together, and for no other.
 func TestConnectWaitIsForTheWholeCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -444,7 +484,7 @@ func TestWhatReachedNoServer(t *testing.T) {
 			words: "error while dialing", want: waits},
 		{name: "no addresses", target: "empty:///x", words: "produced zero addresses", want: waits},
 		{name: "an interceptor below, on an idle channel", dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(answerItself)},
-			words: "circuit open", want: waits},
+			words: "circuit open", want: plain},
 		{name: "an interceptor below, with a connection", dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(answerItself)}, connected: true,
 			words: "circuit open", want: plain},
 		{name: "per-RPC credentials fail", call: []grpc.CallOption{grpc.PerRPCCredentials(failing{})}, connected: true, words: "no token", want: plain},
@@ -527,6 +567,22 @@ func TestAConnectionLostBeforeTheStreamIsOpened(t *testing.T) {
 		wantTimes(t, server, 2*second) // the connection at 1 s, and the backoff
 		if want := (counts{told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
 			t.Errorf("budget is %+v, want %+v", budget.counts, want)
+		}
+	})
+}
+
+// What a Trailer variable held before the call says nothing about an attempt that reached no
+// server.
+func TestLeftoversOfAnEarlierCallSayNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithCommitOnHeaders(true))...)
+		link.cut()
+		time.AfterFunc(second/2, link.mend)
+		synctest.Wait()
+		trailer, header := metadata.Pairs(pushbackKey, "-1"), metadata.Pairs("k", "v")
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Trailer(&trailer), grpc.Header(&header)); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -36,7 +36,7 @@ func (e *Engine) Policy() Policy { return e.policy.public() }
 // read Number, Hedge, Err and Trailer of the Attempt; a Classifier may read all of it.
 type Failure struct {
 	Attempt   Attempt
-	Unsent    bool  // it reached no server, see WithConnectWait
+	Unsent    bool  // it reached no server, see WithConnectWait; of an overdue attempt: there is no connection
 	TimedOut  bool  // the attempt timeout ended it
 	Committed bool  // the application has seen something of it
 	CtxErr    error // context.Cause of the caller's context, if that has ended

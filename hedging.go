@@ -22,6 +22,7 @@ type hedging struct {
 	timer *time.Timer // guarded by mu until it is set; until the next attempt is due
 	race  *race       // guarded by mu; nil as long as nothing has happened
 	over  bool        // guarded by mu; the first attempt succeeded before anything else happened
+	early *attempt    // guarded by mu; the first attempt, if its timeout came before run
 }
 
 // A race is what goes on from when a hedge is due, or the first attempt has failed.
@@ -95,7 +96,11 @@ func (h *hedging) run() *race {
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
 	h.timer = time.AfterFunc(h.delay, h.look)
+	early := h.early
 	h.mu.Unlock()
+	if early != nil {
+		h.overdue(early)
+	}
 	err := h.attempts.run(first)
 	if err == nil && h.uncontested() {
 		over = true
@@ -121,6 +126,11 @@ func (h *hedging) look() { h.contested().post(happening{}) }
 // overdue is what the timer of an attempt timeout runs.
 func (h *hedging) overdue(a *attempt) {
 	h.mu.Lock()
+	if h.timer == nil { // run has not begun; it will see to this
+		h.early = a
+		h.mu.Unlock()
+		return
+	}
 	over := h.over
 	if !over {
 		h.contestedLocked()
@@ -375,7 +385,8 @@ func (h *race) due(now time.Time) {
 	case c.leftToGRPC():
 		p.due = time.Time{}
 		h.arm()
-	case c.connecting():
+	case (h.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc):
+		// Those that are due meanwhile would all be sent at once when there is a connection.
 		p.Postpone(now)
 		h.arm()
 	default:
@@ -535,6 +546,7 @@ func (u *hedgedUnary) run(a *attempt) error {
 		a.bounds.received = reply
 	}
 	err := u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...)
+	a.checkUnsent(err)
 	a.settle()
 	return err
 }

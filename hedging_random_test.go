@@ -264,7 +264,7 @@ func (m *hedgeModel) isOverdue(number int) {
 		return
 	}
 	cut := m.deadline == 0
-	if !m.paid {
+	if !m.paid && !m.commit { // whether headers have come is not known
 		next, reason := m.judge(hedgedAnswer{code: codes.DeadlineExceeded}, true, false)
 		switch {
 		case reason == nil:
@@ -350,7 +350,7 @@ func (m *hedgeModel) isDue() {
 		m.due = never
 	case !m.withdraw():
 		m.later = max(2*m.later, m.delay, time.Millisecond)
-		m.due = m.now + m.later
+		m.due = max(m.now+m.later, m.pushed)
 	default:
 		m.send(sentAttempt{wait: m.delay, source: WaitHedgeDelay})
 	}
@@ -409,13 +409,24 @@ func (m *hedgeModel) ended(number int) {
 		return
 	}
 	committed := m.commit && answer.header
+	if ms, err := strconv.Atoi(answer.pushback); err == nil && ms >= 0 {
+		m.pushed = m.now + time.Duration(ms)*time.Millisecond
+		if m.due != never {
+			m.due = max(m.due, m.pushed)
+		}
+	}
 	next, reason := m.next, m.refusal
-	if !a.late || m.replaced != number || reason == nil && !m.paid {
+	if left := max(0, next.at-m.now); reason == nil { // the attempt may have taken its time to end
+		switch {
+		case m.deadline > 0 && m.now+left >= m.deadline:
+			reason = ErrDeadline
+		case m.elapsed > 0 && m.now+left >= m.elapsed:
+			reason = ErrMaxElapsed
+		}
+	}
+	if !a.late || m.replaced != number || m.refusal == nil && !m.paid {
 		next, reason = m.judge(answer, retryable, committed)
 		next.at = m.now + next.wait
-		if reason == nil && next.source == WaitPushback && answer.pushback != "" {
-			m.pushed = next.at
-		}
 	}
 	switch {
 	case reason == nil && next.at > m.now:

@@ -107,8 +107,8 @@ func WithCodes(c ...codes.Code) CallOption {
 // WithClassifier sets a function that is asked about each failed attempt before the
 // codes are, with the caller's context. It may say [Retry] or [Stop], or [Default] to
 // leave it to the codes. It is not asked about the end of the caller's own context.
-// It runs on the goroutine of the call, must be safe for concurrent use, and must not use
-// the stream that it is asked about. nil, the default, asks nobody.
+// It runs on the goroutine of the call, or at an attempt timeout on a timer's while the call
+// waits; it must be safe for concurrent use, and must not use the stream that it is asked about. nil, the default, asks nobody.
 func WithClassifier(f func(context.Context, Attempt) Classification) CallOption {
 	return newCallOption("WithClassifier", nil, func(s *Policy) { s.Classifier = f })
 }

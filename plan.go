@@ -35,6 +35,7 @@ type Plan struct {
 	prev  time.Duration // the wait that the backoff gave last; 0 after a restart
 
 	next pending // the attempt that was decided on and is not sent yet
+	held pending // one that was paid for at a timeout, and is decided about anew
 	cut  overdue // the attempt that its timeout ended, until it is reported
 
 	replacing bool // while a retry is decided on that takes the place of an overdue one
@@ -201,13 +202,28 @@ func (p *Plan) Leave() {
 // Of a hedged call, a stop ends only what is still to come, unless it is by rules 1, 2 or 4.
 // The ctx is only handed to the Classifier.
 func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
+	step := p.failed(ctx, f, now, u)
+	if p.held.decided { // and not needed
+		p.refund(p.held.charge)
+		p.held = pending{}
+	}
+	return step
+}
+
+func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
 	p.open--
 	if p.cut.number == f.Attempt.Number {
 		if step, ok := p.timedOut(f, now); ok {
 			return step
 		}
 	}
-	found := p.policy.find(ctx, f)
+	found := p.findOf(ctx, f)
+	if found.hinted && !found.hint.Stop {
+		p.notBefore, p.pushed = now.Add(found.hint.Delay), found.hint.Source
+		if !p.due.IsZero() {
+			p.due = p.earliest(p.due)
+		}
+	}
 	unsent := f.Unsent && p.policy.ConnectWait > 0
 	if !unsent {
 		p.deposit(&f.Attempt, p.policy.result(f, found))
@@ -231,19 +247,39 @@ func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64)
 	return p.refused(v)
 }
 
+// findOf is what a failure says. If the classifier panics, the budget is told all the same.
+func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
+	found, done := finding{}, false
+	defer func() {
+		if !done {
+			p.deposit(&f.Attempt, Ignored)
+		}
+	}()
+	found = p.policy.find(ctx, f)
+	done = true
+	return found
+}
+
 // timedOut is the step that was decided on when the attempt was overdue; ok is false if it
 // ended because of something else after all.
 func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
 	cut := p.cut
 	p.cut = overdue{}
-	itself := f.TimedOut && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
+	itself := f.TimedOut && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:
 		step = p.refused(cut.verdict)
 	case itself && p.next.decided:
-		step = p.scheduled(Verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, now)
-	case p.next.decided: // its own failure counts
+		v := Verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
+		if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil { // the driver took its time
+			v.Retry = false
+			step = p.refused(v)
+		} else {
+			step = p.scheduled(v, now)
+		}
+	case p.next.decided: // its own failure counts; what is paid for is kept for what follows that
 		p.retry, p.prev = p.next.retry, p.next.prev
+		p.held, p.next = p.next, pending{}
 		return Step{}, false
 	default:
 		return Step{}, false
@@ -323,7 +359,7 @@ func (p *Plan) accept(v Verdict, now time.Time) {
 	p.next.from, p.next.at = now, now.Add(v.Wait)
 	p.next.wait, p.next.source = v.Wait, v.WaitSource
 	switch v.WaitSource {
-	case WaitBackoff, WaitConnect:
+	case WaitBackoff:
 		p.retry++
 		p.prev = v.Wait
 	case WaitPushback, WaitRetryInfo:
@@ -364,7 +400,7 @@ func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
 	if p.next.decided || p.open > 0 { // of a hedged call: another attempt runs, or is to
 		p.refund(taken)
 		if !p.next.decided {
-			p.due = p.earliest(now.Add(p.postpone()))
+			p.Postpone(now)
 		}
 		return Step{Verdict: Verdict{Retry: true, WaitSource: WaitConnect}}
 	}
@@ -411,7 +447,7 @@ func (p *Plan) Connected(now time.Time) Step {
 		p.Leave()
 		return Step{Verdict: Verdict{Reason: reason}, End: true}
 	}
-	p.next.at = now.Add(backoff)
+	p.next.at = p.earliest(now.Add(backoff))
 	p.next.wait = p.next.at.Sub(p.next.from)
 	return p.scheduled(Verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
 }
@@ -419,13 +455,16 @@ func (p *Plan) Connected(now time.Time) Step {
 // Overdue decides about an attempt, still in flight, that has run for the attempt timeout; f
 // has no Err yet. Cut says to cancel it: another attempt takes its place, and is paid for. If
 // none can, it runs on to the caller's deadline and is judged by its own result; without a
-// deadline it is cut all the same, so that the call cannot hang.
+// deadline it is cut all the same, so that the call cannot hang. A server that forbids more
+// attempts before the cut one has ended is obeyed.
 func (p *Plan) Overdue(ctx context.Context, f *Failure, now time.Time, u float64) Step {
 	f.TimedOut = true
 	if f.CtxErr != nil || f.Closed {
 		return Step{} // it ends by itself
 	}
-	if p.next.decided { // of a hedged call: an attempt follows anyway
+	// Without a connection another attempt would not do better; and a hedged call may have one
+	// that follows anyway.
+	if f.Unsent || p.next.decided {
 		return Step{Cut: p.deadline.IsZero()}
 	}
 	found := p.policy.find(ctx, f)
@@ -476,7 +515,7 @@ func (p *Plan) hedge(now time.Time) Step {
 	}
 	if v.Reason == nil && !p.admit(now, p.open > 0) {
 		v.Reason = ErrBudgetExhausted
-		p.due = now.Add(p.postpone())
+		p.Postpone(now)
 	}
 	if v.Reason != nil {
 		return Step{Verdict: v}
@@ -488,7 +527,7 @@ func (p *Plan) hedge(now time.Time) Step {
 }
 
 // Postpone puts a hedge off that is due while its driver cannot send it.
-func (p *Plan) Postpone(now time.Time) { p.due = now.Add(p.postpone()) }
+func (p *Plan) Postpone(now time.Time) { p.due = p.earliest(now.Add(p.postpone())) }
 
 // postpone returns how long to wait before asking again for a hedge that could not be sent.
 // It doubles each time: there may be thousands of calls with a hedge that is due.
@@ -511,6 +550,9 @@ func (p *Plan) admit(now time.Time, hedge bool) bool {
 	switch {
 	case p.free == 0:
 		p.next.charge = nothing
+		return true
+	case p.held.decided && (!hedge || p.hedges == nil || p.held.charge == andHedge):
+		p.next.charge, p.held = p.held.charge, pending{}
 		return true
 	case !withdrawFrom(p.budget, now, p.replacing):
 		return false

@@ -147,8 +147,8 @@ func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 		{failureOf(2, codes.Unavailable), 2 * second},
 		{failureOf(3, codes.Unavailable).saying("7000"), 7 * second},
 		{failureOf(4, codes.Unavailable), second},
-		{failureOf(5, codes.Unavailable).with(func(f *Failure) { f.Unsent = true }), 2 * second}, // a wait for a connection does not
-		{failureOf(6, codes.Unavailable), 4 * second},
+		{failureOf(5, codes.Unavailable).with(func(f *Failure) { f.Unsent = true }), 2 * second}, // does not count
+		{failureOf(6, codes.Unavailable), 2 * second},
 		{failureOf(7, codes.Unavailable, retryInfoOf(10*second)), 11 * second},
 		{failureOf(8, codes.Unavailable), second},
 	} {
@@ -220,3 +220,44 @@ func TestChargesOfAHedgedCall(t *testing.T) {
 }
 
 func (f *Failure) hedge() *Failure { f.Attempt.Hedge = true; return f }
+
+// An overdue attempt of a hedged call that turns out to have reached no server: the call waits for
+// a connection, and what was paid at the timeout is given back.
+func TestAnOverdueAttemptThatReachedNoServer(t *testing.T) {
+	for _, hedged := range []bool{false, true} {
+		own := &tally{}
+		e, err := NewEngine(Policy{AttemptTimeout: second, Hedging: &Hedging{Delay: HedgeAfter(time.Hour), Budget: Unlimited}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan := e.Plan(own, noon, noon.Add(time.Hour))
+		if hedged {
+			plan.Hedge(time.Hour)
+		}
+		plan.Sent(noon)
+		overdue, unsent := failureOf(1, codes.DeadlineExceeded), failureOf(1, codes.Unavailable)
+		unsent.Unsent = true
+		if step := plan.Overdue(t.Context(), &overdue, noon, 0.5); !step.Cut {
+			t.Fatalf("hedged %v: Overdue = %+v, want it cut", hedged, step)
+		}
+		if step := plan.Failed(t.Context(), &unsent, noon, 0.5); !step.Connect || step.WaitSource != WaitConnect {
+			t.Errorf("hedged %v: Failed = %+v, want a wait for a connection", hedged, step)
+		}
+		if want := (counts{withdrawn: 1, refunded: 1}); own.counts != want {
+			t.Errorf("hedged %v: budget is %+v, want %+v", hedged, own.counts, want)
+		}
+	}
+}
+
+// A server's wait holds for hedges too, if the budget refuses the attempt that it was for.
+func TestAHedgeWaitsForThePushbackOfARefusedAttempt(t *testing.T) {
+	plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(0), Budget: Unlimited}}, Unlimited, 2)
+	plan.budget = stingy{}
+	f := failureOf(2, codes.Unavailable).saying("30000")
+	if step := plan.Failed(t.Context(), &f, noon, 0.5); !step.refused() || step.End {
+		t.Fatalf("Failed = %+v, want it refused", step)
+	}
+	if due := plan.DueAt().Sub(noon); due != 30*second {
+		t.Errorf("the next hedge is due after %v, want 30s", due)
+	}
+}

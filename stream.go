@@ -120,7 +120,15 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	a.PeerAddr = &at.reached
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
-	at.stream, a.opened = stream, err == nil
+	at.stream = stream
+	if err != nil {
+		s.mu.Lock()
+		if at.over { // an interceptor below has used a stream, and given it up
+			a.peer = at.reached
+		}
+		s.mu.Unlock()
+		a.checkUnsent(err)
+	}
 	return at, err
 }
 
@@ -215,11 +223,11 @@ func (s *retryStream) sent(at *streamAttempt, err error) error {
 	case s.recovering || s.current != at:
 		err = nil // it was sent again, or will be
 	case !isEOF(err):
-		return s.recoverLocked(at, err)
+		return s.recoverLocked(at, err, true)
 	case s.receiving > 0:
 		err = nil // who receives will learn why, and recover
 	default:
-		if final := s.recoverLocked(at, nil); final != nil {
+		if final := s.recoverLocked(at, nil, true); final != nil {
 			return io.EOF // RecvMsg has the status
 		}
 		return nil
@@ -302,7 +310,7 @@ func (s *retryStream) receiveCommitted(at *streamAttempt, m any) error {
 func (s *retryStream) committedTo(at *streamAttempt, m any, err error) error {
 	if err == nil && !at.begun {
 		at.begun = true
-		if !at.settle() {
+		if !at.settle() && s.desc.ServerStreams {
 			err = at.discard(m)
 		}
 	}
@@ -333,7 +341,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, 
 	case s.recovering || s.current != at:
 		s.mu.Unlock()
 		return false, nil // of an attempt that was given up: nobody sees it
-	case err == nil && !inTime:
+	case err == nil && !inTime && s.desc.ServerStreams: // a response without more is complete
 		s.mu.Unlock()
 		err = at.discard(m)
 		s.mu.Lock()
@@ -351,7 +359,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (done bool, 
 		}
 		return true, nil
 	}
-	final := s.recoverLocked(at, err)
+	final := s.recoverLocked(at, err, true)
 	if isEOF(final) {
 		s.answered(at)
 	}
@@ -397,7 +405,7 @@ func (s *retryStream) headed(at *streamAttempt, headers bool) {
 		s.unlock(at)
 		return
 	}
-	_ = s.recoverLocked(at, nil) // RecvMsg has the error
+	_ = s.recoverLocked(at, nil, true) // RecvMsg has the error
 }
 
 // usable needs mu. It says whether at is still the attempt that matters, and undecided.
@@ -455,7 +463,7 @@ func (s *retryStream) settleRecovery(enough func() bool) {
 		case s.receiving > 0:
 			s.await()
 		default:
-			_ = s.recoverLocked(at, nil) // RecvMsg has the error
+			_ = s.recoverLocked(at, nil, true) // RecvMsg has the error
 			s.mu.Lock()
 		}
 	}
@@ -471,8 +479,8 @@ func (s *retryStream) overdue(a *attempt) {
 // judgeOverdue asks the plan about an attempt that has reached its timeout, unless attempts are
 // racing: then that is the race's to do.
 func (s *retryStream) judgeOverdue(a *attempt) (racing *hedging) {
-	a.bounds.judging.Lock()
-	defer a.bounds.judging.Unlock()
+	a.bounds.judge()
+	defer a.bounds.judged()
 	s.mu.Lock()
 	racing = s.racing
 	committed := s.ended || s.committed.Load() != nil
@@ -540,18 +548,24 @@ func (s *retryStream) notify() {
 }
 
 // recoverLocked needs mu, and a usable attempt that has failed with err; nil if that is
-// to be found out. It gives mu up. It returns nil if the stream goes on, else what
+// to be found out; application says that this is a goroutine of the application. It gives mu up. It returns nil if the stream goes on, else what
 // RecvMsg returns from now on.
-func (s *retryStream) recoverLocked(at *streamAttempt, err error) error {
+func (s *retryStream) recoverLocked(at *streamAttempt, err error, application bool) error {
 	s.recovering = true
 	s.unwatch(at)
 	s.mu.Unlock()
 	done := false
 	defer func() {
 		if !done { // a classifier or observer panics: let nobody wait for us
+			s.call.plan().Leave()
 			s.conclude(at, status.Error(codes.Internal, "grpcretry: panic while retrying"))
+			at.release()
+			s.call.options.finish(s.final)
 		}
 	}()
+	if at.settle(); application {
+		at.repanic(func() { s.call.deposit(at.attempt, Ignored) })
+	}
 	final := s.recovery(at, err)
 	done = true
 	return final
@@ -678,7 +692,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 	case err == nil || s.busy > 0 || !s.usable(at):
 		s.mu.Unlock()
 	case s.call.ctx.Err() != nil || s.call.closed():
-		_ = s.recoverLocked(at, err) // a call that is abandoned is not retried
+		_ = s.recoverLocked(at, err, false) // a call that is abandoned is not retried
 	default:
 		s.watch(at) // it timed out while the application was elsewhere
 		s.mu.Unlock()
