@@ -86,7 +86,7 @@ func TestPolicyInWords(t *testing.T) {
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
-			"paid from: a budget for each target",
+			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"everything", []grpcretry.Option{
 			grpcretry.WithMaxAttempts(7), grpcretry.WithCodes(codes.Aborted, codes.Canceled),
@@ -127,9 +127,9 @@ func TestPolicyInWords(t *testing.T) {
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
 			"hedged, and then up to 3 attempts: the next one after 50 ms",
-			"hedges are also paid from: a budget for each target",
+			"hedges are also paid from: ratio budget: 10% of answered calls, a reserve of 0, over 10s, for each target",
 			"when hedged, the next one at once after INTERNAL",
-			"paid from: a budget for each target",
+			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"a backoff and a budget of the program", []grpcretry.Option{
 			grpcretry.WithBackoff(named{}), grpcretry.WithOverloadBackoff(unnamed{}), grpcretry.WithBudget(namedBudget{}),
