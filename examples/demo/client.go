@@ -125,7 +125,11 @@ func (r *record) verify() error {
 	}
 	for i, s := range r.steps[1:] {
 		before := r.steps[i]
-		if earliest := before.Start.Add(before.Duration + s.Wait); s.Start.Before(earliest) {
+		ended := before.Duration
+		if errors.Is(before.Err, grpcretry.ErrAttemptTimeout) {
+			ended = hangsFor // the wait counts from there, not from when gRPC has returned
+		}
+		if earliest := before.Start.Add(ended + s.Wait); s.Start.Before(earliest) {
 			return fmt.Errorf("attempt %d began %v too early", s.Number, earliest.Sub(s.Start))
 		}
 	}

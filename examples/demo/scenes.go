@@ -159,6 +159,9 @@ func noCure() scene {
 	}
 }
 
+// hangsFor is how long an attempt may hang if another one can follow.
+const hangsFor = 300 * time.Millisecond
+
 func deadlines() scene {
 	return scene{
 		title: "Deadlines",
@@ -168,7 +171,7 @@ func deadlines() scene {
 		},
 		calls: []plan{
 			{name: "get cart", script: []answer{hang, ok}, timeout: 5 * time.Second, opts: []grpc.CallOption{
-				grpcretry.WithAttemptTimeout(300 * time.Millisecond), grpcretry.WithMaxAttempts(2)}},
+				grpcretry.WithAttemptTimeout(hangsFor), grpcretry.WithMaxAttempts(2)}},
 			{name: "get user", script: []answer{overloaded(5 * time.Second)}, timeout: time.Second},
 		},
 		want: tally{calls: 2, attempts: 3, rescued: 1,
