@@ -233,7 +233,7 @@ func (talker) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[ec
 }
 
 func BenchmarkRatioBudget(b *testing.B) {
-	budget := newDefaultBudget()
+	budget := newRatioBudget(defaultRatioBudget)
 	b.Run("Deposit", func(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {

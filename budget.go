@@ -358,6 +358,7 @@ func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: ne
 
 type perTarget struct {
 	newBudget func() Budget
+	settings  RatioBudget                  // of the ratio budgets that it makes; zero if it makes others
 	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
 	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
 
@@ -392,7 +393,12 @@ type dialedBudget struct {
 const sweepEvery = time.Minute
 
 // String describes the budget to readers of a policy.
-func (t *perTarget) String() string { return "a budget for each target" }
+func (t *perTarget) String() string {
+	if t.settings == (RatioBudget{}) {
+		return "a budget for each target"
+	}
+	return t.settings.describe() + ", for each target"
+}
 
 func noTarget() string { return "" }
 

@@ -143,15 +143,22 @@ type ratioBudget struct {
 	spent   float64                 // guarded by mu; how much of earned was spent, which is its oldest part
 }
 
+// perTargetRatio makes a ratio budget for each target. It needs settings that are filled.
+func perTargetRatio(s RatioBudget) Budget {
+	return &perTarget{newBudget: func() Budget { return newRatioBudget(s) }, settings: s}
+}
+
 // String describes the budget to readers of a policy, for example
 // "ratio budget: 20% of answered calls, a reserve of 3, over 10s".
-func (b *ratioBudget) String() string {
+func (b *ratioBudget) String() string { return b.settings.describe() }
+
+func (s RatioBudget) describe() string {
 	floor := ""
-	if b.settings.MinPerSecond > 0 {
-		floor = fmt.Sprintf(", plus %v a second", round(b.settings.MinPerSecond))
+	if s.MinPerSecond > 0 {
+		floor = fmt.Sprintf(", plus %v a second", round(s.MinPerSecond))
 	}
 	return fmt.Sprintf("ratio budget: %v%% of answered calls, a reserve of %v%s, over %v",
-		round(100*b.settings.Ratio), round(b.settings.Reserve), floor, b.settings.Window)
+		round(100*s.Ratio), round(s.Reserve), floor, s.Window)
 }
 
 // round removes the digits that floating point adds to a number that somebody wrote.

@@ -166,7 +166,7 @@ func WithBudget(b Budget) CallOption {
 // call, because every call would then have a full reserve.
 func WithRatioBudget(s RatioBudget) CallOption {
 	s = s.filled()
-	budget := PerTarget(func() Budget { return newRatioBudget(s) })
+	budget := perTargetRatio(s)
 	return newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget })
 }
 

@@ -259,22 +259,12 @@ func (p *policy) public() Policy {
 type budgets struct{ retries, hedges Budget }
 
 func defaultBudgets() budgets {
-	return budgets{retries: PerTarget(newDefaultBudget), hedges: PerTarget(newHedgeBudget)}
+	return budgets{retries: perTargetRatio(defaultRatioBudget), hedges: perTargetRatio(hedgeRatioBudget.filled())}
 }
 
-func newDefaultBudget() Budget { return mustRatio(RatioBudget{}) }
-
-// newHedgeBudget is 10% of answered calls, with no reserve: hedges are an extra that a fleet
-// which has just started, or a server that answers nobody, can do without.
-func newHedgeBudget() Budget { return mustRatio(RatioBudget{Ratio: 0.1}) }
-
-func mustRatio(s RatioBudget) Budget {
-	b, err := NewRatioBudget(s)
-	if err != nil {
-		panic(err) //nolint:forbidigo // the defaults are valid, or no test of this package passes
-	}
-	return b
-}
+// hedgeRatioBudget has no reserve: hedges are an extra that a fleet which has just started, or
+// a server that answers nobody, can do without.
+var hedgeRatioBudget = RatioBudget{Ratio: 0.1}
 
 // budgetFor returns what calls to a target spend from, if they spend from b.
 func budgetFor(b Budget, dialed string, canonical func() string) Budget {

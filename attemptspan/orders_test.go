@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -324,7 +325,8 @@ caller internal 0s-1s Unset
 	}
 }
 
-// Attempts that reach no server, because there is none, have their spans all the same.
+// Attempts that reach no server, because there is none, have their spans all the same: two
+// if calls do not wait for a connection, one if they do, as by default, and wait in vain.
 func TestServerThatIsNotThere(t *testing.T) {
 	gone := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 		return nil, errors.New("nobody listens")
@@ -334,8 +336,9 @@ func TestServerThatIsNotThere(t *testing.T) {
 		opts func(f *fixture) []grpc.DialOption
 		want string
 	}{
-		{"otelgrpc", func(f *fixture) []grpc.DialOption {
-			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2)), f.withOtelgrpc())
+		{"otelgrpc, no wait", func(f *fixture) []grpc.DialOption {
+			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2), grpcretry.WithConnectWait(0)),
+				f.withOtelgrpc())
 		}, `
 caller internal 0s-1s Unset
   pkg.Service/Echo internal 0s-1s Error UNAVAILABLE attempts=2 reason=exhausted
@@ -344,8 +347,17 @@ caller internal 0s-1s Unset
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
     pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
 `},
-		{"grpc-go outside", func(f *fixture) []grpc.DialOption {
-			return append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
+		{"otelgrpc", func(f *fixture) []grpc.DialOption {
+			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2)), f.withOtelgrpc())
+		}, `
+caller internal 0s-10s Unset
+  pkg.Service/Echo internal 0s-10s Error UNAVAILABLE attempts=1 reason=not_connected
+    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
+    pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
+`},
+		{"grpc-go outside, no wait", func(f *fixture) []grpc.DialOption {
+			return append([]grpc.DialOption{f.withGRPCGo()},
+				f.retries(grpcretry.WithMaxAttempts(2), grpcretry.WithConnectWait(0))...)
 		}, `
 caller internal 0s-1s Unset
   Sent.pkg.Service.Echo client 0s-1s Error
@@ -353,6 +365,14 @@ caller internal 0s-1s Unset
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
     Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+`},
+		{"grpc-go outside", func(f *fixture) []grpc.DialOption {
+			return append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
+		}, `
+caller internal 0s-10s Unset
+  Sent.pkg.Service.Echo client 0s-10s Error
+    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
+    Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
 `},
 	} {
 		for _, kind := range kinds {
@@ -363,6 +383,38 @@ caller internal 0s-1s Unset
 				})
 			})
 		}
+	}
+}
+
+// The span of an attempt that waited for a connection says how long, with the backoff.
+func TestServerThatIsThereLater(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind.method, func(t *testing.T) {
+			inBubble(t, 0, func(t *testing.T, f *fixture) {
+				start := time.Now()
+				later := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+					if time.Since(start) < 1500*time.Millisecond {
+						return nil, errors.New("nobody listens")
+					}
+					return f.listener.DialContext(ctx)
+				})
+				// gRPC dials after 0 s, 1 s and 2.6 s.
+				redial := grpc.WithConnectParams(grpc.ConnectParams{
+					Backoff: backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, MaxDelay: time.Minute}})
+				opts := append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc(), later, redial)
+				if err := f.below(t, kind.call, f.client(t, opts...)); err != nil {
+					t.Errorf("%s = %v, want success after 3.6 s", kind.method, err)
+				}
+				wantTree(t, f, strings.ReplaceAll(`
+caller internal 0s-3.6s Unset
+  pkg.Service/Echo internal 0s-3.6s Unset OK attempts=2
+    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
+    @3.6s attempt.number=2 OK decision=success
+    pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
+    pkg.Service/Echo client 3.6s-3.6s Unset attempt.number=2 attempt.wait_ms=3600 attempt.wait_source=connect OK
+`, "Echo", kind.method))
+			})
+		})
 	}
 }
 

@@ -15,9 +15,11 @@
 //	grpcretry.attempt.number        grpcretry.AttrAttempt  int: 1 for the first attempt of a call
 //	grpcretry.attempt.hedge         AttrHedge              bool: only on a hedge, and then true
 //	grpcretry.attempt.wait_ms       AttrWait               int: the wait before the attempt, in ms; not on the first
-//	grpcretry.attempt.wait_source   AttrWaitSource         string: backoff, pushback or retry_info; not on the first
+//	grpcretry.attempt.wait_source   AttrWaitSource         string: such as backoff, pushback or connect; not on the first
 //
-// The wait is the one decided on, rounded down to a millisecond. It has another key than
+// The sources are those of [grpcretry.WaitSource]. The wait is the one decided on, rounded
+// down to a millisecond; with connect, it is what the call waited for a connection, and the
+// backoff after that. It has another key than
 // the wait on the event that an attempt leaves on the call's span, [grpcretry.AttrWait],
 // because that one is the wait after it.
 //

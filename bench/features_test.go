@@ -56,7 +56,7 @@ func BenchmarkFeature(b *testing.B) {
 
 // ready makes a client with the feature, whose calls fail so many times first.
 func (f *feature) ready(b *testing.B, failures int64) (do func(times int)) {
-	options := []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget())}
+	options := ourOptions(atOnce)
 	if f.options != nil {
 		options = append(options, f.options(b)...)
 	}

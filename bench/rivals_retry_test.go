@@ -49,19 +49,28 @@ func TestRivalsMakeTheSameAttempts(t *testing.T) {
 	}
 }
 
+// TestRivalsAreRescued is about clients in use: our default budget is earned by answered calls,
+// and a new client has no more than the retries of one call in hand.
 func TestRivalsAreRescued(t *testing.T) {
+	const answered = 50 // earn 10 retries, of which each call below spends 2 and borrows 1
 	for _, r := range which(withRetries) {
 		for name, s := range settings {
 			t.Run(r.name+"/"+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := newServer()
 					client := echov1.NewEchoServiceClient(dialServer(t, server, r.dialOptions(s)...))
+					for range answered {
+						if _, err := client.Echo(t.Context(), request(0)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					before := server.attempts.Load()
 					for call := range int64(3) {
 						if _, err := client.Echo(t.Context(), request(attempts-1)); err != nil {
 							t.Fatalf("call %d = %v, want an answer to attempt %d", call, err, attempts)
 						}
 					}
-					if got := server.attempts.Load(); got != 3*attempts {
+					if got := server.attempts.Load() - before; got != 3*attempts {
 						t.Errorf("the server saw %d attempts of 3 calls, want %d", got, 3*attempts)
 					}
 				})
@@ -152,4 +161,22 @@ func TestServerProcess(t *testing.T) {
 	if got := attemptsAt(t, client) - before; got != 2 {
 		t.Errorf("the server saw %d attempts, want 2", got)
 	}
+}
+
+// TestDefaultBudgetOfANewClient is what "as used" means for us in an outage: three retries for
+// all calls together, and one attempt for each call after them.
+func TestDefaultBudgetOfANewClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 10
+		server := newServer()
+		client := echov1.NewEchoServiceClient(dialServer(t, server, ours.dialOptions(asUsed)...))
+		for range calls {
+			if _, err := client.Echo(t.Context(), request(failAlways)); status.Code(err) != codes.Unavailable {
+				t.Errorf("Echo = %v, want UNAVAILABLE", err)
+			}
+		}
+		if got, want := server.attempts.Load(), int64(calls+3); got != want {
+			t.Errorf("the server saw %d attempts of %d calls, want %d", got, calls, want)
+		}
+	})
 }

@@ -132,7 +132,8 @@ var failsafe = rival{
 
 // ours has the options of its README. Where a table retries every call, its default budget
 // would refuse most of that, as it is there to do: atOnce has one of the same kind that is
-// large enough, so that its work is measured all the same.
+// large enough, so that its work is measured all the same. Nor does it wait for a connection:
+// where the interceptor is measured alone, there is none, and a failure looks unsent.
 var ours = rival{
 	name:    "grpcretry",
 	retries: true, serverStreams: true, clientStreams: true,
@@ -145,7 +146,7 @@ var ours = rival{
 func ourOptions(s setting) []grpcretry.Option {
 	switch s {
 	case atOnce:
-		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget())}
+		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget()), grpcretry.WithConnectWait(0)}
 	case inBackoff:
 		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(anHour)), grpcretry.WithBudget(largeBudget())}
 	default:

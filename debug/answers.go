@@ -94,7 +94,7 @@ func why(c, other *Counts, last *said) answer {
 	if len(c.Waits) > 0 {
 		var waits []string
 		for _, w := range items(c.Waits, nil) {
-			waits = append(waits, w.Count+" by "+waitWords(w.Name))
+			waits = append(waits, w.Count+" "+waitCause(w.Name))
 		}
 		a.More = append(a.More, "waits chosen: "+strings.Join(waits, ", "))
 	}
@@ -221,7 +221,7 @@ var stopWords = map[string]struct {
 	"pushback":          {"Pushback", "the server said to stop, or asked for too long a wait", false},
 	"committed":         {"Committed", "the response had begun, so nothing could be sent again", false},
 	"conn_closed":       {"Closed", "the client connection was closed", true},
-	"not_connected":     {"Not connected", "there was no connection to a server in time", false},
+	notConnected:        {"Not connected", "there was no connection to a server in time", false},
 	"not_retryable":     {"Not retryable", "the failure was not one to retry", true},
 	"left_to_grpc":      {"Left to gRPC", "left to the retryPolicy of the service config", true},
 	"deadline_exceeded": {"Deadline passed", "the deadline of the caller passed", true},
@@ -229,11 +229,24 @@ var stopWords = map[string]struct {
 	"other":             {"Other", "another reason", true},
 }
 
+// waitCause completes a count of waits.
+func waitCause(source string) string {
+	if source == connect {
+		return "for a connection"
+	}
+	return "by " + waitWords(source)
+}
+
+const (
+	connect      = "connect"       // the wait source
+	notConnected = "not_connected" // the reason
+)
+
 func waitWords(source string) string {
 	switch source {
 	case "retry_info":
 		return "RetryInfo"
-	case "connect":
+	case connect:
 		return "connection and backoff"
 	default:
 		return source

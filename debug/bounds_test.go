@@ -291,27 +291,28 @@ func TestLevelOfABudget(t *testing.T) {
 		p := handler(t, r)
 		c := dial(t, r, "passthrough:///echo")
 		c.echo("down") // takes 1 of 2, ends at 1 s
-		c.echo("down") // takes the other, ends at 2 s
-		c.echo("down") // is refused
+		c.echo("down") // takes 1 of 1.2, ends at 2 s
+		c.echo("down") // is refused: 0.4 are left
 		s := getJSON(t, p, "")
 		want(t, "stopped", s.Total.Stopped, map[string]int64{"exhausted": 2, "budget": 1})
-		want(t, "kind", s.Budgets[0].Kind, "ratio budget: 0 % of calls plus 0.2 a second, over 10s")
-		want(t, "levels", levels(s.Budgets[0]), "2 s: 1; 1 s: 1; 0 s: 0; now 0")
+		want(t, "kind", s.Budgets[0].Kind, "ratio budget: 0% of answered calls, a reserve of 0, plus 0.2 a second, over 10s")
+		want(t, "levels", levels(s.Budgets[0]), "2 s: 1; 1 s: 1.2; 0 s: 0.4; now 0.4")
 		wantIn(t, get(t, p, "").Body.String(), "1 call refused")
 		time.Sleep(298 * time.Second)
 		s = getJSON(t, p, "")
-		want(t, "after five minutes", levels(s.Budgets[0]), "300 s: 1; 299 s: 1; 298 s: 0; 0 s: 2; now 2")
+		want(t, "after five minutes", levels(s.Budgets[0]), "300 s: 1; 299 s: 1.2; 298 s: 0.4; 0 s: 2; now 2")
 		time.Sleep(time.Minute)
 		want(t, "after six minutes", levels(getJSON(t, p, "").Budgets[0]), "60 s: 2; 0 s: 2; now 2")
 	})
 }
 
+// levels rounds to millionths of a retry, because budgets add up in floating point.
 func levels(b Budget) string {
 	s := ""
 	for _, l := range b.Levels {
-		s += fmt.Sprintf("%v s: %v; ", l.SecondsAgo, *l.Level)
+		s += fmt.Sprintf("%v s: %.6g; ", l.SecondsAgo, *l.Level)
 	}
-	return s + fmt.Sprintf("now %v", *b.Level)
+	return s + fmt.Sprintf("now %.6g", *b.Level)
 }
 
 func TestBudgetIsLookedAtOnceASecond(t *testing.T) {

@@ -65,7 +65,7 @@ func newChart(b *Budget) chart {
 	}
 	if b.Level != nil {
 		c.Level, c.Tone = balance(*b.Level), "good"
-		if *b.Level < 1 {
+		if *b.Level < 1-tiny {
 			c.Tone = "bad"
 		}
 	}

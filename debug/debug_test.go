@@ -13,7 +13,7 @@ import (
 
 func TestPageCountsWhatHappens(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := retrier(t)
+		r := retrier(t, unlimited) // every retry is to happen
 		c := dial(t, r, "passthrough:///echo")
 		c.echo("ok") // before anybody counts
 		p := handler(t, r)
@@ -212,7 +212,7 @@ func TestHedgesAreCountedAndDrawn(t *testing.T) {
 		t.Run(tt.message, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := retrier(t, grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(
-					grpcretry.Hedging{MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second)})))
+					grpcretry.Hedging{MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited})))
 				c := dial(t, r, "passthrough:///echo")
 				p := handler(t, r)
 				c.echo(tt.message)
@@ -313,7 +313,7 @@ func TestPageWithoutRetriersOrCalls(t *testing.T) {
 // Calls, reads and Close may all happen at once.
 func TestPageIsSafeForConcurrentUse(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := retrier(t, grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)))
+		r := retrier(t, unlimited, grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)))
 		p := handler(t, r)
 		clients := []*client{dial(t, r, "passthrough:///cart"), dial(t, r, "passthrough:///user")}
 		var all sync.WaitGroup

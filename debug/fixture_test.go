@@ -3,6 +3,7 @@ package debug
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -104,6 +106,22 @@ func dial(t *testing.T, r *grpcretry.Retrier, target string) *client {
 // dialFrom has the server at an address.
 func dialFrom(t *testing.T, r *grpcretry.Retrier, target, address string) *client {
 	t.Helper()
+	return dialWhen(t, r, target, address, func() bool { return true })
+}
+
+// dialLater has no server until it has been away for that long. gRPC connects again after 1 s,
+// 1.6 s, 2.56 s, …, without jitter.
+func dialLater(t *testing.T, r *grpcretry.Retrier, away time.Duration) *client {
+	t.Helper()
+	start := time.Now()
+	return dialWhen(t, r, "passthrough:///echo", "10.0.0.7:443",
+		func() bool { return time.Since(start) >= away },
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, MaxDelay: time.Minute}}))
+}
+
+// dialWhen lets the client connect while up says so.
+func dialWhen(t *testing.T, r *grpcretry.Retrier, target, address string, up func() bool, more ...grpc.DialOption) *client {
+	t.Helper()
 	listener, served := bufconn.Listen(1<<20), make(chan struct{})
 	s := grpc.NewServer()
 	echov1.RegisterEchoServiceServer(s, server{})
@@ -111,15 +129,19 @@ func dialFrom(t *testing.T, r *grpcretry.Retrier, target, address string) *clien
 		defer close(served)
 		_ = s.Serve(listener)
 	}()
-	cc, err := grpc.NewClient(target, append(r.DialOptions(),
+	options := append(r.DialOptions(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			if !up() {
+				return nil, errors.New("nobody listens")
+			}
 			conn, err := listener.DialContext(ctx)
 			if err == nil && address != "" {
 				conn = addressed{conn, address}
 			}
 			return conn, err
-		}))...)
+		}))
+	cc, err := grpc.NewClient(target, append(options, more...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +186,9 @@ const echoMethod = "/grpcretry.test.v1.EchoService/Echo"
 
 // steady waits 1 s, 2 s, 4 s, … after every code.
 var steady = grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Hour, Jitter: grpcretry.NoJitter})
+
+// unlimited is for tests in which every retry is to happen, because they are not about budgets.
+var unlimited = grpcretry.WithBudget(grpcretry.Unlimited)
 
 // retrier makes one with a steady backoff.
 func retrier(t testing.TB, opts ...grpcretry.Option) *grpcretry.Retrier {

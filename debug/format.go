@@ -92,15 +92,20 @@ func percent(share float64) string {
 	}
 }
 
-// balance writes the level of a budget, rounded down: less than 1 is no retry.
+// balance writes the level of a budget, rounded down: less than 1 is no retry. Five fifths
+// are a whole all the same, though floating point adds them up to a little less.
 func balance(level float64) string {
+	level += tiny
 	if level > -10 && level < 10 {
 		return strconv.FormatFloat(math.Floor(level*10)/10, 'f', -1, 64)
 	}
 	return count(int64(max(-maxShown, min(maxShown, level))))
 }
 
-const maxShown = 1e15
+const (
+	maxShown = 1e15
+	tiny     = 1e-9 // as much as a budget forgives
+)
 
 func size(bytes int) string {
 	switch {

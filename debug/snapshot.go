@@ -62,7 +62,7 @@ type Counts struct {
 	// By name; what did not happen is not in them.
 	Stopped map[string]int64 `json:"stopped"` // calls that failed, by why they were not tried again, as [grpcretry.ReasonName] has it
 	Failed  map[string]int64 `json:"failed"`  // attempts that failed, by status code: UNAVAILABLE, …
-	Waits   map[string]int64 `json:"waits"`   // waits that were begun, by who chose them: backoff, pushback or retry_info
+	Waits   map[string]int64 `json:"waits"`   // waits that were started, by what they were for: backoff, pushback, retry_info or connect
 }
 
 // A Step is a part of the last minutes, of 15 s but for the last, which is under way.

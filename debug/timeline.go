@@ -106,6 +106,8 @@ func newAttemptView(c *Call, i int) attemptView {
 		v.Tone, v.Then = "good", "success"
 	case a.Decision == beaten:
 		v.Tone, v.Then = "quiet", "cancelled, another attempt was decisive"
+	case a.Decision == stop && a.Reason == notConnected && c.ElapsedMs > a.end():
+		v.Then = "stop: no connection to a server within " + lengthMs(c.ElapsedMs-a.end())
 	case a.Decision == stop && a.Reason == "":
 		v.Then = "stop, while others were under way"
 	case a.Decision == stop:
@@ -175,8 +177,12 @@ func newTimeline(c *Call) timeline {
 		t.Tries = append(t.Tries, stroke{share(a.StartMs), share(a.end()), y, class,
 			fmt.Sprintf("attempt %d: %s after %s", a.Number, a.Code, lengthMs(a.DurationMs))})
 	}
-	if c.ElapsedMs > free { // the caller went away in a wait
-		t.Waits = append(t.Waits, stroke{share(free), share(c.ElapsedMs), laneHeight / 2, "none", "the wait that the call ended in"})
+	if c.ElapsedMs > free { // the caller went away in a wait, or there was no connection
+		last := stroke{share(free), share(c.ElapsedMs), laneHeight / 2, "none", "the wait that the call ended in"}
+		if c.Outcome == notConnected {
+			last.Class, last.Title = connect, "waited for a connection until the call ended"
+		}
+		t.Waits = append(t.Waits, last)
 	}
 	t.Height = laneHeight * max(1, len(lanes))
 	return t

@@ -29,6 +29,7 @@ type view struct {
 	Calls    []callView
 	Retriers bool // there are several
 	Hedges   bool // there are some
+	Connects bool // calls waited for a connection
 }
 
 // A targetView is a target of one retrier.
@@ -56,16 +57,17 @@ type methodView struct {
 
 func newView(s *Snapshot, q query) *view {
 	v := &view{
-		Style:   template.CSS(pageCSS),
-		Refresh: q.refresh,
-		Since:   stamp(s.Since),
-		Now:     stamp(s.Now),
-		Age:     length(s.Now.Sub(s.Since).Round(time.Second)),
-		Window:  "in the last " + length(Recent),
-		Other:   "Since the page was mounted",
-		All:     q.all,
-		Hedges:  s.Total.Hedges > 0,
-		Empty:   s.Total.Calls == 0 && s.Total.Attempts == 0,
+		Style:    template.CSS(pageCSS),
+		Refresh:  q.refresh,
+		Since:    stamp(s.Since),
+		Now:      stamp(s.Now),
+		Age:      length(s.Now.Sub(s.Since).Round(time.Second)),
+		Window:   "in the last " + length(Recent),
+		Other:    "Since the page was mounted",
+		All:      q.all,
+		Hedges:   s.Total.Hedges > 0,
+		Connects: s.Total.Waits[connect] > 0,
+		Empty:    s.Total.Calls == 0 && s.Total.Attempts == 0,
 	}
 	if s.Closed != nil {
 		v.Closed = stamp(*s.Closed)

@@ -53,6 +53,9 @@ func TestNumbersForPeople(t *testing.T) {
 		{balance(0.96), "0.9"},
 		{balance(9.99), "9.9"},
 		{balance(1234.5), "1,234"},
+		{balance(1 - 1e-15), "1"}, // five calls of 0.2 each
+		{balance(3 * 0.9999999999999999), "3"},
+		{balance(0.999999), "0.9"},
 		{balance(-3), "-3"},
 		{size(-1), "-1 bytes"},
 		{size(1500), "1,500 bytes"},
@@ -86,7 +89,7 @@ func TestPolicyInWords(t *testing.T) {
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
-			"paid from: a budget for each target",
+			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"everything", []grpcretry.Option{
 			grpcretry.WithMaxAttempts(7), grpcretry.WithCodes(codes.Aborted, codes.Canceled),
@@ -127,9 +130,9 @@ func TestPolicyInWords(t *testing.T) {
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
 			"hedged, and then up to 3 attempts: the next one after 50 ms",
-			"hedges are also paid from: a budget for each target",
+			"hedges are also paid from: ratio budget: 10% of answered calls, a reserve of 0, over 10s, for each target",
 			"when hedged, the next one at once after INTERNAL",
-			"paid from: a budget for each target",
+			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"a backoff and a budget of the program", []grpcretry.Option{
 			grpcretry.WithBackoff(named{}), grpcretry.WithOverloadBackoff(unnamed{}), grpcretry.WithBudget(namedBudget{}),
@@ -229,13 +232,19 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 	}
 	for _, reason := range []error{
 		grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrDeadline, grpcretry.ErrMaxElapsed, grpcretry.ErrPushback,
-		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrConnClosed, grpcretry.ErrLeftToGRPC,
+		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrConnClosed, grpcretry.ErrLeftToGRPC, grpcretry.ErrNotConnected,
 		context.DeadlineExceeded, context.Canceled,
 	} {
 		e := grpcretry.Event{Err: reason, Reason: reason, Attempt: grpcretry.Attempt{Number: 1}}
 		name := outcomes[outcomeCounter(&e)-firstOutcome]
 		if name != grpcretry.OutcomeName(e) || stopWords[name].long == "" {
 			t.Errorf("%v is counted as %q, want %q, and words for it", reason, name, grpcretry.OutcomeName(e))
+		}
+	}
+	for source := grpcretry.WaitNone; !strings.HasPrefix(source.String(), "WaitSource("); source++ {
+		_, counted := waitCounter(source)
+		if between := source != grpcretry.WaitNone && source != grpcretry.WaitHedgeDelay && source != grpcretry.WaitNonFatal; counted != between {
+			t.Errorf("a wait by %v is counted: %v, want %v", source, counted, between)
 		}
 	}
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
@@ -267,6 +276,13 @@ func TestTimelines(t *testing.T) {
 		{"the caller goes away in a wait", Call{ElapsedMs: 100, Attempts: []Attempt{
 			{Number: 1, DurationMs: 25, Decision: stop},
 		}}, "14 high: bad 0.00%–25.00% at 7; none 25.00%–100.00% at 7"},
+		{"a wait for a connection", Call{ElapsedMs: 100, Attempts: []Attempt{
+			{Number: 1, Decision: retry},
+			{Number: 2, StartMs: 90, DurationMs: 10, Decision: success, WaitMs: 90, WaitSource: "connect"},
+		}}, "14 high: bad 0.00%–0.00% at 7, good 90.00%–100.00% at 7; connect 0.00%–90.00% at 7"},
+		{"no connection", Call{ElapsedMs: 100, Outcome: "not_connected", Attempts: []Attempt{
+			{Number: 1, DurationMs: 10, Decision: stop, Reason: "not_connected"},
+		}}, "14 high: bad 0.00%–10.00% at 7; connect 10.00%–100.00% at 7"},
 		{"no time at all", Call{Attempts: []Attempt{{Number: 1, Decision: stop}}}, "14 high: bad 0.00%–0.00% at 7; "},
 		{"attempts end after the call", Call{ElapsedMs: 10, Attempts: []Attempt{{Number: 1, DurationMs: 40, Decision: stop}}},
 			"14 high: bad 0.00%–100.00% at 7; "},

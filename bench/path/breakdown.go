@@ -31,13 +31,13 @@ func path() []part {
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "the budget of the target is looked up", functions: []string{"(*policy).budgetFor", "(*perTarget).of", "(*call).target"}},
+		{name: "the budget of the target is looked up", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "(*call).target"}},
 		{name: "is there a span, an observer?", functions: []string{"(*call).startSpan", "(*call).endSpan", "(*rpc).observed", "(*call).observe"}},
 		{name: "the clock is read", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
 		{name: "the attempt is filled in", functions: []string{"(*call).begin", "(*call).ready"}},
 		{name: "the attempt's call options are made", functions: []string{"(*rpc).attemptOptions"}},
 		{name: "header and trailer, OnFinish", functions: []string{"(*call).collect", "(*callOptions).finish"}},
-		{name: "the budget hears of the success", functions: []string{"(*ratioBudget).Deposit", "(*stripedCounter).add"}},
+		{name: "the budget hears of the success", functions: []string{"(*call).deposit", "(*policy).deposit", "(*ratioBudget).Deposit", "(*stripedCounter).add"}},
 		{name: "the rest: the loop itself"},
 	}
 }

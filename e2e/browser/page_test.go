@@ -95,6 +95,7 @@ func startCounter(t *testing.T, r *grpcretry.Retrier) (*counter, *grpc.ClientCon
 // and what the server has seen.
 func TestPageSaysWhatHappened(t *testing.T) {
 	r, err := grpcretry.New(grpcretry.WithBackoff(grpcretry.Constant(5*time.Millisecond)),
+		grpcretry.WithBudget(grpcretry.Unlimited), // methods are called in any order, and every retry is to happen
 		grpcretry.WithMethod(reserve, grpcretry.WithMaxAttempts(3)))
 	if err != nil {
 		t.Fatal(err)

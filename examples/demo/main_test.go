@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,13 +31,19 @@ func playVirtually(t *testing.T, color bool) string {
 	t.Helper()
 	var out bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		listener := bufconn.Listen(1 << 20)
-		server := startServer(listener)
+		var listener atomic.Pointer[bufconn.Listener] // of the server as it is, or as it was until it went away
+		server, err := startServer(func() (net.Listener, error) {
+			listener.Store(bufconn.Listen(1 << 20))
+			return listener.Load(), nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer server.stop()
 		traces := noop.NewTracerProvider()
 		client, err := dial("passthrough:///demo", traces,
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-				return listener.DialContext(ctx)
+				return listener.Load().DialContext(ctx)
 			}))
 		if err != nil {
 			t.Fatalf("dial: %v", err)
@@ -51,7 +58,7 @@ func playVirtually(t *testing.T, color bool) string {
 
 func TestPlay(t *testing.T) {
 	got := playVirtually(t, false)
-	for _, want := range []string{wantOutage, wantDeadline, wantTotals} {
+	for _, want := range []string{wantOutage, wantDeadline, wantRestart, wantRecovery, wantTotals} {
 		if !strings.Contains(got, want) {
 			t.Errorf("play printed\n%s\nwant in it\n%s", got, want)
 		}
@@ -105,21 +112,32 @@ const wantDeadline = `
    #1     0 ms  RESOURCE_EXHAUSTED  stop: deadline; needs 5000 ms (pushback)
 `
 
+// When gRPC connects again is its own draw, and so is the place of the second attempt.
+const wantRestart = `
+   #1     0 ms  UNAVAILABLE         reached no server; waits for a connection
+   #2  `
+
+const wantRecovery = `
+  call 6     ×──────────────────────━━━━━━━━●          waits 60 ms, OK
+  call 7     ×──────────────────────━━━━━━━━●          waits 60 ms, OK
+`
+
 const wantTotals = `
                            calls attempts  server saw  retries  rescued  gave up
-  1  All is well               3        3           3        0        0        0
-  2  Outage                    2        7           7        5        1        1
-  3  Full jitter               6       18          18       12        6        0
-  4  The server says when      3        8           8        5        3        0
-  5  The server says stop      2        2           2        0        0        2
-  6  No cure                   2        2           2        0        0        2
-  7  Deadlines                 2        3           3        1        1        1
-  8  The budget runs out      20       24          24        4        0       20
-  9  Recovery                  6        7           7        1        1        0
+   1  All is well              3        3           3        0        0        0
+   2  Outage                   2        7           7        5        1        1
+   3  Full jitter              6       18          18       12        6        0
+   4  The server says when     3        8           8        5        3        0
+   5  The server says stop     2        2           2        0        0        2
+   6  No cure                  2        2           2        0        0        2
+   7  Deadlines                2        3           3        1        1        1
+   8  The server restarts      2        4           2        2        2        0
+   9  The budget runs out     20       23          23        3        0       20
+  10  Recovery                 7        9           9        2        2        0
   ──────────────────────────────────────────────────────────────────────────────
-  all                         46       74          74       28       12       26
+  all                         49       79          77       30       15       26
 
-  Amplification 1.61: for 46 calls the server saw 74 attempts.
+  Amplification 1.57: for 49 calls the server saw 77 attempts.
   Gave up because of
     exhausted            1   grpcretry: no attempts left
     budget              20   grpcretry: client-side retry budget exhausted
@@ -155,7 +173,9 @@ func TestVerifyNotices(t *testing.T) {
 		want  string
 	}{
 		{"an attempt that the client did not count", func(r *result) { r.records[0].serverSaw = 3 },
-			"the server saw 3 attempts, the client counted 2"},
+			"the server saw 3 attempts, the client sent 2"},
+		{"an attempt that reached a server after all", func(r *result) { r.records[0].steps[0].Unsent = true },
+			"the server saw 2 attempts, the client sent 1"},
 		{"a wait cut short", func(r *result) { r.records[0].steps[1].Start = r.records[0].steps[0].Start },
 			"attempt 2 began 61ms too early"},
 		{"a call that no observer heard of", func(r *result) { r.records[0].steps = nil },
@@ -257,10 +277,10 @@ func TestRunSendsTraces(t *testing.T) {
 	}
 	roots := c.named("scene 2: Outage")
 	calls := c.named("grpcretry.test.v1.EchoService/Echo")
-	if len(roots) != 1 || len(calls) != 46 {
-		t.Fatalf("the collector got %d spans of scene 2 and %d of calls, want 1 and 46", len(roots), len(calls))
+	if len(roots) != 1 || len(calls) != 49 {
+		t.Fatalf("the collector got %d spans of scene 2 and %d of calls, want 1 and 49", len(roots), len(calls))
 	}
-	if want := fmt.Sprintf("Sent %d spans to http://", 46+9); !strings.Contains(out.String(), want) {
+	if want := fmt.Sprintf("Sent %d spans to http://", 49+10); !strings.Contains(out.String(), want) {
 		t.Errorf("run printed\n%s\nwant in it %q", out.String(), want)
 	}
 	got := map[string]bool{}

@@ -69,6 +69,7 @@ func (p *picture) intro() {
 	p.line("  ", p.paint(green, "●"), " succeeded   ", p.paint(red, "×"), " failed   ",
 		p.paint(cyan, "━"), " under way   ", p.paint(yellow, "─"), " backoff   ",
 		p.paint(yellow, "┄"), " wait named by the server")
+	p.line("  ", p.paint(yellow, "·"), " wait for a connection, and then the backoff")
 }
 
 // scene draws the calls of a scene below a common time axis.
@@ -148,6 +149,8 @@ func (p *picture) outcome(r *record, s step) string {
 		return p.paint(green, "rescued by a retry")
 	case s.Err == nil:
 		return ""
+	case d.Retry && d.WaitSource == grpcretry.WaitConnect:
+		return p.paint(yellow, "reached no server; waits for a connection")
 	case d.Retry && errors.Is(s.Err, grpcretry.ErrAttemptTimeout):
 		return p.paint(yellow, "attempt timeout; waits "+waitText(d))
 	case d.Retry:
@@ -208,6 +211,8 @@ func waitSign(s grpcretry.WaitSource) rune {
 	switch s {
 	case grpcretry.WaitPushback, grpcretry.WaitRetryInfo:
 		return '┄'
+	case grpcretry.WaitConnect:
+		return '·'
 	default:
 		return '─'
 	}
@@ -315,13 +320,13 @@ func (p *picture) totals(results []result) {
 	all := tally{stops: map[string]int{}}
 	for _, r := range results {
 		t := r.tally()
-		p.row(fmt.Sprintf("%d  %s", r.number, r.scene.title), t)
+		p.row(fmt.Sprintf("%2d  %s", r.number, r.scene.title), t)
 		all.add(t)
 	}
 	p.line("  ", p.paint(dim, strings.Repeat("─", columns-2)))
 	p.row("all", all)
 	p.line()
-	p.line("  ", p.paint(bold, fmt.Sprintf("Amplification %.2f", float64(all.attempts)/float64(all.calls))),
+	p.line("  ", p.paint(bold, fmt.Sprintf("Amplification %.2f", float64(all.serverSaw)/float64(all.calls))),
 		fmt.Sprintf(": for %d calls the server saw %d attempts.", all.calls, all.serverSaw))
 	p.line("  Gave up because of")
 	for _, reason := range reasons {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,8 +21,10 @@ type scene struct {
 	title    string
 	caption  []string // what the reader sees
 	calls    []plan
-	oneByOne bool // the calls follow each other; else they start together
-	brief    bool // one line for each call
+	away     time.Duration     // how long the server is gone, from before the first call on; 0 if it is there
+	opts     []grpc.CallOption // of every call
+	oneByOne bool              // the calls follow each other; else they start together
+	brief    bool              // one line for each call
 	want     tally
 }
 
@@ -36,14 +39,10 @@ type plan struct {
 }
 
 // newScenes writes the play.
-func newScenes() ([]scene, error) {
-	// The last two scenes share a budget of one retry for every five calls and nothing
-	// else. The default has 10 retries a second on top, which a demo cannot use up.
-	budget, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.2, Window: time.Minute})
-	if err != nil {
-		return nil, err
-	}
-	onBudget := grpcretry.WithBudget(budget)
+func newScenes() []scene {
+	// The last two scenes share a budget with the default settings, which no scene before
+	// them has used. A program needs no option for that.
+	newDefault := grpcretry.WithRatioBudget(grpcretry.RatioBudget{})
 	return []scene{
 		healthy(),
 		outage(),
@@ -52,10 +51,15 @@ func newScenes() ([]scene, error) {
 		serverSaysStop(),
 		noCure(),
 		deadlines(),
-		budgetRunsOut(onBudget),
-		recovery(onBudget),
-	}, nil
+		restart(),
+		budgetRunsOut(newDefault),
+		recovery(newDefault),
+	}
 }
+
+// unlimited is for scenes that make more retries than a client's default budget pays for when
+// hardly a call has been answered. In production stay with the default.
+var unlimited = []grpc.CallOption{grpcretry.WithBudget(grpcretry.Unlimited)}
 
 func healthy() scene {
 	return scene{
@@ -77,7 +81,9 @@ func outage() scene {
 		caption: []string{
 			"The server is UNAVAILABLE for a moment. Each wait is twice the one before;",
 			"the second call meets a longer outage and gives up after 4 attempts.",
+			"Scenes 2 to 4 have no budget: scene 9 shows what the default would say.",
 		},
+		opts: unlimited,
 		calls: []plan{
 			{name: "get cart", script: []answer{down, down, ok}},
 			{name: "get user", script: []answer{down}},
@@ -95,6 +101,7 @@ func jitter() scene {
 			"Six clients find the server UNAVAILABLE at the same moment. With full jitter,",
 			"the default, they do not come back at the same moment: look down the columns.",
 		},
+		opts:  unlimited,
 		brief: true,
 		want:  tally{calls: 6, attempts: 18, rescued: 6},
 	}
@@ -112,6 +119,7 @@ func serverSaysWhen() scene {
 			"Overloaded, it names the wait. Pushback is kept to the millisecond, RetryInfo",
 			"with up to 20 % on top. After either, the backoff begins again at 60 ms.",
 		},
+		opts: unlimited,
 		calls: []plan{
 			{name: "get cart", script: []answer{overloaded(250 * time.Millisecond), ok}},
 			{name: "get user", script: []answer{overQuota(250 * time.Millisecond), ok}},
@@ -151,6 +159,9 @@ func noCure() scene {
 	}
 }
 
+// hangsFor is how long an attempt may hang if another one can follow.
+const hangsFor = 300 * time.Millisecond
+
 func deadlines() scene {
 	return scene{
 		title: "Deadlines",
@@ -160,7 +171,7 @@ func deadlines() scene {
 		},
 		calls: []plan{
 			{name: "get cart", script: []answer{hang, ok}, timeout: 5 * time.Second, opts: []grpc.CallOption{
-				grpcretry.WithAttemptTimeout(300 * time.Millisecond), grpcretry.WithMaxAttempts(2)}},
+				grpcretry.WithAttemptTimeout(hangsFor), grpcretry.WithMaxAttempts(2)}},
 			{name: "get user", script: []answer{overloaded(5 * time.Second)}, timeout: time.Second},
 		},
 		want: tally{calls: 2, attempts: 3, rescued: 1,
@@ -168,43 +179,65 @@ func deadlines() scene {
 	}
 }
 
-// budgetRunsOut has 20 calls, each of which would make 4 attempts. Of 20 calls the budget
-// gets 4 retries, whichever calls take them.
-func budgetRunsOut(onBudget grpcretry.CallOption) scene {
+// restart has calls that find nobody at the server's address. gRPC connects again after a
+// second, give or take a fifth.
+func restart() scene {
+	return scene{
+		title: "The server restarts",
+		caption: []string{
+			"It is gone for 300 ms. Calls that reach no server wait for gRPC to connect",
+			"again, in about a second, and then for their backoff. No budget is charged.",
+		},
+		calls: []plan{
+			{name: "get cart"},
+			{name: "get user", timeout: 5 * time.Second},
+		},
+		away: 300 * time.Millisecond,
+		want: tally{calls: 2, attempts: 4, rescued: 2},
+	}
+}
+
+// budgetRunsOut has 20 calls, each of which would make 4 attempts. The budget has 3 retries,
+// whichever calls take them.
+func budgetRunsOut(newDefault grpcretry.CallOption) scene {
 	s := scene{
 		title: "The budget runs out",
 		caption: []string{
 			"All UNAVAILABLE, for 20 calls at once: 80 attempts, if every call made its 4.",
-			"The budget allows one retry for five calls, so the server gets 24.",
+			"The default budget of a new client has a reserve of 3, so the server gets 23.",
 		},
+		opts:  []grpc.CallOption{newDefault},
 		brief: true,
-		want: tally{calls: 20, attempts: 24,
+		want: tally{calls: 20, attempts: 23,
 			stops: map[string]int{"budget": 20}},
 	}
 	for i := range 20 {
-		s.calls = append(s.calls, plan{
-			name: fmt.Sprintf("call %d", i+1), script: []answer{down}, opts: []grpc.CallOption{onBudget}})
+		s.calls = append(s.calls, plan{name: fmt.Sprintf("call %d", i+1), script: []answer{down}})
 	}
 	return s
 }
 
 // recovery begins with the budget that the scene before has emptied. Its first five calls
-// bring in the one retry that the last one needs.
-func recovery(onBudget grpcretry.CallOption) scene {
+// earn the one retry that the last two need, one after the other.
+func recovery(newDefault grpcretry.CallOption) scene {
 	s := scene{
 		title: "Recovery",
 		caption: []string{
-			"The server is back. Five calls, good or bad, bring in one retry: the budget",
-			"fills again, and the last call, which meets a short outage, is rescued.",
+			"The server is back. Five calls that it answers earn one retry, which rescues",
+			"call 6 from a short outage and, because it did, is there again for call 7.",
 		},
+		opts:     []grpc.CallOption{newDefault},
 		oneByOne: true,
 		brief:    true,
-		want:     tally{calls: 6, attempts: 7, rescued: 1},
+		want:     tally{calls: 7, attempts: 9, rescued: 2},
 	}
-	for i := range 5 {
-		s.calls = append(s.calls, plan{name: fmt.Sprintf("call %d", i+1), opts: []grpc.CallOption{onBudget}})
+	for i := range 7 {
+		p := plan{name: fmt.Sprintf("call %d", i+1)}
+		if i >= 5 {
+			p.script = []answer{down, ok}
+		}
+		s.calls = append(s.calls, p)
 	}
-	s.calls = append(s.calls, plan{name: "call 6", script: []answer{down, ok}, opts: []grpc.CallOption{onBudget}})
 	return s
 }
 
@@ -214,15 +247,20 @@ func (sc scene) play(ctx context.Context, number int, s *server, c *client, trac
 	defer span.End()
 
 	r := result{scene: sc, number: number, records: make([]*record, len(sc.calls))}
+	back := func() error { return nil }
+	if sc.away > 0 {
+		back = s.goAway(ctx, c, sc.away)
+	}
 	var running sync.WaitGroup
 	for i, plan := range sc.calls {
+		plan.opts = slices.Concat(sc.opts, plan.opts)
 		running.Go(func() { r.records[i] = plan.play(ctx, number, s, c) })
 		if sc.oneByOne {
 			running.Wait()
 		}
 	}
 	running.Wait()
-	return r, ctx.Err() // a scene that the reader interrupted proves nothing
+	return r, errors.Join(back(), ctx.Err()) // a scene that the reader interrupted proves nothing
 }
 
 // play makes one call.

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -79,6 +80,7 @@ func hang(ctx context.Context) error {
 type server struct {
 	echov1.UnimplementedEchoServiceServer
 
+	listen func() (net.Listener, error) // at the same address each time
 	grpc   *grpc.Server
 	served chan struct{} // closed when Serve has returned
 
@@ -87,24 +89,44 @@ type server struct {
 	seen    map[string]int      // guarded by mu; attempts, by the message of the call
 }
 
-func startServer(listener net.Listener) *server {
+func startServer(listen func() (net.Listener, error)) (*server, error) {
 	s := &server{
-		grpc:    grpc.NewServer(),
-		served:  make(chan struct{}),
+		listen:  listen,
 		scripts: map[string][]answer{},
 		seen:    map[string]int{},
 	}
-	echov1.RegisterEchoServiceServer(s.grpc, s)
+	return s, s.start()
+}
+
+func (s *server) start() error {
+	listener, err := s.listen()
+	if err != nil {
+		return err
+	}
+	server, served := grpc.NewServer(), make(chan struct{})
+	s.grpc, s.served = server, served
+	echov1.RegisterEchoServiceServer(server, s)
 	go func() {
-		defer close(s.served)
-		_ = s.grpc.Serve(listener) // if it fails early, the calls fail
+		defer close(served)
+		_ = server.Serve(listener) // if it fails early, the calls fail
 	}()
-	return s
+	return nil
 }
 
 func (s *server) stop() {
 	s.grpc.Stop()
 	<-s.served
+}
+
+// goAway stops the server, and starts it again some time after the client has noticed. It
+// returns what waits for that.
+func (s *server) goAway(ctx context.Context, c *client, away time.Duration) (back func() error) {
+	s.stop()
+	for c.GetState() == connectivity.Ready && c.WaitForStateChange(ctx, connectivity.Ready) {
+	}
+	started := make(chan error, 1)
+	time.AfterFunc(away, func() { started <- s.start() })
+	return func() error { return <-started }
 }
 
 // expect sets what the attempts of a call are answered, the last answer for all further
