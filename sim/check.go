@@ -278,6 +278,7 @@ func (h *Hedging) checkFields(path string) error {
 	}
 	return firstOf(
 		check(h.MaxAttempts == 0 || h.MaxAttempts >= 2 && h.MaxAttempts <= mostInFlight, path+".maxAttempts", h.MaxAttempts, fmt.Sprintf("2 to %d", mostInFlight)),
+		h.Budget.check(path+".budget"),
 		checkSpan(path+".delay", h.Delay, 0, longest),
 		only(HedgeAfter, "delay", h.Delay),
 		check((h.Quantile == 0) == (h.Kind != HedgeAtQuantile), path+".quantile", h.Quantile, fmt.Sprintf("between 0 and 1 where the kind is %q, else 0", HedgeAtQuantile)),

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -11,8 +12,8 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// This file is the clients. It does what the loop of an interceptor does, start attempts
-// and wait, and asks the engine everything else.
+// This file is the clients. Like the loop of an interceptor it sends attempts and keeps
+// timers; a [grpcretry.Plan] for each call decides everything else.
 
 // A caller is where calls come from that are alike: a group of clients, or the downstream
 // calls of a server.
@@ -35,9 +36,27 @@ type caller struct {
 type process struct {
 	engine     *grpcretry.Engine
 	budget     grpcretry.Budget
-	hedges     *hedges // nil where no call is hedged
-	classifies bool    // and so reads of an attempt what the engine does not
-	turn       int     // of the target's replicas
+	straight   *grpcretry.Engine    // for calls that pass straight through, because MaxAttempts is 1; else nil
+	delay      grpcretry.HedgeDelay // nil if no call is hedged
+	timeout    time.Duration        // of attempts
+	classifies bool                 // its Classifier reads more of an attempt than the engine does
+	turn       int                  // of the target's replicas
+}
+
+// plan returns the plan of a call that starts at start.
+func (p *process) plan(method string, start, deadline time.Time) (plan *grpcretry.Plan, hedged bool) {
+	delay, hedged := time.Duration(0), false
+	if p.delay != nil {
+		delay, hedged = p.delay.Delay(method, start)
+	}
+	if !hedged && p.straight != nil {
+		return p.straight.Plan(grpcretry.Unlimited, start, deadline), false
+	}
+	plan = p.engine.Plan(p.budget, start, deadline)
+	if hedged {
+		plan.Hedge(delay)
+	}
+	return plan, hedged
 }
 
 // pick is the replica for the next attempt.
@@ -57,20 +76,23 @@ type group struct {
 	stop   int64
 }
 
-// A call is what a client wants. Unless it is hedged it has one attempt in flight, or is
-// waiting.
+// A call is what a client wants.
 type call struct {
-	history grpcretry.History // what the engine knows
-	caller  *caller
-	process *process
-	parent  int32 // the attempt at a server that waits for this call; -1 for none
-	attempt int32 // in flight; -1 while it waits, and of a hedged call
-	race    int32 // of a hedged call; else -1
-	number  int32 // attempts begun
-	over    bool  // ended during a wait, which then leads nowhere
+	plan     *grpcretry.Plan
+	caller   *caller
+	process  *process
+	start    int64
+	deadline int64 // 0 for none
+	parent   int32 // the attempt at a server that waits for this call; -1 for none
+	number   int32 // of the newest attempt
+	hedged   bool
+	over     bool
 
-	wait   time.Duration // before the attempt
-	source grpcretry.WaitSource
+	timers int32 // events to come
+	armed  int64 // when the plan's next decision is due, if there is an event for it; else -1
+
+	open []int32 // the attempts in flight
+	room [2]int32
 }
 
 // An attempt is one try of a call, as client and server see it. It is kept until neither
@@ -78,20 +100,26 @@ type call struct {
 type attempt struct {
 	call    int32
 	child   int32 // the downstream call that it waits for; -1 for none
-	number  int32
-	holders int8 // who knows it
+	holders int8  // who knows it
 	state   state
 	given   bool // the client has given up on it
 	ended   bool // for the client
-	hedge   bool // sent while another one was in flight
 	code    codes.Code
+	flight
 
-	replica  *replica
-	trailer  metadata.MD
-	sent     int64
-	deadline int64 // 0 for none; goes to the server with it
-	since    int64 // when it arrived, and then when its work was begun
-	version  int64 // that it has read, at an optimistic server
+	replica *replica
+	trailer metadata.MD
+	since   int64 // when it arrived, and then when its work was begun
+	version int64 // that it has read, at an optimistic server
+}
+
+// A flight is what the client knows of an attempt.
+type flight struct {
+	number int32
+	hedge  bool
+	source grpcretry.WaitSource
+	wait   time.Duration
+	sent   int64
 }
 
 // A state is where an attempt is, for the server.
@@ -192,68 +220,59 @@ func (r *run) groupCalls(g *group, ref int32) {
 func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 	i, c := r.calls.add()
 	*c = call{
-		history: grpcretry.History{Start: r.time()},
-		caller:  from,
-		process: &from.processes[from.turn],
-		parent:  parent,
-		attempt: -1,
-		race:    -1,
+		caller:   from,
+		process:  &from.processes[from.turn],
+		start:    r.now,
+		deadline: within,
+		parent:   parent,
+		armed:    -1,
 	}
+	c.open = c.room[:0]
 	if from.turn++; from.turn == len(from.processes) {
 		from.turn = 0
 	}
-	deadline := within
-	if from.deadline > 0 && (deadline == 0 || r.now+int64(from.deadline) < deadline) {
-		deadline = r.now + int64(from.deadline)
+	if from.deadline > 0 && (within == 0 || r.now+int64(from.deadline) < within) {
+		c.deadline = r.now + int64(from.deadline)
 	}
-	if deadline > 0 {
-		c.history.Deadline = epoch.Add(time.Duration(deadline))
+	var deadline time.Time
+	if c.deadline > 0 {
+		deadline = epoch.Add(time.Duration(c.deadline))
 	}
+	c.plan, c.hedged = c.process.plan(from.target.method, r.time(), deadline)
 	from.seen.at(r.now).Calls++
 	r.open(from, 1)
-	if c.process.hedges != nil {
-		r.beginRace(i, c)
-	}
 	r.send(i, c)
 	return i
 }
 
 // send begins an attempt.
 func (r *run) send(i int32, c *call) {
-	c.number++
+	sent := c.plan.Sent(r.time())
+	one := flight{int32(sent.Number), sent.Hedge, sent.WaitSource, sent.Wait, r.now}
+	c.number = one.number
 	seen := c.caller.seen.at(r.now)
 	seen.Attempts++
-	if c.number > 1 {
+	if one.number > 1 {
 		seen.Retries++
 	}
-	if c.caller.instant {
-		r.sendAtOnce(i, c)
-		return
-	}
-	ai, a := r.attempts.add()
-	a.call, a.child, a.number = i, -1, c.number
-	a.replica, a.sent = c.process.pick(c.caller.target), r.now
-	a.holders = 2 // the client, and what is on its way
-	if c.race >= 0 {
-		a.hedge = r.races.at(c.race).enter(ai)
-	} else {
-		c.attempt = ai
-	}
-	if a.hedge {
+	if one.hedge {
 		seen.Hedges++
 	}
-	if timeout := c.engine().AttemptTimeout(&c.history, int(c.number)); timeout > 0 {
-		a.deadline = r.now + int64(timeout)
+	if c.caller.instant {
+		r.sendAtOnce(i, c, one)
+		return
 	}
-	if !c.history.Deadline.IsZero() {
-		deadline := int64(c.history.Deadline.Sub(epoch))
-		if a.deadline == 0 || deadline < a.deadline {
-			a.deadline = deadline
-		}
+	r.arm(i, c)
+	ai, a := r.attempts.add()
+	a.call, a.child, a.flight = i, -1, one
+	a.replica = c.process.pick(c.caller.target)
+	a.holders = 2 // the client, and what is on its way
+	c.open = append(c.open, ai)
+	timeout := c.deadline
+	if d := c.attemptTimeout(); d > 0 && (timeout == 0 || r.now+int64(d) < timeout) {
+		timeout = r.now + int64(d)
 	}
-	if a.deadline > 0 && r.put(a.deadline, expires, ai) {
-		a.holders++
-	}
+	r.expireAt(timeout, ai, a)
 	if delay := r.network.draw(); delay > 0 {
 		r.travel(r.after(delay), arrives, ai, a)
 	} else {
@@ -261,17 +280,32 @@ func (r *run) send(i int32, c *call) {
 	}
 }
 
+// attemptTimeout is that of the newest attempt; 0 for none.
+func (c *call) attemptTimeout() time.Duration {
+	if c.process.straight != nil && !c.hedged {
+		return 0
+	}
+	return c.plan.AttemptTimeout()
+}
+
+// expireAt sets a timer for an attempt, unless at is 0.
+func (r *run) expireAt(at int64, ai int32, a *attempt) {
+	if at > 0 && r.put(at, expires, ai) {
+		a.holders++
+	}
+}
+
 // sendAtOnce makes an attempt that is over before any time passes, so that nobody has to
 // remember it. It is only a short way to the same end.
-func (r *run) sendAtOnce(i int32, c *call) {
+func (r *run) sendAtOnce(i int32, c *call, one flight) {
 	s := c.process.pick(c.caller.target)
 	seen := s.seen.at(r.now)
-	answer := r.ask(s, seen, c.number)
+	answer := r.ask(s, seen, one.number)
 	if answer.Code == codes.OK {
 		seen.Served++
 	}
 	r.newFailure(failures[answer.Code]).Attempt.Trailer = r.post.trailer(answer)
-	r.settle(i, c, c.number, r.now)
+	r.settle(i, c, one)
 }
 
 // travel puts an event of an attempt that one of its holders waits for.
@@ -297,21 +331,33 @@ func (r *run) answered(ai int32, a *attempt) {
 	r.release(ai, a)
 }
 
-// expires is when the timeout of an attempt, or the deadline of its call, is reached.
+// expires is when the attempt timeout, or the deadline of the call, is reached.
 func (r *run) expires(ai int32, a *attempt) {
 	if !a.ended {
-		c := r.calls.at(a.call)
-		if d := c.history.Deadline; !d.IsZero() && !r.time().Before(d) {
-			r.newFailure(failures[codes.DeadlineExceeded]).CtxErr = context.DeadlineExceeded
-		} else {
-			r.newFailure(grpcretry.ErrAttemptTimeout).TimedOut = true
-		}
-		r.abandon(ai, a)
+		r.expire(ai, a)
 	}
 	r.release(ai, a)
 }
 
-// newFailure readies the failure that is next told to the engine.
+// expire ends an attempt at the deadline, and at the attempt timeout if the plan says so.
+func (r *run) expire(ai int32, a *attempt) {
+	c := r.calls.at(a.call)
+	if c.deadline > 0 && r.now >= c.deadline {
+		r.newFailure(failures[codes.DeadlineExceeded]).CtxErr = context.DeadlineExceeded
+		r.abandon(ai, a)
+		return
+	}
+	r.newFailure(grpcretry.ErrAttemptTimeout)
+	step := c.plan.Overdue(r.engine, r.describe(c, a.flight), r.time(), r.jitter.Float64())
+	if !step.Cut {
+		r.expireAt(c.deadline, ai, a)
+		return
+	}
+	r.newFailure(grpcretry.ErrAttemptTimeout).TimedOut = true
+	r.abandon(ai, a)
+}
+
+// newFailure readies the failure that is reported to the plan next.
 func (r *run) newFailure(err error) *grpcretry.Failure {
 	f := &r.failure
 	f.Attempt.Err, f.Attempt.Trailer = err, nil
@@ -345,93 +391,147 @@ func (r *run) cancel(ai int32, a *attempt) {
 func (r *run) endAttempt(ai int32, a *attempt) {
 	a.ended = true
 	c := r.calls.at(a.call)
-	if c.race >= 0 {
-		r.leaveRace(ai, a, c)
-	} else {
-		c.attempt = -1
-		r.settle(a.call, c, a.number, a.sent)
-	}
+	at := slices.Index(c.open, ai)
+	c.open = slices.Delete(c.open, at, at+1)
+	r.settle(a.call, c, a.flight)
 	r.release(ai, a)
 }
 
-// settle is what follows from the only attempt of a call, which has ended: with success if
-// the failure has no error, else the engine is asked.
-func (r *run) settle(i int32, c *call, number int32, sent int64) {
-	f := &r.failure
-	budget := c.process.budget
-	if h := c.process.hedges; h != nil {
-		if f.Attempt.Err == nil && number == 1 {
-			h.delay.Answered(c.caller.target.method, time.Duration(r.now-sent), false, r.time())
-		}
-		if h.straight {
-			budget = grpcretry.Unlimited // it hears nothing of calls that pass straight through
-		}
-	}
-	if f.Attempt.Err == nil {
-		budget.Deposit(grpcretry.Outcome{Attempt: int(number), Result: grpcretry.Succeeded})
-		r.endCall(i, c, ending{number: number})
+// settle does what follows from the end of an attempt: success if the failure has no error.
+func (r *run) settle(i int32, c *call, one flight) {
+	err := r.failure.Attempt.Err
+	if err == nil {
+		c.measured(r, one, false)
+		r.loseAll(c, true)
+		c.plan.Succeeded(r.ended(c, one))
+		r.endCall(i, c, ending{number: one.number, hedge: one.hedge})
 		return
 	}
-	v := r.judge(c, budget, number, sent, flight{wait: c.wait, source: c.source})
-	if !v.Retry {
-		r.endCall(i, c, ending{number: number, err: f.Attempt.Err, reason: v.Reason})
+	c.caller.seen.at(r.now).Wasted++
+	step := c.plan.Failed(r.engine, r.describe(c, one), r.time(), r.jitter.Float64())
+	if step.End {
+		r.loseAll(c, false)
+		r.endCall(i, c, ending{number: one.number, hedge: one.hedge, err: err, reason: step.Reason})
 		return
 	}
-	c.history.Retried(v)
-	c.wait, c.source = v.Wait, v.WaitSource
-	r.put(r.now+int64(v.Wait), callRetries, i)
+	r.follow(i, c, step)
 }
 
-// judge asks the engine about the failure of an attempt.
-func (r *run) judge(c *call, budget grpcretry.Budget, number int32, sent int64, fl flight) grpcretry.Verdict {
+// ended is what a plan needs to know of an attempt that ends now.
+func (r *run) ended(c *call, one flight) grpcretry.Attempt {
+	return grpcretry.Attempt{Number: int(one.number), Hedge: one.hedge, Late: r.late(c, one)}
+}
+
+// late reports whether an attempt that was not cut has run for the attempt timeout.
+func (r *run) late(c *call, one flight) bool {
+	d := c.process.timeout
+	return d > 0 && r.now-one.sent >= int64(d)
+}
+
+// describe completes the failure of an attempt.
+func (r *run) describe(c *call, one flight) *grpcretry.Failure {
 	f := &r.failure
-	c.caller.seen.at(r.now).Wasted++
 	if c.caller.deaf {
 		f.Attempt.Trailer = nil
 	}
-	now := r.time()
-	f.Attempt.Number, f.Made = int(number), int(c.number)
+	f.Attempt.Number, f.Attempt.Hedge = int(one.number), one.hedge
+	f.Attempt.Late = !f.TimedOut && r.late(c, one)
 	if c.process.classifies {
 		f.Attempt.Method = c.caller.target.method
-		f.Attempt.Hedge = fl.hedge
-		f.Attempt.Wait, f.Attempt.WaitSource = fl.wait, fl.source
-		f.Attempt.Duration = time.Duration(r.now - sent)
-		f.Attempt.Start = now.Add(-f.Attempt.Duration)
+		f.Attempt.Wait, f.Attempt.WaitSource = one.wait, one.source
+		f.Attempt.Duration = time.Duration(r.now - one.sent)
+		f.Attempt.Start = r.time().Add(-f.Attempt.Duration)
 	}
-	return c.engine().Judge(r.engine, budget, &c.history, f, now, r.jitter.Float64())
+	return f
 }
 
-// engine is the one that the call obeys.
-func (c *call) engine() *grpcretry.Engine {
-	if c.race >= 0 {
-		return c.process.hedges.engine
+// measured reports to the delay how long a first attempt took; lost, if another one won.
+func (c *call) measured(r *run, one flight, lost bool) {
+	if d := c.process.delay; d != nil && one.number == 1 {
+		d.Answered(c.caller.target.method, time.Duration(r.now-one.sent), lost, r.time())
 	}
-	return c.process.engine
 }
 
-// retries is when the wait before an attempt is over.
-func (r *run) retries(i int32, c *call) {
-	if c.over {
-		r.calls.remove(i)
+// follow does what a step says, unless that is the end.
+func (r *run) follow(i int32, c *call, step grpcretry.Step) {
+	switch {
+	case step.Send && c.hedged:
+		r.send(i, c)
+	case step.Send: // an event, because a call whose waits are 0 may have attempts without end
+		r.put(r.now, callSends, i)
+		c.timers++
+	default:
+		r.arm(i, c)
+	}
+}
+
+// arm sets the timer of a call to when its plan has something due.
+func (r *run) arm(i int32, c *call) {
+	due := c.plan.DueAt()
+	if due.IsZero() {
+		return // what is set already will find that
+	}
+	if at := int64(due.Sub(epoch)); at != c.armed && r.put(at, callDue, i) {
+		c.timers++
+		c.armed = at
+	}
+}
+
+// sends is when the next attempt follows the failed one without a wait.
+func (r *run) sends(i int32, c *call) {
+	if r.timerEnds(i, c) {
+		r.send(i, c)
+	}
+}
+
+// due is when the plan had something due, as things were when that was set.
+func (r *run) due(i int32, c *call) {
+	if !r.timerEnds(i, c) {
 		return
 	}
-	r.send(i, c)
+	if c.armed == r.now {
+		c.armed = -1
+	}
+	due := c.plan.DueAt()
+	if due.IsZero() || r.time().Before(due) {
+		return
+	}
+	step := c.plan.Due(r.time())
+	if step.Reason == grpcretry.ErrBudgetExhausted { //nolint:errorlint // the plan's own value
+		c.caller.seen.at(r.now).Suppressed++
+	}
+	if step.Send {
+		r.send(i, c)
+		return
+	}
+	r.arm(i, c)
+}
+
+// timerEnds reports whether the call that an event was for goes on. If not, and no other event
+// is to come, the call is forgotten.
+func (r *run) timerEnds(i int32, c *call) bool {
+	c.timers--
+	goesOn := !c.over
+	r.forget(i, c)
+	return goesOn
+}
+
+// forget removes a call that is over, once no event is to come.
+func (r *run) forget(i int32, c *call) {
+	if c.over && c.timers == 0 {
+		r.calls.remove(i)
+	}
 }
 
 // cancelCall ends a downstream call whose caller has given up.
 func (r *run) cancelCall(i int32) {
 	c := r.calls.at(i)
-	if c.race >= 0 {
-		r.cancelRace(i, c)
-		return
-	}
-	if c.attempt >= 0 {
+	if len(c.open) > 0 {
 		r.newFailure(failures[codes.Canceled]).CtxErr = context.Canceled
-		r.abandon(c.attempt, r.attempts.at(c.attempt))
+		r.abandon(c.open[0], r.attempts.at(c.open[0]))
 		return
 	}
-	c.process.budget.Refund() // the retry is never sent
-	c.over = true
+	c.plan.Leave()
 	r.endCall(i, c, ending{number: c.number, err: failures[codes.Canceled], reason: context.Canceled})
 }
 
@@ -448,7 +548,7 @@ func (r *run) endCall(i int32, c *call, e ending) {
 	r.open(from, -1)
 	r.over++
 	r.last = r.now
-	latency := r.now - int64(c.history.Start.Sub(epoch))
+	latency := r.now - c.start
 	seen := from.seen.at(r.now)
 	from.perCall = append(from.perCall, c.number)
 	from.Outcomes[grpcretry.OutcomeName(grpcretry.Event{
@@ -465,9 +565,8 @@ func (r *run) endCall(i int32, c *call, e ending) {
 		from.target.seen.at(r.now).Refused++
 	}
 	parent := c.parent
-	if !c.over {
-		r.calls.remove(i)
-	}
+	c.over = true
+	r.forget(i, c)
 	if parent >= 0 {
 		r.called(parent, codeOf(e.err))
 	}

@@ -33,8 +33,9 @@ func (b *spy) Withdraw(time.Time) bool {
 	return true
 }
 
-// hedgedCall is one call to a server, hedged each second.
+// hedgedCall is one call to a server, hedged each second. Only b limits its hedges.
 func hedgedCall(h Hedging, b grpcretry.Budget) (Scenario, Strategy) {
+	h.Budget = Budget{Kind: UnlimitedBudget}
 	s := small()
 	s.Bucket = 50 * ms
 	s.Groups[0].Clients = 1
@@ -205,7 +206,7 @@ func TestBudgetHearsOfLosersLast(t *testing.T) {
 	s, strategy := hedgedCall(Hedging{Kind: HedgeAfter, Delay: sec}, budget)
 	s.Servers[0].Latency.Mean = 3 * sec
 	mustRun(t, s, strategy)
-	want := []grpcretry.Outcome{{Attempt: 2, Result: grpcretry.Ignored}, {Attempt: 1, Result: grpcretry.Succeeded}}
+	want := []grpcretry.Outcome{{Attempt: 2, Hedge: true, Result: grpcretry.Ignored}, {Attempt: 1, Result: grpcretry.Succeeded}}
 	if !slices.Equal(budget.heard, want) {
 		t.Errorf("the budget heard %v, want %v", budget.heard, want)
 	}

@@ -38,8 +38,8 @@ func Run(ctx context.Context, s Scenario, strategy Strategy, watch func(Progress
 	return r.result(err == nil), err
 }
 
-// epoch is the time 0, in the time of the engine and the budgets. It is far from now, so
-// that nothing can take one clock for the other.
+// epoch is the time 0, in the time of the plans and the budgets. It is far from now, so that
+// nothing can take one clock for the other.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // A run is a simulation under way. What happens is one of few kinds of event, each with a
@@ -50,13 +50,12 @@ type run struct {
 	end      int64 // nothing happens later
 	bucket   int64
 	now      int64
-	clock    time.Time // now, as the engine knows it; see time
+	clock    time.Time // now, as the plans know it; see time
 	queue    queue
 	events   int64
 
 	calls    slab[call]
 	attempts slab[attempt]
-	races    slab[race]
 
 	groups     []*group
 	servers    []*server
@@ -81,8 +80,8 @@ type eventKind uint8
 
 const (
 	groupCalls   eventKind = iota // group: the next call, or all of them
-	callRetries                   // call: its wait is over
-	hedgeDue                      // race: its next attempt is due, unless that was put off
+	callSends                     // call: its next attempt follows without a wait
+	callDue                       // call: its plan has something due, unless that has changed
 	arrives                       // attempt: at the server
 	writes                        // attempt: at an optimistic server, for the second time
 	worked                        // attempt: its work is done
@@ -208,10 +207,10 @@ func (r *run) handle(e event) {
 	switch e.kind {
 	case groupCalls:
 		r.groupCalls(r.groups[e.ref], e.ref)
-	case callRetries:
-		r.retries(e.ref, r.calls.at(e.ref))
-	case hedgeDue:
-		r.hedgeDue(e.ref, r.races.at(e.ref))
+	case callSends:
+		r.sends(e.ref, r.calls.at(e.ref))
+	case callDue:
+		r.due(e.ref, r.calls.at(e.ref))
 	case arrives:
 		r.arrives(e.ref, r.attempts.at(e.ref))
 	case writes:
@@ -243,7 +242,7 @@ func (r *run) progress() Progress {
 	return p
 }
 
-// time is now, as the engine knows it.
+// time is now, as the plans know it.
 func (r *run) time() time.Time {
 	if r.clock.IsZero() {
 		r.clock = epoch.Add(time.Duration(r.now))

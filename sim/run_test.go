@@ -290,9 +290,6 @@ func TestNothingIsLost(t *testing.T) {
 		if kept := int(r.calls.n) - len(r.calls.free); kept != 0 {
 			t.Errorf("seed %d: %d calls are kept", seed, kept)
 		}
-		if kept := int(r.races.n) - len(r.races.free); kept != 0 {
-			t.Errorf("seed %d: %d hedged calls are kept", seed, kept)
-		}
 		kept := int(r.attempts.n) - len(r.attempts.free)
 		for _, one := range r.servers {
 			for k := range one.replicas {

@@ -262,6 +262,10 @@ type Hedging struct {
 	// those of the policy, an empty list none.
 	NonFatalCodes []codes.Code
 
+	// Budget is what each process may spend on hedges, besides the Budget of the strategy; ""
+	// means the library's default.
+	Budget Budget
+
 	// New makes the delay of one process, of any type; with it Kind is "". It is not part of
 	// a file.
 	New func() grpcretry.HedgeDelay

@@ -183,7 +183,7 @@ func (r *run) worked(ai int32, a *attempt) {
 		a.state = calling
 		a.child = -1
 		s.calls.turn = s.index // a replica is a process
-		child := r.newCall(s.calls, ai, a.deadline)
+		child := r.newCall(s.calls, ai, r.calls.at(a.call).deadline)
 		if a.state == calling { // the call is not over yet
 			a.child = child
 		}

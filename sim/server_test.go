@@ -181,13 +181,14 @@ func TestDownstreamCallsEndWithTheirCaller(t *testing.T) {
 		t.Errorf("the client's call: %v after %v; want a failure after 2s", got.Outcomes, got.FailedAfter.Max)
 	}
 
-	// An attempt timeout of the client's cancels what its attempt waits for.
+	// An attempt timeout of the client's cancels what its attempt waits for. The server knows
+	// nothing of it, and the last attempt has none.
 	s.Groups[0].Deadline = 10 * sec
 	s.Groups[0].Strategy = &Strategy{Policy: grpcretry.Policy{
 		MaxAttempts: 2, AttemptTimeout: 1500 * ms, Backoff: grpcretry.Constant(0)}}
 	r = mustRun(t, s, strategy)
-	if down := r.Downstream[0]; down.Calls != 2 || down.Outcomes["deadline"] != 2 {
-		t.Errorf("downstream: %d calls, %v; want 2", down.Calls, down.Outcomes)
+	if down := r.Downstream[0]; down.Calls != 2 || down.Outcomes["cancelled"] != 1 || down.Outcomes["deadline"] != 1 || down.Attempts != 2+9 {
+		t.Errorf("downstream: %d calls with %d attempts, %v; want 2 with 2 and 9, the first cancelled after 1.5s", down.Calls, down.Attempts, down.Outcomes)
 	}
 }
 

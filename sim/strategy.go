@@ -10,51 +10,54 @@ import (
 
 // process makes an engine and a budget, as a process has them.
 func (s *Strategy) process() (process, error) {
+	out := process{classifies: s.Policy.Classifier != nil}
+	fail := func(what string, err error) (process, error) {
+		return process{}, fmt.Errorf("strategy %q: %s: %w", s.Name, what, err)
+	}
 	e, err := grpcretry.NewEngine(s.Policy)
 	if err != nil {
-		return process{}, fmt.Errorf("strategy %q: policy: %w", s.Name, err)
+		return fail("policy", err)
 	}
-	h, err := s.hedges()
-	if err != nil {
-		return process{}, fmt.Errorf("strategy %q: hedging: %w", s.Name, err)
+	if s.Policy.MaxAttempts == 1 {
+		out.straight = e
 	}
-	b, err := s.Budget.Make()
-	if err != nil {
-		return process{}, fmt.Errorf("strategy %q: budget: %w", s.Name, err)
+	out.engine = e
+	if s.Hedging != nil {
+		p := s.Policy
+		if p.Hedging, err = s.Hedging.Make(); err != nil {
+			return fail("hedging", err)
+		}
+		out.delay = p.Hedging.Delay
+		if out.engine, err = grpcretry.NewEngine(p); err != nil {
+			return fail("hedging", err)
+		}
+		out.engine.Policy().Hedging.Budget.Balance(epoch)
 	}
-	if b == nil {
-		b = e.Policy().Budget // the library's default, of this engine alone
+	if out.budget, err = s.Budget.Make(); err != nil {
+		return fail("budget", err)
 	}
-	return process{engine: e, budget: b, hedges: h, classifies: s.Policy.Classifier != nil}, nil
+	if out.budget == nil {
+		out.budget = out.engine.Policy().Budget // the library's default, of this engine alone
+	}
+	out.timeout = s.Policy.AttemptTimeout
+	out.budget.Balance(epoch) // so that it knows of no other clock
+	return out, nil
 }
 
-// hedges makes what a process needs for calls that are hedged; nil if none are.
-func (s *Strategy) hedges() (*hedges, error) {
-	p := s.Policy
-	p.Hedging = s.Hedging.Make()
-	if p.Hedging == nil {
+// Make is the library's form for one process, with a delay and a budget of its own; nil for
+// nil.
+func (h *Hedging) Make() (*grpcretry.Hedging, error) {
+	if h == nil {
 		return nil, nil
 	}
-	e, err := grpcretry.NewEngine(p)
+	budget, err := h.Budget.Make()
 	if err != nil {
-		return nil, err
-	}
-	return &hedges{
-		engine:      e,
-		delay:       p.Hedging.Delay,
-		maxAttempts: e.Policy().Hedging.MaxAttempts,
-		straight:    p.MaxAttempts == 1,
-	}, nil
-}
-
-// Make is the library's form for one process, with a delay of its own; nil for nil.
-func (h *Hedging) Make() *grpcretry.Hedging {
-	if h == nil {
-		return nil
+		return nil, fmt.Errorf("budget: %w", err)
 	}
 	out := &grpcretry.Hedging{
 		MaxAttempts:       h.MaxAttempts,
 		NonFatalCodes:     h.NonFatalCodes,
+		Budget:            budget,
 		AllMethodsAreSafe: true,
 	}
 	switch {
@@ -65,7 +68,7 @@ func (h *Hedging) Make() *grpcretry.Hedging {
 	default:
 		out.Delay = grpcretry.HedgeAfter(h.Delay)
 	}
-	return out
+	return out, nil
 }
 
 // Make is the budget for one process; nil stands for the library's default.

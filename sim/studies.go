@@ -428,11 +428,19 @@ func slowAnswers(name string) Scenario {
 }
 
 func hedgedAfter(name string, d time.Duration, b Budget) Strategy {
-	return Strategy{Name: name, Hedging: &Hedging{Kind: HedgeAfter, Delay: d}, Budget: b}
+	return hedged(name, Hedging{Kind: HedgeAfter, Delay: d}, b)
 }
 
 func hedgedAt(name string, q float64, b Budget) Strategy {
-	return Strategy{Name: name, Hedging: &Hedging{Kind: HedgeAtQuantile, Quantile: q, AtLeast: 5 * ms, AtMost: sec}, Budget: b}
+	return hedged(name, Hedging{Kind: HedgeAtQuantile, Quantile: q, AtLeast: 5 * ms, AtMost: sec}, b)
+}
+
+// hedged is a strategy whose hedges spend from b alone, unless that is the default.
+func hedged(name string, h Hedging, b Budget) Strategy {
+	if b.Kind != DefaultBudget {
+		h.Budget = Budget{Kind: UnlimitedBudget}
+	}
+	return Strategy{Name: name, Hedging: &h, Budget: b}
 }
 
 func tails() Study {

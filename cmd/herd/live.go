@@ -377,8 +377,10 @@ func beginnings(g sim.Group) (at []time.Duration) {
 }
 
 func (c *liveClients) retrier(strategy sim.Strategy) (*grpcretry.Retrier, error) {
-	policy := strategy.Policy
-	policy.Hedging = strategy.Hedging.Make()
+	policy, err := strategy.Policy, error(nil)
+	if policy.Hedging, err = strategy.Hedging.Make(); err != nil {
+		return nil, err
+	}
 	opts := []grpcretry.Option{grpcretry.WithPolicy(policy), grpcretry.WithObserver(c.observe)}
 	budget, err := strategy.Budget.Make()
 	if err != nil {

@@ -115,8 +115,8 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 	narrow := func(p sim.Pushback) sim.Server {
 		return sim.Server{Capacity: 20, Window: 50 * ms, RejectCode: codes.Unavailable, Latency: sim.Distribution{Mean: 120 * ms}, Pushback: p}
 	}
-	after := &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, MaxAttempts: 3}
 	unlimited := sim.Budget{Kind: sim.UnlimitedBudget}
+	after := &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, MaxAttempts: 3, Budget: unlimited}
 	for _, tt := range []struct {
 		name     string
 		server   sim.Server
@@ -140,7 +140,7 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 			return s
 		}(), nil, sim.Strategy{Hedging: after, Budget: unlimited}, []string{"not_retryable"}},
 		{"own non-fatal codes", narrow(sim.Pushback{}), nil,
-			sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, NonFatalCodes: []codes.Code{codes.Internal}}, Budget: unlimited}, []string{"not_retryable"}},
+			sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, NonFatalCodes: []codes.Code{codes.Internal}, Budget: unlimited}, Budget: unlimited}, []string{"not_retryable"}},
 		{"pushback, a wait", narrow(sim.Pushback{Kind: sim.FixedPushback, Delay: 41 * ms}), nil,
 			sim.Strategy{Hedging: after, Budget: unlimited}, []string{"first_try"}},
 		{"pushback, a wait with nothing under way", sim.Server{Outages: []sim.Outage{down(1090*ms, 200*ms)}, Pushback: sim.Pushback{Kind: sim.FixedPushback, Delay: 150 * ms}}, nil,
@@ -165,9 +165,9 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 13 * ms, MaxAttempts: 9}}, []string{"first_try"}},
 		{"at a quantile", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(2090*ms, 20*ms), silent(7090*ms, 20*ms), silent(9090*ms, 20*ms), silent(9290*ms, 20*ms)}}, func(s *sim.Scenario) {
 			s.Groups[0].Stop = 80 * time.Second
-		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8}, Budget: unlimited}, []string{"first_try", "hedge_won", "deadline_exceeded"}},
+		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8, Budget: unlimited}, Budget: unlimited}, []string{"first_try", "hedge_won", "deadline_exceeded"}},
 		{"at a quantile that is not known yet, without retries", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{down(2090*ms, 20*ms), down(7090*ms, 20*ms), silent(8090*ms, 20*ms)}}, nil,
-			sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}, Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8},
+			sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}, Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8, Budget: unlimited},
 				Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 2, TokenRatio: 0.1}}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
