@@ -32,8 +32,9 @@ type Hedging struct {
 	// Budget is what hedges spend from, in addition to the budget of the method: both must
 	// allow a hedge. An attempt that is sent when no other is in flight is a retry and spends
 	// from the latter alone. A hedge's token is not returned when it wins. nil means 10% of
-	// answered calls, without a reserve, one such budget per Retrier and target: so a client
-	// sends no hedge before ten calls were answered within 10 s. [Unlimited] turns it off.
+	// the calls that were answered in the last second, and one hedge that is kept for longer,
+	// one such budget per Retrier and target: so a client sends no hedge before ten calls were
+	// answered. [Unlimited] turns it off.
 	Budget Budget
 	// AllMethodsAreSafe says that every method of the service may run twice at the same
 	// time. Without it [New] refuses hedging for all methods: only who names the

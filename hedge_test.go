@@ -660,3 +660,34 @@ func TestHedgesStayUnderTheBudgetWhenAllGetSlow(t *testing.T) {
 type countedEvents struct{ n atomic.Int64 }
 
 func (c *countedEvents) observe(context.Context, Event) { c.n.Add(1) }
+
+// Hedges are not saved up: what calls earn can be spent for a second, and one hedge is kept.
+func TestDefaultHedgeBudget(t *testing.T) {
+	b := newHedgeBudget()
+	at := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	answered := func(calls int, within time.Duration) {
+		for range calls {
+			b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+		}
+		at = at.Add(within)
+	}
+	for _, tt := range []struct {
+		name        string
+		calls       int
+		within      time.Duration
+		least, most float64
+	}{
+		{"at the start", 0, 0, 0, 0},
+		{"nine calls", 9, time.Second, 0.9, 0.9},
+		{"ten calls", 1, time.Second, 1, 1},
+		{"an hour later", 0, time.Hour, 1, 1},
+		{"a thousand calls in half a second", 1000, time.Second / 2, 100, 101},
+		{"ten thousand in the next ten", 10_000, 10 * time.Second, 100, 106},
+		{"a quiet second later", 0, 1100 * time.Millisecond, 1, 1},
+	} {
+		answered(tt.calls, tt.within)
+		if got := b.Balance(at); got < tt.least-1e-6 || got > tt.most+1e-6 {
+			t.Errorf("%s: balance %v, want %v to %v", tt.name, got, tt.least, tt.most)
+		}
+	}
+}

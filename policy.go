@@ -259,12 +259,22 @@ func (p *policy) public() Policy {
 type budgets struct{ retries, hedges Budget }
 
 func defaultBudgets() budgets {
-	return budgets{retries: perTargetRatio(defaultRatioBudget), hedges: perTargetRatio(hedgeRatioBudget.filled())}
+	return budgets{retries: perTargetRatio(defaultRatioBudget), hedges: &perTarget{newBudget: newHedgeBudget, settings: hedgeRatioBudget}}
 }
 
-// hedgeRatioBudget has no reserve: hedges are an extra that a fleet which has just started, or
-// a server that answers nobody, can do without.
-var hedgeRatioBudget = RatioBudget{Ratio: 0.1}
+// hedgeRatioBudget is 10% of answered calls. The window is short, because what is saved up in
+// good times would be spent at once when everything becomes slow, on top of the share: with a
+// window of 10 s that alone overloads a server that has a fifth of its capacity to spare (study
+// tail-slow in docs/herd.md). The reserve keeps one hedge for clients with few calls. It is
+// empty at the start: hedges are an extra that a fleet which has just started, or a server
+// that answers nobody, can do without.
+var hedgeRatioBudget = RatioBudget{Ratio: 0.1, Reserve: 1, Window: time.Second}
+
+func newHedgeBudget() Budget {
+	b := newRatioBudget(hedgeRatioBudget)
+	b.reserve = 0
+	return b
+}
 
 // budgetFor returns what calls to a target spend from, if they spend from b.
 func budgetFor(b Budget, dialed string, canonical func() string) Budget {
