@@ -18,7 +18,8 @@ const (
 	mostRate      = 10_000_000  // calls per second
 	mostBuckets   = 10_000_000  // entries of a series
 	mostProcesses = 1_000_000
-	mostThings    = 1_000 // groups, servers, strategies, outages, replicas
+	mostReplicas  = 10_000
+	mostThings    = 1_000 // groups, servers, strategies, outages
 	mostInFlight  = 1_000 // attempts of a call
 )
 
@@ -142,7 +143,7 @@ func (g *Group) check(path string, s *Scenario) error {
 
 func (s *Server) check(path string) error {
 	err := firstOf(
-		check(s.Replicas >= 0 && s.Replicas <= mostThings, path+".replicas", s.Replicas, fmt.Sprintf("0 to %d", mostThings)),
+		check(s.Replicas >= 0 && s.Replicas <= mostReplicas, path+".replicas", s.Replicas, fmt.Sprintf("0 to %d", mostReplicas)),
 		check(s.Replicas <= 1 || !s.Optimistic, path+".replicas", s.Replicas, "one of an optimistic server"),
 		checkNumber(path+".capacity", s.Capacity, 0, mostRate),
 		checkSpan(path+".window", s.Window, 0, longest),
@@ -161,11 +162,21 @@ func (s *Server) check(path string) error {
 	if err != nil {
 		return err
 	}
-	after := time.Duration(0)
+	after := make([]time.Duration, s.replicas()+1) // when the last outage of each replica is over, and of all at 0
 	for i, o := range s.Outages {
 		at := fmt.Sprintf("%s.outages[%d]", path, i)
 		err := firstOf(
-			checkSpan(at+".from", o.From, after, longest),
+			check(o.Replica >= 0 && o.Replica <= s.replicas(), at+".replica", o.Replica, fmt.Sprintf("0 (all) to %d", s.replicas())),
+		)
+		if err != nil {
+			return err
+		}
+		least := max(after[0], after[o.Replica])
+		if o.Replica == 0 {
+			least = slices.Max(after)
+		}
+		err = firstOf(
+			checkSpan(at+".from", o.From, least, longest),
 			checkSpan(at+".for", o.For, 1, longest),
 			checkSpan(at+".slowStart", o.SlowStart, 0, longest),
 			checkNumber(at+".left", o.Left, 0, 1),
@@ -176,7 +187,7 @@ func (s *Server) check(path string) error {
 		if err != nil {
 			return err
 		}
-		after = o.From + o.For + o.SlowStart
+		after[o.Replica] = o.From + o.For + o.SlowStart
 	}
 	return nil
 }
@@ -229,16 +240,25 @@ func (s *Strategy) check(path string) error {
 }
 
 func (b *Budget) check(path string) error {
-	kinds := []BudgetKind{DefaultBudget, UnlimitedBudget, RatioBudget, ThrottleBudget, RateBudget, ConcurrencyBudget, AllBudgets}
+	kinds := []BudgetKind{DefaultBudget, UnlimitedBudget, RatioBudget, FinagleBudget, ThrottleBudget, RateBudget, ConcurrencyBudget, AllBudgets}
 	only := func(kind BudgetKind, field string, set bool, value any) error {
 		return check(!set || b.Kind == kind, path+"."+field, value, fmt.Sprintf("0 unless the kind is %q", kind))
 	}
+	shared := func(field string, set bool, value any) error { // RatioBudget and FinagleBudget
+		return check(!set || b.Kind == RatioBudget || b.Kind == FinagleBudget, path+"."+field, value,
+			fmt.Sprintf("0 unless the kind is %q or %q", RatioBudget, FinagleBudget))
+	}
+	finagle := b.Kind == FinagleBudget
 	err := firstOf(
 		checkOneOf(path+".kind", b.Kind, kinds),
 		check(b.New == nil || b.Kind == DefaultBudget, path+".kind", b.Kind, `"" where New makes the budget`),
-		only(RatioBudget, "ratio", b.Ratio != 0, b.Ratio),
-		only(RatioBudget, "minPerSecond", b.MinPerSecond != 0, b.MinPerSecond),
-		only(RatioBudget, "window", b.Window != 0, b.Window),
+		shared("ratio", b.Ratio != 0, b.Ratio),
+		only(RatioBudget, "reserve", b.Reserve != 0, b.Reserve),
+		shared("minPerSecond", b.MinPerSecond != 0, b.MinPerSecond),
+		shared("window", b.Window != 0, b.Window),
+		check(!finagle || b.Ratio >= 0 && b.Ratio <= mostRate, path+".ratio", b.Ratio, "at least 0"),
+		check(!finagle || b.MinPerSecond >= 0 && b.MinPerSecond <= mostRate, path+".minPerSecond", b.MinPerSecond, "at least 0"),
+		check(!finagle || b.Window == 0 || b.Window >= time.Millisecond && b.Window <= longest, path+".window", b.Window, "at least 1ms, or 0 for 10s"),
 		only(ThrottleBudget, "maxTokens", b.MaxTokens != 0, b.MaxTokens),
 		only(ThrottleBudget, "tokenRatio", b.TokenRatio != 0, b.TokenRatio),
 		only(RateBudget, "perSecond", b.PerSecond != 0, b.PerSecond),

@@ -1,31 +1,35 @@
 // Package sim simulates many clients that retry against servers that fail, so that a
 // policy can be tried before an incident does. It drives the decision engine and the
 // budgets of package grpcretry themselves, in virtual time: a minute of a thousand clients
-// takes milliseconds, and what it shows is what the library would do.
+// takes milliseconds, and the result is what the library would do.
 //
 // A [Scenario] has groups of clients, servers, and the strategies to compare. [Run]
 // simulates it under one of them, [Compare] under all. The [Studies] are shipped scenarios
-// that each teach something; program cmd/herd runs and draws them, and docs/herd.md shows
-// what they teach. [ReadScenarios] reads others from JSON.
+// with a lesson each; program cmd/herd runs and draws them, and docs/herd.md explains them.
+// [ReadScenarios] reads others from JSON.
 //
 // # What is simulated
 //
 // A simulation is a sequence of events: a call begins, an attempt arrives, its work is
-// done, its answer is back, its timeout is reached, a wait is over. Between two of them
+// done, its response is back, its timeout is reached, a wait is over. Between two of them
 // nothing changes. Events of the same time happen in the order in which they were caused.
 // Messages take the time of the network in each direction, and none is lost.
 //
-// Clients do what the library's interceptors do: they start an attempt, hand its failure
-// to [grpcretry.Engine.Judge], and wait as long as that says. No rule of the engine is
-// repeated here: which failures are retried, what pushback means, how long to wait, when a
-// deadline is too near, what a budget allows, all of that is asked. Each process of a group
-// has an engine and a budget of its own, as each Retrier has one for each target.
+// Clients do what the library's interceptors do: each call has a [grpcretry.Plan]; the
+// simulator sends attempts and keeps timers, reports how attempts end, and does what the Plan
+// says. No rule of the engine is repeated here: which failures are retried, what pushback
+// means, how long to wait, when a deadline is too close, whether a timeout ends an attempt,
+// when a hedge is due, and all deposits, withdrawals and refunds are the Plan's. Each process
+// of a group has an engine and a budget of its own, as each Retrier has one for each target.
+// With MaxAttempts 1 calls pass straight through, as in the library.
 //
-// A call of a strategy with [Hedging] has attempts in flight at the same time. The delay is
-// asked of the library's [grpcretry.HedgeDelay] when the call begins, and told how long first
-// attempts took; whether a hedge that is due is sent, [grpcretry.Engine.Due] says. The first
-// success wins, and ends the others: the news of it takes the time of the network, and a
-// server drops the work then, unless it ignores that. Streams are not simulated.
+// The delay of a call with [Hedging] comes from the library's [grpcretry.HedgeDelay], which
+// is also given the latency of first attempts. The first success wins and ends the other
+// attempts: the news of it takes the time of the network, and a server drops the work then,
+// unless it ignores that.
+//
+// Connections and streams are not simulated: every attempt reaches a server, so no call waits
+// for a connection.
 //
 // Servers are simple on purpose: they count, or they have workers and a queue ([Server]), in
 // one process or in several that take turns. Pushback is sent with [grpcretry.SetPushback].

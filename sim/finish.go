@@ -89,7 +89,7 @@ func (s *server) finish(end, last int64) ServerResult {
 	for i := range out.Series {
 		b := &out.Series[i]
 		from := int64(i) * s.seen.width
-		b.Capacity = float64(len(s.replicas)) * s.pace().possible(from, from+s.seen.width)
+		b.Capacity = s.config.Total() * s.up(from, from+s.seen.width) * time.Duration(s.seen.width).Seconds()
 		out.Offered += b.Offered
 		out.Retried += b.Retried
 		out.Accepted += b.Accepted
@@ -150,7 +150,7 @@ func (r *run) amplifiedDown(out *Result) float64 {
 		from := int64(i) * r.bucket
 		whole := true
 		for _, s := range r.servers {
-			whole = whole && s.pace().up(from, from+r.bucket) == 1
+			whole = whole && s.up(from, from+r.bucket) == 1
 		}
 		if whole {
 			continue

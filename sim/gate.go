@@ -67,10 +67,11 @@ func NewGate(s Server) (*Gate, error) {
 	if s.Capacity > 0 && s.Window == 0 {
 		return nil, invalid("server.window", s.Window, "a window: a gate alone has no workers")
 	}
-	return newGate(&s), nil
+	return newGate(&s, 0), nil
 }
 
-func newGate(s *Server) *Gate {
+// newGate makes the gate of a replica, from 0.
+func newGate(s *Server, replica int) *Gate {
 	g := &Gate{server: s, rejection: codeOr(s.RejectCode, codes.ResourceExhausted)}
 	g.perWindow = s.Capacity * s.Window.Seconds()
 	if rate := rateOr(s.Pushback.Rate, s.Capacity); rate > 0 {
@@ -78,6 +79,9 @@ func newGate(s *Server) *Gate {
 	}
 	last := int64(0)
 	for _, o := range s.Outages {
+		if o.Replica > 0 && o.Replica != replica+1 {
+			continue
+		}
 		begin, end := int64(o.From), int64(o.From+o.For)
 		grown := end + int64(o.SlowStart)
 		g.add(segment{from: last, to: begin, begin: 1, end: 1})
@@ -189,13 +193,17 @@ func (g *Gate) done(now int64, work float64) int64 {
 	}
 }
 
-// Up is the share of its capacity that the server has between two times, on average: 1
-// unless an [Outage] says otherwise.
+// Up is the share of its capacity that the server has between two times, on average over all
+// replicas: 1 unless an [Outage] says otherwise.
 func (s Server) Up(from, to time.Duration) float64 {
 	if to <= from {
 		return 1
 	}
-	return newGate(&s).up(int64(from), int64(to))
+	var sum float64
+	for i := range s.replicas() {
+		sum += newGate(&s, i).up(int64(from), int64(to))
+	}
+	return sum / float64(s.replicas())
 }
 
 func (g *Gate) up(from, to int64) float64 {
@@ -212,11 +220,6 @@ func (g *Gate) up(from, to int64) float64 {
 func (s Server) Total() float64 { return s.Capacity * float64(s.replicas()) }
 
 func (s *Server) replicas() int { return max(1, s.Replicas) }
-
-// possible is how many calls the server could accept from one time to another.
-func (g *Gate) possible(from, to int64) float64 {
-	return g.server.Capacity * g.up(from, to) * time.Duration(to-from).Seconds()
-}
 
 func (s *segment) share(at int64) float64 {
 	return s.begin + s.slope()*float64(at-s.from)

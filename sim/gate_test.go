@@ -53,7 +53,7 @@ func TestGateWorksAtItsPace(t *testing.T) {
 	g := newGate(&Server{Capacity: 100, Outages: []Outage{
 		{From: sec, For: sec, Left: 0.25, SlowStart: 2 * sec},
 		{From: 5 * sec, For: sec, SlowStart: sec},
-	}})
+	}}, 0)
 	const step = 20 * time.Microsecond
 	for _, begin := range []time.Duration{0, 900 * ms, 1500 * ms, 2500 * ms, 4500 * ms, 5500 * ms, 6100 * ms, 9 * sec} {
 		for _, work := range []time.Duration{ms, 300 * ms, 2 * sec, 7 * sec} {
@@ -77,8 +77,8 @@ func TestGateWorksAtItsPace(t *testing.T) {
 		{0, sec, 100}, {sec, 2 * sec, 25}, {2 * sec, 4 * sec, 125}, {3 * sec, 4 * sec, 81.25},
 		{5 * sec, 6 * sec, 0}, {6 * sec, 7 * sec, 50}, {500 * ms, 1500 * ms, 62.5},
 	} {
-		if got := g.possible(int64(tt.from), int64(tt.to)); math.Abs(got-tt.want) > 1e-6 {
-			t.Errorf("possible(%v, %v) = %v, want %v", tt.from, tt.to, got, tt.want)
+		if got := 100 * g.up(int64(tt.from), int64(tt.to)) * (tt.to - tt.from).Seconds(); math.Abs(got-tt.want) > 1e-6 {
+			t.Errorf("between %v and %v it could do %v, want %v", tt.from, tt.to, got, tt.want)
 		}
 	}
 }

@@ -75,6 +75,13 @@ type run struct {
 	idle     int64   // when a server last finished some work
 }
 
+// simulated is the address of all servers.
+type simulated struct{}
+
+// Network and String implement net.Addr.
+func (simulated) Network() string { return "sim" }
+func (simulated) String() string  { return "simulated" }
+
 // The kinds of events, and what the ref of each is an index of.
 type eventKind uint8
 
@@ -104,6 +111,7 @@ func newRun(s *Scenario, strategy *Strategy) (*run, error) {
 		network:   newSampler(s.Network, newRandom(s.Seed, forNetwork)),
 		engine:    context.Background(),
 	}
+	r.failure.Attempt.Peer = simulated{} // an attempt without one may have reached no server
 	r.post.init()
 	byName := map[string]*server{"": nil}
 	for i := range s.Servers {

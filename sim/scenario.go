@@ -47,7 +47,7 @@ type Scenario struct {
 type Strategy struct {
 	Name string
 
-	// Policy is what the engine obeys. Its Budget must be nil: every process gets one of
+	// Policy is the policy of every call. Its Budget must be nil: every process gets one of
 	// its own from Budget, below.
 	Policy grpcretry.Policy
 
@@ -104,7 +104,7 @@ type Server struct {
 	// Replicas is how many processes of it there are; 0 means 1. Capacity, Window, Queue and
 	// what is said by Pushback are of each. Every process of the clients sends its attempts
 	// to one after the other, beginning with any: as gRPC's round_robin does, which knows
-	// neither hedges nor loads. An outage is of all of them.
+	// neither hedges nor loads, and takes only those without a connection out of turn.
 	Replicas int
 
 	Capacity float64       // calls per second; 0 means no limit
@@ -125,7 +125,7 @@ type Server struct {
 	// ABORTED if another write came between (optimistic concurrency).
 	Optimistic bool
 
-	Outages  []Outage // in order of time
+	Outages  []Outage // in order of time, those of each replica
 	Pushback Pushback // what failing calls are told
 
 	// Calls is what the handler calls before it answers; its answer is what comes of that.
@@ -136,6 +136,9 @@ type Server struct {
 type Outage struct {
 	From, For time.Duration
 	Left      float64 // the share of Capacity that is left, 0 to 1
+
+	// Replica is the one that has the outage, from 1; 0 means all of them.
+	Replica int
 
 	// When nothing is Left, calls fail with Code at once, those in the server at From
 	// among them; OK (0) means UNAVAILABLE. Silent instead gives no answer at all, so that
@@ -215,8 +218,9 @@ const (
 type Budget struct {
 	Kind BudgetKind
 
-	Ratio, MinPerSecond float64       // RatioBudget: see grpcretry.RatioBudget; all zero is its default
-	Window              time.Duration // RatioBudget
+	Ratio, MinPerSecond float64       // RatioBudget, as in grpcretry.RatioBudget; FinagleBudget
+	Reserve             float64       // RatioBudget
+	Window              time.Duration // RatioBudget, FinagleBudget; 0 means 10 s
 
 	MaxTokens, TokenRatio float64 // ThrottleBudget
 
@@ -232,14 +236,15 @@ type Budget struct {
 	New func() (grpcretry.Budget, error)
 }
 
-// A BudgetKind names one of the library's budgets.
+// A BudgetKind names one of the library's budgets, or one to compare them with.
 type BudgetKind string
 
 // The kinds of budget.
 const (
 	DefaultBudget     BudgetKind = ""            // the library's default
 	UnlimitedBudget   BudgetKind = "unlimited"   // grpcretry.Unlimited
-	RatioBudget       BudgetKind = "ratio"       // grpcretry.NewRatioBudget
+	RatioBudget       BudgetKind = "ratio"       // grpcretry.NewRatioBudget; with all fields 0 the library's default
+	FinagleBudget     BudgetKind = "finagle"     // that of Finagle and Linkerd, to compare with: every call earns, also one that fails
 	ThrottleBudget    BudgetKind = "throttle"    // grpcretry.NewThrottle, as gRPC's retryThrottling
 	RateBudget        BudgetKind = "rate"        // grpcretry.NewRateBudget
 	ConcurrencyBudget BudgetKind = "concurrency" // grpcretry.NewConcurrencyBudget

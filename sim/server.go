@@ -47,6 +47,7 @@ type replica struct {
 	busy    int
 	queue   ring // attempts, some of them gone
 	waiting int  // attempts in the queue that are not gone
+	broken  bool // it goes down at this moment
 	debt    float64
 }
 
@@ -59,7 +60,7 @@ func (r *run) newServer(config *Server) *server {
 		stretch:  1,
 	}
 	for i := range s.replicas {
-		s.replicas[i] = replica{server: s, index: i, gate: newGate(config)}
+		s.replicas[i] = replica{server: s, index: i, gate: newGate(config, i)}
 	}
 	s.Name = config.Name
 	s.seen = newSeries(r.bucket, func(next, last *ServerBucket) { next.Open = last.Open })
@@ -74,8 +75,14 @@ func (r *run) newServer(config *Server) *server {
 	return s
 }
 
-// pace tells what the server can do when, which is the same for all replicas.
-func (s *server) pace() *Gate { return s.replicas[0].gate }
+// up is the share of its capacity that the server has between two times, all replicas together.
+func (s *server) up(from, to int64) float64 {
+	var sum float64
+	for i := range s.replicas {
+		sum += s.replicas[i].gate.up(from, to)
+	}
+	return sum / float64(len(s.replicas))
+}
 
 // instant is whether the server takes no time for anything.
 func (s *server) instant() bool {
@@ -294,11 +301,17 @@ func (r *run) cancelled(ai int32, a *attempt) {
 	r.release(ai, a)
 }
 
-// breaks is when a server goes down, all replicas of it: what is in them fails, or is lost.
+// breaks is when replicas of a server go down: what is in them fails, or is lost.
 func (r *run) breaks(s *server) {
+	for i := range s.replicas {
+		one := &s.replicas[i]
+		if down := one.gate.segment(r.now); down.down && down.from == r.now {
+			one.broken = true
+		}
+	}
 	for ai := range r.attempts.n {
 		a := r.attempts.at(ai)
-		if a.replica == nil || a.replica.server != s || a.state != queued && a.state != busy && a.state != calling {
+		if a.replica == nil || a.replica.server != s || !a.replica.broken || a.state != queued && a.state != busy && a.state != calling {
 			continue
 		}
 		was := a.state
@@ -321,8 +334,9 @@ func (r *run) breaks(s *server) {
 		}
 	}
 	for i := range s.replicas {
-		one := &s.replicas[i]
-		one.busy, one.waiting, one.debt = 0, 0, 0
+		if one := &s.replicas[i]; one.broken {
+			one.broken, one.busy, one.waiting, one.debt = false, 0, 0, 0
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -81,7 +82,9 @@ func (b Budget) Make() (grpcretry.Budget, error) {
 		return grpcretry.Unlimited, nil
 	case RatioBudget:
 		return grpcretry.NewRatioBudget(grpcretry.RatioBudget{
-			Ratio: b.Ratio, MinPerSecond: b.MinPerSecond, Window: b.Window})
+			Ratio: b.Ratio, Reserve: b.Reserve, MinPerSecond: b.MinPerSecond, Window: b.Window})
+	case FinagleBudget:
+		return newFinagleBudget(b.Ratio, b.MinPerSecond, timeOr(b.Window, 10*time.Second)), nil
 	case ThrottleBudget:
 		return grpcretry.NewThrottle(b.MaxTokens, b.TokenRatio)
 	case RateBudget:

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -15,20 +16,48 @@ type Study struct {
 	Name, Title, See string
 	Scenarios        []Scenario
 
-	// Vary, where it is not empty, says what grows from one scenario to the next while all
-	// else stays the same, and Values how.
-	Vary   string
-	Values []float64
+	// Vary, if it is not empty, says what grows from one scenario to the next while all else
+	// stays the same, and Values how. There may be several such rows of len(Values) scenarios,
+	// one after the other. Measures are what to look at in them, and Draw is the name of the
+	// scenario to draw; "" draws curves.
+	Vary     string
+	Values   []float64
+	Measures []Measure
+	Draw     string
 
-	// Tail says that it is about how long the slowest calls take, rather than about what the
-	// server sees.
+	// Tail says that the study is about how long the slowest calls take, rather than about what
+	// the server sees.
 	Tail bool
+}
+
+// A Measure is a figure of a [Summary], or of two strategies.
+type Measure string
+
+// The measures.
+const (
+	MeasureAttempts Measure = "attempts" // all attempts
+	MeasureDone     Measure = "done"     // when the last call was over
+	MeasureFailed   Measure = "failed"   // calls that failed
+	MeasureStable   Measure = "stable"   // how long after the outage the server recovered
+	MeasureDown     Measure = "down"     // attempts per call during the outage
+	MeasureRescued  Measure = "rescued"  // see Rescued
+)
+
+// Rescued is the share of the calls saved by unlimited retries that a strategy saves too: 0
+// without retries, 1 with unlimited ones, negative if it does harm. ok is false if unlimited
+// retries save none.
+func Rescued(strategy, none, unlimited Summary) (share float64, ok bool) {
+	all := unlimited.Succeeded - none.Succeeded
+	if all <= 0 {
+		return 0, false
+	}
+	return (strategy.Succeeded - none.Succeeded) / all, true
 }
 
 // Studies are those that are shipped, in the order in which to read them.
 func Studies() []Study {
 	return []Study{
-		classic(), aws(), thousands(), budget(), pushback(), layers(), mixed(), limit(), defaults(), tails(),
+		classic(), budget(), defaults(), layers(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
 	}
 }
 
@@ -115,7 +144,8 @@ func aws() Study {
 writes; all others are lost. No backoff is quick and wasteful, exponential backoff without jitter is neither
 quick nor frugal. Full and equal jitter make the fewest calls, full jitter is quicker; decorrelated is as quick and makes more. The waits are
 those of the experiment: its "base 5 ms" is doubled before the first wait, so here exponentials begin at 10 ms.`,
-		Vary: "writers",
+		Vary:     "writers",
+		Measures: []Measure{MeasureAttempts, MeasureDone},
 	}
 	for n := 10; n <= 190; n += 10 {
 		study.Values = append(study.Values, float64(n))
@@ -165,12 +195,29 @@ server takes in that instant has one chance less. Jitter lowers the peaks, and m
 				five("exponential", exponential(100*ms, 10*sec, grpcretry.NoJitter)),
 				five("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter)),
 				five("equal jitter", exponential(100*ms, 10*sec, grpcretry.EqualJitter)),
-				five("A6 ±20 %", exponential(100*ms, 10*sec, grpcretry.ProportionalJitter)),
+				five("A6 ±20%", exponential(100*ms, 10*sec, grpcretry.ProportionalJitter)),
 				five("decorrelated", grpcretry.Decorrelated{Base: 100 * ms, Max: 10 * sec}),
 			},
 		}},
 	}
 }
+
+// fleets are the numbers of processes that the studies of budgets compare.
+var fleets = []float64{10, 100, 1000, 10_000}
+
+// ofFleets is a scenario for each fleet.
+func ofFleets(s Scenario, set func(s *Scenario, processes int)) (all []Scenario) {
+	for _, n := range fleets {
+		one := s
+		one.Name = fmt.Sprintf("%s-%.0f", s.Name, n)
+		one.Groups, one.Servers = slices.Clone(s.Groups), slices.Clone(s.Servers)
+		set(&one, int(n))
+		all = append(all, one)
+	}
+	return all
+}
+
+func clientsAre(s *Scenario, processes int) { s.Groups[0].Processes = processes }
 
 // overload is a steady load on a server with a fifth of its capacity to spare, which loses
 // most of it for 10 s.
@@ -183,44 +230,49 @@ func overload(name string, s Server) Scenario {
 		Name:     name,
 		Duration: 50 * sec,
 		Network:  Distribution{Mean: ms},
-		Groups:   []Group{{Name: "clients", Rate: 1000, Deadline: 10 * sec, Processes: 10}},
+		Groups:   []Group{{Name: "clients", Rate: 1000, Deadline: 10 * sec}},
 		Servers:  []Server{s},
 	}
 }
 
-func budgeted(name string, attempts int, b Budget) Strategy {
-	return Strategy{
-		Name:   name,
-		Policy: grpcretry.Policy{MaxAttempts: attempts, AttemptTimeout: sec, Backoff: grpcretry.Exponential{}},
-		Budget: b,
+// alternatives are the strategies that the default budget is compared with, and itself. Each
+// makes up to so many attempts.
+func alternatives(attempts int, p grpcretry.Policy) []Strategy {
+	with := func(name string, attempts int, b Budget) Strategy {
+		p := p
+		p.MaxAttempts = attempts
+		return Strategy{Name: name, Policy: p, Budget: b}
+	}
+	return []Strategy{
+		with("no retries", 1, Budget{}),
+		with("no budget", attempts, Budget{Kind: UnlimitedBudget}),
+		with("default", attempts, Budget{}),
+		with("Finagle 20% + 10/s", attempts, Budget{Kind: FinagleBudget, Ratio: 0.2, MinPerSecond: 10}),
+		with("10% + 0.1/s", attempts, Budget{Kind: FinagleBudget, Ratio: 0.1, MinPerSecond: 0.1}),
+		with("A6 throttle", attempts, Budget{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.1}),
 	}
 }
 
 func budget() Study {
 	costly := overload("budget", Server{Queue: 240, RejectCost: 0.3})
-	costly.Title = "1,000 calls a second, capacity 1,200, a dip to 30 % for 10 s; a rejection costs a third of a call"
-	costly.Strategies = []Strategy{
-		budgeted("no retries", 1, Budget{}),
-		budgeted("4, no budget", 4, Budget{Kind: UnlimitedBudget}),
-		budgeted("3 as AWS, no budget", 3, Budget{Kind: UnlimitedBudget}),
-		budgeted("4, default budget", 4, Budget{}),
-		budgeted("4, 10 % + 1/s", 4, Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 1}),
-		budgeted("4, A6 throttle", 4, Budget{Kind: ThrottleBudget, MaxTokens: 100, TokenRatio: 0.1}),
-	}
+	costly.Title = "1,000 calls a second, capacity 1,200, a dip to 30% for 10 s; a rejection costs a third of a call"
 	long := overload("budget-queue", Server{Queue: 2400, IgnoresCancel: true})
-	long.Title = "the same load, before a queue of 2 s whose server works on calls that were given up"
-	long.Strategies = append(append([]Strategy(nil), costly.Strategies...),
-		budgeted("4, 20 % + 10/s", 4, Budget{Kind: RatioBudget, Ratio: 0.2, MinPerSecond: 10}),
-	)
+	long.Title = "the same load on a server with a queue of 2 s that works on calls that were given up"
+	costly.Strategies = alternatives(4, grpcretry.Policy{AttemptTimeout: sec})
+	long.Strategies = costly.Strategies
 	return Study{
 		Name:  "budget",
 		Title: "A server that stays down because its clients retry",
-		See: `The dip is over at 20 s. Without a budget four attempts per call keep the server so busy saying no
-that it goes on failing for as long as one cares to look (a metastable failure): nothing but fewer retries
-heals it. With a budget it is well again within seconds. Before a long queue whose server does not notice that
-callers have gone, even a fifth more load than calls is too much for a server with a fifth of its capacity to
-spare: there only a smaller ratio, or a budget that is paid by successes (A6 throttle), recovers.`,
-		Scenarios: []Scenario{costly, long},
+		See: `The dip is over at 20 s. Without a budget, four attempts per call keep the server so busy rejecting
+that it goes on failing indefinitely (a metastable failure), and only fewer retries heal it. Finagle's budget has a
+floor of 10 retries a second for each process, which is no limit for a thousand processes. The default earns
+retries only from calls that the server answers in time, so it stops when the server does, and recovers with
+fleets of any size. What remains is the reserve of each process: ten thousand have 30,000 retries in hand.`,
+		Scenarios: append(ofFleets(costly, clientsAre), ofFleets(long, clientsAre)...),
+		Vary:      "processes",
+		Values:    fleets,
+		Measures:  []Measure{MeasureStable, MeasureFailed},
+		Draw:      "budget-queue-1000",
 	}
 }
 
@@ -255,18 +307,19 @@ client that does not listen gains nothing from either.`,
 func layers() Study {
 	chain := func(name, title string, stop bool) Scenario {
 		s := Scenario{
-			Name:     name,
-			Title:    title,
-			Duration: 40 * sec,
-			Network:  Distribution{Mean: ms},
-			Groups:   []Group{{Name: "clients", Rate: 100, Deadline: 10 * sec}},
+			Name:       name,
+			Title:      title,
+			Duration:   30 * sec,
+			Network:    Distribution{Mean: ms},
+			Groups:     []Group{{Name: "clients", Rate: 400, Deadline: 10 * sec}},
+			Strategies: alternatives(3, grpcretry.Policy{Backoff: exponential(20*ms, 200*ms, grpcretry.FullJitter)}),
 		}
 		for i, one := range []string{"A", "B", "C", "D"} {
 			server := Server{Name: one, Latency: Distribution{Mean: ms}}
 			if i < 3 {
 				server.Calls = &Downstream{Target: string("ABCD"[i+1]), StopCallers: stop}
 			} else {
-				server.Outages = []Outage{{From: 10 * sec, For: 15 * sec}}
+				server.Outages = []Outage{{From: 10 * sec, For: 10 * sec}}
 			}
 			s.Servers = append(s.Servers, server)
 		}
@@ -274,32 +327,25 @@ func layers() Study {
 		s.Groups[0].Strategy = &Strategy{Name: "once", Policy: grpcretry.Policy{MaxAttempts: 1}}
 		return s
 	}
-	three := func(name string, b Budget) Strategy {
-		return Strategy{
-			Name:   name,
-			Policy: grpcretry.Policy{MaxAttempts: 3, Backoff: exponential(20*ms, 200*ms, grpcretry.FullJitter)},
-			Budget: b,
+	each := func(s *Scenario, processes int) {
+		for i := range 3 {
+			s.Servers[i].Replicas = processes
 		}
 	}
-	today := chain("layers", "clients call A, A calls B, B calls C, C calls D; D is down from 10 s to 25 s", false)
-	today.Strategies = []Strategy{
-		three("3 each, no budget", Budget{Kind: UnlimitedBudget}),
-		three("3 each, default budget", Budget{}),
-		three("3 each, 10 % + 1/s", Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 1}),
-		three("3 each, A6 throttle", Budget{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.1}),
-	}
-	stopped := chain("layers-stop", "the same, and who has retried tells its caller not to", true)
-	stopped.Strategies = []Strategy{
-		three("3 each, no budget", Budget{Kind: UnlimitedBudget}),
-		three("3 each, default budget", Budget{}),
-	}
+	plain := chain("layers", "clients call A, A calls B, B calls C, C calls D; D is down from 10 s to 20 s", false)
+	stopped := chain("layers-stop", "the same, and a layer that has retried tells its caller not to", true)
 	return Study{
 		Name:  "layers",
 		Title: "Retries on every layer multiply",
 		See: `Three layers with three attempts each ask the failing server 27 times for each call of a client. A
-budget in each layer leaves little of that, without any layer knowing of the others. A layer that says
-"do not retry, I have" with its failure takes away the product: 3 attempts, not 27.`,
-		Scenarios: []Scenario{today, stopped},
+budget in each layer leaves little of that, without any layer knowing about the others, as long as each process
+makes more calls than its reserve covers. A layer that says "do not retry, I have" with its failure takes away the
+product, whatever the budget and the fleet: 3 attempts, not 27.`,
+		Scenarios: append(ofFleets(plain, each), ofFleets(stopped, each)...),
+		Vary:      "processes",
+		Values:    fleets,
+		Measures:  []Measure{MeasureDown},
+		Draw:      "layers-100",
 	}
 }
 
@@ -365,8 +411,47 @@ start of the outage, which nobody needed.`,
 }
 
 func defaults() Study {
+	load := func(name, title string, server Server) Scenario {
+		server.Name, server.Queue, server.RejectCost = "server", 240, 0.3
+		server.Latency = Distribution{Shape: ExponentialShape, Mean: 20 * ms}
+		return Scenario{
+			Name:       "defaults-" + name,
+			Title:      title,
+			Duration:   28 * sec,
+			Bucket:     200 * ms,
+			Network:    Distribution{Mean: ms},
+			Groups:     []Group{{Name: "clients", Rate: 1000, Deadline: 10 * sec}},
+			Servers:    []Server{server},
+			Strategies: alternatives(4, grpcretry.Policy{}),
+		}
+	}
+	study := Study{
+		Name:  "defaults",
+		Title: "What a budget must not cost",
+		See: `A budget must leave the retries that help. A retry that succeeds returns its token to the default
+budget, so all calls that meet one bad replica of three are rescued, and a blip of 200 ms goes unnoticed. In a blip
+of a second a busy process spends what ten seconds have earned on calls that come too early, and has nothing left for
+those that a retry would rescue; a process with a few calls a second has its reserve. Finagle's budget rescues those
+calls, and pays for it in the study budget. The smaller ones hold back most of what would help.`,
+		Vary:     "processes",
+		Values:   fleets,
+		Measures: []Measure{MeasureRescued},
+		Draw:     "defaults-replica-10",
+	}
+	for _, d := range []time.Duration{200 * ms, sec, 3 * sec} {
+		s := load("blip-"+d.String(), fmt.Sprintf("1,000 calls a second, capacity 2,000, and nothing for %v", d),
+			Server{Capacity: 2000, Outages: []Outage{{From: 16 * sec, For: d}}})
+		study.Scenarios = append(study.Scenarios, ofFleets(s, clientsAre)...)
+	}
+	replica := load("replica", "the same load on three replicas, one of which fails all calls for 10 s",
+		Server{Capacity: 1000, Replicas: 3, Outages: []Outage{{Replica: 1, From: 16 * sec, For: 10 * sec}}})
+	study.Scenarios = append(study.Scenarios, ofFleets(replica, clientsAre)...)
+	return study
+}
+
+func multiplier() Study {
 	blip := func(outage time.Duration) Scenario {
-		s := outageScenario("defaults-blip-" + outage.String())
+		s := outageScenario("multiplier-" + outage.String())
 		s.Title = fmt.Sprintf("1,000 clients at once with 4 attempts, a server of 2,000 calls a second that is down for %v", outage)
 		s.Bucket = 100 * ms
 		s.Servers[0].Capacity, s.Servers[0].Window = 2000, 100*ms
@@ -380,34 +465,12 @@ func defaults() Study {
 		}
 		return s
 	}
-	fleet := func(name, title string, server Server, processes int) Scenario {
-		s := overload(fmt.Sprintf("defaults-%s-%d", name, processes), server)
-		s.Title = fmt.Sprintf(title, processes)
-		s.Groups[0].Processes = processes
-		s.Strategies = []Strategy{
-			budgeted("default budget", 4, Budget{}),
-			budgeted("20 % + 1/s", 4, Budget{Kind: RatioBudget, Ratio: 0.2, MinPerSecond: 1}),
-			budgeted("10 % + 0.1/s", 4, Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 0.1}),
-			budgeted("A6 throttle", 4, Budget{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.1}),
-		}
-		return s
-	}
-	costly := Server{Queue: 240, RejectCost: 0.3}
-	long := Server{Queue: 2400, IgnoresCancel: true}
 	return Study{
-		Name:  "defaults",
-		Title: "What the library's defaults could be",
-		See: `Four attempts with waits of 100, 200 and 400 ms are spent after a third of a second; multiplied by
-four instead of two the same number of attempts outlasts a blip of a second. And a budget's floor of 10 retries
-a second is for each process: a thousand small clients have ten thousand a second between them, which is
-no limit at all. Nor is a fifth of the calls one, where the server has no more than that to spare.`,
-		Scenarios: []Scenario{
-			blip(300 * ms), blip(sec),
-			fleet("fleet", "the load of the budget study, from %d processes", costly, 10),
-			fleet("fleet", "the same from %d processes", costly, 100),
-			fleet("fleet", "the same from %d processes", costly, 1000),
-			fleet("queue", "the long queue of the budget study, before %d processes", long, 100),
-		},
+		Name:  "multiplier",
+		Title: "Four attempts that double are soon over",
+		See: `Four attempts with waits of up to 100, 200 and 400 ms are spent after a third of a second on
+average. Multiplied by four instead of two, the same number of attempts outlasts more, and asks less often.`,
+		Scenarios: []Scenario{blip(300 * ms), blip(sec)},
 	}
 }
 
@@ -445,7 +508,7 @@ func hedged(name string, h Hedging, b Budget) Strategy {
 
 func tails() Study {
 	luck := slowAnswers("tail")
-	luck.Title = "1,000 calls a second to 3 replicas that could do 3,000, where one answer in a hundred takes ten times as long"
+	luck.Title = "1,000 calls a second to 3 replicas that could do 3,000, where one response in a hundred takes ten times as long"
 	luck.Groups[0].Stop = 120 * sec
 	luck.Strategies = []Strategy{
 		{Name: "without hedging"},
@@ -459,25 +522,25 @@ func tails() Study {
 	slow.Duration = 60 * sec
 	slow.Servers[0].IgnoresCancel = true
 	slow.Servers[0].Outages = []Outage{{From: 20 * sec, For: 10 * sec, Left: 0.42}}
-	unlimited, tenth := Budget{Kind: UnlimitedBudget}, Budget{Kind: RatioBudget, Ratio: 0.1, MinPerSecond: 1}
+	unlimited := Budget{Kind: UnlimitedBudget}
+	finagle := Budget{Kind: FinagleBudget, Ratio: 0.2, MinPerSecond: 10}
 	slow.Strategies = []Strategy{
 		{Name: "without hedging"},
 		hedgedAfter("after 50 ms, no budget", 50*ms, unlimited),
 		hedgedAt("0.95-quantile, no budget", 0.95, unlimited),
+		hedgedAt("0.95-quantile, 20% + 10/s", 0.95, finagle),
 		hedgedAfter("after 50 ms", 50*ms, Budget{}),
 		hedgedAt("0.95-quantile", 0.95, Budget{}),
-		hedgedAt("0.95-quantile, 10 % + 1/s", 0.95, tenth),
 	}
 	return Study{
 		Name:  "tail",
-		Title: "A second attempt where the first is slow",
+		Title: "A second attempt when the first is slow",
 		Tail:  true,
-		See: `Nearly all answers are quick, and a slow one is bad luck that the next replica does not share. A
+		See: `Nearly all responses are quick, and a slow one is bad luck that the next replica does not share. A
 second attempt for the slowest twentieth of the calls halves the p99 and takes five sixths off the p99.9, for
-less than 5 % more attempts; hedging later costs less and helps only those that are slower still. Where everything is
+less than 5% more attempts; hedging later costs less and helps only those that are slower still. When everything is
 slow, every call looks like one to hedge: without a budget the hedges take what capacity was left, and calls fail
-that would only have been slow. With the default budget hardly a call fails, but the p99 suffers, as it allows
-more than the servers have to spare; with half of it little harm is left.`,
+that would only have been slow. With the default budget the slow time is shorter than without hedging.`,
 		Scenarios: []Scenario{luck, slow},
 	}
 }
@@ -495,7 +558,7 @@ func LimitOf(s Scenario) (l Limit, ok bool) {
 	if s.check(&Strategy{}) != nil || len(s.Servers) != 1 || s.Servers[0].Capacity == 0 || s.Servers[0].Replicas > 1 {
 		return Limit{}, false
 	}
-	gate := newGate(&s.Servers[0])
+	gate := newGate(&s.Servers[0], 0)
 	total := 0
 	for _, g := range s.Groups {
 		if g.Rate > 0 || g.Spread > 0 || g.Start > 0 {
