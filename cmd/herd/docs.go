@@ -134,10 +134,7 @@ var docColumns = map[string]struct {
 	"busy": {"workers busy", func(_ seenScenario, c sim.Comparison) string { return busy(c) }},
 	"done": {"all done after", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Mean.Done) }},
 	"stable": {"stable after", func(_ seenScenario, c sim.Comparison) string {
-		if c.Mean.Stable < 0 {
-			return "**never**"
-		}
-		return shortTime(c.Mean.Stable)
+		return settled(c.Mean)
 	}},
 	"peak":     {"peak after the outage", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.PeakAfter) + "/s" }},
 	"over":     {"over capacity", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Over) + "/s" }},
@@ -195,23 +192,14 @@ func (b docBlock) lines(s seen) ([]string, error) {
 	return lines, nil
 }
 
-// sweepLines are two tables, with a line for each value that the block names.
+// sweepLines are the tables of what varies, with the values that the block names.
 func (b docBlock) sweepLines(s seen) (lines []string) {
-	for _, t := range []struct {
-		title string
-		cell  func(sim.Summary) string
-	}{
-		{"Attempts of all " + s.Vary + ":", func(m sim.Summary) string { return grouped(m.Attempts) }},
-		{"Time until all are done:", func(m sim.Summary) string { return shortTime(m.Done) }},
-	} {
-		var kept [][]string
-		for i, line := range sweepTable(s, t.cell) {
-			if i == 0 || slices.Contains(b.columns, line[0]) {
-				kept = append(kept, line)
-			}
+	keep := func(value string) bool { return slices.Contains(b.columns, strings.ReplaceAll(value, ",", "")) }
+	for _, w := range sweeps(&s) {
+		for _, t := range w.tables(keep) {
+			lines = append(lines, "", t.title, "")
+			lines = append(lines, markdown(t.cells)...)
 		}
-		lines = append(lines, "", t.title, "")
-		lines = append(lines, markdown(kept)...)
 	}
 	return lines
 }

@@ -6,8 +6,6 @@ import (
 	"html/template"
 	"io"
 	"strings"
-
-	"github.com/grpcretry/grpcretry/sim"
 )
 
 // writeHTML writes one page that needs nothing else: what to see, a picture, the tables,
@@ -40,9 +38,10 @@ func writeHTML(w io.Writer, s seen) error {
 		if p.Picture, err = picture(s); err != nil {
 			return err
 		}
-		p.Tables = [][][]string{
-			sweepTable(s, func(m sim.Summary) string { return grouped(m.Attempts) }),
-			sweepTable(s, func(m sim.Summary) string { return shortTime(m.Done) }),
+		for _, w := range sweeps(&s) {
+			for _, t := range w.tables(all) {
+				p.Tables = append(p.Tables, t.cells)
+			}
 		}
 	}
 	return pageTemplate.Execute(w, p)

@@ -122,6 +122,11 @@ func (o *options) study(stdin io.Reader) (study sim.Study, err error) {
 			return sim.Study{}, err
 		}
 	}
+	if o.part != "" {
+		if err := keepPart(&study, strings.Split(o.part, ",")); err != nil {
+			return sim.Study{}, err
+		}
+	}
 	for i := range study.Scenarios {
 		if err := o.change(&study.Scenarios[i], added); err != nil {
 			return sim.Study{}, err
@@ -179,6 +184,23 @@ func (o *options) change(s *sim.Scenario, added []sim.Strategy) error {
 		}
 	}
 	return s.Check()
+}
+
+// keepPart keeps the scenarios of these names. What varies between them is no sweep any more.
+func keepPart(study *sim.Study, names []string) error {
+	var kept []sim.Scenario
+	var known []string
+	for _, s := range study.Scenarios {
+		if slices.Contains(names, s.Name) {
+			kept = append(kept, s)
+		}
+		known = append(known, s.Name)
+	}
+	if len(kept) == 0 {
+		return fmt.Errorf("-part %s: there is none of this name, want some of %s", strings.Join(names, ","), strings.Join(known, ", "))
+	}
+	study.Scenarios, study.Vary, study.Values, study.Draw = kept, "", nil, ""
+	return nil
 }
 
 // keepOnly keeps the strategies whose names contain one of the words.

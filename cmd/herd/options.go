@@ -19,7 +19,7 @@ import (
 type options struct {
 	name, scenario   string
 	policy, method   string
-	only             string
+	part, only       string
 	list, dump, live bool
 	doSearch         bool
 	charts           bool
@@ -59,6 +59,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	flags.BoolVar(&o.dump, "dump", false, "print the scenarios as JSON instead of running them")
 	flags.StringVar(&o.policy, "policy", "", "compare also the retryPolicy, or hedgingPolicy, of the gRPC service config in this `file`")
 	flags.StringVar(&o.method, "method", "", "of -policy, only what applies to this method, /pkg.Service/`Method`")
+	flags.StringVar(&o.part, "part", "", "of the study, only the scenarios of these `names`, separated by commas")
 	flags.StringVar(&o.only, "strategy", "", "only strategies whose names contain one of these `words`, separated by commas")
 	flags.IntVar(&o.runs, "runs", 1, "average over so many seeds")
 	flags.BoolVar(&o.live, "live", false, "run it with real gRPC too, in real seconds, and compare")
@@ -232,7 +233,7 @@ var parameters = []parameter{
 	forStrategies("max-server-delay", "a pushback of a longer `time` ends the call", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay })),
 	forStrategies("attempt-timeout", "the `time` that one attempt may take", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout })),
 	forStrategies("max-elapsed", "no attempt starts after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
-	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
+	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,0,10s,reserve=3 (share, per second, window, reserve), finagle:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
 		func(s *sim.Strategy, v string) (err error) {
 			s.Budget, err = parseBudget(v)
 			return err
@@ -503,7 +504,8 @@ func parseHedging(v string) (*sim.Hedging, error) {
 	}
 }
 
-// parseBudget reads a kind and its numbers, in the order of the library's functions.
+// parseBudget reads a kind and its numbers, in the order of the library's functions. The window
+// and the reserve can be left out.
 func parseBudget(v string) (b sim.Budget, err error) {
 	kind, argument, _ := strings.Cut(v, ":")
 	var numbers []float64
@@ -511,7 +513,13 @@ func parseBudget(v string) (b sim.Budget, err error) {
 		if argument == "" {
 			break
 		}
-		if kind == "ratio" && i == 2 {
+		if reserve, ok := strings.CutPrefix(one, "reserve="); ok && kind == "ratio" {
+			if b.Reserve, err = strconv.ParseFloat(reserve, 64); err != nil {
+				return b, fmt.Errorf("%q is not a number", reserve)
+			}
+			continue
+		}
+		if (kind == "ratio" || kind == "finagle") && i == 2 {
 			if b.Window, err = time.ParseDuration(one); err != nil {
 				return b, err
 			}
@@ -523,10 +531,10 @@ func parseBudget(v string) (b sim.Budget, err error) {
 		}
 		numbers = append(numbers, n)
 	}
-	want := map[string]int{"default": 0, "unlimited": 0, "ratio": 2, "throttle": 2, "rate": 2, "concurrency": 1}
+	want := map[string]int{"default": 0, "unlimited": 0, "ratio": 2, "finagle": 2, "throttle": 2, "rate": 2, "concurrency": 1}
 	count, ok := want[kind]
 	if !ok {
-		return b, fmt.Errorf("want default, unlimited, ratio, throttle, rate or concurrency")
+		return b, fmt.Errorf("want default, unlimited, ratio, finagle, throttle, rate or concurrency")
 	}
 	if len(numbers) != count {
 		return b, fmt.Errorf("%s has %d numbers, want %d", kind, len(numbers), count)
@@ -537,6 +545,8 @@ func parseBudget(v string) (b sim.Budget, err error) {
 		b.Kind = sim.UnlimitedBudget
 	case "ratio":
 		b.Kind, b.Ratio, b.MinPerSecond = sim.RatioBudget, numbers[0], numbers[1]
+	case "finagle":
+		b.Kind, b.Ratio, b.MinPerSecond = sim.FinagleBudget, numbers[0], numbers[1]
 	case "throttle":
 		b.Kind, b.MaxTokens, b.TokenRatio = sim.ThrottleBudget, numbers[0], numbers[1]
 	case "rate":

@@ -63,6 +63,9 @@ type figure struct {
 }
 
 func figureOf(s seen) figure {
+	if i := slices.IndexFunc(s.scenarios, func(one seenScenario) bool { return one.Name == s.Draw }); i >= 0 {
+		return scenarioFigure(s.scenarios[i], axesOf(s.scenarios[i]))
+	}
 	if s.Vary != "" {
 		return sweepFigure(s)
 	}

@@ -154,7 +154,7 @@ func (one row) draw(scale float64) string {
 	case one.up == 0:
 		mark = "down"
 	case one.up < 0.99:
-		mark = fmt.Sprintf("%.0f %%", 100*one.up)
+		mark = fmt.Sprintf("%.0f%%", 100*one.up)
 	}
 	return strings.TrimRight(fmt.Sprintf("%7s %4s %s %s", shortTime(one.at), mark, string(bar), grouped(one.offered)), " ")
 }
@@ -179,7 +179,7 @@ func (r *report) summary(c sim.Comparison) {
 		shortTime(m.P50), shortTime(m.P90), shortTime(m.P99), shortTime(m.Longest), shortTime(m.Done))
 	r.printf("  peak %s a second, after the outages %s, %s over capacity; stable %s\n",
 		grouped(m.Peak), grouped(m.PeakAfter), grouped(m.Over), stable(m.Stable))
-	r.printf("  goodput %s calls a second; %.0f %% of the work was for nobody; fairness %.2f\n\n",
+	r.printf("  goodput %s calls a second; %.0f%% of the work was for nobody; fairness %.2f\n\n",
 		grouped(m.Goodput), 100*m.Late, m.Fairness)
 }
 
@@ -228,12 +228,8 @@ func comparison(s seenScenario) [][]string {
 		if c.Runs == 0 {
 			name += " (stopped)"
 		}
-		settled := "never"
-		if m.Stable >= 0 {
-			settled = shortTime(m.Stable)
-		}
 		table = append(table, []string{name, grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
-			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled, grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
+			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
 	}
 	if l, ok := sim.LimitOf(s.Scenario); ok {
 		table = append(table, []string{"nobody can do better", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
@@ -258,7 +254,7 @@ func tailTable(s seenScenario) [][]string {
 
 // more is the attempts over the calls, as a share of these.
 func more(m sim.Summary) string {
-	return fmt.Sprintf("%.1f %%", 100*(m.Attempts/max(1, m.Calls)-1))
+	return fmt.Sprintf("%.1f%%", 100*(m.Attempts/max(1, m.Calls)-1))
 }
 
 // won is the share of the hedges that won their calls, of the first seed.
@@ -271,7 +267,7 @@ func won(c sim.Comparison) string {
 	if hedges == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.0f %%", 100*float64(won)/float64(hedges))
+	return fmt.Sprintf("%.0f%%", 100*float64(won)/float64(hedges))
 }
 
 // busy is the share of the time that the workers of the last server were, with the first seed.
@@ -280,7 +276,7 @@ func busy(c sim.Comparison) string {
 	if last.Workers == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.1f %%", 100*last.Utilisation)
+	return fmt.Sprintf("%.1f%%", 100*last.Utilisation)
 }
 
 // latency is a dash where no call succeeded.
@@ -340,29 +336,15 @@ func groupTable(s seenScenario) [][]string {
 	return table
 }
 
-// sweep prints one line for each value that was tried, and a column for each strategy.
+// sweep prints the tables of what varies.
 func (r *report) sweep(s seen) {
-	r.printf("Attempts, by the number of %s:\n", s.Vary)
-	r.table(sweepTable(s, func(m sim.Summary) string { return grouped(m.Attempts) }))
-	r.printf("\nTime until all are done:\n")
-	r.table(sweepTable(s, func(m sim.Summary) string { return shortTime(m.Done) }))
-	r.printf("\n")
-}
-
-func sweepTable(s seen, cell func(sim.Summary) string) [][]string {
-	head := []string{s.Vary}
-	for _, one := range s.Scenarios[0].Strategies {
-		head = append(head, one.Name)
-	}
-	table := [][]string{head}
-	for i, one := range s.scenarios {
-		line := []string{grouped(s.Values[i])}
-		for _, c := range one.found {
-			line = append(line, cell(c.Mean))
+	for _, w := range sweeps(&s) {
+		for _, t := range w.tables(all) {
+			r.printf("%s\n", fill(strings.ReplaceAll(t.title, "`", ""), 100))
+			r.table(t.cells)
+			r.printf("\n")
 		}
-		table = append(table, line)
 	}
-	return table
 }
 
 // grouped is a number as people read it: 12,345, and decimals only of small ones.

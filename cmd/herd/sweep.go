@@ -1,0 +1,180 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/grpcretry/grpcretry/sim"
+)
+
+// This file is the tables of studies that vary something.
+
+// fewValues is how many values are columns of a table, with a line for each strategy. More
+// are lines, with a column for each strategy.
+const fewValues = 6
+
+// A sweep is a row of scenarios, one for each value, that differ in nothing else.
+type sweep struct {
+	study     *seen
+	name      string
+	scenarios []seenScenario
+}
+
+// sweeps are those of a study that have been simulated whole.
+func sweeps(s *seen) (all []sweep) {
+	n := len(s.Values)
+	for row := range slices.Chunk(s.scenarios, n) {
+		if len(row) < n {
+			break
+		}
+		name := strings.TrimSuffix(row[0].Name, fmt.Sprintf("-%.0f", s.Values[0]))
+		all = append(all, sweep{s, name, row})
+	}
+	return all
+}
+
+// A titledTable is a table and what it shows.
+type titledTable struct {
+	title string
+	cells [][]string
+}
+
+// tables are those of all measures; keep chooses the values by how they are written.
+func (w sweep) tables(keep func(value string) bool) (all []titledTable) {
+	measures := w.study.Measures
+	if len(w.study.Values) > fewValues {
+		for _, m := range measures {
+			all = append(all, titledTable{capital(w.titleOf(m)) + ":", w.byValue(m, keep)})
+		}
+		return all
+	}
+	var titles []string
+	for _, m := range measures {
+		titles = append(titles, w.titleOf(m))
+	}
+	title := titles[0]
+	if len(titles) > 1 {
+		title += " (" + strings.Join(titles[1:], ", ") + ")"
+	}
+	title = fmt.Sprintf("`%s`: %s. %s, by the number of %s:", w.name, w.scenarios[0].Title, capital(title), w.study.Vary)
+	return append(all, titledTable{title, w.byStrategy(keep)})
+}
+
+func (w sweep) titleOf(m sim.Measure) string {
+	switch m {
+	case sim.MeasureAttempts:
+		return "attempts of all " + w.study.Vary
+	case sim.MeasureDone:
+		return "time until all are done"
+	case sim.MeasureFailed:
+		return "calls that fail"
+	case sim.MeasureStable:
+		return "time until the server has recovered"
+	case sim.MeasureDown:
+		servers := w.scenarios[0].Servers
+		return fmt.Sprintf("attempts at %s per call during the outage", servers[len(servers)-1].Name)
+	default:
+		return "share of the calls saved by unlimited retries that is saved"
+	}
+}
+
+// byValue has a line for each value.
+func (w sweep) byValue(m sim.Measure, keep func(string) bool) [][]string {
+	table := [][]string{{w.study.Vary}}
+	for _, one := range w.scenarios[0].found {
+		table[0] = append(table[0], one.Strategy)
+	}
+	for i, one := range w.scenarios {
+		line := []string{grouped(w.study.Values[i])}
+		if !keep(line[0]) {
+			continue
+		}
+		for _, c := range one.found {
+			line = append(line, measured(m, one, c))
+		}
+		table = append(table, line)
+	}
+	return table
+}
+
+// byStrategy has a line for each strategy, with all measures in a cell.
+func (w sweep) byStrategy(keep func(string) bool) [][]string {
+	table := [][]string{{"strategy"}}
+	for _, c := range w.scenarios[0].found {
+		table = append(table, []string{c.Strategy})
+	}
+	for i, one := range w.scenarios {
+		head := grouped(w.study.Values[i])
+		if !keep(head) {
+			continue
+		}
+		table[0] = append(table[0], head)
+		for k, c := range one.found {
+			var cells []string
+			for _, m := range w.study.Measures {
+				cells = append(cells, measured(m, one, c))
+			}
+			cell := cells[0]
+			if len(cells) > 1 {
+				cell += " (" + strings.Join(cells[1:], ", ") + ")"
+			}
+			table[k+1] = append(table[k+1], cell)
+		}
+	}
+	return table
+}
+
+func all(string) bool { return true }
+
+// measured is a measure of one strategy.
+func measured(m sim.Measure, s seenScenario, c sim.Comparison) string {
+	switch m {
+	case sim.MeasureAttempts:
+		return grouped(c.Mean.Attempts)
+	case sim.MeasureDone:
+		return shortTime(c.Mean.Done)
+	case sim.MeasureFailed:
+		return grouped(c.Mean.Failed + c.Mean.Open)
+	case sim.MeasureStable:
+		return settled(c.Mean)
+	case sim.MeasureDown:
+		return fmt.Sprintf("%.1f", c.Mean.AmplifiedDown)
+	default:
+		return rescued(s, c)
+	}
+}
+
+func settled(m sim.Summary) string {
+	if m.Stable < 0 {
+		return "never"
+	}
+	return shortTime(m.Stable)
+}
+
+// rescued is [sim.Rescued], a dash if that cannot be told.
+func rescued(s seenScenario, c sim.Comparison) string {
+	none, ok := foundWith(s, func(one sim.Strategy) bool { return one.Policy.MaxAttempts == 1 })
+	unlimited, also := foundWith(s, func(one sim.Strategy) bool { return one.Budget.Kind == sim.UnlimitedBudget })
+	if !ok || !also {
+		return "–"
+	}
+	share, ok := sim.Rescued(c.Mean, none, unlimited)
+	if !ok {
+		return "–"
+	}
+	return fmt.Sprintf("%.0f%%", 100*share)
+}
+
+// foundWith is what was found under the first strategy of a kind.
+func foundWith(s seenScenario, is func(sim.Strategy) bool) (sim.Summary, bool) {
+	i := slices.IndexFunc(s.Strategies, is)
+	if i < 0 {
+		return sim.Summary{}, false
+	}
+	k := slices.IndexFunc(s.found, func(c sim.Comparison) bool { return c.Strategy == s.Strategies[i].Name })
+	if k < 0 {
+		return sim.Summary{}, false
+	}
+	return s.found[k].Mean, true
+}
