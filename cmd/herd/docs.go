@@ -17,11 +17,13 @@ import (
 // This file writes the pictures and the figures of docs/herd.md. A block of that page says
 // what belongs into it:
 //
-//	<!-- herd STUDY: COLUMN COLUMN … -->   a table for each scenario of the study, after its picture
+//	<!-- herd STUDY: COLUMN COLUMN … -->   the picture of the study, and a table of its scenarios
 //	<!-- /herd -->
 //
-// Everything between the two is replaced. The columns are those of docColumns; of a study
-// that varies something, instead, the values to have a line for.
+// Everything between the two is replaced. The columns are those of docColumns; for a study
+// that varies something, instead, the values to have a line or a column for. Without any there
+// is only the picture. A column not=NAME leaves the rows of a scenario or a strategy out, with
+// _ for each space of its name.
 
 // writeDocs replaces the blocks of herd.md in a folder, and the pictures in herd/ below it.
 func writeDocs(ctx context.Context, folder string, stdout io.Writer) error {
@@ -59,15 +61,24 @@ type docBlock struct {
 	text, head string // all of it, and its first mark
 	study      string
 	columns    []string
+	without    []string // scenarios and strategies
 }
 
 const docEnd = "<!-- /herd -->"
 
-var docBlockForm = regexp.MustCompile(`(?s)(<!-- herd ([a-z]+): ([^>]*?) -->)\n.*?` + docEnd)
+var docBlockForm = regexp.MustCompile(`(?s)(<!-- herd ([a-z]+):([^>]*?)-->)\n.*?` + docEnd)
 
 func docBlocks(page string) (blocks []docBlock) {
 	for _, m := range docBlockForm.FindAllStringSubmatch(page, -1) {
-		blocks = append(blocks, docBlock{text: m[0], head: m[1], study: m[2], columns: strings.Fields(m[3])})
+		b := docBlock{text: m[0], head: m[1], study: m[2]}
+		for _, word := range strings.Fields(m[3]) {
+			if name, not := strings.CutPrefix(word, "not="); not {
+				b.without = append(b.without, strings.ReplaceAll(name, "_", " "))
+			} else {
+				b.columns = append(b.columns, word)
+			}
+		}
+		blocks = append(blocks, b)
 	}
 	return blocks
 }
@@ -82,6 +93,7 @@ func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strat
 			if want != nil && !want(s.Name, strategy.Name) {
 				continue
 			}
+			s := s
 			s.Strategies = []sim.Strategy{strategy}
 			found, err := sim.Compare(ctx, s, 1, nil)
 			if err != nil {
@@ -164,9 +176,13 @@ var docColumns = map[string]struct {
 // lines are what belongs between the marks of a block.
 func (b docBlock) lines(s seen) ([]string, error) {
 	lines := []string{fmt.Sprintf("![%s](herd/%s.png)", s.Title, b.study)}
+	if len(b.columns) == 0 {
+		return lines, nil
+	}
 	if s.Vary != "" {
 		return append(lines, b.sweepLines(s)...), nil
 	}
+	var tables []namedTable
 	for _, one := range s.scenarios {
 		if len(one.found) == 0 {
 			continue
@@ -186,30 +202,59 @@ func (b docBlock) lines(s seen) ([]string, error) {
 			}
 			table = append(table, line)
 		}
-		lines = append(lines, "", fmt.Sprintf("`%s`: %s.", one.Name, one.Title), "")
-		lines = append(lines, markdown(table)...)
+		tables = append(tables, namedTable{one.Name, table})
 	}
-	return lines, nil
+	return append(lines, b.together(tables, len(s.Scenarios) > 1)...), nil
 }
 
 // sweepLines are the tables of what varies, with the values that the block names.
 func (b docBlock) sweepLines(s seen) (lines []string) {
 	keep := func(value string) bool { return slices.Contains(b.columns, strings.ReplaceAll(value, ",", "")) }
-	for _, w := range sweeps(&s) {
-		for _, t := range w.tables(keep) {
-			lines = append(lines, "", t.title, "")
-			lines = append(lines, markdown(t.cells)...)
+	all := sweeps(&s)
+	if len(s.Values) > fewValues {
+		for _, t := range all[0].tables(keep) {
+			lines = append(lines, "", t.title)
+			lines = append(lines, b.together([]namedTable{{"", t.cells}}, false)...)
+		}
+		return lines
+	}
+	var tables []namedTable
+	for _, w := range all {
+		tables = append(tables, namedTable{w.name, w.byStrategy(keep)})
+	}
+	lines = append(lines, "", capital(all[0].titles())+", by the number of "+s.Vary+":")
+	return append(lines, b.together(tables, true)...)
+}
+
+// A namedTable is a table of a scenario, or of a sweep.
+type namedTable struct {
+	name  string
+	cells [][]string
+}
+
+// together puts tables with the same head into one, with a column for their names.
+func (b docBlock) together(tables []namedTable, named bool) []string {
+	if len(tables) == 0 {
+		return nil
+	}
+	head, columns := tables[0].cells[0], "|---|"
+	if named {
+		head, columns = append([]string{"scenario"}, head...), "|---|---|"
+	}
+	columns += strings.Repeat("---:|", len(tables[0].cells[0])-1)
+	lines := []string{"", markdownLine(head), columns}
+	for _, t := range tables {
+		for _, line := range t.cells[1:] {
+			if slices.Contains(b.without, t.name) || slices.Contains(b.without, line[0]) {
+				continue
+			}
+			if named {
+				line = append([]string{"`" + t.name + "`"}, line...)
+			}
+			lines = append(lines, markdownLine(line))
 		}
 	}
 	return lines
 }
 
-func markdown(table [][]string) (lines []string) {
-	for i, line := range table {
-		lines = append(lines, "| "+strings.Join(line, " | ")+" |")
-		if i == 0 {
-			lines = append(lines, "|---|"+strings.Repeat("---:|", len(line)-1))
-		}
-	}
-	return lines
-}
+func markdownLine(cells []string) string { return "| " + strings.Join(cells, " | ") + " |" }

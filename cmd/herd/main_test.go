@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,16 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 	if out, _, _ := herd(t, "-study", "tail", "-dump", "-hedge", "none"); contains(out, "hedging") && contains(out, `"kind": "after"`) {
 		t.Errorf("-hedge none leaves %s", out)
 	}
+	for flag, want := range map[string]sim.Budget{
+		"ratio:0.2,0,10s,reserve=4": {Kind: sim.RatioBudget, Ratio: 0.2, Reserve: 4, Window: 10 * time.Second},
+		"ratio:0.2,1,reserve=4":     {Kind: sim.RatioBudget, Ratio: 0.2, Reserve: 4, MinPerSecond: 1},
+		"finagle:0.2,10,5s":         {Kind: sim.FinagleBudget, Ratio: 0.2, MinPerSecond: 10, Window: 5 * time.Second},
+	} {
+		out, errs, status := herd(t, "-dump", "-budget", flag, "-strategy", "full")
+		if got, err := sim.ReadScenarios(strings.NewReader(out)); status != 0 || err != nil || !reflect.DeepEqual(got[0].Strategies[0].Budget, want) {
+			t.Errorf("-budget %s: status %d, %s %v\n%s", flag, status, errs, err, out)
+		}
+	}
 	// What is printed can be run.
 	file := filepath.Join(t.TempDir(), "s.json")
 	if err := os.WriteFile(file, []byte(out), 0o600); err != nil {
@@ -166,6 +177,11 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-budget plenty", 2, "want default, unlimited"},
 		{"-budget ratio:1", 2, "ratio has 1 numbers, want 2"},
 		{"-budget ratio:1,x", 2, `"x" is not a number`},
+		{"-budget ratio:1,2,reserve=x", 2, `"x" is not a number`},
+		{"-budget finagle:0.2", 2, "finagle has 1 numbers, want 2"},
+		{"-budget throttle:10,0.1,reserve=2", 2, `"reserve=2" is not a number`},
+		{"-budget ratio:0.1,0,reserve=-2", 1, "RatioBudget.Reserve is -2, want a number of at least 0"},
+		{"-study budget -part nothing", 1, "-part nothing: there is none of this name, want some of budget-10, budget-100"},
 		{"-hedge soon", 2, "want after:50ms"},
 		{"-hedge after:x", 2, `invalid value "after:x" for flag -hedge`},
 		{"-hedge quantile:x", 2, `"x" is not a number`},
@@ -180,7 +196,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-also decorrelated:1s..2sx2", 2, "want full:100ms..5s×2"},
 		{"-also full:1s..2sxmuch", 2, `"much" is not a number`},
 		{"-also full:9s..2s", 1, "Exponential.Max is 2s, below Base 9s"},
-		{"-study none", 1, `-study "none": there is none of this name, want one of classic, aws,`},
+		{"-study none", 1, `-study "none": there is none of this name, want one of classic, budget,`},
 		{"-strategy magic", 1, `-strategy magic: scenario classic has none of that name, only "constant 1ms"`},
 		{"-clients -5", 1, "groups[0].clients is -5, want 0 to"},
 		{"-network square:10ms", 1, `network.shape is "square"`},
@@ -190,7 +206,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-policy " + bad + ".missing", 1, "no such file"},
 		{"-policy " + bad, 1, "there is no retryPolicy"},
 		{"-strategy full -csv " + folder + "/no/such/folder.csv", 1, "no such file"},
-		{"-study budget -network 0s -live", 1, "server.window is 0s"},
+		{"-study budget -part budget-10 -network 0s -live", 1, "server.window is 0s"},
 	} {
 		_, errs, status := herd(t, strings.Fields(tt.args)...)
 		if status != tt.status || !contains(errs, tt.want) {
@@ -222,7 +238,7 @@ func TestEveryStudyIsPrinted(t *testing.T) {
 			args = append(args, "-strategy", "jitter,decorrelated")
 		case "aws":
 			args = append(args, "-strategy", "full,decorrelated")
-		case "budget", "defaults", "tail":
+		case "budget", "defaults", "layers", "tail":
 			args = append(args, "-duration", "3s") // the rest is seen in package sim
 		}
 		out, errs, status := herd(t, args...)
@@ -296,7 +312,8 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 	folder := t.TempDir()
 	for _, args := range [][]string{
 		{"-study", "aws", "-strategy", "full"},
-		{"-study", "layers"},
+		{"-study", "layers", "-duration", "3s"},
+		{"-study", "layers", "-part", "layers-10,layers-stop-10", "-duration", "12s"},
 		{"-study", "tail", "-duration", "3s"},
 		{"-study", "tail", "-duration", "3s", "-latency", "3s"}, // no call succeeds
 		{"-study", "pushback"},

@@ -340,7 +340,7 @@ func groupTable(s seenScenario) [][]string {
 func (r *report) sweep(s seen) {
 	for _, w := range sweeps(&s) {
 		for _, t := range w.tables(all) {
-			r.printf("%s\n", fill(strings.ReplaceAll(t.title, "`", ""), 100))
+			r.printf("%s\n", fill(t.title, 100))
 			r.table(t.cells)
 			r.printf("\n")
 		}

@@ -49,16 +49,20 @@ func (w sweep) tables(keep func(value string) bool) (all []titledTable) {
 		}
 		return all
 	}
+	title := fmt.Sprintf("%s: %s. %s, by the number of %s:", w.name, w.scenarios[0].Title, capital(w.titles()), w.study.Vary)
+	return append(all, titledTable{title, w.byStrategy(keep)})
+}
+
+// titles are those of all measures, as they stand in one cell.
+func (w sweep) titles() string {
 	var titles []string
-	for _, m := range measures {
+	for _, m := range w.study.Measures {
 		titles = append(titles, w.titleOf(m))
 	}
-	title := titles[0]
 	if len(titles) > 1 {
-		title += " (" + strings.Join(titles[1:], ", ") + ")"
+		return titles[0] + " (" + strings.Join(titles[1:], ", ") + ")"
 	}
-	title = fmt.Sprintf("`%s`: %s. %s, by the number of %s:", w.name, w.scenarios[0].Title, capital(title), w.study.Vary)
-	return append(all, titledTable{title, w.byStrategy(keep)})
+	return titles[0]
 }
 
 func (w sweep) titleOf(m sim.Measure) string {
@@ -101,8 +105,12 @@ func (w sweep) byValue(m sim.Measure, keep func(string) bool) [][]string {
 // byStrategy has a line for each strategy, with all measures in a cell.
 func (w sweep) byStrategy(keep func(string) bool) [][]string {
 	table := [][]string{{"strategy"}}
+	shares := len(w.study.Measures) == 1 && w.study.Measures[0] == sim.MeasureRescued
+	shown := func(c sim.Comparison) bool { return !shares || !isReference(w.scenarios[0], c.Strategy) }
 	for _, c := range w.scenarios[0].found {
-		table = append(table, []string{c.Strategy})
+		if shown(c) {
+			table = append(table, []string{c.Strategy})
+		}
 	}
 	for i, one := range w.scenarios {
 		head := grouped(w.study.Values[i])
@@ -110,7 +118,12 @@ func (w sweep) byStrategy(keep func(string) bool) [][]string {
 			continue
 		}
 		table[0] = append(table[0], head)
-		for k, c := range one.found {
+		row := 0
+		for _, c := range one.found {
+			if !shown(c) {
+				continue
+			}
+			row++
 			var cells []string
 			for _, m := range w.study.Measures {
 				cells = append(cells, measured(m, one, c))
@@ -119,7 +132,7 @@ func (w sweep) byStrategy(keep func(string) bool) [][]string {
 			if len(cells) > 1 {
 				cell += " (" + strings.Join(cells[1:], ", ") + ")"
 			}
-			table[k+1] = append(table[k+1], cell)
+			table[row] = append(table[row], cell)
 		}
 	}
 	return table
@@ -154,16 +167,26 @@ func settled(m sim.Summary) string {
 
 // rescued is [sim.Rescued], a dash if that cannot be told.
 func rescued(s seenScenario, c sim.Comparison) string {
-	none, ok := foundWith(s, func(one sim.Strategy) bool { return one.Policy.MaxAttempts == 1 })
-	unlimited, also := foundWith(s, func(one sim.Strategy) bool { return one.Budget.Kind == sim.UnlimitedBudget })
+	none, ok := foundWith(s, neverRetries)
+	most, also := foundWith(s, unlimited)
 	if !ok || !also {
 		return "–"
 	}
-	share, ok := sim.Rescued(c.Mean, none, unlimited)
+	share, ok := sim.Rescued(c.Mean, none, most)
 	if !ok {
 		return "–"
 	}
 	return fmt.Sprintf("%.0f%%", 100*share)
+}
+
+func neverRetries(s sim.Strategy) bool { return s.Policy.MaxAttempts == 1 }
+func unlimited(s sim.Strategy) bool    { return s.Budget.Kind == sim.UnlimitedBudget }
+
+// isReference reports whether a strategy is one that the others are measured by.
+func isReference(s seenScenario, name string) bool {
+	return slices.ContainsFunc(s.Strategies, func(one sim.Strategy) bool {
+		return one.Name == name && (neverRetries(one) || unlimited(one))
+	})
 }
 
 // foundWith is what was found under the first strategy of a kind.
