@@ -141,8 +141,8 @@ type bounds struct {
 	// judging holds a token while the timer uses the plan; nobody else waits for that but the
 	// call. It is no Mutex because callbacks run meanwhile, which may wait for the time of a
 	// testing/synctest bubble. nil without a timer.
-	judging chan struct{}
-	panic   any // guarded by judging; what a callback of the timer panicked with
+	judging  chan struct{}
+	panicked any // guarded by judging; what a callback of the timer panicked with
 
 	mu      sync.Mutex
 	ctx     context.Context // guarded by mu; nil until it is needed
@@ -232,7 +232,7 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 		return
 	}
 	defer func() {
-		if b.panic = recover(); b.panic != nil {
+		if b.panicked = recover(); b.panicked != nil {
 			cut() // the call's goroutine panics
 		}
 	}()
@@ -299,8 +299,8 @@ func (a *attempt) repanic(report func()) {
 		return
 	}
 	a.bounds.judge()
-	p := a.bounds.panic
-	a.bounds.panic = nil
+	p := a.bounds.panicked
+	a.bounds.panicked = nil
 	a.bounds.judged()
 	if p != nil {
 		report()

@@ -394,7 +394,7 @@ func TestATimeoutDoesNotCutWhatHeadersMayHaveCommitted(t *testing.T) {
 func TestATimeoutBehindAnotherError(t *testing.T) {
 	reword := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if err := invoker(ctx, method, req, reply, cc, opts...); err != nil {
-			return fmt.Errorf("below: %v", err) //nolint:errorlint // what it is about
+			return fmt.Errorf("below: %v", err)
 		}
 		return nil
 	}

@@ -131,7 +131,7 @@
 // have no balance; nor has one without a limit. A status code that gRPC does not have
 // is OTHER.
 //
-// A rescued call succeeded after a retry, a wasted attempt is a retry that failed:
+// A rescued call succeeded after a retry, a wasted attempt is a retry that reached a server and failed:
 // rescued / (rescued + wasted) is the share of retries that helped. A decision "retry"
 // is counted when it is made; the call may end in the wait.
 //

@@ -283,6 +283,7 @@ func (m *metrics) failed(c *call, f *Failure, v Verdict) {
 	row.mu.Lock()
 	row.attempts[attemptKind{knownCodeName(f.Attempt.Code()), decision}]++
 	switch {
+	case f.Attempt.Unsent: // it was free, and cost no server anything
 	case f.Attempt.Hedge:
 		row.hedgesWasted++
 	case f.Attempt.Number > 1:

@@ -249,13 +249,13 @@ func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64)
 
 // findOf is what a failure says. If the classifier panics, the budget is told all the same.
 func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
-	found, done := finding{}, false
+	done := false
 	defer func() {
 		if !done {
 			p.deposit(&f.Attempt, Ignored)
 		}
 	}()
-	found = p.policy.find(ctx, f)
+	found := p.policy.find(ctx, f)
 	done = true
 	return found
 }
@@ -402,7 +402,7 @@ func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
 		if !p.next.decided {
 			p.Postpone(now)
 		}
-		return Step{Verdict: Verdict{Retry: true, WaitSource: WaitConnect}}
+		return Step{Verdict: Verdict{Retry: true, Wait: max(0, p.due.Sub(now)), WaitSource: WaitHedgeDelay}}
 	}
 	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
 	left := p.policy.ConnectWait - p.connected

@@ -127,7 +127,7 @@ func TestHedgeBudgetInWords(t *testing.T) {
 		budget grpcretry.Budget
 		want   string
 	}{
-		{"default", nil, "ratio budget: 10% of answered calls, a reserve of 0, over 10s, for each target"},
+		{"default", nil, "ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target"},
 		{"unlimited", grpcretry.Unlimited, "no limit"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -146,7 +146,7 @@ func (s *source) observe(_ context.Context, e grpcretry.Event) {
 
 func (s *source) attemptFailed(e *grpcretry.Event) {
 	step := s.row(e).step(s.page.age(endOf(&e.Attempt)))
-	isRetry := e.Attempt.Number > 1 && !e.Attempt.Hedge
+	isRetry := e.Attempt.Number > 1 && !e.Attempt.Hedge && !e.Attempt.Unsent
 	if errors.Is(e.Attempt.Err, grpcretry.ErrHedgeLost) {
 		step.count(attemptsBeaten)
 		step.countIf(isRetry, retriesBeaten)
@@ -154,7 +154,7 @@ func (s *source) attemptFailed(e *grpcretry.Event) {
 		step.count(codeCounter(uint32(e.Attempt.Code())))
 		step.countIf(isRetry, retriesFailed)
 	}
-	step.countIf(e.Attempt.Hedge, hedgesWasted)
+	step.countIf(e.Attempt.Hedge && !e.Attempt.Unsent, hedgesWasted)
 }
 
 func (s *source) decided(e *grpcretry.Event) {

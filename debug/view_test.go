@@ -130,7 +130,7 @@ func TestPolicyInWords(t *testing.T) {
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
 			"hedged, and then up to 3 attempts: the next one after 50 ms",
-			"hedges are also paid from: ratio budget: 10% of answered calls, a reserve of 0, over 10s, for each target",
+			"hedges are also paid from: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
 			"when hedged, the next one at once after INTERNAL",
 			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -66,6 +68,9 @@ func TestServerThatNeverReturns(t *testing.T) {
 	_, err = tr.calls.client.Echo(t.Context(), &echov1.EchoRequest{Sequence: 1})
 	if took := time.Since(start); status.Code(err) != codes.Unavailable || took < least || took > most {
 		t.Errorf("Echo = %v after %v, want %v after %v to %v", err, took, codes.Unavailable, least, most)
+	}
+	if !errors.Is(err, grpcretry.ErrNotConnected) {
+		t.Errorf("Echo = %v, want %v", err, grpcretry.ErrNotConnected)
 	}
 }
 
