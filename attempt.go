@@ -70,10 +70,9 @@ type attempt struct {
 	source shortSource
 	told   uint8 // index of previousAttempts, where those are told by it; else 0
 
-	hedge     bool    // sent while others were under way
-	committed bool    // of a stream: the application is bound to it
-	unsent    bool    // it has ended and certainly reached no server
-	bounds    *bounds // nil for the attempt of a unary call without a timeout
+	hedge  bool // sent while others were in flight
+	fate   fate
+	bounds *bounds // nil for the attempt of a unary call without a timeout
 
 	// What gRPC fills in before it returns.
 	header  metadata.MD
@@ -82,6 +81,14 @@ type attempt struct {
 
 	room [4]grpc.CallOption // for the options, where they fit
 }
+
+// A fate is what has become of an attempt, as far as that rules out other things.
+type fate uint8
+
+const (
+	committed fate = iota + 1 // of a stream: the application is bound to it
+	unsent                    // it has ended and certainly reached no server
+)
 
 // origin is where the starts of attempts are counted from: that takes the monotonic clock
 // alone, which is read in little more than half the time of time.Now.
@@ -376,7 +383,9 @@ func (a *attempt) timedOut(err error) bool {
 func (a *attempt) checkUnsent(err error) {
 	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
 	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
-	a.unsent = unknown && failed && isUnconnected(a.cc)
+	if unknown && failed && isUnconnected(a.cc) {
+		a.fate = unsent
+	}
 }
 
 // isUnconnected reports whether a channel has no connection and tries to get one.

@@ -217,13 +217,13 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 		Attempt:   a.ended(err, now),
 		CtxErr:    c.ended(now),
 		Closed:    c.closed(),
-		Committed: a.committed || c.policy.CommitOnHeaders && a.header != nil,
+		Committed: a.fate == committed || c.policy.CommitOnHeaders && a.header != nil,
 	}
 	if f.CtxErr == nil && a.timedOut(err) {
 		f.TimedOut = true
 		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
 	}
-	f.Unsent = a.unsent
+	f.Unsent = a.fate == unsent
 	f.Attempt.Unsent = f.Unsent
 	return f
 }

@@ -503,7 +503,7 @@ func (s *retryStream) judgeOverdue(a *attempt) (racing *hedging) {
 
 // commit needs mu. From now on at is the application's stream.
 func (s *retryStream) commit(at *streamAttempt) {
-	at.committed = true
+	at.fate = committed
 	s.buffer, s.size = nil, 0
 	s.committed.Store(at)
 	s.notify()
