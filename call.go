@@ -107,11 +107,11 @@ func (c *call) planned(now time.Time) *Plan {
 	if !p.begun() {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
-		*p = c.policy.plan(c.budget, c.hedges, start, deadline)
+		p.begin(c.policy, c.budget, c.hedges, start, deadline)
 		if c.policy.hedges {
 			p.Hedge(c.delay)
 		}
-		p.Sent(start)
+		p.send(start)
 	}
 	return p
 }
@@ -157,6 +157,15 @@ func (c *call) bound(a *attempt) {
 // next reports how an attempt ended. It returns the next attempt, after the wait before it, or
 // nil and what the call returns.
 func (c *call) next(a *attempt, err error) (*attempt, error) {
+	if err == nil && a.bounds == nil {
+		c.succeed(a, time.Time{})
+		return nil, nil
+	}
+	return c.settled(a, err)
+}
+
+// settled is next for an attempt that has failed, or has an end of its own.
+func (c *call) settled(a *attempt, err error) (*attempt, error) {
 	defer a.release()
 	done := false
 	defer func() {
@@ -165,7 +174,9 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 		}
 	}()
 	if !c.stream {
-		a.checkUnsent(err)
+		if err != nil {
+			a.checkUnsent(err)
+		}
 		a.settle()
 		a.repanic(func() { c.deposit(a, Ignored) })
 	}
@@ -215,7 +226,7 @@ func (c *call) decide(a *attempt, err error) (Step, error) {
 func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	f := Failure{
 		Attempt:   a.ended(err, now),
-		CtxErr:    c.ended(now),
+		CtxErr:    c.callerGone(now),
 		Closed:    c.closed(),
 		Committed: a.fate == committed || c.policy.CommitOnHeaders && a.header != nil,
 	}
@@ -228,8 +239,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	return f
 }
 
-// ended returns why the caller's context has ended, nil if it has not.
-func (c *call) ended(now time.Time) error { return endOf(c.ctx, now) }
+// callerGone returns why the caller's context has ended, nil if it has not.
+func (c *call) callerGone(now time.Time) error { return endOf(c.ctx, now) }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
 // a server may report it before the context does.
@@ -310,18 +321,19 @@ func (c *call) report(f *Failure, v Verdict, now time.Time) {
 func (c *call) wait(step Step) (reason error, gone bool) {
 	p := c.plan()
 	for {
+		if step.Send {
+			return c.gone()
+		}
 		connected := false
-		if d := time.Until(p.DueAt()); !step.Send && d > 0 {
+		if d := time.Until(p.DueAt()); d > 0 {
 			connected = c.pause(d, step.Connect)
 		}
 		now := time.Now()
 		switch {
-		case c.ended(now) != nil:
-			return c.ended(now), true
+		case c.callerGone(now) != nil:
+			return c.callerGone(now), true
 		case c.closed():
 			return ErrConnClosed, false
-		case step.Send:
-			return nil, false
 		case connected:
 			step = p.Connected(now)
 			c.reportConnected(step.Verdict)
@@ -332,6 +344,17 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 			return step.Reason, false
 		}
 	}
+}
+
+// gone returns why no attempt can be sent any more: nil if one can.
+func (c *call) gone() (reason error, gone bool) {
+	if c.ctx.Err() != nil {
+		return context.Cause(c.ctx), true
+	}
+	if c.closed() {
+		return ErrConnClosed, false
+	}
+	return nil, false
 }
 
 // pause lets d pass. It ends immediately with the caller's context, with the ClientConn and, if
@@ -367,23 +390,23 @@ func (c *call) abandon(reason error, gone bool) error {
 // retry starts the next attempt.
 func (c *call) retry() *attempt {
 	c.forget()
-	last, now := &c.past.last, time.Now()
+	last, now := &c.past.last, origin.Add(sinceOrigin()) // in half the time of time.Now
 	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
-	return c.another(c.plan().Sent(now), now)
+	return c.another(c.plan().send(now), now)
 }
 
 // another returns the attempt that the plan has just been told of, with the caller's own
 // metadata and the mark of a retry.
-func (c *call) another(sent Attempt, now time.Time) *attempt {
+func (c *call) another(sent sending, now time.Time) *attempt {
 	a := &attempt{
 		Context: c.ctx,
-		number:  int32(sent.Number),
-		hedge:   sent.Hedge,
+		number:  int32(sent.number),
+		hedge:   sent.hedge,
 		start:   now.Sub(origin),
-		wait:    sent.Wait,
-		source:  shortSource(sent.WaitSource),
+		wait:    sent.wait,
+		source:  shortSource(sent.source),
 	}
-	a.tellPreviousAttempts(sent.Number - 1)
+	a.tellPreviousAttempts(sent.number - 1)
 	c.ready(a)
 	return a
 }
@@ -399,9 +422,9 @@ func (c *call) deposit(a *attempt, r Result) {
 			c.hedges.Deposit(o)
 		}
 	case r == Succeeded:
-		p.Succeeded(Attempt{Number: int(a.number), Hedge: a.hedge, Late: a.isLate()})
+		p.succeeded(Outcome{Attempt: int(a.number), Hedge: a.hedge, Late: a.isLate()})
 	default:
-		p.Lost(Attempt{Number: int(a.number), Hedge: a.hedge})
+		p.lost(Outcome{Attempt: int(a.number), Hedge: a.hedge})
 	}
 }
 

@@ -279,10 +279,11 @@ type before struct {
 
 // plan is the plan of such a call, whose attempt of that number is in flight.
 func (b before) plan(p *policy, budget Budget, number int) *Plan {
-	plan := p.plan(budget, nil, b.Start, b.Deadline)
+	plan := new(Plan)
+	plan.begin(p, budget, nil, b.Start, b.Deadline)
 	plan.made, plan.open, plan.free = number, 1, 1
 	plan.retry, plan.prev = b.Retry, b.Prev
-	return &plan
+	return plan
 }
 
 func TestEngineOfAPolicy(t *testing.T) {

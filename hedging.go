@@ -282,9 +282,9 @@ func (h *race) handle(e happening) {
 	case h.decided:
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case h.call.ended(now) != nil || h.call.closed():
+	case h.call.callerGone(now) != nil || h.call.closed():
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(h.call.ended(now))
+			h.abandon(h.call.callerGone(now))
 		}
 	case e.connected && h.call.plan().connecting != nil:
 		h.connected(now)
@@ -439,7 +439,7 @@ func (h *race) send() {
 	if len(h.open) == 0 {
 		c.past.idle += now.Sub(h.idle)
 	}
-	a := c.another(c.plan().Sent(now), now)
+	a := c.another(c.plan().send(now), now)
 	h.made++
 	h.open = append(h.open, a)
 	go func() { h.post(happening{ended: a, err: h.attempts.run(a)}) }()

@@ -34,14 +34,13 @@ type Plan struct {
 	retry int           // retries since the backoff was last restarted
 	prev  time.Duration // the wait that the backoff gave last; 0 after a restart
 
-	next pending // the attempt that was decided on and is not sent yet
-	held pending // one that was paid for at a timeout, and is decided about anew
-	cut  overdue // the attempt that its timeout ended, until it is reported
+	next pending  // the attempt that was decided on and is not sent yet
+	cut  *overdue // the attempt that its timeout ended, until it is reported; else nil
 
-	replacing bool // while a retry is decided on that takes the place of an overdue one
+	replacing bool   // while a retry is decided on that takes the place of an overdue one
+	held      charge // what was withdrawn for such a retry, if that is decided about anew
 
 	connecting error         // while the call waits for a connection: why it ends if that is not there when due; else nil
-	since      time.Time     // when that wait started
 	connected  time.Duration // the time that such waits have taken
 
 	// Of a hedged call.
@@ -69,7 +68,7 @@ type pending struct {
 
 // An overdue attempt has been decided about before its end.
 type overdue struct {
-	number  int // 0 for none
+	number  int
 	verdict Verdict
 	result  Result // what the budget is told
 }
@@ -96,12 +95,15 @@ type Step struct {
 // Plan returns the plan of a call that starts at start and spends from b. deadline is the
 // caller's, zero without one. No attempt has been sent yet.
 func (e *Engine) Plan(b Budget, start, deadline time.Time) *Plan {
-	p := e.policy.plan(b, e.policy.hedgeBudget(), start, deadline)
-	return &p
+	p := new(Plan)
+	p.begin(e.policy, b, e.policy.hedgeBudget(), start, deadline)
+	return p
 }
 
-func (p *policy) plan(b, hedges Budget, start, deadline time.Time) Plan {
-	return Plan{policy: p, budget: b, hedges: hedges, start: start, deadline: deadline}
+// begin makes a zero Plan the plan of a call, in place: it is too large to be copied for each.
+func (p *Plan) begin(obeyed *policy, b, hedges Budget, start, deadline time.Time) {
+	p.policy, p.budget, p.hedges = obeyed, b, hedges
+	p.start, p.deadline = start, deadline
 }
 
 // Hedge makes the call one whose further attempts are sent after each delay, by the policy's
@@ -121,13 +123,26 @@ func (p *Plan) DueAt() time.Time { return p.due }
 
 // hedgeFrom counts the delay of the second attempt from start, unless that is decided already.
 func (p *Plan) hedgeFrom(start time.Time) {
-	if p.made == 1 && !p.next.decided && p.cut.number == 0 {
+	if p.made == 1 && !p.next.decided && p.cut == nil {
 		p.due = start.Add(p.delay)
 	}
 }
 
 // Sent reports that an attempt is sent now, and returns its Number, Hedge, Wait and WaitSource.
 func (p *Plan) Sent(now time.Time) Attempt {
+	s := p.send(now)
+	return Attempt{Number: s.number, Hedge: s.hedge, Wait: s.wait, WaitSource: s.source}
+}
+
+// A sending is what an attempt is sent with; an [Attempt] is large.
+type sending struct {
+	number int
+	hedge  bool
+	wait   time.Duration
+	source WaitSource
+}
+
+func (p *Plan) send(now time.Time) sending {
 	p.made++
 	if p.open == 0 {
 		p.next.charge = p.retryOnly(p.next.charge)
@@ -138,14 +153,14 @@ func (p *Plan) Sent(now time.Time) Attempt {
 	if p.hedges != nil {
 		p.charges = append(p.charges, p.next.charge)
 	}
-	a := Attempt{Number: p.made, Hedge: p.open > 0, Wait: p.next.wait, WaitSource: p.next.source}
+	s := sending{p.made, p.open > 0, p.next.wait, p.next.source}
 	p.next = pending{}
 	p.open++
 	p.due = time.Time{}
 	if p.policy.hedges && p.sent() < p.policy.MaxAttempts {
 		p.due = p.earliest(now.Add(p.delay))
 	}
-	return a
+	return s
 }
 
 // AttemptTimeout returns how long the newest attempt may run before it is [Plan.Overdue]; 0
@@ -163,16 +178,24 @@ func (p *Plan) sent() int { return p.made - p.unsent }
 // Succeeded reports that an attempt succeeded; of a, Number, Hedge and Late count. The call is
 // over.
 func (p *Plan) Succeeded(a Attempt) {
+	p.succeeded(Outcome{Attempt: a.Number, Hedge: a.Hedge, Late: a.Late})
+}
+
+func (p *Plan) succeeded(o Outcome) {
 	p.open--
-	p.deposit(&a, Succeeded)
+	o.Result = Succeeded
+	p.deposit(o)
 	p.Leave()
 }
 
 // Lost reports that an attempt was cancelled because the call is over; of a, Number and Hedge
 // count.
-func (p *Plan) Lost(a Attempt) {
+func (p *Plan) Lost(a Attempt) { p.lost(Outcome{Attempt: a.Number, Hedge: a.Hedge}) }
+
+func (p *Plan) lost(o Outcome) {
 	p.open--
-	p.deposit(&a, Ignored)
+	o.Result = Ignored
+	p.deposit(o)
 }
 
 // Leave gives back what was withdrawn for an attempt that will not be sent.
@@ -203,16 +226,16 @@ func (p *Plan) Leave() {
 // The ctx is only handed to the Classifier.
 func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
 	step := p.failed(ctx, f, now, u)
-	if p.held.decided { // and not needed
-		p.refund(p.held.charge)
-		p.held = pending{}
+	if p.held != nothing { // and not needed
+		p.refund(p.held)
+		p.held = nothing
 	}
 	return step
 }
 
 func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
 	p.open--
-	if p.cut.number == f.Attempt.Number {
+	if p.cut != nil && p.cut.number == f.Attempt.Number {
 		if step, ok := p.timedOut(f, now); ok {
 			return step
 		}
@@ -226,7 +249,7 @@ func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64)
 	}
 	unsent := f.Unsent && p.policy.ConnectWait > 0
 	if !unsent {
-		p.deposit(&f.Attempt, p.policy.result(f, found))
+		p.deposit(f.outcome(p.policy.result(f, found)))
 	}
 	v := Verdict{Reason: f.decide(found)}
 	switch {
@@ -249,10 +272,13 @@ func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64)
 
 // findOf is what a failure says. If the classifier panics, the budget is told all the same.
 func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
+	if p.policy.Classifier == nil {
+		return p.policy.find(ctx, f)
+	}
 	done := false
 	defer func() {
 		if !done {
-			p.deposit(&f.Attempt, Ignored)
+			p.deposit(f.outcome(Ignored))
 		}
 	}()
 	found := p.policy.find(ctx, f)
@@ -264,7 +290,7 @@ func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
 // ended because of something else after all.
 func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
 	cut := p.cut
-	p.cut = overdue{}
+	p.cut = nil
 	itself := f.TimedOut && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:
@@ -279,12 +305,12 @@ func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
 		}
 	case p.next.decided: // its own failure counts; what is paid for is kept for what follows that
 		p.retry, p.prev = p.next.retry, p.next.prev
-		p.held, p.next = p.next, pending{}
+		p.held, p.next = p.next.charge, pending{}
 		return Step{}, false
 	default:
 		return Step{}, false
 	}
-	p.deposit(&f.Attempt, cut.result)
+	p.deposit(f.outcome(cut.result))
 	return step, true
 }
 
@@ -417,7 +443,6 @@ func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
 	p.next.charge = taken
 	v := Verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
 	p.accept(v, now)
-	p.since = now
 	until, reason := p.connectUntil(now.Add(left), wait)
 	p.connecting = reason
 	p.due = until
@@ -441,7 +466,7 @@ func (p *Plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, 
 // follows, so that not all calls that waited return at the same instant.
 func (p *Plan) Connected(now time.Time) Step {
 	p.connecting = nil
-	p.connected += now.Sub(p.since)
+	p.connected += now.Sub(p.next.from)
 	backoff := p.next.wait
 	if reason := p.tooLate(now, backoff); reason != nil {
 		p.Leave()
@@ -482,7 +507,7 @@ func (p *Plan) Overdue(ctx context.Context, f *Failure, now time.Time, u float64
 	if v.Retry {
 		p.due = time.Time{} // until it has ended
 	}
-	p.cut = overdue{f.Attempt.Number, v, p.policy.result(f, found)}
+	p.cut = &overdue{f.Attempt.Number, v, p.policy.result(f, found)}
 	return Step{Verdict: v, Cut: true}
 }
 
@@ -551,8 +576,8 @@ func (p *Plan) admit(now time.Time, hedge bool) bool {
 	case p.free == 0:
 		p.next.charge = nothing
 		return true
-	case p.held.decided && (!hedge || p.hedges == nil || p.held.charge == andHedge):
-		p.next.charge, p.held = p.held.charge, pending{}
+	case p.held != nothing && (!hedge || p.hedges == nil || p.held == andHedge):
+		p.next.charge, p.held = p.held, nothing
 		return true
 	case !withdrawFrom(p.budget, now, p.replacing):
 		return false
@@ -599,11 +624,14 @@ func (p *Plan) chargeOf(number int) charge {
 	}
 }
 
+func (f *Failure) outcome(r Result) Outcome {
+	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.Late}
+}
+
 // deposit tells the budgets how an attempt ended. To one that was not charged for it, it is a
 // first attempt.
-func (p *Plan) deposit(a *Attempt, r Result) {
-	o := Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: r, Late: a.Late}
-	charge := p.chargeOf(a.Number)
+func (p *Plan) deposit(o Outcome) {
+	charge := p.chargeOf(o.Attempt)
 	if charge == nothing {
 		o.Attempt = 1
 	}
