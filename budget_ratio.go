@@ -36,7 +36,8 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // succeeds, because the budget pays for wasted retries only; a hedge that succeeds
 // returns nothing. A returned token is available immediately. It fills the reserve, then
 // the floor, then pays for the newest earnings that were spent, which expire as if they
-// never had been.
+// never had been. If all of that is full, because calls were answered meanwhile, nothing is
+// missing and the token is dropped.
 //
 // If everything fails from the first call on,
 //

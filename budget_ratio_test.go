@@ -636,7 +636,7 @@ func TestRatioBudgetNeverGrantsMoreThanWasEarned(t *testing.T) {
 
 func TestRatioBudgetGrantsNoMoreThanWasEarnedToManyGoroutines(t *testing.T) {
 	const goroutines, rounds = 32, 300
-	b := realRatioBudget(t, RatioBudget{Ratio: 0.25, Reserve: 5, Window: time.Hour})
+	b := realRatioBudget(t, RatioBudget{Ratio: 0.25, Window: time.Hour}) // with a reserve, see the next test
 	var answered, taken atomic.Int64
 	concurrently(goroutines, func() {
 		for i := range rounds {
@@ -657,9 +657,25 @@ func TestRatioBudgetGrantsNoMoreThanWasEarnedToManyGoroutines(t *testing.T) {
 		}
 	})
 	// Nothing has expired, so what was not taken is left: no token was lost, none made.
-	want := float64(answered.Load())/4 + 5 - float64(taken.Load())
+	want := float64(answered.Load())/4 - float64(taken.Load())
 	if got := b.Balance(time.Now()); math.Abs(got-want) > 1e-6 {
 		t.Errorf("%d answered calls and %d retries leave a balance of %v, want %v", answered.Load(), taken.Load(), got, want)
+	}
+}
+
+// A token that comes back when everything is full is not kept: the calls answered meanwhile have
+// filled its place.
+func TestATokenThatComesBackToAFullReserve(t *testing.T) {
+	b := realRatioBudget(t, RatioBudget{Ratio: 0.5, Reserve: 2})
+	now := time.Now()
+	b.Withdraw(now)
+	deposit(b, 2)
+	wantBalance(t, b, now, 2)
+	for range 2 {
+		b.Refund()
+		if got := b.Balance(now); got != 2 {
+			t.Errorf("balance is %v, want the reserve of 2", got)
+		}
 	}
 }
 
