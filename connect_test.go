@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -585,4 +586,83 @@ func TestLeftoversOfAnEarlierCallSayNothing(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A wait for a connection is seen in events, on spans, in metrics and in logs: one that was worth
+// it, and one that was not.
+func TestAWaitForAConnectionIsSeen(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		mend    bool
+		event   string
+		spans   []string
+		metrics []string
+		log     string
+	}{
+		{"rescued", true, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; attempt 2 after 2s of connect; end OK recovered", []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3",
+			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn",
+		}, []string{"grpcretry.calls 1 grpcretry.outcome=recovered", "grpcretry.rescued_calls 1", "grpcretry.wait.duration 1/2s grpcretry.wait_source=connect"},
+			"retrying…source=connect"},
+		{"given up", false, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; end UNAVAILABLE not_connected", []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3",
+			"grpcretry.stop grpcretry.reason=not_connected",
+		}, []string{"grpcretry.calls 1 grpcretry.outcome=not_connected"}, "gave up…reason=not_connected…connection refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(ok()))
+				tracer, spans := recordSpans()
+				meter, reader := readMetrics()
+				logs := &logRecorder{}
+				var events []string
+				observe := func(_ context.Context, e Event) {
+					a := e.Attempt
+					switch {
+					case e.Kind == Decision:
+						events = append(events, fmt.Sprintf("attempt %d %s unsent, retry after %v of %v", a.Number, codeName(a.Code()), e.Wait, e.WaitSource))
+						if !a.Unsent || !e.Retry {
+							t.Errorf("decision %+v, want a retry of an unsent attempt", e)
+						}
+					case e.Kind == AttemptStart && a.Number > 1:
+						events = append(events, fmt.Sprintf("attempt %d after %v of %v", a.Number, a.Wait, a.WaitSource))
+					case e.Kind == CallEnd:
+						events = append(events, fmt.Sprintf("end %s %s", codeName(status.Code(e.Err)), OutcomeName(e)))
+					}
+				}
+				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithObserver(observe), WithMeterProvider(meter), WithLogger(slog.New(logs)))...)
+				link.cut()
+				synctest.Wait()
+				if tt.mend {
+					time.AfterFunc(second/2, link.mend)
+				}
+				ctx, span := tracer.Tracer("test").Start(t.Context(), "the caller's")
+				_ = echo(ctx, echov1.NewEchoServiceClient(cc))
+				span.End()
+				if got := strings.Join(events, "; "); got != tt.event {
+					t.Errorf("events are\n%s\nwant\n%s", got, tt.event)
+				}
+				if got := eventLines(spans.Ended()[0]); !slices.Equal(got, tt.spans) {
+					t.Errorf("span events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.spans, "\n"))
+				}
+				lines := metricLines(t, reader)
+				for _, want := range tt.metrics {
+					if !slices.Contains(lines, want) {
+						t.Errorf("metrics are\n%s\nwithout %q", strings.Join(lines, "\n"), want)
+					}
+				}
+				for _, line := range lines {
+					if strings.HasPrefix(line, MetricWastedAttempts) {
+						t.Errorf("%s: an attempt that reached no server was wasted", line)
+					}
+				}
+				text := strings.Join(logs.lines(), "\n")
+				for _, part := range strings.Split(tt.log, "…") {
+					if !strings.Contains(text, part) {
+						t.Errorf("logged\n%s\nwithout %q", text, part)
+					}
+				}
+			})
+		})
+	}
 }
