@@ -29,7 +29,7 @@ type Attempt struct {
 	Header     metadata.MD   // of the response; see WithObserver for when it is filled
 	Trailer    metadata.MD   // of the response
 	Peer       net.Addr      // the server it reached, nil if it reached none
-	Wait       time.Duration // the wait before it, as decided
+	Wait       time.Duration // the wait before it, as decided; if it was for a connection, all of it
 	WaitSource WaitSource    // where Wait came from
 	Unsent     bool          // it reached no server, see WithConnectWait
 	Late       bool          // it ended after the attempt timeout, because no retry could take its place

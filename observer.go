@@ -45,7 +45,9 @@ type Event struct {
 
 	// Of a Decision: whether there will be another attempt, after which wait, and if not,
 	// why. Reason is one of the errors of [Error.Reason]. Where the call stops because of
-	// its next wait, or the budget, that wait is told too; else WaitSource is WaitNone.
+	// its next wait, or the budget, that wait is told too; else WaitSource is WaitNone. How long
+	// a wait for a connection takes is not known yet: with WaitConnect, Wait is the backoff
+	// that follows it.
 	Retry      bool
 	Wait       time.Duration
 	WaitSource WaitSource
