@@ -37,7 +37,7 @@ func path() []part {
 		{name: "the attempt is filled in", functions: []string{"(*call).begin", "(*call).ready"}},
 		{name: "the attempt's call options are made", functions: []string{"(*rpc).attemptOptions"}},
 		{name: "header and trailer, OnFinish", functions: []string{"(*call).collect", "(*callOptions).finish"}},
-		{name: "the budget hears of the success", functions: []string{"(*call).deposit", "(*policy).deposit", "(*ratioBudget).Deposit", "(*stripedCounter).add"}},
+		{name: "the budget hears of the success", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit", "(*stripedCounter).add"}},
 		{name: "the rest: the loop itself"},
 	}
 }
