@@ -617,7 +617,7 @@ func (p *Plan) chargeOf(number int) charge {
 	switch {
 	case p.free == number:
 		return nothing
-	case number <= len(p.charges):
+	case 0 < number && number <= len(p.charges):
 		return p.charges[number-1]
 	default:
 		return aRetry
