@@ -71,8 +71,9 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
 .PHONY: unit
-unit: gcc ## tests of every module with the race detector
-	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); } 2>&1 | tee $(BIN)/unit.log
+unit: gcc ## tests of every module with the race detector, and all studies of the simulator without it
+	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
+		echo "[.] go test ./sim"; go test $(TESTFLAGS) ./sim; } 2>&1 | tee $(BIN)/unit.log
 
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (5s)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -539,4 +540,77 @@ func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
 			t.Errorf("budget is %+v, want %+v", budget.counts, want)
 		}
 	})
+}
+
+// A stream that the application is bound to is not cut, and no retry is paid for it; also if it
+// becomes bound while the budget makes up its mind.
+func TestATimeoutLeavesACommittedStreamAlone(t *testing.T) {
+	for name, tt := range map[string]struct {
+		app    string
+		budget Budget
+		paid   int
+	}{
+		"committed before":    {"send a; close; context; recv 1; recv EOF", &tally{}, 0},
+		"committed meanwhile": {"send a; close; wait 3s; context; recv 1; recv EOF", &slowTally{}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+					return playServer(t, n, "recv a; wait 10s; send 1", stream)
+				})
+				cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(tt.budget))...)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				wantTimes(t, server, 0)
+				budget, ok := tt.budget.(*tally)
+				if !ok {
+					budget = &tt.budget.(*slowTally).tally
+				}
+				if budget.withdrawn != tt.paid || budget.refunded != tt.paid {
+					t.Errorf("budget is %+v, want %d withdrawn and refunded", budget.counts, tt.paid)
+				}
+			})
+		})
+	}
+}
+
+// A slowTally takes its time to allow a retry.
+type slowTally struct{ tally }
+
+func (b *slowTally) Withdraw(now time.Time) bool {
+	time.Sleep(4 * second)
+	return b.tally.Withdraw(now)
+}
+
+// An attempt that waits in gRPC for a connection is not cut: another would wait there too.
+func TestATimeoutWithoutAConnectionCutsNothing(t *testing.T) {
+	for _, limited := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			server, budget := serve(t, always(ok())), &tally{}
+			link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second/4), WithBudget(budget))...)
+			link.cut()
+			time.AfterFunc(5*second/2, link.mend) // connected at 2.6 s
+			synctest.Wait()
+			ctx, cancel := context.WithCancel(t.Context())
+			want := 2600 * time.Millisecond
+			if limited {
+				ctx, cancel = context.WithTimeout(t.Context(), 20*second)
+			} else {
+				want += second // the attempt is cut so that the call cannot hang, and the call waits in its place
+			}
+			defer cancel()
+			if err := cc.Invoke(ctx, echoMethod, request(), request(), grpc.WaitForReady(true)); err != nil {
+				t.Error(err)
+			}
+			wantTimes(t, server, want)
+			if budget.withdrawn != 0 || budget.told != [4]int{Succeeded: 1} {
+				t.Errorf("with a deadline %v: budget is %+v, want nothing but the success", limited, budget.counts)
+			}
+		})
+	}
 }

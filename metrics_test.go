@@ -655,3 +655,21 @@ func TestTheBalanceIsOfTheBudgetInUse(t *testing.T) {
 		}
 	})
 }
+
+// A retry that reached no server was free and is not wasted.
+func TestAnUnsentRetryIsNotWasted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		provider, reader := readMetrics()
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithMeterProvider(provider))...)
+		time.AfterFunc(second/2, link.cut)
+		time.AfterFunc(3*second/2, link.mend)
+		if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
+			t.Error(err)
+		}
+		lines := metricLines(t, reader)
+		if !slices.Contains(lines, "grpcretry.rescued_calls 1") || strings.Contains(strings.Join(lines, "\n"), MetricWastedAttempts) {
+			t.Errorf("metrics are\n%s\nwant one rescued call and nothing wasted", strings.Join(lines, "\n"))
+		}
+	})
+}

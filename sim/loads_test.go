@@ -76,8 +76,10 @@ var loads = []load{
 func TestDefaultRecoversUnderAllLoads(t *testing.T) {
 	t.Parallel()
 	for i, l := range loads {
+		if leftOut(i) {
+			continue
+		}
 		t.Run(l.name, func(t *testing.T) {
-			sampled(t, i)
 			t.Parallel()
 			l.check(t)
 		})
