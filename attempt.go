@@ -298,9 +298,8 @@ func (a *attempt) settle() bool {
 	return !b.cut
 }
 
-// repanic panics with what a callback of the timer panicked with. It is for the goroutines of
-// the caller: on any other, the panic would end the program.
-// The attempt is reported first.
+// repanic panics with what a callback of the timer panicked with, after report. It is for the
+// goroutines of the caller: on any other, the panic would end the program.
 func (a *attempt) repanic(report func()) {
 	if a.bounds == nil || a.bounds.judging == nil {
 		return

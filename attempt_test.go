@@ -501,6 +501,28 @@ func TestAPanicLeaksNoPlace(t *testing.T) {
 	}
 }
 
+// An OnFinish that panics has run all the same, and is not run again.
+func TestAnOnFinishThatPanicsRunsOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(fail(codes.NotFound, "x"), stream) })
+		finished := 0
+		stream, err := server.conn(t, DialOptions()...).NewStream(t.Context(), serverStream, "/s/m",
+			grpc.OnFinish(func(error) { finished++; panic("boom") }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = errors.Join(stream.SendMsg(request()), stream.CloseSend())
+		var got any
+		func() {
+			defer func() { got = recover() }()
+			_ = stream.RecvMsg(request())
+		}()
+		if got != "boom" || finished != 1 {
+			t.Errorf("the caller recovered %v after OnFinish ran %d times, want boom after once", got, finished)
+		}
+	})
+}
+
 // A budget may take its time when it is asked at the timeout, in virtual time too.
 func TestASlowBudgetAtTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {

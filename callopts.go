@@ -144,6 +144,7 @@ func (o *callOptions) finish(err error) {
 	if !o.finishes {
 		return
 	}
+	o.finishes = false // also if one of them panics
 	for _, opt := range o.list {
 		if f, ok := opt.(grpc.OnFinishCallOption); ok {
 			f.OnFinish(err)

@@ -95,7 +95,7 @@
 //	grpcretry.reason            AttrReason         string: on stop, one of those below
 //	grpcretry.budget.balance    AttrBudgetBalance  float: on failure, retries left in the budget
 //	grpcretry.attempt.hedge     AttrHedge          bool: of hedged calls, whether others were under way when it was sent
-//	grpcretry.attempt.sent_after  AttrSentAfter    string: of hedged calls, why it was sent: hedge_delay, non_fatal, pushback or retry_info
+//	grpcretry.attempt.sent_after  AttrSentAfter    string: of hedged calls, why it was sent: hedge_delay, non_fatal, pushback, retry_info or connect
 //
 // A call that ends in the wait for a retry leaves [EventStop] with AttrReason after them.
 //
