@@ -70,9 +70,10 @@ type attempt struct {
 	source shortSource
 	told   uint8 // index of previousAttempts, where those are told by it; else 0
 
-	hedge  bool // sent while others were in flight
-	fate   fate
-	bounds *bounds // nil for the attempt of a unary call without a timeout
+	hedge    bool // sent while others were in flight
+	reported bool // the plan, or else the budgets, know how it ended
+	fate     fate
+	bounds   *bounds // nil for the attempt of a unary call without a timeout
 
 	// What gRPC fills in before it returns.
 	header  metadata.MD
@@ -86,8 +87,8 @@ type attempt struct {
 type fate uint8
 
 const (
-	committed fate = iota + 1 // of a stream: the application is bound to it
-	unsent                    // it has ended and certainly reached no server
+	fateCommitted fate = iota + 1 // the application is bound to its stream
+	fateUnsent                    // it has ended and certainly reached no server
 )
 
 // origin is where the starts of attempts are counted from: that takes the monotonic clock
@@ -157,6 +158,7 @@ type bounds struct {
 	ended   bool // guarded by mu; cancelled because of cause
 	cause   error
 	settled bool // guarded by mu; the attempt has ended, or its first message has come
+	renewed bool // guarded by mu; the timeout has started anew
 	cut     bool // guarded by mu; the timeout has ended it before it was settled
 	late    bool // guarded by mu; it was settled after the timeout
 }
@@ -293,9 +295,20 @@ func (a *attempt) settle() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.settled {
-		b.settled, b.late = true, sinceOrigin()-a.start >= b.timeout
+		b.settled, b.late = true, !b.renewed && sinceOrigin()-a.start >= b.timeout
 	}
 	return !b.cut
+}
+
+// renew starts the timeout anew.
+func (a *attempt) renew() {
+	b := a.bounds
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.settled {
+		b.renewed = true
+		b.timer.Reset(b.timeout)
+	}
 }
 
 // repanic panics with what a callback of the timer panicked with, after report. It is for the
@@ -383,7 +396,7 @@ func (a *attempt) checkUnsent(err error) {
 	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
 	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
 	if unknown && failed && isUnconnected(a.cc) {
-		a.fate = unsent
+		a.fate = fateUnsent
 	}
 }
 

@@ -160,7 +160,8 @@ func (b *rateBudget) check() error {
 }
 
 // NewConcurrencyBudget allows at most n retries at the same time, n at least 1. A retry
-// counts from its decision, through its wait, until its attempt ends.
+// counts from its decision, through its wait, until its attempt ends; that of a stream until
+// the stream is committed.
 func NewConcurrencyBudget(n int) (Budget, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)
@@ -265,6 +266,44 @@ func withdrawFrom(b Budget, now time.Time, replacing bool) bool {
 		return r.replace(now)
 	}
 	return b.Withdraw(now)
+}
+
+// A releaser is a budget that limits what is in flight. A retry whose stream is committed does
+// not count as in flight any more, although its attempt has not ended: release gives its place
+// back, and depositReleased takes the place of Deposit when it ends.
+type releaser interface {
+	release()
+	depositReleased(Outcome)
+}
+
+func release(b Budget) {
+	if r, ok := b.(releaser); ok {
+		r.release()
+	}
+}
+
+// depositIn reports to b how an attempt ended; released says that release was called for it.
+func depositIn(b Budget, o Outcome, released bool) {
+	if r, ok := b.(releaser); ok && released {
+		r.depositReleased(o)
+		return
+	}
+	b.Deposit(o)
+}
+
+func (b *concurrencyBudget) release()                { b.Refund() }
+func (b *concurrencyBudget) depositReleased(Outcome) {}
+
+func (all *allBudgets) release() {
+	for _, b := range all.budgets {
+		release(b)
+	}
+}
+
+func (all *allBudgets) depositReleased(o Outcome) {
+	for _, b := range all.budgets {
+		depositIn(b, o, true)
+	}
 }
 
 // An asker is a budget that can say whether it would allow a retry, without taking one.

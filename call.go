@@ -35,7 +35,7 @@ type rpc struct {
 	cc      *grpc.ClientConn
 	method  string
 	options callOptions
-	stream  bool          // not unary
+	stream  *retryStream  // nil for a unary call
 	start   time.Duration // since the origin
 	spans   *callSpans    // nil where nobody records
 }
@@ -127,18 +127,39 @@ func (c *call) plan() *Plan {
 // ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream || c.policy.hedges || c.policy.AttemptTimeout > 0 {
+	if c.stream != nil || c.policy.hedges || c.policy.AttemptTimeout > 0 {
 		c.bound(a)
 	}
 	if c.observed() {
-		c.observe(Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+		c.observeStart(a)
 	}
+}
+
+func (c *call) observeStart(a *attempt) {
+	done := false
+	defer func() {
+		if !done {
+			c.crashed(a)
+		}
+	}()
+	c.observe(Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+	done = true
+}
+
+// crashed ends the call when something that the application has given us panics; a is the
+// attempt that was in flight, or has just ended.
+func (c *call) crashed(a *attempt) {
+	if !a.reported {
+		c.deposit(a, Ignored)
+	}
+	c.plan().Leave()
+	a.release()
 }
 
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
-	if !timed && !c.stream && !c.policy.hedges {
+	if !timed && c.stream == nil && !c.policy.hedges {
 		return
 	}
 	if a.bounds == nil {
@@ -170,10 +191,10 @@ func (c *call) settled(a *attempt, err error) (*attempt, error) {
 	done := false
 	defer func() {
 		if !done { // a classifier or observer panics: no attempt follows
-			c.plan().Leave()
+			c.crashed(a)
 		}
 	}()
-	if !c.stream {
+	if c.stream == nil {
 		if err != nil {
 			a.checkUnsent(err)
 		}
@@ -214,6 +235,7 @@ func (c *call) decide(a *attempt, err error) (Step, error) {
 	}
 	f := c.failure(a, err, now)
 	c.record(&f)
+	a.reported = true
 	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
 	c.report(&f, step.Verdict, now)
 	if step.End {
@@ -228,13 +250,13 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 		Attempt:   a.ended(err, now),
 		CtxErr:    c.callerGone(now),
 		Closed:    c.closed(),
-		Committed: a.fate == committed || c.policy.CommitOnHeaders && a.header != nil,
+		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
 	}
 	if f.CtxErr == nil && a.timedOut(err) {
 		f.TimedOut = true
 		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
 	}
-	f.Unsent = a.fate == unsent
+	f.Unsent = a.fate == fateUnsent
 	f.Attempt.Unsent = f.Unsent
 	return f
 }
@@ -414,6 +436,7 @@ func (c *call) another(sent sending, now time.Time) *attempt {
 // deposit reports to the budgets how an attempt ended that succeeded, or that the rules were
 // not asked about.
 func (c *call) deposit(a *attempt, r Result) {
+	a.reported = true
 	switch p := c.plan(); {
 	case !p.begun():
 		o := Outcome{Attempt: 1, Result: r} // there is no other
@@ -431,6 +454,9 @@ func (c *call) deposit(a *attempt, r Result) {
 // succeed ends a call whose attempt a succeeded, at the time at if that is not now.
 func (c *call) succeed(a *attempt, at time.Time) {
 	c.deposit(a, Succeeded)
+	if c.stream != nil {
+		c.stream.ending(nil)
+	}
 	if c.spans != nil || c.observed() {
 		now := time.Now()
 		if at.IsZero() {
@@ -514,7 +540,7 @@ func (c *call) reportDue(v Verdict, now time.Time) {
 // to retry is returned as it came, and so is the failure of a committed stream, and of a
 // call that could have been hedged, but not retried.
 func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
-	if f.Committed && c.stream || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
+	if f.Committed && c.stream != nil || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
@@ -565,6 +591,9 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 
 // end is the last thing that happens in a call that failed.
 func (c *call) end(last Attempt, err, reason error, now time.Time) {
+	if c.stream != nil {
+		c.stream.ending(err)
+	}
 	if c.observed() {
 		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: c.elapsed(now)}
 		if made := c.made(last.Number); made > 1 {

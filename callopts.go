@@ -59,7 +59,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
-	if !c.stream {
+	if c.stream == nil {
 		if o.trailer == nil || own {
 			opts = append(opts, grpc.Trailer(&a.trailer))
 		}
@@ -90,7 +90,7 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 // ownTargets says whether an attempt must not be given the caller's own header, trailer
 // and peer: gRPC may fill those of a stream late, on another goroutine, and attempts of a
 // hedged call fill theirs at the same time. See show.
-func (c *rpc) ownTargets(a *attempt) bool { return c.stream || c.policy.hedges && a.number > 1 }
+func (c *rpc) ownTargets(a *attempt) bool { return c.stream != nil || c.policy.hedges && a.number > 1 }
 
 // wantsHeader says whether a rule needs the response headers; copying them costs gRPC
 // three allocations.

@@ -73,6 +73,8 @@ type hedgedAttempts interface {
 	run(*attempt) error
 	// discard ends what is left of an attempt that succeeded too late.
 	discard(*attempt)
+	// bind makes an attempt whose first message is yet to come the winner of a stream.
+	bind(*attempt)
 }
 
 // A happening is that an attempt has ended; without one, that it is time to look whether
@@ -82,6 +84,7 @@ type happening struct {
 	err       error
 	overdue   *attempt // instead: this one has reached its timeout
 	connected bool     // instead: there is a connection that the call waits for
+	headed    *attempt // instead: the application takes the headers of this one
 	panicked  *attempt // instead: the caller's goroutine panics, which runs this one
 }
 
@@ -274,12 +277,17 @@ func (h *race) handle(e happening) {
 	case e.panicked != nil:
 		h.quitting = true
 		h.close(e.panicked)
+		if !e.panicked.reported {
+			h.call.deposit(e.panicked, Ignored)
+		}
 		h.decide()
 		e.panicked.release()
 	case e.ended != nil:
 		h.close(e.ended)
 		h.attemptEnded(e.ended, e.err, now)
 	case h.decided:
+	case e.headed != nil:
+		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
 	case h.call.callerGone(now) != nil || h.call.closed():
@@ -315,6 +323,16 @@ func (h *race) cut(a *attempt, now time.Time) {
 	h.arm()
 }
 
+// bind decides for an attempt of a stream because of its headers; its first message is yet to
+// come.
+func (h *race) bind(a *attempt, now time.Time) {
+	if slices.Contains(h.open, a) {
+		h.winner, h.wonAt = a, now
+		h.attempts.bind(a)
+		h.decide()
+	}
+}
+
 func (h *race) close(a *attempt) {
 	h.open = slices.DeleteFunc(h.open, func(one *attempt) bool { return one == a })
 }
@@ -323,7 +341,13 @@ func (h *race) close(a *attempt) {
 func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	c := h.call
 	c.collect(a)
-	won := err == nil || c.stream && isEOF(err)
+	won := err == nil || c.stream != nil && isEOF(err)
+	if a == h.winner {
+		if h.err = err; won {
+			h.call.answered(a, false)
+		}
+		return
+	}
 	if won && !h.decided {
 		h.winner, h.wonAt, h.err = a, now, err
 		h.call.answered(a, false)
@@ -362,6 +386,7 @@ func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
 	c.record(&f)
+	a.reported = true
 	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
 	c.report(&f, step.Verdict, now)
 	h.lost = &defeat{a, err, f, step.Verdict}
@@ -478,14 +503,16 @@ func (h *race) decide() {
 	h.timer.Stop()
 	h.call.plan().Leave()
 	for _, a := range h.open {
-		a.bounds.cancel(ErrHedgeLost)
+		if a != h.winner || h.quitting {
+			a.bounds.cancel(ErrHedgeLost)
+		}
 	}
 }
 
 // conclude ends a call that no attempt has won, and returns its error.
 func (h *race) conclude() error {
 	c, now, lost := h.call, time.Now(), h.lost
-	if h.made > 1 || c.stream {
+	if h.made > 1 || c.stream != nil {
 		c.show(lost.attempt)
 	}
 	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
@@ -552,3 +579,5 @@ func (u *hedgedUnary) run(a *attempt) error {
 }
 
 func (u *hedgedUnary) discard(*attempt) {}
+
+func (u *hedgedUnary) bind(*attempt) {}

@@ -1,9 +1,10 @@
 package grpcretry
 
 import (
+	"context"
+	"slices"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
@@ -32,64 +33,78 @@ func (s *retryStream) answered(at *streamAttempt) {
 	s.measured.Answered(s.call.method, now.Sub(origin)-at.start, false, now)
 }
 
-// race receives the first message of a hedged stream. The caller has set recovering, so
-// that no other goroutine touches the call or the attempts.
-func (s *retryStream) race(first *streamAttempt, m any) error {
-	attempts := &hedgedStream{s, first, m, typeOfReply(m)}
-	decided := false
-	defer func() {
-		if !decided { // a classifier or observer panics: let nobody wait for us
-			first.release()
-			s.conclude(first, status.Error(codes.Internal, "grpcretry: panic while hedging"))
-		}
-	}()
-	h := &hedging{attempts: attempts, first: first.attempt, delay: s.call.delay, from: sinceOrigin()}
-	s.mu.Lock()
-	s.racing = h
-	s.mu.Unlock()
-	first.settleVerdict()
-	race := h.run()
-	if race == nil {
-		s.call.answered(first.attempt, false)
-	}
-	decided = true
-	if race == nil {
-		return s.win(first, m, nil)
-	}
-	if race.winner == nil {
-		final := race.conclude()
-		last, _ := attempts.of(race.lost.attempt)
-		s.conclude(last, final)
-		return final
-	}
-	won, message := attempts.of(race.winner)
-	if won != first && race.err == nil {
-		copyReply(m, message)
-	}
-	return s.win(won, m, race.err)
-}
-
-// win commits the stream to the attempt that has won.
-func (s *retryStream) win(won *streamAttempt, m any, err error) error {
-	s.mu.Lock()
-	s.current, s.recovering = won, false
-	s.commit(won)
-	s.mu.Unlock()
-	return s.committedTo(won, m, err)
-}
-
 // A hedgedStream is how a hedged stream makes its attempts.
 type hedgedStream struct {
 	*retryStream
+	hedging hedging
 	first   *streamAttempt
 	message any // of the application
 	replies replyType
+
+	asked  bool             // guarded by mu; the application waits for headers
+	flying []*streamAttempt // guarded by mu; attempts that are being received from
+	headed []*streamAttempt // guarded by mu; those of them whose headers have come
+	won    *streamAttempt   // guarded by mu; the attempt whose headers the application has seen
 }
 
 // received is the first message of an attempt that may win.
 type received struct {
 	from    *streamAttempt
 	message any
+}
+
+// race receives the first message of a hedged stream.
+func (s *retryStream) race(first *streamAttempt, m any) error {
+	race := &hedgedStream{retryStream: s, first: first, message: m, replies: typeOfReply(m)}
+	h := &race.hedging
+	h.attempts, h.first, h.delay, h.from = race, first.attempt, s.call.delay, sinceOrigin()
+	done := false
+	defer func() {
+		if !done { // something that the application has given us panics: let nobody wait
+			s.crash(first.attempt)
+		}
+	}()
+	s.mu.Lock()
+	s.racing = race
+	first.waitAnew()
+	s.mu.Unlock()
+	first.settleVerdict()
+	won, err := race.decide(h.run())
+	first.helpers.Wait()
+	done = true
+	if won == nil {
+		s.conclude()
+		return err
+	}
+	s.mu.Lock()
+	s.at = won
+	s.commit(won)
+	s.mu.Unlock()
+	s.afterCommit(won)
+	return s.receivedCommitted(won, err)
+}
+
+// decide returns the attempt that has won, and what its RecvMsg returned; without one, the
+// error of the call. Without a race the first attempt has won.
+func (s *hedgedStream) decide(r *race) (*streamAttempt, error) {
+	switch {
+	case r == nil:
+		s.call.answered(s.first.attempt, false)
+		return s.first, nil
+	case r.winner == nil:
+		last, _ := s.of(r.lost.attempt)
+		s.mu.Lock()
+		if s.at = last; last.stream == nil {
+			s.at = nil
+		}
+		s.mu.Unlock()
+		return nil, r.conclude()
+	}
+	won, message := s.of(r.winner)
+	if won != s.first && r.err == nil {
+		copyReply(s.message, message)
+	}
+	return won, r.err
 }
 
 func (s *hedgedStream) share() *call { return &s.retryStream.call }
@@ -115,28 +130,69 @@ func (s *hedgedStream) run(a *attempt) error {
 		err = s.request(at)
 	}
 	if err == nil {
-		err = at.stream.RecvMsg(message)
+		err = s.receiveFirst(at, message)
 	}
 	if inTime := at.settle(); err == nil && !inTime {
-		err = at.discard(message)
+		at.discard(message)
+		err = status.FromContextError(context.Canceled).Err()
 	}
 	if err == nil || isEOF(err) {
-		at.begun = err == nil
 		return err
 	}
-	s.mu.Lock()
-	over := at.over
-	s.mu.Unlock()
-	at.read(&s.call, err, over)
+	if at.stream != nil {
+		s.read(at, err)
+		at.release()
+		at.helpers.Wait()
+	}
 	return err
+}
+
+// receiveFirst receives the first message of an attempt.
+func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
+	s.mu.Lock()
+	s.flying = append(s.flying, at)
+	if s.asked {
+		s.watchHeaders(at)
+	}
+	s.mu.Unlock()
+	err := at.stream.RecvMsg(message)
+	s.mu.Lock()
+	at.received = err != nil
+	isAt := func(one *streamAttempt) bool { return one == at }
+	s.flying = slices.DeleteFunc(s.flying, isAt)
+	if err != nil {
+		s.headed = slices.DeleteFunc(s.headed, isAt)
+	}
+	if at.broken != nil {
+		err = at.broken
+	}
+	s.mu.Unlock()
+	if isEOF(err) {
+		return s.emptyEnd(at)
+	}
+	return err
+}
+
+// watchHeaders needs mu. It waits for the headers of an attempt on a goroutine of its own.
+func (s *hedgedStream) watchHeaders(at *streamAttempt) {
+	at.helpers.Go(func() {
+		md, _ := at.stream.Header()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if md != nil && slices.Contains(s.flying, at) {
+			s.headed = append(s.headed, at)
+			s.changed()
+		}
+	})
 }
 
 // request sends what the application has sent.
 func (s *hedgedStream) request(at *streamAttempt) error {
 	s.mu.Lock()
-	buffer := s.buffer
+	queue := s.queue
+	at.sent, at.closed = len(queue), true
 	s.mu.Unlock()
-	for _, m := range buffer {
+	for _, m := range queue {
 		if err := at.stream.SendMsg(m); isEOF(err) {
 			return nil // RecvMsg has the status
 		} else if err != nil {
@@ -152,5 +208,35 @@ func (s *hedgedStream) request(at *streamAttempt) error {
 // discard ends a stream that had its first message too late.
 func (s *hedgedStream) discard(a *attempt) {
 	at, _ := s.of(a)
-	_ = at.discard(s.replies.make())
+	at.discard(s.replies.make())
+	at.helpers.Wait()
+}
+
+// askRace needs mu, and gives it up meanwhile. The application waits for headers: the first
+// attempt that has some wins.
+func (s *hedgedStream) askRace() {
+	if !s.asked {
+		s.asked = true
+		for _, at := range s.flying {
+			s.watchHeaders(at)
+		}
+	}
+	if len(s.headed) == 0 {
+		s.await()
+		return
+	}
+	at := s.headed[0]
+	s.headed = s.headed[1:]
+	s.mu.Unlock()
+	s.hedging.contested().post(happening{headed: at.attempt})
+	s.mu.Lock()
+}
+
+// bind is called when an attempt has won by its headers.
+func (s *hedgedStream) bind(a *attempt) {
+	at, _ := s.of(a)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.won = at
+	s.changed()
 }

@@ -26,10 +26,11 @@ type Plan struct {
 	start    time.Time
 	deadline time.Time // the caller's; zero without one
 
-	made   int // attempts sent, the unsent included; the number of the newest
-	unsent int // those of them that reached no server
-	open   int // attempts in flight
-	free   int // the number of the attempt that was not charged; 0 before there is one
+	made     int // attempts sent, the unsent included; the number of the newest
+	unsent   int // those of them that reached no server
+	released int // the attempt that the application is committed to; 0 before
+	open     int // attempts in flight
+	free     int // the number of the attempt that was not charged; 0 before there is one
 
 	retry int           // retries since the backoff was last restarted
 	prev  time.Duration // the wait that the backoff gave last; 0 after a restart
@@ -196,6 +197,20 @@ func (p *Plan) lost(o Outcome) {
 	p.open--
 	o.Result = Ignored
 	p.deposit(o)
+}
+
+// commit reports that the application is bound to the stream of an attempt. It is no retry in
+// flight any more, to a budget that limits those: a stream may live for days.
+func (p *Plan) commit(number int) {
+	charge := p.chargeOf(number)
+	if charge == nothing {
+		return
+	}
+	p.released = number
+	release(p.budget)
+	if charge == andHedge {
+		release(p.hedges)
+	}
 }
 
 // Leave gives back what was withdrawn for an attempt that will not be sent.
@@ -632,15 +647,16 @@ func (f *Failure) outcome(r Result) Outcome {
 // first attempt.
 func (p *Plan) deposit(o Outcome) {
 	charge := p.chargeOf(o.Attempt)
+	released := p.released == o.Attempt
 	if charge == nothing {
 		o.Attempt = 1
 	}
-	p.budget.Deposit(o)
+	depositIn(p.budget, o, released)
 	if p.hedges == nil {
 		return
 	}
 	if charge != andHedge {
 		o.Attempt = 1
 	}
-	p.hedges.Deposit(o)
+	depositIn(p.hedges, o, released && charge == andHedge)
 }

@@ -181,13 +181,14 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 // A stream is committed when the limit is passed, not when it is reached, and all its
 // messages count. "aaa" is 3 bytes, in a field of 2 more, in a frame of 5 more.
 func TestTheBufferLimitIsExact(t *testing.T) {
+	small := (&retryStream{desc: clientStream}).weight(&echov1.EchoRequest{Message: "aaa"})
 	for _, tt := range []struct {
 		limit    int
 		attempts []time.Duration
 		app      string
 	}{
-		{20, []time.Duration{0, 1 * second}, "send aaa; send bbb; close; recv 1"},
-		{19, []time.Duration{0}, "send aaa; send bbb; close; recv UNAVAILABLE"},
+		{2 * small, []time.Duration{0, 1 * second}, "send aaa; send bbb; close; recv 1"},
+		{2*small - 1, []time.Duration{0}, "send aaa; send bbb; close; recv UNAVAILABLE"},
 	} {
 		t.Run(strconv.Itoa(tt.limit), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -334,7 +335,7 @@ func TestABufferIsLetGo(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
-				app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(100)})
+				app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -342,8 +343,8 @@ func TestABufferIsLetGo(t *testing.T) {
 				s := app.stream.(*retryStream)
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				if s.buffer != nil || s.size != 0 {
-					t.Errorf("buffer has %d messages of %d bytes", len(s.buffer), s.size)
+				if s.queue != nil || s.size != 0 {
+					t.Errorf("buffer has %d messages of %d bytes", len(s.queue), s.size)
 				}
 			})
 		})

@@ -201,7 +201,7 @@ func (r *randomStreams) run(t *testing.T, cc *grpc.ClientConn, seed uint64) stri
 	draw := rand.New(rand.NewPCG(seed, 0))
 	kind := []*grpc.StreamDesc{serverStream, clientStream, bidiStream, bidiStream}[draw.IntN(4)]
 	attempts := 2 + draw.IntN(3)
-	opts := []grpc.CallOption{WithMaxAttempts(attempts), WithBufferLimit([]int{40, 100, 1 << 20}[draw.IntN(3)]),
+	opts := []grpc.CallOption{WithMaxAttempts(attempts), WithBufferLimit([]int{120, 300, 1 << 20}[draw.IntN(3)]),
 		WithBackoff(Constant(time.Duration(draw.IntN(1000)) * time.Millisecond)), WithCommitOnHeaders(draw.IntN(4) == 0)}
 	if draw.IntN(3) == 0 {
 		opts = append(opts, WithAttemptTimeout(time.Duration(1+draw.IntN(4000))*time.Millisecond))

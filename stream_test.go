@@ -14,6 +14,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -280,9 +281,9 @@ func TestStreams(t *testing.T) {
 		{"client stream within a larger limit is not", clientStream, []Option{WithBufferLimit(1 << 20)},
 			[]string{"recv a; recv " + long + "; recv EOF; fail UNAVAILABLE", "recv a; recv " + long + "; recv EOF; send 1"},
 			"send a; send " + long + "; close; recv 1", nil, []time.Duration{0, 1 * second}},
-		{"client stream committed when it is dead", clientStream, []Option{WithBufferLimit(20)}, []string{"recv a; fail UNAVAILABLE"},
-			"send a; wait 1s; sendeof bbbbbbbbbbbbbbbbbbbbbbbb; recv UNAVAILABLE", nil, []time.Duration{0}},
-		{"client stream answered early", clientStream, nil, []string{"recv a; send 1"}, "send a; wait 1s; send b; close; recv 1", nil, []time.Duration{0}},
+		{"client stream committed when it is dead", clientStream, []Option{WithBufferLimit(1000)}, []string{"recv a; fail UNAVAILABLE"},
+			"send a; wait 1s; sendeof " + big + "; recv UNAVAILABLE", nil, []time.Duration{0}},
+		{"client stream answered early", clientStream, nil, []string{"recv a; send 1"}, "send a; wait 1s; sendeof b; close; recv 1", nil, []time.Duration{0}},
 
 		// Both ways.
 		{"bidi, nothing fails", bidiStream, nil, []string{"recv a; send 1; recv b; send 2; recv EOF"}, "send a; recv 1; send b; recv 2; close; recv EOF", nil, []time.Duration{0}},
@@ -290,7 +291,7 @@ func TestStreams(t *testing.T) {
 			"send a; send b; recv 1; send c; recv 2; close; recv EOF", nil, []time.Duration{0, 1 * second}},
 		{"bidi fails after the first answer", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; recv 1; recv UNAVAILABLE; sendeof b; trailer 1", nil, []time.Duration{0}},
 		{"bidi opened without a message", bidiStream, nil, []string{"fail UNAVAILABLE", "send 1; recv a; recv EOF"}, "recv 1; send a; close; recv EOF", nil, []time.Duration{0, 1 * second}},
-		{"bidi with an answer that nobody took", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; wait 1s; send b; recv 1; recv UNAVAILABLE", nil, []time.Duration{0}},
+		{"bidi with an answer that nobody took", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; wait 1s; sendeof b; recv 1; recv UNAVAILABLE", nil, []time.Duration{0}},
 		{"cancelled in a wait", bidiStream, nil, []string{"recv a; fail UNAVAILABLE"}, "send a; wait 1s; cancel; recv CANCELLED; sendeof b", context.Canceled, []time.Duration{0}},
 		{"cancelled when committed", bidiStream, nil, []string{"recv a; send 1; hang"}, "send a; recv 1; cancel; recv CANCELLED", nil, []time.Duration{0}},
 	} {
@@ -428,8 +429,9 @@ func TestAMessageWithoutASizeCommits(t *testing.T) {
 		m    any
 		want int
 	}{
-		{&echov1.EchoRequest{Message: "abc"}, 5 + 5},
-		{sized(7), 5 + 7},
+		{&echov1.EchoRequest{}, slotSize + int(unsafe.Sizeof(echov1.EchoRequest{}))},
+		{&echov1.EchoRequest{Message: "abc", Payload: []byte("de")}, slotSize + int(unsafe.Sizeof(echov1.EchoRequest{})) + 5},
+		{sized(7), slotSize + int(unsafe.Sizeof(sized(0))) + 7},
 		{&unsized{"x"}, -1},
 	} {
 		if got := s.weight(tt.m); got != tt.want {
@@ -649,7 +651,7 @@ func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; recv " + big + "; recv EOF; send 1; fail UNAVAILABLE"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(100)})
+		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -734,7 +736,7 @@ func TestContextAndTrailerAfterTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		app := &application{stream: stream}
-		app.play(t, "send a; close; recv NOT_FOUND; context; sendeof b; close; no header")
+		app.play(t, "send a; close; recv NOT_FOUND; context; close; no header")
 		if got := stream.Trailer(); got != nil {
 			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
 		}

@@ -1,0 +1,83 @@
+package grpcretry
+
+// A phase says where a stream stands. These are all the transitions there are:
+//
+//	from        to          when
+//	recovering  open        the next attempt has a stream
+//	recovering  committed   the same, and Context or Trailer was called meanwhile
+//	recovering  ending      no attempt follows
+//	open        recovering  the attempt has failed, and this goroutine finds the next
+//	open        racing      RecvMsg of a hedged stream is called for the first time
+//	open        committed   the application has seen something of the attempt, or has
+//	                        called Context or Trailer, or the buffer is full
+//	racing      committed   an attempt has won
+//	racing      ending      none can win any more
+//	committed   ending      the attempt has ended
+//	ending      ended       OnFinish and observers have been called
+//
+// A panic in something that the application has given us leads from every phase to ended.
+type phase uint8
+
+const (
+	phaseRecovering phase = iota // one goroutine uses the call and opens attempts
+	phaseOpen                    // the attempt is in use, and another may take its place
+	phaseRacing                  // attempts of a hedged stream run beside each other
+	phaseCommitted               // the application is bound to the attempt
+	phaseEnding                  // the outcome is known, and is being reported
+	phaseEnded
+)
+
+// A streamState is the state of a stream. It is guarded by the stream's mu.
+type streamState struct {
+	phase phase
+
+	// The attempt that the phase is about: the one in use; while recovering, the one that has
+	// failed; at the end, the last. It is nil if that has no stream.
+	at *streamAttempt
+
+	// Goroutines in methods that use an attempt, helpers of ours included. One that receives
+	// judges a failure, because it alone learns the status; the others wait for it. When the
+	// last one has left, nobody would notice the caller's end.
+	inside, receiving, heading int32
+
+	bind  bool          // commit to the attempt that follows: Context or Trailer was called
+	final error         // when ending or ended: what RecvMsg returns
+	queue []any         // the messages sent, in order, as far as they may be sent again
+	size  int           // the memory that they hold
+	done  bool          // CloseSend was called
+	waits chan struct{} // closed at the next change; nil while nobody waits
+}
+
+// onTransition lets tests check the table above.
+var onTransition func(from, to phase)
+
+// to makes a transition, and wakes up the goroutines that wait for one.
+func (s *streamState) to(p phase) {
+	if onTransition != nil {
+		onTransition(s.phase, p)
+	}
+	s.phase = p
+	if p >= phaseEnding {
+		s.queue, s.size = nil, 0
+	}
+	s.changed()
+}
+
+// changed wakes up the goroutines that wait for a change.
+func (s *streamState) changed() {
+	if s.waits != nil {
+		close(s.waits)
+		s.waits = nil
+	}
+}
+
+// isOver reports whether the outcome is known.
+func (s *streamState) isOver() bool { return s.phase >= phaseEnding }
+
+// uses reports whether at is the attempt in use, and may be replaced.
+func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen && s.at == at }
+
+// complete reports whether the application has nothing more to send.
+func (s *streamState) complete(clientStreams bool) bool {
+	return s.done || !clientStreams && len(s.queue) > 0
+}

@@ -1,0 +1,93 @@
+package grpcretry
+
+import "time"
+
+// This file is how the attempt timeout works for streams. It covers the time until the first
+// message comes. gRPC does not say that a message has come before somebody receives it, but it
+// does say that headers have. So if the timeout passes while nobody waits for a message, and
+// headers have come, the message may be there, and the attempt is left alone: the timeout starts
+// anew when the application receives.
+
+// lookTime is how long headers that have come may take to be seen.
+const lookTime = 10 * time.Millisecond
+
+// overdue is what the timer of an attempt timeout runs.
+func (s *retryStream) overdue(a *attempt) {
+	s.mu.Lock()
+	at, racing := s.at, s.racing
+	unwanted := racing == nil && at != nil && at.attempt == a && !at.sending && s.receiving == 0 && s.heading == 0 &&
+		(s.phase == phaseOpen || s.phase == phaseCommitted)
+	if unwanted {
+		at.expired = true
+		s.inside++
+		at.helpers.Add(1)
+		time.AfterFunc(lookTime, func() { s.judgeExpired(at) })
+	}
+	s.mu.Unlock()
+	switch {
+	case racing != nil:
+		racing.hedging.overdue(a)
+	case unwanted:
+		s.look(at)
+	default:
+		s.judge(a)
+	}
+}
+
+// look waits for the headers of an attempt.
+func (s *retryStream) look(at *streamAttempt) {
+	defer func() {
+		p := recover() // an interceptor's, and for a goroutine of the application
+		s.mu.Lock()
+		if p != nil {
+			at.panicked, at.broken = p, errPanicked
+		}
+		s.mu.Unlock()
+		at.helpers.Done()
+		s.exit(at)
+	}()
+	md, _ := at.stream.Header()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at.answered = md != nil && at.expired
+}
+
+// waitAnew needs mu. A goroutine is about to receive from the attempt.
+func (at *streamAttempt) waitAnew() {
+	if at.answered {
+		at.expired, at.answered = false, false
+		at.renew()
+	}
+}
+
+// judgeExpired judges an attempt whose timeout has passed, unless headers have come.
+func (s *retryStream) judgeExpired(at *streamAttempt) {
+	s.mu.Lock()
+	due := at.expired && !at.answered
+	at.expired = at.answered
+	s.mu.Unlock()
+	if due {
+		s.judge(at.attempt)
+	}
+}
+
+// judge asks the plan about an attempt that has reached its timeout.
+func (s *retryStream) judge(a *attempt) {
+	a.bounds.judge()
+	defer a.bounds.judged()
+	s.mu.Lock()
+	committed := s.phase >= phaseCommitted
+	s.mu.Unlock()
+	_, limited := s.call.ctx.Deadline()
+	a.judgeOverdueLocked(committed, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		nowCommitted := s.phase >= phaseCommitted
+		if nowCommitted && limited {
+			return false
+		}
+		cut := a.tryCut()
+		s.changed()
+		return cut && nowCommitted == committed
+	})
+}
