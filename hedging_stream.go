@@ -53,23 +53,26 @@ type received struct {
 	message any
 }
 
-// race receives the first message of a hedged stream.
-func (s *retryStream) race(first *streamAttempt, m any) error {
+// startRacing needs mu. The caller then calls race.
+func (s *retryStream) startRacing(first *streamAttempt, m any) {
 	race := &hedgedStream{retryStream: s, first: first, message: m, replies: typeOfReply(m)}
 	h := &race.hedging
 	h.attempts, h.first, h.delay, h.from = race, first.attempt, s.call.delay, sinceOrigin()
+	s.racing = race
+	first.waitAnew()
+	s.to(phaseRacing)
+}
+
+// race receives the first message of a hedged stream.
+func (s *retryStream) race(first *streamAttempt) error {
 	done := false
 	defer func() {
 		if !done { // something that the application has given us panics: let nobody wait
 			s.crash(first.attempt)
 		}
 	}()
-	s.mu.Lock()
-	s.racing = race
-	first.waitAnew()
-	s.mu.Unlock()
 	first.settleVerdict()
-	won, err := race.decide(h.run())
+	won, err := s.racing.decide(s.racing.hedging.run())
 	first.helpers.Wait()
 	done = true
 	if won == nil {
@@ -212,9 +215,8 @@ func (s *hedgedStream) discard(a *attempt) {
 	at.helpers.Wait()
 }
 
-// askRace needs mu, and gives it up meanwhile. The application waits for headers: the first
-// attempt that has some wins.
-func (s *hedgedStream) askRace() {
+// ask needs mu. The application waits for headers: the first attempt that has some wins.
+func (s *hedgedStream) ask() (todo func()) {
 	if !s.asked {
 		s.asked = true
 		for _, at := range s.flying {
@@ -222,14 +224,11 @@ func (s *hedgedStream) askRace() {
 		}
 	}
 	if len(s.headed) == 0 {
-		s.await()
-		return
+		return s.awaitChange()
 	}
 	at := s.headed[0]
 	s.headed = s.headed[1:]
-	s.mu.Unlock()
-	s.hedging.contested().post(happening{headed: at.attempt})
-	s.mu.Lock()
+	return func() { s.hedging.contested().post(happening{headed: at.attempt}) }
 }
 
 // bind is called when an attempt has won by its headers.

@@ -160,7 +160,7 @@ func (s *retryStream) CloseSend() error {
 	s.mu.Lock()
 	s.done = true
 	at := s.at
-	if s.phase != phaseOpen && s.phase != phaseCommitted || at.sending {
+	if !s.inUse() || at.sending {
 		s.mu.Unlock()
 		return nil // the goroutine that recovers, or sends, does it
 	}
@@ -189,16 +189,19 @@ func (s *retryStream) Header() (metadata.MD, error) {
 		if at := s.direct.Load(); at != nil {
 			return at.stream.Header()
 		}
-		at, use := s.enterHeader()
+		at, use, todo := s.tryHeader()
 		switch {
+		case todo != nil:
+			todo()
 		case at == nil:
 			return nil, nil // as in gRPC: RecvMsg has the status
 		case !use:
 			return at.stream.Header()
-		}
-		md, err := s.headerOf(at)
-		if s.headed(at, md, err) {
-			return md, err
+		default:
+			md, err := s.headerOf(at)
+			if s.headed(at, md, err) {
+				return md, err
+			}
 		}
 	}
 }

@@ -71,11 +71,27 @@ func (s *streamState) changed() {
 	}
 }
 
+// awaitChange returns what waits for the next change.
+func (s *streamState) awaitChange() (todo func()) {
+	if s.waits == nil {
+		s.waits = make(chan struct{})
+	}
+	waits := s.waits
+	return func() { <-waits }
+}
+
+// inUse reports whether an attempt is in use, so that the application can send to it, and
+// receive from it.
+func (s *streamState) inUse() bool { return s.phase == phaseOpen || s.phase == phaseCommitted }
+
 // isOver reports whether the outcome is known.
 func (s *streamState) isOver() bool { return s.phase >= phaseEnding }
 
 // uses reports whether at is the attempt in use, and may be replaced.
 func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen && s.at == at }
+
+// isReceived reports whether at is in use, may be replaced, and a goroutine receives from it.
+func (s *streamState) isReceived(at *streamAttempt) bool { return s.uses(at) && s.receiving > 0 }
 
 // complete reports whether the application has nothing more to send.
 func (s *streamState) complete(clientStreams bool) bool {

@@ -15,8 +15,7 @@ const lookTime = 10 * time.Millisecond
 func (s *retryStream) overdue(a *attempt) {
 	s.mu.Lock()
 	at, racing := s.at, s.racing
-	unwanted := racing == nil && at != nil && at.attempt == a && !at.sending && s.receiving == 0 && s.heading == 0 &&
-		(s.phase == phaseOpen || s.phase == phaseCommitted)
+	unwanted := racing == nil && at != nil && at.attempt == a && !at.sending && s.receiving == 0 && s.heading == 0 && s.inUse()
 	if unwanted {
 		at.expired = true
 		s.inside++

@@ -1,0 +1,309 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// This file is how the application gets headers and messages from an attempt. The goroutine
+// that receives judges a failure, because it alone learns the status; who asks for headers, or
+// sends, finds out only what gRPC says without being received from.
+
+// tryHeader returns the attempt to ask for headers, nil if the call is over without one. If use
+// is true, the caller is to call headerOf and headed. If todo is not nil, it comes first.
+func (s *retryStream) tryHeader() (at *streamAttempt, use bool, todo func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at = s.at
+	switch {
+	case s.phase == phaseRacing && s.racing.won != nil:
+		return s.racing.won, false, nil
+	case s.phase == phaseRacing:
+		return nil, false, s.racing.ask()
+	case s.phase == phaseRecovering:
+		return nil, false, s.awaitChange()
+	case !s.inUse():
+		return at, false, nil
+	}
+	if todo = s.prepareUse(at); todo != nil {
+		return nil, false, todo
+	}
+	if s.phase == phaseCommitted {
+		return at, false, nil
+	}
+	s.inside++
+	s.heading++
+	return at, true, nil
+}
+
+// prepareUse needs mu. It returns what must be done before an attempt is received from, or asked
+// for headers; nil for nothing.
+func (s *retryStream) prepareUse(at *streamAttempt) (todo func()) {
+	failure := error(nil)
+	if s.phase == phaseOpen {
+		failure = at.failure()
+	}
+	switch {
+	case failure != nil && s.receiving > 0:
+		return s.awaitChange()
+	case failure != nil:
+		return s.recoverNext(at, failure)
+	case s.catchUp(at):
+		return func() { s.sendRequest(at) }
+	default:
+		return nil
+	}
+}
+
+func (s *retryStream) headerOf(at *streamAttempt) (metadata.MD, error) {
+	defer func() {
+		s.mu.Lock()
+		s.heading--
+		s.mu.Unlock()
+		s.exit(at)
+	}()
+	return at.stream.Header()
+}
+
+// headed takes in what Header of an attempt returned. It returns true if that is what the
+// application gets.
+func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool {
+	if md == nil && err == nil {
+		s.until(func() bool { return !s.isReceived(at) }) // the goroutine that receives is about to learn why
+	}
+	s.mu.Lock()
+	switch {
+	case !s.uses(at):
+		bound := s.at == at && s.phase >= phaseCommitted
+		s.mu.Unlock()
+		return bound
+	case err != nil && at.cause() == nil: // an interceptor's: gRPC has none here
+		s.mu.Unlock()
+		return true
+	case md != nil && at.cause() == nil:
+		s.commit(at)
+		s.mu.Unlock()
+		s.afterCommit(at)
+		return true
+	}
+	s.mu.Unlock()
+	cause := s.whyNoHeaders(at)
+	s.mu.Lock()
+	switch {
+	case !s.uses(at) || s.receiving > 0:
+		s.mu.Unlock()
+		return false
+	case cause != nil:
+		s.claim(at)
+		s.mu.Unlock()
+		s.recover(at, cause)
+		return false
+	case at.over: // it ended well
+		s.commit(at)
+		s.mu.Unlock()
+		s.afterCommit(at)
+		return true
+	default:
+		s.mu.Unlock()
+		return true
+	}
+}
+
+// receive is RecvMsg as long as the stream is not committed, and for the first message.
+func (s *retryStream) receive(m any) error {
+	if p := s.call.policy; p.hedges && !canHedge(m) {
+		s.call.retrier.log.logNotHedged(s.call.ctx, s.call.method, p, "no second message can be made of its type")
+	}
+	s.mu.Lock()
+	reporting := s.phase == phaseEnding // then this may be called by what is being reported to
+	s.mu.Unlock()
+	reply := newReply(m)
+	for {
+		at, next, todo := s.tryReceive(m, reporting)
+		switch next {
+		case receiveLater:
+			todo()
+		case receiveRacing:
+			return s.race(at)
+		case receiveAtEnd:
+			return s.receiveAtEnd(at, m)
+		case receiveNow:
+			if over, err := s.received(at, reply, s.receiveFrom(at, m)); over {
+				return err
+			}
+		}
+	}
+}
+
+// What receive does next.
+type receiveStep int
+
+const (
+	receiveLater  receiveStep = iota // something else comes first
+	receiveNow                       // call receiveFrom and received
+	receiveRacing                    // let attempts race for the first message
+	receiveAtEnd                     // the call is over
+)
+
+func (s *retryStream) tryReceive(m any, reporting bool) (at *streamAttempt, next receiveStep, todo func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at = s.at
+	switch {
+	case s.phase == phaseRecovering, s.phase == phaseRacing, s.phase == phaseEnding && !reporting:
+		return nil, receiveLater, s.awaitChange()
+	case s.isOver():
+		return at, receiveAtEnd, nil
+	case s.phase == phaseOpen && s.call.policy.hedges && s.complete(s.desc.ClientStreams) && canHedge(m):
+		at.stopWatching()
+		s.startRacing(at, m)
+		return at, receiveRacing, nil
+	}
+	if todo = s.prepareUse(at); todo != nil {
+		return nil, receiveLater, todo
+	}
+	s.inside++
+	s.receiving++
+	at.waitAnew()
+	return at, receiveNow, nil
+}
+
+// errPanicked stands for the error of something that panics.
+var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
+
+// receiveAtEnd is RecvMsg after the end of the call.
+func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
+	s.mu.Lock()
+	final := s.final
+	committed := at != nil && at.fate == fateCommitted
+	s.mu.Unlock()
+	var timeout *attemptTimeoutError
+	if !committed || errors.As(final, &timeout) {
+		return final
+	}
+	return at.stream.RecvMsg(m)
+}
+
+func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
+	returned := false
+	defer func() {
+		if !returned { // a codec panics
+			s.mu.Lock()
+			s.receiving--
+			s.changed()
+			s.mu.Unlock()
+			s.exit(at)
+		}
+	}()
+	err := at.stream.RecvMsg(m)
+	if isEOF(err) && !at.begun {
+		err = s.emptyEnd(at)
+	}
+	returned = true
+	return err
+}
+
+// emptyEnd is the end of a stream that has brought no message. gRPC reports the end of a
+// stream without a failure if it has lost the connection, retried the call transparently, and
+// lost the connection again while it sent the messages again: the status is then in the next
+// RecvMsg. Without a response there is no good end of a client stream, so gRPC's is never
+// believed there.
+func (s *retryStream) emptyEnd(at *streamAttempt) error {
+	if md, _ := at.stream.Header(); md == nil && len(at.stream.Trailer()) == 0 || !s.desc.ServerStreams {
+		if err := at.stream.RecvMsg(new(emptypb.Empty)); err != nil && !isEOF(err) {
+			return err
+		}
+	}
+	if !s.desc.ServerStreams {
+		return status.Error(codes.Unavailable, "grpcretry: the stream ended without a response and without a failure")
+	}
+	return io.EOF
+}
+
+// received takes in what RecvMsg of an attempt returned. It returns true if the application
+// gets err.
+func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over bool, _ error) {
+	inTime := at.settle() // before mu is held: it may wait for a verdict
+	// After the timeout has cut an attempt, a message is of use only if nothing follows it.
+	cut := err == nil && !inTime && s.desc.ServerStreams
+	s.mu.Lock()
+	s.receiving--
+	s.inside--
+	at.received = at.received || err != nil
+	switch {
+	case s.at == at && s.phase >= phaseCommitted:
+		s.changed()
+		s.mu.Unlock()
+		if cut {
+			at.discard(reply.message)
+			reply.restore()
+			err = status.FromContextError(context.Canceled).Err()
+		}
+		return true, s.receivedCommitted(at, err)
+	case !s.uses(at):
+		s.mu.Unlock()
+		reply.restore()
+		return false, nil // of an attempt that was given up: the application does not see it
+	case err == nil && !cut && at.broken == nil:
+		s.commit(at)
+		s.mu.Unlock()
+		s.afterCommit(at)
+		s.answered(at)
+		return true, s.receivedCommitted(at, nil)
+	}
+	if cause := at.cause(); cause != nil && !isEOF(err) {
+		err = cause
+	}
+	s.claim(at)
+	s.mu.Unlock()
+	if cut {
+		at.discard(reply.message)
+	}
+	reply.restore()
+	s.recover(at, err)
+	if isEOF(err) {
+		s.answered(at)
+	}
+	return false, nil
+}
+
+// discard ends an attempt whose first message has come with the attempt timeout. It reads to
+// the end, so that interceptors below see that.
+func (at *streamAttempt) discard(into any) {
+	at.release()
+	for at.stream.RecvMsg(into) == nil {
+		continue
+	}
+}
+
+// receivedCommitted takes in the first result of RecvMsg of a committed attempt.
+func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
+	if err == nil {
+		at.begun = true
+		if s.desc.ServerStreams {
+			return nil
+		}
+	}
+	return s.receivedLast(at, err)
+}
+
+// receivedLast ends a committed call, whose RecvMsg has returned err. What the application
+// sees then comes after OnFinish and the last event.
+func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
+	s.mu.Lock()
+	at.received = at.received || err != nil
+	s.mu.Unlock()
+	s.end(at, err)
+	at.helpers.Wait()
+	s.until(func() bool { return s.phase == phaseEnded })
+	if err != nil && at.timedOut(err) {
+		return &attemptTimeoutError{at.bounds.timeout}
+	}
+	return err
+}

@@ -1,0 +1,364 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc/status"
+)
+
+// This file is how messages get from the application to an attempt: into a queue, which is kept
+// as long as another attempt may need it, and from there to the attempt in use. A new attempt
+// is sent the whole queue. One goroutine at a time sends; others only add to the queue.
+
+// errCommitFirst: the message does not fit into the queue, so the stream is now committed.
+var errCommitFirst = errors.New("grpcretry: committed by the buffer limit")
+
+// errEnded: the call is over.
+var errEnded = errors.New("grpcretry: the stream has ended")
+
+// keep puts m into the queue. It returns the attempt that the caller is to hand the queue to;
+// nil if another goroutine does that. With errEnded it returns the call's last attempt.
+func (s *retryStream) keep(m any, weight int) (*streamAttempt, error) {
+	for {
+		at, todo, err := s.tryKeep(m, weight)
+		if todo == nil {
+			return at, err
+		}
+		todo()
+	}
+}
+
+func (s *retryStream) tryKeep(m any, weight int) (_ *streamAttempt, todo func(), _ error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fits := weight >= 0 && s.size+weight <= s.call.policy.BufferLimit
+	switch at := s.at; {
+	case s.isOver() && at == nil:
+		return nil, nil, io.EOF
+	case s.isOver():
+		return at, nil, errEnded
+	case s.direct.Load() != nil:
+		return nil, nil, errCommitFirst
+	case !fits || s.complete(s.desc.ClientStreams):
+		return nil, s.makeRoom(at), nil
+	}
+	s.queue = append(s.queue, m)
+	s.size += weight
+	if !s.inUse() || s.at.sending {
+		return nil, nil, nil // the goroutine that recovers, or sends, sends this one too
+	}
+	s.startSending(s.at)
+	return s.at, nil, nil
+}
+
+// makeRoom needs mu. It brings a stream nearer to being committed with an empty queue.
+func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
+	switch {
+	case s.phase == phaseOpen && at.failure() == nil:
+		s.commit(at)
+		return func() { s.afterCommit(at) }
+	case s.phase == phaseOpen && s.receiving == 0:
+		return s.recoverNext(at, at.failure())
+	case s.phase == phaseCommitted && !at.sending:
+		s.startSending(at)
+		return func() { _ = s.drain(at) } // the message that is to be sent will fail too
+	default:
+		return s.awaitChange()
+	}
+}
+
+// pending needs mu. It reports whether the attempt lacks something that the application sent.
+func (s *retryStream) pending(at *streamAttempt) bool {
+	return at.sent < len(s.queue) || s.done && !at.closed
+}
+
+// startSending needs mu. The caller then calls drain.
+func (s *retryStream) startSending(at *streamAttempt) {
+	at.sending = true
+	s.inside++
+}
+
+// catchUp needs mu. If the attempt lacks something and no goroutine sends that, it sees to
+// it. It returns true if the caller is to call drain: for what cannot block longer than the
+// application's own SendMsg would have. Anything else is sent by a goroutine of its own,
+// because the server may want to be received from first.
+func (s *retryStream) catchUp(at *streamAttempt) (drain bool) {
+	if at.sending || !s.pending(at) {
+		return false
+	}
+	s.startSending(at)
+	if !s.desc.ClientStreams || at.sent == len(s.queue) {
+		return true
+	}
+	at.helpers.Go(func() { s.help(at) })
+	return false
+}
+
+// sendRequest sends what catchUp has left to the caller. RecvMsg has the status if that fails.
+func (s *retryStream) sendRequest(at *streamAttempt) {
+	if err := s.drain(at); err != nil && !isEOF(err) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.uses(at) {
+			at.broken = err
+		}
+	}
+}
+
+// help is the goroutine that sends what is in the queue while the application receives.
+func (s *retryStream) help(at *streamAttempt) {
+	failed := errPanicked
+	defer func() {
+		if isEOF(failed) || failed == nil {
+			return
+		}
+		s.mu.Lock()
+		if failed == errPanicked { //nolint:errorlint // set here
+			at.panicked = recover()
+		}
+		committed := s.phase == phaseCommitted && s.at == at
+		if at.broken == nil {
+			at.broken = failed
+		}
+		s.changed()
+		s.mu.Unlock()
+		at.release() // wakes up the goroutine that receives
+		if committed {
+			s.end(at, failed)
+		}
+	}()
+	failed = s.drain(at)
+}
+
+// drain hands an attempt what is in the queue, to its end. The caller has called
+// startSending. If it returns an error, the attempt has failed.
+func (s *retryStream) drain(at *streamAttempt) error {
+	done := false
+	defer func() {
+		if !done {
+			s.stopSending(at)
+		}
+		s.exit(at)
+	}()
+	for {
+		m, next := s.nextToSend(at)
+		var err error
+		switch next {
+		case sendNothing:
+			done = true
+			return nil
+		case sendMessage:
+			err = at.stream.SendMsg(m)
+		case sendClose:
+			err = at.stream.CloseSend()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// What drain does next.
+type sendStep int
+
+const (
+	sendNothing sendStep = iota
+	sendMessage
+	sendClose
+)
+
+func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	current := s.at == at && s.inUse()
+	switch {
+	case current && at.sent < len(s.queue):
+		m := s.queue[at.sent]
+		at.sent++
+		if s.phase == phaseCommitted {
+			s.queue[at.sent-1] = nil // it is not sent again
+		}
+		return m, sendMessage
+	case current && s.done && !at.closed:
+		at.closed = true
+		return nil, sendClose
+	}
+	s.stopSendingLocked(at)
+	return nil, sendNothing
+}
+
+func (s *retryStream) stopSending(at *streamAttempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopSendingLocked(at)
+}
+
+func (s *retryStream) stopSendingLocked(at *streamAttempt) {
+	at.sending = false
+	if s.phase == phaseCommitted && s.at == at {
+		s.bypass(at)
+	}
+	s.changed()
+}
+
+// handOver hands an attempt what is in the queue, and the attempts that follow if it fails
+// meanwhile. It returns what SendMsg returns.
+func (s *retryStream) handOver(at *streamAttempt) error {
+	for {
+		err := s.drain(at)
+		if err == nil {
+			return nil
+		}
+		if at, err = s.sendFailed(at, err); at == nil {
+			return s.sendError(err)
+		}
+	}
+}
+
+// sendFailed deals with an attempt to which something could not be sent. It returns the
+// attempt that the caller is to hand the queue to or, without one, what SendMsg returns.
+func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, error) {
+	if !isEOF(err) {
+		return s.sendBroken(at, err)
+	}
+	if !s.desc.ClientStreams {
+		return nil, nil // RecvMsg will learn why
+	}
+	s.mu.Lock()
+	unclear := s.uses(at) && s.receiving == 0
+	s.mu.Unlock()
+	var cause error
+	if unclear {
+		cause = s.whySendFailed(at)
+	}
+	s.mu.Lock()
+	switch {
+	case s.at == at && s.phase >= phaseCommitted, s.isOver():
+		s.mu.Unlock()
+		return nil, err
+	case !s.uses(at) || s.receiving > 0 || !unclear:
+		s.mu.Unlock()
+		return nil, nil // it was sent again, or will be
+	case cause == nil: // only RecvMsg can tell
+		s.commit(at)
+		s.mu.Unlock()
+		s.afterCommit(at)
+		return nil, err
+	}
+	s.claim(at)
+	s.mu.Unlock()
+	s.recover(at, cause)
+	return s.takeOver(err)
+}
+
+// sendBroken deals with an error of SendMsg or CloseSend that is not gRPC's end of the
+// stream: a message that cannot be sent, or an interceptor below that fails. gRPC may not know
+// that the attempt has failed.
+func (s *retryStream) sendBroken(at *streamAttempt, err error) (*streamAttempt, error) {
+	s.mu.Lock()
+	uses := s.uses(at)
+	if uses {
+		at.broken = err
+	}
+	s.mu.Unlock()
+	if uses {
+		at.release() // wakes up the goroutine that receives
+	}
+	s.until(func() bool { return !s.isReceived(at) && s.phase != phaseRecovering })
+	s.mu.Lock()
+	committed := s.at == at && s.phase == phaseCommitted
+	recovers := s.uses(at)
+	over := s.isOver()
+	if recovers {
+		s.claim(at)
+	}
+	s.mu.Unlock()
+	switch {
+	case recovers:
+		s.recover(at, err)
+		return s.takeOver(err)
+	case committed:
+		s.end(at, err)
+		return nil, err
+	case over:
+		return s.takeOver(err)
+	default:
+		return nil, nil // another attempt is sent it
+	}
+}
+
+// takeOver returns the attempt that the caller is to hand the queue to, after a recovery, or
+// what SendMsg returns, which has failed with err.
+func (s *retryStream) takeOver(err error) (*streamAttempt, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch at := s.at; {
+	case s.isOver() && isEOF(err):
+		return nil, err
+	case s.isOver():
+		return nil, s.final
+	case !s.inUse() || at.sending || !s.pending(at):
+		return nil, nil
+	default:
+		s.startSending(at)
+		return at, nil
+	}
+}
+
+// whySendFailed finds out why gRPC has ended an attempt that the application does not receive
+// from. It returns nil if only RecvMsg can tell, because headers have come, or if the attempt
+// has ended well.
+func (s *retryStream) whySendFailed(at *streamAttempt) error {
+	s.enter()
+	defer s.exit(at)
+	if err := s.knownCause(at); err != nil {
+		return err
+	}
+	if md, err := at.stream.Header(); md != nil || err != nil {
+		return nil
+	}
+	return s.whyNoHeaders(at)
+}
+
+// whyNoHeaders finds out why an attempt has ended without headers. It returns nil if the
+// attempt has ended well, or if gRPC does not say that it has ended: then a wrapper made by an
+// interceptor below has no headers to show.
+func (s *retryStream) whyNoHeaders(at *streamAttempt) error {
+	if err := s.knownCause(at); err != nil {
+		return err
+	}
+	if !s.awaitOver(at) {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return at.overErr
+}
+
+// knownCause returns why an attempt has ended if that was our own doing.
+func (s *retryStream) knownCause(at *streamAttempt) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return at.cause()
+}
+
+// cause needs mu.
+func (at *streamAttempt) cause() error {
+	if at.broken != nil {
+		return at.broken
+	}
+	if at.isCut() {
+		return status.FromContextError(context.Canceled).Err()
+	}
+	return nil
+}
+
+// failure needs mu. It returns the failure of an attempt if that is known.
+func (at *streamAttempt) failure() error {
+	if err := at.cause(); err != nil || !at.over {
+		return err
+	}
+	return at.overErr
+}
