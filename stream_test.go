@@ -365,7 +365,7 @@ func TestStreams(t *testing.T) {
 			"send a; send " + long + "; close; recv 1", nil, []time.Duration{0, 1 * second}},
 		{"client stream committed when it is dead", clientStream, []Option{WithBufferLimit(20)}, []string{"recv a; fail UNAVAILABLE"},
 			"send a; wait 1s; sendeof bbbbbbbbbbbbbbbbbbbbbbbb; recv UNAVAILABLE", nil, []time.Duration{0}},
-		{"client stream answered early", clientStream, nil, []string{"recv a; send 1"}, "send a; wait 1s; send b; close; recv 1", nil, []time.Duration{0}},
+		{"client stream answered early", clientStream, nil, []string{"recv a; send 1"}, "send a; wait 1s; sendeof b; close; recv 1", nil, []time.Duration{0}},
 
 		// Both ways.
 		{"bidi, nothing fails", bidiStream, nil, []string{"recv a; send 1; recv b; send 2; recv EOF"}, "send a; recv 1; send b; recv 2; close; recv EOF", nil, []time.Duration{0}},
@@ -373,7 +373,7 @@ func TestStreams(t *testing.T) {
 			"send a; send b; recv 1; send c; recv 2; close; recv EOF", nil, []time.Duration{0, 1 * second}},
 		{"bidi fails after the first answer", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; recv 1; recv UNAVAILABLE; sendeof b; trailer 1", nil, []time.Duration{0}},
 		{"bidi opened without a message", bidiStream, nil, []string{"fail UNAVAILABLE", "send 1; recv a; recv EOF"}, "recv 1; send a; close; recv EOF", nil, []time.Duration{0, 1 * second}},
-		{"bidi with an answer that nobody took", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; wait 1s; send b; recv 1; recv UNAVAILABLE", nil, []time.Duration{0}},
+		{"bidi with an answer that nobody took", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; wait 1s; sendeof b; recv 1; recv UNAVAILABLE", nil, []time.Duration{0}},
 		{"cancelled in a wait", bidiStream, nil, []string{"recv a; fail UNAVAILABLE"}, "send a; wait 1s; cancel; recv CANCELLED; sendeof b", context.Canceled, []time.Duration{0}},
 		{"cancelled when committed", bidiStream, nil, []string{"recv a; send 1; hang"}, "send a; recv 1; cancel; recv CANCELLED", nil, []time.Duration{0}},
 	} {
@@ -812,12 +812,12 @@ func TestContextAndTrailerAfterTheEnd(t *testing.T) {
 		}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
 		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
 		if err != nil {
 			t.Fatal(err)
 		}
 		app := &application{stream: stream}
-		app.play(t, "send a; close; recv NOT_FOUND; context; sendeof b; close; no header")
+		app.play(t, "send a; recv NOT_FOUND; context; sendeof b; close; no header")
 		if got := stream.Trailer(); got != nil {
 			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
 		}
