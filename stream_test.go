@@ -88,7 +88,11 @@ func playServer(t *testing.T, attempt int, steps string, stream grpc.ServerStrea
 		case "pushback":
 			stream.SetTrailer(metadata.Pairs(pushbackKey, arg))
 		case "wait":
-			time.Sleep(parseDuration(t, arg))
+			select {
+			case <-time.After(parseDuration(t, arg)):
+			case <-stream.Context().Done(): // or a test that fails would leave this goroutine
+				return status.FromContextError(stream.Context().Err()).Err()
+			}
 		case "hang":
 			<-stream.Context().Done()
 			return status.FromContextError(stream.Context().Err()).Err()
@@ -193,6 +197,85 @@ func (f *fixture) openStream(t *testing.T, desc *grpc.StreamDesc, opts []Option,
 	cc := f.conn(t, DialOptions(append([]Option{steady}, opts...)...)...)
 	stream, err := cc.NewStream(ctx, desc, "/streams/"+desc.StreamName, call...)
 	return &application{stream: stream, cancel: cancel}, err
+}
+
+// openOn opens a stream of a ClientConn. A test that hangs is cancelled after an hour, so that
+// it fails and does not stop the others.
+func openOn(t *testing.T, cc *grpc.ClientConn, desc *grpc.StreamDesc, call ...grpc.CallOption) *application {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	guard := time.AfterFunc(time.Hour, func() { t.Error("nothing has happened for an hour"); cancel() })
+	t.Cleanup(func() { guard.Stop(); cancel() })
+	stream, err := cc.NewStream(ctx, desc, "/streams/"+desc.StreamName, call...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &application{stream: stream, cancel: cancel}
+}
+
+// serveScripts starts a server with one script for each attempt.
+func serveScripts(t *testing.T, scripts ...string) *fixture {
+	t.Helper()
+	return serveStreams(t, func(n int, stream grpc.ServerStream) error {
+		if n > len(scripts) {
+			return status.Error(codes.DataLoss, "one attempt too many")
+		}
+		return playServer(t, n, scripts[n-1], stream)
+	})
+}
+
+// asPlain runs a test with plain gRPC, which shows what is right, and then with retries.
+func asPlain(t *testing.T, opts []Option, f func(t *testing.T, dial []grpc.DialOption)) {
+	t.Helper()
+	t.Run("plain gRPC", func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, nil) }) })
+	t.Run("with retries", func(t *testing.T) {
+		bubble(t, func(t *testing.T) { f(t, DialOptions(append([]Option{steady}, opts...)...)) })
+	})
+}
+
+// A record is what the library reports of a call: its end to OnFinish and to an observer, and
+// its attempts to a budget.
+type record struct {
+	budget aBudget
+
+	mu              sync.Mutex
+	finished, ended []error
+}
+
+func (r *record) options() []Option {
+	return []Option{WithBudget(&r.budget), WithObserver(func(_ context.Context, e Event) {
+		if e.Kind == CallEnd {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.ended = append(r.ended, e.Err)
+		}
+	})}
+}
+
+func (r *record) onFinish() grpc.CallOption {
+	return grpc.OnFinish(func(err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.finished = append(r.finished, err)
+	})
+}
+
+// want compares the reports with the result that the application has seen, nil for a success.
+func (r *record) want(t *testing.T, result error) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, got := range map[string][]error{"OnFinish": r.finished, "CallEnd": r.ended} {
+		if len(got) != 1 || status.Code(got[0]) != status.Code(result) {
+			t.Errorf("%s reported %v, want %v once", name, got, result)
+		}
+	}
+	r.budget.mu.Lock()
+	defer r.budget.mu.Unlock()
+	succeeded := slices.ContainsFunc(r.budget.heard, func(o Outcome) bool { return o.Result == Succeeded })
+	if succeeded != (result == nil) {
+		t.Errorf("budget heard %v of a call with the result %v", r.budget.heard, result)
+	}
 }
 
 var long = strings.Repeat("x", 300<<10) // more than the default buffer holds
@@ -731,12 +814,12 @@ func TestContextAndTrailerAfterTheEnd(t *testing.T) {
 		}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
 		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
 		if err != nil {
 			t.Fatal(err)
 		}
 		app := &application{stream: stream}
-		app.play(t, "send a; close; recv NOT_FOUND; context; close; no header")
+		app.play(t, "send a; recv NOT_FOUND; context; sendeof b; close; no header")
 		if got := stream.Trailer(); got != nil {
 			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
 		}
