@@ -20,6 +20,7 @@ type logger struct {
 	suppressed atomic.Int64 // give-ups not logged since the last that was
 	leftToGRPC sync.Map     // methods that were logged as such
 	notHedged  sync.Map     // methods that were logged as such
+	changed    sync.Map     // likewise
 	exhausted  exhaustedBudgets
 }
 
@@ -167,6 +168,16 @@ func (l *logger) logNotHedged(ctx context.Context, method string, p *policy, why
 	}
 	if _, told := l.notHedged.LoadOrStore(method, true); !told {
 		l.WarnContext(ctx, "grpcretry: method is not hedged"+but+": "+why, "method", method)
+	}
+}
+
+// logChanged logs once that a method's messages are changed after SendMsg.
+func (l *logger) logChanged(c *call) {
+	if l == nil {
+		return
+	}
+	if _, told := l.changed.LoadOrStore(c.method, true); !told {
+		l.WarnContext(c.ctx, "grpcretry: a message was changed after SendMsg, so the stream cannot be retried", "method", c.method)
 	}
 }
 

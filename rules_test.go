@@ -181,7 +181,7 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 // A stream is committed when the limit is passed, not when it is reached, and all its
 // messages count. "aaa" is 3 bytes, in a field of 2 more, in a frame of 5 more.
 func TestTheBufferLimitIsExact(t *testing.T) {
-	small := (&retryStream{desc: clientStream}).weight(&echov1.EchoRequest{Message: "aaa"})
+	small := (&retryStream{desc: clientStream}).weigh(&echov1.EchoRequest{Message: "aaa"}).size
 	for _, tt := range []struct {
 		limit    int
 		attempts []time.Duration

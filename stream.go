@@ -20,8 +20,9 @@ import (
 // [WithBufferLimit] allows. From then on errors are returned untouched, except that an
 // attempt ended by [WithAttemptTimeout] before its first message reports that, and a message
 // costs nothing more than without the interceptor. As gRPC demands anyway, a message must not
-// be changed after SendMsg: one object that is filled and sent again and again is replayed
-// as it was last. The library cannot notice that without a copy of each message.
+// be changed after SendMsg. If the program fills one object again and again, the stream is not
+// retried, and a warning is logged; more complicated reuse is not noticed, and would be
+// replayed as the objects are then, because noticing it would take a copy of each message.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended; if the server had sent headers, the
@@ -99,7 +100,7 @@ type streamAttempt struct {
 	over     bool          // gRPC has ended the attempt, with overErr
 	overErr  error         // nil after a success
 	ended    chan struct{} // closed when over; nil while nobody waits for that
-	unwatch  func() bool   // see retryStream.finished
+	unwatch  func()        // see retryStream.checkAbandoned
 	received bool          // RecvMsg has returned an error, io.EOF included
 
 	sent    int   // messages of the queue that were handed to the stream
@@ -110,7 +111,7 @@ type streamAttempt struct {
 	panicked any // what a goroutine of ours panicked with
 
 	expired  bool // the attempt timeout has passed while nobody waited for a message
-	answered bool // and headers have come
+	answered bool // and headers have come, or the end
 }
 
 // SendMsg implements grpc.ClientStream.
@@ -119,7 +120,7 @@ func (s *retryStream) SendMsg(m any) error {
 		if at := s.direct.Load(); at != nil {
 			return s.sendDirect(at, m)
 		}
-		at, err := s.keep(m, s.weight(m))
+		at, err := s.keep(m, s.weigh(m))
 		switch {
 		case errors.Is(err, errCommitFirst):
 			continue

@@ -241,9 +241,10 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		s.changed()
 		s.mu.Unlock()
 		if cut {
+			err = status.FromContextError(context.Canceled).Err()
+			s.end(at, err) // before gRPC reports another end
 			at.discard(reply.message)
 			reply.restore()
-			err = status.FromContextError(context.Canceled).Err()
 		}
 		return true, s.receivedCommitted(at, err)
 	case !s.uses(at):

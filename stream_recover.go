@@ -1,11 +1,13 @@
 package grpcretry
 
 import (
-	"context"
 	"io"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
 // This file is how a stream gets from one attempt to the next, and to its end.
@@ -51,6 +53,10 @@ func (s *retryStream) openFrom(a *attempt) (*streamAttempt, error) {
 // open hands an attempt to gRPC.
 func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	at := &streamAttempt{attempt: a}
+	if s.isSpoilt() {
+		a.fate = fateCommitted
+		return at, errSpoilt
+	}
 	a.PeerAddr = &at.reached
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
@@ -64,6 +70,14 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 		a.checkUnsent(err)
 	}
 	return at, err
+}
+
+var errSpoilt = status.Error(codes.Internal, "grpcretry: a message was changed after SendMsg, and cannot be sent again")
+
+func (s *retryStream) isSpoilt() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.spoilt
 }
 
 // publish makes an attempt the one in use.
@@ -205,8 +219,13 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 	if known {
 		at.trailer = at.stream.Trailer()
 	}
-	if over { // else gRPC may still write to it
+	switch {
+	case over:
 		at.peer = at.reached
+	case known && c.options.targets: // gRPC may still write to reached
+		if p, ok := peer.FromContext(at.stream.Context()); ok {
+			at.peer = *p
+		}
 	}
 	if c.wantsHeader() || c.options.header != nil {
 		at.header, _ = at.stream.Header()
@@ -358,7 +377,7 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	err := at.overErr
 	if s.call.ctx.Err() == nil && !s.call.closed() {
 		if at.unwatch == nil {
-			at.unwatch = context.AfterFunc(s.call.ctx, func() { s.checkAbandoned(at) })
+			at.unwatch = s.watchCaller(at)
 		}
 		s.mu.Unlock()
 		return
@@ -366,6 +385,23 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	s.claim(at)
 	s.mu.Unlock()
 	s.recoverOn(at, err, func() {}) // a call that is abandoned is not retried
+}
+
+// watchCaller calls checkAbandoned when the caller's context ends, or the ClientConn is closed.
+func (s *retryStream) watchCaller(at *streamAttempt) (unwatch func()) {
+	stop := make(chan struct{})
+	go func() {
+		closed, leave := s.call.retrier.connections.watch(s.call.cc, shortWait+1)
+		defer leave()
+		select {
+		case <-s.call.ctx.Done():
+		case <-closed:
+		case <-stop:
+			return
+		}
+		s.checkAbandoned(at)
+	}()
+	return func() { close(stop) }
 }
 
 // stopWatching needs mu.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"reflect"
 
 	"google.golang.org/grpc/status"
 )
@@ -20,9 +21,9 @@ var errEnded = errors.New("grpcretry: the stream has ended")
 
 // keep puts m into the queue. It returns the attempt that the caller is to hand the queue to;
 // nil if another goroutine does that. With errEnded it returns the call's last attempt.
-func (s *retryStream) keep(m any, weight int) (*streamAttempt, error) {
+func (s *retryStream) keep(m any, w weighing) (*streamAttempt, error) {
 	for {
-		at, todo, err := s.tryKeep(m, weight)
+		at, todo, err := s.tryKeep(m, w)
 		if todo == nil {
 			return at, err
 		}
@@ -30,10 +31,14 @@ func (s *retryStream) keep(m any, weight int) (*streamAttempt, error) {
 	}
 }
 
-func (s *retryStream) tryKeep(m any, weight int) (_ *streamAttempt, todo func(), _ error) {
+func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(), _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fits := weight >= 0 && s.size+weight <= s.call.policy.BufferLimit
+	fits := w.size >= 0 && s.size+w.size <= s.call.policy.BufferLimit
+	if !s.spoilt && s.changes(m, w.print) {
+		s.spoilt = true
+		return nil, func() { s.call.retrier.log.logChanged(&s.call) }, nil
+	}
 	switch at := s.at; {
 	case s.isOver() && at == nil:
 		return nil, nil, io.EOF
@@ -41,16 +46,26 @@ func (s *retryStream) tryKeep(m any, weight int) (_ *streamAttempt, todo func(),
 		return at, nil, errEnded
 	case s.direct.Load() != nil:
 		return nil, nil, errCommitFirst
-	case !fits || s.complete(s.desc.ClientStreams):
+	case !fits || s.spoilt || s.complete(s.desc.ClientStreams):
 		return nil, s.makeRoom(at), nil
 	}
 	s.queue = append(s.queue, m)
-	s.size += weight
+	s.size += w.size
+	s.print = w.print
 	if !s.inUse() || s.at.sending {
 		return nil, nil, nil // the goroutine that recovers, or sends, sends this one too
 	}
 	s.startSending(s.at)
 	return s.at, nil, nil
+}
+
+// changes needs mu. It reports whether m is the object that was sent last, and is not what it
+// was then. gRPC forbids that, but a program that does it works until a stream is retried.
+func (s *retryStream) changes(m any, print uint64) bool {
+	if !s.desc.ClientStreams || len(s.queue) == 0 || reflect.ValueOf(m).Kind() != reflect.Pointer {
+		return false
+	}
+	return s.queue[len(s.queue)-1] == m && (print == 0 || print != s.print)
 }
 
 // makeRoom needs mu. It brings a stream nearer to being committed with an empty queue.

@@ -40,12 +40,14 @@ type streamState struct {
 	// last one has left, nobody would notice the caller's end.
 	inside, receiving, heading int32
 
-	bind  bool          // commit to the attempt that follows: Context or Trailer was called
-	final error         // when ending or ended: what RecvMsg returns
-	queue []any         // the messages sent, in order, as far as they may be sent again
-	size  int           // the memory that they hold
-	done  bool          // CloseSend was called
-	waits chan struct{} // closed at the next change; nil while nobody waits
+	bind   bool          // commit to the attempt that follows: Context or Trailer was called
+	final  error         // when ending or ended: what RecvMsg returns
+	queue  []any         // the messages sent, in order, as far as they may be sent again
+	size   int           // the memory that they hold
+	print  uint64        // a hash of the last of them
+	spoilt bool          // one of them was changed after SendMsg: they must not be sent again
+	done   bool          // CloseSend was called
+	waits  chan struct{} // closed at the next change; nil while nobody waits
 }
 
 // onTransition lets tests check the table above.

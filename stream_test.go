@@ -517,8 +517,8 @@ func TestAMessageWithoutASizeCommits(t *testing.T) {
 		{sized(7), slotSize + int(unsafe.Sizeof(sized(0))) + 7},
 		{&unsized{"x"}, -1},
 	} {
-		if got := s.weight(tt.m); got != tt.want {
-			t.Errorf("weight(%T) = %d, want %d", tt.m, got, tt.want)
+		if got := s.weigh(tt.m).size; got != tt.want {
+			t.Errorf("size of %T = %d, want %d", tt.m, got, tt.want)
 		}
 	}
 }

@@ -4,9 +4,9 @@ import "time"
 
 // This file is how the attempt timeout works for streams. It covers the time until the first
 // message comes. gRPC does not say that a message has come before somebody receives it, but it
-// does say that headers have. So if the timeout passes while nobody waits for a message, and
-// headers have come, the message may be there, and the attempt is left alone: the timeout starts
-// anew when the application receives.
+// does say that headers or the end have. So if the timeout passes while nobody waits for a
+// message, and headers have come, the message may be there, and the attempt is left alone: the
+// timeout starts anew when the application receives.
 
 // lookTime is how long headers that have come may take to be seen.
 const lookTime = 10 * time.Millisecond
@@ -45,10 +45,10 @@ func (s *retryStream) look(at *streamAttempt) {
 		at.helpers.Done()
 		s.exit(at)
 	}()
-	md, _ := at.stream.Header()
+	_, _ = at.stream.Header() // also returns if the attempt ends
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at.answered = md != nil && at.expired
+	at.answered = at.expired
 }
 
 // waitAnew needs mu. A goroutine is about to receive from the attempt.
