@@ -117,6 +117,7 @@ func TestAStreamMayBeAskedFromOnFinish(t *testing.T) {
 				asked.stream = app.stream
 				app.play(t, tt.app)
 				time.Sleep(2 * time.Minute)
+				synctest.Wait()
 				asked.want(t, tt.header, tt.trailer)
 			})
 		})
@@ -136,6 +137,7 @@ func TestAStreamMayBeAskedFromAnObserverAtItsEnd(t *testing.T) {
 				asked.stream = app.stream
 				app.play(t, tt.app)
 				time.Sleep(2 * time.Minute)
+				synctest.Wait()
 				asked.want(t, tt.header, tt.trailer)
 			})
 		})

@@ -38,6 +38,7 @@ import (
 //	fail CODE              header, no header, context, trailer
 //	pushback MS            wait 3s, cancel
 //	hang                   sendeof TEXT  expects SendMsg to return io.EOF
+//	                       try TEXT      sends, whatever SendMsg returns
 //
 // A server script that ends without fail ends with OK.
 
@@ -122,6 +123,8 @@ func (app *application) play(t *testing.T, steps string) {
 			if want := map[string]error{"send": nil, "sendeof": io.EOF}[verb]; err != want {
 				t.Errorf("application: %s: got %v", brief(step), err)
 			}
+		case "try":
+			app.stream.SendMsg(&echov1.EchoRequest{Message: arg})
 		case "close":
 			if err := app.stream.CloseSend(); err != nil {
 				t.Errorf("application: %s: got %v", step, err)
@@ -275,6 +278,14 @@ func (r *record) want(t *testing.T, result error) {
 	succeeded := slices.ContainsFunc(r.budget.heard, func(o Outcome) bool { return o.Result == Succeeded })
 	if succeeded != (result == nil) {
 		t.Errorf("budget heard %v of a call with the result %v", r.budget.heard, result)
+	}
+	charged := 0
+	for _, o := range r.budget.heard {
+		charged += min(1, o.Attempt-1)
+	}
+	if paid := len(r.budget.asked) - r.budget.refunded; paid != charged {
+		t.Errorf("budget gave %d retries, got %d back and heard %v, want each of the others in an outcome",
+			len(r.budget.asked), r.budget.refunded, r.budget.heard)
 	}
 }
 
