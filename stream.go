@@ -31,6 +31,10 @@ import (
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
 // between two attempts Context returns the context of the call.
+//
+// Interceptors chained below must pass the call options on. If one does not, a stream that the
+// application abandons is not reported as ended, and SendMsg and Header leave more failures to
+// RecvMsg; nothing else changes.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,

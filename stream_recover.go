@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"io"
+	"runtime"
 	"time"
 
 	"google.golang.org/grpc"
@@ -212,6 +213,7 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 	if isEOF(err) && !c.observed() && c.spans == nil && !c.options.targets {
 		return
 	}
+	at.release() // the failure may be an interceptor's, and gRPC not know of it
 	over := s.awaitOver(at)
 	s.mu.Lock()
 	known := over || at.received // else the trailer must not be asked for
@@ -232,18 +234,27 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 	}
 }
 
-// overGrace is how long to wait for gRPC to report the end of an attempt. That may be under way
-// on another goroutine; or it never comes, because an interceptor below drops call options.
-const overGrace = 10 * time.Millisecond
+// How long to wait for gRPC to report the end of an attempt: that may be under way on another
+// goroutine; or it never comes, because an interceptor below drops call options.
+const (
+	overYields = 1000                  // at first, let other goroutines run
+	overGrace  = 10 * time.Millisecond // then, if nothing else tells that gRPC is done
+)
 
-// awaitOver waits until gRPC has ended an attempt that has failed, which it is told to do, in
-// case the failure is an interceptor's. It returns false if gRPC does not say so.
+// awaitOver waits until gRPC has reported the end of an attempt. It returns false if gRPC does
+// not do that. A goroutine that has the status from RecvMsg does not wait for long: gRPC is done
+// then, unless an interceptor below has made the status up.
 func (s *retryStream) awaitOver(at *streamAttempt) bool {
-	at.release()
+	for range overYields {
+		if s.isReported(at) {
+			return true
+		}
+		runtime.Gosched()
+	}
 	s.mu.Lock()
-	if at.over {
-		s.mu.Unlock()
-		return true
+	if at.over || at.received {
+		defer s.mu.Unlock()
+		return at.over
 	}
 	if at.ended == nil {
 		at.ended = make(chan struct{})
@@ -258,6 +269,12 @@ func (s *retryStream) awaitOver(at *streamAttempt) bool {
 	case <-grace.C:
 		return false
 	}
+}
+
+func (s *retryStream) isReported(at *streamAttempt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return at.over
 }
 
 // ending is called when the outcome of the call is known, before anything is reported: what is
