@@ -119,11 +119,11 @@ func (m mark) happened() bool { return m.seq > 0 }
 
 // A fakeStream is one attempt: the clientStream of grpc-go, its transport stream, and the server.
 type fakeStream struct {
-	r      *run
-	number int
-	script *script
-	ctx    context.Context
-	cancel context.CancelFunc
+	r       *run
+	number  int
+	script  *script
+	ctx     context.Context
+	cancel  context.CancelFunc
 	unwatch func() bool
 
 	finishers []func(error)

@@ -53,7 +53,9 @@ const (
 func (k streamKind) client() bool { return k != serverKind } // the client may send many messages
 func (k streamKind) server() bool { return k != clientKind } // the server may
 
-func (k streamKind) String() string { return [...]string{"server stream", "client stream", "bidi stream"}[k] }
+func (k streamKind) String() string {
+	return [...]string{"server stream", "client stream", "bidi stream"}[k]
+}
 
 func (k streamKind) desc() *grpc.StreamDesc {
 	return &grpc.StreamDesc{StreamName: "m", ServerStreams: k.server(), ClientStreams: k.client()}
