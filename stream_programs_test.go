@@ -38,6 +38,7 @@ var (
 	programsRepeat = flag.Int("programs.repeat", 1, "how often each program of TestStreamPrograms runs: goroutines still run in any order")
 	programsSurvey = flag.Bool("programs.survey", false, "go on after a finding; list the kinds of finding, with a seed for each, at the end")
 	programsShrink = flag.Bool("programs.shrink", true, "make a program smaller that has a finding, before it is reported")
+	programsLess   = flag.String("programs.without", "", "leave out of all programs, separated by commas: callbacks, dropped (call options), nil (Header), merging, panics, wrapper (errors), hedging, timeouts")
 	programsPrint  = flag.Bool("programs.print", false, "print the timeline of every program")
 )
 
@@ -234,7 +235,39 @@ func draw(seed uint64) *program {
 	for n := range max(p.attempts, p.hedge) + 1 {
 		p.scripts = append(p.scripts, d.script(p.kind, n, own))
 	}
+	p.leaveOut(*programsLess)
 	return p
+}
+
+// leaveOut makes a program simpler, for surveys in which one fault would hide others.
+func (p *program) leaveOut(list string) {
+	if list == "" {
+		return
+	}
+	for _, what := range strings.Split(list, ",") {
+		switch what {
+		case "callbacks":
+			p.inOnFinish, p.inCallEnd = nil, nil
+		case "dropped":
+			p.dropsOptions = false
+		case "nil":
+			p.nilHeader = false
+		case "merging":
+			p.merges = false
+		case "panics":
+			p.panicAt = pNever
+		case "hedging":
+			p.hedge = 0
+		case "timeouts":
+			p.timeout = 0
+		case "wrapper":
+			for _, s := range p.scripts {
+				s.ownCreate, s.ownSend, s.ownRecv = false, 0, 0
+			}
+		default:
+			panic("-programs.without: " + what)
+		}
+	}
 }
 
 type dice struct{ *rand.Rand }
@@ -933,9 +966,9 @@ func guard(t *testing.T) {
 	}()
 }
 
-// batch runs programs in a bubble of their own. It returns the first run with findings, and how
-// many programs ran.
-func batch(t *testing.T, programs []*program, plain bool) (found *run, ran int) {
+// batch runs programs in a bubble of their own. It returns the first run with findings, how
+// many programs ran, and how many of them waited for ever.
+func batch(t *testing.T, programs []*program, plain bool) (found *run, ran, stalled int) {
 	defer func() {
 		if p := recover(); p != nil && (found == nil || !strings.Contains(fmt.Sprint(p), "deadlock")) {
 			panic(p)
@@ -946,6 +979,9 @@ func batch(t *testing.T, programs []*program, plain bool) (found *run, ran int) 
 		for _, p := range programs {
 			r, clean := play(p, i, plain)
 			ran++
+			if r.stalled {
+				stalled++
+			}
 			if *programsPrint {
 				fmt.Printf("%v\n%s\n", p, r.timeline())
 			}
@@ -955,7 +991,7 @@ func batch(t *testing.T, programs []*program, plain bool) (found *run, ran int) 
 			}
 		}
 	})
-	return found, ran
+	return found, ran, stalled
 }
 
 // TestStreamPrograms runs random programs on a fake of gRPC, and has a model of gRPC's promises
@@ -973,7 +1009,7 @@ func runPrograms(t *testing.T, count int, plain bool) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("seeds %d to %d", seed, seed+uint64(count)-1)
-	kinds := map[string]*run{}
+	examples := map[string]*run{}
 	many := map[string]int{}
 	stalled := 0
 	for done := 0; done < count; {
@@ -983,24 +1019,172 @@ func runPrograms(t *testing.T, count int, plain bool) {
 				programs = append(programs, draw(seed+uint64(done+i)))
 			}
 		}
-		r, ran := batch(t, programs, plain)
+		r, ran, waited := batch(t, programs, plain)
 		done += max(1, ran / *programsRepeat)
+		stalled += waited
 		if r == nil {
 			continue
 		}
-		if r.stalled {
-			stalled++
-		}
-		kind := r.findings[0].kind
-		many[kind]++
 		if !*programsSurvey {
-			t.Fatal(report(t, r, kind))
+			t.Fatal(report(t, r, r.findings[0].kind))
 		}
-		if kinds[kind] == nil {
-			kinds[kind] = r
+		for _, f := range r.findings {
+			if kind := f.kind + r.tags(); examples[kind] == nil || len(examples[kind].calls) > len(r.calls) {
+				examples[kind] = r
+			}
+		}
+		for _, kind := range r.kinds() {
+			many[kind]++
 		}
 	}
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		t.Errorf("%d × %s, for example\n%s", many[kind], kind, report(t, kinds[kind], kind))
+	t.Logf("%d programs waited for ever, as they would with plain gRPC", stalled)
+	for _, kind := range slices.Sorted(maps.Keys(examples)) {
+		t.Errorf("%d × %s, for example\n%s", many[kind], kind, report(t, examples[kind], kind))
 	}
+}
+
+// kinds are the kinds of the findings of a run.
+func (r *run) kinds() []string {
+	var kinds []string
+	for _, f := range r.findings {
+		if kind := f.kind + r.tags(); !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// tags names what makes a program special, so that a survey tells such findings apart.
+func (p *program) tags() string {
+	tags := ""
+	tag := func(on bool, name string) {
+		if on {
+			tags += ", " + name
+		}
+	}
+	tag(p.hedge > 0, "hedged")
+	tag(p.dropsOptions, "options dropped")
+	tag(p.nilHeader, "nil Header")
+	tag(p.panicAt != pNever, "panic")
+	tag(slices.ContainsFunc(p.scripts, func(s *script) bool { return s.ownCreate || s.ownSend > 0 || s.ownRecv > 0 }), "wrapper fails")
+	return tags
+}
+
+// report is what a test prints of a run with findings: a smaller program with a finding of the
+// same kind, if there is one.
+func report(t *testing.T, r *run, kind string) string {
+	kind, _, _ = strings.Cut(kind, ",")
+	small := r
+	if *programsShrink {
+		small = shrink(t, r, kind)
+	}
+	small.mu.Lock()
+	defer small.mu.Unlock()
+	text := fmt.Sprintf("%s\n%v\n%s", kind, small.program, small.timeline())
+	if small != r {
+		text += "this is a smaller program than that of the seed\n"
+	}
+	return text + fmt.Sprintf("-programs.seed=%d -programs.count=1 -programs.repeat=100 runs it again", r.seed)
+}
+
+// shrink looks for a smaller program that has a finding of the same kind.
+func shrink(t *testing.T, r *run, kind string) *run {
+	const tries = 8 // goroutines run in any order
+	has := func(p *program) *run {
+		var same []*program
+		for range tries {
+			same = append(same, p)
+		}
+		found, _, _ := batch(t, same, r.plain)
+		if found != nil && slices.ContainsFunc(found.findings, func(f finding) bool { return f.kind == kind }) {
+			return found
+		}
+		return nil
+	}
+	for progress := true; progress; {
+		progress = false
+		for i := 0; ; i++ {
+			smaller := r.program.without(i)
+			if smaller == nil {
+				break
+			}
+			if found := has(smaller); found != nil {
+				r, progress = found, true
+				i-- // what comes after has moved up
+			}
+		}
+	}
+	return r
+}
+
+// without returns the program less its ith detail, nil if there is none. A detail that is not
+// there counts, so that the others keep their places; it is skipped.
+func (p *program) without(i int) *program {
+	q := *p
+	q.threads = slices.Clone(p.threads)
+	q.scripts = slices.Clone(p.scripts)
+	n := 0
+	changed := false
+	try := func(on bool, change func()) {
+		if !on {
+			return
+		}
+		if n == i {
+			change()
+			changed = true
+		}
+		n++
+	}
+	try(len(q.scripts) > 1, func() { q.scripts = q.scripts[:len(q.scripts)-1] })
+	try(p.hedge > 0, func() { q.hedge = 0 })
+	try(p.timeout > 0, func() { q.timeout = 0 })
+	try(p.deadline > 0, func() { q.deadline = 0 })
+	try(p.observed, func() { q.observed = false })
+	try(p.targets, func() { q.targets = false })
+	try(p.commitOnHeaders, func() { q.commitOnHeaders = false })
+	try(p.plainReplies, func() { q.plainReplies = false })
+	try(p.prefilled, func() { q.prefilled = false })
+	try(p.dropsOptions, func() { q.dropsOptions = false })
+	try(p.nilHeader, func() { q.nilHeader = false })
+	try(p.merges, func() { q.merges = false })
+	try(p.linger, func() { q.linger = false })
+	try(p.grants >= 0, func() { q.grants = -1 })
+	try(p.limit < 1<<20, func() { q.limit = 1 << 20 })
+	try(p.panicAt != pNever, func() { q.panicAt = pNever })
+	try(p.backoff > 0, func() { q.backoff = 0 })
+	try(len(p.inOnFinish) > 0, func() { q.inOnFinish = p.inOnFinish[1:] })
+	try(len(p.inCallEnd) > 0, func() { q.inCallEnd = p.inCallEnd[1:] })
+	for t, deeds := range p.threads {
+		try(t > 0, func() { q.threads = slices.Delete(q.threads, t, t+1) })
+		for d, deed := range deeds {
+			try(true, func() { q.threads[t] = slices.Delete(slices.Clone(deeds), d, d+1) })
+			try(deed.op == oSend && deed.n > 0, func() {
+				q.threads[t] = slices.Clone(deeds)
+				q.threads[t][d].n = 0
+			})
+		}
+	}
+	for k, s := range p.scripts {
+		edit := func(change func(*script)) func() {
+			return func() {
+				c := *s
+				change(&c)
+				q.scripts[k] = &c
+			}
+		}
+		for m := range s.moves {
+			try(true, edit(func(c *script) { c.moves = slices.Delete(slices.Clone(s.moves), m, m+1) }))
+		}
+		try(s.createAfter > 0, edit(func(c *script) { c.createAfter = 0 }))
+		try(s.pushback != nil, edit(func(c *script) { c.pushback = nil }))
+		try(s.in < 64, edit(func(c *script) { c.in = 64 }))
+		try(s.out < 64, edit(func(c *script) { c.out = 64 }))
+		try(s.ownCreate, edit(func(c *script) { c.ownCreate = false }))
+		try(s.ownSend > 0, edit(func(c *script) { c.ownSend = 0 }))
+		try(s.ownRecv > 0, edit(func(c *script) { c.ownRecv = 0 }))
+	}
+	if !changed {
+		return nil
+	}
+	return &q
 }
