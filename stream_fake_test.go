@@ -162,6 +162,7 @@ type fakeStream struct {
 	sends      int
 	recvs      int
 	naps       int
+	pushing    bool // the server waits until the client reads
 }
 
 // peerFields caches where a call option keeps its PeerAddr: the type may embed
@@ -590,17 +591,13 @@ func (a *fakeStream) serve() {
 			a.sendHeader()
 		case vSend:
 			a.sendHeader()
-			for !a.done.happened() && len(a.arrived)-a.read >= a.script.out {
-				r.await(nil)
-			}
+			a.awaitRead(func() bool { return len(a.arrived)-a.read < a.script.out })
 			if !a.done.happened() {
 				a.arrived = append(a.arrived, r.tick())
 				r.notify()
 			}
 		case vRead:
-			for !a.done.happened() && a.read < len(a.arrived) {
-				r.await(nil)
-			}
+			a.awaitRead(func() bool { return a.read == len(a.arrived) })
 		case vEnd:
 			var trailer metadata.MD
 			if a.script.pushback != nil {
@@ -619,6 +616,15 @@ func (a *fakeStream) serve() {
 			return
 		}
 	}
+}
+
+// awaitRead waits until the client has read enough.
+func (a *fakeStream) awaitRead(enough func() bool) {
+	a.pushing = true
+	for !a.done.happened() && !enough() {
+		a.r.await(nil)
+	}
+	a.pushing = false
 }
 
 // take waits until n messages were received, or no more can come.
