@@ -250,7 +250,9 @@ func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, 
 }
 
 func (a *fakeStream) create() error {
-	if d := a.script.createAfter; d > 0 {
+	if a.r.left {
+		a.r.resolve(a.ctx, a.script.createAfter)
+	} else if d := a.script.createAfter; d > 0 {
 		timer := time.NewTimer(d)
 		defer timer.Stop()
 		select {

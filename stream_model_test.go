@@ -573,7 +573,7 @@ func sameStatus(got, want error) bool {
 // mayTimeOut reports whether the attempt timeout may have ended a by m: neither a message nor
 // the end had arrived before it.
 func (r *run) mayTimeOut(a *fakeStream, m mark) bool {
-	if r.timeout == 0 || m.at < a.started.at+r.timeout {
+	if r.timeout == 0 || r.knowsPolicy(r.timeout) || m.at < a.started.at+r.timeout {
 		return false
 	}
 	limit := a.started.at + r.timeout - slack
@@ -582,6 +582,12 @@ func (r *run) mayTimeOut(a *fakeStream, m mark) bool {
 		return false
 	}
 	return !(a.done.happened() && a.byServer && a.done.at < limit)
+}
+
+// knowsPolicy reports whether the channel had left the method to gRPC before d; an attempt timeout
+// may come before that.
+func (r *run) knowsPolicy(d time.Duration) bool {
+	return r.left && r.resolved.happened() && (d == 0 || r.resolved.at+slack < d)
 }
 
 // judgeEOF: the stream ended well, and nothing is lost.
@@ -911,6 +917,16 @@ func (r *run) judgeRetried() {
 	c := r.final()
 	if r.openErr != nil {
 		c = &called{op: oRecv, start: mark{1, 0}, end: r.opened, err: r.openErr}
+	}
+	if r.left && !r.knowsPolicy(r.timeout) {
+		return
+	}
+	if r.left {
+		var wrapped *grpcretry.Error
+		if len(r.attempts) > 1 || c != nil && errors.As(c.err, &wrapped) && !r.ctxEndedBy(c.end) {
+			r.find("left to gRPC", "a method that is left to gRPC has %d attempts, and %v", len(r.attempts), r.final())
+		}
+		return
 	}
 	if c == nil || c.err == nil || c.err == io.EOF || r.hedge > 0 || r.ctxEndedBy(c.end) {
 		return

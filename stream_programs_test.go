@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -38,7 +39,7 @@ var (
 	programsRepeat = flag.Int("programs.repeat", 1, "how often each program of TestStreamPrograms runs: goroutines still run in any order")
 	programsSurvey = flag.Bool("programs.survey", false, "go on after a finding; list the kinds of finding, with a seed for each, at the end")
 	programsShrink = flag.Bool("programs.shrink", true, "make a program smaller that has a finding, before it is reported")
-	programsLess   = flag.String("programs.without", "", "leave out of all programs, separated by commas: callbacks, dropped (call options), nil (Header), merging, panics, wrapper (errors), hedging, timeouts")
+	programsLess   = flag.String("programs.without", "", "leave out of all programs, separated by commas: callbacks, dropped (call options), nil (Header), merging, panics, wrapper (errors), hedging, timeouts, left (to gRPC)")
 	programsPrint  = flag.Bool("programs.print", false, "print the timeline of every program")
 )
 
@@ -134,6 +135,7 @@ type program struct {
 	dropsOptions bool // a wrapper below drops call options
 	nilHeader    bool // a wrapper below returns nil from Header before the end
 	merges       bool // the codec merges
+	left         bool // the service config of a fresh channel leaves the method to gRPC
 
 	inOnFinish, inCallEnd []op // methods that callbacks call
 	panicAt               panicAt
@@ -164,6 +166,7 @@ func (p *program) String() string {
 	option(p.dropsOptions, "a wrapper drops call options")
 	option(p.nilHeader, "a wrapper's Header returns nil")
 	option(p.merges, "the codec merges")
+	option(p.left, "the method is left to gRPC")
 	option(len(p.inOnFinish) > 0, "OnFinish calls %v", p.inOnFinish)
 	option(len(p.inCallEnd) > 0, "the observer of CallEnd calls %v", p.inCallEnd)
 	option(p.panicAt != pNever, "%s panics at number %d", panicNames[p.panicAt], p.panicNth)
@@ -230,6 +233,7 @@ func draw(seed uint64) *program {
 		p.panicAt = panicAt(1 + d.IntN(int(pOnFinish)))
 		p.panicNth = 1 + d.IntN(4)
 	}
+	p.left = d.one(40)
 	p.threads = d.threads(p.kind)
 	own := d.one(16)
 	for n := range max(p.attempts, p.hedge) + 1 {
@@ -256,6 +260,8 @@ func (p *program) leaveOut(list string) {
 			p.merges = false
 		case "panics":
 			p.panicAt = pNever
+		case "left":
+			p.left = false
 		case "hedging":
 			p.hedge = 0
 		case "timeouts":
@@ -495,6 +501,10 @@ type run struct {
 
 	peer            peer.Peer
 	header, trailer metadata.MD
+
+	cc       *grpc.ClientConn // nil unless the method is left to gRPC
+	resolver *manual.Resolver
+	resolved mark // the channel knows its policy
 }
 
 // A called is one call of a method by the application.
@@ -751,7 +761,7 @@ func (r *run) open1(i *retriers) (stream grpc.ClientStream, err error) {
 	if r.observed {
 		intercept = i.observed
 	}
-	return intercept(r.ctx, desc, nil, "/s/m", r.open, r.options()...)
+	return intercept(r.ctx, desc, r.cc, "/s/m", r.open, r.options()...)
 }
 
 // perform does what one goroutine of the application does. It keeps gRPC's rules: after an
@@ -879,6 +889,9 @@ func play(p *program, i *retriers, plain bool) (r *run, clean bool) {
 		r.ctx, r.end = context.WithCancel(base)
 	}
 	defer r.end()
+	if p.left && !plain {
+		r.connect()
+	}
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
@@ -906,6 +919,9 @@ func play(p *program, i *retriers, plain bool) (r *run, clean bool) {
 	r.mu.Unlock()
 	r.end()
 	time.Sleep(time.Minute)
+	if r.cc != nil {
+		r.cc.Close()
+	}
 	synctest.Wait()
 	left := runtime.NumGoroutine() - before
 	for range 1000 {
@@ -1065,6 +1081,7 @@ func (p *program) tags() string {
 	tag(p.hedge > 0, "hedged")
 	tag(p.dropsOptions, "options dropped")
 	tag(p.nilHeader, "nil Header")
+	tag(p.left, "left to gRPC")
 	tag(p.panicAt != pNever, "panic")
 	tag(slices.ContainsFunc(p.scripts, func(s *script) bool { return s.ownCreate || s.ownSend > 0 || s.ownRecv > 0 }), "wrapper fails")
 	return tags
@@ -1147,6 +1164,7 @@ func (p *program) without(i int) *program {
 	try(p.dropsOptions, func() { q.dropsOptions = false })
 	try(p.nilHeader, func() { q.nilHeader = false })
 	try(p.merges, func() { q.merges = false })
+	try(p.left, func() { q.left = false })
 	try(p.linger, func() { q.linger = false })
 	try(p.grants >= 0, func() { q.grants = -1 })
 	try(p.limit < 1<<20, func() { q.limit = 1 << 20 })
