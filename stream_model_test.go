@@ -423,7 +423,11 @@ func (r *run) judgeMessages() {
 			return
 		}
 		from = r.attempts[number-1]
-		i++
+		if i++; r.kind.server() && place < len(from.arrived) {
+			r.judgePrompt(c, from.arrived[place])
+		} else if !r.kind.server() {
+			r.judgePrompt(c, from.done)
+		}
 		if !r.kind.server() {
 			if !from.done.happened() || !from.byServer || from.status.Code() != codes.OK {
 				r.find("messages", "RecvMsg of a client stream returned the response of attempt %d, which did not succeed", number)
@@ -656,6 +660,13 @@ func (r *run) judgeSwift(c *called) {
 	}
 }
 
+// judgePrompt: a call that waits for something returns when it is there.
+func (r *run) judgePrompt(c *called, there mark) {
+	if late := c.end.at - max(c.start.at, there.at); there.happened() && late > slack && c.thread != callbackThread {
+		r.find("late "+c.op.String(), "%v returned %v after what it waits for was there", c.op, late)
+	}
+}
+
 // judgeRefusal: io.EOF says that the stream has ended; then no attempt may follow.
 func (r *run) judgeRefusal(c *called) {
 	last := r.newest(c.end)
@@ -724,6 +735,7 @@ func (r *run) judgeHeaders() {
 				continue
 			}
 			a := r.attempts[number-1]
+			r.judgePrompt(c, a.headed)
 			if from != nil && from != a {
 				r.find("Header", "Header returned those of attempt %d, the messages are of attempt %d", number, from.number)
 			}

@@ -382,8 +382,11 @@ func (d dice) threads(kind streamKind) (threads [][]deed) {
 	default:
 		threads = [][]deed{d.receives(), d.sends(kind)}
 	}
-	if d.one(4) {
+	if d.one(3) {
 		var list []deed
+		if d.one(2) {
+			list = append(list, deed{op: oHeader})
+		}
 		for range 1 + d.IntN(4) {
 			list = d.idle(list)
 		}
@@ -461,7 +464,7 @@ func (d dice) script(kind streamKind, n int, own bool) *script {
 	}
 	do(vEnd)
 	s.code = drawnCodes[d.IntN(len(drawnCodes))]
-	if d.one(5) {
+	if d.one(4) {
 		s.pushback = [][]string{{"0"}, {"3"}, {"6"}, {"-1"}, {"x"}, {"1", "2"}}[d.IntN(6)]
 	}
 	return s
@@ -935,19 +938,30 @@ func play(p *program, i *retriers, plain bool) (r *run, clean bool) {
 	defer r.mu.Unlock()
 	leaked := false
 	if left > 0 {
-		buf := make([]byte, 1<<18)
-		buf = buf[:runtime.Stack(buf, true)]
-		// Besides, a goroutine that has just ended may still be counted.
-		if leaked = bytes.Count(buf, []byte("synctest bubble")) > bubbleOverhead; leaked {
-			r.find("leak", "%d goroutines are left\n%s", left, buf)
+		// A goroutine that has just ended may still be counted.
+		if stacks := leftInBubble(); stacks != "" {
+			leaked = true
+			r.find("leak", "goroutines are left:\n%s", stacks)
 		}
 	}
 	r.judge()
 	return r, !leaked
 }
 
-// bubbleOverhead is the number of goroutines in a bubble that runs nothing.
-const bubbleOverhead = 3
+// leftInBubble returns the stacks of all goroutines of this bubble that a program has started.
+func leftInBubble() string {
+	buf := make([]byte, 1<<20)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	first, _, _ := strings.Cut(all[0], "\n") // of the caller: goroutine 7 [running, synctest bubble 3]:
+	_, bubble, _ := strings.Cut(first, "synctest bubble ")
+	var left []string
+	for _, stack := range all[1:] {
+		if strings.Contains(stack, "synctest bubble "+bubble) && !strings.Contains(stack, "testing/synctest.") {
+			left = append(left, stack)
+		}
+	}
+	return strings.Join(left, "\n\n")
+}
 
 // watched is the run under way, for the guard against hangs that virtual time does not see,
 // such as a mutex that is never unlocked.
