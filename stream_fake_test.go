@@ -67,6 +67,8 @@ type script struct {
 	code        codes.Code
 	pushback    []string // values of the trailer grpc-retry-pushback-ms
 	in, out     int      // windows: messages that the server, and the client, may leave unread
+	vanishes    bool     // of a client stream: gRPC reports a lost connection as a clean io.EOF
+	garbled     int      // the message, counted from 1, that the codec cannot read; 0 for none
 
 	// A wrapper below the interceptor returns an error of its own from the nth call, counted
 	// from 1, of one method; its gRPC stream stays as it is. 0 for never.
@@ -95,6 +97,12 @@ func (s *script) String() string {
 		fmt.Fprintf(&b, "%v; ", m)
 	}
 	fmt.Fprintf(&b, "windows in %d out %d", s.in, s.out)
+	if s.vanishes {
+		b.WriteString("; gRPC reports io.EOF")
+	}
+	if s.garbled > 0 {
+		fmt.Fprintf(&b, "; message %d is garbled", s.garbled-1)
+	}
 	if s.ownCreate {
 		b.WriteString("; a wrapper fails the creation")
 	}
@@ -451,7 +459,12 @@ func (a *fakeStream) SendMsg(m any) error {
 	text := requestText(m)
 	r.codecPanics(pCodecSend) // prepareMsg marshals first, without a lock
 	a.nap()
-	err := a.write(text)
+	var err error
+	if strings.HasSuffix(text, tooLarge) {
+		err = errTooLarge
+	} else {
+		err = a.write(text)
+	}
 	if err != nil && err != io.EOF {
 		a.finish(err)
 		return err
@@ -466,6 +479,11 @@ func (a *fakeStream) SendMsg(m any) error {
 	}
 	return err
 }
+
+// tooLarge ends the text of messages that gRPC refuses to send.
+const tooLarge = "!"
+
+var errTooLarge = status.Error(codes.ResourceExhausted, "trying to send message larger than max (9 vs. 8)")
 
 func (a *fakeStream) write(text string) error {
 	r := a.r
@@ -524,6 +542,8 @@ func (a *fakeStream) RecvMsg(m any) error {
 	return err
 }
 
+var errGarbled = status.Error(codes.Internal, "grpc: failed to unmarshal the received message: garbled")
+
 const cardinality = "cardinality violation"
 
 // receive is clientStream.RecvMsg. Messages that have arrived come before the end, also before
@@ -542,10 +562,15 @@ func (a *fakeStream) receive(m any) error {
 	if a.read < len(a.arrived) {
 		text := responseText(a.number, a.read)
 		a.read++
-		a.received = true
+		garbled := a.read == a.script.garbled
+		a.received = a.received || !garbled
 		r.notify()
 		r.mu.Unlock()
 		r.codecPanics(pCodecRecv)
+		if garbled { // the rest stays where it is
+			a.finish(errGarbled)
+			return errGarbled
+		}
 		err := decode(m, text, r.merges)
 		a.nap()
 		return err
@@ -553,7 +578,7 @@ func (a *fakeStream) receive(m any) error {
 	err := a.status.Err()
 	if err == nil {
 		err = io.EOF
-		if !r.kind.server() && !a.received {
+		if !r.kind.server() && !a.received && !a.script.vanishes {
 			err = status.Error(codes.Internal, cardinality)
 		}
 	}

@@ -221,6 +221,7 @@ func (r *run) judge() {
 		return
 	}
 	r.judgeRetried()
+	r.judgeHedged()
 	if limit := max(r.program.attempts, r.hedge); len(r.attempts) > limit {
 		r.find("too many attempts", "%d attempts were made, %d are allowed", len(r.attempts), limit)
 	}
@@ -256,7 +257,7 @@ func (r *run) judgeFinish() {
 		return
 	}
 	f, c := r.finishes[0], r.final()
-	if r.panicked || c == nil || c.panicked != nil || r.wrapperFails() {
+	if r.panicked || c == nil || c.panicked != nil || r.wrapperFails() || r.refusedLarge() {
 		return
 	}
 	if !r.ctxEndedBy(c.end) && !r.ctxEndedBy(f.mark) && !hasMessage(c.err, cardinality) && codeOf(f.err) != codeOf(c.err) {
@@ -274,11 +275,11 @@ func (r *run) judgeFinish() {
 	}
 }
 
-// wrapperFails reports whether a wrapper below may have returned an error of its own: then its
-// gRPC stream goes on.
+// wrapperFails reports whether a wrapper below, or the codec, may have returned an error of its
+// own: then there may be more to receive.
 func (r *run) wrapperFails() bool {
 	for _, a := range r.attempts {
-		if a.script.ownSend > 0 || a.script.ownRecv > 0 || a.script.ownCreate {
+		if a.script.ownSend > 0 || a.script.ownRecv > 0 || a.script.ownCreate || a.script.garbled > 0 {
 			return true
 		}
 	}
@@ -304,7 +305,7 @@ func (r *run) judgeBudget() {
 		}
 	}
 	c := r.final()
-	if r.panicked || c == nil || r.ctxEndedBy(c.end) {
+	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() {
 		return
 	}
 	if won := codeOf(c.err) == codes.OK; won != (succeeded == 1) {
@@ -318,7 +319,7 @@ func (r *run) judgeRequests() {
 	var texts []string
 	closing := !r.kind.client()
 	for _, c := range r.calls {
-		if c.op == oSend {
+		if c.op == oSend && !c.tooLarge {
 			texts = append(texts, strconv.Itoa(c.n))
 		}
 		closing = closing || c.op == oClose
@@ -389,8 +390,8 @@ func (r *run) judgeMessages() {
 	var from *fakeStream
 	i := 0
 	for c := range r.each(oRecv) {
-		if hasMessage(c.err, cardinality) {
-			return // the stream of gRPC goes on
+		if hasMessage(c.err, cardinality) || c.err != nil && sameStatus(c.err, errGarbled) {
+			return // gRPC returns what else has arrived
 		}
 		if c.err != nil || c.panicked != nil {
 			continue
@@ -556,6 +557,12 @@ func (r *run) explains(c *called, last *fakeStream) bool {
 			return true
 		case (a.script.ownRecv > 0 || a.script.ownSend > 0) && errors.Is(c.err, errWrapper):
 			return true
+		case a.script.garbled > 0 && sameStatus(c.err, errGarbled):
+			return true
+		case r.refusedLarge() && sameStatus(c.err, errTooLarge):
+			return true
+		case a.script.vanishes && a.done.happened() && a.done.seq < c.end.seq && codeOf(c.err) != codes.OK:
+			return true // there is no status to compare with
 		case hasMessage(c.err, cardinality) && !r.kind.server() && a.done.happened() && a.byServer && a.status.Code() == codes.OK && len(a.arrived) != 1:
 			return true
 		case hasMessage(c.err, cardinality) && !r.kind.server() && len(a.arrived) > 1:
@@ -568,6 +575,11 @@ func (r *run) explains(c *called, last *fakeStream) bool {
 		}
 	}
 	return false
+}
+
+// refusedLarge reports whether the application has sent a message that is too large.
+func (r *run) refusedLarge() bool {
+	return slices.ContainsFunc(r.calls, func(c *called) bool { return c.tooLarge })
 }
 
 func sameStatus(got, want error) bool {
@@ -597,7 +609,7 @@ func (r *run) knowsPolicy(d time.Duration) bool {
 // judgeEOF: the stream ended well, and nothing is lost.
 func (r *run) judgeEOF(c *called, last *fakeStream, received int) {
 	if !r.kind.server() {
-		if received == 0 {
+		if received == 0 && !(r.plain && last.script.vanishes) {
 			r.find("clean EOF", "RecvMsg of a client stream returned io.EOF without a response")
 		}
 		return
@@ -635,6 +647,7 @@ func (r *run) judgeSends() {
 		case c.err == io.EOF:
 			r.judgeRefusal(c)
 			refused = c
+		case c.err != nil && r.refusedLarge() && sameStatus(c.err, errTooLarge):
 		case c.err != nil:
 			if !errors.Is(c.err, errWrapper) && !r.ctxEndedBy(c.end) {
 				r.find("SendMsg error", "SendMsg returned %v", c.err)
@@ -900,6 +913,12 @@ func (r *run) judgeRetry(before, after *fakeStream) {
 		}
 	case before.done.happened() && before.done.seq < after.started.seq && before.byServer:
 		st := before.status
+		if r.commitOnHeaders && before.headed.happened() {
+			r.find("retry after headers", "attempt %d followed one that had headers", after.number)
+		}
+		if before.script.vanishes && st.Code() == codes.OK {
+			break
+		}
 		if !slices.Contains(retryable, st.Code()) && !r.mayTimeOut(before, after.started) {
 			r.find("retry", "attempt %d followed one that ended with %v", after.number, st.Code())
 		}
@@ -988,6 +1007,31 @@ func (r *run) judgeRetried() {
 		}
 	}
 	r.find("not retried", "RecvMsg returned %v after %d of %d attempts", c.err, len(r.attempts), r.program.attempts)
+}
+
+// judgeHedged: a server stream whose method is hedged is, as soon as its request is known; its
+// only message half-closes it.
+func (r *run) judgeHedged() {
+	if r.hedge == 0 || r.left || r.grants >= 0 || len(r.attempts) != 1 || r.limit < 1<<20 || r.deadline > 0 && r.deadline < time.Hour {
+		return
+	}
+	a, sent := r.attempts[0], false
+	for _, c := range r.calls {
+		switch {
+		case c.op == oSend && c.end.happened() && c.err == nil:
+			sent = true
+		case c.op == oClose:
+		case c.op == oRecv && c.end.happened() && sent:
+			waited := c.end.at - c.start.at
+			if waited > r.hedgeDelay+slack && c.start.at+r.hedgeDelay+slack < r.ctxEndAt() && a.createErr == nil &&
+				!(len(a.arrived) > 0 && a.arrived[0].at < c.start.at+r.hedgeDelay+slack) && !(a.done.happened() && a.done.at < c.start.at+r.hedgeDelay+slack) {
+				r.find("not hedged", "RecvMsg waited for %v without a hedge", waited)
+			}
+			return
+		default:
+			return
+		}
+	}
 }
 
 // timeline is what happened, in order. It needs mu.

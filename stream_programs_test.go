@@ -84,14 +84,18 @@ func (o op) String() string { return opNames[o] }
 
 // A deed is an op with its duration, or its size.
 type deed struct {
-	op op
-	d  time.Duration
-	n  int
+	op       op
+	d        time.Duration
+	n        int
+	tooLarge bool // gRPC refuses to send the message
 }
 
 func (d deed) String() string {
 	if d.op == oSleep {
 		return fmt.Sprintf("sleep %v", d.d)
+	}
+	if d.tooLarge {
+		return "SendMsg of too many bytes"
 	}
 	if d.op == oSend && d.n > 0 {
 		return fmt.Sprintf("SendMsg of %d bytes", d.n)
@@ -285,7 +289,7 @@ func (d dice) ms(from, to int) time.Duration {
 }
 
 func (d dice) callbacks() []op {
-	all := []op{oHeader, oContext, oTrailer}
+	all := []op{oHeader, oContext, oTrailer, oCancel}
 	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all[:1+d.IntN(3)]
 }
@@ -295,6 +299,7 @@ func (d dice) send() deed {
 	if d.one(8) {
 		s.n = 50 + d.IntN(500)
 	}
+	s.tooLarge = d.one(100)
 	return s
 }
 
@@ -423,6 +428,9 @@ func (d dice) script(kind streamKind, n int, own bool) *script {
 			s.ownRecv = 1 + d.IntN(2)
 		}
 	}
+	if d.one(40) {
+		s.garbled = 1 + d.IntN(2)
+	}
 	sent := false
 	do := func(v verb) {
 		m := move{verb: v}
@@ -450,8 +458,12 @@ func (d dice) script(kind streamKind, n int, own bool) *script {
 				do(vSleep)
 			}
 		}
-		if !kind.server() && !sent && !d.one(20) {
-			do(vSend)
+		if !kind.server() && !sent {
+			if d.one(20) {
+				s.vanishes = d.one(2)
+			} else {
+				do(vSend)
+			}
 		}
 		if d.one(20) {
 			do(vHang)
@@ -516,6 +528,7 @@ type called struct {
 	op         op
 	n          int // the number of the message for SendMsg
 	start, end mark
+	tooLarge   bool
 	text       string
 	md         metadata.MD
 	ctx        context.Context
@@ -670,6 +683,10 @@ func observe(ctx context.Context, e grpcretry.Event) {
 
 func (r *run) callback(stream grpc.ClientStream, ops []op) {
 	for _, o := range ops {
+		if o == oCancel {
+			r.cancel()
+			continue
+		}
 		r.do(callbackThread, stream, deed{op: o})
 	}
 }
@@ -833,6 +850,9 @@ func (r *run) do(thread int, stream grpc.ClientStream, d deed) (c *called) {
 	switch d.op {
 	case oSend:
 		text := strconv.Itoa(c.n)
+		if c.tooLarge = d.tooLarge; c.tooLarge {
+			text += tooLarge
+		}
 		if d.n > 0 {
 			text += strings.Repeat(padding, d.n/len(padding)+1)
 		}
@@ -1004,6 +1024,12 @@ func batch(t *testing.T, programs []*program, plain bool) (found *run, ran, stal
 			panic(p)
 		}
 	}()
+	failed := t.Failed()
+	defer func() {
+		if t.Failed() && !failed && found == nil { // by the race detector
+			t.Logf("the batch begins with seed %d", programs[0].seed)
+		}
+	}()
 	synctest.Test(t, func(*testing.T) {
 		i := newRetriers()
 		for _, p := range programs {
@@ -1097,6 +1123,7 @@ func (p *program) tags() string {
 	tag(p.nilHeader, "nil Header")
 	tag(p.left, "left to gRPC")
 	tag(p.panicAt != pNever, "panic")
+	tag(slices.ContainsFunc(p.scripts, func(s *script) bool { return s.vanishes }), "gRPC reports EOF")
 	tag(slices.ContainsFunc(p.scripts, func(s *script) bool { return s.ownCreate || s.ownSend > 0 || s.ownRecv > 0 }), "wrapper fails")
 	return tags
 }
@@ -1207,6 +1234,8 @@ func (p *program) without(i int) *program {
 		for m := range s.moves {
 			try(true, edit(func(c *script) { c.moves = slices.Delete(slices.Clone(s.moves), m, m+1) }))
 		}
+		try(s.vanishes, edit(func(c *script) { c.vanishes = false }))
+		try(s.garbled > 0, edit(func(c *script) { c.garbled = 0 }))
 		try(s.createAfter > 0, edit(func(c *script) { c.createAfter = 0 }))
 		try(s.pushback != nil, edit(func(c *script) { c.pushback = nil }))
 		try(s.in < 64, edit(func(c *script) { c.in = 64 }))
