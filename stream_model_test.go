@@ -547,6 +547,11 @@ func (r *run) explains(c *called, last *fakeStream) bool {
 			return r.hedge > 0 || !r.plain && r.mayTimeOut(last, c.end)
 		}
 	}
+	for other := range r.each(oSend) {
+		if errors.Is(other.err, errWrapper) && other.start.seq < c.end.seq {
+			return true // SendMsg has aborted the stream
+		}
+	}
 	for i := len(r.attempts) - 1; i >= 0; i-- {
 		a := r.attempts[i]
 		if a.started.seq > c.end.seq {
@@ -883,6 +888,9 @@ func (r *run) judgeTargets() {
 	if errors.Is(f.err, errWrapper) || hasMessage(f.err, cardinality) {
 		return
 	}
+	if r.ctxEndedBy(f.end) && !r.seenBy(f.end) {
+		return // the result is no attempt's
+	}
 	if got := r.peer.Addr; (got == nil || got.String() != a.addr()) && !(got == nil && r.cut(a)) {
 		r.find("peer", "grpc.Peer reports %v, want %v", got, a.addr())
 	}
@@ -985,7 +993,7 @@ func (r *run) judgeRetried() {
 		case errors.Is(wrapped.Reason, grpcretry.ErrDeadline):
 			ok = r.deadline > 0
 		case errors.Is(wrapped.Reason, grpcretry.ErrNotRetryable):
-			ok = !slices.Contains(retryable, codeOf(c.err))
+			ok = !slices.Contains(retryable, codeOf(c.err)) || r.refusedLarge()
 		case errors.Is(wrapped.Reason, grpcretry.ErrCommitted), errors.Is(wrapped.Reason, grpcretry.ErrMaxElapsed):
 			ok = false
 		}
@@ -994,7 +1002,7 @@ func (r *run) judgeRetried() {
 		}
 		return
 	}
-	if !slices.Contains(retryable, codeOf(c.err)) || stop || full || r.seenBy(c.end) || r.limit < 1<<20 ||
+	if !slices.Contains(retryable, codeOf(c.err)) || r.refusedLarge() || stop || full || r.seenBy(c.end) || r.limit < 1<<20 ||
 		r.commitOnHeaders && last.headed.happened() {
 		return
 	}
