@@ -74,44 +74,37 @@ func (s *retryStream) headerOf(at *streamAttempt) (metadata.MD, error) {
 // headed takes in what Header of an attempt returned. It returns true if that is what the
 // application gets.
 func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool {
-	if md == nil && err == nil {
+	missing := md == nil && err == nil
+	over := missing && s.awaitOver(at)
+	if over || s.knownCause(at) != nil {
 		s.until(func() bool { return !s.isReceived(at) }) // the goroutine that receives is about to learn why
 	}
+	todo, done := s.judgeHeaders(at, missing, over, err)
+	if todo != nil {
+		todo()
+	}
+	return done
+}
+
+// judgeHeaders decides what comes of an attempt that has returned headers or, if they are
+// missing, none; over says that gRPC has reported its end.
+func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err error) (todo func(), done bool) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	failure := at.failure()
 	switch {
 	case !s.uses(at):
-		bound := s.at == at && s.phase >= phaseCommitted
-		s.mu.Unlock()
-		return bound
-	case err != nil && at.cause() == nil: // an interceptor's: gRPC has none here
-		s.mu.Unlock()
-		return true
-	case md != nil && at.cause() == nil:
+		return nil, s.at == at && s.phase >= phaseCommitted
+	case failure != nil && (missing || at.cause() != nil):
+		if s.receiving > 0 {
+			return nil, false
+		}
+		return s.recoverNext(at, failure), false
+	case err != nil, missing && !over:
+		return nil, true // an interceptor's below: RecvMsg learns what has become of the attempt
+	default: // headers, or an end without a failure
 		s.commit(at)
-		s.mu.Unlock()
-		s.afterCommit(at)
-		return true
-	}
-	s.mu.Unlock()
-	cause := s.whyNoHeaders(at)
-	s.mu.Lock()
-	switch {
-	case !s.uses(at) || s.receiving > 0:
-		s.mu.Unlock()
-		return false
-	case cause != nil:
-		s.claim(at)
-		s.mu.Unlock()
-		s.recover(at, cause)
-		return false
-	case at.over: // it ended well
-		s.commit(at)
-		s.mu.Unlock()
-		s.afterCommit(at)
-		return true
-	default:
-		s.mu.Unlock()
-		return true
+		return func() { s.afterCommit(at) }, true
 	}
 }
 

@@ -48,6 +48,8 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 		return nil, nil, errCommitFirst
 	case !fits || s.spoilt || s.complete(s.desc.ClientStreams):
 		return nil, s.makeRoom(at), nil
+	case s.phase == phaseRecovering && s.call.ctx.Err() != nil: // no attempt follows
+		return nil, s.awaitChange(), nil
 	}
 	s.queue = append(s.queue, m)
 	s.size += w.size
