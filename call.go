@@ -138,7 +138,11 @@ func (c *call) ready(a *attempt) {
 func (c *call) observeStart(a *attempt) {
 	done := false
 	defer func() {
-		if !done {
+		if !done { // the attempt is not sent
+			a.reported = true
+			if p := c.plan(); p.begun() {
+				p.revoke(int(a.number))
+			}
 			c.crashed(a)
 		}
 	}()
@@ -182,11 +186,12 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 		c.succeed(a, time.Time{})
 		return nil, nil
 	}
-	return c.settled(a, err)
+	return c.settled(a, err, time.Time{})
 }
 
-// settled is next for an attempt that has failed, or has an end of its own.
-func (c *call) settled(a *attempt, err error) (*attempt, error) {
+// settled is next for an attempt that has failed, or has an end of its own; now is when it ended,
+// zero for now.
+func (c *call) settled(a *attempt, err error, now time.Time) (*attempt, error) {
 	defer a.release()
 	done := false
 	defer func() {
@@ -201,19 +206,19 @@ func (c *call) settled(a *attempt, err error) (*attempt, error) {
 		a.settle()
 		a.repanic(func() { c.deposit(a, Ignored) })
 	}
-	next, err := c.following(a, err)
+	next, err := c.following(a, err, now)
 	done = true
 	return next, err
 }
 
 // following returns the attempt that follows a, after the wait before it, or nil and what the
 // call returns.
-func (c *call) following(a *attempt, err error) (*attempt, error) {
+func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error) {
 	if err == nil {
 		c.succeed(a, time.Time{})
 		return nil, nil
 	}
-	step, err := c.decide(a, err)
+	step, err := c.decide(a, err, now)
 	if step.End {
 		return nil, err
 	}
@@ -226,9 +231,11 @@ func (c *call) following(a *attempt, err error) (*attempt, error) {
 
 // decide returns what is to be done after a failed attempt, and what the call returns if that
 // is to end.
-func (c *call) decide(a *attempt, err error) (Step, error) {
+func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
 	c.collect(a)
-	now := time.Now()
+	if now.IsZero() {
+		now = time.Now()
+	}
 	if c.leaves(a) {
 		c.retrier.log.logLeftToGRPC(c)
 		return Step{End: true}, c.leave(a, err, now)

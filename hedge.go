@@ -136,20 +136,31 @@ func sendsStream(method string) bool {
 
 // A replyType makes replies like the caller's. It is read off that before the first
 // attempt, which writes to it.
-type replyType struct{ of any } // protoreflect.MessageType or, of another reply, reflect.Type
-
-func typeOfReply(reply any) replyType {
-	if m, ok := reply.(proto.Message); ok {
-		return replyType{m.ProtoReflect().Type()}
-	}
-	return replyType{reflect.TypeOf(reply).Elem()}
+type replyType struct {
+	of    any // protoreflect.MessageType or, of another reply, reflect.Type
+	found any // a copy of the reply as it was found; nil if it was empty
 }
 
+func typeOfReply(r any) replyType {
+	if m, ok := r.(proto.Message); ok {
+		return replyType{m.ProtoReflect().Type(), newReply(r).found}
+	}
+	return replyType{of: reflect.TypeOf(r).Elem()} // a copy might share memory with the caller's
+}
+
+// make returns a reply like the caller's, as the first attempt found it.
 func (t replyType) make() any {
 	if message, ok := t.of.(protoreflect.MessageType); ok {
+		if t.found != nil {
+			return proto.Clone(t.found.(proto.Message))
+		}
 		return message.New().Interface()
 	}
-	return reflect.New(t.of.(reflect.Type)).Interface()
+	made := reflect.New(t.of.(reflect.Type))
+	if t.found != nil {
+		made.Elem().Set(reflect.ValueOf(t.found).Elem())
+	}
+	return made.Interface()
 }
 
 // canHedge says whether typeOfReply knows what to do.

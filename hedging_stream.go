@@ -59,7 +59,7 @@ func (s *retryStream) startRacing(first *streamAttempt, m any) {
 	h := &race.hedging
 	h.attempts, h.first, h.delay, h.from = race, first.attempt, s.call.delay, sinceOrigin()
 	s.racing = race
-	first.waitAnew()
+	first.startWaiting()
 	s.to(phaseRacing)
 }
 
@@ -160,7 +160,7 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	s.mu.Unlock()
 	err := at.stream.RecvMsg(message)
 	s.mu.Lock()
-	at.received = err != nil
+	at.note(err)
 	isAt := func(one *streamAttempt) bool { return one == at }
 	s.flying = slices.DeleteFunc(s.flying, isAt)
 	if err != nil {

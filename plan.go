@@ -199,6 +199,12 @@ func (p *Plan) lost(o Outcome) {
 	p.deposit(o)
 }
 
+// revoke gives back what was withdrawn for an attempt that was not sent after all.
+func (p *Plan) revoke(number int) {
+	p.open--
+	p.refund(p.chargeOf(number))
+}
+
 // commit reports that the application is bound to the stream of an attempt. It is no retry in
 // flight any more, to a budget that limits those: a stream may live for days.
 func (p *Plan) commit(number int) {

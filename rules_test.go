@@ -557,6 +557,7 @@ func (q *quiet) SendMsg(any) error            { return q.sent }
 func (q *quiet) CloseSend() error             { return nil }
 func (q *quiet) Header() (metadata.MD, error) { return metadata.MD{}, nil }
 func (q *quiet) Trailer() metadata.MD         { return nil }
+func (q *quiet) Context() context.Context     { return context.Background() }
 
 func (q *quiet) RecvMsg(any) error {
 	err := q.received[0]

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -106,6 +107,7 @@ type streamAttempt struct {
 	ended    chan struct{} // closed when over; nil while nobody waits for that
 	unwatch  func()        // see retryStream.checkAbandoned
 	received bool          // RecvMsg has returned an error, io.EOF included
+	finished bool          // and that was io.EOF
 
 	sent    int   // messages of the queue that were handed to the stream
 	closed  bool  // CloseSend of the stream was called
@@ -114,8 +116,9 @@ type streamAttempt struct {
 
 	panicked any // what a goroutine of ours panicked with
 
-	expired  bool // the attempt timeout has passed while nobody waited for a message
-	answered bool // and headers have come, or the end
+	waiting  time.Duration // since when a goroutine has received, if there is a timeout
+	expired  bool          // the attempt timeout has passed while nobody waited for a message
+	answered bool          // and headers have come, or the end
 }
 
 // SendMsg implements grpc.ClientStream.

@@ -251,6 +251,7 @@ func (r *run) judgeFinish() {
 		switch {
 		case r.stream == nil && r.panicked: // nothing is promised about a panic in NewStream
 		case r.dropsOptions && r.plain: // gRPC has never seen the option
+		case r.dropsOptions && r.final() == nil: // abandoned, and gRPC cannot tell
 		default:
 			r.find("OnFinish", "OnFinish did not run")
 		}
@@ -294,6 +295,9 @@ func (r *run) judgeBudget() {
 	if made := max(0, len(r.attempts)-1); r.withdrawn-r.refunded != made {
 		r.find("budget", "%d withdrawn, %d refunded, for %d attempts after the first", r.withdrawn, r.refunded, made)
 	}
+	if r.dropsOptions && len(r.finishes) == 0 { // abandoned, and gRPC cannot tell
+		return
+	}
 	if len(r.deposits) != len(r.attempts) {
 		r.find("deposits", "%d deposits for %d attempts: %v", len(r.deposits), len(r.attempts), r.deposits)
 		return
@@ -306,6 +310,9 @@ func (r *run) judgeBudget() {
 	}
 	c := r.final()
 	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() {
+		return
+	}
+	if hasMessage(c.err, cardinality) { // Header or SendMsg may have seen gRPC's success before
 		return
 	}
 	if won := codeOf(c.err) == codes.OK; won != (succeeded == 1) {
@@ -467,6 +474,9 @@ func (r *run) source(m mark) *fakeStream {
 // seenBy reports whether the application had seen a message or headers before m.
 func (r *run) seenBy(m mark) bool {
 	for _, c := range r.calls {
+		if len(r.finishes) > 0 && c.end.seq > r.finishes[0].seq {
+			continue // the outcome was known before
+		}
 		if c.end.happened() && c.end.seq < m.seq && (c.op == oRecv && c.err == nil && c.panicked == nil || c.op == oHeader && c.md != nil) {
 			return true
 		}
@@ -730,6 +740,12 @@ func (r *run) judgeVoid(c *called) {
 		if other != c && during && other.op != oTrailer && other.op != oContext {
 			return // another goroutine may find out, and replace the attempt
 		}
+	}
+	again := slices.ContainsFunc(r.calls, func(other *called) bool {
+		return other.op == oSend && other.start.seq > a.done.seq && other.start.seq < c.start.seq
+	})
+	if a.number > 1 && !again {
+		return // the message waits behind those that are being sent again
 	}
 	r.find("void", "SendMsg of message %d returned nil, although attempt %d had ended and nothing follows", c.n, a.number)
 }

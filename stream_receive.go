@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
 	"io"
 
 	"google.golang.org/grpc/codes"
@@ -54,10 +53,8 @@ func (s *retryStream) prepareUse(at *streamAttempt) (todo func()) {
 		return s.awaitChange()
 	case failure != nil:
 		return s.recoverNext(at, failure)
-	case s.catchUp(at):
-		return func() { s.sendRequest(at) }
 	default:
-		return nil
+		return s.sendMissing(at)
 	}
 }
 
@@ -154,6 +151,9 @@ func (s *retryStream) tryReceive(m any, reporting bool) (at *streamAttempt, next
 	case s.isOver():
 		return at, receiveAtEnd, nil
 	case s.phase == phaseOpen && s.call.policy.hedges && s.complete(s.desc.ClientStreams) && canHedge(m):
+		if todo = s.sendMissing(at); todo != nil {
+			return nil, receiveLater, todo
+		}
 		at.stopWatching()
 		s.startRacing(at, m)
 		return at, receiveRacing, nil
@@ -163,7 +163,7 @@ func (s *retryStream) tryReceive(m any, reporting bool) (at *streamAttempt, next
 	}
 	s.inside++
 	s.receiving++
-	at.waitAnew()
+	at.startWaiting()
 	return at, receiveNow, nil
 }
 
@@ -176,11 +176,27 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	final := s.final
 	committed := at != nil && at.fate == fateCommitted
 	s.mu.Unlock()
-	var timeout *attemptTimeoutError
-	if !committed || errors.As(final, &timeout) {
+	if !committed || isTimeout(final) {
 		return final
 	}
-	return at.stream.RecvMsg(m)
+	err := at.stream.RecvMsg(m)
+	if isEOF(err) && !at.begun {
+		return s.emptyEnd(at)
+	}
+	return err
+}
+
+func isTimeout(err error) bool {
+	_, is := err.(*attemptTimeoutError) //nolint:errorlint // stored here, as it is
+	return is
+}
+
+// note needs mu. It notes what RecvMsg has returned.
+func (at *streamAttempt) note(err error) {
+	if err != nil {
+		at.received = true
+		at.finished = at.finished || isEOF(err)
+	}
 }
 
 func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
@@ -228,7 +244,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 	s.mu.Lock()
 	s.receiving--
 	s.inside--
-	at.received = at.received || err != nil
+	at.note(err)
 	switch {
 	case s.at == at && s.phase >= phaseCommitted:
 		s.changed()
@@ -246,12 +262,21 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		return false, nil // of an attempt that was given up: the application does not see it
 	case err == nil && !cut && at.broken == nil:
 		s.commit(at)
+		if !s.desc.ServerStreams {
+			at.begun = true
+			s.startEnding(at, nil)
+		}
 		s.mu.Unlock()
-		s.afterCommit(at)
 		s.answered(at)
+		if !s.desc.ServerStreams {
+			s.reportEnd(at, nil)
+			at.helpers.Wait()
+			return true, nil
+		}
+		s.afterCommit(at)
 		return true, s.receivedCommitted(at, nil)
 	}
-	if cause := at.cause(); cause != nil && !isEOF(err) {
+	if cause := at.cause(); cause != nil && (err == nil || at.broken != nil && !isEOF(err)) {
 		err = cause
 	}
 	s.claim(at)
@@ -291,13 +316,15 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 // sees then comes after OnFinish and the last event.
 func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
 	s.mu.Lock()
-	at.received = at.received || err != nil
+	at.note(err)
 	s.mu.Unlock()
 	s.end(at, err)
 	at.helpers.Wait()
 	s.until(func() bool { return s.phase == phaseEnded })
-	if err != nil && at.timedOut(err) {
-		return &attemptTimeoutError{at.bounds.timeout}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if isTimeout(s.final) {
+		return s.final
 	}
 	return err
 }

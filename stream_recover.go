@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"context"
 	"io"
 	"runtime"
 	"time"
@@ -199,12 +200,13 @@ func (s *retryStream) recoverOn(at *streamAttempt, err error, application func()
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
+	now := time.Now() // a wait counts from here
 	s.read(at, err)
 	s.call.show(at.attempt)
 	if isEOF(err) {
 		err = nil
 	}
-	return s.call.next(at.attempt, err)
+	return s.call.settled(at.attempt, err, now)
 }
 
 // read fills in what gRPC knows of an attempt that has ended with err.
@@ -238,12 +240,11 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 // goroutine; or it never comes, because an interceptor below drops call options.
 const (
 	overYields = 1000                  // at first, let other goroutines run
-	overGrace  = 10 * time.Millisecond // then, if nothing else tells that gRPC is done
+	overGrace  = 10 * time.Millisecond // then, unless the end is a success, let time pass
 )
 
 // awaitOver waits until gRPC has reported the end of an attempt. It returns false if gRPC does
-// not do that. A goroutine that has the status from RecvMsg does not wait for long: gRPC is done
-// then, unless an interceptor below has made the status up.
+// not do that.
 func (s *retryStream) awaitOver(at *streamAttempt) bool {
 	for range overYields {
 		if s.isReported(at) {
@@ -252,7 +253,7 @@ func (s *retryStream) awaitOver(at *streamAttempt) bool {
 		runtime.Gosched()
 	}
 	s.mu.Lock()
-	if at.over || at.received {
+	if at.over || at.finished {
 		defer s.mu.Unlock()
 		return at.over
 	}
@@ -321,10 +322,18 @@ func (s *retryStream) crash(a *attempt) {
 // end ends a committed call. gRPC reports the end first, or the method that sees it.
 func (s *retryStream) end(at *streamAttempt, err error) {
 	s.mu.Lock()
-	if s.phase != phaseCommitted || s.at != at {
-		s.mu.Unlock()
-		return
+	ends := s.phase == phaseCommitted && s.at == at
+	if ends {
+		s.startEnding(at, err)
 	}
+	s.mu.Unlock()
+	if ends {
+		s.reportEnd(at, err)
+	}
+}
+
+// startEnding needs mu. The caller then calls reportEnd.
+func (s *retryStream) startEnding(at *streamAttempt, err error) {
 	s.final = err
 	switch {
 	case err == nil:
@@ -334,7 +343,9 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 	}
 	s.direct.Store(nil)
 	s.to(phaseEnding)
-	s.mu.Unlock()
+}
+
+func (s *retryStream) reportEnd(at *streamAttempt, err error) {
 	done := false
 	defer func() {
 		if !done {
@@ -359,8 +370,12 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
+	receiving := s.receiving > 0
 	s.mu.Unlock()
-	if committed {
+	switch {
+	case committed && receiving && err == nil:
+		return // that goroutine knows better whether it ended well
+	case committed:
 		s.end(at, err)
 		return
 	}
@@ -387,11 +402,14 @@ func (s *retryStream) exit(at *streamAttempt) {
 // then the end of the caller's context is waited for.
 func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	s.mu.Lock()
-	if !s.uses(at) || s.inside > 0 || !at.over || at.overErr == nil {
+	if !s.uses(at) || s.inside > 0 || !at.over {
 		s.mu.Unlock()
 		return
 	}
 	err := at.overErr
+	if err == nil { // but the application has not come for that
+		err = status.FromContextError(context.Canceled).Err()
+	}
 	if s.call.ctx.Err() == nil && !s.call.closed() {
 		if at.unwatch == nil {
 			at.unwatch = s.watchCaller(at)

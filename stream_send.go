@@ -124,6 +124,14 @@ func (s *retryStream) sendRequest(at *streamAttempt) {
 	}
 }
 
+// sendMissing needs mu. It sees to it that an attempt is sent what it lacks.
+func (s *retryStream) sendMissing(at *streamAttempt) (todo func()) {
+	if !s.catchUp(at) {
+		return nil
+	}
+	return func() { s.sendRequest(at) }
+}
+
 // help is the goroutine that sends what is in the queue while the application receives.
 func (s *retryStream) help(at *streamAttempt) {
 	failed := errPanicked
@@ -312,7 +320,7 @@ func (s *retryStream) takeOver(err error) (*streamAttempt, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch at := s.at; {
-	case s.isOver() && isEOF(err):
+	case s.isOver() && (isEOF(err) || !errors.Is(s.final, err)):
 		return nil, err
 	case s.isOver():
 		return nil, s.final

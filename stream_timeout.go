@@ -11,11 +11,20 @@ import "time"
 // lookTime is how long headers that have come may take to be seen.
 const lookTime = 10 * time.Millisecond
 
+// isWanted needs mu. It reports whether a goroutine has waited for the attempt long enough to
+// have got a message that was there.
+func (s *retryStream) isWanted(at *streamAttempt) bool {
+	if s.receiving > 0 {
+		return sinceOrigin()-at.waiting >= min(lookTime, at.bounds.timeout/8)
+	}
+	return at.sending || s.heading > 0
+}
+
 // overdue is what the timer of an attempt timeout runs.
 func (s *retryStream) overdue(a *attempt) {
 	s.mu.Lock()
 	at, racing := s.at, s.racing
-	unwanted := racing == nil && at != nil && at.attempt == a && !at.sending && s.receiving == 0 && s.heading == 0 && s.inUse()
+	unwanted := racing == nil && at != nil && at.attempt == a && s.inUse() && !s.isWanted(at)
 	if unwanted {
 		at.expired = true
 		s.inside++
@@ -51,8 +60,12 @@ func (s *retryStream) look(at *streamAttempt) {
 	at.answered = at.expired
 }
 
-// waitAnew needs mu. A goroutine is about to receive from the attempt.
-func (at *streamAttempt) waitAnew() {
+// startWaiting needs mu. A goroutine is about to receive from the attempt.
+func (at *streamAttempt) startWaiting() {
+	if at.bounds.timeout == 0 {
+		return
+	}
+	at.waiting = sinceOrigin()
 	if at.answered {
 		at.expired, at.answered = false, false
 		at.renew()
