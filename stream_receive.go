@@ -183,6 +183,7 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	if isEOF(err) && !at.begun {
 		return s.emptyEnd(at)
 	}
+	at.begun = at.begun || err == nil
 	return err
 }
 
@@ -264,6 +265,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		s.commit(at)
 		if !s.desc.ServerStreams {
 			at.begun = true
+			at.note(io.EOF) // the response and the end come together
 			s.startEnding(at, nil)
 		}
 		s.mu.Unlock()
@@ -308,6 +310,9 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 		if s.desc.ServerStreams {
 			return nil
 		}
+		s.mu.Lock()
+		at.note(io.EOF)
+		s.mu.Unlock()
 	}
 	return s.receivedLast(at, err)
 }

@@ -15,9 +15,9 @@ const lookTime = 10 * time.Millisecond
 // have got a message that was there.
 func (s *retryStream) isWanted(at *streamAttempt) bool {
 	if s.receiving > 0 {
-		return sinceOrigin()-at.waiting >= min(lookTime, at.bounds.timeout/8)
+		return sinceOrigin()-at.waiting >= min(lookTime, at.bounds.timeout/2)
 	}
-	return at.sending || s.heading > 0
+	return s.heading > 0
 }
 
 // overdue is what the timer of an attempt timeout runs.
