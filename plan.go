@@ -312,7 +312,8 @@ func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
 func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
 	cut := p.cut
 	p.cut = nil
-	itself := f.TimedOut && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
+	pushed := len(f.Attempt.Trailer[pushbackKey]) > 0 // the server's failure came with the timeout
+	itself := f.TimedOut && !pushed && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:
 		step = p.refused(cut.verdict)

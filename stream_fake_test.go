@@ -416,7 +416,9 @@ func (a *fakeStream) Trailer() metadata.MD {
 }
 
 // Context is the transport stream's.
-func (a *fakeStream) Context() context.Context { return a.ctx }
+func (a *fakeStream) Context() context.Context {
+	return peer.NewContext(a.ctx, &peer.Peer{Addr: fakeAddr(a.addr())})
+}
 
 // CloseSend is clientStreamWrapper.CloseSend.
 func (a *fakeStream) CloseSend() error {
@@ -545,6 +547,9 @@ func (a *fakeStream) RecvMsg(m any) error {
 var errGarbled = status.Error(codes.Internal, "grpc: failed to unmarshal the received message: garbled")
 
 const cardinality = "cardinality violation"
+
+// noResponse is what the library makes of a clean end of a client stream without a response.
+const noResponse = "grpcretry: the stream ended without a response and without a failure"
 
 // receive is clientStream.RecvMsg. Messages that have arrived come before the end, also before
 // that of the context (recvBufferReader.readClient).

@@ -382,8 +382,8 @@ func (at *streamAttempt) cause() error {
 
 // failure needs mu. It returns the failure of an attempt if that is known.
 func (at *streamAttempt) failure() error {
-	if err := at.cause(); err != nil || !at.over {
-		return err
+	if at.over && at.broken == nil {
+		return at.overErr // gRPC knows best
 	}
-	return at.overErr
+	return at.cause()
 }
