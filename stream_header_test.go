@@ -170,7 +170,7 @@ func TestPushbackIsObeyedWithoutCallOptions(t *testing.T) {
 		{"do not retry, server stream", serverStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
 		{"do not retry, client stream", clientStream, []string{"recv a; recv EOF; pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
 		{"do not retry, after headers", bidiStream, []string{"recv a; header; pushback -1; fail UNAVAILABLE"}, "send a; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
-		{"do not retry, found by SendMsg", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; wait 1s; sendeof b; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
+		{"do not retry, found by SendMsg", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; wait 1s; sendeof b; recv UNAVAILABLE", "1", nil, []time.Duration{0}},
 		{"do not retry, found by Header", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; no header; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
 		{"a longer wait", bidiStream, []string{"recv a; pushback 7000; fail UNAVAILABLE", "recv a; send 1"}, "send a; recv 1; recv EOF", "", nil, []time.Duration{0, 7 * second}},
 		{"not retryable", bidiStream, []string{"recv a; fail NOT_FOUND"}, "send a; recv NOT_FOUND; trailer 1", "1", nil, []time.Duration{0}},
