@@ -314,3 +314,35 @@ func (b *bomb) check(t *testing.T, app *survivor, done <-chan struct{}, cancel f
 		t.Errorf("budget heard %v of %d attempts, %d of which have been opened", b.budget.heard, b.started, len(b.opened))
 	}
 }
+
+// latePanic is a stream whose SendMsg panics after a second.
+type latePanic struct{ grpc.ClientStream }
+
+func (latePanic) SendMsg(any) error { time.Sleep(second); panic(errBomb) }
+
+// A replay may go on when the application has its first message already. Its panic comes out of
+// a later method.
+func TestAPanicOfAReplayComesOutAfterTheCommit(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, reported := serveScripts(t, "recv a; fail UNAVAILABLE", "send 1; hang"), &record{}
+		attempts := 0
+		cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...), below(func(s grpc.ClientStream) grpc.ClientStream {
+			if attempts++; attempts > 1 {
+				return latePanic{s}
+			}
+			return s
+		}))...)
+		app, tough := openOn(t, cc, bidiStream, reported.onFinish()), &survivor{}
+		app.play(t, "send a")
+		tough.try(func() { app.play(t, "recv 1") })
+		tough.try(func() { app.stream.RecvMsg(new(echov1.EchoResponse)) })
+		if tough.recovered != 1 {
+			t.Errorf("the application has recovered from %d panics, want 1", tough.recovered)
+		}
+		app.cancel()
+		synctest.Wait()
+		if len(reported.finished) != 1 {
+			t.Errorf("OnFinish reported %v, want one failure", reported.finished)
+		}
+	})
+}
