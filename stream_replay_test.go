@@ -53,17 +53,12 @@ func (app *application) numbered(t *testing.T, from, to int64) {
 			return
 		}
 	}
-	if to == replayed+further {
-		app.play(t, "close")
-	}
 }
 
-const replayed, further = 240, 10 // messages sent before and after the first response
-
-// echoes receives a response to each message, and calls first after the first one.
-func (app *application) echoes(t *testing.T, first func()) {
+// echoes receives n responses, and calls first after the first one.
+func (app *application) echoes(t *testing.T, n int64, first func()) {
 	defer first()
-	for i := range int64(replayed + further) {
+	for i := range n {
 		var m echov1.EchoResponse
 		if err := app.stream.RecvMsg(&m); err != nil || m.GetSequence() != i {
 			t.Errorf("RecvMsg = response %d, %v, want response %d", m.GetSequence(), err, i)
@@ -80,13 +75,15 @@ func (app *application) echoes(t *testing.T, first func()) {
 // replay that receives nothing fills the windows of both directions, and stops. A new connection
 // has small windows again.
 func TestReplayReceivesWhileItSends(t *testing.T) {
+	const replayed, further = 240, 10 // messages sent before and after the first response
 	for _, tt := range []struct {
 		name string
 		run  func(t *testing.T, app *application)
 	}{
 		{"one goroutine", func(t *testing.T, app *application) {
-			app.numbered(t, 0, replayed+further)
-			app.echoes(t, func() {})
+			app.numbered(t, 0, replayed)
+			app.play(t, "close")
+			app.echoes(t, replayed, func() {})
 		}},
 		{"two goroutines", func(t *testing.T, app *application) {
 			var group sync.WaitGroup
@@ -95,8 +92,9 @@ func TestReplayReceivesWhileItSends(t *testing.T) {
 				app.numbered(t, 0, replayed)
 				<-answered
 				app.numbered(t, replayed, replayed+further)
+				app.play(t, "close")
 			})
-			app.echoes(t, sync.OnceFunc(func() { close(answered) }))
+			app.echoes(t, replayed+further, sync.OnceFunc(func() { close(answered) }))
 			group.Wait()
 		}},
 	} {
