@@ -43,7 +43,6 @@ type hedgedStream struct {
 
 	asked  bool             // guarded by mu; the application waits for headers
 	flying []*streamAttempt // guarded by mu; attempts that are being received from
-	headed []*streamAttempt // guarded by mu; those of them whose headers have come
 	won    *streamAttempt   // guarded by mu; the attempt whose headers the application has seen
 }
 
@@ -58,6 +57,7 @@ func (s *retryStream) startRacing(first *streamAttempt, m any) {
 	race := &hedgedStream{retryStream: s, first: first, message: m, replies: typeOfReply(m)}
 	h := &race.hedging
 	h.attempts, h.first, h.delay, h.from = race, first.attempt, s.call.delay, sinceOrigin()
+	race.asked = s.heading > 0
 	s.racing = race
 	first.startWaiting()
 	s.to(phaseRacing)
@@ -161,11 +161,7 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	err := at.stream.RecvMsg(message)
 	s.mu.Lock()
 	at.note(err)
-	isAt := func(one *streamAttempt) bool { return one == at }
-	s.flying = slices.DeleteFunc(s.flying, isAt)
-	if err != nil {
-		s.headed = slices.DeleteFunc(s.headed, isAt)
-	}
+	s.flying = slices.DeleteFunc(s.flying, func(one *streamAttempt) bool { return one == at })
 	if at.broken != nil {
 		err = at.broken
 	}
@@ -179,12 +175,8 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 // watchHeaders needs mu. It waits for the headers of an attempt on a goroutine of its own.
 func (s *hedgedStream) watchHeaders(at *streamAttempt) {
 	at.helpers.Go(func() {
-		md, _ := at.stream.Header()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if md != nil && slices.Contains(s.flying, at) {
-			s.headed = append(s.headed, at)
-			s.changed()
+		if md, _ := at.stream.Header(); md != nil {
+			s.hedging.contested().post(happening{headed: at.attempt})
 		}
 	})
 }
@@ -223,12 +215,7 @@ func (s *hedgedStream) ask() (todo func()) {
 			s.watchHeaders(at)
 		}
 	}
-	if len(s.headed) == 0 {
-		return s.awaitChange()
-	}
-	at := s.headed[0]
-	s.headed = s.headed[1:]
-	return func() { s.hedging.contested().post(happening{headed: at.attempt}) }
+	return s.awaitChange()
 }
 
 // bind is called when an attempt has won by its headers.

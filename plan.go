@@ -222,8 +222,9 @@ func (p *Plan) commit(number int) {
 // Leave gives back what was withdrawn for an attempt that will not be sent.
 func (p *Plan) Leave() {
 	if p.next.decided {
-		p.refund(p.next.charge)
-		p.next = pending{}
+		charge := p.next.charge
+		p.next = pending{} // before the budget is called, which may panic
+		p.refund(charge)
 	}
 	p.due, p.connecting = time.Time{}, nil
 }

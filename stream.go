@@ -61,7 +61,6 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	if hedged {
 		s.hedge(method, p)
 	}
-	s.call.begin(&s.first)
 	if err := s.establish(&s.first); err != nil {
 		return nil, err
 	}

@@ -315,7 +315,7 @@ func (r *run) judgeBudget() {
 		}
 	}
 	c := r.final()
-	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() {
+	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() || r.wrapperFails() {
 		return
 	}
 	if hasMessage(c.err, cardinality) || hasMessage(c.err, noResponse) || errors.Is(c.err, errWrapper) {
@@ -482,7 +482,7 @@ func (r *run) source(m mark) *fakeStream {
 // seenBy reports whether the application had seen a message or headers before m.
 func (r *run) seenBy(m mark) bool {
 	for _, c := range r.calls {
-		if c.thread == callbackThread {
+		if c.thread == callbackThread || len(r.finishes) > 0 && c.end.seq > r.finishes[0].seq {
 			continue // the outcome was known before
 		}
 		if c.end.happened() && c.end.seq < m.seq && (c.op == oRecv && c.err == nil && c.panicked == nil || c.op == oHeader && c.md != nil) {
@@ -1030,7 +1030,7 @@ func (r *run) judgeRetried() {
 		}
 		return
 	}
-	if !slices.Contains(retryable, codeOf(c.err)) || r.refusedLarge() || stop || full || r.seenBy(c.end) || r.limit < 1<<20 ||
+	if !slices.Contains(retryable, codeOf(c.err)) || hasMessage(c.err, noResponse) || r.refusedLarge() || stop || full || r.seenBy(c.end) || r.limit < 1<<20 ||
 		r.commitOnHeaders && last.headed.happened() {
 		return
 	}
@@ -1052,6 +1052,11 @@ func (r *run) judgeHedged() {
 		return
 	}
 	a, sent := r.attempts[0], false
+	for c := range r.each(oHeader) {
+		if c.md != nil {
+			return // it has committed the stream
+		}
+	}
 	for _, c := range r.calls {
 		switch {
 		case c.op == oSend && c.end.happened() && c.err == nil:

@@ -38,6 +38,7 @@ func (s *retryStream) tryHeader() (at *streamAttempt, use bool, todo func()) {
 	}
 	s.inside++
 	s.heading++
+	at.startWaiting()
 	return at, true, nil
 }
 
@@ -174,7 +175,10 @@ var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying"
 func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	s.mu.Lock()
 	final := s.final
-	committed := at != nil && at.fate == fateCommitted
+	committed := at != nil && at.fate == fateCommitted && at.broken == nil
+	if at != nil {
+		at.note(final)
+	}
 	s.mu.Unlock()
 	if !committed || isTimeout(final) {
 		return final
@@ -272,7 +276,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		s.answered(at)
 		if !s.desc.ServerStreams {
 			s.reportEnd(at, nil)
-			at.helpers.Wait()
+			s.join(at)
 			return true, nil
 		}
 		s.afterCommit(at)
@@ -324,11 +328,11 @@ func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
 	at.note(err)
 	s.mu.Unlock()
 	s.end(at, err)
-	at.helpers.Wait()
+	s.join(at)
 	s.until(func() bool { return s.phase == phaseEnded })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if isTimeout(s.final) {
+	if isTimeout(s.final) || at.broken != nil {
 		return s.final
 	}
 	return err

@@ -16,6 +16,7 @@ import (
 
 // establish opens the first attempt of a stream, or the one that follows it.
 func (s *retryStream) establish(a *attempt) error {
+	s.startCall(a)
 	at, err := s.openFrom(a)
 	if at == nil {
 		return err
@@ -23,6 +24,18 @@ func (s *retryStream) establish(a *attempt) error {
 	s.publish(at)
 	s.checkAbandoned(at)
 	return nil
+}
+
+// startCall starts the call with its first attempt.
+func (s *retryStream) startCall(a *attempt) {
+	done := false
+	defer func() {
+		if !done { // an observer panics
+			s.call.options.finish(errPanicked)
+		}
+	}()
+	s.call.begin(a)
+	done = true
 }
 
 // openFrom opens a or, if that fails, an attempt that follows it. It returns the error of the
@@ -163,12 +176,22 @@ func (s *retryStream) claim(at *streamAttempt) {
 // in use. If none follows, the call is over.
 func (s *retryStream) recover(at *streamAttempt, err error) {
 	s.recoverOn(at, err, func() {
-		at.helpers.Wait()
+		s.join(at)
 		at.repanic(func() { s.call.deposit(at.attempt, Ignored) })
-		if p := at.panicked; p != nil {
-			panic(p) //nolint:forbidigo // it is a codec's or an interceptor's, and the application's to handle
-		}
 	})
+}
+
+// join waits for our goroutines that use an attempt, which has ended. What one of them panicked
+// with is for the application to handle, whose goroutine this is.
+func (s *retryStream) join(at *streamAttempt) {
+	at.helpers.Wait()
+	s.mu.Lock()
+	p := at.panicked
+	at.panicked = nil
+	s.mu.Unlock()
+	if p != nil {
+		panic(p) //nolint:forbidigo // a codec's or an interceptor's
+	}
 }
 
 // recoverOn is recover on any goroutine; application does what only one of the application

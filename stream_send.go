@@ -42,6 +42,8 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 	switch at := s.at; {
 	case s.isOver() && at == nil:
 		return nil, nil, io.EOF
+	case s.isOver() && at.sending:
+		return nil, s.awaitChange(), nil
 	case s.isOver():
 		return at, nil, errEnded
 	case s.direct.Load() != nil:
@@ -160,10 +162,10 @@ func (s *retryStream) help(at *streamAttempt) {
 // drain hands an attempt what is in the queue, to its end. The caller has called
 // startSending. If it returns an error, the attempt has failed.
 func (s *retryStream) drain(at *streamAttempt) error {
-	done := false
+	done, failed := false, errPanicked
 	defer func() {
 		if !done {
-			s.stopSending(at)
+			s.stopSending(at, failed)
 		}
 		s.exit(at)
 	}()
@@ -180,6 +182,7 @@ func (s *retryStream) drain(at *streamAttempt) error {
 			err = at.stream.CloseSend()
 		}
 		if err != nil {
+			failed = err
 			return err
 		}
 	}
@@ -214,9 +217,12 @@ func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
 	return nil, sendNothing
 }
 
-func (s *retryStream) stopSending(at *streamAttempt) {
+func (s *retryStream) stopSending(at *streamAttempt, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err == errPanicked && s.uses(at) { //nolint:errorlint // set by drain
+		at.broken = err // it lacks the message
+	}
 	s.stopSendingLocked(at)
 }
 

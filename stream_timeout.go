@@ -14,10 +14,7 @@ const lookTime = 10 * time.Millisecond
 // isWanted needs mu. It reports whether a goroutine has waited for the attempt long enough to
 // have got a message that was there.
 func (s *retryStream) isWanted(at *streamAttempt) bool {
-	if s.receiving > 0 {
-		return sinceOrigin()-at.waiting >= min(lookTime, at.bounds.timeout/2)
-	}
-	return s.heading > 0
+	return s.receiving+s.heading > 0 && sinceOrigin()-at.waiting >= min(lookTime, at.bounds.timeout/2)
 }
 
 // overdue is what the timer of an attempt timeout runs.
@@ -60,7 +57,8 @@ func (s *retryStream) look(at *streamAttempt) {
 	at.answered = at.expired
 }
 
-// startWaiting needs mu. A goroutine is about to receive from the attempt.
+// startWaiting needs mu. A goroutine is about to receive from the attempt, or to ask it for
+// headers.
 func (at *streamAttempt) startWaiting() {
 	if at.bounds.timeout == 0 {
 		return
