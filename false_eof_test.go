@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,6 +57,7 @@ type refusal struct {
 	mu      sync.Mutex
 	streams int        // guarded by mu; that the server has seen
 	lost    bool       // guarded by mu; the connection was, and the server is now as it should be
+	counted int        // guarded by mu; messages that were responded to
 	conns   []net.Conn // guarded by mu
 	group   sync.WaitGroup
 }
@@ -67,6 +69,7 @@ type refusing struct {
 	goAway   bool   // the refusal is a GOAWAY, and the replay has a new connection
 	lose     bool   // the connection is lost as soon as the replay has a stream
 	ping     bool   // pings follow the replay's stream
+	twice    bool   // two pings follow the connection, after a second; no stream is refused
 	messages int    // in a response
 }
 
@@ -148,7 +151,16 @@ func (r *refusal) speak(conn net.Conn) error {
 	}
 	writeFrame(conn, frameSettings, 0, 0, initialWindow(window))
 	writeFrame(conn, frameWindowUpdate, 0, 0, uint32s(1<<20))
-	var number int              // of the latest stream
+	if first && r.twice {
+		r.group.Go(func() {
+			time.Sleep(time.Second)
+			for range 2 {
+				time.Sleep(100 * time.Millisecond)
+				writeFrame(conn, framePing, 0, 0, make([]byte, 8))
+			}
+		})
+	}
+	var number int              // of the latest stream, which is refused, lost, or responded to
 	received := &bytes.Buffer{} // of it
 	for {
 		head := make([]byte, 9)
@@ -170,7 +182,7 @@ func (r *refusal) speak(conn net.Conn) error {
 			r.mu.Lock()
 			r.streams++
 			number = min(r.streams, 2)
-			if r.lost {
+			if r.lost || r.twice {
 				number = 3
 			}
 			r.lost = r.lost || number == 2 && r.lose
@@ -201,6 +213,9 @@ func (r *refusal) speak(conn net.Conn) error {
 				writeFrame(conn, frameSettings, 0, 0, initialWindow(r.window))
 				writeFrame(conn, frameRSTStream, 0, stream, uint32s(refusedStream))
 			case number == 3 && flags&flagEndStream != 0:
+				r.mu.Lock()
+				r.counted = count
+				r.mu.Unlock()
 				r.respond(conn, stream)
 			}
 		}
@@ -223,10 +238,14 @@ func (r *refusal) respond(conn net.Conn, stream uint32) {
 // A lossyConn is the client's side of a connection, which fails to write once it is lost.
 type lossyConn struct {
 	net.Conn
-	lost chan struct{}
+	stalled atomic.Bool // writing waits for the loss
+	lost    chan struct{}
 }
 
 func (c *lossyConn) Write(b []byte) (int, error) {
+	if c.stalled.Load() {
+		<-c.lost
+	}
 	select {
 	case <-c.lost:
 		return 0, errors.New("connection lost")
@@ -334,7 +353,7 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(l),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			below, err := server.listener.DialContext(ctx)
-			conn = &lossyConn{below, make(chan struct{})}
+			conn = &lossyConn{Conn: below, lost: make(chan struct{})}
 			return conn, err
 		}))...)
 	if err != nil {
@@ -445,4 +464,87 @@ func TestFalseEOFIsAFailure(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The opposite happens as well: SendMsg says that the call has ended, and it has not. If the writer
+// of a connection fails while the stream's headers are still in its queue, controlBuffer.finish has
+// onOrphaned end the stream, which sets no status. SendMsg then finds a nil *status.Status, whose
+// Code is OK; so clientStream.withRetry takes the call for one that the server has ended early,
+// keeps the message for a replay, and returns io.EOF. But RecvMsg then retries transparently. An
+// application that stopped sending, as it must, has sent a part of its messages, and is told that
+// all went well.
+
+// orphan opens a client stream and loses the connection while the headers are in the queue.
+// It sends up to three messages, and stops when SendMsg fails.
+func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (sent int, sendErr, err error, counted int, finished []error) {
+	server := &refusal{refusing: refusing{twice: true, window: 1 << 20, messages: 1}}
+	server.serve(t)
+	var conn *lossyConn // the latest
+	cc, err := grpc.NewClient("passthrough:///orphan", append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			below, err := server.listener.DialContext(ctx)
+			conn = &lossyConn{Conn: below, lost: make(chan struct{})}
+			return conn, err
+		}))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cc.Connect()
+	time.Sleep(time.Second / 2)
+	conn.stalled.Store(true)
+	time.Sleep(time.Second) // the response to the first ping is being written, the other waits
+	stream, err := cc.NewStream(ctx, falseClientStream, "/false/Orphan",
+		append(callOpts, grpc.OnFinish(func(err error) { finished = append(finished, err) }))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for sent < 3 {
+		if sendErr = stream.SendMsg(&echov1.EchoRequest{Message: "a"}); sendErr != nil {
+			break
+		}
+		sent++
+		if sent == 1 {
+			close(conn.lost)
+			time.Sleep(time.Millisecond)
+			conn.Close()
+			time.Sleep(time.Second)
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Errorf("CloseSend: %v", err)
+	}
+	err = stream.RecvMsg(new(echov1.EchoResponse))
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	return sent, sendErr, err, server.counted, finished
+}
+
+// TestTruncationByGRPC shows what plain gRPC does, as TestFalseEOFOfGRPC.
+func TestTruncationByGRPC(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent, sendErr, err, counted, _ := orphan(t, nil)
+		if sent != 1 || sendErr != io.EOF || err != nil || counted != 2 {
+			t.Errorf("plain gRPC: %d of 3 messages, then SendMsg %v and RecvMsg %v, server has %d; want 1, EOF, success, 2", sent, sendErr, err, counted)
+		}
+	})
+}
+
+// TestTruncationIsAFailure: before a commit the library retries, and after it the call fails.
+func TestTruncationIsAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent, sendErr, err, counted, finished := orphan(t, grpcretry.DialOptions())
+		if sent != 3 || sendErr != nil || err != nil || counted != 3 || len(finished) != 1 || finished[0] != nil {
+			t.Errorf("%d of 3 messages, then SendMsg %v and RecvMsg %v, server has %d; OnFinish %v; want 3, success, 3, and nil", sent, sendErr, err, counted, finished)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		sent, sendErr, err, counted, finished := orphan(t, grpcretry.DialOptions(), grpcretry.WithBufferLimit(1))
+		if sent != 1 || sendErr != io.EOF || status.Code(err) != codes.Unavailable || counted != 0 || len(finished) != 1 || status.Code(finished[0]) != codes.Unavailable {
+			t.Errorf("committed: %d of 3 messages, then SendMsg %v and RecvMsg %v, server has %d; OnFinish %v; want 1, EOF, UNAVAILABLE, 0, and UNAVAILABLE",
+				sent, sendErr, err, counted, finished)
+		}
+	})
 }
