@@ -146,7 +146,7 @@ SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|Ar
 soak: gcc ## 100,000 random sequences of streams, and as many hedged calls, 100,000 programs beside plain gRPC and 200,000 calls under faults, with the race detector (forty minutes)
 	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated|TestDifferential|TestFaults' -v -timeout 120m . \
 		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000 \
-		-differential.programs=100000 -faults.streams=200000
+		-differential.programs=100000 -faults.streams=200000 -faults.worlds=8
 
 RUNS ?= 24
 .PHONY: bench

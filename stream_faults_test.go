@@ -123,13 +123,13 @@ type faultWorld struct {
 	addr  string
 	calls []*faultCall
 
-	mu      sync.Mutex
-	draw    *rand.Rand          // guarded by mu; of the connections
-	server  *grpc.Server        // guarded by mu
-	accepts chan net.Conn       // guarded by mu; of the server
-	conns   map[*faultConn]bool // guarded by mu; those of the client
-	group   sync.WaitGroup
-	over    chan struct{}
+	mu       sync.Mutex
+	draw     *rand.Rand          // guarded by mu; of the connections
+	server   *grpc.Server        // guarded by mu
+	listener *chanListener       // guarded by mu; of the server
+	conns    map[*faultConn]bool // guarded by mu; those of the client
+	group    sync.WaitGroup
+	over     chan struct{}
 }
 
 func playWorld(seed uint64, findings *faultFindings) {
@@ -152,14 +152,7 @@ func playWorld(seed uint64, findings *faultFindings) {
 			if err != nil {
 				return
 			}
-			w.mu.Lock()
-			accepts := w.accepts
-			w.mu.Unlock()
-			select {
-			case accepts <- conn:
-			case <-time.After(time.Second): // the server has stopped
-				conn.Close()
-			}
+			w.group.Go(func() { w.accept(conn) })
 		}
 	})
 
@@ -235,6 +228,26 @@ func (l *chanListener) Close() error { l.once.Do(func() { close(l.closed) }); re
 
 func (l *chanListener) Addr() net.Addr { return l.addr }
 
+// accept gives a connection to the server.
+func (w *faultWorld) accept(conn net.Conn) {
+	for {
+		w.mu.Lock()
+		l := w.listener
+		w.mu.Unlock()
+		select {
+		case l.accepts <- conn:
+			return
+		case <-l.closed: // there is another, or soon will be
+			select {
+			case <-time.After(time.Millisecond):
+			case <-w.over:
+				conn.Close()
+				return
+			}
+		}
+	}
+}
+
 // replaceServer starts a server, and returns the one that was.
 func (w *faultWorld) replaceServer(opts []grpc.ServerOption) (old *grpc.Server) {
 	l := &chanListener{accepts: make(chan net.Conn), closed: make(chan struct{}), addr: &net.TCPAddr{}}
@@ -242,7 +255,7 @@ func (w *faultWorld) replaceServer(opts []grpc.ServerOption) (old *grpc.Server) 
 	w.group.Go(func() { server.Serve(l) })
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	old, w.server, w.accepts = w.server, server, l.accepts
+	old, w.server, w.listener = w.server, server, l
 	return old
 }
 
@@ -330,7 +343,8 @@ type faultConn struct {
 	written int // of the goroutine that writes
 	read    int // of the goroutine that reads
 	broken  bool
-	stalled bool
+	stalled bool // of the goroutine that writes
+	resumed bool // of the goroutine that reads
 }
 
 func (c *faultConn) Close() error {
@@ -406,8 +420,10 @@ func (c *faultConn) Read(b []byte) (int, error) {
 			c.Conn.Close()
 			return 0, io.EOF
 		case stallInRead:
-			c.wait()
-			c.limit = -1
+			if !c.resumed {
+				c.resumed = true
+				c.wait()
+			}
 		}
 	} else {
 		b = b[:min(len(b), c.limit-c.read)]
