@@ -173,7 +173,7 @@ func drawProgram(seed uint64) *diffProgram {
 	}{
 		{"attempt timeout of an hour", 3}, {"attempt timeout of 6s", 6}, {"hedging after an hour", 8}, {"hedges that lose", 5},
 		{"observed", 3}, {"buffer of 30 bytes", 6}, {"buffer of 0 bytes", 20}, {"one attempt", 20}, {"disabled", 20},
-		{"classifier", 8}, {"commit on headers", 8}, {"max elapsed of a minute", 12}, {"unsent only", 1 << 30},
+		{"classifier", 8}, {"commit on headers", 8}, {"max elapsed of a minute", 12},
 	} {
 		if maybe(one.odds) {
 			p.policy = append(p.policy, one.text)

@@ -44,7 +44,8 @@ import (
 // left a trailer with content-type. Here both are nil. To call RecvMsg again is no way to find
 // out. If the writer of the connection was first to notice the loss, retryLocked has ended the
 // stream with OK before the reader could end it with UNAVAILABLE, and RecvMsg waits forever,
-// beyond the end of its context.
+// beyond the end of its context. The same happens in plain gRPC if Header, SendMsg or CloseSend made
+// the replay and RecvMsg follows.
 //
 // All of it is as in grpc-go 1.85.0.
 
@@ -160,8 +161,8 @@ func (r *refusal) speak(conn net.Conn) error {
 			}
 		})
 	}
-	var number int              // of the latest stream, which is refused, lost, or responded to
-	received := &bytes.Buffer{} // of it
+	var number int              // 1 for a stream to refuse, 2 for one to lose, 3 for one to respond to
+	received := &bytes.Buffer{} // of the latest stream
 	for {
 		head := make([]byte, 9)
 		if _, err := io.ReadFull(conn, head); err != nil {
@@ -474,9 +475,20 @@ func TestFalseEOFIsAFailure(t *testing.T) {
 // application that stopped sending, as it must, has sent a part of its messages, and is told that
 // all went well.
 
+// An orphanEnd is what the application sees, and how many messages the server has responded to.
+type orphanEnd struct {
+	sent, counted int
+	sendErr, err  error
+	finished      []error
+}
+
+func (e orphanEnd) String() string {
+	return fmt.Sprintf("%d of 3 messages sent, then SendMsg %v and RecvMsg %v; OnFinish %v; the server has %d", e.sent, e.sendErr, e.err, e.finished, e.counted)
+}
+
 // orphan opens a client stream and loses the connection while the headers are in the queue.
 // It sends up to three messages, and stops when SendMsg fails.
-func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (sent int, sendErr, err error, counted int, finished []error) {
+func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (end orphanEnd) {
 	server := &refusal{refusing: refusing{twice: true, window: 1 << 20, messages: 1}}
 	server.serve(t)
 	var conn *lossyConn // the latest
@@ -497,16 +509,16 @@ func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (
 	conn.stalled.Store(true)
 	time.Sleep(time.Second) // the response to the first ping is being written, the other waits
 	stream, err := cc.NewStream(ctx, falseClientStream, "/false/Orphan",
-		append(callOpts, grpc.OnFinish(func(err error) { finished = append(finished, err) }))...)
+		append(callOpts, grpc.OnFinish(func(err error) { end.finished = append(end.finished, err) }))...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for sent < 3 {
-		if sendErr = stream.SendMsg(&echov1.EchoRequest{Message: "a"}); sendErr != nil {
+	for end.sent < 3 {
+		if end.sendErr = stream.SendMsg(&echov1.EchoRequest{Message: "a"}); end.sendErr != nil {
 			break
 		}
-		sent++
-		if sent == 1 {
+		end.sent++
+		if end.sent == 1 {
 			close(conn.lost)
 			time.Sleep(time.Millisecond)
 			conn.Close()
@@ -516,18 +528,19 @@ func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (
 	if err := stream.CloseSend(); err != nil {
 		t.Errorf("CloseSend: %v", err)
 	}
-	err = stream.RecvMsg(new(echov1.EchoResponse))
+	end.err = stream.RecvMsg(new(echov1.EchoResponse))
 	server.mu.Lock()
 	defer server.mu.Unlock()
-	return sent, sendErr, err, server.counted, finished
+	end.counted = server.counted
+	return end
 }
 
 // TestTruncationByGRPC shows what plain gRPC does, as TestFalseEOFOfGRPC.
 func TestTruncationByGRPC(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sent, sendErr, err, counted, _ := orphan(t, nil)
-		if sent != 1 || sendErr != io.EOF || err != nil || counted != 2 {
-			t.Errorf("plain gRPC: %d of 3 messages, then SendMsg %v and RecvMsg %v, server has %d; want 1, EOF, success, 2", sent, sendErr, err, counted)
+		end := orphan(t, nil)
+		if end.sent != 1 || end.sendErr != io.EOF || end.err != nil || end.counted != 2 {
+			t.Errorf("plain gRPC: %v; want 1, EOF and success, and 2", end)
 		}
 	})
 }
@@ -535,16 +548,16 @@ func TestTruncationByGRPC(t *testing.T) {
 // TestTruncationIsAFailure: before a commit the library retries, and after it the call fails.
 func TestTruncationIsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sent, sendErr, err, counted, finished := orphan(t, grpcretry.DialOptions())
-		if sent != 3 || sendErr != nil || err != nil || counted != 3 || len(finished) != 1 || finished[0] != nil {
-			t.Errorf("%d of 3 messages, then SendMsg %v and RecvMsg %v, server has %d; OnFinish %v; want 3, success, 3, and nil", sent, sendErr, err, counted, finished)
+		end := orphan(t, grpcretry.DialOptions())
+		if end.sent != 3 || end.sendErr != nil || end.err != nil || end.counted != 3 || len(end.finished) != 1 || end.finished[0] != nil {
+			t.Errorf("%v; want 3 and success, and 3", end)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		sent, sendErr, err, counted, finished := orphan(t, grpcretry.DialOptions(), grpcretry.WithBufferLimit(1))
-		if sent != 1 || sendErr != io.EOF || status.Code(err) != codes.Unavailable || counted != 0 || len(finished) != 1 || status.Code(finished[0]) != codes.Unavailable {
-			t.Errorf("committed: %d of 3 messages, then SendMsg %v and RecvMsg %v, server has %d; OnFinish %v; want 1, EOF, UNAVAILABLE, 0, and UNAVAILABLE",
-				sent, sendErr, err, counted, finished)
+		end := orphan(t, grpcretry.DialOptions(), grpcretry.WithBufferLimit(1))
+		if end.sent != 1 || end.sendErr != io.EOF || status.Code(end.err) != codes.Unavailable || end.counted != 0 ||
+			len(end.finished) != 1 || status.Code(end.finished[0]) != codes.Unavailable {
+			t.Errorf("committed: %v; want 1, EOF and UNAVAILABLE, also for OnFinish, and 0", end)
 		}
 	})
 }
