@@ -143,9 +143,10 @@ flaky: gcc ## the root package's tests of timing 100 times with the race detecto
 SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams, and as many hedged calls, with the race detector (fifteen minutes)
-	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
-		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
+soak: gcc ## 100,000 random sequences of streams, and as many hedged calls, 100,000 programs beside plain gRPC and 200,000 calls under faults, with the race detector (forty minutes)
+	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated|TestDifferential|TestFaults' -v -timeout 120m . \
+		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000 \
+		-differential.programs=100000 -faults.streams=200000 -faults.worlds=8
 
 RUNS ?= 24
 .PHONY: bench
