@@ -233,6 +233,7 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 // is to end.
 func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
 	c.collect(a)
+	err = c.truth(a, err)
 	if now.IsZero() {
 		now = time.Now()
 	}
@@ -249,6 +250,15 @@ func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
 		return step, c.stop(&f, step.Verdict, err, now)
 	}
 	return step, nil
+}
+
+// truth is what the error of an attempt means. gRPC returns a bare io.EOF for a unary call if the
+// connection was lost while it retried the call transparently.
+func (c *call) truth(a *attempt, err error) error {
+	if c.stream == nil && isEOF(err) && len(a.trailer) == 0 && a.peer.Addr != nil {
+		return errLost
+	}
+	return err
 }
 
 // failure puts together what the plan needs to know.

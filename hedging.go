@@ -341,6 +341,7 @@ func (h *race) close(a *attempt) {
 func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	c := h.call
 	c.collect(a)
+	err = c.truth(a, err)
 	won := err == nil || c.stream != nil && isEOF(err)
 	if a == h.winner {
 		if h.err = err; won {

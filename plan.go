@@ -247,12 +247,16 @@ func (p *Plan) Leave() {
 // Of a hedged call, a stop ends only what is still to come, unless it is by rules 1, 2 or 4.
 // The ctx is only handed to the Classifier.
 func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
-	step := p.failed(ctx, f, now, u)
-	if p.held != nothing { // and not needed
-		p.refund(p.held)
+	defer p.refundHeld()
+	return p.failed(ctx, f, now, u)
+}
+
+// refundHeld gives back what was withdrawn for a retry that something else took the place of.
+func (p *Plan) refundHeld() {
+	if held := p.held; held != nothing {
 		p.held = nothing
+		p.refund(held)
 	}
-	return step
 }
 
 func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
@@ -313,7 +317,7 @@ func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
 func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
 	cut := p.cut
 	p.cut = nil
-	pushed := len(f.Attempt.Trailer[pushbackKey]) > 0 // the server's failure came with the timeout
+	pushed := len(f.Attempt.Trailer[pushbackKey]) > 0                                                                                   // the server's failure came with the timeout
 	itself := f.TimedOut && !pushed && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:

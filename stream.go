@@ -144,7 +144,9 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	if err == nil {
 		return nil
 	}
-	if !isEOF(err) { // gRPC has ended the stream with it
+	if isEOF(err) {
+		at.stream.Trailer() // gRPC must not retry what the application has heard has ended
+	} else { // gRPC has ended the stream with it
 		s.end(at, err)
 	}
 	return s.sendError(err)
@@ -167,6 +169,10 @@ func (s *retryStream) CloseSend() error {
 	s.mu.Lock()
 	s.done = true
 	at := s.at
+	if s.isOver() && at != nil && !at.sending {
+		s.mu.Unlock()
+		return at.stream.CloseSend()
+	}
 	if !s.inUse() || at.sending {
 		s.mu.Unlock()
 		return nil // the goroutine that recovers, or sends, does it

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 // This file is how the application gets headers and messages from an attempt. The goroutine
@@ -74,6 +73,9 @@ func (s *retryStream) headerOf(at *streamAttempt) (metadata.MD, error) {
 func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool {
 	missing := md == nil && err == nil
 	over := missing && s.awaitOver(at)
+	if over && at.leftNothing() {
+		s.noteLost(at)
+	}
 	if over || s.knownCause(at) != nil {
 		s.until(func() bool { return !s.isReceived(at) }) // the goroutine that receives is about to learn why
 	}
@@ -223,22 +225,30 @@ func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
 	return err
 }
 
-// emptyEnd is the end of a stream that has brought no message. gRPC reports the end of a
-// stream without a failure if it has lost the connection, retried the call transparently, and
-// lost the connection again while it sent the messages again: the status is then in the next
-// RecvMsg. Without a response there is no good end of a client stream, so gRPC's is never
-// believed there.
+// emptyEnd is the end of a stream that has brought no message. RecvMsg must not be called again
+// to find out more: in the same cases as below, gRPC's blocks for ever.
 func (s *retryStream) emptyEnd(at *streamAttempt) error {
-	if md, _ := at.stream.Header(); md == nil && len(at.stream.Trailer()) == 0 || !s.desc.ServerStreams {
-		if err := at.stream.RecvMsg(new(emptypb.Empty)); err != nil && !isEOF(err) {
-			return err
-		}
-	}
 	if !s.desc.ServerStreams {
-		return status.Error(codes.Unavailable, "grpcretry: the stream ended without a response and without a failure")
+		return errNoResponse
+	}
+	if md, _ := at.stream.Header(); md == nil && at.leftNothing() {
+		return errLost
 	}
 	return io.EOF
 }
+
+// leftNothing reports whether gRPC has made up the end of a stream that had no headers. It does
+// that if it has lost the connection, retries the call transparently, and loses the connection
+// again before it has sent the messages again; or if the connection is lost before it has sent
+// anything. A server that ends a stream leaves at least the content-type in the trailer. The
+// stream must be done; Trailer also keeps gRPC from a transparent retry from now on.
+func (at *streamAttempt) leftNothing() bool { return len(at.stream.Trailer()) == 0 }
+
+// What is made of an end without a failure that no server can have sent.
+var (
+	errLost       = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
+	errNoResponse = status.Error(codes.Unavailable, "grpcretry: the stream ended without a response and without a failure")
+)
 
 // received takes in what RecvMsg of an attempt returned. It returns true if the application
 // gets err.

@@ -163,6 +163,7 @@ func (s *retryStream) help(at *streamAttempt) {
 // startSending. If it returns an error, the attempt has failed.
 func (s *retryStream) drain(at *streamAttempt) error {
 	done, failed := false, errPanicked
+	ended := false // SendMsg has just said so
 	defer func() {
 		if !done {
 			s.stopSending(at, failed)
@@ -181,11 +182,25 @@ func (s *retryStream) drain(at *streamAttempt) error {
 		case sendClose:
 			err = at.stream.CloseSend()
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+			ended = false
+		case isEOF(err) && !ended && s.isReceivedFrom(at):
+			// gRPC may be about to retry the call transparently in RecvMsg. If it does that
+			// still, it has kept this message, and takes the next ones.
+			ended = true
+			at.stream.Trailer()
+		default:
 			failed = err
 			return err
 		}
 	}
+}
+
+func (s *retryStream) isReceivedFrom(at *streamAttempt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at == at && s.receiving > 0
 }
 
 // What drain does next.
@@ -274,6 +289,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 		return nil, nil // it was sent again, or will be
 	case cause == nil: // only RecvMsg can tell
 		s.commit(at)
+		s.bypass(at) // what is left cannot be sent
 		s.mu.Unlock()
 		s.afterCommit(at)
 		return nil, err
@@ -347,6 +363,7 @@ func (s *retryStream) whySendFailed(at *streamAttempt) error {
 	if err := s.knownCause(at); err != nil {
 		return err
 	}
+	at.stream.Trailer() // gRPC must not retry what the application has heard has ended
 	if md, err := at.stream.Header(); md != nil || err != nil {
 		return nil
 	}
@@ -363,9 +380,21 @@ func (s *retryStream) whyNoHeaders(at *streamAttempt) error {
 	if !s.awaitOver(at) {
 		return nil
 	}
+	if at.leftNothing() {
+		s.noteLost(at)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return at.overErr
+}
+
+// noteLost notes that an attempt without headers and trailer was no success.
+func (s *retryStream) noteLost(at *streamAttempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at.overErr == nil {
+		at.overErr = errLost
+	}
 }
 
 // knownCause returns why an attempt has ended if that was our own doing.

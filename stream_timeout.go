@@ -20,8 +20,8 @@ func (s *retryStream) isWanted(at *streamAttempt) bool {
 // overdue is what the timer of an attempt timeout runs.
 func (s *retryStream) overdue(a *attempt) {
 	s.mu.Lock()
-	at, racing := s.at, s.racing
-	unwanted := racing == nil && at != nil && at.attempt == a && s.inUse() && !s.isWanted(at)
+	at := s.at
+	unwanted := s.racing == nil && at != nil && at.attempt == a && s.inUse() && !s.isWanted(at)
 	if unwanted {
 		at.expired = true
 		s.inside++
@@ -29,12 +29,9 @@ func (s *retryStream) overdue(a *attempt) {
 		time.AfterFunc(lookTime, func() { s.judgeExpired(at) })
 	}
 	s.mu.Unlock()
-	switch {
-	case racing != nil:
-		racing.hedging.overdue(a)
-	case unwanted:
+	if unwanted {
 		s.look(at)
-	default:
+	} else {
 		s.judge(a)
 	}
 }
@@ -83,11 +80,22 @@ func (s *retryStream) judgeExpired(at *streamAttempt) {
 
 // judge asks the plan about an attempt that has reached its timeout.
 func (s *retryStream) judge(a *attempt) {
+	if racing := s.judgeAlone(a); racing != nil {
+		racing.hedging.overdue(a)
+	}
+}
+
+// judgeAlone is judge unless attempts race: then that is for the race.
+func (s *retryStream) judgeAlone(a *attempt) *hedgedStream {
 	a.bounds.judge()
 	defer a.bounds.judged()
 	s.mu.Lock()
+	racing := s.racing
 	committed := s.phase >= phaseCommitted
 	s.mu.Unlock()
+	if racing != nil {
+		return racing
+	}
 	_, limited := s.call.ctx.Deadline()
 	a.judgeOverdueLocked(committed, func() bool {
 		s.mu.Lock()
@@ -100,4 +108,5 @@ func (s *retryStream) judge(a *attempt) {
 		s.changed()
 		return cut && nowCommitted == committed
 	})
+	return nil
 }
