@@ -140,13 +140,14 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
 	go test -race -count=100 -timeout 30m -skip '$(SLOW)' .
 # Tests of numbers and of many draws: slow, and not about timing.
-SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated
+SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated|StreamPrograms
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams, and as many hedged calls, 100,000 programs beside plain gRPC and 200,000 calls under faults, with the race detector (forty minutes)
-	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated|TestDifferential|TestFaults' -v -timeout 120m . \
-		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000 \
-		-differential.programs=100000 -faults.streams=200000 -faults.worlds=8
+soak: gcc ## 100,000 random sequences of streams, as many hedged calls, and ten million stream programs, on one, two and eight processors (an hour)
+	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
+		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
+	go test -race -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.count=350000
+	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.count=3000000
 
 RUNS ?= 24
 .PHONY: bench

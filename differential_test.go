@@ -1244,5 +1244,9 @@ func (r *diffRun) describeContext(ctx context.Context) string {
 		addr = p.Addr
 	}
 	md, _ := metadata.FromOutgoingContext(ctx)
+	if r.program.hedges() { // it may be a hedge's
+		md = md.Copy()
+		delete(md, "grpc-previous-rpc-attempts")
+	}
 	return fmt.Sprintf("%v %v %v %v %v %v", ctx.Value(diffKey{}) == r, ctx.Err(), context.Cause(ctx), deadline.Sub(r.start), addr, describeMD(md))
 }

@@ -327,7 +327,9 @@ func (a *fakeStream) finish(err error) {
 		*t = a.trailer.Copy()
 	}
 	r.mu.Unlock()
-	a.nap()
+	if mix(r.seed, uint64(a.number))%2 == 0 {
+		time.Sleep(time.Duration(1+mix(r.seed, uint64(a.number)+99)%50) * time.Microsecond)
+	}
 	a.end(err)
 	a.unwatch()
 	a.cancel()
@@ -406,7 +408,7 @@ func (a *fakeStream) Trailer() metadata.MD {
 	r := a.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !a.finished.happened() && !a.recvFailed.happened() && !r.plain {
+	if !a.finished.happened() && !a.recvFailed.happened() && !a.done.happened() && !r.plain {
 		r.misuse("Trailer of attempt %d was called before its end", a.number)
 	}
 	if !a.done.happened() {
@@ -522,6 +524,9 @@ func (a *fakeStream) RecvMsg(m any) error {
 		r.misuse("RecvMsg of attempt %d was called during another", a.number)
 	}
 	own := a.recvs == a.script.ownRecv
+	if own && !a.recvFailed.happened() {
+		a.recvFailed = r.tick()
+	}
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
@@ -539,6 +544,11 @@ func (a *fakeStream) RecvMsg(m any) error {
 		return nil
 	}
 	if err == nil {
+		r.mu.Lock()
+		if !a.recvFailed.happened() {
+			a.recvFailed = r.tick()
+		}
+		r.mu.Unlock()
 		return status.Error(codes.Internal, cardinality)
 	}
 	return err
@@ -637,6 +647,9 @@ func (a *fakeStream) serve() {
 			}
 			if trailer == nil && a.number%2 == 0 {
 				trailer = metadata.MD{"end": {strconv.Itoa(a.number)}}
+			}
+			if !a.headed.happened() && !a.script.vanishes { // trailers only: they are all that a server must send
+				trailer = metadata.Join(trailer, metadata.MD{"content-type": {"application/grpc"}})
 			}
 			st := status.New(a.script.code, "end "+strconv.Itoa(a.number))
 			a.closeLocked(st, trailer, true)

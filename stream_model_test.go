@@ -22,6 +22,39 @@ import (
 // This file holds the model: what gRPC promises about a ClientStream, as judgements on the log
 // of a run. The source of each rule is the documentation of grpc.ClientStream and the code of
 // grpc-go 1.85, and for what happens between attempts, the design.
+//
+// The model makes these exceptions, because plain gRPC does the same:
+//
+//   - A program may wait for ever: both windows are full, or each side waits for the other. Such
+//     a wait must be one that gRPC would make on the newest attempt (justify).
+//   - After the end of the context, OnFinish may differ from RecvMsg: gRPC's watcher of the
+//     context reports CANCELED while RecvMsg still returns the messages that had arrived, and
+//     then their status. OnFinish may also run late, or before the last message.
+//   - The same holds after a SendMsg that gRPC has refused by itself, such as of a message that
+//     is too large: it ends the stream, and messages that had arrived can still be received.
+//   - OnFinish may run after RecvMsg has returned the end if another goroutine has found that
+//     end, by Header, or because of a deadline; an attempt timeout counts as one.
+//   - A client stream that ends well without a response, or with two, fails RecvMsg with
+//     INTERNAL. OnFinish was called with nil if Header had found the end before (sawSuccess), and
+//     is not called after two; then the next RecvMsg goes on. So does a RecvMsg after one that
+//     the codec has failed, or a wrapper below.
+//   - gRPC may report a lost connection as a clean io.EOF; the control allows that, and what
+//     Header has found before RecvMsg makes a failure of it.
+//   - If a wrapper below drops call options, grpc.Peer and its like are not filled, and OnFinish
+//     does not run for a stream that is abandoned. With the interceptor, OnFinish must still run
+//     if the application sees the end, which may be late by the grace that gRPC is given.
+//   - If the Header of a wrapper below returns nil before the end, nobody can tell that from a
+//     stream without headers: Header may return nil.
+//   - A panic of the application's own code on gRPC's goroutine ends the program, so such code
+//     panics on the application's goroutines and on the fake's watcher only. What RecvMsg
+//     returns after a panic is not defined; the end, its single OnFinish, the budget and the
+//     requests of each attempt are.
+//   - Hedges that are sent at the same instant reach gRPC in any order.
+//
+// And these, because the design says so: an attempt timeout of a client stream runs until its
+// status; a method is left to gRPC only once the channel knows its service config; SendMsg may
+// accept a message for an attempt that has just died while a replay, or another goroutine that
+// finds out, is under way.
 
 // A finding is something that one stream could not have done.
 type finding struct {
@@ -254,8 +287,7 @@ func (r *run) judgeFinish() {
 	if n == 0 {
 		switch {
 		case r.stream == nil && r.panicked: // nothing is promised about a panic in NewStream
-		case r.dropsOptions && r.plain: // gRPC has never seen the option
-		case r.dropsOptions && r.final() == nil: // abandoned, and gRPC cannot tell
+		case r.dropsOptions && r.plain, r.unobservable(): // gRPC has never seen the option
 		default:
 			r.find("OnFinish", "OnFinish did not run")
 		}
@@ -265,21 +297,40 @@ func (r *run) judgeFinish() {
 	if r.panicked || c == nil || c.panicked != nil || r.wrapperFails() || r.refusedLarge() {
 		return
 	}
-	if !r.ctxEndedBy(c.end) && !r.ctxEndedBy(f.mark) && !hasMessage(c.err, cardinality) && !hasMessage(c.err, noResponse) && codeOf(f.err) != codeOf(c.err) {
+	if !r.ctxEndedBy(c.end) && !r.ctxEndedBy(f.mark) && !r.sawSuccess(c) && codeOf(f.err) != codeOf(c.err) {
 		r.find("OnFinish differs", "OnFinish was called with %v, RecvMsg returned %v", f.err, c.err)
 	}
-	if len(r.threads) == 1 && !r.ctxEndedBy(c.end) && f.seq > c.end.seq && !errors.Is(c.err, errWrapper) && !(r.plain && r.dropsOptions) {
+	if len(r.threads) == 1 && !r.ctxEndedBy(c.end) && f.seq > c.end.seq && !errors.Is(c.err, errWrapper) &&
+		!errors.Is(c.err, grpcretry.ErrAttemptTimeout) && // a deadline is reported on another goroutine by gRPC, too
+		!(r.plain && r.dropsOptions) {
 		// If the end is being reported already, RecvMsg does not wait for it: OnFinish may have called.
 		ending := r.timeout > 0 && c.end.at-c.start.at < slack && f.at-c.start.at < slack
 		if !(r.plain && hasMessage(c.err, cardinality)) && !ending {
 			r.find("OnFinish late", "OnFinish ran after RecvMsg had returned the end")
 		}
 	}
+	if r.sawSuccess(c) {
+		return
+	}
 	for c := range r.each(oRecv) {
 		if c.err == nil && c.start.seq > f.seq && !r.ctxEndedBy(c.end) {
 			r.find("OnFinish early", "OnFinish ran before the last message was received")
 		}
 	}
+}
+
+// sawSuccess reports whether a stream that ended well without a response, or with two, may have
+// been seen to end well before or after RecvMsg made of it the failure that c returned.
+func (r *run) sawSuccess(c *called) bool {
+	if !hasMessage(c.err, cardinality) && !hasMessage(c.err, noResponse) {
+		return false
+	}
+	if slices.ContainsFunc(r.attempts, func(a *fakeStream) bool { return len(a.arrived) > 1 }) {
+		return true // after two responses, the stream of gRPC goes on
+	}
+	return slices.ContainsFunc(r.calls, func(other *called) bool {
+		return (other.op == oHeader || other.op == oSend && other.err == io.EOF) && other.start.seq < c.end.seq
+	})
 }
 
 // wrapperFails reports whether a wrapper below, or the codec, may have returned an error of its
@@ -298,13 +349,17 @@ func (r *run) judgeBudget() {
 	if r.plain {
 		return
 	}
-	if r.dropsOptions && len(r.finishes) == 0 { // abandoned, and gRPC cannot tell
+	if r.unobservable() {
 		return
 	}
-	if made := max(0, len(r.attempts)-1); r.withdrawn-r.refunded != made {
+	begun := len(r.attempts)
+	if r.panicked && r.panicAt == pObserver && r.count(grpcretry.AttemptStart) == begun+1 {
+		begun = len(r.deposits) // the observer's panic kept an attempt from being sent: either is right
+	}
+	if made := max(0, begun-1); r.withdrawn-r.refunded != made {
 		r.find("budget", "%d withdrawn, %d refunded, for %d attempts after the first", r.withdrawn, r.refunded, made)
 	}
-	if len(r.deposits) != len(r.attempts) {
+	if len(r.deposits) != begun || begun < len(r.attempts) || begun > len(r.attempts)+1 {
 		r.find("deposits", "%d deposits for %d attempts: %v", len(r.deposits), len(r.attempts), r.deposits)
 		return
 	}
@@ -318,12 +373,30 @@ func (r *run) judgeBudget() {
 	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() || r.wrapperFails() {
 		return
 	}
-	if hasMessage(c.err, cardinality) || hasMessage(c.err, noResponse) || errors.Is(c.err, errWrapper) {
-		return // Header or SendMsg may have seen gRPC's success before
+	if r.sawSuccess(c) {
+		return
 	}
 	if won := codeOf(c.err) == codes.OK; won != (succeeded == 1) {
 		r.find("deposits", "%d attempts were reported as succeeded, RecvMsg ended with %v", succeeded, c.err)
 	}
+}
+
+// count is how many events of one kind there were.
+func (r *run) count(kind grpcretry.EventKind) int {
+	n := 0
+	for _, e := range r.events {
+		if e.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// unobservable reports whether nobody could tell that the stream has ended: the application has
+// abandoned it, and a wrapper below has dropped the OnFinish of the attempt. Plain gRPC does not
+// run the application's either.
+func (r *run) unobservable() bool {
+	return r.dropsOptions && len(r.finishes) == 0 && r.final() == nil && r.openErr == nil
 }
 
 // judgeRequests: each attempt gets the messages in order from the first on, and the half-close
@@ -352,7 +425,7 @@ func (r *run) judgeRequests() {
 
 // judgeEvents: events come once, in order, and say what happened.
 func (r *run) judgeEvents() {
-	if r.plain || !r.observed || r.dropsOptions && len(r.finishes) == 0 { // abandoned, and gRPC cannot tell
+	if r.plain || !r.observed || r.unobservable() {
 		return
 	}
 	var n [grpcretry.CallEnd + 1]int
@@ -541,7 +614,8 @@ func (r *run) judgeError(c *called, received int) {
 	}
 	var wrapped *grpcretry.Error
 	isOurs := errors.As(c.err, &wrapped)
-	if isOurs && r.seenBy(c.start) {
+	// Headers that Header returns after the end change nothing.
+	if isOurs && r.seenBy(r.reported(c.start)) {
 		r.find("error is wrapped", "RecvMsg of a stream that the application has seen something of returned %v", c.err)
 	}
 	if isOurs && r.ctxEndedBy(c.end) && isContextCode(codeOf(c.err)) || r.ctxEndedBy(c.end) && isContextCode(codeOf(c.err)) {
@@ -554,6 +628,19 @@ func (r *run) judgeError(c *called, received int) {
 	if !r.explains(c, last) {
 		r.find("error", "RecvMsg returned %v, which attempt %d did not end with", c.err, last.number)
 	}
+}
+
+// reported is when the end of the call was reported, at the latest at m.
+func (r *run) reported(m mark) mark {
+	if len(r.finishes) > 0 && r.finishes[0].seq < m.seq {
+		m = r.finishes[0].mark
+	}
+	for _, e := range r.events {
+		if e.Kind == grpcretry.CallEnd && e.seq < m.seq {
+			m = e.mark
+		}
+	}
+	return m
 }
 
 // explains reports whether the error that c returned is how the last attempt ended, or for one
@@ -698,11 +785,11 @@ func (r *run) judgeSwift(c *called) {
 
 // judgePrompt: a call that waits for something returns when it is there.
 func (r *run) judgePrompt(c *called, there mark) {
-	tolerated := slack
+	allowed := slack
 	if r.dropsOptions || r.nilHeader {
-		tolerated += grace * time.Duration(len(r.attempts)) // gRPC's report is waited for that long
+		allowed += grace * time.Duration(len(r.attempts))
 	}
-	if late := c.end.at - max(c.start.at, there.at); there.happened() && late > tolerated && c.thread != callbackThread {
+	if late := c.end.at - max(c.start.at, there.at); there.happened() && late > allowed && c.thread != callbackThread {
 		r.find("late "+c.op.String(), "%v returned %v after what it waits for was there", c.op, late)
 	}
 }
@@ -746,6 +833,12 @@ func (r *run) judgeVoid(c *called) {
 	a := r.newest(c.start)
 	if !r.kind.client() || r.hedge > 0 || a == nil || !a.done.happened() || a.done.seq > c.start.seq || r.newest(c.end) != a {
 		return
+	}
+	if a.number > 1 && c.start.at <= a.done.at+slack {
+		return // the interceptor may still be replaying
+	}
+	if r.ctxEndedBy(c.end) && !(len(r.finishes) > 0 && r.finishes[0].seq < c.start.seq) {
+		return // another goroutine is about to report that the caller has gone
 	}
 	for _, other := range r.calls {
 		during := other.start.seq < c.end.seq && (!other.end.happened() || other.end.seq > c.start.seq)
@@ -795,14 +888,15 @@ func (r *run) judgeHeaders() {
 		}
 		last := r.newest(c.end)
 		switch {
-		case r.nilHeader, r.dropsOptions: // the interceptor cannot know better
+		case r.nilHeader: // the interceptor cannot know better
+		case r.dropsOptions && r.newest(mark{seq: math.MaxInt}) != last: // nor that the failure is one to retry
 		case r.hedge > 0 && from == nil: // any of the attempts may have been decisive
 		case from != nil && from.headed.seq < c.start.seq:
 			r.find("Header nil", "Header returned nil, but those of attempt %d had arrived", from.number)
 		case from != nil && !r.ctxEndedBy(c.end):
 			r.find("Header nil", "Header returned nil, but messages followed")
 		case r.hedge > 0:
-		case last.headed.happened() && last.headed.seq < c.start.seq && !r.cut(last):
+		case last.headed.happened() && last.headed.seq < c.start.seq && !r.cut(last) && last.createErr == nil:
 			r.find("Header nil", "Header returned nil, but those of attempt %d had arrived", last.number)
 		case !r.ctxEndedBy(c.end) && last.createErr == nil && !(last.done.happened() && last.done.seq < c.end.seq) && !r.ended(c.end):
 			r.find("Header nil", "Header returned nil, but attempt %d has not ended", last.number)
@@ -837,10 +931,15 @@ func (r *run) judgeBound(c *called) {
 		return
 	}
 	before := r.newest(c.start)
-	if before.done.happened() && before.done.seq < c.end.seq || before.createErr != nil || before.ctx.Err() != nil && before.done.at <= c.end.at {
-		return // it may be during a recovery
+	ended := before.done.happened() && (before.done.seq < c.end.seq || !before.byServer && before.done.at <= c.end.at+slack)
+	given := before.finished.happened() && before.finished.at <= c.end.at+slack && isContextCode(status.Code(before.finishErr))
+	if ended || given || before.createErr != nil {
+		return // it may be during a recovery, or at the instant of the attempt timeout
 	}
 	for _, a := range r.attempts {
+		if a.started.seq > c.end.seq && a.started.at-r.backoff <= c.end.at+slack {
+			return // it was decided on at the same instant
+		}
 		if a.started.seq > c.end.seq {
 			r.find("retry after commit", "attempt %d started although %v had committed the stream to attempt %d", a.number, c.op, before.number)
 			return
@@ -869,6 +968,9 @@ func (r *run) judgeTrailers() {
 		}
 		if a == nil {
 			a = r.newest(f.end)
+		}
+		if a.done.happened() && a.done.seq > c.start.seq {
+			continue // RecvMsg has failed by itself, and gRPC's stream went on
 		}
 		var want metadata.MD
 		if a.done.happened() {
@@ -1052,29 +1154,26 @@ func (r *run) judgeHedged() {
 		return
 	}
 	a, sent := r.attempts[0], false
-	for c := range r.each(oHeader) {
-		if c.md != nil {
-			return // it has committed the stream
+	var c *called // the first RecvMsg
+	for _, other := range r.calls {
+		sent = sent || other.op == oSend && other.end.happened() && other.err == nil && c == nil
+		if other.op == oRecv && c == nil {
+			c = other
 		}
 	}
-	for _, c := range r.calls {
-		switch {
-		case c.op == oSend && c.end.happened() && c.err == nil:
-			sent = true
-		case c.op == oClose:
-		case c.op == oHeader && c.md != nil:
-			return // it has committed the stream
-		case c.op == oRecv && c.end.happened() && sent:
-			waited := c.end.at - c.start.at
-			if waited > r.hedgeDelay+slack && c.start.at+r.hedgeDelay+slack < r.ctxEndAt() && a.createErr == nil &&
-				!(len(a.arrived) > 0 && a.arrived[0].at < c.start.at+r.hedgeDelay+slack) && !(a.done.happened() && a.done.at < c.start.at+r.hedgeDelay+slack) {
-				r.find("not hedged", "RecvMsg waited for %v without a hedge", waited)
-			}
-			return
-		default:
-			return
+	if c == nil || !sent || !c.end.happened() || a.createErr != nil {
+		return
+	}
+	due := c.start.at + r.hedgeDelay + slack
+	for _, other := range r.calls {
+		if (other.op == oHeader || other.op == oContext || other.op == oTrailer) && other.start.at <= due {
+			return // it may have committed the stream
 		}
 	}
+	if c.end.at <= due || r.ctxEndAt() <= due || len(a.arrived) > 0 && a.arrived[0].at <= due || a.done.happened() && a.done.at <= due {
+		return
+	}
+	r.find("not hedged", "RecvMsg waited for %v without a hedge", c.end.at-c.start.at)
 }
 
 // timeline is what happened, in order. It needs mu.

@@ -189,7 +189,7 @@ func draw(seed uint64) *program {
 	d := dice{rand.New(rand.NewPCG(seed, 14))}
 	p := &program{
 		seed:            seed,
-		kind:            []streamKind{serverKind, clientKind, clientKind, bidiKind, bidiKind}[d.IntN(5)],
+		kind:            []streamKind{serverKind, clientKind, bidiKind}[d.IntN(3)],
 		attempts:        2 + d.IntN(3),
 		limit:           1 << 20,
 		backoff:         d.ms(0, 5),
@@ -213,7 +213,7 @@ func draw(seed uint64) *program {
 	case 1, 2:
 		p.deadline = 10 * time.Hour
 	}
-	if p.kind == serverKind && d.one(3) {
+	if p.kind == serverKind && d.one(2) {
 		p.hedge, p.hedgeDelay = 2+d.IntN(3), d.ms(0, 6)
 	}
 	if d.one(8) {
@@ -445,6 +445,10 @@ func (d dice) script(kind streamKind, n int, own bool) *script {
 		}
 		s.moves = append(s.moves, m)
 	}
+	if kind.server() && d.one(6) { // headers long before the first message
+		do(vHeader)
+		do(vSleep)
+	}
 	for range d.IntN(6) {
 		do([]verb{vSleep, vSleep, vReceive, vReceive, vSend, vSend, vHeader, vRead}[d.IntN(8)])
 	}
@@ -476,8 +480,8 @@ func (d dice) script(kind streamKind, n int, own bool) *script {
 	}
 	do(vEnd)
 	s.code = drawnCodes[d.IntN(len(drawnCodes))]
-	if d.one(4) {
-		s.pushback = [][]string{{"0"}, {"3"}, {"6"}, {"-1"}, {"x"}, {"1", "2"}}[d.IntN(6)]
+	if d.one(3) {
+		s.pushback = [][]string{{"0"}, {"3"}, {"6"}, {"-1"}, {"-1"}, {"x"}, {"1", "2"}}[d.IntN(7)]
 	}
 	return s
 }

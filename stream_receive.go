@@ -257,6 +257,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 	// After the timeout has cut an attempt, a message is of use only if nothing follows it.
 	cut := err == nil && !inTime && s.desc.ServerStreams
 	s.mu.Lock()
+	cut = cut && !(at.over && at.overErr == nil) // then all that follows is there
 	s.receiving--
 	s.inside--
 	at.note(err)

@@ -56,6 +56,8 @@ func (s *retryStream) openFrom(a *attempt) (*streamAttempt, error) {
 		s.mu.Lock()
 		s.at = nil
 		s.mu.Unlock()
+		a.settle()
+		a.repanic(func() { s.call.deposit(a, Ignored) })
 		s.call.show(a)
 		next, err := s.call.next(a, err)
 		if a = next; a == nil {

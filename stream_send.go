@@ -44,6 +44,8 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 		return nil, nil, io.EOF
 	case s.isOver() && at.sending:
 		return nil, s.awaitChange(), nil
+	case s.isOver() && at.fate != fateCommitted && !s.done && s.desc.ClientStreams:
+		return nil, nil, io.EOF
 	case s.isOver():
 		return at, nil, errEnded
 	case s.direct.Load() != nil:
@@ -200,7 +202,7 @@ func (s *retryStream) drain(at *streamAttempt) error {
 func (s *retryStream) isReceivedFrom(at *streamAttempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.at == at && s.receiving > 0
+	return s.isReceived(at)
 }
 
 // What drain does next.
@@ -215,7 +217,7 @@ const (
 func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	current := s.at == at && s.inUse()
+	current := s.at == at && s.inUse() && at.broken == nil
 	switch {
 	case current && at.sent < len(s.queue):
 		m := s.queue[at.sent]
@@ -235,7 +237,7 @@ func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
 func (s *retryStream) stopSending(at *streamAttempt, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == errPanicked && s.uses(at) { //nolint:errorlint // set by drain
+	if !isEOF(err) && at.broken == nil && (s.uses(at) || s.phase == phaseRacing && s.at == at) {
 		at.broken = err // it lacks the message
 	}
 	s.stopSendingLocked(at)
@@ -305,12 +307,9 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 // that the attempt has failed.
 func (s *retryStream) sendBroken(at *streamAttempt, err error) (*streamAttempt, error) {
 	s.mu.Lock()
-	uses := s.uses(at)
-	if uses {
-		at.broken = err
-	}
+	broken := at.broken != nil
 	s.mu.Unlock()
-	if uses {
+	if broken {
 		at.release() // wakes up the goroutine that receives
 	}
 	s.until(func() bool { return !s.isReceived(at) && s.phase != phaseRecovering })
