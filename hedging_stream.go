@@ -157,7 +157,11 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	if s.asked {
 		s.watchHeaders(at)
 	}
+	broken := at.broken
 	s.mu.Unlock()
+	if broken != nil {
+		return broken
+	}
 	err := at.stream.RecvMsg(message)
 	s.mu.Lock()
 	at.note(err)

@@ -133,7 +133,7 @@ func (s *retryStream) SendMsg(m any) error {
 		case at == nil:
 			return s.sendError(err)
 		case err != nil: // the call is over: gRPC knows what to return
-			return s.sendError(at.stream.SendMsg(m))
+			return s.sendError(s.atEnd(at, func() error { return at.stream.SendMsg(m) }))
 		}
 		return s.handOver(at)
 	}
@@ -169,9 +169,9 @@ func (s *retryStream) CloseSend() error {
 	s.mu.Lock()
 	s.done = true
 	at := s.at
-	if s.isOver() && at != nil && !at.sending {
+	if s.isOver() && at != nil {
 		s.mu.Unlock()
-		return at.stream.CloseSend()
+		return s.atEnd(at, at.stream.CloseSend)
 	}
 	if !s.inUse() || at.sending {
 		s.mu.Unlock()

@@ -182,7 +182,7 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 		at.note(final)
 	}
 	s.mu.Unlock()
-	if !committed || isTimeout(final) {
+	if !committed || at.isCut() {
 		return final
 	}
 	err := at.stream.RecvMsg(m)
@@ -231,7 +231,7 @@ func (s *retryStream) emptyEnd(at *streamAttempt) error {
 	if !s.desc.ServerStreams {
 		return errNoResponse
 	}
-	if md, _ := at.stream.Header(); md == nil && at.leftNothing() {
+	if at.leftNothing() {
 		return errLost
 	}
 	return io.EOF
@@ -242,7 +242,11 @@ func (s *retryStream) emptyEnd(at *streamAttempt) error {
 // again before it has sent the messages again; or if the connection is lost before it has sent
 // anything. A server that ends a stream leaves at least the content-type in the trailer. The
 // stream must be done; Trailer also keeps gRPC from a transparent retry from now on.
-func (at *streamAttempt) leftNothing() bool { return len(at.stream.Trailer()) == 0 }
+func (at *streamAttempt) leftNothing() bool {
+	trailer := at.stream.Trailer()
+	md, _ := at.stream.Header()
+	return md == nil && len(trailer) == 0
+}
 
 // What is made of an end without a failure that no server can have sent.
 var (

@@ -361,7 +361,7 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 func (s *retryStream) startEnding(at *streamAttempt, err error) {
 	s.final = err
 	switch {
-	case err == nil:
+	case err == nil, isEOF(err):
 		s.final = io.EOF
 	case at.timedOut(err):
 		s.final = &attemptTimeoutError{at.bounds.timeout}

@@ -44,7 +44,7 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 		return nil, nil, io.EOF
 	case s.isOver() && at.sending:
 		return nil, s.awaitChange(), nil
-	case s.isOver() && at.fate != fateCommitted && !s.done && s.desc.ClientStreams:
+	case s.isOver() && at.fate != fateCommitted && !s.done && !at.over && s.desc.ClientStreams:
 		return nil, nil, io.EOF
 	case s.isOver():
 		return at, nil, errEnded
@@ -74,6 +74,23 @@ func (s *retryStream) changes(m any, print uint64) bool {
 	return s.queue[len(s.queue)-1] == m && (print == 0 || print != s.print)
 }
 
+// atEnd runs a method of a stream that has ended, which says what gRPC says then; one at a time,
+// because the application is to do the same.
+func (s *retryStream) atEnd(at *streamAttempt, send func() error) error {
+	s.until(func() bool {
+		free := !at.sending
+		at.sending = true
+		return free
+	})
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		at.sending = false
+		s.changed()
+	}()
+	return send()
+}
+
 // makeRoom needs mu. It brings a stream nearer to being committed with an empty queue.
 func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
 	switch {
@@ -92,7 +109,7 @@ func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
 
 // pending needs mu. It reports whether the attempt lacks something that the application sent.
 func (s *retryStream) pending(at *streamAttempt) bool {
-	return at.sent < len(s.queue) || s.done && !at.closed
+	return at.broken == nil && (at.sent < len(s.queue) || s.done && !at.closed)
 }
 
 // startSending needs mu. The caller then calls drain.
