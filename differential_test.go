@@ -963,6 +963,8 @@ func (r *diffRun) play(part string, offset time.Duration, steps []diffStep, stre
 		case "send what is no message":
 			r.send(part, s, stream, "no message")
 		case "close":
+			r.mu.Lock() // gRPC wants it after the SendMsg of another goroutine
+			r.mu.Unlock()
 			r.note(part, "close: %s", describe(stream.CloseSend()))
 		case "recv":
 			r.receive(part, stream)

@@ -193,11 +193,6 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	return err
 }
 
-func isTimeout(err error) bool {
-	_, is := err.(*attemptTimeoutError) //nolint:errorlint // stored here, as it is
-	return is
-}
-
 // note needs mu. It notes what RecvMsg has returned.
 func (at *streamAttempt) note(err error) {
 	if err != nil {
@@ -347,7 +342,7 @@ func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
 	s.until(func() bool { return s.phase == phaseEnded })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if isTimeout(s.final) || at.broken != nil {
+	if !isEOF(s.final) && (at.isCut() || at.broken != nil) { // it is we who ended the attempt
 		return s.final
 	}
 	return err
