@@ -159,9 +159,10 @@ func (b *rateBudget) check() error {
 	return nil
 }
 
-// NewConcurrencyBudget allows at most n retries at the same time, n at least 1. A retry
-// counts from its decision, through its wait, until its attempt ends; that of a stream until
-// the stream is committed.
+// NewConcurrencyBudget allows at most n retries at the same time; n is at least 1. A retry
+// counts from the decision, through its wait, until its attempt ends. The retry of a stream
+// counts only until the stream is committed, so that a long stream does not hold a place for
+// life.
 func NewConcurrencyBudget(n int) (Budget, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)

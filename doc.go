@@ -44,23 +44,28 @@
 // Client, server and bidirectional streams are retried like unary calls, until they are
 // committed. A stream is committed once the application has seen anything of it:
 //
-//   - a message, or headers from Header (waiting in Header therefore commits);
-//   - a call of Context or Trailer;
-//   - or when it has sent more than [WithBufferLimit] keeps for replay, 256 KiB by default.
-//     The one request of a server stream does not count. A message that cannot tell its
-//     size (it is no proto.Message and has no Size method) commits too.
+//   - a message, or headers from Header;
+//   - io.EOF from SendMsg, if headers had come: only RecvMsg has the status then.
+//
+// It is also committed when the application calls Context or Trailer, which never wait, or
+// when it has sent more than [WithBufferLimit] keeps for replay, by default 256 KiB of memory.
+// The one request of a server stream does not count. A message whose size is unknown (one that
+// is not a proto.Message and has no Size method) commits too.
 //
 // Until then the messages sent, and CloseSend, are sent again in order to the next
-// attempt. After that, errors come out as gRPC made them, and a message costs nothing more
-// than without the interceptor. With WithBufferLimit(0) streams pass through untouched.
-// [grpc.MaxRetryRPCBufferSize] as a call option is obeyed like WithBufferLimit.
+// attempt. After that, errors are returned as gRPC made them, and a message costs nothing more
+// than without the interceptor; [Retrier.StreamClientInterceptor] has the details. With
+// WithBufferLimit(0) streams pass through untouched. The call option
+// [grpc.MaxRetryRPCBufferSize] has the same effect as WithBufferLimit.
 //
-// The attempt timeout of a stream is the time to its first message, for a client stream
-// to its response. A call has one limit of attempts, however often RecvMsg is called.
+// The attempt timeout of a stream covers the time until its first message arrives, or the
+// response to a client stream. A call has one limit of attempts, however often RecvMsg is
+// called. An end without a failure that no server can have sent, which gRPC reports in some
+// cases when it has lost the connection, is treated as UNAVAILABLE.
 //
-// A stream that fails after its first message is for the application to resume: only it
-// knows what it has done with the messages, and what to ask for next. Open a new stream
-// from where the last one ended; that is a new call, with attempts and a budget of its own.
+// A stream that fails after its first message can be resumed only by the application, because
+// only the application knows what it has done with the messages, and what to ask for next.
+// Open a new stream from where the last one ended; that is a new call with its own attempts.
 //
 // # Options
 //

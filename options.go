@@ -114,21 +114,23 @@ func WithClassifier(f func(context.Context, Attempt) Classification) CallOption 
 }
 
 // WithAttemptTimeout ends an attempt after d and retries it, whatever the codes, but only if
-// a retry takes its place. If there is none to take (the last attempt, an empty budget, a
-// deadline or [WithMaxElapsed] that leaves no room, a [WithClassifier] that says [Stop]), the
-// attempt runs on and is judged by its own result, so that a slow response is not turned into
-// a failure; it counts as Late for the budget. In a call without a deadline the attempt ends
-// after d in any case, so that the call cannot hang. The server is told the caller's deadline,
-// not d. The retry is paid for when the timeout fires.
+// a retry takes its place. If none can (after the last attempt, with an empty budget, if the
+// deadline or [WithMaxElapsed] leaves no room, or if a [WithClassifier] says [Stop]), the
+// attempt continues and is judged by its own result, so that a slow response is not turned
+// into a failure; the budget counts it as Late. In a call without a deadline the attempt ends
+// after d in any case, so that the call cannot hang. The server receives the caller's
+// deadline, not d. The retry is charged when the timeout fires.
 //
-// For a stream it is the time until the application has the first message from the
-// server, for a client stream until it has the response: choose it longer than the
-// longest upload. A stream that is committed before that is not retried, and so ends only if
-// the caller has no deadline.
+// For a stream, d covers the time until the first message from the server arrives, or until
+// the response to a client stream arrives: choose it longer than the longest upload. A
+// response that was there in time is not lost if the application receives it later: if headers
+// have come while the application is not receiving, the timeout starts again when it receives.
+// A stream that is committed before the first message is not retried, so its attempt ends after
+// d only if the caller has no deadline.
 //
-// d is at least 0; 0, the default, means no timeout of our own. A classifier, [Backoff] or
-// [Budget] that is asked at the timeout runs on the timer's goroutine while the call's own
-// waits in gRPC; if it panics, that is the caller's, on the goroutine of the call.
+// d is at least 0; 0, the default, means no timeout. A classifier, [Backoff] or [Budget] that
+// is consulted at the timeout runs on the timer's goroutine while the call waits in gRPC; if it
+// panics, the panic continues on the call's own goroutine.
 func WithAttemptTimeout(d time.Duration) CallOption {
 	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *Policy) { s.AttemptTimeout = d })
 }
@@ -170,9 +172,14 @@ func WithRatioBudget(s RatioBudget) CallOption {
 	return newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget })
 }
 
-// WithBufferLimit sets how many bytes of sent messages one stream may keep to send
-// them again; a stream that has sent more is committed. With 0, streams pass through
-// without retries. The default is 256 KiB. Unary calls keep their one message anyway.
+// WithBufferLimit limits the memory, in bytes, of the sent messages that one stream keeps for
+// replay. A message that does not fit commits the stream: no retry follows. The limit counts
+// what the messages hold in memory, roughly, which for small messages is far more than their
+// bytes on the wire. The one request of a server stream does not count. A message whose size
+// is unknown (one that is not a proto.Message and has no Size method) never fits.
+//
+// bytes is at least 0. With 0, streams pass through without retries. The default is 256 KiB.
+// Unary calls keep their one message in any case.
 func WithBufferLimit(bytes int) CallOption {
 	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *Policy) {
 		s.BufferLimit = orDefault(bytes, -1)
@@ -196,10 +203,10 @@ func WithConnectWait(d time.Duration) CallOption {
 	})
 }
 
-// WithCommitOnHeaders obeys gRFC A6 #when-retries-are-valid to the letter: once
-// response headers have arrived there is no retry, also for a unary call, which ends
-// with [ErrCommitted]. Off by default: the application of a unary call has seen nothing
-// of a failed attempt, headers or not.
+// WithCommitOnHeaders follows gRFC A6 #when-retries-are-valid to the letter: once response
+// headers have arrived, no retry follows, not even in a unary call, which then ends with
+// [ErrCommitted]. The default is off, because the application has seen nothing of a failed
+// attempt, whether headers had arrived or not.
 func WithCommitOnHeaders(on bool) CallOption {
 	return newCallOption("WithCommitOnHeaders", nil, func(s *Policy) { s.CommitOnHeaders = on })
 }
