@@ -33,6 +33,13 @@ func (d difference) in(mode string) bool {
 	return mode != plain && (d.modes == nil || slices.Contains(d.modes, mode))
 }
 
+// listed returns whether a test is known to differ in a mode.
+func listed(mode string, list []difference) func(testName) bool {
+	return func(name testName) bool {
+		return slices.ContainsFunc(list, func(d difference) bool { return d.in(mode) && d.contains(name) })
+	}
+}
+
 // parseDifferences reads the list, whose format differ.txt describes.
 func parseDifferences(list string) ([]difference, error) {
 	var all []difference
@@ -83,12 +90,7 @@ func compare(r *results, mode string, list []difference) judgement {
 		failed = append(failed, r.failed(pkg)...)
 		whole[pkg] = r.count(pkg, "run") == 0 && r.outcomes[testName{pkg, "TestLibraryIsInstalled"}] != ""
 	}
-	for _, name := range failed {
-		listed := func(d difference) bool { return d.in(mode) && d.contains(name) }
-		if !slices.ContainsFunc(list, listed) {
-			j.failed = append(j.failed, name)
-		}
-	}
+	j.failed = slices.DeleteFunc(slices.Clone(failed), r.listed)
 	for _, d := range list {
 		switch {
 		case !d.in(mode) || r.packages[d.pkg] == "":

@@ -33,9 +33,9 @@ const transcript = `
 {"Action":"fail","Package":"google.golang.org/grpc/test","Elapsed":1.5}
 `
 
-func read(t *testing.T, events string) *results {
+func read(t *testing.T, events, mode string, list []difference) *results {
 	t.Helper()
-	r := newResults()
+	r := newResults(listed(mode, list))
 	if err := r.read(strings.NewReader(strings.TrimSpace(events)), io.Discard); err != nil {
 		t.Fatalf("read() = %v, want nil", err)
 	}
@@ -72,7 +72,8 @@ func TestCompare(t *testing.T) {
 			[]string{"differed test Test", "missing test Test/Gone", "skipped test Test/Stuck"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			j := compare(read(t, transcript), tt.mode, parse(t, tt.list))
+			list := parse(t, tt.list)
+			j := compare(read(t, transcript, tt.mode, list), tt.mode, list)
 			var got []string
 			for _, name := range j.failed {
 				got = append(got, "failed "+name.String())
@@ -99,7 +100,8 @@ func TestPackageThatEndsEarly(t *testing.T) {
 {"Action":"fail","Package":"google.golang.org/grpc/test"}`, "test TestA"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			j := compare(read(t, tt.events), "nothing", parse(t, "all always test TestB reason"))
+			list := parse(t, "all always test TestB reason")
+			j := compare(read(t, tt.events, "nothing", list), "nothing", list)
 			if len(j.failed) != 1 || j.failed[0].String() != tt.want || len(j.missing)+len(j.passed) != 0 {
 				t.Errorf("compare() = %+v, want that only %s failed", j, tt.want)
 			}
@@ -108,7 +110,7 @@ func TestPackageThatEndsEarly(t *testing.T) {
 }
 
 func TestOutput(t *testing.T) {
-	r := read(t, transcript)
+	r := read(t, transcript, "nothing", nil)
 	const want = "    end2end_test.go:2965: no header\n        want one\n"
 	if got := r.output(testName{"test", "Test/Bad"}); got != want {
 		t.Errorf("output() = %q, want %q", got, want)
