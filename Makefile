@@ -92,6 +92,11 @@ e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give ba
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 
+MODES ?= nothing timeout observer hedging default
+.PHONY: grpc-suite
+grpc-suite: ## grpc-go's own tests with the library on every ClientConn, in MODES (all: a quarter of an hour)
+	@go run ./cmd/grpc-suite -modes '$(MODES)' -testflags '$(TESTFLAGS)'
+
 .PHONY: browser
 browser: chromium ## the debug page in a real headless Chromium
 	@cd e2e/browser && go test -tags e2e -count=1 -timeout 10m -v .
