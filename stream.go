@@ -116,6 +116,7 @@ type streamAttempt struct {
 	panicked any // what a goroutine of ours panicked with
 
 	waiting  time.Duration // since when a goroutine has received, if there is a timeout
+	unseen   *time.Timer   // until then, headers that have come must have been seen
 	expired  bool          // the attempt timeout has passed while nobody waited for a message
 	answered bool          // and headers have come, or the end
 }

@@ -26,7 +26,7 @@ func (s *retryStream) overdue(a *attempt) {
 		at.expired = true
 		s.inside++
 		at.helpers.Add(1)
-		time.AfterFunc(lookTime, func() { s.judgeExpired(at) })
+		at.unseen = time.AfterFunc(lookTime, func() { s.judgeExpired(at) })
 	}
 	s.mu.Unlock()
 	if unwanted {
@@ -52,6 +52,7 @@ func (s *retryStream) look(at *streamAttempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at.answered = at.expired
+	at.unseen.Stop()
 }
 
 // startWaiting needs mu. A goroutine is about to receive from the attempt, or to ask it for
