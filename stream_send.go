@@ -67,11 +67,11 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 
 // changes needs mu. It reports whether m is the object that was sent last, and is not what it
 // was then. gRPC forbids that, but a program that does it works until a stream is retried.
-func (s *retryStream) changes(m any, print uint64) bool {
+func (s *retryStream) changes(m any, hash uint64) bool {
 	if !s.desc.ClientStreams || len(s.queue) == 0 || reflect.ValueOf(m).Kind() != reflect.Pointer {
 		return false
 	}
-	return s.queue[len(s.queue)-1] == m && (print == 0 || print != s.print)
+	return s.queue[len(s.queue)-1] == m && (hash == 0 || hash != s.print)
 }
 
 // atEnd runs a method of a stream that has ended, which says what gRPC says then; one at a time,
