@@ -395,8 +395,12 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
-	receiving := s.receiving > 0
+	receiving, looked := s.receiving > 0, at.expired || at.answered
 	s.mu.Unlock()
+	if err == nil && looked && at.leftNothing() {
+		err = errLost
+		s.noteLost(at)
+	}
 	switch {
 	case committed && receiving && err == nil:
 		return // that goroutine knows better whether it ended well
