@@ -980,9 +980,9 @@ func (r *diffRun) play(part string, offset time.Duration, steps []diffStep, stre
 		case "header":
 			md, err := stream.Header()
 			r.note(part, "header: %s %s", describeMD(md), describe(err))
-		case "trailer": // not before the end
+		case "trailer": // not before the end, nor after the caller's: gRPC may still write to it then
 			r.mu.Lock()
-			ended := r.ended
+			ended := r.ended && r.ctx.Err() == nil
 			r.mu.Unlock()
 			if ended {
 				r.note(part, "trailer: %s", describeMD(stream.Trailer()))

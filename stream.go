@@ -97,7 +97,7 @@ type streamAttempt struct {
 	*attempt
 	stream  grpc.ClientStream
 	reached peer.Peer      // written by gRPC before the attempt has ended
-	begun   bool           // a message has come; used by the goroutine that receives
+	begun   bool           // a message has come; written with mu by the goroutine that receives
 	helpers sync.WaitGroup // goroutines of ours that use the stream
 
 	// Guarded by the stream's mu.

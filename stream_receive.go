@@ -189,6 +189,8 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	if isEOF(err) && !at.begun {
 		return s.emptyEnd(at)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	at.begun = at.begun || err == nil
 	return err
 }
@@ -320,13 +322,15 @@ func (at *streamAttempt) discard(into any) {
 // receivedCommitted takes in the first result of RecvMsg of a committed attempt.
 func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	if err == nil {
+		s.mu.Lock()
 		at.begun = true
+		if !s.desc.ServerStreams {
+			at.note(io.EOF)
+		}
+		s.mu.Unlock()
 		if s.desc.ServerStreams {
 			return nil
 		}
-		s.mu.Lock()
-		at.note(io.EOF)
-		s.mu.Unlock()
 	}
 	return s.receivedLast(at, err)
 }

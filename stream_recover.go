@@ -395,9 +395,9 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
-	receiving, looked := s.receiving > 0, at.expired || at.answered
+	receiving, silent := s.receiving > 0, !at.begun
 	s.mu.Unlock()
-	if err == nil && looked && at.leftNothing() {
+	if err == nil && silent && at.stream != nil && at.leftNothing() {
 		err = errLost
 		s.noteLost(at)
 	}
