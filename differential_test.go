@@ -541,7 +541,11 @@ func (p *diffProgram) equalPart(part string, plain, ours diffLog) bool {
 		return true
 	}
 	application, attempt := strings.HasPrefix(part, "app "), strings.HasPrefix(part, "attempt ")
+	gaveUp := len(ours[partGaveUp]) > 0
 	if at, violated := plain.find("cardinality violation: expected <EOF>"); violated {
+		if gaveUp && ours.gaveUp() <= at {
+			return true // the library says that the call has ended with that
+		}
 		if at2, violated := ours.find("cardinality violation: expected <EOF>"); !violated || at2 != at {
 			return false
 		}
@@ -552,11 +556,17 @@ func (p *diffProgram) equalPart(part string, plain, ours diffLog) bool {
 	}
 	if strings.HasPrefix(part, "server ") { // what arrives there after the application has given up is a matter of goroutines
 		a, b = until(a, plain.gaveUp()), until(b, ours.gaveUp())
+		if at, refused := plain.find("send: *status.Error"); refused { // which ends the call as well
+			a, b = until(a, at), until(b, at)
+		}
 	}
 	if at, refused := plain.find("send: EOF"); refused && application {
 		a, b = withoutContext(a, at), withoutContext(b, at)
 	} else if refused && (attempt || part == "OnFinish") {
 		return sooner(a, b, func(what string) bool { return part == "OnFinish" || strings.HasPrefix(what, "*stats.End") })
+	}
+	if gaveUp && (attempt || part == "OnFinish") {
+		a, b = until(a, plain.gaveUp()), until(b, ours.gaveUp()) // goroutines of gRPC compete to end the call
 	}
 	if _, lied := plain.find("cardinality violation: received no response"); lied && part == "OnFinish" {
 		a = slices.Clone(a)
