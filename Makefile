@@ -151,9 +151,9 @@ SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|Ar
 soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, and 200,000 calls under faults (an hour and a half)
 	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
 		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
-	go test -race -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.count=350000
-	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.count=3400000
-	go test -race -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.programs=100000 -faults.streams=200000 -faults.worlds=8
+	go test -race -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.seed=0 -programs.count=350000
+	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.seed=0 -programs.count=3400000
+	go test -race -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.streams=200000 -faults.worlds=8
 
 RUNS ?= 24
 .PHONY: bench

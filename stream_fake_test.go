@@ -648,7 +648,9 @@ func (a *fakeStream) serve() {
 			if trailer == nil && a.number%2 == 0 {
 				trailer = metadata.MD{"end": {strconv.Itoa(a.number)}}
 			}
-			if !a.headed.happened() && !a.script.vanishes { // trailers only: they are all that a server must send
+			if a.script.vanishes { // nothing comes from the server then
+				trailer = nil
+			} else if !a.headed.happened() { // trailers only: they are all that a server must send
 				trailer = metadata.Join(trailer, metadata.MD{"content-type": {"application/grpc"}})
 			}
 			st := status.New(a.script.code, "end "+strconv.Itoa(a.number))

@@ -376,7 +376,7 @@ func (r *run) judgeBudget() {
 	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() || r.wrapperFails() {
 		return
 	}
-	if r.sawSuccess(c) {
+	if r.sawSuccess(c) || r.timeout > 0 && hasMessage(c.err, cardinality) {
 		return
 	}
 	if won := codeOf(c.err) == codes.OK; won != (succeeded == 1) {

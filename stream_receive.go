@@ -299,11 +299,12 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 	}
 	s.claim(at)
 	s.mu.Unlock()
-	if cut {
-		at.discard(reply.message)
-	}
-	reply.restore()
-	s.recover(at, err)
+	s.recoverAfter(at, err, func() {
+		if cut {
+			at.discard(reply.message)
+		}
+		reply.restore()
+	})
 	if isEOF(err) {
 		s.answered(at)
 	}

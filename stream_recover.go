@@ -177,7 +177,13 @@ func (s *retryStream) claim(at *streamAttempt) {
 // recover reports to the call how an attempt ended, and makes the attempt that follows the one
 // in use. If none follows, the call is over.
 func (s *retryStream) recover(at *streamAttempt, err error) {
+	s.recoverAfter(at, err, func() {})
+}
+
+// recoverAfter is recover after something that may panic.
+func (s *retryStream) recoverAfter(at *streamAttempt, err error, first func()) {
 	s.recoverOn(at, err, func() {
+		first()
 		s.join(at)
 		at.repanic(func() { s.call.deposit(at.attempt, Ignored) })
 	})

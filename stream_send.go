@@ -136,12 +136,16 @@ func (s *retryStream) catchUp(at *streamAttempt) (drain bool) {
 
 // sendRequest sends what catchUp has left to the caller. RecvMsg has the status if that fails.
 func (s *retryStream) sendRequest(at *streamAttempt) {
-	if err := s.drain(at); err != nil && !isEOF(err) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.uses(at) {
-			at.broken = err
-		}
+	err := s.drain(at)
+	if err == nil || isEOF(err) {
+		return
+	}
+	s.mu.Lock()
+	committed := s.phase == phaseCommitted && s.at == at
+	s.mu.Unlock()
+	if committed {
+		at.release()
+		s.end(at, err)
 	}
 }
 
@@ -254,7 +258,7 @@ func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
 func (s *retryStream) stopSending(at *streamAttempt, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !isEOF(err) && at.broken == nil && (s.uses(at) || s.phase == phaseRacing && s.at == at) {
+	if !isEOF(err) && at.broken == nil && s.at == at && !s.isOver() {
 		at.broken = err // it lacks the message
 	}
 	s.stopSendingLocked(at)
