@@ -79,11 +79,19 @@ func (s *retryStream) race(first *streamAttempt) error {
 		s.conclude()
 		return err
 	}
+	failed := err != nil && !isEOF(err) // after it has won by its headers
 	s.mu.Lock()
 	s.at = won
 	s.commit(won)
+	if failed {
+		s.startEnding(won, err)
+	}
 	s.mu.Unlock()
-	s.afterCommit(won)
+	if failed {
+		s.reportEnd(won, err)
+	} else {
+		s.afterCommit(won)
+	}
 	return s.receivedCommitted(won, err)
 }
 
