@@ -238,7 +238,8 @@ const (
 func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	current := s.at == at && s.inUse() && at.broken == nil
+	// A race may begin while the first attempt is sent its request.
+	current := s.at == at && (s.inUse() || s.phase == phaseRacing) && at.broken == nil
 	switch {
 	case current && at.sent < len(s.queue):
 		m := s.queue[at.sent]
