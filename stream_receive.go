@@ -10,8 +10,8 @@ import (
 )
 
 // This file is how the application gets headers and messages from an attempt. The goroutine
-// that receives judges a failure, because it alone learns the status; who asks for headers, or
-// sends, finds out only what gRPC says without being received from.
+// that receives judges a failure, because it alone learns the status. A goroutine that asks for
+// headers, or sends, learns only what gRPC reports to others than the receiver.
 
 // tryHeader returns the attempt to ask for headers, nil if the call is over without one. If use
 // is true, the caller is to call headerOf and headed. If todo is not nil, it comes first.
