@@ -644,7 +644,11 @@ func until(lines []string, ms int) []string {
 func settled(lines []string) []string {
 	for i, line := range lines {
 		if strings.Contains(line, "*stats.End") {
-			lines = lines[:i+1]
+			at, _ := timeOf(line)
+			lines = slices.DeleteFunc(slices.Clone(lines[:i+1]), func(line string) bool { // it competes with the end
+				at2, what := timeOf(line)
+				return at2 == at && strings.Contains(what, "*stats.InTrailer")
+			})
 			break
 		}
 	}

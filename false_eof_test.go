@@ -330,7 +330,7 @@ type falseEnd struct {
 func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end falseEnd) {
 	server := &refusal{refusing: f.server}
 	server.serve(t)
-	var conn *lossyConn // the latest
+	var latest atomic.Pointer[lossyConn]
 	l := &loss{lose: func() {
 		if f.server.lose {
 			return
@@ -341,6 +341,7 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 		server.mu.Lock()
 		server.lost = true
 		server.mu.Unlock()
+		conn := latest.Load()
 		if f.readerFirst {
 			conn.Close()
 		}
@@ -354,7 +355,8 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(l),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			below, err := server.listener.DialContext(ctx)
-			conn = &lossyConn{Conn: below, lost: make(chan struct{})}
+			conn := &lossyConn{Conn: below, lost: make(chan struct{})}
+			latest.Store(conn)
 			return conn, err
 		}))...)
 	if err != nil {
@@ -491,11 +493,12 @@ func (e orphanEnd) String() string {
 func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (end orphanEnd) {
 	server := &refusal{refusing: refusing{twice: true, window: 1 << 20, messages: 1}}
 	server.serve(t)
-	var conn *lossyConn // the latest
+	var latest atomic.Pointer[lossyConn]
 	cc, err := grpc.NewClient("passthrough:///orphan", append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			below, err := server.listener.DialContext(ctx)
-			conn = &lossyConn{Conn: below, lost: make(chan struct{})}
+			conn := &lossyConn{Conn: below, lost: make(chan struct{})}
+			latest.Store(conn)
 			return conn, err
 		}))...)
 	if err != nil {
@@ -506,6 +509,7 @@ func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (
 	defer cancel()
 	cc.Connect()
 	time.Sleep(time.Second / 2)
+	conn := latest.Load()
 	conn.stalled.Store(true)
 	time.Sleep(time.Second) // the response to the first ping is being written, the other waits
 	stream, err := cc.NewStream(ctx, falseClientStream, "/false/Orphan",

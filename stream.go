@@ -145,10 +145,11 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	if err == nil {
 		return nil
 	}
-	if isEOF(err) {
-		at.stream.Trailer() // gRPC must not retry what the application has heard has ended
-	} else { // gRPC has ended the stream with it
+	switch {
+	case !isEOF(err): // gRPC has ended the stream with it
 		s.end(at, err)
+	case s.desc.ClientStreams:
+		at.stream.Trailer() // gRPC must not retry what the application has heard has ended
 	}
 	return s.sendError(err)
 }
