@@ -446,12 +446,16 @@ func TestFalseEOFOfGRPC(t *testing.T) {
 	}
 }
 
+// afterTheClose has retries wait until gRPC has closed the connection. Until then gRPC tries it again and
+// again without a pause, and in a bubble no time passes meanwhile.
+var afterTheClose = grpcretry.WithBackoff(grpcretry.Constant(2 * time.Second))
+
 // TestFalseEOFIsAFailure: the library treats it as the lost connection that it is, and retries.
 func TestFalseEOFIsAFailure(t *testing.T) {
 	for _, f := range falseEOFs {
 		t.Run(f.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				end := f.play(t, false, grpcretry.DialOptions()...)
+				end := f.play(t, false, grpcretry.DialOptions(afterTheClose)...)
 				wantErr := io.EOF
 				if f.kind == nil {
 					wantErr = nil
@@ -552,13 +556,13 @@ func TestTruncationByGRPC(t *testing.T) {
 // TestTruncationIsAFailure: before a commit the library retries, and after it the call fails.
 func TestTruncationIsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		end := orphan(t, grpcretry.DialOptions())
+		end := orphan(t, grpcretry.DialOptions(afterTheClose))
 		if end.sent != 3 || end.sendErr != nil || end.err != nil || end.counted != 3 || len(end.finished) != 1 || end.finished[0] != nil {
 			t.Errorf("%v; want 3 and success, and 3", end)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		end := orphan(t, grpcretry.DialOptions(), grpcretry.WithBufferLimit(1))
+		end := orphan(t, grpcretry.DialOptions(afterTheClose), grpcretry.WithBufferLimit(1))
 		if end.sent != 1 || end.sendErr != io.EOF || status.Code(end.err) != codes.Unavailable || end.counted != 0 ||
 			len(end.finished) != 1 || status.Code(end.finished[0]) != codes.Unavailable {
 			t.Errorf("committed: %v; want 1, EOF and UNAVAILABLE, also for OnFinish, and 0", end)
