@@ -278,11 +278,11 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 		want   []Outcome
 	}{
 		{"in time", nil, []answer{ok().after(second)}, []Outcome{{Attempt: 1, Result: Succeeded}}},
-		{"late", []Option{WithBudget(stingy{})}, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, Late: true}}},
+		{"late", []Option{WithBudget(stingy{})}, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, late: true}}},
 		{"late, and the last attempt", []Option{WithMaxAttempts(2)}, []answer{unavailable(), ok().after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, Late: true}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, late: true}}},
 		{"an answer that is late", []Option{WithMaxAttempts(2)}, []answer{unavailable(), fail(codes.NotFound, "x").after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, Late: true}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, late: true}}},
 		{"cut", nil, []answer{ok().after(3 * second), ok()}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -291,7 +291,7 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 				late := 0
 				opts := append([]Option{WithBackoff(Constant(second)), WithAttemptTimeout(2 * second), WithBudget(heard),
 					WithObserver(func(_ context.Context, e Event) {
-						if e.Kind == AttemptEnd && e.Attempt.Late {
+						if e.Kind == AttemptEnd && e.Attempt.late {
 							late++
 						}
 					})}, tt.opts...)

@@ -40,7 +40,7 @@ func newLogger(l *slog.Logger) *logger {
 }
 
 // logDecision logs a retry, and a change of the budget.
-func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
+func (c *call) logDecision(a *Attempt, v verdict, now time.Time) {
 	l := c.retrier.log
 	if l == nil {
 		return
@@ -54,7 +54,7 @@ func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 }
 
 // logBudget logs a change of the budget.
-func (l *logger) logBudget(c *call, v Verdict, now time.Time) {
+func (l *logger) logBudget(c *call, v verdict, now time.Time) {
 	switch {
 	case v.refused():
 		if l.exhausted.add(budgetKey(c.budget), now) {
@@ -129,7 +129,7 @@ func budgetKey(b Budget) any {
 }
 
 // logDue logs a hedge that was due.
-func (c *call) logDue(v Verdict, now time.Time) {
+func (c *call) logDue(v verdict, now time.Time) {
 	l := c.retrier.log
 	if l == nil {
 		return
@@ -158,16 +158,16 @@ func (c *call) logGiveUp(last *Attempt, err *Error, now time.Time) {
 }
 
 // logNotHedged logs once that a method cannot be hedged.
-func (l *logger) logNotHedged(ctx context.Context, method string, p *policy, why string) {
+func (l *logger) logNotHedged(c *call, why string) {
 	if l == nil {
 		return
 	}
 	but := ", but retried"
-	if p.MaxAttempts == 1 {
+	if c.policy.modeUnhedged() == modePassThrough {
 		but = ""
 	}
-	if _, told := l.notHedged.LoadOrStore(method, true); !told {
-		l.WarnContext(ctx, "grpcretry: method is not hedged"+but+": "+why, "method", method)
+	if _, told := l.notHedged.LoadOrStore(c.method, true); !told {
+		l.WarnContext(c.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", c.method)
 	}
 }
 

@@ -271,7 +271,7 @@ func (m *metrics) succeeded(c *call, a *attempt) {
 }
 
 // failed counts an attempt that failed, and what was decided.
-func (m *metrics) failed(c *call, f *Failure, v Verdict) {
+func (m *metrics) failed(c *call, f *failure, v verdict) {
 	row := m.row(c)
 	decision := decisionStop
 	if v.Retry {
@@ -305,7 +305,7 @@ func (m *metrics) lost(c *call, a *attempt) {
 }
 
 // due counts a hedge that was due.
-func (m *metrics) due(c *call, v Verdict) {
+func (m *metrics) due(c *call, v verdict) {
 	row := m.row(c)
 	if v.Retry {
 		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
@@ -314,11 +314,11 @@ func (m *metrics) due(c *call, v Verdict) {
 }
 
 // connected counts a wait for a connection that is there now, with the backoff after it.
-func (m *metrics) connected(c *call, v Verdict) {
+func (m *metrics) connected(c *call, v verdict) {
 	m.wait.Record(c.ctx, v.Wait.Seconds(), m.row(c).waits[WaitConnect]...)
 }
 
-func (m *metrics) refused(c *call, row *metricRow, v Verdict) {
+func (m *metrics) refused(c *call, row *metricRow, v verdict) {
 	if v.refused() {
 		m.budgetRow(budgetLabels{row.target, c.policy.budgetScope}).refusals.Add(1)
 	}
@@ -344,7 +344,7 @@ func (m *metrics) recordA96(c *call, row *metricRow, more int, idle time.Duratio
 	m.retryDelay.Record(c.ctx, idle.Seconds(), row.a96...)
 	switch {
 	case more == 0:
-	case c.policy.hedges:
+	case c.mode == modeHedged:
 		m.hedges.Record(c.ctx, int64(more), row.a96...)
 	default:
 		m.retries.Record(c.ctx, int64(more), row.a96...)

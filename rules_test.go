@@ -28,17 +28,17 @@ import (
 func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		failure Failure
+		failure failure
 		reason  error
 		result  Result
 	}{
-		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *Failure) {
+		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
 			f.CtxErr, f.Closed = context.Canceled, true
 		}), context.Canceled, Ignored},
-		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *Failure) {
+		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
 			f.CtxErr, f.Committed = context.Canceled, true
 		}), context.Canceled, Failed},
-		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *Failure) {
+		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
 			f.Closed, f.Committed = true, true
 		}), ErrConnClosed, Ignored},
 		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
@@ -47,8 +47,8 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{}
-			want := Step{Verdict: Verdict{Reason: tt.reason}, End: true}
-			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).Failed(t.Context(), &tt.failure, noon, 0.5)
+			want := step{verdict: verdict{Reason: tt.reason}, End: true}
+			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).failed(t.Context(), &tt.failure, noon, 0.5)
 			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
 			if got != want {
 				t.Errorf("Failed = %+v, want %+v", got, want)
@@ -66,8 +66,8 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
 	h := before{Start: noon, Deadline: noon.Add(time.Second)}
 	f := failureOf(1, codes.Unavailable).saying("300001")
-	want := Verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
-	if got := h.plan(policyOf(t), &aBudget{}, 1).Failed(t.Context(), &f, noon, 0.5); got.Verdict != want {
+	want := verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
+	if got := h.plan(policyOf(t), &aBudget{}, 1).failed(t.Context(), &f, noon, 0.5); got.verdict != want {
 		t.Errorf("Failed = %+v, want %+v", got, want)
 	}
 }

@@ -85,7 +85,7 @@ func (c *call) traceSuccess(a *Attempt) {
 	c.traceAttempt(a, codes.OK, decisionSuccess)
 }
 
-func (c *call) traceFailure(a *Attempt, v Verdict, now time.Time) {
+func (c *call) traceFailure(a *Attempt, v verdict, now time.Time) {
 	if c.spans == nil || c.spans.events == nil {
 		return
 	}
@@ -120,7 +120,7 @@ func (c *call) traceAttempt(a *Attempt, code codes.Code, decision string, more .
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(AttrPeer, a.Peer.String()))
 	}
-	if c.policy.hedges && a.Number > 1 {
+	if c.mode == modeHedged && a.Number > 1 {
 		attrs = append(attrs, attribute.Bool(AttrHedge, a.Hedge), attribute.String(AttrSentAfter, a.WaitSource.String()))
 	}
 	c.spans.events.AddEvent(EventAttempt, trace.WithAttributes(append(attrs, more...)...))
@@ -143,7 +143,7 @@ func (c *call) endSpan(last int, err, reason error) {
 	span.SetAttributes(
 		attribute.String(AttrStatusCode, codeName(status.Code(err))),
 		attribute.Int(AttrAttempts, c.made(last)))
-	if err == nil && c.policy.hedges {
+	if err == nil && c.mode == modeHedged {
 		span.SetAttributes(attribute.Int(AttrWinner, last))
 	}
 	if reason != nil {
