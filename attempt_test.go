@@ -278,11 +278,11 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 		want   []Outcome
 	}{
 		{"in time", nil, []answer{ok().after(second)}, []Outcome{{Attempt: 1, Result: Succeeded}}},
-		{"late", []Option{WithBudget(stingy{})}, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, late: true}}},
+		{"late", []Option{WithBudget(stingy{})}, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, Late: true}}},
 		{"late, and the last attempt", []Option{WithMaxAttempts(2)}, []answer{unavailable(), ok().after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, late: true}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, Late: true}}},
 		{"an answer that is late", []Option{WithMaxAttempts(2)}, []answer{unavailable(), fail(codes.NotFound, "x").after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, late: true}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, Late: true}}},
 		{"cut", nil, []answer{ok().after(3 * second), ok()}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

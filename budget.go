@@ -42,11 +42,11 @@ type Outcome struct {
 	// Hedge is true for an attempt that was sent while an earlier one was in flight.
 	Hedge  bool
 	Result Result
-	// late is true for an attempt that ended after the attempt timeout, which did not cut it
+	// Late is true for an attempt that ended after the attempt timeout, which did not cut it
 	// because no retry could take its place. A budget that is earned by answered calls does
 	// not count it: with a queue that is longer than the timeout, a server answers every call,
 	// late, and would so pay for the retries that keep the queue long.
-	late bool
+	Late bool
 }
 
 // A Result says how an attempt ended, as far as it matters to a [Budget].

@@ -166,7 +166,7 @@ func (s RatioBudget) describe() string {
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
-	if o.late || o.Result != Succeeded && o.Result != Answered {
+	if o.Late || o.Result != Succeeded && o.Result != Answered {
 		return
 	}
 	if o.Attempt > 1 && o.Result == Succeeded && !o.Hedge {

@@ -483,7 +483,7 @@ func (c *call) deposit(a *attempt, r Result) {
 			c.hedges.Deposit(o)
 		}
 	case r == Succeeded:
-		p.succeeded(Outcome{Attempt: int(a.number), Hedge: a.hedge, late: a.isLate()})
+		p.succeeded(Outcome{Attempt: int(a.number), Hedge: a.hedge, Late: a.isLate()})
 	default:
 		p.lost(Outcome{Attempt: int(a.number), Hedge: a.hedge})
 	}

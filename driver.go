@@ -114,7 +114,7 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 	case a.Err == nil:
 		p.won = true
 		p.measure(a, now)
-		p.plan.succeeded(Outcome{Attempt: a.Number, Hedge: a.Hedge, late: p.isLate(a)})
+		p.plan.succeeded(Outcome{Attempt: a.Number, Hedge: a.Hedge, Late: p.isLate(a)})
 		return Step{End: true}
 	case errors.Is(a.Err, ErrHedgeLost):
 		if p.won {

@@ -723,7 +723,7 @@ func (m *hedgeModel) checkAccounts(t *testing.T, budget *tokens, delay *recorded
 		want = append(want, Outcome{Attempt: i + 1, Hedge: a.hedge, Result: a.heard})
 	}
 	for _, o := range budget.heard {
-		o.late = false // has a test of its own
+		o.Late = false // has a test of its own
 		heard = append(heard, o)
 	}
 	slices.SortFunc(heard, func(a, b Outcome) int { return a.Attempt - b.Attempt })

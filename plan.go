@@ -623,7 +623,7 @@ func (p *plan) chargeOf(number int) charge {
 }
 
 func (f *failure) outcome(r Result) Outcome {
-	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, late: f.Attempt.late}
+	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.late}
 }
 
 // deposit tells the budgets how an attempt ended. To one that was not charged for it, it is a
