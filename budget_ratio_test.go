@@ -37,7 +37,7 @@ func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
 
 var (
 	success      = Outcome{Attempt: 1, Result: Succeeded}
-	aFailure      = Outcome{Attempt: 1, Result: Failed}
+	aFailure     = Outcome{Attempt: 1, Result: Failed}
 	retrySuccess = Outcome{Attempt: 2, Result: Succeeded}
 	retryFailure = Outcome{Attempt: 2, Result: Failed}
 )

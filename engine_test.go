@@ -360,3 +360,51 @@ func TestPlanAttemptTimeout(t *testing.T) {
 		})
 	}
 }
+
+// The order of the questions, where two of them say stop and their reasons differ.
+func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		failure failure
+		reason  error
+		result  Result
+	}{
+		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.CtxErr, f.Closed = context.Canceled, true
+		}), context.Canceled, Ignored},
+		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.CtxErr, f.Committed = context.Canceled, true
+		}), context.Canceled, Failed},
+		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.Closed, f.Committed = true, true
+		}), ErrConnClosed, Ignored},
+		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
+		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
+		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			budget := &aBudget{}
+			want := step{verdict: verdict{Reason: tt.reason}, End: true}
+			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).failed(t.Context(), &tt.failure, noon, 0.5)
+			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
+			if got != want {
+				t.Errorf("Failed = %+v, want %+v", got, want)
+			}
+			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+				t.Errorf("budget heard %v, want %v once", budget.heard, want)
+			}
+			if len(budget.asked) != 0 {
+				t.Errorf("budget was asked at %v", budget.asked)
+			}
+		})
+	}
+}
+
+func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
+	h := before{Start: noon, Deadline: noon.Add(time.Second)}
+	f := failureOf(1, codes.Unavailable).saying("300001")
+	want := verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
+	if got := h.plan(policyOf(t), &aBudget{}, 1).failed(t.Context(), &f, noon, 0.5); got.verdict != want {
+		t.Errorf("Failed = %+v, want %+v", got, want)
+	}
+}
