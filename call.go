@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,48 +23,21 @@ type call struct {
 
 // An rpc is what a call is made of before its first attempt.
 type rpc struct {
+	facts
 	retrier *Retrier
-	policy  *policy
-	budget  Budget
-	hedges  Budget          // what hedges spend besides; nil if the method is not hedged
-	shared  *Plan           // the plan, if the timers of attempts use it too; else nil, and call.own is
-	delay   time.Duration   // of a hedged call
-	overdue func(*attempt)  // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
-	ctx     context.Context // the caller's, within the call span if there is one
-	cc      *grpc.ClientConn
-	method  string
+	hedges  Budget         // what hedges spend besides; nil if the method is not hedged
+	shared  *Plan          // the plan, if the timers of attempts use it too; else nil, and call.own is
+	delay   time.Duration  // of a hedged call
+	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
-	stream  *retryStream  // nil for a unary call
-	start   time.Duration // since the origin
-	spans   *callSpans    // nil where nobody records
+	stream  *retryStream // nil for a unary call
 }
-
-// The past of a call is what is remembered of its attempts that have not succeeded.
-type past struct {
-	last     Attempt   // the attempt that ended last: most calls have no other, and no memory for more
-	earlier  []Attempt // the attempts that ended before it, in that order; the latest, fewer than maxKept
-	failures int
-	said     error         // the last failure that was a server's word, not a timeout or the caller
-	idle     time.Duration // without an attempt in flight, before the one in flight now
-}
-
-// none says that no attempt has ended yet.
-func (p *past) none() bool { return p.last.Number == 0 }
-
-// all are the attempts, and more that ended, in the order of their numbers.
-func (p *past) all(more ...Attempt) []Attempt {
-	all := slices.Concat(p.earlier, []Attempt{p.last}, more)
-	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
-	return all
-}
-
-// maxKept bounds the memory of a call with very many attempts.
-const maxKept = 1000
 
 // prepare readies a call, which is not more than what the application has said of it, to
 // be retried. policy is nil of a call that is to pass straight through.
 func (c *call) prepare(opts []grpc.CallOption) error {
 	overrides := c.options.read(opts, c.cc, c.method)
+	c.static = c.options.static
 	if c.options.nested {
 		return nil
 	}
@@ -90,7 +62,7 @@ func (c *call) begin(a *attempt) {
 	if c.options.targets {
 		c.forget() // what an earlier call left there says nothing about this one
 	}
-	c.startSpan()
+	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
 	if c.policy.AttemptTimeout > 0 {
@@ -130,15 +102,16 @@ func (c *call) ready(a *attempt) {
 	if c.stream != nil || c.policy.hedges || c.policy.AttemptTimeout > 0 {
 		c.bound(a)
 	}
-	if c.observed() {
-		c.observeStart(a)
+	if c.retrier.report.observed() {
+		c.reportStart(a)
 	}
 }
 
-func (c *call) observeStart(a *attempt) {
+// reportStart revokes the attempt if an observer panics: it is not sent.
+func (c *call) reportStart(a *attempt) {
 	done := false
 	defer func() {
-		if !done { // the attempt is not sent
+		if !done {
 			a.reported = true
 			if p := c.plan(); p.begun() {
 				p.revoke(int(a.number))
@@ -146,7 +119,7 @@ func (c *call) observeStart(a *attempt) {
 			c.crashed(a)
 		}
 	}()
-	c.observe(Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+	c.retrier.report.attemptStarted(&c.facts, a)
 	done = true
 }
 
@@ -238,14 +211,14 @@ func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
 		now = time.Now()
 	}
 	if c.leaves(a) {
-		c.retrier.log.logLeftToGRPC(c)
+		c.retrier.report.leftToGRPC(&c.facts)
 		return Step{End: true}, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
-	c.record(&f)
+	c.past.record(&f)
 	a.reported = true
 	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
-	c.report(&f, step.Verdict, now)
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.Verdict, now)
 	if step.End {
 		return step, c.stop(&f, step.Verdict, err, now)
 	}
@@ -266,7 +239,7 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	f := Failure{
 		Attempt:   a.ended(err, now),
 		CtxErr:    c.callerGone(now),
-		Closed:    c.closed(),
+		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
 	}
 	if f.CtxErr == nil && a.timedOut(err) {
@@ -293,8 +266,6 @@ func endOf(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-func (c *call) closed() bool { return isClosed(c.cc) }
-
 func isClosed(cc *grpc.ClientConn) bool {
 	return cc != nil && cc.GetState() == connectivity.Shutdown
 }
@@ -311,47 +282,6 @@ func (c *call) leftToGRPC() bool { return c.retrier.leavesToGRPC(c.cc, c.method)
 
 func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
 	return !r.builtInRetryOff && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
-}
-
-// record remembers a failed attempt.
-func (c *call) record(f *Failure) {
-	p := &c.past
-	p.keep(f.Attempt)
-	p.failures++
-	if !f.TimedOut && !f.isCallers() {
-		p.said = f.Attempt.Err
-	}
-}
-
-func (p *past) keep(a Attempt) {
-	if !p.none() {
-		p.keepEarlier(p.last)
-	}
-	p.last = a
-}
-
-func (p *past) keepEarlier(a Attempt) {
-	if len(p.earlier) == maxKept-1 {
-		p.earlier = slices.Delete(p.earlier, 0, maxKept/2)
-	}
-	if p.earlier == nil {
-		p.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
-	}
-	p.earlier = append(p.earlier, a)
-}
-
-// report tells span, logger and observers how an attempt failed and what comes of it.
-func (c *call) report(f *Failure, v Verdict, now time.Time) {
-	c.traceFailure(&f.Attempt, v, now)
-	c.logDecision(&f.Attempt, v, now)
-	if m := c.retrier.meter; m != nil {
-		m.failed(c, f, v)
-	}
-	if c.observed() {
-		c.observe(Event{Kind: AttemptEnd, Attempt: f.Attempt})
-		c.observe(Event{Kind: Decision, Attempt: f.Attempt,
-			Retry: v.Retry, Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
-	}
 }
 
 // wait returns when the next attempt is to be sent, or when the call is to end because of
@@ -371,11 +301,11 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 		switch {
 		case c.callerGone(now) != nil:
 			return c.callerGone(now), true
-		case c.closed():
+		case isClosed(c.cc):
 			return ErrConnClosed, false
 		case connected:
 			step = p.Connected(now)
-			c.reportConnected(step.Verdict)
+			c.retrier.report.connected(&c.facts, step.Verdict)
 		default:
 			step = p.Due(now)
 		}
@@ -390,7 +320,7 @@ func (c *call) gone() (reason error, gone bool) {
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx), true
 	}
-	if c.closed() {
+	if isClosed(c.cc) {
 		return ErrConnClosed, false
 	}
 	return nil, false
@@ -422,7 +352,7 @@ func (c *call) pause(d time.Duration, connect bool) (connected bool) {
 // abandon ends a call in the wait before a retry, which is then never sent.
 func (c *call) abandon(reason error, gone bool) error {
 	c.plan().Leave()
-	c.traceStop(reason)
+	c.retrier.report.waitStopped(&c.facts, reason)
 	return c.giveUp(&c.past.last, Verdict{Reason: reason}, gone, time.Now())
 }
 
@@ -468,89 +398,25 @@ func (c *call) deposit(a *attempt, r Result) {
 	}
 }
 
-// succeed ends a call whose attempt a succeeded, at the time at if that is not now.
+// succeed ends a call whose attempt a succeeded, at the time at; zero means now.
 func (c *call) succeed(a *attempt, at time.Time) {
 	c.deposit(a, Succeeded)
 	if c.stream != nil {
 		c.stream.ending(nil)
 	}
-	if c.spans != nil || c.observed() {
-		now := time.Now()
-		if at.IsZero() {
-			at = now
-		}
+	if c.options.targets {
 		c.collect(a)
-		info := a.ended(nil, at)
-		c.traceSuccess(&info)
-		if c.observed() {
-			c.observe(Event{Kind: AttemptEnd, Attempt: info})
-			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: c.elapsed(now), Attempts: c.attemptsWith(info)})
-		}
 	}
-	if m := c.retrier.meter; m != nil {
-		m.succeeded(c, a)
-	}
-	c.endSpan(int(a.number), nil, nil)
+	c.retrier.report.callSucceeded(&c.facts, &c.past, a, at)
 	c.options.finish(nil)
 }
 
-// attemptsWith is all the attempts of a call that succeeded, nil if there was only that one.
-func (c *call) attemptsWith(succeeded Attempt) []Attempt {
-	if c.past.none() {
-		return nil
-	}
-	return c.past.all(succeeded)
-}
-
-// made is the number of attempts, one of which has the number given.
-func (c *call) made(number int) int {
-	number = max(number, c.past.last.Number)
-	for i := range c.past.earlier {
-		number = max(number, c.past.earlier[i].Number)
-	}
-	return number
-}
-
-// lastEnd is when the last attempt under way ended, decisive or not.
-func (c *call) lastEnd(decisive *Attempt) time.Time {
-	last := decisive.Start.Add(decisive.Duration)
-	if c.policy.hedges {
-		for _, a := range c.past.all() {
-			if end := a.Start.Add(a.Duration); end.After(last) {
-				last = end
-			}
-		}
-	}
-	return last
-}
-
-// lost tells of an attempt that ended after another was decisive.
+// lost takes in an attempt that ended after another was decisive.
 func (c *call) lost(a *attempt, now time.Time) {
 	c.deposit(a, Ignored)
 	info := a.ended(errHedgeLost, now)
 	c.past.keep(info)
-	c.traceLost(&info)
-	if m := c.retrier.meter; m != nil {
-		m.lost(c, a)
-	}
-	if c.observed() {
-		c.observe(Event{Kind: AttemptEnd, Attempt: info})
-	}
-}
-
-// reportConnected tells of a connection that the call has waited for.
-func (c *call) reportConnected(v Verdict) {
-	if m := c.retrier.meter; m != nil && v.Retry {
-		m.connected(c, v)
-	}
-}
-
-// reportDue tells of a hedge that was due.
-func (c *call) reportDue(v Verdict, now time.Time) {
-	c.logDue(v, now)
-	if m := c.retrier.meter; m != nil {
-		m.due(c, v)
-	}
+	c.retrier.report.attemptLost(&c.facts, &info)
 }
 
 // stop ends a call after the verdict not to try again. A first failure that was never one
@@ -561,7 +427,7 @@ func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
-		c.end(f.Attempt, err, v.Reason, now)
+		c.end(&callFailure{last: f.Attempt, err: err, reason: v.Reason, at: now})
 		return err
 	}
 	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
@@ -572,9 +438,8 @@ func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
 	c.plan().Leave()
 	info := a.ended(err, now)
-	v := Verdict{Reason: ErrLeftToGRPC}
-	c.report(&Failure{Attempt: info}, v, now)
-	c.end(info, err, ErrLeftToGRPC, now)
+	c.retrier.report.attemptFailed(&c.facts, &info, Verdict{Reason: ErrLeftToGRPC}, now)
+	c.end(&callFailure{last: info, err: err, reason: ErrLeftToGRPC, at: now})
 	return err
 }
 
@@ -590,7 +455,7 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 		Wait:       v.Wait,
 		WaitSource: v.WaitSource,
 
-		made: c.made(0),
+		made: c.past.made(0),
 	}
 	if err.Last == nil {
 		err.Last = last.Err
@@ -601,42 +466,15 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 			err.ctx = context.Canceled
 		}
 	}
-	c.logGiveUp(last, err, now)
-	c.end(*last, err, v.Reason, now)
+	c.end(&callFailure{last: *last, err: err, gaveUp: err, reason: v.Reason, at: now})
 	return err
 }
 
 // end is the last thing that happens in a call that failed.
-func (c *call) end(last Attempt, err, reason error, now time.Time) {
+func (c *call) end(how *callFailure) {
 	if c.stream != nil {
-		c.stream.ending(err)
+		c.stream.ending(how.err)
 	}
-	if c.observed() {
-		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: c.elapsed(now)}
-		if made := c.made(last.Number); made > 1 {
-			e.Attempts = c.past.all()
-		}
-		c.observe(e)
-	}
-	if m := c.retrier.meter; m != nil {
-		m.ended(c, &last, reason, now)
-	}
-	c.endSpan(last.Number, err, reason)
-	c.options.finish(err)
-}
-
-func (c *call) elapsed(now time.Time) time.Duration { return now.Sub(origin) - c.start }
-
-func (c *call) target() string {
-	if c.cc == nil {
-		return ""
-	}
-	return c.cc.Target()
-}
-
-func (c *call) canonicalTarget() string {
-	if c.cc == nil {
-		return ""
-	}
-	return c.cc.CanonicalTarget()
+	c.retrier.report.callFailed(&c.facts, &c.past, how)
+	c.options.finish(how.err)
 }

@@ -95,7 +95,7 @@ func (c *rpc) ownTargets(a *attempt) bool { return c.stream != nil || c.policy.h
 // wantsHeader says whether a rule needs the response headers; copying them costs gRPC
 // three allocations.
 func (c *rpc) wantsHeader() bool {
-	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.observed()
+	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.retrier.report.observed()
 }
 
 // collect takes over what gRPC wrote to the unary caller's own header and trailer.

@@ -290,7 +290,7 @@ func (h *race) handle(e happening) {
 		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case h.call.callerGone(now) != nil || h.call.closed():
+	case h.call.callerGone(now) != nil || isClosed(h.call.cc):
 		if len(h.open) == 0 { // else they end by themselves
 			h.abandon(h.call.callerGone(now))
 		}
@@ -386,10 +386,10 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
-	c.record(&f)
+	c.past.record(&f)
 	a.reported = true
 	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
-	c.report(&f, step.Verdict, now)
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.Verdict, now)
 	h.lost = &defeat{a, err, f, step.Verdict}
 	if len(h.open) == 0 {
 		h.idle = now
@@ -417,7 +417,7 @@ func (h *race) due(now time.Time) {
 		h.arm()
 	default:
 		step := p.Due(now)
-		c.reportDue(step.Verdict, now)
+		c.retrier.report.hedgeJudged(&c.facts, step.Verdict, now)
 		h.do(step)
 	}
 }
@@ -450,8 +450,9 @@ func (h *race) connect() {
 
 // connected asks the plan what follows when there is a connection.
 func (h *race) connected(now time.Time) {
-	step := h.call.plan().Connected(now)
-	h.call.reportConnected(step.Verdict)
+	c := h.call
+	step := c.plan().Connected(now)
+	c.retrier.report.connected(&c.facts, step.Verdict)
 	if step.End {
 		h.giveUp(step.Reason, nil)
 		return
@@ -494,7 +495,7 @@ func (h *race) abandon(gone error) {
 func (h *race) giveUp(reason, gone error) {
 	h.lost.verdict = Verdict{Reason: reason}
 	h.lost.failure.CtxErr = gone
-	h.call.traceStop(reason)
+	h.call.retrier.report.waitStopped(&h.call.facts, reason)
 	h.decide()
 }
 
@@ -517,7 +518,7 @@ func (h *race) conclude() error {
 		c.show(lost.attempt)
 	}
 	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
-		c.retrier.log.logLeftToGRPC(c)
+		c.retrier.report.leftToGRPC(&c.facts)
 		return c.leave(lost.attempt, lost.err, now)
 	}
 	return c.stop(&lost.failure, lost.verdict, lost.err, now)

@@ -40,14 +40,14 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	c := call{rpc: rpc{retrier: r, ctx: ctx, cc: cc, method: method}}
+	c := call{rpc: rpc{retrier: r, facts: facts{ctx: ctx, cc: cc, method: method}}}
 	if err := c.prepare(opts); err != nil {
 		return nil, err
 	}
 	p := c.policy
 	hedged := p != nil && p.hedged != nil
 	if hedged && desc.ClientStreams {
-		r.log.logNotHedged(ctx, method, p, "it has a client stream")
+		r.report.notHedged(&c.facts, "it has a client stream")
 		hedged = false
 	}
 	if p == nil || p.BufferLimit < 0 || p.MaxAttempts == 1 && !hedged {

@@ -243,7 +243,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 // read fills in what gRPC knows of an attempt that has ended with err.
 func (s *retryStream) read(at *streamAttempt, err error) {
 	c := &s.call
-	if isEOF(err) && !c.observed() && c.spans == nil && !c.options.targets {
+	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.targets {
 		return
 	}
 	at.release() // the failure may be an interceptor's, and gRPC not know of it
@@ -445,7 +445,7 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	if err == nil { // but the application has not come for that
 		err = status.FromContextError(context.Canceled).Err()
 	}
-	if s.call.ctx.Err() == nil && !s.call.closed() {
+	if s.call.ctx.Err() == nil && !isClosed(s.call.cc) {
 		if at.unwatch == nil {
 			at.unwatch = s.watchCaller(at)
 		}
