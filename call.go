@@ -55,13 +55,11 @@ func (c *call) prepare(opts []grpc.CallOption) error {
 
 // begin starts the call's first attempt, a, which is zero.
 func (c *call) begin(a *attempt) {
-	c.budget = budgetFor(c.policy.Budget, c.target(), c.canonicalTarget)
+	c.budget = budgetFor(c.policy.Budget, targetOf(c.cc), c.canonicalTarget)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedges = budgetFor(b, c.target(), c.canonicalTarget)
+		c.hedges = budgetFor(b, targetOf(c.cc), c.canonicalTarget)
 	}
-	if c.options.targets {
-		c.forget() // what an earlier call left there says nothing about this one
-	}
+	c.options.forget() // what an earlier call left there says nothing about this one
 	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
@@ -238,7 +236,7 @@ func (c *call) truth(a *attempt, err error) error {
 func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	f := Failure{
 		Attempt:   a.ended(err, now),
-		CtxErr:    c.callerGone(now),
+		CtxErr:    endOf(c.ctx, now),
 		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
 	}
@@ -250,9 +248,6 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	f.Attempt.Unsent = f.Unsent
 	return f
 }
-
-// callerGone returns why the caller's context has ended, nil if it has not.
-func (c *call) callerGone(now time.Time) error { return endOf(c.ctx, now) }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
 // a server may report it before the context does.
@@ -291,16 +286,17 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 	p := c.plan()
 	for {
 		if step.Send {
-			return c.gone()
+			return whyUnsendable(c.ctx, c.cc)
 		}
 		connected := false
 		if d := time.Until(p.DueAt()); d > 0 {
-			connected = c.pause(d, step.Connect)
+			connected = c.retrier.connections.pause(c.ctx, c.cc, d, step.Connect)
 		}
 		now := time.Now()
+		gone := endOf(c.ctx, now)
 		switch {
-		case c.callerGone(now) != nil:
-			return c.callerGone(now), true
+		case gone != nil:
+			return gone, true
 		case isClosed(c.cc):
 			return ErrConnClosed, false
 		case connected:
@@ -315,38 +311,15 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 	}
 }
 
-// gone returns why no attempt can be sent any more: nil if one can.
-func (c *call) gone() (reason error, gone bool) {
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx), true
+// whyUnsendable returns why no attempt can be sent any more: nil if one can.
+func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone bool) {
+	if ctx.Err() != nil {
+		return context.Cause(ctx), true
 	}
-	if isClosed(c.cc) {
+	if isClosed(cc) {
 		return ErrConnClosed, false
 	}
 	return nil, false
-}
-
-// pause lets d pass. It ends immediately with the caller's context, with the ClientConn and, if
-// the call waits for a connection, with that: then connected is true.
-func (c *call) pause(d time.Duration, connect bool) (connected bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	var ready, closed <-chan struct{}
-	var unwatch func()
-	if connect {
-		ready, closed, unwatch = c.retrier.connections.await(c.cc)
-	} else {
-		closed, unwatch = c.retrier.connections.watch(c.cc, d)
-	}
-	defer unwatch()
-	select {
-	case <-timer.C:
-	case <-ready:
-		return true
-	case <-closed:
-	case <-c.ctx.Done():
-	}
-	return false
 }
 
 // abandon ends a call in the wait before a retry, which is then never sent.
@@ -358,7 +331,7 @@ func (c *call) abandon(reason error, gone bool) error {
 
 // retry starts the next attempt.
 func (c *call) retry() *attempt {
-	c.forget()
+	c.options.forget()
 	last, now := &c.past.last, origin.Add(sinceOrigin()) // in half the time of time.Now
 	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
 	return c.another(c.plan().send(now), now)
@@ -450,7 +423,7 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 		Last:     c.past.said,
 		Reason:   v.Reason,
 		Attempts: c.past.all(),
-		Elapsed:  c.elapsed(now),
+		Elapsed:  now.Sub(origin) - c.start,
 
 		Wait:       v.Wait,
 		WaitSource: v.WaitSource,

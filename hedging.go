@@ -290,9 +290,9 @@ func (h *race) handle(e happening) {
 		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case h.call.callerGone(now) != nil || isClosed(h.call.cc):
+	case endOf(h.call.ctx, now) != nil || isClosed(h.call.cc):
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(h.call.callerGone(now))
+			h.abandon(endOf(h.call.ctx, now))
 		}
 	case e.connected && h.call.plan().connecting != nil:
 		h.connected(now)
@@ -515,7 +515,7 @@ func (h *race) decide() {
 func (h *race) conclude() error {
 	c, now, lost := h.call, time.Now(), h.lost
 	if h.made > 1 || c.stream != nil {
-		c.show(lost.attempt)
+		c.options.show(lost.attempt)
 	}
 	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
 		c.retrier.report.leftToGRPC(&c.facts)
@@ -557,7 +557,7 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker, delay time.D
 	}
 	if race.winner.number > 1 {
 		copyReply(reply, race.winner.bounds.received)
-		race.call.show(race.winner)
+		race.call.options.show(race.winner)
 	}
 	race.call.succeed(race.winner, race.wonAt)
 	race.winner.release()

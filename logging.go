@@ -43,7 +43,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v Verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: retrying",
-			"method", f.method, "target", f.target(), "attempt", a.Number, "code", codeName(a.Code()),
+			"method", f.method, "target", targetOf(f.cc), "attempt", a.Number, "code", codeName(a.Code()),
 			"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
 	}
 }
@@ -52,7 +52,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v Verdict, now time.Time) {
 func (l *logger) hedgeJudged(f *facts, v Verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
-		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.target(), "delay", v.Wait)
+		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", targetOf(f.cc), "delay", v.Wait)
 	}
 }
 
@@ -62,12 +62,12 @@ func (l *logger) budgetJudged(f *facts, v Verdict, now time.Time) {
 	case v.refused():
 		if l.exhausted.add(budgetKey(f.budget), now) {
 			l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
-				"method", f.method, "target", f.target())
+				"method", f.method, "target", targetOf(f.cc))
 		}
 	case v.Retry:
 		if l.exhausted.remove(budgetKey(f.budget), now) {
 			l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
-				"method", f.method, "target", f.target())
+				"method", f.method, "target", targetOf(f.cc))
 		}
 	}
 }
@@ -144,7 +144,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 		return
 	}
 	l.WarnContext(f.ctx, "grpcretry: gave up",
-		"method", f.method, "target", f.target(), "attempts", err.made, "elapsed", err.Elapsed,
+		"method", f.method, "target", targetOf(f.cc), "attempts", err.made, "elapsed", err.Elapsed,
 		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
 		"suppressed", l.suppressed.Swap(0))
 }
@@ -172,6 +172,6 @@ func (l *logger) leftToGRPC(f *facts) {
 	if _, logged := l.leftMethods.LoadOrStore(f.method, true); !logged {
 		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
-			"method", f.method, "target", f.target())
+			"method", f.method, "target", targetOf(f.cc))
 	}
 }

@@ -350,7 +350,7 @@ func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Durati
 
 // row finds the row of a call, on the path of every call.
 func (m *metrics) row(f *facts) *metricRow {
-	key := rowKey{f.target(), other}
+	key := rowKey{targetOf(f.cc), other}
 	if f.static {
 		key.method = f.method
 	}

@@ -132,7 +132,7 @@ func (o *observers) current() *observerList { return o.list.Load() }
 
 // observe calls every observer with what e says about a call.
 func (l *observerList) observe(f *facts, e *Event) {
-	e.Method, e.Target, e.Budget = f.method, f.target(), f.budget
+	e.Method, e.Target, e.Budget = f.method, targetOf(f.cc), f.budget
 	for _, o := range *l {
 		o.f(f.ctx, *e)
 	}

@@ -32,12 +32,12 @@ type facts struct {
 	spans  *callSpans    // nil if nobody records
 }
 
-// target returns the target as it was dialed.
-func (f *facts) target() string {
-	if f.cc == nil {
+// targetOf returns the target as it was dialed.
+func targetOf(cc *grpc.ClientConn) string {
+	if cc == nil {
 		return ""
 	}
-	return f.cc.Target()
+	return cc.Target()
 }
 
 // canonicalTarget returns the target in gRPC's canonical form, with a scheme.
@@ -47,8 +47,6 @@ func (f *facts) canonicalTarget() string {
 	}
 	return f.cc.CanonicalTarget()
 }
-
-func (f *facts) elapsed(now time.Time) time.Duration { return now.Sub(origin) - f.start }
 
 // callStarted starts the call span, or finds the caller's.
 func (r *reporter) callStarted(f *facts) {
@@ -152,7 +150,7 @@ func (r *reporter) showSuccess(f *facts, p *past, a Attempt, now time.Time) {
 			all = p.all(a)
 		}
 		o.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
-		o.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: f.elapsed(now), Attempts: all})
+		o.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
 	}
 }
 
@@ -172,7 +170,7 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 	}
 	made := p.made(end.last.Number)
 	if o := r.observers.current(); o != nil {
-		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: f.elapsed(end.at)}
+		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.at.Sub(origin) - f.start}
 		if made > 1 {
 			e.Attempts = p.all()
 		}

@@ -58,7 +58,7 @@ func (s *retryStream) openFrom(a *attempt) (*streamAttempt, error) {
 		s.mu.Unlock()
 		a.settle()
 		a.repanic(func() { s.call.deposit(a, Ignored) })
-		s.call.show(a)
+		s.call.options.show(a)
 		next, err := s.call.next(a, err)
 		if a = next; a == nil {
 			s.conclude()
@@ -233,7 +233,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
 	now := time.Now() // a wait counts from here
 	s.read(at, err)
-	s.call.show(at.attempt)
+	s.call.options.show(at.attempt)
 	if isEOF(err) {
 		err = nil
 	}
