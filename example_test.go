@@ -396,7 +396,7 @@ func ExampleRetrier_Observe() {
 
 	ended := r.Observe(func(_ context.Context, e grpcretry.Event) {
 		if e.Kind == grpcretry.CallEnd {
-			fmt.Println(grpcretry.OutcomeName(e), "after", len(e.Attempts), "attempts")
+			fmt.Println(e.Outcome(), "after", len(e.Attempts), "attempts")
 		}
 	})
 	defer ended()

@@ -290,9 +290,9 @@ func (h *race) handle(e happening) {
 		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case h.call.callerGone(now) != nil || h.call.closed():
+	case endOf(h.call.ctx, now) != nil || isClosed(h.call.cc):
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(h.call.callerGone(now))
+			h.abandon(endOf(h.call.ctx, now))
 		}
 	case e.connected && h.call.plan().connecting != nil:
 		h.connected(now)
@@ -386,10 +386,10 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
-	c.record(&f)
+	c.past.record(&f)
 	a.reported = true
 	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
-	c.report(&f, step.verdict, now)
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	h.lost = &defeat{a, err, f, step.verdict}
 	if len(h.open) == 0 {
 		h.idle = now
@@ -417,7 +417,7 @@ func (h *race) due(now time.Time) {
 		h.arm()
 	default:
 		step := p.due(now)
-		c.reportDue(step.verdict, now)
+		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
 		h.do(step)
 	}
 }
@@ -450,8 +450,9 @@ func (h *race) connect() {
 
 // connected asks the plan what follows when there is a connection.
 func (h *race) connected(now time.Time) {
-	step := h.call.plan().connected(now)
-	h.call.reportConnected(step.verdict)
+	c := h.call
+	step := c.plan().connected(now)
+	c.retrier.report.connected(&c.facts, step.verdict)
 	if step.End {
 		h.giveUp(step.Reason, nil)
 		return
@@ -494,7 +495,7 @@ func (h *race) abandon(gone error) {
 func (h *race) giveUp(reason, gone error) {
 	h.lost.verdict = verdict{Reason: reason}
 	h.lost.failure.CtxErr = gone
-	h.call.traceStop(reason)
+	h.call.retrier.report.waitStopped(&h.call.facts, reason)
 	h.decide()
 }
 
@@ -514,10 +515,10 @@ func (h *race) decide() {
 func (h *race) conclude() error {
 	c, now, lost := h.call, time.Now(), h.lost
 	if h.made > 1 || c.stream != nil {
-		c.show(lost.attempt)
+		c.options.show(lost.attempt)
 	}
 	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
-		c.retrier.log.logLeftToGRPC(c)
+		c.retrier.report.leftToGRPC(&c.facts)
 		return c.leave(lost.attempt, lost.err, now)
 	}
 	return c.stop(&lost.failure, lost.verdict, lost.err, now)
@@ -556,7 +557,7 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	}
 	if race.winner.number > 1 {
 		copyReply(reply, race.winner.bounds.received)
-		race.call.show(race.winner)
+		race.call.options.show(race.winner)
 	}
 	race.call.succeed(race.winner, race.wonAt)
 	race.winner.release()

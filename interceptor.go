@@ -16,10 +16,7 @@ import (
 // shares its budgets among those to the same target.
 type Retrier struct {
 	policies    *methodPolicies
-	observers   *observers
-	log         *logger      // nil: no logging
-	tracer      trace.Tracer // nil: no call spans
-	meter       *meter       // nil: no metrics
+	report      reporter
 	random      func() float64
 	connections *connections
 
@@ -43,8 +40,7 @@ func New(opts ...Option) (*Retrier, error) {
 	}
 	r := &Retrier{
 		policies:        newMethodPolicies(defaultBudgets(), c.all, c.byPattern),
-		observers:       newObservers(c.observers),
-		log:             newLogger(c.logger),
+		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
 		random:          rand.Float64,
 		connections:     newConnections(),
 		builtInRetryOff: c.builtInRetryOff,
@@ -53,11 +49,11 @@ func New(opts ...Option) (*Retrier, error) {
 		return nil, err
 	}
 	var err error
-	if r.meter, err = newMeter(&c, r.policies); err != nil {
+	if r.report.meter, err = newMeter(&c, r.policies); err != nil {
 		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
 	}
 	if c.callSpan {
-		r.tracer = tracerFrom(c.tracerProvider)
+		r.report.tracer = tracerFrom(c.tracerProvider)
 	}
 	return r, nil
 }

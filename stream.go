@@ -40,7 +40,7 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	c := call{rpc: rpc{retrier: r, ctx: ctx, cc: cc, method: method}}
+	c := call{rpc: rpc{retrier: r, facts: facts{ctx: ctx, cc: cc, method: method}}}
 	if err := c.prepare(opts, desc, nil); err != nil {
 		return nil, err
 	}

@@ -111,7 +111,7 @@ func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err er
 // receive is RecvMsg as long as the stream is not committed, and for the first message.
 func (s *retryStream) receive(m any) error {
 	if s.call.mode == modeHedged && !canHedge(m) {
-		s.call.retrier.log.logNotHedged(&s.call, "no second message can be made of its type")
+		s.call.retrier.report.notHedged(&s.call.facts, "no second message can be made of its type")
 	}
 	s.mu.Lock()
 	reporting := s.phase == phaseEnding // then this may be called by what is being reported to

@@ -398,7 +398,7 @@ func (c *liveClients) observe(_ context.Context, e grpcretry.Event) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.result.outcomes[grpcretry.OutcomeName(e)]++
+	c.result.outcomes[e.Outcome()]++
 	for _, a := range e.Attempts {
 		if errors.Is(a.Err, grpcretry.ErrHedgeLost) {
 			c.result.lost++

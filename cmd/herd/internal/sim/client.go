@@ -511,8 +511,9 @@ func (r *run) endCall(i int32, c *call, e ending) {
 	latency := r.now - c.start
 	seen := from.seen.at(r.now)
 	from.perCall = append(from.perCall, c.number)
-	from.Outcomes[grpcretry.OutcomeName(grpcretry.Event{
-		Attempt: grpcretry.Attempt{Number: int(e.number), Hedge: e.hedge}, Err: e.err, Reason: e.reason})]++
+	ended := grpcretry.Event{
+		Attempt: grpcretry.Attempt{Number: int(e.number), Hedge: e.hedge}, Err: e.err, Reason: e.reason}
+	from.Outcomes[ended.Outcome()]++
 	if e.err == nil {
 		seen.Succeeded++
 		from.succeeded = append(from.succeeded, latency)
