@@ -150,14 +150,20 @@ func (c *call) observeStart(a *attempt) {
 	done = true
 }
 
-// crashed ends the call when something that the application has given us panics; a is the
-// attempt that was in flight, or has just ended.
+// crashed ends the attempts of a call when something that the application has given us panics,
+// or ends its goroutine; a is the attempt that was in flight, or has just ended.
 func (c *call) crashed(a *attempt) {
+	defer a.release()
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}
 	c.plan().Leave()
-	a.release()
+}
+
+// endCrashed ends a call after crashed.
+func (c *call) endCrashed() {
+	c.endSpan(0, errPanicked, nil)
+	c.options.finish(errPanicked)
 }
 
 // bound gives an attempt an end of its own, if it needs one.

@@ -347,6 +347,7 @@ func (s *retryStream) crash(a *attempt) {
 	if isEOF(final) {
 		final = nil
 	}
+	s.call.endSpan(0, final, nil)
 	s.call.options.finish(final)
 }
 

@@ -134,12 +134,13 @@ func (c *call) traceStop(reason error) {
 }
 
 // endSpan ends the call span, if there is one, with the status that the caller gets. The
-// last attempt is the one that succeeded, or failed last.
+// last attempt is the one that succeeded, or failed last; it is 0 after a panic.
 func (c *call) endSpan(last int, err, reason error) {
 	if c.spans == nil || c.spans.call == nil {
 		return
 	}
 	span := c.spans.call
+	c.spans.call = nil // it ends once, also if something panics after that
 	span.SetAttributes(
 		attribute.String(AttrStatusCode, codeName(status.Code(err))),
 		attribute.Int(AttrAttempts, c.made(last)))
