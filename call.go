@@ -141,14 +141,21 @@ func (c *call) reportStart(a *attempt) {
 	done = true
 }
 
-// crashed ends the call when something that the application has given us panics; a is the
-// attempt that was in flight, or has just ended.
+// crashed ends the attempts of a call when something that the application has given us panics,
+// or ends its goroutine; a is the attempt that was in flight, or has just ended.
 func (c *call) crashed(a *attempt) {
+	defer a.release()
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}
 	c.plan().leave()
-	a.release()
+}
+
+// endCrashed ends a call after crashed; err is how it ended for the application, as far as that
+// goes.
+func (c *call) endCrashed(err error) {
+	c.retrier.report.callCrashed(&c.facts, &c.past, err)
+	c.options.finish(err)
 }
 
 // bound gives an attempt an end of its own, if it needs one.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // A hedging is the part of a hedged call in which attempts may run at the same time: from
@@ -469,8 +471,24 @@ func (h *race) send() {
 	a := c.another(c.plan().send(now), now)
 	h.made++
 	h.open = append(h.open, a)
-	go func() { h.post(happening{ended: a, err: h.attempts.run(a)}) }()
+	go h.runOwn(a)
 }
+
+// runOwn makes an attempt on a goroutine of its own, which something below may end. A panic ends
+// the program.
+func (h *race) runOwn(a *attempt) {
+	err := errExited
+	defer func() {
+		if p := recover(); p != nil {
+			panic(p) //nolint:forbidigo // it is the interceptor's below
+		}
+		h.post(happening{ended: a, err: err})
+	}()
+	err = h.attempts.run(a)
+}
+
+// errExited is how an attempt ends in which runtime.Goexit was called.
+var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
 
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
@@ -543,20 +561,38 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.policy.AttemptTimeout > 0 {
 		c.overdue = u.hedging.overdue
 	}
+	found, ending, done := newReply(reply), c, false
+	defer func() {
+		if !done {
+			ending.endCrashed(errPanicked)
+		}
+	}()
 	c.begin(&u.first)
 	u.rpc, u.hedging.from = c.rpc, u.first.start
 	defer u.first.release()
 	race := u.hedging.run()
-	if race == nil {
+	if race != nil {
+		ending = race.call
+	}
+	err := u.conclude(c, race, found)
+	done = true
+	return err
+}
+
+// conclude ends the call, c without a race, and returns its error.
+func (u *hedgedUnary) conclude(c *call, race *race, found reply) error {
+	switch {
+	case race == nil:
 		c.answered(&u.first, false)
 		c.succeed(&u.first, time.Time{})
 		return nil
-	}
-	if race.winner == nil {
-		return race.conclude()
+	case race.winner == nil:
+		err := race.conclude()
+		found.restore()
+		return err
 	}
 	if race.winner.number > 1 {
-		copyReply(reply, race.winner.bounds.received)
+		copyReply(u.reply, race.winner.bounds.received)
 		race.call.options.show(race.winner)
 	}
 	race.call.succeed(race.winner, race.wonAt)

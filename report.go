@@ -185,6 +185,13 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 	}
 }
 
+// callCrashed reports the end of a call in which something panicked.
+func (r *reporter) callCrashed(f *facts, p *past, err error) {
+	if f.spans != nil {
+		f.spans.end(f, p.made(0), 0, err, nil)
+	}
+}
+
 // notHedged reports a method that cannot be hedged.
 func (r *reporter) notHedged(f *facts, why string) {
 	if r.log != nil {

@@ -118,12 +118,13 @@ func (s *callSpans) waitStopped(reason error) {
 }
 
 // end ends the call span, if there is one, with the status that the caller gets. The last
-// attempt is the one that succeeded, or failed last.
+// attempt is the one that succeeded, or failed last; it is 0 after a panic.
 func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	span := s.call
 	if span == nil {
 		return
 	}
+	s.call = nil // it ends once, also if something panics after that
 	span.SetAttributes(
 		attribute.String(AttrStatusCode, codeName(status.Code(err))),
 		attribute.Int(AttrAttemptCount, made))
