@@ -88,7 +88,7 @@ demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
 	cd examples/demo && go run . -http :8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told; calls survive a restart
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 
@@ -112,7 +112,7 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 	@echo "drew docs/trace.svg"
 
 .PHONY: tail
-tail: ## show what hedging does to slow answers, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
 
 .PHONY: restart
@@ -165,7 +165,7 @@ bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writ
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
 
 .PHONY: bench-quick
-bench-quick: ## the same once and roughly, in two minutes: prints the tables, writes nothing
+bench-quick: ## the same once and roughly, in half a minute: prints the tables, writes nothing
 	@mkdir -p $(BIN); bench/run 1 $(BIN)/bench-quick.txt short
 	@cd bench && go run ./report $(BIN)/bench-quick.txt
 

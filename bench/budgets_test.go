@@ -10,7 +10,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// Budgets are compared among themselves: no rival has one to call. Each is made so that it
+// Budgets are compared among themselves: no alternative has one to call. Each is made so that it
 // neither refuses nor runs over.
 var budgets = []struct {
 	name string

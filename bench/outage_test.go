@@ -23,7 +23,7 @@ func BenchmarkOutage(b *testing.B) {
 	if testing.Short() {
 		duration = 300 * time.Millisecond
 	}
-	oneByOne(b, slices.Concat(all, careful), func(b *testing.B, r *rival) {
+	oneByOne(b, slices.Concat(all, careful), func(b *testing.B, r *alternative) {
 		client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
 		watch := echov1.NewEchoServiceClient(tcp.dial(b))
 		for b.Loop() {
