@@ -10,9 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -190,23 +188,19 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 }
 
 func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
+	const attempts = 10_000
 	bubble(t, func(t *testing.T) {
-		attempts := 0
-		invoker := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
-			attempts++
-			return status.Error(codes.Unavailable, "x")
-		}
-		err := UnaryClientInterceptor(WithMaxAttempts(100_000), WithBudget(Unlimited), WithAttemptTimeout(time.Hour))(
-			t.Context(), "/s/m", nil, nil, nil, invoker)
+		made, err := invoke(t.Context(), UnaryClientInterceptor(WithMaxAttempts(attempts), WithBudget(Unlimited), WithAttemptTimeout(time.Hour)),
+			func(context.Context, int) error { return errUnavailable })
 		e := asError(t, err)
-		if attempts != 100_000 || !strings.Contains(err.Error(), "100000 attempts") {
-			t.Errorf("%d attempts in %v, want 100000", attempts, err)
+		if made != attempts || !strings.Contains(err.Error(), "10000 attempts") {
+			t.Errorf("the call made %d attempts and failed with %v, want %d", made, err, attempts)
 		}
 		if len(e.Attempts) > maxKept || len(e.Attempts) < maxKept/2 {
 			t.Errorf("the error keeps %d attempts, want at most %d, and half of that", len(e.Attempts), maxKept)
 		}
 		for i, a := range e.Attempts {
-			if want := 100_000 - len(e.Attempts) + 1 + i; a.Number != want {
+			if want := attempts - len(e.Attempts) + 1 + i; a.Number != want {
 				t.Fatalf("attempt %d of those that the error keeps is number %d, want %d: the last ones", i, a.Number, want)
 			}
 		}

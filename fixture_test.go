@@ -369,9 +369,13 @@ func hedged(h Hedging) Option {
 // hedgedEcho is a call of Echo for tests that need more control of
 // the attempts than a server has: run is attempt number n.
 func hedgedEcho(ctx context.Context, run func(ctx context.Context, n int) error, opts ...Option) error {
+	return invokeEcho(ctx, UnaryClientInterceptor(opts...), run)
+}
+
+func invokeEcho(ctx context.Context, intercept grpc.UnaryClientInterceptor, run func(ctx context.Context, n int) error) error {
 	invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 		a, _ := AttemptFromContext(ctx)
 		return run(ctx, a.Number)
 	}
-	return UnaryClientInterceptor(opts...)(ctx, echoMethod, request(), &echov1.EchoResponse{}, nil, invoker)
+	return intercept(ctx, echoMethod, request(), &echov1.EchoResponse{}, nil, invoker)
 }
