@@ -119,16 +119,16 @@ func TestAttemptContextsEndWithTheirAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable(), ok()))
 		var contexts []context.Context
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
 			for i, earlier := range contexts {
 				if earlier.Err() == nil {
 					t.Errorf("the context of attempt %d is alive in attempt %d", i+1, len(contexts)+1)
 				}
 			}
 			contexts = append(contexts, ctx)
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainUnaryInterceptor(below))...)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), below)...)
 		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
 			t.Fatal(err)
 		}
@@ -170,18 +170,14 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 			scripts := []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"}
 			server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 			var contexts []context.Context
-			below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 				contexts = append(contexts, ctx)
 				sofar := slices.Clone(contexts)
 				time.AfterFunc(second/2, func() { check(t, sofar) })
-				return streamer(ctx, desc, cc, method, opts...)
-			}
-			cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-			stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-			if err != nil {
-				t.Fatal(err)
-			}
-			(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF; wait 1s")
+				return next(ctx)
+			})
+			cc := server.conn(t, append(DialOptions(steady), below)...)
+			openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF; wait 1s")
 			wantTimes(t, server, 0, 1*second, 3*second)
 		})
 	})

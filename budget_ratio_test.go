@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-var budgetSeeds = flag.Uint64("budgets.seeds", 5, "how many times each random test of ratio budgets draws")
+var budgetSeeds = flag.Uint64("budgets.seeds", 10, "how many times each random test of ratio budgets draws")
 
 // Most of these tests have a clock of their own: a budget whose first look comes with a
 // time far from the real one never reads the real clock.
@@ -488,7 +488,7 @@ func (m *exactBudget) giveBack() {
 // steps back: the budget does exactly what the rule says, and the bound holds for every
 // span. Settings and times are multiples of a 64th, so that nothing is rounded.
 func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
-	for seed := range *budgetSeeds {
+	for seed := range max(*budgetSeeds/2, 1) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		s := RatioBudget{
 			Ratio:        float64(random.IntN(80)) / 64,

@@ -130,16 +130,12 @@ func TestNothingOfAStreamsAttemptsIsLeft(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
 				var attempts []*attempt
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
-					return streamer(ctx, desc, cc, method, opts...)
-				}
-				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainStreamInterceptor(below))...)
-				stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-				if err != nil {
-					t.Fatal(err)
-				}
-				(&application{stream: stream}).play(t, tt.app)
+					return next(ctx)
+				})
+				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), below)...)
+				openOn(t, cc, bidiStream).play(t, tt.app)
 				for _, a := range attempts {
 					if a.bounds.timer.Stop() {
 						t.Errorf("the timer of attempt %d runs on", a.number)
