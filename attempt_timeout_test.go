@@ -278,7 +278,7 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 				late := 0
 				opts := append([]Option{WithBackoff(Constant(second)), WithAttemptTimeout(2 * second), WithBudget(heard),
 					WithObserver(func(_ context.Context, e Event) {
-						if e.Kind == AttemptEnd && e.Attempt.Late {
+						if e.Kind == AttemptEnd && e.Attempt.late {
 							late++
 						}
 					})}, tt.opts...)

@@ -147,7 +147,7 @@ func TestSizeErrorsInTheWordsOfOthers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
 				p := policyOf(t)
-				f := Failure{Attempt: Attempt{Number: 1, Err: status.Error(code, tt.message)}}
+				f := failure{Attempt: Attempt{Number: 1, Err: status.Error(code, tt.message)}}
 				// The same words with another code are about something else.
 				if got, want := p.retryable(t.Context(), &f, f.Attempt.Code()), !tt.size || code != codes.ResourceExhausted; got != want {
 					t.Errorf("%v %q: retryable = %t, want %t", code, tt.message, got, want)

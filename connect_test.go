@@ -524,7 +524,7 @@ func TestAWaitForAConnectionIsSeen(t *testing.T) {
 					case e.Kind == AttemptStart && a.Number > 1:
 						events = append(events, fmt.Sprintf("attempt %d after %v of %v", a.Number, a.Wait, a.WaitSource))
 					case e.Kind == CallEnd:
-						events = append(events, fmt.Sprintf("end %s %s", codeName(status.Code(e.Err)), OutcomeName(e)))
+						events = append(events, fmt.Sprintf("end %s %s", codeName(status.Code(e.Err)), e.Outcome()))
 					}
 				}
 				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithObserver(observe), WithMeterProvider(meter), WithLogger(slog.New(logs)))...)

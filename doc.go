@@ -88,10 +88,10 @@
 // # Spans and their attributes
 //
 // On the caller's span, or on the span that [WithCallSpan] makes, each attempt leaves one
-// event when it ends, [EventAttempt]:
+// event when it ends, [SpanEventAttempt]:
 //
 //	key                         constant           value
-//	grpcretry.attempt.number    AttrAttempt        int: 1 for the first attempt
+//	grpcretry.attempt.number    AttrAttemptNumber        int: 1 for the first attempt
 //	rpc.response.status_code    AttrStatusCode     string: OK, UNAVAILABLE, …
 //	network.peer.address        AttrPeer           string: the server; absent if none was reached
 //	grpcretry.decision          AttrDecision       string: success, retry, stop, or lost to another attempt of a hedged call
@@ -102,11 +102,11 @@
 //	grpcretry.attempt.hedge     AttrHedge          bool: of hedged calls, whether others were under way when it was sent
 //	grpcretry.attempt.sent_after  AttrSentAfter    string: of hedged calls, why it was sent: hedge_delay, non_fatal, pushback, retry_info or connect
 //
-// A call that ends in the wait for a retry leaves [EventStop] with AttrReason after them.
+// A call that ends in the wait for a retry leaves [SpanEventStop] with AttrReason after them.
 //
 // The span of WithCallSpan is named after the method, has the kind internal, ends with
 // the call's final status, and carries rpc.system.name, rpc.method, AttrStatusCode,
-// grpcretry.attempts (AttrAttempts, int: attempts made) and, if the call failed,
+// grpcretry.attempts (AttrAttemptCount, int: attempts made) and, if the call failed,
 // AttrReason; of a hedged call that succeeded, grpcretry.winner (AttrWinner, int: the
 // number of the attempt).
 //
@@ -131,7 +131,7 @@
 // The method is rpc.method, "pkg.Service/Method", or "other" for those that no generated
 // stub calls. The target is grpcretry.target (AttrTarget), in gRPC's canonical form.
 // grpcretry.outcome (AttrOutcome) is first_try, recovered, hedge_won, or a reason of those
-// above, see [OutcomeName]. grpcretry.hedge.result (AttrHedgeResult) is won or wasted. grpcretry.budget (AttrBudget) is where the budget was set: "all" for all
+// above, see [Event.Outcome]. grpcretry.hedge.result (AttrHedgeResult) is won or wasted. grpcretry.budget (AttrBudget) is where the budget was set: "all" for all
 // methods, the pattern of a [WithMethod], or "call" for budgets of single calls, which
 // have no balance; nor has one without a limit. A status code that gRPC does not have
 // is OTHER.

@@ -175,7 +175,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 			line += " stop: " + ReasonName(e.Reason)
 		}
 	case CallEnd:
-		line += fmt.Sprintf(" %s after %v", OutcomeName(e), e.Elapsed)
+		line += fmt.Sprintf(" %s after %v", e.Outcome(), e.Elapsed)
 		if len(e.Attempts) > 0 {
 			line += ", attempts"
 		}

@@ -68,7 +68,7 @@ func (h *hedgeEvents) lines() []string {
 		case Decision:
 			line += fmt.Sprintf(" retry=%v", e.Retry)
 		case CallEnd:
-			line += " " + OutcomeName(e)
+			line += " " + e.Outcome()
 		}
 		lines = append(lines, line)
 	}

@@ -214,7 +214,7 @@ func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 		if got := len(logs.lines()); got != 1600 {
 			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)
 		}
-		if got := len(r.log.exhausted.refused); got != maxExhausted {
+		if got := len(r.report.log.exhausted.refused); got != maxExhausted {
 			t.Errorf("%d budgets are remembered, want %d", got, maxExhausted)
 		}
 	})
