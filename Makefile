@@ -35,7 +35,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: test
-test: fmt-check generate-check tidy-check vet lint unit fuzz-short demo ## everything below up to demo
+test: fmt-check generate-check tidy-check vet lint unit random fuzz-short demo ## everything below up to demo
 	@echo "make test: all passed"
 
 .PHONY: fmt-check
@@ -74,6 +74,10 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 unit: gcc ## tests of every module with the race detector, and all studies of the simulator without it
 	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
 		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; } 2>&1 | tee $(BIN)/unit.log
+
+.PHONY: random
+random: gcc ## the root package's tests with the race detector and as many random draws as are meant to be
+	@mkdir -p $(BIN); go test -race $(TESTFLAGS) . -thorough 2>&1 | tee $(BIN)/random.log
 
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (5s)
@@ -143,9 +147,9 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 
 .PHONY: flaky
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
-	go test -race -count=100 -timeout 30m -skip '$(SLOW)' .
-# Tests of numbers and of many draws: slow, and not about timing.
-SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated|StreamPrograms
+	go test -race -short -count=100 -timeout 30m -skip '$(SLOW)' .
+# Tests of numbers are slow, and not about timing.
+SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
 .PHONY: soak
 soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, and 200,000 calls under faults (an hour and a half)
@@ -204,7 +208,7 @@ prometheus:
 	@.ci/need promtool prometheus
 
 # The race detector needs cgo.
-unit flaky soak e2e: export CGO_ENABLED := 1
+unit random flaky soak e2e: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev

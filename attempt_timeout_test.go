@@ -134,13 +134,13 @@ func streamOnce(ctx context.Context, cc *grpc.ClientConn) error {
 // A retry that was paid for at the timeout is given back if the attempt ends by itself after
 // all: its response was on the way, and an interceptor below hides it from the timer.
 func TestARetryPaidForAtTheTimeoutIsGivenBack(t *testing.T) {
-	late := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoker(ctx, method, req, reply, cc, opts...)
+	late := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+		err := next(ctx)
 		if a, _ := AttemptFromContext(ctx); a.Number == 1 {
 			time.Sleep(5 * second)
 		}
 		return err
-	}
+	})
 	for _, tt := range []struct {
 		name string
 		say  answer
@@ -154,7 +154,7 @@ func TestARetryPaidForAtTheTimeoutIsGivenBack(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, budget := serve(t, script(tt.say, ok())), &tally{}
 				cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(3*second), WithBudget(budget)),
-					grpc.WithChainUnaryInterceptor(late))...)
+					late)...)
 				_ = cc.Invoke(t.Context(), echoMethod, request(), request())
 				if budget.counts != tt.want {
 					t.Errorf("budget is %+v, want %+v", budget.counts, tt.want)
@@ -308,11 +308,7 @@ func TestALongStreamIsNotLate(t *testing.T) {
 		})
 		heard := &aBudget{}
 		cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(heard))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1; recv 2; recv EOF")
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv 2; recv EOF")
 		if want := []Outcome{{Attempt: 1, Result: Succeeded}}; !slices.Equal(heard.heard, want) {
 			t.Errorf("the budget heard %+v, want %+v", heard.heard, want)
 		}
@@ -380,15 +376,15 @@ func TestATimeoutDoesNotCutWhatHeadersMayHaveCommitted(t *testing.T) {
 
 // An interceptor below that makes another error of what it gets does not hide the timeout.
 func TestATimeoutBehindAnotherError(t *testing.T) {
-	reword := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if err := invoker(ctx, method, req, reply, cc, opts...); err != nil {
+	reword := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+		if err := next(ctx); err != nil {
 			return fmt.Errorf("below: %v", err)
 		}
 		return nil
-	}
+	})
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(hang(), ok()))
-		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second)), grpc.WithChainUnaryInterceptor(reword))...)
+		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second)), reword)...)
 		if err := cc.Invoke(t.Context(), echoMethod, request(), request()); err != nil {
 			t.Error(err)
 		}
@@ -402,12 +398,9 @@ func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
 		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
 		budget := &tally{}
 		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second), WithBudget(budget))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; wait 60s")
-		wantStop(t, stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
+		app := openOn(t, cc, serverStream)
+		app.play(t, "send a; close; wait 60s")
+		wantStop(t, app.stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
 		wantTimes(t, server, 0)
 		if budget.withdrawn != budget.refunded {
 			t.Errorf("budget is %+v, want everything back", budget.counts)
@@ -434,21 +427,13 @@ func (sluggish) Withdraw(time.Time) bool { time.Sleep(4 * second); return true }
 
 // The response of a client stream is complete when it has come, whatever the timer says.
 func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
-	late := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := streamer(ctx, desc, cc, method, opts...)
-		return &lateStream{stream, 6 * second}, err
-	}
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, "recv a; recv EOF; send 1", stream)
 		})
 		budget := &tally{}
-		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)), grpc.WithChainStreamInterceptor(late))...)
-		stream, err := cc.NewStream(t.Context(), clientStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1")
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)), below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)
+		openOn(t, cc, clientStream).play(t, "send a; close; recv 1")
 		wantTimes(t, server, 0)
 		if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
 			t.Errorf("budget is %+v, want %+v", budget.counts, want)
@@ -573,14 +558,14 @@ func TestAttemptTimeoutIsToldFromTheServersDeadlineExceeded(t *testing.T) {
 // An attempt that the server ended did not time out, even if we learn of it late: the
 // cause of its context is asked only where the code may come from a context.
 func TestAServersWordAfterTheAttemptTimeoutIsTheServers(t *testing.T) {
-	late := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoker(ctx, method, req, reply, cc, opts...)
+	late := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+		err := next(ctx)
 		time.Sleep(6 * second)
 		return err
-	}
+	})
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), fail(codes.NotFound, "gone")))
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), grpc.WithChainUnaryInterceptor(late))...)
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), late)...)
 		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 		e := wantStop(t, err, codes.NotFound, ErrNotRetryable, 2)
 		for i, want := range []codes.Code{codes.Unavailable, codes.NotFound} {

@@ -221,11 +221,7 @@ func TestAttemptsOfAStreamDoNotShareOptions(t *testing.T) {
 			return streamer(ctx, desc, cc, method, opts...)
 		}
 		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF")
 		peers := map[*peer.Peer]int{}
 		for i, opts := range all {
 			for _, opt := range opts {

@@ -67,14 +67,14 @@ func TestLosersAreToldByTheCause(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(says("a").after(time.Hour), says("b")))
 		causes := map[int]error{}
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			err := invoker(ctx, method, req, reply, cc, opts...)
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+			err := next(ctx)
 			a, _ := AttemptFromContext(ctx)
 			causes[a.Number] = context.Cause(ctx) // the losers end before the winner's caller goes on
 			return err
-		}
+		})
 		cc := server.conn(t, append(DialOptions(hedged(Hedging{Delay: HedgeAfter(second)})),
-			grpc.WithChainUnaryInterceptor(below))...)
+			below)...)
 		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 		if reply.GetMessage() != "b" || err != nil {
 			t.Errorf("Echo = %v, %v, want b", reply, err)
@@ -117,13 +117,13 @@ func TestNoHedgeForACallerThatHasGone(t *testing.T) {
 	t.Run("closed", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			server := serve(t, always(hang()))
-			slow := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			slow := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
 				defer time.Sleep(5 * second)
-				return invoker(ctx, method, req, reply, cc, opts...)
-			}
+				return next(ctx)
+			})
 			events := &hedgeEvents{}
 			cc := server.conn(t, append(DialOptions(WithObserver(events.observe), hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)})),
-				grpc.WithChainUnaryInterceptor(slow))...)
+				slow)...)
 			time.AfterFunc(3*second/2, func() { cc.Close() })
 			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 			events.check(t, err)

@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	hedgedSequences = flag.Int("hedges.sequences", 500, "how many calls TestHedgingAtRandom draws")
+	hedgedSequences = flag.Int("hedges.sequences", 100, "how many calls TestHedgingAtRandom draws")
 	hedgedSeed      = flag.Uint64("hedges.seed", 0, "the first seed of TestHedgingAtRandom, 0 for one drawn from the clock")
 )
 

@@ -130,12 +130,12 @@ func TestHedgedStreamThatCannotBeOpened(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, nil)
 		open := 0
-		refuse := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		refuse := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			open++
 			return nil, errUnavailable
-		}
+		})
 		cc := server.conn(t, append(DialOptions(steady, WithConnectWait(0), WithMethod("/grpcretry.test.v1.EchoService/Expand", WithHedging(Hedging{Budget: Unlimited, MaxAttempts: 3, Delay: HedgeAfter(second)}))),
-			grpc.WithChainStreamInterceptor(refuse))...)
+			refuse)...)
 		_, err := echov1.NewEchoServiceClient(cc).Expand(t.Context(), request())
 		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
 		if open != 3 || time.Since(server.start) != 0 {
@@ -200,14 +200,14 @@ func TestNothingOfAHedgedStreamStays(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
 				var mu sync.Mutex
 				var attempts []*attempt
-				note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				note := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 					mu.Lock()
 					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
 					mu.Unlock()
-					return streamer(ctx, desc, cc, method, opts...)
-				}
+					return next(ctx)
+				})
 				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
-					grpc.WithChainStreamInterceptor(note))...)
+					note)...)
 				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
 				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
 				if err != nil {
@@ -416,12 +416,12 @@ func TestAPanicOfTheDelayEndsTheStream(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv a; send 1; hang", stream) })
 		var first context.Context
-		note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		note := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			first = ctx
-			return streamer(ctx, desc, cc, method, opts...)
-		}
+			return next(ctx)
+		})
 		cc := server.conn(t, append(DialOptions(WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: panickyDelay{HedgeAfter(second)}}))),
-			grpc.WithChainStreamInterceptor(note))...)
+			note)...)
 		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
 		if err != nil {
 			t.Fatal(err)

@@ -243,12 +243,12 @@ func TestWhatIsChainedBelowRunsAfreshForEachAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable(), ok()))
 		token := 0
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
 			token++
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", strconv.Itoa(token))
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(below))...)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(steady), below)...)
 		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
 			t.Fatal(err)
 		}

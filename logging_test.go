@@ -102,28 +102,27 @@ func TestAStormWritesFewLines(t *testing.T) {
 		budget []Option
 		atMost int
 	}{
-		{"the default budget", nil, 110},
+		{"the default budget", nil, 105},
 		{"a budget that always refuses", []Option{WithBudget(&aBudget{refuse: true})}, 1},
-		{"no budget", []Option{WithBudget(Unlimited)}, 110}, // a hundred at once, then one a second
+		{"no budget", []Option{WithBudget(Unlimited)}, 105}, // a hundred at once, then one a second for five seconds
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, always(unavailable()))
 				logs := &logRecorder{}
 				opts := []Option{WithMaxAttempts(2), WithBackoff(Constant(0)), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo}))}
-				client := server.client(t, append(opts, tt.budget...)...)
+				intercept := UnaryClientInterceptor(append(opts, tt.budget...)...)
 				var group sync.WaitGroup
 				for range 100 {
 					group.Go(func() {
-						for range 100 {
-							client.Echo(t.Context(), request())
+						for range 50 {
+							invoke(t.Context(), intercept, func(context.Context, int) error { return errUnavailable })
 							time.Sleep(second / 10)
 						}
 					})
 				}
 				group.Wait()
 				if got := len(logs.lines()); got < 1 || got > tt.atMost {
-					t.Errorf("10,000 failing calls wrote %d lines, want 1 to %d:\n%s", got, tt.atMost, strings.Join(logs.lines(), "\n"))
+					t.Errorf("5,000 failing calls wrote %d lines, want 1 to %d:\n%s", got, tt.atMost, strings.Join(logs.lines(), "\n"))
 				}
 			})
 		})
@@ -136,13 +135,13 @@ func TestGiveUpsThatAreNotLoggedAreCounted(t *testing.T) {
 		logs := &logRecorder{}
 		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
 			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
-		for range 1000 {
+		for range 150 {
 			client.Echo(t.Context(), request())
 		}
 		time.Sleep(second)
 		logs.clear()
 		client.Echo(t.Context(), request())
-		wantLines(t, logs, "gave up…suppressed=900")
+		wantLines(t, logs, "gave up…suppressed=50")
 	})
 }
 
@@ -193,22 +192,24 @@ func (incomparable) Balance(time.Time) float64 { return 0 }
 // nor write a line for each.
 func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
 		logs := &logRecorder{}
 		r, err := New(WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		call := func() {
+			invoke(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable },
+				WithBudget(&aBudget{refuse: true}))
+		}
 		for range 2000 {
-			client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+			call()
 		}
 		if got := len(logs.lines()); got != 100 { // in a burst, then one a second
 			t.Errorf("2000 calls with a budget each wrote %d lines, want 100", got)
 		}
 		for range 1500 {
 			time.Sleep(second)
-			client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+			call()
 		}
 		if got := len(logs.lines()); got != 1600 {
 			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)

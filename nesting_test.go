@@ -27,11 +27,7 @@ func TestNestedStreamInterceptorsDoNotMultiply(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
 		cc := server.conn(t, grpc.WithChainStreamInterceptor(
 			StreamClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0))), StreamClientInterceptor(WithMaxAttempts(5))))
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv UNAVAILABLE")
+		openOn(t, cc, serverStream).play(t, "send a; close; recv UNAVAILABLE")
 		wantTimes(t, server, 0, 0, 0)
 	})
 }

@@ -58,16 +58,16 @@ func TestAnInterceptorBelowMayFailAStreamByItself(t *testing.T) {
 					return playServer(t, n, "recv a; send 1", stream)
 				})
 				attempts := 0
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
+				below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+					stream, err := next(ctx)
 					if attempts++; attempts > 1 || err != nil {
 						return stream, err
 					}
 					first := tt.first
 					first.ClientStream = stream
 					return first, nil
-				}
-				cc := server.conn(t, append(DialOptions(append(tt.opts, steady)...), grpc.WithChainStreamInterceptor(below))...)
+				})
+				cc := server.conn(t, append(DialOptions(append(tt.opts, steady)...), below)...)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // ends a test that hangs
 				defer cancel()
 				stream, err := cc.NewStream(ctx, bidiStream, "/s/m")
@@ -109,19 +109,14 @@ func TestCloseSendThatFailsIsRetried(t *testing.T) {
 					return playServer(t, n, "recv a; recv EOF; send 1", stream)
 				})
 				attempts := 0
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
+				wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
 					if attempts++; attempts <= tt.unclosable {
-						return unclosable{stream}, err
+						return unclosable{stream}
 					}
-					return stream, err
-				}
-				cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-				stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-				if err != nil {
-					t.Fatal(err)
-				}
-				(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+					return stream
+				})
+				cc := server.conn(t, append(DialOptions(steady), wrapped)...)
+				openOn(t, cc, bidiStream).play(t, "send a; close; recv 1; recv EOF")
 				if attempts != tt.unclosable+1 {
 					t.Errorf("%d attempts, want %d", attempts, tt.unclosable+1)
 				}

@@ -456,16 +456,12 @@ func TestStreamAbandonedInAMethodThatSucceedsEnds(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.first, stream) })
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
-					return pausing{stream}, err
-				}
 				ends, finished := 0, 0
 				cc := server.conn(t, append(DialOptions(steady, WithObserver(func(_ context.Context, e Event) {
 					if e.Kind == CallEnd {
 						ends++
 					}
-				})), grpc.WithChainStreamInterceptor(below))...)
+				})), below(func(s grpc.ClientStream) grpc.ClientStream { return pausing{s} }))...)
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(second/2, cancel)
 				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
@@ -546,21 +542,17 @@ func TestAbandonedStreamEnds(t *testing.T) {
 func TestContextAndTrailerAfterTheEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		attempts := 0
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			if attempts++; attempts > 1 {
 				return nil, status.Error(codes.NotFound, "no stream")
 			}
-			return streamer(ctx, desc, cc, method, opts...)
-		}
+			return next(ctx)
+		})
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		app := &application{stream: stream}
+		cc := server.conn(t, append(DialOptions(steady), below)...)
+		app := openOn(t, cc, bidiStream)
 		app.play(t, "send a; recv NOT_FOUND; context; sendeof b; close; no header")
-		if got := stream.Trailer(); got != nil {
+		if got := app.stream.Trailer(); got != nil {
 			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
 		}
 		wantStop(t, app.err, codes.NotFound, ErrNotRetryable, 2)

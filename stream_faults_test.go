@@ -43,7 +43,7 @@ import (
 // on plain gRPC and counts what would be findings, per 10,000 calls.
 
 var (
-	faultStreams = flag.Int("faults.streams", 600, "how many calls TestFaults makes")
+	faultStreams = flag.Int("faults.streams", 120, "how many calls TestFaults makes")
 	faultSeed    = flag.Uint64("faults.seed", 0, "the seed of TestFaults, 0 for one drawn from the clock; goroutines and connections still run in any order")
 	faultPlain   = flag.Bool("faults.plain", false, "TestFaults uses plain gRPC, counts what would be a finding, and does not fail")
 	faultWorlds  = flag.Int("faults.worlds", 4, "how many servers and ClientConns TestFaults uses at a time")

@@ -287,12 +287,3 @@ var long = strings.Repeat("x", 300<<10) // more than the default buffer holds
 // big is more than flow control lets through to a server that does not read: gRPC takes
 // one such message, and holds the next one up.
 var big = strings.Repeat("x", 200<<10)
-
-// below wraps what streams return.
-func below(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
-	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
-		streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := streamer(ctx, desc, cc, method, opts...)
-		return wrap(stream), err
-	})
-}

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"sync"
@@ -226,11 +227,13 @@ var lives = []struct {
 	{"cancelled in a backoff", bidiStream, nil, []string{"one; fail UNAVAILABLE"}, "send a; recv; recv", "wait 500ms; abort"},
 }
 
+var panicPoints = flag.Int("panics.points", 3, "TestStreamsSurvivePanics tries so many callbacks of each kind; no call has more than 12")
+
 // A panic comes out on a goroutine of the application, and ends nothing but the call.
 func TestStreamsSurvivePanics(t *testing.T) {
 	for _, tt := range lives {
 		for _, kind := range append(ours, others...) {
-			for nth, off := 1, true; off && nth <= 12; nth++ { // no call has more callbacks of one kind
+			for nth, off := 1, true; off && nth <= *panicPoints; nth++ {
 				t.Run(fmt.Sprintf("%s, %s #%d", tt.name, kind, nth), func(t *testing.T) {
 					defer func() {
 						if p := recover(); p != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	randomSequences = flag.Int("streams.sequences", 2000, "how many sequences TestStreamsAtRandom draws")
+	randomSequences = flag.Int("streams.sequences", 200, "how many sequences TestStreamsAtRandom draws")
 	randomSeed      = flag.Uint64("streams.seed", 0, "the first seed of TestStreamsAtRandom, 0 for one drawn from the clock")
 )
 

@@ -118,7 +118,7 @@ func TestReplayReceivesWhileItSends(t *testing.T) {
 						if n == 1 {
 							continue
 						}
-						if err := stream.SendMsg(&echov1.EchoResponse{Sequence: i, Payload: make([]byte, 64<<10)}); err != nil {
+						if err := stream.SendMsg(&echov1.EchoResponse{Sequence: i, Payload: make([]byte, 32<<10)}); err != nil {
 							return err
 						}
 					}

@@ -150,13 +150,13 @@ func TestStreamCreationIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv a; send 1", stream) })
 		attempts := 0
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			if attempts++; attempts < 3 {
 				return nil, status.Error(codes.Unavailable, "no stream")
 			}
-			return streamer(ctx, desc, cc, method, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(steady), below)...)
 		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
 		if err != nil || time.Since(server.start) != 3*second {
 			t.Fatalf("NewStream = %v after %v, want a stream after 3s", err, time.Since(server.start))

@@ -209,19 +209,14 @@ func TestAFirstMessageThatCrossesTheAttemptTimeoutIsNotSeen(t *testing.T) {
 		scripts := []string{"recv a; send 1; send 2; hang", "recv a; send 3; send 4"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		delay := 6 * second
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			stream, err := streamer(ctx, desc, cc, method, opts...)
+		wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
 			late := &lateStream{stream, delay}
 			delay = 0
-			return late, err
-		}
+			return late
+		})
 		budget := &aBudget{}
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithBudget(budget)), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 3; recv 4; recv EOF")
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithBudget(budget)), wrapped)...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 3; recv 4; recv EOF")
 		if len(server.attempts()) != 2 {
 			t.Errorf("%d attempts, want 2", len(server.attempts()))
 		}
@@ -244,16 +239,12 @@ func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
-					return &lateStream{stream, tt.delay}, err
-				}
 				ends, finished := 0, 0
 				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithObserver(func(_ context.Context, e Event) {
 					if e.Kind == CallEnd {
 						ends++
 					}
-				})), grpc.WithChainStreamInterceptor(below))...)
+				})), below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, tt.delay} }))...)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
