@@ -98,7 +98,7 @@ func (h *hedging) run() *race {
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
-	h.timer = time.AfterFunc(h.delay, h.look)
+	h.timer = afterFunc(h.delay, h.look)
 	early := h.early
 	h.mu.Unlock()
 	if early != nil {
@@ -474,7 +474,7 @@ func (h *race) send() {
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
 	if due := h.call.plan().DueAt(); !due.IsZero() && !h.decided {
-		h.timer.Reset(max(0, time.Until(due)))
+		resetTimer(h.timer, time.Until(due), h.look)
 		return
 	}
 	h.timer.Stop()
