@@ -100,7 +100,7 @@ func (h *hedging) run() *race {
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
-	h.timer = time.AfterFunc(h.delay, h.look)
+	h.timer = afterFunc(h.delay, h.look)
 	early := h.early
 	h.mu.Unlock()
 	if early != nil {
@@ -493,7 +493,7 @@ var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its g
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
 	if due := h.call.plan().dueAt; !due.IsZero() && !h.decided {
-		h.timer.Reset(max(0, time.Until(due)))
+		resetTimer(h.timer, time.Until(due), h.look)
 		return
 	}
 	h.timer.Stop()
