@@ -78,7 +78,7 @@ func outcomeOf(number int, hedge bool) string {
 
 // codeName returns a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
 func codeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
 	}
 	return fmt.Sprintf("CODE(%d)", uint32(c))
@@ -86,7 +86,7 @@ func codeName(c codes.Code) string {
 
 // knownCodeName keeps codes that a server makes up from becoming series of their own.
 func knownCodeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
 	}
 	return "OTHER"

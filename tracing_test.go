@@ -137,18 +137,6 @@ func TestNoCallSpanUnlessAskedFor(t *testing.T) {
 	})
 }
 
-func TestNamesOfCodes(t *testing.T) {
-	for c := codes.OK; c <= maxCode; c++ {
-		var parsed codes.Code
-		if err := parsed.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || parsed != c {
-			t.Errorf("codeName(%d) = %s, which gRPC reads as %v, %v", c, codeName(c), parsed, err)
-		}
-	}
-	if got := codeName(99); got != "CODE(99)" {
-		t.Errorf("codeName(99) = %s", got)
-	}
-}
-
 func TestNamesOfConstants(t *testing.T) {
 	for _, tt := range []struct {
 		got  fmt.Stringer
