@@ -73,7 +73,7 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 .PHONY: unit
 unit: gcc ## tests of every module with the race detector, and all studies of the simulator without it
 	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
-		echo "[.] go test ./sim"; go test $(TESTFLAGS) ./sim; } 2>&1 | tee $(BIN)/unit.log
+		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; } 2>&1 | tee $(BIN)/unit.log
 
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (5s)
@@ -183,7 +183,7 @@ clean: ## remove .bin
 # What follows is not in the list: programs that the targets above need.
 
 # Built again only when something has changed, so that a second run starts at once.
-$(BIN)/herd: $(wildcard *.go go.mod sim/*.go cmd/herd/*.go cmd/herd/go.mod)
+$(BIN)/herd: $(wildcard *.go go.mod cmd/herd/*.go cmd/herd/go.mod cmd/herd/internal/*/*.go)
 	@mkdir -p $(BIN); cd cmd/herd && go build -o $@ .
 
 # $(call protoc-into,folder) writes the generated code below folder.

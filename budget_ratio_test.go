@@ -37,7 +37,7 @@ func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
 
 var (
 	success      = Outcome{Attempt: 1, Result: Succeeded}
-	failure      = Outcome{Attempt: 1, Result: Failed}
+	aFailure     = Outcome{Attempt: 1, Result: Failed}
 	retrySuccess = Outcome{Attempt: 2, Result: Succeeded}
 	retryFailure = Outcome{Attempt: 2, Result: Failed}
 )
@@ -392,7 +392,7 @@ func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
 		filled := s.filled()
 		for i := range 6400 { // 64 calls a second with four attempts each
 			seconds := float64(i) / 64
-			b.Deposit(failure)
+			b.Deposit(aFailure)
 			for range 3 {
 				if b.Withdraw(at(seconds)) {
 					retries++
@@ -533,7 +533,7 @@ func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
 					b.Balance(now)
 				}
 			case 5:
-				b.Deposit([]Outcome{failure, retryFailure, {Attempt: 1, Result: Ignored}}[random.IntN(3)])
+				b.Deposit([]Outcome{aFailure, retryFailure, {Attempt: 1, Result: Ignored}}[random.IntN(3)])
 				waiting = max(0, waiting-random.IntN(4))
 			}
 			if got, want := b.Balance(now), exact.balance(); got != want {
@@ -721,7 +721,7 @@ func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 				b.Balance(now)
 				continue
 			}
-			b.Deposit(failure)
+			b.Deposit(aFailure)
 			for range 3 {
 				if b.Withdraw(now) {
 					retries++
@@ -768,7 +768,7 @@ func TestRatioBudgetRetriesEveryFailureThatARetryMends(t *testing.T) {
 						b.Deposit(success)
 						continue
 					}
-					b.Deposit(failure)
+					b.Deposit(aFailure)
 					if !b.Withdraw(now) {
 						t.Fatalf("%s, a call every %v: refused the retry of call %d", name, gap, i+1)
 					}

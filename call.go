@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,56 +17,30 @@ import (
 // One goroutine at a time uses a call.
 type call struct {
 	rpc
-	own  Plan // zero as long as nothing is to be decided
+	own  plan // zero as long as nothing is to be decided
 	past past // zero until an attempt has failed
 }
 
 // An rpc is what a call is made of before its first attempt.
 type rpc struct {
+	facts
 	retrier *Retrier
-	policy  *policy
-	budget  Budget
-	hedges  Budget          // what hedges spend besides; nil if the method is not hedged
-	shared  *Plan           // the plan, if the timers of attempts use it too; else nil, and call.own is
-	delay   time.Duration   // of a hedged call
-	overdue func(*attempt)  // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
-	ctx     context.Context // the caller's, within the call span if there is one
-	cc      *grpc.ClientConn
-	method  string
+	hedges  Budget         // what hedges spend besides; nil if the method is not hedged
+	shared  *plan          // the plan, if the timers of attempts use it too; else nil, and call.own is
+	delay   time.Duration  // until the next attempt of a hedged call
+	learner HedgeDelay     // measures the first attempt; nil if nothing does
+	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
-	stream  *retryStream  // nil for a unary call
-	start   time.Duration // since the origin
-	spans   *callSpans    // nil where nobody records
+	stream  *retryStream // nil for a unary call
 }
 
-// The past of a call is what is remembered of its attempts that have not succeeded.
-type past struct {
-	last     Attempt   // the attempt that ended last: most calls have no other, and no memory for more
-	earlier  []Attempt // the attempts that ended before it, in that order; the latest, fewer than maxKept
-	failures int
-	said     error         // the last failure that was a server's word, not a timeout or the caller
-	idle     time.Duration // without an attempt in flight, before the one in flight now
-}
-
-// none says that no attempt has ended yet.
-func (p *past) none() bool { return p.last.Number == 0 }
-
-// all are the attempts, and more that ended, in the order of their numbers.
-func (p *past) all(more ...Attempt) []Attempt {
-	all := slices.Concat(p.earlier, []Attempt{p.last}, more)
-	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
-	return all
-}
-
-// maxKept bounds the memory of a call with very many attempts.
-const maxKept = 1000
-
-// prepare readies a call, which is not more than what the application has said of it, to
-// be retried. policy is nil of a call that is to pass straight through.
-func (c *call) prepare(opts []grpc.CallOption) error {
+// prepare reads the options of the call, resolves its policy and decides its mode. desc is nil
+// for a unary call, reply for a stream.
+func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
 	overrides := c.options.read(opts, c.cc, c.method)
+	c.static = c.options.static
 	if c.options.nested {
-		return nil
+		return nil // an outer interceptor retries it
 	}
 	p, err := c.retrier.policies.forCall(c.method, overrides)
 	if err != nil {
@@ -75,26 +48,43 @@ func (c *call) prepare(opts []grpc.CallOption) error {
 		c.options.finish(err)
 		return err
 	}
-	if p.MaxAttempts > 1 || p.Hedging != nil {
-		c.policy = p
+	c.policy = p
+	c.mode = p.modeOf(desc)
+	if c.mode == modeHedged {
+		c.tryHedging(desc, reply)
 	}
 	return nil
 }
 
+// tryHedging makes the call a hedged one. If that is impossible, or there is no delay yet, the
+// call goes as its method would without hedging.
+func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
+	p := c.policy
+	c.mode = p.modeUnhedged()
+	if obstacle := hedgingObstacle(desc, reply); obstacle != "" {
+		c.retrier.report.notHedged(&c.facts, obstacle)
+		return
+	}
+	if _, fixed := p.Hedging.Delay.(hedgeAfter); !fixed {
+		c.learner = p.Hedging.Delay
+	}
+	if delay, ok := p.Hedging.delay(c.method); ok {
+		c.mode, c.policy, c.delay = modeHedged, p.hedged, delay
+	}
+}
+
 // begin starts the call's first attempt, a, which is zero.
 func (c *call) begin(a *attempt) {
-	c.budget = budgetFor(c.policy.Budget, c.target(), c.canonicalTarget)
+	c.budget = budgetFor(c.policy.Budget, targetOf(c.cc), c.canonicalTarget)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedges = budgetFor(b, c.target(), c.canonicalTarget)
+		c.hedges = budgetFor(b, targetOf(c.cc), c.canonicalTarget)
 	}
-	if c.options.targets {
-		c.forget() // what an earlier call left there says nothing about this one
-	}
-	c.startSpan()
+	c.options.forget() // what an earlier call left there says nothing about this one
+	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
 	if c.policy.AttemptTimeout > 0 {
-		c.shared = &Plan{}
+		c.shared = &plan{}
 		c.planned(time.Now())
 	}
 	c.ready(a)
@@ -102,14 +92,14 @@ func (c *call) begin(a *attempt) {
 
 // planned returns the plan of the call, which is made when something is to be decided: a call
 // that succeeds on its first attempt needs none.
-func (c *call) planned(now time.Time) *Plan {
+func (c *call) planned(now time.Time) *plan {
 	p := c.plan()
 	if !p.begun() {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
 		p.begin(c.policy, c.budget, c.hedges, start, deadline)
-		if c.policy.hedges {
-			p.Hedge(c.delay)
+		if c.mode == modeHedged {
+			p.hedgeEvery(c.delay)
 		}
 		p.send(start)
 	}
@@ -117,7 +107,7 @@ func (c *call) planned(now time.Time) *Plan {
 }
 
 // plan returns the plan of the call, which may be zero.
-func (c *call) plan() *Plan {
+func (c *call) plan() *plan {
 	if c.shared != nil {
 		return c.shared
 	}
@@ -127,18 +117,19 @@ func (c *call) plan() *Plan {
 // ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream != nil || c.policy.hedges || c.policy.AttemptTimeout > 0 {
+	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 {
 		c.bound(a)
 	}
-	if c.observed() {
-		c.observeStart(a)
+	if c.retrier.report.observed() {
+		c.reportStart(a)
 	}
 }
 
-func (c *call) observeStart(a *attempt) {
+// reportStart revokes the attempt if an observer panics: it is not sent.
+func (c *call) reportStart(a *attempt) {
 	done := false
 	defer func() {
-		if !done { // the attempt is not sent
+		if !done {
 			a.reported = true
 			if p := c.plan(); p.begun() {
 				p.revoke(int(a.number))
@@ -146,7 +137,7 @@ func (c *call) observeStart(a *attempt) {
 			c.crashed(a)
 		}
 	}()
-	c.observe(Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+	c.retrier.report.attemptStarted(&c.facts, a)
 	done = true
 }
 
@@ -156,14 +147,14 @@ func (c *call) crashed(a *attempt) {
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}
-	c.plan().Leave()
+	c.plan().leave()
 	a.release()
 }
 
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
-	if !timed && c.stream == nil && !c.policy.hedges {
+	if !timed && c.stream == nil && c.mode != modeHedged {
 		return
 	}
 	if a.bounds == nil {
@@ -173,7 +164,7 @@ func (c *call) bound(a *attempt) {
 		return
 	}
 	a.bounds.timeout = c.policy.AttemptTimeout
-	if c.shared.AttemptTimeout() > 0 {
+	if c.shared.attemptTimeout() > 0 {
 		a.bounds.retrier, a.bounds.plan = c.retrier, c.shared
 		a.expire(c.overdue)
 	}
@@ -231,23 +222,23 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 
 // decide returns what is to be done after a failed attempt, and what the call returns if that
 // is to end.
-func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
+func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 	c.collect(a)
 	err = c.truth(a, err)
 	if now.IsZero() {
 		now = time.Now()
 	}
 	if c.leaves(a) {
-		c.retrier.log.logLeftToGRPC(c)
-		return Step{End: true}, c.leave(a, err, now)
+		c.retrier.report.leftToGRPC(&c.facts)
+		return step{End: true}, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
-	c.record(&f)
+	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
-	c.report(&f, step.Verdict, now)
+	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	if step.End {
-		return step, c.stop(&f, step.Verdict, err, now)
+		return step, c.stop(&f, step.verdict, err, now)
 	}
 	return step, nil
 }
@@ -262,11 +253,11 @@ func (c *call) truth(a *attempt, err error) error {
 }
 
 // failure puts together what the plan needs to know.
-func (c *call) failure(a *attempt, err error, now time.Time) Failure {
-	f := Failure{
+func (c *call) failure(a *attempt, err error, now time.Time) failure {
+	f := failure{
 		Attempt:   a.ended(err, now),
-		CtxErr:    c.callerGone(now),
-		Closed:    c.closed(),
+		CtxErr:    endOf(c.ctx, now),
+		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
 	}
 	if f.CtxErr == nil && a.timedOut(err) {
@@ -277,9 +268,6 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	f.Attempt.Unsent = f.Unsent
 	return f
 }
-
-// callerGone returns why the caller's context has ended, nil if it has not.
-func (c *call) callerGone(now time.Time) error { return endOf(c.ctx, now) }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
 // a server may report it before the context does.
@@ -292,8 +280,6 @@ func endOf(ctx context.Context, now time.Time) error {
 	}
 	return nil
 }
-
-func (c *call) closed() bool { return isClosed(c.cc) }
 
 func isClosed(cc *grpc.ClientConn) bool {
 	return cc != nil && cc.GetState() == connectivity.Shutdown
@@ -313,71 +299,31 @@ func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
 	return !r.builtInRetryOff && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
 }
 
-// record remembers a failed attempt.
-func (c *call) record(f *Failure) {
-	p := &c.past
-	p.keep(f.Attempt)
-	p.failures++
-	if !f.TimedOut && !f.isCallers() {
-		p.said = f.Attempt.Err
-	}
-}
-
-func (p *past) keep(a Attempt) {
-	if !p.none() {
-		p.keepEarlier(p.last)
-	}
-	p.last = a
-}
-
-func (p *past) keepEarlier(a Attempt) {
-	if len(p.earlier) == maxKept-1 {
-		p.earlier = slices.Delete(p.earlier, 0, maxKept/2)
-	}
-	if p.earlier == nil {
-		p.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
-	}
-	p.earlier = append(p.earlier, a)
-}
-
-// report tells span, logger and observers how an attempt failed and what comes of it.
-func (c *call) report(f *Failure, v Verdict, now time.Time) {
-	c.traceFailure(&f.Attempt, v, now)
-	c.logDecision(&f.Attempt, v, now)
-	if m := c.retrier.meter; m != nil {
-		m.failed(c, f, v)
-	}
-	if c.observed() {
-		c.observe(Event{Kind: AttemptEnd, Attempt: f.Attempt})
-		c.observe(Event{Kind: Decision, Attempt: f.Attempt,
-			Retry: v.Retry, Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
-	}
-}
-
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It ends immediately with the caller's context, which gone reports, and with the
 // ClientConn.
-func (c *call) wait(step Step) (reason error, gone bool) {
+func (c *call) wait(step step) (reason error, gone bool) {
 	p := c.plan()
 	for {
 		if step.Send {
-			return c.gone()
+			return whyUnsendable(c.ctx, c.cc)
 		}
 		connected := false
-		if d := time.Until(p.DueAt()); d > 0 {
-			connected = c.pause(d, step.Connect)
+		if d := time.Until(p.dueAt); d > 0 {
+			connected = c.retrier.connections.pause(c.ctx, c.cc, d, step.Connect)
 		}
 		now := time.Now()
+		gone := endOf(c.ctx, now)
 		switch {
-		case c.callerGone(now) != nil:
-			return c.callerGone(now), true
-		case c.closed():
+		case gone != nil:
+			return gone, true
+		case isClosed(c.cc):
 			return ErrConnClosed, false
 		case connected:
-			step = p.Connected(now)
-			c.reportConnected(step.Verdict)
+			step = p.connected(now)
+			c.retrier.report.connected(&c.facts, step.verdict)
 		default:
-			step = p.Due(now)
+			step = p.due(now)
 		}
 		if step.End {
 			return step.Reason, false
@@ -385,50 +331,27 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 	}
 }
 
-// gone returns why no attempt can be sent any more: nil if one can.
-func (c *call) gone() (reason error, gone bool) {
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx), true
+// whyUnsendable returns why no attempt can be sent any more: nil if one can.
+func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone bool) {
+	if ctx.Err() != nil {
+		return context.Cause(ctx), true
 	}
-	if c.closed() {
+	if isClosed(cc) {
 		return ErrConnClosed, false
 	}
 	return nil, false
 }
 
-// pause lets d pass. It ends immediately with the caller's context, with the ClientConn and, if
-// the call waits for a connection, with that: then connected is true.
-func (c *call) pause(d time.Duration, connect bool) (connected bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	var ready, closed <-chan struct{}
-	var unwatch func()
-	if connect {
-		ready, closed, unwatch = c.retrier.connections.await(c.cc)
-	} else {
-		closed, unwatch = c.retrier.connections.watch(c.cc, d)
-	}
-	defer unwatch()
-	select {
-	case <-timer.C:
-	case <-ready:
-		return true
-	case <-closed:
-	case <-c.ctx.Done():
-	}
-	return false
-}
-
 // abandon ends a call in the wait before a retry, which is then never sent.
 func (c *call) abandon(reason error, gone bool) error {
-	c.plan().Leave()
-	c.traceStop(reason)
-	return c.giveUp(&c.past.last, Verdict{Reason: reason}, gone, time.Now())
+	c.plan().leave()
+	c.retrier.report.waitStopped(&c.facts, reason)
+	return c.giveUp(&c.past.last, verdict{Reason: reason}, gone, time.Now())
 }
 
 // retry starts the next attempt.
 func (c *call) retry() *attempt {
-	c.forget()
+	c.options.forget()
 	last, now := &c.past.last, origin.Add(sinceOrigin()) // in half the time of time.Now
 	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
 	return c.another(c.plan().send(now), now)
@@ -468,100 +391,36 @@ func (c *call) deposit(a *attempt, r Result) {
 	}
 }
 
-// succeed ends a call whose attempt a succeeded, at the time at if that is not now.
+// succeed ends a call whose attempt a succeeded, at the time at; zero means now.
 func (c *call) succeed(a *attempt, at time.Time) {
 	c.deposit(a, Succeeded)
 	if c.stream != nil {
 		c.stream.ending(nil)
 	}
-	if c.spans != nil || c.observed() {
-		now := time.Now()
-		if at.IsZero() {
-			at = now
-		}
+	if c.options.targets {
 		c.collect(a)
-		info := a.ended(nil, at)
-		c.traceSuccess(&info)
-		if c.observed() {
-			c.observe(Event{Kind: AttemptEnd, Attempt: info})
-			c.observe(Event{Kind: CallEnd, Attempt: info, Elapsed: c.elapsed(now), Attempts: c.attemptsWith(info)})
-		}
 	}
-	if m := c.retrier.meter; m != nil {
-		m.succeeded(c, a)
-	}
-	c.endSpan(int(a.number), nil, nil)
+	c.retrier.report.callSucceeded(&c.facts, &c.past, a, at)
 	c.options.finish(nil)
 }
 
-// attemptsWith is all the attempts of a call that succeeded, nil if there was only that one.
-func (c *call) attemptsWith(succeeded Attempt) []Attempt {
-	if c.past.none() {
-		return nil
-	}
-	return c.past.all(succeeded)
-}
-
-// made is the number of attempts, one of which has the number given.
-func (c *call) made(number int) int {
-	number = max(number, c.past.last.Number)
-	for i := range c.past.earlier {
-		number = max(number, c.past.earlier[i].Number)
-	}
-	return number
-}
-
-// lastEnd is when the last attempt under way ended, decisive or not.
-func (c *call) lastEnd(decisive *Attempt) time.Time {
-	last := decisive.Start.Add(decisive.Duration)
-	if c.policy.hedges {
-		for _, a := range c.past.all() {
-			if end := a.Start.Add(a.Duration); end.After(last) {
-				last = end
-			}
-		}
-	}
-	return last
-}
-
-// lost tells of an attempt that ended after another was decisive.
+// lost takes in an attempt that ended after another was decisive.
 func (c *call) lost(a *attempt, now time.Time) {
 	c.deposit(a, Ignored)
 	info := a.ended(errHedgeLost, now)
 	c.past.keep(info)
-	c.traceLost(&info)
-	if m := c.retrier.meter; m != nil {
-		m.lost(c, a)
-	}
-	if c.observed() {
-		c.observe(Event{Kind: AttemptEnd, Attempt: info})
-	}
-}
-
-// reportConnected tells of a connection that the call has waited for.
-func (c *call) reportConnected(v Verdict) {
-	if m := c.retrier.meter; m != nil && v.Retry {
-		m.connected(c, v)
-	}
-}
-
-// reportDue tells of a hedge that was due.
-func (c *call) reportDue(v Verdict, now time.Time) {
-	c.logDue(v, now)
-	if m := c.retrier.meter; m != nil {
-		m.due(c, v)
-	}
+	c.retrier.report.attemptLost(&c.facts, &info)
 }
 
 // stop ends a call after the verdict not to try again. A first failure that was never one
 // to retry is returned as it came, and so is the failure of a committed stream, and of a
 // call that could have been hedged, but not retried.
-func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
+func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 	if f.Committed && c.stream != nil || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
-		c.end(f.Attempt, err, v.Reason, now)
+		c.end(&callFailure{last: f.Attempt, err: err, reason: v.Reason, at: now})
 		return err
 	}
 	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
@@ -570,27 +429,26 @@ func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
-	c.plan().Leave()
+	c.plan().leave()
 	info := a.ended(err, now)
-	v := Verdict{Reason: ErrLeftToGRPC}
-	c.report(&Failure{Attempt: info}, v, now)
-	c.end(info, err, ErrLeftToGRPC, now)
+	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: ErrLeftToGRPC}, now)
+	c.end(&callFailure{last: info, err: err, reason: ErrLeftToGRPC, at: now})
 	return err
 }
 
 // giveUp ends a call with an Error, last being the attempt that failed last; gone says
 // that the caller's context has ended.
-func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error {
+func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error {
 	err := &Error{
 		Last:     c.past.said,
 		Reason:   v.Reason,
 		Attempts: c.past.all(),
-		Elapsed:  c.elapsed(now),
+		Elapsed:  now.Sub(origin) - c.start,
 
 		Wait:       v.Wait,
 		WaitSource: v.WaitSource,
 
-		made: c.made(0),
+		made: c.past.made(0),
 	}
 	if err.Last == nil {
 		err.Last = last.Err
@@ -601,42 +459,15 @@ func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error 
 			err.ctx = context.Canceled
 		}
 	}
-	c.logGiveUp(last, err, now)
-	c.end(*last, err, v.Reason, now)
+	c.end(&callFailure{last: *last, err: err, gaveUp: err, reason: v.Reason, at: now})
 	return err
 }
 
 // end is the last thing that happens in a call that failed.
-func (c *call) end(last Attempt, err, reason error, now time.Time) {
+func (c *call) end(how *callFailure) {
 	if c.stream != nil {
-		c.stream.ending(err)
+		c.stream.ending(how.err)
 	}
-	if c.observed() {
-		e := Event{Kind: CallEnd, Attempt: last, Err: err, Reason: reason, Elapsed: c.elapsed(now)}
-		if made := c.made(last.Number); made > 1 {
-			e.Attempts = c.past.all()
-		}
-		c.observe(e)
-	}
-	if m := c.retrier.meter; m != nil {
-		m.ended(c, &last, reason, now)
-	}
-	c.endSpan(last.Number, err, reason)
-	c.options.finish(err)
-}
-
-func (c *call) elapsed(now time.Time) time.Duration { return now.Sub(origin) - c.start }
-
-func (c *call) target() string {
-	if c.cc == nil {
-		return ""
-	}
-	return c.cc.Target()
-}
-
-func (c *call) canonicalTarget() string {
-	if c.cc == nil {
-		return ""
-	}
-	return c.cc.CanonicalTarget()
+	c.retrier.report.callFailed(&c.facts, &c.past, how)
+	c.options.finish(how.err)
 }

@@ -90,12 +90,14 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 // ownTargets says whether an attempt must not be given the caller's own header, trailer
 // and peer: gRPC may fill those of a stream late, on another goroutine, and attempts of a
 // hedged call fill theirs at the same time. See show.
-func (c *rpc) ownTargets(a *attempt) bool { return c.stream != nil || c.policy.hedges && a.number > 1 }
+func (c *rpc) ownTargets(a *attempt) bool {
+	return c.stream != nil || c.mode == modeHedged && a.number > 1
+}
 
 // wantsHeader says whether a rule needs the response headers; copying them costs gRPC
 // three allocations.
 func (c *rpc) wantsHeader() bool {
-	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.observed()
+	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.retrier.report.observed()
 }
 
 // collect takes over what gRPC wrote to the unary caller's own header and trailer.
@@ -112,17 +114,17 @@ func (c *call) collect(a *attempt) {
 }
 
 // show puts what an attempt had where the caller wants it.
-func (c *call) show(a *attempt) {
-	if c.options.targets {
-		c.options.set(a)
+func (o *callOptions) show(a *attempt) {
+	if o.targets {
+		o.set(a)
 	}
 }
 
 // forget clears what the last attempt left in the caller's header, trailer and peer, so
 // that they show the attempt whose result is returned even if that reaches no server.
-func (c *call) forget() {
-	if c.options.targets {
-		c.options.set(&attempt{})
+func (o *callOptions) forget() {
+	if o.targets {
+		o.set(&attempt{})
 	}
 }
 

@@ -158,3 +158,26 @@ func (w *connWatcher) unwant() {
 	defer w.mu.Unlock()
 	w.wanted--
 }
+
+// pause lets d pass. It ends immediately with ctx, with cc and, if connect is true, with a
+// connection: then connected is true.
+func (c *connections) pause(ctx context.Context, cc *grpc.ClientConn, d time.Duration, connect bool) (connected bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	var ready, closed <-chan struct{}
+	var unwatch func()
+	if connect {
+		ready, closed, unwatch = c.await(cc)
+	} else {
+		closed, unwatch = c.watch(cc, d)
+	}
+	defer unwatch()
+	select {
+	case <-timer.C:
+	case <-ready:
+		return true
+	case <-closed:
+	case <-ctx.Done():
+	}
+	return false
+}

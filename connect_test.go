@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/base"
 	"google.golang.org/grpc/codes"
@@ -25,77 +24,9 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
-
-// The tests here are of calls that wait for a connection. A link is what lies between client and
-// server: it can be cut, which is what a restart of the server looks like to the client.
-type link struct {
-	listener *bufconn.Listener
-
-	mu    sync.Mutex
-	down  bool
-	conns []net.Conn
-}
-
-var errRefused = errors.New("connection refused")
-
-func (l *link) dial(ctx context.Context, _ string) (net.Conn, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.down {
-		return nil, errRefused
-	}
-	conn, err := l.listener.DialContext(ctx)
-	if err == nil {
-		l.conns = append(l.conns, conn)
-	}
-	return conn, err
-}
-
-// cut ends all connections, and lets none be made until mend.
-func (l *link) cut() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.down = true
-	for _, conn := range l.conns {
-		conn.Close()
-	}
-	l.conns = nil
-}
-
-func (l *link) mend() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.down = false
-}
-
-// redials are gRPC's own waits between two dials, without jitter: 1 s, 1.6 s, 2.56 s, 4.096 s.
-var redials = grpc.WithConnectParams(grpc.ConnectParams{
-	Backoff:           backoff.Config{BaseDelay: second, Multiplier: 1.6, MaxDelay: time.Minute},
-	MinConnectTimeout: second,
-})
-
-// linked dials the server over a link. The ClientConn is connected.
-func (f *fixture) linked(t *testing.T, opts ...grpc.DialOption) (*link, *grpc.ClientConn) {
-	t.Helper()
-	l := &link{listener: f.listener}
-	cc := f.conn(t, append(slices.Clip(opts), redials, grpc.WithContextDialer(l.dial))...)
-	connect(t, cc)
-	return l, cc
-}
-
-func connect(t *testing.T, cc *grpc.ClientConn) {
-	t.Helper()
-	cc.Connect()
-	for state := cc.GetState(); state != connectivity.Ready; state = cc.GetState() {
-		if !cc.WaitForStateChange(t.Context(), state) {
-			t.Fatalf("no connection, the channel is %v", state)
-		}
-	}
-}
 
 // A restart is survived by every call that has time to wait, at no charge.
 func TestARestartIsSurvived(t *testing.T) {
@@ -167,40 +98,6 @@ func expand(ctx context.Context, client echov1.EchoServiceClient) error {
 	}
 	return err
 }
-
-// A tally is a budget that counts.
-type tally struct {
-	mu sync.Mutex
-	counts
-}
-
-type counts struct {
-	withdrawn, refunded int
-	told                [Ignored + 1]int
-	highest             int // number of an attempt
-}
-
-func (b *tally) Deposit(o Outcome) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.told[o.Result]++
-	b.highest = max(b.highest, o.Attempt)
-}
-
-func (b *tally) Withdraw(time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.withdrawn++
-	return true
-}
-
-func (b *tally) Refund() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.refunded++
-}
-
-func (b *tally) Balance(time.Time) float64 { return 1 }
 
 // All waiting calls are let go at the same instant, and spread by their backoff.
 func TestCallsThatWaitedDoNotReturnTogether(t *testing.T) {
@@ -627,7 +524,7 @@ func TestAWaitForAConnectionIsSeen(t *testing.T) {
 					case e.Kind == AttemptStart && a.Number > 1:
 						events = append(events, fmt.Sprintf("attempt %d after %v of %v", a.Number, a.Wait, a.WaitSource))
 					case e.Kind == CallEnd:
-						events = append(events, fmt.Sprintf("end %s %s", codeName(status.Code(e.Err)), OutcomeName(e)))
+						events = append(events, fmt.Sprintf("end %s %s", codeName(status.Code(e.Err)), e.Outcome()))
 					}
 				}
 				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithObserver(observe), WithMeterProvider(meter), WithLogger(slog.New(logs)))...)

@@ -61,8 +61,8 @@ type race struct {
 type defeat struct {
 	attempt *attempt
 	err     error // as it came
-	failure Failure
-	verdict Verdict // what the engine said of it
+	failure failure
+	verdict verdict // what the engine said of it
 }
 
 // hedgedAttempts are what a unary call and a server stream do differently.
@@ -290,9 +290,9 @@ func (h *race) handle(e happening) {
 		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case h.call.callerGone(now) != nil || h.call.closed():
+	case endOf(h.call.ctx, now) != nil || isClosed(h.call.cc):
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(h.call.callerGone(now))
+			h.abandon(endOf(h.call.ctx, now))
 		}
 	case e.connected && h.call.plan().connecting != nil:
 		h.connected(now)
@@ -303,7 +303,7 @@ func (h *race) handle(e happening) {
 
 // checkDue sees to what is due.
 func (h *race) checkDue(now time.Time) {
-	if due := h.call.planned(now).DueAt(); due.IsZero() || now.Before(due) {
+	if due := h.call.planned(now).dueAt; due.IsZero() || now.Before(due) {
 		h.arm() // the timer was set anew meanwhile, or never for this
 		return
 	}
@@ -317,7 +317,7 @@ func (h *race) cut(a *attempt, now time.Time) {
 		return
 	}
 	f := a.overdueFailure(now)
-	if c.planned(now).Overdue(c.ctx, &f, now, c.retrier.random()).Cut {
+	if c.planned(now).overdue(c.ctx, &f, now, c.retrier.random()).Cut {
 		a.tryCut() // if it has just ended, that is next in the queue
 	}
 	h.arm()
@@ -360,7 +360,7 @@ func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	case h.decided:
 		h.late(a, won, now)
 	case h.made == int(a.number) && c.leaves(a):
-		h.lost = &defeat{attempt: a, err: err, verdict: Verdict{Reason: ErrLeftToGRPC}}
+		h.lost = &defeat{attempt: a, err: err, verdict: verdict{Reason: ErrLeftToGRPC}}
 		h.decide()
 	default:
 		h.failed(a, err, now)
@@ -386,11 +386,11 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
 	f := c.failure(a, err, now)
-	c.record(&f)
+	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
-	c.report(&f, step.Verdict, now)
-	h.lost = &defeat{a, err, f, step.Verdict}
+	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
+	h.lost = &defeat{a, err, f, step.verdict}
 	if len(h.open) == 0 {
 		h.idle = now
 	}
@@ -402,28 +402,28 @@ func (h *race) due(now time.Time) {
 	c, p := h.call, h.call.planned(now)
 	switch {
 	case p.next.decided || p.connecting != nil:
-		step := p.Due(now)
+		step := p.due(now)
 		if step.End {
 			h.giveUp(step.Reason, nil)
 			return
 		}
 		h.do(step)
 	case c.leftToGRPC():
-		p.due = time.Time{}
+		p.dueAt = time.Time{}
 		h.arm()
 	case (h.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc):
 		// Those that are due meanwhile would all be sent at once when there is a connection.
-		p.Postpone(now)
+		p.putOff(now)
 		h.arm()
 	default:
-		step := p.Due(now)
-		c.reportDue(step.Verdict, now)
+		step := p.due(now)
+		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
 		h.do(step)
 	}
 }
 
 // do does what a step of the plan says.
-func (h *race) do(step Step) {
+func (h *race) do(step step) {
 	switch {
 	case step.End:
 		h.decide()
@@ -450,8 +450,9 @@ func (h *race) connect() {
 
 // connected asks the plan what follows when there is a connection.
 func (h *race) connected(now time.Time) {
-	step := h.call.plan().Connected(now)
-	h.call.reportConnected(step.Verdict)
+	c := h.call
+	step := c.plan().connected(now)
+	c.retrier.report.connected(&c.facts, step.verdict)
 	if step.End {
 		h.giveUp(step.Reason, nil)
 		return
@@ -473,7 +474,7 @@ func (h *race) send() {
 
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
-	if due := h.call.plan().DueAt(); !due.IsZero() && !h.decided {
+	if due := h.call.plan().dueAt; !due.IsZero() && !h.decided {
 		h.timer.Reset(max(0, time.Until(due)))
 		return
 	}
@@ -492,9 +493,9 @@ func (h *race) abandon(gone error) {
 
 // giveUp ends a call while no attempt is in flight.
 func (h *race) giveUp(reason, gone error) {
-	h.lost.verdict = Verdict{Reason: reason}
+	h.lost.verdict = verdict{Reason: reason}
 	h.lost.failure.CtxErr = gone
-	h.call.traceStop(reason)
+	h.call.retrier.report.waitStopped(&h.call.facts, reason)
 	h.decide()
 }
 
@@ -502,7 +503,7 @@ func (h *race) giveUp(reason, gone error) {
 func (h *race) decide() {
 	h.decided = true
 	h.timer.Stop()
-	h.call.plan().Leave()
+	h.call.plan().leave()
 	for _, a := range h.open {
 		if a != h.winner || h.quitting {
 			a.bounds.cancel(ErrHedgeLost)
@@ -514,10 +515,10 @@ func (h *race) decide() {
 func (h *race) conclude() error {
 	c, now, lost := h.call, time.Now(), h.lost
 	if h.made > 1 || c.stream != nil {
-		c.show(lost.attempt)
+		c.options.show(lost.attempt)
 	}
 	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
-		c.retrier.log.logLeftToGRPC(c)
+		c.retrier.report.leftToGRPC(&c.facts)
 		return c.leave(lost.attempt, lost.err, now)
 	}
 	return c.stop(&lost.failure, lost.verdict, lost.err, now)
@@ -534,11 +535,11 @@ type hedgedUnary struct {
 	invoker    grpc.UnaryInvoker
 }
 
-// hedgeUnary makes c a hedged call, of which the next attempt is due after each delay.
-func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker, delay time.Duration) error {
+// hedgeUnary makes a hedged call.
+func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u := &hedgedUnary{req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
-	u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, delay
-	c.policy, c.delay, u.first.bounds = c.policy.hedged, delay, &u.bounds
+	u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, c.delay
+	u.first.bounds = &u.bounds
 	if c.policy.AttemptTimeout > 0 {
 		c.overdue = u.hedging.overdue
 	}
@@ -556,7 +557,7 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker, delay time.D
 	}
 	if race.winner.number > 1 {
 		copyReply(reply, race.winner.bounds.received)
-		race.call.show(race.winner)
+		race.call.options.show(race.winner)
 	}
 	race.call.succeed(race.winner, race.wonAt)
 	race.winner.release()

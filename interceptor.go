@@ -16,10 +16,7 @@ import (
 // shares its budgets among those to the same target.
 type Retrier struct {
 	policies    *methodPolicies
-	observers   *observers
-	log         *logger      // nil: no logging
-	tracer      trace.Tracer // nil: no call spans
-	meter       *meter       // nil: no metrics
+	report      reporter
 	random      func() float64
 	connections *connections
 
@@ -43,8 +40,7 @@ func New(opts ...Option) (*Retrier, error) {
 	}
 	r := &Retrier{
 		policies:        newMethodPolicies(defaultBudgets(), c.all, c.byPattern),
-		observers:       newObservers(c.observers),
-		log:             newLogger(c.logger),
+		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
 		random:          rand.Float64,
 		connections:     newConnections(),
 		builtInRetryOff: c.builtInRetryOff,
@@ -53,11 +49,11 @@ func New(opts ...Option) (*Retrier, error) {
 		return nil, err
 	}
 	var err error
-	if r.meter, err = newMeter(&c, r.policies); err != nil {
+	if r.report.meter, err = newMeter(&c, r.policies); err != nil {
 		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
 	}
 	if c.callSpan {
-		r.tracer = tracerFrom(c.tracerProvider)
+		r.report.tracer = tracerFrom(c.tracerProvider)
 	}
 	return r, nil
 }
@@ -120,30 +116,38 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var c call // stays on the stack
 	c.retrier, c.ctx, c.cc, c.method = r, ctx, cc, method
-	if err := c.prepare(opts); err != nil {
+	if err := c.prepare(opts, nil, reply); err != nil {
 		return err
 	}
-	p := c.policy
-	if p == nil {
-		return invoker(ctx, method, req, reply, cc, opts...)
-	}
-	if p.hedged != nil {
-		if !canHedge(reply) {
-			r.log.logNotHedged(ctx, method, p, "no second reply can be made of its type")
-		} else if delay, ok := p.Hedging.delay(method); ok {
-			return hedgeUnary(&c, req, reply, invoker, delay)
-		}
-		invoker = measured(p.Hedging.Delay, invoker)
-		if p.MaxAttempts == 1 {
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
+	switch c.mode {
+	case modePassThrough:
+		return c.passThrough(req, reply, invoker, opts)
+	case modeHedged:
+		return hedgeUnary(&c, req, reply, invoker)
 	}
 	a := &attempt{}
 	c.begin(a)
 	for {
 		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+		if err == nil {
+			c.answered(a, false)
+		}
 		if a, err = c.next(a, err); a == nil {
 			return err
 		}
 	}
+}
+
+// passThrough makes a call that is neither retried nor hedged. A method that would be hedged
+// if its delay were known is measured all the same.
+func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+	if c.learner == nil {
+		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
+	}
+	first := attempt{number: 1, start: sinceOrigin()}
+	err := invoker(c.ctx, c.method, req, reply, c.cc, opts...)
+	if err == nil {
+		c.answered(&first, false)
+	}
+	return err
 }

@@ -13,15 +13,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A logger writes what [WithLogger] promises and no more; a nil one writes nothing.
+// A logger writes what [WithLogger] promises and no more.
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
 	suppressed atomic.Int64 // give-ups not logged since the last that was
-	leftToGRPC sync.Map     // methods that were logged as such
-	notHedged  sync.Map     // methods that were logged as such
-	changed    sync.Map     // likewise
 	exhausted  exhaustedBudgets
+
+	leftMethods, notHedgedMethods, changedMethods sync.Map // methods that were logged
 }
 
 // recovered is how long a budget must refuse nothing before that is worth a line: one
@@ -39,32 +38,36 @@ func newLogger(l *slog.Logger) *logger {
 	}
 }
 
-// logDecision logs a retry, and a change of the budget.
-func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
-	l := c.retrier.log
-	if l == nil {
-		return
-	}
-	l.logBudget(c, v, now)
-	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
-		l.DebugContext(c.ctx, "grpcretry: retrying",
-			"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
+// attemptFailed logs a retry, and a change of the budget.
+func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
+	l.budgetJudged(f, v, now)
+	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
+		l.DebugContext(f.ctx, "grpcretry: retrying",
+			"method", f.method, "target", targetOf(f.cc), "attempt", a.Number, "code", codeName(a.Code()),
 			"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
 	}
 }
 
-// logBudget logs a change of the budget.
-func (l *logger) logBudget(c *call, v Verdict, now time.Time) {
+// hedgeJudged logs a hedge, and a change of the budget.
+func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
+	l.budgetJudged(f, v, now)
+	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
+		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", targetOf(f.cc), "delay", v.Wait)
+	}
+}
+
+// budgetJudged logs a change of the budget.
+func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
 	switch {
 	case v.refused():
-		if l.exhausted.add(budgetKey(c.budget), now) {
-			l.WarnContext(c.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
-				"method", c.method, "target", c.target())
+		if l.exhausted.add(budgetKey(f.budget), now) {
+			l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
+				"method", f.method, "target", targetOf(f.cc))
 		}
 	case v.Retry:
-		if l.exhausted.remove(budgetKey(c.budget), now) {
-			l.InfoContext(c.ctx, "grpcretry: client-side retry budget allows retries again",
-				"method", c.method, "target", c.target())
+		if l.exhausted.remove(budgetKey(f.budget), now) {
+			l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
+				"method", f.method, "target", targetOf(f.cc))
 		}
 	}
 }
@@ -128,67 +131,47 @@ func budgetKey(b Budget) any {
 	return b
 }
 
-// logDue logs a hedge that was due.
-func (c *call) logDue(v Verdict, now time.Time) {
-	l := c.retrier.log
-	if l == nil {
-		return
-	}
-	l.logBudget(c, v, now)
-	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
-		l.DebugContext(c.ctx, "grpcretry: hedging", "method", c.method, "target", c.target(), "delay", v.Wait)
-	}
-}
-
-// logGiveUp logs a call that ended with err although its failure was retryable. Stops
-// by the budget were logged when it ran out, and a caller that goes away is no failure.
-func (c *call) logGiveUp(last *Attempt, err *Error, now time.Time) {
-	l := c.retrier.log
-	if l == nil || err.ctx == nil && errors.Is(err.Reason, ErrBudgetExhausted) || errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1 {
+// gaveUp logs a call that ended with err although its failure was retryable. Stops by the
+// budget were logged when it was exhausted, and a caller that goes away is no failure.
+func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
+	byBudget := err.ctx == nil && errors.Is(err.Reason, ErrBudgetExhausted)
+	callerLeft := errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1
+	if byBudget || callerLeft {
 		return
 	}
 	if !l.giveUps.AllowN(now, 1) {
 		l.suppressed.Add(1)
 		return
 	}
-	l.WarnContext(c.ctx, "grpcretry: gave up",
-		"method", c.method, "target", c.target(), "attempts", err.made, "elapsed", err.Elapsed,
+	l.WarnContext(f.ctx, "grpcretry: gave up",
+		"method", f.method, "target", targetOf(f.cc), "attempts", err.made, "elapsed", err.Elapsed,
 		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
 		"suppressed", l.suppressed.Swap(0))
 }
 
-// logNotHedged logs once that a method cannot be hedged.
-func (l *logger) logNotHedged(ctx context.Context, method string, p *policy, why string) {
-	if l == nil {
-		return
-	}
+// notHedged logs once that a method cannot be hedged.
+func (l *logger) notHedged(f *facts, why string) {
 	but := ", but retried"
-	if p.MaxAttempts == 1 {
+	if f.policy.modeUnhedged() == modePassThrough {
 		but = ""
 	}
-	if _, told := l.notHedged.LoadOrStore(method, true); !told {
-		l.WarnContext(ctx, "grpcretry: method is not hedged"+but+": "+why, "method", method)
+	if _, logged := l.notHedgedMethods.LoadOrStore(f.method, true); !logged {
+		l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
 	}
 }
 
-// logChanged logs once that a method's messages are changed after SendMsg.
-func (l *logger) logChanged(c *call) {
-	if l == nil {
-		return
-	}
-	if _, told := l.changed.LoadOrStore(c.method, true); !told {
-		l.WarnContext(c.ctx, "grpcretry: a message was changed after SendMsg, so the stream cannot be retried", "method", c.method)
+// messageChanged logs once that a method's messages are changed after SendMsg.
+func (l *logger) messageChanged(f *facts) {
+	if _, logged := l.changedMethods.LoadOrStore(f.method, true); !logged {
+		l.WarnContext(f.ctx, "grpcretry: a message was changed after SendMsg, so the stream cannot be retried", "method", f.method)
 	}
 }
 
-// logLeftToGRPC logs once that a method is left to gRPC's own retries.
-func (l *logger) logLeftToGRPC(c *call) {
-	if l == nil {
-		return
-	}
-	if _, told := l.leftToGRPC.LoadOrStore(c.method, true); !told {
-		l.WarnContext(c.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
+// leftToGRPC logs once that a method is left to gRPC's own retries.
+func (l *logger) leftToGRPC(f *facts) {
+	if _, logged := l.leftMethods.LoadOrStore(f.method, true); !logged {
+		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
-			"method", c.method, "target", c.target())
+			"method", f.method, "target", targetOf(f.cc))
 	}
 }

@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"strings"
@@ -13,55 +12,6 @@ import (
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
-
-// A logRecorder keeps log lines, "LEVEL message key=value …".
-type logRecorder struct {
-	mu  sync.Mutex
-	out []string
-}
-
-func (*logRecorder) Enabled(context.Context, slog.Level) bool { return true }
-func (r *logRecorder) WithAttrs([]slog.Attr) slog.Handler     { return r }
-func (r *logRecorder) WithGroup(string) slog.Handler          { return r }
-
-func (r *logRecorder) Handle(ctx context.Context, record slog.Record) error {
-	var line bytes.Buffer
-	h := slog.NewTextHandler(&line, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.Attr{}
-		}
-		return a
-	}})
-	err := h.Handle(ctx, record)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.out = append(r.out, strings.TrimSpace(line.String()))
-	return err
-}
-
-func (r *logRecorder) lines() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append([]string(nil), r.out...)
-}
-
-func (r *logRecorder) clear() { r.mu.Lock(); r.out = nil; r.mu.Unlock() }
-
-func wantLines(t *testing.T, logs *logRecorder, want ...string) {
-	t.Helper()
-	got := logs.lines()
-	if len(got) != len(want) {
-		t.Fatalf("logged\n%s\nwant %d lines with %q", strings.Join(got, "\n"), len(want), want)
-	}
-	for i := range want {
-		for _, part := range strings.Split(want[i], "…") {
-			if !strings.Contains(got[i], part) {
-				t.Errorf("line %d is\n%s\nwant it to contain %q", i+1, got[i], part)
-			}
-		}
-	}
-	logs.clear()
-}
 
 func TestLogger(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -263,7 +213,7 @@ func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 		if got := len(logs.lines()); got != 1600 {
 			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)
 		}
-		if got := len(r.log.exhausted.refused); got != maxExhausted {
+		if got := len(r.report.log.exhausted.refused); got != maxExhausted {
 			t.Errorf("%d budgets are remembered, want %d", got, maxExhausted)
 		}
 	})

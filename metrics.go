@@ -249,12 +249,12 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(AttrTarget, row.target)}
 }
 
-// succeeded counts an attempt that ended its call well.
-func (m *metrics) succeeded(c *call, a *attempt) {
-	row := m.row(c)
-	if a.number == 1 && c.past.none() {
+// callSucceeded counts an attempt that ended its call well.
+func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
+	row := m.row(f)
+	if a.number == 1 && p.none() {
 		row.firstTries.add()
-		m.recordA96(c, row, 0, 0)
+		m.recordA96(f, row, 0, 0)
 		return
 	}
 	row.mu.Lock()
@@ -267,95 +267,92 @@ func (m *metrics) succeeded(c *call, a *attempt) {
 		row.rescued++
 	}
 	row.mu.Unlock()
-	m.recordA96(c, row, c.made(int(a.number))-1, c.past.idle)
+	m.recordA96(f, row, p.made(int(a.number))-1, p.idle)
 }
 
-// failed counts an attempt that failed, and what was decided.
-func (m *metrics) failed(c *call, f *Failure, v Verdict) {
-	row := m.row(c)
-	decision := decisionStop
-	if v.Retry {
-		decision = decisionRetry
-	}
+// attemptFailed counts an attempt that failed, and what was decided.
+func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
+	row := m.row(f)
 	if v.Retry && v.WaitSource != WaitConnect { // that one is known when it is over
-		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+		m.recordWait(f, row, v)
 	}
 	row.mu.Lock()
-	row.attempts[attemptKind{knownCodeName(f.Attempt.Code()), decision}]++
+	row.attempts[attemptKind{knownCodeName(a.Code()), decisionName(v.Retry)}]++
 	switch {
-	case f.Attempt.Unsent: // it was free, and cost no server anything
-	case f.Attempt.Hedge:
+	case a.Unsent: // it was free, and cost no server anything
+	case a.Hedge:
 		row.hedgesWasted++
-	case f.Attempt.Number > 1:
+	case a.Number > 1:
 		row.wasted++
 	}
 	row.mu.Unlock()
-	m.refused(c, row, v)
+	m.countRefusal(f, row, v)
 }
 
-// lost counts an attempt that was cancelled because another was decisive.
-func (m *metrics) lost(c *call, a *attempt) {
-	row := m.row(c)
+// attemptLost counts an attempt that was cancelled because another was decisive.
+func (m *metrics) attemptLost(f *facts, a *Attempt) {
+	row := m.row(f)
 	row.mu.Lock()
+	defer row.mu.Unlock()
 	row.attempts[attemptKind{codeName(codes.Canceled), decisionLost}]++
-	if a.hedge {
+	if a.Hedge {
 		row.hedgesWasted++
 	}
-	row.mu.Unlock()
 }
 
-// due counts a hedge that was due.
-func (m *metrics) due(c *call, v Verdict) {
-	row := m.row(c)
+// hedgeJudged counts a hedge that was due.
+func (m *metrics) hedgeJudged(f *facts, v verdict) {
+	row := m.row(f)
 	if v.Retry {
-		m.wait.Record(c.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+		m.recordWait(f, row, v)
 	}
-	m.refused(c, row, v)
+	m.countRefusal(f, row, v)
 }
 
-// connected counts a wait for a connection that is there now, with the backoff after it.
-func (m *metrics) connected(c *call, v Verdict) {
-	m.wait.Record(c.ctx, v.Wait.Seconds(), m.row(c).waits[WaitConnect]...)
+// connected counts a wait for a connection, with the backoff after it.
+func (m *metrics) connected(f *facts, v verdict) { m.recordWait(f, m.row(f), v) }
+
+func (m *metrics) recordWait(f *facts, row *metricRow, v verdict) {
+	m.wait.Record(f.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
 }
 
-func (m *metrics) refused(c *call, row *metricRow, v Verdict) {
+func (m *metrics) countRefusal(f *facts, row *metricRow, v verdict) {
 	if v.refused() {
-		m.budgetRow(budgetLabels{row.target, c.policy.budgetScope}).refusals.Add(1)
+		m.budgetRow(budgetLabels{row.target, f.policy.budgetScope}).refusals.Add(1)
 	}
 }
 
-// ended counts a call that failed.
-func (m *metrics) ended(c *call, last *Attempt, reason error, now time.Time) {
-	row := m.row(c)
+// callFailed counts a call that failed.
+func (m *metrics) callFailed(f *facts, p *past, end *callFailure) {
+	row := m.row(f)
 	row.mu.Lock()
-	row.calls[ReasonName(reason)]++
+	row.calls[ReasonName(end.reason)]++
 	row.mu.Unlock()
-	idle := now.Sub(c.lastEnd(last)) // not zero of a call that ended in a wait
-	idle += c.past.idle
-	m.recordA96(c, row, c.made(last.Number)-1, idle)
+	idle := end.at.Sub(p.lastEnd(&end.last)) // above zero for a call that ended in a wait
+	m.recordA96(f, row, p.made(end.last.Number)-1, p.idle+idle)
 }
 
-// recordA96 records a call that ended, as gRFC A96 has it: the delay of every call, the
-// further attempts of those that had some.
-func (m *metrics) recordA96(c *call, row *metricRow, more int, idle time.Duration) {
+// recordA96 records a call that ended, by gRFC A96: the delay of every call, and the further
+// attempts of calls that had some.
+func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Duration) {
 	if m.retryDelay == nil {
 		return
 	}
-	m.retryDelay.Record(c.ctx, idle.Seconds(), row.a96...)
+	m.retryDelay.Record(f.ctx, idle.Seconds(), row.a96...)
 	switch {
 	case more == 0:
-	case c.policy.hedges:
-		m.hedges.Record(c.ctx, int64(more), row.a96...)
+	case f.mode == modeHedged:
+		m.hedges.Record(f.ctx, int64(more), row.a96...)
 	default:
-		m.retries.Record(c.ctx, int64(more), row.a96...)
+		m.retries.Record(f.ctx, int64(more), row.a96...)
 	}
 }
 
-// row finds where to count a call, on the path of every call.
-func (m *metrics) row(c *call) *metricRow {
-	key := rowKey{c.target(), other}
-	if c.options.static {
-		key.method = c.method
+// row finds the row of a call, on the path of every call.
+func (m *metrics) row(f *facts) *metricRow {
+	key := rowKey{targetOf(f.cc), other}
+	if f.static {
+		key.method = f.method
 	}
 	rows := *m.rows.Load()
 	if row := rows[key]; row != nil {
@@ -364,7 +361,7 @@ func (m *metrics) row(c *call) *metricRow {
 	if len(rows) >= maxMetricRows {
 		return m.overflow
 	}
-	return m.addRow(key, c.canonicalTarget())
+	return m.addRow(key, f.canonicalTarget())
 }
 
 func (m *metrics) addRow(key rowKey, canonical string) *metricRow {
@@ -433,12 +430,4 @@ func (m *metrics) addBudget(key budgetLabels, budget func() Budget) *budgetRow {
 		m.budgets.Store(&rows)
 	}
 	return row
-}
-
-// knownCodeName keeps the codes that a server makes up from becoming series of their own.
-func knownCodeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
-		return codeNames[c]
-	}
-	return "OTHER"
 }

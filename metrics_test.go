@@ -321,13 +321,13 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	for i := range 2 * calls { // each method twice: those that had a row keep it
 		r.unary(t.Context(), fmt.Sprintf("/pkg.Service/Method%d", i%calls), nil, nil, nil, succeed, stubOptions...)
 	}
-	if rows := len(*r.meter.rows.Load()); rows > maxMetricRows {
+	if rows := len(*r.report.meter.rows.Load()); rows > maxMetricRows {
 		t.Errorf("%d rows, want at most %d", rows, maxMetricRows)
 	}
 	if got := callsCounted(t, reader); got != 2*calls {
 		t.Errorf("%d calls counted, want %d", got, 2*calls)
 	}
-	if got := r.meter.overflow.firstTries.sum(); got != 2*500 {
+	if got := r.report.meter.overflow.firstTries.sum(); got != 2*500 {
 		t.Errorf("%d calls counted as other, want the two of each method that came too late", got)
 	}
 }
@@ -338,9 +338,9 @@ func TestATargetHasOneRowHoweverItIsDialed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := r.meter.addRow(rowKey{"localhost:80", "/pkg.Service/Method"}, "dns:///localhost:80")
-	b := r.meter.addRow(rowKey{"dns:///localhost:80", "/pkg.Service/Method"}, "dns:///localhost:80")
-	c := r.meter.addRow(rowKey{"dns:///localhost:81", "/pkg.Service/Method"}, "dns:///localhost:81")
+	a := r.report.meter.addRow(rowKey{"localhost:80", "/pkg.Service/Method"}, "dns:///localhost:80")
+	b := r.report.meter.addRow(rowKey{"dns:///localhost:80", "/pkg.Service/Method"}, "dns:///localhost:80")
+	c := r.report.meter.addRow(rowKey{"dns:///localhost:81", "/pkg.Service/Method"}, "dns:///localhost:81")
 	if a != b || a == c {
 		t.Errorf("rows are %p, %p and %p, want the same for the same target", a, b, c)
 	}

@@ -64,48 +64,32 @@ type Event struct {
 	Budget Budget
 }
 
-// OutcomeName says in one word how a call ended, of its [CallEnd] event: "first_try",
-// "recovered" for a success after retries, "hedge_won" for one of an attempt that was sent
-// while an earlier one was still open, else the [ReasonName] of why it failed.
-func OutcomeName(e Event) string {
+// Outcome returns one word for how a call ended; e is the call's [CallEnd] event. The word is
+// "first_try", "recovered" for a success after retries, "hedge_won" for the success of an
+// attempt that was sent while an earlier one was in flight, or the [ReasonName] of the failure.
+func (e Event) Outcome() string {
 	if e.Err != nil {
 		return ReasonName(e.Reason)
 	}
 	return outcomeOf(e.Attempt.Number, e.Attempt.Hedge)
 }
 
-// outcomeOf is the outcome of a call in which the attempt given succeeded.
-func outcomeOf(number int, hedge bool) string {
-	switch {
-	case hedge:
-		return outcomeHedgeWon
-	case number > 1:
-		return outcomeRecovered
-	default:
-		return outcomeFirstTry
-	}
-}
-
-const (
-	outcomeFirstTry  = "first_try"
-	outcomeRecovered = "recovered"
-	outcomeHedgeWon  = "hedge_won"
-)
-
 // Observe adds an observer to a Retrier that is in use, and returns what takes it away
 // again; see [WithObserver]. Calls that are under way are observed from then on, so f may
 // see the end of what it has not seen begin, and may be called once more just after stop.
 // While nobody observes, it costs nothing.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
-	return r.observers.add(f)
+	return r.report.observers.add(f)
 }
 
 // observers are called in the order in which they were added. The list is replaced, never
 // changed, so that calls read it without a lock.
 type observers struct {
-	mu   sync.Mutex // held to replace the list
-	list atomic.Pointer[[]*observer]
+	mu   sync.Mutex                   // held to replace the list
+	list atomic.Pointer[observerList] // nil if empty
 }
+
+type observerList []*observer
 
 type observer struct {
 	f func(context.Context, Event)
@@ -121,18 +105,18 @@ func newObservers(fs []func(context.Context, Event)) *observers {
 
 func (o *observers) add(f func(context.Context, Event)) (remove func()) {
 	added := &observer{f}
-	o.replace(func(list []*observer) []*observer { return append(list, added) })
+	o.replace(func(list observerList) observerList { return append(list, added) })
 	return func() {
-		o.replace(func(list []*observer) []*observer {
+		o.replace(func(list observerList) observerList {
 			return slices.DeleteFunc(list, func(one *observer) bool { return one == added })
 		})
 	}
 }
 
-func (o *observers) replace(change func([]*observer) []*observer) {
+func (o *observers) replace(change func(observerList) observerList) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var list []*observer
+	var list observerList
 	if old := o.list.Load(); old != nil {
 		list = slices.Clone(*old)
 	}
@@ -143,16 +127,13 @@ func (o *observers) replace(change func([]*observer) []*observer) {
 	o.list.Store(&list)
 }
 
-// observe tells every observer.
-func (c *call) observe(e Event) {
-	list := c.retrier.observers.list.Load()
-	if list == nil {
-		return
-	}
-	e.Method, e.Target, e.Budget = c.method, c.target(), c.budget
-	for _, o := range *list {
-		o.f(c.ctx, e)
+// current returns the observers, nil if there are none.
+func (o *observers) current() *observerList { return o.list.Load() }
+
+// observe calls every observer with what e says about a call.
+func (l *observerList) observe(f *facts, e *Event) {
+	e.Method, e.Target, e.Budget = f.method, targetOf(f.cc), f.budget
+	for _, o := range *l {
+		o.f(f.ctx, *e)
 	}
 }
-
-func (c *rpc) observed() bool { return c.retrier.observers.list.Load() != nil }

@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,37 +13,6 @@ import (
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
-
-// An eventRecorder keeps one line for each event.
-type eventRecorder struct {
-	start time.Time
-	lines []string
-	last  Event
-}
-
-func (r *eventRecorder) observe(_ context.Context, e Event) {
-	r.last = e
-	line := fmt.Sprintf("%v %s #%d", time.Since(r.start), e.Kind, e.Attempt.Number)
-	switch e.Kind {
-	case AttemptEnd:
-		line += fmt.Sprintf(" %s in %v", codeName(e.Attempt.Code()), e.Attempt.Duration)
-	case Decision:
-		if e.Retry {
-			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
-		} else {
-			line += " stop: " + ReasonName(e.Reason)
-		}
-	case CallEnd:
-		line += fmt.Sprintf(" %s after %v", OutcomeName(e), e.Elapsed)
-		if len(e.Attempts) > 0 {
-			line += ", attempts"
-		}
-		for _, a := range e.Attempts {
-			line += fmt.Sprintf(" #%d %s", a.Number, codeName(a.Code()))
-		}
-	}
-	r.lines = append(r.lines, line)
-}
 
 func TestObserverSeesEverythingInOrder(t *testing.T) {
 	for _, tt := range []struct {

@@ -18,31 +18,6 @@ const (
 	previousAttemptsKey = "grpc-previous-rpc-attempts" // gRFC A6 #exposed-retry-metadata
 )
 
-// WaitSource says where the wait before an attempt came from.
-type WaitSource int
-
-// The sources of a wait.
-const (
-	WaitNone       WaitSource = iota // there was no wait, as before a first attempt
-	WaitBackoff                      // the policy's [Backoff]
-	WaitPushback                     // the server's grpc-retry-pushback-ms trailer
-	WaitRetryInfo                    // a google.rpc.RetryInfo in the server's status
-	WaitHedgeDelay                   // of a hedged call: its [HedgeDelay] passed without an answer
-	WaitNonFatal                     // of a hedged call: none, as another attempt had failed
-	WaitConnect                      // the wait for a connection, and the backoff after it
-)
-
-var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "non_fatal", "connect"}
-
-// String returns "none", "backoff", "pushback", "retry_info", "hedge_delay", "non_fatal" or
-// "connect".
-func (s WaitSource) String() string {
-	if s < 0 || int(s) >= len(waitSourceNames) {
-		return fmt.Sprintf("WaitSource(%d)", int(s))
-	}
-	return waitSourceNames[s]
-}
-
 // A Pushback is what a server said about the next attempt.
 type Pushback struct {
 	Delay  time.Duration // how long to wait, exactly as said; 0 with Stop

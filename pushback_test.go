@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -362,5 +363,22 @@ func TestWaitSourceNames(t *testing.T) {
 		if got := s.String(); got != want {
 			t.Errorf("WaitSource(%d).String() = %q, want %q", int(s), got, want)
 		}
+	}
+}
+
+// A server may send any trailer; none makes a call wait wrongly or panic.
+func TestHostilePushbackStops(t *testing.T) {
+	for _, values := range [][]string{
+		{"-1"}, {""}, {" 5"}, {"5 "}, {"+5"}, {"05"}, {"1.5"}, {"1e3"}, {"abc"}, {"2147483648"}, {"9223372036855"},
+		{strings.Repeat("9", 4000)}, {"5", "5"}, {"5", "-1"}, {"\u0665"}, {"0x10"},
+	} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(unavailable().pushback(values...)))
+			_, err := server.client(t, steady, WithMaxServerDelay(-1)).Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrPushback, 1)
+			if got := time.Since(server.start); got != 0 {
+				t.Errorf("%q: waited %v", values, got)
+			}
+		})
 	}
 }

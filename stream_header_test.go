@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,41 +16,6 @@ import (
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
-
-// headerless is a stream of an interceptor below that knows nothing of headers.
-type headerless struct{ grpc.ClientStream }
-
-func (headerless) Header() (metadata.MD, error) { return nil, nil }
-
-// gRPC's Header returns nil at the end of a stream only; another one's may not.
-func TestAStreamBelowWithoutHeadersLosesNoMessages(t *testing.T) {
-	all := "recv 1; recv 2; recv 3; recv 4; recv 5; recv EOF"
-	for _, tt := range []struct {
-		name    string
-		kind    *grpc.StreamDesc
-		scripts []string
-		app     string
-		times   []time.Duration
-	}{
-		{"Header", bidiStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"Header of a server stream", serverStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; close; no header; " + all, []time.Duration{0}},
-		{"Header of a client stream", clientStream, []string{"recv a; recv EOF; send 1"}, "send a; close; no header; recv 1", []time.Duration{0}},
-		{"Header long before the messages", bidiStream, []string{"recv a; wait 9s; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"SendMsg on a stream that is over", bidiStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"SendMsg on a server stream that is over", serverStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"a retry", bidiStream, []string{"recv a; fail UNAVAILABLE", "recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; " + all, []time.Duration{0, second}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, reported := serveScripts(t, tt.scripts...), &record{}
-				cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...), below(func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }))...)
-				openOn(t, cc, tt.kind, reported.onFinish()).play(t, tt.app)
-				reported.want(t, nil)
-				wantTimes(t, server, tt.times...)
-			})
-		})
-	}
-}
 
 // Hedges are due each second. Headers that the application sees decide the race.
 func TestHeaderReturnsHeadersWhileHedgesRace(t *testing.T) {
@@ -215,4 +181,26 @@ func TestAServerStreamIsHedgedAndReplayedWithoutCloseSend(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Headers do not commit a stream just because somebody else than the application sees them.
+func TestHeadersSeenByAnObserverDoNotCommitAStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; header; fail UNAVAILABLE", "recv a; send 1"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		var headers []string
+		app, err := server.openStream(t, serverStream, []Option{WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptEnd {
+				headers = append(headers, first(e.Attempt.Header["attempt"]))
+			}
+		})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; close; recv 1; recv EOF")
+		wantTimes(t, server, 0, second)
+		if want := []string{"1", ""}; !slices.Equal(headers, want) {
+			t.Errorf("the observer saw headers of attempts %q, want %q", headers, want)
+		}
+	})
 }

@@ -72,3 +72,82 @@ func TestStreamsCancelledAtRandomLeaveNothing(t *testing.T) {
 		}
 	})
 }
+
+// The caller's context may live for ever: nothing of a call may stay registered with it.
+func TestNothingStaysWithTheCallersContext(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		app     string
+	}{
+		{"success", []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF"},
+		{"failure", []string{"recv a; fail NOT_FOUND"}, "send a; close; recv NOT_FOUND"},
+		{"failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE"},
+		{"a retry", []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF"},
+		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; recv 1; recv EOF"},
+		{"a timeout that was committed to", []string{"recv a; hang"}, "send a; close; context; wait 20s; recv DEADLINE_EXCEEDED"},
+		{"a timeout, and then committed", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; context; recv 1; recv EOF"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				cc := server.conn(t, DialOptions(steady, WithAttemptTimeout(5*second))...)
+				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
+				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ctx.number() == 0 {
+					t.Fatal("nobody waits for the context's end")
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				synctest.Wait()
+				if got := ctx.number(); got != 0 {
+					t.Errorf("%d functions wait for the end of the caller's context after the call", got)
+				}
+			})
+		})
+	}
+}
+
+// No timer outlives its attempt, and no context outlives it.
+func TestNothingOfAStreamsAttemptsIsLeft(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		app     string
+	}{
+		{"not retryable", []string{"recv a; fail NOT_FOUND"}, "send a; recv NOT_FOUND"},
+		{"retries", []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"}, "send a; recv 1; recv EOF"},
+		{"no message", []string{"recv a; fail UNAVAILABLE", "recv a"}, "send a; recv EOF"},
+		{"a failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; recv 1; recv UNAVAILABLE"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				var attempts []*attempt
+				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
+					return streamer(ctx, desc, cc, method, opts...)
+				}
+				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainStreamInterceptor(below))...)
+				stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				for _, a := range attempts {
+					if a.bounds.timer.Stop() {
+						t.Errorf("the timer of attempt %d runs on", a.number)
+					}
+					if a.Err() == nil {
+						t.Errorf("the context of attempt %d is alive", a.number)
+					}
+				}
+				if len(attempts) != len(tt.scripts) {
+					t.Errorf("%d attempts, want %d", len(attempts), len(tt.scripts))
+				}
+			})
+		})
+	}
+}

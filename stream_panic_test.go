@@ -346,3 +346,25 @@ func TestAPanicOfAReplayComesOutAfterTheCommit(t *testing.T) {
 		}
 	})
 }
+
+func TestAPanicWhileRecoveringLeavesNobodyWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv a; fail UNAVAILABLE", stream)
+		})
+		app, err := server.openStream(t, bidiStream, []Option{WithClassifier(func(context.Context, Attempt) Classification { panic("classifier") })})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a")
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the classifier's panic did not come out")
+				}
+			}()
+			app.play(t, "recv 1")
+		}()
+		app.play(t, "sendeof b; recv INTERNAL")
+	})
+}

@@ -58,7 +58,7 @@ func (s *retryStream) openFrom(a *attempt) (*streamAttempt, error) {
 		s.mu.Unlock()
 		a.settle()
 		a.repanic(func() { s.call.deposit(a, Ignored) })
-		s.call.show(a)
+		s.call.options.show(a)
 		next, err := s.call.next(a, err)
 		if a = next; a == nil {
 			s.conclude()
@@ -233,7 +233,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
 	now := time.Now() // a wait counts from here
 	s.read(at, err)
-	s.call.show(at.attempt)
+	s.call.options.show(at.attempt)
 	if isEOF(err) {
 		err = nil
 	}
@@ -243,7 +243,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 // read fills in what gRPC knows of an attempt that has ended with err.
 func (s *retryStream) read(at *streamAttempt, err error) {
 	c := &s.call
-	if isEOF(err) && !c.observed() && c.spans == nil && !c.options.targets {
+	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.targets {
 		return
 	}
 	at.release() // the failure may be an interceptor's, and gRPC not know of it
@@ -445,7 +445,7 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	if err == nil { // but the application has not come for that
 		err = status.FromContextError(context.Canceled).Err()
 	}
-	if s.call.ctx.Err() == nil && !s.call.closed() {
+	if s.call.ctx.Err() == nil && !isClosed(s.call.cc) {
 		if at.unwatch == nil {
 			at.unwatch = s.watchCaller(at)
 		}

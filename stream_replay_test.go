@@ -14,7 +14,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -311,50 +310,6 @@ func TestSendMsgOnADeadStreamLeavesTheRetryToTheReceiver(t *testing.T) {
 		group.Wait()
 		wantTimes(t, server, 0, 3*second)
 	})
-}
-
-// counting is a stream that takes any message and fails when it is to receive one.
-type counting struct {
-	*endless
-	err error
-}
-
-func (counting) CloseSend() error             { return nil }
-func (counting) Header() (metadata.MD, error) { return nil, nil }
-func (c counting) RecvMsg(any) error          { return c.err }
-
-// An EchoRequest without contents takes 5 bytes on the wire and more than 64 in memory.
-func TestTheBufferLimitCountsMemory(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		messages int
-		size     int
-		attempts int
-	}{
-		{"many empty messages are over the default limit", 50_000, 0, 1},
-		{"few messages are within it", 500, 100, 2},
-		{"one large message is over it", 1, 300 << 10, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			attempts := 0
-			stream, err := StreamClientInterceptor(WithMaxAttempts(2), WithBackoff(Constant(0)))(t.Context(), bidiStream, nil, "/s/m",
-				func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-					attempts++
-					return counting{&endless{}, status.Error(codes.Unavailable, "x")}, nil
-				})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for range tt.messages {
-				if err := stream.SendMsg(&echov1.EchoRequest{Payload: make([]byte, tt.size)}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := stream.RecvMsg(new(echov1.EchoResponse)); status.Code(err) != codes.Unavailable || attempts != tt.attempts {
-				t.Errorf("RecvMsg = %v after %d attempts, want UNAVAILABLE after %d", err, attempts, tt.attempts)
-			}
-		})
-	}
 }
 
 // Messages are kept by reference, so one that was sent twice cannot be replayed as what it was

@@ -37,7 +37,7 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 	fits := w.size >= 0 && s.size+w.size <= s.call.policy.BufferLimit
 	if !s.spoilt && s.changes(m, w.print) {
 		s.spoilt = true
-		return nil, func() { s.call.retrier.log.logChanged(&s.call) }, nil
+		return nil, func() { s.call.retrier.report.messageChanged(&s.call.facts) }, nil
 	}
 	switch at := s.at; {
 	case s.isOver() && at == nil:

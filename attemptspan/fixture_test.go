@@ -231,7 +231,7 @@ func (f *fixture) tree() string {
 			}
 			out.WriteString(indent + line(s, spans[0].StartTime()))
 			for _, e := range s.Events() {
-				if e.Name == grpcretry.EventAttempt {
+				if e.Name == grpcretry.SpanEventAttempt {
 					fmt.Fprintf(&out, "%s  @%v %s\n", indent, e.Time.Sub(spans[0].StartTime()), text(e.Attributes))
 				}
 			}

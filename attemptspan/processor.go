@@ -12,7 +12,7 @@
 // # What is written on which span
 //
 //	key                             constant               value
-//	grpcretry.attempt.number        grpcretry.AttrAttempt  int: 1 for the first attempt of a call
+//	grpcretry.attempt.number        grpcretry.AttrAttemptNumber  int: 1 for the first attempt of a call
 //	grpcretry.attempt.hedge         AttrHedge              bool: only on a hedge, and then true
 //	grpcretry.attempt.wait_ms       AttrWait               int: the wait before the attempt, in ms; not on the first
 //	grpcretry.attempt.wait_source   AttrWaitSource         string: such as backoff, pushback or connect; not on the first
@@ -49,7 +49,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// The attributes of an attempt's span, next to [grpcretry.AttrAttempt]; the package
+// The attributes of an attempt's span, next to [grpcretry.AttrAttemptNumber]; the package
 // comment has the table of their values.
 const (
 	AttrHedge      = "grpcretry.attempt.hedge"
@@ -83,7 +83,7 @@ func (processor) Shutdown(context.Context) error { return nil }
 func (processor) ForceFlush(context.Context) error { return nil }
 
 func attributes(a grpcretry.Attempt) []attribute.KeyValue {
-	attrs := append(make([]attribute.KeyValue, 0, 4), attribute.Int(grpcretry.AttrAttempt, a.Number))
+	attrs := append(make([]attribute.KeyValue, 0, 4), attribute.Int(grpcretry.AttrAttemptNumber, a.Number))
 	if a.Hedge {
 		attrs = append(attrs, attribute.Bool(AttrHedge, true))
 	}

@@ -19,7 +19,7 @@ type Call struct {
 
 	Ended     time.Time `json:"ended"`
 	ElapsedMs float64   `json:"elapsed_ms"`
-	Outcome   string    `json:"outcome"` // as [grpcretry.OutcomeName] has it
+	Outcome   string    `json:"outcome"` // as [grpcretry.Event.Outcome] has it
 	Code      string    `json:"code"`    // that the caller got, as spelled on the wire: UNAVAILABLE
 
 	// The wait that was not begun, where the call stopped because of it; else 0 and "".
@@ -83,7 +83,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 		Method:    text(e.Method, maxName),
 		Ended:     began.Add(e.Elapsed),
 		ElapsedMs: ms(e.Elapsed),
-		Outcome:   grpcretry.OutcomeName(*e),
+		Outcome:   e.Outcome(),
 		Code:      codeName(uint32(grpcretry.Attempt{Err: e.Err}.Code())),
 		Made:      attemptsMade(e),
 	}

@@ -55,7 +55,7 @@ const (
 	counters       = lost + 5
 )
 
-// outcomes are how calls end, as grpcretry.OutcomeName has it. The first three are
+// outcomes are how calls end, as grpcretry.Event.Outcome returns them. The first three are
 // successes, the last is for names that are not here.
 var outcomes = [...]string{
 	firstTry, rescued, hedgeWon,
@@ -85,7 +85,7 @@ func outcomeCounter(e *grpcretry.Event) counter {
 	if e.Err == nil && e.Attempt.Number == 1 {
 		return firstOutcome // as nearly always
 	}
-	name := grpcretry.OutcomeName(*e)
+	name := e.Outcome()
 	for i, outcome := range outcomes {
 		if name == outcome {
 			return firstOutcome + counter(i)

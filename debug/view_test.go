@@ -237,8 +237,8 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 	} {
 		e := grpcretry.Event{Err: reason, Reason: reason, Attempt: grpcretry.Attempt{Number: 1}}
 		name := outcomes[outcomeCounter(&e)-firstOutcome]
-		if name != grpcretry.OutcomeName(e) || stopWords[name].long == "" {
-			t.Errorf("%v is counted as %q, want %q, and words for it", reason, name, grpcretry.OutcomeName(e))
+		if name != e.Outcome() || stopWords[name].long == "" {
+			t.Errorf("%v is counted as %q, want %q, and words for it", reason, name, e.Outcome())
 		}
 	}
 	for source := grpcretry.WaitNone; !strings.HasPrefix(source.String(), "WaitSource("); source++ {

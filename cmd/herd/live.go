@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // This file runs a scenario with a real gRPC server and the library's real interceptors,
@@ -398,7 +398,7 @@ func (c *liveClients) observe(_ context.Context, e grpcretry.Event) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.result.outcomes[grpcretry.OutcomeName(e)]++
+	c.result.outcomes[e.Outcome()]++
 	for _, a := range e.Attempts {
 		if errors.Is(a.Err, grpcretry.ErrHedgeLost) {
 			c.result.lost++

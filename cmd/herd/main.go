@@ -26,7 +26,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 func main() {

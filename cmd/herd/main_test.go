@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 func contains(s, part string) bool { return strings.Contains(s, part) }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // A report writes what was found as text.

@@ -196,7 +196,7 @@ func (p *picture) events() []Log {
 	var events []Log
 	for _, s := range p.trace.Spans {
 		for _, l := range s.Logs {
-			if Value(l.Fields, "event") == grpcretry.EventAttempt {
+			if Value(l.Fields, "event") == grpcretry.SpanEventAttempt {
 				events = append(events, l)
 			}
 		}
@@ -240,7 +240,7 @@ func (p *picture) row(y int, r row) {
 	code := Value(r.Tags, grpcretry.AttrStatusCode)
 	p.text(max(to, from+3)+12, middle+5, color(r.Span), `font-weight="bold"`, code)
 	for _, l := range r.Logs {
-		if Value(l.Fields, "event") == grpcretry.EventAttempt {
+		if Value(l.Fields, "event") == grpcretry.SpanEventAttempt {
 			x := p.x(l.Time())
 			p.printf(`<path d="M%.1f %d l6 6 l-6 6 l-6 -6 z" fill="#ffffff" stroke="%s" stroke-width="1.5"/>`, x, middle-6, black)
 		}
@@ -251,10 +251,10 @@ func (p *picture) row(y int, r row) {
 func names(s Span) (label, kind string) {
 	method := s.OperationName[strings.LastIndex(s.OperationName, ".")+1:]
 	switch {
-	case Value(s.Tags, grpcretry.AttrAttempt) != "":
-		return "attempt " + Value(s.Tags, grpcretry.AttrAttempt), method
-	case Value(s.Tags, grpcretry.AttrAttempts) != "":
-		return method, "the call, " + Value(s.Tags, grpcretry.AttrAttempts) + " attempts"
+	case Value(s.Tags, grpcretry.AttrAttemptNumber) != "":
+		return "attempt " + Value(s.Tags, grpcretry.AttrAttemptNumber), method
+	case Value(s.Tags, grpcretry.AttrAttemptCount) != "":
+		return method, "the call, " + Value(s.Tags, grpcretry.AttrAttemptCount) + " attempts"
 	default:
 		return s.OperationName, "the caller"
 	}
@@ -283,7 +283,7 @@ func source(s string) string {
 
 func color(s Span) string {
 	switch code := Value(s.Tags, grpcretry.AttrStatusCode); {
-	case Value(s.Tags, grpcretry.AttrAttempt) == "":
+	case Value(s.Tags, grpcretry.AttrAttemptNumber) == "":
 		return blue
 	case code == "OK":
 		return green
@@ -297,14 +297,14 @@ func (p *picture) table(y int, events []Log) {
 	if len(events) == 0 {
 		return
 	}
-	p.text(margin, y, black, `font-size="15" font-weight="bold"`, "Events "+grpcretry.EventAttempt)
+	p.text(margin, y, black, `font-size="15" font-weight="bold"`, "Events "+grpcretry.SpanEventAttempt)
 	columns := []struct {
 		x    float64
 		head string
 		cell func(Log) string
 	}{
 		{margin, "at", func(l Log) string { return fmt.Sprintf("%.1f ms", l.Time().Sub(p.start).Seconds()*1000) }},
-		{120, "attempt", func(l Log) string { return Value(l.Fields, grpcretry.AttrAttempt) }},
+		{120, "attempt", func(l Log) string { return Value(l.Fields, grpcretry.AttrAttemptNumber) }},
 		{200, "status code", func(l Log) string { return Value(l.Fields, grpcretry.AttrStatusCode) }},
 		{390, "decision", func(l Log) string {
 			return strings.TrimSpace(Value(l.Fields, grpcretry.AttrDecision) + " " + Value(l.Fields, grpcretry.AttrReason))

@@ -299,7 +299,7 @@ func decisions(call *tracepb.Span) string {
 	var all []string
 	for _, e := range call.GetEvents() {
 		for _, a := range e.GetAttributes() {
-			if e.GetName() == grpcretry.EventAttempt && a.GetKey() == grpcretry.AttrDecision {
+			if e.GetName() == grpcretry.SpanEventAttempt && a.GetKey() == grpcretry.AttrDecision {
 				all = append(all, a.GetValue().GetStringValue())
 			}
 		}

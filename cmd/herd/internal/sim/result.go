@@ -85,7 +85,7 @@ type GroupResult struct {
 	Hedges, Lost, Suppressed       int
 	Refused                        int
 
-	Outcomes map[string]int // calls by outcome, named as grpcretry.OutcomeName does
+	Outcomes map[string]int // calls by outcome, by [grpcretry.Event.Outcome]
 
 	Latency     Quantiles // of calls that succeeded
 	FailedAfter Quantiles // of calls that failed

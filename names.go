@@ -1,0 +1,99 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+)
+
+// This file holds the words that spans, metrics and logs share.
+
+// ReasonName returns the short form of a reason to stop ([Error.Reason], [Event.Reason]) that
+// span attributes, metrics and logs use. There are few such words, so they suit the label of a
+// metric; the package comment lists them. An error that is no reason of this package is the
+// cause of the caller's cancellation, "cancelled".
+func ReasonName(reason error) string {
+	for _, r := range reasons {
+		if reason == r.err { //nolint:errorlint // a caller's cause may wrap one of ours, and is none
+			return r.name
+		}
+	}
+	if errors.Is(reason, context.DeadlineExceeded) {
+		return "deadline_exceeded"
+	}
+	return "cancelled"
+}
+
+var reasons = [...]struct {
+	err  error
+	name string
+}{
+	{ErrAttemptsExhausted, "exhausted"},
+	{ErrBudgetExhausted, "budget"},
+	{ErrDeadline, "deadline"},
+	{ErrMaxElapsed, "max_elapsed"},
+	{ErrPushback, "pushback"},
+	{ErrNotRetryable, "not_retryable"},
+	{ErrCommitted, "committed"},
+	{ErrConnClosed, "conn_closed"},
+	{ErrNotConnected, "not_connected"},
+	{ErrLeftToGRPC, "left_to_grpc"},
+}
+
+// The values of AttrDecision.
+const (
+	decisionSuccess = "success"
+	decisionRetry   = "retry"
+	decisionStop    = "stop"
+	decisionLost    = "lost" // in a hedged call, if another attempt was decisive
+)
+
+func decisionName(retry bool) string {
+	if retry {
+		return decisionRetry
+	}
+	return decisionStop
+}
+
+// The values of AttrOutcome for calls that succeeded.
+const (
+	outcomeFirstTry  = "first_try"
+	outcomeRecovered = "recovered"
+	outcomeHedgeWon  = "hedge_won"
+)
+
+// outcomeOf returns the outcome of a call in which the attempt given succeeded.
+func outcomeOf(number int, hedge bool) string {
+	switch {
+	case hedge:
+		return outcomeHedgeWon
+	case number > 1:
+		return outcomeRecovered
+	default:
+		return outcomeFirstTry
+	}
+}
+
+// codeName returns a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
+func codeName(c codes.Code) string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("CODE(%d)", uint32(c))
+}
+
+// knownCodeName keeps codes that a server makes up from becoming series of their own.
+func knownCodeName(c codes.Code) string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return "OTHER"
+}
+
+var codeNames = [...]string{
+	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}

@@ -1,0 +1,207 @@
+package grpcretry
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+)
+
+// This file is the one seam between a call and its telemetry. The call reports a handful of
+// moments, with its [facts]; nothing else knows the four sinks, which are the span, the logger,
+// the metrics and the observers. No sink sees the call itself.
+
+// A reporter holds the sinks of a Retrier. A sink that is off is nil, and costs one comparison.
+type reporter struct {
+	tracer    trace.Tracer // makes call spans
+	log       *logger
+	meter     *meter
+	observers *observers // never nil, because an observer may be added at any time
+}
+
+// The facts of a call are all that its sinks know about it.
+type facts struct {
+	ctx    context.Context  // the caller's, within the call span if there is one
+	cc     *grpc.ClientConn // nil only for tests of this package that make no connection
+	method string           // "/pkg.Service/Method"
+	static bool             // a generated stub makes the call
+	policy *policy
+	mode   mode
+	budget Budget
+	start  time.Duration // since the origin
+	spans  *callSpans    // nil if nobody records
+}
+
+// targetOf returns the target as it was dialed.
+func targetOf(cc *grpc.ClientConn) string {
+	if cc == nil {
+		return ""
+	}
+	return cc.Target()
+}
+
+// canonicalTarget returns the target in gRPC's canonical form, with a scheme.
+func (f *facts) canonicalTarget() string {
+	if f.cc == nil {
+		return ""
+	}
+	return f.cc.CanonicalTarget()
+}
+
+// callStarted starts the call span, or finds the caller's.
+func (r *reporter) callStarted(f *facts) {
+	var own trace.Span
+	if r.tracer != nil {
+		f.ctx, own = startCallSpan(f.ctx, r.tracer, f.method)
+	}
+	f.spans = spansOf(f.ctx, own)
+}
+
+// observed reports whether anybody observes calls now.
+func (r *reporter) observed() bool { return r.observers.current() != nil }
+
+// attemptStarted reports that an attempt is about to be handed to gRPC.
+func (r *reporter) attemptStarted(f *facts, a *attempt) {
+	if o := r.observers.current(); o != nil {
+		o.observe(f, &Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+	}
+}
+
+// attemptFailed reports how an attempt failed, and what was decided.
+func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
+	if f.spans != nil {
+		f.spans.attemptFailed(f, a, v, now)
+	}
+	if r.log != nil {
+		r.log.attemptFailed(f, a, v, now)
+	}
+	if r.meter != nil {
+		r.meter.attemptFailed(f, a, v)
+	}
+	if o := r.observers.current(); o != nil {
+		o.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
+		o.observe(f, &Event{Kind: Decision, Attempt: *a,
+			Retry: v.Retry, Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
+	}
+}
+
+// attemptLost reports an attempt that ended after another attempt was decisive.
+func (r *reporter) attemptLost(f *facts, a *Attempt) {
+	if f.spans != nil {
+		f.spans.attemptLost(f, a)
+	}
+	if r.meter != nil {
+		r.meter.attemptLost(f, a)
+	}
+	if o := r.observers.current(); o != nil {
+		o.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
+	}
+}
+
+// hedgeJudged reports what was decided when a hedge was due.
+func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
+	if r.log != nil {
+		r.log.hedgeJudged(f, v, now)
+	}
+	if r.meter != nil {
+		r.meter.hedgeJudged(f, v)
+	}
+}
+
+// connected reports that the connection is there that the call has waited for.
+func (r *reporter) connected(f *facts, v verdict) {
+	if r.meter != nil && v.Retry {
+		r.meter.connected(f, v)
+	}
+}
+
+// waitStopped reports why a call ends before the attempt that was decided on.
+func (r *reporter) waitStopped(f *facts, reason error) {
+	if f.spans != nil {
+		f.spans.waitStopped(reason)
+	}
+}
+
+// callSucceeded reports the attempt that succeeded, and with it the call. The attempt ended at
+// the time at; zero means now.
+func (r *reporter) callSucceeded(f *facts, p *past, a *attempt, at time.Time) {
+	if o := r.observers.current(); o != nil || f.spans != nil {
+		now := time.Now()
+		if at.IsZero() {
+			at = now
+		}
+		r.showSuccess(f, p, a.ended(nil, at), now)
+	}
+	if r.meter != nil {
+		r.meter.callSucceeded(f, p, a)
+	}
+	if f.spans != nil {
+		f.spans.end(f, p.made(int(a.number)), int(a.number), nil, nil)
+	}
+}
+
+func (r *reporter) showSuccess(f *facts, p *past, a Attempt, now time.Time) {
+	if f.spans != nil {
+		f.spans.attemptSucceeded(f, &a)
+	}
+	if o := r.observers.current(); o != nil {
+		var all []Attempt
+		if !p.none() {
+			all = p.all(a)
+		}
+		o.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
+		o.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
+	}
+}
+
+// A callFailure is how a call ended in which no attempt succeeded.
+type callFailure struct {
+	last   Attempt // the attempt that failed last; no pointer, so that the call can stay on the stack
+	err    error   // returned to the caller
+	gaveUp *Error  // the same, unless err is returned as it came
+	reason error
+	at     time.Time
+}
+
+// callFailed reports how a call failed. It is the last report of the call.
+func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
+	if r.log != nil && end.gaveUp != nil {
+		r.log.gaveUp(f, &end.last, end.gaveUp, end.at)
+	}
+	made := p.made(end.last.Number)
+	if o := r.observers.current(); o != nil {
+		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.at.Sub(origin) - f.start}
+		if made > 1 {
+			e.Attempts = p.all()
+		}
+		o.observe(f, &e)
+	}
+	if r.meter != nil {
+		r.meter.callFailed(f, p, end)
+	}
+	if f.spans != nil {
+		f.spans.end(f, made, end.last.Number, end.err, end.reason)
+	}
+}
+
+// notHedged reports a method that cannot be hedged.
+func (r *reporter) notHedged(f *facts, why string) {
+	if r.log != nil {
+		r.log.notHedged(f, why)
+	}
+}
+
+// messageChanged reports that the application has changed a message after SendMsg.
+func (r *reporter) messageChanged(f *facts) {
+	if r.log != nil {
+		r.log.messageChanged(f)
+	}
+}
+
+// leftToGRPC reports a method that gRPC retries itself.
+func (r *reporter) leftToGRPC(f *facts) {
+	if r.log != nil {
+		r.log.leftToGRPC(f)
+	}
+}
