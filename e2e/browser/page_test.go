@@ -365,7 +365,7 @@ func debugPolicy() string {
 // The picture for the documentation shows one of the shop's three backends and its last call,
 // so that it can be read where it is shown.
 const (
-	pictureWidth   = 1120
+	pictureWidth   = 1200
 	tallestPicture = 1250
 )
 
