@@ -31,8 +31,11 @@ func path() []part {
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "(*call).target"}},
-		{name: "check for a span and observers", functions: []string{"(*call).startSpan", "(*call).endSpan", "(*rpc).observed", "(*call).observe"}},
+		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "targetOf"}},
+		{name: "check for a span and observers", functions: []string{
+			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
+			"(*reporter).observed", "spansOf",
+		}},
 		{name: "read the clock", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
 		{name: "fill in the attempt", functions: []string{"(*call).begin", "(*call).ready"}},
 		{name: "build the attempt's call options", functions: []string{"(*rpc).attemptOptions"}},
