@@ -73,8 +73,9 @@ func TestHedging(t *testing.T) {
 		// 1. Success.
 		{name: "a response before the delay", attempt: 3, delay: second, script: []answer{says("a").after(second / 2)},
 			times: []time.Duration{0}, want: replied("a"), elapsed: second / 2},
-		{name: "a response at the delay is too late not to hedge", attempt: 2, delay: second, script: []answer{says("a").after(second + 1), says("b")},
-			times: []time.Duration{0, second}, want: replied("b"), elapsed: second},
+		{name: "a response at the delay is too late not to hedge", attempt: 2, delay: second,
+			script: []answer{says("a").after(second + 1), says("b")},
+			times:  []time.Duration{0, second}, want: replied("b"), elapsed: second},
 		{name: "the hedge wins", attempt: 3, delay: second, script: []answer{never, says("b").after(second / 10)},
 			times: []time.Duration{0, second}, want: replied("b"), elapsed: 11 * second / 10},
 		{name: "the first wins after all", attempt: 3, delay: second, script: []answer{says("a").after(3 * second / 2), never},
@@ -89,8 +90,9 @@ func TestHedging(t *testing.T) {
 		// 2. Fatal.
 		{name: "a fatal status of the first", attempt: 3, delay: second, script: []answer{fail(codes.NotFound, "x")},
 			times: []time.Duration{0}, want: ended(codes.NotFound)},
-		{name: "a fatal status of a hedge ends the call", attempt: 3, delay: second, script: []answer{never, fail(codes.NotFound, "x").after(second / 10)},
-			times: []time.Duration{0, second}, want: ended(codes.NotFound), elapsed: 11 * second / 10},
+		{name: "a fatal status of a hedge ends the call", attempt: 3, delay: second,
+			script: []answer{never, fail(codes.NotFound, "x").after(second / 10)},
+			times:  []time.Duration{0, second}, want: ended(codes.NotFound), elapsed: 11 * second / 10},
 		{name: "a fatal status after a non-fatal one", attempt: 3, delay: second,
 			script: []answer{unavailable(), fail(codes.NotFound, "x").after(second / 10)},
 			times:  []time.Duration{0, 0}, want: stopped(codes.NotFound, ErrNotRetryable), elapsed: second / 10},
@@ -112,8 +114,9 @@ func TestHedging(t *testing.T) {
 			times: []time.Duration{0, 0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted)},
 		{name: "all fail, the first last", attempt: 2, delay: second, script: []answer{overloaded().after(5 * second), unavailable()},
 			times: []time.Duration{0, second}, want: stopped(codes.ResourceExhausted, ErrAttemptsExhausted), elapsed: 5 * second},
-		{name: "all fail, with delay 0", attempt: 3, delay: 0, script: []answer{unavailable().after(second), unavailable().after(second), unavailable().after(second)},
-			times: []time.Duration{0, 0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted), elapsed: second},
+		{name: "all fail, with delay 0", attempt: 3, delay: 0,
+			script: []answer{unavailable().after(second), unavailable().after(second), unavailable().after(second)},
+			times:  []time.Duration{0, 0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted), elapsed: second},
 
 		// 4. Pushback: stop.
 		{name: "a stop from a hedge, the first may still win", attempt: 3, delay: second,
@@ -158,7 +161,8 @@ func TestHedging(t *testing.T) {
 
 		// Limits.
 		{name: "the deadline", attempt: 9, delay: second, timeout: 5 * second / 2, script: []answer{never, never, never},
-			times: []time.Duration{0, second, 2 * second}, want: stopped(codes.DeadlineExceeded, context.DeadlineExceeded), elapsed: 5 * second / 2},
+			times: []time.Duration{0, second, 2 * second}, want: stopped(codes.DeadlineExceeded, context.DeadlineExceeded),
+			elapsed: 5 * second / 2},
 		{name: "MaxElapsed", attempt: 9, delay: second, opts: []Option{WithMaxElapsed(2 * second)},
 			script: []answer{says("a").after(9 * second), never},
 			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 9 * second},
@@ -167,8 +171,9 @@ func TestHedging(t *testing.T) {
 			times:  []time.Duration{0, second, 3 * second / 2}, want: replied("c"), elapsed: 3 * second / 2},
 		{name: "an empty budget ends nothing", attempt: 3, delay: second, refuse: true, script: []answer{says("a").after(9 * second)},
 			times: []time.Duration{0}, want: replied("a"), elapsed: 9 * second},
-		{name: "an empty budget with nothing in flight", attempt: 3, delay: second, refuse: true, script: []answer{unavailable().after(3 * second)},
-			times: []time.Duration{0}, want: stopped(codes.Unavailable, ErrBudgetExhausted), elapsed: 3 * second},
+		{name: "an empty budget with nothing in flight", attempt: 3, delay: second, refuse: true,
+			script: []answer{unavailable().after(3 * second)},
+			times:  []time.Duration{0}, want: stopped(codes.Unavailable, ErrBudgetExhausted), elapsed: 3 * second},
 
 		// Codes.
 		{name: "own non-fatal codes", attempt: 2, delay: second, script: []answer{fail(codes.Internal, "x"), says("b")},
@@ -402,7 +407,8 @@ func TestTheContextOfAnAttemptIsMadeLate(t *testing.T) {
 		for n, want := range map[int]error{1: ErrHedgeLost, 2: context.Canceled} {
 			ctx := contexts[n]
 			if ctx.Err() != context.Canceled || context.Cause(ctx) != want {
-				t.Errorf("after the call, the context of attempt %d has ended with %v, because of %v, want %v", n, ctx.Err(), context.Cause(ctx), want)
+				t.Errorf("after the call, the context of attempt %d has ended with %v, because of %v, want %v", n, ctx.Err(),
+					context.Cause(ctx), want)
 			}
 			select {
 			case <-ctx.Done():

@@ -48,11 +48,12 @@ func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
 	}{
 		{"success", script(ok()), nil, []string{
 			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
-		{"retries", script(unavailable(), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), nil, []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1",
-			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1",
-			"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1",
-			"grpcretry.attempt grpcretry.attempt.number=4 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
+		{"retries", script(unavailable(), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()),
+			nil, []string{
+				"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1",
+				"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1",
+				"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1",
+				"grpcretry.attempt grpcretry.attempt.number=4 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
 		{"stop", script(unavailable().pushback("-1")), nil, []string{
 			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=pushback grpcretry.budget.balance=1"}},
 		{"not retryable", script(fail(codes.NotFound, "x")), nil, []string{
@@ -116,7 +117,8 @@ func TestCallSpan(t *testing.T) {
 					t.Errorf("status is %v, want %v", got, tt.wantStatus)
 				}
 				if got := len(span.Events()); got != tt.wantEvents || len(spans[1].Events()) != 0 {
-					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()), tt.wantEvents)
+					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()),
+						tt.wantEvents)
 				}
 				if got, want := span.EndTime().Sub(span.StartTime()), server.times()[len(server.times())-1]; got != want {
 					t.Errorf("span lasts %v, want %v", got, want)
@@ -204,7 +206,8 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 			t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 		attrs := attributeLine(spans[0].Attributes())
-		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") || spans[0].Status().Code != otelcodes.Unset {
+		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") ||
+			spans[0].Status().Code != otelcodes.Unset {
 			t.Errorf("call span has %s and status %v, want OK, 3 attempts, the winner, and no error", attrs, spans[0].Status())
 		}
 	})
