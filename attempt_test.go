@@ -19,7 +19,8 @@ func TestAttemptFromContextBelowTheInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable().pushback("7000"), ok()))
 		var got []Attempt
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			a, ok := AttemptFromContext(ctx)
 			if !ok {
 				t.Error("no attempt in the context")
@@ -151,7 +152,8 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			server := serve(t, script(unavailable(), unavailable(), ok()))
 			var contexts []context.Context
-			below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
 				contexts = append(contexts, ctx)
 				sofar := slices.Clone(contexts)
 				time.AfterFunc(second/2, func() { check(t, sofar) })
@@ -186,7 +188,8 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
 	const attempts = 10_000
 	bubble(t, func(t *testing.T) {
-		made, err := invoke(t.Context(), UnaryClientInterceptor(WithMaxAttempts(attempts), WithBudget(Unlimited), WithAttemptTimeout(time.Hour)),
+		made, err := invoke(t.Context(), UnaryClientInterceptor(WithMaxAttempts(attempts), WithBudget(Unlimited),
+			WithAttemptTimeout(time.Hour)),
 			func(context.Context, int) error { return errUnavailable })
 		e := asError(t, err)
 		if made != attempts || !strings.Contains(err.Error(), "10000 attempts") {

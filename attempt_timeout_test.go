@@ -35,9 +35,12 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 	}{
 		{"a retry follows", 20 * second, nil, []answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 1},
 		{"the budget is empty", 20 * second, []Option{WithBudget(stingy{})}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
-		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second}, 8 * second, 1},
-		{"the deadline leaves no room", 3 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0}, 5 * second / 2, 0},
-		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
+		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second},
+			8 * second, 1},
+		{"the deadline leaves no room", 3 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0},
+			5 * second / 2, 0},
+		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0},
+			5 * second, 0},
 		{"a classifier forbids it", 20 * second, []Option{WithClassifier(func(context.Context, Attempt) Classification { return Stop })},
 			[]answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
 		{"it is judged by its own result", 20 * second, []Option{WithBudget(stingy{})},
@@ -50,7 +53,8 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 			codes.DeadlineExceeded, []time.Duration{0, 3 * second}, 5 * second, 1},
 	} {
 		for _, kind := range []string{"unary", "hedged", "stream"} {
-			if kind == "hedged" && (strings.Contains(tt.name, "attempt") || strings.Contains(tt.name, "no room")) || kind != "unary" && strings.Contains(tt.name, "its own failure") {
+			if kind == "hedged" && (strings.Contains(tt.name, "attempt") || strings.Contains(tt.name, "no room")) ||
+				kind != "unary" && strings.Contains(tt.name, "its own failure") {
 				continue // a hedged call counts its attempts in another way, and has no backoff
 			}
 			t.Run(kind+", "+tt.name, func(t *testing.T) {
@@ -208,22 +212,23 @@ func TestAccountsBalance(t *testing.T) {
 				unavailable().pushback("-1"), unavailable().pushback("300")}[n%8]
 		})
 		budget, sent, ended := &tally{}, 0, 0
-		link, cc := server.linked(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second/3), WithObserver(func(_ context.Context, e Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case e.Kind == AttemptEnd && !e.Attempt.Unsent:
-				ended++
-			case e.Kind == CallEnd:
-				charged := -1 // the first that reached a server is free
-				for _, a := range e.Attempts {
-					if !a.Unsent {
-						charged++
+		link, cc := server.linked(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second/3),
+			WithObserver(func(_ context.Context, e Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case e.Kind == AttemptEnd && !e.Attempt.Unsent:
+					ended++
+				case e.Kind == CallEnd:
+					charged := -1 // the first that reached a server is free
+					for _, a := range e.Attempts {
+						if !a.Unsent {
+							charged++
+						}
 					}
+					sent += max(charged, 0)
 				}
-				sent += max(charged, 0)
-			}
-		}), WithMethod(putMethod, WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second / 10), Budget: Unlimited})))...)
+			}), WithMethod(putMethod, WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second / 10), Budget: Unlimited})))...)
 		time.AfterFunc(2*second, link.cut)
 		time.AfterFunc(3*second, link.mend)
 		var group sync.WaitGroup
@@ -326,7 +331,8 @@ func TestAnOverdueRetryIsReplacedInItsPlace(t *testing.T) {
 				server := serve(t, script(hang(), hang(), hang(), ok()))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(budget)).Echo(ctx, request()); err != nil {
+				client := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(budget))
+				if _, err := client.Echo(ctx, request()); err != nil {
 					t.Error(err)
 				}
 				wantTimes(t, server, 0, 3*second, 6*second, 9*second)
@@ -395,7 +401,8 @@ func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
 		budget := &tally{}
-		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second), WithBudget(budget))...)
+		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second),
+			WithBudget(budget))...)
 		app := openOn(t, cc, serverStream)
 		app.play(t, "send a; close; wait 60s")
 		wantStop(t, app.stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
@@ -410,7 +417,8 @@ func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
 func TestASlowBudgetAtTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(ok().after(5*second), ok()))
-		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(), request()); err != nil {
+		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(),
+			request()); err != nil {
 			t.Error(err)
 		}
 		if got := time.Since(server.start); got != 6*second { // the response came before the verdict
@@ -430,7 +438,8 @@ func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
 			return playServer(t, n, "recv a; recv EOF; send 1", stream)
 		})
 		budget := &tally{}
-		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)), below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)
 		openOn(t, cc, clientStream).play(t, "send a; close; recv 1")
 		wantTimes(t, server, 0)
 		if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {

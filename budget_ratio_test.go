@@ -506,7 +506,8 @@ func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
 			switch random.IntN(6) {
 			case 0, 1:
 				for range 1 + random.IntN(1+random.IntN(60)) {
-					b.Deposit([]Outcome{success, {Attempt: 1, Result: Answered}, {Attempt: 3, Hedge: true, Result: Succeeded}}[random.IntN(3)])
+					b.Deposit([]Outcome{success, {Attempt: 1, Result: Answered},
+						{Attempt: 3, Hedge: true, Result: Succeeded}}[random.IntN(3)])
 					b.Balance(now)
 					exact.earn(s.Ratio)
 					e.earned += s.Ratio
@@ -1062,7 +1063,8 @@ func TestLateAnswersEarnNothing(t *testing.T) {
 	}
 	now := time.Now()
 	b.Withdraw(now)
-	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, Late: true}, {Attempt: 2, Result: Succeeded, Late: true}, {Attempt: 1, Result: Answered, Late: true}} {
+	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, Late: true}, {Attempt: 2, Result: Succeeded, Late: true},
+		{Attempt: 1, Result: Answered, Late: true}} {
 		b.Deposit(o)
 	}
 	if got := b.Balance(now); got != 0 {

@@ -269,7 +269,8 @@ func TestPerTargetForgetsUnderManyGoroutines(t *testing.T) {
 			t.Errorf("%s has two budgets", name)
 		}
 	}
-	if first := budgets.first.Load(); first != nil && budgets.targets["dns:///"+strings.TrimPrefix(first.dialed, "dns:///")] != first.targetBudget {
+	if first := budgets.first.Load(); first != nil && budgets.targets["dns:///"+strings.TrimPrefix(first.dialed,
+		"dns:///")] != first.targetBudget {
 		t.Error("a forgotten target is still found first")
 	}
 }

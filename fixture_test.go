@@ -327,8 +327,10 @@ func first(values []string) string {
 }
 
 // invoke calls an interceptor with an invoker of the test.
-func invoke(ctx context.Context, intercept grpc.UnaryClientInterceptor, f func(ctx context.Context, number int) error, opts ...grpc.CallOption) (made int, err error) {
-	err = intercept(ctx, "/s/m", nil, nil, nil, func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+func invoke(ctx context.Context, intercept grpc.UnaryClientInterceptor, f func(ctx context.Context, number int) error,
+	opts ...grpc.CallOption) (made int, err error) {
+	err = intercept(ctx, "/s/m", nil, nil, nil, func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn,
+		_ ...grpc.CallOption) error {
 		made++
 		return f(ctx, made)
 	}, opts...)

@@ -23,7 +23,8 @@ func TestTheLastTokenIsNotAskedForTwice(t *testing.T) {
 		wantTimes(t, server, 0, second, 10*second)
 		events.check(t, err)
 		if budget.left != 0 || len(budget.asked) != 2 || budget.refunded != 0 {
-			t.Errorf("budget has %d left, was asked %d times and got %d back, want 0, 2 and 0", budget.left, len(budget.asked), budget.refunded)
+			t.Errorf("budget has %d left, was asked %d times and got %d back, want 0, 2 and 0", budget.left, len(budget.asked),
+				budget.refunded)
 		}
 	})
 }

@@ -100,7 +100,8 @@ func TestHedgedAttemptsAreIsolated(t *testing.T) {
 			}
 		} else if reply.GetMessage() != won || len(reply.GetPayload()) != isolatedBytes ||
 			bytes.Count(reply.GetPayload(), []byte{won[0] - '0'}) != isolatedBytes {
-			t.Fatalf("call %d: reply is of attempt %s and has %d bytes, the trailer is of attempt %s", i, reply.GetMessage(), len(reply.GetPayload()), won)
+			t.Fatalf("call %d: reply is of attempt %s and has %d bytes, the trailer is of attempt %s", i, reply.GetMessage(),
+				len(reply.GetPayload()), won)
 		}
 		if h := first(header["attempt"]); h != won && (err == nil || h != "") || at.Addr == nil || finished.Load() != int64(i+1) {
 			t.Fatalf("call %d: header is of attempt %q, trailer of %q, peer %v, finished %d times", i, h, won, at.Addr, finished.Load())

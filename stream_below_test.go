@@ -133,7 +133,8 @@ func TestAFailureThatWrapsEOFIsAFailure(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "hang", stream) })
 		budget := &aBudget{}
-		cc := server.conn(t, append(DialOptions(WithBudget(budget)), below(func(s grpc.ClientStream) grpc.ClientStream { return truncated{s} }))...)
+		cc := server.conn(t, append(DialOptions(WithBudget(budget)),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return truncated{s} }))...)
 		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
 		if err != nil {
 			t.Fatal(err)
@@ -163,17 +164,24 @@ func TestAStreamBelowWithoutHeadersLosesNoMessages(t *testing.T) {
 		times   []time.Duration
 	}{
 		{"Header", bidiStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"Header of a server stream", serverStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; close; no header; " + all, []time.Duration{0}},
-		{"Header of a client stream", clientStream, []string{"recv a; recv EOF; send 1"}, "send a; close; no header; recv 1", []time.Duration{0}},
-		{"Header long before the messages", bidiStream, []string{"recv a; wait 9s; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"SendMsg on a stream that is over", bidiStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"SendMsg on a server stream that is over", serverStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"a retry", bidiStream, []string{"recv a; fail UNAVAILABLE", "recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; " + all, []time.Duration{0, second}},
+		{"Header of a server stream", serverStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"},
+			"send a; close; no header; " + all, []time.Duration{0}},
+		{"Header of a client stream", clientStream, []string{"recv a; recv EOF; send 1"}, "send a; close; no header; recv 1",
+			[]time.Duration{0}},
+		{"Header long before the messages", bidiStream, []string{"recv a; wait 9s; send 1; send 2; send 3; send 4; send 5"},
+			"send a; no header; " + all, []time.Duration{0}},
+		{"SendMsg on a stream that is over", bidiStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all,
+			[]time.Duration{0}},
+		{"SendMsg on a server stream that is over", serverStream, []string{"send 1; send 2; send 3; send 4; send 5"},
+			"wait 1s; try a; " + all, []time.Duration{0}},
+		{"a retry", bidiStream, []string{"recv a; fail UNAVAILABLE", "recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; " + all,
+			[]time.Duration{0, second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, reported := serveScripts(t, tt.scripts...), &record{}
-				cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...), below(func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }))...)
+				cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...),
+					below(func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }))...)
 				openOn(t, cc, tt.kind, reported.onFinish()).play(t, tt.app)
 				reported.want(t, nil)
 				wantTimes(t, server, tt.times...)

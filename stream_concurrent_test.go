@@ -82,7 +82,8 @@ func TestSendThatFailsWhileTheReceiverRetriesSaysNothing(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				scripts := []string{"wait 1s; fail UNAVAILABLE", "recv " + big + "; recv " + big + "; recv c; recv EOF; send 1"}
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-				cc := server.conn(t, append(DialOptions(steady, WithBufferLimit(1<<20)), below(func(s grpc.ClientStream) grpc.ClientStream { return slowStream{s, tt.delay} }))...)
+				cc := server.conn(t, append(DialOptions(steady, WithBufferLimit(1<<20)),
+					below(func(s grpc.ClientStream) grpc.ClientStream { return slowStream{s, tt.delay} }))...)
 				app := openOn(t, cc, bidiStream)
 				var group sync.WaitGroup
 				group.Go(func() {
@@ -197,7 +198,8 @@ func TestNobodyElseReceivesWhileTheApplicationDoes(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				scripts := []string{"wait 1s; fail UNAVAILABLE", "header; wait 5s; send 1"}
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-				cc := server.conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream { return &alone{ClientStream: s, t: t} }))...)
+				cc := server.conn(t, append(DialOptions(steady),
+					below(func(s grpc.ClientStream) grpc.ClientStream { return &alone{ClientStream: s, t: t} }))...)
 				app := openOn(t, cc, bidiStream)
 				var group sync.WaitGroup
 				group.Go(func() { app.play(t, "recv 1; recv EOF") })

@@ -101,7 +101,8 @@ func (f *faultFindings) add(kind, text string) {
 func (f *faultFindings) report(t *testing.T, took time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t.Logf("%d calls in %v, %.0f per second, %d attempts", f.calls, took.Round(time.Millisecond), float64(f.calls)/took.Seconds(), f.attempts)
+	t.Logf("%d calls in %v, %.0f per second, %d attempts", f.calls, took.Round(time.Millisecond),
+		float64(f.calls)/took.Seconds(), f.attempts)
 	for _, outcome := range slices.Sorted(maps.Keys(f.outcomes)) {
 		t.Logf("  outcome %s: %d", outcome, f.outcomes[outcome])
 	}
@@ -145,7 +146,8 @@ func playWorld(seed uint64, findings *faultFindings) {
 		return
 	}
 	w.addr = front.Addr().String()
-	serverOptions := []grpc.ServerOption{grpc.UnknownServiceHandler(w.serve), grpc.InitialWindowSize(64 << 10), grpc.InitialConnWindowSize(64 << 10)}
+	serverOptions := []grpc.ServerOption{grpc.UnknownServiceHandler(w.serve), grpc.InitialWindowSize(64 << 10),
+		grpc.InitialConnWindowSize(64 << 10)}
 	if draw.IntN(3) == 0 {
 		serverOptions = append(serverOptions, grpc.MaxConcurrentStreams(uint32(5+draw.IntN(20))))
 	}
@@ -163,7 +165,8 @@ func playWorld(seed uint64, findings *faultFindings) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial), grpc.WithIdleTimeout(0),
 		grpc.WithInitialWindowSize(64 << 10), grpc.WithInitialConnWindowSize(64 << 10),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5,
+			MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}),
 	}
 	if !*faultPlain {
 		opts = append(opts, grpcretry.DialOptions(grpcretry.WithBudget(grpcretry.Unlimited))...)
@@ -611,10 +614,12 @@ func (c *faultCall) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	text := fmt.Sprintf("world %d, call %d, %s; %s; %s\n    sent %d (%v), received %q, then %v (%T), then %v; OnFinish %v; excuses %q; in %v", c.world.seed, c.id, diffKinds[c.kind],
-		c.policy, "attempts as the server saw them below", c.sent, c.sendErr, c.received, c.err, c.err, c.again, c.finished, c.excuses, slices.Sorted(maps.Keys(c.now)))
+		c.policy, "attempts as the server saw them below", c.sent, c.sendErr, c.received, c.err, c.err, c.again, c.finished, c.excuses,
+		slices.Sorted(maps.Keys(c.now)))
 	for _, a := range c.attempts {
 		a.mu.Lock()
-		text += fmt.Sprintf("\n    attempt %s: received %v, all %v; sent %d; ended %v with %v", a.name, a.received, a.all, a.sent, a.ended, a.err)
+		text += fmt.Sprintf("\n    attempt %s: received %v, all %v; sent %d; ended %v with %v", a.name, a.received, a.all, a.sent,
+			a.ended, a.err)
 		a.mu.Unlock()
 	}
 	return text

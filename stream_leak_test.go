@@ -22,7 +22,8 @@ var streamsCancelled = flag.Int("streams.cancelled", 150, "TestStreamsCancelledA
 // a call is left; the heap must not grow with the number of streams.
 func TestStreamsCancelledAtRandomLeaveNothing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		scripts := []string{"hang", "fail UNAVAILABLE", "recv a; wait 2s; fail UNAVAILABLE", "recv a; send 1; hang", "header; hang", "wait 3s; send 1"}
+		scripts := []string{"hang", "fail UNAVAILABLE", "recv a; wait 2s; fail UNAVAILABLE", "recv a; send 1; hang", "header; hang",
+			"wait 3s; send 1"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, scripts[rand.IntN(len(scripts))], stream)
 		})
@@ -88,7 +89,8 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 		{"failure", []string{"recv a; fail NOT_FOUND"}, "send a; close; recv NOT_FOUND"},
 		{"failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE"},
 		{"a retry", []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF"},
-		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; recv 1; recv EOF"},
+		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"},
+			"send a; close; wait 20s; recv 1; recv EOF"},
 		{"a timeout that was committed to", []string{"recv a; hang"}, "send a; close; context; wait 20s; recv DEADLINE_EXCEEDED"},
 		{"a timeout, and then committed", []string{"recv a; hang", "recv a; send 1"}, "send a; close; wait 20s; context; recv 1; recv EOF"},
 	} {

@@ -97,7 +97,8 @@ func (r *randomStreams) account(budget *aBudget) string {
 		return fmt.Sprintf("events by kind are %v, with %d failures", events, failed)
 	case len(budget.heard) != events[AttemptEnd]:
 		return fmt.Sprintf("the budget heard of %d attempts, there were %d", len(budget.heard), events[AttemptEnd])
-	case len(budget.asked) < retried || len(budget.asked) != events[AttemptStart]-1+budget.refunded: // an overdue attempt may end by itself after all
+	// an overdue attempt may end by itself after all
+	case len(budget.asked) < retried || len(budget.asked) != events[AttemptStart]-1+budget.refunded:
 		return fmt.Sprintf("the budget gave %d retries and got %d back for %d decisions and %d attempts",
 			len(budget.asked), budget.refunded, retried, events[AttemptStart])
 	}
@@ -150,7 +151,8 @@ func (r *randomStreams) serve(stream grpc.ServerStream) error {
 			if draw.IntN(4) == 0 {
 				stream.SetTrailer(metadata.Pairs(pushbackKey, strconv.Itoa(draw.IntN(2000)-100)))
 			}
-			return status.Error([]codes.Code{codes.Unavailable, codes.Unavailable, codes.ResourceExhausted, codes.Internal}[draw.IntN(4)], "drawn")
+			return status.Error([]codes.Code{codes.Unavailable, codes.Unavailable, codes.ResourceExhausted,
+				codes.Internal}[draw.IntN(4)], "drawn")
 		}
 	}
 	for !a.all && draw.IntN(10) > 0 { // a server may answer without having read everything
