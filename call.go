@@ -37,6 +37,7 @@ type rpc struct {
 	options callOptions
 	stream  *retryStream  // nil for a unary call
 	start   time.Duration // since the origin
+	first   *attempt
 	spans   *callSpans    // nil where nobody records
 }
 
@@ -93,6 +94,8 @@ func (c *call) begin(a *attempt) {
 	c.startSpan()
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
+	a.fresh = c.retrier.connections.isFresh(c.cc)
+	c.first = a
 	if c.policy.AttemptTimeout > 0 {
 		c.shared = &Plan{}
 		c.planned(time.Now())
@@ -113,6 +116,7 @@ func (c *call) planned(now time.Time) *Plan {
 		}
 		p.send(start)
 	}
+	p.limit(c.first, now)
 	return p
 }
 
@@ -127,7 +131,7 @@ func (c *call) plan() *Plan {
 // ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream != nil || c.policy.hedges || c.policy.AttemptTimeout > 0 {
+	if c.stream != nil || c.policy.hedges || c.policy.AttemptTimeout > 0 || c.plan().limited {
 		c.bound(a)
 	}
 	if c.observed() {
@@ -169,11 +173,15 @@ func (c *call) endCrashed() {
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
-	if !timed && c.stream == nil && !c.policy.hedges {
+	limited := a.number > 1 && c.plan().limited
+	if !timed && c.stream == nil && !c.policy.hedges && !limited {
 		return
 	}
 	if a.bounds == nil {
 		a.bounds = &bounds{}
+	}
+	if limited {
+		a.bounds.limit = c.plan().deadline
 	}
 	if !timed {
 		return
@@ -247,10 +255,11 @@ func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
 		c.retrier.log.logLeftToGRPC(c)
 		return Step{End: true}, c.leave(a, err, now)
 	}
+	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.record(&f)
 	a.reported = true
-	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
+	step := p.Failed(c.ctx, &f, now, c.retrier.random())
 	c.report(&f, step.Verdict, now)
 	if step.End {
 		return step, c.stop(&f, step.Verdict, err, now)
@@ -284,8 +293,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	return f
 }
 
-// callerGone returns why the caller's context has ended, nil if it has not.
-func (c *call) callerGone(now time.Time) error { return endOf(c.ctx, now) }
+// callerGone returns why the call has ended by itself, nil if it has not.
+func (c *call) callerGone(now time.Time) error { return c.plan().gone(c.ctx, now) }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
 // a server may report it before the context does.

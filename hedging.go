@@ -318,8 +318,9 @@ func (h *race) cut(a *attempt, now time.Time) {
 	if !slices.Contains(h.open, a) || c.leftToGRPC() {
 		return
 	}
+	p := c.planned(now)
 	f := a.overdueFailure(now)
-	if c.planned(now).Overdue(c.ctx, &f, now, c.retrier.random()).Cut {
+	if p.Overdue(c.ctx, &f, now, c.retrier.random()).Cut {
 		a.tryCut() // if it has just ended, that is next in the queue
 	}
 	h.arm()
@@ -387,10 +388,11 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 // failed asks the plan what comes of an attempt's failure.
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
+	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.record(&f)
 	a.reported = true
-	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
+	step := p.Failed(c.ctx, &f, now, c.retrier.random())
 	c.report(&f, step.Verdict, now)
 	h.lost = &defeat{a, err, f, step.Verdict}
 	if len(h.open) == 0 {
