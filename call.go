@@ -38,7 +38,7 @@ type rpc struct {
 	stream  *retryStream  // nil for a unary call
 	start   time.Duration // since the origin
 	first   *attempt
-	spans   *callSpans    // nil where nobody records
+	spans   *callSpans // nil where nobody records
 }
 
 // The past of a call is what is remembered of its attempts that have not succeeded.
