@@ -49,7 +49,9 @@ func (c *call) prepare(opts []grpc.CallOption) error {
 	}
 	if p.MaxAttempts > 1 || p.Hedging != nil {
 		c.policy = p
+		return nil
 	}
+	c.retrier.report.callPassed(&c.facts)
 	return nil
 }
 

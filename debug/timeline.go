@@ -100,7 +100,7 @@ func newAttemptView(c *Call, i int) attemptView {
 		Code:    a.Code,
 		Tone:    "bad",
 		Message: a.Message, Ours: a.Ours,
-		Peer:    a.Peer,
+		Peer: a.Peer,
 	}
 	switch {
 	case a.Decision == success:
