@@ -395,6 +395,29 @@ func (c *linkChecker) check(name, text string) {
 	}
 }
 
+// The README compares with the versions that the benchmarks measure.
+func TestReadmeNamesTheVersionsCompared(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requirements, err := os.ReadFile("bench/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, module := range map[string]string{
+		"grpc-go":            "google.golang.org/grpc",
+		"go-grpc-middleware": "github.com/grpc-ecosystem/go-grpc-middleware/v2",
+		"failsafe-go":        "github.com/failsafe-go/failsafe-go",
+	} {
+		_, version, _ := strings.Cut(string(requirements), "\t"+module+" v")
+		version, _, _ = strings.Cut(version, "\n")
+		if version == "" || !strings.Contains(string(readme), name+" "+version) {
+			t.Errorf("README.md does not name %s %s", name, version)
+		}
+	}
+}
+
 // The pages link to each other and to files of the repository.
 func TestPageLinks(t *testing.T) {
 	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md"}
