@@ -366,8 +366,7 @@ func (c *linkChecker) check(name, text string) {
 			c.t.Errorf("%s: no link uses the address of [%s]", name, def.Text)
 		}
 	}
-	var walk func([]comment.Text)
-	walk = func(texts []comment.Text) {
+	walk := func(texts []comment.Text) {
 		for _, one := range texts {
 			switch one := one.(type) {
 			case *comment.DocLink:
