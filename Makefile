@@ -35,7 +35,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: test
-test: fmt-check generate-check tidy-check vet lint unit fuzz-short demo ## everything below up to demo
+test: fmt-check generate-check tidy-check vet lint unit random test-386 fuzz-short demo ## everything below up to demo
 	@echo "make test: all passed"
 
 .PHONY: fmt-check
@@ -75,6 +75,30 @@ unit: gcc ## tests of every module with the race detector, and all studies of th
 	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
 		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; } 2>&1 | tee $(BIN)/unit.log
 
+.PHONY: random
+random: gcc ## the root package's tests with the race detector and as many random draws as are meant to be
+	@mkdir -p $(BIN); go test -race $(TESTFLAGS) . -thorough 2>&1 | tee $(BIN)/random.log
+
+.PHONY: test-386
+test-386: ## vet and the short tests of every module as a 32-bit program, where this machine can run one
+	@$(call each-module,GOARCH=386 CGO_ENABLED=0 go vet -tags e2e ./...)
+	@case $$(go env GOHOSTOS)/$$(go env GOHOSTARCH) in \
+	linux/amd64 | linux/386 | windows/amd64) $(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...) ;; \
+	*) echo "32-bit programs do not run on this machine: they are vetted only" ;; \
+	esac
+
+# The go line of go.mod must be no newer than the dependencies need, so that it names the
+# oldest version there is to test.
+.PHONY: test-oldest
+test-oldest: ## the short tests with the oldest Go that the dependencies allow (downloads it)
+	@own=$$(go list -m -f '{{.GoVersion}}'); \
+	needed=$$(go list -m -f '{{if not .Main}}{{.GoVersion}}{{end}}' all | sort -V | tail -n 1); \
+	if [ "$$own" != "$$needed" ]; then \
+		echo "go.mod asks for Go $$own, its dependencies for Go $$needed" >&2; exit 1; \
+	fi; \
+	export GOTOOLCHAIN=go$$own; go version; \
+	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
+
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (5s)
 	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
@@ -84,8 +108,8 @@ demo: ## build and run examples/demo
 	cd examples/demo && go run . </dev/null
 
 .PHONY: demo-page
-demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
-	cd examples/demo && go run . -http :8080 </dev/null
+demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-C
+	cd examples/demo && go run . -http localhost:8080 </dev/null
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart
@@ -143,9 +167,9 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 
 .PHONY: flaky
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
-	go test -race -count=100 -timeout 30m -skip '$(SLOW)' .
-# Tests of numbers and of many draws: slow, and not about timing.
-SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated|StreamPrograms
+	go test -race -short -count=100 -timeout 30m -skip '$(SLOW)' .
+# Tests of numbers are slow, and not about timing.
+SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
 .PHONY: soak
 soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, and 200,000 calls under faults (an hour and a half)
@@ -173,8 +197,20 @@ bench-quick: ## the same once and roughly, in half a minute: prints the tables, 
 bench-once: ## every benchmark of every module is compiled and run once; nothing is judged
 	@$(call each-module,go test -run '^$$' -bench . -benchtime 1x -short ./...)
 
+.PHONY: vulncheck
+vulncheck: $(BIN)/govulncheck ## known vulnerabilities that the code of any module can reach (needs https://vuln.go.dev)
+	@$(call each-module,$(BIN)/govulncheck ./...)
+
+.PHONY: release-check
+release-check: ## make release VERSION=... on a copy of the committed tree, and go get and go install the result as a stranger
+	@cd e2e/release && go test -tags e2e -count=1 -timeout 10m -v . -version '$(VERSION)'
+
+.PHONY: release
+release: ## commit and tag VERSION of all modules, here only; CONTRIBUTING.md has all steps
+	@.ci/release '$(VERSION)'
+
 .PHONY: tools
-tools: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/golangci-lint ## build the tools into .bin
+tools: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/govulncheck $(BIN)/golangci-lint ## build the tools into .bin
 
 .PHONY: clean
 clean: ## remove .bin
@@ -204,7 +240,7 @@ prometheus:
 	@.ci/need promtool prometheus
 
 # The race detector needs cgo.
-unit flaky soak e2e: export CGO_ENABLED := 1
+unit random flaky soak e2e: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev
@@ -214,6 +250,7 @@ gcc:
 $(BIN)/golangci-lint: package := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/protoc-gen-go: package := google.golang.org/protobuf/cmd/protoc-gen-go
 $(BIN)/protoc-gen-go-grpc: package := google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(BIN)/govulncheck: package := golang.org/x/vuln/cmd/govulncheck
 $(BIN)/benchstat: package := golang.org/x/perf/cmd/benchstat
 $(BIN)/jaeger: package := github.com/jaegertracing/jaeger/cmd/all-in-one
 
@@ -225,5 +262,5 @@ $(BIN)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
 $(BIN)/jaeger: e2e/jaeger/go.mod e2e/jaeger/go.sum
 	$(call build-tool,once; about three minutes when nothing is cached)
 
-$(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat: tools/go.mod tools/go.sum
+$(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/govulncheck: tools/go.mod tools/go.sum
 	$(call build-tool,once)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -76,6 +77,9 @@ type attempt struct {
 	fate     fate
 	bounds   *bounds // nil for the attempt of a unary call without a timeout
 
+	fresh bool         // the channel had no connection at the start, and perhaps no service config
+	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
+
 	// What gRPC fills in before it returns.
 	header  metadata.MD
 	trailer metadata.MD
@@ -142,6 +146,7 @@ type shortSource uint8
 type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
+	limit   time.Time     // the end of the call's timeout by the service config; zero without one
 	retrier *Retrier      // to decide at the timeout, with plan; nil without one
 	plan    *plan         // used by the timer until the attempt is settled, with judging taken
 
@@ -169,7 +174,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ctx == nil {
-		b.ctx, b.stop = context.WithCancelCause(callers)
+		b.ctx, b.stop = withLimit(callers, b.limit)
 		if b.ended {
 			b.stop(b.cause)
 		}
@@ -181,7 +186,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 // caller's as long as that says the same.
 func (b *bounds) parent(callers context.Context) context.Context {
 	b.mu.Lock()
-	same := b.ctx == nil && !b.ended
+	same := b.ctx == nil && !b.ended && b.limit.IsZero()
 	b.mu.Unlock()
 	if same {
 		return callers
@@ -247,6 +252,9 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 		}
 	}()
 	now := time.Now()
+	if a.number == 1 {
+		b.plan.limit(a, now)
+	}
 	f := a.overdueFailure(now)
 	f.Committed = f.Committed || committed
 	if step := b.plan.overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
@@ -262,7 +270,7 @@ func (a *attempt) overdueFailure(now time.Time) failure {
 	info.Err = &attemptTimeoutError{a.bounds.timeout}
 	return failure{
 		Attempt:   info,
-		CtxErr:    endOf(a.Context, now),
+		CtxErr:    a.bounds.plan.gone(a.Context, now),
 		Closed:    isClosed(a.cc),
 		Unsent:    isUnconnected(a.cc),
 		Committed: a.bounds.plan.policy.CommitOnHeaders,
@@ -360,8 +368,17 @@ func (a *attempt) isLate() bool {
 	return a.bounds.late
 }
 
-// Deadline is the caller's.
-func (a *attempt) Deadline() (time.Time, bool) { return a.Context.Deadline() }
+// Deadline is the caller's, or the end of the call's timeout by the service config. gRPC asks
+// for it when it starts such a timeout for a first attempt.
+func (a *attempt) Deadline() (time.Time, bool) {
+	if a.fresh {
+		a.asked.Store(int64(sinceOrigin()))
+	}
+	if a.bounds != nil && !a.bounds.limit.IsZero() {
+		return a.bounds.limit, true
+	}
+	return a.Context.Deadline()
+}
 
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {

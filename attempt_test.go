@@ -10,9 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -21,7 +19,8 @@ func TestAttemptFromContextBelowTheInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable().pushback("7000"), ok()))
 		var got []Attempt
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			a, ok := AttemptFromContext(ctx)
 			if !ok {
 				t.Error("no attempt in the context")
@@ -121,16 +120,16 @@ func TestAttemptContextsEndWithTheirAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable(), ok()))
 		var contexts []context.Context
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
 			for i, earlier := range contexts {
 				if earlier.Err() == nil {
 					t.Errorf("the context of attempt %d is alive in attempt %d", i+1, len(contexts)+1)
 				}
 			}
 			contexts = append(contexts, ctx)
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainUnaryInterceptor(below))...)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), below)...)
 		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +152,8 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			server := serve(t, script(unavailable(), unavailable(), ok()))
 			var contexts []context.Context
-			below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
 				contexts = append(contexts, ctx)
 				sofar := slices.Clone(contexts)
 				time.AfterFunc(second/2, func() { check(t, sofar) })
@@ -172,41 +172,34 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 			scripts := []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"}
 			server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 			var contexts []context.Context
-			below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 				contexts = append(contexts, ctx)
 				sofar := slices.Clone(contexts)
 				time.AfterFunc(second/2, func() { check(t, sofar) })
-				return streamer(ctx, desc, cc, method, opts...)
-			}
-			cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-			stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-			if err != nil {
-				t.Fatal(err)
-			}
-			(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF; wait 1s")
+				return next(ctx)
+			})
+			cc := server.conn(t, append(DialOptions(steady), below)...)
+			openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF; wait 1s")
 			wantTimes(t, server, 0, 1*second, 3*second)
 		})
 	})
 }
 
 func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
+	const attempts = 10_000
 	bubble(t, func(t *testing.T) {
-		attempts := 0
-		invoker := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
-			attempts++
-			return status.Error(codes.Unavailable, "x")
-		}
-		err := UnaryClientInterceptor(WithMaxAttempts(100_000), WithBudget(Unlimited), WithAttemptTimeout(time.Hour))(
-			t.Context(), "/s/m", nil, nil, nil, invoker)
+		made, err := invoke(t.Context(), UnaryClientInterceptor(WithMaxAttempts(attempts), WithBudget(Unlimited),
+			WithAttemptTimeout(time.Hour)),
+			func(context.Context, int) error { return errUnavailable })
 		e := asError(t, err)
-		if attempts != 100_000 || !strings.Contains(err.Error(), "100000 attempts") {
-			t.Errorf("%d attempts in %v, want 100000", attempts, err)
+		if made != attempts || !strings.Contains(err.Error(), "10000 attempts") {
+			t.Errorf("the call made %d attempts and failed with %v, want %d", made, err, attempts)
 		}
 		if len(e.Attempts) > maxKept || len(e.Attempts) < maxKept/2 {
 			t.Errorf("the error keeps %d attempts, want at most %d, and half of that", len(e.Attempts), maxKept)
 		}
 		for i, a := range e.Attempts {
-			if want := 100_000 - len(e.Attempts) + 1 + i; a.Number != want {
+			if want := attempts - len(e.Attempts) + 1 + i; a.Number != want {
 				t.Fatalf("attempt %d of those that the error keeps is number %d, want %d: the last ones", i, a.Number, want)
 			}
 		}

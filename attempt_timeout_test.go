@@ -35,9 +35,12 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 	}{
 		{"a retry follows", 20 * second, nil, []answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 1},
 		{"the budget is empty", 20 * second, []Option{WithBudget(stingy{})}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
-		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second}, 8 * second, 1},
-		{"the deadline leaves no room", 3 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0}, 5 * second / 2, 0},
-		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
+		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second},
+			8 * second, 1},
+		{"the deadline leaves no room", 3 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0},
+			5 * second / 2, 0},
+		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0},
+			5 * second, 0},
 		{"a classifier forbids it", 20 * second, []Option{WithClassifier(func(context.Context, Attempt) Classification { return Stop })},
 			[]answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
 		{"it is judged by its own result", 20 * second, []Option{WithBudget(stingy{})},
@@ -50,7 +53,8 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 			codes.DeadlineExceeded, []time.Duration{0, 3 * second}, 5 * second, 1},
 	} {
 		for _, kind := range []string{"unary", "hedged", "stream"} {
-			if kind == "hedged" && (strings.Contains(tt.name, "attempt") || strings.Contains(tt.name, "no room")) || kind != "unary" && strings.Contains(tt.name, "its own failure") {
+			if kind == "hedged" && (strings.Contains(tt.name, "attempt") || strings.Contains(tt.name, "no room")) ||
+				kind != "unary" && strings.Contains(tt.name, "its own failure") {
 				continue // a hedged call counts its attempts in another way, and has no backoff
 			}
 			t.Run(kind+", "+tt.name, func(t *testing.T) {
@@ -106,9 +110,7 @@ func serveAnswer(a answer, stream grpc.ServerStream) error {
 		<-stream.Context().Done()
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
-	select {
-	case <-time.After(a.delay):
-	case <-stream.Context().Done():
+	if !elapsed(a.delay, stream.Context().Done()) {
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	if a.trailer != nil {
@@ -134,13 +136,13 @@ func streamOnce(ctx context.Context, cc *grpc.ClientConn) error {
 // A retry that was paid for at the timeout is given back if the attempt ends by itself after
 // all: its response was on the way, and an interceptor below hides it from the timer.
 func TestARetryPaidForAtTheTimeoutIsGivenBack(t *testing.T) {
-	late := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoker(ctx, method, req, reply, cc, opts...)
+	late := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+		err := next(ctx)
 		if a, _ := AttemptFromContext(ctx); a.Number == 1 {
 			time.Sleep(5 * second)
 		}
 		return err
-	}
+	})
 	for _, tt := range []struct {
 		name string
 		say  answer
@@ -154,7 +156,7 @@ func TestARetryPaidForAtTheTimeoutIsGivenBack(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, budget := serve(t, script(tt.say, ok())), &tally{}
 				cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(3*second), WithBudget(budget)),
-					grpc.WithChainUnaryInterceptor(late))...)
+					late)...)
 				_ = cc.Invoke(t.Context(), echoMethod, request(), request())
 				if budget.counts != tt.want {
 					t.Errorf("budget is %+v, want %+v", budget.counts, tt.want)
@@ -210,22 +212,23 @@ func TestAccountsBalance(t *testing.T) {
 				unavailable().pushback("-1"), unavailable().pushback("300")}[n%8]
 		})
 		budget, sent, ended := &tally{}, 0, 0
-		link, cc := server.linked(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second/3), WithObserver(func(_ context.Context, e Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case e.Kind == AttemptEnd && !e.Attempt.Unsent:
-				ended++
-			case e.Kind == CallEnd:
-				charged := -1 // the first that reached a server is free
-				for _, a := range e.Attempts {
-					if !a.Unsent {
-						charged++
+		link, cc := server.linked(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second/3),
+			WithObserver(func(_ context.Context, e Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case e.Kind == AttemptEnd && !e.Attempt.Unsent:
+					ended++
+				case e.Kind == CallEnd:
+					charged := -1 // the first that reached a server is free
+					for _, a := range e.Attempts {
+						if !a.Unsent {
+							charged++
+						}
 					}
+					sent += max(charged, 0)
 				}
-				sent += max(charged, 0)
-			}
-		}), WithMethod(putMethod, WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second / 10), Budget: Unlimited})))...)
+			}), WithMethod(putMethod, WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second / 10), Budget: Unlimited})))...)
 		time.AfterFunc(2*second, link.cut)
 		time.AfterFunc(3*second, link.mend)
 		var group sync.WaitGroup
@@ -308,11 +311,7 @@ func TestALongStreamIsNotLate(t *testing.T) {
 		})
 		heard := &aBudget{}
 		cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(heard))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1; recv 2; recv EOF")
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv 2; recv EOF")
 		if want := []Outcome{{Attempt: 1, Result: Succeeded}}; !slices.Equal(heard.heard, want) {
 			t.Errorf("the budget heard %+v, want %+v", heard.heard, want)
 		}
@@ -332,7 +331,8 @@ func TestAnOverdueRetryIsReplacedInItsPlace(t *testing.T) {
 				server := serve(t, script(hang(), hang(), hang(), ok()))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(budget)).Echo(ctx, request()); err != nil {
+				client := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(budget))
+				if _, err := client.Echo(ctx, request()); err != nil {
 					t.Error(err)
 				}
 				wantTimes(t, server, 0, 3*second, 6*second, 9*second)
@@ -380,15 +380,15 @@ func TestATimeoutDoesNotCutWhatHeadersMayHaveCommitted(t *testing.T) {
 
 // An interceptor below that makes another error of what it gets does not hide the timeout.
 func TestATimeoutBehindAnotherError(t *testing.T) {
-	reword := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if err := invoker(ctx, method, req, reply, cc, opts...); err != nil {
+	reword := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+		if err := next(ctx); err != nil {
 			return fmt.Errorf("below: %v", err)
 		}
 		return nil
-	}
+	})
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(hang(), ok()))
-		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second)), grpc.WithChainUnaryInterceptor(reword))...)
+		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second)), reword)...)
 		if err := cc.Invoke(t.Context(), echoMethod, request(), request()); err != nil {
 			t.Error(err)
 		}
@@ -401,13 +401,11 @@ func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
 		budget := &tally{}
-		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second), WithBudget(budget))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; wait 60s")
-		wantStop(t, stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
+		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second),
+			WithBudget(budget))...)
+		app := openOn(t, cc, serverStream)
+		app.play(t, "send a; close; wait 60s")
+		wantStop(t, app.stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
 		wantTimes(t, server, 0)
 		if budget.withdrawn != budget.refunded {
 			t.Errorf("budget is %+v, want everything back", budget.counts)
@@ -419,7 +417,8 @@ func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
 func TestASlowBudgetAtTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(ok().after(5*second), ok()))
-		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(), request()); err != nil {
+		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(),
+			request()); err != nil {
 			t.Error(err)
 		}
 		if got := time.Since(server.start); got != 6*second { // the response came before the verdict
@@ -434,21 +433,14 @@ func (sluggish) Withdraw(time.Time) bool { time.Sleep(4 * second); return true }
 
 // The response of a client stream is complete when it has come, whatever the timer says.
 func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
-	late := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := streamer(ctx, desc, cc, method, opts...)
-		return &lateStream{stream, 6 * second}, err
-	}
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, "recv a; recv EOF; send 1", stream)
 		})
 		budget := &tally{}
-		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)), grpc.WithChainStreamInterceptor(late))...)
-		stream, err := cc.NewStream(t.Context(), clientStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1")
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)
+		openOn(t, cc, clientStream).play(t, "send a; close; recv 1")
 		wantTimes(t, server, 0)
 		if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
 			t.Errorf("budget is %+v, want %+v", budget.counts, want)
@@ -573,14 +565,14 @@ func TestAttemptTimeoutIsToldFromTheServersDeadlineExceeded(t *testing.T) {
 // An attempt that the server ended did not time out, even if we learn of it late: the
 // cause of its context is asked only where the code may come from a context.
 func TestAServersWordAfterTheAttemptTimeoutIsTheServers(t *testing.T) {
-	late := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoker(ctx, method, req, reply, cc, opts...)
+	late := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+		err := next(ctx)
 		time.Sleep(6 * second)
 		return err
-	}
+	})
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), fail(codes.NotFound, "gone")))
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), grpc.WithChainUnaryInterceptor(late))...)
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), late)...)
 		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 		e := wantStop(t, err, codes.NotFound, ErrNotRetryable, 2)
 		for i, want := range []codes.Code{codes.Unavailable, codes.NotFound} {

@@ -295,7 +295,8 @@ func TestConcurrencyBudgetThroughTheInterceptor(t *testing.T) {
 func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
 	roomy, tight := concurrencyBudgetOf(t, 5), concurrencyBudgetOf(t, 2)
 	rated := NewRateBudget(rate.NewLimiter(0.001, 4))
-	for _, b := range []Budget{AllBudgets(roomy, rated, tight), AllBudgets(tight, roomy, rated), AllBudgets(rated, AllBudgets(tight), roomy)} {
+	for _, b := range []Budget{AllBudgets(roomy, rated, tight), AllBudgets(tight, roomy, rated),
+		AllBudgets(rated, AllBudgets(tight), roomy)} {
 		wantBalance(t, b, epoch, 2)
 		wantWithdrawn(t, b, epoch, 2)
 		for range 3 {
@@ -369,7 +370,8 @@ func TestAllBudgetsLeaveNoTraceOfARefusedRetry(t *testing.T) {
 			}
 		}
 		for s := 10.0; s < 40; s += 0.5 {
-			for _, pair := range [][2]Budget{{asked.ratio, left.ratio}, {asked.floored, left.floored}, {asked.rated, left.rated}, {asked.slots, left.slots}} {
+			for _, pair := range [][2]Budget{{asked.ratio, left.ratio}, {asked.floored, left.floored}, {asked.rated, left.rated},
+				{asked.slots, left.slots}} {
 				if got, want := pair[0].Balance(at(s)), pair[1].Balance(at(s)); math.Abs(got-want) > 1e-9 {
 					t.Fatalf("%s: the balance of the %v is %v at %v s, want %v", name, pair[0], got, s, want)
 				}
@@ -460,7 +462,8 @@ func TestBudgetsAllocateNothing(t *testing.T) {
 }
 
 func TestResultNames(t *testing.T) {
-	for r, want := range map[Result]string{Succeeded: "succeeded", Answered: "answered", Failed: "failed", Ignored: "ignored", -1: "Result(-1)", 4: "Result(4)"} {
+	for r, want := range map[Result]string{Succeeded: "succeeded", Answered: "answered", Failed: "failed", Ignored: "ignored",
+		-1: "Result(-1)", 4: "Result(4)"} {
 		if got := r.String(); got != want {
 			t.Errorf("Result(%d).String() = %q, want %q", int(r), got, want)
 		}

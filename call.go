@@ -32,6 +32,7 @@ type rpc struct {
 	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
 	stream  *retryStream // nil for a unary call
+	first   *attempt     // whose start the timeout of the service config counts from
 }
 
 // prepare reads the options of the call, resolves its policy and decides its mode. desc is nil
@@ -83,6 +84,8 @@ func (c *call) begin(a *attempt) {
 	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
+	a.fresh = c.retrier.connections.isFresh(c.cc)
+	c.first = a
 	if c.policy.AttemptTimeout > 0 {
 		c.shared = &plan{}
 		c.planned(time.Now())
@@ -103,6 +106,7 @@ func (c *call) planned(now time.Time) *plan {
 		}
 		p.send(start)
 	}
+	p.limit(c.first, now)
 	return p
 }
 
@@ -117,7 +121,7 @@ func (c *call) plan() *plan {
 // ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 {
+	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 || c.plan().limited {
 		c.bound(a)
 	}
 	if c.retrier.report.observed() {
@@ -141,24 +145,35 @@ func (c *call) reportStart(a *attempt) {
 	done = true
 }
 
-// crashed ends the call when something that the application has given us panics; a is the
-// attempt that was in flight, or has just ended.
+// crashed ends the attempts of a call when something that the application has given us panics,
+// or ends its goroutine; a is the attempt that was in flight, or has just ended.
 func (c *call) crashed(a *attempt) {
+	defer a.release()
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}
 	c.plan().leave()
-	a.release()
+}
+
+// endCrashed ends a call after crashed; err is how it ended for the application, as far as that
+// goes.
+func (c *call) endCrashed(err error) {
+	c.retrier.report.callCrashed(&c.facts, &c.past, err)
+	c.options.finish(err)
 }
 
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
-	if !timed && c.stream == nil && c.mode != modeHedged {
+	limited := a.number > 1 && c.plan().limited
+	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
 		return
 	}
 	if a.bounds == nil {
 		a.bounds = &bounds{}
+	}
+	if limited {
+		a.bounds.limit = c.plan().deadline
 	}
 	if !timed {
 		return
@@ -232,10 +247,11 @@ func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 		c.retrier.report.leftToGRPC(&c.facts)
 		return step{End: true}, c.leave(a, err, now)
 	}
+	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
@@ -256,7 +272,7 @@ func (c *call) truth(a *attempt, err error) error {
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f := failure{
 		Attempt:   a.ended(err, now),
-		CtxErr:    endOf(c.ctx, now),
+		CtxErr:    c.plan().gone(c.ctx, now),
 		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
 	}
@@ -313,7 +329,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 			connected = c.retrier.connections.pause(c.ctx, c.cc, d, step.Connect)
 		}
 		now := time.Now()
-		gone := endOf(c.ctx, now)
+		gone := c.plan().gone(c.ctx, now)
 		switch {
 		case gone != nil:
 			return gone, true

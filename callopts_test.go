@@ -26,7 +26,8 @@ func TestHeaderTrailerAndPeerAreOfTheReturnedAttempt(t *testing.T) {
 		trailer string
 	}{
 		{"success after a failure", nil,
-			script(unavailable().withHeader("k", "one").withTrailer("k", "one"), ok().withHeader("k", "two").withTrailer("k", "two")), "two", "two"},
+			script(unavailable().withHeader("k", "one").withTrailer("k", "one"), ok().withHeader("k", "two").withTrailer("k", "two")),
+			"two", "two"},
 		{"success without any after a failure with", nil,
 			script(unavailable().withHeader("k", "one").withTrailer("k", "one"), ok()), "", ""},
 		{"the last failure", []Option{WithMaxAttempts(2)},
@@ -132,7 +133,8 @@ func TestAnInnerInterceptorCannotWriteIntoOurOptions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), ok()))
 		var seen []int
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			seen = append(seen, len(opts))
 			if cap(opts) != len(opts) {
 				t.Errorf("options have room for %d more", cap(opts)-len(opts))
@@ -216,16 +218,13 @@ func TestAttemptsOfAStreamDoNotShareOptions(t *testing.T) {
 		scripts := []string{"fail UNAVAILABLE", "fail UNAVAILABLE", "recv a; send 1"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		var all [][]grpc.CallOption
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
+			opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			all = append(all, opts)
 			return streamer(ctx, desc, cc, method, opts...)
 		}
 		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF")
 		peers := map[*peer.Peer]int{}
 		for i, opts := range all {
 			for _, opt := range opts {

@@ -173,12 +173,13 @@ func TestDeadlineExceededAtTheVeryMomentOfTheDeadline(t *testing.T) {
 func TestBareContextErrors(t *testing.T) {
 	t.Run("attempt timeout", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
-			made, err := invoke(t.Context(), UnaryClientInterceptor(WithAttemptTimeout(second), steady), func(ctx context.Context, number int) error {
-				if number == 1 {
-					<-ctx.Done()
-				}
-				return ctx.Err()
-			})
+			made, err := invoke(t.Context(), UnaryClientInterceptor(WithAttemptTimeout(second), steady),
+				func(ctx context.Context, number int) error {
+					if number == 1 {
+						<-ctx.Done()
+					}
+					return ctx.Err()
+				})
 			if made != 2 || err != nil {
 				t.Errorf("%d attempts and %v, want 2 and success", made, err)
 			}
@@ -210,7 +211,8 @@ func TestACauseThatIsAnErrorOfOursIsTheCallers(t *testing.T) {
 			logs := &logRecorder{}
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(second/2, func() { cancel(&Error{Reason: reason}) })
-			_, err := invoke(ctx, UnaryClientInterceptor(steady, WithLogger(slog.New(logs))), func(context.Context, int) error { return errUnavailable })
+			_, err := invoke(ctx, UnaryClientInterceptor(steady, WithLogger(slog.New(logs))),
+				func(context.Context, int) error { return errUnavailable })
 			e := wantStop(t, err, codes.Canceled, context.Canceled, 1)
 			if got := ReasonName(e.Reason); got != "cancelled" {
 				t.Errorf("the reason is named %s, want cancelled", got)

@@ -279,7 +279,8 @@ func ExampleNewThrottle() {
 
 // An interceptor chained after ours runs for each attempt and can tell them apart.
 func ExampleAttemptFromContext() {
-	tell := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	tell := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+		opts ...grpc.CallOption) error {
 		if a, ok := grpcretry.AttemptFromContext(ctx); ok {
 			fmt.Println("attempt", a.Number, "after", a.WaitSource)
 		}

@@ -327,8 +327,10 @@ func first(values []string) string {
 }
 
 // invoke calls an interceptor with an invoker of the test.
-func invoke(ctx context.Context, intercept grpc.UnaryClientInterceptor, f func(ctx context.Context, number int) error, opts ...grpc.CallOption) (made int, err error) {
-	err = intercept(ctx, "/s/m", nil, nil, nil, func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+func invoke(ctx context.Context, intercept grpc.UnaryClientInterceptor, f func(ctx context.Context, number int) error,
+	opts ...grpc.CallOption) (made int, err error) {
+	err = intercept(ctx, "/s/m", nil, nil, nil, func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn,
+		_ ...grpc.CallOption) error {
 		made++
 		return f(ctx, made)
 	}, opts...)
@@ -369,9 +371,40 @@ func hedged(h Hedging) Option {
 // hedgedEcho is a call of Echo for tests that need more control of
 // the attempts than a server has: run is attempt number n.
 func hedgedEcho(ctx context.Context, run func(ctx context.Context, n int) error, opts ...Option) error {
+	return invokeEcho(ctx, UnaryClientInterceptor(opts...), run)
+}
+
+func invokeEcho(ctx context.Context, intercept grpc.UnaryClientInterceptor, run func(ctx context.Context, n int) error) error {
 	invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 		a, _ := AttemptFromContext(ctx)
 		return run(ctx, a.Number)
 	}
-	return UnaryClientInterceptor(opts...)(ctx, echoMethod, request(), &echov1.EchoResponse{}, nil, invoker)
+	return intercept(ctx, echoMethod, request(), &echov1.EchoResponse{}, nil, invoker)
+}
+
+// belowUnary puts an interceptor between ours and gRPC: run goes around each attempt of a unary call.
+func belowUnary(run func(ctx context.Context, next func(context.Context) error) error) grpc.DialOption {
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+		invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		return run(ctx, func(ctx context.Context) error { return invoker(ctx, method, req, reply, cc, opts...) })
+	})
+}
+
+// A streamOpener creates the stream of an attempt.
+type streamOpener func(context.Context) (grpc.ClientStream, error)
+
+// belowStream does the same for streams: open goes around the creation of each attempt's stream.
+func belowStream(open func(ctx context.Context, next streamOpener) (grpc.ClientStream, error)) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+		streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		return open(ctx, func(ctx context.Context) (grpc.ClientStream, error) { return streamer(ctx, desc, cc, method, opts...) })
+	})
+}
+
+// below wraps each attempt's stream.
+func below(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
+	return belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+		stream, err := next(ctx)
+		return wrap(stream), err
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // A hedging is the part of a hedged call in which attempts may run at the same time: from
@@ -98,7 +100,7 @@ func (h *hedging) run() *race {
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
-	h.timer = time.AfterFunc(h.delay, h.look)
+	h.timer = afterFunc(h.delay, h.look)
 	early := h.early
 	h.mu.Unlock()
 	if early != nil {
@@ -290,9 +292,9 @@ func (h *race) handle(e happening) {
 		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case endOf(h.call.ctx, now) != nil || isClosed(h.call.cc):
+	case h.call.plan().gone(h.call.ctx, now) != nil || isClosed(h.call.cc):
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(endOf(h.call.ctx, now))
+			h.abandon(h.call.plan().gone(h.call.ctx, now))
 		}
 	case e.connected && h.call.plan().connecting != nil:
 		h.connected(now)
@@ -316,8 +318,9 @@ func (h *race) cut(a *attempt, now time.Time) {
 	if !slices.Contains(h.open, a) || c.leftToGRPC() {
 		return
 	}
+	p := c.planned(now)
 	f := a.overdueFailure(now)
-	if c.planned(now).overdue(c.ctx, &f, now, c.retrier.random()).Cut {
+	if p.overdue(c.ctx, &f, now, c.retrier.random()).Cut {
 		a.tryCut() // if it has just ended, that is next in the queue
 	}
 	h.arm()
@@ -385,10 +388,11 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 // failed asks the plan what comes of an attempt's failure.
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
+	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	h.lost = &defeat{a, err, f, step.verdict}
 	if len(h.open) == 0 {
@@ -469,13 +473,29 @@ func (h *race) send() {
 	a := c.another(c.plan().send(now), now)
 	h.made++
 	h.open = append(h.open, a)
-	go func() { h.post(happening{ended: a, err: h.attempts.run(a)}) }()
+	go h.runOwn(a)
 }
+
+// runOwn makes an attempt on a goroutine of its own, which something below may end. A panic ends
+// the program.
+func (h *race) runOwn(a *attempt) {
+	err := errExited
+	defer func() {
+		if p := recover(); p != nil {
+			panic(p) //nolint:forbidigo // it is the interceptor's below
+		}
+		h.post(happening{ended: a, err: err})
+	}()
+	err = h.attempts.run(a)
+}
+
+// errExited is how an attempt ends in which runtime.Goexit was called.
+var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
 
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
 	if due := h.call.plan().dueAt; !due.IsZero() && !h.decided {
-		h.timer.Reset(max(0, time.Until(due)))
+		resetTimer(h.timer, time.Until(due), h.look)
 		return
 	}
 	h.timer.Stop()
@@ -543,20 +563,38 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.policy.AttemptTimeout > 0 {
 		c.overdue = u.hedging.overdue
 	}
+	found, ending, done := newReply(reply), c, false
+	defer func() {
+		if !done {
+			ending.endCrashed(errPanicked)
+		}
+	}()
 	c.begin(&u.first)
 	u.rpc, u.hedging.from = c.rpc, u.first.start
 	defer u.first.release()
 	race := u.hedging.run()
-	if race == nil {
+	if race != nil {
+		ending = race.call
+	}
+	err := u.conclude(c, race, found)
+	done = true
+	return err
+}
+
+// conclude ends the call, c without a race, and returns its error.
+func (u *hedgedUnary) conclude(c *call, race *race, found reply) error {
+	switch {
+	case race == nil:
 		c.answered(&u.first, false)
 		c.succeed(&u.first, time.Time{})
 		return nil
-	}
-	if race.winner == nil {
-		return race.conclude()
+	case race.winner == nil:
+		err := race.conclude()
+		found.restore()
+		return err
 	}
 	if race.winner.number > 1 {
-		copyReply(reply, race.winner.bounds.received)
+		copyReply(u.reply, race.winner.bounds.received)
 		race.call.options.show(race.winner)
 	}
 	race.call.succeed(race.winner, race.wonAt)

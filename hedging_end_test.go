@@ -27,7 +27,8 @@ func TestCancelEndsAHedgedCallAtOnce(t *testing.T) {
 				budget := &aBudget{}
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(3*second/2, cancel)
-				_, err := server.client(t, WithBudget(budget), hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})).Echo(ctx, request())
+				_, err := server.client(t, WithBudget(budget),
+					hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})).Echo(ctx, request())
 				if status.Code(err) != codes.Canceled || !errors.Is(err, context.Canceled) {
 					t.Errorf("Echo = %v, want the cancellation", err)
 				}
@@ -67,14 +68,14 @@ func TestLosersAreToldByTheCause(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(says("a").after(time.Hour), says("b")))
 		causes := map[int]error{}
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			err := invoker(ctx, method, req, reply, cc, opts...)
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+			err := next(ctx)
 			a, _ := AttemptFromContext(ctx)
 			causes[a.Number] = context.Cause(ctx) // the losers end before the winner's caller goes on
 			return err
-		}
+		})
 		cc := server.conn(t, append(DialOptions(hedged(Hedging{Delay: HedgeAfter(second)})),
-			grpc.WithChainUnaryInterceptor(below))...)
+			below)...)
 		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 		if reply.GetMessage() != "b" || err != nil {
 			t.Errorf("Echo = %v, %v, want b", reply, err)
@@ -117,13 +118,14 @@ func TestNoHedgeForACallerThatHasGone(t *testing.T) {
 	t.Run("closed", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			server := serve(t, always(hang()))
-			slow := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			slow := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
 				defer time.Sleep(5 * second)
-				return invoker(ctx, method, req, reply, cc, opts...)
-			}
+				return next(ctx)
+			})
 			events := &hedgeEvents{}
-			cc := server.conn(t, append(DialOptions(WithObserver(events.observe), hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)})),
-				grpc.WithChainUnaryInterceptor(slow))...)
+			cc := server.conn(t, append(DialOptions(WithObserver(events.observe),
+				hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)})),
+				slow)...)
 			time.AfterFunc(3*second/2, func() { cc.Close() })
 			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 			events.check(t, err)
@@ -157,7 +159,8 @@ func TestNothingOfAHedgedCallStays(t *testing.T) {
 				server := serve(t, tt.script)
 				var mu sync.Mutex
 				var attempts []*attempt
-				note := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				note := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+					opts ...grpc.CallOption) error {
 					mu.Lock()
 					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
 					mu.Unlock()
@@ -207,7 +210,8 @@ func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
 				return run(int(ctx.(*attempt).number))
 			}
 			u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, 3*second/4
-			c := call{rpc: rpc{retrier: r, facts: facts{ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged, mode: modeHedged}, delay: 3 * second / 4}}
+			c := call{rpc: rpc{retrier: r, facts: facts{ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged,
+				mode: modeHedged}, delay: 3 * second / 4}}
 			c.begin(&u.first)
 			u.rpc = c.rpc
 			u.hedging.run()
@@ -315,7 +319,8 @@ func TestAfterAPanicNobodyIsTold(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if asked != 1 || open != 0 || events != 3 {
-				t.Errorf("the classifier was asked %d times, %d attempts run on, and there were %d events, want 1, 0 and 3 starts", asked, open, events)
+				t.Errorf("the classifier was asked %d times, %d attempts run on, and there were %d events, want 1, 0 and 3 starts",
+					asked, open, events)
 			}
 		}()
 		hedgedEcho(t.Context(), func(ctx context.Context, n int) error {

@@ -132,9 +132,11 @@ func TestASlowObserverMovesTheDelay(t *testing.T) {
 		script []answer
 		want   []time.Duration
 	}{
-		{"a failure sends the next now", []answer{unavailable().after(second / 2), hang(), ok()}, []time.Duration{0, 3 * second / 2, 5 * second / 2}},
+		{"a failure sends the next now", []answer{unavailable().after(second / 2), hang(), ok()},
+			[]time.Duration{0, 3 * second / 2, 5 * second / 2}},
 		{"a failure asks for a wait", []answer{unavailable().after(second / 2).pushback("2000"), ok()}, []time.Duration{0, 5 * second / 2}},
-		{"a failure forbids more", []answer{ok().after(9 * second), unavailable().after(second / 2).pushback("-1")}, []time.Duration{0, second}},
+		{"a failure forbids more", []answer{ok().after(9 * second), unavailable().after(second / 2).pushback("-1")},
+			[]time.Duration{0, second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -146,7 +148,8 @@ func TestASlowObserverMovesTheDelay(t *testing.T) {
 				wantTimes(t, server, tt.want...)
 				for _, e := range events.events {
 					if got := e.Attempt.Start.Sub(server.start); got != tt.want[e.Attempt.Number-1] {
-						t.Errorf("%v of attempt %d says that it was sent after %v, want %v", e.Kind, e.Attempt.Number, got, tt.want[e.Attempt.Number-1])
+						t.Errorf("%v of attempt %d says that it was sent after %v, want %v", e.Kind, e.Attempt.Number, got,
+							tt.want[e.Attempt.Number-1])
 					}
 				}
 			})

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"sync"
@@ -19,7 +20,39 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// The five kinds of answers of gRFC A6, in many orders of arrival. Hedges are due each
+// An outcome checks what a call returned after so many attempts.
+type outcome func(t *testing.T, reply *echov1.EchoResponse, err error, attempts int)
+
+// replied is a success with that reply.
+func replied(message string) outcome {
+	return func(t *testing.T, reply *echov1.EchoResponse, err error, _ int) {
+		t.Helper()
+		if err != nil || reply.GetMessage() != message {
+			t.Errorf("Echo = %q, %v, want %q", reply.GetMessage(), err, message)
+		}
+	}
+}
+
+// ended is a failure with gRPC's own error.
+func ended(code codes.Code) outcome {
+	return func(t *testing.T, _ *echov1.EchoResponse, err error, _ int) {
+		t.Helper()
+		var e *Error
+		if status.Code(err) != code || errors.As(err, &e) {
+			t.Errorf("Echo = %v (%T), want gRPC's own %v", err, err, code)
+		}
+	}
+}
+
+// stopped is a failure with an *Error.
+func stopped(code codes.Code, reason error) outcome {
+	return func(t *testing.T, _ *echov1.EchoResponse, err error, attempts int) {
+		t.Helper()
+		wantStop(t, err, code, reason, attempts)
+	}
+}
+
+// The five kinds of responses of gRFC A6, in many orders of arrival. Hedges are due each
 // second; attempts are numbered as the server sees them.
 func TestHedging(t *testing.T) {
 	pushedBack := func(ms string) answer { return unavailable().pushback(ms) }
@@ -33,125 +66,128 @@ func TestHedging(t *testing.T) {
 		timeout time.Duration
 		refuse  bool // the budget does
 
-		times   []time.Duration
-		want    string     // the reply
-		code    codes.Code // or the failure
-		reason  error      // and its reason, nil if it is gRPC's own
-		elapsed time.Duration
+		times   []time.Duration // when the server sees attempts
+		want    outcome
+		elapsed time.Duration // at the end of the call
 	}{
 		// 1. Success.
-		{name: "an answer before the delay", attempt: 3, delay: second, script: []answer{says("a").after(second / 2)},
-			times: []time.Duration{0}, want: "a", elapsed: second / 2},
-		{name: "an answer at the delay is too late not to hedge", attempt: 2, delay: second, script: []answer{says("a").after(second + 1), says("b")},
-			times: []time.Duration{0, second}, want: "b", elapsed: second},
+		{name: "a response before the delay", attempt: 3, delay: second, script: []answer{says("a").after(second / 2)},
+			times: []time.Duration{0}, want: replied("a"), elapsed: second / 2},
+		{name: "a response at the delay is too late not to hedge", attempt: 2, delay: second,
+			script: []answer{says("a").after(second + 1), says("b")},
+			times:  []time.Duration{0, second}, want: replied("b"), elapsed: second},
 		{name: "the hedge wins", attempt: 3, delay: second, script: []answer{never, says("b").after(second / 10)},
-			times: []time.Duration{0, second}, want: "b", elapsed: 11 * second / 10},
+			times: []time.Duration{0, second}, want: replied("b"), elapsed: 11 * second / 10},
 		{name: "the first wins after all", attempt: 3, delay: second, script: []answer{says("a").after(3 * second / 2), never},
-			times: []time.Duration{0, second}, want: "a", elapsed: 3 * second / 2},
+			times: []time.Duration{0, second}, want: replied("a"), elapsed: 3 * second / 2},
 		{name: "the third wins", attempt: 3, delay: second, script: []answer{never, never, says("c").after(second / 10)},
-			times: []time.Duration{0, second, 2 * second}, want: "c", elapsed: 21 * second / 10},
+			times: []time.Duration{0, second, 2 * second}, want: replied("c"), elapsed: 21 * second / 10},
 		{name: "no more than MaxAttempts", attempt: 2, delay: second, script: []answer{says("a").after(9 * second), never},
-			times: []time.Duration{0, second}, want: "a", elapsed: 9 * second},
+			times: []time.Duration{0, second}, want: replied("a"), elapsed: 9 * second},
 		{name: "delay 0 sends all at once", attempt: 3, delay: 0, script: []answer{never, never, says("c").after(second)},
-			times: []time.Duration{0, 0, 0}, want: "c", elapsed: second},
+			times: []time.Duration{0, 0, 0}, want: replied("c"), elapsed: second},
 
 		// 2. Fatal.
 		{name: "a fatal status of the first", attempt: 3, delay: second, script: []answer{fail(codes.NotFound, "x")},
-			times: []time.Duration{0}, code: codes.NotFound},
-		{name: "a fatal status of a hedge ends the call", attempt: 3, delay: second, script: []answer{never, fail(codes.NotFound, "x").after(second / 10)},
-			times: []time.Duration{0, second}, code: codes.NotFound, elapsed: 11 * second / 10},
+			times: []time.Duration{0}, want: ended(codes.NotFound)},
+		{name: "a fatal status of a hedge ends the call", attempt: 3, delay: second,
+			script: []answer{never, fail(codes.NotFound, "x").after(second / 10)},
+			times:  []time.Duration{0, second}, want: ended(codes.NotFound), elapsed: 11 * second / 10},
 		{name: "a fatal status after a non-fatal one", attempt: 3, delay: second,
 			script: []answer{unavailable(), fail(codes.NotFound, "x").after(second / 10)},
-			times:  []time.Duration{0, 0}, code: codes.NotFound, reason: ErrNotRetryable, elapsed: second / 10},
+			times:  []time.Duration{0, 0}, want: stopped(codes.NotFound, ErrNotRetryable), elapsed: second / 10},
 		{name: "a fatal status that also forbids more", attempt: 3, delay: second,
 			script: []answer{never, fail(codes.NotFound, "x").pushback("-1")},
-			times:  []time.Duration{0, second}, code: codes.NotFound, elapsed: second},
+			times:  []time.Duration{0, second}, want: ended(codes.NotFound), elapsed: second},
 
 		// 3. Non-fatal.
 		{name: "a failure sends the next now, later ones resume at the delay", attempt: 4, delay: second,
 			script: []answer{unavailable().after(3 * second / 10), never, never, says("d")},
-			times:  []time.Duration{0, 3 * second / 10, 13 * second / 10, 23 * second / 10}, want: "d", elapsed: 23 * second / 10},
-		{name: "a hedge fails fast, the first answers later", attempt: 2, delay: second,
+			times:  []time.Duration{0, 3 * second / 10, 13 * second / 10, 23 * second / 10}, want: replied("d"), elapsed: 23 * second / 10},
+		{name: "a hedge fails fast, the first responds later", attempt: 2, delay: second,
 			script: []answer{says("a").after(2 * second), unavailable()},
-			times:  []time.Duration{0, second}, want: "a", elapsed: 2 * second},
+			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 2 * second},
 		{name: "a hedge fails, the next is sent now", attempt: 3, delay: second,
 			script: []answer{never, unavailable().after(second / 10), says("c").after(second / 10)},
-			times:  []time.Duration{0, second, 11 * second / 10}, want: "c", elapsed: 12 * second / 10},
-		{name: "all fail at once", attempt: 3, delay: second, script: []answer{unavailable(), unavailable(), unavailable()},
-			times: []time.Duration{0, 0, 0}, code: codes.Unavailable, reason: ErrAttemptsExhausted},
+			times:  []time.Duration{0, second, 11 * second / 10}, want: replied("c"), elapsed: 12 * second / 10},
+		{name: "all fail immediately", attempt: 3, delay: second, script: []answer{unavailable(), unavailable(), unavailable()},
+			times: []time.Duration{0, 0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted)},
 		{name: "all fail, the first last", attempt: 2, delay: second, script: []answer{overloaded().after(5 * second), unavailable()},
-			times: []time.Duration{0, second}, code: codes.ResourceExhausted, reason: ErrAttemptsExhausted, elapsed: 5 * second},
-		{name: "all fail, with delay 0", attempt: 3, delay: 0, script: []answer{unavailable().after(second), unavailable().after(second), unavailable().after(second)},
-			times: []time.Duration{0, 0, 0}, code: codes.Unavailable, reason: ErrAttemptsExhausted, elapsed: second},
+			times: []time.Duration{0, second}, want: stopped(codes.ResourceExhausted, ErrAttemptsExhausted), elapsed: 5 * second},
+		{name: "all fail, with delay 0", attempt: 3, delay: 0,
+			script: []answer{unavailable().after(second), unavailable().after(second), unavailable().after(second)},
+			times:  []time.Duration{0, 0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted), elapsed: second},
 
 		// 4. Pushback: stop.
 		{name: "a stop from a hedge, the first may still win", attempt: 3, delay: second,
 			script: []answer{says("a").after(5 * second), pushedBack("-1")},
-			times:  []time.Duration{0, second}, want: "a", elapsed: 5 * second},
+			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 5 * second},
 		{name: "a stop from the first", attempt: 3, delay: second, script: []answer{pushedBack("-1")},
-			times: []time.Duration{0}, code: codes.Unavailable, reason: ErrPushback},
+			times: []time.Duration{0}, want: stopped(codes.Unavailable, ErrPushback)},
 		{name: "after a stop, a failure sends none", attempt: 4, delay: second,
 			script: []answer{overloaded().after(5 * second), pushedBack("-1")},
-			times:  []time.Duration{0, second}, code: codes.ResourceExhausted, reason: ErrPushback, elapsed: 5 * second},
+			times:  []time.Duration{0, second}, want: stopped(codes.ResourceExhausted, ErrPushback), elapsed: 5 * second},
 		{name: "a stop takes back what was to come", attempt: 4, delay: second,
 			script: []answer{pushedBack("-1").after(2 * second), pushedBack("9000")},
-			times:  []time.Duration{0, second}, code: codes.Unavailable, reason: ErrPushback, elapsed: 2 * second},
+			times:  []time.Duration{0, second}, want: stopped(codes.Unavailable, ErrPushback), elapsed: 2 * second},
 
 		// 5. Pushback: wait.
 		{name: "a wait, then the delay again", attempt: 4, delay: second, script: []answer{never, pushedBack("3000"), never, says("d")},
-			times: []time.Duration{0, second, 4 * second, 5 * second}, want: "d", elapsed: 5 * second},
-		{name: "a wait with nothing under way", attempt: 3, delay: second, script: []answer{pushedBack("3000"), says("b")},
-			times: []time.Duration{0, 3 * second}, want: "b", elapsed: 3 * second},
+			times: []time.Duration{0, second, 4 * second, 5 * second}, want: replied("d"), elapsed: 5 * second},
+		{name: "a wait with nothing in flight", attempt: 3, delay: second, script: []answer{pushedBack("3000"), says("b")},
+			times: []time.Duration{0, 3 * second}, want: replied("b"), elapsed: 3 * second},
 		{name: "a wait shorter than the delay", attempt: 3, delay: 9 * second, script: []answer{pushedBack("1000"), never, says("c")},
-			times: []time.Duration{0, second, 10 * second}, want: "c", elapsed: 10 * second},
+			times: []time.Duration{0, second, 10 * second}, want: replied("c"), elapsed: 10 * second},
 		{name: "a wait, then a failure without: the wait holds for the call", attempt: 4, delay: second,
 			script: []answer{unavailable().after(2 * second), pushedBack("9000"), says("c")},
-			times:  []time.Duration{0, second, 10 * second}, want: "c", elapsed: 10 * second},
-		{name: "two waits: the newer word counts", attempt: 4, delay: second,
+			times:  []time.Duration{0, second, 10 * second}, want: replied("c"), elapsed: 10 * second},
+		{name: "two waits: the newer one counts", attempt: 4, delay: second,
 			script: []answer{pushedBack("1500").after(2 * second), pushedBack("9000"), says("c")},
-			times:  []time.Duration{0, second, 7 * second / 2}, want: "c", elapsed: 7 * second / 2},
+			times:  []time.Duration{0, second, 7 * second / 2}, want: replied("c"), elapsed: 7 * second / 2},
 		{name: "the first wins in a wait", attempt: 3, delay: second,
 			script: []answer{says("a").after(3 * second), pushedBack("60000")},
-			times:  []time.Duration{0, second}, want: "a", elapsed: 3 * second},
+			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 3 * second},
 		{name: "a wait of the last attempt", attempt: 2, delay: second, script: []answer{pushedBack("0"), pushedBack("1000")},
-			times: []time.Duration{0, 0}, code: codes.Unavailable, reason: ErrAttemptsExhausted},
+			times: []time.Duration{0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted)},
 		{name: "a wait over MaxServerDelay sends no more", attempt: 3, delay: second,
 			script: []answer{says("a").after(5 * second), pushedBack("300001")},
-			times:  []time.Duration{0, second}, want: "a", elapsed: 5 * second},
+			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 5 * second},
 		{name: "a wait past the deadline sends no more", attempt: 3, delay: second, timeout: 6 * second,
 			script: []answer{says("a").after(5 * second), pushedBack("5000")},
-			times:  []time.Duration{0, second}, want: "a", elapsed: 5 * second},
+			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 5 * second},
 		{name: "RetryInfo is a wait, spread", attempt: 3, delay: second,
 			script: []answer{fail(codes.Unavailable, "x", retryInfoOf(10*second)), says("b")},
-			times:  []time.Duration{0, 11 * second}, want: "b", elapsed: 11 * second},
+			times:  []time.Duration{0, 11 * second}, want: replied("b"), elapsed: 11 * second},
 
 		// Limits.
 		{name: "the deadline", attempt: 9, delay: second, timeout: 5 * second / 2, script: []answer{never, never, never},
-			times: []time.Duration{0, second, 2 * second}, code: codes.DeadlineExceeded, reason: context.DeadlineExceeded, elapsed: 5 * second / 2},
+			times: []time.Duration{0, second, 2 * second}, want: stopped(codes.DeadlineExceeded, context.DeadlineExceeded),
+			elapsed: 5 * second / 2},
 		{name: "MaxElapsed", attempt: 9, delay: second, opts: []Option{WithMaxElapsed(2 * second)},
 			script: []answer{says("a").after(9 * second), never},
-			times:  []time.Duration{0, second}, want: "a", elapsed: 9 * second},
+			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 9 * second},
 		{name: "the attempt timeout of each", attempt: 3, delay: second, opts: []Option{WithAttemptTimeout(3 * second / 2)},
 			script: []answer{hang(), hang(), says("c")},
-			times:  []time.Duration{0, second, 3 * second / 2}, want: "c", elapsed: 3 * second / 2},
+			times:  []time.Duration{0, second, 3 * second / 2}, want: replied("c"), elapsed: 3 * second / 2},
 		{name: "an empty budget ends nothing", attempt: 3, delay: second, refuse: true, script: []answer{says("a").after(9 * second)},
-			times: []time.Duration{0}, want: "a", elapsed: 9 * second},
-		{name: "an empty budget with nothing under way", attempt: 3, delay: second, refuse: true, script: []answer{unavailable().after(3 * second)},
-			times: []time.Duration{0}, code: codes.Unavailable, reason: ErrBudgetExhausted, elapsed: 3 * second},
+			times: []time.Duration{0}, want: replied("a"), elapsed: 9 * second},
+		{name: "an empty budget with nothing in flight", attempt: 3, delay: second, refuse: true,
+			script: []answer{unavailable().after(3 * second)},
+			times:  []time.Duration{0}, want: stopped(codes.Unavailable, ErrBudgetExhausted), elapsed: 3 * second},
 
 		// Codes.
 		{name: "own non-fatal codes", attempt: 2, delay: second, script: []answer{fail(codes.Internal, "x"), says("b")},
 			opts:  []Option{hedged(Hedging{Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}})},
-			times: []time.Duration{0, 0}, want: "b"},
+			times: []time.Duration{0, 0}, want: replied("b")},
 		{name: "own non-fatal codes replace those of the policy", attempt: 2, delay: second, script: []answer{unavailable()},
 			opts:  []Option{hedged(Hedging{Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}})},
-			times: []time.Duration{0}, code: codes.Unavailable},
+			times: []time.Duration{0}, want: ended(codes.Unavailable)},
 		{name: "no non-fatal codes at all", attempt: 2, delay: second, script: []answer{unavailable()},
 			opts:  []Option{hedged(Hedging{Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{}})},
-			times: []time.Duration{0}, code: codes.Unavailable},
+			times: []time.Duration{0}, want: ended(codes.Unavailable)},
 		{name: "a classifier", attempt: 2, delay: second, script: []answer{fail(codes.NotFound, "x"), says("b")},
 			opts:  []Option{WithClassifier(func(context.Context, Attempt) Classification { return Retry })},
-			times: []time.Duration{0, 0}, want: "b"},
+			times: []time.Duration{0, 0}, want: replied("b")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -171,15 +207,7 @@ func TestHedging(t *testing.T) {
 					t.Errorf("Echo took %v, want %v", got, tt.elapsed)
 				}
 				wantTimes(t, server, tt.times...)
-				switch {
-				case tt.want != "" && (err != nil || reply.GetMessage() != tt.want):
-					t.Errorf("Echo = %q, %v, want %q", reply.GetMessage(), err, tt.want)
-				case tt.want != "":
-				case tt.reason == nil:
-					wantUntouched(t, err, tt.code, status.Convert(err).Message())
-				default:
-					wantStop(t, err, tt.code, tt.reason, len(tt.times))
-				}
+				tt.want(t, reply, err, len(tt.times))
 				events.check(t, err)
 				wantAccounts(t, budget, len(tt.times))
 			})
@@ -379,7 +407,8 @@ func TestTheContextOfAnAttemptIsMadeLate(t *testing.T) {
 		for n, want := range map[int]error{1: ErrHedgeLost, 2: context.Canceled} {
 			ctx := contexts[n]
 			if ctx.Err() != context.Canceled || context.Cause(ctx) != want {
-				t.Errorf("after the call, the context of attempt %d has ended with %v, because of %v, want %v", n, ctx.Err(), context.Cause(ctx), want)
+				t.Errorf("after the call, the context of attempt %d has ended with %v, because of %v, want %v", n, ctx.Err(),
+					context.Cause(ctx), want)
 			}
 			select {
 			case <-ctx.Done():

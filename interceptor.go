@@ -125,16 +125,33 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	case modeHedged:
 		return hedgeUnary(&c, req, reply, invoker)
 	}
-	a := &attempt{}
+	return c.retryUnary(req, reply, invoker)
+}
+
+// retryUnary makes attempts until one succeeds or the plan stops.
+func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
+	a, found, done := &attempt{}, newReply(reply), false
+	defer func() {
+		if !done { // something below, or that the application has given us, panics
+			c.crashed(a)
+			c.endCrashed(errPanicked)
+		}
+	}()
 	c.begin(a)
 	for {
-		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
 		if err == nil {
 			c.answered(a, false)
 		}
-		if a, err = c.next(a, err); a == nil {
+		next, err := c.next(a, err)
+		if err != nil || next != nil {
+			found.restore()
+		}
+		if next == nil {
+			done = true
 			return err
 		}
+		a = next
 	}
 }
 

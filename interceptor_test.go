@@ -30,7 +30,8 @@ func TestUnaryRetries(t *testing.T) {
 		want   []time.Duration // when the server sees attempts; the call returns with the last
 	}{
 		{"success at once", script(ok()), nil, []time.Duration{0}},
-		{"backoff grows", script(unavailable(), unavailable(), unavailable(), ok()), nil, []time.Duration{0, 1 * second, 3 * second, 7 * second}},
+		{"backoff grows", script(unavailable(), unavailable(), unavailable(), ok()), nil,
+			[]time.Duration{0, 1 * second, 3 * second, 7 * second}},
 		{"overload", script(overloaded(), ok()), nil, []time.Duration{0, 1 * second}},
 		{"overload has its own backoff, and shares the count", script(unavailable(), overloaded(), unavailable(), ok()),
 			[]Option{WithOverloadBackoff(Exponential{Base: 10 * second, Max: time.Hour, Jitter: NoJitter})},
@@ -39,17 +40,20 @@ func TestUnaryRetries(t *testing.T) {
 		{"pushback of zero", script(unavailable().pushback("0"), ok()), nil, []time.Duration{0, 0}},
 		{"pushback restarts the backoff", script(unavailable(), unavailable().pushback("7000"), unavailable(), ok()), nil,
 			[]time.Duration{0, 1 * second, 8 * second, 9 * second}},
-		{"RetryInfo is waited for, with a tenth on top for u = 0.5", script(fail(codes.ResourceExhausted, "x", retryInfoOf(10*second)), ok()), nil,
+		{"RetryInfo is waited for, with a tenth on top for u = 0.5",
+			script(fail(codes.ResourceExhausted, "x", retryInfoOf(10*second)), ok()), nil,
 			[]time.Duration{0, 11 * second}},
 		{"pushback wins over RetryInfo", script(fail(codes.Unavailable, "x", retryInfoOf(10*second)).pushback("250"), ok()), nil,
 			[]time.Duration{0, 250 * time.Millisecond}},
-		{"RetryInfo restarts the backoff", script(unavailable(), fail(codes.Unavailable, "x", retryInfoOf(10*second)), unavailable(), ok()), nil,
+		{"RetryInfo restarts the backoff", script(unavailable(), fail(codes.Unavailable, "x", retryInfoOf(10*second)),
+			unavailable(), ok()), nil,
 			[]time.Duration{0, 1 * second, 12 * second, 13 * second}},
 		{"headers do not commit", script(unavailable().withHeader("k", "v"), ok()), nil, []time.Duration{0, 1 * second}},
 		{"slow answers count into the time", script(unavailable().after(3*second), ok()), nil, []time.Duration{0, 4 * second}},
 		{"other codes", script(fail(codes.Internal, "x"), ok()), []Option{WithCodes(codes.Internal)}, []time.Duration{0, 1 * second}},
 		{"ten attempts, no hidden cap", script(unavailable(), unavailable(), unavailable(), unavailable(), unavailable(), unavailable(),
-			unavailable(), unavailable(), unavailable(), ok()), []Option{WithMaxAttempts(10), WithBackoff(Constant(second)), WithBudget(Unlimited)},
+			unavailable(), unavailable(), unavailable(), ok()),
+			[]Option{WithMaxAttempts(10), WithBackoff(Constant(second)), WithBudget(Unlimited)},
 			[]time.Duration{0, 1 * second, 2 * second, 3 * second, 4 * second, 5 * second, 6 * second, 7 * second, 8 * second, 9 * second}},
 		{"an attempt timeout is retried", script(hang(), ok()), []Option{WithAttemptTimeout(5 * second)}, []time.Duration{0, 6 * second}},
 		{"a wait of zero", script(unavailable(), unavailable(), ok()), []Option{WithBackoff(Constant(0))}, []time.Duration{0, 0, 0}},
@@ -69,51 +73,77 @@ func TestUnaryRetries(t *testing.T) {
 }
 
 func TestUnaryStops(t *testing.T) {
+	// at makes the times since the start of the call at which the server sees attempts.
+	at := func(seconds ...time.Duration) (times []time.Duration) {
+		for _, s := range seconds {
+			times = append(times, s*second)
+		}
+		return times
+	}
 	for _, tt := range []struct {
 		name     string
 		script   func(int) answer
 		opts     []Option
 		deadline time.Duration // of the call; 0 for none
-		reason   error
-		code     codes.Code
-		times    []time.Duration // of the attempts
-		elapsed  time.Duration
+
+		times   []time.Duration // when the server sees attempts
+		code    codes.Code
+		reason  error
+		elapsed time.Duration // at the end of the call
 	}{
-		{"no attempts left", always(unavailable()), nil, 0, ErrAttemptsExhausted, codes.Unavailable,
-			[]time.Duration{0, 1 * second, 3 * second, 7 * second}, 7 * second},
-		{"two attempts mean two", always(unavailable()), []Option{WithMaxAttempts(2)}, 0, ErrAttemptsExhausted, codes.Unavailable,
-			[]time.Duration{0, 1 * second}, 1 * second},
-		{"not retryable after a retry", script(unavailable(), fail(codes.NotFound, "gone")), nil, 0, ErrNotRetryable, codes.NotFound,
-			[]time.Duration{0, 1 * second}, 1 * second},
-		{"the server forbids it", script(unavailable().pushback("-1")), nil, 0, ErrPushback, codes.Unavailable, []time.Duration{0}, 0},
-		{"the server forbids it later", script(unavailable(), unavailable().pushback("-1")), nil, 0, ErrPushback, codes.Unavailable,
-			[]time.Duration{0, 1 * second}, 1 * second},
-		{"pushback too long", script(unavailable().pushback("300001")), nil, 0, ErrPushback, codes.Unavailable, []time.Duration{0}, 0},
-		{"the deadline is too near", always(unavailable()), nil, 3 * second, ErrDeadline, codes.Unavailable,
-			[]time.Duration{0, 1 * second}, 1 * second}, // the next would start at 3 s, the deadline
-		{"pushback beyond the deadline", script(unavailable().pushback("60000")), nil, 30 * second, ErrDeadline, codes.Unavailable, []time.Duration{0}, 0},
-		{"max elapsed", always(unavailable()), []Option{WithMaxElapsed(3 * second)}, 0, ErrMaxElapsed, codes.Unavailable,
-			[]time.Duration{0, 1 * second}, 1 * second},
-		{"max elapsed does not cut an attempt", script(unavailable(), unavailable().after(time.Hour)), []Option{WithMaxElapsed(3 * second)}, 0,
-			ErrMaxElapsed, codes.Unavailable, []time.Duration{0, 1 * second}, time.Hour + second},
-		{"no budget", always(unavailable()), []Option{WithBudget(&aBudget{refuse: true})}, 0, ErrBudgetExhausted, codes.Unavailable, []time.Duration{0}, 0},
-		{"headers commit by the letter of A6", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)}, 0,
-			ErrCommitted, codes.Unavailable, []time.Duration{0}, 0},
-		{"without headers the letter allows it", always(unavailable()), []Option{WithCommitOnHeaders(true), WithMaxAttempts(2)}, 0,
-			ErrAttemptsExhausted, codes.Unavailable, []time.Duration{0, 1 * second}, 1 * second},
-		{"deadline in an attempt", script(unavailable(), hang()), nil, 10 * second, context.DeadlineExceeded, codes.DeadlineExceeded,
-			[]time.Duration{0, 1 * second}, 10 * second},
-		{"deadline in the first attempt", script(hang()), nil, 10 * second, context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0}, 10 * second},
-		{"deadline in an attempt, whatever the codes", script(hang()), []Option{WithCodes(codes.DeadlineExceeded, codes.Canceled)}, 10 * second,
-			context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0}, 10 * second},
-		{"the last attempt keeps its timeout without a deadline", always(hang()), []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)}, 0,
-			ErrAttemptsExhausted, codes.DeadlineExceeded, []time.Duration{0, 3 * second}, 5 * second},
-		{"the last attempt gets all the time of a deadline", always(hang()), []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)}, time.Minute,
-			context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0, 3 * second}, time.Minute},
-		{"an attempt timeout beyond the deadline", always(hang()), []Option{WithAttemptTimeout(time.Hour)}, time.Minute,
-			context.DeadlineExceeded, codes.DeadlineExceeded, []time.Duration{0}, time.Minute},
-		{"a server's word stands through attempt timeouts", script(unavailable(), hang()), []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)}, 0,
-			ErrAttemptsExhausted, codes.Unavailable, []time.Duration{0, 1 * second}, 3 * second},
+		{name: "no attempts left", script: always(unavailable()),
+			times: at(0, 1, 3, 7), code: codes.Unavailable, reason: ErrAttemptsExhausted, elapsed: 7 * second},
+		{name: "two attempts mean two", script: always(unavailable()), opts: []Option{WithMaxAttempts(2)},
+			times: at(0, 1), code: codes.Unavailable, reason: ErrAttemptsExhausted, elapsed: second},
+		{name: "not retryable after a retry", script: script(unavailable(), fail(codes.NotFound, "gone")),
+			times: at(0, 1), code: codes.NotFound, reason: ErrNotRetryable, elapsed: second},
+
+		{name: "the server forbids it", script: script(unavailable().pushback("-1")),
+			times: at(0), code: codes.Unavailable, reason: ErrPushback},
+		{name: "the server forbids it later", script: script(unavailable(), unavailable().pushback("-1")),
+			times: at(0, 1), code: codes.Unavailable, reason: ErrPushback, elapsed: second},
+		{name: "pushback too long", script: script(unavailable().pushback("300001")),
+			times: at(0), code: codes.Unavailable, reason: ErrPushback},
+
+		{name: "the deadline is too near", script: always(unavailable()), deadline: 3 * second, // when the next would start
+			times: at(0, 1), code: codes.Unavailable, reason: ErrDeadline, elapsed: second},
+		{name: "pushback beyond the deadline", script: script(unavailable().pushback("60000")), deadline: 30 * second,
+			times: at(0), code: codes.Unavailable, reason: ErrDeadline},
+		{name: "max elapsed", script: always(unavailable()), opts: []Option{WithMaxElapsed(3 * second)},
+			times: at(0, 1), code: codes.Unavailable, reason: ErrMaxElapsed, elapsed: second},
+		{name: "max elapsed does not cut an attempt", script: script(unavailable(), unavailable().after(time.Hour)),
+			opts:  []Option{WithMaxElapsed(3 * second)},
+			times: at(0, 1), code: codes.Unavailable, reason: ErrMaxElapsed, elapsed: time.Hour + second},
+
+		{name: "no budget", script: always(unavailable()), opts: []Option{WithBudget(&aBudget{refuse: true})},
+			times: at(0), code: codes.Unavailable, reason: ErrBudgetExhausted},
+		{name: "headers commit by the letter of A6", script: script(unavailable().withHeader("k", "v")),
+			opts:  []Option{WithCommitOnHeaders(true)},
+			times: at(0), code: codes.Unavailable, reason: ErrCommitted},
+		{name: "without headers the letter allows it", script: always(unavailable()),
+			opts:  []Option{WithCommitOnHeaders(true), WithMaxAttempts(2)},
+			times: at(0, 1), code: codes.Unavailable, reason: ErrAttemptsExhausted, elapsed: second},
+
+		{name: "deadline in an attempt", script: script(unavailable(), hang()), deadline: 10 * second,
+			times: at(0, 1), code: codes.DeadlineExceeded, reason: context.DeadlineExceeded, elapsed: 10 * second},
+		{name: "deadline in the first attempt", script: script(hang()), deadline: 10 * second,
+			times: at(0), code: codes.DeadlineExceeded, reason: context.DeadlineExceeded, elapsed: 10 * second},
+		{name: "deadline in an attempt, whatever the codes", script: script(hang()), deadline: 10 * second,
+			opts:  []Option{WithCodes(codes.DeadlineExceeded, codes.Canceled)},
+			times: at(0), code: codes.DeadlineExceeded, reason: context.DeadlineExceeded, elapsed: 10 * second},
+
+		{name: "the last attempt keeps its timeout without a deadline", script: always(hang()),
+			opts:  []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)},
+			times: at(0, 3), code: codes.DeadlineExceeded, reason: ErrAttemptsExhausted, elapsed: 5 * second},
+		{name: "the last attempt gets all the time of a deadline", script: always(hang()), deadline: time.Minute,
+			opts:  []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)},
+			times: at(0, 3), code: codes.DeadlineExceeded, reason: context.DeadlineExceeded, elapsed: time.Minute},
+		{name: "an attempt timeout beyond the deadline", script: always(hang()), deadline: time.Minute,
+			opts:  []Option{WithAttemptTimeout(time.Hour)},
+			times: at(0), code: codes.DeadlineExceeded, reason: context.DeadlineExceeded, elapsed: time.Minute},
+		{name: "a server's status stands through attempt timeouts", script: script(unavailable(), hang()),
+			opts:  []Option{WithAttemptTimeout(2 * second), WithMaxAttempts(2)},
+			times: at(0, 1), code: codes.Unavailable, reason: ErrAttemptsExhausted, elapsed: 3 * second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -201,13 +231,19 @@ func TestBudgetHearsEachAttemptOnce(t *testing.T) {
 		want   []Outcome
 	}{
 		{"success", script(ok()), nil, []Outcome{{Attempt: 1, Result: Succeeded}}},
-		{"retries, then success", script(unavailable(), overloaded(), ok()), nil, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}, {Attempt: 3, Result: Succeeded}}},
-		{"attempts exhausted", always(unavailable()), []Option{WithMaxAttempts(2)}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}}},
-		{"not retryable", script(unavailable(), fail(codes.NotFound, "x")), nil, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered}}},
-		{"a failure that shows nothing", script(unavailable(), fail(codes.Internal, "x")), nil, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Ignored}}},
+		{"retries, then success", script(unavailable(), overloaded(), ok()), nil,
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}, {Attempt: 3, Result: Succeeded}}},
+		{"attempts exhausted", always(unavailable()), []Option{WithMaxAttempts(2)},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Failed}}},
+		{"not retryable", script(unavailable(), fail(codes.NotFound, "x")), nil,
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered}}},
+		{"a failure that shows nothing", script(unavailable(), fail(codes.Internal, "x")), nil,
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Ignored}}},
 		{"told to stop", script(fail(codes.NotFound, "x").pushback("-1")), nil, []Outcome{{Attempt: 1, Result: Failed}}},
-		{"attempt timeout", script(hang(), ok()), []Option{WithAttemptTimeout(second)}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
-		{"committed", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)}, []Outcome{{Attempt: 1, Result: Failed}}},
+		{"attempt timeout", script(hang(), ok()), []Option{WithAttemptTimeout(second)},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+		{"committed", script(unavailable().withHeader("k", "v")), []Option{WithCommitOnHeaders(true)},
+			[]Outcome{{Attempt: 1, Result: Failed}}},
 		{"the caller's deadline", script(hang()), nil, []Outcome{{Attempt: 1, Result: Ignored}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -243,12 +279,12 @@ func TestWhatIsChainedBelowRunsAfreshForEachAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable(), ok()))
 		token := 0
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
 			token++
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", strconv.Itoa(token))
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(below))...)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(steady), below)...)
 		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
 			t.Fatal(err)
 		}

@@ -2,11 +2,14 @@ package grpcretry
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"google.golang.org/grpc/codes"
 
@@ -102,28 +105,27 @@ func TestAStormWritesFewLines(t *testing.T) {
 		budget []Option
 		atMost int
 	}{
-		{"the default budget", nil, 110},
+		{"the default budget", nil, 105},
 		{"a budget that always refuses", []Option{WithBudget(&aBudget{refuse: true})}, 1},
-		{"no budget", []Option{WithBudget(Unlimited)}, 110}, // a hundred at once, then one a second
+		{"no budget", []Option{WithBudget(Unlimited)}, 105}, // a hundred at once, then one a second for five seconds
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, always(unavailable()))
 				logs := &logRecorder{}
 				opts := []Option{WithMaxAttempts(2), WithBackoff(Constant(0)), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo}))}
-				client := server.client(t, append(opts, tt.budget...)...)
+				intercept := UnaryClientInterceptor(append(opts, tt.budget...)...)
 				var group sync.WaitGroup
 				for range 100 {
 					group.Go(func() {
-						for range 100 {
-							client.Echo(t.Context(), request())
+						for range 50 {
+							invoke(t.Context(), intercept, func(context.Context, int) error { return errUnavailable })
 							time.Sleep(second / 10)
 						}
 					})
 				}
 				group.Wait()
 				if got := len(logs.lines()); got < 1 || got > tt.atMost {
-					t.Errorf("10,000 failing calls wrote %d lines, want 1 to %d:\n%s", got, tt.atMost, strings.Join(logs.lines(), "\n"))
+					t.Errorf("5,000 failing calls wrote %d lines, want 1 to %d:\n%s", got, tt.atMost, strings.Join(logs.lines(), "\n"))
 				}
 			})
 		})
@@ -136,13 +138,13 @@ func TestGiveUpsThatAreNotLoggedAreCounted(t *testing.T) {
 		logs := &logRecorder{}
 		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
 			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
-		for range 1000 {
+		for range 150 {
 			client.Echo(t.Context(), request())
 		}
 		time.Sleep(second)
 		logs.clear()
 		client.Echo(t.Context(), request())
-		wantLines(t, logs, "gave up…suppressed=900")
+		wantLines(t, logs, "gave up…suppressed=50")
 	})
 }
 
@@ -193,26 +195,31 @@ func (incomparable) Balance(time.Time) float64 { return 0 }
 // nor write a line for each.
 func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
 		logs := &logRecorder{}
 		r, err := New(WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+		var all []Budget // so that none is where another one was
+		callWithItsOwn := func() {
+			b := &aBudget{refuse: true}
+			all = append(all, b)
+			invoke(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable }, WithBudget(b))
+		}
 		for range 2000 {
-			client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+			callWithItsOwn()
 		}
 		if got := len(logs.lines()); got != 100 { // in a burst, then one a second
 			t.Errorf("2000 calls with a budget each wrote %d lines, want 100", got)
 		}
 		for range 1500 {
 			time.Sleep(second)
-			client.Echo(t.Context(), request(), WithBudget(&aBudget{refuse: true}))
+			callWithItsOwn()
 		}
 		if got := len(logs.lines()); got != 1600 {
 			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)
 		}
+		runtime.KeepAlive(all)
 		if got := len(r.report.log.exhausted.refused); got != maxExhausted {
 			t.Errorf("%d budgets are remembered, want %d", got, maxExhausted)
 		}
@@ -224,20 +231,114 @@ func TestLoggerForgetsTheBudgetThatRefusedLongestAgo(t *testing.T) {
 	e.lines.SetBurst(plenty)
 	now := time.Now().Add(time.Hour) // when the burst is there
 	for i := range maxExhausted {
-		if !e.add(i, now.Add(time.Duration(i))) {
+		if !e.add(budgetID(i), now.Add(time.Duration(i))) {
 			t.Fatalf("budget %d is not logged", i)
 		}
 	}
 	later := now.Add(second)
-	if e.add(0, later) || !e.add("new", later) { // makes 1 the oldest, which then goes
+	if e.add(0, later) || !e.add(plenty, later) { // makes 1 the oldest, which then goes
 		t.Error("a known budget is logged again, or a new one is not")
 	}
-	for key, want := range map[any]bool{0: true, 1: false, 2: true, maxExhausted - 1: true, "new": true} {
+	for key, want := range map[budgetID]bool{0: true, 1: false, 2: true, maxExhausted - 1: true, plenty: true} {
 		if _, got := e.refused[key]; got != want {
 			t.Errorf("budget %v is remembered: %t, want %t", key, got, want)
 		}
 	}
 	if e.remove(0, later.Add(recovered-1)) || !e.remove(0, later.Add(recovered)) || e.remove(0, later.Add(recovered)) {
 		t.Errorf("a budget has not recovered exactly once, %v after its last refusal", recovered)
+	}
+}
+
+// A budget that a call brings along must be gone when the call is.
+func TestLoggerKeepsNoBudgetAlive(t *testing.T) {
+	for name, budget := range map[string]func() (b Budget, alive func() bool){
+		"by pointer": func() (Budget, func() bool) {
+			b := &aBudget{refuse: true}
+			w := weak.Make(b)
+			return b, func() bool { return w.Value() != nil }
+		},
+		"by value": func() (Budget, func() bool) {
+			b := wrappedBudget{&aBudget{refuse: true}}
+			w := weak.Make(b.aBudget)
+			return b, func() bool { return w.Value() != nil }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable()))
+				client := server.client(t, WithLogger(silent))
+				var alive []func() bool
+				for range 100 {
+					b, isAlive := budget()
+					alive = append(alive, isAlive)
+					client.Echo(t.Context(), request(), WithBudget(b))
+				}
+				client.Echo(t.Context(), request()) // what is left of the last call on a stack goes
+				runtime.GC()
+				runtime.GC()
+				left := 0
+				for _, isAlive := range alive {
+					if isAlive() {
+						left++
+					}
+				}
+				if left > 5 { // stacks and pools may still hold the latest
+					t.Errorf("%d of 100 budgets are kept after their calls", left)
+				}
+			})
+		})
+	}
+}
+
+type wrappedBudget struct{ *aBudget }
+
+// What a server says may be as long as gRPC lets a trailer be.
+func TestLogLinesAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		long := strings.Repeat("ä", 4000) // two bytes each
+		server := serve(t, always(fail(codes.Unavailable, long)))
+		logs := &logRecorder{}
+		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited), WithLogger(slog.New(logs)))
+		client.Echo(t.Context(), request())
+		cut := "error=" + strings.Repeat("ä", 126) + "… "
+		wantLines(t, logs, "DEBUG…"+"retrying", "WARN…gave up")
+		client.Echo(t.Context(), request())
+		for _, line := range logs.lines() {
+			if !strings.Contains(line+" ", cut) {
+				t.Errorf("line does not have the message, cut to 256 bytes:\n%s", line)
+			}
+		}
+	})
+}
+
+func TestSuppressedIsSaidOnlyIfSomethingWas(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		client.Echo(t.Context(), request())
+		if got := logs.lines(); len(got) != 1 || strings.Contains(got[0], "suppressed") {
+			t.Errorf("logged %q, want one line that does not say suppressed", got)
+		}
+	})
+}
+
+// A proxy may call methods without bound, and each of them may be left to gRPC, or not hedged.
+func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
+	logs := &logRecorder{}
+	l := newLogger(slog.New(logs))
+	p := &policy{Policy: Policy{MaxAttempts: 2}}
+	for round := range 2 {
+		for i := range 3 * maxLoggedMethods {
+			f := &facts{ctx: t.Context(), method: fmt.Sprintf("/proxy.Service/Method%d", i), policy: p}
+			l.notHedged(f, "because")
+			l.messageChanged(f)
+			l.leftToGRPC(f)
+		}
+		if got, want := len(logs.lines()), 3*maxLoggedMethods; got != want {
+			t.Errorf("after round %d there are %d lines, want %d: one for each of the first %d methods, and each kind",
+				round+1, got, want, maxLoggedMethods)
+		}
 	}
 }

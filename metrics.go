@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -212,7 +211,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 		if budget == nil {
 			continue
 		}
-		if balance := budget.Balance(now); !math.IsInf(balance, 0) {
+		if balance, limited := balanceOf(budget, now); limited {
 			to.ObserveFloat64(o.balance, balance, attrs)
 		}
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // This file holds the words that spans, metrics and logs share.
@@ -78,7 +80,7 @@ func outcomeOf(number int, hedge bool) string {
 
 // codeName returns a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
 func codeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
 	}
 	return fmt.Sprintf("CODE(%d)", uint32(c))
@@ -86,7 +88,7 @@ func codeName(c codes.Code) string {
 
 // knownCodeName keeps codes that a server makes up from becoming series of their own.
 func knownCodeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
 	}
 	return "OTHER"
@@ -96,4 +98,24 @@ var codeNames = [...]string{
 	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
 	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}
+
+// maxMessage bounds the message of a status in logs and span events, in bytes: a server may
+// send a megabyte.
+const maxMessage = 256
+
+// messageOf returns the message of a status, cut if it is long.
+func messageOf(err error) string { return cut(status.Convert(err).Message(), maxMessage) }
+
+// cut cuts s to at most n bytes, between two characters, and marks the cut.
+func cut(s string, n int) string {
+	const mark = "…"
+	if len(s) <= n {
+		return s
+	}
+	end := n - len(mark)
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + mark
 }

@@ -27,11 +27,7 @@ func TestNestedStreamInterceptorsDoNotMultiply(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
 		cc := server.conn(t, grpc.WithChainStreamInterceptor(
 			StreamClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0))), StreamClientInterceptor(WithMaxAttempts(5))))
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv UNAVAILABLE")
+		openOn(t, cc, serverStream).play(t, "send a; close; recv UNAVAILABLE")
 		wantTimes(t, server, 0, 0, 0)
 	})
 }
@@ -39,7 +35,8 @@ func TestNestedStreamInterceptorsDoNotMultiply(t *testing.T) {
 func TestACallOfAnotherMethodBelowIsItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), ok(), ok()))
-		careless := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		careless := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			if method == echov1.EchoService_Echo_FullMethodName {
 				if _, err := echov1.NewEchoServiceClient(cc).Put(ctx, request(), opts...); err != nil {
 					t.Errorf("Put: %v", err)
@@ -65,7 +62,8 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 		}
 		tokenConn := tokens.conn(t, r.DialOptions()...)
 		// The careless way: the context and even the options of the outer call.
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			if _, err := echov1.NewEchoServiceClient(tokenConn).Put(ctx, request(), opts...); err != nil {
 				t.Errorf("token: %v", err)
 			}
@@ -86,7 +84,8 @@ func TestTheSameMethodBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 		mirror := serve(t, script(unavailable(), ok()))
 		server := serve(t, script(ok()))
 		mirrorClient := mirror.client(t, steady)
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			if _, err := mirrorClient.Echo(ctx, request(), opts...); err != nil {
 				t.Errorf("mirror: %v", err)
 			}
@@ -110,14 +109,16 @@ func TestACallThatComesBackToItsConnectionIsItsOwn(t *testing.T) {
 		// The careless way, each with the options of the call above it.
 		var home echov1.EchoServiceClient
 		tokenConn := tokens.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
-			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
 				if _, err := home.Put(ctx, request(), opts...); err != nil {
 					t.Errorf("back home: %v", err)
 				}
 				return invoker(ctx, method, req, reply, cc, opts...)
 			}))...)
 		home = echov1.NewEchoServiceClient(server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
-			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
 				if method == echov1.EchoService_Echo_FullMethodName {
 					if _, err := echov1.NewEchoServiceClient(tokenConn).Append(ctx, request(), opts...); err != nil {
 						t.Errorf("token: %v", err)

@@ -27,14 +27,17 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 		{name: "recovered", script: script(unavailable().after(second), overloaded().pushback("7000"), ok()), want: []string{
 			"0s attempt_start #1", "1s attempt_end #1 UNAVAILABLE in 1s", "1s decision #1 retry after 1s by backoff",
 			"2s attempt_start #2", "2s attempt_end #2 RESOURCE_EXHAUSTED in 0s", "2s decision #2 retry after 7s by pushback",
-			"9s attempt_start #3", "9s attempt_end #3 OK in 0s", "9s call_end #3 recovered after 9s, attempts #1 UNAVAILABLE #2 RESOURCE_EXHAUSTED #3 OK"}},
+			"9s attempt_start #3", "9s attempt_end #3 OK in 0s",
+			"9s call_end #3 recovered after 9s, attempts #1 UNAVAILABLE #2 RESOURCE_EXHAUSTED #3 OK"}},
 		{name: "gave up", script: always(unavailable()), opts: []Option{WithMaxAttempts(2)}, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
-			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: exhausted", "1s call_end #2 exhausted after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"}},
+			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: exhausted",
+			"1s call_end #2 exhausted after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"}},
 		{name: "budget", script: always(unavailable()), opts: []Option{WithBudget(&aBudget{refuse: true})}, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 stop: budget", "0s call_end #1 budget after 0s"}},
 		{name: "not retryable", script: script(fail(codes.NotFound, "x")), want: []string{
-			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable", "0s call_end #1 not_retryable after 0s"}},
+			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable",
+			"0s call_end #1 not_retryable after 0s"}},
 		{name: "cancelled in the wait", script: script(unavailable()), cancel: second / 2, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
 			"500ms call_end #1 cancelled after 500ms"}},
@@ -53,7 +56,8 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 					t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(tt.want, "\n"))
 				}
 				last := recorder.last
-				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" || last.Budget == nil {
+				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" ||
+					last.Budget == nil {
 					t.Errorf("the last event is %+v, want method, target, budget and the call's error %v", last, err)
 				}
 				var e *Error

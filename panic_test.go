@@ -62,7 +62,8 @@ func TestAPanicLeaksNoPlace(t *testing.T) {
 					server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 						return serveAnswer([]answer{unavailable(), tt.second, ok(), ok()}[n-1], stream)
 					})
-					cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithBudget(one), WithAttemptTimeout(5*second), tt.opt(&panics))...)
+					cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithBudget(one), WithAttemptTimeout(5*second),
+						tt.opt(&panics))...)
 					var got any
 					func() {
 						defer func() { got = recover() }()

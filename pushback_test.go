@@ -112,7 +112,8 @@ func TestRetryInfoThatCannotBeReadSaysNothing(t *testing.T) {
 }
 
 func FuzzPushback(f *testing.F) {
-	for _, seed := range []string{"0", "1500", "2147483647", "2147483648", "-1", "007", "+5", " 5", "9223372036855", "99999999999999999999", "\u0665", ""} {
+	for _, seed := range []string{"0", "1500", "2147483647", "2147483648", "-1", "007", "+5", " 5", "9223372036855", "99999999999999999999",
+		"\u0665", ""} {
 		f.Add(seed, seed, uint8(1))
 		f.Add(seed, "5", uint8(2))
 	}
@@ -163,7 +164,8 @@ func FuzzRetryInfo(f *testing.F) {
 				t.Errorf("RetryInfo of %d s and %d ns, with %x: %+v, %t", seconds, nanos, raw, got, ok)
 			}
 		}
-		got, _ := PushbackFrom(nil, status.ErrorProto(&statuspb.Status{Code: 14, Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: written}}}))
+		got, _ := PushbackFrom(nil, status.ErrorProto(&statuspb.Status{Code: 14,
+			Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: written}}}))
 		if seconds > 0 && seconds < 1e9 && nanos >= 0 && nanos < 1e9 {
 			if want := time.Duration(seconds)*time.Second + time.Duration(nanos); got.Delay != want {
 				t.Errorf("RetryInfo of %d s and %d ns waits %v, want %v", seconds, nanos, got.Delay, want)
@@ -204,7 +206,8 @@ var kinds = map[string]func(ctx context.Context, client echov1.EchoServiceClient
 }
 
 // forEachKind runs an RPC of each kind against handle.
-func forEachKind(t *testing.T, ctx context.Context, handle func(context.Context) error, check func(t *testing.T, trailer metadata.MD, err error)) {
+func forEachKind(t *testing.T, ctx context.Context, handle func(context.Context) error,
+	check func(t *testing.T, trailer metadata.MD, err error)) {
 	for name, send := range kinds {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

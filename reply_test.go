@@ -87,7 +87,8 @@ func TestRepliesOfAnyProtobuf(t *testing.T) {
 func TestAHedgesReplyIsWhole(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		unknown := protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 7)
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			err := invoker(ctx, method, req, reply, cc, opts...)
 			if a, _ := AttemptFromContext(ctx); a.Number == 2 {
 				reply.(proto.Message).ProtoReflect().SetUnknown(unknown)
@@ -107,7 +108,8 @@ func TestAHedgesReplyIsWhole(t *testing.T) {
 func TestAHedgesReplyIsNotSharedWithWhatIsBelow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		kept := map[int]*echov1.EchoResponse{}
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			err := invoker(ctx, method, req, reply, cc, opts...)
 			a, _ := AttemptFromContext(ctx)
 			kept[a.Number] = reply.(*echov1.EchoResponse) // the losers end before the winner's caller goes on

@@ -45,7 +45,8 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 		if got := logs.lines(); len(got) != 1 || !strings.Contains(got[0], "retryPolicy") || !strings.Contains(got[0], "/Echo") {
 			t.Errorf("logged %q, want one line", got)
 		}
-		if want := []Outcome{{Attempt: 1, Result: Ignored}, {Attempt: 1, Result: Ignored}, {Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
+		if want := []Outcome{{Attempt: 1, Result: Ignored}, {Attempt: 1, Result: Ignored},
+			{Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
 			t.Errorf("budget heard %v and was asked at %v, want %v and never", budget.heard, budget.asked, want)
 		}
 		// Another method of the same service is ours.
@@ -60,7 +61,8 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 func TestBuiltInPolicyLeavesStreamsToGRPC(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
-		cc := server.conn(t, grpc.WithDefaultServiceConfig(strings.Replace(builtInPolicy, `"grpcretry.test.v1.EchoService", "method": "Echo"`, `"s"`, 1)),
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(strings.Replace(builtInPolicy,
+			`"grpcretry.test.v1.EchoService", "method": "Echo"`, `"s"`, 1)),
 			grpc.WithChainStreamInterceptor(StreamClientInterceptor(WithMaxAttempts(5))))
 		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
 		if err != nil {
@@ -87,7 +89,8 @@ func TestHedgedCallsLeftToGRPC(t *testing.T) {
 		{"success", script(ok().after(5 * second)), codes.OK, []time.Duration{0}, false},
 		{"a failure that gRPC does not retry", script(unavailable()), codes.Unavailable, []time.Duration{0}, true},
 		{"a slow one", script(unavailable().after(5 * second)), codes.Unavailable, []time.Duration{0}, true},
-		{"gRPC's own retries", script(fail(codes.Aborted, "x").pushback("1000"), fail(codes.NotFound, "x")), codes.NotFound, []time.Duration{0, second}, true},
+		{"gRPC's own retries", script(fail(codes.Aborted, "x").pushback("1000"), fail(codes.NotFound, "x")), codes.NotFound,
+			[]time.Duration{0, second}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -95,7 +98,8 @@ func TestHedgedCallsLeftToGRPC(t *testing.T) {
 				budget, events, logs := &aBudget{}, &hedgeEvents{}, &logRecorder{}
 				cc := server.conn(t, grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,`+
 					`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`),
-					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithBudget(budget), WithObserver(events.observe), WithLogger(slog.New(logs)),
+					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithBudget(budget), WithObserver(events.observe),
+						WithLogger(slog.New(logs)),
 						hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)}))))
 				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 				wantTimes(t, server, tt.want...)
@@ -237,7 +241,8 @@ func TestAttemptTimeoutOnAFreshChannelLeavesGRPCsRetriesAlone(t *testing.T) {
 func TestAttemptTimeoutWhereBuiltInRetriesAreOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(ok(), ok()))
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			if a, _ := AttemptFromContext(ctx); a.Number > 1 || method != echoMethod {
 				return invoker(ctx, method, req, reply, cc, opts...)
 			}

@@ -58,16 +58,16 @@ func TestAnInterceptorBelowMayFailAStreamByItself(t *testing.T) {
 					return playServer(t, n, "recv a; send 1", stream)
 				})
 				attempts := 0
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
+				below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+					stream, err := next(ctx)
 					if attempts++; attempts > 1 || err != nil {
 						return stream, err
 					}
 					first := tt.first
 					first.ClientStream = stream
 					return first, nil
-				}
-				cc := server.conn(t, append(DialOptions(append(tt.opts, steady)...), grpc.WithChainStreamInterceptor(below))...)
+				})
+				cc := server.conn(t, append(DialOptions(append(tt.opts, steady)...), below)...)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // ends a test that hangs
 				defer cancel()
 				stream, err := cc.NewStream(ctx, bidiStream, "/s/m")
@@ -109,19 +109,14 @@ func TestCloseSendThatFailsIsRetried(t *testing.T) {
 					return playServer(t, n, "recv a; recv EOF; send 1", stream)
 				})
 				attempts := 0
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
+				wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
 					if attempts++; attempts <= tt.unclosable {
-						return unclosable{stream}, err
+						return unclosable{stream}
 					}
-					return stream, err
-				}
-				cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-				stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-				if err != nil {
-					t.Fatal(err)
-				}
-				(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+					return stream
+				})
+				cc := server.conn(t, append(DialOptions(steady), wrapped)...)
+				openOn(t, cc, bidiStream).play(t, "send a; close; recv 1; recv EOF")
 				if attempts != tt.unclosable+1 {
 					t.Errorf("%d attempts, want %d", attempts, tt.unclosable+1)
 				}
@@ -138,7 +133,8 @@ func TestAFailureThatWrapsEOFIsAFailure(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "hang", stream) })
 		budget := &aBudget{}
-		cc := server.conn(t, append(DialOptions(WithBudget(budget)), below(func(s grpc.ClientStream) grpc.ClientStream { return truncated{s} }))...)
+		cc := server.conn(t, append(DialOptions(WithBudget(budget)),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return truncated{s} }))...)
 		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
 		if err != nil {
 			t.Fatal(err)
@@ -168,17 +164,24 @@ func TestAStreamBelowWithoutHeadersLosesNoMessages(t *testing.T) {
 		times   []time.Duration
 	}{
 		{"Header", bidiStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"Header of a server stream", serverStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; close; no header; " + all, []time.Duration{0}},
-		{"Header of a client stream", clientStream, []string{"recv a; recv EOF; send 1"}, "send a; close; no header; recv 1", []time.Duration{0}},
-		{"Header long before the messages", bidiStream, []string{"recv a; wait 9s; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"SendMsg on a stream that is over", bidiStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"SendMsg on a server stream that is over", serverStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"a retry", bidiStream, []string{"recv a; fail UNAVAILABLE", "recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; " + all, []time.Duration{0, second}},
+		{"Header of a server stream", serverStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"},
+			"send a; close; no header; " + all, []time.Duration{0}},
+		{"Header of a client stream", clientStream, []string{"recv a; recv EOF; send 1"}, "send a; close; no header; recv 1",
+			[]time.Duration{0}},
+		{"Header long before the messages", bidiStream, []string{"recv a; wait 9s; send 1; send 2; send 3; send 4; send 5"},
+			"send a; no header; " + all, []time.Duration{0}},
+		{"SendMsg on a stream that is over", bidiStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all,
+			[]time.Duration{0}},
+		{"SendMsg on a server stream that is over", serverStream, []string{"send 1; send 2; send 3; send 4; send 5"},
+			"wait 1s; try a; " + all, []time.Duration{0}},
+		{"a retry", bidiStream, []string{"recv a; fail UNAVAILABLE", "recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; " + all,
+			[]time.Duration{0, second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, reported := serveScripts(t, tt.scripts...), &record{}
-				cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...), below(func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }))...)
+				cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...),
+					below(func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }))...)
 				openOn(t, cc, tt.kind, reported.onFinish()).play(t, tt.app)
 				reported.want(t, nil)
 				wantTimes(t, server, tt.times...)

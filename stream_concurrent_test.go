@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"context"
 	"io"
 	"slices"
 	"strconv"
@@ -83,16 +82,9 @@ func TestSendThatFailsWhileTheReceiverRetriesSaysNothing(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				scripts := []string{"wait 1s; fail UNAVAILABLE", "recv " + big + "; recv " + big + "; recv c; recv EOF; send 1"}
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
-					return slowStream{stream, tt.delay}, err
-				}
-				cc := server.conn(t, append(DialOptions(steady, WithBufferLimit(1<<20)), grpc.WithChainStreamInterceptor(below))...)
-				stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-				if err != nil {
-					t.Fatal(err)
-				}
-				app := &application{stream: stream}
+				cc := server.conn(t, append(DialOptions(steady, WithBufferLimit(1<<20)),
+					below(func(s grpc.ClientStream) grpc.ClientStream { return slowStream{s, tt.delay} }))...)
+				app := openOn(t, cc, bidiStream)
 				var group sync.WaitGroup
 				group.Go(func() {
 					app.play(t, "send "+big+"; send "+big)
@@ -206,16 +198,9 @@ func TestNobodyElseReceivesWhileTheApplicationDoes(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				scripts := []string{"wait 1s; fail UNAVAILABLE", "header; wait 5s; send 1"}
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
-					return &alone{ClientStream: stream, t: t}, err
-				}
-				cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-				stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-				if err != nil {
-					t.Fatal(err)
-				}
-				app := &application{stream: stream}
+				cc := server.conn(t, append(DialOptions(steady),
+					below(func(s grpc.ClientStream) grpc.ClientStream { return &alone{ClientStream: s, t: t} }))...)
+				app := openOn(t, cc, bidiStream)
 				var group sync.WaitGroup
 				group.Go(func() { app.play(t, "recv 1; recv EOF") })
 				app.play(t, tt.other)

@@ -174,7 +174,8 @@ func TestDoNotRetryIsObeyedWhileHeaderReportsTheEnd(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveScripts(t, "recv a; wait 1s; pushback -1; fail UNAVAILABLE")
 				var trailer metadata.MD
-				app := openOn(t, server.conn(t, append(DialOptions(steady), finishingSlowly(1500*time.Millisecond, second))...), kind, grpc.Trailer(&trailer))
+				app := openOn(t, server.conn(t, append(DialOptions(steady), finishingSlowly(1500*time.Millisecond, second))...), kind,
+					grpc.Trailer(&trailer))
 				app.play(t, "send a; close")
 				var group sync.WaitGroup
 				group.Go(func() { app.play(t, "no header") })
@@ -202,7 +203,8 @@ func TestPeerAndHeaderOfACancelledStreamAreThere(t *testing.T) {
 				server := serveScripts(t, tt.server)
 				var header metadata.MD
 				var at peer.Peer
-				app := openOn(t, server.conn(t, append(dial, finishingSlowly(1500*time.Millisecond, 2*second))...), bidiStream, grpc.Peer(&at), grpc.Header(&header))
+				app := openOn(t, server.conn(t, append(dial, finishingSlowly(1500*time.Millisecond, 2*second))...), bidiStream,
+					grpc.Peer(&at), grpc.Header(&header))
 				time.AfterFunc(2*second, app.cancel)
 				app.play(t, tt.app)
 				if at.Addr == nil || first(header["attempt"]) != "1" {
@@ -333,13 +335,17 @@ func TestTheEndOfAStreamIsASuccess(t *testing.T) {
 		app     string
 		want    []Outcome
 	}{
-		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF", []Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Succeeded}}},
 		{"without a message, after a retry", serverStream, []string{"fail UNAVAILABLE", "recv a"}, "send a; close; recv EOF; recv EOF",
 			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
-		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF", []Outcome{{Attempt: 1, Result: Succeeded}}},
-		{"after a message, after a retry", bidiStream, []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF",
+		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"after a message, after a retry", bidiStream, []string{"fail UNAVAILABLE", "recv a; send 1"},
+			"send a; close; recv 1; recv EOF; recv EOF",
 			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
-		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF", []Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Succeeded}}},
 		{"of a client stream", clientStream, []string{"fail UNAVAILABLE", "recv a; recv EOF; send 1"}, "send a; close; recv 1",
 			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
 	} {
@@ -427,7 +433,8 @@ func TestACommittedStreamEndsWithoutOnFinish(t *testing.T) {
 			}
 			_ = tt.use(s)
 			if want := []Outcome{{Attempt: 1, Result: tt.want}}; !slices.Equal(budget.heard, want) || ends != 1 || finished != 1 {
-				t.Errorf("budget heard %v, CallEnd came %d times, OnFinish ran %d times, want %v, once, once", budget.heard, ends, finished, want)
+				t.Errorf("budget heard %v, CallEnd came %d times, OnFinish ran %d times, want %v, once, once", budget.heard, ends,
+					finished, want)
 			}
 		})
 	}
@@ -456,16 +463,12 @@ func TestStreamAbandonedInAMethodThatSucceedsEnds(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.first, stream) })
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
-					return pausing{stream}, err
-				}
 				ends, finished := 0, 0
 				cc := server.conn(t, append(DialOptions(steady, WithObserver(func(_ context.Context, e Event) {
 					if e.Kind == CallEnd {
 						ends++
 					}
-				})), grpc.WithChainStreamInterceptor(below))...)
+				})), below(func(s grpc.ClientStream) grpc.ClientStream { return pausing{s} }))...)
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(second/2, cancel)
 				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
@@ -493,8 +496,10 @@ func TestAbandonedStreamEnds(t *testing.T) {
 		{name: "when committed", server: "send 1; hang", app: "send a; recv 1"},
 		{name: "after its failure", server: "recv a; fail UNAVAILABLE", app: "send a; wait 1s"},
 		{name: "after a timeout", server: "hang", app: "send a; wait 10s", opts: []Option{WithAttemptTimeout(second)}},
-		{name: "after a timeout, headers and a send", server: "header; hang", app: "send a; wait 10s; send b", opts: []Option{WithAttemptTimeout(second)}},
-		{name: "after a timeout, headers and Context", server: "header; hang", app: "send a; wait 10s; context", opts: []Option{WithAttemptTimeout(second)}},
+		{name: "after a timeout, headers and a send", server: "header; hang", app: "send a; wait 10s; send b",
+			opts: []Option{WithAttemptTimeout(second)}},
+		{name: "after a timeout, headers and Context", server: "header; hang", app: "send a; wait 10s; context",
+			opts: []Option{WithAttemptTimeout(second)}},
 		{name: "by closing the connection", server: "hang", app: "send a", close: true},
 		{name: "by closing the connection when committed", server: "send 1; hang", app: "send a; recv 1", close: true},
 	} {
@@ -546,21 +551,17 @@ func TestAbandonedStreamEnds(t *testing.T) {
 func TestContextAndTrailerAfterTheEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		attempts := 0
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			if attempts++; attempts > 1 {
 				return nil, status.Error(codes.NotFound, "no stream")
 			}
-			return streamer(ctx, desc, cc, method, opts...)
-		}
+			return next(ctx)
+		})
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), bidiStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		app := &application{stream: stream}
+		cc := server.conn(t, append(DialOptions(steady), below)...)
+		app := openOn(t, cc, bidiStream)
 		app.play(t, "send a; recv NOT_FOUND; context; sendeof b; close; no header")
-		if got := stream.Trailer(); got != nil {
+		if got := app.stream.Trailer(); got != nil {
 			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
 		}
 		wantStop(t, app.err, codes.NotFound, ErrNotRetryable, 2)

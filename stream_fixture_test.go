@@ -82,9 +82,7 @@ func playServer(t *testing.T, attempt int, steps string, stream grpc.ServerStrea
 		case "pushback":
 			stream.SetTrailer(metadata.Pairs(pushbackKey, arg))
 		case "wait":
-			select {
-			case <-time.After(parseDuration(t, arg)):
-			case <-stream.Context().Done(): // or a test that fails would leave this goroutine
+			if !elapsed(parseDuration(t, arg), stream.Context().Done()) { // or a test that fails would leave this goroutine
 				return status.FromContextError(stream.Context().Err()).Err()
 			}
 		case "hang":
@@ -287,12 +285,3 @@ var long = strings.Repeat("x", 300<<10) // more than the default buffer holds
 // big is more than flow control lets through to a server that does not read: gRPC takes
 // one such message, and holds the next one up.
 var big = strings.Repeat("x", 200<<10)
-
-// below wraps what streams return.
-func below(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
-	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
-		streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := streamer(ctx, desc, cc, method, opts...)
-		return wrap(stream), err
-	})
-}

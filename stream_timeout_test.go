@@ -23,7 +23,8 @@ func TestACommittedClientStreamThatSucceedsInTimeIsASuccess(t *testing.T) {
 		name, server, app string
 		limit             int
 	}{
-		{"committed by the buffer limit", "recv a; recv " + big + "; recv EOF; wait 1s; send 1", "send a; send " + big + "; close; recv 1", 100},
+		{"committed by the buffer limit", "recv a; recv " + big + "; recv EOF; wait 1s; send 1",
+			"send a; send " + big + "; close; recv 1", 100},
 		{"committed by Context", "recv a; recv EOF; wait 1s; send 1", "send a; context; close; recv 1", 1 << 20},
 		{"committed by Trailer", "recv a; recv EOF; wait 1s; send 1", "send a; trailer ; close; recv 1", 1 << 20},
 		{"committed by Header", "recv a; header; recv EOF; wait 1s; send 1", "send a; header; close; recv 1", 1 << 20},
@@ -120,7 +121,8 @@ var uses = map[string]func(grpc.ClientStream){
 // and while a late attempt is read to its end.
 func forEachUse(t *testing.T, f func(t *testing.T, use func(grpc.ClientStream))) {
 	for name, use := range uses {
-		for _, at := range []time.Duration{4500 * time.Millisecond, 5500 * time.Millisecond, 6500 * time.Millisecond, 7500 * time.Millisecond} {
+		for _, at := range []time.Duration{4500 * time.Millisecond, 5500 * time.Millisecond, 6500 * time.Millisecond,
+			7500 * time.Millisecond} {
 			t.Run(name+" after "+at.String(), func(t *testing.T) {
 				bubble(t, func(t *testing.T) { f(t, func(s grpc.ClientStream) { time.Sleep(at); use(s) }) })
 			})
@@ -163,19 +165,23 @@ func TestAResponseThatArrivedInTimeIsDeliveredToALateReader(t *testing.T) {
 		server, app string
 	}{
 		{"server stream", serverStream, "recv a; send 1; send 2", "send a; close; wait 20s; recv 1; recv 2; recv EOF"},
-		{"server stream that goes on", serverStream, "recv a; send 1; wait 1m; send 2", "send a; close; wait 20s; recv 1; recv 2; recv EOF"},
+		{"server stream that goes on", serverStream, "recv a; send 1; wait 1m; send 2",
+			"send a; close; wait 20s; recv 1; recv 2; recv EOF"},
 		{"empty server stream", serverStream, "recv a", "send a; close; wait 20s; recv EOF"},
 		{"client stream", clientStream, "recv a; recv EOF; wait 1s; send 1", "send a; close; wait 20s; recv 1"},
-		{"bidi", bidiStream, "recv a; wait 1s; send 1; recv b; send 2; recv EOF", "send a; wait 20s; recv 1; send b; recv 2; close; recv EOF"},
+		{"bidi", bidiStream, "recv a; wait 1s; send 1; recv b; send 2; recv EOF",
+			"send a; wait 20s; recv 1; send b; recv 2; close; recv EOF"},
 		{"committed by Header", bidiStream, "recv a; header; send 1; send 2", "send a; header; wait 20s; recv 1; recv 2; recv EOF"},
-		{"committed by Context", bidiStream, "recv a; wait 1s; send 1; wait 1m; send 2", "send a; context; wait 20s; recv 1; recv 2; recv EOF"},
+		{"committed by Context", bidiStream, "recv a; wait 1s; send 1; wait 1m; send 2",
+			"send a; context; wait 20s; recv 1; recv 2; recv EOF"},
 		{"a failure", serverStream, "recv a; fail NOT_FOUND", "send a; close; wait 20s; recv NOT_FOUND"},
 		{"a failure after headers", bidiStream, "recv a; header; wait 1s; fail NOT_FOUND", "send a; wait 20s; recv NOT_FOUND"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, reported := serveScripts(t, tt.server), &record{}
-				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), WithAttemptTimeout(5*second))...)...), tt.kind, reported.onFinish())
+				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), WithAttemptTimeout(5*second))...)...), tt.kind,
+					reported.onFinish())
 				app.play(t, tt.app)
 				reported.want(t, app.err)
 				wantTimes(t, server, 0)
@@ -209,19 +215,14 @@ func TestAFirstMessageThatCrossesTheAttemptTimeoutIsNotSeen(t *testing.T) {
 		scripts := []string{"recv a; send 1; send 2; hang", "recv a; send 3; send 4"}
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		delay := 6 * second
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			stream, err := streamer(ctx, desc, cc, method, opts...)
+		wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
 			late := &lateStream{stream, delay}
 			delay = 0
-			return late, err
-		}
+			return late
+		})
 		budget := &aBudget{}
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithBudget(budget)), grpc.WithChainStreamInterceptor(below))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 3; recv 4; recv EOF")
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithBudget(budget)), wrapped)...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 3; recv 4; recv EOF")
 		if len(server.attempts()) != 2 {
 			t.Errorf("%d attempts, want 2", len(server.attempts()))
 		}
@@ -244,16 +245,13 @@ func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
-				below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-					stream, err := streamer(ctx, desc, cc, method, opts...)
-					return &lateStream{stream, tt.delay}, err
-				}
 				ends, finished := 0, 0
-				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithObserver(func(_ context.Context, e Event) {
-					if e.Kind == CallEnd {
-						ends++
-					}
-				})), grpc.WithChainStreamInterceptor(below))...)
+				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second),
+					WithObserver(func(_ context.Context, e Event) {
+						if e.Kind == CallEnd {
+							ends++
+						}
+					})), below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, tt.delay} }))...)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))

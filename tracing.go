@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"math"
 	"strings"
 	"time"
 
@@ -27,6 +26,7 @@ const (
 	AttrAttemptCount  = "grpcretry.attempts"
 	AttrStatusCode    = "rpc.response.status_code"
 	AttrPeer          = "network.peer.address"
+	AttrMessage       = "grpcretry.message"
 	AttrDecision      = "grpcretry.decision"
 	AttrReason        = "grpcretry.reason"
 	AttrWait          = "grpcretry.wait_ms"
@@ -77,7 +77,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 	if s.events == nil {
 		return
 	}
-	more := make([]attribute.KeyValue, 0, 4)
+	more := make([]attribute.KeyValue, 0, 5)
 	if !v.Retry {
 		more = append(more, attribute.String(AttrReason, ReasonName(v.Reason)))
 	}
@@ -86,8 +86,11 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 			attribute.Int64(AttrWait, v.Wait.Milliseconds()),
 			attribute.String(AttrWaitSource, v.WaitSource.String()))
 	}
-	if balance := f.budget.Balance(now); !math.IsInf(balance, 0) {
+	if balance, limited := balanceOf(f.budget, now); limited {
 		more = append(more, attribute.Float64(AttrBudgetBalance, balance))
+	}
+	if message := messageOf(a.Err); message != "" {
+		more = append(more, attribute.String(AttrMessage, message))
 	}
 	s.attemptEnded(f, a, decisionName(v.Retry), more...)
 }
@@ -97,7 +100,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	if s.events == nil {
 		return
 	}
-	attrs := append(make([]attribute.KeyValue, 0, 11),
+	attrs := append(make([]attribute.KeyValue, 0, 12),
 		attribute.Int(AttrAttemptNumber, a.Number),
 		attribute.String(AttrStatusCode, codeName(a.Code())),
 		attribute.String(AttrDecision, decision))
@@ -118,12 +121,13 @@ func (s *callSpans) waitStopped(reason error) {
 }
 
 // end ends the call span, if there is one, with the status that the caller gets. The last
-// attempt is the one that succeeded, or failed last.
+// attempt is the one that succeeded, or failed last; it is 0 after a panic.
 func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	span := s.call
 	if span == nil {
 		return
 	}
+	s.call = nil // it ends once, also if something panics after that
 	span.SetAttributes(
 		attribute.String(AttrStatusCode, codeName(status.Code(err))),
 		attribute.Int(AttrAttemptCount, made))
@@ -134,7 +138,7 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		span.SetStatus(otelcodes.Error, err.Error())
+		span.SetStatus(otelcodes.Error, cut(err.Error(), 2*maxMessage)) // our words and the server's
 	}
 	span.End()
 }

@@ -49,14 +49,14 @@ func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
 		{"success", script(ok()), nil, []string{
 			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
 		{"retries", script(unavailable(), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), nil, []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1",
-			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1",
-			"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1",
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1 grpcretry.message=db-down",
+			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1 grpcretry.message=queue full",
+			"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1 grpcretry.message=x",
 			"grpcretry.attempt grpcretry.attempt.number=4 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
 		{"stop", script(unavailable().pushback("-1")), nil, []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=pushback grpcretry.budget.balance=1"}},
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=pushback grpcretry.budget.balance=1 grpcretry.message=db-down"}},
 		{"not retryable", script(fail(codes.NotFound, "x")), nil, []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=NOT_FOUND grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=not_retryable grpcretry.budget.balance=1"}},
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=NOT_FOUND grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=not_retryable grpcretry.budget.balance=1 grpcretry.message=x"}},
 		{"disabled", script(ok()), []Option{Disable()}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -116,7 +116,8 @@ func TestCallSpan(t *testing.T) {
 					t.Errorf("status is %v, want %v", got, tt.wantStatus)
 				}
 				if got := len(span.Events()); got != tt.wantEvents || len(spans[1].Events()) != 0 {
-					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()), tt.wantEvents)
+					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()),
+						tt.wantEvents)
 				}
 				if got, want := span.EndTime().Sub(span.StartTime()), server.times()[len(server.times())-1]; got != want {
 					t.Errorf("span lasts %v, want %v", got, want)
@@ -135,18 +136,6 @@ func TestNoCallSpanUnlessAskedFor(t *testing.T) {
 			t.Errorf("%d spans", len(got))
 		}
 	})
-}
-
-func TestNamesOfCodes(t *testing.T) {
-	for c := codes.OK; c <= maxCode; c++ {
-		var parsed codes.Code
-		if err := parsed.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || parsed != c {
-			t.Errorf("codeName(%d) = %s, which gRPC reads as %v, %v", c, codeName(c), parsed, err)
-		}
-	}
-	if got := codeName(99); got != "CODE(99)" {
-		t.Errorf("codeName(99) = %s", got)
-	}
 }
 
 func TestNamesOfConstants(t *testing.T) {
@@ -195,7 +184,7 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 		const event = "grpcretry.attempt grpcretry.attempt.number="
 		want := []string{
 			event + "2 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn " +
-				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=hedge_delay grpcretry.wait_ms=0 grpcretry.wait_source=non_fatal",
+				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=hedge_delay grpcretry.wait_ms=0 grpcretry.wait_source=non_fatal grpcretry.message=db-down",
 			event + "1 rpc.response.status_code=CANCELLED grpcretry.decision=lost network.peer.address=bufconn",
 			event + "3 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn " +
 				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=non_fatal",
@@ -204,7 +193,8 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 			t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 		attrs := attributeLine(spans[0].Attributes())
-		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") || spans[0].Status().Code != otelcodes.Unset {
+		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") ||
+			spans[0].Status().Code != otelcodes.Unset {
 			t.Errorf("call span has %s and status %v, want OK, 3 attempts, the winner, and no error", attrs, spans[0].Status())
 		}
 	})
@@ -233,3 +223,68 @@ func TestACallThatEndsInAWaitLeavesAnEvent(t *testing.T) {
 		})
 	}
 }
+
+func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
+	long := strings.Repeat("ä", 300)
+	for _, tt := range []struct{ name, message, want string }{
+		{"short", "db-down", "db-down"},
+		{"none", "", ""},
+		{"long", long, long[:2*126] + "…"}, // at most 256 bytes, at a character
+		{"just fits", long[:256], long[:256]},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(fail(codes.NotFound, tt.message)))
+				provider, recorder := recordSpans()
+				ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+				server.client(t).Echo(ctx, request())
+				span.End()
+				got := "none"
+				for _, a := range recorder.Ended()[0].Events()[0].Attributes {
+					if a.Key == AttrMessage {
+						got = a.Value.AsString()
+					}
+				}
+				if got != tt.want && (tt.want != "" || got != "none") {
+					t.Errorf("the event's message is %q, want %q", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestTheStatusOfACallSpanIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(fail(codes.Unavailable, strings.Repeat("x", 5000))))
+		provider, recorder := recordSpans()
+		server.client(t, WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(provider)).Echo(t.Context(), request())
+		if got := recorder.Ended()[0].Status().Description; len(got) > 2*maxMessage || !strings.HasPrefix(got, "grpcretry: gave up after 2 attempts") {
+			t.Errorf("the description of the status has %d bytes: %s", len(got), got)
+		}
+	})
+}
+
+// A fifth of a retry for each call is no number of floating point.
+func TestBalancesAreRounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		provider, recorder := recordSpans()
+		meters, reader := readMetrics()
+		ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+		server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithMeterProvider(meters),
+			WithBudget(&unevenBudget{})).Echo(ctx, request())
+		span.End()
+		for _, line := range eventLines(recorder.Ended()[0]) {
+			if !strings.Contains(line+" ", "grpcretry.budget.balance=1.2 ") {
+				t.Errorf("event without a balance of 1.2: %s", line)
+			}
+		}
+		if lines := metricLines(t, reader); !slices.Contains(lines, "grpcretry.budget.balance 1.2 grpcretry.budget=all") {
+			t.Errorf("metrics without a balance of 1.2:\n%s", strings.Join(lines, "\n"))
+		}
+	})
+}
+
+type unevenBudget struct{ aBudget }
+
+func (*unevenBudget) Balance(time.Time) float64 { return 1.2000000000000002 }

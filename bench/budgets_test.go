@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ var budgets = []struct {
 	{"ratio", ratio},
 	{"rate", func() (grpcretry.Budget, error) { return grpcretry.NewRateBudget(rate.NewLimiter(1e12, 1e9)), nil }},
 	{"throttle", throttle},
-	{"concurrency", func() (grpcretry.Budget, error) { return grpcretry.NewConcurrencyBudget(1 << 40) }},
+	{"concurrency", func() (grpcretry.Budget, error) { return grpcretry.NewConcurrencyBudget(math.MaxInt) }},
 	{"unlimited", func() (grpcretry.Budget, error) { return grpcretry.Unlimited, nil }},
 	{"ratio,throttle", func() (grpcretry.Budget, error) {
 		first, err := ratio()

@@ -74,6 +74,7 @@ type Step struct {
 	Attempts int64 `json:"attempts"`
 	Retries  int64 `json:"retries"`
 	Rescued  int64 `json:"rescued"`
+	Wasted   int64 `json:"wasted"`
 	Lost     int64 `json:"lost"`
 }
 
@@ -169,7 +170,7 @@ func (h *history) public(age time.Duration) (steps []Step) {
 		c := h[i].public()
 		steps = append(steps, Step{
 			BeganSecondsAgo: (age - time.Duration(number)*stepLength).Seconds(),
-			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Lost: c.Lost,
+			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Wasted: c.Wasted, Lost: c.Lost,
 		})
 	}
 	return steps
