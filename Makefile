@@ -35,7 +35,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: test
-test: fmt-check generate-check tidy-check vet lint unit fuzz-short demo ## everything below up to demo
+test: fmt-check generate-check tidy-check vet lint unit random fuzz-short demo ## everything below up to demo
 	@echo "make test: all passed"
 
 .PHONY: fmt-check
@@ -73,7 +73,11 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 .PHONY: unit
 unit: gcc ## tests of every module with the race detector, and all studies of the simulator without it
 	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
-		echo "[.] go test ./sim"; go test $(TESTFLAGS) ./sim; } 2>&1 | tee $(BIN)/unit.log
+		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; } 2>&1 | tee $(BIN)/unit.log
+
+.PHONY: random
+random: gcc ## the root package's tests with the race detector and as many random draws as are meant to be
+	@mkdir -p $(BIN); go test -race $(TESTFLAGS) . -thorough 2>&1 | tee $(BIN)/random.log
 
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (5s)
@@ -88,7 +92,7 @@ demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
 	cd examples/demo && go run . -http :8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told; calls survive a restart
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 
@@ -112,7 +116,7 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 	@echo "drew docs/trace.svg"
 
 .PHONY: tail
-tail: ## show what hedging does to slow answers, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
 
 .PHONY: restart
@@ -143,9 +147,9 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 
 .PHONY: flaky
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
-	go test -race -count=100 -timeout 30m -skip '$(SLOW)' .
-# Tests of numbers and of many draws: slow, and not about timing.
-SLOW := RatioBudget(Bounds|Forgets|IsClose)|StaysWithin|AtRandom|LeaveNothing|AreIsolated|StreamPrograms
+	go test -race -short -count=100 -timeout 30m -skip '$(SLOW)' .
+# Tests of numbers are slow, and not about timing.
+SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
 .PHONY: soak
 soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, and 200,000 calls under faults (an hour and a half)
@@ -165,7 +169,7 @@ bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writ
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
 
 .PHONY: bench-quick
-bench-quick: ## the same once and roughly, in two minutes: prints the tables, writes nothing
+bench-quick: ## the same once and roughly, in half a minute: prints the tables, writes nothing
 	@mkdir -p $(BIN); bench/run 1 $(BIN)/bench-quick.txt short
 	@cd bench && go run ./report $(BIN)/bench-quick.txt
 
@@ -183,7 +187,7 @@ clean: ## remove .bin
 # What follows is not in the list: programs that the targets above need.
 
 # Built again only when something has changed, so that a second run starts at once.
-$(BIN)/herd: $(wildcard *.go go.mod sim/*.go cmd/herd/*.go cmd/herd/go.mod)
+$(BIN)/herd: $(wildcard *.go go.mod cmd/herd/*.go cmd/herd/go.mod cmd/herd/internal/*/*.go)
 	@mkdir -p $(BIN); cd cmd/herd && go build -o $@ .
 
 # $(call protoc-into,folder) writes the generated code below folder.
@@ -204,7 +208,7 @@ prometheus:
 	@.ci/need promtool prometheus
 
 # The race detector needs cgo.
-unit flaky soak e2e: export CGO_ENABLED := 1
+unit random flaky soak e2e: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev

@@ -32,7 +32,8 @@ type Attempt struct {
 	Wait       time.Duration // the wait before it, as decided; if it was for a connection, all of it
 	WaitSource WaitSource    // where Wait came from
 	Unsent     bool          // it reached no server, see WithConnectWait
-	Late       bool          // it ended after the attempt timeout, because no retry could take its place
+
+	late bool // it ended after the attempt timeout, because no retry could take its place
 }
 
 // Code is the status code of Err: codes.OK for nil, codes.Unknown for an error that
@@ -142,7 +143,7 @@ type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
 	retrier *Retrier      // to decide at the timeout, with plan; nil without one
-	plan    *Plan         // used by the timer until the attempt is settled, with judging taken
+	plan    *plan         // used by the timer until the attempt is settled, with judging taken
 
 	received any // what an attempt of a hedged call has received, until it is known to win
 
@@ -248,18 +249,18 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	now := time.Now()
 	f := a.overdueFailure(now)
 	f.Committed = f.Committed || committed
-	if step := b.plan.Overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
-		b.plan.Leave()
+	if step := b.plan.overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
+		b.plan.leave()
 	}
 }
 
 // overdueFailure is what is known of an attempt that has reached its timeout. Whether headers
 // have come is not known, so a policy for which they commit takes them as there.
-func (a *attempt) overdueFailure(now time.Time) Failure {
+func (a *attempt) overdueFailure(now time.Time) failure {
 	info := a.begun(now)
 	info.Duration = now.Sub(origin) - a.start
 	info.Err = &attemptTimeoutError{a.bounds.timeout}
-	return Failure{
+	return failure{
 		Attempt:   info,
 		CtxErr:    endOf(a.Context, now),
 		Closed:    isClosed(a.cc),
@@ -444,7 +445,7 @@ func (a *attempt) ended(err error, now time.Time) Attempt {
 		Peer:       a.peer.Addr,
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
-		Late:       a.isLate() && !a.isCut(),
+		late:       a.isLate() && !a.isCut(),
 	}
 }
 

@@ -2,637 +2,206 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/metadata"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// The tests here are of the attempt timeout, which ends an attempt only if another one follows.
-
-// A slow response arrives if no retry could take its place.
-func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
-	slow := ok().after(5 * second)
-	for _, tt := range []struct {
-		name   string
-		limit  time.Duration // the caller's deadline; 0 for none
-		opts   []Option
-		script []answer
-		code   codes.Code
-		want   []time.Duration // attempts
-		took   time.Duration
-		paid   int
-	}{
-		{"a retry follows", 20 * second, nil, []answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 1},
-		{"the budget is empty", 20 * second, []Option{WithBudget(stingy{})}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
-		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second}, 8 * second, 1},
-		{"the deadline leaves no room", 3 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0}, 5 * second / 2, 0},
-		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
-		{"a classifier forbids it", 20 * second, []Option{WithClassifier(func(context.Context, Attempt) Classification { return Stop })},
-			[]answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
-		{"it is judged by its own result", 20 * second, []Option{WithBudget(stingy{})},
-			[]answer{fail(codes.NotFound, "gone").after(5 * second)}, codes.NotFound, []time.Duration{0}, 5 * second, 0},
-		{"its own failure may be retried", 20 * second, []Option{WithMaxElapsed(7 * second), WithBackoff(Constant(6 * second))},
-			[]answer{unavailable().after(5 * second).pushback("1000"), ok()}, codes.OK, []time.Duration{0, 6 * second}, 6 * second, 1},
-		{"without a deadline it ends all the same", 0, []Option{WithBudget(stingy{})}, []answer{hang()},
-			codes.DeadlineExceeded, []time.Duration{0}, 2 * second, 0},
-		{"without a deadline the last attempt ends too", 0, []Option{WithMaxAttempts(2)}, []answer{hang(), hang()},
-			codes.DeadlineExceeded, []time.Duration{0, 3 * second}, 5 * second, 1},
-	} {
-		for _, kind := range []string{"unary", "hedged", "stream"} {
-			if kind == "hedged" && (strings.Contains(tt.name, "attempt") || strings.Contains(tt.name, "no room")) || kind != "unary" && strings.Contains(tt.name, "its own failure") {
-				continue // a hedged call counts its attempts in another way, and has no backoff
-			}
-			t.Run(kind+", "+tt.name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					budget := &tally{}
-					opts := append([]Option{WithBackoff(Constant(second)), WithAttemptTimeout(2 * second), WithBudget(budget)}, tt.opts...)
-					ctx, cancel := context.WithCancel(t.Context())
-					if tt.limit > 0 {
-						ctx, cancel = context.WithTimeout(t.Context(), tt.limit)
-					}
-					defer cancel()
-					want, took := tt.want, tt.took
-					var server *fixture
-					var err error
-					switch kind {
-					case "stream":
-						server = serveStreams(t, func(n int, stream grpc.ServerStream) error { return serveAnswer(tt.script[n-1], stream) })
-						err = streamOnce(ctx, server.conn(t, DialOptions(opts...)...))
-					case "hedged":
-						server = serve(t, script(tt.script...))
-						opts = append(opts, hedged(Hedging{MaxAttempts: 4, Delay: HedgeAfter(time.Hour)}))
-						if len(want) > 1 { // what follows a failure of a hedged call has no backoff
-							want, took = []time.Duration{0, 2 * second}, took-second
-						}
-						_, err = server.client(t, opts...).Echo(ctx, request())
-					default:
-						server = serve(t, script(tt.script...))
-						_, err = server.client(t, opts...).Echo(ctx, request())
-					}
-					if status.Code(err) != tt.code {
-						t.Errorf("err = %v, want %v", err, tt.code)
-					}
-					if got := time.Since(server.start); got != took {
-						t.Errorf("the call took %v, want %v", got, took)
-					}
-					wantTimes(t, server, want...)
-					if budget.withdrawn != tt.paid || budget.refunded != 0 {
-						t.Errorf("%d retries were paid and %d refunded, want %d and 0", budget.withdrawn, budget.refunded, tt.paid)
-					}
-				})
-			})
-		}
-	}
-}
-
-// stingy is a budget that refuses every retry.
-type stingy struct{ unlimited }
-
-func (stingy) Withdraw(time.Time) bool { return false }
-
-// serveAnswer plays an answer on a stream.
-func serveAnswer(a answer, stream grpc.ServerStream) error {
-	var m = request()
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	if a.hang {
-		<-stream.Context().Done()
-		return status.FromContextError(stream.Context().Err()).Err()
-	}
-	select {
-	case <-time.After(a.delay):
-	case <-stream.Context().Done():
-		return status.FromContextError(stream.Context().Err()).Err()
-	}
-	if a.trailer != nil {
-		stream.SetTrailer(a.trailer)
-	}
-	if a.err != nil {
-		return a.err
-	}
-	return stream.SendMsg(m)
-}
-
-func streamOnce(ctx context.Context, cc *grpc.ClientConn) error {
-	stream, err := cc.NewStream(ctx, serverStream, "/s/m")
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(stream.SendMsg(request()), stream.CloseSend()); err != nil {
-		return err
-	}
-	return stream.RecvMsg(request())
-}
-
-// A retry that was paid for at the timeout is given back if the attempt ends by itself after
-// all: its response was on the way, and an interceptor below hides it from the timer.
-func TestARetryPaidForAtTheTimeoutIsGivenBack(t *testing.T) {
-	late := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoker(ctx, method, req, reply, cc, opts...)
-		if a, _ := AttemptFromContext(ctx); a.Number == 1 {
-			time.Sleep(5 * second)
-		}
-		return err
-	}
-	for _, tt := range []struct {
-		name string
-		say  answer
-		want counts
-	}{
-		{"a success", ok(), counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}},
-		{"a failure that is final", fail(codes.NotFound, "gone"), counts{withdrawn: 1, refunded: 1, told: [4]int{Answered: 1}, highest: 1}},
-		{"a failure that is retried", unavailable(), counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 2}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, budget := serve(t, script(tt.say, ok())), &tally{}
-				cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(3*second), WithBudget(budget)),
-					grpc.WithChainUnaryInterceptor(late))...)
-				_ = cc.Invoke(t.Context(), echoMethod, request(), request())
-				if budget.counts != tt.want {
-					t.Errorf("budget is %+v, want %+v", budget.counts, tt.want)
-				}
-			})
-		})
-	}
-}
-
-// A panic of what runs at the timeout is the caller's, on the caller's goroutine.
-func TestAPanicAtTheTimeoutIsTheCallers(t *testing.T) {
-	for name, opt := range map[string]Option{
-		"classifier": WithClassifier(func(context.Context, Attempt) Classification { panic("boom") }),
-		"backoff":    WithBackoff(panicking{}),
-		"budget":     WithBudget(panickingBudget{}),
-	} {
-		for _, kind := range []string{"unary", "stream"} {
-			t.Run(name+", "+kind, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
-					cc := server.conn(t, DialOptions(WithAttemptTimeout(second), opt)...)
-					var got any
-					func() {
-						defer func() { got = recover() }()
-						if kind == "stream" {
-							_ = streamOnce(t.Context(), cc)
-							return
-						}
-						_ = cc.Invoke(t.Context(), "/s/m", request(), request())
-					}()
-					if fmt.Sprint(got) != "boom" {
-						t.Errorf("the caller recovered %v, want boom", got)
-					}
-					if took := time.Since(server.start); took != second {
-						t.Errorf("after %v, want 1s", took)
-					}
-				})
-			})
-		}
-	}
-}
-
-type panicking struct{}
-
-func (panicking) Delay(int, time.Duration, float64) time.Duration { panic("boom") }
-
-type panickingBudget struct{ unlimited }
-
-func (panickingBudget) Withdraw(time.Time) bool { panic("boom") }
-
-const putMethod = "/grpcretry.test.v1.EchoService/Put"
-
-// Withdrawals are retries sent and refunds, whatever happens to hundreds of calls at once.
-func TestAccountsBalance(t *testing.T) {
+func TestAttemptFromContextBelowTheInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		var mu sync.Mutex
-		n := 0
-		server := serve(t, func(int) answer {
-			mu.Lock()
-			defer mu.Unlock()
-			n++
-			return []answer{ok(), unavailable(), ok().after(second), hang(), overloaded(), fail(codes.NotFound, "x"),
-				unavailable().pushback("-1"), unavailable().pushback("300")}[n%8]
-		})
-		budget, sent, ended := &tally{}, 0, 0
-		link, cc := server.linked(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second/3), WithObserver(func(_ context.Context, e Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case e.Kind == AttemptEnd && !e.Attempt.Unsent:
-				ended++
-			case e.Kind == CallEnd:
-				charged := -1 // the first that reached a server is free
-				for _, a := range e.Attempts {
-					if !a.Unsent {
-						charged++
-					}
-				}
-				sent += max(charged, 0)
+		server := serve(t, script(unavailable(), unavailable().pushback("7000"), ok()))
+		var got []Attempt
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
+			a, ok := AttemptFromContext(ctx)
+			if !ok {
+				t.Error("no attempt in the context")
 			}
-		}), WithMethod(putMethod, WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second / 10), Budget: Unlimited})))...)
-		time.AfterFunc(2*second, link.cut)
-		time.AfterFunc(3*second, link.mend)
-		var group sync.WaitGroup
-		for i := range 500 {
-			group.Go(func() {
-				time.Sleep(time.Duration(i) * second / 100)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*second/2)
-				defer cancel()
-				method := echoMethod
-				if i%3 == 0 {
-					method = putMethod
-				}
-				_ = cc.Invoke(ctx, method, request(), request())
-			})
+			got = append(got, a)
+			return invoker(ctx, method, req, reply, cc, opts...)
 		}
-		group.Wait()
-		told := 0
-		for _, n := range budget.told {
-			told += n
-		}
-		if budget.withdrawn == 0 || budget.refunded == 0 || budget.withdrawn != sent+budget.refunded {
-			t.Errorf("%d retries were withdrawn, %d sent and %d refunded", budget.withdrawn, sent, budget.refunded)
-		}
-		if told != ended {
-			t.Errorf("the budget was told of %v, %d attempts, and %d ended", budget.told, told, ended)
-		}
-	})
-}
-
-// A response that comes after the attempt timeout is seen, and earns nothing: a queue that is
-// longer than the timeout would pay for the retries that keep it long.
-func TestALateResponseEarnsNothing(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		opts   []Option
-		script []answer
-		want   []Outcome
-	}{
-		{"in time", nil, []answer{ok().after(second)}, []Outcome{{Attempt: 1, Result: Succeeded}}},
-		{"late", []Option{WithBudget(stingy{})}, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, Late: true}}},
-		{"late, and the last attempt", []Option{WithMaxAttempts(2)}, []answer{unavailable(), ok().after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, Late: true}}},
-		{"an answer that is late", []Option{WithMaxAttempts(2)}, []answer{unavailable(), fail(codes.NotFound, "x").after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, Late: true}}},
-		{"cut", nil, []answer{ok().after(3 * second), ok()}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, heard := serve(t, script(tt.script...)), &aBudget{}
-				late := 0
-				opts := append([]Option{WithBackoff(Constant(second)), WithAttemptTimeout(2 * second), WithBudget(heard),
-					WithObserver(func(_ context.Context, e Event) {
-						if e.Kind == AttemptEnd && e.Attempt.Late {
-							late++
-						}
-					})}, tt.opts...)
-				if len(tt.opts) > 0 && tt.name == "late" {
-					heard.refuse = true
-					opts = opts[:len(opts)-1]
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				_, _ = server.client(t, opts...).Echo(ctx, request())
-				if !slices.Equal(heard.heard, tt.want) {
-					t.Errorf("the budget heard %+v, want %+v", heard.heard, tt.want)
-				}
-				if want := strings.Count(fmt.Sprint(tt.want), "true}"); late != want {
-					t.Errorf("%d attempts were late for the observer, want %d", late, want)
-				}
-			})
-		})
-	}
-}
-
-// A stream is in time if its first message is: how long it goes on does not matter.
-func TestALongStreamIsNotLate(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			return playServer(t, n, "recv a; send 1; wait 1m; send 2", stream)
-		})
-		heard := &aBudget{}
-		cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(heard))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
 			t.Fatal(err)
 		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1; recv 2; recv EOF")
-		if want := []Outcome{{Attempt: 1, Result: Succeeded}}; !slices.Equal(heard.heard, want) {
-			t.Errorf("the budget heard %+v, want %+v", heard.heard, want)
+		const method = echov1.EchoService_Echo_FullMethodName
+		want := []Attempt{
+			{Method: method, Number: 1, Start: server.start},
+			{Method: method, Number: 2, Start: server.start.Add(second), Wait: second, WaitSource: WaitBackoff},
+			{Method: method, Number: 3, Start: server.start.Add(8 * second), Wait: 7 * second, WaitSource: WaitPushback},
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("attempts below are\n%+v, want\n%+v", got, want)
+		}
+		if _, ok := AttemptFromContext(t.Context()); ok {
+			t.Error("an attempt outside of a call")
 		}
 	})
 }
 
-// An overdue retry that holds the only place of a concurrency budget can be replaced: it gives
-// the place back when it is cut.
-func TestAnOverdueRetryIsReplacedInItsPlace(t *testing.T) {
-	one, err := NewConcurrencyBudget(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, budget := range map[string]Budget{"alone": one, "with others": AllBudgets(Unlimited, one)} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, script(hang(), hang(), hang(), ok()))
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(budget)).Echo(ctx, request()); err != nil {
-					t.Error(err)
-				}
-				wantTimes(t, server, 0, 3*second, 6*second, 9*second)
-				if got := budget.Balance(time.Now()); got != 1 {
-					t.Errorf("balance is %v after the call, want 1", got)
-				}
-			})
-		})
-	}
-}
-
-// Faults that an attack found, which did not know the tests above.
-
-func TestATimeoutBeforeTheHedgedCallHasBegun(t *testing.T) {
-	slow := WithObserver(func(_ context.Context, e Event) {
-		if e.Kind == AttemptStart && e.Attempt.Number == 1 {
-			time.Sleep(3 * second)
-		}
-	})
+func TestServerIsToldOfPreviousAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, script(says("a"), says("b")))
-		budget := &tally{}
-		client := server.client(t, slow, WithAttemptTimeout(second), WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(time.Minute)}))
-		if _, err := client.Echo(t.Context(), request()); err != nil {
-			t.Error(err)
+		server := serve(t, script(unavailable(), unavailable(), ok()))
+		// The caller's own value is replaced in retries.
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "k", "v", "GRPC-previous-rpc-attempts", "17")
+		for _, ctx := range []context.Context{t.Context(), ctx} {
+			server.seen = nil
+			if _, err := server.client(t, steady).Echo(ctx, request()); err != nil {
+				t.Fatal(err)
+			}
+			for i, one := range server.attempts()[1:] {
+				want := []string{strconv.Itoa(i + 1)}
+				if got := one.metadata.Get(previousAttemptsKey); !slices.Equal(got, want) || one.previous != i+1 {
+					t.Errorf("attempt %d carries %s %v, want %v", i+2, previousAttemptsKey, got, want)
+				}
+			}
 		}
-		if sent := len(server.attempts()) - 1; budget.withdrawn-budget.refunded != sent {
-			t.Errorf("budget is %+v after %d retries", budget.counts, sent)
+		if got := server.attempts()[2].metadata.Get("k"); !slices.Equal(got, []string{"v"}) {
+			t.Errorf("the caller's metadata arrives as %v in attempt 3, want [v]", got)
+		}
+		server.seen = nil
+		server.client(t).Echo(t.Context(), request())
+		if got := server.attempts()[0].metadata.Get(previousAttemptsKey); got != nil {
+			t.Errorf("a first attempt carries %v", got)
 		}
 	})
 }
 
-// Headers commit, and nobody knows whether they have come: such an attempt is not cut.
-func TestATimeoutDoesNotCutWhatHeadersMayHaveCommitted(t *testing.T) {
+// The server may take as long as the caller lets it: an attempt timeout may not end the attempt.
+func TestTheServerIsToldTheCallersDeadline(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, always(answer{header: map[string][]string{"k": {"v"}}, do: nil, delay: 3 * second}))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		server := serve(t, always(hang()))
+		client := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithMaxAttempts(3))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*second)
 		defer cancel()
-		if _, err := server.client(t, WithAttemptTimeout(second), WithCommitOnHeaders(true)).Echo(ctx, request()); err != nil {
-			t.Error(err)
+		client.Echo(ctx, request())
+		var timeouts []time.Duration
+		for _, one := range server.attempts() {
+			timeouts = append(timeouts, one.timeout)
 		}
-		wantTimes(t, server, 0)
-	})
-}
-
-// An interceptor below that makes another error of what it gets does not hide the timeout.
-func TestATimeoutBehindAnotherError(t *testing.T) {
-	reword := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if err := invoker(ctx, method, req, reply, cc, opts...); err != nil {
-			return fmt.Errorf("below: %v", err)
-		}
-		return nil
-	}
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(hang(), ok()))
-		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second)), grpc.WithChainUnaryInterceptor(reword))...)
-		if err := cc.Invoke(t.Context(), echoMethod, request(), request()); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, 2*second)
-	})
-}
-
-// A retry that was decided on while the application was elsewhere is not sent too late.
-func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
-		budget := &tally{}
-		cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second), WithMaxElapsed(5*second), WithBudget(budget))...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; wait 60s")
-		wantStop(t, stream.RecvMsg(request()), codes.DeadlineExceeded, ErrMaxElapsed, 1)
-		wantTimes(t, server, 0)
-		if budget.withdrawn != budget.refunded {
-			t.Errorf("budget is %+v, want everything back", budget.counts)
+		// Attempts at 0, 3 and 6 s.
+		if want := []time.Duration{20 * second, 17 * second, 14 * second}; !slices.Equal(timeouts, want) {
+			t.Errorf("the server saw timeouts %v, want %v", timeouts, want)
 		}
 	})
 }
 
-// A panic leaks no place of a concurrency budget.
-func TestAPanicLeaksNoPlace(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		second answer // to the retry
-		opt    func(panics *bool) Option
-	}{
-		{"classifier", unavailable(), func(panics *bool) Option {
-			return WithClassifier(func(_ context.Context, a Attempt) Classification {
-				if a.Number == 2 && *panics {
-					panic("boom")
-				}
-				return Default
-			})
-		}},
-		{"classifier, once, at the timeout", hang(), func(panics *bool) Option {
-			return WithClassifier(func(_ context.Context, a Attempt) Classification {
-				if a.Number == 2 && *panics {
-					*panics = false
-					panic("boom")
-				}
-				return Default
-			})
-		}},
-		{"observer", unavailable(), func(*bool) Option {
-			return WithObserver(func(_ context.Context, e Event) {
-				if e.Kind == Decision && e.Attempt.Number == 2 {
-					panic("boom")
-				}
-			})
-		}},
-	} {
-		for _, kind := range []string{"unary", "stream"} {
-			t.Run(tt.name+", "+kind, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					one, err := NewConcurrencyBudget(1)
-					if err != nil {
-						t.Fatal(err)
-					}
-					panics, finished := true, 0
-					server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-						return serveAnswer([]answer{unavailable(), tt.second, ok(), ok()}[n-1], stream)
-					})
-					cc := server.conn(t, DialOptions(WithBackoff(Constant(second)), WithBudget(one), WithAttemptTimeout(5*second), tt.opt(&panics))...)
-					var got any
-					func() {
-						defer func() { got = recover() }()
-						if kind == "stream" {
-							stream, err := cc.NewStream(t.Context(), serverStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
-							if err != nil {
-								t.Fatal(err)
-							}
-							_ = errors.Join(stream.SendMsg(request()), stream.CloseSend())
-							_ = stream.RecvMsg(request())
-							return
-						}
-						_ = cc.Invoke(t.Context(), "/s/m", request(), request())
-					}()
-					if fmt.Sprint(got) != "boom" {
-						t.Fatalf("the caller recovered %v, want boom", got)
-					}
-					if balance := one.Balance(time.Now()); balance != 1 {
-						t.Errorf("balance is %v, want the place back", balance)
-					}
-					if kind == "stream" && finished != 1 {
-						t.Errorf("OnFinish ran %d times, want once", finished)
-					}
-				})
-			})
-		}
-	}
-}
-
-// An OnFinish that panics has run all the same, and is not run again.
-func TestAnOnFinishThatPanicsRunsOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(fail(codes.NotFound, "x"), stream) })
-		finished := 0
-		stream, err := server.conn(t, DialOptions()...).NewStream(t.Context(), serverStream, "/s/m",
-			grpc.OnFinish(func(error) { finished++; panic("boom") }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = errors.Join(stream.SendMsg(request()), stream.CloseSend())
-		var got any
-		func() {
-			defer func() { got = recover() }()
-			_ = stream.RecvMsg(request())
-		}()
-		if got != "boom" || finished != 1 {
-			t.Errorf("the caller recovered %v after OnFinish ran %d times, want boom after once", got, finished)
-		}
-	})
-}
-
-// A budget may take its time when it is asked at the timeout, in virtual time too.
-func TestASlowBudgetAtTheTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(ok().after(5*second), ok()))
-		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(), request()); err != nil {
-			t.Error(err)
-		}
-		if got := time.Since(server.start); got != 6*second { // the response came before the verdict
-			t.Errorf("the call took %v, want 6s", got)
-		}
-	})
-}
-
-type sluggish struct{ unlimited }
-
-func (sluggish) Withdraw(time.Time) bool { time.Sleep(4 * second); return true }
-
-// The response of a client stream is complete when it has come, whatever the timer says.
-func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
-	late := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := streamer(ctx, desc, cc, method, opts...)
-		return &lateStream{stream, 6 * second}, err
-	}
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			return playServer(t, n, "recv a; recv EOF; send 1", stream)
-		})
-		budget := &tally{}
-		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)), grpc.WithChainStreamInterceptor(late))...)
-		stream, err := cc.NewStream(t.Context(), clientStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1")
-		wantTimes(t, server, 0)
-		if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
-			t.Errorf("budget is %+v, want %+v", budget.counts, want)
-		}
-	})
-}
-
-// A stream that the application is bound to is not cut, and no retry is paid for it; also if it
-// becomes bound while the budget makes up its mind.
-func TestATimeoutLeavesACommittedStreamAlone(t *testing.T) {
-	for name, tt := range map[string]struct {
-		app    string
-		budget Budget
-		paid   int
-	}{
-		"committed before":    {"send a; close; context; recv 1; recv EOF", &tally{}, 0},
-		"committed meanwhile": {"send a; close; wait 3s; context; recv 1; recv EOF", &slowTally{}, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-					return playServer(t, n, "recv a; wait 10s; send 1", stream)
-				})
-				cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(tt.budget))...)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
-				if err != nil {
-					t.Fatal(err)
-				}
-				(&application{stream: stream}).play(t, tt.app)
-				wantTimes(t, server, 0)
-				budget, ok := tt.budget.(*tally)
-				if !ok {
-					budget = &tt.budget.(*slowTally).tally
-				}
-				if budget.withdrawn != tt.paid || budget.refunded != tt.paid {
-					t.Errorf("budget is %+v, want %d withdrawn and refunded", budget.counts, tt.paid)
-				}
-			})
-		})
-	}
-}
-
-// A slowTally takes its time to allow a retry.
-type slowTally struct{ tally }
-
-func (b *slowTally) Withdraw(now time.Time) bool {
-	time.Sleep(4 * second)
-	return b.tally.Withdraw(now)
-}
-
-// An attempt that waits in gRPC for a connection is not cut: another would wait there too.
-func TestATimeoutWithoutAConnectionCutsNothing(t *testing.T) {
-	for _, limited := range []bool{true, false} {
+func TestAnAttemptHasTheCallersDeadline(t *testing.T) {
+	for _, callers := range []time.Duration{0, 3 * second, 9 * second} {
 		bubble(t, func(t *testing.T) {
-			server, budget := serve(t, always(ok())), &tally{}
-			link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithAttemptTimeout(second/4), WithBudget(budget))...)
-			link.cut()
-			time.AfterFunc(5*second/2, link.mend) // connected at 2.6 s
-			synctest.Wait()
-			ctx, cancel := context.WithCancel(t.Context())
-			want := 2600 * time.Millisecond
-			if limited {
-				ctx, cancel = context.WithTimeout(t.Context(), 20*second)
-			} else {
-				want += second // the attempt is cut so that the call cannot hang, and the call waits in its place
+			ctx, start := t.Context(), time.Now()
+			if callers > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, callers)
+				defer cancel()
 			}
-			defer cancel()
-			if err := cc.Invoke(ctx, echoMethod, request(), request(), grpc.WaitForReady(true)); err != nil {
+			invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+				if deadline, ok := ctx.Deadline(); ok != (callers > 0) || ok && deadline.Sub(start) != callers {
+					t.Errorf("with a deadline in %v the attempt's is in %v, %v", callers, deadline.Sub(start), ok)
+				}
+				return nil
+			}
+			if err := UnaryClientInterceptor(WithAttemptTimeout(5*second))(ctx, echoMethod, nil, nil, nil, invoker); err != nil {
 				t.Error(err)
 			}
-			wantTimes(t, server, want)
-			if budget.withdrawn != 0 || budget.told != [4]int{Succeeded: 1} {
-				t.Errorf("with a deadline %v: budget is %+v, want nothing but the success", limited, budget.counts)
-			}
 		})
 	}
+}
+
+func TestAttemptContextsEndWithTheirAttempts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), ok()))
+		var contexts []context.Context
+		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+			for i, earlier := range contexts {
+				if earlier.Err() == nil {
+					t.Errorf("the context of attempt %d is alive in attempt %d", i+1, len(contexts)+1)
+				}
+			}
+			contexts = append(contexts, ctx)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), below)...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Fatal(err)
+		}
+		if len(contexts) != 3 || contexts[2].Err() == nil {
+			t.Errorf("the context of the last of %d attempts is alive after the call", len(contexts))
+		}
+	})
+}
+
+// The context of an attempt is not kept through the wait, which may be long.
+func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
+	check := func(t *testing.T, contexts []context.Context) {
+		for i, ctx := range contexts {
+			if ctx.Err() == nil {
+				t.Errorf("the context of attempt %d is alive in the wait after attempt %d", i+1, len(contexts))
+			}
+		}
+	}
+	t.Run("unary", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(unavailable(), unavailable(), ok()))
+			var contexts []context.Context
+			below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				contexts = append(contexts, ctx)
+				sofar := slices.Clone(contexts)
+				time.AfterFunc(second/2, func() { check(t, sofar) })
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}
+			cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), grpc.WithChainUnaryInterceptor(below))...)
+			if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(second)
+			wantTimes(t, server, 0, 1*second, 3*second)
+		})
+	})
+	t.Run("stream", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			scripts := []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"}
+			server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+			var contexts []context.Context
+			below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+				contexts = append(contexts, ctx)
+				sofar := slices.Clone(contexts)
+				time.AfterFunc(second/2, func() { check(t, sofar) })
+				return next(ctx)
+			})
+			cc := server.conn(t, append(DialOptions(steady), below)...)
+			openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF; wait 1s")
+			wantTimes(t, server, 0, 1*second, 3*second)
+		})
+	})
+}
+
+func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
+	const attempts = 10_000
+	bubble(t, func(t *testing.T) {
+		made, err := invoke(t.Context(), UnaryClientInterceptor(WithMaxAttempts(attempts), WithBudget(Unlimited),
+			WithAttemptTimeout(time.Hour)),
+			func(context.Context, int) error { return errUnavailable })
+		e := asError(t, err)
+		if made != attempts || !strings.Contains(err.Error(), "10000 attempts") {
+			t.Errorf("the call made %d attempts and failed with %v, want %d", made, err, attempts)
+		}
+		if len(e.Attempts) > maxKept || len(e.Attempts) < maxKept/2 {
+			t.Errorf("the error keeps %d attempts, want at most %d, and half of that", len(e.Attempts), maxKept)
+		}
+		for i, a := range e.Attempts {
+			if want := attempts - len(e.Attempts) + 1 + i; a.Number != want {
+				t.Fatalf("attempt %d of those that the error keeps is number %d, want %d: the last ones", i, a.Number, want)
+			}
+		}
+	})
 }

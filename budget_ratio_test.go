@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -10,6 +11,8 @@ import (
 	"testing"
 	"time"
 )
+
+var budgetSeeds = flag.Uint64("budgets.seeds", 10, "how many times each random test of ratio budgets draws")
 
 // Most of these tests have a clock of their own: a budget whose first look comes with a
 // time far from the real one never reads the real clock.
@@ -37,7 +40,7 @@ func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
 
 var (
 	success      = Outcome{Attempt: 1, Result: Succeeded}
-	failure      = Outcome{Attempt: 1, Result: Failed}
+	aFailure     = Outcome{Attempt: 1, Result: Failed}
 	retrySuccess = Outcome{Attempt: 2, Result: Succeeded}
 	retryFailure = Outcome{Attempt: 2, Result: Failed}
 )
@@ -354,7 +357,7 @@ func TestRatioBudgetNeverHoldsMoreThanItsLimits(t *testing.T) {
 // Without a floor, a retry that is refunded has changed nothing at all.
 func TestRatioBudgetRefundUndoesAWithdrawal(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 200 {
+	for range 50 {
 		b := ratioBudgetOf(t, RatioBudget{Ratio: 0.25, Reserve: float64(random.IntN(12)) / 4})
 		for s := range 30 {
 			now := at(float64(s) / 2)
@@ -392,7 +395,7 @@ func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
 		filled := s.filled()
 		for i := range 6400 { // 64 calls a second with four attempts each
 			seconds := float64(i) / 64
-			b.Deposit(failure)
+			b.Deposit(aFailure)
 			for range 3 {
 				if b.Withdraw(at(seconds)) {
 					retries++
@@ -485,7 +488,7 @@ func (m *exactBudget) giveBack() {
 // steps back: the budget does exactly what the rule says, and the bound holds for every
 // span. Settings and times are multiples of a 64th, so that nothing is rounded.
 func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
-	for seed := range uint64(50) {
+	for seed := range max(*budgetSeeds/2, 1) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		s := RatioBudget{
 			Ratio:        float64(random.IntN(80)) / 64,
@@ -503,7 +506,8 @@ func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
 			switch random.IntN(6) {
 			case 0, 1:
 				for range 1 + random.IntN(1+random.IntN(60)) {
-					b.Deposit([]Outcome{success, {Attempt: 1, Result: Answered}, {Attempt: 3, Hedge: true, Result: Succeeded}}[random.IntN(3)])
+					b.Deposit([]Outcome{success, {Attempt: 1, Result: Answered},
+						{Attempt: 3, Hedge: true, Result: Succeeded}}[random.IntN(3)])
 					b.Balance(now)
 					exact.earn(s.Ratio)
 					e.earned += s.Ratio
@@ -533,7 +537,7 @@ func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
 					b.Balance(now)
 				}
 			case 5:
-				b.Deposit([]Outcome{failure, retryFailure, {Attempt: 1, Result: Ignored}}[random.IntN(3)])
+				b.Deposit([]Outcome{aFailure, retryFailure, {Attempt: 1, Result: Ignored}}[random.IntN(3)])
 				waiting = max(0, waiting-random.IntN(4))
 			}
 			if got, want := b.Balance(now), exact.balance(); got != want {
@@ -596,7 +600,7 @@ func wantBounded(t *testing.T, s RatioBudget, log []ratioEvent) {
 
 // The same bound for callers that look whenever they like, with any settings.
 func TestRatioBudgetNeverGrantsMoreThanWasEarned(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range *budgetSeeds {
 		random := rand.New(rand.NewPCG(seed, 13))
 		s := RatioBudget{
 			Ratio:        random.Float64() * 2,
@@ -714,14 +718,14 @@ func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 	b := ratioBudgetOf(t, RatioBudget{})
 	i := 0
 	pass := func(seconds int, failing bool) (retries int) {
-		for end := i + 100*seconds; i < end; i++ { // 100 calls a second
-			now := at(float64(i) / 100)
+		for end := i + 20*seconds; i < end; i++ { // 20 calls a second
+			now := at(float64(i) / 20)
 			if !failing {
 				b.Deposit(success)
 				b.Balance(now)
 				continue
 			}
-			b.Deposit(failure)
+			b.Deposit(aFailure)
 			for range 3 {
 				if b.Withdraw(now) {
 					retries++
@@ -733,8 +737,8 @@ func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 	}
 	pass(60, false)
 	first := pass(60, true)
-	if first < 202 || first > 213 { // 0.2 · 100 · 10 and the reserve, give or take a step
-		t.Errorf("the first outage got %d retries, want 202 to 213", first)
+	if first < 42 || first > 45 { // 0.2 · 20 · 10 and the reserve, give or take a step
+		t.Errorf("the first outage got %d retries, want 42 to 45", first)
 	}
 	if more := pass(600, true); more != 0 {
 		t.Errorf("ten further minutes of it got %d retries, want none", more)
@@ -749,28 +753,31 @@ func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 // three, no retry is refused, from the first call on and however low the traffic is.
 func TestRatioBudgetRetriesEveryFailureThatARetryMends(t *testing.T) {
 	const wait = 50 * time.Millisecond // before a retry
-	shapes := map[string]func(call int, random *rand.Rand) bool{
-		"1% of attempts fail":      func(_ int, random *rand.Rand) bool { return random.IntN(100) == 0 },
-		"one bad replica of three": func(call int, _ *rand.Rand) bool { return call%3 == 0 },
-	}
-	for name, fails := range shapes {
+	for _, shape := range []struct {
+		name  string
+		seeds uint64
+		fails func(call int, random *rand.Rand) bool
+	}{
+		{"1% of attempts fail", max(*budgetSeeds/20, 1), func(_ int, random *rand.Rand) bool { return random.IntN(100) == 0 }},
+		{"one bad replica of three", 1, func(call int, _ *rand.Rand) bool { return call%3 == 0 }},
+	} {
 		for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond, time.Second, time.Minute} {
-			for seed := range uint64(5) {
+			for seed := range shape.seeds {
 				b, random := ratioBudgetOf(t, RatioBudget{}), rand.New(rand.NewPCG(seed, 5))
 				var retries []time.Time // when they end
-				for i := range 20_000 {
+				for i := range 10_000 {
 					now := epoch.Add(time.Duration(i) * gap)
 					for len(retries) > 0 && !retries[0].After(now) {
 						b.Deposit(retrySuccess)
 						retries = retries[1:]
 					}
-					if !fails(i, random) {
+					if !shape.fails(i, random) {
 						b.Deposit(success)
 						continue
 					}
-					b.Deposit(failure)
+					b.Deposit(aFailure)
 					if !b.Withdraw(now) {
-						t.Fatalf("%s, a call every %v: refused the retry of call %d", name, gap, i+1)
+						t.Fatalf("%s, seed %d, a call every %v: refused the retry of call %d", shape.name, seed, gap, i+1)
 					}
 					retries = append(retries, now.Add(wait))
 				}
@@ -782,16 +789,16 @@ func TestRatioBudgetRetriesEveryFailureThatARetryMends(t *testing.T) {
 func TestRatioBudgetForgetsAnHourOfGoodTraffic(t *testing.T) {
 	for _, looks := range []bool{true, false} {
 		b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2, Reserve: 3})
-		for i := range 360_000 { // 100 a second
+		for i := range 36_000 { // 10 a second
 			deposit(b, 1)
 			if looks {
-				b.Balance(at(float64(i) / 100))
+				b.Balance(at(float64(i) / 10))
 			}
 		}
-		// 0.2 · 100 · 10 + 3, and at most a step of a twentieth more; the call at the very edge
+		// 0.2 · 10 · 10 + 3, and at most a step of a twentieth more; the call at the very edge
 		// may count as just before it.
-		if got := withdraw(b, at(3600), plenty); got < 202 || got > 213 {
-			t.Errorf("looks: %t: after an hour at 100 calls a second the budget allowed %d retries, want 202 to 213", looks, got)
+		if got := withdraw(b, at(3600), plenty); got < 22 || got > 24 {
+			t.Errorf("looks: %t: after an hour at 10 calls a second the budget allowed %d retries, want 22 to 24", looks, got)
 		}
 	}
 }
@@ -823,7 +830,7 @@ func (w slidingWindow) wantWithin(t *testing.T, b *ratioBudget, now time.Time, u
 
 // A caller with a clock of its own looks once per step.
 func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
-	for seed := range uint64(8) {
+	for seed := range max(*budgetSeeds/5, 1) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		b, calls, now := ratioBudgetOf(t, RatioBudget{Ratio: 0.3, Reserve: 2, Window: 2 * time.Second}), slidingWindow{}, epoch
 		for range 300 {
@@ -841,7 +848,7 @@ func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
 // With the real clock the caller need not look, because the deposits do, whatever the
 // traffic and on however many goroutines.
 func TestRatioBudgetIsCloseToAnExactWindowWithoutLooks(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range max(*budgetSeeds/5, 1) {
 		bubble(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 17))
 			b := realRatioBudget(t, RatioBudget{Ratio: 0.3, Reserve: 2, Window: 2 * time.Second})
@@ -1056,7 +1063,8 @@ func TestLateAnswersEarnNothing(t *testing.T) {
 	}
 	now := time.Now()
 	b.Withdraw(now)
-	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, Late: true}, {Attempt: 2, Result: Succeeded, Late: true}, {Attempt: 1, Result: Answered, Late: true}} {
+	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, Late: true}, {Attempt: 2, Result: Succeeded, Late: true},
+		{Attempt: 1, Result: Answered, Late: true}} {
 		b.Deposit(o)
 	}
 	if got := b.Balance(now); got != 0 {

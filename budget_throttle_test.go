@@ -93,7 +93,8 @@ func TestNewThrottleRefuses(t *testing.T) {
 		{10, 0.0009, "tokenRatio is 0.0009"},
 	} {
 		b, err := NewThrottle(tt.maxTokens, tt.tokenRatio)
-		if err == nil || b != nil || !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "grpcretry: NewThrottle: ") {
+		if err == nil || b != nil || !strings.Contains(err.Error(), tt.want) ||
+			!strings.HasPrefix(err.Error(), "grpcretry: NewThrottle: ") {
 			t.Errorf("NewThrottle(%v, %v) = %v, %v, want an error with %q", tt.maxTokens, tt.tokenRatio, b, err, tt.want)
 		}
 	}

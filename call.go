@@ -17,7 +17,7 @@ import (
 // One goroutine at a time uses a call.
 type call struct {
 	rpc
-	own  Plan // zero as long as nothing is to be decided
+	own  plan // zero as long as nothing is to be decided
 	past past // zero until an attempt has failed
 }
 
@@ -26,20 +26,21 @@ type rpc struct {
 	facts
 	retrier *Retrier
 	hedges  Budget         // what hedges spend besides; nil if the method is not hedged
-	shared  *Plan          // the plan, if the timers of attempts use it too; else nil, and call.own is
-	delay   time.Duration  // of a hedged call
+	shared  *plan          // the plan, if the timers of attempts use it too; else nil, and call.own is
+	delay   time.Duration  // until the next attempt of a hedged call
+	learner HedgeDelay     // measures the first attempt; nil if nothing does
 	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
 	stream  *retryStream // nil for a unary call
 }
 
-// prepare readies a call, which is not more than what the application has said of it, to
-// be retried. policy is nil of a call that is to pass straight through.
-func (c *call) prepare(opts []grpc.CallOption) error {
+// prepare reads the options of the call, resolves its policy and decides its mode. desc is nil
+// for a unary call, reply for a stream.
+func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
 	overrides := c.options.read(opts, c.cc, c.method)
 	c.static = c.options.static
 	if c.options.nested {
-		return nil
+		return nil // an outer interceptor retries it
 	}
 	p, err := c.retrier.policies.forCall(c.method, overrides)
 	if err != nil {
@@ -47,12 +48,32 @@ func (c *call) prepare(opts []grpc.CallOption) error {
 		c.options.finish(err)
 		return err
 	}
-	if p.MaxAttempts > 1 || p.Hedging != nil {
-		c.policy = p
-		return nil
+	c.policy = p
+	c.mode = p.modeOf(desc)
+	if c.mode == modeHedged {
+		c.tryHedging(desc, reply)
 	}
-	c.retrier.report.callPassed(&c.facts)
+	if c.mode == modePassThrough {
+		c.retrier.report.callPassed(&c.facts)
+	}
 	return nil
+}
+
+// tryHedging makes the call a hedged one. If that is impossible, or there is no delay yet, the
+// call goes as its method would without hedging.
+func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
+	p := c.policy
+	c.mode = p.modeUnhedged()
+	if obstacle := hedgingObstacle(desc, reply); obstacle != "" {
+		c.retrier.report.notHedged(&c.facts, obstacle)
+		return
+	}
+	if _, fixed := p.Hedging.Delay.(hedgeAfter); !fixed {
+		c.learner = p.Hedging.Delay
+	}
+	if delay, ok := p.Hedging.delay(c.method); ok {
+		c.mode, c.policy, c.delay = modeHedged, p.hedged, delay
+	}
 }
 
 // begin starts the call's first attempt, a, which is zero.
@@ -66,7 +87,7 @@ func (c *call) begin(a *attempt) {
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
 	if c.policy.AttemptTimeout > 0 {
-		c.shared = &Plan{}
+		c.shared = &plan{}
 		c.planned(time.Now())
 	}
 	c.ready(a)
@@ -74,14 +95,14 @@ func (c *call) begin(a *attempt) {
 
 // planned returns the plan of the call, which is made when something is to be decided: a call
 // that succeeds on its first attempt needs none.
-func (c *call) planned(now time.Time) *Plan {
+func (c *call) planned(now time.Time) *plan {
 	p := c.plan()
 	if !p.begun() {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
 		p.begin(c.policy, c.budget, c.hedges, start, deadline)
-		if c.policy.hedges {
-			p.Hedge(c.delay)
+		if c.mode == modeHedged {
+			p.hedgeEvery(c.delay)
 		}
 		p.send(start)
 	}
@@ -89,7 +110,7 @@ func (c *call) planned(now time.Time) *Plan {
 }
 
 // plan returns the plan of the call, which may be zero.
-func (c *call) plan() *Plan {
+func (c *call) plan() *plan {
 	if c.shared != nil {
 		return c.shared
 	}
@@ -99,7 +120,7 @@ func (c *call) plan() *Plan {
 // ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream != nil || c.policy.hedges || c.policy.AttemptTimeout > 0 {
+	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 {
 		c.bound(a)
 	}
 	if c.retrier.report.observed() {
@@ -123,20 +144,27 @@ func (c *call) reportStart(a *attempt) {
 	done = true
 }
 
-// crashed ends the call when something that the application has given us panics; a is the
-// attempt that was in flight, or has just ended.
+// crashed ends the attempts of a call when something that the application has given us panics,
+// or ends its goroutine; a is the attempt that was in flight, or has just ended.
 func (c *call) crashed(a *attempt) {
+	defer a.release()
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}
-	c.plan().Leave()
-	a.release()
+	c.plan().leave()
+}
+
+// endCrashed ends a call after crashed; err is how it ended for the application, as far as that
+// goes.
+func (c *call) endCrashed(err error) {
+	c.retrier.report.callCrashed(&c.facts, &c.past, err)
+	c.options.finish(err)
 }
 
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
-	if !timed && c.stream == nil && !c.policy.hedges {
+	if !timed && c.stream == nil && c.mode != modeHedged {
 		return
 	}
 	if a.bounds == nil {
@@ -146,7 +174,7 @@ func (c *call) bound(a *attempt) {
 		return
 	}
 	a.bounds.timeout = c.policy.AttemptTimeout
-	if c.shared.AttemptTimeout() > 0 {
+	if c.shared.attemptTimeout() > 0 {
 		a.bounds.retrier, a.bounds.plan = c.retrier, c.shared
 		a.expire(c.overdue)
 	}
@@ -204,7 +232,7 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 
 // decide returns what is to be done after a failed attempt, and what the call returns if that
 // is to end.
-func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
+func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 	c.collect(a)
 	err = c.truth(a, err)
 	if now.IsZero() {
@@ -212,15 +240,15 @@ func (c *call) decide(a *attempt, err error, now time.Time) (Step, error) {
 	}
 	if c.leaves(a) {
 		c.retrier.report.leftToGRPC(&c.facts)
-		return Step{End: true}, c.leave(a, err, now)
+		return step{End: true}, c.leave(a, err, now)
 	}
 	f := c.failure(a, err, now)
 	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
-	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.Verdict, now)
+	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	if step.End {
-		return step, c.stop(&f, step.Verdict, err, now)
+		return step, c.stop(&f, step.verdict, err, now)
 	}
 	return step, nil
 }
@@ -235,8 +263,8 @@ func (c *call) truth(a *attempt, err error) error {
 }
 
 // failure puts together what the plan needs to know.
-func (c *call) failure(a *attempt, err error, now time.Time) Failure {
-	f := Failure{
+func (c *call) failure(a *attempt, err error, now time.Time) failure {
+	f := failure{
 		Attempt:   a.ended(err, now),
 		CtxErr:    endOf(c.ctx, now),
 		Closed:    isClosed(c.cc),
@@ -284,14 +312,14 @@ func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It ends immediately with the caller's context, which gone reports, and with the
 // ClientConn.
-func (c *call) wait(step Step) (reason error, gone bool) {
+func (c *call) wait(step step) (reason error, gone bool) {
 	p := c.plan()
 	for {
 		if step.Send {
 			return whyUnsendable(c.ctx, c.cc)
 		}
 		connected := false
-		if d := time.Until(p.DueAt()); d > 0 {
+		if d := time.Until(p.dueAt); d > 0 {
 			connected = c.retrier.connections.pause(c.ctx, c.cc, d, step.Connect)
 		}
 		now := time.Now()
@@ -302,10 +330,10 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 		case isClosed(c.cc):
 			return ErrConnClosed, false
 		case connected:
-			step = p.Connected(now)
-			c.retrier.report.connected(&c.facts, step.Verdict)
+			step = p.connected(now)
+			c.retrier.report.connected(&c.facts, step.verdict)
 		default:
-			step = p.Due(now)
+			step = p.due(now)
 		}
 		if step.End {
 			return step.Reason, false
@@ -326,9 +354,9 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 
 // abandon ends a call in the wait before a retry, which is then never sent.
 func (c *call) abandon(reason error, gone bool) error {
-	c.plan().Leave()
+	c.plan().leave()
 	c.retrier.report.waitStopped(&c.facts, reason)
-	return c.giveUp(&c.past.last, Verdict{Reason: reason}, gone, time.Now())
+	return c.giveUp(&c.past.last, verdict{Reason: reason}, gone, time.Now())
 }
 
 // retry starts the next attempt.
@@ -397,7 +425,7 @@ func (c *call) lost(a *attempt, now time.Time) {
 // stop ends a call after the verdict not to try again. A first failure that was never one
 // to retry is returned as it came, and so is the failure of a committed stream, and of a
 // call that could have been hedged, but not retried.
-func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
+func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 	if f.Committed && c.stream != nil || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
@@ -411,16 +439,16 @@ func (c *call) stop(f *Failure, v Verdict, err error, now time.Time) error {
 // leave ends a call that gRPC has retried itself: its error is the call's.
 func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
-	c.plan().Leave()
+	c.plan().leave()
 	info := a.ended(err, now)
-	c.retrier.report.attemptFailed(&c.facts, &info, Verdict{Reason: ErrLeftToGRPC}, now)
+	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: ErrLeftToGRPC}, now)
 	c.end(&callFailure{last: info, err: err, reason: ErrLeftToGRPC, at: now})
 	return err
 }
 
 // giveUp ends a call with an Error, last being the attempt that failed last; gone says
 // that the caller's context has ended.
-func (c *call) giveUp(last *Attempt, v Verdict, gone bool, now time.Time) error {
+func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error {
 	err := &Error{
 		Last:     c.past.said,
 		Reason:   v.Reason,

@@ -90,7 +90,9 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 // ownTargets says whether an attempt must not be given the caller's own header, trailer
 // and peer: gRPC may fill those of a stream late, on another goroutine, and attempts of a
 // hedged call fill theirs at the same time. See show.
-func (c *rpc) ownTargets(a *attempt) bool { return c.stream != nil || c.policy.hedges && a.number > 1 }
+func (c *rpc) ownTargets(a *attempt) bool {
+	return c.stream != nil || c.mode == modeHedged && a.number > 1
+}
 
 // wantsHeader says whether a rule needs the response headers; copying them costs gRPC
 // three allocations.

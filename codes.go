@@ -37,7 +37,7 @@ func (c Classification) String() string {
 // retryable says whether the policy allows to try again after f: the classifier
 // first, then the code set. It is never asked about OK, nor about the end of the
 // caller's own context.
-func (p *policy) retryable(ctx context.Context, f *Failure, code codes.Code) bool {
+func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) bool {
 	if p.Classifier != nil && !f.Committed { // else it has nothing to decide
 		switch p.Classifier(ctx, f.Attempt) {
 		case Retry:
@@ -67,7 +67,7 @@ var dropTexts = []string{"RPC is dropped", "request dropped by grpclb"}
 
 // isDropped reports whether the balancer dropped the RPC: then it reached no server, and has no
 // peer.
-func isDropped(f *Failure) bool {
+func isDropped(f *failure) bool {
 	return f.Attempt.Peer == nil && slices.Contains(dropTexts, status.Convert(f.Attempt.Err).Message())
 }
 

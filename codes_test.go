@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"bytes"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -148,7 +147,7 @@ func TestSizeErrorsInTheWordsOfOthers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
 				p := policyOf(t)
-				f := Failure{Attempt: Attempt{Number: 1, Err: status.Error(code, tt.message)}}
+				f := failure{Attempt: Attempt{Number: 1, Err: status.Error(code, tt.message)}}
 				// The same words with another code are about something else.
 				if got, want := p.retryable(t.Context(), &f, f.Attempt.Code()), !tt.size || code != codes.ResourceExhausted; got != want {
 					t.Errorf("%v %q: retryable = %t, want %t", code, tt.message, got, want)
@@ -273,40 +272,40 @@ func TestCodesThatDoNotExistAreNotRetried(t *testing.T) {
 	})
 }
 
-func TestAttemptTimeoutIsToldFromTheServersDeadlineExceeded(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		first answer
-		opts  []Option
-		want  []time.Duration // when the server sees attempts
-	}{
-		{"our attempt timeout is retried", hang(), nil, []time.Duration{0, 11 * time.Second}},
-		{"a server's DEADLINE_EXCEEDED is not", fail(codes.DeadlineExceeded, "x"), nil, []time.Duration{0}},
-		{"a server's late DEADLINE_EXCEEDED is not", fail(codes.DeadlineExceeded, "x").after(9 * time.Second), nil, []time.Duration{0}},
-		{"a server's CANCELED is not", fail(codes.Canceled, "x").after(9 * time.Second), nil, []time.Duration{0}},
-		{"a server's DEADLINE_EXCEEDED in the set is", fail(codes.DeadlineExceeded, "x"), []Option{WithCodes(codes.DeadlineExceeded)},
-			[]time.Duration{0, time.Second}},
-		{"a server's CANCELED in the set is", fail(codes.Canceled, "x"), []Option{WithCodes(codes.Canceled)},
-			[]time.Duration{0, time.Second}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+func TestClassificationNames(t *testing.T) {
+	for c, want := range map[Classification]string{Default: "default", Retry: "retry", Stop: "stop", -1: "Classification(-1)",
+		3: "Classification(3)"} {
+		if got := c.String(); got != want {
+			t.Errorf("Classification(%d).String() = %q, want %q", int(c), got, want)
+		}
+	}
+}
+
+func TestCodesOfAContextSentByTheServer(t *testing.T) {
+	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
+		t.Run(code.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, script(tt.first, ok()))
-				cc := server.client(t, append([]Option{steady, WithAttemptTimeout(10 * time.Second)}, tt.opts...)...)
-				_, err := cc.Echo(t.Context(), request())
-				if (err == nil) != (len(tt.want) == 2) || errors.Is(err, ErrAttemptTimeout) {
-					t.Errorf("Echo: %v", err)
-				}
-				wantTimes(t, server, tt.want...)
+				server := serve(t, always(fail(code, "the server's own")))
+				_, err := server.client(t, WithAttemptTimeout(time.Hour)).Echo(t.Context(), request())
+				wantUntouched(t, err, code, "the server's own")
+
+				_, err = server.client(t, steady, WithMaxAttempts(2), WithCodes(code)).Echo(t.Context(), request())
+				wantStop(t, err, code, ErrAttemptsExhausted, 2)
 			})
 		})
 	}
 }
 
-func TestClassificationNames(t *testing.T) {
-	for c, want := range map[Classification]string{Default: "default", Retry: "retry", Stop: "stop", -1: "Classification(-1)", 3: "Classification(3)"} {
-		if got := c.String(); got != want {
-			t.Errorf("Classification(%d).String() = %q, want %q", int(c), got, want)
+func TestAClassifierSeesTheHeaders(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().withHeader("k", "one"), ok()))
+		saw := ""
+		client := server.client(t, steady, WithClassifier(func(_ context.Context, a Attempt) Classification {
+			saw = first(a.Header["k"])
+			return Retry
+		}))
+		if _, err := client.Echo(t.Context(), request()); err != nil || saw != "one" {
+			t.Errorf("the classifier saw the header %q, %v, want one", saw, err)
 		}
-	}
+	})
 }

@@ -2,39 +2,19 @@ package grpcretry
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
 )
 
-// This file holds the rules: after an attempt has failed, or has run into its timeout, they
+// This file holds the rules: after an attempt has failed, or has exceeded its timeout, they
 // say whether another one follows, and when. They read no clock, draw no random number and do
-// no I/O, so a table can test each of them. [Plan] applies them to one call; everything that
-// retries drives a Plan.
+// no I/O, so a table can test each of them. A plan applies them to one call; everything that
+// retries drives a plan.
 
-// An Engine holds the rules of one [Policy]. The interceptors of this package drive it; use
-// it for programs that make attempts of their own, such as a simulator. For gRPC calls use
-// [New]. Make one with [NewEngine]; it never changes, and is safe for concurrent use if the
-// [Backoff] and the Classifier of its Policy are.
-type Engine struct{ policy *policy }
-
-// NewEngine returns the engine of a policy. Zero fields of p mean the defaults, as in
-// [WithPolicy]; an error names the invalid field and its value.
-func NewEngine(p Policy) (*Engine, error) {
-	if err := p.check(); err != nil {
-		return nil, fmt.Errorf("grpcretry: NewEngine: %w", err)
-	}
-	o := WithPolicy(p).callOption()
-	return &Engine{resolve(defaultBudgets(), scope{scopeAll, []*callOption{o}})}, nil
-}
-
-// Policy returns the policy with every default filled in.
-func (e *Engine) Policy() Policy { return e.policy.public() }
-
-// A Failure is an attempt that failed, together with what only its driver can know. The rules
+// A failure is an attempt that failed, together with what only its driver can know. The rules
 // read Number, Hedge, Err and Trailer of the Attempt; a Classifier may read all of it.
-type Failure struct {
+type failure struct {
 	Attempt   Attempt
 	Unsent    bool  // it reached no server, see WithConnectWait; of an overdue attempt: there is no connection
 	TimedOut  bool  // the attempt timeout ended it
@@ -43,8 +23,8 @@ type Failure struct {
 	Closed    bool  // the ClientConn is closed
 }
 
-// A Verdict is what the rules say about a failure.
-type Verdict struct {
+// A verdict is what the rules say about a failure.
+type verdict struct {
 	Retry      bool          // make another attempt after Wait; otherwise stop, because of Reason
 	Wait       time.Duration // never negative; on a stop, the wait that was rejected, 0 if none was computed
 	WaitSource WaitSource    // WaitNone if no wait was computed
@@ -55,7 +35,7 @@ type Verdict struct {
 }
 
 // refused reports whether it was the budget that stopped the call.
-func (v Verdict) refused() bool {
+func (v verdict) refused() bool {
 	return v.Reason == ErrBudgetExhausted //nolint:errorlint // the rules' own value, which a caller's cause may wrap
 }
 
@@ -67,7 +47,7 @@ type finding struct {
 	retryable bool
 }
 
-func (p *policy) find(ctx context.Context, f *Failure) finding {
+func (p *policy) find(ctx context.Context, f *failure) finding {
 	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
 	code := f.Attempt.Code()
 	return finding{
@@ -80,18 +60,18 @@ func (p *policy) find(ctx context.Context, f *Failure) finding {
 
 // isCallers reports whether the failure is the caller's own doing: the CANCELED or
 // DEADLINE_EXCEEDED of a context that has ended, or a closed connection.
-func (f *Failure) isCallers() bool {
+func (f *failure) isCallers() bool {
 	return f.Closed || f.CtxErr != nil && isContextEnd(f.Attempt.Err)
 }
 
 // untouched reports whether a first such failure is returned unwrapped: it was never one to
 // retry. The end of the caller's context is another matter, a closed connection is not.
-func (f *Failure) untouched(found finding) bool {
+func (f *failure) untouched(found finding) bool {
 	return !found.retryable && !(f.isCallers() && f.CtxErr != nil)
 }
 
 // result is what the budget is told about a failed attempt.
-func (p *policy) result(f *Failure, found finding) Result {
+func (p *policy) result(f *failure, found finding) Result {
 	switch {
 	case found.retryable || found.hint.Stop:
 		return Failed
@@ -109,8 +89,8 @@ var answered = newCodeSet([]codes.Code{
 })
 
 // decide answers whether the failure may be retried at all: nil, or why not. It is rules 1
-// to 4 of [Plan.Failed].
-func (f *Failure) decide(found finding) error {
+// to 4 of [plan.failed].
+func (f *failure) decide(found finding) error {
 	switch {
 	case f.CtxErr != nil:
 		return f.CtxErr

@@ -56,24 +56,24 @@ func policyOf(t testing.TB, opts ...Option) *policy {
 	return r.policies.all.policy
 }
 
-func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) Failure {
-	return Failure{Attempt: Attempt{Number: number, Err: fail(code, "x", details...).err}}
+func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) failure {
+	return failure{Attempt: Attempt{Number: number, Err: fail(code, "x", details...).err}}
 }
 
-func (f Failure) saying(pushback ...string) Failure {
+func (f failure) saying(pushback ...string) failure {
 	f.Attempt.Trailer = metadata.MD{pushbackKey: pushback}
 	return f
 }
 
-func (f Failure) with(change func(*Failure)) Failure { change(&f); return f }
+func (f failure) with(change func(*failure)) failure { change(&f); return f }
 
 func TestEngine(t *testing.T) {
 	var (
-		canceled  = func(f *Failure) { f.CtxErr = context.Canceled }
-		closed    = func(f *Failure) { f.Closed = true }
-		committed = func(f *Failure) { f.Committed = true }
-		timedOut  = func(f *Failure) { f.TimedOut = true }
-		sizeError = func(f *Failure) {
+		canceled  = func(f *failure) { f.CtxErr = context.Canceled }
+		closed    = func(f *failure) { f.Closed = true }
+		committed = func(f *failure) { f.Committed = true }
+		timedOut  = func(f *failure) { f.TimedOut = true }
+		sizeError = func(f *failure) {
 			f.Attempt.Err = status.Error(codes.ResourceExhausted, "grpc: received message larger than max (5 vs. 4)")
 		}
 		retries = func(context.Context, Attempt) Classification { return Retry }
@@ -82,12 +82,12 @@ func TestEngine(t *testing.T) {
 		exact   = WithBackoff(Exponential{Jitter: NoJitter}) // 100 ms, 200 ms, … 5 s
 	)
 	deadlineIn := func(d time.Duration) before { return before{Start: noon, Deadline: noon.Add(d)} }
-	stop := func(reason error, result Result) judged { return judged{Verdict{Reason: reason}, result} }
+	stop := func(reason error, result Result) judged { return judged{verdict{Reason: reason}, result} }
 	again := func(wait time.Duration, source WaitSource) judged {
-		return judged{Verdict{Retry: true, Wait: wait, WaitSource: source}, Failed}
+		return judged{verdict{Retry: true, Wait: wait, WaitSource: source}, Failed}
 	}
 	late := func(reason error, wait time.Duration, source WaitSource) judged {
-		return judged{Verdict{Reason: reason, Wait: wait, WaitSource: source}, Failed}
+		return judged{verdict{Reason: reason, Wait: wait, WaitSource: source}, Failed}
 	}
 
 	// One row for each rule and each rule that it must come before. u is 0.5.
@@ -95,7 +95,7 @@ func TestEngine(t *testing.T) {
 		name    string
 		opts    []Option
 		history before
-		failure Failure
+		failure failure
 		refuse  bool
 		want    judged
 	}{
@@ -158,7 +158,7 @@ func TestEngine(t *testing.T) {
 			want: stop(ErrNotRetryable, Answered)},
 		{name: "RetryInfo does not make a code retryable", failure: failureOf(1, codes.NotFound, retryInfoOf(time.Second)),
 			want: stop(ErrNotRetryable, Answered)},
-		{name: "no gRPC status at all", failure: Failure{Attempt: Attempt{Number: 1, Err: errors.New("x")}},
+		{name: "no gRPC status at all", failure: failure{Attempt: Attempt{Number: 1, Err: errors.New("x")}},
 			want: stop(ErrNotRetryable, Ignored)},
 
 		// 5. attempts
@@ -240,9 +240,9 @@ func TestEngine(t *testing.T) {
 				tt.history.Start = noon
 			}
 			plan := tt.history.plan(policyOf(t, tt.opts...), budget, tt.failure.Attempt.Number)
-			got := plan.Failed(t.Context(), &tt.failure, noon, 0.5)
+			got := plan.failed(t.Context(), &tt.failure, noon, 0.5)
 			got.fatal, got.untouched = false, false // matters of hedging and of the error, tested with the interceptors
-			want := Step{Verdict: tt.want.Verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
+			want := step{verdict: tt.want.verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
 			if got != want {
 				t.Errorf("Failed = %+v, want %+v", got, want)
 			}
@@ -250,7 +250,7 @@ func TestEngine(t *testing.T) {
 			if tt.want.Wait > 0 && tt.want.Retry {
 				wantDue = noon.Add(tt.want.Wait)
 			}
-			if due := plan.DueAt(); !due.Equal(wantDue) {
+			if due := plan.dueAt; !due.Equal(wantDue) {
 				t.Errorf("due at %v, want %v", due, wantDue)
 			}
 			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
@@ -265,7 +265,7 @@ func TestEngine(t *testing.T) {
 
 // judged is a verdict, and what the budget is told of the failure.
 type judged struct {
-	Verdict
+	verdict
 	result Result
 }
 
@@ -278,34 +278,12 @@ type before struct {
 }
 
 // plan is the plan of such a call, whose attempt of that number is in flight.
-func (b before) plan(p *policy, budget Budget, number int) *Plan {
-	plan := new(Plan)
+func (b before) plan(p *policy, budget Budget, number int) *plan {
+	plan := new(plan)
 	plan.begin(p, budget, nil, b.Start, b.Deadline)
 	plan.made, plan.open, plan.free = number, 1, 1
 	plan.retry, plan.prev = b.Retry, b.Prev
 	return plan
-}
-
-func TestEngineOfAPolicy(t *testing.T) {
-	e, err := NewEngine(Policy{MaxAttempts: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := e.Policy()
-	if p.MaxAttempts != 7 || p.Backoff != (Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2}) || p.Budget == nil {
-		t.Errorf("policy is %+v, want 7 attempts and else the defaults", p)
-	}
-	plan := e.Plan(p.Budget, noon, time.Time{})
-	plan.Sent(noon)
-	f := failureOf(1, codes.Unavailable)
-	step := plan.Failed(t.Context(), &f, noon, 0.5)
-	if !step.Retry || step.Wait != 50*time.Millisecond || step.WaitSource != WaitBackoff || !plan.DueAt().Equal(noon.Add(step.Wait)) {
-		t.Errorf("Failed = %+v, due at %v, want a retry after 50ms of backoff", step, plan.DueAt())
-	}
-	_, err = NewEngine(Policy{MaxElapsed: -time.Second})
-	if want := "grpcretry: NewEngine: MaxElapsed: -1s is negative"; err == nil || err.Error() != want {
-		t.Errorf("NewEngine = %v, want %s", err, want)
-	}
 }
 
 type negative struct{}
@@ -338,7 +316,7 @@ func FuzzEngine(f *testing.F) {
 			h.Deadline = noon.Add(time.Duration(left))
 		}
 		budget := &aBudget{refuse: flags&8 != 0}
-		v := h.plan(p, budget, number).Failed(t.Context(), &failed, noon, u)
+		v := h.plan(p, budget, number).failed(t.Context(), &failed, noon, u)
 		switch {
 		case v.Retry == (v.Reason != nil) || v.Retry == v.End:
 			t.Errorf("%+v neither retries nor says why not", v)
@@ -359,8 +337,7 @@ func FuzzEngine(f *testing.F) {
 	})
 }
 
-// An engine says how long an attempt may take, as the interceptors obey it.
-func TestEngineAttemptTimeout(t *testing.T) {
+func TestPlanAttemptTimeout(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		timeout  time.Duration
@@ -375,15 +352,59 @@ func TestEngineAttemptTimeout(t *testing.T) {
 		{"without a deadline the last has its timeout too", time.Second, time.Time{}, 3, time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			e, err := NewEngine(Policy{MaxAttempts: 3, AttemptTimeout: tt.timeout})
-			if err != nil {
-				t.Fatal(err)
-			}
-			plan := e.Plan(Unlimited, noon, tt.deadline)
+			plan := planOf(t, Policy{MaxAttempts: 3, AttemptTimeout: tt.timeout}, Unlimited, noon, tt.deadline)
 			plan.made = tt.number
-			if got := plan.AttemptTimeout(); got != tt.want {
-				t.Errorf("AttemptTimeout of attempt %d = %v, want %v", tt.number, got, tt.want)
+			if got := plan.attemptTimeout(); got != tt.want {
+				t.Errorf("attemptTimeout of attempt %d = %v, want %v", tt.number, got, tt.want)
 			}
 		})
+	}
+}
+
+// The order of the questions, where two of them say stop and their reasons differ.
+func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		failure failure
+		reason  error
+		result  Result
+	}{
+		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.CtxErr, f.Closed = context.Canceled, true
+		}), context.Canceled, Ignored},
+		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.CtxErr, f.Committed = context.Canceled, true
+		}), context.Canceled, Failed},
+		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.Closed, f.Committed = true, true
+		}), ErrConnClosed, Ignored},
+		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
+		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
+		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			budget := &aBudget{}
+			want := step{verdict: verdict{Reason: tt.reason}, End: true}
+			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).failed(t.Context(), &tt.failure, noon, 0.5)
+			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
+			if got != want {
+				t.Errorf("Failed = %+v, want %+v", got, want)
+			}
+			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+				t.Errorf("budget heard %v, want %v once", budget.heard, want)
+			}
+			if len(budget.asked) != 0 {
+				t.Errorf("budget was asked at %v", budget.asked)
+			}
+		})
+	}
+}
+
+func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
+	h := before{Start: noon, Deadline: noon.Add(time.Second)}
+	f := failureOf(1, codes.Unavailable).saying("300001")
+	want := verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
+	if got := h.plan(policyOf(t), &aBudget{}, 1).failed(t.Context(), &f, noon, 0.5); got.verdict != want {
+		t.Errorf("Failed = %+v, want %+v", got, want)
 	}
 }

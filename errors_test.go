@@ -54,7 +54,8 @@ func TestErrorListsTheAttempts(t *testing.T) {
 		}
 		var got []brief
 		for _, a := range e.Attempts {
-			got = append(got, brief{a.Number, a.Start.Sub(server.start), a.Duration, a.Wait, a.WaitSource, a.Code(), errors.Is(a.Err, ErrAttemptTimeout)})
+			got = append(got, brief{a.Number, a.Start.Sub(server.start), a.Duration, a.Wait, a.WaitSource, a.Code(),
+				errors.Is(a.Err, ErrAttemptTimeout)})
 		}
 		want := []brief{
 			{1, 0, 2 * second, 0, WaitNone, codes.Unavailable, false},
@@ -121,7 +122,8 @@ func TestDeadlineWithACauseOfItsOwn(t *testing.T) {
 }
 
 func TestReasonsAreOneEach(t *testing.T) {
-	reasons := []error{ErrAttemptsExhausted, ErrBudgetExhausted, ErrDeadline, ErrMaxElapsed, ErrPushback, ErrNotRetryable, ErrCommitted, ErrConnClosed}
+	reasons := []error{ErrAttemptsExhausted, ErrBudgetExhausted, ErrDeadline, ErrMaxElapsed, ErrPushback, ErrNotRetryable, ErrCommitted,
+		ErrConnClosed}
 	names := map[string]bool{}
 	for i, reason := range reasons {
 		names[ReasonName(reason)] = true

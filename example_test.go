@@ -279,7 +279,8 @@ func ExampleNewThrottle() {
 
 // An interceptor chained after ours runs for each attempt and can tell them apart.
 func ExampleAttemptFromContext() {
-	tell := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	tell := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+		opts ...grpc.CallOption) error {
 		if a, ok := grpcretry.AttemptFromContext(ctx); ok {
 			fmt.Println("attempt", a.Number, "after", a.WaitSource)
 		}
@@ -406,33 +407,34 @@ func ExampleRetrier_Observe() {
 	// Output: recovered after 3 attempts
 }
 
-// A call driven by hand: what the default policy makes of a server that says when to return,
-// and then succeeds.
+// A call driven by hand: the default policy, and a server that first says when to retry and then
+// succeeds. The clock is the program's own.
 func ExamplePlan() {
-	engine, err := grpcretry.NewEngine(grpcretry.Policy{})
+	r, err := grpcretry.New()
 	if err != nil {
 		log.Fatal(err)
 	}
-	now := time.Now()
-	plan := engine.Plan(engine.Policy().Budget, now, now.Add(10*time.Second))
+	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	now := start
+	plan := r.Plan(context.Background(), "/shop.v1.Catalog/GetItem", "catalog", start)
 
-	first := plan.Sent(now)
-	step := plan.Failed(context.Background(), &grpcretry.Failure{Attempt: grpcretry.Attempt{
-		Number:  first.Number,
-		Err:     status.Error(codes.Unavailable, "restarting"),
-		Trailer: metadata.Pairs("grpc-retry-pushback-ms", "1500"),
-	}}, now, 0.5)
-	fmt.Println("retry:", step.Retry, step.Wait, step.WaitSource)
+	first, _ := plan.Sent(now)
+	first.Err = status.Error(codes.Unavailable, "restarting")
+	first.Trailer = metadata.Pairs("grpc-retry-pushback-ms", "1500")
+	step := plan.Ended(first, now, 0.5)
+	fmt.Println("end:", step.End, "due after:", plan.DueAt().Sub(start))
 
 	now = plan.DueAt()
 	if step = plan.Due(now); step.Send {
-		second := plan.Sent(now)
-		plan.Succeeded(second)
-		fmt.Println("attempts:", second.Number)
+		second, _ := plan.Sent(now)
+		fmt.Println("attempt", second.Number, "after a wait from", second.WaitSource)
+		step = plan.Ended(second, now, 0.5)
 	}
+	fmt.Println("end:", step.End, "reason:", step.Reason)
 	// Output:
-	// retry: true 1.5s pushback
-	// attempts: 2
+	// end: false due after: 1.5s
+	// attempt 2 after a wait from pushback
+	// end: true reason: <nil>
 }
 
 // The first attempt is stuck. A second one is sent when a tenth of a second has passed

@@ -305,16 +305,21 @@ var overQuota = []int{60 << 10, 60 << 10, 60 << 10}
 var falseEOFs = []falseEOF{
 	{"client stream, refused", refusing{awaited: 3, lose: true, messages: 1}, falseClientStream, overQuota, false, false, ""},
 	{"client stream, GOAWAY", refusing{awaited: 3, lose: true, goAway: true, messages: 1}, falseClientStream, overQuota, false, false, ""},
-	{"client stream, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1}, falseClientStream, []int{1}, true, false, ""},
+	{"client stream, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1}, falseClientStream, []int{1},
+		true, false, ""},
 	{"server stream, refused", refusing{awaited: 1, window: 1 << 20, messages: 2}, falseServerStream, []int{1}, false, true, ""},
-	{"server stream, GOAWAY", refusing{awaited: 1, window: 1 << 20, goAway: true, messages: 2}, falseServerStream, []int{1}, false, true, ""},
-	{"server stream, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 2}, falseServerStream, []int{1}, true, false, ""},
+	{"server stream, GOAWAY", refusing{awaited: 1, window: 1 << 20, goAway: true, messages: 2}, falseServerStream, []int{1},
+		false, true, ""},
+	{"server stream, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 2}, falseServerStream, []int{1},
+		true, false, ""},
 	{"server stream, by Header", refusing{awaited: 1, window: 1 << 20, messages: 2}, falseServerStream, []int{1}, false, true, "Header"},
 	{"client stream, by SendMsg", refusing{awaited: 1, window: 1 << 20, messages: 1}, falseClientStream, []int{1}, false, true, "SendMsg"},
 	{"unary, refused", refusing{awaited: 1, window: 1 << 20, messages: 1}, nil, []int{1}, false, true, ""},
 	{"unary, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1}, nil, []int{1}, true, false, ""},
-	{"server stream, by Header, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 2}, falseServerStream, []int{1}, true, false, "Header"},
-	{"client stream, by SendMsg, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1}, falseClientStream, []int{1}, true, false, "SendMsg"},
+	{"server stream, by Header, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 2},
+		falseServerStream, []int{1}, true, false, "Header"},
+	{"client stream, by SendMsg, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1},
+		falseClientStream, []int{1}, true, false, "SendMsg"},
 }
 
 // A falseEnd is what the application sees.
@@ -433,7 +438,8 @@ func TestFalseEOFOfGRPC(t *testing.T) {
 						t.Errorf("plain gRPC: %v; OnFinish %v; want UNAVAILABLE, and OnFinish with nil", end.err, end.finished)
 					}
 				case end.err != io.EOF || end.messages != 0 || len(end.finished) != 1 || end.finished[0] != nil:
-					t.Errorf("plain gRPC: %d messages, then %v; OnFinish %v; want 0, EOF, and OnFinish with nil", end.messages, end.err, end.finished)
+					t.Errorf("plain gRPC: %d messages, then %v; OnFinish %v; want 0, EOF, and OnFinish with nil", end.messages,
+						end.err, end.finished)
 				}
 				if end.evidence {
 					t.Error("plain gRPC: there are headers or a trailer, want none")
@@ -465,8 +471,10 @@ func TestFalseEOFIsAFailure(t *testing.T) {
 						end.messages, end.err, end.finished, f.server.messages)
 				}
 				end = f.play(t, false, grpcretry.DialOptions(grpcretry.WithBackoff(grpcretry.Constant(time.Hour)))...)
-				if code := status.Code(end.err); code != codes.Unavailable || end.messages != 0 || len(end.finished) != 1 || status.Code(end.finished[0]) != code {
-					t.Errorf("without time for a retry: %d messages, then %v; OnFinish %v; want UNAVAILABLE", end.messages, end.err, end.finished)
+				if code := status.Code(end.err); code != codes.Unavailable || end.messages != 0 || len(end.finished) != 1 ||
+					status.Code(end.finished[0]) != code {
+					t.Errorf("without time for a retry: %d messages, then %v; OnFinish %v; want UNAVAILABLE", end.messages,
+						end.err, end.finished)
 				}
 			})
 		})
@@ -489,7 +497,8 @@ type orphanEnd struct {
 }
 
 func (e orphanEnd) String() string {
-	return fmt.Sprintf("%d of 3 messages sent, then SendMsg %v and RecvMsg %v; OnFinish %v; the server has %d", e.sent, e.sendErr, e.err, e.finished, e.counted)
+	return fmt.Sprintf("%d of 3 messages sent, then SendMsg %v and RecvMsg %v; OnFinish %v; the server has %d", e.sent, e.sendErr, e.err,
+		e.finished, e.counted)
 }
 
 // orphan opens a client stream and loses the connection while the headers are in the queue.

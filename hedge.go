@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"context"
 	"fmt"
 	"reflect"
 	"slices"
@@ -163,7 +162,20 @@ func (t replyType) make() any {
 	return made.Interface()
 }
 
-// canHedge says whether typeOfReply knows what to do.
+// hedgingObstacle returns why a call cannot be hedged, "" if it can; desc is nil for a unary
+// call, reply for a stream.
+func hedgingObstacle(desc *grpc.StreamDesc, reply any) string {
+	switch {
+	case desc == nil && !canHedge(reply):
+		return "no second reply can be made of its type"
+	case desc != nil && desc.ClientStreams:
+		return "it has a client stream"
+	default:
+		return ""
+	}
+}
+
+// canHedge reports whether typeOfReply can make another one like reply.
 func canHedge(reply any) bool {
 	v := reflect.ValueOf(reply)
 	return v.Kind() == reflect.Pointer && !v.IsNil()
@@ -202,14 +214,14 @@ func (h *Hedging) delay(method string) (time.Duration, bool) {
 	return h.Delay.Delay(method, time.Now())
 }
 
-// answered tells the delay about a first attempt of a hedged call.
+// answered reports how long a first attempt took to the delay that measures them; lost says
+// that another attempt had won.
 func (c *call) answered(a *attempt, lost bool) {
-	delay := c.policy.Hedging.Delay
-	if _, fixed := delay.(hedgeAfter); fixed || a.number > 1 {
-		return // spare the clock
+	if c.learner == nil || a.number > 1 {
+		return
 	}
 	now := time.Now()
-	delay.Answered(c.method, now.Sub(origin)-a.start, lost, now)
+	c.learner.Answered(c.method, now.Sub(origin)-a.start, lost, now)
 }
 
 // HedgeAfter sends a hedge after each d without a success; with 0 all attempts are sent at
@@ -246,21 +258,4 @@ func (w *hedgeWhile) check() error {
 		return d.check()
 	}
 	return nil
-}
-
-// measured tells d how long first attempts take that are not hedged.
-func measured(d HedgeDelay, invoker grpc.UnaryInvoker) grpc.UnaryInvoker {
-	first := true
-	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, opts ...grpc.CallOption) error {
-		if !first {
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-		first = false
-		start := time.Now()
-		err := invoker(ctx, method, req, reply, cc, opts...)
-		if now := time.Now(); err == nil {
-			d.Answered(method, now.Sub(start), false, now)
-		}
-		return err
-	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // A hedging is the part of a hedged call in which attempts may run at the same time: from
@@ -61,8 +63,8 @@ type race struct {
 type defeat struct {
 	attempt *attempt
 	err     error // as it came
-	failure Failure
-	verdict Verdict // what the engine said of it
+	failure failure
+	verdict verdict // what the engine said of it
 }
 
 // hedgedAttempts are what a unary call and a server stream do differently.
@@ -98,7 +100,7 @@ func (h *hedging) run() *race {
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
-	h.timer = time.AfterFunc(h.delay, h.look)
+	h.timer = afterFunc(h.delay, h.look)
 	early := h.early
 	h.mu.Unlock()
 	if early != nil {
@@ -303,7 +305,7 @@ func (h *race) handle(e happening) {
 
 // checkDue sees to what is due.
 func (h *race) checkDue(now time.Time) {
-	if due := h.call.planned(now).DueAt(); due.IsZero() || now.Before(due) {
+	if due := h.call.planned(now).dueAt; due.IsZero() || now.Before(due) {
 		h.arm() // the timer was set anew meanwhile, or never for this
 		return
 	}
@@ -317,7 +319,7 @@ func (h *race) cut(a *attempt, now time.Time) {
 		return
 	}
 	f := a.overdueFailure(now)
-	if c.planned(now).Overdue(c.ctx, &f, now, c.retrier.random()).Cut {
+	if c.planned(now).overdue(c.ctx, &f, now, c.retrier.random()).Cut {
 		a.tryCut() // if it has just ended, that is next in the queue
 	}
 	h.arm()
@@ -360,7 +362,7 @@ func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	case h.decided:
 		h.late(a, won, now)
 	case h.made == int(a.number) && c.leaves(a):
-		h.lost = &defeat{attempt: a, err: err, verdict: Verdict{Reason: ErrLeftToGRPC}}
+		h.lost = &defeat{attempt: a, err: err, verdict: verdict{Reason: ErrLeftToGRPC}}
 		h.decide()
 	default:
 		h.failed(a, err, now)
@@ -388,9 +390,9 @@ func (h *race) failed(a *attempt, err error, now time.Time) {
 	f := c.failure(a, err, now)
 	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).Failed(c.ctx, &f, now, c.retrier.random())
-	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.Verdict, now)
-	h.lost = &defeat{a, err, f, step.Verdict}
+	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
+	h.lost = &defeat{a, err, f, step.verdict}
 	if len(h.open) == 0 {
 		h.idle = now
 	}
@@ -402,28 +404,28 @@ func (h *race) due(now time.Time) {
 	c, p := h.call, h.call.planned(now)
 	switch {
 	case p.next.decided || p.connecting != nil:
-		step := p.Due(now)
+		step := p.due(now)
 		if step.End {
 			h.giveUp(step.Reason, nil)
 			return
 		}
 		h.do(step)
 	case c.leftToGRPC():
-		p.due = time.Time{}
+		p.dueAt = time.Time{}
 		h.arm()
 	case (h.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc):
 		// Those that are due meanwhile would all be sent at once when there is a connection.
-		p.Postpone(now)
+		p.putOff(now)
 		h.arm()
 	default:
-		step := p.Due(now)
-		c.retrier.report.hedgeJudged(&c.facts, step.Verdict, now)
+		step := p.due(now)
+		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
 		h.do(step)
 	}
 }
 
 // do does what a step of the plan says.
-func (h *race) do(step Step) {
+func (h *race) do(step step) {
 	switch {
 	case step.End:
 		h.decide()
@@ -451,8 +453,8 @@ func (h *race) connect() {
 // connected asks the plan what follows when there is a connection.
 func (h *race) connected(now time.Time) {
 	c := h.call
-	step := c.plan().Connected(now)
-	c.retrier.report.connected(&c.facts, step.Verdict)
+	step := c.plan().connected(now)
+	c.retrier.report.connected(&c.facts, step.verdict)
 	if step.End {
 		h.giveUp(step.Reason, nil)
 		return
@@ -469,13 +471,29 @@ func (h *race) send() {
 	a := c.another(c.plan().send(now), now)
 	h.made++
 	h.open = append(h.open, a)
-	go func() { h.post(happening{ended: a, err: h.attempts.run(a)}) }()
+	go h.runOwn(a)
 }
+
+// runOwn makes an attempt on a goroutine of its own, which something below may end. A panic ends
+// the program.
+func (h *race) runOwn(a *attempt) {
+	err := errExited
+	defer func() {
+		if p := recover(); p != nil {
+			panic(p) //nolint:forbidigo // it is the interceptor's below
+		}
+		h.post(happening{ended: a, err: err})
+	}()
+	err = h.attempts.run(a)
+}
+
+// errExited is how an attempt ends in which runtime.Goexit was called.
+var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
 
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
-	if due := h.call.plan().DueAt(); !due.IsZero() && !h.decided {
-		h.timer.Reset(max(0, time.Until(due)))
+	if due := h.call.plan().dueAt; !due.IsZero() && !h.decided {
+		resetTimer(h.timer, time.Until(due), h.look)
 		return
 	}
 	h.timer.Stop()
@@ -493,7 +511,7 @@ func (h *race) abandon(gone error) {
 
 // giveUp ends a call while no attempt is in flight.
 func (h *race) giveUp(reason, gone error) {
-	h.lost.verdict = Verdict{Reason: reason}
+	h.lost.verdict = verdict{Reason: reason}
 	h.lost.failure.CtxErr = gone
 	h.call.retrier.report.waitStopped(&h.call.facts, reason)
 	h.decide()
@@ -503,7 +521,7 @@ func (h *race) giveUp(reason, gone error) {
 func (h *race) decide() {
 	h.decided = true
 	h.timer.Stop()
-	h.call.plan().Leave()
+	h.call.plan().leave()
 	for _, a := range h.open {
 		if a != h.winner || h.quitting {
 			a.bounds.cancel(ErrHedgeLost)
@@ -535,28 +553,46 @@ type hedgedUnary struct {
 	invoker    grpc.UnaryInvoker
 }
 
-// hedgeUnary makes c a hedged call, of which the next attempt is due after each delay.
-func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker, delay time.Duration) error {
+// hedgeUnary makes a hedged call.
+func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u := &hedgedUnary{req: req, reply: reply, replies: typeOfReply(reply), invoker: invoker}
-	u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, delay
-	c.policy, c.delay, u.first.bounds = c.policy.hedged, delay, &u.bounds
+	u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, c.delay
+	u.first.bounds = &u.bounds
 	if c.policy.AttemptTimeout > 0 {
 		c.overdue = u.hedging.overdue
 	}
+	found, ending, done := newReply(reply), c, false
+	defer func() {
+		if !done {
+			ending.endCrashed(errPanicked)
+		}
+	}()
 	c.begin(&u.first)
 	u.rpc, u.hedging.from = c.rpc, u.first.start
 	defer u.first.release()
 	race := u.hedging.run()
-	if race == nil {
+	if race != nil {
+		ending = race.call
+	}
+	err := u.conclude(c, race, found)
+	done = true
+	return err
+}
+
+// conclude ends the call, c without a race, and returns its error.
+func (u *hedgedUnary) conclude(c *call, race *race, found reply) error {
+	switch {
+	case race == nil:
 		c.answered(&u.first, false)
 		c.succeed(&u.first, time.Time{})
 		return nil
-	}
-	if race.winner == nil {
-		return race.conclude()
+	case race.winner == nil:
+		err := race.conclude()
+		found.restore()
+		return err
 	}
 	if race.winner.number > 1 {
-		copyReply(reply, race.winner.bounds.received)
+		copyReply(u.reply, race.winner.bounds.received)
 		race.call.options.show(race.winner)
 	}
 	race.call.succeed(race.winner, race.wonAt)

@@ -22,7 +22,7 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-var hedgeIterations = flag.Int("hedges.iterations", 30, "how many calls TestHedgedAttemptsAreIsolated makes")
+var hedgeIterations = flag.Int("hedges.iterations", 10, "how many calls TestHedgedAttemptsAreIsolated makes")
 
 // A racer answers with a reply that is all of one attempt: payload, header and trailer
 // have its number. Which attempt is the quickest, and whether it fails, is drawn.
@@ -30,7 +30,7 @@ type racer struct {
 	echov1.UnimplementedEchoServiceServer
 }
 
-const isolatedBytes = 1 << 20
+const isolatedBytes = 256 << 10 // more than a window of flow control, so that losers are cut while they send
 
 func (racer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
 	number := byte(PreviousAttempts(ctx) + 1)
@@ -100,7 +100,8 @@ func TestHedgedAttemptsAreIsolated(t *testing.T) {
 			}
 		} else if reply.GetMessage() != won || len(reply.GetPayload()) != isolatedBytes ||
 			bytes.Count(reply.GetPayload(), []byte{won[0] - '0'}) != isolatedBytes {
-			t.Fatalf("call %d: reply is of attempt %s and has %d bytes, the trailer is of attempt %s", i, reply.GetMessage(), len(reply.GetPayload()), won)
+			t.Fatalf("call %d: reply is of attempt %s and has %d bytes, the trailer is of attempt %s", i, reply.GetMessage(),
+				len(reply.GetPayload()), won)
 		}
 		if h := first(header["attempt"]); h != won && (err == nil || h != "") || at.Addr == nil || finished.Load() != int64(i+1) {
 			t.Fatalf("call %d: header is of attempt %q, trailer of %q, peer %v, finished %d times", i, h, won, at.Addr, finished.Load())
@@ -115,7 +116,7 @@ func TestHedgedAttemptsAreIsolated(t *testing.T) {
 		header["attempt"], trailer["attempt"] = nil, nil
 		header, at = metadata.MD{}, peer.Peer{}
 	}
-	if *hedgeIterations >= 30 && len(wins) < 2 {
+	if *hedgeIterations >= 10 && len(wins) < 2 {
 		t.Errorf("only attempt %v ever won: this shows nothing", wins)
 	}
 }

@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	hedgedSequences = flag.Int("hedges.sequences", 500, "how many calls TestHedgingAtRandom draws")
+	hedgedSequences = flag.Int("hedges.sequences", 100, "how many calls TestHedgingAtRandom draws")
 	hedgedSeed      = flag.Uint64("hedges.seed", 0, "the first seed of TestHedgingAtRandom, 0 for one drawn from the clock")
 )
 
@@ -493,9 +493,7 @@ func (c *hedgedCall) serve(stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(&m); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(a.after):
-	case <-stream.Context().Done():
+	if !elapsed(a.after, stream.Context().Done()) {
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	if a.header {

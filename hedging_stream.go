@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc/status"
 )
@@ -12,26 +11,6 @@ import (
 // called; the attempt that was opened until then is the first, and from then on others may
 // run beside it, each up to its first message. The winner is then committed, and the
 // stream goes on as any other.
-
-// hedge chooses the policy of a stream whose method is hedged.
-func (s *retryStream) hedge(method string, p *policy) {
-	delay, ok := p.Hedging.delay(method)
-	if !ok {
-		s.measured = p.Hedging.Delay
-		return
-	}
-	s.call.delay, s.call.policy = delay, p.hedged
-}
-
-// answered tells of a first attempt that had its first message, or ended well without one,
-// where the stream is not hedged but its method is.
-func (s *retryStream) answered(at *streamAttempt) {
-	if s.measured == nil || at.number > 1 {
-		return
-	}
-	now := time.Now()
-	s.measured.Answered(s.call.method, now.Sub(origin)-at.start, false, now)
-}
 
 // A hedgedStream is how a hedged stream makes its attempts.
 type hedgedStream struct {

@@ -48,15 +48,17 @@ func TestHedgedStreams(t *testing.T) {
 		{name: "a failure before the request", server: []string{"fail UNAVAILABLE", "recv a; send 1"},
 			app: "wait 1s; send a; close; recv 1; recv EOF", times: []time.Duration{0, second}},
 		{name: "all fail", server: []string{"recv a; wait 1500ms; fail UNAVAILABLE", "recv a; wait 2s; fail RESOURCE_EXHAUSTED"},
-			app: "send a; close; recv RESOURCE_EXHAUSTED; recv RESOURCE_EXHAUSTED; trailer 2", times: []time.Duration{0, second}, reason: ErrAttemptsExhausted},
+			app: "send a; close; recv RESOURCE_EXHAUSTED; recv RESOURCE_EXHAUSTED; trailer 2", times: []time.Duration{0, second},
+			reason: ErrAttemptsExhausted},
 		{name: "a hedge that fails ends nothing", server: []string{"recv a; wait 5s; send 1", "recv a; fail UNAVAILABLE"},
 			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, second}},
 		{name: "pushback", server: []string{"recv a; pushback 3000; fail UNAVAILABLE", "recv a; send 1"},
 			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, 3 * second}},
 		{name: "pushback stop", server: []string{"recv a; wait 5s; send 1", "recv a; pushback -1; fail UNAVAILABLE"},
 			app: "send a; close; recv 1; recv EOF", times: []time.Duration{0, second}},
-		{name: "a failure after the first message is the application's", server: []string{"recv a; hang", "recv a; send 1; fail UNAVAILABLE"},
-			app: "send a; close; recv 1; recv UNAVAILABLE; trailer 2", times: []time.Duration{0, second}},
+		{name: "a failure after the first message is the application's",
+			server: []string{"recv a; hang", "recv a; send 1; fail UNAVAILABLE"},
+			app:    "send a; close; recv 1; recv UNAVAILABLE; trailer 2", times: []time.Duration{0, second}},
 		{name: "the attempt timeout", opts: []Option{WithAttemptTimeout(3 * second / 2)},
 			server: []string{"recv a; hang", "recv a; wait 1s; send 1"},
 			app:    "send a; close; recv 1; wait 9s; recv EOF", times: []time.Duration{0, second}},
@@ -109,14 +111,16 @@ func TestHedgedStreamShowsTheWinner(t *testing.T) {
 		var header, trailer metadata.MD
 		var at peer.Peer
 		finished := 0
-		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))},
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand",
+			WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))},
 			grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at), grpc.OnFinish(func(error) { finished++ }))
 		if err != nil {
 			t.Fatal(err)
 		}
 		app.play(t, "send a; close; recv 1")
 		if header != nil || trailer != nil || at.Addr != nil {
-			t.Errorf("with the first message the caller sees header %v, trailer %v, peer %v, want nothing before the end", header, trailer, at.Addr)
+			t.Errorf("with the first message the caller sees header %v, trailer %v, peer %v, want nothing before the end", header,
+				trailer, at.Addr)
 		}
 		app.play(t, "recv EOF")
 		if first(header["attempt"]) != "2" || at.Addr == nil || finished != 1 {
@@ -130,12 +134,14 @@ func TestHedgedStreamThatCannotBeOpened(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, nil)
 		open := 0
-		refuse := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		refuse := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			open++
 			return nil, errUnavailable
-		}
-		cc := server.conn(t, append(DialOptions(steady, WithConnectWait(0), WithMethod("/grpcretry.test.v1.EchoService/Expand", WithHedging(Hedging{Budget: Unlimited, MaxAttempts: 3, Delay: HedgeAfter(second)}))),
-			grpc.WithChainStreamInterceptor(refuse))...)
+		})
+		cc := server.conn(t, append(DialOptions(steady, WithConnectWait(0),
+			WithMethod("/grpcretry.test.v1.EchoService/Expand",
+				WithHedging(Hedging{Budget: Unlimited, MaxAttempts: 3, Delay: HedgeAfter(second)}))),
+			refuse)...)
 		_, err := echov1.NewEchoServiceClient(cc).Expand(t.Context(), request())
 		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
 		if open != 3 || time.Since(server.start) != 0 {
@@ -152,7 +158,8 @@ func TestStreamsAreMeasured(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
 		on := false
 		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
-		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeWhile(func() bool { return on }, delay)})))...)
+		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand",
+			WithHedging(Hedging{Budget: Unlimited, Delay: HedgeWhile(func() bool { return on }, delay)})))...)
 		for i, step := range []struct {
 			on        bool
 			app, want string
@@ -200,14 +207,15 @@ func TestNothingOfAHedgedStreamStays(t *testing.T) {
 				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
 				var mu sync.Mutex
 				var attempts []*attempt
-				note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				note := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 					mu.Lock()
 					attempts = append(attempts, ctx.Value(attemptKey{}).(*attempt))
 					mu.Unlock()
-					return streamer(ctx, desc, cc, method, opts...)
-				}
-				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
-					grpc.WithChainStreamInterceptor(note))...)
+					return next(ctx)
+				})
+				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second),
+					WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
+					note)...)
 				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
 				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
 				if err != nil {
@@ -240,7 +248,8 @@ func TestAPanicOfAHedgedStreamLeavesNobodyWaiting(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, []string{"recv a; wait 1500ms; fail UNAVAILABLE", "recv a; hang"}[n-1], stream)
 		})
-		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)})),
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand",
+			WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)})),
 			WithClassifier(func(context.Context, Attempt) Classification { panic("classifier") })})
 		if err != nil {
 			t.Fatal(err)
@@ -270,7 +279,8 @@ func TestAnEmptyHedgeWritesNoMessage(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 			return playServer(t, n, []string{"recv a; hang", "recv a"}[n-1], stream)
 		})
-		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))})
+		app, err := server.openStream(t, serverStream, []Option{WithMethod("/streams/Expand",
+			WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +316,8 @@ func TestAHedgeThatCannotSendItsRequest(t *testing.T) {
 				})
 				events := &hedgeEvents{}
 				streams := 0
-				cc := server.conn(t, append(DialOptions(WithObserver(events.observe), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
+				cc := server.conn(t, append(DialOptions(WithObserver(events.observe),
+					WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
 					below(func(s grpc.ClientStream) grpc.ClientStream {
 						if streams++; streams == 1 {
 							return s
@@ -336,7 +347,8 @@ func TestAHedgedStreamThatIsJustTooLate(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, script[(n-1)%2], stream) })
 		var mu sync.Mutex
 		over := 0
-		cc := server.conn(t, append(DialOptions(WithBudget(Unlimited), WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
+		cc := server.conn(t, append(DialOptions(WithBudget(Unlimited),
+			WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}))),
 			below(func(s grpc.ClientStream) grpc.ClientStream {
 				return &endingStream{s, func() {
 					mu.Lock()
@@ -416,12 +428,13 @@ func TestAPanicOfTheDelayEndsTheStream(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv a; send 1; hang", stream) })
 		var first context.Context
-		note := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		note := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 			first = ctx
-			return streamer(ctx, desc, cc, method, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(WithMethod("/s/m", WithHedging(Hedging{Budget: Unlimited, Delay: panickyDelay{HedgeAfter(second)}}))),
-			grpc.WithChainStreamInterceptor(note))...)
+			return next(ctx)
+		})
+		cc := server.conn(t, append(DialOptions(WithMethod("/s/m",
+			WithHedging(Hedging{Budget: Unlimited, Delay: panickyDelay{HedgeAfter(second)}}))),
+			note)...)
 		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
 		if err != nil {
 			t.Fatal(err)

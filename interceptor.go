@@ -116,30 +116,55 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var c call // stays on the stack
 	c.retrier, c.ctx, c.cc, c.method = r, ctx, cc, method
-	if err := c.prepare(opts); err != nil {
+	if err := c.prepare(opts, nil, reply); err != nil {
 		return err
 	}
-	p := c.policy
-	if p == nil {
-		return invoker(ctx, method, req, reply, cc, opts...)
+	switch c.mode {
+	case modePassThrough:
+		return c.passThrough(req, reply, invoker, opts)
+	case modeHedged:
+		return hedgeUnary(&c, req, reply, invoker)
 	}
-	if p.hedged != nil {
-		if !canHedge(reply) {
-			r.report.notHedged(&c.facts, "no second reply can be made of its type")
-		} else if delay, ok := p.Hedging.delay(method); ok {
-			return hedgeUnary(&c, req, reply, invoker, delay)
+	return c.retryUnary(req, reply, invoker)
+}
+
+// retryUnary makes attempts until one succeeds or the plan stops.
+func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
+	a, found, done := &attempt{}, newReply(reply), false
+	defer func() {
+		if !done { // something below, or that the application has given us, panics
+			c.crashed(a)
+			c.endCrashed(errPanicked)
 		}
-		invoker = measured(p.Hedging.Delay, invoker)
-		if p.MaxAttempts == 1 {
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}
-	}
-	a := &attempt{}
+	}()
 	c.begin(a)
 	for {
-		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
-		if a, err = c.next(a, err); a == nil {
+		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
+		if err == nil {
+			c.answered(a, false)
+		}
+		next, err := c.next(a, err)
+		if err != nil || next != nil {
+			found.restore()
+		}
+		if next == nil {
+			done = true
 			return err
 		}
+		a = next
 	}
+}
+
+// passThrough makes a call that is neither retried nor hedged. A method that would be hedged
+// if its delay were known is measured all the same.
+func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+	if c.learner == nil {
+		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
+	}
+	first := attempt{number: 1, start: sinceOrigin()}
+	err := invoker(c.ctx, c.method, req, reply, c.cc, opts...)
+	if err == nil {
+		c.answered(&first, false)
+	}
+	return err
 }

@@ -45,7 +45,7 @@ func newLogger(l *slog.Logger) *logger {
 }
 
 // attemptFailed logs a retry, and a change of the budget.
-func (l *logger) attemptFailed(f *facts, a *Attempt, v Verdict, now time.Time) {
+func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: retrying",
@@ -55,7 +55,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v Verdict, now time.Time) {
 }
 
 // hedgeJudged logs a hedge, and a change of the budget.
-func (l *logger) hedgeJudged(f *facts, v Verdict, now time.Time) {
+func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.canonicalTarget(), "delay", v.Wait)
@@ -63,7 +63,7 @@ func (l *logger) hedgeJudged(f *facts, v Verdict, now time.Time) {
 }
 
 // budgetJudged logs that a budget is exhausted, or allows retries again.
-func (l *logger) budgetJudged(f *facts, v Verdict, now time.Time) {
+func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
 	switch {
 	case v.refused():
 		if l.exhausted.add(l.exhausted.id(f.budget), now) {
@@ -105,7 +105,7 @@ func (l *logger) notHedged(f *facts, why string) {
 		return
 	}
 	but := ", but retried"
-	if f.policy.MaxAttempts == 1 {
+	if f.policy.modeUnhedged() == modePassThrough {
 		but = ""
 	}
 	l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)

@@ -1,7 +1,9 @@
 package grpcretry
 
 import (
+	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 
@@ -11,8 +13,56 @@ import (
 // TestMain fails if a test outside of a bubble leaves a goroutine behind; a bubble sees
 // to that itself. In all tests, streams make the transitions of the table only.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := setDrawCounts(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	onTransition = checkTransition
 	goleak.VerifyTestMain(m)
+}
+
+var thorough = flag.Bool("thorough", false, "tests that draw at random draw as often as they are meant to; make random does that")
+
+// drawCounts says how often the tests that draw at random do so. The defaults of their flags find what is
+// plainly wrong within seconds. What is rarely wrong takes the numbers of -thorough, and -short is for
+// the moment between two edits. A flag given on the command line wins.
+var drawCounts = []struct {
+	flag            string
+	thorough, short int
+}{
+	{"backoff.stride", 1, 401},
+	{"budgets.seeds", 100, 1},
+	{"differential.programs", 2000, 50},
+	{"faults.streams", 600, 40},
+	{"hedges.iterations", 30, 5},
+	{"hedges.sequences", 500, 50},
+	{"panics.points", 12, 1},
+	{"programs.count", 20_000, 200},
+	{"streams.cancelled", 500, 50},
+	{"streams.sequences", 2000, 50},
+}
+
+func setDrawCounts() error {
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for _, c := range drawCounts {
+		var n int
+		switch {
+		case given[c.flag]:
+			continue
+		case *thorough:
+			n = c.thorough
+		case testing.Short():
+			n = c.short
+		default:
+			continue
+		}
+		if err := flag.Set(c.flag, fmt.Sprint(n)); err != nil {
+			return fmt.Errorf("-%s: %w", c.flag, err)
+		}
+	}
+	return nil
 }
 
 // transitions is the table in stream_state.go.

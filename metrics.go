@@ -155,7 +155,7 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		rescued:  counter(MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
 		wasted:   counter(MetricWastedAttempts, "{attempt}", "Retries that failed."),
 		hedges:   counter(MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
-		passed:   counter(MetricPassedCalls, "{call}", "Calls that passed straight through, because their method is off."),
+		passed:   counter(MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries."),
 		refusals: counter(MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
 	}
 	var err error
@@ -279,7 +279,7 @@ func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
 }
 
 // attemptFailed counts an attempt that failed, and what was decided.
-func (m *metrics) attemptFailed(f *facts, a *Attempt, v Verdict) {
+func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	row := m.row(f)
 	if v.Retry && v.WaitSource != WaitConnect { // that one is known when it is over
 		m.recordWait(f, row, v)
@@ -309,7 +309,7 @@ func (m *metrics) attemptLost(f *facts, a *Attempt) {
 }
 
 // hedgeJudged counts a hedge that was due.
-func (m *metrics) hedgeJudged(f *facts, v Verdict) {
+func (m *metrics) hedgeJudged(f *facts, v verdict) {
 	row := m.row(f)
 	if v.Retry {
 		m.recordWait(f, row, v)
@@ -318,13 +318,13 @@ func (m *metrics) hedgeJudged(f *facts, v Verdict) {
 }
 
 // connected counts a wait for a connection, with the backoff after it.
-func (m *metrics) connected(f *facts, v Verdict) { m.recordWait(f, m.row(f), v) }
+func (m *metrics) connected(f *facts, v verdict) { m.recordWait(f, m.row(f), v) }
 
-func (m *metrics) recordWait(f *facts, row *metricRow, v Verdict) {
+func (m *metrics) recordWait(f *facts, row *metricRow, v verdict) {
 	m.wait.Record(f.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
 }
 
-func (m *metrics) countRefusal(f *facts, row *metricRow, v Verdict) {
+func (m *metrics) countRefusal(f *facts, row *metricRow, v verdict) {
 	if v.refused() {
 		m.budgetRow(budgetLabels{row.target, f.policy.budgetScope}).refusals.Add(1)
 	}
@@ -349,7 +349,7 @@ func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Durati
 	m.retryDelay.Record(f.ctx, idle.Seconds(), row.a96...)
 	switch {
 	case more == 0:
-	case f.policy.hedges:
+	case f.mode == modeHedged:
 		m.hedges.Record(f.ctx, int64(more), row.a96...)
 	default:
 		m.retries.Record(f.ctx, int64(more), row.a96...)

@@ -50,7 +50,8 @@ func metricLines(t *testing.T, reader sdkmetric.Reader) []string {
 	var lines []string
 	usual := []string{"grpcretry.target=passthrough:///echo", "rpc.method=grpcretry.test.v1.EchoService/Echo"}
 	add := func(m metricdata.Metrics, value string, attrs attribute.Set) {
-		fields := slices.DeleteFunc(strings.Fields(attributeLine(attrs.ToSlice())), func(attr string) bool { return slices.Contains(usual, attr) })
+		fields := slices.DeleteFunc(strings.Fields(attributeLine(attrs.ToSlice())),
+			func(attr string) bool { return slices.Contains(usual, attr) })
 		if value != "0" {
 			lines = append(lines, strings.Join(append([]string{m.Name, value}, fields...), " "))
 		}
@@ -150,13 +151,14 @@ func TestMetricsOfACall(t *testing.T) {
 			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=OTHER",
 			"grpcretry.calls 1 grpcretry.outcome=not_retryable",
 		}},
-		{name: "hedge won", script: script(hang(), ok()), opts: []Option{hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})}, want: []string{
-			"grpcretry.attempts 1 grpcretry.decision=lost rpc.response.status_code=CANCELLED",
-			"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
-			"grpcretry.calls 1 grpcretry.outcome=hedge_won",
-			"grpcretry.hedges 1 grpcretry.hedge.result=won",
-			"grpcretry.wait.duration 1/1s grpcretry.wait_source=hedge_delay",
-		}},
+		{name: "hedge won", script: script(hang(), ok()), opts: []Option{hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})},
+			want: []string{
+				"grpcretry.attempts 1 grpcretry.decision=lost rpc.response.status_code=CANCELLED",
+				"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+				"grpcretry.calls 1 grpcretry.outcome=hedge_won",
+				"grpcretry.hedges 1 grpcretry.hedge.result=won",
+				"grpcretry.wait.duration 1/1s grpcretry.wait_source=hedge_delay",
+			}},
 		{name: "hedges wasted", script: script(ok().after(5*second/2), hang(), unavailable().after(second/4)),
 			opts: []Option{hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})}, want: []string{
 				"grpcretry.attempts 1 grpcretry.decision=lost rpc.response.status_code=CANCELLED",
@@ -381,7 +383,8 @@ func TestHedgesOfA96(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(hang(), unavailable(), ok(), unavailable().pushback("3000"), ok()))
 		provider, reader := readMetrics()
-		client := server.client(t, hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}), WithMeterProvider(provider), WithGRPCMetrics(true))
+		client := server.client(t, hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}), WithMeterProvider(provider),
+			WithGRPCMetrics(true))
 		client.Echo(t.Context(), request()) // two more
 		client.Echo(t.Context(), request()) // one more, after 3 s with nothing under way
 		var got []string
@@ -422,16 +425,19 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 		server := serve(t, script(unavailable(), ok(), hang(), ok()))
 		provider, reader := readMetrics()
 		server.client(t, steady, WithMeterProvider(provider), WithGRPCMetrics(true)).Echo(t.Context(), request())
-		server.client(t, hedged(Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(provider), WithGRPCMetrics(true)).Echo(t.Context(), request())
+		server.client(t, hedged(Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(provider),
+			WithGRPCMetrics(true)).Echo(t.Context(), request())
 		units := map[string]string{
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
-			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}", "grpcretry.budget.refusals": "{retry}",
-			"grpc.client.call.retries": "{retry}", "grpc.client.call.retry_delay": "s",
+			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}",
+			"grpcretry.budget.refusals": "{retry}",
+			"grpc.client.call.retries":  "{retry}", "grpc.client.call.retry_delay": "s",
 		}
 		for _, m := range collect(t, reader) {
 			if m.Unit != units[m.Name] || m.Description == "" {
-				t.Errorf("%s has unit %q and description %q, want unit %q and some description", m.Name, m.Unit, m.Description, units[m.Name])
+				t.Errorf("%s has unit %q and description %q, want unit %q and some description", m.Name, m.Unit, m.Description,
+					units[m.Name])
 			}
 			delete(units, m.Name)
 			var bounds, want []float64
@@ -595,7 +601,8 @@ func TestMetricsAreReadWhileCallsRun(t *testing.T) {
 				if i%3 == 0 {
 					opts = stubOptions
 				}
-				if err := intercept(context.Background(), "/pkg.Service/Method", nil, nil, nil, invoker, opts...); err != nil && status.Code(err) != codes.Unavailable {
+				if err := intercept(context.Background(), "/pkg.Service/Method", nil, nil, nil, invoker, opts...); err != nil &&
+					status.Code(err) != codes.Unavailable {
 					t.Error(err)
 				}
 			}

@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,37 +13,6 @@ import (
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
-
-// An eventRecorder keeps one line for each event.
-type eventRecorder struct {
-	start time.Time
-	lines []string
-	last  Event
-}
-
-func (r *eventRecorder) observe(_ context.Context, e Event) {
-	r.last = e
-	line := fmt.Sprintf("%v %s #%d", time.Since(r.start), e.Kind, e.Attempt.Number)
-	switch e.Kind {
-	case AttemptEnd:
-		line += fmt.Sprintf(" %s in %v", codeName(e.Attempt.Code()), e.Attempt.Duration)
-	case Decision:
-		if e.Retry {
-			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
-		} else {
-			line += " stop: " + ReasonName(e.Reason)
-		}
-	case CallEnd:
-		line += fmt.Sprintf(" %s after %v", e.Outcome(), e.Elapsed)
-		if len(e.Attempts) > 0 {
-			line += ", attempts"
-		}
-		for _, a := range e.Attempts {
-			line += fmt.Sprintf(" #%d %s", a.Number, codeName(a.Code()))
-		}
-	}
-	r.lines = append(r.lines, line)
-}
 
 func TestObserverSeesEverythingInOrder(t *testing.T) {
 	for _, tt := range []struct {
@@ -59,14 +27,17 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 		{name: "recovered", script: script(unavailable().after(second), overloaded().pushback("7000"), ok()), want: []string{
 			"0s attempt_start #1", "1s attempt_end #1 UNAVAILABLE in 1s", "1s decision #1 retry after 1s by backoff",
 			"2s attempt_start #2", "2s attempt_end #2 RESOURCE_EXHAUSTED in 0s", "2s decision #2 retry after 7s by pushback",
-			"9s attempt_start #3", "9s attempt_end #3 OK in 0s", "9s call_end #3 recovered after 9s, attempts #1 UNAVAILABLE #2 RESOURCE_EXHAUSTED #3 OK"}},
+			"9s attempt_start #3", "9s attempt_end #3 OK in 0s",
+			"9s call_end #3 recovered after 9s, attempts #1 UNAVAILABLE #2 RESOURCE_EXHAUSTED #3 OK"}},
 		{name: "gave up", script: always(unavailable()), opts: []Option{WithMaxAttempts(2)}, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
-			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: exhausted", "1s call_end #2 exhausted after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"}},
+			"1s attempt_start #2", "1s attempt_end #2 UNAVAILABLE in 0s", "1s decision #2 stop: exhausted",
+			"1s call_end #2 exhausted after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"}},
 		{name: "budget", script: always(unavailable()), opts: []Option{WithBudget(&aBudget{refuse: true})}, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 stop: budget", "0s call_end #1 budget after 0s"}},
 		{name: "not retryable", script: script(fail(codes.NotFound, "x")), want: []string{
-			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable", "0s call_end #1 not_retryable after 0s"}},
+			"0s attempt_start #1", "0s attempt_end #1 NOT_FOUND in 0s", "0s decision #1 stop: not_retryable",
+			"0s call_end #1 not_retryable after 0s"}},
 		{name: "cancelled in the wait", script: script(unavailable()), cancel: second / 2, want: []string{
 			"0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
 			"500ms call_end #1 cancelled after 500ms"}},
@@ -85,7 +56,8 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 					t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(tt.want, "\n"))
 				}
 				last := recorder.last
-				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" || last.Budget == nil {
+				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" ||
+					last.Budget == nil {
 					t.Errorf("the last event is %+v, want method, target, budget and the call's error %v", last, err)
 				}
 				var e *Error

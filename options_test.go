@@ -70,7 +70,8 @@ var badOptions = []struct {
 	{"nil limiter", WithBudget(NewRateBudget(nil)), []string{"WithBudget", "NewRateBudget", "nil"}},
 	{"nil function", WithBudget(PerTarget(nil)), []string{"WithBudget", "PerTarget", "nil"}},
 	{"nil budget among others", WithBudget(AllBudgets(Unlimited, nil)), []string{"WithBudget", "AllBudgets", "number 2", "nil"}},
-	{"nil limiter among others", WithBudget(AllBudgets(AllBudgets(NewRateBudget(nil)))), []string{"WithBudget", "AllBudgets", "NewRateBudget", "nil"}},
+	{"nil limiter among others", WithBudget(AllBudgets(AllBudgets(NewRateBudget(nil)))),
+		[]string{"WithBudget", "AllBudgets", "NewRateBudget", "nil"}},
 
 	{"policy: attempts", WithPolicy(Policy{MaxAttempts: -1}), []string{"WithPolicy", "MaxAttempts", "-1"}},
 	{"policy: backoff", WithPolicy(Policy{Backoff: Exponential{Multiplier: 0.5}}), []string{"WithPolicy", "Backoff", "0.5"}},
@@ -180,7 +181,8 @@ func TestNewTakesEdgeValues(t *testing.T) {
 			t.Errorf("New: %v", err)
 		}
 	}
-	if _, err := New(WithObserver(nil), WithLogger(nil), WithTracerProvider(nil), WithCallSpan(true), WithBuiltInRetryDisabled()); err != nil {
+	if _, err := New(WithObserver(nil), WithLogger(nil), WithTracerProvider(nil), WithCallSpan(true),
+		WithBuiltInRetryDisabled()); err != nil {
 		t.Errorf("New: %v", err)
 	}
 }
@@ -282,18 +284,21 @@ func TestScopeBeatsOrder(t *testing.T) {
 		{"another method", []Option{WithMethod(service+"Put", n(6)), n(2)}, nil, nil, 2},
 		{"another method of the service", []Option{WithMethod(service+"Put", n(6)), WithMethod(service, n(3)), n(2)}, nil, nil, 3},
 		{"another service", []Option{WithMethod("/grpcretry.test.v1.EchoServic/", n(6)), n(2)}, nil, nil, 2},
-		{"a method whose name begins the same", []Option{WithMethod(method+"o", n(6)), WithMethod(method[:len(method)-1], n(7)), n(2)}, nil, nil, 2},
+		{"a method whose name begins the same", []Option{WithMethod(method+"o", n(6)), WithMethod(method[:len(method)-1], n(7)),
+			n(2)}, nil, nil, 2},
 		{"Disable for all, on again for a method", []Option{WithMethod(method, n(3)), Disable()}, nil, nil, 3},
 		{"Disable for a method", []Option{WithMethod(method, Disable()), n(3)}, nil, nil, 1},
 		{"Disable for a call", []Option{n(3)}, nil, []grpc.CallOption{Disable()}, 1},
 		{"Disable, on again for a call", []Option{Disable()}, nil, []grpc.CallOption{n(3)}, 3},
-		{"a policy for a call over a method", []Option{WithMethod(method, n(6))}, nil, []grpc.CallOption{WithPolicy(Policy{MaxAttempts: 2})}, 2},
+		{"a policy for a call over a method", []Option{WithMethod(method, n(6))}, nil,
+			[]grpc.CallOption{WithPolicy(Policy{MaxAttempts: 2})}, 2},
 		{"an empty policy for a call changes nothing", []Option{WithMethod(method, n(6))}, nil, []grpc.CallOption{WithPolicy(Policy{})}, 6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, always(unavailable()))
-				dial := append(DialOptions(append([]Option{WithBackoff(Constant(0)), WithBudget(Unlimited)}, tt.opts...)...), grpc.WithDefaultCallOptions(tt.dial...))
+				dial := append(DialOptions(append([]Option{WithBackoff(Constant(0)), WithBudget(Unlimited)}, tt.opts...)...),
+					grpc.WithDefaultCallOptions(tt.dial...))
 				_, err := echov1.NewEchoServiceClient(server.conn(t, dial...)).Echo(t.Context(), request(), tt.call...)
 				if got := len(server.attempts()); got != tt.want || status.Code(err) != codes.Unavailable {
 					t.Errorf("Echo = %v after %d attempts, want %d", err, got, tt.want)
@@ -348,16 +353,19 @@ func TestBackoffCoversOverloadUnlessThatHasItsOwn(t *testing.T) {
 	}{
 		{"one backoff for both", []Option{WithBackoff(seconds(3))}, nil, 3 * time.Second, 3 * time.Second},
 		{"one each", []Option{WithBackoff(seconds(3)), WithOverloadBackoff(seconds(7))}, nil, 3 * time.Second, 7 * time.Second},
-		{"one each, the other way round", []Option{WithOverloadBackoff(seconds(7)), WithBackoff(seconds(3))}, nil, 3 * time.Second, 7 * time.Second},
+		{"one each, the other way round", []Option{WithOverloadBackoff(seconds(7)), WithBackoff(seconds(3))}, nil, 3 * time.Second,
+			7 * time.Second},
 		{"overload in a wider scope", []Option{WithOverloadBackoff(seconds(7)), WithMethod(method, WithBackoff(seconds(3)))}, nil,
 			3 * time.Second, 7 * time.Second},
 		{"overload in a wider scope than the call", []Option{WithMethod(method, WithOverloadBackoff(seconds(7)))},
 			[]grpc.CallOption{WithBackoff(seconds(3))}, 3 * time.Second, 7 * time.Second},
 		{"backoff in a narrower scope", []Option{WithBackoff(seconds(3)), WithMethod(method, WithBackoff(seconds(5)))}, nil,
 			5 * time.Second, 5 * time.Second},
-		{"backoff of a call", []Option{WithBackoff(seconds(3))}, []grpc.CallOption{WithBackoff(seconds(5))}, 5 * time.Second, 5 * time.Second},
+		{"backoff of a call", []Option{WithBackoff(seconds(3))}, []grpc.CallOption{WithBackoff(seconds(5))}, 5 * time.Second,
+			5 * time.Second},
 		{"as a policy", []Option{WithPolicy(Policy{Backoff: seconds(3)})}, nil, 3 * time.Second, 3 * time.Second},
-		{"as a policy, one each", []Option{WithPolicy(Policy{Backoff: seconds(3), OverloadBackoff: seconds(7)})}, nil, 3 * time.Second, 7 * time.Second},
+		{"as a policy, one each", []Option{WithPolicy(Policy{Backoff: seconds(3), OverloadBackoff: seconds(7)})}, nil, 3 * time.Second,
+			7 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -388,7 +396,8 @@ func TestDefaultBackoffs(t *testing.T) {
 func TestMaxAttemptsHasNoHiddenCap(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		_, err := server.client(t, WithMaxAttempts(100), WithBackoff(Constant(time.Second)), WithBudget(Unlimited)).Echo(t.Context(), request())
+		_, err := server.client(t, WithMaxAttempts(100), WithBackoff(Constant(time.Second)),
+			WithBudget(Unlimited)).Echo(t.Context(), request())
 		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 100)
 		if got := server.times(); len(got) != 100 || got[99] != 99*time.Second {
 			t.Errorf("the server saw %d attempts, want 100, the last after 99 s: %v", len(got), got)
@@ -418,7 +427,8 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 				budget := &aBudget{}
 				opts := append([]Option{steady, WithBudget(budget), WithAttemptTimeout(time.Second),
 					WithObserver(func(_ context.Context, e Event) { t.Errorf("event %+v", e) }),
-					WithClassifier(func(context.Context, Attempt) Classification { t.Error("classifier asked"); return Retry })}, tt.opts...)
+					WithClassifier(func(context.Context, Attempt) Classification { t.Error("classifier asked"); return Retry })},
+					tt.opts...)
 				cc, count := server.counted(t, opts...)
 				_, err := cc.Echo(t.Context(), request(), tt.call...)
 				wantUntouched(t, err, codes.Unavailable, "db-down")
@@ -456,7 +466,8 @@ func TestZeroTakesALimitBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := r.Policy("/a/b")
-	if p.AttemptTimeout != time.Second || p.MaxElapsed != time.Second || p.Classifier == nil || !p.CommitOnHeaders || p.MaxServerDelay != time.Millisecond {
+	if p.AttemptTimeout != time.Second || p.MaxElapsed != time.Second || p.Classifier == nil || !p.CommitOnHeaders ||
+		p.MaxServerDelay != time.Millisecond {
 		t.Errorf("an empty policy changed the one below to %+v", p)
 	}
 }

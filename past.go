@@ -28,7 +28,7 @@ func (p *past) all(more ...Attempt) []Attempt {
 }
 
 // record adds a failed attempt.
-func (p *past) record(f *Failure) {
+func (p *past) record(f *failure) {
 	p.keep(f.Attempt)
 	p.failures++
 	if !f.TimedOut && !f.isCallers() {

@@ -5,21 +5,18 @@ import (
 	"time"
 )
 
-// A Plan is the state of one call, and decides what becomes of it. Its driver sends attempts,
-// reports how they end, and does what the returned [Step] says; the Plan applies the rules,
-// and makes all deposits, withdrawals and refunds. It serves retried and hedged calls alike.
+// A plan is the state of one call, and decides what becomes of it, for retried and hedged calls
+// alike. Its driver sends attempts, reports how they end, and does what the returned step says;
+// the plan applies the rules, and makes all deposits, withdrawals and refunds. The interceptors
+// drive it directly, other programs through [Plan].
 //
-// [Engine.Plan] returns a new one. The driver calls
+// The driver calls send for each attempt; failed, succeeded or lost once for each, when it ends;
+// overdue when one has run for the attempt timeout; due at dueAt; connected if a connection that
+// the last step waits for is there before that; and leave when the call ends while no attempt is
+// in flight, because its caller has gone.
 //
-//   - [Plan.Sent] for each attempt, the first included, when it is sent;
-//   - [Plan.Failed], [Plan.Succeeded] or [Plan.Lost] once for each attempt, when it ends;
-//   - [Plan.Overdue] when an attempt has run for the attempt timeout;
-//   - [Plan.Due] at [Plan.DueAt], or [Plan.Connected] if a connection that the last Step waits
-//     for is there before that;
-//   - [Plan.Leave] when the call ends while no attempt is in flight, because its caller has gone.
-//
-// A Plan is not safe for concurrent use. The zero Plan is not usable.
-type Plan struct {
+// A plan is not safe for concurrent use. The zero plan is unusable until begin.
+type plan struct {
 	policy   *policy
 	budget   Budget
 	hedges   Budget // what hedges spend besides; nil if the method is not hedged
@@ -41,12 +38,13 @@ type Plan struct {
 	replacing bool   // while a retry is decided on that takes the place of an overdue one
 	held      charge // what was withdrawn for such a retry, if that is decided about anew
 
-	connecting error         // while the call waits for a connection: why it ends if that is not there when due; else nil
-	connected  time.Duration // the time that such waits have taken
+	connecting  error         // while the call waits for a connection: why it ends if that is not there at dueAt; else nil
+	connectTime time.Duration // the time that such waits have taken
+
+	dueAt time.Time // when to call due; zero for never
 
 	// Of a hedged call.
 	delay     time.Duration
-	due       time.Time // when the next hedge is due; zero for never
 	postponed time.Duration
 	notBefore time.Time  // the time that the newest pushback named
 	pushed    WaitSource // where that came from
@@ -63,15 +61,15 @@ type pending struct {
 	wait    time.Duration
 	source  WaitSource
 
-	retry int // as in the Plan, before this one was decided on
+	retry int // as in the plan, before this one was decided on
 	prev  time.Duration
 }
 
 // An overdue attempt has been decided about before its end.
 type overdue struct {
 	number  int
-	verdict Verdict
-	result  Result // what the budget is told
+	verdict verdict
+	result  Result // for the budget
 }
 
 // A charge is what was withdrawn for an attempt.
@@ -83,33 +81,25 @@ const (
 	andHedge               // that, and one from the budget of hedges
 )
 
-// A Step is what a [Plan] wants done. Attempts in flight run on unless it says otherwise.
-type Step struct {
-	Verdict // what was decided about the attempt that was reported, or about the hedge that was due
+// A step is what a [plan] wants done. Attempts in flight run on unless it says otherwise.
+type step struct {
+	verdict // what was decided about the attempt that was reported, or about the hedge that was due
 
 	Send    bool // send an attempt now
 	Cut     bool // cancel the overdue attempt; its end is then reported as TimedOut
-	Connect bool // wait for a connection until DueAt: call Connected if it is there, else Due
+	Connect bool // wait for a connection until dueAt: call connected if it is there, else due
 	End     bool // the call is over, because of Reason; cancel what is in flight
 }
 
-// Plan returns the plan of a call that starts at start and spends from b. deadline is the
-// caller's, zero without one. No attempt has been sent yet.
-func (e *Engine) Plan(b Budget, start, deadline time.Time) *Plan {
-	p := new(Plan)
-	p.begin(e.policy, b, e.policy.hedgeBudget(), start, deadline)
-	return p
-}
-
-// begin makes a zero Plan the plan of a call, in place: it is too large to be copied for each.
-func (p *Plan) begin(obeyed *policy, b, hedges Budget, start, deadline time.Time) {
+// begin makes the zero plan that of a call, in place: it is too large to be copied for each.
+func (p *plan) begin(obeyed *policy, b, hedges Budget, start, deadline time.Time) {
 	p.policy, p.budget, p.hedges = obeyed, b, hedges
 	p.start, p.deadline = start, deadline
 }
 
-// Hedge makes the call one whose further attempts are sent after each delay, by the policy's
-// [Hedging], which must be set. Call it before the first Sent.
-func (p *Plan) Hedge(delay time.Duration) {
+// hedgeEvery makes the call one whose further attempts are sent after each delay, by the
+// policy's [Hedging], which must be set. It is called before the first send.
+func (p *plan) hedgeEvery(delay time.Duration) {
 	if !p.policy.hedges {
 		p.policy = p.policy.hedged
 	}
@@ -117,22 +107,13 @@ func (p *Plan) Hedge(delay time.Duration) {
 }
 
 // begun reports whether p is the plan of a call, rather than zero.
-func (p *Plan) begun() bool { return p.policy != nil }
-
-// DueAt returns when to call [Plan.Due], zero for never. Every other method may change it.
-func (p *Plan) DueAt() time.Time { return p.due }
+func (p *plan) begun() bool { return p.policy != nil }
 
 // hedgeFrom counts the delay of the second attempt from start, unless that is decided already.
-func (p *Plan) hedgeFrom(start time.Time) {
+func (p *plan) hedgeFrom(start time.Time) {
 	if p.made == 1 && !p.next.decided && p.cut == nil {
-		p.due = start.Add(p.delay)
+		p.dueAt = start.Add(p.delay)
 	}
-}
-
-// Sent reports that an attempt is sent now, and returns its Number, Hedge, Wait and WaitSource.
-func (p *Plan) Sent(now time.Time) Attempt {
-	s := p.send(now)
-	return Attempt{Number: s.number, Hedge: s.hedge, Wait: s.wait, WaitSource: s.source}
 }
 
 // A sending is what an attempt is sent with; an [Attempt] is large.
@@ -143,7 +124,8 @@ type sending struct {
 	source WaitSource
 }
 
-func (p *Plan) send(now time.Time) sending {
+// send reports that an attempt is sent now.
+func (p *plan) send(now time.Time) sending {
 	p.made++
 	if p.open == 0 {
 		p.next.charge = p.retryOnly(p.next.charge)
@@ -157,16 +139,16 @@ func (p *Plan) send(now time.Time) sending {
 	s := sending{p.made, p.open > 0, p.next.wait, p.next.source}
 	p.next = pending{}
 	p.open++
-	p.due = time.Time{}
+	p.dueAt = time.Time{}
 	if p.policy.hedges && p.sent() < p.policy.MaxAttempts {
-		p.due = p.earliest(now.Add(p.delay))
+		p.dueAt = p.earliest(now.Add(p.delay))
 	}
 	return s
 }
 
-// AttemptTimeout returns how long the newest attempt may run before it is [Plan.Overdue]; 0
-// if it may take all the time that is left.
-func (p *Plan) AttemptTimeout() time.Duration {
+// attemptTimeout returns how long the newest attempt may run before it is overdue; 0 if it may
+// take all the time that is left.
+func (p *plan) attemptTimeout() time.Duration {
 	if !p.deadline.IsZero() && p.sent() >= p.policy.MaxAttempts {
 		return 0
 	}
@@ -174,40 +156,32 @@ func (p *Plan) AttemptTimeout() time.Duration {
 }
 
 // sent is the number of attempts that count towards MaxAttempts.
-func (p *Plan) sent() int { return p.made - p.unsent }
+func (p *plan) sent() int { return p.made - p.unsent }
 
-// Succeeded reports that an attempt succeeded; of a, Number, Hedge and Late count. The call is
-// over.
-func (p *Plan) Succeeded(a Attempt) {
-	p.succeeded(Outcome{Attempt: a.Number, Hedge: a.Hedge, Late: a.Late})
-}
-
-func (p *Plan) succeeded(o Outcome) {
+// succeeded reports that an attempt succeeded. The call is over.
+func (p *plan) succeeded(o Outcome) {
 	p.open--
 	o.Result = Succeeded
 	p.deposit(o)
-	p.Leave()
+	p.leave()
 }
 
-// Lost reports that an attempt was cancelled because the call is over; of a, Number and Hedge
-// count.
-func (p *Plan) Lost(a Attempt) { p.lost(Outcome{Attempt: a.Number, Hedge: a.Hedge}) }
-
-func (p *Plan) lost(o Outcome) {
+// lost reports that an attempt was cancelled because the call is over.
+func (p *plan) lost(o Outcome) {
 	p.open--
 	o.Result = Ignored
 	p.deposit(o)
 }
 
 // revoke gives back what was withdrawn for an attempt that was not sent after all.
-func (p *Plan) revoke(number int) {
+func (p *plan) revoke(number int) {
 	p.open--
 	p.refund(p.chargeOf(number))
 }
 
 // commit reports that the application is bound to the stream of an attempt. It is no retry in
 // flight any more, to a budget that limits those: a stream may live for days.
-func (p *Plan) commit(number int) {
+func (p *plan) commit(number int) {
 	charge := p.chargeOf(number)
 	if charge == nothing {
 		return
@@ -219,17 +193,17 @@ func (p *Plan) commit(number int) {
 	}
 }
 
-// Leave gives back what was withdrawn for an attempt that will not be sent.
-func (p *Plan) Leave() {
+// leave gives back what was withdrawn for an attempt that will not be sent.
+func (p *plan) leave() {
 	if p.next.decided {
 		charge := p.next.charge
 		p.next = pending{} // before the budget is called, which may panic
 		p.refund(charge)
 	}
-	p.due, p.connecting = time.Time{}, nil
+	p.dueAt, p.connecting = time.Time{}, nil
 }
 
-// Failed decides about an attempt that failed, at the time now, with u uniform in [0, 1). The
+// failed decides about an attempt that failed, at the time now, with u uniform in [0, 1). The
 // first rule that matches decides:
 //
 //  1. the caller's context has ended, or the ClientConn is closed: stop
@@ -244,22 +218,22 @@ func (p *Plan) Leave() {
 //  8. the budget refuses: stop
 //  9. retry after the wait; the budget has been charged
 //
-// Of a hedged call, a stop ends only what is still to come, unless it is by rules 1, 2 or 4.
-// The ctx is only handed to the Classifier.
-func (p *Plan) Failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
+// In a hedged call a stop rules out further attempts only, unless it is by rules 1, 2 or 4:
+// attempts in flight may still win. The ctx is only handed to the Classifier.
+func (p *plan) failed(ctx context.Context, f *failure, now time.Time, u float64) step {
 	defer p.refundHeld()
-	return p.failed(ctx, f, now, u)
+	return p.judge(ctx, f, now, u)
 }
 
 // refundHeld gives back what was withdrawn for a retry that something else took the place of.
-func (p *Plan) refundHeld() {
+func (p *plan) refundHeld() {
 	if held := p.held; held != nothing {
 		p.held = nothing
 		p.refund(held)
 	}
 }
 
-func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64) Step {
+func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) step {
 	p.open--
 	if p.cut != nil && p.cut.number == f.Attempt.Number {
 		if step, ok := p.timedOut(f, now); ok {
@@ -269,15 +243,15 @@ func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64)
 	found := p.findOf(ctx, f)
 	if found.hinted && !found.hint.Stop {
 		p.notBefore, p.pushed = now.Add(found.hint.Delay), found.hint.Source
-		if !p.due.IsZero() {
-			p.due = p.earliest(p.due)
+		if !p.dueAt.IsZero() {
+			p.dueAt = p.earliest(p.dueAt)
 		}
 	}
 	unsent := f.Unsent && p.policy.ConnectWait > 0
 	if !unsent {
 		p.deposit(f.outcome(p.policy.result(f, found)))
 	}
-	v := Verdict{Reason: f.decide(found)}
+	v := verdict{Reason: f.decide(found)}
 	switch {
 	case v.Reason != nil:
 		v.untouched = f.untouched(found)
@@ -297,7 +271,7 @@ func (p *Plan) failed(ctx context.Context, f *Failure, now time.Time, u float64)
 }
 
 // findOf is what a failure says. If the classifier panics, the budget is told all the same.
-func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
+func (p *plan) findOf(ctx context.Context, f *failure) finding {
 	if p.policy.Classifier == nil {
 		return p.policy.find(ctx, f)
 	}
@@ -314,43 +288,43 @@ func (p *Plan) findOf(ctx context.Context, f *Failure) finding {
 
 // timedOut is the step that was decided on when the attempt was overdue; ok is false if it
 // ended because of something else after all.
-func (p *Plan) timedOut(f *Failure, now time.Time) (step Step, ok bool) {
+func (p *plan) timedOut(f *failure, now time.Time) (next step, ok bool) {
 	cut := p.cut
 	p.cut = nil
 	pushed := len(f.Attempt.Trailer[pushbackKey]) > 0                                                                                   // the server's failure came with the timeout
 	itself := f.TimedOut && !pushed && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:
-		step = p.refused(cut.verdict)
+		next = p.refused(cut.verdict)
 	case itself && p.next.decided:
-		v := Verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
+		v := verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
 		if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil { // the driver took its time
 			v.Retry = false
-			step = p.refused(v)
+			next = p.refused(v)
 		} else {
-			step = p.scheduled(v, now)
+			next = p.scheduled(v, now)
 		}
 	case p.next.decided: // its own failure counts; what is paid for is kept for what follows that
 		p.retry, p.prev = p.next.retry, p.next.prev
 		p.held, p.next = p.next.charge, pending{}
-		return Step{}, false
+		return step{}, false
 	default:
-		return Step{}, false
+		return step{}, false
 	}
 	p.deposit(f.outcome(cut.result))
-	return step, true
+	return next, true
 }
 
 // again is rules 6 to 9. A retry is charged, and decided on.
-func (p *Plan) again(found finding, now time.Time, u float64) Verdict {
+func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
-		return Verdict{Reason: p.stopped}
+		return verdict{Reason: p.stopped}
 	case p.sent() >= p.policy.MaxAttempts:
-		return Verdict{Reason: ErrAttemptsExhausted}
+		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	wait, source, reason := p.schedule(found, now, u)
-	v := Verdict{Wait: wait, WaitSource: source, Reason: reason}
+	v := verdict{Wait: wait, WaitSource: source, Reason: reason}
 	if reason != nil {
 		return v
 	}
@@ -364,7 +338,7 @@ func (p *Plan) again(found finding, now time.Time, u float64) Verdict {
 }
 
 // schedule answers when the next attempt may start, and whether that is in time.
-func (p *Plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
+func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
 	switch hint := found.hint; {
 	case found.hinted && p.policy.MaxServerDelay >= 0 && hint.Delay > p.policy.MaxServerDelay:
@@ -384,7 +358,7 @@ func (p *Plan) schedule(found finding, now time.Time, u float64) (time.Duration,
 
 // nonFatal is the wait after a failure of a hedged call: none, unless a server has asked for
 // one that is not over.
-func (p *Plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
+func (p *plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
 	if left := p.notBefore.Sub(now); left > 0 && !p.notBefore.IsZero() {
 		return left, p.pushed
 	}
@@ -393,7 +367,7 @@ func (p *Plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
 
 // tooLate reports why no attempt may start after a wait that starts now: its end would reach
 // the deadline or MaxElapsed.
-func (p *Plan) tooLate(now time.Time, wait time.Duration) error {
+func (p *plan) tooLate(now time.Time, wait time.Duration) error {
 	switch {
 	case !p.deadline.IsZero() && wait >= p.deadline.Sub(now):
 		return ErrDeadline
@@ -406,7 +380,7 @@ func (p *Plan) tooLate(now time.Time, wait time.Duration) error {
 
 // accept makes the attempt that v allows the next one. What a server says about the wait
 // restarts the backoff (gRFC A6 #pushback).
-func (p *Plan) accept(v Verdict, now time.Time) {
+func (p *plan) accept(v verdict, now time.Time) {
 	p.next.decided = true
 	p.next.retry, p.next.prev = p.retry, p.prev
 	p.next.from, p.next.at = now, now.Add(v.Wait)
@@ -422,29 +396,29 @@ func (p *Plan) accept(v Verdict, now time.Time) {
 }
 
 // scheduled is the step after a verdict to retry.
-func (p *Plan) scheduled(v Verdict, now time.Time) Step {
+func (p *plan) scheduled(v verdict, now time.Time) step {
 	if !now.Before(p.next.at) {
-		return Step{Verdict: v, Send: true}
+		return step{verdict: v, Send: true}
 	}
-	p.due = p.next.at
-	return Step{Verdict: v}
+	p.dueAt = p.next.at
+	return step{verdict: v}
 }
 
 // refused is the step after a verdict to stop.
-func (p *Plan) refused(v Verdict) Step {
+func (p *plan) refused(v verdict) step {
 	exhausted := v.refused() || v.Reason == ErrAttemptsExhausted //nolint:errorlint // the rules' own value
 	if !p.policy.hedges || v.fatal || !exhausted {
-		p.Leave()
+		p.leave()
 		p.stopped = v.Reason
 	}
 	// If no attempt is in flight, none is pending either: it would have been sent, or refunded.
-	return Step{Verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
+	return step{verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
 }
 
 // reconnect is rule 5: the call waits for a connection, at most for what is left of
 // ConnectWait and not past the deadline or MaxElapsed, and then for its backoff. The attempt
 // that follows takes the place of the unsent one, and its charge.
-func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
+func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	taken := p.chargeOf(f.Attempt.Number)
 	p.unsent++
 	if p.free == f.Attempt.Number {
@@ -453,32 +427,32 @@ func (p *Plan) reconnect(f *Failure, now time.Time, u float64) Step {
 	if p.next.decided || p.open > 0 { // of a hedged call: another attempt runs, or is to
 		p.refund(taken)
 		if !p.next.decided {
-			p.Postpone(now)
+			p.putOff(now)
 		}
-		return Step{Verdict: Verdict{Retry: true, Wait: max(0, p.due.Sub(now)), WaitSource: WaitHedgeDelay}}
+		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: WaitHedgeDelay}}
 	}
 	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
-	left := p.policy.ConnectWait - p.connected
-	stop := Verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
+	left := p.policy.ConnectWait - p.connectTime
+	stop := verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
 	if left <= 0 {
-		stop = Verdict{Reason: ErrNotConnected}
+		stop = verdict{Reason: ErrNotConnected}
 	}
 	if stop.Reason != nil {
 		p.refund(taken)
 		return p.refused(stop)
 	}
 	p.next.charge = taken
-	v := Verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
+	v := verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
 	p.accept(v, now)
 	until, reason := p.connectUntil(now.Add(left), wait)
 	p.connecting = reason
-	p.due = until
-	return Step{Verdict: v, Connect: true}
+	p.dueAt = until
+	return step{verdict: v, Connect: true}
 }
 
 // connectUntil returns when a wait for a connection ends, and why: at until, or as soon as the
 // backoff after it would reach the deadline or MaxElapsed.
-func (p *Plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, error) {
+func (p *plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, error) {
 	reason := ErrNotConnected
 	if last := p.deadline.Add(-backoff); !p.deadline.IsZero() && last.Before(until) {
 		until, reason = last, ErrDeadline
@@ -489,38 +463,38 @@ func (p *Plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, 
 	return until, reason
 }
 
-// Connected reports that the connection is there that a Step told to wait for. The backoff
-// follows, so that not all calls that waited return at the same instant.
-func (p *Plan) Connected(now time.Time) Step {
+// connected reports that the connection is there that a step waited for. The backoff follows,
+// so that the waiting calls do not all retry at the same instant.
+func (p *plan) connected(now time.Time) step {
 	p.connecting = nil
-	p.connected += now.Sub(p.next.from)
+	p.connectTime += now.Sub(p.next.from)
 	backoff := p.next.wait
 	if reason := p.tooLate(now, backoff); reason != nil {
-		p.Leave()
-		return Step{Verdict: Verdict{Reason: reason}, End: true}
+		p.leave()
+		return step{verdict: verdict{Reason: reason}, End: true}
 	}
 	p.next.at = p.earliest(now.Add(backoff))
 	p.next.wait = p.next.at.Sub(p.next.from)
-	return p.scheduled(Verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
+	return p.scheduled(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
 }
 
-// Overdue decides about an attempt, still in flight, that has run for the attempt timeout; f
+// overdue decides about an attempt, still in flight, that has run for the attempt timeout; f
 // has no Err yet. Cut says to cancel it: another attempt takes its place, and is paid for. If
 // none can, it runs on to the caller's deadline and is judged by its own result; without a
 // deadline it is cut all the same, so that the call cannot hang. A server that forbids more
 // attempts before the cut one has ended is obeyed.
-func (p *Plan) Overdue(ctx context.Context, f *Failure, now time.Time, u float64) Step {
+func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64) step {
 	f.TimedOut = true
 	if f.CtxErr != nil || f.Closed {
-		return Step{} // it ends by itself
+		return step{} // it ends by itself
 	}
 	// Without a connection another attempt would not do better; and a hedged call may have one
 	// that follows anyway.
 	if f.Unsent || p.next.decided {
-		return Step{Cut: p.deadline.IsZero()}
+		return step{Cut: p.deadline.IsZero()}
 	}
 	found := p.policy.find(ctx, f)
-	v := Verdict{Reason: f.decide(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
+	v := verdict{Reason: f.decide(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
 	if v.Reason == nil {
 		p.open-- // what follows an attempt that is cut is a hedge only of the others
 		p.replacing = p.free != f.Attempt.Number
@@ -529,24 +503,24 @@ func (p *Plan) Overdue(ctx context.Context, f *Failure, now time.Time, u float64
 		p.open++
 	}
 	if !v.Retry && !p.deadline.IsZero() {
-		return Step{Verdict: v}
+		return step{verdict: v}
 	}
 	if v.Retry {
-		p.due = time.Time{} // until it has ended
+		p.dueAt = time.Time{} // until it has ended
 	}
 	p.cut = &overdue{f.Attempt.Number, v, p.policy.result(f, found)}
-	return Step{Verdict: v, Cut: true}
+	return step{verdict: v, Cut: true}
 }
 
-// Due decides when the time of [Plan.DueAt] has come.
-func (p *Plan) Due(now time.Time) Step {
+// due decides when the time of dueAt has come.
+func (p *plan) due(now time.Time) step {
 	switch {
 	case p.connecting != nil:
 		reason := p.connecting
-		p.Leave()
-		return Step{Verdict: Verdict{Reason: reason}, End: true}
+		p.leave()
+		return step{verdict: verdict{Reason: reason}, End: true}
 	case p.next.decided:
-		return Step{Verdict: Verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
+		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
 	default:
 		return p.hedge(now)
 	}
@@ -554,9 +528,9 @@ func (p *Plan) Due(now time.Time) Step {
 
 // hedge decides about a hedge that is due. If it may not be sent, the attempts in flight run
 // on.
-func (p *Plan) hedge(now time.Time) Step {
-	v := Verdict{Wait: p.delay, WaitSource: WaitHedgeDelay}
-	p.due = time.Time{}
+func (p *plan) hedge(now time.Time) step {
+	v := verdict{Wait: p.delay, WaitSource: WaitHedgeDelay}
+	p.dueAt = time.Time{}
 	switch {
 	case p.stopped != nil:
 		v.Reason = p.stopped
@@ -567,29 +541,26 @@ func (p *Plan) hedge(now time.Time) Step {
 	}
 	if v.Reason == nil && !p.admit(now, p.open > 0) {
 		v.Reason = ErrBudgetExhausted
-		p.Postpone(now)
+		p.putOff(now)
 	}
 	if v.Reason != nil {
-		return Step{Verdict: v}
+		return step{verdict: v}
 	}
 	v.Retry = true
 	p.next.decided, p.next.from, p.next.at = true, now, now
 	p.next.wait, p.next.source = v.Wait, v.WaitSource
-	return Step{Verdict: v, Send: true}
+	return step{verdict: v, Send: true}
 }
 
-// Postpone puts a hedge off that is due while its driver cannot send it.
-func (p *Plan) Postpone(now time.Time) { p.due = p.earliest(now.Add(p.postpone())) }
-
-// postpone returns how long to wait before asking again for a hedge that could not be sent.
-// It doubles each time: there may be thousands of calls with a hedge that is due.
-func (p *Plan) postpone() time.Duration {
+// putOff postpones a hedge that is due but cannot be sent. The time until it is due again
+// doubles each time: thousands of calls may have a hedge that is due.
+func (p *plan) putOff(now time.Time) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
-	return p.postponed
+	p.dueAt = p.earliest(now.Add(p.postponed))
 }
 
 // earliest is t, or the time that the newest pushback named if that is later.
-func (p *Plan) earliest(t time.Time) time.Time {
+func (p *plan) earliest(t time.Time) time.Time {
 	if p.notBefore.After(t) {
 		return p.notBefore
 	}
@@ -598,7 +569,7 @@ func (p *Plan) earliest(t time.Time) time.Time {
 
 // admit answers whether the budget allows one more attempt, and charges it. The attempt that
 // stands in for a first one that reached no server is free.
-func (p *Plan) admit(now time.Time, hedge bool) bool {
+func (p *plan) admit(now time.Time, hedge bool) bool {
 	switch {
 	case p.free == 0:
 		p.next.charge = nothing
@@ -620,7 +591,7 @@ func (p *Plan) admit(now time.Time, hedge bool) bool {
 	}
 }
 
-func (p *Plan) refund(c charge) {
+func (p *plan) refund(c charge) {
 	if c == nothing {
 		return
 	}
@@ -631,7 +602,7 @@ func (p *Plan) refund(c charge) {
 }
 
 // retryOnly is what is left of a charge when the attempt is no hedge any more.
-func (p *Plan) retryOnly(c charge) charge {
+func (p *plan) retryOnly(c charge) charge {
 	if c == andHedge {
 		p.hedges.Refund()
 		return aRetry
@@ -640,7 +611,7 @@ func (p *Plan) retryOnly(c charge) charge {
 }
 
 // chargeOf is what was withdrawn for an attempt that has ended.
-func (p *Plan) chargeOf(number int) charge {
+func (p *plan) chargeOf(number int) charge {
 	switch {
 	case p.free == number:
 		return nothing
@@ -651,13 +622,13 @@ func (p *Plan) chargeOf(number int) charge {
 	}
 }
 
-func (f *Failure) outcome(r Result) Outcome {
-	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.Late}
+func (f *failure) outcome(r Result) Outcome {
+	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.late}
 }
 
 // deposit tells the budgets how an attempt ended. To one that was not charged for it, it is a
 // first attempt.
-func (p *Plan) deposit(o Outcome) {
+func (p *plan) deposit(o Outcome) {
 	charge := p.chargeOf(o.Attempt)
 	released := p.released == o.Attempt
 	if charge == nothing {

@@ -10,20 +10,28 @@ import (
 
 // The tests here drive plans by hand, without goroutines, servers or time.
 
-// hedgedPlan is the plan of a hedged call whose first attempts, sent at noon, are in flight.
-func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *Plan {
+// planOf returns the plan of a call that obeys p, spends from budget and starts at start.
+func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *plan {
 	t.Helper()
-	e, err := NewEngine(p)
-	if err != nil {
+	if err := p.check(); err != nil {
 		t.Fatal(err)
 	}
-	plan := e.Plan(budget, noon, time.Time{})
-	plan.Hedge(second)
+	obeyed := resolve(defaultBudgets(), scope{scopeAll, []*callOption{WithPolicy(p).callOption()}})
+	made := new(plan)
+	made.begin(obeyed, budget, obeyed.hedgeBudget(), start, deadline)
+	return made
+}
+
+// hedgedPlan is the plan of a hedged call whose first attempts, sent at noon, are in flight.
+func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *plan {
+	t.Helper()
+	plan := planOf(t, p, budget, noon, time.Time{})
+	plan.hedgeEvery(second)
 	for range sent {
 		if plan.made > 0 {
-			plan.Due(noon)
+			plan.due(noon)
 		}
-		plan.Sent(noon)
+		plan.send(noon)
 	}
 	return plan
 }
@@ -35,27 +43,27 @@ func TestPlanOfAHedgedCall(t *testing.T) {
 			MaxAttempts: 3, Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}, Budget: hedges}}
 	}
 	internal, unavailable := failureOf(1, codes.Internal), failureOf(1, codes.Unavailable)
-	stop := func(reason error, end bool) Step { return Step{Verdict: Verdict{Reason: reason}, End: end} }
+	stop := func(reason error, end bool) step { return step{verdict: verdict{Reason: reason}, End: end} }
 	for _, tt := range []struct {
 		name    string
 		sent    int
 		stopped error
-		failure Failure
-		want    Step
+		failure failure
+		want    step
 		due     time.Duration // after noon; 0 for never
 	}{
-		{"non-fatal", 1, nil, internal, Step{Verdict: Verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
-		{"non-fatal, others are in flight", 2, nil, internal, Step{Verdict: Verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
+		{"non-fatal", 1, nil, internal, step{verdict: verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
+		{"non-fatal, others are in flight", 2, nil, internal, step{verdict: verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
 		{"fatal", 1, nil, unavailable, stop(ErrNotRetryable, true), 0},
 		{"fatal, others are in flight", 2, nil, unavailable, stop(ErrNotRetryable, true), 0},
 		{"fatal, and the server says stop", 2, nil, failureOf(1, codes.Unavailable).saying("-1"), stop(ErrPushback, true), 0},
 		{"the server says stop", 1, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, true), 0},
 		{"the server says stop, others are in flight", 2, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, false), 0},
 		{"pushback", 1, nil, failureOf(1, codes.Internal).saying("7"),
-			Step{Verdict: Verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback}}, 7 * time.Millisecond},
-		{"the connection is closed", 2, nil, internal.with(func(f *Failure) { f.Closed = true }), stop(ErrConnClosed, true), 0},
-		{"the caller is gone", 2, nil, internal.with(func(f *Failure) { f.CtxErr = context.Canceled }), stop(context.Canceled, true), 0},
-		{"committed", 2, nil, internal.with(func(f *Failure) { f.Committed = true }), stop(ErrCommitted, true), 0},
+			step{verdict: verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback}}, 7 * time.Millisecond},
+		{"the connection is closed", 2, nil, internal.with(func(f *failure) { f.Closed = true }), stop(ErrConnClosed, true), 0},
+		{"the caller is gone", 2, nil, internal.with(func(f *failure) { f.CtxErr = context.Canceled }), stop(context.Canceled, true), 0},
+		{"committed", 2, nil, internal.with(func(f *failure) { f.Committed = true }), stop(ErrCommitted, true), 0},
 		{"all are sent", 3, nil, internal, stop(ErrAttemptsExhausted, false), 0},
 		{"stopped before", 2, ErrPushback, internal, stop(ErrPushback, false), 0},
 		{"stopped before, and the last in flight", 1, ErrPushback, internal, stop(ErrPushback, true), 0},
@@ -64,13 +72,13 @@ func TestPlanOfAHedgedCall(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
 			plan.stopped = tt.stopped
-			got := plan.Failed(t.Context(), &tt.failure, noon, 0.5)
+			got := plan.failed(t.Context(), &tt.failure, noon, 0.5)
 			got.fatal, got.untouched = false, false
 			if got != tt.want {
 				t.Errorf("Failed = %+v, want %+v", got, tt.want)
 			}
 			var due time.Duration
-			if at := plan.DueAt(); !at.IsZero() {
+			if at := plan.dueAt; !at.IsZero() {
 				due = at.Sub(noon)
 			}
 			if due != tt.due {
@@ -81,29 +89,29 @@ func TestPlanOfAHedgedCall(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
 		sent            int
-		change          func(*Plan)
+		change          func(*plan)
 		budget, hedges  Budget
 		want            error
 		asksAgain, paid bool
 	}{
-		{"due", 2, func(*Plan) {}, &tally{}, &tally{}, nil, false, true},
-		{"all are sent", 3, func(*Plan) {}, &tally{}, &tally{}, ErrAttemptsExhausted, false, false},
-		{"deadline", 1, func(p *Plan) { p.deadline = noon }, &tally{}, &tally{}, ErrDeadline, false, false},
-		{"MaxElapsed", 1, func(p *Plan) { p.start = noon.Add(-time.Minute) }, &tally{}, &tally{}, ErrMaxElapsed, false, false},
-		{"the budget refuses", 1, func(*Plan) {}, stingy{}, &tally{}, ErrBudgetExhausted, true, false},
-		{"the budget of hedges refuses", 1, func(*Plan) {}, &tally{}, stingy{}, ErrBudgetExhausted, true, false},
+		{"due", 2, func(*plan) {}, &tally{}, &tally{}, nil, false, true},
+		{"all are sent", 3, func(*plan) {}, &tally{}, &tally{}, ErrAttemptsExhausted, false, false},
+		{"deadline", 1, func(p *plan) { p.deadline = noon }, &tally{}, &tally{}, ErrDeadline, false, false},
+		{"MaxElapsed", 1, func(p *plan) { p.start = noon.Add(-time.Minute) }, &tally{}, &tally{}, ErrMaxElapsed, false, false},
+		{"the budget refuses", 1, func(*plan) {}, stingy{}, &tally{}, ErrBudgetExhausted, true, false},
+		{"the budget of hedges refuses", 1, func(*plan) {}, &tally{}, stingy{}, ErrBudgetExhausted, true, false},
 	} {
 		t.Run("due: "+tt.name, func(t *testing.T) {
 			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
 			plan.budget, plan.hedges = tt.budget, tt.hedges
 			tt.change(plan)
-			got := plan.Due(noon)
-			want := Step{Verdict: Verdict{Retry: tt.paid, Wait: second, WaitSource: WaitHedgeDelay, Reason: tt.want}, Send: tt.paid}
+			got := plan.due(noon)
+			want := step{verdict: verdict{Retry: tt.paid, Wait: second, WaitSource: WaitHedgeDelay, Reason: tt.want}, Send: tt.paid}
 			if got != want {
 				t.Errorf("Due = %+v, want %+v", got, want)
 			}
-			if again := !plan.DueAt().IsZero(); again != tt.asksAgain {
-				t.Errorf("due again at %v, want that: %v", plan.DueAt(), tt.asksAgain)
+			if again := !plan.dueAt.IsZero(); again != tt.asksAgain {
+				t.Errorf("due again at %v, want that: %v", plan.dueAt, tt.asksAgain)
 			}
 			for name, b := range map[string]Budget{"budget": tt.budget, "budget of hedges": tt.hedges} {
 				if b, ok := b.(*tally); ok && (b.withdrawn-b.refunded == 1) != tt.paid {
@@ -123,8 +131,8 @@ func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
 		plan := hedgedPlan(t, Policy{Hedging: &Hedging{Delay: HedgeAfter(0), Budget: Unlimited}}, stingy{}, 1)
 		plan.delay = tt.delay
 		for n, want := range []time.Duration{tt.first, 2 * tt.first, 4 * tt.first} {
-			plan.Due(noon)
-			if got := plan.DueAt().Sub(noon); got != want {
+			plan.due(noon)
+			if got := plan.dueAt.Sub(noon); got != want {
 				t.Errorf("a hedge of delay %v is put off by %v the %dth time, want %v", tt.delay, got, n+1, want)
 			}
 		}
@@ -133,33 +141,29 @@ func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
 
 // The backoff counts the call's retries, and what a server says restarts it.
 func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
-	e, err := NewEngine(Policy{MaxAttempts: 9, Backoff: Exponential{Base: second, Max: time.Hour, Jitter: NoJitter}, Budget: Unlimited})
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan := e.Plan(Unlimited, noon, time.Time{})
+	plan := planOf(t, Policy{MaxAttempts: 9, Backoff: Exponential{Base: second, Max: time.Hour, Jitter: NoJitter}, Budget: Unlimited}, Unlimited, noon, time.Time{})
 	now := noon
 	for i, tt := range []struct {
-		failure Failure
+		failure failure
 		wait    time.Duration
 	}{
 		{failureOf(1, codes.Unavailable), second},
 		{failureOf(2, codes.Unavailable), 2 * second},
 		{failureOf(3, codes.Unavailable).saying("7000"), 7 * second},
 		{failureOf(4, codes.Unavailable), second},
-		{failureOf(5, codes.Unavailable).with(func(f *Failure) { f.Unsent = true }), 2 * second}, // does not count
+		{failureOf(5, codes.Unavailable).with(func(f *failure) { f.Unsent = true }), 2 * second}, // does not count
 		{failureOf(6, codes.Unavailable), 2 * second},
 		{failureOf(7, codes.Unavailable, retryInfoOf(10*second)), 11 * second},
 		{failureOf(8, codes.Unavailable), second},
 	} {
-		plan.Sent(now)
-		if step := plan.Failed(t.Context(), &tt.failure, now, 0.5); step.Wait != tt.wait || !step.Retry {
+		plan.send(now)
+		if step := plan.failed(t.Context(), &tt.failure, now, 0.5); step.Wait != tt.wait || !step.Retry {
 			t.Fatalf("after failure %d: %+v, want a wait of %v", i+1, step, tt.wait)
 		}
 		if tt.failure.Unsent {
-			plan.Connected(now)
+			plan.connected(now)
 		}
-		now = plan.DueAt()
+		now = plan.dueAt
 	}
 }
 
@@ -167,45 +171,45 @@ func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 // and the newest pushback holds for the call.
 func TestChargesOfAHedgedCall(t *testing.T) {
 	type accounts struct{ own, hedges counts }
-	internal := func(number int) *Failure { f := failureOf(number, codes.Unavailable); return &f }
+	internal := func(number int) *failure { f := failureOf(number, codes.Unavailable); return &f }
 	for _, tt := range []struct {
 		name string
-		play func(p *Plan)
+		play func(p *plan)
 		want accounts
 	}{
-		{"a hedge wins", func(p *Plan) {
-			p.Due(noon)
-			p.Succeeded(p.Sent(noon))
-			p.Lost(Attempt{Number: 1})
+		{"a hedge wins", func(p *plan) {
+			p.due(noon)
+			p.wins(p.send(noon).number)
+			p.lost(Outcome{Attempt: 1})
 		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1, Ignored: 1}, highest: 2}, counts{withdrawn: 1, told: [4]int{Succeeded: 1, Ignored: 1}, highest: 2}}},
-		{"a retry wins", func(p *Plan) {
-			p.Failed(t.Context(), internal(1), noon, 0.5)
-			p.Succeeded(p.Sent(noon))
+		{"a retry wins", func(p *plan) {
+			p.failed(t.Context(), internal(1), noon, 0.5)
+			p.wins(p.send(noon).number)
 		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 2}, counts{told: [4]int{Succeeded: 1, Failed: 1}, highest: 1}}},
-		{"decided on as a hedge, sent as a retry", func(p *Plan) {
-			p.Due(noon)
-			p.Sent(noon)
+		{"decided on as a hedge, sent as a retry", func(p *plan) {
+			p.due(noon)
+			p.send(noon)
 			f := internal(1).saying("1000")
-			p.Failed(t.Context(), &f, noon, 0.5) // attempt 2 is in flight
-			p.Failed(t.Context(), internal(2).hedge(), noon, 0.5)
-			p.Due(noon.Add(second))
-			p.Succeeded(p.Sent(noon.Add(second)))
+			p.failed(t.Context(), &f, noon, 0.5) // attempt 2 is in flight
+			p.failed(t.Context(), internal(2).hedge(), noon, 0.5)
+			p.due(noon.Add(second))
+			p.wins(p.send(noon.Add(second)).number)
 		}, accounts{counts{withdrawn: 2, told: [4]int{Succeeded: 1, Failed: 2}, highest: 3}, counts{withdrawn: 2, refunded: 1, told: [4]int{Succeeded: 1, Failed: 2}, highest: 2}}},
-		{"the first reaches no server, its hedge wins", func(p *Plan) {
-			p.Due(noon)
-			second := p.Sent(noon)
+		{"the first reaches no server, its hedge wins", func(p *plan) {
+			p.due(noon)
+			second := p.send(noon)
 			f := internal(1)
 			f.Unsent = true
-			p.Failed(t.Context(), f, noon, 0.5)
-			p.Succeeded(second)
+			p.failed(t.Context(), f, noon, 0.5)
+			p.wins(second.number)
 		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1}, highest: 2}, counts{withdrawn: 1, told: [4]int{Succeeded: 1}, highest: 2}}},
-		{"a hedge reaches no server", func(p *Plan) {
-			p.Due(noon)
-			p.Sent(noon)
+		{"a hedge reaches no server", func(p *plan) {
+			p.due(noon)
+			p.send(noon)
 			f := internal(2).hedge()
 			f.Unsent = true
-			p.Failed(t.Context(), f, noon, 0.5)
-			p.Succeeded(Attempt{Number: 1})
+			p.failed(t.Context(), f, noon, 0.5)
+			p.wins(1)
 		}, accounts{counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}, counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -219,28 +223,26 @@ func TestChargesOfAHedgedCall(t *testing.T) {
 	}
 }
 
-func (f *Failure) hedge() *Failure { f.Attempt.Hedge = true; return f }
+func (p *plan) wins(number int) { p.succeeded(Outcome{Attempt: number}) }
+
+func (f *failure) hedge() *failure { f.Attempt.Hedge = true; return f }
 
 // An overdue attempt of a hedged call that turns out to have reached no server: the call waits for
 // a connection, and what was paid at the timeout is given back.
 func TestAnOverdueAttemptThatReachedNoServer(t *testing.T) {
 	for _, hedged := range []bool{false, true} {
 		own := &tally{}
-		e, err := NewEngine(Policy{AttemptTimeout: second, Hedging: &Hedging{Delay: HedgeAfter(time.Hour), Budget: Unlimited}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan := e.Plan(own, noon, noon.Add(time.Hour))
+		plan := planOf(t, Policy{AttemptTimeout: second, Hedging: &Hedging{Delay: HedgeAfter(time.Hour), Budget: Unlimited}}, own, noon, noon.Add(time.Hour))
 		if hedged {
-			plan.Hedge(time.Hour)
+			plan.hedgeEvery(time.Hour)
 		}
-		plan.Sent(noon)
+		plan.send(noon)
 		overdue, unsent := failureOf(1, codes.DeadlineExceeded), failureOf(1, codes.Unavailable)
 		unsent.Unsent = true
-		if step := plan.Overdue(t.Context(), &overdue, noon, 0.5); !step.Cut {
+		if step := plan.overdue(t.Context(), &overdue, noon, 0.5); !step.Cut {
 			t.Fatalf("hedged %v: Overdue = %+v, want it cut", hedged, step)
 		}
-		if step := plan.Failed(t.Context(), &unsent, noon, 0.5); !step.Connect || step.WaitSource != WaitConnect {
+		if step := plan.failed(t.Context(), &unsent, noon, 0.5); !step.Connect || step.WaitSource != WaitConnect {
 			t.Errorf("hedged %v: Failed = %+v, want a wait for a connection", hedged, step)
 		}
 		if want := (counts{withdrawn: 1, refunded: 1}); own.counts != want {
@@ -254,10 +256,10 @@ func TestAHedgeWaitsForThePushbackOfARefusedAttempt(t *testing.T) {
 	plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(0), Budget: Unlimited}}, Unlimited, 2)
 	plan.budget = stingy{}
 	f := failureOf(2, codes.Unavailable).saying("30000")
-	if step := plan.Failed(t.Context(), &f, noon, 0.5); !step.refused() || step.End {
+	if step := plan.failed(t.Context(), &f, noon, 0.5); !step.refused() || step.End {
 		t.Fatalf("Failed = %+v, want it refused", step)
 	}
-	if due := plan.DueAt().Sub(noon); due != 30*second {
+	if due := plan.dueAt.Sub(noon); due != 30*second {
 		t.Errorf("the next hedge is due after %v, want 30s", due)
 	}
 }

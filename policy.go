@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -215,6 +216,34 @@ func (p *policy) fill(fallback budgets) {
 		}
 		p.hedged = p.forHedging()
 	}
+}
+
+// A mode is how a call goes.
+type mode uint8
+
+const (
+	modePassThrough mode = iota // straight to gRPC, without a budget, an event or a retry
+	modeRetried
+	modeHedged
+)
+
+// modeOf is the mode of calls that can be hedged if their method is; desc is nil for unary ones.
+func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
+	switch {
+	case desc != nil && p.BufferLimit < 0:
+		return modePassThrough
+	case p.hedged != nil:
+		return modeHedged
+	default:
+		return p.modeUnhedged()
+	}
+}
+
+func (p *policy) modeUnhedged() mode {
+	if p.MaxAttempts == 1 {
+		return modePassThrough
+	}
+	return modeRetried
 }
 
 // forHedging is the policy with what hedging changes: how many attempts, and after which

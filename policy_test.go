@@ -68,7 +68,8 @@ func TestPolicyShowsWhatTheOptionsSet(t *testing.T) {
 		for i, o := range opts {
 			all[i] = o
 		}
-		for _, r := range []*Retrier{retrierOf(t, all...), retrierOf(t, WithMethod("/a/b", opts...)), retrierOf(t, WithMethod("/a/", opts...))} {
+		for _, r := range []*Retrier{retrierOf(t, all...), retrierOf(t, WithMethod("/a/b", opts...)),
+			retrierOf(t, WithMethod("/a/", opts...))} {
 			if got := r.Policy("/a/b"); !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: Policy = %+v, want %+v", name, got, want)
 			}
@@ -118,7 +119,8 @@ func TestPolicyFieldsThatAreZeroMeanAsBelow(t *testing.T) {
 func TestPolicyFillsInZeroFieldsOfBackoffs(t *testing.T) {
 	for _, tt := range []struct{ given, want Backoff }{
 		{Exponential{Max: time.Minute}, Exponential{Base: 100 * time.Millisecond, Max: time.Minute, Multiplier: 2}},
-		{Exponential{Base: time.Second, Jitter: NoJitter}, Exponential{Base: time.Second, Max: 5 * time.Second, Multiplier: 2, Jitter: NoJitter}},
+		{Exponential{Base: time.Second, Jitter: NoJitter},
+			Exponential{Base: time.Second, Max: 5 * time.Second, Multiplier: 2, Jitter: NoJitter}},
 		{Decorrelated{}, Decorrelated{Base: 100 * time.Millisecond, Max: 5 * time.Second}},
 		{Constant(7), Constant(7)},
 	} {
@@ -128,7 +130,8 @@ func TestPolicyFillsInZeroFieldsOfBackoffs(t *testing.T) {
 		}
 		p = retrierOf(t, WithOverloadBackoff(tt.given)).Policy("/a/b")
 		if p.OverloadBackoff != tt.want || p.Backoff != (Exponential{Base: defaultBase, Max: defaultMax, Multiplier: 2}) {
-			t.Errorf("WithOverloadBackoff(%+v): Policy has %+v and %+v, want the default and %+v", tt.given, p.Backoff, p.OverloadBackoff, tt.want)
+			t.Errorf("WithOverloadBackoff(%+v): Policy has %+v and %+v, want the default and %+v", tt.given, p.Backoff,
+				p.OverloadBackoff, tt.want)
 		}
 	}
 }
@@ -147,7 +150,8 @@ func TestPolicyIsACopy(t *testing.T) {
 	shown := r.Policy("/a/b")
 	shown.Codes[0], shown.Codes[1] = codes.NotFound, codes.OK
 	shown.MaxAttempts = 1
-	if again := r.Policy("/a/b"); again.MaxAttempts != 4 || !slices.Equal(again.Codes, []codes.Code{codes.ResourceExhausted, codes.Unavailable}) {
+	if again := r.Policy("/a/b"); again.MaxAttempts != 4 ||
+		!slices.Equal(again.Codes, []codes.Code{codes.ResourceExhausted, codes.Unavailable}) {
 		t.Errorf("after a change of what Policy returned it returns %+v", again)
 	}
 }

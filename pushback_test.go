@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -111,7 +112,8 @@ func TestRetryInfoThatCannotBeReadSaysNothing(t *testing.T) {
 }
 
 func FuzzPushback(f *testing.F) {
-	for _, seed := range []string{"0", "1500", "2147483647", "2147483648", "-1", "007", "+5", " 5", "9223372036855", "99999999999999999999", "\u0665", ""} {
+	for _, seed := range []string{"0", "1500", "2147483647", "2147483648", "-1", "007", "+5", " 5", "9223372036855", "99999999999999999999",
+		"\u0665", ""} {
 		f.Add(seed, seed, uint8(1))
 		f.Add(seed, "5", uint8(2))
 	}
@@ -162,7 +164,8 @@ func FuzzRetryInfo(f *testing.F) {
 				t.Errorf("RetryInfo of %d s and %d ns, with %x: %+v, %t", seconds, nanos, raw, got, ok)
 			}
 		}
-		got, _ := PushbackFrom(nil, status.ErrorProto(&statuspb.Status{Code: 14, Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: written}}}))
+		got, _ := PushbackFrom(nil, status.ErrorProto(&statuspb.Status{Code: 14,
+			Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: written}}}))
 		if seconds > 0 && seconds < 1e9 && nanos >= 0 && nanos < 1e9 {
 			if want := time.Duration(seconds)*time.Second + time.Duration(nanos); got.Delay != want {
 				t.Errorf("RetryInfo of %d s and %d ns waits %v, want %v", seconds, nanos, got.Delay, want)
@@ -203,7 +206,8 @@ var kinds = map[string]func(ctx context.Context, client echov1.EchoServiceClient
 }
 
 // forEachKind runs an RPC of each kind against handle.
-func forEachKind(t *testing.T, ctx context.Context, handle func(context.Context) error, check func(t *testing.T, trailer metadata.MD, err error)) {
+func forEachKind(t *testing.T, ctx context.Context, handle func(context.Context) error,
+	check func(t *testing.T, trailer metadata.MD, err error)) {
 	for name, send := range kinds {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -362,5 +366,22 @@ func TestWaitSourceNames(t *testing.T) {
 		if got := s.String(); got != want {
 			t.Errorf("WaitSource(%d).String() = %q, want %q", int(s), got, want)
 		}
+	}
+}
+
+// A server may send any trailer; none makes a call wait wrongly or panic.
+func TestHostilePushbackStops(t *testing.T) {
+	for _, values := range [][]string{
+		{"-1"}, {""}, {" 5"}, {"5 "}, {"+5"}, {"05"}, {"1.5"}, {"1e3"}, {"abc"}, {"2147483648"}, {"9223372036855"},
+		{strings.Repeat("9", 4000)}, {"5", "5"}, {"5", "-1"}, {"\u0665"}, {"0x10"},
+	} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(unavailable().pushback(values...)))
+			_, err := server.client(t, steady, WithMaxServerDelay(-1)).Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrPushback, 1)
+			if got := time.Since(server.start); got != 0 {
+				t.Errorf("%q: waited %v", values, got)
+			}
+		})
 	}
 }

@@ -31,6 +31,7 @@ type facts struct {
 	method string           // "/pkg.Service/Method"
 	static bool             // a generated stub makes the call
 	policy *policy
+	mode   mode
 	budget Budget
 	start  time.Duration // since the origin
 	spans  *callSpans    // nil if nobody records
@@ -62,7 +63,7 @@ func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
 	return math.Round(balance*1e6) / 1e6, true
 }
 
-// callPassed reports a call that is passed straight through, because its method is off.
+// callPassed reports a call that passes straight through to gRPC.
 func (r *reporter) callPassed(f *facts) {
 	if r.meter != nil {
 		r.meter.callPassed(f)
@@ -92,7 +93,7 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 }
 
 // attemptFailed reports how an attempt failed, and what was decided.
-func (r *reporter) attemptFailed(f *facts, a *Attempt, v Verdict, now time.Time) {
+func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptFailed(f, a, v, now)
 	}
@@ -123,7 +124,7 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 }
 
 // hedgeJudged reports what was decided when a hedge was due.
-func (r *reporter) hedgeJudged(f *facts, v Verdict, now time.Time) {
+func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 	if r.log != nil {
 		r.log.hedgeJudged(f, v, now)
 	}
@@ -133,7 +134,7 @@ func (r *reporter) hedgeJudged(f *facts, v Verdict, now time.Time) {
 }
 
 // connected reports that the connection is there that the call has waited for.
-func (r *reporter) connected(f *facts, v Verdict) {
+func (r *reporter) connected(f *facts, v verdict) {
 	if r.meter != nil && v.Retry {
 		r.meter.connected(f, v)
 	}
@@ -205,6 +206,13 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 	}
 	if f.spans != nil {
 		f.spans.end(f, made, end.last.Number, end.err, end.reason)
+	}
+}
+
+// callCrashed reports the end of a call in which something panicked.
+func (r *reporter) callCrashed(f *facts, p *past, err error) {
+	if f.spans != nil {
+		f.spans.end(f, p.made(0), 0, err, nil)
 	}
 }
 

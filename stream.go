@@ -41,25 +41,16 @@ func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { retur
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	c := call{rpc: rpc{retrier: r, facts: facts{ctx: ctx, cc: cc, method: method}}}
-	if err := c.prepare(opts); err != nil {
+	if err := c.prepare(opts, desc, nil); err != nil {
 		return nil, err
 	}
-	p := c.policy
-	hedged := p != nil && p.hedged != nil
-	if hedged && desc.ClientStreams {
-		r.report.notHedged(&c.facts, "it has a client stream")
-		hedged = false
-	}
-	if p == nil || p.BufferLimit < 0 || p.MaxAttempts == 1 && !hedged {
+	if c.mode == modePassThrough && c.learner == nil {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	s.call.stream = s
-	if p.AttemptTimeout > 0 {
+	if c.policy.AttemptTimeout > 0 {
 		s.call.overdue = s.overdue
-	}
-	if hedged {
-		s.hedge(method, p)
 	}
 	if err := s.establish(&s.first); err != nil {
 		return nil, err
@@ -88,8 +79,7 @@ type retryStream struct {
 	mu          sync.Mutex // never held across an RPC, a wait or a callback
 	streamState            // guarded by mu
 
-	measured HedgeDelay    // learns from the first attempt of a call that is not hedged; nil for nobody
-	racing   *hedgedStream // guarded by mu; from the first RecvMsg of a hedged stream on
+	racing *hedgedStream // guarded by mu; from the first RecvMsg of a hedged stream on
 }
 
 // A streamAttempt is one attempt and its stream.

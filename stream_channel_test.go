@@ -72,7 +72,8 @@ func (r *run) resolve(ctx context.Context, after time.Duration) {
 	cc.Connect()
 	time.Sleep(after)
 	config := r.resolver.CC().ParseServiceConfig(leftConfig)
-	r.resolver.UpdateState(resolver.State{ServiceConfig: config, Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: "x"}}}}})
+	r.resolver.UpdateState(resolver.State{ServiceConfig: config,
+		Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: "x"}}}}})
 	for s := cc.GetState(); s != connectivity.Ready && cc.WaitForStateChange(ctx, s); {
 		s = cc.GetState()
 	}

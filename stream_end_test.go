@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -173,7 +174,8 @@ func TestDoNotRetryIsObeyedWhileHeaderReportsTheEnd(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveScripts(t, "recv a; wait 1s; pushback -1; fail UNAVAILABLE")
 				var trailer metadata.MD
-				app := openOn(t, server.conn(t, append(DialOptions(steady), finishingSlowly(1500*time.Millisecond, second))...), kind, grpc.Trailer(&trailer))
+				app := openOn(t, server.conn(t, append(DialOptions(steady), finishingSlowly(1500*time.Millisecond, second))...), kind,
+					grpc.Trailer(&trailer))
 				app.play(t, "send a; close")
 				var group sync.WaitGroup
 				group.Go(func() { app.play(t, "no header") })
@@ -201,7 +203,8 @@ func TestPeerAndHeaderOfACancelledStreamAreThere(t *testing.T) {
 				server := serveScripts(t, tt.server)
 				var header metadata.MD
 				var at peer.Peer
-				app := openOn(t, server.conn(t, append(dial, finishingSlowly(1500*time.Millisecond, 2*second))...), bidiStream, grpc.Peer(&at), grpc.Header(&header))
+				app := openOn(t, server.conn(t, append(dial, finishingSlowly(1500*time.Millisecond, 2*second))...), bidiStream,
+					grpc.Peer(&at), grpc.Header(&header))
 				time.AfterFunc(2*second, app.cancel)
 				app.play(t, tt.app)
 				if at.Addr == nil || first(header["attempt"]) != "1" {
@@ -321,4 +324,246 @@ func TestACommittedStreamGivesItsPlaceInAConcurrencyBudgetBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The end of a stream is a success and plain io.EOF, whatever came before it.
+func TestTheEndOfAStreamIsASuccess(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		kind    *grpc.StreamDesc
+		scripts []string
+		app     string
+		want    []Outcome
+	}{
+		{"without a message", serverStream, []string{"recv a"}, "send a; close; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"without a message, after a retry", serverStream, []string{"fail UNAVAILABLE", "recv a"}, "send a; close; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+		{"after a message", serverStream, []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"after a message, after a retry", bidiStream, []string{"fail UNAVAILABLE", "recv a; send 1"},
+			"send a; close; recv 1; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+		{"after headers", serverStream, []string{"recv a; header"}, "send a; close; header; recv EOF; recv EOF",
+			[]Outcome{{Attempt: 1, Result: Succeeded}}},
+		{"of a client stream", clientStream, []string{"fail UNAVAILABLE", "recv a; recv EOF; send 1"}, "send a; close; recv 1",
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				budget := &aBudget{}
+				var ends, finished []error
+				app, err := server.openStream(t, tt.kind, []Option{WithBudget(budget), WithObserver(func(_ context.Context, e Event) {
+					if e.Kind == CallEnd {
+						ends = append(ends, e.Err)
+					}
+				})}, grpc.OnFinish(func(err error) { finished = append(finished, err) }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				app.play(t, tt.app)
+				if !slices.Equal(budget.heard, tt.want) {
+					t.Errorf("budget heard %v, want %v", budget.heard, tt.want)
+				}
+				if none := []error{nil}; !slices.Equal(ends, none) || !slices.Equal(finished, none) {
+					t.Errorf("CallEnd came with %v and OnFinish ran with %v, want once without an error each", ends, finished)
+				}
+				if err := app.stream.RecvMsg(new(echov1.EchoResponse)); err != io.EOF {
+					t.Errorf("RecvMsg = %#v, want io.EOF itself", err)
+				}
+			})
+		})
+	}
+}
+
+// quiet is a stream from an interceptor below that does not pass OnFinish on.
+type quiet struct {
+	grpc.ClientStream
+	received []error // what RecvMsg returns, one after the other
+	sent     error
+}
+
+func (q *quiet) SendMsg(any) error            { return q.sent }
+func (q *quiet) CloseSend() error             { return nil }
+func (q *quiet) Header() (metadata.MD, error) { return metadata.MD{}, nil }
+func (q *quiet) Trailer() metadata.MD         { return nil }
+func (q *quiet) Context() context.Context     { return context.Background() }
+
+func (q *quiet) RecvMsg(any) error {
+	err := q.received[0]
+	q.received = q.received[1:]
+	return err
+}
+
+// A committed stream ends when the application sees its end, also where gRPC's OnFinish
+// does not get through to us.
+func TestACommittedStreamEndsWithoutOnFinish(t *testing.T) {
+	failed := status.Error(codes.Internal, "x")
+	for _, tt := range []struct {
+		name   string
+		kind   *grpc.StreamDesc
+		stream *quiet
+		use    func(s grpc.ClientStream) error
+		want   Result
+	}{
+		{"RecvMsg at the end", bidiStream, &quiet{received: []error{nil, io.EOF}},
+			func(s grpc.ClientStream) error { return errors.Join(s.RecvMsg(nil), s.RecvMsg(nil)) }, Succeeded},
+		{"RecvMsg fails", bidiStream, &quiet{received: []error{nil, failed}},
+			func(s grpc.ClientStream) error { return errors.Join(s.RecvMsg(nil), s.RecvMsg(nil)) }, Ignored},
+		{"SendMsg fails", bidiStream, &quiet{received: []error{nil}, sent: failed},
+			func(s grpc.ClientStream) error { return errors.Join(s.RecvMsg(nil), s.SendMsg(nil)) }, Ignored},
+		{"RecvMsg of a client stream", clientStream, &quiet{received: []error{nil}},
+			func(s grpc.ClientStream) error { return s.RecvMsg(nil) }, Succeeded},
+		{"RecvMsg of a client stream after Header", clientStream, &quiet{received: []error{nil}},
+			func(s grpc.ClientStream) error { _, _ = s.Header(); return s.RecvMsg(nil) }, Succeeded},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			budget, ends, finished := &aBudget{}, 0, 0
+			s, err := StreamClientInterceptor(WithBudget(budget), WithObserver(func(_ context.Context, e Event) {
+				if e.Kind == CallEnd {
+					ends++
+				}
+			}))(t.Context(), tt.kind, nil, "/s/m",
+				func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+					return tt.stream, nil
+				}, grpc.OnFinish(func(error) { finished++ }))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = tt.use(s)
+			if want := []Outcome{{Attempt: 1, Result: tt.want}}; !slices.Equal(budget.heard, want) || ends != 1 || finished != 1 {
+				t.Errorf("budget heard %v, CallEnd came %d times, OnFinish ran %d times, want %v, once, once", budget.heard, ends,
+					finished, want)
+			}
+		})
+	}
+}
+
+// pausing is a stream whose SendMsg and CloseSend return a second after they have succeeded.
+type pausing struct{ grpc.ClientStream }
+
+func (s pausing) SendMsg(m any) error {
+	err := s.ClientStream.SendMsg(m)
+	time.Sleep(second)
+	return err
+}
+func (s pausing) CloseSend() error { err := s.ClientStream.CloseSend(); time.Sleep(second); return err }
+
+// A stream that is cancelled while the application is in a method that notices nothing,
+// and does not come back, has ended all the same.
+func TestStreamAbandonedInAMethodThatSucceedsEnds(t *testing.T) {
+	for _, tt := range []struct {
+		name, app string
+		first     string // the script of the first attempt
+	}{
+		{"SendMsg", "send a", "hang"},
+		{"CloseSend", "close", "hang"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.first, stream) })
+				ends, finished := 0, 0
+				cc := server.conn(t, append(DialOptions(steady, WithObserver(func(_ context.Context, e Event) {
+					if e.Kind == CallEnd {
+						ends++
+					}
+				})), below(func(s grpc.ClientStream) grpc.ClientStream { return pausing{s} }))...)
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(second/2, cancel)
+				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				synctest.Wait()
+				if ends != 1 || finished != 1 {
+					t.Errorf("CallEnd came %d times and OnFinish ran %d times, want once each", ends, finished)
+				}
+			})
+		})
+	}
+}
+
+func TestAbandonedStreamEnds(t *testing.T) {
+	for _, tt := range []struct {
+		name, server, app string
+		opts              []Option
+		close             bool // the ClientConn instead of cancelling
+	}{
+		{name: "before anything", server: "hang"},
+		{name: "after a send", server: "hang", app: "send a"},
+		{name: "when committed", server: "send 1; hang", app: "send a; recv 1"},
+		{name: "after its failure", server: "recv a; fail UNAVAILABLE", app: "send a; wait 1s"},
+		{name: "after a timeout", server: "hang", app: "send a; wait 10s", opts: []Option{WithAttemptTimeout(second)}},
+		{name: "after a timeout, headers and a send", server: "header; hang", app: "send a; wait 10s; send b",
+			opts: []Option{WithAttemptTimeout(second)}},
+		{name: "after a timeout, headers and Context", server: "header; hang", app: "send a; wait 10s; context",
+			opts: []Option{WithAttemptTimeout(second)}},
+		{name: "by closing the connection", server: "hang", app: "send a", close: true},
+		{name: "by closing the connection when committed", server: "send 1; hang", app: "send a; recv 1", close: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
+				finished, ends := 0, 0
+				atOnce, err := NewConcurrencyBudget(1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cc := server.conn(t, DialOptions(append(tt.opts, WithBudget(atOnce), WithObserver(func(_ context.Context, e Event) {
+					if e.Kind == CallEnd {
+						ends++
+					}
+				}))...)...)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(err error) {
+					finished++
+					if err == nil {
+						t.Error("OnFinish says success")
+					}
+				}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				if finished != 0 {
+					t.Fatal("OnFinish ran before the end")
+				}
+				if tt.close {
+					cc.Close()
+				} else {
+					cancel()
+				}
+				synctest.Wait()
+				if finished != 1 || ends != 1 {
+					t.Errorf("OnFinish ran %d times and CallEnd came %d times, want once each", finished, ends)
+				}
+				if got := atOnce.Balance(time.Now()); got != 1 {
+					t.Errorf("budget has %v retries, want 1", got)
+				}
+			})
+		})
+	}
+}
+
+func TestContextAndTrailerAfterTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		attempts := 0
+		below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+			if attempts++; attempts > 1 {
+				return nil, status.Error(codes.NotFound, "no stream")
+			}
+			return next(ctx)
+		})
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
+		cc := server.conn(t, append(DialOptions(steady), below)...)
+		app := openOn(t, cc, bidiStream)
+		app.play(t, "send a; recv NOT_FOUND; context; sendeof b; close; no header")
+		if got := app.stream.Trailer(); got != nil {
+			t.Errorf("Trailer = %v of a last attempt that had no stream", got)
+		}
+		wantStop(t, app.err, codes.NotFound, ErrNotRetryable, 2)
+	})
 }

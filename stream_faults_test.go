@@ -43,7 +43,7 @@ import (
 // on plain gRPC and counts what would be findings, per 10,000 calls.
 
 var (
-	faultStreams = flag.Int("faults.streams", 600, "how many calls TestFaults makes")
+	faultStreams = flag.Int("faults.streams", 120, "how many calls TestFaults makes")
 	faultSeed    = flag.Uint64("faults.seed", 0, "the seed of TestFaults, 0 for one drawn from the clock; goroutines and connections still run in any order")
 	faultPlain   = flag.Bool("faults.plain", false, "TestFaults uses plain gRPC, counts what would be a finding, and does not fail")
 	faultWorlds  = flag.Int("faults.worlds", 4, "how many servers and ClientConns TestFaults uses at a time")
@@ -101,7 +101,8 @@ func (f *faultFindings) add(kind, text string) {
 func (f *faultFindings) report(t *testing.T, took time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t.Logf("%d calls in %v, %.0f per second, %d attempts", f.calls, took.Round(time.Millisecond), float64(f.calls)/took.Seconds(), f.attempts)
+	t.Logf("%d calls in %v, %.0f per second, %d attempts", f.calls, took.Round(time.Millisecond),
+		float64(f.calls)/took.Seconds(), f.attempts)
 	for _, outcome := range slices.Sorted(maps.Keys(f.outcomes)) {
 		t.Logf("  outcome %s: %d", outcome, f.outcomes[outcome])
 	}
@@ -145,7 +146,8 @@ func playWorld(seed uint64, findings *faultFindings) {
 		return
 	}
 	w.addr = front.Addr().String()
-	serverOptions := []grpc.ServerOption{grpc.UnknownServiceHandler(w.serve), grpc.InitialWindowSize(64 << 10), grpc.InitialConnWindowSize(64 << 10)}
+	serverOptions := []grpc.ServerOption{grpc.UnknownServiceHandler(w.serve), grpc.InitialWindowSize(64 << 10),
+		grpc.InitialConnWindowSize(64 << 10)}
 	if draw.IntN(3) == 0 {
 		serverOptions = append(serverOptions, grpc.MaxConcurrentStreams(uint32(5+draw.IntN(20))))
 	}
@@ -163,7 +165,8 @@ func playWorld(seed uint64, findings *faultFindings) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(w.dial), grpc.WithIdleTimeout(0),
 		grpc.WithInitialWindowSize(64 << 10), grpc.WithInitialConnWindowSize(64 << 10),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5,
+			MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}),
 	}
 	if !*faultPlain {
 		opts = append(opts, grpcretry.DialOptions(grpcretry.WithBudget(grpcretry.Unlimited))...)
@@ -269,7 +272,7 @@ func (w *faultWorld) misbehave(draw *rand.Rand, done <-chan struct{}, opts []grp
 		select {
 		case <-done:
 			return
-		case <-time.After(time.Duration(draw.IntN(6000)) * time.Microsecond):
+		case <-time.After(time.Duration(1+draw.IntN(6000)) * time.Microsecond):
 		}
 		switch draw.IntN(8) {
 		case 0, 1, 2:
@@ -317,7 +320,7 @@ func (w *faultWorld) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if w.draw.IntN(3) > 0 {
 		c.fault = w.draw.IntN(faults)
 		c.limit = w.draw.IntN([]int{100, 2000, 100 << 10}[w.draw.IntN(3)])
-		c.stall = time.Duration(w.draw.IntN(30)) * time.Millisecond
+		c.stall = time.Duration(1+w.draw.IntN(30)) * time.Millisecond
 	}
 	w.conns[c] = true
 	return c, nil
@@ -486,7 +489,7 @@ func (a *faultAttempt) play(stream grpc.ServerStream, c *faultCall, draw *rand.R
 			stream.SendHeader(metadata.Pairs("attempt", a.name))
 		case 5:
 			select {
-			case <-time.After(time.Duration(draw.IntN(8000)) * time.Microsecond):
+			case <-time.After(time.Duration(1+draw.IntN(8000)) * time.Microsecond):
 			case <-stream.Context().Done():
 			}
 		case 6:
@@ -611,10 +614,12 @@ func (c *faultCall) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	text := fmt.Sprintf("world %d, call %d, %s; %s; %s\n    sent %d (%v), received %q, then %v (%T), then %v; OnFinish %v; excuses %q; in %v", c.world.seed, c.id, diffKinds[c.kind],
-		c.policy, "attempts as the server saw them below", c.sent, c.sendErr, c.received, c.err, c.err, c.again, c.finished, c.excuses, slices.Sorted(maps.Keys(c.now)))
+		c.policy, "attempts as the server saw them below", c.sent, c.sendErr, c.received, c.err, c.err, c.again, c.finished, c.excuses,
+		slices.Sorted(maps.Keys(c.now)))
 	for _, a := range c.attempts {
 		a.mu.Lock()
-		text += fmt.Sprintf("\n    attempt %s: received %v, all %v; sent %d; ended %v with %v", a.name, a.received, a.all, a.sent, a.ended, a.err)
+		text += fmt.Sprintf("\n    attempt %s: received %v, all %v; sent %d; ended %v with %v", a.name, a.received, a.all, a.sent,
+			a.ended, a.err)
 		a.mu.Unlock()
 	}
 	return text
@@ -641,7 +646,7 @@ func (c *faultCall) options() (opts []grpc.CallOption) {
 	c.passes = attempts == 1
 	if draw.IntN(3) == 0 {
 		c.passes = c.passes && c.kind != diffUnary && c.kind != diffServerStream
-		d := time.Duration(draw.IntN(5000)) * time.Microsecond
+		d := time.Duration(1+draw.IntN(5000)) * time.Microsecond
 		add(fmt.Sprintf("hedging after %v", d), grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d), Budget: grpcretry.Unlimited}))
 	}
 	if draw.IntN(4) == 0 {
@@ -678,11 +683,11 @@ func (c *faultCall) run(cc *grpc.ClientConn) {
 	defer cancel()
 	if draw.IntN(10) == 0 {
 		c.excuse("cancelled")
-		defer time.AfterFunc(time.Duration(draw.IntN(20000))*time.Microsecond, cancel).Stop()
+		defer time.AfterFunc(time.Duration(1+draw.IntN(20000))*time.Microsecond, cancel).Stop()
 	}
 	// Calls start one after the other, so that some find what others have left.
 	select {
-	case <-time.After(time.Duration(draw.IntN(15000)) * time.Microsecond):
+	case <-time.After(time.Duration(1+draw.IntN(15000)) * time.Microsecond):
 	case <-ctx.Done():
 	}
 
@@ -707,7 +712,7 @@ func (c *faultCall) run(cc *grpc.ClientConn) {
 	}
 	var others sync.WaitGroup
 	if draw.IntN(6) == 0 {
-		which, wait := draw.IntN(3), time.Duration(draw.IntN(5000))*time.Microsecond
+		which, wait := draw.IntN(3), time.Duration(1+draw.IntN(5000))*time.Microsecond
 		others.Go(func() {
 			select {
 			case <-time.After(wait):
@@ -780,7 +785,7 @@ func (c *faultCall) send(ctx context.Context, stream grpc.ClientStream, draw *ra
 func pause(ctx context.Context, draw *rand.Rand) {
 	if draw.IntN(4) == 0 {
 		select {
-		case <-time.After(time.Duration(draw.IntN(4000)) * time.Microsecond):
+		case <-time.After(time.Duration(1+draw.IntN(4000)) * time.Microsecond):
 		case <-ctx.Done():
 		}
 	}

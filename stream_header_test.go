@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,41 +17,6 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// headerless is a stream of an interceptor below that knows nothing of headers.
-type headerless struct{ grpc.ClientStream }
-
-func (headerless) Header() (metadata.MD, error) { return nil, nil }
-
-// gRPC's Header returns nil at the end of a stream only; another one's may not.
-func TestAStreamBelowWithoutHeadersLosesNoMessages(t *testing.T) {
-	all := "recv 1; recv 2; recv 3; recv 4; recv 5; recv EOF"
-	for _, tt := range []struct {
-		name    string
-		kind    *grpc.StreamDesc
-		scripts []string
-		app     string
-		times   []time.Duration
-	}{
-		{"Header", bidiStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"Header of a server stream", serverStream, []string{"recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; close; no header; " + all, []time.Duration{0}},
-		{"Header of a client stream", clientStream, []string{"recv a; recv EOF; send 1"}, "send a; close; no header; recv 1", []time.Duration{0}},
-		{"Header long before the messages", bidiStream, []string{"recv a; wait 9s; send 1; send 2; send 3; send 4; send 5"}, "send a; no header; " + all, []time.Duration{0}},
-		{"SendMsg on a stream that is over", bidiStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"SendMsg on a server stream that is over", serverStream, []string{"send 1; send 2; send 3; send 4; send 5"}, "wait 1s; try a; " + all, []time.Duration{0}},
-		{"a retry", bidiStream, []string{"recv a; fail UNAVAILABLE", "recv a; send 1; send 2; send 3; send 4; send 5"}, "send a; " + all, []time.Duration{0, second}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, reported := serveScripts(t, tt.scripts...), &record{}
-				cc := server.conn(t, append(DialOptions(append(reported.options(), steady)...), below(func(s grpc.ClientStream) grpc.ClientStream { return headerless{s} }))...)
-				openOn(t, cc, tt.kind, reported.onFinish()).play(t, tt.app)
-				reported.want(t, nil)
-				wantTimes(t, server, tt.times...)
-			})
-		})
-	}
-}
-
 // Hedges are due each second. Headers that the application sees decide the race.
 func TestHeaderReturnsHeadersWhileHedgesRace(t *testing.T) {
 	for _, tt := range []struct {
@@ -61,15 +27,21 @@ func TestHeaderReturnsHeadersWhileHedgesRace(t *testing.T) {
 		attempt string        // of the headers, and of the messages
 		times   []time.Duration
 	}{
-		{"before a hedge is due", []string{"recv a; header; wait 5s; send 1", "recv a; hang"}, second / 2, second / 2, "1", []time.Duration{0}},
-		{"while a hedge has no headers", []string{"recv a; header; wait 5s; send 1", "recv a; hang"}, 3 * second / 2, 3 * second / 2, "1", []time.Duration{0, second}},
-		{"headers of the hedge", []string{"recv a; hang", "recv a; header; wait 5s; send 2"}, second / 2, second, "2", []time.Duration{0, second}},
-		{"headers that come later", []string{"recv a; wait 3s; header; wait 5s; send 1", "recv a; hang"}, 3 * second / 2, 3 * second, "1", []time.Duration{0, second}},
+		{"before a hedge is due", []string{"recv a; header; wait 5s; send 1", "recv a; hang"}, second / 2, second / 2, "1",
+			[]time.Duration{0}},
+		{"while a hedge has no headers", []string{"recv a; header; wait 5s; send 1", "recv a; hang"}, 3 * second / 2, 3 * second / 2, "1",
+			[]time.Duration{0, second}},
+		{"headers of the hedge", []string{"recv a; hang", "recv a; header; wait 5s; send 2"}, second / 2, second, "2",
+			[]time.Duration{0, second}},
+		{"headers that come later", []string{"recv a; wait 3s; header; wait 5s; send 1", "recv a; hang"}, 3 * second / 2, 3 * second, "1",
+			[]time.Duration{0, second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveScripts(t, tt.scripts...)
-				app := openOn(t, server.conn(t, DialOptions(steady, WithMethod("/streams/Expand", WithHedging(Hedging{MaxAttempts: 2, Budget: Unlimited, Delay: HedgeAfter(second)})))...), serverStream)
+				app := openOn(t, server.conn(t, DialOptions(steady,
+					WithMethod("/streams/Expand", WithHedging(Hedging{MaxAttempts: 2, Budget: Unlimited, Delay: HedgeAfter(second)})))...),
+					serverStream)
 				app.play(t, "send a; close")
 				var group sync.WaitGroup
 				group.Go(func() { app.play(t, "recv "+tt.attempt+"; recv EOF") })
@@ -134,7 +106,8 @@ func TestContextAndTrailerDoNotWaitForOtherMethods(t *testing.T) {
 					if !strings.HasPrefix(other, "send") {
 						server = serveScripts(t, "wait 5s; send 1; hang")
 					}
-					app := openOn(t, server.conn(t, DialOptions(steady, WithAttemptTimeout(time.Hour), WithBufferLimit(1<<20))...), bidiStream)
+					app := openOn(t, server.conn(t, DialOptions(steady, WithAttemptTimeout(time.Hour), WithBufferLimit(1<<20))...),
+						bidiStream)
 					var group sync.WaitGroup
 					group.Go(func() { app.play(t, other) })
 					time.Sleep(second)
@@ -165,21 +138,32 @@ func TestPushbackIsObeyedWithoutCallOptions(t *testing.T) {
 		reason  error
 		times   []time.Duration
 	}{
-		{"do not retry", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
-		{"do not retry, server stream", serverStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
-		{"do not retry, client stream", clientStream, []string{"recv a; recv EOF; pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
-		{"do not retry, after headers", bidiStream, []string{"recv a; header; pushback -1; fail UNAVAILABLE"}, "send a; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
-		{"do not retry, found by SendMsg", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; wait 1s; sendeof b; recv UNAVAILABLE", "1", nil, []time.Duration{0}}, // committed: SendMsg cannot know the status
-		{"do not retry, found by Header", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; no header; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
-		{"a longer wait", bidiStream, []string{"recv a; pushback 7000; fail UNAVAILABLE", "recv a; send 1"}, "send a; recv 1; recv EOF", "", nil, []time.Duration{0, 7 * second}},
-		{"not retryable", bidiStream, []string{"recv a; fail NOT_FOUND"}, "send a; recv NOT_FOUND; trailer 1", "1", nil, []time.Duration{0}},
-		{"committed", bidiStream, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; recv 1; recv UNAVAILABLE; trailer 1", "1", nil, []time.Duration{0}},
+		{"do not retry", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; recv UNAVAILABLE", "1", ErrPushback,
+			[]time.Duration{0}},
+		{"do not retry, server stream", serverStream, []string{"recv a; pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE",
+			"1", ErrPushback, []time.Duration{0}},
+		{"do not retry, client stream", clientStream, []string{"recv a; recv EOF; pushback -1; fail UNAVAILABLE"},
+			"send a; close; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
+		{"do not retry, after headers", bidiStream, []string{"recv a; header; pushback -1; fail UNAVAILABLE"}, "send a; recv UNAVAILABLE",
+			"1", ErrPushback, []time.Duration{0}},
+		// committed: SendMsg cannot know the status
+		{"do not retry, found by SendMsg", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"},
+			"send a; wait 1s; sendeof b; recv UNAVAILABLE", "1", nil, []time.Duration{0}},
+		{"do not retry, found by Header", bidiStream, []string{"recv a; pushback -1; fail UNAVAILABLE"},
+			"send a; no header; recv UNAVAILABLE", "1", ErrPushback, []time.Duration{0}},
+		{"a longer wait", bidiStream, []string{"recv a; pushback 7000; fail UNAVAILABLE", "recv a; send 1"}, "send a; recv 1; recv EOF", "",
+			nil, []time.Duration{0, 7 * second}},
+		{"not retryable", bidiStream, []string{"recv a; fail NOT_FOUND"}, "send a; recv NOT_FOUND; trailer 1", "1", nil,
+			[]time.Duration{0}},
+		{"committed", bidiStream, []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; recv 1; recv UNAVAILABLE; trailer 1", "1", nil,
+			[]time.Duration{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, reported := serveScripts(t, tt.scripts...), &record{}
 				var trailer metadata.MD
-				app := openOn(t, server.conn(t, append(DialOptions(append(reported.options(), steady)...), forgetful)...), tt.kind, grpc.Trailer(&trailer), reported.onFinish())
+				app := openOn(t, server.conn(t, append(DialOptions(append(reported.options(), steady)...), forgetful)...), tt.kind,
+					grpc.Trailer(&trailer), reported.onFinish())
 				app.play(t, tt.app)
 				if tt.reason != nil {
 					wantStop(t, app.err, codes.Unavailable, tt.reason, 1)
@@ -204,7 +188,8 @@ func TestAServerStreamIsHedgedAndReplayedWithoutCloseSend(t *testing.T) {
 		times   []time.Duration
 	}{
 		{"hedge", []Option{hedged}, []string{"recv a; recv EOF; hang", "recv a; recv EOF; send 1"}, []time.Duration{0, second}},
-		{"hedge after a failure", []Option{hedged}, []string{"recv a; recv EOF; fail UNAVAILABLE", "recv a; recv EOF; send 1"}, []time.Duration{0, 0}},
+		{"hedge after a failure", []Option{hedged}, []string{"recv a; recv EOF; fail UNAVAILABLE", "recv a; recv EOF; send 1"},
+			[]time.Duration{0, 0}},
 		{"retry", nil, []string{"recv a; recv EOF; fail UNAVAILABLE", "recv a; recv EOF; send 1"}, []time.Duration{0, second}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -215,4 +200,26 @@ func TestAServerStreamIsHedgedAndReplayedWithoutCloseSend(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Headers do not commit a stream just because somebody else than the application sees them.
+func TestHeadersSeenByAnObserverDoNotCommitAStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; header; fail UNAVAILABLE", "recv a; send 1"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		var headers []string
+		app, err := server.openStream(t, serverStream, []Option{WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptEnd {
+				headers = append(headers, first(e.Attempt.Header["attempt"]))
+			}
+		})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; close; recv 1; recv EOF")
+		wantTimes(t, server, 0, second)
+		if want := []string{"1", ""}; !slices.Equal(headers, want) {
+			t.Errorf("the observer saw headers of attempts %q, want %q", headers, want)
+		}
+	})
 }

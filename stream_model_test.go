@@ -466,7 +466,8 @@ func (r *run) judgeAttemptEnd(e event) {
 		return
 	}
 	if !sameMD(e.Attempt.Trailer, a.trailer) {
-		r.find("trailer of attempt", "AttemptEnd of attempt %d has trailer %v, want %v", a.number, shown(e.Attempt.Trailer), shown(a.trailer))
+		r.find("trailer of attempt", "AttemptEnd of attempt %d has trailer %v, want %v", a.number, shown(e.Attempt.Trailer),
+			shown(a.trailer))
 	}
 	if !r.dropsOptions && (e.Attempt.Peer == nil || e.Attempt.Peer.String() != a.addr()) {
 		r.find("peer of attempt", "AttemptEnd of attempt %d has peer %v, want %v", a.number, e.Attempt.Peer, a.addr())
@@ -676,7 +677,8 @@ func (r *run) explains(c *called, last *fakeStream) bool {
 			return true
 		case a.script.vanishes && a.done.happened() && a.done.seq < c.end.seq && codeOf(c.err) != codes.OK:
 			return true // there is no status to compare with
-		case hasMessage(c.err, cardinality) && !r.kind.server() && a.done.happened() && a.byServer && a.status.Code() == codes.OK && len(a.arrived) != 1:
+		case hasMessage(c.err, cardinality) && !r.kind.server() && a.done.happened() && a.byServer && a.status.Code() == codes.OK &&
+			len(a.arrived) != 1:
 			return true
 		case hasMessage(c.err, cardinality) && !r.kind.server() && len(a.arrived) > 1:
 			return true
@@ -732,7 +734,8 @@ func (r *run) judgeEOF(c *called, last *fakeStream, received int) {
 		from = last
 	}
 	for _, a := range r.attempts {
-		if (from == nil || from == a) && a.done.happened() && a.done.seq < c.end.seq && a.byServer && a.status.Code() == codes.OK && len(a.arrived) == received {
+		if (from == nil || from == a) && a.done.happened() && a.done.seq < c.end.seq && a.byServer && a.status.Code() == codes.OK &&
+			len(a.arrived) == received {
 			r.judgeComplete(a)
 			return
 		}
@@ -950,7 +953,8 @@ func (r *run) judgeBound(c *called) {
 			return // it was decided on at the same instant
 		}
 		if a.started.seq > c.end.seq {
-			r.find("retry after commit", "attempt %d started although %v had committed the stream to attempt %d", a.number, c.op, before.number)
+			r.find("retry after commit", "attempt %d started although %v had committed the stream to attempt %d", a.number, c.op,
+				before.number)
 			return
 		}
 	}
@@ -1142,7 +1146,8 @@ func (r *run) judgeRetried() {
 		}
 		return
 	}
-	if !slices.Contains(retryable, codeOf(c.err)) || hasMessage(c.err, noResponse) || r.refusedLarge() || stop || full || r.seenBy(c.end) || r.limit < 1<<20 ||
+	if !slices.Contains(retryable, codeOf(c.err)) || hasMessage(c.err, noResponse) || r.refusedLarge() || stop || full || r.seenBy(c.end) ||
+		r.limit < 1<<20 ||
 		r.commitOnHeaders && last.headed.happened() {
 		return
 	}
@@ -1150,7 +1155,8 @@ func (r *run) judgeRetried() {
 		if other.start.seq > c.end.seq {
 			continue
 		}
-		if other.op == oContext || other.op == oTrailer || other.op == oHeader && other.md != nil || other.op == oSend && other.err == io.EOF {
+		if other.op == oContext || other.op == oTrailer || other.op == oHeader && other.md != nil ||
+			other.op == oSend && other.err == io.EOF {
 			return // it has committed the stream
 		}
 	}

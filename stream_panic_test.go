@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"sync"
@@ -51,7 +52,8 @@ func (b *bomb) tick(kind string) {
 
 // ours are the kinds of callbacks that are given to this library. A panic of one of these ends
 // the call; after one in a codec or a stream below, the stream is what that left behind.
-var ours = []string{"classifier", "backoff", "attempt_start", "attempt_end", "decision", "call_end", "Withdraw", "Deposit", "Refund", "OnFinish"}
+var ours = []string{"classifier", "backoff", "attempt_start", "attempt_end", "decision", "call_end", "Withdraw", "Deposit",
+	"Refund", "OnFinish"}
 
 var others = []string{"Marshal", "Unmarshal", "before opening", "after opening", "SendMsg", "CloseSend", "RecvMsg", "Header"}
 
@@ -103,7 +105,8 @@ func (c bombCodec) Unmarshal(data []byte, v any) error {
 	return proto.Unmarshal(data, v.(proto.Message))
 }
 
-func (b *bomb) below(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (b *bomb) below(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
+	opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	b.tick("before opening")
 	stream, err := streamer(ctx, desc, cc, method, opts...)
 	if err == nil {
@@ -211,26 +214,36 @@ var lives = []struct {
 	first, second string
 }{
 	{"success", bidiStream, nil, []string{"all; send 1; send 2"}, "send a; close; recv; recv; recv", ""},
-	{"found by RecvMsg", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; fail UNAVAILABLE", "all; send 1; send 2"}, "send a; send b; close; recv; recv; recv", ""},
+	{"found by RecvMsg", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; fail UNAVAILABLE", "all; send 1; send 2"},
+		"send a; send b; close; recv; recv; recv", ""},
 	{"found by SendMsg", clientStream, nil, []string{"one; fail UNAVAILABLE", "all; send 1"}, "send a; wait 1s; send b; close; recv", ""},
-	{"found by Header", serverStream, nil, []string{"one; fail UNAVAILABLE", "header; all; send 1"}, "send a; close; header; recv; recv", ""},
-	{"attempts exhausted", bidiStream, []Option{WithMaxAttempts(2)}, []string{"one; fail UNAVAILABLE", "one; fail UNAVAILABLE"}, "send a; recv; recv", ""},
+	{"found by Header", serverStream, nil, []string{"one; fail UNAVAILABLE", "header; all; send 1"},
+		"send a; close; header; recv; recv", ""},
+	{"attempts exhausted", bidiStream, []Option{WithMaxAttempts(2)}, []string{"one; fail UNAVAILABLE", "one; fail UNAVAILABLE"},
+		"send a; recv; recv", ""},
 	{"not retryable", clientStream, nil, []string{"one; header; fail NOT_FOUND"}, "send a; recv; recv", ""},
 	{"failure when committed", bidiStream, nil, []string{"one; send 1; fail UNAVAILABLE"}, "send a; recv; recv; recv", ""},
 	{"success when committed by Context", clientStream, nil, []string{"all; send 1"}, "send a; context; close; recv", ""},
-	{"committed to a second attempt", bidiStream, nil, []string{"one; fail UNAVAILABLE", "header; send 1; all; fail UNAVAILABLE"}, "send a; header; recv; send b; close; recv; recv", ""},
-	{"attempt timeout", bidiStream, []Option{WithAttemptTimeout(5 * second)}, []string{"one; hang", "all; send 1"}, "send a; close; recv; recv", ""},
-	{"attempt timeout, no attempts left", bidiStream, []Option{WithAttemptTimeout(5 * second), WithMaxAttempts(2)}, []string{"one; hang", "one; hang"}, "send a; close; recv; recv", ""},
-	{"two goroutines", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; one; fail UNAVAILABLE", "all; send 1"}, "recv; recv", "send a; wait 500ms; send b; wait 1s; send c; close"},
-	{"header on a second goroutine", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; header; all; send 1"}, "send a; close; recv; recv", "header"},
+	{"committed to a second attempt", bidiStream, nil, []string{"one; fail UNAVAILABLE", "header; send 1; all; fail UNAVAILABLE"},
+		"send a; header; recv; send b; close; recv; recv", ""},
+	{"attempt timeout", bidiStream, []Option{WithAttemptTimeout(5 * second)}, []string{"one; hang", "all; send 1"},
+		"send a; close; recv; recv", ""},
+	{"attempt timeout, no attempts left", bidiStream, []Option{WithAttemptTimeout(5 * second), WithMaxAttempts(2)},
+		[]string{"one; hang", "one; hang"}, "send a; close; recv; recv", ""},
+	{"two goroutines", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; one; fail UNAVAILABLE", "all; send 1"}, "recv; recv",
+		"send a; wait 500ms; send b; wait 1s; send c; close"},
+	{"header on a second goroutine", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; header; all; send 1"},
+		"send a; close; recv; recv", "header"},
 	{"cancelled in a backoff", bidiStream, nil, []string{"one; fail UNAVAILABLE"}, "send a; recv; recv", "wait 500ms; abort"},
 }
+
+var panicPoints = flag.Int("panics.points", 3, "TestStreamsSurvivePanics tries so many callbacks of each kind; no call has more than 12")
 
 // A panic comes out on a goroutine of the application, and ends nothing but the call.
 func TestStreamsSurvivePanics(t *testing.T) {
 	for _, tt := range lives {
 		for _, kind := range append(ours, others...) {
-			for nth, off := 1, true; off && nth <= 12; nth++ { // no call has more callbacks of one kind
+			for nth, off := 1, true; off && nth <= *panicPoints; nth++ {
 				t.Run(fmt.Sprintf("%s, %s #%d", tt.name, kind, nth), func(t *testing.T) {
 					defer func() {
 						if p := recover(); p != nil {
@@ -242,7 +255,8 @@ func TestStreamsSurvivePanics(t *testing.T) {
 						server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
 							return serveLeniently(t, tt.scripts[min(n, len(tt.scripts))-1], stream)
 						})
-						cc := server.conn(t, append(DialOptions(append(b.options(), tt.opts...)...), grpc.WithChainStreamInterceptor(b.below))...)
+						cc := server.conn(t, append(DialOptions(append(b.options(), tt.opts...)...),
+							grpc.WithChainStreamInterceptor(b.below))...)
 						ctx, cancel := context.WithCancel(t.Context())
 						defer cancel()
 						app := &survivor{}
@@ -344,5 +358,30 @@ func TestAPanicOfAReplayComesOutAfterTheCommit(t *testing.T) {
 		if len(reported.finished) != 1 {
 			t.Errorf("OnFinish reported %v, want one failure", reported.finished)
 		}
+	})
+}
+
+func TestAPanicWhileRecoveringLeavesNobodyWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv a; fail UNAVAILABLE", stream)
+		})
+		app, err := server.openStream(t, bidiStream, []Option{WithClassifier(func(context.Context,
+			Attempt) Classification {
+			panic("classifier")
+		})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a")
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the classifier's panic did not come out")
+				}
+			}()
+			app.play(t, "recv 1")
+		}()
+		app.play(t, "sendeof b; recv INTERNAL")
 	})
 }

@@ -110,7 +110,7 @@ func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err er
 
 // receive is RecvMsg as long as the stream is not committed, and for the first message.
 func (s *retryStream) receive(m any) error {
-	if p := s.call.policy; p.hedges && !canHedge(m) {
+	if s.call.mode == modeHedged && !canHedge(m) {
 		s.call.retrier.report.notHedged(&s.call.facts, "no second message can be made of its type")
 	}
 	s.mu.Lock()
@@ -153,7 +153,7 @@ func (s *retryStream) tryReceive(m any, reporting bool) (at *streamAttempt, next
 		return nil, receiveLater, s.awaitChange()
 	case s.isOver():
 		return at, receiveAtEnd, nil
-	case s.phase == phaseOpen && s.call.policy.hedges && s.complete(s.desc.ClientStreams) && canHedge(m):
+	case s.phase == phaseOpen && s.call.mode == modeHedged && s.complete(s.desc.ClientStreams) && canHedge(m):
 		if todo = s.sendMissing(at); todo != nil {
 			return nil, receiveLater, todo
 		}
@@ -285,7 +285,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 			s.startEnding(at, nil)
 		}
 		s.mu.Unlock()
-		s.answered(at)
+		s.call.answered(at.attempt, false)
 		if !s.desc.ServerStreams {
 			s.reportEnd(at, nil)
 			s.join(at)
@@ -306,7 +306,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		reply.restore()
 	})
 	if isEOF(err) {
-		s.answered(at)
+		s.call.answered(at.attempt, false)
 	}
 	return false, nil
 }

@@ -347,7 +347,7 @@ func (s *retryStream) crash(a *attempt) {
 	if isEOF(final) {
 		final = nil
 	}
-	s.call.options.finish(final)
+	s.call.endCrashed(final)
 }
 
 // end ends a committed call. gRPC reports the end first, or the method that sees it.

@@ -3,8 +3,10 @@ package grpcretry
 import (
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,7 +23,8 @@ func TestACommittedClientStreamThatSucceedsInTimeIsASuccess(t *testing.T) {
 		name, server, app string
 		limit             int
 	}{
-		{"committed by the buffer limit", "recv a; recv " + big + "; recv EOF; wait 1s; send 1", "send a; send " + big + "; close; recv 1", 100},
+		{"committed by the buffer limit", "recv a; recv " + big + "; recv EOF; wait 1s; send 1",
+			"send a; send " + big + "; close; recv 1", 100},
 		{"committed by Context", "recv a; recv EOF; wait 1s; send 1", "send a; context; close; recv 1", 1 << 20},
 		{"committed by Trailer", "recv a; recv EOF; wait 1s; send 1", "send a; trailer ; close; recv 1", 1 << 20},
 		{"committed by Header", "recv a; header; recv EOF; wait 1s; send 1", "send a; header; close; recv 1", 1 << 20},
@@ -118,7 +121,8 @@ var uses = map[string]func(grpc.ClientStream){
 // and while a late attempt is read to its end.
 func forEachUse(t *testing.T, f func(t *testing.T, use func(grpc.ClientStream))) {
 	for name, use := range uses {
-		for _, at := range []time.Duration{4500 * time.Millisecond, 5500 * time.Millisecond, 6500 * time.Millisecond, 7500 * time.Millisecond} {
+		for _, at := range []time.Duration{4500 * time.Millisecond, 5500 * time.Millisecond, 6500 * time.Millisecond,
+			7500 * time.Millisecond} {
 			t.Run(name+" after "+at.String(), func(t *testing.T) {
 				bubble(t, func(t *testing.T) { f(t, func(s grpc.ClientStream) { time.Sleep(at); use(s) }) })
 			})
@@ -153,32 +157,6 @@ func TestReportsAgreeWithTheApplicationAfterTheAttemptTimeout(t *testing.T) {
 	}
 }
 
-// The service config of a fresh channel is not known when its first stream begins.
-func TestAStreamLeftToGRPCHasNoAttemptTimeout(t *testing.T) {
-	const config = `{"methodConfig": [{"name": [{"service": "streams"}], "retryPolicy": {"maxAttempts": 3,
-		"initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
-	for _, tt := range []struct {
-		kind        *grpc.StreamDesc
-		server, app string
-	}{
-		{serverStream, "recv a; wait 6s; send 1; send 2", "send a; close; recv 1; recv 2; recv EOF"},
-		{bidiStream, "recv a; wait 6s; send 1; send 2", "send a; recv 1; recv 2; recv EOF"},
-		{clientStream, "recv a; recv EOF; wait 6s; send 1", "send a; close; recv 1"},
-		{clientStream, "recv a; recv EOF; wait 6s; send 1", "send a; context; close; recv 1"},
-	} {
-		t.Run(tt.kind.StreamName, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, reported := serveScripts(t, tt.server), &record{}
-				cc := server.conn(t, grpc.WithDefaultServiceConfig(config),
-					grpc.WithChainStreamInterceptor(StreamClientInterceptor(append(reported.options(), WithAttemptTimeout(5*second))...)))
-				openOn(t, cc, tt.kind, reported.onFinish()).play(t, tt.app)
-				reported.want(t, nil)
-				wantTimes(t, server, 0)
-			})
-		})
-	}
-}
-
 // The attempt timeout is the server's time to answer, not the application's time to read.
 func TestAResponseThatArrivedInTimeIsDeliveredToALateReader(t *testing.T) {
 	for _, tt := range []struct {
@@ -187,19 +165,23 @@ func TestAResponseThatArrivedInTimeIsDeliveredToALateReader(t *testing.T) {
 		server, app string
 	}{
 		{"server stream", serverStream, "recv a; send 1; send 2", "send a; close; wait 20s; recv 1; recv 2; recv EOF"},
-		{"server stream that goes on", serverStream, "recv a; send 1; wait 1m; send 2", "send a; close; wait 20s; recv 1; recv 2; recv EOF"},
+		{"server stream that goes on", serverStream, "recv a; send 1; wait 1m; send 2",
+			"send a; close; wait 20s; recv 1; recv 2; recv EOF"},
 		{"empty server stream", serverStream, "recv a", "send a; close; wait 20s; recv EOF"},
 		{"client stream", clientStream, "recv a; recv EOF; wait 1s; send 1", "send a; close; wait 20s; recv 1"},
-		{"bidi", bidiStream, "recv a; wait 1s; send 1; recv b; send 2; recv EOF", "send a; wait 20s; recv 1; send b; recv 2; close; recv EOF"},
+		{"bidi", bidiStream, "recv a; wait 1s; send 1; recv b; send 2; recv EOF",
+			"send a; wait 20s; recv 1; send b; recv 2; close; recv EOF"},
 		{"committed by Header", bidiStream, "recv a; header; send 1; send 2", "send a; header; wait 20s; recv 1; recv 2; recv EOF"},
-		{"committed by Context", bidiStream, "recv a; wait 1s; send 1; wait 1m; send 2", "send a; context; wait 20s; recv 1; recv 2; recv EOF"},
+		{"committed by Context", bidiStream, "recv a; wait 1s; send 1; wait 1m; send 2",
+			"send a; context; wait 20s; recv 1; recv 2; recv EOF"},
 		{"a failure", serverStream, "recv a; fail NOT_FOUND", "send a; close; wait 20s; recv NOT_FOUND"},
 		{"a failure after headers", bidiStream, "recv a; header; wait 1s; fail NOT_FOUND", "send a; wait 20s; recv NOT_FOUND"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server, reported := serveScripts(t, tt.server), &record{}
-				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), WithAttemptTimeout(5*second))...)...), tt.kind, reported.onFinish())
+				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), WithAttemptTimeout(5*second))...)...), tt.kind,
+					reported.onFinish())
 				app.play(t, tt.app)
 				reported.want(t, app.err)
 				wantTimes(t, server, 0)
@@ -209,6 +191,79 @@ func TestAResponseThatArrivedInTimeIsDeliveredToALateReader(t *testing.T) {
 				if app.err != nil && status.Convert(app.err).Message() != "failed in attempt 1" {
 					t.Errorf("RecvMsg = %v, want the server's failure", app.err)
 				}
+			})
+		})
+	}
+}
+
+// lateStream is a stream whose first message is slow to come up.
+type lateStream struct {
+	grpc.ClientStream
+	delay time.Duration
+}
+
+func (s *lateStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	time.Sleep(s.delay)
+	return err
+}
+
+// A first message that crosses the attempt timeout is not handed out: nothing could follow
+// it but a failure that the server did not send.
+func TestAFirstMessageThatCrossesTheAttemptTimeoutIsNotSeen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; send 1; send 2; hang", "recv a; send 3; send 4"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		delay := 6 * second
+		wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
+			late := &lateStream{stream, delay}
+			delay = 0
+			return late
+		})
+		budget := &aBudget{}
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithBudget(budget)), wrapped)...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 3; recv 4; recv EOF")
+		if len(server.attempts()) != 2 {
+			t.Errorf("%d attempts, want 2", len(server.attempts()))
+		}
+		if want := []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}; !slices.Equal(budget.heard, want) {
+			t.Errorf("budget heard %v, want %v", budget.heard, want)
+		}
+	})
+}
+
+// A committed stream may still time out before its first message, and ends then.
+func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
+	for _, tt := range []struct {
+		name, server, app string
+		delay             time.Duration // of what RecvMsg returns
+	}{
+		{"abandoned after the timeout", "recv a; hang", "send a; context; wait 10s; cancel", 0},
+		{"found out", "recv a; hang", "send a; context; wait 10s; recv DEADLINE_EXCEEDED; recv DEADLINE_EXCEEDED", 0},
+		{"a first message that crosses the timeout", "recv a; send 1; send 2; hang", "send a; context; recv DEADLINE_EXCEEDED", 6 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
+				ends, finished := 0, 0
+				cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second),
+					WithObserver(func(_ context.Context, e Event) {
+						if e.Kind == CallEnd {
+							ends++
+						}
+					})), below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, tt.delay} }))...)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				stream, err := cc.NewStream(ctx, bidiStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				(&application{stream: stream, cancel: cancel}).play(t, tt.app)
+				synctest.Wait()
+				if ends != 1 || finished != 1 {
+					t.Errorf("CallEnd came %d times and OnFinish ran %d times, want once each", ends, finished)
+				}
+				wantTimes(t, server, 0)
 			})
 		})
 	}

@@ -73,7 +73,7 @@ func (s *callSpans) attemptSucceeded(f *facts, a *Attempt) {
 
 func (s *callSpans) attemptLost(f *facts, a *Attempt) { s.attemptEnded(f, a, decisionLost) }
 
-func (s *callSpans) attemptFailed(f *facts, a *Attempt, v Verdict, now time.Time) {
+func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if s.events == nil {
 		return
 	}
@@ -107,7 +107,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(AttrPeer, a.Peer.String()))
 	}
-	if f.policy.hedges && a.Number > 1 {
+	if f.mode == modeHedged && a.Number > 1 {
 		attrs = append(attrs, attribute.Bool(AttrHedge, a.Hedge), attribute.String(AttrSentAfter, a.WaitSource.String()))
 	}
 	s.events.AddEvent(SpanEventAttempt, trace.WithAttributes(append(attrs, more...)...))
@@ -121,16 +121,17 @@ func (s *callSpans) waitStopped(reason error) {
 }
 
 // end ends the call span, if there is one, with the status that the caller gets. The last
-// attempt is the one that succeeded, or failed last.
+// attempt is the one that succeeded, or failed last; it is 0 after a panic.
 func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	span := s.call
 	if span == nil {
 		return
 	}
+	s.call = nil // it ends once, also if something panics after that
 	span.SetAttributes(
 		attribute.String(AttrStatusCode, codeName(status.Code(err))),
 		attribute.Int(AttrAttemptCount, made))
-	if err == nil && f.policy.hedges {
+	if err == nil && f.mode == modeHedged {
 		span.SetAttributes(attribute.Int(AttrWinner, last))
 	}
 	if reason != nil {

@@ -116,7 +116,8 @@ func TestCallSpan(t *testing.T) {
 					t.Errorf("status is %v, want %v", got, tt.wantStatus)
 				}
 				if got := len(span.Events()); got != tt.wantEvents || len(spans[1].Events()) != 0 {
-					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()), tt.wantEvents)
+					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()),
+						tt.wantEvents)
 				}
 				if got, want := span.EndTime().Sub(span.StartTime()), server.times()[len(server.times())-1]; got != want {
 					t.Errorf("span lasts %v, want %v", got, want)
@@ -192,7 +193,8 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 			t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 		attrs := attributeLine(spans[0].Attributes())
-		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") || spans[0].Status().Code != otelcodes.Unset {
+		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") ||
+			spans[0].Status().Code != otelcodes.Unset {
 			t.Errorf("call span has %s and status %v, want OK, 3 attempts, the winner, and no error", attrs, spans[0].Status())
 		}
 	})

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // This file writes the pictures and the figures of docs/herd.md. A block of that page says

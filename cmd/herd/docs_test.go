@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 const docsFolder = "../../docs"

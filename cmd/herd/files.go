@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // writeFiles writes what the command line asks for, besides the report.

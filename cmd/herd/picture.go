@@ -24,7 +24,7 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // This file draws what was found: for each scenario a column of small panels that share

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // This file searches the library's backoffs for those that come nearest to the physical

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // This file reads the retryPolicy, the hedgingPolicy and the retryThrottling of a gRPC service

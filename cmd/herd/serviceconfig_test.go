@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 const goodPolicy = `"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]`

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // This file is the tables of studies that vary something.

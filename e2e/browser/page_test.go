@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -361,18 +362,29 @@ func debugPolicy() string {
 	return w.Header().Get("Content-Security-Policy")
 }
 
+// The picture for the documentation shows one of the shop's three backends and its last call,
+// so that it can be read where it is shown.
+const (
+	pictureWidth   = 1200
+	tallestPicture = 1250
+)
+
 // TestScreenshot makes the picture for the documentation, and writes it with -screenshot.
 func TestScreenshot(t *testing.T) {
-	server := httptest.NewServer(recordPage(t, ""))
+	query := url.Values{"target": {cart}}.Encode()
+	server := httptest.NewServer(recordPage(t, query))
 	defer server.Close()
 	b := newTab(t)
-	b.open(server.URL, 1280, "light")
+	b.open(server.URL+"/?"+query, pictureWidth, "light")
 	b.run(chromedp.Evaluate(`document.querySelector(".call details").open = true`, nil))
-	bottom := eval[float64](b, `document.querySelectorAll(".call")[7].getBoundingClientRect().bottom + 12`)
+	bottom := eval[float64](b, `document.querySelector(".call").getBoundingClientRect().bottom + 4`)
+	if bottom > tallestPicture {
+		t.Errorf("the picture is %.0f pixels tall, want at most %d", bottom, tallestPicture)
+	}
 	var picture []byte
 	b.run(chromedp.ActionFunc(func(ctx context.Context) (err error) {
 		picture, err = page.CaptureScreenshot().WithCaptureBeyondViewport(true).
-			WithClip(&page.Viewport{Width: 1280, Height: bottom, Scale: 1}).Do(ctx)
+			WithClip(&page.Viewport{Width: pictureWidth, Height: bottom, Scale: 1}).Do(ctx)
 		return err
 	}))
 	small, err := paletted(picture)

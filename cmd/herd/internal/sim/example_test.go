@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/sim"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
 // What waits with and without jitter do to a server that was down.

@@ -206,7 +206,7 @@ func TestBudgetHearsOfLosersLast(t *testing.T) {
 	s, strategy := hedgedCall(Hedging{Kind: HedgeAfter, Delay: sec}, budget)
 	s.Servers[0].Latency.Mean = 3 * sec
 	mustRun(t, s, strategy)
-	want := []grpcretry.Outcome{{Attempt: 2, Hedge: true, Result: grpcretry.Ignored}, {Attempt: 1, Result: grpcretry.Succeeded}}
+	want := []grpcretry.Outcome{{Attempt: 1, Result: grpcretry.Succeeded}, {Attempt: 2, Hedge: true, Result: grpcretry.Ignored}}
 	if !slices.Equal(budget.heard, want) {
 		t.Errorf("the budget heard %v, want %v", budget.heard, want)
 	}
@@ -441,7 +441,7 @@ func TestHedgingIsChecked(t *testing.T) {
 		{`{"kind":"after","atMost":"1s"}`, `strategies[0].hedging.atMost is 1s, want 0 unless the kind is "quantile"`},
 		{`{"kind":"after","maxAttempts":1}`, `strategies[0].hedging.maxAttempts is 1, want 2 to 1000`},
 		{`{"kind":"after","maxAttempts":1001}`, `strategies[0].hedging.maxAttempts is 1001, want 2 to 1000`},
-		{`{"kind":"after","nonFatalCodes":["OK"]}`, `hedging: grpcretry: NewEngine: Hedging: NonFatalCodes: `},
+		{`{"kind":"after","nonFatalCodes":["OK"]}`, `hedging: grpcretry: WithPolicy: Hedging: NonFatalCodes: `},
 		{`{"kind":"quantile"}`, `strategies[0].hedging.quantile is 0, want between 0 and 1`},
 		{`{"kind":"quantile","quantile":1}`, `strategies[0].hedging.quantile is 1, want between 0 and 1`},
 		{`{"kind":"quantile","quantile":0.9,"delay":"1s"}`, `strategies[0].hedging.delay is 1s, want 0 unless the kind is "after"`},

@@ -32,31 +32,10 @@ type caller struct {
 	perCall   []int32
 }
 
-// A process has one engine and one budget for its calls, as a Retrier for one target has.
+// A process has a Retrier of its own, and so its own budgets.
 type process struct {
-	engine     *grpcretry.Engine
-	budget     grpcretry.Budget
-	straight   *grpcretry.Engine    // for calls that pass straight through, because MaxAttempts is 1; else nil
-	delay      grpcretry.HedgeDelay // nil if no call is hedged
-	timeout    time.Duration        // of attempts
-	classifies bool                 // its Classifier reads more of an attempt than the engine does
-	turn       int                  // of the target's replicas
-}
-
-// plan returns the plan of a call that starts at start.
-func (p *process) plan(method string, start, deadline time.Time) (plan *grpcretry.Plan, hedged bool) {
-	delay, hedged := time.Duration(0), false
-	if p.delay != nil {
-		delay, hedged = p.delay.Delay(method, start)
-	}
-	if !hedged && p.straight != nil {
-		return p.straight.Plan(grpcretry.Unlimited, start, deadline), false
-	}
-	plan = p.engine.Plan(p.budget, start, deadline)
-	if hedged {
-		plan.Hedge(delay)
-	}
-	return plan, hedged
+	retrier *grpcretry.Retrier
+	turn    int // of the target's replicas
 }
 
 // pick is the replica for the next attempt.
@@ -66,6 +45,24 @@ func (p *process) pick(s *server) *replica {
 	}
 	p.turn = (p.turn + 1) % len(s.replicas)
 	return &s.replicas[p.turn]
+}
+
+// A lifetime is the context of a call, in simulated time.
+type lifetime struct {
+	context.Context
+	deadline time.Time // zero for none
+	ended    bool      // cancelled
+}
+
+// Deadline implements context.Context.
+func (l *lifetime) Deadline() (time.Time, bool) { return l.deadline, !l.deadline.IsZero() }
+
+// Err implements context.Context. The deadline is compared with simulated time by the plan.
+func (l *lifetime) Err() error {
+	if l.ended {
+		return context.Canceled
+	}
+	return nil
 }
 
 // A group is the caller that clients are.
@@ -83,6 +80,7 @@ type call struct {
 	process  *process
 	start    int64
 	deadline int64 // 0 for none
+	context  lifetime
 	parent   int32 // the attempt at a server that waits for this call; -1 for none
 	number   int32 // of the newest attempt
 	hedged   bool
@@ -234,11 +232,11 @@ func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 	if from.deadline > 0 && (within == 0 || r.now+int64(from.deadline) < within) {
 		c.deadline = r.now + int64(from.deadline)
 	}
-	var deadline time.Time
+	c.context = lifetime{Context: context.Background()}
 	if c.deadline > 0 {
-		deadline = epoch.Add(time.Duration(c.deadline))
+		c.context.deadline = epoch.Add(time.Duration(c.deadline))
 	}
-	c.plan, c.hedged = c.process.plan(from.target.method, r.time(), deadline)
+	c.plan = c.process.retrier.Plan(&c.context, from.target.method, "", r.time())
 	from.seen.at(r.now).Calls++
 	r.open(from, 1)
 	r.send(i, c)
@@ -247,9 +245,11 @@ func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 
 // send begins an attempt.
 func (r *run) send(i int32, c *call) {
-	sent := c.plan.Sent(r.time())
+	sent, timeout := c.plan.Sent(r.time())
 	one := flight{int32(sent.Number), sent.Hedge, sent.WaitSource, sent.Wait, r.now}
-	c.number = one.number
+	if c.number = one.number; c.number == 1 {
+		c.hedged = !c.plan.DueAt().IsZero() // something is due while the first attempt is in flight
+	}
 	seen := c.caller.seen.at(r.now)
 	seen.Attempts++
 	if one.number > 1 {
@@ -268,24 +268,16 @@ func (r *run) send(i int32, c *call) {
 	a.replica = c.process.pick(c.caller.target)
 	a.holders = 2 // the client, and what is on its way
 	c.open = append(c.open, ai)
-	timeout := c.deadline
-	if d := c.attemptTimeout(); d > 0 && (timeout == 0 || r.now+int64(d) < timeout) {
-		timeout = r.now + int64(d)
+	until := c.deadline
+	if timeout > 0 && (until == 0 || r.now+int64(timeout) < until) {
+		until = r.now + int64(timeout)
 	}
-	r.expireAt(timeout, ai, a)
+	r.expireAt(until, ai, a)
 	if delay := r.network.draw(); delay > 0 {
 		r.travel(r.after(delay), arrives, ai, a)
 	} else {
 		r.arrives(ai, a)
 	}
-}
-
-// attemptTimeout is that of the newest attempt; 0 for none.
-func (c *call) attemptTimeout() time.Duration {
-	if c.process.straight != nil && !c.hedged {
-		return 0
-	}
-	return c.plan.AttemptTimeout()
 }
 
 // expireAt sets a timer for an attempt, unless at is 0.
@@ -304,8 +296,7 @@ func (r *run) sendAtOnce(i int32, c *call, one flight) {
 	if answer.Code == codes.OK {
 		seen.Served++
 	}
-	r.newFailure(failures[answer.Code]).Attempt.Trailer = r.post.trailer(answer)
-	r.settle(i, c, one)
+	r.settle(i, c, one, failures[answer.Code], r.post.trailer(answer))
 }
 
 // travel puts an event of an attempt that one of its holders waits for.
@@ -324,9 +315,7 @@ func (r *run) release(ai int32, a *attempt) {
 // answered is when the answer reaches the client.
 func (r *run) answered(ai int32, a *attempt) {
 	if !a.ended {
-		f := r.newFailure(failures[a.code])
-		f.Attempt.Trailer = a.trailer
-		r.endAttempt(ai, a)
+		r.endAttempt(ai, a, failures[a.code])
 	}
 	r.release(ai, a)
 }
@@ -343,38 +332,26 @@ func (r *run) expires(ai int32, a *attempt) {
 func (r *run) expire(ai int32, a *attempt) {
 	c := r.calls.at(a.call)
 	if c.deadline > 0 && r.now >= c.deadline {
-		r.newFailure(failures[codes.DeadlineExceeded]).CtxErr = context.DeadlineExceeded
-		r.abandon(ai, a)
+		r.abandon(ai, a, failures[codes.DeadlineExceeded])
 		return
 	}
-	r.newFailure(grpcretry.ErrAttemptTimeout)
-	step := c.plan.Overdue(r.engine, r.describe(c, a.flight), r.time(), r.jitter.Float64())
-	if !step.Cut {
+	if !c.plan.Overdue(r.describe(c, a.flight), r.time(), r.jitter.Float64()) {
 		r.expireAt(c.deadline, ai, a)
 		return
 	}
-	r.newFailure(grpcretry.ErrAttemptTimeout).TimedOut = true
-	r.abandon(ai, a)
+	r.abandon(ai, a, grpcretry.ErrAttemptTimeout)
 }
 
-// newFailure readies the failure that is reported to the plan next.
-func (r *run) newFailure(err error) *grpcretry.Failure {
-	f := &r.failure
-	f.Attempt.Err, f.Attempt.Trailer = err, nil
-	f.TimedOut, f.CtxErr = false, nil
-	return f
-}
-
-// abandon ends an attempt for the client while the server may still have it; the failure
-// says why.
-func (r *run) abandon(ai int32, a *attempt) {
+// abandon ends an attempt for the client, with err, while the server may still have it.
+func (r *run) abandon(ai int32, a *attempt, err error) {
 	a.given = true
+	a.trailer = nil
 	if a.replica.config.IgnoresCancel {
-		r.endAttempt(ai, a)
+		r.endAttempt(ai, a, err)
 		return
 	}
 	a.holders++
-	r.endAttempt(ai, a)
+	r.endAttempt(ai, a, err)
 	r.cancel(ai, a)
 }
 
@@ -387,68 +364,51 @@ func (r *run) cancel(ai int32, a *attempt) {
 	}
 }
 
-// endAttempt ends an attempt for the client.
-func (r *run) endAttempt(ai int32, a *attempt) {
+// endAttempt ends an attempt for the client, with err.
+func (r *run) endAttempt(ai int32, a *attempt, err error) {
 	a.ended = true
 	c := r.calls.at(a.call)
 	at := slices.Index(c.open, ai)
 	c.open = slices.Delete(c.open, at, at+1)
-	r.settle(a.call, c, a.flight)
+	r.settle(a.call, c, a.flight, err, a.trailer)
 	r.release(ai, a)
 }
 
-// settle does what follows from the end of an attempt: success if the failure has no error.
-func (r *run) settle(i int32, c *call, one flight) {
-	err := r.failure.Attempt.Err
+// settle does what follows from the end of an attempt: success if err is nil.
+func (r *run) settle(i int32, c *call, one flight, err error, trailer metadata.MD) {
+	ended := r.describe(c, one)
+	ended.Err = err
+	if !c.caller.deaf {
+		ended.Trailer = trailer
+	}
 	if err == nil {
-		c.measured(r, one, false)
-		r.loseAll(c, true)
-		c.plan.Succeeded(r.ended(c, one))
+		c.plan.Ended(ended, r.time(), 0)
+		r.loseAll(c)
 		r.endCall(i, c, ending{number: one.number, hedge: one.hedge})
 		return
 	}
 	c.caller.seen.at(r.now).Wasted++
-	step := c.plan.Failed(r.engine, r.describe(c, one), r.time(), r.jitter.Float64())
+	step := c.plan.Ended(ended, r.time(), r.jitter.Float64())
 	if step.End {
-		r.loseAll(c, false)
+		r.loseAll(c)
 		r.endCall(i, c, ending{number: one.number, hedge: one.hedge, err: err, reason: step.Reason})
 		return
 	}
 	r.follow(i, c, step)
 }
 
-// ended is what a plan needs to know of an attempt that ends now.
-func (r *run) ended(c *call, one flight) grpcretry.Attempt {
-	return grpcretry.Attempt{Number: int(one.number), Hedge: one.hedge, Late: r.late(c, one)}
-}
-
-// late reports whether an attempt that was not cut has run for the attempt timeout.
-func (r *run) late(c *call, one flight) bool {
-	d := c.process.timeout
-	return d > 0 && r.now-one.sent >= int64(d)
-}
-
-// describe completes the failure of an attempt.
-func (r *run) describe(c *call, one flight) *grpcretry.Failure {
-	f := &r.failure
-	if c.caller.deaf {
-		f.Attempt.Trailer = nil
-	}
-	f.Attempt.Number, f.Attempt.Hedge = int(one.number), one.hedge
-	f.Attempt.Late = !f.TimedOut && r.late(c, one)
-	if c.process.classifies {
-		f.Attempt.Method = c.caller.target.method
-		f.Attempt.Wait, f.Attempt.WaitSource = one.wait, one.source
-		f.Attempt.Duration = time.Duration(r.now - one.sent)
-		f.Attempt.Start = r.time().Add(-f.Attempt.Duration)
-	}
-	return f
-}
-
-// measured reports to the delay how long a first attempt took; lost, if another one won.
-func (c *call) measured(r *run, one flight, lost bool) {
-	if d := c.process.delay; d != nil && one.number == 1 {
-		d.Answered(c.caller.target.method, time.Duration(r.now-one.sent), lost, r.time())
+// describe is what the client knows of an attempt, but for how it ended.
+func (r *run) describe(c *call, one flight) grpcretry.Attempt {
+	took := time.Duration(r.now - one.sent)
+	return grpcretry.Attempt{
+		Method:     c.caller.target.method,
+		Number:     int(one.number),
+		Hedge:      one.hedge,
+		Start:      r.time().Add(-took),
+		Duration:   took,
+		Peer:       simulated{}, // an attempt without one may have reached no server
+		Wait:       one.wait,
+		WaitSource: one.source,
 	}
 }
 
@@ -527,8 +487,8 @@ func (r *run) forget(i int32, c *call) {
 func (r *run) cancelCall(i int32) {
 	c := r.calls.at(i)
 	if len(c.open) > 0 {
-		r.newFailure(failures[codes.Canceled]).CtxErr = context.Canceled
-		r.abandon(c.open[0], r.attempts.at(c.open[0]))
+		c.context.ended = true
+		r.abandon(c.open[0], r.attempts.at(c.open[0]), failures[codes.Canceled])
 		return
 	}
 	c.plan.Leave()

@@ -8,8 +8,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/grpcretry/grpcretry"
 )
 
 // Progress is how far a simulation has come.
@@ -64,9 +62,7 @@ type run struct {
 	arrivals, jitter, working, balancing *rand.Rand
 	network                              *sampler
 
-	engine  context.Context // handed to the engine, for a Classifier
-	failure grpcretry.Failure
-	post    pushbackPost
+	post pushbackPost
 
 	expected int     // calls that will be made, 0 if that is not known
 	horizon  float64 // about when all will be over, 0 if that is not known
@@ -109,9 +105,7 @@ func newRun(s *Scenario, strategy *Strategy) (*run, error) {
 		working:   newRandom(s.Seed, forWork),
 		balancing: newRandom(s.Seed, forBalancing),
 		network:   newSampler(s.Network, newRandom(s.Seed, forNetwork)),
-		engine:    context.Background(),
 	}
-	r.failure.Attempt.Peer = simulated{} // an attempt without one may have reached no server
 	r.post.init()
 	byName := map[string]*server{"": nil}
 	for i := range s.Servers {

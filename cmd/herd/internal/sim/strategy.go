@@ -9,40 +9,32 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// process makes an engine and a budget, as a process has them.
+// process makes a Retrier, as a process has one.
 func (s *Strategy) process() (process, error) {
-	out := process{classifies: s.Policy.Classifier != nil}
 	fail := func(what string, err error) (process, error) {
 		return process{}, fmt.Errorf("strategy %q: %s: %w", s.Name, what, err)
 	}
-	e, err := grpcretry.NewEngine(s.Policy)
-	if err != nil {
+	p := s.Policy
+	var err error
+	if _, err = grpcretry.New(grpcretry.WithPolicy(p)); err != nil {
 		return fail("policy", err)
 	}
-	if s.Policy.MaxAttempts == 1 {
-		out.straight = e
+	if p.Hedging, err = s.Hedging.Make(); err != nil {
+		return fail("hedging", err)
 	}
-	out.engine = e
-	if s.Hedging != nil {
-		p := s.Policy
-		if p.Hedging, err = s.Hedging.Make(); err != nil {
-			return fail("hedging", err)
-		}
-		out.delay = p.Hedging.Delay
-		if out.engine, err = grpcretry.NewEngine(p); err != nil {
-			return fail("hedging", err)
-		}
-		out.engine.Policy().Hedging.Budget.Balance(epoch)
-	}
-	if out.budget, err = s.Budget.Make(); err != nil {
+	if p.Budget, err = s.Budget.Make(); err != nil {
 		return fail("budget", err)
 	}
-	if out.budget == nil {
-		out.budget = out.engine.Policy().Budget // the library's default, of this engine alone
+	r, err := grpcretry.New(grpcretry.WithPolicy(p))
+	if err != nil {
+		return fail("hedging", err)
 	}
-	out.timeout = s.Policy.AttemptTimeout
-	out.budget.Balance(epoch) // so that it knows of no other clock
-	return out, nil
+	resolved := r.Policy("")
+	resolved.Budget.Balance(epoch) // so that it knows of no other clock
+	if resolved.Hedging != nil {
+		resolved.Hedging.Budget.Balance(epoch)
+	}
+	return process{retrier: r}, nil
 }
 
 // Make is the library's form for one process, with a delay and a budget of its own; nil for

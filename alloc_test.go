@@ -1,0 +1,151 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// TestFirstAttemptThatSucceedsAllocatesOnce holds the promise that no feature may cost a
+// call that needs none of it.
+func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
+	for name, intercept := range map[string]grpc.UnaryClientInterceptor{
+		"defaults":      UnaryClientInterceptor(),
+		"with a logger": UnaryClientInterceptor(WithLogger(silent)),
+		"with a method": UnaryClientInterceptor(WithMethod("/pkg.Service/Method", WithMaxAttempts(2))),
+		"an observer":   UnaryClientInterceptor(WithObserver(func(context.Context, Event) {})),
+	} {
+		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, succeed) }); got > 1 {
+			t.Errorf("%s: %v allocations, want at most 1", name, got)
+		}
+	}
+}
+
+// TestRetriesAllocateNoMore holds calls with retries to what they allocate today. It is
+// less than go-grpc-middleware needs, 9 and 25; see bench/.
+func TestRetriesAllocateNoMore(t *testing.T) {
+	intercept := UnaryClientInterceptor(WithBackoff(Constant(0)), WithBudget(Unlimited))
+	for failures, limit := range map[int]float64{1: 2, 3: 5} {
+		invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+			if a, _ := AttemptFromContext(ctx); a.Number <= failures {
+				return errUnavailable
+			}
+			return nil
+		}
+		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, invoker) }); got > limit {
+			t.Errorf("a call with %d retries makes %v allocations, want at most %v", failures, got, limit)
+		}
+	}
+}
+
+// TestHedgingThatIsNotDueAllocatesNoMore is about calls that are answered before their
+// hedge is sent, as most are.
+func TestHedgingThatIsNotDueAllocatesNoMore(t *testing.T) {
+	intercept := UnaryClientInterceptor(WithHedging(Hedging{Delay: HedgeAfter(time.Minute), AllMethodsAreSafe: true}))
+	reply := &echov1.EchoResponse{}
+	got := testing.AllocsPerRun(1000, func() {
+		if err := intercept(t.Context(), "/pkg.Service/Method", nil, reply, nil, succeed, stubOptions...); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if got > 3 {
+		t.Errorf("%v allocations, want at most 3", got)
+	}
+}
+
+// TestHeaderIsNotAskedFor guards three allocations that gRPC makes: for a copy of the
+// header, wherever one is asked for. That of the trailer costs one, and rules need it.
+func TestHeaderIsNotAskedFor(t *testing.T) {
+	var asked []grpc.CallOption
+	callOnce(t, UnaryClientInterceptor(), func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+		asked = opts
+		return nil
+	})
+	trailers := 0
+	for _, opt := range asked {
+		switch opt.(type) {
+		case grpc.HeaderCallOption:
+			t.Error("a call with defaults asks gRPC for the header")
+		case grpc.TrailerCallOption:
+			trailers++
+		}
+	}
+	if trailers != 1 {
+		t.Errorf("a call with defaults asks gRPC for the trailer %d times, want once", trailers)
+	}
+}
+
+// TestAStreamAllocatesNoMore is about the start and the end of a server stream; for what
+// is between, see TestCommittedStreamAllocatesNothingPerMessage.
+func TestAStreamAllocatesNoMore(t *testing.T) {
+	intercept, desc, m := StreamClientInterceptor(), &grpc.StreamDesc{ServerStreams: true}, &echov1.EchoRequest{}
+	one := &oneMessage{}
+	streamer := func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+		one.received = false
+		return one, nil
+	}
+	got := testing.AllocsPerRun(1000, func() {
+		s, err := intercept(t.Context(), desc, nil, "/pkg.Service/Method", streamer, stubOptions...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.SendMsg(m), s.CloseSend(), s.RecvMsg(m)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RecvMsg(m); err != io.EOF {
+			t.Fatalf("RecvMsg = %v, want io.EOF", err)
+		}
+	})
+	if got > 6 {
+		t.Errorf("%v allocations, want at most 6", got)
+	}
+}
+
+// oneMessage is a stream that gives one message, and ends.
+type oneMessage struct {
+	grpc.ClientStream
+	received bool
+}
+
+func (*oneMessage) SendMsg(any) error    { return nil }
+func (*oneMessage) CloseSend() error     { return nil }
+func (*oneMessage) Trailer() metadata.MD { return nil }
+func (s *oneMessage) RecvMsg(any) error {
+	if s.received {
+		return io.EOF
+	}
+	s.received = true
+	return nil
+}
+
+// endless is a stream that takes and gives any message.
+type endless struct{ grpc.ClientStream }
+
+func (*endless) SendMsg(any) error    { return nil }
+func (*endless) RecvMsg(any) error    { return nil }
+func (*endless) Trailer() metadata.MD { return nil }
+
+func TestCommittedStreamAllocatesNothingPerMessage(t *testing.T) {
+	stream := &endless{}
+	s, err := StreamClientInterceptor()(t.Context(), bidiStream, nil, "/s/m",
+		func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+			return stream, nil
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m any = &echov1.EchoRequest{}
+	if err := s.RecvMsg(m); err != nil { // commits
+		t.Fatal(err)
+	}
+	if got := testing.AllocsPerRun(100, func() { _, _ = s.SendMsg(m), s.RecvMsg(m) }); got != 0 {
+		t.Errorf("%v allocations per message, want 0", got)
+	}
+}

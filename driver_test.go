@@ -1,0 +1,174 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+const someMethod = "/shop.v1.Catalog/GetItem"
+
+// newPlan is the public Plan of a call that starts at noon.
+func newPlan(t *testing.T, ctx context.Context, opts ...Option) *Plan { //nolint:revive // t comes first in tests
+	t.Helper()
+	r, err := New(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Plan(ctx, someMethod, "catalog", noon)
+}
+
+// failed is how an attempt ended that failed with code after a second.
+func failed(a Attempt, code codes.Code) Attempt {
+	a.Duration, a.Err = second, fail(code, "x").err
+	return a
+}
+
+func TestPlanWaitsForAConnection(t *testing.T) {
+	backoff := WithBackoff(Constant(second))
+	for _, tt := range []struct {
+		name      string
+		connected time.Duration // after noon, when the driver calls Due
+		want      Step
+		due       time.Duration // then
+	}{
+		{"there is one after a while", 3 * second, Step{}, 4 * second},
+		{"there is none in time", 10 * second, Step{End: true, Reason: ErrNotConnected}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan := newPlan(t, t.Context(), backoff)
+			first, _ := plan.Sent(noon)
+			first = failed(first, codes.Unavailable)
+			first.Unsent = true
+			if got, want := plan.Ended(first, noon, 0.5), (Step{Connect: true}); got != want || !plan.DueAt().Equal(noon.Add(10*second)) {
+				t.Fatalf("Ended = %+v, due at %v, want %+v, due after 10s", got, plan.DueAt(), want)
+			}
+			got := plan.Due(noon.Add(tt.connected))
+			due := time.Duration(0)
+			if at := plan.DueAt(); !at.IsZero() {
+				due = at.Sub(noon)
+			}
+			if got != tt.want || due != tt.due {
+				t.Errorf("Due = %+v, then due after %v; want %+v, %v", got, due, tt.want, tt.due)
+			}
+		})
+	}
+}
+
+func TestPlanCutsAnOverdueAttempt(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		budget Budget
+		cut    bool
+	}{
+		{"another takes its place", &tally{}, true},
+		{"the budget refuses, so it goes on", stingy{}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, cancel := context.WithDeadline(t.Context(), noon.AddDate(1000, 0, 0))
+			defer cancel()
+			plan := newPlan(t, ctx, WithAttemptTimeout(second), WithBackoff(Constant(0)), WithBudget(tt.budget))
+			first, timeout := plan.Sent(noon)
+			if timeout != second {
+				t.Errorf("the first attempt may run for %v, want 1s", timeout)
+			}
+			if got := plan.Overdue(first, noon.Add(second), 0.5); got != tt.cut {
+				t.Fatalf("Overdue = %v, want %v", got, tt.cut)
+			}
+			if !tt.cut {
+				return
+			}
+			first.Duration, first.Err = second, ErrAttemptTimeout
+			if got, want := plan.Ended(first, noon.Add(second), 0.5), (Step{Send: true}); got != want {
+				t.Errorf("Ended = %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+// The delay of a hedged call measures first attempts, those that lost included.
+func TestPlanHedges(t *testing.T) {
+	delay := &scriptedDelay{delay: second}
+	plan := newPlan(t, t.Context(), WithHedging(Hedging{Delay: delay, Budget: Unlimited, AllMethodsAreSafe: true}), WithBudget(Unlimited))
+	first, _ := plan.Sent(noon)
+	if due := plan.DueAt(); !due.Equal(noon.Add(second)) {
+		t.Errorf("a hedge is due at %v, want a second after noon", due)
+	}
+	if got, want := plan.Due(noon.Add(second)), (Step{Send: true}); got != want {
+		t.Fatalf("Due = %+v, want %+v", got, want)
+	}
+	hedge, _ := plan.Sent(noon.Add(second))
+	if !hedge.Hedge || hedge.Number != 2 || hedge.WaitSource != WaitHedgeDelay {
+		t.Errorf("the second attempt is %+v, want a hedge", hedge)
+	}
+	hedge.Duration = second
+	if got, want := plan.Ended(hedge, noon.Add(2*second), 0), (Step{End: true}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
+	}
+	first.Duration, first.Err = 2*second, ErrHedgeLost
+	if got := plan.Ended(first, noon.Add(2*second), 0); !got.End {
+		t.Errorf("Ended = %+v for the loser, want the end", got)
+	}
+	if want := (measurement{2 * second, true}); len(delay.measured) != 1 || delay.measured[0] != want {
+		t.Errorf("the delay measured %v, want %v", delay.measured, want)
+	}
+}
+
+type measurement struct {
+	took time.Duration
+	lost bool
+}
+
+// A scriptedDelay is always the same, and keeps what it was given to measure.
+type scriptedDelay struct {
+	delay    time.Duration
+	measured []measurement
+}
+
+func (d *scriptedDelay) Delay(string, time.Time) (time.Duration, bool) { return d.delay, true }
+
+func (d *scriptedDelay) Answered(_ string, took time.Duration, lost bool, _ time.Time) {
+	d.measured = append(d.measured, measurement{took, lost})
+}
+
+// The deadline and the end of the call are those of its context.
+func TestPlanEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gone := errors.New("the user has left")
+	plan := newPlan(t, ctx)
+	first, _ := plan.Sent(noon)
+	cancel(gone)
+	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (Step{End: true, Reason: gone}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
+	}
+}
+
+// A plan that is left gives back what was withdrawn for the retry that is not sent.
+func TestPlanIsLeft(t *testing.T) {
+	budget := &tally{}
+	plan := newPlan(t, t.Context(), WithBudget(budget))
+	first, _ := plan.Sent(noon)
+	if got := plan.Ended(failed(first, codes.Unavailable), noon, 0.5); got != (Step{}) {
+		t.Fatalf("Ended = %+v, want a wait", got)
+	}
+	plan.Leave()
+	if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Failed: 1}, highest: 1}); budget.counts != want || !plan.DueAt().IsZero() {
+		t.Errorf("budget is %+v, due at %v; want %+v, never", budget.counts, plan.DueAt(), want)
+	}
+}
+
+// A method that passes through spends nothing and reports nothing.
+func TestPlanOfAMethodThatPassesThrough(t *testing.T) {
+	budget := &tally{}
+	plan := newPlan(t, t.Context(), WithBudget(budget), WithAttemptTimeout(second), WithMethod("/shop.v1.Catalog/", Disable()))
+	first, timeout := plan.Sent(noon)
+	if got := plan.Ended(failed(first, codes.Unavailable), noon, 0.5); !got.End || got.Reason == nil || timeout != 0 {
+		t.Errorf("Ended = %+v, timeout %v; want the end for a reason, and none", got, timeout)
+	}
+	if budget.counts != (counts{}) {
+		t.Errorf("budget is %+v, want it unused", budget.counts)
+	}
+}

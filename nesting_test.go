@@ -1,0 +1,135 @@
+package grpcretry
+
+import (
+	"context"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+func TestNestedInterceptorsDoNotMultiply(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		cc := server.conn(t, grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(3)),
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(5))))
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
+		wantTimes(t, server, 0, 1*second, 2*second)
+	})
+}
+
+func TestNestedStreamInterceptorsDoNotMultiply(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
+		cc := server.conn(t, grpc.WithChainStreamInterceptor(
+			StreamClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0))), StreamClientInterceptor(WithMaxAttempts(5))))
+		openOn(t, cc, serverStream).play(t, "send a; close; recv UNAVAILABLE")
+		wantTimes(t, server, 0, 0, 0)
+	})
+}
+
+func TestACallOfAnotherMethodBelowIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok(), ok()))
+		careless := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
+			if method == echov1.EchoService_Echo_FullMethodName {
+				if _, err := echov1.NewEchoServiceClient(cc).Put(ctx, request(), opts...); err != nil {
+					t.Errorf("Put: %v", err)
+				}
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(careless))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, second, second)
+	})
+}
+
+func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		tokens := serve(t, script(unavailable(), ok(), unavailable(), ok()))
+		server := serve(t, script(unavailable(), ok()))
+		r, err := New(WithBackoff(Constant(second)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokenConn := tokens.conn(t, r.DialOptions()...)
+		// The careless way: the context and even the options of the outer call.
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
+			if _, err := echov1.NewEchoServiceClient(tokenConn).Put(ctx, request(), opts...); err != nil {
+				t.Errorf("token: %v", err)
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(r.DialOptions(), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, tokens, 0, 1*second, 2*second, 3*second)
+		wantTimes(t, server, 1*second, 3*second)
+	})
+}
+
+// The same method of another connection is another call, too.
+func TestTheSameMethodBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		mirror := serve(t, script(unavailable(), ok()))
+		server := serve(t, script(ok()))
+		mirrorClient := mirror.client(t, steady)
+		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
+			if _, err := mirrorClient.Echo(ctx, request(), opts...); err != nil {
+				t.Errorf("mirror: %v", err)
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}
+		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(below))...)
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, mirror, 0, second)
+		wantTimes(t, server, second)
+	})
+}
+
+// A call on one ClientConn that makes a call on a second one that makes a call on the
+// first: three calls, each with retries of its own.
+func TestACallThatComesBackToItsConnectionIsItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok(), ok()))
+		tokens := serve(t, script(ok()))
+		// The careless way, each with the options of the call above it.
+		var home echov1.EchoServiceClient
+		tokenConn := tokens.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				if _, err := home.Put(ctx, request(), opts...); err != nil {
+					t.Errorf("back home: %v", err)
+				}
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}))...)
+		home = echov1.NewEchoServiceClient(server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				if method == echov1.EchoService_Echo_FullMethodName {
+					if _, err := echov1.NewEchoServiceClient(tokenConn).Append(ctx, request(), opts...); err != nil {
+						t.Errorf("token: %v", err)
+					}
+				}
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}))...))
+		if _, err := home.Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, second, second)
+		wantTimes(t, tokens, second)
+	})
+}
