@@ -155,7 +155,7 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		rescued:  counter(MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
 		wasted:   counter(MetricWastedAttempts, "{attempt}", "Retries that failed."),
 		hedges:   counter(MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
-		passed:   counter(MetricPassedCalls, "{call}", "Calls that passed straight through, because their method is off."),
+		passed:   counter(MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries."),
 		refusals: counter(MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
 	}
 	var err error

@@ -63,7 +63,7 @@ func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
 	return math.Round(balance*1e6) / 1e6, true
 }
 
-// callPassed reports a call that is passed straight through, because its method is off.
+// callPassed reports a call that passes straight through to gRPC.
 func (r *reporter) callPassed(f *facts) {
 	if r.meter != nil {
 		r.meter.callPassed(f)
