@@ -449,18 +449,16 @@ func (c *call) retry() *attempt {
 	return c.another(c.plan().send(now), now)
 }
 
-// another returns the attempt that the plan has just been told of, with the caller's own
-// metadata and the mark of a retry.
+// another returns the attempt that the plan has just been told of.
 func (c *call) another(sent sending, now time.Time) *attempt {
 	a := &attempt{
-		Context: c.ctx,
+		Context: withoutPreviousAttempts(c.ctx),
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
 		wait:    sent.wait,
 		source:  shortSource(sent.source),
 	}
-	a.tellPreviousAttempts(sent.number - 1)
 	c.ready(a)
 	return a
 }

@@ -71,7 +71,9 @@ func tracerFrom(tp trace.TracerProvider) trace.Tracer {
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
 // [grpc.WithChainUnaryInterceptor]. Chain it first, so that what comes after it runs
-// for each attempt; chained twice, the outer one retries.
+// for each attempt; chained twice, the outer one retries. Retries tell the server the number of
+// previous attempts by a call option: an interceptor below that adds grpc.PerRPCCredentials of
+// its own replaces that.
 func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.unary }
 
 // DialOptions returns what a ClientConn needs: both interceptors, and
@@ -154,13 +156,11 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	for {
 		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
 		next, err := c.next(a, err)
-		if err != nil || next != nil {
-			found.restore()
-		}
 		if next == nil {
 			done = true
 			return err
 		}
+		found.restore()
 		a = next
 	}
 }
