@@ -300,12 +300,21 @@ func (c *call) callerGone(now time.Time) error { return c.plan().gone(c.ctx, now
 // a server may report it before the context does.
 func endOf(ctx context.Context, now time.Time) error {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return causeOf(ctx)
 	}
 	if d, limited := ctx.Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+// causeOf returns why a context has ended. A reason of ours is another call's.
+func causeOf(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if isReason(cause) {
+		return anothers{cause}
+	}
+	return cause
 }
 
 func (c *call) closed() bool { return isClosed(c.cc) }
@@ -403,7 +412,7 @@ func (c *call) wait(step Step) (reason error, gone bool) {
 // gone returns why no attempt can be sent any more: nil if one can.
 func (c *call) gone() (reason error, gone bool) {
 	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx), true
+		return causeOf(c.ctx), true
 	}
 	if c.closed() {
 		return ErrConnClosed, false
