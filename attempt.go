@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,7 +56,7 @@ type attemptKey struct{}
 // They live as long as each other, so one allocation serves all; it is all that a call
 // allocates whose first attempt succeeds, so it is kept small.
 type attempt struct {
-	context.Context // the caller's, with the attempt's metadata if it has any
+	context.Context // the caller's; for a retry, without the caller's word on previous attempts
 
 	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
 	// as an attempt of ours.
@@ -70,7 +69,6 @@ type attempt struct {
 	wait   time.Duration
 	number int32
 	source shortSource
-	told   uint8 // index of previousAttempts, where those are told by it; else 0
 
 	hedge    bool // sent while others were in flight
 	reported bool // the plan, or else the budgets, know how it ended
@@ -109,11 +107,6 @@ func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.S
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) {
 		return a
-	}
-	if a.told > 0 {
-		if v := previousAttempts[a.told].Value(key); v != nil {
-			return v
-		}
 	}
 	if a.bounds != nil {
 		return a.bounds.parent(a.Context).Value(key)
@@ -465,29 +458,3 @@ func (a *attempt) ended(err error, now time.Time) Attempt {
 		late:       a.isLate() && !a.isCut(),
 	}
 }
-
-// tellPreviousAttempts sets the header that tells the server how many attempts were made
-// before (gRFC A6 #exposed-retry-metadata). It replaces what the caller put there: repeated
-// values would tell nothing.
-func (a *attempt) tellPreviousAttempts(n int) {
-	md, ok := metadata.FromOutgoingContext(a.Context) // a copy, fresh for each attempt
-	if !ok && n < len(previousAttempts) {
-		a.told = uint8(n)
-		return
-	}
-	if !ok {
-		md = metadata.MD{}
-	}
-	md[previousAttemptsKey] = []string{strconv.Itoa(n)}
-	a.Context = metadata.NewOutgoingContext(a.Context, md)
-}
-
-// previousAttempts are the headers of calls that have no others. Nobody may change what a
-// context holds, so all calls share them.
-var previousAttempts = func() (headers [8]context.Context) {
-	for i := range headers {
-		headers[i] = metadata.NewOutgoingContext(context.Background(),
-			metadata.MD{previousAttemptsKey: {strconv.Itoa(i)}})
-	}
-	return headers
-}()

@@ -292,12 +292,21 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 // a server may report it before the context does.
 func endOf(ctx context.Context, now time.Time) error {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return causeOf(ctx)
 	}
 	if d, limited := ctx.Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+// causeOf returns why a context has ended. A reason of ours is another call's.
+func causeOf(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if isReason(cause) {
+		return anothers{cause}
+	}
+	return cause
 }
 
 func isClosed(cc *grpc.ClientConn) bool {
@@ -353,7 +362,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 // whyUnsendable returns why no attempt can be sent any more: nil if one can.
 func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone bool) {
 	if ctx.Err() != nil {
-		return context.Cause(ctx), true
+		return causeOf(ctx), true
 	}
 	if isClosed(cc) {
 		return ErrConnClosed, false
@@ -376,18 +385,16 @@ func (c *call) retry() *attempt {
 	return c.another(c.plan().send(now), now)
 }
 
-// another returns the attempt that the plan has just been told of, with the caller's own
-// metadata and the mark of a retry.
+// another returns the attempt that the plan has just been told of.
 func (c *call) another(sent sending, now time.Time) *attempt {
 	a := &attempt{
-		Context: c.ctx,
+		Context: withoutPreviousAttempts(c.ctx),
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
 		wait:    sent.wait,
 		source:  shortSource(sent.source),
 	}
-	a.tellPreviousAttempts(sent.number - 1)
 	c.ready(a)
 	return a
 }

@@ -563,7 +563,7 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.policy.AttemptTimeout > 0 {
 		c.overdue = u.hedging.overdue
 	}
-	found, ending, done := newReply(reply), c, false
+	ending, done := c, false
 	defer func() {
 		if !done {
 			ending.endCrashed(errPanicked)
@@ -576,22 +576,20 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if race != nil {
 		ending = race.call
 	}
-	err := u.conclude(c, race, found)
+	err := u.conclude(c, race)
 	done = true
 	return err
 }
 
 // conclude ends the call, c without a race, and returns its error.
-func (u *hedgedUnary) conclude(c *call, race *race, found reply) error {
+func (u *hedgedUnary) conclude(c *call, race *race) error {
 	switch {
 	case race == nil:
 		c.answered(&u.first, false)
 		c.succeed(&u.first, time.Time{})
 		return nil
 	case race.winner == nil:
-		err := race.conclude()
-		found.restore()
-		return err
+		return race.conclude()
 	}
 	if race.winner.number > 1 {
 		copyReply(u.reply, race.winner.bounds.received)
