@@ -54,6 +54,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	if c.mode == modeHedged {
 		c.tryHedging(desc, reply)
 	}
+	if c.mode == modePassThrough && c.learner == nil {
+		c.retrier.report.callPassed(&c.facts)
+	}
 	return nil
 }
 

@@ -182,7 +182,7 @@ func TestTableHasEveryReason(t *testing.T) {
 }
 
 // recordEverything makes calls that record all there is to record: one that is retried, one
-// that is hedged, and one that ends in a wait.
+// that is hedged, one that ends in a wait, and one that passes straight through.
 func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metricdata.Metrics) {
 	t.Helper()
 	bubble(t, func(t *testing.T) {
@@ -190,7 +190,7 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		meters, reader := readMetrics()
 		telemetry := []Option{WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters), WithGRPCMetrics(true)}
 
-		retried := serve(t, script(unavailable(), ok(), fail(codes.NotFound, "no such thing"), unavailable()))
+		retried := serve(t, script(unavailable(), ok(), fail(codes.NotFound, "no such thing"), unavailable(), ok()))
 		client := retried.client(t, telemetry...)
 		for range 2 {
 			client.Echo(t.Context(), request())
@@ -198,6 +198,7 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Nanosecond, cancel) // while it waits
 		client.Echo(ctx, request())
+		client.Echo(t.Context(), request(), Disable())
 
 		hedged := serve(t, script(ok().after(time.Minute), ok()))
 		client = hedged.client(t, append(telemetry, WithMethod(echoMethod, WithHedging(Hedging{
