@@ -35,9 +35,9 @@ var (
 	// ErrNotConnected: the call's attempts reached no server, and no connection was there after
 	// ConnectWait.
 	ErrNotConnected = errors.New("grpcretry: no connection to a server in time")
-	// ErrLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
+	// errLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
 	// WithBuiltInRetryDisabled; its error is gRPC's own.
-	ErrLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
+	errLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
 )
 
 // ErrAttemptTimeout is the [context.Cause] of an attempt's context that
