@@ -44,7 +44,7 @@ var reasons = [...]struct {
 	{ErrLeftToGRPC, "left_to_grpc"},
 }
 
-// The values of AttrDecision.
+// The values of telemetry.AttrDecision.
 const (
 	decisionSuccess = "success"
 	decisionRetry   = "retry"
@@ -59,7 +59,7 @@ func decisionName(retry bool) string {
 	return decisionStop
 }
 
-// The values of AttrOutcome for calls that succeeded.
+// The values of telemetry.AttrOutcome for calls that succeeded.
 const (
 	outcomeFirstTry  = "first_try"
 	outcomeRecovered = "recovered"

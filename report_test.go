@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A target has one name, however it was dialed.
@@ -35,7 +36,7 @@ func TestEverySinkNamesATargetInTheSameWay(t *testing.T) {
 					}
 				}
 				for _, line := range metricLines(t, reader) { // which leaves this target out
-					if strings.Contains(line, AttrTarget) {
+					if strings.Contains(line, telemetry.AttrTarget) {
 						t.Errorf("want the target %s in %s", want, line)
 					}
 				}
