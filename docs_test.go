@@ -367,8 +367,7 @@ func (c *linkChecker) check(name, text string) {
 			c.t.Errorf("%s: no link uses the address of [%s]", name, def.Text)
 		}
 	}
-	var walk func([]comment.Text)
-	walk = func(texts []comment.Text) {
+	walk := func(texts []comment.Text) {
 		for _, one := range texts {
 			switch one := one.(type) {
 			case *comment.DocLink:
@@ -392,6 +391,29 @@ func (c *linkChecker) check(name, text string) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// The README compares with the versions that the benchmarks measure.
+func TestReadmeNamesTheVersionsCompared(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requirements, err := os.ReadFile("bench/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, module := range map[string]string{
+		"grpc-go":            "google.golang.org/grpc",
+		"go-grpc-middleware": "github.com/grpc-ecosystem/go-grpc-middleware/v2",
+		"failsafe-go":        "github.com/failsafe-go/failsafe-go",
+	} {
+		_, version, _ := strings.Cut(string(requirements), "\t"+module+" v")
+		version, _, _ = strings.Cut(version, "\n")
+		if version == "" || !strings.Contains(string(readme), name+" "+version) {
+			t.Errorf("README.md does not name %s %s", name, version)
 		}
 	}
 }
