@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A restart is survived by every call that has time to wait, at no charge.
@@ -562,7 +563,7 @@ func TestAWaitForAConnectionIsSeen(t *testing.T) {
 					}
 				}
 				for _, line := range lines {
-					if strings.HasPrefix(line, MetricWastedAttempts) {
+					if strings.HasPrefix(line, telemetry.MetricWastedAttempts) {
 						t.Errorf("%s: an attempt that reached no server was wasted", line)
 					}
 				}

@@ -87,12 +87,12 @@ func readTable(t *testing.T, page, firstHead string) pageTable {
 	return found
 }
 
-// stringConstants returns this package's exported string constants with one of the given
+// stringConstants returns the exported string constants of package telemetry with one of the given
 // prefixes, by name.
 func stringConstants(t *testing.T, prefixes ...string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	_, files := sources(t)
+	_, files := sources(t, "telemetry")
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
 			spec, ok := n.(*ast.ValueSpec)
@@ -117,10 +117,10 @@ func stringConstants(t *testing.T, prefixes ...string) map[string]string {
 	return found
 }
 
-// sources parses the package, without its tests.
-func sources(t *testing.T) (*token.FileSet, []*ast.File) {
+// sources parses the package in a folder, without its tests.
+func sources(t *testing.T, folder string) (*token.FileSet, []*ast.File) {
 	t.Helper()
-	entries, err := os.ReadDir(".")
+	entries, err := os.ReadDir(folder)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func sources(t *testing.T) (*token.FileSet, []*ast.File) {
 		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(fileSet, name, nil, parser.ParseComments)
+		file, err := parser.ParseFile(fileSet, filepath.Join(folder, name), nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -323,7 +323,7 @@ func prometheusName(name, kind, unit string) string {
 // Brackets in a doc comment are links: what they enclose is an exported name, or a page whose
 // address the comment has.
 func TestDocLinks(t *testing.T) {
-	fileSet, files := sources(t)
+	fileSet, files := sources(t, ".")
 	pkg, err := doc.NewFromFiles(fileSet, files, "github.com/grpcretry/grpcretry")
 	if err != nil {
 		t.Fatal(err)

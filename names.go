@@ -46,7 +46,7 @@ var reasons = [...]namedReason{
 	{errLeftToGRPC, "left_to_grpc"},
 }
 
-// The values of AttrDecision.
+// The values of telemetry.AttrDecision.
 const (
 	decisionSuccess = "success"
 	decisionRetry   = "retry"
@@ -61,7 +61,7 @@ func decisionName(retry bool) string {
 	return decisionStop
 }
 
-// The values of AttrOutcome for calls that succeeded.
+// The values of telemetry.AttrOutcome for calls that succeeded.
 const (
 	outcomeFirstTry  = "first_try"
 	outcomeRecovered = "recovered"

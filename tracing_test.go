@@ -14,6 +14,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	oteltrace "go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // recordSpans is a provider that keeps the spans that have ended.
@@ -239,7 +241,7 @@ func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
 				span.End()
 				got := "none"
 				for _, a := range recorder.Ended()[0].Events()[0].Attributes {
-					if a.Key == AttrMessage {
+					if a.Key == telemetry.AttrMessage {
 						got = a.Value.AsString()
 					}
 				}

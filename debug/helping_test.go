@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // "Is it helping?" is one division everywhere: retries that succeeded, by retries that reached
@@ -26,7 +27,7 @@ func TestHelpingIsWhatTheMetricsSay(t *testing.T) {
 		c.echo("ok")
 
 		s := page.Snapshot()
-		rescued, wasted := sumOf(t, reader, grpcretry.MetricRescuedCalls), sumOf(t, reader, grpcretry.MetricWastedAttempts)
+		rescued, wasted := sumOf(t, reader, telemetry.MetricRescuedCalls), sumOf(t, reader, telemetry.MetricWastedAttempts)
 		want(t, "rescued and wasted", []int64{s.Total.Rescued, s.Total.Wasted}, []int64{rescued, wasted})
 		want(t, "the same", []int64{rescued, wasted}, []int64{1, 5})
 		answer := answers(&s, true)[2]
