@@ -182,7 +182,7 @@ func TestTableHasEveryReason(t *testing.T) {
 }
 
 // recordEverything makes calls that record all there is to record: one that is retried, one
-// that is hedged, and one that ends in a wait.
+// that is hedged, one that ends in a wait, and one that passes straight through.
 func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metricdata.Metrics) {
 	t.Helper()
 	bubble(t, func(t *testing.T) {
@@ -190,7 +190,7 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		meters, reader := readMetrics()
 		telemetry := []Option{WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters), WithGRPCMetrics(true)}
 
-		retried := serve(t, script(unavailable(), ok(), fail(codes.NotFound, "no such thing"), unavailable()))
+		retried := serve(t, script(unavailable(), ok(), fail(codes.NotFound, "no such thing"), unavailable(), ok()))
 		client := retried.client(t, telemetry...)
 		for range 2 {
 			client.Echo(t.Context(), request())
@@ -198,6 +198,7 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Nanosecond, cancel) // while it waits
 		client.Echo(ctx, request())
+		client.Echo(t.Context(), request(), Disable())
 
 		hedged := serve(t, script(ok().after(time.Minute), ok()))
 		client = hedged.client(t, append(telemetry, WithMethod(echoMethod, WithHedging(Hedging{
@@ -366,8 +367,7 @@ func (c *linkChecker) check(name, text string) {
 			c.t.Errorf("%s: no link uses the address of [%s]", name, def.Text)
 		}
 	}
-	var walk func([]comment.Text)
-	walk = func(texts []comment.Text) {
+	walk := func(texts []comment.Text) {
 		for _, one := range texts {
 			switch one := one.(type) {
 			case *comment.DocLink:
@@ -391,6 +391,29 @@ func (c *linkChecker) check(name, text string) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// The README compares with the versions that the benchmarks measure.
+func TestReadmeNamesTheVersionsCompared(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requirements, err := os.ReadFile("bench/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, module := range map[string]string{
+		"grpc-go":            "google.golang.org/grpc",
+		"go-grpc-middleware": "github.com/grpc-ecosystem/go-grpc-middleware/v2",
+		"failsafe-go":        "github.com/failsafe-go/failsafe-go",
+	} {
+		_, version, _ := strings.Cut(string(requirements), "\t"+module+" v")
+		version, _, _ = strings.Cut(version, "\n")
+		if version == "" || !strings.Contains(string(readme), name+" "+version) {
+			t.Errorf("README.md does not name %s %s", name, version)
 		}
 	}
 }

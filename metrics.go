@@ -27,6 +27,7 @@ const (
 	MetricBudgetBalance  = "grpcretry.budget.balance"
 	MetricBudgetRefusals = "grpcretry.budget.refusals"
 	MetricHedges         = "grpcretry.hedges"
+	MetricPassedCalls    = "grpcretry.passed_calls"
 
 	AttrTarget      = "grpcretry.target"
 	AttrOutcome     = "grpcretry.outcome"
@@ -86,6 +87,7 @@ type metricRow struct {
 	target, method string
 
 	firstTries stripedCounter // calls whose first attempt succeeded: their only count
+	passed     stripedCounter // calls that were passed straight through
 
 	mu       sync.Mutex // held to count and to read all below
 	attempts map[attemptKind]int64
@@ -153,6 +155,7 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		rescued:  counter(MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
 		wasted:   counter(MetricWastedAttempts, "{attempt}", "Retries that failed."),
 		hedges:   counter(MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
+		passed:   counter(MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries."),
 		refusals: counter(MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
 	}
 	var err error
@@ -177,14 +180,14 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 	registration, err := from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		m.observe(to, &o)
 		return nil
-	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.refusals, o.balance)
+	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.passed, o.refusals, o.balance)
 	return registration, errors.Join(append(errs, err)...)
 }
 
 // observables are the instruments that are read when somebody collects.
 type observables struct {
-	attempts, calls, rescued, wasted, hedges, refusals metric.Int64Observable
-	balance                                            metric.Float64Observable
+	attempts, calls, rescued, wasted, hedges, passed, refusals metric.Int64Observable
+	balance                                                    metric.Float64Observable
 }
 
 // observe reports every count there is.
@@ -238,6 +241,9 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 	}
 	to.ObserveInt64(o.rescued, rescued, attrs())
 	to.ObserveInt64(o.wasted, wasted, attrs())
+	if passed := row.passed.sum(); passed > 0 {
+		to.ObserveInt64(o.passed, passed, attrs())
+	}
 	if hedgesWon+hedgesWasted > 0 {
 		to.ObserveInt64(o.hedges, hedgesWon, attrs(attribute.String(AttrHedgeResult, "won")))
 		to.ObserveInt64(o.hedges, hedgesWasted, attrs(attribute.String(AttrHedgeResult, "wasted")))
@@ -247,6 +253,9 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 func (row *metricRow) attributes() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(AttrTarget, row.target)}
 }
+
+// callPassed counts a call that passed straight through.
+func (m *metrics) callPassed(f *facts) { m.row(f).passed.add() }
 
 // callSucceeded counts an attempt that ended its call well.
 func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {

@@ -175,7 +175,7 @@ func TestMetricsOfACall(t *testing.T) {
 			"grpcretry.budget.refusals 1 grpcretry.budget=all",
 			"grpcretry.calls 1 grpcretry.outcome=first_try",
 		}},
-		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}},
+		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}, want: []string{"grpcretry.passed_calls 1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -679,4 +679,23 @@ func TestAnUnsentRetryIsNotWasted(t *testing.T) {
 			t.Errorf("metrics are\n%s\nwant one rescued call and nothing wasted", strings.Join(lines, "\n"))
 		}
 	})
+}
+
+func TestAMethodThatIsOffIsCounted(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"disabled":    {Disable()},
+		"one attempt": {WithMaxAttempts(1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(ok(), unavailable()))
+				provider, reader := readMetrics()
+				client := server.client(t, append(opts, WithMeterProvider(provider))...)
+				client.Echo(t.Context(), request())
+				_, err := client.Echo(t.Context(), request())
+				wantUntouched(t, err, codes.Unavailable, "db-down")
+				wantMetrics(t, reader, "grpcretry.budget.balance 3 grpcretry.budget=all", "grpcretry.passed_calls 2")
+			})
+		})
+	}
 }

@@ -28,10 +28,12 @@ func ReasonName(reason error) string {
 	return "cancelled"
 }
 
-var reasons = [...]struct {
+type namedReason struct {
 	err  error
 	name string
-}{
+}
+
+var reasons = [...]namedReason{
 	{ErrAttemptsExhausted, "exhausted"},
 	{ErrBudgetExhausted, "budget"},
 	{ErrDeadline, "deadline"},

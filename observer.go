@@ -90,6 +90,7 @@ type observers struct {
 	list atomic.Pointer[observerList] // nil if empty
 
 	targets targetNames
+	passed  passedMethods
 }
 
 type observerList []*observer

@@ -7,6 +7,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+
+	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // This file is the one seam between a call and its telemetry. The call reports a handful of
@@ -59,6 +61,16 @@ func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
 		return 0, false
 	}
 	return math.Round(balance*1e6) / 1e6, true
+}
+
+// callPassed reports a call that passes straight through to gRPC.
+func (r *reporter) callPassed(f *facts) {
+	if r.meter != nil {
+		r.meter.callPassed(f)
+	}
+	if r.observed() {
+		r.observers.passed.add(off.Method{Target: r.observers.targets.of(f), Method: f.method})
+	}
 }
 
 // callStarted starts the call span, or finds the caller's.

@@ -84,6 +84,7 @@ var positive = map[string]bool{
 	"attempt.go, expire: a.bounds.timeout":  true, // without an attempt timeout nothing expires
 	"attempt.go, renew: b.timeout":          true, // likewise
 	"conn.go, pause: d":                     true, // its only caller has compared it
+	"stream_recover.go, watchCaller: left":  true, // likewise
 	"stream_faults_test.go, wait: c.stall":  true, // drawn above 0
 	"examples/demo/server.go, goAway: away": true, // from a table
 	"e2e/browser/shop_test.go, answer: d":   true, // constants

@@ -194,7 +194,8 @@ func sum(counts map[string]int64) (n int64) {
 	return n
 }
 
-// lastSaid is the last failure that the page keeps and that is of the window, nil if there is none.
+// lastSaid returns the newest status message in the window that a server or gRPC has sent, nil
+// if there is none.
 func lastSaid(s *Snapshot, all bool) *said {
 	for i := range s.Calls {
 		c := &s.Calls[i]
@@ -202,7 +203,7 @@ func lastSaid(s *Snapshot, all bool) *said {
 			return nil
 		}
 		for j := len(c.Attempts) - 1; j >= 0; j-- {
-			if a := &c.Attempts[j]; a.Message != "" {
+			if a := &c.Attempts[j]; a.Message != "" && !a.Ours {
 				return &said{a.Message, a.Peer, ago(s.Now.Sub(c.Ended))}
 			}
 		}

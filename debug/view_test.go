@@ -370,3 +370,36 @@ func TestLastSaidIsOfTheWindow(t *testing.T) {
 	}
 	want(t, "lastSaid ever", *lastSaid(s, true), said{"down", "10.0.0.7:443", "6 min ago"})
 }
+
+// What this library says of an attempt is not what a server has said.
+func TestOurOwnWordsAreNotQuotedAsTheServers(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		message string
+		opts    []grpcretry.Option
+		want    string // said, and by whom
+	}{
+		{"a hedge lost", "hang ok", []grpcretry.Option{unlimited,
+			grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}))}, ""},
+		{"an attempt timeout", "hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, ""},
+		{"before the words of the server", "down hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, "db-down by 10.0.0.7:443"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := retrier(t, tt.opts...)
+				page := handler(t, r)
+				c := dialFrom(t, r, "passthrough:///echo", "10.0.0.7:443")
+				want(t, "code", c.echo(tt.message), codes.OK)
+				s := page.Snapshot()
+				if len(s.Calls) != 1 {
+					t.Fatalf("%d calls are kept, want 1", len(s.Calls))
+				}
+				got := ""
+				if last := lastSaid(&s, true); last != nil {
+					got = last.Words + " by " + last.Peer
+				}
+				want(t, "last said", got, tt.want)
+			})
+		})
+	}
+}

@@ -145,7 +145,7 @@ func (t *table) add(m *measurements, c benchCase, columns []string, time, allocs
 	t.rows = append(t.rows, row)
 }
 
-// cell is "206 ns ± 2 %, 0.53×, 3 allocs".
+// cell is "206 ns ± 2%, 0.53×, 3 allocs".
 func (m *measurements) cell(c benchCase, client, time, allocs string) string {
 	s := m.find(c.benchmark, c.of(client), time)
 	if s == nil {

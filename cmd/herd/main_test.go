@@ -214,7 +214,7 @@ func TestTitlesNameTheFlags(t *testing.T) {
 			continue
 		}
 		for place, text := range map[string]string{"the terminal": out, "the picture": string(read(t, svg)), "the page": string(read(t, page))} {
-			if !contains(strings.Join(strings.Fields(text), " "), "but with -clients 20") {
+			if !contains(strings.Join(strings.Fields(text), " "), "-clients 20") {
 				t.Errorf("-study %s: %s does not name the flags", study, place)
 			}
 		}
@@ -372,7 +372,7 @@ func TestFilesAreWritten(t *testing.T) {
 		}
 	}
 	page := string(read(t, at("p.html")))
-	for _, want := range []string{"<svg", "<th>strategy</th>", "<td>9,000</td>", `&#34;name&#34;: &#34;classic&#34;`} {
+	for _, want := range []string{"<svg", "<th>strategy</th>", "<td>9,000</td>", "prefers-color-scheme: dark", `&#34;name&#34;: &#34;classic&#34;`} {
 		if !contains(page, want) {
 			t.Errorf("the page says nothing of %q", want)
 		}
@@ -415,6 +415,54 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 			continue
 		}
 		wellFormed(t, string(read(t, file)))
+	}
+}
+
+// Many figures stand in columns, so that the picture can be looked at.
+func TestPicturesAreNotTooTall(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.png")
+	for _, args := range []string{
+		"-study defaults -processes 50 -duration 3s",
+		"-study layers -part layers-10,layers-100,layers-1000,layers-10000,layers-stop-10,layers-stop-100,layers-stop-1000 -duration 2s",
+		"-study tail -duration 2s -network 1ms -queue 1000 -capacity 1000 -deadline 2s -rate 1000 -processes 4 -max-elapsed 1s " +
+			"-attempt-timeout 1500ms -replicas 3 -budget ratio:0.1,0,10s,reserve=5", // in a title of several lines
+	} {
+		if _, errs, status := herd(t, append(strings.Fields(args), "-charts=false", "-png", file)...); status != 0 {
+			t.Errorf("herd %s: status %d, %s", args, status, errs)
+			continue
+		}
+		wantReadable(t, args, read(t, file))
+	}
+}
+
+// wantReadable compares the height of a picture with its width.
+func wantReadable(t *testing.T, name string, picture []byte) {
+	t.Helper()
+	got, err := png.DecodeConfig(bytes.NewReader(picture))
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+	} else if got.Height > 1800 && got.Height > 170*got.Width/100 {
+		t.Errorf("%s: a picture of %d × %d pixels", name, got.Width, got.Height)
+	}
+}
+
+// A sweep that was interrupted is drawn as far as it came.
+func TestPicturesOfInterruptedSweeps(t *testing.T) {
+	for _, name := range []string{"budget", "aws"} {
+		study, _ := sim.FindStudy(name)
+		study.Scenarios = study.Scenarios[:5]
+		for i := range study.Scenarios {
+			study.Scenarios[i].Duration = 500 * time.Millisecond
+		}
+		s, err := (&options{}).simulate(t.Context(), study, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := &s.scenarios[4]
+		last.found = last.found[:2]
+		if err := writeSVG(io.Discard, s); err != nil {
+			t.Errorf("study %s: %v", name, err)
+		}
 	}
 }
 

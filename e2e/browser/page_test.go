@@ -142,7 +142,7 @@ func TestPageSaysWhatHappened(t *testing.T) {
 		}
 	}
 	b.wantTexts(".answer .short", "Yes", "UNAVAILABLE", "78 %", "Attempts")
-	b.wantTexts(".answer .line", "14 retries in 68 attempts, 21 %", "21 failed attempts", "7 of 9 retried calls rescued", "7 of 54 calls failed")
+	b.wantTexts(".answer .line", "14 retries in 68 attempts, 21 %", "21 failed attempts", "7 of 14 retries succeeded", "7 of 54 calls failed")
 	b.wantTexts(".target h2", strings.TrimPrefix(cc.CanonicalTarget(), "/"))
 	if n := len(b.texts(".call")); n != 9 {
 		t.Errorf("the page has %d timelines, want 9, one for each call that retried", n)
@@ -161,10 +161,10 @@ func TestPageSaysWhatHappened(t *testing.T) {
 	b.run(chromedp.Click(`//th/a[contains(., "GetPrice")]`, chromedp.BySearch))
 	b.run(chromedp.WaitVisible(".filter", chromedp.ByQuery))
 	b.wantTexts(".methods tbody th a", strings.TrimPrefix(getPrice, "/"))
-	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retried calls rescued", "no call failed")
+	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retries succeeded", "no call failed")
 	b.run(chromedp.Click(`//a[text()="since start"]`, chromedp.BySearch),
 		chromedp.WaitVisible(`//a[text()="since start" and @aria-current]`, chromedp.BySearch))
-	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retried calls rescued", "no call failed")
+	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retries succeeded", "no call failed")
 	if _, complaints := b.heard(); len(complaints) > 0 {
 		t.Errorf("while clicking the browser complains:\n%s", strings.Join(complaints, "\n"))
 	}
