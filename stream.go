@@ -139,7 +139,7 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	case !isEOF(err): // gRPC has ended the stream with it
 		s.end(at, err)
 	case s.desc.ClientStreams:
-		at.stream.Trailer() // gRPC must not retry what the application has heard has ended
+		at.stream.Context() // gRPC must not retry a stream whose end the application has seen
 	}
 	return s.sendError(err)
 }
