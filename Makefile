@@ -35,7 +35,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: test
-test: fmt-check generate-check tidy-check vet lint unit random fuzz-short demo ## everything below up to demo
+test: fmt-check generate-check tidy-check vet lint unit random test-386 fuzz-short demo ## everything below up to demo
 	@echo "make test: all passed"
 
 .PHONY: fmt-check
@@ -79,6 +79,26 @@ unit: gcc ## tests of every module with the race detector, and all studies of th
 random: gcc ## the root package's tests with the race detector and as many random draws as are meant to be
 	@mkdir -p $(BIN); go test -race $(TESTFLAGS) . -thorough 2>&1 | tee $(BIN)/random.log
 
+.PHONY: test-386
+test-386: ## vet and the short tests of every module as a 32-bit program, where this machine can run one
+	@$(call each-module,GOARCH=386 CGO_ENABLED=0 go vet -tags e2e ./...)
+	@case $$(go env GOHOSTOS)/$$(go env GOHOSTARCH) in \
+	linux/amd64 | linux/386 | windows/amd64) $(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...) ;; \
+	*) echo "32-bit programs do not run on this machine: they are vetted only" ;; \
+	esac
+
+# The go line of go.mod must be no newer than the dependencies need, so that it names the
+# oldest version there is to test.
+.PHONY: test-oldest
+test-oldest: ## the short tests with the oldest Go that the dependencies allow (downloads it)
+	@own=$$(go list -m -f '{{.GoVersion}}'); \
+	needed=$$(go list -m -f '{{if not .Main}}{{.GoVersion}}{{end}}' all | sort -V | tail -n 1); \
+	if [ "$$own" != "$$needed" ]; then \
+		echo "go.mod asks for Go $$own, its dependencies for Go $$needed" >&2; exit 1; \
+	fi; \
+	export GOTOOLCHAIN=go$$own; go version; \
+	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
+
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (5s)
 	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
@@ -88,11 +108,11 @@ demo: ## build and run examples/demo
 	cd examples/demo && go run . </dev/null
 
 .PHONY: demo-page
-demo-page: ## the same, with the debug page on port 8080 until Ctrl-C
-	cd examples/demo && go run . -http :8080 </dev/null
+demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-C
+	cd examples/demo && go run . -http localhost:8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus give back what they were told; calls survive a restart
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 
@@ -116,7 +136,7 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 	@echo "drew docs/trace.svg"
 
 .PHONY: tail
-tail: ## show what hedging does to slow answers, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
 
 .PHONY: restart
@@ -169,7 +189,7 @@ bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writ
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
 
 .PHONY: bench-quick
-bench-quick: ## the same once and roughly, in two minutes: prints the tables, writes nothing
+bench-quick: ## the same once and roughly, in half a minute: prints the tables, writes nothing
 	@mkdir -p $(BIN); bench/run 1 $(BIN)/bench-quick.txt short
 	@cd bench && go run ./report $(BIN)/bench-quick.txt
 
@@ -177,8 +197,20 @@ bench-quick: ## the same once and roughly, in two minutes: prints the tables, wr
 bench-once: ## every benchmark of every module is compiled and run once; nothing is judged
 	@$(call each-module,go test -run '^$$' -bench . -benchtime 1x -short ./...)
 
+.PHONY: vulncheck
+vulncheck: $(BIN)/govulncheck ## known vulnerabilities that the code of any module can reach (needs https://vuln.go.dev)
+	@$(call each-module,$(BIN)/govulncheck ./...)
+
+.PHONY: release-check
+release-check: ## make release VERSION=... on a copy of the committed tree, and go get and go install the result as a stranger
+	@cd e2e/release && go test -tags e2e -count=1 -timeout 10m -v . -version '$(VERSION)'
+
+.PHONY: release
+release: ## commit and tag VERSION of all modules, here only; CONTRIBUTING.md has all steps
+	@.ci/release '$(VERSION)'
+
 .PHONY: tools
-tools: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/golangci-lint ## build the tools into .bin
+tools: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/govulncheck $(BIN)/golangci-lint ## build the tools into .bin
 
 .PHONY: clean
 clean: ## remove .bin
@@ -218,6 +250,7 @@ gcc:
 $(BIN)/golangci-lint: package := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/protoc-gen-go: package := google.golang.org/protobuf/cmd/protoc-gen-go
 $(BIN)/protoc-gen-go-grpc: package := google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(BIN)/govulncheck: package := golang.org/x/vuln/cmd/govulncheck
 $(BIN)/benchstat: package := golang.org/x/perf/cmd/benchstat
 $(BIN)/jaeger: package := github.com/jaegertracing/jaeger/cmd/all-in-one
 
@@ -229,5 +262,5 @@ $(BIN)/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
 $(BIN)/jaeger: e2e/jaeger/go.mod e2e/jaeger/go.sum
 	$(call build-tool,once; about three minutes when nothing is cached)
 
-$(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat: tools/go.mod tools/go.sum
+$(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc $(BIN)/benchstat $(BIN)/govulncheck: tools/go.mod tools/go.sum
 	$(call build-tool,once)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
-	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -56,7 +56,7 @@ type attemptKey struct{}
 // They live as long as each other, so one allocation serves all; it is all that a call
 // allocates whose first attempt succeeds, so it is kept small.
 type attempt struct {
-	context.Context // the caller's, with the attempt's metadata if it has any
+	context.Context // the caller's; for a retry, without the caller's word on previous attempts
 
 	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
 	// as an attempt of ours.
@@ -69,12 +69,14 @@ type attempt struct {
 	wait   time.Duration
 	number int32
 	source shortSource
-	told   uint8 // index of previousAttempts, where those are told by it; else 0
 
 	hedge    bool // sent while others were in flight
 	reported bool // the plan, or else the budgets, know how it ended
 	fate     fate
 	bounds   *bounds // nil for the attempt of a unary call without a timeout
+
+	fresh bool         // the channel had no connection at the start, and perhaps no service config
+	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
 
 	// What gRPC fills in before it returns.
 	header  metadata.MD
@@ -105,11 +107,6 @@ func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.S
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) {
 		return a
-	}
-	if a.told > 0 {
-		if v := previousAttempts[a.told].Value(key); v != nil {
-			return v
-		}
 	}
 	if a.bounds != nil {
 		return a.bounds.parent(a.Context).Value(key)
@@ -142,6 +139,7 @@ type shortSource uint8
 type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
+	limit   time.Time     // the end of the call's timeout by the service config; zero without one
 	retrier *Retrier      // to decide at the timeout, with plan; nil without one
 	plan    *plan         // used by the timer until the attempt is settled, with judging taken
 
@@ -169,7 +167,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ctx == nil {
-		b.ctx, b.stop = context.WithCancelCause(callers)
+		b.ctx, b.stop = withLimit(callers, b.limit)
 		if b.ended {
 			b.stop(b.cause)
 		}
@@ -181,7 +179,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 // caller's as long as that says the same.
 func (b *bounds) parent(callers context.Context) context.Context {
 	b.mu.Lock()
-	same := b.ctx == nil && !b.ended
+	same := b.ctx == nil && !b.ended && b.limit.IsZero()
 	b.mu.Unlock()
 	if same {
 		return callers
@@ -247,6 +245,9 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 		}
 	}()
 	now := time.Now()
+	if a.number == 1 {
+		b.plan.limit(a, now)
+	}
 	f := a.overdueFailure(now)
 	f.Committed = f.Committed || committed
 	if step := b.plan.overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
@@ -262,7 +263,7 @@ func (a *attempt) overdueFailure(now time.Time) failure {
 	info.Err = &attemptTimeoutError{a.bounds.timeout}
 	return failure{
 		Attempt:   info,
-		CtxErr:    endOf(a.Context, now),
+		CtxErr:    a.bounds.plan.gone(a.Context, now),
 		Closed:    isClosed(a.cc),
 		Unsent:    isUnconnected(a.cc),
 		Committed: a.bounds.plan.policy.CommitOnHeaders,
@@ -360,8 +361,17 @@ func (a *attempt) isLate() bool {
 	return a.bounds.late
 }
 
-// Deadline is the caller's.
-func (a *attempt) Deadline() (time.Time, bool) { return a.Context.Deadline() }
+// Deadline is the caller's, or the end of the call's timeout by the service config. gRPC asks
+// for it when it starts such a timeout for a first attempt.
+func (a *attempt) Deadline() (time.Time, bool) {
+	if a.fresh {
+		a.asked.Store(int64(sinceOrigin()))
+	}
+	if a.bounds != nil && !a.bounds.limit.IsZero() {
+		return a.bounds.limit, true
+	}
+	return a.Context.Deadline()
+}
 
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
@@ -448,29 +458,3 @@ func (a *attempt) ended(err error, now time.Time) Attempt {
 		late:       a.isLate() && !a.isCut(),
 	}
 }
-
-// tellPreviousAttempts sets the header that tells the server how many attempts were made
-// before (gRFC A6 #exposed-retry-metadata). It replaces what the caller put there: repeated
-// values would tell nothing.
-func (a *attempt) tellPreviousAttempts(n int) {
-	md, ok := metadata.FromOutgoingContext(a.Context) // a copy, fresh for each attempt
-	if !ok && n < len(previousAttempts) {
-		a.told = uint8(n)
-		return
-	}
-	if !ok {
-		md = metadata.MD{}
-	}
-	md[previousAttemptsKey] = []string{strconv.Itoa(n)}
-	a.Context = metadata.NewOutgoingContext(a.Context, md)
-}
-
-// previousAttempts are the headers of calls that have no others. Nobody may change what a
-// context holds, so all calls share them.
-var previousAttempts = func() (headers [8]context.Context) {
-	for i := range headers {
-		headers[i] = metadata.NewOutgoingContext(context.Background(),
-			metadata.MD{previousAttemptsKey: {strconv.Itoa(i)}})
-	}
-	return headers
-}()

@@ -110,9 +110,7 @@ func serveAnswer(a answer, stream grpc.ServerStream) error {
 		<-stream.Context().Done()
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
-	select {
-	case <-time.After(a.delay):
-	case <-stream.Context().Done():
+	if !elapsed(a.delay, stream.Context().Done()) {
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	if a.trailer != nil {

@@ -32,6 +32,7 @@ type rpc struct {
 	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
 	stream  *retryStream // nil for a unary call
+	first   *attempt     // whose start the timeout of the service config counts from
 }
 
 // prepare reads the options of the call, resolves its policy and decides its mode. desc is nil
@@ -52,6 +53,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	c.mode = p.modeOf(desc)
 	if c.mode == modeHedged {
 		c.tryHedging(desc, reply)
+	}
+	if c.mode == modePassThrough && c.learner == nil {
+		c.retrier.report.callPassed(&c.facts)
 	}
 	return nil
 }
@@ -83,6 +87,8 @@ func (c *call) begin(a *attempt) {
 	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
+	a.fresh = c.retrier.connections.isFresh(c.cc)
+	c.first = a
 	if c.policy.AttemptTimeout > 0 {
 		c.shared = &plan{}
 		c.planned(time.Now())
@@ -103,6 +109,7 @@ func (c *call) planned(now time.Time) *plan {
 		}
 		p.send(start)
 	}
+	p.limit(c.first, now)
 	return p
 }
 
@@ -117,7 +124,7 @@ func (c *call) plan() *plan {
 // ready prepares an attempt to be handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 {
+	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 || c.plan().limited {
 		c.bound(a)
 	}
 	if c.retrier.report.observed() {
@@ -161,11 +168,15 @@ func (c *call) endCrashed(err error) {
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
-	if !timed && c.stream == nil && c.mode != modeHedged {
+	limited := a.number > 1 && c.plan().limited
+	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
 		return
 	}
 	if a.bounds == nil {
 		a.bounds = &bounds{}
+	}
+	if limited {
+		a.bounds.limit = c.plan().deadline
 	}
 	if !timed {
 		return
@@ -239,10 +250,11 @@ func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 		c.retrier.report.leftToGRPC(&c.facts)
 		return step{End: true}, c.leave(a, err, now)
 	}
+	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
@@ -263,7 +275,7 @@ func (c *call) truth(a *attempt, err error) error {
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f := failure{
 		Attempt:   a.ended(err, now),
-		CtxErr:    endOf(c.ctx, now),
+		CtxErr:    c.plan().gone(c.ctx, now),
 		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
 	}
@@ -280,12 +292,21 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 // a server may report it before the context does.
 func endOf(ctx context.Context, now time.Time) error {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return causeOf(ctx)
 	}
 	if d, limited := ctx.Deadline(); limited && !now.Before(d) {
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+// causeOf returns why a context has ended. A reason of ours is another call's.
+func causeOf(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if isReason(cause) {
+		return anothers{cause}
+	}
+	return cause
 }
 
 func isClosed(cc *grpc.ClientConn) bool {
@@ -320,7 +341,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 			connected = c.retrier.connections.pause(c.ctx, c.cc, d, step.Connect)
 		}
 		now := time.Now()
-		gone := endOf(c.ctx, now)
+		gone := c.plan().gone(c.ctx, now)
 		switch {
 		case gone != nil:
 			return gone, true
@@ -341,7 +362,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 // whyUnsendable returns why no attempt can be sent any more: nil if one can.
 func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone bool) {
 	if ctx.Err() != nil {
-		return context.Cause(ctx), true
+		return causeOf(ctx), true
 	}
 	if isClosed(cc) {
 		return ErrConnClosed, false
@@ -364,18 +385,16 @@ func (c *call) retry() *attempt {
 	return c.another(c.plan().send(now), now)
 }
 
-// another returns the attempt that the plan has just been told of, with the caller's own
-// metadata and the mark of a retry.
+// another returns the attempt that the plan has just been told of.
 func (c *call) another(sent sending, now time.Time) *attempt {
 	a := &attempt{
-		Context: c.ctx,
+		Context: withoutPreviousAttempts(c.ctx),
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
 		wait:    sent.wait,
 		source:  shortSource(sent.source),
 	}
-	a.tellPreviousAttempts(sent.number - 1)
 	c.ready(a)
 	return a
 }
@@ -438,8 +457,8 @@ func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
 	c.plan().leave()
 	info := a.ended(err, now)
-	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: ErrLeftToGRPC}, now)
-	c.end(&callFailure{last: info, err: err, reason: ErrLeftToGRPC, at: now})
+	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: errLeftToGRPC}, now)
+	c.end(&callFailure{last: info, err: err, reason: errLeftToGRPC, at: now})
 	return err
 }
 

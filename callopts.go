@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -11,6 +12,8 @@ type callOptions struct {
 
 	// Where the caller wants header and trailer, nil for nowhere.
 	header, trailer *metadata.MD
+
+	creds credentials.PerRPCCredentials // of the call; nil without
 
 	targets  bool // the caller wants header, trailer or peer
 	nested   bool // the call is an attempt of ours: an outer interceptor retries it
@@ -32,11 +35,15 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 			o.trailer, o.targets = opt.TrailerAddr, true
 		case grpc.PeerCallOption:
 			o.targets = true
+		case grpc.PerRPCCredsCallOption:
+			o.creds = opt.Creds
 		case grpc.OnFinishCallOption:
 			o.finishes, o.kept = true, true
 		case *attempt:
 			// The same options for another ClientConn or method are a call of its own.
 			o.nested = o.nested || opt.cc == cc && opt.method == method
+			o.kept = true
+		case *previousAttempts:
 			o.kept = true
 		case *callOption:
 			overrides = append(overrides, opt)
@@ -59,6 +66,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
+	if a.number > 1 {
+		opts = append(opts, previousAttemptsOption(int(a.number)-1, o.creds))
+	}
 	if c.stream == nil {
 		if o.trailer == nil || own {
 			opts = append(opts, grpc.Trailer(&a.trailer))
@@ -75,7 +85,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
 	for _, opt := range o.list {
 		switch opt.(type) {
-		case *attempt, grpc.OnFinishCallOption:
+		case *attempt, *previousAttempts, grpc.OnFinishCallOption:
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
 			if !own {
 				opts = append(opts, opt)

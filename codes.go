@@ -24,16 +24,6 @@ const (
 	Stop
 )
 
-var classificationNames = [...]string{"default", "retry", "stop"}
-
-// String returns "default", "retry" or "stop".
-func (c Classification) String() string {
-	if c < 0 || int(c) >= len(classificationNames) {
-		return fmt.Sprintf("Classification(%d)", int(c))
-	}
-	return classificationNames[c]
-}
-
 // retryable says whether the policy allows to try again after f: the classifier
 // first, then the code set. It is never asked about OK, nor about the end of the
 // caller's own context.

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +16,8 @@ import (
 type connections struct {
 	mu       sync.Mutex
 	watchers map[*grpc.ClientConn]*connWatcher // guarded by mu
+
+	known atomic.Pointer[grpc.ClientConn] // the first that was seen with a connection, see isFresh
 }
 
 func newConnections() *connections {

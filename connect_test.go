@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A restart is survived by every call that has time to wait, at no charge.
@@ -498,6 +499,7 @@ func TestLeftoversOfAnEarlierCallSayNothing(t *testing.T) {
 // A wait for a connection is seen in events, on spans, in metrics and in logs: one that was worth
 // it, and one that was not.
 func TestAWaitForAConnectionIsSeen(t *testing.T) {
+	const refused = ` grpcretry.message=connection error: desc = "transport: Error while dialing: connection refused"`
 	for _, tt := range []struct {
 		name    string
 		mend    bool
@@ -506,15 +508,13 @@ func TestAWaitForAConnectionIsSeen(t *testing.T) {
 		metrics []string
 		log     string
 	}{
-		{"rescued", true, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; attempt 2 after 2s of connect; end OK recovered",
-			[]string{
-				"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3",
-				"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn",
-			}, []string{"grpcretry.calls 1 grpcretry.outcome=recovered", "grpcretry.rescued_calls 1",
-				"grpcretry.wait.duration 1/2s grpcretry.wait_source=connect"},
+		{"rescued", true, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; attempt 2 after 2s of connect; end OK recovered", []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3" + refused,
+			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn",
+		}, []string{"grpcretry.calls 1 grpcretry.outcome=recovered", "grpcretry.rescued_calls 1", "grpcretry.wait.duration 1/2s grpcretry.wait_source=connect"},
 			"retrying…source=connect"},
 		{"given up", false, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; end UNAVAILABLE not_connected", []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3",
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3" + refused,
 			"grpcretry.stop grpcretry.reason=not_connected",
 		}, []string{"grpcretry.calls 1 grpcretry.outcome=not_connected"}, "gave up…reason=not_connected…connection refused"},
 	} {
@@ -563,7 +563,7 @@ func TestAWaitForAConnectionIsSeen(t *testing.T) {
 					}
 				}
 				for _, line := range lines {
-					if strings.HasPrefix(line, MetricWastedAttempts) {
+					if strings.HasPrefix(line, telemetry.MetricWastedAttempts) {
 						t.Errorf("%s: an attempt that reached no server was wasted", line)
 					}
 				}

@@ -534,7 +534,6 @@ func (p *diffProgram) equal(plain, ours diffLog) bool {
 //     success to OnFinish, and a violation to RecvMsg. The library reports the violation to both.
 //   - The order of stats at the same moment, which depends on goroutines of gRPC, and those of a
 //     message that is read after stats.End.
-//   - The reply of a unary call that failed: the library leaves nothing of a failed attempt in it.
 //   - grpc.Header, grpc.Trailer and grpc.Peer, if a hedged call ends with the caller's context, show
 //     the attempt that was sent last.
 //
@@ -956,9 +955,6 @@ func (r *diffRun) application(ctx context.Context, opts []grpc.CallOption) {
 	if p.kind == diffUnary {
 		reply := new(echov1.EchoResponse)
 		err := r.cc.Invoke(ctx, "/differential/Unary", r.next(p.app[0][0].n), reply, opts...)
-		if err != nil {
-			reply = nil // see equalPart
-		}
 		r.note("app 1", "call: %s %s", describeMessage(reply), describe(err))
 		r.note("app 1", "%s", r.describeTargets())
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,9 +35,9 @@ var (
 	// ErrNotConnected: the call's attempts reached no server, and no connection was there after
 	// ConnectWait.
 	ErrNotConnected = errors.New("grpcretry: no connection to a server in time")
-	// ErrLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
+	// errLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
 	// WithBuiltInRetryDisabled; its error is gRPC's own.
-	ErrLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
+	errLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
 )
 
 // ErrAttemptTimeout is the [context.Cause] of an attempt's context that
@@ -61,7 +62,9 @@ type Error struct {
 	// Last is the last thing a server, or gRPC itself, said of the call; an attempt that
 	// was cut short by a timeout or by the caller does not replace it.
 	Last error
-	// Reason is one of the errors above, or the [context.Cause] of the caller's context.
+	// Reason is one of the errors above, or the [context.Cause] of the caller's context. If that
+	// holds one of the errors above, because another call gave up, [errors.Is] does not find
+	// it in the Error.
 	Reason error
 	// Attempts are the attempts made, in order, all of them failed; of a hedged call, some
 	// may have been cancelled because another was decisive, see ErrHedgeLost. Of a call of
@@ -110,15 +113,44 @@ func (e *Error) reason() string {
 }
 
 // Unwrap gives [errors.Is] and [errors.As] the server's last word, the reason, and the
-// end of the caller's context.
+// end of the caller's context. The errors above are found only if they are the reason of this
+// call: not in the cause of the caller's context, nor in Last, where they are another call's.
 func (e *Error) Unwrap() []error {
 	all := make([]error, 0, 3)
-	for _, err := range []error{e.Last, e.Reason, e.ctx} {
-		if err != nil {
-			all = append(all, err)
-		}
+	if e.Last != nil {
+		all = append(all, disowned(e.Last))
+	}
+	if e.Reason != nil && e.ctx == nil {
+		all = append(all, e.Reason)
+	}
+	if e.Reason != nil && e.ctx != nil {
+		all = append(all, disowned(e.Reason))
+	}
+	if e.ctx != nil {
+		all = append(all, e.ctx)
 	}
 	return all
+}
+
+// disowned returns err, without our reasons for errors.Is to find.
+func disowned(err error) error {
+	for _, r := range reasons {
+		if errors.Is(err, r.err) {
+			return anothers{err}
+		}
+	}
+	return err
+}
+
+// An anothers error holds a reason of ours that is another call's.
+type anothers struct{ error }
+
+func (a anothers) Is(target error) bool { return !isReason(target) && errors.Is(a.error, target) }
+
+func (a anothers) As(target any) bool { return errors.As(a.error, target) }
+
+func isReason(err error) bool {
+	return slices.ContainsFunc(reasons[:], func(r namedReason) bool { return r.err == err }) //nolint:errorlint // identity is meant
 }
 
 // GRPCStatus makes [status.FromError] and [status.Code] work on an Error.

@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 func TestErrorSpeaksForTheServersLastStatus(t *testing.T) {
@@ -151,5 +154,82 @@ func TestErrorMadeByHand(t *testing.T) {
 	e = &Error{Last: errors.New("plain"), Reason: ErrPushback, Attempts: make([]Attempt, 2)}
 	if got := e.Error(); !strings.Contains(got, "2 attempts") || !strings.Contains(got, "plain") {
 		t.Errorf("text is %q", got)
+	}
+}
+
+// A call that is cancelled because another one gave up has not given up for that reason.
+func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
+	sibling := &Error{Last: errUnavailable, Reason: ErrBudgetExhausted}
+	mine := errors.New("user went away")
+	for _, tt := range []struct {
+		name  string
+		cause error
+		is    []error
+		isNot []error
+	}{
+		{"an Error of another call", sibling, []error{sibling}, []error{ErrBudgetExhausted}},
+		{"wrapped", fmt.Errorf("%w: %w", mine, sibling), []error{mine, sibling}, []error{ErrBudgetExhausted}},
+		{"a reason alone", ErrDeadline, nil, []error{ErrDeadline}},
+		{"with the attempt timeout", errors.Join(ErrNotConnected, ErrAttemptTimeout), nil, []error{ErrNotConnected}},
+		{"the application's", mine, []error{mine}, []error{ErrBudgetExhausted}},
+		{"none", nil, nil, []error{ErrBudgetExhausted}},
+	} {
+		for _, when := range []string{"in an attempt", "in a wait"} {
+			t.Run(tt.name+", "+when, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					spans, recorder := recordSpans()
+					var events []Event
+					opts := []Option{steady, WithTracerProvider(spans), WithCallSpan(true), WithObserver(func(_ context.Context, e Event) { events = append(events, e) })}
+					ctx, cancel := context.WithCancelCause(t.Context())
+					time.AfterFunc(second/2, func() { cancel(tt.cause) })
+					err := UnaryClientInterceptor(opts...)(ctx, brokenMethod, nil, &basket{}, nil,
+						func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+							if when == "in a wait" {
+								return errUnavailable
+							}
+							<-ctx.Done()
+							return status.FromContextError(ctx.Err()).Err()
+						})
+					e := asError(t, err)
+					cause := tt.cause
+					if cause == nil {
+						cause = context.Canceled
+					}
+					if e.Reason != cause && cause != ErrDeadline { //nolint:errorlint // the very same
+						t.Errorf("Reason is %v, want the cause, %v", e.Reason, cause)
+					}
+					for _, target := range append(tt.is, context.Canceled) {
+						if !errors.Is(err, target) {
+							t.Errorf("errors.Is(%v, %v) is false", err, target)
+						}
+					}
+					for _, target := range tt.isNot {
+						if errors.Is(err, target) {
+							t.Errorf("errors.Is(%v, %v) is true", err, target)
+						}
+					}
+					if got := status.Code(err); got != codes.Canceled {
+						t.Errorf("status.Code = %v, want Canceled", got)
+					}
+					if got := attributeLine(recorder.Ended()[0].Attributes()); !strings.Contains(got, telemetry.AttrReason+"=cancelled") {
+						t.Errorf("call span has %s, want the reason cancelled", got)
+					}
+					if got := events[len(events)-1].Outcome(); got != "cancelled" {
+						t.Errorf("outcome is %s, want cancelled", got)
+					}
+				})
+			})
+		}
+	}
+}
+
+// What an interceptor below returns may be the Error of a call that it made.
+func TestAReasonInTheLastErrorIsNotOurs(t *testing.T) {
+	inner := &Error{Last: errUnavailable, Reason: ErrBudgetExhausted}
+	err := UnaryClientInterceptor(WithMaxAttempts(2), WithBackoff(Constant(0)))(t.Context(), brokenMethod, nil, &basket{}, nil,
+		func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return inner })
+	e := wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 2)
+	if e.Last != error(inner) || !errors.Is(err, inner) || errors.Is(err, ErrBudgetExhausted) {
+		t.Errorf("err = %v with Last %v, want the inner error in it, and not its reason", err, e.Last)
 	}
 }

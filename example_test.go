@@ -24,6 +24,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A flakyServer fails as often as it is told to, then answers.
@@ -374,9 +375,9 @@ func ExampleWithMeterProvider() {
 		log.Fatal(err)
 	}
 	for _, m := range collected.ScopeMetrics[0].Metrics {
-		if m.Name == grpcretry.MetricCalls {
+		if m.Name == telemetry.MetricCalls {
 			for _, point := range m.Data.(metricdata.Sum[int64]).DataPoints {
-				outcome, _ := point.Attributes.Value(grpcretry.AttrOutcome)
+				outcome, _ := point.Attributes.Value(telemetry.AttrOutcome)
 				fmt.Println(outcome.AsString(), point.Value)
 			}
 		}

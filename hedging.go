@@ -100,7 +100,7 @@ func (h *hedging) run() *race {
 		}
 	}()
 	h.mu.Lock() // the timer may be faster than this assignment
-	h.timer = time.AfterFunc(h.delay, h.look)
+	h.timer = afterFunc(h.delay, h.look)
 	early := h.early
 	h.mu.Unlock()
 	if early != nil {
@@ -292,9 +292,9 @@ func (h *race) handle(e happening) {
 		h.bind(e.headed, now)
 	case e.overdue != nil:
 		h.cut(e.overdue, now)
-	case endOf(h.call.ctx, now) != nil || isClosed(h.call.cc):
+	case h.call.plan().gone(h.call.ctx, now) != nil || isClosed(h.call.cc):
 		if len(h.open) == 0 { // else they end by themselves
-			h.abandon(endOf(h.call.ctx, now))
+			h.abandon(h.call.plan().gone(h.call.ctx, now))
 		}
 	case e.connected && h.call.plan().connecting != nil:
 		h.connected(now)
@@ -318,8 +318,9 @@ func (h *race) cut(a *attempt, now time.Time) {
 	if !slices.Contains(h.open, a) || c.leftToGRPC() {
 		return
 	}
+	p := c.planned(now)
 	f := a.overdueFailure(now)
-	if c.planned(now).overdue(c.ctx, &f, now, c.retrier.random()).Cut {
+	if p.overdue(c.ctx, &f, now, c.retrier.random()).Cut {
 		a.tryCut() // if it has just ended, that is next in the queue
 	}
 	h.arm()
@@ -362,7 +363,7 @@ func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	case h.decided:
 		h.late(a, won, now)
 	case h.made == int(a.number) && c.leaves(a):
-		h.lost = &defeat{attempt: a, err: err, verdict: verdict{Reason: ErrLeftToGRPC}}
+		h.lost = &defeat{attempt: a, err: err, verdict: verdict{Reason: errLeftToGRPC}}
 		h.decide()
 	default:
 		h.failed(a, err, now)
@@ -387,10 +388,11 @@ func (h *race) late(a *attempt, won bool, now time.Time) {
 // failed asks the plan what comes of an attempt's failure.
 func (h *race) failed(a *attempt, err error, now time.Time) {
 	c := h.call
+	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.past.record(&f)
 	a.reported = true
-	step := c.planned(now).failed(c.ctx, &f, now, c.retrier.random())
+	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	h.lost = &defeat{a, err, f, step.verdict}
 	if len(h.open) == 0 {
@@ -493,7 +495,7 @@ var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its g
 // arm sets the timer to when the plan has something due.
 func (h *race) arm() {
 	if due := h.call.plan().dueAt; !due.IsZero() && !h.decided {
-		h.timer.Reset(max(0, time.Until(due)))
+		resetTimer(h.timer, time.Until(due), h.look)
 		return
 	}
 	h.timer.Stop()
@@ -535,7 +537,7 @@ func (h *race) conclude() error {
 	if h.made > 1 || c.stream != nil {
 		c.options.show(lost.attempt)
 	}
-	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
+	if lost.verdict.Reason == errLeftToGRPC { //nolint:errorlint // set here
 		c.retrier.report.leftToGRPC(&c.facts)
 		return c.leave(lost.attempt, lost.err, now)
 	}
@@ -561,7 +563,7 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if c.policy.AttemptTimeout > 0 {
 		c.overdue = u.hedging.overdue
 	}
-	found, ending, done := newReply(reply), c, false
+	ending, done := c, false
 	defer func() {
 		if !done {
 			ending.endCrashed(errPanicked)
@@ -574,22 +576,20 @@ func hedgeUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	if race != nil {
 		ending = race.call
 	}
-	err := u.conclude(c, race, found)
+	err := u.conclude(c, race)
 	done = true
 	return err
 }
 
 // conclude ends the call, c without a race, and returns its error.
-func (u *hedgedUnary) conclude(c *call, race *race, found reply) error {
+func (u *hedgedUnary) conclude(c *call, race *race) error {
 	switch {
 	case race == nil:
 		c.answered(&u.first, false)
 		c.succeed(&u.first, time.Time{})
 		return nil
 	case race.winner == nil:
-		err := race.conclude()
-		found.restore()
-		return err
+		return race.conclude()
 	}
 	if race.winner.number > 1 {
 		copyReply(u.reply, race.winner.bounds.received)

@@ -99,12 +99,10 @@ func TestHedgesStayUnderTheBudgetWhenAllGetSlow(t *testing.T) {
 			attempts++
 			delay := took + time.Duration(random.ExpFloat64()*float64(took)) // a long tail
 			mu.Unlock()
-			select {
-			case <-time.After(delay):
-				return nil
-			case <-ctx.Done():
+			if !elapsed(delay, ctx.Done()) {
 				return ctx.Err()
 			}
+			return nil
 		}
 		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.1, Window: 10 * time.Second})
 		if err != nil {

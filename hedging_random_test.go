@@ -493,9 +493,7 @@ func (c *hedgedCall) serve(stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(&m); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(a.after):
-	case <-stream.Context().Done():
+	if !elapsed(a.after, stream.Context().Done()) {
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	if a.header {

@@ -67,7 +67,9 @@ func tracerFrom(tp trace.TracerProvider) trace.Tracer {
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
 // [grpc.WithChainUnaryInterceptor]. Chain it first, so that what comes after it runs
-// for each attempt; chained twice, the outer one retries.
+// for each attempt; chained twice, the outer one retries. Retries tell the server the number of
+// previous attempts by a call option: an interceptor below that adds grpc.PerRPCCredentials of
+// its own replaces that.
 func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.unary }
 
 // DialOptions returns what a ClientConn needs: both interceptors, and
@@ -144,13 +146,11 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 			c.answered(a, false)
 		}
 		next, err := c.next(a, err)
-		if err != nil || next != nil {
-			found.restore()
-		}
 		if next == nil {
 			done = true
 			return err
 		}
+		found.restore()
 		a = next
 	}
 }

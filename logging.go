@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -10,21 +11,22 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc/status"
 )
 
-// A logger writes what [WithLogger] promises and no more.
+// A logger writes what [WithLogger] promises and no more. Neither its lines nor its memory
+// grow with the number of calls, budgets or methods.
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
-	suppressed atomic.Int64 // give-ups not logged since the last that was
+	suppressed atomic.Int64 // give-ups that were not logged since the last one that was
 	exhausted  exhaustedBudgets
 
-	leftMethods, notHedgedMethods, changedMethods sync.Map // methods that were logged
+	// Methods with a line of their own, which is logged once.
+	left, unhedged, changed loggedMethods
 }
 
-// recovered is how long a budget must refuse nothing before that is worth a line: one
-// that is used up allows a retry now and then all through an outage.
+// recovered is how long a budget must refuse nothing before that is worth a line: an exhausted
+// one allows a retry now and then all through an outage.
 const recovered = 10 * time.Second
 
 func newLogger(l *slog.Logger) *logger {
@@ -32,9 +34,13 @@ func newLogger(l *slog.Logger) *logger {
 		return nil
 	}
 	return &logger{
-		Logger:    l,
-		giveUps:   rate.NewLimiter(1, 100),
-		exhausted: exhaustedBudgets{lines: rate.NewLimiter(1, 100), refused: map[any]time.Time{}},
+		Logger:  l,
+		giveUps: rate.NewLimiter(1, 100),
+		exhausted: exhaustedBudgets{
+			lines:   rate.NewLimiter(1, 100),
+			seed:    maphash.MakeSeed(),
+			refused: map[budgetID]time.Time{},
+		},
 	}
 }
 
@@ -43,8 +49,8 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: retrying",
-			"method", f.method, "target", targetOf(f.cc), "attempt", a.Number, "code", codeName(a.Code()),
-			"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
+			"method", f.method, "target", f.canonicalTarget(), "attempt", a.Number, "code", codeName(a.Code()),
+			"wait", v.Wait, "source", v.WaitSource.String(), "error", messageOf(a.Err))
 	}
 }
 
@@ -52,83 +58,24 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
-		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", targetOf(f.cc), "delay", v.Wait)
+		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.canonicalTarget(), "delay", v.Wait)
 	}
 }
 
-// budgetJudged logs a change of the budget.
+// budgetJudged logs that a budget is exhausted, or allows retries again.
 func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
 	switch {
 	case v.refused():
-		if l.exhausted.add(budgetKey(f.budget), now) {
+		if l.exhausted.add(l.exhausted.id(f.budget), now) {
 			l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
-				"method", f.method, "target", targetOf(f.cc))
+				"method", f.method, "target", f.canonicalTarget())
 		}
 	case v.Retry:
-		if l.exhausted.remove(budgetKey(f.budget), now) {
+		if l.exhausted.remove(l.exhausted.id(f.budget), now) {
 			l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
-				"method", f.method, "target", targetOf(f.cc))
+				"method", f.method, "target", f.canonicalTarget())
 		}
 	}
-}
-
-// maxExhausted is the number of exhausted budgets that are remembered. Only programs that
-// make a budget for each call, or dial thousands of targets, have more.
-const maxExhausted = 1000
-
-// exhaustedBudgets holds the budgets that were logged as exhausted.
-type exhaustedBudgets struct {
-	lines *rate.Limiter // of budgets that are logged as exhausted
-
-	mu      sync.Mutex
-	refused map[any]time.Time // guarded by mu; the last refusal, by budgetKey
-}
-
-// add notes a refusal. It reports whether the budget is to be logged as exhausted.
-func (e *exhaustedBudgets) add(key any, now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	_, known := e.refused[key]
-	if !known && !e.lines.AllowN(now, 1) {
-		return false
-	}
-	if !known && len(e.refused) == maxExhausted {
-		delete(e.refused, e.oldest())
-	}
-	e.refused[key] = now
-	return !known
-}
-
-// oldest needs mu. It searches all, which is rare: the limit on lines is a limit on new
-// budgets.
-func (e *exhaustedBudgets) oldest() (oldest any) {
-	for key, refused := range e.refused {
-		if oldest == nil || refused.Before(e.refused[oldest]) {
-			oldest = key
-		}
-	}
-	return oldest
-}
-
-// remove reports whether the budget was exhausted and has refused nothing for long enough,
-// and then forgets it.
-func (e *exhaustedBudgets) remove(key any, now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	refused, known := e.refused[key]
-	if !known || now.Sub(refused) < recovered {
-		return false
-	}
-	delete(e.refused, key)
-	return true
-}
-
-// budgetKey tells budgets apart. Budgets that cannot be compared count as one per type.
-func budgetKey(b Budget) any {
-	if v := reflect.ValueOf(b); !v.Comparable() {
-		return v.Type()
-	}
-	return b
 }
 
 // gaveUp logs a call that ended with err although its failure was retryable. Stops by the
@@ -143,35 +90,137 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 		l.suppressed.Add(1)
 		return
 	}
-	l.WarnContext(f.ctx, "grpcretry: gave up",
-		"method", f.method, "target", targetOf(f.cc), "attempts", err.made, "elapsed", err.Elapsed,
-		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
-		"suppressed", l.suppressed.Swap(0))
+	fields := append(make([]any, 0, 16),
+		"method", f.method, "target", f.canonicalTarget(), "attempts", err.made, "elapsed", err.Elapsed,
+		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", messageOf(err.Last))
+	if n := l.suppressed.Swap(0); n > 0 {
+		fields = append(fields, "suppressed", n)
+	}
+	l.WarnContext(f.ctx, "grpcretry: gave up", fields...)
 }
 
 // notHedged logs once that a method cannot be hedged.
 func (l *logger) notHedged(f *facts, why string) {
+	if !l.unhedged.add(f.method) {
+		return
+	}
 	but := ", but retried"
 	if f.policy.modeUnhedged() == modePassThrough {
 		but = ""
 	}
-	if _, logged := l.notHedgedMethods.LoadOrStore(f.method, true); !logged {
-		l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
-	}
+	l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
 }
 
 // messageChanged logs once that a method's messages are changed after SendMsg.
 func (l *logger) messageChanged(f *facts) {
-	if _, logged := l.changedMethods.LoadOrStore(f.method, true); !logged {
+	if l.changed.add(f.method) {
 		l.WarnContext(f.ctx, "grpcretry: a message was changed after SendMsg, so the stream cannot be retried", "method", f.method)
 	}
 }
 
 // leftToGRPC logs once that a method is left to gRPC's own retries.
 func (l *logger) leftToGRPC(f *facts) {
-	if _, logged := l.leftMethods.LoadOrStore(f.method, true); !logged {
+	if l.left.add(f.method) {
 		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
-			"method", f.method, "target", targetOf(f.cc))
+			"method", f.method, "target", f.canonicalTarget())
 	}
+}
+
+// maxLoggedMethods bounds the memory, and the lines, of a program that calls methods by names
+// that others choose, such as a proxy.
+const maxLoggedMethods = 1000
+
+// loggedMethods holds the methods that a line was logged for. The zero value is empty.
+type loggedMethods struct {
+	mu    sync.RWMutex // a method is added once, and looked up by each of its calls
+	names map[string]bool
+}
+
+// add reports whether a line is to be logged for the method: the first time, as long as there
+// are not too many.
+func (m *loggedMethods) add(method string) bool {
+	m.mu.RLock()
+	known := m.names[method] || len(m.names) >= maxLoggedMethods
+	m.mu.RUnlock()
+	if known {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.names[method] || len(m.names) >= maxLoggedMethods {
+		return false
+	}
+	if m.names == nil {
+		m.names = map[string]bool{}
+	}
+	m.names[method] = true
+	return true
+}
+
+// maxExhausted is the number of exhausted budgets that are remembered. Only programs that
+// make a budget for each call, or dial thousands of targets, have more.
+const maxExhausted = 1000
+
+// exhaustedBudgets holds the budgets that were logged as exhausted.
+type exhaustedBudgets struct {
+	lines *rate.Limiter // of budgets that are logged as exhausted
+	seed  maphash.Seed
+
+	mu      sync.Mutex
+	refused map[budgetID]time.Time // guarded by mu; the last refusal
+}
+
+// A budgetID tells budgets apart without keeping them alive: a program may make one for each
+// call. Two budgets may share one in theory, and a new one may be where an old one was; at
+// worst a line is missing.
+type budgetID uint64
+
+// id returns the ID of a budget. Budgets that cannot be compared share one per type.
+func (e *exhaustedBudgets) id(b Budget) budgetID {
+	v := reflect.ValueOf(b)
+	if !v.Comparable() {
+		return budgetID(maphash.Comparable(e.seed, v.Type()))
+	}
+	return budgetID(maphash.Comparable(e.seed, b))
+}
+
+// add notes a refusal. It reports whether the budget is to be logged as exhausted.
+func (e *exhaustedBudgets) add(id budgetID, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, known := e.refused[id]
+	if !known && !e.lines.AllowN(now, 1) {
+		return false
+	}
+	if !known && len(e.refused) == maxExhausted {
+		delete(e.refused, e.oldest())
+	}
+	e.refused[id] = now
+	return !known
+}
+
+// oldest needs mu. It searches all, which is rare: the limit on lines is a limit on new
+// budgets.
+func (e *exhaustedBudgets) oldest() (oldest budgetID) {
+	first := true
+	for id, refused := range e.refused {
+		if first || refused.Before(e.refused[oldest]) {
+			oldest, first = id, false
+		}
+	}
+	return oldest
+}
+
+// remove reports whether the budget was exhausted and has refused nothing for long enough,
+// and then forgets it.
+func (e *exhaustedBudgets) remove(id budgetID, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	refused, known := e.refused[id]
+	if !known || now.Sub(refused) < recovered {
+		return false
+	}
+	delete(e.refused, id)
+	return true
 }

@@ -2,11 +2,14 @@ package grpcretry
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"google.golang.org/grpc/codes"
 
@@ -197,23 +200,26 @@ func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		call := func() {
-			invoke(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable },
-				WithBudget(&aBudget{refuse: true}))
+		var all []Budget // so that none is where another one was
+		callWithItsOwn := func() {
+			b := &aBudget{refuse: true}
+			all = append(all, b)
+			invoke(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable }, WithBudget(b))
 		}
 		for range 2000 {
-			call()
+			callWithItsOwn()
 		}
 		if got := len(logs.lines()); got != 100 { // in a burst, then one a second
 			t.Errorf("2000 calls with a budget each wrote %d lines, want 100", got)
 		}
 		for range 1500 {
 			time.Sleep(second)
-			call()
+			callWithItsOwn()
 		}
 		if got := len(logs.lines()); got != 1600 {
 			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)
 		}
+		runtime.KeepAlive(all)
 		if got := len(r.report.log.exhausted.refused); got != maxExhausted {
 			t.Errorf("%d budgets are remembered, want %d", got, maxExhausted)
 		}
@@ -225,20 +231,114 @@ func TestLoggerForgetsTheBudgetThatRefusedLongestAgo(t *testing.T) {
 	e.lines.SetBurst(plenty)
 	now := time.Now().Add(time.Hour) // when the burst is there
 	for i := range maxExhausted {
-		if !e.add(i, now.Add(time.Duration(i))) {
+		if !e.add(budgetID(i), now.Add(time.Duration(i))) {
 			t.Fatalf("budget %d is not logged", i)
 		}
 	}
 	later := now.Add(second)
-	if e.add(0, later) || !e.add("new", later) { // makes 1 the oldest, which then goes
+	if e.add(0, later) || !e.add(plenty, later) { // makes 1 the oldest, which then goes
 		t.Error("a known budget is logged again, or a new one is not")
 	}
-	for key, want := range map[any]bool{0: true, 1: false, 2: true, maxExhausted - 1: true, "new": true} {
+	for key, want := range map[budgetID]bool{0: true, 1: false, 2: true, maxExhausted - 1: true, plenty: true} {
 		if _, got := e.refused[key]; got != want {
 			t.Errorf("budget %v is remembered: %t, want %t", key, got, want)
 		}
 	}
 	if e.remove(0, later.Add(recovered-1)) || !e.remove(0, later.Add(recovered)) || e.remove(0, later.Add(recovered)) {
 		t.Errorf("a budget has not recovered exactly once, %v after its last refusal", recovered)
+	}
+}
+
+// A budget that a call brings along must be gone when the call is.
+func TestLoggerKeepsNoBudgetAlive(t *testing.T) {
+	for name, budget := range map[string]func() (b Budget, alive func() bool){
+		"by pointer": func() (Budget, func() bool) {
+			b := &aBudget{refuse: true}
+			w := weak.Make(b)
+			return b, func() bool { return w.Value() != nil }
+		},
+		"by value": func() (Budget, func() bool) {
+			b := wrappedBudget{&aBudget{refuse: true}}
+			w := weak.Make(b.aBudget)
+			return b, func() bool { return w.Value() != nil }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable()))
+				client := server.client(t, WithLogger(silent))
+				var alive []func() bool
+				for range 100 {
+					b, isAlive := budget()
+					alive = append(alive, isAlive)
+					client.Echo(t.Context(), request(), WithBudget(b))
+				}
+				client.Echo(t.Context(), request()) // what is left of the last call on a stack goes
+				runtime.GC()
+				runtime.GC()
+				left := 0
+				for _, isAlive := range alive {
+					if isAlive() {
+						left++
+					}
+				}
+				if left > 5 { // stacks and pools may still hold the latest
+					t.Errorf("%d of 100 budgets are kept after their calls", left)
+				}
+			})
+		})
+	}
+}
+
+type wrappedBudget struct{ *aBudget }
+
+// What a server says may be as long as gRPC lets a trailer be.
+func TestLogLinesAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		long := strings.Repeat("ä", 4000) // two bytes each
+		server := serve(t, always(fail(codes.Unavailable, long)))
+		logs := &logRecorder{}
+		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited), WithLogger(slog.New(logs)))
+		client.Echo(t.Context(), request())
+		cut := "error=" + strings.Repeat("ä", 126) + "… "
+		wantLines(t, logs, "DEBUG…"+"retrying", "WARN…gave up")
+		client.Echo(t.Context(), request())
+		for _, line := range logs.lines() {
+			if !strings.Contains(line+" ", cut) {
+				t.Errorf("line does not have the message, cut to 256 bytes:\n%s", line)
+			}
+		}
+	})
+}
+
+func TestSuppressedIsSaidOnlyIfSomethingWas(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		client.Echo(t.Context(), request())
+		if got := logs.lines(); len(got) != 1 || strings.Contains(got[0], "suppressed") {
+			t.Errorf("logged %q, want one line that does not say suppressed", got)
+		}
+	})
+}
+
+// A proxy may call methods without bound, and each of them may be left to gRPC, or not hedged.
+func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
+	logs := &logRecorder{}
+	l := newLogger(slog.New(logs))
+	p := &policy{Policy: Policy{MaxAttempts: 2}}
+	for round := range 2 {
+		for i := range 3 * maxLoggedMethods {
+			f := &facts{ctx: t.Context(), method: fmt.Sprintf("/proxy.Service/Method%d", i), policy: p}
+			l.notHedged(f, "because")
+			l.messageChanged(f)
+			l.leftToGRPC(f)
+		}
+		if got, want := len(logs.lines()), 3*maxLoggedMethods; got != want {
+			t.Errorf("after round %d there are %d lines, want %d: one for each of the first %d methods, and each kind",
+				round+1, got, want, maxLoggedMethods)
+		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -15,24 +14,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/codes"
-)
 
-// The instruments of [WithMeterProvider], and the attributes that are theirs alone; the
-// others are those of the span event. The package comment has the table.
-const (
-	MetricAttempts       = "grpcretry.attempts"
-	MetricCalls          = "grpcretry.calls"
-	MetricRescuedCalls   = "grpcretry.rescued_calls"
-	MetricWastedAttempts = "grpcretry.wasted_attempts"
-	MetricWaitDuration   = "grpcretry.wait.duration"
-	MetricBudgetBalance  = "grpcretry.budget.balance"
-	MetricBudgetRefusals = "grpcretry.budget.refusals"
-	MetricHedges         = "grpcretry.hedges"
-
-	AttrTarget      = "grpcretry.target"
-	AttrOutcome     = "grpcretry.outcome"
-	AttrBudget      = "grpcretry.budget"
-	AttrHedgeResult = "grpcretry.hedge.result"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // The instruments of gRFC A96 that [WithGRPCMetrics] records.
@@ -87,6 +70,7 @@ type metricRow struct {
 	target, method string
 
 	firstTries stripedCounter // calls whose first attempt succeeded: their only count
+	passed     stripedCounter // calls that were passed straight through
 
 	mu       sync.Mutex // held to count and to read all below
 	attempts map[attemptKind]int64
@@ -149,18 +133,19 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		return h
 	}
 	o := observables{
-		attempts: counter(MetricAttempts, "{attempt}", "Attempts that ended, by status code and by what was decided."),
-		calls:    counter(MetricCalls, "{call}", "Calls that ended, by outcome."),
-		rescued:  counter(MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
-		wasted:   counter(MetricWastedAttempts, "{attempt}", "Retries that failed."),
-		hedges:   counter(MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
-		refusals: counter(MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
+		attempts: counter(telemetry.MetricAttempts, "{attempt}", "Attempts that ended, by status code and by what was decided."),
+		calls:    counter(telemetry.MetricCalls, "{call}", "Calls that ended, by outcome."),
+		rescued:  counter(telemetry.MetricRescuedCalls, "{call}", "Calls that succeeded after a retry."),
+		wasted:   counter(telemetry.MetricWastedAttempts, "{attempt}", "Retries that failed."),
+		hedges:   counter(telemetry.MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
+		passed:   counter(telemetry.MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries."),
+		refusals: counter(telemetry.MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
 	}
 	var err error
-	o.balance, err = from.Float64ObservableGauge(MetricBudgetBalance, metric.WithUnit("{retry}"),
+	o.balance, err = from.Float64ObservableGauge(telemetry.MetricBudgetBalance, metric.WithUnit("{retry}"),
 		metric.WithDescription("Retries that the budget would allow now."))
 	errs = append(errs, err)
-	m.wait = seconds(MetricWaitDuration, "Waits before retries, as decided.", waitBounds)
+	m.wait = seconds(telemetry.MetricWaitDuration, "Waits before retries, as decided.", waitBounds)
 	if a96 {
 		number := func(name, unit, description string) metric.Int64Histogram {
 			h, err := from.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
@@ -178,14 +163,14 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 	registration, err := from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		m.observe(to, &o)
 		return nil
-	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.refusals, o.balance)
+	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.passed, o.refusals, o.balance)
 	return registration, errors.Join(append(errs, err)...)
 }
 
 // observables are the instruments that are read when somebody collects.
 type observables struct {
-	attempts, calls, rescued, wasted, hedges, refusals metric.Int64Observable
-	balance                                            metric.Float64Observable
+	attempts, calls, rescued, wasted, hedges, passed, refusals metric.Int64Observable
+	balance                                                    metric.Float64Observable
 }
 
 // observe reports every count there is.
@@ -203,7 +188,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 	}
 	now := time.Now()
 	for key, row := range *m.budgets.Load() {
-		attrs := metric.WithAttributes(attribute.String(AttrTarget, key.target), attribute.String(AttrBudget, key.scope))
+		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, key.target), attribute.String(telemetry.AttrBudget, key.scope))
 		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
 		if row.budget == nil {
 			continue
@@ -212,7 +197,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 		if budget == nil {
 			continue
 		}
-		if balance := budget.Balance(now); !math.IsInf(balance, 0) {
+		if balance, limited := balanceOf(budget, now); limited {
 			to.ObserveFloat64(o.balance, balance, attrs)
 		}
 	}
@@ -232,22 +217,28 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 	attempts[attemptKind{codeName(codes.OK), decisionSuccess}] += firstTries
 	for kind, n := range attempts {
 		to.ObserveInt64(o.attempts, n, attrs(
-			attribute.String(AttrStatusCode, kind.code), attribute.String(AttrDecision, kind.decision)))
+			attribute.String(telemetry.AttrStatusCode, kind.code), attribute.String(telemetry.AttrDecision, kind.decision)))
 	}
 	for outcome, n := range calls {
-		to.ObserveInt64(o.calls, n, attrs(attribute.String(AttrOutcome, outcome)))
+		to.ObserveInt64(o.calls, n, attrs(attribute.String(telemetry.AttrOutcome, outcome)))
 	}
 	to.ObserveInt64(o.rescued, rescued, attrs())
 	to.ObserveInt64(o.wasted, wasted, attrs())
+	if passed := row.passed.sum(); passed > 0 {
+		to.ObserveInt64(o.passed, passed, attrs())
+	}
 	if hedgesWon+hedgesWasted > 0 {
-		to.ObserveInt64(o.hedges, hedgesWon, attrs(attribute.String(AttrHedgeResult, "won")))
-		to.ObserveInt64(o.hedges, hedgesWasted, attrs(attribute.String(AttrHedgeResult, "wasted")))
+		to.ObserveInt64(o.hedges, hedgesWon, attrs(attribute.String(telemetry.AttrHedgeResult, "won")))
+		to.ObserveInt64(o.hedges, hedgesWasted, attrs(attribute.String(telemetry.AttrHedgeResult, "wasted")))
 	}
 }
 
 func (row *metricRow) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(AttrTarget, row.target)}
+	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, row.target)}
 }
+
+// callPassed counts a call that passed straight through.
+func (m *metrics) callPassed(f *facts) { m.row(f).passed.add() }
 
 // callSucceeded counts an attempt that ended its call well.
 func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
@@ -389,7 +380,7 @@ func newMetricRow(key rowKey) *metricRow {
 		calls:    map[string]int64{},
 	}
 	for source := range row.waits {
-		row.waits[source] = recorded(append(row.attributes(), attribute.String(AttrWaitSource, WaitSource(source).String()))...)
+		row.waits[source] = recorded(append(row.attributes(), attribute.String(telemetry.AttrWaitSource, WaitSource(source).String()))...)
 	}
 	row.a96 = recorded(attribute.String("grpc.method", row.method), attribute.String("grpc.target", row.target))
 	return row

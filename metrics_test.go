@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // readMetrics is a provider, and what reads all that it has.
@@ -175,7 +176,7 @@ func TestMetricsOfACall(t *testing.T) {
 			"grpcretry.budget.refusals 1 grpcretry.budget=all",
 			"grpcretry.calls 1 grpcretry.outcome=first_try",
 		}},
-		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}},
+		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}, want: []string{"grpcretry.passed_calls 1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -477,7 +478,7 @@ func TestTwoRetriersAddUp(t *testing.T) {
 func callsCounted(t *testing.T, reader sdkmetric.Reader) (total int64) {
 	t.Helper()
 	for _, m := range collect(t, reader) {
-		if m.Name == MetricCalls {
+		if m.Name == telemetry.MetricCalls {
 			for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
 				total += p.Value
 			}
@@ -639,7 +640,7 @@ func TestTheBalanceIsOfTheBudgetInUse(t *testing.T) {
 		}
 		balance := func() string {
 			for _, line := range metricLines(t, reader) {
-				if strings.Contains(line, MetricBudgetBalance) && strings.Contains(line, "first") {
+				if strings.Contains(line, telemetry.MetricBudgetBalance) && strings.Contains(line, "first") {
 					return line
 				}
 			}
@@ -675,8 +676,27 @@ func TestAnUnsentRetryIsNotWasted(t *testing.T) {
 			t.Error(err)
 		}
 		lines := metricLines(t, reader)
-		if !slices.Contains(lines, "grpcretry.rescued_calls 1") || strings.Contains(strings.Join(lines, "\n"), MetricWastedAttempts) {
+		if !slices.Contains(lines, "grpcretry.rescued_calls 1") || strings.Contains(strings.Join(lines, "\n"), telemetry.MetricWastedAttempts) {
 			t.Errorf("metrics are\n%s\nwant one rescued call and nothing wasted", strings.Join(lines, "\n"))
 		}
 	})
+}
+
+func TestAMethodThatIsOffIsCounted(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"disabled":    {Disable()},
+		"one attempt": {WithMaxAttempts(1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(ok(), unavailable()))
+				provider, reader := readMetrics()
+				client := server.client(t, append(opts, WithMeterProvider(provider))...)
+				client.Echo(t.Context(), request())
+				_, err := client.Echo(t.Context(), request())
+				wantUntouched(t, err, codes.Unavailable, "db-down")
+				wantMetrics(t, reader, "grpcretry.budget.balance 3 grpcretry.budget=all", "grpcretry.passed_calls 2")
+			})
+		})
+	}
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // This file holds the words that spans, metrics and logs share.
@@ -26,10 +28,12 @@ func ReasonName(reason error) string {
 	return "cancelled"
 }
 
-var reasons = [...]struct {
+type namedReason struct {
 	err  error
 	name string
-}{
+}
+
+var reasons = [...]namedReason{
 	{ErrAttemptsExhausted, "exhausted"},
 	{ErrBudgetExhausted, "budget"},
 	{ErrDeadline, "deadline"},
@@ -39,10 +43,10 @@ var reasons = [...]struct {
 	{ErrCommitted, "committed"},
 	{ErrConnClosed, "conn_closed"},
 	{ErrNotConnected, "not_connected"},
-	{ErrLeftToGRPC, "left_to_grpc"},
+	{errLeftToGRPC, "left_to_grpc"},
 }
 
-// The values of AttrDecision.
+// The values of telemetry.AttrDecision.
 const (
 	decisionSuccess = "success"
 	decisionRetry   = "retry"
@@ -57,7 +61,7 @@ func decisionName(retry bool) string {
 	return decisionStop
 }
 
-// The values of AttrOutcome for calls that succeeded.
+// The values of telemetry.AttrOutcome for calls that succeeded.
 const (
 	outcomeFirstTry  = "first_try"
 	outcomeRecovered = "recovered"
@@ -78,7 +82,7 @@ func outcomeOf(number int, hedge bool) string {
 
 // codeName returns a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
 func codeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
 	}
 	return fmt.Sprintf("CODE(%d)", uint32(c))
@@ -86,7 +90,7 @@ func codeName(c codes.Code) string {
 
 // knownCodeName keeps codes that a server makes up from becoming series of their own.
 func knownCodeName(c codes.Code) string {
-	if int(c) < len(codeNames) {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
 	}
 	return "OTHER"
@@ -96,4 +100,24 @@ var codeNames = [...]string{
 	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
 	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}
+
+// maxMessage bounds the message of a status in logs and span events, in bytes: a server may
+// send a megabyte.
+const maxMessage = 256
+
+// messageOf returns the message of a status, cut if it is long.
+func messageOf(err error) string { return cut(status.Convert(err).Message(), maxMessage) }
+
+// cut cuts s to at most n bytes, between two characters, and marks the cut.
+func cut(s string, n int) string {
+	const mark = "…"
+	if len(s) <= n {
+		return s
+	}
+	end := n - len(mark)
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + mark
 }

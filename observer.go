@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,7 @@ func (k EventKind) String() string {
 type Event struct {
 	Kind   EventKind
 	Method string // "/pkg.Service/Method"
-	Target string // as the ClientConn was dialed
+	Target string // in gRPC's canonical form: "dns:///shop:443"
 
 	// Attempt is the attempt that starts, has ended, or is decided on; at CallEnd the last
 	// one made.
@@ -87,6 +88,9 @@ func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 type observers struct {
 	mu   sync.Mutex                   // held to replace the list
 	list atomic.Pointer[observerList] // nil if empty
+
+	targets targetNames
+	passed  passedMethods
 }
 
 type observerList []*observer
@@ -127,13 +131,48 @@ func (o *observers) replace(change func(observerList) observerList) {
 	o.list.Store(&list)
 }
 
-// current returns the observers, nil if there are none.
-func (o *observers) current() *observerList { return o.list.Load() }
-
 // observe calls every observer with what e says about a call.
-func (l *observerList) observe(f *facts, e *Event) {
-	e.Method, e.Target, e.Budget = f.method, targetOf(f.cc), f.budget
-	for _, o := range *l {
-		o.f(f.ctx, *e)
+func (o *observers) observe(f *facts, e *Event) {
+	list := o.list.Load()
+	if list == nil {
+		return
 	}
+	e.Method, e.Target, e.Budget = f.method, o.targets.of(f), f.budget
+	for _, one := range *list {
+		one.f(f.ctx, *e)
+	}
+}
+
+// targetNames remembers the canonical form of targets, which gRPC puts together anew each time.
+type targetNames struct {
+	mu    sync.Mutex // held to add one; the map is replaced, never changed
+	names atomic.Pointer[map[string]string]
+}
+
+const maxTargetNames = 1000
+
+func (n *targetNames) of(f *facts) string {
+	dialed, names := targetOf(f.cc), n.names.Load()
+	if names != nil {
+		if name, known := (*names)[dialed]; known {
+			return name
+		}
+	}
+	name := f.canonicalTarget()
+	n.add(dialed, name)
+	return name
+}
+
+func (n *targetNames) add(dialed, name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	names := map[string]string{}
+	if old := n.names.Load(); old != nil {
+		if len(*old) == maxTargetNames {
+			return
+		}
+		names = maps.Clone(*old)
+	}
+	names[dialed] = name
+	n.names.Store(&names)
 }

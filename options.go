@@ -287,8 +287,8 @@ func WithCallSpan(on bool) Option {
 //
 // Methods that no generated stub calls are counted as "other", and so is everything after
 // the first 2000 pairs of target and method. Two Retriers on one provider count into
-// the same series, but [MetricBudgetBalance] then shows the budget of only one of them where
-// both have one of the same name and target: share the budget, or the Retrier.
+// the same series, but grpcretry.budget.balance then shows the budget of only one of them
+// if both have one of the same name and target: share the budget, or the Retrier.
 func WithMeterProvider(mp metric.MeterProvider) Option {
 	return configOption(func(c *config) { c.metrics, c.meterProvider = true, mp })
 }

@@ -21,7 +21,8 @@ type plan struct {
 	budget   Budget
 	hedges   Budget // what hedges spend besides; nil if the method is not hedged
 	start    time.Time
-	deadline time.Time // the caller's; zero without one
+	deadline time.Time // the caller's, or that of the service config; zero without one
+	limited  bool      // it is that of the service config
 
 	made     int // attempts sent, the unsent included; the number of the newest
 	unsent   int // those of them that reached no server

@@ -13,15 +13,16 @@ type reply struct {
 	found   any // a copy of the message as it was; nil if it was empty
 }
 
+// newReply is on the path of every unary call. It costs no allocation if m is empty.
 func newReply(m any) reply {
 	r := reply{message: m}
-	switch v := reflect.ValueOf(m); {
-	case !canHedge(m):
-	case isProto(m):
-		if p := m.(proto.Message); proto.Size(p) > 0 {
+	if p, ok := m.(proto.Message); ok {
+		if proto.Size(p) > 0 {
 			r.found = proto.Clone(p)
 		}
-	case !v.Elem().IsZero():
+		return r
+	}
+	if v := reflect.ValueOf(m); v.Kind() == reflect.Pointer && !v.IsNil() && !v.Elem().IsZero() {
 		found := reflect.New(v.Type().Elem())
 		found.Elem().Set(v.Elem())
 		r.found = found.Interface()

@@ -122,23 +122,29 @@ func TestEveryRetryStartsWithTheProtobufReplyAsItWas(t *testing.T) {
 	}
 }
 
-// What failed attempts have received is not seen at the end either.
-func TestNothingOfAFailedAttemptIsInTheReplyOfAFailedCall(t *testing.T) {
-	hedging := WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(0), AllMethodsAreSafe: true})
-	for name, opts := range map[string][]Option{
-		"retried": {WithMaxAttempts(2), WithBackoff(Constant(0))},
-		"hedged":  {hedging, WithBudget(Unlimited)},
+// As with plain gRPC, a call that fails leaves what the attempt has received whose failure it
+// returns, and nothing of those before.
+func TestTheReplyOfAFailedCallHasNothingOfEarlierAttempts(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		opts []Option
+		want []int
+	}{
+		{"retried", []Option{WithMaxAttempts(3), WithBackoff(Constant(0))}, []int{0, 3}},
+		{"not retried", []Option{WithCodes(codes.Aborted)}, []int{0, 1}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				reply := &basket{Note: "the application's"}
-				err := UnaryClientInterceptor(opts...)(t.Context(), brokenMethod, nil, reply, nil,
-					func(_ context.Context, _ string, _, reply any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
-						reply.(*basket).Items = []int{1}
+				reply := &basket{Items: []int{0}}
+				err := UnaryClientInterceptor(tt.opts...)(t.Context(), brokenMethod, nil, reply, nil,
+					func(ctx context.Context, _ string, _, reply any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+						a, _ := AttemptFromContext(ctx)
+						into := reply.(*basket)
+						into.Items = append(into.Items, a.Number)
 						return errUnavailable
 					})
-				if status.Code(err) != codes.Unavailable || reply.Note != "the application's" || len(reply.Items) > 0 {
-					t.Errorf("reply is %+v, %v, want what it was before the call", reply, err)
+				if status.Code(err) != codes.Unavailable || !slices.Equal(reply.Items, tt.want) {
+					t.Errorf("reply is %+v, %v, want %v", reply, err, tt.want)
 				}
 			})
 		})

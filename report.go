@@ -2,17 +2,21 @@ package grpcretry
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+
+	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // This file is the one seam between a call and its telemetry. The call reports a handful of
 // moments, with its [facts]; nothing else knows the four sinks, which are the span, the logger,
 // the metrics and the observers. No sink sees the call itself.
 
-// A reporter holds the sinks of a Retrier. A sink that is off is nil, and costs one comparison.
+// A reporter holds the sinks of a Retrier. A sink that is off is nil, or has no observers, and
+// costs one comparison.
 type reporter struct {
 	tracer    trace.Tracer // makes call spans
 	log       *logger
@@ -49,6 +53,26 @@ func (f *facts) canonicalTarget() string {
 	return f.cc.CanonicalTarget()
 }
 
+// balanceOf returns what a budget would allow now, without the last digits of floating point;
+// limited is false if that is no number.
+func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
+	balance = b.Balance(now)
+	if math.IsInf(balance, 0) || math.IsNaN(balance) {
+		return 0, false
+	}
+	return math.Round(balance*1e6) / 1e6, true
+}
+
+// callPassed reports a call that passes straight through to gRPC.
+func (r *reporter) callPassed(f *facts) {
+	if r.meter != nil {
+		r.meter.callPassed(f)
+	}
+	if r.observed() {
+		r.observers.passed.add(off.Method{Target: r.observers.targets.of(f), Method: f.method})
+	}
+}
+
 // callStarted starts the call span, or finds the caller's.
 func (r *reporter) callStarted(f *facts) {
 	var own trace.Span
@@ -59,12 +83,12 @@ func (r *reporter) callStarted(f *facts) {
 }
 
 // observed reports whether anybody observes calls now.
-func (r *reporter) observed() bool { return r.observers.current() != nil }
+func (r *reporter) observed() bool { return r.observers.list.Load() != nil }
 
 // attemptStarted reports that an attempt is about to be handed to gRPC.
 func (r *reporter) attemptStarted(f *facts, a *attempt) {
-	if o := r.observers.current(); o != nil {
-		o.observe(f, &Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+	if r.observed() {
+		r.observers.observe(f, &Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
 	}
 }
 
@@ -79,9 +103,9 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 	if r.meter != nil {
 		r.meter.attemptFailed(f, a, v)
 	}
-	if o := r.observers.current(); o != nil {
-		o.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
-		o.observe(f, &Event{Kind: Decision, Attempt: *a,
+	if r.observed() {
+		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
+		r.observers.observe(f, &Event{Kind: Decision, Attempt: *a,
 			Retry: v.Retry, Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
 	}
 }
@@ -94,8 +118,8 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 	if r.meter != nil {
 		r.meter.attemptLost(f, a)
 	}
-	if o := r.observers.current(); o != nil {
-		o.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
+	if r.observed() {
+		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
 	}
 }
 
@@ -126,7 +150,7 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 // callSucceeded reports the attempt that succeeded, and with it the call. The attempt ended at
 // the time at; zero means now.
 func (r *reporter) callSucceeded(f *facts, p *past, a *attempt, at time.Time) {
-	if o := r.observers.current(); o != nil || f.spans != nil {
+	if f.spans != nil || r.observed() {
 		now := time.Now()
 		if at.IsZero() {
 			at = now
@@ -145,13 +169,13 @@ func (r *reporter) showSuccess(f *facts, p *past, a Attempt, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptSucceeded(f, &a)
 	}
-	if o := r.observers.current(); o != nil {
+	if r.observed() {
 		var all []Attempt
 		if !p.none() {
 			all = p.all(a)
 		}
-		o.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
-		o.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
+		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
+		r.observers.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
 	}
 }
 
@@ -170,12 +194,12 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 		r.log.gaveUp(f, &end.last, end.gaveUp, end.at)
 	}
 	made := p.made(end.last.Number)
-	if o := r.observers.current(); o != nil {
+	if r.observed() {
 		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.at.Sub(origin) - f.start}
 		if made > 1 {
 			e.Attempts = p.all()
 		}
-		o.observe(f, &e)
+		r.observers.observe(f, &e)
 	}
 	if r.meter != nil {
 		r.meter.callFailed(f, p, end)

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -198,6 +199,20 @@ func peerAddr(o grpc.CallOption) *peer.Peer {
 	return p
 }
 
+// credsOf is the field Creds of the options that embed a grpc.PerRPCCredsCallOption.
+func credsOf(o grpc.CallOption) credentials.PerRPCCredentials {
+	v := reflect.ValueOf(o)
+	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
+		return nil
+	}
+	field := v.Elem().FieldByName("Creds")
+	if !field.IsValid() {
+		return nil
+	}
+	creds, _ := field.Interface().(credentials.PerRPCCredentials)
+	return creds
+}
+
 // open is the grpc.Streamer, newClientStream in grpc-go.
 func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string,
 	opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -219,10 +234,11 @@ func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, 
 			if p := peerAddr(o); p != nil {
 				a.peers = append(a.peers, p)
 			}
+			if creds := credsOf(o); creds != nil {
+				header, _ := creds.GetRequestMetadata(ctx)
+				a.previous = header["grpc-previous-rpc-attempts"]
+			}
 		}
-	}
-	if md, ok := metadata.FromOutgoingContext(ctx); ok {
-		a.previous = strings.Join(md.Get("grpc-previous-rpc-attempts"), ",")
 	}
 	a.ctx, a.cancel = context.WithCancel(ctx)
 

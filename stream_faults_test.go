@@ -272,7 +272,7 @@ func (w *faultWorld) misbehave(draw *rand.Rand, done <-chan struct{}, opts []grp
 		select {
 		case <-done:
 			return
-		case <-time.After(time.Duration(draw.IntN(6000)) * time.Microsecond):
+		case <-time.After(time.Duration(1+draw.IntN(6000)) * time.Microsecond):
 		}
 		switch draw.IntN(8) {
 		case 0, 1, 2:
@@ -320,7 +320,7 @@ func (w *faultWorld) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if w.draw.IntN(3) > 0 {
 		c.fault = w.draw.IntN(faults)
 		c.limit = w.draw.IntN([]int{100, 2000, 100 << 10}[w.draw.IntN(3)])
-		c.stall = time.Duration(w.draw.IntN(30)) * time.Millisecond
+		c.stall = time.Duration(1+w.draw.IntN(30)) * time.Millisecond
 	}
 	w.conns[c] = true
 	return c, nil
@@ -489,7 +489,7 @@ func (a *faultAttempt) play(stream grpc.ServerStream, c *faultCall, draw *rand.R
 			stream.SendHeader(metadata.Pairs("attempt", a.name))
 		case 5:
 			select {
-			case <-time.After(time.Duration(draw.IntN(8000)) * time.Microsecond):
+			case <-time.After(time.Duration(1+draw.IntN(8000)) * time.Microsecond):
 			case <-stream.Context().Done():
 			}
 		case 6:
@@ -646,9 +646,8 @@ func (c *faultCall) options() (opts []grpc.CallOption) {
 	c.passes = attempts == 1
 	if draw.IntN(3) == 0 {
 		c.passes = c.passes && c.kind != diffUnary && c.kind != diffServerStream
-		d := time.Duration(draw.IntN(5000)) * time.Microsecond
-		add(fmt.Sprintf("hedging after %v", d), grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d),
-			Budget: grpcretry.Unlimited}))
+		d := time.Duration(1+draw.IntN(5000)) * time.Microsecond
+		add(fmt.Sprintf("hedging after %v", d), grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d), Budget: grpcretry.Unlimited}))
 	}
 	if draw.IntN(4) == 0 {
 		add("commit on headers", grpcretry.WithCommitOnHeaders(true))
@@ -684,11 +683,11 @@ func (c *faultCall) run(cc *grpc.ClientConn) {
 	defer cancel()
 	if draw.IntN(10) == 0 {
 		c.excuse("cancelled")
-		defer time.AfterFunc(time.Duration(draw.IntN(20000))*time.Microsecond, cancel).Stop()
+		defer time.AfterFunc(time.Duration(1+draw.IntN(20000))*time.Microsecond, cancel).Stop()
 	}
 	// Calls start one after the other, so that some find what others have left.
 	select {
-	case <-time.After(time.Duration(draw.IntN(15000)) * time.Microsecond):
+	case <-time.After(time.Duration(1+draw.IntN(15000)) * time.Microsecond):
 	case <-ctx.Done():
 	}
 
@@ -713,7 +712,7 @@ func (c *faultCall) run(cc *grpc.ClientConn) {
 	}
 	var others sync.WaitGroup
 	if draw.IntN(6) == 0 {
-		which, wait := draw.IntN(3), time.Duration(draw.IntN(5000))*time.Microsecond
+		which, wait := draw.IntN(3), time.Duration(1+draw.IntN(5000))*time.Microsecond
 		others.Go(func() {
 			select {
 			case <-time.After(wait):
@@ -786,7 +785,7 @@ func (c *faultCall) send(ctx context.Context, stream grpc.ClientStream, draw *ra
 func pause(ctx context.Context, draw *rand.Rand) {
 	if draw.IntN(4) == 0 {
 		select {
-		case <-time.After(time.Duration(draw.IntN(4000)) * time.Microsecond):
+		case <-time.After(time.Duration(1+draw.IntN(4000)) * time.Microsecond):
 		case <-ctx.Done():
 		}
 	}

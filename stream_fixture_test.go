@@ -82,9 +82,7 @@ func playServer(t *testing.T, attempt int, steps string, stream grpc.ServerStrea
 		case "pushback":
 			stream.SetTrailer(metadata.Pairs(pushbackKey, arg))
 		case "wait":
-			select {
-			case <-time.After(parseDuration(t, arg)):
-			case <-stream.Context().Done(): // or a test that fails would leave this goroutine
+			if !elapsed(parseDuration(t, arg), stream.Context().Done()) { // or a test that fails would leave this goroutine
 				return status.FromContextError(stream.Context().Err()).Err()
 			}
 		case "hang":

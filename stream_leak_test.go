@@ -37,7 +37,7 @@ func TestStreamsCancelledAtRandomLeaveNothing(t *testing.T) {
 				group.Go(func() {
 					ctx, cancel := context.WithCancel(ctx)
 					defer cancel()
-					time.AfterFunc(time.Duration(rand.IntN(6000))*time.Millisecond, cancel)
+					time.AfterFunc(time.Duration(1+rand.IntN(6000))*time.Millisecond, cancel)
 					stream, err := cc.NewStream(ctx, bidiStream, "/s/m")
 					if err != nil {
 						return

@@ -225,7 +225,7 @@ func (r *randomStreams) run(t *testing.T, cc *grpc.ClientConn, seed uint64) stri
 		return "NewStream: " + err.Error()
 	}
 	if draw.IntN(5) == 0 {
-		defer time.AfterFunc(time.Duration(draw.IntN(5000))*time.Millisecond, cancel).Stop()
+		defer time.AfterFunc(time.Duration(1+draw.IntN(5000))*time.Millisecond, cancel).Stop()
 	}
 
 	app := &randomApplication{stream: stream, kind: kind}

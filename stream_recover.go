@@ -450,9 +450,10 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	if err == nil { // but the application has not come for that
 		err = status.FromContextError(context.Canceled).Err()
 	}
-	if s.call.ctx.Err() == nil && !isClosed(s.call.cc) {
+	left, limited := s.untilServiceDeadline()
+	if s.call.ctx.Err() == nil && !isClosed(s.call.cc) && (!limited || left > 0) {
 		if at.unwatch == nil {
-			at.unwatch = s.watchCaller(at)
+			at.unwatch = s.watchCaller(at, left, limited)
 		}
 		s.mu.Unlock()
 		return
@@ -462,15 +463,31 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	s.recoverOn(at, err, func() {}) // a call that is abandoned is not retried
 }
 
-// watchCaller calls checkAbandoned when the caller's context ends, or the ClientConn is closed.
-func (s *retryStream) watchCaller(at *streamAttempt) (unwatch func()) {
+// untilServiceDeadline returns how long the service config still lets the call run; ok is false
+// if it sets no limit.
+func (s *retryStream) untilServiceDeadline() (left time.Duration, ok bool) {
+	now := time.Now()
+	end, ok := s.call.first.serviceDeadline(now)
+	return end.Sub(now), ok
+}
+
+// watchCaller calls checkAbandoned when the caller's context ends, the ClientConn is closed or, if
+// the call is limited, the time that is left has passed.
+func (s *retryStream) watchCaller(at *streamAttempt, left time.Duration, limited bool) (unwatch func()) {
 	stop := make(chan struct{})
 	go func() {
 		closed, leave := s.call.retrier.connections.watch(s.call.cc, shortWait+1)
 		defer leave()
+		var expired <-chan time.Time
+		if limited {
+			timer := time.NewTimer(left)
+			defer timer.Stop()
+			expired = timer.C
+		}
 		select {
 		case <-s.call.ctx.Done():
 		case <-closed:
+		case <-expired:
 		case <-stop:
 			return
 		}

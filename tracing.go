@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"math"
 	"strings"
 	"time"
 
@@ -10,32 +9,11 @@ import (
 	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// SpanEventAttempt is the name of the span event that each attempt leaves when it ends, on
-// the caller's span or on the call span that [WithCallSpan] makes.
-const SpanEventAttempt = "grpcretry.attempt"
-
-// SpanEventStop is the name of the span event, with AttrReason, of a call that ends in the
-// wait before a retry: the last attempt's event says that a retry was decided on.
-const SpanEventStop = "grpcretry.stop"
-
-// The attributes of the span event and of the call span; the package comment has the
-// table of their values.
 const (
-	AttrAttemptNumber = "grpcretry.attempt.number"
-	AttrAttemptCount  = "grpcretry.attempts"
-	AttrStatusCode    = "rpc.response.status_code"
-	AttrPeer          = "network.peer.address"
-	AttrDecision      = "grpcretry.decision"
-	AttrReason        = "grpcretry.reason"
-	AttrWait          = "grpcretry.wait_ms"
-	AttrWaitSource    = "grpcretry.wait_source"
-	AttrBudgetBalance = "grpcretry.budget.balance"
-	AttrHedge         = "grpcretry.attempt.hedge"
-	AttrSentAfter     = "grpcretry.attempt.sent_after"
-	AttrWinner        = "grpcretry.winner"
-
 	attrSystem = "rpc.system.name"
 	attrMethod = "rpc.method"
 )
@@ -77,17 +55,20 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 	if s.events == nil {
 		return
 	}
-	more := make([]attribute.KeyValue, 0, 4)
+	more := make([]attribute.KeyValue, 0, 5)
 	if !v.Retry {
-		more = append(more, attribute.String(AttrReason, ReasonName(v.Reason)))
+		more = append(more, attribute.String(telemetry.AttrReason, ReasonName(v.Reason)))
 	}
 	if v.WaitSource != WaitNone {
 		more = append(more,
-			attribute.Int64(AttrWait, v.Wait.Milliseconds()),
-			attribute.String(AttrWaitSource, v.WaitSource.String()))
+			attribute.Int64(telemetry.AttrWait, v.Wait.Milliseconds()),
+			attribute.String(telemetry.AttrWaitSource, v.WaitSource.String()))
 	}
-	if balance := f.budget.Balance(now); !math.IsInf(balance, 0) {
-		more = append(more, attribute.Float64(AttrBudgetBalance, balance))
+	if balance, limited := balanceOf(f.budget, now); limited {
+		more = append(more, attribute.Float64(telemetry.AttrBudgetBalance, balance))
+	}
+	if message := messageOf(a.Err); message != "" {
+		more = append(more, attribute.String(telemetry.AttrMessage, message))
 	}
 	s.attemptEnded(f, a, decisionName(v.Retry), more...)
 }
@@ -97,23 +78,23 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	if s.events == nil {
 		return
 	}
-	attrs := append(make([]attribute.KeyValue, 0, 11),
-		attribute.Int(AttrAttemptNumber, a.Number),
-		attribute.String(AttrStatusCode, codeName(a.Code())),
-		attribute.String(AttrDecision, decision))
+	attrs := append(make([]attribute.KeyValue, 0, 12),
+		attribute.Int(telemetry.AttrAttemptNumber, a.Number),
+		attribute.String(telemetry.AttrStatusCode, codeName(a.Code())),
+		attribute.String(telemetry.AttrDecision, decision))
 	if a.Peer != nil {
-		attrs = append(attrs, attribute.String(AttrPeer, a.Peer.String()))
+		attrs = append(attrs, attribute.String(telemetry.AttrPeer, a.Peer.String()))
 	}
 	if f.mode == modeHedged && a.Number > 1 {
-		attrs = append(attrs, attribute.Bool(AttrHedge, a.Hedge), attribute.String(AttrSentAfter, a.WaitSource.String()))
+		attrs = append(attrs, attribute.Bool(telemetry.AttrHedge, a.Hedge), attribute.String(telemetry.AttrSentAfter, a.WaitSource.String()))
 	}
-	s.events.AddEvent(SpanEventAttempt, trace.WithAttributes(append(attrs, more...)...))
+	s.events.AddEvent(telemetry.SpanEventAttempt, trace.WithAttributes(append(attrs, more...)...))
 }
 
 // waitStopped leaves an event that says why the retry that was decided on was not made.
 func (s *callSpans) waitStopped(reason error) {
 	if s.events != nil {
-		s.events.AddEvent(SpanEventStop, trace.WithAttributes(attribute.String(AttrReason, ReasonName(reason))))
+		s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason))))
 	}
 }
 
@@ -126,16 +107,16 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	}
 	s.call = nil // it ends once, also if something panics after that
 	span.SetAttributes(
-		attribute.String(AttrStatusCode, codeName(status.Code(err))),
-		attribute.Int(AttrAttemptCount, made))
+		attribute.String(telemetry.AttrStatusCode, codeName(status.Code(err))),
+		attribute.Int(telemetry.AttrAttemptCount, made))
 	if err == nil && f.mode == modeHedged {
-		span.SetAttributes(attribute.Int(AttrWinner, last))
+		span.SetAttributes(attribute.Int(telemetry.AttrWinner, last))
 	}
 	if reason != nil {
-		span.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
+		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		span.SetStatus(otelcodes.Error, err.Error())
+		span.SetStatus(otelcodes.Error, cut(err.Error(), 2*maxMessage)) // our words and the server's
 	}
 	span.End()
 }

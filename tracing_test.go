@@ -14,6 +14,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	oteltrace "go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // recordSpans is a provider that keeps the spans that have ended.
@@ -48,16 +50,15 @@ func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
 	}{
 		{"success", script(ok()), nil, []string{
 			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
-		{"retries", script(unavailable(), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()),
-			nil, []string{
-				"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1",
-				"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1",
-				"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1",
-				"grpcretry.attempt grpcretry.attempt.number=4 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
+		{"retries", script(unavailable(), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), nil, []string{
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.budget.balance=1 grpcretry.message=db-down",
+			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=RESOURCE_EXHAUSTED grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.budget.balance=1 grpcretry.message=queue full",
+			"grpcretry.attempt grpcretry.attempt.number=3 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn grpcretry.wait_ms=11000 grpcretry.wait_source=retry_info grpcretry.budget.balance=1 grpcretry.message=x",
+			"grpcretry.attempt grpcretry.attempt.number=4 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn"}},
 		{"stop", script(unavailable().pushback("-1")), nil, []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=pushback grpcretry.budget.balance=1"}},
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=pushback grpcretry.budget.balance=1 grpcretry.message=db-down"}},
 		{"not retryable", script(fail(codes.NotFound, "x")), nil, []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=NOT_FOUND grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=not_retryable grpcretry.budget.balance=1"}},
+			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=NOT_FOUND grpcretry.decision=stop network.peer.address=bufconn grpcretry.reason=not_retryable grpcretry.budget.balance=1 grpcretry.message=x"}},
 		{"disabled", script(ok()), []Option{Disable()}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,27 +140,13 @@ func TestNoCallSpanUnlessAskedFor(t *testing.T) {
 	})
 }
 
-func TestNamesOfCodes(t *testing.T) {
-	for c := codes.OK; c <= maxCode; c++ {
-		var parsed codes.Code
-		if err := parsed.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || parsed != c {
-			t.Errorf("codeName(%d) = %s, which gRPC reads as %v, %v", c, codeName(c), parsed, err)
-		}
-	}
-	if got := codeName(99); got != "CODE(99)" {
-		t.Errorf("codeName(99) = %s", got)
-	}
-}
-
 func TestNamesOfConstants(t *testing.T) {
 	for _, tt := range []struct {
 		got  fmt.Stringer
 		want string
 	}{
 		{FullJitter, "full"}, {NoJitter, "none"}, {Jitter(9), "Jitter(9)"},
-		{Default, "default"}, {Stop, "stop"}, {Classification(-1), "Classification(-1)"},
 		{WaitNone, "none"}, {WaitRetryInfo, "retry_info"}, {WaitSource(9), "WaitSource(9)"},
-		{Succeeded, "succeeded"}, {Ignored, "ignored"}, {Result(9), "Result(9)"},
 		{AttemptStart, "attempt_start"}, {CallEnd, "call_end"}, {EventKind(9), "EventKind(9)"},
 	} {
 		if got := tt.got.String(); got != tt.want {
@@ -197,7 +184,7 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 		const event = "grpcretry.attempt grpcretry.attempt.number="
 		want := []string{
 			event + "2 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry network.peer.address=bufconn " +
-				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=hedge_delay grpcretry.wait_ms=0 grpcretry.wait_source=non_fatal",
+				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=hedge_delay grpcretry.wait_ms=0 grpcretry.wait_source=non_fatal grpcretry.message=db-down",
 			event + "1 rpc.response.status_code=CANCELLED grpcretry.decision=lost network.peer.address=bufconn",
 			event + "3 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn " +
 				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=non_fatal",
@@ -236,3 +223,68 @@ func TestACallThatEndsInAWaitLeavesAnEvent(t *testing.T) {
 		})
 	}
 }
+
+func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
+	long := strings.Repeat("ä", 300)
+	for _, tt := range []struct{ name, message, want string }{
+		{"short", "db-down", "db-down"},
+		{"none", "", ""},
+		{"long", long, long[:2*126] + "…"}, // at most 256 bytes, at a character
+		{"just fits", long[:256], long[:256]},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(fail(codes.NotFound, tt.message)))
+				provider, recorder := recordSpans()
+				ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+				server.client(t).Echo(ctx, request())
+				span.End()
+				got := "none"
+				for _, a := range recorder.Ended()[0].Events()[0].Attributes {
+					if a.Key == telemetry.AttrMessage {
+						got = a.Value.AsString()
+					}
+				}
+				if got != tt.want && (tt.want != "" || got != "none") {
+					t.Errorf("the event's message is %q, want %q", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestTheStatusOfACallSpanIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(fail(codes.Unavailable, strings.Repeat("x", 5000))))
+		provider, recorder := recordSpans()
+		server.client(t, WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(provider)).Echo(t.Context(), request())
+		if got := recorder.Ended()[0].Status().Description; len(got) > 2*maxMessage || !strings.HasPrefix(got, "grpcretry: gave up after 2 attempts") {
+			t.Errorf("the description of the status has %d bytes: %s", len(got), got)
+		}
+	})
+}
+
+// A fifth of a retry for each call is no number of floating point.
+func TestBalancesAreRounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		provider, recorder := recordSpans()
+		meters, reader := readMetrics()
+		ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+		server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithMeterProvider(meters),
+			WithBudget(&unevenBudget{})).Echo(ctx, request())
+		span.End()
+		for _, line := range eventLines(recorder.Ended()[0]) {
+			if !strings.Contains(line+" ", "grpcretry.budget.balance=1.2 ") {
+				t.Errorf("event without a balance of 1.2: %s", line)
+			}
+		}
+		if lines := metricLines(t, reader); !slices.Contains(lines, "grpcretry.budget.balance 1.2 grpcretry.budget=all") {
+			t.Errorf("metrics without a balance of 1.2:\n%s", strings.Join(lines, "\n"))
+		}
+	})
+}
+
+type unevenBudget struct{ aBudget }
+
+func (*unevenBudget) Balance(time.Time) float64 { return 1.2000000000000002 }

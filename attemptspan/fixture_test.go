@@ -29,6 +29,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // This file has the server that fails as it is told, the client under each of the two
@@ -231,7 +232,7 @@ func (f *fixture) tree() string {
 			}
 			out.WriteString(indent + line(s, spans[0].StartTime()))
 			for _, e := range s.Events() {
-				if e.Name == grpcretry.SpanEventAttempt {
+				if e.Name == telemetry.SpanEventAttempt {
 					fmt.Fprintf(&out, "%s  @%v %s\n", indent, e.Time.Sub(spans[0].StartTime()), text(e.Attributes))
 				}
 			}

@@ -12,7 +12,7 @@
 // # What is written on which span
 //
 //	key                             constant               value
-//	grpcretry.attempt.number        grpcretry.AttrAttemptNumber  int: 1 for the first attempt of a call
+//	grpcretry.attempt.number        telemetry.AttrAttemptNumber  int: 1 for the first attempt of a call
 //	grpcretry.attempt.hedge         AttrHedge              bool: only on a hedge, and then true
 //	grpcretry.attempt.wait_ms       AttrWait               int: the wait before the attempt, in ms; not on the first
 //	grpcretry.attempt.wait_source   AttrWaitSource         string: such as backoff, pushback or connect; not on the first
@@ -20,7 +20,7 @@
 // The sources are those of [grpcretry.WaitSource]. The wait is the one decided on, rounded
 // down to a millisecond; with connect, it is what the call waited for a connection, and the
 // backoff after that. It has another key than
-// the wait on the event that an attempt leaves on the call's span, [grpcretry.AttrWait],
+// the wait on the event that an attempt leaves on the call's span, [telemetry.AttrWait],
 // because that one is the wait after it.
 //
 // They are written on the spans of the RPC that the attempt is, and on no others that
@@ -47,9 +47,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// The attributes of an attempt's span, next to [grpcretry.AttrAttemptNumber]; the package
+// The attributes of an attempt's span, next to [telemetry.AttrAttemptNumber]; the package
 // comment has the table of their values.
 const (
 	AttrHedge      = "grpcretry.attempt.hedge"
@@ -83,7 +84,7 @@ func (processor) Shutdown(context.Context) error { return nil }
 func (processor) ForceFlush(context.Context) error { return nil }
 
 func attributes(a grpcretry.Attempt) []attribute.KeyValue {
-	attrs := append(make([]attribute.KeyValue, 0, 4), attribute.Int(grpcretry.AttrAttemptNumber, a.Number))
+	attrs := append(make([]attribute.KeyValue, 0, 4), attribute.Int(telemetry.AttrAttemptNumber, a.Number))
 	if a.Hedge {
 		attrs = append(attrs, attribute.Bool(AttrHedge, true))
 	}

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// Budgets are compared among themselves: no rival has one to call. Each is made so that it
+// Budgets are compared among themselves: no alternative has one to call. Each is made so that it
 // neither refuses nor runs over.
 var budgets = []struct {
 	name string
@@ -19,7 +20,7 @@ var budgets = []struct {
 	{"ratio", ratio},
 	{"rate", func() (grpcretry.Budget, error) { return grpcretry.NewRateBudget(rate.NewLimiter(1e12, 1e9)), nil }},
 	{"throttle", throttle},
-	{"concurrency", func() (grpcretry.Budget, error) { return grpcretry.NewConcurrencyBudget(1 << 40) }},
+	{"concurrency", func() (grpcretry.Budget, error) { return grpcretry.NewConcurrencyBudget(math.MaxInt) }},
 	{"unlimited", func() (grpcretry.Budget, error) { return grpcretry.Unlimited, nil }},
 	{"ratio,throttle", func() (grpcretry.Budget, error) {
 		first, err := ratio()

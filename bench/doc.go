@@ -2,15 +2,15 @@
 // interceptor, grpc-go's built-in retries, go-grpc-middleware, failsafe-go and grpcretry,
 // all in one run, with the same payload and the same server.
 //
-//	make bench-quick   # from the root of the repository: every table, roughly, in two minutes
+//	make bench-quick   # from the root of the repository: every table, roughly, in half a minute
 //	make bench         # 24 short runs, and RESULTS.md from them
 //
-// rivals_test.go says how each is configured, and why. Each table has a file, and a
+// alternatives_test.go says how each is configured, and why. Each table has a file, and a
 // benchmark whose sub-benchmarks are named key=value, so that benchstat can turn any of
 // them into columns:
 //
 //	go test -run '^$' -bench UnaryInterceptor -count 10 . | benchstat -col /client -
 //
 // What is measured over TCP talks to a server in a process of its own: memory, allocations
-// and processor time are then the client's alone. Over bufconn they are both sides'.
+// and processor time are then the client's alone. Over bufconn they are those of both sides.
 package bench

@@ -22,7 +22,7 @@ func BenchmarkWaitingCalls(b *testing.B) {
 	if testing.Short() {
 		calls = 1_000
 	}
-	oneByOne(b, all, func(b *testing.B, r *rival) {
+	oneByOne(b, all, func(b *testing.B, r *alternative) {
 		client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(inBackoff)...))
 		watch := echov1.NewEchoServiceClient(tcp.dial(b))
 		for b.Loop() {
@@ -49,7 +49,7 @@ func BenchmarkOpenStreams(b *testing.B) {
 		streams = 100
 	}
 	const messages, size = 4, 4000 // with its frame it fits a buffer of 4 KiB of gRPC's pool
-	oneByOne(b, which(withClientStreams), func(b *testing.B, r *rival) {
+	oneByOne(b, which(withClientStreams), func(b *testing.B, r *alternative) {
 		client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
 		watch := echov1.NewEchoServiceClient(tcp.dial(b))
 		for b.Loop() {

@@ -23,7 +23,7 @@ func BenchmarkOutage(b *testing.B) {
 	if testing.Short() {
 		duration = 300 * time.Millisecond
 	}
-	oneByOne(b, slices.Concat(all, careful), func(b *testing.B, r *rival) {
+	oneByOne(b, slices.Concat(all, careful), func(b *testing.B, r *alternative) {
 		client := echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...))
 		watch := echov1.NewEchoServiceClient(tcp.dial(b))
 		for b.Loop() {
@@ -51,7 +51,7 @@ func outage(b *testing.B, client echov1.EchoServiceClient, goroutines int, pace,
 		running.Go(func() {
 			req := request(failAlways)
 			for next := start.Add(pace * time.Duration(i) / time.Duration(goroutines)); next.Sub(start) < duration; {
-				<-time.After(time.Until(next))
+				time.Sleep(time.Until(next))
 				calls.Add(1)
 				if _, err := client.Echo(ctx, req); err == nil {
 					b.Error("a call succeeded in the outage")

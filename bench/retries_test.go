@@ -16,7 +16,7 @@ import (
 // retries, without the waits.
 func BenchmarkRetryInterceptor(b *testing.B) {
 	eachRetries(b, func(b *testing.B, retries int64) {
-		eachRival(b, which(func(r *rival) bool { return r.unary != nil }), perOperation, func(r *rival) func(times int) {
+		eachAlternative(b, which(func(r *alternative) bool { return r.unary != nil }), perOperation, func(r *alternative) func(times int) {
 			cc, intercept, invoker := unconnected(b), r.unary(atOnce), failFirst(retries)
 			ctx, opts := callContext(b), callOptions(false)
 			req, reply := request(0), new(echov1.EchoResponse)
@@ -34,7 +34,7 @@ func BenchmarkRetryInterceptor(b *testing.B) {
 func BenchmarkRetryRPC(b *testing.B) {
 	eachNetwork(b, func(b *testing.B, net network) {
 		eachRetries(b, func(b *testing.B, retries int64) {
-			eachRival(b, which(withRetries), perOperation, func(r *rival) func(times int) {
+			eachAlternative(b, which(withRetries), perOperation, func(r *alternative) func(times int) {
 				client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(atOnce)...))
 				ctx, req := callContext(b), request(retries)
 				return serial(b, func() func() error {

@@ -53,9 +53,9 @@ func BenchmarkPingPong(b *testing.B) {
 }
 
 // eachStreaming measures something that handles so many messages.
-func eachStreaming(b *testing.B, can func(*rival) bool, messages float64,
+func eachStreaming(b *testing.B, can func(*alternative) bool, messages float64,
 	ready func(context.Context, echov1.EchoServiceClient) (stream func())) {
-	eachRival(b, which(can), perMessage(messages), func(r *rival) func(times int) {
+	eachAlternative(b, which(can), perMessage(messages), func(r *alternative) func(times int) {
 		stream := ready(callContext(b), echov1.NewEchoServiceClient(tcp.dial(b, r.dialOptions(asUsed)...)))
 		return func(times int) {
 			for range times {

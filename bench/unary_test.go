@@ -16,7 +16,7 @@ import (
 func BenchmarkUnaryInterceptor(b *testing.B) {
 	eachInformation(b, func(b *testing.B, equal bool) {
 		eachCores(b, func(b *testing.B, repeat repeater) {
-			eachRival(b, which(interceptors), perOperation, func(r *rival) func(times int) {
+			eachAlternative(b, which(interceptors), perOperation, func(r *alternative) func(times int) {
 				cc := unconnected(b)
 				intercept := passThrough
 				if r.unary != nil {
@@ -42,7 +42,7 @@ func BenchmarkUnaryRPC(b *testing.B) {
 	eachNetwork(b, func(b *testing.B, net network) {
 		eachInformation(b, func(b *testing.B, equal bool) {
 			eachCores(b, func(b *testing.B, repeat repeater) {
-				eachRival(b, all, perOperation, func(r *rival) func(times int) {
+				eachAlternative(b, all, perOperation, func(r *alternative) func(times int) {
 					client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(asUsed)...))
 					return repeat(b, func() func() error {
 						ctx, req := callContext(b), request(0)
@@ -70,7 +70,7 @@ func eachNetwork(b *testing.B, f func(*testing.B, network)) {
 	}
 }
 
-// eachInformation is about what the caller learns. The rivals' own interceptors learn more
+// eachInformation is about what the caller learns. The alternatives' own interceptors learn more
 // or less of a call; equal is where each has to hand header and trailer to the caller.
 func eachInformation(b *testing.B, f func(b *testing.B, equal bool)) {
 	b.Run("info=plain", func(b *testing.B) { f(b, false) })

@@ -102,33 +102,35 @@ func why(c, other *Counts, last *said) answer {
 	return a
 }
 
+// isHelping divides as docs/observing.md and docs/alerts.yml do: retries that succeeded by all
+// that reached a server. A retry is what the backend pays for; calls that were rescued by the
+// third retry would hide two that it could have been spared.
 func isHelping(c, other *Counts, steps []Step) answer {
 	line := func(c *Counts) string {
-		if c.Rescued+c.Lost == 0 {
-			return "no retried call has ended"
+		if c.Rescued+c.Wasted == 0 {
+			return "no retry has ended"
 		}
-		return fmt.Sprintf("%s of %s rescued", count(c.Rescued), plural(c.Rescued+c.Lost, "retried call", "retried calls"))
+		return fmt.Sprintf("%s of %s succeeded", count(c.Rescued), plural(c.Rescued+c.Wasted, "retry", "retries"))
 	}
 	a := answer{Question: "Is it helping?", Short: "–", Tone: "quiet", Line: line(c), Other: line(other)}
-	retried := c.Rescued + c.Lost
 	if c.Attempts > 0 && len(c.Failed) == 0 {
 		a.Short, a.Tone = "Not needed", "good"
 	}
-	if retried > 0 {
-		share := float64(c.Rescued) / float64(retried)
+	if ended := c.Rescued + c.Wasted; ended > 0 {
+		share := float64(c.Rescued) / float64(ended)
 		a.Short, a.Tone = percent(share), "good"
 		switch {
-		case share < 0.5:
+		case share < 0.5: // the alert's threshold
 			a.Tone = "bad"
 		case share < 0.9:
 			a.Tone = "warn"
 		}
 	}
-	if c.Retries > 0 {
-		a.More = append(a.More, fmt.Sprintf("%s of %s failed too", count(c.Wasted), plural(c.Retries, "retry", "retries")))
+	if retried := c.Rescued + c.Lost; retried > 0 {
+		a.More = append(a.More, fmt.Sprintf("%s of %s rescued", count(c.Rescued), plural(retried, "retried call", "retried calls")))
 	}
-	a.Bars = newBars(steps, bar{"rescued", "good"}, bar{"lost", "bad"}, func(s *Step) (int64, int64) {
-		return s.Rescued, s.Lost
+	a.Bars = newBars(steps, bar{"rescued", "good"}, bar{"wasted", "bad"}, func(s *Step) (int64, int64) {
+		return s.Rescued, s.Wasted
 	})
 	return a
 }
@@ -192,7 +194,8 @@ func sum(counts map[string]int64) (n int64) {
 	return n
 }
 
-// lastSaid is the last failure that the page keeps and that is of the window, nil if there is none.
+// lastSaid returns the newest status message in the window that a server or gRPC has sent, nil
+// if there is none.
 func lastSaid(s *Snapshot, all bool) *said {
 	for i := range s.Calls {
 		c := &s.Calls[i]
@@ -200,7 +203,7 @@ func lastSaid(s *Snapshot, all bool) *said {
 			return nil
 		}
 		for j := len(c.Attempts) - 1; j >= 0; j-- {
-			if a := &c.Attempts[j]; a.Message != "" {
+			if a := &c.Attempts[j]; a.Message != "" && !a.Ours {
 				return &said{a.Message, a.Peer, ago(s.Now.Sub(c.Ended))}
 			}
 		}

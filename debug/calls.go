@@ -37,7 +37,8 @@ type Attempt struct {
 	StartMs    float64 `json:"start_ms"` // since the start of the call
 	DurationMs float64 `json:"duration_ms"`
 	Code       string  `json:"code"`
-	Message    string  `json:"message"`     // the status message, of whoever sent it, cut to 120 bytes
+	Message    string  `json:"message"`     // the status message, cut to 120 bytes
+	Ours       bool    `json:"ours"`        // Message is from this library, which ended the attempt
 	Peer       string  `json:"peer"`        // the address of the server, empty if none was reached
 	WaitMs     float64 `json:"wait_ms"`     // before the attempt, as decided
 	WaitSource string  `json:"wait_source"` // of that wait, as [grpcretry.WaitSource] has it: backoff, …
@@ -138,6 +139,7 @@ func (c *Call) add(a *grpcretry.Attempt, began time.Time) {
 		DurationMs: ms(a.Duration),
 		Code:       codeName(uint32(a.Code())),
 		Message:    text(words(a.Err), maxWords),
+		Ours:       errors.Is(a.Err, grpcretry.ErrHedgeLost) || errors.Is(a.Err, grpcretry.ErrAttemptTimeout),
 		WaitMs:     ms(a.Wait),
 		WaitSource: a.WaitSource.String(),
 	}

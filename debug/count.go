@@ -95,7 +95,7 @@ func outcomeCounter(e *grpcretry.Event) counter {
 }
 
 func codeCounter(code uint32) counter {
-	return firstCode + min(counter(code), counter(len(codeNames)-1))
+	return firstCode + counter(min(code, uint32(len(codeNames)-1))) // a large code is a negative int on 32 bits
 }
 
 func codeName(code uint32) string { return codeNames[codeCounter(code)-firstCode] }

@@ -81,9 +81,11 @@ func answerTo(ctx context.Context, message string) error {
 		if err != nil {
 			return status.Error(codes.Internal, err.Error())
 		}
-		select {
-		case <-time.After(d):
-		case <-ctx.Done():
+		if d > 0 {
+			select {
+			case <-time.After(d):
+			case <-ctx.Done():
+			}
 		}
 		word = rest
 	}

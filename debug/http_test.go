@@ -185,7 +185,7 @@ func TestPageShowsTheNumbers(t *testing.T) {
 		for _, part := range []string{
 			"6 retries in 1,245 attempts, 0.5 %", "1,239 calls, 1,234 successes at once", // is it retrying?
 			"9 failed attempts", "waits chosen: 5 by backoff, 1 by pushback", // why?
-			"2 of 3 retried calls rescued", "4 of 6 retries failed too", // is it helping?
+			"2 of 3 retried calls rescued", "2 of 6 retries succeeded", // is it helping?
 			"3 of 1,239 calls failed", "<span class=\"name\">committed</span>", // what stopped it?
 			`data-label="Calls">1,238<`, `data-label="Attempts">1,244<`, `data-label="Retries">6<`, `data-label="Retry share">0.5 %<`,
 			`data-label="Rescued">2<`, `data-label="Lost">1<`,

@@ -70,6 +70,9 @@ func namesOf[C ~uint32](codes []C) []string {
 
 // sentences say the policy to people. What is off is left out.
 func (p *Policy) sentences(from *grpcretry.Policy) []string {
+	if p.MaxAttempts == 1 && p.Hedging == nil {
+		return []string{"off: every call makes one attempt, and passes straight through"}
+	}
 	all := []string{fmt.Sprintf("up to %d attempts, retried after %s", p.MaxAttempts, strings.Join(p.Codes, " or "))}
 	add := func(when bool, format string, args ...any) {
 		if when {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // A Snapshot is what a [Page] has counted, as ?format=json gives it. Lengths of time are in
@@ -36,6 +37,7 @@ type Method struct {
 	Target  string `json:"target"`
 	Method  string `json:"method"`
 	Others  bool   `json:"others"` // all that came when there were 100 already; Target and Method are empty
+	Off     bool   `json:"off"`    // its calls make one attempt and pass straight through, uncounted
 
 	Policy *Policy `json:"policy"` // in force for it, null of Others
 	Budget int     `json:"budget"` // the number of the one it spent from last; 0 if that is not among Budgets
@@ -74,6 +76,7 @@ type Step struct {
 	Attempts int64 `json:"attempts"`
 	Retries  int64 `json:"retries"`
 	Rescued  int64 `json:"rescued"`
+	Wasted   int64 `json:"wasted"`
 	Lost     int64 `json:"lost"`
 }
 
@@ -149,6 +152,7 @@ func (p *Page) shown(f filter, s *Snapshot, age time.Duration) (rows []*row) {
 		s.Methods = append(s.Methods, m)
 		rows = append(rows, r)
 	}
+	s.Methods = append(s.Methods, p.off(f, s.Methods)...)
 	slices.SortFunc(s.Methods, func(a, b Method) int {
 		return cmp.Or(cmp.Compare(a.Retrier, b.Retrier), compareLast(a.Others, b.Others),
 			cmp.Compare(a.Target, b.Target), cmp.Compare(a.Method, b.Method))
@@ -156,6 +160,28 @@ func (p *Page) shown(f filter, s *Snapshot, age time.Duration) (rows []*row) {
 	sum := recent.sum()
 	s.Recent, s.Total, s.Steps = sum.public(), total.public(), recent.public(age)
 	return rows
+}
+
+// off returns the methods that are off and were called, except those that are shown anyway:
+// single calls of them may be on.
+func (p *Page) off(f filter, shown []Method) (methods []Method) {
+	for _, s := range p.sources {
+		for _, called := range off.Methods(s.retrier) {
+			m := Method{Retrier: s.number, Target: text(called.Target, maxName), Method: text(called.Method, maxName), Off: true}
+			counted := slices.ContainsFunc(shown, func(other Method) bool {
+				return other.Retrier == m.Retrier && other.Target == m.Target && other.Method == m.Method
+			})
+			policy := s.retrier.Policy(called.Method)
+			if isOn := policy.MaxAttempts > 1 || policy.Hedging != nil; isOn || counted || !f.lets(&m) {
+				continue
+			}
+			m.Policy = describe(policy, called.Method)
+			zero := counts{}
+			m.Recent, m.Total = zero.public(), zero.public()
+			methods = append(methods, m)
+		}
+	}
+	return methods[:min(len(methods), maxRows)]
 }
 
 // public are the steps since the page was mounted.
@@ -169,7 +195,7 @@ func (h *history) public(age time.Duration) (steps []Step) {
 		c := h[i].public()
 		steps = append(steps, Step{
 			BeganSecondsAgo: (age - time.Duration(number)*stepLength).Seconds(),
-			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Lost: c.Lost,
+			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Wasted: c.Wasted, Lost: c.Lost,
 		})
 	}
 	return steps

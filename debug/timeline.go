@@ -30,6 +30,7 @@ type attemptView struct {
 	Start, Took string
 	Code, Tone  string
 	Message     string
+	Ours        bool // which is no quotation then
 	Peer        string
 	Then        string
 }
@@ -98,8 +99,8 @@ func newAttemptView(c *Call, i int) attemptView {
 		Took:    lengthMs(a.DurationMs),
 		Code:    a.Code,
 		Tone:    "bad",
-		Message: a.Message,
-		Peer:    a.Peer,
+		Message: a.Message, Ours: a.Ours,
+		Peer: a.Peer,
 	}
 	switch {
 	case a.Decision == success:

@@ -46,6 +46,7 @@ type methodView struct {
 	Service, Name string // "shop.Cart/", "Get"
 	Link          template.URL
 	Others, Idle  bool
+	Off           string // in words; empty if it is on
 
 	Calls, Attempts, Retries, Share, Rescued, Lost string
 	ShareBar                                       string // the width of a bar
@@ -67,7 +68,7 @@ func newView(s *Snapshot, q query) *view {
 		All:      q.all,
 		Hedges:   s.Total.Hedges > 0,
 		Connects: s.Total.Waits[connect] > 0,
-		Empty:    s.Total.Calls == 0 && s.Total.Attempts == 0,
+		Empty:    s.Total.Calls == 0 && s.Total.Attempts == 0 && len(s.Methods) == 0,
 	}
 	if s.Closed != nil {
 		v.Closed = stamp(*s.Closed)
@@ -165,6 +166,9 @@ func newMethodView(m *Method, q query) methodView {
 	v.Service, v.Name = splitMethod(m.Method)
 	if m.Policy != nil {
 		v.Policy = m.Policy.Text
+		if m.Off {
+			v.Off = m.Policy.Text[0]
+		}
 		q.filter = filter{m.Retrier, m.Target, m.Method}
 		v.Link = q.link()
 	}

@@ -232,7 +232,7 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 	}
 	for _, reason := range []error{
 		grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrDeadline, grpcretry.ErrMaxElapsed, grpcretry.ErrPushback,
-		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrConnClosed, grpcretry.ErrLeftToGRPC, grpcretry.ErrNotConnected,
+		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrConnClosed, grpcretry.ErrNotConnected,
 		context.DeadlineExceeded, context.Canceled,
 	} {
 		e := grpcretry.Event{Err: reason, Reason: reason, Attempt: grpcretry.Attempt{Number: 1}}
@@ -340,17 +340,17 @@ func TestAnswers(t *testing.T) {
 		want   []string // short, tone and line of each
 	}{
 		{"nothing", Counts{}, []string{
-			"No calls quiet no calls", "– quiet no failed attempts", "– quiet no retried call has ended", "– quiet no call failed"}},
+			"No calls quiet no calls", "– quiet no failed attempts", "– quiet no retry has ended", "– quiet no call failed"}},
 		{"all is well", Counts{Calls: 3, FirstTry: 3, Attempts: 3}, []string{
-			"No good 3 calls, no retries", "No failures good no failed attempts", "Not needed good no retried call has ended", "Nothing good no call failed"}},
+			"No good 3 calls, no retries", "No failures good no failed attempts", "Not needed good no retry has ended", "Nothing good no call failed"}},
 		{"only what is not retried", Counts{Calls: 3, FirstTry: 2, Attempts: 3, Failed: names("NOT_FOUND", 1), Stopped: names("not_retryable", 1)}, []string{
-			"No good 3 calls, no retries", "NOT_FOUND warn 1 failed attempt", "– quiet no retried call has ended", "Not retryable quiet 1 of 3 calls failed"}},
-		{"retries help", Counts{Calls: 10, Rescued: 9, Lost: 1, Attempts: 20, Retries: 10, RetryShare: 0.5, Failed: names("UNAVAILABLE", 8, "ABORTED", 3),
+			"No good 3 calls, no retries", "NOT_FOUND warn 1 failed attempt", "– quiet no retry has ended", "Not retryable quiet 1 of 3 calls failed"}},
+		{"retries help", Counts{Calls: 10, Rescued: 9, Wasted: 1, Lost: 1, Attempts: 20, Retries: 10, RetryShare: 0.5, Failed: names("UNAVAILABLE", 8, "ABORTED", 3),
 			Stopped: names("exhausted", 1)}, []string{
-			"Yes warn 10 retries in 20 attempts, 50 %", "UNAVAILABLE warn 11 failed attempts", "90 % good 9 of 10 retried calls rescued", "Attempts bad 1 of 10 calls failed"}},
-		{"retries do not help", Counts{Calls: 100, Rescued: 1, Lost: 9, Attempts: 130, Retries: 30, RetryShare: 30.0 / 130, Failed: names("UNAVAILABLE", 129),
+			"Yes warn 10 retries in 20 attempts, 50 %", "UNAVAILABLE warn 11 failed attempts", "90 % good 9 of 10 retries succeeded", "Attempts bad 1 of 10 calls failed"}},
+		{"retries do not help", Counts{Calls: 100, Rescued: 1, Wasted: 29, Lost: 9, Attempts: 130, Retries: 30, RetryShare: 30.0 / 130, Failed: names("UNAVAILABLE", 129),
 			Stopped: names("not_retryable", 70, "budget", 9)}, []string{
-			"Yes warn 30 retries in 130 attempts, 23 %", "UNAVAILABLE warn 129 failed attempts", "10 % bad 1 of 10 retried calls rescued", "Budget bad 79 of 100 calls failed"}},
+			"Yes warn 30 retries in 130 attempts, 23 %", "UNAVAILABLE warn 129 failed attempts", "3.3 % bad 1 of 30 retries succeeded", "Budget bad 79 of 100 calls failed"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for i, a := range answers(&Snapshot{Recent: tt.counts}, false) {
@@ -369,4 +369,37 @@ func TestLastSaidIsOfTheWindow(t *testing.T) {
 		t.Errorf("lastSaid in five minutes = %+v, want nil", got)
 	}
 	want(t, "lastSaid ever", *lastSaid(s, true), said{"down", "10.0.0.7:443", "6 min ago"})
+}
+
+// What this library says of an attempt is not what a server has said.
+func TestOurOwnWordsAreNotQuotedAsTheServers(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		message string
+		opts    []grpcretry.Option
+		want    string // said, and by whom
+	}{
+		{"a hedge lost", "hang ok", []grpcretry.Option{unlimited,
+			grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}))}, ""},
+		{"an attempt timeout", "hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, ""},
+		{"before the words of the server", "down hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, "db-down by 10.0.0.7:443"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := retrier(t, tt.opts...)
+				page := handler(t, r)
+				c := dialFrom(t, r, "passthrough:///echo", "10.0.0.7:443")
+				want(t, "code", c.echo(tt.message), codes.OK)
+				s := page.Snapshot()
+				if len(s.Calls) != 1 {
+					t.Fatalf("%d calls are kept, want 1", len(s.Calls))
+				}
+				got := ""
+				if last := lastSaid(&s, true); last != nil {
+					got = last.Words + " by " + last.Peer
+				}
+				want(t, "last said", got, tt.want)
+			})
+		})
+	}
 }

@@ -134,8 +134,8 @@ var traceTests = []traceTest{
 	{"recovers", plan{{code: codes.Unavailable}, {codes.Unavailable, 130 * time.Millisecond}}, echo, nil, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Echo grpcretry.attempts=3 rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
-  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
-  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.wait_ms=130 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=130 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
@@ -144,9 +144,9 @@ GET /cart span.kind=internal
 	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, echo, grpcretry.ErrAttemptsExhausted, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempts=3 grpcretry.reason=exhausted otel.status_code=ERROR otel.status_description=grpcretry: gave up after 3 attempts in TIME: no attempts left: rpc error: code = Unavailable desc = as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=internal
-  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
-  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.wait_ms=120 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
-  @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.budget.balance=2 grpcretry.decision=stop grpcretry.reason=exhausted rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=120 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.budget.balance=2 grpcretry.decision=stop grpcretry.message=as planned grpcretry.reason=exhausted rpc.response.status_code=UNAVAILABLE
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
@@ -154,7 +154,7 @@ GET /cart span.kind=internal
 	{"streams", plan{{codes.ResourceExhausted, 40 * time.Millisecond}}, expand, nil, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Expand grpcretry.attempts=2 rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
-  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Expand error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=RESOURCE_EXHAUSTED rpc.system.name=grpc span.kind=client
     grpcretry.test.v1.EchoService/Expand grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=40 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=client

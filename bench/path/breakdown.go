@@ -25,19 +25,22 @@ const library = "github.com/grpcretry/grpcretry."
 // the others is.
 func path() []part {
 	return []part{
-		{name: "the caller's call options are read", functions: []string{"(*callOptions).read"}},
-		{name: "the policy of the method is looked up", functions: []string{"(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
-		{name: "memory for the attempt, with its collection", functions: []string{
+		{name: "read the caller's call options", functions: []string{"(*callOptions).read"}},
+		{name: "look up the method's policy", functions: []string{"(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
+		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "the budget of the target is looked up", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "(*call).target"}},
-		{name: "is there a span, an observer?", functions: []string{"(*call).startSpan", "(*call).endSpan", "(*rpc).observed", "(*call).observe"}},
-		{name: "the clock is read", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
-		{name: "the attempt is filled in", functions: []string{"(*call).begin", "(*call).ready"}},
-		{name: "the attempt's call options are made", functions: []string{"(*rpc).attemptOptions"}},
-		{name: "header and trailer, OnFinish", functions: []string{"(*call).collect", "(*callOptions).finish"}},
-		{name: "the budget hears of the success", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit", "(*stripedCounter).add"}},
+		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "targetOf"}},
+		{name: "check for a span and observers", functions: []string{
+			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
+			"(*reporter).observed", "spansOf",
+		}},
+		{name: "read the clock", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
+		{name: "fill in the attempt", functions: []string{"(*call).begin", "(*call).ready"}},
+		{name: "build the attempt's call options", functions: []string{"(*rpc).attemptOptions"}},
+		{name: "return header and trailer, run OnFinish", functions: []string{"(*call).collect", "(*callOptions).finish"}},
+		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit", "(*stripedCounter).add"}},
 		{name: "the rest: the loop itself"},
 	}
 }
@@ -116,7 +119,7 @@ func (b *breakdown) share(p part) float64 { return float64(p.measured) / float64
 
 func (b *breakdown) print(out io.Writer) {
 	for _, p := range b.parts {
-		fmt.Fprintf(out, "%5d ns  %4.1f %%  %s\n", p.measured.Nanoseconds(), 100*b.share(p), p.name)
+		fmt.Fprintf(out, "%5d ns  %4.1f%%  %s\n", p.measured.Nanoseconds(), 100*b.share(p), p.name)
 	}
 	fmt.Fprintf(out, "%5d ns, from %d samples\n", b.total.Nanoseconds(), b.samples)
 }
@@ -130,15 +133,15 @@ func (b *breakdown) draw(machine string) string {
 		room          = width - 2*margin - names - values
 	)
 	var p svg.Picture
-	p.Text(margin, 34, fmt.Sprintf("A call that succeeds at once: %d ns in grpcretry, and where they go", b.total.Nanoseconds()), svg.Title)
-	p.Text(margin, 58, "Processor time of the interceptor alone, with its defaults. Each bar begins where the last one ends.", svg.Quiet)
+	p.Text(margin, 34, fmt.Sprintf("A call that succeeds on its first attempt: %d ns in grpcretry, and where they go", b.total.Nanoseconds()), svg.Title)
+	p.Text(margin, 58, "Processor time of the interceptor alone, with its defaults. Each bar starts where the previous one ends.", svg.Quiet)
 	y, done := top, 0.0
 	for _, one := range b.parts {
 		share := b.share(one)
 		p.Text(margin+names-10, y+14, one.name, svg.AtEnd)
 		p.Rect(margin+names+room*done, y, room*share, 20, svg.Blue)
 		done += share
-		p.Text(margin+names+room*done+8, y+14, fmt.Sprintf("%d ns, %.0f %%", one.measured.Nanoseconds(), 100*share))
+		p.Text(margin+names+room*done+8, y+14, fmt.Sprintf("%d ns, %.0f%%", one.measured.Nanoseconds(), 100*share))
 		y += distance
 	}
 	p.Line(margin+names, top-4, margin+names, y-4)

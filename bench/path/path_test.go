@@ -44,12 +44,12 @@ func TestBreakDown(t *testing.T) {
 		t.Errorf("%d samples, want 10: waiting for work is no part of a call", b.samples)
 	}
 	for name, want := range map[string]time.Duration{
-		"memory for the attempt, with its collection": 50,
-		"the clock is read":                           20,
-		"the attempt is filled in":                    10,
-		"the policy of the method is looked up":       10,
-		"the rest: the loop itself":                   10,
-		"the budget hears of the success":             0,
+		"allocate the attempt, and collect it": 50,
+		"read the clock":                       20,
+		"fill in the attempt":                  10,
+		"look up the method's policy":          10,
+		"the rest: the loop itself":            10,
+		"report the success to the budget":     0,
 	} {
 		i := slices.IndexFunc(b.parts, func(p part) bool { return p.name == name })
 		if i < 0 || b.parts[i].measured != want {
@@ -113,7 +113,7 @@ func TestRun(t *testing.T) {
 	if err := run([]string{"-for", "200ms", "-picture", picture}, &out); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "the clock is read") {
+	if !strings.Contains(out.String(), "read the clock") {
 		t.Errorf("run printed\n%s\nwithout the clock", out.String())
 	}
 	content, err := os.ReadFile(picture)

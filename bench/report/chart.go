@@ -23,10 +23,10 @@ type panel struct {
 var panels = []panel{
 	{"Interceptor alone, header and trailer to the caller: time", "UnaryInterceptor", "info=equal/cores=one/", "sec/op"},
 	{"Interceptor alone, one retry without the wait: time", "RetryInterceptor", "retries=1/", "sec/op"},
-	{"Whole call over TCP that succeeds at once: time", "UnaryRPC", "net=tcp/info=plain/cores=one/", "sec/op"},
+	{"Whole call over TCP that succeeds on its first attempt: time", "UnaryRPC", "net=tcp/info=plain/cores=one/", "sec/op"},
 	{"Whole call over TCP with one retry: time", "RetryRPC", "net=tcp/retries=1/", "sec/op"},
 	{"A call that waits in backoff: heap and stack", "WaitingCalls", "", "B/call"},
-	{"5 seconds of outage: attempts sent for each call", "Outage", "", "attempts/call"},
+	{"5 seconds of outage: attempts sent per call", "Outage", "", "attempts/call"},
 }
 
 const (
@@ -61,19 +61,19 @@ func drawChart(m *measurements) string {
 
 func legend(p *svg.Picture, x, y float64) {
 	for _, entry := range []struct{ colour, text string }{
-		{svg.Blue, "grpcretry"}, {svg.Grey, "rivals"}, {svg.Pale, "no interceptor: gRPC alone"},
+		{svg.Blue, "grpcretry"}, {svg.Grey, "alternatives"}, {svg.Pale, "no interceptor: gRPC alone"},
 	} {
 		p.Rect(x, y-10, 12, 12, entry.colour)
 		p.Text(x+18, y, entry.text)
 		x += 40 + 7.5*float64(len(entry.text))
 	}
-	p.Text(x, y, "Shorter bars are better. Each panel has its own unit and begins at 0.", svg.Quiet)
+	p.Text(x, y, "Shorter bars are better. Each panel has its own unit and starts at 0.", svg.Quiet)
 }
 
 func footer(m *measurements) string {
 	said := []string{fmt.Sprintf("medians of %d runs", m.runs)}
 	if m.runs == 1 {
-		said = []string{"of one run"}
+		said = []string{"one run"}
 	}
 	if v := m.machine["processor"]; v != "" {
 		said = append(said, v+", "+m.machine["cores"]+" cores, Go "+m.machine["go"])

@@ -18,7 +18,7 @@ func format(v float64, unit string) string {
 	case what == "B" || strings.HasSuffix(what, "-B"):
 		return scaled(v, []scale{{1 << 20, "MiB"}, {1 << 10, "KiB"}, {1, "B"}})
 	case unit == "%over":
-		return strings.Replace(fmt.Sprintf("%+.1f %%", v), "-", "−", 1)
+		return strings.Replace(fmt.Sprintf("%+.1f%%", v), "-", "−", 1)
 	case what == "cpu-ms":
 		return scaled(v/1000, []scale{{1, "s"}, {1e-3, "ms"}})
 	default:
@@ -74,9 +74,9 @@ func allocations(v float64) string {
 	return grouped(v) + " allocs"
 }
 
-func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
+func percent(share float64) string { return fmt.Sprintf("%.0f%%", 100*share) }
 
-// ratio is of a rival to ours: 2.1×.
+// ratio is of an alternative to ours: 2.1×.
 func ratio(r float64) string {
 	switch {
 	case r >= 100:

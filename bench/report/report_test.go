@@ -91,24 +91,24 @@ func TestResultsPage(t *testing.T) {
 	for _, want := range []string{
 		"from 10 runs",
 		"| processor | Abacus 3000 |",
-		"| load when a run began | 0.10 to 0.90 |",
-		"| unary, succeeds at once: at most 1 allocation | 1 | met |",
-		"at most 0.6 × go-grpc-middleware | 0.5 × (387 ns, 775 ns) | met |",
-		"at most 0.7 × go-grpc-middleware | 2.71 × (2.95 µs, 1.09 µs) | **not met** |",
-		"| loopback RPC that succeeds: within 1 % of no interceptor | +5.6 % | **not met** |",
-		"| TCP, one core | +0.7 % (+0.3 % to +1.0 %) | +5.6 % (+5.2 % to +5.9 %) |",
-		"- Better than ours: what is added, TCP, one core: +0.7 % with go-grpc-middleware, +5.6 % with ours (p = ",
-		"| committed stream: no allocation more for each message | +0.01 | met |",
-		"under 2 KiB of heap each beyond no interceptor | +1.54 KiB | met |",
+		"| load when a run started | 0.10 to 0.90 |",
+		"| unary, succeeds on its first attempt: at most 1 allocation | 1 | met |",
+		"at most 1.0 × go-grpc-middleware | 0.5 × (387 ns, 775 ns) | met |",
+		"at most 1.0 × go-grpc-middleware | 2.71 × (2.95 µs, 1.09 µs) | **not met** |",
+		"| loopback RPC that succeeds: within 1% of no interceptor | +5.6% | **not met** |",
+		"| TCP, one core | +0.7% (+0.3% to +1.0%) | +5.6% (+5.2% to +5.9%) |",
+		"- Better than ours: overhead, TCP, one core: +0.7% with go-grpc-middleware, +5.6% with ours (p = ",
+		"| committed stream: no additional allocation per message | +0.01 | met |",
+		"under 2 KiB of heap each, beyond no interceptor | +1.54 KiB | met |",
 		"the same, with their stacks | +5.54 KiB | **not met** |",
 		"|  | no interceptor | go-grpc-middleware | failsafe-go | **grpcretry** |",
-		"| one core | 7.75 ns ± 23 %, 0.02×<br>0 allocs | 775 ns ± 23 %, 2.00×<br>3 allocs | 3.1 µs ± 23 %, 8.00×<br>17 allocs | 387 ns ± 23 %<br>1 alloc |",
-		"No rival is better than ours in any case of this table.",
+		"| one core | 7.75 ns ± 23%, 0.02×<br>0 allocs | 775 ns ± 23%, 2.00×<br>3 allocs | 3.1 µs ± 23%, 8.00×<br>17 allocs | 387 ns ± 23%<br>1 alloc |",
+		"No alternative is better than ours in any case of this table.",
 		"- Better than ours: time, one retry: 1.09 µs with go-grpc-middleware, 2.95 µs with ours (p = ",
-		"- Better than ours: attempts for each call, as above: 1 with grpc-go built-in, with throttling, 1.21 with ours (in every run).",
+		"- Better than ours: attempts per call, as above: 1 with grpc-go built-in, with throttling, 1.21 with ours (in every run).",
 		"| ping-pong after commit | 90 µs, 0.99×<br>19 allocs | 91 µs<br>19 allocs |",
 		"| a recording span in the caller's context | 1.94 µs | +1.55 µs | 6 | 1.94 µs | +1.55 µs | 6 |",
-		"| Deposit, ratio | 20.2 ns ± 23 % |",
+		"| Deposit, ratio | 20.2 ns ± 23% |",
 		"| **grpcretry** | 2.21 KiB | 8 KiB | 10.2 KiB |",
 		"| **grpcretry** | 16,179 | 19,514 | 1.21 | 1.71 s | 99.9 |",
 	} {
@@ -117,7 +117,7 @@ func TestResultsPage(t *testing.T) {
 		}
 	}
 	if strings.Contains(page, "no interceptor, ") || strings.Contains(page, "calls, as above") {
-		t.Error("RESULTS.md calls better what is not a rival, or no merit")
+		t.Error("RESULTS.md calls better what is not an alternative, or no merit")
 	}
 	if t.Failed() {
 		t.Logf("it is\n%s", page)
@@ -132,7 +132,7 @@ func TestOneRunProvesNothing(t *testing.T) {
 }
 
 func TestShortRunsSaySo(t *testing.T) {
-	if got := tables(read(t, "mode: short\n"+rawRuns(1, wholeRun))); !strings.HasPrefix(got, "Of a short run") {
+	if got := tables(read(t, "mode: short\n"+rawRuns(1, wholeRun))); !strings.HasPrefix(got, "This was a short run") {
 		t.Errorf("the tables begin with %.40q", got)
 	}
 }
@@ -151,23 +151,23 @@ func TestRatiosAreOfTheSameRun(t *testing.T) {
 	}
 }
 
-// TestBetterIsWhatNearlyEveryRunSays has a rival a hundredth faster in so many of ten runs, on
+// TestBetterIsWhatNearlyEveryRunSays has an alternative a hundredth faster in so many of ten runs, on
 // a machine that slows down to a tenth meanwhile.
 func TestBetterIsWhatNearlyEveryRunSays(t *testing.T) {
 	for faster, better := range map[int]string{10: "p = 0.002", 9: "p = 0.021", 8: "", 5: "", 0: ""} {
 		got := tables(read(t, rawRuns(10, func(run int) string {
-			slow, rival := float64(run), 101.0
+			slow, alternative := float64(run), 101.0
 			if run <= faster {
-				rival = 99
+				alternative = 99
 			}
-			return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", rival*slow)) +
+			return result("RetryInterceptor/retries=1/client=middleware", fmt.Sprintf("%.1f ns/op", alternative*slow)) +
 				result("RetryInterceptor/retries=1/client=grpcretry", fmt.Sprintf("%.1f ns/op", 100*slow))
 		})))
-		if better == "" && !strings.Contains(got, "No rival is better") {
-			t.Errorf("a rival is said to be better that is so in %d of 10 runs:\n%s", faster, got)
+		if better == "" && !strings.Contains(got, "No alternative is better") {
+			t.Errorf("an alternative is said to be better that is so in %d of 10 runs:\n%s", faster, got)
 		}
 		if better != "" && !strings.Contains(got, better) {
-			t.Errorf("a rival that is faster in %d of 10 runs: want %q in\n%s", faster, better, got)
+			t.Errorf("an alternative that is faster in %d of 10 runs: want %q in\n%s", faster, better, got)
 		}
 	}
 }
@@ -257,8 +257,8 @@ func TestFormat(t *testing.T) {
 		{31818, "attempts", "31,818"},
 		{1234567, "attempts", "1,234,567"},
 		{0, "allocs/op", "0"},
-		{5.27, "%over", "+5.3 %"},
-		{-0.43, "%over", "−0.4 %"},
+		{5.27, "%over", "+5.3%"},
+		{-0.43, "%over", "−0.4%"},
 	} {
 		if got := format(c.value, c.unit); got != c.want {
 			t.Errorf("format(%v, %q) = %q, want %q", c.value, c.unit, got, c.want)
@@ -274,7 +274,7 @@ func TestRunWritesWhatItIsTold(t *testing.T) {
 	if err := run([]string{"-results", results, "-chart", chart, "-page", page, raw}, &out); err != nil || out.Len() > 0 {
 		t.Fatalf("run = %v, printed %q; want nothing", err, out.String())
 	}
-	for file, want := range map[string]string{results: "# Results", chart: "<svg", page: "| nothing switched on |"} {
+	for file, want := range map[string]string{results: "# Results", chart: "<svg", page: "| no feature |"} {
 		if got, err := os.ReadFile(file); err != nil || !strings.Contains(string(got), want) {
 			t.Errorf("%s has no %q: %v", file, want, err)
 		}

@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// sameStory compares each ratio of a rival to ours with that of an earlier file. An error
+// sameStory compares each ratio of an alternative to ours with that of an earlier file. An error
 // says that some differ by more than a tenth.
 func sameStory(out io.Writer, earlier, now *measurements) error {
 	const tolerated = 0.10
@@ -29,7 +29,7 @@ func sameStory(out io.Writer, earlier, now *measurements) error {
 	}
 	fmt.Fprintf(out, "%d of %d ratios differ by more than %s\n", apart, compared, percent(tolerated))
 	if apart > 0 || compared == 0 {
-		return fmt.Errorf("the two do not tell the same story")
+		return fmt.Errorf("the two files do not agree")
 	}
 	return nil
 }

@@ -44,50 +44,50 @@ type section struct {
 	table func(*measurements) table
 }
 
-// A table, and the cases in which a rival is better than ours.
+// A table, and the cases in which an alternative is better than ours.
 type table struct {
 	rows   [][]string
 	better []string
 
-	compared bool // with rivals
+	compared bool // with alternatives
 }
 
 var sections = []section{
-	{"A unary call that succeeds at once: the interceptor alone",
-		"gRPC is a function that does nothing; with header and trailer, it hands over both, as each of the callers asks for them.",
+	{"A unary call that succeeds on its first attempt: the interceptor alone",
+		"gRPC is replaced by a function that does nothing; with header and trailer, it returns both, because each client asks for them.",
 		cases([]string{"UnaryInterceptor"}, "sec/op", "allocs/op")},
-	{"A unary call that succeeds at once: the whole call",
-		"128 bytes there and back. Over TCP the server is a process of its own, so that allocations are the client's alone; over bufconn they are both sides'.",
+	{"A unary call that succeeds on its first attempt: the whole call",
+		"128 bytes in each direction. Over TCP the server is a process of its own, so the allocations are the client's alone; over bufconn they are those of both sides.",
 		cases([]string{"UnaryRPC"}, "sec/op", "allocs/op")},
-	{"A unary call that succeeds at once: what is added to it",
-		"The same: how much longer turns of a few milliseconds took than those of a connection without interceptor next to them, which is the finer scale. " +
-			"In brackets: the 95 % confidence interval of the runs.",
+	{"A unary call that succeeds on its first attempt: overhead",
+		"The same calls: how much longer a turn of a few milliseconds took than the turns next to it on a connection without an interceptor, which is the more precise comparison. " +
+			"In brackets: the 95% confidence interval of the runs.",
 		overhead},
 	{"Retries without waits: the interceptor alone",
-		"gRPC is a function that fails once, or three times, and then succeeds.",
+		"gRPC is replaced by a function that fails once, or three times, and then succeeds.",
 		cases([]string{"RetryInterceptor"}, "sec/op", "allocs/op")},
 	{"Retries without waits: the whole call",
-		"The server fails once, or three times, with UNAVAILABLE. grpc-go's built-in retries wait a nanosecond, the least they can be told.",
+		"The server fails once, or three times, with UNAVAILABLE. grpc-go's built-in retries wait a nanosecond, the least that a service config allows.",
 		cases([]string{"RetryRPC"}, "sec/op", "allocs/op")},
-	{"Streams, for each message",
-		"Over TCP. A server stream of 1000 messages; a client stream of 100, kept until the answer; ping-pong on a new stream each time, " +
-			"which one message commits, and on one long stream after that. go-grpc-middleware refuses all but server streams; failsafe-go has nothing for streams.",
+	{"Streams, per message",
+		"Over TCP. A server stream of 1000 messages; a client stream of 100, all kept for replay until the response; ping-pong on a new stream each time, " +
+			"which one message commits, and on one long stream after that. go-grpc-middleware rejects all streams but server streams; failsafe-go does not retry streams.",
 		cases([]string{"ServerStream", "ClientStream", "PingPong"}, "sec/msg", "allocs/msg")},
 	{"What each of our features adds",
 		"The interceptor alone, as above.",
 		func(m *measurements) table { return table{rows: featureRows(m)} }},
 	{"Budgets",
-		"One Deposit, as for every call, and one Withdraw, as for every retry, with so many goroutines at it at once: time for each.",
+		"One Deposit, as for every call, and one Withdraw, as for every retry, with the given number of goroutines doing so concurrently: time per operation.",
 		func(m *measurements) table { return table{rows: budgetRows(m)} }},
 	{"Memory: calls that wait in backoff",
-		"100,000 of them, for each. Without an interceptor: a goroutine that waits by itself.",
+		"100,000 calls; memory per call. Without an interceptor: a goroutine that only waits.",
 		clients("WaitingCalls", "heap-B/call", "stack-B/call", "B/call")},
 	{"Memory: open streams that can be retried",
-		"10,000 of them, each with four messages of 4 kB sent. gRPC keeps these too, whatever is installed.",
+		"10,000 streams, each of which has sent four messages of 4 kB; memory per stream. gRPC itself keeps these messages, too, whatever is installed.",
 		clients("OpenStreams", "heap-B/stream", "stack-B/stream", "B/stream")},
 	{"An outage",
-		"For 5 seconds the server fails everything that 64 goroutines send, each of which makes up to 100 calls a second: " +
-			"one that is kept busy with retries makes fewer. So processor time is to be read beside the number of calls.",
+		"For 5 seconds the server fails everything that 64 goroutines send. Each makes up to 100 calls a second: " +
+			"a goroutine that is busy with retries makes fewer. So compare processor time together with the number of calls.",
 		clients("Outage", "calls", "attempts", "attempts/call", "cpu-ms", "allocs/call")},
 }
 
@@ -145,7 +145,7 @@ func (t *table) add(m *measurements, c benchCase, columns []string, time, allocs
 	t.rows = append(t.rows, row)
 }
 
-// cell is "206 ns ± 2 %, 0.53×, 3 allocs".
+// cell is "206 ns ± 2%, 0.53×, 3 allocs".
 func (m *measurements) cell(c benchCase, client, time, allocs string) string {
 	s := m.find(c.benchmark, c.of(client), time)
 	if s == nil {
@@ -167,7 +167,7 @@ func (m *measurements) cell(c benchCase, client, time, allocs string) string {
 	return cell
 }
 
-// compare notes where a rival is better than ours. To do nothing is not to be a rival.
+// compare notes where an alternative is better than ours. To do nothing is not to be an alternative.
 func (t *table) compare(m *measurements, benchmark, key, ourKey, client, words string, units ...string) {
 	if client == ours || client == bare {
 		return
@@ -195,10 +195,10 @@ func sure(p float64) string {
 
 var unitWords = map[string]string{
 	"sec/op": "time", "sec/msg": "time", "allocs/op": "allocations", "allocs/msg": "allocations",
-	"%over": "what is added", "heap-B/call": "heap", "stack-B/call": "stack", "B/call": "heap and stack",
+	"%over": "overhead", "heap-B/call": "heap", "stack-B/call": "stack", "B/call": "heap and stack",
 	"heap-B/stream": "heap", "stack-B/stream": "stack", "B/stream": "heap and stack",
-	"calls": "calls", "attempts": "attempts sent", "attempts/call": "attempts for each call",
-	"cpu-ms": "processor time", "allocs/call": "allocations for each call",
+	"calls": "calls", "attempts": "attempts sent", "attempts/call": "attempts per call",
+	"cpu-ms": "processor time", "allocs/call": "allocations per call",
 }
 
 // words turns net=tcp/info=equal/cores=one into what a reader wants to know.
@@ -290,7 +290,7 @@ func (m *measurements) plainCell(benchmark, key, unit string) string {
 
 // featureWords are in the order of the table.
 var featureWords = [][2]string{
-	{"none", "nothing switched on"},
+	{"none", "no feature"},
 	{"span", "a recording span in the caller's context"},
 	{"callspan", "`WithCallSpan`"},
 	{"metrics", "`WithMeterProvider`"},
@@ -302,7 +302,7 @@ var featureWords = [][2]string{
 }
 
 func featureRows(m *measurements) [][]string {
-	rows := [][]string{{"", "succeeds at once", "adds", "allocs", "with one retry", "adds", "allocs"}}
+	rows := [][]string{{"", "first attempt succeeds", "adds", "allocs", "one retry", "adds", "allocs"}}
 	for _, f := range featureWords {
 		row := []string{f[1]}
 		for _, retries := range []string{"0", "1"} {
@@ -359,7 +359,7 @@ func budgetRows(m *measurements) [][]string {
 func tables(m *measurements) string {
 	var b strings.Builder
 	if m.machine["mode"] == "short" {
-		b.WriteString("Of a short run: 1,000 calls in backoff, 100 open streams and 0.3 s of outage instead of what the tables say.\n\n")
+		b.WriteString("This was a short run: 1,000 calls in backoff, 100 open streams and 0.3 s of outage, instead of the numbers that the texts give.\n\n")
 	}
 	for _, s := range sections {
 		t := s.table(m)
@@ -375,7 +375,7 @@ func tables(m *measurements) string {
 // enoughRuns is the least number of which the test can say that one is better.
 const enoughRuns = 6
 
-// verdict names each case in which a rival is better, and says so if there is none.
+// verdict names each case in which an alternative is better, and says so if there is none.
 func (t *table) verdict(m *measurements) string {
 	var b strings.Builder
 	for _, line := range t.better {
@@ -386,9 +386,9 @@ func (t *table) verdict(m *measurements) string {
 		b.WriteString("\n")
 	case !t.compared:
 	case m.runs < enoughRuns:
-		b.WriteString("Too few runs to say where a rival is better.\n\n")
+		b.WriteString("Too few runs to say whether an alternative is better.\n\n")
 	default:
-		b.WriteString("No rival is better than ours in any case of this table.\n\n")
+		b.WriteString("No alternative is better than ours in any case of this table.\n\n")
 	}
 	return b.String()
 }
@@ -403,11 +403,11 @@ func measured(rows [][]string) bool {
 // resultsPage is RESULTS.md.
 func resultsPage(m *measurements) string {
 	var b strings.Builder
-	b.WriteString("# Results\n\n" + "Written by `make bench` from " + fmt.Sprint(m.runs) + ` runs. [What it means](../docs/performance.md), [what is compared](rivals_test.go).
+	b.WriteString("# Results\n\n" + "Written by `make bench` from " + fmt.Sprint(m.runs) + ` runs. [What it means](../docs/performance.md), [what is compared](alternatives_test.go).
 
-A time is the median of the runs, ± half its 95 % confidence interval; a ratio, the median of the ratios within each run, says
-how many times ours it is: above 1× is slower than ours. "Better than ours" is what was so in so many of the runs that a
-sign test finds it at 5 %.
+A time is the median of the runs, ± half its 95% confidence interval. A ratio is the median of the ratios within each run, and
+compares with ours: above 1× is slower than ours. "Better than ours" lists what was better in so many runs that a sign test finds it
+significant at 5%.
 
 `)
 	b.WriteString(markdownText(m.machineRows()))
@@ -426,7 +426,7 @@ func (m *measurements) machineRows() [][]string {
 		}
 	}
 	if len(m.loads) > 0 {
-		rows = append(rows, []string{"load when a run began", fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads))})
+		rows = append(rows, []string{"load when a run started", fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads))})
 	}
 	return rows
 }

@@ -17,7 +17,7 @@ import (
 // attempts is how many a call may make, the first one included, if a client needs a number.
 const attempts = 4
 
-// A client is one way to call. As in rivals_test.go, each client has the defaults it
+// A client is one way to call. As in alternatives_test.go, each client has the defaults it
 // documents or, if it documents none, its own documented example.
 type client struct {
 	name         string

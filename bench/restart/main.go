@@ -1,6 +1,6 @@
 // Command restart shows what a restart of a server does to the calls of its clients. Real
-// server processes on loopback are killed (SIGKILL) and come back on the same port after
-// 0.1, 1 and 2.5 s: a server that is alone, and one of two replicas that take turns. Six
+// server processes on loopback are killed (SIGKILL) and started again on the same port after
+// 0.1, 1 and 2.5 s: a single server, and one of two replicas that take turns. Six
 // clients call them, each with its defaults: gRPC without retries, gRPC with WaitForReady,
 // grpc-go's built-in retries, go-grpc-middleware, failsafe-go and grpcretry.
 //
@@ -103,10 +103,10 @@ func (p *plan) tables() []table {
 	together := load{calls: p.calls, deadline: p.deadline}
 	steady := load{rate: p.rate, before: p.before, after: p.after, deadline: p.deadline}
 	return []table{
-		{mark: "together single", title: fmt.Sprintf("A single server is away: %d calls started while it is", p.calls), replicas: 1, load: together},
-		{mark: "together replicas", title: fmt.Sprintf("One of two replicas is away: %d calls started while it is", p.calls), replicas: 2, load: together},
-		{mark: "steady single", title: fmt.Sprintf("A single server is away: %d calls a second all the time", p.rate), replicas: 1, load: steady},
-		{mark: "steady replicas", title: fmt.Sprintf("One of two replicas is away: %d calls a second all the time", p.rate), replicas: 2, load: steady},
+		{mark: "together single", title: fmt.Sprintf("A single server is away: %d calls that start meanwhile", p.calls), replicas: 1, load: together},
+		{mark: "together replicas", title: fmt.Sprintf("One of two replicas is away: %d calls that start meanwhile", p.calls), replicas: 2, load: together},
+		{mark: "steady single", title: fmt.Sprintf("A single server is away: steady load of %d calls a second", p.rate), replicas: 1, load: steady},
+		{mark: "steady replicas", title: fmt.Sprintf("One of two replicas is away: steady load of %d calls a second", p.rate), replicas: 2, load: steady},
 	}
 }
 

@@ -31,9 +31,9 @@ type row struct {
 // legend explains the columns.
 const legend = `  p50, max             latency of the calls that succeeded
   attempts             attempts that reached a server, as the servers counted them
-  waited               attempts at the server that is back, by calls that started before the client reconnected
+  waited               attempts that the returned server received from calls that had started before the client reconnected
   over                 time between the first and the last of these
-  in 10 ms             the most of them that arrived within 10 ms
+  in 10 ms             the largest number of these that arrived within 10 ms
 `
 
 var head = []string{"away", "client", "calls", "succeeded", "p50", "max", "attempts", "waited", "over", "in 10 ms"}

@@ -271,6 +271,9 @@ func (*connections) HandleRPC(context.Context, stats.RPCStats) {}
 
 // pause waits for d, which may have passed already, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

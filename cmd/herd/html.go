@@ -77,31 +77,38 @@ var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>{{.Title}}</title>
 <style>
-body { font: 15px/1.5 'Liberation Sans', Arial, Helvetica, sans-serif; color: #222; max-width: 64em; margin: 2em auto; padding: 0 1em }
+:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --box: #f4f4f4 }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #16181b; --line: #3a3d42; --box: #22252a } }
+body { font: 15px/1.5 'Liberation Sans', Arial, Helvetica, sans-serif; color: var(--text); background: var(--page);
+  max-width: 64em; margin: 2em auto; padding: 0 1em; overflow-wrap: anywhere }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
-svg { width: 46em; max-width: 100%; height: auto }
-table { border-collapse: collapse; font-size: 12px; margin: 1em 0; display: block; overflow-x: auto }
-th, td { padding: .2em .55em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+.picture { overflow-x: auto; background: #fff; border-radius: 4px } /* pictures are drawn for white, and no smaller than can be read */
+svg { display: block; width: 46em; max-width: 100%; min-width: 34em; height: auto }
+.table { overflow-x: auto; margin: 1em 0 }
+table { border-collapse: collapse; font-size: 12px }
+th, td { padding: .2em .55em; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
-pre { font-size: 12px; background: #f4f4f4; padding: 1em; overflow-x: auto }
+pre { font-size: 12px; background: var(--box); padding: 1em; overflow-x: auto; overflow-wrap: normal }
 </style>
 </head>
 <body>
 <h1>{{.Title}}</h1>
 {{with .See}}<p>{{.}}</p>{{end}}
 {{if gt .Runs 1}}<p>Numbers are averages over {{.Runs}} seeds; pictures show the first.</p>{{end}}
-{{.Picture}}
+{{template "picture" .Picture}}
 {{range .Tables}}{{template "table" .}}{{end}}
 {{range .Sections}}
 <h2>{{.Name}}{{with .Title}}: {{.}}{{end}}</h2>
-{{.Picture}}
+{{template "picture" .Picture}}
 {{range .Tables}}{{template "table" .}}{{end}}
 <details><summary>The scenario, for <code>herd -scenario</code></summary><pre>{{.Scenario}}</pre></details>
 {{end}}
 </body>
 </html>
-{{define "table"}}{{if .}}<table>
+{{define "picture"}}{{with .}}<div class="picture">{{.}}</div>{{end}}{{end}}
+{{define "table"}}{{if .}}<div class="table"><table>
 {{range $i, $line := .}}<tr>{{range $line}}{{if eq $i 0}}<th>{{.}}</th>{{else}}<td>{{.}}</td>{{end}}{{end}}</tr>
-{{end}}</table>{{end}}{{end}}`))
+{{end}}</table></div>{{end}}{{end}}`))

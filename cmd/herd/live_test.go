@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,6 +256,20 @@ func TestSimulationAgreesOnAverage(t *testing.T) {
 			if apart := apartBy([]liveResult{measured}, simulated); apart > 0.1 {
 				t.Errorf("%s: %.1f %% apart, want 10 %% at most: %v", strategy.Name, 100*apart, liveTable([]liveResult{measured}, simulated))
 			}
+		})
+	}
+}
+
+// All calls of a herd start at the same time in one bubble. With timers of zero duration the race
+// detector crashed within a second.
+func TestSleepsThatAreOverShareABubble(t *testing.T) {
+	for range 50 {
+		synctest.Test(t, func(t *testing.T) {
+			var all sync.WaitGroup
+			for range 1000 {
+				all.Go(func() { sleep(t.Context(), 0) })
+			}
+			all.Wait()
 		})
 	}
 }

@@ -132,7 +132,8 @@ func (o *options) study(stdin io.Reader) (study sim.Study, err error) {
 			return sim.Study{}, err
 		}
 	}
-	return study, nil
+	o.retitle(&study)
+	return withoutRepetitions(study), nil
 }
 
 func studyNames() (names []string) {
@@ -167,58 +168,6 @@ func readStudy(path string, stdin io.Reader) (sim.Study, error) {
 		study.Tail = study.Tail || slices.ContainsFunc(s.Strategies, func(one sim.Strategy) bool { return one.Hedging != nil })
 	}
 	return study, nil
-}
-
-// change makes of a scenario what the flags say, and checks it.
-func (o *options) change(s *sim.Scenario, added []sim.Strategy) error {
-	s.Strategies = append(slices.Clip(s.Strategies), added...)
-	for _, c := range o.changes {
-		if err := c.do(s, c.value); err != nil {
-			return fmt.Errorf("-%s %s: %w", c.name, c.value, err)
-		}
-		s.Title += fmt.Sprintf(" (-%s %s)", c.name, c.value)
-	}
-	if o.only != "" {
-		if err := keepOnly(s, strings.Split(o.only, ",")); err != nil {
-			return err
-		}
-	}
-	return s.Check()
-}
-
-// keepPart keeps the scenarios of these names. What varies between them is no sweep any more.
-func keepPart(study *sim.Study, names []string) error {
-	var kept []sim.Scenario
-	var known []string
-	for _, s := range study.Scenarios {
-		if slices.Contains(names, s.Name) {
-			kept = append(kept, s)
-		}
-		known = append(known, s.Name)
-	}
-	if len(kept) == 0 {
-		return fmt.Errorf("-part %s: there is none of this name, want some of %s", strings.Join(names, ","), strings.Join(known, ", "))
-	}
-	study.Scenarios, study.Vary, study.Values, study.Draw = kept, "", nil, ""
-	return nil
-}
-
-// keepOnly keeps the strategies whose names contain one of the words.
-func keepOnly(s *sim.Scenario, words []string) error {
-	kept := slices.DeleteFunc(slices.Clone(s.Strategies), func(one sim.Strategy) bool {
-		return !slices.ContainsFunc(words, func(word string) bool {
-			return strings.Contains(strings.ToLower(one.Name), strings.ToLower(strings.TrimSpace(word)))
-		})
-	})
-	if len(kept) == 0 {
-		var names []string
-		for _, one := range s.Strategies {
-			names = append(names, fmt.Sprintf("%q", one.Name))
-		}
-		return fmt.Errorf("-strategy %s: scenario %s has none of that name, only %s", strings.Join(words, ","), s.Name, strings.Join(names, ", "))
-	}
-	s.Strategies = kept
-	return nil
 }
 
 // simulate runs every scenario of a study. Of what was interrupted it gives what there is.

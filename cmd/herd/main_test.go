@@ -153,6 +153,96 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 	}
 }
 
+// Flags may make strategies equal, and the scenarios of a sweep. Then there is one of them, under a
+// name that is true.
+func TestFlagsLeaveNoRowTwice(t *testing.T) {
+	for _, tt := range []struct{ args, scenarios, strategies string }{
+		{"-study budget -processes 50 -attempts 3 -budget ratio:0.1,0,10s,reserve=5 -deadline 2s",
+			"budget, budget-queue", "no retries, -attempts 3 -budget ratio:0.1,0,10s,reserve=5"},
+		{"-study budget -processes 50 -attempts 3", "budget, budget-queue",
+			"no retries, no budget, default, Finagle 20% + 10/s, 10% + 0.1/s, A6 throttle"},
+		{"-study budget -part budget-10 -budget default", "budget-10", "no retries, default"},
+		{"-study budget -part budget-10 -budget default -strategy budget,throttle", "budget-10", "-budget default"},
+		{"-study defaults -processes 9 -strategy throttle", "defaults-blip-200ms, defaults-blip-1s, defaults-blip-3s, defaults-replica", "A6 throttle"},
+		{"-study layers -processes 50 -strategy throttle", "layers-10, layers-100, layers-1000, layers-10000, " +
+			"layers-stop-10, layers-stop-100, layers-stop-1000, layers-stop-10000", "A6 throttle"}, // there, it varies in the servers
+		{"-jitter none", "classic", "constant 1ms, exponential, decorrelated"},
+		{"-jitter none -base 1s", "classic", "constant 1ms, -jitter none -base 1s, decorrelated"},
+		{"-study tail -part tail -hedge none", "tail", "without hedging"},
+		{"-study tail -part tail-slow -hedge after:9ms -strategy budget", "tail-slow",
+			"-hedge after:9ms"},
+		{"-also constant:1ms -also constant:1ms", "classic",
+			"constant 1ms, exponential, full jitter, equal jitter, decorrelated, constant:1ms, constant:1ms"},
+	} {
+		out, errs, status := herd(t, append(strings.Fields(tt.args), "-dump")...)
+		if !contains(tt.scenarios, ",") {
+			out = "[" + out + "]"
+		}
+		var got []struct {
+			Name, Title string
+			Strategies  []struct{ Name string }
+		}
+		if err := json.Unmarshal([]byte(out), &got); status != 0 || err != nil {
+			t.Errorf("herd %s: status %d, %s%v", tt.args, status, errs, err)
+			continue
+		}
+		var scenarios, strategies []string
+		for _, s := range got {
+			scenarios = append(scenarios, s.Name)
+			if !contains(s.Title, ", but with -") {
+				t.Errorf("herd %s: the title %q does not name the flags", tt.args, s.Title)
+			}
+		}
+		for _, one := range got[0].Strategies {
+			strategies = append(strategies, one.Name)
+		}
+		if a, b := strings.Join(scenarios, ", "), strings.Join(strategies, ", "); a != tt.scenarios || b != tt.strategies {
+			t.Errorf("herd %s: scenarios %s with strategies %s; want %s with %s", tt.args, a, b, tt.scenarios, tt.strategies)
+		}
+	}
+}
+
+// What flags change is said wherever a title is: on the terminal, in pictures and on the page.
+func TestTitlesNameTheFlags(t *testing.T) {
+	folder := t.TempDir()
+	for _, study := range []string{"classic", "aws", "tail"} {
+		svg, page := filepath.Join(folder, "p.svg"), filepath.Join(folder, "p.html")
+		args := []string{"-study", study, "-clients", "20", "-stop", "0s", "-duration", "300ms", "-charts=false", "-svg", svg, "-html", page}
+		out, errs, status := herd(t, args...)
+		if status != 0 {
+			t.Errorf("herd %v: status %d, %s", args, status, errs)
+			continue
+		}
+		for place, text := range map[string]string{"the terminal": out, "the picture": string(read(t, svg)), "the page": string(read(t, page))} {
+			if !contains(strings.Join(strings.Fields(text), " "), "-clients 20") {
+				t.Errorf("-study %s: %s does not name the flags", study, place)
+			}
+		}
+		if !contains(out, "Without these flags: ") {
+			t.Errorf("-study %s: the explanation is not marked as that of the study without flags:\n%s", study, out)
+		}
+	}
+}
+
+// Seconds without an attempt are no rows of zeros.
+func TestChartsHaveNoRowsOfZeros(t *testing.T) {
+	out, _, _ := herd(t, "-strategy", "exponential", "-duration", "60s")
+	zeros := 0
+	for line := range strings.Lines(out) {
+		if zeros++; !strings.HasSuffix(line, " 0\n") {
+			zeros = 0
+		}
+		if zeros > 1 {
+			t.Fatalf("rows of zeros in\n%s", out)
+		}
+	}
+	for _, want := range []string{"    7 s down nothing until 10 s\n", "   10 s      nothing until 12 s\n", "   33 s      nothing until 42 s\n"} {
+		if !contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
 // A command line or a file that cannot be meant names what is wrong.
 func TestMistakesAreNamed(t *testing.T) {
 	folder := t.TempDir()
@@ -255,7 +345,7 @@ func TestInterruptedShowsWhatThereIs(t *testing.T) {
 	var out, errs bytes.Buffer
 	status := run(ctx, []string{"-clients", "100000", "-strategy", "constant"}, nil, &out, &errs)
 	if status != 1 || !contains(out.String(), "Stopped before the end.") || !contains(out.String(), "constant 1ms (stopped)") || !contains(out.String(), "stopped at ") ||
-		!contains(out.String(), "down for 10 s (-clients 100000)") {
+		!contains(out.String(), "down for 10 s, but with -clients 100000") {
 		t.Errorf("interrupted: status %d, %s\n%s", status, errs.String(), out.String())
 	}
 }
@@ -282,7 +372,7 @@ func TestFilesAreWritten(t *testing.T) {
 		}
 	}
 	page := string(read(t, at("p.html")))
-	for _, want := range []string{"<svg", "<th>strategy</th>", "<td>9,000</td>", `&#34;name&#34;: &#34;classic&#34;`} {
+	for _, want := range []string{"<svg", "<th>strategy</th>", "<td>9,000</td>", "prefers-color-scheme: dark", `&#34;name&#34;: &#34;classic&#34;`} {
 		if !contains(page, want) {
 			t.Errorf("the page says nothing of %q", want)
 		}
@@ -325,6 +415,54 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 			continue
 		}
 		wellFormed(t, string(read(t, file)))
+	}
+}
+
+// Many figures stand in columns, so that the picture can be looked at.
+func TestPicturesAreNotTooTall(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.png")
+	for _, args := range []string{
+		"-study defaults -processes 50 -duration 3s",
+		"-study layers -part layers-10,layers-100,layers-1000,layers-10000,layers-stop-10,layers-stop-100,layers-stop-1000 -duration 2s",
+		"-study tail -duration 2s -network 1ms -queue 1000 -capacity 1000 -deadline 2s -rate 1000 -processes 4 -max-elapsed 1s " +
+			"-attempt-timeout 1500ms -replicas 3 -budget ratio:0.1,0,10s,reserve=5", // in a title of several lines
+	} {
+		if _, errs, status := herd(t, append(strings.Fields(args), "-charts=false", "-png", file)...); status != 0 {
+			t.Errorf("herd %s: status %d, %s", args, status, errs)
+			continue
+		}
+		wantReadable(t, args, read(t, file))
+	}
+}
+
+// wantReadable compares the height of a picture with its width.
+func wantReadable(t *testing.T, name string, picture []byte) {
+	t.Helper()
+	got, err := png.DecodeConfig(bytes.NewReader(picture))
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+	} else if got.Height > 1800 && got.Height > 170*got.Width/100 {
+		t.Errorf("%s: a picture of %d × %d pixels", name, got.Width, got.Height)
+	}
+}
+
+// A sweep that was interrupted is drawn as far as it came.
+func TestPicturesOfInterruptedSweeps(t *testing.T) {
+	for _, name := range []string{"budget", "aws"} {
+		study, _ := sim.FindStudy(name)
+		study.Scenarios = study.Scenarios[:5]
+		for i := range study.Scenarios {
+			study.Scenarios[i].Duration = 500 * time.Millisecond
+		}
+		s, err := (&options{}).simulate(t.Context(), study, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := &s.scenarios[4]
+		last.found = last.found[:2]
+		if err := writeSVG(io.Discard, s); err != nil {
+			t.Errorf("study %s: %v", name, err)
+		}
 	}
 }
 

@@ -30,12 +30,6 @@ type options struct {
 	changes          []change
 }
 
-// A change is a flag that sets something in a scenario.
-type change struct {
-	name, value string
-	do          func(s *sim.Scenario, value string) error
-}
-
 const usage = `Herd simulates many clients that retry against a server that fails, on the engine of grpcretry.
 
     herd [flags]
@@ -194,8 +188,11 @@ var parameters = []parameter{
 			return err
 		}),
 
-	forStrategies("attempts", "at most this `number` of attempts", func(s *sim.Strategy, v string) (err error) {
-		s.Policy.MaxAttempts, err = strconv.Atoi(v)
+	forStrategies("attempts", "at most this `number` of attempts; strategies without retries stay as they are", func(s *sim.Strategy, v string) error {
+		n, err := strconv.Atoi(v)
+		if s.Policy.MaxAttempts != 1 { // those are what the others are compared with
+			s.Policy.MaxAttempts = n
+		}
 		return err
 	}),
 	forStrategies("base", "the first `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.base })),

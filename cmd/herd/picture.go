@@ -66,7 +66,7 @@ func figureOf(s seen) figure {
 	if i := slices.IndexFunc(s.scenarios, func(one seenScenario) bool { return one.Name == s.Draw }); i >= 0 {
 		return scenarioFigure(s.scenarios[i], axesOf(s.scenarios[i]))
 	}
-	if s.Vary != "" {
+	if s.Vary != "" && s.Draw == "" {
 		return sweepFigure(s)
 	}
 	if s.Tail {
@@ -91,39 +91,65 @@ func figureOf(s seen) figure {
 	return stacked(parts)
 }
 
-// stacked is figures one below the other.
+// tallest is how tall a picture with several figures may be, as a multiple of its width.
+const tallest = 1.65
+
+// stacked is figures one below the other, in as few columns as that allows.
 func stacked(parts []figure) figure {
+	var columns [][]figure
 	all := figure{}
-	for _, f := range parts {
-		all.width = max(all.width, f.width)
-		all.height += f.height
+	for n := 1; n == 1 || n <= len(parts) && all.height > tallest*all.width; n++ {
+		columns = inColumns(parts, n)
+		all.width, all.height = sizeOf(columns)
 	}
 	all.draw = func(c draw.Canvas) error {
-		top := all.height
-		for _, f := range parts {
-			part := draw.Canvas{Canvas: c.Canvas, Rectangle: vg.Rectangle{
-				Min: vg.Point{X: 0, Y: top - f.height}, Max: vg.Point{X: all.width, Y: top}}}
-			if err := f.draw(part); err != nil {
-				return err
+		left := vg.Length(0)
+		for _, column := range columns {
+			top := all.height
+			for _, f := range column {
+				part := draw.Canvas{Canvas: c.Canvas, Rectangle: vg.Rectangle{
+					Min: vg.Point{X: left, Y: top - f.height}, Max: vg.Point{X: left + f.width, Y: top}}}
+				if err := f.draw(part); err != nil {
+					return err
+				}
+				top -= f.height
 			}
-			top -= f.height
+			left += column[0].width
 		}
 		return nil
 	}
 	return all
 }
 
+// inColumns fills n columns, one after the other, with about as many figures each.
+func inColumns(parts []figure, n int) [][]figure {
+	return slices.Collect(slices.Chunk(parts, max(1, (len(parts)+n-1)/n)))
+}
+
+// sizeOf is the size of columns side by side. All figures of a study are of the same width.
+func sizeOf(columns [][]figure) (width, height vg.Length) {
+	for _, column := range columns {
+		sum := vg.Length(0)
+		for _, f := range column {
+			sum += f.height
+		}
+		width, height = width+column[0].width, max(height, sum)
+	}
+	return width, height
+}
+
 // scenarioFigure is a panel for each strategy, one below the other.
 func scenarioFigure(s seenScenario, axes axes) figure {
-	height := headHeight + footHeight + vg.Length(len(s.found))*panelHeight
+	title := titleLines(capital(s.Title))
+	head := headHeight + title.more()
+	height := head + footHeight + vg.Length(len(s.found))*panelHeight
 	return figure{columnWidth, height, func(c draw.Canvas) error {
 		var panels [][]*plot.Plot
 		for i, one := range s.found {
 			panels = append(panels, []*plot.Plot{newPanel(one, axes, i == len(s.found)-1)})
 		}
-		head := draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter)
-		heading(head, capital(s.Title), legendOf(axes))
-		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -headHeight)
+		heading(draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), title, legendOf(axes))
+		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -head)
 		tiles := draw.Tiles{Rows: len(panels), Cols: 1, PadY: 0.12 * vg.Centimeter}
 		for i, canvases := range plot.Align(panels, tiles, body) {
 			panels[i][0].Draw(canvases[0])
@@ -351,15 +377,47 @@ func legendOf(a axes) (items []legendItem) {
 	return items
 }
 
-// heading writes the title of a figure and what its colours mean.
-func heading(c draw.Canvas, title string, items []legendItem) {
+// A title is the lines of a figure's title, and their style.
+type title struct {
+	lines []string
+	style text.Style
+}
+
+const titleLine = 0.45 * vg.Centimeter // is the height of a further line
+
+// more is the height of all lines but the first.
+func (t title) more() vg.Length { return vg.Length(len(t.lines)-1) * titleLine }
+
+// titleLines makes a title smaller until it fits into a line; if that is not enough, it has several.
+func titleLines(words string) title {
+	const room = columnWidth - 0.8*vg.Centimeter
 	bold := textStyle(10.5)
 	bold.Font.Weight = xfont.WeightBold
-	for bold.Width(title) > c.Size().X-0.5*vg.Centimeter && bold.Font.Size > 7 {
+	for bold.Width(words) > room && bold.Font.Size > 8 {
 		bold.Font.Size -= 0.25
 	}
-	c.FillText(bold, vg.Point{X: c.Min.X, Y: c.Max.Y - 0.55*vg.Centimeter}, title)
-	x, y := c.Min.X, c.Max.Y-1.05*vg.Centimeter
+	t := title{style: bold}
+	line := ""
+	for _, word := range strings.Fields(words) {
+		switch {
+		case line == "":
+			line = word
+		case bold.Width(line+" "+word) > room:
+			t.lines, line = append(t.lines, line), word
+		default:
+			line += " " + word
+		}
+	}
+	t.lines = append(t.lines, line)
+	return t
+}
+
+// heading writes the title of a figure and what its colours mean.
+func heading(c draw.Canvas, t title, items []legendItem) {
+	for i, line := range t.lines {
+		c.FillText(t.style, vg.Point{X: c.Min.X, Y: c.Max.Y - 0.55*vg.Centimeter - vg.Length(i)*titleLine}, line)
+	}
+	x, y := c.Min.X, c.Max.Y-1.05*vg.Centimeter-t.more()
 	small := textStyle(8)
 	for _, one := range items {
 		const box = 8
@@ -389,7 +447,9 @@ func textStyle(size vg.Length) text.Style {
 // sweepFigure is two curves for each strategy: attempts, and the time until all are done.
 func sweepFigure(s seen) figure {
 	const height = 8 * vg.Centimeter
-	return figure{columnWidth, height + headHeight, func(c draw.Canvas) error {
+	title := titleLines(capital(s.Title))
+	head := headHeight + title.more()
+	return figure{columnWidth, height + head, func(c draw.Canvas) error {
 		attempts := newCurves(s, "attempts of all "+s.Vary, func(m sim.Summary) float64 { return m.Attempts })
 		times := newCurves(s, "seconds until all are done", func(m sim.Summary) float64 { return m.Done.Seconds() })
 		times.Y.Scale = plot.LogScale{}
@@ -402,8 +462,8 @@ func sweepFigure(s seen) figure {
 		for i, one := range s.Scenarios[0].Strategies {
 			items = append(items, legendItem{ink: curveInks[i%len(curveInks)], text: one.Name, line: true})
 		}
-		heading(draw.Crop(c, 0.4*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), capital(s.Title), items)
-		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -headHeight)
+		heading(draw.Crop(c, 0.4*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), title, items)
+		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -head)
 		panels := [][]*plot.Plot{{attempts, times}}
 		for i, canvas := range plot.Align(panels, draw.Tiles{Rows: 1, Cols: 2, PadX: 0.6 * vg.Centimeter}, body)[0] {
 			panels[0][i].Draw(canvas)
@@ -414,7 +474,9 @@ func sweepFigure(s seen) figure {
 
 // tailFigure is a curve for each strategy: the share of the calls that take longer.
 func tailFigure(s seenScenario) figure {
-	const height, head, row = 7.5 * vg.Centimeter, 0.85 * vg.Centimeter, 0.36 * vg.Centimeter
+	const height, row = 7.5 * vg.Centimeter, 0.36 * vg.Centimeter
+	title := titleLines(capital(s.Title))
+	head := 0.85*vg.Centimeter + title.more()
 	above := head + vg.Length(len(s.found))*row + 0.1*vg.Centimeter
 	return figure{columnWidth, height + above, func(c draw.Canvas) error {
 		p := plot.New()
@@ -444,7 +506,7 @@ func tailFigure(s seenScenario) figure {
 		}
 		p.X.Min, p.X.Max = shortest/1.1, longest*1.5
 		p.Y.Min, p.Y.Max = 1e-4, 1
-		heading(draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), capital(s.Title), nil)
+		heading(draw.Crop(c, 0.3*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), title, nil)
 		p.Draw(draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -above))
 		return nil
 	}}
@@ -500,7 +562,9 @@ func newCurves(s seen, title string, value func(sim.Summary) float64) *plot.Plot
 	for i := range s.Scenarios[0].Strategies {
 		var points plotter.XYs
 		for k, one := range s.scenarios {
-			points = append(points, plotter.XY{X: s.Values[k], Y: value(one.found[i].Mean)})
+			if len(one.found) == len(one.Strategies) { // it was not interrupted
+				points = append(points, plotter.XY{X: s.Values[k], Y: value(one.found[i].Mean)})
+			}
 		}
 		p.Add(&plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: curveInks[i%len(curveInks)], Width: 1.4}})
 	}

@@ -28,7 +28,7 @@ func (r *report) printf(format string, args ...any) {
 
 func (r *report) study(s seen) {
 	if s.Title != "" {
-		r.printf("%s: %s.\n", s.Name, s.Title)
+		r.printf("%s\n", fill(s.Name+": "+s.Title+".", 100))
 	}
 	if s.See != "" {
 		r.printf("\n%s\n", fill(s.See, 100))
@@ -48,7 +48,7 @@ func (r *report) scenario(s seenScenario, runs int) {
 	if r.charts {
 		r.drawCharts(s)
 	}
-	r.printf("%s: %s\n", s.Name, s.Title)
+	r.printf("%s\n", fill(s.Name+": "+s.Title, 100))
 	if runs > 1 {
 		r.printf("Averages over %d seeds.\n", runs)
 	}
@@ -74,10 +74,29 @@ func (r *report) drawCharts(s seenScenario) {
 			per = rows[i][1].at
 		}
 		r.printf("%s, %s: attempts at %s per %s\n", s.Name, c.Strategy, nameOf(c.Result.Servers[len(s.Servers)-1]), shortTime(per))
-		for _, one := range rows[i] {
-			r.printf("%s\n", one.draw(scale))
-		}
+		r.chart(rows[i], scale)
 		r.summary(c)
+	}
+}
+
+// chart prints rows, but a single line for several in a row without attempts.
+func (r *report) chart(rows []row, scale float64) {
+	for i := 0; i < len(rows); {
+		quiet := i
+		for quiet < len(rows) && rows[quiet].offered == 0 && rows[quiet].mark() == rows[i].mark() {
+			quiet++
+		}
+		switch {
+		case quiet-i < 2:
+			r.printf("%s\n", rows[i].draw(scale))
+			i++
+		case quiet == len(rows):
+			r.printf("%s nothing until the end\n", rows[i].label())
+			i = quiet
+		default:
+			r.printf("%s nothing until %s\n", rows[i].label(), shortTime(rows[quiet].at))
+			i = quiet
+		}
 	}
 }
 
@@ -149,14 +168,20 @@ func (one row) draw(scale float64) string {
 	if offered > chartWidth+0.5 {
 		bar[chartWidth] = '»'
 	}
-	mark := ""
+	return fmt.Sprintf("%s %s %s", one.label(), string(bar), grouped(one.offered))
+}
+
+func (one row) label() string { return fmt.Sprintf("%7s %4s", shortTime(one.at), one.mark()) }
+
+// mark says whether the server is down, or what it can still do.
+func (one row) mark() string {
 	switch {
 	case one.up == 0:
-		mark = "down"
+		return "down"
 	case one.up < 0.99:
-		mark = fmt.Sprintf("%.0f%%", 100*one.up)
+		return fmt.Sprintf("%.0f%%", 100*one.up)
 	}
-	return strings.TrimRight(fmt.Sprintf("%7s %4s %s %s", shortTime(one.at), mark, string(bar), grouped(one.offered)), " ")
+	return ""
 }
 
 func (r *report) summary(c sim.Comparison) {

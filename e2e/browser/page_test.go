@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -141,8 +142,8 @@ func TestPageSaysWhatHappened(t *testing.T) {
 		}
 	}
 	b.wantTexts(".answer .short", "Yes", "UNAVAILABLE", "78 %", "Attempts")
-	b.wantTexts(".answer .line", "14 retries in 68 attempts, 21 %", "21 failed attempts", "7 of 9 retried calls rescued", "7 of 54 calls failed")
-	b.wantTexts(".target h2", strings.TrimPrefix(cc.Target(), "/"))
+	b.wantTexts(".answer .line", "14 retries in 68 attempts, 21 %", "21 failed attempts", "7 of 14 retries succeeded", "7 of 54 calls failed")
+	b.wantTexts(".target h2", strings.TrimPrefix(cc.CanonicalTarget(), "/"))
 	if n := len(b.texts(".call")); n != 9 {
 		t.Errorf("the page has %d timelines, want 9, one for each call that retried", n)
 	}
@@ -153,17 +154,17 @@ func TestPageSaysWhatHappened(t *testing.T) {
 	attempts := eval[[][]string](b, `[...document.querySelectorAll("details[open] .attempts tbody tr")].map(tr =>
 		[...tr.cells].map(td => td.innerText.trim()))`)
 	if len(attempts) != 3 || !strings.HasPrefix(attempts[0][3], `UNAVAILABLE <script>alert('a peer')</script> <b>is down</b>`) ||
-		attempts[0][4] != cc.Target() || attempts[1][5] != "retry after 5 ms (backoff)" || attempts[2][3] != "OK" || attempts[2][5] != "success" {
+		attempts[0][4] != cc.CanonicalTarget() || attempts[1][5] != "retry after 5 ms (backoff)" || attempts[2][3] != "OK" || attempts[2][5] != "success" {
 		t.Errorf("the attempts of GetCart are %q, want two UNAVAILABLE and one OK", attempts)
 	}
 	// Links lead to the method, and to the same since the start.
 	b.run(chromedp.Click(`//th/a[contains(., "GetPrice")]`, chromedp.BySearch))
 	b.run(chromedp.WaitVisible(".filter", chromedp.ByQuery))
 	b.wantTexts(".methods tbody th a", strings.TrimPrefix(getPrice, "/"))
-	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retried calls rescued", "no call failed")
+	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retries succeeded", "no call failed")
 	b.run(chromedp.Click(`//a[text()="since start"]`, chromedp.BySearch),
 		chromedp.WaitVisible(`//a[text()="since start" and @aria-current]`, chromedp.BySearch))
-	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retried calls rescued", "no call failed")
+	b.wantTexts(".answer .line", "4 retries in 8 attempts, 50 %", "4 failed attempts", "4 of 4 retries succeeded", "no call failed")
 	if _, complaints := b.heard(); len(complaints) > 0 {
 		t.Errorf("while clicking the browser complains:\n%s", strings.Join(complaints, "\n"))
 	}
@@ -361,18 +362,29 @@ func debugPolicy() string {
 	return w.Header().Get("Content-Security-Policy")
 }
 
+// The picture for the documentation shows one of the shop's three backends and its last call,
+// so that it can be read where it is shown.
+const (
+	pictureWidth   = 1200
+	tallestPicture = 1250
+)
+
 // TestScreenshot makes the picture for the documentation, and writes it with -screenshot.
 func TestScreenshot(t *testing.T) {
-	server := httptest.NewServer(recordPage(t, ""))
+	query := url.Values{"target": {cart}}.Encode()
+	server := httptest.NewServer(recordPage(t, query))
 	defer server.Close()
 	b := newTab(t)
-	b.open(server.URL, 1280, "light")
+	b.open(server.URL+"/?"+query, pictureWidth, "light")
 	b.run(chromedp.Evaluate(`document.querySelector(".call details").open = true`, nil))
-	bottom := eval[float64](b, `document.querySelectorAll(".call")[7].getBoundingClientRect().bottom + 12`)
+	bottom := eval[float64](b, `document.querySelector(".call").getBoundingClientRect().bottom + 4`)
+	if bottom > tallestPicture {
+		t.Errorf("the picture is %.0f pixels tall, want at most %d", bottom, tallestPicture)
+	}
 	var picture []byte
 	b.run(chromedp.ActionFunc(func(ctx context.Context) (err error) {
 		picture, err = page.CaptureScreenshot().WithCaptureBeyondViewport(true).
-			WithClip(&page.Viewport{Width: 1280, Height: bottom, Scale: 1}).Do(ctx)
+			WithClip(&page.Viewport{Width: pictureWidth, Height: bottom, Scale: 1}).Do(ctx)
 		return err
 	}))
 	small, err := paletted(picture)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/attemptspan"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A Trace is one of the "data" of an answer of /api/traces.
@@ -196,7 +197,7 @@ func (p *picture) events() []Log {
 	var events []Log
 	for _, s := range p.trace.Spans {
 		for _, l := range s.Logs {
-			if Value(l.Fields, "event") == grpcretry.SpanEventAttempt {
+			if Value(l.Fields, "event") == telemetry.SpanEventAttempt {
 				events = append(events, l)
 			}
 		}
@@ -237,10 +238,10 @@ func (p *picture) row(y int, r row) {
 		p.text(begin, middle-12, grey, `font-size="12"`, fmt.Sprintf("waits %d ms, %s", wait.Milliseconds(), source(Value(r.Tags, attemptspan.AttrWaitSource))))
 	}
 	p.printf(`<rect x="%.1f" y="%d" width="%.1f" height="%d" rx="3" fill="%s"/>`, from, middle-bar/2, max(to-from, 3), bar, color(r.Span))
-	code := Value(r.Tags, grpcretry.AttrStatusCode)
+	code := Value(r.Tags, telemetry.AttrStatusCode)
 	p.text(max(to, from+3)+12, middle+5, color(r.Span), `font-weight="bold"`, code)
 	for _, l := range r.Logs {
-		if Value(l.Fields, "event") == grpcretry.SpanEventAttempt {
+		if Value(l.Fields, "event") == telemetry.SpanEventAttempt {
 			x := p.x(l.Time())
 			p.printf(`<path d="M%.1f %d l6 6 l-6 6 l-6 -6 z" fill="#ffffff" stroke="%s" stroke-width="1.5"/>`, x, middle-6, black)
 		}
@@ -251,10 +252,10 @@ func (p *picture) row(y int, r row) {
 func names(s Span) (label, kind string) {
 	method := s.OperationName[strings.LastIndex(s.OperationName, ".")+1:]
 	switch {
-	case Value(s.Tags, grpcretry.AttrAttemptNumber) != "":
-		return "attempt " + Value(s.Tags, grpcretry.AttrAttemptNumber), method
-	case Value(s.Tags, grpcretry.AttrAttemptCount) != "":
-		return method, "the call, " + Value(s.Tags, grpcretry.AttrAttemptCount) + " attempts"
+	case Value(s.Tags, telemetry.AttrAttemptNumber) != "":
+		return "attempt " + Value(s.Tags, telemetry.AttrAttemptNumber), method
+	case Value(s.Tags, telemetry.AttrAttemptCount) != "":
+		return method, "the call, " + Value(s.Tags, telemetry.AttrAttemptCount) + " attempts"
 	default:
 		return s.OperationName, "the caller"
 	}
@@ -282,8 +283,8 @@ func source(s string) string {
 }
 
 func color(s Span) string {
-	switch code := Value(s.Tags, grpcretry.AttrStatusCode); {
-	case Value(s.Tags, grpcretry.AttrAttemptNumber) == "":
+	switch code := Value(s.Tags, telemetry.AttrStatusCode); {
+	case Value(s.Tags, telemetry.AttrAttemptNumber) == "":
 		return blue
 	case code == "OK":
 		return green
@@ -297,25 +298,25 @@ func (p *picture) table(y int, events []Log) {
 	if len(events) == 0 {
 		return
 	}
-	p.text(margin, y, black, `font-size="15" font-weight="bold"`, "Events "+grpcretry.SpanEventAttempt)
+	p.text(margin, y, black, `font-size="15" font-weight="bold"`, "Events "+telemetry.SpanEventAttempt)
 	columns := []struct {
 		x    float64
 		head string
 		cell func(Log) string
 	}{
 		{margin, "at", func(l Log) string { return fmt.Sprintf("%.1f ms", l.Time().Sub(p.start).Seconds()*1000) }},
-		{120, "attempt", func(l Log) string { return Value(l.Fields, grpcretry.AttrAttemptNumber) }},
-		{200, "status code", func(l Log) string { return Value(l.Fields, grpcretry.AttrStatusCode) }},
+		{120, "attempt", func(l Log) string { return Value(l.Fields, telemetry.AttrAttemptNumber) }},
+		{200, "status code", func(l Log) string { return Value(l.Fields, telemetry.AttrStatusCode) }},
 		{390, "decision", func(l Log) string {
-			return strings.TrimSpace(Value(l.Fields, grpcretry.AttrDecision) + " " + Value(l.Fields, grpcretry.AttrReason))
+			return strings.TrimSpace(Value(l.Fields, telemetry.AttrDecision) + " " + Value(l.Fields, telemetry.AttrReason))
 		}},
 		{540, "wait that follows", func(l Log) string {
-			if ms := Value(l.Fields, grpcretry.AttrWait); ms != "" {
-				return ms + " ms, " + source(Value(l.Fields, grpcretry.AttrWaitSource))
+			if ms := Value(l.Fields, telemetry.AttrWait); ms != "" {
+				return ms + " ms, " + source(Value(l.Fields, telemetry.AttrWaitSource))
 			}
 			return "–"
 		}},
-		{780, "retries left in budget", func(l Log) string { return cmp.Or(Value(l.Fields, grpcretry.AttrBudgetBalance), "–") }},
+		{780, "retries left in budget", func(l Log) string { return cmp.Or(Value(l.Fields, telemetry.AttrBudgetBalance), "–") }},
 	}
 	for _, c := range columns {
 		p.text(c.x, y+26, grey, `font-size="12"`, c.head)

@@ -5,10 +5,10 @@
 //
 //	go run .
 //
-// It needs no network, no flags and a few seconds. With -http :8080 it also serves the debug
-// page there, until Ctrl-C. Its exit status is 1 if what it shows
-// is not what it should show, for example if the server saw another number of attempts
-// than the client sent; that makes it a test, too.
+// It needs no network, no flags and a few seconds. With -http localhost:8080 it also serves
+// the debug page there, until Ctrl-C. Its exit status is 1 if what it shows is not what it
+// should show, for example if the server saw another number of attempts than the client
+// sent; that makes it a test, too.
 //
 // With OTEL_EXPORTER_OTLP_ENDPOINT set, say to http://localhost:4317 where a Jaeger
 // listens, it also sends its traces there: one trace for each scene.
@@ -50,14 +50,14 @@ func main() {
 func parse(args []string, stderr io.Writer) (address string, err error) {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.StringVar(&address, "http", "", "serve the debug page at this `address`, say :8080, until Ctrl-C")
+	flags.StringVar(&address, "http", "", "serve the debug page at this `address`, say localhost:8080, until Ctrl-C")
 	if err := flags.Parse(args); err != nil {
 		return "", err
 	}
 	if flags.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	} else if _, _, bad := net.SplitHostPort(address); address != "" && bad != nil {
-		err = fmt.Errorf("-http %q: want a host and a port, such as :8080", address)
+		err = fmt.Errorf("-http %q: want a host and a port, such as localhost:8080", address)
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "demo:", err)

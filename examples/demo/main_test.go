@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
+	names "github.com/grpcretry/grpcretry/telemetry"
 )
 
 // playVirtually plays the demo in virtual time, and returns what it prints.
@@ -299,7 +300,7 @@ func decisions(call *tracepb.Span) string {
 	var all []string
 	for _, e := range call.GetEvents() {
 		for _, a := range e.GetAttributes() {
-			if e.GetName() == grpcretry.SpanEventAttempt && a.GetKey() == grpcretry.AttrDecision {
+			if e.GetName() == names.SpanEventAttempt && a.GetKey() == names.AttrDecision {
 				all = append(all, a.GetValue().GetStringValue())
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/grpcretry/grpcretry"
@@ -24,11 +25,14 @@ type site struct {
 	err      error
 }
 
-// openSite listens on an address as net/http understands it, say :8080; if that is empty,
-// nowhere.
+// openSite listens on an address of host and port. Without an address it listens nowhere, and
+// without a host on this machine only: -http 0.0.0.0:8080 opens the page to others.
 func openSite(address string) (*site, error) {
 	if address == "" {
 		return &site{}, nil
+	}
+	if strings.HasPrefix(address, ":") {
+		address = "localhost" + address
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -67,7 +71,7 @@ func (s *site) url() string {
 func (s *site) stay(ctx context.Context, out io.Writer) error {
 	if s.page == nil {
 		fmt.Fprintln(out, "\n  To see it as a page in a browser:")
-		fmt.Fprintln(out, "    go run . -http :8080")
+		fmt.Fprintln(out, "    go run . -http localhost:8080")
 		return nil
 	}
 	fmt.Fprintf(out, "\n  All of it is on the debug page, until you press Ctrl-C:\n    %s\n", s.url())

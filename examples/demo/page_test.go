@@ -24,7 +24,7 @@ func TestParse(t *testing.T) {
 		{nil, "", ""},
 		{[]string{"-http", ":8080"}, ":8080", ""},
 		{[]string{"-http=127.0.0.1:0"}, "127.0.0.1:0", ""},
-		{[]string{"-http", "8080"}, "", `-http "8080": want a host and a port, such as :8080`},
+		{[]string{"-http", "8080"}, "", `-http "8080": want a host and a port, such as localhost:8080`},
 		{[]string{"-http", "http://localhost:8080"}, "", "want a host and a port"},
 		{[]string{"-http"}, "", "flag needs an argument: -http"},
 		{[]string{"-port", "8080"}, "", "flag provided but not defined: -port"},
@@ -114,8 +114,20 @@ func TestRunWithAnAddressThatIsTaken(t *testing.T) {
 	}
 }
 
+// The page shows what a program does, so an address without a host is not open to everybody.
+func TestWithoutHostThePageIsLocal(t *testing.T) {
+	s, err := openSite(":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	if address := s.listener.Addr().(*net.TCPAddr); !address.IP.IsLoopback() {
+		t.Errorf("with -http :0, the page listens on %v, want a loopback address", address)
+	}
+}
+
 func TestURLOfThePage(t *testing.T) {
-	for address, want := range map[string]string{":0": "http://localhost:", "127.0.0.1:0": "http://127.0.0.1:"} {
+	for address, want := range map[string]string{"0.0.0.0:0": "http://localhost:", "127.0.0.1:0": "http://127.0.0.1:"} {
 		s, err := openSite(address)
 		if err != nil {
 			t.Fatal(err)
@@ -129,7 +141,7 @@ func TestURLOfThePage(t *testing.T) {
 
 func TestWithoutPageSaysHow(t *testing.T) {
 	var out bytes.Buffer
-	if err := (&site{}).stay(t.Context(), &out); err != nil || !strings.Contains(out.String(), "go run . -http :8080") {
+	if err := (&site{}).stay(t.Context(), &out); err != nil || !strings.Contains(out.String(), "-http localhost:8080") {
 		t.Errorf("stay = %v and printed %q, want nil and how to see the page", err, out.String())
 	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -21,7 +22,7 @@ func TestQueueGivesEventsInOrder(t *testing.T) {
 					e.at = now // at once
 				}
 				q.put(e)
-				at, _ := slices.BinarySearchFunc(want, e.at+1, func(w event, at int64) int { return int(w.at - at) })
+				at, _ := slices.BinarySearchFunc(want, e.at+1, func(w event, at int64) int { return cmp.Compare(w.at, at) })
 				want = slices.Insert(want, at, e)
 				continue
 			}

@@ -18,8 +18,8 @@ import (
 
 var settings = map[string]setting{"as used": asUsed, "at once": atOnce}
 
-// TestRivalsMakeTheSameAttempts counts them at the server.
-func TestRivalsMakeTheSameAttempts(t *testing.T) {
+// TestAlternativesMakeTheSameAttempts counts them at the server.
+func TestAlternativesMakeTheSameAttempts(t *testing.T) {
 	for _, r := range slices.Concat(all, careful) {
 		for name, s := range settings {
 			for code, want := range map[codes.Code]int64{
@@ -49,9 +49,9 @@ func TestRivalsMakeTheSameAttempts(t *testing.T) {
 	}
 }
 
-// TestRivalsAreRescued is about clients in use: our default budget is earned by answered calls,
+// TestAlternativesAreRescued is about clients in use: our default budget is earned by answered calls,
 // and a new client has no more than the retries of one call in hand.
-func TestRivalsAreRescued(t *testing.T) {
+func TestAlternativesAreRescued(t *testing.T) {
 	const answered = 50 // earn 10 retries, of which each call below spends 2 and borrows 1
 	for _, r := range which(withRetries) {
 		for name, s := range settings {
@@ -79,8 +79,8 @@ func TestRivalsAreRescued(t *testing.T) {
 	}
 }
 
-// TestRivalsWait holds them to the waits that the settings stand for.
-func TestRivalsWait(t *testing.T) {
+// TestAlternativesWait holds them to the waits that the settings stand for.
+func TestAlternativesWait(t *testing.T) {
 	for _, r := range which(withRetries) {
 		for _, s := range []struct {
 			name          string
@@ -124,8 +124,8 @@ func TestEqualInformation(t *testing.T) {
 	}
 }
 
-// TestStreamsOfRivals holds the registry to what it says of streams.
-func TestStreamsOfRivals(t *testing.T) {
+// TestStreamsOfAlternatives holds the registry to what it says of streams.
+func TestStreamsOfAlternatives(t *testing.T) {
 	for _, r := range all {
 		t.Run(r.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -21,26 +21,26 @@ import (
 //
 // The rule is "as people use it": what each documents as its default, and where that
 // says nothing its own documented example, plus what makes the numbers comparable:
-// 4 attempts, on UNAVAILABLE and RESOURCE_EXHAUSTED. rivals_retry_test.go holds every one
+// 4 attempts, on UNAVAILABLE and RESOURCE_EXHAUSTED. alternatives_retry_test.go holds every one
 // of them to it.
 
 const attempts = 4 // of a call, the first included
 
 var retried = []codes.Code{codes.Unavailable, codes.ResourceExhausted}
 
-// A setting is what a table needs of all rivals alike.
+// A setting is what a table needs of all alternatives alike.
 type setting int
 
 const (
 	asUsed    setting = iota // see above
-	atOnce                   // retries wait as little as the rival can be told to, and nothing refuses them
+	atOnce                   // retries wait as little as the alternative can be told to, and nothing refuses them
 	inBackoff                // the wait before a retry is an hour
 )
 
 const anHour = time.Hour
 
-// A rival is one way to retry.
-type rival struct {
+// An alternative is one way to retry.
+type alternative struct {
 	name string // as in the names of benchmarks
 
 	// unary makes its interceptor; nil if it has none.
@@ -54,11 +54,11 @@ type rival struct {
 }
 
 // bare is no retry at all: what is measured with it is gRPC's own.
-var bare = rival{name: "bare", serverStreams: true, clientStreams: true}
+var bare = alternative{name: "bare", serverStreams: true, clientStreams: true}
 
 // builtin is grpc-go's, by service config. It has no defaults: the waits are those of the
 // example in gRFC A6 and in gRPC's guide. The least wait it can be told is a nanosecond.
-var builtin = rival{
+var builtin = alternative{
 	name:    "builtin",
 	retries: true, serverStreams: true, clientStreams: true,
 	dial: func(s setting) []grpc.DialOption { return serviceConfig(s, "") },
@@ -89,7 +89,7 @@ func serviceConfig(s setting, more string) []grpc.DialOption {
 // middleware is go-grpc-middleware's interceptors/retry. By default it retries nothing
 // until told a number, which counts attempts; its default codes are ours, its wait is
 // 50 ms ± 10 %. It refuses client and bidirectional streams.
-var middleware = rival{
+var middleware = alternative{
 	name:    "middleware",
 	retries: true, serverStreams: true,
 	unary: func(s setting) grpc.UnaryClientInterceptor {
@@ -118,7 +118,7 @@ func middlewareOptions(s setting) []retry.CallOption {
 // between them, on our codes and on DEADLINE_EXCEEDED, which no server here sends. Its
 // type parameter is any, as one ClientConn has methods of several types. It has nothing
 // for streams.
-var failsafe = rival{
+var failsafe = alternative{
 	name:    "failsafe",
 	retries: true,
 	unary: func(s setting) grpc.UnaryClientInterceptor {
@@ -134,7 +134,7 @@ var failsafe = rival{
 // would refuse most of that, as it is there to do: atOnce has one of the same kind that is
 // large enough, so that its work is measured all the same. Nor does it wait for a connection:
 // where the interceptor is measured alone, there is none, and a failure looks unsent.
-var ours = rival{
+var ours = alternative{
 	name:    "grpcretry",
 	retries: true, serverStreams: true, clientStreams: true,
 	unary: func(s setting) grpc.UnaryClientInterceptor {
@@ -166,11 +166,11 @@ func largeBudget() grpcretry.Budget {
 	})
 }
 
-// The careful are the rivals with what they document against making an outage worse. They
+// The careful are the alternatives with what they document against making an outage worse. They
 // only compete where there is one.
 
 // builtinThrottled has the retryThrottling of the example in gRFC A6.
-var builtinThrottled = rival{
+var builtinThrottled = alternative{
 	name:    "builtin+throttling",
 	retries: true,
 	dial: func(s setting) []grpc.DialOption {
@@ -180,7 +180,7 @@ var builtinThrottled = rival{
 
 // failsafeBudgeted has our waits, with jitter, and failsafe-go's own budget with its
 // defaults: a fifth of the calls under way, and at least 3.
-var failsafeBudgeted = rival{
+var failsafeBudgeted = alternative{
 	name:    "failsafe+budget",
 	retries: true,
 	unary: func(setting) grpc.UnaryClientInterceptor {
@@ -195,8 +195,8 @@ var failsafeBudgeted = rival{
 
 var _ retrypolicy.RetryPolicy[any] // failsafegrpc's builder is one of retrypolicy
 
-// dialOptions are what a ClientConn of the rival needs.
-func (r *rival) dialOptions(s setting) []grpc.DialOption {
+// dialOptions are what a ClientConn of the alternative needs.
+func (r *alternative) dialOptions(s setting) []grpc.DialOption {
 	switch {
 	case r.dial != nil:
 		return r.dial(s)
@@ -208,35 +208,35 @@ func (r *rival) dialOptions(s setting) []grpc.DialOption {
 }
 
 var (
-	all     = []rival{bare, builtin, middleware, failsafe, ours}
-	careful = []rival{builtinThrottled, failsafeBudgeted}
+	all     = []alternative{bare, builtin, middleware, failsafe, ours}
+	careful = []alternative{builtinThrottled, failsafeBudgeted}
 )
 
-// which are the rivals for which f holds.
-func which(f func(*rival) bool) []rival {
-	return slices.DeleteFunc(slices.Clone(all), func(r rival) bool { return !f(&r) })
+// which are the alternatives for which f holds.
+func which(f func(*alternative) bool) []alternative {
+	return slices.DeleteFunc(slices.Clone(all), func(r alternative) bool { return !f(&r) })
 }
 
-func withRetries(r *rival) bool       { return r.retries }
-func withServerStreams(r *rival) bool { return r.serverStreams }
-func withClientStreams(r *rival) bool { return r.clientStreams }
+func withRetries(r *alternative) bool       { return r.retries }
+func withServerStreams(r *alternative) bool { return r.serverStreams }
+func withClientStreams(r *alternative) bool { return r.clientStreams }
 
-// interceptors are the rivals that are one, and bare to compare them with.
-func interceptors(r *rival) bool { return r.unary != nil || r.name == bare.name }
+// interceptors are the alternatives that are one, and bare to compare them with.
+func interceptors(r *alternative) bool { return r.unary != nil || r.name == bare.name }
 
-// eachRival measures the rivals in turns. ready makes a rival's client, and returns what
+// eachAlternative measures the alternatives in turns. ready makes an alternative's client, and returns what
 // is measured of it.
-func eachRival(b *testing.B, rivals []rival, report func(*testing.B, *turns), ready func(*rival) (do func(times int))) {
-	contenders := make([]contender, len(rivals))
-	for _, i := range rand.Perm(len(rivals)) {
-		contenders[i] = contender{"client=" + rivals[i].name, ready(&rivals[i])}
+func eachAlternative(b *testing.B, alternatives []alternative, report func(*testing.B, *turns), ready func(*alternative) (do func(times int))) {
+	contenders := make([]contender, len(alternatives))
+	for _, i := range rand.Perm(len(alternatives)) {
+		contenders[i] = contender{"client=" + alternatives[i].name, ready(&alternatives[i])}
 	}
 	inTurns(b, contenders, report)
 }
 
-// oneByOne measures the rivals one after the other, where f is no matter of time.
-func oneByOne(b *testing.B, rivals []rival, f func(*testing.B, *rival)) {
-	for _, i := range rand.Perm(len(rivals)) {
-		b.Run("client="+rivals[i].name, func(b *testing.B) { f(b, &rivals[i]) })
+// oneByOne measures the alternatives one after the other, where f is no matter of time.
+func oneByOne(b *testing.B, alternatives []alternative, f func(*testing.B, *alternative)) {
+	for _, i := range rand.Perm(len(alternatives)) {
+		b.Run("client="+alternatives[i].name, func(b *testing.B) { f(b, &alternatives[i]) })
 	}
 }

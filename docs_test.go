@@ -1,0 +1,492 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"go/ast"
+	"go/doc"
+	"go/doc/comment"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc/codes"
+)
+
+// observingPage has a table for each kind of telemetry. The tests below compare the tables
+// with the names in the source and with what calls record.
+const observingPage = "docs/observing.md"
+
+// The heads of the tables' first columns.
+const (
+	attemptEventTable = "attribute of `grpcretry.attempt`"
+	stopEventTable    = "attribute of `grpcretry.stop`"
+	callSpanTable     = "attribute of the call span"
+	reasonTable       = "reason"
+	metricTable       = "metric"
+	metricAttrTable   = "attribute of metrics"
+	a96Table          = "A96 metric"
+)
+
+// A pageTable is a table of a page, its rows by the code in their first cell.
+type pageTable struct {
+	head []string
+	rows map[string][]string
+}
+
+// cell returns a row's cell below the given head, without back quotes.
+func (p pageTable) cell(row, head string) string {
+	i := slices.Index(p.head, head)
+	if i < 0 || p.rows[row] == nil {
+		return ""
+	}
+	return strings.ReplaceAll(p.rows[row][i], "`", "")
+}
+
+func (p pageTable) names() []string { return slices.Sorted(maps.Keys(p.rows)) }
+
+// readTable finds the table whose first column has the given head.
+func readTable(t *testing.T, page, firstHead string) pageTable {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found pageTable
+	for line := range strings.Lines(string(text)) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			if found.rows != nil {
+				return found
+			}
+		case cells[0] == firstHead:
+			found = pageTable{cells, map[string][]string{}}
+		case found.rows != nil && !strings.HasPrefix(line, "|--"):
+			found.rows[strings.Trim(cells[0], "`")] = cells
+		}
+	}
+	if found.rows == nil {
+		t.Fatalf("%s has no table that begins with | %s |", page, firstHead)
+	}
+	return found
+}
+
+// stringConstants returns the exported string constants of package telemetry with one of the given
+// prefixes, by name.
+func stringConstants(t *testing.T, prefixes ...string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	_, files := sources(t, "telemetry")
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			spec, ok := n.(*ast.ValueSpec)
+			if !ok {
+				return true
+			}
+			for i, name := range spec.Names {
+				if i >= len(spec.Values) || !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name.Name, p) }) {
+					continue
+				}
+				if literal, ok := spec.Values[i].(*ast.BasicLit); ok && literal.Kind == token.STRING {
+					value, err := strconv.Unquote(literal.Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					found[name.Name] = value
+				}
+			}
+			return true
+		})
+	}
+	return found
+}
+
+// sources parses the package in a folder, without its tests.
+func sources(t *testing.T, folder string) (*token.FileSet, []*ast.File) {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fileSet := token.NewFileSet()
+	var files []*ast.File
+	for _, entry := range entries {
+		name := entry.Name()
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(fileSet, filepath.Join(folder, name), nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return fileSet, files
+}
+
+// Every exported name of an event, an attribute or a metric stands in a table beside its
+// value, and the tables name no other constants.
+func TestTablesHaveEveryTelemetryConstant(t *testing.T) {
+	shown := map[string]string{}
+	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, metricTable, metricAttrTable} {
+		table := readTable(t, observingPage, head)
+		for _, row := range table.names() {
+			if constant := table.cell(row, "constant"); constant != "" {
+				shown[constant] = row
+			}
+		}
+	}
+	if want := stringConstants(t, "Attr", "Metric"); !maps.Equal(shown, want) {
+		t.Errorf("the tables name\n%v\nthe source\n%v", shown, want)
+	}
+	page, err := os.ReadFile(observingPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := stringConstants(t, "SpanEvent")
+	if len(events) != 2 {
+		t.Fatalf("the source has the span events %v, want two", events)
+	}
+	for name, value := range events {
+		if want := "`" + value + "` (`" + name + "`)"; !strings.Contains(string(page), want) {
+			t.Errorf("%s does not name the event %s", observingPage, want)
+		}
+	}
+}
+
+func TestTableHasEveryReason(t *testing.T) {
+	want := []string{ReasonName(context.Canceled), ReasonName(context.DeadlineExceeded)}
+	for _, reason := range reasons {
+		want = append(want, reason.name)
+	}
+	slices.Sort(want)
+	if got := readTable(t, observingPage, reasonTable).names(); !slices.Equal(got, want) {
+		t.Errorf("the reasons are\n%q, want\n%q", got, want)
+	}
+}
+
+// recordEverything makes calls that record all there is to record: one that is retried, one
+// that is hedged, one that ends in a wait, and one that passes straight through.
+func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metricdata.Metrics) {
+	t.Helper()
+	bubble(t, func(t *testing.T) {
+		provider, recorder := recordSpans()
+		meters, reader := readMetrics()
+		telemetry := []Option{WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters), WithGRPCMetrics(true)}
+
+		retried := serve(t, script(unavailable(), ok(), fail(codes.NotFound, "no such thing"), unavailable(), ok()))
+		client := retried.client(t, telemetry...)
+		for range 2 {
+			client.Echo(t.Context(), request())
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Nanosecond, cancel) // while it waits
+		client.Echo(ctx, request())
+		client.Echo(t.Context(), request(), Disable())
+
+		hedged := serve(t, script(ok().after(time.Minute), ok()))
+		client = hedged.client(t, append(telemetry, WithMethod(echoMethod, WithHedging(Hedging{
+			Delay: HedgeAfter(time.Second), Budget: Unlimited,
+		})))...)
+		client.Echo(t.Context(), request())
+
+		spans, metrics = recorder.Ended(), collect(t, reader)
+	})
+	return spans, metrics
+}
+
+func TestTablesHaveTheAttributesOfSpans(t *testing.T) {
+	spans, _ := recordEverything(t)
+	got := map[string]map[string]bool{}
+	add := func(table string, attrs []attribute.KeyValue) {
+		if got[table] == nil {
+			got[table] = map[string]bool{}
+		}
+		for _, a := range attrs {
+			got[table][string(a.Key)] = true
+		}
+	}
+	for _, span := range spans {
+		add(callSpanTable, span.Attributes())
+		for _, event := range span.Events() {
+			add("attribute of `"+event.Name+"`", event.Attributes)
+		}
+	}
+	for _, table := range []string{attemptEventTable, stopEventTable, callSpanTable} {
+		recorded := slices.Sorted(maps.Keys(got[table]))
+		if shown := readTable(t, observingPage, table).names(); !slices.Equal(shown, recorded) {
+			t.Errorf("the table | %s | has\n%q, recorded were\n%q", table, shown, recorded)
+		}
+		delete(got, table)
+	}
+	if len(got) > 0 {
+		t.Errorf("no table for %v", got)
+	}
+}
+
+func TestTablesHaveTheMetrics(t *testing.T) {
+	_, metrics := recordEverything(t)
+	ours, a96 := readTable(t, observingPage, metricTable), readTable(t, observingPage, a96Table)
+	shown := map[string]string{}
+	for _, table := range []pageTable{ours, a96} {
+		for _, name := range table.names() {
+			attrs := strings.Split(table.cell(name, "attributes"), ", ")
+			slices.Sort(attrs)
+			shown[name] = fmt.Sprint(table.cell(name, "kind, unit"), attrs)
+		}
+	}
+	recorded, attributes := map[string]string{}, map[string]bool{}
+	for _, m := range metrics {
+		kind, keys := describeMetric(t, m)
+		recorded[m.Name] = fmt.Sprint(kind, ", ", m.Unit, slices.Sorted(maps.Keys(keys)))
+		if _, ok := ours.rows[m.Name]; !ok {
+			continue
+		}
+		maps.Copy(attributes, keys)
+		if got, want := ours.cell(m.Name, "in Prometheus"), prometheusName(m.Name, kind, m.Unit); got != want {
+			t.Errorf("the table has %s for %s, want %s", got, m.Name, want)
+		}
+	}
+	if !maps.Equal(shown, recorded) {
+		t.Errorf("the tables have\n%v\nrecorded were\n%v", shown, recorded)
+	}
+	if got, want := readTable(t, observingPage, metricAttrTable).names(), slices.Sorted(maps.Keys(attributes)); !slices.Equal(got, want) {
+		t.Errorf("the table | %s | has\n%q, recorded were\n%q", metricAttrTable, got, want)
+	}
+}
+
+// describeMetric returns a metric's kind and the attributes of all its series.
+func describeMetric(t *testing.T, m metricdata.Metrics) (kind string, keys map[string]bool) {
+	t.Helper()
+	keys = map[string]bool{}
+	add := func(set attribute.Set) {
+		for _, a := range set.ToSlice() {
+			keys[string(a.Key)] = true
+		}
+	}
+	switch data := m.Data.(type) {
+	case metricdata.Sum[int64]:
+		kind = "counter"
+		for _, p := range data.DataPoints {
+			add(p.Attributes)
+		}
+	case metricdata.Gauge[float64]:
+		kind = "gauge"
+		for _, p := range data.DataPoints {
+			add(p.Attributes)
+		}
+	case metricdata.Histogram[int64]:
+		kind = "histogram"
+		for _, p := range data.DataPoints {
+			add(p.Attributes)
+		}
+	case metricdata.Histogram[float64]:
+		kind = "histogram"
+		for _, p := range data.DataPoints {
+			add(p.Attributes)
+		}
+	default:
+		t.Fatalf("%s is a %T", m.Name, data)
+	}
+	return kind, keys
+}
+
+// prometheusName is the name that OpenTelemetry's exporter gives a metric.
+func prometheusName(name, kind, unit string) string {
+	name = strings.ReplaceAll(name, ".", "_")
+	switch {
+	case kind == "counter":
+		return name + "_total"
+	case unit == "s":
+		return name + "_seconds"
+	default:
+		return name
+	}
+}
+
+// Brackets in a doc comment are links: what they enclose is an exported name, or a page whose
+// address the comment has.
+func TestDocLinks(t *testing.T) {
+	fileSet, files := sources(t, ".")
+	pkg, err := doc.NewFromFiles(fileSet, files, "github.com/grpcretry/grpcretry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := linkChecker{t: t, parser: pkg.Parser()}
+	links.check("the package", pkg.Doc)
+	for _, f := range pkg.Funcs {
+		links.check(f.Name, f.Doc)
+	}
+	for _, values := range slices.Concat(pkg.Consts, pkg.Vars) {
+		links.check(values.Names[0], values.Doc)
+	}
+	for _, one := range pkg.Types {
+		links.check(one.Name, one.Doc)
+		for _, f := range slices.Concat(one.Funcs, one.Methods) {
+			links.check(one.Name+"."+f.Name, f.Doc)
+		}
+		for _, values := range slices.Concat(one.Consts, one.Vars) {
+			links.check(values.Names[0], values.Doc)
+		}
+	}
+	if links.found == 0 {
+		t.Error("found no link at all")
+	}
+}
+
+type linkChecker struct {
+	t      *testing.T
+	parser *comment.Parser
+	found  int
+}
+
+// brackets match what looks like a link: a name, or a page. Ranges such as [0, 1) do not.
+var brackets = regexp.MustCompile(`\[\*?[A-Za-z][\w./-]*\]`)
+
+func (c *linkChecker) check(name, text string) {
+	c.t.Helper()
+	parsed := c.parser.Parse(text)
+	for _, def := range parsed.Links {
+		if !def.Used {
+			c.t.Errorf("%s: no link uses the address of [%s]", name, def.Text)
+		}
+	}
+	walk := func(texts []comment.Text) {
+		for _, one := range texts {
+			switch one := one.(type) {
+			case *comment.DocLink:
+				c.found++
+			case comment.Plain:
+				for _, broken := range brackets.FindAllString(string(one), -1) {
+					c.t.Errorf("%s: %s is no link", name, broken)
+				}
+			}
+		}
+	}
+	for _, block := range parsed.Content {
+		switch block := block.(type) {
+		case *comment.Paragraph:
+			walk(block.Text)
+		case *comment.List:
+			for _, item := range block.Items {
+				for _, inside := range item.Content {
+					if paragraph, ok := inside.(*comment.Paragraph); ok {
+						walk(paragraph.Text)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The README compares with the versions that the benchmarks measure.
+func TestReadmeNamesTheVersionsCompared(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requirements, err := os.ReadFile("bench/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, module := range map[string]string{
+		"grpc-go":            "google.golang.org/grpc",
+		"go-grpc-middleware": "github.com/grpc-ecosystem/go-grpc-middleware/v2",
+		"failsafe-go":        "github.com/failsafe-go/failsafe-go",
+	} {
+		_, version, _ := strings.Cut(string(requirements), "\t"+module+" v")
+		version, _, _ = strings.Cut(version, "\n")
+		if version == "" || !strings.Contains(string(readme), name+" "+version) {
+			t.Errorf("README.md does not name %s %s", name, version)
+		}
+	}
+}
+
+// The pages link to each other and to files of the repository.
+func TestPageLinks(t *testing.T) {
+	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md"}
+	entries, err := os.ReadDir("docs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), ".md") {
+			pages = append(pages, "docs/"+entry.Name())
+		}
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range pageLink.FindAllStringSubmatch(string(text), -1) {
+			if err := checkLink(page, link[1]); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	}
+}
+
+// pageLink matches [text](address) and ![text](address).
+var pageLink = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+
+// checkLink looks for the file that a relative link of a page means, and for the heading.
+func checkLink(page, link string) error {
+	if strings.Contains(link, "://") {
+		return nil
+	}
+	file, heading, _ := strings.Cut(link, "#")
+	if file == "" {
+		file = page
+	} else {
+		file = filepath.Join(filepath.Dir(page), file)
+	}
+	if _, err := os.Stat(file); err != nil {
+		return fmt.Errorf("(%s): %w", link, err)
+	}
+	if heading == "" {
+		return nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") && anchor(line) == heading {
+			return nil
+		}
+	}
+	return fmt.Errorf("(%s): %s has no such heading", link, file)
+}
+
+// anchor is the name that GitHub gives a heading: lower case, blanks as hyphens, without
+// punctuation.
+func anchor(heading string) string {
+	heading = strings.ToLower(strings.TrimSpace(strings.TrimLeft(heading, "#")))
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+			return r
+		default:
+			return -1
+		}
+	}, heading)
+}

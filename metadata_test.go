@@ -1,0 +1,243 @@
+package grpcretry
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// What an earlier call has left in the variables of grpc.Header and grpc.Trailer says nothing
+// about the next one: here of each kind, to a server that is not there.
+func TestLeftoversOfAnEarlierCallDecideNothing(t *testing.T) {
+	hedging := WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(0), AllMethodsAreSafe: true, Budget: Unlimited})
+	for name, opts := range map[string][]Option{
+		"retried":                  nil,
+		"committing on headers":    {WithCommitOnHeaders(true)},
+		"with an observer":         {WithObserver(func(context.Context, Event) {})},
+		"hedged":                   {hedging},
+		"hedged, committing":       {hedging, WithCommitOnHeaders(true)},
+		"with an attempt timeout":  {WithAttemptTimeout(time.Hour), WithCommitOnHeaders(true)},
+		"hedging without a delay":  {WithHedging(Hedging{Delay: HedgeAtQuantile(0.9, 0, 0), AllMethodsAreSafe: true}), WithCommitOnHeaders(true)},
+		"with waits for the other": {WithConnectWait(0), WithCommitOnHeaders(true)},
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			for _, leftover := range []string{"-1", "7000"} {
+				t.Run(name+", "+kind+", "+leftover, func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						var sent []time.Duration
+						start := time.Now()
+						below := func(n int) error {
+							sent = append(sent, time.Since(start))
+							if n == 1 {
+								return errUnavailable // without having reached a server
+							}
+							return nil
+						}
+						header := metadata.Pairs("k", "of an earlier call")
+						trailer := metadata.MD{pushbackKey: {leftover}}
+						call := []grpc.CallOption{grpc.Header(&header), grpc.Trailer(&trailer)}
+						opts := append([]Option{WithBackoff(Constant(second)), WithBudget(Unlimited)}, opts...)
+						if err := oneCall(t, kind, opts, below, call...); err != nil {
+							t.Errorf("the call ended with %v, want a success on the second attempt", err)
+						}
+						for i, at := range sent {
+							if at > second {
+								t.Errorf("attempt %d was sent after %v: the leftovers were read as pushback", i+1, at)
+							}
+						}
+						if header != nil || trailer != nil {
+							t.Errorf("header %v and trailer %v are left, want none", header, trailer)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// oneCall makes a call without a server, to its end. below is called for each attempt.
+func oneCall(t *testing.T, kind string, opts []Option, below func(n int) error, call ...grpc.CallOption) error {
+	number := func(ctx context.Context) int {
+		a, _ := AttemptFromContext(ctx)
+		return a.Number
+	}
+	if kind == "unary" {
+		return UnaryClientInterceptor(opts...)(t.Context(), brokenMethod, nil, &basket{}, nil,
+			func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+				return below(number(ctx))
+			}, call...)
+	}
+	stream, err := StreamClientInterceptor(opts...)(t.Context(), serverStream, nil, brokenMethod,
+		func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+			if err := below(number(ctx)); err != nil {
+				return nil, err
+			}
+			return &oneMessage{}, nil
+		}, call...)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(&echov1.EchoRequest{}); err != nil {
+		return err
+	}
+	return stream.RecvMsg(&echov1.EchoResponse{})
+}
+
+// Calls that pass straight through, or are left to gRPC, are decided by gRPC: the leftovers do
+// not even come near.
+func TestLeftoversOfAnEarlierCallDoNotDecideForGRPC(t *testing.T) {
+	leave := grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,` +
+		`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`)
+	for name, dial := range map[string][]grpc.DialOption{
+		"passing through": {grpc.WithUnaryInterceptor(UnaryClientInterceptor(Disable()))},
+		"left to gRPC":    {leave, grpc.WithUnaryInterceptor(UnaryClientInterceptor(WithCommitOnHeaders(true)))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(fail(codes.NotFound, "x")))
+				header, trailer := metadata.Pairs("k", "v"), metadata.MD{pushbackKey: {"-1"}}
+				cc := server.conn(t, dial...)
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Header(&header), grpc.Trailer(&trailer))
+				if status.Code(err) != codes.NotFound || first(header.Get("k")) == "v" || trailer[pushbackKey] != nil {
+					t.Errorf("err = %v, header %v, trailer %v, want only what this call's server sent", err, header, trailer)
+				}
+			})
+		})
+	}
+}
+
+// asToken makes an interceptor that asks another server for a token, with the context of the
+// attempt, before each attempt.
+func asToken(t *testing.T, tokens echov1.EchoServiceClient) []grpc.DialOption {
+	ask := func(ctx context.Context) {
+		if _, err := tokens.Echo(ctx, request()); err != nil {
+			t.Errorf("token: %v", err)
+		}
+	}
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			ask(ctx)
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			ask(ctx)
+			return streamer(ctx, desc, cc, method, opts...)
+		}),
+	}
+}
+
+// The number of previous attempts is that of the call, not of those that an interceptor below
+// makes on another ClientConn.
+func TestPreviousAttemptsTravelWithTheCallOnly(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		opts   []Option // of the call
+		tokens []grpc.DialOption
+	}{
+		{"to a plain ClientConn", nil, nil},
+		{"to a ClientConn with retries", nil, DialOptions()},
+		{"hedged", []Option{WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(time.Hour), AllMethodsAreSafe: true, Budget: Unlimited})}, nil},
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			t.Run(tt.name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server, tokenServer := serve(t, script(unavailable(), ok())), serve(t, always(ok()))
+					tokens := echov1.NewEchoServiceClient(tokenServer.conn(t, tt.tokens...))
+					cc := server.conn(t, append(DialOptions(append(tt.opts, steady, WithBudget(Unlimited))...), asToken(t, tokens)...)...)
+					ctx := metadata.AppendToOutgoingContext(t.Context(), "k", "v")
+					for _, ctx := range []context.Context{t.Context(), ctx} {
+						server.seen, tokenServer.seen = nil, nil
+						if err := echoOnce(ctx, cc, kind); err != nil {
+							t.Fatal(err)
+						}
+						if got := len(tokenServer.attempts()); got != 2 {
+							t.Fatalf("%d tokens were asked for, want 2", got)
+						}
+						for i, one := range tokenServer.attempts() {
+							if got := one.metadata[previousAttemptsKey]; got != nil {
+								t.Errorf("the token for attempt %d is asked for with %s %v", i+1, previousAttemptsKey, got)
+							}
+						}
+						if got := server.attempts()[1].metadata[previousAttemptsKey]; !slices.Equal(got, []string{"1"}) {
+							t.Errorf("attempt 2 carries %s %v, want 1", previousAttemptsKey, got)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// ownCreds are the caller's credentials for a call.
+type ownCreds struct{ secure bool }
+
+func (c ownCreds) RequireTransportSecurity() bool { return c.secure }
+func (c ownCreds) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
+	if _, ok := credentials.RequestInfoFromContext(ctx); !ok || len(uri) != 1 {
+		return nil, status.Error(codes.Internal, "no request info, or not one URI")
+	}
+	return map[string]string{"token": "secret", "uri": uri[0]}, nil
+}
+
+// gRPC takes the last credentials of a call. Those of the caller, and those of an interceptor
+// below, must not get lost in a retry.
+func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
+	adding := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		for _, o := range opts { // as grpc-go's own example does
+			if _, ok := o.(grpc.PerRPCCredsCallOption); ok {
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}
+		}
+		return invoker(ctx, method, req, reply, cc, append(opts, grpc.PerRPCCredentials(ownCreds{}))...)
+	})
+	for _, tt := range []struct {
+		name     string
+		dial     []grpc.DialOption
+		call     []grpc.CallOption
+		previous []string
+	}{
+		{"of the call", nil, []grpc.CallOption{grpc.PerRPCCredentials(ownCreds{secure: true}), grpc.PerRPCCredentials(ownCreds{})}, []string{"1"}},
+		{"of the ClientConn", []grpc.DialOption{grpc.WithPerRPCCredentials(ownCreds{})}, nil, []string{"1"}},
+		{"default of the ClientConn", []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.PerRPCCredentials(ownCreds{}))}, nil, []string{"1"}},
+		{"of an interceptor below", []grpc.DialOption{adding}, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(unavailable(), unavailable(), ok()))
+				cc := server.conn(t, append(DialOptions(steady), tt.dial...)...)
+				if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), tt.call...); err != nil {
+					t.Fatal(err)
+				}
+				for i, one := range server.attempts() {
+					if got := one.metadata; !slices.Equal(got["token"], []string{"secret"}) || first(got["uri"]) != first(server.attempts()[0].metadata["uri"]) {
+						t.Errorf("attempt %d carries %v, want the credentials", i+1, got)
+					}
+				}
+				if got := server.attempts()[1].metadata[previousAttemptsKey]; tt.previous != nil && !slices.Equal(got, tt.previous) {
+					t.Errorf("attempt 2 carries %s %v, want %v", previousAttemptsKey, got, tt.previous)
+				}
+			})
+		})
+	}
+	t.Run("that need a secure connection", func(t *testing.T) {
+		intercept := UnaryClientInterceptor(WithBackoff(Constant(0)))
+		err := intercept(t.Context(), brokenMethod, nil, &basket{}, nil, func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+			for _, o := range opts {
+				if told, ok := o.(*previousAttempts); ok && !told.Creds.RequireTransportSecurity() {
+					t.Error("a retry's credentials may be sent over an insecure connection")
+				}
+			}
+			return errUnavailable
+		}, grpc.PerRPCCredentials(ownCreds{secure: true}))
+		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
+	})
+}

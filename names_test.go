@@ -1,0 +1,72 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+func TestNamesOfCodes(t *testing.T) {
+	for c := codes.OK; c <= maxCode; c++ {
+		var parsed codes.Code
+		if err := parsed.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || parsed != c {
+			t.Errorf("codeName(%d) = %s, which gRPC reads as %v, %v", c, codeName(c), parsed, err)
+		}
+	}
+	for c, want := range map[codes.Code]string{
+		17: "CODE(17)", 99: "CODE(99)", math.MaxInt32: "CODE(2147483647)",
+		math.MaxInt32 + 1: "CODE(2147483648)", math.MaxUint32: "CODE(4294967295)",
+	} {
+		if got := codeName(c); got != want || knownCodeName(c) != "OTHER" {
+			t.Errorf("codeName(%d) = %s and knownCodeName %s, want %s and OTHER", uint32(c), got, knownCodeName(c), want)
+		}
+	}
+}
+
+// grpc-status may be any int32. A negative one is a code over 2^31, which is a negative int on
+// a machine of 32 bits.
+func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
+	for _, code := range []codes.Code{17, math.MaxInt32, math.MaxInt32 + 1, math.MaxUint32} {
+		t.Run(fmt.Sprint(uint32(code)), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script())
+				provider, recorder := recordSpans()
+				meters, reader := readMetrics()
+				logs := &logRecorder{}
+				r, err := New(steady, WithBudget(Unlimited), WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(provider),
+					WithMeterProvider(meters), WithLogger(slog.New(logs)),
+					WithClassifier(func(context.Context, Attempt) Classification { return Retry }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				// The server of grpc-go writes such codes in another way on 64 bits.
+				hostile := func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error {
+					return status.Error(code, "hostile")
+				}
+				client := echov1.NewEchoServiceClient(server.conn(t, append(r.DialOptions(), grpc.WithChainUnaryInterceptor(hostile))...))
+				_, err = client.Echo(t.Context(), request())
+				wantStop(t, err, code, ErrAttemptsExhausted, 2)
+				name := fmt.Sprintf("CODE(%d)", uint32(code))
+				wantLines(t, logs, "DEBUG…code="+name, "WARN…gave up…code="+name)
+				want := "rpc.response.status_code=" + name + " grpcretry.attempts=2 grpcretry.reason=exhausted"
+				if got := attributeLine(recorder.Ended()[0].Attributes()[2:]); got != want {
+					t.Errorf("call span has %s, want %s", got, want)
+				}
+				wantMetrics(t, reader,
+					"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=OTHER",
+					"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=OTHER",
+					"grpcretry.calls 1 grpcretry.outcome=exhausted",
+					"grpcretry.wait.duration 1/1s grpcretry.wait_source=backoff",
+					"grpcretry.wasted_attempts 1")
+			})
+		})
+	}
+}

@@ -1,0 +1,81 @@
+package grpcretry
+
+import (
+	"context"
+	"maps"
+	"strconv"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+)
+
+// A previousAttempts option tells the server how many attempts were made before (gRFC A6
+// #exposed-retry-metadata). It is part of the attempt's options: the metadata of a context also
+// reaches the calls that an interceptor below makes on other ClientConns, which are calls in their
+// own right. The only option that adds metadata is one for credentials. It is a pointer, so that
+// interceptors that look for a grpc.PerRPCCredsCallOption do not take it for credentials.
+//
+// gRPC obeys the last such option: the caller's credentials are part of this one, and those that
+// an interceptor below adds replace it, so that the server is then not told.
+type previousAttempts struct {
+	grpc.PerRPCCredsCallOption
+}
+
+// previousAttemptsOption returns the option for an attempt that follows n others, of a call with
+// the credentials given; nil for none.
+func previousAttemptsOption(n int, callers credentials.PerRPCCredentials) *previousAttempts {
+	if callers == nil && n < len(previousAttemptsOptions) {
+		return previousAttemptsOptions[n]
+	}
+	return newPreviousAttempts(n, callers)
+}
+
+func newPreviousAttempts(n int, callers credentials.PerRPCCredentials) *previousAttempts {
+	header := map[string]string{previousAttemptsKey: strconv.Itoa(n)}
+	return &previousAttempts{grpc.PerRPCCredsCallOption{Creds: &previousAttemptsCreds{header, callers}}}
+}
+
+// previousAttemptsOptions are those of calls without credentials, which all calls share.
+var previousAttemptsOptions = func() (options [8]*previousAttempts) {
+	for n := range options {
+		options[n] = newPreviousAttempts(n, nil)
+	}
+	return options
+}()
+
+type previousAttemptsCreds struct {
+	header  map[string]string // never changed
+	callers credentials.PerRPCCredentials
+}
+
+func (c *previousAttemptsCreds) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
+	if c.callers == nil {
+		return c.header, nil
+	}
+	md, err := c.callers.GetRequestMetadata(ctx, uri...)
+	if err != nil {
+		return nil, err
+	}
+	md = maps.Clone(md)
+	if md == nil {
+		return c.header, nil
+	}
+	maps.Copy(md, c.header)
+	return md, nil
+}
+
+func (c *previousAttemptsCreds) RequireTransportSecurity() bool {
+	return c.callers != nil && c.callers.RequireTransportSecurity()
+}
+
+// withoutPreviousAttempts returns a context without what the caller's metadata says about previous
+// attempts: repeated values would tell the server nothing.
+func withoutPreviousAttempts(ctx context.Context) context.Context {
+	md, _ := metadata.FromOutgoingContext(ctx) // a copy
+	if md[previousAttemptsKey] == nil {
+		return ctx
+	}
+	delete(md, previousAttemptsKey)
+	return metadata.NewOutgoingContext(ctx, md)
+}

@@ -1,0 +1,196 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// resolveAfter dials a server whose address and service config the resolver finds after d.
+func (f *fixture) resolveAfter(t *testing.T, d time.Duration, config string, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	found := manual.NewBuilderWithScheme("echo")
+	found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
+		time.AfterFunc(d, func() {
+			_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: cc.ParseServiceConfig(config)})
+		})
+	}
+	return f.connTo(t, "echo:///echo", append(opts, grpc.WithResolvers(found))...)
+}
+
+const oneSecond = `{"methodConfig":[{"name":[{}],"timeout":"1s"}]}`
+
+// With its own retries, gRPC ends a call after the timeout of its service config, and the wait
+// for the config does not count.
+func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
+	const tenth = second / 10
+	slow := always(unavailable().after(8 * tenth))
+	waits := []Option{WithBackoff(Constant(tenth)), WithBudget(Unlimited)}
+	hedging := []Option{WithHedging(Hedging{MaxAttempts: 4, Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited,
+		NonFatalCodes: []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		limit  time.Duration // of the caller; 0 for none
+		want   []time.Duration
+		ends   time.Duration
+
+		resolved bool // the call must find a channel that is
+	}{
+		{"retried", slow, waits, 0, []time.Duration{0, 9 * tenth}, second, false},
+		{"with a deadline that is later", slow, waits, time.Hour, []time.Duration{0, 9 * tenth}, second, false},
+		{"with a deadline that is earlier", slow, waits, 95 * second / 100, []time.Duration{0, 9 * tenth}, 95 * second / 100, false},
+		{"with an attempt timeout", always(hang()), append(waits, WithAttemptTimeout(6*tenth)), 0, []time.Duration{0, 7 * tenth}, second, true},
+		{"with a code for it", always(hang()), append(waits, WithCodes(codes.DeadlineExceeded)), 0, []time.Duration{0}, second, false},
+		{"hedged", always(hang()), hedging, 0, []time.Duration{0, 3 * tenth, 6 * tenth, 9 * tenth}, second, true},
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			for _, delay := range []time.Duration{0, 3 * second} {
+				if delay > 0 && tt.resolved {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s, %s, resolved after %v", tt.name, kind, delay), func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						server := serve(t, tt.script)
+						cc := server.resolveAfter(t, delay, oneSecond, DialOptions(tt.opts...)...)
+						if delay == 0 {
+							connect(t, cc)
+						}
+						ctx := t.Context()
+						if tt.limit > 0 {
+							limited, cancel := context.WithTimeout(ctx, delay+tt.limit)
+							defer cancel()
+							ctx = limited
+						}
+						err := echoOnce(ctx, cc, kind)
+						if got := time.Since(server.start) - delay; got != tt.ends || status.Code(err) != codes.DeadlineExceeded {
+							t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after %v", got, err, tt.ends)
+						}
+						if e := asError(t, err); !errors.Is(err, context.DeadlineExceeded) || len(e.Attempts) != len(tt.want) {
+							t.Errorf("err = %v of %d attempts, want %d and context.DeadlineExceeded", err, len(e.Attempts), len(tt.want))
+						}
+						var want []time.Duration
+						for _, at := range tt.want {
+							want = append(want, delay+at)
+						}
+						wantTimes(t, server, want...)
+					})
+				})
+			}
+		}
+	}
+}
+
+// echoOnce makes a call to its end, of the kind given.
+func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string) error {
+	if kind == "unary" {
+		_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request())
+		return err
+	}
+	stream, err := cc.NewStream(ctx, serverStream, echov1.EchoService_Echo_FullMethodName)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(request()); err != nil {
+		return err
+	}
+	for err == nil {
+		err = stream.RecvMsg(&echov1.EchoResponse{})
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// As with a deadline of the caller, no wait is started that would reach the end.
+func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second)))...)
+		err := echoOnce(t.Context(), cc, "unary")
+		wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
+		if !strings.Contains(err.Error(), "db-down") {
+			t.Errorf("err = %v, want the server's last word", err)
+		}
+		wantTimes(t, server, 0)
+	})
+}
+
+// The server of a retry learns what is left of the timeout.
+func TestAServerLearnsWhatIsLeftOfTheServiceConfigsTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().after(second/2), ok()))
+		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second/4)))...)
+		if err := echoOnce(t.Context(), cc, "unary"); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []time.Duration{second, second / 4} {
+			if got := server.attempts()[i].timeout; got != want {
+				t.Errorf("attempt %d arrives with a timeout of %v, want %v", i+1, got, want)
+			}
+		}
+	})
+}
+
+// A stream that the application abandons ends with the timeout, if not before.
+func TestAnAbandonedStreamEndsWithTheServiceConfigsTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		header bool // the application asks for headers before it goes
+	}{
+		{"first attempt", always(hang()), false},
+		{"first attempt, which has failed", always(unavailable()), false},
+		{"second attempt", script(unavailable(), answer{do: headThenHang}), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(0)))...)
+				var finished time.Duration
+				stream, err := cc.NewStream(t.Context(), serverStream, echov1.EchoService_Echo_FullMethodName, grpc.OnFinish(func(error) {
+					finished = time.Since(server.start)
+				}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := stream.SendMsg(request()); err != nil {
+					t.Fatal(err)
+				}
+				if tt.header {
+					if md, err := stream.Header(); err != nil || md == nil {
+						t.Errorf("Header = %v, %v, want some", md, err)
+					}
+				}
+				time.Sleep(2 * second)
+				if finished != second {
+					t.Errorf("OnFinish ran after %v, want 1s", finished)
+				}
+			})
+		})
+	}
+}
+
+// headThenHang sends headers, and then nothing until the client goes away.
+func headThenHang(ctx context.Context) error {
+	if err := grpc.SendHeader(ctx, metadata.Pairs("k", "v")); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return status.FromContextError(ctx.Err()).Err()
+}
