@@ -2,12 +2,14 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -45,6 +47,7 @@ type rpc struct {
 type past struct {
 	last     Attempt   // the attempt that ended last: most calls have no other, and no memory for more
 	earlier  []Attempt // the attempts that ended before it, in that order; the latest, fewer than maxKept
+	bytes    int       // what servers have sent in those
 	failures int
 	said     error         // the last failure that was a server's word, not a timeout or the caller
 	idle     time.Duration // without an attempt in flight, before the one in flight now
@@ -60,8 +63,12 @@ func (p *past) all(more ...Attempt) []Attempt {
 	return all
 }
 
-// maxKept bounds the memory of a call with very many attempts.
-const maxKept = 1000
+// What bounds the memory of a call with very many attempts, or with large failures.
+const (
+	maxKept        = 1000
+	maxKeptBytes   = 16 << 10 // of all attempts but the last, together; of others, only this much:
+	maxKeptMessage = 256
+)
 
 // prepare readies a call, which is not more than what the application has said of it, to
 // be retried. policy is nil of a call that is to pass straight through.
@@ -361,7 +368,35 @@ func (p *past) keepEarlier(a Attempt) {
 	if p.earlier == nil {
 		p.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
 	}
+	if p.bytes += bytesOf(&a); p.bytes > maxKeptBytes {
+		a.Header, a.Trailer, a.Err = nil, nil, shortened(a.Err)
+	}
 	p.earlier = append(p.earlier, a)
+}
+
+// bytesOf is about the memory that what a server has sent takes. The details of a status are
+// also in the trailer.
+func bytesOf(a *Attempt) int {
+	bytes := len(status.Convert(a.Err).Message())
+	for _, md := range []metadata.MD{a.Header, a.Trailer} {
+		for key, values := range md {
+			bytes += len(key)
+			for _, value := range values {
+				bytes += len(value)
+			}
+		}
+	}
+	return bytes
+}
+
+// shortened returns the error of an attempt with a short message and without details. An error
+// that is no status is left as it is.
+func shortened(err error) error {
+	st, ok := status.FromError(err)
+	if !ok || err == errHedgeLost || errors.Is(err, ErrAttemptTimeout) { //nolint:errorlint // its only value
+		return err
+	}
+	return status.Error(st.Code(), shortText(st.Message(), maxKeptMessage))
 }
 
 // report tells span, logger and observers how an attempt failed and what comes of it.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -68,7 +69,9 @@ type Error struct {
 	Reason error
 	// Attempts are the attempts made, in order, all of them failed; of a hedged call, some
 	// may have been cancelled because another was decisive, see ErrHedgeLost. Of a call of
-	// more than a thousand, only the latest are kept.
+	// more than a thousand, only the latest are kept. The last one has all that its server sent;
+	// the others share 16 KiB for that: one that does not fit has neither header nor trailer,
+	// and an Err of the same code, with a short message and without details.
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
@@ -82,15 +85,31 @@ type Error struct {
 	ctx  error // context.Canceled or context.DeadlineExceeded if the caller's context ended
 }
 
-// Error names the attempts made, the reason to stop, and the server's last word.
+// Error names the attempts made, the reason to stop, and the server's last word, of which it
+// repeats at most 1 KiB.
 func (e *Error) Error() string {
 	made := max(e.made, len(e.Attempts))
 	noun := "attempts"
 	if made == 1 {
 		noun = "attempt"
 	}
-	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %v",
-		made, noun, rounded(e.Elapsed), e.reason(), e.Last)
+	last := shortText(fmt.Sprint(e.Last), maxText)
+	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
+		made, noun, rounded(e.Elapsed), e.reason(), last)
+}
+
+// maxText is how many bytes of what others have written are repeated in a text.
+const maxText = 1 << 10
+
+// shortText cuts a text that is longer than limit, at a character.
+func shortText(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	for limit > 0 && !utf8.RuneStart(s[limit]) {
+		limit--
+	}
+	return s[:limit] + "…"
 }
 
 // rounded cuts what nobody reads.
@@ -105,9 +124,9 @@ func (e *Error) reason() string {
 	if e.Reason == nil {
 		return "unknown reason"
 	}
-	reason := strings.TrimPrefix(e.Reason.Error(), "grpcretry: ")
+	reason := shortText(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
 	if e.WaitSource != WaitNone {
-		reason += fmt.Sprintf(" (after a wait of %v by %v)", rounded(e.Wait), e.WaitSource)
+		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", rounded(e.Wait), e.WaitSource)
 	}
 	return reason
 }

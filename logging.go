@@ -49,7 +49,7 @@ func (c *call) logDecision(a *Attempt, v Verdict, now time.Time) {
 	if v.Retry && l.Enabled(c.ctx, slog.LevelDebug) {
 		l.DebugContext(c.ctx, "grpcretry: retrying",
 			"method", c.method, "target", c.target(), "attempt", a.Number, "code", codeName(a.Code()),
-			"wait", v.Wait, "source", v.WaitSource.String(), "error", status.Convert(a.Err).Message())
+			"wait", v.Wait, "source", v.WaitSource.String(), "error", shortText(status.Convert(a.Err).Message(), maxText))
 	}
 }
 
@@ -153,7 +153,7 @@ func (c *call) logGiveUp(last *Attempt, err *Error, now time.Time) {
 	}
 	l.WarnContext(c.ctx, "grpcretry: gave up",
 		"method", c.method, "target", c.target(), "attempts", err.made, "elapsed", err.Elapsed,
-		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", status.Convert(err.Last).Message(),
+		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", shortText(status.Convert(err.Last).Message(), maxText),
 		"suppressed", l.suppressed.Swap(0))
 }
 

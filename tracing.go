@@ -151,7 +151,7 @@ func (c *call) endSpan(last int, err, reason error) {
 		span.SetAttributes(attribute.String(AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		span.SetStatus(otelcodes.Error, err.Error())
+		span.SetStatus(otelcodes.Error, shortText(err.Error(), 2*maxText))
 	}
 	span.End()
 }
