@@ -188,7 +188,7 @@ func TestHedgingPageHasTheFiguresOfTheTable(t *testing.T) {
 	hedging, page := strings.ReplaceAll(strings.Join(strings.Fields(string(text)), " "), " %", "%"), docPage(t)
 	for claim, row := range map[string]string{
 		"from 133 to 61 ms and the p99.9 from 542 to 93 ms, for 4.8% more attempts": "| `tail` | 0.95-quantile | 61 ms | 93 ms | 0 | 4.8% |",
-		"from 133": "| `tail` | without hedging | 133 ms | 542 ms |",
+		"from 133":                  "| `tail` | without hedging | 133 ms | 542 ms |",
 		"to 64 and 93 ms, for 4.3%": "| `tail` | after 50 ms | 64 ms | 93 ms | 0 | 4.3% |",
 	} {
 		if !contains(hedging, claim) || !contains(page, row) {

@@ -8,7 +8,7 @@ import (
 
 // A Comparison is the result of a scenario under one strategy.
 type Comparison struct {
-	Strategy string
+	Strategy string  // its name
 	Result   *Result // with the scenario's own seed; nil if the run did not start
 	Mean     Summary // the average of all complete runs, or Result's summary if there is none
 	Runs     int     // complete runs

@@ -28,8 +28,8 @@ type Gate struct {
 
 // An Answer is a server's decision about a call.
 type Answer struct {
-	Code codes.Code // OK: it is accepted
-	Say  Say
+	Code codes.Code    // OK: it is accepted
+	Say  Say           // an instruction for the next attempt
 	Wait time.Duration // with SayWait
 
 	down bool // because of an outage

@@ -69,17 +69,19 @@ type Summary struct {
 	Fairness float64
 }
 
-// A TailPoint is a latency, and the share of all calls that are over and took longer.
+// A TailPoint is a point of the curve of latencies.
 type TailPoint struct {
-	Share   float64
-	Latency time.Duration
+	Share   float64       // of all calls that are over, 0 to 1
+	Latency time.Duration // exceeded by that share
 }
 
 // A GroupResult is the outcome of the calls of one group of clients, or of one server's downstream
 // calls.
 type GroupResult struct {
-	Name string
+	Name string // of the group; "A calls B" for downstream calls
 
+	// The sums of the fields of [GroupBucket] with the same names. Open is the number of calls that
+	// were in flight at the end.
 	Calls, Succeeded, Failed, Open int
 	Attempts, Retries, Wasted      int
 	Hedges, Lost, Suppressed       int
@@ -89,9 +91,9 @@ type GroupResult struct {
 
 	Latency     Quantiles // of calls that succeeded
 	FailedAfter Quantiles // of calls that failed
-	PerCall     Counts    // attempts for each call that is over
+	PerCall     Counts    // attempts of each call that is over
 
-	Series []GroupBucket
+	Series []GroupBucket // by time
 }
 
 // A GroupBucket is one entry of the series of a group.
@@ -112,11 +114,11 @@ type GroupBucket struct {
 
 // A ServerResult holds the events at one server.
 type ServerResult struct {
-	Name string
+	Name string // of the server
 
 	Offered   int // attempts that arrived
 	Retried   int // attempts that arrived and were not the first of their call
-	Accepted  int
+	Accepted  int // into the server or its queue
 	Rejected  int // over capacity
 	Down      int // failed by an outage
 	Served    int // finished for a client that waited
@@ -128,11 +130,12 @@ type ServerResult struct {
 	MeanWait    time.Duration // in the queue, of attempts whose work started
 	MeanInside  float64       // the average number of attempts in the server
 
-	Series []ServerBucket
+	Series []ServerBucket // by time
 }
 
-// A ServerBucket is one entry of the series of a server. Refused is of its callers.
+// A ServerBucket is one entry of the series of a server.
 type ServerBucket struct {
+	// As in [ServerResult].
 	Offered, Retried, Accepted, Rejected, Down, Served, Late int
 
 	Refused  int     // calls to it that ended because a budget refused a retry
@@ -143,15 +146,15 @@ type ServerBucket struct {
 
 // Quantiles are quantiles of durations; all are 0 if there were none.
 type Quantiles struct {
-	N                        int
-	Mean                     time.Duration
-	P50, P90, P99, P999, Max time.Duration
+	N                        int           // durations
+	Mean                     time.Duration // the average
+	P50, P90, P99, P999, Max time.Duration // Max is the longest
 }
 
 // Counts are quantiles of numbers.
 type Counts struct {
-	Mean               float64
-	P50, P90, P99, Max int
+	Mean               float64 // the average
+	P50, P90, P99, Max int     // Max is the largest
 }
 
 func quantiles(values []int64) Quantiles {

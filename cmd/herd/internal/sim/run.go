@@ -16,7 +16,7 @@ import (
 type Progress struct {
 	Now    time.Duration // in simulated time
 	Share  float64       // of the whole, 0 to 1, as far as that is known
-	Events int64
+	Events int64         // simulated so far
 }
 
 // Run simulates a scenario under one of its strategies, or any other. If every group has a strategy

@@ -44,7 +44,7 @@ type Scenario struct {
 
 // A Strategy says how clients retry: with a policy of the library, and a budget.
 type Strategy struct {
-	Name string
+	Name string // a few words, for tables and pictures
 
 	// Policy is the policy of every call. Its Budget must be nil: every process gets a budget of its
 	// own, as Budget describes.
@@ -63,7 +63,7 @@ type Strategy struct {
 
 // A Group is a number of clients that are alike.
 type Group struct {
-	Name string
+	Name string // one or two words, for tables
 
 	// Clients make one call each: all at Start, or each at a random time within Spread
 	// after it.
@@ -76,7 +76,7 @@ type Group struct {
 	Rate float64
 	Even bool
 
-	Start, Stop time.Duration
+	Start, Stop time.Duration // simulated time; Stop is for Rate
 
 	Deadline time.Duration // of each call, from its start; 0: none
 	Target   string        // the name of a server; "" is the first
@@ -98,7 +98,7 @@ type Group struct {
 // Latency each, at least one, and calls wait for a worker in a queue with Queue places. The service
 // time is Latency, stretched so that the workers together serve exactly Capacity.
 type Server struct {
-	Name string
+	Name string // for Target, tables and pictures
 
 	// Replicas is the number of its processes; 0 means 1. Each has the Capacity, Window, Queue and
 	// Pushback below. Every client process sends its attempts to them in turn, starting with any, as
