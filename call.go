@@ -346,7 +346,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 		case gone != nil:
 			return gone, true
 		case isClosed(c.cc):
-			return ErrConnClosed, false
+			return errConnClosed, false
 		case connected:
 			step = p.connected(now)
 			c.retrier.report.connected(&c.facts, step.verdict)
@@ -365,7 +365,7 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 		return causeOf(ctx), true
 	}
 	if isClosed(cc) {
-		return ErrConnClosed, false
+		return errConnClosed, false
 	}
 	return nil, false
 }
@@ -471,10 +471,9 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		Attempts: c.past.all(),
 		Elapsed:  now.Sub(origin) - c.start,
 
-		Wait:       v.Wait,
-		WaitSource: v.WaitSource,
-
-		made: c.past.made(0),
+		wait:   v.Wait,
+		source: v.WaitSource,
+		made:   c.past.made(0),
 	}
 	if err.Last == nil {
 		err.Last = last.Err

@@ -103,7 +103,7 @@ func TestClosedConnectionEndsACallAtOnce(t *testing.T) {
 			cc := server.conn(t, DialOptions(steady, WithBudget(budget))...)
 			time.AfterFunc(second/2, func() { cc.Close() })
 			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-			wantStop(t, err, codes.Unavailable, ErrConnClosed, 1)
+			wantStop(t, err, codes.Unavailable, errConnClosed, 1)
 			if got := time.Since(server.start); got != second/2 || budget.refunded != 1 {
 				t.Errorf("returned after %v with %d refunds, want at once, 500ms, and 1", got, budget.refunded)
 			}
@@ -206,7 +206,7 @@ func TestBareContextErrors(t *testing.T) {
 
 // A caller's cause may be an Error of another call, as with an errgroup.
 func TestACauseThatIsAnErrorOfOursIsTheCallers(t *testing.T) {
-	for _, reason := range []error{ErrConnClosed, ErrBudgetExhausted} {
+	for _, reason := range []error{errConnClosed, ErrBudgetExhausted} {
 		bubble(t, func(t *testing.T) {
 			logs := &logRecorder{}
 			ctx, cancel := context.WithCancelCause(t.Context())

@@ -164,7 +164,7 @@ func TestTheWaitForAConnectionEnds(t *testing.T) {
 		{"cancel", nil, 0, func(cancel context.CancelFunc, _ *grpc.ClientConn) { time.AfterFunc(3*second, cancel) },
 			codes.Canceled, context.Canceled, 3 * second},
 		{"close", nil, 0, func(_ context.CancelFunc, cc *grpc.ClientConn) { time.AfterFunc(3*second, func() { cc.Close() }) },
-			codes.Unavailable, ErrConnClosed, 3 * second},
+			codes.Unavailable, errConnClosed, 3 * second},
 	} {
 		for _, how := range []string{"unary", "hedged", "stream"} {
 			t.Run(tt.name+", "+how, func(t *testing.T) {
@@ -532,7 +532,7 @@ func TestAWaitForAConnectionIsSeen(t *testing.T) {
 					case e.Kind == Decision:
 						events = append(events, fmt.Sprintf("attempt %d %s unsent, retry after %v of %v", a.Number, codeName(a.Code()),
 							e.Wait, e.WaitSource))
-						if !a.Unsent || !e.Retry {
+						if !a.Unsent || e.Reason != nil {
 							t.Errorf("decision %+v, want a retry of an unsent attempt", e)
 						}
 					case e.Kind == AttemptStart && a.Number > 1:

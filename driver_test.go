@@ -101,7 +101,7 @@ func TestPlanHedges(t *testing.T) {
 		t.Fatalf("Due = %+v, want %+v", got, want)
 	}
 	hedge, _ := plan.Sent(noon.Add(second))
-	if !hedge.Hedge || hedge.Number != 2 || hedge.WaitSource != WaitHedgeDelay {
+	if !hedge.Hedge || hedge.Number != 2 || hedge.WaitSource != waitHedgeDelay {
 		t.Errorf("the second attempt is %+v, want a hedge", hedge)
 	}
 	hedge.Duration = second

@@ -95,7 +95,7 @@ func (f *failure) decide(found finding) error {
 	case f.CtxErr != nil:
 		return f.CtxErr
 	case f.Closed:
-		return ErrConnClosed
+		return errConnClosed
 	case f.Committed:
 		return ErrCommitted
 	case found.hint.Stop:

@@ -109,9 +109,9 @@ func TestEngine(t *testing.T) {
 			want: stop(context.Canceled, Failed)},
 		{name: "context ended, before a server's stop", failure: failureOf(1, codes.Unavailable).saying("-1").with(canceled),
 			want: stop(context.Canceled, Failed)},
-		{name: "connection closed", failure: failureOf(1, codes.Unavailable).with(closed), want: stop(ErrConnClosed, Ignored)},
+		{name: "connection closed", failure: failureOf(1, codes.Unavailable).with(closed), want: stop(errConnClosed, Ignored)},
 		{name: "connection closed, classifier says retry", opts: []Option{WithClassifier(retries)},
-			failure: failureOf(1, codes.Canceled).with(closed), want: stop(ErrConnClosed, Ignored)},
+			failure: failureOf(1, codes.Canceled).with(closed), want: stop(errConnClosed, Ignored)},
 
 		// 2. committed
 		{name: "committed", failure: failureOf(1, codes.Unavailable).with(committed), want: stop(ErrCommitted, Failed)},
@@ -377,7 +377,7 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 		}), context.Canceled, Failed},
 		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
 			f.Closed, f.Committed = true, true
-		}), ErrConnClosed, Ignored},
+		}), errConnClosed, Ignored},
 		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
 		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
 		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},

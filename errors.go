@@ -30,8 +30,8 @@ var (
 	ErrNotRetryable = errors.New("grpcretry: failure is not retryable")
 	// ErrCommitted: the response had begun, see WithCommitOnHeaders.
 	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
-	// ErrConnClosed: the ClientConn was closed between two attempts.
-	ErrConnClosed = errors.New("grpcretry: client connection is closed")
+	// errConnClosed: the ClientConn was closed between two attempts.
+	errConnClosed = errors.New("grpcretry: client connection is closed")
 	// ErrNotConnected: the call's attempts reached no server, and no connection was there after
 	// ConnectWait.
 	ErrNotConnected = errors.New("grpcretry: no connection to a server in time")
@@ -74,14 +74,10 @@ type Error struct {
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
-	// Wait is the wait that was not begun, and WaitSource where it came from, if the call
-	// got as far as that: with ErrDeadline, ErrMaxElapsed and ErrBudgetExhausted, and with
-	// ErrPushback for a wait over MaxServerDelay. Else WaitSource is WaitNone.
-	Wait       time.Duration
-	WaitSource WaitSource
-
-	made int   // attempts made, also where not all are kept
-	ctx  error // context.Canceled or context.DeadlineExceeded if the caller's context ended
+	wait    time.Duration // the wait that was rejected
+	source  WaitSource    // where that came from; WaitNone if no wait was computed
+	made    int           // attempts made, also where not all are kept
+	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
 }
 
 // Error names the attempts made, the reason to stop, and the server's last word, of which it
@@ -113,8 +109,8 @@ func (e *Error) reason() string {
 		return "unknown reason"
 	}
 	reason := cut(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
-	if e.WaitSource != WaitNone {
-		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", rounded(e.Wait), e.WaitSource)
+	if e.source != WaitNone {
+		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", rounded(e.wait), e.source)
 	}
 	return reason
 }

@@ -130,7 +130,7 @@ func TestDeadlineWithACauseOfItsOwn(t *testing.T) {
 
 func TestReasonsAreOneEach(t *testing.T) {
 	reasons := []error{ErrAttemptsExhausted, ErrBudgetExhausted, ErrDeadline, ErrMaxElapsed, ErrPushback, ErrNotRetryable, ErrCommitted,
-		ErrConnClosed}
+		errConnClosed}
 	names := map[string]bool{}
 	for i, reason := range reasons {
 		names[ReasonName(reason)] = true

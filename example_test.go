@@ -209,7 +209,7 @@ func ExampleSetPushback() {
 	client, stop := dial(&flakyServer{failures: 1, fail: busy}, grpcretry.DialOptions(
 		grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
 			if e.Kind == grpcretry.Decision {
-				fmt.Println("retry:", e.Retry, "after", e.Wait, "by", e.WaitSource)
+				fmt.Println("retry:", e.Reason == nil, "after", e.Wait, "by", e.WaitSource)
 			}
 		}))...)
 	defer stop()
@@ -456,12 +456,10 @@ func ExampleWithHedging() {
 }
 
 // Hedge the slowest twentieth of the calls, as measured over the last minute, but never
-// before 5 ms, and not at all while the switch is off.
+// before 5 ms.
 func ExampleHedgeAtQuantile() {
-	var enabled atomic.Bool
-	enabled.Store(true)
 	r, err := grpcretry.New(grpcretry.WithMethod("/shop.v1.Catalog/", grpcretry.WithHedging(grpcretry.Hedging{
-		Delay: grpcretry.HedgeWhile(enabled.Load, grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second)),
+		Delay: grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second),
 	})))
 	if err != nil {
 		log.Fatal(err)
@@ -470,4 +468,38 @@ func ExampleHedgeAtQuantile() {
 	_, known := hedging.Delay.Delay("/shop.v1.Catalog/GetItem", time.Now())
 	fmt.Println(hedging.MaxAttempts, "attempts; delay known:", known)
 	// Output: 2 attempts; delay known: false
+}
+
+// A switchedDelay is a delay of one's own: another one, while hedging is switched on. The delay
+// goes on measuring in any case.
+type switchedDelay struct {
+	on *atomic.Bool
+	grpcretry.HedgeDelay
+}
+
+func (s switchedDelay) Delay(method string, now time.Time) (time.Duration, bool) {
+	if !s.on.Load() {
+		return 0, false
+	}
+	return s.HedgeDelay.Delay(method, now)
+}
+
+// Hedging that can be switched off while the program runs.
+func ExampleHedgeDelay() {
+	var on atomic.Bool
+	r, err := grpcretry.New(grpcretry.WithMethod("/shop.v1.Catalog/", grpcretry.WithHedging(grpcretry.Hedging{
+		Delay: switchedDelay{&on, grpcretry.HedgeAfter(20 * time.Millisecond)},
+	})))
+	if err != nil {
+		log.Fatal(err)
+	}
+	delay := r.Policy("/shop.v1.Catalog/GetItem").Hedging.Delay
+	_, hedged := delay.Delay("/shop.v1.Catalog/GetItem", time.Now())
+	fmt.Println("hedged:", hedged)
+	on.Store(true)
+	after, hedged := delay.Delay("/shop.v1.Catalog/GetItem", time.Now())
+	fmt.Println("hedged:", hedged, "after", after)
+	// Output:
+	// hedged: false
+	// hedged: true after 20ms
 }

@@ -169,7 +169,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 	case AttemptEnd:
 		line += fmt.Sprintf(" %s in %v", codeName(e.Attempt.Code()), e.Attempt.Duration)
 	case Decision:
-		if e.Retry {
+		if e.Reason == nil {
 			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
 		} else {
 			line += " stop: " + ReasonName(e.Reason)
@@ -283,4 +283,17 @@ func connect(t *testing.T, cc *grpc.ClientConn) {
 			t.Fatalf("no connection, the channel is %v", state)
 		}
 	}
+}
+
+// A switched delay is another one while on returns true.
+type switched struct {
+	on func() bool
+	HedgeDelay
+}
+
+func (s switched) Delay(method string, now time.Time) (time.Duration, bool) {
+	if !s.on() {
+		return 0, false
+	}
+	return s.HedgeDelay.Delay(method, now)
 }

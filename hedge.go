@@ -192,7 +192,7 @@ func copyReply(to, from any) {
 }
 
 // A HedgeDelay says when a hedge is due. [HedgeAfter] and [HedgeAtQuantile] make those of
-// this package, [HedgeWhile] a switch for them; others may be written, and must be safe
+// this package; others may be written, such as a switch around one of those, and must be safe
 // for concurrent use. One HedgeDelay may serve any number of methods and Retriers.
 type HedgeDelay interface {
 	// Delay is asked when a call to method, "/pkg.Service/Method", starts at the time
@@ -232,30 +232,8 @@ type hedgeAfter time.Duration
 
 func (d hedgeAfter) Delay(string, time.Time) (time.Duration, bool)   { return time.Duration(d), true }
 func (d hedgeAfter) Answered(string, time.Duration, bool, time.Time) {}
-func (d hedgeAfter) check() error                                    { return checkNotNegative(time.Duration(d)) }
 
-// HedgeWhile hedges as d says while on returns true, and not at all while it does not: a
-// switch for running programs. It is asked for each call; d goes on measuring all along. An atomic.Bool's Load serves well as on.
-func HedgeWhile(on func() bool, d HedgeDelay) HedgeDelay { return &hedgeWhile{on, d} }
+// String describes the delay to readers of a policy.
+func (d hedgeAfter) String() string { return "after " + time.Duration(d).String() }
 
-type hedgeWhile struct {
-	on func() bool
-	HedgeDelay
-}
-
-func (w *hedgeWhile) Delay(method string, now time.Time) (time.Duration, bool) {
-	if !w.on() {
-		return 0, false
-	}
-	return w.HedgeDelay.Delay(method, now)
-}
-
-func (w *hedgeWhile) check() error {
-	if w.on == nil || isNil(w.HedgeDelay) {
-		return fmt.Errorf("HedgeWhile needs a function and a HedgeDelay")
-	}
-	if d, ok := w.HedgeDelay.(interface{ check() error }); ok {
-		return d.check()
-	}
-	return nil
-}
+func (d hedgeAfter) check() error { return checkNotNegative(time.Duration(d)) }

@@ -50,6 +50,14 @@ type hedgeQuantile struct {
 	known   atomic.Int64
 }
 
+// String describes the delay to readers of a policy.
+func (h *hedgeQuantile) String() string {
+	if h.atMost == 0 {
+		return fmt.Sprintf("at the %v quantile of the last minute, at least %v", h.q, h.atLeast)
+	}
+	return fmt.Sprintf("at the %v quantile of the last minute, from %v to %v", h.q, h.atLeast, h.atMost)
+}
+
 func (h *hedgeQuantile) check() error {
 	switch {
 	case !(h.q > 0 && h.q < 1):

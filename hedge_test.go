@@ -37,10 +37,6 @@ func TestHedgingThatCannotBeMeantIsRefused(t *testing.T) {
 			"grpcretry: WithHedging: Delay: HedgeAtQuantile: bounds -1ns and 0s must not be negative" + inMethod},
 		{"bounds crossed", on(Hedging{Delay: HedgeAtQuantile(0.9, time.Second, time.Millisecond)}),
 			"grpcretry: WithHedging: Delay: HedgeAtQuantile: upper bound 1ms is below the lower bound 1s" + inMethod},
-		{"a switch of nothing", on(Hedging{Delay: HedgeWhile(nil, HedgeAfter(0))}),
-			"grpcretry: WithHedging: Delay: HedgeWhile needs a function and a HedgeDelay" + inMethod},
-		{"a switch of what is refused", on(Hedging{Delay: HedgeWhile(func() bool { return true }, HedgeAfter(-1))}),
-			"grpcretry: WithHedging: Delay: -1ns is negative" + inMethod},
 		{"OK", on(Hedging{Delay: HedgeAfter(0), NonFatalCodes: []codes.Code{codes.OK}}),
 			"grpcretry: WithHedging: NonFatalCodes: code OK is no failure" + inMethod},
 		{"in a policy", WithPolicy(Policy{Hedging: &Hedging{}}),
@@ -144,7 +140,7 @@ func TestNoDelayNoHedge(t *testing.T) {
 			says("d").after(time.Hour), says("e"), unavailable().after(2*second)))
 		var on atomic.Bool
 		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
-		client := server.client(t, steady, hedged(Hedging{Delay: HedgeWhile(on.Load, delay)}))
+		client := server.client(t, steady, hedged(Hedging{Delay: switched{on.Load, delay}}))
 		for i, step := range []struct {
 			on      bool
 			reply   string

@@ -506,7 +506,7 @@ func (h *race) arm() {
 func (h *race) abandon(gone error) {
 	reason := gone
 	if gone == nil {
-		reason = ErrConnClosed
+		reason = errConnClosed
 	}
 	h.giveUp(reason, gone)
 }

@@ -52,7 +52,7 @@ func TestClosedConnectionEndsAHedgedCallAtOnce(t *testing.T) {
 				cc := server.conn(t, DialOptions(hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)}))...)
 				time.AfterFunc(3*second/2, func() { cc.Close() })
 				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-				if !errors.Is(err, ErrConnClosed) && status.Code(err) != codes.Canceled {
+				if !errors.Is(err, errConnClosed) && status.Code(err) != codes.Canceled {
 					t.Errorf("Echo = %v, want the closed connection", err)
 				}
 				if got := time.Since(server.start); got != 3*second/2 {

@@ -352,7 +352,7 @@ func (m *hedgeModel) isDue() {
 		m.later = max(2*m.later, m.delay, time.Millisecond)
 		m.due = max(m.now+m.later, m.pushed)
 	default:
-		m.send(sentAttempt{wait: m.delay, source: WaitHedgeDelay})
+		m.send(sentAttempt{wait: m.delay, source: waitHedgeDelay})
 	}
 }
 
@@ -455,7 +455,7 @@ func (m *hedgeModel) ended(number int) {
 
 // judge says which attempt follows a failure, or why none does.
 func (m *hedgeModel) judge(a hedgedAnswer, retryable, committed bool) (next sentAttempt, reason error) {
-	next.source = WaitNonFatal
+	next.source = waitNonFatal
 	if m.pushed > m.now {
 		next.wait, next.source = m.pushed-m.now, WaitPushback
 	}

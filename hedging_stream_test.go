@@ -159,7 +159,7 @@ func TestStreamsAreMeasured(t *testing.T) {
 		on := false
 		delay := &recordedDelay{HedgeDelay: HedgeAfter(second)}
 		cc := server.conn(t, DialOptions(WithMethod("/streams/Expand",
-			WithHedging(Hedging{Budget: Unlimited, Delay: HedgeWhile(func() bool { return on }, delay)})))...)
+			WithHedging(Hedging{Budget: Unlimited, Delay: switched{func() bool { return on }, delay}})))...)
 		for i, step := range []struct {
 			on        bool
 			app, want string

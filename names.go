@@ -41,7 +41,7 @@ var reasons = [...]namedReason{
 	{ErrPushback, "pushback"},
 	{ErrNotRetryable, "not_retryable"},
 	{ErrCommitted, "committed"},
-	{ErrConnClosed, "conn_closed"},
+	{errConnClosed, "conn_closed"},
 	{ErrNotConnected, "not_connected"},
 	{errLeftToGRPC, "left_to_grpc"},
 }

@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -10,58 +9,48 @@ import (
 	"time"
 )
 
-// EventKind says what an [Event] is about.
-type EventKind int
+// An EventKind names what an [Event] is about.
+type EventKind string
 
-// The kinds of events of a call, in the order in which they come. For each attempt
-// there is one AttemptStart and one AttemptEnd, then one Decision if it failed; one
-// CallEnd comes last. The attempts of a hedged call overlap: one that lost ends with
-// [ErrHedgeLost], and without a Decision, as it has not failed.
+// The kinds of events of a call, in the order in which they come. For each attempt there is one
+// AttemptStart and one AttemptEnd, then one Decision if the attempt failed; one CallEnd comes
+// last. The attempts of a hedged call overlap. An attempt that lost ends with [ErrHedgeLost] and
+// without a Decision, because it has not failed.
 const (
-	AttemptStart EventKind = iota
-	AttemptEnd
-	Decision
-	CallEnd
+	AttemptStart EventKind = "attempt_start"
+	AttemptEnd   EventKind = "attempt_end"
+	Decision     EventKind = "decision"
+	CallEnd      EventKind = "call_end"
 )
-
-var eventKindNames = [...]string{"attempt_start", "attempt_end", "decision", "call_end"}
-
-// String returns "attempt_start", "attempt_end", "decision" or "call_end".
-func (k EventKind) String() string {
-	if k < 0 || int(k) >= len(eventKindNames) {
-		return fmt.Sprintf("EventKind(%d)", int(k))
-	}
-	return eventKindNames[k]
-}
 
 // An Event tells an observer what happens in a call, see [WithObserver].
 type Event struct {
 	Kind   EventKind
-	Method string // "/pkg.Service/Method"
 	Target string // in gRPC's canonical form: "dns:///shop:443"
 
-	// Attempt is the attempt that starts, has ended, or is decided on; at CallEnd the last
-	// one made.
+	// Attempt is the attempt that starts, has ended, or is decided on; at CallEnd, the last
+	// attempt made. It names the method.
 	Attempt Attempt
 
-	// Of a Decision: whether there will be another attempt, after which wait, and if not,
-	// why. Reason is one of the errors of [Error.Reason]. Where the call stops because of
-	// its next wait, or the budget, that wait is told too; else WaitSource is WaitNone. How long
-	// a wait for a connection takes is not known yet: with WaitConnect, Wait is the backoff
-	// that follows it.
-	Retry      bool
+	// Reason is nil in a Decision to make another attempt. Otherwise it says why no further
+	// attempt follows: an error as in [Error.Reason]. In a CallEnd it is set if the call failed.
+	Reason error
+
+	// Wait and WaitSource are set in a Decision: the wait before the next attempt, or the wait
+	// that was rejected because of Reason; a CallEnd repeats the latter. WaitSource is WaitNone
+	// if no wait was computed. With WaitConnect, Wait is the backoff that follows the wait for
+	// a connection, because how long that takes is not known yet.
 	Wait       time.Duration
 	WaitSource WaitSource
-	Reason     error
 
-	// Of CallEnd: what the caller gets, and how long the call took. Reason is set as in a
-	// Decision where the call failed. Attempts are all that were made, in order, where
-	// there was more than one (at most the latest 1000): not to be changed.
+	// Err and Elapsed are set in a CallEnd: what the caller gets, and how long the call took.
+	// Attempts then are all attempts made, in order, if there was more than one (at most the
+	// latest 1000); they must not be changed.
 	Err      error
 	Elapsed  time.Duration
 	Attempts []Attempt
 
-	// Budget is what the call spends from, the one of its target if there is one for each.
+	// Budget is the budget that the call spends from; if there is one per target, that of Target.
 	Budget Budget
 }
 
@@ -137,7 +126,7 @@ func (o *observers) observe(f *facts, e *Event) {
 	if list == nil {
 		return
 	}
-	e.Method, e.Target, e.Budget = f.method, o.targets.of(f), f.budget
+	e.Target, e.Budget = o.targets.of(f), f.budget
 	for _, one := range *list {
 		one.f(f.ctx, *e)
 	}

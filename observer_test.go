@@ -56,7 +56,7 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 					t.Errorf("events are\n%s\nwant\n%s", strings.Join(recorder.lines, "\n"), strings.Join(tt.want, "\n"))
 				}
 				last := recorder.last
-				if last.Err != err || last.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" ||
+				if last.Err != err || last.Attempt.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" ||
 					last.Budget == nil {
 					t.Errorf("the last event is %+v, want method, target, budget and the call's error %v", last, err)
 				}
@@ -114,7 +114,7 @@ func TestObserversAreCalledInOrderAndNilIsIgnored(t *testing.T) {
 func TestObserveAddsAndTakesAway(t *testing.T) {
 	var seen []string
 	note := func(name string) func(context.Context, Event) {
-		return func(_ context.Context, e Event) { seen = append(seen, name+" "+e.Kind.String()) }
+		return func(_ context.Context, e Event) { seen = append(seen, name+" "+string(e.Kind)) }
 	}
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(ok()))

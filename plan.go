@@ -363,7 +363,7 @@ func (p *plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
 	if left := p.notBefore.Sub(now); left > 0 && !p.notBefore.IsZero() {
 		return left, p.pushed
 	}
-	return 0, WaitNonFatal
+	return 0, waitNonFatal
 }
 
 // tooLate reports why no attempt may start after a wait that starts now: its end would reach
@@ -430,7 +430,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 		if !p.next.decided {
 			p.putOff(now)
 		}
-		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: WaitHedgeDelay}}
+		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: waitHedgeDelay}}
 	}
 	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
 	left := p.policy.ConnectWait - p.connectTime
@@ -530,7 +530,7 @@ func (p *plan) due(now time.Time) step {
 // hedge decides about a hedge that is due. If it may not be sent, the attempts in flight run
 // on.
 func (p *plan) hedge(now time.Time) step {
-	v := verdict{Wait: p.delay, WaitSource: WaitHedgeDelay}
+	v := verdict{Wait: p.delay, WaitSource: waitHedgeDelay}
 	p.dueAt = time.Time{}
 	switch {
 	case p.stopped != nil:

@@ -52,8 +52,8 @@ func TestPlanOfAHedgedCall(t *testing.T) {
 		want    step
 		due     time.Duration // after noon; 0 for never
 	}{
-		{"non-fatal", 1, nil, internal, step{verdict: verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
-		{"non-fatal, others are in flight", 2, nil, internal, step{verdict: verdict{Retry: true, WaitSource: WaitNonFatal}, Send: true}, second},
+		{"non-fatal", 1, nil, internal, step{verdict: verdict{Retry: true, WaitSource: waitNonFatal}, Send: true}, second},
+		{"non-fatal, others are in flight", 2, nil, internal, step{verdict: verdict{Retry: true, WaitSource: waitNonFatal}, Send: true}, second},
 		{"fatal", 1, nil, unavailable, stop(ErrNotRetryable, true), 0},
 		{"fatal, others are in flight", 2, nil, unavailable, stop(ErrNotRetryable, true), 0},
 		{"fatal, and the server says stop", 2, nil, failureOf(1, codes.Unavailable).saying("-1"), stop(ErrPushback, true), 0},
@@ -61,7 +61,7 @@ func TestPlanOfAHedgedCall(t *testing.T) {
 		{"the server says stop, others are in flight", 2, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, false), 0},
 		{"pushback", 1, nil, failureOf(1, codes.Internal).saying("7"),
 			step{verdict: verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback}}, 7 * time.Millisecond},
-		{"the connection is closed", 2, nil, internal.with(func(f *failure) { f.Closed = true }), stop(ErrConnClosed, true), 0},
+		{"the connection is closed", 2, nil, internal.with(func(f *failure) { f.Closed = true }), stop(errConnClosed, true), 0},
 		{"the caller is gone", 2, nil, internal.with(func(f *failure) { f.CtxErr = context.Canceled }), stop(context.Canceled, true), 0},
 		{"committed", 2, nil, internal.with(func(f *failure) { f.Committed = true }), stop(ErrCommitted, true), 0},
 		{"all are sent", 3, nil, internal, stop(ErrAttemptsExhausted, false), 0},
@@ -106,7 +106,7 @@ func TestPlanOfAHedgedCall(t *testing.T) {
 			plan.budget, plan.hedges = tt.budget, tt.hedges
 			tt.change(plan)
 			got := plan.due(noon)
-			want := step{verdict: verdict{Retry: tt.paid, Wait: second, WaitSource: WaitHedgeDelay, Reason: tt.want}, Send: tt.paid}
+			want := step{verdict: verdict{Retry: tt.paid, Wait: second, WaitSource: waitHedgeDelay, Reason: tt.want}, Send: tt.paid}
 			if got != want {
 				t.Errorf("Due = %+v, want %+v", got, want)
 			}

@@ -360,7 +360,7 @@ func TestPreviousAttempts(t *testing.T) {
 func TestWaitSourceNames(t *testing.T) {
 	for s, want := range map[WaitSource]string{
 		WaitNone: "none", WaitBackoff: "backoff", WaitPushback: "pushback", WaitRetryInfo: "retry_info",
-		WaitHedgeDelay: "hedge_delay", WaitNonFatal: "non_fatal", WaitConnect: "connect",
+		waitHedgeDelay: "hedge_delay", waitNonFatal: "non_fatal", WaitConnect: "connect",
 		-1: "WaitSource(-1)", 7: "WaitSource(7)",
 	} {
 		if got := s.String(); got != want {

@@ -106,7 +106,7 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 	if r.observed() {
 		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
 		r.observers.observe(f, &Event{Kind: Decision, Attempt: *a,
-			Retry: v.Retry, Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
+			Wait: v.Wait, WaitSource: v.WaitSource, Reason: v.Reason})
 	}
 }
 
@@ -196,6 +196,9 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 	made := p.made(end.last.Number)
 	if r.observed() {
 		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.at.Sub(origin) - f.start}
+		if end.gaveUp != nil {
+			e.Wait, e.WaitSource = end.gaveUp.wait, end.gaveUp.source
+		}
 		if made > 1 {
 			e.Attempts = p.all()
 		}

@@ -431,7 +431,7 @@ func (r *run) judgeEvents() {
 	if r.plain || !r.observed || r.unobservable() {
 		return
 	}
-	var n [grpcretry.CallEnd + 1]int
+	n := map[grpcretry.EventKind]int{}
 	failed := 0
 	for i, e := range r.events {
 		n[e.Kind]++
@@ -1251,7 +1251,7 @@ func (r *run) timeline() string {
 	}
 	for _, e := range r.events {
 		add(e.mark, "    event %v of attempt %d: err %v, retry %v, wait %v, reason %v", e.Kind, e.Attempt.Number,
-			errors.Join(e.Attempt.Err, e.Err), e.Retry, e.Wait, e.Reason)
+			errors.Join(e.Attempt.Err, e.Err), e.Reason == nil, e.Wait, e.Reason)
 	}
 	for _, f := range r.finishes {
 		add(f.mark, "    OnFinish(%v)", f.err)

@@ -80,7 +80,7 @@ func (b *bomb) options() []Option {
 				b.callEnd++
 			}
 			b.mu.Unlock()
-			b.tick(e.Kind.String())
+			b.tick(string(e.Kind))
 		})}
 }
 

@@ -67,7 +67,7 @@ type randomStreams struct {
 	attempts map[string][]*randomAttempt // by seed, in order
 
 	// Of the sequence under way: events by kind, and decisions that were due.
-	events  [CallEnd + 1]int
+	events  map[EventKind]int
 	failed  int
 	retried int
 }
@@ -75,11 +75,14 @@ type randomStreams struct {
 func (r *randomStreams) observe(_ context.Context, e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.events == nil {
+		r.events = map[EventKind]int{}
+	}
 	r.events[e.Kind]++
 	if e.Kind == AttemptEnd && e.Attempt.Err != nil {
 		r.failed++
 	}
-	if e.Kind == Decision && e.Retry {
+	if e.Kind == Decision && e.Reason == nil {
 		r.retried++
 	}
 }
@@ -91,7 +94,7 @@ func (r *randomStreams) account(budget *aBudget) string {
 	budget.mu.Lock()
 	defer budget.mu.Unlock()
 	events, failed, retried := r.events, r.failed, r.retried
-	r.events, r.failed, r.retried = [CallEnd + 1]int{}, 0, 0
+	r.events, r.failed, r.retried = nil, 0, 0
 	switch {
 	case events[CallEnd] != 1 || events[AttemptStart] != events[AttemptEnd] || events[Decision] != failed:
 		return fmt.Sprintf("events by kind are %v, with %d failures", events, failed)

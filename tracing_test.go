@@ -147,7 +147,6 @@ func TestNamesOfConstants(t *testing.T) {
 	}{
 		{FullJitter, "full"}, {NoJitter, "none"}, {Jitter(9), "Jitter(9)"},
 		{WaitNone, "none"}, {WaitRetryInfo, "retry_info"}, {WaitSource(9), "WaitSource(9)"},
-		{AttemptStart, "attempt_start"}, {CallEnd, "call_end"}, {EventKind(9), "EventKind(9)"},
 	} {
 		if got := tt.got.String(); got != tt.want {
 			t.Errorf("%#v is %q, want %q", tt.got, got, tt.want)

@@ -11,8 +11,8 @@ const (
 	WaitBackoff                      // the policy's [Backoff]
 	WaitPushback                     // the server's grpc-retry-pushback-ms trailer
 	WaitRetryInfo                    // a google.rpc.RetryInfo in the server's status
-	WaitHedgeDelay                   // the [HedgeDelay] of a hedged call, which passed without a response
-	WaitNonFatal                     // no wait: another attempt of the hedged call had failed
+	waitHedgeDelay                   // the [HedgeDelay] of a hedged call, which passed without a response
+	waitNonFatal                     // no wait: another attempt of the hedged call had failed
 	WaitConnect                      // the wait for a connection, and the backoff after it
 )
 

@@ -29,7 +29,7 @@ func told(t testing.TB) (*Page, func(grpcretry.Event)) {
 func failedCall(target, method string, attempts int, message, peer string) grpcretry.Event {
 	start := time.Now()
 	e := grpcretry.Event{
-		Kind: grpcretry.CallEnd, Target: target, Method: method,
+		Kind: grpcretry.CallEnd, Target: target,
 		Err: status.Error(codes.Unavailable, message), Reason: grpcretry.ErrAttemptsExhausted,
 		Elapsed: time.Duration(attempts) * time.Second,
 	}
@@ -239,8 +239,8 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 		for range 600 { // ten minutes
 			for i := range 120 {
-				tell(grpcretry.Event{Kind: grpcretry.CallEnd, Target: longName("t", i), Method: longName("/m", i),
-					Attempt: grpcretry.Attempt{Number: 1, Start: time.Now()}, Budget: budgets[i%len(budgets)]})
+				tell(grpcretry.Event{Kind: grpcretry.CallEnd, Target: longName("t", i),
+					Attempt: grpcretry.Attempt{Method: longName("/m", i), Number: 1, Start: time.Now()}, Budget: budgets[i%len(budgets)]})
 			}
 			time.Sleep(time.Second)
 		}
@@ -379,8 +379,8 @@ func TestCallThatSucceedsAtOnceAllocatesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Method: echoMethod, Budget: b,
-		Attempt: grpcretry.Attempt{Number: 1, Start: time.Now()}}
+	e := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Budget: b,
+		Attempt: grpcretry.Attempt{Method: echoMethod, Number: 1, Start: time.Now()}}
 	if got := testing.AllocsPerRun(1000, func() { tell(e) }); got > 0 {
 		t.Errorf("a call that succeeds at once costs the page %v allocations, want none", got)
 	}
@@ -424,8 +424,8 @@ func BenchmarkObserve(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	first := grpcretry.Attempt{Number: 1, Start: time.Now(), Duration: time.Millisecond}
-	success := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Method: echoMethod, Budget: budget, Attempt: first}
+	first := grpcretry.Attempt{Method: echoMethod, Number: 1, Start: time.Now(), Duration: time.Millisecond}
+	success := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Budget: budget, Attempt: first}
 	failure := failedCall("dns:///echo", echoMethod, 4, "the database is down", "10.0.0.7:443")
 	failure.Budget = budget
 	for _, bench := range []struct {

@@ -79,16 +79,15 @@ func endedWithCaller(a *grpcretry.Attempt) bool {
 func newCall(e *grpcretry.Event, began time.Time) *Call {
 	c := &Call{
 		Target:    text(e.Target, maxName),
-		Method:    text(e.Method, maxName),
+		Method:    text(e.Attempt.Method, maxName),
 		Ended:     began.Add(e.Elapsed),
 		ElapsedMs: ms(e.Elapsed),
 		Outcome:   e.Outcome(),
 		Code:      codeName(uint32(grpcretry.Attempt{Err: e.Err}.Code())),
 		Made:      attemptsMade(e),
 	}
-	var gaveUp *grpcretry.Error
-	if errors.As(e.Err, &gaveUp) && gaveUp.WaitSource != grpcretry.WaitNone {
-		c.RefusedWaitMs, c.RefusedWaitSource = ms(gaveUp.Wait), gaveUp.WaitSource.String()
+	if e.WaitSource != grpcretry.WaitNone {
+		c.RefusedWaitMs, c.RefusedWaitSource = ms(e.Wait), e.WaitSource.String()
 	}
 	attempts := firstAndLast(e)
 	c.Attempts = make([]Attempt, 0, len(attempts))
@@ -114,7 +113,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 
 // follows reports whether b was sent because a, or an attempt after a, had failed.
 func follows(b, a *grpcretry.Attempt) bool {
-	return b.WaitSource != grpcretry.WaitNone && b.WaitSource != grpcretry.WaitHedgeDelay && !b.Start.Before(endOf(a))
+	return b.WaitSource != grpcretry.WaitNone && b.WaitSource.String() != hedgeDelay && !b.Start.Before(endOf(a))
 }
 
 // firstAndLast returns the attempts that are kept.

@@ -160,7 +160,7 @@ func (s *source) attemptFailed(e *grpcretry.Event) {
 func (s *source) decided(e *grpcretry.Event) {
 	at := endOf(&e.Attempt)
 	row := s.row(e)
-	if wait, ok := waitCounter(e.WaitSource); ok && e.Retry {
+	if wait, ok := waitCounter(e.WaitSource); ok && e.Kind == grpcretry.Decision && e.Reason == nil {
 		row.step(s.page.age(at)).count(wait)
 	}
 	s.page.look(row, e.Budget, at)
@@ -210,7 +210,7 @@ func (p *Page) age(t time.Time) time.Duration { return max(0, t.Sub(p.since)) }
 
 // row finds where to count, on the path of every call.
 func (s *source) row(e *grpcretry.Event) *row {
-	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Method, maxName)}
+	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Attempt.Method, maxName)}
 	if r := (*s.rows.Load())[key]; r != nil {
 		return r
 	}

@@ -100,22 +100,15 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	return all
 }
 
-// describeDelay asks the delays of package grpcretry; others might count how often they are asked.
+// describeDelay describes a delay, with what a quantile has measured by now. Delays of others are
+// not asked, because they may count their calls.
 func describeDelay(d grpcretry.HedgeDelay, method string) string {
-	switch reflect.TypeOf(d) {
-	case reflect.TypeOf(grpcretry.HedgeAfter(0)):
-		fixed, _ := d.Delay(method, time.Now())
-		return "after " + length(fixed)
-	case reflect.TypeOf(grpcretry.HedgeAtQuantile(0, 0, 0)):
-		if measured, ok := d.Delay(method, time.Now()); ok {
-			return fmt.Sprintf("after a measured time, now %s", length(measured))
+	if reflect.TypeOf(d) == reflect.TypeOf(grpcretry.HedgeAtQuantile(0, 0, 0)) {
+		measured, ok := d.Delay(method, time.Now())
+		if !ok {
+			return "after a measured time, not known yet"
 		}
-		return "after a measured time, not known yet"
-	case reflect.TypeOf(grpcretry.HedgeWhile(nil, nil)):
-		if delay, ok := d.Delay(method, time.Now()); ok {
-			return fmt.Sprintf("after %s now, while switched on", length(delay))
-		}
-		return "while switched on, not now"
+		return "after a measured time, now " + length(measured)
 	}
 	if s, ok := d.(fmt.Stringer); ok {
 		return text(s.String(), maxName)

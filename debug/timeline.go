@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/grpcretry/grpcretry"
 )
 
 // A callView is one call of the list.
@@ -139,7 +137,7 @@ func (c *Call) follower(i int) *Attempt {
 	return nil
 }
 
-var hedgeDelay = grpcretry.WaitHedgeDelay.String()
+const hedgeDelay = "hedge_delay"
 
 // newTimeline puts attempts that overlap, as hedges do, below each other.
 func newTimeline(c *Call) timeline {

@@ -288,10 +288,10 @@ func TestClassifierSeesHedges(t *testing.T) {
 		t.Fatalf("the classifier saw %d attempts, want 2", len(*seen))
 	}
 	a, b := (*seen)[0], (*seen)[1]
-	if a.Number != 2 || !a.Hedge || a.Wait != sec || a.WaitSource != grpcretry.WaitHedgeDelay || a.Start.Sub(epoch) != sec || a.Duration != 200*ms {
+	if a.Number != 2 || !a.Hedge || a.Wait != sec || a.WaitSource.String() != "hedge_delay" || a.Start.Sub(epoch) != sec || a.Duration != 200*ms {
 		t.Errorf("second attempt %+v", a)
 	}
-	if b.Number != 3 || !b.Hedge || b.Wait != 0 || b.WaitSource != grpcretry.WaitNonFatal || b.Start.Sub(epoch) != 1200*ms {
+	if b.Number != 3 || !b.Hedge || b.Wait != 0 || b.WaitSource.String() != "non_fatal" || b.Start.Sub(epoch) != 1200*ms {
 		t.Errorf("third attempt %+v", b)
 	}
 }
