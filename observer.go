@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// EventKind says what an [Event] is about.
+// EventKind is the kind of an [Event].
 type EventKind int
 
-// The kinds of events of a call, in the order in which they come. For each attempt
-// there is one AttemptStart and one AttemptEnd, then one Decision if it failed; one
-// CallEnd comes last. The attempts of a hedged call overlap: one that lost ends with
-// [ErrHedgeLost], and without a Decision, as it has not failed.
+// The kinds of a call's events, in their order. Each attempt has one AttemptStart and one
+// AttemptEnd, then one Decision if it failed; one CallEnd comes last. The attempts of a hedged
+// call overlap: an attempt that lost ends with [ErrHedgeLost], and without a Decision, because
+// it has not failed.
 const (
 	AttemptStart EventKind = iota
 	AttemptEnd
@@ -34,34 +34,34 @@ func (k EventKind) String() string {
 	return eventKindNames[k]
 }
 
-// An Event tells an observer what happens in a call, see [WithObserver].
+// An Event is one moment of a call, as observers see it; see [WithObserver].
 type Event struct {
 	Kind   EventKind
 	Method string // "/pkg.Service/Method"
 	Target string // in gRPC's canonical form: "dns:///shop:443"
 
-	// Attempt is the attempt that starts, has ended, or is decided on; at CallEnd the last
-	// one made.
+	// Attempt is the attempt that starts, has ended, or was decided on. At CallEnd it is the
+	// decisive one: the attempt that succeeded, or failed last.
 	Attempt Attempt
 
-	// Of a Decision: whether there will be another attempt, after which wait, and if not,
-	// why. Reason is one of the errors of [Error.Reason]. Where the call stops because of
-	// its next wait, or the budget, that wait is told too; else WaitSource is WaitNone. How long
-	// a wait for a connection takes is not known yet: with WaitConnect, Wait is the backoff
-	// that follows it.
+	// A Decision says whether another attempt follows (Retry), after which Wait, and if not, the
+	// Reason, which is one of the errors of [Error.Reason]. If the call stops because of the next
+	// wait, or of the budget, Wait is the wait that was rejected; otherwise WaitSource is
+	// WaitNone. How long a wait for a connection takes is not known yet: with WaitConnect, Wait
+	// is the backoff that follows it.
 	Retry      bool
 	Wait       time.Duration
 	WaitSource WaitSource
 	Reason     error
 
-	// Of CallEnd: what the caller gets, and how long the call took. Reason is set as in a
-	// Decision where the call failed. Attempts are all that were made, in order, where
-	// there was more than one (at most the latest 1000): not to be changed.
+	// A CallEnd has the error that the caller gets, and the length of the call. If the call
+	// failed, Reason is set as in a Decision. Attempts are all attempts in order, if there was
+	// more than one (at most the latest 1000); they must not be changed.
 	Err      error
 	Elapsed  time.Duration
 	Attempts []Attempt
 
-	// Budget is what the call spends from, the one of its target if there is one for each.
+	// Budget is the budget that the call spends from. If each target has one, it is the target's.
 	Budget Budget
 }
 
@@ -75,10 +75,9 @@ func (e Event) Outcome() string {
 	return outcomeOf(e.Attempt.Number, e.Attempt.Hedge)
 }
 
-// Observe adds an observer to a Retrier that is in use, and returns what takes it away
-// again; see [WithObserver]. Calls that are under way are observed from then on, so f may
-// see the end of what it has not seen begin, and may be called once more just after stop.
-// While nobody observes, it costs nothing.
+// Observe adds an observer to a Retrier that may be in use; stop removes it. See [WithObserver].
+// Calls in flight are observed from then on, so f may see the end of a call without its start,
+// and may be called once more just after stop. A Retrier without observers pays nothing for them.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.report.observers.add(f)
 }
@@ -143,7 +142,7 @@ func (o *observers) observe(f *facts, e *Event) {
 	}
 }
 
-// targetNames remembers the canonical form of targets, which gRPC puts together anew each time.
+// targetNames caches the canonical form of targets, which gRPC builds anew each time.
 type targetNames struct {
 	mu    sync.Mutex // held to add one; the map is replaced, never changed
 	names atomic.Pointer[map[string]string]
