@@ -417,8 +417,8 @@ func TestARetryOfAnAbandonedStreamIsNotSentTooLate(t *testing.T) {
 func TestASlowBudgetAtTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(ok().after(5*second), ok()))
-		if _, err := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{})).Echo(t.Context(),
-			request()); err != nil {
+		client := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithBudget(sluggish{}))
+		if _, err := client.Echo(t.Context(), request()); err != nil {
 			t.Error(err)
 		}
 		if got := time.Since(server.start); got != 6*second { // the response came before the verdict

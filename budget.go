@@ -60,16 +60,6 @@ const (
 	Ignored                 // anything else: another failure, the caller gave up, a lost hedge
 )
 
-var resultNames = [...]string{"succeeded", "answered", "failed", "ignored"}
-
-// String returns "succeeded", "answered", "failed" or "ignored".
-func (r Result) String() string {
-	if r < 0 || int(r) >= len(resultNames) {
-		return fmt.Sprintf("Result(%d)", int(r))
-	}
-	return resultNames[r]
-}
-
 // Unlimited is a budget that never refuses. With it a client can multiply the load
 // on a failing server by MaxAttempts.
 var Unlimited Budget = unlimited{}

@@ -461,15 +461,6 @@ func TestBudgetsAllocateNothing(t *testing.T) {
 	}
 }
 
-func TestResultNames(t *testing.T) {
-	for r, want := range map[Result]string{Succeeded: "succeeded", Answered: "answered", Failed: "failed", Ignored: "ignored",
-		-1: "Result(-1)", 4: "Result(4)"} {
-		if got := r.String(); got != want {
-			t.Errorf("Result(%d).String() = %q, want %q", int(r), got, want)
-		}
-	}
-}
-
 func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 	throttle, err := NewThrottle(10, 0.1)
 	if err != nil {

@@ -457,8 +457,8 @@ func (c *call) leave(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
 	c.plan().leave()
 	info := a.ended(err, now)
-	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: ErrLeftToGRPC}, now)
-	c.end(&callFailure{last: info, err: err, reason: ErrLeftToGRPC, at: now})
+	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: errLeftToGRPC}, now)
+	c.end(&callFailure{last: info, err: err, reason: errLeftToGRPC, at: now})
 	return err
 }
 

@@ -272,15 +272,6 @@ func TestCodesThatDoNotExistAreNotRetried(t *testing.T) {
 	})
 }
 
-func TestClassificationNames(t *testing.T) {
-	for c, want := range map[Classification]string{Default: "default", Retry: "retry", Stop: "stop", -1: "Classification(-1)",
-		3: "Classification(3)"} {
-		if got := c.String(); got != want {
-			t.Errorf("Classification(%d).String() = %q, want %q", int(c), got, want)
-		}
-	}
-}
-
 func TestCodesOfAContextSentByTheServer(t *testing.T) {
 	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
 		t.Run(code.String(), func(t *testing.T) {

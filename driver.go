@@ -17,8 +17,8 @@ import (
 //   - [Plan.Sent] for each attempt, the first included, when it sends the attempt;
 //   - [Plan.Ended] once for each attempt, when it ends;
 //   - [Plan.Overdue] when an attempt has run for the attempt timeout;
-//   - [Plan.Due] at [Plan.DueAt];
-//   - [Plan.Leave] if the call ends while no attempt is in flight, because its caller has gone.
+//   - [Plan.Due] at [Plan.DueAt], and as soon as the call's context ends while no attempt is in
+//     flight.
 //
 // Nothing here waits, reads a clock or draws a random number: times and random numbers are the
 // driver's, and may be simulated. Observers, the logger, spans and metrics see nothing of the
@@ -141,8 +141,13 @@ func (p *Plan) Overdue(a Attempt, now time.Time, u float64) (cut bool) {
 }
 
 // Due returns what is to be done at DueAt, or when there is a connection that a Step has asked
-// to wait for.
+// to wait for. If the call's context has ended, the call is over, and what was withdrawn for an
+// attempt that will not be sent is given back.
 func (p *Plan) Due(now time.Time) Step {
+	if reason := endOf(p.ctx, now); reason != nil {
+		p.plan.leave()
+		return Step{End: true, Reason: reason}
+	}
 	if p.plan.connecting != nil && now.Before(p.plan.dueAt) {
 		return p.plan.connected(now).public()
 	}
@@ -152,9 +157,6 @@ func (p *Plan) Due(now time.Time) Step {
 // DueAt returns when to call [Plan.Due], the zero time for never. Every other method may change
 // it.
 func (p *Plan) DueAt() time.Time { return p.plan.dueAt }
-
-// Leave gives back what was withdrawn for an attempt that will not be sent.
-func (p *Plan) Leave() { p.plan.leave() }
 
 func (p *Plan) failure(a Attempt, now time.Time) failure {
 	return failure{Attempt: a, Unsent: a.Unsent, CtxErr: endOf(p.ctx, now)}

@@ -12,7 +12,7 @@ import (
 const someMethod = "/shop.v1.Catalog/GetItem"
 
 // newPlan is the public Plan of a call that starts at noon.
-func newPlan(t *testing.T, ctx context.Context, opts ...Option) *Plan { //nolint:revive // t comes first in tests
+func newPlan(t *testing.T, ctx context.Context, opts ...Option) *Plan {
 	t.Helper()
 	r, err := New(opts...)
 	if err != nil {
@@ -146,15 +146,19 @@ func TestPlanEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A plan that is left gives back what was withdrawn for the retry that is not sent.
-func TestPlanIsLeft(t *testing.T) {
+// If the context ends before a retry is sent, what was withdrawn for that is given back.
+func TestPlanGivesBackARetryThatIsNotSent(t *testing.T) {
 	budget := &tally{}
-	plan := newPlan(t, t.Context(), WithBudget(budget))
+	ctx, cancel := context.WithCancel(t.Context())
+	plan := newPlan(t, ctx, WithBudget(budget))
 	first, _ := plan.Sent(noon)
 	if got := plan.Ended(failed(first, codes.Unavailable), noon, 0.5); got != (Step{}) {
 		t.Fatalf("Ended = %+v, want a wait", got)
 	}
-	plan.Leave()
+	cancel()
+	if got, want := plan.Due(noon), (Step{End: true, Reason: context.Canceled}); got != want {
+		t.Errorf("Due = %+v, want %+v", got, want)
+	}
 	if want := (counts{withdrawn: 1, refunded: 1, told: [4]int{Failed: 1}, highest: 1}); budget.counts != want || !plan.DueAt().IsZero() {
 		t.Errorf("budget is %+v, due at %v; want %+v, never", budget.counts, plan.DueAt(), want)
 	}

@@ -363,7 +363,7 @@ func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	case h.decided:
 		h.late(a, won, now)
 	case h.made == int(a.number) && c.leaves(a):
-		h.lost = &defeat{attempt: a, err: err, verdict: verdict{Reason: ErrLeftToGRPC}}
+		h.lost = &defeat{attempt: a, err: err, verdict: verdict{Reason: errLeftToGRPC}}
 		h.decide()
 	default:
 		h.failed(a, err, now)
@@ -537,7 +537,7 @@ func (h *race) conclude() error {
 	if h.made > 1 || c.stream != nil {
 		c.options.show(lost.attempt)
 	}
-	if lost.verdict.Reason == ErrLeftToGRPC { //nolint:errorlint // set here
+	if lost.verdict.Reason == errLeftToGRPC { //nolint:errorlint // set here
 		c.retrier.report.leftToGRPC(&c.facts)
 		return c.leave(lost.attempt, lost.err, now)
 	}

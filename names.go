@@ -43,7 +43,7 @@ var reasons = [...]namedReason{
 	{ErrCommitted, "committed"},
 	{ErrConnClosed, "conn_closed"},
 	{ErrNotConnected, "not_connected"},
-	{ErrLeftToGRPC, "left_to_grpc"},
+	{errLeftToGRPC, "left_to_grpc"},
 }
 
 // The values of telemetry.AttrDecision.

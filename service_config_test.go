@@ -111,7 +111,7 @@ func TestHedgedCallsLeftToGRPC(t *testing.T) {
 					t.Errorf("Echo = %v, budget asked at %v and told %v, want %v, never and once", err, budget.asked, budget.heard, tt.code)
 				}
 				for _, e := range events.events {
-					if (e.Kind == Decision || e.Kind == CallEnd && err != nil) && e.Reason != ErrLeftToGRPC {
+					if (e.Kind == Decision || e.Kind == CallEnd && err != nil) && e.Reason != errLeftToGRPC {
 						t.Errorf("%v has reason %v, want that it is left to gRPC", e.Kind, e.Reason)
 					}
 				}

@@ -103,7 +103,8 @@ type streamAttempt struct {
 	sending bool  // a goroutine hands it what is in the queue
 	broken  error // why we ended the attempt: SendMsg or CloseSend failed
 
-	panicked any // what a goroutine of ours panicked with
+	binding  bool // committed, and afterCommit is still to report that to the plan
+	panicked any  // what a goroutine of ours panicked with
 
 	waiting  time.Duration // since when a goroutine has received, if there is a timeout
 	unseen   *time.Timer   // until then, headers that have come must have been seen
@@ -139,7 +140,7 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	case !isEOF(err): // gRPC has ended the stream with it
 		s.end(at, err)
 	case s.desc.ClientStreams:
-		at.stream.Trailer() // gRPC must not retry what the application has heard has ended
+		at.stream.Context() // gRPC must not retry a stream whose end the application has seen
 	}
 	return s.sendError(err)
 }

@@ -117,6 +117,7 @@ func (s *retryStream) publish(at *streamAttempt) {
 // without mu.
 func (s *retryStream) commit(at *streamAttempt) {
 	at.fate = fateCommitted
+	at.binding = true
 	at.stopWatching()
 	s.to(phaseCommitted)
 	clear(s.queue[:at.sent]) // they are not sent again
@@ -141,6 +142,8 @@ func (s *retryStream) afterCommit(at *streamAttempt) {
 		s.call.plan().commit(int(at.number))
 	}
 	s.mu.Lock()
+	at.binding = false
+	s.changed()
 	over, err := at.over, at.overErr
 	s.mu.Unlock()
 	if over { // gRPC has reported that, and will not again
@@ -350,8 +353,10 @@ func (s *retryStream) crash(a *attempt) {
 	s.call.endCrashed(final)
 }
 
-// end ends a committed call. gRPC reports the end first, or the method that sees it.
+// end ends a committed call. gRPC reports the end first, or the method that sees it. If another
+// goroutine is just committing the call, end waits for that: the plan serves one at a time.
 func (s *retryStream) end(at *streamAttempt, err error) {
+	s.until(func() bool { return !at.binding || s.phase != phaseCommitted })
 	s.mu.Lock()
 	ends := s.phase == phaseCommitted && s.at == at
 	if ends {

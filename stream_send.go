@@ -212,7 +212,7 @@ func (s *retryStream) drain(at *streamAttempt) error {
 			// gRPC may be about to retry the call transparently in RecvMsg. If it does that
 			// still, it has kept this message, and takes the next ones.
 			ended = true
-			at.stream.Trailer()
+			at.stream.Context() // see whySendFailed
 		default:
 			failed = err
 			return err
@@ -384,7 +384,9 @@ func (s *retryStream) whySendFailed(at *streamAttempt) error {
 	if err := s.knownCause(at); err != nil {
 		return err
 	}
-	at.stream.Trailer() // gRPC must not retry what the application has heard has ended
+	// gRPC must not retry a stream whose end the application has seen. Context commits it, as Trailer
+	// does, which may be read only after the end.
+	at.stream.Context()
 	if md, err := at.stream.Header(); md != nil || err != nil {
 		return nil
 	}

@@ -146,9 +146,7 @@ func TestNamesOfConstants(t *testing.T) {
 		want string
 	}{
 		{FullJitter, "full"}, {NoJitter, "none"}, {Jitter(9), "Jitter(9)"},
-		{Default, "default"}, {Stop, "stop"}, {Classification(-1), "Classification(-1)"},
 		{WaitNone, "none"}, {WaitRetryInfo, "retry_info"}, {WaitSource(9), "WaitSource(9)"},
-		{Succeeded, "succeeded"}, {Ignored, "ignored"}, {Result(9), "Result(9)"},
 		{AttemptStart, "attempt_start"}, {CallEnd, "call_end"}, {EventKind(9), "EventKind(9)"},
 	} {
 		if got := tt.got.String(); got != tt.want {

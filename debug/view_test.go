@@ -232,7 +232,7 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 	}
 	for _, reason := range []error{
 		grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrDeadline, grpcretry.ErrMaxElapsed, grpcretry.ErrPushback,
-		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrConnClosed, grpcretry.ErrLeftToGRPC, grpcretry.ErrNotConnected,
+		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrConnClosed, grpcretry.ErrNotConnected,
 		context.DeadlineExceeded, context.Canceled,
 	} {
 		e := grpcretry.Event{Err: reason, Reason: reason, Attempt: grpcretry.Attempt{Number: 1}}

@@ -181,8 +181,15 @@ func snippetProgram(snippets []snippet) (string, error) {
 }
 
 // body returns the body of a function that runs the snippet and tries its value, if it is an
-// expression, or else the variables that it declares.
+// expression, or else the variables that it declares. Of a snippet that only imports a package,
+// the path is compared with the one that the other snippets use.
 func (s snippet) body() (string, error) {
+	if path, ok := strings.CutPrefix(strings.TrimSpace(s.code), "import "); ok {
+		if path = strings.Trim(path, `"`); !slices.Contains(slices.Collect(maps.Values(packages)), path) {
+			return "", fmt.Errorf("imports %s, which no snippet uses", path)
+		}
+		return "return nil\n", nil
+	}
 	if _, err := parser.ParseExpr(s.code); err == nil {
 		return "return try(" + strings.TrimSpace(s.code) + ")\n", nil
 	}

@@ -486,12 +486,12 @@ func (r *run) forget(i int32, c *call) {
 // cancelCall ends a downstream call whose caller has given up.
 func (r *run) cancelCall(i int32) {
 	c := r.calls.at(i)
+	c.context.ended = true
 	if len(c.open) > 0 {
-		c.context.ended = true
 		r.abandon(c.open[0], r.attempts.at(c.open[0]), failures[codes.Canceled])
 		return
 	}
-	c.plan.Leave()
+	c.plan.Due(r.time())
 	r.endCall(i, c, ending{number: c.number, err: failures[codes.Canceled], reason: context.Canceled})
 }
 
