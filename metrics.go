@@ -25,11 +25,11 @@ const (
 	metricCallRetryDelay = "grpc.client.call.retry_delay"
 )
 
-const other = "other" // a method that no stub knows; with the target other, what is over maxMetricRows
+const other = "other" // a method that no stub calls; with the target other, all pairs after maxMetricRows
 
-// maxMetricRows bounds the pairs of target and method, and so the memory: what comes
-// after them is counted as method "other" of target "other". Stubs have a bounded number
-// of methods, but a client that dials each address by itself has no bounded number of targets.
+// maxMetricRows bounds the pairs of target and method, and so the memory: later pairs are
+// counted as method "other" of target "other". Stubs have a bounded number of methods, but the
+// targets of a client that dials each address separately are not bounded.
 const maxMetricRows = 2000
 
 var (
@@ -42,27 +42,27 @@ var (
 		0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1, 2, 5, 10, 20, 50, 100}
 )
 
-// metrics counts what becomes of the calls of a Retrier. The counters are our own, and
-// OpenTelemetry reads them when somebody collects: counting in its instruments would
-// cost each call that succeeds at once several times as much.
+// metrics counts a Retrier's calls and their outcomes. The counters are our own, and
+// OpenTelemetry reads them when it collects: its instruments would cost a call that succeeds on
+// its first attempt several times as much.
 type metrics struct {
 	policies *methodPolicies
 
 	wait metric.Float64Histogram
 
-	// Of gRFC A96; nil unless asked for.
+	// The instruments of gRFC A96; nil unless WithGRPCMetrics is on.
 	retries    metric.Int64Histogram
 	hedges     metric.Int64Histogram
 	retryDelay metric.Float64Histogram
 
 	mu       sync.Mutex // held to add a row; the maps are replaced, never changed
 	rows     atomic.Pointer[map[rowKey]*metricRow]
-	overflow *metricRow // counts what comes after maxMetricRows
+	overflow *metricRow // counts the pairs after maxMetricRows
 	budgets  atomic.Pointer[map[budgetLabels]*budgetRow]
 }
 
-// A rowKey has a target as it was dialed, or in gRPC's canonical form: both lead to the
-// same row, which shows the latter.
+// A rowKey has a target as it was dialed, or in gRPC's canonical form. Both lead to the same
+// row, which shows the canonical form.
 type rowKey struct{ target, method string }
 
 // A metricRow counts the calls of one method to one target.
@@ -80,7 +80,7 @@ type metricRow struct {
 
 	hedgesWon, hedgesWasted int64
 
-	waits [len(waitSourceNames)][]metric.RecordOption // by source; slices, to allocate none when they are used
+	waits [len(waitSourceNames)][]metric.RecordOption // by source; slices, so that using them allocates nothing
 	a96   []metric.RecordOption
 }
 
@@ -94,11 +94,11 @@ type budgetRow struct {
 	refusals atomic.Int64
 }
 
-// A meter keeps the metrics of a Retrier and its copies registered as long as one of
-// them lives.
+// A meter keeps the metrics of a Retrier and its copies registered as long as one of them is
+// reachable.
 type meter struct{ *metrics }
 
-// newMeter makes the instruments; nil where no metrics were asked for.
+// newMeter makes the instruments. It returns nil without WithMeterProvider.
 func newMeter(c *config, policies *methodPolicies) (*meter, error) {
 	if !c.metrics {
 		return nil, nil
@@ -167,13 +167,13 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 	return registration, errors.Join(append(errs, err)...)
 }
 
-// observables are the instruments that are read when somebody collects.
+// observables are the instruments that OpenTelemetry reads when it collects.
 type observables struct {
 	attempts, calls, rescued, wasted, hedges, passed, refusals metric.Int64Observable
 	balance                                                    metric.Float64Observable
 }
 
-// observe reports every count there is.
+// observe reports every count.
 func (m *metrics) observe(to metric.Observer, o *observables) {
 	seen := map[*metricRow]bool{} // a row may have two keys
 	rows := *m.rows.Load()
@@ -240,7 +240,7 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 // callPassed counts a call that passed straight through.
 func (m *metrics) callPassed(f *facts) { m.row(f).passed.add() }
 
-// callSucceeded counts an attempt that ended its call well.
+// callSucceeded counts an attempt that succeeded, and with it the call.
 func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
 	row := m.row(f)
 	if a.number == 1 && p.none() {
@@ -264,13 +264,13 @@ func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
 // attemptFailed counts an attempt that failed, and what was decided.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	row := m.row(f)
-	if v.Retry && v.WaitSource != WaitConnect { // that one is known when it is over
+	if v.Retry && v.WaitSource != WaitConnect { // its length is known when it is over
 		m.recordWait(f, row, v)
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{knownCodeName(a.Code()), decisionName(v.Retry)}]++
 	switch {
-	case a.Unsent: // it was free, and cost no server anything
+	case a.Unsent: // it was not charged, and cost no server anything
 	case a.Hedge:
 		row.hedgesWasted++
 	case a.Number > 1:
@@ -390,11 +390,11 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
 }
 
-// addBudgets makes the budgets known that calls to a new target can spend from.
+// addBudgets adds the budgets that calls to a new target can spend from.
 func (m *metrics) addBudgets(target, dialed string) {
 	for scope, p := range m.policies.budgetScopes() {
 		budget := func() Budget { return p.Budget }
-		if each, ok := p.Budget.(*perTarget); ok { // whose target may be forgotten, and get a new one
+		if each, ok := p.Budget.(*perTarget); ok { // it may forget the target, and make a new budget for it
 			each.of(dialed, func() string { return target })
 			budget = func() Budget { return each.known(target) }
 		}

@@ -14,8 +14,8 @@ import (
 
 // ReasonName returns the short form of a reason to stop ([Error.Reason], [Event.Reason]) that
 // span attributes, metrics and logs use. There are few such words, so they suit the label of a
-// metric; the package comment lists them. An error that is no reason of this package is the
-// cause of the caller's cancellation, "cancelled".
+// metric; docs/observing.md in the repository lists them. An error that is no reason of this
+// package is the cause of the caller's cancellation, "cancelled".
 func ReasonName(reason error) string {
 	for _, r := range reasons {
 		if reason == r.err { //nolint:errorlint // a caller's cause may wrap one of ours, and is none

@@ -28,8 +28,8 @@ type Event struct {
 	Kind   EventKind
 	Target string // in gRPC's canonical form: "dns:///shop:443"
 
-	// Attempt is the attempt that starts, has ended, or is decided on; at CallEnd, the last
-	// attempt made. It names the method.
+	// Attempt is the attempt that starts, has ended, or was decided on. At CallEnd it is the
+	// decisive one: the attempt that succeeded, or failed last. It names the method.
 	Attempt Attempt
 
 	// Reason is nil in a Decision to make another attempt. Otherwise it says why no further
@@ -64,10 +64,9 @@ func (e Event) Outcome() string {
 	return outcomeOf(e.Attempt.Number, e.Attempt.Hedge)
 }
 
-// Observe adds an observer to a Retrier that is in use, and returns what takes it away
-// again; see [WithObserver]. Calls that are under way are observed from then on, so f may
-// see the end of what it has not seen begin, and may be called once more just after stop.
-// While nobody observes, it costs nothing.
+// Observe adds an observer to a Retrier that may be in use; stop removes it. See [WithObserver].
+// Calls in flight are observed from then on, so f may see the end of a call without its start,
+// and may be called once more just after stop. A Retrier without observers pays nothing for them.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.report.observers.add(f)
 }
@@ -132,7 +131,7 @@ func (o *observers) observe(f *facts, e *Event) {
 	}
 }
 
-// targetNames remembers the canonical form of targets, which gRPC puts together anew each time.
+// targetNames caches the canonical form of targets, which gRPC builds anew each time.
 type targetNames struct {
 	mu    sync.Mutex // held to add one; the map is replaced, never changed
 	names atomic.Pointer[map[string]string]

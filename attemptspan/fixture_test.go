@@ -253,12 +253,12 @@ func line(s sdktrace.ReadOnlySpan, start time.Time) string {
 	return strings.Join(parts, " ") + "\n"
 }
 
-// text is those attributes that say something of attempts, with short keys.
+// text is the attributes that concern attempts, with short keys, without status messages.
 func text(attrs []attribute.KeyValue) string {
 	var parts []string
 	for _, a := range attrs {
 		key := string(a.Key)
-		if short, ours := strings.CutPrefix(key, "grpcretry."); ours {
+		if short, ours := strings.CutPrefix(key, "grpcretry."); ours && key != telemetry.AttrMessage {
 			parts = append(parts, short+"="+a.Value.String())
 		} else if key == "rpc.response.status_code" || key == "previous-rpc-attempts" {
 			parts = append(parts, a.Value.String())

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// This file answers the four questions that the page begins with.
+// This file answers the four questions at the top of the page.
 
-// An answer is one of them.
+// An answer is the answer to one of the questions.
 type answer struct {
 	Question string
 	Short    string // in one or two words
@@ -27,10 +27,10 @@ type answer struct {
 type item struct {
 	Name, Words, Count string
 	Bar                string // its width
-	Quiet              bool   // no matter of retries
+	Quiet              bool   // retries have nothing to do with it
 }
 
-// said is a status message, of a peer.
+// said is a status message that a peer sent.
 type said struct{ Words, Peer, Ago string }
 
 func answers(s *Snapshot, all bool) []answer {
@@ -63,7 +63,7 @@ func isRetrying(c, other *Counts, steps []Step) answer {
 		a.Short, a.Tone = "Yes", "warn"
 	}
 	if c.Attempts > 0 {
-		a.More = append(a.More, fmt.Sprintf("%s, %s at once",
+		a.More = append(a.More, fmt.Sprintf("%s, %s on the first attempt",
 			plural(c.Calls, "call", "calls"), plural(c.FirstTry, "success", "successes")))
 	}
 	if c.Hedges > 0 {
@@ -156,7 +156,7 @@ func whatStopped(c, other *Counts) answer {
 	return a
 }
 
-// stops are the reasons that calls failed for, what retries have to do with first.
+// stops returns the reasons why calls failed, those that concern retries first.
 func stops(c *Counts) []item {
 	all := items(c.Stopped, func(name string) bool { return stopWords[name].quiet })
 	for i := range all {
@@ -165,7 +165,7 @@ func stops(c *Counts) []item {
 	return all
 }
 
-// items are counts by name: the largest first, after them those that are quiet.
+// items returns counts by name: the largest first, quiet ones last.
 func items(counts map[string]int64, quiet func(name string) bool) []item {
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		if quiet != nil && quiet(a) != quiet(b) {
@@ -211,8 +211,8 @@ func lastSaid(s *Snapshot, all bool) *said {
 	return nil
 }
 
-// stopWords say why there was no further attempt; quiet are those that no retry would have
-// been for. The names are those of grpcretry.ReasonName.
+// stopWords has words for each grpcretry.ReasonName. A quiet reason ends calls that no policy
+// would have retried.
 var stopWords = map[string]struct {
 	short, long string
 	quiet       bool
@@ -221,18 +221,18 @@ var stopWords = map[string]struct {
 	"budget":            {"Budget", "the retry budget of this client was empty", false},
 	"deadline":          {"Deadline", "the deadline was too near for another attempt", false},
 	"max_elapsed":       {"Max elapsed", "the maximum elapsed time was too near for another attempt", false},
-	"pushback":          {"Pushback", "the server said to stop, or asked for too long a wait", false},
-	"committed":         {"Committed", "the response had begun, so nothing could be sent again", false},
+	"pushback":          {"Pushback", "the server forbade a retry, or asked for too long a wait", false},
+	"committed":         {"Committed", "the response had started, so nothing could be sent again", false},
 	"conn_closed":       {"Closed", "the client connection was closed", true},
 	notConnected:        {"Not connected", "there was no connection to a server in time", false},
-	"not_retryable":     {"Not retryable", "the failure was not one to retry", true},
+	"not_retryable":     {"Not retryable", "the failure was not retryable", true},
 	"left_to_grpc":      {"Left to gRPC", "left to the retryPolicy of the service config", true},
 	"deadline_exceeded": {"Deadline passed", "the deadline of the caller passed", true},
 	"cancelled":         {"Cancelled", "the caller gave up", true},
 	"other":             {"Other", "another reason", true},
 }
 
-// waitCause completes a count of waits.
+// waitCause returns the words after a count of waits.
 func waitCause(source string) string {
 	if source == connect {
 		return "for a connection"

@@ -143,7 +143,7 @@ type barStep struct {
 
 const barHeight = 44.0
 
-// newBars is nil where there is nothing to draw.
+// newBars returns nil if there is nothing to draw.
 func newBars(steps []Step, first, other bar, of func(*Step) (first, other int64)) *bars {
 	highest := int64(0)
 	for i := range steps {

@@ -13,13 +13,13 @@ import (
 // A row counts the calls of one method to one target, by one retrier: since the page was
 // made, and in the last five minutes.
 //
-// The recent past is a ring of steps. The step under way is counted into without a lock; a
-// step that leaves the ring is added to the sum of what was before.
+// The recent past is a ring of steps. Counting into the current step takes no lock; a step that
+// leaves the ring is added to the sum of everything before.
 type row struct {
 	source *source
 	key    rowKey // zero of a row of others
 
-	newest atomic.Int64 // the number of the step under way
+	newest atomic.Int64 // the number of the current step
 	steps  [recentSteps]step
 	level  atomic.Pointer[level] // of the budget last seen, nil before
 
@@ -32,14 +32,14 @@ type row struct {
 // The recent past is Recent, and up to a step more.
 const (
 	stepLength  = 15 * time.Second
-	recentSteps = int64(Recent/stepLength) + 1 // the one under way, and as many full ones
+	recentSteps = int64(Recent/stepLength) + 1 // the current one, and as many full ones
 )
 
-// Recent is what [Snapshot.Recent] and the page mean by the last minutes; they count in
-// steps of 15 s, so it may be up to a step more.
+// Recent is the length of "the last minutes" on the page and in [Snapshot.Recent]. They count
+// in steps of 15 s, so it may be up to a step more.
 const Recent = 5 * time.Minute
 
-// A counter is what is counted of a row, as the place of its count.
+// A counter is the index of a count in a row.
 type counter int
 
 const (
@@ -71,8 +71,8 @@ const (
 	successes = 3
 )
 
-// codeNames are the status codes as gRPC spells them on the wire, by their number, and
-// one for all that a server makes up.
+// codeNames are the status codes as gRPC spells them on the wire, by number, and OTHER for
+// numbers without a name.
 var codeNames = [...]string{
 	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
 	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
@@ -100,8 +100,8 @@ func codeCounter(code uint32) counter {
 
 func codeName(code uint32) string { return codeNames[codeCounter(code)-firstCode] }
 
-// waitCounter is not ok for what is no wait after a failure: a hedge that was due, or an
-// attempt that was sent at once.
+// waitCounter is not ok if there was no wait after a failure: a hedge was due, or the next
+// attempt was sent immediately.
 func waitCounter(s grpcretry.WaitSource) (c counter, ok bool) {
 	i := slices.Index(waitSources[:], s)
 	return firstWait + counter(i), i >= 0
@@ -118,7 +118,7 @@ func (s *step) countIf(when bool, c counter) {
 	}
 }
 
-// counts are the counts of any time.
+// counts are the counts of any period.
 type counts [counters]int64
 
 func (c *counts) add(more *counts) {
@@ -129,7 +129,7 @@ func (c *counts) add(more *counts) {
 
 func newRow(s *source, key rowKey) *row { return &row{source: s, key: key} }
 
-// step is where to count what happened at an age of the page.
+// step returns the step to count into at an age of the page.
 func (r *row) step(age time.Duration) *step {
 	n := int64(age / stepLength)
 	if n > r.newest.Load() {
@@ -138,8 +138,8 @@ func (r *row) step(age time.Duration) *step {
 	return &r.steps[n%recentSteps]
 }
 
-// moveTo makes n the step under way. A count that comes late, into a step that has left
-// the ring, is counted into the one that took its place: none is lost.
+// moveTo makes n the current step. A late count, for a step that has left the ring, goes to the
+// step that took its place: none is lost.
 func (r *row) moveTo(n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -155,7 +155,7 @@ func (r *row) moveTo(n int64) {
 
 // read returns the counts of the recent past, the oldest step first, and of all time.
 func (r *row) read(age time.Duration) (recent history, total counts) {
-	r.step(age) // lets go what is no longer recent
+	r.step(age) // drops steps that are no longer recent
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	total = r.past
@@ -186,8 +186,8 @@ func (h *history) add(more *history) {
 	}
 }
 
-// cutLong cuts s to at most n bytes, at a character, and marks the cut. It keeps alive what
-// s is a part of.
+// cutLong cuts s to at most n bytes, between two characters, and marks the cut. The result
+// shares memory with s.
 func cutLong(s string, n int) string {
 	if len(s) <= n {
 		return s

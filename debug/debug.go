@@ -1,44 +1,41 @@
-// Package debug shows what the retriers of a program are doing, on a page of its own: is
-// this client retrying, why, is it helping, and what stopped it?
+// Package debug serves a page about a program's retriers: is this client retrying, why, is it
+// helping, and what stopped it?
 //
 //	retrier, err := grpcretry.New()
 //	...
 //	http.Handle("/debug/grpcretry", debug.Handler(retrier))
 //
-// The page needs no script and loads nothing else. The same as JSON, a [Snapshot], is
-// under ?format=json.
+// The page needs no script and loads nothing else. With ?format=json it is a [Snapshot].
 //
 // # For an internal port
 //
-// The page shows no request data: no message and no metadata. It shows what else a
-// stranger need not know: targets, methods, the addresses of servers, and the status messages
-// of failed calls. These are the servers' own words, cut to 120 bytes; whoever writes user
-// data into a status message will find it here. So mount it where /debug/pprof would be
-// mounted, on a port for the people who run the program.
+// The page shows no request data: no messages and no metadata. But it shows targets, methods,
+// the addresses of servers, and the status messages of failed calls, cut to 120 bytes. User data
+// that a server writes into a status message appears here. So mount the page where
+// /debug/pprof would be mounted, on a port for the people who run the program.
 //
 // # Query
 //
-//	?window=all       what happened since the page was mounted; without it, in the last five minutes
+//	?window=all       everything since the page was mounted, instead of the last five minutes
 //	?refresh=5        load the page again every 5 seconds, 1 to 3600
 //	?format=json      a [Snapshot]
 //	?retrier=1&target=dns:///shop&method=/shop.Cart/Get
-//	                  only that; each may be left out
+//	                  only these; each may be left out
 //
 // # What it costs
 //
-// Nothing until [Handler] is called. Then each call looks its method up and counts; one
-// that succeeds at once does so with one atomic addition and no allocation. As for any
+// Nothing until [Handler] is called. Then each call looks its method up and counts; a call that
+// succeeds on its first attempt does so with one atomic addition and no allocation. As for any
 // observer, gRPC copies the response headers of each attempt, which costs it three
 // allocations ([grpcretry.WithObserver]). A call that is kept costs about twenty, and some
-// microseconds. Once a second at most, a call asks its budget for the balance.
+// microseconds. At most once a second, a call asks its budget for the balance.
 //
-// Memory is bounded, whatever is called and however long: at most 5 MiB for a page, and
-// 4 KiB for each retrier on it. There are counts for 100 pairs of target and method; calls of what
-// comes after that are counted together, as other. It keeps the last 50 calls that made several
-// attempts or gave up of each pair, 1000 in all (then the pair with the most loses its oldest), and of
-// each of these calls the first attempt and the last 9. Of up to 50 budgets it keeps the
-// level, once a second at most, for five minutes. Methods and targets are cut to 200
-// bytes, addresses of servers to 64. No goroutine is started.
+// Memory is bounded: at most 5 MiB for a page, and 4 KiB for each retrier on it. There are counts
+// for 100 pairs of target and method; later pairs are counted together, as others. For each pair
+// the page keeps the last 50 calls that made several attempts or gave up, 1000 in all (then the
+// pair with the most loses its oldest), and for each of these calls the first attempt and the
+// last 9. For up to 50 budgets it keeps the level, at most once a second, for five minutes.
+// Methods and targets are cut to 200 bytes, addresses of servers to 64. No goroutine is started.
 package debug
 
 import (
@@ -53,7 +50,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// What bounds the memory; the package comment says so.
+// The bounds of the memory, as in the package comment.
 const (
 	maxRows     = 100 // pairs of target and method
 	maxKept     = 50  // calls of one pair
@@ -65,8 +62,8 @@ const (
 	maxPeer     = 64  // bytes of an address
 )
 
-// A Page shows what it has counted since [Handler] made it. It is an [http.Handler], and
-// safe for concurrent use.
+// A Page counts calls from [Handler] on, and shows the counts. It is an [http.Handler], and safe
+// for concurrent use.
 type Page struct {
 	since   time.Time // set by Handler, then only read
 	sources []*source // likewise
@@ -80,12 +77,12 @@ type Page struct {
 	closed  time.Time      // guarded by mu; zero until Close
 }
 
-// Handler makes a page of the calls of the retriers, from now on; how they are retried
-// stays as it is. A retrier that is nil, or named twice, is left out.
+// Handler returns a page about the calls of the retriers from now on. It does not change how
+// they are retried. A retrier that is nil, or named twice, is ignored.
 //
-// Each call of Handler makes a page that counts by itself, so mount the same page where
-// you want to see the same numbers. A page counts until [Page.Close], also when nobody
-// serves it; most programs keep it for as long as they run.
+// Each page counts separately: to see the same numbers in two places, mount the same page. A
+// page counts until [Page.Close], even if nobody serves it; most programs keep it for as long as
+// they run.
 func Handler(retriers ...*grpcretry.Retrier) *Page {
 	p := &Page{since: time.Now(), budgets: map[any]*level{}}
 	seen := map[*grpcretry.Retrier]bool{nil: true}
@@ -105,8 +102,8 @@ func Handler(retriers ...*grpcretry.Retrier) *Page {
 	return p
 }
 
-// Close ends the counting, and with it what the page costs each call. The page can still
-// be served: it shows what it has, and when it was closed. Closing twice does no harm.
+// Close stops counting, so that calls pay nothing for the page any more. The page can still be
+// served: it shows its counts, and when it was closed. A second Close does nothing.
 func (p *Page) Close() {
 	for _, stop := range p.stops {
 		stop()
@@ -121,18 +118,18 @@ func (p *Page) Close() {
 // A source is one retrier of a page.
 type source struct {
 	page    *Page
-	number  int // 1 for the first one given to Handler, and so on
+	number  int // 1 for the first retrier passed to Handler, and so on
 	retrier *grpcretry.Retrier
 
 	// rows are replaced, never changed, so that calls find theirs without a lock.
 	rows   atomic.Pointer[map[rowKey]*row]
-	others *row // for what comes after maxRows
+	others *row // for pairs after maxRows
 }
 
-// A rowKey is cut to maxName.
+// A rowKey has names cut to maxName.
 type rowKey struct{ target, method string }
 
-// observe counts. A call that succeeds at once has one event that matters: its end.
+// observe counts. Only the end of a call matters if its first attempt succeeds.
 func (s *source) observe(_ context.Context, e grpcretry.Event) {
 	switch {
 	case e.Kind == grpcretry.AttemptEnd && e.Attempt.Err != nil:
@@ -181,8 +178,8 @@ func (s *source) ended(e *grpcretry.Event) {
 	}
 }
 
-// attemptsMade is the number of attempts of the call that a CallEnd is about: where they
-// were hedged, the decisive one need not be the last.
+// attemptsMade returns the number of attempts of the call that a CallEnd is about. In a hedged
+// call the decisive attempt need not be the last.
 func attemptsMade(e *grpcretry.Event) int {
 	if n := len(e.Attempts); n > 0 {
 		return max(e.Attempt.Number, e.Attempts[n-1].Number)
@@ -190,25 +187,25 @@ func attemptsMade(e *grpcretry.Event) int {
 	return e.Attempt.Number
 }
 
-// endOf is when an attempt ended.
+// endOf returns when an attempt ended.
 func endOf(a *grpcretry.Attempt) time.Time { return a.Start.Add(a.Duration) }
 
-// callStart is when the call began that a CallEnd is about.
+// callStart returns when the call started that a CallEnd is about.
 func callStart(e *grpcretry.Event) time.Time {
 	switch {
 	case len(e.Attempts) == 0:
 		return e.Attempt.Start
-	case e.Attempts[0].Number > 1: // of so many, the first are not told
+	case e.Attempts[0].Number > 1: // the first of very many are not kept
 		return endOf(&e.Attempt).Add(-e.Elapsed)
 	default:
 		return e.Attempts[0].Start
 	}
 }
 
-// age is how long the page had counted at t.
+// age returns how long the page had counted at t.
 func (p *Page) age(t time.Time) time.Duration { return max(0, t.Sub(p.since)) }
 
-// row finds where to count, on the path of every call.
+// row finds the row to count into, on the path of every call.
 func (s *source) row(e *grpcretry.Event) *row {
 	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Attempt.Method, maxName)}
 	if r := (*s.rows.Load())[key]; r != nil {

@@ -199,7 +199,7 @@ func TestHedgesAreCountedAndDrawn(t *testing.T) {
 		{"hang 500ms:gone", Counts{Calls: 1, Lost: 1, Attempts: 2, Hedges: 1, HedgesWasted: 1,
 			Stopped: map[string]int64{"not_retryable": 1}, Failed: map[string]int64{"NOT_FOUND": 1}},
 			"not_retryable: 1 at 0 ms CANCELLED lost: cancelled, another attempt was decisive; " +
-				"2 hedge at 1 s NOT_FOUND stop not_retryable: stop: the failure was not one to retry"},
+				"2 hedge at 1 s NOT_FOUND stop not_retryable: stop: the failure was not retryable"},
 		{"500ms:down hang 100ms:ok", Counts{Calls: 1, HedgeWon: 1, Attempts: 3, Retries: 1, RetryShare: 1.0 / 3, Hedges: 1,
 			Failed: map[string]int64{"UNAVAILABLE": 1}},
 			"hedge won: 1 at 0 ms UNAVAILABLE retry: retry at once; " +

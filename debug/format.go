@@ -30,7 +30,7 @@ func length(d time.Duration) string {
 	}
 }
 
-// digits writes three digits of x, fewer where they are zeros.
+// digits writes three digits of x, fewer if they are zeros.
 func digits(x float64) string {
 	s := fmt.Sprintf("%.3g", x)
 	if strings.Contains(s, "e") {
@@ -50,12 +50,12 @@ func two(d, large time.Duration, largeName string, small time.Duration, smallNam
 	return s
 }
 
-// lengthMs is length for what is in milliseconds.
+// lengthMs is length for milliseconds.
 func lengthMs(ms float64) string {
 	return length(time.Duration(min(ms*float64(time.Millisecond), math.MaxInt64/2)))
 }
 
-// count writes n with its thousands apart.
+// count writes n with thousands separators.
 func count(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -64,7 +64,7 @@ func count(n int64) string {
 	return s
 }
 
-// plural writes a count and what is counted.
+// plural writes a count and its noun.
 func plural(n int64, one, more string) string {
 	if n == 1 {
 		return "1 " + one
@@ -72,8 +72,7 @@ func plural(n int64, one, more string) string {
 	return count(n) + " " + more
 }
 
-// percent writes a share of 0 … 1. What is not nothing is never written as 0, nor what is
-// not all as 100.
+// percent writes a share of 0 … 1. Only nothing is written as 0, and only everything as 100.
 func percent(share float64) string {
 	p := 100 * share
 	switch {

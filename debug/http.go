@@ -29,8 +29,8 @@ var contentSecurityPolicy = func() string {
 		"'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }()
 
-// ServeHTTP implements [http.Handler]: the page, or a [Snapshot] as JSON. It answers GET
-// and HEAD, whatever the path, and 400 to a query that it does not understand.
+// ServeHTTP implements [http.Handler]: it writes the page, or a [Snapshot] as JSON. It accepts
+// GET and HEAD, whatever the path, and rejects a query that it does not understand with 400.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", contentSecurityPolicy)

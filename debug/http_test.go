@@ -183,7 +183,7 @@ func TestPageShowsTheNumbers(t *testing.T) {
 		_ = c.expand("down")
 		body := get(t, p, "").Body.String()
 		for _, part := range []string{
-			"6 retries in 1,245 attempts, 0.5 %", "1,239 calls, 1,234 successes at once", // is it retrying?
+			"6 retries in 1,245 attempts, 0.5 %", "1,239 calls, 1,234 successes on the first attempt", // is it retrying?
 			"9 failed attempts", "waits chosen: 5 by backoff, 1 by pushback", // why?
 			"2 of 3 retried calls rescued", "2 of 6 retries succeeded", // is it helping?
 			"3 of 1,239 calls failed", "<span class=\"name\">committed</span>", // what stopped it?

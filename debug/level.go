@@ -10,8 +10,8 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A level is the history of one budget: its balance, looked at once a second at most, when
-// a call spends from it or ends, and when the page is read.
+// A level is the history of one budget: its balance, sampled at most once a second, when a call
+// spends from it or ends, and when the page is read.
 type level struct {
 	number int // from 1, in the order in which they were seen
 	budget grpcretry.Budget
@@ -46,7 +46,7 @@ func (p *Page) look(r *row, b grpcretry.Budget, at time.Time) {
 	l.sample(p.age(at), at)
 }
 
-// of says whether l is the level of b.
+// of reports whether l is the level of b.
 func (l *level) of(b grpcretry.Budget) bool {
 	if l.pointer {
 		return l.budget == b
@@ -54,7 +54,7 @@ func (l *level) of(b grpcretry.Budget) bool {
 	return l.key == identity(b)
 }
 
-// identity tells budgets apart. Those that cannot be compared are one for each type.
+// identity distinguishes budgets. Those that cannot be compared share one identity per type.
 func identity(b grpcretry.Budget) any {
 	if v := reflect.ValueOf(b); !v.Comparable() {
 		return v.Type()
@@ -62,7 +62,7 @@ func identity(b grpcretry.Budget) any {
 	return b
 }
 
-// levelOf is nil where there are too many.
+// levelOf returns the level of a budget, nil if there are too many.
 func (p *Page) levelOf(b grpcretry.Budget) *level {
 	key := identity(b)
 	p.mu.Lock()
@@ -81,7 +81,7 @@ func (p *Page) levelOf(b grpcretry.Budget) *level {
 	return l
 }
 
-// sample looks at the balance, unless somebody has in the same second.
+// sample reads the balance, unless that has been done in the same second.
 func (l *level) sample(age time.Duration, at time.Time) {
 	second := int64(age / time.Second)
 	before := l.second.Load()

@@ -99,7 +99,7 @@ type Level struct {
 // Snapshot returns what the page has counted. It is a copy that the caller may keep and change.
 func (p *Page) Snapshot() Snapshot { return p.snapshot(filter{}) }
 
-// A filter is what the reader asks for; zero fields let everything through.
+// A filter selects what is shown; zero fields let everything through.
 type filter struct {
 	retrier        int
 	target, method string
@@ -182,7 +182,7 @@ func (p *Page) off(f filter, shown []Method) (methods []Method) {
 	return methods[:min(len(methods), maxRows)]
 }
 
-// public are the steps since the page was mounted.
+// public returns the steps since the page was mounted.
 func (h *history) public(age time.Duration) (steps []Step) {
 	newest := int64(age / stepLength)
 	for i := range h {
@@ -210,7 +210,7 @@ func compareLast(a, b bool) int {
 	}
 }
 
-// method is a row without its counts.
+// method returns a row without its counts.
 func (r *row) method() Method {
 	m := Method{
 		Retrier: r.source.number,
@@ -250,7 +250,7 @@ func (p *Page) readBudgets(rows []*row, now time.Time) []Budget {
 	return budgets
 }
 
-// number is nil for what JSON has no number for.
+// number returns nil for a balance that JSON has no number for.
 func number(balance float64) *float64 {
 	if math.IsInf(balance, 0) || math.IsNaN(balance) {
 		return nil
@@ -274,7 +274,7 @@ func lastCalls(rows []*row, n int) []Call {
 	return calls
 }
 
-// public are counts by their names, with what follows from them.
+// public returns counts by name, with the numbers derived from them.
 func (c *counts) public() Counts {
 	p := Counts{
 		FirstTry: c[firstOutcome],
@@ -315,7 +315,7 @@ func put(names map[string]int64, name string, n int64) int64 {
 	return n
 }
 
-// kindOf says in words what a budget allows, as those of grpcretry do themselves.
+// kindOf describes a budget in words: its own, if it has a String method.
 func kindOf(b grpcretry.Budget) string {
 	if s, ok := b.(fmt.Stringer); ok {
 		return text(s.String(), maxName)

@@ -189,7 +189,7 @@ func newTimeline(c *Call) timeline {
 
 func (a *Attempt) end() float64 { return a.StartMs + a.DurationMs }
 
-// story tells the call to those who cannot see the drawing.
+// story describes the call for readers who cannot see the drawing.
 func (c *Call) story() string {
 	var parts []string
 	for i := range c.Attempts {
@@ -208,7 +208,7 @@ func (c *Call) story() string {
 	return fmt.Sprintf("%s in %s: %s", plural(int64(c.Made), "attempt", "attempts"), lengthMs(c.ElapsedMs), strings.Join(parts, ", "))
 }
 
-// ago says how long something is past.
+// ago describes how long ago something was.
 func ago(d time.Duration) string {
 	if d < time.Second {
 		return "just now"

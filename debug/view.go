@@ -106,7 +106,7 @@ func (v *view) link(q query) {
 	})
 }
 
-// words say what the filter lets through.
+// words describe what the filter lets through.
 func (f filter) words() string {
 	var all []string
 	if f.method != "" {
@@ -182,7 +182,7 @@ func chosen(recent, total *Counts, all bool) *Counts {
 	return recent
 }
 
-// splitMethod puts the part that tells methods apart by itself.
+// splitMethod separates the part that distinguishes the methods of a service.
 func splitMethod(method string) (service, name string) {
 	method = strings.TrimPrefix(method, "/")
 	i := strings.LastIndexByte(method, '/') + 1
