@@ -420,18 +420,27 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 
 // Many figures stand in columns, so that the picture can be looked at.
 func TestPicturesAreNotTooTall(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "p.png")
-	for _, args := range []string{
-		"-study defaults -processes 50 -duration 3s",
-		"-study layers -part layers-10,layers-100,layers-1000,layers-10000,layers-stop-10,layers-stop-100,layers-stop-1000 -duration 2s",
-		"-study tail -duration 2s -network 1ms -queue 1000 -capacity 1000 -deadline 2s -rate 1000 -processes 4 -max-elapsed 1s " +
-			"-attempt-timeout 1500ms -replicas 3 -budget ratio:0.1,0,10s,reserve=5", // in a title of several lines
+	for args, want := range map[string]float64{
+		"-study classic -strategy full":                 1,
+		"-study defaults -processes 50 -duration 100ms": 2,
+		"-study layers -part layers-10,layers-100,layers-1000,layers-10000,layers-stop-10,layers-stop-100,layers-stop-1000 -duration 100ms": 3,
 	} {
-		if _, errs, status := herd(t, append(strings.Fields(args), "-charts=false", "-png", file)...); status != 0 {
-			t.Errorf("herd %s: status %d, %s", args, status, errs)
-			continue
+		o, err := parse(strings.Fields(args), io.Discard)
+		if err != nil {
+			t.Fatal(err)
 		}
-		wantReadable(t, args, read(t, file))
+		study, err := o.study(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := o.simulate(t.Context(), study, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := figureOf(s)
+		if columns := float64(f.width / columnWidth); columns != want || f.height > tallest*f.width {
+			t.Errorf("herd %s: %v columns, %.1f times as tall as wide; want %v", args, columns, f.height/f.width, want)
+		}
 	}
 }
 
