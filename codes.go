@@ -50,15 +50,23 @@ func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) boo
 }
 
 // dropTexts are the messages of grpc-go's load-balancing policies for an RPC that they drop on
-// purpose, by xDS drop_overloads and by grpclb. Dropped RPCs are final (gRFC A6
-// #when-retries-are-valid); gRPC has no other mark for them that reaches an interceptor, so
-// policies with other texts are not recognized.
-var dropTexts = []string{"RPC is dropped", "request dropped by grpclb"}
+// purpose: xDS drop_overloads, grpclb, and xDS circuit breakers, whose message starts and goes on
+// like this. Dropped RPCs are final (gRFC A6 #when-retries-are-valid); gRPC has no other mark for
+// them that reaches an interceptor, so policies with other texts are not recognized.
+var (
+	dropTexts   = []string{"RPC is dropped", "request dropped by grpclb"}
+	breakerText = [2]string{"max requests ", " exceeded on service "}
+)
 
 // isDropped reports whether the balancer dropped the RPC: then it reached no server, and has no
 // peer.
 func isDropped(f *failure) bool {
-	return f.Attempt.Peer == nil && slices.Contains(dropTexts, status.Convert(f.Attempt.Err).Message())
+	if f.Attempt.Peer != nil {
+		return false
+	}
+	message := status.Convert(f.Attempt.Err).Message()
+	return slices.Contains(dropTexts, message) ||
+		strings.HasPrefix(message, breakerText[0]) && strings.Contains(message, breakerText[1])
 }
 
 // sizePhrases are what gRPC implementations say, with RESOURCE_EXHAUSTED, of a

@@ -397,9 +397,10 @@ func TestWhatReachedNoServer(t *testing.T) {
 		{name: "dropped as by grpclb", dial: []grpc.DialOption{balance("drops_grpclb",
 			status.Error(codes.Unavailable, "request dropped by grpclb"))},
 			connected: true, words: "request dropped by grpclb", want: final},
-		{name: "dropped in other words", dial: []grpc.DialOption{balance("drops_other", status.Error(codes.Unavailable, "not today"))},
-			connected: true,
-			words:     "not today", want: plain},
+		{name: "dropped by a circuit breaker", connected: true, words: "max requests 7 exceeded on service x", want: final,
+			dial: []grpc.DialOption{balance("drops_breaker", status.Error(codes.Unavailable, "max requests 7 exceeded on service x"))}},
+		{name: "dropped in other words", dial: []grpc.DialOption{balance("drops_other", status.Error(codes.Unavailable, "not today"))}, connected: true,
+			words: "not today", want: plain},
 		{name: "a picker that fails with a connection", dial: []grpc.DialOption{balance("fails", errors.New("no subset"))}, connected: true,
 			words: "no subset", want: plain},
 	} {

@@ -68,7 +68,9 @@ type Error struct {
 	Reason error
 	// Attempts are the attempts made, in order, all of them failed; of a hedged call, some
 	// may have been cancelled because another was decisive, see ErrHedgeLost. Of a call of
-	// more than a thousand, only the latest are kept.
+	// more than a thousand, only the latest are kept. The last one has all that its server sent;
+	// the others share 16 KiB for that: one that does not fit has neither header nor trailer,
+	// and an Err of the same code, with a short message and without details.
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
@@ -82,16 +84,21 @@ type Error struct {
 	ctx  error // context.Canceled or context.DeadlineExceeded if the caller's context ended
 }
 
-// Error names the attempts made, the reason to stop, and the server's last word.
+// Error names the attempts made, the reason to stop, and the server's last word, of which it
+// repeats at most 1 KiB.
 func (e *Error) Error() string {
 	made := max(e.made, len(e.Attempts))
 	noun := "attempts"
 	if made == 1 {
 		noun = "attempt"
 	}
-	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %v",
-		made, noun, rounded(e.Elapsed), e.reason(), e.Last)
+	last := cut(fmt.Sprint(e.Last), maxText)
+	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
+		made, noun, rounded(e.Elapsed), e.reason(), last)
 }
+
+// maxText is how many bytes of what others have written are repeated in a text.
+const maxText = 1 << 10
 
 // rounded cuts what nobody reads.
 func rounded(d time.Duration) time.Duration {
@@ -105,9 +112,9 @@ func (e *Error) reason() string {
 	if e.Reason == nil {
 		return "unknown reason"
 	}
-	reason := strings.TrimPrefix(e.Reason.Error(), "grpcretry: ")
+	reason := cut(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
 	if e.WaitSource != WaitNone {
-		reason += fmt.Sprintf(" (after a wait of %v by %v)", rounded(e.Wait), e.WaitSource)
+		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", rounded(e.Wait), e.WaitSource)
 	}
 	return reason
 }

@@ -1,17 +1,21 @@
 package grpcretry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/telemetry"
@@ -232,4 +236,78 @@ func TestAReasonInTheLastErrorIsNotOurs(t *testing.T) {
 	if e.Last != error(inner) || !errors.Is(err, inner) || errors.Is(err, ErrBudgetExhausted) {
 		t.Errorf("err = %v with Last %v, want the inner error in it, and not its reason", err, e.Last)
 	}
+}
+
+// What an Error keeps, and the length of its text, are bounded, whatever servers send.
+func TestAnErrorOfLargeFailuresIsBounded(t *testing.T) {
+	const large = 1 << 20
+	message := strings.Repeat("é", large/2)
+	details := &errdetails.ErrorInfo{Reason: strings.Repeat("r", large)}
+	st, err := status.New(codes.Unavailable, message).WithDetails(details)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var logs bytes.Buffer
+	opts := []Option{WithMaxAttempts(100), WithBackoff(Constant(0)), WithBudget(Unlimited), WithCommitOnHeaders(false),
+		WithLogger(slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug})))}
+	err = UnaryClientInterceptor(opts...)(t.Context(), brokenMethod, nil, &basket{}, nil,
+		func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+			for _, o := range opts {
+				if o, ok := o.(grpc.TrailerCallOption); ok {
+					*o.TrailerAddr = metadata.Pairs("grpc-status-details-bin", strings.Repeat("r", large), "k", "v")
+				}
+			}
+			return st.Err()
+		})
+	e := wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 100)
+	kept := 0
+	for _, a := range e.Attempts[:99] {
+		kept += len(status.Convert(a.Err).Message()) + len(fmt.Sprint(a.Trailer)) + len(fmt.Sprint(status.Convert(a.Err).Proto().GetDetails()))
+		if a.Code() != codes.Unavailable || !utf8.ValidString(status.Convert(a.Err).Message()) {
+			t.Errorf("attempt %d ended with %v", a.Number, a.Code())
+		}
+	}
+	if kept > 64<<10 {
+		t.Errorf("%d bytes are kept of 99 attempts, want at most 64 KiB", kept)
+	}
+	if last := e.Attempts[99]; first(last.Trailer["k"]) != "v" || status.Convert(last.Err).Message() != message {
+		t.Error("the last attempt is not kept as it was")
+	}
+	if got := status.Convert(err); got.Message() != message || len(got.Details()) != 1 {
+		t.Error("the status is not the server's")
+	}
+	if text := err.Error(); len(text) > 2<<10 || !utf8.ValidString(text) || !strings.HasSuffix(text, "…") {
+		t.Errorf("the text has %d bytes and ends with %q", len(text), text[max(0, len(text)-10):])
+	}
+	for line := range strings.Lines(logs.String()) {
+		if len(line) > 4<<10 {
+			t.Errorf("a log line has %d bytes", len(line))
+		}
+	}
+}
+
+// What fits is kept of every attempt.
+func TestAnErrorOfSmallFailuresKeepsAll(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable().withTrailer("k", "v")))
+		_, err := server.client(t, steady, WithBudget(Unlimited)).Echo(t.Context(), request())
+		for _, a := range wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4).Attempts {
+			if first(a.Trailer["k"]) != "v" || status.Convert(a.Err).Message() != "db-down" {
+				t.Errorf("attempt %d has trailer %v and error %v", a.Number, a.Trailer, a.Err)
+			}
+		}
+	})
+}
+
+// The wait in the text is one that was not started.
+func TestTheTextNamesAWaitThatWasNotStarted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		_, err := server.client(t, steady, WithMaxElapsed(second/2)).Echo(t.Context(), request())
+		const want = "grpcretry: gave up after 1 attempt in 0s: maximum elapsed time too near for another attempt" +
+			" (a wait of 1s by backoff was not started): rpc error: code = Unavailable desc = db-down"
+		if err.Error() != want {
+			t.Errorf("text is %q, want %q", err, want)
+		}
+	})
 }

@@ -1,21 +1,29 @@
 package grpcretry
 
 import (
+	"errors"
 	"slices"
 	"time"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // The past of a call holds its attempts that ended without success.
 type past struct {
 	last     Attempt   // the attempt that ended last: most calls have no other, and no memory for more
 	earlier  []Attempt // the attempts that ended before it, in that order; the latest, fewer than maxKept
+	bytes    int       // what servers have sent in those
 	failures int
 	said     error         // the last failure that came from a server or gRPC, not from a timeout or the caller
 	idle     time.Duration // without an attempt in flight, before the one in flight now
 }
 
-// maxKept bounds the memory of a call with very many attempts.
-const maxKept = 1000
+// These bound the memory of a call with very many attempts, or with large failures.
+const (
+	maxKept      = 1000
+	maxKeptBytes = 16 << 10 // in all attempts but the last; beyond that, an attempt keeps only a short message
+)
 
 // none reports whether no attempt has ended yet.
 func (p *past) none() bool { return p.last.Number == 0 }
@@ -50,7 +58,35 @@ func (p *past) keepEarlier(a Attempt) {
 	if p.earlier == nil {
 		p.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
 	}
+	if p.bytes += bytesOf(&a); p.bytes > maxKeptBytes {
+		a.Header, a.Trailer, a.Err = nil, nil, shortened(a.Err)
+	}
 	p.earlier = append(p.earlier, a)
+}
+
+// bytesOf returns about how many bytes a server has sent for an attempt. The details of a status
+// are also in the trailer.
+func bytesOf(a *Attempt) int {
+	bytes := len(status.Convert(a.Err).Message())
+	for _, md := range []metadata.MD{a.Header, a.Trailer} {
+		for key, values := range md {
+			bytes += len(key)
+			for _, value := range values {
+				bytes += len(value)
+			}
+		}
+	}
+	return bytes
+}
+
+// shortened returns the error of an attempt with a short message and without details. An error
+// that is no status is left as it is.
+func shortened(err error) error {
+	st, ok := status.FromError(err)
+	if !ok || err == errHedgeLost || errors.Is(err, ErrAttemptTimeout) { //nolint:errorlint // its only value
+		return err
+	}
+	return status.Error(st.Code(), cut(st.Message(), maxMessage))
 }
 
 // made returns the number of attempts made, one of which has the number given.

@@ -10,43 +10,42 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A Call is one that made several attempts, retries or hedges, or that gave up although
-// its failure was one to retry: attempt by attempt, in the order of their numbers.
+// A Call made several attempts, retries or hedges, or gave up although its failure was
+// retryable.
 type Call struct {
-	Retrier int    `json:"retrier"` // 1 for the first one given to Handler, and so on
-	Target  string `json:"target"`
-	Method  string `json:"method"`
+	Retrier int    `json:"retrier"` // 1 for the first retrier passed to Handler, and so on
+	Target  string `json:"target"`  // in gRPC's canonical form: "dns:///shop:443"
+	Method  string `json:"method"`  // "/pkg.Service/Method"
 
-	Ended     time.Time `json:"ended"`
-	ElapsedMs float64   `json:"elapsed_ms"`
-	Outcome   string    `json:"outcome"` // as [grpcretry.Event.Outcome] has it
-	Code      string    `json:"code"`    // that the caller got, as spelled on the wire: UNAVAILABLE
+	Ended     time.Time `json:"ended"`      // when it ended
+	ElapsedMs float64   `json:"elapsed_ms"` // from its start to its end
+	Outcome   string    `json:"outcome"`    // the word of [grpcretry.Event.Outcome]
+	Code      string    `json:"code"`       // returned to the caller, as spelled on the wire: UNAVAILABLE
 
-	// The wait that was not begun, where the call stopped because of it; else 0 and "".
-	RefusedWaitMs     float64 `json:"refused_wait_ms"`
-	RefusedWaitSource string  `json:"refused_wait_source"`
+	RefusedWaitMs     float64 `json:"refused_wait_ms"`     // the wait that was rejected, if the call stopped because of it; else 0
+	RefusedWaitSource string  `json:"refused_wait_source"` // the source of that wait; else ""
 
-	Made     int       `json:"attempts_made"`
-	Attempts []Attempt `json:"attempts"` // the first and the last 9 of them
+	Made     int       `json:"attempts_made"` // how many attempts were made
+	Attempts []Attempt `json:"attempts"`      // the first and the last 9, in the order of their numbers
 }
 
 // An Attempt is one try of a [Call].
 type Attempt struct {
-	Number     int     `json:"number"`
-	Hedge      bool    `json:"hedge"`
-	StartMs    float64 `json:"start_ms"` // since the start of the call
-	DurationMs float64 `json:"duration_ms"`
-	Code       string  `json:"code"`
-	Message    string  `json:"message"`     // the status message, cut to 120 bytes
+	Number     int     `json:"number"`      // 1 for the first attempt of a call
+	Hedge      bool    `json:"hedge"`       // it was sent while another attempt was in flight
+	StartMs    float64 `json:"start_ms"`    // from the start of the call to the start of the attempt
+	DurationMs float64 `json:"duration_ms"` // from its start to its end
+	Code       string  `json:"code"`        // its status code, as spelled on the wire: UNAVAILABLE
+	Message    string  `json:"message"`     // its status message, cut to 120 bytes
 	Ours       bool    `json:"ours"`        // Message is from this library, which ended the attempt
 	Peer       string  `json:"peer"`        // the address of the server, empty if none was reached
-	WaitMs     float64 `json:"wait_ms"`     // before the attempt, as decided
-	WaitSource string  `json:"wait_source"` // of that wait, as [grpcretry.WaitSource] has it: backoff, …
+	WaitMs     float64 `json:"wait_ms"`     // the wait before the attempt, as decided
+	WaitSource string  `json:"wait_source"` // the [grpcretry.WaitSource] of that wait: backoff, …
 	Decision   string  `json:"decision"`    // success, retry, stop, or lost to another attempt of a hedged call
-	Reason     string  `json:"reason"`      // of the stop that ended the call, as [grpcretry.ReasonName] has it; else ""
+	Reason     string  `json:"reason"`      // the [grpcretry.ReasonName] of the stop that ended the call; else ""
 }
 
-// What is decided after an attempt.
+// The decisions about an attempt.
 const (
 	success = "success"
 	retry   = "retry"
@@ -54,8 +53,8 @@ const (
 	beaten  = "lost"
 )
 
-// worthKeeping says whether the call that e ended is one for the page: it retried, or
-// gave up. A first failure that no policy retries is not, nor is a caller that went away.
+// worthKeeping reports whether the page keeps the call that e ended: it retried, or gave up.
+// The page keeps no first failure that no policy retries, and no call whose caller went away.
 func worthKeeping(e *grpcretry.Event) bool {
 	if made := attemptsMade(e); e.Err == nil || made > 1 {
 		return made > 1
@@ -64,20 +63,19 @@ func worthKeeping(e *grpcretry.Event) bool {
 	case "not_retryable", "left_to_grpc":
 		return false
 	case "cancelled", "deadline_exceeded", "conn_closed":
-		return !endedWithCaller(&e.Attempt) // but in the wait after it
+		return !endedWithCaller(&e.Attempt) // it ended in the wait after the attempt
 	default:
 		return true
 	}
 }
 
-// endedWithCaller says whether an attempt ended as one does whose caller goes away.
+// endedWithCaller reports whether an attempt ended as attempts do when the caller goes away.
 func endedWithCaller(a *grpcretry.Attempt) bool {
 	code := codeName(uint32(a.Code()))
 	return (code == "CANCELLED" || code == "DEADLINE_EXCEEDED") && !errors.Is(a.Err, grpcretry.ErrAttemptTimeout)
 }
 
-// newCall copies what the page shows of a call, so that nothing of the call itself stays
-// alive.
+// newCall copies what the page shows of a call, so that the page keeps nothing else alive.
 func newCall(e *grpcretry.Event, began time.Time) *Call {
 	c := &Call{
 		Target:    text(e.Target, maxName),
@@ -114,12 +112,12 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 	return c
 }
 
-// follows says whether b was sent because a had failed, or an attempt after a.
+// follows reports whether b was sent because a, or an attempt after a, had failed.
 func follows(b, a *grpcretry.Attempt) bool {
 	return b.WaitSource != grpcretry.WaitNone && b.WaitSource != grpcretry.WaitHedgeDelay && !b.Start.Before(endOf(a))
 }
 
-// firstAndLast are the attempts that are kept.
+// firstAndLast returns the attempts that are kept.
 func firstAndLast(e *grpcretry.Event) []grpcretry.Attempt {
 	all := e.Attempts
 	if len(all) == 0 {
@@ -146,7 +144,7 @@ func (c *Call) add(a *grpcretry.Attempt, began time.Time) {
 	if a.Peer != nil {
 		one.Peer = text(a.Peer.String(), maxPeer)
 	}
-	if n := len(c.Attempts); n > 0 { // mostly each says the same: keep it once
+	if n := len(c.Attempts); n > 0 { // mostly they are the same: keep one
 		last := c.Attempts[n-1]
 		share(&one.Message, last.Message)
 		share(&one.Peer, last.Peer)
@@ -160,7 +158,7 @@ func share(s *string, with string) {
 	}
 }
 
-// words are the message of a status, without what gRPC puts before it.
+// words returns the message of a status, without gRPC's prefix.
 func words(err error) string {
 	if err == nil {
 		return ""
@@ -174,9 +172,8 @@ func words(err error) string {
 	return s
 }
 
-// text makes what somebody else has written fit to be kept and shown: at most n bytes, and
-// no character that could change how others are shown, such as a line feed or one that turns the
-// direction of writing.
+// text makes foreign text fit to be kept and shown: at most n bytes, and no character that could
+// change how others are shown, such as a line feed or one that turns the direction of writing.
 func text(s string, n int) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsGraphic(r) {
@@ -189,7 +186,7 @@ func text(s string, n int) string {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// keep adds a call to its row, and lets an older one go where there are too many.
+// keep adds a call to its row, and drops an older one if there are too many.
 func (p *Page) keep(r *row, c *Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -208,7 +205,7 @@ func (p *Page) dropOldest(r *row) {
 	p.kept--
 }
 
-// fullest needs mu. It is the row that keeps the most calls.
+// fullest needs mu. It returns the row that keeps the most calls.
 func (p *Page) fullest() (fullest *row) {
 	for r := range p.allRows {
 		if fullest == nil || len(r.kept) > len(fullest.kept) {
@@ -218,7 +215,7 @@ func (p *Page) fullest() (fullest *row) {
 	return fullest
 }
 
-// allRows goes through the rows of all retriers, in no order.
+// allRows yields the rows of all retriers, in no order.
 func (p *Page) allRows(yield func(*row) bool) {
 	for _, s := range p.sources {
 		for _, r := range *s.rows.Load() {

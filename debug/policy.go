@@ -9,31 +9,31 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A Policy is what [grpcretry.Retrier.Policy] says of a method. Options of single calls come
-// on top of it, and are not known here.
+// A Policy describes the [grpcretry.Retrier.Policy] of a method. Options of single calls may
+// change it, and are not known here.
 type Policy struct {
-	Text []string `json:"text"` // all of it, for people; its words may change
+	Text []string `json:"text"` // the whole policy, for people; its words may change
 
-	MaxAttempts      int      `json:"max_attempts"`
-	Codes            []string `json:"codes"`      // that are retried
-	Classifier       bool     `json:"classifier"` // a function of the program is asked before the codes
-	Backoff          string   `json:"backoff"`    // in words
-	OverloadBackoff  string   `json:"overload_backoff"`
+	MaxAttempts      int      `json:"max_attempts"`        // the first attempt included
+	Codes            []string `json:"codes"`               // the status codes that are retried
+	Classifier       bool     `json:"classifier"`          // a function of the program is asked before the codes
+	Backoff          string   `json:"backoff"`             // in words
+	OverloadBackoff  string   `json:"overload_backoff"`    // in words; after RESOURCE_EXHAUSTED
 	AttemptTimeoutMs float64  `json:"attempt_timeout_ms"`  // 0 without one
 	MaxElapsedMs     float64  `json:"max_elapsed_ms"`      // 0 without one
 	MaxServerDelayMs float64  `json:"max_server_delay_ms"` // negative: no limit
 	ConnectWaitMs    float64  `json:"connect_wait_ms"`     // negative: none
 	BufferLimitBytes int      `json:"buffer_limit_bytes"`  // -1: streams pass through
-	CommitOnHeaders  bool     `json:"commit_on_headers"`
-	Hedging          *Hedging `json:"hedging"` // null: one attempt at a time
+	CommitOnHeaders  bool     `json:"commit_on_headers"`   // response headers rule out a retry
+	Hedging          *Hedging `json:"hedging"`             // null: one attempt at a time
 }
 
-// Hedging is what [grpcretry.WithHedging] says of a method.
+// Hedging describes the [grpcretry.Hedging] of a method.
 type Hedging struct {
-	MaxAttempts int      `json:"max_attempts"`
-	Codes       []string `json:"codes"`  // after which the next attempt is sent at once
-	Delay       string   `json:"delay"`  // in words, with what has been measured by now
-	Budget      string   `json:"budget"` // that hedges spend besides, in words
+	MaxAttempts int      `json:"max_attempts"` // the first attempt included
+	Codes       []string `json:"codes"`        // the status codes after which the next attempt is sent immediately
+	Delay       string   `json:"delay"`        // in words, with the time measured so far
+	Budget      string   `json:"budget"`       // in words; hedges spend from it as well
 }
 
 func describe(from grpcretry.Policy, method string) *Policy {
@@ -68,7 +68,7 @@ func namesOf[C ~uint32](codes []C) []string {
 	return names
 }
 
-// sentences say the policy to people. What is off is left out.
+// sentences describe the policy to people, without what is off.
 func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	if p.MaxAttempts == 1 && p.Hedging == nil {
 		return []string{"off: every call makes one attempt, and passes straight through"}
@@ -83,7 +83,7 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(true, "wait: %s", p.Backoff)
 	add(p.OverloadBackoff != p.Backoff, "wait after RESOURCE_EXHAUSTED: %s", p.OverloadBackoff)
 	add(from.MaxServerDelay >= 0, "waits that the server asks for: up to %s", length(from.MaxServerDelay))
-	add(from.MaxServerDelay < 0, "waits that the server asks for: as long as it says")
+	add(from.MaxServerDelay < 0, "waits that the server asks for: without a limit")
 	add(from.ConnectWait > 0, "a call waits for a connection: up to %s", length(from.ConnectWait))
 	add(from.ConnectWait < 0, "a call does not wait for a connection")
 	add(from.AttemptTimeout > 0, "an attempt ends after %s, if another one follows", length(from.AttemptTimeout))
@@ -93,14 +93,14 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(p.CommitOnHeaders, "no retry once response headers have come")
 	if h := p.Hedging; h != nil {
 		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
-		add(h.Budget != "", "hedges are also paid from: %s", h.Budget)
-		add(len(h.Codes) > 0, "when hedged, the next one at once after %s", strings.Join(h.Codes, " or "))
+		add(h.Budget != "", "hedges are also charged to: %s", h.Budget)
+		add(len(h.Codes) > 0, "when hedged, the next one immediately after %s", strings.Join(h.Codes, " or "))
 	}
-	add(true, "paid from: %s", kindOf(from.Budget))
+	add(true, "charged to: %s", kindOf(from.Budget))
 	return all
 }
 
-// describeDelay asks the delays of grpcretry itself; others might count how often they are.
+// describeDelay asks the delays of package grpcretry; others might count how often they are asked.
 func describeDelay(d grpcretry.HedgeDelay, method string) string {
 	switch reflect.TypeOf(d) {
 	case reflect.TypeOf(grpcretry.HedgeAfter(0)):

@@ -16,89 +16,87 @@ import (
 // Peer only, cut and without control characters. Fields may be added, none will change its
 // meaning.
 type Snapshot struct {
-	Since  time.Time  `json:"since"`  // when the page was mounted: nothing before it is counted
-	Now    time.Time  `json:"now"`    // when this was made
-	Closed *time.Time `json:"closed"` // when the counting ended, null while it goes on
+	Since  time.Time  `json:"since"`  // when the page was mounted; nothing before that is counted
+	Now    time.Time  `json:"now"`    // when the snapshot was made
+	Closed *time.Time `json:"closed"` // when counting ended, null while it goes on
 
-	RecentSeconds float64 `json:"recent_seconds"` // how far Recent goes back, or up to 15 s more
+	RecentSeconds float64 `json:"recent_seconds"` // how far Recent goes back; it may be up to 15 s more
 
-	Total  Counts `json:"total"`  // since Since, of all Methods
-	Recent Counts `json:"recent"` // of the last minutes
-	Steps  []Step `json:"steps"`  // of the last minutes, oldest first
+	Total  Counts `json:"total"`  // of all Methods, since Since
+	Recent Counts `json:"recent"` // of all Methods, in the last minutes
+	Steps  []Step `json:"steps"`  // the last minutes, oldest first
 
 	Methods []Method `json:"methods"` // by retrier, target and method
-	Budgets []Budget `json:"budgets"` // that they spend from
-	Calls   []Call   `json:"calls"`   // the last 50 that made several attempts or gave up, newest first
+	Budgets []Budget `json:"budgets"` // the budgets that Methods spend from
+	Calls   []Call   `json:"calls"`   // the last 50 calls that made several attempts or gave up, newest first
 }
 
 // A Method is one method of one target, called through one retrier.
 type Method struct {
-	Retrier int    `json:"retrier"` // 1 for the first one given to Handler, and so on
-	Target  string `json:"target"`
-	Method  string `json:"method"`
-	Others  bool   `json:"others"` // all that came when there were 100 already; Target and Method are empty
-	Off     bool   `json:"off"`    // its calls make one attempt and pass straight through, uncounted
+	Retrier int    `json:"retrier"` // 1 for the first retrier passed to Handler, and so on
+	Target  string `json:"target"`  // in gRPC's canonical form: "dns:///shop:443"
+	Method  string `json:"method"`  // "/pkg.Service/Method"
+	Others  bool   `json:"others"`  // the sum of all methods after the first 100; Target and Method are empty
+	Off     bool   `json:"off"`     // calls make one attempt and pass straight through; they are not counted
 
-	Policy *Policy `json:"policy"` // in force for it, null of Others
-	Budget int     `json:"budget"` // the number of the one it spent from last; 0 if that is not among Budgets
+	Policy *Policy `json:"policy"` // the policy in effect, null for Others
+	Budget int     `json:"budget"` // the Number of the budget last spent from; 0 if it is not among Budgets
 
-	Total  Counts `json:"total"`
-	Recent Counts `json:"recent"`
+	Total  Counts `json:"total"`  // since the page was mounted
+	Recent Counts `json:"recent"` // in the last minutes
 }
 
-// Counts are sums over calls. A call is counted when it ends, its attempts when they do.
+// Counts are sums over calls. A call is counted when it ends, an attempt when that ends.
 type Counts struct {
-	Calls    int64 `json:"calls"`
-	FirstTry int64 `json:"first_try"` // succeeded at once
-	Rescued  int64 `json:"rescued"`   // succeeded after a retry
-	HedgeWon int64 `json:"hedge_won"` // succeeded by a hedge
-	Lost     int64 `json:"lost"`      // failed after a retry or a hedge
+	Calls    int64 `json:"calls"`     // calls that ended
+	FirstTry int64 `json:"first_try"` // calls that succeeded on the first attempt
+	Rescued  int64 `json:"rescued"`   // calls that succeeded after a retry
+	HedgeWon int64 `json:"hedge_won"` // calls that succeeded by a hedge
+	Lost     int64 `json:"lost"`      // calls that failed after a retry or a hedge
 
-	Attempts     int64   `json:"attempts"`
-	Retries      int64   `json:"retries"`       // attempts after the first of their call that are no hedges
-	Wasted       int64   `json:"wasted"`        // retries that failed
+	Attempts     int64   `json:"attempts"`      // attempts that ended
+	Retries      int64   `json:"retries"`       // attempts after the first of their call, hedges excluded
+	Wasted       int64   `json:"wasted"`        // retries that reached a server and failed
 	RetryShare   float64 `json:"retry_share"`   // Retries by Attempts, 0 … 1
-	Hedges       int64   `json:"hedges"`        // attempts sent while another was under way
+	Hedges       int64   `json:"hedges"`        // attempts sent while another was in flight
 	HedgesWasted int64   `json:"hedges_wasted"` // hedges that did not win their call
 
-	// By name; what did not happen is not in them.
-	Stopped map[string]int64 `json:"stopped"` // calls that failed, by why they were not tried again, as [grpcretry.ReasonName] has it
+	// By name; names without a count are absent.
+	Stopped map[string]int64 `json:"stopped"` // calls that failed, by the [grpcretry.ReasonName] of the stop
 	Failed  map[string]int64 `json:"failed"`  // attempts that failed, by status code: UNAVAILABLE, …
-	Waits   map[string]int64 `json:"waits"`   // waits that were started, by what they were for: backoff, pushback, retry_info or connect
+	Waits   map[string]int64 `json:"waits"`   // waits that were started, by source: backoff, pushback, retry_info or connect
 }
 
-// A Step is a part of the last minutes, of 15 s but for the last, which is under way.
+// A Step is a part of the last minutes: 15 s, except that the newest step has not ended.
 type Step struct {
-	BeganSecondsAgo float64 `json:"began_seconds_ago"`
+	BeganSecondsAgo float64 `json:"began_seconds_ago"` // the age of the step's start
 
-	// As in [Counts].
-	Calls    int64 `json:"calls"`
-	Attempts int64 `json:"attempts"`
-	Retries  int64 `json:"retries"`
-	Rescued  int64 `json:"rescued"`
-	Wasted   int64 `json:"wasted"`
-	Lost     int64 `json:"lost"`
+	Calls    int64 `json:"calls"`    // as in [Counts], like all below
+	Attempts int64 `json:"attempts"` // attempts that ended
+	Retries  int64 `json:"retries"`  // attempts after the first of their call, hedges excluded
+	Rescued  int64 `json:"rescued"`  // calls that succeeded after a retry
+	Wasted   int64 `json:"wasted"`   // retries that reached a server and failed
+	Lost     int64 `json:"lost"`     // calls that failed after a retry or a hedge
 }
 
-// A Budget is what retries are paid from.
+// A Budget limits retries.
 type Budget struct {
 	Number int    `json:"number"` // in this page, from 1
 	Kind   string `json:"kind"`   // in words
 
 	Unlimited bool     `json:"unlimited"` // there is no limit now
-	Level     *float64 `json:"level"`     // how many retries could be made now, null if that is no number
-	Levels    []Level  `json:"levels"`    // of the last minutes, oldest first
+	Level     *float64 `json:"level"`     // the retries that could be made now, null if that is no number
+	Levels    []Level  `json:"levels"`    // the last minutes, oldest first
 }
 
-// A Level is one look at a budget. There is one a second at most, when a call ends or is
-// retried, and when the page is read.
+// A Level is the level of a budget at one time. The page looks at most once a second: when a
+// call ends or is retried, and when the page is read.
 type Level struct {
-	SecondsAgo float64  `json:"seconds_ago"`
-	Level      *float64 `json:"level"` // as in [Budget]
+	SecondsAgo float64  `json:"seconds_ago"` // the age of the level
+	Level      *float64 `json:"level"`       // as in [Budget]
 }
 
-// Snapshot returns what the page has counted. It is a copy: the caller's to keep, and to
-// change.
+// Snapshot returns what the page has counted. It is a copy that the caller may keep and change.
 func (p *Page) Snapshot() Snapshot { return p.snapshot(filter{}) }
 
 // A filter is what the reader asks for; zero fields let everything through.

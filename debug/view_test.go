@@ -89,7 +89,7 @@ func TestPolicyInWords(t *testing.T) {
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
-			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
+			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"everything", []grpcretry.Option{
 			grpcretry.WithMaxAttempts(7), grpcretry.WithCodes(codes.Aborted, codes.Canceled),
@@ -101,13 +101,13 @@ func TestPolicyInWords(t *testing.T) {
 			"up to 7 attempts, retried after CANCELLED or ABORTED",
 			"a classifier of this program is asked before the codes",
 			"wait: 1 s growing by 1.5 to 1 min, no jitter",
-			"waits that the server asks for: as long as it says",
+			"waits that the server asks for: without a limit",
 			"a call does not wait for a connection",
 			"an attempt ends after 300 ms, if another one follows",
 			"no attempt starts later than 1 min after the call",
 			"streams pass through without retries",
 			"no retry once response headers have come",
-			"paid from: throttle: 10 tokens, 0.1 for a success",
+			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
 		{"another backoff", []grpcretry.Option{
 			grpcretry.WithBackoff(grpcretry.Decorrelated{}), grpcretry.WithOverloadBackoff(grpcretry.Constant(2 * time.Second)),
@@ -119,7 +119,7 @@ func TestPolicyInWords(t *testing.T) {
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 1,000 bytes for replay",
-			"paid from: no limit",
+			"charged to: no limit",
 		}},
 		{"hedging", []grpcretry.Option{grpcretry.WithMethod("/s/m", grpcretry.WithHedging(grpcretry.Hedging{
 			MaxAttempts: 3, Delay: grpcretry.HedgeAfter(50 * time.Millisecond), NonFatalCodes: []codes.Code{codes.Internal}}))}, []string{
@@ -130,9 +130,9 @@ func TestPolicyInWords(t *testing.T) {
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
 			"hedged, and then up to 3 attempts: the next one after 50 ms",
-			"hedges are also paid from: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
-			"when hedged, the next one at once after INTERNAL",
-			"paid from: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
+			"hedges are also charged to: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
+			"when hedged, the next one immediately after INTERNAL",
+			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"a backoff and a budget of the program", []grpcretry.Option{
 			grpcretry.WithBackoff(named{}), grpcretry.WithOverloadBackoff(unnamed{}), grpcretry.WithBudget(namedBudget{}),
@@ -143,7 +143,7 @@ func TestPolicyInWords(t *testing.T) {
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
-			"paid from: one for the whole fleet",
+			"charged to: one for the whole fleet",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

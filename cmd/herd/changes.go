@@ -132,7 +132,7 @@ func keepOnly(s *sim.Scenario, changed *[][]change, words []string) error {
 		}
 	}
 	if len(kept) == 0 {
-		return fmt.Errorf("-strategy %s: scenario %s has none of that name, only %s", strings.Join(words, ","), s.Name, strings.Join(known, ", "))
+		return fmt.Errorf("-strategy %s: scenario %s has no such strategy, only %s", strings.Join(words, ","), s.Name, strings.Join(known, ", "))
 	}
 	s.Strategies, *changed = kept, keptChanges
 	return nil
@@ -149,7 +149,7 @@ func keepPart(study *sim.Study, names []string) error {
 		known = append(known, s.Name)
 	}
 	if len(kept) == 0 {
-		return fmt.Errorf("-part %s: there is none of this name, want some of %s", strings.Join(names, ","), strings.Join(known, ", "))
+		return fmt.Errorf("-part %s: there is no such scenario, want some of %s", strings.Join(names, ","), strings.Join(known, ", "))
 	}
 	study.Scenarios = kept
 	noSweep(study)

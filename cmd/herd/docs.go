@@ -14,16 +14,16 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// This file writes the pictures and the figures of docs/herd.md. A block of that page says
-// what belongs into it:
+// This file writes the pictures and the figures of docs/herd.md. A block of that page names its
+// contents:
 //
 //	<!-- herd STUDY: COLUMN COLUMN … -->   the picture of the study, and a table of its scenarios
 //	<!-- /herd -->
 //
-// Everything between the two is replaced. The columns are those of docColumns; for a study
-// that varies something, instead, the values to have a line or a column for. Without any there
-// is only the picture. A column not=NAME leaves the rows of a scenario or a strategy out, with
-// _ for each space of its name.
+// Everything between the two is replaced. The columns are names from docColumns; for a study that
+// varies something, they are the values that get a line or a column. A block without columns has
+// only the picture. A column not=NAME leaves out the rows of a scenario or a strategy, with _ for
+// each space in its name.
 
 // writeDocs replaces the blocks of herd.md in a folder, and the pictures in herd/ below it.
 func writeDocs(ctx context.Context, folder string, stdout io.Writer) error {
@@ -56,7 +56,7 @@ func writeDocs(ctx context.Context, folder string, stdout io.Writer) error {
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
-// A docBlock is what a page has between two marks.
+// A docBlock is the part of a page between two marks.
 type docBlock struct {
 	text, head string // all of it, and its first mark
 	study      string
@@ -83,8 +83,8 @@ func docBlocks(page string) (blocks []docBlock) {
 	return blocks
 }
 
-// seenForDocs runs a study: strategies whose runs are short with many seeds. want, unless
-// nil, chooses scenarios and strategies.
+// seenForDocs runs a study, with many seeds for strategies whose runs are short. want, unless nil,
+// selects scenarios and strategies.
 func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strategy string) bool) (seen, error) {
 	out := seen{Study: study, runs: 1}
 	for _, s := range study.Scenarios {
@@ -101,7 +101,7 @@ func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strat
 			}
 			runs := docRuns(found[0].Result.Events)
 			if study.Tail {
-				runs = 3 // of one call in a thousand there are few
+				runs = 3 // one call in a thousand is few calls
 			}
 			if runs > 1 {
 				if found, err = sim.Compare(ctx, s, runs, nil); err != nil {
@@ -126,7 +126,7 @@ func docRuns(events int64) int {
 	}
 }
 
-// docColumns are what a table of the page can have, by their names in a block.
+// docColumns are the columns that a table of the page can have, by their names in a block.
 var docColumns = map[string]struct {
 	title string
 	cell  func(s seenScenario, c sim.Comparison) string
@@ -173,7 +173,7 @@ var docColumns = map[string]struct {
 	"seeds":  {"seeds", func(_ seenScenario, c sim.Comparison) string { return strconv.Itoa(c.Runs) }},
 }
 
-// lines are what belongs between the marks of a block.
+// lines returns the text between the marks of a block.
 func (b docBlock) lines(s seen) ([]string, error) {
 	lines := []string{fmt.Sprintf("![%s](herd/%s.png)", s.Title, b.study)}
 	if len(b.columns) == 0 {
@@ -207,7 +207,7 @@ func (b docBlock) lines(s seen) ([]string, error) {
 	return append(lines, b.together(tables, len(s.Scenarios) > 1)...), nil
 }
 
-// sweepLines are the tables of what varies, with the values that the block names.
+// sweepLines returns the tables of a study that varies something, with the block's values.
 func (b docBlock) sweepLines(s seen) (lines []string) {
 	keep := func(value string) bool { return slices.Contains(b.columns, strings.ReplaceAll(value, ",", "")) }
 	all := sweeps(&s)
@@ -232,7 +232,7 @@ type namedTable struct {
 	cells [][]string
 }
 
-// together puts tables with the same head into one, with a column for their names.
+// together joins tables with the same head, with a column for their names.
 func (b docBlock) together(tables []namedTable, named bool) []string {
 	if len(tables) == 0 {
 		return nil

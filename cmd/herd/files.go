@@ -12,7 +12,7 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// writeFiles writes what the command line asks for, besides the report.
+// writeFiles writes the files that the command line names.
 func (o *options) writeFiles(s seen) error {
 	for _, f := range []struct {
 		path  string
@@ -34,7 +34,7 @@ func (o *options) writeFiles(s seen) error {
 	return nil
 }
 
-// writeFile makes a file; an error names it.
+// writeFile creates a file; its errors name the file.
 func writeFile(path string, write func(io.Writer) error) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -51,7 +51,7 @@ func writeFile(path string, write func(io.Writer) error) (err error) {
 	return nil
 }
 
-// dump prints scenarios so that -scenario reads them.
+// dump prints scenarios in the form that -scenario reads.
 func dump(w io.Writer, study sim.Study) error {
 	var v any = study.Scenarios
 	if len(study.Scenarios) == 1 {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// writeHTML writes one page that needs nothing else: what to see, a picture, the tables,
-// and for who wants to run it again, the scenarios.
+// writeHTML writes a page that needs no other file: the explanation, pictures, tables, and the
+// scenarios, for readers who want to run them again.
 func writeHTML(w io.Writer, s seen) error {
 	p := page{Title: s.Title, See: s.See, Runs: s.runs}
 	if p.Title == "" {
@@ -28,7 +28,7 @@ func writeHTML(w io.Writer, s seen) error {
 		}
 		text, err := json.MarshalIndent(one.Scenario, "", "  ")
 		if err != nil {
-			text = []byte(err.Error()) // of Go alone
+			text = []byte(err.Error()) // it has no form in JSON
 		}
 		section.Scenario = string(text)
 		p.Sections = append(p.Sections, section)
@@ -62,14 +62,14 @@ type section struct {
 	Scenario    string
 }
 
-// picture is an SVG to stand within a page.
+// picture returns an SVG for use within a page.
 func picture(s seen) (template.HTML, error) {
 	var b bytes.Buffer
 	if err := writeSVG(&b, s); err != nil {
 		return "", err
 	}
 	text := b.String()
-	return template.HTML(text[max(0, strings.Index(text, "<svg")):]), nil // drawn by ourselves, texts escaped
+	return template.HTML(text[max(0, strings.Index(text, "<svg")):]), nil // our own drawing, its texts escaped
 }
 
 var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>

@@ -23,9 +23,9 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// This file runs a scenario with a real gRPC server and the library's real interceptors,
-// in real time, to hold the simulation against it. The server asks the same sim.Gate as the
-// simulated one; everything between the caller and the handler is gRPC and the library.
+// This file runs a scenario with a real gRPC server and the library's real interceptors, in real
+// time, to compare the simulation with it. The server asks the same sim.Gate as the simulated one;
+// everything between the caller and the handler is gRPC and the library.
 
 // A network is how the live clients reach their server.
 type network interface {
@@ -33,7 +33,7 @@ type network interface {
 	dial(l net.Listener, opts ...grpc.DialOption) (*grpc.ClientConn, error)
 }
 
-// loopback is TCP within this machine.
+// loopback is TCP on this machine.
 type loopback struct{}
 
 func (loopback) listen() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }
@@ -42,11 +42,11 @@ func (loopback) dial(l net.Listener, opts ...grpc.DialOption) (*grpc.ClientConn,
 	return grpc.NewClient("passthrough:///"+l.Addr().String(), opts...)
 }
 
-// tooMany is how many attempts a second no machine of today makes in one process.
+// tooMany attempts a second are more than one process can make on today's machines.
 const tooMany = 20_000
 
-// goLive runs the first scenario of a study, all its strategies at the same time, and
-// prints what was measured beside what is simulated.
+// goLive runs the first scenario of a study, all its strategies at the same time, and prints the
+// measured figures beside the simulated ones.
 func (o *options) goLive(ctx context.Context, study sim.Study, w io.Writer) error {
 	s := study.Scenarios[0]
 	if err := canLive(s); err != nil {
@@ -72,28 +72,28 @@ func (o *options) goLive(ctx context.Context, study sim.Study, w io.Writer) erro
 		return err
 	}
 	if ctx.Err() != nil {
-		out.printf("Stopped; what follows is what was measured until then.\n")
+		out.printf("Stopped before the end. The measurements so far:\n")
 	}
 	out.table(liveTable(measured, simulated))
 	apart := apartBy(measured, simulated)
-	out.printf("\nThe farthest apart are %.1f %%. Timers were up to %s late.\n", 100*apart, shortTime(lateness))
+	out.printf("\nThe largest difference is %.1f%%. Timers were up to %s late.\n", 100*apart, shortTime(lateness))
 	switch {
 	case out.err != nil || ctx.Err() != nil:
 		return errors.Join(out.err, ctx.Err())
 	case apart > 0.1 && lateness > tooLate:
-		return fmt.Errorf("-live: measured and simulated are more than 10 %% apart, but this machine is too busy to tell: timers were up to %v late", lateness.Round(time.Millisecond))
+		return fmt.Errorf("-live: measured and simulated figures differ by more than 10%%, but this machine is too busy to tell: timers were up to %v late", lateness.Round(time.Millisecond))
 	case apart > 0.1:
-		return fmt.Errorf("-live: measured and simulated are more than 10 %% apart")
+		return fmt.Errorf("-live: measured and simulated figures differ by more than 10%%")
 	}
 	return nil
 }
 
-// tooLate is how late a timer may be on a machine that can measure this: clients who come
-// back in step, at 12.7 s, must all come before the second is over.
+// tooLate is how late a timer may be on a machine that can measure this: clients that retry in
+// lockstep, at 12.7 s, must all arrive before the second is over.
 const tooLate = 150 * time.Millisecond
 
-// watchTimers looks how late timers are, until the function that it returns is called,
-// which gives the worst.
+// watchTimers measures how late timers fire, until the returned function is called, which returns
+// the worst.
 func watchTimers() (worst func() time.Duration) {
 	const every = 5 * time.Millisecond
 	done := make(chan struct{})
@@ -119,8 +119,8 @@ func watchTimers() (worst func() time.Duration) {
 	}
 }
 
-// simulatedFor simulates every strategy with 20 seeds, and takes those out of the scenario
-// that this machine cannot keep up with.
+// simulatedFor simulates every strategy with 20 seeds, and removes those from the scenario that this
+// machine cannot keep up with.
 func simulatedFor(ctx context.Context, s *sim.Scenario, w io.Writer) ([]sim.Comparison, error) {
 	first, err := sim.Compare(ctx, *s, 1, nil)
 	if err != nil {
@@ -129,7 +129,7 @@ func simulatedFor(ctx context.Context, s *sim.Scenario, w io.Writer) ([]sim.Comp
 	var kept []sim.Strategy
 	for i, c := range first {
 		if c.Mean.Peak > tooMany && len(first) > 1 {
-			fmt.Fprintf(w, "Without %s: it would take %s attempts a second.\n", c.Strategy, grouped(c.Mean.Peak))
+			fmt.Fprintf(w, "Leaving out %s: it would need %s attempts a second.\n", c.Strategy, grouped(c.Mean.Peak))
 			continue
 		}
 		kept = append(kept, s.Strategies[i])
@@ -145,7 +145,7 @@ func longestOf(found []sim.Comparison) (d time.Duration) {
 	return d
 }
 
-// canLive finds what real gRPC on loopback cannot do.
+// canLive returns an error for scenarios that real gRPC on loopback cannot reproduce.
 func canLive(s sim.Scenario) error {
 	switch {
 	case len(s.Servers) != 1:
@@ -163,10 +163,10 @@ func canLive(s sim.Scenario) error {
 	return err
 }
 
-// A liveResult is what was measured under one strategy.
+// A liveResult is the measurement of one strategy.
 type liveResult struct {
 	attempts, succeeded, failed int
-	lost                        int // attempts, to another one of their call
+	lost                        int // attempts that lost to another attempt of their call
 	outcomes                    map[string]int
 	latencies                   []time.Duration // of calls that succeeded, sorted
 	done                        time.Duration
@@ -207,7 +207,7 @@ func measure(ctx context.Context, s sim.Scenario, strategy sim.Strategy, n netwo
 	return clients.result, nil
 }
 
-// A liveServer is a gRPC server of one method, which does what its gate says.
+// A liveServer is a gRPC server with one method, which does what its gate decides.
 type liveServer struct {
 	listener net.Listener
 	server   *grpc.Server
@@ -223,7 +223,7 @@ type liveServer struct {
 
 const (
 	liveMethod = "/herd.Live/Call"
-	deafKey    = "herd-deaf" // of clients that are not to be told anything
+	deafKey    = "herd-deaf" // marks clients that ignore pushback
 )
 
 func startServer(s sim.Scenario, n network) (*liveServer, error) {
@@ -254,7 +254,7 @@ func startServer(s sim.Scenario, n network) (*liveServer, error) {
 	return server, nil
 }
 
-// begin makes this moment the start of the scenario.
+// begin starts the scenario now.
 func (s *liveServer) begin() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,7 +278,7 @@ func (s *liveServer) handle(ctx context.Context) error {
 	deaf := len(metadata.ValueFromIncomingContext(ctx, deafKey)) > 0
 	switch {
 	case answer.Say == sim.SaySilence:
-		<-s.stopped // not even when the deadline has come
+		<-s.stopped // the server is silent even after the deadline
 		return status.Error(answer.Code, "the server stops")
 	case answer.Say == sim.SayWait && !deaf:
 		if err := grpcretry.SetPushback(ctx, answer.Wait); err != nil {
@@ -290,7 +290,7 @@ func (s *liveServer) handle(ctx context.Context) error {
 		}
 	}
 	if answer.Code != codes.OK {
-		return status.Error(answer.Code, "as the scenario has it")
+		return status.Error(answer.Code, "the scenario says so")
 	}
 	if err := sleep(ctx, s.config.Latency.Mean); err != nil { // other shapes have the same mean
 		return status.FromContextError(err).Err()
@@ -342,8 +342,8 @@ type liveCall struct {
 	deaf     bool
 }
 
-// add makes the ClientConns of a group, each with one of its processes, and waits until they
-// are connected: a simulated client is connected from the start.
+// add creates the ClientConns of a group, one for each of its processes, and waits until they are
+// connected: a simulated client is connected from the start.
 func (c *liveClients) add(ctx context.Context, g sim.Group, strategy sim.Strategy, server *liveServer, n network) error {
 	var conns []*grpc.ClientConn
 	for range max(1, g.Processes) {
@@ -371,8 +371,8 @@ func (c *liveClients) add(ctx context.Context, g sim.Group, strategy sim.Strateg
 	return nil
 }
 
-// beginnings are when the calls of a group begin. Where that is random it is spread evenly
-// here, which is the same on average.
+// beginnings returns the start times of a group's calls. Times that the simulation draws at random
+// are spread evenly here, which is the same on average.
 func beginnings(g sim.Group) (at []time.Duration) {
 	if g.Rate > 0 {
 		gap := time.Duration(float64(time.Second) / g.Rate)
@@ -425,7 +425,7 @@ func (c *liveClients) count(ctx context.Context, method string, req, reply any, 
 	return invoker(ctx, method, req, reply, cc, opts...)
 }
 
-// run makes all the calls, and waits for them.
+// run makes all calls, and waits for them.
 func (c *liveClients) run(ctx context.Context, start time.Time) {
 	var all sync.WaitGroup
 	for _, one := range c.calls {
@@ -466,7 +466,7 @@ func (c *liveClients) close() {
 	}
 }
 
-// liveFigures are what is compared, of a measurement and of a simulation.
+// liveFigures are the figures of a measurement that are compared with those of a simulation.
 var liveFigures = []struct {
 	name      string
 	measured  func(*liveResult) float64
@@ -491,14 +491,14 @@ func liveTable(measured []liveResult, simulated []sim.Comparison) [][]string {
 		line := []string{simulated[i].Strategy, grouped(float64(measured[i].succeeded))}
 		for _, f := range liveFigures {
 			m, s := f.measured(&measured[i]), f.simulated(simulated[i].Mean)
-			line = append(line, f.show(m), f.show(s), fmt.Sprintf("%+.1f %%", 100*difference(m, s)))
+			line = append(line, f.show(m), f.show(s), fmt.Sprintf("%+.1f%%", 100*difference(m, s)))
 		}
 		table = append(table, line)
 	}
 	return table
 }
 
-// apartBy is the largest difference of all, as a share.
+// apartBy returns the largest difference, as a share.
 func apartBy(measured []liveResult, simulated []sim.Comparison) (largest float64) {
 	for i := range measured {
 		for _, f := range liveFigures {

@@ -254,7 +254,7 @@ func TestSimulationAgreesOnAverage(t *testing.T) {
 				t.Fatal(err)
 			}
 			if apart := apartBy([]liveResult{measured}, simulated); apart > 0.1 {
-				t.Errorf("%s: %.1f %% apart, want 10 %% at most: %v", strategy.Name, 100*apart, liveTable([]liveResult{measured}, simulated))
+				t.Errorf("%s: %.1f%% apart, want 10%% at most: %v", strategy.Name, 100*apart, liveTable([]liveResult{measured}, simulated))
 			}
 		})
 	}

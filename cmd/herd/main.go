@@ -1,17 +1,17 @@
 // Herd shows what retries do to a server that recovers: it simulates many clients on the
-// decision engine and the budgets of github.com/grpcretry/grpcretry, and draws what the
-// server sees.
+// decision engine and the budgets of github.com/grpcretry/grpcretry, and draws the load that
+// the server sees.
 //
 //	herd                              the classic outage, under every strategy
-//	herd -list                        the studies that are shipped, and what to see in them
-//	herd -study budget -png out.png   another one, as a picture
-//	herd -policy config.json          with the policy of a gRPC service config beside the others
-//	herd -clients 5000 -outage 0s+30s with other numbers
-//	herd -study classic -dump         the scenario as JSON, to be changed and run with -scenario
+//	herd -list                        the shipped studies, and what each of them shows
+//	herd -study budget -png out.png   another study, as a picture
+//	herd -policy config.json          the policy of a gRPC service config, compared with the others
+//	herd -clients 5000 -outage 0s+30s the same with other numbers
+//	herd -study classic -dump         the scenario as JSON, to edit and to run with -scenario
 //	herd -live                        real gRPC beside the simulation, in real seconds
-//	herd -search                      the backoffs that come nearest to what is possible
+//	herd -search                      the backoffs that come closest to the optimum
 //
-// docs/herd.md shows what the studies teach, and how to try a policy of your own.
+// docs/herd.md explains the results, and how to try a policy of your own.
 package main
 
 import (
@@ -33,20 +33,20 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	go func() {
 		<-ctx.Done()
-		stop() // a second Ctrl-C ends the program at once
+		stop() // a second Ctrl-C ends the program immediately
 	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the program. Its exit status is 0 if all went well, 1 if something failed or was
-// interrupted, and 2 for a command line that cannot be meant.
+// run runs the program. It returns the exit status: 0 on success, 1 if something failed or was
+// interrupted, and 2 for an invalid command line.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	o, err := parse(args, stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
 	case err != nil:
-		return 2 // parse has said why
+		return 2 // parse has printed the reason
 	}
 	switch err := o.do(ctx, stdin, stdout, stderr); {
 	case errors.Is(err, context.Canceled):
@@ -83,14 +83,14 @@ func (o *options) do(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 		return err
 	}
 	if err != nil {
-		fmt.Fprintf(stdout, "Stopped before the end. What follows is what there was until then.\n\n")
+		fmt.Fprintf(stdout, "Stopped before the end. The results so far:\n\n")
 	}
 	out := &report{w: stdout, charts: o.charts && study.Vary == "", rows: 60}
 	out.study(seen)
 	return errors.Join(err, out.err, o.writeFiles(seen))
 }
 
-// A seen study is one with what was found.
+// A seen study is a study with its results.
 type seen struct {
 	sim.Study
 	scenarios []seenScenario
@@ -100,10 +100,10 @@ type seen struct {
 type seenScenario struct {
 	sim.Scenario
 	found []sim.Comparison
-	tail  bool // of the study
+	tail  bool // the study is about the slowest calls
 }
 
-// study is what the command line asks for.
+// study returns the study that the command line selects, with its flags applied.
 func (o *options) study(stdin io.Reader) (study sim.Study, err error) {
 	if o.scenario != "" {
 		study, err = readStudy(o.scenario, stdin)
@@ -113,7 +113,7 @@ func (o *options) study(stdin io.Reader) (study sim.Study, err error) {
 	} else {
 		var ok bool
 		if study, ok = sim.FindStudy(o.name); !ok {
-			return sim.Study{}, fmt.Errorf("-study %q: there is none of this name, want one of %s", o.name, strings.Join(studyNames(), ", "))
+			return sim.Study{}, fmt.Errorf("-study %q: there is no such study, want one of %s", o.name, strings.Join(studyNames(), ", "))
 		}
 	}
 	var added []sim.Strategy
@@ -143,7 +143,7 @@ func studyNames() (names []string) {
 	return names
 }
 
-// readStudy reads scenarios from a file, - being the standard input.
+// readStudy reads scenarios from a file, or from standard input if path is "-".
 func readStudy(path string, stdin io.Reader) (sim.Study, error) {
 	in := stdin
 	if path != "-" {
@@ -170,7 +170,7 @@ func readStudy(path string, stdin io.Reader) (sim.Study, error) {
 	return study, nil
 }
 
-// simulate runs every scenario of a study. Of what was interrupted it gives what there is.
+// simulate runs every scenario of a study. When interrupted, it returns the results so far.
 func (o *options) simulate(ctx context.Context, study sim.Study, stderr io.Writer) (seen, error) {
 	bar := newProgressBar(stderr)
 	defer bar.clear()
@@ -222,8 +222,8 @@ func fill(text string, width int) string {
 
 func indent(text, by string) string { return by + strings.ReplaceAll(text, "\n", "\n"+by) }
 
-// A progressBar shows on a terminal how far a long run is; elsewhere it says so now and
-// then.
+// A progressBar shows the progress of a long run: as a bar on a terminal, elsewhere as a line
+// every ten seconds.
 type progressBar struct {
 	w        io.Writer
 	terminal bool
@@ -248,7 +248,7 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// begin names what runs now, part of so many.
+// begin names the part that runs now, and its place among all parts.
 func (b *progressBar) begin(name string, part, of int) { b.name, b.part, b.of = name, part, of }
 
 func (b *progressBar) show(p sim.Progress) {
@@ -263,17 +263,17 @@ func (b *progressBar) show(p sim.Progress) {
 	b.shown = now
 	share := (float64(b.part) + min(p.Share, 1)) / float64(b.of)
 	if !b.terminal {
-		fmt.Fprintf(b.w, "herd: %s: %.0f %%, %s events\n", b.name, 100*share, grouped(float64(p.Events)))
+		fmt.Fprintf(b.w, "herd: %s: %.0f%%, %s events\n", b.name, 100*share, grouped(float64(p.Events)))
 		return
 	}
 	const width = 30
 	done := int(share * width)
-	fmt.Fprintf(b.w, "\r%s%s %3.0f %%  %s, %s events\x1b[K", strings.Repeat("█", done), strings.Repeat("░", width-done),
+	fmt.Fprintf(b.w, "\r%s%s %3.0f%%  %s, %s events\x1b[K", strings.Repeat("█", done), strings.Repeat("░", width-done),
 		100*share, b.name, grouped(float64(p.Events)))
 	b.drawn = true
 }
 
-// clear takes the bar away.
+// clear removes the bar.
 func (b *progressBar) clear() {
 	if b.drawn {
 		fmt.Fprint(b.w, "\r\x1b[K")

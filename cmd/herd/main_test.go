@@ -33,13 +33,13 @@ func herd(t *testing.T, args ...string) (stdout, stderr string, status int) {
 func TestClassicIsPrinted(t *testing.T) {
 	out, _, status := herd(t, "-strategy", "exponential,full")
 	for _, want := range []string{
-		"classic: Everybody comes at once, and the server is down for 10 s.",
+		"classic: All clients call at the same time, and the server is down for 10 s.",
 		"   12 s      ████████████████████│░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░» 1,000\n",
 		"    9 s down",
 		"calls 1,000: 1,000 succeeded, 0 failed (recovered 1,000)",
 		"attempts 10,000, 10.00 for each call; 9,000 wasted",
-		"exponential               1,000   9,000          10.00",
-		"nobody can do better              1,000",
+		"exponential         1,000   9,000          10.00",
+		"physical limit              1,000",
 	} {
 		if !contains(out, want) {
 			t.Errorf("herd: printed nothing like %q in\n%s", want, out)
@@ -140,7 +140,7 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 			t.Errorf("-budget %s: status %d, %s %v\n%s", flag, status, errs, err, out)
 		}
 	}
-	// What is printed can be run.
+	// The printed scenario can be run.
 	file := filepath.Join(t.TempDir(), "s.json")
 	if err := os.WriteFile(file, []byte(out), 0o600); err != nil {
 		t.Fatal(err)
@@ -243,7 +243,7 @@ func TestChartsHaveNoRowsOfZeros(t *testing.T) {
 	}
 }
 
-// A command line or a file that cannot be meant names what is wrong.
+// Errors about the command line or a file name the mistake.
 func TestMistakesAreNamed(t *testing.T) {
 	folder := t.TempDir()
 	bad := filepath.Join(folder, "bad.json")
@@ -271,7 +271,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-budget finagle:0.2", 2, "finagle has 1 numbers, want 2"},
 		{"-budget throttle:10,0.1,reserve=2", 2, `"reserve=2" is not a number`},
 		{"-budget ratio:0.1,0,reserve=-2", 1, "RatioBudget.Reserve is -2, want a number of at least 0"},
-		{"-study budget -part nothing", 1, "-part nothing: there is none of this name, want some of budget-10, budget-100"},
+		{"-study budget -part nothing", 1, "-part nothing: there is no such scenario, want some of budget-10, budget-100"},
 		{"-hedge soon", 2, "want after:50ms"},
 		{"-hedge after:x", 2, `invalid value "after:x" for flag -hedge`},
 		{"-hedge quantile:x", 2, `"x" is not a number`},
@@ -286,8 +286,8 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"-also decorrelated:1s..2sx2", 2, "want full:100ms..5s×2"},
 		{"-also full:1s..2sxmuch", 2, `"much" is not a number`},
 		{"-also full:9s..2s", 1, "Exponential.Max is 2s, below Base 9s"},
-		{"-study none", 1, `-study "none": there is none of this name, want one of classic, budget,`},
-		{"-strategy magic", 1, `-strategy magic: scenario classic has none of that name, only "constant 1ms"`},
+		{"-study none", 1, `-study "none": there is no such study, want one of classic, budget,`},
+		{"-strategy magic", 1, `-strategy magic: scenario classic has no such strategy, only "constant 1ms"`},
 		{"-clients -5", 1, "groups[0].clients is -5, want 0 to"},
 		{"-network square:10ms", 1, `network.shape is "square"`},
 		{"-base 20s -strategy full", 1, "Exponential.Max is 10s, below Base 20s"},
@@ -338,14 +338,14 @@ func TestEveryStudyIsPrinted(t *testing.T) {
 	}
 }
 
-// What is interrupted is shown as far as it came, and fails.
+// An interrupted run shows its results so far, and fails.
 func TestInterruptedShowsWhatThereIs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	var out, errs bytes.Buffer
 	status := run(ctx, []string{"-clients", "100000", "-strategy", "constant"}, nil, &out, &errs)
-	if status != 1 || !contains(out.String(), "Stopped before the end.") || !contains(out.String(), "constant 1ms (stopped)") || !contains(out.String(), "stopped at ") ||
-		!contains(out.String(), "down for 10 s, but with -clients 100000") {
+	if status != 1 || !contains(out.String(), "Stopped before the end. The results so far:") || !contains(out.String(), "constant 1ms (stopped)") || !contains(out.String(), "stopped at ") ||
+		!contains(strings.Join(strings.Fields(out.String()), " "), "down for 10 s, but with -clients 100000") {
 		t.Errorf("interrupted: status %d, %s\n%s", status, errs.String(), out.String())
 	}
 }
@@ -497,14 +497,14 @@ func TestProgressIsShownOfLongRuns(t *testing.T) {
 	}
 	b.begun, b.shown = b.begun.Add(-time.Minute), b.shown.Add(-time.Minute)
 	b.show(sim.Progress{Share: 0.5, Events: 1_234_567})
-	if got := out.String(); got != "herd: x: 75 %, 1,234,567 events\n" {
+	if got := out.String(); got != "herd: x: 75%, 1,234,567 events\n" {
 		t.Errorf("not on a terminal: %q", got)
 	}
 	out.Reset()
 	b.terminal, b.shown = true, b.shown.Add(-time.Minute)
 	b.show(sim.Progress{Share: 0.5, Events: 1000})
 	b.clear()
-	if got := out.String(); !contains(got, "██████████████████████░░░░░░░░  75 %  x, 1,000 events") || !strings.HasSuffix(got, "\r\x1b[K") {
+	if got := out.String(); !contains(got, "██████████████████████░░░░░░░░  75%  x, 1,000 events") || !strings.HasSuffix(got, "\r\x1b[K") {
 		t.Errorf("on a terminal: %q", got)
 	}
 }

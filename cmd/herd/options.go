@@ -15,7 +15,7 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// options are the command line.
+// options are the settings of a command line.
 type options struct {
 	name, scenario   string
 	policy, method   string
@@ -38,7 +38,7 @@ Without flags it runs the study "classic" and prints what the server sees under 
 
 `
 
-// parse reads the command line. What is wrong with it has been said on stderr.
+// parse reads the command line. It prints its errors to stderr before it returns them.
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("herd", flag.ContinueOnError)
@@ -48,28 +48,28 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&o.name, "study", "classic", "run the shipped study of this `name`; see -list")
-	flags.BoolVar(&o.list, "list", false, "list the shipped studies, and what to see in them")
-	flags.StringVar(&o.scenario, "scenario", "", "run the scenario, or the list of them, in this JSON `file`; - is the standard input")
+	flags.BoolVar(&o.list, "list", false, "list the shipped studies, and what each of them shows")
+	flags.StringVar(&o.scenario, "scenario", "", "run the scenario or the list of scenarios in this JSON `file`; - is standard input")
 	flags.BoolVar(&o.dump, "dump", false, "print the scenarios as JSON instead of running them")
-	flags.StringVar(&o.policy, "policy", "", "compare also the retryPolicy, or hedgingPolicy, of the gRPC service config in this `file`")
-	flags.StringVar(&o.method, "method", "", "of -policy, only what applies to this method, /pkg.Service/`Method`")
-	flags.StringVar(&o.part, "part", "", "of the study, only the scenarios of these `names`, separated by commas")
-	flags.StringVar(&o.only, "strategy", "", "only strategies whose names contain one of these `words`, separated by commas")
-	flags.IntVar(&o.runs, "runs", 1, "average over so many seeds")
-	flags.BoolVar(&o.live, "live", false, "run it with real gRPC too, in real seconds, and compare")
-	flags.BoolVar(&o.doSearch, "search", false, "search the backoffs that come nearest to the physical limit (a minute)")
+	flags.StringVar(&o.policy, "policy", "", "also compare the retryPolicy or hedgingPolicy of the gRPC service config in this `file`")
+	flags.StringVar(&o.method, "method", "", "with -policy, use only the config of this method, /pkg.Service/`Method`")
+	flags.StringVar(&o.part, "part", "", "run only the scenarios with these `names`, separated by commas")
+	flags.StringVar(&o.only, "strategy", "", "run only strategies whose names contain one of these `words`, separated by commas")
+	flags.IntVar(&o.runs, "runs", 1, "average over this `number` of seeds")
+	flags.BoolVar(&o.live, "live", false, "also run it with real gRPC, in real time, and compare")
+	flags.BoolVar(&o.doSearch, "search", false, "search for the backoffs that come closest to the physical limit (takes a minute)")
 	flags.BoolVar(&o.charts, "charts", true, "print a bar chart for each strategy")
-	flags.StringVar(&o.svg, "svg", "", "write a picture to this `file`")
-	flags.StringVar(&o.png, "png", "", "write a picture to this `file`")
-	flags.StringVar(&o.html, "html", "", "write a page with the pictures and tables to this `file`")
-	flags.StringVar(&o.csv, "csv", "", "write the series to this `file`")
-	flags.StringVar(&o.json, "json", "", "write all results to this `file`")
-	flags.StringVar(&o.docs, "docs", "", "write the pictures and figures of docs/herd.md, in this `folder`")
+	flags.StringVar(&o.svg, "svg", "", "write an SVG picture to this `file`")
+	flags.StringVar(&o.png, "png", "", "write a PNG picture to this `file`")
+	flags.StringVar(&o.html, "html", "", "write a page with pictures and tables to this `file`")
+	flags.StringVar(&o.csv, "csv", "", "write the time series as CSV to this `file`")
+	flags.StringVar(&o.json, "json", "", "write all results as JSON to this `file`")
+	flags.StringVar(&o.docs, "docs", "", "write the pictures and figures of herd.md in this `folder` again")
 	for _, p := range parameters {
-		usage := p.usage + " (of every " + p.of + ")"
+		usage := p.usage + " (in every " + p.of + ")"
 		set := func(value string) error {
 			o.changes = append(o.changes, change{p.name, value, p.do})
-			return p.do(&sim.Scenario{}, value) // so that a bad value is found at once
+			return p.do(&sim.Scenario{}, value) // so that a bad value is reported immediately
 		}
 		if p.isSwitch {
 			flags.BoolFunc(p.name, usage, set)
@@ -99,62 +99,62 @@ type parameter struct {
 	do              func(s *sim.Scenario, value string) error
 }
 
-// parameters are the flags for the fields of scenarios. Each sets its field wherever it
-// occurs; to change one group or server of several, write a file (-dump).
+// parameters are the flags for the fields of scenarios. Each sets its field in every group,
+// server or strategy; to change only one of several, edit a file (-dump).
 var parameters = []parameter{
 	forScenario("seed", "start the random numbers with this `number`", setUint(func(s *sim.Scenario) *uint64 { return &s.Seed })),
 	forScenario("duration", "stop after this simulated `time`", setTime(func(s *sim.Scenario) *time.Duration { return &s.Duration })),
 	forScenario("bucket", "the `time` that one bar covers", setTime(func(s *sim.Scenario) *time.Duration { return &s.Bucket })),
-	forScenario("network", "the way in one direction: a `distribution` such as 10ms, 10ms±2ms, uniform:10ms±5ms, exponential:10ms, lognormal:10ms±20ms, pareto:10ms^1.5",
+	forScenario("network", "the latency in each direction: a `distribution` such as 10ms, 10ms±2ms, uniform:10ms±5ms, exponential:10ms, lognormal:10ms±20ms, pareto:10ms^1.5",
 		func(s *sim.Scenario, v string) (err error) {
 			s.Network, err = parseDistribution(v)
 			return err
 		}),
 
-	forGroups("clients", "this `number` of clients, which make one call each", func(g *sim.Group, v string) (err error) {
+	forGroups("clients", "the `number` of clients, which make one call each", func(g *sim.Group, v string) (err error) {
 		g.Rate = 0
 		g.Clients, err = strconv.Atoi(v)
 		return err
 	}),
-	forGroups("rate", "calls per second that arrive whatever becomes of them, this `number`", func(g *sim.Group, v string) (err error) {
+	forGroups("rate", "the `number` of calls that arrive per second, regardless of how earlier ones end", func(g *sim.Group, v string) (err error) {
 		g.Clients, g.Spread = 0, 0
 		g.Rate, err = strconv.ParseFloat(v, 64)
 		return err
 	}),
-	switchOf(forGroups("even", "the arrivals of -rate are evenly spaced, not at random", setBool(func(g *sim.Group) *bool { return &g.Even }))),
-	forGroups("spread", "clients begin within this `time`", setTime(func(g *sim.Group) *time.Duration { return &g.Spread })),
-	forGroups("start", "the `time` at which clients begin", setTime(func(g *sim.Group) *time.Duration { return &g.Start })),
+	switchOf(forGroups("even", "space the arrivals of -rate evenly instead of at random", setBool(func(g *sim.Group) *bool { return &g.Even }))),
+	forGroups("spread", "clients start within this `time`", setTime(func(g *sim.Group) *time.Duration { return &g.Spread })),
+	forGroups("start", "the `time` at which clients start", setTime(func(g *sim.Group) *time.Duration { return &g.Start })),
 	forGroups("stop", "the `time` at which the arrivals of -rate end", setTime(func(g *sim.Group) *time.Duration { return &g.Stop })),
 	forGroups("deadline", "the `time` that a call may take", setTime(func(g *sim.Group) *time.Duration { return &g.Deadline })),
-	forGroups("processes", "this `number` of processes, each with a budget of its own", func(g *sim.Group, v string) (err error) {
+	forGroups("processes", "the `number` of client processes, each with a budget of its own", func(g *sim.Group, v string) (err error) {
 		g.Processes, err = strconv.Atoi(v)
 		return err
 	}),
 
-	forServers("replicas", "this `number` of processes, which take turns; all else is of each", func(s *sim.Server, v string) (err error) {
+	forServers("replicas", "the `number` of server processes, which take turns; all other settings apply to each", func(s *sim.Server, v string) (err error) {
 		s.Replicas, err = strconv.Atoi(v)
 		return err
 	}),
-	forServers("capacity", "calls per second that it can do, this `number`", setFloat(func(s *sim.Server) *float64 { return &s.Capacity })),
-	forServers("window", "count the calls in windows of this `time`, and let none wait", setTime(func(s *sim.Server) *time.Duration { return &s.Window })),
-	forServers("queue", "places to wait for a worker, this `number`; -1: no limit", func(s *sim.Server, v string) (err error) {
+	forServers("capacity", "the `number` of calls per second that it can serve", setFloat(func(s *sim.Server) *float64 { return &s.Capacity })),
+	forServers("window", "count calls in windows of this `time`, and queue none", setTime(func(s *sim.Server) *time.Duration { return &s.Window })),
+	forServers("queue", "the `number` of calls that may wait for a worker; -1: no limit", func(s *sim.Server, v string) (err error) {
 		s.Window = 0
 		s.Queue, err = strconv.Atoi(v)
 		return err
 	}),
-	forServers("latency", "the time of work, a `distribution` as in -network", func(s *sim.Server, v string) (err error) {
+	forServers("latency", "the service time, a `distribution` as in -network", func(s *sim.Server, v string) (err error) {
 		s.Latency, err = parseDistribution(v)
 		return err
 	}),
-	forServers("reject-cost", "the work of a rejection, as a `share` of that of a call", setFloat(func(s *sim.Server) *float64 { return &s.RejectCost })),
+	forServers("reject-cost", "the cost of a rejection, as a `share` of the cost of a call", setFloat(func(s *sim.Server) *float64 { return &s.RejectCost })),
 	forServers("reject-code", "the status `code` of a rejection", func(s *sim.Server, v string) (err error) {
 		s.RejectCode, err = parseCode(v)
 		return err
 	}),
-	switchOf(forServers("optimistic", "every call is a read and a write, which fails with ABORTED if another write came between",
+	switchOf(forServers("optimistic", "every call is a read and then a write, which fails with ABORTED if another write came in between",
 		setBool(func(s *sim.Server) *bool { return &s.Optimistic }))),
-	switchOf(forServers("ignore-cancel", "it works on calls that were given up", setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }))),
-	forServers("outage", "`when` it is down: from+for, or from+for:share with that share of the capacity left; several are separated by commas",
+	switchOf(forServers("ignore-cancel", "keep working on calls whose clients have given up", setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }))),
+	forServers("outage", "`when` it is down: from+for, or from+for:share to keep that share of the capacity; separate several by commas",
 		func(s *sim.Server, v string) (err error) {
 			s.Outages, err = parseOutages(v)
 			return err
@@ -168,36 +168,36 @@ var parameters = []parameter{
 		}
 		return err
 	}),
-	forServers("slow-start", "the `time` after an outage in which the capacity grows back", func(s *sim.Server, v string) error {
+	forServers("slow-start", "the `time` that the capacity takes to grow back after an outage", func(s *sim.Server, v string) error {
 		d, err := time.ParseDuration(v)
 		for i := range s.Outages {
 			s.Outages[i].SlowStart = d
 		}
 		return err
 	}),
-	switchOf(forServers("silent", "when it is down it does not answer at all", func(s *sim.Server, v string) error {
+	switchOf(forServers("silent", "send no response at all during an outage", func(s *sim.Server, v string) error {
 		silent, err := strconv.ParseBool(v)
 		for i := range s.Outages {
 			s.Outages[i].Silent = silent && s.Outages[i].Left == 0
 		}
 		return err
 	})),
-	forServers("pushback", "what it says of the next attempt: `kind` is none, fixed:5s, exact, spread, spread:150 (a second) or stop",
+	forServers("pushback", "the pushback it sends with a failure: `kind` is none, fixed:5s, exact, spread, spread:150 (a second) or stop",
 		func(s *sim.Server, v string) (err error) {
 			s.Pushback, err = parsePushback(v)
 			return err
 		}),
 
-	forStrategies("attempts", "at most this `number` of attempts; strategies without retries stay as they are", func(s *sim.Strategy, v string) error {
+	forStrategies("attempts", "make at most this `number` of attempts; strategies without retries are not changed", func(s *sim.Strategy, v string) error {
 		n, err := strconv.Atoi(v)
-		if s.Policy.MaxAttempts != 1 { // those are what the others are compared with
+		if s.Policy.MaxAttempts != 1 { // the others are compared with strategies without retries
 			s.Policy.MaxAttempts = n
 		}
 		return err
 	}),
 	forStrategies("base", "the first `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.base })),
 	forStrategies("max", "the longest `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.most })),
-	forStrategies("multiplier", "the growth of exponential backoffs, a `number`", func(s *sim.Strategy, v string) error {
+	forStrategies("multiplier", "the `number` by which exponential backoffs grow", func(s *sim.Strategy, v string) error {
 		m, err := strconv.ParseFloat(v, 64)
 		if e, ok := s.Policy.Backoff.(grpcretry.Exponential); ok {
 			e.Multiplier = m
@@ -227,9 +227,9 @@ var parameters = []parameter{
 		}
 		return nil
 	}),
-	forStrategies("max-server-delay", "a pushback of a longer `time` ends the call", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay })),
+	forStrategies("max-server-delay", "the longest pushback that is followed, a `time`; a longer one ends the call", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay })),
 	forStrategies("attempt-timeout", "the `time` that one attempt may take", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout })),
-	forStrategies("max-elapsed", "no attempt starts after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
+	forStrategies("max-elapsed", "start no attempt after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
 	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,0,10s,reserve=3 (share, per second, window, reserve), finagle:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
 		func(s *sim.Strategy, v string) (err error) {
 			s.Budget, err = parseBudget(v)
@@ -244,7 +244,7 @@ var parameters = []parameter{
 			s.Hedging = h
 			return err
 		}),
-	forStrategies("hedge-attempts", "at most this `number` of attempts of a call that is hedged", func(s *sim.Strategy, v string) error {
+	forStrategies("hedge-attempts", "make at most this `number` of attempts in a hedged call", func(s *sim.Strategy, v string) error {
 		n, err := strconv.Atoi(v)
 		if s.Hedging != nil {
 			h := *s.Hedging
@@ -253,7 +253,7 @@ var parameters = []parameter{
 		}
 		return err
 	}),
-	{name: "also", of: "scenario", usage: "compare also this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; else as the first strategy",
+	{name: "also", of: "scenario", usage: "also compare this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; otherwise like the first strategy",
 		do: func(s *sim.Scenario, v string) error {
 			b, err := parseBackoff(v)
 			if err != nil || len(s.Strategies) == 0 {
@@ -264,7 +264,7 @@ var parameters = []parameter{
 			s.Strategies = append(slices.Clip(s.Strategies), also)
 			return nil
 		}},
-	switchOf(forStrategies("ignore-pushback", "clients do not hear what servers say", setBool(func(s *sim.Strategy) *bool { return &s.IgnorePushback }))),
+	switchOf(forStrategies("ignore-pushback", "clients ignore pushback", setBool(func(s *sim.Strategy) *bool { return &s.IgnorePushback }))),
 }
 
 func forScenario(name, usage string, set func(*sim.Scenario, string) error) parameter {
@@ -291,8 +291,8 @@ func forServers(name, usage string, set func(*sim.Server, string) error) paramet
 	}}
 }
 
-// forStrategies reaches the strategies that are compared. Those that groups and downstream
-// calls have of their own stay as they are.
+// forStrategies sets a field of the strategies that are compared. The own strategies of groups and
+// downstream calls are not changed.
 func forStrategies(name, usage string, set func(*sim.Strategy, string) error) parameter {
 	return parameter{name: name, of: "strategy", usage: usage, do: func(s *sim.Scenario, v string) error {
 		err := set(&sim.Strategy{}, v)
@@ -502,7 +502,7 @@ func parseHedging(v string) (*sim.Hedging, error) {
 }
 
 // parseBudget reads a kind and its numbers, in the order of the library's functions. The window
-// and the reserve can be left out.
+// and the reserve may be omitted.
 func parseBudget(v string) (b sim.Budget, err error) {
 	kind, argument, _ := strings.Cut(v, ":")
 	var numbers []float64

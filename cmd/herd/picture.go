@@ -27,15 +27,15 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// This file draws what was found: for each scenario a column of small panels that share
-// their axes, one for each strategy; for what varies, curves.
+// This file draws results: a column of small panels that share their axes for each scenario, with
+// a panel for each strategy; curves for a study that varies something.
 
 var (
 	ink       = color.Gray{Y: 0x22}
 	faint     = color.Gray{Y: 0xdd}
 	outageInk = color.Gray{Y: 0xe6}
 	stripInk  = color.Gray{Y: 0x77}
-	accepted  = color.RGBA{R: 0x3b, G: 0x78, B: 0xc8, A: 0xff} // blue and orange: told apart by everybody
+	accepted  = color.RGBA{R: 0x3b, G: 0x78, B: 0xc8, A: 0xff} // blue and orange: distinct for the colour-blind too
 	failed    = color.RGBA{R: 0xee, G: 0x96, B: 0x3c, A: 0xff}
 	served    = color.RGBA{R: 0x10, G: 0x6b, B: 0x2e, A: 0xff}
 
@@ -52,8 +52,8 @@ const (
 	footHeight  = 0.8 * vg.Centimeter
 )
 
-// strip is the height of the mark of an outage above a panel, as a share of the panel: bars
-// may hide what is behind them.
+// strip is the height of the mark above a panel that shows an outage, as a share of the panel: bars
+// may hide the grey behind them.
 const strip = 0.06
 
 // A figure is a picture that knows its size.
@@ -94,7 +94,7 @@ func figureOf(s seen) figure {
 // tallest is how tall a picture with several figures may be, as a multiple of its width.
 const tallest = 1.65
 
-// stacked is figures one below the other, in as few columns as that allows.
+// stacked returns a figure of several, one below the other, in as few columns as tallest allows.
 func stacked(parts []figure) figure {
 	var columns [][]figure
 	all := figure{}
@@ -126,7 +126,7 @@ func inColumns(parts []figure, n int) [][]figure {
 	return slices.Collect(slices.Chunk(parts, max(1, (len(parts)+n-1)/n)))
 }
 
-// sizeOf is the size of columns side by side. All figures of a study are of the same width.
+// sizeOf returns the size of columns side by side. All figures of a study have the same width.
 func sizeOf(columns [][]figure) (width, height vg.Length) {
 	for _, column := range columns {
 		sum := vg.Length(0)
@@ -138,7 +138,7 @@ func sizeOf(columns [][]figure) (width, height vg.Length) {
 	return width, height
 }
 
-// scenarioFigure is a panel for each strategy, one below the other.
+// scenarioFigure has a panel for each strategy, one below the other.
 func scenarioFigure(s seenScenario, axes axes) figure {
 	title := titleLines(capital(s.Title))
 	head := headHeight + title.more()
@@ -162,11 +162,11 @@ func scenarioFigure(s seenScenario, axes axes) figure {
 type axes struct {
 	until    float64 // seconds
 	most     float64 // attempts per second
-	index    int     // of the server whose attempts these are
+	index    int     // the server whose attempts are drawn
 	server   sim.Server
 	capacity bool
-	cut      bool // some bars are higher than that
-	succeeds bool // draw the calls that succeed, where that is another number
+	cut      bool // some bars are higher than most
+	succeeds bool // draw the attempts served in time, if the server may accept more than those
 }
 
 func axesOf(s seenScenario) axes {
@@ -187,8 +187,7 @@ func axesOf(s seenScenario) axes {
 	return a
 }
 
-// newPanel draws what arrived under one strategy; only the last one has the time written
-// below it.
+// newPanel draws the attempts of one strategy; only the last panel has labels on its time axis.
 func newPanel(c sim.Comparison, a axes, last bool) *plot.Plot {
 	p := plot.New()
 	style(p)
@@ -213,7 +212,7 @@ func panelTitle(c sim.Comparison) string {
 	}
 	switch last := c.Result.Servers[len(c.Result.Servers)-1]; {
 	case len(c.Result.Downstream) > 0:
-		parts = append(parts, fmt.Sprintf("during the outage %.1f attempts at %s for each call", m.AmplifiedDown, last.Name))
+		parts = append(parts, fmt.Sprintf("%.1f attempts at %s per call during the outage", m.AmplifiedDown, last.Name))
 	case len(c.Result.Groups) > 1:
 		for _, g := range c.Result.Groups {
 			parts = append(parts, g.Name+": p99 "+shortTime(g.Latency.P99))
@@ -284,8 +283,8 @@ func withoutLabels(t plot.Ticker) plot.Ticker {
 	})
 }
 
-// bars are what arrived in each bucket: accepted, and failed on top of it; with the outages
-// behind and the capacity as a line.
+// bars are the attempts of each bucket: the accepted ones, and the failed ones on top of them; with
+// the outages behind them and the capacity as a line.
 type bars struct {
 	result *sim.Result
 	axes   axes
@@ -337,7 +336,7 @@ func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// shade is ink for all that is lost, and white for nothing.
+// shade returns ink if everything is lost, and white if nothing is.
 func shade(ink color.Gray, lost float64) color.Gray {
 	return color.Gray{Y: uint8(0xff - lost*float64(0xff-ink.Y))}
 }
@@ -347,7 +346,7 @@ func cut(c draw.Canvas, x, y vg.Length) {
 	c.FillPolygon(ink, []vg.Point{{X: x - 2.5, Y: y - 4}, {X: x + 2.5, Y: y - 4}, {X: x, Y: y}})
 }
 
-// A legendItem is a colour and what it means.
+// A legendItem is a colour and its meaning.
 type legendItem struct {
 	ink   color.Color
 	text  string
@@ -377,18 +376,18 @@ func legendOf(a axes) (items []legendItem) {
 	return items
 }
 
-// A title is the lines of a figure's title, and their style.
+// A title holds the lines of a figure's title, and their style.
 type title struct {
 	lines []string
 	style text.Style
 }
 
-const titleLine = 0.45 * vg.Centimeter // is the height of a further line
+const titleLine = 0.45 * vg.Centimeter // the height of a further line
 
-// more is the height of all lines but the first.
+// more returns the height of all lines but the first.
 func (t title) more() vg.Length { return vg.Length(len(t.lines)-1) * titleLine }
 
-// titleLines makes a title smaller until it fits into a line; if that is not enough, it has several.
+// titleLines makes a title smaller until it fits on a line, and breaks it if that is not enough.
 func titleLines(words string) title {
 	const room = columnWidth - 0.8*vg.Centimeter
 	bold := textStyle(10.5)
@@ -412,7 +411,7 @@ func titleLines(words string) title {
 	return t
 }
 
-// heading writes the title of a figure and what its colours mean.
+// heading writes the title of a figure and the meaning of its colours.
 func heading(c draw.Canvas, t title, items []legendItem) {
 	for i, line := range t.lines {
 		c.FillText(t.style, vg.Point{X: c.Min.X, Y: c.Max.Y - 0.55*vg.Centimeter - vg.Length(i)*titleLine}, line)
@@ -436,7 +435,7 @@ func heading(c draw.Canvas, t title, items []legendItem) {
 			c.FillPolygon(one.ink, []vg.Point{{X: x, Y: y - 0.5}, {X: x + box, Y: y - 0.5}, {X: x + box, Y: y + 6.5}, {X: x, Y: y + 6.5}})
 		}
 		c.FillText(small, vg.Point{X: x + box + 3, Y: y}, one.text)
-		x += box + 3 + 1.15*small.Width(one.text) + 12 // where another font is used, it may be wider
+		x += box + 3 + 1.15*small.Width(one.text) + 12 // another font may be wider
 	}
 }
 
@@ -444,7 +443,7 @@ func textStyle(size vg.Length) text.Style {
 	return text.Style{Color: ink, Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}, Handler: plot.DefaultTextHandler}
 }
 
-// sweepFigure is two curves for each strategy: attempts, and the time until all are done.
+// sweepFigure has two curves for each strategy: attempts, and the time until all are done.
 func sweepFigure(s seen) figure {
 	const height = 8 * vg.Centimeter
 	title := titleLines(capital(s.Title))
@@ -472,7 +471,7 @@ func sweepFigure(s seen) figure {
 	}}
 }
 
-// tailFigure is a curve for each strategy: the share of the calls that take longer.
+// tailFigure has a curve for each strategy: the share of the calls that take longer than a time.
 func tailFigure(s seenScenario) figure {
 	const height, row = 7.5 * vg.Centimeter, 0.36 * vg.Centimeter
 	title := titleLines(capital(s.Title))
@@ -520,7 +519,7 @@ func legendText(c sim.Comparison) string {
 		parts = append(parts, more(m)+" more attempts")
 	}
 	if 1000*m.Failed > m.Calls {
-		parts = append(parts, fmt.Sprintf("%.1f %% fail", 100*m.Failed/m.Calls))
+		parts = append(parts, fmt.Sprintf("%.1f%% fail", 100*m.Failed/m.Calls))
 	}
 	return c.Strategy + ": " + strings.Join(parts, ", ")
 }
@@ -543,10 +542,10 @@ func timeTicks(low, high float64) (ticks []plot.Tick) {
 	return ticks
 }
 
-// shareTicks are percentages, with the quantiles that people know them as.
+// shareTicks are percentages, with the names of the quantiles.
 func shareTicks(float64, float64) []plot.Tick {
-	return []plot.Tick{{Value: 1, Label: "100 %"}, {Value: 0.5, Label: "p50"}, {Value: 0.1, Label: "10 %  p90"}, {Value: 0.01, Label: "1 %  p99"},
-		{Value: 0.001, Label: "0.1 %  p99.9"}, {Value: 0.0001, Label: "0.01 %  p99.99"}}
+	return []plot.Tick{{Value: 1, Label: "100%"}, {Value: 0.5, Label: "p50"}, {Value: 0.1, Label: "10%  p90"}, {Value: 0.01, Label: "1%  p99"},
+		{Value: 0.001, Label: "0.1%  p99.9"}, {Value: 0.0001, Label: "0.01%  p99.99"}}
 }
 
 func newCurves(s seen, title string, value func(sim.Summary) float64) *plot.Plot {
@@ -601,8 +600,8 @@ func writePNG(w io.Writer, s seen) error {
 	return encoder.Encode(w, withPalette(c.Image()))
 }
 
-// withPalette is a picture of the 256 colours that it has most of: a third of the bytes,
-// and no difference to see, as it has few colours and the greys of letters.
+// withPalette reduces a picture to its 256 most frequent colours: that is a third of the bytes and
+// no visible difference, because it has few colours and the greys of letters.
 func withPalette(from image.Image) *image.Paletted {
 	bounds := from.Bounds()
 	count := map[color.RGBA]int{}
@@ -635,8 +634,8 @@ func withPalette(from image.Image) *image.Paletted {
 
 func number(c color.RGBA) uint32 { return uint32(c.R)<<16 | uint32(c.G)<<8 | uint32(c.B) }
 
-// writeSVG names fonts of the same widths, so that labels fit wherever it is looked at
-// without carrying half a megabyte of font.
+// writeSVG names fonts of the same widths, so that labels fit everywhere without half a megabyte of
+// embedded font.
 func writeSVG(w io.Writer, s seen) error {
 	f := figureOf(s)
 	c := vgsvg.New(f.width, f.height)

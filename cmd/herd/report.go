@@ -12,11 +12,11 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// A report writes what was found as text.
+// A report prints results as text.
 type report struct {
 	w      io.Writer
 	charts bool
-	rows   int // of a chart, at most
+	rows   int // the most rows of a chart
 	err    error
 }
 
@@ -57,8 +57,8 @@ func (r *report) scenario(s seenScenario, runs int) {
 	r.printf("\n")
 }
 
-// drawCharts draws what arrived at the last server, bucket by bucket, for each strategy and
-// all to the same scale.
+// drawCharts draws the attempts that arrived at the last server, bucket by bucket. The charts of all
+// strategies have the same scale.
 func (r *report) drawCharts(s seenScenario) {
 	var rows [][]row
 	scale := 0.0
@@ -79,7 +79,7 @@ func (r *report) drawCharts(s seenScenario) {
 	}
 }
 
-// chart prints rows, but a single line for several in a row without attempts.
+// chart prints the rows of a chart, with a single line for several rows without attempts.
 func (r *report) chart(rows []row, scale float64) {
 	for i := 0; i < len(rows); {
 		quiet := i
@@ -107,12 +107,12 @@ func nameOf(s sim.ServerResult) string {
 	return s.Name
 }
 
-// A row of a chart is one bucket, or several together.
+// A row of a chart covers one bucket, or several.
 type row struct {
 	at                time.Duration
 	offered, accepted float64
-	capacity          float64 // what the server can accept in this time when all is well; 0: no limit
-	up                float64 // the share of it that it has
+	capacity          float64 // the attempts that a healthy server can accept in this time; 0: no limit
+	up                float64 // the share of the capacity that the server has
 }
 
 func rowsOf(series []sim.ServerBucket, bucket time.Duration, most int, server sim.Server) (rows []row) {
@@ -132,8 +132,8 @@ func rowsOf(series []sim.ServerBucket, bucket time.Duration, most int, server si
 
 const chartWidth = 60
 
-// scaleOf is attempts per character. With a capacity that is a third of the width, whatever
-// the peaks are: what matters is on which side of it the bars end.
+// scaleOf returns the attempts per character. A capacity is drawn at a third of the width, however
+// high the peaks are: it matters on which side of it the bars end.
 func scaleOf(rows []row) float64 {
 	peak := 1.0
 	for _, one := range rows {
@@ -146,7 +146,7 @@ func scaleOf(rows []row) float64 {
 	return peak / chartWidth
 }
 
-// draw is the time, the bar with what was accepted and what was not, and the number. The
+// draw returns the time, a bar of the accepted and the failed attempts, and their number. The
 // capacity is a line; a bar that is longer than the chart ends in ».
 func (one row) draw(scale float64) string {
 	bar := make([]rune, chartWidth+1)
@@ -173,7 +173,7 @@ func (one row) draw(scale float64) string {
 
 func (one row) label() string { return fmt.Sprintf("%7s %4s", shortTime(one.at), one.mark()) }
 
-// mark says whether the server is down, or what it can still do.
+// mark says whether the server is down, or which share of its capacity is left.
 func (one row) mark() string {
 	switch {
 	case one.up == 0:
@@ -187,7 +187,7 @@ func (one row) mark() string {
 func (r *report) summary(c sim.Comparison) {
 	s, m := c.Result, c.Result.Summary
 	if !s.Complete {
-		r.printf("  stopped at %s, with %s calls under way\n", shortTime(s.End), grouped(m.Open))
+		r.printf("  stopped at %s, with %s calls in flight\n", shortTime(s.End), grouped(m.Open))
 	}
 	r.printf("  calls %s: %s succeeded, %s failed", grouped(m.Calls), grouped(m.Succeeded), grouped(m.Failed))
 	if m.Open > 0 {
@@ -204,11 +204,11 @@ func (r *report) summary(c sim.Comparison) {
 		shortTime(m.P50), shortTime(m.P90), shortTime(m.P99), shortTime(m.Longest), shortTime(m.Done))
 	r.printf("  peak %s a second, after the outages %s, %s over capacity; stable %s\n",
 		grouped(m.Peak), grouped(m.PeakAfter), grouped(m.Over), stable(m.Stable))
-	r.printf("  goodput %s calls a second; %.0f%% of the work was for nobody; fairness %.2f\n\n",
+	r.printf("  goodput %s calls a second; %.0f%% of the work was wasted on clients that had given up; fairness %.2f\n\n",
 		grouped(m.Goodput), 100*m.Late, m.Fairness)
 }
 
-// outcomes are those of all groups together, the most frequent first.
+// outcomes lists the outcomes of all groups together, the most frequent first.
 func outcomes(r *sim.Result) string {
 	all := map[string]int{}
 	var names []string
@@ -240,8 +240,7 @@ func stable(d time.Duration) string {
 	return shortTime(d) + " after them"
 }
 
-// comparison is the table of the strategies of a scenario, with the physical limit if it
-// has one.
+// comparison returns the table of a scenario's strategies, with the physical limit if it is known.
 func comparison(s seenScenario) [][]string {
 	if s.tail {
 		return tailTable(s)
@@ -257,12 +256,12 @@ func comparison(s seenScenario) [][]string {
 			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
 	}
 	if l, ok := sim.LimitOf(s.Scenario); ok {
-		table = append(table, []string{"nobody can do better", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
+		table = append(table, []string{"physical limit", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
 	}
 	return table
 }
 
-// tailTable is about how long calls take, and what that costs.
+// tailTable returns the table of how long calls take, and at what cost.
 func tailTable(s seenScenario) [][]string {
 	table := [][]string{{"strategy", "succeeded", "failed", "p50", "p90", "p99", "p99.9", "longest", "more attempts", "hedges", "won", "suppressed", "workers busy"}}
 	for _, c := range s.found {
@@ -277,12 +276,12 @@ func tailTable(s seenScenario) [][]string {
 	return table
 }
 
-// more is the attempts over the calls, as a share of these.
+// more returns the number of additional attempts, as a share of the calls.
 func more(m sim.Summary) string {
 	return fmt.Sprintf("%.1f%%", 100*(m.Attempts/max(1, m.Calls)-1))
 }
 
-// won is the share of the hedges that won their calls, of the first seed.
+// won returns the share of the hedges that won their calls, with the first seed.
 func won(c sim.Comparison) string {
 	hedges, won := 0, 0
 	for _, g := range c.Result.Groups {
@@ -295,7 +294,7 @@ func won(c sim.Comparison) string {
 	return fmt.Sprintf("%.0f%%", 100*float64(won)/float64(hedges))
 }
 
-// busy is the share of the time that the workers of the last server were, with the first seed.
+// busy returns the share of the time that the last server's workers were busy, with the first seed.
 func busy(c sim.Comparison) string {
 	last := c.Result.Servers[len(c.Result.Servers)-1]
 	if last.Workers == 0 {
@@ -304,7 +303,7 @@ func busy(c sim.Comparison) string {
 	return fmt.Sprintf("%.1f%%", 100*last.Utilisation)
 }
 
-// latency is a dash where no call succeeded.
+// latency returns a dash if no call succeeded.
 func latency(m sim.Summary, d time.Duration) string {
 	if m.Succeeded == 0 {
 		return "–"
@@ -312,7 +311,7 @@ func latency(m sim.Summary, d time.Duration) string {
 	return shortTime(d)
 }
 
-// table prints cells in columns, the first to the left and the others to the right.
+// table prints cells in columns, the first aligned left and the others right.
 func (r *report) table(cells [][]string) {
 	var widths []int
 	for _, line := range cells {
@@ -337,7 +336,7 @@ func (r *report) table(cells [][]string) {
 	}
 }
 
-// groups prints what became of each group where there are several, and of downstream calls.
+// groups prints the results of each group if there are several, and of downstream calls.
 func (r *report) groups(s seenScenario) {
 	table := groupTable(s)
 	if len(table) == 0 {
@@ -361,7 +360,7 @@ func groupTable(s seenScenario) [][]string {
 	return table
 }
 
-// sweep prints the tables of what varies.
+// sweep prints the tables of a study that varies something.
 func (r *report) sweep(s seen) {
 	for _, w := range sweeps(&s) {
 		for _, t := range w.tables(all) {
@@ -372,7 +371,7 @@ func (r *report) sweep(s seen) {
 	}
 }
 
-// grouped is a number as people read it: 12,345, and decimals only of small ones.
+// grouped formats a number for people: 12,345, with decimals only if it is small.
 func grouped(v float64) string {
 	if math.Abs(v) < 10 && v != math.Trunc(v) {
 		return fmt.Sprintf("%.1f", v)
@@ -387,7 +386,7 @@ func grouped(v float64) string {
 	return digits
 }
 
-// shortTime is a duration to two decimals, or three digits.
+// shortTime formats a duration with two decimals, or three digits.
 func shortTime(d time.Duration) string {
 	unit, name, decimals := time.Second, "s", 2
 	switch {

@@ -11,14 +11,14 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// This file searches the library's backoffs for those that come nearest to the physical
-// limit of a scenario.
+// This file searches the library's backoffs for those that come closest to the physical limit of a
+// scenario.
 
-// searchSeeds is how many runs each candidate has. Those that win are run again with more.
+// searchSeeds is the number of runs of each candidate.
 const searchSeeds = 4
 
-// candidates are exponential backoffs with every jitter but none, and decorrelated ones, on
-// a grid from 50 ms to 10 s.
+// candidates are exponential backoffs with every kind of jitter, and decorrelated ones, on a grid
+// from 50 ms to 10 s.
 func candidates() (all []sim.Strategy) {
 	bases := []time.Duration{50, 100, 200, 300, 500, 1000, 1500, 2000, 3000, 4000, 5000, 6000, 8000, 10000}
 	longest := []time.Duration{1000, 2000, 2500, 3000, 3500, 4000, 5000, 6000, 7000, 8000, 10000}
@@ -51,8 +51,8 @@ func untilSuccess(name string, b grpcretry.Backoff) sim.Strategy {
 	}
 }
 
-// search prints the candidates that no other one beats in both p99 and waste, and how these
-// do in outages of other lengths.
+// search prints the candidates that no other one beats in both p99 and waste, and their results in
+// outages of other lengths.
 func (o *options) search(ctx context.Context, study sim.Study, stdout, stderr io.Writer) error {
 	s := study.Scenarios[0]
 	limit, ok := sim.LimitOf(s)
@@ -68,7 +68,7 @@ func (o *options) search(ctx context.Context, study sim.Study, stdout, stderr io
 	front := paretoFront(found)
 	bar.clear()
 	out := &report{w: stdout}
-	out.printf("%s: %s\nOf %d backoffs, those that no other beats in both p99 and waste; averages over %d seeds.\n",
+	out.printf("%s: %s\nOf %d backoffs, the ones that no other beats in both p99 and waste; averages over %d seeds.\n",
 		s.Name, s.Title, len(found), searchSeeds)
 	out.table(frontTable(front, limit))
 	out.printf("\nThe same in outages of other lengths: p99 as a multiple of the limit, and attempts wasted for each client.\n")
@@ -97,7 +97,7 @@ func compareAll(ctx context.Context, s sim.Scenario, all []sim.Strategy, bar *pr
 	return found, nil
 }
 
-// A found candidate is one with what came of it.
+// A found candidate has its result.
 type found struct {
 	strategy sim.Strategy
 	mean     sim.Summary
@@ -105,7 +105,7 @@ type found struct {
 
 func foundOf(s sim.Strategy, c sim.Comparison) found { return found{s, c.Mean} }
 
-// paretoFront is sorted by p99; each wastes less than all before it.
+// paretoFront returns candidates sorted by p99, each of which wastes less than all before it.
 func paretoFront(all []found) (front []found) {
 	slices.SortStableFunc(all, func(a, b found) int {
 		if a.mean.P99 != b.mean.P99 {
@@ -128,10 +128,11 @@ func frontTable(front []found, limit sim.Limit) [][]string {
 		table = append(table, []string{one.strategy.Name, shortTime(m.P99), fmt.Sprintf("%.3f", m.P99.Seconds()/limit.P99.Seconds()),
 			grouped(m.Wasted), fmt.Sprintf("%.2f", m.Wasted/float64(limit.Wasted)), grouped(m.Over) + "/s"})
 	}
-	return append(table, []string{"nobody can do better", shortTime(limit.P99), "1", grouped(float64(limit.Wasted)), "1", "0/s"})
+	return append(table, []string{"physical limit", shortTime(limit.P99), "1", grouped(float64(limit.Wasted)), "1", "0/s"})
 }
 
-// lengthTable runs the front, and the library's default, with outages of other lengths.
+// lengthTable runs the candidates of the front, and the library's default, with outages of other
+// lengths.
 func lengthTable(ctx context.Context, s sim.Scenario, front []found, bar *progressBar) ([][]string, error) {
 	strategies := []sim.Strategy{
 		untilSuccess("default: full 100ms..5s ×2", grpcretry.Exponential{}),

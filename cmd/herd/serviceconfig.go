@@ -50,8 +50,8 @@ type hedgingPolicy struct {
 	NonFatalStatusCodes []json.RawMessage
 }
 
-// readPolicy makes a strategy of each retryPolicy and hedgingPolicy in a service config; with
-// a method, only of the one that applies to it.
+// readPolicy returns a strategy for each retryPolicy and hedgingPolicy in a service config; with a
+// method, only for the one that applies to it.
 func readPolicy(path, method string) ([]sim.Strategy, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -79,7 +79,7 @@ func parseServiceConfig(text []byte, method string) (all []sim.Strategy, err err
 			return nil, err
 		}
 	}
-	best := -1 // how well the method's config fits
+	best := -1 // how closely the method's config matches
 	for i, m := range config.MethodConfig {
 		path := fmt.Sprintf("methodConfig[%d]", i)
 		strategy := sim.Strategy{Budget: budget}
@@ -127,7 +127,7 @@ func parseServiceConfig(text []byte, method string) (all []sim.Strategy, err err
 	return all, nil
 }
 
-// fits is how well a name applies to a method: exactly, by its service, by default, or not.
+// fits returns how closely a name matches a method: exactly, by its service, by default, or not.
 func fits(service, name, method string) int {
 	switch {
 	case method == "/"+service+"/"+name:
@@ -152,7 +152,7 @@ func throttle(maxTokens, tokenRatio *float64) (sim.Budget, error) {
 	return b, nil
 }
 
-// policy is what the library would do: A6's backoff has a jitter of ± 20 %.
+// policy returns the library's form of a retryPolicy: A6's backoff has a jitter of ±20%.
 func (r *retryPolicy) policy(path string) (p grpcretry.Policy, err error) {
 	if p.MaxAttempts, err = maxAttempts(path+".maxAttempts", r.MaxAttempts); err != nil {
 		return p, err
@@ -183,8 +183,8 @@ func (r *retryPolicy) policy(path string) (p grpcretry.Policy, err error) {
 	return p, err
 }
 
-// hedging is what the library would do. Without a hedgingDelay all attempts are sent at once,
-// and without nonFatalStatusCodes every failure ends the call.
+// hedging returns the library's form of a hedgingPolicy. Without a hedgingDelay all attempts are
+// sent immediately, and without nonFatalStatusCodes every failure ends the call.
 func (h *hedgingPolicy) hedging(path string) (*sim.Hedging, error) {
 	out := &sim.Hedging{Kind: sim.HedgeAfter}
 	var err error
@@ -209,11 +209,11 @@ func maxAttempts(path string, n *float64) (int, error) {
 	case *n != math.Trunc(*n) || *n < 2:
 		return 0, fmt.Errorf("%s is %v, want a whole number of at least 2", path, *n)
 	default:
-		return int(min(*n, 5)), nil // gRPC takes more than 5 for 5
+		return int(min(*n, 5)), nil // gRPC reduces more than 5 to 5
 	}
 }
 
-// statusCodes is never nil.
+// statusCodes never returns nil.
 func statusCodes(path string, list []json.RawMessage) ([]codes.Code, error) {
 	all := []codes.Code{}
 	for i, raw := range list {
@@ -226,7 +226,7 @@ func statusCodes(path string, list []json.RawMessage) ([]codes.Code, error) {
 	return all, nil
 }
 
-// protoDuration is a google.protobuf.Duration in JSON.
+// protoDuration reads a google.protobuf.Duration in JSON.
 var protoDuration = regexp.MustCompile(`^[0-9]+(\.[0-9]{1,9})?s$`)
 
 func seconds(path string, text *string) (time.Duration, error) {
@@ -240,7 +240,7 @@ func seconds(path string, text *string) (time.Duration, error) {
 	return d, nil
 }
 
-// statusCode reads a name, in any case, or a number.
+// statusCode reads a name, in upper or lower case, or a number.
 func statusCode(raw json.RawMessage) (c codes.Code, err error) {
 	if n, err := strconv.ParseUint(string(raw), 10, 32); err == nil {
 		raw = []byte(strconv.FormatUint(n, 10))

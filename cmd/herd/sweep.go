@@ -8,10 +8,10 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-// This file is the tables of studies that vary something.
+// This file makes the tables of studies that vary something.
 
-// fewValues is how many values are columns of a table, with a line for each strategy. More
-// are lines, with a column for each strategy.
+// fewValues is the largest number of values that are columns of a table, with a line for each
+// strategy. More values are lines, with a column for each strategy.
 const fewValues = 6
 
 // A sweep is a row of scenarios, one for each value, that differ in nothing else.
@@ -21,7 +21,7 @@ type sweep struct {
 	scenarios []seenScenario
 }
 
-// sweeps are those of a study that have been simulated whole.
+// sweeps returns the sweeps of a study that have been simulated completely.
 func sweeps(s *seen) (all []sweep) {
 	n := len(s.Values)
 	for row := range slices.Chunk(s.scenarios, n) {
@@ -34,13 +34,13 @@ func sweeps(s *seen) (all []sweep) {
 	return all
 }
 
-// A titledTable is a table and what it shows.
+// A titledTable is a table with its title.
 type titledTable struct {
 	title string
 	cells [][]string
 }
 
-// tables are those of all measures; keep chooses the values by how they are written.
+// tables returns the tables of all measures; keep selects values by their text.
 func (w sweep) tables(keep func(value string) bool) (all []titledTable) {
 	measures := w.study.Measures
 	if len(w.study.Values) > fewValues {
@@ -53,7 +53,7 @@ func (w sweep) tables(keep func(value string) bool) (all []titledTable) {
 	return append(all, titledTable{title, w.byStrategy(keep)})
 }
 
-// titles are those of all measures, as they stand in one cell.
+// titles returns the titles of all measures, in the form of a cell.
 func (w sweep) titles() string {
 	var titles []string
 	for _, m := range w.study.Measures {
@@ -140,7 +140,7 @@ func (w sweep) byStrategy(keep func(string) bool) [][]string {
 
 func all(string) bool { return true }
 
-// measured is a measure of one strategy.
+// measured formats a measure of one strategy.
 func measured(m sim.Measure, s seenScenario, c sim.Comparison) string {
 	switch m {
 	case sim.MeasureAttempts:
@@ -165,7 +165,7 @@ func settled(m sim.Summary) string {
 	return shortTime(m.Stable)
 }
 
-// rescued is [sim.Rescued], a dash if that cannot be told.
+// rescued formats [sim.Rescued]; a dash if it is unknown.
 func rescued(s seenScenario, c sim.Comparison) string {
 	none, ok := foundWith(s, neverRetries)
 	most, also := foundWith(s, unlimited)
@@ -182,14 +182,14 @@ func rescued(s seenScenario, c sim.Comparison) string {
 func neverRetries(s sim.Strategy) bool { return s.Policy.MaxAttempts == 1 }
 func unlimited(s sim.Strategy) bool    { return s.Budget.Kind == sim.UnlimitedBudget }
 
-// isReference reports whether a strategy is one that the others are measured by.
+// isReference reports whether the other strategies are measured against this one.
 func isReference(s seenScenario, name string) bool {
 	return slices.ContainsFunc(s.Strategies, func(one sim.Strategy) bool {
 		return one.Name == name && (neverRetries(one) || unlimited(one))
 	})
 }
 
-// foundWith is what was found under the first strategy of a kind.
+// foundWith returns the result of the first strategy of a kind.
 func foundWith(s seenScenario, is func(sim.Strategy) bool) (sim.Summary, bool) {
 	i := slices.IndexFunc(s.Strategies, is)
 	if i < 0 {

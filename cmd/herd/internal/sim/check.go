@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// This file finds what cannot be meant in a scenario. Every error names the field, as the
-// JSON form does, the value, and what would be right.
+// This file finds the mistakes in a scenario. Every error names the field, as the JSON form does,
+// the value, and the values that are valid.
 
-// Limits of what is simulated, so that a slip of the keyboard does not fill the memory.
+// Limits of a simulation, so that a typing mistake does not fill the memory.
 const (
 	mostCalls     = 100_000_000 // of a group
 	mostRate      = 10_000_000  // calls per second
@@ -23,8 +23,7 @@ const (
 	mostInFlight  = 1_000 // attempts of a call
 )
 
-// Check finds what cannot be meant: an error names the field and its value. [Run] does the
-// same.
+// Check finds mistakes: its error names the field and the value. [Run] checks too.
 func (s *Scenario) Check() error {
 	for i := range s.Strategies {
 		if err := s.Strategies[i].check(fmt.Sprintf("strategies[%d]", i)); err != nil {
@@ -162,7 +161,7 @@ func (s *Server) check(path string) error {
 	if err != nil {
 		return err
 	}
-	after := make([]time.Duration, s.replicas()+1) // when the last outage of each replica is over, and of all at 0
+	after := make([]time.Duration, s.replicas()+1) // the end of each replica's last outage, at 0 of all replicas' last one
 	for i, o := range s.Outages {
 		at := fmt.Sprintf("%s.outages[%d]", path, i)
 		err := firstOf(
@@ -219,7 +218,7 @@ func (d *Distribution) check(path string) error {
 	)
 }
 
-// check also accepts nil, which is no strategy.
+// check accepts nil, which stands for no strategy.
 func (s *Strategy) check(path string) error {
 	if s == nil {
 		return nil
@@ -278,7 +277,7 @@ func (b *Budget) check(path string) error {
 	return err
 }
 
-// check also accepts nil, which is no hedging. What is left is the library's to check.
+// check accepts nil, which stands for no hedging. The library checks the rest.
 func (h *Hedging) check(path string) error {
 	if h == nil {
 		return nil
@@ -311,7 +310,7 @@ func (h *Hedging) checkFields(path string) error {
 	)
 }
 
-// The checks below are nil where all is well.
+// The checks below return nil for valid values.
 
 func check(ok bool, path string, value any, want string) error {
 	if ok {

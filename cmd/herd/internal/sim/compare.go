@@ -6,20 +6,20 @@ import (
 	"sync"
 )
 
-// A Comparison is what became of a scenario under one strategy.
+// A Comparison is the result of a scenario under one strategy.
 type Comparison struct {
-	Strategy string
-	Result   *Result // of the scenario's own seed; nil if there was no time for it
-	Mean     Summary // of all complete runs, or of Result if there is none
-	Runs     int     // that are complete
+	Strategy string  // its name
+	Result   *Result // with the scenario's own seed; nil if the run did not start
+	Mean     Summary // the average of all complete runs, or Result's summary if there is none
+	Runs     int     // complete runs
 }
 
 // Compare runs a scenario under each of its strategies, with runs seeds each, from the
-// scenario's own upwards, as many at a time as there are cores. A scenario without
-// strategies is run with the library's default, where its groups have none of their own.
+// scenario's own upwards, as many at a time as there are cores. A scenario without strategies is
+// run with the library's default for groups that have no strategy of their own.
 //
-// watch, unless nil, is told of all runs together, by one goroutine at a time. When ctx
-// ends, Compare returns what there is so far and the context's error.
+// watch, unless nil, receives the progress of all runs together, from one goroutine at a time. When
+// ctx ends, Compare returns the results so far and the context's error.
 func Compare(ctx context.Context, s Scenario, runs int, watch func(Progress)) ([]Comparison, error) {
 	strategies := s.Strategies
 	if len(strategies) == 0 {
@@ -42,7 +42,7 @@ type comparison struct {
 
 	mu       sync.Mutex // held to choose the next run, and to report
 	next     int        // guarded by mu
-	results  []*Result  // one for each run; of strategy i those from i × runs on
+	results  []*Result  // one for each run; those of strategy i start at i × runs
 	progress []Progress // guarded by mu
 	watch    func(Progress)
 	err      error // guarded by mu; the first
@@ -66,7 +66,7 @@ func (c *comparison) do() ([]Comparison, error) {
 	return out, c.err
 }
 
-// work takes one run after the other: first one of every strategy.
+// work does one run after the other, starting with one of every strategy.
 func (c *comparison) work() {
 	for {
 		c.mu.Lock()
@@ -105,7 +105,7 @@ func (c *comparison) watcher(i int) func(Progress) {
 	}
 }
 
-// report needs mu.
+// report reports progress. The caller holds mu.
 func (c *comparison) report(i int, p Progress) {
 	if c.watch == nil {
 		return

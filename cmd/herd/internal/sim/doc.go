@@ -1,19 +1,18 @@
-// Package sim simulates many clients that retry against servers that fail, so that a
-// policy can be tried before an incident does. It drives the decision engine and the
-// budgets of package grpcretry themselves, in virtual time: a minute of a thousand clients
-// takes milliseconds, and the result is what the library would do.
+// Package sim simulates many clients that retry against servers that fail, so that a policy can be
+// tried before an incident tries it. It runs the decision engine and the budgets of package
+// grpcretry, in virtual time: a minute of a thousand clients takes milliseconds, and the result is
+// what the library would do.
 //
-// A [Scenario] has groups of clients, servers, and the strategies to compare. [Run]
-// simulates it under one of them, [Compare] under all. The [Studies] are shipped scenarios
-// with a lesson each; program cmd/herd runs and draws them, and docs/herd.md explains them.
-// [ReadScenarios] reads others from JSON.
+// A [Scenario] has groups of clients, servers, and strategies to compare. [Run] simulates it under
+// one of them, [Compare] under all. The [Studies] are shipped scenarios, each with a lesson; cmd/herd
+// runs and draws them, and docs/herd.md explains them. [ReadScenarios] reads others from JSON.
 //
 // # What is simulated
 //
-// A simulation is a sequence of events: a call begins, an attempt arrives, its work is
-// done, its response is back, its timeout is reached, a wait is over. Between two of them
-// nothing changes. Events of the same time happen in the order in which they were caused.
-// Messages take the time of the network in each direction, and none is lost.
+// A simulation is a sequence of events: a call starts, an attempt arrives, its work is done, its
+// response is back, its timeout is reached, a wait is over. Between two of them nothing changes.
+// Events of the same time happen in the order in which they were caused. Messages take the time of
+// the network in each direction, and none is lost.
 //
 // Clients do what the library's interceptors do: each call has a [grpcretry.Plan]; the
 // simulator sends attempts and keeps timers, reports how attempts end, and does what the Plan
@@ -25,12 +24,12 @@
 //
 // The delay of a call with [Hedging] comes from the library's [grpcretry.HedgeDelay], which
 // is also given the latency of first attempts. The first success wins and ends the other
-// attempts: the news of it takes the time of the network, and a server drops the work then,
-// unless it ignores that.
+// attempts: their cancellation takes the time of the network, and a server then drops the work,
+// unless it ignores cancellation.
 //
 // Connections and streams are not simulated: every attempt reaches a server, so no call waits
 // for a connection.
 //
-// Servers are simple on purpose: they count, or they have workers and a queue ([Server]), in
+// Servers are simple on purpose: they count calls, or they have workers and a queue ([Server]), in
 // one process or in several that take turns. Pushback is sent with [grpcretry.SetPushback].
 package sim

@@ -10,9 +10,9 @@ import (
 // finagleSteps is the number of steps in a window.
 const finagleSteps = 20
 
-// A finagleBudget is the RetryBudget of Finagle and Linkerd, to compare the library's budget
-// with: a window of calls earns a share of them, whether they succeed or not, and time earns a
-// floor. A retry that succeeds pays like any other.
+// A finagleBudget is the RetryBudget of Finagle and Linkerd, for comparison: the calls of a window
+// earn a share of their number, whether they succeed or not, and time earns a floor. A retry that
+// succeeds costs as much as any other.
 type finagleBudget struct {
 	ratio, floor float64
 	step         time.Duration
@@ -56,14 +56,14 @@ func (b *finagleBudget) Refund() {
 	b.steps[0]++
 }
 
-// Balance is the number of retries that could be withdrawn now.
+// Balance returns the number of retries that could be withdrawn now.
 func (b *finagleBudget) Balance(now time.Time) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return max(0, b.balance(now))
 }
 
-// balance needs mu.
+// balance returns the same. The caller holds mu.
 func (b *finagleBudget) balance(now time.Time) float64 {
 	b.look(now)
 	all := b.floor
@@ -73,8 +73,8 @@ func (b *finagleBudget) balance(now time.Time) float64 {
 	return all
 }
 
-// look needs mu. It drops steps older than the window, and spreads the calls since the latest
-// look evenly over the time between.
+// look drops steps older than the window, and spreads the calls since the latest look evenly over
+// the time between. The caller holds mu.
 func (b *finagleBudget) look(now time.Time) {
 	if b.last.IsZero() {
 		b.last, b.begin = now, now
@@ -93,7 +93,7 @@ func (b *finagleBudget) look(now time.Time) {
 		copy(b.steps[1:], b.steps[:])
 		b.steps[0] = 0
 		b.begin, from = next, next
-		if behind := now.Sub(next) - (finagleSteps+2)*b.step; behind > 0 { // nothing of that is left
+		if behind := now.Sub(next) - (finagleSteps+2)*b.step; behind > 0 { // that is all outside the window
 			skip := behind / b.step * b.step
 			b.steps = [finagleSteps + 1]float64{}
 			b.begin = b.begin.Add(skip)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// This file makes a result of a run that is over, or was stopped.
+// This file computes the result of a run that has ended, or was stopped.
 
 func (r *run) result(complete bool) *Result {
 	end := max(r.last, r.idle)
@@ -45,7 +45,7 @@ func (r *run) result(complete bool) *Result {
 	return out
 }
 
-// finish completes the figures of a caller; last is the time of the last bucket.
+// finish completes the figures of a caller. The time of the last bucket is last.
 func (c *caller) finish(last int64) GroupResult {
 	if last >= 0 {
 		c.seen.at(last)
@@ -142,8 +142,8 @@ func (r *run) summarise(out *Result) {
 	s.peaks(at, out.Bucket, r.outageEnd())
 }
 
-// amplifiedDown is attempts at the last server for each call, of the buckets that lie
-// within an outage of any server.
+// amplifiedDown returns the attempts at the last server per call, in the buckets that lie within an
+// outage of any server.
 func (r *run) amplifiedDown(out *Result) float64 {
 	attempts, calls := 0, 0
 	for i, b := range out.Servers[len(out.Servers)-1].Series {
@@ -166,7 +166,7 @@ func (r *run) amplifiedDown(out *Result) float64 {
 	return float64(attempts) / float64(calls)
 }
 
-// peaks is about the most that arrived at a server in one bucket.
+// peaks computes the largest numbers of attempts that arrived at a server in one bucket.
 func (s *Summary) peaks(at *ServerResult, width time.Duration, outageEnd int64) {
 	perSecond := 1 / width.Seconds()
 	for i, b := range at.Series {
@@ -185,7 +185,7 @@ func (s *Summary) peaks(at *ServerResult, width time.Duration, outageEnd int64) 
 	}
 }
 
-// outageEnd is when the last outage of any server is over, slow start included.
+// outageEnd returns the end of the last outage of any server, slow start included.
 func (r *run) outageEnd() (end int64) {
 	for i := range r.scenario.Servers {
 		for _, o := range r.scenario.Servers[i].Outages {
@@ -195,12 +195,12 @@ func (r *run) outageEnd() (end int64) {
 	return end
 }
 
-// stable is how long after the outages attempts went on to fail; -1 if to the end, unless
-// that was the end because every call had succeeded.
+// stable returns how long attempts kept failing after the outages; -1 if that lasted to the end,
+// unless the end came because every call had succeeded.
 func (r *run) stable(out *Result) time.Duration {
 	outageEnd := r.outageEnd()
 	stable := time.Duration(0)
-	well := false // attempts have ended after the last bad bucket
+	well := false // attempts have ended since the last bad bucket
 	for i := range out.Groups[0].Series {
 		from := int64(i) * r.bucket
 		if from < outageEnd {

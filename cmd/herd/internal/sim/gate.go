@@ -7,9 +7,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A Gate is the part of a [Server] that says yes or no to a call when it arrives: outages,
-// the counting of a Window, and what is said of the next attempt. The simulator asks it in
-// simulated time; a real server can ask the same in real time, to be compared.
+// A Gate is the part of a [Server] that accepts or rejects a call when it arrives: outages, the
+// counting of a Window, and the pushback for the next attempt. The simulator asks it in simulated
+// time; a real server can ask it in real time, for comparison.
 //
 // A Gate is not safe for concurrent use.
 type Gate struct {
@@ -21,33 +21,33 @@ type Gate struct {
 	windowEnd int64
 	used      float64 // of the window that ends there
 
-	turn      float64 // when the next client in turn is asked to come back, in nanoseconds
+	turn      float64 // when the next client in turn is asked to retry, in nanoseconds
 	between   float64 // nanoseconds between two turns
 	perWindow float64
 }
 
-// An Answer is what a server says to a call.
+// An Answer is a server's decision about a call.
 type Answer struct {
-	Code codes.Code // OK: it is accepted
-	Say  Say
+	Code codes.Code    // OK: it is accepted
+	Say  Say           // an instruction for the next attempt
 	Wait time.Duration // with SayWait
 
 	down bool // because of an outage
 }
 
-// Say is what an [Answer] adds to its code.
+// Say is an instruction that an [Answer] adds to its code.
 type Say uint8
 
-// What an [Answer] can add.
+// The instructions of an [Answer].
 const (
 	SayNothing Say = iota
-	SayWait        // come back after Wait: to be sent with grpcretry.SetPushback
-	SayNoRetry     // do not come back: to be sent with grpcretry.SetNoRetry
-	SaySilence     // and there is no answer at all: the code does not reach the client
+	SayWait        // retry after Wait: to be sent with grpcretry.SetPushback
+	SayNoRetry     // do not retry: to be sent with grpcretry.SetNoRetry
+	SaySilence     // no response is sent: the code does not reach the client
 )
 
-// A segment is a time in which the share of the capacity that a server has goes evenly
-// from one value to another.
+// A segment is a time in which a server's share of its capacity changes evenly from one value to
+// another.
 type segment struct {
 	from, to     int64
 	begin, end   float64
@@ -58,8 +58,8 @@ type segment struct {
 
 const forever = math.MaxInt64
 
-// NewGate makes the gate of a server that counts or has no limit of capacity. An error
-// names the field that cannot be meant; servers with workers need a simulation.
+// NewGate returns the gate of a server that counts or has unlimited capacity. An error names the
+// invalid field; servers with workers need a simulation.
 func NewGate(s Server) (*Gate, error) {
 	if err := s.check("server"); err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func NewGate(s Server) (*Gate, error) {
 	return newGate(&s, 0), nil
 }
 
-// newGate makes the gate of a replica, from 0.
+// newGate returns the gate of a replica, counted from 0.
 func newGate(s *Server, replica int) *Gate {
 	g := &Gate{server: s, rejection: codeOr(s.RejectCode, codes.ResourceExhausted)}
 	g.perWindow = s.Capacity * s.Window.Seconds()
@@ -100,7 +100,7 @@ func (g *Gate) add(s segment) {
 	}
 }
 
-// Admit is asked when a call arrives, at a time since the start that never goes back.
+// Admit decides about a call that arrives at a time since the start, which never decreases.
 func (g *Gate) Admit(at time.Duration) Answer {
 	now := int64(at)
 	if s := g.segment(now); s.down {
@@ -112,7 +112,7 @@ func (g *Gate) Admit(at time.Duration) Answer {
 	return g.refuse(now, nil, g.windowEnd)
 }
 
-// count is whether the window has room for one more, which then is taken.
+// count takes a place of the window and returns true, if there is one left.
 func (g *Gate) count(now int64) bool {
 	window := int64(g.server.Window)
 	if now >= g.windowEnd {
@@ -128,8 +128,8 @@ func (g *Gate) count(now int64) bool {
 	return true
 }
 
-// refuse answers a call that comes in an outage, or if down is nil over capacity. There is
-// room from the time room on.
+// refuse rejects a call that arrives during an outage or, if down is nil, over capacity. There will
+// be room from the time room on.
 func (g *Gate) refuse(now int64, down *segment, room int64) Answer {
 	a := Answer{Code: g.rejection}
 	if down != nil {
@@ -145,7 +145,7 @@ func (g *Gate) refuse(now int64, down *segment, room int64) Answer {
 	return a
 }
 
-// pushback is what is said of the next attempt.
+// pushback returns the instruction for the next attempt.
 func (g *Gate) pushback(now, room int64) (Say, time.Duration) {
 	switch p := g.server.Pushback; p.Kind {
 	case FixedPushback:
@@ -162,7 +162,7 @@ func (g *Gate) pushback(now, room int64) (Say, time.Duration) {
 	}
 }
 
-// segment is the one that now is in; now never goes back.
+// segment returns the segment of the time now, which never decreases.
 func (g *Gate) segment(now int64) *segment {
 	for now >= g.pace[g.current].to {
 		g.current++
@@ -170,7 +170,7 @@ func (g *Gate) segment(now int64) *segment {
 	return &g.pace[g.current]
 }
 
-// done is when work begun now is done, if at full capacity it takes so long.
+// done returns when work that starts now is done, if it takes that long at full capacity.
 func (g *Gate) done(now int64, work float64) int64 {
 	for i := g.current; ; i++ {
 		s := &g.pace[i]
@@ -193,8 +193,8 @@ func (g *Gate) done(now int64, work float64) int64 {
 	}
 }
 
-// Up is the share of its capacity that the server has between two times, on average over all
-// replicas: 1 unless an [Outage] says otherwise.
+// Up returns the share of its capacity that the server has between two times, on average over all
+// replicas: 1 unless there is an [Outage].
 func (s Server) Up(from, to time.Duration) float64 {
 	if to <= from {
 		return 1
@@ -216,7 +216,7 @@ func (g *Gate) up(from, to int64) float64 {
 	return area / float64(to-from)
 }
 
-// Total is how many calls per second all replicas can do together; 0 means no limit.
+// Total returns how many calls per second all replicas can serve together; 0 means no limit.
 func (s Server) Total() float64 { return s.Capacity * float64(s.replicas()) }
 
 func (s *Server) replicas() int { return max(1, s.Replicas) }
@@ -232,7 +232,7 @@ func (s *segment) slope() float64 {
 	return (s.end - s.begin) / float64(s.to-s.from)
 }
 
-// area is the full-capacity time that passes in the segment from one time to another.
+// area returns the segment's full-capacity time between two times.
 func (s *segment) area(from, to int64) float64 {
 	return (s.share(from) + s.share(to)) / 2 * float64(to-from)
 }

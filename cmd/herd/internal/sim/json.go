@@ -19,11 +19,11 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// This file is the JSON form of scenarios and results. It is not encoding/json's own,
-// because that does not know durations as strings, the library's backoffs, and where in a
-// file it is when a value is wrong.
+// This file reads and writes the JSON form of scenarios and results. It does not use the rules of
+// encoding/json, which knows neither durations as strings nor the library's backoffs, nor where in
+// a file a wrong value is.
 
-// mostBytes is how large a file of scenarios may be.
+// mostBytes is the largest size of a file of scenarios.
 const mostBytes = 16 << 20
 
 // ReadScenarios reads one scenario, or a list of them, from JSON, and checks them. An
@@ -43,7 +43,7 @@ func ReadScenarios(r io.Reader) ([]Scenario, error) {
 		return nil, fmt.Errorf("sim: not JSON: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("sim: something follows the scenario, at byte %d; put several into a list", d.InputOffset())
+		return nil, fmt.Errorf("sim: there is more text after the scenario, at byte %d; put several scenarios into a list", d.InputOffset())
 	}
 	list, ok := tree.([]any)
 	if !ok {
@@ -71,9 +71,9 @@ func readScenario(path string, tree any) (s Scenario, err error) {
 	return s, s.Check()
 }
 
-// MarshalJSON writes a scenario so that [ReadScenarios] reads it. Fields that are zero are
-// left out. It fails for what has no form in JSON: backoffs, classifiers and budgets that
-// are not the library's.
+// MarshalJSON writes a scenario in the form that [ReadScenarios] reads. Zero fields are left out. It
+// fails for backoffs, classifiers and budgets that are not the library's, which have no form in
+// JSON.
 func (s Scenario) MarshalJSON() ([]byte, error) {
 	return encoder{sparse: true}.bytes(s)
 }
@@ -96,17 +96,17 @@ var (
 	backoffType  = reflect.TypeFor[grpcretry.Backoff]()
 )
 
-// backoffs are those that have a form in JSON, by their kind.
+// backoffs are the backoffs that have a form in JSON, by their kind.
 var backoffs = map[string]reflect.Type{
 	"exponential":  reflect.TypeFor[grpcretry.Exponential](),
 	"decorrelated": reflect.TypeFor[grpcretry.Decorrelated](),
 	"constant":     reflect.TypeFor[constant](),
 }
 
-// constant is grpcretry.Constant with a name for its one number.
+// constant is grpcretry.Constant with a name for its only number.
 type constant struct{ Delay time.Duration }
 
-// decode puts what JSON says at a path into v.
+// decode sets v to the JSON value at a path.
 func decode(path string, tree any, v reflect.Value) error {
 	switch v.Type() {
 	case durationType:
@@ -172,7 +172,7 @@ func decodeStruct(path string, tree any, v reflect.Value) error {
 			return fmt.Errorf("sim: %s: there is no such field, want one of %s", join(path, name), names(fields))
 		}
 		if object[name] == nil {
-			continue // null is as if it were left out
+			continue // null means the same as leaving it out
 		}
 		if err := decode(join(path, name), object[name], v.Field(fields[i].index)); err != nil {
 			return err
@@ -186,7 +186,7 @@ func decodeSlice(path string, tree any, v reflect.Value) error {
 	if !ok {
 		return expect(false, path, tree, "a list")
 	}
-	v.Set(reflect.MakeSlice(v.Type(), 0, len(list))) // an empty list is not the same as none
+	v.Set(reflect.MakeSlice(v.Type(), 0, len(list))) // an empty list differs from none
 	for i, one := range list {
 		item := reflect.New(v.Type().Elem()).Elem()
 		if err := decode(fmt.Sprintf("%s[%d]", path, i), one, item); err != nil {
@@ -226,7 +226,7 @@ func decodeJitter(path string, tree any, v reflect.Value) error {
 	return expect(false, path, tree, `"full", "equal", "proportional" or "none"`)
 }
 
-// decodeBackoff reads an object whose kind says which of the library's backoffs it is.
+// decodeBackoff reads an object whose kind names one of the library's backoffs.
 func decodeBackoff(path string, tree any, v reflect.Value) error {
 	object, ok := tree.(map[string]any)
 	if !ok {
@@ -279,14 +279,13 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// A field of a struct that has a form in JSON.
+// A field is a field of a struct that has a form in JSON.
 type field struct {
 	name  string
 	index int
 }
 
-// fieldsOf are the exported fields, without those that only Go can hold: functions, and
-// interfaces other than the backoffs.
+// fieldsOf returns the exported fields, without functions and interfaces other than the backoffs.
 func fieldsOf(t reflect.Type) (fields []field) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -307,14 +306,14 @@ func names(fields []field) string {
 	return strings.Join(all, ", ")
 }
 
-// lowerFirst makes MaxAttempts maxAttempts, and P99 p99.
+// lowerFirst turns MaxAttempts into maxAttempts, and P99 into p99.
 func lowerFirst(name string) string {
 	r := []rune(name)
 	r[0] = unicode.ToLower(r[0])
 	return string(r)
 }
 
-// codeName is a status code as on the wire.
+// codeName returns a status code's name on the wire.
 func codeName(c codes.Code) string {
 	switch c {
 	case codes.OK:
@@ -379,7 +378,7 @@ func (e encoder) write(b *bytes.Buffer, v reflect.Value) error {
 	}
 }
 
-// object writes a struct; kind, if there is one, becomes its first field.
+// object writes a struct, with kind, unless empty, as its first field.
 func (e encoder) object(b *bytes.Buffer, v reflect.Value, kind string) error {
 	b.WriteByte('{')
 	first := true
@@ -416,7 +415,7 @@ func (e encoder) object(b *bytes.Buffer, v reflect.Value, kind string) error {
 	return nil
 }
 
-// lostIn is a field that is set and has no form in JSON.
+// lostIn returns the name of a field that is set and has no form in JSON.
 func lostIn(v reflect.Value) string {
 	fields := fieldsOf(v.Type())
 	for i := range v.NumField() {
@@ -455,7 +454,7 @@ func (e encoder) backoff(b *bytes.Buffer, v reflect.Value) error {
 	return fmt.Errorf("sim: a backoff of type %s cannot be written as JSON", v.Type())
 }
 
-// number writes what JSON has no word for as null.
+// number writes a number, or null if JSON has no form for it.
 func (e encoder) number(b *bytes.Buffer, f float64) error {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		b.WriteString("null")

@@ -84,7 +84,7 @@ func TestReadScenariosSaysWhatIsWrong(t *testing.T) {
 		{``, "not JSON"},
 		{`{"groups":`, "not JSON"},
 		{`[]`, "the list has no scenario"},
-		{`{} {}`, "something follows"},
+		{`{} {}`, "more text after"},
 		{`7`, "the scenario is 7, want an object"},
 		{`[{"seeds":1}]`, "[0].seeds: there is no such field, want one of name, title"},
 		{with(`"seed":-1`), "seed is -1, want a whole number of at least 0"},

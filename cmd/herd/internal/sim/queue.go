@@ -2,18 +2,17 @@ package sim
 
 import "math/bits"
 
-// An event is something that is to happen. It is kept to 16 bytes: a million clients
-// have a million of them.
+// An event is something that will happen. It has only 16 bytes, because a million clients have a
+// million events.
 type event struct {
 	at   int64 // nanoseconds since the start
-	ref  int32 // index of what it happens to; of which kind of thing, kind says
+	ref  int32 // index of the thing that it happens to, of the sort that kind names
 	kind eventKind
 }
 
-// A queue gives events back in the order of their times, and those of the same time in
-// the order in which they were put in. It is a radix heap: as time never goes back, an
-// event needs to be looked at only when the clock has come near it, and is moved along
-// with its neighbours. A binary heap of a million events misses the cache at every level.
+// A queue returns events in the order of their times, and those of the same time in the order in
+// which they were added. It is a radix heap: because time never goes back, an event needs to be
+// looked at only when the clock comes near it, and is moved along with its neighbours. A binary heap of a million events misses the cache at every level.
 //
 // Bucket 0 holds the events of the time now. Bucket b holds those whose time differs from
 // now in bit b-1 and in no higher one, so all of a bucket come before all of the next one.
@@ -21,9 +20,9 @@ type event struct {
 // number of its own.
 type queue struct {
 	now     int64 // the time of the event that was taken last
-	taken   int   // how many of bucket 0 are taken
+	taken   int   // the number of events that were taken from bucket 0
 	n       int
-	filled  uint64 // bit b is set where bucket b may have events; never for bucket 0
+	filled  uint64 // bit b is set if bucket b may have events; never for bucket 0
 	buckets [64][]event
 }
 

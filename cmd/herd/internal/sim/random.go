@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The purposes that random numbers are drawn for. Each has a stream of its own.
+// The purposes of random numbers. Each has a stream of its own.
 const (
 	forArrivals = iota
 	forJitter
@@ -41,10 +41,10 @@ func newSampler(d Distribution, random *rand.Rand) *sampler {
 	return s
 }
 
-// always0 is whether nothing but 0 comes out.
+// always0 reports whether all draws are 0.
 func (s *sampler) always0() bool { return s.Shape == ConstantShape && s.Mean == 0 }
 
-// draw is in nanoseconds, from 0 to a day.
+// draw returns nanoseconds, from 0 to a day.
 func (s *sampler) draw() float64 {
 	mean, spread := float64(s.Mean), float64(s.Spread)
 	var v float64
@@ -65,5 +65,5 @@ func (s *sampler) draw() float64 {
 	return min(max(v, 0), float64(longest))
 }
 
-// longest is how much time can be simulated.
+// longest is the longest time that can be simulated.
 const longest = 24 * time.Hour

@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// A Result is what happened in a simulation. As JSON ([Result.MarshalJSON]) the fields
-// have the same names with a small first letter, and durations are seconds.
+// A Result is the outcome of a simulation. In JSON ([Result.MarshalJSON]) its fields are in
+// lowerCamelCase, and durations are seconds.
 type Result struct {
-	Scenario, Strategy string
-	Seed               uint64
+	Scenario, Strategy string // their names
+	Seed               uint64 // of the scenario
 
-	// Complete is false where the simulation was stopped before its end.
+	// Complete is false if the simulation was stopped before its end.
 	Complete bool
 	End      time.Duration // when all calls and all work were over, or the Duration of the scenario
 	Bucket   time.Duration // covered by one entry of the series
-	Events   int64         // that were simulated
+	Events   int64         // the number of simulated events
 
 	Summary Summary // of all client groups together
 
-	// Tail is the latency that a share of the calls exceeds, those that failed being slower
-	// than all others: from all of them to a single one, twenty points for a factor of ten,
-	// as far as there is a latency.
+	// Tail holds the latencies that certain shares of the calls exceed, from all calls to a single
+	// one, with twenty points for each factor of ten. Calls that failed count as slower than all
+	// others and have no point.
 	Tail []TailPoint
 
 	Groups     []GroupResult  // of the clients
@@ -30,10 +30,10 @@ type Result struct {
 	Servers    []ServerResult // in the order of the scenario
 }
 
-// A Summary is a result in one line. All its fields are numbers, so that runs with
-// several seeds can be averaged: [Mean].
+// A Summary holds the main figures of a result. All its fields are numbers, so that [Mean] can
+// average runs with several seeds.
 type Summary struct {
-	Calls     float64
+	Calls     float64 // calls that were started
 	Succeeded float64 // calls
 	Failed    float64 // calls
 	Open      float64 // calls that were not over at the end
@@ -42,26 +42,26 @@ type Summary struct {
 	Attempts      float64 // sent
 	Wasted        float64 // attempts that failed
 	Hedges        float64 // attempts sent while another one of their call was in flight
-	Lost          float64 // attempts that were cancelled as another one had been decisive
+	Lost          float64 // attempts that were cancelled because another one was decisive
 	Suppressed    float64 // times that a hedge was due and a budget refused it
 	Amplification float64 // attempts at the last server for each call
-	AmplifiedDown float64 // the same of the buckets within outages; 0 without any
+	AmplifiedDown float64 // the same, in the buckets within outages only; 0 without outages
 
 	P50, P90, P99, P999, Longest time.Duration // latency of calls that succeeded
 	Done                         time.Duration // when the last call was over
 
-	// Stable is how long after the last outage no more than 1 % of the attempts of any
-	// bucket failed any more. It is negative if that never came.
+	// Stable is the time from the end of the last outage until at most 1% of the attempts fail in
+	// every later bucket. It is negative if that never happens.
 	Stable time.Duration
 
-	// Goodput is calls that succeeded, per second, from the first call to the end; Late is
-	// the share of what the servers did that nobody waited for any more.
+	// Goodput is the number of calls that succeeded per second, from the first call to the end; Late
+	// is the share of the servers' work that was done after the client had given up.
 	Goodput float64
 	Late    float64
 
-	// Of what arrived at the last server, in calls per second of a bucket: the most at any
-	// time, the most after the last outage, how far that was over what it could do then
-	// (0 if it was not), and the ratio of the most to the average.
+	// Rates of attempts at the last server, per second, by bucket: the highest rate, the highest
+	// rate after the last outage, by how much a rate after it exceeded the capacity (0 if it did
+	// not), and the ratio of the highest rate to the average.
 	Peak, PeakAfter, Over, PeakToAverage float64
 
 	// Fairness is Jain's index of the latencies of the calls that succeeded: 1 if all
@@ -69,17 +69,19 @@ type Summary struct {
 	Fairness float64
 }
 
-// A TailPoint is a latency, and the share of all calls that are over and took longer.
+// A TailPoint is a point of the curve of latencies.
 type TailPoint struct {
-	Share   float64
-	Latency time.Duration
+	Share   float64       // of all calls that are over, 0 to 1
+	Latency time.Duration // exceeded by that share
 }
 
-// A GroupResult is what became of the calls of one group of clients, or of one server's
-// downstream calls.
+// A GroupResult is the outcome of the calls of one group of clients, or of one server's downstream
+// calls.
 type GroupResult struct {
-	Name string
+	Name string // of the group; "A calls B" for downstream calls
 
+	// The sums of the fields of [GroupBucket] with the same names. Open is the number of calls that
+	// were in flight at the end.
 	Calls, Succeeded, Failed, Open int
 	Attempts, Retries, Wasted      int
 	Hedges, Lost, Suppressed       int
@@ -89,69 +91,70 @@ type GroupResult struct {
 
 	Latency     Quantiles // of calls that succeeded
 	FailedAfter Quantiles // of calls that failed
-	PerCall     Counts    // attempts for each call that is over
+	PerCall     Counts    // attempts of each call that is over
 
-	Series []GroupBucket
+	Series []GroupBucket // by time
 }
 
 // A GroupBucket is one entry of the series of a group.
 type GroupBucket struct {
-	Calls     int // begun
+	Calls     int // started
 	Succeeded int // calls
 	Failed    int // calls
-	Refused   int // calls, by a budget
+	Refused   int // calls that ended because a budget refused them a retry
 	Attempts  int // sent
 	Retries   int // attempts sent after the first of their call, hedges among them
 	Wasted    int // attempts that failed
 	Hedges    int // attempts sent while another one of their call was in flight
-	Lost      int // attempts that were cancelled as another one had been decisive
+	Lost      int // attempts that were cancelled because another one was decisive
 
 	Suppressed int // times that a hedge was due and a budget refused it; it may be sent later
-	Open       int // calls under way at the end of it
+	Open       int // calls in flight at its end
 }
 
-// A ServerResult is what happened at one server.
+// A ServerResult holds the events at one server.
 type ServerResult struct {
-	Name string
+	Name string // of the server
 
 	Offered   int // attempts that arrived
 	Retried   int // attempts that arrived and were not the first of their call
-	Accepted  int
+	Accepted  int // into the server or its queue
 	Rejected  int // over capacity
 	Down      int // failed by an outage
 	Served    int // finished for a client that waited
-	Late      int // finished, or thrown away, when the client had given up
-	Conflicts int // failed because of another write, where the server is Optimistic
+	Late      int // finished, or dropped, after the client had given up
+	Conflicts int // failed because of another write, if the server is Optimistic
 
-	Workers     int           // of all replicas together; 0 where it has none
+	Workers     int           // of all replicas together; 0 if it has none
 	Utilisation float64       // share of time that a worker is busy
-	MeanWait    time.Duration // in the queue, of those whose work was begun
-	MeanInside  float64       // attempts in the server at a time
+	MeanWait    time.Duration // in the queue, of attempts whose work started
+	MeanInside  float64       // the average number of attempts in the server
 
-	Series []ServerBucket
+	Series []ServerBucket // by time
 }
 
-// A ServerBucket is one entry of the series of a server. Refused is of its callers.
+// A ServerBucket is one entry of the series of a server.
 type ServerBucket struct {
+	// As in [ServerResult].
 	Offered, Retried, Accepted, Rejected, Down, Served, Late int
 
 	Refused  int     // calls to it that ended because a budget refused a retry
 	Capacity float64 // attempts that it could accept; 0 without a limit
 	InFlight float64 // attempts in it, on average
-	Open     int     // calls to it that were under way at the end
+	Open     int     // calls to it in flight at its end
 }
 
-// Quantiles are of durations; all 0 where there were none.
+// Quantiles are quantiles of durations; all are 0 if there were none.
 type Quantiles struct {
-	N                        int
-	Mean                     time.Duration
-	P50, P90, P99, P999, Max time.Duration
+	N                        int           // durations
+	Mean                     time.Duration // the average
+	P50, P90, P99, P999, Max time.Duration // Max is the longest
 }
 
 // Counts are quantiles of numbers.
 type Counts struct {
-	Mean               float64
-	P50, P90, P99, Max int
+	Mean               float64 // the average
+	P50, P90, P99, Max int     // Max is the largest
 }
 
 func quantiles(values []int64) Quantiles {
@@ -184,15 +187,14 @@ func counts(values []int32) Counts {
 	return Counts{Mean: sum / float64(len(values)), P50: at(0.5), P90: at(0.9), P99: at(0.99), Max: at(1)}
 }
 
-// quantile is the smallest value that at least a share q of the sorted values does not
-// exceed.
+// quantile returns the smallest value that at least a share q of the sorted values do not exceed.
 func quantile[T any](sorted []T, q float64) T {
 	n := int(math.Ceil(q*float64(len(sorted)) - 1e-9))
 	return sorted[min(max(n, 1), len(sorted))-1]
 }
 
-// tail is the latencies that a share of all calls exceeds, where the sorted values are those of
-// the calls that succeeded, and failed others were slower.
+// tail computes [Result.Tail] from the sorted latencies of the calls that succeeded and the number
+// of those that failed.
 func tail(sorted []int64, failed int) (points []TailPoint) {
 	const perDecade = 20
 	all := float64(len(sorted) + failed)
@@ -206,7 +208,7 @@ func tail(sorted []int64, failed int) (points []TailPoint) {
 	}
 }
 
-// fairness is Jain's index.
+// fairness returns Jain's index.
 func fairness(values []int64) float64 {
 	var sum, squares float64
 	for _, v := range values {
@@ -219,8 +221,8 @@ func fairness(values []int64) float64 {
 	return sum * sum / (squares * float64(len(values)))
 }
 
-// Mean is the average of runs of one scenario and strategy with several seeds. Stable is
-// negative if it is in any of them.
+// Mean returns the average of runs of one scenario and strategy with several seeds. Stable is
+// negative if it is negative in any of them.
 func Mean(runs []Summary) Summary {
 	var mean Summary
 	never := false

@@ -10,20 +10,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Progress is how far a simulation has come.
+// Progress is the progress of a simulation.
 type Progress struct {
 	Now    time.Duration // in simulated time
-	Share  float64       // of the whole, 0 to 1, as far as that can be told
-	Events int64
+	Share  float64       // of the whole, 0 to 1, as far as that is known
+	Events int64         // simulated so far
 }
 
-// Run simulates a scenario under one of its strategies, or any other. Where every group
-// has a strategy of its own, the zero Strategy will do. The same scenario, strategy and
+// Run simulates a scenario under one of its strategies, or any other. If every group has a strategy
+// of its own, the zero Strategy will do. The same scenario, strategy and
 // seed give the same result, on every machine with the same floating point.
 //
-// watch, unless nil, is called about every hundred thousand events. When ctx ends, Run
-// returns what there is so far, with Complete false, and the context's error. Other errors
-// name the field that cannot be meant, and its value; the result is then nil.
+// watch, unless nil, is called about every hundred thousand events. When ctx ends, Run returns the
+// result so far, with Complete false, and the context's error. Other errors name the invalid field
+// and its value; the result is then nil.
 func Run(ctx context.Context, s Scenario, strategy Strategy, watch func(Progress)) (*Result, error) {
 	if err := s.check(&strategy); err != nil {
 		return nil, err
@@ -36,19 +36,19 @@ func Run(ctx context.Context, s Scenario, strategy Strategy, watch func(Progress
 	return r.result(err == nil), err
 }
 
-// epoch is the time 0, in the time of the plans and the budgets. It is far from now, so that
-// nothing can take one clock for the other.
+// epoch is the time 0 of the simulation, for plans and budgets. It is far from now, so that nothing
+// can mistake one clock for the other.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// A run is a simulation under way. What happens is one of few kinds of event, each with a
-// method of its own; where no time lies between two of them, the one calls the other.
+// A run is a simulation in progress. There are few kinds of event, each with a method of its own;
+// if no time lies between two of them, one calls the other.
 type run struct {
 	scenario *Scenario
 	strategy *Strategy
-	end      int64 // nothing happens later
+	end      int64 // no event is later
 	bucket   int64
 	now      int64
-	clock    time.Time // now, as the plans know it; see time
+	clock    time.Time // now, for the plans; see time
 	queue    queue
 	events   int64
 
@@ -64,21 +64,21 @@ type run struct {
 
 	post pushbackPost
 
-	expected int     // calls that will be made, 0 if that is not known
-	horizon  float64 // about when all will be over, 0 if that is not known
-	over     int     // calls
+	expected int     // calls that will be made; 0 if unknown
+	horizon  float64 // about when all calls will be over; 0 if unknown
+	over     int     // calls that are over
 	last     int64   // when the last call was over
 	idle     int64   // when a server last finished some work
 }
 
-// simulated is the address of all servers.
+// simulated is the net.Addr of all servers.
 type simulated struct{}
 
-// Network and String implement net.Addr.
+// Network implements net.Addr.
 func (simulated) Network() string { return "sim" }
 func (simulated) String() string  { return "simulated" }
 
-// The kinds of events, and what the ref of each is an index of.
+// The kinds of events, each with the sort of thing that its ref is an index of.
 type eventKind uint8
 
 const (
@@ -88,7 +88,7 @@ const (
 	arrives                       // attempt: at the server
 	writes                        // attempt: at an optimistic server, for the second time
 	worked                        // attempt: its work is done
-	answered                      // attempt: the answer is back at the client
+	answered                      // attempt: the response is back at the client
 	expires                       // attempt: its timeout or the call's deadline is reached
 	cancelled                     // attempt: the server learns that the client has given up
 	serverBreaks                  // server: it goes down
@@ -137,7 +137,7 @@ func timeOr(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// begin puts the first events.
+// begin adds the first events.
 func (r *run) begin() {
 	for i, s := range r.servers {
 		for _, o := range s.config.Outages {
@@ -160,21 +160,21 @@ func (r *run) begin() {
 	}
 }
 
-// put makes something happen at a time, unless that is after the end.
+// put adds an event, unless its time is after the end.
 func (r *run) put(at int64, kind eventKind, ref int32) bool {
-	if at < r.now || at > r.end { // before now: the sum has overflowed
+	if at < r.now || at > r.end { // a time before now means that a sum has overflowed
 		return false
 	}
 	r.queue.put(event{at: at, ref: ref, kind: kind})
 	return true
 }
 
-// after is now and d later, at most the end and a little.
+// after returns the time d after now, or one just after the end if that is earlier.
 func (r *run) after(d float64) int64 {
 	return r.now + int64(min(d, float64(longest)))
 }
 
-// stuck is how many events may happen without any time passing.
+// stuck is the number of events that may happen without any time passing.
 const stuck = 200_000_000
 
 func (r *run) simulate(ctx context.Context, watch func(Progress)) error {
@@ -196,7 +196,7 @@ func (r *run) simulate(ctx context.Context, watch func(Progress)) error {
 			return err
 		}
 		if r.events-still > stuck {
-			return fmt.Errorf("sim: %d things happened at %v and time does not pass: some wait, or the network, must take time",
+			return fmt.Errorf("sim: %d events happened at %v without time passing: some wait, or the network, must take time",
 				stuck, time.Duration(r.now))
 		}
 		if watch != nil && r.events&(1<<17-1) == 0 {
@@ -244,7 +244,7 @@ func (r *run) progress() Progress {
 	return p
 }
 
-// time is now, as the plans know it.
+// time returns now, for the plans.
 func (r *run) time() time.Time {
 	if r.clock.IsZero() {
 		r.clock = epoch.Add(time.Duration(r.now))
@@ -252,8 +252,8 @@ func (r *run) time() time.Time {
 	return r.clock
 }
 
-// A slab keeps things of one kind that come and go, each known by its index. A thing does
-// not move while it is there.
+// A slab stores things of one kind that come and go, each known by its index. A thing does not move
+// while it is stored.
 type slab[T any] struct {
 	chunks [][]T
 	free   []int32
@@ -277,14 +277,14 @@ func (s *slab[T]) add() (int32, *T) {
 
 func (s *slab[T]) at(i int32) *T { return &s.chunks[i>>chunkBits][i&(1<<chunkBits-1)] }
 
-// remove gives the place to the next that is added.
+// remove frees a place for the next thing that is added.
 func (s *slab[T]) remove(i int32) {
 	var zero T
 	*s.at(i) = zero
 	s.free = append(s.free, i)
 }
 
-// failures are the errors of attempts, by code: what a client would have made of the status.
+// failures are the errors of attempts, by code, as a client would get them.
 var failures = func() (errs [codes.Unauthenticated + 1]error) {
 	for c := range errs {
 		errs[c] = status.Error(codes.Code(c), "simulated")

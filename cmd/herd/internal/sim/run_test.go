@@ -153,7 +153,7 @@ func TestRunNoticesThatTimeDoesNotPass(t *testing.T) {
 	if err := r.equip(&r.groups[0].caller, &busy, 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.simulate(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "time does not pass") {
+	if err := r.simulate(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "without time passing") {
 		t.Errorf("simulate = %v, want an error that says so", err)
 	}
 }

@@ -8,189 +8,189 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A Scenario is what is simulated: groups of clients that call servers, and the
-// strategies that are compared. [Run] checks it; an error names the field and the value.
+// A Scenario describes a simulation: groups of clients that call servers, and the strategies that
+// are compared. [Run] checks it; an error names the field and the value.
 //
-// As JSON ([ReadScenarios]) the fields have the same names with a small first letter,
-// durations are strings such as "1.5s", status codes are as on the wire ("UNAVAILABLE"),
-// and a field that is left out is zero.
+// In JSON ([ReadScenarios]) the fields are in lowerCamelCase, durations are strings such as "1.5s",
+// status codes have their names on the wire ("UNAVAILABLE"), and a field that is left out is zero.
 type Scenario struct {
 	Name  string // one word, for files and tables
 	Title string // one line
-	See   string // what to see in it
+	See   string // what it shows
 
-	// Seed starts the random numbers: with the same seed everything happens again in the
-	// same way. Each purpose has numbers of its own, so that calls arrive alike under every
+	// Seed starts the random numbers: with the same seed everything happens again in the same way.
+	// Each purpose has numbers of its own, so that calls arrive at the same times under every
 	// strategy.
 	Seed uint64
 
-	// Duration ends the simulation, in simulated time, at most a day. 0 means when every
-	// call is over, which the arrivals of a group with a Rate need a Stop for.
+	// Duration ends the simulation, in simulated time, at most a day. 0 means that it ends with the
+	// last call; then every group with a Rate needs a Stop.
 	Duration time.Duration
 
 	// Bucket is the time that one entry of the series covers; 0 means a second. At least a
 	// millisecond.
 	Bucket time.Duration
 
-	// Network is how long a message is on its way, in each direction.
+	// Network is the latency of a message, in each direction.
 	Network Distribution
 
 	Groups  []Group  // of clients, at least one
 	Servers []Server // at least one
 
-	// Strategies are compared: each is given to the groups and downstream calls that have
-	// none of their own.
+	// Strategies are compared: each in turn applies to the groups and downstream calls that have no
+	// strategy of their own.
 	Strategies []Strategy
 }
 
-// A Strategy is how clients retry: a policy of the library, and a budget.
+// A Strategy says how clients retry: with a policy of the library, and a budget.
 type Strategy struct {
-	Name string
+	Name string // a few words, for tables and pictures
 
-	// Policy is the policy of every call. Its Budget must be nil: every process gets one of
-	// its own from Budget, below.
+	// Policy is the policy of every call. Its Budget must be nil: every process gets a budget of its
+	// own, as Budget describes.
 	Policy grpcretry.Policy
 
-	Budget Budget
+	Budget Budget // the kind of budget that every process has
 
-	// Hedging is how further attempts are sent while the first is slow; nil: not at all.
-	// Policy.Hedging must be nil: every process gets a delay of its own, from here.
+	// Hedging says when further attempts are sent while the first is slow; nil means never.
+	// Policy.Hedging must be nil: every process gets a delay of its own, as Hedging describes.
 	Hedging *Hedging
 
-	// IgnorePushback hides from the engine what servers say, as if a client could not read
+	// IgnorePushback hides pushback from the engine, as if a client could not read
 	// grpc-retry-pushback-ms.
 	IgnorePushback bool
 }
 
-// A Group is clients that are alike.
+// A Group is a number of clients that are alike.
 type Group struct {
-	Name string
+	Name string // one or two words, for tables
 
 	// Clients make one call each: all at Start, or each at a random time within Spread
 	// after it.
 	Clients int
 	Spread  time.Duration
 
-	// Rate, instead of Clients, is calls per second that arrive from Start to Stop whatever
-	// becomes of them: at random (a Poisson process), or evenly. Stop 0 means to the end.
+	// Rate, instead of Clients, is the number of calls that arrive per second from Start to Stop,
+	// regardless of how earlier ones end: at random (a Poisson process), or evenly if Even is set.
+	// Stop 0 means the end of the scenario.
 	Rate float64
 	Even bool
 
-	Start, Stop time.Duration
+	Start, Stop time.Duration // simulated time; Stop is for Rate
 
 	Deadline time.Duration // of each call, from its start; 0: none
 	Target   string        // the name of a server; "" is the first
 
-	// Processes is how many processes the clients live in; calls take turns among them.
-	// Every process has a budget of its own, as each Retrier has. 0 means 1.
+	// Processes is the number of client processes; calls take turns among them. Every process has a
+	// budget of its own, as each Retrier has. 0 means 1.
 	Processes int
 
-	// Strategy is this group's own; nil means the one that is compared.
+	// Strategy is the group's own strategy; nil means the one that is compared.
 	Strategy *Strategy
 }
 
-// A Server is a service that is called: one process, or several that are alike. Each works in
-// one of two ways.
+// A Server is a service: one process, or several that are alike. Each works in one of two ways.
 //
 // With a Window it counts: it accepts at most Capacity × Window calls in each window of
 // its clock and rejects the rest. Accepted calls take Latency, and wait for nobody.
 //
-// Without a Window it has workers, as many as it needs to do Capacity calls a second of
-// Latency each, at least one, and calls wait for a worker in a queue of Queue places. The
-// time of work is Latency, stretched so that the workers together do exactly Capacity.
+// Without a Window it has workers, as many as it needs to serve Capacity calls a second that take
+// Latency each, at least one, and calls wait for a worker in a queue with Queue places. The service
+// time is Latency, stretched so that the workers together serve exactly Capacity.
 type Server struct {
-	Name string
+	Name string // for Target, tables and pictures
 
-	// Replicas is how many processes of it there are; 0 means 1. Capacity, Window, Queue and
-	// what is said by Pushback are of each. Every process of the clients sends its attempts
-	// to one after the other, beginning with any: as gRPC's round_robin does, which knows
-	// neither hedges nor loads, and takes only those without a connection out of turn.
+	// Replicas is the number of its processes; 0 means 1. Each has the Capacity, Window, Queue and
+	// Pushback below. Every client process sends its attempts to them in turn, starting with any, as
+	// gRPC's round_robin does, which knows neither hedges nor loads and skips only replicas without
+	// a connection.
 	Replicas int
 
 	Capacity float64       // calls per second; 0 means no limit
-	Window   time.Duration // see above
+	Window   time.Duration // in which calls are counted; see above
 	Queue    int           // places to wait without a Window; beyond them calls are rejected; -1: no limit
-	Latency  Distribution  // of the work
+	Latency  Distribution  // the service time
 
-	// RejectCost is the work of saying no, as a share of the work of a call: 0 to 1. A call
-	// has been read, and perhaps authenticated, before it is refused.
+	// RejectCost is the cost of a rejection, as a share of the cost of a call: 0 to 1. A call has
+	// been read, and perhaps authenticated, before it is rejected.
 	RejectCost float64
 	RejectCode codes.Code // of calls over capacity; OK (0) means RESOURCE_EXHAUSTED
 
-	// IgnoresCancel is a handler that does not look at its context: calls whose client has
-	// given up are worked on all the same. Otherwise they leave the queue, and the worker.
+	// IgnoresCancel stands for a handler that ignores its context: it keeps working on calls whose
+	// clients have given up. Otherwise they leave the queue, and the worker.
 	IgnoresCancel bool
 
-	// Optimistic makes every call a read and, a round trip later, a write that fails with
-	// ABORTED if another write came between (optimistic concurrency).
+	// Optimistic makes every call a read and, a round trip later, a write that fails with ABORTED if
+	// another write came in between (optimistic concurrency).
 	Optimistic bool
 
-	Outages  []Outage // in order of time, those of each replica
-	Pushback Pushback // what failing calls are told
+	Outages  []Outage // in order of time, for each replica
+	Pushback Pushback // for the clients of rejected calls
 
-	// Calls is what the handler calls before it answers; its answer is what comes of that.
+	// Calls is the downstream call that the handler makes before it responds, with the result of
+	// that call.
 	Calls *Downstream
 }
 
 // An Outage is a time in which a server can do less.
 type Outage struct {
-	From, For time.Duration
-	Left      float64 // the share of Capacity that is left, 0 to 1
+	From, For time.Duration // start and length
+	Left      float64       // the share of Capacity that is left, 0 to 1
 
-	// Replica is the one that has the outage, from 1; 0 means all of them.
+	// Replica is the number of the replica that has the outage, from 1; 0 means all.
 	Replica int
 
-	// When nothing is Left, calls fail with Code at once, those in the server at From
-	// among them; OK (0) means UNAVAILABLE. Silent instead gives no answer at all, so that
-	// clients wait for their timeout.
+	// If Left is 0, calls fail immediately with Code, also those in the server at From; OK (0) means
+	// UNAVAILABLE. With Silent there is no response at all instead, so that clients wait for their
+	// timeout.
 	Code   codes.Code
 	Silent bool
 
-	// SlowStart is how long, after the outage, the capacity takes to grow back from what
-	// was Left to all of it, evenly.
+	// SlowStart is the time in which, after the outage, the capacity grows back evenly from Left to
+	// all of it.
 	SlowStart time.Duration
 }
 
-// Pushback is what a server tells the clients of calls that it does not accept. It is
-// sent as [grpcretry.SetPushback] sends it.
+// Pushback is a server's instruction to the clients of calls that it rejects. It is sent as
+// [grpcretry.SetPushback] sends it.
 type Pushback struct {
-	Kind  PushbackKind
-	Delay time.Duration // of FixedPushback
+	Kind  PushbackKind  // the rule
+	Delay time.Duration // for FixedPushback
 
-	// Rate is how many calls per second SpreadPushback asks to come back; 0 means Capacity.
+	// Rate is the number of calls per second that SpreadPushback invites; 0 means Capacity.
 	Rate float64
 }
 
-// A PushbackKind is a rule for what a server says of the next attempt.
+// A PushbackKind is a rule for a server's pushback.
 type PushbackKind string
 
-// The kinds of pushback. All but the first two need a server that knows when its outage
+// The kinds of pushback. ExactPushback and SpreadPushback need a server that knows when its outage
 // ends.
 const (
-	NoPushback     PushbackKind = ""       // nothing is said
+	NoPushback     PushbackKind = ""       // none
 	FixedPushback  PushbackKind = "fixed"  // always Delay
-	ExactPushback  PushbackKind = "exact"  // when there will be room: the same moment for everyone
-	SpreadPushback PushbackKind = "spread" // a turn for each, one behind the other
+	ExactPushback  PushbackKind = "exact"  // when there will be room: the same moment for all
+	SpreadPushback PushbackKind = "spread" // a turn for each, one after the other
 	StopPushback   PushbackKind = "stop"   // do not retry
 )
 
-// A Downstream call is made by a server for each call that it has accepted, within that
-// call's deadline.
+// A Downstream call is made by a server for each call that it has accepted, within that call's
+// deadline.
 type Downstream struct {
 	Target   string        // the name of another server; no server may call itself in a circle
 	Deadline time.Duration // of the call; 0: only that of the call being served
 
-	// StopCallers answers a failure with a pushback that forbids to retry, as this server
-	// has tried already.
+	// StopCallers sends a pushback that forbids retries with each failure, because this server has
+	// retried already.
 	StopCallers bool
 
-	Strategy *Strategy // nil means the one that is compared
+	Strategy *Strategy // of the downstream calls; nil means the one that is compared
 }
 
-// A Distribution is of random durations, at least 0. The zero value is always 0.
+// A Distribution describes random durations of at least 0. The zero value is always 0.
 type Distribution struct {
-	Shape Shape
-	Mean  time.Duration
+	Shape Shape         // the kind of distribution
+	Mean  time.Duration // the average
 
 	// Spread is the half width of UniformShape, and the standard deviation of NormalShape
 	// and LogNormalShape.
@@ -208,15 +208,15 @@ const (
 	ConstantShape    Shape = ""            // always Mean
 	UniformShape     Shape = "uniform"     // Mean ± Spread
 	NormalShape      Shape = "normal"      // its absolute value: times are not negative
-	ExponentialShape Shape = "exponential" // as the work of a server in queueing theory
+	ExponentialShape Shape = "exponential" // as service times in queueing theory
 	LogNormalShape   Shape = "lognormal"   // as latencies of real servers mostly are
-	ParetoShape      Shape = "pareto"      // with a tail that no average shows
+	ParetoShape      Shape = "pareto"      // with a heavy tail
 )
 
-// A Budget says what each process of a group may spend on retries. The fields below
-// belong to the kind that is named with them; the others must be zero.
+// A Budget limits the retries of each process of a group. Each field below belongs to the kinds that
+// its comment names; with other kinds it must be zero.
 type Budget struct {
-	Kind BudgetKind
+	Kind BudgetKind // the kind of budget
 
 	Ratio, MinPerSecond float64       // RatioBudget, as in grpcretry.RatioBudget; FinagleBudget
 	Reserve             float64       // RatioBudget
@@ -231,12 +231,11 @@ type Budget struct {
 
 	Of []Budget // AllBudgets
 
-	// New makes the budget of one process, of any type; with it Kind is "". It is not part
-	// of a file.
+	// New makes the budget of one process, of any type; then Kind must be "". It has no form in JSON.
 	New func() (grpcretry.Budget, error)
 }
 
-// A BudgetKind names one of the library's budgets, or one to compare them with.
+// A BudgetKind names one of the library's budgets, or one that they are compared with.
 type BudgetKind string
 
 // The kinds of budget.
@@ -244,35 +243,34 @@ const (
 	DefaultBudget     BudgetKind = ""            // the library's default
 	UnlimitedBudget   BudgetKind = "unlimited"   // grpcretry.Unlimited
 	RatioBudget       BudgetKind = "ratio"       // grpcretry.NewRatioBudget; with all fields 0 the library's default
-	FinagleBudget     BudgetKind = "finagle"     // that of Finagle and Linkerd, to compare with: every call earns, also one that fails
+	FinagleBudget     BudgetKind = "finagle"     // Finagle's and Linkerd's, for comparison: every call earns, even if it fails
 	ThrottleBudget    BudgetKind = "throttle"    // grpcretry.NewThrottle, as gRPC's retryThrottling
 	RateBudget        BudgetKind = "rate"        // grpcretry.NewRateBudget
 	ConcurrencyBudget BudgetKind = "concurrency" // grpcretry.NewConcurrencyBudget
 	AllBudgets        BudgetKind = "all"         // grpcretry.AllBudgets
 )
 
-// Hedging is how a [Strategy] hedges: [grpcretry.Hedging], and its delay in a form that
-// every process can have one of its own of. All methods are taken to be safe.
+// Hedging says how a [Strategy] hedges: it is [grpcretry.Hedging], with a description of the delay,
+// so that every process has a delay of its own. All methods count as safe.
 type Hedging struct {
-	Kind HedgingKind
+	Kind HedgingKind // the kind of delay
 
 	MaxAttempts int // the first included, at most 1000; 0 means 2
 
-	Delay time.Duration // HedgeAfter; 0 sends all attempts at once
+	Delay time.Duration // HedgeAfter; 0 sends all attempts immediately
 
 	Quantile        float64       // HedgeAtQuantile, between 0 and 1
 	AtLeast, AtMost time.Duration // HedgeAtQuantile; AtMost 0 means no upper limit
 
-	// NonFatalCodes are the codes after which the next attempt is sent at once. nil means
-	// those of the policy, an empty list none.
+	// NonFatalCodes are the codes after which the next attempt is sent immediately. nil means those
+	// of the policy, an empty list none.
 	NonFatalCodes []codes.Code
 
-	// Budget is what each process may spend on hedges, besides the Budget of the strategy; ""
-	// means the library's default.
+	// Budget limits the hedges of each process, in addition to the strategy's Budget; "" means the
+	// library's default.
 	Budget Budget
 
-	// New makes the delay of one process, of any type; with it Kind is "". It is not part of
-	// a file.
+	// New makes the delay of one process, of any type; then Kind must be "". It has no form in JSON.
 	New func() grpcretry.HedgeDelay
 }
 

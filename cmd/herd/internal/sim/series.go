@@ -4,9 +4,9 @@ package sim
 type series[T any] struct {
 	items []T
 	width int64
-	carry func(next, last *T) // what of a bucket is so in the next one too
+	carry func(next, last *T) // copies the fields that a bucket inherits from the last one
 
-	from, to int64 // of the bucket that was used last
+	from, to int64 // the bucket that was used last
 	last     int
 }
 
@@ -14,7 +14,7 @@ func newSeries[T any](width int64, carry func(next, last *T)) series[T] {
 	return series[T]{width: width, carry: carry}
 }
 
-// at is the bucket of a time. It stays where it is until that of a later time is asked for.
+// at returns the bucket of a time. The pointer is valid until at is called with a later time.
 func (s *series[T]) at(now int64) *T {
 	if now < s.from || now >= s.to {
 		s.find(now)

@@ -13,32 +13,32 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A server is a [Server] under way.
+// A server is the state of a [Server].
 type server struct {
 	config   *Server
 	method   string
 	replicas []replica
 	work     *sampler
 
-	workers int     // of each replica; 0 where nobody has to wait for one
-	stretch float64 // of the time of work, so that the workers do exactly Capacity
+	workers int     // of each replica; 0 if no call has to wait for one
+	stretch float64 // the factor of service times that makes the workers serve exactly Capacity
 	version int64
 
-	calls *caller // nil if it calls nobody
+	calls *caller // nil if it calls no other server
 
 	ServerResult
 	seen    series[ServerBucket]
 	inside  int // attempts in it
-	opened  int // calls to it under way
+	opened  int // calls to it in flight
 	lost    int // attempts that were in it when it broke
 	changed int64
-	waited  float64 // of those whose work was begun, nanoseconds together
+	waited  float64 // total nanoseconds in the queue, of attempts whose work started
 	started int
-	worked  float64 // nanoseconds of all workers together
-	stayed  float64 // nanoseconds of all attempts together
+	worked  float64 // total nanoseconds of all workers
+	stayed  float64 // total nanoseconds of all attempts
 }
 
-// A replica is one process of a server. What it can do is its own.
+// A replica is one process of a server, with a capacity of its own.
 type replica struct {
 	*server
 	index int
@@ -75,7 +75,7 @@ func (r *run) newServer(config *Server) *server {
 	return s
 }
 
-// up is the share of its capacity that the server has between two times, all replicas together.
+// up returns the share of its capacity that the server has between two times, over all replicas.
 func (s *server) up(from, to int64) float64 {
 	var sum float64
 	for i := range s.replicas {
@@ -84,13 +84,13 @@ func (s *server) up(from, to int64) float64 {
 	return sum / float64(len(s.replicas))
 }
 
-// instant is whether the server takes no time for anything.
+// instant reports whether the server takes no time for anything.
 func (s *server) instant() bool {
 	silent := slices.ContainsFunc(s.config.Outages, func(o Outage) bool { return o.Silent })
 	return s.workers == 0 && s.work.always0() && s.config.Calls == nil && !s.config.Optimistic && !silent
 }
 
-// ask hands an attempt that arrives to the gate, and counts what it says.
+// ask asks the gate about an attempt that arrives, and counts its answer.
 func (r *run) ask(s *replica, seen *ServerBucket, number int32) Answer {
 	seen.Offered++
 	if number > 1 {
@@ -112,7 +112,7 @@ func (r *run) ask(s *replica, seen *ServerBucket, number int32) Answer {
 	return answer
 }
 
-// arrives is when an attempt reaches its server.
+// arrives handles the arrival of an attempt at its server.
 func (r *run) arrives(ai int32, a *attempt) {
 	s := a.replica
 	answer := r.ask(s, s.seen.at(r.now), a.number)
@@ -132,17 +132,17 @@ func (r *run) arrives(ai int32, a *attempt) {
 
 func (s *replica) full() bool { return s.config.Queue >= 0 && s.waiting >= s.config.Queue }
 
-// capacityTime is the work of one call at full capacity, in nanoseconds of one worker.
+// capacityTime returns the work of one call at full capacity, in nanoseconds of one worker.
 func (s *server) capacityTime() float64 {
 	return float64(time.Second) * float64(s.workers) / s.config.Capacity
 }
 
-// backlog is about how long the queue takes.
+// backlog returns about how long the queue takes.
 func (s *replica) backlog() int64 {
 	return int64(float64(s.waiting+1) / s.config.Capacity * float64(time.Second))
 }
 
-// admit lets an accepted attempt in.
+// admit gives an accepted attempt to a worker, or puts it into the queue.
 func (r *run) admit(ai int32, a *attempt, s *replica) {
 	if s.workers == 0 && s.work.always0() && s.calls == nil {
 		r.serve(ai, a, s.server)
@@ -159,7 +159,7 @@ func (r *run) admit(ai int32, a *attempt, s *replica) {
 	r.work(ai, a, s)
 }
 
-// work begins the work of an attempt.
+// work starts the work of an attempt.
 func (r *run) work(ai int32, a *attempt, s *replica) {
 	s.started++
 	s.waited += float64(r.now - a.since)
@@ -178,7 +178,7 @@ func (r *run) work(ai int32, a *attempt, s *replica) {
 	r.travel(s.gate.done(r.now, took), worked, ai, a)
 }
 
-// worked is when the work of an attempt is done.
+// worked handles the end of an attempt's work.
 func (r *run) worked(ai int32, a *attempt) {
 	if a.state == gone {
 		r.release(ai, a)
@@ -200,7 +200,7 @@ func (r *run) worked(ai int32, a *attempt) {
 	r.serve(ai, a, s.server)
 }
 
-// next frees the worker of an attempt and gives it the next one.
+// next frees the worker of an attempt and gives it the next attempt.
 func (r *run) next(s *replica, a *attempt) {
 	r.idle = r.now
 	if s.workers == 0 {
@@ -220,7 +220,7 @@ func (r *run) next(s *replica, a *attempt) {
 	}
 }
 
-// serve finishes an attempt well.
+// serve finishes an attempt with success.
 func (r *run) serve(ai int32, a *attempt, s *server) {
 	seen := s.seen.at(r.now)
 	if a.given {
@@ -231,7 +231,7 @@ func (r *run) serve(ai int32, a *attempt, s *server) {
 	r.answer(ai, a, Answer{})
 }
 
-// writes is when the write of an optimistic attempt reaches the server.
+// writes handles the arrival of an optimistic attempt's write.
 func (r *run) writes(ai int32, a *attempt) {
 	s := a.replica.server
 	if a.version != s.version {
@@ -243,7 +243,7 @@ func (r *run) writes(ai int32, a *attempt) {
 	r.serve(ai, a, s)
 }
 
-// called is when the downstream call that an attempt waited for is over.
+// called handles the end of the downstream call that an attempt waited for.
 func (r *run) called(ai int32, code codes.Code) {
 	a := r.attempts.at(ai)
 	if a.state != calling {
@@ -263,7 +263,7 @@ func (r *run) called(ai int32, code codes.Code) {
 	r.answer(ai, a, Answer{Code: code, Say: say})
 }
 
-// answer sends the answer of an attempt on its way.
+// answer sends the response to an attempt.
 func (r *run) answer(ai int32, a *attempt, answer Answer) {
 	a.state = travelling
 	a.code = answer.Code
@@ -275,7 +275,7 @@ func (r *run) answer(ai int32, a *attempt, answer Answer) {
 	}
 }
 
-// cancelled is when a server learns that nobody waits for an attempt any more.
+// cancelled handles the news that the client has given up on an attempt.
 func (r *run) cancelled(ai int32, a *attempt) {
 	s := a.replica
 	switch a.state {
@@ -301,7 +301,7 @@ func (r *run) cancelled(ai int32, a *attempt) {
 	r.release(ai, a)
 }
 
-// breaks is when replicas of a server go down: what is in them fails, or is lost.
+// breaks handles an outage's start: the attempts in its replicas fail, or are lost.
 func (r *run) breaks(s *server) {
 	for i := range s.replicas {
 		one := &s.replicas[i]
@@ -329,7 +329,7 @@ func (r *run) breaks(s *server) {
 			}
 		}
 		r.breakOff(ai, a)
-		if was == calling { // queue and worker hold theirs until its turn comes
+		if was == calling { // queue and worker keep their attempts until their turn comes
 			r.release(ai, a)
 		}
 	}
@@ -340,7 +340,7 @@ func (r *run) breaks(s *server) {
 	}
 }
 
-// breakOff answers an attempt that its replica will not finish, unless that is silent.
+// breakOff fails an attempt that its replica will not finish, without a response if that is silent.
 func (r *run) breakOff(ai int32, a *attempt) {
 	gate := a.replica.gate
 	down := gate.segment(r.now)
@@ -359,7 +359,7 @@ func (r *run) inside(s *server, change int) {
 	s.inside += change
 }
 
-// account adds up the time that attempts have spent in the server, bucket by bucket.
+// account adds the time that attempts have spent in the server, bucket by bucket.
 func (s *server) account(now, width int64) {
 	for s.changed < now {
 		seen := s.seen.at(s.changed)
@@ -371,7 +371,7 @@ func (s *server) account(now, width int64) {
 	}
 }
 
-// A pushbackPost makes the trailers of answers, as the library makes them in a server.
+// A pushbackPost makes the trailers of responses with the library's own server functions.
 type pushbackPost struct {
 	ctx context.Context
 	md  metadata.MD
@@ -392,7 +392,7 @@ func (p *pushbackPost) trailer(a Answer) metadata.MD {
 		return nil
 	}
 	if err != nil {
-		return nil // a wait that no trailer can hold is not sent
+		return nil // no trailer can hold this wait
 	}
 	return p.md
 }

@@ -11,22 +11,22 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// A Study is scenarios that belong together, with what to see in them.
+// A Study is a set of scenarios that belong together, with an explanation.
 type Study struct {
-	Name, Title, See string
+	Name, Title, See string // as those of a [Scenario]
 	Scenarios        []Scenario
 
-	// Vary, if it is not empty, says what grows from one scenario to the next while all else
-	// stays the same, and Values how. There may be several such rows of len(Values) scenarios,
-	// one after the other. Measures are what to look at in them, and Draw is the name of the
-	// scenario to draw; "" draws curves.
+	// Vary, unless empty, names the number that grows from one scenario to the next while all else
+	// stays the same, and Values are its values. There may be several such rows of len(Values)
+	// scenarios, one after the other. Measures are the figures to compare, and Draw is the name of
+	// the scenario to draw; "" draws curves.
 	Vary     string
 	Values   []float64
 	Measures []Measure
 	Draw     string
 
-	// Tail says that the study is about how long the slowest calls take, rather than about what
-	// the server sees.
+	// Tail says that the study is about the latency of the slowest calls, rather than about the load
+	// that the server sees.
 	Tail bool
 }
 
@@ -54,14 +54,14 @@ func Rescued(strategy, none, unlimited Summary) (share float64, ok bool) {
 	return (strategy.Succeeded - none.Succeeded) / all, true
 }
 
-// Studies are those that are shipped, in the order in which to read them.
+// Studies returns the shipped studies, in the order in which to read them.
 func Studies() []Study {
 	return []Study{
 		classic(), budget(), defaults(), layers(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
 	}
 }
 
-// FindStudy is the shipped study of a name.
+// FindStudy returns the shipped study with a name.
 func FindStudy(name string) (Study, bool) {
 	for _, s := range Studies() {
 		if s.Name == name {
@@ -71,11 +71,11 @@ func FindStudy(name string) (Study, bool) {
 	return Study{}, false
 }
 
-// untilSuccess is attempts enough for any simulation.
+// untilSuccess is more attempts than any simulation makes.
 const untilSuccess = 1_000_000_000
 
-// persistent is a strategy that retries until it succeeds, after the same backoff whatever
-// the code.
+// persistent returns a strategy that retries until it succeeds, with the same backoff for every
+// code.
 func persistent(name string, b grpcretry.Backoff) Strategy {
 	return Strategy{
 		Name:   name,
@@ -93,7 +93,7 @@ const (
 	sec = time.Second
 )
 
-// outageScenario is the one that most studies begin with.
+// outageScenario returns the scenario that most studies start from.
 func outageScenario(name string) Scenario {
 	return Scenario{
 		Name:   name,
@@ -123,11 +123,10 @@ func classic() Study {
 	s.Strategies = classicStrategies()
 	return Study{
 		Name:  "classic",
-		Title: "Everybody comes at once, and the server is down for 10 s",
-		See: `Without a wait worth the name the server is asked a million times a second. Exponential
-backoff alone makes it worse for the clients: all come back in the same instant, the server takes 200 of
-them in that second and is idle for the next nine. Jitter, and nothing else, turns the same waits into a
-load that the server can take.`,
+		Title: "All clients call at the same time, and the server is down for 10 s",
+		See: `With waits of a millisecond the server gets a million attempts a second. Exponential backoff
+without jitter is worse for the clients: all retry at the same instant, the server accepts 200 of them in that
+second and is idle for the next nine. Jitter alone turns the same waits into a load that the server can handle.`,
 		Scenarios: []Scenario{s},
 	}
 }
@@ -139,11 +138,12 @@ func aws() Study {
 	}
 	study := Study{
 		Name:  "aws",
-		Title: "The 2015 experiment: writers of one row, each of whom must win once",
-		See: `A writer reads a row, and writes it if nobody else has since. N writers need at least N
-writes; all others are lost. No backoff is quick and wasteful, exponential backoff without jitter is neither
-quick nor frugal. Full and equal jitter make the fewest calls, full jitter is quicker; decorrelated is as quick and makes more. The waits are
-those of the experiment: its "base 5 ms" is doubled before the first wait, so here exponentials begin at 10 ms.`,
+		Title: "The 2015 experiment: writers of one row, each of which must succeed once",
+		See: `A writer reads a row, and writes it unless another has written in between. N writers need at
+least N writes; all others are wasted. No backoff is fast but wasteful, exponential backoff without jitter is
+slow and wasteful. Full and equal jitter make the fewest calls, and full jitter is faster; decorrelated jitter is as fast
+but makes more calls. The waits are those of the experiment: its "base 5 ms" is doubled before the first wait, so
+exponential backoffs start at 10 ms here.`,
 		Vary:     "writers",
 		Measures: []Measure{MeasureAttempts, MeasureDone},
 	}
@@ -176,9 +176,9 @@ func thousands() Study {
 	return Study{
 		Name:  "thousands",
 		Title: "10,000 clients with 5 attempts each, seen in buckets of 50 ms",
-		See: `Five attempts are all that a client has, so a retry that comes at a bad moment is lost for good.
-Without jitter all 10,000 spend theirs in the same five instants: whoever is not among the few that the
-server takes in that instant has one chance less. Jitter lowers the peaks, and more calls succeed.`,
+		See: `A client has only five attempts, and a retry at a bad moment is lost for good. Without jitter all
+10,000 clients retry in the same five instants, and those that the server does not accept have one attempt less. Jitter
+lowers the peaks, and more calls succeed.`,
 		Scenarios: []Scenario{{
 			Name:   "thousands",
 			Title:  "10,000 clients at once with 5 attempts, a server of 10,000 calls a second that is down for 300 ms",
@@ -205,7 +205,7 @@ server takes in that instant has one chance less. Jitter lowers the peaks, and m
 // fleets are the numbers of processes that the studies of budgets compare.
 var fleets = []float64{10, 100, 1000, 10_000}
 
-// ofFleets is a scenario for each fleet.
+// ofFleets returns a scenario for each fleet.
 func ofFleets(s Scenario, set func(s *Scenario, processes int)) (all []Scenario) {
 	for _, n := range fleets {
 		one := s
@@ -219,8 +219,8 @@ func ofFleets(s Scenario, set func(s *Scenario, processes int)) (all []Scenario)
 
 func clientsAre(s *Scenario, processes int) { s.Groups[0].Processes = processes }
 
-// overload is a steady load on a server with a fifth of its capacity to spare, which loses
-// most of it for 10 s.
+// overload returns a steady load on a server with a fifth of its capacity to spare, which loses most
+// of it for 10 s.
 func overload(name string, s Server) Scenario {
 	s.Name = "server"
 	s.Capacity = 1200
@@ -235,8 +235,8 @@ func overload(name string, s Server) Scenario {
 	}
 }
 
-// alternatives are the strategies that the default budget is compared with, and itself. Each
-// makes up to so many attempts.
+// alternatives returns the default budget and the alternatives to it. Each makes up to so many
+// attempts.
 func alternatives(attempts int, p grpcretry.Policy) []Strategy {
 	with := func(name string, attempts int, b Budget) Strategy {
 		p := p
@@ -257,17 +257,17 @@ func budget() Study {
 	costly := overload("budget", Server{Queue: 240, RejectCost: 0.3})
 	costly.Title = "1,000 calls a second, capacity 1,200, a dip to 30% for 10 s; a rejection costs a third of a call"
 	long := overload("budget-queue", Server{Queue: 2400, IgnoresCancel: true})
-	long.Title = "the same load on a server with a queue of 2 s that works on calls that were given up"
+	long.Title = "1,000 calls a second, capacity 1,200, a dip to 30% for 10 s; a queue of 2 s, and no work is cancelled"
 	costly.Strategies = alternatives(4, grpcretry.Policy{AttemptTimeout: sec})
 	long.Strategies = costly.Strategies
 	return Study{
 		Name:  "budget",
 		Title: "A server that stays down because its clients retry",
-		See: `The dip is over at 20 s. Without a budget, four attempts per call keep the server so busy rejecting
-that it goes on failing indefinitely (a metastable failure), and only fewer retries heal it. Finagle's budget has a
+		See: `The dip ends at 20 s. Without a budget, four attempts per call keep the server so busy with rejections
+that it fails indefinitely (a metastable failure), until there are fewer retries. Finagle's budget has a
 floor of 10 retries a second for each process, which is no limit for a thousand processes. The default earns
-retries only from calls that the server answers in time, so it stops when the server does, and recovers with
-fleets of any size. What remains is the reserve of each process: ten thousand have 30,000 retries in hand.`,
+retries only from calls that the server answers in time, so it stops retries when the server stops serving, and
+fleets of any size recover. Its cost is the reserve of each process: ten thousand processes have 30,000 retries in reserve.`,
 		Scenarios: append(ofFleets(costly, clientsAre), ofFleets(long, clientsAre)...),
 		Vary:      "processes",
 		Values:    fleets,
@@ -291,15 +291,15 @@ func pushback() Study {
 	}
 	return Study{
 		Name:  "pushback",
-		Title: "The classic outage, with a server that says when to come back",
-		See: `Told the exact end of the outage, all clients come in that very moment, and those who find no room
-are told the next moment: every wait is right and four of five attempts are wasted. Given a turn each, no client
-is rejected twice, and the last is done when the server has had just the time that the work takes. A
-client that does not listen gains nothing from either.`,
+		Title: "The classic outage, with a server that says when to retry",
+		See: `If pushback names the exact end of the outage, all clients retry at that instant, and those that
+find no room at the next one: every wait is right, and four of five attempts are wasted. If each client gets its own turn, none
+is rejected twice, and the last is done when the server has had just the time that the work takes. Clients that ignore
+pushback gain nothing from either.`,
 		Scenarios: []Scenario{
-			told("pushback-fixed", "everyone is told 5 s", Pushback{Kind: FixedPushback, Delay: 5 * sec}),
-			told("pushback-exact", "everyone is told when there will be room", Pushback{Kind: ExactPushback}),
-			told("pushback-spread", "each is given a turn", Pushback{Kind: SpreadPushback}),
+			told("pushback-fixed", "every client is asked to wait 5 s", Pushback{Kind: FixedPushback, Delay: 5 * sec}),
+			told("pushback-exact", "every client is asked to retry when there will be room", Pushback{Kind: ExactPushback}),
+			told("pushback-spread", "each client gets a turn of its own", Pushback{Kind: SpreadPushback}),
 		},
 	}
 }
@@ -333,14 +333,14 @@ func layers() Study {
 		}
 	}
 	plain := chain("layers", "clients call A, A calls B, B calls C, C calls D; D is down from 10 s to 20 s", false)
-	stopped := chain("layers-stop", "the same, and a layer that has retried tells its caller not to", true)
+	stopped := chain("layers-stop", "clients call A, A calls B, B calls C, C calls D; a layer that has retried forbids its caller to retry", true)
 	return Study{
 		Name:  "layers",
 		Title: "Retries on every layer multiply",
-		See: `Three layers with three attempts each ask the failing server 27 times for each call of a client. A
-budget in each layer leaves little of that, without any layer knowing about the others, as long as each process
-makes more calls than its reserve covers. A layer that says "do not retry, I have" with its failure takes away the
-product, whatever the budget and the fleet: 3 attempts, not 27.`,
+		See: `Three layers with three attempts each call the failing server 27 times for each call of a client. A
+budget in each layer prevents most of that, without any layer knowing about the others, as long as each process
+makes more calls than its reserve covers. If a layer that has retried forbids its caller to retry, 3 attempts are
+left instead of 27, with any budget and any fleet.`,
 		Scenarios: append(ofFleets(plain, each), ofFleets(stopped, each)...),
 		Vary:      "processes",
 		Values:    fleets,
@@ -351,7 +351,7 @@ product, whatever the budget and the fleet: 3 attempts, not 27.`,
 
 func mixed() Study {
 	s := outageScenario("mixed")
-	s.Title = "the classic outage; half of the clients use full jitter, the others what is compared"
+	s.Title = "the classic outage; half of the clients use full jitter, the others the strategy that is compared"
 	good := persistent("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter))
 	s.Groups = []Group{
 		{Name: "full jitter", Clients: 500, Strategy: &good},
@@ -365,17 +365,16 @@ func mixed() Study {
 	}
 	return Study{
 		Name:  "mixed",
-		Title: "What good manners gain among bad ones",
-		See: `Beside clients that come back all at once after long waits, those with jitter win: they find
-the server free between the bursts, and are done long before. Beside clients that hammer they lose: whoever asks
-a hundred times a second gets every free place. Jitter is no handicap among the careless, only among the
-greedy, and against those only the server can help.`,
+		Title: "Polite clients among others",
+		See: `Among clients that all retry at the same time after long waits, those with jitter win: they find
+the server free between the bursts, and finish long before. Among clients that retry a hundred times a second they
+lose, because those get all free capacity. Only the server can protect polite clients from greedy ones.`,
 		Scenarios: []Scenario{s},
 	}
 }
 
-// The winners of the search for the policy that comes nearest to the limit, with the
-// server's help and without; see docs/herd.md for how they were found.
+// limitStrategies returns the default and the winners of the search for the policy that comes closest
+// to the limit, which docs/herd.md describes.
 func limitStrategies() []Strategy {
 	return []Strategy{
 		persistent("default backoff", grpcretry.Exponential{}),
@@ -388,24 +387,23 @@ func limitStrategies() []Strategy {
 
 func limit() Study {
 	alone := outageScenario("limit")
-	alone.Title = "the classic outage, and what comes nearest to the limit without any help"
+	alone.Title = "the classic outage, and the backoffs that come closest to the limit without help from the server"
 	alone.Strategies = limitStrategies()
 	helped := outageScenario("limit-pushback")
-	helped.Title = "the same, with a server that gives each client its turn"
+	helped.Title = "the classic outage, with a server that gives each client its turn"
 	helped.Servers[0].Pushback = Pushback{Kind: SpreadPushback}
 	helped.Strategies = limitStrategies()[:1]
 	far := outageScenario("limit-network")
-	far.Title = "the same over a network of 5 to 45 ms"
+	far.Title = "the classic outage, with turns, over a network of 5 to 45 ms"
 	far.Network = Distribution{Shape: UniformShape, Mean: 25 * ms, Spread: 20 * ms}
 	far.Servers[0].Pushback = Pushback{Kind: SpreadPushback}
 	far.Strategies = limitStrategies()[:1]
 	return Study{
 		Name:  "limit",
-		Title: "How near to the possible",
-		See: `After 10 s of outage, 1,000 calls at 200 a second take 5 s: nobody can do it in less than 15 s, nor
-with less than one wasted attempt for each client that came during the outage. A server that gives
-turns reaches that limit. Without it the longer waits win: what is saved are the many short ones at the
-start of the outage, which nobody needed.`,
+		Title: "How close to the optimum",
+		See: `After 10 s of outage, 1,000 calls at 200 a second take 5 s: no policy can finish in less than 15 s, or
+with less than one wasted attempt for each client that called during the outage. A server that gives turns reaches that
+limit. Without such a server longer waits win: they save the many useless attempts at the start of the outage.`,
 		Scenarios: []Scenario{alone, helped, far},
 	}
 }
@@ -428,22 +426,22 @@ func defaults() Study {
 	study := Study{
 		Name:  "defaults",
 		Title: "What a budget must not cost",
-		See: `A budget must leave the retries that help. A retry that succeeds returns its token to the default
-budget, so all calls that meet one bad replica of three are rescued, and a blip of 200 ms goes unnoticed. In a blip
-of a second a busy process spends what ten seconds have earned on calls that come too early, and has nothing left for
-those that a retry would rescue; a process with a few calls a second has its reserve. Finagle's budget rescues those
-calls, and pays for it in the study budget. The smaller ones hold back most of what would help.`,
+		See: `A budget must allow the retries that help. A retry that succeeds returns its token to the default
+budget, so all calls that reach one bad replica of three are saved, and a blip of 200 ms goes unnoticed. In a blip
+of a second a busy process spends the earnings of ten seconds on calls that come too early, and has none left for
+those that a retry would save; a process with a few calls a second has its reserve. Finagle's budget saves those
+calls, at the price that the study budget shows. The smaller budgets refuse most of the retries that would help.`,
 		Vary:     "processes",
 		Values:   fleets,
 		Measures: []Measure{MeasureRescued},
 		Draw:     "defaults-replica-10",
 	}
 	for _, d := range []time.Duration{200 * ms, sec, 3 * sec} {
-		s := load("blip-"+d.String(), fmt.Sprintf("1,000 calls a second, capacity 2,000, and nothing for %v", d),
+		s := load("blip-"+d.String(), fmt.Sprintf("1,000 calls a second, capacity 2,000, and an outage of %v", d),
 			Server{Capacity: 2000, Outages: []Outage{{From: 16 * sec, For: d}}})
 		study.Scenarios = append(study.Scenarios, ofFleets(s, clientsAre)...)
 	}
-	replica := load("replica", "the same load on three replicas, one of which fails all calls for 10 s",
+	replica := load("replica", "1,000 calls a second to three replicas, one of which fails all calls for 10 s",
 		Server{Capacity: 1000, Replicas: 3, Outages: []Outage{{Replica: 1, From: 16 * sec, For: 10 * sec}}})
 	study.Scenarios = append(study.Scenarios, ofFleets(replica, clientsAre)...)
 	return study
@@ -467,16 +465,16 @@ func multiplier() Study {
 	}
 	return Study{
 		Name:  "multiplier",
-		Title: "Four attempts that double are soon over",
-		See: `Four attempts with waits of up to 100, 200 and 400 ms are spent after a third of a second on
-average. Multiplied by four instead of two, the same number of attempts outlasts more, and asks less often.`,
+		Title: "Four attempts with doubling waits are soon over",
+		See: `Four attempts with waits of up to 100, 200 and 400 ms are over after a third of a second on
+average. With a multiplier of four instead of two, the same number of attempts outlasts longer outages.`,
 		Scenarios: []Scenario{blip(300 * ms), blip(sec)},
 	}
 }
 
-// slowAnswers is a load of a third of what three replicas can do, whose answers take 10 ms,
-// but one in a hundred more than ten times as long.
-func slowAnswers(name string) Scenario {
+// slowResponses returns a load of a third of three replicas' capacity. Most responses take 10 ms,
+// but one in a hundred takes more than ten times as long.
+func slowResponses(name string) Scenario {
 	return Scenario{
 		Name:    name,
 		Network: Distribution{Mean: ms / 2},
@@ -498,7 +496,7 @@ func hedgedAt(name string, q float64, b Budget) Strategy {
 	return hedged(name, Hedging{Kind: HedgeAtQuantile, Quantile: q, AtLeast: 5 * ms, AtMost: sec}, b)
 }
 
-// hedged is a strategy whose hedges spend from b alone, unless that is the default.
+// hedged returns a strategy whose hedges spend from b alone, unless that is the default.
 func hedged(name string, h Hedging, b Budget) Strategy {
 	if b.Kind != DefaultBudget {
 		h.Budget = Budget{Kind: UnlimitedBudget}
@@ -507,7 +505,7 @@ func hedged(name string, h Hedging, b Budget) Strategy {
 }
 
 func tails() Study {
-	luck := slowAnswers("tail")
+	luck := slowResponses("tail")
 	luck.Title = "1,000 calls a second to 3 replicas that could do 3,000, where one response in a hundred takes ten times as long"
 	luck.Groups[0].Stop = 120 * sec
 	luck.Strategies = []Strategy{
@@ -516,9 +514,9 @@ func tails() Study {
 		hedgedAt("0.95-quantile", 0.95, Budget{}),
 		hedgedAt("0.99-quantile", 0.99, Budget{}),
 	}
-	slow := slowAnswers("tail-slow")
-	slow.Title = "the same, and for 10 s everything takes 2.4 times as long; handlers go on with calls that were given up"
-	slow.Seed = 2 // neither a lucky one nor an unlucky one
+	slow := slowResponses("tail-slow")
+	slow.Title = "1,000 calls a second to the same 3 replicas; for 10 s everything takes 2.4 times as long, and no work is cancelled"
+	slow.Seed = 2 // an average one
 	slow.Duration = 60 * sec
 	slow.Servers[0].IgnoresCancel = true
 	slow.Servers[0].Outages = []Outage{{From: 20 * sec, For: 10 * sec, Left: 0.42}}
@@ -536,24 +534,24 @@ func tails() Study {
 		Name:  "tail",
 		Title: "A second attempt when the first is slow",
 		Tail:  true,
-		See: `Nearly all responses are quick, and a slow one is bad luck that the next replica does not share. A
-second attempt for the slowest twentieth of the calls halves the p99 and takes five sixths off the p99.9, for
-less than 5% more attempts; hedging later costs less and helps only those that are slower still. When everything is
-slow, every call looks like one to hedge: without a budget the hedges take what capacity was left, and calls fail
-that would only have been slow. With the default budget the slow time is shorter than without hedging.`,
+		See: `Nearly all responses are fast, and a slow one is bad luck that the next replica does not share. A
+second attempt for the slowest twentieth of the calls halves the p99 and cuts the p99.9 to a sixth, for less than 5%
+more attempts; hedging later costs less and helps only calls that are slower still. When everything is slow, every call
+looks like one to hedge: without a budget the hedges use up the remaining capacity, and calls fail that would only have
+been slow. With the default budget the p99 is lower than without hedging.`,
 		Scenarios: []Scenario{luck, slow},
 	}
 }
 
-// A Limit is what no policy can better.
+// A Limit holds figures that no policy can beat.
 type Limit struct {
-	P99, Done time.Duration // when 99 % of the calls, and all of them, can be done
-	Wasted    int           // attempts that must fail
+	P99, Done time.Duration // the earliest time at which 99% of the calls, and all of them, can be done
+	Wasted    int           // the attempts that must fail
 }
 
-// LimitOf is the physical limit of a scenario with one server and clients that call once,
-// as [Run] would have it: from the capacity after the outages and the calls that begin in
-// one. ok is false for other scenarios.
+// LimitOf returns the physical limit of a scenario with one server and clients that call once at the
+// start. It follows from the capacity after the outages and the calls that start in one. ok is false
+// for other scenarios.
 func LimitOf(s Scenario) (l Limit, ok bool) {
 	if s.check(&Strategy{}) != nil || len(s.Servers) != 1 || s.Servers[0].Capacity == 0 || s.Servers[0].Replicas > 1 {
 		return Limit{}, false
@@ -574,7 +572,7 @@ func LimitOf(s Scenario) (l Limit, ok bool) {
 	return l, true
 }
 
-// earliest is when so many calls can have been accepted, if they come one after another.
+// earliest returns the earliest time at which so many calls can have been accepted.
 func (g *Gate) earliest(calls float64) time.Duration {
 	need := calls / g.server.Capacity * float64(time.Second)
 	return time.Duration((&Gate{pace: g.pace}).done(0, need))
