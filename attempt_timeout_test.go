@@ -232,9 +232,9 @@ func TestAccountsBalance(t *testing.T) {
 		time.AfterFunc(2*second, link.cut)
 		time.AfterFunc(3*second, link.mend)
 		var group sync.WaitGroup
-		for i := range 500 {
+		for i := range 250 {
 			group.Go(func() {
-				time.Sleep(time.Duration(i) * second / 100)
+				time.Sleep(time.Duration(i) * second / 50)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*second/2)
 				defer cancel()
 				method := echoMethod

@@ -199,7 +199,7 @@ func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 					if cause == nil {
 						cause = context.Canceled
 					}
-					if e.Reason != cause && cause != ErrDeadline { //nolint:errorlint // the very same
+					if e.Reason != cause && cause != ErrDeadline {
 						t.Errorf("Reason is %v, want the cause, %v", e.Reason, cause)
 					}
 					for _, target := range append(tt.is, context.Canceled) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -178,6 +179,7 @@ func TestAnAbandonedStreamEndsWithTheServiceConfigsTimeout(t *testing.T) {
 					}
 				}
 				time.Sleep(2 * second)
+				synctest.Wait()
 				if finished != second {
 					t.Errorf("OnFinish ran after %v, want 1s", finished)
 				}
