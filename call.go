@@ -293,7 +293,7 @@ func (c *call) failure(a *attempt, err error, now time.Time) Failure {
 	}
 	if f.CtxErr == nil && a.timedOut(err) {
 		f.TimedOut = true
-		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
+		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
 	f.Unsent = a.fate == fateUnsent
 	f.Attempt.Unsent = f.Unsent
@@ -530,6 +530,9 @@ func (c *call) succeed(a *attempt, at time.Time) {
 	c.deposit(a, Succeeded)
 	if c.stream != nil {
 		c.stream.ending(nil)
+	}
+	if a.number > 1 {
+		c.collect(a)
 	}
 	if c.spans != nil || c.observed() {
 		now := time.Now()
