@@ -70,10 +70,11 @@ type attempt struct {
 	number int32
 	source shortSource
 
-	hedge    bool // sent while others were in flight
-	reported bool // the plan, or else the budgets, know how it ended
-	fate     fate
-	bounds   *bounds // nil for the attempt of a unary call without a timeout
+	hedge     bool // sent while others were in flight
+	reported  bool // the plan, or else the budgets, know how it ended
+	collected bool // header and trailer are the caller's, and were taken over
+	fate      fate
+	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
 	fresh bool         // the channel had no connection at the start, and perhaps no service config
 	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
@@ -260,7 +261,7 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 func (a *attempt) overdueFailure(now time.Time) failure {
 	info := a.begun(now)
 	info.Duration = now.Sub(origin) - a.start
-	info.Err = &attemptTimeoutError{a.bounds.timeout}
+	info.Err = newAttemptTimeoutError(a.bounds.timeout, nil)
 	return failure{
 		Attempt:   info,
 		CtxErr:    a.bounds.plan.gone(a.Context, now),

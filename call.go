@@ -281,7 +281,7 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	}
 	if f.CtxErr == nil && a.timedOut(err) {
 		f.TimedOut = true
-		f.Attempt.Err = &attemptTimeoutError{c.policy.AttemptTimeout}
+		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
 	f.Unsent = a.fate == fateUnsent
 	f.Attempt.Unsent = f.Unsent

@@ -110,16 +110,18 @@ func (c *rpc) wantsHeader() bool {
 	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.retrier.report.observed()
 }
 
-// collect takes over what gRPC wrote to the unary caller's own header and trailer.
+// collect takes over, once, what gRPC wrote to the unary caller's own header and trailer.
 func (c *call) collect(a *attempt) {
-	if c.ownTargets(a) {
+	if c.ownTargets(a) || a.collected {
 		return
 	}
+	a.collected = true
 	if c.options.trailer != nil {
 		a.trailer = *c.options.trailer
 	}
 	if c.options.header != nil {
 		a.header = *c.options.header
+		c.options.setHeader(a)
 	}
 }
 
@@ -142,11 +144,23 @@ func (o *callOptions) set(a *attempt) {
 	for _, opt := range o.list {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:
-			*opt.HeaderAddr = a.header
+			*opt.HeaderAddr = a.withPreviousAttempts(a.header)
 		case grpc.TrailerCallOption:
 			*opt.TrailerAddr = a.trailer
 		case grpc.PeerCallOption:
 			*opt.PeerAddr = a.peer
+		}
+	}
+}
+
+// setHeader tells the caller how many attempts were made before.
+func (o *callOptions) setHeader(a *attempt) {
+	if a.number == 1 {
+		return
+	}
+	for _, opt := range o.list {
+		if opt, ok := opt.(grpc.HeaderCallOption); ok {
+			*opt.HeaderAddr = a.withPreviousAttempts(a.header)
 		}
 	}
 }

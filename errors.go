@@ -171,16 +171,45 @@ func (e *Error) GRPCStatus() *status.Status {
 }
 
 // attemptTimeoutError is how an attempt ended that ran into our attempt timeout.
-type attemptTimeoutError struct{ timeout time.Duration }
-
-func (e *attemptTimeoutError) Error() string {
-	return fmt.Sprintf("rpc error: code = DeadlineExceeded desc = attempt timeout of %v", e.timeout)
+type attemptTimeoutError struct {
+	timeout time.Duration
+	err     error // what gRPC said of that, such as why there was no connection; nil if nothing
 }
 
-func (e *attemptTimeoutError) Unwrap() error { return ErrAttemptTimeout }
+// newAttemptTimeoutError keeps err if it says more than that a context has ended.
+func newAttemptTimeoutError(timeout time.Duration, err error) *attemptTimeoutError {
+	e := &attemptTimeoutError{timeout: timeout}
+	switch message := status.Convert(err).Message(); message {
+	case "", context.Canceled.Error(), context.DeadlineExceeded.Error():
+	default:
+		e.err = err
+	}
+	return e
+}
+
+func (e *attemptTimeoutError) Error() string {
+	return "rpc error: code = DeadlineExceeded desc = " + e.message()
+}
+
+func (e *attemptTimeoutError) message() string {
+	text := fmt.Sprintf("attempt timeout of %v", e.timeout)
+	if e.err != nil {
+		text += ": " + cut(status.Convert(e.err).Message(), maxText)
+	}
+	return text
+}
+
+// Unwrap does not lead to context.Canceled, with which we ended the attempt: [errors.Is] would
+// take it for the caller's.
+func (e *attemptTimeoutError) Unwrap() []error {
+	if e.err == nil || errors.Is(e.err, context.Canceled) || errors.Is(e.err, context.DeadlineExceeded) {
+		return []error{ErrAttemptTimeout}
+	}
+	return []error{ErrAttemptTimeout, e.err}
+}
 
 func (e *attemptTimeoutError) GRPCStatus() *status.Status {
-	return status.New(codes.DeadlineExceeded, fmt.Sprintf("attempt timeout of %v", e.timeout))
+	return status.New(codes.DeadlineExceeded, e.message())
 }
 
 // errHedgeLost is how an attempt ended that lost.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -310,4 +311,37 @@ func TestTheTextNamesAWaitThatWasNotStarted(t *testing.T) {
 			t.Errorf("text is %q, want %q", err, want)
 		}
 	})
+}
+
+// What gRPC said of an attempt that the timeout has cut is not lost: here, why there was no
+// connection.
+func TestAnAttemptTimeoutKeepsGRPCsWords(t *testing.T) {
+	refused := errors.New("connection refused")
+	for _, kind := range []string{"unary", "stream"} {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script())
+				cc := server.conn(t, append(DialOptions(WithAttemptTimeout(10*second), WithMaxAttempts(2), WithConnectWait(0)),
+					grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, refused }))...)
+				err := echoOnce(t.Context(), cc, kind, grpc.WaitForReady(true))
+				e := wantStop(t, err, codes.DeadlineExceeded, ErrAttemptsExhausted, 2)
+				for _, a := range e.Attempts {
+					if !strings.Contains(a.Err.Error(), "attempt timeout of 10s: ") || !strings.Contains(a.Err.Error(), refused.Error()) ||
+						a.Code() != codes.DeadlineExceeded || !errors.Is(a.Err, ErrAttemptTimeout) {
+						t.Errorf("attempt %d ended with %v, want the timeout and gRPC's words", a.Number, a.Err)
+					}
+					found := false
+					for _, inner := range a.Err.(interface{ Unwrap() []error }).Unwrap() { //nolint:errorlint // of this very error
+						found = found || status.Code(inner) == codes.Canceled && strings.Contains(inner.Error(), refused.Error())
+					}
+					if !found {
+						t.Errorf("Unwrap of %v does not give gRPC's error", a.Err)
+					}
+				}
+				if !strings.Contains(err.Error(), refused.Error()) || errors.Is(err, context.Canceled) {
+					t.Errorf("err = %v, want the words, and nothing of a cancellation", err)
+				}
+			})
+		})
+	}
 }

@@ -132,8 +132,8 @@ type latencies struct {
 
 // slice needs mu. It is where to count now.
 func (l *latencies) slice(now time.Time) *[latencyBuckets + 1]uint32 {
-	epoch := now.UnixNano() / int64(quantileSlice)
-	i := epoch % quantileSlices
+	epoch := epochOf(now)
+	i := (epoch%quantileSlices + quantileSlices) % quantileSlices
 	if l.epochs[i] != epoch {
 		l.epochs[i] = epoch
 		l.counts[i] = [latencyBuckets + 1]uint32{}
@@ -141,11 +141,21 @@ func (l *latencies) slice(now time.Time) *[latencyBuckets + 1]uint32 {
 	return &l.counts[i]
 }
 
+// epochOf is the number of a slice of time. Before 1970, where clocks that were never set may be,
+// it is negative.
+func epochOf(now time.Time) int64 {
+	epoch := now.UnixNano() / int64(quantileSlice)
+	if now.UnixNano()%int64(quantileSlice) < 0 {
+		epoch--
+	}
+	return epoch
+}
+
 // quantile needs mu. It is false where there are too few answers.
 func (l *latencies) quantile(q float64, now time.Time) (time.Duration, bool) {
 	var sum [latencyBuckets + 1]int64
 	var total int64
-	newest := now.UnixNano() / int64(quantileSlice)
+	newest := epochOf(now)
 	for i, epoch := range l.epochs {
 		if epoch > newest-quantileSlices && epoch <= newest {
 			for bucket, n := range l.counts[i] {

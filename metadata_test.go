@@ -2,7 +2,9 @@ package grpcretry
 
 import (
 	"context"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -240,4 +242,71 @@ func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
 		}, grpc.PerRPCCredentials(ownCreds{secure: true}))
 		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
 	})
+}
+
+// gRFC A6 #exposed-retry-metadata: the application sees in the response headers how many attempts
+// were made before the one that it has the result of.
+func TestTheApplicationSeesPreviousAttempts(t *testing.T) {
+	headed := func(a answer) answer { return a.withHeader("k", "v") }
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		want   []string
+	}{
+		{"first attempt", script(headed(ok())), nil, nil},
+		{"second attempt", script(unavailable(), headed(ok())), nil, []string{"1"}},
+		{"third attempt", script(unavailable(), unavailable(), headed(ok())), nil, []string{"2"}},
+		{"instead of a server's", script(unavailable(), ok().withHeader("k", "v", previousAttemptsKey, "17")), nil, []string{"1"}},
+		{"a hedge", script(hang(), headed(ok())), []Option{WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited})}, []string{"1"}},
+		{"the first of two", script(headed(ok().after(2*second)), hang()),
+			[]Option{WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited})}, nil},
+		{"with an observer", script(unavailable(), headed(ok())), []Option{WithObserver(func(_ context.Context, e Event) {
+			if e.Attempt.Header[previousAttemptsKey] != nil {
+				panic("the server's header of an attempt has what only the application sees")
+			}
+		})}, []string{"1"}},
+		{"a failure with headers", script(unavailable(), headed(fail(codes.NotFound, "x"))), nil, []string{"1"}},
+		{"a failure without headers", script(unavailable(), fail(codes.NotFound, "x")), nil, nil},
+	} {
+		for _, kind := range []string{"unary", "stream", "Header of a stream"} {
+			if tt.name == "a hedge" && kind == "Header of a stream" {
+				continue // hedges are sent when messages are received
+			}
+			t.Run(tt.name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, tt.script)
+					cc := server.conn(t, DialOptions(append(tt.opts, steady, WithBudget(Unlimited))...)...)
+					var header metadata.MD
+					if kind == "Header of a stream" {
+						header = headerOfStream(t, cc)
+					} else {
+						_ = echoOnce(t.Context(), cc, strings.Fields(kind)[0], grpc.Header(&header))
+					}
+					if got := header[previousAttemptsKey]; !slices.Equal(got, tt.want) {
+						t.Errorf("header has %s %v, want %v", previousAttemptsKey, got, tt.want)
+					}
+				})
+			})
+		}
+	}
+}
+
+func headerOfStream(t *testing.T, cc *grpc.ClientConn) metadata.MD {
+	stream, err := cc.NewStream(t.Context(), serverStream, echov1.EchoService_Echo_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(request()); err != nil {
+		t.Fatal(err)
+	}
+	header, _ := stream.Header()
+	for stream.RecvMsg(&echov1.EchoResponse{}) == nil {
+		continue
+	}
+	again, _ := stream.Header()
+	if !reflect.DeepEqual(header, again) {
+		t.Errorf("Header returns %v at first and %v at the end", header, again)
+	}
+	return header
 }

@@ -79,3 +79,20 @@ func withoutPreviousAttempts(ctx context.Context) context.Context {
 	delete(md, previousAttemptsKey)
 	return metadata.NewOutgoingContext(ctx, md)
 }
+
+// withPreviousAttempts returns the response headers of an attempt as the application sees them:
+// with the number of attempts before it (gRFC A6 #exposed-retry-metadata).
+func (a *attempt) withPreviousAttempts(header metadata.MD) metadata.MD {
+	if a.number < 2 || header == nil {
+		return header
+	}
+	header = maps.Clone(header)
+	header[previousAttemptsKey] = []string{strconv.Itoa(int(a.number) - 1)}
+	return header
+}
+
+// headers are those of the stream, as the application sees them.
+func (at *streamAttempt) headers() (metadata.MD, error) {
+	header, err := at.stream.Header()
+	return at.withPreviousAttempts(header), err
+}

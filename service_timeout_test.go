@@ -97,12 +97,12 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 }
 
 // echoOnce makes a call to its end, of the kind given.
-func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string) error {
+func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string, opts ...grpc.CallOption) error {
 	if kind == "unary" {
-		_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request())
+		_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request(), opts...)
 		return err
 	}
-	stream, err := cc.NewStream(ctx, serverStream, echov1.EchoService_Echo_FullMethodName)
+	stream, err := cc.NewStream(ctx, serverStream, echov1.EchoService_Echo_FullMethodName, opts...)
 	if err != nil {
 		return err
 	}

@@ -193,7 +193,7 @@ func (s *retryStream) RecvMsg(m any) error {
 func (s *retryStream) Header() (metadata.MD, error) {
 	for {
 		if at := s.direct.Load(); at != nil {
-			return at.stream.Header()
+			return at.headers()
 		}
 		at, use, todo := s.tryHeader()
 		switch {
@@ -202,7 +202,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 		case at == nil:
 			return nil, nil // as in gRPC: RecvMsg has the status
 		case !use:
-			return at.stream.Header()
+			return at.headers()
 		default:
 			md, err := s.headerOf(at)
 			if s.headed(at, md, err) {

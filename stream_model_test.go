@@ -1008,6 +1008,18 @@ func sameMD(a, b metadata.MD) bool {
 	return maps.EqualFunc(a, b, slices.Equal[[]string])
 }
 
+// seenHeader is the header of an attempt as the application sees it (gRFC A6
+// #exposed-retry-metadata).
+func (r *run) seenHeader(a *fakeStream) metadata.MD {
+	md := a.header()
+	if md == nil || a.number == 1 || a.previous == "" {
+		return md
+	}
+	md = md.Copy()
+	md.Set("grpc-previous-rpc-attempts", a.previous)
+	return md
+}
+
 // shown is metadata in full: as a metadata.MD it would be redacted.
 func shown(md metadata.MD) string { return fmt.Sprint(map[string][]string(md)) }
 
@@ -1042,7 +1054,7 @@ func (r *run) judgeTargets() {
 	}
 	var want metadata.MD
 	if a.headed.happened() {
-		want = a.header()
+		want = r.seenHeader(a)
 	}
 	if !sameMD(r.header, want) {
 		r.find("target", "grpc.Header reports %v, want %v", shown(r.header), shown(want))

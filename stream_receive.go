@@ -65,7 +65,7 @@ func (s *retryStream) headerOf(at *streamAttempt) (metadata.MD, error) {
 		s.mu.Unlock()
 		s.exit(at)
 	}()
-	return at.stream.Header()
+	return at.headers()
 }
 
 // headed takes in what Header of an attempt returned. It returns true if that is what the

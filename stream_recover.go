@@ -375,7 +375,7 @@ func (s *retryStream) startEnding(at *streamAttempt, err error) {
 	case err == nil, isEOF(err):
 		s.final = io.EOF
 	case at.timedOut(err):
-		s.final = &attemptTimeoutError{at.bounds.timeout}
+		s.final = newAttemptTimeoutError(at.bounds.timeout, err)
 	}
 	s.direct.Store(nil)
 	s.to(phaseEnding)
