@@ -154,7 +154,7 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	}()
 	c.begin(a)
 	for {
-		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
+		err := readable(invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...))
 		next, err := c.next(a, err)
 		if next == nil {
 			done = true
