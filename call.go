@@ -244,7 +244,7 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 // is to end.
 func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 	c.collect(a)
-	err = truthOf(err, a, c.stream)
+	err = readable(truthOf(err, a, c.stream)) // RecvMsg of a stream below may have returned it
 	if now.IsZero() {
 		now = time.Now()
 	}
@@ -304,7 +304,7 @@ func endOf(ctx context.Context, now time.Time) error {
 
 // causeOf returns why a context has ended. A reason of ours is another call's.
 func causeOf(ctx context.Context) error {
-	cause := context.Cause(ctx)
+	cause := readable(context.Cause(ctx))
 	if isReason(cause) {
 		return anothers{cause}
 	}

@@ -141,7 +141,7 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	}()
 	c.begin(a)
 	for {
-		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
+		err := readable(invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...))
 		if err == nil {
 			c.answered(a, false)
 		}
