@@ -154,17 +154,3 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 		a = next
 	}
 }
-
-// passThrough makes a call that is neither retried nor hedged. A method that would be hedged
-// if its delay were known is measured all the same.
-func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
-	if c.learner == nil {
-		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
-	}
-	first := attempt{number: 1, start: sinceOrigin()}
-	err := invoker(c.ctx, c.method, req, reply, c.cc, opts...)
-	if err == nil {
-		c.answered(&first, false)
-	}
-	return err
-}
