@@ -296,6 +296,7 @@ func TestTheNewestPushbackHoldsForTheCall(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p := hedgedPlan(t, Policy{AttemptTimeout: 40 * time.Millisecond,
 				Hedging: &Hedging{MaxAttempts: 9, Delay: HedgeAfter(second), Budget: Unlimited}}, Unlimited, 3)
+			p.delay = 40 * time.Millisecond
 			pushed := failureOf(1, codes.Unavailable).saying("1000")
 			if got := p.failed(t.Context(), &pushed, noon, 0.5); got.Send {
 				t.Fatalf("failed = %+v, want the server's wait", got)
