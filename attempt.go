@@ -74,9 +74,9 @@ type attempt struct {
 	reported  bool // the plan, or else the budgets, know how it ended
 	collected bool // header and trailer are the caller's, and were taken over
 	fate      fate
+	fresh     bool    // the channel had no connection at the start, and perhaps no service config
 	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
-	fresh bool         // the channel had no connection at the start, and perhaps no service config
 	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
 
 	// What gRPC fills in before it returns.
