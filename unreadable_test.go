@@ -19,7 +19,7 @@ func (e *fussyError) Error() string { return e.text }
 func TestAnErrorThatIsANilPointerIsNoPanic(t *testing.T) {
 	var null *fussyError
 	retry := WithClassifier(func(_ context.Context, a Attempt) Classification {
-		if a.Code() != codes.Unknown && a.Err != errUnavailable { //nolint:errorlint // the very same
+		if a.Code() != codes.Unknown && a.Err != errUnavailable {
 			t.Errorf("the attempt has code %v, want UNKNOWN", a.Code())
 		}
 		return Retry
