@@ -67,7 +67,7 @@ func (p *picture) intro() {
 	p.line(p.paint(bold, "grpcretry"), ": one gRPC server, one client, and what becomes of every attempt")
 	p.line()
 	p.line("  ", p.paint(green, "●"), " succeeded   ", p.paint(red, "×"), " failed   ",
-		p.paint(cyan, "━"), " under way   ", p.paint(yellow, "─"), " backoff   ",
+		p.paint(cyan, "━"), " in flight   ", p.paint(yellow, "─"), " backoff   ",
 		p.paint(yellow, "┄"), " wait named by the server")
 	p.line("  ", p.paint(yellow, "·"), " wait for a connection, and then the backoff")
 }
