@@ -1,0 +1,94 @@
+package grpcretry
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+)
+
+// A Retrier retries the calls of the ClientConns that its interceptors are installed
+// on. It is safe for concurrent use; one may serve any number of ClientConns, and then
+// shares its budgets among those to the same target.
+type Retrier struct {
+	policies    *methodPolicies
+	report      reporter
+	random      func() float64
+	connections *connections
+
+	builtInRetryOff bool
+}
+
+// New makes a Retrier. Without options it makes up to 4 attempts on UNAVAILABLE and
+// RESOURCE_EXHAUSTED, within a budget. An error names each option that has a bad value,
+// and the value.
+func New(opts ...Option) (*Retrier, error) {
+	c := config{byPattern: map[string][]*callOption{}}
+	for i, o := range opts {
+		if o == nil {
+			c.refuse(fmt.Errorf("grpcretry: New: option number %d is nil", i+1))
+			continue
+		}
+		o.apply(&c)
+	}
+	if err := errors.Join(c.errs...); err != nil {
+		return nil, err
+	}
+	r := &Retrier{
+		policies:        newMethodPolicies(defaultBudgets(), c.all, c.byPattern),
+		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
+		random:          rand.Float64,
+		connections:     newConnections(),
+		builtInRetryOff: c.builtInRetryOff,
+	}
+	if err := r.policies.checkHedging(); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.report.meter, err = newMeter(&c, r.policies); err != nil {
+		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
+	}
+	if c.callSpan {
+		r.report.tracer = tracerFrom(c.tracerProvider)
+	}
+	return r, nil
+}
+
+// DialOptions returns what a ClientConn needs: both interceptors, and
+// [grpc.WithDisableRetry] so that a retryPolicy in the service config does not multiply
+// the attempts. gRPC's transparent retries of requests that no server has seen stay on.
+func (r *Retrier) DialOptions() []grpc.DialOption {
+	alone := *r
+	alone.builtInRetryOff = true
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(alone.UnaryClientInterceptor()),
+		grpc.WithChainStreamInterceptor(alone.StreamClientInterceptor()),
+		grpc.WithDisableRetry(),
+	}
+}
+
+// Policy returns what applies to a method, "/pkg.Service/Method", with all defaults
+// filled in. Options of single calls come on top.
+func (r *Retrier) Policy(method string) Policy { return r.policies.of(method).public() }
+
+// DialOptions are the [Retrier.DialOptions] of a Retrier of its own. It panics where
+// [New] returns an error.
+func DialOptions(opts ...Option) []grpc.DialOption { return mustNew(opts).DialOptions() }
+
+func mustNew(opts []Option) *Retrier {
+	r, err := New(opts...)
+	if err != nil {
+		panic(err) //nolint:forbidigo // documented; New is the door for who wants an error
+	}
+	return r
+}
+
+func tracerFrom(tp trace.TracerProvider) trace.Tracer {
+	if tp == nil {
+		tp = otel.GetTracerProvider()
+	}
+	return tp.Tracer(instrumentationName)
+}
