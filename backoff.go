@@ -68,7 +68,7 @@ type Exponential struct {
 
 // Delay implements [Backoff]. It ignores prev.
 func (e Exponential) Delay(retry int, _ time.Duration, u float64) time.Duration {
-	e = e.filled()
+	e = e.withDefaults()
 	d := e.computed(retry)
 	u = unit(u)
 	switch e.Jitter {
@@ -93,7 +93,7 @@ func (e Exponential) computed(retry int) time.Duration {
 	return duration(grown)
 }
 
-func (e Exponential) filled() Exponential {
+func (e Exponential) withDefaults() Exponential {
 	e.Base = orDefault(e.Base, defaultBase)
 	e.Max = orDefault(e.Max, defaultMax)
 	e.Multiplier = orDefault(e.Multiplier, defaultMultiplier)
@@ -123,13 +123,13 @@ type Decorrelated struct {
 
 // Delay implements [Backoff]. It ignores retry.
 func (d Decorrelated) Delay(_ int, prev time.Duration, u float64) time.Duration {
-	d = d.filled()
+	d = d.withDefaults()
 	lo := float64(d.Base)
 	wait := lo + unit(u)*(3*math.Max(float64(prev), lo)-lo)
 	return min(d.Max, duration(wait))
 }
 
-func (d Decorrelated) filled() Decorrelated {
+func (d Decorrelated) withDefaults() Decorrelated {
 	d.Base = orDefault(d.Base, defaultBase)
 	d.Max = orDefault(d.Max, defaultMax)
 	return d
@@ -158,10 +158,7 @@ func checkBackoff(b Backoff) error {
 	if isNil(b) {
 		return fmt.Errorf("backoff is nil")
 	}
-	if c, ok := b.(interface{ check() error }); ok {
-		return c.check()
-	}
-	return nil
+	return checkSelf(b)
 }
 
 func checkSpan(kind string, base, longest time.Duration) error {

@@ -525,10 +525,7 @@ func checkBudget(b Budget) error {
 	if isNil(b) {
 		return fmt.Errorf("budget is nil")
 	}
-	if c, ok := b.(interface{ check() error }); ok {
-		return c.check()
-	}
-	return nil
+	return checkSelf(b)
 }
 
 // isNil also finds nil pointers in an interface.

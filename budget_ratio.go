@@ -58,7 +58,7 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // Balance) then count as spread evenly over the time between them, and the error above
 // holds if there is a look in each step.
 func NewRatioBudget(s RatioBudget) (Budget, error) {
-	s = s.filled()
+	s = s.withDefaults()
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("grpcretry: NewRatioBudget: %w", err)
 	}
@@ -79,7 +79,7 @@ func newRatioBudget(s RatioBudget) *ratioBudget {
 }
 
 // filled replaces the values that mean a default.
-func (s RatioBudget) filled() RatioBudget {
+func (s RatioBudget) withDefaults() RatioBudget {
 	s = orDefault(s, defaultRatioBudget)
 	s.Window = orDefault(s.Window, defaultRatioBudget.Window)
 	return s

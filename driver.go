@@ -126,7 +126,7 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 	f := p.failure(a, now)
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
-	return p.plan.failed(p.ctx, &f, now, u).public()
+	return p.plan.failed(p.ctx, &f, now, u).exported()
 }
 
 // Overdue decides about an attempt, still in flight, that has run for the timeout that Sent
@@ -149,9 +149,9 @@ func (p *Plan) Due(now time.Time) Step {
 		return Step{End: true, Reason: reason}
 	}
 	if p.plan.connecting != nil && now.Before(p.plan.dueAt) {
-		return p.plan.connected(now).public()
+		return p.plan.connected(now).exported()
 	}
-	return p.plan.due(now).public()
+	return p.plan.due(now).exported()
 }
 
 // DueAt returns when to call [Plan.Due], the zero time for never. Every other method may change
@@ -175,6 +175,6 @@ func (p *Plan) measure(a Attempt, now time.Time) {
 	}
 }
 
-func (s step) public() Step {
+func (s step) exported() Step {
 	return Step{Send: s.Send, Connect: s.Connect, End: s.End, Reason: s.Reason}
 }

@@ -35,7 +35,7 @@ type verdict struct {
 }
 
 // refused reports whether it was the budget that stopped the call.
-func (v verdict) refused() bool {
+func (v verdict) refusedByBudget() bool {
 	return v.Reason == ErrBudgetExhausted //nolint:errorlint // the rules' own value, which a caller's cause may wrap
 }
 
@@ -75,7 +75,7 @@ func (p *policy) result(f *failure, found finding) Result {
 	switch {
 	case found.retryable || found.hint.Stop:
 		return Failed
-	case !f.isCallers() && answered.has(found.code) && !p.codes.has(found.code):
+	case !f.isCallers() && answeredCodes.has(found.code) && !p.codes.has(found.code):
 		return Answered
 	default:
 		return Ignored
@@ -83,14 +83,14 @@ func (p *policy) result(f *failure, found finding) Result {
 }
 
 // answered are the codes that show a working server and a request at fault.
-var answered = newCodeSet([]codes.Code{
+var answeredCodes = newCodeSet([]codes.Code{
 	codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.Unauthenticated,
 	codes.FailedPrecondition, codes.OutOfRange, codes.Aborted, codes.Unimplemented,
 })
 
 // decide answers whether the failure may be retried at all: nil, or why not. It is rules 1
 // to 4 of [plan.failed].
-func (f *failure) decide(found finding) error {
+func (f *failure) ruledOut(found finding) error {
 	switch {
 	case f.CtxErr != nil:
 		return f.CtxErr

@@ -45,7 +45,7 @@ type callOption struct {
 func (o *callOption) apply(c *config) {
 	c.all = append(c.all, o)
 	if o.err != nil {
-		c.refuse(o.err)
+		c.reject(o.err)
 	}
 }
 
@@ -68,14 +68,14 @@ func WithPolicy(p Policy) CallOption {
 		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
 		p.Hedging = &hedging
 	}
-	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.over(s) })
+	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.overlay(s) })
 }
 
 // WithMaxAttempts limits a call to n attempts, the first one included; n is at least 1,
 // and there is no cap above it. 1 turns retries off, as [Disable] does. The default
 // is 4. Hedged calls have a limit of their own, see [WithHedging].
 func WithMaxAttempts(n int) CallOption {
-	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.maxAttempts(n) })
+	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.setMaxAttempts(n) })
 }
 
 // WithBackoff sets the wait before a retry where the server does not say. Without a
@@ -167,7 +167,7 @@ func WithBudget(b Budget) CallOption {
 // budgets of its own, whatever its settings. So do not create the option anew for each
 // call, because every call would then have a full reserve.
 func WithRatioBudget(s RatioBudget) CallOption {
-	s = s.filled()
+	s = s.withDefaults()
 	budget := perTargetRatio(s)
 	return newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget })
 }
@@ -215,7 +215,7 @@ func WithCommitOnHeaders(on bool) CallOption {
 // error untouched, no hedging. A narrower [WithMaxAttempts] or [WithHedging] turns that on
 // again.
 func Disable() CallOption {
-	return newCallOption("Disable", nil, func(s *Policy) { s.maxAttempts(1) })
+	return newCallOption("Disable", nil, func(s *Policy) { s.setMaxAttempts(1) })
 }
 
 // WithMethod applies opts to "/pkg.Service/Method" or, with "/pkg.Service/", to all
@@ -224,16 +224,16 @@ func Disable() CallOption {
 func WithMethod(pattern string, opts ...CallOption) Option {
 	return configOption(func(c *config) {
 		if err := checkPattern(pattern); err != nil {
-			c.refuse(fmt.Errorf("grpcretry: WithMethod: %w", err))
+			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))
 		}
 		for _, o := range opts {
 			if o == nil {
-				c.refuse(fmt.Errorf("grpcretry: WithMethod: %s: option is nil", pattern))
+				c.reject(fmt.Errorf("grpcretry: WithMethod: %s: option is nil", pattern))
 				continue
 			}
 			inner := o.callOption()
 			if inner.err != nil {
-				c.refuse(fmt.Errorf("%w (in WithMethod %s)", inner.err, pattern))
+				c.reject(fmt.Errorf("%w (in WithMethod %s)", inner.err, pattern))
 			}
 			c.byPattern[pattern] = append(c.byPattern[pattern], inner)
 		}
@@ -336,7 +336,7 @@ type configOption func(*config)
 
 func (f configOption) apply(c *config) { f(c) }
 
-func (c *config) refuse(err error) { c.errs = append(c.errs, err) }
+func (c *config) reject(err error) { c.errs = append(c.errs, err) }
 
 // firstError is what is wrong with the first bad option of a call.
 func firstError(opts []*callOption) error {

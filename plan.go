@@ -241,7 +241,7 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 			return step
 		}
 	}
-	found := p.findOf(ctx, f)
+	found := p.findOrDeposit(ctx, f)
 	if found.hinted && !found.hint.Stop {
 		p.notBefore, p.pushed = now.Add(found.hint.Delay), found.hint.Source
 		if !p.dueAt.IsZero() {
@@ -252,7 +252,7 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 	if !unsent {
 		p.deposit(f.outcome(p.policy.result(f, found)))
 	}
-	v := verdict{Reason: f.decide(found)}
+	v := verdict{Reason: f.ruledOut(found)}
 	switch {
 	case v.Reason != nil:
 		v.untouched = f.untouched(found)
@@ -266,13 +266,13 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 		p.refund(p.chargeOf(f.Attempt.Number))
 	}
 	if v.Retry {
-		return p.scheduled(v, now)
+		return p.retryStep(v, now)
 	}
-	return p.refused(v)
+	return p.stopStep(v)
 }
 
 // findOf is what a failure says. If the classifier panics, the budget is told all the same.
-func (p *plan) findOf(ctx context.Context, f *failure) finding {
+func (p *plan) findOrDeposit(ctx context.Context, f *failure) finding {
 	if p.policy.Classifier == nil {
 		return p.policy.find(ctx, f)
 	}
@@ -296,14 +296,14 @@ func (p *plan) timedOut(f *failure, now time.Time) (next step, ok bool) {
 	itself := f.TimedOut && !pushed && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:
-		next = p.refused(cut.verdict)
+		next = p.stopStep(cut.verdict)
 	case itself && p.next.decided:
 		v := verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
 		if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil { // the driver took its time
 			v.Retry = false
-			next = p.refused(v)
+			next = p.stopStep(v)
 		} else {
-			next = p.scheduled(v, now)
+			next = p.retryStep(v, now)
 		}
 	case p.next.decided: // its own failure counts; what is paid for is kept for what follows that
 		p.retry, p.prev = p.next.retry, p.next.prev
@@ -397,7 +397,7 @@ func (p *plan) accept(v verdict, now time.Time) {
 }
 
 // scheduled is the step after a verdict to retry.
-func (p *plan) scheduled(v verdict, now time.Time) step {
+func (p *plan) retryStep(v verdict, now time.Time) step {
 	if !now.Before(p.next.at) {
 		return step{verdict: v, Send: true}
 	}
@@ -406,8 +406,8 @@ func (p *plan) scheduled(v verdict, now time.Time) step {
 }
 
 // refused is the step after a verdict to stop.
-func (p *plan) refused(v verdict) step {
-	exhausted := v.refused() || v.Reason == ErrAttemptsExhausted //nolint:errorlint // the rules' own value
+func (p *plan) stopStep(v verdict) step {
+	exhausted := v.refusedByBudget() || v.Reason == ErrAttemptsExhausted //nolint:errorlint // the rules' own value
 	if !p.policy.hedges || v.fatal || !exhausted {
 		p.leave()
 		p.stopped = v.Reason
@@ -440,7 +440,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	}
 	if stop.Reason != nil {
 		p.refund(taken)
-		return p.refused(stop)
+		return p.stopStep(stop)
 	}
 	p.next.charge = taken
 	v := verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
@@ -476,7 +476,7 @@ func (p *plan) connected(now time.Time) step {
 	}
 	p.next.at = p.earliest(now.Add(backoff))
 	p.next.wait = p.next.at.Sub(p.next.from)
-	return p.scheduled(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
+	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
 }
 
 // overdue decides about an attempt, still in flight, that has run for the attempt timeout; f
@@ -495,7 +495,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 		return step{Cut: p.deadline.IsZero()}
 	}
 	found := p.policy.find(ctx, f)
-	v := verdict{Reason: f.decide(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
+	v := verdict{Reason: f.ruledOut(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
 	if v.Reason == nil {
 		p.open-- // what follows an attempt that is cut is a hedge only of the others
 		p.replacing = p.free != f.Attempt.Number

@@ -47,12 +47,12 @@ type Policy struct {
 }
 
 // over lays the non-zero fields of p over those of s.
-func (p Policy) over(s *Policy) {
+func (p Policy) overlay(s *Policy) {
 	if p.MaxAttempts != 0 {
-		s.maxAttempts(p.MaxAttempts)
+		s.setMaxAttempts(p.MaxAttempts)
 	}
 	if p.Hedging != nil {
-		s.hedge(p.Hedging)
+		s.setHedging(p.Hedging)
 	}
 	if p.Budget != nil {
 		s.Budget = p.Budget
@@ -69,16 +69,16 @@ func (p Policy) over(s *Policy) {
 	if p.Classifier != nil {
 		s.Classifier = p.Classifier
 	}
-	lay(&s.AttemptTimeout, p.AttemptTimeout)
-	lay(&s.MaxElapsed, p.MaxElapsed)
-	lay(&s.MaxServerDelay, p.MaxServerDelay)
-	lay(&s.ConnectWait, p.ConnectWait)
-	lay(&s.BufferLimit, p.BufferLimit)
-	lay(&s.CommitOnHeaders, p.CommitOnHeaders)
+	setIfGiven(&s.AttemptTimeout, p.AttemptTimeout)
+	setIfGiven(&s.MaxElapsed, p.MaxElapsed)
+	setIfGiven(&s.MaxServerDelay, p.MaxServerDelay)
+	setIfGiven(&s.ConnectWait, p.ConnectWait)
+	setIfGiven(&s.BufferLimit, p.BufferLimit)
+	setIfGiven(&s.CommitOnHeaders, p.CommitOnHeaders)
 }
 
 // maxAttempts sets the limit; 1 turns everything off.
-func (p *Policy) maxAttempts(n int) {
+func (p *Policy) setMaxAttempts(n int) {
 	p.MaxAttempts = n
 	if n == 1 {
 		p.Hedging = nil
@@ -86,13 +86,13 @@ func (p *Policy) maxAttempts(n int) {
 }
 
 // hedge turns hedging on, also where retries are off.
-func (p *Policy) hedge(h *Hedging) {
+func (p *Policy) setHedging(h *Hedging) {
 	filled := *h
 	filled.MaxAttempts = orDefault(h.MaxAttempts, defaultHedgedAttempts)
 	p.Hedging = &filled
 }
 
-func lay[T comparable](below *T, above T) { *below = orDefault(above, *below) }
+func setIfGiven[T comparable](below *T, above T) { *below = orDefault(above, *below) }
 
 // check finds what cannot be meant. Zero fields are fine.
 func (p Policy) check() error {
@@ -122,6 +122,15 @@ func checkIf[T any](set bool, check func(T) error, v T) error {
 		return nil
 	}
 	return check(v)
+}
+
+// checkSelf returns what is wrong with one of this package's own backoffs, budgets or delays;
+// nil for those of other packages, which cannot be checked.
+func checkSelf(v any) error {
+	if c, ok := v.(interface{ check() error }); ok {
+		return c.check()
+	}
+	return nil
 }
 
 func checkMaxAttempts(n int) error {
@@ -184,11 +193,11 @@ func resolve(fallback budgets, scopes ...scope) *policy {
 			p.budgetScope = s.name
 		}
 	}
-	p.fill(fallback)
+	p.fillDefaults(fallback)
 	return p
 }
 
-func (p *policy) fill(fallback budgets) {
+func (p *policy) fillDefaults(fallback budgets) {
 	p.MaxAttempts = orDefault(p.MaxAttempts, defaultMaxAttempts)
 	if p.OverloadBackoff == nil {
 		p.OverloadBackoff = p.Backoff
@@ -199,7 +208,7 @@ func (p *policy) fill(fallback budgets) {
 	if p.Backoff == nil {
 		p.Backoff = Exponential{}
 	}
-	p.Backoff, p.OverloadBackoff = filled(p.Backoff), filled(p.OverloadBackoff)
+	p.Backoff, p.OverloadBackoff = withDefaults(p.Backoff), withDefaults(p.OverloadBackoff)
 	if p.Codes == nil {
 		p.Codes = []codes.Code{codes.ResourceExhausted, codes.Unavailable}
 	}
@@ -260,19 +269,19 @@ func (p *policy) forHedging() *policy {
 }
 
 // filled writes the defaults of our own backoffs out, for who reads a Policy.
-func filled(b Backoff) Backoff {
+func withDefaults(b Backoff) Backoff {
 	switch b := b.(type) {
 	case Exponential:
-		return b.filled()
+		return b.withDefaults()
 	case Decorrelated:
-		return b.filled()
+		return b.withDefaults()
 	default:
 		return b
 	}
 }
 
 // public is the policy as a user may see and change it.
-func (p *policy) public() Policy {
+func (p *policy) exported() Policy {
 	shown := p.Policy
 	shown.Codes = slices.Clone(p.Codes)
 	slices.Sort(shown.Codes)
@@ -327,7 +336,7 @@ type methodPolicies struct {
 	all      *methodPolicy
 	services map[string]*methodPolicy // by "/pkg.Service/"
 	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
-	alike    bool                     // there is none but all
+	onlyAll  bool                     // there is none but all
 }
 
 // A methodPolicy keeps the scopes it was resolved from, for calls that add their own.
@@ -341,7 +350,7 @@ func newMethodPolicies(fallback budgets, all []*callOption, byPattern map[string
 		fallback: fallback,
 		services: map[string]*methodPolicy{},
 		methods:  map[string]*methodPolicy{},
-		alike:    len(byPattern) == 0,
+		onlyAll:  len(byPattern) == 0,
 	}
 	of := func(pattern string) scope { return scope{pattern, byPattern[pattern]} }
 	everywhere := scope{scopeAll, all}
@@ -373,7 +382,7 @@ func (m *methodPolicies) resolved(scopes ...scope) *methodPolicy {
 
 // of is on the path of every call.
 func (m *methodPolicies) of(method string) *methodPolicy {
-	if m.alike {
+	if m.onlyAll {
 		return m.all
 	}
 	if p, ok := m.methods[method]; ok {

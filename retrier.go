@@ -29,7 +29,7 @@ func New(opts ...Option) (*Retrier, error) {
 	c := config{byPattern: map[string][]*callOption{}}
 	for i, o := range opts {
 		if o == nil {
-			c.refuse(fmt.Errorf("grpcretry: New: option number %d is nil", i+1))
+			c.reject(fmt.Errorf("grpcretry: New: option number %d is nil", i+1))
 			continue
 		}
 		o.apply(&c)
@@ -72,7 +72,7 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 
 // Policy returns what applies to a method, "/pkg.Service/Method", with all defaults
 // filled in. Options of single calls come on top.
-func (r *Retrier) Policy(method string) Policy { return r.policies.of(method).public() }
+func (r *Retrier) Policy(method string) Policy { return r.policies.of(method).exported() }
 
 // DialOptions are the [Retrier.DialOptions] of a Retrier of its own. It panics where
 // [New] returns an error.
