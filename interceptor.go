@@ -7,25 +7,27 @@ import (
 )
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
-// [grpc.WithChainUnaryInterceptor]. Chain it first, so that what comes after it runs
-// for each attempt; chained twice, the outer one retries. Retries tell the server the number of
-// previous attempts by a call option: an interceptor below that adds grpc.PerRPCCredentials of
-// its own replaces that.
+// [grpc.WithChainUnaryInterceptor]. Chain it first, so that the interceptors chained after it run
+// for each attempt. If it is chained twice, only the outer one retries.
+//
+// Retries carry the number of previous attempts to the server in a [grpc.PerRPCCredsCallOption],
+// together with the call's own credentials. An interceptor chained after this one that adds
+// credentials replaces that option, and the server then does not receive the number.
 func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.unary }
 
-// UnaryClientInterceptor is the interceptor for unary calls of a [Retrier] of its own.
-// It panics where [New] returns an error.
+// UnaryClientInterceptor returns the [Retrier.UnaryClientInterceptor] of a new Retrier. It panics
+// if [New] returns an error.
 func UnaryClientInterceptor(opts ...Option) grpc.UnaryClientInterceptor {
 	return mustNew(opts).UnaryClientInterceptor()
 }
 
-// StreamClientInterceptor is the interceptor for streams of a [Retrier] of its own. It
-// panics where [New] returns an error.
+// StreamClientInterceptor returns the [Retrier.StreamClientInterceptor] of a new Retrier. It
+// panics if [New] returns an error.
 func StreamClientInterceptor(opts ...Option) grpc.StreamClientInterceptor {
 	return mustNew(opts).StreamClientInterceptor()
 }
 
-// unary is the loop: attempt, ask, wait.
+// unary makes a unary call, in the way that its mode says.
 func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var c call // stays on the stack
@@ -42,11 +44,11 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	return c.retryUnary(req, reply, invoker)
 }
 
-// retryUnary makes attempts until one succeeds or the plan stops.
+// retryUnary makes attempts until one succeeds or the plan ends the call.
 func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	a, found, done := &attempt{}, newReply(reply), false
 	defer func() {
-		if !done { // something below, or that the application has given us, panics
+		if !done { // an interceptor below, or a function that the application supplied, panicked
 			c.crashed(a)
 			c.endCrashed(errPanicked)
 		}
@@ -67,8 +69,8 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	}
 }
 
-// passThrough makes a call that is neither retried nor hedged. A method that would be hedged
-// if its delay were known is measured all the same.
+// passThrough makes a call that is neither retried nor hedged. Its latency is still measured if
+// the method will be hedged as soon as the delay is known.
 func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
 	if c.learner == nil {
 		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)

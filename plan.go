@@ -565,8 +565,9 @@ func (p *plan) hedge(now time.Time) step {
 	return step{verdict: v, Send: true}
 }
 
-// putOff postpones a hedge that is due but cannot be sent. The delay doubles each time, because
-// thousands of calls may have a hedge that is due; it is not reset when a hedge is sent.
+// putOff postpones a hedge that is due but cannot be sent. The time until it is due again doubles
+// each time, because thousands of calls may have a hedge that is due. Sending a hedge does not
+// reset it.
 func (p *plan) putOff(now time.Time) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
 	p.dueAt = p.earliest(now.Add(p.postponed))

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A Retrier retries the calls of the ClientConns that its interceptors are installed
-// on. It is safe for concurrent use; one may serve any number of ClientConns, and then
-// shares its budgets among those to the same target.
+// A Retrier provides interceptors that retry calls. It is safe for concurrent use. One Retrier may
+// serve any number of ClientConns; those to the same target then share a budget. [New] creates a
+// Retrier; the zero Retrier is unusable.
 type Retrier struct {
 	policies    *methodPolicies
 	report      reporter
@@ -22,9 +22,9 @@ type Retrier struct {
 	builtInRetryOff bool
 }
 
-// New makes a Retrier. Without options it makes up to 4 attempts on UNAVAILABLE and
-// RESOURCE_EXHAUSTED, within a budget. An error names each option that has a bad value,
-// and the value.
+// New returns a new Retrier. Without options, it makes up to 4 attempts at calls that fail with
+// UNAVAILABLE or RESOURCE_EXHAUSTED, within a budget. The error names each option that has an
+// invalid value, and the value.
 func New(opts ...Option) (*Retrier, error) {
 	c := config{byPattern: map[string][]*callOption{}}
 	for i, o := range opts {
@@ -57,9 +57,9 @@ func New(opts ...Option) (*Retrier, error) {
 	return r, nil
 }
 
-// DialOptions returns what a ClientConn needs: both interceptors, and
-// [grpc.WithDisableRetry] so that a retryPolicy in the service config does not multiply
-// the attempts. gRPC's transparent retries of requests that no server has seen stay on.
+// DialOptions returns the options for a ClientConn whose calls are retried: both interceptors, and
+// [grpc.WithDisableRetry], so that a retryPolicy in the service config does not multiply the
+// attempts. gRPC's transparent retries, of requests that no server has seen, stay on.
 func (r *Retrier) DialOptions() []grpc.DialOption {
 	alone := *r
 	alone.builtInRetryOff = true
@@ -70,22 +70,23 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 	}
 }
 
-// Policy returns what applies to a method, "/pkg.Service/Method", with all defaults
-// filled in. Options of single calls come on top.
+// Policy returns the policy for a method, "/pkg.Service/Method", with all defaults filled in.
+// Options that are passed to a single call may change it for that call.
 func (r *Retrier) Policy(method string) Policy { return r.policies.of(method).exported() }
 
-// DialOptions are the [Retrier.DialOptions] of a Retrier of its own. It panics where
-// [New] returns an error.
+// DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
+// error.
 func DialOptions(opts ...Option) []grpc.DialOption { return mustNew(opts).DialOptions() }
 
 func mustNew(opts []Option) *Retrier {
 	r, err := New(opts...)
 	if err != nil {
-		panic(err) //nolint:forbidigo // documented; New is the door for who wants an error
+		panic(err) //nolint:forbidigo // documented; callers who want an error use New
 	}
 	return r
 }
 
+// tracerFrom returns the tracer for call spans; a nil provider means the global one.
 func tracerFrom(tp trace.TracerProvider) trace.Tracer {
 	if tp == nil {
 		tp = otel.GetTracerProvider()
