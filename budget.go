@@ -91,7 +91,7 @@ func (b *rateBudget) String() string {
 	if b.limiter == nil || b.limiter.Limit() == rate.Inf {
 		return "rate budget"
 	}
-	return fmt.Sprintf("rate budget: %v a second, at most %d at once", float64(b.limiter.Limit()), b.limiter.Burst())
+	return fmt.Sprintf("rate budget: %v a second, at most %d in a burst", float64(b.limiter.Limit()), b.limiter.Burst())
 }
 
 func (b *rateBudget) Deposit(Outcome) {}
@@ -167,7 +167,7 @@ type concurrencyBudget struct {
 
 // String describes the budget to readers of a policy.
 func (b *concurrencyBudget) String() string {
-	return fmt.Sprintf("concurrency budget: %d at once", b.limit)
+	return fmt.Sprintf("concurrency budget: at most %d in flight", b.limit)
 }
 
 func (b *concurrencyBudget) Deposit(o Outcome) {

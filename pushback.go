@@ -14,21 +14,21 @@ const (
 	previousAttemptsKey = "grpc-previous-rpc-attempts" // gRFC A6 #exposed-retry-metadata
 )
 
-// A Pushback is what a server said about the next attempt.
+// A Pushback is a server's instruction about the next attempt.
 type Pushback struct {
-	Delay  time.Duration // how long to wait, exactly as said; 0 with Stop
-	Stop   bool          // no further attempt
+	Delay  time.Duration // the wait that the server asked for, unchanged; 0 if Stop is set
+	Stop   bool          // the server forbids further attempts
 	Source WaitSource    // WaitPushback or WaitRetryInfo
 }
 
-// PushbackFrom reads what a server said about the next attempt, from the trailer
-// and the error of a failed RPC; ok is false if it said nothing.
+// PushbackFrom returns a server's instruction about the next attempt, from the trailer and the
+// error of a failed RPC; ok is false if there is none.
 //
-// The trailer grpc-retry-pushback-ms comes first: a value in 0 … 2147483647, in
-// plain decimal digits, is a wait in milliseconds; anything else, and a repeated
-// value, means stop (gRFC A6 #pushback, which leaves repeated values open). Without
-// the trailer, a google.rpc.RetryInfo above zero in the status details counts.
-// PushbackFrom applies no limit of its own: [WithMaxServerDelay] does.
+// The trailer grpc-retry-pushback-ms takes precedence: a value from 0 to 2147483647, in plain
+// decimal digits, is a wait in milliseconds. Any other value, and a repeated value, means stop
+// (gRFC A6 #pushback, which leaves repeated values open). Without that trailer, a
+// google.rpc.RetryInfo with a positive delay in the status details is used. PushbackFrom applies
+// no limit; [WithMaxServerDelay] does.
 func PushbackFrom(trailer metadata.MD, err error) (p Pushback, ok bool) {
 	if values := trailer[pushbackKey]; len(values) > 0 {
 		delay, valid := parsePushback(values)
@@ -40,6 +40,8 @@ func PushbackFrom(trailer metadata.MD, err error) (p Pushback, ok bool) {
 	return Pushback{}, false
 }
 
+// parsePushback returns the wait in the values of grpc-retry-pushback-ms; valid is false if they
+// mean stop.
 func parsePushback(values []string) (delay time.Duration, valid bool) {
 	if len(values) != 1 {
 		return 0, false
@@ -48,8 +50,8 @@ func parsePushback(values []string) (delay time.Duration, valid bool) {
 	return time.Duration(ms) * time.Millisecond, valid
 }
 
-// parseInt32 accepts 0 … 2147483647 in decimal digits only: no sign, no blanks, no
-// leading zeros. strconv would let "+5" and "05" pass.
+// parseInt32 accepts 0 to 2147483647 in decimal digits only: no sign, no blanks, no leading zeros.
+// strconv would accept "+5" and "05".
 func parseInt32(s string) (n int64, ok bool) {
 	if s == "" || len(s) > len("2147483647") || s[0] == '0' && s != "0" {
 		return 0, false
@@ -66,8 +68,8 @@ func parseInt32(s string) (n int64, ok bool) {
 	return n, true
 }
 
-// retryInfo is the delay of the first google.rpc.RetryInfo of err, 0 if it has none
-// or an invalid one.
+// retryInfo returns the delay in the first google.rpc.RetryInfo of err's details that is valid; 0
+// if there is none.
 func retryInfo(err error) time.Duration {
 	st, ok := status.FromError(err)
 	if !ok {

@@ -11,19 +11,19 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// This file is what servers use: their side of pushback and of the attempt count.
+// This file holds the servers' side of pushback and of the attempt count.
 
-// SetPushback asks the caller of the RPC handled in ctx to wait for delay before it
-// tries again, should the RPC fail with a code that the caller retries. Call it from
-// a server's handler, unary or stream, before the handler returns.
+// SetPushback asks the caller of the RPC handled in ctx to wait for delay before a retry, if the
+// RPC fails with a code that the caller retries (gRFC A6 #pushback). Call it in a server's
+// handler, unary or stream, before the handler returns.
 //
-// The wire holds whole milliseconds up to 2147483647; delay is rounded up. A
-// negative or longer delay is an error and sends nothing, as is a ctx that is not a
-// handler's. gRPC cannot take a trailer back: a second call adds a second value, and
-// clients read repeated values as "stop".
+// The delay is rounded up to whole milliseconds and can be at most 2147483647 ms. A negative or
+// longer delay is an error, as is a ctx that is not a handler's, and then nothing is sent. Call
+// SetPushback only once for an RPC: gRPC cannot replace a trailer, so a second call adds a second
+// value, and clients read repeated values as "stop".
 //
-// Give waiting callers different delays: spread over the time that the backlog
-// needs, they do not come back together.
+// Give waiting callers different delays, spread over the time that the backlog needs, so that they
+// do not all retry together.
 func SetPushback(ctx context.Context, delay time.Duration) error {
 	if delay < 0 {
 		return fmt.Errorf("grpcretry: SetPushback: delay %v is negative; SetNoRetry tells clients to stop", delay)
@@ -39,9 +39,10 @@ func SetPushback(ctx context.Context, delay time.Duration) error {
 	return sendPushback(ctx, "SetPushback", strconv.FormatInt(ms, 10))
 }
 
-// SetNoRetry tells the caller of the RPC handled in ctx not to try again. Call it
-// from a server's handler, unary or stream, before the handler returns, for work
-// that must not be repeated or can never succeed. It is an error outside of a handler.
+// SetNoRetry asks the caller of the RPC handled in ctx not to retry it (gRFC A6 #pushback). Use it
+// for work that must not be repeated or can never succeed. Call it in a server's handler, unary or
+// stream, before the handler returns; outside a handler it returns an error. A second call changes
+// nothing.
 func SetNoRetry(ctx context.Context) error {
 	return sendPushback(ctx, "SetNoRetry", "-1")
 }
@@ -53,10 +54,11 @@ func sendPushback(ctx context.Context, caller, value string) error {
 	return nil
 }
 
-// PreviousAttempts returns, in a server's handler, how many attempts the client made
-// of this RPC before this one: 0 on a first attempt, and where the client does not
-// say. It reads grpc-previous-rpc-attempts (gRFC A6 #exposed-retry-metadata); of
-// repeated values the largest counts, and malformed ones do not.
+// PreviousAttempts returns, in a server's handler, the number of attempts that the client made at
+// this RPC before the current one. It is 0 for a first attempt, if the client does not send the
+// number, and outside a handler. It comes from the metadata key grpc-previous-rpc-attempts (gRFC
+// A6 #exposed-retry-metadata). If the value is repeated, the largest counts; malformed values are
+// ignored.
 func PreviousAttempts(ctx context.Context) int {
 	var previous int64
 	for _, value := range metadata.ValueFromIncomingContext(ctx, previousAttemptsKey) {
