@@ -256,7 +256,7 @@ func TestAHedgeWaitsForThePushbackOfARefusedAttempt(t *testing.T) {
 	plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(0), Budget: Unlimited}}, Unlimited, 2)
 	plan.budget = stingy{}
 	f := failureOf(2, codes.Unavailable).saying("30000")
-	if step := plan.failed(t.Context(), &f, noon, 0.5); !step.refused() || step.End {
+	if step := plan.failed(t.Context(), &f, noon, 0.5); !step.refusedByBudget() || step.End {
 		t.Fatalf("Failed = %+v, want it refused", step)
 	}
 	if due := plan.dueAt.Sub(noon); due != 30*second {
