@@ -385,3 +385,18 @@ func TestAPanicWhileRecoveringLeavesNobodyWaiting(t *testing.T) {
 		app.play(t, "sendeof b; recv INTERNAL")
 	})
 }
+
+// The call span ends with the call, also if an observer panics before the first attempt is sent.
+func TestACallSpanEndsWhenTheFirstObserverPanics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, spans := recordSpans()
+		cc := serveScripts(t).conn(t, DialOptions(WithTracerProvider(provider), WithCallSpan(true),
+			WithObserver(func(context.Context, Event) { panic(errBomb) }))...)
+		tough := &survivor{}
+		tough.try(func() { cc.NewStream(t.Context(), bidiStream, "/s/m") })
+		if started, ended := len(spans.Started()), len(spans.Ended()); tough.recovered != 1 || started != 1 || ended != 1 {
+			t.Errorf("the application has recovered from %d panics, %d call spans were started and %d ended, want one of each",
+				tough.recovered, started, ended)
+		}
+	})
+}

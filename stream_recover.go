@@ -31,7 +31,7 @@ func (s *retryStream) startCall(a *attempt) {
 	done := false
 	defer func() {
 		if !done { // an observer panics
-			s.call.options.finish(errPanicked)
+			s.call.endCrashed(errPanicked)
 		}
 	}()
 	s.call.begin(a)
