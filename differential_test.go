@@ -53,7 +53,7 @@ import (
 // which follow immediately on the step before.
 
 var (
-	diffPrograms = flag.Int("differential.programs", 200, "how many programs TestDifferential draws")
+	diffPrograms = flag.Int("differential.programs", 100, "how many programs TestDifferential draws")
 	diffSeed     = flag.Uint64("differential.seed", 1, "the first seed of TestDifferential, 0 for one drawn from the clock, as in make soak")
 	diffKeep     = flag.Bool("differential.continue", false, "TestDifferential goes on after a finding, and lists all")
 	diffWithout  = flag.String("differential.without", "",

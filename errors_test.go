@@ -241,7 +241,7 @@ func TestAReasonInTheLastErrorIsNotOurs(t *testing.T) {
 
 // What an Error keeps, and the length of its text, are bounded, whatever servers send.
 func TestAnErrorOfLargeFailuresIsBounded(t *testing.T) {
-	const large = 1 << 20
+	const large = 1 << 18
 	message := strings.Repeat("é", large/2)
 	details := &errdetails.ErrorInfo{Reason: strings.Repeat("r", large)}
 	st, err := status.New(codes.Unavailable, message).WithDetails(details)

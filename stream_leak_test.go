@@ -15,7 +15,7 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-var streamsCancelled = flag.Int("streams.cancelled", 150, "TestStreamsCancelledAtRandomLeaveNothing cancels four times as many streams")
+var streamsCancelled = flag.Int("streams.cancelled", 75, "TestStreamsCancelledAtRandomLeaveNothing cancels four times as many streams")
 
 // TestStreamsCancelledAtRandomLeaveNothing cancels streams at random moments: in waits, in
 // attempts, committed or not, in and out of our methods. The bubble fails if a goroutine or

@@ -237,7 +237,7 @@ var lives = []struct {
 	{"cancelled in a backoff", bidiStream, nil, []string{"one; fail UNAVAILABLE"}, "send a; recv; recv", "wait 500ms; abort"},
 }
 
-var panicPoints = flag.Int("panics.points", 2, "TestStreamsSurvivePanics tries so many callbacks of each kind; no call has more than 12")
+var panicPoints = flag.Int("panics.points", 1, "TestStreamsSurvivePanics tries so many callbacks of each kind; no call has more than 12")
 
 // A panic comes out on a goroutine of the application, and ends nothing but the call.
 func TestStreamsSurvivePanics(t *testing.T) {

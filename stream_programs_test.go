@@ -33,7 +33,7 @@ import (
 // each attempt does, and the test that runs them and asks the model for its judgement.
 
 var (
-	programsCount  = flag.Int("programs.count", 2000, "how many programs TestStreamPrograms runs")
+	programsCount  = flag.Int("programs.count", 1000, "how many programs TestStreamPrograms runs")
 	programsSeed   = flag.Uint64("programs.seed", 1, "the first seed of TestStreamPrograms, 0 for one drawn from the clock: make soak does that")
 	programsPlain  = flag.Bool("programs.plain", false, "run the programs of TestStreamPrograms without the interceptor")
 	programsRepeat = flag.Int("programs.repeat", 1, "how often each program of TestStreamPrograms runs: goroutines still run in any order")
