@@ -51,7 +51,7 @@ func (s *retryStream) race(first *streamAttempt) error {
 		}
 	}()
 	first.settleVerdict()
-	won, err := s.racing.decide(s.racing.hedging.run())
+	won, err := s.racing.outcome(s.racing.hedging.run())
 	first.helpers.Wait()
 	done = true
 	if won == nil {
@@ -74,12 +74,12 @@ func (s *retryStream) race(first *streamAttempt) error {
 	return s.receivedCommitted(won, err)
 }
 
-// decide returns the attempt that has won, and what its RecvMsg returned; without one, the
-// error of the call. Without a race the first attempt has won.
-func (s *hedgedStream) decide(r *race) (*streamAttempt, error) {
+// outcome returns the attempt that has won, and the result of its RecvMsg; if none has won, the
+// call's error. Without a race the first attempt has won.
+func (s *hedgedStream) outcome(r *race) (*streamAttempt, error) {
 	switch {
 	case r == nil:
-		s.call.answered(s.first.attempt, false)
+		s.first.measure(s.call.learner, false)
 		return s.first, nil
 	case r.winner == nil:
 		last, _ := s.of(r.lost.attempt)
@@ -88,7 +88,7 @@ func (s *hedgedStream) decide(r *race) (*streamAttempt, error) {
 			s.at = nil
 		}
 		s.mu.Unlock()
-		return nil, r.conclude()
+		return nil, r.fail()
 	}
 	won, message := s.of(r.winner)
 	if won != s.first && r.err == nil {

@@ -143,7 +143,7 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	for {
 		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
 		if err == nil {
-			c.answered(a, false)
+			a.measure(c.learner, false)
 		}
 		next, err := c.next(a, err)
 		if next == nil {
@@ -161,10 +161,10 @@ func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grp
 	if c.learner == nil {
 		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
 	}
-	first := attempt{number: 1, start: sinceOrigin()}
+	first := attempt{method: c.method, number: 1, start: sinceOrigin()}
 	err := invoker(c.ctx, c.method, req, reply, c.cc, opts...)
 	if err == nil {
-		c.answered(&first, false)
+		first.measure(c.learner, false)
 	}
 	return err
 }

@@ -319,7 +319,7 @@ func (m *metrics) callFailed(f *facts, p *past, end *callFailure) {
 	row.mu.Lock()
 	row.calls[ReasonName(end.reason)]++
 	row.mu.Unlock()
-	idle := end.at.Sub(p.lastEnd(&end.last)) // above zero for a call that ended in a wait
+	idle := end.when.Sub(p.lastEnd(&end.last)) // above zero for a call that ended in a wait
 	m.recordA96(f, row, p.made(end.last.Number)-1, p.idle+idle)
 }
 

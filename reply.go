@@ -4,16 +4,18 @@ import (
 	"reflect"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A reply is what the application receives into, and what that was like before the first
-// attempt: codecs may add to what is there, so what a failed attempt has left must go.
+// A reply is the message that the application receives into, and its contents before the first
+// attempt. A retry starts with those: codecs may merge into a message, so the remains of a failed
+// attempt must go.
 type reply struct {
 	message any
 	found   any // a copy of the message as it was; nil if it was empty
 }
 
-// newReply is on the path of every unary call. It costs no allocation if m is empty.
+// newReply is on the path of every unary call. It allocates nothing if m is empty.
 func newReply(m any) reply {
 	r := reply{message: m}
 	if p, ok := m.(proto.Message); ok {
@@ -30,8 +32,8 @@ func newReply(m any) reply {
 	return r
 }
 
-// restore makes the message what it was. A message that is neither a protobuf message nor a
-// pointer is left as it is; of what another one refers to, only the references are restored.
+// restore gives the message its first contents back. A message that is neither a protobuf message
+// nor a pointer stays as it is; if a message refers to others, only the references are restored.
 func (r reply) restore() {
 	switch {
 	case !canHedge(r.message):
@@ -51,4 +53,51 @@ func (r reply) restore() {
 func isProto(m any) bool {
 	_, ok := m.(proto.Message)
 	return ok
+}
+
+// A replyType makes replies like the caller's, for the further attempts of a hedged call: the
+// first attempt alone receives into the caller's reply. Two kinds of replies can be made a second
+// time: protobuf messages, and pointers, because every codec that unmarshals can start from their
+// zero value. A replyType is made before the first attempt, which writes to the caller's reply.
+type replyType struct {
+	of    any // a protoreflect.MessageType or, for any other reply, a reflect.Type
+	found any // a copy of the reply as it was found; nil if it was empty
+}
+
+func typeOfReply(r any) replyType {
+	if m, ok := r.(proto.Message); ok {
+		return replyType{m.ProtoReflect().Type(), newReply(r).found}
+	}
+	return replyType{of: reflect.TypeOf(r).Elem()} // a copy might share memory with the caller's
+}
+
+// make returns a reply like the caller's, as the first attempt found it.
+func (t replyType) make() any {
+	if message, ok := t.of.(protoreflect.MessageType); ok {
+		if t.found != nil {
+			return proto.Clone(t.found.(proto.Message))
+		}
+		return message.New().Interface()
+	}
+	made := reflect.New(t.of.(reflect.Type))
+	if t.found != nil {
+		made.Elem().Set(reflect.ValueOf(t.found).Elem())
+	}
+	return made.Interface()
+}
+
+// canHedge reports whether typeOfReply can make another reply like this one.
+func canHedge(reply any) bool {
+	v := reflect.ValueOf(reply)
+	return v.Kind() == reflect.Pointer && !v.IsNil()
+}
+
+// copyReply copies a winning attempt's response into the caller's reply.
+func copyReply(to, from any) {
+	if m, ok := to.(proto.Message); ok {
+		proto.Reset(m)
+		proto.Merge(m, from.(proto.Message))
+		return
+	}
+	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem()) // nobody else refers to its contents
 }

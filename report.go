@@ -185,17 +185,17 @@ type callFailure struct {
 	err    error   // returned to the caller
 	gaveUp *Error  // the same, unless err is returned as it came
 	reason error
-	at     time.Time
+	when   time.Time
 }
 
 // callFailed reports how a call failed. It is the last report of the call.
 func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 	if r.log != nil && end.gaveUp != nil {
-		r.log.gaveUp(f, &end.last, end.gaveUp, end.at)
+		r.log.gaveUp(f, &end.last, end.gaveUp, end.when)
 	}
 	made := p.made(end.last.Number)
 	if r.observed() {
-		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.at.Sub(origin) - f.start}
+		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.when.Sub(origin) - f.start}
 		if end.gaveUp != nil {
 			e.Wait, e.WaitSource = end.gaveUp.wait, end.gaveUp.source
 		}

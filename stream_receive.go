@@ -285,7 +285,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 			s.startEnding(at, nil)
 		}
 		s.mu.Unlock()
-		s.call.answered(at.attempt, false)
+		at.measure(s.call.learner, false)
 		if !s.desc.ServerStreams {
 			s.reportEnd(at, nil)
 			s.join(at)
@@ -306,7 +306,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		reply.restore()
 	})
 	if isEOF(err) {
-		s.call.answered(at.attempt, false)
+		at.measure(s.call.learner, false)
 	}
 	return false, nil
 }

@@ -246,7 +246,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 // read fills in what gRPC knows of an attempt that has ended with err.
 func (s *retryStream) read(at *streamAttempt, err error) {
 	c := &s.call
-	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.targets {
+	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.outputs {
 		return
 	}
 	at.release() // the failure may be an interceptor's, and gRPC not know of it
@@ -260,7 +260,7 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 	switch {
 	case over:
 		at.peer = at.reached
-	case known && c.options.targets: // gRPC may still write to reached
+	case known && c.options.outputs: // gRPC may still write to reached
 		if p, ok := peer.FromContext(at.stream.Context()); ok {
 			at.peer = *p
 		}
