@@ -11,24 +11,24 @@ import (
 
 // The past of a call holds its attempts that ended without success.
 type past struct {
-	last     Attempt   // the attempt that ended last: most calls have no other, and no memory for more
-	earlier  []Attempt // the attempts that ended before it, in that order; the latest, fewer than maxKept
-	bytes    int       // what servers have sent in those
+	last     Attempt   // the attempt that ended last; no slice, because most calls have no other
+	earlier  []Attempt // the attempts that ended before, in that order; only the latest, fewer than maxKept
+	bytes    int       // the size of what servers have sent in the earlier attempts
 	failures int
 	said     error         // the last failure that came from a server or gRPC, not from a timeout or the caller
-	idle     time.Duration // without an attempt in flight, before the one in flight now
+	idle     time.Duration // the time without an attempt in flight, up to the start of the newest attempt
 }
 
 // These bound the memory of a call with very many attempts, or with large failures.
 const (
 	maxKept      = 1000
-	maxKeptBytes = 16 << 10 // in all attempts but the last; beyond that, an attempt keeps only a short message
+	maxKeptBytes = 16 << 10 // for the earlier attempts; beyond that, an attempt keeps only a short message
 )
 
 // none reports whether no attempt has ended yet.
 func (p *past) none() bool { return p.last.Number == 0 }
 
-// all returns the attempts, and more that ended, in the order of their numbers.
+// all returns these attempts and more, in the order of their numbers.
 func (p *past) all(more ...Attempt) []Attempt {
 	all := slices.Concat(p.earlier, []Attempt{p.last}, more)
 	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
@@ -64,8 +64,8 @@ func (p *past) keepEarlier(a Attempt) {
 	p.earlier = append(p.earlier, a)
 }
 
-// bytesOf returns about how many bytes a server has sent for an attempt. The details of a status
-// are also in the trailer.
+// bytesOf returns roughly how many bytes a server has sent for an attempt. A status's details are
+// part of the trailer.
 func bytesOf(a *Attempt) int {
 	bytes := len(status.Convert(a.Err).Message())
 	for _, md := range []metadata.MD{a.Header, a.Trailer} {
@@ -79,8 +79,8 @@ func bytesOf(a *Attempt) int {
 	return bytes
 }
 
-// shortened returns the error of an attempt with a short message and without details. An error
-// that is no status is left as it is.
+// shortened returns an attempt's error with a short message and without details. An error that is
+// not a status stays as it is.
 func shortened(err error) error {
 	st, ok := status.FromError(err)
 	if !ok || err == errHedgeLost || errors.Is(err, ErrAttemptTimeout) { //nolint:errorlint // its only value
@@ -89,7 +89,7 @@ func shortened(err error) error {
 	return status.Error(st.Code(), cut(st.Message(), maxMessage))
 }
 
-// made returns the number of attempts made, one of which has the number given.
+// made returns the highest attempt number, at least number.
 func (p *past) made(number int) int {
 	number = max(number, p.last.Number)
 	for i := range p.earlier {
@@ -98,7 +98,7 @@ func (p *past) made(number int) int {
 	return number
 }
 
-// lastEnd returns when the last attempt in flight ended, whether or not that was decisive.
+// lastEnd returns when the last attempt in flight ended, which need not be the decisive one.
 func (p *past) lastEnd(decisive *Attempt) time.Time {
 	last := decisive.Start.Add(decisive.Duration)
 	for i := range p.earlier {
@@ -110,6 +110,7 @@ func (p *past) lastEnd(decisive *Attempt) time.Time {
 	return later(last, &p.last)
 }
 
+// later returns the later of t and the attempt's end.
 func later(t time.Time, a *Attempt) time.Time {
 	if end := a.Start.Add(a.Duration); end.After(t) {
 		return end
