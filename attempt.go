@@ -44,7 +44,7 @@ func (a Attempt) Code() codes.Code { return status.Code(a.Err) }
 // per-RPC credentials and load-balancing policies.
 func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 	if running, ok := ctx.Value(attemptKey{}).(*attempt); ok {
-		return running.begun(time.Now()), true
+		return running.asStarted(time.Now()), true
 	}
 	return Attempt{}, false
 }
@@ -76,7 +76,7 @@ type attempt struct {
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
 	fresh bool         // the channel had no connection at the start, and perhaps no service config
-	asked atomic.Int64 // on a fresh channel: the last time at which gRPC asked for the deadline, since the origin
+	asked atomic.Int64 // on a fresh channel, when gRPC last asked for the deadline, since the origin
 
 	// Filled in by gRPC before it returns.
 	header  metadata.MD
@@ -259,7 +259,7 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 // overdueFailure describes an attempt that has reached its timeout. Whether headers have arrived is
 // not known, so a policy that lets headers commit assumes that they have.
 func (a *attempt) overdueFailure(now time.Time) failure {
-	info := a.begun(now)
+	info := a.asStarted(now)
 	info.Duration = now.Sub(origin) - a.start
 	info.Err = newAttemptTimeoutError(a.bounds.timeout, nil)
 	return failure{
@@ -419,8 +419,8 @@ func isContextEnd(err error) bool {
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// begun describes the attempt from its start on.
-func (a *attempt) begun(now time.Time) Attempt {
+// asStarted describes the attempt from its start on.
+func (a *attempt) asStarted(now time.Time) Attempt {
 	return Attempt{
 		Method:     a.method,
 		Number:     int(a.number),
@@ -431,8 +431,8 @@ func (a *attempt) begun(now time.Time) Attempt {
 	}
 }
 
-// ended describes the attempt after it has ended with err.
-func (a *attempt) ended(err error, now time.Time) Attempt {
+// asEnded describes the attempt after it has ended with err.
+func (a *attempt) asEnded(err error, now time.Time) Attempt {
 	took := now.Sub(origin) - a.start
 	return Attempt{
 		Method:     a.method,

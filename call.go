@@ -16,8 +16,8 @@ import (
 // One goroutine at a time uses a call.
 type call struct {
 	rpc
-	ownPlan plan // zero until there is something to decide; unused if there is a sharedPlan
-	past    past // zero until an attempt has failed
+	ownPlan plan    // zero until there is something to decide; unused if there is a sharedPlan
+	history history // zero until an attempt has failed
 }
 
 // An rpc is the part of a call that is known before its first attempt. The goroutines of a hedged
@@ -240,7 +240,7 @@ func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 	}
 	p := c.planned(now)
 	f := c.failure(a, err, now)
-	c.past.record(&f)
+	c.history.record(&f)
 	a.reported = true
 	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
@@ -262,7 +262,7 @@ func truthOf(err error, a *attempt, stream *retryStream) error {
 // failure describes a failed attempt to the plan.
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f := failure{
-		Attempt:   a.ended(err, now),
+		Attempt:   a.asEnded(err, now),
 		CtxErr:    c.plan().gone(c.ctx, now),
 		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
@@ -334,8 +334,8 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 // retry starts the next attempt.
 func (c *call) retry() *attempt {
 	c.options.clear()
-	last, now := &c.past.last, origin.Add(sinceOrigin()) // in half the time of time.Now
-	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
+	last, now := &c.history.last, origin.Add(sinceOrigin()) // in half the time of time.Now
+	c.history.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
 	a := newAttempt(c.ctx, c.plan().send(now), now)
 	c.ready(a)
 	return a

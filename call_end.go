@@ -16,15 +16,15 @@ func (c *call) succeed(a *attempt, when time.Time) {
 	if c.options.outputs {
 		c.collect(a)
 	}
-	c.retrier.report.callSucceeded(&c.facts, &c.past, a, when)
+	c.retrier.report.callSucceeded(&c.facts, &c.history, a, when)
 	c.options.finish(nil)
 }
 
 // lost reports an attempt that ended after another was decisive.
 func (c *call) lost(a *attempt, now time.Time) {
 	c.deposit(a, Ignored)
-	info := a.ended(errHedgeLost, now)
-	c.past.keep(info)
+	info := a.asEnded(errHedgeLost, now)
+	c.history.keep(info)
 	c.retrier.report.attemptLost(&c.facts, &info)
 }
 
@@ -32,7 +32,7 @@ func (c *call) lost(a *attempt, now time.Time) {
 // failure that is not retryable, that of a committed stream, and that of a call that could have
 // been hedged but not retried.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.Committed && c.stream != nil || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
+	if f.Committed && c.stream != nil || c.history.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
@@ -46,7 +46,7 @@ func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 func (c *call) leaveToGRPC(a *attempt, err error, now time.Time) error {
 	c.deposit(a, Ignored)
 	c.plan().leave()
-	info := a.ended(err, now)
+	info := a.asEnded(err, now)
 	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: errLeftToGRPC}, now)
 	c.end(&callFailure{last: info, err: err, reason: errLeftToGRPC, when: now})
 	return err
@@ -56,21 +56,21 @@ func (c *call) leaveToGRPC(a *attempt, err error, now time.Time) error {
 func (c *call) abort(reason error, gone bool) error {
 	c.plan().leave()
 	c.retrier.report.waitStopped(&c.facts, reason)
-	return c.giveUp(&c.past.last, verdict{Reason: reason}, gone, time.Now())
+	return c.giveUp(&c.history.last, verdict{Reason: reason}, gone, time.Now())
 }
 
 // giveUp ends a call with an [Error]. last is the attempt that failed last; gone means that the
 // caller's context has ended.
 func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error {
 	err := &Error{
-		Last:     c.past.said,
+		Last:     c.history.genuine,
 		Reason:   v.Reason,
-		Attempts: c.past.all(),
+		Attempts: c.history.all(),
 		Elapsed:  now.Sub(origin) - c.start,
 
 		wait:   v.Wait,
 		source: v.WaitSource,
-		made:   c.past.made(0),
+		made:   c.history.made(0),
 	}
 	if err.Last == nil {
 		err.Last = last.Err
@@ -90,7 +90,7 @@ func (c *call) end(how *callFailure) {
 	if c.stream != nil {
 		c.stream.ending(how.err)
 	}
-	c.retrier.report.callFailed(&c.facts, &c.past, how)
+	c.retrier.report.callFailed(&c.facts, &c.history, how)
 	c.options.finish(how.err)
 }
 
@@ -106,7 +106,7 @@ func (c *call) crashed(a *attempt) {
 
 // endCrashed ends a call after crashed; err is the error to report.
 func (c *call) endCrashed(err error) {
-	c.retrier.report.callCrashed(&c.facts, &c.past, err)
+	c.retrier.report.callCrashed(&c.facts, &c.history, err)
 	c.options.finish(err)
 }
 

@@ -22,7 +22,7 @@ type callOptions struct {
 	perCall  bool // some options apply to the call as a whole, and not to its attempts
 }
 
-// read takes in a call's options, and returns this library's own.
+// read reads a call's options, and returns this library's own.
 func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) (overrides []*callOption) {
 	o.list = list
 	for _, opt := range list {

@@ -26,8 +26,7 @@ type Hedging struct {
 	// policy, see [WithCodes]; an empty list makes every failure fatal, as A6 does with
 	// a policy that has none. A [WithClassifier] is asked first, as always.
 	NonFatalCodes []codes.Code
-	// Budget is what hedges spend from, in addition to the budget of the method: both must
-	// allow a hedge. An attempt that is sent when no other is in flight is a retry and spends
+	// Budget is the budget of hedges, in addition to that of the method: both must allow a hedge. An attempt that is sent when no other is in flight is a retry and spends
 	// from the latter alone. A hedge's token is not returned when the hedge wins. nil means a
 	// budget per Retrier and target, of 10% of the calls that were answered in the last second,
 	// and one hedge that is kept for longer: so a client sends no hedge before ten calls were

@@ -24,13 +24,13 @@ type hedging struct {
 	early *attempt    // guarded by mu; the first attempt, if its timeout came before run
 }
 
-// hedgedAttempts are what a unary call and a server stream do differently.
+// hedgedAttempts are the operations in which a hedged unary call and a hedged stream differ.
 type hedgedAttempts interface {
-	// share puts the call where all goroutines of a race find it.
+	// share returns the call, on the heap, where all goroutines of a race may use it.
 	share() *call
 	// run makes an attempt, to its end or, for a stream, to its first message.
 	run(*attempt) error
-	// discard ends what is left of an attempt that succeeded too late.
+	// discard ends the rest of an attempt that succeeded too late.
 	discard(*attempt)
 	// bind makes an attempt whose first message is yet to come the winner of a stream.
 	bind(*attempt)

@@ -243,9 +243,9 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 func (m *metrics) callPassed(f *facts) { m.row(f).passed.add() }
 
 // callSucceeded counts an attempt that succeeded, and with it the call.
-func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
+func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 	row := m.row(f)
-	if a.number == 1 && p.none() {
+	if a.number == 1 && h.isEmpty() {
 		row.firstTries.add()
 		m.recordA96(f, row, 0, 0)
 		return
@@ -260,7 +260,7 @@ func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
 		row.rescued++
 	}
 	row.mu.Unlock()
-	m.recordA96(f, row, p.made(int(a.number))-1, p.idle)
+	m.recordA96(f, row, h.made(int(a.number))-1, h.idle)
 }
 
 // attemptFailed counts an attempt that failed, by status code and decision.
@@ -316,13 +316,13 @@ func (m *metrics) countRefusal(f *facts, row *metricRow, v verdict) {
 }
 
 // callFailed counts a call that failed.
-func (m *metrics) callFailed(f *facts, p *past, end *callFailure) {
+func (m *metrics) callFailed(f *facts, h *history, end *callFailure) {
 	row := m.row(f)
 	row.mu.Lock()
 	row.calls[ReasonName(end.reason)]++
 	row.mu.Unlock()
-	idle := end.when.Sub(p.lastEnd(&end.last)) // nonzero if the call ended in a wait
-	m.recordA96(f, row, p.made(end.last.Number)-1, p.idle+idle)
+	idle := end.when.Sub(h.lastEnd(&end.last)) // nonzero if the call ended in a wait
+	m.recordA96(f, row, h.made(end.last.Number)-1, h.idle+idle)
 }
 
 // recordA96 records a call's end as gRFC A96 defines: the delay of every call, and the number of

@@ -21,10 +21,10 @@ type race struct {
 	queue    []happening   // guarded by mu
 	handling bool          // guarded by mu; a goroutine handles the queue
 	ended    bool          // guarded by mu; decided, and every attempt has ended
-	wake     chan struct{} // guarded by mu; closed when ended; nil while nobody waits for that
+	wake     chan struct{} // guarded by mu; closed when ended; nil if unused
 
 	connecting bool          // guarded by mu; the call waits for a connection
-	nudge      chan struct{} // guarded by mu; closed when connecting becomes true; nil while nobody waits for that
+	nudge      chan struct{} // guarded by mu; closed when connecting becomes true; nil if unused
 
 	// Used by the goroutine that handles the queue, and by the caller's when the race has ended.
 	made    int        // attempts sent
@@ -43,7 +43,7 @@ type race struct {
 // A defeat is the failure that a call ends with, unless another attempt wins.
 type defeat struct {
 	attempt *attempt
-	err     error // as it came
+	err     error // as gRPC returned it
 	failure failure
 	verdict verdict
 }
@@ -199,13 +199,13 @@ func (r *race) handle(e happening) {
 // checkDue handles the time when the plan has something due.
 func (r *race) checkDue(now time.Time) {
 	if due := r.call.planned(now).dueAt; due.IsZero() || now.Before(due) {
-		r.arm() // the timer was set anew meanwhile, or was not the reason for this check
+		r.arm() // the timer was reset meanwhile, or was not the reason for this check
 		return
 	}
 	r.due(now)
 }
 
-// cut ends an attempt that has reached its timeout, if the plan says so.
+// cut ends an attempt that has reached its timeout, if the plan wants it cut.
 func (r *race) cut(a *attempt, now time.Time) {
 	c := r.call
 	if !slices.Contains(r.open, a) || c.retrier.leavesToGRPC(c.cc, c.method) {
@@ -284,7 +284,7 @@ func (r *race) attemptFailed(a *attempt, err error, now time.Time) {
 	c := r.call
 	p := c.planned(now)
 	f := c.failure(a, err, now)
-	c.past.record(&f)
+	c.history.record(&f)
 	a.reported = true
 	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
@@ -362,7 +362,7 @@ func (r *race) connected(now time.Time) {
 func (r *race) send() {
 	c, now := r.call, time.Now() // a new clock read, because observers may be slow
 	if len(r.open) == 0 {
-		c.past.idle += now.Sub(r.idle)
+		c.history.idle += now.Sub(r.idle)
 	}
 	a := newAttempt(c.ctx, c.plan().send(now), now)
 	c.ready(a)

@@ -88,7 +88,7 @@ func (r *reporter) observed() bool { return r.observers.list.Load() != nil }
 // attemptStarted reports that an attempt is about to be handed to gRPC.
 func (r *reporter) attemptStarted(f *facts, a *attempt) {
 	if r.observed() {
-		r.observers.observe(f, &Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+		r.observers.observe(f, &Event{Kind: AttemptStart, Attempt: a.asStarted(time.Now())})
 	}
 }
 
@@ -149,30 +149,30 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 
 // callSucceeded reports the attempt that succeeded, and with it the call. The attempt has ended at
 // the given time; zero means now.
-func (r *reporter) callSucceeded(f *facts, p *past, a *attempt, when time.Time) {
+func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, when time.Time) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
 		if when.IsZero() {
 			when = now
 		}
-		r.showSuccess(f, p, a.ended(nil, when), now)
+		r.showSuccess(f, h, a.asEnded(nil, when), now)
 	}
 	if r.meter != nil {
-		r.meter.callSucceeded(f, p, a)
+		r.meter.callSucceeded(f, h, a)
 	}
 	if f.spans != nil {
-		f.spans.end(f, p.made(int(a.number)), int(a.number), nil, nil)
+		f.spans.end(f, h.made(int(a.number)), int(a.number), nil, nil)
 	}
 }
 
-func (r *reporter) showSuccess(f *facts, p *past, a Attempt, now time.Time) {
+func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptSucceeded(f, &a)
 	}
 	if r.observed() {
 		var all []Attempt
-		if !p.none() {
-			all = p.all(a)
+		if !h.isEmpty() {
+			all = h.all(a)
 		}
 		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
 		r.observers.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
@@ -189,23 +189,23 @@ type callFailure struct {
 }
 
 // callFailed reports a call's failure. It is the call's last report.
-func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
+func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	if r.log != nil && end.gaveUp != nil {
 		r.log.gaveUp(f, &end.last, end.gaveUp, end.when)
 	}
-	made := p.made(end.last.Number)
+	made := h.made(end.last.Number)
 	if r.observed() {
 		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.when.Sub(origin) - f.start}
 		if end.gaveUp != nil {
 			e.Wait, e.WaitSource = end.gaveUp.wait, end.gaveUp.source
 		}
 		if made > 1 {
-			e.Attempts = p.all()
+			e.Attempts = h.all()
 		}
 		r.observers.observe(f, &e)
 	}
 	if r.meter != nil {
-		r.meter.callFailed(f, p, end)
+		r.meter.callFailed(f, h, end)
 	}
 	if f.spans != nil {
 		f.spans.end(f, made, end.last.Number, end.err, end.reason)
@@ -213,9 +213,9 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 }
 
 // callCrashed reports the end of a call in which something panicked.
-func (r *reporter) callCrashed(f *facts, p *past, err error) {
+func (r *reporter) callCrashed(f *facts, h *history, err error) {
 	if f.spans != nil {
-		f.spans.end(f, p.made(0), 0, err, nil)
+		f.spans.end(f, h.made(0), 0, err, nil)
 	}
 }
 

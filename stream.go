@@ -84,10 +84,10 @@ type retryStream struct {
 // A streamAttempt is one attempt and its stream.
 type streamAttempt struct {
 	*attempt
-	stream  grpc.ClientStream
-	reached peer.Peer      // written by gRPC before the end of the attempt
-	begun   bool           // a message has arrived; written with mu, by the receiving goroutine
-	helpers sync.WaitGroup // goroutines of ours that use the stream
+	stream     grpc.ClientStream
+	reached    peer.Peer      // written by gRPC before the end of the attempt
+	hasMessage bool           // a message has arrived; written with mu, by the receiving goroutine
+	helpers    sync.WaitGroup // goroutines of ours that use the stream
 
 	// The fields below are guarded by the stream's mu.
 	over     bool          // gRPC has reported the attempt's end
@@ -179,7 +179,7 @@ func (s *retryStream) CloseSend() error {
 
 // RecvMsg implements grpc.ClientStream.
 func (s *retryStream) RecvMsg(m any) error {
-	if at := s.direct.Load(); at != nil && at.begun {
+	if at := s.direct.Load(); at != nil && at.hasMessage {
 		if err := at.stream.RecvMsg(m); err != nil {
 			return s.receivedLast(at, err)
 		}

@@ -103,7 +103,7 @@ func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err er
 		}
 		return s.recoverNext(at, failure), false
 	case err != nil, missing && !over:
-		return nil, true // the result comes from an interceptor below: RecvMsg learns what has become of the attempt
+		return nil, true // an interceptor below returned this: RecvMsg learns the fate of the attempt
 	default: // headers, or an end without a failure
 		s.commit(at)
 		return func() { s.afterCommit(at) }, true
@@ -188,12 +188,12 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 		return final
 	}
 	err := at.stream.RecvMsg(m)
-	if isEOF(err) && !at.begun {
+	if isEOF(err) && !at.hasMessage {
 		return s.emptyEnd(at)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at.begun = at.begun || err == nil
+	at.hasMessage = at.hasMessage || err == nil
 	return err
 }
 
@@ -218,7 +218,7 @@ func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
 		}
 	}()
 	err := at.stream.RecvMsg(m)
-	if isEOF(err) && !at.begun {
+	if isEOF(err) && !at.hasMessage {
 		err = s.emptyEnd(at)
 	}
 	returned = true
@@ -284,7 +284,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 	case err == nil && !cut && at.broken == nil:
 		s.commit(at)
 		if !s.desc.ServerStreams {
-			at.begun = true
+			at.hasMessage = true
 			at.note(io.EOF) // the response and the end come together
 			s.startEnding(at, nil)
 		}
@@ -328,7 +328,7 @@ func (at *streamAttempt) discard(into any) {
 func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	if err == nil {
 		s.mu.Lock()
-		at.begun = true
+		at.hasMessage = true
 		if !s.desc.ServerStreams {
 			at.note(io.EOF)
 		}

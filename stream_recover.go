@@ -409,7 +409,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
-	receiving, silent := s.receiving > 0, !at.begun
+	receiving, silent := s.receiving > 0, !at.hasMessage
 	s.mu.Unlock()
 	if err == nil && silent && at.stream != nil && at.leftNothing() {
 		err = errLost

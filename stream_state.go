@@ -1,6 +1,6 @@
 package grpcretry
 
-// A phase says where a stream stands. These are all the transitions there are:
+// A phase is a stage in a stream's life. These are all the transitions:
 //
 //	from        to          when
 //	recovering  open        the next attempt has a stream

@@ -9,13 +9,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The past of a call holds its attempts that ended without success.
-type past struct {
+// The history of a call holds its attempts that ended without success.
+type history struct {
 	last     Attempt   // the attempt that ended last; no slice, because most calls have no other
 	earlier  []Attempt // the attempts that ended before, in that order; only the latest, fewer than maxKept
-	bytes    int       // the size of what servers have sent in the earlier attempts
+	bytes    int       // the size of the earlier attempts' headers, trailers and messages
 	failures int
-	said     error         // the last failure that came from a server or gRPC, not from a timeout or the caller
+	genuine  error         // the last failure that came from a server or gRPC, not from a timeout or the caller
 	idle     time.Duration // the time without an attempt in flight, up to the start of the newest attempt
 }
 
@@ -25,43 +25,44 @@ const (
 	maxKeptBytes = 16 << 10 // for the earlier attempts; beyond that, an attempt keeps only a short message
 )
 
-// none reports whether no attempt has ended yet.
-func (p *past) none() bool { return p.last.Number == 0 }
+// isEmpty reports whether no attempt has ended yet.
+func (h *history) isEmpty() bool { return h.last.Number == 0 }
 
 // all returns these attempts and more, in the order of their numbers.
-func (p *past) all(more ...Attempt) []Attempt {
-	all := slices.Concat(p.earlier, []Attempt{p.last}, more)
+func (h *history) all(more ...Attempt) []Attempt {
+	all := slices.Concat(h.earlier, []Attempt{h.last}, more)
 	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
 	return all
 }
 
 // record adds a failed attempt.
-func (p *past) record(f *failure) {
-	p.keep(f.Attempt)
-	p.failures++
+func (h *history) record(f *failure) {
+	h.keep(f.Attempt)
+	h.failures++
 	if !f.TimedOut && !f.isCallers() {
-		p.said = f.Attempt.Err
+		h.genuine = f.Attempt.Err
 	}
 }
 
-func (p *past) keep(a Attempt) {
-	if !p.none() {
-		p.keepEarlier(p.last)
+// keep adds an attempt that ended without success.
+func (h *history) keep(a Attempt) {
+	if !h.isEmpty() {
+		h.keepEarlier(h.last)
 	}
-	p.last = a
+	h.last = a
 }
 
-func (p *past) keepEarlier(a Attempt) {
-	if len(p.earlier) == maxKept-1 {
-		p.earlier = slices.Delete(p.earlier, 0, maxKept/2)
+func (h *history) keepEarlier(a Attempt) {
+	if len(h.earlier) == maxKept-1 {
+		h.earlier = slices.Delete(h.earlier, 0, maxKept/2)
 	}
-	if p.earlier == nil {
-		p.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
+	if h.earlier == nil {
+		h.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
 	}
-	if p.bytes += bytesOf(&a); p.bytes > maxKeptBytes {
+	if h.bytes += bytesOf(&a); h.bytes > maxKeptBytes {
 		a.Header, a.Trailer, a.Err = nil, nil, shortened(a.Err)
 	}
-	p.earlier = append(p.earlier, a)
+	h.earlier = append(h.earlier, a)
 }
 
 // bytesOf returns roughly how many bytes a server has sent for an attempt. A status's details are
@@ -90,24 +91,24 @@ func shortened(err error) error {
 }
 
 // made returns the highest attempt number, at least number.
-func (p *past) made(number int) int {
-	number = max(number, p.last.Number)
-	for i := range p.earlier {
-		number = max(number, p.earlier[i].Number)
+func (h *history) made(number int) int {
+	number = max(number, h.last.Number)
+	for i := range h.earlier {
+		number = max(number, h.earlier[i].Number)
 	}
 	return number
 }
 
 // lastEnd returns when the last attempt in flight ended, which need not be the decisive one.
-func (p *past) lastEnd(decisive *Attempt) time.Time {
+func (h *history) lastEnd(decisive *Attempt) time.Time {
 	last := decisive.Start.Add(decisive.Duration)
-	for i := range p.earlier {
-		last = later(last, &p.earlier[i])
+	for i := range h.earlier {
+		last = later(last, &h.earlier[i])
 	}
-	if p.none() {
+	if h.isEmpty() {
 		return last
 	}
-	return later(last, &p.last)
+	return later(last, &h.last)
 }
 
 // later returns the later of t and the attempt's end.
