@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,9 +74,9 @@ type attempt struct {
 	reported  bool // its result was reported to the plan or, without one, to the budgets
 	collected bool // header and trailer are the caller's, and were copied
 	fate      fate
+	fresh     bool    // the channel had no connection at the start, and perhaps no service config
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
-	fresh bool         // the channel had no connection at the start, and perhaps no service config
 	asked atomic.Int64 // on a fresh channel, when gRPC last asked for the deadline, since the origin
 
 	// Filled in by gRPC before it returns.
@@ -240,9 +241,13 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	if b.isSettled() || b.retrier.leavesToGRPC(a.cc, a.method) {
 		return
 	}
+	done := false
 	defer func() {
-		if b.panicked = recover(); b.panicked != nil {
-			cut() // then the call's goroutine panics, see repanic
+		if b.panicked = recover(); b.panicked == nil && !done {
+			b.panicked = exited{}
+		}
+		if b.panicked != nil {
+			cut() // then the call's goroutine panics, or ends, see repanic
 		}
 	}()
 	now := time.Now()
@@ -254,7 +259,11 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	if step := b.plan.overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
 		b.plan.leave()
 	}
+	done = true
 }
+
+// exited stands for a panic if a callback calls [runtime.Goexit].
+type exited struct{}
 
 // overdueFailure describes an attempt that has reached its timeout. Whether headers have arrived is
 // not known, so a policy that lets headers commit assumes that they have.
@@ -314,8 +323,9 @@ func (a *attempt) renew() {
 	}
 }
 
-// repanic repeats a callback's panic on the timer's goroutine, after report. It is for the caller's
-// goroutines: on any other, the panic would end the program.
+// repanic repeats, after report, a callback's panic on the timer's goroutine, or ends the goroutine
+// if the callback did. It is for the caller's goroutines: on any other, the panic would end the
+// program.
 func (a *attempt) repanic(report func()) {
 	if a.bounds == nil || a.bounds.judging == nil {
 		return
@@ -326,6 +336,9 @@ func (a *attempt) repanic(report func()) {
 	a.bounds.judged()
 	if p != nil {
 		report()
+		if _, ends := p.(exited); ends {
+			runtime.Goexit()
+		}
 		panic(p) //nolint:forbidigo // it comes from the classifier or the budget, and the caller may handle it
 	}
 }

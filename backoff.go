@@ -6,22 +6,23 @@ import (
 	"time"
 )
 
-// A Backoff computes the wait before a retry. It is a pure function and must be
-// safe for concurrent use: it keeps no state, reads no clock and draws no random
-// number of its own.
+// A Backoff computes the wait before a retry. Use [Exponential] unless you have a reason not to;
+// [Decorrelated] and [Constant] are the alternatives.
 //
-// retry counts the retries of the call since the backoff (re)started, from 1; prev
-// is the wait this Backoff gave last time, 0 at first; u is uniform in [0, 1).
-// Both belong to the call, also when a failure with another status code selects
-// another Backoff. A server's pushback or RetryInfo restarts them at 1 and 0.
+// Delay is a pure function: it keeps no state, reads no clock and draws no random number of its
+// own. It must be safe for concurrent use.
 //
-// A negative result counts as 0. [Exponential], [Decorrelated] and [Constant] are
-// the implementations at hand.
+// retry counts the call's retries since the backoff was last restarted, from 1. prev is the
+// previous wait, 0 at first. u is uniform in [0, 1). retry and prev belong to the call, even if a
+// failure with another status code selects another Backoff. A server's pushback or RetryInfo
+// restarts them at 1 and 0 (gRFC A6 #pushback).
+//
+// A negative result counts as 0.
 type Backoff interface {
 	Delay(retry int, prev time.Duration, u float64) time.Duration
 }
 
-// The backoff of [Exponential] and [Decorrelated] where a field is zero.
+// The defaults for zero fields of [Exponential] and [Decorrelated], and for the overload backoff.
 const (
 	defaultBase       = 100 * time.Millisecond
 	defaultMax        = 5 * time.Second
@@ -36,14 +37,14 @@ type Jitter int
 
 // The kinds of jitter, for a computed backoff d.
 const (
-	// FullJitter waits between 0 and d: the best spread, and the default.
+	// FullJitter waits between 0 and d. It spreads the clients best, and is the default.
 	FullJitter Jitter = iota
 	// EqualJitter waits between d/2 and d.
 	EqualJitter
 	// ProportionalJitter waits between 0.8 d and 1.2 d, as gRFC A6
-	// #exponential-backoff has it. It may exceed Max by a fifth.
+	// #exponential-backoff specifies. The wait may exceed Max by up to 20%.
 	ProportionalJitter
-	// NoJitter waits exactly d. Clients that failed together come back together.
+	// NoJitter waits exactly d. Clients that failed together retry together.
 	NoJitter
 )
 
@@ -68,7 +69,7 @@ type Exponential struct {
 
 // Delay implements [Backoff]. It ignores prev.
 func (e Exponential) Delay(retry int, _ time.Duration, u float64) time.Duration {
-	e = e.filled()
+	e = e.withDefaults()
 	d := e.computed(retry)
 	u = unit(u)
 	switch e.Jitter {
@@ -84,7 +85,7 @@ func (e Exponential) Delay(retry int, _ time.Duration, u float64) time.Duration 
 	}
 }
 
-// computed is d, the backoff before jitter.
+// computed returns d, the backoff before jitter.
 func (e Exponential) computed(retry int) time.Duration {
 	grown := float64(e.Base) * math.Pow(e.Multiplier, float64(max(retry, 1)-1))
 	if grown >= float64(e.Max) {
@@ -93,7 +94,8 @@ func (e Exponential) computed(retry int) time.Duration {
 	return duration(grown)
 }
 
-func (e Exponential) filled() Exponential {
+// withDefaults replaces the fields that are zero.
+func (e Exponential) withDefaults() Exponential {
 	e.Base = orDefault(e.Base, defaultBase)
 	e.Max = orDefault(e.Max, defaultMax)
 	e.Multiplier = orDefault(e.Multiplier, defaultMultiplier)
@@ -123,13 +125,14 @@ type Decorrelated struct {
 
 // Delay implements [Backoff]. It ignores retry.
 func (d Decorrelated) Delay(_ int, prev time.Duration, u float64) time.Duration {
-	d = d.filled()
+	d = d.withDefaults()
 	lo := float64(d.Base)
 	wait := lo + unit(u)*(3*math.Max(float64(prev), lo)-lo)
 	return min(d.Max, duration(wait))
 }
 
-func (d Decorrelated) filled() Decorrelated {
+// withDefaults replaces the fields that are zero.
+func (d Decorrelated) withDefaults() Decorrelated {
 	d.Base = orDefault(d.Base, defaultBase)
 	d.Max = orDefault(d.Max, defaultMax)
 	return d
@@ -137,8 +140,8 @@ func (d Decorrelated) filled() Decorrelated {
 
 func (d Decorrelated) check() error { return checkSpan("Decorrelated", d.Base, d.Max) }
 
-// Constant waits the same time before every retry, without jitter. Constant(0)
-// retries at once.
+// Constant waits the same time before every retry, without jitter. It is at least 0; Constant(0)
+// retries immediately.
 type Constant time.Duration
 
 // Delay implements [Backoff]. It ignores its arguments.
@@ -153,17 +156,15 @@ func (c Constant) check() error {
 	return nil
 }
 
-// checkBackoff refuses nil, and what the backoffs of this package know of themselves.
+// checkBackoff rejects nil, and this package's backoffs if they find themselves invalid.
 func checkBackoff(b Backoff) error {
 	if isNil(b) {
 		return fmt.Errorf("backoff is nil")
 	}
-	if c, ok := b.(interface{ check() error }); ok {
-		return c.check()
-	}
-	return nil
+	return checkSelf(b)
 }
 
+// checkSpan checks the fields that [Exponential] and [Decorrelated] have in common.
 func checkSpan(kind string, base, longest time.Duration) error {
 	if base < 0 {
 		return fmt.Errorf("%s.Base is %v, want a positive duration, or 0 for %v", kind, base, defaultBase)
@@ -180,12 +181,12 @@ func checkSpan(kind string, base, longest time.Duration) error {
 	return nil
 }
 
-// nextBackoff asks b for a wait that no implementation can make negative.
+// nextBackoff returns a wait from b, 0 if b returns a negative one.
 func nextBackoff(b Backoff, retry int, prev time.Duration, u float64) time.Duration {
 	return max(0, b.Delay(retry, prev, u))
 }
 
-// duration converts nanoseconds, clamped to what a Duration holds; NaN is 0.
+// duration converts nanoseconds to a Duration, clamped to 0 and the longest one; NaN becomes 0.
 func duration(ns float64) time.Duration {
 	switch {
 	case ns >= math.MaxInt64:
@@ -205,6 +206,7 @@ func unit(u float64) float64 {
 	return min(u, 1-0x1p-53)
 }
 
+// orDefault returns v, or otherwise if v is zero.
 func orDefault[T comparable](v, otherwise T) T {
 	var zero T
 	if v == zero {

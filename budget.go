@@ -12,56 +12,55 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A Budget caps retries, so that they cannot make an outage worse. It never holds a
-// first attempt back; an exhausted budget only suppresses retries that have not been
-// sent. Implementations are safe for concurrent use; share one among all clients
-// that call the same backend.
+// A Budget limits retries, so that they cannot make an outage worse. It never delays a first
+// attempt; an exhausted budget only refuses retries that have not been sent. Share one Budget
+// among all clients of the same backend.
 //
-// [NewRatioBudget] is the default and the right one for most clients. [NewRateBudget] is
-// an absolute limit, [NewThrottle] works like retryThrottling in a gRPC service config,
-// and [NewConcurrencyBudget] limits the retries in flight. [AllBudgets] combines
-// budgets, and [PerTarget] makes one for each backend.
+// [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,
+// [NewThrottle] works like retryThrottling in a gRPC service config, and [NewConcurrencyBudget]
+// limits the retries in flight. [AllBudgets] combines budgets, and [PerTarget] creates one for
+// each backend. Implementations must be safe for concurrent use.
 type Budget interface {
-	// Deposit reports the outcome of an attempt that reached a server, once, when the
-	// attempt ends.
+	// Deposit reports the outcome of an attempt that reached a server. It is called once for each
+	// such attempt, when the attempt ends.
 	Deposit(Outcome)
-	// Withdraw takes one retry when it is decided, before the wait. If it returns false,
-	// the retry is refused and nothing was taken.
+	// Withdraw takes one retry when the retry is decided on, before the wait. If it returns
+	// false, the retry is refused and nothing was taken.
 	Withdraw(now time.Time) bool
-	// Refund returns one withdrawn retry that was never sent.
+	// Refund returns one withdrawn retry that will not be sent.
 	Refund()
-	// Balance is the number of retries that could be withdrawn now.
+	// Balance returns the number of retries that could be withdrawn now.
 	Balance(now time.Time) float64
 }
 
 // An Outcome reports to a [Budget] how one attempt ended.
 type Outcome struct {
-	// Attempt is 1 for an attempt that was not charged to the budget, which is the first
-	// one that reached a server. It is above 1 for each attempt that was withdrawn.
+	// Attempt is 1 for an attempt that was not charged to the budget, such as the first one that
+	// reached a server. It is above 1 for each attempt that was charged.
 	Attempt int
 	// Hedge is true for an attempt that was sent while an earlier one was in flight.
 	Hedge  bool
 	Result Result
 	// Late is true for an attempt that ended after the attempt timeout, which did not cut it
-	// because no retry could take its place. A budget that is earned by answered calls does
-	// not count it: with a queue that is longer than the timeout, a server answers every call,
-	// late, and would so pay for the retries that keep the queue long.
+	// because no retry could replace it. The ratio budget earns nothing from it: a server with a
+	// queue longer than the timeout answers every call late, and those calls would otherwise pay
+	// for the retries that keep the queue long.
 	Late bool
 }
 
-// A Result says how an attempt ended, as far as it matters to a [Budget].
+// A Result classifies the end of an attempt for a [Budget].
 type Result int
 
 // The results of an attempt.
 const (
 	Succeeded Result = iota // status OK
 	Answered                // a failure that shows a working server and a request at fault, such as NOT_FOUND
-	Failed                  // a retryable failure, or the server said to stop
-	Ignored                 // anything else: another failure, the caller gave up, a lost hedge
+	Failed                  // a retryable failure, or one after which the server forbade a retry
+	Ignored                 // any other end: another failure, a cancellation by the caller, a lost hedge
 )
 
-// Unlimited is a budget that never refuses. With it a client can multiply the load
-// on a failing server by MaxAttempts.
+// Unlimited is a budget that never refuses a retry. With it, a client can multiply the load on a
+// failing server by MaxAttempts.
 var Unlimited Budget = unlimited{}
 
 type unlimited struct{}
@@ -73,18 +72,18 @@ func (unlimited) allows(time.Time) bool     { return true }
 func (unlimited) Refund()                   {}
 func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
 
-// NewRateBudget allows a retry whenever l allows an event. It is an absolute limit on
-// retries: traffic earns nothing, and a retry that succeeds returns nothing. A refund is
-// worth a whole retry immediately, as long as that does not exceed the limiter's burst.
-// The limiter may be shared with other uses. [New] rejects a nil limiter.
+// NewRateBudget returns a budget that allows a retry whenever l allows an event. It is an absolute
+// limit on retries: traffic earns nothing, and a retry that succeeds returns nothing. A refund is
+// worth a whole retry immediately, unless the limiter's burst is full. The limiter may be shared
+// with other uses. [New] rejects a nil limiter.
 func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
 
 type rateBudget struct {
 	limiter *rate.Limiter
 
 	mu       sync.Mutex // held from the check to the take: two retries cannot both use one refund
-	refunded float64    // guarded by mu; a whole number, kept here because a Limiter takes no used token back
-	last     time.Time  // guarded by mu; the latest time, because a Limiter given an earlier one counts some time twice
+	refunded float64    // guarded by mu; a whole number, kept here because a Limiter accepts no refunds
+	last     time.Time  // guarded by mu; the latest time, because a Limiter counts time twice if it goes back
 }
 
 // String describes the budget to readers of a policy.
@@ -92,7 +91,7 @@ func (b *rateBudget) String() string {
 	if b.limiter == nil || b.limiter.Limit() == rate.Inf {
 		return "rate budget"
 	}
-	return fmt.Sprintf("rate budget: %v a second, at most %d at once", float64(b.limiter.Limit()), b.limiter.Burst())
+	return fmt.Sprintf("rate budget: %v a second, at most %d in a burst", float64(b.limiter.Limit()), b.limiter.Burst())
 }
 
 func (b *rateBudget) Deposit(Outcome) {}
@@ -129,7 +128,8 @@ func (b *rateBudget) Balance(now time.Time) float64 {
 	return b.balance(now)
 }
 
-// balance needs mu. It drops refunds that would exceed the limiter's burst.
+// balance returns what the limiter and the refunds allow at now. It drops refunds that would
+// exceed the limiter's burst. The caller holds mu.
 func (b *rateBudget) balance(now time.Time) float64 {
 	if now.After(b.last) {
 		b.last = now
@@ -149,10 +149,10 @@ func (b *rateBudget) check() error {
 	return nil
 }
 
-// NewConcurrencyBudget allows at most n retries at the same time; n is at least 1. A retry
-// counts from the decision, through its wait, until its attempt ends. The retry of a stream
-// counts only until the stream is committed, so that a long stream does not hold a place for
-// life.
+// NewConcurrencyBudget returns a budget that allows at most n retries at the same time. n is at
+// least 1; other values are an error. A retry counts from the decision, through its wait, until
+// its attempt ends. A stream's retry counts only until the stream is committed, so that a long
+// stream does not hold its slot for life.
 func NewConcurrencyBudget(n int) (Budget, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)
@@ -167,7 +167,7 @@ type concurrencyBudget struct {
 
 // String describes the budget to readers of a policy.
 func (b *concurrencyBudget) String() string {
-	return fmt.Sprintf("concurrency budget: %d at once", b.limit)
+	return fmt.Sprintf("concurrency budget: at most %d in flight", b.limit)
 }
 
 func (b *concurrencyBudget) Deposit(o Outcome) {
@@ -191,7 +191,8 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 // allows reports whether Withdraw would return true.
 func (b *concurrencyBudget) allows(time.Time) bool { return b.inUse.Load() < b.limit }
 
-// replace takes a place that the attempt replaced is about to give back.
+// replace takes a slot even if none is free, because the replaced attempt is about to give its
+// slot back.
 func (b *concurrencyBudget) replace(time.Time) bool {
 	b.inUse.Add(1)
 	return true
@@ -210,11 +211,10 @@ func (b *concurrencyBudget) Balance(time.Time) float64 {
 	return float64(b.limit - b.inUse.Load())
 }
 
-// AllBudgets allows a retry only if every one of the budgets does, and takes it from all
-// of them or from none. This package's budgets are all asked before anything is taken, so
-// a refused retry leaves no trace in them; a [Budget] of another type may be given a
-// Withdraw that is followed by a Refund. Without budgets it never refuses. [New] rejects
-// a nil budget.
+// AllBudgets returns a budget that allows a retry only if every one of the budgets does. It takes
+// the retry from all of them or from none. This package's budgets are all checked before anything
+// is taken, so a refused retry leaves no trace in them; a [Budget] of another type may receive a
+// Withdraw followed by a Refund. AllBudgets() never refuses a retry. [New] rejects a nil budget.
 func AllBudgets(b ...Budget) Budget {
 	all := &allBudgets{}
 	for _, b := range b {
@@ -247,11 +247,11 @@ func (all *allBudgets) Deposit(o Outcome) {
 	}
 }
 
-// A replacer is a budget that limits what is in flight. It lets a retry take the place of an
-// overdue one, which gives its own place back when it has ended.
+// A replacer is a budget that limits the retries in flight. It lets a retry replace an overdue
+// one, which gives its slot back when it has ended.
 type replacer interface{ replace(now time.Time) bool }
 
-// withdrawFrom takes a retry from b; replacing says that it takes the place of another one.
+// withdrawFrom takes a retry from b; replacing means that it replaces an overdue retry.
 func withdrawFrom(b Budget, now time.Time, replacing bool) bool {
 	if r, ok := b.(replacer); ok && replacing {
 		return r.replace(now)
@@ -259,21 +259,22 @@ func withdrawFrom(b Budget, now time.Time, replacing bool) bool {
 	return b.Withdraw(now)
 }
 
-// A releaser is a budget that limits what is in flight. A retry whose stream is committed does
-// not count as in flight any more, although its attempt has not ended: release gives its place
-// back, and depositReleased takes the place of Deposit when it ends.
+// A releaser is a budget that limits the retries in flight. A retry whose stream is committed no
+// longer counts as in flight, although its attempt has not ended: release gives its slot back,
+// and depositReleased is called instead of Deposit when it ends.
 type releaser interface {
 	release()
 	depositReleased(Outcome)
 }
 
+// release gives back the slot of a retry whose stream is committed, if b has slots.
 func release(b Budget) {
 	if r, ok := b.(releaser); ok {
 		r.release()
 	}
 }
 
-// depositIn reports to b how an attempt ended; released says that release was called for it.
+// depositIn reports to b how an attempt ended; released means that release was called for it.
 func depositIn(b Budget, o Outcome, released bool) {
 	if r, ok := b.(releaser); ok && released {
 		r.depositReleased(o)
@@ -297,16 +298,17 @@ func (all *allBudgets) depositReleased(o Outcome) {
 	}
 }
 
-// An asker is a budget that can say whether it would allow a retry, without taking one.
+// An asker is a budget that can report whether it would allow a retry, without taking one.
 type asker interface{ allows(now time.Time) bool }
 
-// Withdraw takes from budgets of other types first: when they refuse, nothing of our own
-// was taken. After that only a concurrent retry can make one of ours refuse.
+// Withdraw takes from budgets of other types first: if they refuse, nothing was taken from ours.
+// After that, only a concurrent retry can make one of ours refuse.
 func (all *allBudgets) Withdraw(now time.Time) bool { return all.take(now, false) }
 
-// replace withdraws a retry that replaces one.
+// replace withdraws a retry that replaces an overdue one.
 func (all *allBudgets) replace(now time.Time) bool { return all.take(now, true) }
 
+// take asks the askers, then withdraws from all budgets or from none.
 func (all *allBudgets) take(now time.Time, replacing bool) bool {
 	for _, b := range all.budgets {
 		if _, replaces := b.(replacer); replacing && replaces {
@@ -370,25 +372,25 @@ func (all *allBudgets) check() error {
 	return nil
 }
 
-// PerTarget makes a budget for each target that a client is dialed to, with newBudget,
-// on the first call to that target: a backend that is down does not use up the retries
-// of the others. Targets are compared in gRPC's canonical form, so "localhost:80" and
-// "dns:///localhost:80" are one. newBudget must be safe for concurrent use and must not
-// return nil; a budget that it makes may remain unused.
+// PerTarget returns a budget that keeps a separate budget for each target that clients are dialed
+// to, so that a backend that is down does not use up the retries of the others. It calls newBudget
+// on the first call to a target. Targets are compared in gRPC's canonical form, so "localhost:80"
+// and "dns:///localhost:80" are the same. newBudget must be safe for concurrent use and must not
+// return nil; a budget that it returns may remain unused. [New] rejects a nil newBudget.
 //
-// A target that is no longer used is forgotten, when a call to a new target is made and
-// the target has not been used for at least a minute. If it is used again later, it gets
-// a new budget, so its reserve is full again and its earnings are gone. Calls that are
-// in flight then stay with the old budget.
+// A target that is no longer used is forgotten when a call to a new target is made and the old
+// one has not been used for at least a minute. If it is used again later, it gets a new budget,
+// so its reserve is full again and its earnings are gone. Calls that are in flight at that time
+// keep the old budget.
 //
-// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside of a
-// Retrier it acts as the budget of the target "". It cannot be a part of [AllBudgets],
-// but newBudget can return AllBudgets.
+// The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside a Retrier, it acts
+// as the budget of the target "". It cannot be part of [AllBudgets], but newBudget can return
+// AllBudgets.
 func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: newBudget} }
 
 type perTarget struct {
 	newBudget func() Budget
-	settings  RatioBudget                  // of the ratio budgets that it makes; zero if it makes others
+	settings  RatioBudget                  // the settings, if it creates ratio budgets; zero if it creates others
 	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
 	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
 
@@ -403,8 +405,8 @@ type targetBudget struct {
 	dialed []string    // guarded by perTarget.mu; the target's keys in perTarget.dialed
 }
 
-// use marks the budget as used. It writes only once between two sweeps, so that the cores
-// of a busy client share the cache line.
+// use marks the budget as used and returns it. It writes only once between two sweeps, so that
+// the cores of a busy client share the cache line.
 func (b *targetBudget) use() Budget {
 	if !b.used.Load() {
 		b.used.Store(true)
@@ -417,9 +419,9 @@ type dialedBudget struct {
 	*targetBudget
 }
 
-// sweepEvery is the least time between two sweeps, and so the least time for which a
-// target is unused before it is forgotten. It is longer than the default Window, after
-// which a budget without calls has little left to lose.
+// sweepEvery is the shortest time between two sweeps, and so the shortest time that an unused
+// target is remembered. It is longer than the default Window, after which a budget without calls
+// has little left to lose.
 const sweepEvery = time.Minute
 
 // String describes the budget to readers of a policy.
@@ -437,8 +439,8 @@ func (t *perTarget) Withdraw(now time.Time) bool   { return t.of("", noTarget).W
 func (t *perTarget) Refund()                       { t.of("", noTarget).Refund() }
 func (t *perTarget) Balance(now time.Time) float64 { return t.of("", noTarget).Balance(now) }
 
-// of returns the budget of a target as dialed. The canonical form costs an allocation, so
-// it is made only if the target is new.
+// of returns the budget for a target as dialed. The canonical form costs an allocation, so it is
+// built only if the target is new.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
 	if first := t.first.Load(); first != nil && first.dialed == dialed {
 		return first.use()
@@ -449,7 +451,7 @@ func (t *perTarget) of(dialed string, canonical func() string) Budget {
 	return t.add(dialed, canonical()).use()
 }
 
-// add makes the target known under its name as dialed.
+// add returns the budget of a target that is not known under its name as dialed.
 func (t *perTarget) add(dialed, canonical string) *targetBudget {
 	if b := t.alias(dialed, canonical, nil); b != nil {
 		return b
@@ -457,7 +459,7 @@ func (t *perTarget) add(dialed, canonical string) *targetBudget {
 	return t.alias(dialed, canonical, &targetBudget{Budget: t.newBudget()})
 }
 
-// known returns the budget of a target in canonical form, nil if it has none.
+// known returns the budget of a target in canonical form; nil if the target has none.
 func (t *perTarget) known(canonical string) Budget {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -467,8 +469,8 @@ func (t *perTarget) known(canonical string) Budget {
 	return nil
 }
 
-// alias adds dialed to the names of the target, which gets the budget fresh if it has
-// none. It returns nil if the target has none and fresh is nil.
+// alias adds dialed to the target's names and returns the target's budget, which is fresh if it
+// had none. It returns nil if the target has no budget and fresh is nil.
 func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *targetBudget {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -489,8 +491,8 @@ func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *target
 	return b
 }
 
-// sweep needs mu. It forgets the targets that were not used since the previous sweep, if
-// that was long enough ago.
+// sweep forgets the targets that were not used since the previous sweep, if that was long enough
+// ago. The caller holds mu.
 func (t *perTarget) sweep(now time.Time) {
 	if t.targets == nil {
 		t.targets, t.swept = map[string]*targetBudget{}, now
@@ -525,13 +527,10 @@ func checkBudget(b Budget) error {
 	if isNil(b) {
 		return fmt.Errorf("budget is nil")
 	}
-	if c, ok := b.(interface{ check() error }); ok {
-		return c.check()
-	}
-	return nil
+	return checkSelf(b)
 }
 
-// isNil also finds nil pointers in an interface.
+// isNil reports whether v is nil, or an interface that holds a nil pointer.
 func isNil(v any) bool {
 	if v == nil {
 		return true

@@ -9,63 +9,63 @@ import (
 	"unsafe"
 )
 
-// RatioBudget holds the settings of [NewRatioBudget] and [WithRatioBudget]. The zero
-// value means a Ratio of 0.2, a Reserve of 3, no MinPerSecond and a Window of 10 s. In
-// any other value the fields are taken as they are, except that a Window of 0 means 10 s.
+// RatioBudget holds the settings for [NewRatioBudget] and [WithRatioBudget]. The zero RatioBudget
+// means a Ratio of 0.2, a Reserve of 3, no MinPerSecond and a Window of 10 s. In any other
+// RatioBudget the fields are used as they are, except that a Window of 0 means 10 s.
 type RatioBudget struct {
-	Ratio        float64       // retries earned by an answered call, at least 0: 0.2 is one retry for five calls
-	Reserve      float64       // retries in hand, at least 0, full at the start and earned back first
-	MinPerSecond float64       // retries per second on top, at least 0, whatever the traffic
+	Ratio        float64       // retries earned by an answered call, at least 0; 0.2 is one retry for five calls
+	Reserve      float64       // retries that do not expire, at least 0; full at the start and refilled first
+	MinPerSecond float64       // additional retries per second, at least 0, whatever the traffic
 	Window       time.Duration // how long earned retries can be spent, at least 1 ms; 0 means 10 s
 }
 
 var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.Second}
 
-// NewRatioBudget allows retries as a share of the calls that the server answered. An
-// outage earns nothing, so while it lasts the server soon gets one attempt per call.
+// NewRatioBudget returns a budget that limits retries to a share of the calls that the server
+// answered. An outage earns nothing, so while it lasts clients soon make one attempt per call.
+// Invalid settings are an error.
 //
 // Each [Outcome] that is Succeeded or Answered, and not Late, earns Ratio. Earnings first fill the
-// reserve until it holds Reserve again; the others can be spent for the length of the
-// Window, so a good hour is not saved up for a bad minute. The reserve is full at the
-// start and is not refilled by time, because such refills add up in a fleet of clients.
-// MinPerSecond is for those who want one: a floor that holds up to MinPerSecond ×
-// Window, is full at the start, and gains MinPerSecond each second.
+// reserve until it holds Reserve again; the rest can be spent for the length of the Window, so a
+// good hour is not saved up for a bad minute. The reserve is full at the start and is not
+// refilled by time, because such refills add up in a fleet of clients. MinPerSecond adds such a
+// refill: a floor that holds up to MinPerSecond × Window, is full at the start, and gains
+// MinPerSecond each second.
 //
-// A retry costs one token, taken from what expires first: the oldest earnings, then the
-// floor, then the reserve. The token is returned if the retry is refunded or if it
-// succeeds, because the budget pays for wasted retries only; a hedge that succeeds
-// returns nothing. A returned token is available immediately. It fills the reserve, then
-// the floor, then pays for the newest earnings that were spent, which expire as if they
-// never had been. If all of that is full, because calls were answered meanwhile, nothing is
-// missing and the token is dropped.
+// A retry costs one token. The tokens that expire first are spent first: the oldest earnings, then
+// the floor, then the reserve. The token is returned if the retry is refunded or if it succeeds,
+// because the budget pays only for wasted retries; a hedge that succeeds returns nothing. A
+// returned token is available immediately. It fills the reserve, then the floor, then replaces the
+// newest earnings that were spent, which expire as if they had never been spent. If nothing is
+// missing, because calls were answered in the meantime, the token is dropped.
 //
 // If everything fails from the first call on,
 //
 //	attempts ≤ calls + Reserve + MinPerSecond × (seconds + Window)
 //
-// If failures begin later, the earnings of the preceding Window are added, and a token
-// that is returned after that for a retry decided on before counts among them.
+// If failures start later, the earnings of the preceding Window are added. They include tokens
+// that are returned later for retries decided on before.
 //
-// Deposit takes no lock, and only every sixteenth reads the clock. Earnings age in steps
-// of a twentieth of the window and last for up to one step longer than the window.
+// Deposit takes no lock, and only every sixteenth Deposit reads the clock. Earnings age in steps of
+// a twentieth of the Window and last for up to one step longer than the Window.
 // Compared with an exact sliding window, the earnings are therefore off by at most
 // Ratio × (the calls of three steps + 240). The bound above is not affected if
 // everything fails from the first call on.
 //
-// A program with a clock of its own, such as a simulation, calls Balance when its time
-// begins: if the first time that the budget gets is further than a Window from the real
-// time, the budget never reads the real clock. Calls between two looks (Withdraw or
-// Balance) then count as spread evenly over the time between them, and the error above
-// holds if there is a look in each step.
+// A program with its own clock, such as a simulation, calls Balance when its time starts: if the
+// first time passed to the budget is more than a Window away from the real time, the budget never
+// reads the real clock. The calls between two looks (Withdraw or Balance) are then treated as
+// spread evenly over the time between them, and the error above holds if there is a look in each
+// step.
 func NewRatioBudget(s RatioBudget) (Budget, error) {
-	s = s.filled()
+	s = s.withDefaults()
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("grpcretry: NewRatioBudget: %w", err)
 	}
 	return newRatioBudget(s), nil
 }
 
-// newRatioBudget needs settings that are filled and checked.
+// newRatioBudget returns a budget with settings that are complete and valid.
 func newRatioBudget(s RatioBudget) *ratioBudget {
 	b := &ratioBudget{
 		settings: s,
@@ -78,8 +78,8 @@ func newRatioBudget(s RatioBudget) *ratioBudget {
 	return b
 }
 
-// filled replaces the values that mean a default.
-func (s RatioBudget) filled() RatioBudget {
+// withDefaults replaces the zeros that stand for a default.
+func (s RatioBudget) withDefaults() RatioBudget {
 	s = orDefault(s, defaultRatioBudget)
 	s.Window = orDefault(s.Window, defaultRatioBudget.Window)
 	return s
@@ -103,7 +103,7 @@ func (s RatioBudget) check() error {
 	return nil
 }
 
-// fullFloor is how many tokens the floor holds.
+// fullFloor returns the number of tokens that the floor can hold.
 func (s RatioBudget) fullFloor() float64 { return s.MinPerSecond * s.Window.Seconds() }
 
 // ratioSteps is the number of steps in a window.
@@ -111,40 +111,39 @@ const ratioSteps = 20
 
 // A ratioBudget implements [NewRatioBudget].
 //
-// Why the bound holds: a retry takes exactly one token, in all, and tokens come from
-// nowhere but an answered call, the time that refills the floor, and a retry that gives
-// its own token back. While everything fails, the first and the last do not happen for
-// attempts that were sent; so the retries sent since the first call are at most the
-// tokens there were, Reserve + MinPerSecond × Window, plus MinPerSecond for each second.
-// Nothing holds more tokens than its limit, and returned tokens never renew the age of
-// earnings. So at any later moment there are besides, at most, the earnings of the
-// window before it.
+// Why the bound holds: a retry takes exactly one token in total, and there are only three sources
+// of tokens: answered calls, the time that refills the floor, and retries that return their own
+// token. While everything fails, no call is answered, and no retry that was sent returns its
+// token. So the retries sent since the first call are at most the tokens at the start, Reserve +
+// MinPerSecond × Window, plus MinPerSecond for each second. Neither reserve nor floor holds more
+// tokens than its limit, and returned tokens do not make earnings younger. So if failures start
+// later, the only additional tokens are the earnings of the preceding window.
 //
-// There are unspent earnings only while the reserve is full, because earnings and returned
-// tokens fill the reserve first and retries empty it last. Without a floor, a returned
-// token therefore goes exactly where its retry took it from, if nothing happened between.
+// There are unspent earnings only while the reserve is full, because earnings and returned tokens
+// fill the reserve first and retries empty it last. Without a floor, a returned token therefore
+// goes exactly where its retry took it from, if nothing has happened in between.
 type ratioBudget struct {
 	settings RatioBudget   // set by newRatioBudget, then only read
-	step     time.Duration // likewise
+	step     time.Duration // set by newRatioBudget, then only read
 
 	calls    stripedCounter // answered calls
 	returned atomic.Int64   // tokens returned since the last look
 	due      atomic.Int64   // the time since the origin when a Deposit should look
 
-	mu      sync.Mutex              // held to take a retry and to judge by it: two cannot both take the last token
+	mu      sync.Mutex              // held from the check to the take: two retries cannot both take the last token
 	looked  bool                    // guarded by mu; Withdraw or Balance was called
-	epoch   time.Time               // guarded by mu; where step 0 begins
-	last    time.Duration           // guarded by mu; the latest look, since the epoch
+	epoch   time.Time               // guarded by mu; the start of step 0
+	last    time.Duration           // guarded by mu; the time of the latest look, since the epoch
 	newest  int64                   // guarded by mu; the number of the step of the latest look
 	seen    int64                   // guarded by mu; calls that have earned their share
 	reserve float64                 // guarded by mu
 	floor   float64                 // guarded by mu
 	steps   [ratioSteps + 1]float64 // guarded by mu; a ring of earnings: the current step and the window before it
 	earned  float64                 // guarded by mu; the sum of steps
-	spent   float64                 // guarded by mu; how much of earned was spent, which is its oldest part
+	spent   float64                 // guarded by mu; the part of earned that was spent, which is its oldest
 }
 
-// perTargetRatio makes a ratio budget for each target. It needs settings that are filled.
+// perTargetRatio returns a budget with a ratio budget for each target; its settings are complete.
 func perTargetRatio(s RatioBudget) Budget {
 	return &perTarget{newBudget: func() Budget { return newRatioBudget(s) }, settings: s}
 }
@@ -162,7 +161,7 @@ func (s RatioBudget) describe() string {
 		round(100*s.Ratio), round(s.Reserve), floor, s.Window)
 }
 
-// round removes the digits that floating point adds to a number that somebody wrote.
+// round removes the digits that floating point adds to a decimal fraction.
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
@@ -177,21 +176,21 @@ func (b *ratioBudget) Deposit(o Outcome) {
 	}
 }
 
-// lookEvery is how many deposits of one cell of the counter come to one that reads the
-// clock, and maxUnseen how many calls can come after the time for a look and before it.
+// In each cell of the counter, one of lookEvery deposits reads the clock. So at most maxUnseen calls
+// are counted after a look is due and before it happens.
 const (
 	lookEvery = 16
 	maxUnseen = counterCells * (lookEvery - 1)
 )
 
-// neverDue is the due of a budget that lives by its caller's clock.
+// neverDue is the value of due in a budget that uses its caller's clock.
 const neverDue = math.MaxInt64
 
-// dueAfter needs mu. It lets the next look of a Deposit be a step after now.
+// dueAfter makes the next look by a Deposit due a step after now. The caller holds mu.
 func (b *ratioBudget) dueAfter(now time.Time) { b.due.Store(int64(now.Sub(origin) + b.step)) }
 
-// lookIfDue looks if a step has passed since the last look, or if the clock has gone far
-// back. If the lock is taken, its holder looks.
+// lookIfDue takes a look if a step has passed since the last one, or if the clock has gone far
+// back. It does nothing if the lock is taken, because the lock's holder looks.
 func (b *ratioBudget) lookIfDue() {
 	due := b.due.Load()
 	early := time.Duration(due) - sinceOrigin()
@@ -199,7 +198,7 @@ func (b *ratioBudget) lookIfDue() {
 		return
 	}
 	defer b.mu.Unlock()
-	if b.due.Load() == due { // else another goroutine has looked meanwhile
+	if b.due.Load() == due { // otherwise another goroutine has looked in the meantime
 		b.settle(time.Now())
 	}
 }
@@ -224,12 +223,12 @@ func (b *ratioBudget) allows(now time.Time) bool {
 	return b.hasOne(now)
 }
 
-// hasOne needs mu.
+// hasOne reports whether there is a whole token. The caller holds mu.
 func (b *ratioBudget) hasOne(now time.Time) bool {
-	return b.balance(now) >= 1-1e-9 // five fifths are a whole
+	return b.balance(now) >= 1-1e-9 // five additions of 0.2 may sum to just under 1
 }
 
-// take returns as much of rest as there is, and reduces rest by that.
+// take reduces rest by as much as is available, and returns how much that is.
 func take(rest *float64, available float64) float64 {
 	taken := max(0, min(*rest, available))
 	*rest -= taken
@@ -244,13 +243,13 @@ func (b *ratioBudget) Balance(now time.Time) float64 {
 	return b.balance(now)
 }
 
-// balance needs mu.
+// balance returns the number of tokens at now. The caller holds mu.
 func (b *ratioBudget) balance(now time.Time) float64 {
 	b.look(now)
 	return b.reserve + b.floor + max(0, b.earned-b.spent)
 }
 
-// look needs mu.
+// look brings the budget up to date, on the clock of its caller. The caller holds mu.
 func (b *ratioBudget) look(now time.Time) {
 	if !b.looked && time.Since(now).Abs() > b.settings.Window {
 		b.restart(now)
@@ -259,26 +258,27 @@ func (b *ratioBudget) look(now time.Time) {
 	b.settle(now)
 }
 
-// restart needs mu. It lets the time of the budget begin at now, on the caller's clock.
-// All calls so far count as made at that time, whatever Deposit made of them by the real
-// clock; nothing was spent yet.
+// restart makes the budget's time start at now, on the caller's clock. All calls so far count as
+// made at that time, although Deposit has counted them by the real clock; nothing has been spent
+// yet. The caller holds mu.
 func (b *ratioBudget) restart(now time.Time) {
 	b.epoch, b.last, b.newest, b.seen = now, 0, 0, 0
 	b.steps, b.earned = [ratioSteps + 1]float64{}, 0
 	b.due.Store(neverDue)
 }
 
-// settle needs mu. It brings the tokens up to date: it drops the earnings older than a
-// window, and adds what time, returned tokens and calls have brought since the last look.
-// Returned tokens come before calls: a retry that succeeds returns its token, then earns.
+// settle brings the tokens up to date: it drops the earnings that are older than a window, and
+// adds those from time, returned tokens and calls since the last look. Returned tokens come before
+// calls, because a retry that succeeds first returns its token and then earns. The caller holds
+// mu.
 func (b *ratioBudget) settle(now time.Time) {
-	total := b.calls.sum() // before returned, because Deposit writes that first
+	total := b.calls.sum() // read before returned, because Deposit writes returned first
 	calls := total - b.seen
 	b.seen = total
 	own := b.due.Load() != neverDue
 	from, at := b.last, now.Sub(b.epoch)
 	if own && at < from-b.settings.Window {
-		b.epoch = now.Add(-from) // time goes on from here, in or after a bubble of testing/synctest
+		b.epoch = now.Add(-from) // time continues from here, inside or after a bubble of testing/synctest
 	}
 	at = max(from, at) // the clock may have been read before another goroutine's look
 	b.last = at
@@ -298,7 +298,7 @@ func (b *ratioBudget) settle(now time.Time) {
 	b.earn(calls, from, at)
 }
 
-// advance needs mu. It makes the step of that number the newest.
+// advance makes the step with the number newest the newest one. The caller holds mu.
 func (b *ratioBudget) advance(newest int64) {
 	if newest == b.newest {
 		return
@@ -309,22 +309,22 @@ func (b *ratioBudget) advance(newest int64) {
 		*s = 0
 	}
 	b.newest = newest
-	b.earned = 0 // added up anew, so that no rounding error stays
+	b.earned = 0 // summed up again, so that no rounding error stays
 	for _, earned := range b.steps {
 		b.earned += earned
 	}
 	b.spent = min(b.spent, b.earned)
 }
 
-// giveBack needs mu. It adds returned tokens, in the reverse order of Withdraw.
+// giveBack adds returned tokens, in the reverse order of Withdraw. The caller holds mu.
 func (b *ratioBudget) giveBack(tokens float64) {
 	b.reserve += take(&tokens, b.settings.Reserve-b.reserve)
 	b.floor += take(&tokens, b.settings.fullFloor()-b.floor)
 	b.spent -= take(&tokens, b.spent)
 }
 
-// earn needs mu. It adds the earnings of calls that were spread evenly between from and
-// to. The first of them fill the reserve, and earnings older than the window are gone.
+// earn adds the earnings of calls that were spread evenly between from and to. The first earnings
+// fill the reserve, and those older than the window are dropped. The caller holds mu.
 func (b *ratioBudget) earn(calls int64, from, to time.Duration) {
 	earnings := float64(calls) * b.settings.Ratio
 	if earnings <= 0 {
@@ -349,9 +349,9 @@ func (b *ratioBudget) at(number int64) *float64         { return &b.steps[number
 // counterCells is the number of cells of a stripedCounter, a power of two.
 const counterCells = 16
 
-// A stripedCounter counts without a lock, and without cores fighting over a cache line:
-// each goroutine has a cell, chosen by the address of its stack. That takes a third of
-// the time of choosing a cell at random, and the line stays with the core.
+// A stripedCounter counts without a lock, and without cores fighting over a cache line: each
+// goroutine has a cell, chosen by the address of its stack. That takes a third of the time of
+// choosing a random cell, and the cache line stays with the core.
 type stripedCounter struct {
 	cells [counterCells]struct {
 		n atomic.Int64
@@ -363,7 +363,7 @@ type stripedCounter struct {
 func (c *stripedCounter) add() int64 {
 	var here byte
 	stack := uint64(uintptr(unsafe.Pointer(&here))) >> 11 // stacks are 2 KiB or more
-	return c.cells[stack*0x9E3779B97F4A7C15>>60].n.Add(1) // spread, because stacks come in steps
+	return c.cells[stack*0x9E3779B97F4A7C15>>60].n.Add(1) // spread, because stack addresses come in steps
 }
 
 func (c *stripedCounter) sum() (total int64) {

@@ -392,7 +392,7 @@ func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
 		{Ratio: 0.2, Reserve: 2.5, MinPerSecond: 0.125, Window: time.Minute},
 	} {
 		b, retries := ratioBudgetOf(t, s), 0
-		filled := s.filled()
+		defaulted := s.withDefaults()
 		for i := range 6400 { // 64 calls a second with four attempts each
 			seconds := float64(i) / 64
 			b.Deposit(aFailure)
@@ -402,7 +402,7 @@ func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
 					b.Deposit(retryFailure)
 				}
 			}
-			limit := filled.Reserve + filled.MinPerSecond*(seconds+filled.Window.Seconds())
+			limit := defaulted.Reserve + defaulted.MinPerSecond*(seconds+defaulted.Window.Seconds())
 			if want := int(limit); i > 100 && retries != want {
 				t.Fatalf("%+v: %d retries after %v s of an outage, want %d", s, retries, seconds, want)
 			}

@@ -475,12 +475,12 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		"ratio budget: 20% of answered calls, a reserve of 3, over 10s": realRatioBudget(t, RatioBudget{}),
 		"ratio budget: 30% of answered calls, a reserve of 0.3, plus 0.3 a second, over 1m0.000000007s": realRatioBudget(t,
 			RatioBudget{tenth + 2*tenth, tenth + 2*tenth, tenth + 2*tenth, time.Minute + 7}),
-		"throttle: 10 tokens, 0.1 for a success":     throttle,
-		"concurrency budget: 3 at once":              three,
-		"rate budget: 5 a second, at most 7 at once": NewRateBudget(rate.NewLimiter(5, 7)),
+		"throttle: 10 tokens, 0.1 for a success":        throttle,
+		"concurrency budget: at most 3 in flight":       three,
+		"rate budget: 5 a second, at most 7 in a burst": NewRateBudget(rate.NewLimiter(5, 7)),
 		"rate budget": NewRateBudget(rate.NewLimiter(rate.Inf, 0)),
 		"no limit":    Unlimited,
-		"concurrency budget: 3 at once and no limit and *grpcretry.aBudget": AllBudgets(three, Unlimited, &aBudget{}),
+		"concurrency budget: at most 3 in flight and no limit and *grpcretry.aBudget": AllBudgets(three, Unlimited, &aBudget{}),
 	} {
 		if got := fmt.Sprint(b); got != want {
 			t.Errorf("budget is %q, want %q", got, want)

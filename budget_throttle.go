@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// NewThrottle is the retryThrottling of a gRPC service config, from gRFC A6
-// #throttling-retry-attempts-and-hedged-rpcs: a count of tokens that starts at
-// maxTokens, loses 1 with each failed attempt and gains tokenRatio with each that
-// succeeds, between 0 and maxTokens. Retries are allowed while it is above half of
-// maxTokens.
+// NewThrottle returns a budget that works like retryThrottling in a gRPC service config (gRFC A6
+// #throttling-retry-attempts-and-hedged-rpcs). Its token count starts at maxTokens, loses 1 for
+// each failed attempt and gains tokenRatio for each successful one, but stays between 0 and
+// maxTokens. Retries are allowed while the count is above half of maxTokens.
 //
-// maxTokens is above 0 and at most 1000, tokenRatio above 0; of both, decimals beyond
-// the third are ignored, as A6 has it for tokenRatio. A retry does not itself cost a
-// token, so a refund returns none. An answered failure changes nothing: to A6 it is
-// neither a success nor a failure. The throttle takes no lock.
+// maxTokens is above 0 and at most 1000, tokenRatio is above 0; other values are an error. Decimals
+// beyond the third are ignored in both, as A6 specifies for tokenRatio. A retry itself costs no
+// token, so a refund returns none. A failure that is [Answered] changes nothing, because to A6 it
+// is neither a success nor a failure. The throttle takes no lock.
 //
-// A6 keeps one count per server: use it within [PerTarget] for clients of several.
+// A6 keeps one count for each server: a client of several servers uses NewThrottle within
+// [PerTarget].
 func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
 	if !(maxTokens > 0 && maxTokens <= 1000) { // NaN too
 		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, want above 0 and at most 1000", maxTokens)
@@ -37,8 +37,8 @@ func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
 	return t, nil
 }
 
-// thousandths cuts x after its third decimal. The nudge is for numbers such as 0.29,
-// whose nearest float is just below.
+// thousandths returns x in thousandths, cut after the third decimal. It adds a little first, for
+// numbers such as 0.29, whose nearest float is just below.
 func thousandths(x float64) int64 { return int64(x*1000 + 1e-6) }
 
 type throttle struct {
@@ -65,7 +65,7 @@ func (t *throttle) add(delta int64) {
 	for {
 		old := t.tokens.Load()
 		tokens := min(t.full, max(0, old+delta))
-		// A full count is only read, so the cores of a healthy client share it.
+		// If the count is full it is only read, so the cores of a healthy client share it.
 		if tokens == old || t.tokens.CompareAndSwap(old, tokens) {
 			return
 		}

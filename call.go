@@ -230,7 +230,7 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 // call, the error that the call returns.
 func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 	c.collect(a)
-	err = truthOf(err, a, c.stream)
+	err = readable(truthOf(err, a, c.stream)) // RecvMsg of a stream below may have returned it
 	if now.IsZero() {
 		now = time.Now()
 	}

@@ -125,7 +125,7 @@ func endOf(ctx context.Context, now time.Time) error {
 // causeOf returns why a context has ended. If that is one of our own reasons, another call has
 // ended for it.
 func causeOf(ctx context.Context) error {
-	cause := context.Cause(ctx)
+	cause := readable(context.Cause(ctx))
 	if isReason(cause) {
 		return anothers{cause}
 	}

@@ -10,25 +10,24 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Classification is the answer of a classifier, see [WithClassifier].
+// Classification is a classifier's decision about a failed attempt, see [WithClassifier].
 type Classification int
 
-// The answers of a classifier.
+// The decisions of a classifier.
 const (
-	// Default leaves the decision to the status codes of the policy.
+	// Default leaves the decision to the policy's status codes.
 	Default Classification = iota
-	// Retry makes the failure retryable, whatever its status code. Attempts,
-	// deadline, pushback and budget limit it as they limit every retry.
+	// Retry makes the failure retryable, whatever its status code. The number of attempts, the
+	// deadline, pushback and the budget still limit the retry.
 	Retry
-	// Stop makes the failure final.
+	// Stop makes the failure final, whatever its status code.
 	Stop
 )
 
-// retryable says whether the policy allows to try again after f: the classifier
-// first, then the code set. It is never asked about OK, nor about the end of the
-// caller's own context.
+// retryable reports whether the policy considers f retryable: the classifier decides first, then
+// the code set. It is never called for OK, nor for the end of the caller's own context.
 func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) bool {
-	if p.Classifier != nil && !f.Committed { // else it has nothing to decide
+	if p.Classifier != nil && !f.Committed { // a committed call is not retried in any case
 		switch p.Classifier(ctx, f.Attempt) {
 		case Retry:
 			return true
@@ -50,16 +49,17 @@ func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) boo
 }
 
 // dropTexts are the messages of grpc-go's load-balancing policies for an RPC that they drop on
-// purpose: xDS drop_overloads, grpclb, and xDS circuit breakers, whose message starts and goes on
-// like this. Dropped RPCs are final (gRFC A6 #when-retries-are-valid); gRPC has no other mark for
-// them that reaches an interceptor, so policies with other texts are not recognized.
+// purpose: xDS drop_overloads and grpclb. breakerText has the beginning and a later part of the
+// message of xDS circuit breakers. Dropped RPCs are final (gRFC A6 #when-retries-are-valid). gRPC
+// has no other mark for them that reaches an interceptor, so drops with other messages are not
+// recognized.
 var (
 	dropTexts   = []string{"RPC is dropped", "request dropped by grpclb"}
 	breakerText = [2]string{"max requests ", " exceeded on service "}
 )
 
-// isDropped reports whether the balancer dropped the RPC: then it reached no server, and has no
-// peer.
+// isDropped reports whether the load balancer dropped the RPC on purpose. Such an RPC has reached
+// no server, so it has no peer.
 func isDropped(f *failure) bool {
 	if f.Attempt.Peer != nil {
 		return false
@@ -69,9 +69,9 @@ func isDropped(f *failure) bool {
 		strings.HasPrefix(message, breakerText[0]) && strings.Contains(message, breakerText[1])
 }
 
-// sizePhrases are what gRPC implementations say, with RESOURCE_EXHAUSTED, of a
-// message over a size limit, in lower case. Such a message is as large the next
-// time. gRPC has no other mark for it: the specification reuses the code.
+// sizePhrases are the phrases, in lower case, by which gRPC implementations report a message over
+// a size limit with RESOURCE_EXHAUSTED. Such a failure is not retried, because the message will
+// be just as large next time. gRPC has no other mark for it: the specification reuses the code.
 var sizePhrases = []string{
 	"received message larger than max",    // grpc-go and gRPC core receiving, grpc-js
 	"send message larger than max",        // grpc-go sending
@@ -88,6 +88,7 @@ var sizePhrases = []string{
 	"configured maximum payload size",     // grpc-swift
 }
 
+// isSizeError reports whether a RESOURCE_EXHAUSTED is about a message over a size limit.
 func isSizeError(err error) bool {
 	message := strings.ToLower(status.Convert(err).Message())
 	return slices.ContainsFunc(sizePhrases, func(phrase string) bool {
@@ -110,15 +111,15 @@ func newCodeSet(list []codes.Code) codeSet {
 
 func (s codeSet) has(c codes.Code) bool { return c <= maxCode && s&(1<<c) != 0 }
 
-// checkCodes refuses what can only be a mistake: nothing to retry, OK, and numbers
-// that are no status code.
+// checkCodes rejects lists that can only be a mistake: empty ones, and those with OK or with a
+// number that is not a status code.
 func checkCodes(list []codes.Code) error {
 	if len(list) == 0 {
 		return fmt.Errorf("no codes, want at least one (Disable turns retries off)")
 	}
 	for _, c := range list {
 		if c == codes.OK {
-			return fmt.Errorf("code OK is no failure")
+			return fmt.Errorf("code OK is not a failure")
 		}
 		if c > maxCode {
 			return fmt.Errorf("code %d is not a gRPC status code", uint32(c))

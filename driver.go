@@ -6,23 +6,25 @@ import (
 	"time"
 )
 
-// A Plan is the state of one call whose attempts a program makes itself: a simulator, say, or a
-// client of another protocol. Its driver sends attempts, reports how they end, and does what the
-// returned [Step] says. The Plan applies the policy of the call's method, the same rules in the
-// same order as for gRPC calls, and makes all deposits, withdrawals and refunds. It serves
-// retried and hedged calls alike. For gRPC calls use the interceptors.
+// A Plan holds the state of one call whose attempts a program makes itself, such as a simulator
+// or a client of another protocol. For gRPC calls use the interceptors instead.
+//
+// The Plan's driver sends attempts, reports how they end, and does what the returned [Step]
+// says. The Plan applies the method's policy, by the same rules and in the same order as for
+// gRPC calls, and makes all deposits, withdrawals and refunds. It serves retried and hedged calls
+// alike.
 //
 // [Retrier.Plan] returns a new Plan. The driver calls
 //
-//   - [Plan.Sent] for each attempt, the first included, when it sends the attempt;
-//   - [Plan.Ended] once for each attempt, when it ends;
+//   - [Plan.Sent] when it sends an attempt, including the first;
+//   - [Plan.Ended] once for each attempt, when the attempt ends;
 //   - [Plan.Overdue] when an attempt has run for the attempt timeout;
 //   - [Plan.Due] at [Plan.DueAt], and as soon as the call's context ends while no attempt is in
 //     flight.
 //
-// Nothing here waits, reads a clock or draws a random number: times and random numbers are the
-// driver's, and may be simulated. Observers, the logger, spans and metrics see nothing of the
-// call.
+// A Plan never waits, reads a clock or draws a random number. The driver supplies times and
+// random numbers, which may be simulated. Observers, the logger, spans and metrics see nothing
+// of the call.
 //
 // A Plan is not safe for concurrent use. The zero Plan is unusable.
 type Plan struct {
@@ -33,29 +35,28 @@ type Plan struct {
 	won     bool
 }
 
-// A Step is what a [Plan] wants its driver to do next. Attempts in flight go on in any case,
-// unless End is set.
+// A Step tells a [Plan]'s driver what to do next. Attempts in flight continue unless End is set.
 type Step struct {
-	// Send says to send an attempt now.
+	// Send is true if an attempt is to be sent now.
 	Send bool
-	// Connect says to wait for a connection: call [Plan.Due] as soon as there is one, and at
-	// DueAt at the latest.
+	// Connect is true if the driver is to wait for a connection: it calls [Plan.Due] as soon as
+	// there is one, and at DueAt at the latest.
 	Connect bool
-	// End says that the call is over. The driver cancels the attempts in flight, and reports
-	// each as Ended with ErrHedgeLost.
+	// End is true if the call is over. The driver cancels the attempts in flight and reports
+	// each with [Plan.Ended] and [ErrHedgeLost].
 	End bool
-	// Reason is why the attempt that was reported is not followed by another, or why a hedge
-	// that was due is not sent: an error as in [Error.Reason]. It is nil if there is to be
-	// another attempt, immediately or at DueAt.
+	// Reason says why no attempt follows the one that was reported, or why a hedge that was due
+	// is not sent: an error as in [Error.Reason]. It is nil if another attempt follows,
+	// immediately or at DueAt, and after a success.
 	Reason error
 }
 
-// Plan returns the plan of a call of method, "/pkg.Service/Method", which starts at the time
-// start. The call ends with ctx and its deadline; the Classifier of the policy is called with
-// ctx. target is the backend whose budget the call spends from, if there is one for each: any
-// name will do.
+// Plan returns a Plan for a call that starts at the time start. The method has the form
+// "/pkg.Service/Method". The call ends with ctx, at the latest at its deadline, and the policy's
+// Classifier is called with ctx. The target names the backend if there is a budget for each; it
+// may be any string.
 //
-// A method whose calls pass through has a Plan of one attempt that spends and reports nothing.
+// A method whose calls pass through gets a Plan of one attempt that spends and reports nothing.
 func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time) *Plan {
 	p := &Plan{ctx: ctx, method: method}
 	obeyed, delay, hedges := p.choose(r.policies.of(method).policy, start)
@@ -76,7 +77,7 @@ func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Ti
 	return p
 }
 
-// choose returns the policy of the call and, if hedges, the delay of its hedges.
+// choose returns the call's policy and, if the call is hedged, the delay between its attempts.
 func (p *Plan) choose(resolved *policy, start time.Time) (obeyed *policy, delay time.Duration, hedges bool) {
 	if resolved.hedged == nil {
 		return resolved, 0, false
@@ -88,9 +89,9 @@ func (p *Plan) choose(resolved *policy, start time.Time) (obeyed *policy, delay 
 	return resolved, 0, false
 }
 
-// Sent reports that an attempt is sent now. It returns the attempt's Method, Number, Hedge,
-// Start, Wait and WaitSource, and how long the attempt may run before it is [Plan.Overdue]; 0
-// means that there is no timeout for it.
+// Sent reports that an attempt is sent at the time now. It returns the attempt's Method, Number,
+// Hedge, Start, Wait and WaitSource, and how long the attempt may run before the driver calls
+// [Plan.Overdue]; a timeout of 0 means no limit.
 func (p *Plan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	s := p.plan.send(now)
 	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now, Wait: s.wait, WaitSource: s.source}
@@ -100,15 +101,15 @@ func (p *Plan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	return a, timeout
 }
 
-// Ended reports how an attempt ended, and returns what follows. a is what Sent returned, with
-// Duration and, if it failed, Err. Err is a gRPC status, or what
-// [google.golang.org/grpc/status.Code] makes of another error; it is [ErrAttemptTimeout] for an
-// attempt that was cancelled because Overdue said so, and [ErrHedgeLost] for one that was
-// cancelled because the call is over. Trailer holds a server's pushback, and Unsent says that
-// the attempt reached no server; the Classifier may read all of it. u is a random number in
-// [0, 1), for the jitter.
+// Ended reports how an attempt ended at the time now, and returns the next Step. The driver
+// passes the Attempt that Sent returned, with Duration and, if it failed, Err. Err is judged by
+// its status code, see [google.golang.org/grpc/status.Code]. It must be [ErrAttemptTimeout] for
+// an attempt that was cancelled because Overdue returned true, and [ErrHedgeLost] for one that
+// was cancelled because the call is over. The driver may also set Trailer, which can hold a
+// server's pushback; Unsent, if the attempt reached no server; and the other fields, for the
+// Classifier. u is a random number in [0, 1), for the jitter.
 //
-// A success ends the call; it is reported before the attempts that it makes losers.
+// A success ends the call. It must be reported before the attempts that lose to it.
 func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 	switch {
 	case a.Err == nil:
@@ -126,36 +127,36 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 	f := p.failure(a, now)
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
-	return p.plan.failed(p.ctx, &f, now, u).public()
+	return p.plan.failed(p.ctx, &f, now, u).exported()
 }
 
-// Overdue decides about an attempt, still in flight, that has run for the timeout that Sent
-// returned. It returns true if the attempt is to be cancelled, because another takes its place
-// or because the call has no deadline; the driver then reports it as Ended with
-// [ErrAttemptTimeout], and does what follows from that. If it returns false, the attempt goes
-// on to the call's deadline.
+// Overdue decides whether to cut an attempt that is still in flight after the timeout that Sent
+// returned; u is a random number in [0, 1). It returns true if the driver must cancel the
+// attempt, because another replaces it or because the call has no deadline. The driver then
+// calls [Plan.Ended] with [ErrAttemptTimeout] and does what that Step says. If Overdue returns
+// false, the attempt continues to the call's deadline.
 func (p *Plan) Overdue(a Attempt, now time.Time, u float64) (cut bool) {
 	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
 	return p.plan.overdue(p.ctx, &f, now, u).Cut
 }
 
-// Due returns what is to be done at DueAt, or when there is a connection that a Step has asked
-// to wait for. If the call's context has ended, the call is over, and what was withdrawn for an
-// attempt that will not be sent is given back.
+// Due returns the Step at DueAt, or as soon as a connection is ready for which a Step said to
+// wait. If the call's context has ended, the call is over, and the charge for an attempt that
+// will not be sent is refunded.
 func (p *Plan) Due(now time.Time) Step {
 	if reason := endOf(p.ctx, now); reason != nil {
 		p.plan.leave()
 		return Step{End: true, Reason: reason}
 	}
 	if p.plan.connecting != nil && now.Before(p.plan.dueAt) {
-		return p.plan.connected(now).public()
+		return p.plan.connected(now).exported()
 	}
-	return p.plan.due(now).public()
+	return p.plan.due(now).exported()
 }
 
-// DueAt returns when to call [Plan.Due], the zero time for never. Every other method may change
-// it.
+// DueAt returns when to call [Plan.Due]; the zero time means never. Every other method may change
+// that time.
 func (p *Plan) DueAt() time.Time { return p.plan.dueAt }
 
 func (p *Plan) failure(a Attempt, now time.Time) failure {
@@ -168,13 +169,13 @@ func (p *Plan) isLate(a Attempt) bool {
 	return timeout > 0 && a.Duration >= timeout
 }
 
-// measure reports the first attempt to the delay that measures it.
+// measure reports the first attempt to the delay, if that learns from latencies.
 func (p *Plan) measure(a Attempt, now time.Time) {
 	if p.learner != nil && a.Number == 1 {
 		p.learner.Answered(p.method, a.Duration, a.Err != nil, now)
 	}
 }
 
-func (s step) public() Step {
+func (s step) exported() Step {
 	return Step{Send: s.Send, Connect: s.Connect, End: s.End, Reason: s.Reason}
 }

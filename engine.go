@@ -7,23 +7,23 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// This file holds the rules: after an attempt has failed, or has exceeded its timeout, they
-// say whether another one follows, and when. They read no clock, draw no random number and do
-// no I/O, so a table can test each of them. A plan applies them to one call; everything that
+// This file holds the rules that look at one failure: what it means, and whether it may be
+// retried at all. The rules read no clock, draw no random number and do no I/O, so a table can
+// test each of them. A plan adds the rules about the rest of the call, and all code that
 // retries drives a plan.
 
-// A failure is an attempt that failed, together with what only its driver can know. The rules
-// read Number, Hedge, Err and Trailer of the Attempt; a Classifier may read all of it.
+// A failure is an attempt that failed, together with facts that only the plan's driver knows.
+// The rules read the Attempt's Number, Hedge, Err and Trailer; a Classifier may read all of it.
 type failure struct {
 	Attempt   Attempt
-	Unsent    bool  // it reached no server, see WithConnectWait; of an overdue attempt: there is no connection
+	Unsent    bool  // it reached no server, see WithConnectWait; for an overdue attempt: there is no connection
 	TimedOut  bool  // the attempt timeout ended it
-	Committed bool  // the application has seen something of it
+	Committed bool  // the application has received something from it
 	CtxErr    error // context.Cause of the caller's context, if that has ended
 	Closed    bool  // the ClientConn is closed
 }
 
-// A verdict is what the rules say about a failure.
+// A verdict is the decision about a failure.
 type verdict struct {
 	Retry      bool          // make another attempt after Wait; otherwise stop, because of Reason
 	Wait       time.Duration // never negative; on a stop, the wait that was rejected, 0 if none was computed
@@ -34,19 +34,20 @@ type verdict struct {
 	untouched bool // not retryable: a first such failure is returned unwrapped
 }
 
-// refused reports whether it was the budget that stopped the call.
-func (v verdict) refused() bool {
+// refusedByBudget reports whether the budget stopped the call.
+func (v verdict) refusedByBudget() bool {
 	return v.Reason == ErrBudgetExhausted //nolint:errorlint // the rules' own value, which a caller's cause may wrap
 }
 
-// A finding is what a failure says by itself, whatever happened in the call before.
+// A finding is what a failure means by itself, whatever happened earlier in the call.
 type finding struct {
 	code      codes.Code
-	hint      Pushback
+	hint      Pushback // the server's wish, if hinted
 	hinted    bool
 	retryable bool
 }
 
+// find examines a failure. It calls the Classifier, if there is one.
 func (p *policy) find(ctx context.Context, f *failure) finding {
 	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
 	code := f.Attempt.Code()
@@ -58,39 +59,40 @@ func (p *policy) find(ctx context.Context, f *failure) finding {
 	}
 }
 
-// isCallers reports whether the failure is the caller's own doing: the CANCELED or
-// DEADLINE_EXCEEDED of a context that has ended, or a closed connection.
+// isCallers reports whether the caller caused the failure: its context has ended and the
+// failure says so, or the ClientConn was closed.
 func (f *failure) isCallers() bool {
 	return f.Closed || f.CtxErr != nil && isContextEnd(f.Attempt.Err)
 }
 
-// untouched reports whether a first such failure is returned unwrapped: it was never one to
-// retry. The end of the caller's context is another matter, a closed connection is not.
+// untouched reports whether a first such failure is returned unwrapped, because it is not
+// retryable. That includes a closed connection, but not the end of the caller's context, which
+// an Error reports.
 func (f *failure) untouched(found finding) bool {
 	return !found.retryable && !(f.isCallers() && f.CtxErr != nil)
 }
 
-// result is what the budget is told about a failed attempt.
+// result returns the result of a failed attempt as the budget sees it.
 func (p *policy) result(f *failure, found finding) Result {
 	switch {
 	case found.retryable || found.hint.Stop:
 		return Failed
-	case !f.isCallers() && answered.has(found.code) && !p.codes.has(found.code):
+	case !f.isCallers() && answeredCodes.has(found.code) && !p.codes.has(found.code):
 		return Answered
 	default:
 		return Ignored
 	}
 }
 
-// answered are the codes that show a working server and a request at fault.
-var answered = newCodeSet([]codes.Code{
+// answeredCodes are the codes that show a working server and a request at fault.
+var answeredCodes = newCodeSet([]codes.Code{
 	codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.Unauthenticated,
 	codes.FailedPrecondition, codes.OutOfRange, codes.Aborted, codes.Unimplemented,
 })
 
-// decide answers whether the failure may be retried at all: nil, or why not. It is rules 1
+// ruledOut returns why the failure may not be retried at all; nil if it may. It applies rules 1
 // to 4 of [plan.failed].
-func (f *failure) decide(found finding) error {
+func (f *failure) ruledOut(found finding) error {
 	switch {
 	case f.CtxErr != nil:
 		return f.CtxErr
@@ -107,7 +109,7 @@ func (f *failure) decide(found finding) error {
 	}
 }
 
-// backoff is the one for the code just received: overload heals more slowly than a blip.
+// backoff returns the backoff after a status code: overload heals more slowly than a blip.
 func (p *policy) backoff(c codes.Code) Backoff {
 	if c == codes.ResourceExhausted {
 		return p.OverloadBackoff

@@ -256,7 +256,7 @@ func TestEngine(t *testing.T) {
 			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
 				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
-			if asked := tt.want.Retry || tt.want.refused(); asked != (len(budget.asked) == 1) {
+			if asked := tt.want.Retry || tt.want.refusedByBudget(); asked != (len(budget.asked) == 1) {
 				t.Errorf("budget was asked at %v, want asked: %v", budget.asked, asked)
 			}
 		})

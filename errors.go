@@ -12,76 +12,75 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Why a call was not tried again: the Reason of an [Error], found with [errors.Is].
+// The reasons for which a call is not retried. [errors.Is] finds the one that is the Reason of an
+// [Error].
 var (
-	// ErrAttemptsExhausted: MaxAttempts were made.
+	// ErrAttemptsExhausted: all MaxAttempts attempts were made.
 	ErrAttemptsExhausted = errors.New("grpcretry: no attempts left")
-	// ErrBudgetExhausted: the budget of this client refused the retry. The server was
-	// not asked.
+	// ErrBudgetExhausted: this client's budget refused the retry, which was not sent.
 	ErrBudgetExhausted = errors.New("grpcretry: client-side retry budget exhausted")
-	// ErrDeadline: the caller's deadline would have passed before the next attempt.
+	// ErrDeadline: the call's deadline would have passed before the next attempt.
 	ErrDeadline = errors.New("grpcretry: deadline too near for another attempt")
 	// ErrMaxElapsed: the next attempt would have started after MaxElapsed.
 	ErrMaxElapsed = errors.New("grpcretry: maximum elapsed time too near for another attempt")
-	// ErrPushback: the server forbade another attempt, or asked for a longer wait than
+	// ErrPushback: the server forbade another attempt, or asked for a wait longer than
 	// MaxServerDelay.
 	ErrPushback = errors.New("grpcretry: stopped by server pushback")
-	// ErrNotRetryable: after a retry, the failure was one that is not retried.
+	// ErrNotRetryable: a retry failed with something that is not retryable.
 	ErrNotRetryable = errors.New("grpcretry: failure is not retryable")
-	// ErrCommitted: the response had begun, see WithCommitOnHeaders.
+	// ErrCommitted: the response had started, see [WithCommitOnHeaders].
 	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
 	// errConnClosed: the ClientConn was closed between two attempts.
 	errConnClosed = errors.New("grpcretry: client connection is closed")
-	// ErrNotConnected: the call's attempts reached no server, and no connection was there after
-	// ConnectWait.
+	// ErrNotConnected: there was no connection to a server within ConnectWait, see
+	// [WithConnectWait].
 	ErrNotConnected = errors.New("grpcretry: no connection to a server in time")
-	// errLeftToGRPC is the Reason in the events of a call that gRPC retries itself, see
-	// WithBuiltInRetryDisabled; its error is gRPC's own.
+	// errLeftToGRPC is the Reason in the events of a call that is left to gRPC's own retries, see
+	// [WithBuiltInRetryDisabled]. The call returns gRPC's own error.
 	errLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
 )
 
-// ErrAttemptTimeout is the [context.Cause] of an attempt's context that
-// WithAttemptTimeout ended, and is found in the Err of such an [Attempt] with
-// [errors.Is].
+// ErrAttemptTimeout is the [context.Cause] of an attempt's context that [WithAttemptTimeout]
+// ended. [errors.Is] finds it in the Err of such an [Attempt].
 var ErrAttemptTimeout = errors.New("grpcretry: attempt timeout")
 
-// ErrHedgeLost is the [context.Cause] of an attempt's context that was ended because
-// another attempt of its call, hedged by [WithHedging], was decisive. It is found in the
-// Err of such an [Attempt] with [errors.Is]. To have lost is no failure.
+// ErrHedgeLost is the [context.Cause] of an attempt's context that was cancelled because another
+// attempt of its call, hedged by [WithHedging], was decisive. [errors.Is] finds it in the Err of
+// such an [Attempt]. An attempt that lost does not count as failed.
 var ErrHedgeLost = errors.New("grpcretry: another attempt of the call was decisive")
 
-// An Error reports a call that failed although its failure was retryable: what the
-// server said last, and why there was no further attempt. It also reports calls that
-// the caller's context ended. Any other first failure is returned as it came.
+// An Error reports a call that failed although its failure was retryable. It holds the server's
+// last status and the reason for which there was no further attempt. It also reports calls that
+// ended because the caller's context did. If the first attempt fails in any other way, gRPC's
+// error is returned unchanged.
 //
-// [status.Code] and [status.FromError] answer with the status of Last, details
-// included. Where the caller's context ended they answer CANCELED or
-// DEADLINE_EXCEEDED, and [errors.Is] finds [context.Canceled] or
-// [context.DeadlineExceeded].
+// [status.Code] and [status.FromError] return the status of Last, including its details. If the
+// caller's context has ended, they return CANCELED or DEADLINE_EXCEEDED, and [errors.Is] finds
+// [context.Canceled] or [context.DeadlineExceeded].
 type Error struct {
-	// Last is the last thing a server, or gRPC itself, said of the call; an attempt that
-	// was cut short by a timeout or by the caller does not replace it.
+	// Last is the last error that a server, or gRPC itself, returned. The error of an attempt that
+	// a timeout or the caller cut short does not replace it.
 	Last error
 	// Reason is one of the errors above, or the [context.Cause] of the caller's context. If that
-	// holds one of the errors above, because another call gave up, [errors.Is] does not find
+	// cause holds one of the errors above, because another call gave up, [errors.Is] does not find
 	// it in the Error.
 	Reason error
-	// Attempts are the attempts made, in order, all of them failed; of a hedged call, some
-	// may have been cancelled because another was decisive, see ErrHedgeLost. Of a call of
-	// more than a thousand, only the latest are kept. The last one has all that its server sent;
-	// the others share 16 KiB for that: one that does not fit has neither header nor trailer,
-	// and an Err of the same code, with a short message and without details.
+	// Attempts are the call's attempts, in order. All of them failed, except that in a hedged call
+	// some may have been cancelled because another was decisive, see ErrHedgeLost. Only the latest
+	// thousand are kept. The last one has everything that its server sent. The others share 16 KiB
+	// for that: an attempt that does not fit has neither header nor trailer, and its Err has the
+	// same code, a short message and no details.
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
 	wait    time.Duration // the wait that was rejected
-	source  WaitSource    // where that came from; WaitNone if no wait was computed
-	made    int           // attempts made, also where not all are kept
+	source  WaitSource    // the source of that wait; WaitNone if no wait was computed
+	made    int           // the number of attempts made, even if not all are kept
 	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
 }
 
-// Error names the attempts made, the reason to stop, and the server's last word, of which it
-// repeats at most 1 KiB.
+// Error returns a text with the number of attempts, the reason for stopping, and at most 1 KiB of
+// the last error.
 func (e *Error) Error() string {
 	made := max(e.made, len(e.Attempts))
 	noun := "attempts"
@@ -93,10 +92,10 @@ func (e *Error) Error() string {
 		made, noun, rounded(e.Elapsed), e.reason(), last)
 }
 
-// maxText is how many bytes of what others have written are repeated in a text.
+// maxText bounds the part of another error's text that our texts repeat, in bytes.
 const maxText = 1 << 10
 
-// rounded cuts what nobody reads.
+// rounded drops digits that are of no use to a reader.
 func rounded(d time.Duration) time.Duration {
 	if d > time.Second {
 		return d.Round(time.Millisecond)
@@ -104,6 +103,7 @@ func rounded(d time.Duration) time.Duration {
 	return d.Round(time.Microsecond)
 }
 
+// reason returns the text of the Reason, with the wait that was rejected, if there was one.
 func (e *Error) reason() string {
 	if e.Reason == nil {
 		return "unknown reason"
@@ -115,9 +115,9 @@ func (e *Error) reason() string {
 	return reason
 }
 
-// Unwrap gives [errors.Is] and [errors.As] the server's last word, the reason, and the
-// end of the caller's context. The errors above are found only if they are the reason of this
-// call: not in the cause of the caller's context, nor in Last, where they are another call's.
+// Unwrap lets [errors.Is] and [errors.As] find the last error, the reason, and the end of the
+// caller's context. The reasons above are found only if they are this call's Reason. In the cause
+// of the caller's context, and in Last, they are another call's, so they are not found.
 func (e *Error) Unwrap() []error {
 	all := make([]error, 0, 3)
 	if e.Last != nil {
@@ -135,7 +135,7 @@ func (e *Error) Unwrap() []error {
 	return all
 }
 
-// disowned returns err, without our reasons for errors.Is to find.
+// disowned returns err in a form in which errors.Is finds none of our reasons.
 func disowned(err error) error {
 	for _, r := range reasons {
 		if errors.Is(err, r.err) {
@@ -145,7 +145,7 @@ func disowned(err error) error {
 	return err
 }
 
-// An anothers error holds a reason of ours that is another call's.
+// An anothers error holds one of our reasons that is another call's.
 type anothers struct{ error }
 
 func (a anothers) Is(target error) bool { return !isReason(target) && errors.Is(a.error, target) }
@@ -156,7 +156,7 @@ func isReason(err error) bool {
 	return slices.ContainsFunc(reasons[:], func(r namedReason) bool { return r.err == err }) //nolint:errorlint // identity is meant
 }
 
-// GRPCStatus makes [status.FromError] and [status.Code] work on an Error.
+// GRPCStatus returns the status that [status.FromError] and [status.Code] report.
 func (e *Error) GRPCStatus() *status.Status {
 	switch {
 	case errors.Is(e.ctx, context.Canceled):
@@ -170,13 +170,13 @@ func (e *Error) GRPCStatus() *status.Status {
 	}
 }
 
-// attemptTimeoutError is how an attempt ended that ran into our attempt timeout.
+// An attemptTimeoutError is the error of an attempt that exceeded the attempt timeout.
 type attemptTimeoutError struct {
 	timeout time.Duration
-	err     error // what gRPC said of that, such as why there was no connection; nil if nothing
+	err     error // gRPC's own error, such as the reason why there was no connection; nil if it says nothing more
 }
 
-// newAttemptTimeoutError keeps err if it says more than that a context has ended.
+// newAttemptTimeoutError keeps err if its message says more than that a context has ended.
 func newAttemptTimeoutError(timeout time.Duration, err error) *attemptTimeoutError {
 	e := &attemptTimeoutError{timeout: timeout}
 	switch message := status.Convert(err).Message(); message {
@@ -199,8 +199,8 @@ func (e *attemptTimeoutError) message() string {
 	return text
 }
 
-// Unwrap does not lead to context.Canceled, with which we ended the attempt: [errors.Is] would
-// take it for the caller's.
+// Unwrap hides context.Canceled, by which this package ended the attempt: [errors.Is] would
+// mistake it for the caller's.
 func (e *attemptTimeoutError) Unwrap() []error {
 	if e.err == nil || errors.Is(e.err, context.Canceled) || errors.Is(e.err, context.DeadlineExceeded) {
 		return []error{ErrAttemptTimeout}
@@ -212,7 +212,7 @@ func (e *attemptTimeoutError) GRPCStatus() *status.Status {
 	return status.New(codes.DeadlineExceeded, e.message())
 }
 
-// errHedgeLost is how an attempt ended that lost.
+// errHedgeLost is the error of an attempt that lost to another one.
 var errHedgeLost error = hedgeLostError{}
 
 type hedgeLostError struct{}

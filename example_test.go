@@ -27,7 +27,7 @@ import (
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// A flakyServer fails as often as it is told to, then answers.
+// A flakyServer fails a number of times, then succeeds.
 type flakyServer struct {
 	echov1.UnimplementedEchoServiceServer
 	mu       sync.Mutex
@@ -35,7 +35,7 @@ type flakyServer struct {
 	fail     func(ctx context.Context) error
 }
 
-// fails says whether to fail, as long as there are failures left.
+// fails reports whether to fail, and counts the failure.
 func (s *flakyServer) fails() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,7 +50,7 @@ func (s *flakyServer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov
 	return &echov1.EchoResponse{Message: fmt.Sprintf("%s, attempt %d", req.GetMessage(), 1+grpcretry.PreviousAttempts(ctx))}, nil
 }
 
-// Expand answers one request with three messages.
+// Expand responds to one request with three messages.
 func (s *flakyServer) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
 	if s.fails() {
 		return s.fail(stream.Context())
@@ -63,7 +63,7 @@ func (s *flakyServer) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamin
 	return nil
 }
 
-// Collect joins what it is sent.
+// Collect joins the messages that it receives.
 func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
 	var all []string
 	for {
@@ -75,7 +75,7 @@ func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoReque
 			return err
 		}
 		all = append(all, req.GetMessage())
-		if s.fails() { // after it has read a part
+		if s.fails() { // after it has read some of the messages
 			return s.fail(stream.Context())
 		}
 	}
@@ -83,7 +83,7 @@ func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoReque
 
 func unavailable(context.Context) error { return status.Error(codes.Unavailable, "db-down") }
 
-// dial starts the server and dials it.
+// dial starts the server and returns a client for it, and a function that stops both.
 func dial(server *flakyServer, opts ...grpc.DialOption) (echov1.EchoServiceClient, func()) {
 	listener := bufconn.Listen(1 << 16)
 	s := grpc.NewServer()
@@ -130,8 +130,7 @@ func ExampleNew() {
 	// grpcretry: WithBackoff: Exponential.Max is 1s, below Base 1m0s
 }
 
-// What a handler makes of a failed call to the next service: the caller learns whether
-// to try again, and the log why we did not.
+// A handler can distinguish the ways in which a call to the next service failed.
 func ExampleError() {
 	client, stop := dial(&flakyServer{failures: 9, fail: unavailable},
 		grpcretry.DialOptions(fast, grpcretry.WithMaxAttempts(3))...)
@@ -143,7 +142,7 @@ func ExampleError() {
 	switch {
 	case err == nil:
 	case errors.Is(err, grpcretry.ErrBudgetExhausted):
-		fmt.Println("the backend is down for many callers, fail fast")
+		fmt.Println("the backend is down for many callers, so fail fast")
 	case errors.As(err, &failed):
 		fmt.Println(status.Code(err), "after", len(failed.Attempts), "attempts:", failed.Reason)
 		fmt.Println("the server's last word:", failed.Last)
@@ -180,7 +179,7 @@ func ExampleDisable() {
 	// Output: rpc error: code = Unavailable desc = db-down
 }
 
-// INTERNAL is retried here where the server says that it is a failover.
+// Here INTERNAL is retried only if the server reports a failover.
 func ExampleWithClassifier() {
 	failover := func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
 		if a.Code() == codes.Internal && status.Convert(a.Err).Message() == "failover in progress" {
@@ -198,7 +197,7 @@ func ExampleWithClassifier() {
 	// Output: hello, attempt 2 <nil>
 }
 
-// A server that knows when it will be back says so.
+// A server that knows when it will have recovered tells its clients.
 func ExampleSetPushback() {
 	busy := func(ctx context.Context) error {
 		if err := grpcretry.SetPushback(ctx, 20*time.Millisecond); err != nil {
@@ -236,8 +235,8 @@ func ExampleSetNoRetry() {
 	// Output: true this request crashed a worker
 }
 
-// One budget for all that load the same backend: here retries are at most a tenth of
-// the calls plus one a second, and never more than 50 at once.
+// One budget for all clients of the same backend: here retries are at most a tenth of the calls plus
+// one a second, and never more than 50 at the same time.
 func ExampleAllBudgets() {
 	share, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, MinPerSecond: 1})
 	if err != nil {
@@ -280,7 +279,7 @@ func ExampleNewThrottle() {
 
 // An interceptor chained after ours runs for each attempt and can tell them apart.
 func ExampleAttemptFromContext() {
-	tell := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+	printAttempt := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
 		opts ...grpc.CallOption) error {
 		if a, ok := grpcretry.AttemptFromContext(ctx); ok {
 			fmt.Println("attempt", a.Number, "after", a.WaitSource)
@@ -288,7 +287,7 @@ func ExampleAttemptFromContext() {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
 	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
-		append(grpcretry.DialOptions(fast), grpc.WithChainUnaryInterceptor(tell))...)
+		append(grpcretry.DialOptions(fast), grpc.WithChainUnaryInterceptor(printAttempt))...)
 	defer stop()
 
 	_, err := client.Echo(context.Background(), &echov1.EchoRequest{})
@@ -312,7 +311,7 @@ func ExampleWithAttemptTimeout() {
 	// Output: hello, attempt 2 <nil>
 }
 
-// A server stream that fails before its first message is opened again.
+// If a server stream fails before its first message, it is retried.
 func ExampleRetrier_StreamClientInterceptor() {
 	r, err := grpcretry.New(fast)
 	if err != nil {
@@ -337,7 +336,7 @@ func ExampleRetrier_StreamClientInterceptor() {
 	// EOF
 }
 
-// What a client stream has sent is sent again, in order, as long as it fits the buffer.
+// A client stream's messages are sent again, in order, as long as they fit the buffer.
 func ExampleWithBufferLimit() {
 	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
 		grpcretry.DialOptions(fast, grpcretry.WithBufferLimit(1<<20))...)
@@ -357,7 +356,7 @@ func ExampleWithBufferLimit() {
 	// Output: none is lost <nil>
 }
 
-// Whether retries help is one division: rescued calls by retries.
+// The metric of calls counts them by outcome; a call that retries rescued is "recovered".
 func ExampleWithMeterProvider() {
 	reader := metric.NewManualReader() // a Prometheus exporter, in a real program
 	provider := metric.NewMeterProvider(metric.WithReader(reader))
@@ -387,7 +386,7 @@ func ExampleWithMeterProvider() {
 	// recovered 1
 }
 
-// An observer that comes and goes while calls are running, as a debug page does.
+// An observer that is added and removed while calls are in flight, as a debug page does.
 func ExampleRetrier_Observe() {
 	r, err := grpcretry.New(fast)
 	if err != nil {
@@ -408,7 +407,7 @@ func ExampleRetrier_Observe() {
 	// Output: recovered after 3 attempts
 }
 
-// A call driven by hand: the default policy, and a server that first says when to retry and then
+// A call that is driven by hand, with the default policy. The server first asks for a wait and then
 // succeeds. The clock is the program's own.
 func ExamplePlan() {
 	r, err := grpcretry.New()
@@ -438,15 +437,15 @@ func ExamplePlan() {
 	// end: true reason: <nil>
 }
 
-// The first attempt is stuck. A second one is sent when a tenth of a second has passed
-// without an answer, and wins. Only for methods that may run twice at the same time.
+// The first attempt is stuck. After a tenth of a second without a response, a second one is sent, and
+// wins. Use hedging only for methods that may run twice at the same time.
 func ExampleWithHedging() {
 	stuck := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	client, stop := dial(&flakyServer{failures: 1, fail: stuck}, grpcretry.DialOptions(
 		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithHedging(grpcretry.Hedging{
 			MaxAttempts: 2,
 			Delay:       grpcretry.HedgeAfter(100 * time.Millisecond),
-			Budget:      grpcretry.Unlimited, // by default hedges are 10% of answered calls, and none was answered yet
+			Budget:      grpcretry.Unlimited, // the default budget allows hedges for 10% of answered calls, and no call has been answered yet
 		})))...)
 	defer stop()
 
@@ -470,8 +469,8 @@ func ExampleHedgeAtQuantile() {
 	// Output: 2 attempts; delay known: false
 }
 
-// A switchedDelay is a delay of one's own: another one, while hedging is switched on. The delay
-// goes on measuring in any case.
+// A switchedDelay uses another delay while hedging is switched on. That delay measures latencies
+// in any case.
 type switchedDelay struct {
 	on *atomic.Bool
 	grpcretry.HedgeDelay

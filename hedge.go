@@ -66,7 +66,7 @@ const defaultHedgedAttempts = 2
 // earlier one.
 func WithHedging(h Hedging) CallOption {
 	h.NonFatalCodes = slices.Clone(h.NonFatalCodes)
-	return newCallOption("WithHedging", h.check(), func(s *Policy) { s.hedge(&h) })
+	return newCallOption("WithHedging", h.check(), func(s *Policy) { s.setHedging(&h) })
 }
 
 func (h *Hedging) check() error {
@@ -76,10 +76,8 @@ func (h *Hedging) check() error {
 	case isNil(h.Delay):
 		return fmt.Errorf("Delay is not set, want HedgeAfter or HedgeAtQuantile")
 	}
-	if d, ok := h.Delay.(interface{ check() error }); ok {
-		if err := d.check(); err != nil {
-			return fmt.Errorf("Delay: %w", err)
-		}
+	if err := checkSelf(h.Delay); err != nil {
+		return fmt.Errorf("Delay: %w", err)
 	}
 	if h.Budget != nil {
 		if err := checkBudget(h.Budget); err != nil {

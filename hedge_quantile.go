@@ -8,46 +8,47 @@ import (
 	"time"
 )
 
-// HedgeAtQuantile sends a hedge when a call takes longer than the q-quantile of what calls
-// of its method took in the last minute: with q = 0.95, about one call in twenty is
-// hedged. The delay is kept within [atLeast, atMost]; atMost 0 means no upper limit. q
-// is between 0 and 1, both excluded; [New] refuses other values.
+// HedgeAtQuantile returns a delay that follows the latency of each method: a hedge is sent when a
+// call takes longer than the q-quantile of the method's latencies in the last minute. With q =
+// 0.95, about one call in twenty is hedged. q is between 0 and 1, both excluded. The delay is kept
+// within [atLeast, atMost], both at least 0; an atMost of 0 means no upper limit. [New] rejects
+// other values. The HedgeDelay is safe for concurrent use.
 //
-// Only complete answers of first attempts are measured. First attempts that lost to a
-// hedge count as slower than all of those, without a value: left out, they would make
-// the slow calls disappear from the measurement, and the delay would sink from minute to
-// minute. There is no hedge before the minute has seen 5/(1-q) first attempts, at
-// least 50: 100 for q = 0.95, 500 for q = 0.99. If more of them than 1-q lost, the delay is
-// the longest that was measured.
+// Only complete responses to first attempts are measured. First attempts that lost to a hedge
+// count as slower than all of those, without a value. If they were left out, the slow calls would
+// disappear from the measurement, and the delay would sink from minute to minute. There is no
+// hedge until the last minute has 5/(1-q) first attempts, at least 50: that is 100 for q = 0.95,
+// and 500 for q = 0.99. If more than 1-q of them lost, the delay is the longest latency measured.
 //
-// The delay is the exact quantile of the answers or up to 5 % more, never less, so that no
-// more than 1-q of the calls are hedged; this holds for answers that took from 10 µs to 100 s,
-// shorter and longer ones count as those. It is computed anew at most once a second for
-// each method. One HedgeAtQuantile takes about 10 KiB for each method, of which it knows at
-// most 1000; others are not hedged. It measures methods, not targets: use one for each
-// backend where those differ.
+// The delay is the exact quantile or up to 5% more, never less, so that at most 1-q of the calls
+// are hedged while latencies are stable. This holds for latencies from 10 µs to 100 s; shorter and
+// longer ones count as those. The delay is computed at most once a second for each method.
+//
+// One HedgeAtQuantile uses about 10 KiB for each method. It measures at most 1000 methods; others
+// are not hedged. It does not distinguish targets: if your backends differ in latency, use one for
+// each.
 func HedgeAtQuantile(q float64, atLeast, atMost time.Duration) HedgeDelay {
 	return &hedgeQuantile{q: q, atLeast: atLeast, atMost: atMost}
 }
 
 const (
-	quantileSlices  = 7                // the one that fills, and a minute before it
-	quantileSlice   = 10 * time.Second // how long one fills
-	quantileRefresh = time.Second
-	quantileMethods = 1000
+	quantileSlices  = 7                // the current slice, and those of the minute before it
+	quantileSlice   = 10 * time.Second // the length of a slice
+	quantileRefresh = time.Second      // the age at which a delay is computed again
+	quantileMethods = 1000             // the most methods that are measured
 
 	shortestLatency = 10 * time.Microsecond
 	latencyBuckets  = 332            // from shortestLatency to over 100 s
-	latencyStep     = 1.05           // from one bucket to the next
-	lostBucket      = latencyBuckets // of first attempts that lost
+	latencyStep     = 1.05           // the growth from one bucket to the next
+	lostBucket      = latencyBuckets // the bucket for first attempts that lost
 )
 
 type hedgeQuantile struct {
 	q               float64
 	atLeast, atMost time.Duration
 
-	methods sync.Map // string → *latencies
-	known   atomic.Int64
+	methods sync.Map     // string → *latencies
+	known   atomic.Int64 // the number of methods
 }
 
 // String describes the delay to readers of a policy.
@@ -70,7 +71,7 @@ func (h *hedgeQuantile) check() error {
 	return nil
 }
 
-// Delay implements HedgeDelay.
+// Delay implements [HedgeDelay].
 func (h *hedgeQuantile) Delay(method string, now time.Time) (time.Duration, bool) {
 	l := h.latencies(method)
 	if l == nil {
@@ -90,7 +91,7 @@ func (h *hedgeQuantile) Delay(method string, now time.Time) (time.Duration, bool
 	return l.delay, l.enough
 }
 
-// Answered implements HedgeDelay.
+// Answered implements [HedgeDelay].
 func (h *hedgeQuantile) Answered(method string, took time.Duration, lost bool, now time.Time) {
 	l := h.latencies(method)
 	if l == nil {
@@ -105,6 +106,7 @@ func (h *hedgeQuantile) Answered(method string, took time.Duration, lost bool, n
 	l.slice(now)[bucket]++
 }
 
+// latencies returns the latencies of a method; nil if there are too many methods.
 func (h *hedgeQuantile) latencies(method string) *latencies {
 	if l, ok := h.methods.Load(method); ok {
 		return l.(*latencies)
@@ -119,18 +121,18 @@ func (h *hedgeQuantile) latencies(method string) *latencies {
 	return l.(*latencies)
 }
 
-// latencies are the answers of one method, by how long they took, in slices of time.
+// latencies counts one method's responses by their latency, in slices of time.
 type latencies struct {
-	mu     sync.Mutex // held for a few nanoseconds, and once a second to compute
+	mu     sync.Mutex // held for a few nanoseconds, and once a second to compute the delay
 	counts [quantileSlices][latencyBuckets + 1]uint32
-	epochs [quantileSlices]int64 // which slice of time counts has; others are out of date
+	epochs [quantileSlices]int64 // the slice of time that each entry of counts is for; older ones are out of date
 
 	computed time.Time
 	delay    time.Duration
 	enough   bool
 }
 
-// slice needs mu. It is where to count now.
+// slice returns the counts of the current slice of time. The caller holds mu.
 func (l *latencies) slice(now time.Time) *[latencyBuckets + 1]uint32 {
 	epoch := epochOf(now)
 	i := (epoch%quantileSlices + quantileSlices) % quantileSlices
@@ -141,8 +143,8 @@ func (l *latencies) slice(now time.Time) *[latencyBuckets + 1]uint32 {
 	return &l.counts[i]
 }
 
-// epochOf is the number of a slice of time. Before 1970, where clocks that were never set may be,
-// it is negative.
+// epochOf returns the number of the slice of time that now is in. It is negative before 1970, which
+// is the time on some clocks that were never set.
 func epochOf(now time.Time) int64 {
 	epoch := now.UnixNano() / int64(quantileSlice)
 	if now.UnixNano()%int64(quantileSlice) < 0 {
@@ -151,7 +153,8 @@ func epochOf(now time.Time) int64 {
 	return epoch
 }
 
-// quantile needs mu. It is false where there are too few answers.
+// quantile returns the q-quantile of the last minute, false if there are too few responses. The
+// caller holds mu.
 func (l *latencies) quantile(q float64, now time.Time) (time.Duration, bool) {
 	var sum [latencyBuckets + 1]int64
 	var total int64
@@ -167,7 +170,7 @@ func (l *latencies) quantile(q float64, now time.Time) (time.Duration, bool) {
 	if float64(total) < max(50, math.Round(5/(1-q))) {
 		return 0, false
 	}
-	if total == sum[lostBucket] { // there is nothing to go by but what there was
+	if total == sum[lostBucket] { // nothing was measured, so the delay stays as it was
 		return l.delay, l.enough
 	}
 	rank := int64(math.Ceil(q * float64(total)))
@@ -183,6 +186,7 @@ func (l *latencies) quantile(q float64, now time.Time) (time.Duration, bool) {
 	return bucketLatency(longest), true
 }
 
+// latencyBucket returns the bucket for a latency.
 func latencyBucket(took time.Duration) int {
 	if took <= shortestLatency {
 		return 0
@@ -191,7 +195,7 @@ func latencyBucket(took time.Duration) int {
 	return min(bucket, latencyBuckets-1)
 }
 
-// bucketLatency is the end of a bucket: the longest that an answer in it took.
+// bucketLatency returns the end of a bucket, which is the longest latency in it.
 func bucketLatency(bucket int) time.Duration {
 	return time.Duration(float64(shortestLatency) * math.Pow(latencyStep, float64(bucket)+1))
 }

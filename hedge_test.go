@@ -38,7 +38,7 @@ func TestHedgingThatCannotBeMeantIsRefused(t *testing.T) {
 		{"bounds crossed", on(Hedging{Delay: HedgeAtQuantile(0.9, time.Second, time.Millisecond)}),
 			"grpcretry: WithHedging: Delay: HedgeAtQuantile: upper bound 1ms is below the lower bound 1s" + inMethod},
 		{"OK", on(Hedging{Delay: HedgeAfter(0), NonFatalCodes: []codes.Code{codes.OK}}),
-			"grpcretry: WithHedging: NonFatalCodes: code OK is no failure" + inMethod},
+			"grpcretry: WithHedging: NonFatalCodes: code OK is not a failure" + inMethod},
 		{"in a policy", WithPolicy(Policy{Hedging: &Hedging{}}),
 			"grpcretry: WithPolicy: Hedging: Delay is not set, want HedgeAfter or HedgeAtQuantile"},
 		{"all methods", WithHedging(Hedging{Delay: HedgeAfter(0)}),

@@ -178,7 +178,7 @@ func (u *hedgedUnary) run(a *attempt) error {
 		reply = u.replies.make()
 		a.bounds.received = reply
 	}
-	err := u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...)
+	err := readable(u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...))
 	a.checkUnsent(err)
 	a.settle()
 	return err

@@ -65,7 +65,7 @@ func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 // budgetJudged logs that a budget is exhausted, or allows retries again.
 func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
 	switch {
-	case v.refused():
+	case v.refusedByBudget():
 		if l.exhausted.add(l.exhausted.id(f.budget), now) {
 			l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 				"method", f.method, "target", canonicalTargetOf(f.cc))

@@ -10,8 +10,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain fails if a test outside of a bubble leaves a goroutine behind; a bubble sees
-// to that itself. In all tests, streams make the transitions of the table only.
+// TestMain fails if a test outside a bubble leaves a goroutine behind; a bubble checks that
+// itself. In all tests, streams make only the transitions in the table.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := setDrawCounts(); err != nil {
@@ -22,11 +22,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-var thorough = flag.Bool("thorough", false, "tests that draw at random draw as often as they are meant to; make random does that")
+var thorough = flag.Bool("thorough", false, "run randomized tests at full length, as make random does")
 
-// drawCounts says how often the tests that draw at random do so. The defaults of their flags find what is
-// plainly wrong within seconds. What is rarely wrong takes the numbers of -thorough, and -short is for
-// the moment between two edits. A flag given on the command line wins.
+// drawCounts has the number of cases that each randomized test draws. The flags' defaults find
+// common faults within seconds. Rare faults take the numbers of -thorough; those of -short suit the
+// moment between two edits. A flag on the command line wins.
 var drawCounts = []struct {
 	flag            string
 	thorough, short int
@@ -43,6 +43,7 @@ var drawCounts = []struct {
 	{"streams.sequences", 2000, 50},
 }
 
+// setDrawCounts sets the flags that the command line has not set.
 func setDrawCounts() error {
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })

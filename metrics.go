@@ -310,7 +310,7 @@ func (m *metrics) recordWait(f *facts, row *metricRow, v verdict) {
 }
 
 func (m *metrics) countRefusal(f *facts, row *metricRow, v verdict) {
-	if v.refused() {
+	if v.refusedByBudget() {
 		m.budgetRow(budgetLabels{row.target, f.policy.budgetScope}).refusals.Add(1)
 	}
 }

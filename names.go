@@ -12,13 +12,14 @@ import (
 
 // This file holds the words that spans, metrics and logs share.
 
-// ReasonName returns the short form of a reason to stop ([Error.Reason], [Event.Reason]) that
-// span attributes, metrics and logs use. There are few such words, so they suit the label of a
-// metric; docs/observing.md in the repository lists them. An error that is no reason of this
-// package is the cause of the caller's cancellation, "cancelled".
+// ReasonName returns the short name of a reason for stopping ([Error.Reason], [Event.Reason]), as
+// span attributes, metrics and logs use it. There are few such names, so they can serve as a
+// metric's label; docs/observing.md in the repository lists them. Any error that is not one of
+// this package's reasons is the cause of the caller's cancellation: "deadline_exceeded" if it is
+// [context.DeadlineExceeded], otherwise "cancelled".
 func ReasonName(reason error) string {
 	for _, r := range reasons {
-		if reason == r.err { //nolint:errorlint // a caller's cause may wrap one of ours, and is none
+		if reason == r.err { //nolint:errorlint // a caller's cause that wraps one of ours is not ours
 			return r.name
 		}
 	}
@@ -68,7 +69,7 @@ const (
 	outcomeHedgeWon  = "hedge_won"
 )
 
-// outcomeOf returns the outcome of a call in which the attempt given succeeded.
+// outcomeOf returns the outcome of a call whose attempt with the given number succeeded.
 func outcomeOf(number int, hedge bool) string {
 	switch {
 	case hedge:
@@ -88,7 +89,8 @@ func codeName(c codes.Code) string {
 	return fmt.Sprintf("CODE(%d)", uint32(c))
 }
 
-// knownCodeName keeps codes that a server makes up from becoming series of their own.
+// knownCodeName returns the codeName of a code that gRPC defines, otherwise "OTHER". So codes that
+// a server invents do not create new metric series.
 func knownCodeName(c codes.Code) string {
 	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
 		return codeNames[c]
@@ -102,11 +104,11 @@ var codeNames = [...]string{
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 }
 
-// maxMessage bounds the message of a status in logs and span events, in bytes: a server may
-// send a megabyte.
+// maxMessage bounds a status message in logs and span events, in bytes, because a server may send
+// a megabyte.
 const maxMessage = 256
 
-// messageOf returns the message of a status, cut if it is long.
+// messageOf returns the message of err's status, cut if it is long.
 func messageOf(err error) string { return cut(status.Convert(err).Message(), maxMessage) }
 
 // cut cuts s to at most n bytes, between two characters, and marks the cut.

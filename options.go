@@ -15,20 +15,21 @@ import (
 
 // An Option configures a [Retrier].
 //
-// Scope beats order: an option for one call wins over one for the exact method, that
-// over one for the service, and that over one for all methods. Within one scope the
-// later option wins. [WithObserver] is the exception, see there.
+// The scope counts before the order: an option for one call wins over one for the exact method,
+// that over one for the service, and that over one for all methods. Within one scope, a later use
+// of an option replaces an earlier one. [WithPolicy], [WithMethod] and [WithObserver] add to
+// earlier uses instead, as their comments say.
 type Option interface {
 	apply(*config)
 }
 
-// A CallOption is an [Option] about how calls are retried. Given to [New] it is for
-// every method, within [WithMethod] for those methods, and as a [grpc.CallOption] for
-// one call. grpc.WithDefaultCallOptions counts as "one call" for all calls of a
-// ClientConn.
+// A CallOption is an [Option] that controls how calls are retried. Passed to [New] it applies to
+// every method, passed to [WithMethod] to those methods, and passed to a call as a
+// [grpc.CallOption] to that call. [grpc.WithDefaultCallOptions] passes it to every call of a
+// ClientConn, so it wins over those passed to New.
 //
-// A bad value is refused by New; in a single call it ends the call with INTERNAL
-// before anything is sent.
+// New rejects invalid values. If an option passed to a single call has one, the call fails with
+// INTERNAL before anything is sent.
 type CallOption interface {
 	Option
 	grpc.CallOption
@@ -39,19 +40,19 @@ type CallOption interface {
 type callOption struct {
 	grpc.EmptyCallOption
 	set func(*Policy)
-	err error // names the option and the value, nil if the value is good
+	err error // names the option and the invalid value; nil if the value is valid
 }
 
 func (o *callOption) apply(c *config) {
 	c.all = append(c.all, o)
 	if o.err != nil {
-		c.refuse(o.err)
+		c.reject(o.err)
 	}
 }
 
 func (o *callOption) callOption() *callOption { return o }
 
-// newCallOption makes the option called name. err is what is wrong with its value.
+// newCallOption returns the option called name; err, if not nil, says why its value is invalid.
 func newCallOption(name string, err error, set func(*Policy)) CallOption {
 	if err != nil {
 		err = fmt.Errorf("grpcretry: %s: %w", name, err)
@@ -59,8 +60,8 @@ func newCallOption(name string, err error, set func(*Policy)) CallOption {
 	return &callOption{set: set, err: err}
 }
 
-// WithPolicy sets every field of p that is not zero, as the options of the same names
-// do.
+// WithPolicy sets several settings at once: every field of p that is not zero, as the options of
+// the same names do. Zero fields leave what wider scopes and earlier options have set.
 func WithPolicy(p Policy) CallOption {
 	p.Codes = slices.Clone(p.Codes)
 	if p.Hedging != nil {
@@ -68,53 +69,67 @@ func WithPolicy(p Policy) CallOption {
 		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
 		p.Hedging = &hedging
 	}
-	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.over(s) })
+	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.overlay(s) })
 }
 
-// WithMaxAttempts limits a call to n attempts, the first one included; n is at least 1,
-// and there is no cap above it. 1 turns retries off, as [Disable] does. The default
-// is 4. Hedged calls have a limit of their own, see [WithHedging].
+// WithMaxAttempts limits a call to n attempts, including the first. n is at least 1, and has no
+// upper limit; 1 turns retries off, as [Disable] does. Hedged calls have a limit of their own, see
+// [WithHedging].
+//
+// The default is 4. A later WithMaxAttempts replaces an earlier one.
 func WithMaxAttempts(n int) CallOption {
-	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.maxAttempts(n) })
+	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.setMaxAttempts(n) })
 }
 
-// WithBackoff sets the wait before a retry where the server does not say. Without a
-// [WithOverloadBackoff] in any scope it covers RESOURCE_EXHAUSTED too. The default is
-// Exponential{}: full jitter, 100 ms doubling to 5 s.
+// WithBackoff sets the wait before a retry if the server does not ask for one. It also applies
+// after RESOURCE_EXHAUSTED, unless [WithOverloadBackoff] is used in any scope. New rejects nil.
+//
+// The default is Exponential{}: full jitter, 100 ms doubling to 5 s. A later WithBackoff replaces
+// an earlier one.
 func WithBackoff(b Backoff) CallOption {
 	return newCallOption("WithBackoff", checkBackoff(b), func(s *Policy) { s.Backoff = b })
 }
 
-// WithOverloadBackoff sets the wait before a retry after RESOURCE_EXHAUSTED, where the
-// server does not say. The default is Exponential{Base: time.Second, Max: 20 *
-// time.Second}, or what [WithBackoff] sets.
+// WithOverloadBackoff sets the wait before a retry after RESOURCE_EXHAUSTED if the server does
+// not ask for one. New rejects nil.
+//
+// The default is the backoff that [WithBackoff] sets, or else Exponential{Base: time.Second,
+// Max: 20 * time.Second}. A later WithOverloadBackoff replaces an earlier one.
 func WithOverloadBackoff(b Backoff) CallOption {
 	return newCallOption("WithOverloadBackoff", checkBackoff(b), func(s *Policy) { s.OverloadBackoff = b })
 }
 
-// WithCodes sets the status codes that are retried, at least one, and OK not among
-// them. The default is UNAVAILABLE and RESOURCE_EXHAUSTED. Whatever the codes, two
-// things are never retried: the end of the caller's own context, and a message over a
-// size limit, which gRPC reports as RESOURCE_EXHAUSTED.
+// WithCodes sets the status codes that are retried: at least one, and only codes that gRPC
+// defines, without OK. Whatever the codes, three kinds of failure are not retried: the end of the
+// caller's own context; a message over a size limit, which gRPC reports as RESOURCE_EXHAUSTED; and
+// an RPC that the load balancer dropped on purpose, which gRPC reports as UNAVAILABLE.
 //
-// Only list codes after which repeating the call is safe: UNAVAILABLE already does not
-// prove that the server did nothing.
+// List only codes after which it is safe to repeat the call. Even UNAVAILABLE does not prove that
+// the server did nothing.
+//
+// The default is UNAVAILABLE and RESOURCE_EXHAUSTED. A later WithCodes replaces an earlier one.
 func WithCodes(c ...codes.Code) CallOption {
 	c = slices.Clone(c)
 	return newCallOption("WithCodes", checkCodes(c), func(s *Policy) { s.Codes = c })
 }
 
-// WithClassifier sets a function that is asked about each failed attempt before the
-// codes are, with the caller's context. It may say [Retry] or [Stop], or [Default] to
-// leave it to the codes. It is not asked about the end of the caller's own context.
-// It runs on the goroutine of the call, or at an attempt timeout on a timer's while the call
-// waits; it must be safe for concurrent use, and must not use the stream that it is asked about. nil, the default, asks nobody.
+// WithClassifier sets a function that decides whether a failed attempt is retryable, before the
+// codes do: it returns [Retry] or [Stop], or [Default] to leave the decision to the codes. Its
+// context is the caller's. It is not called if the caller's own context has ended or the call is
+// committed.
+//
+// f must be safe for concurrent use. It runs on the call's goroutine or, at an attempt timeout, on
+// a timer's goroutine while the call waits; see [WithHedging] for hedged calls. It must not use
+// the stream that it judges.
+//
+// A nil f, the default, leaves every decision to the codes. A later WithClassifier replaces an
+// earlier one.
 func WithClassifier(f func(context.Context, Attempt) Classification) CallOption {
 	return newCallOption("WithClassifier", nil, func(s *Policy) { s.Classifier = f })
 }
 
-// WithAttemptTimeout ends an attempt after d and retries it, whatever the codes, but only if
-// a retry takes its place. If none can (after the last attempt, with an empty budget, if the
+// WithAttemptTimeout cuts an attempt after d and retries the call, whatever the codes, but only if
+// a retry replaces the attempt. If none can (after the last attempt, with an empty budget, if the
 // deadline or [WithMaxElapsed] leaves no room, or if a [WithClassifier] says [Stop]), the
 // attempt continues and is judged by its own result, so that a slow response is not turned
 // into a failure; the budget counts it as Late. In a call without a deadline the attempt ends
@@ -128,128 +143,146 @@ func WithClassifier(f func(context.Context, Attempt) Classification) CallOption 
 // A stream that is committed before the first message is not retried, so its attempt ends after
 // d only if the caller has no deadline.
 //
-// d is at least 0; 0, the default, means no timeout. A classifier, [Backoff] or [Budget] that
-// is consulted at the timeout runs on the timer's goroutine while the call waits in gRPC; if it
-// panics, the panic continues on the call's own goroutine.
+// A classifier, [Backoff] or [Budget] that is consulted at the timeout runs on the timer's
+// goroutine while the call waits in gRPC; if it panics, the panic continues on the call's own
+// goroutine.
+//
+// A unary call that passes straight through, because of [Disable] or one attempt, ends after d
+// if it has no deadline. Streams that pass through have no timeout.
+//
+// d is at least 0; 0, the default, means no timeout. A later WithAttemptTimeout replaces an
+// earlier one.
 func WithAttemptTimeout(d time.Duration) CallOption {
 	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *Policy) { s.AttemptTimeout = d })
 }
 
-// WithMaxElapsed limits when an attempt may start: less than d after the start of the
-// call. It does not limit how long the attempt runs. 0, the default, means no limit.
+// WithMaxElapsed limits when an attempt may start: less than d after the start of the call. It does
+// not limit how long the attempt runs. The call ends with [ErrMaxElapsed] instead of a wait that
+// would be too long.
+//
+// d is at least 0; 0, the default, means no limit. A later WithMaxElapsed replaces an earlier one.
 func WithMaxElapsed(d time.Duration) CallOption {
 	return newCallOption("WithMaxElapsed", checkNotNegative(d), func(s *Policy) { s.MaxElapsed = d })
 }
 
-// WithMaxServerDelay limits the wait that a server may ask for, by pushback or
-// RetryInfo, before the fifth that is added to a RetryInfo at most. A longer one ends the
-// call with [ErrPushback]; it is never shortened. A negative d means no limit; 0 means the
-// default, 5 min.
+// WithMaxServerDelay limits the wait that a server may ask for, by pushback or RetryInfo. A server
+// that asks for more ends the call with [ErrPushback]; the wait is never shortened. The limit
+// applies to a RetryInfo as the server sent it, without the up to 20% that are added to it.
+//
+// A negative d means no limit; 0 means the default, 5 minutes. A later WithMaxServerDelay replaces
+// an earlier one.
 func WithMaxServerDelay(d time.Duration) CallOption {
 	return newCallOption("WithMaxServerDelay", nil, func(s *Policy) { s.MaxServerDelay = d })
 }
 
-// WithBudget sets what retries are paid from. Give one budget to all that load the
-// same backend. The default is NewRatioBudget(RatioBudget{}), one for each target of
-// the Retrier; [Unlimited] turns budgets off.
+// WithBudget sets the budget that retries are charged to. Share one budget among all clients of
+// the same backend. [Unlimited] turns the limit off. New rejects nil.
+//
+// The default is NewRatioBudget(RatioBudget{}), one for each target of the Retrier. A later
+// WithBudget or [WithRatioBudget] replaces an earlier one.
 func WithBudget(b Budget) CallOption {
 	return newCallOption("WithBudget", checkBudget(b), func(s *Policy) { s.Budget = b })
 }
 
-// WithRatioBudget limits retries to a share of the calls that the server answered, with
-// a ratio budget of its own for each target. Ratio, Reserve and MinPerSecond are at least
-// 0, Window is at least 1 ms; see [RatioBudget] for zeros, and [NewRatioBudget] for the
-// rules. The default is WithRatioBudget(RatioBudget{}): a retry for every five answered
-// calls of the last 10 s, and a reserve of 3.
+// WithRatioBudget limits retries to a share of the calls that the server answered, with a ratio
+// budget for each target. Ratio, Reserve and MinPerSecond are at least 0, Window is at least 1 ms;
+// see [RatioBudget] for zeros, and [NewRatioBudget] for the rules.
 //
-// The budgets belong to this use of the option: every method, Retrier and call that is
-// given the same CallOption shares them, one per target, and a second WithRatioBudget has
-// budgets of its own, whatever its settings. So do not create the option anew for each
-// call, because every call would then have a full reserve.
+// The budgets belong to the CallOption that is returned: every method, Retrier and call that uses
+// it shares them, one per target. Another WithRatioBudget has budgets of its own, even with the
+// same settings. So do not create a new one for each call, because every call would then have a
+// full reserve.
+//
+// The default is WithRatioBudget(RatioBudget{}): a retry for every five answered calls of the last
+// 10 s, and a reserve of 3. A later WithRatioBudget or [WithBudget] replaces an earlier one.
 func WithRatioBudget(s RatioBudget) CallOption {
-	s = s.filled()
+	s = s.withDefaults()
 	budget := perTargetRatio(s)
 	return newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget })
 }
 
 // WithBufferLimit limits the memory, in bytes, of the sent messages that one stream keeps for
-// replay. A message that does not fit commits the stream: no retry follows. The limit counts
-// what the messages hold in memory, roughly, which for small messages is far more than their
-// bytes on the wire. The one request of a server stream does not count. A message whose size
+// replay. A message that does not fit commits the stream: no retry follows. The limit applies to
+// the approximate memory of the messages, which for small messages is far more than their bytes
+// on the wire. The one request of a server stream does not count. A message whose size
 // is unknown (one that is not a proto.Message and has no Size method) never fits.
 //
-// bytes is at least 0. With 0, streams pass through without retries. The default is 256 KiB.
-// Unary calls keep their one message in any case.
+// bytes is at least 0. With 0, streams pass through without retries. Unary calls keep their one
+// message in any case. The default is 256 KiB. A later WithBufferLimit replaces an earlier one.
 func WithBufferLimit(bytes int) CallOption {
 	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *Policy) {
 		s.BufferLimit = orDefault(bytes, -1)
 	})
 }
 
-// WithConnectWait limits how long a call waits, over all its attempts, for a connection that is
-// not there: with a server that restarts, attempts fail immediately and reach nobody until gRPC
-// has connected again, a second later at the earliest. Such an attempt does not count towards
-// [WithMaxAttempts] and is not charged; the next one is sent when the channel is READY, after
-// the backoff, so that not all waiting calls return at the same instant. The wait ends with the
-// caller's context, and early enough for the deadline and [WithMaxElapsed]. When d is used up
-// the call ends with the last status and [ErrNotConnected].
+// WithConnectWait limits how long a call waits, in total over all its attempts, while there is no
+// connection. When a server restarts, attempts fail immediately and reach no server until gRPC
+// has reconnected, a second later at the earliest. Such an attempt does not count towards
+// [WithMaxAttempts] and is not charged. The next one is sent when the channel is READY and the
+// backoff is over, so that the waiting calls do not all retry at the same instant. The wait ends
+// with the caller's context, and early enough for the deadline and [WithMaxElapsed]. When d is
+// used up, the call ends with the last status and [ErrNotConnected]. Calls with
+// [grpc.WaitForReady] wait inside gRPC instead.
 //
-// d is at least 0. With 0 a call fails as gRPC lets it fail, and an attempt that reached no
-// server counts like any other. The default is 10 s: gRPC's third redial may come 6 s after the
-// loss of a connection. Calls with [grpc.WaitForReady] wait inside gRPC instead.
+// d is at least 0. With 0 no call waits for a connection, and an attempt that reached no server
+// counts like any other. The default is 10 s, because gRPC's third redial may come 6 s after the
+// connection was lost. A later WithConnectWait replaces an earlier one.
 func WithConnectWait(d time.Duration) CallOption {
 	return newCallOption("WithConnectWait", checkNotNegative(d), func(s *Policy) {
 		s.ConnectWait = orDefault(d, -1)
 	})
 }
 
-// WithCommitOnHeaders follows gRFC A6 #when-retries-are-valid to the letter: once response
-// headers have arrived, no retry follows, not even in a unary call, which then ends with
-// [ErrCommitted]. The default is off, because the application has seen nothing of a failed
-// attempt, whether headers had arrived or not.
+// WithCommitOnHeaders follows gRFC A6 #when-retries-are-valid literally: once response headers
+// have arrived, no retry follows, not even in a unary call, which then ends with [ErrCommitted].
+//
+// The default is false, because the application has seen nothing of a failed attempt, whether
+// headers had arrived or not. A later WithCommitOnHeaders replaces an earlier one.
 func WithCommitOnHeaders(on bool) CallOption {
 	return newCallOption("WithCommitOnHeaders", nil, func(s *Policy) { s.CommitOnHeaders = on })
 }
 
-// Disable turns retries off. The call passes straight through: no budget, no event, its
-// error untouched, no hedging. A narrower [WithMaxAttempts] or [WithHedging] turns that on
-// again.
+// Disable turns retries and hedging off. The call passes straight through to gRPC: without a
+// budget, without events, and with its error unchanged. A later or narrower [WithMaxAttempts] or
+// [WithHedging] turns retries or hedging on again.
 func Disable() CallOption {
-	return newCallOption("Disable", nil, func(s *Policy) { s.maxAttempts(1) })
+	return newCallOption("Disable", nil, func(s *Policy) { s.setMaxAttempts(1) })
 }
 
-// WithMethod applies opts to "/pkg.Service/Method" or, with "/pkg.Service/", to all
-// methods of a service. A second use for the same pattern adds its options after the
-// first one's.
+// WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to
+// all methods of a service, with "/pkg.Service/". [New] rejects other patterns and nil options. A
+// second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
 	return configOption(func(c *config) {
 		if err := checkPattern(pattern); err != nil {
-			c.refuse(fmt.Errorf("grpcretry: WithMethod: %w", err))
+			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))
 		}
 		for _, o := range opts {
 			if o == nil {
-				c.refuse(fmt.Errorf("grpcretry: WithMethod: %s: option is nil", pattern))
+				c.reject(fmt.Errorf("grpcretry: WithMethod: %s: option is nil", pattern))
 				continue
 			}
 			inner := o.callOption()
 			if inner.err != nil {
-				c.refuse(fmt.Errorf("%w (in WithMethod %s)", inner.err, pattern))
+				c.reject(fmt.Errorf("%w (in WithMethod %s)", inner.err, pattern))
 			}
 			c.byPattern[pattern] = append(c.byPattern[pattern], inner)
 		}
 	})
 }
 
-// WithObserver calls f with every [Event] of every call that may be retried, on the
-// goroutine of the call: f must be safe for concurrent use, a slow f slows the call,
-// and a panic of f is the caller's. Events of a hedged call come one at a time too, but
-// from any of its goroutines. A second WithObserver adds an observer; they are
-// called in order. nil is ignored. An observer that wants to follow single calls puts
-// a record of its own into the context of the call: f gets that context.
+// WithObserver calls f with every [Event] of every call that may be retried, with the call's
+// context. f runs on the call's goroutine, so a slow f slows the call down, and a panic in f
+// reaches the caller. The events of a hedged call also come one at a time, but from any of its
+// goroutines. f must be safe for concurrent use. To follow single calls, put a value into the
+// call's context.
 //
-// With an observer, a classifier or [WithCommitOnHeaders], gRPC is asked for the
-// response headers and Attempt.Header is filled; without them it stays nil, as
-// copying headers costs every call three allocations.
+// With an observer, a classifier or [WithCommitOnHeaders], gRPC is asked for the response headers,
+// and Attempt.Header is set; otherwise it stays nil, because copying headers costs every call
+// three allocations.
+//
+// A nil f is ignored. A second WithObserver adds an observer; observers are called in the order
+// in which they were added. [Retrier.Observe] adds one to a Retrier in use.
 func WithObserver(f func(context.Context, Event)) Option {
 	return configOption(func(c *config) {
 		if f != nil {
@@ -258,64 +291,74 @@ func WithObserver(f func(context.Context, Event)) Option {
 	})
 }
 
-// WithLogger logs retries at debug level; at warn level calls that gave up (in a burst
-// at most a hundred, then one a second, with the number left out), once when a budget is
-// exhausted, and once per method that is left to gRPC's own retries; and at info level
-// once when a budget that was exhausted has refused nothing for 10 seconds. nil, the default, logs nothing. A call
-// that succeeds at once logs nothing.
+// WithLogger writes to l
+//
+//   - at debug level: retries;
+//   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
+//     the number of calls left out), exhausted budgets (once, until they recover), and, once each,
+//     methods that are left to gRPC's own retries, cannot be hedged, or are called with messages
+//     that change after SendMsg;
+//   - at info level: budgets that recovered, because they have refused nothing for 10 seconds.
+//
+// A call that succeeds on the first attempt logs nothing. A nil l, the default, turns logging off.
+// A later WithLogger replaces an earlier one.
 func WithLogger(l *slog.Logger) Option {
 	return configOption(func(c *config) { c.logger = l })
 }
 
-// WithTracerProvider sets where the spans of [WithCallSpan] come from. The default is
-// the global provider of OpenTelemetry, [go.opentelemetry.io/otel.GetTracerProvider].
-// Span events need none: they go to the caller's span.
+// WithTracerProvider sets the provider for the spans of [WithCallSpan]. Span events need no
+// provider, because they go to the caller's span. nil, the default, means OpenTelemetry's global
+// provider, [go.opentelemetry.io/otel.GetTracerProvider]. A later WithTracerProvider replaces an
+// earlier one.
 func WithTracerProvider(tp trace.TracerProvider) Option {
 	return configOption(func(c *config) { c.tracerProvider = tp })
 }
 
-// WithCallSpan makes a span for each call that may be retried, with the attempts below
-// it. It has the call's final status. Off by default.
+// WithCallSpan starts a span for each call that may be retried. The attempts are its children, and
+// it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
+// one.
 func WithCallSpan(on bool) Option {
 	return configOption(func(c *config) { c.callSpan = on })
 }
 
-// WithMeterProvider records metrics of all calls that may be retried: attempts, calls by
-// outcome, waits, and the level and the refusals of the budgets; the package comment has
-// the table. nil means the global provider, [go.opentelemetry.io/otel.GetMeterProvider].
-// Without this option there are no metrics.
+// WithMeterProvider records metrics of all calls that may be retried: attempts, calls by outcome,
+// waits, and the budgets' levels and refusals; docs/observing.md in the repository lists them. nil
+// means OpenTelemetry's global provider, [go.opentelemetry.io/otel.GetMeterProvider]. The default,
+// without this option, is no metrics. A later WithMeterProvider replaces an earlier one.
 //
-// Methods that no generated stub calls are counted as "other", and so is everything after
-// the first 2000 pairs of target and method. Two Retriers on one provider count into
-// the same series, but grpcretry.budget.balance then shows the budget of only one of them
-// if both have one of the same name and target: share the budget, or the Retrier.
+// Calls that are not made through a generated stub are counted with the method "other", and so are
+// all calls after the first 2000 pairs of target and method. Two Retriers with the same provider
+// add up in the same series, but if both have a budget of the same scope and target,
+// grpcretry.budget.balance shows only one of the two: share the budget, or the Retrier.
 func WithMeterProvider(mp metric.MeterProvider) Option {
 	return configOption(func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
 
-// WithGRPCMetrics records, where there is a [WithMeterProvider], three instruments of gRFC
-// A96 as well, with its attributes grpc.method and grpc.target: grpc.client.call.retries
-// and grpc.client.call.hedges, the further attempts of each call that had some, the latter
-// of hedged calls; and grpc.client.call.retry_delay, the time that each call was without an
-// attempt under way. Off by default. Do not turn it on where
-// gRPC's own OpenTelemetry plugin records them too: to gRPC each attempt is a call, without
-// retries and without delay, and the two would be mixed in one series.
+// WithGRPCMetrics additionally records three instruments of gRFC A96, with its attributes
+// grpc.method and grpc.target: grpc.client.call.retries and grpc.client.call.hedges, the number of
+// attempts after the first in each retried or hedged call that had any; and
+// grpc.client.call.retry_delay, the time that each call spent without an attempt in flight. It has
+// no effect without [WithMeterProvider].
 //
-// The fourth of A96 is not recorded: transparent retries are gRPC's own and not seen from
-// here.
+// Do not use it together with gRPC's own OpenTelemetry plugin, which records the same instruments:
+// to gRPC each attempt is a call without retries and without delay, and the two would be mixed in
+// one series. A96's fourth instrument, for transparent retries, is not recorded, because gRPC
+// makes those beneath this package.
+//
+// The default is false. A later WithGRPCMetrics replaces an earlier one.
 func WithGRPCMetrics(on bool) Option {
 	return configOption(func(c *config) { c.grpcMetrics = on })
 }
 
-// WithBuiltInRetryDisabled says that the ClientConn was dialed with
-// [grpc.WithDisableRetry]. Without it, a method for which the channel's service config
-// has a retryPolicy is left to gRPC, so that the two do not multiply.
-// [Retrier.DialOptions] implies it.
+// WithBuiltInRetryDisabled declares that the ClientConn was dialed with [grpc.WithDisableRetry].
+// Without it, methods with a retryPolicy in the channel's service config are left to gRPC, so that
+// the two kinds of retries do not multiply. [Retrier.DialOptions] implies it. A second use has no
+// further effect.
 func WithBuiltInRetryDisabled() Option {
 	return configOption(func(c *config) { c.builtInRetryOff = true })
 }
 
-// config is what the options of a [Retrier] come to.
+// config collects a [Retrier]'s options.
 type config struct {
 	all       []*callOption            // for every method
 	byPattern map[string][]*callOption // for the methods of a pattern
@@ -325,7 +368,7 @@ type config struct {
 	tracerProvider  trace.TracerProvider
 	callSpan        bool
 	metrics         bool
-	meterProvider   metric.MeterProvider // nil: the global one
+	meterProvider   metric.MeterProvider // nil means the global one
 	grpcMetrics     bool
 	builtInRetryOff bool
 
@@ -336,9 +379,9 @@ type configOption func(*config)
 
 func (f configOption) apply(c *config) { f(c) }
 
-func (c *config) refuse(err error) { c.errs = append(c.errs, err) }
+func (c *config) reject(err error) { c.errs = append(c.errs, err) }
 
-// firstError is what is wrong with the first bad option of a call.
+// firstError returns the error of the first option with an invalid value; nil if there is none.
 func firstError(opts []*callOption) error {
 	for _, o := range opts {
 		if o.err != nil {

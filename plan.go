@@ -5,101 +5,106 @@ import (
 	"time"
 )
 
-// A plan is the state of one call, and decides what becomes of it, for retried and hedged calls
+// A plan holds one call's state and decides what happens next, for retried and hedged calls
 // alike. Its driver sends attempts, reports how they end, and does what the returned step says;
 // the plan applies the rules, and makes all deposits, withdrawals and refunds. The interceptors
 // drive it directly, other programs through [Plan].
 //
-// The driver calls send for each attempt; failed, succeeded or lost once for each, when it ends;
-// overdue when one has run for the attempt timeout; due at dueAt; connected if a connection that
-// the last step waits for is there before that; and leave when the call ends while no attempt is
-// in flight, because its caller has gone.
+// The driver calls
 //
-// A plan is not safe for concurrent use. The zero plan is unusable until begin.
+//   - send when it sends an attempt;
+//   - failed, succeeded or lost, once for each attempt, when the attempt ends;
+//   - overdue when an attempt has run for the attempt timeout;
+//   - due at dueAt;
+//   - connected if the last step waits for a connection, and it is ready before dueAt;
+//   - leave when the call ends while no attempt is in flight.
+//
+// A plan is not safe for concurrent use. The zero plan is unusable before begin.
 type plan struct {
 	policy   *policy
 	budget   Budget
-	hedges   Budget // what hedges spend besides; nil if the method is not hedged
+	hedges   Budget // which hedges spend from as well; nil if the method is not hedged
 	start    time.Time
-	deadline time.Time // the caller's, or that of the service config; zero without one
-	limited  bool      // it is that of the service config
+	deadline time.Time // the caller's or the service config's; zero without one
+	limited  bool      // the deadline is the service config's
 
-	made     int // attempts sent, the unsent included; the number of the newest
-	unsent   int // those of them that reached no server
-	released int // the attempt that the application is committed to; 0 before
+	made     int // attempts sent, including the unsent; also the number of the newest
+	unsent   int // attempts that reached no server
+	released int // the number of the attempt that the application is committed to; 0 before that
 	open     int // attempts in flight
 	free     int // the number of the attempt that was not charged; 0 before there is one
 
 	retry int           // retries since the backoff was last restarted
-	prev  time.Duration // the wait that the backoff gave last; 0 after a restart
+	prev  time.Duration // the backoff's previous wait; 0 after a restart
 
-	next pending  // the attempt that was decided on and is not sent yet
-	cut  *overdue // the attempt that its timeout ended, until it is reported; else nil
+	next pending  // the attempt that was decided on but not yet sent
+	cut  *overdue // the attempt that its timeout ended, until its end is reported; otherwise nil
 
-	replacing bool   // while a retry is decided on that takes the place of an overdue one
-	held      charge // what was withdrawn for such a retry, if that is decided about anew
+	replacing bool   // set while a retry is decided on that replaces an overdue attempt
+	held      charge // the withdrawal for such a retry, while it is decided on again
 
-	connecting  error         // while the call waits for a connection: why it ends if that is not there at dueAt; else nil
-	connectTime time.Duration // the time that such waits have taken
+	connecting  error         // while the call waits for a connection: the reason to end at dueAt; otherwise nil
+	connectTime time.Duration // the total time of such waits
 
 	dueAt time.Time // when to call due; zero for never
 
-	// Of a hedged call.
+	// The rest is for hedged calls.
 	delay     time.Duration
-	postponed time.Duration
-	notBefore time.Time  // the time that the newest pushback named
-	pushed    WaitSource // where that came from
-	charges   []charge   // by attempt, from the first
-	stopped   error      // the reason an earlier attempt's failure ruled out further attempts
+	postponed time.Duration // how long the last hedge that could not be sent was postponed
+	notBefore time.Time     // the time that the newest pushback named
+	pushed    WaitSource    // the source of that time
+	charges   []charge      // one per attempt, from the first
+	stopped   error         // the reason an earlier attempt's failure ruled out further attempts
 }
 
-// A pending attempt is decided on, and paid for if it must be.
+// A pending attempt has been decided on, and charged unless it is free.
 type pending struct {
 	decided bool
 	charge  charge
 	from    time.Time // when it was decided on
-	at      time.Time // when it is to be sent
+	at      time.Time // when it will be sent
 	wait    time.Duration
 	source  WaitSource
 
-	retry int // as in the plan, before this one was decided on
-	prev  time.Duration
+	retry int           // the plan's retry before this attempt was decided on
+	prev  time.Duration // the plan's prev before that
 }
 
-// An overdue attempt has been decided about before its end.
+// An overdue attempt was judged before its end.
 type overdue struct {
 	number  int
 	verdict verdict
 	result  Result // for the budget
 }
 
-// A charge is what was withdrawn for an attempt.
+// A charge is the withdrawal for an attempt.
 type charge uint8
 
 const (
 	nothing  charge = iota // the first attempt that reaches a server is free
 	aRetry                 // a retry from the budget
-	andHedge               // that, and one from the budget of hedges
+	andHedge               // a retry, and another from the budget of hedges
 )
 
-// A step is what a [plan] wants done. Attempts in flight run on unless it says otherwise.
+// A step tells the driver what to do next. Attempts in flight continue unless Cut or End is set.
 type step struct {
-	verdict // what was decided about the attempt that was reported, or about the hedge that was due
+	verdict // the decision about the attempt that was reported, or about the hedge that was due
 
 	Send    bool // send an attempt now
 	Cut     bool // cancel the overdue attempt; its end is then reported as TimedOut
-	Connect bool // wait for a connection until dueAt: call connected if it is there, else due
-	End     bool // the call is over, because of Reason; cancel what is in flight
+	Connect bool // wait for a connection: call connected when it is ready, or due at dueAt
+	End     bool // the call is over, because of Reason; cancel the attempts in flight
 }
 
-// begin makes the zero plan that of a call, in place: it is too large to be copied for each.
+// begin starts the plan of a call. It changes the zero plan in place, because a plan is too large
+// to be copied for each call.
 func (p *plan) begin(obeyed *policy, b, hedges Budget, start, deadline time.Time) {
 	p.policy, p.budget, p.hedges = obeyed, b, hedges
 	p.start, p.deadline = start, deadline
 }
 
-// hedgeEvery makes the call one whose further attempts are sent after each delay, by the
-// policy's [Hedging], which must be set. It is called before the first send.
+// hedgeEvery turns the call into a hedged one, with delay between attempts. The policy's
+// [Hedging] must be set. The driver calls it before the first send.
 func (p *plan) hedgeEvery(delay time.Duration) {
 	if !p.policy.hedges {
 		p.policy = p.policy.hedged
@@ -107,17 +112,18 @@ func (p *plan) hedgeEvery(delay time.Duration) {
 	p.delay = delay
 }
 
-// begun reports whether p is the plan of a call, rather than zero.
+// begun reports whether begin was called.
 func (p *plan) begun() bool { return p.policy != nil }
 
-// hedgeFrom counts the delay of the second attempt from start, unless that is decided already.
+// hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
+// been decided on.
 func (p *plan) hedgeFrom(start time.Time) {
 	if p.made == 1 && !p.next.decided && p.cut == nil {
 		p.dueAt = start.Add(p.delay)
 	}
 }
 
-// A sending is what an attempt is sent with; an [Attempt] is large.
+// A sending describes an attempt that is sent. It is used because an [Attempt] is large.
 type sending struct {
 	number int
 	hedge  bool
@@ -125,7 +131,7 @@ type sending struct {
 	source WaitSource
 }
 
-// send reports that an attempt is sent now.
+// send records that an attempt is sent now.
 func (p *plan) send(now time.Time) sending {
 	p.made++
 	if p.open == 0 {
@@ -148,7 +154,7 @@ func (p *plan) send(now time.Time) sending {
 }
 
 // attemptTimeout returns how long the newest attempt may run before it is overdue; 0 if it may
-// take all the time that is left.
+// use all the remaining time.
 func (p *plan) attemptTimeout() time.Duration {
 	if !p.deadline.IsZero() && p.sent() >= p.policy.MaxAttempts {
 		return 0
@@ -156,10 +162,10 @@ func (p *plan) attemptTimeout() time.Duration {
 	return p.policy.AttemptTimeout
 }
 
-// sent is the number of attempts that count towards MaxAttempts.
+// sent returns the number of attempts that count towards MaxAttempts.
 func (p *plan) sent() int { return p.made - p.unsent }
 
-// succeeded reports that an attempt succeeded. The call is over.
+// succeeded records that an attempt succeeded. The call is over.
 func (p *plan) succeeded(o Outcome) {
 	p.open--
 	o.Result = Succeeded
@@ -167,21 +173,21 @@ func (p *plan) succeeded(o Outcome) {
 	p.leave()
 }
 
-// lost reports that an attempt was cancelled because the call is over.
+// lost records that an attempt was cancelled because the call is over.
 func (p *plan) lost(o Outcome) {
 	p.open--
 	o.Result = Ignored
 	p.deposit(o)
 }
 
-// revoke gives back what was withdrawn for an attempt that was not sent after all.
+// revoke refunds the charge for an attempt that was not sent after all.
 func (p *plan) revoke(number int) {
 	p.open--
 	p.refund(p.chargeOf(number))
 }
 
-// commit reports that the application is bound to the stream of an attempt. It is no retry in
-// flight any more, to a budget that limits those: a stream may live for days.
+// commit records that the application is bound to an attempt's stream. To a budget that limits
+// the retries in flight, it no longer counts as one, because a stream may live for days.
 func (p *plan) commit(number int) {
 	charge := p.chargeOf(number)
 	if charge == nothing {
@@ -194,7 +200,7 @@ func (p *plan) commit(number int) {
 	}
 }
 
-// leave gives back what was withdrawn for an attempt that will not be sent.
+// leave refunds the charge for an attempt that will not be sent.
 func (p *plan) leave() {
 	if p.next.decided {
 		charge := p.next.charge
@@ -204,29 +210,31 @@ func (p *plan) leave() {
 	p.dueAt, p.connecting = time.Time{}, nil
 }
 
-// failed decides about an attempt that failed, at the time now, with u uniform in [0, 1). The
-// first rule that matches decides:
+// failed decides what follows an attempt that failed at the time now; u is uniform in [0, 1).
+// The first rule that matches decides:
 //
 //  1. the caller's context has ended, or the ClientConn is closed: stop
 //  2. the call is committed: stop
-//  3. the server said not to retry: stop
-//  4. the classifier, else the code set, says no: stop
+//  3. the server forbade a retry: stop
+//  4. the classifier, or else the code set, rules out a retry: stop
 //  5. the attempt reached no server: wait for a connection and then for the backoff, at no
 //     charge; if ConnectWait is used up, stop
-//  6. MaxAttempts were made: stop
-//  7. the wait, which is pushback, else RetryInfo, else the backoff for the code: if it is
-//     longer than MaxServerDelay, or would reach the deadline or MaxElapsed, stop
+//  6. MaxAttempts attempts were made: stop
+//  7. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
+//     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
 //  8. the budget refuses: stop
 //  9. retry after the wait; the budget has been charged
 //
-// In a hedged call a stop rules out further attempts only, unless it is by rules 1, 2 or 4:
-// attempts in flight may still win. The ctx is only handed to the Classifier.
+// In a hedged call, a stop by rules 1, 2 or 4 ends the call. Any other stop only rules out
+// further attempts, because attempts in flight may still win. ctx is only passed to the
+// Classifier.
 func (p *plan) failed(ctx context.Context, f *failure, now time.Time, u float64) step {
 	defer p.refundHeld()
 	return p.judge(ctx, f, now, u)
 }
 
-// refundHeld gives back what was withdrawn for a retry that something else took the place of.
+// refundHeld refunds the charge for a retry that was decided on before its predecessor ended, and
+// that nothing has used since.
 func (p *plan) refundHeld() {
 	if held := p.held; held != nothing {
 		p.held = nothing
@@ -234,6 +242,8 @@ func (p *plan) refundHeld() {
 	}
 }
 
+// judge takes an attempt that has ended out of flight, reports it to the budget, and applies
+// the rules.
 func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) step {
 	p.open--
 	if p.cut != nil && p.cut.number == f.Attempt.Number {
@@ -241,7 +251,7 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 			return step
 		}
 	}
-	found := p.findOf(ctx, f)
+	found := p.findOrDeposit(ctx, f)
 	if found.hinted && !found.hint.Stop {
 		p.notBefore, p.pushed = now.Add(found.hint.Delay), found.hint.Source
 		if !p.dueAt.IsZero() {
@@ -252,7 +262,7 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 	if !unsent {
 		p.deposit(f.outcome(p.policy.result(f, found)))
 	}
-	v := verdict{Reason: f.decide(found)}
+	v := verdict{Reason: f.ruledOut(found)}
 	switch {
 	case v.Reason != nil:
 		v.untouched = f.untouched(found)
@@ -262,17 +272,18 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 	default:
 		v = p.again(found, now, u)
 	}
-	if unsent { // and no other attempt takes its place
+	if unsent { // and no other attempt replaces it
 		p.refund(p.chargeOf(f.Attempt.Number))
 	}
 	if v.Retry {
-		return p.scheduled(v, now)
+		return p.retryStep(v, now)
 	}
-	return p.refused(v)
+	return p.stopStep(v)
 }
 
-// findOf is what a failure says. If the classifier panics, the budget is told all the same.
-func (p *plan) findOf(ctx context.Context, f *failure) finding {
+// findOrDeposit examines a failure. If the classifier panics, the attempt is still reported to
+// the budget.
+func (p *plan) findOrDeposit(ctx context.Context, f *failure) finding {
 	if p.policy.Classifier == nil {
 		return p.policy.find(ctx, f)
 	}
@@ -287,25 +298,25 @@ func (p *plan) findOf(ctx context.Context, f *failure) finding {
 	return found
 }
 
-// timedOut is the step that was decided on when the attempt was overdue; ok is false if it
-// ended because of something else after all.
+// timedOut returns the step that was decided on when the attempt was overdue; ok is false if
+// the attempt ended for another reason after all.
 func (p *plan) timedOut(f *failure, now time.Time) (next step, ok bool) {
 	cut := p.cut
 	p.cut = nil
-	pushed := len(f.Attempt.Trailer[pushbackKey]) > 0                                                                                   // the server's failure came with the timeout
+	pushed := len(f.Attempt.Trailer[pushbackKey]) > 0                                                                                   // the server's failure arrived together with the timeout
 	itself := f.TimedOut && !pushed && !f.Unsent && f.CtxErr == nil && !f.Closed && f.Committed == (cut.verdict.Reason == ErrCommitted) //nolint:errorlint // the rules' own value
 	switch {
 	case itself && !cut.verdict.Retry:
-		next = p.refused(cut.verdict)
+		next = p.stopStep(cut.verdict)
 	case itself && p.next.decided:
 		v := verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
-		if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil { // the driver took its time
+		if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil { // the driver was slow
 			v.Retry = false
-			next = p.refused(v)
+			next = p.stopStep(v)
 		} else {
-			next = p.scheduled(v, now)
+			next = p.retryStep(v, now)
 		}
-	case p.next.decided: // its own failure counts; what is paid for is kept for what follows that
+	case p.next.decided: // its own failure counts; the charge is held for the retry that may follow
 		p.retry, p.prev = p.next.retry, p.next.prev
 		p.held, p.next = p.next.charge, pending{}
 		return step{}, false
@@ -316,7 +327,7 @@ func (p *plan) timedOut(f *failure, now time.Time) (next step, ok bool) {
 	return next, true
 }
 
-// again is rules 6 to 9. A retry is charged, and decided on.
+// again applies rules 6 to 9. If they allow a retry, it is charged and becomes the next attempt.
 func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
@@ -338,7 +349,8 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	return v
 }
 
-// schedule answers when the next attempt may start, and whether that is in time.
+// schedule applies rule 7. It returns the wait before the next attempt, the source of the wait,
+// and why that attempt would start too late, if it would.
 func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
 	switch hint := found.hint; {
@@ -357,8 +369,8 @@ func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration,
 	return wait, source, p.tooLate(now, wait)
 }
 
-// nonFatal is the wait after a failure of a hedged call: none, unless a server has asked for
-// one that is not over.
+// nonFatal returns the wait after a failure in a hedged call. There is none, unless a server's
+// pushback is still in force.
 func (p *plan) nonFatal(now time.Time) (time.Duration, WaitSource) {
 	if left := p.notBefore.Sub(now); left > 0 && !p.notBefore.IsZero() {
 		return left, p.pushed
@@ -379,8 +391,8 @@ func (p *plan) tooLate(now time.Time, wait time.Duration) error {
 	}
 }
 
-// accept makes the attempt that v allows the next one. What a server says about the wait
-// restarts the backoff (gRFC A6 #pushback).
+// accept schedules the attempt that v allows. A wait that the server asked for restarts the
+// backoff (gRFC A6 #pushback).
 func (p *plan) accept(v verdict, now time.Time) {
 	p.next.decided = true
 	p.next.retry, p.next.prev = p.retry, p.prev
@@ -396,8 +408,8 @@ func (p *plan) accept(v verdict, now time.Time) {
 	}
 }
 
-// scheduled is the step after a verdict to retry.
-func (p *plan) scheduled(v verdict, now time.Time) step {
+// retryStep returns the step after a verdict to retry.
+func (p *plan) retryStep(v verdict, now time.Time) step {
 	if !now.Before(p.next.at) {
 		return step{verdict: v, Send: true}
 	}
@@ -405,9 +417,9 @@ func (p *plan) scheduled(v verdict, now time.Time) step {
 	return step{verdict: v}
 }
 
-// refused is the step after a verdict to stop.
-func (p *plan) refused(v verdict) step {
-	exhausted := v.refused() || v.Reason == ErrAttemptsExhausted //nolint:errorlint // the rules' own value
+// stopStep returns the step after a verdict to stop.
+func (p *plan) stopStep(v verdict) step {
+	exhausted := v.refusedByBudget() || v.Reason == ErrAttemptsExhausted //nolint:errorlint // the rules' own value
 	if !p.policy.hedges || v.fatal || !exhausted {
 		p.leave()
 		p.stopped = v.Reason
@@ -416,23 +428,23 @@ func (p *plan) refused(v verdict) step {
 	return step{verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
 }
 
-// reconnect is rule 5: the call waits for a connection, at most for what is left of
-// ConnectWait and not past the deadline or MaxElapsed, and then for its backoff. The attempt
-// that follows takes the place of the unsent one, and its charge.
+// reconnect applies rule 5: the call waits for a connection, at most for the rest of ConnectWait
+// and not past the deadline or MaxElapsed, and then for its backoff. The attempt that follows
+// replaces the unsent one and takes over its charge.
 func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	taken := p.chargeOf(f.Attempt.Number)
 	p.unsent++
 	if p.free == f.Attempt.Number {
 		p.free = 0
 	}
-	if p.next.decided || p.open > 0 { // of a hedged call: another attempt runs, or is to
+	if p.next.decided || p.open > 0 { // in a hedged call, another attempt is in flight or pending
 		p.refund(taken)
 		if !p.next.decided {
 			p.putOff(now)
 		}
 		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: waitHedgeDelay}}
 	}
-	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
+	wait := p.unsentBackoff(f, taken, u)
 	left := p.policy.ConnectWait - p.connectTime
 	stop := verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
 	if left <= 0 {
@@ -440,7 +452,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	}
 	if stop.Reason != nil {
 		p.refund(taken)
-		return p.refused(stop)
+		return p.stopStep(stop)
 	}
 	p.next.charge = taken
 	v := verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
@@ -451,8 +463,22 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	return step{verdict: v, Connect: true}
 }
 
-// connectUntil returns when a wait for a connection ends, and why: at until, or as soon as the
-// backoff after it would reach the deadline or MaxElapsed.
+// unsentBackoff returns the backoff after a wait for a connection. If the Backoff panics, what was
+// withdrawn for the unsent attempt is given back.
+func (p *plan) unsentBackoff(f *failure, taken charge, u float64) time.Duration {
+	done := false
+	defer func() {
+		if !done {
+			p.refund(taken)
+		}
+	}()
+	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
+	done = true
+	return wait
+}
+
+// connectUntil returns when and why the call gives up waiting for a connection: at until, or as
+// soon as the backoff after it would reach the deadline or MaxElapsed.
 func (p *plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, error) {
 	reason := ErrNotConnected
 	if last := p.deadline.Add(-backoff); !p.deadline.IsZero() && last.Before(until) {
@@ -464,7 +490,7 @@ func (p *plan) connectUntil(until time.Time, backoff time.Duration) (time.Time, 
 	return until, reason
 }
 
-// connected reports that the connection is there that a step waited for. The backoff follows,
+// connected records that the connection for which a step waited is ready. The backoff follows,
 // so that the waiting calls do not all retry at the same instant.
 func (p *plan) connected(now time.Time) step {
 	p.connecting = nil
@@ -476,28 +502,28 @@ func (p *plan) connected(now time.Time) step {
 	}
 	p.next.at = p.earliest(now.Add(backoff))
 	p.next.wait = p.next.at.Sub(p.next.from)
-	return p.scheduled(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
+	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now)
 }
 
-// overdue decides about an attempt, still in flight, that has run for the attempt timeout; f
-// has no Err yet. Cut says to cancel it: another attempt takes its place, and is paid for. If
-// none can, it runs on to the caller's deadline and is judged by its own result; without a
-// deadline it is cut all the same, so that the call cannot hang. A server that forbids more
-// attempts before the cut one has ended is obeyed.
+// overdue judges an attempt in flight that has run for the attempt timeout; f has no Err yet.
+// Cut means that the driver cancels it, because another attempt, already charged, replaces it.
+// If none can, the attempt continues to the caller's deadline and is judged by its own result;
+// without a deadline it is cut in any case, so that the call cannot hang. If the server forbids
+// more attempts before the cut attempt has ended, none follows.
 func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64) step {
 	f.TimedOut = true
 	if f.CtxErr != nil || f.Closed {
 		return step{} // it ends by itself
 	}
-	// Without a connection another attempt would not do better; and a hedged call may have one
-	// that follows anyway.
+	// Without a connection another attempt would not do better, and a hedged call may already
+	// have one pending.
 	if f.Unsent || p.next.decided {
 		return step{Cut: p.deadline.IsZero()}
 	}
 	found := p.policy.find(ctx, f)
-	v := verdict{Reason: f.decide(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
+	v := verdict{Reason: f.ruledOut(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
 	if v.Reason == nil {
-		p.open-- // what follows an attempt that is cut is a hedge only of the others
+		p.open-- // the attempt that replaces a cut one is a hedge only if others are in flight
 		p.replacing = p.free != f.Attempt.Number
 		v = p.again(found, now, u)
 		p.replacing = false
@@ -507,13 +533,13 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 		return step{verdict: v}
 	}
 	if v.Retry {
-		p.dueAt = time.Time{} // until it has ended
+		p.dueAt = time.Time{} // until the cut attempt has ended
 	}
 	p.cut = &overdue{f.Attempt.Number, v, p.policy.result(f, found)}
 	return step{verdict: v, Cut: true}
 }
 
-// due decides when the time of dueAt has come.
+// due decides what happens at dueAt.
 func (p *plan) due(now time.Time) step {
 	switch {
 	case p.connecting != nil:
@@ -527,8 +553,8 @@ func (p *plan) due(now time.Time) step {
 	}
 }
 
-// hedge decides about a hedge that is due. If it may not be sent, the attempts in flight run
-// on.
+// hedge decides whether a hedge that is due is sent. If it is not, the attempts in flight
+// continue.
 func (p *plan) hedge(now time.Time) step {
 	v := verdict{Wait: p.delay, WaitSource: waitHedgeDelay}
 	p.dueAt = time.Time{}
@@ -553,14 +579,15 @@ func (p *plan) hedge(now time.Time) step {
 	return step{verdict: v, Send: true}
 }
 
-// putOff postpones a hedge that is due but cannot be sent. The time until it is due again
-// doubles each time: thousands of calls may have a hedge that is due.
+// putOff postpones a hedge that is due but cannot be sent. The time until it is due again doubles
+// each time, because thousands of calls may have a hedge that is due. Sending a hedge does not
+// reset it.
 func (p *plan) putOff(now time.Time) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
 	p.dueAt = p.earliest(now.Add(p.postponed))
 }
 
-// earliest is t, or the time that the newest pushback named if that is later.
+// earliest returns t, or the time that the newest pushback named if that is later.
 func (p *plan) earliest(t time.Time) time.Time {
 	if p.notBefore.After(t) {
 		return p.notBefore
@@ -568,8 +595,8 @@ func (p *plan) earliest(t time.Time) time.Time {
 	return t
 }
 
-// admit answers whether the budget allows one more attempt, and charges it. The attempt that
-// stands in for a first one that reached no server is free.
+// admit reports whether the budget allows one more attempt, and charges it. An attempt is free
+// if no attempt before it has reached a server.
 func (p *plan) admit(now time.Time, hedge bool) bool {
 	switch {
 	case p.free == 0:
@@ -592,6 +619,7 @@ func (p *plan) admit(now time.Time, hedge bool) bool {
 	}
 }
 
+// refund returns a charge to the budgets.
 func (p *plan) refund(c charge) {
 	if c == nothing {
 		return
@@ -602,7 +630,8 @@ func (p *plan) refund(c charge) {
 	}
 }
 
-// retryOnly is what is left of a charge when the attempt is no hedge any more.
+// retryOnly refunds the hedge in a charge when the attempt is no longer a hedge, and returns the
+// rest of the charge.
 func (p *plan) retryOnly(c charge) charge {
 	if c == andHedge {
 		p.hedges.Refund()
@@ -611,7 +640,7 @@ func (p *plan) retryOnly(c charge) charge {
 	return c
 }
 
-// chargeOf is what was withdrawn for an attempt that has ended.
+// chargeOf returns the charge for an attempt that was sent.
 func (p *plan) chargeOf(number int) charge {
 	switch {
 	case p.free == number:
@@ -627,8 +656,8 @@ func (f *failure) outcome(r Result) Outcome {
 	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.late}
 }
 
-// deposit tells the budgets how an attempt ended. To one that was not charged for it, it is a
-// first attempt.
+// deposit reports to the budgets how an attempt ended. A budget that was not charged for the
+// attempt sees it as a first attempt.
 func (p *plan) deposit(o Outcome) {
 	charge := p.chargeOf(o.Attempt)
 	released := p.released == o.Attempt

@@ -19,18 +19,18 @@ const (
 	defaultBufferLimit    = 256 << 10
 )
 
-// A Policy says how the calls of a method are retried. In a Policy given to
-// [WithPolicy] a zero field means "as below": as a wider scope has it, down to the
-// default. [Retrier.Policy] returns one with every default filled in.
+// A Policy holds the settings by which a method's calls are retried. In a Policy passed to
+// [WithPolicy], a zero field leaves the setting to the wider scopes and finally to the default.
+// [Retrier.Policy] returns a Policy with every default filled in.
 //
-// Each field has an option of its own that says more: MaxAttempts is
-// [WithMaxAttempts], and so on.
+// Each field has an option that documents it, and whose name is the field's with the prefix
+// With: [WithMaxAttempts] sets MaxAttempts.
 type Policy struct {
-	MaxAttempts     int          // attempts, the first included; default 4
+	MaxAttempts     int          // attempts, including the first; default 4
 	Backoff         Backoff      // default Exponential{}: full jitter, 100 ms doubling to 5 s
 	OverloadBackoff Backoff      // after RESOURCE_EXHAUSTED; default 1 s doubling to 20 s, or Backoff if that is set
-	Codes           []codes.Code // retried; default UNAVAILABLE and RESOURCE_EXHAUSTED
-	// Classifier is asked before Codes; default nobody.
+	Codes           []codes.Code // the codes that are retried; default UNAVAILABLE and RESOURCE_EXHAUSTED
+	// Classifier decides before Codes; default none.
 	Classifier func(context.Context, Attempt) Classification
 
 	AttemptTimeout time.Duration // default none
@@ -38,21 +38,21 @@ type Policy struct {
 	MaxServerDelay time.Duration // default 5 min; negative: no limit
 	ConnectWait    time.Duration // default 10 s; negative: calls do not wait for a connection
 
-	Budget Budget // default NewRatioBudget(RatioBudget{}), one per Retrier and target
+	Budget Budget // default NewRatioBudget(RatioBudget{}), one for each target of the Retrier
 
-	BufferLimit     int  // bytes to replay of one stream, default 256 KiB; -1: streams pass through
-	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) can take a true back
+	BufferLimit     int  // bytes kept for replay per stream; default 256 KiB; -1: streams pass through
+	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) overrides a wider scope's true
 
 	Hedging *Hedging // default nil: one attempt at a time
 }
 
-// over lays the non-zero fields of p over those of s.
-func (p Policy) over(s *Policy) {
+// overlay sets s's fields to p's, except those that are zero in p.
+func (p Policy) overlay(s *Policy) {
 	if p.MaxAttempts != 0 {
-		s.maxAttempts(p.MaxAttempts)
+		s.setMaxAttempts(p.MaxAttempts)
 	}
 	if p.Hedging != nil {
-		s.hedge(p.Hedging)
+		s.setHedging(p.Hedging)
 	}
 	if p.Budget != nil {
 		s.Budget = p.Budget
@@ -69,32 +69,33 @@ func (p Policy) over(s *Policy) {
 	if p.Classifier != nil {
 		s.Classifier = p.Classifier
 	}
-	lay(&s.AttemptTimeout, p.AttemptTimeout)
-	lay(&s.MaxElapsed, p.MaxElapsed)
-	lay(&s.MaxServerDelay, p.MaxServerDelay)
-	lay(&s.ConnectWait, p.ConnectWait)
-	lay(&s.BufferLimit, p.BufferLimit)
-	lay(&s.CommitOnHeaders, p.CommitOnHeaders)
+	setIfGiven(&s.AttemptTimeout, p.AttemptTimeout)
+	setIfGiven(&s.MaxElapsed, p.MaxElapsed)
+	setIfGiven(&s.MaxServerDelay, p.MaxServerDelay)
+	setIfGiven(&s.ConnectWait, p.ConnectWait)
+	setIfGiven(&s.BufferLimit, p.BufferLimit)
+	setIfGiven(&s.CommitOnHeaders, p.CommitOnHeaders)
 }
 
-// maxAttempts sets the limit; 1 turns everything off.
-func (p *Policy) maxAttempts(n int) {
+// setMaxAttempts sets the limit; 1 turns hedging off, too.
+func (p *Policy) setMaxAttempts(n int) {
 	p.MaxAttempts = n
 	if n == 1 {
 		p.Hedging = nil
 	}
 }
 
-// hedge turns hedging on, also where retries are off.
-func (p *Policy) hedge(h *Hedging) {
-	filled := *h
-	filled.MaxAttempts = orDefault(h.MaxAttempts, defaultHedgedAttempts)
-	p.Hedging = &filled
+// setHedging turns hedging on, even if retries are off.
+func (p *Policy) setHedging(h *Hedging) {
+	hedging := *h
+	hedging.MaxAttempts = orDefault(h.MaxAttempts, defaultHedgedAttempts)
+	p.Hedging = &hedging
 }
 
-func lay[T comparable](below *T, above T) { *below = orDefault(above, *below) }
+// setIfGiven sets a field to v, unless v is zero.
+func setIfGiven[T comparable](field *T, v T) { *field = orDefault(v, *field) }
 
-// check finds what cannot be meant. Zero fields are fine.
+// check rejects invalid fields and names the first. Zero fields are valid.
 func (p Policy) check() error {
 	for _, field := range []struct {
 		name string
@@ -124,6 +125,15 @@ func checkIf[T any](set bool, check func(T) error, v T) error {
 	return check(v)
 }
 
+// checkSelf returns what is wrong with one of this package's own backoffs, budgets or delays;
+// nil for those of other packages, which cannot be checked.
+func checkSelf(v any) error {
+	if c, ok := v.(interface{ check() error }); ok {
+		return c.check()
+	}
+	return nil
+}
+
 func checkMaxAttempts(n int) error {
 	if n < 1 {
 		return fmt.Errorf("%d attempts, want at least 1", n)
@@ -145,20 +155,20 @@ func checkBufferLimit(bytes int) error {
 	return nil
 }
 
-// A policy is what one call obeys: every field resolved, and in the form that the
-// loops use. It is never changed.
+// A policy is a Policy for the code that makes calls: every field is resolved, and the codes are
+// a set. It never changes.
 type policy struct {
 	Policy
 	codes       codeSet
-	budgetScope string // the scope that Budget comes from
+	budgetScope string // the name of the scope that Budget comes from
 
-	// hedged is the policy of calls that are hedged: of its retries, those of Hedging. nil
-	// where there is no Hedging. In hedged itself, hedges is true.
+	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
+	// nil without Hedging. In hedged itself, hedges is true.
 	hedged *policy
 	hedges bool
 }
 
-// A scope is where options hold: all methods, the pattern of a [WithMethod], or one call.
+// A scope holds the options for all methods, for a [WithMethod] pattern, or for one call.
 type scope struct {
 	name string
 	opts []*callOption
@@ -169,26 +179,27 @@ const (
 	scopeCall = "call"
 )
 
-// resolve lays the scopes over each other and fills in the defaults.
+// resolve applies the scopes, from the widest to the narrowest, and fills in the defaults.
 func resolve(fallback budgets, scopes ...scope) *policy {
 	p := &policy{budgetScope: scopeAll}
 	for _, s := range scopes {
-		below := p.Budget
+		wider := p.Budget
 		p.Budget = nil
 		for _, o := range s.opts {
 			o.set(&p.Policy)
 		}
 		if p.Budget == nil {
-			p.Budget = below
+			p.Budget = wider
 		} else {
 			p.budgetScope = s.name
 		}
 	}
-	p.fill(fallback)
+	p.fillDefaults(fallback)
 	return p
 }
 
-func (p *policy) fill(fallback budgets) {
+// fillDefaults replaces the zero fields that stand for a default.
+func (p *policy) fillDefaults(fallback budgets) {
 	p.MaxAttempts = orDefault(p.MaxAttempts, defaultMaxAttempts)
 	if p.OverloadBackoff == nil {
 		p.OverloadBackoff = p.Backoff
@@ -199,7 +210,7 @@ func (p *policy) fill(fallback budgets) {
 	if p.Backoff == nil {
 		p.Backoff = Exponential{}
 	}
-	p.Backoff, p.OverloadBackoff = filled(p.Backoff), filled(p.OverloadBackoff)
+	p.Backoff, p.OverloadBackoff = withDefaults(p.Backoff), withDefaults(p.OverloadBackoff)
 	if p.Codes == nil {
 		p.Codes = []codes.Code{codes.ResourceExhausted, codes.Unavailable}
 	}
@@ -218,16 +229,16 @@ func (p *policy) fill(fallback budgets) {
 	}
 }
 
-// A mode is how a call goes.
+// A mode says whether a call passes through, is retried or is hedged.
 type mode uint8
 
 const (
-	modePassThrough mode = iota // straight to gRPC, without a budget, an event or a retry
+	modePassThrough mode = iota // the call goes straight to gRPC, without a budget, an event or a retry
 	modeRetried
 	modeHedged
 )
 
-// modeOf is the mode of calls that can be hedged if their method is; desc is nil for unary ones.
+// modeOf returns the mode of a call that is hedged if its method is; desc is nil for unary calls.
 func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 	switch {
 	case desc != nil && p.BufferLimit < 0:
@@ -239,6 +250,7 @@ func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 	}
 }
 
+// modeUnhedged returns the mode of a call that is not hedged, whatever its method.
 func (p *policy) modeUnhedged() mode {
 	if p.MaxAttempts == 1 {
 		return modePassThrough
@@ -246,8 +258,8 @@ func (p *policy) modeUnhedged() mode {
 	return modeRetried
 }
 
-// forHedging is the policy with what hedging changes: how many attempts, and after which
-// codes there is another.
+// forHedging returns the policy for hedged calls: the number of attempts and the codes that allow
+// another attempt are those of Hedging.
 func (p *policy) forHedging() *policy {
 	hedged := *p
 	hedged.hedges = true
@@ -259,20 +271,21 @@ func (p *policy) forHedging() *policy {
 	return &hedged
 }
 
-// filled writes the defaults of our own backoffs out, for who reads a Policy.
-func filled(b Backoff) Backoff {
+// withDefaults replaces the zero fields of this package's backoffs by their defaults, for readers
+// of a Policy.
+func withDefaults(b Backoff) Backoff {
 	switch b := b.(type) {
 	case Exponential:
-		return b.filled()
+		return b.withDefaults()
 	case Decorrelated:
-		return b.filled()
+		return b.withDefaults()
 	default:
 		return b
 	}
 }
 
-// public is the policy as a user may see and change it.
-func (p *policy) public() Policy {
+// exported returns a copy of the policy that its caller may change.
+func (p *policy) exported() Policy {
 	shown := p.Policy
 	shown.Codes = slices.Clone(p.Codes)
 	slices.Sort(shown.Codes)
@@ -284,19 +297,19 @@ func (p *policy) public() Policy {
 	return shown
 }
 
-// budgets are what calls spend from that have been given no budget.
+// budgets are the default budgets, for calls without a budget of their own.
 type budgets struct{ retries, hedges Budget }
 
 func defaultBudgets() budgets {
 	return budgets{retries: perTargetRatio(defaultRatioBudget), hedges: &perTarget{newBudget: newHedgeBudget, settings: hedgeRatioBudget}}
 }
 
-// hedgeRatioBudget is 10% of answered calls. The window is short, because what is saved up in
-// good times would be spent at once when everything becomes slow, on top of the share: with a
-// window of 10 s that alone overloads a server that has a fifth of its capacity to spare (study
-// tail-slow in docs/herd.md). The reserve keeps one hedge for clients with few calls. It is
-// empty at the start: hedges are an extra that a fleet which has just started, or a server
-// that answers nobody, can do without.
+// hedgeRatioBudget allows hedges for 10% of answered calls. The window is short, because the
+// savings of good times would all be spent when everything becomes slow, on top of the share:
+// with a window of 10 s that alone overloads a server that has a fifth of its capacity to spare
+// (study tail-slow in docs/herd.md). The reserve keeps one hedge for clients with few calls. It
+// is empty at the start, because hedges are an extra that a fleet which has just started, or a
+// server that answers no calls, can do without.
 var hedgeRatioBudget = RatioBudget{Ratio: 0.1, Reserve: 1, Window: time.Second}
 
 func newHedgeBudget() Budget {
@@ -305,7 +318,7 @@ func newHedgeBudget() Budget {
 	return b
 }
 
-// budgetFor returns what calls to a target spend from, if they spend from b.
+// budgetFor returns the budget for calls to a target: b, or its budget for that target.
 func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 	if t, ok := b.(*perTarget); ok {
 		return t.of(dialed, canonical)
@@ -313,7 +326,7 @@ func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 	return b
 }
 
-// hedgeBudget is what hedges spend besides; nil if the method is not hedged.
+// hedgeBudget returns the second budget, from which only hedges spend; nil if the method is not hedged.
 func (p *policy) hedgeBudget() Budget {
 	if p.Hedging == nil {
 		return nil
@@ -321,16 +334,17 @@ func (p *policy) hedgeBudget() Budget {
 	return p.Hedging.Budget
 }
 
-// methodPolicies finds the policy of a method: exact method, then service, then all.
+// methodPolicies holds the policies for all methods. The policy for an exact method wins over the
+// one for its service, and that over the one for all methods.
 type methodPolicies struct {
 	fallback budgets
 	all      *methodPolicy
 	services map[string]*methodPolicy // by "/pkg.Service/"
 	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
-	alike    bool                     // there is none but all
+	onlyAll  bool                     // there are no patterns
 }
 
-// A methodPolicy keeps the scopes it was resolved from, for calls that add their own.
+// A methodPolicy is a policy and the scopes it was resolved from, for calls that add a scope.
 type methodPolicy struct {
 	*policy
 	scopes []scope
@@ -341,7 +355,7 @@ func newMethodPolicies(fallback budgets, all []*callOption, byPattern map[string
 		fallback: fallback,
 		services: map[string]*methodPolicy{},
 		methods:  map[string]*methodPolicy{},
-		alike:    len(byPattern) == 0,
+		onlyAll:  len(byPattern) == 0,
 	}
 	of := func(pattern string) scope { return scope{pattern, byPattern[pattern]} }
 	everywhere := scope{scopeAll, all}
@@ -356,7 +370,7 @@ func newMethodPolicies(fallback budgets, all []*callOption, byPattern map[string
 	return m
 }
 
-// budgetScopes is one policy for each scope that has a budget.
+// budgetScopes returns one policy for each scope that has a budget, by the name of the scope.
 func (m *methodPolicies) budgetScopes() map[string]*policy {
 	found := map[string]*policy{scopeAll: m.all.policy}
 	for _, patterns := range []map[string]*methodPolicy{m.services, m.methods} {
@@ -371,9 +385,9 @@ func (m *methodPolicies) resolved(scopes ...scope) *methodPolicy {
 	return &methodPolicy{resolve(m.fallback, scopes...), scopes}
 }
 
-// of is on the path of every call.
+// of returns a method's policy. Every call runs it.
 func (m *methodPolicies) of(method string) *methodPolicy {
-	if m.alike {
+	if m.onlyAll {
 		return m.all
 	}
 	if p, ok := m.methods[method]; ok {
@@ -385,19 +399,19 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	return m.all
 }
 
-// forCall lays the options of one call over the policy of its method.
+// forCall returns the policy for one call: its method's policy, changed by the call's options.
 func (m *methodPolicies) forCall(method string, opts []*callOption) (*policy, error) {
-	below := m.of(method)
+	wider := m.of(method)
 	if len(opts) == 0 {
-		return below.policy, nil
+		return wider.policy, nil
 	}
 	if err := firstError(opts); err != nil {
 		return nil, err
 	}
-	return resolve(m.fallback, append(slices.Clip(below.scopes), scope{scopeCall, opts})...), nil
+	return resolve(m.fallback, append(slices.Clip(wider.scopes), scope{scopeCall, opts})...), nil
 }
 
-// serviceOf cuts "/pkg.Service/Method" to "/pkg.Service/".
+// serviceOf returns "/pkg.Service/" for "/pkg.Service/Method".
 func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
 
 // checkPattern accepts "/pkg.Service/Method" and "/pkg.Service/".

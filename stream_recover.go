@@ -77,7 +77,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	a.PeerAddr = &at.reached
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
-	at.stream = stream
+	at.stream, err = stream, readable(err)
 	if err != nil {
 		s.mu.Lock()
 		if at.over { // an interceptor below has opened a stream, and abandoned it

@@ -7,12 +7,12 @@ type WaitSource int
 
 // The sources of a wait.
 const (
-	WaitNone       WaitSource = iota // there was no wait, as before a first attempt
+	WaitNone       WaitSource = iota // no wait, as before a first attempt
 	WaitBackoff                      // the policy's [Backoff]
 	WaitPushback                     // the server's grpc-retry-pushback-ms trailer
 	WaitRetryInfo                    // a google.rpc.RetryInfo in the server's status
-	waitHedgeDelay                   // the [HedgeDelay] of a hedged call, which passed without a response
-	waitNonFatal                     // no wait: another attempt of the hedged call had failed
+	waitHedgeDelay                   // a hedged call's [HedgeDelay], which passed without a response
+	waitNonFatal                     // no wait: another attempt in the hedged call failed
 	WaitConnect                      // the wait for a connection, and the backoff after it
 )
 

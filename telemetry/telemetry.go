@@ -1,20 +1,20 @@
-// Package telemetry has the names under which package grpcretry reports calls, for programs
-// that read spans and metrics or configure what collects them. docs/observing.md in the
-// repository has the tables of their values.
+// Package telemetry has the names that package grpcretry uses in spans and metrics, for programs
+// that read spans and metrics or configure their collection. docs/observing.md in the repository
+// lists the meanings and values.
 package telemetry
 
-// The span events.
+// The names of the span events.
 const (
-	// SpanEventAttempt is the event that each attempt leaves when it ends, on the caller's span
-	// or on the call span.
+	// SpanEventAttempt is the event that is recorded when an attempt ends, on the caller's span or
+	// on the call span.
 	SpanEventAttempt = "grpcretry.attempt"
 
-	// SpanEventStop is the event, with AttrReason, of a call that ends in the wait before a
-	// retry: the last attempt's event says that a retry was decided on.
+	// SpanEventStop is the event, with AttrReason, that is recorded when a call ends while it waits
+	// to retry: the last attempt's event has announced that retry.
 	SpanEventStop = "grpcretry.stop"
 )
 
-// The attributes of span events and of the call span.
+// The names of the attributes on span events and on the call span.
 const (
 	AttrAttemptNumber = "grpcretry.attempt.number"
 	AttrAttemptCount  = "grpcretry.attempts"
@@ -31,7 +31,7 @@ const (
 	AttrWinner        = "grpcretry.winner"
 )
 
-// The metrics.
+// The names of the metrics.
 const (
 	MetricAttempts       = "grpcretry.attempts"
 	MetricCalls          = "grpcretry.calls"
@@ -44,8 +44,8 @@ const (
 	MetricHedges         = "grpcretry.hedges"
 )
 
-// The attributes that only metrics have; they also have AttrStatusCode, AttrDecision and
-// AttrWaitSource.
+// The names of the attributes that only metrics have. Metrics also have AttrStatusCode,
+// AttrDecision and AttrWaitSource.
 const (
 	AttrTarget      = "grpcretry.target"
 	AttrOutcome     = "grpcretry.outcome"
