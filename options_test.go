@@ -405,8 +405,8 @@ func TestMaxAttemptsHasNoHiddenCap(t *testing.T) {
 	})
 }
 
-// Where retries are off nothing of us is left: no budget, no event, no limit of the
-// attempt, no mark for the server, and the very error.
+// If retries are off, nothing of the library is left in a call: no budget, no event, no mark for
+// the server, and the very error.
 func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	const method = echov1.EchoService_Echo_FullMethodName
 	for _, tt := range []struct {
@@ -423,7 +423,7 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, always(unavailable().after(time.Minute).pushback("5")))
+				server := serve(t, always(unavailable().after(second / 2).pushback("5")))
 				budget := &aBudget{}
 				opts := append([]Option{steady, WithBudget(budget), WithAttemptTimeout(time.Second),
 					WithObserver(func(_ context.Context, e Event) { t.Errorf("event %+v", e) }),

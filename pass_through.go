@@ -29,7 +29,7 @@ func (c *call) invokeWithin(req, reply any, invoker grpc.UnaryInvoker, opts []gr
 	if c.policy != nil {
 		timeout = c.policy.AttemptTimeout
 	}
-	if _, limited := c.ctx.Deadline(); timeout == 0 || limited {
+	if _, limited := c.ctx.Deadline(); timeout <= 0 || limited {
 		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
 	}
 	ctx, cancel := context.WithCancelCause(c.ctx)

@@ -289,7 +289,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 			s.startEnding(at, nil)
 		}
 		s.mu.Unlock()
-		at.measure(s.call.learner, false)
+		s.answered(at)
 		if !s.desc.ServerStreams {
 			s.reportEnd(at, nil)
 			s.join(at)
@@ -313,6 +313,18 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		at.measure(s.call.learner, false)
 	}
 	return false, nil
+}
+
+// answered reports the first message to the delay that measures first attempts.
+func (s *retryStream) answered(at *streamAttempt) {
+	done := false
+	defer func() {
+		if !done { // the delay panics
+			s.crash(at.attempt)
+		}
+	}()
+	at.measure(s.call.learner, false)
+	done = true
 }
 
 // discard ends an attempt whose first message arrived too late. It reads to the end, so that
