@@ -11,84 +11,83 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
-// An Attempt is one try of a call. Observers, classifiers and [Error] get it with all
-// that is known when they get it; [AttemptFromContext] gets it before it has run, so
-// with Method, Number, Hedge, Start, Wait and WaitSource only.
+// An Attempt is one try of a call. For observers, classifiers and [Error] it holds all that is
+// known at that time; [AttemptFromContext] returns it before it has run, so with Method, Number,
+// Hedge, Start, Wait and WaitSource only.
 type Attempt struct {
 	Method     string        // "/pkg.Service/Method"
 	Number     int           // 1 for the first attempt of a call
-	Hedge      bool          // sent while an earlier attempt was still open
+	Hedge      bool          // sent while an earlier attempt was still in flight
 	Start      time.Time     // when it was handed to gRPC
 	Duration   time.Duration // from Start to its end
-	Err        error         // how it failed, nil if it did not; see ErrAttemptTimeout
+	Err        error         // the failure, nil after a success; see ErrAttemptTimeout
 	Header     metadata.MD   // of the response; see WithObserver for when it is filled
 	Trailer    metadata.MD   // of the response
 	Peer       net.Addr      // the server it reached, nil if it reached none
 	Wait       time.Duration // the wait before it, as decided; if it was for a connection, all of it
-	WaitSource WaitSource    // where Wait came from
+	WaitSource WaitSource    // the origin of Wait
 	Unsent     bool          // it reached no server, see WithConnectWait
 
-	late bool // it ended after the attempt timeout, because no retry could take its place
+	late bool // it ended after the attempt timeout, because no retry could replace it
 }
 
-// Code is the status code of Err: codes.OK for nil, codes.Unknown for an error that
-// is no gRPC status.
+// Code returns the status code of Err: codes.OK for nil, codes.Unknown for an error that is not a
+// gRPC status.
 func (a Attempt) Code() codes.Code { return status.Code(a.Err) }
 
-// AttemptFromContext returns the attempt that ctx belongs to; ok is false outside of
-// one. It works below the interceptor on the client: in interceptors chained after
-// it, in stats handlers, per-RPC credentials and load-balancing policies.
+// AttemptFromContext returns the attempt that ctx belongs to; ok is false if there is none. It
+// works on the client below the interceptor: in interceptors chained after it, in stats handlers,
+// per-RPC credentials and load-balancing policies.
 func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 	if running, ok := ctx.Value(attemptKey{}).(*attempt); ok {
-		return running.begun(time.Now()), true
+		return running.asStarted(time.Now()), true
 	}
 	return Attempt{}, false
 }
 
 type attemptKey struct{}
 
-// An attempt is one try under way, the context that it runs in, and its options for gRPC.
-// They live as long as each other, so one allocation serves all; it is all that a call
-// allocates whose first attempt succeeds, so it is kept small.
+// An attempt is one try in flight, the context that it runs in, and its options for gRPC. They
+// share a lifetime, so they share an allocation. A call whose first attempt succeeds makes no other
+// allocation, so an attempt is kept small.
 type attempt struct {
-	context.Context // the caller's; for a retry, without the caller's word on previous attempts
+	context.Context // the caller's; for a retry, without the caller's own count of previous attempts
 
 	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
 	// as an attempt of ours.
 	grpc.PeerCallOption
 
-	// Never changed after the start: others may read it through the context.
+	// These never change after the start: other goroutines may read them through the context.
 	cc     *grpc.ClientConn
 	method string
 	start  time.Duration // since the origin
 	wait   time.Duration
 	number int32
-	source shortSource
+	source smallSource
 
 	hedge     bool // sent while others were in flight
-	reported  bool // the plan, or else the budgets, know how it ended
-	collected bool // header and trailer are the caller's, and were taken over
+	reported  bool // its result was reported to the plan or, without one, to the budgets
+	collected bool // header and trailer are the caller's, and were copied
 	fate      fate
 	fresh     bool    // the channel had no connection at the start, and perhaps no service config
-	bounds    *bounds // nil for the attempt of a unary call without a timeout
+	bounds    *bounds // nil for a unary call's attempt without a timeout
 
-	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
+	asked atomic.Int64 // on a fresh channel, when gRPC last asked for the deadline, since the origin
 
-	// What gRPC fills in before it returns.
+	// Filled in by gRPC before it returns.
 	header  metadata.MD
 	trailer metadata.MD
 	peer    peer.Peer
 
-	room [4]grpc.CallOption // for the options, where they fit
+	optionSpace [4]grpc.CallOption // holds the options if they fit
 }
 
-// A fate is what has become of an attempt, as far as that rules out other things.
+// A fate is what has happened to an attempt, as far as that rules out something else.
 type fate uint8
 
 const (
@@ -96,16 +95,16 @@ const (
 	fateUnsent                    // it has ended and certainly reached no server
 )
 
-// origin is where the starts of attempts are counted from: that takes the monotonic clock
-// alone, which is read in little more than half the time of time.Now.
+// origin is the time from which starts of attempts are counted: that needs only the monotonic
+// clock, which is read in little more than half the time of time.Now.
 var origin = time.Now()
 
 func sinceOrigin() time.Duration { return time.Since(origin) }
 
-// timeOf is the time that was d after the origin, by the wall clock of now.
+// timeOf returns the time d after the origin, by the wall clock of now.
 func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.Sub(origin)) }
 
-// Value makes the attempt known to what runs below, see [AttemptFromContext].
+// Value makes the attempt known to everything that runs below, see [AttemptFromContext].
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) {
 		return a
@@ -116,7 +115,8 @@ func (a *attempt) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// Done is closed with the caller's context or, where the attempt has bounds, before.
+// Done returns a channel that is closed with the caller's context or, if the attempt has bounds,
+// possibly before.
 func (a *attempt) Done() <-chan struct{} {
 	if a.bounds != nil {
 		return a.bounds.context(a.Context).Done()
@@ -124,7 +124,7 @@ func (a *attempt) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// Err is not nil when Done is closed.
+// Err returns a non-nil error when Done is closed.
 func (a *attempt) Err() error {
 	if a.bounds != nil {
 		return a.bounds.parent(a.Context).Err()
@@ -132,39 +132,39 @@ func (a *attempt) Err() error {
 	return a.Context.Err()
 }
 
-// A shortSource is a [WaitSource] that takes no room beside other small fields.
-type shortSource uint8
+// A smallSource is a [WaitSource] in one byte, which fits beside other small fields.
+type smallSource uint8
 
-// bounds end an attempt before the caller's context does. The context that does so is
-// made when somebody asks for Done: an attempt that is answered without gRPC, and that is
-// half of what a hedged call pays for its bounds, needs none.
+// bounds end an attempt before the caller's context does. The context for that is made when Done is
+// first called: an attempt that succeeds without gRPC needs none, and the context is half the cost
+// of a hedged call's bounds.
 type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
-	limit   time.Time     // the end of the call's timeout by the service config; zero without one
-	retrier *Retrier      // to decide at the timeout, with plan; nil without one
-	plan    *plan         // used by the timer until the attempt is settled, with judging taken
+	limit   time.Time     // the end of the service config's timeout for the call; zero without one
+	retrier *Retrier      // for the decision at the timeout; nil without one
+	plan    *plan         // used by the timer until the attempt is settled, while it holds judging
 
-	received any // what an attempt of a hedged call has received, until it is known to win
+	received any // the response to a hedged call's attempt, until the attempt is known to win
 
-	// judging holds a token while the timer uses the plan; nobody else waits for that but the
-	// call. It is no Mutex because callbacks run meanwhile, which may wait for the time of a
-	// testing/synctest bubble. nil without a timer.
+	// judging holds a token while the timer uses the plan; only the call waits for that. It is
+	// not a Mutex, because callbacks run meanwhile, which may wait for the virtual time of a
+	// testing/synctest bubble. It is nil without a timer.
 	judging  chan struct{}
-	panicked any // guarded by judging; what a callback of the timer panicked with
+	panicked any // guarded by judging; the value of a panic in a callback on the timer's goroutine
 
 	mu      sync.Mutex
-	ctx     context.Context // guarded by mu; nil until it is needed
+	ctx     context.Context // guarded by mu; nil until Done is called
 	stop    context.CancelCauseFunc
 	ended   bool // guarded by mu; cancelled because of cause
 	cause   error
-	settled bool // guarded by mu; the attempt has ended, or its first message has come
-	renewed bool // guarded by mu; the timeout has started anew
+	settled bool // guarded by mu; the attempt has ended, or its first message has arrived
+	renewed bool // guarded by mu; the timeout was restarted
 	cut     bool // guarded by mu; the timeout has ended it before it was settled
-	late    bool // guarded by mu; it was settled after the timeout
+	late    bool // guarded by mu; the attempt was settled after the timeout
 }
 
-// context is the attempt's own, below the caller's.
+// context returns the attempt's own context, a child of the caller's.
 func (b *bounds) context(callers context.Context) context.Context {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,8 +177,8 @@ func (b *bounds) context(callers context.Context) context.Context {
 	return b.ctx
 }
 
-// parent is where to look up values and the end: the attempt's own context, or the
-// caller's as long as that says the same.
+// parent returns the context for values and errors: the attempt's own or, as long as it would
+// return the same, the caller's.
 func (b *bounds) parent(callers context.Context) context.Context {
 	b.mu.Lock()
 	same := b.ctx == nil && !b.ended && b.limit.IsZero()
@@ -202,9 +202,9 @@ func (b *bounds) cancel(cause error) {
 	}
 }
 
-// expire starts the timer of the attempt timeout. It is a timer, not a deadline of the
-// context, because the attempt may be allowed to run on when it has fired. Nor is the server
-// told of it: its deadline is the caller's.
+// expire starts the timer of the attempt timeout. It is a timer rather than a context deadline,
+// because the attempt may be allowed to run on when the timer has fired, and because gRPC would send
+// a deadline to the server, which is to see the caller's.
 func (a *attempt) expire(overdue func(*attempt)) {
 	if overdue == nil {
 		overdue = (*attempt).judgeOverdue
@@ -214,14 +214,14 @@ func (a *attempt) expire(overdue func(*attempt)) {
 }
 
 // judgeOverdue asks the plan, on the timer's goroutine, whether the attempt is to be cut. The
-// call's own goroutine is in gRPC meanwhile; when it returns from there, settle waits.
+// call's own goroutine is in gRPC meanwhile; when gRPC returns, settle waits for the result.
 func (a *attempt) judgeOverdue() {
 	a.bounds.judge()
 	defer a.bounds.judged()
 	a.judgeOverdueLocked(false, a.tryCut)
 }
 
-// judge waits until nobody else uses the plan; judged ends that.
+// judge waits until no other goroutine uses the plan, and reserves it until judged.
 func (b *bounds) judge() {
 	if b.judging != nil {
 		b.judging <- struct{}{}
@@ -234,7 +234,7 @@ func (b *bounds) judged() {
 	}
 }
 
-// judgeOverdueLocked needs judging. It asks the plan, and cuts the attempt with cut, which
+// judgeOverdueLocked needs judging. It asks the plan, and calls cut if the attempt is to be cut; cut
 // returns false if the application has become bound to the attempt meanwhile.
 func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	b := a.bounds
@@ -247,7 +247,7 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 			b.panicked = exited{}
 		}
 		if b.panicked != nil {
-			cut() // the call's goroutine panics, or ends
+			cut() // then the call's goroutine panics, or ends, see repanic
 		}
 	}()
 	now := time.Now()
@@ -262,13 +262,13 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	done = true
 }
 
-// exited stands for a panic of a callback that called [runtime.Goexit].
+// exited stands for a panic if a callback calls [runtime.Goexit].
 type exited struct{}
 
-// overdueFailure is what is known of an attempt that has reached its timeout. Whether headers
-// have come is not known, so a policy for which they commit takes them as there.
+// overdueFailure describes an attempt that has reached its timeout. Whether headers have arrived is
+// not known, so a policy that lets headers commit assumes that they have.
 func (a *attempt) overdueFailure(now time.Time) failure {
-	info := a.begun(now)
+	info := a.asStarted(now)
 	info.Duration = now.Sub(origin) - a.start
 	info.Err = newAttemptTimeoutError(a.bounds.timeout, nil)
 	return failure{
@@ -293,7 +293,7 @@ func (a *attempt) tryCut() bool {
 	return cut
 }
 
-// settle lifts the timeout. It returns false if that has already ended the attempt.
+// settle lifts the attempt timeout. It returns false if the timeout has already ended the attempt.
 func (a *attempt) settle() bool {
 	b := a.bounds
 	if b == nil || b.timeout == 0 {
@@ -312,7 +312,7 @@ func (a *attempt) settle() bool {
 	return !b.cut
 }
 
-// renew starts the timeout anew.
+// renew restarts the attempt timeout.
 func (a *attempt) renew() {
 	b := a.bounds
 	b.mu.Lock()
@@ -323,8 +323,8 @@ func (a *attempt) renew() {
 	}
 }
 
-// repanic panics with what a callback of the timer panicked with, or ends the goroutine as that did,
-// after report. It is for the goroutines of the caller: on any other, the panic would end the
+// repanic repeats, after report, a callback's panic on the timer's goroutine, or ends the goroutine
+// if the callback did. It is for the caller's goroutines: on any other, the panic would end the
 // program.
 func (a *attempt) repanic(report func()) {
 	if a.bounds == nil || a.bounds.judging == nil {
@@ -339,11 +339,11 @@ func (a *attempt) repanic(report func()) {
 		if _, ends := p.(exited); ends {
 			runtime.Goexit()
 		}
-		panic(p) //nolint:forbidigo // it is the classifier's or the budget's, and the caller's to handle
+		panic(p) //nolint:forbidigo // it comes from the classifier or the budget, and the caller may handle it
 	}
 }
 
-// settleVerdict waits for a verdict of the timer that is under way.
+// settleVerdict waits until the timer does not use the plan.
 func (a *attempt) settleVerdict() {
 	a.bounds.judge()
 	a.bounds.judged()
@@ -375,8 +375,8 @@ func (a *attempt) isLate() bool {
 	return a.bounds.late
 }
 
-// Deadline is the caller's, or the end of the call's timeout by the service config. gRPC asks
-// for it when it starts such a timeout for a first attempt.
+// Deadline returns the caller's deadline or, if it is earlier, the end of the service config's
+// timeout for the call. gRPC asks for it when it starts such a timeout for a first attempt.
 func (a *attempt) Deadline() (time.Time, bool) {
 	if a.fresh {
 		a.asked.Store(int64(sinceOrigin()))
@@ -398,9 +398,9 @@ func (a *attempt) release() {
 	a.bounds.cancel(nil)
 }
 
-// timedOut reports whether our attempt timeout ended the attempt with err, rather than the
-// caller's context or the server. An error that is no status is an interceptor's, and hides
-// what ended the attempt.
+// timedOut reports whether our attempt timeout ended the attempt with err, rather than the caller's
+// context or the server. An error that is not a status comes from an interceptor, and hides the
+// attempt's own end.
 func (a *attempt) timedOut(err error) bool {
 	if !a.isCut() {
 		return false
@@ -409,14 +409,13 @@ func (a *attempt) timedOut(err error) bool {
 	return isContextEnd(err) || !isStatus
 }
 
-// checkUnsent remembers, as soon as gRPC has returned err, whether the attempt certainly reached
-// no server: it failed with UNAVAILABLE, or was cut while it waited in gRPC; gRPC opened no
-// stream for it (only then is its peer unknown), and the channel has no connection that it could
-// have been opened on.
+// checkUnsent records, as soon as gRPC has returned err, whether the attempt certainly reached no
+// server: it failed with UNAVAILABLE, or was cut while it waited in gRPC; gRPC opened no stream for
+// it (only then is its peer unknown); and the channel has no connection for such a stream.
 //
-// An attempt that fails like that on a channel that is READY, or IDLE, was not failed by gRPC's
-// lack of a connection: gRPC wakes an idle channel and waits. It may have been per-RPC
-// credentials, an interceptor or a load-balancing policy, and counts like any other.
+// If an attempt fails like that on a channel that is READY or IDLE, the reason is not the lack of a
+// connection: gRPC wakes an idle channel and waits. The reason may be per-RPC credentials, an
+// interceptor or a load-balancing policy, and the attempt counts like any other.
 func (a *attempt) checkUnsent(err error) {
 	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
 	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
@@ -425,25 +424,16 @@ func (a *attempt) checkUnsent(err error) {
 	}
 }
 
-// isUnconnected reports whether a channel has no connection and tries to get one.
-func isUnconnected(cc *grpc.ClientConn) bool {
-	if cc == nil {
-		return false
-	}
-	state := cc.GetState()
-	return state == connectivity.Connecting || state == connectivity.TransientFailure
-}
-
-// isContextEnd says whether err can be the end of a context: as a status, or bare, as
-// interceptors below may return it.
+// isContextEnd reports whether err can be the end of a context, either as a status or, from an
+// interceptor below, as the context's own error.
 func isContextEnd(err error) bool {
 	code := status.Code(err)
 	return code == codes.Canceled || code == codes.DeadlineExceeded ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// begun is the attempt as it is known from its start on.
-func (a *attempt) begun(now time.Time) Attempt {
+// asStarted describes the attempt from its start on.
+func (a *attempt) asStarted(now time.Time) Attempt {
 	return Attempt{
 		Method:     a.method,
 		Number:     int(a.number),
@@ -454,8 +444,8 @@ func (a *attempt) begun(now time.Time) Attempt {
 	}
 }
 
-// ended is the attempt as it is known after it ended with err.
-func (a *attempt) ended(err error, now time.Time) Attempt {
+// asEnded describes the attempt after it has ended with err.
+func (a *attempt) asEnded(err error, now time.Time) Attempt {
 	took := now.Sub(origin) - a.start
 	return Attempt{
 		Method:     a.method,

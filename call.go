@@ -6,37 +6,39 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 )
 
-// A call is one RPC under way, from its first attempt to its end: what the unary and
-// the stream loop share. A loop begins it, runs an attempt, and hands the attempt's
-// error to next, until next gives no further attempt.
+// A call is one RPC from its first attempt to its end, as shared by the unary and the stream loop.
+// A loop calls begin, runs an attempt, and hands the attempt's error to next, until next returns
+// no further attempt.
 //
 // One goroutine at a time uses a call.
 type call struct {
 	rpc
-	own  plan // zero as long as nothing is to be decided
-	past past // zero until an attempt has failed
+	ownPlan plan    // zero until there is something to decide; unused if there is a sharedPlan
+	history history // zero until an attempt has failed
 }
 
-// An rpc is what a call is made of before its first attempt.
+// An rpc is the part of a call that is known before its first attempt. The goroutines of a hedged
+// call share it.
 type rpc struct {
 	facts
 	retrier *Retrier
-	hedges  Budget         // what hedges spend besides; nil if the method is not hedged
-	shared  *plan          // the plan, if the timers of attempts use it too; else nil, and call.own is
-	delay   time.Duration  // until the next attempt of a hedged call
-	learner HedgeDelay     // measures the first attempt; nil if nothing does
-	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
 	stream  *retryStream // nil for a unary call
-	first   *attempt     // whose start the timeout of the service config counts from
+	first   *attempt     // the timeout of the service config counts from its start
+
+	hedges  Budget        // the additional budget of hedges; nil if the method is not hedged
+	delay   time.Duration // until the next attempt of a hedged call
+	learner HedgeDelay    // measures the first attempt; nil if nothing does
+
+	sharedPlan *plan          // the plan, if the attempts' timers use it too; otherwise nil
+	overdue    func(*attempt) // runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 }
 
-// prepare reads the options of the call, resolves its policy and decides its mode. desc is nil
-// for a unary call, reply for a stream.
+// prepare reads the call's options, resolves its policy and chooses its mode. desc is nil for a
+// unary call, reply for a stream. The policy stays nil if an outer interceptor retries the call.
 func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
 	overrides := c.options.read(opts, c.cc, c.method)
 	c.static = c.options.static
@@ -60,8 +62,8 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	return nil
 }
 
-// tryHedging makes the call a hedged one. If that is impossible, or there is no delay yet, the
-// call goes as its method would without hedging.
+// tryHedging chooses the hedged mode. If hedging is impossible, or there is no delay yet, it
+// chooses the mode that the method would have without hedging.
 func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 	p := c.policy
 	c.mode = p.modeUnhedged()
@@ -77,7 +79,7 @@ func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 	}
 }
 
-// begin starts the call's first attempt, a, which is zero.
+// begin starts the call's first attempt; a is a zero attempt, to be filled in.
 func (c *call) begin(a *attempt) {
 	cc := c.cc
 	dialed, canonical := targetOf(cc), func() string { return canonicalTargetOf(cc) }
@@ -85,21 +87,21 @@ func (c *call) begin(a *attempt) {
 	if b := c.policy.hedgeBudget(); b != nil {
 		c.hedges = budgetFor(b, dialed, canonical)
 	}
-	c.options.forget() // what an earlier call left there says nothing about this one
+	c.options.clear() // an earlier call may have filled the same variables
 	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
 	a.fresh = c.retrier.connections.isFresh(c.cc)
 	c.first = a
 	if c.policy.AttemptTimeout > 0 {
-		c.shared = &plan{}
+		c.sharedPlan = &plan{}
 		c.planned(time.Now())
 	}
 	c.ready(a)
 }
 
-// planned returns the plan of the call, which is made when something is to be decided: a call
-// that succeeds on its first attempt needs none.
+// planned returns the call's plan. The plan starts when there is something to decide: a call that
+// succeeds on its first attempt needs none.
 func (c *call) planned(now time.Time) *plan {
 	p := c.plan()
 	if !p.begun() {
@@ -115,26 +117,27 @@ func (c *call) planned(now time.Time) *plan {
 	return p
 }
 
-// plan returns the plan of the call, which may be zero.
+// plan returns the call's plan, which may be zero.
 func (c *call) plan() *plan {
-	if c.shared != nil {
-		return c.shared
+	if c.sharedPlan != nil {
+		return c.sharedPlan
 	}
-	return &c.own
+	return &c.ownPlan
 }
 
-// ready prepares an attempt to be handed to gRPC.
+// ready completes an attempt before it is handed to gRPC.
 func (c *call) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
 	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 || c.plan().limited {
-		c.bound(a)
+		c.setBounds(a)
 	}
 	if c.retrier.report.observed() {
 		c.reportStart(a)
 	}
 }
 
-// reportStart revokes the attempt if an observer panics: it is not sent.
+// reportStart reports that an attempt starts. If an observer panics, the attempt is revoked, because
+// it is not sent.
 func (c *call) reportStart(a *attempt) {
 	done := false
 	defer func() {
@@ -150,25 +153,8 @@ func (c *call) reportStart(a *attempt) {
 	done = true
 }
 
-// crashed ends the attempts of a call when something that the application has given us panics,
-// or ends its goroutine; a is the attempt that was in flight, or has just ended.
-func (c *call) crashed(a *attempt) {
-	defer a.release()
-	if !a.reported {
-		c.deposit(a, Ignored)
-	}
-	c.plan().leave()
-}
-
-// endCrashed ends a call after crashed; err is how it ended for the application, as far as that
-// goes.
-func (c *call) endCrashed(err error) {
-	c.retrier.report.callCrashed(&c.facts, &c.past, err)
-	c.options.finish(err)
-}
-
-// bound gives an attempt an end of its own, if it needs one.
-func (c *call) bound(a *attempt) {
+// setBounds gives an attempt bounds of its own, if it needs any.
+func (c *call) setBounds(a *attempt) {
 	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.cc, c.method)
 	limited := a.number > 1 && c.plan().limited
 	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
@@ -184,14 +170,14 @@ func (c *call) bound(a *attempt) {
 		return
 	}
 	a.bounds.timeout = c.policy.AttemptTimeout
-	if c.shared.attemptTimeout() > 0 {
-		a.bounds.retrier, a.bounds.plan = c.retrier, c.shared
+	if c.sharedPlan.attemptTimeout() > 0 {
+		a.bounds.retrier, a.bounds.plan = c.retrier, c.sharedPlan
 		a.expire(c.overdue)
 	}
 }
 
-// next reports how an attempt ended. It returns the next attempt, after the wait before it, or
-// nil and what the call returns.
+// next takes the result of an attempt. It returns the next attempt, after the wait before it, or
+// nil and the result of the call.
 func (c *call) next(a *attempt, err error) (*attempt, error) {
 	if err == nil && a.bounds == nil {
 		c.succeed(a, time.Time{})
@@ -200,8 +186,8 @@ func (c *call) next(a *attempt, err error) (*attempt, error) {
 	return c.settled(a, err, time.Time{})
 }
 
-// settled is next for an attempt that has failed, or has an end of its own; now is when it ended,
-// zero for now.
+// settled is next for an attempt that has failed, or has bounds; now is the attempt's end, zero for
+// the current time.
 func (c *call) settled(a *attempt, err error, now time.Time) (*attempt, error) {
 	defer a.release()
 	done := false
@@ -222,39 +208,39 @@ func (c *call) settled(a *attempt, err error, now time.Time) (*attempt, error) {
 	return next, err
 }
 
-// following returns the attempt that follows a, after the wait before it, or nil and what the
-// call returns.
+// following returns the attempt that follows, after the wait before it, or nil and the result of
+// the call.
 func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error) {
 	if err == nil {
 		c.succeed(a, time.Time{})
 		return nil, nil
 	}
-	step, err := c.decide(a, err, now)
+	step, err := c.judge(a, err, now)
 	if step.End {
 		return nil, err
 	}
 	a.release()
 	if reason, gone := c.wait(step); reason != nil {
-		return nil, c.abandon(reason, gone)
+		return nil, c.abort(reason, gone)
 	}
 	return c.retry(), nil
 }
 
-// decide returns what is to be done after a failed attempt, and what the call returns if that
-// is to end.
-func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
+// judge asks the plan about a failed attempt. It returns the plan's step and, if that ends the
+// call, the error that the call returns.
+func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 	c.collect(a)
 	err = readable(truthOf(err, a, c.stream)) // RecvMsg of a stream below may have returned it
 	if now.IsZero() {
 		now = time.Now()
 	}
-	if c.leaves(a) {
+	if c.retriedByGRPC(a) {
 		c.retrier.report.leftToGRPC(&c.facts)
-		return step{End: true}, c.leave(a, err, now)
+		return step{End: true}, c.leaveToGRPC(a, err, now)
 	}
 	p := c.planned(now)
 	f := c.failure(a, err, now)
-	c.past.record(&f)
+	c.history.record(&f)
 	a.reported = true
 	step := p.failed(c.ctx, &f, now, c.retrier.random())
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
@@ -273,10 +259,10 @@ func truthOf(err error, a *attempt, stream *retryStream) error {
 	return err
 }
 
-// failure puts together what the plan needs to know.
+// failure describes a failed attempt to the plan.
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f := failure{
-		Attempt:   a.ended(err, now),
+		Attempt:   a.asEnded(err, now),
 		CtxErr:    c.plan().gone(c.ctx, now),
 		Closed:    isClosed(c.cc),
 		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
@@ -290,34 +276,9 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	return f
 }
 
-// endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
-// a server may report it before the context does.
-func endOf(ctx context.Context, now time.Time) error {
-	if ctx.Err() != nil {
-		return causeOf(ctx)
-	}
-	if d, limited := ctx.Deadline(); limited && !now.Before(d) {
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
-// causeOf returns why a context has ended. A reason of ours is another call's.
-func causeOf(ctx context.Context) error {
-	cause := readable(context.Cause(ctx))
-	if isReason(cause) {
-		return anothers{cause}
-	}
-	return cause
-}
-
-func isClosed(cc *grpc.ClientConn) bool {
-	return cc != nil && cc.GetState() == connectivity.Shutdown
-}
-
-// leaves reports whether gRPC has retried the call that a was the first attempt of, or the
-// first that reached a server.
-func (c *call) leaves(a *attempt) bool {
+// retriedByGRPC reports whether gRPC has retried the call itself, beneath its first attempt, or
+// beneath the first one that reached a server.
+func (c *call) retriedByGRPC(a *attempt) bool {
 	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.cc, c.method)
 }
 
@@ -328,8 +289,8 @@ func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
 }
 
 // wait returns when the next attempt is to be sent, or when the call is to end because of
-// reason. It ends immediately with the caller's context, which gone reports, and with the
-// ClientConn.
+// reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone
+// reports the latter.
 func (c *call) wait(step step) (reason error, gone bool) {
 	p := c.plan()
 	for {
@@ -359,7 +320,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 	}
 }
 
-// whyUnsendable returns why no attempt can be sent any more: nil if one can.
+// whyUnsendable returns why no attempt can be sent any more, nil if one can.
 func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone bool) {
 	if ctx.Err() != nil {
 		return causeOf(ctx), true
@@ -370,37 +331,30 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 	return nil, false
 }
 
-// abandon ends a call in the wait before a retry, which is then never sent.
-func (c *call) abandon(reason error, gone bool) error {
-	c.plan().leave()
-	c.retrier.report.waitStopped(&c.facts, reason)
-	return c.giveUp(&c.past.last, verdict{Reason: reason}, gone, time.Now())
-}
-
 // retry starts the next attempt.
 func (c *call) retry() *attempt {
-	c.options.forget()
-	last, now := &c.past.last, origin.Add(sinceOrigin()) // in half the time of time.Now
-	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
-	return c.another(c.plan().send(now), now)
-}
-
-// another returns the attempt that the plan has just been told of.
-func (c *call) another(sent sending, now time.Time) *attempt {
-	a := &attempt{
-		Context: withoutPreviousAttempts(c.ctx),
-		number:  int32(sent.number),
-		hedge:   sent.hedge,
-		start:   now.Sub(origin),
-		wait:    sent.wait,
-		source:  shortSource(sent.source),
-	}
+	c.options.clear()
+	last, now := &c.history.last, origin.Add(sinceOrigin()) // in half the time of time.Now
+	c.history.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
+	a := newAttempt(c.ctx, c.plan().send(now), now)
 	c.ready(a)
 	return a
 }
 
-// deposit reports to the budgets how an attempt ended that succeeded, or that the rules were
-// not asked about.
+// newAttempt returns an attempt after the first, which the caller then makes ready.
+func newAttempt(callers context.Context, sent sending, now time.Time) *attempt {
+	return &attempt{
+		Context: withoutPreviousAttempts(callers),
+		number:  int32(sent.number),
+		hedge:   sent.hedge,
+		start:   now.Sub(origin),
+		wait:    sent.wait,
+		source:  smallSource(sent.source),
+	}
+}
+
+// deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the
+// plan was not asked about.
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
 	switch p := c.plan(); {
@@ -415,84 +369,4 @@ func (c *call) deposit(a *attempt, r Result) {
 	default:
 		p.lost(Outcome{Attempt: int(a.number), Hedge: a.hedge})
 	}
-}
-
-// succeed ends a call whose attempt a succeeded, at the time at; zero means now.
-func (c *call) succeed(a *attempt, at time.Time) {
-	c.deposit(a, Succeeded)
-	if c.stream != nil {
-		c.stream.ending(nil)
-	}
-	if c.options.targets {
-		c.collect(a)
-	}
-	c.retrier.report.callSucceeded(&c.facts, &c.past, a, at)
-	c.options.finish(nil)
-}
-
-// lost takes in an attempt that ended after another was decisive.
-func (c *call) lost(a *attempt, now time.Time) {
-	c.deposit(a, Ignored)
-	info := a.ended(errHedgeLost, now)
-	c.past.keep(info)
-	c.retrier.report.attemptLost(&c.facts, &info)
-}
-
-// stop ends a call after the verdict not to try again. A first failure that was never one
-// to retry is returned as it came, and so is the failure of a committed stream, and of a
-// call that could have been hedged, but not retried.
-func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.Committed && c.stream != nil || c.past.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
-		if f.TimedOut {
-			err = f.Attempt.Err
-		}
-		c.end(&callFailure{last: f.Attempt, err: err, reason: v.Reason, at: now})
-		return err
-	}
-	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
-}
-
-// leave ends a call that gRPC has retried itself: its error is the call's.
-func (c *call) leave(a *attempt, err error, now time.Time) error {
-	c.deposit(a, Ignored)
-	c.plan().leave()
-	info := a.ended(err, now)
-	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: errLeftToGRPC}, now)
-	c.end(&callFailure{last: info, err: err, reason: errLeftToGRPC, at: now})
-	return err
-}
-
-// giveUp ends a call with an Error, last being the attempt that failed last; gone says
-// that the caller's context has ended.
-func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error {
-	err := &Error{
-		Last:     c.past.said,
-		Reason:   v.Reason,
-		Attempts: c.past.all(),
-		Elapsed:  now.Sub(origin) - c.start,
-
-		wait:   v.Wait,
-		source: v.WaitSource,
-		made:   c.past.made(0),
-	}
-	if err.Last == nil {
-		err.Last = last.Err
-	}
-	if gone {
-		err.ctx = context.DeadlineExceeded
-		if c.ctx.Err() == context.Canceled {
-			err.ctx = context.Canceled
-		}
-	}
-	c.end(&callFailure{last: *last, err: err, gaveUp: err, reason: v.Reason, at: now})
-	return err
-}
-
-// end is the last thing that happens in a call that failed.
-func (c *call) end(how *callFailure) {
-	if c.stream != nil {
-		c.stream.ending(how.err)
-	}
-	c.retrier.report.callFailed(&c.facts, &c.past, how)
-	c.options.finish(how.err)
 }

@@ -6,23 +6,23 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// callOptions are the grpc.CallOptions of a call, and what they mean to us.
+// callOptions are a call's grpc.CallOptions, and the settings that the library reads from them.
 type callOptions struct {
 	list []grpc.CallOption
 
-	// Where the caller wants header and trailer, nil for nowhere.
+	// The addresses where the caller wants header and trailer; nil if unwanted.
 	header, trailer *metadata.MD
 
-	creds credentials.PerRPCCredentials // of the call; nil without
+	creds credentials.PerRPCCredentials // the call's own; nil if there are none
 
-	targets  bool // the caller wants header, trailer or peer
+	outputs  bool // the caller wants header, trailer or peer
 	nested   bool // the call is an attempt of ours: an outer interceptor retries it
 	static   bool // a generated stub makes the call
 	finishes bool // there is an OnFinish
-	kept     bool // some are not for the attempts, but for the call
+	perCall  bool // some options apply to the call as a whole, and not to its attempts
 }
 
-// read returns our own options for the call.
+// read reads a call's options, and returns this library's own.
 func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) (overrides []*callOption) {
 	o.list = list
 	for _, opt := range list {
@@ -30,21 +30,21 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 		case grpc.StaticMethodCallOption:
 			o.static = true
 		case grpc.HeaderCallOption:
-			o.header, o.targets = opt.HeaderAddr, true
+			o.header, o.outputs = opt.HeaderAddr, true
 		case grpc.TrailerCallOption:
-			o.trailer, o.targets = opt.TrailerAddr, true
+			o.trailer, o.outputs = opt.TrailerAddr, true
 		case grpc.PeerCallOption:
-			o.targets = true
+			o.outputs = true
 		case grpc.PerRPCCredsCallOption:
 			o.creds = opt.Creds
 		case grpc.OnFinishCallOption:
-			o.finishes, o.kept = true, true
+			o.finishes, o.perCall = true, true
 		case *attempt:
-			// The same options for another ClientConn or method are a call of its own.
+			// With another ClientConn or method, the same options belong to a call in its own right.
 			o.nested = o.nested || opt.cc == cc && opt.method == method
-			o.kept = true
+			o.perCall = true
 		case *previousAttempts:
-			o.kept = true
+			o.perCall = true
 		case *callOption:
 			overrides = append(overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
@@ -54,13 +54,13 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 	return overrides
 }
 
-// attemptOptions are the options of one attempt: the caller's, less what belongs to
-// the call as a whole, plus the mark for nested interceptors and what we read ourselves.
-// Others may still read them after its end.
+// attemptOptions returns the options of one attempt: the caller's, without those that apply to the
+// call as a whole, plus the mark for nested interceptors and the library's own outputs. Interceptors
+// may still read them after the attempt's end.
 func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
-	o, own := &c.options, c.ownTargets(a)
-	opts := a.room[:0]
-	if o.kept || own && o.targets {
+	o, own := &c.options, c.ownOutputs(a)
+	opts := a.optionSpace[:0]
+	if o.perCall || own && o.outputs {
 		opts = o.forAttempt(opts, own)
 	} else {
 		opts = append(opts, o.list...)
@@ -77,11 +77,11 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 			opts = append(opts, grpc.Header(&a.header))
 		}
 	}
-	return opts[:len(opts):len(opts)] // what is chained below must not append into the room
+	return opts[:len(opts):len(opts)] // interceptors below must not append into the space
 }
 
-// forAttempt adds those that are not for the call as a whole: without the targets where
-// attempts have their own.
+// forAttempt appends the options that each attempt gets; if the attempt has outputs of its own,
+// the caller's are left out.
 func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
 	for _, opt := range o.list {
 		switch opt.(type) {
@@ -97,22 +97,22 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 	return opts
 }
 
-// ownTargets says whether an attempt must not be given the caller's own header, trailer
-// and peer: gRPC may fill those of a stream late, on another goroutine, and attempts of a
-// hedged call fill theirs at the same time. See show.
-func (c *rpc) ownTargets(a *attempt) bool {
+// ownOutputs reports whether an attempt must have outputs of its own instead of the caller's
+// header, trailer and peer: gRPC may fill a stream's outputs late, on another goroutine, and a
+// hedged call's attempts fill theirs at the same time. See show.
+func (c *rpc) ownOutputs(a *attempt) bool {
 	return c.stream != nil || c.mode == modeHedged && a.number > 1
 }
 
-// wantsHeader says whether a rule needs the response headers; copying them costs gRPC
-// three allocations.
+// wantsHeader reports whether a rule or an observer needs the response headers; copying them costs
+// gRPC three allocations.
 func (c *rpc) wantsHeader() bool {
 	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.retrier.report.observed()
 }
 
-// collect takes over, once, what gRPC wrote to the unary caller's own header and trailer.
+// collect copies, once, the header and trailer that gRPC wrote to a unary caller's own variables.
 func (c *call) collect(a *attempt) {
-	if c.ownTargets(a) || a.collected {
+	if c.ownOutputs(a) || a.collected {
 		return
 	}
 	a.collected = true
@@ -125,17 +125,17 @@ func (c *call) collect(a *attempt) {
 	}
 }
 
-// show puts what an attempt had where the caller wants it.
+// show copies an attempt's header, trailer and peer to the caller's outputs.
 func (o *callOptions) show(a *attempt) {
-	if o.targets {
+	if o.outputs {
 		o.set(a)
 	}
 }
 
-// forget clears what the last attempt left in the caller's header, trailer and peer, so
-// that they show the attempt whose result is returned even if that reaches no server.
-func (o *callOptions) forget() {
-	if o.targets {
+// clear empties the caller's outputs before an attempt, so that they show the attempt whose result
+// is returned even if that attempt reaches no server.
+func (o *callOptions) clear() {
+	if o.outputs {
 		o.set(&attempt{})
 	}
 }
@@ -153,7 +153,7 @@ func (o *callOptions) set(a *attempt) {
 	}
 }
 
-// setHeader tells the caller how many attempts were made before.
+// setHeader adds the number of previous attempts to the caller's header.
 func (o *callOptions) setHeader(a *attempt) {
 	if a.number == 1 {
 		return
@@ -165,7 +165,7 @@ func (o *callOptions) setHeader(a *attempt) {
 	}
 }
 
-// finish runs the caller's OnFinish options, once for the call.
+// finish runs the caller's OnFinish options, once per call.
 func (o *callOptions) finish(err error) {
 	if !o.finishes {
 		return

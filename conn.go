@@ -10,14 +10,14 @@ import (
 	"google.golang.org/grpc/connectivity"
 )
 
-// connections tell waiting calls that their ClientConn has a connection, or has been closed.
-// gRPC has no channel for that, only a call that blocks; so one goroutine per ClientConn
-// blocks in it, for as long as calls wait.
+// connections notify waiting calls when their ClientConn has a connection, or is closed. gRPC offers
+// no channel for that, only a call that blocks; so one goroutine per ClientConn blocks in it, for as
+// long as calls wait.
 type connections struct {
 	mu       sync.Mutex
 	watchers map[*grpc.ClientConn]*connWatcher // guarded by mu
 
-	known atomic.Pointer[grpc.ClientConn] // the first that was seen with a connection, see isFresh
+	known atomic.Pointer[grpc.ClientConn] // the first ClientConn that was seen with a connection, see isFresh
 }
 
 func newConnections() *connections {
@@ -26,7 +26,7 @@ func newConnections() *connections {
 
 type connWatcher struct {
 	cc      *grpc.ClientConn
-	waiting int           // guarded by connections.mu
+	waiting int           // guarded by connections.mu; calls that wait
 	closed  chan struct{} // closed with the ClientConn
 	stop    context.CancelFunc
 	stopped chan struct{} // closed when the goroutine has ended
@@ -37,7 +37,7 @@ type connWatcher struct {
 	wanted    int           // guarded by mu; calls that wait for a connection
 }
 
-// shortWait is not worth a goroutine: the close is noticed at its end.
+// shortWait is a wait that is not worth a goroutine: the close is noticed when it ends.
 const shortWait = 100 * time.Millisecond
 
 // watch returns a channel that is closed with cc, for a wait of d. Call unwatch after it.
@@ -72,7 +72,7 @@ func (c *connections) enter(cc *grpc.ClientConn) *connWatcher {
 	return w
 }
 
-// leave ends the goroutine with the last call that waits, and waits for it.
+// leave ends the goroutine, and waits for that, when the last call leaves.
 func (c *connections) leave(w *connWatcher) {
 	c.mu.Lock()
 	w.waiting--
@@ -115,8 +115,8 @@ func (w *connWatcher) run(ctx context.Context) {
 	}
 }
 
-// waitForChange returns false if ctx has ended. It looks again after a while at a channel that
-// is idle: it may have been woken and be idle again before gRPC was asked for the change.
+// waitForChange returns false if ctx has ended. If the channel is idle, it also returns after a
+// while: the channel may have been woken and become idle again before gRPC was asked for the change.
 func (w *connWatcher) waitForChange(ctx context.Context, state connectivity.State) bool {
 	if state != connectivity.Idle {
 		return w.cc.WaitForStateChange(ctx, state)
@@ -126,8 +126,8 @@ func (w *connWatcher) waitForChange(ctx context.Context, state connectivity.Stat
 	return w.cc.WaitForStateChange(while, state) || ctx.Err() == nil
 }
 
-// publish takes in a state of the ClientConn, and wakes it up if it is idle while calls wait
-// for a connection.
+// publish announces the ClientConn's state, and wakes the ClientConn up if it is idle while calls
+// wait for a connection.
 func (w *connWatcher) publish(state connectivity.State) {
 	w.mu.Lock()
 	switch connected := state == connectivity.Ready; {
@@ -150,7 +150,7 @@ func (w *connWatcher) want() <-chan struct{} {
 	w.mu.Lock()
 	w.wanted++
 	w.mu.Unlock()
-	w.publish(w.cc.GetState()) // the goroutine may not have seen yet that the connection is lost
+	w.publish(w.cc.GetState()) // the goroutine may not have noticed yet that the connection is lost
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.ready
@@ -162,8 +162,8 @@ func (w *connWatcher) unwant() {
 	w.wanted--
 }
 
-// pause lets d pass. It ends immediately with ctx, with cc and, if connect is true, with a
-// connection: then connected is true.
+// pause waits for d. It returns immediately when ctx ends, when cc is closed and, if connect is true,
+// when there is a connection: then connected is true.
 func (c *connections) pause(ctx context.Context, cc *grpc.ClientConn, d time.Duration, connect bool) (connected bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -183,4 +183,18 @@ func (c *connections) pause(ctx context.Context, cc *grpc.ClientConn, d time.Dur
 	case <-ctx.Done():
 	}
 	return false
+}
+
+// isClosed reports whether a ClientConn, if there is one, is closed.
+func isClosed(cc *grpc.ClientConn) bool {
+	return cc != nil && cc.GetState() == connectivity.Shutdown
+}
+
+// isUnconnected reports whether a channel has no connection and is trying to get one.
+func isUnconnected(cc *grpc.ClientConn) bool {
+	if cc == nil {
+		return false
+	}
+	state := cc.GetState()
+	return state == connectivity.Connecting || state == connectivity.TransientFailure
 }

@@ -7,58 +7,57 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// This file is how a server stream is hedged. Its request is known when RecvMsg is first
-// called; the attempt that was opened until then is the first, and from then on others may
-// run beside it, each up to its first message. The winner is then committed, and the
-// stream goes on as any other.
+// This file hedges server streams. The request is known when RecvMsg is first called. The attempt
+// that is open by then is the first; from then on others may run beside it, each up to its first
+// message. The winner is then committed, and the stream goes on like any other.
 
-// A hedgedStream is how a hedged stream makes its attempts.
+// A hedgedStream makes the attempts of a hedged server stream.
 type hedgedStream struct {
 	*retryStream
 	hedging hedging
 	first   *streamAttempt
-	message any // of the application
+	message any // the application's, for the first message
 	replies replyType
 
-	asked  bool             // guarded by mu; the application waits for headers
-	flying []*streamAttempt // guarded by mu; attempts that are being received from
-	won    *streamAttempt   // guarded by mu; the attempt whose headers the application has seen
+	wantsHeaders bool             // guarded by mu; the application waits for headers
+	inFlight     []*streamAttempt // guarded by mu; attempts that a goroutine receives from
+	won          *streamAttempt   // guarded by mu; the attempt whose headers the application has seen
 }
 
-// received is the first message of an attempt that may win.
-type received struct {
+// firstMessage is the first message of an attempt that may win.
+type firstMessage struct {
 	from    *streamAttempt
 	message any
 }
 
-// startRacing needs mu. The caller then calls race.
+// startRacing needs mu. It must be followed by a call of race, without mu.
 func (s *retryStream) startRacing(first *streamAttempt, m any) {
 	race := &hedgedStream{retryStream: s, first: first, message: m, replies: typeOfReply(m)}
 	h := &race.hedging
 	h.attempts, h.first, h.delay, h.from = race, first.attempt, s.call.delay, sinceOrigin()
-	race.asked = s.heading > 0
+	race.wantsHeaders = s.heading > 0
 	s.racing = race
 	first.startWaiting()
 	s.to(phaseRacing)
 }
 
-// race receives the first message of a hedged stream.
+// race receives a hedged stream's first message.
 func (s *retryStream) race(first *streamAttempt) error {
 	done := false
 	defer func() {
-		if !done { // something that the application has given us panics: let nobody wait
+		if !done { // a callback panics: no other goroutine may go on waiting
 			s.crash(first.attempt)
 		}
 	}()
 	first.settleVerdict()
-	won, err := s.racing.decide(s.racing.hedging.run())
+	won, err := s.racing.outcome(s.racing.hedging.run())
 	first.helpers.Wait()
 	done = true
 	if won == nil {
 		s.conclude()
 		return err
 	}
-	failed := err != nil && !isEOF(err) // after it has won by its headers
+	failed := err != nil && !isEOF(err) // after a win by headers
 	s.mu.Lock()
 	s.at = won
 	s.commit(won)
@@ -74,23 +73,23 @@ func (s *retryStream) race(first *streamAttempt) error {
 	return s.receivedCommitted(won, err)
 }
 
-// decide returns the attempt that has won, and what its RecvMsg returned; without one, the
-// error of the call. Without a race the first attempt has won.
-func (s *hedgedStream) decide(r *race) (*streamAttempt, error) {
+// outcome returns the attempt that has won, and the result of its RecvMsg; if none has won, the
+// call's error. Without a race the first attempt has won.
+func (s *hedgedStream) outcome(r *race) (*streamAttempt, error) {
 	switch {
 	case r == nil:
-		s.call.answered(s.first.attempt, false)
+		s.first.measure(s.call.learner, false)
 		return s.first, nil
 	case r.winner == nil:
-		last, _ := s.of(r.lost.attempt)
+		last, _ := s.streamOf(r.lost.attempt)
 		s.mu.Lock()
 		if s.at = last; last.stream == nil {
 			s.at = nil
 		}
 		s.mu.Unlock()
-		return nil, r.conclude()
+		return nil, r.fail()
 	}
-	won, message := s.of(r.winner)
+	won, message := s.streamOf(r.winner)
 	if won != s.first && r.err == nil {
 		copyReply(s.message, message)
 	}
@@ -99,22 +98,23 @@ func (s *hedgedStream) decide(r *race) (*streamAttempt, error) {
 
 func (s *hedgedStream) share() *call { return &s.retryStream.call }
 
-// of is the stream of an attempt, and where its first message is received.
-func (s *hedgedStream) of(a *attempt) (*streamAttempt, any) {
+// streamOf returns the stream of an attempt, and the message that it receives into.
+func (s *hedgedStream) streamOf(a *attempt) (*streamAttempt, any) {
 	if a == s.first.attempt {
 		return s.first, s.message
 	}
-	r := a.bounds.received.(*received)
-	return r.from, r.message
+	first := a.bounds.received.(*firstMessage)
+	return first.from, first.message
 }
 
+// run makes an attempt up to its first message.
 func (s *hedgedStream) run(a *attempt) error {
 	at, message := s.first, s.message
 	var err error
 	if a != s.first.attempt {
 		at, err = s.open(a)
 		message = s.replies.make()
-		a.bounds.received = &received{at, message}
+		a.bounds.received = &firstMessage{at, message}
 	}
 	if err == nil && at != s.first {
 		err = s.request(at)
@@ -137,11 +137,11 @@ func (s *hedgedStream) run(a *attempt) error {
 	return err
 }
 
-// receiveFirst receives the first message of an attempt.
+// receiveFirst receives an attempt's first message.
 func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	s.mu.Lock()
-	s.flying = append(s.flying, at)
-	if s.asked {
+	s.inFlight = append(s.inFlight, at)
+	if s.wantsHeaders {
 		s.watchHeaders(at)
 	}
 	broken := at.broken
@@ -152,7 +152,7 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	err := at.stream.RecvMsg(message)
 	s.mu.Lock()
 	at.note(err)
-	s.flying = slices.DeleteFunc(s.flying, func(one *streamAttempt) bool { return one == at })
+	s.inFlight = slices.DeleteFunc(s.inFlight, func(one *streamAttempt) bool { return one == at })
 	if at.broken != nil {
 		err = at.broken
 	}
@@ -163,7 +163,7 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	return err
 }
 
-// watchHeaders needs mu. It waits for the headers of an attempt on a goroutine of its own.
+// watchHeaders needs mu. It waits for an attempt's headers on a goroutine of its own.
 func (s *hedgedStream) watchHeaders(at *streamAttempt) {
 	at.helpers.Go(func() {
 		if md, _ := at.stream.Header(); md != nil {
@@ -172,7 +172,7 @@ func (s *hedgedStream) watchHeaders(at *streamAttempt) {
 	})
 }
 
-// request sends what the application has sent.
+// request sends the application's request to an attempt.
 func (s *hedgedStream) request(at *streamAttempt) error {
 	s.mu.Lock()
 	queue := s.queue
@@ -191,27 +191,27 @@ func (s *hedgedStream) request(at *streamAttempt) error {
 	return nil
 }
 
-// discard ends a stream that had its first message too late.
+// discard ends a stream whose first message came too late.
 func (s *hedgedStream) discard(a *attempt) {
-	at, _ := s.of(a)
+	at, _ := s.streamOf(a)
 	at.discard(s.replies.make())
 	at.helpers.Wait()
 }
 
-// ask needs mu. The application waits for headers: the first attempt that has some wins.
-func (s *hedgedStream) ask() (todo func()) {
-	if !s.asked {
-		s.asked = true
-		for _, at := range s.flying {
+// askForHeaders needs mu. The application waits for headers: the first attempt that has some wins.
+func (s *hedgedStream) askForHeaders() (todo func()) {
+	if !s.wantsHeaders {
+		s.wantsHeaders = true
+		for _, at := range s.inFlight {
 			s.watchHeaders(at)
 		}
 	}
 	return s.awaitChange()
 }
 
-// bind is called when an attempt has won by its headers.
+// bind records that an attempt has won by its headers.
 func (s *hedgedStream) bind(a *attempt) {
-	at, _ := s.of(a)
+	at, _ := s.streamOf(a)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.won = at

@@ -57,7 +57,7 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	for {
 		err := readable(invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...))
 		if err == nil {
-			c.answered(a, false)
+			a.measure(c.learner, false)
 		}
 		next, err := c.next(a, err)
 		if next == nil {

@@ -13,20 +13,20 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A logger writes what [WithLogger] promises and no more. Neither its lines nor its memory
-// grow with the number of calls, budgets or methods.
+// A logger writes the lines that [WithLogger] describes and no others. Neither their number nor the
+// logger's memory grows with the number of calls, budgets or methods.
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
-	suppressed atomic.Int64 // give-ups that were not logged since the last one that was
+	suppressed atomic.Int64 // give-ups since the last one that was logged
 	exhausted  exhaustedBudgets
 
-	// Methods with a line of their own, which is logged once.
+	// Methods for which a line was logged, once each.
 	left, unhedged, changed loggedMethods
 }
 
-// recovered is how long a budget must refuse nothing before that is worth a line: an exhausted
-// one allows a retry now and then all through an outage.
+// recovered is the time without a refusal after which a budget is logged as recovered: an exhausted
+// budget allows a retry now and then all through an outage.
 const recovered = 10 * time.Second
 
 func newLogger(l *slog.Logger) *logger {
@@ -44,7 +44,7 @@ func newLogger(l *slog.Logger) *logger {
 	}
 }
 
-// attemptFailed logs a retry, and a change of the budget.
+// attemptFailed logs a retry, and a change in the budget.
 func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
@@ -54,7 +54,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	}
 }
 
-// hedgeJudged logs a hedge, and a change of the budget.
+// hedgeJudged logs a hedge, and a change in the budget.
 func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
@@ -78,8 +78,8 @@ func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
 	}
 }
 
-// gaveUp logs a call that ended with err although its failure was retryable. Stops by the
-// budget were logged when it was exhausted, and a caller that goes away is no failure.
+// gaveUp logs a call that ended with err although its failure was retryable. Calls that the budget
+// stopped are left out, because its exhaustion was logged, and so are calls whose caller has gone.
 func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 	byBudget := err.ctx == nil && errors.Is(err.Reason, ErrBudgetExhausted)
 	callerLeft := errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1
@@ -127,18 +127,18 @@ func (l *logger) leftToGRPC(f *facts) {
 	}
 }
 
-// maxLoggedMethods bounds the memory, and the lines, of a program that calls methods by names
-// that others choose, such as a proxy.
+// maxLoggedMethods bounds the memory and the lines of a program that calls methods by names that
+// others choose, such as a proxy.
 const maxLoggedMethods = 1000
 
-// loggedMethods holds the methods that a line was logged for. The zero value is empty.
+// loggedMethods holds the methods for which a line was logged. The zero value is empty.
 type loggedMethods struct {
-	mu    sync.RWMutex // a method is added once, and looked up by each of its calls
+	mu    sync.RWMutex // because a method is added once, but looked up by each of its calls
 	names map[string]bool
 }
 
-// add reports whether a line is to be logged for the method: the first time, as long as there
-// are not too many.
+// add reports whether a line is to be logged for the method: the first time, as long as there are
+// not too many methods.
 func (m *loggedMethods) add(method string) bool {
 	m.mu.RLock()
 	known := m.names[method] || len(m.names) >= maxLoggedMethods
@@ -158,22 +158,22 @@ func (m *loggedMethods) add(method string) bool {
 	return true
 }
 
-// maxExhausted is the number of exhausted budgets that are remembered. Only programs that
-// make a budget for each call, or dial thousands of targets, have more.
+// maxExhausted limits the number of exhausted budgets that are remembered. Only programs that make a
+// budget for each call, or dial thousands of targets, have more.
 const maxExhausted = 1000
 
 // exhaustedBudgets holds the budgets that were logged as exhausted.
 type exhaustedBudgets struct {
-	lines *rate.Limiter // of budgets that are logged as exhausted
+	lines *rate.Limiter // limits the lines about exhausted budgets
 	seed  maphash.Seed
 
 	mu      sync.Mutex
 	refused map[budgetID]time.Time // guarded by mu; the last refusal
 }
 
-// A budgetID tells budgets apart without keeping them alive: a program may make one for each
-// call. Two budgets may share one in theory, and a new one may be where an old one was; at
-// worst a line is missing.
+// A budgetID identifies a budget without keeping it alive: a program may make one for each call. In
+// theory two budgets may share an ID, and a new budget may occupy an old one's memory; at worst a
+// line is missing.
 type budgetID uint64
 
 // id returns the ID of a budget. Budgets that cannot be compared share one per type.
@@ -185,7 +185,7 @@ func (e *exhaustedBudgets) id(b Budget) budgetID {
 	return budgetID(maphash.Comparable(e.seed, b))
 }
 
-// add notes a refusal. It reports whether the budget is to be logged as exhausted.
+// add records a refusal. It reports whether the budget is to be logged as exhausted.
 func (e *exhaustedBudgets) add(id budgetID, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -200,8 +200,8 @@ func (e *exhaustedBudgets) add(id budgetID, now time.Time) bool {
 	return !known
 }
 
-// oldest needs mu. It searches all, which is rare: the limit on lines is a limit on new
-// budgets.
+// oldest needs mu. It searches all budgets, which is rare: the limit on lines also limits how fast
+// budgets are added.
 func (e *exhaustedBudgets) oldest() (oldest budgetID) {
 	first := true
 	for id, refused := range e.refused {
@@ -212,8 +212,8 @@ func (e *exhaustedBudgets) oldest() (oldest budgetID) {
 	return oldest
 }
 
-// remove reports whether the budget was exhausted and has refused nothing for long enough,
-// and then forgets it.
+// remove forgets a budget that was exhausted and has refused nothing for long enough. It reports
+// whether that was so.
 func (e *exhaustedBudgets) remove(id budgetID, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -25,26 +25,28 @@ const (
 	metricCallRetryDelay = "grpc.client.call.retry_delay"
 )
 
-const other = "other" // a method that no stub calls; with the target other, all pairs after maxMetricRows
+// other stands for the methods that no stub calls and, as method and target, for all pairs after
+// maxMetricRows.
+const other = "other"
 
-// maxMetricRows bounds the pairs of target and method, and so the memory: later pairs are
-// counted as method "other" of target "other". Stubs have a bounded number of methods, but the
-// targets of a client that dials each address separately are not bounded.
+// maxMetricRows limits the pairs of target and method, and so the memory: later pairs are counted as
+// method "other" and target "other". Stubs have a limited number of methods, but a client that dials
+// each address separately has an unlimited number of targets.
 const maxMetricRows = 2000
 
 var (
 	waitBounds = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
 
-	// As gRFC A96 recommends, the second by way of A66.
+	// The bounds that gRFC A96 recommends, the second by reference to A66.
 	retriesBounds    = []float64{1, 2, 3, 4, 5}
 	retryDelayBounds = []float64{0, 0.00001, 0.00005, 0.0001, 0.0003, 0.0006, 0.0008, 0.001, 0.002, 0.003, 0.004,
 		0.005, 0.006, 0.008, 0.01, 0.013, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13, 0.16,
 		0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1, 2, 5, 10, 20, 50, 100}
 )
 
-// metrics counts a Retrier's calls and their outcomes. The counters are our own, and
-// OpenTelemetry reads them when it collects: its instruments would cost a call that succeeds on
-// its first attempt several times as much.
+// metrics counts a Retrier's calls and their outcomes. The counters are our own, and OpenTelemetry
+// reads them when it collects: recording with its instruments would cost a call that succeeds on its
+// first attempt several times as much.
 type metrics struct {
 	policies *methodPolicies
 
@@ -61,7 +63,7 @@ type metrics struct {
 	budgets  atomic.Pointer[map[budgetLabels]*budgetRow]
 }
 
-// A rowKey has a target as it was dialed, or in gRPC's canonical form. Both lead to the same
+// A rowKey has a target either as it was dialed or in gRPC's canonical form. Both lead to the same
 // row, which shows the canonical form.
 type rowKey struct{ target, method string }
 
@@ -69,10 +71,10 @@ type rowKey struct{ target, method string }
 type metricRow struct {
 	target, method string
 
-	firstTries stripedCounter // calls whose first attempt succeeded: their only count
-	passed     stripedCounter // calls that were passed straight through
+	firstTries stripedCounter // calls whose first attempt succeeded; they are counted only here
+	passed     stripedCounter // calls that passed straight through
 
-	mu       sync.Mutex // held to count and to read all below
+	mu       sync.Mutex // held to count, and to read the fields below
 	attempts map[attemptKind]int64
 	calls    map[string]int64 // by outcome
 	rescued  int64
@@ -80,7 +82,7 @@ type metricRow struct {
 
 	hedgesWon, hedgesWasted int64
 
-	waits [len(waitSourceNames)][]metric.RecordOption // by source; slices, so that using them allocates nothing
+	waits [len(waitSourceNames)][]metric.RecordOption // by source; as slices, whose use allocates nothing
 	a96   []metric.RecordOption
 }
 
@@ -90,11 +92,11 @@ type budgetLabels struct{ target, scope string }
 
 // A budgetRow counts the refusals of a budget.
 type budgetRow struct {
-	budget   func() Budget // returns nil if there is none now; nil if each call may bring its own
+	budget   func() Budget // returns nil if there is none now; nil itself if each call may have its own
 	refusals atomic.Int64
 }
 
-// A meter keeps the metrics of a Retrier and its copies registered as long as one of them is
+// A meter keeps the metrics of a Retrier registered as long as the Retrier or a copy of it is
 // reachable.
 type meter struct{ *metrics }
 
@@ -114,9 +116,9 @@ func newMeter(c *config, policies *methodPolicies) (*meter, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept := &meter{m}
-	runtime.AddCleanup(kept, func(r metric.Registration) { _ = r.Unregister() }, registration)
-	return kept, nil
+	reachable := &meter{m}
+	runtime.AddCleanup(reachable, func(r metric.Registration) { _ = r.Unregister() }, registration)
+	return reachable, nil
 }
 
 func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, error) {
@@ -241,9 +243,9 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 func (m *metrics) callPassed(f *facts) { m.row(f).passed.add() }
 
 // callSucceeded counts an attempt that succeeded, and with it the call.
-func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
+func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 	row := m.row(f)
-	if a.number == 1 && p.none() {
+	if a.number == 1 && h.isEmpty() {
 		row.firstTries.add()
 		m.recordA96(f, row, 0, 0)
 		return
@@ -258,19 +260,19 @@ func (m *metrics) callSucceeded(f *facts, p *past, a *attempt) {
 		row.rescued++
 	}
 	row.mu.Unlock()
-	m.recordA96(f, row, p.made(int(a.number))-1, p.idle)
+	m.recordA96(f, row, h.made(int(a.number))-1, h.idle)
 }
 
-// attemptFailed counts an attempt that failed, and what was decided.
+// attemptFailed counts an attempt that failed, by status code and decision.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	row := m.row(f)
-	if v.Retry && v.WaitSource != WaitConnect { // its length is known when it is over
+	if v.Retry && v.WaitSource != WaitConnect { // a wait for a connection is recorded when it is over
 		m.recordWait(f, row, v)
 	}
 	row.mu.Lock()
 	row.attempts[attemptKind{knownCodeName(a.Code()), decisionName(v.Retry)}]++
 	switch {
-	case a.Unsent: // it was not charged, and cost no server anything
+	case a.Unsent: // such an attempt was not charged, and cost no server anything
 	case a.Hedge:
 		row.hedgesWasted++
 	case a.Number > 1:
@@ -314,17 +316,17 @@ func (m *metrics) countRefusal(f *facts, row *metricRow, v verdict) {
 }
 
 // callFailed counts a call that failed.
-func (m *metrics) callFailed(f *facts, p *past, end *callFailure) {
+func (m *metrics) callFailed(f *facts, h *history, end *callFailure) {
 	row := m.row(f)
 	row.mu.Lock()
 	row.calls[ReasonName(end.reason)]++
 	row.mu.Unlock()
-	idle := end.at.Sub(p.lastEnd(&end.last)) // above zero for a call that ended in a wait
-	m.recordA96(f, row, p.made(end.last.Number)-1, p.idle+idle)
+	idle := end.when.Sub(h.lastEnd(&end.last)) // nonzero if the call ended in a wait
+	m.recordA96(f, row, h.made(end.last.Number)-1, h.idle+idle)
 }
 
-// recordA96 records a call that ended, by gRFC A96: the delay of every call, and the further
-// attempts of calls that had some.
+// recordA96 records a call's end as gRFC A96 defines: the delay of every call, and the number of
+// further attempts if there were any.
 func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Duration) {
 	if m.retryDelay == nil {
 		return
@@ -339,7 +341,7 @@ func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Durati
 	}
 }
 
-// row finds the row of a call, on the path of every call.
+// row returns the row of a call. It is on the path of every call.
 func (m *metrics) row(f *facts) *metricRow {
 	key := rowKey{targetOf(f.cc), other}
 	if f.static {
@@ -394,7 +396,7 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 func (m *metrics) addBudgets(target, dialed string) {
 	for scope, p := range m.policies.budgetScopes() {
 		budget := func() Budget { return p.Budget }
-		if each, ok := p.Budget.(*perTarget); ok { // it may forget the target, and make a new budget for it
+		if each, ok := p.Budget.(*perTarget); ok { // which may forget the target, and make a new budget for it later
 			each.of(dialed, func() string { return target })
 			budget = func() Budget { return each.known(target) }
 		}

@@ -11,13 +11,13 @@ import (
 // event or a change of its error. A method that would be hedged if its delay were known is
 // measured all the same.
 func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
-	first := attempt{number: 1}
+	first := attempt{method: c.method, number: 1}
 	if c.learner != nil {
 		first.start = sinceOrigin()
 	}
 	err := c.invokeWithin(req, reply, invoker, opts)
 	if err == nil {
-		c.answered(&first, false)
+		first.measure(c.learner, false)
 	}
 	return err
 }

@@ -10,20 +10,21 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// A previousAttempts option tells the server how many attempts were made before (gRFC A6
-// #exposed-retry-metadata). It is part of the attempt's options: the metadata of a context also
-// reaches the calls that an interceptor below makes on other ClientConns, which are calls in their
-// own right. The only option that adds metadata is one for credentials. It is a pointer, so that
-// interceptors that look for a grpc.PerRPCCredsCallOption do not take it for credentials.
+// A previousAttempts option sends the server the number of previous attempts (gRFC A6
+// #exposed-retry-metadata). It is part of the attempt's options rather than of the context's
+// metadata, because that would also reach the calls that an interceptor below makes on other
+// ClientConns, which are calls in their own right. The only option that adds metadata is the one for
+// credentials. It is a pointer, so that interceptors that look for a grpc.PerRPCCredsCallOption do
+// not mistake it for credentials.
 //
-// gRPC obeys the last such option: the caller's credentials are part of this one, and those that
-// an interceptor below adds replace it, so that the server is then not told.
+// gRPC obeys the last such option. The caller's credentials are therefore part of this one; an
+// option that an interceptor below adds replaces it, and the server then does not see the number.
 type previousAttempts struct {
 	grpc.PerRPCCredsCallOption
 }
 
-// previousAttemptsOption returns the option for an attempt that follows n others, of a call with
-// the credentials given; nil for none.
+// previousAttemptsOption returns the option for an attempt that follows n others. callers are the
+// call's own credentials, nil if there are none.
 func previousAttemptsOption(n int, callers credentials.PerRPCCredentials) *previousAttempts {
 	if callers == nil && n < len(previousAttemptsOptions) {
 		return previousAttemptsOptions[n]
@@ -36,7 +37,7 @@ func newPreviousAttempts(n int, callers credentials.PerRPCCredentials) *previous
 	return &previousAttempts{grpc.PerRPCCredsCallOption{Creds: &previousAttemptsCreds{header, callers}}}
 }
 
-// previousAttemptsOptions are those of calls without credentials, which all calls share.
+// previousAttemptsOptions are the options for calls without credentials, which all calls share.
 var previousAttemptsOptions = func() (options [8]*previousAttempts) {
 	for n := range options {
 		options[n] = newPreviousAttempts(n, nil)
@@ -69,8 +70,8 @@ func (c *previousAttemptsCreds) RequireTransportSecurity() bool {
 	return c.callers != nil && c.callers.RequireTransportSecurity()
 }
 
-// withoutPreviousAttempts returns a context without what the caller's metadata says about previous
-// attempts: repeated values would tell the server nothing.
+// withoutPreviousAttempts returns a context without a number of previous attempts in the caller's
+// metadata: a server could not interpret repeated values.
 func withoutPreviousAttempts(ctx context.Context) context.Context {
 	md, _ := metadata.FromOutgoingContext(ctx) // a copy
 	if md[previousAttemptsKey] == nil {
@@ -80,8 +81,8 @@ func withoutPreviousAttempts(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, md)
 }
 
-// withPreviousAttempts returns the response headers of an attempt as the application sees them:
-// with the number of attempts before it (gRFC A6 #exposed-retry-metadata).
+// withPreviousAttempts returns an attempt's response headers as the application sees them: with the
+// number of previous attempts (gRFC A6 #exposed-retry-metadata).
 func (a *attempt) withPreviousAttempts(header metadata.MD) metadata.MD {
 	if a.number < 2 || header == nil {
 		return header
@@ -91,7 +92,7 @@ func (a *attempt) withPreviousAttempts(header metadata.MD) metadata.MD {
 	return header
 }
 
-// headers are those of the stream, as the application sees them.
+// headers returns the stream's headers as the application sees them.
 func (at *streamAttempt) headers() (metadata.MD, error) {
 	header, err := at.stream.Header()
 	return at.withPreviousAttempts(header), err

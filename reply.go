@@ -5,17 +5,19 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A reply is what the application receives into, and what that was like before the first
-// attempt: codecs may add to what is there, so what a failed attempt has left must go.
+// A reply is the message that the application receives into, and its contents before the first
+// attempt. A retry starts with those: codecs may merge into a message, so the remains of a failed
+// attempt must go.
 type reply struct {
 	message any
-	found   any     // a copy of the protobuf message as it was; nil if it was empty
-	kept    *keeper // of what is no protobuf message; nil if that was empty
+	found   any     // a copy of a protobuf message as it was; nil if it was empty
+	kept    *keeper // remembers any other message; nil if it was empty
 }
 
-// newReply is on the path of every unary call. It costs no allocation if m is empty.
+// newReply is on the path of every unary call. It allocates nothing if m is empty.
 func newReply(m any) reply {
 	r := reply{message: m}
 	if p, ok := m.(proto.Message); ok {
@@ -31,8 +33,8 @@ func newReply(m any) reply {
 	return r
 }
 
-// restore makes the message what it was. A message that is neither a protobuf message nor a
-// pointer is left as it is.
+// restore gives the message its first contents back. A message that is neither a protobuf message
+// nor a pointer stays as it is.
 func (r reply) restore() {
 	switch {
 	case !canHedge(r.message):
@@ -54,15 +56,59 @@ func isProto(m any) bool {
 	return ok
 }
 
+// A replyType makes replies like the caller's, for the further attempts of a hedged call: the
+// first attempt alone receives into the caller's reply. Two kinds of replies can be made a second
+// time: protobuf messages, and pointers, because every codec that unmarshals can start from their
+// zero value. A replyType is made before the first attempt, which writes to the caller's reply.
+type replyType struct {
+	of    any // a protoreflect.MessageType or, for any other reply, a reflect.Type
+	found any // a copy of a protobuf reply as it was found; nil if it was empty
+}
+
+func typeOfReply(r any) replyType {
+	if m, ok := r.(proto.Message); ok {
+		return replyType{m.ProtoReflect().Type(), newReply(r).found}
+	}
+	return replyType{of: reflect.TypeOf(r).Elem()} // a copy might share memory with the caller's
+}
+
+// make returns a reply like the caller's. A protobuf message has the contents that the first attempt
+// found, any other reply is empty.
+func (t replyType) make() any {
+	if message, ok := t.of.(protoreflect.MessageType); ok {
+		if t.found != nil {
+			return proto.Clone(t.found.(proto.Message))
+		}
+		return message.New().Interface()
+	}
+	return reflect.New(t.of.(reflect.Type)).Interface()
+}
+
+// canHedge reports whether typeOfReply can make another reply like this one.
+func canHedge(reply any) bool {
+	v := reflect.ValueOf(reply)
+	return v.Kind() == reflect.Pointer && !v.IsNil()
+}
+
+// copyReply copies a winning attempt's response into the caller's reply.
+func copyReply(to, from any) {
+	if m, ok := to.(proto.Message); ok {
+		proto.Reset(m)
+		proto.Merge(m, from.(proto.Message))
+		return
+	}
+	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem()) // nobody else refers to its contents
+}
+
 // isEmpty reports whether a reply, a pointer that is not nil, refers to a zero value.
 func isEmpty(m any) bool { return reflect.ValueOf(m).Elem().IsZero() }
 
-// A keeper remembers what a value refers to: the contents of pointers, slices and maps, and of
-// those that they refer to. They are restored in place, because the application may hold them
-// itself. A struct behind a pointer that has unexported fields is left as it is: it may be no data.
+// A keeper remembers the contents of all pointers, slices and maps that can be reached from a value.
+// They are restored in place, because the application may hold them itself. A struct behind a
+// pointer stays as it is if it has unexported fields, because it may be something other than data.
 type keeper struct {
 	undo []func()
-	seen map[any]bool // pointers, which may form a circle
+	seen map[any]bool // the pointers so far, because they may form a circle
 }
 
 // keep remembers a pointer that is not nil.
@@ -77,7 +123,7 @@ func (k *keeper) restore() {
 	}
 }
 
-// keepTarget remembers what a pointer points to.
+// keepTarget remembers a pointer's target.
 func (k *keeper) keepTarget(target reflect.Value) {
 	was := reflect.New(target.Type()).Elem()
 	was.Set(target)
@@ -85,7 +131,7 @@ func (k *keeper) keepTarget(target reflect.Value) {
 	k.follow(target)
 }
 
-// follow remembers what v refers to.
+// follow remembers everything that a value refers to.
 func (k *keeper) follow(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -122,8 +168,8 @@ func (k *keeper) followPointer(v reflect.Value) {
 	}
 }
 
-// followSlice also remembers what lies beyond the end if codecs may add to it when they make the
-// slice longer.
+// followSlice also remembers the elements beyond the end, up to the capacity, if a codec that makes
+// the slice longer may merge into them.
 func (k *keeper) followSlice(v reflect.Value) {
 	end := v.Len()
 	if refers(v.Type().Elem()) {
@@ -171,7 +217,7 @@ func hasUnexported(t reflect.Type) bool {
 	})
 }
 
-// refers reports whether a value of the type may have contents that a codec adds to.
+// refers reports whether a value of the type may have contents that a codec merges into.
 func refers(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Interface, reflect.Struct, reflect.Array, reflect.Slice, reflect.Map:

@@ -11,11 +11,11 @@ import (
 	"github.com/grpcretry/grpcretry/internal/off"
 )
 
-// This file is the one seam between a call and its telemetry. The call reports a handful of
-// moments, with its [facts]; nothing else knows the four sinks, which are the span, the logger,
-// the metrics and the observers. No sink sees the call itself.
+// This file is the one seam between a call and its telemetry. A call reports a handful of moments to
+// its reporter, together with its [facts]. Only the reporter knows the four sinks: the span, the
+// logger, the metrics and the observers. No sink sees the call itself.
 
-// A reporter holds the sinks of a Retrier. A sink that is off is nil, or has no observers, and
+// A reporter holds a Retrier's sinks. A sink that is off is nil, or has no observers, and
 // costs one comparison.
 type reporter struct {
 	tracer    trace.Tracer // makes call spans
@@ -24,17 +24,17 @@ type reporter struct {
 	observers *observers // never nil, because an observer may be added at any time
 }
 
-// The facts of a call are all that its sinks know about it.
+// The facts of a call are all that the sinks know about it.
 type facts struct {
 	ctx    context.Context  // the caller's, within the call span if there is one
-	cc     *grpc.ClientConn // nil only for tests of this package that make no connection
+	cc     *grpc.ClientConn // nil only in this package's tests that make no connection
 	method string           // "/pkg.Service/Method"
 	static bool             // a generated stub makes the call
 	policy *policy
 	mode   mode
 	budget Budget
 	start  time.Duration // since the origin
-	spans  *callSpans    // nil if nobody records
+	spans  *callSpans    // nil if no span records
 }
 
 // targetOf returns the target as it was dialed.
@@ -53,8 +53,8 @@ func canonicalTargetOf(cc *grpc.ClientConn) string {
 	return cc.CanonicalTarget()
 }
 
-// balanceOf returns what a budget would allow now, without the last digits of floating point;
-// limited is false if that is no number.
+// balanceOf returns the number of retries that a budget would allow now, rounded to hide
+// floating-point noise; limited is false if that is not a finite number.
 func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
 	balance = b.Balance(now)
 	if math.IsInf(balance, 0) || math.IsNaN(balance) {
@@ -82,17 +82,17 @@ func (r *reporter) callStarted(f *facts) {
 	f.spans = spansOf(f.ctx, own)
 }
 
-// observed reports whether anybody observes calls now.
+// observed reports whether there is an observer now.
 func (r *reporter) observed() bool { return r.observers.list.Load() != nil }
 
 // attemptStarted reports that an attempt is about to be handed to gRPC.
 func (r *reporter) attemptStarted(f *facts, a *attempt) {
 	if r.observed() {
-		r.observers.observe(f, &Event{Kind: AttemptStart, Attempt: a.begun(time.Now())})
+		r.observers.observe(f, &Event{Kind: AttemptStart, Attempt: a.asStarted(time.Now())})
 	}
 }
 
-// attemptFailed reports how an attempt failed, and what was decided.
+// attemptFailed reports an attempt's failure and the decision.
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptFailed(f, a, v, now)
@@ -123,7 +123,7 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 	}
 }
 
-// hedgeJudged reports what was decided when a hedge was due.
+// hedgeJudged reports the decision about a hedge that was due.
 func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 	if r.log != nil {
 		r.log.hedgeJudged(f, v, now)
@@ -133,7 +133,7 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 	}
 }
 
-// connected reports that the connection is there that the call has waited for.
+// connected reports that a call which waited for a connection now has one.
 func (r *reporter) connected(f *facts, v verdict) {
 	if r.meter != nil && v.Retry {
 		r.meter.connected(f, v)
@@ -147,65 +147,65 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 	}
 }
 
-// callSucceeded reports the attempt that succeeded, and with it the call. The attempt ended at
-// the time at; zero means now.
-func (r *reporter) callSucceeded(f *facts, p *past, a *attempt, at time.Time) {
+// callSucceeded reports the attempt that succeeded, and with it the call. The attempt has ended at
+// the given time; zero means now.
+func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, when time.Time) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
-		if at.IsZero() {
-			at = now
+		if when.IsZero() {
+			when = now
 		}
-		r.showSuccess(f, p, a.ended(nil, at), now)
+		r.showSuccess(f, h, a.asEnded(nil, when), now)
 	}
 	if r.meter != nil {
-		r.meter.callSucceeded(f, p, a)
+		r.meter.callSucceeded(f, h, a)
 	}
 	if f.spans != nil {
-		f.spans.end(f, p.made(int(a.number)), int(a.number), nil, nil)
+		f.spans.end(f, h.made(int(a.number)), int(a.number), nil, nil)
 	}
 }
 
-func (r *reporter) showSuccess(f *facts, p *past, a Attempt, now time.Time) {
+func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptSucceeded(f, &a)
 	}
 	if r.observed() {
 		var all []Attempt
-		if !p.none() {
-			all = p.all(a)
+		if !h.isEmpty() {
+			all = h.all(a)
 		}
 		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
 		r.observers.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
 	}
 }
 
-// A callFailure is how a call ended in which no attempt succeeded.
+// A callFailure describes the end of a call in which no attempt succeeded.
 type callFailure struct {
-	last   Attempt // the attempt that failed last; no pointer, so that the call can stay on the stack
+	last   Attempt // the attempt that failed last; a copy, so that the call can stay on the stack
 	err    error   // returned to the caller
-	gaveUp *Error  // the same, unless err is returned as it came
+	gaveUp *Error  // the same error; nil if err is returned as it came
 	reason error
-	at     time.Time
+	when   time.Time
 }
 
-// callFailed reports how a call failed. It is the last report of the call.
-func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
+// callFailed reports a call's failure. It is the call's last report.
+func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	if r.log != nil && end.gaveUp != nil {
-		r.log.gaveUp(f, &end.last, end.gaveUp, end.at)
+		r.log.gaveUp(f, &end.last, end.gaveUp, end.when)
 	}
-	made := p.made(end.last.Number)
+	made := h.made(end.last.Number)
 	if r.observed() {
-		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.at.Sub(origin) - f.start}
+		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.when.Sub(origin) - f.start}
 		if end.gaveUp != nil {
 			e.Wait, e.WaitSource = end.gaveUp.wait, end.gaveUp.source
 		}
 		if made > 1 {
-			e.Attempts = p.all()
+			e.Attempts = h.all()
 		}
 		r.observers.observe(f, &e)
 	}
 	if r.meter != nil {
-		r.meter.callFailed(f, p, end)
+		r.meter.callFailed(f, h, end)
 	}
 	if f.spans != nil {
 		f.spans.end(f, made, end.last.Number, end.err, end.reason)
@@ -213,9 +213,9 @@ func (r *reporter) callFailed(f *facts, p *past, end *callFailure) {
 }
 
 // callCrashed reports the end of a call in which something panicked.
-func (r *reporter) callCrashed(f *facts, p *past, err error) {
+func (r *reporter) callCrashed(f *facts, h *history, err error) {
 	if f.spans != nil {
-		f.spans.end(f, p.made(0), 0, err, nil)
+		f.spans.end(f, h.made(0), 0, err, nil)
 	}
 }
 

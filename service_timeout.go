@@ -8,15 +8,16 @@ import (
 	"google.golang.org/grpc/connectivity"
 )
 
-// The service config of a channel may give a method a timeout. gRPC applies it to each call that
-// it is handed, which is each attempt. For its own retries it covers all attempts, and so it does
-// here: the first attempt has gRPC's, and when something is decided about the call, its end
-// becomes the deadline of the call. A call that succeeds on its first attempt needs no more.
+// This file implements the timeout that a channel's service config may set for a method. gRPC applies
+// the timeout to each call that it is handed, which is each attempt. For gRPC's own retries it
+// covers all attempts, and so it does here: gRPC applies it to the first attempt, and when there is
+// something to decide about the call, its end becomes the call's deadline. A call that succeeds on
+// its first attempt needs no more.
 //
-// Timeouts of xDS routes cannot be seen from an interceptor; they apply to each attempt.
+// An interceptor cannot see the timeouts of xDS routes; they apply to each attempt.
 
-// limit makes the end of the service config's timeout the deadline of the call, unless the caller's
-// is earlier. first is the first attempt of the call.
+// limit makes the end of the service config's timeout the call's deadline, unless the caller's is
+// earlier. first is the call's first attempt.
 func (p *plan) limit(first *attempt, now time.Time) {
 	if p.limited {
 		return
@@ -27,9 +28,9 @@ func (p *plan) limit(first *attempt, now time.Time) {
 	}
 }
 
-// serviceDeadline returns when gRPC ends the first attempt of a call because of the timeout of the
-// service config; ok is false without one. On a fresh channel, gRPC waits for the config, and
-// starts the timeout after that.
+// serviceDeadline returns when gRPC ends a call's first attempt because of the service config's
+// timeout; ok is false if there is none. On a fresh channel, gRPC waits for the config, and starts
+// the timeout after that.
 func (a *attempt) serviceDeadline(now time.Time) (end time.Time, ok bool) {
 	if a.cc == nil {
 		return time.Time{}, false
@@ -45,8 +46,8 @@ func (a *attempt) serviceDeadline(now time.Time) (end time.Time, ok bool) {
 	return timeOf(start, now).Add(*timeout), true
 }
 
-// gone returns why the call has ended by itself: the caller's context has, or its deadline or that
-// of the service config has come. It is nil if it has not.
+// gone returns why the call has ended by itself, nil if it has not: the caller's context has ended,
+// or the caller's or the service config's deadline has passed.
 func (p *plan) gone(ctx context.Context, now time.Time) error {
 	if reason := endOf(ctx, now); reason != nil {
 		return reason
@@ -70,8 +71,8 @@ func withLimit(parent context.Context, limit time.Time) (ctx context.Context, st
 	}
 }
 
-// isFresh reports whether a channel may not have its service config yet. It is asked for each
-// call, so for the channel that is known to have it, it takes no lock.
+// isFresh reports whether a channel may not have its service config yet. It runs for each call, so it
+// takes no lock for the first channel that is known to have its config.
 func (c *connections) isFresh(cc *grpc.ClientConn) bool {
 	if cc == nil || c.known.Load() == cc {
 		return false

@@ -15,15 +15,14 @@ import (
 // StreamClientInterceptor returns the interceptor for streams, for
 // [grpc.WithChainStreamInterceptor]. Chain it first, like the unary one.
 //
-// The messages that the application sends are kept, by reference, and are sent again in
-// order when an attempt fails, until the stream is committed: when the application has
-// received a message or headers, has called Context or Trailer, or has sent more than
-// [WithBufferLimit] allows. From then on errors are returned untouched, except that an
-// attempt ended by [WithAttemptTimeout] before its first message reports that, and a message
-// costs nothing more than without the interceptor. As gRPC demands anyway, a message must not
-// be changed after SendMsg. If the program fills one object again and again, the stream is not
-// retried, and a warning is logged; more complicated reuse is not noticed, and would be
-// replayed as the objects are then, because noticing it would take a copy of each message.
+// The application's messages are kept, by reference, and replayed in order when an attempt fails,
+// until the stream is committed: when the application has received a message or headers, has
+// called Context or Trailer, or has sent more than [WithBufferLimit] allows. From then on gRPC's
+// errors are returned unchanged, except that an attempt ended by [WithAttemptTimeout] before its
+// first message reports that, and a message costs nothing extra. As gRPC demands anyway, a message
+// must not be changed after SendMsg. If the program fills one object again and again, the stream is
+// not retried, and a warning is logged. More complicated reuse is not detected, because that would
+// take a copy of each message; the objects would be replayed with their latest contents.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended; if the server had sent headers, the
@@ -31,10 +30,10 @@ import (
 // SendMsg may wait while another goroutine is retrying and the buffer is full.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
-// between two attempts Context returns the context of the call.
+// between two attempts Context returns the call's context.
 //
-// Interceptors chained below must pass the call options on. If one does not, a stream that the
-// application abandons is not reported as ended, and SendMsg and Header leave more failures to
+// Interceptors chained below must pass the call options on. If one does not, the end of a stream
+// that the application abandons is not reported, and SendMsg and Header leave more failures to
 // RecvMsg; nothing else changes.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.stream }
 
@@ -58,25 +57,25 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	return s, nil
 }
 
-// A retryStream is what the application holds: one stream to the application, and beneath it
-// one stream after the other, until one is committed. This file has the methods that the
-// application calls, stream_state.go the state that they share, and stream_recover.go what
-// happens when an attempt fails.
+// A retryStream is the application's stream. Beneath it one attempt follows another, each with a
+// stream of its own, until one is committed. This file has the methods that the application calls,
+// stream_state.go the state that they share, and stream_recover.go the way from a failed attempt to
+// the next one.
 //
-// One goroutine may send while another receives. A goroutine that finds the attempt failed
-// makes the phase recovering; it alone uses the call, waits and opens the next attempt,
-// without holding mu. Other goroutines meanwhile add to the queue, or wait for a change.
+// One goroutine may send while another receives. The goroutine that finds the attempt failed changes
+// the phase to recovering. It alone then uses the call, waits and opens the next attempt, without
+// holding mu; the other goroutines add to the queue, or wait for a change.
 type retryStream struct {
 	call     call
 	first    attempt // part of the stream to save an allocation
 	desc     *grpc.StreamDesc
 	streamer grpc.Streamer
 
-	// direct is the attempt that the application is committed to, once that has been sent
-	// all that was kept. While it is set, messages pass by everything below.
+	// direct is the attempt that the application is committed to. It is set when that attempt
+	// has been sent the whole queue; from then on messages bypass the fields below.
 	direct atomic.Pointer[streamAttempt]
 
-	mu          sync.Mutex // never held across an RPC, a wait or a callback
+	mu          sync.Mutex // never held during an RPC, a wait or a callback
 	streamState            // guarded by mu
 
 	racing *hedgedStream // guarded by mu; from the first RecvMsg of a hedged stream on
@@ -85,31 +84,31 @@ type retryStream struct {
 // A streamAttempt is one attempt and its stream.
 type streamAttempt struct {
 	*attempt
-	stream  grpc.ClientStream
-	reached peer.Peer      // written by gRPC before the attempt has ended
-	begun   bool           // a message has come; written with mu by the goroutine that receives
-	helpers sync.WaitGroup // goroutines of ours that use the stream
+	stream     grpc.ClientStream
+	reached    peer.Peer      // written by gRPC before the end of the attempt
+	hasMessage bool           // a message has arrived; written with mu, by the receiving goroutine
+	helpers    sync.WaitGroup // goroutines of ours that use the stream
 
-	// Guarded by the stream's mu.
-	over     bool          // gRPC has ended the attempt, with overErr
-	overErr  error         // nil after a success
+	// The fields below are guarded by the stream's mu.
+	over     bool          // gRPC has reported the attempt's end
+	overErr  error         // the error that it ended with; nil after a success
 	ended    chan struct{} // closed when over; nil while nobody waits for that
 	unwatch  func()        // see retryStream.checkAbandoned
 	received bool          // RecvMsg has returned an error, io.EOF included
-	finished bool          // and that was io.EOF
+	finished bool          // RecvMsg has returned io.EOF
 
-	sent    int   // messages of the queue that were handed to the stream
-	closed  bool  // CloseSend of the stream was called
-	sending bool  // a goroutine hands it what is in the queue
-	broken  error // why we ended the attempt: SendMsg or CloseSend failed
+	sent    int   // queued messages that were handed to the stream
+	closed  bool  // the stream's CloseSend was called
+	sending bool  // a goroutine is handing the queue to the stream
+	broken  error // the error of SendMsg or CloseSend because of which the library has ended the attempt
 
-	binding  bool // committed, and afterCommit is still to report that to the plan
-	panicked any  // what a goroutine of ours panicked with
+	binding  bool // committed, but afterCommit has not yet reported that to the plan
+	panicked any  // the value of a panic on one of our goroutines
 
-	waiting  time.Duration // since when a goroutine has received, if there is a timeout
-	unseen   *time.Timer   // until then, headers that have come must have been seen
+	waiting  time.Duration // the time since which a goroutine has waited for a message, if there is a timeout
+	unseen   *time.Timer   // fires when headers that have arrived must have been seen
 	expired  bool          // the attempt timeout has passed while nobody waited for a message
-	answered bool          // and headers have come, or the end
+	answered bool          // the same, and headers or the end have arrived
 }
 
 // SendMsg implements grpc.ClientStream.
@@ -124,7 +123,7 @@ func (s *retryStream) SendMsg(m any) error {
 			continue
 		case at == nil:
 			return s.sendError(err)
-		case err != nil: // the call is over: gRPC knows what to return
+		case err != nil: // the call is over, and gRPC knows which error to return
 			return s.sendError(s.atEnd(at, func() error { return at.stream.SendMsg(m) }))
 		}
 		return s.handOver(at)
@@ -137,7 +136,7 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 		return nil
 	}
 	switch {
-	case !isEOF(err): // gRPC has ended the stream with it
+	case !isEOF(err): // gRPC has ended the stream with this error
 		s.end(at, err)
 	case s.desc.ClientStreams:
 		at.stream.Context() // gRPC must not retry a stream whose end the application has seen
@@ -145,8 +144,8 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	return s.sendError(err)
 }
 
-// sendError is what SendMsg returns for err: gRPC returns no io.EOF for the one request of a
-// server stream, whose status RecvMsg has.
+// sendError returns the error of SendMsg for err: for the one request of a server stream gRPC does
+// not return io.EOF, because RecvMsg returns the status.
 func (s *retryStream) sendError(err error) error {
 	if isEOF(err) && !s.desc.ClientStreams {
 		return nil
@@ -168,19 +167,19 @@ func (s *retryStream) CloseSend() error {
 	}
 	if !s.inUse() || at.sending {
 		s.mu.Unlock()
-		return nil // the goroutine that recovers, or sends, does it
+		return nil // the recovering or sending goroutine calls CloseSend
 	}
 	s.startSending(at)
 	s.mu.Unlock()
 	if err := s.handOver(at); !isEOF(err) {
 		return err
 	}
-	return nil // RecvMsg has the status
+	return nil // RecvMsg returns the status
 }
 
 // RecvMsg implements grpc.ClientStream.
 func (s *retryStream) RecvMsg(m any) error {
-	if at := s.direct.Load(); at != nil && at.begun {
+	if at := s.direct.Load(); at != nil && at.hasMessage {
 		if err := at.stream.RecvMsg(m); err != nil {
 			return s.receivedLast(at, err)
 		}
@@ -189,7 +188,7 @@ func (s *retryStream) RecvMsg(m any) error {
 	return s.receive(m)
 }
 
-// Header implements grpc.ClientStream. Having seen headers commits.
+// Header implements grpc.ClientStream. Headers that the application has seen commit the stream.
 func (s *retryStream) Header() (metadata.MD, error) {
 	for {
 		if at := s.direct.Load(); at != nil {
@@ -200,7 +199,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 		case todo != nil:
 			todo()
 		case at == nil:
-			return nil, nil // as in gRPC: RecvMsg has the status
+			return nil, nil // as in gRPC: RecvMsg returns the status
 		case !use:
 			return at.headers()
 		default:
@@ -212,18 +211,18 @@ func (s *retryStream) Header() (metadata.MD, error) {
 	}
 }
 
-// Context implements grpc.ClientStream. It commits, and does not wait.
+// Context implements grpc.ClientStream. It commits the stream, and does not wait.
 func (s *retryStream) Context() context.Context {
-	if at := s.bound(); at != nil {
+	if at := s.bindNow(); at != nil {
 		return at.stream.Context()
 	}
 	return s.call.ctx
 }
 
-// Trailer implements grpc.ClientStream. Before the end of the call there is none; Trailer
-// commits, and does not wait.
+// Trailer implements grpc.ClientStream. It returns nil before the call's end. It commits the stream,
+// and does not wait.
 func (s *retryStream) Trailer() metadata.MD {
-	at := s.bound()
+	at := s.bindNow()
 	if at == nil {
 		return nil
 	}
@@ -231,14 +230,15 @@ func (s *retryStream) Trailer() metadata.MD {
 	known := s.isOver() && s.at == at && (at.over || at.received)
 	s.mu.Unlock()
 	if !known {
-		return nil // gRPC's own must not be asked before the end
+		return nil // gRPC's Trailer must not be called before the end
 	}
 	return at.stream.Trailer()
 }
 
-// bound commits the stream and returns the attempt that the application is bound to, which is
-// the last one at the end of the call. It is nil if that has no stream, or is yet to come.
-func (s *retryStream) bound() *streamAttempt {
+// bindNow commits the stream and returns the attempt that the application is bound to; at the end
+// of the call that is the last attempt. It returns nil if that attempt has no stream, or is yet to
+// come.
+func (s *retryStream) bindNow() *streamAttempt {
 	if at := s.direct.Load(); at != nil {
 		return at
 	}

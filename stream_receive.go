@@ -9,12 +9,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// This file is how the application gets headers and messages from an attempt. The goroutine
-// that receives judges a failure, because it alone learns the status. A goroutine that asks for
-// headers, or sends, learns only what gRPC reports to others than the receiver.
+// This file gets headers and messages from an attempt to the application. The goroutine that
+// receives judges a failure, because it alone learns the status. A goroutine that asks for headers,
+// or sends, learns only what gRPC reports outside of RecvMsg.
 
-// tryHeader returns the attempt to ask for headers, nil if the call is over without one. If use
-// is true, the caller is to call headerOf and headed. If todo is not nil, it comes first.
+// tryHeader returns the attempt to ask for headers, nil if the call is over without one. If use is
+// true, headerOf and headed must follow. If todo is not nil, the caller runs it and tries again.
 func (s *retryStream) tryHeader() (at *streamAttempt, use bool, todo func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -23,7 +23,7 @@ func (s *retryStream) tryHeader() (at *streamAttempt, use bool, todo func()) {
 	case s.phase == phaseRacing && s.racing.won != nil:
 		return s.racing.won, false, nil
 	case s.phase == phaseRacing:
-		return nil, false, s.racing.ask()
+		return nil, false, s.racing.askForHeaders()
 	case s.phase == phaseRecovering:
 		return nil, false, s.awaitChange()
 	case !s.inUse():
@@ -41,8 +41,8 @@ func (s *retryStream) tryHeader() (at *streamAttempt, use bool, todo func()) {
 	return at, true, nil
 }
 
-// prepareUse needs mu. It returns what must be done before an attempt is received from, or asked
-// for headers; nil for nothing.
+// prepareUse needs mu. The function that it returns, unless that is nil, must run before a goroutine
+// receives from the attempt or asks it for headers.
 func (s *retryStream) prepareUse(at *streamAttempt) (todo func()) {
 	failure := error(nil)
 	if s.phase == phaseOpen {
@@ -58,6 +58,7 @@ func (s *retryStream) prepareUse(at *streamAttempt) (todo func()) {
 	}
 }
 
+// headerOf asks an attempt for its headers.
 func (s *retryStream) headerOf(at *streamAttempt) (metadata.MD, error) {
 	defer func() {
 		s.mu.Lock()
@@ -68,8 +69,8 @@ func (s *retryStream) headerOf(at *streamAttempt) (metadata.MD, error) {
 	return at.headers()
 }
 
-// headed takes in what Header of an attempt returned. It returns true if that is what the
-// application gets.
+// headed takes the result of an attempt's Header. It returns true if the application gets that
+// result.
 func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool {
 	missing := md == nil && err == nil
 	over := missing && s.awaitOver(at)
@@ -77,7 +78,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 		s.noteLost(at)
 	}
 	if over || s.knownCause(at) != nil {
-		s.until(func() bool { return !s.isReceived(at) }) // the goroutine that receives is about to learn why
+		s.until(func() bool { return !s.isReceived(at) }) // the receiving goroutine is about to learn why
 	}
 	todo, done := s.judgeHeaders(at, missing, over, err)
 	if todo != nil {
@@ -86,8 +87,9 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 	return done
 }
 
-// judgeHeaders decides what comes of an attempt that has returned headers or, if they are
-// missing, none; over says that gRPC has reported its end.
+// judgeHeaders decides about an attempt whose Header has returned; missing means that it returned
+// nothing, and over that gRPC has reported the attempt's end. If done is true, the application gets
+// the result of Header.
 func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err error) (todo func(), done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,20 +103,20 @@ func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err er
 		}
 		return s.recoverNext(at, failure), false
 	case err != nil, missing && !over:
-		return nil, true // an interceptor's below: RecvMsg learns what has become of the attempt
+		return nil, true // an interceptor below returned this: RecvMsg learns the fate of the attempt
 	default: // headers, or an end without a failure
 		s.commit(at)
 		return func() { s.afterCommit(at) }, true
 	}
 }
 
-// receive is RecvMsg as long as the stream is not committed, and for the first message.
+// receive implements RecvMsg until the stream has committed and received its first message.
 func (s *retryStream) receive(m any) error {
 	if s.call.mode == modeHedged && !canHedge(m) {
 		s.call.retrier.report.notHedged(&s.call.facts, "no second message can be made of its type")
 	}
 	s.mu.Lock()
-	reporting := s.phase == phaseEnding // then this may be called by what is being reported to
+	reporting := s.phase == phaseEnding // then the caller may be an observer or an OnFinish
 	s.mu.Unlock()
 	reply := newReply(m)
 	for {
@@ -134,11 +136,11 @@ func (s *retryStream) receive(m any) error {
 	}
 }
 
-// What receive does next.
+// A receiveStep is the next step of receive.
 type receiveStep int
 
 const (
-	receiveLater  receiveStep = iota // something else comes first
+	receiveLater  receiveStep = iota // do something else first
 	receiveNow                       // call receiveFrom and received
 	receiveRacing                    // let attempts race for the first message
 	receiveAtEnd                     // the call is over
@@ -170,10 +172,10 @@ func (s *retryStream) tryReceive(m any, reporting bool) (at *streamAttempt, next
 	return at, receiveNow, nil
 }
 
-// errPanicked stands for the error of something that panics.
+// errPanicked is the error of a call, or an attempt, that ends in a panic.
 var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
 
-// receiveAtEnd is RecvMsg after the end of the call.
+// receiveAtEnd implements RecvMsg after the call's end.
 func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	s.mu.Lock()
 	final := s.final
@@ -186,16 +188,16 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 		return final
 	}
 	err := at.stream.RecvMsg(m)
-	if isEOF(err) && !at.begun {
+	if isEOF(err) && !at.hasMessage {
 		return s.emptyEnd(at)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at.begun = at.begun || err == nil
+	at.hasMessage = at.hasMessage || err == nil
 	return err
 }
 
-// note needs mu. It notes what RecvMsg has returned.
+// note needs mu. It records the result of RecvMsg.
 func (at *streamAttempt) note(err error) {
 	if err != nil {
 		at.received = true
@@ -203,6 +205,7 @@ func (at *streamAttempt) note(err error) {
 	}
 }
 
+// receiveFrom receives a message from an attempt.
 func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
 	returned := false
 	defer func() {
@@ -215,15 +218,16 @@ func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
 		}
 	}()
 	err := at.stream.RecvMsg(m)
-	if isEOF(err) && !at.begun {
+	if isEOF(err) && !at.hasMessage {
 		err = s.emptyEnd(at)
 	}
 	returned = true
 	return err
 }
 
-// emptyEnd is the end of a stream that has brought no message. RecvMsg must not be called again
-// to find out more: in the same cases as below, gRPC's blocks for ever.
+// emptyEnd returns the error of a stream that has ended without a message. RecvMsg must not be called
+// again to find out more: in the cases that leftNothing describes, gRPC's RecvMsg would block
+// forever.
 func (s *retryStream) emptyEnd(at *streamAttempt) error {
 	if !s.desc.ServerStreams {
 		return errNoResponse
@@ -234,31 +238,31 @@ func (s *retryStream) emptyEnd(at *streamAttempt) error {
 	return io.EOF
 }
 
-// leftNothing reports whether gRPC has made up the end of a stream that had no headers. It does
-// that if it has lost the connection, retries the call transparently, and loses the connection
-// again before it has sent the messages again; or if the connection is lost before it has sent
-// anything. A server that ends a stream leaves at least the content-type in the trailer. The
-// stream must be done; Trailer also keeps gRPC from a transparent retry from now on.
+// leftNothing reports whether gRPC has made up the end of a stream without headers. gRPC does so if
+// it loses the connection, retries the call transparently, and loses the connection again before it
+// has sent the messages again; or if the connection is lost before gRPC has sent anything. If a
+// server ends a stream, the trailer has at least the content-type. The stream must have ended;
+// calling Trailer also rules out a transparent retry from now on.
 func (at *streamAttempt) leftNothing() bool {
 	trailer := at.stream.Trailer()
 	md, _ := at.stream.Header()
 	return md == nil && len(trailer) == 0
 }
 
-// What is made of an end without a failure that no server can have sent.
+// The errors for an end without a failure that no server can have sent.
 var (
 	errLost       = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
 	errNoResponse = status.Error(codes.Unavailable, "grpcretry: the stream ended without a response and without a failure")
 )
 
-// received takes in what RecvMsg of an attempt returned. It returns true if the application
-// gets err.
+// received takes the result of an attempt's RecvMsg. It returns true if the application gets the
+// error returned.
 func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over bool, _ error) {
-	inTime := at.settle() // before mu is held: it may wait for a verdict
-	// After the timeout has cut an attempt, a message is of use only if nothing follows it.
+	inTime := at.settle() // without mu, because this may wait for a verdict
+	// If the timeout has cut an attempt, its message is usable only if nothing follows it.
 	cut := err == nil && !inTime && s.desc.ServerStreams
 	s.mu.Lock()
-	cut = cut && !(at.over && at.overErr == nil) // then all that follows is there
+	cut = cut && !(at.over && at.overErr == nil) // after a success everything that follows has arrived
 	s.receiving--
 	s.inside--
 	at.note(err)
@@ -276,11 +280,11 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 	case !s.uses(at):
 		s.mu.Unlock()
 		reply.restore()
-		return false, nil // of an attempt that was given up: the application does not see it
+		return false, nil // the attempt was given up: the application does not see its message
 	case err == nil && !cut && at.broken == nil:
 		s.commit(at)
 		if !s.desc.ServerStreams {
-			at.begun = true
+			at.hasMessage = true
 			at.note(io.EOF) // the response and the end come together
 			s.startEnding(at, nil)
 		}
@@ -306,25 +310,25 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		reply.restore()
 	})
 	if isEOF(err) {
-		s.call.answered(at.attempt, false)
+		at.measure(s.call.learner, false)
 	}
 	return false, nil
 }
 
-// answered tells the delay that measures first attempts of the first message.
+// answered reports the first message to the delay that measures first attempts.
 func (s *retryStream) answered(at *streamAttempt) {
 	done := false
 	defer func() {
-		if !done { // it panics
+		if !done { // the delay panics
 			s.crash(at.attempt)
 		}
 	}()
-	s.call.answered(at.attempt, false)
+	at.measure(s.call.learner, false)
 	done = true
 }
 
-// discard ends an attempt whose first message has come with the attempt timeout. It reads to
-// the end, so that interceptors below see that.
+// discard ends an attempt whose first message arrived too late. It reads to the end, so that
+// interceptors below see the end.
 func (at *streamAttempt) discard(into any) {
 	at.release()
 	for at.stream.RecvMsg(into) == nil {
@@ -332,11 +336,11 @@ func (at *streamAttempt) discard(into any) {
 	}
 }
 
-// receivedCommitted takes in the first result of RecvMsg of a committed attempt.
+// receivedCommitted takes the first result of a committed attempt's RecvMsg.
 func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	if err == nil {
 		s.mu.Lock()
-		at.begun = true
+		at.hasMessage = true
 		if !s.desc.ServerStreams {
 			at.note(io.EOF)
 		}
@@ -348,8 +352,8 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	return s.receivedLast(at, err)
 }
 
-// receivedLast ends a committed call, whose RecvMsg has returned err. What the application
-// sees then comes after OnFinish and the last event.
+// receivedLast ends a committed call, whose RecvMsg has returned err. It returns after OnFinish and
+// the call's last event.
 func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
 	s.mu.Lock()
 	at.note(err)
@@ -359,7 +363,7 @@ func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
 	s.until(func() bool { return s.phase == phaseEnded })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !isEOF(s.final) && (at.isCut() || at.broken != nil) { // it is we who ended the attempt
+	if !isEOF(s.final) && (at.isCut() || at.broken != nil) { // the library ended the attempt
 		return s.final
 	}
 	return err

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// This file is how a stream gets from one attempt to the next, and to its end.
+// This file gets a stream from one attempt to the next, and to its end.
 
 // establish opens the first attempt of a stream, or the one that follows it.
 func (s *retryStream) establish(a *attempt) error {
@@ -38,12 +38,12 @@ func (s *retryStream) startCall(a *attempt) {
 	done = true
 }
 
-// openFrom opens a or, if that fails, an attempt that follows it. It returns the error of the
-// call if there is none.
+// openFrom opens an attempt or, if that fails, one that follows it. If all fail, it returns the
+// call's error.
 func (s *retryStream) openFrom(a *attempt) (*streamAttempt, error) {
 	opened := false
 	defer func() {
-		if !opened && a != nil { // something below panics
+		if !opened && a != nil { // a callback or an interceptor below panics
 			s.crash(a)
 		}
 	}()
@@ -80,7 +80,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	err = readable(err)
 	s.mu.Lock()
 	at.stream = stream
-	if err != nil && at.over { // an interceptor below has used a stream, and given it up
+	if err != nil && at.over { // an interceptor below has opened a stream, and abandoned it
 		a.peer = at.reached
 	}
 	s.mu.Unlock()
@@ -114,14 +114,14 @@ func (s *retryStream) publish(at *streamAttempt) {
 	}
 }
 
-// commit needs mu. From now on the attempt is the application's stream. Call afterCommit
-// without mu.
+// commit needs mu. It binds the application to the attempt. It must be followed by a call of
+// afterCommit, without mu.
 func (s *retryStream) commit(at *streamAttempt) {
 	at.fate = fateCommitted
 	at.binding = true
 	at.stopWatching()
 	s.to(phaseCommitted)
-	clear(s.queue[:at.sent]) // they are not sent again
+	clear(s.queue[:at.sent]) // these messages are not sent again
 	s.queue = s.queue[at.sent:]
 	at.sent = 0
 	if !at.sending && !s.pending(at) {
@@ -129,14 +129,14 @@ func (s *retryStream) commit(at *streamAttempt) {
 	}
 }
 
-// bypass needs mu. It lets messages pass by.
+// bypass needs mu. From then on messages go straight to the attempt.
 func (s *retryStream) bypass(at *streamAttempt) {
 	s.queue, s.size, at.sent = nil, 0, 0
 	s.direct.Store(at)
 	s.changed()
 }
 
-// afterCommit is what cannot be done while mu is held.
+// afterCommit completes a commit with the steps that must not hold mu.
 func (s *retryStream) afterCommit(at *streamAttempt) {
 	if at.number > 1 {
 		at.settleVerdict()
@@ -147,12 +147,12 @@ func (s *retryStream) afterCommit(at *streamAttempt) {
 	s.changed()
 	over, err := at.over, at.overErr
 	s.mu.Unlock()
-	if over { // gRPC has reported that, and will not again
+	if over { // gRPC has reported the end, and will not report it again
 		s.end(at, err)
 	}
 }
 
-// until waits until done, which needs mu, returns true.
+// until waits for done, which it calls with mu, to return true.
 func (s *retryStream) until(done func() bool) {
 	for {
 		s.mu.Lock()
@@ -172,19 +172,20 @@ func (s *retryStream) recoverNext(at *streamAttempt, err error) (todo func()) {
 	return func() { s.recover(at, err) }
 }
 
-// claim needs mu. The caller alone uses the call from now on; it calls recover without mu.
+// claim needs mu. From then on the caller alone uses the call. It must be followed by a call of
+// recover, without mu.
 func (s *retryStream) claim(at *streamAttempt) {
 	at.stopWatching()
 	s.to(phaseRecovering)
 }
 
-// recover reports to the call how an attempt ended, and makes the attempt that follows the one
-// in use. If none follows, the call is over.
+// recover reports an attempt's end to the call, and opens the attempt that follows. If none
+// follows, the call is over.
 func (s *retryStream) recover(at *streamAttempt, err error) {
 	s.recoverAfter(at, err, func() {})
 }
 
-// recoverAfter is recover after something that may panic.
+// recoverAfter is recover; it calls first beforehand, which may panic.
 func (s *retryStream) recoverAfter(at *streamAttempt, err error, first func()) {
 	s.recoverOn(at, err, func() {
 		first()
@@ -193,8 +194,8 @@ func (s *retryStream) recoverAfter(at *streamAttempt, err error, first func()) {
 	})
 }
 
-// join waits for our goroutines that use an attempt, which has ended. What one of them panicked
-// with is for the application to handle, whose goroutine this is.
+// join waits for our goroutines that use an attempt, which has ended. If one of them has panicked,
+// join repeats the panic, because this is the application's goroutine, which may handle it.
 func (s *retryStream) join(at *streamAttempt) {
 	at.helpers.Wait()
 	s.mu.Lock()
@@ -202,16 +203,16 @@ func (s *retryStream) join(at *streamAttempt) {
 	at.panicked = nil
 	s.mu.Unlock()
 	if p != nil {
-		panic(p) //nolint:forbidigo // a codec's or an interceptor's
+		panic(p) //nolint:forbidigo // it comes from a codec or an interceptor
 	}
 }
 
-// recoverOn is recover on any goroutine; application does what only one of the application
-// may do.
+// recoverOn is recover for any goroutine; application has the steps that only the application's
+// goroutines may take.
 func (s *retryStream) recoverOn(at *streamAttempt, err error, application func()) {
 	done := false
 	defer func() {
-		if !done { // something that the application has given us panics: let nobody wait
+		if !done { // a callback panics: no other goroutine may go on waiting
 			s.crash(at.attempt)
 		}
 	}()
@@ -235,7 +236,7 @@ func (s *retryStream) recoverOn(at *streamAttempt, err error, application func()
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
-	now := time.Now() // a wait counts from here
+	now := time.Now() // the start of a wait
 	s.read(at, err)
 	s.call.options.show(at.attempt)
 	if isEOF(err) {
@@ -244,16 +245,16 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	return s.call.settled(at.attempt, err, now)
 }
 
-// read fills in what gRPC knows of an attempt that has ended with err.
+// read completes an attempt that has ended with err: its header, trailer and peer.
 func (s *retryStream) read(at *streamAttempt, err error) {
 	c := &s.call
-	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.targets {
+	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.outputs {
 		return
 	}
-	at.release() // the failure may be an interceptor's, and gRPC not know of it
+	at.release() // the failure may come from an interceptor, and gRPC may not know about it
 	over := s.awaitOver(at)
 	s.mu.Lock()
-	known := over || at.received // else the trailer must not be asked for
+	known := over || at.received // otherwise Trailer must not be called
 	s.mu.Unlock()
 	if known {
 		at.trailer = at.stream.Trailer()
@@ -261,7 +262,7 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 	switch {
 	case over:
 		at.peer = at.reached
-	case known && c.options.targets: // gRPC may still write to reached
+	case known && c.options.outputs: // gRPC may still write to reached
 		if p, ok := peer.FromContext(at.stream.Context()); ok {
 			at.peer = *p
 		}
@@ -271,15 +272,15 @@ func (s *retryStream) read(at *streamAttempt, err error) {
 	}
 }
 
-// How long to wait for gRPC to report the end of an attempt: that may be under way on another
-// goroutine; or it never comes, because an interceptor below drops call options.
+// These limit the wait for gRPC's report of an attempt's end. Another goroutine may be about to make
+// the report; or there will be none, because an interceptor below drops call options.
 const (
-	overYields = 1000                  // at first, let other goroutines run
-	overGrace  = 10 * time.Millisecond // then, unless the end is a success, let time pass
+	overYields = 1000                  // first, how often to let other goroutines run
+	overGrace  = 10 * time.Millisecond // then, unless the end is a success, how long to wait
 )
 
-// awaitOver waits until gRPC has reported the end of an attempt. It returns false if gRPC does
-// not do that.
+// awaitOver waits until gRPC has reported an attempt's end. It returns false if the report does not
+// come.
 func (s *retryStream) awaitOver(at *streamAttempt) bool {
 	for range overYields {
 		if s.isReported(at) {
@@ -313,8 +314,8 @@ func (s *retryStream) isReported(at *streamAttempt) bool {
 	return at.over
 }
 
-// ending is called when the outcome of the call is known, before anything is reported: what is
-// reported to may use the stream.
+// ending is called when the call's outcome is known, before it is reported, because an observer or
+// an OnFinish may use the stream.
 func (s *retryStream) ending(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,15 +330,15 @@ func (s *retryStream) ending(err error) {
 	s.to(phaseEnding)
 }
 
-// conclude is called when the outcome has been reported.
+// conclude is called when the call's outcome has been reported.
 func (s *retryStream) conclude() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.to(phaseEnded)
 }
 
-// crash ends the call when something that the application has given us panics; a is the attempt
-// that was in flight, or has just ended.
+// crash ends the call when one of the application's callbacks panics; a is the attempt that was in
+// flight, or has just ended.
 func (s *retryStream) crash(a *attempt) {
 	s.call.crashed(a)
 	s.mu.Lock()
@@ -354,8 +355,9 @@ func (s *retryStream) crash(a *attempt) {
 	s.call.endCrashed(final)
 }
 
-// end ends a committed call. gRPC reports the end first, or the method that sees it. If another
-// goroutine is just committing the call, end waits for that: the plan serves one at a time.
+// end ends a committed call, unless that has happened: gRPC's report and the method that sees the
+// end both call it. If another goroutine is just committing the call, end waits for that, because
+// the plan serves one goroutine at a time.
 func (s *retryStream) end(at *streamAttempt, err error) {
 	s.until(func() bool { return !at.binding || s.phase != phaseCommitted })
 	s.mu.Lock()
@@ -369,7 +371,7 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 	}
 }
 
-// startEnding needs mu. The caller then calls reportEnd.
+// startEnding needs mu. It must be followed by a call of reportEnd, without mu.
 func (s *retryStream) startEnding(at *streamAttempt, err error) {
 	s.final = err
 	switch {
@@ -382,6 +384,7 @@ func (s *retryStream) startEnding(at *streamAttempt, err error) {
 	s.to(phaseEnding)
 }
 
+// reportEnd reports the outcome of a committed call, whose attempt has ended with err.
 func (s *retryStream) reportEnd(at *streamAttempt, err error) {
 	done := false
 	defer func() {
@@ -397,8 +400,8 @@ func (s *retryStream) reportEnd(at *streamAttempt, err error) {
 	s.conclude()
 }
 
-// finished is called when gRPC has ended an attempt, on any goroutine. Mostly a method of ours
-// is about to see that. But the application may have abandoned the stream: then the call ends
+// finished is called when gRPC has ended an attempt, on any goroutine. In most cases one of our
+// methods is about to notice. But the application may have abandoned the stream: then the call ends
 // here.
 func (s *retryStream) finished(at *streamAttempt, err error) {
 	s.mu.Lock()
@@ -407,7 +410,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
-	receiving, silent := s.receiving > 0, !at.begun && at.stream != nil
+	receiving, silent := s.receiving > 0, !at.hasMessage && at.stream != nil
 	s.mu.Unlock()
 	if err == nil && silent && at.leftNothing() {
 		err = errLost
@@ -415,7 +418,7 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 	}
 	switch {
 	case committed && receiving && err == nil:
-		return // that goroutine knows better whether it ended well
+		return // the receiving goroutine knows better whether the attempt has ended well
 	case committed:
 		s.end(at, err)
 		return
@@ -423,13 +426,14 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 	s.checkAbandoned(at)
 }
 
-// enter counts a goroutine that uses an attempt, until exit.
+// enter counts a goroutine that uses an attempt, until it calls exit.
 func (s *retryStream) enter() {
 	s.mu.Lock()
 	s.inside++
 	s.mu.Unlock()
 }
 
+// exit is called when a goroutine no longer uses an attempt.
 func (s *retryStream) exit(at *streamAttempt) {
 	s.mu.Lock()
 	s.inside--
@@ -437,10 +441,10 @@ func (s *retryStream) exit(at *streamAttempt) {
 	s.checkAbandoned(at)
 }
 
-// checkAbandoned ends the call if its attempt has ended with the caller's context, or with the
-// ClientConn, and no goroutine is in a method that would notice. An attempt that has ended
-// because of something else may be retried when the application calls a method again; until
-// then the end of the caller's context is waited for.
+// checkAbandoned ends the call if its attempt has ended together with the caller's context or the
+// ClientConn, and no goroutine is in a method that would notice. If the attempt has ended for another
+// reason, it may be retried when the application calls a method again; until then watchCaller waits
+// for the caller's end.
 func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	s.mu.Lock()
 	if !s.uses(at) || s.inside > 0 || !at.over {
@@ -448,7 +452,7 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 		return
 	}
 	err := at.overErr
-	if err == nil { // but the application has not come for that
+	if err == nil { // a success that the application did not wait for
 		err = status.FromContextError(context.Canceled).Err()
 	}
 	left, limited := s.untilServiceDeadline()
@@ -461,19 +465,19 @@ func (s *retryStream) checkAbandoned(at *streamAttempt) {
 	}
 	s.claim(at)
 	s.mu.Unlock()
-	s.recoverOn(at, err, func() {}) // a call that is abandoned is not retried
+	s.recoverOn(at, err, func() {}) // an abandoned call is not retried
 }
 
-// untilServiceDeadline returns how long the service config still lets the call run; ok is false
-// if it sets no limit.
+// untilServiceDeadline returns the time until the service config's deadline for the call; ok is false
+// if there is none.
 func (s *retryStream) untilServiceDeadline() (left time.Duration, ok bool) {
 	now := time.Now()
 	end, ok := s.call.first.serviceDeadline(now)
 	return end.Sub(now), ok
 }
 
-// watchCaller calls checkAbandoned when the caller's context ends, the ClientConn is closed or, if
-// the call is limited, the time that is left has passed.
+// watchCaller calls checkAbandoned when the caller's context ends, when the ClientConn is closed and,
+// if the call is limited, after the time that is left.
 func (s *retryStream) watchCaller(at *streamAttempt, left time.Duration, limited bool) (unwatch func()) {
 	stop := make(chan struct{})
 	go func() {
@@ -497,7 +501,7 @@ func (s *retryStream) watchCaller(at *streamAttempt, left time.Duration, limited
 	return func() { close(stop) }
 }
 
-// stopWatching needs mu.
+// stopWatching needs mu. It ends watchCaller.
 func (at *streamAttempt) stopWatching() {
 	if at.unwatch != nil {
 		at.unwatch()
@@ -505,8 +509,8 @@ func (at *streamAttempt) stopWatching() {
 	}
 }
 
-// isEOF: gRPC's end of a stream is io.EOF itself. One wrapped by an interceptor below is a
-// failure.
+// isEOF reports whether err is gRPC's end of a stream, which is io.EOF itself. A wrapped io.EOF comes
+// from an interceptor below, and is a failure.
 func isEOF(err error) bool {
 	return err == io.EOF //nolint:errorlint // identity is the contract
 }

@@ -9,17 +9,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// This file is how messages get from the application to an attempt: into a queue, which is kept
-// as long as another attempt may need it, and from there to the attempt in use. A new attempt
-// is sent the whole queue. One goroutine at a time sends; others only add to the queue.
+// This file gets messages from the application to an attempt: into a queue, which is kept as long as
+// another attempt may need it, and from there to the attempt in use. A new attempt is sent the whole
+// queue. One goroutine at a time sends; others only add to the queue.
 
-// errCommitFirst: the message does not fit into the queue, so the stream is now committed.
+// errCommitFirst means that the message does not fit into the queue, so that the stream has committed.
 var errCommitFirst = errors.New("grpcretry: committed by the buffer limit")
 
-// errEnded: the call is over.
+// errEnded means that the call is over.
 var errEnded = errors.New("grpcretry: the stream has ended")
 
-// keep puts m into the queue. It returns the attempt that the caller is to hand the queue to;
+// keep puts a message into the queue. It returns the attempt that the caller is to hand the queue to,
 // nil if another goroutine does that. With errEnded it returns the call's last attempt.
 func (s *retryStream) keep(m any, w weighing) (*streamAttempt, error) {
 	for {
@@ -31,6 +31,7 @@ func (s *retryStream) keep(m any, w weighing) (*streamAttempt, error) {
 	}
 }
 
+// tryKeep is keep, unless something must be done or waited for first: then it returns that as todo.
 func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(), _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,14 +60,14 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 	s.size += w.size
 	s.print = w.print
 	if !s.inUse() || s.at.sending {
-		return nil, nil, nil // the goroutine that recovers, or sends, sends this one too
+		return nil, nil, nil // the recovering or sending goroutine sends this message too
 	}
 	s.startSending(s.at)
 	return s.at, nil, nil
 }
 
-// changes needs mu. It reports whether m is the object that was sent last, and is not what it
-// was then. gRPC forbids that, but a program that does it works until a stream is retried.
+// changes needs mu. It reports whether m is the object that was sent last, with different contents.
+// gRPC forbids that, but a program that does it works until a stream is retried.
 func (s *retryStream) changes(m any, hash uint64) bool {
 	if !s.desc.ClientStreams || len(s.queue) == 0 || reflect.ValueOf(m).Kind() != reflect.Pointer {
 		return false
@@ -74,8 +75,8 @@ func (s *retryStream) changes(m any, hash uint64) bool {
 	return s.queue[len(s.queue)-1] == m && (hash == 0 || hash != s.print)
 }
 
-// atEnd runs a method of a stream that has ended, which says what gRPC says then; one at a time,
-// because the application is to do the same.
+// atEnd calls a method of a stream that has ended, so that the application gets gRPC's own result.
+// It makes one such call at a time, as gRPC requires of the application.
 func (s *retryStream) atEnd(at *streamAttempt, send func() error) error {
 	s.until(func() bool {
 		free := !at.sending
@@ -91,7 +92,7 @@ func (s *retryStream) atEnd(at *streamAttempt, send func() error) error {
 	return send()
 }
 
-// makeRoom needs mu. It brings a stream nearer to being committed with an empty queue.
+// makeRoom needs mu. It returns the next step towards a committed stream with an empty queue.
 func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
 	switch {
 	case s.phase == phaseOpen && at.failure() == nil:
@@ -101,27 +102,28 @@ func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
 		return s.recoverNext(at, at.failure())
 	case s.phase == phaseCommitted && !at.sending:
 		s.startSending(at)
-		return func() { _ = s.drain(at) } // the message that is to be sent will fail too
+		return func() { _ = s.drain(at) } // if it fails, so will the message that is to be sent
 	default:
 		return s.awaitChange()
 	}
 }
 
-// pending needs mu. It reports whether the attempt lacks something that the application sent.
+// pending needs mu. It reports whether the attempt lacks messages, or a CloseSend, of the
+// application.
 func (s *retryStream) pending(at *streamAttempt) bool {
 	return at.broken == nil && (at.sent < len(s.queue) || s.done && !at.closed)
 }
 
-// startSending needs mu. The caller then calls drain.
+// startSending needs mu. It must be followed by a call of drain, without mu.
 func (s *retryStream) startSending(at *streamAttempt) {
 	at.sending = true
 	s.inside++
 }
 
-// catchUp needs mu. If the attempt lacks something and no goroutine sends that, it sees to
-// it. It returns true if the caller is to call drain: for what cannot block longer than the
-// application's own SendMsg would have. Anything else is sent by a goroutine of its own,
-// because the server may want to be received from first.
+// catchUp needs mu. If the attempt lacks something and no goroutine is sending, it starts to send.
+// It returns true if the caller is to call drain, because that cannot block longer than the
+// application's own SendMsg would have. Anything else is sent on a goroutine of its own, because the
+// server may wait for the application to receive first.
 func (s *retryStream) catchUp(at *streamAttempt) (drain bool) {
 	if at.sending || !s.pending(at) {
 		return false
@@ -134,7 +136,8 @@ func (s *retryStream) catchUp(at *streamAttempt) (drain bool) {
 	return false
 }
 
-// sendRequest sends what catchUp has left to the caller. RecvMsg has the status if that fails.
+// sendRequest sends the part that catchUp has left to the caller. If that fails, RecvMsg returns the
+// status.
 func (s *retryStream) sendRequest(at *streamAttempt) {
 	err := s.drain(at)
 	if err == nil || isEOF(err) {
@@ -149,7 +152,8 @@ func (s *retryStream) sendRequest(at *streamAttempt) {
 	}
 }
 
-// sendMissing needs mu. It sees to it that an attempt is sent what it lacks.
+// sendMissing needs mu. It makes sure that an attempt is sent everything that it lacks; todo, unless it
+// is nil, sends the caller's part.
 func (s *retryStream) sendMissing(at *streamAttempt) (todo func()) {
 	if !s.catchUp(at) {
 		return nil
@@ -157,7 +161,7 @@ func (s *retryStream) sendMissing(at *streamAttempt) (todo func()) {
 	return func() { s.sendRequest(at) }
 }
 
-// help is the goroutine that sends what is in the queue while the application receives.
+// help sends the queue, on a goroutine of ours, while the application receives.
 func (s *retryStream) help(at *streamAttempt) {
 	failed := errPanicked
 	defer func() {
@@ -182,11 +186,11 @@ func (s *retryStream) help(at *streamAttempt) {
 	failed = s.drain(at)
 }
 
-// drain hands an attempt what is in the queue, to its end. The caller has called
-// startSending. If it returns an error, the attempt has failed.
+// drain hands the whole queue to an attempt, after a call of startSending. If it returns an error, the
+// attempt has failed.
 func (s *retryStream) drain(at *streamAttempt) error {
 	done, failed := false, errPanicked
-	ended := false // SendMsg has just said so
+	ended := false // SendMsg has just returned io.EOF
 	defer func() {
 		if !done {
 			s.stopSending(at, failed)
@@ -209,8 +213,8 @@ func (s *retryStream) drain(at *streamAttempt) error {
 		case err == nil:
 			ended = false
 		case isEOF(err) && !ended && s.isReceivedFrom(at):
-			// gRPC may be about to retry the call transparently in RecvMsg. If it does that
-			// still, it has kept this message, and takes the next ones.
+			// gRPC may be about to retry the call transparently in RecvMsg. If it still does,
+			// it has kept this message, and accepts the next ones.
 			ended = true
 			at.stream.Context() // see whySendFailed
 		default:
@@ -226,7 +230,7 @@ func (s *retryStream) isReceivedFrom(at *streamAttempt) bool {
 	return s.isReceived(at)
 }
 
-// What drain does next.
+// A sendStep is the next step of drain.
 type sendStep int
 
 const (
@@ -238,14 +242,14 @@ const (
 func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A race may begin while the first attempt is sent its request.
+	// A race may start while the request is being sent to the first attempt.
 	current := s.at == at && (s.inUse() || s.phase == phaseRacing) && at.broken == nil
 	switch {
 	case current && at.sent < len(s.queue):
 		m := s.queue[at.sent]
 		at.sent++
 		if s.phase == phaseCommitted {
-			s.queue[at.sent-1] = nil // it is not sent again
+			s.queue[at.sent-1] = nil // the message is not sent again
 		}
 		return m, sendMessage
 	case current && s.done && !at.closed:
@@ -260,7 +264,7 @@ func (s *retryStream) stopSending(at *streamAttempt, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !isEOF(err) && at.broken == nil && s.at == at && !s.isOver() {
-		at.broken = err // it lacks the message
+		at.broken = err // the attempt lacks the message
 	}
 	s.stopSendingLocked(at)
 }
@@ -273,8 +277,8 @@ func (s *retryStream) stopSendingLocked(at *streamAttempt) {
 	s.changed()
 }
 
-// handOver hands an attempt what is in the queue, and the attempts that follow if it fails
-// meanwhile. It returns what SendMsg returns.
+// handOver hands the queue to an attempt and, if that fails meanwhile, to those that follow it. It
+// returns the error of SendMsg.
 func (s *retryStream) handOver(at *streamAttempt) error {
 	for {
 		err := s.drain(at)
@@ -287,14 +291,14 @@ func (s *retryStream) handOver(at *streamAttempt) error {
 	}
 }
 
-// sendFailed deals with an attempt to which something could not be sent. It returns the
-// attempt that the caller is to hand the queue to or, without one, what SendMsg returns.
+// sendFailed handles the failure of a send. It returns the attempt that the caller is to hand the
+// queue to or, without one, the error of SendMsg.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, error) {
 	if !isEOF(err) {
 		return s.sendBroken(at, err)
 	}
 	if !s.desc.ClientStreams {
-		return nil, nil // RecvMsg will learn why
+		return nil, nil // RecvMsg will learn the reason
 	}
 	s.mu.Lock()
 	unclear := s.uses(at) && s.receiving == 0
@@ -310,10 +314,10 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 		return nil, err
 	case !s.uses(at) || s.receiving > 0 || !unclear:
 		s.mu.Unlock()
-		return nil, nil // it was sent again, or will be
+		return nil, nil // the message was replayed, or will be
 	case cause == nil: // only RecvMsg can tell
 		s.commit(at)
-		s.bypass(at) // what is left cannot be sent
+		s.bypass(at) // the rest of the queue cannot be sent
 		s.mu.Unlock()
 		s.afterCommit(at)
 		return nil, err
@@ -324,9 +328,9 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 	return s.takeOver(err)
 }
 
-// sendBroken deals with an error of SendMsg or CloseSend that is not gRPC's end of the
-// stream: a message that cannot be sent, or an interceptor below that fails. gRPC may not know
-// that the attempt has failed.
+// sendBroken handles an error of SendMsg or CloseSend that is not gRPC's end of the stream: a message
+// that cannot be sent, or an interceptor below that fails. gRPC may not know that the attempt has
+// failed.
 func (s *retryStream) sendBroken(at *streamAttempt, err error) (*streamAttempt, error) {
 	s.mu.Lock()
 	broken := at.broken != nil
@@ -353,12 +357,12 @@ func (s *retryStream) sendBroken(at *streamAttempt, err error) (*streamAttempt, 
 	case over:
 		return s.takeOver(err)
 	default:
-		return nil, nil // another attempt is sent it
+		return nil, nil // the message is sent to another attempt
 	}
 }
 
-// takeOver returns the attempt that the caller is to hand the queue to, after a recovery, or
-// what SendMsg returns, which has failed with err.
+// takeOver returns, after a recovery, the attempt that the caller is to hand the queue to or, without
+// one, the error of SendMsg; err is the failure before the recovery.
 func (s *retryStream) takeOver(err error) (*streamAttempt, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -384,8 +388,8 @@ func (s *retryStream) whySendFailed(at *streamAttempt) error {
 	if err := s.knownCause(at); err != nil {
 		return err
 	}
-	// gRPC must not retry a stream whose end the application has seen. Context commits it, as Trailer
-	// does, which may be read only after the end.
+	// gRPC must not retry a stream whose end the application has seen. Context rules that out, as
+	// Trailer does, which may be called only after the end.
 	at.stream.Context()
 	if md, err := at.stream.Header(); md != nil || err != nil {
 		return nil
@@ -393,9 +397,9 @@ func (s *retryStream) whySendFailed(at *streamAttempt) error {
 	return s.whyNoHeaders(at)
 }
 
-// whyNoHeaders finds out why an attempt has ended without headers. It returns nil if the
-// attempt has ended well, or if gRPC does not say that it has ended: then a wrapper made by an
-// interceptor below has no headers to show.
+// whyNoHeaders finds out why an attempt has ended without headers. It returns nil if the attempt has
+// ended well, or if gRPC does not report an end: then an interceptor's wrapper below returns no
+// headers.
 func (s *retryStream) whyNoHeaders(at *streamAttempt) error {
 	if err := s.knownCause(at); err != nil {
 		return err
@@ -411,7 +415,7 @@ func (s *retryStream) whyNoHeaders(at *streamAttempt) error {
 	return at.overErr
 }
 
-// noteLost notes that an attempt without headers and trailer was no success.
+// noteLost records that an attempt without headers and trailer was not a success.
 func (s *retryStream) noteLost(at *streamAttempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -420,14 +424,14 @@ func (s *retryStream) noteLost(at *streamAttempt) {
 	}
 }
 
-// knownCause returns why an attempt has ended if that was our own doing.
+// knownCause returns the library's own reason to end an attempt, nil if it had none.
 func (s *retryStream) knownCause(at *streamAttempt) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return at.cause()
 }
 
-// cause needs mu.
+// cause is knownCause, and needs mu.
 func (at *streamAttempt) cause() error {
 	if at.broken != nil {
 		return at.broken
@@ -438,7 +442,7 @@ func (at *streamAttempt) cause() error {
 	return nil
 }
 
-// failure needs mu. It returns the failure of an attempt if that is known.
+// failure needs mu. It returns the attempt's failure, nil if none is known.
 func (at *streamAttempt) failure() error {
 	if at.over && at.broken == nil {
 		return at.overErr // gRPC knows best

@@ -1,6 +1,6 @@
 package grpcretry
 
-// A phase says where a stream stands. These are all the transitions there are:
+// A phase is a stage in a stream's life. These are all the transitions:
 //
 //	from        to          when
 //	recovering  open        the next attempt has a stream
@@ -15,7 +15,7 @@ package grpcretry
 //	committed   ending      the attempt has ended
 //	ending      ended       OnFinish and observers have been called
 //
-// A panic in something that the application has given us leads from every phase to ended.
+// A panic in one of the application's callbacks leads from every phase to ended.
 type phase uint8
 
 const (
@@ -31,23 +31,24 @@ const (
 type streamState struct {
 	phase phase
 
-	// The attempt that the phase is about: the one in use; while recovering, the one that has
-	// failed; at the end, the last. It is nil if that has no stream.
+	// The attempt in use; while recovering, the one that has failed; at the end, the last one. It
+	// is nil if that attempt has no stream.
 	at *streamAttempt
 
-	// Goroutines in methods that use an attempt, helpers of ours included. One that receives
-	// judges a failure, because it alone learns the status; the others wait for it. When the
-	// last one has left, nobody would notice the caller's end.
+	// The numbers of goroutines that use an attempt, including our helpers; that receive; and
+	// that ask for headers. A goroutine that receives judges a failure, because it alone learns
+	// the status; the others wait for it. When no goroutine is inside, none notices the end of
+	// the caller's context: see checkAbandoned.
 	inside, receiving, heading int32
 
 	bind   bool          // commit to the attempt that follows: Context or Trailer was called
-	final  error         // when ending or ended: what RecvMsg returns
-	queue  []any         // the messages sent, in order, as far as they may be sent again
+	final  error         // when ending or ended: the error that RecvMsg returns
+	queue  []any         // the application's messages, in order, as long as they may be needed again
 	size   int           // the memory that they hold
 	print  uint64        // a hash of the last of them
 	spoilt bool          // one of them was changed after SendMsg: they must not be sent again
 	done   bool          // CloseSend was called
-	waits  chan struct{} // closed at the next change; nil while nobody waits
+	waits  chan struct{} // closed at the next change; nil while no goroutine waits
 }
 
 // onTransition lets tests check the table above.
@@ -73,7 +74,7 @@ func (s *streamState) changed() {
 	}
 }
 
-// awaitChange returns what waits for the next change.
+// awaitChange returns a function that waits for the next change.
 func (s *streamState) awaitChange() (todo func()) {
 	if s.waits == nil {
 		s.waits = make(chan struct{})
@@ -89,10 +90,11 @@ func (s *streamState) inUse() bool { return s.phase == phaseOpen || s.phase == p
 // isOver reports whether the outcome is known.
 func (s *streamState) isOver() bool { return s.phase >= phaseEnding }
 
-// uses reports whether at is the attempt in use, and may be replaced.
+// uses reports whether the attempt is in use, and may be replaced.
 func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen && s.at == at }
 
-// isReceived reports whether at is in use, may be replaced, and a goroutine receives from it.
+// isReceived reports whether the attempt is in use and may be replaced, and a goroutine receives
+// from it.
 func (s *streamState) isReceived(at *streamAttempt) bool { return s.uses(at) && s.receiving > 0 }
 
 // complete reports whether the application has nothing more to send.

@@ -2,22 +2,22 @@ package grpcretry
 
 import "time"
 
-// This file is how the attempt timeout works for streams. It covers the time until the first
-// message comes. gRPC does not say that a message has come before somebody receives it, but it
-// does say that headers or the end have. So if the timeout passes while nobody waits for a
-// message, and headers have come, the message may be there, and the attempt is left alone: the
-// timeout starts anew when the application receives.
+// This file applies the attempt timeout to streams, up to the first message. gRPC does not report
+// that a message has arrived before a goroutine receives it, but it does report the arrival of
+// headers, and of the end. So if the timeout passes while no goroutine waits for a message, and
+// headers have arrived, the message may be there too, and the attempt goes on: the timeout is
+// restarted when the application receives.
 
-// lookTime is how long headers that have come may take to be seen.
+// lookTime is the time within which headers that have arrived are seen.
 const lookTime = 10 * time.Millisecond
 
-// isWanted needs mu. It reports whether a goroutine has waited for the attempt long enough to
-// have got a message that was there.
+// isWanted needs mu. It reports whether a goroutine has waited for the attempt long enough to receive
+// a message that had arrived.
 func (s *retryStream) isWanted(at *streamAttempt) bool {
 	return s.receiving+s.heading > 0 && sinceOrigin()-at.waiting >= min(lookTime, at.bounds.timeout/2)
 }
 
-// overdue is what the timer of an attempt timeout runs.
+// overdue runs on the timer of an attempt timeout.
 func (s *retryStream) overdue(a *attempt) {
 	s.mu.Lock()
 	at := s.at
@@ -36,10 +36,10 @@ func (s *retryStream) overdue(a *attempt) {
 	}
 }
 
-// look waits for the headers of an attempt.
+// look waits for an attempt's headers.
 func (s *retryStream) look(at *streamAttempt) {
 	defer func() {
-		p := recover() // an interceptor's, and for a goroutine of the application
+		p := recover() // from an interceptor; join repeats the panic on the application's goroutine
 		s.mu.Lock()
 		if p != nil {
 			at.panicked, at.broken = p, errPanicked
@@ -55,7 +55,7 @@ func (s *retryStream) look(at *streamAttempt) {
 	at.unseen.Stop()
 }
 
-// startWaiting needs mu. A goroutine is about to receive from the attempt, or to ask it for
+// startWaiting needs mu. It is called before a goroutine receives from the attempt, or asks it for
 // headers.
 func (at *streamAttempt) startWaiting() {
 	if at.bounds.timeout == 0 {
@@ -68,7 +68,7 @@ func (at *streamAttempt) startWaiting() {
 	}
 }
 
-// judgeExpired judges an attempt whose timeout has passed, unless headers have come.
+// judgeExpired judges an attempt whose timeout has passed, unless headers have arrived.
 func (s *retryStream) judgeExpired(at *streamAttempt) {
 	s.mu.Lock()
 	due := at.expired && !at.answered
@@ -86,7 +86,8 @@ func (s *retryStream) judge(a *attempt) {
 	}
 }
 
-// judgeAlone is judge unless attempts race: then that is for the race.
+// judgeAlone is judge for an attempt that does not race. If there is a race, it is returned, and
+// judges the attempt.
 func (s *retryStream) judgeAlone(a *attempt) *hedgedStream {
 	a.bounds.judge()
 	defer a.bounds.judged()

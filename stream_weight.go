@@ -11,13 +11,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A weighing is what keeping a message costs, and what tells it from another one.
+// A weighing is the cost of keeping a message, and a hash to detect changes.
 type weighing struct {
-	size  int    // the memory that the message holds, roughly; negative if it cannot tell
-	print uint64 // a hash of its contents; 0 if it has none
+	size  int    // the memory that the message holds, roughly; negative if that is unknown
+	print uint64 // a hash of the contents; 0 if there is none
 }
 
-// weigh returns what m counts in the queue: nothing if it is the one request of a server stream.
+// weigh returns the weighing of a message. The one request of a server stream counts nothing.
 func (s *retryStream) weigh(m any) weighing {
 	if !s.desc.ClientStreams {
 		return weighing{}
@@ -36,7 +36,7 @@ func (s *retryStream) weigh(m any) weighing {
 
 const (
 	slotSize  = 16 // an interface value
-	entrySize = 48 // of a map, without what the key and the value refer to
+	entrySize = 48 // a map entry, without the memory that key and value refer to
 )
 
 var hashSeed = maphash.MakeSeed()
@@ -47,14 +47,14 @@ func weighMessage(m proto.Message) weighing {
 	return w
 }
 
-// add takes in something that the message holds beside its struct. The order does not matter,
-// because the fields of a message have none.
+// add adds a part of a message. The order of parts does not matter, because a message's fields have
+// none; place identifies the part.
 func (w *weighing) add(size int, place, hash uint64) {
 	w.size += size
 	w.print += bits.RotateLeft64(hash^place*0x9e3779b97f4a7c15, int(place%63)) * 0xff51afd7ed558ccd
 }
 
-// message takes in a message, and all that it refers to; place tells where that is.
+// message adds a message, and everything that it refers to.
 func (w *weighing) message(m protoreflect.Message, place uint64) {
 	w.add(structSize(m.Interface())+len(m.GetUnknown()), place, maphash.Bytes(hashSeed, m.GetUnknown()))
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -80,7 +80,7 @@ func (w *weighing) message(m protoreflect.Message, place uint64) {
 	})
 }
 
-// value takes in a value, whose own place is counted already.
+// value adds the memory that a value refers to; the value's own slot is counted already.
 func (w *weighing) value(field protoreflect.FieldDescriptor, v protoreflect.Value, place uint64) {
 	switch field.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:

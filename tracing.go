@@ -20,10 +20,10 @@ const (
 
 const instrumentationName = "github.com/grpcretry/grpcretry"
 
-// The callSpans of a call receive its span events.
+// callSpans are the spans that receive a call's events.
 type callSpans struct {
-	events trace.Span // receives the events of the attempts; nil if it does not record
-	call   trace.Span // of our own; nil without WithCallSpan
+	events trace.Span // receives the attempts' events; nil if it does not record
+	call   trace.Span // our own; nil without WithCallSpan
 }
 
 func startCallSpan(ctx context.Context, tracer trace.Tracer, method string) (context.Context, trace.Span) {
@@ -33,7 +33,7 @@ func startCallSpan(ctx context.Context, tracer trace.Tracer, method string) (con
 		trace.WithAttributes(attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)))
 }
 
-// spansOf returns the spans to write to, nil if there are none. The call span is nil without
+// spansOf returns the spans of a call, nil if there are none. The call span is nil without
 // WithCallSpan.
 func spansOf(ctx context.Context, call trace.Span) *callSpans {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
@@ -73,7 +73,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 	s.attemptEnded(f, a, decisionName(v.Retry), more...)
 }
 
-// attemptEnded leaves the event of one attempt.
+// attemptEnded adds the event of one attempt.
 func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...attribute.KeyValue) {
 	if s.events == nil {
 		return
@@ -91,21 +91,21 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	s.events.AddEvent(telemetry.SpanEventAttempt, trace.WithAttributes(append(attrs, more...)...))
 }
 
-// waitStopped leaves an event that says why the retry that was decided on was not made.
+// waitStopped adds an event with the reason why the scheduled retry was not made.
 func (s *callSpans) waitStopped(reason error) {
 	if s.events != nil {
 		s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason))))
 	}
 }
 
-// end ends the call span, if there is one, with the status that the caller gets. The last
-// attempt is the one that succeeded, or failed last; it is 0 after a panic.
+// end ends the call span, if there is one, with the status that the caller gets. last is the number
+// of the attempt that succeeded, or failed last; it is 0 after a panic.
 func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	span := s.call
 	if span == nil {
 		return
 	}
-	s.call = nil // it ends once, also if something panics after that
+	s.call = nil // so that the span ends once, even if something panics after that
 	span.SetAttributes(
 		attribute.String(telemetry.AttrStatusCode, codeName(status.Code(err))),
 		attribute.Int(telemetry.AttrAttemptCount, made))
@@ -116,7 +116,7 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		span.SetStatus(otelcodes.Error, cut(err.Error(), 2*maxMessage)) // our words and the server's
+		span.SetStatus(otelcodes.Error, cut(err.Error(), 2*maxMessage)) // our text and the server's
 	}
 	span.End()
 }
