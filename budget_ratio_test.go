@@ -737,7 +737,7 @@ func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 	}
 	pass(60, false)
 	first := pass(60, true)
-	if first < 42 || first > 45 { // 0.2 · 20 · 10 and the reserve, give or take a step
+	if first < 42 || first > 45 { // 0.2 · 20 · 10 and the reserve, within a step
 		t.Errorf("the first outage got %d retries, want 42 to 45", first)
 	}
 	if more := pass(600, true); more != 0 {
