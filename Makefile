@@ -218,7 +218,7 @@ clean: ## remove .bin
 
 # What follows is not in the list: programs that the targets above need.
 
-# Built again only when something has changed, so that a second run starts at once.
+# Built again only when something has changed, so that a second run starts immediately.
 $(BIN)/herd: $(wildcard *.go go.mod cmd/herd/*.go cmd/herd/go.mod cmd/herd/internal/*/*.go)
 	@mkdir -p $(BIN); cd cmd/herd && go build -o $@ .
 

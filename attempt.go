@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,9 +75,9 @@ type attempt struct {
 	reported  bool // the plan, or else the budgets, know how it ended
 	collected bool // header and trailer are the caller's, and were taken over
 	fate      fate
+	fresh     bool    // the channel had no connection at the start, and perhaps no service config
 	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
-	fresh bool         // the channel had no connection at the start, and perhaps no service config
 	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
 
 	// What gRPC fills in before it returns.
@@ -240,9 +241,13 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	if b.isSettled() || b.retrier.leavesToGRPC(a.cc, a.method) {
 		return
 	}
+	done := false
 	defer func() {
-		if b.panicked = recover(); b.panicked != nil {
-			cut() // the call's goroutine panics
+		if b.panicked = recover(); b.panicked == nil && !done {
+			b.panicked = exited{}
+		}
+		if b.panicked != nil {
+			cut() // the call's goroutine panics, or ends
 		}
 	}()
 	now := time.Now()
@@ -254,7 +259,11 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	if step := b.plan.overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
 		b.plan.leave()
 	}
+	done = true
 }
+
+// exited stands for a panic of a callback that called [runtime.Goexit].
+type exited struct{}
 
 // overdueFailure is what is known of an attempt that has reached its timeout. Whether headers
 // have come is not known, so a policy for which they commit takes them as there.
@@ -314,8 +323,9 @@ func (a *attempt) renew() {
 	}
 }
 
-// repanic panics with what a callback of the timer panicked with, after report. It is for the
-// goroutines of the caller: on any other, the panic would end the program.
+// repanic panics with what a callback of the timer panicked with, or ends the goroutine as that did,
+// after report. It is for the goroutines of the caller: on any other, the panic would end the
+// program.
 func (a *attempt) repanic(report func()) {
 	if a.bounds == nil || a.bounds.judging == nil {
 		return
@@ -326,6 +336,9 @@ func (a *attempt) repanic(report func()) {
 	a.bounds.judged()
 	if p != nil {
 		report()
+		if _, ends := p.(exited); ends {
+			runtime.Goexit()
+		}
 		panic(p) //nolint:forbidigo // it is the classifier's or the budget's, and the caller's to handle
 	}
 }

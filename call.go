@@ -79,9 +79,11 @@ func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 
 // begin starts the call's first attempt, a, which is zero.
 func (c *call) begin(a *attempt) {
-	c.budget = budgetFor(c.policy.Budget, targetOf(c.cc), c.canonicalTarget)
+	cc := c.cc
+	dialed, canonical := targetOf(cc), func() string { return canonicalTargetOf(cc) }
+	c.budget = budgetFor(c.policy.Budget, dialed, canonical)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedges = budgetFor(b, targetOf(c.cc), c.canonicalTarget)
+		c.hedges = budgetFor(b, dialed, canonical)
 	}
 	c.options.forget() // what an earlier call left there says nothing about this one
 	c.retrier.report.callStarted(&c.facts)
@@ -167,7 +169,7 @@ func (c *call) endCrashed(err error) {
 
 // bound gives an attempt an end of its own, if it needs one.
 func (c *call) bound(a *attempt) {
-	timed := c.policy.AttemptTimeout > 0 && !c.leftToGRPC()
+	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.cc, c.method)
 	limited := a.number > 1 && c.plan().limited
 	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
 		return
@@ -242,7 +244,7 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 // is to end.
 func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 	c.collect(a)
-	err = c.truth(a, err)
+	err = readable(truthOf(err, a, c.stream)) // RecvMsg of a stream below may have returned it
 	if now.IsZero() {
 		now = time.Now()
 	}
@@ -262,10 +264,10 @@ func (c *call) decide(a *attempt, err error, now time.Time) (step, error) {
 	return step, nil
 }
 
-// truth is what the error of an attempt means. gRPC returns a bare io.EOF for a unary call if the
-// connection was lost while it retried the call transparently.
-func (c *call) truth(a *attempt, err error) error {
-	if c.stream == nil && isEOF(err) && len(a.trailer) == 0 && a.peer.Addr != nil {
+// truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
+// if the connection was lost while it retried the call transparently.
+func truthOf(err error, a *attempt, stream *retryStream) error {
+	if stream == nil && isEOF(err) && len(a.trailer) == 0 && a.peer.Addr != nil {
 		return errLost
 	}
 	return err
@@ -302,7 +304,7 @@ func endOf(ctx context.Context, now time.Time) error {
 
 // causeOf returns why a context has ended. A reason of ours is another call's.
 func causeOf(ctx context.Context) error {
-	cause := context.Cause(ctx)
+	cause := readable(context.Cause(ctx))
 	if isReason(cause) {
 		return anothers{cause}
 	}
@@ -316,13 +318,11 @@ func isClosed(cc *grpc.ClientConn) bool {
 // leaves reports whether gRPC has retried the call that a was the first attempt of, or the
 // first that reached a server.
 func (c *call) leaves(a *attempt) bool {
-	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.leftToGRPC()
+	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.cc, c.method)
 }
 
-// leftToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
+// leavesToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
 // only once an attempt has been made.
-func (c *call) leftToGRPC() bool { return c.retrier.leavesToGRPC(c.cc, c.method) }
-
 func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
 	return !r.builtInRetryOff && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
 }

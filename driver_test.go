@@ -176,3 +176,31 @@ func TestPlanOfAMethodThatPassesThrough(t *testing.T) {
 		t.Errorf("budget is %+v, want it unused", budget.counts)
 	}
 }
+
+func TestPlanGivesBackAnUnsentRetryIfTheBackoffPanics(t *testing.T) {
+	budget, err := NewConcurrencyBudget(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(WithBudget(budget), WithBackoff(panicAfter(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	p := r.Plan(t.Context(), echoMethod, "", now)
+	a, _ := p.Sent(now)
+	a.Err = errUnavailable
+	if step := p.Ended(a, now, 0); !step.Send {
+		t.Fatalf("after the first failure: %+v, want an attempt now", step)
+	}
+	a, _ = p.Sent(now)
+	a.Err, a.Unsent = errUnavailable, true
+	func() {
+		defer func() { _ = recover() }()
+		p.Ended(a, now, 0)
+		t.Error("the backoff has not panicked")
+	}()
+	if got := budget.Balance(now); got != 1 {
+		t.Errorf("%v of 1 retry is left in the budget", got)
+	}
+}

@@ -331,7 +331,7 @@ func TestAnAttemptTimeoutKeepsGRPCsWords(t *testing.T) {
 						t.Errorf("attempt %d ended with %v, want the timeout and gRPC's words", a.Number, a.Err)
 					}
 					found := false
-					for _, inner := range a.Err.(interface{ Unwrap() []error }).Unwrap() { //nolint:errorlint // of this very error
+					for _, inner := range a.Err.(interface{ Unwrap() []error }).Unwrap() {
 						found = found || status.Code(inner) == codes.Canceled && strings.Contains(inner.Error(), refused.Error())
 					}
 					if !found {

@@ -315,7 +315,7 @@ func (h *race) checkDue(now time.Time) {
 // cut ends an attempt that has reached its timeout, if another takes its place.
 func (h *race) cut(a *attempt, now time.Time) {
 	c := h.call
-	if !slices.Contains(h.open, a) || c.leftToGRPC() {
+	if !slices.Contains(h.open, a) || c.retrier.leavesToGRPC(c.cc, c.method) {
 		return
 	}
 	p := c.planned(now)
@@ -344,7 +344,7 @@ func (h *race) close(a *attempt) {
 func (h *race) attemptEnded(a *attempt, err error, now time.Time) {
 	c := h.call
 	c.collect(a)
-	err = c.truth(a, err)
+	err = truthOf(err, a, c.stream)
 	won := err == nil || c.stream != nil && isEOF(err)
 	if a == h.winner {
 		if h.err = err; won {
@@ -412,7 +412,7 @@ func (h *race) due(now time.Time) {
 			return
 		}
 		h.do(step)
-	case c.leftToGRPC():
+	case c.retrier.leavesToGRPC(c.cc, c.method):
 		p.dueAt = time.Time{}
 		h.arm()
 	case (h.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc):
@@ -610,7 +610,7 @@ func (u *hedgedUnary) run(a *attempt) error {
 		reply = u.replies.make()
 		a.bounds.received = reply
 	}
-	err := u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...)
+	err := readable(u.invoker(a, u.rpc.method, u.req, reply, u.rpc.cc, u.rpc.attemptOptions(a)...))
 	a.checkUnsent(err)
 	a.settle()
 	return err

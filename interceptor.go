@@ -55,7 +55,7 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	}()
 	c.begin(a)
 	for {
-		err := invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...)
+		err := readable(invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...))
 		if err == nil {
 			c.answered(a, false)
 		}
@@ -67,18 +67,4 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 		found.restore()
 		a = next
 	}
-}
-
-// passThrough makes a call that is neither retried nor hedged. Its latency is still measured if
-// the method will be hedged as soon as the delay is known.
-func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
-	if c.learner == nil {
-		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
-	}
-	first := attempt{number: 1, start: sinceOrigin()}
-	err := invoker(c.ctx, c.method, req, reply, c.cc, opts...)
-	if err == nil {
-		c.answered(&first, false)
-	}
-	return err
 }

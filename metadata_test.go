@@ -68,17 +68,22 @@ func TestLeftoversOfAnEarlierCallDecideNothing(t *testing.T) {
 
 // oneCall makes a call without a server, to its end. below is called for each attempt.
 func oneCall(t *testing.T, kind string, opts []Option, below func(n int) error, call ...grpc.CallOption) error {
+	return oneCallIn(t.Context(), t, kind, opts, below, call...)
+}
+
+func oneCallIn(ctx context.Context, t *testing.T, kind string, opts []Option, below func(n int) error, call ...grpc.CallOption) error {
+	t.Helper()
 	number := func(ctx context.Context) int {
 		a, _ := AttemptFromContext(ctx)
 		return a.Number
 	}
 	if kind == "unary" {
-		return UnaryClientInterceptor(opts...)(t.Context(), brokenMethod, nil, &basket{}, nil,
+		return UnaryClientInterceptor(opts...)(ctx, brokenMethod, nil, &basket{}, nil,
 			func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 				return below(number(ctx))
 			}, call...)
 	}
-	stream, err := StreamClientInterceptor(opts...)(t.Context(), serverStream, nil, brokenMethod,
+	stream, err := StreamClientInterceptor(opts...)(ctx, serverStream, nil, brokenMethod,
 		func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 			if err := below(number(ctx)); err != nil {
 				return nil, err

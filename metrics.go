@@ -352,7 +352,7 @@ func (m *metrics) row(f *facts) *metricRow {
 	if len(rows) >= maxMetricRows {
 		return m.overflow
 	}
-	return m.addRow(key, f.canonicalTarget())
+	return m.addRow(key, canonicalTargetOf(f.cc))
 }
 
 func (m *metrics) addRow(key rowKey, canonical string) *metricRow {

@@ -146,7 +146,7 @@ func (n *targetNames) of(f *facts) string {
 			return name
 		}
 	}
-	name := f.canonicalTarget()
+	name := canonicalTargetOf(f.cc)
 	n.add(dialed, name)
 	return name
 }

@@ -147,6 +147,9 @@ func WithClassifier(f func(context.Context, Attempt) Classification) CallOption 
 // goroutine while the call waits in gRPC; if it panics, the panic continues on the call's own
 // goroutine.
 //
+// A unary call that passes straight through, because of [Disable] or one attempt, ends after d
+// if it has no deadline. Streams that pass through have no timeout.
+//
 // d is at least 0; 0, the default, means no timeout. A later WithAttemptTimeout replaces an
 // earlier one.
 func WithAttemptTimeout(d time.Duration) CallOption {

@@ -444,7 +444,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 		}
 		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: waitHedgeDelay}}
 	}
-	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
+	wait := p.unsentBackoff(f, taken, u)
 	left := p.policy.ConnectWait - p.connectTime
 	stop := verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
 	if left <= 0 {
@@ -461,6 +461,20 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	p.connecting = reason
 	p.dueAt = until
 	return step{verdict: v, Connect: true}
+}
+
+// unsentBackoff returns the backoff after a wait for a connection. If the Backoff panics, what was
+// withdrawn for the unsent attempt is given back.
+func (p *plan) unsentBackoff(f *failure, taken charge, u float64) time.Duration {
+	done := false
+	defer func() {
+		if !done {
+			p.refund(taken)
+		}
+	}()
+	wait := nextBackoff(p.policy.backoff(f.Attempt.Code()), p.retry+1, p.prev, u)
+	done = true
+	return wait
 }
 
 // connectUntil returns when and why the call gives up waiting for a connection: at until, or as

@@ -264,3 +264,47 @@ func TestAHedgeWaitsForThePushbackOfARefusedAttempt(t *testing.T) {
 		t.Errorf("the next hedge is due after %v, want 30s", due)
 	}
 }
+
+// Whatever other attempts do, none is sent before the time that the newest pushback named.
+func TestTheNewestPushbackHoldsForTheCall(t *testing.T) {
+	const asked = 1000 * time.Millisecond
+	at := noon.Add(40 * time.Millisecond)
+	failed := func(p *plan, number int, change func(*failure)) step {
+		f := failureOf(number, codes.Unavailable).with(change)
+		return p.failed(t.Context(), &f, at, 0.5)
+	}
+	for _, tt := range []struct {
+		name string
+		then func(p *plan) step
+	}{
+		{"another attempt fails", func(p *plan) step { return failed(p, 2, func(*failure) {}) }},
+		{"another attempt reached no server", func(p *plan) step {
+			failed(p, 3, func(f *failure) { f.Unsent = true })
+			failed(p, 2, func(f *failure) { f.Unsent = true })
+			return p.connected(at)
+		}},
+		{"a hedge cannot be sent", func(p *plan) step { p.leave(); p.putOff(at); return step{} }},
+		{"another attempt is overdue", func(p *plan) step {
+			p.leave()
+			f := failureOf(2, codes.DeadlineExceeded)
+			if got := p.overdue(t.Context(), &f, at, 0.5); !got.Cut {
+				t.Fatalf("overdue = %+v, want it cut", got)
+			}
+			return failed(p, 2, func(f *failure) { f.TimedOut = true })
+		}},
+		{"nothing", func(*plan) step { return step{} }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := hedgedPlan(t, Policy{AttemptTimeout: 40 * time.Millisecond,
+				Hedging: &Hedging{MaxAttempts: 9, Delay: HedgeAfter(second), Budget: Unlimited}}, Unlimited, 3)
+			p.delay = 40 * time.Millisecond
+			pushed := failureOf(1, codes.Unavailable).saying("1000")
+			if got := p.failed(t.Context(), &pushed, noon, 0.5); got.Send {
+				t.Fatalf("failed = %+v, want the server's wait", got)
+			}
+			if got := tt.then(p); got.Send || got.End || p.dueAt.Before(noon.Add(asked)) {
+				t.Errorf("%+v, due %v after noon; want nothing sent before %v", got, p.dueAt.Sub(noon), asked)
+			}
+		})
+	}
+}

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"reflect"
 	"slices"
 	"testing"
@@ -177,5 +178,65 @@ func TestAnEmptyReplyCostsNothing(t *testing.T) {
 		if got > 1 {
 			t.Errorf("%T: %v allocations, want at most 1", reply, got)
 		}
+	}
+}
+
+type nested struct {
+	Map   map[string]int
+	List  []map[string]int
+	To    *nested
+	Any   any
+	Array [1]map[string]int
+}
+
+// What a reply refers to is restored as well, in place: the application may hold that itself.
+func TestEveryRetryStartsWithWhatTheReplyRefersTo(t *testing.T) {
+	held := &nested{Map: map[string]int{"mine": 1}}
+	circle := &nested{Map: map[string]int{}}
+	circle.To = circle
+	for _, tt := range []struct {
+		name        string
+		reply       any
+		first, last string
+		want        string
+	}{
+		{"a map", &map[string]int{}, `{"a":1}`, `{"b":2}`, `{"b":2}`},
+		{"a map in it", &nested{Map: map[string]int{"mine": 1}}, `{"Map":{"a":1,"mine":2}}`, `{"Map":{"b":2}}`,
+			`{"Map":{"b":2,"mine":1},"List":null,"To":null,"Any":null,"Array":[null]}`},
+		{"elements", &[]int{7, 8, 9}, `[1]`, `null`, `null`},
+		{"elements of a list that is used again", &nested{List: make([]map[string]int, 0, 1)}, `{"List":[{"a":1}]}`, `{"List":[{"b":2}]}`,
+			`{"Map":null,"List":[{"b":2}],"To":null,"Any":null,"Array":[null]}`},
+		{"what a pointer points to", &nested{To: held}, `{"To":{"Map":{"a":1}}}`, `{"To":{"Map":{"b":2}}}`,
+			`{"Map":null,"List":null,"To":{"Map":{"b":2,"mine":1},"List":null,"To":null,"Any":null,"Array":[null]},"Any":null,"Array":[null]}`},
+		{"what an interface holds", &nested{Any: &map[string]int{}}, `{"Any":{"a":1}}`, `{"Any":{"b":2}}`,
+			`{"Map":null,"List":null,"To":null,"Any":{"b":2},"Array":[null]}`},
+		{"an array", &nested{Array: [1]map[string]int{{}}}, `{"Array":[{"a":1}]}`, `{"Array":[{"b":2}]}`,
+			`{"Map":null,"List":null,"To":null,"Any":null,"Array":[{"b":2}]}`},
+		{"a circle", &struct{ To any }{circle}, `{"To":{"Map":{"a":1}}}`, `{}`, ``},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := UnaryClientInterceptor(WithBackoff(Constant(0)))(t.Context(), brokenMethod, nil, tt.reply, nil,
+				func(ctx context.Context, _ string, _, reply any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+					if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+						return errors.Join(errUnavailable, json.Unmarshal([]byte(tt.first), reply))
+					}
+					return json.Unmarshal([]byte(tt.last), reply)
+				})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.want == "" {
+				return // JSON has no circles
+			}
+			if got, err := json.Marshal(tt.reply); err != nil || string(got) != tt.want {
+				t.Errorf("reply is %s, %v, want %s", got, err, tt.want)
+			}
+		})
+	}
+	if held.Map["b"] != 2 || len(held.Map) != 2 {
+		t.Errorf("the application holds %v, want what the last attempt has received", held.Map)
+	}
+	if len(circle.Map) != 0 {
+		t.Errorf("the circle has %v of the first attempt", circle.Map)
 	}
 }

@@ -45,12 +45,12 @@ func targetOf(cc *grpc.ClientConn) string {
 	return cc.Target()
 }
 
-// canonicalTarget returns the target in gRPC's canonical form, with a scheme.
-func (f *facts) canonicalTarget() string {
-	if f.cc == nil {
+// canonicalTargetOf returns the target in gRPC's canonical form, with a scheme.
+func canonicalTargetOf(cc *grpc.ClientConn) string {
+	if cc == nil {
 		return ""
 	}
-	return f.cc.CanonicalTarget()
+	return cc.CanonicalTarget()
 }
 
 // balanceOf returns what a budget would allow now, without the last digits of floating point;

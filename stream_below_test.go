@@ -189,3 +189,23 @@ func TestAStreamBelowWithoutHeadersLosesNoMessages(t *testing.T) {
 		})
 	}
 }
+
+// The race detector shows whether the end of an attempt may come while it is being opened.
+func TestAnInterceptorBelowMayReadAStreamBeforeItReturnsIt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, reported := serveScripts(t, "send 1"), &record{}
+		eager := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+			stream, err := next(ctx)
+			go func() {
+				for stream.RecvMsg(new(echov1.EchoResponse)) == nil {
+					continue
+				}
+			}()
+			time.Sleep(second)
+			return stream, err
+		})
+		cc := server.conn(t, append(DialOptions(reported.options()...), eager)...)
+		openOn(t, cc, bidiStream, reported.onFinish()).play(t, "recv EOF")
+		reported.want(t, nil)
+	})
+}

@@ -385,3 +385,41 @@ func TestAPanicWhileRecoveringLeavesNobodyWaiting(t *testing.T) {
 		app.play(t, "sendeof b; recv INTERNAL")
 	})
 }
+
+// The call span ends with the call, also if an observer panics before the first attempt is sent.
+func TestACallSpanEndsWhenTheFirstObserverPanics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, spans := recordSpans()
+		cc := serveScripts(t).conn(t, DialOptions(WithTracerProvider(provider), WithCallSpan(true),
+			WithObserver(func(context.Context, Event) { panic(errBomb) }))...)
+		tough := &survivor{}
+		tough.try(func() { cc.NewStream(t.Context(), bidiStream, "/s/m") })
+		if started, ended := len(spans.Started()), len(spans.Ended()); tough.recovered != 1 || started != 1 || ended != 1 {
+			t.Errorf("the application has recovered from %d panics, %d call spans were started and %d ended, want one of each",
+				tough.recovered, started, ended)
+		}
+	})
+}
+
+// A stream that is not hedged, because its delay is not known yet, is measured all the same.
+func TestAPanicOfTheDelayEndsAStreamThatIsNotHedged(t *testing.T) {
+	for _, script := range []string{"recv a; send 1; send 2", "recv a; send 1; fail UNAVAILABLE", "recv a; send 1; hang"} {
+		t.Run(script, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				unknown := switched{func() bool { return false }, panickyDelay{HedgeAfter(second)}}
+				server, reported := serveScripts(t, script), &record{}
+				cc := server.conn(t, DialOptions(append(reported.options(),
+					WithMethod("/streams/Expand", WithHedging(Hedging{Delay: unknown})))...)...)
+				app := openOn(t, cc, serverStream, reported.onFinish())
+				tough := &survivor{stream: app.stream}
+				tough.play(t, "send a; close; recv; recv; recv", app.cancel)
+				if tough.recovered != 1 {
+					t.Errorf("the application has recovered from %d panics, want 1", tough.recovered)
+				}
+				if len(reported.finished) != 1 {
+					t.Errorf("OnFinish reported %v, want one failure", reported.finished)
+				}
+			})
+		})
+	}
+}

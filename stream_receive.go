@@ -285,7 +285,7 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 			s.startEnding(at, nil)
 		}
 		s.mu.Unlock()
-		s.call.answered(at.attempt, false)
+		s.answered(at)
 		if !s.desc.ServerStreams {
 			s.reportEnd(at, nil)
 			s.join(at)
@@ -309,6 +309,18 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		s.call.answered(at.attempt, false)
 	}
 	return false, nil
+}
+
+// answered tells the delay that measures first attempts of the first message.
+func (s *retryStream) answered(at *streamAttempt) {
+	done := false
+	defer func() {
+		if !done { // it panics
+			s.crash(at.attempt)
+		}
+	}()
+	s.call.answered(at.attempt, false)
+	done = true
 }
 
 // discard ends an attempt whose first message has come with the attempt timeout. It reads to

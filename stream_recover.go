@@ -31,7 +31,7 @@ func (s *retryStream) startCall(a *attempt) {
 	done := false
 	defer func() {
 		if !done { // an observer panics
-			s.call.options.finish(errPanicked)
+			s.call.endCrashed(errPanicked)
 		}
 	}()
 	s.call.begin(a)
@@ -77,13 +77,14 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	a.PeerAddr = &at.reached
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
+	err = readable(err)
+	s.mu.Lock()
 	at.stream = stream
+	if err != nil && at.over { // an interceptor below has used a stream, and given it up
+		a.peer = at.reached
+	}
+	s.mu.Unlock()
 	if err != nil {
-		s.mu.Lock()
-		if at.over { // an interceptor below has used a stream, and given it up
-			a.peer = at.reached
-		}
-		s.mu.Unlock()
 		a.checkUnsent(err)
 	}
 	return at, err
@@ -406,9 +407,9 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
-	receiving, silent := s.receiving > 0, !at.begun
+	receiving, silent := s.receiving > 0, !at.begun && at.stream != nil
 	s.mu.Unlock()
-	if err == nil && silent && at.stream != nil && at.leftNothing() {
+	if err == nil && silent && at.leftNothing() {
 		err = errLost
 		s.noteLost(at)
 	}

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -163,3 +164,51 @@ func TestAStreamThatPanicsEndsItsCallSpan(t *testing.T) {
 		}
 	})
 }
+
+// A callback that ends the goroutine of the attempt timeout ends that of the call.
+func TestGoexitAtTheAttemptTimeoutEndsTheCallsGoroutine(t *testing.T) {
+	for name, option := range map[string]Option{
+		"in a classifier": WithClassifier(func(context.Context, Attempt) Classification { runtime.Goexit(); return Retry }),
+		"in a backoff":    WithBackoff(exiting{}),
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					budget, err := NewConcurrencyBudget(1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return serveAnswer(hang(), stream) })
+					cc := server.conn(t, DialOptions(WithBudget(budget), WithAttemptTimeout(second), option)...)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					defer cancel()
+					start, finished := time.Now(), 0
+					var ended sync.WaitGroup
+					ended.Go(func() {
+						onFinish := grpc.OnFinish(func(error) { finished++ })
+						if kind == "stream" {
+							stream, err := cc.NewStream(ctx, serverStream, "/s/m", onFinish)
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							_ = errors.Join(stream.SendMsg(request()), stream.CloseSend())
+							_ = stream.RecvMsg(request())
+						} else {
+							_ = cc.Invoke(ctx, "/s/m", request(), request(), onFinish)
+						}
+						t.Error("the call returned, want the end of its goroutine")
+					})
+					ended.Wait()
+					if took := time.Since(start); took != second || finished != 1 || budget.Balance(time.Now()) != 1 {
+						t.Errorf("after %v OnFinish ran %d times, %v left in the budget; want 1s, once, 1", took, finished, budget.Balance(time.Now()))
+					}
+				})
+			})
+		}
+	}
+}
+
+type exiting struct{}
+
+func (exiting) Delay(int, time.Duration, float64) time.Duration { runtime.Goexit(); return 0 }

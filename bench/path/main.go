@@ -1,4 +1,4 @@
-// Command path shows where the time goes of a call that succeeds at once: it makes such
+// Command path shows where the time of a call goes that succeeds on its first attempt: it makes such
 // calls through the interceptor alone, takes a processor profile meanwhile, and draws what
 // is in it.
 //

@@ -151,7 +151,7 @@ func (s *sample) median() (center, spread float64) {
 	return center, (high - low) / 2 / center
 }
 
-// interval of confidence of the median, at 95 %.
+// interval of confidence of the median, at 95%.
 func (s *sample) interval() (low, high float64, known bool) {
 	const enough = 6 // runs
 	summary := s.summary()

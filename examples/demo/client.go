@@ -81,7 +81,7 @@ func observe(ctx context.Context, e grpcretry.Event) {
 	}
 }
 
-// call makes one call, whose observer is told by the context which record is its own.
+// call makes one call, whose observer finds its record in the context.
 func (c *client) call(ctx context.Context, name string, req *echov1.EchoRequest, opts ...grpc.CallOption) *record {
 	r := &record{name: name}
 	_, r.err = c.Echo(context.WithValue(ctx, recordKey{}, r), req, opts...)
@@ -139,10 +139,10 @@ func (r *record) verify() error {
 		return fmt.Errorf("the error tells of %d attempts, the observer of %d", len(gaveUp.Attempts), len(r.steps))
 	}
 	if gaveUp != nil && !errors.Is(gaveUp.Reason, r.end.Reason) {
-		return fmt.Errorf("the error says %s, the observer heard %s", grpcretry.ReasonName(gaveUp.Reason), grpcretry.ReasonName(r.end.Reason))
+		return fmt.Errorf("the error says %s, the observer got %s", grpcretry.ReasonName(gaveUp.Reason), grpcretry.ReasonName(r.end.Reason))
 	}
-	if got, heard := status.Code(r.err), status.Code(r.end.Err); got != heard {
-		return fmt.Errorf("the caller got %v, the observer heard %v", got, heard)
+	if got, observed := status.Code(r.err), status.Code(r.end.Err); got != observed {
+		return fmt.Errorf("the caller got %v, the observer got %v", got, observed)
 	}
 	return nil
 }

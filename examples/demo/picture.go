@@ -67,7 +67,7 @@ func (p *picture) intro() {
 	p.line(p.paint(bold, "grpcretry"), ": one gRPC server, one client, and what becomes of every attempt")
 	p.line()
 	p.line("  ", p.paint(green, "●"), " succeeded   ", p.paint(red, "×"), " failed   ",
-		p.paint(cyan, "━"), " under way   ", p.paint(yellow, "─"), " backoff   ",
+		p.paint(cyan, "━"), " in flight   ", p.paint(yellow, "─"), " backoff   ",
 		p.paint(yellow, "┄"), " wait named by the server")
 	p.line("  ", p.paint(yellow, "·"), " wait for a connection, and then the backoff")
 }
@@ -144,16 +144,18 @@ func (p *picture) full(a axis, r *record) {
 
 // outcome says what followed an attempt.
 func (p *picture) outcome(r *record, s step) string {
-	switch d := s.decision; {
+	d := s.decision
+	retry := d.Kind == grpcretry.Decision && d.Reason == nil
+	switch {
 	case s.Err == nil && r.rescued():
 		return p.paint(green, "rescued by a retry")
 	case s.Err == nil:
 		return ""
-	case d.Retry && d.WaitSource == grpcretry.WaitConnect:
+	case retry && d.WaitSource == grpcretry.WaitConnect:
 		return p.paint(yellow, "reached no server; waits for a connection")
-	case d.Retry && errors.Is(s.Err, grpcretry.ErrAttemptTimeout):
+	case retry && errors.Is(s.Err, grpcretry.ErrAttemptTimeout):
 		return p.paint(yellow, "attempt timeout; waits "+waitText(d))
-	case d.Retry:
+	case retry:
 		return p.paint(yellow, "waits "+waitText(d))
 	case errors.Is(d.Reason, grpcretry.ErrDeadline): // Wait is the one that did not fit
 		return p.paint(red, "stop: "+grpcretry.ReasonName(d.Reason)+"; needs "+waitText(d))

@@ -64,7 +64,7 @@ var unlimited = []grpc.CallOption{grpcretry.WithBudget(grpcretry.Unlimited)}
 func healthy() scene {
 	return scene{
 		title:   "All is well",
-		caption: []string{"Calls that succeed at once: one attempt each, and no cost worth a mention."},
+		caption: []string{"Calls that succeed on their first attempt, at almost no cost."},
 		calls: []plan{
 			{name: "get cart"},
 			{name: "get user"},
@@ -99,7 +99,7 @@ func jitter() scene {
 		title: "Full jitter",
 		caption: []string{
 			"Six clients find the server UNAVAILABLE at the same moment. With full jitter,",
-			"the default, they do not come back at the same moment: look down the columns.",
+			"the default, they do not all retry at the same moment: look down the columns.",
 		},
 		opts:  unlimited,
 		brief: true,
@@ -116,8 +116,8 @@ func serverSaysWhen() scene {
 	return scene{
 		title: "The server says when",
 		caption: []string{
-			"Overloaded, it names the wait. Pushback is kept to the millisecond, RetryInfo",
-			"with up to 20 % on top. After either, the backoff begins again at 60 ms.",
+			"Overloaded, it names the wait. Pushback is exact; RetryInfo is a minimum, to",
+			"which up to 20% is added. After either, the backoff starts again at 60 ms.",
 		},
 		opts: unlimited,
 		calls: []plan{
@@ -167,7 +167,7 @@ func deadlines() scene {
 		title: "Deadlines",
 		caption: []string{
 			"A replica hangs: the attempt timeout of 300 ms frees the call to try again.",
-			"A wait of 5 s with a deadline in 1 s: the caller is told now, not in a second.",
+			"A wait of 5 s with a deadline in 1 s: the call fails now, not in a second.",
 		},
 		calls: []plan{
 			{name: "get cart", script: []answer{hang, ok}, timeout: 5 * time.Second, opts: []grpc.CallOption{
@@ -203,7 +203,7 @@ func budgetRunsOut(newDefault grpcretry.CallOption) scene {
 	s := scene{
 		title: "The budget runs out",
 		caption: []string{
-			"All UNAVAILABLE, for 20 calls at once: 80 attempts, if every call made its 4.",
+			"All is UNAVAILABLE for 20 calls: 80 attempts, if every call made its 4.",
 			"The default budget of a new client has a reserve of 3, so the server gets 23.",
 		},
 		opts:  []grpc.CallOption{newDefault},

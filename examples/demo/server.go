@@ -35,7 +35,7 @@ func down(context.Context) error {
 	return status.Error(codes.Unavailable, "replica is restarting")
 }
 
-// overloaded sheds load, and says after how long to come back.
+// overloaded sheds load, and tells clients when to retry.
 func overloaded(comeBackAfter time.Duration) answer {
 	return func(ctx context.Context) error {
 		if err := grpcretry.SetPushback(ctx, comeBackAfter); err != nil {

@@ -117,7 +117,7 @@ func throttles() []throttle {
 		throttled("a ratio whose thousandths float64 puts just below", "10", "1.001", "ffff sss"),
 		throttled("another one", "10", "0.57", "ffff sss"),
 		throttled("the smallest ratio", "2", "0.001", "f ss f s"),
-		throttled("a ratio larger than the maximum fills up at once", "3", "5", "fff s f s"),
+		throttled("a ratio larger than the maximum fills up immediately", "3", "5", "fff s f s"),
 		throttled("an odd maximum has its threshold between two tokens", "5", "0.5", "ff f s s f"),
 		throttled("one token: the first failure stops retries", "1", "0.25", "f s s s s s"),
 		throttled("the largest maximum", "1000", "0.1", strings.Repeat("f", 500)+"s"),

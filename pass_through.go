@@ -1,0 +1,44 @@
+package grpcretry
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
+// event or a change of its error. A method that would be hedged if its delay were known is
+// measured all the same.
+func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+	first := attempt{number: 1}
+	if c.learner != nil {
+		first.start = sinceOrigin()
+	}
+	err := c.invokeWithin(req, reply, invoker, opts)
+	if err == nil {
+		c.answered(&first, false)
+	}
+	return err
+}
+
+// invokeWithin makes the one attempt. The attempt timeout ends an attempt that no other follows
+// only if the caller has no deadline, so that the call cannot hang.
+func (c *call) invokeWithin(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+	timeout := time.Duration(0)
+	if c.policy != nil {
+		timeout = c.policy.AttemptTimeout
+	}
+	if _, limited := c.ctx.Deadline(); timeout <= 0 || limited {
+		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
+	}
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(timeout, func() { cancel(ErrAttemptTimeout) })
+	defer timer.Stop()
+	err := invoker(ctx, c.method, req, reply, c.cc, opts...)
+	if isContextEnd(err) && context.Cause(ctx) == ErrAttemptTimeout { //nolint:errorlint // this call's own value
+		return newAttemptTimeoutError(timeout, err)
+	}
+	return err
+}

@@ -1,0 +1,51 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A call that passes through cannot hang either. The attempt timeout ends it only if the caller
+// has no deadline, because no retry takes its place.
+func TestTheAttemptTimeoutOfACallThatPassesThrough(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		opts     []Option
+		deadline time.Duration // 0 for none
+		answer   answer
+		want     codes.Code
+		took     time.Duration
+		timeout  bool
+	}{
+		{"disabled", []Option{Disable()}, 0, hang(), codes.DeadlineExceeded, 2 * second, true},
+		{"one attempt", []Option{WithMaxAttempts(1)}, 0, hang(), codes.DeadlineExceeded, 2 * second, true},
+		{"a hedged method without a delay", []Option{WithMaxAttempts(1), hedged(Hedging{Delay: HedgeAtQuantile(0.9, 0, 0)})}, 0, hang(),
+			codes.DeadlineExceeded, 2 * second, true},
+		{"the caller has a deadline", []Option{Disable()}, 5 * second, hang(), codes.DeadlineExceeded, 5 * second, false},
+		{"in time", []Option{Disable()}, 0, ok().after(second), codes.OK, second, false},
+		{"a failure in time", []Option{Disable()}, 0, fail(codes.NotFound, "gone").after(second), codes.NotFound, second, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(tt.answer))
+				client := server.client(t, append([]Option{WithAttemptTimeout(2 * second)}, tt.opts...)...)
+				ctx := t.Context()
+				if tt.deadline > 0 {
+					limited, cancel := context.WithTimeout(ctx, tt.deadline)
+					defer cancel()
+					ctx = limited
+				}
+				_, err := client.Echo(ctx, request())
+				if got := time.Since(server.start); status.Code(err) != tt.want || got != tt.took || errors.Is(err, ErrAttemptTimeout) != tt.timeout {
+					t.Errorf("Echo = %v after %v, want %v after %v, by the attempt timeout: %v", err, got, tt.want, tt.took, tt.timeout)
+				}
+				wantTimes(t, server, 0)
+			})
+		})
+	}
+}
