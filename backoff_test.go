@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// almostOne is the largest u that a source of [0, 1) gives.
+// almostOne is the largest u that a source of [0, 1) returns.
 const almostOne = 1 - 0x1p-53
 
 // A backoffFunc is a Backoff that users might write.
@@ -192,7 +192,7 @@ var (
 		1<<53 - 1, 1<<53 + 1, 1 << 62, 1<<62 + 511, math.MaxInt64 - 1, math.MaxInt64}
 	factors = []float64{0, 1, 1 + 0x1p-52, 1.1, 1.6, 2, 10, 1e6, 1e300, math.MaxFloat64}
 	units   = []float64{0, math.SmallestNonzeroFloat64, 0.5, almostOne,
-		1, math.Nextafter(1, 2), 2, 1e300, -1, -0.5, math.Inf(1), math.Inf(-1), math.NaN()} // these no source should give
+		1, math.Nextafter(1, 2), 2, 1e300, -1, -0.5, math.Inf(1), math.Inf(-1), math.NaN()} // no source should return the latter
 )
 
 var backoffStride = flag.Int("backoff.stride", 41, "TestBackoffStaysWithinItsBounds tries one of so many exponential delays")
@@ -297,7 +297,7 @@ func TestNegativeWaitOfACustomBackoffCountsAsZero(t *testing.T) {
 	}
 }
 
-// A custom Backoff is asked with the retry number and its own last wait, 0 at first
+// A custom Backoff is called with the retry number and its own last wait, 0 at first
 // and after a negative one.
 func TestCustomBackoffIsToldOfTheCall(t *testing.T) {
 	type asked struct {
@@ -325,8 +325,8 @@ func TestCustomBackoffIsToldOfTheCall(t *testing.T) {
 	})
 }
 
-// A thousand clients that failed together land evenly between 0 and d, so that the
-// server sees no peak.
+// The retries of a thousand clients that failed together are spread evenly between 0 and d, so that
+// the server sees no peak.
 func TestFullJitterSpreadsClients(t *testing.T) {
 	const clients = 1000
 	random := rand.New(rand.NewPCG(1, 2))

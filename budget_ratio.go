@@ -336,15 +336,18 @@ func (b *ratioBudget) earn(calls int64, from, to time.Duration) {
 	for n := max(int64(from/b.step), b.newest-ratioSteps, 0); n <= int64(to/b.step); n++ {
 		share := 1.0
 		if to > from {
-			share = float64(min(to, b.begin(n+1))-max(from, b.begin(n))) / float64(to-from)
+			share = float64(min(to, b.stepStart(n+1))-max(from, b.stepStart(n))) / float64(to-from)
 		}
 		*b.at(n) += rest * share
 		b.earned += rest * share
 	}
 }
 
-func (b *ratioBudget) begin(number int64) time.Duration { return time.Duration(number) * b.step }
-func (b *ratioBudget) at(number int64) *float64         { return &b.steps[number%int64(len(b.steps))] }
+// stepStart returns when a step starts, since the epoch.
+func (b *ratioBudget) stepStart(number int64) time.Duration { return time.Duration(number) * b.step }
+
+// at returns the earnings of a step.
+func (b *ratioBudget) at(number int64) *float64 { return &b.steps[number%int64(len(b.steps))] }
 
 // counterCells is the number of cells of a stripedCounter, a power of two.
 const counterCells = 16

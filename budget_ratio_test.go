@@ -14,13 +14,13 @@ import (
 
 var budgetSeeds = flag.Uint64("budgets.seeds", 10, "how many times each random test of ratio budgets draws")
 
-// Most of these tests have a clock of their own: a budget whose first look comes with a
-// time far from the real one never reads the real clock.
+// Most of these tests use their own clock: a budget whose first look is at a time far from the real
+// one never reads the real clock.
 var epoch = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(seconds float64) time.Time { return epoch.Add(time.Duration(seconds * float64(time.Second))) }
 
-// ratioBudgetOf makes a budget whose time begins at epoch.
+// ratioBudgetOf returns a budget whose time starts at epoch.
 func ratioBudgetOf(t testing.TB, s RatioBudget) *ratioBudget {
 	t.Helper()
 	b := realRatioBudget(t, s)
@@ -28,7 +28,7 @@ func ratioBudgetOf(t testing.TB, s RatioBudget) *ratioBudget {
 	return b
 }
 
-// realRatioBudget makes a budget that lives by the real clock, or by that of a bubble.
+// realRatioBudget returns a budget that uses the real clock, or a bubble's.
 func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
 	t.Helper()
 	b, err := NewRatioBudget(s)
@@ -52,7 +52,7 @@ func deposit(b Budget, n int) {
 	}
 }
 
-// withdraw takes retries until b refuses, at most limit, and returns how many.
+// withdraw takes retries until b refuses, at most limit, and returns their number.
 func withdraw(b Budget, now time.Time, limit int) (n int) {
 	for n < limit && b.Withdraw(now) {
 		n++
@@ -81,7 +81,7 @@ func TestRatioBudgetSettings(t *testing.T) {
 		name     string
 		settings RatioBudget
 		calls    int
-		want     int // retries at once
+		want     int // retries without a pause
 	}{
 		{"the zero value has a reserve of 3", RatioBudget{}, 0, 3},
 		{"the zero value earns 20%", RatioBudget{}, 1000, 203},
@@ -94,7 +94,7 @@ func TestRatioBudgetSettings(t *testing.T) {
 		{"a floor below one is none by itself", RatioBudget{MinPerSecond: 0.09}, 0, 0},
 		{"parts of reserve, floor and share make one", RatioBudget{Ratio: 0.05, Reserve: 0.5, MinPerSecond: 0.03}, 4, 1},
 		{"a ratio above 1", RatioBudget{Ratio: 3}, 5, 15},
-		{"five fifths are a whole", RatioBudget{Ratio: 0.2}, 5, 1},
+		{"five additions of 0.2 make one token", RatioBudget{Ratio: 0.2}, 5, 1},
 		{"ten tenths are a whole", RatioBudget{Ratio: 0.1}, 10, 1},
 		{"nine tenths are none", RatioBudget{Ratio: 0.1}, 9, 0},
 		{"a hundred times 0.29 are 29, not 28.999999999999996", RatioBudget{Ratio: 0.29}, 100, 29},
@@ -108,7 +108,7 @@ func TestRatioBudgetSettings(t *testing.T) {
 	}
 }
 
-// Fractions that are added one by one make a whole too.
+// Fractions that are added one by one also make a whole.
 func TestRatioBudgetAddsFractions(t *testing.T) {
 	for _, s := range []RatioBudget{{Ratio: 0.2}, {Ratio: 0.1}, {Ratio: 0.2, Reserve: 1}, {Ratio: 1.0 / 7, Reserve: 0.3}} {
 		b := ratioBudgetOf(t, s)
@@ -167,7 +167,7 @@ func TestNewRatioBudgetRejects(t *testing.T) {
 	}
 }
 
-// Retries are earned by what the server answered, whichever attempt of a call that was.
+// Every answered attempt earns retries, whichever attempt of its call it is.
 func TestRatioBudgetIsEarnedByAnsweredCalls(t *testing.T) {
 	for _, attempt := range []int{0, 1, 2, 7} {
 		for result, want := range map[Result]float64{Succeeded: 1, Answered: 1, Failed: 0, Ignored: 0, -1: 0, 4: 0} {
@@ -260,7 +260,7 @@ func TestRatioBudgetReturnsTokensImmediately(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		outcome *Outcome // nil: a refund
-		want    float64  // returned, besides the ratio of 0.25
+		want    float64  // tokens returned, in addition to the ratio of 0.25
 	}{
 		{"refund", nil, 1},
 		{"a retry that succeeds", &Outcome{Attempt: 2, Result: Succeeded}, 1.25},
@@ -324,7 +324,7 @@ func TestRatioBudgetReturnedTokensFillTheReserveThenTheFloor(t *testing.T) {
 	wantWithdrawn(t, b, at(0), 3)
 	b.Refund()
 	wantBalance(t, b, at(0), 1)
-	wantBalance(t, b, at(7), 1.875) // so it is not in the floor, which goes on filling
+	wantBalance(t, b, at(7), 1.875) // so it is not in the floor, which keeps filling
 	b.Refund()
 	wantBalance(t, b, at(7), 2.875) // an eighth fills the floor, the rest is the call's
 	wantBalance(t, b, at(7.999), 2.875)
@@ -376,7 +376,7 @@ func TestRatioBudgetRefundUndoesAWithdrawal(t *testing.T) {
 	}
 }
 
-// snapshot is all that decides about retries.
+// snapshot is all the state that decides about retries.
 func snapshot(b *ratioBudget) string {
 	return fmt.Sprint(b.reserve, b.floor, b.steps, b.earned, b.spent)
 }
@@ -410,8 +410,8 @@ func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
 	}
 }
 
-// An exactBudget is the rule of NewRatioBudget written out, step by step, for a caller
-// that looks after each operation.
+// An exactBudget follows the rules in NewRatioBudget's comment, step by step, for a caller that looks
+// after each operation.
 type exactBudget struct {
 	RatioBudget
 	now            time.Time
@@ -485,7 +485,7 @@ func (m *exactBudget) giveBack() {
 }
 
 // Random traffic with bursts, quiet periods, refunds, retries that succeed and a clock that
-// steps back: the budget does exactly what the rule says, and the bound holds for every
+// goes back: the budget follows the rules exactly, and the bound holds for every
 // span. Settings and times are multiples of a 64th, so that nothing is rounded.
 func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
 	for seed := range max(*budgetSeeds/2, 1) {
@@ -566,7 +566,7 @@ func randomGap(random *rand.Rand) time.Duration {
 	}
 }
 
-// A ratioEvent is what happened at one moment of random traffic.
+// A ratioEvent describes one moment of random traffic.
 type ratioEvent struct {
 	at      time.Time
 	balance float64 // before it
@@ -667,8 +667,8 @@ func TestRatioBudgetGrantsNoMoreThanWasEarnedToManyGoroutines(t *testing.T) {
 	}
 }
 
-// A token that comes back when everything is full is not kept: the calls answered meanwhile have
-// filled its place.
+// A token that is returned when everything is full is dropped, because the calls answered in the
+// meantime have replaced it.
 func TestATokenThatComesBackToAFullReserve(t *testing.T) {
 	b := realRatioBudget(t, RatioBudget{Ratio: 0.5, Reserve: 2})
 	now := time.Now()
@@ -712,8 +712,8 @@ func TestRatioBudgetLosesNoDeposit(t *testing.T) {
 	wantBalance(t, b, epoch, goroutines*each)
 }
 
-// In an outage retries stop, after a recovery they are there again, and the second outage
-// gets what the first one got.
+// Retries stop in an outage and are allowed again after the recovery, and a second outage gets as many
+// as the first.
 func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 	b := ratioBudgetOf(t, RatioBudget{})
 	i := 0
@@ -737,7 +737,7 @@ func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
 	}
 	pass(60, false)
 	first := pass(60, true)
-	if first < 42 || first > 45 { // 0.2 · 20 · 10 and the reserve, give or take a step
+	if first < 42 || first > 45 { // 0.2 · 20 · 10 and the reserve, within a step
 		t.Errorf("the first outage got %d retries, want 42 to 45", first)
 	}
 	if more := pass(600, true); more != 0 {
@@ -828,7 +828,7 @@ func (w slidingWindow) wantWithin(t *testing.T, b *ratioBudget, now time.Time, u
 	}
 }
 
-// A caller with a clock of its own looks once per step.
+// A caller with its own clock looks once per step.
 func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
 	for seed := range max(*budgetSeeds/5, 1) {
 		random := rand.New(rand.NewPCG(seed, 11))
@@ -920,7 +920,7 @@ func TestRatioBudgetForgetsCallsInAQuietMinute(t *testing.T) {
 	})
 }
 
-// A caller with a clock of its own gets the same, however long it really takes.
+// A caller with its own clock gets the same, however much real time passes.
 func TestRatioBudgetWithACallersClockIgnoresTheRealOne(t *testing.T) {
 	for _, early := range []int{0, 100_000} { // calls before the first look
 		b := realRatioBudget(t, RatioBudget{Ratio: 1, Reserve: 2, Window: time.Millisecond})
@@ -963,7 +963,7 @@ func TestRatioBudgetOfOutsideABubbleWorksWithin(t *testing.T) {
 	}
 }
 
-// A budget made earlier or later than the time it is first given works the same.
+// A budget works the same whether it was created before or after the first time passed to it.
 func TestRatioBudgetTakesAnyClock(t *testing.T) {
 	for _, start := range []time.Time{epoch, time.Now(), time.Now().Add(time.Hour), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
 		b := realRatioBudget(t, RatioBudget{Ratio: 1, Reserve: 10})
@@ -976,7 +976,7 @@ func TestRatioBudgetTakesAnyClock(t *testing.T) {
 	}
 }
 
-// Time that goes back stands still, and is not counted twice when it comes again.
+// If the time goes back, the budget stands still, and counts no time twice.
 func TestRatioBudgetSurvivesAClockThatGoesBack(t *testing.T) {
 	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.5, MinPerSecond: 1})
 	b.Balance(at(100))

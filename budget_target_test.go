@@ -20,7 +20,7 @@ func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		option  []Option
-		retries int // one target's, at once
+		retries int // one target's, without a pause
 	}{
 		{"the default", nil, 3},
 		{"WithRatioBudget", []Option{WithRatioBudget(RatioBudget{Ratio: 0.2, Reserve: 5})}, 5},
@@ -44,7 +44,7 @@ func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
 						t.Errorf("Echo at the other target: %v, want its own budget", err)
 					}
 				}
-				// A second connection to the failing target has what the first one left.
+				// A second connection to the failing target shares the budget of the first.
 				again := echov1.NewEchoServiceClient(down.connTo(t, "passthrough:///down", r.DialOptions()...))
 				_, err = again.Echo(t.Context(), request())
 				wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 1)
@@ -110,7 +110,7 @@ func TestPerTargetMakesOneBudgetForConcurrentCalls(t *testing.T) {
 	})
 }
 
-// Outside of a Retrier there is no target.
+// Outside a Retrier there is no target.
 func TestPerTargetAloneIsOneBudget(t *testing.T) {
 	b := AllBudgets(PerTarget(func() Budget { return ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: 2}) }))
 	wantBalance(t, b, epoch, 2)
@@ -133,7 +133,7 @@ func remembered(budgets Budget) (n int) {
 	return max(n, len(t.targets))
 }
 
-// A client that dials ever new targets remembers those of the last two minutes.
+// A client that keeps dialing new targets remembers only those of the last two minutes.
 func TestPerTargetForgetsTargetsThatAreNotUsed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		budgets := PerTarget(func() Budget { return realRatioBudget(t, RatioBudget{}) })
@@ -157,7 +157,7 @@ func TestPerTargetForgetsTargetsThatAreNotUsed(t *testing.T) {
 	})
 }
 
-// Memory is released, also that of the target that came first.
+// Memory is released, including that of the first target.
 func TestPerTargetReleasesBudgets(t *testing.T) {
 	var released atomic.Int64
 	bubble(t, func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestPerTargetMakesANewBudgetForAForgottenTarget(t *testing.T) {
 	})
 }
 
-// However calls and sweeps meet, all names of a target that is in use have one budget.
+// All names of a target in use share one budget, however calls and sweeps interleave.
 func TestPerTargetForgetsUnderManyGoroutines(t *testing.T) {
 	budgets := PerTarget(func() Budget { return &theirs{} }).(*perTarget)
 	var next atomic.Int64
@@ -275,7 +275,7 @@ func TestPerTargetForgetsUnderManyGoroutines(t *testing.T) {
 	}
 }
 
-// All that is given one WithRatioBudget shares its budgets; another use has its own.
+// All users of one WithRatioBudget share its budgets; another WithRatioBudget has its own.
 func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
 	shared := WithRatioBudget(RatioBudget{Reserve: 2})
 	other := WithRatioBudget(RatioBudget{Reserve: 2})
@@ -310,7 +310,7 @@ func TestPerTargetAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkPerTarget is about the path of every call.
+// BenchmarkPerTarget measures the part of PerTarget that every call runs.
 func BenchmarkPerTarget(b *testing.B) {
 	budgets := PerTarget(func() Budget { return Unlimited }).(*perTarget)
 	canonical := func() string { return "dns:///x" }

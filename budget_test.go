@@ -62,7 +62,7 @@ func TestRateBudgetRefundIsUsedAgain(t *testing.T) {
 		wantBalance(t, b, at(later), 2+later)
 		wantWithdrawn(t, b, at(later), 2)
 		wantBalance(t, b, at(later), later)
-		wantBalance(t, b, at(2), 2) // the limiter has gone on as if nothing had happened
+		wantBalance(t, b, at(2), 2) // the limiter has continued as if nothing had happened
 		wantWithdrawn(t, b, at(2), 2)
 	}
 }
@@ -124,7 +124,7 @@ func TestRateBudgetSharesItsLimiter(t *testing.T) {
 	if one.Withdraw(at(0)) || l.AllowN(at(0), 1) {
 		t.Error("a fifth token from a burst of 4")
 	}
-	// A limiter in debt to somebody else's reservation allows no retry.
+	// A limiter with another user's reservation outstanding allows no retry.
 	l.ReserveN(at(0), 3)
 	wantBalance(t, one, at(0), 0)
 	wantBalance(t, one, at(3.5), 0.5)
@@ -133,7 +133,7 @@ func TestRateBudgetSharesItsLimiter(t *testing.T) {
 	}
 }
 
-// Time that goes back must not be earned twice when it comes again.
+// If the time goes back, it must not be counted twice.
 func TestRateBudgetSurvivesAClockThatGoesBack(t *testing.T) {
 	b := NewRateBudget(rate.NewLimiter(1, 9))
 	if got := withdraw(b, at(100), 3); got != 3 {
@@ -161,7 +161,7 @@ func TestRateBudgetOfAnInfiniteLimiter(t *testing.T) {
 	}
 }
 
-// New refuses it; used all the same, it allows nothing.
+// New rejects it; used without New, it allows nothing.
 func TestRateBudgetWithoutALimiterAllowsNothing(t *testing.T) {
 	b := NewRateBudget(nil)
 	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
@@ -177,7 +177,7 @@ func TestRateBudgetGrantsExactlyTheBurst(t *testing.T) {
 		for range 50 {
 			if b.Withdraw(at(0)) {
 				granted.Add(1)
-				if granted.Load()%7 == 0 { // some come back and are used again
+				if granted.Load()%7 == 0 { // some are refunded and used again
 					granted.Add(-1)
 					b.Refund()
 				}
@@ -195,9 +195,9 @@ func TestConcurrencyBudgetLimitsRetriesAtOnce(t *testing.T) {
 	wantBalance(t, b, epoch, 3)
 	wantWithdrawn(t, b, epoch, 3)
 	wantBalance(t, b, epoch, 0)
-	wantWithdrawn(t, b, at(1e9), 0) // time alone gives none back
+	wantWithdrawn(t, b, at(1e9), 0) // time alone returns none
 
-	for _, result := range []Result{Succeeded, Answered, Failed, Ignored} { // the end of a first attempt neither
+	for _, result := range []Result{Succeeded, Answered, Failed, Ignored} { // nor does the end of a first attempt
 		b.Deposit(Outcome{Attempt: 1, Result: result})
 	}
 	wantBalance(t, b, epoch, 0)
@@ -266,7 +266,7 @@ func concurrencyBudgetOf(t *testing.T, n int) Budget {
 }
 
 // Two calls fail together; the one slot is free again when the first one's retry has
-// ended, however it ended and however the call goes on.
+// ended, however it ended and however the call continues.
 func TestConcurrencyBudgetThroughTheInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := concurrencyBudgetOf(t, 1)
@@ -326,8 +326,8 @@ func TestAllBudgetsTellEachOfEveryOutcome(t *testing.T) {
 	wantBalance(t, b, epoch, 1)
 }
 
-// A retry that one budget refuses leaves no trace in any other, now or later. Those that
-// were asked in vain are compared with others that were not.
+// A retry that one budget refuses leaves no trace in any other, now or later. The budgets that were
+// asked in vain are compared with others that were not asked.
 func TestAllBudgetsLeaveNoTraceOfARefusedRetry(t *testing.T) {
 	type budgets struct {
 		ratio, floored, rated, slots Budget
@@ -403,7 +403,7 @@ func (b *theirs) Withdraw(time.Time) bool {
 	return !b.refuse
 }
 func (b *theirs) Refund()                 { b.taken-- }
-func (*theirs) Balance(time.Time) float64 { return 0 } // it does not say
+func (*theirs) Balance(time.Time) float64 { return 0 } // its balance is not known
 
 func TestAllBudgetsAskOtherTypesByWithdrawing(t *testing.T) {
 	slots, other := concurrencyBudgetOf(t, 3), &theirs{}
@@ -414,7 +414,7 @@ func TestAllBudgetsAskOtherTypesByWithdrawing(t *testing.T) {
 	}
 }
 
-// Two goroutines may be told yes for the last slot; one of them gives back what it took.
+// Two goroutines may both be allowed the last slot; one of them then gives back the retry that it took.
 func TestAllBudgetsConcurrently(t *testing.T) {
 	slots, ratio := concurrencyBudgetOf(t, 3), ratioBudgetOf(t, RatioBudget{Reserve: 10})
 	b := AllBudgets(ratio, slots)

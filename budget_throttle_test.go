@@ -40,7 +40,7 @@ func TestThrottleCountsAsA6(t *testing.T) {
 				if !known {
 					t.Fatalf("step %d: unknown result %q", i+1, step.Result)
 				}
-				// A6 counts all attempts alike, retries too.
+				// A6 counts all attempts alike, including retries.
 				b.Deposit(Outcome{Attempt: i%3 + 1, Result: result})
 				want := inThousandths(t, step.TokensAfter.String())
 				if got := b.tokens.Load(); got != want {
@@ -161,8 +161,8 @@ func TestThrottleLosesNoUpdate(t *testing.T) {
 	}
 }
 
-// Through the interceptor: the second failure brings 4 tokens to half, and the throttle
-// stops what the attempts would still allow.
+// In a call through the interceptor, the second failure brings 4 tokens down to half, and the
+// throttle refuses a retry that MaxAttempts would still allow.
 func TestThrottleThroughTheInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := throttleOf(t, 4, 1)

@@ -15,8 +15,8 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// An attemptCounter is chained below the interceptor: it sees also the attempts that do
-// not reach a server.
+// An attemptCounter is chained below the interceptor, so it also sees attempts that do not reach a
+// server.
 type attemptCounter struct {
 	made int
 	last error
@@ -29,7 +29,7 @@ func (c *attemptCounter) intercept(ctx context.Context, method string, req, repl
 	return c.last
 }
 
-// counted dials f with opts, and counts the attempts made.
+// counted dials f with opts, and returns a counter of the attempts.
 func (f *fixture) counted(t *testing.T, opts ...Option) (echov1.EchoServiceClient, *attemptCounter) {
 	t.Helper()
 	count := &attemptCounter{}
@@ -47,8 +47,8 @@ func noise(n int) []byte {
 	return b
 }
 
-// The wording is all that tells a message over a size limit from overload; these tests
-// ask the grpc of go.mod for its own.
+// Only the wording distinguishes a message over a size limit from overload. These tests take the
+// wording from go.mod's version of grpc.
 func TestSizeErrorsAreNotRetried(t *testing.T) {
 	const limit = 1000
 	zeros, random := bytes.Repeat([]byte{0}, 100*limit), noise(2*limit)
@@ -212,7 +212,7 @@ func TestClassifierComesBeforeTheCodes(t *testing.T) {
 	}
 }
 
-// The end of the caller's own context is nobody's to judge.
+// No code set and no classifier makes the end of the caller's own context retryable.
 func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(hang()))
@@ -251,7 +251,7 @@ func TestCodeSet(t *testing.T) {
 	}
 }
 
-// A hostile server may answer with any number; none of them wraps round into the set.
+// A hostile server may respond with any number; none of them wraps around into the set.
 func TestCodesThatDoNotExistAreNotRetried(t *testing.T) {
 	every := WithPolicy(Policy{Codes: []codes.Code{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}})
 	for _, code := range []codes.Code{17, 32 + codes.Unavailable, 64 + codes.Unavailable, 1<<31 - 1} {
@@ -261,8 +261,8 @@ func TestCodesThatDoNotExistAreNotRetried(t *testing.T) {
 			wantUntouched(t, err, code, "made up")
 		})
 	}
-	// Over an int32, gRPC answers for the server, with a code that exists: no attempt more
-	// than its own word allows, and no panic.
+	// For a number over an int32, gRPC substitutes a code that exists. There must be no more
+	// attempts than that code allows, and no panic.
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(fail(1<<31, "made up")))
 		_, err := server.client(t, steady, WithCodes(codes.Unavailable)).Echo(t.Context(), request())

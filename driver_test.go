@@ -11,7 +11,7 @@ import (
 
 const someMethod = "/shop.v1.Catalog/GetItem"
 
-// newPlan is the public Plan of a call that starts at noon.
+// newPlan returns the public Plan of a call that starts at noon.
 func newPlan(t *testing.T, ctx context.Context, opts ...Option) *Plan {
 	t.Helper()
 	r, err := New(opts...)
@@ -21,7 +21,7 @@ func newPlan(t *testing.T, ctx context.Context, opts ...Option) *Plan {
 	return r.Plan(ctx, someMethod, "catalog", noon)
 }
 
-// failed is how an attempt ended that failed with code after a second.
+// failed returns an attempt that failed with code after a second.
 func failed(a Attempt, code codes.Code) Attempt {
 	a.Duration, a.Err = second, fail(code, "x").err
 	return a
@@ -64,7 +64,7 @@ func TestPlanCutsAnOverdueAttempt(t *testing.T) {
 		budget Budget
 		cut    bool
 	}{
-		{"another takes its place", &tally{}, true},
+		{"another attempt replaces it", &tally{}, true},
 		{"the budget refuses, so it goes on", stingy{}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestPlanCutsAnOverdueAttempt(t *testing.T) {
 	}
 }
 
-// The delay of a hedged call measures first attempts, those that lost included.
+// A hedged call's delay measures first attempts, including those that lost.
 func TestPlanHedges(t *testing.T) {
 	delay := &scriptedDelay{delay: second}
 	plan := newPlan(t, t.Context(), WithHedging(Hedging{Delay: delay, Budget: Unlimited, AllMethodsAreSafe: true}), WithBudget(Unlimited))
@@ -122,7 +122,7 @@ type measurement struct {
 	lost bool
 }
 
-// A scriptedDelay is always the same, and keeps what it was given to measure.
+// A scriptedDelay is constant, and keeps the latencies that it was given.
 type scriptedDelay struct {
 	delay    time.Duration
 	measured []measurement
@@ -134,7 +134,7 @@ func (d *scriptedDelay) Answered(_ string, took time.Duration, lost bool, _ time
 	d.measured = append(d.measured, measurement{took, lost})
 }
 
-// The deadline and the end of the call are those of its context.
+// The call ends with its context, and has its context's deadline.
 func TestPlanEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("the user has left")
@@ -146,7 +146,7 @@ func TestPlanEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// If the context ends before a retry is sent, what was withdrawn for that is given back.
+// If the context ends before a retry is sent, the charge for the retry is refunded.
 func TestPlanGivesBackARetryThatIsNotSent(t *testing.T) {
 	budget := &tally{}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,7 +17,7 @@ import (
 // noon is a time for tests that need one; the engine has no clock of its own.
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// aBudget says what it is told to and remembers what it heard.
+// aBudget gives a fixed decision and records the calls to it.
 type aBudget struct {
 	mu       sync.Mutex
 	refuse   bool
@@ -90,7 +90,7 @@ func TestEngine(t *testing.T) {
 		return judged{verdict{Reason: reason, Wait: wait, WaitSource: source}, Failed}
 	}
 
-	// One row for each rule and each rule that it must come before. u is 0.5.
+	// There is one row for each rule, and for each pair of rules whose order matters. u is 0.5.
 	for _, tt := range []struct {
 		name    string
 		opts    []Option
@@ -263,13 +263,13 @@ func TestEngine(t *testing.T) {
 	}
 }
 
-// judged is a verdict, and what the budget is told of the failure.
+// judged is a verdict, and the result that is reported to the budget.
 type judged struct {
 	verdict
 	result Result
 }
 
-// before is what happened in a call before the failure that a test is about.
+// before describes a call before the failure that is tested.
 type before struct {
 	Start    time.Time
 	Deadline time.Time
@@ -277,7 +277,7 @@ type before struct {
 	Prev     time.Duration
 }
 
-// plan is the plan of such a call, whose attempt of that number is in flight.
+// plan returns the plan of such a call, whose attempt with that number is in flight.
 func (b before) plan(p *policy, budget Budget, number int) *plan {
 	plan := new(plan)
 	plan.begin(p, budget, nil, b.Start, b.Deadline)
@@ -290,8 +290,8 @@ type negative struct{}
 
 func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
 
-// FuzzEngine asks for a verdict on anything: never a negative wait, never an attempt
-// past a limit, never a retry that nobody allowed.
+// FuzzEngine judges arbitrary failures: no wait is negative, no attempt exceeds a limit, and no retry
+// follows that the rules do not allow.
 func FuzzEngine(f *testing.F) {
 	f.Add(uint8(14), 1, "", int64(0), 0.5, int64(time.Second), int64(0), 0, int64(0), uint8(0))
 	f.Add(uint8(8), 3, "2147483647", int64(0), 0.999, int64(0), int64(time.Minute), 7, int64(math.MaxInt64), uint8(1))
@@ -361,7 +361,7 @@ func TestPlanAttemptTimeout(t *testing.T) {
 	}
 }
 
-// The order of the questions, where two of them say stop and their reasons differ.
+// The order of the rules, if two of them stop the call for different reasons.
 func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

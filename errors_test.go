@@ -147,7 +147,7 @@ func TestReasonsAreOneEach(t *testing.T) {
 	}
 }
 
-// An Error that a user's test made by hand says something sensible too.
+// An Error that a user's test creates by hand has a sensible text, too.
 func TestErrorMadeByHand(t *testing.T) {
 	e := &Error{}
 	if got := status.Code(e); got != codes.Unknown {
@@ -162,7 +162,7 @@ func TestErrorMadeByHand(t *testing.T) {
 	}
 }
 
-// A call that is cancelled because another one gave up has not given up for that reason.
+// If a call is cancelled because another one gave up, that reason is not its own.
 func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 	sibling := &Error{Last: errUnavailable, Reason: ErrBudgetExhausted}
 	mine := errors.New("user went away")
@@ -228,7 +228,7 @@ func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 	}
 }
 
-// What an interceptor below returns may be the Error of a call that it made.
+// An interceptor below may return the Error of a call that it made itself.
 func TestAReasonInTheLastErrorIsNotOurs(t *testing.T) {
 	inner := &Error{Last: errUnavailable, Reason: ErrBudgetExhausted}
 	err := UnaryClientInterceptor(WithMaxAttempts(2), WithBackoff(Constant(0)))(t.Context(), brokenMethod, nil, &basket{}, nil,
@@ -239,7 +239,7 @@ func TestAReasonInTheLastErrorIsNotOurs(t *testing.T) {
 	}
 }
 
-// What an Error keeps, and the length of its text, are bounded, whatever servers send.
+// The memory that an Error keeps and the length of its text are bounded, whatever servers send.
 func TestAnErrorOfLargeFailuresIsBounded(t *testing.T) {
 	const large = 1 << 18
 	message := strings.Repeat("é", large/2)
@@ -287,7 +287,7 @@ func TestAnErrorOfLargeFailuresIsBounded(t *testing.T) {
 	}
 }
 
-// What fits is kept of every attempt.
+// Headers and trailers that fit are kept for every attempt.
 func TestAnErrorOfSmallFailuresKeepsAll(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable().withTrailer("k", "v")))
@@ -300,7 +300,7 @@ func TestAnErrorOfSmallFailuresKeepsAll(t *testing.T) {
 	})
 }
 
-// The wait in the text is one that was not started.
+// The wait in the text was not started.
 func TestTheTextNamesAWaitThatWasNotStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
@@ -313,7 +313,7 @@ func TestTheTextNamesAWaitThatWasNotStarted(t *testing.T) {
 	})
 }
 
-// What gRPC said of an attempt that the timeout has cut is not lost: here, why there was no
+// gRPC's own error for an attempt that the timeout has cut is kept: here, why there was no
 // connection.
 func TestAnAttemptTimeoutKeepsGRPCsWords(t *testing.T) {
 	refused := errors.New("connection refused")

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// The estimate is the exact quantile of what was measured, or up to 5 % more.
+// The estimate is the exact quantile of the measured latencies, or up to 5% more.
 func TestQuantileIsCloseToTheExactOne(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, draw := range map[string]func() float64{
@@ -83,7 +83,7 @@ func TestQuantileIsNeverLess(t *testing.T) {
 	}
 }
 
-// It is computed once a second, not for each call.
+// The delay is computed once a second, not for each call.
 func TestQuantileIsComputedOnceASecond(t *testing.T) {
 	h := HedgeAtQuantile(0.5, 0, 0)
 	answered := func(took time.Duration) {
@@ -134,7 +134,7 @@ func TestQuantileForgetsAfterAMinute(t *testing.T) {
 	}
 }
 
-// An answer counts for a whole minute, wherever in a slice of time it came.
+// A response counts for a whole minute, wherever in a slice of time it arrived.
 func TestQuantileRemembersForAMinute(t *testing.T) {
 	for at := time.Duration(0); at < quantileSlice; at += second / 2 {
 		d, start := HedgeAtQuantile(0.5, 0, 0), time.Unix(0, 0).Add(at)
@@ -173,8 +173,8 @@ func TestQuantileOfWhatIsOutOfRange(t *testing.T) {
 	}
 }
 
-// The wall clock may be set back. What was measured at times that have not come counts again when
-// they have, and the delay is not kept until then.
+// The wall clock may be set back. Latencies measured at a time that is then in the future count again
+// when that time comes, and the delay is not kept until then.
 func TestQuantileWhenTheClockIsSetBack(t *testing.T) {
 	h := HedgeAtQuantile(0.5, 0, 0)
 	fill := func(took time.Duration, now time.Time) {
@@ -246,7 +246,7 @@ func TestQuantileKnowsABoundedNumberOfMethods(t *testing.T) {
 	}
 }
 
-// A clock that was never set may be before 1970, and pass that moment.
+// A clock that was never set may show a time before 1970, and then pass that moment.
 func TestQuantileBefore1970(t *testing.T) {
 	for _, start := range []time.Time{time.Unix(-1000, 0), time.Unix(-25, 0), time.Unix(-1, -1), {}} {
 		d := HedgeAtQuantile(0.9, 0, 0)

@@ -73,7 +73,7 @@ func TestUnaryRetries(t *testing.T) {
 }
 
 func TestUnaryStops(t *testing.T) {
-	// at makes the times since the start of the call at which the server sees attempts.
+	// at returns times since the start of the call, at which the server sees attempts.
 	at := func(seconds ...time.Duration) (times []time.Duration) {
 		for _, s := range seconds {
 			times = append(times, s*second)
@@ -188,7 +188,7 @@ func TestBudgetIsChargedAtTheDecision(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Every retry waits for an hour: none has been sent when the last call is refused one.
+		// Every retry waits for an hour, so none has been sent when the budget refuses one to the last call.
 		client := server.client(t, WithBackoff(Constant(time.Hour)), WithBudget(budget))
 		const calls = 1000
 		var group sync.WaitGroup

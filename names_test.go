@@ -31,8 +31,8 @@ func TestNamesOfCodes(t *testing.T) {
 	}
 }
 
-// grpc-status may be any int32. A negative one is a code over 2^31, which is a negative int on
-// a machine of 32 bits.
+// grpc-status may be any int32. A negative one becomes a code over 2^31, which is a negative int on a
+// 32-bit machine.
 func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 	for _, code := range []codes.Code{17, math.MaxInt32, math.MaxInt32 + 1, math.MaxUint32} {
 		t.Run(fmt.Sprint(uint32(code)), func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// The server of grpc-go writes such codes in another way on 64 bits.
+				// grpc-go's server writes such codes differently on 64-bit machines.
 				hostile := func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error {
 					return status.Error(code, "hostile")
 				}

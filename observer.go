@@ -119,7 +119,7 @@ func (o *observers) replace(change func(observerList) observerList) {
 	o.list.Store(&list)
 }
 
-// observe calls every observer with what e says about a call.
+// observe completes e with the call's target and budget, and passes it to every observer.
 func (o *observers) observe(f *facts, e *Event) {
 	list := o.list.Load()
 	if list == nil {

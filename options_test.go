@@ -18,7 +18,7 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// wantRefused is an error of ours that has all the words in it.
+// wantRefused fails the test unless err is one of this package's errors and contains all the words.
 func wantRefused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -32,8 +32,8 @@ func wantRefused(t *testing.T, err error, words ...string) {
 	}
 }
 
-// badOptions are options that New refuses, with the option and the value as its error
-// has to name them. All of them are bad as the option of a single call too.
+// badOptions are options that New rejects, with the words that its error must contain: the option
+// and the value. All of them are invalid for a single call, too.
 var badOptions = []struct {
 	name  string
 	opt   CallOption
@@ -151,7 +151,7 @@ func TestNewNamesEveryBadOption(t *testing.T) {
 		`"nowhere"`, "WithBackoff", "0.5", "WithBudget")
 }
 
-// New's comment: an error names each option that has a bad value.
+// The error names each option that has an invalid value, as New's comment promises.
 func TestNewNamesBadOptionsWithinABadPattern(t *testing.T) {
 	_, err := New(WithMethod("nowhere", WithMaxAttempts(-3)))
 	wantRefused(t, err, `"nowhere"`, "WithMaxAttempts", "-3")
@@ -221,8 +221,8 @@ func TestBadCallOptionRunsOnFinish(t *testing.T) {
 	})
 }
 
-// A bad option does not matter to a Retrier that has nothing to say about the call: the
-// outer one of two has refused it already.
+// The inner one of two Retriers ignores an invalid option, because the outer one has already
+// rejected it.
 func TestBadCallOptionIsRefusedOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script())
@@ -254,8 +254,7 @@ func TestShortFormsPanicWhereNewReturnsAnError(t *testing.T) {
 	}
 }
 
-// Within a scope the later option wins; between scopes the narrower one, whatever the
-// order in which they are given.
+// Within a scope the later option wins. Between scopes the narrower one wins, whatever their order.
 func TestScopeBeatsOrder(t *testing.T) {
 	const method, service = echov1.EchoService_Echo_FullMethodName, "/grpcretry.test.v1.EchoService/"
 	n := WithMaxAttempts
@@ -308,7 +307,7 @@ func TestScopeBeatsOrder(t *testing.T) {
 	}
 }
 
-// An option of a call, of one kind, leaves those of other kinds from wider scopes alone.
+// A call's option of one kind does not affect options of other kinds from wider scopes.
 func TestScopesAreLaidOverEachOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(fail(codes.Aborted, "x")))
@@ -320,7 +319,7 @@ func TestScopesAreLaidOverEachOther(t *testing.T) {
 	})
 }
 
-// One option may be given to many: what one call does with it is not seen by another.
+// An option may be shared: the calls that use it do not affect each other.
 func TestOptionsOfACallAreForgottenAfterIt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
@@ -388,7 +387,7 @@ func TestDefaultBackoffs(t *testing.T) {
 		if _, err := cc.Echo(t.Context(), request()); err != nil {
 			t.Fatalf("Echo: %v", err)
 		}
-		// 0.5·100 ms, 0.5·200 ms, 0.5·4 s: the third retry is the third, also with another code.
+		// 0.5·100 ms, 0.5·200 ms, 0.5·4 s: the third retry counts as the third, even after another code.
 		wantTimes(t, server, 0, 50*time.Millisecond, 150*time.Millisecond, 2150*time.Millisecond)
 	})
 }
@@ -405,8 +404,8 @@ func TestMaxAttemptsHasNoHiddenCap(t *testing.T) {
 	})
 }
 
-// If retries are off, nothing of the library is left in a call: no budget, no event, no mark for
-// the server, and the very error.
+// If retries are off, the interceptor leaves the call alone: there is no budget, no event and no
+// metadata for the server, and the error is gRPC's own.
 func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	const method = echov1.EchoService_Echo_FullMethodName
 	for _, tt := range []struct {
@@ -446,8 +445,8 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	}
 }
 
-// An AttemptTimeout, MaxElapsed or classifier of a wider scope can be taken back; a zero
-// field of a policy cannot do that.
+// A narrower option can remove a wider scope's AttemptTimeout, MaxElapsed or classifier; a zero field
+// of a policy cannot.
 func TestZeroTakesALimitBack(t *testing.T) {
 	opts := []Option{steady, WithAttemptTimeout(time.Second), WithMaxElapsed(time.Second),
 		WithClassifier(func(context.Context, Attempt) Classification { return Stop }), WithCommitOnHeaders(true),
@@ -472,7 +471,7 @@ func TestZeroTakesALimitBack(t *testing.T) {
 	}
 }
 
-// The lists given to an option are its own.
+// An option copies the lists that are passed to it.
 func TestOptionsKeepTheirOwnCodes(t *testing.T) {
 	list := []codes.Code{codes.Aborted}
 	withCodes, withPolicy := WithCodes(list...), WithPolicy(Policy{Codes: list})

@@ -22,7 +22,7 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 	return made
 }
 
-// hedgedPlan is the plan of a hedged call whose first attempts, sent at noon, are in flight.
+// hedgedPlan returns the plan of a hedged call whose first attempts, sent at noon, are in flight.
 func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *plan {
 	t.Helper()
 	plan := planOf(t, p, budget, noon, time.Time{})
@@ -36,7 +36,8 @@ func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *plan {
 	return plan
 }
 
-// What hedging changes: how many attempts, after which codes, no backoff, and what a stop ends.
+// Hedging changes the number of attempts, the codes that allow another, and the effect of a stop; it
+// has no backoff.
 func TestPlanOfAHedgedCall(t *testing.T) {
 	policy := func(hedges Budget) Policy {
 		return Policy{MaxAttempts: 9, MaxElapsed: time.Minute, Hedging: &Hedging{
@@ -139,7 +140,7 @@ func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
 	}
 }
 
-// The backoff counts the call's retries, and what a server says restarts it.
+// The backoff counts the call's retries, and a server's pushback or RetryInfo restarts it.
 func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 	plan := planOf(t, Policy{MaxAttempts: 9, Backoff: Exponential{Base: second, Max: time.Hour, Jitter: NoJitter}, Budget: Unlimited}, Unlimited, noon, time.Time{})
 	now := noon
@@ -167,8 +168,8 @@ func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 	}
 }
 
-// A hedge pays twice, everything else once; each is told to the budget that was charged for it,
-// and the newest pushback holds for the call.
+// A hedge is charged to two budgets, any other attempt to one. Each is reported to the budget that
+// was charged for it, and the newest pushback holds for the call.
 func TestChargesOfAHedgedCall(t *testing.T) {
 	type accounts struct{ own, hedges counts }
 	internal := func(number int) *failure { f := failureOf(number, codes.Unavailable); return &f }
@@ -227,8 +228,8 @@ func (p *plan) wins(number int) { p.succeeded(Outcome{Attempt: number}) }
 
 func (f *failure) hedge() *failure { f.Attempt.Hedge = true; return f }
 
-// An overdue attempt of a hedged call that turns out to have reached no server: the call waits for
-// a connection, and what was paid at the timeout is given back.
+// If an overdue attempt in a hedged call turns out to have reached no server, the call waits for a
+// connection, and the charge at the timeout is refunded.
 func TestAnOverdueAttemptThatReachedNoServer(t *testing.T) {
 	for _, hedged := range []bool{false, true} {
 		own := &tally{}
@@ -251,7 +252,7 @@ func TestAnOverdueAttemptThatReachedNoServer(t *testing.T) {
 	}
 }
 
-// A server's wait holds for hedges too, if the budget refuses the attempt that it was for.
+// A wait that a server asked for also holds for hedges, even if the budget refuses the attempt after it.
 func TestAHedgeWaitsForThePushbackOfARefusedAttempt(t *testing.T) {
 	plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(0), Budget: Unlimited}}, Unlimited, 2)
 	plan.budget = stingy{}

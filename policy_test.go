@@ -77,7 +77,7 @@ func TestPolicyShowsWhatTheOptionsSet(t *testing.T) {
 	}
 }
 
-// Each field of a policy is laid over the one below by itself.
+// Each field of a policy replaces the one of a wider scope, independently of the others.
 func TestPolicyFieldsThatAreZeroMeanAsBelow(t *testing.T) {
 	classifier := func(context.Context, Attempt) Classification { return Default }
 	below := Policy{
@@ -156,7 +156,7 @@ func TestPolicyIsACopy(t *testing.T) {
 	}
 }
 
-// What Policy returns may be given to WithPolicy: nothing changes.
+// Passing the result of Policy to WithPolicy changes nothing.
 func TestPolicyGoesRoundUnchanged(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"defaults": nil,

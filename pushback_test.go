@@ -95,7 +95,7 @@ func TestPushbackFromErrors(t *testing.T) {
 	}
 }
 
-// What a peer puts into a detail is not always what the type says.
+// A peer may send a detail whose content does not match its type.
 func TestRetryInfoThatCannotBeReadSaysNothing(t *testing.T) {
 	for _, bytes := range [][]byte{{0xff}, {0x0a, 0x05, 0x08}, []byte("no protobuf"), {0x0a}} {
 		err := status.ErrorProto(&statuspb.Status{Code: 14, Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: bytes}}})
@@ -180,7 +180,7 @@ func TestWaitSourceNames(t *testing.T) {
 	}
 }
 
-// A server may send any trailer; none makes a call wait wrongly or panic.
+// Whatever trailer a server sends, no call waits for the wrong time or panics.
 func TestHostilePushbackStops(t *testing.T) {
 	for _, values := range [][]string{
 		{"-1"}, {""}, {" 5"}, {"5 "}, {"+5"}, {"05"}, {"1.5"}, {"1e3"}, {"abc"}, {"2147483648"}, {"9223372036855"},

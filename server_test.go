@@ -18,8 +18,7 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// A handler is a server whose unary and stream handlers do the same thing, without a
-// reply.
+// A handler is a server whose unary and stream handlers do the same thing, and send no response.
 type handler struct {
 	echov1.UnimplementedEchoServiceServer
 	handle func(context.Context) error
@@ -33,7 +32,7 @@ func (h *handler) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServe
 	return h.handle(stream.Context())
 }
 
-// kinds are ways to make one bare RPC, without any retry, and to get its trailer.
+// kinds has functions that make one RPC of each kind, without retries, and return its trailer.
 var kinds = map[string]func(ctx context.Context, client echov1.EchoServiceClient) (metadata.MD, error){
 	"unary": func(ctx context.Context, client echov1.EchoServiceClient) (trailer metadata.MD, err error) {
 		_, err = client.Echo(ctx, request(), grpc.Trailer(&trailer))
@@ -107,7 +106,7 @@ func TestSetPushbackIsSentInWholeMilliseconds(t *testing.T) {
 	}
 }
 
-func TestSetPushbackRefusesWhatTheWireCannotHold(t *testing.T) {
+func TestSetPushbackRejectsWhatTheWireCannotHold(t *testing.T) {
 	for _, delay := range []time.Duration{-1, -time.Hour, math.MinInt64, math.MaxInt32*time.Millisecond + 1, math.MaxInt64} {
 		handle := func(ctx context.Context) error {
 			wantRefused(t, SetPushback(ctx, delay), "SetPushback", delay.String())
@@ -136,7 +135,7 @@ func TestSetNoRetryIsReadAsStop(t *testing.T) {
 	})
 }
 
-// gRPC adds trailers up; a second word means stop, as the comment of SetPushback says.
+// gRPC sends both trailers, and a repeated value means stop, as SetPushback's comment says.
 func TestSecondPushbackOfAHandlerMeansStop(t *testing.T) {
 	handle := func(ctx context.Context) error {
 		return errors.Join(SetPushback(ctx, time.Second), SetPushback(ctx, time.Second))
@@ -154,7 +153,7 @@ func TestPushbackOutsideOfAHandlerIsAnError(t *testing.T) {
 	wantRefused(t, SetNoRetry(ctx), "SetNoRetry")
 }
 
-// What a server says with our functions, a client of ours obeys.
+// This package's client obeys what its server functions send.
 func TestPushbackOfAHandlerIsObeyed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		pushback := unavailable()
