@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -31,6 +32,7 @@ type Plan struct {
 	method  string
 	learner HedgeDelay // nil if nothing measures the first attempt
 	won     bool
+	cut     []int // the numbers of attempts that Overdue said to cancel
 }
 
 // A Step is what a [Plan] wants its driver to do next. Attempts in flight go on in any case,
@@ -124,7 +126,7 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 		return Step{End: true, Reason: ErrHedgeLost}
 	}
 	f := p.failure(a, now)
-	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout)
+	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
 	return p.plan.failed(p.ctx, &f, now, u).public()
 }
@@ -137,7 +139,11 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 func (p *Plan) Overdue(a Attempt, now time.Time, u float64) (cut bool) {
 	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
-	return p.plan.overdue(p.ctx, &f, now, u).Cut
+	cut = p.plan.overdue(p.ctx, &f, now, u).Cut
+	if cut {
+		p.cut = append(p.cut, a.Number)
+	}
+	return cut
 }
 
 // Due returns what is to be done at DueAt, or when there is a connection that a Step has asked
