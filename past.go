@@ -2,11 +2,13 @@ package grpcretry
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // The past of a call holds its attempts that ended without success.
@@ -24,6 +26,8 @@ const (
 	maxKept      = 1000
 	maxKeptBytes = 16 << 10 // in all attempts but the last; beyond that, an attempt keeps only a short message
 )
+
+const detailsKey = "grpc-status-details-bin"
 
 // none reports whether no attempt has ended yet.
 func (p *past) none() bool { return p.last.Number == 0 }
@@ -64,16 +68,34 @@ func (p *past) keepEarlier(a Attempt) {
 	p.earlier = append(p.earlier, a)
 }
 
-// bytesOf returns about how many bytes a server has sent for an attempt. The details of a status
-// are also in the trailer.
+// bytesOf returns about how many bytes a server has sent for an attempt, or for those of a call
+// below that the attempt failed with. The details of a status are also in the trailer, if the
+// attempt's server has sent them.
 func bytesOf(a *Attempt) int {
-	bytes := len(status.Convert(a.Err).Message())
+	st := status.Convert(a.Err)
+	bytes := len(st.Message())
+	if len(a.Trailer[detailsKey]) == 0 && len(st.Details()) > 0 {
+		bytes = proto.Size(st.Proto())
+	}
+	if reflect.TypeOf(a.Err) != statusType {
+		bytes += bytesBelow(a.Err)
+	}
 	for _, md := range []metadata.MD{a.Header, a.Trailer} {
 		for key, values := range md {
 			bytes += len(key)
 			for _, value := range values {
 				bytes += len(value)
 			}
+		}
+	}
+	return bytes
+}
+
+// bytesBelow returns about how many bytes the attempts of a call below hold that failed with err.
+func bytesBelow(err error) (bytes int) {
+	if below := (*Error)(nil); errors.As(err, &below) {
+		for i := range below.Attempts {
+			bytes += bytesOf(&below.Attempts[i])
 		}
 	}
 	return bytes
