@@ -78,7 +78,7 @@ type attempt struct {
 	bounds    *bounds // nil for the attempt of a unary call without a timeout
 
 	fresh bool         // the channel had no connection at the start, and perhaps no service config
-	asked atomic.Int64 // of a fresh channel, when the deadline was last asked for, since the origin
+	asked atomic.Int64 // of a fresh channel, when the deadline was first asked for with the config there, since the origin
 
 	// What gRPC fills in before it returns.
 	header  metadata.MD
@@ -376,10 +376,10 @@ func (a *attempt) isLate() bool {
 }
 
 // Deadline is the caller's, or the end of the call's timeout by the service config. gRPC asks
-// for it when it starts such a timeout for a first attempt.
+// for it when it starts such a timeout for a first attempt; interceptors below may ask again later.
 func (a *attempt) Deadline() (time.Time, bool) {
-	if a.fresh {
-		a.asked.Store(int64(sinceOrigin()))
+	if a.fresh && a.asked.Load() == 0 && a.cc.GetMethodConfig(a.method).Timeout != nil {
+		a.asked.CompareAndSwap(0, int64(sinceOrigin()))
 	}
 	if a.bounds != nil && !a.bounds.limit.IsZero() {
 		return a.bounds.limit, true

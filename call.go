@@ -32,7 +32,7 @@ type rpc struct {
 	overdue func(*attempt) // what runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 	options callOptions
 	stream  *retryStream // nil for a unary call
-	first   *attempt     // whose start the timeout of the service config counts from
+	first   *attempt     // whose start the timeout of the service config counts from: the first that gRPC had a config for
 }
 
 // prepare reads the options of the call, resolves its policy and decides its mode. desc is nil
@@ -382,7 +382,11 @@ func (c *call) retry() *attempt {
 	c.options.forget()
 	last, now := &c.past.last, origin.Add(sinceOrigin()) // in half the time of time.Now
 	c.past.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
-	return c.another(c.plan().send(now), now)
+	a := c.another(c.plan().send(now), now)
+	if c.first.fresh && !c.plan().limited { // gRPC had no service config until now
+		c.first, a.fresh = a, c.retrier.connections.isFresh(c.cc)
+	}
+	return a
 }
 
 // another returns the attempt that the plan has just been told of.
