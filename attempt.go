@@ -77,7 +77,7 @@ type attempt struct {
 	fresh     bool    // the channel had no connection at the start, and perhaps no service config
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
-	asked atomic.Int64 // on a fresh channel, when gRPC last asked for the deadline, since the origin
+	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin
 
 	// Filled in by gRPC before it returns.
 	header  metadata.MD
@@ -376,10 +376,11 @@ func (a *attempt) isLate() bool {
 }
 
 // Deadline returns the caller's deadline or, if it is earlier, the end of the service config's
-// timeout for the call. gRPC asks for it when it starts such a timeout for a first attempt.
+// timeout for the call. gRPC asks for it when it starts such a timeout for a first attempt;
+// interceptors below may ask again later.
 func (a *attempt) Deadline() (time.Time, bool) {
-	if a.fresh {
-		a.asked.Store(int64(sinceOrigin()))
+	if a.fresh && a.asked.Load() == 0 && a.cc.GetMethodConfig(a.method).Timeout != nil {
+		a.asked.CompareAndSwap(0, int64(sinceOrigin()))
 	}
 	if a.bounds != nil && !a.bounds.limit.IsZero() {
 		return a.bounds.limit, true

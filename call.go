@@ -27,7 +27,7 @@ type rpc struct {
 	retrier *Retrier
 	options callOptions
 	stream  *retryStream // nil for a unary call
-	first   *attempt     // the timeout of the service config counts from its start
+	first   *attempt     // the timeout of the service config counts from its start: the first that gRPC had a config for
 
 	hedges  Budget        // the additional budget of hedges; nil if the method is not hedged
 	delay   time.Duration // until the next attempt of a hedged call
@@ -337,6 +337,9 @@ func (c *call) retry() *attempt {
 	last, now := &c.history.last, origin.Add(sinceOrigin()) // in half the time of time.Now
 	c.history.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
 	a := newAttempt(c.ctx, c.plan().send(now), now)
+	if c.first.fresh && !c.plan().limited { // gRPC had no service config until now
+		c.first, a.fresh = a, c.retrier.connections.isFresh(c.cc)
+	}
 	c.ready(a)
 	return a
 }

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -33,6 +34,7 @@ type Plan struct {
 	method  string
 	learner HedgeDelay // nil if nothing measures the first attempt
 	won     bool
+	cut     []int // the numbers of attempts that Overdue said to cancel
 }
 
 // A Step tells a [Plan]'s driver what to do next. Attempts in flight continue unless End is set.
@@ -125,7 +127,7 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 		return Step{End: true, Reason: ErrHedgeLost}
 	}
 	f := p.failure(a, now)
-	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout)
+	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
 	return p.plan.failed(p.ctx, &f, now, u).exported()
 }
@@ -138,7 +140,11 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 func (p *Plan) Overdue(a Attempt, now time.Time, u float64) (cut bool) {
 	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
-	return p.plan.overdue(p.ctx, &f, now, u).Cut
+	cut = p.plan.overdue(p.ctx, &f, now, u).Cut
+	if cut {
+		p.cut = append(p.cut, a.Number)
+	}
+	return cut
 }
 
 // Due returns the Step at DueAt, or as soon as a connection is ready for which a Step said to

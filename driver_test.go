@@ -204,3 +204,16 @@ func TestPlanGivesBackAnUnsentRetryIfTheBackoffPanics(t *testing.T) {
 		t.Errorf("%v of 1 retry is left in the budget", got)
 	}
 }
+
+// An attempt that failed because an attempt of another call, made by it, exceeded its timeout was
+// not cut itself.
+func TestPlanKnowsWhichAttemptItHasCut(t *testing.T) {
+	for _, timeout := range []time.Duration{0, 3 * second} {
+		plan := newPlan(t, t.Context(), WithAttemptTimeout(timeout))
+		a, _ := plan.Sent(noon)
+		a.Duration, a.Err = second, &Error{Last: newAttemptTimeoutError(second, nil), Reason: ErrAttemptsExhausted}
+		if got, want := plan.Ended(a, noon.Add(second), 0.5), (Step{End: true, Reason: ErrNotRetryable}); got != want {
+			t.Errorf("with a timeout of %v, Ended = %+v, want %+v", timeout, got, want)
+		}
+	}
+}

@@ -287,6 +287,33 @@ func TestAnErrorOfLargeFailuresIsBounded(t *testing.T) {
 	}
 }
 
+// It is also bounded if attempts fail with the error of a call below, whose details are not in their
+// own trailers.
+func TestAnErrorOfLargeFailuresBelowIsBounded(t *testing.T) {
+	large := strings.Repeat("r", 1<<20)
+	detailed, err := status.New(codes.Unavailable, "db-down").WithDetails(&errdetails.ErrorInfo{Reason: large})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, below := range map[string]error{
+		"its details":  detailed.Err(),
+		"its attempts": &Error{Last: errUnavailable, Reason: ErrAttemptsExhausted, Attempts: []Attempt{{Number: 1, Err: errUnavailable, Trailer: metadata.Pairs("k", large)}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := invoke(t.Context(), UnaryClientInterceptor(WithBackoff(Constant(0))), func(context.Context, int) error { return below })
+			e := wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
+			for _, a := range e.Attempts[:3] {
+				if inner := (*Error)(nil); errors.As(a.Err, &inner) || len(status.Convert(a.Err).Details()) > 0 || a.Code() != codes.Unavailable {
+					t.Errorf("attempt %d keeps %T, want only its code and message", a.Number, a.Err)
+				}
+			}
+			if last := e.Attempts[3].Err; last != below { //nolint:errorlint // identity is meant
+				t.Errorf("the last attempt has %v, want the error as it came", last)
+			}
+		})
+	}
+}
+
 // Headers and trailers that fit are kept for every attempt.
 func TestAnErrorOfSmallFailuresKeepsAll(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -2,11 +2,13 @@ package grpcretry
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // The history of a call holds its attempts that ended without success.
@@ -24,6 +26,8 @@ const (
 	maxKept      = 1000
 	maxKeptBytes = 16 << 10 // for the earlier attempts; beyond that, an attempt keeps only a short message
 )
+
+const detailsKey = "grpc-status-details-bin"
 
 // isEmpty reports whether no attempt has ended yet.
 func (h *history) isEmpty() bool { return h.last.Number == 0 }
@@ -65,16 +69,34 @@ func (h *history) keepEarlier(a Attempt) {
 	h.earlier = append(h.earlier, a)
 }
 
-// bytesOf returns roughly how many bytes a server has sent for an attempt. A status's details are
-// part of the trailer.
+// bytesOf returns roughly how many bytes a server has sent for an attempt, or for the attempts of a
+// call below with which the attempt failed. A status's details are part of the trailer if the
+// attempt's own server has sent them.
 func bytesOf(a *Attempt) int {
-	bytes := len(status.Convert(a.Err).Message())
+	st := status.Convert(a.Err)
+	bytes := len(st.Message())
+	if len(a.Trailer[detailsKey]) == 0 && len(st.Details()) > 0 {
+		bytes = proto.Size(st.Proto())
+	}
+	if reflect.TypeOf(a.Err) != statusType {
+		bytes += bytesBelow(a.Err)
+	}
 	for _, md := range []metadata.MD{a.Header, a.Trailer} {
 		for key, values := range md {
 			bytes += len(key)
 			for _, value := range values {
 				bytes += len(value)
 			}
+		}
+	}
+	return bytes
+}
+
+// bytesBelow returns roughly how many bytes the attempts of a call below hold that failed with err.
+func bytesBelow(err error) (bytes int) {
+	if below := (*Error)(nil); errors.As(err, &below) {
+		for i := range below.Attempts {
+			bytes += bytesOf(&below.Attempts[i])
 		}
 	}
 	return bytes

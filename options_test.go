@@ -422,7 +422,7 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, always(unavailable().after(second / 2).pushback("5")))
+				server := serve(t, always(unavailable().after(second/2).pushback("5")))
 				budget := &aBudget{}
 				opts := append([]Option{steady, WithBudget(budget), WithAttemptTimeout(time.Second),
 					WithObserver(func(_ context.Context, e Event) { t.Errorf("event %+v", e) }),

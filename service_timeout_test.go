@@ -118,6 +118,41 @@ func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string, opts ...grp
 	return err
 }
 
+// An interceptor below that asks for the deadline at the end of an attempt does not put it off.
+func TestTheServiceConfigsTimeoutCountsFromTheStart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable().after(9*second/10)))
+		cc := server.resolveAfter(t, 0, oneSecond, append(DialOptions(WithBackoff(Constant(second/100))),
+			belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+				defer ctx.Deadline()
+				return next(ctx)
+			}))...)
+		err := echoOnce(t.Context(), cc, "unary")
+		if took := time.Since(server.start); took != second || status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after 1s", took, err)
+		}
+	})
+}
+
+// If attempts fail before there is a service config, its timeout starts with the first that has one.
+func TestTheServiceConfigsTimeoutStartsWithTheConfig(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().after(second/5), ok()))
+		found := manual.NewBuilderWithScheme("echo")
+		found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
+			time.AfterFunc(1, func() { cc.ReportError(errors.New("no such host")) })
+			time.AfterFunc(3*second, func() {
+				_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: cc.ParseServiceConfig(oneSecond)})
+			})
+		}
+		cc := server.connTo(t, "echo:///echo", append(DialOptions(WithBackoff(Constant(second/10))), grpc.WithResolvers(found))...)
+		if err := echoOnce(t.Context(), cc, "unary"); err != nil {
+			t.Errorf("the call ended after %v with %v, want a success", time.Since(server.start), err)
+		}
+		wantTimes(t, server, 31*second/10, 34*second/10)
+	})
+}
+
 // As with a deadline of the caller, no wait is started that would reach the end.
 func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
