@@ -48,7 +48,7 @@ type defeat struct {
 	verdict verdict
 }
 
-// A happening is something that a race must handle. One of its fields is set; the zero value means
+// A happening is something that a race must handle. One field is set, besides err; the zero value means
 // to check whether an attempt is due, or the caller has gone.
 type happening struct {
 	ended     *attempt // an attempt that has ended, with err
