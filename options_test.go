@@ -404,7 +404,7 @@ func TestMaxAttemptsHasNoHiddenCap(t *testing.T) {
 	})
 }
 
-// If retries are off, the interceptor leaves the call alone: there is no budget, no event and no
+// If retries are off, the interceptor leaves calls with a deadline alone: there is no budget, no event and no
 // metadata for the server, and the error is gRPC's own.
 func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	const method = echov1.EchoService_Echo_FullMethodName
@@ -422,7 +422,7 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serve(t, always(unavailable().after(second / 2).pushback("5")))
+				server := serve(t, always(unavailable().after(second/2).pushback("5")))
 				budget := &aBudget{}
 				opts := append([]Option{steady, WithBudget(budget), WithAttemptTimeout(time.Second),
 					WithObserver(func(_ context.Context, e Event) { t.Errorf("event %+v", e) }),
