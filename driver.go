@@ -47,9 +47,9 @@ type Step struct {
 	// End is true if the call is over. The driver cancels the attempts in flight and reports
 	// each with [Plan.Ended] and [ErrHedgeLost].
 	End bool
-	// Reason says why no attempt follows the one that was reported, or why a hedge that was due
-	// is not sent: an error as in [Error.Reason]. It is nil if another attempt follows,
-	// immediately or at DueAt, and after a success.
+	// Reason is an error as in [Error.Reason]: why no attempt follows the one that was reported, or
+	// why a hedge that was due is not sent. It is nil after a success, and if another attempt
+	// follows, immediately or at DueAt.
 	Reason error
 }
 

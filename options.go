@@ -243,7 +243,8 @@ func WithCommitOnHeaders(on bool) CallOption {
 }
 
 // Disable turns retries and hedging off. The call passes straight through to gRPC: without a
-// budget, without events, and with its error unchanged. A later or narrower [WithMaxAttempts] or
+// budget, without events, and with its error unchanged. Only [WithAttemptTimeout] may still end a
+// unary call that has no deadline. A later or narrower [WithMaxAttempts] or
 // [WithHedging] turns retries or hedging on again.
 func Disable() CallOption {
 	return newCallOption("Disable", nil, func(s *Policy) { s.setMaxAttempts(1) })

@@ -463,8 +463,8 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	return step{verdict: v, Connect: true}
 }
 
-// unsentBackoff returns the backoff after a wait for a connection. If the Backoff panics, what was
-// withdrawn for the unsent attempt is given back.
+// unsentBackoff returns the backoff after a wait for a connection. If the Backoff panics, the unsent
+// attempt's charge is refunded.
 func (p *plan) unsentBackoff(f *failure, taken charge, u float64) time.Duration {
 	done := false
 	defer func() {
