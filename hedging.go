@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -41,6 +42,8 @@ type race struct {
 	handling bool          // guarded by mu; a goroutine is at it
 	ended    bool          // guarded by mu; decided, and every attempt has ended
 	wake     chan struct{} // guarded by mu; closed when over; nil while nobody waits for that
+	exited   bool          // guarded by mu; a callback has ended the goroutine that handled the queue
+	stopping bool          // guarded by mu; the caller's goroutine has seen that
 
 	connecting bool          // guarded by mu; the call waits for a connection
 	nudge      chan struct{} // guarded by mu; closed when connecting becomes true; nil while nobody waits for that
@@ -114,6 +117,7 @@ func (h *hedging) run() *race {
 	r := h.contested()
 	r.post(happening{ended: first, err: err})
 	r.await()
+	r.exit()
 	over = true
 	return r
 }
@@ -174,12 +178,20 @@ func (h *race) post(e happening) {
 		return
 	}
 	h.handling = true
-	defer func() { h.handling = false }() // after a panic too
+	done := false
+	defer func() {
+		h.handling = false
+		if !done { // the caller's goroutine ends as well; a panic on another ends the program
+			h.exited = true
+			h.wakeCaller()
+		}
+	}()
 	for len(h.queue) > 0 {
 		e := h.queue[0]
 		h.queue = slices.Delete(h.queue, 0, 1)
 		h.handleUnlocked(e)
 	}
+	done = true
 	if h.decided && len(h.open) == 0 && !h.ended {
 		h.ended = true
 		if h.wake != nil {
@@ -201,31 +213,51 @@ func (h *race) await() {
 	c := h.call
 	closed, unwatch := c.retrier.connections.watch(c.cc, shortWait+1)
 	defer unwatch()
-	for {
+	gone := c.ctx.Done()
+	for left := false; ; {
+		h.quitAfterExit()
 		wake, nudge, connecting := h.awaited()
 		if wake == nil {
 			return
 		}
-		if connecting {
-			if !h.awaitConnection(wake, closed) {
-				break
+		if connecting && !left {
+			if h.awaitConnection(wake, closed) {
+				h.contested().post(happening{connected: true})
+				continue
 			}
-			h.contested().post(happening{connected: true})
-			continue
+		} else {
+			select {
+			case <-nudge:
+				continue
+			case <-wake:
+				return
+			case <-gone:
+			case <-closed:
+			}
 		}
-		select {
-		case <-nudge:
-			continue
-		case <-wake:
-			return
-		case <-c.ctx.Done():
-		case <-closed:
-		}
-		break
+		gone, closed, left = nil, nil, true
+		h.look() // attempts end by themselves, but there may be none in flight
 	}
-	h.look() // attempts end by themselves, but there may be none in flight
-	if wake, _, _ := h.awaited(); wake != nil {
-		<-wake
+}
+
+// quitAfterExit ends what is still under way when a callback has ended the goroutine that it ran on.
+func (h *race) quitAfterExit() {
+	h.mu.Lock()
+	exited := h.exited && !h.stopping
+	h.stopping = h.stopping || exited
+	h.mu.Unlock()
+	if exited {
+		h.post(happening{panicked: h.first})
+	}
+}
+
+// exit ends the caller's goroutine if a callback has ended another.
+func (h *race) exit() {
+	h.mu.Lock()
+	exited := h.exited
+	h.mu.Unlock()
+	if exited {
+		runtime.Goexit()
 	}
 }
 
@@ -446,6 +478,11 @@ func (h *race) connect() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.connecting = true
+	h.wakeCaller()
+}
+
+// wakeCaller needs mu.
+func (h *race) wakeCaller() {
 	if h.nudge != nil {
 		close(h.nudge)
 		h.nudge = nil
