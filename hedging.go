@@ -60,6 +60,7 @@ func (h *hedging) run() *race {
 	r := h.contested()
 	r.post(happening{ended: first, err: err})
 	r.await()
+	r.exit()
 	over = true
 	return r
 }

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"runtime"
 	"slices"
 	"time"
 
@@ -22,9 +23,11 @@ type race struct {
 	handling bool          // guarded by mu; a goroutine handles the queue
 	ended    bool          // guarded by mu; decided, and every attempt has ended
 	wake     chan struct{} // guarded by mu; closed when ended; nil if unused
+	exited   bool          // guarded by mu; a callback has ended the goroutine that handled the queue
+	stopping bool          // guarded by mu; the caller's goroutine has seen that
 
 	connecting bool          // guarded by mu; the call waits for a connection
-	nudge      chan struct{} // guarded by mu; closed when connecting becomes true; nil if unused
+	nudge      chan struct{} // guarded by mu; closed when connecting or exited becomes true; nil if unused
 
 	// Used by the goroutine that handles the queue, and by the caller's when the race has ended.
 	made    int        // attempts sent
@@ -68,12 +71,20 @@ func (r *race) post(e happening) {
 		return
 	}
 	r.handling = true
-	defer func() { r.handling = false }() // after a panic too
+	done := false
+	defer func() {
+		r.handling = false
+		if !done { // the caller's goroutine ends as well; a panic on another ends the program
+			r.exited = true
+			r.wakeCaller()
+		}
+	}()
 	for len(r.queue) > 0 {
 		e := r.queue[0]
 		r.queue = slices.Delete(r.queue, 0, 1)
 		r.handleUnlocked(e)
 	}
+	done = true
 	if r.decided && len(r.open) == 0 && !r.ended {
 		r.ended = true
 		if r.wake != nil {
@@ -95,31 +106,52 @@ func (r *race) await() {
 	c := r.call
 	closed, unwatch := c.retrier.connections.watch(c.cc, shortWait+1)
 	defer unwatch()
-	for {
+	gone := c.ctx.Done()
+	for left := false; ; {
+		r.crashAfterExit()
 		wake, nudge, connecting := r.awaited()
 		if wake == nil {
 			return
 		}
-		if connecting {
-			if !r.awaitConnection(wake, closed) {
-				break
+		if connecting && !left {
+			if r.awaitConnection(wake, closed) {
+				r.contested().post(happening{connected: true})
+				continue
 			}
-			r.contested().post(happening{connected: true})
-			continue
+		} else {
+			select {
+			case <-nudge:
+				continue
+			case <-wake:
+				return
+			case <-gone:
+			case <-closed:
+			}
 		}
-		select {
-		case <-nudge:
-			continue
-		case <-wake:
-			return
-		case <-c.ctx.Done():
-		case <-closed:
-		}
-		break
+		gone, closed, left = nil, nil, true
+		r.look() // attempts end by themselves, but there may be none in flight
 	}
-	r.look() // attempts end by themselves, but there may be none in flight
-	if wake, _, _ := r.awaited(); wake != nil {
-		<-wake
+}
+
+// crashAfterExit cancels what is still in flight if a callback has ended the goroutine that it ran
+// on.
+func (r *race) crashAfterExit() {
+	r.mu.Lock()
+	crashes := r.exited && !r.stopping
+	r.stopping = r.stopping || crashes
+	r.mu.Unlock()
+	if crashes {
+		r.post(happening{panicked: r.first})
+	}
+}
+
+// exit ends the caller's goroutine if a callback has ended another one.
+func (r *race) exit() {
+	r.mu.Lock()
+	exited := r.exited
+	r.mu.Unlock()
+	if exited {
+		runtime.Goexit()
 	}
 }
 
@@ -340,6 +372,11 @@ func (r *race) connect() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.connecting = true
+	r.wakeCaller()
+}
+
+// wakeCaller needs mu. It makes the caller's goroutine look at what has changed.
+func (r *race) wakeCaller() {
 	if r.nudge != nil {
 		close(r.nudge)
 		r.nudge = nil

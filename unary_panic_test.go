@@ -212,3 +212,47 @@ func TestGoexitAtTheAttemptTimeoutEndsTheCallsGoroutine(t *testing.T) {
 type exiting struct{}
 
 func (exiting) Delay(int, time.Duration, float64) time.Duration { runtime.Goexit(); return 0 }
+
+// A classifier that ends the goroutine of any attempt of a hedged call ends that of the call.
+func TestGoexitInAHedgedCallEndsTheCallsGoroutine(t *testing.T) {
+	for _, ends := range []int{1, 2} { // the number of the attempt that fails last
+		for _, cancelled := range []bool{false, true} {
+			t.Run(fmt.Sprintf("attempt %d, cancelled %v", ends, cancelled), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					budget, err := NewConcurrencyBudget(1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					defer cancel()
+					if cancelled {
+						time.AfterFunc(5*second, cancel)
+					}
+					start := time.Now()
+					classifier := WithClassifier(func(_ context.Context, a Attempt) Classification {
+						if a.Number == ends {
+							runtime.Goexit()
+						}
+						return Default
+					})
+					var ended sync.WaitGroup
+					ended.Go(func() {
+						err := hedgedEcho(ctx, func(_ context.Context, n int) error {
+							if n == ends {
+								time.Sleep(7 * second)
+							}
+							return errUnavailable
+						}, WithBudget(budget), classifier, hedged(Hedging{Delay: HedgeAfter(second)}))
+						if !cancelled {
+							t.Errorf("the call returned %v, want the end of its goroutine", err)
+						}
+					})
+					ended.Wait()
+					if took := time.Since(start); took > 10*second || budget.Balance(time.Now()) != 1 {
+						t.Errorf("it ended after %v, with %v left in the budget", took, budget.Balance(time.Now()))
+					}
+				})
+			})
+		}
+	}
+}
