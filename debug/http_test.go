@@ -227,6 +227,18 @@ func TestWhatPeersSendIsEscaped(t *testing.T) {
 	})
 }
 
+// A link to the page may be anybody's.
+func TestWhatAQueryAsksForIsMadeFitToBeShown(t *testing.T) {
+	p := handler(t, retrier(t))
+	for _, name := range []string{"target", "method"} {
+		body := get(t, p, name+"=%E2%80%AEevil%0A"+strings.Repeat("x", 1000)).Body.String()
+		_, filter, _ := strings.Cut(body, "Only "+name+" ")
+		filter, _, _ = strings.Cut(filter, ". <a")
+		want(t, "the start of the "+name, strings.TrimRight(filter, "x…"), "\ufffdevil\ufffd")
+		want(t, "a "+name+" that is too long", len(filter) > maxName, false)
+	}
+}
+
 // FuzzPage has a peer write anything anywhere. The page has the same elements and the same
 // attributes as with harmless words, and the JSON has the words.
 func FuzzPage(f *testing.F) {

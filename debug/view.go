@@ -110,10 +110,10 @@ func (v *view) link(q query) {
 func (f filter) words() string {
 	var all []string
 	if f.method != "" {
-		all = append(all, "method "+f.method)
+		all = append(all, "method "+text(f.method, maxName))
 	}
 	if f.target != "" {
-		all = append(all, "target "+f.target)
+		all = append(all, "target "+text(f.target, maxName))
 	}
 	if f.retrier != 0 {
 		all = append(all, "retrier "+strconv.Itoa(f.retrier))
