@@ -107,7 +107,7 @@ func TestPolicyHandsOutItsOwnHedging(t *testing.T) {
 	}
 }
 
-// Who turns retries off for all, and hedging on for one method, gets just that.
+// If retries are off for all methods and hedging is on for one, that is what each gets.
 func TestHedgingWhereRetriesAreOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(says("a").after(time.Hour), says("b"), unavailable()))
