@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -422,4 +423,30 @@ func TestAPanicOfTheDelayEndsAStreamThatIsNotHedged(t *testing.T) {
 			})
 		})
 	}
+}
+
+// panicAtEOF is a stream whose RecvMsg panics when gRPC's has returned io.EOF.
+type panicAtEOF struct{ grpc.ClientStream }
+
+func (s panicAtEOF) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == io.EOF {
+		panic(errBomb)
+	}
+	return err
+}
+
+func TestAPanicBelowAtTheEndOfACommittedStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, reported := serveScripts(t, "header"), &record{}
+		cc := server.conn(t, append(DialOptions(reported.options()...),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return panicAtEOF{s} }))...)
+		app := openOn(t, cc, bidiStream, reported.onFinish())
+		tough := &survivor{stream: app.stream}
+		tough.play(t, "header; recv", app.cancel)
+		if tough.recovered != 1 {
+			t.Errorf("the application has recovered from %d panics, want 1", tough.recovered)
+		}
+		reported.want(t, nil)
+	})
 }

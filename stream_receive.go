@@ -213,8 +213,12 @@ func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
 			s.mu.Lock()
 			s.receiving--
 			s.changed()
+			over, err := at.over, at.overErr
 			s.mu.Unlock()
 			s.exit(at)
+			if over { // finished has left that to this goroutine
+				s.end(at, err)
+			}
 		}
 	}()
 	err := at.stream.RecvMsg(m)
