@@ -98,6 +98,7 @@ func (c *call) end(how *callFailure) {
 // goroutine; a is the attempt that was in flight, or has just ended.
 func (c *call) crashed(a *attempt) {
 	defer a.release()
+	a.settle() // the timer may be using the plan
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}

@@ -256,3 +256,25 @@ func TestGoexitInAHedgedCallEndsTheCallsGoroutine(t *testing.T) {
 		}
 	}
 }
+
+// A retry that the attempt timeout decides on while the attempt panics is given back.
+func TestAPanicWhileTheAttemptTimeoutDecides(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		budget, err := NewConcurrencyBudget(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slow := WithClassifier(func(context.Context, Attempt) Classification { time.Sleep(second); return Retry })
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = invoke(t.Context(), UnaryClientInterceptor(WithBudget(budget), WithAttemptTimeout(second), slow), func(context.Context, int) error {
+				time.Sleep(3 * second / 2)
+				panic("drawn")
+			})
+		}()
+		time.Sleep(second)
+		if got := budget.Balance(time.Now()); got != 1 {
+			t.Errorf("%v of 1 retry is left in the budget", got)
+		}
+	})
+}
