@@ -307,7 +307,7 @@ func TestAnErrorOfLargeFailuresBelowIsBounded(t *testing.T) {
 					t.Errorf("attempt %d keeps %T, want only its code and message", a.Number, a.Err)
 				}
 			}
-			if last := e.Attempts[3].Err; last != below { //nolint:errorlint // identity is meant
+			if last := e.Attempts[3].Err; last != below {
 				t.Errorf("the last attempt has %v, want the error as it came", last)
 			}
 		})
