@@ -217,3 +217,18 @@ func TestPlanKnowsWhichAttemptItHasCut(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanGivesBackAHedgeIfItsBudgetPanics(t *testing.T) {
+	budget := &tally{}
+	plan := newPlan(t, t.Context(), WithBudget(budget),
+		WithHedging(Hedging{Delay: HedgeAfter(second), Budget: panickingBudget{}, AllMethodsAreSafe: true}))
+	plan.Sent(noon)
+	func() {
+		defer func() { _ = recover() }()
+		plan.Due(noon.Add(second))
+		t.Error("the budget has not panicked")
+	}()
+	if want := (counts{withdrawn: 1, refunded: 1}); budget.counts != want {
+		t.Errorf("budget is %+v, want %+v", budget.counts, want)
+	}
+}

@@ -67,6 +67,13 @@ func (f failure) saying(pushback ...string) failure {
 
 func (f failure) with(change func(*failure)) failure { change(&f); return f }
 
+// An okError is an error whose status is OK.
+type okError struct{ error }
+
+func (okError) Error() string { return "no failure" }
+
+func (okError) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
+
 func TestEngine(t *testing.T) {
 	var (
 		canceled  = func(f *failure) { f.CtxErr = context.Canceled }
@@ -143,6 +150,8 @@ func TestEngine(t *testing.T) {
 			failure: failureOf(1, codes.ResourceExhausted).with(sizeError), want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "classifier says retry", opts: []Option{exact, WithClassifier(retries)}, failure: failureOf(1, codes.NotFound),
 			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "an error that says OK, classifier says retry", opts: []Option{WithClassifier(retries)},
+			failure: failureOf(1, codes.Unavailable).with(func(f *failure) { f.Attempt.Err = okError{} }), want: stop(ErrNotRetryable, Ignored)},
 		{name: "classifier says stop", opts: []Option{WithClassifier(stops)}, failure: failureOf(1, codes.Unavailable),
 			want: stop(ErrNotRetryable, Ignored)},
 		{name: "classifier leaves it to the codes", opts: []Option{exact, WithClassifier(leaves)}, failure: failureOf(1, codes.Unavailable),

@@ -11,8 +11,9 @@ import (
 // for each attempt. If it is chained twice, only the outer one retries.
 //
 // Retries carry the number of previous attempts to the server in a [grpc.PerRPCCredsCallOption],
-// together with the call's own credentials. An interceptor chained after this one that adds
-// credentials replaces that option, and the server then does not receive the number.
+// together with the call's own credentials. An interceptor chained after this one that appends
+// credentials to the call options replaces that option, and the server then does not receive the
+// number. Such an interceptor must not put its option first: gRPC obeys the last one.
 func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.unary }
 
 // UnaryClientInterceptor returns the [Retrier.UnaryClientInterceptor] of a new Retrier. It panics

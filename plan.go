@@ -610,13 +610,23 @@ func (p *plan) admit(now time.Time, hedge bool) bool {
 	case !hedge || p.hedges == nil:
 		p.next.charge = aRetry
 		return true
-	case !withdrawFrom(p.hedges, now, p.replacing):
-		p.budget.Refund()
+	case !p.withdrawHedge(now):
 		return false
 	default:
 		p.next.charge = andHedge
 		return true
 	}
+}
+
+// withdrawHedge takes a hedge, or gives back the retry that was taken for it, also if the budget of
+// hedges panics.
+func (p *plan) withdrawHedge(now time.Time) (taken bool) {
+	defer func() {
+		if !taken {
+			p.budget.Refund()
+		}
+	}()
+	return withdrawFrom(p.hedges, now, p.replacing)
 }
 
 // refund returns a charge to the budgets.
