@@ -568,14 +568,14 @@ func (p *diffProgram) equalPart(part string, plain, ours diffLog) bool {
 	} else if refused && (attempt || part == "OnFinish") {
 		return sooner(a, b, func(what string) bool { return part == "OnFinish" || strings.HasPrefix(what, "*stats.End") })
 	}
-	if gaveUp && (attempt || part == "OnFinish") {
-		a, b = until(a, plain.gaveUp()), until(b, ours.gaveUp()) // goroutines of gRPC compete to end the call
-	}
 	if _, lied := plain.find("cardinality violation: received no response"); lied && part == "OnFinish" {
 		a = slices.Clone(a)
 		for i, line := range a {
 			a[i] = strings.Replace(line, " ms  nil", " ms  *status.Error rpc error: code = Internal desc = cardinality violation: received no response message from non-server-streaming RPC", 1)
 		}
+	}
+	if gaveUp && (attempt || part == "OnFinish") {
+		a, b = until(a, plain.gaveUp()), until(b, ours.gaveUp()) // goroutines of gRPC compete to end the call
 	}
 	if application {
 		for i := range min(len(a), len(b)) {
