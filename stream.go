@@ -33,8 +33,9 @@ import (
 // between two attempts Context returns the call's context.
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream
-// that the application abandons is not reported, and SendMsg and Header leave more failures to
-// RecvMsg; nothing else changes.
+// that the application abandons is not reported, SendMsg and Header leave more failures to RecvMsg,
+// and the server does not receive the number of previous attempts; nothing else changes. For
+// interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
