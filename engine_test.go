@@ -68,7 +68,7 @@ func (f failure) saying(pushback ...string) failure {
 func (f failure) with(change func(*failure)) failure { change(&f); return f }
 
 // An okError is an error whose status is OK.
-type okError struct{ error }
+type okError struct{}
 
 func (okError) Error() string { return "no failure" }
 
