@@ -123,11 +123,11 @@ func (e *Error) Unwrap() []error {
 	if e.Last != nil {
 		all = append(all, disowned(e.Last))
 	}
-	if e.Reason != nil && e.ctx == nil {
-		all = append(all, e.Reason)
-	}
-	if e.Reason != nil && e.ctx != nil {
+	switch {
+	case e.Reason != nil && e.ctx != nil:
 		all = append(all, disowned(e.Reason))
+	case e.Reason != nil:
+		all = append(all, e.Reason)
 	}
 	if e.ctx != nil {
 		all = append(all, e.ctx)

@@ -86,7 +86,7 @@ func (c *chart) draw(levels []Level) {
 	c.Title = fmt.Sprintf("budget in the last %s: between %s and %s retries, now %s",
 		length(Recent), balance(lowest), balance(top), c.Level)
 
-	var line strings.Builder // the path under way
+	var line strings.Builder // the path so far
 	var area strings.Builder
 	dashed := false
 	end := func() {

@@ -66,8 +66,8 @@ const (
 // for concurrent use.
 type Page struct {
 	since   time.Time // set by Handler, then only read
-	sources []*source // likewise
-	stops   []func()  // likewise
+	sources []*source // set by Handler, then only read
+	stops   []func()  // set by Handler, then only read
 
 	mu      sync.Mutex     // held to add a row, a budget or a call, and to copy them; never across a callback
 	rows    int            // guarded by mu

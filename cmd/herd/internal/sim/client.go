@@ -185,7 +185,7 @@ func (r *run) equip(c *caller, strategy *Strategy, processes int) error {
 	return nil
 }
 
-// groupCalls begins the next call of a group, or all that begin at once.
+// groupCalls starts a group's next call, or all its calls if they start together.
 func (r *run) groupCalls(g *group, ref int32) {
 	c := g.config
 	switch {
@@ -540,7 +540,7 @@ func codeOf(err error) codes.Code {
 	return status.Code(err)
 }
 
-// open counts the calls of a caller that are under way.
+// open counts a caller's calls in flight.
 func (r *run) open(from *caller, change int) {
 	from.Open += change
 	from.seen.at(r.now).Open = from.Open
