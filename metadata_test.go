@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,10 +36,13 @@ func TestLeftoversOfAnEarlierCallDecideNothing(t *testing.T) {
 			for _, leftover := range []string{"-1", "7000"} {
 				t.Run(name+", "+kind+", "+leftover, func(t *testing.T) {
 					bubble(t, func(t *testing.T) {
-						var sent []time.Duration
+						var mu sync.Mutex
+						var sent []time.Duration // guarded by mu, because hedges run at the same time
 						start := time.Now()
 						below := func(n int) error {
+							mu.Lock()
 							sent = append(sent, time.Since(start))
+							mu.Unlock()
 							if n == 1 {
 								return errUnavailable // without having reached a server
 							}
