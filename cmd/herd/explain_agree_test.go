@@ -118,6 +118,13 @@ func (p pageReader) before(paragraph, words string) string {
 	return ""
 }
 
+// sentence is the beginning of a sentence, up to some words.
+func (p pageReader) sentence(paragraph, words string) string {
+	p.t.Helper()
+	text := p.before(paragraph, words)
+	return text[strings.LastIndex(text, ". ")+1:]
+}
+
 // figure reads 1,234, 1.5 s, 300 ms, 20%, 20/s.
 func (p pageReader) figure(text string) float64 {
 	p.t.Helper()
@@ -199,6 +206,68 @@ func TestExplainAgreesOnFailingCalls(t *testing.T) {
 		}
 		p.agree(args, p.cell("always", "error", 0), unavailable.Mean.Seconds())
 		p.agree(args+", no response", p.cell("always", "error", 1), 10)
+	}
+}
+
+// Calls that never get their last attempt.
+func TestExplainAgreesOnTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	p := pageOf(t, "-layers 1 -deadline 4s")
+	s := downScenario(0, 40*time.Second, codes.ResourceExhausted)
+	s.Groups[0].Deadline, s.Groups[0].Stop = 4*time.Second, 30*time.Second
+	g := simulate(t, s, sim.Strategy{Budget: sim.Budget{Kind: sim.UnlimitedBudget}}).Groups[0]
+	p.agree("cut by the deadline", p.sentence("fails with RESOURCE_EXHAUSTED", " never get their last attempt"), float64(g.Outcomes["deadline"])/float64(g.Failed))
+	p.agree("on average", p.before("fails with RESOURCE_EXHAUSTED", " on average"), g.FailedAfter.Mean.Seconds())
+}
+
+// The current policy's column of the table with the recommended one.
+func TestExplainAgreesOnTheComparison(t *testing.T) {
+	t.Parallel()
+	for args, strategy := range readmePolicies {
+		if strategy.Policy.Classifier != nil {
+			continue // there is no comparison
+		}
+		p := pageOf(t, "-layers 1 "+args)
+		s, err := explanationOf(t, "-layers 1 "+args).recommendation(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.page.Sections = append(p.page.Sections, s)
+		said := func(row string) string { return p.cell(row, "this policy", 0) }
+		load := downScenario(12*time.Second, 10*time.Second, codes.Unavailable)
+		load.Groups[0].Even = true
+		load.Servers[0].Capacity, load.Servers[0].Window, load.Servers[0].RejectCode = 1250, 200*time.Millisecond, codes.Unavailable
+		load.Servers[0].Outages[0].For = 10 * time.Second
+		load.Duration = 40 * time.Second
+		r := simulate(t, load, strategy)
+		attempts := 0
+		for _, b := range r.Servers[0].Series[12:22] {
+			attempts += b.Offered
+		}
+		p.agree(args+", extra load", said("extra load"), float64(attempts)/10_000-1)
+
+		load.Servers[0].Outages = nil
+		for i, length := range []time.Duration{300, 1000, 2000} {
+			load.Servers[0].Outages = append(load.Servers[0].Outages, sim.Outage{From: time.Duration(12+14*i) * time.Second, For: length * time.Millisecond})
+		}
+		load.Duration = 54 * time.Second
+		load.Groups[0].Rate, load.Groups[0].Processes, load.Servers[0].Capacity = 2000, 20, 2500 // for enough calls that are rescued
+		var failed, all, rescued float64
+		const seeds = 3
+		for range seeds {
+			load.Seed++
+			r = simulate(t, load, strategy)
+			none := simulate(t, load, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}})
+			failed += r.Summary.Failed / none.Summary.Failed / seeds
+			all += r.Summary.P99.Seconds() / seeds
+			rescued += r.Groups[0].Rescued.P99.Seconds() / seeds
+		}
+		if args == "" {
+			p.agree(args+", calls saved", said("calls saved"), 1-failed)
+		} else {
+			p.agree(args+", p99", said("p99 of all calls"), all)
+		}
+		p.agree(args+", p99 of the rescued", said("p99 of the rescued"), rescued)
 	}
 }
 
