@@ -238,7 +238,7 @@ func (b *bounds) judged() {
 // returns false if the application has become bound to the attempt meanwhile.
 func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	b := a.bounds
-	if b.isSettled() || b.retrier.leavesToGRPC(a.cc, a.method) {
+	if b.isSettled() || b.retrier.leavesToGRPC(b.plan.policy, a.cc, a.method) {
 		return
 	}
 	done := false
@@ -252,7 +252,7 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	}()
 	now := time.Now()
 	if a.number == 1 {
-		b.plan.limit(a, now)
+		b.plan.readServiceConfig(a, now)
 	}
 	f := a.overdueFailure(now)
 	f.Committed = f.Committed || committed

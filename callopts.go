@@ -66,6 +66,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
+	if c.policy.overGRPC && c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+		opts = append(opts, noBuiltInRetry())
+	}
 	if a.number > 1 {
 		opts = append(opts, previousAttemptsOption(int(a.number)-1, o.creds))
 	}

@@ -61,7 +61,7 @@ type Step struct {
 // A method whose calls pass through gets a Plan of one attempt that spends and reports nothing.
 func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time) *Plan {
 	p := &Plan{ctx: ctx, method: method}
-	obeyed, delay, hedges := p.choose(r.policies.of(method).policy, start)
+	obeyed, delay, hedges := p.choose(r.settings.current().of(method).policy, start)
 	named := func() string { return target }
 	budget := Unlimited
 	if obeyed.MaxAttempts > 1 {

@@ -53,7 +53,7 @@ func policyOf(t testing.TB, opts ...Option) *policy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.policies.all.policy
+	return r.settings.current().of("").policy
 }
 
 func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) failure {

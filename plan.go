@@ -28,6 +28,8 @@ type plan struct {
 	deadline time.Time // the caller's or the service config's; zero without one
 	limited  bool      // the deadline is the service config's
 
+	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
+
 	made     int // attempts sent, including the unsent; also the number of the newest
 	unsent   int // attempts that reached no server
 	released int // the number of the attempt that the application is committed to; 0 before that
