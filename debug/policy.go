@@ -119,15 +119,11 @@ func describeDelay(d grpcretry.HedgeDelay, method string) string {
 func describeBackoff(b grpcretry.Backoff) string {
 	switch b := b.(type) {
 	case grpcretry.Exponential:
-		growth := fmt.Sprintf("growing by %v", b.Multiplier)
-		if b.Multiplier == 2 {
-			growth = "doubling"
-		}
 		jitter := b.Jitter.String() + " jitter"
 		if b.Jitter == grpcretry.NoJitter {
 			jitter = "no jitter"
 		}
-		return fmt.Sprintf("%s %s to %s, %s", length(b.Base), growth, length(b.Max), jitter)
+		return describeGrowth(b) + ", " + jitter
 	case grpcretry.Decorrelated:
 		return fmt.Sprintf("%s to %s, decorrelated jitter", length(b.Base), length(b.Max))
 	case grpcretry.Constant:
@@ -136,5 +132,18 @@ func describeBackoff(b grpcretry.Backoff) string {
 		return text(b.String(), maxName)
 	default:
 		return text(fmt.Sprintf("%T", b), maxName)
+	}
+}
+
+func describeGrowth(e grpcretry.Exponential) string {
+	switch base, most := length(e.Base), length(e.Max); {
+	case e.Multiplier < 1: // the only case in which a Base above Max matters
+		return fmt.Sprintf("%s, then %v times the last, at most %s", base, e.Multiplier, most)
+	case e.Base > e.Max:
+		return "always " + most
+	case e.Multiplier == 2:
+		return fmt.Sprintf("%s doubling to %s", base, most)
+	default:
+		return fmt.Sprintf("%s growing by %v to %s", base, e.Multiplier, most)
 	}
 }
