@@ -44,6 +44,8 @@ type Policy struct {
 	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) overrides a wider scope's true
 
 	Hedging *Hedging // default nil: one attempt at a time
+
+	UnsentOnly bool // default false; only WithUnsentOnly(false) overrides a wider scope's true
 }
 
 // overlay sets s's fields to p's, except those that are zero in p.
@@ -75,6 +77,7 @@ func (p Policy) overlay(s *Policy) {
 	setIfGiven(&s.ConnectWait, p.ConnectWait)
 	setIfGiven(&s.BufferLimit, p.BufferLimit)
 	setIfGiven(&s.CommitOnHeaders, p.CommitOnHeaders)
+	setIfGiven(&s.UnsentOnly, p.UnsentOnly)
 }
 
 // setMaxAttempts sets the limit; 1 turns hedging off, too.
@@ -163,7 +166,7 @@ type policy struct {
 	budgetScope string // the name of the scope that Budget comes from
 
 	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
-	// nil without Hedging. In hedged itself, hedges is true.
+	// nil without Hedging, and with UnsentOnly. In hedged itself, hedges is true.
 	hedged *policy
 	hedges bool
 }
@@ -225,7 +228,9 @@ func (p *policy) fillDefaults(fallback budgets) {
 		if p.Hedging.Budget == nil {
 			p.Hedging.Budget = fallback.hedges
 		}
-		p.hedged = p.forHedging()
+		if !p.UnsentOnly { // a hedge is sent while another attempt may be running
+			p.hedged = p.forHedging()
+		}
 	}
 }
 
@@ -328,7 +333,7 @@ func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 
 // hedgeBudget returns the second budget, from which only hedges spend; nil if the method is not hedged.
 func (p *policy) hedgeBudget() Budget {
-	if p.Hedging == nil {
+	if p.Hedging == nil || p.UnsentOnly {
 		return nil
 	}
 	return p.Hedging.Budget
