@@ -15,6 +15,7 @@ import (
 	"time"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -186,67 +187,49 @@ func TestUpdateRejects(t *testing.T) {
 	}
 }
 
-// spend empties a budget of n retries.
-func spend(t *testing.T, b Budget, n int) {
-	t.Helper()
-	for range n {
-		if !b.Withdraw(time.Now()) {
-			t.Fatalf("the budget %v refuses before %d retries", b, n)
-		}
-	}
-}
-
 // Budgets whose settings stay the same keep their state; others start anew.
 func TestUpdateKeepsBudgets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ratio := RatioBudget{Reserve: 5}
-		throttled := func(maxTokens int) Option {
-			return WithServiceConfig(fmt.Sprintf(`{"retryThrottling": {"maxTokens": %d, "tokenRatio": 0.1}}`, maxTokens))
-		}
-		own, err := NewConcurrencyBudget(4)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, tt := range []struct {
-			name   string
-			before Option // with a budget of 3 to 5 retries
-			after  Option
-			kept   bool
-		}{
-			{"the default", WithMaxAttempts(3), WithMaxAttempts(2), true},
-			{"another setting", WithRatioBudget(ratio), WithMaxAttempts(2), true},
-			{"the same settings", WithRatioBudget(ratio), WithRatioBudget(ratio), true},
-			{"defaults in words", WithRatioBudget(RatioBudget{}), WithRatioBudget(defaultRatioBudget), true},
-			{"other settings", WithRatioBudget(ratio), WithRatioBudget(RatioBudget{Reserve: 4}), false},
-			{"a budget that is passed again", WithBudget(own), WithBudget(own), true},
-			{"a budget in a policy", WithPolicy(Policy{Budget: own}), WithBudget(own), true},
-			{"for one method", WithMethod(echoMethod, WithRatioBudget(ratio)), WithMethod(echoMethod, WithRatioBudget(ratio)), true},
-			{"for a level", WithIdempotencyLevel(noSideEffects, WithRatioBudget(ratio)),
-				WithIdempotencyLevel(noSideEffects, WithMaxAttempts(2), WithRatioBudget(ratio)), true},
-			{"for another scope", WithMethod("/grpcretry.test.v1.EchoService/", WithRatioBudget(ratio)),
-				WithMethod(echoMethod, WithRatioBudget(ratio)), false},
-			{"a service config's throttle", throttled(8), throttled(8), true},
-			{"another throttle", throttled(8), throttled(6), false},
-			{"another kind", throttled(8), WithRatioBudget(ratio), false},
-		} {
-			t.Run(tt.name, func(t *testing.T) {
-				r := retrierOf(t, tt.before)
-				budget := r.Policy(echoMethod).Budget
-				for range 20 {
-					budget.Withdraw(time.Now())
-					budget.Deposit(Outcome{Attempt: 1, Result: Failed})
-				}
-				if left := budget.Balance(time.Now()); left >= 1 && budget != own {
-					t.Fatalf("%v retries are left, want none", left)
-				}
-				update(t, r, tt.after)
-				empty := !r.Policy(echoMethod).Budget.Withdraw(time.Now())
-				if tt.kept != (empty || r.Policy(echoMethod).Budget == budget) || tt.kept != (r.Policy(echoMethod).Budget == budget) {
-					t.Errorf("the budget %v became %v, empty: %v; want it kept: %v", budget, r.Policy(echoMethod).Budget, empty, tt.kept)
-				}
-			})
-		}
-	})
+	ratio := RatioBudget{Reserve: 5}
+	throttled := func(maxTokens int) Option {
+		return WithServiceConfig(fmt.Sprintf(`{"retryThrottling": {"maxTokens": %d, "tokenRatio": 0.1}}`, maxTokens))
+	}
+	own := NewRateBudget(rate.NewLimiter(rate.Every(time.Hour), 5))
+	for _, tt := range []struct {
+		name   string
+		before Option // with a budget of 3 to 5 retries
+		after  Option
+		kept   bool
+	}{
+		{"the default", WithMaxAttempts(3), WithMaxAttempts(2), true},
+		{"another setting", WithRatioBudget(ratio), WithMaxAttempts(2), true},
+		{"the same settings again", WithRatioBudget(ratio), WithRatioBudget(ratio), true},
+		{"defaults in words", WithRatioBudget(RatioBudget{}), WithRatioBudget(defaultRatioBudget), true},
+		{"other settings", WithRatioBudget(ratio), WithRatioBudget(RatioBudget{Reserve: 4}), false},
+		{"a budget that is passed again", WithBudget(own), WithBudget(own), true},
+		{"a budget in a policy", WithPolicy(Policy{Budget: own}), WithBudget(own), true},
+		{"for one method", WithMethod(echoMethod, WithRatioBudget(ratio)), WithMethod(echoMethod, WithRatioBudget(ratio)), true},
+		{"for a level", WithIdempotencyLevel(noSideEffects, WithRatioBudget(ratio)),
+			WithIdempotencyLevel(noSideEffects, WithMaxAttempts(2), WithRatioBudget(ratio)), true},
+		{"for another scope", WithMethod("/grpcretry.test.v1.EchoService/", WithRatioBudget(ratio)),
+			WithMethod(echoMethod, WithRatioBudget(ratio)), false},
+		{"a service config's throttle", throttled(8), throttled(8), true},
+		{"another throttle", throttled(8), throttled(6), false},
+		{"another kind", throttled(8), WithRatioBudget(ratio), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := retrierOf(t, tt.before)
+			budget := r.Policy(echoMethod).Budget
+			for range 20 {
+				budget.Withdraw(time.Now())
+				budget.Deposit(Outcome{Attempt: 1, Result: Failed})
+			}
+			update(t, r, tt.after)
+			now := r.Policy(echoMethod).Budget
+			if empty := !now.Withdraw(time.Now()); empty != tt.kept {
+				t.Errorf("the budget was empty: %v, became %v, and is empty: %v, want %v", budget, now, empty, tt.kept)
+			}
+		})
+	}
 }
 
 // So do measured latencies.
@@ -303,7 +286,9 @@ func TestUpdatesAddUp(t *testing.T) {
 		func(n int) CallOption { return WithCodes(codes.Code(n)) },
 		func(n int) CallOption { return WithCommitOnHeaders(n%2 == 0) },
 		func(n int) CallOption { return WithBudget(Unlimited) },
-		func(n int) CallOption { return WithPolicy(Policy{MaxAttempts: n % 3, MaxElapsed: time.Duration(n % 4)}) },
+		func(n int) CallOption {
+			return WithPolicy(Policy{MaxAttempts: n % 3, MaxElapsed: time.Duration(n % 4)})
+		},
 		func(n int) CallOption { return WithPolicy(Policy{Backoff: Constant(n), CommitOnHeaders: n%2 == 0}) },
 	}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -467,6 +452,8 @@ func TestWarnings(t *testing.T) {
 		{"an empty budget for calls that make no retry", []Option{never, Disable()}, nil},
 		{"a hedge that comes too late", []Option{WithMethod(echoMethod, WithAttemptTimeout(second), WithHedging(Hedging{Delay: HedgeAfter(second)}))},
 			[]string{"WithHedging has a delay of 1s, and WithAttemptTimeout is 1s: no hedge is ever sent"}},
+		{"a hedge that might run a method twice", []Option{WithMethod(echoMethod, WithUnsentOnly(true), WithHedging(Hedging{Delay: HedgeAfter(second)}))},
+			[]string{echoMethod + ": WithUnsentOnly is on, so WithHedging has no effect"}},
 		{"a service config", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Ehco"},
 			{"service": "not.linked"}, {}], "hedgingPolicy": {"maxAttempts": 7}}]}`)},
 			[]string{"WithServiceConfig: methodConfig[0].hedgingPolicy applies to all methods", "WithServiceConfig: methodConfig[0].hedgingPolicy.maxAttempts", "has no method Ehco"}},
