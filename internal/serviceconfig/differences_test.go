@@ -126,6 +126,20 @@ func TestDifferencesAreDocumented(t *testing.T) {
 	}
 }
 
+// The example at the top of the page has nothing to note, and every part of it is read.
+func TestDocumentedExample(t *testing.T) {
+	page, err := os.ReadFile("../../docs/service-config.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(page), "```json\n")
+	example, _, _ = strings.Cut(example, "```")
+	c, err := Parse(example)
+	if err != nil || len(c.Notes) != 0 || len(c.Methods) != 2 || c.Methods[0].Retry == nil || c.Methods[1].Hedging == nil || c.Throttling == nil {
+		t.Errorf("Parse(%s) = %+v, %v; want two policies, throttling, and no notes", example, c, err)
+	}
+}
+
 // An error begins with a place in the text, and so does a note.
 var (
 	somewhere = `the service config|(loadBalancingPolicy|methodConfig|retryThrottling|healthCheckConfig|loadBalancingConfig)(\.[a-zA-Z]+|\[\d+\])*`

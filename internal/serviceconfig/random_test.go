@@ -10,14 +10,14 @@ import (
 
 var (
 	thorough = flag.Bool("thorough", false, "run randomized tests at full length, as make random does")
-	programs = flag.Int("configs.count", 3000, "TestRandomConfigs draws so many service configs; 300,000 with -thorough")
+	count    = flag.Int("configs.count", 3000, "TestRandomConfigs draws so many service configs, or 30,000 with -thorough")
 )
 
 // Random service configs, most of them with a fault or two, are read as grpc-go reads them.
 func TestRandomConfigs(t *testing.T) {
-	n := *programs
+	n := *count
 	if *thorough {
-		n = 300_000
+		n = 30_000
 	}
 	var accepted, rejected int
 	for seed := range n {

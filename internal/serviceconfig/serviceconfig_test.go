@@ -142,6 +142,9 @@ var accepted = []struct {
 		of(func(r *Retry) { r.MaxAttempts = 4 })},
 	{"a repeated key with null", ofFoo(`"retryPolicy": {` + retryFields + `, "maxAttempts": null}`), of(func(*Retry) {})},
 
+	{"a repeated list with null", retryWith("retryableStatusCodes", `[14, 13], "retryableStatusCodes": [null, null, 8]`),
+		of(func(r *Retry) { r.Codes = []codes.Code{codes.Unavailable, codes.Internal, codes.ResourceExhausted} })},
+
 	{"a hedgingPolicy", ofFoo(`"hedgingPolicy": {` + hedgingFields + `}`), []Method{{Names: []string{"/foo/"}, Hedging: aHedging()}}},
 	{"a hedgingPolicy with attempts alone", ofFoo(`"hedgingPolicy": {"maxAttempts": 2}`),
 		[]Method{{Names: []string{"/foo/"}, Hedging: &Hedging{2, 0, []codes.Code{}}}}},
@@ -342,15 +345,25 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// A config with nothing unusual has no notes.
+// A config with nothing unusual, or with values at a limit, has no notes.
 func TestNoNotes(t *testing.T) {
-	text := `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}, "methodConfig": [{"name": [{"service": "a", "method": "b"}],
-		"waitForReady": true, "timeout": "1s", "maxRequestMessageBytes": 1, "maxResponseMessageBytes": 1, "retryPolicy": {` + retryFields + `}},
-		{"name": [{}], "hedgingPolicy": {` + hedgingFields + `}}], "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}}`
-	if c, err := Parse(text); err != nil || len(c.Notes) != 0 {
-		t.Errorf("Parse(%s) = %+v, %v; want no notes", text, c, err)
+	for _, text := range []string{
+		retryWith("maxAttempts", "5"),
+		retryWith("initialBackoff", `"10s"`),
+		throttledBy(`"maxTokens": 1000, "tokenRatio": 1e300`),
+		throttledBy(`"maxTokens": 4.35, "tokenRatio": 1.001`), // floats just below, at least when multiplied by 1000
+		fullConfig,
+	} {
+		if c, err := Parse(text); err != nil || len(c.Notes) != 0 {
+			t.Errorf("Parse(%s) = %+v, %v; want no notes", text, c, err)
+		}
 	}
 }
+
+// fullConfig has every field.
+const fullConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}, "methodConfig": [{"name": [{"service": "a", "method": "b"}],
+		"waitForReady": true, "timeout": "1s", "maxRequestMessageBytes": 1, "maxResponseMessageBytes": 1, "retryPolicy": {` + retryFields + `}},
+		{"name": [{}], "hedgingPolicy": {` + hedgingFields + `}}], "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}}`
 
 // durations has the grammar and the limits of a google.protobuf.Duration as grpc-go reads it.
 var durations = []struct {
