@@ -290,7 +290,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Unsent = a.fate == fateUnsent
+	f.NotRun = a.hasNotRun()
+	f.Unsent = a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.Attempt.Unsent = f.Unsent
 	return f
 }

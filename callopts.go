@@ -83,6 +83,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 			opts = append(opts, grpc.Header(&a.header))
 		}
 	}
+	if c.policy.UnsentOnly {
+		opts = a.witness(opts)
+	}
 	return opts[:len(opts):len(opts)] // interceptors below must not append into the space
 }
 
