@@ -47,6 +47,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	if c.options.nested {
 		return nil // an outer interceptor retries it
 	}
+	if c.options.leftover {
+		c.retrier.warnOfLeftover(c.method)
+	}
 	policies := c.retrier.settings.current()
 	p, err := policies.forCall(c.cc, c.method, overrides)
 	if err != nil {
