@@ -314,9 +314,9 @@ func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool 
 		(cc.GetMethodConfig(method).RetryPolicy != nil || r.connections.isFresh(cc))
 }
 
-// noBuiltInRetry keeps gRPC from retrying a call once it has opened a stream: not even an empty
-// message fits into the buffer for its replay.
-func noBuiltInRetry() grpc.CallOption { return grpc.MaxRetryRPCBufferSize(-1) }
+// noBuiltInRetry keeps gRPC from retrying a call once its request is sent: not even an empty one fits
+// into the buffer for its replay.
+func noBuiltInRetry() grpc.CallOption { return grpc.MaxRetryRPCBufferSize(0) }
 
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone

@@ -149,7 +149,7 @@ func (o *policyOptions) scopesOf(l level, service, method string) *scopes {
 // resolve applies the scopes, from the widest to the narrowest, then the call's own options, and
 // fills in the defaults.
 func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption) *policy {
-	p := &policy{budgetScope: scopeAll, overGRPC: o.config != nil || o.fromChannel}
+	p := &policy{budgetScope: scopeAll}
 	for r := range s {
 		p.within(s[r].name, func() {
 			for _, opt := range s[r].opts {
@@ -165,6 +165,7 @@ func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption)
 		}
 	})
 	p.fillDefaults(fallback)
+	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly
 	return p
 }
 

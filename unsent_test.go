@@ -756,3 +756,18 @@ func TestPlanOfUnsentOnlyReplacesNoAttempt(t *testing.T) {
 		}
 	}
 }
+
+// gRPC's own retries would not ask whether a method may run twice, so such a method is not left to
+// them.
+func TestUnsentOnlyIsNotLeftToGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		client := echov1.NewEchoServiceClient(server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy),
+			grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithUnsentOnly(true)))))
+		for range 2 { // the first on a fresh channel
+			_, err := client.Echo(t.Context(), request())
+			wantUntouched(t, err, codes.Unavailable, "db-down")
+		}
+		wantTimes(t, server, 0, 0)
+	})
+}
