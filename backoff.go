@@ -63,7 +63,7 @@ func (j Jitter) String() string {
 type Exponential struct {
 	Base       time.Duration // the first d; 0 means 100 ms
 	Max        time.Duration // the largest d, not below Base; 0 means 5 s
-	Multiplier float64       // growth per retry, above 0; below 1 the waits shrink; 0 means 2
+	Multiplier float64       // growth per retry, at least 1; 0 means 2
 	Jitter     Jitter        // the zero value is FullJitter
 }
 
@@ -85,7 +85,8 @@ func (e Exponential) Delay(retry int, _ time.Duration, u float64) time.Duration 
 	}
 }
 
-// computed returns d, the backoff before jitter. Base may exceed Max, as it may in a service config.
+// computed returns d, the backoff before jitter. In a service config Base may exceed Max, and
+// Multiplier may be below 1.
 func (e Exponential) computed(retry int) time.Duration {
 	grown := float64(e.Base) * math.Pow(e.Multiplier, float64(max(retry, 1)-1))
 	if grown >= float64(e.Max) {
@@ -106,8 +107,8 @@ func (e Exponential) check() error {
 	if err := checkSpan("Exponential", e.Base, e.Max); err != nil {
 		return err
 	}
-	if m := e.Multiplier; !(m >= 0) || math.IsInf(m, 0) { // !(m >= 0) holds for NaN too
-		return fmt.Errorf("Exponential.Multiplier is %v, want a number above 0, or 0 for the default", m)
+	if m := e.Multiplier; m != 0 && !(m >= 1) || math.IsInf(m, 0) { // !(m >= 1) holds for NaN too
+		return fmt.Errorf("Exponential.Multiplier is %v, want a number of at least 1, or 0 for the default", m)
 	}
 	if e.Jitter < FullJitter || e.Jitter > NoJitter {
 		return fmt.Errorf("Exponential.Jitter is %d, want FullJitter, EqualJitter, ProportionalJitter or NoJitter", int(e.Jitter))

@@ -33,6 +33,8 @@ type rpc struct {
 	delay   time.Duration // until the next attempt of a hedged call
 	learner HedgeDelay    // measures the first attempt; nil if nothing does
 
+	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
+
 	sharedPlan *plan          // the plan, if the attempts' timers use it too; otherwise nil
 	overdue    func(*attempt) // runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 }
@@ -45,7 +47,11 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	if c.options.nested {
 		return nil // an outer interceptor retries it
 	}
-	p, err := c.retrier.policies.forCall(c.method, overrides)
+	if c.options.leftover {
+		c.retrier.warnOfLeftover(c.method)
+	}
+	policies := c.retrier.settings.current()
+	p, err := policies.forCall(c.cc, c.method, overrides)
 	if err != nil {
 		err = status.Error(codes.Internal, err.Error())
 		c.options.finish(err)
@@ -53,6 +59,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	}
 	c.policy = p
 	c.mode = p.modeOf(desc)
+	if policies.channels != nil && c.retrier.connections.isFresh(c.cc) {
+		c.expectConfig(policies, overrides, desc)
+	}
 	if c.mode == modeHedged {
 		c.tryHedging(desc, reply)
 	}
@@ -60,6 +69,15 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 		c.retrier.report.callPassed(&c.facts)
 	}
 	return nil
+}
+
+// expectConfig has the policy resolved again when there is something to decide, because a fresh channel
+// has no service config yet. A call that would pass through is retried if that config says so.
+func (c *call) expectConfig(policies *methodPolicies, own []*callOption, desc *grpc.StreamDesc) {
+	c.unresolved = &unresolvedPolicy{policies, c.cc, c.method, own}
+	if c.mode == modePassThrough && !c.policy.passesStream(desc) {
+		c.mode = modeRetried
+	}
 }
 
 // tryHedging chooses the hedged mode. If hedging is impossible, or there is no delay yet, it
@@ -108,12 +126,13 @@ func (c *call) planned(now time.Time) *plan {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
 		p.begin(c.policy, c.budget, c.hedges, start, deadline)
+		p.unresolved = c.unresolved
 		if c.mode == modeHedged {
 			p.hedgeEvery(c.delay)
 		}
 		p.send(start)
 	}
-	p.limit(c.first, now)
+	p.readServiceConfig(c.first, now)
 	return p
 }
 
@@ -155,7 +174,7 @@ func (c *call) reportStart(a *attempt) {
 
 // setBounds gives an attempt bounds of its own, if it needs any.
 func (c *call) setBounds(a *attempt) {
-	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.cc, c.method)
+	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.policy, c.cc, c.method)
 	limited := a.number > 1 && c.plan().limited
 	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
 		return
@@ -271,7 +290,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Unsent = a.fate == fateUnsent
+	f.NotRun = a.hasNotRun()
+	f.Unsent = a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.Attempt.Unsent = f.Unsent
 	return f
 }
@@ -279,14 +299,24 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 // retriedByGRPC reports whether gRPC has retried the call itself, beneath its first attempt, or
 // beneath the first one that reached a server.
 func (c *call) retriedByGRPC(a *attempt) bool {
-	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.cc, c.method)
+	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.policy, c.cc, c.method)
 }
 
 // leavesToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
 // only once an attempt has been made.
-func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
+func (r *Retrier) leavesToGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
+	return !r.builtInRetryOff && !p.overGRPC && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
 }
+
+// stopsGRPC reports whether gRPC must be kept from retrying the method itself.
+func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
+	return !r.builtInRetryOff && p.overGRPC && cc != nil &&
+		(cc.GetMethodConfig(method).RetryPolicy != nil || r.connections.isFresh(cc))
+}
+
+// noBuiltInRetry keeps gRPC from retrying a call once it has opened a stream: not even an empty
+// message fits into the buffer for its replay.
+func noBuiltInRetry() grpc.CallOption { return grpc.MaxRetryRPCBufferSize(-1) }
 
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone

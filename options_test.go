@@ -48,12 +48,13 @@ var badOptions = []struct {
 	{"max below base", WithBackoff(Exponential{Base: 3 * time.Second, Max: 2 * time.Second}), []string{"WithBackoff", "Max", "2s", "3s"}},
 	{"max below the default base", WithBackoff(Exponential{Max: 99 * time.Millisecond}), []string{"WithBackoff", "99ms", "100ms"}},
 	{"default max below base", WithBackoff(Exponential{Base: 6 * time.Second}), []string{"WithBackoff", "5s", "6s"}},
+	{"multiplier below 1", WithBackoff(Exponential{Multiplier: 0.5}), []string{"WithBackoff", "Multiplier", "0.5"}},
 	{"negative multiplier", WithBackoff(Exponential{Multiplier: -2}), []string{"WithBackoff", "Multiplier", "-2"}},
 	{"multiplier NaN", WithBackoff(Exponential{Multiplier: math.NaN()}), []string{"WithBackoff", "Multiplier", "NaN"}},
 	{"multiplier infinite", WithBackoff(Exponential{Multiplier: math.Inf(1)}), []string{"WithBackoff", "Multiplier", "Inf"}},
 	{"unknown jitter", WithBackoff(Exponential{Jitter: 4}), []string{"WithBackoff", "Jitter", "4"}},
 	{"negative jitter", WithBackoff(Exponential{Jitter: -1}), []string{"WithBackoff", "Jitter", "-1"}},
-	{"overload multiplier", WithOverloadBackoff(Exponential{Multiplier: -0.99}), []string{"WithOverloadBackoff", "Multiplier", "-0.99"}},
+	{"overload multiplier", WithOverloadBackoff(Exponential{Multiplier: 0.99}), []string{"WithOverloadBackoff", "Multiplier", "0.99"}},
 	{"decorrelated base", WithBackoff(Decorrelated{Base: -1}), []string{"WithBackoff", "Decorrelated.Base", "-1ns"}},
 	{"decorrelated max", WithBackoff(Decorrelated{Max: -1}), []string{"WithBackoff", "Decorrelated.Max", "-1ns"}},
 	{"decorrelated max below base", WithOverloadBackoff(Decorrelated{Base: 2, Max: 1}), []string{"WithOverloadBackoff", "1ns", "2ns"}},
@@ -73,7 +74,7 @@ var badOptions = []struct {
 		[]string{"WithBudget", "AllBudgets", "NewRateBudget", "nil"}},
 
 	{"policy: attempts", WithPolicy(Policy{MaxAttempts: -1}), []string{"WithPolicy", "MaxAttempts", "-1"}},
-	{"policy: backoff", WithPolicy(Policy{Backoff: Exponential{Multiplier: -0.5}}), []string{"WithPolicy", "Backoff", "-0.5"}},
+	{"policy: backoff", WithPolicy(Policy{Backoff: Exponential{Multiplier: 0.5}}), []string{"WithPolicy", "Backoff", "0.5"}},
 	{"policy: overload backoff", WithPolicy(Policy{OverloadBackoff: Constant(-1)}), []string{"WithPolicy", "OverloadBackoff", "-1ns"}},
 	{"policy: empty codes", WithPolicy(Policy{Codes: []codes.Code{}}), []string{"WithPolicy", "Codes", "no codes"}},
 	{"policy: OK", WithPolicy(Policy{Codes: []codes.Code{codes.OK}}), []string{"WithPolicy", "Codes", "OK"}},
@@ -143,11 +144,11 @@ func TestNewNamesEveryBadOption(t *testing.T) {
 		nil,
 		WithMethod("/a/b", WithCodes(17), WithMaxElapsed(-5)),
 		WithMethod("nowhere"),
-		WithBackoff(Exponential{Multiplier: -0.5}),
+		WithBackoff(Exponential{Multiplier: 0.5}),
 		WithBudget(nil),
 	)
 	wantRefused(t, err, "WithMaxAttempts", "-3", "number 2", "/a/b", "WithCodes", "17", "WithMaxElapsed", "-5ns",
-		`"nowhere"`, "WithBackoff", "-0.5", "WithBudget")
+		`"nowhere"`, "WithBackoff", "0.5", "WithBudget")
 }
 
 // The error names each option that has an invalid value, as New's comment promises.
@@ -166,7 +167,6 @@ func TestNewTakesEdgeValues(t *testing.T) {
 	for _, opt := range []CallOption{
 		WithMaxAttempts(1), WithMaxAttempts(math.MaxInt),
 		WithBackoff(Exponential{Base: 1, Max: 1, Multiplier: 1}), WithBackoff(Constant(0)),
-		WithBackoff(Exponential{Multiplier: 0.5}), WithOverloadBackoff(Exponential{Multiplier: math.SmallestNonzeroFloat64}),
 		WithBackoff(Exponential{Base: math.MaxInt64, Max: math.MaxInt64, Multiplier: math.MaxFloat64, Jitter: NoJitter}),
 		WithBackoff(Decorrelated{Base: 1, Max: 1}),
 		WithCodes(codes.Canceled), WithCodes(codes.Unauthenticated, codes.Unauthenticated),

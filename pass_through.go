@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,6 +13,7 @@ import (
 // measured all the same.
 func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
 	first := attempt{method: c.method, number: 1}
+	opts = c.passOptions(opts)
 	if c.learner != nil {
 		first.start = sinceOrigin()
 	}
@@ -20,6 +22,15 @@ func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grp
 		first.measure(c.learner, false)
 	}
 	return err
+}
+
+// passOptions returns the options of a call that passes through. gRPC is kept from retries of its own
+// if a service config is obeyed here.
+func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
+	if c.policy != nil && c.policy.overGRPC && c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+		return append(slices.Clip(opts), noBuiltInRetry())
+	}
+	return opts
 }
 
 // invokeWithin makes the one attempt. The attempt timeout ends an attempt that no other follows

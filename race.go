@@ -240,7 +240,7 @@ func (r *race) checkDue(now time.Time) {
 // cut ends an attempt that has reached its timeout, if the plan wants it cut.
 func (r *race) cut(a *attempt, now time.Time) {
 	c := r.call
-	if !slices.Contains(r.open, a) || c.retrier.leavesToGRPC(c.cc, c.method) {
+	if !slices.Contains(r.open, a) || c.retrier.leavesToGRPC(c.policy, c.cc, c.method) {
 		return
 	}
 	p := c.planned(now)
@@ -338,7 +338,7 @@ func (r *race) due(now time.Time) {
 			return
 		}
 		r.do(step)
-	case c.retrier.leavesToGRPC(c.cc, c.method):
+	case c.retrier.leavesToGRPC(c.policy, c.cc, c.method):
 		p.dueAt = time.Time{}
 		r.arm()
 	case (r.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc):

@@ -25,6 +25,7 @@ type Policy struct {
 	ConnectWaitMs    float64  `json:"connect_wait_ms"`     // negative: none
 	BufferLimitBytes int      `json:"buffer_limit_bytes"`  // -1: streams pass through
 	CommitOnHeaders  bool     `json:"commit_on_headers"`   // response headers rule out a retry
+	UnsentOnly       bool     `json:"unsent_only"`         // no retry of what may have run
 	Hedging          *Hedging `json:"hedging"`             // null: one attempt at a time
 }
 
@@ -49,8 +50,9 @@ func describe(from grpcretry.Policy, method string) *Policy {
 		ConnectWaitMs:    ms(from.ConnectWait),
 		BufferLimitBytes: from.BufferLimit,
 		CommitOnHeaders:  from.CommitOnHeaders,
+		UnsentOnly:       from.UnsentOnly,
 	}
-	if h := from.Hedging; h != nil {
+	if h := from.Hedging; h != nil && !from.UnsentOnly {
 		p.Hedging = &Hedging{MaxAttempts: h.MaxAttempts, Codes: p.Codes, Delay: describeDelay(h.Delay, method), Budget: kindOf(h.Budget)}
 		if h.NonFatalCodes != nil {
 			p.Hedging.Codes = namesOf(h.NonFatalCodes)
@@ -91,6 +93,7 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(p.BufferLimitBytes >= 0, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
 	add(p.BufferLimitBytes < 0, "streams pass through without retries")
 	add(p.CommitOnHeaders, "no retry once response headers have come")
+	add(p.UnsentOnly, "no retry of what may have run, unless the server asks for it, and no hedging")
 	if h := p.Hedging; h != nil {
 		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
 		add(h.Budget != "", "hedges are also charged to: %s", h.Budget)
