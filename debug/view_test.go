@@ -109,9 +109,9 @@ func TestPolicyInWords(t *testing.T) {
 			"no retry once response headers have come",
 			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
-		{"a backoff that shrinks", []grpcretry.Option{grpcretry.WithBackoff(
-			grpcretry.Exponential{Base: 4 * time.Second, Max: time.Minute, Multiplier: 0.5, Jitter: grpcretry.ProportionalJitter})}, []string{
-			"up to 4 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
+		{"a service config whose backoff shrinks", []grpcretry.Option{grpcretry.WithServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
+			"maxAttempts": 4, "initialBackoff": "4s", "maxBackoff": "60s", "backoffMultiplier": 0.5, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`)}, []string{
+			"up to 4 attempts, retried after UNAVAILABLE",
 			"wait: 4 s, then 0.5 times the last, at most 1 min, proportional jitter",
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",
