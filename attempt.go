@@ -74,7 +74,8 @@ type attempt struct {
 	reported  bool // its result was reported to the plan or, without one, to the budgets
 	collected bool // header and trailer are the caller's, and were copied
 	fate      fate
-	fresh     bool    // the channel had no connection at the start, and perhaps no service config
+	fresh     bool // the channel had no connection at the start, and perhaps no service config
+	sighting  sighting
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
 	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin

@@ -47,6 +47,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	if c.options.nested {
 		return nil // an outer interceptor retries it
 	}
+	if c.options.leftover {
+		c.retrier.warnOfLeftover(c.method)
+	}
 	policies := c.retrier.settings.current()
 	p, err := policies.forCall(c.cc, c.method, overrides)
 	if err != nil {
@@ -281,7 +284,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Unsent = a.fate == fateUnsent
+	f.NotRun = a.hasNotRun()
+	f.Unsent = a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.Attempt.Unsent = f.Unsent
 	return f
 }

@@ -166,7 +166,7 @@ func (p *Plan) Due(now time.Time) Step {
 func (p *Plan) DueAt() time.Time { return p.plan.dueAt }
 
 func (p *Plan) failure(a Attempt, now time.Time) failure {
-	return failure{Attempt: a, Unsent: a.Unsent, CtxErr: endOf(p.ctx, now)}
+	return failure{Attempt: a, Unsent: a.Unsent, NotRun: a.Unsent, CtxErr: endOf(p.ctx, now)}
 }
 
 // isLate reports whether an attempt that was not cut has run for the attempt timeout.

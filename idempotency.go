@@ -39,21 +39,13 @@ const (
 )
 
 // levelOf returns a method's level, for "/pkg.Service/Method".
-func levelOf(method string) level {
-	if l, known := knownLevels.byMethod.Load(method); known {
-		return l.(level)
-	}
-	l := lookUpLevel(method)
-	if knownLevels.count.Load() < maxKnownLevels {
-		if _, known := knownLevels.byMethod.LoadOrStore(method, l); !known {
-			knownLevels.count.Add(1)
-		}
-	}
-	return l
-}
+func levelOf(method string) level { return knownLevels.of(method) }
 
-// knownLevels are the levels that were looked up, for all Retriers, because there is one registry.
-var knownLevels struct {
+// knownLevels serve all Retriers, because there is one registry of protos.
+var knownLevels levelCache
+
+// A levelCache holds the levels that were looked up.
+type levelCache struct {
 	byMethod sync.Map // string → level
 	count    atomic.Int64
 }
@@ -61,6 +53,19 @@ var knownLevels struct {
 // maxKnownLevels bounds the memory of a program that calls methods by names that others choose. The
 // levels of further methods are looked up for each call.
 const maxKnownLevels = 10_000
+
+func (c *levelCache) of(method string) level {
+	if l, known := c.byMethod.Load(method); known {
+		return l.(level)
+	}
+	l := lookUpLevel(method)
+	if c.count.Load() < maxKnownLevels {
+		if _, known := c.byMethod.LoadOrStore(method, l); !known {
+			c.count.Add(1)
+		}
+	}
+	return l
+}
 
 func lookUpLevel(method string) level {
 	d := linkedMethod(method)

@@ -280,6 +280,35 @@ func WithConnectWait(d time.Duration) CallOption {
 	})
 }
 
+// WithUnsentOnly restricts retries to failures after which a retry cannot run the method twice:
+// the attempt certainly ran nowhere, or the server asked for another one, by a pushback of at
+// least 0 or by a positive RetryInfo. It is for methods that must not run twice, but whose calls
+// still deserve to survive a restart of the server. Everything else applies as well: the codes, a
+// classifier, the number of attempts, the deadline and the budget. Neither a classifier that
+// returns [Retry] nor [WithAttemptTimeout] overrides the rule. A call that is not retried because
+// of it returns gRPC's own error after its first attempt, and later an [Error] whose Reason is
+// [ErrNotRetryable]; in events, metrics and spans the reason is "may_have_run".
+//
+// An attempt certainly ran nowhere if gRPC has reported its end and has opened no stream for it:
+// there was no connection, or gRPC found no room on one, or the credentials or the load balancer
+// refused it. As soon as a stream is open, the method may have run, even if the connection
+// breaks a moment later. The retries that gRPC makes by itself below are as safe: it makes
+// them only if it has sent nothing, or if the server has reported that it processed nothing. gRPC's
+// retries by the retryPolicy of a service config are not, so dial with [Retrier.DialOptions].
+//
+// Interceptors chained below must pass all call options on. An attempt whose options they drop
+// counts as one that may have run. The rule cannot see a second request that an interceptor
+// below, a proxy or a server makes by itself.
+//
+// An attempt in flight is never replaced by another. So with an attempt timeout, an attempt goes
+// on to the caller's deadline; without a deadline it is cut, and the call then ends unless the
+// attempt ran nowhere. Hedging is off, whatever scope [WithHedging] comes from.
+//
+// The default is false. A later WithUnsentOnly replaces an earlier one.
+func WithUnsentOnly(on bool) CallOption {
+	return newCallOption("WithUnsentOnly", nil, func(s *Policy) { s.UnsentOnly = on })
+}
+
 // WithCommitOnHeaders follows gRFC A6 #when-retries-are-valid literally: once response headers
 // have arrived, no retry follows, not even in a unary call, which then ends with [ErrCommitted].
 //

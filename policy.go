@@ -43,6 +43,8 @@ type Policy struct {
 	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) overrides a wider scope's true
 
 	Hedging *Hedging // default nil: one attempt at a time
+
+	UnsentOnly bool // default false; only WithUnsentOnly(false) overrides a wider scope's true
 }
 
 // parts returns one option for each field that is not zero.
@@ -68,6 +70,7 @@ func (p Policy) parts() []*callOption {
 	add(p.ConnectWait != 0, "WithConnectWait", func(s *Policy) { s.ConnectWait = p.ConnectWait })
 	add(p.BufferLimit != 0, "WithBufferLimit", func(s *Policy) { s.BufferLimit = p.BufferLimit })
 	add(p.CommitOnHeaders, "WithCommitOnHeaders", func(s *Policy) { s.CommitOnHeaders = true })
+	add(p.UnsentOnly, "WithUnsentOnly", func(s *Policy) { s.UnsentOnly = true })
 	return parts
 }
 
@@ -155,7 +158,7 @@ type policy struct {
 	overGRPC    bool   // a service config is read here, so that a method's retryPolicy is not left to gRPC
 
 	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
-	// nil without Hedging. In hedged itself, hedges is true.
+	// nil without Hedging, and with UnsentOnly. In hedged itself, hedges is true.
 	hedged *policy
 	hedges bool
 }
@@ -187,7 +190,9 @@ func (p *policy) fillDefaults(fallback budgets) {
 		if p.Hedging.Budget == nil {
 			p.Hedging.Budget = fallback.hedges
 		}
-		p.hedged = p.forHedging()
+		if !p.UnsentOnly { // a hedge is sent while another attempt may be running
+			p.hedged = p.forHedging()
+		}
 	}
 }
 
@@ -293,7 +298,7 @@ func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 
 // hedgeBudget returns the second budget, from which only hedges spend; nil if the method is not hedged.
 func (p *policy) hedgeBudget() Budget {
-	if p.Hedging == nil {
+	if p.Hedging == nil || p.UnsentOnly {
 		return nil
 	}
 	return p.Hedging.Budget

@@ -256,20 +256,6 @@ func (m *methodPolicies) resolved(s *scopes) *methodPolicy {
 	return p
 }
 
-// all returns every policy that a method may have, in no order.
-func (m *methodPolicies) all() []*methodPolicy {
-	var all []*methodPolicy
-	for _, t := range m.tables {
-		if t.all == nil {
-			continue
-		}
-		all = append(all, t.all)
-		all = slices.AppendSeq(all, maps.Values(t.services))
-		all = slices.AppendSeq(all, maps.Values(t.methods))
-	}
-	return all
-}
-
 // of returns a method's policy, without what the channel's service config says. Every call runs it.
 func (m *methodPolicies) of(method string) *methodPolicy {
 	if m.plain != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,6 +16,9 @@ import (
 // contradict each other. What is plainly wrong is an error from [New] instead. The list is nil if
 // there is nothing to say, and changes with [Retrier.Update]. Each warning is also logged once, at
 // warn level, see [WithLogger].
+//
+// One warning is not about options and stays: a call had an option of go-grpc-middleware's retry
+// package, which is ignored here. The sentence names the method of the first such call.
 func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
 
 // warn logs the warnings that were not logged before.
@@ -32,7 +36,10 @@ func (r *Retrier) warn() {
 type warnings struct {
 	mu     sync.Mutex
 	list   []string        // guarded by mu; replaced by each Update
+	calls  []string        // guarded by mu; found in calls
 	logged map[string]bool // guarded by mu
+
+	leftover atomic.Bool // a call had a leftover option, see isLeftover
 }
 
 // maxLoggedWarnings bounds the memory of a program whose Updates name ever new patterns.
@@ -44,18 +51,34 @@ func (w *warnings) set(list []string) {
 	w.list = list
 }
 
+// maxCallWarnings bounds the memory of warnings that calls cause.
+const maxCallWarnings = 100
+
+// found adds a warning that a call has caused.
+func (w *warnings) found(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.calls) < maxCallWarnings {
+		w.calls = append(w.calls, text)
+	}
+}
+
 func (w *warnings) all() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.Clone(w.list)
+	return w.both()
 }
+
+// both returns a new list of the warnings about options and of those that calls have caused. The caller
+// holds mu.
+func (w *warnings) both() []string { return append(slices.Clone(w.list), w.calls...) }
 
 // unlogged returns the warnings to log now.
 func (w *warnings) unlogged() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var fresh []string
-	for _, text := range w.list {
+	for _, text := range w.both() {
 		if !w.logged[text] && len(w.logged) < maxLoggedWarnings {
 			if w.logged == nil {
 				w.logged = map[string]bool{}
@@ -177,6 +200,7 @@ func (p *policy) warnings() []string {
 	}
 	warn(limit > 0 && timeout >= limit,
 		"WithAttemptTimeout is %v, and WithMaxElapsed is %v: no retry can follow an attempt that times out", timeout, limit)
+	warn(p.UnsentOnly && p.Hedging != nil, "WithUnsentOnly is on, so WithHedging has no effect")
 	warn(len(p.Codes) == 0, "no status code is retried")
 	warn(neverAllows(p.Budget), "the budget never allows a retry: %v", p.Budget)
 	if p.hedged != nil {

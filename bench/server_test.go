@@ -130,7 +130,7 @@ func dialBufconn(tb testing.TB, opts ...grpc.DialOption) *grpc.ClientConn {
 	return dialServer(tb, newServer(), opts...)
 }
 
-func dialServer(tb testing.TB, s *server, opts ...grpc.DialOption) *grpc.ClientConn {
+func dialServer(tb testing.TB, s echov1.EchoServiceServer, opts ...grpc.DialOption) *grpc.ClientConn {
 	tb.Helper()
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer()

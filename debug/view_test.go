@@ -109,6 +109,15 @@ func TestPolicyInWords(t *testing.T) {
 			"no retry once response headers have come",
 			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
+		{"a backoff that shrinks", []grpcretry.Option{grpcretry.WithBackoff(
+			grpcretry.Exponential{Base: 4 * time.Second, Max: time.Minute, Multiplier: 0.5, Jitter: grpcretry.ProportionalJitter})}, []string{
+			"up to 4 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
+			"wait: 4 s, then 0.5 times the last, at most 1 min, proportional jitter",
+			"waits that the server asks for: up to 5 min",
+			"a call waits for a connection: up to 10 s",
+			"a stream keeps up to 256 KiB for replay",
+			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
+		}},
 		{"another backoff", []grpcretry.Option{
 			grpcretry.WithBackoff(grpcretry.Decorrelated{}), grpcretry.WithOverloadBackoff(grpcretry.Constant(2 * time.Second)),
 			grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithBufferLimit(1000),

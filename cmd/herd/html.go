@@ -72,15 +72,8 @@ func picture(s seen) (template.HTML, error) {
 	return template.HTML(text[max(0, strings.Index(text, "<svg")):]), nil // our own drawing, its texts escaped
 }
 
-var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{.Title}}</title>
-<style>
-:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --box: #f4f4f4 }
+// pageStyle is the style of all pages.
+const pageStyle = `:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --box: #f4f4f4 }
 @media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #16181b; --line: #3a3d42; --box: #22252a } }
 body { font: 15px/1.5 'Liberation Sans', Arial, Helvetica, sans-serif; color: var(--text); background: var(--page);
   max-width: 64em; margin: 2em auto; padding: 0 1em; overflow-wrap: anywhere }
@@ -92,7 +85,17 @@ table { border-collapse: collapse; font-size: 12px }
 th, td { padding: .2em .55em; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 th:first-child, td:first-child { text-align: left }
 pre { font-size: 12px; background: var(--box); padding: 1em; overflow-x: auto; overflow-wrap: normal }
-</style>
+`
+
+var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{.Title}}</title>
+<style>
+` + pageStyle + `</style>
 </head>
 <body>
 <h1>{{.Title}}</h1>

@@ -10,6 +10,7 @@
 //	herd -study classic -dump         the scenario as JSON, to edit and to run with -scenario
 //	herd -live                        real gRPC beside the simulation, in real seconds
 //	herd -search                      the backoffs that come closest to the optimum
+//	herd explain -policy config.json  one page on what calls experience under a policy; explain -h
 //
 // docs/herd.md explains the results, and how to try a policy of your own.
 package main
@@ -41,6 +42,9 @@ func main() {
 // run runs the program. It returns the exit status: 0 on success, 1 if something failed or was
 // interrupted, and 2 for an invalid command line.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "explain" {
+		return runExplain(ctx, args[1:], stdout, stderr)
+	}
 	o, err := parse(args, stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):

@@ -33,6 +33,7 @@ type options struct {
 const usage = `Herd simulates many clients that retry against a server that fails, on the engine of grpcretry.
 
     herd [flags]
+    herd explain [flags]   one page on what calls experience under a policy: see herd explain -h
 
 Without flags it runs the study "classic" and prints what the server sees under each strategy.
 

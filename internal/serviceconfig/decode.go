@@ -68,7 +68,7 @@ func (in *inspector) object(path string, raw []byte, t reflect.Type) error {
 	for key, value := range members(raw) {
 		f, known := t.FieldByNameFunc(func(name string) bool { return strings.EqualFold(name, key) })
 		if !known {
-			in.notes = append(in.notes, join(path, key)+": unknown, so it is ignored")
+			in.notes = append(in.notes, fmt.Sprintf("%s: the key %q is unknown, so it is ignored", place(path), shortened([]byte(key))))
 			continue
 		}
 		path := join(path, jsonName(f.Name))
@@ -120,9 +120,7 @@ func scalar(path string, raw []byte, t reflect.Type) error {
 	if err == nil {
 		return nil
 	}
-	if path == "" {
-		path = "the service config"
-	}
+	path = place(path)
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
 		return fmt.Errorf("%s: %w", path, err)
@@ -162,6 +160,14 @@ func shortened(raw []byte) string {
 		return string(raw)
 	}
 	return strings.ToValidUTF8(string(raw[:most]), "") + "..."
+}
+
+// place returns the path, or words for the empty one.
+func place(path string) string {
+	if path == "" {
+		return "the service config"
+	}
+	return path
 }
 
 func join(path, field string) string {

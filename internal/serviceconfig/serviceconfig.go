@@ -259,7 +259,7 @@ func (r *reader) throttling(t *retryThrottling) error {
 
 // decimals rejects a number of which A6 sees nothing because it ignores decimals beyond the third.
 func (r *reader) decimals(path string, x float64) error {
-	cut := float64(int64(min(x, 1e12)*1000+1e-6)) / 1000 // a little more, for numbers such as 0.29, whose nearest float is below
+	cut := float64(int64(min(x, 1e12)*1000+1e-6)) / 1000 // as NewThrottle cuts; 1.001 × 1000 is below 1001
 	switch {
 	case cut == 0:
 		return fmt.Errorf("%s: %v, want at least 0.001: decimals beyond the third are ignored", path, x)

@@ -28,6 +28,7 @@ type caller struct {
 	GroupResult
 	seen      series[GroupBucket]
 	succeeded []int64 // latencies, in nanoseconds
+	rescued   []int64 // those of calls that succeeded with another attempt than the first
 	failed    []int64
 	perCall   []int32
 }
@@ -517,6 +518,9 @@ func (r *run) endCall(i int32, c *call, e ending) {
 	if e.err == nil {
 		seen.Succeeded++
 		from.succeeded = append(from.succeeded, latency)
+		if e.number > 1 {
+			from.rescued = append(from.rescued, latency)
+		}
 	} else {
 		seen.Failed++
 		from.failed = append(from.failed, latency)

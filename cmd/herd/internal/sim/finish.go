@@ -64,6 +64,7 @@ func (c *caller) finish(last int64) GroupResult {
 		out.Suppressed += b.Suppressed
 	}
 	out.Latency = quantiles(c.succeeded)
+	out.Rescued = quantiles(c.rescued)
 	out.FailedAfter = quantiles(c.failed)
 	out.PerCall = counts(c.perCall)
 	out.Series = c.seen.items

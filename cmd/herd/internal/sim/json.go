@@ -207,7 +207,7 @@ func decodeDuration(path string, tree any, v reflect.Value) error {
 func decodeCode(path string, tree any, v reflect.Value) error {
 	s, ok := tree.(string)
 	for c := codes.OK; ok && c <= codes.Unauthenticated; c++ {
-		if s == codeName(c) {
+		if s == CodeName(c) {
 			v.SetUint(uint64(c))
 			return nil
 		}
@@ -313,8 +313,8 @@ func lowerFirst(name string) string {
 	return string(r)
 }
 
-// codeName returns a status code's name on the wire.
-func codeName(c codes.Code) string {
+// CodeName returns a status code's name on the wire, such as "UNAVAILABLE".
+func CodeName(c codes.Code) string {
 	switch c {
 	case codes.OK:
 		return "OK"
@@ -354,7 +354,7 @@ func (e encoder) write(b *bytes.Buffer, v reflect.Value) error {
 		}
 		return writeString(b, d.String())
 	case codeType:
-		return writeString(b, codeName(codes.Code(v.Uint())))
+		return writeString(b, CodeName(codes.Code(v.Uint())))
 	case jitterType:
 		return writeString(b, grpcretry.Jitter(v.Int()).String())
 	case backoffType:

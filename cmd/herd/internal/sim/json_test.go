@@ -217,8 +217,8 @@ func TestResultAsJSON(t *testing.T) {
 func TestCodeNames(t *testing.T) {
 	for c := codes.OK; c <= codes.Unauthenticated; c++ {
 		var got codes.Code
-		if err := got.UnmarshalJSON([]byte(fmt.Sprintf("%q", codeName(c)))); err != nil || got != c {
-			t.Errorf("gRPC reads %s as %v, %v; want %v", codeName(c), got, err, c)
+		if err := got.UnmarshalJSON([]byte(fmt.Sprintf("%q", CodeName(c)))); err != nil || got != c {
+			t.Errorf("gRPC reads %s as %v, %v; want %v", CodeName(c), got, err, c)
 		}
 	}
 }

@@ -90,6 +90,7 @@ type GroupResult struct {
 	Outcomes map[string]int // calls by outcome, by [grpcretry.Event.Outcome]
 
 	Latency     Quantiles // of calls that succeeded
+	Rescued     Quantiles // latency of calls that succeeded with another attempt than the first
 	FailedAfter Quantiles // of calls that failed
 	PerCall     Counts    // attempts of each call that is over
 

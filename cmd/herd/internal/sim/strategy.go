@@ -11,8 +11,15 @@ import (
 
 // process makes a Retrier, as a process has one.
 func (s *Strategy) process() (process, error) {
-	fail := func(what string, err error) (process, error) {
-		return process{}, fmt.Errorf("strategy %q: %s: %w", s.Name, what, err)
+	r, err := s.Retrier()
+	return process{retrier: r}, err
+}
+
+// Retrier returns the Retrier of one process, with a budget and a delay of its own. Its budgets know
+// no clock but that of the plans' driver, whose times must be far from now.
+func (s *Strategy) Retrier() (*grpcretry.Retrier, error) {
+	fail := func(what string, err error) (*grpcretry.Retrier, error) {
+		return nil, fmt.Errorf("strategy %q: %s: %w", s.Name, what, err)
 	}
 	p := s.Policy
 	var err error
@@ -34,7 +41,7 @@ func (s *Strategy) process() (process, error) {
 	if resolved.Hedging != nil {
 		resolved.Hedging.Budget.Balance(epoch)
 	}
-	return process{retrier: r}, nil
+	return r, nil
 }
 
 // Make is the library's form for one process, with a delay and a budget of its own; nil for

@@ -1,0 +1,368 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+)
+
+// The files explain*.go are the command "herd explain": one page on what a call experiences under a
+// policy, and on the load that a server gets. It is a part of herd, because it is made of the same
+// things: the flags of strategies, the reader of service configs, the simulator and the pages.
+//
+// No rule of the library is implemented here. Timelines come from driving a [grpcretry.Plan] with
+// chosen or drawn random numbers (explain_timeline.go), budgets from driving Plans until they refuse
+// (explain_budget.go), and everything else from simulations.
+
+// A question is a policy and the circumstances in which calls are made under it.
+type question struct {
+	strategy   sim.Strategy
+	base       sim.Strategy // before flags changed it: that of a service config, or the zero Strategy
+	configured bool         // there is a service config
+	unsentOnly bool         // calls are retried only if they reached no server
+
+	rate      float64       // calls per second of all processes together
+	processes int           // client processes, each with a budget of its own
+	deadline  time.Duration // of each call; 0: none
+	headroom  float64       // how much more than the normal load the server can serve, as a share of it
+	layers    int           // services in a row that retry with the policy
+	latency   sim.Distribution
+	seed      uint64
+
+	method  string   // as the command line names it; "" for a placeholder
+	asGiven []string // the command line, for the foot of the page
+}
+
+// explainOptions are the settings of a command line of "herd explain".
+type explainOptions struct {
+	question
+	policy, html string
+	changes      []change
+}
+
+const explainUsage = `Herd explain prints, on one page, what a call experiences under a policy, what a server gets in an
+outage, what to beware of, and a policy that the simulator recommends.
+
+    herd explain [flags]
+
+Without flags it explains the library's defaults. A policy is read from a service config (-policy), or
+is described by flags as in Go options; flags change what a service config says.
+
+`
+
+// runExplain runs "herd explain". It returns the exit status, as run does.
+func runExplain(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parseExplain(args, stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2 // parseExplain has printed the reason
+	}
+	if err := o.do(ctx, stdout); err != nil {
+		fmt.Fprintln(stderr, "herd explain:", err)
+		return 1
+	}
+	return 0
+}
+
+func (o *explainOptions) do(ctx context.Context, stdout io.Writer) error {
+	if err := o.read(); err != nil {
+		return err
+	}
+	page, err := o.explain(ctx)
+	if err != nil {
+		return err
+	}
+	out := &report{w: stdout}
+	page.print(out)
+	if out.err == nil && o.html != "" {
+		return writeFile(o.html, page.writeHTML)
+	}
+	return out.err
+}
+
+// parseExplain reads the command line. It prints its errors to stderr before it returns them.
+func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
+	o := &explainOptions{question: question{asGiven: args}}
+	latency, headroom := "lognormal:20ms±20ms", "25%"
+	flags := flag.NewFlagSet("herd explain", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, explainUsage)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&o.policy, "policy", "", "explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`")
+	flags.StringVar(&o.method, "method", "", "the `method`, /pkg.Service/Method; with -policy, the one whose config is explained")
+	flags.Float64Var(&o.rate, "rate", 1000, "the `number` of calls per second, of all processes together")
+	flags.IntVar(&o.processes, "processes", 10, "the `number` of client processes, each with a budget of its own")
+	flags.DurationVar(&o.deadline, "deadline", 10*time.Second, "the `time` that a call may take, over all attempts; 0: no limit")
+	flags.StringVar(&headroom, "headroom", headroom, "how much more than the normal load the server can serve, a `share` such as 25% or 0.25")
+	flags.IntVar(&o.layers, "layers", 3, "the `number` of services in a row that all retry with this policy, from 1 to 5")
+	flags.StringVar(&latency, "latency", latency, "how long the server works on a call: a `distribution` such as 20ms, lognormal:20ms±20ms, pareto:10ms^1.5")
+	flags.BoolVar(&o.unsentOnly, "unsent-only", false, "retry only calls that reached no server, as WithUnsentOnly does")
+	flags.Uint64Var(&o.seed, "seed", 0, "start the random numbers with this `number`")
+	flags.StringVar(&o.html, "html", "", "also write the page as HTML to this `file`")
+	for _, p := range explainParameters() {
+		flags.Func(p.name, p.usage, func(value string) error {
+			o.changes = append(o.changes, change{p.name, value, p.do})
+			return p.do(&sim.Scenario{}, value) // so that a bad value is reported immediately
+		})
+	}
+	err := flags.Parse(args)
+	if err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if err == nil {
+		err = o.check(latency, headroom)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "herd explain:", err)
+	}
+	return o, err
+}
+
+// explainParameters are the flags for the fields of strategies. The others of herd are about
+// scenarios, or about several strategies.
+func explainParameters() (all []parameter) {
+	names := []string{"attempts", "base", "max", "multiplier", "jitter", "codes", "attempt-timeout", "max-elapsed", "budget", "hedge", "hedge-attempts"}
+	for _, p := range parameters {
+		if slices.Contains(names, p.name) {
+			all = append(all, p)
+		}
+	}
+	return append(all,
+		forStrategies("backoff", "the waits before retries, a `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s",
+			func(s *sim.Strategy, v string) (err error) {
+				s.Policy.Backoff, err = parseBackoff(v)
+				return err
+			}),
+		forStrategies("overload-backoff", "the waits after RESOURCE_EXHAUSTED, a `backoff` as in -backoff",
+			func(s *sim.Strategy, v string) (err error) {
+				s.Policy.OverloadBackoff, err = parseBackoff(v)
+				return err
+			}),
+		forStrategies("overload-base", "the first `wait` after RESOURCE_EXHAUSTED", setOverload(func(e *grpcretry.Exponential, d time.Duration) { e.Base = d })),
+		forStrategies("overload-max", "the longest `wait` after RESOURCE_EXHAUSTED", setOverload(func(e *grpcretry.Exponential, d time.Duration) { e.Max = d })),
+	)
+}
+
+// setOverload changes the library's own overload backoff, or an exponential one.
+func setOverload(set func(*grpcretry.Exponential, time.Duration)) func(*sim.Strategy, string) error {
+	return func(s *sim.Strategy, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil {
+			return err
+		}
+		e, ok := s.Policy.OverloadBackoff.(grpcretry.Exponential)
+		if !ok {
+			r, err := grpcretry.New()
+			if err != nil {
+				return err
+			}
+			e, _ = r.Policy("").OverloadBackoff.(grpcretry.Exponential)
+		}
+		set(&e, d)
+		s.Policy.OverloadBackoff = e
+		return nil
+	}
+}
+
+// check finds mistakes in the circumstances.
+func (o *explainOptions) check(latency, headroom string) (err error) {
+	if o.latency, err = parseDistribution(latency); err != nil {
+		return fmt.Errorf("-latency %s: %w", latency, err)
+	}
+	if o.headroom, err = parseShare(headroom); err != nil {
+		return fmt.Errorf("-headroom %s: %w", headroom, err)
+	}
+	switch {
+	case !(o.rate >= 0.01 && o.rate <= 10_000_000):
+		return fmt.Errorf("-rate %v: want 0.01 to 10,000,000 calls per second", o.rate)
+	case o.processes < 1 || o.processes > 1_000_000:
+		return fmt.Errorf("-processes %d: want 1 to 1,000,000", o.processes)
+	case o.deadline < 0 || o.deadline > 24*time.Hour:
+		return fmt.Errorf("-deadline %v: want 0 (none) to 24h", o.deadline)
+	case o.layers < 1 || o.layers > 5:
+		return fmt.Errorf("-layers %d: want 1 to 5", o.layers)
+	case o.latency.Mean <= 0:
+		return fmt.Errorf("-latency %s: want a time above 0", latency)
+	case o.method != "" && !strings.HasPrefix(o.method, "/"):
+		return fmt.Errorf("-method %s: want /pkg.Service/Method", o.method)
+	}
+	return nil
+}
+
+// parseShare reads 25% and 0.25.
+func parseShare(v string) (float64, error) {
+	number, percent := strings.CutSuffix(v, "%")
+	share, err := strconv.ParseFloat(number, 64)
+	if percent {
+		share /= 100
+	}
+	if err != nil || !(share >= 0 && share <= 100) || math.IsNaN(share) {
+		return 0, fmt.Errorf("want a share such as 25%% or 0.25, of at most 10000%%")
+	}
+	return share, nil
+}
+
+// read reads the service config, if there is one, and applies the flags.
+func (o *explainOptions) read() error {
+	if o.policy != "" {
+		found, err := readPolicy(o.policy, o.method)
+		if err != nil {
+			return err
+		}
+		if len(found) > 1 {
+			var names []string
+			for _, one := range found {
+				names = append(names, strings.TrimPrefix(one.Name, "policy "))
+			}
+			return fmt.Errorf("-policy %s has %d policies (%s): choose one with -method /pkg.Service/Method", o.policy, len(found), strings.Join(names, ", "))
+		}
+		o.base, o.configured = found[0], true
+	}
+	s := sim.Scenario{Strategies: []sim.Strategy{o.base}}
+	changesBackoff := func(c change) bool {
+		return slices.Contains([]string{"base", "max", "multiplier", "jitter"}, c.name)
+	}
+	if slices.ContainsFunc(o.changes, changesBackoff) && s.Strategies[0].Policy.Backoff == nil {
+		s.Strategies[0].Policy.Backoff = grpcretry.Exponential{}
+	}
+	for _, c := range o.changes {
+		if err := c.do(&s, c.value); err != nil {
+			return fmt.Errorf("-%s %s: %w", c.name, c.value, err)
+		}
+	}
+	o.strategy = s.Strategies[0]
+	o.strategy.Name = "this policy"
+	if o.unsentOnly {
+		o.strategy.Policy.Classifier = unsentOnly
+		o.strategy.Hedging = nil
+	}
+	s.Strategies[0] = o.strategy
+	s.Groups, s.Servers = []sim.Group{{Clients: 1}}, []sim.Server{{Latency: o.latency}}
+	return s.Check()
+}
+
+// unsentOnly stands for WithUnsentOnly: no attempt that reached a server is followed by another.
+func unsentOnly(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
+	if a.Unsent {
+		return grpcretry.Default
+	}
+	return grpcretry.Stop
+}
+
+// resolved returns the policy with every default filled in.
+func (q *question) resolved() (grpcretry.Policy, error) {
+	r, err := q.strategy.Retrier()
+	if err != nil {
+		return grpcretry.Policy{}, err
+	}
+	return r.Policy(""), nil
+}
+
+// origin says where a part of the policy comes from.
+func (q *question) origin(part func(sim.Strategy) any) string {
+	now := part(q.strategy)
+	switch {
+	case !reflect.DeepEqual(now, part(q.base)):
+		return "your flags"
+	case now == nil || reflect.ValueOf(now).IsZero():
+		return "default"
+	default:
+		return "service config"
+	}
+}
+
+// explain answers the question.
+func (q *question) explain(ctx context.Context) (*explainPage, error) {
+	e, err := newExplanation(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	page := &explainPage{Title: "What calls experience under this policy", Command: commandLine(q.asGiven)}
+	for _, add := range []func(context.Context) (explainSection, error){
+		e.words, e.timelines, e.outage, e.allowance, e.warnings, e.recommendation,
+	} {
+		section, err := add(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(section.Parts) > 0 {
+			page.Sections = append(page.Sections, section)
+		}
+	}
+	page.Sections = append(page.Sections, e.method())
+	return page, nil
+}
+
+func commandLine(args []string) string {
+	words := []string{"herd explain"}
+	for i := 0; i < len(args); i++ {
+		if strings.TrimLeft(args[i], "-") == "html" { // it says nothing about the policy
+			i++
+			continue
+		}
+		if strings.HasPrefix(strings.TrimLeft(args[i], "-"), "html=") {
+			continue
+		}
+		words = append(words, args[i])
+	}
+	return strings.Join(words, " ")
+}
+
+// An explanation holds what the sections of the page share.
+type explanation struct {
+	*question
+	policy  grpcretry.Policy // with every default filled in
+	hedges  time.Duration    // the delay between attempts, in good times; -1 if calls are not hedged
+	calm    *sim.Result      // good times
+	stories []failureStories // by the kind of failure
+	outages []outageFigures  // by the number of layers, from 1
+	budget  budgetFigures
+}
+
+func newExplanation(ctx context.Context, q *question) (*explanation, error) {
+	e := &explanation{question: q, hedges: -1}
+	var err error
+	if e.policy, err = q.resolved(); err != nil {
+		return nil, err
+	}
+	if err := e.goodTimes(ctx); err != nil {
+		return nil, err
+	}
+	if err := e.tellAll(); err != nil {
+		return nil, err
+	}
+	if err := e.simulateOutages(ctx); err != nil {
+		return nil, err
+	}
+	return e, e.measureBudget()
+}
+
+// method is the foot of the page.
+func (e *explanation) method() explainSection {
+	rate, processes := e.fleet(mostSimulated)
+	text := "Timelines and budgets are decisions of the library's own engine; everything else is simulated on it, with fixed random numbers (-seed). "
+	if processes < e.processes {
+		text += fmt.Sprintf("Simulated are %s of the %s processes with their share of the calls, %s/s. ",
+			grouped(float64(processes)), grouped(float64(e.processes)), grouped(rate))
+	}
+	text += fmt.Sprintf("A message takes %s in each direction. Connections and streams are not simulated.", shortTime(oneWay))
+	return explainSection{Title: "How this was found", Parts: []explainPart{{Text: text}}}
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+)
+
+// This file measures what a budget allows: it drives Plans of one process, calls that succeed and
+// then calls that fail, until the budget refuses.
+
+// budgetFigures are the retries that the budget of one process allows.
+type budgetFigures struct {
+	unlimited bool
+	fresh     float64 // at the start, before any call was answered
+	saved     float64 // after good times, at once
+	perSecond float64 // in good times, in the long run
+
+	// The same for hedges.
+	hedges          bool
+	hedgesUnlimited bool
+	hedgesPerSecond float64
+}
+
+// mostRetries is the number of retries at once that counts as no limit.
+const mostRetries = 20_000
+
+// measureBudget measures the budgets of the policy.
+func (e *explanation) measureBudget() error {
+	b := &e.budget
+	s := e.simulated(e.strategy)
+	retries := sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(0), Codes: e.policy.Codes}, Budget: s.Budget}
+	var err error
+	if b.fresh, b.saved, b.perSecond, err = e.drain(retries); err != nil {
+		return err
+	}
+	b.unlimited = b.saved >= mostRetries
+	if s.Hedging == nil {
+		return nil
+	}
+	hedges := sim.Strategy{
+		Policy:  grpcretry.Policy{Codes: e.policy.Codes},
+		Budget:  sim.Budget{Kind: sim.UnlimitedBudget},
+		Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: time.Microsecond, MaxAttempts: 2, Budget: s.Hedging.Budget},
+	}
+	_, saved, perSecond, err := e.drain(hedges)
+	b.hedges, b.hedgesPerSecond, b.hedgesUnlimited = true, perSecond, saved >= mostRetries
+	return err
+}
+
+// drain returns the retries that a process can make: at the start, after good times, and per second
+// while the good times last.
+func (e *explanation) drain(s sim.Strategy) (fresh, saved, perSecond float64, err error) {
+	d, err := newDrainer(s)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	fresh = d.empty()
+	if fresh >= mostRetries {
+		return fresh, fresh, math.Inf(1), nil
+	}
+	if d, err = newDrainer(s); err != nil { // a process that has just started
+		return 0, 0, 0, err
+	}
+	each := min(e.rate/float64(e.processes), busiest)
+	seconds := int(min(max(20, 200/each), 2000))
+	d.calls(each, max(e.warmUp(), time.Duration(float64(3*time.Second)/each)))
+	saved = d.empty()
+	sum := 0.0
+	for range seconds {
+		d.calls(each, time.Second)
+		sum += d.empty()
+	}
+	return fresh, saved, sum / float64(seconds), nil
+}
+
+// A drainer makes calls with the budgets of one process.
+type drainer struct {
+	retrier  *grpcretry.Retrier
+	kind     failureKind
+	deadline time.Duration // of the calls that fail
+	now      time.Time
+	owed     float64 // calls
+}
+
+func newDrainer(s sim.Strategy) (*drainer, error) {
+	r, err := s.Retrier()
+	if err != nil {
+		return nil, err
+	}
+	p := r.Policy("")
+	d := &drainer{retrier: r, kind: failureKind{code: p.Codes[0], instant: true}, now: storyStart}
+	if p.Hedging != nil { // calls that wait for a response until just after the first hedge
+		d.kind, d.deadline = failureKind{silent: true}, 2*time.Microsecond
+	}
+	return d, nil
+}
+
+// calls makes calls that succeed, evenly spaced.
+func (d *drainer) calls(rate float64, length time.Duration) {
+	start := d.now
+	d.owed += rate * length.Seconds()
+	n := int(d.owed)
+	d.owed -= float64(n)
+	for i := range n {
+		d.now = start.Add(time.Duration(float64(length) * float64(i+1) / float64(n)))
+		p := d.retrier.Plan(context.Background(), "/herd.Explain/Call", "", d.now)
+		a, _ := p.Sent(d.now)
+		a.Peer = reachedServer{}
+		p.Ended(a, d.now, 0)
+	}
+	d.now = start.Add(length)
+}
+
+// empty makes calls that fail, all now, until the budget refuses; it returns the number of retries
+// and hedges.
+func (d *drainer) empty() float64 {
+	retries := 0
+	for retries < mostRetries {
+		s := tell(d.retrier, d.kind, d.now, d.deadline, func() float64 { return 0 })
+		retries += len(s.sent) - 1
+		if len(s.sent) == 1 || errors.Is(s.why, grpcretry.ErrBudgetExhausted) {
+			break
+		}
+	}
+	return float64(retries)
+}
+
+// allowance is the section on the budget.
+func (e *explanation) allowance(context.Context) (explainSection, error) {
+	s := explainSection{Title: "What the budget allows"}
+	b := e.budget
+	if b.unlimited {
+		text := "There is no limit: every failed attempt may be followed by another one."
+		if e.strategy.Budget.Kind == sim.ConcurrencyBudget {
+			text = fmt.Sprintf("Each process may have %d retries in flight at the same time, %s in all processes; their number per second is not limited.",
+				e.strategy.Budget.Limit, grouped(float64(e.strategy.Budget.Limit*e.processes)))
+		}
+		s.Parts = append(s.Parts, explainPart{Text: text})
+	} else {
+		s.Parts = append(s.Parts, explainPart{Table: e.budgetTable()}, explainPart{Text: e.budgetText()})
+	}
+	if b.hedges {
+		s.Parts = append(s.Parts, explainPart{Text: e.hedgeText()})
+	}
+	return s, nil
+}
+
+func (e *explanation) budgetTable() [][]string {
+	b, n := e.budget, float64(e.processes)
+	return [][]string{
+		{"retries that may fail", "each process", "all " + grouped(n), "of the load"},
+		{"in good times", perSecond(b.perSecond), perSecond(b.perSecond * n), percent(b.perSecond * n / e.rate)},
+		{"saved up when an outage begins", grouped(b.saved), grouped(b.saved * n), secondsOfLoad(b.saved * n / e.rate)},
+		{"in processes that have just started", grouped(b.fresh), grouped(b.fresh * n), secondsOfLoad(b.fresh * n / e.rate)},
+	}
+}
+
+func perSecond(v float64) string {
+	if v < 1 {
+		return fmt.Sprintf("%.2g/s", v)
+	}
+	return grouped(v) + "/s"
+}
+
+// secondsOfLoad says for how long the calls would be as many.
+func secondsOfLoad(seconds float64) string {
+	return "the calls of " + shortTime(time.Duration(seconds*float64(time.Second)).Round(10*time.Millisecond))
+}
+
+func (e *explanation) budgetText() string {
+	share := e.budget.perSecond * float64(e.processes) / e.rate
+	fits := "fit into"
+	if share > e.headroom+0.005 {
+		fits = "exceed"
+	}
+	then := "the retries end"
+	if steady := e.outages[0].steady; steady > 1.02 {
+		then = fmt.Sprintf("retries go on at %s of the load", percent(steady-1))
+	}
+	return fmt.Sprintf("The retries of good times %s the headroom of %s. In an outage, what was saved up is spent first; then %s.",
+		fits, percent(e.headroom), then)
+}
+
+func (e *explanation) hedgeText() string {
+	b := e.budget
+	if b.hedgesUnlimited {
+		return "Nothing limits the hedges but the budget above."
+	}
+	return fmt.Sprintf("Of these, hedges are at most %s in each process, %s in all, which is %s of the load.",
+		perSecond(b.hedgesPerSecond), perSecond(b.hedgesPerSecond*float64(e.processes)), percent(b.hedgesPerSecond*float64(e.processes)/e.rate))
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+)
+
+// This file simulates good times, and outages: how many attempts per call a server gets, from its
+// callers and across layers.
+
+const (
+	// mostSimulated is the largest rate of calls of the simulated processes together.
+	mostSimulated = 200.0
+	// busiest is the largest rate of calls of one simulated process. Budgets in calls or retries per
+	// second are reduced in proportion.
+	busiest = 1000.0
+)
+
+// fleet returns the rate and the number of processes to simulate: as many of the processes as make
+// most calls per second, at least one, each with its own share of the calls.
+func (q *question) fleet(most float64) (rate float64, processes int) {
+	each := min(q.rate/float64(q.processes), busiest)
+	processes = min(q.processes, max(1, int(most/each)))
+	return each * float64(processes), processes
+}
+
+// simulated returns a strategy for simulated processes.
+func (q *question) simulated(s sim.Strategy) sim.Strategy {
+	each := q.rate / float64(q.processes)
+	if each <= busiest {
+		return s
+	}
+	reduced := func(b sim.Budget) sim.Budget {
+		b.MinPerSecond *= busiest / each
+		b.PerSecond *= busiest / each
+		if b.Burst > 0 {
+			b.Burst = max(1, int(float64(b.Burst)*busiest/each))
+		}
+		return b
+	}
+	s.Budget = reduced(s.Budget)
+	if s.Hedging != nil {
+		h := *s.Hedging
+		h.Budget = reduced(h.Budget)
+		s.Hedging = &h
+	}
+	return s
+}
+
+// warmUp is the time in which budgets and quantiles learn what good times are like.
+func (q *question) warmUp() time.Duration {
+	return max(15*time.Second, min(q.strategy.Budget.Window, time.Minute)+2*time.Second)
+}
+
+// goodTimes simulates calls without failures, to find out how often calls are hedged, and when.
+func (e *explanation) goodTimes(ctx context.Context) error {
+	s := e.strategy
+	var delays []time.Duration
+	if h := s.Hedging; h != nil {
+		if h.Kind == sim.HedgeAfter {
+			e.hedges = h.Delay
+		} else {
+			recorded := *h
+			recorded.Kind, recorded.Quantile, recorded.AtLeast, recorded.AtMost = "", 0, 0, 0
+			recorded.New = func() grpcretry.HedgeDelay {
+				return recordedDelay{grpcretry.HedgeAtQuantile(h.Quantile, h.AtLeast, h.AtMost), &delays}
+			}
+			s.Hedging = &recorded
+		}
+	}
+	var err error
+	if e.calm, err = sim.Run(ctx, e.calmScenario(), e.simulated(s), nil); err != nil {
+		return err
+	}
+	if len(delays) > 0 {
+		late := delays[len(delays)/2:]
+		slices.Sort(late)
+		e.hedges = late[len(late)/2]
+	}
+	return nil
+}
+
+// calmScenario has a server without limits.
+func (e *explanation) calmScenario() sim.Scenario {
+	rate, processes := e.fleet(2 * mostSimulated)
+	return sim.Scenario{
+		Seed:     e.seed,
+		Duration: max(30*time.Second, min(10*time.Minute, time.Duration(2000/rate*float64(time.Second)))),
+		Network:  sim.Distribution{Mean: oneWay},
+		Groups:   []sim.Group{{Rate: rate, Processes: processes, Deadline: e.deadline}},
+		Servers:  []sim.Server{{Latency: e.latency}},
+	}
+}
+
+// A recordedDelay remembers the delays that calls got.
+type recordedDelay struct {
+	grpcretry.HedgeDelay
+	delays *[]time.Duration
+}
+
+// Delay implements grpcretry.HedgeDelay.
+func (r recordedDelay) Delay(method string, now time.Time) (time.Duration, bool) {
+	d, ok := r.HedgeDelay.Delay(method, now)
+	if ok {
+		*r.delays = append(*r.delays, d)
+	}
+	return d, ok
+}
+
+// outageFigures are the attempts per call that the last server gets in an outage, if so many layers
+// retry.
+type outageFigures struct {
+	layers    int
+	worst     float64 // in the worst second
+	first     float64 // in the first ten seconds
+	steady    float64 // in the long run
+	unlimited float64 // in the long run without budgets; 0 if there are too many to simulate
+}
+
+// simulateOutages simulates an outage for each number of layers.
+func (e *explanation) simulateOutages(ctx context.Context) error {
+	for layers := 1; layers <= e.layers; layers++ {
+		f, err := e.simulateOutage(ctx, layers)
+		if err != nil {
+			return err
+		}
+		e.outages = append(e.outages, f)
+	}
+	return nil
+}
+
+func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFigures, error) {
+	f := outageFigures{layers: layers}
+	most := math.Pow(float64(attemptsOf(e.policy)), float64(layers))
+	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
+	if limited {
+		rate, processes := e.fleet(mostSimulated)
+		s := e.outageScenario(layers, rate, processes)
+		r, err := sim.Run(ctx, s, e.simulated(e.strategy), nil)
+		if err != nil {
+			return f, err
+		}
+		f.worst, f.first, f.steady = attemptsPerCall(r, s)
+	}
+	if most > 2000 {
+		return f, nil
+	}
+	s := e.outageScenario(layers, max(2, min(50, 2000/most)), 1)
+	s.Groups[0].Even = true
+	r, err := sim.Run(ctx, s, e.unlimited(), nil)
+	if err != nil {
+		return f, err
+	}
+	worst, first, steady := attemptsPerCall(r, s)
+	f.unlimited = steady
+	if !limited {
+		f.worst, f.first, f.steady = worst, first, steady
+	}
+	return f, nil
+}
+
+// outageScenario is a chain of services, each of which calls the next one under the same policy. The
+// last one is down after a while, for good.
+func (e *explanation) outageScenario(layers int, rate float64, processes int) sim.Scenario {
+	settled := min(max(e.deadline, 10*time.Second), time.Minute)
+	from := e.warmUp()
+	s := sim.Scenario{
+		Seed:     e.seed,
+		Duration: from + settled + 10*time.Second,
+		Network:  sim.Distribution{Mean: oneWay},
+		Groups:   []sim.Group{{Rate: rate, Even: true, Processes: processes, Deadline: e.deadline}},
+	}
+	for i := range layers {
+		server := sim.Server{Name: fmt.Sprint("service ", i+1), Replicas: processes}
+		if i < layers-1 {
+			server.Calls = &sim.Downstream{Target: fmt.Sprint("service ", i+2)}
+		} else {
+			server.Replicas = 0
+			server.Latency = e.latency
+			server.Outages = []sim.Outage{{From: from, For: settled + 10*time.Second, Code: e.outageCode()}}
+		}
+		s.Servers = append(s.Servers, server)
+	}
+	return s
+}
+
+// attemptsPerCall returns the attempts at the last server for each call of the clients: in the worst
+// second of the outage, in its first ten seconds, and in its last ten.
+func attemptsPerCall(r *sim.Result, s sim.Scenario) (worst, first, steady float64) {
+	last := s.Servers[len(s.Servers)-1]
+	offered := r.Servers[len(r.Servers)-1].Series
+	from, until := int(last.Outages[0].From/time.Second), int(s.Duration/time.Second)
+	perSecond := s.Groups[0].Rate
+	sum := func(a, b int) (n float64) {
+		for _, one := range offered[a:min(b, len(offered))] {
+			n += float64(one.Offered)
+		}
+		return n
+	}
+	for i := from; i < until; i++ {
+		worst = max(worst, sum(i, i+1)/perSecond)
+	}
+	return worst, sum(from, from+10) / (10 * perSecond), sum(until-10, until) / (10 * perSecond)
+}
+
+// outage is the section on the attempts that a server gets.
+func (e *explanation) outage(context.Context) (explainSection, error) {
+	s := explainSection{Title: "What a server gets in an outage"}
+	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
+	table := [][]string{{"services in a row that retry", "worst second", "first 10 s", "after that"}}
+	if limited {
+		table[0] = append(table[0], "with no budget")
+	}
+	for _, f := range e.outages {
+		name := fmt.Sprintf("%d", f.layers)
+		if f.layers == 1 {
+			name = "1 (its direct callers only)"
+		}
+		line := []string{name, perCall(f.worst), perCall(f.first), perCall(f.steady)}
+		if limited {
+			line = append(line, perCall(f.unlimited))
+		}
+		table = append(table, line)
+	}
+	s.Parts = []explainPart{
+		{Text: fmt.Sprintf("Attempts that arrive at the failing server for each call that its first clients make; 1 is the normal load. "+
+			"The server fails every attempt with %s.", sim.CodeName(e.outageCode()))},
+		{Table: table},
+	}
+	if h := e.policy.Hedging; h != nil {
+		g := e.calm.Groups[0]
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("In good times %s of the calls are hedged, and the slowest 1%% take over %s; without hedging, see below. A response takes %s on average.",
+			percent(float64(g.Hedges)/float64(g.Calls)), roundTime(g.Latency.P99), roundTime(e.latency.Mean+2*oneWay))})
+	}
+	return s, nil
+}
+
+// perCall formats a number of attempts per call; 0 stands for more than can be simulated.
+func perCall(v float64) string {
+	switch {
+	case v == 0:
+		return "over 2,000"
+	case v < 10:
+		return fmt.Sprintf("%.2f", v)
+	default:
+		return grouped(v)
+	}
+}
+
+// codeList writes status codes as on the wire.
+func codeList(all []codes.Code) string {
+	var names []string
+	for _, c := range all {
+		names = append(names, sim.CodeName(c))
+	}
+	slices.Sort(names)
+	slices.Reverse(names) // UNAVAILABLE before RESOURCE_EXHAUSTED
+	if n := len(names); n > 1 {
+		return strings.Join(names[:n-1], ", ") + " and " + names[n-1]
+	}
+	return strings.Join(names, "")
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+)
+
+// This file describes a policy and its circumstances in words.
+
+// words is the section on the policy, with the source of each part.
+func (e *explanation) words(context.Context) (explainSection, error) {
+	s := explainSection{Title: "The policy"}
+	say := func(text string, part func(sim.Strategy) any) {
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("%s (%s)", text, e.origin(part))})
+	}
+	if e.strategy.Hedging != nil {
+		say(e.hedgingWords(), func(s sim.Strategy) any { return s.Hedging })
+	} else {
+		say(fmt.Sprintf("At most %s of a call,", plural(attemptsOf(e.policy), "attempt")), func(s sim.Strategy) any { return s.Policy.MaxAttempts })
+	}
+	say(fmt.Sprintf("another one after %s.", codeList(e.codes())), e.codesOf)
+	if e.strategy.Hedging == nil {
+		say("Before a retry: "+backoffWords(e.policy.Backoff)+".", func(s sim.Strategy) any { return s.Policy.Backoff })
+		if overload := backoffWords(e.policy.OverloadBackoff); overload != backoffWords(e.policy.Backoff) {
+			say("After RESOURCE_EXHAUSTED instead: "+overload+".", func(s sim.Strategy) any { return s.Policy.OverloadBackoff })
+		}
+	}
+	say("Budget: "+e.budgetWords()+".", func(s sim.Strategy) any { return s.Budget })
+	if d := e.policy.AttemptTimeout; d > 0 {
+		say(fmt.Sprintf("An attempt that takes longer than %s makes room for the next one.", shortTime(d)), func(s sim.Strategy) any { return s.Policy.AttemptTimeout })
+	}
+	if d := e.policy.MaxElapsed; d > 0 {
+		say(fmt.Sprintf("No attempt starts later than %s after the first.", shortTime(d)), func(s sim.Strategy) any { return s.Policy.MaxElapsed })
+	}
+	s.Parts = []explainPart{{Text: joined(s.Parts)}}
+	if e.unsentOnly {
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("Only calls that reached no server are retried, because others may have run (your flags). "+
+			"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.", shortTime(e.policy.ConnectWait))})
+	}
+	s.Parts = append(s.Parts, explainPart{Text: "The circumstances: " + e.circumstances()})
+	return s, nil
+}
+
+func (e *explanation) codesOf(s sim.Strategy) any {
+	if s.Hedging != nil && s.Hedging.NonFatalCodes != nil {
+		return s.Hedging.NonFatalCodes
+	}
+	return s.Policy.Codes
+}
+
+// joined makes one paragraph of several.
+func joined(parts []explainPart) string {
+	var all []string
+	for _, one := range parts {
+		all = append(all, one.Text)
+	}
+	return strings.Join(all, " ")
+}
+
+func (e *explanation) hedgingWords() string {
+	h := e.strategy.Hedging
+	text := fmt.Sprintf("At most %s of a call; ", plural(attemptsOf(e.policy), "attempt"))
+	switch {
+	case h.Kind == sim.HedgeAtQuantile:
+		text += fmt.Sprintf("another one is sent while none has succeeded after the time that %s of the calls take, now %s", percent(h.Quantile), roundTime(e.hedges))
+	case h.Delay == 0:
+		text += "all are sent immediately"
+	default:
+		text += fmt.Sprintf("another one is sent while none has succeeded after %s", shortTime(h.Delay))
+	}
+	return text + " (a hedge),"
+}
+
+// backoffWords describes the waits before retries.
+func backoffWords(b grpcretry.Backoff) string {
+	switch b := b.(type) {
+	case grpcretry.Exponential:
+		text := map[grpcretry.Jitter]string{
+			grpcretry.FullJitter:         "a random wait of up to %s",
+			grpcretry.EqualJitter:        "a random wait of between half of %s and all of it",
+			grpcretry.ProportionalJitter: "a wait of %s, ±20%% at random",
+			grpcretry.NoJitter:           "a wait of exactly %s",
+		}[b.Jitter]
+		text = fmt.Sprintf(text, shortTime(b.Base))
+		if b.Multiplier > 1 && b.Max > b.Base {
+			text += fmt.Sprintf(", then %v times that each time, up to %s", b.Multiplier, shortTime(b.Max))
+		}
+		return text
+	case grpcretry.Decorrelated:
+		return fmt.Sprintf("a random wait of between %s and three times the last one, up to %s", shortTime(b.Base), shortTime(b.Max))
+	case grpcretry.Constant:
+		return fmt.Sprintf("a wait of exactly %s", shortTime(time.Duration(b)))
+	default:
+		return fmt.Sprint(b)
+	}
+}
+
+// budgetWords describes the strategy's budget.
+func (e *explanation) budgetWords() string {
+	b := e.strategy.Budget
+	switch b.Kind {
+	case sim.UnlimitedBudget:
+		if e.configured && e.base.Budget.Kind == sim.UnlimitedBudget {
+			return "none, because there is no retryThrottling"
+		}
+		return "none"
+	case sim.ThrottleBudget:
+		return fmt.Sprintf("a throttle of %v tokens; a failure costs one, a success returns %v, and there are no retries while half are gone", b.MaxTokens, b.TokenRatio)
+	case sim.DefaultBudget:
+		return e.defaultBudgetWords()
+	default:
+		made, err := b.Make()
+		if err != nil {
+			return string(b.Kind)
+		}
+		return fmt.Sprint(made)
+	}
+}
+
+// defaultBudgetWords describes the library's own budget, as the library does.
+func (e *explanation) defaultBudgetWords() string {
+	return fmt.Sprintf("%v", e.policy.Budget)
+}
+
+func (q *question) circumstances() string {
+	deadline := "no deadline"
+	if q.deadline > 0 {
+		deadline = "a deadline of " + shortTime(q.deadline)
+	}
+	return fmt.Sprintf("%s calls/s from %s; %s; the server takes %s on average and can serve %s more than the normal load; up to %s in a row retry.",
+		grouped(q.rate), processes(q.processes), deadline, shortTime(q.latency.Mean), percent(q.headroom), plural(q.layers, "service"))
+}
+
+func processes(n int) string {
+	if n == 1 {
+		return "1 process"
+	}
+	return grouped(float64(n)) + " processes"
+}
