@@ -164,8 +164,8 @@ func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption)
 			opt.applyTo(&p.Policy)
 		}
 	})
-	p.fillDefaults(fallback)
 	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly
+	p.fillDefaults(fallback)
 	return p
 }
 
