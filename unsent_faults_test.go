@@ -32,7 +32,7 @@ import (
 // for it, and calls that reached no server must be rescued. The same calls without the option show
 // that the proxy is nasty enough.
 
-var unsentCalls = flag.Int("unsent.calls", 500, "how many calls TestNothingRunsTwice makes")
+var unsentCalls = flag.Int("unsent.calls", 1000, "how many calls TestNothingRunsTwice makes")
 
 func TestNothingRunsTwice(t *testing.T) {
 	calls := *unsentCalls
@@ -43,7 +43,7 @@ func TestNothingRunsTwice(t *testing.T) {
 	if on.twice > 0 {
 		t.Errorf("%d handlers ran twice, such as those of %v", on.twice, on.examples)
 	}
-	if want := calls / 50; on.rescued < want || on.mayHaveRun < want {
+	if want := calls / 200; on.rescued < want || on.mayHaveRun < want {
 		t.Errorf("%d calls were rescued and %d not retried because they may have run, want at least %d of each",
 			on.rescued, on.mayHaveRun, want)
 	}
@@ -147,16 +147,6 @@ func (w *onceWorld) count(errs []error) *onceTally {
 	return all
 }
 
-// pauseFor waits, and returns false if the test is over.
-func (w *onceWorld) pauseFor(d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-w.over:
-		return false
-	}
-}
-
 func (w *onceWorld) noteSuccess() {
 	select {
 	case w.succeeded <- struct{}{}:
@@ -208,11 +198,11 @@ func (w *onceWorld) misbehave() {
 		}
 		if alive && rand.IntN(2) == 0 {
 			w.group.Go(server.GracefulStop)
-			alive = w.pauseFor(upTo(15 * ms))
+			alive = elapsed(upTo(15*ms), w.over)
 		}
 		server.Stop()
 		w.setBackend("")
-		if !alive || !w.pauseFor(upTo(20*ms)) {
+		if !alive || !elapsed(upTo(20*ms), w.over) {
 			return
 		}
 	}
@@ -226,11 +216,11 @@ func (w *onceWorld) hurt() {
 	case 1:
 		w.refusing.Store(true)
 		w.cutAll()
-		w.pauseFor(upTo(20 * ms))
+		elapsed(upTo(20*ms), w.over)
 		w.refusing.Store(false)
 	case 2:
 		w.refusing.Store(true) // for new connections only
-		w.pauseFor(upTo(10 * ms))
+		elapsed(upTo(10*ms), w.over)
 		w.refusing.Store(false)
 	}
 }
@@ -363,9 +353,7 @@ func (w *onceWorld) pump(to, from net.Conn, limit int, fate connFate) {
 			w.cut(to)
 			return
 		}
-		if fate.delay > 0 {
-			w.pauseFor(fate.delay)
-		}
+		elapsed(fate.delay, w.over)
 		carried := min(n, limit)
 		if _, err := to.Write(buffer[:carried]); err != nil {
 			w.cut(from)
@@ -384,11 +372,11 @@ func (w *onceWorld) breakOff(to, from net.Conn, fate connFate) {
 		if tcp, ok := to.(*net.TCPConn); ok {
 			_ = tcp.CloseWrite()
 		}
-		w.pauseFor(upTo(5 * ms))
+		elapsed(upTo(5*ms), w.over)
 	case bySwallow:
-		w.pauseFor(upTo(5 * ms))
+		elapsed(upTo(5*ms), w.over)
 	case byStall:
-		w.pauseFor(upTo(40 * ms))
+		elapsed(upTo(40*ms), w.over)
 	}
 	w.cut(to)
 	w.cut(from)
@@ -416,24 +404,15 @@ func (w *onceWorld) handle(_ any, stream grpc.ServerStream) error {
 		}
 		return fail(codes.Unavailable, "later", retryInfoOf(ms)).err
 	case 3:
-		pauseIn(stream.Context(), upTo(60*ms))
+		elapsed(upTo(60*ms), stream.Context().Done())
 	case 4, 5, 6:
-		pauseIn(stream.Context(), upTo(5*ms))
+		elapsed(upTo(5*ms), stream.Context().Done())
 	case 7:
 		defer w.cutOne() // the response is lost, unless it is fast
 	case 8:
 		w.cutOne()
 	}
 	return answerAll(stream)
-}
-
-func pauseIn(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // answerAll receives until the client has nothing more to say, and then returns the last message.
@@ -554,7 +533,7 @@ func randomCall(ctx context.Context, cc *grpc.ClientConn, message string, opts [
 			break
 		}
 		if rand.IntN(4) == 0 {
-			pauseIn(ctx, upTo(2*ms))
+			elapsed(upTo(2*ms), ctx.Done())
 		}
 	}
 	if err := stream.CloseSend(); err != nil {

@@ -386,10 +386,13 @@ func TestWithoutItsOptionsAnAttemptMayHaveRun(t *testing.T) {
 			link, cc := server.linked(t, append(DialOptions(unsentOnly), grpc.WithChainUnaryInterceptor(dropping))...)
 			link.cut()
 			synctest.Wait()
-			budget := WithBudget(&tally{})
-			err := cc.Invoke(t.Context(), echoMethod, request(), new(echov1.EchoResponse), budget)
+			budget := &tally{}
+			err := cc.Invoke(t.Context(), echoMethod, request(), new(echov1.EchoResponse), WithBudget(budget))
 			if status.Code(err) != codes.Unavailable || reasonOf(err) != nil {
 				t.Errorf("err = %v, want gRPC's own UNAVAILABLE", err)
+			}
+			if want := (counts{told: [4]int{Failed: 1}, highest: 1}); budget.counts != want {
+				t.Errorf("budget is %+v, want %+v", budget.counts, want)
 			}
 		})
 	})
