@@ -59,25 +59,16 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	}
 	c.policy = p
 	c.mode = p.modeOf(desc)
-	if policies.channels != nil && c.retrier.connections.isFresh(c.cc) {
-		c.expectConfig(policies, overrides, desc)
-	}
 	if c.mode == modeHedged {
 		c.tryHedging(desc, reply)
+	}
+	if policies.channels != nil && !p.passesStream(desc) && awaitsConfig(c.cc) {
+		c.expectConfig(policies, overrides)
 	}
 	if c.mode == modePassThrough && c.learner == nil {
 		c.retrier.report.callPassed(&c.facts)
 	}
 	return nil
-}
-
-// expectConfig has the policy resolved again when there is something to decide, because a fresh channel
-// has no service config yet. A call that would pass through is retried if that config says so.
-func (c *call) expectConfig(policies *methodPolicies, own []*callOption, desc *grpc.StreamDesc) {
-	c.unresolved = &unresolvedPolicy{policies, c.cc, c.method, own}
-	if c.mode == modePassThrough && !c.policy.passesStream(desc) {
-		c.mode = modeRetried
-	}
 }
 
 // tryHedging chooses the hedged mode. If hedging is impossible, or there is no delay yet, it
@@ -257,7 +248,10 @@ func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 		c.retrier.report.leftToGRPC(&c.facts)
 		return step{End: true}, c.leaveToGRPC(a, err, now)
 	}
-	p := c.planned(now)
+	p := c.plannedAfter(a, now)
+	if c.passesAfterAll(p) {
+		return step{End: true}, c.passAfterAll(a, err, now)
+	}
 	f := c.failure(a, err, now)
 	c.history.record(&f)
 	a.reported = true
@@ -308,15 +302,24 @@ func (r *Retrier) leavesToGRPC(p *policy, cc *grpc.ClientConn, method string) bo
 	return !r.builtInRetryOff && !p.overGRPC && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
 }
 
-// stopsGRPC reports whether gRPC must be kept from retrying the method itself.
+// stopsGRPC reports whether gRPC must be kept from retrying the method itself. The policy is nil for an
+// attempt of an outer interceptor.
 func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && p.overGRPC && cc != nil &&
-		(cc.GetMethodConfig(method).RetryPolicy != nil || r.connections.isFresh(cc))
+	return !r.builtInRetryOff && p != nil && p.overGRPC && cc != nil &&
+		(cc.GetMethodConfig(method).RetryPolicy != nil || awaitsConfig(cc))
 }
 
-// noBuiltInRetry keeps gRPC from retrying a call once its request is sent: not even an empty one fits
-// into the buffer for its replay.
+// noBuiltInRetry keeps gRPC from retrying a unary call once its request is sent, because the request
+// does not fit into the buffer for its replay. A negative size would cover the moments before that as
+// well, but gRPC panics.
 func noBuiltInRetry() grpc.CallOption { return grpc.MaxRetryRPCBufferSize(0) }
+
+// bindToGRPC keeps gRPC from retrying a stream that it has opened: Context commits it.
+func (r *Retrier) bindToGRPC(p *policy, cc *grpc.ClientConn, method string, stream grpc.ClientStream) {
+	if r.stopsGRPC(p, cc, method) {
+		stream.Context()
+	}
+}
 
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone

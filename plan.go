@@ -120,7 +120,7 @@ func (p *plan) begun() bool { return p.policy != nil }
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
 func (p *plan) hedgeFrom(start time.Time) {
-	if p.made == 1 && !p.next.decided && p.cut == nil {
+	if p.policy.hedges && p.made == 1 && !p.next.decided && p.cut == nil {
 		p.dueAt = start.Add(p.delay)
 	}
 }
@@ -158,7 +158,8 @@ func (p *plan) send(now time.Time) sending {
 // attemptTimeout returns how long the newest attempt may run before it is overdue; 0 if it may
 // use all the remaining time.
 func (p *plan) attemptTimeout() time.Duration {
-	if !p.deadline.IsZero() && p.sent() >= p.policy.MaxAttempts {
+	last := p.sent() >= p.policy.MaxAttempts && p.unresolved == nil
+	if last && !p.deadline.IsZero() {
 		return 0
 	}
 	return p.policy.AttemptTimeout

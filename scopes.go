@@ -164,8 +164,8 @@ func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption)
 			opt.applyTo(&p.Policy)
 		}
 	})
-	p.fillDefaults(fallback)
 	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly
+	p.fillDefaults(fallback)
 	return p
 }
 
@@ -278,17 +278,29 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 // forCall returns the policy for one call: its method's policy, changed by the channel's service
 // config and by the call's own options.
 func (m *methodPolicies) forCall(cc *grpc.ClientConn, method string, own []*callOption) (*policy, error) {
+	if len(own) > 0 {
+		if err := firstError(own); err != nil {
+			return nil, err
+		}
+	}
+	return m.withOwn(m.on(cc, method), own), nil
+}
+
+// on returns a method's policy on a channel; cc may be nil.
+func (m *methodPolicies) on(cc *grpc.ClientConn, method string) *methodPolicy {
 	of := m.of(method)
 	if m.channels != nil && cc != nil {
 		of = m.fromChannel(cc, method, of)
 	}
+	return of
+}
+
+// withOwn returns the policy with a call's own options, which are valid.
+func (m *methodPolicies) withOwn(of *methodPolicy, own []*callOption) *policy {
 	if len(own) == 0 {
-		return of.policy, nil
+		return of.policy
 	}
-	if err := firstError(own); err != nil {
-		return nil, err
-	}
-	return m.options.resolve(m.fallback, of.scopes, own...), nil
+	return m.options.resolve(m.fallback, of.scopes, own...)
 }
 
 // serviceOf returns "/pkg.Service/" for "/pkg.Service/Method".

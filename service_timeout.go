@@ -20,11 +20,7 @@ import (
 // call's first attempt.
 func (p *plan) readServiceConfig(first *attempt, now time.Time) {
 	if p.unresolved != nil {
-		resolved := p.unresolved.resolve()
-		if p.policy.hedges && resolved.hedged != nil {
-			resolved = resolved.hedged
-		}
-		p.policy = resolved
+		p.obey(p.unresolved.resolve())
 	}
 	p.limit(first, now)
 }

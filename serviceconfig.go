@@ -54,9 +54,11 @@ func WithServiceConfig(json string) Option {
 // not obeyed. Set the budget in Go, or pass the retryThrottling to WithServiceConfig. The routes of
 // xDS keep their retry policies where no interceptor can see them, so these are not obeyed either.
 //
-// No method is left to gRPC's own retries then. Without [Retrier.DialOptions] or
-// [WithBuiltInRetryDisabled], calls of a method with a retryPolicy tell gRPC not to keep a message for
-// a retry, which also turns off gRPC's transparent retries for them.
+// No method is left to gRPC's own retries then. Use [Retrier.DialOptions], which turns them off.
+// Without, the calls of a method with a retryPolicy keep gRPC from retrying what it has sent, which
+// also turns off most transparent retries. Two retries of gRPC's remain within one attempt: of a call
+// that never got a stream, for example because its credentials failed, and of a unary call whose
+// server has responded before the request was sent.
 //
 // The default is false. A later WithResolverServiceConfig replaces an earlier one.
 func WithResolverServiceConfig(on bool) Option {
@@ -201,20 +203,6 @@ func (m *methodPolicies) fromChannel(cc *grpc.ClientConn, method string, of *met
 	}).parts()}
 	s[at].opts = s[at].opts.with(option, 0)
 	return m.channels.add(key, &methodPolicy{m.options.resolve(m.fallback, s), s})
-}
-
-// An unresolvedPolicy is that of a call on a channel that may have no service config yet.
-type unresolvedPolicy struct {
-	policies *methodPolicies
-	cc       *grpc.ClientConn
-	method   string
-	own      []*callOption
-}
-
-// resolve returns the policy by the service config that the channel has now.
-func (u *unresolvedPolicy) resolve() *policy {
-	p, _ := u.policies.forCall(u.cc, u.method, u.own) // the call's own options were checked
-	return p
 }
 
 func (c *channelPolicies) add(key channelKey, p *methodPolicy) *methodPolicy {
