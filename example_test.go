@@ -84,7 +84,7 @@ func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoReque
 func unavailable(context.Context) error { return status.Error(codes.Unavailable, "db-down") }
 
 // dial starts the server and returns a client for it, and a function that stops both.
-func dial(server *flakyServer, opts ...grpc.DialOption) (echov1.EchoServiceClient, func()) {
+func dial(server echov1.EchoServiceServer, opts ...grpc.DialOption) (echov1.EchoServiceClient, func()) {
 	listener := bufconn.Listen(1 << 16)
 	s := grpc.NewServer()
 	echov1.RegisterEchoServiceServer(s, server)

@@ -364,8 +364,8 @@ func WithObserver(f func(context.Context, Event)) Option {
 //   - at debug level: retries;
 //   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
 //     the number of calls left out), exhausted budgets (once, until they recover), and, once each,
-//     methods that are left to gRPC's own retries, cannot be hedged, or are called with messages
-//     that change after SendMsg;
+//     what [Retrier.Warnings] lists, and methods that are left to gRPC's own retries, cannot be
+//     hedged, or are called with messages that change after SendMsg;
 //   - at info level: budgets that recovered, because they have refused nothing for 10 seconds.
 //
 // A call that succeeds on the first attempt logs nothing. A nil l, the default, turns logging off.

@@ -43,10 +43,11 @@ func (s *told) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoR
 	return &echov1.EchoResponse{Payload: make([]byte, req.GetSequence())}, nil
 }
 
-// Expand sends two messages, then fails. The sixth stream succeeds.
+// Expand answers like Echo, or sends two messages and then fails. The sixth stream succeeds.
 func (s *told) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
-	if s.attempts.Add(1) == 6 {
-		return nil
+	n := s.attempts.Add(1)
+	if err := s.answer(stream.Context(), n); err != nil || n == 6 {
+		return err
 	}
 	return errors.Join(stream.Send(&echov1.EchoResponse{}), stream.Send(&echov1.EchoResponse{}), errDown)
 }
@@ -241,6 +242,22 @@ func TestMigrationFromMiddleware(t *testing.T) {
 		{name: "on top of a service config", answer: failing(errDown),
 			before: append(fromMiddleware(retry.WithMax(2)), serviceConfig(atOnce, "")...), was: seen{8, ms(10), codes.Unavailable},
 			after: append(to(grpcretry.WithMaxAttempts(2)), serviceConfig(atOnce, "")...), is: seen{2, ms(10), codes.Unavailable}},
+		{name: "what decides beside the codes", answer: failing(errDown),
+			before: fromMiddleware(retry.WithMax(2), retry.WithRetriable(func(error) bool { return true }), retry.WithCodes(codes.NotFound)),
+			was:    seen{1, 0, codes.Unavailable},
+			after: to(grpcretry.WithMaxAttempts(2), grpcretry.WithCodes(codes.NotFound),
+				grpcretry.WithClassifier(func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Retry })),
+			is: seen{2, ms(10), codes.Unavailable}},
+		{name: "a server stream that is stuck", answer: isStuck,
+			call: func(ctx context.Context, client echov1.EchoServiceClient) error {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				return receiveAll(ctx, client)
+			},
+			before: fromMiddleware(retry.WithMax(2), retry.WithPerRetryTimeout(ms(100))), was: seen{1, time.Second, codes.DeadlineExceeded},
+			after: to(grpcretry.WithMaxAttempts(2), grpcretry.WithAttemptTimeout(ms(100))), is: seen{2, time.Second, codes.DeadlineExceeded},
+			kept: to(grpcretry.WithMaxAttempts(2), grpcretry.WithAttemptTimeout(ms(100)),
+				grpcretry.WithMethod(echov1.EchoService_Expand_FullMethodName, grpcretry.WithAttemptTimeout(0)))},
 		{name: "a server stream that fails after two messages", answer: failing(nil), call: receiveAll,
 			before: fromMiddleware(retry.WithMax(3)), was: seen{6, ms(50), codes.OK}, // the number starts again with each message
 			after: to(grpcretry.WithMaxAttempts(3)), is: seen{1, 0, codes.Unavailable}},
