@@ -329,12 +329,13 @@ func commandLine(args []string) string {
 // An explanation holds what the sections of the page share.
 type explanation struct {
 	*question
-	policy  grpcretry.Policy // with every default filled in
-	hedges  time.Duration    // the delay between attempts, in good times; -1 if calls are not hedged
-	calm    *sim.Result      // good times
-	stories []failureStories // by the kind of failure
-	outages []outageFigures  // by the number of layers, from 1
-	budget  budgetFigures
+	policy   grpcretry.Policy // with every default filled in
+	hedges   time.Duration    // the delay between attempts, in good times; -1 if calls are not hedged
+	calm     *sim.Result      // good times
+	unhedged *sim.Result      // the same without hedging; nil if calls are not hedged
+	stories  []failureStories // by the kind of failure
+	outages  []outageFigures  // by the number of layers, from 1
+	budget   budgetFigures
 }
 
 func newExplanation(ctx context.Context, q *question) (*explanation, error) {

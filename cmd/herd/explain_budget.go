@@ -135,6 +135,10 @@ func (d *drainer) empty() float64 {
 func (e *explanation) allowance(context.Context) (explainSection, error) {
 	s := explainSection{Title: "What the budget allows"}
 	b := e.budget
+	if e.unsentOnly {
+		s.Parts = []explainPart{{Text: "An attempt that reached no server costs nothing, so no budget is asked."}}
+		return s, nil
+	}
 	if b.unlimited {
 		text := "There is no limit: every failed attempt may be followed by another one."
 		if e.strategy.Budget.Kind == sim.ConcurrencyBudget {
@@ -154,7 +158,7 @@ func (e *explanation) allowance(context.Context) (explainSection, error) {
 func (e *explanation) budgetTable() [][]string {
 	b, n := e.budget, float64(e.processes)
 	return [][]string{
-		{"retries that may fail", "each process", "all " + grouped(n), "of the load"},
+		{"retries that may fail", "each process", "all " + processes(e.processes), "of the load"},
 		{"in good times", perSecond(b.perSecond), perSecond(b.perSecond * n), percent(b.perSecond * n / e.rate)},
 		{"saved up when an outage begins", grouped(b.saved), grouped(b.saved * n), secondsOfLoad(b.saved * n / e.rate)},
 		{"in processes that have just started", grouped(b.fresh), grouped(b.fresh * n), secondsOfLoad(b.fresh * n / e.rate)},
