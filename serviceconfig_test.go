@@ -240,10 +240,11 @@ type drawnResponse struct {
 	header   bool
 	code     codes.Code
 	pushback string
+	number   int // in the message of the status
 }
 
-func drawResponse(d *rand.Rand) drawnResponse {
-	r := drawnResponse{after: between(d, time.Millisecond, 2*second), header: d.IntN(8) == 0}
+func drawResponse(d *rand.Rand, number int) drawnResponse {
+	r := drawnResponse{number: number, after: between(d, time.Millisecond, 2*second), header: d.IntN(8) == 0}
 	if d.IntN(4) > 0 {
 		r.code = drawnCodes[d.IntN(len(drawnCodes))]
 	}
@@ -266,7 +267,7 @@ func (r drawnResponse) send(stream grpc.ServerStream) error {
 		stream.SetTrailer(metadata.Pairs(pushbackKey, r.pushback))
 	}
 	if r.code != codes.OK {
-		return status.Error(r.code, "drawn")
+		return status.Errorf(r.code, "drawn %d", r.number)
 	}
 	return stream.SendMsg(&echov1.EchoResponse{Message: "response"})
 }
@@ -285,10 +286,16 @@ func drawCall(d *rand.Rand) *drawnCall {
 	if d.IntN(3) == 0 {
 		c.limit = between(d, second, 10*second)
 	}
-	for range 8 {
-		c.responses = append(c.responses, drawResponse(d))
+	for n := range 8 {
+		c.responses = append(c.responses, drawResponse(d, n+1))
 	}
 	return c
+}
+
+func (c *drawnCall) withoutHeaders() {
+	for i := range c.responses {
+		c.responses[i].header = false
+	}
 }
 
 // A transcript holds everything that happens, in the order of time.
@@ -461,4 +468,108 @@ func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
 			t.Logf("configs %v, changed at %v", configs, changes)
 		}
 	})
+}
+
+// An outcome is what a caller and the server see of a call, apart from jitter.
+type drawnOutcome struct {
+	attempts int
+	previous []int
+	code     codes.Code
+	says     string // the end of the error's text
+}
+
+// The library obeys a service config as grpc-go's own retries do, apart from what is turned off here:
+// waits for a connection, retries after response headers, and the limit for pushback. Both draw their
+// own jitter, so waits are compared with its bounds.
+func TestAServiceConfigIsObeyedAsGRPCDoes(t *testing.T) {
+	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
+		config := drawConfig(d, false, d.IntN(2) == 0)
+		for _, e := range config.MethodConfig {
+			if e.RetryPolicy != nil && d.IntN(4) == 0 { // the waits shrink, or are limited from the first on
+				e.RetryPolicy.BackoffMultiplier = 0.1 + d.Float64()
+				e.RetryPolicy.MaxBackoff = drawnDuration(between(d, time.Millisecond, 2*second))
+			}
+		}
+		var calls []*drawnCall
+		for range 1 + d.IntN(20) {
+			c := drawCall(d)
+			c.limit = 0
+			if config.RetryThrottling != nil {
+				c.withoutHeaders() // gRPC's throttle does not count failures after headers
+			}
+			calls = append(calls, c)
+		}
+		var got [2][]drawnOutcome
+		for i := range got {
+			bubble(t, func(t *testing.T) {
+				l := &transcript{start: time.Now()}
+				server := serveDrawn(t, calls, l)
+				dial := []grpc.DialOption{grpc.WithDefaultServiceConfig(config.String())}
+				if i == 0 {
+					opts := []Option{WithConnectWait(0), WithCommitOnHeaders(true), WithMaxServerDelay(-1), WithServiceConfig(config.String())}
+					if config.RetryThrottling == nil {
+						opts = append(opts, WithBudget(Unlimited))
+					}
+					// The methods without a policy are retried here by default, and not by gRPC, whose throttle counts them.
+					for _, m := range drawnMethods {
+						if e := config.of(m); e == nil || e.RetryPolicy == nil {
+							opts = append(opts, WithMethod("/"+drawnService+"/"+m, WithCodes(codes.DataLoss)))
+						}
+					}
+					dial = append(dial, DialOptions(opts...)...)
+				}
+				cc := server.conn(t, dial...)
+				for number, c := range calls {
+					before := len(server.attempts())
+					err := c.send(t.Context(), number, cc)
+					seen := server.attempts()[before:]
+					out := drawnOutcome{attempts: len(seen), code: status.Code(err)}
+					if err != nil {
+						text := status.Convert(err).Message()
+						if e := (*Error)(nil); errors.As(err, &e) {
+							text = status.Convert(e.Last).Message()
+						}
+						out.says = text[strings.LastIndex(text, "drawn "):]
+					}
+					for _, one := range seen {
+						out.previous = append(out.previous, one.previous)
+					}
+					c.checkWaits(t, config, seen)
+					got[i] = append(got[i], out)
+				}
+			})
+		}
+		for n := range got[0] {
+			if a, b := fmt.Sprint(got[0][n]), fmt.Sprint(got[1][n]); a != b {
+				t.Errorf("call %d of %s, %s: outcome %s, with gRPC's retries %s\nresponses %+v\nconfig %v", n, calls[n].method,
+					calls[n].kind.name, a, b, calls[n].responses, config)
+			}
+		}
+	})
+}
+
+// checkWaits compares the waits between attempts with what the config and the server's pushback say.
+func (c *drawnCall) checkWaits(t *testing.T, config *drawnConfig, seen []seen) {
+	t.Helper()
+	since := 0 // retries since the last pushback
+	for n := 1; n < len(seen); n++ {
+		r, policy := c.responses[n-1], config.of(c.method).RetryPolicy
+		wait := seen[n].at - seen[n-1].at - r.after
+		if ms, err := strconv.Atoi(r.pushback); err == nil {
+			if want := time.Duration(ms) * time.Millisecond; wait != want {
+				t.Errorf("a wait of %v, want the pushback's %v", wait, want)
+			}
+			since = 0
+			continue
+		}
+		backoff := float64(policy.InitialBackoff)
+		for range since {
+			backoff *= policy.BackoffMultiplier
+		}
+		backoff = min(backoff, float64(policy.MaxBackoff))
+		if float64(wait) < 0.8*backoff-1000 || float64(wait) > 1.2*backoff+1000 {
+			t.Errorf("a wait of %v, want %v ± 20%%", wait, time.Duration(backoff))
+		}
+		since++
+	}
 }
