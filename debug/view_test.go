@@ -97,6 +97,7 @@ func TestPolicyInWords(t *testing.T) {
 			grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Minute, Multiplier: 1.5, Jitter: grpcretry.NoJitter}),
 			grpcretry.WithMaxServerDelay(-1), grpcretry.WithAttemptTimeout(300 * time.Millisecond), grpcretry.WithMaxElapsed(time.Minute),
 			grpcretry.WithBufferLimit(0), grpcretry.WithCommitOnHeaders(true), grpcretry.WithBudget(throttle), grpcretry.WithConnectWait(0),
+			grpcretry.WithUnsentOnly(true),
 		}, []string{
 			"up to 7 attempts, retried after CANCELLED or ABORTED",
 			"a classifier of this program is asked before the codes",
@@ -107,6 +108,7 @@ func TestPolicyInWords(t *testing.T) {
 			"no attempt starts later than 1 min after the call",
 			"streams pass through without retries",
 			"no retry once response headers have come",
+			"no retry of what may have run, unless the server asks for it, and no hedging",
 			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
 		{"a service config whose backoff shrinks", []grpcretry.Option{grpcretry.WithServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
