@@ -263,7 +263,7 @@ func TestExplainAgreesOnBudgets(t *testing.T) {
 			}
 			return sum
 		}
-		const all = "all 10 processes"
+		const all = "in all 10 processes"
 		p.agree(args+", saved up", p.cell("saved up", all, 0), float64(retries(downScenario(20*time.Second, 30*time.Second, codes.Unavailable))))
 		p.agree(args+", just started", p.cell("in processes", all, 0), float64(retries(downScenario(0, 30*time.Second, codes.Unavailable))))
 

@@ -19,7 +19,7 @@ import (
 func (e *explanation) copyable(r *recommendation) []explainPart {
 	parts := []explainPart{{Text: "In Go:"}, {Code: e.goOptions(r.found.strategy)}}
 	if r.config == nil {
-		return append(parts, explainPart{Text: "No service config is as safe: its throttle is the wrong budget for these circumstances."})
+		return append(parts, explainPart{Text: "No service config is safe in these circumstances: it has no budget but a throttle, and longer waits for the same backoff."})
 	}
 	differs := "other jitter"
 	if r.config.strategy.Hedging != nil {

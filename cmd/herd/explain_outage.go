@@ -18,24 +18,28 @@ import (
 // callers and across layers.
 
 const (
-	// mostSimulated is the largest rate of calls of the simulated processes together.
-	mostSimulated = 200.0
+	// mostProcesses is the largest number of simulated processes.
+	mostProcesses = 5000
 	// busiest is the largest rate of calls of one simulated process. Budgets in calls or retries per
 	// second are reduced in proportion.
 	busiest = 1000.0
 )
 
-// fleet returns the rate and the number of processes to simulate: as many of the processes as make
-// most calls per second, at least one, each with its own share of the calls.
-func (q *question) fleet(most float64) (rate float64, processes int) {
-	each := min(q.rate/float64(q.processes), busiest)
-	processes = min(q.processes, max(1, int(most/each)))
+// fleet returns the rate and the number of processes to simulate: as many as make so many calls per
+// second, each with the share of the calls that one of the real processes has. A larger fleet behaves
+// in the same way; a smaller one, too, but only the average of many is worth knowing.
+func (q *question) fleet(calls float64) (rate float64, processes int) {
+	each := min(q.each(), busiest)
+	processes = min(mostProcesses, max(1, int(calls/each)))
 	return each * float64(processes), processes
 }
 
+// each is the number of calls per second of one process.
+func (q *question) each() float64 { return q.rate / float64(q.processes) }
+
 // simulated returns a strategy for simulated processes.
 func (q *question) simulated(s sim.Strategy) sim.Strategy {
-	each := q.rate / float64(q.processes)
+	each := q.each()
 	if each <= busiest {
 		return s
 	}
@@ -97,14 +101,14 @@ func (e *explanation) goodTimes(ctx context.Context) error {
 
 // calmScenario has a server without limits.
 func (e *explanation) calmScenario() sim.Scenario {
-	most, length := mostSimulated, 20*time.Second
+	calls, length := e.effort.rate, 20*time.Second
 	if e.strategy.Hedging != nil {
-		most, length = 5*mostSimulated, 60*time.Second // the slowest of many calls matter
+		calls, length = 5*calls, 60*time.Second // the slowest of many calls matter
 	}
-	rate, processes := e.fleet(most)
+	rate, processes := e.fleet(calls)
 	return sim.Scenario{
 		Seed:     e.seed,
-		Duration: max(length, min(10*time.Minute, time.Duration(2000/rate*float64(time.Second)))).Round(time.Second),
+		Duration: max(length, min(10*time.Minute, time.Duration(10*e.effort.rate/rate*float64(time.Second)))).Round(time.Second),
 		Network:  sim.Distribution{Mean: oneWay},
 		Groups:   []sim.Group{{Rate: rate, Processes: processes, Deadline: e.deadline}},
 		Servers:  []sim.Server{{Latency: e.latency}},
@@ -166,7 +170,7 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 	most := math.Pow(float64(attemptsOf(e.policy)), float64(layers))
 	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
 	if limited {
-		rate, processes := e.fleet(mostSimulated)
+		rate, processes := e.fleet(e.effort.rate)
 		s := e.outageScenario(layers, rate, processes)
 		r, err := sim.Run(ctx, s, e.simulated(e.strategy), nil)
 		if err != nil {
@@ -277,8 +281,10 @@ func perCall(v float64) string {
 	switch {
 	case v == 0:
 		return "over 2,000"
-	case v < 10:
+	case v < 1.995:
 		return fmt.Sprintf("%.2f", v)
+	case v < 10:
+		return fmt.Sprintf("%.1f", v)
 	default:
 		return grouped(v)
 	}

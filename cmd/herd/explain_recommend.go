@@ -47,7 +47,7 @@ var (
 
 // trialScenario returns a load on a server with the headroom of the question.
 func (e *explanation) trialScenario(outages []sim.Outage, duration time.Duration) sim.Scenario {
-	rate, processes := e.fleet(mostSimulated)
+	rate, processes := e.fleet(e.effort.rate)
 	capacity := rate * (1 + e.headroom)
 	return sim.Scenario{
 		Seed:     e.seed,
@@ -134,7 +134,7 @@ func calmP99(r *sim.Result) time.Duration { return r.Summary.P99 }
 // measureLongest tells the longest call of a candidate, for each kind of failure with a code.
 func (s *search) measureLongest(t *trial) error {
 	e := *s.explanation
-	e.question = &question{strategy: t.strategy, deadline: s.deadline}
+	e.question = &question{strategy: t.strategy, deadline: s.deadline, effort: s.effort}
 	var err error
 	if e.policy, err = e.resolved(); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (s *search) measureLongest(t *trial) error {
 // loads returns the average load on the server from one second to another, as a share of the normal
 // load.
 func (e *explanation) loads(r *sim.Result, from, to int) float64 {
-	rate, _ := e.fleet(mostSimulated)
+	rate, _ := e.fleet(e.effort.rate)
 	sum := 0.0
 	for i := from; i < to && i < len(r.Servers[0].Series); i++ {
 		sum += float64(r.Servers[0].Series[i].Offered)
@@ -245,11 +245,15 @@ func (e *explanation) recommend(ctx context.Context) (*recommendation, error) {
 
 // carefulBudget is the budget of the first round: the library's, or less if the headroom is smaller.
 func (s *search) carefulBudget() sim.Budget {
-	if s.headroom >= 0.2 {
+	if s.headroom >= mostRatio {
 		return sim.Budget{}
 	}
 	return sim.Budget{Kind: sim.RatioBudget, Ratio: roundShare(s.headroom), Reserve: 1, Window: 10 * time.Second}
 }
+
+// mostRatio is the largest ratio that is recommended, which is the library's own: all of a large
+// headroom would leave none for anything else.
+const mostRatio = 0.2
 
 // roundShare rounds down to whole percents.
 func roundShare(v float64) float64 { return float64(int(v*100+1e-9)) / 100 }
@@ -331,7 +335,7 @@ func (s *search) budgets(best *trial) (all []sim.Strategy) {
 	if best != nil {
 		base = best.strategy
 	}
-	for _, ratio := range []float64{0.05, 0.1, 0.2, roundShare(s.headroom)} {
+	for _, ratio := range []float64{0.05, 0.1, min(mostRatio, roundShare(s.headroom))} {
 		if ratio > s.headroom+1e-9 || ratio == 0 {
 			continue
 		}
@@ -346,10 +350,12 @@ func (s *search) budgets(best *trial) (all []sim.Strategy) {
 }
 
 // asConfig tries what a service config can say of a policy: jitter of ±20%, a throttle instead of the
-// budget, and at most five attempts. It returns nil for none that is safe.
+// budget, and at most five attempts, or fewer, because its waits are longer. It returns nil if none is
+// safe.
 func (s *search) asConfig(ctx context.Context, best *trial) (*trial, error) {
 	var all []sim.Strategy
-	for _, tokens := range []float64{10, 100, 1000} {
+	for i := range 9 {
+		tokens, fewer := []float64{10, 100, 1000}[i%3], i/3
 		c := best.strategy
 		c.Name = "as config"
 		c.Policy.OverloadBackoff, c.Policy.AttemptTimeout, c.Policy.MaxElapsed, c.Policy.Classifier = nil, 0, 0, nil
@@ -368,7 +374,7 @@ func (s *search) asConfig(ctx context.Context, best *trial) (*trial, error) {
 				b = grpcretry.Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2}
 			}
 			b.Jitter = grpcretry.ProportionalJitter
-			c.Policy.Backoff, c.Policy.MaxAttempts = b, min(p.MaxAttempts, 5)
+			c.Policy.Backoff, c.Policy.MaxAttempts = b, max(2, min(p.MaxAttempts, 5)-fewer)
 		}
 		all = append(all, c)
 	}
@@ -399,7 +405,8 @@ func (e *explanation) recommendation(ctx context.Context) (explainSection, error
 	shown := []*trial{r.none, r.current}
 	switch {
 	case r.found == nil:
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("None of %d policies is safe in these circumstances: with a headroom of %s every retry is too many. The server needs more capacity first.", r.tried, percent(e.headroom))})
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("None of %d policies is safe in these circumstances: each adds more load in an outage than the headroom of %s, or delays the recovery from an overload. "+
+			"Turn retries off, or give the server more capacity.", r.tried, percent(e.headroom))})
 	case r.found == r.current:
 		s.Parts = append(s.Parts, explainPart{Text: "Keep this policy: " + criteria})
 	default:
@@ -426,7 +433,7 @@ func (r *recommendation) unsafeText() string {
 		reasons = append(reasons, "delays the recovery from an overload")
 	}
 	if !r.ends(r.current) {
-		reasons = append(reasons, "does not fit into the deadline")
+		reasons = append(reasons, "leaves calls without their last attempts")
 	}
 	if len(reasons) == 0 {
 		return ""

@@ -121,6 +121,9 @@ func (t *teller) send() {
 	t.inFlight = append(t.inFlight, one)
 }
 
+// tooLong is the time after which a call is never over: its hedges are put off, again and again.
+const tooLong = 24 * time.Hour
+
 // reachedServer is the address of the server in every story.
 type reachedServer struct{}
 
@@ -142,6 +145,9 @@ func (t *teller) next() bool {
 	}
 	consider(t.plan.DueAt(), func() { t.follow(t.plan.Due(t.now)) })
 	if at.IsZero() {
+		return false
+	}
+	if at.Sub(t.start) > tooLong {
 		return false
 	}
 	t.now = at
@@ -206,9 +212,6 @@ type manyCalls struct {
 	elapsed  float64 // the same, because of MaxElapsed
 }
 
-// mostStories is the number of calls that are drawn.
-const mostStories = 4000
-
 // tellAll tells the stories of all kinds of failure.
 func (e *explanation) tellAll() error {
 	s := e.unlimited()
@@ -234,7 +237,7 @@ func (f *failureStories) tell(e *explanation, r *grpcretry.Retrier) {
 		return
 	}
 	random := rand.New(rand.NewPCG(e.seed, 1))
-	f.many = drawCalls(r, f.kind, e.deadline, mostStories, random.Float64)
+	f.many = drawCalls(r, f.kind, e.deadline, e.effort.stories, random.Float64)
 }
 
 // drawCalls tells many stories and sums them up.
@@ -515,6 +518,9 @@ func (e *explanation) singleText(f failureStories) string {
 func (e *explanation) manyText(f failureStories) string {
 	m := f.many
 	if m.calls == 0 || f.kind.unsent || same(f.shortest, f.longest) {
+		return ""
+	}
+	if m.p50 == m.p99 && m.cut == 0 {
 		return ""
 	}
 	text := fmt.Sprintf(" Of %s such calls, half have the error within %s, and 99%% within %s; %s on average.",

@@ -97,7 +97,7 @@ func (e *explanation) warnOfLongWaits() (all []string) {
 		for retry := 1; retry <= min(e.retries(), 50); retry++ {
 			prev = b.backoff.Delay(retry, prev, 0.5)
 			if prev >= e.deadline {
-				all = append(all, fmt.Sprintf("The wait before attempt %d%s is typically %s, longer than the deadline of %s: that attempt is never made. "+
+				all = append(all, fmt.Sprintf("The wait before attempt %d%s is typically %s, and the deadline is %s: that attempt is never made. "+
 					"Lower the waits (%s), or the number of attempts.", retry+1, b.name, shortTime(prev), shortTime(e.deadline), b.option))
 				break
 			}

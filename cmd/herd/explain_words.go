@@ -127,7 +127,15 @@ func (e *explanation) ratioWords() string {
 			said = fmt.Sprint(made)
 		}
 	}
-	return ratioText.ReplaceAllString(said, "retries for $1 of the calls that the server answers, kept for $4, and a reserve of $2 in each process$3; a retry that succeeds is free")
+	m := ratioText.FindStringSubmatch(said)
+	if m == nil {
+		return said
+	}
+	kept := m[4]
+	if d, err := time.ParseDuration(kept); err == nil {
+		kept = shortTime(d)
+	}
+	return fmt.Sprintf("retries for %s of the calls that the server answers, kept for %s, and a reserve of %s in each process%s; a retry that succeeds is free", m[1], kept, m[2], m[3])
 }
 
 // ratioText is how the library describes a ratio budget.
