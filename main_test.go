@@ -33,7 +33,7 @@ var drawCounts = []struct {
 }{
 	{"backoff.stride", 1, 401},
 	{"budgets.seeds", 100, 1},
-	{"configs.draws", 3000, 10},
+	{"configs.draws", 1000, 10},
 	{"differential.programs", 2000, 50},
 	{"faults.streams", 600, 40},
 	{"hedges.iterations", 30, 5},

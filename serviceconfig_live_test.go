@@ -26,22 +26,42 @@ import (
 
 // A liveConfig is a resolver whose service config a test changes.
 type liveConfig struct {
-	cc resolver.ClientConn
+	mu     sync.Mutex
+	cc     resolver.ClientConn // guarded by mu; nil before the channel is used
+	config string              // guarded by mu
 }
 
 // live dials a server through a resolver that supplies config after d.
 func (f *fixture) live(t *testing.T, d time.Duration, config string, dial ...grpc.DialOption) (*grpc.ClientConn, *liveConfig) {
 	t.Helper()
-	l, found := &liveConfig{}, manual.NewBuilderWithScheme("live")
+	l, found := &liveConfig{config: config}, manual.NewBuilderWithScheme("live")
 	found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
-		l.cc = cc
-		time.AfterFunc(d, func() { l.update(config) })
+		l.built(cc, d)
 	}
 	return f.connTo(t, "live:///echo", append(dial, grpc.WithResolvers(found))...), l
 }
 
+// built supplies the service config to a channel that is used, after d.
+func (l *liveConfig) built(cc resolver.ClientConn, d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cc = cc
+	time.AfterFunc(d, func() { l.mu.Lock(); defer l.mu.Unlock(); l.supply() })
+}
+
+// supply needs mu.
+func (l *liveConfig) supply() {
+	_ = l.cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: l.cc.ParseServiceConfig(l.config)})
+}
+
+// update changes the service config.
 func (l *liveConfig) update(config string) {
-	_ = l.cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: l.cc.ParseServiceConfig(config)})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.config = config
+	if l.cc != nil {
+		l.supply()
+	}
 }
 
 // set changes the service config, and returns when the channel has it.
@@ -548,10 +568,9 @@ func TestAnIdleChannelFollowsItsNewConfig(t *testing.T) {
 				l, found := &liveConfig{}, manual.NewBuilderWithScheme("live")
 				builds := 0
 				found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
-					l.cc = cc
 					builds++
-					config := configOf(retrying(nameEcho, 1+builds))
-					time.AfterFunc(resolved, func() { l.update(config) })
+					l.config = configOf(retrying(nameEcho, 1+builds))
+					l.built(cc, resolved)
 				}
 				cc := server.connTo(t, "live:///echo", append(even(t, Disable(), WithResolverServiceConfig(true)).DialOptions(),
 					grpc.WithResolvers(found), grpc.WithIdleTimeout(time.Minute))...)

@@ -255,9 +255,7 @@ func drawResponse(d *rand.Rand, number int) drawnResponse {
 }
 
 func (r drawnResponse) send(stream grpc.ServerStream) error {
-	if !elapsed(r.after, stream.Context().Done()) {
-		return status.FromContextError(stream.Context().Err()).Err()
-	}
+	time.Sleep(r.after) // also after the deadline, when client and server would end the stream at once
 	if r.header {
 		if err := stream.SendHeader(metadata.Pairs("k", "v")); err != nil {
 			return err
@@ -392,6 +390,33 @@ func (c *drawnCall) send(ctx context.Context, number int, cc *grpc.ClientConn) e
 	return err
 }
 
+// retrier returns a Retrier that reports to the transcript and whose random numbers come from a seed.
+func (l *transcript) retrier(t *testing.T, seed uint64, opts ...Option) *Retrier {
+	t.Helper()
+	r, err := New(append(opts, WithObserver(l.observe))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	randoms := rand.New(rand.NewPCG(seed, 0))
+	r.random = func() float64 { l.mu.Lock(); defer l.mu.Unlock(); return randoms.Float64() }
+	return r
+}
+
+// run makes the calls and the changes, and returns the transcript.
+func (l *transcript) run(t *testing.T, cc *grpc.ClientConn, calls []*drawnCall, changes []time.Duration, change func(n int)) []string {
+	for n, at := range changes {
+		time.AfterFunc(at, func() { change(n) })
+	}
+	var wg sync.WaitGroup
+	for number, c := range calls {
+		wg.Go(func() { time.Sleep(c.at); c.make(t, number, cc, l) })
+	}
+	wg.Wait()
+	time.Sleep(31 * second) // until the last change
+	synctest.Wait()
+	return l.sorted()
+}
+
 // firstDifference returns the number of the first line in which two transcripts differ.
 func firstDifference(a, b []string) (n int, same bool) {
 	for n = range min(len(a), len(b)) {
@@ -431,7 +456,6 @@ func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
 		var got [2][]string
 		for i := range got {
 			bubble(t, func(t *testing.T) {
-				l := &transcript{start: time.Now()}
 				budget := &drawnBudget{}
 				options := func(c *drawnConfig) []Option {
 					if i == 0 {
@@ -439,27 +463,13 @@ func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
 					}
 					return append(c.inGo(), budget.option(c)...)
 				}
-				r, err := New(append(options(configs[0]), WithObserver(l.observe))...)
-				if err != nil {
-					t.Fatal(err)
-				}
-				randoms := rand.New(rand.NewPCG(seed, 0))
-				r.random = func() float64 { l.mu.Lock(); defer l.mu.Unlock(); return randoms.Float64() }
+				l := &transcript{start: time.Now()}
+				r := l.retrier(t, seed, options(configs[0])...)
 				r.settings.fallback.hedges = Unlimited // a new client could not send any hedge
 				update(t, r)
 				cc := serveDrawn(t, calls, l).conn(t, r.DialOptions()...)
 				connect(t, cc)
-				for n, at := range changes {
-					time.AfterFunc(at, func() { update(t, r, options(configs[n+1])...) })
-				}
-				var wg sync.WaitGroup
-				for number, c := range calls {
-					wg.Go(func() { time.Sleep(c.at); c.make(t, number, cc, l) })
-				}
-				wg.Wait()
-				time.Sleep(31 * second) // the last change
-				synctest.Wait()
-				got[i] = l.sorted()
+				got[i] = l.run(t, cc, calls, changes, func(n int) { update(t, r, options(configs[n+1])...) })
 			})
 		}
 		if n, same := firstDifference(got[0], got[1]); !same {
@@ -468,6 +478,60 @@ func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
 			t.Logf("configs %v, changed at %v", configs, changes)
 		}
 	})
+}
+
+// A service config that the channel has behaves like one in WithServiceConfig, from the first call of a
+// fresh channel on, and when it changes while calls run. gRPC's own retries may be on or off.
+func TestTheChannelsServiceConfigIsLikeWithServiceConfig(t *testing.T) {
+	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
+		configs := []*drawnConfig{drawConfig(d, false, false)}
+		var changes []time.Duration
+		for range d.IntN(4) {
+			configs = append(configs, drawConfig(d, false, false))
+			changes = append(changes, between(d, 0, 30*second))
+		}
+		slices.Sort(changes)
+		var calls []*drawnCall
+		for range 1 + d.IntN(12) {
+			calls = append(calls, drawCall(d))
+		}
+		seed, off := d.Uint64(), d.IntN(2) == 0 // off: Go allows one attempt, and the service config more
+		var got [3][]string
+		for i, way := range []string{"WithServiceConfig", "DialOptions", "interceptors only"} {
+			bubble(t, func(t *testing.T) {
+				l := &transcript{start: time.Now()}
+				server := serveDrawn(t, calls, l)
+				var opts []Option
+				if off {
+					opts = append(opts, Disable(), WithBudget(Unlimited))
+				}
+				if i == 0 {
+					r := l.retrier(t, seed, append(opts, WithServiceConfig(configs[0].String()))...)
+					cc, _ := server.live(t, 0, "{}", r.DialOptions()...)
+					got[i] = l.run(t, cc, calls, changes, func(n int) { update(t, r, WithServiceConfig(configs[n+1].String())) })
+					return
+				}
+				cc, live := server.live(t, 0, configs[0].String(), ways[way](l.retrier(t, seed, append(opts, WithResolverServiceConfig(true))...))...)
+				got[i] = l.run(t, cc, calls, changes, func(n int) { live.update(configs[n+1].String()) })
+			})
+		}
+		for i, way := range []string{"DialOptions", "interceptors only"} {
+			a, b := got[0], got[i+1]
+			if off { // on a fresh channel, events are reported of calls that pass through after all
+				a, b = withoutEvents(a), withoutEvents(b)
+			}
+			if n, same := firstDifference(a, b); !same {
+				t.Errorf("with WithServiceConfig:\n%s\nwith the channel's, %s:\n%s", strings.Join(a[max(0, n-5):min(n+3, len(a))], "\n"),
+					way, strings.Join(b[max(0, n-5):min(n+3, len(b))], "\n"))
+				t.Logf("configs %v, changed at %v", configs, changes)
+			}
+		}
+	})
+}
+
+// withoutEvents removes the events from a transcript.
+func withoutEvents(lines []string) []string {
+	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !strings.Contains(line, " call ") })
 }
 
 // An outcome is what a caller and the server see of a call, apart from jitter.
