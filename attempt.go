@@ -74,7 +74,8 @@ type attempt struct {
 	reported  bool // its result was reported to the plan or, without one, to the budgets
 	collected bool // header and trailer are the caller's, and were copied
 	fate      fate
-	fresh     bool    // the channel had no connection at the start, and perhaps no service config
+	fresh     bool // the channel had no connection at the start, and perhaps no service config
+	sighting  sighting
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
 	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin
@@ -238,7 +239,7 @@ func (b *bounds) judged() {
 // returns false if the application has become bound to the attempt meanwhile.
 func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	b := a.bounds
-	if b.isSettled() || b.retrier.leavesToGRPC(a.cc, a.method) {
+	if b.isSettled() || b.retrier.leavesToGRPC(b.plan.policy, a.cc, a.method) {
 		return
 	}
 	done := false
@@ -252,7 +253,7 @@ func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
 	}()
 	now := time.Now()
 	if a.number == 1 {
-		b.plan.limit(a, now)
+		b.plan.readServiceConfig(a, now)
 	}
 	f := a.overdueFailure(now)
 	f.Committed = f.Committed || committed

@@ -85,7 +85,8 @@ func (e Exponential) Delay(retry int, _ time.Duration, u float64) time.Duration 
 	}
 }
 
-// computed returns d, the backoff before jitter.
+// computed returns d, the backoff before jitter. In a service config Base may exceed Max, and
+// Multiplier may be below 1.
 func (e Exponential) computed(retry int) time.Duration {
 	grown := float64(e.Base) * math.Pow(e.Multiplier, float64(max(retry, 1)-1))
 	if grown >= float64(e.Max) {

@@ -57,6 +57,14 @@ func TestBackoffFormulas(t *testing.T) {
 		{"none, the cap", of(NoJitter), 7, 0, 0.3, ms(5000)},
 		{"none, multiplier 1 stays", Exponential{Base: ms(70), Max: ms(90), Multiplier: 1, Jitter: NoJitter}, 1e6, 0, 0, ms(70)},
 		{"none, multiplier 1.5", Exponential{Base: ms(100), Max: ms(900), Multiplier: 1.5, Jitter: NoJitter}, 4, 0, 0, ms(337.5)},
+		{"none, multiplier 0.5 shrinks: 100·0.25", Exponential{ms(100), ms(900), 0.5, NoJitter}, 3, 0, 0, ms(25)},
+		{"none, multiplier 0.5, in the end 0", Exponential{ms(100), ms(900), 0.5, NoJitter}, 1e6, 0, 0, 0},
+		{"full, multiplier 0.5: 0.5·50", Exponential{ms(100), ms(900), 0.5, FullJitter}, 2, 0, 0.5, ms(25)},
+		// New rejects a Base above Max, and a multiplier below 1, but a service config may have both.
+		{"none, base above the cap", Exponential{ms(500), ms(100), 2, NoJitter}, 1, 0, 0, ms(100)},
+		{"none, base above the cap, multiplier 0.5: 500·0.25 is still above", Exponential{ms(500), ms(100), 0.5, NoJitter}, 3, 0, 0, ms(100)},
+		{"none, base above the cap, multiplier 0.5: 500·0.125", Exponential{ms(500), ms(100), 0.5, NoJitter}, 4, 0, 0, ms(62.5)},
+		{"proportional, base above the cap, multiplier 0.5: 62.5·(0.8 + 0.4·0.75)", Exponential{ms(500), ms(100), 0.5, ProportionalJitter}, 4, 0, 0.75, ms(68.75)},
 		{"a retry number below 1 counts as 1", of(NoJitter), 0, 0, 0, ms(100)},
 
 		// Base + u·(3·max(prev, Base) − Base)
@@ -191,6 +199,7 @@ var (
 	spans = []time.Duration{1, 2, 3, time.Microsecond, time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour,
 		1<<53 - 1, 1<<53 + 1, 1 << 62, 1<<62 + 511, math.MaxInt64 - 1, math.MaxInt64}
 	factors = []float64{0, 1, 1 + 0x1p-52, 1.1, 1.6, 2, 10, 1e6, 1e300, math.MaxFloat64}
+	shrinks = []float64{1 - 0x1p-53, 0.9, 0.5, 1e-6, 1e-300, math.SmallestNonzeroFloat64}
 	units   = []float64{0, math.SmallestNonzeroFloat64, 0.5, almostOne,
 		1, math.Nextafter(1, 2), 2, 1e300, -1, -0.5, math.Inf(1), math.Inf(-1), math.NaN()} // no source should return the latter
 )
@@ -205,7 +214,7 @@ func TestBackoffStaysWithinItsBounds(t *testing.T) {
 				continue
 			}
 			for _, j := range []Jitter{FullJitter, EqualJitter, ProportionalJitter, NoJitter} {
-				for _, factor := range factors {
+				for _, factor := range slices.Concat(factors, shrinks) {
 					b := Exponential{base, limit, factor, j}
 					for _, retry := range numbers {
 						for _, u := range units {
@@ -256,10 +265,37 @@ func TestBackoffNeverShrinks(t *testing.T) {
 	}
 }
 
+// With a multiplier below 1 the wait must not grow, and it falls to 0.
+func TestBackoffWithAMultiplierBelow1NeverGrows(t *testing.T) {
+	numbers := retryNumbers()
+	slices.Sort(numbers)
+	for _, base := range spans {
+		for _, factor := range shrinks {
+			for _, limit := range []time.Duration{1, time.Second, math.MaxInt64} { // below Base, too
+				for _, j := range []Jitter{FullJitter, EqualJitter, ProportionalJitter, NoJitter} {
+					b := Exponential{base, limit, factor, j}
+					before := time.Duration(math.MaxInt64)
+					for _, retry := range numbers {
+						d := b.Delay(retry, 0, 0.5)
+						if d < 0 || d > before || d > upperBound(limit, j) {
+							t.Fatalf("%+v.Delay(%d, 0, 0.5) = %d, want 0 … %d and no more than %d", b, retry, d, upperBound(limit, j), before)
+						}
+						before = d
+					}
+					if factor <= 0.9 && before != 0 {
+						t.Errorf("%+v: after %d retries the wait is %v, want 0", b, numbers[len(numbers)-1], before)
+					}
+				}
+			}
+		}
+	}
+}
+
 func FuzzBackoff(f *testing.F) {
 	f.Add(int64(0), int64(0), 0.0, 0, 1, int64(0), 0.5)
 	f.Add(int64(1), int64(math.MaxInt64), math.MaxFloat64, 2, 1_000_000, int64(math.MaxInt64), almostOne)
 	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), 1.0, 2, 0, int64(-1), math.NaN())
+	f.Add(int64(time.Second), int64(time.Hour), 0.5, 3, 3, int64(0), 0.5)
 	f.Add(int64(-5), int64(-7), -2.0, 7, -3, int64(math.MinInt64), 2.0)
 	f.Add(int64(time.Second), int64(time.Millisecond), math.NaN(), 1, 2, int64(5), math.Inf(1))
 	f.Fuzz(func(t *testing.T, base, limit int64, factor float64, jitter, retry int, prev int64, u float64) {

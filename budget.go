@@ -390,13 +390,25 @@ func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: ne
 
 type perTarget struct {
 	newBudget func() Budget
-	settings  RatioBudget                  // the settings, if it creates ratio budgets; zero if it creates others
+	settings  budgetSettings               // of every budget that it creates; nil if only newBudget knows
 	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
 	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
 
 	mu      sync.Mutex               // never held while newBudget runs
 	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
 	swept   time.Time                // guarded by mu; zero before the first target
+}
+
+// budgetSettings are the settings of one of this package's budgets. They can be compared.
+type budgetSettings interface{ describe() string }
+
+// keepBudgets returns an earlier option whose budgets have the same settings, because they know
+// what has happened; nil if its budgets are others.
+func (o *callOption) keepBudgets(earlier *callOption) *callOption {
+	if earlier.budgets != nil && earlier.budgets.settings == o.budgets.settings {
+		return earlier
+	}
+	return nil
 }
 
 type targetBudget struct {
@@ -426,7 +438,7 @@ const sweepEvery = time.Minute
 
 // String describes the budget to readers of a policy.
 func (t *perTarget) String() string {
-	if t.settings == (RatioBudget{}) {
+	if t.settings == nil {
 		return "a budget for each target"
 	}
 	return t.settings.describe() + ", for each target"

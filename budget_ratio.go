@@ -144,7 +144,7 @@ type ratioBudget struct {
 }
 
 // perTargetRatio returns a budget with a ratio budget for each target; its settings are complete.
-func perTargetRatio(s RatioBudget) Budget {
+func perTargetRatio(s RatioBudget) *perTarget {
 	return &perTarget{newBudget: func() Budget { return newRatioBudget(s) }, settings: s}
 }
 

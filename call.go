@@ -33,6 +33,8 @@ type rpc struct {
 	delay   time.Duration // until the next attempt of a hedged call
 	learner HedgeDelay    // measures the first attempt; nil if nothing does
 
+	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
+
 	sharedPlan *plan          // the plan, if the attempts' timers use it too; otherwise nil
 	overdue    func(*attempt) // runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 }
@@ -45,7 +47,11 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	if c.options.nested {
 		return nil // an outer interceptor retries it
 	}
-	p, err := c.retrier.policies.forCall(c.method, overrides)
+	if c.options.leftover {
+		c.retrier.warnOfLeftover(c.method)
+	}
+	policies := c.retrier.settings.current()
+	p, err := policies.forCall(c.cc, c.method, overrides)
 	if err != nil {
 		err = status.Error(codes.Internal, err.Error())
 		c.options.finish(err)
@@ -55,6 +61,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	c.mode = p.modeOf(desc)
 	if c.mode == modeHedged {
 		c.tryHedging(desc, reply)
+	}
+	if policies.channels != nil && !p.passesStream(desc) && awaitsConfig(c.cc) {
+		c.expectConfig(policies, overrides)
 	}
 	if c.mode == modePassThrough && c.learner == nil {
 		c.retrier.report.callPassed(&c.facts)
@@ -108,12 +117,13 @@ func (c *call) planned(now time.Time) *plan {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
 		p.begin(c.policy, c.budget, c.hedges, start, deadline)
+		p.unresolved = c.unresolved
 		if c.mode == modeHedged {
 			p.hedgeEvery(c.delay)
 		}
 		p.send(start)
 	}
-	p.limit(c.first, now)
+	p.readServiceConfig(c.first, now)
 	return p
 }
 
@@ -155,7 +165,7 @@ func (c *call) reportStart(a *attempt) {
 
 // setBounds gives an attempt bounds of its own, if it needs any.
 func (c *call) setBounds(a *attempt) {
-	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.cc, c.method)
+	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.policy, c.cc, c.method)
 	limited := a.number > 1 && c.plan().limited
 	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
 		return
@@ -238,7 +248,10 @@ func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 		c.retrier.report.leftToGRPC(&c.facts)
 		return step{End: true}, c.leaveToGRPC(a, err, now)
 	}
-	p := c.planned(now)
+	p := c.plannedAfter(a, now)
+	if c.passesAfterAll(p) {
+		return step{End: true}, c.passAfterAll(a, err, now)
+	}
 	f := c.failure(a, err, now)
 	c.history.record(&f)
 	a.reported = true
@@ -271,7 +284,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Unsent = a.fate == fateUnsent
+	f.NotRun = a.hasNotRun()
+	f.Unsent = a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.Attempt.Unsent = f.Unsent
 	return f
 }
@@ -279,13 +293,32 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 // retriedByGRPC reports whether gRPC has retried the call itself, beneath its first attempt, or
 // beneath the first one that reached a server.
 func (c *call) retriedByGRPC(a *attempt) bool {
-	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.cc, c.method)
+	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.policy, c.cc, c.method)
 }
 
 // leavesToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
 // only once an attempt has been made.
-func (r *Retrier) leavesToGRPC(cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
+func (r *Retrier) leavesToGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
+	return !r.builtInRetryOff && !p.overGRPC && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
+}
+
+// stopsGRPC reports whether gRPC must be kept from retrying the method itself. The policy is nil for an
+// attempt of an outer interceptor.
+func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
+	return !r.builtInRetryOff && p != nil && p.overGRPC && cc != nil &&
+		(cc.GetMethodConfig(method).RetryPolicy != nil || awaitsConfig(cc))
+}
+
+// noBuiltInRetry keeps gRPC from retrying a unary call once its request is sent, because the request
+// does not fit into the buffer for its replay. A negative size would cover the moments before that as
+// well, but gRPC panics.
+func noBuiltInRetry() grpc.CallOption { return grpc.MaxRetryRPCBufferSize(0) }
+
+// bindToGRPC keeps gRPC from retrying a stream that it has opened: Context commits it.
+func (r *Retrier) bindToGRPC(p *policy, cc *grpc.ClientConn, method string, stream grpc.ClientStream) {
+	if r.stopsGRPC(p, cc, method) {
+		stream.Context()
+	}
 }
 
 // wait returns when the next attempt is to be sent, or when the call is to end because of

@@ -32,7 +32,7 @@ func (c *call) lost(a *attempt, now time.Time) {
 // failure that is not retryable, that of a committed stream, and that of a call that could have
 // been hedged but not retried.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.Committed && c.stream != nil || c.history.failures == 1 && v.untouched || c.policy.MaxAttempts == 1 {
+	if f.Committed && c.stream != nil || c.history.failures == 1 && v.untouched || c.plan().policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}

@@ -20,6 +20,7 @@ type callOptions struct {
 	static   bool // a generated stub makes the call
 	finishes bool // there is an OnFinish
 	perCall  bool // some options apply to the call as a whole, and not to its attempts
+	leftover bool // an option belongs to another retry library, see isLeftover
 }
 
 // read reads a call's options, and returns this library's own.
@@ -49,6 +50,8 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 			overrides = append(overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			overrides = append(overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
+		default:
+			o.leftover = o.leftover || isLeftover(opt)
 		}
 	}
 	return overrides
@@ -66,6 +69,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
+	if c.stream == nil && c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+		opts = append(opts, noBuiltInRetry())
+	}
 	if a.number > 1 {
 		opts = append(opts, previousAttemptsOption(int(a.number)-1, o.creds))
 	}
@@ -76,6 +82,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		if o.header == nil && c.wantsHeader() || o.header != nil && own {
 			opts = append(opts, grpc.Header(&a.header))
 		}
+	}
+	if c.policy.UnsentOnly {
+		opts = a.witness(opts)
 	}
 	return opts[:len(opts):len(opts)] // interceptors below must not append into the space
 }

@@ -40,10 +40,10 @@
 // A first attempt is never delayed, and a slow attempt is never cut unless another one takes its
 // place or the call has no deadline. Nothing is logged without a logger ([WithLogger]).
 //
-// UNAVAILABLE does not prove that the server did nothing. Turn retries off for methods that must
-// not run twice:
+// UNAVAILABLE does not prove that the server did nothing. For methods that must not run twice, turn
+// retries off with [Disable], or restrict them to attempts that certainly reached no server:
 //
-//	grpcretry.WithMethod("/pkg.Service/Charge", grpcretry.Disable())
+//	grpcretry.WithMethod("/pkg.Service/Charge", grpcretry.WithUnsentOnly(true))
 //
 // # Streams
 //

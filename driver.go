@@ -61,7 +61,7 @@ type Step struct {
 // A method whose calls pass through gets a Plan of one attempt that spends and reports nothing.
 func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time) *Plan {
 	p := &Plan{ctx: ctx, method: method}
-	obeyed, delay, hedges := p.choose(r.policies.of(method).policy, start)
+	obeyed, delay, hedges := p.choose(r.settings.current().of(method).policy, start)
 	named := func() string { return target }
 	budget := Unlimited
 	if obeyed.MaxAttempts > 1 {
@@ -166,7 +166,7 @@ func (p *Plan) Due(now time.Time) Step {
 func (p *Plan) DueAt() time.Time { return p.plan.dueAt }
 
 func (p *Plan) failure(a Attempt, now time.Time) failure {
-	return failure{Attempt: a, Unsent: a.Unsent, CtxErr: endOf(p.ctx, now)}
+	return failure{Attempt: a, Unsent: a.Unsent, NotRun: a.Unsent, CtxErr: endOf(p.ctx, now)}
 }
 
 // isLate reports whether an attempt that was not cut has run for the attempt timeout.

@@ -17,6 +17,7 @@ import (
 type failure struct {
 	Attempt   Attempt
 	Unsent    bool  // it reached no server, see WithConnectWait; for an overdue attempt: there is no connection
+	NotRun    bool  // it has certainly run on no server, see WithUnsentOnly; false if that is off
 	TimedOut  bool  // the attempt timeout ended it
 	Committed bool  // the application has received something from it
 	CtxErr    error // context.Cause of the caller's context, if that has ended
@@ -91,8 +92,8 @@ var answeredCodes = newCodeSet([]codes.Code{
 })
 
 // ruledOut returns why the failure may not be retried at all; nil if it may. It applies rules 1
-// to 4 of [plan.failed].
-func (f *failure) ruledOut(found finding) error {
+// to 5 of [plan.failed].
+func (p *policy) ruledOut(f *failure, found finding) error {
 	switch {
 	case f.CtxErr != nil:
 		return f.CtxErr
@@ -104,6 +105,8 @@ func (f *failure) ruledOut(found finding) error {
 		return ErrPushback
 	case !found.retryable:
 		return ErrNotRetryable
+	case p.UnsentOnly && !f.NotRun && !found.hinted:
+		return errMayHaveRun
 	default:
 		return nil
 	}

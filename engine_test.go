@@ -53,7 +53,7 @@ func policyOf(t testing.TB, opts ...Option) *policy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.policies.all.policy
+	return r.settings.current().of("").policy
 }
 
 func failureOf(number int, code codes.Code, details ...protoadapt.MessageV1) failure {
@@ -80,6 +80,7 @@ func TestEngine(t *testing.T) {
 		closed    = func(f *failure) { f.Closed = true }
 		committed = func(f *failure) { f.Committed = true }
 		timedOut  = func(f *failure) { f.TimedOut = true }
+		notRun    = func(f *failure) { f.NotRun = true }
 		sizeError = func(f *failure) {
 			f.Attempt.Err = status.Error(codes.ResourceExhausted, "grpc: received message larger than max (5 vs. 4)")
 		}
@@ -87,6 +88,7 @@ func TestEngine(t *testing.T) {
 		stops   = func(context.Context, Attempt) Classification { return Stop }
 		leaves  = func(context.Context, Attempt) Classification { return Default }
 		exact   = WithBackoff(Exponential{Jitter: NoJitter}) // 100 ms, 200 ms, … 5 s
+		once    = WithUnsentOnly(true)
 	)
 	deadlineIn := func(d time.Duration) before { return before{Start: noon, Deadline: noon.Add(d)} }
 	stop := func(reason error, result Result) judged { return judged{verdict{Reason: reason}, result} }
@@ -170,7 +172,44 @@ func TestEngine(t *testing.T) {
 		{name: "no gRPC status at all", failure: failure{Attempt: Attempt{Number: 1, Err: errors.New("x")}},
 			want: stop(ErrNotRetryable, Ignored)},
 
-		// 5. attempts
+		// 5. unsent only
+		{name: "unsent only: it may have run", opts: []Option{once}, failure: failureOf(1, codes.Unavailable), want: stop(errMayHaveRun, Failed)},
+		{name: "unsent only: it has not run", opts: []Option{once, exact}, failure: failureOf(1, codes.Unavailable).with(notRun),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "unsent only: pushback says wait", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("5"),
+			want: again(5*time.Millisecond, WaitPushback)},
+		{name: "unsent only: pushback says now", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("0"),
+			want: again(0, WaitPushback)},
+		{name: "unsent only: RetryInfo says wait", opts: []Option{once}, failure: failureOf(1, codes.Unavailable, retryInfoOf(time.Second)),
+			want: again(1100*time.Millisecond, WaitRetryInfo)},
+		{name: "unsent only: RetryInfo of zero says nothing", opts: []Option{once}, failure: failureOf(1, codes.Unavailable, retryInfoOf(0)),
+			want: stop(errMayHaveRun, Failed)},
+		{name: "unsent only: pushback stop", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("-1").with(notRun),
+			want: stop(ErrPushback, Failed)},
+		{name: "unsent only: pushback malformed", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("x").with(notRun),
+			want: stop(ErrPushback, Failed)},
+		{name: "unsent only: a longer wait than the limit", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("300001"),
+			want: late(ErrPushback, 300001*time.Millisecond, WaitPushback)},
+		{name: "unsent only: code not in the set", opts: []Option{once}, failure: failureOf(1, codes.Internal).with(notRun),
+			want: stop(ErrNotRetryable, Ignored)},
+		{name: "unsent only: classifier says stop", opts: []Option{once, WithClassifier(stops)},
+			failure: failureOf(1, codes.Unavailable).with(notRun), want: stop(ErrNotRetryable, Ignored)},
+		{name: "unsent only: classifier says retry", opts: []Option{once, WithClassifier(retries)}, failure: failureOf(1, codes.NotFound),
+			want: stop(errMayHaveRun, Failed)},
+		{name: "unsent only: classifier says retry, and it has not run", opts: []Option{once, exact, WithClassifier(retries)},
+			failure: failureOf(1, codes.Internal).with(notRun), want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "unsent only: attempt timeout", opts: []Option{once}, failure: failureOf(1, codes.DeadlineExceeded).with(timedOut),
+			want: stop(errMayHaveRun, Failed)},
+		{name: "unsent only: committed", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).with(committed).with(notRun),
+			want: stop(ErrCommitted, Failed)},
+		{name: "unsent only: last attempt", opts: []Option{once}, failure: failureOf(4, codes.Unavailable).with(notRun),
+			want: stop(ErrAttemptsExhausted, Failed)},
+		{name: "unsent only: the budget refuses", opts: []Option{once, exact}, failure: failureOf(1, codes.Unavailable).with(notRun),
+			refuse: true, want: late(ErrBudgetExhausted, 100*time.Millisecond, WaitBackoff)},
+		{name: "unsent only, and off again", opts: []Option{once, exact, WithUnsentOnly(false)}, failure: failureOf(1, codes.Unavailable),
+			want: again(100*time.Millisecond, WaitBackoff)},
+
+		// 7. attempts
 		{name: "last attempt but one", opts: []Option{exact}, failure: failureOf(3, codes.Unavailable),
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "last attempt", failure: failureOf(4, codes.Unavailable), want: stop(ErrAttemptsExhausted, Failed)},
@@ -179,7 +218,7 @@ func TestEngine(t *testing.T) {
 		{name: "last attempt and a wait too long", history: deadlineIn(time.Nanosecond), failure: failureOf(4, codes.Unavailable),
 			want: stop(ErrAttemptsExhausted, Failed)},
 
-		// 6. the wait
+		// 8. the wait
 		{name: "second backoff", opts: []Option{exact}, history: before{Start: noon, Retry: 1}, failure: failureOf(2, codes.Unavailable),
 			want: again(200*time.Millisecond, WaitBackoff)},
 		{name: "default backoff has full jitter", failure: failureOf(1, codes.Unavailable), want: again(50*time.Millisecond, WaitBackoff)},
@@ -218,7 +257,7 @@ func TestEngine(t *testing.T) {
 		{name: "RetryInfo of centuries", opts: []Option{WithMaxServerDelay(-1)},
 			failure: failureOf(1, codes.Unavailable, retryInfoOf(math.MaxInt64)), want: again(math.MaxInt64, WaitRetryInfo)},
 
-		// 7. deadline and MaxElapsed
+		// 8. deadline and MaxElapsed
 		{name: "wait ends before the deadline", opts: []Option{exact}, history: deadlineIn(100*time.Millisecond + 1),
 			failure: failureOf(1, codes.Unavailable), want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "wait ends at the deadline", opts: []Option{exact}, history: deadlineIn(100 * time.Millisecond),
@@ -239,7 +278,7 @@ func TestEngine(t *testing.T) {
 			failure: failureOf(1, codes.Unavailable),
 			want:    late(ErrDeadline, 100*time.Millisecond, WaitBackoff)},
 
-		// 8. the budget
+		// 9. the budget
 		{name: "budget refuses", opts: []Option{exact}, refuse: true, failure: failureOf(1, codes.Unavailable),
 			want: late(ErrBudgetExhausted, 100*time.Millisecond, WaitBackoff)},
 	} {

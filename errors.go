@@ -26,8 +26,11 @@ var (
 	// ErrPushback: the server forbade another attempt, or asked for a wait longer than
 	// MaxServerDelay.
 	ErrPushback = errors.New("grpcretry: stopped by server pushback")
-	// ErrNotRetryable: a retry failed with something that is not retryable.
+	// ErrNotRetryable: a retry failed with something that is not retryable or, with
+	// [WithUnsentOnly], a server may have run the method.
 	ErrNotRetryable = errors.New("grpcretry: failure is not retryable")
+	// errMayHaveRun: the same, because of WithUnsentOnly.
+	errMayHaveRun = fmt.Errorf("%w: the method may have run, and it must not run twice", ErrNotRetryable)
 	// ErrCommitted: the response had started, see [WithCommitOnHeaders].
 	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
 	// errConnClosed: the ClientConn was closed between two attempts.

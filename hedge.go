@@ -6,8 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
 // Hedging sends another attempt before the previous one has failed, so that a slow response does
@@ -56,7 +54,7 @@ const defaultHedgedAttempts = 2
 // Two kinds of calls are not hedged either, but retried: those whose reply is not a pointer, so
 // that no second reply can be made, and streams of methods with a client stream. [New] rejects
 // the ones that it can know about, and [WithLogger] logs a warning, once for each method.
-// [Disable] and a narrower WithMaxAttempts(1) turn hedging off too.
+// [Disable], a narrower WithMaxAttempts(1) and [WithUnsentOnly] turn hedging off too.
 //
 // Below the interceptor the attempts of a call run at the same time, all but the first on
 // goroutines of their own: interceptors chained there must be safe for that. Observers and
@@ -66,7 +64,13 @@ const defaultHedgedAttempts = 2
 // earlier one.
 func WithHedging(h Hedging) CallOption {
 	h.NonFatalCodes = slices.Clone(h.NonFatalCodes)
-	return newCallOption("WithHedging", h.check(), func(s *Policy) { s.setHedging(&h) })
+	return hedgingOption(h)
+}
+
+func hedgingOption(h Hedging) *callOption {
+	o := newCallOption("WithHedging", h.check(), func(s *Policy) { s.setHedging(&h) })
+	o.hedging, o.keep = &h, o.keepQuantile
+	return o
 }
 
 func (h *Hedging) check() error {
@@ -92,16 +96,22 @@ func (h *Hedging) check() error {
 	return nil
 }
 
-// checkHedging rejects hedging for all methods unless they are declared safe, and hedging for
-// methods that are known to have a client stream.
-func (m *methodPolicies) checkHedging() error {
-	if h := m.all.Hedging; h != nil && !h.AllMethodsAreSafe {
+// checkHedging rejects hedging for all methods, or for those that declare nothing, unless they are
+// declared safe, and hedging for methods that are known to have a client stream.
+func (o *policyOptions) checkHedging(fallback budgets) error {
+	own := func(l optionList) *Hedging { // wider scopes are for other methods, too
+		return o.resolve(fallback, &scopes{rankAll: {opts: l}}).Hedging
+	}
+	if h := own(o.all); h != nil && !h.AllMethodsAreSafe {
 		return fmt.Errorf("grpcretry: WithHedging for all methods, without AllMethodsAreSafe: " +
 			"name the methods that are safe to run twice with WithMethod")
 	}
-	for pattern, p := range m.methods {
-		own := resolve(m.fallback, p.scopes[len(p.scopes)-1]) // wider scopes are for the other methods
-		if own.Hedging != nil && sendsStream(pattern) {
+	if h := own(o.levels[levelUnknown]); h != nil && !h.AllMethodsAreSafe {
+		return fmt.Errorf("grpcretry: WithHedging in WithIdempotencyLevel IDEMPOTENCY_UNKNOWN, without AllMethodsAreSafe: " +
+			"name the methods that are safe to run twice with WithMethod")
+	}
+	for pattern, opts := range o.patterns {
+		if own(opts) != nil && sendsStream(pattern) {
 			return fmt.Errorf("grpcretry: WithHedging in WithMethod %s: "+
 				"a method with a client stream cannot be hedged", pattern)
 		}
@@ -110,19 +120,10 @@ func (m *methodPolicies) checkHedging() error {
 }
 
 // sendsStream reports whether the program knows "/pkg.Service/Method" as a method with a client
-// stream. Generated code registers its methods.
+// stream.
 func sendsStream(method string) bool {
-	service := serviceOf(method)
-	name := protoreflect.FullName(service[1:len(service)-1] + "." + method[len(service):])
-	if !name.IsValid() {
-		return false
-	}
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
-	if err != nil {
-		return false
-	}
-	descriptor, ok := found.(protoreflect.MethodDescriptor)
-	return ok && descriptor.IsStreamingClient()
+	d := linkedMethod(method)
+	return d != nil && d.IsStreamingClient()
 }
 
 // hedgingObstacle returns why a call cannot be hedged, "" if it can; desc is nil for a unary

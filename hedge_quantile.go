@@ -71,6 +71,22 @@ func (h *hedgeQuantile) check() error {
 	return nil
 }
 
+// keepQuantile returns the option with the quantile of an earlier one, which has measured latencies,
+// if both have the same settings; otherwise nil.
+func (o *callOption) keepQuantile(earlier *callOption) *callOption {
+	if earlier.hedging == nil {
+		return nil
+	}
+	own, _ := o.hedging.Delay.(*hedgeQuantile)
+	known, _ := earlier.hedging.Delay.(*hedgeQuantile)
+	if own == nil || known == nil || own.q != known.q || own.atLeast != known.atLeast || own.atMost != known.atMost {
+		return nil
+	}
+	hedging := *o.hedging
+	hedging.Delay = known
+	return hedgingOption(hedging)
+}
+
 // Delay implements [HedgeDelay].
 func (h *hedgeQuantile) Delay(method string, now time.Time) (time.Duration, bool) {
 	l := h.latencies(method)

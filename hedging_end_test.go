@@ -210,7 +210,7 @@ func TestTheTimerOfAHedgedCallEnds(t *testing.T) {
 				return run(int(ctx.(*attempt).number))
 			}
 			u.hedging.attempts, u.hedging.first, u.hedging.delay = u, &u.first, 3*second/4
-			c := call{rpc: rpc{retrier: r, facts: facts{ctx: t.Context(), method: echoMethod, policy: r.policies.of(echoMethod).hedged,
+			c := call{rpc: rpc{retrier: r, facts: facts{ctx: t.Context(), method: echoMethod, policy: r.settings.current().of(echoMethod).hedged,
 				mode: modeHedged}, delay: 3 * second / 4}}
 			c.begin(&u.first)
 			u.rpc = c.rpc

@@ -33,6 +33,7 @@ var drawCounts = []struct {
 }{
 	{"backoff.stride", 1, 401},
 	{"budgets.seeds", 100, 1},
+	{"configs.draws", 1000, 10},
 	{"differential.programs", 2000, 50},
 	{"faults.streams", 600, 40},
 	{"hedges.iterations", 30, 5},
@@ -41,6 +42,7 @@ var drawCounts = []struct {
 	{"programs.count", 20_000, 200},
 	{"streams.cancelled", 500, 50},
 	{"streams.sequences", 2000, 50},
+	{"unsent.calls", 50_000, 100},
 }
 
 // setDrawCounts sets the flags that the command line has not set.

@@ -48,7 +48,7 @@ var (
 // reads them when it collects: recording with its instruments would cost a call that succeeds on its
 // first attempt several times as much.
 type metrics struct {
-	policies *methodPolicies
+	settings *settings
 
 	wait metric.Float64Histogram
 
@@ -92,7 +92,6 @@ type budgetLabels struct{ target, scope string }
 
 // A budgetRow counts the refusals of a budget.
 type budgetRow struct {
-	budget   func() Budget // returns nil if there is none now; nil itself if each call may have its own
 	refusals atomic.Int64
 }
 
@@ -101,7 +100,7 @@ type budgetRow struct {
 type meter struct{ *metrics }
 
 // newMeter makes the instruments. It returns nil without WithMeterProvider.
-func newMeter(c *config, policies *methodPolicies) (*meter, error) {
+func newMeter(c *config, s *settings) (*meter, error) {
 	if !c.metrics {
 		return nil, nil
 	}
@@ -109,7 +108,7 @@ func newMeter(c *config, policies *methodPolicies) (*meter, error) {
 	if mp == nil {
 		mp = otel.GetMeterProvider()
 	}
-	m := &metrics{policies: policies, overflow: newMetricRow(rowKey{other, other})}
+	m := &metrics{settings: s, overflow: newMetricRow(rowKey{other, other})}
 	m.rows.Store(&map[rowKey]*metricRow{})
 	m.budgets.Store(&map[budgetLabels]*budgetRow{})
 	registration, err := m.register(mp.Meter(instrumentationName), c.grpcMetrics)
@@ -192,10 +191,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 	for key, row := range *m.budgets.Load() {
 		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, key.target), attribute.String(telemetry.AttrBudget, key.scope))
 		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
-		if row.budget == nil {
-			continue
-		}
-		budget := row.budget()
+		budget := m.budgetOf(key)
 		if budget == nil {
 			continue
 		}
@@ -392,16 +388,38 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
 }
 
-// addBudgets adds the budgets that calls to a new target can spend from.
+// addBudgets adds the budgets that calls to a target can spend from. It needs mu.
 func (m *metrics) addBudgets(target, dialed string) {
-	for scope, p := range m.policies.budgetScopes() {
-		budget := func() Budget { return p.Budget }
-		if each, ok := p.Budget.(*perTarget); ok { // which may forget the target, and make a new budget for it later
+	for scope, b := range m.settings.current().budgets {
+		if each, ok := b.(*perTarget); ok { // so that a balance is shown before the first call fails
 			each.of(dialed, func() string { return target })
-			budget = func() Budget { return each.known(target) }
 		}
-		m.addBudget(budgetLabels{target, scope}, budget)
+		m.addBudget(budgetLabels{target, scope})
 	}
+}
+
+// addNewBudgets adds the budgets that are new after an Update.
+func (m *metrics) addNewBudgets() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	done := map[string]bool{}
+	for key, row := range *m.rows.Load() {
+		if !done[row.target] {
+			done[row.target] = true
+			m.addBudgets(row.target, key.target)
+		}
+	}
+}
+
+// budgetOf returns the budget with these labels; nil if there is none now, because a perTarget has
+// forgotten the target or an Update has taken the scope's budget away, or if each call may have
+// its own.
+func (m *metrics) budgetOf(key budgetLabels) Budget {
+	b := m.settings.current().budgets[key.scope]
+	if each, ok := b.(*perTarget); ok {
+		return each.known(key.target)
+	}
+	return b
 }
 
 func (m *metrics) budgetRow(key budgetLabels) *budgetRow {
@@ -410,15 +428,15 @@ func (m *metrics) budgetRow(key budgetLabels) *budgetRow {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.addBudget(key, nil)
+	return m.addBudget(key)
 }
 
 // addBudget needs mu.
-func (m *metrics) addBudget(key budgetLabels, budget func() Budget) *budgetRow {
+func (m *metrics) addBudget(key budgetLabels) *budgetRow {
 	rows := maps.Clone(*m.budgets.Load())
 	row := rows[key]
 	if row == nil {
-		row = &budgetRow{budget: budget}
+		row = &budgetRow{}
 		rows[key] = row
 		m.budgets.Store(&rows)
 	}

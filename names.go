@@ -41,6 +41,7 @@ var reasons = [...]namedReason{
 	{ErrMaxElapsed, "max_elapsed"},
 	{ErrPushback, "pushback"},
 	{ErrNotRetryable, "not_retryable"},
+	{errMayHaveRun, "may_have_run"},
 	{ErrCommitted, "committed"},
 	{errConnClosed, "conn_closed"},
 	{ErrNotConnected, "not_connected"},

@@ -2,9 +2,11 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -39,25 +41,66 @@ type CallOption interface {
 // callOption implements [CallOption].
 type callOption struct {
 	grpc.EmptyCallOption
-	set func(*Policy)
-	err error // names the option and the invalid value; nil if the value is valid
+	name  string // within one scope, an option replaces an earlier one of the same name
+	set   func(*Policy)
+	parts []*callOption // what the option stands for, if it sets several settings; set is nil then
+	err   error         // names the option and the invalid value; nil if the value is valid
+
+	// keep returns the option to use in place of an earlier one of the same name, if the earlier
+	// one's state outlives the replacement; nil if there is no state.
+	keep func(earlier *callOption) *callOption
+	// One of these is set if the option has state.
+	budgets *perTarget
+	hedging *Hedging
 }
 
 func (o *callOption) apply(c *config) {
-	c.all = append(c.all, o)
 	if o.err != nil {
 		c.reject(o.err)
 	}
+	c.policies.addForAll(o, c.update)
 }
 
 func (o *callOption) callOption() *callOption { return o }
 
+// applyTo changes a policy as the option says.
+func (o *callOption) applyTo(p *Policy) {
+	for _, part := range o.parts {
+		part.set(p)
+	}
+	if o.set != nil {
+		o.set(p)
+	}
+}
+
+// The names under which options with the same effect replace each other.
+const (
+	nameOff      = "Disable"
+	nameAttempts = "WithMaxAttempts"
+	nameHedging  = "WithHedging"
+	nameBudget   = "WithBudget"
+)
+
+// attemptsName returns the name of an option that limits a call to n attempts.
+func attemptsName(n int) string {
+	if n == 1 {
+		return nameOff
+	}
+	return nameAttempts
+}
+
 // newCallOption returns the option called name; err, if not nil, says why its value is invalid.
-func newCallOption(name string, err error, set func(*Policy)) CallOption {
+func newCallOption(name string, err error, set func(*Policy)) *callOption {
 	if err != nil {
 		err = fmt.Errorf("grpcretry: %s: %w", name, err)
 	}
-	return &callOption{set: set, err: err}
+	return &callOption{name: name, set: set, err: err}
+}
+
+// as gives an option another name within its scope.
+func (o *callOption) as(name string) *callOption {
+	o.name = name
+	return o
 }
 
 // WithPolicy sets several settings at once: every field of p that is not zero, as the options of
@@ -69,7 +112,9 @@ func WithPolicy(p Policy) CallOption {
 		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
 		p.Hedging = &hedging
 	}
-	return newCallOption("WithPolicy", p.check(), func(s *Policy) { p.overlay(s) })
+	o := newCallOption("WithPolicy", p.check(), nil)
+	o.parts = p.parts()
+	return o
 }
 
 // WithMaxAttempts limits a call to n attempts, including the first. n is at least 1, and has no
@@ -78,7 +123,7 @@ func WithPolicy(p Policy) CallOption {
 //
 // The default is 4. A later WithMaxAttempts replaces an earlier one.
 func WithMaxAttempts(n int) CallOption {
-	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.setMaxAttempts(n) })
+	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.setMaxAttempts(n) }).as(attemptsName(n))
 }
 
 // WithBackoff sets the wait before a retry if the server does not ask for one. It also applies
@@ -198,7 +243,9 @@ func WithBudget(b Budget) CallOption {
 func WithRatioBudget(s RatioBudget) CallOption {
 	s = s.withDefaults()
 	budget := perTargetRatio(s)
-	return newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget })
+	o := newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget }).as(nameBudget)
+	o.budgets, o.keep = budget, o.keepBudgets
+	return o
 }
 
 // WithBufferLimit limits the memory, in bytes, of the sent messages that one stream keeps for
@@ -233,6 +280,36 @@ func WithConnectWait(d time.Duration) CallOption {
 	})
 }
 
+// WithUnsentOnly restricts retries to failures after which a retry cannot run the method twice:
+// the attempt certainly ran nowhere, or the server asked for another one, by a pushback of at
+// least 0 or by a positive RetryInfo. It is for methods that must not run twice, but whose calls
+// still deserve to survive a restart of the server. Everything else applies as well: the codes, a
+// classifier, the number of attempts, the deadline and the budget. Neither a classifier that
+// returns [Retry] nor [WithAttemptTimeout] overrides the rule. A call that is not retried because
+// of it returns gRPC's own error after its first attempt, and later an [Error] whose Reason is
+// [ErrNotRetryable]; in events, metrics and spans the reason is "may_have_run".
+//
+// An attempt certainly ran nowhere if gRPC has reported its end and has opened no stream for it:
+// there was no connection, or gRPC found no room on one, or the credentials or the load balancer
+// refused it. As soon as a stream is open, the method may have run, even if the connection
+// breaks a moment later. The retries that gRPC makes by itself below are as safe: it makes
+// them only if it has sent nothing, or if the server has reported that it processed nothing. gRPC's
+// retries by the retryPolicy of a service config are not, so dial with [Retrier.DialOptions].
+//
+// Interceptors chained below must pass all call options on. An attempt whose options they drop
+// counts as one that may have run. The rule cannot see a second request that an interceptor
+// below, a proxy or a server makes by itself.
+//
+// An attempt in flight is never replaced by another. So with an attempt timeout, an attempt goes
+// on to the caller's deadline; without a deadline it is cut, and the call then ends unless the
+// attempt ran nowhere. Hedging is off, whatever scope [WithHedging] comes from.
+//
+// A first attempt that succeeds costs three allocations more than otherwise. The default is false.
+// A later WithUnsentOnly replaces an earlier one.
+func WithUnsentOnly(on bool) CallOption {
+	return newCallOption("WithUnsentOnly", nil, func(s *Policy) { s.UnsentOnly = on })
+}
+
 // WithCommitOnHeaders follows gRFC A6 #when-retries-are-valid literally: once response headers
 // have arrived, no retry follows, not even in a unary call, which then ends with [ErrCommitted].
 //
@@ -258,17 +335,7 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 		if err := checkPattern(pattern); err != nil {
 			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))
 		}
-		for _, o := range opts {
-			if o == nil {
-				c.reject(fmt.Errorf("grpcretry: WithMethod: %s: option is nil", pattern))
-				continue
-			}
-			inner := o.callOption()
-			if inner.err != nil {
-				c.reject(fmt.Errorf("%w (in WithMethod %s)", inner.err, pattern))
-			}
-			c.byPattern[pattern] = append(c.byPattern[pattern], inner)
-		}
+		c.policies.addFor(pattern, c.narrower("WithMethod "+pattern, opts), c.update)
 	})
 }
 
@@ -285,7 +352,7 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 // A nil f is ignored. A second WithObserver adds an observer; observers are called in the order
 // in which they were added. [Retrier.Observe] adds one to a Retrier in use.
 func WithObserver(f func(context.Context, Event)) Option {
-	return configOption(func(c *config) {
+	return fixedOption("WithObserver", func(c *config) {
 		if f != nil {
 			c.observers = append(c.observers, f)
 		}
@@ -297,14 +364,14 @@ func WithObserver(f func(context.Context, Event)) Option {
 //   - at debug level: retries;
 //   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
 //     the number of calls left out), exhausted budgets (once, until they recover), and, once each,
-//     methods that are left to gRPC's own retries, cannot be hedged, or are called with messages
-//     that change after SendMsg;
+//     what [Retrier.Warnings] lists, and methods that are left to gRPC's own retries, cannot be
+//     hedged, or are called with messages that change after SendMsg;
 //   - at info level: budgets that recovered, because they have refused nothing for 10 seconds.
 //
 // A call that succeeds on the first attempt logs nothing. A nil l, the default, turns logging off.
 // A later WithLogger replaces an earlier one.
 func WithLogger(l *slog.Logger) Option {
-	return configOption(func(c *config) { c.logger = l })
+	return fixedOption("WithLogger", func(c *config) { c.logger = l })
 }
 
 // WithTracerProvider sets the provider for the spans of [WithCallSpan]. Span events need no
@@ -312,14 +379,14 @@ func WithLogger(l *slog.Logger) Option {
 // provider, [go.opentelemetry.io/otel.GetTracerProvider]. A later WithTracerProvider replaces an
 // earlier one.
 func WithTracerProvider(tp trace.TracerProvider) Option {
-	return configOption(func(c *config) { c.tracerProvider = tp })
+	return fixedOption("WithTracerProvider", func(c *config) { c.tracerProvider = tp })
 }
 
 // WithCallSpan starts a span for each call that may be retried. The attempts are its children, and
 // it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
 // one.
 func WithCallSpan(on bool) Option {
-	return configOption(func(c *config) { c.callSpan = on })
+	return fixedOption("WithCallSpan", func(c *config) { c.callSpan = on })
 }
 
 // WithMeterProvider records metrics of all calls that may be retried: attempts, calls by outcome,
@@ -332,7 +399,7 @@ func WithCallSpan(on bool) Option {
 // add up in the same series, but if both have a budget of the same scope and target,
 // grpcretry.budget.balance shows only one of the two: share the budget, or the Retrier.
 func WithMeterProvider(mp metric.MeterProvider) Option {
-	return configOption(func(c *config) { c.metrics, c.meterProvider = true, mp })
+	return fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
 
 // WithGRPCMetrics additionally records three instruments of gRFC A96, with its attributes
@@ -348,7 +415,7 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 //
 // The default is false. A later WithGRPCMetrics replaces an earlier one.
 func WithGRPCMetrics(on bool) Option {
-	return configOption(func(c *config) { c.grpcMetrics = on })
+	return fixedOption("WithGRPCMetrics", func(c *config) { c.grpcMetrics = on })
 }
 
 // WithBuiltInRetryDisabled declares that the ClientConn was dialed with [grpc.WithDisableRetry].
@@ -356,14 +423,15 @@ func WithGRPCMetrics(on bool) Option {
 // the two kinds of retries do not multiply. [Retrier.DialOptions] implies it. A second use has no
 // further effect.
 func WithBuiltInRetryDisabled() Option {
-	return configOption(func(c *config) { c.builtInRetryOff = true })
+	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
 }
 
-// config collects a [Retrier]'s options.
+// config collects the options of [New] or [Retrier.Update].
 type config struct {
-	all       []*callOption            // for every method
-	byPattern map[string][]*callOption // for the methods of a pattern
+	policies policyOptions
+	update   int // the number of the Update, 0 in New
 
+	// The rest is never changed by an Update.
 	observers       []func(context.Context, Event)
 	logger          *slog.Logger
 	tracerProvider  trace.TracerProvider
@@ -379,6 +447,46 @@ type config struct {
 type configOption func(*config)
 
 func (f configOption) apply(c *config) { f(c) }
+
+// fixedOption returns an option that is for New only.
+func fixedOption(name string, set func(*config)) Option {
+	return configOption(func(c *config) {
+		if c.update > 0 {
+			c.reject(fmt.Errorf("grpcretry: Update: %s is for New only", name))
+			return
+		}
+		set(c)
+	})
+}
+
+// applyAll applies the options of the function called caller, and returns what is wrong with them.
+func (c *config) applyAll(caller string, opts []Option) error {
+	for i, o := range opts {
+		if o == nil {
+			c.reject(fmt.Errorf("grpcretry: %s: option number %d is nil", caller, i+1))
+			continue
+		}
+		o.apply(c)
+	}
+	return errors.Join(c.errs...)
+}
+
+// narrower returns the options given to an option, such as WithMethod, that narrows their scope.
+func (c *config) narrower(within string, opts []CallOption) []*callOption {
+	var own []*callOption
+	for _, o := range opts {
+		if o == nil {
+			c.reject(fmt.Errorf("grpcretry: %s: option is nil", strings.Replace(within, " ", ": ", 1)))
+			continue
+		}
+		inner := o.callOption()
+		if inner.err != nil {
+			c.reject(fmt.Errorf("%w (in %s)", inner.err, within))
+		}
+		own = append(own, inner)
+	}
+	return own
+}
 
 func (c *config) reject(err error) { c.errs = append(c.errs, err) }
 

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,6 +13,7 @@ import (
 // measured all the same.
 func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
 	first := attempt{method: c.method, number: 1}
+	opts = c.passOptions(opts)
 	if c.learner != nil {
 		first.start = sinceOrigin()
 	}
@@ -20,6 +22,24 @@ func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grp
 		first.measure(c.learner, false)
 	}
 	return err
+}
+
+// passOptions returns the options of a unary call that passes through. gRPC is kept from retries of its
+// own if a service config is obeyed here.
+func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
+	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+		return append(slices.Clip(opts), noBuiltInRetry())
+	}
+	return opts
+}
+
+// passStream opens a stream that passes through.
+func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer, opts []grpc.CallOption) (grpc.ClientStream, error) {
+	stream, err := streamer(c.ctx, desc, c.cc, c.method, opts...)
+	if err == nil {
+		c.retrier.bindToGRPC(c.policy, c.cc, c.method, stream)
+	}
+	return stream, err
 }
 
 // invokeWithin makes the one attempt. The attempt timeout ends an attempt that no other follows

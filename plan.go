@@ -28,6 +28,8 @@ type plan struct {
 	deadline time.Time // the caller's or the service config's; zero without one
 	limited  bool      // the deadline is the service config's
 
+	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
+
 	made     int // attempts sent, including the unsent; also the number of the newest
 	unsent   int // attempts that reached no server
 	released int // the number of the attempt that the application is committed to; 0 before that
@@ -118,7 +120,7 @@ func (p *plan) begun() bool { return p.policy != nil }
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
 func (p *plan) hedgeFrom(start time.Time) {
-	if p.made == 1 && !p.next.decided && p.cut == nil {
+	if p.policy.hedges && p.made == 1 && !p.next.decided && p.cut == nil {
 		p.dueAt = start.Add(p.delay)
 	}
 }
@@ -156,7 +158,8 @@ func (p *plan) send(now time.Time) sending {
 // attemptTimeout returns how long the newest attempt may run before it is overdue; 0 if it may
 // use all the remaining time.
 func (p *plan) attemptTimeout() time.Duration {
-	if !p.deadline.IsZero() && p.sent() >= p.policy.MaxAttempts {
+	last := p.sent() >= p.policy.MaxAttempts && p.unresolved == nil
+	if last && !p.deadline.IsZero() {
 		return 0
 	}
 	return p.policy.AttemptTimeout
@@ -217,17 +220,19 @@ func (p *plan) leave() {
 //  2. the call is committed: stop
 //  3. the server forbade a retry: stop
 //  4. the classifier, or else the code set, rules out a retry: stop
-//  5. the attempt reached no server: wait for a connection and then for the backoff, at no
+//  5. UnsentOnly is on, a server may have run the method, and did not ask for another attempt:
+//     stop
+//  6. the attempt reached no server: wait for a connection and then for the backoff, at no
 //     charge; if ConnectWait is used up, stop
-//  6. MaxAttempts attempts were made: stop
-//  7. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
+//  7. MaxAttempts attempts were made: stop
+//  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
-//  8. the budget refuses: stop
-//  9. retry after the wait; the budget has been charged
+//  9. the budget refuses: stop
+//  10. retry after the wait; the budget has been charged
 //
-// In a hedged call, a stop by rules 1, 2 or 4 ends the call. Any other stop only rules out
-// further attempts, because attempts in flight may still win. ctx is only passed to the
-// Classifier.
+// In a hedged call, a stop by rules 1, 2 or 4 ends the call; rule 5 applies to none. Any other
+// stop only rules out further attempts, because attempts in flight may still win. ctx is only
+// passed to the Classifier.
 func (p *plan) failed(ctx context.Context, f *failure, now time.Time, u float64) step {
 	defer p.refundHeld()
 	return p.judge(ctx, f, now, u)
@@ -262,10 +267,10 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 	if !unsent {
 		p.deposit(f.outcome(p.policy.result(f, found)))
 	}
-	v := verdict{Reason: f.ruledOut(found)}
+	v := verdict{Reason: p.policy.ruledOut(f, found)}
 	switch {
 	case v.Reason != nil:
-		v.untouched = f.untouched(found)
+		v.untouched = f.untouched(found) || v.Reason == errMayHaveRun //nolint:errorlint // the rules' own value
 		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
 	case unsent && p.stopped == nil:
 		return p.reconnect(f, now, u)
@@ -327,7 +332,7 @@ func (p *plan) timedOut(f *failure, now time.Time) (next step, ok bool) {
 	return next, true
 }
 
-// again applies rules 6 to 9. If they allow a retry, it is charged and becomes the next attempt.
+// again applies rules 7 to 10. If they allow a retry, it is charged and becomes the next attempt.
 func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
@@ -349,7 +354,7 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	return v
 }
 
-// schedule applies rule 7. It returns the wait before the next attempt, the source of the wait,
+// schedule applies rule 8. It returns the wait before the next attempt, the source of the wait,
 // and why that attempt would start too late, if it would.
 func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
@@ -428,7 +433,7 @@ func (p *plan) stopStep(v verdict) step {
 	return step{verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
 }
 
-// reconnect applies rule 5: the call waits for a connection, at most for the rest of ConnectWait
+// reconnect applies rule 6: the call waits for a connection, at most for the rest of ConnectWait
 // and not past the deadline or MaxElapsed, and then for its backoff. The attempt that follows
 // replaces the unsent one and takes over its charge.
 func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
@@ -510,6 +515,9 @@ func (p *plan) connected(now time.Time) step {
 // If none can, the attempt continues to the caller's deadline and is judged by its own result;
 // without a deadline it is cut in any case, so that the call cannot hang. If the server forbids
 // more attempts before the cut attempt has ended, none follows.
+//
+// With UnsentOnly nothing replaces an attempt in flight, because its server may be running the
+// method: only gRPC's report of its end can show that there is none.
 func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64) step {
 	f.TimedOut = true
 	if f.CtxErr != nil || f.Closed {
@@ -517,11 +525,11 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 	}
 	// Without a connection another attempt would not do better, and a hedged call may already
 	// have one pending.
-	if f.Unsent || p.next.decided {
+	if f.Unsent || p.next.decided || p.policy.UnsentOnly {
 		return step{Cut: p.deadline.IsZero()}
 	}
 	found := p.policy.find(ctx, f)
-	v := verdict{Reason: f.ruledOut(found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
+	v := verdict{Reason: p.policy.ruledOut(f, found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
 	if v.Reason == nil {
 		p.open-- // the attempt that replaces a cut one is a hedge only if others are in flight
 		p.replacing = p.free != f.Attempt.Number

@@ -16,7 +16,7 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 	if err := p.check(); err != nil {
 		t.Fatal(err)
 	}
-	obeyed := resolve(defaultBudgets(), scope{scopeAll, []*callOption{WithPolicy(p).callOption()}})
+	obeyed := new(policyOptions).resolve(defaultBudgets(), &scopes{}, WithPolicy(p).callOption())
 	made := new(plan)
 	made.begin(obeyed, budget, obeyed.hedgeBudget(), start, deadline)
 	return made

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -44,37 +43,35 @@ type Policy struct {
 	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) overrides a wider scope's true
 
 	Hedging *Hedging // default nil: one attempt at a time
+
+	UnsentOnly bool // default false; only WithUnsentOnly(false) overrides a wider scope's true
 }
 
-// overlay sets s's fields to p's, except those that are zero in p.
-func (p Policy) overlay(s *Policy) {
-	if p.MaxAttempts != 0 {
-		s.setMaxAttempts(p.MaxAttempts)
+// parts returns one option for each field that is not zero.
+func (p Policy) parts() []*callOption {
+	var parts []*callOption
+	add := func(given bool, name string, set func(*Policy)) {
+		if given {
+			parts = append(parts, &callOption{name: name, set: set})
+		}
 	}
+	add(p.MaxAttempts != 0, attemptsName(p.MaxAttempts), func(s *Policy) { s.setMaxAttempts(p.MaxAttempts) })
 	if p.Hedging != nil {
-		s.setHedging(p.Hedging)
+		parts = append(parts, hedgingOption(*p.Hedging))
 	}
-	if p.Budget != nil {
-		s.Budget = p.Budget
-	}
-	if p.Backoff != nil {
-		s.Backoff = p.Backoff
-	}
-	if p.OverloadBackoff != nil {
-		s.OverloadBackoff = p.OverloadBackoff
-	}
-	if p.Codes != nil {
-		s.Codes = p.Codes
-	}
-	if p.Classifier != nil {
-		s.Classifier = p.Classifier
-	}
-	setIfGiven(&s.AttemptTimeout, p.AttemptTimeout)
-	setIfGiven(&s.MaxElapsed, p.MaxElapsed)
-	setIfGiven(&s.MaxServerDelay, p.MaxServerDelay)
-	setIfGiven(&s.ConnectWait, p.ConnectWait)
-	setIfGiven(&s.BufferLimit, p.BufferLimit)
-	setIfGiven(&s.CommitOnHeaders, p.CommitOnHeaders)
+	add(p.Budget != nil, nameBudget, func(s *Policy) { s.Budget = p.Budget })
+	add(p.Backoff != nil, "WithBackoff", func(s *Policy) { s.Backoff = p.Backoff })
+	add(p.OverloadBackoff != nil, "WithOverloadBackoff", func(s *Policy) { s.OverloadBackoff = p.OverloadBackoff })
+	add(p.Codes != nil, "WithCodes", func(s *Policy) { s.Codes = p.Codes })
+	add(p.Classifier != nil, "WithClassifier", func(s *Policy) { s.Classifier = p.Classifier })
+	add(p.AttemptTimeout != 0, "WithAttemptTimeout", func(s *Policy) { s.AttemptTimeout = p.AttemptTimeout })
+	add(p.MaxElapsed != 0, "WithMaxElapsed", func(s *Policy) { s.MaxElapsed = p.MaxElapsed })
+	add(p.MaxServerDelay != 0, "WithMaxServerDelay", func(s *Policy) { s.MaxServerDelay = p.MaxServerDelay })
+	add(p.ConnectWait != 0, "WithConnectWait", func(s *Policy) { s.ConnectWait = p.ConnectWait })
+	add(p.BufferLimit != 0, "WithBufferLimit", func(s *Policy) { s.BufferLimit = p.BufferLimit })
+	add(p.CommitOnHeaders, "WithCommitOnHeaders", func(s *Policy) { s.CommitOnHeaders = true })
+	add(p.UnsentOnly, "WithUnsentOnly", func(s *Policy) { s.UnsentOnly = true })
+	return parts
 }
 
 // setMaxAttempts sets the limit; 1 turns hedging off, too.
@@ -91,9 +88,6 @@ func (p *Policy) setHedging(h *Hedging) {
 	hedging.MaxAttempts = orDefault(h.MaxAttempts, defaultHedgedAttempts)
 	p.Hedging = &hedging
 }
-
-// setIfGiven sets a field to v, unless v is zero.
-func setIfGiven[T comparable](field *T, v T) { *field = orDefault(v, *field) }
 
 // check rejects invalid fields and names the first. Zero fields are valid.
 func (p Policy) check() error {
@@ -161,41 +155,12 @@ type policy struct {
 	Policy
 	codes       codeSet
 	budgetScope string // the name of the scope that Budget comes from
+	overGRPC    bool   // calls are not left to gRPC: a service config is read here, or gRPC might run a method twice
 
 	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
-	// nil without Hedging. In hedged itself, hedges is true.
+	// nil without Hedging, and with UnsentOnly. In hedged itself, hedges is true.
 	hedged *policy
 	hedges bool
-}
-
-// A scope holds the options for all methods, for a [WithMethod] pattern, or for one call.
-type scope struct {
-	name string
-	opts []*callOption
-}
-
-const (
-	scopeAll  = "all"
-	scopeCall = "call"
-)
-
-// resolve applies the scopes, from the widest to the narrowest, and fills in the defaults.
-func resolve(fallback budgets, scopes ...scope) *policy {
-	p := &policy{budgetScope: scopeAll}
-	for _, s := range scopes {
-		wider := p.Budget
-		p.Budget = nil
-		for _, o := range s.opts {
-			o.set(&p.Policy)
-		}
-		if p.Budget == nil {
-			p.Budget = wider
-		} else {
-			p.budgetScope = s.name
-		}
-	}
-	p.fillDefaults(fallback)
-	return p
 }
 
 // fillDefaults replaces the zero fields that stand for a default.
@@ -225,7 +190,9 @@ func (p *policy) fillDefaults(fallback budgets) {
 		if p.Hedging.Budget == nil {
 			p.Hedging.Budget = fallback.hedges
 		}
-		p.hedged = p.forHedging()
+		if !p.UnsentOnly { // a hedge is sent while another attempt may be running
+			p.hedged = p.forHedging()
+		}
 	}
 }
 
@@ -241,7 +208,7 @@ const (
 // modeOf returns the mode of a call that is hedged if its method is; desc is nil for unary calls.
 func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 	switch {
-	case desc != nil && p.BufferLimit < 0:
+	case p.passesStream(desc):
 		return modePassThrough
 	case p.hedged != nil:
 		return modeHedged
@@ -249,6 +216,9 @@ func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 		return p.modeUnhedged()
 	}
 }
+
+// passesStream reports whether a stream passes through because it has no replay buffer.
+func (p *policy) passesStream(desc *grpc.StreamDesc) bool { return desc != nil && p.BufferLimit < 0 }
 
 // modeUnhedged returns the mode of a call that is not hedged, whatever its method.
 func (p *policy) modeUnhedged() mode {
@@ -328,97 +298,8 @@ func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 
 // hedgeBudget returns the second budget, from which only hedges spend; nil if the method is not hedged.
 func (p *policy) hedgeBudget() Budget {
-	if p.Hedging == nil {
+	if p.Hedging == nil || p.UnsentOnly {
 		return nil
 	}
 	return p.Hedging.Budget
-}
-
-// methodPolicies holds the policies for all methods. The policy for an exact method wins over the
-// one for its service, and that over the one for all methods.
-type methodPolicies struct {
-	fallback budgets
-	all      *methodPolicy
-	services map[string]*methodPolicy // by "/pkg.Service/"
-	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
-	onlyAll  bool                     // there are no patterns
-}
-
-// A methodPolicy is a policy and the scopes it was resolved from, for calls that add a scope.
-type methodPolicy struct {
-	*policy
-	scopes []scope
-}
-
-func newMethodPolicies(fallback budgets, all []*callOption, byPattern map[string][]*callOption) *methodPolicies {
-	m := &methodPolicies{
-		fallback: fallback,
-		services: map[string]*methodPolicy{},
-		methods:  map[string]*methodPolicy{},
-		onlyAll:  len(byPattern) == 0,
-	}
-	of := func(pattern string) scope { return scope{pattern, byPattern[pattern]} }
-	everywhere := scope{scopeAll, all}
-	m.all = m.resolved(everywhere)
-	for pattern := range byPattern {
-		if service := serviceOf(pattern); pattern == service {
-			m.services[pattern] = m.resolved(everywhere, of(pattern))
-		} else {
-			m.methods[pattern] = m.resolved(everywhere, of(service), of(pattern))
-		}
-	}
-	return m
-}
-
-// budgetScopes returns one policy for each scope that has a budget, by the name of the scope.
-func (m *methodPolicies) budgetScopes() map[string]*policy {
-	found := map[string]*policy{scopeAll: m.all.policy}
-	for _, patterns := range []map[string]*methodPolicy{m.services, m.methods} {
-		for _, p := range patterns {
-			found[p.budgetScope] = p.policy
-		}
-	}
-	return found
-}
-
-func (m *methodPolicies) resolved(scopes ...scope) *methodPolicy {
-	return &methodPolicy{resolve(m.fallback, scopes...), scopes}
-}
-
-// of returns a method's policy. Every call runs it.
-func (m *methodPolicies) of(method string) *methodPolicy {
-	if m.onlyAll {
-		return m.all
-	}
-	if p, ok := m.methods[method]; ok {
-		return p
-	}
-	if p, ok := m.services[serviceOf(method)]; ok {
-		return p
-	}
-	return m.all
-}
-
-// forCall returns the policy for one call: its method's policy, changed by the call's options.
-func (m *methodPolicies) forCall(method string, opts []*callOption) (*policy, error) {
-	wider := m.of(method)
-	if len(opts) == 0 {
-		return wider.policy, nil
-	}
-	if err := firstError(opts); err != nil {
-		return nil, err
-	}
-	return resolve(m.fallback, append(slices.Clip(wider.scopes), scope{scopeCall, opts})...), nil
-}
-
-// serviceOf returns "/pkg.Service/" for "/pkg.Service/Method".
-func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
-
-// checkPattern accepts "/pkg.Service/Method" and "/pkg.Service/".
-func checkPattern(pattern string) error {
-	service, method, ok := strings.Cut(strings.TrimPrefix(pattern, "/"), "/")
-	if !strings.HasPrefix(pattern, "/") || !ok || service == "" || strings.Contains(method, "/") {
-		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
-	}
-	return nil
 }

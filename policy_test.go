@@ -56,11 +56,13 @@ func TestPolicyShowsWhatTheOptionsSet(t *testing.T) {
 		Budget:          budget,
 		BufferLimit:     13,
 		CommitOnHeaders: true,
+		UnsentOnly:      true,
 	}
 	for name, opts := range map[string][]CallOption{
 		"options": {WithMaxAttempts(7), WithBackoff(want.Backoff), WithOverloadBackoff(want.OverloadBackoff),
 			WithCodes(codes.Unavailable, codes.Aborted), WithAttemptTimeout(11 * time.Second), WithMaxElapsed(12 * time.Second),
-			WithMaxServerDelay(-1), WithConnectWait(14 * time.Second), WithBudget(budget), WithBufferLimit(13), WithCommitOnHeaders(true)},
+			WithMaxServerDelay(-1), WithConnectWait(14 * time.Second), WithBudget(budget), WithBufferLimit(13), WithCommitOnHeaders(true),
+			WithUnsentOnly(true)},
 		"a policy":                      {WithPolicy(want)},
 		"an empty policy over a policy": {WithPolicy(want), WithPolicy(Policy{})},
 	} {

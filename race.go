@@ -240,7 +240,7 @@ func (r *race) checkDue(now time.Time) {
 // cut ends an attempt that has reached its timeout, if the plan wants it cut.
 func (r *race) cut(a *attempt, now time.Time) {
 	c := r.call
-	if !slices.Contains(r.open, a) || c.retrier.leavesToGRPC(c.cc, c.method) {
+	if !slices.Contains(r.open, a) || c.retrier.leavesToGRPC(c.policy, c.cc, c.method) {
 		return
 	}
 	p := c.planned(now)
@@ -314,7 +314,7 @@ func (r *race) late(a *attempt, won bool, now time.Time) {
 // attemptFailed asks the plan what follows an attempt's failure.
 func (r *race) attemptFailed(a *attempt, err error, now time.Time) {
 	c := r.call
-	p := c.planned(now)
+	p := c.plannedAfter(a, now)
 	f := c.failure(a, err, now)
 	c.history.record(&f)
 	a.reported = true
@@ -338,10 +338,10 @@ func (r *race) due(now time.Time) {
 			return
 		}
 		r.do(step)
-	case c.retrier.leavesToGRPC(c.cc, c.method):
+	case c.retrier.leavesToGRPC(c.policy, c.cc, c.method):
 		p.dueAt = time.Time{}
 		r.arm()
-	case (r.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc):
+	case (r.delay > 0 || !c.retrier.builtInRetryOff || c.unresolved != nil) && isUnconnected(c.cc):
 		// Hedges that come due meanwhile would all be sent together when there is a connection.
 		p.putOff(now)
 		r.arm()

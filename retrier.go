@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 
@@ -14,7 +13,7 @@ import (
 // serve any number of ClientConns; those to the same target then share a budget. [New] creates a
 // Retrier; the zero Retrier is unusable.
 type Retrier struct {
-	policies    *methodPolicies
+	settings    *settings
 	report      reporter
 	random      func() float64
 	connections *connections
@@ -26,34 +25,28 @@ type Retrier struct {
 // UNAVAILABLE or RESOURCE_EXHAUSTED, within a budget. The error names each option that has an
 // invalid value, and the value.
 func New(opts ...Option) (*Retrier, error) {
-	c := config{byPattern: map[string][]*callOption{}}
-	for i, o := range opts {
-		if o == nil {
-			c.reject(fmt.Errorf("grpcretry: New: option number %d is nil", i+1))
-			continue
-		}
-		o.apply(&c)
-	}
-	if err := errors.Join(c.errs...); err != nil {
+	var c config
+	if err := c.applyAll("New", opts); err != nil {
 		return nil, err
 	}
 	r := &Retrier{
-		policies:        newMethodPolicies(defaultBudgets(), c.all, c.byPattern),
+		settings:        newSettings(),
 		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
 		random:          rand.Float64,
 		connections:     newConnections(),
 		builtInRetryOff: c.builtInRetryOff,
 	}
-	if err := r.policies.checkHedging(); err != nil {
+	if err := r.settings.replace(c.policies, 0); err != nil {
 		return nil, err
 	}
 	var err error
-	if r.report.meter, err = newMeter(&c, r.policies); err != nil {
+	if r.report.meter, err = newMeter(&c, r.settings); err != nil {
 		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
 	}
 	if c.callSpan {
 		r.report.tracer = tracerFrom(c.tracerProvider)
 	}
+	r.warn()
 	return r, nil
 }
 
@@ -71,8 +64,9 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 }
 
 // Policy returns the policy for a method, "/pkg.Service/Method", with all defaults filled in.
-// Options that are passed to a single call may change it for that call.
-func (r *Retrier) Policy(method string) Policy { return r.policies.of(method).exported() }
+// Options that are passed to a single call may change it for that call, and so may the channel's
+// service config, see [WithResolverServiceConfig]. An [Retrier.Update] changes it for later calls.
+func (r *Retrier) Policy(method string) Policy { return r.settings.current().of(method).exported() }
 
 // DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
 // error.

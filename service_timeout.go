@@ -16,8 +16,17 @@ import (
 //
 // An interceptor cannot see the timeouts of xDS routes; they apply to each attempt.
 
+// readServiceConfig takes from the channel's service config what applies to the call. first is the
+// call's first attempt.
+func (p *plan) readServiceConfig(first *attempt, now time.Time) {
+	if p.unresolved != nil {
+		p.obey(p.unresolved.resolve())
+	}
+	p.limit(first, now)
+}
+
 // limit makes the end of the service config's timeout the call's deadline, unless the caller's is
-// earlier. first is the call's first attempt.
+// earlier.
 func (p *plan) limit(first *attempt, now time.Time) {
 	if p.limited {
 		return

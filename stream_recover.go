@@ -78,6 +78,9 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(func(err error) { s.finished(at, err) }))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
+	if err == nil {
+		s.call.retrier.bindToGRPC(s.call.policy, s.call.cc, s.call.method, stream)
+	}
 	s.mu.Lock()
 	at.stream = stream
 	if err != nil && at.over { // an interceptor below has opened a stream, and abandoned it

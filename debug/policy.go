@@ -25,6 +25,7 @@ type Policy struct {
 	ConnectWaitMs    float64  `json:"connect_wait_ms"`     // negative: none
 	BufferLimitBytes int      `json:"buffer_limit_bytes"`  // -1: streams pass through
 	CommitOnHeaders  bool     `json:"commit_on_headers"`   // response headers rule out a retry
+	UnsentOnly       bool     `json:"unsent_only"`         // no retry of what may have run
 	Hedging          *Hedging `json:"hedging"`             // null: one attempt at a time
 }
 
@@ -49,8 +50,9 @@ func describe(from grpcretry.Policy, method string) *Policy {
 		ConnectWaitMs:    ms(from.ConnectWait),
 		BufferLimitBytes: from.BufferLimit,
 		CommitOnHeaders:  from.CommitOnHeaders,
+		UnsentOnly:       from.UnsentOnly,
 	}
-	if h := from.Hedging; h != nil {
+	if h := from.Hedging; h != nil && !from.UnsentOnly {
 		p.Hedging = &Hedging{MaxAttempts: h.MaxAttempts, Codes: p.Codes, Delay: describeDelay(h.Delay, method), Budget: kindOf(h.Budget)}
 		if h.NonFatalCodes != nil {
 			p.Hedging.Codes = namesOf(h.NonFatalCodes)
@@ -91,6 +93,7 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(p.BufferLimitBytes >= 0, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
 	add(p.BufferLimitBytes < 0, "streams pass through without retries")
 	add(p.CommitOnHeaders, "no retry once response headers have come")
+	add(p.UnsentOnly, "no retry of what may have run, unless the server asks for it, and no hedging")
 	if h := p.Hedging; h != nil {
 		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
 		add(h.Budget != "", "hedges are also charged to: %s", h.Budget)
@@ -119,15 +122,11 @@ func describeDelay(d grpcretry.HedgeDelay, method string) string {
 func describeBackoff(b grpcretry.Backoff) string {
 	switch b := b.(type) {
 	case grpcretry.Exponential:
-		growth := fmt.Sprintf("growing by %v", b.Multiplier)
-		if b.Multiplier == 2 {
-			growth = "doubling"
-		}
 		jitter := b.Jitter.String() + " jitter"
 		if b.Jitter == grpcretry.NoJitter {
 			jitter = "no jitter"
 		}
-		return fmt.Sprintf("%s %s to %s, %s", length(b.Base), growth, length(b.Max), jitter)
+		return describeGrowth(b) + ", " + jitter
 	case grpcretry.Decorrelated:
 		return fmt.Sprintf("%s to %s, decorrelated jitter", length(b.Base), length(b.Max))
 	case grpcretry.Constant:
@@ -136,5 +135,18 @@ func describeBackoff(b grpcretry.Backoff) string {
 		return text(b.String(), maxName)
 	default:
 		return text(fmt.Sprintf("%T", b), maxName)
+	}
+}
+
+func describeGrowth(e grpcretry.Exponential) string {
+	switch base, most := length(e.Base), length(e.Max); {
+	case e.Multiplier < 1: // the only case in which a Base above Max matters
+		return fmt.Sprintf("%s, then %v times the last, at most %s", base, e.Multiplier, most)
+	case e.Base > e.Max:
+		return "always " + most
+	case e.Multiplier == 2:
+		return fmt.Sprintf("%s doubling to %s", base, most)
+	default:
+		return fmt.Sprintf("%s growing by %v to %s", base, e.Multiplier, most)
 	}
 }

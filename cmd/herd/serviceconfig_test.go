@@ -22,7 +22,7 @@ func configOf(policy, rest string) string {
 }
 
 func TestServiceConfigBecomesAStrategy(t *testing.T) {
-	got, err := parseServiceConfig([]byte(`{
+	got, err := policyStrategies(`{
 		"loadBalancingConfig": [{"round_robin": {}}],
 		"methodConfig": [
 			{"name": [{"service": "shop.Cart", "method": "Get"}, {"service": "shop.Cart", "method": "List"}], "timeout": "1s",
@@ -30,7 +30,7 @@ func TestServiceConfigBecomesAStrategy(t *testing.T) {
 			                 "retryableStatusCodes": ["unavailable", 8, "DEADLINE_EXCEEDED"]}},
 			{"name": [{"service": "shop.Cart", "method": "Buy"}], "timeout": "1s"},
 			{"name": [{}], "retryPolicy": {`+goodPolicy+`}}],
-		"retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}}`), "")
+		"retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}}`, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +52,10 @@ func TestServiceConfigBecomesAStrategy(t *testing.T) {
 	}
 }
 
-// A6 #hedging-policy: what is left out means at once, and every failure is fatal.
+// A6 #hedging-policy: without a delay all attempts are sent immediately, and without codes every failure is fatal.
 func TestHedgingPolicyBecomesAStrategy(t *testing.T) {
 	of := func(policy string) ([]sim.Strategy, error) {
-		return parseServiceConfig([]byte(`{"methodConfig": [{"name": [{"service": "shop.Cart"}], "hedgingPolicy": {`+policy+`}}]}`), "")
+		return policyStrategies(`{"methodConfig": [{"name": [{"service": "shop.Cart"}], "hedgingPolicy": {`+policy+`}}]}`, "")
 	}
 	for policy, want := range map[string]sim.Hedging{
 		`"maxAttempts": 3, "hedgingDelay": "0.5s", "nonFatalStatusCodes": ["unavailable", 13]`: {MaxAttempts: 3, Delay: 500 * time.Millisecond,
@@ -66,17 +66,6 @@ func TestHedgingPolicyBecomesAStrategy(t *testing.T) {
 		got, err := of(policy)
 		if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0].Hedging, &want) || got[0].Name != "policy /shop.Cart/" || got[0].Budget.Kind != sim.UnlimitedBudget {
 			t.Errorf("hedgingPolicy %s: %+v, %v; want %+v", policy, got, err, want)
-		}
-	}
-	for policy, want := range map[string]string{
-		``:                 "methodConfig[0].hedgingPolicy.maxAttempts is missing",
-		`"maxAttempts": 1`: "hedgingPolicy.maxAttempts is 1, want a whole number of at least 2",
-		`"maxAttempts": 2, "hedgingDelay": "-1s"`:         `hedgingPolicy.hedgingDelay is "-1s", want seconds`,
-		`"maxAttempts": 2, "hedgingDelay": "5ms"`:         `hedgingPolicy.hedgingDelay is "5ms", want seconds`,
-		`"maxAttempts": 2, "nonFatalStatusCodes": ["OK"]`: `hedgingPolicy.nonFatalStatusCodes[0]: "OK" is not a status code`,
-	} {
-		if _, err := of(policy); err == nil || !contains(err.Error(), want) {
-			t.Errorf("hedgingPolicy %s: %v, want an error with %q", policy, err, want)
 		}
 	}
 }
@@ -91,63 +80,80 @@ func TestServiceConfigOfAMethod(t *testing.T) {
 		"/shop.Cart/List": "policy /shop.Cart/",
 		"/shop.Till/Pay":  "policy default",
 	} {
-		got, err := parseServiceConfig([]byte(config), method)
+		got, err := policyStrategies(config, method)
 		if err != nil || len(got) != 1 || got[0].Name != want {
 			t.Errorf("for %s: %+v, %v; want %s alone", method, got, err, want)
 		}
 	}
-	if _, err := parseServiceConfig([]byte(configOf(goodPolicy, "")), "/other.Service/Method"); err == nil || !contains(err.Error(), "no retryPolicy or hedgingPolicy for the method /other.Service/Method") {
+	if _, err := policyStrategies(configOf(goodPolicy, ""), "/other.Service/Method"); err == nil || !contains(err.Error(), "no retryPolicy or hedgingPolicy for the method /other.Service/Method") {
 		t.Errorf("for a method without one: %v, want an error that names it", err)
 	}
 }
 
-// A6 #validation-of-retrypolicy: every field that is missing or cannot be meant.
-func TestServiceConfigIsValidated(t *testing.T) {
-	without := func(field string) string {
-		var kept []string
-		for _, part := range strings.Split(goodPolicy, ", ") {
-			if !strings.HasPrefix(part, `"`+field) {
-				kept = append(kept, part)
+// What the reader rejects is an error with the file's name; its own tests have the rest.
+func TestServiceConfigIsRejected(t *testing.T) {
+	for _, tt := range []struct{ config, method, want string }{
+		{"", "", "the service config is empty"},
+		{"{} 7", "", "line 1, column 4: not JSON"},
+		{"{}", "", "there is no retryPolicy or hedgingPolicy in methodConfig"},
+		{"{}", "/a/b", "there is no retryPolicy or hedgingPolicy for the method /a/b"},
+		{configOf(`"maxAttempts": 1`, ""), "", "methodConfig[0].retryPolicy.maxAttempts: 1, want a whole number of at least 2"},
+		{configOf(strings.Replace(goodPolicy, "UNAVAILABLE", "BUSY", 1), ""), "", `methodConfig[0].retryPolicy.retryableStatusCodes[0]: "BUSY" is not a status code`},
+		{configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 2000, "tokenRatio": 1}`), "", "retryThrottling.maxTokens: 2000, want"},
+		{strings.Replace(configOf(goodPolicy, ""), `"name"`, `"names"`, 1), "",
+			"there is no retryPolicy or hedgingPolicy in methodConfig; " +
+				`methodConfig[0]: the key "names" is unknown, so it is ignored; methodConfig[0].name: missing, so the entry applies to no method`},
+		{`{"methodConfig": [{"name": [{}], "retryPolicy": {` + goodPolicy + `}}, {"name": [{"service": "a", "method": "b"}]}]}`, "/a/b",
+			"there is no retryPolicy or hedgingPolicy for the method /a/b"}, // one entry applies
+	} {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(tt.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readPolicy(file, tt.method); err == nil || !strings.HasPrefix(err.Error(), "-policy "+file+": "+tt.want) {
+			t.Errorf("readPolicy of %s for %q = %v, want an error with %q", tt.config, tt.method, err, tt.want)
+		}
+	}
+	if _, err := readPolicy(filepath.Join(t.TempDir(), "none.json"), ""); err == nil || !strings.HasPrefix(err.Error(), "-policy: ") {
+		t.Errorf("readPolicy without a file = %v, want an error that names the flag", err)
+	}
+}
+
+// A6's min(initialBackoff × multiplier^(n-1), maxBackoff), whichever of the two is larger.
+func TestBackoffsOfAServiceConfig(t *testing.T) {
+	for _, tt := range []struct {
+		initial, longest, multiplier string
+		want                         []time.Duration // in the middle of the jitter
+	}{
+		{"1s", "3s", "2", []time.Duration{time.Second, 2 * time.Second, 3 * time.Second}},
+		{"4s", "3s", "2", []time.Duration{3 * time.Second, 3 * time.Second, 3 * time.Second}},
+		{"4s", "9s", "0.5", []time.Duration{4 * time.Second, 2 * time.Second, time.Second}},
+		{"4s", "3s", "0.5", []time.Duration{3 * time.Second, 2 * time.Second, time.Second}},
+	} {
+		config := configOf(fmt.Sprintf(`"maxAttempts": 4, "initialBackoff": %q, "maxBackoff": %q, "backoffMultiplier": %s, "retryableStatusCodes": [14]`,
+			tt.initial, tt.longest, tt.multiplier), "")
+		all, err := policyStrategies(config, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range tt.want {
+			if got := all[0].Policy.Backoff.Delay(i+1, 0, 0.5); got != want {
+				t.Errorf("%s to %s × %s: wait %d is %v, want %v", tt.initial, tt.longest, tt.multiplier, i+1, got, want)
 			}
 		}
-		return configOf(strings.Join(kept, ", "), "")
-	}
-	with := func(field, value string) string {
-		return strings.Replace(without(field), `"retryPolicy": {`, `"retryPolicy": {"`+field+`": `+value+", ", 1)
-	}
-	for _, tt := range []struct{ config, want string }{
-		{"", "not a service config"},
-		{"{} 7", "something follows"},
-		{"{}", "there is no retryPolicy or hedgingPolicy in methodConfig"},
-		{without("maxAttempts"), "methodConfig[0].retryPolicy.maxAttempts is missing"},
-		{with("maxAttempts", "1"), "maxAttempts is 1, want a whole number of at least 2"},
-		{with("maxAttempts", "2.5"), "maxAttempts is 2.5, want a whole number"},
-		{with("maxAttempts", `"4"`), "not a service config"},
-		{without("initialBackoff"), "initialBackoff is missing"},
-		{with("initialBackoff", `"100ms"`), `initialBackoff is "100ms", want seconds above 0`},
-		{with("initialBackoff", `"0s"`), `initialBackoff is "0s", want seconds above 0`},
-		{with("initialBackoff", `"-1s"`), `initialBackoff is "-1s", want seconds above 0`},
-		{without("maxBackoff"), "maxBackoff is missing"},
-		{without("backoffMultiplier"), "backoffMultiplier is missing"},
-		{with("backoffMultiplier", "0"), "backoffMultiplier is 0, want above 0"},
-		{with("backoffMultiplier", "0.5"), "backoffMultiplier is 0.5: this library has no backoff that shrinks"},
-		{without("retryableStatusCodes"), "retryableStatusCodes is missing or empty"},
-		{with("retryableStatusCodes", `[]`), "retryableStatusCodes is missing or empty"},
-		{with("retryableStatusCodes", `["BUSY"]`), "retryableStatusCodes[0]: \"BUSY\" is not a status code"},
-		{with("retryableStatusCodes", `["OK"]`), "retryableStatusCodes[0]: \"OK\" is not a status code that can be retried"},
-		{with("retryableStatusCodes", `[14, 99]`), "retryableStatusCodes[1]: 99 is not a status code"},
-		{configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 10}`), "retryThrottling needs maxTokens and tokenRatio"},
-		{configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 2000, "tokenRatio": 1}`), "maxTokens is 2000"},
-		{strings.Replace(configOf(goodPolicy, ""), `"retryPolicy"`, `"hedgingPolicy": {}, "retryPolicy"`, 1), "a retryPolicy and a hedgingPolicy"},
-		{strings.Replace(configOf(goodPolicy, ""), `[{"service": "shop.Cart"}]`, `[]`, 1), "methodConfig[0].name is missing"},
-	} {
-		if _, err := parseServiceConfig([]byte(tt.config), ""); err == nil || !contains(err.Error(), tt.want) {
-			t.Errorf("parseServiceConfig(%s) = %v, want an error with %q", tt.config, err, tt.want)
+		scenario := smallOutage()
+		scenario.Strategies = all
+		if err := scenario.Check(); err != nil {
+			t.Errorf("%s is accepted and then rejected: %v", config, err)
 		}
 	}
-	shrunk := configOf(strings.Replace(goodPolicy, `"0.1s"`, `"5s"`, 1), "")
-	if got, err := parseServiceConfig([]byte(shrunk), ""); err != nil || got[0].Policy.Backoff.(grpcretry.Exponential).Base != time.Second {
-		t.Errorf("initialBackoff over maxBackoff: %+v, %v; want maxBackoff", got, err)
+}
+
+// OK is the only code: nothing is retried, as in grpc-go.
+func TestServiceConfigThatRetriesNothing(t *testing.T) {
+	all, err := policyStrategies(configOf(strings.Replace(goodPolicy, "UNAVAILABLE", "OK", 1), ""), "")
+	if err != nil || len(all) != 1 || !reflect.DeepEqual(all[0].Policy, grpcretry.Policy{MaxAttempts: 1}) {
+		t.Errorf("strategies %+v, %v; want one with a single attempt", all, err)
 	}
 }
 
@@ -165,11 +171,14 @@ func TestPolicyIsComparedToo(t *testing.T) {
 // Whatever the file says, no panic, and a strategy that can be run.
 func FuzzServiceConfig(f *testing.F) {
 	f.Add(configOf(goodPolicy, ""), "")
+	f.Add(configOf(strings.Replace(goodPolicy, `2, "retry`, `0.5, "retry`, 1), ""), "")
+	f.Add(configOf(`"maxAttempts": 2, "initialBackoff": "9s", "maxBackoff": "1s", "backoffMultiplier": 5e-324, "retryableStatusCodes": ["OK"]`, ""), "")
+	f.Add(configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 0.0010001, "tokenRatio": 1e300}`), "")
 	f.Add(configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}`), "/shop.Cart/Get")
 	f.Add(`{"methodConfig": [{"name": [{}], "hedgingPolicy": {"maxAttempts": 3, "hedgingDelay": "0.1s", "nonFatalStatusCodes": [14]}}]}`, "")
 	f.Add(`{"methodConfig": [{"name": [{}], "retryPolicy": {"retryableStatusCodes": [1e99]}}]}`, "")
 	f.Fuzz(func(t *testing.T, config, method string) {
-		all, err := parseServiceConfig([]byte(config), method)
+		all, err := policyStrategies(config, method)
 		if err != nil {
 			return
 		}
@@ -177,7 +186,7 @@ func FuzzServiceConfig(f *testing.F) {
 			scenario := smallOutage()
 			scenario.Strategies = []sim.Strategy{s}
 			if err := scenario.Check(); err != nil {
-				t.Errorf("%s is accepted and then refused: %v", config, err)
+				t.Errorf("%s is accepted and then rejected: %v", config, err)
 			}
 		}
 	})

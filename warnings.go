@@ -1,0 +1,241 @@
+package grpcretry
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Warnings returns what is doubtful about the Retrier's options, one sentence each, naming the
+// option and the value: a pattern that names no method of the protos that the program links, an
+// attempt timeout that no attempt can meet, a policy that can never retry, and settings that
+// contradict each other. What is plainly wrong is an error from [New] instead. The list is nil if
+// there is nothing to say, and changes with [Retrier.Update]. Each warning is also logged once, at
+// warn level, see [WithLogger].
+//
+// One warning is not about options and stays: a call had an option of go-grpc-middleware's retry
+// package, which is ignored here. The sentence names the method of the first such call.
+func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
+
+// warn logs the warnings that were not logged before.
+func (r *Retrier) warn() {
+	fresh := r.settings.warnings.unlogged()
+	if r.report.log == nil {
+		return
+	}
+	for _, w := range fresh {
+		r.report.log.Warn("grpcretry: " + w)
+	}
+}
+
+// warnings are a Retrier's warnings.
+type warnings struct {
+	mu     sync.Mutex
+	list   []string        // guarded by mu; replaced by each Update
+	calls  []string        // guarded by mu; found in calls
+	logged map[string]bool // guarded by mu
+
+	leftover atomic.Bool // a call had a leftover option, see isLeftover
+}
+
+// maxLoggedWarnings bounds the memory of a program whose Updates name ever new patterns.
+const maxLoggedWarnings = 1000
+
+func (w *warnings) set(list []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.list = list
+}
+
+// maxCallWarnings bounds the memory of warnings that calls cause.
+const maxCallWarnings = 100
+
+// found adds a warning that a call has caused.
+func (w *warnings) found(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.calls) < maxCallWarnings {
+		w.calls = append(w.calls, text)
+	}
+}
+
+func (w *warnings) all() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.both()
+}
+
+// both returns a new list of the warnings about options and of those that calls have caused. The caller
+// holds mu.
+func (w *warnings) both() []string { return append(slices.Clone(w.list), w.calls...) }
+
+// unlogged returns the warnings to log now.
+func (w *warnings) unlogged() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var fresh []string
+	for _, text := range w.both() {
+		if !w.logged[text] && len(w.logged) < maxLoggedWarnings {
+			if w.logged == nil {
+				w.logged = map[string]bool{}
+			}
+			w.logged[text] = true
+			fresh = append(fresh, text)
+		}
+	}
+	return fresh
+}
+
+// warnings returns what is doubtful, in a fixed order.
+func (m *methodPolicies) warnings() []string {
+	all := m.options.unlinkedPatterns()
+	all = append(all, m.options.configWarnings()...)
+	for l := range m.tables {
+		if m.tables[l].all != nil {
+			all = append(all, m.tables[l].warnings(level(l), m.leveled)...)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// unlinkedPatterns warns of WithMethod patterns that name nothing.
+func (o *policyOptions) unlinkedPatterns() []string {
+	var all []string
+	for _, pattern := range slices.Sorted(maps.Keys(o.patterns)) {
+		if name, ok := unknownMethod(pattern); ok {
+			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, nameOf(pattern), name))
+		} else if linkedService(serviceOf(pattern)) == nil {
+			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, nameOf(pattern)))
+		}
+	}
+	return all
+}
+
+// unknownMethod returns a pattern's method if the linked protos have its service, but not the method.
+func unknownMethod(pattern string) (name string, unknown bool) {
+	name = pattern[len(serviceOf(pattern)):]
+	service := linkedService(serviceOf(pattern))
+	return name, name != "" && service != nil && linkedMethod(pattern) == nil
+}
+
+// nameOf returns "pkg.Service" for a pattern.
+func nameOf(pattern string) string { return strings.Trim(serviceOf(pattern), "/") }
+
+// configWarnings warns of a service config's entries. A config may well name services that this
+// program does not link, because other clients use it too.
+func (o *policyOptions) configWarnings() []string {
+	if o.config == nil {
+		return nil
+	}
+	var all []string
+	warn := func(format string, args ...any) {
+		all = append(all, "WithServiceConfig: "+fmt.Sprintf(format, args...))
+	}
+	for _, note := range o.config.read.Notes {
+		warn("%s", note)
+	}
+	for _, m := range o.config.read.Methods {
+		for _, name := range m.Names {
+			if method, unknown := unknownMethod(name); unknown {
+				warn("%s.name: service %s has no method %s", m.Path, nameOf(name), method)
+			}
+			if name == "" && m.Hedging != nil {
+				warn("%s.hedgingPolicy applies to all methods, and not all may be safe to run twice at the same time", m.Path)
+			}
+		}
+	}
+	return all
+}
+
+// warnings warns of a level's policies. What a wider scope was warned of is not repeated.
+func (t *policyTable) warnings(l level, leveled bool) []string {
+	var all []string
+	warn := func(where string, p *policy, wider ...*policy) {
+		if leveled && l != levelUnknown {
+			where += " of level " + l.String()
+		}
+		for _, text := range p.warnings() {
+			known := slices.ContainsFunc(wider, func(w *policy) bool { return slices.Contains(w.warnings(), text) })
+			if !known {
+				all = append(all, where+": "+text)
+			}
+		}
+	}
+	warn("all methods", t.all.policy)
+	for pattern, p := range t.services {
+		warn(pattern, p.policy, t.all.policy)
+	}
+	for pattern, p := range t.methods {
+		wider := []*policy{t.all.policy}
+		if s := t.services[serviceOf(pattern)]; s != nil {
+			wider = append(wider, s.policy)
+		}
+		if !leveled || levelOf(pattern) == l {
+			warn(pattern, p.policy, wider...)
+		}
+	}
+	return all
+}
+
+// shortestAttempt is less than any attempt takes, be it on the loopback interface.
+const shortestAttempt = 50 * time.Microsecond
+
+// warnings returns what is doubtful about a policy.
+func (p *policy) warnings() []string {
+	var all []string
+	warn := func(when bool, format string, args ...any) {
+		if when {
+			all = append(all, fmt.Sprintf(format, args...))
+		}
+	}
+	timeout, limit := p.AttemptTimeout, p.MaxElapsed
+	warn(timeout > 0 && timeout < shortestAttempt, "WithAttemptTimeout is %v, and no attempt takes less than %v", timeout, shortestAttempt)
+	if p.MaxAttempts == 1 && p.hedged == nil {
+		return all
+	}
+	warn(limit > 0 && timeout >= limit,
+		"WithAttemptTimeout is %v, and WithMaxElapsed is %v: no retry can follow an attempt that times out", timeout, limit)
+	warn(p.UnsentOnly && p.Hedging != nil, "WithUnsentOnly is on, so WithHedging has no effect")
+	warn(len(p.Codes) == 0, "no status code is retried")
+	warn(neverAllows(p.Budget), "the budget never allows a retry: %v", p.Budget)
+	if p.hedged != nil {
+		delay, fixed := p.Hedging.Delay.(hedgeAfter)
+		warn(fixed && timeout > 0 && time.Duration(delay) >= timeout,
+			"WithHedging has a delay of %v, and WithAttemptTimeout is %v: no hedge is ever sent", time.Duration(delay), timeout)
+		warn(fixed && limit > 0 && time.Duration(delay) >= limit,
+			"WithHedging has a delay of %v, and WithMaxElapsed is %v: no hedge is ever sent", time.Duration(delay), limit)
+		return all
+	}
+	shortest := min(shortestWait(p.Backoff), shortestWait(p.OverloadBackoff))
+	warn(limit > 0 && shortest >= limit, "WithMaxElapsed is %v, and the backoff waits %v or more: no retry is ever made", limit, shortest)
+	return all
+}
+
+// shortestWait returns the shortest first wait of one of this package's backoffs; 0 for others,
+// because it is not known how they use the random number.
+func shortestWait(b Backoff) time.Duration {
+	switch b.(type) {
+	case Exponential, Decorrelated, Constant:
+		return nextBackoff(b, 1, 0, 0)
+	default:
+		return 0
+	}
+}
+
+// neverAllows reports whether one of this package's budgets is empty from the start and earns nothing.
+func neverAllows(b Budget) bool {
+	if each, ok := b.(*perTarget); ok {
+		settings, isRatio := each.settings.(RatioBudget)
+		return isRatio && settings.isEmpty()
+	}
+	ratio, ok := b.(*ratioBudget)
+	return ok && ratio.settings.isEmpty()
+}
+
+// isEmpty reports whether the settings never allow a retry.
+func (s RatioBudget) isEmpty() bool { return s.Ratio == 0 && s.Reserve < 1 && s.MinPerSecond == 0 }
