@@ -23,7 +23,21 @@ const agreement = 0.05
 var readmePolicies = map[string]sim.Strategy{
 	"-hedge quantile:0.95,5ms..1s": {Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.95, AtLeast: 5 * time.Millisecond, AtMost: time.Second}},
 	"":                             {},
-	"-unsent-only":                 {Policy: grpcretry.Policy{Classifier: unsentOnly}},
+	"-unsent-only":                 {Policy: grpcretry.Policy{UnsentOnly: true}},
+}
+
+func TestReadmePoliciesAreThoseOfTheReadme(t *testing.T) {
+	text := string(read(t, "../../README.md"))
+	for _, want := range []string{
+		"grpcretry.WithUnsentOnly(true),",
+		"WithIdempotencyLevel(descriptorpb.MethodOptions_IDEMPOTENT, grpcretry.WithUnsentOnly(false)),",
+		"WithIdempotencyLevel(descriptorpb.MethodOptions_NO_SIDE_EFFECTS, grpcretry.WithUnsentOnly(false), grpcretry.WithHedging(",
+		"Hedging{Delay: grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second)})),",
+	} {
+		if !contains(text, want) {
+			t.Errorf("the README has no line %q", want)
+		}
+	}
 }
 
 // A pageReader finds figures in a page as it is printed.
@@ -224,7 +238,7 @@ func TestExplainAgreesOnTheLastAttempt(t *testing.T) {
 func TestExplainAgreesOnTheComparison(t *testing.T) {
 	t.Parallel()
 	for args, strategy := range readmePolicies {
-		if strategy.Policy.Classifier != nil {
+		if strategy.Policy.UnsentOnly {
 			continue // there is no comparison
 		}
 		p := pageOf(t, "-layers 1 "+args)
@@ -321,7 +335,7 @@ func TestExplainAgreesOnOutages(t *testing.T) {
 func TestExplainAgreesOnBudgets(t *testing.T) {
 	t.Parallel()
 	for args, strategy := range readmePolicies {
-		if strategy.Policy.Classifier != nil {
+		if strategy.Policy.UnsentOnly {
 			continue // no budget is asked
 		}
 		p := pageOf(t, "-layers 1 "+args)
