@@ -285,6 +285,45 @@ func TestExplainAgreesOnTheComparison(t *testing.T) {
 	}
 }
 
+// The recommended policy keeps its promises with other seeds and a whole fleet.
+func TestExplainRecommendsWhatHolds(t *testing.T) {
+	t.Parallel()
+	if raceDetector {
+		t.Skip("simulated without the race detector, which makes it ten times as slow")
+	}
+	for _, args := range []string{"", "-budget unlimited -jitter none -headroom 10% -processes 40 -deadline 3s"} {
+		e := explanationOf(t, "-layers 1 "+args)
+		r, err := e.recommend(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.found == nil || r.found == r.current {
+			t.Fatalf("herd explain %s recommends nothing else", args)
+		}
+		load := downScenario(12*time.Second, 10*time.Second, codes.Unavailable)
+		load.Groups[0].Deadline, load.Groups[0].Processes = e.deadline, e.processes
+		load.Servers[0].Outages[0].For = 10 * time.Second
+		load.Servers[0].Capacity, load.Servers[0].Queue, load.Servers[0].RejectCost = 1000*(1+e.headroom), 500, 0.3
+		load.Duration = 60 * time.Second
+		down := simulate(t, load, r.found.strategy)
+		attempts, calls := 0, 0
+		for i := 12; i < 22; i++ {
+			attempts += down.Servers[0].Series[i].Offered
+			calls += down.Groups[0].Series[i].Calls
+		}
+		if extra := float64(attempts)/float64(calls) - 1; extra > e.headroom+0.02 {
+			t.Errorf("herd explain %s recommends a policy that adds %.3f of the load in an outage, want at most %.2f", args, extra, e.headroom)
+		}
+		load.Servers[0].Outages[0].Left = 0.3
+		overload := simulate(t, load, r.found.strategy)
+		none := simulate(t, load, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}})
+		if got, want := overload.Summary.Stable, none.Summary.Stable; got < 0 || want >= 0 && got > want+2*time.Second {
+			t.Errorf("herd explain %s recommends a policy that recovers after %v, without retries it takes %v", args, got, want)
+		}
+		t.Logf("%s: saved %.3f, before %.3f; recovered after %v, without retries %v", args, r.found.saved, r.current.saved, overload.Summary.Stable, none.Summary.Stable)
+	}
+}
+
 // Attempts per call in an outage, alone and across layers.
 func TestExplainAgreesOnOutages(t *testing.T) {
 	t.Parallel()

@@ -473,7 +473,7 @@ func (e *explanation) trialTable(all []*trial) [][]string {
 	table := [][]string{{""}, {"calls saved in blips"}, {"extra load in an outage"},
 		{"time to recover after an overload"}, {"p99 of the rescued calls"}, {"longest call that fails"}}
 	if e.strategy.Hedging != nil {
-		table = append(table, []string{"p99 of all calls"})
+		table = append(table, []string{"p99 of all calls"}, []string{"extra load in good times"})
 	}
 	for _, t := range all {
 		cells := []string{t.strategy.Name, percent(t.saved), percent(max(0, t.extra)), settled(t.overload.Summary), rescuedTime(t), "never over"}
@@ -481,7 +481,8 @@ func (e *explanation) trialTable(all []*trial) [][]string {
 			cells[5] = roundTime(t.longest)
 		}
 		if e.strategy.Hedging != nil {
-			cells = append(cells, roundTime(t.calm))
+			good := e.loads(t.outage, int(troubleAt/time.Second)/2, int(troubleAt/time.Second)) - 1
+			cells = append(cells, roundTime(t.calm), percent(max(0, good)))
 		}
 		for i, cell := range cells {
 			table[i] = append(table[i], cell)
