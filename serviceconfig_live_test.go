@@ -299,7 +299,7 @@ func TestACallInItsBackoffKeepsTheChannelsPolicy(t *testing.T) {
 				server := serve(t, always(aborted()))
 				cc, config := server.live(t, 0, configOf(retrying(nameEcho, 3)),
 					append(even(t, WithResolverServiceConfig(true)).DialOptions(), below)...)
-				time.AfterFunc(2*second, func() { config.update(configOf(retrying(nameEcho, 2))) })
+				time.AfterFunc(second/2, func() { config.update(configOf(retrying(nameEcho, 2))) })
 				_ = echoOnce(t.Context(), cc, "unary")
 				wantTimes(t, server, 0, second, 3*second)
 			})
@@ -314,7 +314,7 @@ func TestACallThatTurnsOutNotToBeHedgedKeepsTheChannelsPolicy(t *testing.T) {
 		server := serve(t, always(aborted()))
 		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 3)), append(even(t, WithResolverServiceConfig(true), hedging).DialOptions(),
 			belowUnary(func(_ context.Context, next func(context.Context) error) error { return next(context.Background()) }))...)
-		time.AfterFunc(2*second, func() { config.update(configOf(retrying(nameEcho, 2))) })
+		time.AfterFunc(second/2, func() { config.update(configOf(retrying(nameEcho, 2))) })
 		_ = echoOnce(t.Context(), cc, "unary")
 		wantTimes(t, server, 0, second, 3*second)
 	})
