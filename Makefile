@@ -71,9 +71,10 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
 .PHONY: unit
-unit: gcc ## tests of every module with the race detector, and all studies of the simulator without it
+unit: gcc ## tests of every module with the race detector, and all studies and explanations of the simulator without it
 	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
-		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; } 2>&1 | tee $(BIN)/unit.log
+		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; \
+		echo "[cmd/herd] go test -run Explain ."; go test $(TESTFLAGS) -run Explain .; } 2>&1 | tee $(BIN)/unit.log
 
 .PHONY: random
 random: gcc ## the tests with random draws, with the race detector and as many draws as are meant to be
@@ -151,6 +152,10 @@ restart-docs: ## the same, and write the tables of docs/restart.md again
 herd: $(BIN)/herd ## what retries do to a server that recovers; ARGS="-study budget" and more in docs/herd.md
 	@$(BIN)/herd $(ARGS)
 
+.PHONY: explain
+explain: $(BIN)/herd ## what calls experience under a policy, on one page; ARGS="-policy service-config.json" and more with ARGS=-h
+	@$(BIN)/herd explain $(ARGS)
+
 .PHONY: herd-live
 herd-live: $(BIN)/herd ## the same with real gRPC beside the simulation (one minute)
 	@$(BIN)/herd -live $(ARGS)
@@ -164,6 +169,10 @@ generate: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## make the gene
 	@$(call protoc-into,.)
 	@go run testdata/a6/generate.go -dir testdata/a6
 	@echo "generated proto and testdata/a6"
+
+.PHONY: explain-golden
+explain-golden: ## write the pages in cmd/herd/testdata/explain again
+	@cd cmd/herd && go test -count=1 -run ExplainGolden . -update
 
 .PHONY: flaky
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)

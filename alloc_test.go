@@ -60,6 +60,14 @@ func TestHedgingThatIsNotDueAllocatesNoMore(t *testing.T) {
 	}
 }
 
+// TestUnsentOnlyAllocatesLittle is about the evidence that each attempt carries.
+func TestUnsentOnlyAllocatesLittle(t *testing.T) {
+	intercept := UnaryClientInterceptor(WithUnsentOnly(true))
+	if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, succeed) }); got > 4 {
+		t.Errorf("%v allocations, want at most 4", got)
+	}
+}
+
 // TestHeaderIsNotAskedFor guards three allocations that gRPC makes: for a copy of the
 // header, wherever one is asked for. That of the trailer costs one, and rules need it.
 func TestHeaderIsNotAskedFor(t *testing.T) {

@@ -60,7 +60,7 @@ func TestBackoffFormulas(t *testing.T) {
 		{"none, multiplier 0.5 shrinks: 100·0.25", Exponential{ms(100), ms(900), 0.5, NoJitter}, 3, 0, 0, ms(25)},
 		{"none, multiplier 0.5, in the end 0", Exponential{ms(100), ms(900), 0.5, NoJitter}, 1e6, 0, 0, 0},
 		{"full, multiplier 0.5: 0.5·50", Exponential{ms(100), ms(900), 0.5, FullJitter}, 2, 0, 0.5, ms(25)},
-		// New rejects a Base above Max, but a service config may have one.
+		// New rejects a Base above Max, and a multiplier below 1, but a service config may have both.
 		{"none, base above the cap", Exponential{ms(500), ms(100), 2, NoJitter}, 1, 0, 0, ms(100)},
 		{"none, base above the cap, multiplier 0.5: 500·0.25 is still above", Exponential{ms(500), ms(100), 0.5, NoJitter}, 3, 0, 0, ms(100)},
 		{"none, base above the cap, multiplier 0.5: 500·0.125", Exponential{ms(500), ms(100), 0.5, NoJitter}, 4, 0, 0, ms(62.5)},

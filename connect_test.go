@@ -356,7 +356,8 @@ func (failing) GetRequestMetadata(context.Context, ...string) (map[string]string
 func (failing) RequireTransportSecurity() bool { return false }
 
 // What "reached no server" means, in the release of grpc-go that go.mod names. The code and the
-// words are gRPC's; each row says what we make of them.
+// words are gRPC's; each row says what we make of them. With UnsentOnly gRPC must have refused the
+// attempt itself.
 func TestWhatReachedNoServer(t *testing.T) {
 	refuse := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
 	balance := func(name string, err error) grpc.DialOption {
@@ -366,7 +367,7 @@ func TestWhatReachedNoServer(t *testing.T) {
 	answerItself := func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error {
 		return status.Error(codes.Unavailable, "circuit open")
 	}
-	const waits, plain, final = "waits for a connection", "counts like any other", "is final"
+	const waits, plain, final, ran = "waits for a connection", "counts like any other", "is final", "may have run"
 	for _, tt := range []struct {
 		name      string
 		dial      []grpc.DialOption
@@ -375,6 +376,7 @@ func TestWhatReachedNoServer(t *testing.T) {
 		call      []grpc.CallOption
 		words     string // part of gRPC's message
 		want      string
+		once      string // with UnsentOnly; empty if that makes no difference
 	}{
 		{name: "dial refused", dial: []grpc.DialOption{refuse}, words: "error while dialing", want: waits},
 		{name: "name not resolved", target: "unresolved:///x", words: "no such host", want: waits},
@@ -385,10 +387,10 @@ func TestWhatReachedNoServer(t *testing.T) {
 			words: "error while dialing", want: waits},
 		{name: "no addresses", target: "empty:///x", words: "produced zero addresses", want: waits},
 		{name: "an interceptor below, on an idle channel", dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(answerItself)},
-			words: "circuit open", want: plain},
+			words: "circuit open", want: plain, once: ran},
 		{name: "an interceptor below, with a connection", dial: []grpc.DialOption{grpc.WithChainUnaryInterceptor(answerItself)},
 			connected: true,
-			words:     "circuit open", want: plain},
+			words:     "circuit open", want: plain, once: ran},
 		{name: "per-RPC credentials fail", call: []grpc.CallOption{grpc.PerRPCCredentials(failing{})}, connected: true,
 			words: "no token", want: plain},
 		{name: "dropped as by xDS", dial: []grpc.DialOption{balance("drops_xds", status.Error(codes.Unavailable, "RPC is dropped"))},
@@ -404,7 +406,7 @@ func TestWhatReachedNoServer(t *testing.T) {
 		{name: "a picker that fails with a connection", dial: []grpc.DialOption{balance("fails", errors.New("no subset"))}, connected: true,
 			words: "no subset", want: plain},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		check := func(t *testing.T, want string, opts ...Option) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, always(ok()))
 				unresolved := manual.NewBuilderWithScheme("unresolved")
@@ -414,7 +416,7 @@ func TestWhatReachedNoServer(t *testing.T) {
 				empty := manual.NewBuilderWithScheme("empty")
 				empty.InitialState(resolver.State{})
 				budget := &tally{}
-				dial := append(DialOptions(WithBackoff(Constant(second)), WithBudget(budget)), redials,
+				dial := append(DialOptions(append(opts, WithBackoff(Constant(second)), WithBudget(budget))...), redials,
 					grpc.WithResolvers(unresolved, empty))
 				cc := server.connTo(t, orDefault(tt.target, "passthrough:///echo"), append(dial, tt.dial...)...)
 				if tt.connected {
@@ -430,17 +432,21 @@ func TestWhatReachedNoServer(t *testing.T) {
 				switch {
 				case e == nil && budget.counts == counts{told: [4]int{Ignored: 1}, highest: 1}:
 					got = final
+				case e == nil && budget.counts == counts{told: [4]int{Failed: 1}, highest: 1}:
+					got = ran
 				case e != nil && e.Attempts[0].Unsent && e.Attempts[0].Peer == nil:
 					got = waits
 				case e != nil && budget.withdrawn == 3 && budget.told[Failed] == 4:
 					got = plain
 				}
-				if got != tt.want || status.Code(err) != codes.Unavailable || !strings.Contains(strings.ToLower(err.Error()), tt.words) {
+				if got != want || status.Code(err) != codes.Unavailable || !strings.Contains(strings.ToLower(err.Error()), tt.words) {
 					t.Errorf("err = %v, budget %+v: such an attempt %q, want one that says %q and %q", err, budget.counts, got,
-						tt.words, tt.want)
+						tt.words, want)
 				}
 			})
-		})
+		}
+		t.Run(tt.name, func(t *testing.T) { check(t, tt.want) })
+		t.Run(tt.name+", with UnsentOnly", func(t *testing.T) { check(t, orDefault(tt.once, tt.want), WithUnsentOnly(true)) })
 	}
 }
 

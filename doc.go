@@ -40,10 +40,10 @@
 // A first attempt is never delayed, and a slow attempt is never cut unless another one takes its
 // place or the call has no deadline. Nothing is logged without a logger ([WithLogger]).
 //
-// UNAVAILABLE does not prove that the server did nothing. Turn retries off for methods that must
-// not run twice:
+// UNAVAILABLE does not prove that the server did nothing. For methods that must not run twice, turn
+// retries off with [Disable], or restrict them to attempts that certainly reached no server:
 //
-//	grpcretry.WithMethod("/pkg.Service/Charge", grpcretry.Disable())
+//	grpcretry.WithMethod("/pkg.Service/Charge", grpcretry.WithUnsentOnly(true))
 //
 // # Streams
 //
@@ -76,7 +76,12 @@
 // Pass [Option] values to [New], or to one of its shorthands [DialOptions],
 // [UnaryClientInterceptor] and [StreamClientInterceptor]. Options that control how calls are
 // retried are of type [CallOption]: they can also be passed to [WithMethod] or, as a
-// [grpc.CallOption], to a single call. The narrower scope wins, then the later option.
+// [grpc.CallOption], to a single call. [WithIdempotencyLevel] applies them to the methods whose proto
+// declares a level. The narrower scope wins, then the later option.
+//
+// Policies may also come from a service config ([WithServiceConfig]), or from the one that the
+// channel's resolver delivers ([WithResolverServiceConfig]). [Retrier.Update] changes policies
+// while calls run, and [Retrier.Warnings] lists what is doubtful about them.
 //
 // For methods that may run twice at the same time, [WithHedging] sends a second attempt if the
 // first is slow. It is off unless you name a method.
@@ -99,8 +104,8 @@
 // # Other retries
 //
 // gRPC's built-in retries, those of a service config, are off with [DialOptions]. If they are on,
-// methods with a retryPolicy in the service config are left to gRPC. Retry policies delivered by
-// xDS are invisible to this package, so use DialOptions with xDS. gRPC's transparent retries, of
+// methods with a retryPolicy in the service config are left to gRPC, unless
+// [WithResolverServiceConfig] makes that policy ours. Retry policies delivered by xDS are invisible to this package, so use DialOptions with xDS. gRPC's transparent retries, of
 // requests that no server has seen, stay on and are not counted. If this package's interceptor is
 // chained twice, only the outer one retries.
 //

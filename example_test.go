@@ -84,7 +84,7 @@ func (s *flakyServer) Collect(stream grpc.ClientStreamingServer[echov1.EchoReque
 func unavailable(context.Context) error { return status.Error(codes.Unavailable, "db-down") }
 
 // dial starts the server and returns a client for it, and a function that stops both.
-func dial(server *flakyServer, opts ...grpc.DialOption) (echov1.EchoServiceClient, func()) {
+func dial(server echov1.EchoServiceServer, opts ...grpc.DialOption) (echov1.EchoServiceClient, func()) {
 	listener := bufconn.Listen(1 << 16)
 	s := grpc.NewServer()
 	echov1.RegisterEchoServiceServer(s, server)
@@ -177,6 +177,40 @@ func ExampleDisable() {
 	_, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}, grpcretry.Disable())
 	fmt.Println(err)
 	// Output: rpc error: code = Unavailable desc = db-down
+}
+
+// flakyTokens are credentials that cannot be had for a while.
+type flakyTokens struct{ failures int }
+
+func (f *flakyTokens) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if f.failures--; f.failures >= 0 {
+		return nil, status.Error(codes.Unavailable, "no token")
+	}
+	return nil, nil
+}
+
+func (*flakyTokens) RequireTransportSecurity() bool { return false }
+
+// A method that must not run twice is retried while nothing has been sent. When the server has
+// failed, it may have run the method, and nobody but the server can say that another attempt is
+// safe.
+func ExampleWithUnsentOnly() {
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable}, grpcretry.DialOptions(fast,
+		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithUnsentOnly(true)))...)
+	defer stop()
+
+	for range 2 {
+		tokens := grpc.PerRPCCredentials(&flakyTokens{failures: 1})
+		reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}, tokens)
+		if failed := (*grpcretry.Error)(nil); errors.As(err, &failed) {
+			fmt.Println(grpcretry.ReasonName(failed.Reason), "in attempt", len(failed.Attempts))
+			continue
+		}
+		fmt.Println(reply.GetMessage(), err)
+	}
+	// Output:
+	// may_have_run in attempt 2
+	// hello, attempt 2 <nil>
 }
 
 // Here INTERNAL is retried only if the server reports a failover.

@@ -54,7 +54,7 @@ const defaultHedgedAttempts = 2
 // Two kinds of calls are not hedged either, but retried: those whose reply is not a pointer, so
 // that no second reply can be made, and streams of methods with a client stream. [New] rejects
 // the ones that it can know about, and [WithLogger] logs a warning, once for each method.
-// [Disable] and a narrower WithMaxAttempts(1) turn hedging off too.
+// [Disable], a narrower WithMaxAttempts(1) and [WithUnsentOnly] turn hedging off too.
 //
 // Below the interceptor the attempts of a call run at the same time, all but the first on
 // goroutines of their own: interceptors chained there must be safe for that. Observers and

@@ -42,6 +42,7 @@ var drawCounts = []struct {
 	{"programs.count", 20_000, 200},
 	{"streams.cancelled", 500, 50},
 	{"streams.sequences", 2000, 50},
+	{"unsent.calls", 50_000, 100},
 }
 
 // setDrawCounts sets the flags that the command line has not set.

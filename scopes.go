@@ -87,7 +87,7 @@ type policyOptions struct {
 	configUpdate int             // the number of the Update that it comes from
 	fromChannel  bool            // WithResolverServiceConfig
 
-	// off is the number of the Update that turned everything off; 0 if none did. Options of
+	// off is the number of the Update that turned everything off; 0 if everything is on. Options of
 	// narrower scopes that are older do not turn it on again.
 	off int
 }
@@ -98,18 +98,22 @@ func (o *policyOptions) clone() policyOptions {
 	return c
 }
 
-// addForAll adds an option for all methods. In an Update, Disable reaches the narrower scopes as
-// well, until a later Update turns retries or hedging on for all methods.
+// addForAll adds an option for all methods. In an Update, Disable is a switch that reaches the
+// narrower scopes as well, until a later Update turns retries or hedging on for all methods.
 func (o *policyOptions) addForAll(opt *callOption, update int) {
-	o.all = o.all.with(opt, update)
-	for _, one := range append(slices.Clip(opt.parts), opt) {
-		switch {
-		case one.name == nameOff && update > 0:
-			o.off = update
-		case one.turnsOn():
-			o.off = 0
+	switch {
+	case opt.set == nil:
+		for _, part := range opt.parts {
+			o.addForAll(part, update)
 		}
+		return
+	case opt.name == nameOff && update > 0:
+		o.off = update
+		return
+	case opt.turnsOn():
+		o.off = 0
 	}
+	o.all = o.all.with(opt, update)
 }
 
 // addFor adds the options for the methods of a pattern.
@@ -149,13 +153,16 @@ func (o *policyOptions) scopesOf(l level, service, method string) *scopes {
 // resolve applies the scopes, from the widest to the narrowest, then the call's own options, and
 // fills in the defaults.
 func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption) *policy {
-	p := &policy{budgetScope: scopeAll, overGRPC: o.config != nil || o.fromChannel}
+	p := &policy{budgetScope: scopeAll}
 	for r := range s {
 		p.within(s[r].name, func() {
 			for _, opt := range s[r].opts {
 				if rank(r) == rankAll || opt.update >= o.off || !opt.turnsOn() {
 					opt.set(&p.Policy)
 				}
+			}
+			if rank(r) == rankAll && o.off > 0 {
+				p.setMaxAttempts(1)
 			}
 		})
 	}
@@ -164,6 +171,7 @@ func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption)
 			opt.applyTo(&p.Policy)
 		}
 	})
+	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly
 	p.fillDefaults(fallback)
 	return p
 }

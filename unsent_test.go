@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -386,10 +387,13 @@ func TestWithoutItsOptionsAnAttemptMayHaveRun(t *testing.T) {
 			link, cc := server.linked(t, append(DialOptions(unsentOnly), grpc.WithChainUnaryInterceptor(dropping))...)
 			link.cut()
 			synctest.Wait()
-			budget := WithBudget(&tally{})
-			err := cc.Invoke(t.Context(), echoMethod, request(), new(echov1.EchoResponse), budget)
+			budget := &tally{}
+			err := cc.Invoke(t.Context(), echoMethod, request(), new(echov1.EchoResponse), WithBudget(budget))
 			if status.Code(err) != codes.Unavailable || reasonOf(err) != nil {
 				t.Errorf("err = %v, want gRPC's own UNAVAILABLE", err)
+			}
+			if want := (counts{told: [4]int{Failed: 1}, highest: 1}); budget.counts != want {
+				t.Errorf("budget is %+v, want %+v", budget.counts, want)
 			}
 		})
 	})
@@ -552,6 +556,126 @@ func (s speechless) ClientHandshake(ctx context.Context, name string, conn net.C
 	return conn, nil, err
 }
 func (s speechless) Clone() credentials.TransportCredentials { return s }
+
+// A frameServer speaks just enough HTTP/2 to treat streams as gRPC's own server does not: what it does
+// with stream n of all its connections is in its script.
+type frameServer struct {
+	script []frameStep
+
+	mu      sync.Mutex
+	streams int // guarded by mu; seen so far
+}
+
+// A frameStep is what the server does with a stream.
+type frameStep func(conn net.Conn, stream uint32)
+
+// The types of frames, and error codes.
+const (
+	frameHeaders, frameReset, frameSettings, frameGoAway = 1, 3, 4, 7
+	refusedStream, cancelStream, enhanceYourCalm         = 7, 8, 11
+)
+
+func (s *frameServer) serve(conn net.Conn) {
+	defer conn.Close()
+	preface := make([]byte, len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+	if _, err := io.ReadFull(conn, preface); err != nil {
+		return
+	}
+	writeFrame(conn, frameSettings, 0, 0, nil)
+	head := make([]byte, 9)
+	for {
+		if _, err := io.ReadFull(conn, head); err != nil {
+			return
+		}
+		length := int64(head[0])<<16 | int64(head[1])<<8 | int64(head[2])
+		if _, err := io.CopyN(io.Discard, conn, length); err != nil {
+			return
+		}
+		switch {
+		case head[3] == frameSettings && head[4] == 0:
+			writeFrame(conn, frameSettings, 1, 0, nil) // the acknowledgement
+		case head[3] == frameHeaders:
+			s.act(conn, binary.BigEndian.Uint32(head[5:]))
+		}
+	}
+}
+
+func (s *frameServer) act(conn net.Conn, stream uint32) {
+	s.mu.Lock()
+	s.streams++
+	n := s.streams
+	s.mu.Unlock()
+	if n > len(s.script) { // one too many
+		n = len(s.script)
+	}
+	s.script[n-1](conn, stream)
+}
+
+func (s *frameServer) seen() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.streams
+}
+
+func writeFrame(conn net.Conn, kind, flags byte, stream uint32, payload []byte) {
+	frame := append(binary.BigEndian.AppendUint32([]byte{0, 0, byte(len(payload)), kind, flags}, stream), payload...)
+	_, _ = conn.Write(frame)
+}
+
+// reset ends a stream with an error code.
+func reset(code uint32) frameStep {
+	return func(conn net.Conn, stream uint32) {
+		writeFrame(conn, frameReset, 0, stream, binary.BigEndian.AppendUint32(nil, code))
+	}
+}
+
+// goAway says that no stream was processed.
+func goAway(conn net.Conn, _ uint32) { writeFrame(conn, frameGoAway, 0, 0, make([]byte, 8)) }
+
+func hangUp(conn net.Conn, _ uint32) { conn.Close() }
+
+// gRPC itself repeats a request, once, that a server has refused to process. Whether the second was
+// refused as well is not known to an interceptor.
+func TestGRPCRepeatsWhatWasNotProcessed(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script []frameStep
+		want   int // streams
+		code   codes.Code
+	}{
+		{"refused twice", []frameStep{reset(refusedStream), reset(refusedStream)}, 2, codes.Unavailable},
+		{"refused, then cancelled", []frameStep{reset(refusedStream), reset(cancelStream)}, 2, codes.Canceled},
+		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, codes.Unavailable},
+		{"GOAWAY, then the connection is lost", []frameStep{goAway, hangUp}, 2, codes.Unavailable},
+		{"the connection is lost", []frameStep{hangUp}, 1, codes.Unavailable},
+		{"ENHANCE_YOUR_CALM", []frameStep{reset(enhanceYourCalm)}, 1, codes.ResourceExhausted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+				server := &frameServer{script: tt.script}
+				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
+				cc, err := grpc.NewClient("passthrough:///frames", append(DialOptions(unsentOnly, retry), redials,
+					grpc.WithTransportCredentials(insecure.NewCredentials()),
+					grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+						ours, theirs := net.Pipe()
+						go server.serve(theirs)
+						return ours, nil
+					}))...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer cc.Close()
+				err = call(t.Context(), cc)
+				if status.Code(err) != tt.code || reasonOf(err) != nil {
+					t.Errorf("err = %v, want gRPC's own %v", err, tt.code)
+				}
+				if got := server.seen(); got != tt.want {
+					t.Errorf("the server saw %d streams, want %d", got, tt.want)
+				}
+			})
+		})
+	}
+}
 
 // An attempt in flight is not replaced. Without a deadline it is cut, and then judged.
 func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
@@ -755,4 +879,19 @@ func TestPlanOfUnsentOnlyReplacesNoAttempt(t *testing.T) {
 			cancel()
 		}
 	}
+}
+
+// gRPC's own retries would not ask whether a method may run twice, so such a method is not left to
+// them.
+func TestUnsentOnlyIsNotLeftToGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		client := echov1.NewEchoServiceClient(server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy),
+			grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithUnsentOnly(true)))))
+		for range 2 { // the first on a fresh channel
+			_, err := client.Echo(t.Context(), request())
+			wantUntouched(t, err, codes.Unavailable, "db-down")
+		}
+		wantTimes(t, server, 0, 0)
+	})
 }

@@ -27,9 +27,9 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // and calls in flight none of them. The cost to a call is one atomic load.
 //
 // During an incident, Update([Disable]()) turns retries and hedging off for every method, whatever
-// older options of narrower scopes say; only options of single calls, and options for narrower
-// scopes in the same Update or a later one, turn them on. A later Update with
-// [WithMaxAttempts] or [WithHedging] for all methods puts those older options into effect again.
+// older options say; only options of single calls, and options for narrower scopes in the same
+// Update or a later one, turn them on. A later Update with [WithMaxAttempts] or [WithHedging] for
+// all methods puts the older options into effect again, except the one that it replaces.
 //
 // State outlives an Update if its settings are the same: the default budgets; a budget that is
 // passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and

@@ -148,6 +148,24 @@ func TestUpdateDisableReachesEveryScope(t *testing.T) {
 
 const steady50ms = Constant(50 * time.Millisecond)
 
+// What was on for all methods comes back, too.
+func TestUpdateDisableForgetsNothing(t *testing.T) {
+	h := Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}
+	r := retrierOf(t, WithHedging(h), WithMaxAttempts(5))
+	update(t, r, Disable())
+	if p := r.Policy(echoMethod); p.MaxAttempts != 1 || p.Hedging != nil {
+		t.Errorf("off: %d attempts and hedging %v", p.MaxAttempts, p.Hedging)
+	}
+	update(t, r, WithMaxAttempts(3))
+	if p := r.Policy(echoMethod); p.MaxAttempts != 3 || p.Hedging == nil || p.Hedging.Delay != h.Delay {
+		t.Errorf("on again: %d attempts and hedging %v, want 3 and the old one", p.MaxAttempts, p.Hedging)
+	}
+	update(t, r, Disable(), WithMaxAttempts(2))
+	if p := r.Policy(echoMethod); p.MaxAttempts != 2 || p.Hedging == nil {
+		t.Errorf("off and on in one Update: %d attempts and hedging %v, want 2 and the old one", p.MaxAttempts, p.Hedging)
+	}
+}
+
 // New has no such rule: there, Disable for all methods leaves those with options of their own on.
 func TestNewDisableLeavesNarrowerScopesOn(t *testing.T) {
 	r := retrierOf(t, WithMethod(echoMethod, WithMaxAttempts(5)), Disable())

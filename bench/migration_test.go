@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -41,10 +43,11 @@ func (s *told) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoR
 	return &echov1.EchoResponse{Payload: make([]byte, req.GetSequence())}, nil
 }
 
-// Expand sends two messages, then fails. The sixth stream succeeds.
+// Expand answers like Echo, or sends two messages and then fails. The sixth stream succeeds.
 func (s *told) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
-	if s.attempts.Add(1) == 6 {
-		return nil
+	n := s.attempts.Add(1)
+	if err := s.answer(stream.Context(), n); err != nil || n == 6 {
+		return err
 	}
 	return errors.Join(stream.Send(&echov1.EchoResponse{}), stream.Send(&echov1.EchoResponse{}), errDown)
 }
@@ -239,6 +242,22 @@ func TestMigrationFromMiddleware(t *testing.T) {
 		{name: "on top of a service config", answer: failing(errDown),
 			before: append(fromMiddleware(retry.WithMax(2)), serviceConfig(atOnce, "")...), was: seen{8, ms(10), codes.Unavailable},
 			after: append(to(grpcretry.WithMaxAttempts(2)), serviceConfig(atOnce, "")...), is: seen{2, ms(10), codes.Unavailable}},
+		{name: "what decides beside the codes", answer: failing(errDown),
+			before: fromMiddleware(retry.WithMax(2), retry.WithRetriable(func(error) bool { return true }), retry.WithCodes(codes.NotFound)),
+			was:    seen{1, 0, codes.Unavailable},
+			after: to(grpcretry.WithMaxAttempts(2), grpcretry.WithCodes(codes.NotFound),
+				grpcretry.WithClassifier(func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Retry })),
+			is: seen{2, ms(10), codes.Unavailable}},
+		{name: "a server stream that is stuck", answer: isStuck,
+			call: func(ctx context.Context, client echov1.EchoServiceClient) error {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				return receiveAll(ctx, client)
+			},
+			before: fromMiddleware(retry.WithMax(2), retry.WithPerRetryTimeout(ms(100))), was: seen{1, time.Second, codes.DeadlineExceeded},
+			after: to(grpcretry.WithMaxAttempts(2), grpcretry.WithAttemptTimeout(ms(100))), is: seen{2, time.Second, codes.DeadlineExceeded},
+			kept: to(grpcretry.WithMaxAttempts(2), grpcretry.WithAttemptTimeout(ms(100)),
+				grpcretry.WithMethod(echov1.EchoService_Expand_FullMethodName, grpcretry.WithAttemptTimeout(0)))},
 		{name: "a server stream that fails after two messages", answer: failing(nil), call: receiveAll,
 			before: fromMiddleware(retry.WithMax(3)), was: seen{6, ms(50), codes.OK}, // the number starts again with each message
 			after: to(grpcretry.WithMaxAttempts(3)), is: seen{1, 0, codes.Unavailable}},
@@ -274,6 +293,7 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 		"maxAttempts": 2, "initialBackoff": "0.000001s", "maxBackoff": "0.000001s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
 	const hedging = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}], "hedgingPolicy": {
 		"maxAttempts": 2, "hedgingDelay": "1s"}}]}`
+	const timeout = `{"methodConfig": [{"name": [{}], "timeout": "2s"}]}`
 	throttled := config(2, `, "retryThrottling": {"maxTokens": 6, "tokenRatio": 0.1}`)
 	large := func(ctx context.Context, client echov1.EchoServiceClient) error {
 		return second(client.Echo(ctx, &echov1.EchoRequest{Payload: make([]byte, 300<<10)}))
@@ -353,6 +373,9 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 			before: withServiceConfig(hedging), was: seen{12, 10 * time.Second, codes.DeadlineExceeded},
 			after: read(hedging), is: seen{13, time.Second, codes.OK},
 			kept: read(hedging, grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.Disable()))},
+		{name: "timeout", answer: isStuck,
+			before: withServiceConfig(timeout), was: seen{1, 2 * time.Second, codes.DeadlineExceeded},
+			after: append(read(timeout), withServiceConfig(timeout)...), is: seen{1, 2 * time.Second, codes.DeadlineExceeded}},
 		{name: "left to gRPC", answer: failing(errDown),
 			before: withServiceConfig(config(2, "")), was: seen{2, 0, codes.Unavailable},
 			after: append(withServiceConfig(config(2, "")), grpc.WithChainUnaryInterceptor(grpcretry.UnaryClientInterceptor())),
@@ -364,6 +387,43 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 	} {
 		r.round = time.Second // jitter hardly counts then
 		r.run(t)
+	}
+}
+
+// grpc-go starts a new throttle whenever the resolver sends a config, even the same one.
+func TestMigrationOfTheThrottle(t *testing.T) {
+	throttled := fmt.Sprintf(policyConfig, 2, "0.000001s", "0.000001s", 1, `, "retryThrottling": {"maxTokens": 6, "tokenRatio": 0.1}`)
+	for name, tt := range map[string]struct {
+		dial []grpc.DialOption
+		want []int64 // attempts of ten calls, before and after the update
+	}{
+		"grpc-go":           {nil, []int64{11, 11}},
+		"WithServiceConfig": {grpcretry.DialOptions(grpcretry.WithServiceConfig(throttled)), []int64{11, 10}},
+		"WithResolverServiceConfig": {grpcretry.DialOptions(grpcretry.WithResolverServiceConfig(true),
+			grpcretry.WithServiceConfig(throttled)), []int64{11, 10}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := &told{answer: failing(errDown)}
+				builder := manual.NewBuilderWithScheme("told")
+				builder.InitialState(resolver.State{Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: "echo"}}}}})
+				cc := connect(t, "told:///echo", append(tt.dial, grpc.WithResolvers(builder), serve(t, server))...)
+				for i, want := range tt.want {
+					builder.UpdateState(resolver.State{
+						Endpoints:     []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: "echo"}}}},
+						ServiceConfig: builder.CC().ParseServiceConfig(throttled),
+					})
+					synctest.Wait()
+					before := server.attempts.Load()
+					if err := tenTimes(t.Context(), echov1.NewEchoServiceClient(cc)); status.Code(err) != codes.Unavailable {
+						t.Error(err)
+					}
+					if got := server.attempts.Load() - before; got != want {
+						t.Errorf("after config %d, the server saw %d attempts of ten calls, want %d", i+1, got, want)
+					}
+				}
+			})
+		})
 	}
 }
 

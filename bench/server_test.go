@@ -132,6 +132,12 @@ func dialBufconn(tb testing.TB, opts ...grpc.DialOption) *grpc.ClientConn {
 
 func dialServer(tb testing.TB, s echov1.EchoServiceServer, opts ...grpc.DialOption) *grpc.ClientConn {
 	tb.Helper()
+	return connect(tb, "passthrough:///echo", append(opts, serve(tb, s))...)
+}
+
+// serve starts a server and returns the option that connects to it.
+func serve(tb testing.TB, s echov1.EchoServiceServer) grpc.DialOption {
+	tb.Helper()
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer()
 	echov1.RegisterEchoServiceServer(g, s)
@@ -141,8 +147,7 @@ func dialServer(tb testing.TB, s echov1.EchoServiceServer, opts ...grpc.DialOpti
 		_ = g.Serve(listener) // ends with Stop
 	}()
 	tb.Cleanup(func() { g.Stop(); <-served })
-	return connect(tb, "passthrough:///echo", append(opts,
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+	return grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })
 }
 
 // dialTCP connects over loopback to the server process, which all share.

@@ -97,6 +97,7 @@ func TestPolicyInWords(t *testing.T) {
 			grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Minute, Multiplier: 1.5, Jitter: grpcretry.NoJitter}),
 			grpcretry.WithMaxServerDelay(-1), grpcretry.WithAttemptTimeout(300 * time.Millisecond), grpcretry.WithMaxElapsed(time.Minute),
 			grpcretry.WithBufferLimit(0), grpcretry.WithCommitOnHeaders(true), grpcretry.WithBudget(throttle), grpcretry.WithConnectWait(0),
+			grpcretry.WithUnsentOnly(true),
 		}, []string{
 			"up to 7 attempts, retried after CANCELLED or ABORTED",
 			"a classifier of this program is asked before the codes",
@@ -107,11 +108,12 @@ func TestPolicyInWords(t *testing.T) {
 			"no attempt starts later than 1 min after the call",
 			"streams pass through without retries",
 			"no retry once response headers have come",
+			"no retry of what may have run, unless the server asks for it, and no hedging",
 			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
-		{"a backoff that shrinks", []grpcretry.Option{grpcretry.WithBackoff(
-			grpcretry.Exponential{Base: 4 * time.Second, Max: time.Minute, Multiplier: 0.5, Jitter: grpcretry.ProportionalJitter})}, []string{
-			"up to 4 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
+		{"a service config whose backoff shrinks", []grpcretry.Option{grpcretry.WithServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
+			"maxAttempts": 4, "initialBackoff": "4s", "maxBackoff": "60s", "backoffMultiplier": 0.5, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`)}, []string{
+			"up to 4 attempts, retried after UNAVAILABLE",
 			"wait: 4 s, then 0.5 times the last, at most 1 min, proportional jitter",
 			"waits that the server asks for: up to 5 min",
 			"a call waits for a connection: up to 10 s",

@@ -24,19 +24,20 @@ type snippet struct {
 
 // packages are those that snippets may use, by the names that they use.
 var packages = map[string]string{
-	"attemptspan": "github.com/grpcretry/grpcretry/attemptspan",
-	"codes":       "google.golang.org/grpc/codes",
-	"context":     "context",
-	"debug":       "github.com/grpcretry/grpcretry/debug",
-	"errors":      "errors",
-	"grpc":        "google.golang.org/grpc",
-	"grpcretry":   "github.com/grpcretry/grpcretry",
-	"log":         "log",
-	"otelgrpc":    "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc",
-	"slog":        "log/slog",
-	"status":      "google.golang.org/grpc/status",
-	"time":        "time",
-	"tracesdk":    "go.opentelemetry.io/otel/sdk/trace",
+	"attemptspan":  "github.com/grpcretry/grpcretry/attemptspan",
+	"codes":        "google.golang.org/grpc/codes",
+	"context":      "context",
+	"debug":        "github.com/grpcretry/grpcretry/debug",
+	"descriptorpb": "google.golang.org/protobuf/types/descriptorpb",
+	"errors":       "errors",
+	"grpc":         "google.golang.org/grpc",
+	"grpcretry":    "github.com/grpcretry/grpcretry",
+	"log":          "log",
+	"otelgrpc":     "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc",
+	"slog":         "log/slog",
+	"status":       "google.golang.org/grpc/status",
+	"time":         "time",
+	"tracesdk":     "go.opentelemetry.io/otel/sdk/trace",
 }
 
 // The Go code of the README, of the package's documentation and of the pages in docs builds,

@@ -40,8 +40,16 @@ type question struct {
 	latency   sim.Distribution
 	seed      uint64
 
+	effort effort
+
 	method  string   // as the command line names it; "" for a placeholder
 	asGiven []string // the command line, for the foot of the page
+}
+
+// An effort says how much is simulated.
+type effort struct {
+	rate    float64 // about the calls per second of the simulated processes together
+	stories int     // calls with drawn random numbers
 }
 
 // explainOptions are the settings of a command line of "herd explain".
@@ -95,7 +103,7 @@ func (o *explainOptions) do(ctx context.Context, stdout io.Writer) error {
 
 // parseExplain reads the command line. It prints its errors to stderr before it returns them.
 func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
-	o := &explainOptions{question: question{asGiven: args}}
+	o := &explainOptions{question: question{asGiven: args, effort: effort{rate: 200, stories: 4000}}}
 	latency, headroom := "lognormal:20ms±20ms", "25%"
 	flags := flag.NewFlagSet("herd explain", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -195,6 +203,8 @@ func (o *explainOptions) check(latency, headroom string) (err error) {
 		return fmt.Errorf("-rate %v: want 0.01 to 10,000,000 calls per second", o.rate)
 	case o.processes < 1 || o.processes > 1_000_000:
 		return fmt.Errorf("-processes %d: want 1 to 1,000,000", o.processes)
+	case o.each() > 100_000:
+		return fmt.Errorf("-rate %v -processes %d: want at most 100,000 calls per second of each process", o.rate, o.processes)
 	case o.deadline < 0 || o.deadline > 24*time.Hour:
 		return fmt.Errorf("-deadline %v: want 0 (none) to 24h", o.deadline)
 	case o.layers < 1 || o.layers > 5:
@@ -295,7 +305,11 @@ func (q *question) explain(ctx context.Context) (*explainPage, error) {
 	if err != nil {
 		return nil, err
 	}
-	page := &explainPage{Title: "What calls experience under this policy", Command: commandLine(q.asGiven)}
+	calls := "calls"
+	if q.method != "" {
+		calls += " to " + q.method
+	}
+	page := &explainPage{Title: fmt.Sprintf("What %s experience under this policy", calls), Command: commandLine(q.asGiven)}
 	for _, add := range []func(context.Context) (explainSection, error){
 		e.words, e.timelines, e.outage, e.allowance, e.warnings, e.recommendation,
 	} {
@@ -329,12 +343,13 @@ func commandLine(args []string) string {
 // An explanation holds what the sections of the page share.
 type explanation struct {
 	*question
-	policy  grpcretry.Policy // with every default filled in
-	hedges  time.Duration    // the delay between attempts, in good times; -1 if calls are not hedged
-	calm    *sim.Result      // good times
-	stories []failureStories // by the kind of failure
-	outages []outageFigures  // by the number of layers, from 1
-	budget  budgetFigures
+	policy   grpcretry.Policy // with every default filled in
+	hedges   time.Duration    // the delay between attempts, in good times; -1 if calls are not hedged
+	calm     *sim.Result      // good times
+	unhedged *sim.Result      // the same without hedging; nil if calls are not hedged
+	stories  []failureStories // by the kind of failure
+	outages  []outageFigures  // by the number of layers, from 1
+	budget   budgetFigures
 }
 
 func newExplanation(ctx context.Context, q *question) (*explanation, error) {
@@ -357,11 +372,11 @@ func newExplanation(ctx context.Context, q *question) (*explanation, error) {
 
 // method is the foot of the page.
 func (e *explanation) method() explainSection {
-	rate, processes := e.fleet(mostSimulated)
+	rate, simulated := e.fleet(e.effort.rate)
 	text := "Timelines and budgets are decisions of the library's own engine; everything else is simulated on it, with fixed random numbers (-seed). "
-	if processes < e.processes {
-		text += fmt.Sprintf("Simulated are %s of the %s processes with their share of the calls, %s/s. ",
-			grouped(float64(processes)), grouped(float64(e.processes)), grouped(rate))
+	if simulated != e.processes {
+		text += fmt.Sprintf("Simulated are %s instead of %s, with %s calls/s, because it is the calls of each process that matter. ",
+			processes(simulated), grouped(float64(e.processes)), grouped(rate))
 	}
 	text += fmt.Sprintf("A message takes %s in each direction. Connections and streams are not simulated.", shortTime(oneWay))
 	return explainSection{Title: "How this was found", Parts: []explainPart{{Text: text}}}

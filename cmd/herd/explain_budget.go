@@ -27,19 +27,19 @@ type budgetFigures struct {
 	hedgesPerSecond float64
 }
 
-// mostRetries is the number of retries at once that counts as no limit.
+// mostRetries is the number of retries, at the start, that counts as no limit.
 const mostRetries = 20_000
 
 // measureBudget measures the budgets of the policy.
 func (e *explanation) measureBudget() error {
 	b := &e.budget
-	s := e.simulated(e.strategy)
+	s := e.strategy
 	retries := sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(0), Codes: e.policy.Codes}, Budget: s.Budget}
 	var err error
 	if b.fresh, b.saved, b.perSecond, err = e.drain(retries); err != nil {
 		return err
 	}
-	b.unlimited = b.saved >= mostRetries
+	b.unlimited = b.fresh >= mostRetries
 	if s.Hedging == nil {
 		return nil
 	}
@@ -49,7 +49,7 @@ func (e *explanation) measureBudget() error {
 		Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: time.Microsecond, MaxAttempts: 2, Budget: s.Hedging.Budget},
 	}
 	_, saved, perSecond, err := e.drain(hedges)
-	b.hedges, b.hedgesPerSecond, b.hedgesUnlimited = true, perSecond, saved >= mostRetries
+	b.hedges, b.hedgesPerSecond, b.hedgesUnlimited = true, perSecond, math.IsInf(saved, 1)
 	return err
 }
 
@@ -62,21 +62,32 @@ func (e *explanation) drain(s sim.Strategy) (fresh, saved, perSecond float64, er
 	}
 	fresh = d.empty()
 	if fresh >= mostRetries {
-		return fresh, fresh, math.Inf(1), nil
+		return fresh, math.Inf(1), math.Inf(1), nil
 	}
 	if d, err = newDrainer(s); err != nil { // a process that has just started
 		return 0, 0, 0, err
 	}
-	each := min(e.rate/float64(e.processes), busiest)
-	seconds := int(min(max(20, 200/each), 2000))
+	each := e.each()
 	d.calls(each, max(e.warmUp(), time.Duration(float64(3*time.Second)/each)))
 	saved = d.empty()
+	for _, step := range []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second} {
+		perSecond = max(perSecond, d.often(each, step))
+	}
+	return fresh, saved, perSecond, nil
+}
+
+// often returns the retries per second that the budget allows if calls fail after every step of good
+// times. Budgets differ in the step that gets the most out of them: some hold little, and a throttle
+// pays for each call that fails.
+func (d *drainer) often(each float64, step time.Duration) float64 {
+	seconds := min(max(min(20, 20_000/each), 200/each), 1000)
+	steps := max(1, int(seconds/step.Seconds()))
 	sum := 0.0
-	for range seconds {
-		d.calls(each, time.Second)
+	for range steps {
+		d.calls(each, step)
 		sum += d.empty()
 	}
-	return fresh, saved, sum / float64(seconds), nil
+	return sum / (float64(steps) * step.Seconds())
 }
 
 // A drainer makes calls with the budgets of one process.
@@ -86,6 +97,7 @@ type drainer struct {
 	deadline time.Duration // of the calls that fail
 	now      time.Time
 	owed     float64 // calls
+	made     float64
 }
 
 func newDrainer(s sim.Strategy) (*drainer, error) {
@@ -107,6 +119,7 @@ func (d *drainer) calls(rate float64, length time.Duration) {
 	d.owed += rate * length.Seconds()
 	n := int(d.owed)
 	d.owed -= float64(n)
+	d.made += float64(n)
 	for i := range n {
 		d.now = start.Add(time.Duration(float64(length) * float64(i+1) / float64(n)))
 		p := d.retrier.Plan(context.Background(), "/herd.Explain/Call", "", d.now)
@@ -121,7 +134,7 @@ func (d *drainer) calls(rate float64, length time.Duration) {
 // and hedges.
 func (d *drainer) empty() float64 {
 	retries := 0
-	for retries < mostRetries {
+	for limit := mostRetries + int(10*d.made); retries < limit; {
 		s := tell(d.retrier, d.kind, d.now, d.deadline, func() float64 { return 0 })
 		retries += len(s.sent) - 1
 		if len(s.sent) == 1 || errors.Is(s.why, grpcretry.ErrBudgetExhausted) {
@@ -135,6 +148,10 @@ func (d *drainer) empty() float64 {
 func (e *explanation) allowance(context.Context) (explainSection, error) {
 	s := explainSection{Title: "What the budget allows"}
 	b := e.budget
+	if e.unsentOnly {
+		s.Parts = []explainPart{{Text: "An attempt that reached no server costs nothing, so no budget is asked."}}
+		return s, nil
+	}
 	if b.unlimited {
 		text := "There is no limit: every failed attempt may be followed by another one."
 		if e.strategy.Budget.Kind == sim.ConcurrencyBudget {
@@ -153,8 +170,12 @@ func (e *explanation) allowance(context.Context) (explainSection, error) {
 
 func (e *explanation) budgetTable() [][]string {
 	b, n := e.budget, float64(e.processes)
+	inAll := "in all"
+	if n > 1 {
+		inAll += " " + processes(e.processes)
+	}
 	return [][]string{
-		{"retries that may fail", "each process", "all " + grouped(n), "of the load"},
+		{"retries that may fail", "each process", inAll, "of the load"},
 		{"in good times", perSecond(b.perSecond), perSecond(b.perSecond * n), percent(b.perSecond * n / e.rate)},
 		{"saved up when an outage begins", grouped(b.saved), grouped(b.saved * n), secondsOfLoad(b.saved * n / e.rate)},
 		{"in processes that have just started", grouped(b.fresh), grouped(b.fresh * n), secondsOfLoad(b.fresh * n / e.rate)},
@@ -168,9 +189,9 @@ func perSecond(v float64) string {
 	return grouped(v) + "/s"
 }
 
-// secondsOfLoad says for how long the calls would be as many.
+// secondsOfLoad says in how much time the calls are as many.
 func secondsOfLoad(seconds float64) string {
-	return "the calls of " + shortTime(time.Duration(seconds*float64(time.Second)).Round(10*time.Millisecond))
+	return roundTime(time.Duration(seconds*float64(time.Second))) + " of calls"
 }
 
 func (e *explanation) budgetText() string {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,10 +19,14 @@ import (
 func (e *explanation) copyable(r *recommendation) []explainPart {
 	parts := []explainPart{{Text: "In Go:"}, {Code: e.goOptions(r.found.strategy)}}
 	if r.config == nil {
-		return append(parts, explainPart{Text: "No service config is as safe: its throttle is the wrong budget for these circumstances."})
+		return append(parts, explainPart{Text: "No service config is safe in these circumstances: it has no budget but a throttle, and longer waits for the same backoff."})
+	}
+	differs := "other jitter"
+	if r.config.strategy.Hedging != nil {
+		differs = "a fixed delay"
 	}
 	return append(parts,
-		explainPart{Text: "As a service config, which has no such budget and other jitter; this is the nearest safe one (its last column above):"},
+		explainPart{Text: fmt.Sprintf("As a service config, which has another budget and %s; this is the nearest safe one, in the last column above:", differs)},
 		explainPart{Code: e.serviceConfig(r.config.strategy)})
 }
 
@@ -35,11 +40,11 @@ func (e *explanation) goOptions(s sim.Strategy) string {
 		if p.Backoff != nil {
 			add("WithBackoff(%s)", goBackoff(p.Backoff))
 		}
-		if p.OverloadBackoff != nil {
+		if p.OverloadBackoff != nil && (p.Codes == nil || slices.Contains(p.Codes, codes.ResourceExhausted)) {
 			add("WithOverloadBackoff(%s)", goBackoff(p.OverloadBackoff))
 		}
 	}
-	if p.Codes != nil {
+	if p.Codes != nil && !slices.Equal(p.Codes, []codes.Code{codes.ResourceExhausted, codes.Unavailable}) { // the default
 		var names []string
 		for _, c := range p.Codes {
 			names = append(names, "codes."+c.String())
@@ -56,12 +61,8 @@ func (e *explanation) goOptions(s sim.Strategy) string {
 		add("WithRatioBudget(grpcretry.RatioBudget{Ratio: %v, Reserve: %v, Window: %s})", b.Ratio, b.Reserve, goTime(b.Window))
 	}
 	if h := s.Hedging; h != nil {
-		method := e.question.method
-		if method == "" {
-			method = "/pkg.Service/Method"
-		}
 		add("WithMethod(%q, grpcretry.WithHedging(grpcretry.Hedging{\n\tMaxAttempts: %d,\n\tDelay:       grpcretry.HedgeAtQuantile(%v, %s, %s),\n}))",
-			method, h.MaxAttempts, h.Quantile, goTime(h.AtLeast), goTime(h.AtMost))
+			e.methodName(), h.MaxAttempts, h.Quantile, goTime(h.AtLeast), goTime(h.AtMost))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -103,10 +104,7 @@ func goTime(d time.Duration) string {
 
 // serviceConfig writes a strategy that [search.asConfig] returned.
 func (e *explanation) serviceConfig(s sim.Strategy) string {
-	service, method := "pkg.Service", ""
-	if parts := strings.Split(e.question.method, "/"); len(parts) == 3 {
-		service, method = parts[1], parts[2]
-	}
+	service, method, _ := strings.Cut(strings.TrimPrefix(e.methodName(), "/"), "/")
 	name := fmt.Sprintf(`{"service": %q}`, service)
 	if method != "" {
 		name = fmt.Sprintf(`{"service": %q, "method": %q}`, service, method)
@@ -126,6 +124,17 @@ func (e *explanation) serviceConfig(s sim.Strategy) string {
     %s
   }],
   "retryThrottling": {"maxTokens": %v, "tokenRatio": %v}}`, name, policy, s.Budget.MaxTokens, s.Budget.TokenRatio)
+}
+
+// methodName is the method or the service that the policy is for, or a placeholder.
+func (e *explanation) methodName() string {
+	if e.question.method != "" {
+		return e.question.method
+	}
+	if name := strings.TrimPrefix(e.base.Name, "policy "); strings.HasPrefix(name, "/") {
+		return name
+	}
+	return "/pkg.Service/Method"
 }
 
 func jsonTime(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s" }

@@ -24,7 +24,7 @@ func (c *loadChart) SVG() template.HTML {
 	put := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	put(`<svg viewBox="0 0 %.0f %.0f" role="img" aria-label=%q>`, width, height, template.HTMLEscapeString(c.Title))
 	put(`<rect class="down" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, x(float64(-c.From)), top, x(float64(c.Outage))-x(0), height-top-bottom)
-	put(`<text x="%.1f" y="%.1f">down</text>`, x(float64(-c.From))+5, top+14)
+	put(`<text x="%.1f" y="%.1f">down</text>`, x(float64(-c.From))+6, height-bottom-8)
 	for _, v := range []float64{0, 1, 2, 3, 4} {
 		if v <= most {
 			put(`<line class="grid" x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`, left, y(v), width-right, y(v))

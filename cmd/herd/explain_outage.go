@@ -18,24 +18,28 @@ import (
 // callers and across layers.
 
 const (
-	// mostSimulated is the largest rate of calls of the simulated processes together.
-	mostSimulated = 200.0
+	// mostProcesses is the largest number of simulated processes.
+	mostProcesses = 5000
 	// busiest is the largest rate of calls of one simulated process. Budgets in calls or retries per
 	// second are reduced in proportion.
 	busiest = 1000.0
 )
 
-// fleet returns the rate and the number of processes to simulate: as many of the processes as make
-// most calls per second, at least one, each with its own share of the calls.
-func (q *question) fleet(most float64) (rate float64, processes int) {
-	each := min(q.rate/float64(q.processes), busiest)
-	processes = min(q.processes, max(1, int(most/each)))
+// fleet returns the rate and the number of processes to simulate: as many as make so many calls per
+// second, each with the share of the calls that one of the real processes has. A larger fleet behaves
+// in the same way; a smaller one, too, but only the average of many is worth knowing.
+func (q *question) fleet(calls float64) (rate float64, processes int) {
+	each := min(q.each(), busiest)
+	processes = min(mostProcesses, max(1, int(calls/each)))
 	return each * float64(processes), processes
 }
 
+// each is the number of calls per second of one process.
+func (q *question) each() float64 { return q.rate / float64(q.processes) }
+
 // simulated returns a strategy for simulated processes.
 func (q *question) simulated(s sim.Strategy) sim.Strategy {
-	each := q.rate / float64(q.processes)
+	each := q.each()
 	if each <= busiest {
 		return s
 	}
@@ -81,6 +85,12 @@ func (e *explanation) goodTimes(ctx context.Context) error {
 	if e.calm, err = sim.Run(ctx, e.calmScenario(), e.simulated(s), nil); err != nil {
 		return err
 	}
+	if s.Hedging != nil {
+		s.Hedging = nil
+		if e.unhedged, err = sim.Run(ctx, e.calmScenario(), e.simulated(s), nil); err != nil {
+			return err
+		}
+	}
 	if len(delays) > 0 {
 		late := delays[len(delays)/2:]
 		slices.Sort(late)
@@ -91,10 +101,14 @@ func (e *explanation) goodTimes(ctx context.Context) error {
 
 // calmScenario has a server without limits.
 func (e *explanation) calmScenario() sim.Scenario {
-	rate, processes := e.fleet(2 * mostSimulated)
+	calls, length := e.effort.rate, 20*time.Second
+	if e.strategy.Hedging != nil {
+		calls, length = 5*calls, 60*time.Second // the slowest of many calls matter
+	}
+	rate, processes := e.fleet(calls)
 	return sim.Scenario{
 		Seed:     e.seed,
-		Duration: max(30*time.Second, min(10*time.Minute, time.Duration(2000/rate*float64(time.Second)))),
+		Duration: max(length, min(10*time.Minute, time.Duration(10*e.effort.rate/rate*float64(time.Second)))).Round(time.Second),
 		Network:  sim.Distribution{Mean: oneWay},
 		Groups:   []sim.Group{{Rate: rate, Processes: processes, Deadline: e.deadline}},
 		Servers:  []sim.Server{{Latency: e.latency}},
@@ -114,6 +128,19 @@ func (r recordedDelay) Delay(method string, now time.Time) (time.Duration, bool)
 		*r.delays = append(*r.delays, d)
 	}
 	return d, ok
+}
+
+// hedgedShare returns the share of the calls that are hedged in good times, and of those for which a
+// hedge is due, once the delay is known.
+func (e *explanation) hedgedShare() (sent, due float64) {
+	series := e.calm.Groups[0].Series
+	calls := 0
+	for _, b := range series[len(series)/3:] {
+		calls += b.Calls
+		sent += float64(b.Hedges)
+		due += float64(b.Hedges + b.Suppressed)
+	}
+	return sent / float64(max(1, calls)), due / float64(max(1, calls))
 }
 
 // outageFigures are the attempts per call that the last server gets in an outage, if so many layers
@@ -143,7 +170,7 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 	most := math.Pow(float64(attemptsOf(e.policy)), float64(layers))
 	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
 	if limited {
-		rate, processes := e.fleet(mostSimulated)
+		rate, processes := e.fleet(e.effort.rate)
 		s := e.outageScenario(layers, rate, processes)
 		r, err := sim.Run(ctx, s, e.simulated(e.strategy), nil)
 		if err != nil {
@@ -168,14 +195,18 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 	return f, nil
 }
 
+// settled is the time after which an outage is in its long run: what was saved up is spent.
+func (q *question) settled() time.Duration {
+	return min(max(2*q.deadline, 20*time.Second), time.Minute).Round(time.Second)
+}
+
 // outageScenario is a chain of services, each of which calls the next one under the same policy. The
 // last one is down after a while, for good.
 func (e *explanation) outageScenario(layers int, rate float64, processes int) sim.Scenario {
-	settled := min(max(e.deadline, 10*time.Second), time.Minute)
 	from := e.warmUp()
 	s := sim.Scenario{
 		Seed:     e.seed,
-		Duration: from + settled + 10*time.Second,
+		Duration: from + e.settled() + 10*time.Second,
 		Network:  sim.Distribution{Mean: oneWay},
 		Groups:   []sim.Group{{Rate: rate, Even: true, Processes: processes, Deadline: e.deadline}},
 	}
@@ -186,7 +217,7 @@ func (e *explanation) outageScenario(layers int, rate float64, processes int) si
 		} else {
 			server.Replicas = 0
 			server.Latency = e.latency
-			server.Outages = []sim.Outage{{From: from, For: settled + 10*time.Second, Code: e.outageCode()}}
+			server.Outages = []sim.Outage{{From: from, For: e.settled() + 10*time.Second, Code: e.outageCode()}}
 		}
 		s.Servers = append(s.Servers, server)
 	}
@@ -216,14 +247,14 @@ func attemptsPerCall(r *sim.Result, s sim.Scenario) (worst, first, steady float6
 func (e *explanation) outage(context.Context) (explainSection, error) {
 	s := explainSection{Title: "What a server gets in an outage"}
 	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
-	table := [][]string{{"services in a row that retry", "worst second", "first 10 s", "after that"}}
+	table := [][]string{{"services in a row that retry", "worst second", "first 10 s", "after " + shortTime(e.settled())}}
 	if limited {
 		table[0] = append(table[0], "with no budget")
 	}
 	for _, f := range e.outages {
 		name := fmt.Sprintf("%d", f.layers)
 		if f.layers == 1 {
-			name = "1 (its direct callers only)"
+			name = "1 (only its callers)"
 		}
 		line := []string{name, perCall(f.worst), perCall(f.first), perCall(f.steady)}
 		if limited {
@@ -233,13 +264,14 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 	}
 	s.Parts = []explainPart{
 		{Text: fmt.Sprintf("Attempts that arrive at the failing server for each call that its first clients make; 1 is the normal load. "+
-			"The server fails every attempt with %s.", sim.CodeName(e.outageCode()))},
+			"The server fails every attempt with %s; the deadline of the first call covers all services in the row.", sim.CodeName(e.outageCode()))},
 		{Table: table},
 	}
 	if h := e.policy.Hedging; h != nil {
 		g := e.calm.Groups[0]
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("In good times %s of the calls are hedged, and the slowest 1%% take over %s; without hedging, see below. A response takes %s on average.",
-			percent(float64(g.Hedges)/float64(g.Calls)), roundTime(g.Latency.P99), roundTime(e.latency.Mean+2*oneWay))})
+		hedges, _ := e.hedgedShare()
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("In good times %s of the calls are hedged, and 1%% of the calls take over %s; without hedging, over %s.",
+			percent(hedges), roundTime(g.Latency.P99), roundTime(e.unhedged.Groups[0].Latency.P99))})
 	}
 	return s, nil
 }
@@ -249,8 +281,10 @@ func perCall(v float64) string {
 	switch {
 	case v == 0:
 		return "over 2,000"
-	case v < 10:
+	case v < 1.995:
 		return fmt.Sprintf("%.2f", v)
+	case v < 10:
+		return fmt.Sprintf("%.1f", v)
 	default:
 		return grouped(v)
 	}
@@ -264,8 +298,13 @@ func codeList(all []codes.Code) string {
 	}
 	slices.Sort(names)
 	slices.Reverse(names) // UNAVAILABLE before RESOURCE_EXHAUSTED
-	if n := len(names); n > 1 {
-		return strings.Join(names[:n-1], ", ") + " and " + names[n-1]
+	return listed(names)
+}
+
+// listed writes a, b and c.
+func listed(words []string) string {
+	if n := len(words); n > 1 {
+		return strings.Join(words[:n-1], ", ") + " and " + words[n-1]
 	}
-	return strings.Join(names, "")
+	return strings.Join(words, "")
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strings"
 )
 
@@ -42,7 +43,7 @@ func (p *explainPage) print(out *report) {
 	for _, s := range p.Sections {
 		out.printf("\n%s\n", strings.ToUpper(s.Title))
 		for i, part := range s.Parts {
-			if i > 0 && !(part.Text != "" && s.Parts[i-1].Text != "") {
+			if tableOfText := part.Table != nil && i > 0 && s.Parts[i-1].Text != ""; i > 0 && !tableOfText {
 				out.printf("\n")
 			}
 			part.print(out)
@@ -53,12 +54,12 @@ func (p *explainPage) print(out *report) {
 func (p *explainPart) print(out *report) {
 	switch {
 	case p.Text != "":
-		out.printf("%s\n", indent(fill(p.Text, explainWidth-2), "  "))
+		out.printf("%s\n", indent(fillUnits(p.Text, explainWidth-2), "  "))
 	case p.Table != nil:
 		p.printTable(out)
 	case p.Points != nil:
 		for _, one := range p.Points {
-			out.printf("  - %s\n", strings.TrimSpace(indent(fill(one, explainWidth-4), "    ")))
+			out.printf("  - %s\n", strings.TrimSpace(indent(fillUnits(one, explainWidth-4), "    ")))
 		}
 	case p.Code != "":
 		out.printf("%s\n", indent(p.Code, "    "))
@@ -66,6 +67,14 @@ func (p *explainPart) print(out *report) {
 		p.Chart.print(out)
 	}
 }
+
+// fillUnits is fill, without a break between a number and its unit.
+func fillUnits(text string, width int) string {
+	const joint = "\u2060" // a word joiner, which is no space to fill
+	return strings.ReplaceAll(fill(unit.ReplaceAllString(text, "$1"+joint+"$2"), width), joint, " ")
+}
+
+var unit = regexp.MustCompile(`([0-9]) (s|ms|µs|calls/s|attempts|processes|layers)\b`)
 
 // A loadChart compares the attempts per second that a server gets under several policies, as shares
 // of the normal load.
@@ -82,7 +91,7 @@ const loadBar = 30 // characters of a bar
 
 // print prints a line for each second, with a bar for each policy.
 func (c *loadChart) print(out *report) {
-	out.printf("  %s\n", c.Title)
+	out.printf("%s\n", indent(fill(c.Title, explainWidth-2), "  "))
 	scale := c.scale()
 	head := fmt.Sprintf("  %8s ", "second")
 	for _, name := range c.Names {

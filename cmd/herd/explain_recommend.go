@@ -47,7 +47,7 @@ var (
 
 // trialScenario returns a load on a server with the headroom of the question.
 func (e *explanation) trialScenario(outages []sim.Outage, duration time.Duration) sim.Scenario {
-	rate, processes := e.fleet(mostSimulated)
+	rate, processes := e.fleet(e.effort.rate)
 	capacity := rate * (1 + e.headroom)
 	return sim.Scenario{
 		Seed:     e.seed,
@@ -134,7 +134,7 @@ func calmP99(r *sim.Result) time.Duration { return r.Summary.P99 }
 // measureLongest tells the longest call of a candidate, for each kind of failure with a code.
 func (s *search) measureLongest(t *trial) error {
 	e := *s.explanation
-	e.question = &question{strategy: t.strategy, deadline: s.deadline}
+	e.question = &question{strategy: t.strategy, deadline: s.deadline, effort: s.effort}
 	var err error
 	if e.policy, err = e.resolved(); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (s *search) measureLongest(t *trial) error {
 // loads returns the average load on the server from one second to another, as a share of the normal
 // load.
 func (e *explanation) loads(r *sim.Result, from, to int) float64 {
-	rate, _ := e.fleet(mostSimulated)
+	rate, _ := e.fleet(e.effort.rate)
 	sum := 0.0
 	for i := from; i < to && i < len(r.Servers[0].Series); i++ {
 		sum += float64(r.Servers[0].Series[i].Offered)
@@ -171,10 +171,16 @@ func (e *explanation) loads(r *sim.Result, from, to int) float64 {
 // into the headroom, the server recovers as from an overload without retries, or a second later, and
 // no call ends before its attempts are used up.
 func (s *search) safe(t *trial) bool {
-	recovered, reference := t.overload.Summary.Stable, s.none.overload.Summary.Stable
-	recovers := reference < 0 || recovered >= 0 && recovered <= reference+time.Second
-	return recovers && t.extra <= s.headroom+0.01 && (s.deadline == 0 || t.reached)
+	return s.recovers(t) && s.fits(t) && s.ends(t)
 }
+
+func (s *search) recovers(t *trial) bool {
+	recovered, reference := t.overload.Summary.Stable, s.none.overload.Summary.Stable
+	return reference < 0 || recovered >= 0 && recovered <= reference+time.Second
+}
+
+func (s *search) fits(t *trial) bool { return t.extra <= s.headroom+0.01 }
+func (s *search) ends(t *trial) bool { return s.deadline == 0 || t.reached }
 
 // better reports whether a is clearly better than b, both being safe: it saves more calls; for hedged
 // calls, the slowest 1% are faster, and as many are saved.
@@ -200,9 +206,10 @@ func (s *search) best(all []*trial) (best *trial) {
 
 // A recommendation is the outcome of the search.
 type recommendation struct {
-	current, none, found *trial
-	config               *trial // the nearest policy that a service config can have; nil for none
-	tried                int
+	*search
+	current, found *trial
+	config         *trial // the nearest policy that a service config can have; nil for none
+	tried          int
 }
 
 // recommend searches for a better policy.
@@ -217,7 +224,7 @@ func (e *explanation) recommend(ctx context.Context) (*recommendation, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &recommendation{none: s.none, current: current[0], tried: 1}
+	out := &recommendation{search: s, current: current[0], tried: 1}
 	best := s.best(current)
 	for _, round := range []func(*trial) []sim.Strategy{s.waits, s.budgets} {
 		trials, err := s.try(ctx, round(best))
@@ -238,11 +245,15 @@ func (e *explanation) recommend(ctx context.Context) (*recommendation, error) {
 
 // carefulBudget is the budget of the first round: the library's, or less if the headroom is smaller.
 func (s *search) carefulBudget() sim.Budget {
-	if s.headroom >= 0.2 {
+	if s.headroom >= mostRatio {
 		return sim.Budget{}
 	}
 	return sim.Budget{Kind: sim.RatioBudget, Ratio: roundShare(s.headroom), Reserve: 1, Window: 10 * time.Second}
 }
+
+// mostRatio is the largest ratio that is recommended, which is the library's own: all of a large
+// headroom would leave none for anything else.
+const mostRatio = 0.2
 
 // roundShare rounds down to whole percents.
 func roundShare(v float64) float64 { return float64(int(v*100+1e-9)) / 100 }
@@ -256,6 +267,7 @@ func (s *search) waits(*trial) (all []sim.Strategy) {
 		for _, base := range []time.Duration{50, 100, 200, 400} {
 			for _, multiplier := range []float64{2, 3} {
 				c := s.candidate()
+				c.Policy.OverloadBackoff = s.overloadBackoff(attempts - 1)
 				c.Policy.MaxAttempts = attempts
 				c.Policy.Backoff = grpcretry.Exponential{Base: base * time.Millisecond, Max: 5 * time.Second, Multiplier: multiplier}
 				c.Budget = s.carefulBudget()
@@ -271,7 +283,7 @@ func (s *search) waits(*trial) (all []sim.Strategy) {
 func (s *search) candidate() sim.Strategy {
 	c := sim.Strategy{Name: "recommended"}
 	for _, one := range s.codes() {
-		if !slices.Contains(hopeless, one) {
+		if !slices.Contains(hopeless, one) && one != codes.DeadlineExceeded {
 			c.Policy.Codes = append(c.Policy.Codes, one)
 		}
 	}
@@ -282,17 +294,16 @@ func (s *search) candidate() sim.Strategy {
 	if t := s.strategy.Policy.AttemptTimeout; t > 0 && (s.deadline == 0 || t < s.deadline) {
 		c.Policy.AttemptTimeout = t
 	}
-	c.Policy.OverloadBackoff = s.overloadBackoff()
 	return c
 }
 
-// overloadBackoff returns the longest of a few backoffs that leave room for four attempts before the
-// deadline.
-func (s *search) overloadBackoff() grpcretry.Backoff {
+// overloadBackoff returns the longest of a few backoffs for RESOURCE_EXHAUSTED with which so many
+// retries fit into the deadline.
+func (s *search) overloadBackoff(retries int) grpcretry.Backoff {
 	for base := time.Second; ; base /= 2 {
 		b := grpcretry.Exponential{Base: base, Max: 20 * base, Multiplier: 2}
 		total := time.Duration(0)
-		for retry := range 4 {
+		for retry := range retries {
 			total += b.Delay(retry+1, 0, 1)
 		}
 		if s.deadline == 0 || total < s.deadline || base < 10*time.Millisecond {
@@ -306,7 +317,6 @@ func (s *search) delays() (all []sim.Strategy) {
 	for _, attempts := range []int{2, 3} {
 		for _, q := range []float64{0.95, 0.9, 0.99} {
 			c := s.candidate()
-			c.Policy.OverloadBackoff = nil
 			most := time.Second
 			if s.deadline > 0 {
 				most = min(most, s.deadline/2)
@@ -325,7 +335,7 @@ func (s *search) budgets(best *trial) (all []sim.Strategy) {
 	if best != nil {
 		base = best.strategy
 	}
-	for _, ratio := range []float64{0.05, 0.1, 0.2, roundShare(s.headroom)} {
+	for _, ratio := range []float64{0.05, 0.1, min(mostRatio, roundShare(s.headroom))} {
 		if ratio > s.headroom+1e-9 || ratio == 0 {
 			continue
 		}
@@ -340,12 +350,14 @@ func (s *search) budgets(best *trial) (all []sim.Strategy) {
 }
 
 // asConfig tries what a service config can say of a policy: jitter of ±20%, a throttle instead of the
-// budget, and at most five attempts. It returns nil for none that is safe.
+// budget, and at most five attempts, or fewer, because its waits are longer. It returns nil if none is
+// safe.
 func (s *search) asConfig(ctx context.Context, best *trial) (*trial, error) {
 	var all []sim.Strategy
-	for _, tokens := range []float64{10, 100, 1000} {
+	for i := range 9 {
+		tokens, fewer := []float64{10, 100, 1000}[i%3], i/3
 		c := best.strategy
-		c.Name = "as service config"
+		c.Name = "as config"
 		c.Policy.OverloadBackoff, c.Policy.AttemptTimeout, c.Policy.MaxElapsed, c.Policy.Classifier = nil, 0, 0, nil
 		c.Policy.Codes = s.candidate().Policy.Codes
 		c.Budget = sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: tokens, TokenRatio: max(0.01, min(0.1, roundShare(s.headroom)))}
@@ -362,7 +374,7 @@ func (s *search) asConfig(ctx context.Context, best *trial) (*trial, error) {
 				b = grpcretry.Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2}
 			}
 			b.Jitter = grpcretry.ProportionalJitter
-			c.Policy.Backoff, c.Policy.MaxAttempts = b, min(p.MaxAttempts, 5)
+			c.Policy.Backoff, c.Policy.MaxAttempts = b, max(2, min(p.MaxAttempts, 5)-fewer)
 		}
 		all = append(all, c)
 	}
@@ -384,36 +396,59 @@ func (e *explanation) recommendation(ctx context.Context) (explainSection, error
 	if err != nil {
 		return s, err
 	}
-	criteria := fmt.Sprintf("Of %d policies that were simulated, this one saves the most calls in short failures of the server, "+
+	criteria := fmt.Sprintf("of %d policies that were simulated, it saves the most calls in short failures of the server, "+
 		"among those whose extra load in an outage fits into the headroom (%s), that let an overloaded server recover as fast as without retries, and whose attempts fit into the deadline.",
 		r.tried, percent(e.headroom))
 	if e.strategy.Hedging != nil {
-		criteria = strings.Replace(criteria, "saves the most calls in short failures of the server", "has the fastest slow responses and saves as many calls in short failures of the server", 1)
+		criteria = strings.Replace(criteria, "saves the most calls in short failures of the server", "keeps the slowest responses fastest and saves as many calls in short failures of the server", 1)
 	}
 	shown := []*trial{r.none, r.current}
 	switch {
 	case r.found == nil:
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("None of %d policies is safe in these circumstances: with a headroom of %s every retry is too many. The server needs more capacity first.", r.tried, percent(e.headroom))})
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("None of %d policies is safe in these circumstances: each adds more load in an outage than the headroom of %s, or delays the recovery from an overload. "+
+			"Turn retries off, or give the server more capacity.", r.tried, percent(e.headroom))})
 	case r.found == r.current:
-		s.Parts = append(s.Parts, explainPart{Text: "Keep this policy. " + criteria})
+		s.Parts = append(s.Parts, explainPart{Text: "Keep this policy: " + criteria})
 	default:
-		s.Parts = append(s.Parts, explainPart{Text: criteria})
+		s.Parts = append(s.Parts, explainPart{Text: "The recommended policy is below the table: " + criteria + r.unsafeText()})
 		shown = append(shown, r.found)
 	}
 	if r.config != nil && r.found != r.current {
 		shown = append(shown, r.config)
 	}
-	s.Parts = append(s.Parts, explainPart{Table: e.trialTable(shown)}, explainPart{Chart: e.chart(r)})
+	s.Parts = append(s.Parts, explainPart{Table: e.trialTable(shown)}, explainPart{Text: trialNotes}, explainPart{Chart: e.chart(r)})
 	if r.found != nil && r.found != r.current {
 		s.Parts = append(s.Parts, e.copyable(r)...)
 	}
 	return s, nil
 }
 
+// unsafeText says why the current policy is not recommended, if that is not a matter of degree.
+func (r *recommendation) unsafeText() string {
+	var reasons []string
+	if !r.fits(r.current) {
+		reasons = append(reasons, "adds more load in an outage than the headroom")
+	}
+	if !r.recovers(r.current) {
+		reasons = append(reasons, "delays the recovery from an overload")
+	}
+	if !r.ends(r.current) {
+		reasons = append(reasons, "leaves calls without their last attempts")
+	}
+	if len(reasons) == 0 {
+		return ""
+	}
+	return " The policy in question " + listed(reasons) + "."
+}
+
+const trialNotes = "Blips are outages of 0.3, 1 and 2 s; of the calls that fail in them without retries, so many succeed. " +
+	"The extra load is that of the first 10 s of an outage; an overload leaves the server 30% of its capacity for 10 s. " +
+	"99% of the calls that only a further attempt saves take less time than their p99."
+
 // trialTable has a column for each trial.
 func (e *explanation) trialTable(all []*trial) [][]string {
-	table := [][]string{{""}, {"calls saved by retries in blips of 0.3, 1 and 2 s"}, {"extra load in an outage of 10 s, on average"},
-		{"time to recover after an overload of 10 s"}, {"p99 of the calls that a retry saves"}, {"longest call, if every attempt fails"}}
+	table := [][]string{{""}, {"calls saved in blips"}, {"extra load in an outage"},
+		{"time to recover after an overload"}, {"p99 of the rescued calls"}, {"longest call that fails"}}
 	if e.strategy.Hedging != nil {
 		table = append(table, []string{"p99 of all calls"})
 	}

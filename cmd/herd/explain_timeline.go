@@ -121,6 +121,9 @@ func (t *teller) send() {
 	t.inFlight = append(t.inFlight, one)
 }
 
+// tooLong is the time after which a call is never over: its hedges are put off, again and again.
+const tooLong = 24 * time.Hour
+
 // reachedServer is the address of the server in every story.
 type reachedServer struct{}
 
@@ -142,6 +145,9 @@ func (t *teller) next() bool {
 	}
 	consider(t.plan.DueAt(), func() { t.follow(t.plan.Due(t.now)) })
 	if at.IsZero() {
+		return false
+	}
+	if at.Sub(t.start) > tooLong {
 		return false
 	}
 	t.now = at
@@ -206,9 +212,6 @@ type manyCalls struct {
 	elapsed  float64 // the same, because of MaxElapsed
 }
 
-// mostStories is the number of calls that are drawn.
-const mostStories = 4000
-
 // tellAll tells the stories of all kinds of failure.
 func (e *explanation) tellAll() error {
 	s := e.unlimited()
@@ -234,7 +237,7 @@ func (f *failureStories) tell(e *explanation, r *grpcretry.Retrier) {
 		return
 	}
 	random := rand.New(rand.NewPCG(e.seed, 1))
-	f.many = drawCalls(r, f.kind, e.deadline, mostStories, random.Float64)
+	f.many = drawCalls(r, f.kind, e.deadline, e.effort.stories, random.Float64)
 }
 
 // drawCalls tells many stories and sums them up.
@@ -321,9 +324,16 @@ func (e *explanation) outageCode() codes.Code {
 // timelines is the section on calls that keep failing.
 func (e *explanation) timelines(context.Context) (explainSection, error) {
 	s := explainSection{Title: "A call that keeps failing"}
-	s.Parts = append(s.Parts, explainPart{Text: "When each attempt is sent, and when the caller gets the error, both since the start of the call. " +
-		"Chance decides between the shortest and the longest call; \"budget empty\" is a call whose retry the budget refuses."})
+	intro := "When each attempt is sent, and when the caller gets the error, both since the start of the call. Chance decides between the shortest and the longest call."
+	if e.strategy.Budget.Kind != sim.UnlimitedBudget && !e.unsentOnly {
+		intro += ` "Budget empty" is a call whose retry the budget refuses.`
+	}
+	s.Parts = append(s.Parts, explainPart{Text: intro})
 	for _, f := range e.stories {
+		if len(f.longest.sent) == 1 {
+			s.Parts = append(s.Parts, explainPart{Text: e.singleText(f)})
+			continue
+		}
 		table := e.timelineTable(f)
 		s.Parts = append(s.Parts, explainPart{Text: headingOf(f.kind) + e.manyText(f)},
 			explainPart{Table: table, Align: "l" + strings.Repeat("r", len(table[0])-2) + "l"})
@@ -464,7 +474,7 @@ func roundTime(d time.Duration) string {
 func reasonText(why error, p grpcretry.Policy) string {
 	switch {
 	case errors.Is(why, grpcretry.ErrAttemptsExhausted):
-		return plural(attemptsOf(p), "attempt") + " used up"
+		return plural(attemptsOf(p), "attempt") + " made"
 	case errors.Is(why, grpcretry.ErrBudgetExhausted):
 		return "budget"
 	case errors.Is(why, grpcretry.ErrDeadline):
@@ -491,15 +501,34 @@ func plural(n int, word string) string {
 	return fmt.Sprintf("%s %ss", grouped(float64(n)), word)
 }
 
+// singleText tells of a call whose first attempt is its last.
+func (e *explanation) singleText(f failureStories) string {
+	s := f.typical
+	switch {
+	case f.kind.unsent && s.end >= 0:
+		return fmt.Sprintf("%s A call waits for one, and gets its error after %s (%s). What reached no server is no attempt that counts.", headingOf(f.kind), roundTime(s.end), reasonText(s.why, e.policy))
+	case s.end < 0:
+		return headingOf(f.kind) + " The call has one attempt, and nothing ends it."
+	default:
+		return fmt.Sprintf("%s The call has one attempt, and gets its error after %s (%s).", headingOf(f.kind), roundTime(s.end), reasonText(s.why, e.policy))
+	}
+}
+
 // manyText sums up many calls, unless all are alike.
 func (e *explanation) manyText(f failureStories) string {
 	m := f.many
-	if m.calls == 0 || same(f.shortest, f.longest) {
+	if m.calls == 0 || f.kind.unsent || same(f.shortest, f.longest) {
+		return ""
+	}
+	if m.p50 == m.p99 && m.cut == 0 {
 		return ""
 	}
 	text := fmt.Sprintf(" Of %s such calls, half have the error within %s, and 99%% within %s; %s on average.",
 		grouped(float64(m.calls)), roundTime(m.p50), roundTime(m.p99), roundTime(m.mean))
 	if allowed := attemptsOf(e.policy); e.deadline > 0 && allowed > 1 {
+		if m.cut == 0 {
+			return text + " The deadline cuts none of them short."
+		}
 		text += fmt.Sprintf(" %s never get their last attempt because of the deadline.", percent(m.cut))
 	}
 	return text

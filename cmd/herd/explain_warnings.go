@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -98,7 +97,7 @@ func (e *explanation) warnOfLongWaits() (all []string) {
 		for retry := 1; retry <= min(e.retries(), 50); retry++ {
 			prev = b.backoff.Delay(retry, prev, 0.5)
 			if prev >= e.deadline {
-				all = append(all, fmt.Sprintf("The wait before attempt %d%s is typically %s, longer than the deadline of %s: that attempt is never made. "+
+				all = append(all, fmt.Sprintf("The wait before attempt %d%s is typically %s, and the deadline is %s: that attempt is never made. "+
 					"Lower the waits (%s), or the number of attempts.", retry+1, b.name, shortTime(prev), shortTime(e.deadline), b.option))
 				break
 			}
@@ -161,11 +160,9 @@ func (e *explanation) warnOfHedging() (all []string) {
 	case e.deadline > 0 && longest >= e.deadline:
 		all = append(all, fmt.Sprintf("The hedging delay, of up to %s, is not below the deadline of %s: no hedge is sent. %s", shortTime(longest), shortTime(e.deadline), change))
 	}
-	if g := e.calm.Groups[0]; g.Calls > 0 {
-		if share := float64(g.Hedges+g.Suppressed) / float64(g.Calls); share > 0.15 {
-			all = append(all, fmt.Sprintf("In good times a hedge is due in %s of the calls: %s is a delay that healthy responses exceed. Use a quantile (-hedge quantile:0.95,5ms..1s, HedgeAtQuantile).",
-				percent(min(share, 1)), shortTime(e.hedges)))
-		}
+	if _, due := e.hedgedShare(); due > 0.15 {
+		all = append(all, fmt.Sprintf("In good times a hedge is due in %s of the calls: %s is a delay that healthy responses exceed. Use a quantile (-hedge quantile:0.95,5ms..1s, HedgeAtQuantile).",
+			percent(min(due, 1)), shortTime(e.hedges)))
 	}
 	return all
 }
@@ -179,7 +176,15 @@ func (e *explanation) warnOfNoBudget() []string {
 		change = `Add "retryThrottling" to the service config, or use this library's budget (-budget default, WithRatioBudget).`
 	}
 	return []string{fmt.Sprintf("There is no budget: in an outage the server gets %s times its normal load for as long as it lasts, which can keep it down after the cause is gone. %s",
-		strings.TrimSuffix(perCall(e.outages[0].steady), ".00"), change)}
+		times(e.outages[0].steady), change)}
+}
+
+// times formats a number of attempts per call for a sentence.
+func times(v float64) string {
+	if v == 0 {
+		return perCall(v)
+	}
+	return grouped(math.Round(10*v) / 10)
 }
 
 func (e *explanation) warnOfBudget() (all []string) {
@@ -206,9 +211,9 @@ func (e *explanation) warnOfLayers() []string {
 	change := "Retry at one layer only, or let servers that have retried forbid it to their callers (grpcretry.SetNoRetry)."
 	switch {
 	case e.strategy.Budget.Kind == sim.UnlimitedBudget:
-		return []string{fmt.Sprintf("Retries of %d layers multiply: one call of a client becomes %s attempts at the last server. %s", f.layers, strings.TrimSuffix(perCall(f.steady), ".00"), change)}
+		return []string{fmt.Sprintf("Retries of %d layers multiply: one call of a client becomes %s attempts at the last server. %s", f.layers, times(f.steady), change)}
 	case f.first > 2:
-		return []string{fmt.Sprintf("Retries of %d layers multiply: in the first 10 s of an outage one call of a client becomes %s attempts at the last server. %s", f.layers, perCall(f.first), change)}
+		return []string{fmt.Sprintf("Retries of %d layers multiply: in the first 10 s of an outage one call of a client becomes %s attempts at the last server. %s", f.layers, times(f.first), change)}
 	}
 	return nil
 }

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/grpcretry/grpcretry"
@@ -15,29 +15,34 @@ import (
 // words is the section on the policy, with the source of each part.
 func (e *explanation) words(context.Context) (explainSection, error) {
 	s := explainSection{Title: "The policy"}
+	var points []string
 	say := func(text string, part func(sim.Strategy) any) {
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("%s (%s)", text, e.origin(part))})
+		points = append(points, fmt.Sprintf("%s (%s)", text, e.origin(part)))
 	}
 	if e.strategy.Hedging != nil {
 		say(e.hedgingWords(), func(s sim.Strategy) any { return s.Hedging })
 	} else {
-		say(fmt.Sprintf("At most %s of a call,", plural(attemptsOf(e.policy), "attempt")), func(s sim.Strategy) any { return s.Policy.MaxAttempts })
+		say(fmt.Sprintf("at most %s of a call", plural(attemptsOf(e.policy), "attempt")), func(s sim.Strategy) any { return s.Policy.MaxAttempts })
 	}
-	say(fmt.Sprintf("another one after %s.", codeList(e.codes())), e.codesOf)
+	if h := e.strategy.Hedging; h != nil && h.Kind == sim.HedgeAtQuantile {
+		points = append(points, fmt.Sprintf("while a process has not measured enough calls, they are not hedged, but retried: at most %s (%s)",
+			plural(e.policy.MaxAttempts, "attempt"), e.origin(func(s sim.Strategy) any { return s.Policy.MaxAttempts })))
+	}
+	say(fmt.Sprintf("another one after %s", codeList(e.codes())), e.codesOf)
 	if e.strategy.Hedging == nil {
-		say("Before a retry: "+backoffWords(e.policy.Backoff)+".", func(s sim.Strategy) any { return s.Policy.Backoff })
+		say("before a retry "+backoffWords(e.policy.Backoff), func(s sim.Strategy) any { return s.Policy.Backoff })
 		if overload := backoffWords(e.policy.OverloadBackoff); overload != backoffWords(e.policy.Backoff) {
-			say("After RESOURCE_EXHAUSTED instead: "+overload+".", func(s sim.Strategy) any { return s.Policy.OverloadBackoff })
+			say("after RESOURCE_EXHAUSTED instead "+overload, func(s sim.Strategy) any { return s.Policy.OverloadBackoff })
 		}
 	}
-	say("Budget: "+e.budgetWords()+".", func(s sim.Strategy) any { return s.Budget })
+	say("budget: "+e.budgetWords(), func(s sim.Strategy) any { return s.Budget })
 	if d := e.policy.AttemptTimeout; d > 0 {
-		say(fmt.Sprintf("An attempt that takes longer than %s makes room for the next one.", shortTime(d)), func(s sim.Strategy) any { return s.Policy.AttemptTimeout })
+		say(fmt.Sprintf("an attempt that takes longer than %s makes room for the next one", shortTime(d)), func(s sim.Strategy) any { return s.Policy.AttemptTimeout })
 	}
 	if d := e.policy.MaxElapsed; d > 0 {
-		say(fmt.Sprintf("No attempt starts later than %s after the first.", shortTime(d)), func(s sim.Strategy) any { return s.Policy.MaxElapsed })
+		say(fmt.Sprintf("no attempt starts later than %s after the first", shortTime(d)), func(s sim.Strategy) any { return s.Policy.MaxElapsed })
 	}
-	s.Parts = []explainPart{{Text: joined(s.Parts)}}
+	s.Parts = []explainPart{{Points: points}}
 	if e.unsentOnly {
 		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("Only calls that reached no server are retried, because others may have run (your flags). "+
 			"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.", shortTime(e.policy.ConnectWait))})
@@ -53,18 +58,9 @@ func (e *explanation) codesOf(s sim.Strategy) any {
 	return s.Policy.Codes
 }
 
-// joined makes one paragraph of several.
-func joined(parts []explainPart) string {
-	var all []string
-	for _, one := range parts {
-		all = append(all, one.Text)
-	}
-	return strings.Join(all, " ")
-}
-
 func (e *explanation) hedgingWords() string {
 	h := e.strategy.Hedging
-	text := fmt.Sprintf("At most %s of a call; ", plural(attemptsOf(e.policy), "attempt"))
+	text := fmt.Sprintf("at most %s of a call; ", plural(attemptsOf(e.policy), "attempt"))
 	switch {
 	case h.Kind == sim.HedgeAtQuantile:
 		text += fmt.Sprintf("another one is sent while none has succeeded after the time that %s of the calls take, now %s", percent(h.Quantile), roundTime(e.hedges))
@@ -73,7 +69,7 @@ func (e *explanation) hedgingWords() string {
 	default:
 		text += fmt.Sprintf("another one is sent while none has succeeded after %s", shortTime(h.Delay))
 	}
-	return text + " (a hedge),"
+	return text + "; such an attempt is a hedge"
 }
 
 // backoffWords describes the waits before retries.
@@ -88,7 +84,7 @@ func backoffWords(b grpcretry.Backoff) string {
 		}[b.Jitter]
 		text = fmt.Sprintf(text, shortTime(b.Base))
 		if b.Multiplier > 1 && b.Max > b.Base {
-			text += fmt.Sprintf(", then %v times that each time, up to %s", b.Multiplier, shortTime(b.Max))
+			text += fmt.Sprintf(", then each time %v times as long, up to %s", b.Multiplier, shortTime(b.Max))
 		}
 		return text
 	case grpcretry.Decorrelated:
@@ -108,11 +104,11 @@ func (e *explanation) budgetWords() string {
 		if e.configured && e.base.Budget.Kind == sim.UnlimitedBudget {
 			return "none, because there is no retryThrottling"
 		}
-		return "none"
+		return "none, retries are not limited"
 	case sim.ThrottleBudget:
 		return fmt.Sprintf("a throttle of %v tokens; a failure costs one, a success returns %v, and there are no retries while half are gone", b.MaxTokens, b.TokenRatio)
-	case sim.DefaultBudget:
-		return e.defaultBudgetWords()
+	case sim.DefaultBudget, sim.RatioBudget:
+		return e.ratioWords()
 	default:
 		made, err := b.Make()
 		if err != nil {
@@ -122,10 +118,28 @@ func (e *explanation) budgetWords() string {
 	}
 }
 
-// defaultBudgetWords describes the library's own budget, as the library does.
-func (e *explanation) defaultBudgetWords() string {
-	return fmt.Sprintf("%v", e.policy.Budget)
+// ratioWords describes a ratio budget; for the library's default, by what the library says of it.
+func (e *explanation) ratioWords() string {
+	b := e.strategy.Budget
+	said := fmt.Sprint(e.policy.Budget)
+	if b.Kind == sim.RatioBudget {
+		if made, err := b.Make(); err == nil {
+			said = fmt.Sprint(made)
+		}
+	}
+	m := ratioText.FindStringSubmatch(said)
+	if m == nil {
+		return said
+	}
+	kept := m[4]
+	if d, err := time.ParseDuration(kept); err == nil {
+		kept = shortTime(d)
+	}
+	return fmt.Sprintf("retries for %s of the calls that the server answers, kept for %s, and a reserve of %s in each process%s; a retry that succeeds is free", m[1], kept, m[2], m[3])
 }
+
+// ratioText is how the library describes a ratio budget.
+var ratioText = regexp.MustCompile(`^ratio budget: (\S+) of answered calls, a reserve of ([0-9.e+-]+)(, plus \S+ a second)?, over (\w+)(, for each target)?$`)
 
 func (q *question) circumstances() string {
 	deadline := "no deadline"

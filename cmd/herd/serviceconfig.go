@@ -85,21 +85,20 @@ func retryPolicy(r *serviceconfig.Retry) grpcretry.Policy {
 		return grpcretry.Policy{MaxAttempts: 1} // nothing is retried
 	}
 	b := grpcretry.Exponential{Base: r.InitialBackoff, Max: r.MaxBackoff, Multiplier: r.BackoffMultiplier, Jitter: grpcretry.ProportionalJitter}
-	p := grpcretry.Policy{MaxAttempts: r.MaxAttempts, Backoff: b, Codes: r.Codes}
-	switch {
-	case b.Base > b.Max && b.Multiplier < 1:
-		p.Backoff = fromAbove(b)
-	case b.Base > b.Max:
-		b.Base = b.Max // all waits are maxBackoff
-		p.Backoff = b
+	p := grpcretry.Policy{MaxAttempts: r.MaxAttempts, Codes: r.Codes}
+	if b.Multiplier < 1 {
+		p.Backoff = shrinking(b)
+		return p
 	}
+	b.Base = min(b.Base, b.Max) // if initialBackoff is the larger one, all waits are maxBackoff
+	p.Backoff = b
 	return p
 }
 
-// fromAbove is an Exponential that shrinks from a Base above Max. A6's formula allows it, but
-// Exponential itself is rejected with such a Base.
-type fromAbove grpcretry.Exponential
+// shrinking is an Exponential with a Multiplier below 1, from a Base that may be above Max. A
+// service config may have one; the library's options reject it.
+type shrinking grpcretry.Exponential
 
-func (b fromAbove) Delay(retry int, prev time.Duration, u float64) time.Duration {
-	return grpcretry.Exponential(b).Delay(retry, prev, u)
+func (s shrinking) Delay(retry int, prev time.Duration, u float64) time.Duration {
+	return grpcretry.Exponential(s).Delay(retry, prev, u)
 }

@@ -3,7 +3,6 @@ package serviceconfig
 import (
 	"encoding/json"
 	"fmt"
-	"iter"
 	"math"
 	"strconv"
 	"strings"
@@ -42,13 +41,6 @@ type retryPolicy struct {
 	InitialBackoff, MaxBackoff optional[duration]
 	BackoffMultiplier          optional[float64]
 	RetryableStatusCodes       []statusCode
-}
-
-// backoffs yields the two durations with their names.
-func (p *retryPolicy) backoffs() iter.Seq2[string, optional[duration]] {
-	return func(yield func(string, optional[duration]) bool) {
-		_ = yield("initialBackoff", p.InitialBackoff) && yield("maxBackoff", p.MaxBackoff)
-	}
 }
 
 type hedgingPolicy struct {

@@ -154,7 +154,7 @@ type field struct {
 // object draws an object with the fields that are present, in any order. With a fault, a field is
 // missing, repeated, or spelled in another case.
 func (g *generator) object(fields ...field) string {
-	if g.fault() && g.fault() {
+	if g.IntN(10*g.faults) == 0 {
 		return g.odd()
 	}
 	var all []string

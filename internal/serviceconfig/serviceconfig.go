@@ -160,10 +160,12 @@ func (r *reader) retry(path string, p *retryPolicy) (*Retry, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, d := range p.backoffs() {
-		if err := above0(path+"."+name, d, `a duration above 0, such as "0.1s"`); err != nil {
-			return nil, err
-		}
+	const wait = `a duration above 0, such as "0.1s"`
+	if err := above0(path+".initialBackoff", p.InitialBackoff, wait); err != nil {
+		return nil, err
+	}
+	if err := above0(path+".maxBackoff", p.MaxBackoff, wait); err != nil {
+		return nil, err
 	}
 	if err := above0(path+".backoffMultiplier", p.BackoffMultiplier, "a number above 0"); err != nil {
 		return nil, err

@@ -27,6 +27,8 @@ var (
 	target        string // the address of a server that fails each call's first attempt
 	err           error  // from a call that failed
 	creds         = insecure.NewCredentials()
+	config        = `{"methodConfig": [{"name": [{"service": "shop.v1.Catalog"}]}]}` // a service config
+	retrier, _    = grpcretry.New()
 	meterProvider = sdkmetric.NewMeterProvider()
 	exporter      = tracetest.NewInMemoryExporter()
 	internalMux   = http.NewServeMux()

@@ -1,0 +1,312 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"go/parser"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+)
+
+var update = flag.Bool("update", false, "write the files in testdata/explain again")
+
+// explained are the shipped examples. The three lines of the README are reads, idempotent, which is
+// the default, and unsent.
+var explained = []struct{ name, args string }{
+	{"default", ""},
+	{"grpc-docs", "-policy testdata/explain/grpc-docs.json -rate 2000 -processes 40 -deadline 1s"},
+	{"throttled", "-policy testdata/explain/throttled.json -method /shop.Cart/Get -rate 500 -processes 25 -deadline 3s -headroom 50%"},
+	{"careless", "-backoff none:3s..20s -attempts 6 -codes unavailable,deadline_exceeded,not_found -attempt-timeout 15s -max-elapsed 8s " +
+		"-budget ratio:0.5,0,10s,reserve=100 -rate 200 -processes 10 -headroom 10%"},
+	{"reads", "-method /shop.Catalog/Get -hedge quantile:0.95,5ms..1s"},
+	{"unsent", "-method /shop.Cart/Buy -unsent-only"},
+}
+
+func TestExplainGolden(t *testing.T) {
+	for _, tt := range explained {
+		t.Run(tt.name, func(t *testing.T) {
+			if raceDetector && tt.name != "unsent" {
+				t.Skip("the others are simulated without the race detector, which makes them ten times as slow")
+			}
+			t.Parallel()
+			page := filepath.Join(t.TempDir(), "page.html")
+			args := append([]string{"explain"}, strings.Fields(tt.args)...)
+			out, errs, status := herd(t, append(args, "-html", page)...)
+			if status != 0 {
+				t.Fatalf("herd explain %s: status %d, %s", tt.args, status, errs)
+			}
+			wantGolden(t, tt.name+".txt", out)
+			html := string(read(t, page))
+			wantGolden(t, tt.name+".html", html)
+			if at := strings.Index(html, "<svg"); at >= 0 {
+				wellFormed(t, html[at:strings.Index(html, "</svg>")+len("</svg>")])
+			}
+			for line := range strings.Lines(out) {
+				if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 100 && !strings.Contains(line, "grpcretry.") {
+					t.Errorf("a line of %d characters: %s", n, line)
+				}
+			}
+		})
+	}
+}
+
+func wantGolden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", "explain", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if want := string(read(t, path)); got != want {
+		t.Errorf("%s is not what is printed now; if that is right, run go test -run Explain -update .\ngot:\n%s\nwant:\n%s", path, got, want)
+	}
+}
+
+// quick is the effort for tests in which figures do not matter.
+var quick = effort{rate: 10, stories: 200}
+
+// The search runs on all cores, and finds the same each time.
+func TestExplainSearchesInParallel(t *testing.T) {
+	t.Parallel()
+	search := func(seed string) string {
+		e := explanationOf(t, "-layers 1 -rate 10 -processes 2 -seed "+seed, quick)
+		s, err := e.recommendation(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		p := explainPage{Sections: []explainSection{s}}
+		p.print(&report{w: &b})
+		return b.String()
+	}
+	first := search("1")
+	if again := search("1"); again != first || !contains(first, "RECOMMENDED") {
+		t.Errorf("the second time the page says\n%s\nat first:\n%s", again, first)
+	}
+	if !raceDetector && search("2") == first {
+		t.Error("-seed changes nothing")
+	}
+}
+
+// explanationOf reads a command line and makes all of the page but the recommendation.
+func explanationOf(t *testing.T, args string, much ...effort) *explanation {
+	t.Helper()
+	o, err := parseExplain(strings.Fields(args), io.Discard)
+	if err != nil {
+		t.Fatalf("herd explain %s: %v", args, err)
+	}
+	if err := o.read(); err != nil {
+		t.Fatalf("herd explain %s: %v", args, err)
+	}
+	if len(much) > 0 {
+		o.effort = much[0]
+	}
+	e, err := newExplanation(t.Context(), &o.question)
+	if err != nil {
+		t.Fatalf("herd explain %s: %v", args, err)
+	}
+	return e
+}
+
+func TestExplainWarns(t *testing.T) {
+	t.Parallel()
+	const few = "-rate 20 -processes 2 -layers 1 "
+	for _, tt := range []struct{ args, want string }{
+		{"", ""},
+		{"-hedge quantile:0.95,5ms..1s", ""},
+		{"-attempts 1", "There are no retries"},
+		{"-codes unavailable,invalid_argument", "INVALID_ARGUMENT will be the same the next time"},
+		{"-codes unavailable,deadline_exceeded", "DEADLINE_EXCEEDED comes from servers that are too slow already"},
+		{"-codes internal", "UNAVAILABLE is not retried"},
+		{"-jitter none", "The waits have no jitter"},
+		{"-backoff constant:100ms", "The waits have no jitter"},
+		{"-deadline 1s -base 500ms", "of the calls never get their last attempt because of the deadline"},
+		{"-deadline 2s -base 4s -max 20s", "The wait before attempt 2 is typically 2 s, and the deadline is 2 s: that attempt is never made"},
+		{"-deadline 3s", "The wait before attempt 4 after RESOURCE_EXHAUSTED is typically 2 s"},
+		{"-deadline 3s -overload-base 6s", "The wait before attempt 2 after RESOURCE_EXHAUSTED is typically 3 s"},
+		{"-max-elapsed 200ms", "because no attempt starts later than 200 ms"},
+		{"-deadline 0", "Calls have no deadline"},
+		{"-attempt-timeout 10s", "The attempt timeout of 10 s is not below the deadline of 10 s"},
+		{"-attempt-timeout 50ms", "The attempt timeout of 50 ms is shorter than healthy responses"},
+		{"-hedge after:2s -attempt-timeout 1s", "The hedging delay, of up to 2 s, is not below the attempt timeout of 1 s"},
+		{"-hedge after:20s", "The hedging delay, of up to 20 s, is not below the deadline of 10 s"},
+		{"-hedge after:10ms", "In good times a hedge is due in"},
+		{"-budget unlimited", "There is no budget: in an outage the server gets 4 times its normal load"},
+		{"-policy testdata/explain/grpc-docs.json", `Add "retryThrottling" to the service config`},
+		{"-headroom 10%", "The budget allows retries of 20% of the load, more than the headroom of 10%"},
+		{"-processes 200", "200 processes have 600 retries in reserve, the calls of 30 s"},
+		{"-budget unlimited -layers 2", "Retries of 2 layers multiply: one call of a client becomes 16 attempts at the last server"},
+		{"-budget ratio:0.2,0,10s,reserve=300 -layers 2", "Retries of 2 layers multiply: in the first 10 s of an outage"},
+	} {
+		s, err := explanationOf(t, few+tt.args, quick).warnings(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := strings.Join(s.Parts[0].Points, "\n")
+		wanted := contains(all, tt.want)
+		if tt.want == "" {
+			wanted = all == ""
+		}
+		if tt.want == "The wait before attempt 4 after RESOURCE_EXHAUSTED is typically 2 s" {
+			wanted = contains(all, "After RESOURCE_EXHAUSTED, ") && contains(all, "never get their last attempt")
+		}
+		if !wanted {
+			t.Errorf("herd explain %s warns:\n%s\nwant %q", tt.args, all, tt.want)
+		}
+	}
+}
+
+// Each part of the policy has its source.
+func TestExplainNamesTheSourceOfEachPart(t *testing.T) {
+	t.Parallel()
+	e := explanationOf(t, "-layers 1 -policy testdata/explain/throttled.json -method /shop.Cart/Get -attempt-timeout 500ms -base 50ms", quick)
+	s, err := e.words(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(s.Parts[0].Points, "\n")
+	for _, want := range []string{
+		"at most 3 attempts of a call (service config)",
+		"another one after UNAVAILABLE and RESOURCE_EXHAUSTED (service config)",
+		"a wait of 50 ms, ±20% at random, then each time 3 times as long, up to 2 s (your flags)",
+		"budget: a throttle of 10 tokens; a failure costs one, a success returns 0.1, and there are no retries while half are gone (service config)",
+		"an attempt that takes longer than 500 ms makes room for the next one (your flags)",
+	} {
+		if !contains(got, want) {
+			t.Errorf("the policy is\n%s\nwithout %q", got, want)
+		}
+	}
+	plain, err := explanationOf(t, "-rate 10 -layers 1", quick).words(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range plain.Parts[0].Points {
+		if !strings.HasSuffix(one, " (default)") {
+			t.Errorf("without flags the page says %q, want a default", one)
+		}
+	}
+}
+
+// The forms to copy are the recommended policy.
+func TestExplainFormsToCopy(t *testing.T) {
+	ms := time.Millisecond
+	retried := sim.Strategy{
+		Policy: grpcretry.Policy{MaxAttempts: 5, Codes: []codes.Code{codes.Unavailable},
+			Backoff: grpcretry.Exponential{Base: 50 * ms, Max: 1500 * ms, Multiplier: 3, Jitter: grpcretry.ProportionalJitter}},
+		Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 100, TokenRatio: 0.05},
+	}
+	hedged := sim.Strategy{
+		Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 59 * ms, MaxAttempts: 2, NonFatalCodes: []codes.Code{codes.ResourceExhausted, codes.Unavailable}},
+		Budget:  retried.Budget,
+	}
+	for _, method := range []string{"", "/shop.Cart/Get"} {
+		e := &explanation{question: &question{method: method}}
+		for _, want := range []sim.Strategy{retried, hedged} {
+			text := e.serviceConfig(want)
+			got, err := parseServiceConfig([]byte(text), method)
+			if err != nil {
+				t.Fatalf("%v in\n%s", err, text)
+			}
+			name := method
+			if name == "" {
+				name = "/pkg.Service/Method"
+			}
+			want.Name = "policy " + name
+			if !reflect.DeepEqual(got, []sim.Strategy{want}) {
+				t.Errorf("the service config\n%s\nis %+v, want %+v", text, got, want)
+			}
+		}
+	}
+	retried.Budget = sim.Budget{Kind: sim.RatioBudget, Ratio: 0.1, Reserve: 1, Window: 10 * time.Second}
+	hedged.Hedging = &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.9, AtLeast: 5 * ms, AtMost: time.Second, MaxAttempts: 3}
+	e := &explanation{question: &question{}}
+	for text, want := range map[string]string{
+		e.goOptions(retried): "Exponential{Base: 50*time.Millisecond, Max: 1500*time.Millisecond, Multiplier: 3, Jitter: grpcretry.ProportionalJitter}",
+		e.goOptions(hedged):  "HedgeAtQuantile(0.9, 5*time.Millisecond, time.Second)",
+	} {
+		if _, err := parser.ParseExpr("f(\n" + text + "\n)"); err != nil || !contains(text, want) {
+			t.Errorf("options (%v)\n%s\nwant Go with %s", err, text, want)
+		}
+	}
+}
+
+func TestExplainMistakesAreNamed(t *testing.T) {
+	for _, tt := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{"more", 2, `unexpected argument "more"`},
+		{"-rate 0", 2, "-rate 0: want 0.01"},
+		{"-processes 0", 2, "-processes 0: want 1"},
+		{"-rate 200000 -processes 1", 2, "at most 100,000 calls per second of each process"},
+		{"-deadline -1s", 2, "-deadline -1s: want 0 (none)"},
+		{"-layers 9", 2, "-layers 9: want 1 to 5"},
+		{"-latency 0s", 2, "-latency 0s: want a time above 0"},
+		{"-latency square:9ms", 1, `latency.shape is "square"`},
+		{"-latency long", 2, "-latency long"},
+		{"-headroom much", 2, "-headroom much: want a share such as 25% or 0.25"},
+		{"-method Get", 2, "-method Get: want /pkg.Service/Method"},
+		{"-backoff soon", 2, "want full:100ms..5s×2"},
+		{"-overload-base long", 2, "overload-base"},
+		{"-base 9s", 1, "Exponential.Max is 5s, the default, below Base 9s"},
+		{"-study classic", 2, "flag provided but not defined: -study"},
+		{"-policy testdata/explain/none.json", 1, "no such file"},
+		{"-policy testdata/explain/throttled.json", 1, "has 2 policies (/shop.Cart/Get, /shop.Cart/): choose one with -method"},
+		{"-rate 10 -layers 1 -unsent-only -html no/such/folder.html", 1, "no such file"},
+	} {
+		_, errs, status := herd(t, append([]string{"explain"}, strings.Fields(tt.args)...)...)
+		if status != tt.status || !contains(errs, tt.want) {
+			t.Errorf("herd explain %s: status %d, %q; want %d and %q", tt.args, status, errs, tt.status, tt.want)
+		}
+	}
+	_, errs, status := herd(t, "explain", "-h")
+	if status != 0 || !contains(errs, "herd explain [flags]") || !contains(errs, "-headroom share") {
+		t.Errorf("herd explain -h: status %d\n%s", status, errs)
+	}
+	if _, errs, _ := herd(t, "-h"); !contains(errs, "herd explain [flags]") {
+		t.Errorf("herd -h does not mention explain:\n%s", errs)
+	}
+}
+
+// A page with everything that HTML could misread.
+func TestExplainPageIsEscaped(t *testing.T) {
+	var b bytes.Buffer
+	p := explainPage{Title: "<T>", Command: "-policy '<&>'", Sections: []explainSection{{Title: "<S>", Parts: []explainPart{
+		{Text: "<p>"}, {Points: []string{"<b>"}}, {Code: "<c>"}, {Table: [][]string{{"<h>"}, {"<d>"}}},
+		{Chart: &loadChart{Title: `<"t">`, Names: []string{"<n>"}, Outage: 1, Capacity: 1.2, Loads: [][]float64{{1, 5}}}},
+	}}}}
+	if err := p.writeHTML(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, raw := range []string{"<T>", "<&>", "<S>", "<b>", "<c>", "<d>", "<n>", `<"t">`} {
+		if contains(b.String(), raw) {
+			t.Errorf("the page holds %s as it is", raw)
+		}
+	}
+	d := xml.NewDecoder(strings.NewReader(b.String()[strings.Index(b.String(), "<svg"):]))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) || err != nil {
+			t.Fatalf("the SVG ends with %v", err)
+		}
+		if end, ok := token.(xml.EndElement); ok && end.Name.Local == "svg" {
+			return
+		}
+	}
+}
