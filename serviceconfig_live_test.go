@@ -99,6 +99,8 @@ func even(t *testing.T, opts ...Option) *Retrier {
 		t.Fatal(err)
 	}
 	r.random = func() float64 { return 0.5 }
+	r.settings.fallback.hedges = Unlimited // a new client could not send any hedge
+	update(t, r)
 	return r
 }
 
@@ -286,10 +288,33 @@ func TestACallInFlightKeepsTheChannelsPolicy(t *testing.T) {
 
 // A change between two attempts concerns the next call.
 func TestACallInItsBackoffKeepsTheChannelsPolicy(t *testing.T) {
+	for name, below := range map[string]grpc.DialOption{
+		"alone": grpc.EmptyDialOption{},
+		"an interceptor below replaces the context": belowUnary(func(_ context.Context, next func(context.Context) error) error {
+			return next(context.Background())
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(aborted()))
+				cc, config := server.live(t, 0, configOf(retrying(nameEcho, 3)),
+					append(even(t, WithResolverServiceConfig(true)).DialOptions(), below)...)
+				time.AfterFunc(second/2, func() { config.update(configOf(retrying(nameEcho, 2))) })
+				_ = echoOnce(t.Context(), cc, "unary")
+				wantTimes(t, server, 0, second, 3*second)
+			})
+		})
+	}
+}
+
+// The same, if WithServiceConfig hedges the method and the channel does not.
+func TestACallThatTurnsOutNotToBeHedgedKeepsTheChannelsPolicy(t *testing.T) {
+	hedging := WithServiceConfig(`{"methodConfig":[{"name":[{}],"hedgingPolicy":{"maxAttempts":5,"hedgingDelay":"100s"}}]}`)
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(aborted()))
-		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 3)), even(t, WithResolverServiceConfig(true)).DialOptions()...)
-		time.AfterFunc(2*second, func() { config.update(configOf(retrying(nameEcho, 2))) })
+		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 3)), append(even(t, WithResolverServiceConfig(true), hedging).DialOptions(),
+			belowUnary(func(_ context.Context, next func(context.Context) error) error { return next(context.Background()) }))...)
+		time.AfterFunc(second/2, func() { config.update(configOf(retrying(nameEcho, 2))) })
 		_ = echoOnce(t.Context(), cc, "unary")
 		wantTimes(t, server, 0, second, 3*second)
 	})

@@ -50,8 +50,11 @@ func awaitsConfig(cc *grpc.ClientConn) bool { return cc != nil && cc.GetState() 
 
 // keep makes the policy final, because an attempt has reached a server.
 func (u *unresolvedPolicy) keep() {
-	if u.seen.Load() == nil { // an interceptor below has replaced the context
-		u.look()
+	if u.final.Load() {
+		return
+	}
+	if of := u.seen.Load(); of == nil || of == u.policies.of(u.method) {
+		u.look() // gRPC may not have used the context, because an interceptor below has replaced it
 	}
 	u.final.Store(true)
 }
