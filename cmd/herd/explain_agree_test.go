@@ -402,7 +402,7 @@ func TestExplainAgreesOnBudgets(t *testing.T) {
 			slow := downScenario(0, 40*time.Second, codes.Unavailable)
 			slow.Servers = []sim.Server{{Latency: sim.Distribution{Mean: 100 * time.Millisecond}}}
 			g := simulate(t, slow, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 20 * time.Millisecond}}).Groups[0]
-			p.agree(args+", hedges", p.before("hedges are at most", " in all"), float64(g.Hedges)/40)
+			p.agree(args+", hedges", p.before("Hedges need a second budget", " in all"), float64(g.Hedges)/40)
 		}
 	}
 }
