@@ -211,8 +211,8 @@ func (e *explanation) budgetText() string {
 func (e *explanation) hedgeText() string {
 	b := e.budget
 	if b.hedgesUnlimited {
-		return "Nothing limits the hedges but the budget above."
+		return "Hedges have no budget of their own."
 	}
-	return fmt.Sprintf("Of these, hedges are at most %s in each process, %s in all, which is %s of the load.",
+	return fmt.Sprintf("Hedges need a second budget as well, which allows %s in each process, %s in all, or %s of the load.",
 		perSecond(b.hedgesPerSecond), perSecond(b.hedgesPerSecond*float64(e.processes)), percent(b.hedgesPerSecond*float64(e.processes)/e.rate))
 }

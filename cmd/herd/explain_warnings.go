@@ -190,7 +190,7 @@ func (e *explanation) warnOfNoBudget() []string {
 	}
 	change := "Add a budget (-budget default, WithRatioBudget)."
 	if e.configured {
-		change = `Add "retryThrottling" to the service config, or use this library's budget (-budget default, WithRatioBudget).`
+		change = `Add "retryThrottling" to the service config, or let this library obey it, which adds its own budget (-budget default, WithServiceConfig).`
 	}
 	return []string{fmt.Sprintf("There is no budget: in an outage the server gets %s times its normal load for as long as it lasts, which can keep it down after the cause is gone. %s",
 		times(e.outages[0].steady), change)}
