@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -404,16 +403,18 @@ func (l *transcript) retrier(t *testing.T, seed uint64, opts ...Option) *Retrier
 
 // run makes the calls and the changes, and returns the transcript.
 func (l *transcript) run(t *testing.T, cc *grpc.ClientConn, calls []*drawnCall, changes []time.Duration, change func(n int)) []string {
-	for n, at := range changes {
-		time.AfterFunc(at, func() { change(n) })
-	}
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n, at := range changes {
+			time.Sleep(at - time.Since(l.start))
+			change(n)
+		}
+	})
 	for number, c := range calls {
 		wg.Go(func() { time.Sleep(c.at); c.make(t, number, cc, l) })
 	}
 	wg.Wait()
-	time.Sleep(31 * second) // until the last change
-	synctest.Wait()
+	time.Sleep(2 * second) // until the server's handlers have ended
 	return l.sorted()
 }
 
