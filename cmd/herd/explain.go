@@ -30,7 +30,7 @@ type question struct {
 	strategy   sim.Strategy
 	base       sim.Strategy // before flags changed it: that of a service config, or the zero Strategy
 	configured bool         // there is a service config
-	unsentOnly bool         // calls are retried only if they reached no server
+	unsentOnly bool         // calls are retried only if they have certainly run nowhere
 
 	rate      float64       // calls per second of all processes together
 	processes int           // client processes, each with a budget of its own
@@ -119,7 +119,7 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	flags.StringVar(&headroom, "headroom", headroom, "how much more than the normal load the server can serve, a `share` such as 25% or 0.25")
 	flags.IntVar(&o.layers, "layers", 3, "the `number` of services in a row that all retry with this policy, from 1 to 5")
 	flags.StringVar(&latency, "latency", latency, "how long the server works on a call: a `distribution` such as 20ms, lognormal:20ms±20ms, pareto:10ms^1.5")
-	flags.BoolVar(&o.unsentOnly, "unsent-only", false, "retry only calls that reached no server, as WithUnsentOnly does")
+	flags.BoolVar(&o.unsentOnly, "unsent-only", false, "retry only calls that have certainly run nowhere, as WithUnsentOnly does")
 	flags.Uint64Var(&o.seed, "seed", 0, "start the random numbers with this `number`")
 	flags.StringVar(&o.html, "html", "", "also write the page as HTML to this `file`")
 	for _, p := range explainParameters() {
@@ -261,20 +261,12 @@ func (o *explainOptions) read() error {
 	o.strategy = s.Strategies[0]
 	o.strategy.Name = "this policy"
 	if o.unsentOnly {
-		o.strategy.Policy.Classifier = unsentOnly
-		o.strategy.Hedging = nil
+		o.strategy.Policy.UnsentOnly = true
+		o.strategy.Hedging = nil // as in the library
 	}
 	s.Strategies[0] = o.strategy
 	s.Groups, s.Servers = []sim.Group{{Clients: 1}}, []sim.Server{{Latency: o.latency}}
 	return s.Check()
-}
-
-// unsentOnly stands for WithUnsentOnly: no attempt that reached a server is followed by another.
-func unsentOnly(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-	if a.Unsent {
-		return grpcretry.Default
-	}
-	return grpcretry.Stop
 }
 
 // resolved returns the policy with every default filled in.

@@ -23,7 +23,21 @@ const agreement = 0.05
 var readmePolicies = map[string]sim.Strategy{
 	"-hedge quantile:0.95,5ms..1s": {Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.95, AtLeast: 5 * time.Millisecond, AtMost: time.Second}},
 	"":                             {},
-	"-unsent-only":                 {Policy: grpcretry.Policy{Classifier: unsentOnly}},
+	"-unsent-only":                 {Policy: grpcretry.Policy{UnsentOnly: true}},
+}
+
+func TestReadmePoliciesAreThoseOfTheReadme(t *testing.T) {
+	text := string(read(t, "../../README.md"))
+	for _, want := range []string{
+		"grpcretry.WithUnsentOnly(true),",
+		"WithIdempotencyLevel(descriptorpb.MethodOptions_IDEMPOTENT, grpcretry.WithUnsentOnly(false)),",
+		"WithIdempotencyLevel(descriptorpb.MethodOptions_NO_SIDE_EFFECTS, grpcretry.WithUnsentOnly(false), grpcretry.WithHedging(",
+		"Hedging{Delay: grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second)})),",
+	} {
+		if !contains(text, want) {
+			t.Errorf("the README has no line %q", want)
+		}
+	}
 }
 
 // A pageReader finds figures in a page as it is printed.
@@ -118,6 +132,13 @@ func (p pageReader) before(paragraph, words string) string {
 	return ""
 }
 
+// sentence is the beginning of a sentence, up to some words.
+func (p pageReader) sentence(paragraph, words string) string {
+	p.t.Helper()
+	text := p.before(paragraph, words)
+	return text[strings.LastIndex(text, ". ")+1:]
+}
+
 // figure reads 1,234, 1.5 s, 300 ms, 20%, 20/s.
 func (p pageReader) figure(text string) float64 {
 	p.t.Helper()
@@ -202,6 +223,107 @@ func TestExplainAgreesOnFailingCalls(t *testing.T) {
 	}
 }
 
+// Calls that never get their last attempt.
+func TestExplainAgreesOnTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	p := pageOf(t, "-layers 1 -deadline 4s")
+	s := downScenario(0, 40*time.Second, codes.ResourceExhausted)
+	s.Groups[0].Deadline, s.Groups[0].Stop = 4*time.Second, 30*time.Second
+	g := simulate(t, s, sim.Strategy{Budget: sim.Budget{Kind: sim.UnlimitedBudget}}).Groups[0]
+	p.agree("cut by the deadline", p.sentence("fails with RESOURCE_EXHAUSTED", " never get their last attempt"), float64(g.Outcomes["deadline"])/float64(g.Failed))
+	p.agree("on average", p.before("fails with RESOURCE_EXHAUSTED", " on average"), g.FailedAfter.Mean.Seconds())
+}
+
+// The current policy's column of the table with the recommended one.
+func TestExplainAgreesOnTheComparison(t *testing.T) {
+	t.Parallel()
+	for args, strategy := range readmePolicies {
+		if strategy.Policy.UnsentOnly {
+			continue // there is no comparison
+		}
+		p := pageOf(t, "-layers 1 "+args)
+		s, err := explanationOf(t, "-layers 1 "+args).recommendation(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.page.Sections = append(p.page.Sections, s)
+		said := func(row string) string { return p.cell(row, "this policy", 0) }
+		load := downScenario(12*time.Second, 10*time.Second, codes.Unavailable)
+		load.Groups[0].Even = true
+		load.Servers[0].Capacity, load.Servers[0].Window, load.Servers[0].RejectCode = 1250, 200*time.Millisecond, codes.Unavailable
+		load.Servers[0].Outages[0].For = 10 * time.Second
+		load.Duration = 40 * time.Second
+		r := simulate(t, load, strategy)
+		attempts := 0
+		for _, b := range r.Servers[0].Series[12:22] {
+			attempts += b.Offered
+		}
+		p.agree(args+", extra load", said("extra load"), float64(attempts)/10_000-1)
+
+		load.Servers[0].Outages = nil
+		for i, length := range []time.Duration{300, 1000, 2000} {
+			load.Servers[0].Outages = append(load.Servers[0].Outages, sim.Outage{From: time.Duration(12+14*i) * time.Second, For: length * time.Millisecond})
+		}
+		load.Duration = 54 * time.Second
+		load.Groups[0].Rate, load.Groups[0].Processes, load.Servers[0].Capacity = 2000, 20, 2500 // for enough calls that are rescued
+		var failed, all, rescued float64
+		const seeds = 3
+		for range seeds {
+			load.Seed++
+			r = simulate(t, load, strategy)
+			none := simulate(t, load, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}})
+			failed += r.Summary.Failed / none.Summary.Failed / seeds
+			all += r.Summary.P99.Seconds() / seeds
+			rescued += r.Groups[0].Rescued.P99.Seconds() / seeds
+		}
+		if args == "" {
+			p.agree(args+", calls saved", said("calls saved"), 1-failed)
+		} else {
+			p.agree(args+", p99", said("p99 of all calls"), all)
+		}
+		p.agree(args+", p99 of the rescued", said("p99 of the rescued"), rescued)
+	}
+}
+
+// The recommended policy keeps its promises with other seeds and a whole fleet.
+func TestExplainRecommendsWhatHolds(t *testing.T) {
+	t.Parallel()
+	if raceDetector {
+		t.Skip("simulated without the race detector, which makes it ten times as slow")
+	}
+	for _, args := range []string{"", "-budget unlimited -jitter none -headroom 10% -processes 40 -deadline 3s"} {
+		e := explanationOf(t, "-layers 1 "+args)
+		r, err := e.recommend(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.found == nil || r.found == r.current {
+			t.Fatalf("herd explain %s recommends nothing else", args)
+		}
+		load := downScenario(12*time.Second, 10*time.Second, codes.Unavailable)
+		load.Groups[0].Deadline, load.Groups[0].Processes = e.deadline, e.processes
+		load.Servers[0].Outages[0].For = 10 * time.Second
+		load.Servers[0].Capacity, load.Servers[0].Queue, load.Servers[0].RejectCost = 1000*(1+e.headroom), 500, 0.3
+		load.Duration = 60 * time.Second
+		down := simulate(t, load, r.found.strategy)
+		attempts, calls := 0, 0
+		for i := 12; i < 22; i++ {
+			attempts += down.Servers[0].Series[i].Offered
+			calls += down.Groups[0].Series[i].Calls
+		}
+		if extra := float64(attempts)/float64(calls) - 1; extra > e.headroom+0.02 {
+			t.Errorf("herd explain %s recommends a policy that adds %.3f of the load in an outage, want at most %.2f", args, extra, e.headroom)
+		}
+		load.Servers[0].Outages[0].Left = 0.3
+		overload := simulate(t, load, r.found.strategy)
+		none := simulate(t, load, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}})
+		if got, want := overload.Summary.Stable, none.Summary.Stable; got < 0 || want >= 0 && got > want+2*time.Second {
+			t.Errorf("herd explain %s recommends a policy that recovers after %v, without retries it takes %v", args, got, want)
+		}
+		t.Logf("%s: saved %.3f, before %.3f; recovered after %v, without retries %v", args, r.found.saved, r.current.saved, overload.Summary.Stable, none.Summary.Stable)
+	}
+}
+
 // Attempts per call in an outage, alone and across layers.
 func TestExplainAgreesOnOutages(t *testing.T) {
 	t.Parallel()
@@ -252,7 +374,7 @@ func TestExplainAgreesOnOutages(t *testing.T) {
 func TestExplainAgreesOnBudgets(t *testing.T) {
 	t.Parallel()
 	for args, strategy := range readmePolicies {
-		if strategy.Policy.Classifier != nil {
+		if strategy.Policy.UnsentOnly {
 			continue // no budget is asked
 		}
 		p := pageOf(t, "-layers 1 "+args)

@@ -21,12 +21,12 @@ func (e *explanation) copyable(r *recommendation) []explainPart {
 	if r.config == nil {
 		return append(parts, explainPart{Text: "No service config is safe in these circumstances: it has no budget but a throttle, and longer waits for the same backoff."})
 	}
-	differs := "other jitter"
+	differs, note := "other jitter", ""
 	if r.config.strategy.Hedging != nil {
-		differs = "a fixed delay"
+		differs, note = "a fixed delay", " grpc-go itself ignores a hedgingPolicy; WithServiceConfig obeys it."
 	}
 	return append(parts,
-		explainPart{Text: fmt.Sprintf("As a service config, which has another budget and %s; this is the nearest safe one, in the last column above:", differs)},
+		explainPart{Text: fmt.Sprintf("As a service config, which has another budget and %s; this is the nearest safe one, in the last column above.%s", differs, note)},
 		explainPart{Code: e.serviceConfig(r.config.strategy)})
 }
 

@@ -30,9 +30,9 @@ type trial struct {
 	longest  time.Duration // of a call whose attempts all fail; negative: never over
 	reached  bool          // the longest call makes all its attempts before the deadline
 
-	saved float64 // the share of the calls that fail without retries
-	extra float64 // the load in the first ten seconds of an outage, beyond the normal one, as a share of that
-	calm  time.Duration
+	saved float64       // the share of the calls that fail without retries
+	extra float64       // the load in the first ten seconds of an outage, beyond the normal one, as a share of that
+	calm  time.Duration // the p99 of all calls in the scenario with short failures
 }
 
 // The lengths of the blips, and when things begin in the trial scenarios.
@@ -45,36 +45,41 @@ var (
 	overloadCut = 0.3 // the share of the capacity that an overloaded server has left
 )
 
-// trialScenario returns a load on a server with the headroom of the question.
-func (e *explanation) trialScenario(outages []sim.Outage, duration time.Duration) sim.Scenario {
-	rate, processes := e.fleet(e.effort.rate)
-	capacity := rate * (1 + e.headroom)
+// trialScenario returns a load of about so many calls per second, on a server with the headroom of the
+// question. It counts calls: a queue would depend on the size of the simulated fleet.
+func (e *explanation) trialScenario(calls float64, duration time.Duration, outages ...sim.Outage) sim.Scenario {
+	rate, processes := e.fleet(calls)
 	return sim.Scenario{
 		Seed:     e.seed,
 		Duration: duration,
 		Network:  sim.Distribution{Mean: oneWay},
 		Groups:   []sim.Group{{Rate: rate, Even: true, Processes: processes, Deadline: e.deadline}},
 		Servers: []sim.Server{{
-			Capacity: capacity, Queue: int(capacity/2) + 1, RejectCost: 0.3, RejectCode: e.outageCode(),
+			Capacity: rate * (1 + e.headroom), Window: 200 * time.Millisecond, RejectCode: codes.Unavailable,
 			Latency: e.latency, Outages: outages,
 		}},
 	}
 }
 
-func (e *explanation) blipScenario() sim.Scenario {
+func (e *explanation) blipScenario(calls float64) sim.Scenario {
 	var outages []sim.Outage
 	for i, length := range blips {
-		outages = append(outages, sim.Outage{From: troubleAt + time.Duration(i)*blipsEvery, For: length, Code: e.outageCode()})
+		outages = append(outages, sim.Outage{From: troubleAt + time.Duration(i)*blipsEvery, For: length})
 	}
-	return e.trialScenario(outages, troubleAt+time.Duration(len(blips))*blipsEvery)
+	return e.trialScenario(calls, troubleAt+time.Duration(len(blips))*blipsEvery, outages...)
 }
 
 func (e *explanation) downScenario() sim.Scenario {
-	return e.trialScenario([]sim.Outage{{From: troubleAt, For: troubleFor, Code: e.outageCode()}}, troubleAt+troubleFor+afterwards)
+	return e.trialScenario(e.effort.rate, troubleAt+troubleFor+afterwards, sim.Outage{From: troubleAt, For: troubleFor})
 }
 
+// overloadScenario has workers and a queue, and rejections that cost work: that is what keeps a server
+// down after an overload.
 func (e *explanation) overloadScenario() sim.Scenario {
-	return e.trialScenario([]sim.Outage{{From: troubleAt, For: troubleFor, Left: overloadCut}}, troubleAt+troubleFor+2*afterwards)
+	s := e.trialScenario(e.effort.rate, troubleAt+troubleFor+2*afterwards, sim.Outage{From: troubleAt, For: troubleFor, Left: overloadCut})
+	server := &s.Servers[0]
+	server.Window, server.Queue, server.RejectCost = 0, int(server.Capacity/2)+1, 0.3
+	return s
 }
 
 // A search holds what all trials are compared with.
@@ -110,7 +115,7 @@ func (s *search) tryOne(ctx context.Context, strategy sim.Strategy) (*trial, err
 	for _, one := range []struct {
 		scenario sim.Scenario
 		result   **sim.Result
-	}{{s.blipScenario(), &t.blips}, {s.downScenario(), &t.outage}, {s.overloadScenario(), &t.overload}} {
+	}{{s.blipScenario(s.effort.rate), &t.blips}, {s.downScenario(), &t.outage}, {s.overloadScenario(), &t.overload}} {
 		r, err := sim.Run(ctx, one.scenario, scaled, nil)
 		if err != nil {
 			return nil, err
@@ -120,16 +125,31 @@ func (s *search) tryOne(ctx context.Context, strategy sim.Strategy) (*trial, err
 	if err := s.measureLongest(t); err != nil {
 		return nil, err
 	}
-	t.calm = calmP99(t.blips)
 	t.extra = s.loads(t.outage, int(troubleAt/time.Second), int((troubleAt+troubleFor)/time.Second)) - 1
-	if s.none != nil {
-		t.saved = max(0, 1-(t.blips.Summary.Failed+t.blips.Summary.Open)/max(1, s.none.blips.Summary.Failed))
-	}
+	s.judgeBlips(t)
 	return t, nil
 }
 
-// calmP99 returns the 99th percentile of the latency of all calls.
-func calmP99(r *sim.Result) time.Duration { return r.Summary.P99 }
+func (s *search) judgeBlips(t *trial) {
+	t.calm = t.blips.Summary.P99
+	if s.none != nil {
+		t.saved = max(0, 1-t.blips.Summary.Failed/max(1, s.none.blips.Summary.Failed))
+	}
+}
+
+// refine repeats the blips of the trials that are shown with many more calls, the first being the one
+// without retries.
+func (s *search) refine(ctx context.Context, shown []*trial) error {
+	for _, t := range shown {
+		r, err := sim.Run(ctx, s.blipScenario(10*s.effort.rate), s.simulated(t.strategy), nil)
+		if err != nil {
+			return err
+		}
+		t.blips = r
+		s.judgeBlips(t)
+	}
+	return nil
+}
 
 // measureLongest tells the longest call of a candidate, for each kind of failure with a code.
 func (s *search) measureLongest(t *trial) error {
@@ -416,6 +436,9 @@ func (e *explanation) recommendation(ctx context.Context) (explainSection, error
 	if r.config != nil && r.found != r.current {
 		shown = append(shown, r.config)
 	}
+	if err := r.refine(ctx, shown); err != nil {
+		return s, err
+	}
 	s.Parts = append(s.Parts, explainPart{Table: e.trialTable(shown)}, explainPart{Text: trialNotes}, explainPart{Chart: e.chart(r)})
 	if r.found != nil && r.found != r.current {
 		s.Parts = append(s.Parts, e.copyable(r)...)
@@ -450,7 +473,7 @@ func (e *explanation) trialTable(all []*trial) [][]string {
 	table := [][]string{{""}, {"calls saved in blips"}, {"extra load in an outage"},
 		{"time to recover after an overload"}, {"p99 of the rescued calls"}, {"longest call that fails"}}
 	if e.strategy.Hedging != nil {
-		table = append(table, []string{"p99 of all calls"})
+		table = append(table, []string{"p99 of all calls"}, []string{"extra load in good times"})
 	}
 	for _, t := range all {
 		cells := []string{t.strategy.Name, percent(t.saved), percent(max(0, t.extra)), settled(t.overload.Summary), rescuedTime(t), "never over"}
@@ -458,7 +481,8 @@ func (e *explanation) trialTable(all []*trial) [][]string {
 			cells[5] = roundTime(t.longest)
 		}
 		if e.strategy.Hedging != nil {
-			cells = append(cells, roundTime(t.calm))
+			good := e.loads(t.outage, int(troubleAt/time.Second)/2, int(troubleAt/time.Second)) - 1
+			cells = append(cells, roundTime(t.calm), percent(max(0, good)))
 		}
 		for i, cell := range cells {
 			table[i] = append(table[i], cell)

@@ -143,6 +143,7 @@ func TestExplainWarns(t *testing.T) {
 		{"-deadline 0", "Calls have no deadline"},
 		{"-attempt-timeout 10s", "The attempt timeout of 10 s is not below the deadline of 10 s"},
 		{"-attempt-timeout 50ms", "The attempt timeout of 50 ms is shorter than healthy responses"},
+		{"-attempt-timeout 3s -max-elapsed 2s", "no retry can follow an attempt that times out. The library logs this, too"},
 		{"-hedge after:2s -attempt-timeout 1s", "The hedging delay, of up to 2 s, is not below the attempt timeout of 1 s"},
 		{"-hedge after:20s", "The hedging delay, of up to 20 s, is not below the deadline of 10 s"},
 		{"-hedge after:10ms", "In good times a hedge is due in"},
@@ -218,7 +219,7 @@ func TestExplainFormsToCopy(t *testing.T) {
 		e := &explanation{question: &question{method: method}}
 		for _, want := range []sim.Strategy{retried, hedged} {
 			text := e.serviceConfig(want)
-			got, err := parseServiceConfig([]byte(text), method)
+			got, err := policyStrategies(text, method)
 			if err != nil {
 				t.Fatalf("%v in\n%s", err, text)
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -21,7 +22,7 @@ func (e *explanation) warnings(context.Context) (explainSection, error) {
 	var all []string
 	for _, look := range []func() []string{
 		e.warnOfNoRetries, e.warnOfCodes, e.warnOfNoJitter, e.warnOfLongWaits, e.warnOfLastAttempt, e.warnOfTimeouts,
-		e.warnOfHedging, e.warnOfNoBudget, e.warnOfBudget, e.warnOfLayers,
+		e.warnOfHedging, e.warnOfNoBudget, e.warnOfBudget, e.warnOfLayers, e.warnAsTheLibrary,
 	} {
 		all = append(all, look()...)
 	}
@@ -32,6 +33,22 @@ func (e *explanation) warnings(context.Context) (explainSection, error) {
 	}
 	s.Parts = []explainPart{{Points: all}}
 	return s, nil
+}
+
+// warnAsTheLibrary returns the warnings that a program with this policy logs. Of hedging delays
+// warnOfHedging says more.
+func (e *explanation) warnAsTheLibrary() (all []string) {
+	r, err := e.strategy.Retrier()
+	if err != nil {
+		return nil
+	}
+	for _, text := range r.Warnings() {
+		text = strings.TrimPrefix(text, "all methods: ")
+		if !strings.HasPrefix(text, "WithHedging has a delay") {
+			all = append(all, text+". The library logs this, too (Retrier.Warnings).")
+		}
+	}
+	return all
 }
 
 func (e *explanation) warnOfNoRetries() []string {

@@ -44,7 +44,7 @@ func (e *explanation) words(context.Context) (explainSection, error) {
 	}
 	s.Parts = []explainPart{{Points: points}}
 	if e.unsentOnly {
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("Only calls that reached no server are retried, because others may have run (your flags). "+
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("Only calls that have certainly run nowhere are retried, or those for which the server asks for another attempt, by pushback or RetryInfo (your flags). "+
 			"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.", shortTime(e.policy.ConnectWait))})
 	}
 	s.Parts = append(s.Parts, explainPart{Text: "The circumstances: " + e.circumstances()})
@@ -87,6 +87,8 @@ func backoffWords(b grpcretry.Backoff) string {
 			text += fmt.Sprintf(", then each time %v times as long, up to %s", b.Multiplier, shortTime(b.Max))
 		}
 		return text
+	case shrinking:
+		return backoffWords(grpcretry.Exponential(b)) + fmt.Sprintf(", then each time %v times as long", b.Multiplier)
 	case grpcretry.Decorrelated:
 		return fmt.Sprintf("a random wait of between %s and three times the last one, up to %s", shortTime(b.Base), shortTime(b.Max))
 	case grpcretry.Constant:
