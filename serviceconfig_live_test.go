@@ -742,3 +742,52 @@ func TestTheServiceConfigChangesUnderLoad(t *testing.T) {
 	close(stop)
 	wg.Wait()
 }
+
+// gRPC does not show which of its names an entry applies by, so the widest one counts.
+func TestAnEntryWithTwoNamesHasTheWiderScope(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(aborted()))
+		cc, _ := server.live(t, 0, configOf(retrying(nameEcho+","+nameService, 3)), even(t, WithResolverServiceConfig(true),
+			WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(2))).DialOptions()...)
+		_ = echoOnce(t.Context(), cc, "unary")
+		wantTimes(t, server, 0, second)
+	})
+}
+
+// Calls of all kinds start together on a fresh channel, and the config changes before they end.
+func TestManyFirstCallsKeepTheChannelsPolicy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(aborted().after(second)))
+		for _, opts := range [][]Option{nil, {Disable()}, {WithAttemptTimeout(time.Hour)}} {
+			cc, config := server.live(t, second, configOf(retrying(nameEcho, 3)), even(t, append(opts, WithResolverServiceConfig(true))...).DialOptions()...)
+			before := len(server.attempts())
+			var calls sync.WaitGroup
+			for i := range 40 {
+				calls.Go(func() {
+					err := callKinds[i%len(callKinds)].call(t.Context(), cc, echoMethod)
+					wantStop(t, err, codes.Aborted, ErrAttemptsExhausted, 3)
+				})
+			}
+			time.Sleep(3 * second / 2)
+			config.set(configOf(retrying(nameEcho, 2)))
+			calls.Wait()
+			if got := len(server.attempts()) - before; got != 120 {
+				t.Errorf("%d attempts of 40 calls, want 120", got)
+			}
+		}
+	})
+}
+
+func TestTheChannelsPolicyAllocatesNothing(t *testing.T) {
+	server := serve(t, always(ok()))
+	r := even(t, WithResolverServiceConfig(true))
+	cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 2)), r.DialOptions()...)
+	connect(t, cc)
+	if got := testing.AllocsPerRun(100, func() {
+		if p, err := r.settings.current().forCall(cc, echoMethod, nil); err != nil || p.MaxAttempts != 2 {
+			t.Errorf("policy %v, %v, want 2 attempts", p, err)
+		}
+	}); got != 0 {
+		t.Errorf("%v allocations, want none", got)
+	}
+}

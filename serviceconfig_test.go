@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -404,16 +403,18 @@ func (l *transcript) retrier(t *testing.T, seed uint64, opts ...Option) *Retrier
 
 // run makes the calls and the changes, and returns the transcript.
 func (l *transcript) run(t *testing.T, cc *grpc.ClientConn, calls []*drawnCall, changes []time.Duration, change func(n int)) []string {
-	for n, at := range changes {
-		time.AfterFunc(at, func() { change(n) })
-	}
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n, at := range changes {
+			time.Sleep(at - time.Since(l.start))
+			change(n)
+		}
+	})
 	for number, c := range calls {
 		wg.Go(func() { time.Sleep(c.at); c.make(t, number, cc, l) })
 	}
 	wg.Wait()
-	time.Sleep(31 * second) // until the last change
-	synctest.Wait()
+	time.Sleep(2 * second) // until the server's handlers have ended
 	return l.sorted()
 }
 
@@ -532,6 +533,62 @@ func TestTheChannelsServiceConfigIsLikeWithServiceConfig(t *testing.T) {
 // withoutEvents removes the events from a transcript.
 func withoutEvents(lines []string) []string {
 	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !strings.Contains(line, " call ") })
+}
+
+// An invalid service config is rejected with the path in the JSON, and an Update with one changes nothing.
+func TestAnInvalidServiceConfigIsRejected(t *testing.T) {
+	for _, tt := range []struct{ config, want string }{
+		{configOf(retrying(nameEcho, 1)), "methodConfig[0].retryPolicy.maxAttempts: 1"},
+		{withThrottle(configOf(), 1001, 1), "retryThrottling.maxTokens: 1001"},
+		{`{`, "JSON"},
+		{``, "empty"},
+	} {
+		_, err := New(WithServiceConfig(tt.config))
+		if err == nil || !strings.HasPrefix(err.Error(), "grpcretry: WithServiceConfig: ") || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("New(WithServiceConfig(%s)) = %v, want %q", tt.config, err, tt.want)
+		}
+		r := even(t, WithServiceConfig(configOf(retrying(nameEcho, 3))))
+		if err := r.Update(WithMaxAttempts(7), WithServiceConfig(tt.config)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("Update(WithServiceConfig(%s)) = %v, want %q", tt.config, err, tt.want)
+		}
+		if echo, put := r.Policy(echoMethod).MaxAttempts, r.Policy(putMethod).MaxAttempts; echo != 3 || put != defaultMaxAttempts {
+			t.Errorf("%d and %d attempts after an invalid Update, want 3 and %d", echo, put, defaultMaxAttempts)
+		}
+	}
+}
+
+// The throttle of a service config keeps its tokens over an Update with the same numbers, and starts full
+// with others.
+func TestTheThrottleOfAServiceConfig(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(aborted()))
+		config := func(attempts int, maxTokens, ratio float64) Option {
+			return WithServiceConfig(withThrottle(configOf(retrying(nameDefault, attempts)), maxTokens, ratio))
+		}
+		r, err := New(config(5, 6, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cc := server.conn(t, r.DialOptions()...)
+		call := func(want int) {
+			t.Helper()
+			before := len(server.attempts())
+			_ = echoOnce(t.Context(), cc, "unary")
+			if got := len(server.attempts()) - before; got != want {
+				t.Errorf("%d attempts, want %d", got, want)
+			}
+		}
+		call(3) // the tokens are 3, half of 6
+		update(t, r, config(4, 6, 1))
+		call(1)
+		update(t, r, config(4, 6, 0.5))
+		call(3)
+		update(t, r, config(4, 8, 0.5))
+		call(4)
+		update(t, r, WithServiceConfig(configOf(retrying(nameDefault, 4)))) // the default budget
+		call(4)
+		call(1)
+	})
 }
 
 // An outcome is what a caller and the server see of a call, apart from jitter.
