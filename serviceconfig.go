@@ -2,11 +2,11 @@ package grpcretry
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/internal/serviceconfig"
 )
@@ -114,11 +114,11 @@ func optionOf(m *serviceconfig.Method) *callOption {
 // retryPolicyOf returns the policy that is equivalent to a retryPolicy. The jitter of ±20% is gRFC
 // A6's #exponential-backoff.
 func retryPolicyOf(r *serviceconfig.Retry) Policy {
-	b := Exponential{Base: r.InitialBackoff, Max: r.MaxBackoff, Multiplier: r.BackoffMultiplier, Jitter: ProportionalJitter}
-	if b.Multiplier >= 1 { // otherwise the waits shrink, and the larger Base counts
-		b.Base = min(b.Base, b.Max)
+	return Policy{
+		MaxAttempts: r.MaxAttempts,
+		Backoff:     Exponential{r.InitialBackoff, r.MaxBackoff, r.BackoffMultiplier, ProportionalJitter},
+		Codes:       r.Codes,
 	}
-	return Policy{MaxAttempts: r.MaxAttempts, Backoff: b, Codes: r.Codes}
 }
 
 // throttleOption returns the option that is equivalent to a retryThrottling.
@@ -199,7 +199,7 @@ func (m *methodPolicies) fromChannel(cc *grpc.ClientConn, method string, of *met
 		InitialBackoff:    retry.InitialBackoff,
 		MaxBackoff:        retry.MaxBackoff,
 		BackoffMultiplier: retry.BackoffMultiplier,
-		Codes:             codesOf(retry.RetryableStatusCodes),
+		Codes:             slices.Sorted(maps.Keys(retry.RetryableStatusCodes)),
 	}).parts()}
 	s[at].opts = s[at].opts.with(option, 0)
 	return m.channels.add(key, &methodPolicy{m.options.resolve(m.fallback, s), s})
@@ -239,16 +239,4 @@ func rankOf(cc *grpc.ClientConn, method string, retry any) rank {
 	default:
 		return rankConfigMethod
 	}
-}
-
-// codesOf returns the codes of a set, in their order.
-func codesOf(set map[codes.Code]bool) []codes.Code {
-	list := []codes.Code{}
-	for c, in := range set {
-		if in && c != codes.OK && c <= maxCode {
-			list = append(list, c)
-		}
-	}
-	slices.Sort(list)
-	return list
 }
