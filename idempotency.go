@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -21,6 +22,7 @@ import (
 // options, and [WithHedging] for IDEMPOTENCY_UNKNOWN without AllMethodsAreSafe. A second
 // WithIdempotencyLevel with the same level adds its options after those of the first.
 func WithIdempotencyLevel(l descriptorpb.MethodOptions_IdempotencyLevel, opts ...CallOption) Option {
+	opts = slices.Clone(opts)
 	return configOption(func(c *config) {
 		if l < 0 || l >= levels {
 			c.reject(fmt.Errorf("grpcretry: WithIdempotencyLevel: level %d, want IDEMPOTENCY_UNKNOWN, NO_SIDE_EFFECTS or IDEMPOTENT", l))

@@ -331,6 +331,7 @@ func Disable() CallOption {
 // all methods of a service, with "/pkg.Service/". [New] rejects other patterns and nil options. A
 // second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
+	opts = slices.Clone(opts)
 	return configOption(func(c *config) {
 		if err := checkPattern(pattern); err != nil {
 			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))

@@ -41,21 +41,25 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // value, the error names the option and the value, and nothing changes. Update is safe for
 // concurrent use; Updates take effect one after another.
 func (r *Retrier) Update(opts ...Option) error {
-	s := r.settings
+	if err := r.settings.update(opts); err != nil {
+		return err
+	}
+	if r.report.meter != nil {
+		r.report.meter.addNewBudgets()
+	}
+	r.warn() // without a lock, because the logger may call Update
+	return nil
+}
+
+// update applies the options of one Update.
+func (s *settings) update(opts []Option) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := config{policies: s.options.clone(), update: s.updates + 1}
 	if err := c.applyAll("Update", opts); err != nil {
 		return err
 	}
-	if err := s.replace(c.policies, c.update); err != nil {
-		return err
-	}
-	if r.report.meter != nil {
-		r.report.meter.addNewBudgets()
-	}
-	r.warn()
-	return nil
+	return s.replace(c.policies, c.update)
 }
 
 // replace puts options into effect, unless they do not go together. The caller holds mu, or is alone.
