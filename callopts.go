@@ -71,7 +71,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
-	if c.stream == nil && c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
 		opts = append(opts, noBuiltInRetry())
 	}
 	if a.number > 1 {

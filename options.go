@@ -294,7 +294,10 @@ func WithConnectWait(d time.Duration) CallOption {
 // refused it. As soon as a stream is open, the method may have run, even if the connection
 // breaks a moment later. The retries that gRPC makes by itself below are as safe: it makes
 // them only if it has sent nothing, or if the server has reported that it processed nothing. gRPC's
-// retries by the retryPolicy of a service config are not, so dial with [Retrier.DialOptions].
+// retries by the retryPolicy of a service config are not, so dial with [Retrier.DialOptions]. Without,
+// this package keeps gRPC from them as far as an interceptor can. What remains is a retryPolicy that arrives
+// while interceptors below run, a call that its server ends before the first message is sent, and the
+// retry policies of xDS routes.
 //
 // Interceptors chained below must pass all call options on. An attempt whose options they drop
 // counts as one that may have run. The rule cannot see a second request that an interceptor
