@@ -40,7 +40,8 @@ const (
 	levels       = 3 // the number of levels
 )
 
-// levelOf returns a method's level, for "/pkg.Service/Method".
+// levelOf returns a called method's level, for "/pkg.Service/Method". Others use lookUpLevel, because
+// a level that is known does not change, and a proto may be linked, or registered, only after New.
 func levelOf(method string) level { return knownLevels.of(method) }
 
 // knownLevels serve all Retriers, because there is one registry of protos.

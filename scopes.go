@@ -263,10 +263,21 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	if m.plain != nil {
 		return m.plain
 	}
-	t := &m.tables[levelUnknown]
 	if m.leveled {
-		t = &m.tables[levelOf(method)]
+		return m.tables[levelOf(method)].of(method)
 	}
+	return m.tables[levelUnknown].of(method)
+}
+
+// shown is of for readers of a policy who make no call.
+func (m *methodPolicies) shown(method string) *methodPolicy {
+	if m.leveled {
+		return m.tables[lookUpLevel(method)].of(method)
+	}
+	return m.of(method)
+}
+
+func (t *policyTable) of(method string) *methodPolicy {
 	if p, ok := t.methods[method]; ok {
 		return p
 	}

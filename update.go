@@ -29,12 +29,14 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // During an incident, Update([Disable]()) turns retries and hedging off for every method, whatever
 // older options of narrower scopes say; only options of single calls, and options for narrower
 // scopes in the same Update or a later one, turn them on. A later Update with
-// [WithMaxAttempts] or [WithHedging] for all methods puts those older options into effect again.
+// [WithMaxAttempts] or [WithHedging] for all methods puts those older options into effect again. (It does
+// not bring back an older WithHedging for all methods, which Disable has replaced.)
 //
 // State outlives an Update if its settings are the same: the default budgets; a budget that is
 // passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and
 // what [HedgeAtQuantile] has measured, also if a new option with the same settings for the same
-// scope replaces the old one. Everything else starts afresh.
+// scope replaces the old one; budgets that the new option shares with others are then not used.
+// Everything else starts afresh.
 //
 // The options may be those about policies: CallOptions, WithMethod, [WithIdempotencyLevel],
 // [WithServiceConfig] and [WithResolverServiceConfig]. If an option is another one, or has an invalid

@@ -175,7 +175,7 @@ func (t *policyTable) warnings(l level, leveled bool) []string {
 		if s := t.services[serviceOf(pattern)]; s != nil {
 			wider = append(wider, s.policy)
 		}
-		if !leveled || levelOf(pattern) == l {
+		if !leveled || lookUpLevel(pattern) == l {
 			warn(pattern, p.policy, wider...)
 		}
 	}
