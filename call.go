@@ -309,12 +309,19 @@ func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool 
 		(cc.GetMethodConfig(method).RetryPolicy != nil || awaitsConfig(cc))
 }
 
-// noBuiltInRetry keeps gRPC from retrying a unary call once its request is sent, because the request
+// noBuiltInRetry keeps gRPC from retrying a call once its first message is sent, because the message
 // does not fit into the buffer for its replay. A negative size would cover the moments before that as
 // well, but gRPC panics.
-func noBuiltInRetry() grpc.CallOption { return grpc.MaxRetryRPCBufferSize(0) }
+func noBuiltInRetry() grpc.CallOption { return noReplay{} }
 
-// bindToGRPC keeps gRPC from retrying a stream that it has opened: Context commits it.
+// noReplay is gRPC's MaxRetryRPCBufferSize(0) in a type of our own, so that it is not taken for the
+// caller's if an interceptor below passes the options on to another ClientConn.
+type noReplay struct {
+	grpc.MaxRetryRPCBufferSizeCallOption
+}
+
+// bindToGRPC keeps gRPC from retrying a stream that it has opened, also before the first message:
+// Context commits it, unless an interceptor below has replaced that method.
 func (r *Retrier) bindToGRPC(p *policy, cc *grpc.ClientConn, method string, stream grpc.ClientStream) {
 	if r.stopsGRPC(p, cc, method) {
 		stream.Context()

@@ -50,6 +50,8 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 			overrides = append(overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			overrides = append(overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
+		case CallOption: // in a type of the application's own
+			overrides = append(overrides, opt.callOption())
 		default:
 			o.leftover = o.leftover || isLeftover(opt)
 		}
@@ -69,7 +71,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
-	if c.stream == nil && c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
 		opts = append(opts, noBuiltInRetry())
 	}
 	if a.number > 1 {

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -21,6 +22,7 @@ import (
 // options, and [WithHedging] for IDEMPOTENCY_UNKNOWN without AllMethodsAreSafe. A second
 // WithIdempotencyLevel with the same level adds its options after those of the first.
 func WithIdempotencyLevel(l descriptorpb.MethodOptions_IdempotencyLevel, opts ...CallOption) Option {
+	opts = slices.Clone(opts)
 	return configOption(func(c *config) {
 		if l < 0 || l >= levels {
 			c.reject(fmt.Errorf("grpcretry: WithIdempotencyLevel: level %d, want IDEMPOTENCY_UNKNOWN, NO_SIDE_EFFECTS or IDEMPOTENT", l))
@@ -38,7 +40,8 @@ const (
 	levels       = 3 // the number of levels
 )
 
-// levelOf returns a method's level, for "/pkg.Service/Method".
+// levelOf returns a called method's level, for "/pkg.Service/Method". Others use lookUpLevel, because
+// a level that is known does not change, and a proto may be linked, or registered, only after New.
 func levelOf(method string) level { return knownLevels.of(method) }
 
 // knownLevels serve all Retriers, because there is one registry of protos.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -192,5 +193,37 @@ func TestLevelsAllocateNothing(t *testing.T) {
 	policies.of(echoMethod)
 	if got := testing.AllocsPerRun(100, func() { policies.of(echoMethod) }); got != 0 {
 		t.Errorf("%v allocations, want none", got)
+	}
+}
+
+// The level of a method counts from its first call on, so a proto may be registered after New, and after
+// its method's policy was looked at.
+func TestLevelsOfProtosThatAreRegisteredLate(t *testing.T) {
+	service := fmt.Sprintf("Late%d", time.Now().UnixNano()) // for go test -count
+	method := "/late.v1." + service + "/Read"
+	r := retrierOf(t, WithIdempotencyLevel(idempotent, WithMaxAttempts(7)), WithMethod(method, WithCodes(codes.Aborted)))
+	if n := r.Policy(method).MaxAttempts; n != 4 {
+		t.Errorf("%d attempts before the proto is registered, want 4", n)
+	}
+	file := &descriptorpb.FileDescriptorProto{
+		Name: proto.String(service + ".proto"), Package: proto.String("late.v1"), Syntax: proto.String("proto3"),
+		Dependency: []string{"google/protobuf/empty.proto"},
+		Service: []*descriptorpb.ServiceDescriptorProto{{Name: proto.String(service), Method: []*descriptorpb.MethodDescriptorProto{{
+			Name: proto.String("Read"), InputType: proto.String(".google.protobuf.Empty"), OutputType: proto.String(".google.protobuf.Empty"),
+			Options: &descriptorpb.MethodOptions{IdempotencyLevel: idempotent.Enum()},
+		}}}},
+	}
+	linked, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := protoregistry.GlobalFiles.RegisterFile(linked); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Policy(method).MaxAttempts; n != 7 {
+		t.Errorf("%d attempts in the policy that is shown, want 7", n)
+	}
+	if p, err := r.settings.current().forCall(nil, method, nil); err != nil || p.MaxAttempts != 7 {
+		t.Errorf("%d attempts in a call, want 7: %v", p.MaxAttempts, err)
 	}
 }

@@ -40,6 +40,7 @@ var drawCounts = []struct {
 	{"hedges.sequences", 500, 50},
 	{"panics.points", 12, 1},
 	{"programs.count", 20_000, 200},
+	{"scopes.draws", 20_000, 50},
 	{"streams.cancelled", 500, 50},
 	{"streams.sequences", 2000, 50},
 	{"unsent.calls", 50_000, 100},

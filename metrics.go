@@ -363,7 +363,7 @@ func (m *metrics) addRow(key rowKey, canonical string) *metricRow {
 	shown := rowKey{canonical, key.method}
 	if rows[shown] == nil {
 		rows[shown] = newMetricRow(shown)
-		m.addBudgets(canonical, key.target)
+		m.addBudgets(map[string]string{canonical: key.target})
 	}
 	rows[key] = rows[shown]
 	m.rows.Store(&rows)
@@ -388,27 +388,34 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
 }
 
-// addBudgets adds the budgets that calls to a target can spend from. It needs mu.
-func (m *metrics) addBudgets(target, dialed string) {
+// addBudgets adds the budgets that calls to targets can spend from; dialed has one of the names that
+// each was dialed by. It needs mu.
+func (m *metrics) addBudgets(dialed map[string]string) {
+	var missing []budgetLabels
+	known := *m.budgets.Load()
 	for scope, b := range m.settings.current().budgets {
-		if each, ok := b.(*perTarget); ok { // so that a balance is shown before the first call fails
-			each.of(dialed, func() string { return target })
+		each, ok := b.(*perTarget)
+		for target, name := range dialed {
+			if ok { // so that a balance is shown before the first call fails
+				each.of(name, func() string { return target })
+			}
+			if key := (budgetLabels{target, scope}); known[key] == nil {
+				missing = append(missing, key)
+			}
 		}
-		m.addBudget(budgetLabels{target, scope})
 	}
+	m.addBudgetRows(missing)
 }
 
 // addNewBudgets adds the budgets that are new after an Update.
 func (m *metrics) addNewBudgets() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	done := map[string]bool{}
+	dialed := map[string]string{}
 	for key, row := range *m.rows.Load() {
-		if !done[row.target] {
-			done[row.target] = true
-			m.addBudgets(row.target, key.target)
-		}
+		dialed[row.target] = key.target
 	}
+	m.addBudgets(dialed)
 }
 
 // budgetOf returns the budget with these labels; nil if there is none now, because a perTarget has
@@ -428,17 +435,21 @@ func (m *metrics) budgetRow(key budgetLabels) *budgetRow {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.addBudget(key)
+	if (*m.budgets.Load())[key] == nil {
+		m.addBudgetRows([]budgetLabels{key})
+	}
+	return (*m.budgets.Load())[key]
 }
 
-// addBudget needs mu.
-func (m *metrics) addBudget(key budgetLabels) *budgetRow {
-	rows := maps.Clone(*m.budgets.Load())
-	row := rows[key]
-	if row == nil {
-		row = &budgetRow{}
-		rows[key] = row
-		m.budgets.Store(&rows)
+// addBudgetRows adds rows that are missing. All are added in one go, because each change copies the
+// map. It needs mu.
+func (m *metrics) addBudgetRows(missing []budgetLabels) {
+	if len(missing) == 0 {
+		return
 	}
-	return row
+	rows := maps.Clone(*m.budgets.Load())
+	for _, key := range missing {
+		rows[key] = &budgetRow{}
+	}
+	m.budgets.Store(&rows)
 }

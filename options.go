@@ -294,8 +294,10 @@ func WithConnectWait(d time.Duration) CallOption {
 // refused it. As soon as a stream is open, the method may have run, even if the connection
 // breaks a moment later. The retries that gRPC makes by itself below are as safe: it makes
 // them only if it has sent nothing, or if the server has reported that it processed nothing. The
-// retries by the retryPolicy of a service config are not as safe, so such a method is never left to
-// gRPC. With xDS dial with [Retrier.DialOptions], because the policies of routes cannot be seen.
+// retries by the retryPolicy of a service config are not as safe, so such a method is not left to
+// gRPC, but dial with [Retrier.DialOptions] to be certain: without it, gRPC still retries by the
+// policies of xDS routes, by a policy that arrives while interceptors below run, and if a server
+// ends a call before its first message was sent.
 //
 // Interceptors chained below must pass all call options on. An attempt whose options they drop
 // counts as one that may have run. The rule cannot see a second request that an interceptor
@@ -332,6 +334,7 @@ func Disable() CallOption {
 // all methods of a service, with "/pkg.Service/". [New] rejects other patterns and nil options. A
 // second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
+	opts = slices.Clone(opts)
 	return configOption(func(c *config) {
 		if err := checkPattern(pattern); err != nil {
 			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))

@@ -24,7 +24,7 @@ func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grp
 	return err
 }
 
-// passOptions returns the options of a unary call that passes through. gRPC is kept from retries of its
+// passOptions returns the options of a call that passes through. gRPC is kept from retries of its
 // own if a service config is obeyed here.
 func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
 	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
@@ -35,7 +35,7 @@ func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
 
 // passStream opens a stream that passes through.
 func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer, opts []grpc.CallOption) (grpc.ClientStream, error) {
-	stream, err := streamer(c.ctx, desc, c.cc, c.method, opts...)
+	stream, err := streamer(c.ctx, desc, c.cc, c.method, c.passOptions(opts)...)
 	if err == nil {
 		c.retrier.bindToGRPC(c.policy, c.cc, c.method, stream)
 	}

@@ -66,7 +66,7 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 // Policy returns the policy for a method, "/pkg.Service/Method", with all defaults filled in.
 // Options that are passed to a single call may change it for that call, and so may the channel's
 // service config, see [WithResolverServiceConfig]. An [Retrier.Update] changes it for later calls.
-func (r *Retrier) Policy(method string) Policy { return r.settings.current().of(method).exported() }
+func (r *Retrier) Policy(method string) Policy { return r.settings.current().shown(method).exported() }
 
 // DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
 // error.

@@ -52,7 +52,8 @@ type givenOption struct {
 	update int
 }
 
-// with returns the list with one more option, in place of an earlier one of the same name.
+// with returns the list with one more option, in place of an earlier one of the same name. State
+// outlives an Update only: among the options of one New or one Update, the last is the one in effect.
 func (l optionList) with(o *callOption, update int) optionList {
 	if o.set == nil {
 		for _, part := range o.parts {
@@ -65,7 +66,7 @@ func (l optionList) with(o *callOption, update int) optionList {
 		switch {
 		case earlier.name != o.name:
 			longer = append(longer, earlier)
-		case o.keep != nil:
+		case o.keep != nil && earlier.update < update:
 			if kept := o.keep(earlier.callOption); kept != nil {
 				o = kept
 			}
@@ -269,10 +270,21 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	if m.plain != nil {
 		return m.plain
 	}
-	t := &m.tables[levelUnknown]
 	if m.leveled {
-		t = &m.tables[levelOf(method)]
+		return m.tables[levelOf(method)].of(method)
 	}
+	return m.tables[levelUnknown].of(method)
+}
+
+// shown is of for readers of a policy who make no call.
+func (m *methodPolicies) shown(method string) *methodPolicy {
+	if m.leveled {
+		return m.tables[lookUpLevel(method)].of(method)
+	}
+	return m.of(method)
+}
+
+func (t *policyTable) of(method string) *methodPolicy {
 	if p, ok := t.methods[method]; ok {
 		return p
 	}

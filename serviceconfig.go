@@ -40,7 +40,7 @@ func WithServiceConfig(json string) Option {
 			c.reject(fmt.Errorf("grpcretry: WithServiceConfig: %w", err))
 			return
 		}
-		c.policies.setConfig(read, c.update)
+		c.policies.setConfig(read.forRetrier(), c.update)
 	})
 }
 
@@ -69,7 +69,7 @@ func WithResolverServiceConfig(on bool) Option {
 type configPolicies struct {
 	read     *serviceconfig.Config
 	entries  map[string]*callOption // by "/pkg.Service/Method", "/pkg.Service/" or ""; nil for an entry without a policy
-	throttle *callOption            // nil without retryThrottling
+	throttle *callOption            // nil without retryThrottling; see forRetrier
 }
 
 func readServiceConfig(json string) (*configPolicies, error) {
@@ -85,11 +85,21 @@ func readServiceConfig(json string) (*configPolicies, error) {
 		}
 	}
 	if t := read.Throttling; t != nil {
-		if c.throttle, err = throttleOption(t); err != nil {
-			return nil, err
+		if _, err := throttleSettingsOf(t).newThrottle(); err != nil {
+			return nil, fmt.Errorf("retryThrottling: %w", err)
 		}
 	}
 	return c, nil
+}
+
+// forRetrier returns the policies with a throttle of their own, because two Retriers with the same
+// option do not share one.
+func (c *configPolicies) forRetrier() *configPolicies {
+	own := *c
+	if t := c.read.Throttling; t != nil {
+		own.throttle = throttleOption(t)
+	}
+	return &own
 }
 
 // optionOf returns the option that is equivalent to an entry; nil if the entry has no policy.
@@ -121,24 +131,25 @@ func retryPolicyOf(r *serviceconfig.Retry) Policy {
 	}
 }
 
-// throttleOption returns the option that is equivalent to a retryThrottling.
-func throttleOption(t *serviceconfig.Throttling) (*callOption, error) {
-	settings := throttleSettings{t.MaxTokens, t.TokenRatio}
-	if _, err := settings.newThrottle(); err != nil {
-		return nil, fmt.Errorf("retryThrottling: %w", err)
-	}
+func throttleSettingsOf(t *serviceconfig.Throttling) throttleSettings {
+	return throttleSettings{t.MaxTokens, t.TokenRatio}
+}
+
+// throttleOption returns the option that is equivalent to a retryThrottling, which is valid.
+func throttleOption(t *serviceconfig.Throttling) *callOption {
+	settings := throttleSettingsOf(t)
 	each := &perTarget{settings: settings, newBudget: func() Budget {
 		b, _ := settings.newThrottle()
 		return b
 	}}
 	o := &callOption{name: nameBudget, budgets: each, set: func(p *Policy) { p.Budget = each }}
 	o.keep = o.keepBudgets
-	return o, nil
+	return o
 }
 
 // setConfig replaces the service config. A throttle with the same settings keeps its state.
 func (o *policyOptions) setConfig(c *configPolicies, update int) {
-	if o.config != nil && o.config.throttle != nil && c.throttle != nil {
+	if o.config != nil && o.config.throttle != nil && c.throttle != nil && o.configUpdate < update {
 		if kept := c.throttle.keep(o.config.throttle); kept != nil {
 			c = &configPolicies{c.read, c.entries, kept}
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -894,4 +896,55 @@ func TestUnsentOnlyIsNotLeftToGRPC(t *testing.T) {
 		}
 		wantTimes(t, server, 0, 0)
 	})
+}
+
+// A contextReplaced is a stream of an interceptor that adds values to the context.
+type contextReplaced struct {
+	grpc.ClientStream
+}
+
+func (contextReplaced) Context() context.Context { return context.Background() }
+
+// TestUnsentOnlyKeepsGRPCOffStreamsBelowWrappers: an interceptor below that replaces a stream's Context hides
+// gRPC's from the library. Once the request is sent, gRPC's own retries are off all the same.
+func TestUnsentOnlyKeepsGRPCOffStreamsBelowWrappers(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"retried":        {WithUnsentOnly(true)},
+		"passes through": {WithUnsentOnly(true), Disable()},
+		"no buffer":      {WithUnsentOnly(true), WithBufferLimit(0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var ran atomic.Int64
+				f := serve(t, script(), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+					if err := s.RecvMsg(&emptypb.Empty{}); err != nil {
+						return err
+					}
+					ran.Add(1)
+					return status.Error(codes.Unavailable, "down")
+				}))
+				wrap := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, open grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+					s, err := open(ctx, d, cc, m, o...)
+					return contextReplaced{s}, err
+				}
+				cc := f.conn(t, grpc.WithChainStreamInterceptor(StreamClientInterceptor(opts...), wrap), grpc.WithDefaultServiceConfig(
+					`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 4, "initialBackoff": "0.01s", "maxBackoff": "0.01s",
+						"backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`))
+				for call := range 2 { // on a fresh channel, and on one that has its config
+					ran.Store(0)
+					s, err := cc.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/a.Service/Stream")
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := s.SendMsg(&emptypb.Empty{}); err != nil {
+						t.Fatal(err)
+					}
+					err = s.RecvMsg(&emptypb.Empty{})
+					if n := ran.Load(); n != 1 || status.Code(err) != codes.Unavailable {
+						t.Errorf("call %d: the handler ran %d times, error %v, want once and UNAVAILABLE", call, n, err)
+					}
+				}
+			})
+		})
+	}
 }

@@ -34,28 +34,33 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // State outlives an Update if its settings are the same: the default budgets; a budget that is
 // passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and
 // what [HedgeAtQuantile] has measured, also if a new option with the same settings for the same
-// scope replaces the old one. Everything else starts afresh.
+// scope replaces the old one; budgets that the new option shares with others are then not used.
+// Everything else starts afresh.
 //
 // The options may be those about policies: CallOptions, WithMethod, [WithIdempotencyLevel],
 // [WithServiceConfig] and [WithResolverServiceConfig]. If an option is another one, or has an invalid
 // value, the error names the option and the value, and nothing changes. Update is safe for
 // concurrent use; Updates take effect one after another.
 func (r *Retrier) Update(opts ...Option) error {
-	s := r.settings
+	if err := r.settings.update(opts); err != nil {
+		return err
+	}
+	if r.report.meter != nil {
+		r.report.meter.addNewBudgets()
+	}
+	r.warn() // without a lock, because the logger may call Update
+	return nil
+}
+
+// update applies the options of one Update.
+func (s *settings) update(opts []Option) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := config{policies: s.options.clone(), update: s.updates + 1}
 	if err := c.applyAll("Update", opts); err != nil {
 		return err
 	}
-	if err := s.replace(c.policies, c.update); err != nil {
-		return err
-	}
-	if r.report.meter != nil {
-		r.report.meter.addNewBudgets()
-	}
-	r.warn()
-	return nil
+	return s.replace(c.policies, c.update)
 }
 
 // replace puts options into effect, unless they do not go together. The caller holds mu, or is alone.

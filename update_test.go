@@ -475,6 +475,12 @@ func TestWarnings(t *testing.T) {
 			[]string{"WithMaxElapsed is 1s, and the backoff waits 1s or more: no retry is ever made"}},
 		{"a backoff that is short enough", []Option{WithBackoff(Exponential{Base: second}), WithMaxElapsed(second)}, nil},
 		{"an empty budget", []Option{never}, []string{"all methods: the budget never allows a retry"}},
+		{"a reserve and a floor that never hold a token", []Option{WithRatioBudget(RatioBudget{Reserve: 0.3, MinPerSecond: 0.05, Window: 10 * second})},
+			[]string{"all methods: the budget never allows a retry"}},
+		{"a floor that holds a token", []Option{WithRatioBudget(RatioBudget{MinPerSecond: 0.1, Window: 10 * second})}, nil},
+		{"an empty budget among others", []Option{WithBudget(AllBudgets(Unlimited, emptyBudget(t)))}, []string{"all methods: the budget never allows a retry"}},
+		{"an empty budget of hedges", []Option{WithMethod(echoMethod, WithHedging(Hedging{Delay: HedgeAfter(second), Budget: emptyBudget(t)}))},
+			[]string{echoMethod + ": the budget of hedges never allows one"}},
 		{"an empty budget for calls that make no retry", []Option{never, Disable()}, nil},
 		{"a hedge that comes too late", []Option{WithMethod(echoMethod, WithAttemptTimeout(second), WithHedging(Hedging{Delay: HedgeAfter(second)}))},
 			[]string{"WithHedging has a delay of 1s, and WithAttemptTimeout is 1s: no hedge is ever sent"}},
@@ -508,6 +514,15 @@ func TestWarnings(t *testing.T) {
 			}
 		})
 	}
+}
+
+func emptyBudget(t *testing.T) Budget {
+	t.Helper()
+	b, err := NewRatioBudget(RatioBudget{Window: second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // Warnings follow an Update.

@@ -175,7 +175,7 @@ func (t *policyTable) warnings(l level, leveled bool) []string {
 		if s := t.services[serviceOf(pattern)]; s != nil {
 			wider = append(wider, s.policy)
 		}
-		if !leveled || levelOf(pattern) == l {
+		if !leveled || lookUpLevel(pattern) == l {
 			warn(pattern, p.policy, wider...)
 		}
 	}
@@ -204,6 +204,7 @@ func (p *policy) warnings() []string {
 	warn(len(p.Codes) == 0, "no status code is retried")
 	warn(neverAllows(p.Budget), "the budget never allows a retry: %v", p.Budget)
 	if p.hedged != nil {
+		warn(neverAllows(p.Hedging.Budget), "the budget of hedges never allows one: %v", p.Hedging.Budget)
 		delay, fixed := p.Hedging.Delay.(hedgeAfter)
 		warn(fixed && timeout > 0 && time.Duration(delay) >= timeout,
 			"WithHedging has a delay of %v, and WithAttemptTimeout is %v: no hedge is ever sent", time.Duration(delay), timeout)
@@ -233,9 +234,15 @@ func neverAllows(b Budget) bool {
 		settings, isRatio := each.settings.(RatioBudget)
 		return isRatio && settings.isEmpty()
 	}
+	if all, ok := b.(*allBudgets); ok {
+		return slices.ContainsFunc(all.budgets, neverAllows)
+	}
 	ratio, ok := b.(*ratioBudget)
 	return ok && ratio.settings.isEmpty()
 }
 
-// isEmpty reports whether the settings never allow a retry.
-func (s RatioBudget) isEmpty() bool { return s.Ratio == 0 && s.Reserve < 1 && s.MinPerSecond == 0 }
+// isEmpty reports whether the settings never allow a retry: answered calls earn nothing, and the
+// reserve and the floor never hold a whole token.
+func (s RatioBudget) isEmpty() bool {
+	return s.Ratio == 0 && s.Reserve+s.MinPerSecond*s.Window.Seconds() < 1
+}
