@@ -48,9 +48,11 @@ func (u *unresolvedPolicy) look() {
 // channel is new, and again when it has been idle.
 func awaitsConfig(cc *grpc.ClientConn) bool { return cc != nil && cc.GetState() != connectivity.Ready }
 
-// keep makes the policy final, because an attempt has reached a server.
+// keep makes the policy final, because an attempt has reached a server. If gRPC has not used the
+// context since the channel has a connection, an interceptor below has replaced the context, and what
+// was seen may be older than the config that gRPC waited for.
 func (u *unresolvedPolicy) keep() {
-	if u.seen.Load() == nil { // an interceptor below has replaced the context
+	if !u.final.Load() {
 		u.look()
 	}
 	u.final.Store(true)
