@@ -174,6 +174,41 @@ func TestExplainWarns(t *testing.T) {
 	}
 }
 
+// The order of the flags does not matter.
+func TestExplainFlagsInAnyOrder(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want string }{
+		{"-hedge-attempts 3 -hedge after:10ms", "at most 3 attempts of a call; another one is sent while none has succeeded after 10 ms"},
+		{"-jitter none -base 20ms -backoff full:1s..2s", "before a retry a wait of exactly 20 ms"},
+		{"-overload-max 3s -overload-backoff full:2s..9s", "up to 2 s, then each time 2 times as long, up to 3 s"},
+	} {
+		s, err := explanationOf(t, "-layers 1 "+tt.args, quick).words(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.Parts[0].Points, "\n"); !contains(got, tt.want) {
+			t.Errorf("herd explain %s:\n%s\nwant %q", tt.args, got, tt.want)
+		}
+	}
+}
+
+// A service config can hedge without any code after which another attempt follows.
+func TestExplainHedgingWithoutCodes(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "config.json")
+	config := `{"methodConfig": [{"name": [{}], "hedgingPolicy": {"maxAttempts": 3, "hedgingDelay": "0.05s"}}]}`
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := explanationOf(t, "-layers 1 -policy "+file, quick).words(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Parts[0].Points[1]; got != "none after a failure (service config)" {
+		t.Errorf("the codes are %q, want none after a failure", got)
+	}
+}
+
 // Stories of different lengths share a table: each time stands below the number of its attempt, or below
 // "last".
 func TestExplainTimelines(t *testing.T) {
@@ -345,6 +380,10 @@ func TestExplainMistakesAreNamed(t *testing.T) {
 		{"-method Get", 2, "-method Get: want /pkg.Service/Method"},
 		{"-backoff soon", 2, "want full:100ms..5s×2"},
 		{"-overload-base long", 2, "overload-base"},
+		{"-attempts 0", 1, "-attempts 0: want at least 1"},
+		{"-hedge-attempts 3", 1, "-hedge-attempts 3: the policy does not hedge"},
+		{"-multiplier 3 -backoff constant:1s", 1, "-multiplier 3: the backoff is not exponential"},
+		{"-jitter none -hedge after:1s -backoff decorrelated:1s..2s", 1, "-jitter none: the backoff is not exponential"},
 		{"-base 9s", 1, "Exponential.Max is 5s, the default, below Base 9s"},
 		{"-study classic", 2, "flag provided but not defined: -study"},
 		{"-policy testdata/explain/none.json", 1, "no such file"},
