@@ -47,8 +47,10 @@ func WithServiceConfig(json string) Option {
 // WithResolverServiceConfig makes the retryPolicy of a channel's own service config the policy of
 // its methods, with this library's pushback, limits, budgets and events. The config is read for
 // each call, so that a change by the resolver applies to the next call; budgets keep their state.
-// The scopes are those of [WithServiceConfig], and the channel's retryPolicy replaces what
-// WithServiceConfig says about a method. Options in Go win if their scope is the same or narrower.
+// The scopes are those of [WithServiceConfig], except that an entry with several names has the widest
+// of those that apply to the method, because gRPC does not show which one it found. The channel's
+// retryPolicy replaces what WithServiceConfig says about a method. Options in Go win if their scope is
+// the same or narrower.
 //
 // gRPC shows interceptors the retryPolicy only: a hedgingPolicy or a retryThrottling of the channel is
 // not obeyed. Set the budget in Go, or pass the retryThrottling to WithServiceConfig. The routes of

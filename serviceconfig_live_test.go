@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -169,6 +170,46 @@ func TestTheChannelsPolicyIsObeyedFromTheFirstCall(t *testing.T) {
 								t.Errorf("attempt %d arrives with %d previous attempts, want %d", i+1, one.previous, i%3)
 							}
 						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// The same holds if an interceptor below hands gRPC a context of its own, with or without having read
+// the metadata of the call's.
+func TestTheChannelsPolicyIsObeyedBelowAForeignContext(t *testing.T) {
+	for name, foreign := range map[string]func(context.Context) context.Context{
+		"empty": func(context.Context) context.Context { return context.Background() },
+		"with a copy of the metadata": func(ctx context.Context) context.Context {
+			md, _ := metadata.FromOutgoingContext(ctx)
+			return metadata.NewOutgoingContext(context.Background(), md)
+		},
+	} {
+		for _, kind := range callKinds {
+			for _, resolved := range []time.Duration{0, 3 * second} {
+				t.Run(fmt.Sprintf("%s, %s, resolved after %v", name, kind.name, resolved), func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						server := serve(t, always(aborted()))
+						below := []grpc.DialOption{
+							grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+								invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
+							) error {
+								return invoker(foreign(ctx), method, req, reply, cc, opts...)
+							}),
+							grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+								streamer grpc.Streamer, opts ...grpc.CallOption,
+							) (grpc.ClientStream, error) {
+								return streamer(foreign(ctx), desc, cc, method, opts...)
+							}),
+						}
+						cc, _ := server.live(t, resolved, configOf(retrying(nameEcho, 3)),
+							append(even(t, WithResolverServiceConfig(true)).DialOptions(), below...)...)
+						for range 2 {
+							wantStop(t, kind.call(t.Context(), cc, echoMethod), codes.Aborted, ErrAttemptsExhausted, 3)
+						}
+						wantTimes(t, server, resolved, resolved+second, resolved+3*second, resolved+3*second, resolved+4*second, resolved+6*second)
 					})
 				})
 			}

@@ -48,13 +48,14 @@ func (u *unresolvedPolicy) look() {
 // channel is new, and again when it has been idle.
 func awaitsConfig(cc *grpc.ClientConn) bool { return cc != nil && cc.GetState() != connectivity.Ready }
 
-// keep makes the policy final, because an attempt has reached a server.
+// keep makes the policy final, because an attempt has reached a server. If no policy of the channel was
+// seen, an interceptor below may have replaced the context, so that gRPC has not used this one.
 func (u *unresolvedPolicy) keep() {
 	if u.final.Load() {
 		return
 	}
 	if of := u.seen.Load(); of == nil || of == u.policies.of(u.method) {
-		u.look() // gRPC may not have used the context, because an interceptor below has replaced it
+		u.look()
 	}
 	u.final.Store(true)
 }

@@ -230,6 +230,34 @@ func parseShare(v string) (float64, error) {
 	return share, nil
 }
 
+// wholesFirst returns the changes in an order in which none undoes another: those that set a whole
+// backoff or hedging come before those of its parts.
+func wholesFirst(all []change) []change {
+	whole := func(c change) int {
+		if slices.Contains([]string{"backoff", "overload-backoff", "hedge"}, c.name) {
+			return 0
+		}
+		return 1
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b change) int { return whole(a) - whole(b) })
+	return all
+}
+
+// fits rejects a change that would have no effect on a strategy.
+func (c change) fits(s *sim.Strategy) error {
+	switch _, exponential := s.Policy.Backoff.(grpcretry.Exponential); {
+	case c.name == "attempts" && c.value == "0":
+		return errors.New("want at least 1")
+	case c.name == "hedge-attempts" && s.Hedging == nil:
+		return errors.New("the policy does not hedge: add -hedge")
+	case (c.name == "multiplier" || c.name == "jitter") && !exponential:
+		return errors.New("the backoff is not exponential")
+	default:
+		return nil
+	}
+}
+
 // read reads the service config, if there is one, and applies the flags.
 func (o *explainOptions) read() error {
 	if o.policy != "" {
@@ -253,8 +281,12 @@ func (o *explainOptions) read() error {
 	if slices.ContainsFunc(o.changes, changesBackoff) && s.Strategies[0].Policy.Backoff == nil {
 		s.Strategies[0].Policy.Backoff = grpcretry.Exponential{}
 	}
-	for _, c := range o.changes {
-		if err := c.do(&s, c.value); err != nil {
+	for _, c := range wholesFirst(o.changes) {
+		err := c.fits(&s.Strategies[0])
+		if err == nil {
+			err = c.do(&s, c.value)
+		}
+		if err != nil {
 			return fmt.Errorf("-%s %s: %w", c.name, c.value, err)
 		}
 	}

@@ -68,10 +68,11 @@ func (e *explanation) drain(s sim.Strategy) (fresh, saved, perSecond float64, er
 		return 0, 0, 0, err
 	}
 	each := e.each()
-	d.calls(each, max(e.warmUp(), time.Duration(float64(3*time.Second)/each)))
+	answered := each * e.answered()
+	d.calls(answered, max(e.warmUp(), time.Duration(float64(3*time.Second)/each)))
 	saved = d.empty()
 	for _, step := range []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second} {
-		perSecond = max(perSecond, d.often(each, step))
+		perSecond = max(perSecond, d.often(answered, step))
 	}
 	return fresh, saved, perSecond, nil
 }

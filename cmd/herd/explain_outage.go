@@ -130,6 +130,12 @@ func (r recordedDelay) Delay(method string, now time.Time) (time.Duration, bool)
 	return d, ok
 }
 
+// answered returns the share of the calls that succeed in good times.
+func (e *explanation) answered() float64 {
+	g := &e.calm.Groups[0]
+	return float64(g.Succeeded) / float64(max(1, g.Succeeded+g.Failed))
+}
+
 // hedgedShare returns the share of the calls that are hedged in good times, and of those for which a
 // hedge is due, once the delay is known.
 func (e *explanation) hedgedShare() (sent, due float64) {
@@ -150,8 +156,14 @@ type outageFigures struct {
 	worst     float64 // in the worst second
 	first     float64 // in the first ten seconds
 	steady    float64 // in the long run
-	unlimited float64 // in the long run without budgets; 0 if there are too many to simulate
+	unlimited float64 // in the long run without budgets
 }
+
+// notSimulated stands for attempts per call that may be too many to simulate.
+var notSimulated = math.NaN()
+
+// mostPerCall is the largest number of attempts per call that is simulated.
+const mostPerCall = 20_000
 
 // simulateOutages simulates an outage for each number of layers.
 func (e *explanation) simulateOutages(ctx context.Context) error {
@@ -178,7 +190,11 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 		}
 		f.worst, f.first, f.steady = attemptsPerCall(r, s)
 	}
-	if most > 2000 {
+	if math.Pow(e.stories[0].many.attempts, float64(layers)) > mostPerCall {
+		f.unlimited = notSimulated
+		if !limited {
+			f.worst, f.first, f.steady = notSimulated, notSimulated, notSimulated
+		}
 		return f, nil
 	}
 	s := e.outageScenario(layers, max(2, min(50, 2000/most)), 1)
@@ -276,11 +292,11 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 	return s, nil
 }
 
-// perCall formats a number of attempts per call; 0 stands for more than can be simulated.
+// perCall formats a number of attempts per call.
 func perCall(v float64) string {
 	switch {
-	case v == 0:
-		return "over 2,000"
+	case math.IsNaN(v):
+		return "not simulated"
 	case v < 1.995:
 		return fmt.Sprintf("%.2f", v)
 	case v < 10:

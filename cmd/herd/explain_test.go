@@ -141,6 +141,8 @@ func TestExplainWarns(t *testing.T) {
 		{"-deadline 3s -overload-base 6s", "The wait before attempt 2 after RESOURCE_EXHAUSTED is typically 3 s"},
 		{"-max-elapsed 200ms", "because no attempt starts later than 200 ms"},
 		{"-deadline 0", "Calls have no deadline"},
+		{"-deadline 60ms -latency 1s", "In good times 100% of the calls end with the deadline of 60 ms"},
+		{"-attempts 8 -budget unlimited -layers 5", "Retries of 4 layers multiply"}, // the deadline ends most of 8^5
 		{"-attempt-timeout 10s", "The attempt timeout of 10 s is not below the deadline of 10 s"},
 		{"-attempt-timeout 50ms", "The attempt timeout of 50 ms is shorter than healthy responses"},
 		{"-attempt-timeout 3s -max-elapsed 2s", "no retry can follow an attempt that times out. The library logs this, too"},
@@ -169,6 +171,119 @@ func TestExplainWarns(t *testing.T) {
 		if !wanted {
 			t.Errorf("herd explain %s warns:\n%s\nwant %q", tt.args, all, tt.want)
 		}
+	}
+}
+
+// The order of the flags does not matter.
+func TestExplainFlagsInAnyOrder(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want string }{
+		{"-hedge-attempts 3 -hedge after:10ms", "at most 3 attempts of a call; another one is sent while none has succeeded after 10 ms"},
+		{"-jitter none -base 20ms -backoff full:1s..2s", "before a retry a wait of exactly 20 ms"},
+		{"-overload-max 3s -overload-backoff full:2s..9s", "up to 2 s, then each time 2 times as long, up to 3 s"},
+	} {
+		s, err := explanationOf(t, "-layers 1 "+tt.args, quick).words(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.Parts[0].Points, "\n"); !contains(got, tt.want) {
+			t.Errorf("herd explain %s:\n%s\nwant %q", tt.args, got, tt.want)
+		}
+	}
+}
+
+// A service config can hedge without any code after which another attempt follows.
+func TestExplainHedgingWithoutCodes(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "config.json")
+	config := `{"methodConfig": [{"name": [{}], "hedgingPolicy": {"maxAttempts": 3, "hedgingDelay": "0.05s"}}]}`
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := explanationOf(t, "-layers 1 -policy "+file, quick).words(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Parts[0].Points[1]; got != "none after a failure (service config)" {
+		t.Errorf("the codes are %q, want none after a failure", got)
+	}
+}
+
+// Stories of different lengths share a table: each time stands below the number of its attempt, or below
+// "last".
+func TestExplainTimelines(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want string }{
+		{"-attempts 8", `
+			|attempt 1|2|3|4|…|last|error|because
+			shortest|0 s|2 ms|4 ms|6 ms|…|14 ms|16 ms|8 attempts made
+			typical|0 s|52 ms|154 ms|356 ms|…|5.66 s|5.67 s|8 attempts made
+			  wait||50 ms|100 ms|200 ms|…|2.5 s||
+			longest|0 s|102 ms|304 ms|706 ms|…|6.31 s|6.31 s|deadline too near
+			  wait||100 ms|200 ms|400 ms|…|3.2 s||
+			budget empty|0 s|–|–|–|–|–|2 ms|budget`},
+		{"-attempts 8 -deadline 3s", `
+			|attempt 1|2|3|4|…|last|error|because
+			shortest|0 s|2 ms|4 ms|6 ms|…|14 ms|16 ms|8 attempts made
+			typical|0 s|52 ms|154 ms|356 ms|…|1.56 s|1.56 s|deadline too near
+			  wait||50 ms|100 ms|200 ms|…|800 ms||
+			longest|0 s|102 ms|304 ms|706 ms|–|1.51 s|1.51 s|deadline too near
+			  wait||100 ms|200 ms|400 ms||800 ms||
+			budget empty|0 s|–|–|–|–|–|2 ms|budget`},
+		{"-attempts 7", `
+			|attempt 1|2|3|4|…|7|error|because
+			shortest|0 s|2 ms|4 ms|6 ms|…|12 ms|14 ms|7 attempts made
+			typical|0 s|52 ms|154 ms|356 ms|…|3.16 s|3.16 s|7 attempts made
+			  wait||50 ms|100 ms|200 ms|…|1.6 s||
+			longest|0 s|102 ms|304 ms|706 ms|…|6.31 s|6.31 s|7 attempts made
+			  wait||100 ms|200 ms|400 ms|…|3.2 s||
+			budget empty|0 s|–|–|–|–|–|2 ms|budget`},
+		{"-deadline 60ms", `
+			|attempt 1|2|3|4|error|because
+			shortest|0 s|2 ms|4 ms|6 ms|8 ms|4 attempts made
+			typical|0 s|52 ms|–|–|54 ms|deadline too near
+			  wait||50 ms||||
+			longest|0 s|–|–|–|2 ms|deadline too near
+			budget empty|0 s|–|–|–|2 ms|budget`},
+	} {
+		s, err := explanationOf(t, "-layers 1 "+tt.args, quick).timelines(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, line := range s.Parts[2].Table {
+			got += "\n\t\t\t" + strings.Join(line, "|")
+		}
+		if got != tt.want {
+			t.Errorf("herd explain %s:%s\nwant:%s", tt.args, got, tt.want)
+		}
+	}
+}
+
+// Attempts per call are simulated, also if most of those that the policy allows come after the deadline.
+func TestExplainOutagesOfManyAttempts(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args string
+		want string // after 20 s, without a budget
+	}{
+		{"-deadline 2ms -layers 3", "0.00"}, // nothing arrives at the third service
+		{"-attempts 13 -layers 3 -backoff constant:1s -deadline 4500ms", "5.0"},
+		{"-attempts 1000 -layers 5 -backoff constant:1s -deadline 10s", "not simulated"},
+	} {
+		e := explanationOf(t, tt.args, quick)
+		if got := perCall(e.outages[len(e.outages)-1].unlimited); got != tt.want {
+			t.Errorf("herd explain %s: %s attempts per call, want %s", tt.args, got, tt.want)
+		}
+	}
+}
+
+// Calls that the deadline ends earn no retries.
+func TestExplainBudgetOfCallsThatFail(t *testing.T) {
+	t.Parallel()
+	e := explanationOf(t, "-deadline 60ms -latency 1s -layers 1", quick)
+	if b := e.budget; b.fresh != 3 || b.saved != 3 || b.perSecond != 0 {
+		t.Errorf("the budget allows %+v, want 3 retries and none in good times", b)
 	}
 }
 
@@ -265,6 +380,10 @@ func TestExplainMistakesAreNamed(t *testing.T) {
 		{"-method Get", 2, "-method Get: want /pkg.Service/Method"},
 		{"-backoff soon", 2, "want full:100ms..5s×2"},
 		{"-overload-base long", 2, "overload-base"},
+		{"-attempts 0", 1, "-attempts 0: want at least 1"},
+		{"-hedge-attempts 3", 1, "-hedge-attempts 3: the policy does not hedge"},
+		{"-multiplier 3 -backoff constant:1s", 1, "-multiplier 3: the backoff is not exponential"},
+		{"-jitter none -hedge after:1s -backoff decorrelated:1s..2s", 1, "-jitter none: the backoff is not exponential"},
 		{"-base 9s", 1, "Exponential.Max is 5s, the default, below Base 9s"},
 		{"-study classic", 2, "flag provided but not defined: -study"},
 		{"-policy testdata/explain/none.json", 1, "no such file"},

@@ -330,7 +330,7 @@ func (e *explanation) timelines(context.Context) (explainSection, error) {
 	}
 	s.Parts = append(s.Parts, explainPart{Text: intro})
 	for _, f := range e.stories {
-		if len(f.longest.sent) == 1 {
+		if f.single() {
 			s.Parts = append(s.Parts, explainPart{Text: e.singleText(f)})
 			continue
 		}
@@ -367,22 +367,16 @@ func (e *explanation) timelineTable(f failureStories) [][]string {
 	if refused, ok := e.refused(f.kind); ok && !same(refused, f.typical) {
 		lines = append(lines, line{"budget empty", refused})
 	}
-	columns := 1
+	var counts []int
 	for _, one := range lines {
-		columns = max(columns, len(shownAttempts(len(one.sent))))
+		counts = append(counts, len(one.sent))
 	}
-	head := []string{"", "attempt 1"}
-	for _, i := range shownAttempts(len(f.longest.sent))[1:] {
-		head = append(head, attemptHead(i))
-	}
-	for len(head) < columns+1 {
-		head = append(head, fmt.Sprint(len(head)))
-	}
+	head, most := attemptHeads(counts)
 	table := [][]string{append(head, "error", "because")}
 	for _, one := range lines {
-		table = append(table, one.row(one.name, columns, one.sent, one.ending(), reasonText(one.why, e.policy)))
+		table = append(table, one.row(one.name, most, one.sent, one.ending(), reasonText(one.why, e.policy)))
 		if slices.ContainsFunc(one.waits, func(d time.Duration) bool { return d > 0 }) {
-			table = append(table, one.row("  wait", columns, one.waits, "", ""))
+			table = append(table, one.row("  wait", most, one.waits, "", ""))
 		}
 	}
 	return table
@@ -405,30 +399,42 @@ func shownAttempts(n int) (all []int) {
 	return all
 }
 
-func attemptHead(i int) string {
-	if i < 0 {
-		return "…"
+// attemptHeads returns the heads of the columns for stories with so many attempts, and the largest
+// number of attempts.
+func attemptHeads(counts []int) (head []string, most int) {
+	most = slices.Max(counts)
+	head = []string{"", "attempt 1"}
+	for _, i := range shownAttempts(most)[1:] {
+		if i < 0 {
+			head = append(head, "…")
+			continue
+		}
+		head = append(head, fmt.Sprint(i+1))
 	}
-	return fmt.Sprint(i + 1)
+	fewer := func(n int) bool { return n > mostColumns-2 && n < most }
+	if most > mostColumns && slices.ContainsFunc(counts, fewer) {
+		head[len(head)-1] = "last"
+	}
+	return head, most
 }
 
-// row returns a line with a time for each attempt.
-func (s story) row(name string, columns int, times []time.Duration, end, why string) []string {
-	row := []string{name}
-	for _, i := range shownAttempts(len(times)) {
+// row returns a line with a time for each attempt that the table shows, in a table whose longest line
+// has most attempts.
+func (s story) row(name string, most int, times []time.Duration, end, why string) []string {
+	row, n, wait := []string{name}, len(times), name == "  wait"
+	for _, i := range shownAttempts(most) {
+		if i == most-1 && most > mostColumns && n > mostColumns-2 {
+			i = n - 1 // the column of the last attempt
+		}
 		switch {
-		case i < 0:
+		case i < 0 && n > mostColumns-1:
 			row = append(row, "…")
-		case i == 0 && name == "  wait":
+		case wait && (i <= 0 || i >= n):
 			row = append(row, "")
+		case i < 0 || i >= n:
+			row = append(row, "–")
 		default:
 			row = append(row, roundTime(times[i]))
-		}
-	}
-	for len(row) <= columns {
-		row = append(row, "–")
-		if name == "  wait" {
-			row[len(row)-1] = ""
 		}
 	}
 	return append(row, end, why)
@@ -499,6 +505,11 @@ func plural(n int, word string) string {
 		return "1 " + word
 	}
 	return fmt.Sprintf("%s %ss", grouped(float64(n)), word)
+}
+
+// single reports whether the first attempt is the last, whatever the waits are.
+func (f *failureStories) single() bool {
+	return len(f.shortest.sent) == 1 && len(f.typical.sent) == 1 && len(f.longest.sent) == 1
 }
 
 // singleText tells of a call whose first attempt is its last.

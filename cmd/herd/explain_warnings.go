@@ -154,6 +154,10 @@ func (e *explanation) warnOfTimeouts() (all []string) {
 		all = append(all, fmt.Sprintf("The attempt timeout of %s is not below the deadline of %s, so it never ends an attempt. Set it to at most %s (-attempt-timeout, WithAttemptTimeout).",
 			shortTime(timeout), shortTime(e.deadline), shortTime(e.deadline/2)))
 	}
+	if late := 1 - e.answered(); e.deadline > 0 && late >= rarely {
+		all = append(all, fmt.Sprintf("In good times %s of the calls end with the deadline of %s, because the server takes longer. Raise the deadline.",
+			percent(late), shortTime(e.deadline)))
+	}
 	if slow := e.calm.Groups[0].Latency.P99; timeout > 0 && timeout < slow {
 		all = append(all, fmt.Sprintf("The attempt timeout of %s is shorter than healthy responses: 1%% of them take over %s. Set it to several times that (-attempt-timeout, WithAttemptTimeout).",
 			shortTime(timeout), roundTime(slow)))
@@ -193,16 +197,23 @@ func (e *explanation) warnOfNoBudget() []string {
 		change = `Add "retryThrottling" to the service config, or let this library obey it, which adds its own budget (-budget default, WithServiceConfig).`
 	}
 	return []string{fmt.Sprintf("There is no budget: in an outage the server gets %s times its normal load for as long as it lasts, which can keep it down after the cause is gone. %s",
-		times(e.outages[0].steady), change)}
+		times(e.lastSimulated(1).steady), change)}
+}
+
+// lastSimulated returns the figures for so many layers or, if they are too many to simulate, for the
+// largest number that is not.
+func (e *explanation) lastSimulated(layers int) outageFigures {
+	for _, f := range slices.Backward(e.outages[:layers]) {
+		if !math.IsNaN(f.steady) {
+			return f
+		}
+	}
+	each := e.stories[0].many.attempts
+	return outageFigures{layers: 1, first: each, steady: each}
 }
 
 // times formats a number of attempts per call for a sentence.
-func times(v float64) string {
-	if v == 0 {
-		return perCall(v)
-	}
-	return grouped(math.Round(10*v) / 10)
-}
+func times(v float64) string { return grouped(math.Round(10*v) / 10) }
 
 func (e *explanation) warnOfBudget() (all []string) {
 	if e.budget.unlimited {
@@ -224,7 +235,10 @@ func (e *explanation) warnOfLayers() []string {
 	if e.layers < 2 || attemptsOf(e.policy) == 1 || e.unsentOnly {
 		return nil
 	}
-	f := e.outages[len(e.outages)-1]
+	f := e.lastSimulated(e.layers)
+	if f.layers < 2 {
+		return nil
+	}
 	change := "Retry at one layer only, or let servers that have retried forbid it to their callers (grpcretry.SetNoRetry)."
 	switch {
 	case e.strategy.Budget.Kind == sim.UnlimitedBudget:

@@ -28,7 +28,11 @@ func (e *explanation) words(context.Context) (explainSection, error) {
 		points = append(points, fmt.Sprintf("while a process has not measured enough calls, they are not hedged, but retried: at most %s (%s)",
 			plural(e.policy.MaxAttempts, "attempt"), e.origin(func(s sim.Strategy) any { return s.Policy.MaxAttempts })))
 	}
-	say(fmt.Sprintf("another one after %s", codeList(e.codes())), e.codesOf)
+	if all := e.codes(); len(all) > 0 {
+		say(fmt.Sprintf("another one after %s", codeList(all)), e.codesOf)
+	} else {
+		say("none after a failure", e.codesOf)
+	}
 	if e.strategy.Hedging == nil {
 		say("before a retry "+backoffWords(e.policy.Backoff), func(s sim.Strategy) any { return s.Policy.Backoff })
 		if overload := backoffWords(e.policy.OverloadBackoff); overload != backoffWords(e.policy.Backoff) {
