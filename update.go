@@ -30,7 +30,9 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // older options of narrower scopes say; only options of single calls, and options for narrower
 // scopes in the same Update or a later one, turn them on. A later Update with
 // [WithMaxAttempts] or [WithHedging] for all methods puts those older options into effect again. (It does
-// not bring back an older WithHedging for all methods, which Disable has replaced.)
+// not bring back an older WithHedging for all methods, which Disable has replaced.) Methods that are
+// left to gRPC's own retries, because the ClientConn was not dialed with [Retrier.DialOptions], are
+// still retried by gRPC.
 //
 // State outlives an Update if its settings are the same: the default budgets; a budget that is
 // passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and
