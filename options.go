@@ -296,8 +296,9 @@ func WithConnectWait(d time.Duration) CallOption {
 // them only if it has sent nothing, or if the server has reported that it processed nothing. gRPC's
 // retries by the retryPolicy of a service config are not, so dial with [Retrier.DialOptions]. Without,
 // this package keeps gRPC from them as far as an interceptor can. What remains is a retryPolicy that arrives
-// while interceptors below run, a call that its server ends before the first message is sent, and the
-// retry policies of xDS routes.
+// while interceptors below run, a unary call that ends before its request is sent, which matters to servers
+// that act on headers alone, a stream whose Context an interceptor below replaces and that receives before it
+// sends, and the retry policies of xDS routes.
 //
 // Interceptors chained below must pass all call options on. An attempt whose options they drop
 // counts as one that may have run. The rule cannot see a second request that an interceptor

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -326,7 +327,7 @@ const (
 )
 
 func drawFate() connFate {
-	const never = 1 << 40
+	const never = math.MaxInt
 	f := connFate{request: never, response: never, how: rand.IntN(waysOfFate)}
 	if rand.IntN(3) == 0 {
 		f.delay = upTo(2 * ms)
