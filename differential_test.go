@@ -1005,7 +1005,9 @@ func (r *diffRun) play(part string, offset time.Duration, steps []diffStep, stre
 				r.note(part, "trailer: %s", describeMD(stream.Trailer()))
 			}
 		case "context":
-			r.note(part, "context: %s", r.describeContext(stream.Context()))
+			own := stream.Context()
+			time.Sleep(time.Nanosecond) // gRPC ends it on a goroutine, which may be about to run
+			r.note(part, "context: %s", r.describeContext(own))
 		case "sleep":
 			time.Sleep(time.Duration(s.n) * time.Millisecond)
 		case "cancel":

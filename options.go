@@ -296,8 +296,9 @@ func WithConnectWait(d time.Duration) CallOption {
 // them only if it has sent nothing, or if the server has reported that it processed nothing. The
 // retries by the retryPolicy of a service config are not as safe, so such a method is not left to
 // gRPC, but dial with [Retrier.DialOptions] to be certain: without it, gRPC still retries by the
-// policies of xDS routes, by a policy that arrives while interceptors below run, and if a server
-// ends a call before its first message was sent.
+// policies of xDS routes, by a policy that arrives while interceptors below run, if a server ends
+// a unary call before the request is sent, and if an interceptor below replaces the Context of a
+// stream that receives before it sends.
 //
 // Interceptors chained below must pass all call options on. An attempt whose options they drop
 // counts as one that may have run. The rule cannot see a second request that an interceptor

@@ -155,7 +155,7 @@ type policy struct {
 	Policy
 	codes       codeSet
 	budgetScope string // the name of the scope that Budget comes from
-	overGRPC    bool   // calls are not left to gRPC: a service config is read here, or gRPC might run a method twice
+	overGRPC    bool   // calls are not left to gRPC, see resolve
 
 	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
 	// nil without Hedging, and with UnsentOnly. In hedged itself, hedges is true.

@@ -172,7 +172,9 @@ func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption)
 			opt.applyTo(&p.Policy)
 		}
 	})
-	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly
+	// gRPC's own retries would multiply with those by a service config that is read here, might run a method
+	// twice, and would go on while everything is off.
+	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly || o.off > 0
 	p.fillDefaults(fallback)
 	return p
 }

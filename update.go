@@ -29,7 +29,8 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // During an incident, Update([Disable]()) turns retries and hedging off for every method, whatever
 // older options say; only options of single calls, and options for narrower scopes in the same
 // Update or a later one, turn them on. A later Update with [WithMaxAttempts] or [WithHedging] for
-// all methods puts the older options into effect again, except the one that it replaces.
+// all methods puts the older options into effect again, except the one that it replaces. As long as
+// the switch is off, gRPC's own retries by a retryPolicy in the channel's service config are off, too.
 //
 // State outlives an Update if its settings are the same: the default budgets; a budget that is
 // passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and

@@ -148,6 +148,30 @@ func TestUpdateDisableReachesEveryScope(t *testing.T) {
 
 const steady50ms = Constant(50 * time.Millisecond)
 
+// The switch reaches the retries that are left to gRPC, and gives them back.
+func TestUpdateDisableReachesGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		r := retrierOf(t)
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(r.UnaryClientInterceptor()),
+			grpc.WithChainStreamInterceptor(r.StreamClientInterceptor()))
+		client := echov1.NewEchoServiceClient(cc)
+		for _, step := range []struct {
+			opts []Option
+			want int
+		}{
+			{nil, 3}, {[]Option{Disable()}, 1}, {[]Option{WithMaxAttempts(2)}, 3},
+		} {
+			update(t, r, step.opts...)
+			before := len(server.attempts())
+			_, err := client.Echo(t.Context(), request())
+			if got := len(server.attempts()) - before; got != step.want || status.Code(err) != codes.Unavailable {
+				t.Errorf("after %d options %d attempts and %v, want %d", len(step.opts), got, err, step.want)
+			}
+		}
+	})
+}
+
 // What was on for all methods comes back, too.
 func TestUpdateDisableForgetsNothing(t *testing.T) {
 	h := Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}
