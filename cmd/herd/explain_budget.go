@@ -74,7 +74,31 @@ func (e *explanation) drain(s sim.Strategy) (fresh, saved, perSecond float64, er
 	for _, step := range []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second} {
 		perSecond = max(perSecond, d.often(answered, step))
 	}
+	if s.Budget.Kind == sim.ThrottleBudget && answered > 0 {
+		if d, err = newDrainer(s); err != nil {
+			return 0, 0, 0, err
+		}
+		d.empty()
+		perSecond = max(perSecond, d.spaced(answered, math.Ceil(2/s.Budget.TokenRatio)))
+	}
 	return fresh, saved, perSecond, nil
+}
+
+// spaced returns the retries per second that the budget allows if one call fails after so many that
+// succeed. A throttle allows most if they earn the two tokens that the call and its retry cost.
+func (d *drainer) spaced(rate, answered float64) float64 {
+	const rounds = 200
+	sum := 0
+	for range rounds {
+		d.calls(rate, time.Duration(answered/rate*float64(time.Second))+1)
+		sum += len(d.fail().sent) - 1
+	}
+	return float64(sum) / rounds / (answered + 1) * rate
+}
+
+// fail makes a call that fails, now.
+func (d *drainer) fail() story {
+	return tell(d.retrier, d.kind, d.now, d.deadline, func() float64 { return 0 })
 }
 
 // often returns the retries per second that the budget allows if calls fail after every step of good
@@ -136,7 +160,7 @@ func (d *drainer) calls(rate float64, length time.Duration) {
 func (d *drainer) empty() float64 {
 	retries := 0
 	for limit := mostRetries + int(10*d.made); retries < limit; {
-		s := tell(d.retrier, d.kind, d.now, d.deadline, func() float64 { return 0 })
+		s := d.fail()
 		retries += len(s.sent) - 1
 		if len(s.sent) == 1 || errors.Is(s.why, grpcretry.ErrBudgetExhausted) {
 			break

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"go/parser"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -274,6 +275,25 @@ func TestExplainOutagesOfManyAttempts(t *testing.T) {
 		e := explanationOf(t, tt.args, quick)
 		if got := perCall(e.outages[len(e.outages)-1].unlimited); got != tt.want {
 			t.Errorf("herd explain %s: %s attempts per call, want %s", tt.args, got, tt.want)
+		}
+	}
+}
+
+// A throttle allows most retries if calls fail one by one: 20 that succeed earn what a call and its
+// retry cost.
+func TestExplainBudgetOfAThrottle(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args string
+		want float64
+	}{
+		{"-budget throttle:10,0.1 -rate 200", 20. / 21},
+		{"-budget throttle:10,0.1 -rate 1000", 100. / 21},
+		{"-budget throttle:1000,0.01 -rate 1000", 100. / 201},
+	} {
+		e := explanationOf(t, "-layers 1 "+tt.args, quick)
+		if got := e.budget.perSecond; math.Abs(got-tt.want) > 0.05*tt.want {
+			t.Errorf("herd explain %s: %v retries per second of each process, want %v", tt.args, got, tt.want)
 		}
 	}
 }
