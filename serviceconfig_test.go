@@ -153,7 +153,9 @@ func drawConfig(d *rand.Rand, hedging, tokens bool) *drawnConfig {
 		c.MethodConfig[i], c.MethodConfig[j] = c.MethodConfig[j], c.MethodConfig[i]
 	})
 	if tokens {
-		c.RetryThrottling = &drawnThrottle{float64(2 + d.IntN(8)), float64(1+d.IntN(20)) / 10}
+		// The ratios are sums of powers of 2: gRPC counts tokens in floating point, and at exactly half of them
+		// the rounding of other ratios would decide.
+		c.RetryThrottling = &drawnThrottle{float64(2 + d.IntN(8)), float64(1+d.IntN(16)) / 8}
 	}
 	return c
 }
