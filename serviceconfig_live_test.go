@@ -739,7 +739,7 @@ func TestOutdatedChannelPoliciesDoNotPileUp(t *testing.T) {
 func TestTheServiceConfigChangesUnderLoad(t *testing.T) {
 	changes := 200
 	if *thorough {
-		changes = 10_000
+		changes = 3000
 	}
 	server := serve(t, func(n int) answer {
 		if n%3 == 0 {

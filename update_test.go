@@ -440,7 +440,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 	}
 	updates := 500
 	if *thorough {
-		updates = 20_000
+		updates = 3000
 	}
 	for i := range updates {
 		o := three
