@@ -181,12 +181,13 @@ flaky: gcc ## the root package's tests of timing 100 times with the race detecto
 SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, and 200,000 calls under faults (an hour and a half)
+soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, 200,000 calls under faults, and 50,000 service configs (two hours)
 	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
 		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
 	go test -race -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.seed=0 -programs.count=350000
 	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.seed=0 -programs.count=3400000
 	go test -race -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.streams=200000 -faults.worlds=8
+	go test -race -run 'ServiceConfig' -v -timeout 60m . -configs.seed=0 -configs.draws=50000
 
 RUNS ?= 24
 .PHONY: bench
