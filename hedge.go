@@ -99,8 +99,9 @@ func (h *Hedging) check() error {
 // checkHedging rejects hedging for all methods, or for those that declare nothing, unless they are
 // declared safe, and hedging for methods that are known to have a client stream.
 func (o *policyOptions) checkHedging(fallback budgets) error {
-	own := func(l optionList) *Hedging { // wider scopes are for other methods, too
-		return o.resolve(fallback, &scopes{rankAll: {opts: l}}).Hedging
+	// Wider scopes are for other methods, too, and what is off now may be turned on later.
+	own := func(l optionList) *Hedging {
+		return new(policyOptions).resolve(fallback, &scopes{rankAll: {opts: l}}).Hedging
 	}
 	if h := own(o.all); h != nil && !h.AllMethodsAreSafe {
 		return fmt.Errorf("grpcretry: WithHedging for all methods, without AllMethodsAreSafe: " +

@@ -31,8 +31,8 @@ import (
 // retryPolicy in the channel's own service config are then no longer left to gRPC, see
 // [WithResolverServiceConfig].
 //
-// The default is no service config. A later WithServiceConfig replaces an earlier one; in an
-// [Retrier.Update] the throttle keeps its tokens if its settings are the same.
+// The default is no service config. A later WithServiceConfig replaces an earlier one, so "{}" removes
+// its policies; in an [Retrier.Update] the throttle keeps its tokens if its settings are the same.
 func WithServiceConfig(json string) Option {
 	read, err := readServiceConfig(json)
 	return configOption(func(c *config) {

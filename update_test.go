@@ -190,6 +190,17 @@ func TestUpdateDisableForgetsNothing(t *testing.T) {
 	}
 }
 
+// What may not be hedged is rejected also while everything is off. Otherwise the Update that turns it on
+// again would be rejected for it.
+func TestUpdateRejectsHedgingWhileOff(t *testing.T) {
+	r := retrierOf(t)
+	update(t, r, Disable())
+	h := WithHedging(Hedging{Delay: HedgeAfter(second)})
+	wantRefused(t, r.Update(WithMethod("/grpcretry.test.v1.EchoService/Collect", h)), "WithHedging", "Collect", "client stream")
+	wantRefused(t, r.Update(WithIdempotencyLevel(levelUnknown, h)), "WithHedging", "IDEMPOTENCY_UNKNOWN")
+	update(t, r, WithMaxAttempts(4))
+}
+
 // New has no such rule: there, Disable for all methods leaves those with options of their own on.
 func TestNewDisableLeavesNarrowerScopesOn(t *testing.T) {
 	r := retrierOf(t, WithMethod(echoMethod, WithMaxAttempts(5)), Disable())
