@@ -71,10 +71,9 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
 .PHONY: unit
-unit: gcc ## tests of every module with the race detector, and all studies and explanations of the simulator without it
+unit: gcc ## tests of every module with the race detector, and the simulator without it
 	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
-		cd cmd/herd; echo "[cmd/herd] go test ./internal/sim"; go test $(TESTFLAGS) ./internal/sim; \
-		echo "[cmd/herd] go test -run Explain ."; go test $(TESTFLAGS) -run Explain .; } 2>&1 | tee $(BIN)/unit.log
+		cd cmd/herd; echo "[cmd/herd] go test ./..."; go test $(TESTFLAGS) ./...; } 2>&1 | tee $(BIN)/unit.log
 
 .PHONY: random
 random: gcc ## the tests with random draws, with the race detector and as many draws as are meant to be

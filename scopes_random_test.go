@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-var scopeDraws = flag.Int("scopes.draws", 300, "histories of options that TestScopesMatchTheirModel draws")
+var scopeDraws = flag.Int("scopes.draws", 100, "histories of options that TestScopesMatchTheirModel draws")
 
 // The methods of the test, by their levels. The last service is not linked.
 var scopeMethods = []string{

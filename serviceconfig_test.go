@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	configDraws = flag.Int("configs.draws", 60, "how many service configs each randomized test draws")
+	configDraws = flag.Int("configs.draws", 20, "how many service configs each randomized test draws")
 	configSeed  = flag.Uint64("configs.seed", 1, "the first seed of these tests, 0 for one drawn from the clock: make soak does that")
 )
 

@@ -39,8 +39,8 @@ var explained = []struct{ name, args string }{
 func TestExplainGolden(t *testing.T) {
 	for _, tt := range explained {
 		t.Run(tt.name, func(t *testing.T) {
-			if raceDetector && tt.name != "unsent" {
-				t.Skip("the others are simulated without the race detector, which makes them ten times as slow")
+			if (raceDetector || testing.Short()) && tt.name != "unsent" {
+				t.Skip("many calls are simulated: not in short mode, nor with the race detector, which makes them ten times as slow")
 			}
 			t.Parallel()
 			page := filepath.Join(t.TempDir(), "page.html")

@@ -321,6 +321,9 @@ func TestHelpAndList(t *testing.T) {
 }
 
 func TestEveryStudyIsPrinted(t *testing.T) {
+	if raceDetector {
+		t.Skip("run without the race detector, which makes the simulations ten times as slow")
+	}
 	for _, s := range sim.Studies() {
 		args := []string{"-study", s.Name, "-charts=false"}
 		switch s.Name {
@@ -399,6 +402,9 @@ func TestFilesAreWritten(t *testing.T) {
 
 // Curves, several scenarios in a picture, and a picture of almost nothing.
 func TestPicturesOfOtherShapes(t *testing.T) {
+	if raceDetector {
+		t.Skip("run without the race detector, which makes the simulations ten times as slow")
+	}
 	folder := t.TempDir()
 	for _, args := range [][]string{
 		{"-study", "aws", "-strategy", "full"},
