@@ -47,30 +47,28 @@ type Policy struct {
 	UnsentOnly bool // default false; only WithUnsentOnly(false) overrides a wider scope's true
 }
 
-// parts returns one option for each field that is not zero.
+// parts returns one option for each field that is not zero. The policy has been checked as a whole.
 func (p Policy) parts() []*callOption {
 	var parts []*callOption
-	add := func(given bool, name string, set func(*Policy)) {
+	add := func(given bool, option func() CallOption) {
 		if given {
-			parts = append(parts, &callOption{name: name, set: set})
+			parts = append(parts, option().callOption())
 		}
 	}
-	add(p.MaxAttempts != 0, attemptsName(p.MaxAttempts), func(s *Policy) { s.setMaxAttempts(p.MaxAttempts) })
-	if p.Hedging != nil {
-		parts = append(parts, hedgingOption(*p.Hedging))
-	}
-	add(p.Budget != nil, nameBudget, func(s *Policy) { s.Budget = p.Budget })
-	add(p.Backoff != nil, "WithBackoff", func(s *Policy) { s.Backoff = p.Backoff })
-	add(p.OverloadBackoff != nil, "WithOverloadBackoff", func(s *Policy) { s.OverloadBackoff = p.OverloadBackoff })
-	add(p.Codes != nil, "WithCodes", func(s *Policy) { s.Codes = p.Codes })
-	add(p.Classifier != nil, "WithClassifier", func(s *Policy) { s.Classifier = p.Classifier })
-	add(p.AttemptTimeout != 0, "WithAttemptTimeout", func(s *Policy) { s.AttemptTimeout = p.AttemptTimeout })
-	add(p.MaxElapsed != 0, "WithMaxElapsed", func(s *Policy) { s.MaxElapsed = p.MaxElapsed })
-	add(p.MaxServerDelay != 0, "WithMaxServerDelay", func(s *Policy) { s.MaxServerDelay = p.MaxServerDelay })
-	add(p.ConnectWait != 0, "WithConnectWait", func(s *Policy) { s.ConnectWait = p.ConnectWait })
-	add(p.BufferLimit != 0, "WithBufferLimit", func(s *Policy) { s.BufferLimit = p.BufferLimit })
-	add(p.CommitOnHeaders, "WithCommitOnHeaders", func(s *Policy) { s.CommitOnHeaders = true })
-	add(p.UnsentOnly, "WithUnsentOnly", func(s *Policy) { s.UnsentOnly = true })
+	add(p.MaxAttempts != 0, func() CallOption { return WithMaxAttempts(p.MaxAttempts) })
+	add(p.Hedging != nil, func() CallOption { return WithHedging(*p.Hedging) })
+	add(p.Budget != nil, func() CallOption { return WithBudget(p.Budget) })
+	add(p.Backoff != nil, func() CallOption { return WithBackoff(p.Backoff) })
+	add(p.OverloadBackoff != nil, func() CallOption { return WithOverloadBackoff(p.OverloadBackoff) })
+	add(p.Codes != nil, func() CallOption { return WithCodes(p.Codes...) })
+	add(p.Classifier != nil, func() CallOption { return WithClassifier(p.Classifier) })
+	add(p.AttemptTimeout != 0, func() CallOption { return WithAttemptTimeout(p.AttemptTimeout) })
+	add(p.MaxElapsed != 0, func() CallOption { return WithMaxElapsed(p.MaxElapsed) })
+	add(p.MaxServerDelay != 0, func() CallOption { return WithMaxServerDelay(p.MaxServerDelay) })
+	add(p.ConnectWait != 0, func() CallOption { return WithConnectWait(p.ConnectWait) })
+	add(p.BufferLimit != 0, func() CallOption { return WithBufferLimit(p.BufferLimit) })
+	add(p.CommitOnHeaders, func() CallOption { return WithCommitOnHeaders(true) })
+	add(p.UnsentOnly, func() CallOption { return WithUnsentOnly(true) })
 	return parts
 }
 

@@ -51,16 +51,11 @@ func (w *warnings) set(list []string) {
 	w.list = list
 }
 
-// maxCallWarnings bounds the memory of warnings that calls cause.
-const maxCallWarnings = 100
-
-// found adds a warning that a call has caused.
+// found adds a warning that a call has caused. There may be only a few of them.
 func (w *warnings) found(text string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.calls) < maxCallWarnings {
-		w.calls = append(w.calls, text)
-	}
+	w.calls = append(w.calls, text)
 }
 
 func (w *warnings) all() []string {
