@@ -263,7 +263,12 @@ func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, 
 		a.createdWith(err)
 		return nil, err
 	}
-	a.unwatch = context.AfterFunc(a.ctx, a.watch)
+	watched := make(chan struct{})
+	a.unwatch = context.AfterFunc(a.ctx, func() {
+		<-watched // because finish, which watch calls, uses unwatch
+		a.watch()
+	})
+	close(watched)
 	go a.serve()
 	if a.script.ownCreate {
 		a.createdWith(errWrapper)
