@@ -50,7 +50,9 @@ func play(script ...error) (*played, func(context.Context) error) {
 	}
 }
 
-func withRetryInfo(d time.Duration) error { return fail(codes.Unavailable, "later", retryInfoOf(d)).err }
+func withRetryInfo(d time.Duration) error {
+	return fail(codes.Unavailable, "later", retryInfoOf(d)).err
+}
 
 func TestDo(t *testing.T) {
 	plain, notFound := errors.New("plain"), status.Error(codes.NotFound, "no row")
