@@ -28,6 +28,29 @@ func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
 	}
 }
 
+// TestFunctionsAllocateNoMore holds functions to what calls allocate: one allocation for a success, and
+// one more for a retry.
+func TestFunctionsAllocateNoMore(t *testing.T) {
+	r := doer(t, 0, WithBackoff(Constant(0)), WithBudget(Unlimited))
+	for failures, limit := range map[int]float64{0: 1, 1: 2} {
+		got := testing.AllocsPerRun(1000, func() {
+			calls := 0
+			err := r.Do(t.Context(), "/sql/read", func(context.Context) error {
+				if calls++; calls <= failures {
+					return errUnavailable
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+		if got > limit {
+			t.Errorf("a function with %d retries makes %v allocations, want at most %v", failures, got, limit)
+		}
+	}
+}
+
 // TestRetriesAllocateNoMore holds calls with retries to what they allocate today. It is
 // less than go-grpc-middleware needs, 9 and 25; see bench/.
 func TestRetriesAllocateNoMore(t *testing.T) {

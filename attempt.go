@@ -404,7 +404,7 @@ func (a *attempt) release() {
 // context or the server. An error that is not a status comes from an interceptor, and hides the
 // attempt's own end.
 func (a *attempt) timedOut(err error) bool {
-	if !a.isCut() {
+	if !a.isCut() || isPermanent(err) {
 		return false
 	}
 	_, isStatus := status.FromError(err)
@@ -419,6 +419,12 @@ func (a *attempt) timedOut(err error) bool {
 // connection: gRPC wakes an idle channel and waits. The reason may be per-RPC credentials, an
 // interceptor or a load-balancing policy, and the attempt counts like any other.
 func (a *attempt) checkUnsent(err error) {
+	if a.cc == nil { // a function
+		if isUnsent(err) {
+			a.fate = fateUnsent
+		}
+		return
+	}
 	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
 	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
 	if unknown && failed && isUnconnected(a.cc) {

@@ -35,6 +35,8 @@ type rpc struct {
 
 	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
 
+	discard func() // runs before the wait for another attempt; nil for none
+
 	sharedPlan *plan          // the plan, if the attempts' timers use it too; otherwise nil
 	overdue    func(*attempt) // runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
 }
@@ -90,11 +92,11 @@ func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 
 // begin starts the call's first attempt; a is a zero attempt, to be filled in.
 func (c *call) begin(a *attempt) {
-	cc := c.cc
-	dialed, canonical := targetOf(cc), func() string { return canonicalTargetOf(cc) }
-	c.budget = budgetFor(c.policy.Budget, dialed, canonical)
+	cc, runsOn := c.cc, c.runsOn // so that the call can stay on the stack
+	canonical := func() string { return canonicalTarget(cc, runsOn) }
+	c.budget = budgetFor(c.policy.Budget, c.dialed(), canonical)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedges = budgetFor(b, dialed, canonical)
+		c.hedges = budgetFor(b, c.dialed(), canonical)
 	}
 	c.options.clear() // an earlier call may have filled the same variables
 	c.retrier.report.callStarted(&c.facts)
@@ -117,7 +119,7 @@ func (c *call) planned(now time.Time) *plan {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
 		p.begin(c.policy, c.budget, c.hedges, start, deadline)
-		p.unresolved = c.unresolved
+		p.unresolved, p.dials = c.unresolved, c.runsOn != ""
 		if c.mode == modeHedged {
 			p.hedgeEvery(c.delay)
 		}
@@ -230,6 +232,9 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 		return nil, err
 	}
 	a.release()
+	if c.discard != nil {
+		c.discard()
+	}
 	if reason, gone := c.wait(step); reason != nil {
 		return nil, c.abort(reason, gone)
 	}

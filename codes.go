@@ -27,7 +27,7 @@ const (
 // retryable reports whether the policy considers f retryable: the classifier decides first, then
 // the code set. It is never called for OK, nor for the end of the caller's own context.
 func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) bool {
-	if code == codes.OK { // an error that says OK
+	if code == codes.OK || isPermanent(f.Attempt.Err) { // some errors say OK
 		return false
 	}
 	if p.Classifier != nil && !f.Committed { // a committed call is not retried in any case

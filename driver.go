@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -56,12 +57,17 @@ type Step struct {
 // Plan returns a Plan for a call that starts at the time start. The method has the form
 // "/pkg.Service/Method". The call ends with ctx, at the latest at its deadline, and the policy's
 // Classifier is called with ctx. The target names the backend if there is a budget for each; it
-// may be any string.
+// may be any string. The options are the call's own; Plan panics if one is invalid.
 //
 // A method whose calls pass through gets a Plan of one attempt that spends and reports nothing.
-func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time) *Plan {
+func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time, opts ...CallOption) *Plan {
 	p := &Plan{ctx: ctx, method: method}
-	obeyed, delay, hedges := p.choose(r.settings.current().of(method).policy, start)
+	own, err := ownOptions(opts)
+	if err != nil {
+		panic(fmt.Errorf("grpcretry: Plan: %w", err)) //nolint:forbidigo // documented; options are part of the program
+	}
+	policies := r.settings.current()
+	obeyed, delay, hedges := p.choose(policies.withOwn(policies.of(method), own), start)
 	named := func() string { return target }
 	budget := Unlimited
 	if obeyed.MaxAttempts > 1 {

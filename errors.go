@@ -159,6 +159,19 @@ func isReason(err error) bool {
 	return slices.ContainsFunc(reasons[:], func(r namedReason) bool { return r.err == err }) //nolint:errorlint // identity is meant
 }
 
+// Timeout reports whether the caller's deadline ended the call, or the last error was a timeout. It
+// makes the error a timeout for [net/url.Error], among others.
+func (e *Error) Timeout() bool {
+	if e.ctx != nil {
+		return errors.Is(e.ctx, context.DeadlineExceeded)
+	}
+	last, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](e.Last)
+	return ok && last.Timeout()
+}
+
 // GRPCStatus returns the status that [status.FromError] and [status.Code] report.
 func (e *Error) GRPCStatus() *status.Status {
 	switch {

@@ -38,25 +38,33 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	switch c.mode {
 	case modePassThrough:
-		return c.passThrough(req, reply, invoker, opts)
+		opts = c.passOptions(opts)
+		return c.passThrough(func(ctx context.Context) error { return invoker(ctx, method, req, reply, cc, opts...) })
 	case modeHedged:
 		return hedgeUnary(&c, req, reply, invoker)
 	}
-	return c.retryUnary(req, reply, invoker)
+	found := newReply(reply)
+	return c.makeAttempts(func(a *attempt) error {
+		if a.number > 1 {
+			found.restore()
+		}
+		return invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+	})
 }
 
-// retryUnary makes attempts until one succeeds or the plan ends the call.
-func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
-	a, found, done := &attempt{}, newReply(reply), false
+// makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
+// is the loop of unary calls and of functions.
+func (c *call) makeAttempts(run func(*attempt) error) error {
+	a, done := &attempt{}, false
 	defer func() {
-		if !done { // an interceptor below, or a function that the application supplied, panicked
+		if !done { // an interceptor below, or a function of the application's, panicked
 			c.crashed(a)
 			c.endCrashed(errPanicked)
 		}
 	}()
 	c.begin(a)
 	for {
-		err := readable(invoker(a, c.method, req, reply, c.cc, c.attemptOptions(a)...))
+		err := readable(run(a))
 		if err == nil {
 			a.measure(c.learner, false)
 		}
@@ -65,7 +73,6 @@ func (c *call) retryUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 			done = true
 			return err
 		}
-		found.restore()
 		a = next
 	}
 }

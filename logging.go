@@ -49,7 +49,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: retrying",
-			"method", f.method, "target", canonicalTargetOf(f.cc), "attempt", a.Number, "code", codeName(a.Code()),
+			"method", f.method, "target", f.target(), "attempt", a.Number, "code", codeName(a.Code()),
 			"wait", v.Wait, "source", v.WaitSource.String(), "error", messageOf(a.Err))
 	}
 }
@@ -58,7 +58,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 	l.budgetJudged(f, v, now)
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
-		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", canonicalTargetOf(f.cc), "delay", v.Wait)
+		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.target(), "delay", v.Wait)
 	}
 }
 
@@ -68,12 +68,12 @@ func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
 	case v.refusedByBudget():
 		if l.exhausted.add(l.exhausted.id(f.budget), now) {
 			l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
-				"method", f.method, "target", canonicalTargetOf(f.cc))
+				"method", f.method, "target", f.target())
 		}
 	case v.Retry:
 		if l.exhausted.remove(l.exhausted.id(f.budget), now) {
 			l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
-				"method", f.method, "target", canonicalTargetOf(f.cc))
+				"method", f.method, "target", f.target())
 		}
 	}
 }
@@ -91,7 +91,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 		return
 	}
 	fields := append(make([]any, 0, 16),
-		"method", f.method, "target", canonicalTargetOf(f.cc), "attempts", err.made, "elapsed", err.Elapsed,
+		"method", f.method, "target", f.target(), "attempts", err.made, "elapsed", err.Elapsed,
 		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", messageOf(err.Last))
 	if n := l.suppressed.Swap(0); n > 0 {
 		fields = append(fields, "suppressed", n)
@@ -123,7 +123,7 @@ func (l *logger) leftToGRPC(f *facts) {
 	if l.left.add(f.method) {
 		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
-			"method", f.method, "target", canonicalTargetOf(f.cc))
+			"method", f.method, "target", f.target())
 	}
 }
 

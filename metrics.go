@@ -339,7 +339,7 @@ func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Durati
 
 // row returns the row of a call. It is on the path of every call.
 func (m *metrics) row(f *facts) *metricRow {
-	key := rowKey{targetOf(f.cc), other}
+	key := rowKey{f.dialed(), other}
 	if f.static {
 		key.method = f.method
 	}
@@ -350,7 +350,7 @@ func (m *metrics) row(f *facts) *metricRow {
 	if len(rows) >= maxMetricRows {
 		return m.overflow
 	}
-	return m.addRow(key, canonicalTargetOf(f.cc))
+	return m.addRow(key, f.target())
 }
 
 func (m *metrics) addRow(key rowKey, canonical string) *metricRow {

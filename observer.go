@@ -140,13 +140,13 @@ type targetNames struct {
 const maxTargetNames = 1000
 
 func (n *targetNames) of(f *facts) string {
-	dialed, names := targetOf(f.cc), n.names.Load()
+	dialed, names := f.dialed(), n.names.Load()
 	if names != nil {
 		if name, known := (*names)[dialed]; known {
 			return name
 		}
 	}
-	name := canonicalTargetOf(f.cc)
+	name := f.target()
 	n.add(dialed, name)
 	return name
 }

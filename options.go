@@ -332,7 +332,9 @@ func Disable() CallOption {
 }
 
 // WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to
-// all methods of a service, with "/pkg.Service/". [New] rejects other patterns and nil options. A
+// all methods of a service, with "/pkg.Service/". Patterns for functions, see [Retrier.Do], may have
+// more words: one that ends in a slash applies to all names that begin with it, and a longer one
+// wins. [New] rejects patterns without two slashes, those with an empty word, and nil options. A
 // second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
 	opts = slices.Clone(opts)

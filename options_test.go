@@ -127,12 +127,12 @@ func TestNewRefusesWhatIsNoOption(t *testing.T) {
 }
 
 func TestMethodPatterns(t *testing.T) {
-	for _, pattern := range []string{"/a/b", "/a/", "/pkg.v1.Service/Method", "/pkg.v1.Service/", "/a.b/*"} {
+	for _, pattern := range []string{"/a/b", "/a/", "/pkg.v1.Service/Method", "/pkg.v1.Service/", "/a.b/*", "/a/b/c", "/a/b/"} {
 		if _, err := New(WithMethod(pattern)); err != nil {
 			t.Errorf("pattern %q: %v", pattern, err)
 		}
 	}
-	for _, pattern := range []string{"", "/", "x", "/a", "a/b", "a/", "//", "//b", "///", "/a/b/c", "/a/b/", "/a//", "*"} {
+	for _, pattern := range []string{"", "/", "x", "/a", "a/b", "a/", "//", "//b", "///", "/a//b", "/a//", "/a/b//", "x/a/b", "*"} {
 		_, err := New(WithMethod(pattern))
 		wantRefused(t, err, "WithMethod", fmt.Sprintf("%q", pattern))
 	}

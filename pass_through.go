@@ -11,13 +11,12 @@ import (
 // passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
 // event or a change of its error. A method that would be hedged if its delay were known is
 // measured all the same.
-func (c *call) passThrough(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+func (c *call) passThrough(run func(context.Context) error) error {
 	first := attempt{method: c.method, number: 1}
-	opts = c.passOptions(opts)
 	if c.learner != nil {
 		first.start = sinceOrigin()
 	}
-	err := c.invokeWithin(req, reply, invoker, opts)
+	err := c.runWithin(run)
 	if err == nil {
 		first.measure(c.learner, false)
 	}
@@ -42,21 +41,21 @@ func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer, opts []
 	return stream, err
 }
 
-// invokeWithin makes the one attempt. The attempt timeout ends an attempt that no other follows
+// runWithin makes the one attempt. The attempt timeout ends an attempt that no other follows
 // only if the caller has no deadline, so that the call cannot hang.
-func (c *call) invokeWithin(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+func (c *call) runWithin(run func(context.Context) error) error {
 	timeout := time.Duration(0)
 	if c.policy != nil {
 		timeout = c.policy.AttemptTimeout
 	}
 	if _, limited := c.ctx.Deadline(); timeout <= 0 || limited {
-		return invoker(c.ctx, c.method, req, reply, c.cc, opts...)
+		return run(c.ctx)
 	}
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
 	timer := time.AfterFunc(timeout, func() { cancel(ErrAttemptTimeout) })
 	defer timer.Stop()
-	err := invoker(ctx, c.method, req, reply, c.cc, opts...)
+	err := run(ctx)
 	if isContextEnd(err) && context.Cause(ctx) == ErrAttemptTimeout { //nolint:errorlint // this call's own value
 		return newAttemptTimeoutError(timeout, err)
 	}

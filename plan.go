@@ -27,6 +27,7 @@ type plan struct {
 	start    time.Time
 	deadline time.Time // the caller's or the service config's; zero without one
 	limited  bool      // the deadline is the service config's
+	dials    bool      // each attempt looks for a connection by itself, see Retrier.Do
 
 	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
 
@@ -263,7 +264,7 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 			p.dueAt = p.earliest(p.dueAt)
 		}
 	}
-	unsent := f.Unsent && p.policy.ConnectWait > 0
+	unsent := f.Unsent && p.connectWait() > 0
 	if !unsent {
 		p.deposit(f.outcome(p.policy.result(f, found)))
 	}
@@ -450,9 +451,9 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: waitHedgeDelay}}
 	}
 	wait := p.unsentBackoff(f, taken, u)
-	left := p.policy.ConnectWait - p.connectTime
+	left := p.connectWait() - p.connectTime
 	stop := verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
-	if left <= 0 {
+	if left <= 0 || p.dials && wait > left {
 		stop = verdict{Reason: ErrNotConnected}
 	}
 	if stop.Reason != nil {
@@ -462,10 +463,23 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	p.next.charge = taken
 	v := verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
 	p.accept(v, now)
+	if p.dials {
+		p.retry, p.prev = p.retry+1, wait // because the next attempt is the next dial
+		p.connectTime += wait
+		return p.retryStep(v, now)
+	}
 	until, reason := p.connectUntil(now.Add(left), wait)
 	p.connecting = reason
 	p.dueAt = until
 	return step{verdict: v, Connect: true}
+}
+
+// connectWait returns how long the call may wait for a connection, in total; at most 0 for not at all.
+func (p *plan) connectWait() time.Duration {
+	if p.dials {
+		return p.policy.redialFor
+	}
+	return p.policy.ConnectWait
 }
 
 // unsentBackoff returns the backoff after a wait for a connection. If the Backoff panics, the unsent

@@ -152,8 +152,9 @@ func checkBufferLimit(bytes int) error {
 type policy struct {
 	Policy
 	codes       codeSet
-	budgetScope string // the name of the scope that Budget comes from
-	overGRPC    bool   // calls are not left to gRPC, see resolve
+	budgetScope string        // the name of the scope that Budget comes from
+	overGRPC    bool          // calls are not left to gRPC, see resolve
+	redialFor   time.Duration // a function's ConnectWait, which is off unless an option sets it, see Retrier.Do
 
 	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
 	// nil without Hedging, and with UnsentOnly. In hedged itself, hedges is true.
@@ -179,6 +180,7 @@ func (p *policy) fillDefaults(fallback budgets) {
 	}
 	p.codes = newCodeSet(p.Codes)
 	p.MaxServerDelay = orDefault(p.MaxServerDelay, defaultMaxServerDelay)
+	p.redialFor = p.ConnectWait
 	p.ConnectWait = orDefault(p.ConnectWait, defaultConnectWait)
 	p.BufferLimit = orDefault(p.BufferLimit, defaultBufferLimit)
 	if p.Budget == nil {

@@ -27,9 +27,10 @@ type reporter struct {
 // The facts of a call are all that the sinks know about it.
 type facts struct {
 	ctx    context.Context  // the caller's, within the call span if there is one
-	cc     *grpc.ClientConn // nil only in this package's tests that make no connection
-	method string           // "/pkg.Service/Method"
-	static bool             // a generated stub makes the call
+	cc     *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
+	method string           // "/pkg.Service/Method", or a function's name
+	runsOn string           // the target of a function, see Retrier.Do; otherwise ""
+	static bool             // the number of methods is limited: a generated stub makes the call, or it is a function
 	policy *policy
 	mode   mode
 	budget Budget
@@ -37,18 +38,20 @@ type facts struct {
 	spans  *callSpans    // nil if no span records
 }
 
-// targetOf returns the target as it was dialed.
-func targetOf(cc *grpc.ClientConn) string {
-	if cc == nil {
-		return ""
+// dialed returns the target as it was dialed.
+func (f *facts) dialed() string {
+	if f.cc == nil {
+		return f.runsOn
 	}
-	return cc.Target()
+	return f.cc.Target()
 }
 
-// canonicalTargetOf returns the target in gRPC's canonical form, with a scheme.
-func canonicalTargetOf(cc *grpc.ClientConn) string {
+// target returns the target in gRPC's canonical form, with a scheme, or a function's as it is.
+func (f *facts) target() string { return canonicalTarget(f.cc, f.runsOn) }
+
+func canonicalTarget(cc *grpc.ClientConn, runsOn string) string {
 	if cc == nil {
-		return ""
+		return runsOn
 	}
 	return cc.CanonicalTarget()
 }
@@ -77,7 +80,7 @@ func (r *reporter) callPassed(f *facts) {
 func (r *reporter) callStarted(f *facts) {
 	var own trace.Span
 	if r.tracer != nil {
-		f.ctx, own = startCallSpan(f.ctx, r.tracer, f.method)
+		f.ctx, own = startCallSpan(f, r.tracer)
 	}
 	f.spans = spansOf(f.ctx, own)
 }

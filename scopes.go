@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -35,8 +36,9 @@ const (
 // A scope holds the options for all methods, for those of a level, a service config's entry or a
 // [WithMethod] pattern, or for one call.
 type scope struct {
-	name string
-	opts optionList
+	name  string
+	opts  optionList
+	wider []scope // of the same rank, to be applied before: "/http/" for "/http/api.example.com/"
 }
 
 // scopes are all scopes that apply to a method or a call.
@@ -82,7 +84,7 @@ func (o *callOption) turnsOn() bool { return o.name == nameAttempts || o.name ==
 type policyOptions struct {
 	all      optionList
 	levels   [levels]optionList
-	patterns map[string]optionList // by "/pkg.Service/Method" or "/pkg.Service/"
+	patterns map[string]optionList // by "/pkg.Service/Method" or "/pkg.Service/", see checkPattern
 
 	config       *configPolicies // from WithServiceConfig; otherwise nil
 	configUpdate int             // the number of the Update that it comes from
@@ -140,10 +142,10 @@ func (o *policyOptions) addForLevel(l level, opts []*callOption, update int) {
 // them.
 func (o *policyOptions) scopesOf(l level, service, method string) *scopes {
 	s := &scopes{
-		rankAll:     {scopeAll, o.all},
-		rankLevel:   {l.String(), o.levels[l]},
-		rankService: {service, o.patterns[service]},
-		rankMethod:  {method, o.patterns[method]},
+		rankAll:     {name: scopeAll, opts: o.all},
+		rankLevel:   {name: l.String(), opts: o.levels[l]},
+		rankService: {service, o.patterns[service], o.widerThan(service)},
+		rankMethod:  {name: method, opts: o.patterns[method]},
 	}
 	if o.config != nil {
 		o.config.addTo(s, service, method, o.configUpdate)
@@ -151,21 +153,28 @@ func (o *policyOptions) scopesOf(l level, service, method string) *scopes {
 	return s
 }
 
+// widerThan returns the scopes of the patterns that a service's pattern begins with, the widest first.
+// Only the names of functions have any, see [Retrier.Do].
+func (o *policyOptions) widerThan(service string) []scope {
+	var wider []scope
+	for prefix := range prefixesOf(service) {
+		if opts, named := o.patterns[prefix]; named && prefix != service {
+			wider = append(wider, scope{name: prefix, opts: opts})
+		}
+	}
+	slices.Reverse(wider)
+	return wider
+}
+
 // resolve applies the scopes, from the widest to the narrowest, then the call's own options, and
 // fills in the defaults.
 func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption) *policy {
 	p := &policy{budgetScope: scopeAll}
 	for r := range s {
-		p.within(s[r].name, func() {
-			for _, opt := range s[r].opts {
-				if rank(r) == rankAll || opt.update >= o.off || !opt.turnsOn() {
-					opt.set(&p.Policy)
-				}
-			}
-			if rank(r) == rankAll && o.off > 0 {
-				p.setMaxAttempts(1)
-			}
-		})
+		for _, wider := range s[r].wider {
+			o.apply(p, &wider, rank(r))
+		}
+		o.apply(p, &s[r], rank(r))
 	}
 	p.within(scopeCall, func() {
 		for _, opt := range own {
@@ -177,6 +186,20 @@ func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption)
 	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly || o.off > 0
 	p.fillDefaults(fallback)
 	return p
+}
+
+// apply applies one scope to a policy.
+func (o *policyOptions) apply(p *policy, s *scope, r rank) {
+	p.within(s.name, func() {
+		for _, opt := range s.opts {
+			if r == rankAll || opt.update >= o.off || !opt.turnsOn() {
+				opt.set(&p.Policy)
+			}
+		}
+		if r == rankAll && o.off > 0 {
+			p.setMaxAttempts(1)
+		}
+	})
 }
 
 // within notes the scope that the policy's budget comes from while apply applies that scope.
@@ -290,8 +313,15 @@ func (t *policyTable) of(method string) *methodPolicy {
 	if p, ok := t.methods[method]; ok {
 		return p
 	}
-	if p, ok := t.services[serviceOf(method)]; ok {
-		return p
+	for prefix := range prefixesOf(method) {
+		if p, ok := t.services[prefix]; ok {
+			return p
+		}
+	}
+	if len(t.services) > 0 && len(method) > 1 && strings.LastIndexByte(method, '/') == 0 {
+		if p, ok := t.services[method+"/"]; ok { // a function's name may have no second slash
+			return p
+		}
 	}
 	return t.all
 }
@@ -327,10 +357,22 @@ func (m *methodPolicies) withOwn(of *methodPolicy, own []*callOption) *policy {
 // serviceOf returns "/pkg.Service/" for "/pkg.Service/Method".
 func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
 
-// checkPattern accepts "/pkg.Service/Method" and "/pkg.Service/".
+// prefixesOf returns the patterns that apply to all names that begin with them, the longest first:
+// "/pkg.Service/" for a method, "/http/api.example.com/" and "/http/" for "/http/api.example.com/GET".
+func prefixesOf(name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for prefix := serviceOf(name); len(prefix) > 1 && yield(prefix); {
+			prefix = serviceOf(prefix[:len(prefix)-1])
+		}
+	}
+}
+
+// checkPattern accepts "/pkg.Service/Method" and "/pkg.Service/" and, for functions, patterns with
+// more slashes.
 func checkPattern(pattern string) error {
-	service, method, ok := strings.Cut(strings.TrimPrefix(pattern, "/"), "/")
-	if !strings.HasPrefix(pattern, "/") || !ok || service == "" || strings.Contains(method, "/") {
+	words := strings.Split(pattern, "/")
+	last := len(words) - 1
+	if last < 2 || words[0] != "" || slices.Contains(words[1:last], "") {
 		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
 	}
 	return nil

@@ -26,11 +26,13 @@ type callSpans struct {
 	call   trace.Span // our own; nil without WithCallSpan
 }
 
-func startCallSpan(ctx context.Context, tracer trace.Tracer, method string) (context.Context, trace.Span) {
-	method = strings.TrimPrefix(method, "/")
-	return tracer.Start(ctx, method,
-		trace.WithSpanKind(trace.SpanKindInternal),
-		trace.WithAttributes(attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)))
+func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
+	method := strings.TrimPrefix(f.method, "/")
+	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)}
+	if f.runsOn != "" {
+		attrs = attrs[1:] // a function may call anything
+	}
+	return tracer.Start(f.ctx, method, trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(attrs...))
 }
 
 // spansOf returns the spans of a call, nil if there are none. The call span is nil without

@@ -43,4 +43,10 @@ type noStream struct{ credentials.AuthInfo }
 
 // hasNotRun reports whether an attempt with a witness has certainly run on no server. Something that
 // is not gRPC's own ClientConn may treat options in its own way, so it proves nothing.
-func (a *attempt) hasNotRun() bool { return a.cc != nil && a.sighting.Load() == sawNone }
+// Only a function's own word counts for the function.
+func (a *attempt) hasNotRun() bool {
+	if a.cc == nil {
+		return a.fate == fateUnsent
+	}
+	return a.sighting.Load() == sawNone
+}

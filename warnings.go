@@ -104,7 +104,7 @@ func (o *policyOptions) unlinkedPatterns() []string {
 	for _, pattern := range slices.Sorted(maps.Keys(o.patterns)) {
 		if name, ok := unknownMethod(pattern); ok {
 			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, nameOf(pattern), name))
-		} else if linkedService(serviceOf(pattern)) == nil {
+		} else if mayBeProto(pattern) && linkedService(serviceOf(pattern)) == nil {
 			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, nameOf(pattern)))
 		}
 	}
@@ -116,6 +116,12 @@ func unknownMethod(pattern string) (name string, unknown bool) {
 	name = pattern[len(serviceOf(pattern)):]
 	service := linkedService(serviceOf(pattern))
 	return name, name != "" && service != nil && linkedMethod(pattern) == nil
+}
+
+// mayBeProto reports whether a pattern looks like that of a proto's service or method, and not like
+// one for functions, such as "/sql/" or "/http/api.example.com/".
+func mayBeProto(pattern string) bool {
+	return strings.Count(pattern, "/") == 2 && strings.Contains(serviceOf(pattern), ".")
 }
 
 // nameOf returns "pkg.Service" for a pattern.
@@ -163,18 +169,25 @@ func (t *policyTable) warnings(l level, leveled bool) []string {
 	}
 	warn("all methods", t.all.policy)
 	for pattern, p := range t.services {
-		warn(pattern, p.policy, t.all.policy)
+		warn(pattern, p.policy, t.widerThan(pattern)...)
 	}
 	for pattern, p := range t.methods {
-		wider := []*policy{t.all.policy}
-		if s := t.services[serviceOf(pattern)]; s != nil {
-			wider = append(wider, s.policy)
-		}
 		if !leveled || lookUpLevel(pattern) == l {
-			warn(pattern, p.policy, wider...)
+			warn(pattern, p.policy, t.widerThan(pattern)...)
 		}
 	}
 	return all
+}
+
+// widerThan returns the policies of the scopes that are wider than a pattern's.
+func (t *policyTable) widerThan(pattern string) []*policy {
+	wider := []*policy{t.all.policy}
+	for prefix := range prefixesOf(pattern) {
+		if s := t.services[prefix]; s != nil && prefix != pattern {
+			wider = append(wider, s.policy)
+		}
+	}
+	return wider
 }
 
 // shortestAttempt is less than any attempt takes, be it on the loopback interface.

@@ -1,0 +1,224 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/function"
+)
+
+// Do runs f, again and again if it fails, under the policy for name: by the same rules and with the
+// same budgets, events, spans, metrics and log lines as for RPCs. It is for everything that calls out
+// and is not an RPC, such as a query; for HTTP, package httpretry calls it.
+//
+// The name has the form "/sql/orders.read": any words, each with a leading slash. [WithMethod] sets
+// policies for names that begin with its pattern: an option for "/sql/" applies to "/sql/orders.read",
+// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. The
+// name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
+// says otherwise, and takes the place of an RPC's target in events, metrics and log lines. Names should
+// come from the program, not from its input, because each makes a row in the metrics.
+//
+// f is called once per attempt, on the caller's goroutine, with the attempt's context, see
+// [AttemptFromContext]. A nil error is a success. Otherwise, the error's [status.Code] decides, which
+// is UNKNOWN for errors that are not a gRPC status: return a status, wrap one, or set [WithCodes] or
+// [WithClassifier]. [Permanent] marks errors that are never retried, and [Unsent] those of attempts
+// that had no effect. A RetryInfo in the status's details is obeyed like a server's. An error of
+// the attempt's context counts as the attempt timeout if that has ended the context. Do waits for
+// f to return, even if its context has ended, so f should obey the context.
+//
+// Do returns nil after a success. If the first failure is not retryable, Do returns f's error as it
+// is; otherwise, the error is an [*Error]. A panic in f reaches Do's caller.
+//
+// Functions are not hedged, because they could not run twice at the same time. Do returns an
+// error with code INTERNAL, without calling f, if [WithHedging] is among opts or is set for a pattern
+// that applies to the name; hedging that is set for all methods does not apply, which is logged once.
+// The same error is returned if the name or an option is invalid. [WithConnectWait] applies to attempts
+// that failed with Unsent, and only if it is set: its default is for RPCs. [WithBufferLimit] and
+// [WithCommitOnHeaders] have no meaning here.
+func (r *Retrier) Do(ctx context.Context, name string, f func(context.Context) error, opts ...CallOption) error {
+	return r.do(ctx, name, functionTarget(name), f, nil, opts)
+}
+
+func init() {
+	function.Do = func(ctx context.Context, retrier any, c *function.Call) error {
+		return retrier.(*Retrier).do(ctx, c.Name, c.Target, c.Run, c.Discard, nil)
+	}
+}
+
+// do calls f with a target that need not be a part of the name; discard, if it is not nil, runs before
+// the wait for another attempt.
+func (r *Retrier) do(ctx context.Context, name, target string, f func(context.Context) error, discard func(), opts []CallOption) error {
+	var c call // stays on the stack
+	c.retrier, c.ctx, c.method, c.runsOn, c.discard = r, ctx, name, target, discard
+	if err := c.prepareFunction(f, opts); err != nil {
+		return err
+	}
+	if c.mode == modePassThrough {
+		return c.passThrough(f)
+	}
+	return c.makeAttempts(func(a *attempt) error { return f(a) })
+}
+
+// DoValue is [Retrier.Do] for a function that returns a value. It returns the value of the attempt
+// that succeeded, or the zero value and Do's error.
+func DoValue[T any](ctx context.Context, r *Retrier, name string, f func(context.Context) (T, error), opts ...CallOption) (T, error) {
+	var value T
+	if f == nil {
+		return value, r.Do(ctx, name, nil, opts...)
+	}
+	err := r.Do(ctx, name, func(ctx context.Context) (err error) {
+		value, err = f(ctx)
+		return err
+	}, opts...)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return value, nil
+}
+
+// Permanent marks an error that is never retried, whatever its code and whatever the policy's classifier says;
+// a nil err stays nil. It is for functions passed to [Retrier.Do], and for interceptors chained below
+// this library's. The mark stays on the error that the caller gets, so an outer Do does not retry it
+// either. Unwrap returns err.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+type permanentError struct{ error }
+
+func (e *permanentError) Unwrap() error { return e.error }
+
+func isPermanent(err error) bool {
+	_, permanent := errors.AsType[*permanentError](err)
+	return permanent
+}
+
+// Unsent marks the error of an attempt that certainly had no effect anywhere, such as one that could
+// not be sent because there was no connection; a nil err stays nil. It is for functions passed to
+// [Retrier.Do] and does not make an error retryable by itself. With [WithUnsentOnly], only such errors
+// and those with a RetryInfo are retried. With [WithConnectWait], the attempt neither counts towards
+// [WithMaxAttempts] nor is charged, and the function is called again after its backoff, until d is
+// used up by such waits. Unwrap returns err.
+func Unsent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unsentError{err}
+}
+
+type unsentError struct{ error }
+
+func (e *unsentError) Unwrap() error { return e.error }
+
+func isUnsent(err error) bool {
+	_, unsent := errors.AsType[*unsentError](err)
+	return unsent
+}
+
+// functionTarget returns a function's name up to the second slash.
+func functionTarget(name string) string {
+	if len(name) > 1 {
+		if second := strings.IndexByte(name[1:], '/'); second > 0 {
+			return name[:second+1]
+		}
+	}
+	return name
+}
+
+// prepareFunction checks what Do was given, and resolves the call's policy.
+func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption) error {
+	if err := c.checkFunction(f); err != nil {
+		return notDone(c.method, err)
+	}
+	own, err := ownOptions(opts)
+	if err != nil {
+		return notDone(c.method, err)
+	}
+	c.static = true
+	policies := c.retrier.settings.current()
+	of := policies.of(c.method)
+	c.policy = policies.withOwn(of, own)
+	if c.policy.Hedging != nil {
+		if scope := hedgedBy(own, of.scopes); scope != "" {
+			return notDone(c.method, fmt.Errorf("%s has WithHedging, but a function cannot be hedged", scope))
+		}
+		c.retrier.report.notHedged(&c.facts, "a function cannot be hedged")
+	}
+	c.mode = c.policy.modeUnhedged()
+	if c.mode == modePassThrough {
+		c.retrier.report.callPassed(&c.facts)
+	}
+	return nil
+}
+
+// notDone returns the error of a call whose function was not called.
+func notDone(name string, err error) error {
+	reason := strings.TrimPrefix(err.Error(), "grpcretry: ")
+	return status.Errorf(codes.Internal, "grpcretry: Do %q: %s", name, reason)
+}
+
+func (c *call) checkFunction(f func(context.Context) error) error {
+	switch {
+	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
+		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
+	case c.ctx == nil:
+		return errors.New("the context is nil")
+	case f == nil:
+		return errors.New("the function is nil")
+	default:
+		return nil
+	}
+}
+
+// ownOptions returns a call's options, or the first error in them.
+func ownOptions(opts []CallOption) ([]*callOption, error) {
+	if len(opts) == 0 {
+		return nil, nil
+	}
+	own := make([]*callOption, len(opts))
+	for i, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("option number %d is nil", i+1)
+		}
+		own[i] = o.callOption()
+	}
+	return own, firstError(own)
+}
+
+// hedgedBy returns the narrowest scope with an option for hedging; "" if there is none that is narrower
+// than all methods.
+func hedgedBy(own []*callOption, s *scopes) string {
+	for _, o := range own {
+		if o.hedges() {
+			return "the call"
+		}
+	}
+	narrow := append(append([]scope{}, s[rankMethod], s[rankService]), s[rankService].wider...)
+	for _, one := range narrow {
+		for _, o := range one.opts {
+			if o.hedges() {
+				return "WithMethod " + one.name
+			}
+		}
+	}
+	return ""
+}
+
+// hedges reports whether the option turns hedging on.
+func (o *callOption) hedges() bool {
+	for _, part := range o.parts {
+		if part.hedges() {
+			return true
+		}
+	}
+	return o.name == nameHedging
+}
