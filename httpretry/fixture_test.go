@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
 )
@@ -129,50 +130,15 @@ func clientOf(t testing.TB, server *httptest.Server, opts ...grpcretry.Option) *
 	return client
 }
 
-// A pipeListener connects clients and a server in memory, for bubbles.
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newPipeListener() *pipeListener {
-	return &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "pipe"} }
-
-func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	client, server := net.Pipe()
-	select {
-	case l.conns <- server:
-		return client, nil
-	case <-l.closed:
-		return nil, &net.OpError{Op: "dial", Net: "pipe", Err: errors.New("connection refused")}
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 // inBubble runs a test in virtual time, with a server in memory at http://test.
 func inBubble(t *testing.T, handlers []http.HandlerFunc, opts []grpcretry.Option, test func(t *testing.T, client *http.Client, server *script)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		server, listener := answers(t, handlers...), newPipeListener()
+		server, listener := answers(t, handlers...), bufconn.Listen(1<<20)
 		web := &http.Server{Handler: server}
 		served := make(chan struct{})
 		go func() { defer close(served); web.Serve(listener) }()
-		base := &http.Transport{DialContext: listener.dial}
+		base := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.DialContext(ctx) }}
 		defer func() { base.CloseIdleConnections(); web.Close(); <-served }()
 		test(t, &http.Client{Transport: NewTransport(newRetrier(t, opts...), base)}, server)
 	})
