@@ -47,6 +47,7 @@ func TestClassify(t *testing.T) {
 		{reset, unavailable, false},
 		{&net.OpError{Op: "write", Err: syscall.EPIPE}, unavailable, false},
 		{&net.DNSError{Err: "no such host", IsNotFound: true}, unavailable, false},
+		{&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", IsNotFound: true}}, unavailable, true},
 		{io.EOF, unavailable, false},
 		{fmt.Errorf("net/http: HTTP/1.x transport connection broken: %w", io.ErrUnexpectedEOF), unavailable, false},
 		{io.ErrClosedPipe, unavailable, false},

@@ -42,7 +42,7 @@ func TestConnectionIsReused(t *testing.T) {
 		{"the most", large(MaxDrained, false), true},
 		{"the most, in chunks", large(MaxDrained, true), true},
 		{"too large", large(MaxDrained+1, false), false},
-		{"too large, in chunks", large(MaxDrained+1, true), false},
+		{"too large, in chunks", large(2*MaxDrained, true), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			client, web := serve(t, answers(t, tt.first, says("hello")), quick)
