@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/reconcile"
 )
 
@@ -123,13 +122,4 @@ func TestHerd(t *testing.T) {
 			})
 		})
 	}
-}
-
-func newRetrier(t *testing.T, opts ...grpcretry.Option) *grpcretry.Retrier {
-	t.Helper()
-	r, err := grpcretry.New(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
 }
