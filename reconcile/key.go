@@ -31,6 +31,7 @@ type key[T comparable] struct {
 	due     time.Time // of the next attempt
 	slot    int64     // in the lane; noSlot if it has none
 	slow    bool      // in the slow lane, even if that has no slots
+	rests   time.Time // until when it is not to be brought forward; zero if it may be
 	waiting bool      // in the limiter's list of keys that can be brought forward
 	earlier *key[T]   // in that list
 	later   *key[T]
@@ -118,4 +119,24 @@ func (l *line[T]) remove(k *key[T]) {
 		k.later.earlier = k.earlier
 	}
 	k.earlier, k.later = nil, nil
+}
+
+// rests are the keys that are not to be brought forward for a while, as a heap. A key that has left the
+// slow lane stays in it until its time is over.
+type rests[T comparable] []rest[T]
+
+type rest[T comparable] struct {
+	key   *key[T]
+	until time.Time
+}
+
+func (r rests[T]) Len() int           { return len(r) }
+func (r rests[T]) Less(i, j int) bool { return r[i].until.Before(r[j].until) }
+func (r rests[T]) Swap(i, j int)      { r[i], r[j] = r[j], r[i] }
+func (r *rests[T]) Push(x any)        { *r = append(*r, x.(rest[T])) }
+func (r *rests[T]) Pop() any {
+	last := (*r)[len(*r)-1]
+	(*r)[len(*r)-1] = rest[T]{}
+	*r = (*r)[:len(*r)-1]
+	return last
 }

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -35,12 +36,13 @@ type RateLimiter[T comparable] struct {
 	meter   *meter
 	log     *logger
 
-	mu    sync.Mutex // a key's mu may be held when mu is locked, but not the other way round
-	keys  map[T]*key[T]
-	line  line[T]
-	lane  lane
-	queue adder[T] // nil if the limiter knows none
-	swept time.Time
+	mu      sync.Mutex // a key's mu may be held when mu is locked, but not the other way round
+	keys    map[T]*key[T]
+	line    line[T]
+	lane    lane
+	resting rests[T]
+	queue   adder[T] // nil if the limiter knows none
+	swept   time.Time
 
 	depth *depth[T]
 }
@@ -324,9 +326,21 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 	l.leaveLane(k)
 	k.slow = true
 	k.slot, k.due = l.lane.book(now, now.Add(max(wait, asked)), rand.Float64())
-	if !k.forwarded && !hint.given && k.limit > 1 {
+	switch {
+	case k.limit <= 1: // retries are off
+	case k.forwarded || hint.Stop:
+		l.rest(k, now.Add(max(wait, asked)))
+	case hint.given:
+		l.rest(k, now.Add(asked))
+	default:
 		l.line.push(k)
 	}
+}
+
+// rest keeps a key from being brought forward for a while. The caller holds l.mu.
+func (l *RateLimiter[T]) rest(k *key[T], until time.Time) {
+	k.rests = until
+	heap.Push(&l.resting, rest[T]{k, until})
 }
 
 func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
@@ -340,7 +354,7 @@ func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
 func (l *RateLimiter[T]) leaveLane(k *key[T]) {
 	l.line.remove(k)
 	l.lane.release(k.slot)
-	k.slot, k.slow = noSlot, false
+	k.slot, k.slow, k.rests = noSlot, false, time.Time{}
 }
 
 func (l *RateLimiter[T]) untilDue(k *key[T], now time.Time) time.Duration {
@@ -398,6 +412,12 @@ func (l *RateLimiter[T]) bringForward() {
 func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for len(l.resting) > 0 && !l.resting[0].until.After(now) {
+		if r := heap.Pop(&l.resting).(rest[T]); r.key.rests.Equal(r.until) {
+			r.key.rests = time.Time{}
+			l.line.push(r.key)
+		}
+	}
 	for l.queue != nil && l.line.first != nil {
 		k := l.line.first
 		l.line.remove(k)
