@@ -28,7 +28,9 @@ import (
 //
 // The first items that succeed after an outage earn budget for the others. If the limiter knows the
 // queue, each success brings up to two items forward that wait in the slow lane, spread over the
-// policy's first backoff. The budget pays for them, and has its payment back if they succeed.
+// policy's first backoff. The budget pays for them, and has its payment back if they succeed; only an item
+// that takes the place of one for which nobody paid is free. An item that fails although it was brought
+// forward rests for its backoff before it is brought forward again.
 type RateLimiter[T comparable] struct {
 	retrier *grpcretry.Retrier
 	name    string
@@ -153,7 +155,7 @@ func (l *RateLimiter[T]) Forget(item T) {
 	k := l.lookUp(item)
 	if k == nil {
 		l.budget().Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Succeeded})
-		l.bringForward()
+		l.bringForward(false)
 		return
 	}
 	k.mu.Lock()
@@ -171,9 +173,10 @@ func (l *RateLimiter[T]) Forget(item T) {
 		return
 	}
 	l.remove(k)
+	unpaid := k.plan == nil && k.charged == nil
 	k.succeed(time.Now())
 	k.mu.Unlock()
-	l.bringForward()
+	l.bringForward(unpaid)
 }
 
 // succeed reports the attempt that has ended. The caller holds mu.
@@ -391,19 +394,21 @@ func (l *RateLimiter[T]) remove(k *key[T]) {
 }
 
 // bringForward lets keys leave the slow lane, because the backend has answered and the budget pays
-// for them again.
-func (l *RateLimiter[T]) bringForward() {
+// for them again. If replace is true, a key has left the slow lane for which nobody paid, and the next
+// takes its place for nothing: otherwise an outage would end no faster than the lane's rate lets the first
+// keys earn.
+func (l *RateLimiter[T]) bringForward(replace bool) {
 	now := time.Now()
 	for range forwardedPerSuccess {
 		k, queue := l.nextInLine(now)
 		if k == nil {
 			return
 		}
-		wait, paid := k.forward(now)
-		if paid {
+		if wait, ok := k.forward(now, replace); ok {
 			l.meter.forwarded()
 			queue.AddAfter(k.item, wait)
 		}
+		replace = false
 	}
 }
 
@@ -428,16 +433,16 @@ func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 	return nil, nil
 }
 
-// forward pays for a key's next attempt, which is to be made after wait. If the budget does not pay,
-// the key keeps its place.
-func (k *key[T]) forward(now time.Time) (wait time.Duration, paid bool) {
+// forward pays for a key's next attempt, unless that is free; it is to be made after wait. If the budget
+// does not pay, the key keeps its place.
+func (k *key[T]) forward(now time.Time, free bool) (wait time.Duration, ok bool) {
 	l := k.limiter
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.gone || k.plan != nil {
 		return 0, false
 	}
-	if !k.charge(now) {
+	if !free && !k.charge(now) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.line.pushFront(k)
