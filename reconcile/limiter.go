@@ -99,7 +99,7 @@ func (l *RateLimiter[T]) setRate(otherwise rate.Limit) {
 		r = otherwise
 	}
 	if r != rate.Inf {
-		l.lane.length = max(1, time.Duration(float64(time.Second)/float64(r)))
+		l.lane.length = max(1, time.Duration(min(float64(time.Second)/float64(r), float64(longestSlot))))
 	}
 }
 
@@ -165,6 +165,9 @@ func (l *RateLimiter[T]) Forget(item T) {
 		return
 	case k.quiet:
 		k.quiet = false
+		if k.failures == 0 {
+			l.remove(k)
+		}
 		k.mu.Unlock()
 		return
 	case k.decided: // Failed, and then given up
@@ -209,7 +212,7 @@ func (l *RateLimiter[T]) Drop(item T) {
 // an error without one is UNAVAILABLE, and Kubernetes' Retry-After is a RetryInfo.
 func (l *RateLimiter[T]) Failed(item T, err error) {
 	if err != nil {
-		l.fail(item, err)
+		l.fail(item, err, true)
 	}
 }
 
@@ -219,7 +222,8 @@ type verdict struct {
 	reason string
 }
 
-func (l *RateLimiter[T]) fail(item T, err error) verdict {
+// fail reports an attempt that has failed; returns is false if the item is then dropped.
+func (l *RateLimiter[T]) fail(item T, err error, returns bool) verdict {
 	now := time.Now()
 	k := l.lockKey(item, now)
 	defer k.mu.Unlock()
@@ -235,9 +239,11 @@ func (l *RateLimiter[T]) fail(item T, err error) verdict {
 		k.parkings = 0
 		l.setDue(k, now.Add(max(0, k.plan.DueAt().Sub(now))))
 	}
-	k.forwarded, k.decided = false, true
+	k.forwarded, k.decided, k.quiet = false, true, false
 	v.wait = l.untilDue(k, now)
-	l.meter.failed(v)
+	if returns {
+		l.meter.failed(v)
+	}
 	l.log.failed(k.item, k.failures, &k.logged, v, err, now)
 	return v
 }

@@ -46,7 +46,8 @@ func busy(t *testing.T, opts ...reconcile.Option) (stop func()) {
 		limiter.Failed(fail.item, fail.err)
 		queue.AddRateLimited(fail.item)
 	}
-	limiter.Forget("c") // is paid back, so that d and e are brought forward, but there is enough for one
+	limiter.Result("g", grpcretry.Permanent(errors.New("never"))) // no retry follows
+	limiter.Forget("c")                                           // is paid back, so that d and e are brought forward, but there is enough for one
 	time.Sleep(7 * time.Second)
 	guarded := reconcile.Wrap(limiter, ctrl.TypedFunc[string](func(ctx context.Context, _ string) (ctrl.Result, error) {
 		<-ctx.Done()

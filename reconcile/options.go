@@ -33,7 +33,7 @@ type config struct {
 type SlowLane struct {
 	// Rate is the number of keys per second that return from the slow lane, all keys together. The
 	// default is 1, and 10 as long as the limiter knows no queue: then keys cannot be brought
-	// forward, see [NewQueue]. [rate.Inf] means no limit.
+	// forward, see [NewQueue]. [rate.Inf] means no limit; less than one key per day counts as one.
 	Rate rate.Limit
 	// Backoff is the shortest wait of a key; its retry number is how often in a row the key has come
 	// to the slow lane. The default is 1 s, doubling up to 5 min, with equal jitter.
@@ -43,6 +43,7 @@ type SlowLane struct {
 const (
 	defaultRate         = 1
 	defaultRateNoQueue  = 10
+	longestSlot         = 24 * time.Hour
 	defaultRetention    = 10 * time.Minute
 	forwardedPerSuccess = 2
 )

@@ -62,6 +62,9 @@ func isTerminal(err error) bool { return errors.Is(err, ctrl.TerminalError(nil))
 // next When returns the wait for this error, and the Forget after a RequeueAfter is not a success. If
 // the budget does not pay for a retry after the wait that the server named, RequeueAfter is longer: the
 // key waits in the slow lane. A nil err is not reported, because the controller then calls Forget.
+//
+// In a loop of your own, do what controller-runtime does: AddRateLimited after an error that is not
+// terminal, and otherwise Forget, followed by AddAfter if RequeueAfter is not 0.
 func (l *RateLimiter[T]) Result(item T, err error) (ctrl.Result, error) {
 	if err == nil {
 		return ctrl.Result{}, nil
@@ -70,7 +73,7 @@ func (l *RateLimiter[T]) Result(item T, err error) (ctrl.Result, error) {
 	if isTerminal(err) && !reading.terminal {
 		err = grpcretry.Permanent(err)
 	}
-	v := l.fail(item, err)
+	v := l.fail(item, err, !reading.terminal && !isTerminal(err))
 	result, err := reading.result(err)
 	switch {
 	case isTerminal(err): // the controller calls neither When nor Forget
