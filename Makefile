@@ -161,6 +161,10 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
 
+.PHONY: reconciler
+reconciler: ## a controller and client-go's default rate limiter side by side, in an outage (20 seconds)
+	cd examples/reconciler && go run .
+
 .PHONY: restart
 restart: ## kill and restart real servers under six clients, ours among them (half a minute)
 	@cd bench && go run ./restart $(ARGS)
