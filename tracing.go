@@ -103,7 +103,7 @@ func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, a *Attempt, v ver
 	}
 	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),
 		trace.WithAttributes(
-			attribute.Int(telemetry.AttrAttemptNumber, a.Number+1),
+			attribute.Int(telemetry.AttrNextAttempt, a.Number+1),
 			attribute.String(telemetry.AttrWaitSource, v.WaitSource.String())))
 }
 
