@@ -51,6 +51,8 @@ func TestSnippets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The module reconcile checks its own page, because that needs Kubernetes' packages.
+	pages = slices.DeleteFunc(pages, func(page string) bool { return page == "../docs/reconcile.md" })
 	for _, page := range append([]string{"../README.md"}, pages...) {
 		snippets = append(snippets, pageSnippets(t, page)...)
 	}
