@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/grpcretry/grpcretry"
 )
 
@@ -134,7 +136,8 @@ func TestGetBodyFails(t *testing.T) {
 // An error of the body is the caller's own, whatever it looks like.
 func TestBodyFails(t *testing.T) {
 	for _, broken := range []error{io.ErrUnexpectedEOF, &net.OpError{Op: "read", Err: errors.New("reset")}, errors.New("disk on fire")} {
-		client, web := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }), quick)
+		client, web := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }),
+			quick, grpcretry.WithCodes(codes.Unknown, codes.Unavailable))
 		body := &trackedBody{Reader: io.MultiReader(strings.NewReader("hel"), iotestErr{broken})}
 		req := newRequest(t, "PUT", web.URL, body)
 		made := 0
@@ -256,6 +259,11 @@ func TestRequestBody(t *testing.T) {
 	body.Close()
 	wantClosed(t, source)
 	if n, err := body.Read(make([]byte, 2)); n != 0 || err != http.ErrBodyReadAfterClose {
+		t.Errorf("Read = %d, %v, want an error", n, err)
+	}
+	unread := &requestBody{source: tracked("hello"), only: true}
+	unread.Close()
+	if n, err := unread.Read(make([]byte, 2)); n != 0 || err != http.ErrBodyReadAfterClose {
 		t.Errorf("Read = %d, %v, want an error", n, err)
 	}
 	late := &requestBody{}
