@@ -194,7 +194,7 @@ func TestRequestCancel(t *testing.T) {
 	})
 	client, web := serve(t, server, quick)
 	req := newRequest(t, "GET", web.URL, nil)
-	req.Cancel = cancel
+	req.Cancel = cancel //nolint:staticcheck // deprecated, but http.Client still sets it
 	if _, err := client.Do(req); err == nil || !strings.Contains(err.Error(), "request canceled") {
 		t.Errorf("Do = %v", err)
 	}
