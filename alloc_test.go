@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
@@ -28,6 +29,29 @@ func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
 	}
 }
 
+// TestFunctionsAllocateNoMore holds functions to what calls allocate: one allocation for a success, and
+// one more for a retry.
+func TestFunctionsAllocateNoMore(t *testing.T) {
+	r := doer(t, 0, WithBackoff(Constant(0)), WithBudget(Unlimited))
+	for failures, limit := range map[int]float64{0: 1, 1: 2} {
+		got := testing.AllocsPerRun(1000, func() {
+			calls := 0
+			err := r.Do(t.Context(), "/sql/read", func(context.Context) error {
+				if calls++; calls <= failures {
+					return errUnavailable
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+		if got > limit {
+			t.Errorf("a function with %d retries makes %v allocations, want at most %v", failures, got, limit)
+		}
+	}
+}
+
 // TestRetriesAllocateNoMore holds calls with retries to what they allocate today. It is
 // less than go-grpc-middleware needs, 9 and 25; see bench/.
 func TestRetriesAllocateNoMore(t *testing.T) {
@@ -41,6 +65,28 @@ func TestRetriesAllocateNoMore(t *testing.T) {
 		}
 		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, invoker) }); got > limit {
 			t.Errorf("a call with %d retries makes %v allocations, want at most %v", failures, got, limit)
+		}
+	}
+}
+
+// TestWaitsOfACallSpanThatIsNotSampledAreFree compares a retry after a wait, too short to need a timer,
+// with one that follows immediately. Only a call span that records has a span for the wait.
+func TestWaitsOfACallSpanThatIsNotSampledAreFree(t *testing.T) {
+	allocations := func(sampler trace.Sampler, wait time.Duration) float64 {
+		intercept := UnaryClientInterceptor(WithBackoff(Constant(wait)), WithBudget(Unlimited),
+			WithCallSpan(true), WithTracerProvider(trace.NewTracerProvider(trace.WithSampler(sampler))))
+		invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+			if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+				return errUnavailable
+			}
+			return nil
+		}
+		return testing.AllocsPerRun(100, func() { callOnce(t, intercept, invoker) })
+	}
+	for sampler, costs := range map[trace.Sampler]bool{trace.NeverSample(): false, trace.AlwaysSample(): true} {
+		waits, none := allocations(sampler, time.Nanosecond), allocations(sampler, 0)
+		if costs != (waits > none) {
+			t.Errorf("%s: %v allocations with a wait and %v without, want more: %v", sampler.Description(), waits, none, costs)
 		}
 	}
 }

@@ -109,6 +109,12 @@
 // requests that no server has seen, stay on and are not counted. If this package's interceptor is
 // chained twice, only the outer one retries.
 //
+// # Everything else that calls out
+//
+// [Retrier.Do] runs any function under the same policies, budgets and telemetry, and [DoValue] one
+// that returns a value. Package httpretry does so for HTTP requests, and module reconcile for the keys
+// of a Kubernetes workqueue.
+//
 // # Where to read on
 //
 // Span events, metrics, logs and the debug page: [docs/observing.md]. Hedging:

@@ -408,3 +408,9 @@ func below(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
 		return wrap(stream), err
 	})
 }
+
+// newEchoClient dials the server with the interceptors of a Retrier.
+func newEchoClient(t *testing.T, server *fixture, r *Retrier) echov1.EchoServiceClient {
+	t.Helper()
+	return echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
+}

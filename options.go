@@ -332,7 +332,9 @@ func Disable() CallOption {
 }
 
 // WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to
-// all methods of a service, with "/pkg.Service/". [New] rejects other patterns and nil options. A
+// all methods of a service, with "/pkg.Service/". Patterns for functions, see [Retrier.Do], may have
+// more words: one that ends in a slash applies to all names that begin with it, and a longer one
+// wins. [New] rejects patterns without two slashes, those with an empty word, and nil options. A
 // second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
 	opts = slices.Clone(opts)
@@ -387,8 +389,8 @@ func WithTracerProvider(tp trace.TracerProvider) Option {
 	return fixedOption("WithTracerProvider", func(c *config) { c.tracerProvider = tp })
 }
 
-// WithCallSpan starts a span for each call that may be retried. The attempts are its children, and
-// it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
+// WithCallSpan starts a span for each call that may be retried. The attempts are its children, so are
+// the waits before retries, and it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
 // one.
 func WithCallSpan(on bool) Option {
 	return fixedOption("WithCallSpan", func(c *config) { c.callSpan = on })

@@ -32,7 +32,22 @@ var (
 	meterProvider = sdkmetric.NewMeterProvider()
 	exporter      = tracetest.NewInMemoryExporter()
 	internalMux   = http.NewServeMux()
+	ctx           = context.Background()
+	mailer        postbox
+	message       = "hello"
 )
+
+// A postbox loses the first message.
+type postbox struct{ sent []string }
+
+func (p *postbox) Send(_ context.Context, message string) error {
+	if p.sent = append(p.sent, message); len(p.sent) == 1 {
+		return errors.New("the message was lost")
+	}
+	return nil
+}
+
+func isTransient(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Retry }
 
 func main() {
 	if err := run(); err != nil {

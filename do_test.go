@@ -1,0 +1,674 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/function"
+)
+
+var functionDraws = flag.Int("functions.draws", 100, "programs that TestAFunctionIsRetriedLikeAnRPC draws")
+
+// A doer is a Retrier whose random number is always u.
+func doer(t *testing.T, u float64, opts ...Option) *Retrier {
+	t.Helper()
+	r, err := New(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.random = func() float64 { return u }
+	return r
+}
+
+// A played function returns the errors of its script, one per attempt, and remembers when.
+type played struct {
+	start time.Time
+	at    []time.Duration
+}
+
+func play(script ...error) (*played, func(context.Context) error) {
+	p := &played{start: time.Now()}
+	return p, func(ctx context.Context) error {
+		p.at = append(p.at, time.Since(p.start))
+		if n := len(p.at); n <= len(script) {
+			return script[n-1]
+		}
+		return nil
+	}
+}
+
+func withRetryInfo(d time.Duration) error {
+	return fail(codes.Unavailable, "later", retryInfoOf(d)).err
+}
+
+func TestDo(t *testing.T) {
+	plain, notFound := errors.New("plain"), status.Error(codes.NotFound, "no row")
+	refused := status.Error(codes.Unavailable, "refused")
+	for _, tt := range []struct {
+		name   string
+		opts   []CallOption
+		script []error
+		at     []time.Duration
+		err    error // as it is returned, if reason is nil
+		reason error
+	}{
+		{name: "success", at: []time.Duration{0}},
+		{name: "backoff by the code", script: []error{errUnavailable, status.Error(codes.ResourceExhausted, "full"), fmt.Errorf("wrapped: %w", errUnavailable)},
+			at: []time.Duration{0, second, 3 * second, 7 * second}},
+		{name: "attempts used up", opts: []CallOption{WithMaxAttempts(2)}, script: []error{errUnavailable, errUnavailable},
+			at: []time.Duration{0, second}, reason: ErrAttemptsExhausted},
+		{name: "a status that is not retried", script: []error{notFound}, at: []time.Duration{0}, err: notFound},
+		{name: "an error that is no status", script: []error{plain}, at: []time.Duration{0}, err: plain},
+		{name: "UNKNOWN in the code set", opts: []CallOption{WithCodes(codes.Unknown)}, script: []error{plain}, at: []time.Duration{0, second}},
+		{name: "a classifier", opts: []CallOption{WithClassifier(func(_ context.Context, a Attempt) Classification {
+			if errors.Is(a.Err, plain) {
+				return Retry
+			}
+			return Stop
+		})}, script: []error{plain, errUnavailable}, at: []time.Duration{0, second}, reason: ErrNotRetryable},
+		{name: "a RetryInfo is obeyed and restarts the backoff", script: []error{errUnavailable, withRetryInfo(30 * second), errUnavailable},
+			at: []time.Duration{0, second, 31 * second, 32 * second}},
+		{name: "a RetryInfo of a code that is not retried", script: []error{fail(codes.NotFound, "x", retryInfoOf(second)).err}, at: []time.Duration{0},
+			err: fail(codes.NotFound, "x", retryInfoOf(second)).err},
+		{name: "a RetryInfo that is too long", opts: []CallOption{WithMaxServerDelay(second)}, script: []error{withRetryInfo(2 * second)},
+			at: []time.Duration{0}, reason: ErrPushback},
+		{name: "MaxElapsed", opts: []CallOption{WithMaxElapsed(3 * second)}, script: []error{errUnavailable, errUnavailable},
+			at: []time.Duration{0, second}, reason: ErrMaxElapsed},
+		{name: "the budget", opts: []CallOption{WithBudget(stingy{})}, script: []error{errUnavailable}, at: []time.Duration{0}, reason: ErrBudgetExhausted},
+		{name: "Permanent", script: []error{Permanent(errUnavailable)}, at: []time.Duration{0}, err: errUnavailable},
+		{name: "Permanent, wrapped and joined", script: []error{fmt.Errorf("wrapped: %w", errors.Join(plain, Permanent(errUnavailable)))},
+			at: []time.Duration{0}, err: errUnavailable},
+		{name: "Permanent overrules a classifier", opts: []CallOption{WithClassifier(func(context.Context, Attempt) Classification { return Retry })},
+			script: []error{Permanent(plain)}, at: []time.Duration{0}, err: plain},
+		{name: "Permanent overrules a RetryInfo", script: []error{Permanent(withRetryInfo(second))}, at: []time.Duration{0}, err: withRetryInfo(second)},
+		{name: "Permanent after a retry", script: []error{errUnavailable, Permanent(errUnavailable)}, at: []time.Duration{0, second}, reason: ErrNotRetryable},
+		{name: "Unsent alone changes nothing", opts: []CallOption{WithMaxAttempts(2)}, script: []error{Unsent(errUnavailable), Unsent(errUnavailable)},
+			at: []time.Duration{0, second}, reason: ErrAttemptsExhausted},
+		{name: "Unsent of a code that is not retried", opts: []CallOption{WithConnectWait(second)}, script: []error{Unsent(notFound)}, at: []time.Duration{0}, err: notFound},
+		{name: "UnsentOnly after an attempt that may have had an effect", opts: []CallOption{WithUnsentOnly(true)}, script: []error{errUnavailable},
+			at: []time.Duration{0}, err: errUnavailable},
+		{name: "UnsentOnly after one that had none", opts: []CallOption{WithUnsentOnly(true)}, script: []error{Unsent(refused), withRetryInfo(5 * second), errUnavailable},
+			at: []time.Duration{0, second, 6 * second}, reason: ErrNotRetryable},
+		{name: "ConnectWait does not count attempts", opts: []CallOption{WithConnectWait(10 * second), WithMaxAttempts(2), WithBudget(&tokens{left: 1})},
+			script: []error{Unsent(refused), Unsent(refused), errUnavailable, errUnavailable},
+			at:     []time.Duration{0, second, 3 * second, 7 * second}, reason: ErrAttemptsExhausted},
+		{name: "ConnectWait is used up", opts: []CallOption{WithConnectWait(10 * second), WithBudget(stingy{})},
+			script: []error{Unsent(refused), Unsent(refused), Unsent(refused), Unsent(refused)},
+			at:     []time.Duration{0, second, 3 * second, 7 * second}, reason: ErrNotConnected},
+		{name: "ConnectWait 0", opts: []CallOption{WithConnectWait(0), WithMaxAttempts(2)}, script: []error{Unsent(refused), Unsent(refused)},
+			at: []time.Duration{0, second}, reason: ErrAttemptsExhausted},
+		{name: "off", opts: []CallOption{Disable()}, script: []error{errUnavailable}, at: []time.Duration{0}, err: errUnavailable},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				p, f := play(tt.script...)
+				err := doer(t, 0, steady).Do(t.Context(), "/sql/read", f, tt.opts...)
+				if !slices.Equal(p.at, tt.at) {
+					t.Errorf("called at %v, want %v", p.at, tt.at)
+				}
+				if tt.reason != nil {
+					wantStop(t, err, status.Code(err), tt.reason, len(tt.at))
+					if last := tt.script[len(tt.at)-1]; !errors.Is(err, last) || status.Code(err) != status.Code(last) {
+						t.Errorf("err = %v, want it to hold %v and to have its code", err, last)
+					}
+					return
+				}
+				var e *Error
+				if errors.As(err, &e) {
+					t.Errorf("err = %v, an *Error, want it untouched", err)
+				}
+				if tt.err == nil && err != nil || tt.err != nil && (!errors.Is(err, tt.err) || err != tt.script[len(tt.at)-1]) {
+					t.Errorf("err = %v, want %v", err, tt.err)
+				}
+			})
+		})
+	}
+}
+
+// A program written with Do behaves like one that calls a server which fails in the same way.
+func TestAFunctionIsRetriedLikeAnRPC(t *testing.T) {
+	for seed := range uint64(*functionDraws) {
+		bubble(t, func(t *testing.T) {
+			draw := rand.New(rand.NewPCG(seed, 17))
+			opts := drawOptions(draw)
+			script := make([]answer, 1+draw.IntN(7))
+			for i := range script {
+				script[i] = drawAnswer(draw)
+			}
+			timeout := []time.Duration{0, second, 10 * second}[draw.IntN(3)]
+			u := draw.Float64()
+			rpc := threeCalls(t, u, timeout, opts, func(ctx context.Context, r *Retrier) error {
+				at := 0
+				server := serve(t, func(int) answer { at++; return script[(at-1)%len(script)] })
+				defer server.server.Stop()
+				_, err := newEchoClient(t, server, r).Echo(ctx, request())
+				return err
+			})
+			function := threeCalls(t, u, timeout, opts, func(ctx context.Context, r *Retrier) error {
+				at := 0
+				return r.Do(ctx, echoMethod, func(ctx context.Context) error {
+					at++
+					return runAnswer(ctx, script[(at-1)%len(script)])
+				})
+			})
+			if rpc != function {
+				t.Fatalf("seed %d: the RPC\n%s\nthe function\n%s", seed, rpc, function)
+			}
+		})
+	}
+}
+
+func drawOptions(draw *rand.Rand) []Option {
+	all := []Option{
+		steady,
+		WithBackoff(Exponential{Base: second / 4, Max: 3 * second}),
+		WithMaxAttempts(2 + draw.IntN(5)),
+		WithMaxElapsed(time.Duration(1+draw.IntN(20)) * second),
+		WithMaxServerDelay(time.Duration(1+draw.IntN(5)) * second),
+		WithAttemptTimeout(time.Duration(1+draw.IntN(8)) * second / 2),
+		WithCodes(codes.Unavailable, codes.Aborted),
+		WithUnsentOnly(true),
+		WithClassifier(func(_ context.Context, a Attempt) Classification { return Classification(a.Number % 3) }),
+	}
+	var opts []Option
+	for _, o := range all {
+		if draw.IntN(3) == 0 {
+			opts = append(opts, o)
+		}
+	}
+	return opts
+}
+
+func drawAnswer(draw *rand.Rand) answer {
+	var a answer
+	switch draw.IntN(8) {
+	case 0:
+		a = ok()
+	case 1:
+		a = fail(codes.Unavailable, "later", retryInfoOf(time.Duration(draw.IntN(6))*second))
+	case 2:
+		a = fail(codes.ResourceExhausted, "full")
+	case 3:
+		a = fail(codes.Aborted, "conflict")
+	default:
+		a = unavailable()
+	}
+	if draw.IntN(3) == 0 {
+		a.delay = time.Duration(1+draw.IntN(40))*second/8 + second/300 // never at the moment of a timeout
+	}
+	return a
+}
+
+// runAnswer does what the scripted server does.
+func runAnswer(ctx context.Context, a answer) error {
+	if a.delay > 0 {
+		select {
+		case <-time.After(a.delay):
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	return a.err
+}
+
+// threeCalls makes three calls and returns all that can be observed, one line each.
+func threeCalls(t *testing.T, u float64, timeout time.Duration, opts []Option, call func(context.Context, *Retrier) error) string {
+	t.Helper()
+	recorder := &eventRecorder{start: time.Now()}
+	budget := newRatioBudget(RatioBudget{Ratio: 0.5, Reserve: 3, Window: 10 * second})
+	r := doer(t, u, append(opts, WithObserver(recorder.observe), WithBudget(budget))...)
+	for range 3 {
+		ctx, cancel := t.Context(), context.CancelFunc(func() {})
+		if timeout > 0 {
+			ctx, cancel = context.WithTimeout(ctx, timeout)
+		}
+		err := call(ctx, r)
+		cancel()
+		line := fmt.Sprintf("%v: %v, balance %v", time.Since(recorder.start), status.Code(err), budget.Balance(time.Now()))
+		var e *Error
+		if errors.As(err, &e) {
+			line += fmt.Sprintf(", %d attempts, %s, last %v", len(e.Attempts), ReasonName(e.Reason), status.Code(e.Last))
+		}
+		recorder.lines = append(recorder.lines, line)
+	}
+	return strings.Join(recorder.lines, "\n")
+}
+
+func TestDoRejects(t *testing.T) {
+	hedging := WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true})
+	nothing := func(context.Context) error { return nil }
+	for _, tt := range []struct {
+		name     string
+		new      []Option
+		ctx      context.Context
+		function string
+		f        func(context.Context) error
+		opts     []CallOption
+		want     string
+	}{
+		{"no name", nil, t.Context(), "", nothing, nil, `Do "": invalid name, want a word with a leading slash, such as "/sql/read"`},
+		{"no slash", nil, t.Context(), "sql/read", nothing, nil, `Do "sql/read": invalid name`},
+		{"no word", nil, t.Context(), "/", nothing, nil, `Do "/": invalid name`},
+		{"an empty word", nil, t.Context(), "//read", nothing, nil, `Do "//read": invalid name`},
+		{"no function", nil, t.Context(), "/sql/read", nil, nil, `Do "/sql/read": the function is nil`},
+		{"no context", nil, nil, "/sql/read", nothing, nil, `Do "/sql/read": the context is nil`},
+		{"a nil option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(2), nil}, `Do "/sql/read": option number 2 is nil`},
+		{"an invalid option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(-3)}, `Do "/sql/read": WithMaxAttempts: -3 attempts, want at least 1`},
+		{"hedging of the call", nil, t.Context(), "/sql/read", nothing, []CallOption{hedging}, `Do "/sql/read": the call has WithHedging, but a function cannot be hedged`},
+		{"hedging of the call by a policy", nil, t.Context(), "/sql/read", nothing, []CallOption{WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(1)}})},
+			`Do "/sql/read": the call has WithHedging, but a function cannot be hedged`},
+		{"hedging of the name", []Option{WithMethod("/sql/read", hedging)}, t.Context(), "/sql/read", nothing, nil, `Do "/sql/read": WithMethod /sql/read has WithHedging`},
+		{"hedging of a pattern", []Option{WithMethod("/sql/", hedging)}, t.Context(), "/sql/orders/read", nothing, nil, `Do "/sql/orders/read": WithMethod /sql/ has WithHedging`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := doer(t, 0, tt.new...).Do(tt.ctx, tt.function, tt.f, tt.opts...)
+			if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("err = %v, want INTERNAL: %s", err, tt.want)
+			}
+		})
+	}
+}
+
+// Hedging for all methods is meant for RPCs. An Update that turns it on must not break functions.
+func TestAFunctionIsNotHedged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		r := doer(t, 0, steady, WithLogger(slog.New(logs)), WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}))
+		for range 2 {
+			p, f := play(errUnavailable)
+			if err := r.Do(t.Context(), "/sql/read", f); err != nil || !slices.Equal(p.at, []time.Duration{0, second}) {
+				t.Errorf("Do = %v, called at %v, want a retry after 1s", err, p.at)
+			}
+		}
+		wantLines(t, logs, "level=WARN…method is not hedged, but retried: a function cannot be hedged…method=/sql/read", "DEBUG…retrying", "DEBUG…retrying")
+	})
+}
+
+func TestPatternsOfFunctions(t *testing.T) {
+	n := func(n int) CallOption { return WithMaxAttempts(n) }
+	r := doer(t, 0, n(2), WithMethod("/http/", n(3), WithMaxElapsed(3)), WithMethod("/http/a.example/", n(4)),
+		WithMethod("/http/a.example/v1/", n(6)), WithMethod("/http/a.example/GET", n(5)), WithMethod("/sql/", n(7)), WithMethod("/pkg.Service/Method", n(8)))
+	for _, tt := range []struct {
+		name     string
+		attempts int
+		elapsed  time.Duration
+	}{
+		{"/mail/send", 2, 0},
+		{"/http/b.example/GET", 3, 3},
+		{"/http/a.example/PUT", 4, 3},
+		{"/http/a.example/GET", 5, 3},
+		{"/http/a.example/v1/GET", 6, 3},
+		{"/http/a.example/v2/v3/GET", 4, 3},
+		{"/http", 3, 3},
+		{"/https/a.example/GET", 2, 0},
+		{"/sql", 7, 0},
+		{"/sql/", 7, 0},
+		{"/sqlite", 2, 0},
+		{"/pkg.Service/Method", 8, 0},
+	} {
+		if p := r.Policy(tt.name); p.MaxAttempts != tt.attempts || p.MaxElapsed != tt.elapsed {
+			t.Errorf("%s has %d attempts and MaxElapsed %v, want %d and %v", tt.name, p.MaxAttempts, p.MaxElapsed, tt.attempts, tt.elapsed)
+		}
+		calls := 0
+		r.Do(t.Context(), tt.name, func(context.Context) error { calls++; return errUnavailable }, WithBackoff(Constant(0)), WithBudget(Unlimited), WithMaxElapsed(0))
+		if calls != tt.attempts {
+			t.Errorf("%s is called %d times, want %d", tt.name, calls, tt.attempts)
+		}
+	}
+	if w := r.Warnings(); len(w) != 1 || !strings.Contains(w[0], "pkg.Service") {
+		t.Errorf("warnings are %q, want one about pkg.Service", w)
+	}
+}
+
+// A name up to its second slash has a budget.
+func TestBudgetsOfFunctions(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := &tokens{left: 2}
+		r := doer(t, 0, WithBackoff(Constant(0)), WithRatioBudget(RatioBudget{Reserve: 1}), WithMethod("/shared/", WithBudget(shared)), WithMethod(echoMethod, WithBudget(shared)))
+		retries := func(name string) int {
+			p, f := play(errUnavailable, errUnavailable, errUnavailable, errUnavailable)
+			r.Do(t.Context(), name, f)
+			return len(p.at) - 1
+		}
+		for _, tt := range []struct {
+			name string
+			want int
+		}{{"/sql/read", 1}, {"/sql/write", 0}, {"/sql", 0}, {"/sql/a/b", 0}, {"/mail/send", 1}, {"/sqlite/read", 1}} {
+			if got := retries(tt.name); got != tt.want {
+				t.Errorf("%s is retried %d times, want %d", tt.name, got, tt.want)
+			}
+		}
+		// One budget for functions and RPCs.
+		server := serve(t, always(unavailable()))
+		if _, err := newEchoClient(t, server, r).Echo(t.Context(), request(), WithMaxAttempts(2)); !errors.Is(err, ErrAttemptsExhausted) {
+			t.Errorf("Echo = %v, want a retry", err)
+		}
+		if got := retries("/shared/a"); got != 1 {
+			t.Errorf("%d retries, want the one that the RPC has left", got)
+		}
+		if _, err := newEchoClient(t, server, r).Echo(t.Context(), request()); !errors.Is(err, ErrBudgetExhausted) {
+			t.Errorf("Echo = %v, want no retry", err)
+		}
+	})
+}
+
+func TestAttemptTimeoutOfAFunction(t *testing.T) {
+	obedient := func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(3 * second):
+			return nil
+		}
+	}
+	wrapping := func(ctx context.Context) error {
+		if obedient(ctx) != nil {
+			return errors.New("query was interrupted")
+		}
+		return nil
+	}
+	deaf := func(context.Context) error { time.Sleep(3 * second); return nil }
+	for _, tt := range []struct {
+		name     string
+		f        func(context.Context) error
+		deadline time.Duration
+		opts     []CallOption
+		calls    int
+		elapsed  time.Duration
+		reason   error
+	}{
+		{"the last attempt of a call with a deadline is not cut", obedient, time.Hour, []CallOption{WithMaxAttempts(2)}, 2, 5 * second, nil},
+		{"without a deadline it is", obedient, 0, []CallOption{WithMaxAttempts(2)}, 2, 3 * second, ErrAttemptsExhausted},
+		{"without a budget", obedient, time.Hour, []CallOption{WithBudget(stingy{})}, 1, 3 * second, nil},
+		{"an error that hides the context's", wrapping, time.Hour, []CallOption{WithMaxAttempts(2)}, 2, 5 * second, nil},
+		{"a function that ignores its context", deaf, time.Hour, nil, 1, 3 * second, nil},
+		{"off, without a deadline", obedient, 0, []CallOption{Disable()}, 1, second, ErrAttemptTimeout},
+		{"off, with a deadline", obedient, time.Hour, []CallOption{Disable()}, 1, 3 * second, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				budget := &tally{}
+				opts := []Option{steady, WithAttemptTimeout(second), WithBackoff(Constant(second)), WithBudget(budget)}
+				ctx := t.Context()
+				if tt.deadline > 0 {
+					limited, cancel := context.WithTimeout(ctx, tt.deadline)
+					defer cancel()
+					ctx = limited
+				}
+				start, calls := time.Now(), 0
+				err := doer(t, 0, opts...).Do(ctx, "/sql/read", func(ctx context.Context) error { calls++; return tt.f(ctx) }, tt.opts...)
+				if calls != tt.calls || time.Since(start) != tt.elapsed || !errors.Is(err, tt.reason) {
+					t.Errorf("Do = %v after %v and %d calls, want %v after %v and %d", err, time.Since(start), calls, tt.reason, tt.elapsed, tt.calls)
+				}
+				if open := budget.withdrawn - budget.refunded; open < 0 || open > tt.calls-1 {
+					t.Errorf("%d retries withdrawn, %d refunded", budget.withdrawn, budget.refunded)
+				}
+			})
+		})
+	}
+}
+
+func TestTheCallerOfAFunctionGoesAway(t *testing.T) {
+	t.Run("in the wait", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			cause := errors.New("shutdown")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(second/2, func() { cancel(cause) })
+			p, f := play(errUnavailable)
+			start := time.Now()
+			err := doer(t, 0, steady).Do(ctx, "/sql/read", f)
+			e := wantStop(t, err, codes.Canceled, context.Canceled, 1)
+			if e.Reason != cause || time.Since(start) != second/2 || len(p.at) != 1 || e.Timeout() {
+				t.Errorf("Do = %v after %v, want the cause immediately", err, time.Since(start))
+			}
+		})
+	})
+	t.Run("no time for the wait", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), second)
+			defer cancel()
+			_, f := play(errUnavailable)
+			start := time.Now()
+			err := doer(t, 0, steady).Do(ctx, "/sql/read", f)
+			wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
+			if time.Since(start) != 0 {
+				t.Errorf("Do took %v, want no wait", time.Since(start))
+			}
+		})
+	})
+	t.Run("at the deadline", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*second/2)
+			defer cancel()
+			calls := 0
+			err := doer(t, 0, steady).Do(ctx, "/sql/read", func(ctx context.Context) error {
+				if calls++; calls == 1 {
+					return errUnavailable
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			e := wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 2)
+			if !e.Timeout() || !errors.Is(e.Last, errUnavailable) {
+				t.Errorf("Timeout() = %v, Last = %v, want true and the genuine failure", e.Timeout(), e.Last)
+			}
+		})
+	})
+}
+
+func TestTimeoutOfAnError(t *testing.T) {
+	for _, tt := range []struct {
+		err  *Error
+		want bool
+	}{
+		{&Error{Last: errUnavailable}, false},
+		{&Error{Last: fmt.Errorf("read: %w", context.DeadlineExceeded)}, true},
+		{&Error{Last: context.DeadlineExceeded, ctx: context.Canceled}, false},
+		{&Error{Last: errUnavailable, ctx: context.DeadlineExceeded}, true},
+		{&Error{}, false},
+	} {
+		if got := tt.err.Timeout(); got != tt.want {
+			t.Errorf("Timeout of %#v = %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
+
+func TestAFunctionPanics(t *testing.T) {
+	for _, end := range []struct {
+		name string
+		do   func()
+	}{{"panic", func() { panic("drawn") }}, {"Goexit", runtime.Goexit}} {
+		for _, attempt := range []int{1, 2} {
+			t.Run(fmt.Sprint(end.name, " in attempt ", attempt), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					budget := &tally{}
+					provider, spans := recordSpans()
+					r := doer(t, 0, steady, WithBudget(budget), WithAttemptTimeout(time.Hour), WithCallSpan(true), WithTracerProvider(provider))
+					calls, panicked := 0, any(nil)
+					var done sync.WaitGroup
+					done.Go(func() {
+						defer func() { panicked = recover() }()
+						r.Do(t.Context(), "/sql/read", func(context.Context) error {
+							if calls++; calls == attempt {
+								end.do()
+							}
+							return errUnavailable
+						})
+					})
+					done.Wait()
+					if (end.name == "panic") != (panicked != nil) {
+						t.Errorf("recovered %v", panicked)
+					}
+					deposits := 0
+					for _, n := range budget.told {
+						deposits += n
+					}
+					if deposits != attempt || budget.withdrawn != attempt-1 {
+						t.Errorf("budget saw %d deposits and %d withdrawals, want %d and %d", deposits, budget.withdrawn, attempt, attempt-1)
+					}
+					if len(withoutWaits(spans)) != 1 {
+						t.Errorf("%d spans ended, want 1", len(withoutWaits(spans)))
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestTelemetryOfFunctions(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, spans := recordSpans()
+		meters, reader := readMetrics()
+		logs, events := &logRecorder{}, &eventRecorder{start: time.Now()}
+		r := doer(t, 0, steady, WithMaxAttempts(2), WithBudget(&aBudget{}), WithCallSpan(true), WithTracerProvider(provider),
+			WithMeterProvider(meters), WithLogger(slog.New(logs)), WithObserver(events.observe))
+		_, f := play(errUnavailable)
+		r.Do(t.Context(), "/sql/read", f)
+		if events.last.Target != "/sql" || events.last.Attempt.Method != "/sql/read" {
+			t.Errorf("event of %s at %s, want /sql/read at /sql", events.last.Attempt.Method, events.last.Target)
+		}
+		wantList(t, "events", events.lines, "0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
+			"1s attempt_start #2", "1s attempt_end #2 OK in 0s", "1s call_end #2 recovered after 1s, attempts #1 UNAVAILABLE #2 OK")
+		wantLines(t, logs, "level=DEBUG…retrying…method=/sql/read target=/sql attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down")
+		span := withoutWaits(spans)[0]
+		if span.Name() != "sql/read" || attributeLine(span.Attributes()) != "rpc.method=sql/read rpc.response.status_code=OK grpcretry.attempts=2" {
+			t.Errorf("span %s with %s", span.Name(), attributeLine(span.Attributes()))
+		}
+		if got := len(span.Events()); got != 2 {
+			t.Errorf("%d events on the span, want 2", got)
+		}
+		const labels = " grpcretry.target=/sql rpc.method=sql/read"
+		wantMetrics(t, reader,
+			"grpcretry.attempts 1 grpcretry.decision=retry"+labels+" rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.attempts 1 grpcretry.decision=success"+labels+" rpc.response.status_code=OK",
+			"grpcretry.budget.balance 1 grpcretry.budget=all grpcretry.target=/sql",
+			"grpcretry.calls 1 grpcretry.outcome=recovered"+labels,
+			"grpcretry.rescued_calls 1"+labels,
+			"grpcretry.wait.duration 1/1s grpcretry.target=/sql grpcretry.wait_source=backoff rpc.method=sql/read")
+		events.lines = nil
+		r.Do(t.Context(), "/sql/read", func(context.Context) error { return errUnavailable }, Disable())
+		wantList(t, "events while off", events.lines)
+	})
+}
+
+func wantList(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s are\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestAFunctionSeesItsAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		type key struct{}
+		var got []string
+		ctx := context.WithValue(t.Context(), key{}, "kept")
+		doer(t, 0, steady).Do(ctx, "/sql/read", func(ctx context.Context) error {
+			a, _ := AttemptFromContext(ctx)
+			got = append(got, fmt.Sprintln(a.Method, a.Number, a.Wait, a.WaitSource, ctx.Value(key{})))
+			return []error{errUnavailable, nil}[len(got)-1]
+		})
+		wantList(t, "attempts", got, "/sql/read 1 0s none kept\n", "/sql/read 2 1s backoff kept\n")
+	})
+}
+
+func TestDoValue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := doer(t, 0, steady)
+		calls := 0
+		got, err := DoValue(t.Context(), r, "/sql/read", func(context.Context) (int, error) {
+			calls++
+			return 10 * calls, []error{errUnavailable, nil}[calls-1]
+		})
+		if got != 20 || err != nil {
+			t.Errorf("DoValue = %v, %v, want the value of the second attempt", got, err)
+		}
+		got, err = DoValue(t.Context(), r, "/sql/read", func(context.Context) (int, error) { return 7, errors.ErrUnsupported })
+		if got != 0 || err != errors.ErrUnsupported {
+			t.Errorf("DoValue = %v, %v, want nothing of a failure", got, err)
+		}
+		if _, err := DoValue[int](t.Context(), r, "/sql/read", nil); status.Code(err) != codes.Internal {
+			t.Errorf("DoValue without a function = %v, want INTERNAL", err)
+		}
+	})
+}
+
+// Two Do calls, one within the other, with errors that the inner has given up on.
+func TestAnInnerFunctionsPermanentStopsTheOuter(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, calls := doer(t, 0, steady), 0
+		err := r.Do(t.Context(), "/outer/f", func(ctx context.Context) error {
+			return r.Do(ctx, "/inner/f", func(context.Context) error {
+				calls++
+				if calls == 1 {
+					return errUnavailable
+				}
+				return Permanent(errUnavailable)
+			})
+		})
+		if calls != 2 || !errors.Is(err, errUnavailable) {
+			t.Errorf("%d calls, %v, want the second to be the last", calls, err)
+		}
+	})
+}
+
+// The hook of package httpretry.
+func TestDiscardRunsBeforeTheWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		start := time.Now()
+		var got []string
+		note := func(what string) { got = append(got, fmt.Sprint(time.Since(start), " ", what)) }
+		r := doer(t, 0, steady, WithMaxAttempts(3), WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == CallEnd {
+				note("end at " + e.Target)
+			}
+		}))
+		err := function.Do(t.Context(), r, &function.Call{
+			Name: "/http/a.example/GET", Target: "a.example",
+			Run:     func(context.Context) error { note("run"); return errUnavailable },
+			Discard: func() { note("discard") },
+		})
+		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
+		wantList(t, "calls", got, "0s run", "0s discard", "1s run", "1s discard", "3s run", "3s end at a.example")
+	})
+}
+
+func TestPermanentAndUnsentOfNil(t *testing.T) {
+	if Permanent(nil) != nil || Unsent(nil) != nil {
+		t.Errorf("Permanent(nil) = %v, Unsent(nil) = %v, want nil", Permanent(nil), Unsent(nil))
+	}
+}
+
+func TestDoIsSafeForConcurrentUse(t *testing.T) {
+	r := doer(t, 0, WithBackoff(Constant(0)), WithBudget(Unlimited), WithAttemptTimeout(time.Hour))
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			for range 200 {
+				calls := 0
+				if err := r.Do(t.Context(), fmt.Sprint("/sql/", i%3), func(ctx context.Context) error {
+					if calls++; calls < 3 {
+						return errUnavailable
+					}
+					return ctx.Err()
+				}); err != nil || calls != 3 {
+					t.Errorf("Do = %v after %d calls, want success after 3", err, calls)
+				}
+			}
+		})
+	}
+	group.Wait()
+}

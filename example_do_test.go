@@ -1,0 +1,118 @@
+package grpcretry_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A query that is retried when the database's connection breaks. The code that decides is UNKNOWN for
+// every error that is not a gRPC status, so a classifier looks at the error instead.
+func ExampleRetrier_Do() {
+	retrier, err := grpcretry.New(
+		grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
+		grpcretry.WithMethod("/sql/", grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
+			if errors.Is(a.Err, driver.ErrBadConn) {
+				return grpcretry.Retry
+			}
+			return grpcretry.Stop
+		})))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = retrier.Do(context.Background(), "/sql/orders.delete", func(ctx context.Context) error {
+		attempt, _ := grpcretry.AttemptFromContext(ctx)
+		fmt.Println("attempt", attempt.Number)
+		if attempt.Number == 1 {
+			return driver.ErrBadConn
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// attempt 1
+	// attempt 2
+	// <nil>
+}
+
+// A function that returns a value.
+func ExampleDoValue() {
+	retrier, err := grpcretry.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	lookUp := func(ctx context.Context) (string, error) { return "127.0.0.1", nil }
+	address, err := grpcretry.DoValue(context.Background(), retrier, "/dns/lookup", lookUp)
+	fmt.Println(address, err)
+	// Output: 127.0.0.1 <nil>
+}
+
+// A failure that no retry can mend, although its code says otherwise.
+func ExamplePermanent() {
+	retrier, err := grpcretry.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = retrier.Do(context.Background(), "/mail/send", func(context.Context) error {
+		return grpcretry.Permanent(status.Error(codes.Unavailable, "this mailbox has been closed"))
+	})
+	fmt.Println(status.Code(err), errors.As(err, new(*grpcretry.Error)))
+	// Output: Unavailable false
+}
+
+// An order must not be placed twice. It is placed again only if it certainly was not sent.
+func ExampleUnsent() {
+	retrier, err := grpcretry.New(grpcretry.WithMethod("/exchange/",
+		grpcretry.WithUnsentOnly(true), grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond))))
+	if err != nil {
+		log.Fatal(err)
+	}
+	calls := 0
+	err = retrier.Do(context.Background(), "/exchange/order", func(context.Context) error {
+		calls++
+		if calls == 1 {
+			return grpcretry.Unsent(status.Error(codes.Unavailable, "connection refused"))
+		}
+		return status.Error(codes.Unavailable, "connection lost while waiting for the response")
+	})
+	fmt.Println(calls, "calls:", errors.Is(err, grpcretry.ErrNotRetryable))
+	// Output: 2 calls: true
+}
+
+// A function says how long to wait, in the words in which a gRPC server would.
+func ExampleRetrier_Do_wait() {
+	retrier, err := grpcretry.New(grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
+		if e.Kind == grpcretry.Decision {
+			fmt.Println(e.Attempt.Code(), "wait by", e.WaitSource)
+		}
+	}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	calls := 0
+	err = retrier.Do(context.Background(), "/quota/take", func(context.Context) error {
+		if calls++; calls > 1 {
+			return nil
+		}
+		full, err := status.New(codes.ResourceExhausted, "no quota left").WithDetails(
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(2 * time.Millisecond)})
+		if err != nil {
+			return err
+		}
+		return full.Err()
+	})
+	fmt.Println(err)
+	// Output:
+	// ResourceExhausted wait by retry_info
+	// <nil>
+}
