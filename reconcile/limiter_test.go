@@ -257,6 +257,29 @@ func TestBringForward(t *testing.T) {
 	})
 }
 
+// A key whose server has named a wait is not brought forward before that is over.
+func TestBringForwardAfterServersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRetrier(t, grpcretry.WithBudget(ratio(t, 1, 0)), grpcretry.WithBackoff(grpcretry.Constant(50*time.Millisecond)))
+		limiter := reconcile.NewRateLimiter[string](r, name, reconcile.WithSlowLane(reconcile.SlowLane{Rate: 0.01}))
+		queue := reconcile.NewQueue(limiter, "")
+		defer queue.ShutDown()
+		limiter.Failed("a", pushback("30000"))
+		queue.AddRateLimited("a") // the budget is empty: the lane returns it after 100 s at the earliest
+		time.Sleep(30*time.Second - 1)
+		limiter.Forget("new")
+		time.Sleep(time.Second)
+		if got := queue.Len(); got != 0 {
+			t.Error("the key was brought forward before the wait that the server named was over")
+		}
+		limiter.Forget("new")
+		time.Sleep(50 * time.Millisecond)
+		if got := queue.Len(); got != 1 {
+			t.Error("the key was not brought forward after it")
+		}
+	})
+}
+
 // Keys that are dropped without Forget are forgotten, and what was paid for them is refunded.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
