@@ -197,6 +197,12 @@ bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writ
 		-chart ../docs/performance.svg -page ../docs/performance.md $(BIN)/bench.txt
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
 
+.PHONY: bench-functions
+bench-functions: ## functions that are not RPCs, RUNS (24) times: writes only their tables (two minutes, leave the machine alone)
+	@mkdir -p $(BIN); bench/run $(RUNS) $(BIN)/bench-functions.txt functions
+	@cd bench && go run ./report -functions -results RESULTS.md -page ../docs/performance.md $(BIN)/bench-functions.txt
+	@echo "wrote the tables of functions in bench/RESULTS.md and docs/performance.md"
+
 .PHONY: bench-quick
 bench-quick: ## the same once and roughly, in half a minute: prints the tables, writes nothing
 	@mkdir -p $(BIN); bench/run 1 $(BIN)/bench-quick.txt short
