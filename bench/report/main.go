@@ -66,7 +66,7 @@ func run(args []string, out io.Writer) error {
 		_, err := io.WriteString(out, tables(m))
 		return err
 	case *update:
-		return pages.ReplaceBetweenMarks(*results, "functions", functionTable(m))
+		return pages.ReplaceBetweenMarks(*results, "functions", functionResults(m))
 	default:
 		return os.WriteFile(*results, []byte(resultsPage(m)), 0o644)
 	}

@@ -381,7 +381,7 @@ func tables(m *measurements) string {
 		}
 		fmt.Fprintf(&b, "## %s\n\n%s\n\n", s.title, s.text)
 		if s.title == functions.title {
-			b.WriteString("<!-- functions -->\n" + functionTable(m) + "<!-- end of functions -->\n\n")
+			b.WriteString("<!-- functions -->\n" + functionResults(m) + "<!-- end of functions -->\n\n")
 			continue
 		}
 		fmt.Fprintf(&b, "%s\n%s", markdown(t.rows), t.verdict(m))
@@ -396,10 +396,15 @@ var functions = section{"Functions that are not RPCs",
 		"[functions_alternatives_test.go](functions_alternatives_test.go) configures the alternatives.",
 	cases([]string{"Function", "FunctionRetry"}, "sec/op", "allocs/op")}
 
-// functionTable is what RESULTS.md and docs/performance.md have of functions.
-func functionTable(m *measurements) string {
+// functionResults is what RESULTS.md has of functions.
+func functionResults(m *measurements) string {
 	t := functions.table(m)
-	return fmt.Sprintf("%s\n\n%s\n%s", m.provenance(), markdown(t.rows), strings.TrimSuffix(t.verdict(m), "\n"))
+	return functionTable(m) + "\n" + strings.TrimSuffix(t.verdict(m), "\n")
+}
+
+// functionTable is what docs/performance.md has of it.
+func functionTable(m *measurements) string {
+	return m.provenance() + "\n\n" + markdown(functions.table(m).rows)
 }
 
 // provenance says how often, when and of which commit something was measured.
