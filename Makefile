@@ -135,6 +135,10 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
 	@echo "drew docs/trace.svg"
 
+.PHONY: questions-picture
+questions-picture: ## draw the picture of docs/three-questions.md again
+	@cd bench && go run ./questions -picture ../docs/three-questions.svg
+
 .PHONY: tail
 tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
