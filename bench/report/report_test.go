@@ -125,7 +125,7 @@ func TestResultsPage(t *testing.T) {
 		"| a recording span in the caller's context | 1.94 µs | +1.55 µs | 6 | 1.94 µs | +1.55 µs | 6 |",
 		"| function, succeeds on its first attempt: at most 1.0 × failsafe-go with budget | 0.25 × (310 ns, 1.24 µs) | met |",
 		"| function, one retry without the wait: at most 1.0 × avast/retry-go with throttle | not measured |",
-		"<!-- functions -->\nFrom 10 runs on 2026-11-21 08:00 UTC of 0123456789ab.\n\n|  | no retries | cenkalti/backoff | failsafe-go, with budget | **grpcretry** |",
+		"<!-- functions -->\nFrom 10 runs on 2026-11-21 08:00 UTC of 0123456789ab, with a load of 0.10 to 0.90 when a run started, on 2 cores.\n\n|  | no retries | cenkalti/backoff | failsafe-go, with budget | **grpcretry** |",
 		"| first attempt succeeds, one core | 3.1 ns",
 		"| one retry | – | 155 ns",
 		"- Better than ours: time, one retry: 155 ns with cenkalti/backoff, 310 ns with ours (p = 0.002).\n<!-- end of functions -->",

@@ -407,7 +407,7 @@ func functionTable(m *measurements) string {
 	return m.provenance() + "\n\n" + markdown(functions.table(m).rows)
 }
 
-// provenance says how often, when and of which commit something was measured.
+// provenance says how often, when, of which commit and on how busy a machine something was measured.
 func (m *measurements) provenance() string {
 	said := fmt.Sprintf("From %d runs", m.runs)
 	if m.runs == 1 {
@@ -419,7 +419,14 @@ func (m *measurements) provenance() string {
 	if revision := m.machine["grpcretry"]; revision != "" {
 		said += " of " + revision
 	}
+	if len(m.loads) > 0 {
+		said += fmt.Sprintf(", with a load of %s when a run started, on %s cores", m.loadRange(), m.machine["cores"])
+	}
 	return said + "."
+}
+
+func (m *measurements) loadRange() string {
+	return fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads))
 }
 
 // enoughRuns is the least number of which the test can say that one is better.
@@ -477,7 +484,7 @@ func (m *measurements) machineRows() [][]string {
 		}
 	}
 	if len(m.loads) > 0 {
-		rows = append(rows, []string{"load when a run started", fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads))})
+		rows = append(rows, []string{"load when a run started", m.loadRange()})
 	}
 	return rows
 }
