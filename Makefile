@@ -1,5 +1,6 @@
-# Everything a change is judged by. `make test` is all of it and installs what
-# it needs; it takes minutes when nothing is cached, and seconds after that.
+# Everything a change is judged by. `make test` installs what it needs and takes less than ten
+# minutes on two cores, so it leaves the longest simulations and draws, some tests on 32 bits and
+# longer fuzzing to `make test-rest`. `.ci/run` runs both.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,7 +15,7 @@ export GOWORK := off
 export GOFLAGS += -buildvcs=false
 
 BIN := $(CURDIR)/.bin
-FUZZTIME ?= 5s
+FUZZTIME ?= 3s
 TESTFLAGS ?=
 
 # In a git checkout what is ignored is left out; from an archive there is only find.
@@ -22,10 +23,17 @@ FILES := { git ls-files --cached --others --exclude-standard 2>/dev/null || find
 # Folders of all modules but the tools' own, . for the root, new ones included.
 MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|^e2e/jaeger/|(^|/)testdata/' | \
 	while read -r f; do [ ! -f "$$f" ] || dirname "$$f"; done | sort)
+# Controllers do not run on 32 bits, and the hundreds of packages of Kubernetes would be compiled
+# once more.
+MODULES_386 = $(filter-out reconcile examples/reconciler,$(MODULES))
+# Of these, the modules whose tests run as 32-bit programs in make test. The others are never
+# published or only run a program, so make test vets them, and make test-rest runs their tests.
+TESTED_386 = $(filter-out bench e2e e2e/% examples/%,$(MODULES_386))
 PROTOS = $(shell find proto -name '*.proto')
 
-# $(call each-module,command) runs the command in every module that has packages.
-each-module = for m in $(MODULES); do \
+# $(call each-module,command) runs the command in every module that has packages, and
+# $(call each-module,command,modules) in some.
+each-module = for m in $(or $(2),$(MODULES)); do \
 		packages=$$(cd "$$m" && go list ./...); \
 		if [ -n "$$packages" ]; then echo "[$$m] $(1)"; (cd "$$m" && $(1)); fi; \
 	done
@@ -37,6 +45,8 @@ help: ## list the targets
 .PHONY: test
 test: fmt-check generate-check tidy-check vet lint unit random test-386 fuzz-short demo ## everything below up to demo
 	@echo "make test: all passed"
+# There, random runs all tests of the root package, so unit does not.
+test: in_random := github.com/grpcretry/grpcretry
 
 .PHONY: fmt-check
 fmt-check: ## every Go file is formatted by gofmt
@@ -71,21 +81,33 @@ lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
 .PHONY: unit
-unit: gcc ## tests of every module with the race detector, and the simulator without it
-	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) ./...); \
+unit: gcc ## tests of every module with the race detector, and the simulator without it, too
+	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) $$(go list ./... | grep -vx '$(in_random)')); \
 		cd cmd/herd; echo "[cmd/herd] go test ./..."; go test $(TESTFLAGS) ./...; } 2>&1 | tee $(BIN)/unit.log
 
 .PHONY: random
-random: gcc ## the tests with random draws, with the race detector and as many draws as are meant to be
-	@mkdir -p $(BIN); go test -race $(TESTFLAGS) . ./internal/serviceconfig -thorough 2>&1 | tee $(BIN)/random.log
+random: gcc ## all tests of the root package with the race detector and many random draws
+	@mkdir -p $(BIN); { go test -race $(TESTFLAGS) . -thorough; \
+		go test $(TESTFLAGS) ./internal/serviceconfig -thorough; } 2>&1 | tee $(BIN)/random.log
 
 .PHONY: test-386
-test-386: ## vet and the short tests of every module as a 32-bit program, where this machine can run one
-	@$(call each-module,GOARCH=386 CGO_ENABLED=0 go vet -tags e2e ./...)
-	@case $$(go env GOHOSTOS)/$$(go env GOHOSTARCH) in \
-	linux/amd64 | linux/386 | windows/amd64) $(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...) ;; \
+test-386: ## vet as 32-bit programs, and run the short tests of the library and the simulator so, where this machine can
+	@$(call each-module,GOARCH=386 CGO_ENABLED=0 go vet -tags e2e ./...,$(MODULES_386))
+	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(TESTED_386)))
+
+on-32-bits = case $$(go env GOHOSTOS)/$$(go env GOHOSTARCH) in \
+	linux/amd64 | linux/386 | windows/amd64) $(1) ;; \
 	*) echo "32-bit programs do not run on this machine: they are vetted only" ;; \
 	esac
+
+.PHONY: test-rest
+test-rest: gcc ## what make test leaves out: more random draws, all simulations with the race detector and on 32 bits, the other modules on 32 bits, longer fuzzing
+	CGO_ENABLED=1 go test -race -timeout 20m -run 'TestNothingRunsTwice|TestScopesMatchTheirModel|ServiceConfig' . \
+		-unsent.calls=50000 -scopes.draws=2000 -configs.draws=300
+	cd cmd/herd && CGO_ENABLED=1 go test -race -timeout 20m ./... -thorough
+	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -timeout 10m ./...,cmd/herd))
+	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(filter-out $(TESTED_386),$(MODULES_386))))
+	@$(MAKE) fuzz-short FUZZTIME=10s
 
 # The go line of go.mod must be no newer than the dependencies need, so that it names the
 # oldest version there is to test.
@@ -100,7 +122,7 @@ test-oldest: ## the short tests with the oldest Go that the dependencies allow (
 	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
 
 .PHONY: fuzz-short
-fuzz-short: ## every Fuzz function for FUZZTIME (5s)
+fuzz-short: ## every Fuzz function for FUZZTIME (3s)
 	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
 
 .PHONY: demo
@@ -142,6 +164,10 @@ questions-picture: ## draw the picture of docs/three-questions.md again
 .PHONY: tail
 tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
+
+.PHONY: reconciler
+reconciler: ## a controller and client-go's default rate limiter side by side, in an outage (20 seconds)
+	cd examples/reconciler && go run .
 
 .PHONY: restart
 restart: ## kill and restart real servers under six clients, ours among them (half a minute)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
@@ -64,6 +65,28 @@ func TestRetriesAllocateNoMore(t *testing.T) {
 		}
 		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, invoker) }); got > limit {
 			t.Errorf("a call with %d retries makes %v allocations, want at most %v", failures, got, limit)
+		}
+	}
+}
+
+// TestWaitsOfACallSpanThatIsNotSampledAreFree compares a retry after a wait, too short to need a timer,
+// with one that follows immediately. Only a call span that records has a span for the wait.
+func TestWaitsOfACallSpanThatIsNotSampledAreFree(t *testing.T) {
+	allocations := func(sampler trace.Sampler, wait time.Duration) float64 {
+		intercept := UnaryClientInterceptor(WithBackoff(Constant(wait)), WithBudget(Unlimited),
+			WithCallSpan(true), WithTracerProvider(trace.NewTracerProvider(trace.WithSampler(sampler))))
+		invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+			if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+				return errUnavailable
+			}
+			return nil
+		}
+		return testing.AllocsPerRun(100, func() { callOnce(t, intercept, invoker) })
+	}
+	for sampler, costs := range map[trace.Sampler]bool{trace.NeverSample(): false, trace.AlwaysSample(): true} {
+		waits, none := allocations(sampler, time.Nanosecond), allocations(sampler, 0)
+		if costs != (waits > none) {
+			t.Errorf("%s: %v allocations with a wait and %v without, want more: %v", sampler.Description(), waits, none, costs)
 		}
 	}
 }

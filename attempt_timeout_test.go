@@ -359,8 +359,14 @@ func TestATimeoutBeforeTheHedgedCallHasBegun(t *testing.T) {
 		if _, err := client.Echo(t.Context(), request()); err != nil {
 			t.Error(err)
 		}
-		if sent := len(server.attempts()) - 1; budget.withdrawn-budget.refunded != sent {
-			t.Errorf("budget is %+v after %d retries", budget.counts, sent)
+		// Now and then gRPC sends the first attempt although it is too late, and then cuts it off. It
+		// may have reached the server, so it is an outcome, and the retry is charged.
+		outcomes := 0
+		for _, n := range budget.told {
+			outcomes += n
+		}
+		if handled := len(server.attempts()); outcomes < handled || budget.withdrawn-budget.refunded != outcomes-1 {
+			t.Errorf("budget is %+v, and %d attempts were handled; want each attempt but the first charged", budget.counts, handled)
 		}
 	})
 }

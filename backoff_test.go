@@ -207,6 +207,7 @@ var (
 var backoffStride = flag.Int("backoff.stride", 41, "TestBackoffStaysWithinItsBounds tries one of so many exponential delays")
 
 func TestBackoffStaysWithinItsBounds(t *testing.T) {
+	t.Parallel()
 	numbers, n := retryNumbers(), 0
 	for _, base := range spans {
 		for _, limit := range spans {

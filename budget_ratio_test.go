@@ -488,6 +488,7 @@ func (m *exactBudget) giveBack() {
 // goes back: the budget follows the rules exactly, and the bound holds for every
 // span. Settings and times are multiples of a 64th, so that nothing is rounded.
 func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
+	t.Parallel()
 	for seed := range max(*budgetSeeds/2, 1) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		s := RatioBudget{
@@ -600,6 +601,7 @@ func wantBounded(t *testing.T, s RatioBudget, log []ratioEvent) {
 
 // The same bound for callers that look whenever they like, with any settings.
 func TestRatioBudgetNeverGrantsMoreThanWasEarned(t *testing.T) {
+	t.Parallel()
 	for seed := range *budgetSeeds {
 		random := rand.New(rand.NewPCG(seed, 13))
 		s := RatioBudget{
@@ -830,6 +832,7 @@ func (w slidingWindow) wantWithin(t *testing.T, b *ratioBudget, now time.Time, u
 
 // A caller with its own clock looks once per step.
 func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
+	t.Parallel()
 	for seed := range max(*budgetSeeds/5, 1) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		b, calls, now := ratioBudgetOf(t, RatioBudget{Ratio: 0.3, Reserve: 2, Window: 2 * time.Second}), slidingWindow{}, epoch

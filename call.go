@@ -238,6 +238,7 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 	if reason, gone := c.wait(step); reason != nil {
 		return nil, c.abort(reason, gone)
 	}
+	c.retrier.report.waitEnded(&c.facts)
 	return c.retry(), nil
 }
 

@@ -23,6 +23,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // observingPage has a table for each kind of telemetry. The tests below compare the tables
@@ -34,6 +36,7 @@ const (
 	attemptEventTable = "attribute of `grpcretry.attempt`"
 	stopEventTable    = "attribute of `grpcretry.stop`"
 	callSpanTable     = "attribute of the call span"
+	waitSpanTable     = "attribute of the wait span"
 	reasonTable       = "reason"
 	metricTable       = "metric"
 	metricAttrTable   = "attribute of metrics"
@@ -144,7 +147,7 @@ func sources(t *testing.T, folder string) (*token.FileSet, []*ast.File) {
 // value, and the tables name no other constants.
 func TestTablesHaveEveryTelemetryConstant(t *testing.T) {
 	shown := map[string]string{}
-	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, metricTable, metricAttrTable} {
+	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, metricTable, metricAttrTable} {
 		table := readTable(t, observingPage, head)
 		for _, row := range table.names() {
 			if constant := table.cell(row, "constant"); constant != "" {
@@ -223,12 +226,16 @@ func TestTablesHaveTheAttributesOfSpans(t *testing.T) {
 		}
 	}
 	for _, span := range spans {
-		add(callSpanTable, span.Attributes())
+		if span.Name() == telemetry.SpanWait {
+			add(waitSpanTable, span.Attributes())
+		} else {
+			add(callSpanTable, span.Attributes())
+		}
 		for _, event := range span.Events() {
 			add("attribute of `"+event.Name+"`", event.Attributes)
 		}
 	}
-	for _, table := range []string{attemptEventTable, stopEventTable, callSpanTable} {
+	for _, table := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable} {
 		recorded := slices.Sorted(maps.Keys(got[table]))
 		if shown := readTable(t, observingPage, table).names(); !slices.Equal(shown, recorded) {
 			t.Errorf("the table | %s | has\n%q, recorded were\n%q", table, shown, recorded)

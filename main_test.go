@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-var thorough = flag.Bool("thorough", false, "run randomized tests at full length, as make random does")
+var thorough = flag.Bool("thorough", false, "draw more in randomized tests, as make random does")
 
 // drawCounts has the number of cases that each randomized test draws. The flags' defaults find
 // common faults within seconds. Rare faults take the numbers of -thorough; those of -short suit the
@@ -33,7 +33,7 @@ var drawCounts = []struct {
 }{
 	{"backoff.stride", 1, 401},
 	{"budgets.seeds", 100, 1},
-	{"configs.draws", 300, 10},
+	{"configs.draws", 100, 10},
 	{"differential.programs", 2000, 50},
 	{"faults.streams", 600, 40},
 	{"functions.draws", 1000, 20},
@@ -41,10 +41,10 @@ var drawCounts = []struct {
 	{"hedges.sequences", 500, 50},
 	{"panics.points", 12, 1},
 	{"programs.count", 20_000, 200},
-	{"scopes.draws", 2000, 50},
+	{"scopes.draws", 500, 50},
 	{"streams.cancelled", 500, 50},
 	{"streams.sequences", 2000, 50},
-	{"unsent.calls", 50_000, 100},
+	{"unsent.calls", 20_000, 100},
 }
 
 // setDrawCounts sets the flags that the command line has not set.

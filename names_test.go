@@ -57,7 +57,7 @@ func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 				name := fmt.Sprintf("CODE(%d)", uint32(code))
 				wantLines(t, logs, "DEBUG…code="+name, "WARN…gave up…code="+name)
 				want := "rpc.response.status_code=" + name + " grpcretry.attempts=2 grpcretry.reason=exhausted"
-				if got := attributeLine(recorder.Ended()[0].Attributes()[2:]); got != want {
+				if got := attributeLine(withoutWaits(recorder)[0].Attributes()[2:]); got != want {
 					t.Errorf("call span has %s, want %s", got, want)
 				}
 				wantMetrics(t, reader,

@@ -389,8 +389,8 @@ func WithTracerProvider(tp trace.TracerProvider) Option {
 	return fixedOption("WithTracerProvider", func(c *config) { c.tracerProvider = tp })
 }
 
-// WithCallSpan starts a span for each call that may be retried. The attempts are its children, and
-// it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
+// WithCallSpan starts a span for each call that may be retried. The attempts are its children, so are
+// the waits before retries, and it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
 // one.
 func WithCallSpan(on bool) Option {
 	return fixedOption("WithCallSpan", func(c *config) { c.callSpan = on })

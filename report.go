@@ -99,6 +99,9 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptFailed(f, a, v, now)
+		if v.Retry && r.tracer != nil {
+			f.spans.waitStarted(f, r.tracer, a, v, now)
+		}
 	}
 	if r.log != nil {
 		r.log.attemptFailed(f, a, v, now)
@@ -140,6 +143,13 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 func (r *reporter) connected(f *facts, v verdict) {
 	if r.meter != nil && v.Retry {
 		r.meter.connected(f, v)
+	}
+}
+
+// waitEnded reports that the next attempt is about to start.
+func (r *reporter) waitEnded(f *facts) {
+	if f.spans != nil {
+		f.spans.waitEnded()
 	}
 }
 

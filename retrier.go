@@ -68,6 +68,15 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 // service config, see [WithResolverServiceConfig]. An [Retrier.Update] changes it for later calls.
 func (r *Retrier) Policy(method string) Policy { return r.settings.current().shown(method).exported() }
 
+// Budget returns the budget from which the retries of a method's calls to a target are paid, for
+// programs that deposit or withdraw beside those calls. The target matters if there is a budget for
+// each, see [PerTarget]: for RPCs it is gRPC's canonical form, such as "dns:///localhost:80". An
+// [Retrier.Update] may replace the budget, so ask for it each time. Do not keep it: a budget of a
+// target that is no longer used is forgotten.
+func (r *Retrier) Budget(method, target string) Budget {
+	return budgetFor(r.settings.current().of(method).policy.Budget, target, func() string { return target })
+}
+
 // DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
 // error.
 func DialOptions(opts ...Option) []grpc.DialOption { return mustNew(opts).DialOptions() }

@@ -468,6 +468,7 @@ func (d *scopeDraw) given(a *modelAll) (options []Option) {
 // for calls with options of their own and on channels with a service config, with a model that only
 // knows the documented order of scopes.
 func TestScopesMatchTheirModel(t *testing.T) {
+	t.Parallel()
 	seeds := rand.New(rand.NewPCG(16, 1))
 	var channels []*grpc.ClientConn
 	var configs []*modelConfig

@@ -437,6 +437,7 @@ func firstDifference(a, b []string) (n int, same bool) {
 // A service config behaves like the same policies in Go options, attempt by attempt, and so it does when
 // it is replaced while calls run.
 func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
+	t.Parallel()
 	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
 		tokens := d.IntN(2) == 0
 		configs := []*drawnConfig{drawConfig(d, true, tokens)}
@@ -490,6 +491,7 @@ func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
 // A service config that the channel has behaves like one in WithServiceConfig, from the first call of a
 // fresh channel on, and when it changes while calls run. gRPC's own retries may be on or off.
 func TestTheChannelsServiceConfigIsLikeWithServiceConfig(t *testing.T) {
+	t.Parallel()
 	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
 		configs := []*drawnConfig{drawConfig(d, false, false)}
 		var changes []time.Duration
@@ -609,6 +611,7 @@ type drawnOutcome struct {
 // waits for a connection, retries after response headers, and the limit for pushback. Both draw their
 // own jitter, so waits are compared with its bounds.
 func TestAServiceConfigIsObeyedAsGRPCDoes(t *testing.T) {
+	t.Parallel()
 	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
 		config := drawConfig(d, false, d.IntN(2) == 0)
 		for _, e := range config.MethodConfig {

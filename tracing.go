@@ -24,6 +24,7 @@ const instrumentationName = "github.com/grpcretry/grpcretry"
 type callSpans struct {
 	events trace.Span // receives the attempts' events; nil if it does not record
 	call   trace.Span // our own; nil without WithCallSpan
+	wait   trace.Span // the wait before the next attempt, below our own; nil if there is none
 }
 
 func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
@@ -93,6 +94,27 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	s.events.AddEvent(telemetry.SpanEventAttempt, trace.WithAttributes(append(attrs, more...)...))
 }
 
+// waitStarted starts a span for the wait before the next attempt, if the call has a span. A hedged call
+// has none, because its attempts run during the waits.
+func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, a *Attempt, v verdict, now time.Time) {
+	waits := v.Wait > 0 || v.WaitSource == WaitConnect
+	if s.events == nil || s.call == nil || !waits || f.mode == modeHedged {
+		return
+	}
+	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),
+		trace.WithAttributes(
+			attribute.Int(telemetry.AttrAttemptNumber, a.Number+1),
+			attribute.String(telemetry.AttrWaitSource, v.WaitSource.String())))
+}
+
+// waitEnded ends the span of a wait, if there is one.
+func (s *callSpans) waitEnded() {
+	if span := s.wait; span != nil {
+		s.wait = nil
+		span.End()
+	}
+}
+
 // waitStopped adds an event with the reason why the scheduled retry was not made.
 func (s *callSpans) waitStopped(reason error) {
 	if s.events != nil {
@@ -103,6 +125,7 @@ func (s *callSpans) waitStopped(reason error) {
 // end ends the call span, if there is one, with the status that the caller gets. last is the number
 // of the attempt that succeeded, or failed last; it is 0 after a panic.
 func (s *callSpans) end(f *facts, made, last int, err, reason error) {
+	s.waitEnded()
 	span := s.call
 	if span == nil {
 		return

@@ -2,7 +2,9 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +15,11 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	oteltrace "go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -22,6 +27,11 @@ import (
 func recordSpans() (*trace.TracerProvider, *tracetest.SpanRecorder) {
 	recorder := tracetest.NewSpanRecorder()
 	return trace.NewTracerProvider(trace.WithSpanProcessor(recorder)), recorder
+}
+
+// withoutWaits has the spans that have ended, except those of waits.
+func withoutWaits(recorder *tracetest.SpanRecorder) []trace.ReadOnlySpan {
+	return slices.DeleteFunc(slices.Clone(recorder.Ended()), func(s trace.ReadOnlySpan) bool { return s.Name() == telemetry.SpanWait })
 }
 
 // eventLines are the events of a span, "name key=value …" with keys in their order.
@@ -69,7 +79,7 @@ func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
 				client := server.fixed(t, 0.5, append([]Option{steady, WithBudget(&aBudget{})}, tt.opts...)...)
 				client.Echo(ctx, request())
 				span.End()
-				if got := eventLines(recorder.Ended()[0]); !slices.Equal(got, tt.want) {
+				if got := eventLines(withoutWaits(recorder)[0]); !slices.Equal(got, tt.want) {
 					t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 				}
 			})
@@ -101,7 +111,7 @@ func TestCallSpan(t *testing.T) {
 				client := server.client(t, append([]Option{steady, WithCallSpan(true), WithTracerProvider(provider)}, tt.opts...)...)
 				client.Echo(ctx, request())
 				parent.End()
-				spans := recorder.Ended()
+				spans := withoutWaits(recorder)
 				if len(spans) != 2 {
 					t.Fatalf("%d spans, want the call's and the caller's", len(spans))
 				}
@@ -127,6 +137,88 @@ func TestCallSpan(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Each wait is a span below the call span, from the decision to the next attempt or the call's end.
+func TestWaitSpans(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		cancel time.Duration
+		opts   []CallOption
+		want   []string
+	}{
+		{"waits", script(unavailable().after(second), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), 0, nil, []string{
+			"1s to 2s grpcretry.attempt.number=2 grpcretry.wait_source=backoff",
+			"2s to 9s grpcretry.attempt.number=3 grpcretry.wait_source=pushback",
+			"9s to 19s grpcretry.attempt.number=4 grpcretry.wait_source=retry_info"}},
+		{"no wait", script(unavailable().pushback("0"), ok()), 0, nil, nil},
+		{"no retry", script(unavailable()), 0, []CallOption{WithBudget(stingy{})}, nil},
+		{"the caller goes away", script(unavailable()), second / 4, nil, []string{
+			"0s to 250ms grpcretry.attempt.number=2 grpcretry.wait_source=backoff"}},
+		{"hedged", script(unavailable(), ok()), 0, []CallOption{WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}, nil},
+		{"an attempt that timed out", script(hang(), ok()), 0, []CallOption{WithAttemptTimeout(2 * second)}, []string{
+			"2s to 3s grpcretry.attempt.number=2 grpcretry.wait_source=backoff"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				provider, recorder := recordSpans()
+				start, ctx := time.Now(), t.Context()
+				if tt.cancel > 0 {
+					limited, cancel := context.WithCancel(ctx)
+					time.AfterFunc(tt.cancel, cancel)
+					ctx = limited
+				}
+				client := server.fixed(t, 0, steady, WithBudget(Unlimited), WithCallSpan(true), WithTracerProvider(provider),
+					WithMethod(echoMethod, tt.opts...))
+				client.Echo(ctx, request())
+				call := withoutWaits(recorder)[0]
+				var got []string
+				for _, s := range recorder.Ended() {
+					if s.Name() != telemetry.SpanWait {
+						continue
+					}
+					got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
+					if s.Parent().SpanID() != call.SpanContext().SpanID() {
+						t.Errorf("the wait's span is below %v, want below the call's", s.Parent().SpanID())
+					}
+				}
+				wantList(t, "waits", got, tt.want...)
+				if started, ended := len(recorder.Started()), len(recorder.Ended()); started != ended {
+					t.Errorf("%d spans started, %d ended", started, ended)
+				}
+			})
+		})
+	}
+}
+
+// A stream's waits are spans, too, and so is the wait for a connection.
+func TestWaitSpansOfAStreamWithoutAConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, recorder := recordSpans()
+		lost := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
+		cc, err := grpc.NewClient("passthrough:///nowhere", append(DialOptions(steady, WithCallSpan(true), WithTracerProvider(provider)),
+			lost, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+		start := time.Now()
+		if stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context()); err == nil {
+			_, err = stream.Recv()
+			if !errors.Is(err, ErrNotConnected) {
+				t.Errorf("err = %v, want no connection", err)
+			}
+		}
+		var got []string
+		for _, s := range recorder.Ended() {
+			if s.Name() == telemetry.SpanWait {
+				got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
+			}
+		}
+		wantList(t, "waits", got, "0s to 10s grpcretry.attempt.number=2 grpcretry.wait_source=connect")
+	})
 }
 
 func TestNoCallSpanUnlessAskedFor(t *testing.T) {
@@ -162,7 +254,7 @@ func TestContextBelowTheCallSpanIsItsChild(t *testing.T) {
 		client := server.client(t, WithCallSpan(true), WithTracerProvider(provider),
 			WithObserver(func(ctx context.Context, e Event) { inside = oteltrace.SpanContextFromContext(ctx) }))
 		client.Echo(t.Context(), request())
-		if got := recorder.Ended()[0].SpanContext(); got.SpanID() != inside.SpanID() {
+		if got := withoutWaits(recorder)[0].SpanContext(); got.SpanID() != inside.SpanID() {
 			t.Errorf("observers run below span %v, want %v", inside.SpanID(), got.SpanID())
 		}
 	})
@@ -176,7 +268,7 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 		provider, recorder := recordSpans()
 		server.client(t, WithBudget(Unlimited), WithTracerProvider(provider), WithCallSpan(true),
 			hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})).Echo(t.Context(), request())
-		spans := recorder.Ended()
+		spans := withoutWaits(recorder)
 		if len(spans) != 1 {
 			t.Fatalf("%d spans, want 1", len(spans))
 		}
@@ -214,7 +306,7 @@ func TestACallThatEndsInAWaitLeavesAnEvent(t *testing.T) {
 				time.AfterFunc(second, cancel)
 				server.client(t, append(opts, WithBudget(Unlimited))...).Echo(ctx, request())
 				span.End()
-				lines := eventLines(recorder.Ended()[0])
+				lines := eventLines(withoutWaits(recorder)[0])
 				if last := lines[len(lines)-1]; len(lines) != 2 || last != "grpcretry.stop grpcretry.reason=cancelled" {
 					t.Errorf("events are %q, want the attempt's and the reason why there was no other", lines)
 				}
@@ -239,7 +331,7 @@ func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
 				server.client(t).Echo(ctx, request())
 				span.End()
 				got := "none"
-				for _, a := range recorder.Ended()[0].Events()[0].Attributes {
+				for _, a := range withoutWaits(recorder)[0].Events()[0].Attributes {
 					if a.Key == telemetry.AttrMessage {
 						got = a.Value.AsString()
 					}
@@ -257,7 +349,7 @@ func TestTheStatusOfACallSpanIsBounded(t *testing.T) {
 		server := serve(t, always(fail(codes.Unavailable, strings.Repeat("x", 5000))))
 		provider, recorder := recordSpans()
 		server.client(t, WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(provider)).Echo(t.Context(), request())
-		if got := recorder.Ended()[0].Status().Description; len(got) > 2*maxMessage || !strings.HasPrefix(got, "grpcretry: gave up after 2 attempts") {
+		if got := withoutWaits(recorder)[0].Status().Description; len(got) > 2*maxMessage || !strings.HasPrefix(got, "grpcretry: gave up after 2 attempts") {
 			t.Errorf("the description of the status has %d bytes: %s", len(got), got)
 		}
 	})
@@ -273,7 +365,7 @@ func TestBalancesAreRounded(t *testing.T) {
 		server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithMeterProvider(meters),
 			WithBudget(&unevenBudget{})).Echo(ctx, request())
 		span.End()
-		for _, line := range eventLines(recorder.Ended()[0]) {
+		for _, line := range eventLines(withoutWaits(recorder)[0]) {
 			if !strings.Contains(line+" ", "grpcretry.budget.balance=1.2 ") {
 				t.Errorf("event without a balance of 1.2: %s", line)
 			}

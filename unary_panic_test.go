@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // Nothing of a call is left when something below it, or that was given to the library, panics
@@ -163,6 +166,39 @@ func TestAStreamThatPanicsEndsItsCallSpan(t *testing.T) {
 			t.Errorf("%s call spans have ended, want 1", got)
 		}
 	})
+}
+
+// An observer may panic when a wait is decided on, or when it is over: the span of the wait ends all
+// the same, and so does that of the call.
+func TestAPanicAroundAWaitEndsItsSpan(t *testing.T) {
+	for name, kind := range map[string]EventKind{"before": Decision, "after": AttemptStart} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				spans, recorder := recordSpans()
+				start := time.Now()
+				intercept := UnaryClientInterceptor(steady, WithTracerProvider(spans), WithCallSpan(true),
+					WithObserver(func(_ context.Context, e Event) {
+						if e.Kind == kind && (kind == Decision || e.Attempt.Number == 2) {
+							panic("drawn")
+						}
+					}))
+				func() {
+					defer func() { _ = recover() }()
+					_ = intercept(t.Context(), brokenMethod, nil, nil, nil,
+						func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+							return errUnavailable
+						})
+					t.Error("the call returned, want a panic")
+				}()
+				var got []string
+				for _, s := range recorder.Ended() {
+					got = append(got, fmt.Sprintf("%s, %v", s.Name(), s.EndTime().Sub(start)))
+				}
+				end := map[EventKind]string{Decision: "0s", AttemptStart: "1s"}[kind]
+				wantList(t, "ended", got, telemetry.SpanWait+", "+end, strings.TrimPrefix(brokenMethod, "/")+", "+end)
+			})
+		})
+	}
 }
 
 // A callback that ends the goroutine of the attempt timeout ends that of the call.

@@ -58,7 +58,7 @@ func (printer) ExportSpans(_ context.Context, spans []trace.ReadOnlySpan) error 
 
 func (printer) Shutdown(context.Context) error { return nil }
 
-// Three attempts of one call, told apart by their own spans.
+// Three attempts of one call, told apart by their own spans, and the waits between them.
 func ExampleNewProcessor() {
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer()
@@ -90,11 +90,17 @@ func ExampleNewProcessor() {
 	// grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 1
 	//     rpc.response.status_code = UNAVAILABLE
+	// retry wait internal
+	//     grpcretry.attempt.number = 2
+	//     grpcretry.wait_source = backoff
 	// grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 2
 	//     grpcretry.attempt.wait_ms = 10
 	//     grpcretry.attempt.wait_source = backoff
 	//     rpc.response.status_code = UNAVAILABLE
+	// retry wait internal
+	//     grpcretry.attempt.number = 3
+	//     grpcretry.wait_source = pushback
 	// grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 3
 	//     grpcretry.attempt.wait_ms = 20

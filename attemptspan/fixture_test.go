@@ -211,13 +211,14 @@ func (f *fixture) below(t *testing.T, call caller, client echov1.EchoServiceClie
 }
 
 // tree is all spans that have ended, but those of the server, as text: a line for each
-// span, and for each event that the interceptor left, indented below its parent. Times are
-// since the first span began.
+// span, and for each event that the interceptor left, indented below its parent. Of spans that
+// begin at the same time the shorter comes first: an attempt that takes no time, then the wait after
+// it. Times are since the first span began.
 func (f *fixture) tree() string {
 	synctest.Wait()
 	spans := f.recorder.Ended()
 	slices.SortStableFunc(spans, func(a, b sdktrace.ReadOnlySpan) int {
-		return cmp.Or(a.StartTime().Compare(b.StartTime()), b.EndTime().Compare(a.EndTime()))
+		return cmp.Or(a.StartTime().Compare(b.StartTime()), a.EndTime().Compare(b.EndTime()))
 	})
 	var out strings.Builder
 	known := map[trace.SpanID]bool{}

@@ -117,6 +117,33 @@ func TestCallWithinAnAttemptHasItsOwnNumbers(t *testing.T) {
 	})
 }
 
+// A call that is made within an attempt may wait, too: its waits have its own numbers, and nothing of
+// the attempt's.
+func TestWaitsWithinAnAttemptAreLeftAlone(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, f *fixture) {
+		inner := f.client(t, append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...)
+		within := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
+			cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if err := expand(ctx, inner); err != nil { // fails once, the rest succeeds
+				return err
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		})
+		f.below(t, echo, f.client(t, append(f.retries(), within, f.withOtelgrpc())...))
+		wantTree(t, f, `
+caller internal 0s-1s Unset
+  @1s attempt.number=1 OK decision=success
+  pkg.Service/Expand internal 0s-1s Unset OK attempts=2
+    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
+    @1s attempt.number=2 OK decision=success
+    pkg.Service/Expand client 0s-0s Error attempt.number=1 UNAVAILABLE
+    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    pkg.Service/Expand client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+  pkg.Service/Echo client 1s-1s Unset attempt.number=1 OK
+`)
+	})
+}
+
 // otelgrpc can be told to make its spans of another kind.
 func TestOtelgrpcWithAnotherKind(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, f *fixture) {

@@ -29,6 +29,7 @@ import (
 	"github.com/grpcretry/grpcretry/attemptspan"
 	"github.com/grpcretry/grpcretry/e2e/waterfall"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // The name that the caller has in Jaeger.
@@ -138,7 +139,9 @@ GET /cart span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=130 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.attempt.number=3 grpcretry.wait_source=pushback span.kind=internal
     grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=130 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
 	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, echo, grpcretry.ErrAttemptsExhausted, `
@@ -148,7 +151,9 @@ GET /cart span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=120 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.budget.balance=2 grpcretry.decision=stop grpcretry.message=as planned grpcretry.reason=exhausted rpc.response.status_code=UNAVAILABLE
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.attempt.number=3 grpcretry.wait_source=backoff span.kind=internal
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
 `},
 	{"streams", plan{{codes.ResourceExhausted, 40 * time.Millisecond}}, expand, nil, `
@@ -157,6 +162,7 @@ GET /cart span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Expand error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=RESOURCE_EXHAUSTED rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.attempt.number=2 grpcretry.wait_source=pushback span.kind=internal
     grpcretry.test.v1.EchoService/Expand grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=40 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
 }
@@ -233,7 +239,7 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 			attributes string
 			want       []string
 		}{
-			{`{"grpcretry.attempt.number":"3"}`, third},
+			{`{"grpcretry.attempt.number":"3","span.kind":"client"}`, third},
 			{`{"grpcretry.reason":"exhausted"}`, []string{ids["is exhausted"]}},
 			{`{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`, []string{ids["streams"]}},
 		} {
@@ -280,11 +286,22 @@ var elapsed = regexp.MustCompile(`in [0-9.]+m?s:`)
 
 // checkTimes holds the times of a trace to what must be so: attempts lie within the call
 // and do not overlap, each begins no earlier than its wait is over, and each leaves its
-// event after its end and before the next begins.
+// event after its end and before the next begins. Between two attempts there is a span for the
+// wait, as long as was decided.
 func checkTimes(t *testing.T, got waterfall.Trace) {
 	t.Helper()
 	call := got.Below(got.Below("")[0].SpanID)[0]
-	attempts := got.Below(call.SpanID)
+	var attempts, waits []waterfall.Span
+	for _, s := range got.Below(call.SpanID) {
+		if s.OperationName == telemetry.SpanWait {
+			waits = append(waits, s)
+		} else {
+			attempts = append(attempts, s)
+		}
+	}
+	if len(waits) != len(attempts)-1 {
+		t.Fatalf("%d waits between %d attempts", len(waits), len(attempts))
+	}
 	if attempts[0].Start().Before(call.Start()) || attempts[len(attempts)-1].End().After(call.End()) {
 		t.Errorf("attempts from %v to %v, want them within the call, from %v to %v",
 			attempts[0].Start(), attempts[len(attempts)-1].End(), call.Start(), call.End())
@@ -301,8 +318,13 @@ func checkTimes(t *testing.T, got waterfall.Trace) {
 		if _, err := fmt.Sscan(waterfall.Value(attempts[i+1].Tags, attemptspan.AttrWait), &ms); err != nil {
 			t.Errorf("wait before attempt %d: %v", i+2, err)
 		}
-		if wait := attempts[i+1].Start().Sub(a.End()); wait < ms*time.Millisecond {
-			t.Errorf("attempt %d begins %v after the end of the one before, want at least %d ms", i+2, wait, ms)
+		wait := waits[i]
+		if wait.Start().Before(a.End()) || wait.End().After(attempts[i+1].Start()) {
+			t.Errorf("the wait from %v to %v is not between attempt %d, until %v, and the next, from %v",
+				wait.Start(), wait.End(), i+1, a.End(), attempts[i+1].Start())
+		}
+		if d := wait.End().Sub(wait.Start()); d < ms*time.Millisecond {
+			t.Errorf("the wait before attempt %d is %v long, want at least %d ms", i+2, d, ms)
 		}
 	}
 }

@@ -14,7 +14,10 @@ const (
 	SpanEventStop = "grpcretry.stop"
 )
 
-// The names of the attributes on span events and on the call span.
+// SpanWait is the name of the span for each wait before a retry, below the call span.
+const SpanWait = "retry wait"
+
+// The names of the attributes on span events and on the spans.
 const (
 	AttrAttemptNumber = "grpcretry.attempt.number"
 	AttrAttemptCount  = "grpcretry.attempts"

@@ -34,6 +34,7 @@ var sampled = map[string][]string{
 
 // The figures of the tables are what a run gives now, as far as the sample goes.
 func TestDocsFiguresAreOfToday(t *testing.T) {
+	looksAtFigures(t)
 	page := docPage(t)
 	blocks := docBlocks(page)
 	if len(blocks) != len(sim.Studies()) {
@@ -105,6 +106,7 @@ func TestDocsExamplesWork(t *testing.T) {
 
 // The claims of the prose that no table shows are true.
 func TestDocsProse(t *testing.T) {
+	looksAtFigures(t)
 	page := strings.Join(strings.Fields(docPage(t)), " ")
 	for _, claim := range []struct {
 		text string

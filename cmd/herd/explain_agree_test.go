@@ -48,9 +48,7 @@ type pageReader struct {
 
 func pageOf(t *testing.T, args string) pageReader {
 	t.Helper()
-	if raceDetector || testing.Short() {
-		t.Skip("many calls are simulated: not in short mode, nor with the race detector, which makes them ten times as slow")
-	}
+	looksAtFigures(t)
 	e := explanationOf(t, args)
 	page := &explainPage{}
 	for _, add := range []func() (explainSection, error){
@@ -288,9 +286,7 @@ func TestExplainAgreesOnTheComparison(t *testing.T) {
 // The recommended policy keeps its promises with other seeds and a whole fleet.
 func TestExplainRecommendsWhatHolds(t *testing.T) {
 	t.Parallel()
-	if raceDetector || testing.Short() {
-		t.Skip("many calls are simulated: not in short mode, nor with the race detector, which makes them ten times as slow")
-	}
+	looksAtFigures(t)
 	for _, args := range []string{"", "-budget unlimited -jitter none -headroom 10% -processes 40 -deadline 3s"} {
 		e := explanationOf(t, "-layers 1 "+args)
 		r, err := e.recommend(t.Context())

@@ -39,8 +39,8 @@ var explained = []struct{ name, args string }{
 func TestExplainGolden(t *testing.T) {
 	for _, tt := range explained {
 		t.Run(tt.name, func(t *testing.T) {
-			if (raceDetector || testing.Short()) && tt.name != "unsent" {
-				t.Skip("many calls are simulated: not in short mode, nor with the race detector, which makes them ten times as slow")
+			if tt.name != "unsent" {
+				looksAtFigures(t)
 			}
 			t.Parallel()
 			page := filepath.Join(t.TempDir(), "page.html")
@@ -125,6 +125,7 @@ func explanationOf(t *testing.T, args string, much ...effort) *explanation {
 }
 
 func TestExplainWarns(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	const few = "-rate 20 -processes 2 -layers 1 "
 	for _, tt := range []struct{ args, want string }{
@@ -263,6 +264,7 @@ func TestExplainTimelines(t *testing.T) {
 
 // Attempts per call are simulated, also if most of those that the policy allows come after the deadline.
 func TestExplainOutagesOfManyAttempts(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	for _, tt := range []struct {
 		args string

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"flag"
 	"image/png"
 	"io"
 	"os"
@@ -19,6 +20,18 @@ import (
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
+
+var thorough = flag.Bool("thorough", false, "run all simulations in short mode and under the race detector, too, as make test-rest does")
+
+// looksAtFigures skips a test of the figures of many simulations in short mode and under the race
+// detector. The detector makes simulations ten times as slow, and has nothing to find in them:
+// each runs on one goroutine. Tests of simulations in parallel, and of real calls, do not skip.
+func looksAtFigures(t testing.TB) {
+	t.Helper()
+	if (raceDetector || testing.Short()) && !*thorough {
+		t.Skip("many calls are simulated: not in short mode, nor with the race detector, but with -thorough")
+	}
+}
 
 func contains(s, part string) bool { return strings.Contains(s, part) }
 
@@ -321,9 +334,7 @@ func TestHelpAndList(t *testing.T) {
 }
 
 func TestEveryStudyIsPrinted(t *testing.T) {
-	if raceDetector {
-		t.Skip("run without the race detector, which makes the simulations ten times as slow")
-	}
+	looksAtFigures(t)
 	for _, s := range sim.Studies() {
 		args := []string{"-study", s.Name, "-charts=false"}
 		switch s.Name {
@@ -402,9 +413,7 @@ func TestFilesAreWritten(t *testing.T) {
 
 // Curves, several scenarios in a picture, and a picture of almost nothing.
 func TestPicturesOfOtherShapes(t *testing.T) {
-	if raceDetector {
-		t.Skip("run without the race detector, which makes the simulations ten times as slow")
-	}
+	looksAtFigures(t)
 	folder := t.TempDir()
 	for _, args := range [][]string{
 		{"-study", "aws", "-strategy", "full"},
@@ -426,6 +435,7 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 
 // Many figures stand in columns, so that the picture can be looked at.
 func TestPicturesAreNotTooTall(t *testing.T) {
+	looksAtFigures(t)
 	for args, want := range map[string]float64{
 		"-study classic -strategy full":                 1,
 		"-study defaults -processes 50 -duration 100ms": 2,

@@ -1,6 +1,6 @@
 // Package waterfall reads a trace as Jaeger's query API gives it, and draws it: a row for
-// each span, with attempts, their status codes and the waits before them in plain words,
-// and the events of the call in a table below.
+// each span, attempts with their status codes and waits with their sources in plain words, and
+// the events of the call in a table below.
 package waterfall
 
 import (
@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
-	"github.com/grpcretry/grpcretry/attemptspan"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -135,6 +134,12 @@ const (
 	black = "#202124"
 )
 
+// A wait is a light bar with dark text in it, which is legible where it ends outside, too.
+const (
+	amber     = "#fdecc8"
+	darkAmber = "#7a4f01"
+)
+
 // Draw writes the trace as an SVG. It is for one call with its attempts, below at most a
 // few spans of its caller.
 func Draw(w io.Writer, title string, t Trace) error {
@@ -158,7 +163,7 @@ func Draw(w io.Writer, title string, t Trace) error {
 	p.printf(`<title>%s</title>`, escape(title))
 	p.printf(`<rect width="%d" height="%d" fill="#ffffff"/>`, width, height)
 	p.text(margin, 38, black, `font-size="19" font-weight="bold"`, title)
-	p.text(margin, 62, grey, "", "A trace as Jaeger gives it back. Dashed: the wait before an attempt. Diamonds: the events in the table.")
+	p.text(margin, 62, grey, "", "A trace as Jaeger gives it back. Yellow: the waits. Diamonds: the events in the table.")
 	p.axis(bottom)
 	for i, r := range rows {
 		p.row(top+i*rowHeight, r)
@@ -231,11 +236,9 @@ func (p *picture) row(y int, r row) {
 	p.text(float64(x), middle+14, grey, `font-size="12"`, kind)
 
 	from, to := p.x(r.Start()), p.x(r.End())
-	if wait := wait(r.Span); wait > 0 {
-		begin := p.x(r.Start().Add(-wait))
-		p.printf(`<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s" stroke-width="2" stroke-dasharray="5 4"/>`,
-			begin, middle, from, middle, grey)
-		p.text(begin, middle-12, grey, `font-size="12"`, fmt.Sprintf("waits %d ms, %s", wait.Milliseconds(), source(Value(r.Tags, attemptspan.AttrWaitSource))))
+	if r.isWait() {
+		p.wait(middle, from, to, r.Span)
+		return
 	}
 	p.printf(`<rect x="%.1f" y="%d" width="%.1f" height="%d" rx="3" fill="%s"/>`, from, middle-bar/2, max(to-from, 3), bar, color(r.Span))
 	code := Value(r.Tags, telemetry.AttrStatusCode)
@@ -248,10 +251,42 @@ func (p *picture) row(y int, r row) {
 	}
 }
 
+func (p *picture) wait(middle int, from, to float64, s Span) {
+	const bar = bar + 6 // with room for the text
+	p.printf(`<rect x="%.1f" y="%d" width="%.1f" height="%d" rx="3" fill="%s" stroke="%s"/>`,
+		from, middle-bar/2, max(to-from, 3), bar, amber, darkAmber)
+	p.text(from+8, middle+4, darkAmber, `font-size="12"`, p.decided(s))
+}
+
+// decided is what was decided before a wait, of which the bar shows how long it really was: it is in
+// the last event before the next attempt.
+func (p *picture) decided(wait Span) (text string) {
+	for _, l := range p.events() {
+		if Value(l.Fields, telemetry.AttrDecision) == "retry" && l.Time().Before(wait.End()) {
+			text = waitAfter(l)
+		}
+	}
+	return text
+}
+
+// waitAfter is the wait that follows an attempt, in words, "" if none does.
+func waitAfter(l Log) string {
+	ms := Value(l.Fields, telemetry.AttrWait)
+	if ms == "" {
+		return ""
+	}
+	return ms + " ms, " + source(Value(l.Fields, telemetry.AttrWaitSource))
+}
+
+// isWait reports whether the span is a wait between two attempts.
+func (s Span) isWait() bool { return s.OperationName == telemetry.SpanWait }
+
 // names are what a span is called, and what it is.
 func names(s Span) (label, kind string) {
 	method := s.OperationName[strings.LastIndex(s.OperationName, ".")+1:]
 	switch {
+	case s.isWait():
+		return s.OperationName, "before attempt " + Value(s.Tags, telemetry.AttrAttemptNumber)
 	case Value(s.Tags, telemetry.AttrAttemptNumber) != "":
 		return "attempt " + Value(s.Tags, telemetry.AttrAttemptNumber), method
 	case Value(s.Tags, telemetry.AttrAttemptCount) != "":
@@ -259,15 +294,6 @@ func names(s Span) (label, kind string) {
 	default:
 		return s.OperationName, "the caller"
 	}
-}
-
-func wait(s Span) time.Duration {
-	for _, t := range s.Tags {
-		if ms, ok := t.Value.(float64); ok && t.Key == attemptspan.AttrWait {
-			return time.Duration(ms) * time.Millisecond
-		}
-	}
-	return 0
 }
 
 // source says in words who chose a wait.
@@ -310,12 +336,7 @@ func (p *picture) table(y int, events []Log) {
 		{390, "decision", func(l Log) string {
 			return strings.TrimSpace(Value(l.Fields, telemetry.AttrDecision) + " " + Value(l.Fields, telemetry.AttrReason))
 		}},
-		{540, "wait that follows", func(l Log) string {
-			if ms := Value(l.Fields, telemetry.AttrWait); ms != "" {
-				return ms + " ms, " + source(Value(l.Fields, telemetry.AttrWaitSource))
-			}
-			return "–"
-		}},
+		{540, "wait that follows", func(l Log) string { return cmp.Or(waitAfter(l), "–") }},
 		{780, "retries left in budget", func(l Log) string { return cmp.Or(Value(l.Fields, telemetry.AttrBudgetBalance), "–") }},
 	}
 	for _, c := range columns {

@@ -63,9 +63,15 @@ func TestPictureSaysWhatHappened(t *testing.T) {
 	got := draw(t, title, readTrace(t))
 	for _, want := range []string{">GET /cart<", ">EchoService/Echo<", ">the call, 3 attempts<",
 		">attempt 1<", ">attempt 2<", ">attempt 3<",
-		">waits 60 ms, backoff<", ">waits 130 ms, asked for by the server<", ">130 ms, asked for by the server<"} {
+		">retry wait<", ">before attempt 2<", ">before attempt 3<"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the picture does not say %s", want)
+		}
+	}
+	// Each wait is said twice: in its bar and in the table.
+	for _, want := range []string{">60 ms, backoff<", ">130 ms, asked for by the server<"} {
+		if n := strings.Count(got, want); n != 2 {
+			t.Errorf("the picture says %s %d times, want twice", want, n)
 		}
 	}
 	if got := strings.Count(got, ">UNAVAILABLE<"); got != 4 {

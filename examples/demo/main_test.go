@@ -281,7 +281,21 @@ func TestRunSendsTraces(t *testing.T) {
 	if len(roots) != 1 || len(calls) != 49 {
 		t.Fatalf("the collector got %d spans of scene 2 and %d of calls, want 1 and 49", len(roots), len(calls))
 	}
-	if want := fmt.Sprintf("Sent %d spans to http://", 49+10); !strings.Contains(out.String(), want) {
+	waits := c.named(names.SpanWait)
+	below := map[string]int{}
+	for _, wait := range waits {
+		below[string(wait.GetParentSpanId())]++
+	}
+	for _, call := range calls {
+		retries := strings.Count(decisions(call), "retry")
+		if got := below[string(call.GetSpanId())]; got != retries {
+			t.Errorf("a call with the decisions %s has %d waits, want one before each retry", decisions(call), got)
+		}
+	}
+	if len(waits) != 30 {
+		t.Errorf("the collector got %d waits, want one for each of the 30 retries", len(waits))
+	}
+	if want := fmt.Sprintf("Sent %d spans to http://", 10+49+30); !strings.Contains(out.String(), want) {
 		t.Errorf("run printed\n%s\nwant in it %q", out.String(), want)
 	}
 	got := map[string]bool{}

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	thorough = flag.Bool("thorough", false, "run randomized tests at full length, as make random does")
+	thorough = flag.Bool("thorough", false, "draw more in randomized tests, as make random does")
 	count    = flag.Int("configs.count", 3000, "TestRandomConfigs draws so many service configs, or 30,000 with -thorough")
 )
 

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"encoding/json"
+	"flag"
 	"math"
 	"testing"
 	"time"
@@ -32,10 +33,17 @@ func averaged(t testing.TB, s Scenario, strategy Strategy, seeds int) Summary {
 	return Mean(runs)
 }
 
-// leftOut leaves most of many similar simulations out under the race detector, which makes them
-// ten times as slow: each runs on one goroutine, so one is as good as all. make unit runs all of
-// them without it.
-func leftOut(i int) bool { return raceDetector && i%5 != 0 }
+var thorough = flag.Bool("thorough", false, "run all simulations in short mode and under the race detector, too, as make test-rest does")
+
+// looksAtFigures skips a test of the figures of many simulations in short mode and under the race
+// detector. The detector makes simulations ten times as slow, and has nothing to find in them:
+// each runs on one goroutine. Tests of simulations in parallel, and of real calls, do not skip.
+func looksAtFigures(t testing.TB) {
+	t.Helper()
+	if (raceDetector || testing.Short()) && !*thorough {
+		t.Skip("many calls are simulated: not in short mode, nor with the race detector, but with -thorough")
+	}
+}
 
 // near is whether got is within a share of want.
 func near(got, want, share float64) bool { return math.Abs(got-want) <= share*math.Abs(want) }

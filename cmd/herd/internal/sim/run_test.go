@@ -46,6 +46,7 @@ func TestClassicWithoutJitterIsExact(t *testing.T) {
 // What a published simulator found, with real sleeps and one run for each strategy
 // (github.com/RafaelPanisset/retry-strategies-simulator, pictures in its results folder).
 func TestClassicAgreesWithKnownResults(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	s := classic().Scenarios[0]
 	for _, tt := range []struct {
@@ -77,6 +78,7 @@ func TestClassicAgreesWithKnownResults(t *testing.T) {
 }
 
 func TestSameSeedSameResult(t *testing.T) {
+	looksAtFigures(t)
 	for _, name := range []string{"classic", "aws", "pushback", "layers", "mixed"} {
 		s := studyOf(t, name).Scenarios[0]
 		strategy := s.Strategies[1]

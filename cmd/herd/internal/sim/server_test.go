@@ -27,6 +27,7 @@ var noRetries = Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}}
 
 // Waiting times against the formulas of queueing theory, within 3 %.
 func TestServersQueueAsTheoryHasIt(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	const mu = 100.0 // calls a second of one worker
 	const calls = 120_000

@@ -61,6 +61,7 @@ func TestClassicLesson(t *testing.T) {
 // clients (30 runs of github.com/aws-samples/aws-arch-backoff-simulator): calls and
 // milliseconds.
 func TestAWSAgreesWithKnownResults(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	known := map[string]map[string][2]float64{
 		"aws-50": {"none": {689, 1138}, "exponential": {628, 36451}, "equal jitter": {347, 4261},
@@ -96,6 +97,7 @@ func TestAWSAgreesWithKnownResults(t *testing.T) {
 
 // Ten thousand clients who come in step waste their few attempts.
 func TestThousandsLesson(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	s := thousands().Scenarios[0]
 	plain := averaged(t, s, strategyOf(t, s, "exponential"), 1)
@@ -130,8 +132,9 @@ func goodput(r *Result, from, to int) float64 {
 // The default lets the server recover within 10 s from every fleet. Each alternative that
 // allows as much does not.
 func TestBudgetLesson(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
-	for i, tt := range []struct {
+	for _, tt := range []struct {
 		scenario, strategy string
 		recovers           bool
 	}{
@@ -149,9 +152,6 @@ func TestBudgetLesson(t *testing.T) {
 		{"budget-queue-10000", "10% + 0.1/s", false},
 		{"budget-queue-10000", "A6 throttle", false},
 	} {
-		if leftOut(i) {
-			continue
-		}
 		t.Run(tt.scenario+" "+tt.strategy, func(t *testing.T) {
 			t.Parallel()
 			s := scenarioOf(t, budget(), tt.scenario)
@@ -170,9 +170,10 @@ func TestBudgetLesson(t *testing.T) {
 
 // What a budget leaves of the retries that help.
 func TestDefaultsLesson(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	study := defaults()
-	for i, tt := range []struct {
+	for _, tt := range []struct {
 		scenario    string
 		least, most map[string]float64 // share rescued, by strategy
 	}{
@@ -187,9 +188,6 @@ func TestDefaultsLesson(t *testing.T) {
 		{"defaults-replica-100", map[string]float64{"default": 0.98}, map[string]float64{"10% + 0.1/s": 0.4, "A6 throttle": 0.2}},
 		{"defaults-replica-1000", map[string]float64{"default": 0.98}, nil},
 	} {
-		if leftOut(i) {
-			continue
-		}
 		t.Run(tt.scenario, func(t *testing.T) {
 			t.Parallel()
 			s := scenarioOf(t, study, tt.scenario)
@@ -244,8 +242,9 @@ func TestPushbackLesson(t *testing.T) {
 }
 
 func TestLayersLesson(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
-	for i, tt := range []struct {
+	for _, tt := range []struct {
 		scenario, strategy string
 		least, most        float64
 	}{
@@ -259,9 +258,6 @@ func TestLayersLesson(t *testing.T) {
 		{"layers-stop-10", "no budget", 2.9, 3.1},
 		{"layers-stop-10", "default", 1.1, 1.7},
 	} {
-		if leftOut(i) {
-			continue
-		}
 		t.Run(tt.scenario+" "+tt.strategy, func(t *testing.T) {
 			s := scenarioOf(t, layers(), tt.scenario)
 			if got := mustRun(t, s, strategyOf(t, s, tt.strategy)).Summary.AmplifiedDown; got < tt.least || got > tt.most {
@@ -290,6 +286,7 @@ func TestMixedLesson(t *testing.T) {
 
 // The aims of the search: see docs/herd.md.
 func TestLimitLesson(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	possible, _ := LimitOf(limit().Scenarios[0])
 	ratio := func(s Scenario, strategy string) (p99, wasted float64) {
@@ -326,6 +323,7 @@ func TestLimitLesson(t *testing.T) {
 // A second attempt when the first is slow cuts the tail for little, as long as slowness is bad
 // luck. When everything is slow it needs a budget that is smaller than the spare capacity.
 func TestTailLesson(t *testing.T) {
+	looksAtFigures(t)
 	t.Parallel()
 	luck, slow := tails().Scenarios[0], tails().Scenarios[1]
 	if calls := luck.Groups[0].Rate * luck.Groups[0].Stop.Seconds(); calls < 100_000 {
@@ -365,9 +363,6 @@ func TestTailLesson(t *testing.T) {
 		}
 	}
 	for seed := range uint64(3) {
-		if raceDetector && seed > 0 {
-			break
-		}
 		slow.Seed = seed
 		plain, _ := run(slow, "without hedging")
 		for name, most := range map[string]time.Duration{"after 50 ms": 300 * ms, "0.95-quantile": 200 * ms} {

@@ -1,0 +1,104 @@
+package httpretry
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+var (
+	refused = &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	reset   = &net.OpError{Op: "read", Net: "tcp", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
+)
+
+type timeoutError struct{}
+
+func (timeoutError) Error() string   { return "too slow" }
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return false }
+
+func TestClassify(t *testing.T) {
+	const unavailable, unknown = codes.Unavailable, codes.Unknown
+	for _, tt := range []struct {
+		err    error
+		code   codes.Code
+		unsent bool
+	}{
+		{refused, unavailable, true},
+		{fmt.Errorf("wrapped: %w", refused), unavailable, true},
+		{&net.OpError{Op: "proxyconnect", Err: io.EOF}, unavailable, true},
+		{errors.New("net/http: TLS handshake timeout"), unavailable, true},
+		{errors.New("http2: Transport received GOAWAY from server ErrCode:ENHANCE_YOUR_CALM"), unavailable, true},
+		{reset, unavailable, false},
+		{&net.OpError{Op: "write", Err: syscall.EPIPE}, unavailable, false},
+		{&net.DNSError{Err: "no such host", IsNotFound: true}, unavailable, false},
+		{&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", IsNotFound: true}}, unavailable, true},
+		{io.EOF, unavailable, false},
+		{fmt.Errorf("net/http: HTTP/1.x transport connection broken: %w", io.ErrUnexpectedEOF), unavailable, false},
+		{io.ErrClosedPipe, unavailable, false},
+		{net.ErrClosed, unavailable, false},
+		{syscall.ECONNABORTED, unavailable, false},
+		{timeoutError{}, unavailable, false},
+		{errors.New("http: server closed idle connection"), unavailable, false},
+		{errors.New("net/http: HTTP/1.x transport connection broken: http: persistConn.readLoop exiting"), unavailable, false},
+		{errors.New(`http2: server sent GOAWAY and closed the connection; LastStreamID=1, ErrCode=NO_ERROR, debug=""`), unavailable, false},
+		{errors.New("http2: client connection lost"), unavailable, false},
+
+		{&net.OpError{Op: "dial", Err: &net.AddrError{Err: "invalid port"}}, unknown, false},
+		{&net.OpError{Op: "dial", Err: net.UnknownNetworkError("x")}, unknown, false},
+		{&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}, unknown, false},
+		{&net.OpError{Op: "remote error", Err: errors.New("tls: internal error")}, unavailable, false},
+		{&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, unknown, false},
+		{x509.HostnameError{Certificate: &x509.Certificate{}, Host: "x"}, unknown, false},
+		{&net.OpError{Op: "dial", Err: x509.UnknownAuthorityError{}}, unknown, false},
+		{http.ErrSchemeMismatch, unknown, false},
+		{tls.RecordHeaderError{Msg: "no TLS"}, unknown, false},
+		{errors.New(`unsupported protocol scheme "ftp"`), unknown, false},
+		{errors.New("net/http: HTTP/1.x transport connection broken: malformed HTTP response \"x\""), unknown, false},
+		{errors.New("the token server says no"), unknown, false},
+		{grpcstatus.Error(codes.Unavailable, "an RPC for a token failed"), unknown, false},
+		{http.ErrUseLastResponse, unknown, false},
+	} {
+		got := classify(tt.err)
+		if code := grpcstatus.Code(got); code != tt.code || got.Error() != tt.err.Error() {
+			t.Errorf("classify(%v) = %v with %v, want %v", tt.err, got, code, tt.code)
+		}
+		if unsent := fmt.Sprintf("%T", got) == fmt.Sprintf("%T", grpcretry.Unsent(io.EOF)); unsent != tt.unsent {
+			t.Errorf("classify(%v) is unsent: %v, want %v", tt.err, unsent, tt.unsent)
+		}
+	}
+}
+
+// The texts by which errors are recognized are those of net/http.
+func TestTextsAreThoseOfNetHTTP(t *testing.T) {
+	folder := filepath.Join(runtime.GOROOT(), "src", "net", "http")
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Skip("the source of net/http is not here")
+	}
+	var source strings.Builder
+	for _, file := range append(files, filepath.Join(folder, "internal", "http2", "transport.go")) {
+		text, _ := os.ReadFile(file)
+		source.Write(text)
+	}
+	for _, text := range append(append([]string{brokenPrefix}, unsentTexts...), brokenTexts...) {
+		if !strings.Contains(source.String(), `"`+text) {
+			t.Errorf("net/http has no error %q", text)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package httpretry
+
+import (
+	"io"
+	"net/http"
+	"sync"
+)
+
+// A requestBody is the body of one attempt's request. Base may use it on another goroutine, and after
+// RoundTrip has returned.
+//
+// The body of a request without GetBody can be sent again as long as nothing of it was read. Until
+// then, it is not closed when Base closes it.
+type requestBody struct {
+	source io.ReadCloser
+	only   bool // there is no GetBody
+
+	mu       sync.Mutex
+	read     bool  // guarded by mu; Read was called
+	closed   bool  // guarded by mu; Base has closed it
+	released bool  // guarded by mu; the source was closed, or belongs to another attempt
+	last     bool  // guarded by mu; no attempt follows
+	err      error // guarded by mu; why Read failed
+}
+
+// Read reads from the source, unless the body is closed.
+func (b *requestBody) Read(p []byte) (int, error) {
+	if !b.startRead() {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	n, err := b.source.Read(p)
+	if err != nil && err != io.EOF {
+		b.mu.Lock()
+		if !b.closed {
+			b.err = err
+		}
+		b.mu.Unlock()
+	}
+	return n, err
+}
+
+func (b *requestBody) startRead() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.released {
+		return false
+	}
+	b.read = true
+	return true
+}
+
+// Close closes the source, unless another attempt may need it.
+func (b *requestBody) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	return b.release(false)
+}
+
+// release closes the source once, if Base has closed the body and no other attempt can need it, or
+// if forced.
+func (b *requestBody) release(force bool) error {
+	b.mu.Lock()
+	needed := b.only && !b.read && !b.last
+	release := !b.released && (force || b.closed && !needed)
+	b.released = b.released || release
+	b.mu.Unlock()
+	if !release {
+		return nil
+	}
+	return b.source.Close()
+}
+
+// canRepeat reports whether another attempt can have a body, too. A nil body can always be repeated.
+func (b *requestBody) canRepeat() bool {
+	if b == nil || !b.only {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.read
+}
+
+// retire keeps Base from reading a body that another attempt will have. It returns false if that is
+// too late.
+func (b *requestBody) retire() bool {
+	if b == nil || !b.only {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.released = b.released || !b.read
+	return !b.read
+}
+
+// again returns the same body for another attempt.
+func (b *requestBody) again() *requestBody {
+	return &requestBody{source: b.source, only: true}
+}
+
+// readError returns the error of the source that Base has seen, if any.
+func (b *requestBody) readError() error {
+	if b == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// end closes the source if Base has closed the body; abandoned means that Base never will.
+func (b *requestBody) end(abandoned bool) {
+	b.mu.Lock()
+	b.last = true
+	b.mu.Unlock()
+	_ = b.release(abandoned)
+}

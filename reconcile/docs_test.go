@@ -1,0 +1,69 @@
+package reconcile_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The page's Go code is code of the examples, which are compiled and run.
+func TestPageHasCodeOfExamples(t *testing.T) {
+	page, examples := flat(t, "../docs/reconcile.md", false), flat(t, "example_test.go", true)
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(page, -1)
+	if len(blocks) == 0 {
+		t.Error("the page has no Go code")
+	}
+	for _, block := range blocks {
+		if code := indentation.ReplaceAllString(block[1], ""); !strings.Contains(examples, code) {
+			t.Errorf("this code is not in example_test.go:\n%s", block[1])
+		}
+	}
+}
+
+var indentation = regexp.MustCompile(`(?m)^[\t ]+`)
+
+// flat returns a file's text, without indentation if that is asked for.
+func flat(t *testing.T, file string, unindent bool) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if unindent {
+		return indentation.ReplaceAllString(string(text), "")
+	}
+	return string(text)
+}
+
+// The page's tables have every metric, attribute and reason, by the constant's name and value.
+func TestPageHasNames(t *testing.T) {
+	page := flat(t, "../docs/reconcile.md", false)
+	file, err := parser.ParseFile(token.NewFileSet(), "names.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	constants := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		constants++
+		value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if row := "| `" + value + "` | `" + spec.Names[0].Name + "` |"; !strings.Contains(page, row) {
+			t.Errorf("docs/reconcile.md has no row %s", row)
+		}
+		return true
+	})
+	if constants < 10 {
+		t.Errorf("found %d constants, want more", constants)
+	}
+}

@@ -1,0 +1,40 @@
+package reconcile
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// Each slot is booked once, none before its time, and slots that are given up are booked again. The
+// model looks for the first free slot one by one.
+func TestLaneAtRandom(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	start := time.Now()
+	for range 50 {
+		l := lane{length: 100 * time.Millisecond}
+		now := start
+		taken := map[int64]bool{}
+		for range 300 {
+			now = now.Add(time.Duration(random.IntN(100)) * time.Millisecond)
+			earliest := now.Add(time.Duration(random.IntN(3000)-500) * time.Millisecond)
+			slot, at := l.book(now, earliest, random.Float64())
+			first := int64(0)
+			begins := func(n int64) time.Time { return start.Add(l.epoch.Sub(start)).Add(time.Duration(n) * l.length) }
+			for taken[first] || begins(first).Before(now) || begins(first).Before(earliest) {
+				first++
+			}
+			if slot != first || at.Before(begins(slot)) || !at.Before(begins(slot+1)) {
+				t.Fatalf("booked slot %d at %v, want %d, which begins at %v", slot, at, first, begins(first))
+			}
+			taken[slot] = true
+			for n := range taken {
+				if random.IntN(10) == 0 {
+					delete(taken, n)
+					l.release(n)
+				}
+				break
+			}
+		}
+	}
+}

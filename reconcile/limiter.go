@@ -1,0 +1,491 @@
+package reconcile
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A RateLimiter says when the failed items of a workqueue return. It implements
+// [workqueue.TypedRateLimiter] and is safe for concurrent use.
+//
+// An item's first failure starts a [grpcretry.Plan] with the Retrier's policy for the limiter's name,
+// and its retries return after that plan's waits. When the plan ends, because the budget refuses,
+// MaxAttempts attempts have failed in a row, the failure is not retryable, or the server forbids
+// another attempt, the item goes to the slow lane, from which one item per second returns, see
+// [SlowLane]. So in an outage, no more retries are sent in any second than the slow lane's rate plus
+// one, and what is left in the budget. An item never ends: it stays in the slow lane until it succeeds.
+//
+// The first items that succeed after an outage earn budget for the others. If the limiter knows the
+// queue, each success brings up to two items forward that wait in the slow lane, spread over the
+// policy's first backoff. The budget pays for them, and has its payment back if they succeed; only an item
+// that takes the place of one for which nobody paid is free. An item that fails although it was brought
+// forward rests for its backoff before it is brought forward again.
+type RateLimiter[T comparable] struct {
+	retrier *grpcretry.Retrier
+	name    string
+	config  *config
+	meter   *meter
+	log     *logger
+
+	mu      sync.Mutex // a key's mu may be held when mu is locked, but not the other way round
+	keys    map[T]*key[T]
+	line    line[T]
+	lane    lane
+	resting rests[T]
+	queue   adder[T] // nil if the limiter knows none
+	swept   time.Time
+
+	depth *depth[T]
+}
+
+// An adder is the method of a workqueue that brings an item forward.
+type adder[T any] interface {
+	AddAfter(item T, after time.Duration)
+}
+
+var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
+
+// NewRateLimiter returns a rate limiter for [workqueue.NewTypedRateLimitingQueue], for controller-runtime's
+// controller.Options, or for [NewQueue]. The name is the policy's: "/reconcile/orders", with options
+// from WithMethod("/reconcile/orders", ...) or WithMethod("/reconcile/", ...) of r. A
+// [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
+// immediately, the rest as soon as its quick retries are over.
+//
+// With MaxAttempts 1 or Disable, all failed items go to the slow lane and the budget is not used.
+// MaxElapsed limits an item's quick retries. ConnectWait, AttemptTimeout and hedging have no meaning here.
+//
+// NewRateLimiter panics if r is nil, or if the name or an option is invalid.
+func NewRateLimiter[T comparable](r *grpcretry.Retrier, name string, opts ...Option) *RateLimiter[T] {
+	c, err := newConfig(name, opts)
+	if r == nil {
+		err = errors.New("the Retrier is nil")
+	}
+	if err != nil {
+		panic(fmt.Errorf("grpcretry/reconcile: NewRateLimiter: %w", err)) //nolint:forbidigo // documented; the options are part of the program
+	}
+	l := &RateLimiter[T]{retrier: r, name: name, config: c, keys: map[T]*key[T]{}, log: newLogger(c.logger, name)}
+	l.setRate(defaultRateNoQueue)
+	l.meter = newMeter(l)
+	return l
+}
+
+// Attach tells the limiter its queue, so that items can be brought forward from the slow lane. It is
+// for queues that the program makes itself, such as controller-runtime's priority queue; [NewQueue]
+// does it. Call it before the queue is used. A later Attach replaces the queue.
+func (l *RateLimiter[T]) Attach(q interface {
+	AddAfter(item T, after time.Duration)
+}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = q
+	l.setRate(defaultRate)
+}
+
+// setRate sets the lane's rate to the configured one, or to a default.
+func (l *RateLimiter[T]) setRate(otherwise rate.Limit) {
+	r := l.config.slowLane.Rate
+	if r == 0 {
+		r = otherwise
+	}
+	if r != rate.Inf {
+		l.lane.length = max(1, time.Duration(min(float64(time.Second)/float64(r), float64(longestSlot))))
+	}
+}
+
+// budget returns the Retrier's budget.
+func (l *RateLimiter[T]) budget() grpcretry.Budget {
+	return l.retrier.Budget(l.name, l.config.target)
+}
+
+// When reports that an item has failed, and returns the wait before it is to be added again. If
+// [RateLimiter.Failed] was called, that call's error counts; otherwise the failure is taken for
+// UNAVAILABLE.
+func (l *RateLimiter[T]) When(item T) time.Duration {
+	if wait, ok := l.take(item); ok {
+		return wait
+	}
+	l.Failed(item, errUnknown)
+	wait, _ := l.take(item)
+	return wait
+}
+
+var errUnknown = errors.New("reconciliation failed")
+
+// take returns the wait that was decided on, once.
+func (l *RateLimiter[T]) take(item T) (time.Duration, bool) {
+	k := l.lookUp(item)
+	if k == nil {
+		return 0, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.decided {
+		return 0, false
+	}
+	k.decided = false
+	return l.untilDue(k, time.Now()), true
+}
+
+// NumRequeues returns how often the item has failed since it last succeeded.
+func (l *RateLimiter[T]) NumRequeues(item T) int {
+	k := l.lookUp(item)
+	if k == nil {
+		return 0
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.failures
+}
+
+// Forget reports that an item has succeeded, which earns budget, and releases its memory. A loop that
+// gives up on an item calls [RateLimiter.Drop] instead: if it calls Forget, it reports a success that
+// never was.
+func (l *RateLimiter[T]) Forget(item T) {
+	k := l.lookUp(item)
+	if k == nil {
+		l.budget().Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Succeeded})
+		l.bringForward(false)
+		return
+	}
+	k.mu.Lock()
+	switch {
+	case k.gone:
+		k.mu.Unlock()
+		return
+	case k.quiet:
+		k.quiet = false
+		if k.failures == 0 {
+			l.remove(k)
+		}
+		k.mu.Unlock()
+		return
+	case k.decided: // Failed, and then given up
+		k.mu.Unlock()
+		l.Drop(item)
+		return
+	}
+	l.remove(k)
+	unpaid := k.plan == nil && k.charged == nil
+	k.succeed(time.Now())
+	k.mu.Unlock()
+	l.bringForward(unpaid)
+}
+
+// succeed reports the attempt that has ended. The caller holds mu.
+func (k *key[T]) succeed(now time.Time) {
+	if k.plan == nil {
+		k.Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Succeeded})
+		return
+	}
+	k.plan.Due(now)
+	a, _ := k.plan.Sent(now)
+	k.plan.Ended(a, now, 0)
+}
+
+// Drop releases an item's memory without a success: the program has given it up, or its object is
+// gone. What was paid for its next attempt is refunded.
+func (l *RateLimiter[T]) Drop(item T) {
+	k := l.lookUp(item)
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l.remove(k)
+	k.Refund()
+}
+
+// Failed reports why an item has failed, so that its wait is that of the error: the backoff for its
+// code, or what a server asks for. Call it before AddRateLimited; the When in there returns the wait. A
+// nil err does nothing. The error's status code decides whether the failure is retryable;
+// an error without one is UNAVAILABLE, and Kubernetes' Retry-After is a RetryInfo.
+func (l *RateLimiter[T]) Failed(item T, err error) {
+	if err != nil {
+		l.fail(item, err, true)
+	}
+}
+
+// A verdict is what follows a failure.
+type verdict struct {
+	wait   time.Duration
+	reason string
+}
+
+// fail reports an attempt that has failed; returns is false if the item is then dropped.
+func (l *RateLimiter[T]) fail(item T, err error, returns bool) verdict {
+	now := time.Now()
+	k := l.lockKey(item, now)
+	defer k.mu.Unlock()
+	k.failures++
+	k.limit = l.retrier.Policy(l.name).MaxAttempts
+	early := k.failures > 1 && l.untilDue(k, now) > 0
+	step, hint := k.attempt(err, now)
+	v := verdict{reason: hint.reason()}
+	if step.End {
+		v.reason = k.reasonFor(step.Reason)
+		l.park(k, hint, now, early)
+	} else {
+		k.parkings = 0
+		l.setDue(k, now.Add(max(0, k.plan.DueAt().Sub(now))))
+	}
+	k.forwarded, k.decided, k.quiet = false, true, false
+	v.wait = l.untilDue(k, now)
+	if returns {
+		l.meter.failed(v)
+	}
+	l.log.failed(k.item, k.failures, &k.logged, v, err, now)
+	return v
+}
+
+// lockKey returns the item's key, locked. It is made if there is none.
+func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
+	for {
+		l.sweep(now)
+		l.mu.Lock()
+		k := l.keys[item]
+		if k == nil {
+			k = &key[T]{limiter: l, item: item, slot: noSlot, due: now}
+			l.keys[item] = k
+		}
+		l.mu.Unlock()
+		k.mu.Lock()
+		if !k.gone {
+			return k
+		}
+		k.mu.Unlock()
+	}
+}
+
+// attempt tells the plan of an attempt that has failed. The caller holds mu.
+func (k *key[T]) attempt(err error, now time.Time) (grpcretry.Step, serverWait) {
+	l := k.limiter
+	if k.plan == nil {
+		k.plan = l.retrier.Plan(context.Background(), l.name, l.config.target, now, alone(l.retrier, l.name, math.MaxInt32, k)...)
+	} else {
+		k.plan.Due(now)
+	}
+	a, _ := k.plan.Sent(now)
+	a.Err, a.Trailer = forEngine(err), trailerOf(err)
+	step := k.plan.Ended(a, now, rand.Float64())
+	hint, hinted := grpcretry.PushbackFrom(a.Trailer, a.Err)
+	return step, serverWait{hint, hinted}
+}
+
+// A serverWait is what a server has said about the next attempt, if given.
+type serverWait struct {
+	grpcretry.Pushback
+	given bool
+}
+
+// reason is one of the values of AttrReason, for a retry that the budget paid.
+func (w serverWait) reason() string {
+	switch {
+	case !w.given:
+		return ReasonBackoff
+	case w.Source == grpcretry.WaitRetryInfo:
+		return ReasonRetryInfo
+	default:
+		return ReasonPushback
+	}
+}
+
+// reasonFor returns a value of AttrReason, for the end of a plan.
+func (k *key[T]) reasonFor(end error) string {
+	switch {
+	case errors.Is(end, grpcretry.ErrBudgetExhausted) && k.exhausted:
+		return ReasonExhausted
+	case errors.Is(end, grpcretry.ErrBudgetExhausted):
+		return ReasonBudget
+	case errors.Is(end, grpcretry.ErrPushback):
+		return ReasonServer
+	case errors.Is(end, grpcretry.ErrMaxElapsed):
+		return ReasonMaxElapsed
+	default:
+		return ReasonNotRetryable
+	}
+}
+
+// park sends a key to the slow lane. A key that failed early, because an event had added it before
+// it was due, keeps its place: the queue returns it then in any case. The caller holds the key's mu.
+func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early bool) {
+	k.plan = nil
+	k.Refund()
+	if early {
+		return
+	}
+	k.parkings++
+	wait := l.config.slowLane.Backoff.Delay(k.parkings, 0, rand.Float64())
+	asked := hint.Delay
+	if limit := l.retrier.Policy(l.name).MaxServerDelay; limit >= 0 {
+		asked = min(asked, limit)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.leaveLane(k)
+	k.slow = true
+	k.slot, k.due = l.lane.book(now, now.Add(max(wait, asked)), rand.Float64())
+	switch {
+	case k.limit <= 1: // retries are off
+	case k.forwarded || hint.Stop:
+		l.rest(k, now.Add(max(wait, asked)))
+	case hint.given:
+		l.rest(k, now.Add(asked))
+	default:
+		l.line.push(k)
+	}
+}
+
+// rest keeps a key from being brought forward for a while. The caller holds l.mu.
+func (l *RateLimiter[T]) rest(k *key[T], until time.Time) {
+	k.rests = until
+	heap.Push(&l.resting, rest[T]{k, until})
+}
+
+func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.leaveLane(k)
+	k.due = due
+}
+
+// leaveLane gives up the key's place in the slow lane, if it has one. The caller holds l.mu.
+func (l *RateLimiter[T]) leaveLane(k *key[T]) {
+	l.line.remove(k)
+	l.lane.release(k.slot)
+	k.slot, k.slow, k.rests = noSlot, false, time.Time{}
+}
+
+func (l *RateLimiter[T]) untilDue(k *key[T], now time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return max(0, k.due.Sub(now))
+}
+
+func (l *RateLimiter[T]) lookUp(item T) *key[T] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.keys[item]
+}
+
+// parked returns the number of keys that wait in the slow lane. The caller holds mu.
+func (l *RateLimiter[T]) parked(now time.Time) (n int64) {
+	for _, k := range l.keys {
+		if k.slow && k.due.After(now) {
+			n++
+		}
+	}
+	return n
+}
+
+// remove forgets a key. The caller holds the key's mu.
+func (l *RateLimiter[T]) remove(k *key[T]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k.gone = true
+	l.leaveLane(k)
+	if l.keys[k.item] == k {
+		delete(l.keys, k.item)
+	}
+}
+
+// bringForward lets keys leave the slow lane, because the backend has answered and the budget pays
+// for them again. If replace is true, a key has left the slow lane for which nobody paid, and the next
+// takes its place for nothing: otherwise an outage would end no faster than the lane's rate lets the first
+// keys earn.
+func (l *RateLimiter[T]) bringForward(replace bool) {
+	now := time.Now()
+	for range forwardedPerSuccess {
+		k, queue := l.nextInLine(now)
+		if k == nil {
+			return
+		}
+		if wait, ok := k.forward(now, replace); ok {
+			l.meter.forwarded()
+			queue.AddAfter(k.item, wait)
+		}
+		replace = false
+	}
+}
+
+// nextInLine takes the key that has waited longest out of the line. Keys that are due anyway are
+// passed over. It returns nil if there is none or the limiter knows no queue.
+func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.resting) > 0 && !l.resting[0].until.After(now) {
+		if r := heap.Pop(&l.resting).(rest[T]); r.key.rests.Equal(r.until) {
+			r.key.rests = time.Time{}
+			l.line.push(r.key)
+		}
+	}
+	for l.queue != nil && l.line.first != nil {
+		k := l.line.first
+		l.line.remove(k)
+		if k.due.After(now) {
+			return k, l.queue
+		}
+	}
+	return nil, nil
+}
+
+// forward pays for a key's next attempt, unless that is free; it is to be made after wait. If the budget
+// does not pay, the key keeps its place.
+func (k *key[T]) forward(now time.Time, free bool) (wait time.Duration, ok bool) {
+	l := k.limiter
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.gone || k.plan != nil {
+		return 0, false
+	}
+	if !free && !k.charge(now) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.line.pushFront(k)
+		return 0, false
+	}
+	wait = max(1, l.retrier.Policy(l.name).Backoff.Delay(1, 0, rand.Float64()))
+	k.forwarded = true
+	l.setDue(k, now.Add(wait))
+	return wait, true
+}
+
+// sweepEvery is the shortest time between two searches for keys that the program has dropped.
+const sweepEvery = time.Minute
+
+// sweep forgets the keys that the program has dropped.
+func (l *RateLimiter[T]) sweep(now time.Time) {
+	for _, k := range l.dropped(now) {
+		k.mu.Lock()
+		if l.untilDue(k, now) == 0 && !k.gone {
+			l.remove(k)
+			k.Refund()
+		}
+		k.mu.Unlock()
+	}
+}
+
+func (l *RateLimiter[T]) dropped(now time.Time) (dropped []*key[T]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Sub(l.swept) < min(sweepEvery, l.config.retention) {
+		return nil
+	}
+	l.swept = now
+	for _, k := range l.keys {
+		if now.Sub(k.due) >= l.config.retention {
+			dropped = append(dropped, k)
+		}
+	}
+	return dropped
+}

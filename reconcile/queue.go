@@ -1,0 +1,108 @@
+package reconcile
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+)
+
+// NewQueue returns a [workqueue.NewTypedRateLimitingQueueWithConfig] with the limiter, which it attaches,
+// so that items leave the slow lane early when the backend answers again. The limiter's metrics then
+// include the queue's depth and the age of its oldest item. Items are served in the order in which they
+// became ready. name is the queue's in client-go's own metrics; "" means that there are none.
+//
+// For controller-runtime:
+//
+//	NewQueue: func(name string, _ workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
+//		return grpcreconcile.NewQueue(limiter, name)
+//	},
+func NewQueue[T comparable](limiter *RateLimiter[T], name string) workqueue.TypedRateLimitingInterface[T] {
+	d := &depth[T]{}
+	ready := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[T]{Name: name, Queue: d})
+	q := &queue[T]{
+		meter: limiter.meter,
+		TypedRateLimitingInterface: workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[T]{
+			Name:          name,
+			DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[T]{Name: name, Queue: ready}),
+		}),
+	}
+	limiter.Attach(q)
+	limiter.mu.Lock()
+	defer limiter.mu.Unlock()
+	limiter.depth = d
+	return q
+}
+
+// A queue counts the items that are worked on.
+type queue[T comparable] struct {
+	workqueue.TypedRateLimitingInterface[T]
+	meter *meter
+}
+
+func (q *queue[T]) Get() (item T, shutdown bool) {
+	item, shutdown = q.TypedRateLimitingInterface.Get()
+	if !shutdown && !q.counted() {
+		q.meter.working(1)
+	}
+	return item, shutdown
+}
+
+func (q *queue[T]) Done(item T) {
+	if !q.counted() {
+		q.meter.working(-1)
+	}
+	q.TypedRateLimitingInterface.Done(item)
+}
+
+// counted reports whether a reconciler of [Wrap] counts the work in flight.
+func (q *queue[T]) counted() bool { return q.meter == nil || q.meter.wrapped.Load() }
+
+// A depth is the order of ready items in a workqueue, with the time at which each became ready. It
+// implements [workqueue.Queue].
+type depth[T comparable] struct {
+	mu    sync.Mutex // because metrics are read from another goroutine
+	ready []readyItem[T]
+}
+
+type readyItem[T comparable] struct {
+	item  T
+	since time.Time
+}
+
+// Touch does nothing: an item that is added again keeps its place.
+func (d *depth[T]) Touch(T) {}
+
+// Push adds an item at the end.
+func (d *depth[T]) Push(item T) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ready = append(d.ready, readyItem[T]{item, time.Now()})
+}
+
+// Len returns the number of items.
+func (d *depth[T]) Len() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.ready)
+}
+
+// Pop removes the first item.
+func (d *depth[T]) Pop() T {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	first := d.ready[0]
+	d.ready[0] = readyItem[T]{} // the array lives on
+	d.ready = d.ready[1:]
+	return first.item
+}
+
+// look returns the number of items and the age of the first.
+func (d *depth[T]) look(now time.Time) (n int64, oldest time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.ready) > 0 {
+		oldest = max(0, now.Sub(d.ready[0].since))
+	}
+	return int64(len(d.ready)), oldest
+}
