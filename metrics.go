@@ -324,7 +324,7 @@ func (m *metrics) callFailed(f *facts, h *history, end *callFailure) {
 // recordA96 records a call's end as gRFC A96 defines: the delay of every call, and the number of
 // further attempts if there were any.
 func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Duration) {
-	if m.retryDelay == nil {
+	if m.retryDelay == nil || f.runsOn != "" { // those metrics are about gRPC only
 		return
 	}
 	m.retryDelay.Record(f.ctx, idle.Seconds(), row.a96...)
