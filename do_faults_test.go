@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,8 +17,12 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/function"
 )
 
 // This file has functions that do to Do what functions should not.
@@ -279,4 +285,47 @@ func TestFunctionsAreNotInGRPCsMetrics(t *testing.T) {
 	if len(names) == 0 {
 		t.Error("no metrics")
 	}
+}
+
+// A function's target may be one that a ClientConn is dialed to, in a form without a scheme.
+func TestAFunctionsTargetIsNotAClientConns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var targets []string
+		r := retrierOf(t, WithMeterProvider(metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))),
+			WithObserver(func(_ context.Context, e Event) {
+				if e.Kind == CallEnd {
+					targets = append(targets, e.Target)
+				}
+			}))
+		cc, err := grpc.NewClient("api.example.com", grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+		succeed := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
+		if err := r.unary(t.Context(), "/x/y", nil, nil, cc, succeed); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // three retries are all that its budget has
+			_ = function.Do(t.Context(), r, &function.Call{Name: "/http/api.example.com/GET", Target: "api.example.com",
+				Run: func(context.Context) error { return errDown }})
+		}
+		each := r.settings.current().of("/x/y").Budget.(*perTarget)
+		for target, want := range map[string]float64{"dns:///api.example.com": 3, "api.example.com": 0} {
+			if b := each.known(target); b == nil || math.Floor(b.Balance(time.Now())) != want {
+				t.Errorf("the budget of %s is not at %v", target, want)
+			}
+		}
+		want := []string{"dns:///api.example.com", "api.example.com", "api.example.com"}
+		if !slices.Equal(targets, want) {
+			t.Errorf("targets %q", targets)
+		}
+		for _, unused := range []string{"a", "b", "c"} {
+			time.Sleep(2 * time.Minute)
+			each.ofFunction(unused)
+		}
+		if _, kept := each.exact.Load("api.example.com"); kept || each.known("api.example.com") != nil {
+			t.Error("a target that is not used is kept")
+		}
+	})
 }

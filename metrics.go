@@ -396,8 +396,12 @@ func (m *metrics) addBudgets(dialed map[string]string) {
 	for scope, b := range m.settings.current().budgets {
 		each, ok := b.(*perTarget)
 		for target, name := range dialed {
-			if ok { // so that a balance is shown before the first call fails
+			switch { // so that a balance is shown before the first call fails
+			case !ok:
+			case strings.Contains(target, "://"):
 				each.of(name, func() string { return target })
+			default: // not gRPC's canonical form
+				each.ofFunction(target)
 			}
 			if key := (budgetLabels{target, scope}); known[key] == nil {
 				missing = append(missing, key)
