@@ -277,7 +277,7 @@ func (a *attempt) overdueFailure(now time.Time) failure {
 		CtxErr:    a.bounds.plan.gone(a.Context, now),
 		Closed:    isClosed(a.cc),
 		Unsent:    isUnconnected(a.cc),
-		Committed: a.bounds.plan.policy.CommitOnHeaders,
+		Committed: a.bounds.plan.policy.CommitOnHeaders && !a.bounds.plan.dials, // a function has no headers
 	}
 }
 

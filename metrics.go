@@ -324,7 +324,7 @@ func (m *metrics) callFailed(f *facts, h *history, end *callFailure) {
 // recordA96 records a call's end as gRFC A96 defines: the delay of every call, and the number of
 // further attempts if there were any.
 func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Duration) {
-	if m.retryDelay == nil {
+	if m.retryDelay == nil || f.runsOn != "" { // those metrics are about gRPC only
 		return
 	}
 	m.retryDelay.Record(f.ctx, idle.Seconds(), row.a96...)
@@ -396,8 +396,12 @@ func (m *metrics) addBudgets(dialed map[string]string) {
 	for scope, b := range m.settings.current().budgets {
 		each, ok := b.(*perTarget)
 		for target, name := range dialed {
-			if ok { // so that a balance is shown before the first call fails
+			switch { // so that a balance is shown before the first call fails
+			case !ok:
+			case strings.Contains(target, "://"):
 				each.of(name, func() string { return target })
+			default: // not gRPC's canonical form
+				each.ofFunction(target)
 			}
 			if key := (budgetLabels{target, scope}); known[key] == nil {
 				missing = append(missing, key)
