@@ -29,15 +29,15 @@ import (
 // [AttemptFromContext]. A nil error is a success. Otherwise, the error's [status.Code] decides, which
 // is UNKNOWN for errors that are not a gRPC status: return a status, wrap one, or set [WithCodes] or
 // [WithClassifier]. [Permanent] marks errors that are never retried, and [Unsent] those of attempts
-// that had no effect. A RetryInfo in the status's details is obeyed like a server's. If the attempt
-// timeout has ended the attempt's context, an error of the context counts as the timeout, and so does
-// any error that is not a gRPC status, because it may well hide the former; Permanent prevents that. Do
-// waits for f to return, even if its context has ended, so f should obey the context. It calls f once
-// even if ctx has ended before.
+// that had no effect. A RetryInfo in the status's details is obeyed like a server's, and so is the
+// pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the attempt's
+// context, an error of the context counts as the timeout, and so does any error that is not a gRPC
+// status, because it may well hide the former; Permanent prevents that. Do waits for f to return, even
+// if its context has ended, so f should obey the context. It calls f once even if ctx has ended before.
 //
 // Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
-// their own, and their attempts multiply with those of this call unless one of both is limited by
-// [WithMaxAttempts].
+// their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of
+// the two.
 //
 // Do returns nil after a success. If the first failure is not retryable, Do returns f's error as it
 // is; otherwise, the error is an [*Error]. A panic in f reaches Do's caller.

@@ -625,6 +625,32 @@ func TestAnInnerFunctionsPermanentStopsTheOuter(t *testing.T) {
 	})
 }
 
+// A server's pushback for an RPC that the function makes holds for the function as well.
+func TestPushbackOfACallBelowAFunction(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		pushback string
+		times    []time.Duration
+		reason   error
+	}{
+		{"do not retry", "-1", []time.Duration{0}, ErrPushback},
+		{"wait", "7000", []time.Duration{0, 7 * second}, ErrAttemptsExhausted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable().pushback(tt.pushback)))
+				client := server.client(t, WithMaxElapsed(1)) // gives up immediately
+				err := doer(t, 0, steady, WithMaxAttempts(2)).Do(t.Context(), "/outer/f", func(ctx context.Context) error {
+					_, err := client.Echo(ctx, request())
+					return err
+				})
+				wantStop(t, err, codes.Unavailable, tt.reason, len(tt.times))
+				wantTimes(t, server, tt.times...)
+			})
+		})
+	}
+}
+
 // The hook of package httpretry.
 func TestDiscardRunsBeforeTheWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
