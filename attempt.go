@@ -42,7 +42,8 @@ func (a Attempt) Code() codes.Code { return status.Code(a.Err) }
 
 // AttemptFromContext returns the attempt that ctx belongs to; ok is false if there is none. It
 // works on the client below the interceptor: in interceptors chained after it, in stats handlers,
-// per-RPC credentials and load-balancing policies.
+// per-RPC credentials and load-balancing policies; and in a function that [Retrier.Do] calls. Below a
+// call that passes through, it returns the attempt of a call around that, if there is one.
 func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 	if running, ok := ctx.Value(attemptKey{}).(*attempt); ok {
 		return running.asStarted(time.Now()), true

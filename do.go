@@ -20,10 +20,14 @@ import (
 //
 // The name has the form "/sql/orders.read": any words, each with a leading slash. [WithMethod] sets
 // policies for names that begin with its pattern: an option for "/sql/" applies to "/sql/orders.read",
-// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. The
-// name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
+// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. A name
+// without a second slash, "/sql", counts as "/sql/" here. What a service config says of all methods, see
+// [WithServiceConfig], applies to functions, too.
+//
+// The name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
 // says otherwise, and takes the place of an RPC's target in events, metrics and log lines. Names should
-// come from the program, not from its input, because each makes a row in the metrics.
+// come from the program, not from its input, because each makes a row in the metrics, and each target
+// a budget, which is kept for at least a minute after its last call, see [PerTarget].
 //
 // f is called once per attempt, on the caller's goroutine, with the attempt's context, see
 // [AttemptFromContext]. A nil error is a success. Otherwise, the error's [status.Code] decides, which
