@@ -564,6 +564,20 @@ func TestTelemetryOfFunctions(t *testing.T) {
 	})
 }
 
+// A name that is too long to be kept is counted all the same.
+func TestALongNameIsCountedAsAnother(t *testing.T) {
+	meters, reader := readMetrics()
+	r := doer(t, 0, WithMeterProvider(meters), WithBudget(Unlimited))
+	for _, name := range []string{"/sql/" + strings.Repeat("x", maxMetricName), "/" + strings.Repeat("x", maxMetricName) + "/read"} {
+		if err := r.Do(t.Context(), name, func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	wantMetrics(t, reader,
+		"grpcretry.attempts 2 grpcretry.decision=success grpcretry.target=other rpc.method=other rpc.response.status_code=OK",
+		"grpcretry.calls 2 grpcretry.outcome=first_try grpcretry.target=other rpc.method=other")
+}
+
 func wantList(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
