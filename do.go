@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -204,8 +203,7 @@ func notDone(name string, err error) error {
 
 func (c *call) checkFunction(f func(context.Context) error) error {
 	switch {
-	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/' ||
-		!utf8.ValidString(c.method) || !utf8.ValidString(c.runsOn): // exporters of telemetry would fail
+	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
 	case c.ctx == nil:
 		return errors.New("the context is nil")

@@ -194,7 +194,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 	}
 	now := time.Now()
 	for key, row := range *m.budgets.Load() {
-		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, key.target), attribute.String(telemetry.AttrBudget, key.scope))
+		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(key.target)), attribute.String(telemetry.AttrBudget, key.scope))
 		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
 		budget := m.budgetOf(key)
 		if budget == nil {
@@ -237,7 +237,7 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 }
 
 func (row *metricRow) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, row.target)}
+	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, printable(row.target))}
 }
 
 // callPassed counts a call that passed straight through.
@@ -379,14 +379,14 @@ func (m *metrics) addRow(key rowKey, canonical string) *metricRow {
 func newMetricRow(key rowKey) *metricRow {
 	row := &metricRow{
 		target:   key.target,
-		method:   strings.TrimPrefix(key.method, "/"),
+		method:   printable(strings.TrimPrefix(key.method, "/")),
 		attempts: map[attemptKind]int64{},
 		calls:    map[string]int64{},
 	}
 	for source := range row.waits {
 		row.waits[source] = recorded(append(row.attributes(), attribute.String(telemetry.AttrWaitSource, WaitSource(source).String()))...)
 	}
-	row.a96 = recorded(attribute.String("grpc.method", row.method), attribute.String("grpc.target", row.target))
+	row.a96 = recorded(attribute.String("grpc.method", row.method), attribute.String("grpc.target", printable(row.target)))
 	return row
 }
 
