@@ -144,6 +144,7 @@ type bounds struct {
 	timeout time.Duration // 0 for none
 	timer   *time.Timer   // until the timeout; nil without one
 	limit   time.Time     // the end of the service config's timeout for the call; zero without one
+	isLast  func() bool   // reports that no attempt can follow this one; nil if one always can
 	retrier *Retrier      // for the decision at the timeout; nil without one
 	plan    *plan         // used by the timer until the attempt is settled, while it holds judging
 
@@ -273,6 +274,9 @@ func (a *attempt) overdueFailure(now time.Time) failure {
 	info := a.asStarted(now)
 	info.Duration = now.Sub(origin) - a.start
 	info.Err = newAttemptTimeoutError(a.bounds.timeout, nil)
+	if a.bounds.isLast != nil && a.bounds.isLast() {
+		info.Err = Permanent(info.Err)
+	}
 	return failure{
 		Attempt:   info,
 		CtxErr:    a.bounds.plan.gone(a.Context, now),

@@ -35,7 +35,8 @@ type rpc struct {
 
 	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
 
-	discard func() // runs before the wait for another attempt; nil for none
+	discard func()      // runs before the wait for another attempt; nil for none
+	isLast  func() bool // reports that no attempt can follow the one in flight; nil if one always can
 
 	sharedPlan *plan          // the plan, if the attempts' timers use it too; otherwise nil
 	overdue    func(*attempt) // runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
@@ -186,7 +187,7 @@ func (c *call) setBounds(a *attempt) {
 	if !timed {
 		return
 	}
-	a.bounds.timeout = c.policy.AttemptTimeout
+	a.bounds.timeout, a.bounds.isLast = c.policy.AttemptTimeout, c.isLast
 	if c.sharedPlan.attemptTimeout() > 0 {
 		a.bounds.retrier, a.bounds.plan = c.retrier, c.sharedPlan
 		a.expire(c.overdue)

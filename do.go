@@ -52,24 +52,24 @@ import (
 // that failed with Unsent, and only if it is set: its default is for RPCs. [WithBufferLimit] and
 // [WithCommitOnHeaders] have no meaning here.
 func (r *Retrier) Do(ctx context.Context, name string, f func(context.Context) error, opts ...CallOption) error {
-	return r.do(ctx, name, functionTarget(name), f, nil, opts)
+	return r.do(ctx, &function.Call{Name: name, Target: functionTarget(name), Run: f}, opts)
 }
 
 func init() {
 	function.Do = func(ctx context.Context, retrier any, c *function.Call) error {
-		return retrier.(*Retrier).do(ctx, c.Name, c.Target, c.Run, c.Discard, nil)
+		return retrier.(*Retrier).do(ctx, c, nil)
 	}
 }
 
-// do calls f with a target that need not be a part of the name; discard, if it is not nil, runs before
-// the wait for another attempt.
-func (r *Retrier) do(ctx context.Context, name, target string, f func(context.Context) error, discard func(), opts []CallOption) error {
+// do makes the calls of Do and of package httpretry.
+func (r *Retrier) do(ctx context.Context, of *function.Call, opts []CallOption) error {
 	var c call // stays on the stack
-	c.retrier, c.ctx, c.method, c.runsOn, c.discard = r, ctx, name, target, discard
+	f := of.Run
+	c.retrier, c.ctx, c.method, c.runsOn, c.discard, c.isLast = r, ctx, of.Name, of.Target, of.Discard, of.IsLast
 	if err := c.prepareFunction(f, opts); err != nil {
 		return err
 	}
-	if c.mode == modePassThrough {
+	if c.mode == modePassThrough || of.UnsentOnly && !c.policy.UnsentOnly {
 		return c.passThrough(f)
 	}
 	return c.makeAttempts(func(a *attempt) error { return f(a) })

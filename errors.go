@@ -196,7 +196,7 @@ type attemptTimeoutError struct {
 func newAttemptTimeoutError(timeout time.Duration, err error) *attemptTimeoutError {
 	e := &attemptTimeoutError{timeout: timeout}
 	switch message := status.Convert(err).Message(); message {
-	case "", context.Canceled.Error(), context.DeadlineExceeded.Error():
+	case "", context.Canceled.Error(), context.DeadlineExceeded.Error(), ErrAttemptTimeout.Error():
 	default:
 		e.err = err
 	}
@@ -206,6 +206,9 @@ func newAttemptTimeoutError(timeout time.Duration, err error) *attemptTimeoutErr
 func (e *attemptTimeoutError) Error() string {
 	return "rpc error: code = DeadlineExceeded desc = " + e.message()
 }
+
+// Timeout makes the error a timeout for [net/url.Error], among others.
+func (e *attemptTimeoutError) Timeout() bool { return true }
 
 func (e *attemptTimeoutError) message() string {
 	text := fmt.Sprintf("attempt timeout of %v", e.timeout)

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -57,8 +58,12 @@ func (c *call) runWithin(run func(context.Context) error) error {
 	defer timer.Stop()
 	err := run(ctx)
 	timedOut := context.Cause(ctx) == ErrAttemptTimeout //nolint:errorlint // this call's own value
-	if timedOut && err != nil && isContextEnd(readable(err)) {
+	if timedOut && err != nil && isTimeoutEnd(readable(err)) {
 		return newAttemptTimeoutError(timeout, err)
 	}
 	return err
 }
+
+// isTimeoutEnd reports whether err can be the end of a context by the attempt timeout: some functions return
+// the context's cause.
+func isTimeoutEnd(err error) bool { return isContextEnd(err) || errors.Is(err, ErrAttemptTimeout) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/grpcretry/grpcretry"
 )
@@ -14,9 +15,10 @@ type call struct {
 	base    http.RoundTripper
 	request *http.Request // the caller's, which never changes
 
-	body     *requestBody   // of the latest attempt; nil before the first, and for requests without a body
+	// body is that of the latest attempt; nil before the first, and for requests without a body.
+	body     atomic.Pointer[requestBody]
 	response *http.Response // of the latest attempt, if that has one and it was not discarded
-	failed   error          // the latest attempt's failure
+	failed   error          // the latest attempt's, as the engine sees it
 	spent    bool           // the body turned out to be read when a retry had been decided on
 	ended    bool           // RoundTrip returns normally
 }
@@ -28,8 +30,8 @@ func (c *call) attempt(ctx context.Context) error {
 	}
 	c.response, c.failed = nil, nil
 	if err := c.nextBody(); err != nil {
-		c.failed = &failure{err: err}
-		return grpcretry.Permanent(c.failed)
+		c.failed = grpcretry.Permanent(&failure{err: err})
+		return c.failed
 	}
 	own := newAttemptContext(c.request.Context(), ctx)
 	response, err := c.send(own)
@@ -45,13 +47,28 @@ func (c *call) attempt(ctx context.Context) error {
 		own.cancel()
 		return nil
 	default:
-		c.response = own.bind(response, c.body == nil)
+		c.response = own.bind(response, c.body.Load() == nil)
 		c.failed = newStatusError(response)
 	}
-	if c.failed != nil && !c.body.canRepeat() {
-		return grpcretry.Permanent(c.failed)
+	if ctx.Err() == nil && c.isLast() { // otherwise, the engine has asked at the timeout
+		c.failed = grpcretry.Permanent(c.failed)
 	}
 	return c.failed
+}
+
+// isLast reports whether no other attempt can follow, because the body cannot be sent again, or because
+// the request was cancelled. The engine calls it on another goroutine.
+func (c *call) isLast() bool {
+	return !c.body.Load().canRepeat() || isClosed(c.request.Cancel) //nolint:staticcheck // deprecated, but http.Client still sets it
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // send hands a copy of the request to Base. The copy is shallow: the trailer's values may be set while
@@ -64,8 +81,8 @@ func (c *call) send(own *attemptContext) (*http.Response, error) {
 		}
 	}()
 	sent := c.request.WithContext(own.ctx)
-	if c.body != nil {
-		sent.Body = c.body
+	if body := c.body.Load(); body != nil {
+		sent.Body = body
 	}
 	response, err := c.base.RoundTrip(sent)
 	returned = true
@@ -81,29 +98,34 @@ func (c *call) send(own *attemptContext) (*http.Response, error) {
 
 // nextBody gives the next attempt its body.
 func (c *call) nextBody() error {
-	request := c.request
+	request, latest := c.request, c.body.Load()
 	switch {
 	case request.Body == nil || request.Body == http.NoBody:
-	case c.body == nil:
-		c.body = &requestBody{source: request.Body, only: request.GetBody == nil}
+	case latest == nil:
+		c.body.Store(&requestBody{source: request.Body, only: request.GetBody == nil})
 	case request.GetBody == nil:
-		c.body = c.body.again()
+		c.body.Store(latest.again())
 	default:
 		body, err := request.GetBody()
+		if err == nil && body == nil {
+			err = errNoBody
+		}
 		if err != nil {
 			return err
 		}
-		c.body = &requestBody{source: body}
+		c.body.Store(&requestBody{source: body})
 	}
 	return nil
 }
+
+var errNoBody = errors.New("httpretry: the request's GetBody returned nil")
 
 // newFailure returns the failure of an attempt without a response.
 func (c *call) newFailure(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil: // whatever the error looks like, it is the context that has ended
 		return &failure{err: err}
-	case c.body.readError() != nil:
+	case c.body.Load().readError() != nil:
 		return grpcretry.Permanent(&failure{err: err})
 	default:
 		return classify(err)
@@ -113,7 +135,7 @@ func (c *call) newFailure(ctx context.Context, err error) error {
 // discard prepares for another attempt, which has been decided on. If the body cannot be sent again
 // after all, the response stays, and the next attempt fails immediately.
 func (c *call) discard() {
-	if !c.body.retire() {
+	if !c.body.Load().retire() {
 		c.spent = true
 		return
 	}
@@ -133,18 +155,21 @@ func (c *call) result(err error) (*http.Response, error) {
 	if _, ours := err.(*grpcretry.Error); ours { //nolint:errorlint // Base's own error may hold another call's
 		return nil, err
 	}
-	if f, ok := errors.AsType[*failure](err); ok {
+	if f, ok := errors.AsType[*failure](err); ok && err == c.failed { //nolint:errorlint // an attempt timeout's error may hold it
 		return nil, f.err
 	}
 	return nil, err
 }
 
-// end closes the request's body, unless Base has done so or still will. If Base has panicked, it
-// will not.
+// end closes the request's body, unless Base has done so or still will. After a panic, Base will not, and
+// nobody gets the response.
 func (c *call) end() {
-	switch {
-	case c.body != nil:
-		c.body.end(!c.ended)
+	if !c.ended {
+		closeBody(c.response)
+	}
+	switch body := c.body.Load(); {
+	case body != nil:
+		body.end(!c.ended)
 	case c.request.Body != nil:
 		c.request.Body.Close()
 	}

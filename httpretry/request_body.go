@@ -18,6 +18,7 @@ type requestBody struct {
 	mu       sync.Mutex
 	read     bool  // guarded by mu; Read was called
 	closed   bool  // guarded by mu; Base has closed it
+	retired  bool  // guarded by mu; another attempt is to have the source
 	released bool  // guarded by mu; the source was closed, or belongs to another attempt
 	last     bool  // guarded by mu; no attempt follows
 	err      error // guarded by mu; why Read failed
@@ -42,7 +43,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 func (b *requestBody) startRead() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.released {
+	if b.closed || b.retired || b.released {
 		return false
 	}
 	b.read = true
@@ -89,12 +90,15 @@ func (b *requestBody) retire() bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.released = b.released || !b.read
-	return !b.read
+	b.retired = !b.read
+	return b.retired
 }
 
-// again returns the same body for another attempt.
+// again returns the same body for another attempt, after retire.
 func (b *requestBody) again() *requestBody {
+	b.mu.Lock()
+	b.released = true
+	b.mu.Unlock()
 	return &requestBody{source: b.source, only: true}
 }
 
@@ -108,10 +112,12 @@ func (b *requestBody) readError() error {
 	return b.err
 }
 
-// end closes the source if Base has closed the body; abandoned means that Base never will.
+// end closes the source if Base has closed the body, or if the attempt that was to have it was not
+// made; abandoned means that Base never will.
 func (b *requestBody) end(abandoned bool) {
 	b.mu.Lock()
 	b.last = true
+	abandoned = abandoned || b.retired
 	b.mu.Unlock()
 	_ = b.release(abandoned)
 }

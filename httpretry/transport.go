@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/function"
@@ -34,13 +35,15 @@ func NewTransport(r *grpcretry.Retrier, base http.RoundTripper) *Transport {
 // retryable is returned exactly as Base returned it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	name, host := names(req)
-	if host == "" || !t.retries(req, name) || isNested(req, name) {
+	idempotent := isIdempotent(req)
+	if host == "" || !idempotent && !t.retrier().Policy(name).UnsentOnly || isNested(req, name) {
 		return t.base().RoundTrip(req)
 	}
 	c := &call{base: t.base(), request: req}
 	defer c.end()
 	err := function.Do(req.Context(), t.retrier(), &function.Call{
-		Name: name, Target: host, Run: c.attempt, Discard: c.discard,
+		Name: name, Target: host, Run: c.attempt, Discard: c.discard, IsLast: c.isLast,
+		UnsentOnly: !idempotent, // the policy may have changed meanwhile
 	})
 	return c.result(err)
 }
@@ -75,12 +78,6 @@ var defaultRetrier = sync.OnceValue(func() *grpcretry.Retrier {
 	return r
 })
 
-// retries reports whether a request may be sent again: if its method is idempotent, or if only
-// attempts are repeated that no server has acted on.
-func (t *Transport) retries(req *http.Request, name string) bool {
-	return isIdempotent(req) || t.retrier().Policy(name).UnsentOnly
-}
-
 // isIdempotent reports whether a request may be sent twice (RFC 9110, section 9.2.2). As for net/http,
 // the presence of a key's header is enough.
 func isIdempotent(req *http.Request) bool {
@@ -96,15 +93,18 @@ func isIdempotent(req *http.Request) bool {
 // names returns the name of a request's policy and the host that it is sent to; the host is empty if
 // there is none.
 func names(req *http.Request) (name, host string) {
-	if req.URL == nil || req.URL.Host == "" {
+	if req.URL == nil || !utf8.ValidString(req.URL.Host) || !utf8.ValidString(req.Method) { // Base reports it
 		return "", ""
 	}
-	host = strings.ToLower(req.URL.Host)
+	host = strings.TrimSuffix(strings.ToLower(req.URL.Host), ":")
 	switch req.URL.Scheme {
 	case "http":
 		host = strings.TrimSuffix(host, ":80")
 	case "https":
 		host = strings.TrimSuffix(host, ":443")
+	}
+	if host == "" {
+		return "", ""
 	}
 	return "/http/" + host + "/" + methodOf(req), host
 }

@@ -13,6 +13,11 @@ type Call struct {
 	// Discard is called when an attempt has failed and another has been decided on, before the wait
 	// for it.
 	Discard func()
+	// IsLast is called, on another goroutine than Run, when an attempt has reached its timeout, and
+	// reports whether no other attempt can follow it.
+	IsLast func() bool
+	// UnsentOnly is set if more than one attempt is allowed only under a policy with WithUnsentOnly.
+	UnsentOnly bool
 }
 
 // Do makes the call with the policies of retrier, a *grpcretry.Retrier. Package grpcretry sets it.
