@@ -52,19 +52,19 @@ import (
 // that failed with Unsent, and only if it is set: its default is for RPCs. [WithBufferLimit] and
 // [WithCommitOnHeaders] have no meaning here.
 func (r *Retrier) Do(ctx context.Context, name string, f func(context.Context) error, opts ...CallOption) error {
-	return r.do(ctx, &function.Call{Name: name, Target: functionTarget(name), Run: f}, opts)
+	return r.do(ctx, &function.Call{Name: name, Target: functionTarget(name)}, f, opts)
 }
 
 func init() {
 	function.Do = func(ctx context.Context, retrier any, c *function.Call) error {
-		return retrier.(*Retrier).do(ctx, c, nil)
+		return retrier.(*Retrier).do(ctx, c, c.Run, nil)
 	}
 }
 
-// do makes the calls of Do and of package httpretry.
-func (r *Retrier) do(ctx context.Context, of *function.Call, opts []CallOption) error {
+// do makes the calls of Do and of package httpretry. The function is a parameter, so that it can stay on
+// the caller's stack.
+func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Context) error, opts []CallOption) error {
 	var c call // stays on the stack
-	f := of.Run
 	c.retrier, c.ctx, c.method, c.runsOn, c.discard, c.isLast = r, ctx, of.Name, of.Target, of.Discard, of.IsLast
 	if err := c.prepareFunction(f, opts); err != nil {
 		return err
