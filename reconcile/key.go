@@ -31,7 +31,8 @@ type key[T comparable] struct {
 	due     time.Time // of the next attempt
 	slot    int64     // in the lane; noSlot if it has none
 	slow    bool      // in the slow lane, even if that has no slots
-	rests   time.Time // until when it is not to be brought forward; zero if it may be
+	rests   time.Time // until when it is not to be brought forward, while resting
+	resting int       // its place in the limiter's heap of resting keys, from 1; 0 if it does not rest
 	waiting bool      // in the limiter's list of keys that can be brought forward
 	earlier *key[T]   // in that list
 	later   *key[T]
@@ -121,22 +122,27 @@ func (l *line[T]) remove(k *key[T]) {
 	k.earlier, k.later = nil, nil
 }
 
-// rests are the keys that are not to be brought forward for a while, as a heap. A key that has left the
-// slow lane stays in it until its time is over.
-type rests[T comparable] []rest[T]
-
-type rest[T comparable] struct {
-	key   *key[T]
-	until time.Time
-}
+// rests are the keys that are not to be brought forward for a while, as a heap.
+type rests[T comparable] []*key[T]
 
 func (r rests[T]) Len() int           { return len(r) }
-func (r rests[T]) Less(i, j int) bool { return r[i].until.Before(r[j].until) }
-func (r rests[T]) Swap(i, j int)      { r[i], r[j] = r[j], r[i] }
-func (r *rests[T]) Push(x any)        { *r = append(*r, x.(rest[T])) }
+func (r rests[T]) Less(i, j int) bool { return r[i].rests.Before(r[j].rests) }
+func (r rests[T]) Swap(i, j int) {
+	r[i], r[j] = r[j], r[i]
+	r[i].resting, r[j].resting = i+1, j+1
+}
+
+func (r *rests[T]) Push(x any) {
+	k := x.(*key[T])
+	*r = append(*r, k)
+	k.resting = len(*r)
+}
+
 func (r *rests[T]) Pop() any {
-	last := (*r)[len(*r)-1]
-	(*r)[len(*r)-1] = rest[T]{}
-	*r = (*r)[:len(*r)-1]
-	return last
+	last := len(*r) - 1
+	k := (*r)[last]
+	(*r)[last] = nil
+	*r = (*r)[:last]
+	k.resting = 0
+	return k
 }

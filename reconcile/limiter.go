@@ -349,7 +349,7 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 // rest keeps a key from being brought forward for a while. The caller holds l.mu.
 func (l *RateLimiter[T]) rest(k *key[T], until time.Time) {
 	k.rests = until
-	heap.Push(&l.resting, rest[T]{k, until})
+	heap.Push(&l.resting, k)
 }
 
 func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
@@ -363,7 +363,10 @@ func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
 func (l *RateLimiter[T]) leaveLane(k *key[T]) {
 	l.line.remove(k)
 	l.lane.release(k.slot)
-	k.slot, k.slow, k.rests = noSlot, false, time.Time{}
+	if k.resting > 0 {
+		heap.Remove(&l.resting, k.resting-1)
+	}
+	k.slot, k.slow = noSlot, false
 }
 
 func (l *RateLimiter[T]) untilDue(k *key[T], now time.Time) time.Duration {
@@ -423,11 +426,8 @@ func (l *RateLimiter[T]) bringForward(replace bool) {
 func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for len(l.resting) > 0 && !l.resting[0].until.After(now) {
-		if r := heap.Pop(&l.resting).(rest[T]); r.key.rests.Equal(r.until) {
-			r.key.rests = time.Time{}
-			l.line.push(r.key)
-		}
+	for len(l.resting) > 0 && !l.resting[0].rests.After(now) {
+		l.line.push(heap.Pop(&l.resting).(*key[T]))
 	}
 	for l.queue != nil && l.line.first != nil {
 		k := l.line.first
