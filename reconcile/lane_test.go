@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -35,6 +36,18 @@ func TestLaneAtRandom(t *testing.T) {
 				}
 				break
 			}
+		}
+	}
+}
+
+// A backoff that means never is not taken for one that has passed.
+func TestLaneFarAway(t *testing.T) {
+	now := time.Now()
+	for _, length := range []time.Duration{1, time.Second, longestSlot} {
+		l := lane{length: length}
+		l.book(now, now, 0)
+		if _, at := l.book(now, now.Add(math.MaxInt64), 0.5); at.Sub(now) < longestWait || at.Sub(now) > longestWait+2*length {
+			t.Errorf("slots of %v: booked %v away, want a hundred years", length, at.Sub(now))
 		}
 	}
 }
