@@ -4,7 +4,12 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/grpcretry/grpcretry"
 )
 
 // Each slot is booked once, none before its time, and slots that are given up are booked again. The
@@ -50,4 +55,27 @@ func TestLaneFarAway(t *testing.T) {
 			t.Errorf("slots of %v: booked %v away, want a hundred years", length, at.Sub(now))
 		}
 	}
+}
+
+// A key that fails again between the moment when it is next in line and the moment when the budget
+// refuses to pay for it is in line once.
+func TestLineAfterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, err := grpcretry.New(grpcretry.WithBudget(grpcretry.NewRateBudget(rate.NewLimiter(0, 0))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := NewRateLimiter[string](r, "/reconcile/orders")
+		NewQueue(l, "").ShutDown()
+		wait := l.When("a")
+		k, _ := l.nextInLine(time.Now())
+		time.Sleep(wait)
+		l.When("a")
+		if _, ok := k.forward(time.Now(), false); ok {
+			t.Fatal("brought forward without payment")
+		}
+		if l.line.first != k || l.line.last != k || k.later != nil || k.earlier != nil {
+			t.Errorf("the line is %p to %p, and the key %p between %p and %p, want it alone", l.line.first, l.line.last, k, k.earlier, k.later)
+		}
+	})
 }

@@ -62,7 +62,8 @@ var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 // [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
 // immediately, the rest as soon as its quick retries are over.
 //
-// With MaxAttempts 1 or Disable, all failed items go to the slow lane and the budget is not used.
+// With MaxAttempts 1 or Disable, all failed items go to the slow lane, none is brought forward, and the
+// budget pays for nothing.
 // MaxElapsed limits an item's quick retries. ConnectWait, AttemptTimeout and hedging have no meaning here.
 //
 // NewRateLimiter panics if r is nil, or if the name or an option is invalid.
@@ -336,7 +337,6 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 	k.slow = true
 	k.slot, k.due = l.lane.book(now, now.Add(max(wait, asked)), rand.Float64())
 	switch {
-	case k.limit <= 1: // retries are off
 	case k.forwarded || hint.Stop:
 		l.rest(k, now.Add(max(wait, asked)))
 	case hint.given:
@@ -407,6 +407,9 @@ func (l *RateLimiter[T]) remove(k *key[T]) {
 // takes its place for nothing: otherwise an outage would end no faster than the lane's rate lets the first
 // keys earn.
 func (l *RateLimiter[T]) bringForward(replace bool) {
+	if l.retrier.Policy(l.name).MaxAttempts <= 1 { // retries are off
+		return
+	}
 	now := time.Now()
 	for range forwardedPerSuccess {
 		k, queue := l.nextInLine(now)
@@ -440,7 +443,7 @@ func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 }
 
 // forward pays for a key's next attempt, unless that is free; it is to be made after wait. If the budget
-// does not pay, the key keeps its place.
+// does not pay, the key keeps its place, unless it has been attempted since it was taken out of the line.
 func (k *key[T]) forward(now time.Time, free bool) (wait time.Duration, ok bool) {
 	l := k.limiter
 	k.mu.Lock()
@@ -451,7 +454,9 @@ func (k *key[T]) forward(now time.Time, free bool) (wait time.Duration, ok bool)
 	if !free && !k.charge(now) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.line.pushFront(k)
+		if k.slow && !k.waiting && k.resting == 0 {
+			l.line.pushFront(k)
+		}
 		return 0, false
 	}
 	wait = max(1, l.retrier.Policy(l.name).Backoff.Delay(1, 0, rand.Float64()))

@@ -334,6 +334,33 @@ func TestUpdate(t *testing.T) {
 }
 
 // Keys and calls to the same target share a budget.
+// While retries are off, nothing is brought forward and nothing paid. When they are on again, the keys that
+// have failed in the meantime are brought forward like any others.
+func TestSwitchedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRetrier(t, grpcretry.WithBudget(ratio(t, 1, 3)), grpcretry.WithBackoff(grpcretry.Constant(50*time.Millisecond)))
+		limiter := reconcile.NewRateLimiter[string](r, name, slow)
+		queue := reconcile.NewQueue(limiter, "")
+		defer queue.ShutDown()
+		balance := func() float64 { return r.Budget(name, "").Balance(time.Now()) }
+		r.Update(grpcretry.Disable())
+		for _, item := range []string{"a", "b", "c"} {
+			queue.AddRateLimited(item)
+		}
+		limiter.Forget("good")
+		time.Sleep(time.Second)
+		if got, paid := queue.Len(), 3-balance(); got != 0 || paid > 0 {
+			t.Errorf("%d keys brought forward for %v retries while retries are off, want none", got, paid)
+		}
+		r.Update(grpcretry.WithMaxAttempts(4))
+		limiter.Forget("good")
+		time.Sleep(time.Second)
+		if got := queue.Len(); got != 2 {
+			t.Errorf("%d keys brought forward when retries are on again, want 2", got)
+		}
+	})
+}
+
 func TestTarget(t *testing.T) {
 	r := newRetrier(t)
 	for target, l := range map[string]*reconcile.RateLimiter[string]{
