@@ -233,6 +233,31 @@ func TestPausedRate(t *testing.T) {
 	}
 }
 
+// A key whose deadline passes while it waits for others has not failed.
+func TestInFlightAndDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := ratio(t, 1, 3)
+		limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b)), name)
+		r := reconcile.Wrap(limiter, ctrl.TypedFunc[string](func(context.Context, string) (ctrl.Result, error) {
+			time.Sleep(time.Minute)
+			return ctrl.Result{}, nil
+		}), reconcile.Guards{InFlight: 1})
+		go r.Reconcile(t.Context(), "a")
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		got, err := r.Reconcile(ctx, "b")
+		if err != nil || got.RequeueAfter < time.Second || got.RequeueAfter > 1200*time.Millisecond {
+			t.Errorf("Reconcile = %v, %v, want RequeueAfter 1s to 1.2s", got, err)
+		}
+		limiter.Forget("b")
+		if n := limiter.NumRequeues("b"); n != 0 || b.Balance(time.Now()) != 3 {
+			t.Errorf("NumRequeues %d, balance %v, want 0 and 3", n, b.Balance(time.Now()))
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 func TestCancelledWait(t *testing.T) {
 	for what, g := range map[string]reconcile.Guards{
 		"rate":      {Rate: rate.NewLimiter(0.01, 1)},
