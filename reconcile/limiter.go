@@ -153,6 +153,7 @@ func (l *RateLimiter[T]) NumRequeues(item T) int {
 // gives up on an item calls [RateLimiter.Drop] instead: if it calls Forget, it reports a success that
 // never was.
 func (l *RateLimiter[T]) Forget(item T) {
+	defer l.sweep(time.Now())
 	k := l.lookUp(item)
 	if k == nil {
 		l.budget().Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Succeeded})
@@ -231,7 +232,15 @@ func (l *RateLimiter[T]) fail(item T, err error, returns bool) verdict {
 	k.failures++
 	k.limit = l.retrier.Policy(l.name).MaxAttempts
 	early := k.failures > 1 && l.untilDue(k, now) > 0
+	judged := false
+	defer func() {
+		if !judged { // a Classifier or budget has panicked; a controller recovers and then calls When
+			l.park(k, serverWait{}, now, early)
+			k.forwarded, k.decided, k.quiet = false, true, false
+		}
+	}()
 	step, hint := k.attempt(err, now)
+	judged = true
 	v := verdict{reason: hint.reason()}
 	if step.End {
 		v.reason = k.reasonFor(step.Reason)
