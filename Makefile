@@ -157,6 +157,10 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
 	@echo "drew docs/trace.svg"
 
+.PHONY: questions-picture
+questions-picture: ## draw the picture of docs/three-questions.md again
+	@cd bench && go run ./questions -picture ../docs/three-questions.svg
+
 .PHONY: tail
 tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
@@ -222,6 +226,12 @@ bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writ
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
 		-chart ../docs/performance.svg -page ../docs/performance.md $(BIN)/bench.txt
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
+
+.PHONY: bench-functions
+bench-functions: ## functions that are not RPCs, RUNS (24) times: writes only their tables (two minutes, leave the machine alone)
+	@mkdir -p $(BIN); bench/run $(RUNS) $(BIN)/bench-functions.txt functions
+	@cd bench && go run ./report -functions -results RESULTS.md -page ../docs/performance.md $(BIN)/bench-functions.txt
+	@echo "wrote the tables of functions in bench/RESULTS.md and docs/performance.md"
 
 .PHONY: bench-quick
 bench-quick: ## the same once and roughly, in half a minute: prints the tables, writes nothing

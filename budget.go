@@ -393,6 +393,7 @@ type perTarget struct {
 	settings  budgetSettings               // of every budget that it creates; nil if only newBudget knows
 	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
 	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
+	exact     sync.Map                     // the same for functions, whose targets are never another form of a dialed one
 
 	mu      sync.Mutex               // never held while newBudget runs
 	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
@@ -460,15 +461,24 @@ func (t *perTarget) of(dialed string, canonical func() string) Budget {
 	if b, ok := t.dialed.Load(dialed); ok {
 		return b.(*targetBudget).use()
 	}
-	return t.add(dialed, canonical()).use()
+	return t.add(dialed, canonical(), &t.dialed).use()
+}
+
+// ofFunction returns the budget for a function's target, which is in its canonical form: "api.example.com"
+// is not the "dns:///api.example.com" that a ClientConn makes of it.
+func (t *perTarget) ofFunction(target string) Budget {
+	if b, ok := t.exact.Load(target); ok {
+		return b.(*targetBudget).use()
+	}
+	return t.add(target, target, &t.exact).use()
 }
 
 // add returns the budget of a target that is not known under its name as dialed.
-func (t *perTarget) add(dialed, canonical string) *targetBudget {
-	if b := t.alias(dialed, canonical, nil); b != nil {
+func (t *perTarget) add(dialed, canonical string, names *sync.Map) *targetBudget {
+	if b := t.alias(dialed, canonical, names, nil); b != nil {
 		return b
 	}
-	return t.alias(dialed, canonical, &targetBudget{Budget: t.newBudget()})
+	return t.alias(dialed, canonical, names, &targetBudget{Budget: t.newBudget()})
 }
 
 // known returns the budget of a target in canonical form; nil if the target has none.
@@ -481,9 +491,9 @@ func (t *perTarget) known(canonical string) Budget {
 	return nil
 }
 
-// alias adds dialed to the target's names and returns the target's budget, which is fresh if it
+// alias adds dialed to the target's names, in one of the two maps, and returns the target's budget, which is fresh if it
 // had none. It returns nil if the target has no budget and fresh is nil.
-func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *targetBudget {
+func (t *perTarget) alias(dialed, canonical string, names *sync.Map, fresh *targetBudget) *targetBudget {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.targets[canonical]
@@ -496,10 +506,12 @@ func (t *perTarget) alias(dialed, canonical string, fresh *targetBudget) *target
 		t.targets[canonical] = b
 	}
 	b.use() // before anything can sweep it
-	if _, known := t.dialed.LoadOrStore(dialed, b); !known {
+	if _, known := names.LoadOrStore(dialed, b); !known && names == &t.dialed {
 		b.dialed = append(b.dialed, dialed)
 	}
-	t.first.CompareAndSwap(nil, &dialedBudget{dialed, b})
+	if names == &t.dialed {
+		t.first.CompareAndSwap(nil, &dialedBudget{dialed, b})
+	}
 	return b
 }
 
@@ -518,6 +530,7 @@ func (t *perTarget) sweep(now time.Time) {
 			continue
 		}
 		delete(t.targets, canonical)
+		t.exact.Delete(canonical)
 		for _, dialed := range b.dialed {
 			t.dialed.Delete(dialed)
 		}

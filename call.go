@@ -92,11 +92,16 @@ func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 
 // begin starts the call's first attempt; a is a zero attempt, to be filled in.
 func (c *call) begin(a *attempt) {
-	cc, runsOn := c.cc, c.runsOn // so that the call can stay on the stack
-	canonical := func() string { return canonicalTarget(cc, runsOn) }
-	c.budget = budgetFor(c.policy.Budget, c.dialed(), canonical)
+	cc, runsOn, dialed := c.cc, c.runsOn, c.dialed() // so that the call can stay on the stack
+	budget := func(b Budget) Budget {
+		if t, ok := b.(*perTarget); ok && runsOn != "" {
+			return t.ofFunction(runsOn)
+		}
+		return budgetFor(b, dialed, func() string { return canonicalTarget(cc, runsOn) })
+	}
+	c.budget = budget(c.policy.Budget)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedges = budgetFor(b, c.dialed(), canonical)
+		c.hedges = budget(b)
 	}
 	c.options.clear() // an earlier call may have filled the same variables
 	c.retrier.report.callStarted(&c.facts)

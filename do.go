@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,18 +20,28 @@ import (
 //
 // The name has the form "/sql/orders.read": any words, each with a leading slash. [WithMethod] sets
 // policies for names that begin with its pattern: an option for "/sql/" applies to "/sql/orders.read",
-// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. The
-// name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
+// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. A name
+// without a second slash, "/sql", counts as "/sql/" here. What a service config says of all methods, see
+// [WithServiceConfig], applies to functions, too.
+//
+// The name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
 // says otherwise, and takes the place of an RPC's target in events, metrics and log lines. Names should
-// come from the program, not from its input, because each makes a row in the metrics.
+// come from the program, not from its input, because each makes a row in the metrics, and each target
+// a budget, which is kept for at least a minute after its last call, see [PerTarget].
 //
 // f is called once per attempt, on the caller's goroutine, with the attempt's context, see
 // [AttemptFromContext]. A nil error is a success. Otherwise, the error's [status.Code] decides, which
 // is UNKNOWN for errors that are not a gRPC status: return a status, wrap one, or set [WithCodes] or
 // [WithClassifier]. [Permanent] marks errors that are never retried, and [Unsent] those of attempts
-// that had no effect. A RetryInfo in the status's details is obeyed like a server's. An error of
-// the attempt's context counts as the attempt timeout if that has ended the context. Do waits for
-// f to return, even if its context has ended, so f should obey the context.
+// that had no effect. A RetryInfo in the status's details is obeyed like a server's, and so is the
+// pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the attempt's
+// context, an error of the context counts as the timeout, and so does any error that is not a gRPC
+// status, because it may well hide the former; Permanent prevents that. Do waits for f to return, even
+// if its context has ended, so f should obey the context. It calls f once even if ctx has ended before.
+//
+// Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
+// their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of
+// the two.
 //
 // Do returns nil after a success. If the first failure is not retryable, Do returns f's error as it
 // is; otherwise, the error is an [*Error]. A panic in f reaches Do's caller.
@@ -107,7 +119,11 @@ func isPermanent(err error) bool {
 // [Retrier.Do] and does not make an error retryable by itself. With [WithUnsentOnly], only such errors
 // and those with a RetryInfo are retried. With [WithConnectWait], the attempt neither counts towards
 // [WithMaxAttempts] nor is charged, and the function is called again after its backoff, until d is
-// used up by such waits. Unwrap returns err.
+// used up by such waits, of which each takes at least a millisecond. A RetryInfo takes the place of the
+// backoff.
+//
+// The mark holds for the errors that wrap err. An error that wraps several has it if all of them have it,
+// and the [*Error] of another call has it if all its attempts failed with it. Unwrap returns err.
 func Unsent(err error) error {
 	if err == nil {
 		return nil
@@ -119,9 +135,29 @@ type unsentError struct{ error }
 
 func (e *unsentError) Unwrap() error { return e.error }
 
+// isUnsent reports whether the mark holds for all that err stands for. An Error of another call below may
+// have the mark in its last attempt only, and one of several joined errors says nothing about the others.
 func isUnsent(err error) bool {
-	_, unsent := errors.AsType[*unsentError](err)
-	return unsent
+	switch e := err.(type) { //nolint:errorlint // this is the search through what err wraps
+	case *unsentError:
+		return true
+	case *unreadableError:
+		_, unsent := e.err.(*unsentError) //nolint:errorlint // its methods panic
+		return unsent
+	case *Error:
+		return e != nil && e.made == len(e.Attempts) && allAre(e.Attempts, func(a Attempt) bool { return isUnsent(a.Err) })
+	case interface{ Unwrap() error }:
+		return isUnsent(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return allAre(e.Unwrap(), isUnsent)
+	default:
+		return false
+	}
+}
+
+// allAre reports whether the list has elements, and all of them have a property.
+func allAre[T any](list []T, property func(T) bool) bool {
+	return len(list) > 0 && !slices.ContainsFunc(list, func(one T) bool { return !property(one) })
 }
 
 // functionTarget returns a function's name up to the second slash.
@@ -168,7 +204,8 @@ func notDone(name string, err error) error {
 
 func (c *call) checkFunction(f func(context.Context) error) error {
 	switch {
-	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
+	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/' ||
+		!utf8.ValidString(c.method) || !utf8.ValidString(c.runsOn): // exporters of telemetry would fail
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
 	case c.ctx == nil:
 		return errors.New("the context is nil")

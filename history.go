@@ -92,9 +92,13 @@ func bytesOf(a *Attempt) int {
 	return bytes
 }
 
-// bytesBelow returns roughly how many bytes the attempts of a call below hold that failed with err.
+// bytesBelow returns roughly how many bytes err holds besides its own message: an attempt timeout holds
+// the error that it came with, and an Error the attempts of a call below.
 func bytesBelow(err error) (bytes int) {
-	if below := (*Error)(nil); errors.As(err, &below) {
+	if timeout, ok := err.(*attemptTimeoutError); ok && timeout.err != nil { //nolint:errorlint // as in shortened
+		bytes = len(status.Convert(timeout.err).Message())
+	}
+	if below := (*Error)(nil); errors.As(err, &below) && below != nil { // a function may return a nil *Error by mistake
 		for i := range below.Attempts {
 			bytes += bytesOf(&below.Attempts[i])
 		}
@@ -103,10 +107,13 @@ func bytesBelow(err error) (bytes int) {
 }
 
 // shortened returns an attempt's error with a short message and without details. An error that is
-// not a status stays as it is.
+// not a status stays as it is if its message is short.
 func shortened(err error) error {
+	if timeout, ok := err.(*attemptTimeoutError); ok { //nolint:errorlint // the attempt's own, not one below
+		return &attemptTimeoutError{timeout.timeout, shortened(timeout.err)}
+	}
 	st, ok := status.FromError(err)
-	if !ok || err == errHedgeLost || errors.Is(err, ErrAttemptTimeout) { //nolint:errorlint // its only value
+	if err == errHedgeLost || !ok && len(st.Message()) <= maxMessage { //nolint:errorlint // its only value
 		return err
 	}
 	return status.Error(st.Code(), cut(st.Message(), maxMessage))

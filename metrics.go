@@ -34,6 +34,10 @@ const other = "other"
 // each address separately has an unlimited number of targets.
 const maxMetricRows = 2000
 
+// maxMetricName limits the names that are shown, in bytes. A function whose name or target is longer is
+// counted with the pairs after maxMetricRows.
+const maxMetricName = 512
+
 var (
 	waitBounds = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
 
@@ -57,10 +61,11 @@ type metrics struct {
 	hedges     metric.Int64Histogram
 	retryDelay metric.Float64Histogram
 
-	mu       sync.Mutex // held to add a row; the maps are replaced, never changed
-	rows     atomic.Pointer[map[rowKey]*metricRow]
-	overflow *metricRow // counts the pairs after maxMetricRows
-	budgets  atomic.Pointer[map[budgetLabels]*budgetRow]
+	mu         sync.Mutex // held to add a row; the maps are replaced, never changed
+	rows       atomic.Pointer[map[rowKey]*metricRow]
+	overflow   *metricRow  // counts the pairs after maxMetricRows, and those with long names
+	overflowed atomic.Bool // the overflow has counted something
+	budgets    atomic.Pointer[map[budgetLabels]*budgetRow]
 }
 
 // A rowKey has a target either as it was dialed or in gRPC's canonical form. Both lead to the same
@@ -184,7 +189,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 			row.observe(to, o)
 		}
 	}
-	if len(rows) >= maxMetricRows {
+	if m.overflowed.Load() {
 		m.overflow.observe(to, o)
 	}
 	now := time.Now()
@@ -324,7 +329,7 @@ func (m *metrics) callFailed(f *facts, h *history, end *callFailure) {
 // recordA96 records a call's end as gRFC A96 defines: the delay of every call, and the number of
 // further attempts if there were any.
 func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Duration) {
-	if m.retryDelay == nil {
+	if m.retryDelay == nil || f.runsOn != "" { // those metrics are about gRPC only
 		return
 	}
 	m.retryDelay.Record(f.ctx, idle.Seconds(), row.a96...)
@@ -347,7 +352,8 @@ func (m *metrics) row(f *facts) *metricRow {
 	if row := rows[key]; row != nil {
 		return row
 	}
-	if len(rows) >= maxMetricRows {
+	if len(rows) >= maxMetricRows || max(len(key.method), len(key.target)) > maxMetricName {
+		m.overflowed.Store(true)
 		return m.overflow
 	}
 	return m.addRow(key, f.target())
@@ -396,8 +402,12 @@ func (m *metrics) addBudgets(dialed map[string]string) {
 	for scope, b := range m.settings.current().budgets {
 		each, ok := b.(*perTarget)
 		for target, name := range dialed {
-			if ok { // so that a balance is shown before the first call fails
+			switch { // so that a balance is shown before the first call fails
+			case !ok:
+			case strings.Contains(target, "://"):
 				each.of(name, func() string { return target })
+			default: // not gRPC's canonical form
+				each.ofFunction(target)
 			}
 			if key := (budgetLabels{target, scope}); known[key] == nil {
 				missing = append(missing, key)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -111,6 +112,10 @@ const maxMessage = 256
 
 // messageOf returns the message of err's status, cut if it is long.
 func messageOf(err error) string { return cut(status.Convert(err).Message(), maxMessage) }
+
+// printable returns s with a character in place of what is not UTF-8. A span with other bytes could not
+// be exported, and neither could those in the same batch.
+func printable(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // cut cuts s to at most n bytes, between two characters, and marks the cut.
 func cut(s string, n int) string {

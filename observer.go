@@ -140,6 +140,9 @@ type targetNames struct {
 const maxTargetNames = 1000
 
 func (n *targetNames) of(f *facts) string {
+	if f.runsOn != "" { // it has no other form, and might be one in which a ClientConn was dialed
+		return f.runsOn
+	}
 	dialed, names := f.dialed(), n.names.Load()
 	if names != nil {
 		if name, known := (*names)[dialed]; known {

@@ -56,7 +56,8 @@ func (c *call) runWithin(run func(context.Context) error) error {
 	timer := time.AfterFunc(timeout, func() { cancel(ErrAttemptTimeout) })
 	defer timer.Stop()
 	err := run(ctx)
-	if isContextEnd(err) && context.Cause(ctx) == ErrAttemptTimeout { //nolint:errorlint // this call's own value
+	timedOut := context.Cause(ctx) == ErrAttemptTimeout //nolint:errorlint // this call's own value
+	if timedOut && err != nil && isContextEnd(readable(err)) {
 		return newAttemptTimeoutError(timeout, err)
 	}
 	return err

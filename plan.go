@@ -274,7 +274,7 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 		v.untouched = f.untouched(found) || v.Reason == errMayHaveRun //nolint:errorlint // the rules' own value
 		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
 	case unsent && p.stopped == nil:
-		return p.reconnect(f, now, u)
+		return p.reconnect(f, found, now, u)
 	default:
 		v = p.again(found, now, u)
 	}
@@ -437,7 +437,7 @@ func (p *plan) stopStep(v verdict) step {
 // reconnect applies rule 6: the call waits for a connection, at most for the rest of ConnectWait
 // and not past the deadline or MaxElapsed, and then for its backoff. The attempt that follows
 // replaces the unsent one and takes over its charge.
-func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
+func (p *plan) reconnect(f *failure, found finding, now time.Time, u float64) step {
 	taken := p.chargeOf(f.Attempt.Number)
 	p.unsent++
 	if p.free == f.Attempt.Number {
@@ -450,29 +450,48 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 		}
 		return step{verdict: verdict{Retry: true, Wait: max(0, p.dueAt.Sub(now)), WaitSource: waitHedgeDelay}}
 	}
-	wait := p.unsentBackoff(f, taken, u)
-	left := p.connectWait() - p.connectTime
-	stop := verdict{Wait: wait, WaitSource: WaitConnect, Reason: p.tooLate(now, wait)}
-	if left <= 0 || p.dials && wait > left {
-		stop = verdict{Reason: ErrNotConnected}
+	v := verdict{Wait: p.unsentBackoff(f, taken, u), WaitSource: WaitConnect}
+	if p.dials {
+		v = p.redial(v, found, now, u)
 	}
-	if stop.Reason != nil {
+	if v.Reason == nil {
+		v.Reason = p.tooLate(now, v.Wait)
+	}
+	left := p.connectWait() - p.connectTime
+	if left <= 0 || p.dials && v.Wait > left {
+		v = verdict{Reason: ErrNotConnected}
+	}
+	if v.Reason != nil {
 		p.refund(taken)
-		return p.stopStep(stop)
+		return p.stopStep(v)
 	}
 	p.next.charge = taken
-	v := verdict{Retry: true, Wait: wait, WaitSource: WaitConnect}
+	v.Retry = true
 	p.accept(v, now)
 	if p.dials {
-		p.retry, p.prev = p.retry+1, wait // because the next attempt is the next dial
-		p.connectTime += wait
+		if v.WaitSource == WaitConnect {
+			p.retry, p.prev = p.retry+1, v.Wait // because the next attempt is the next dial
+		}
+		p.connectTime += v.Wait
 		return p.retryStep(v, now)
 	}
-	until, reason := p.connectUntil(now.Add(left), wait)
+	until, reason := p.connectUntil(now.Add(left), v.Wait)
 	p.connecting = reason
 	p.dueAt = until
 	return step{verdict: v, Connect: true}
 }
+
+// redial returns the wait before a function looks for a connection again: what the failure asks for,
+// otherwise the backoff in v. It is not 0, because the function would be called without end.
+func (p *plan) redial(v verdict, found finding, now time.Time, u float64) verdict {
+	if found.hinted {
+		v.Wait, v.WaitSource, v.Reason = p.schedule(found, now, u)
+	}
+	v.Wait = max(v.Wait, shortestRedial)
+	return v
+}
+
+const shortestRedial = time.Millisecond
 
 // connectWait returns how long the call may wait for a connection, in total; at most 0 for not at all.
 func (p *plan) connectWait() time.Duration {

@@ -28,7 +28,7 @@ type callSpans struct {
 }
 
 func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
-	method := strings.TrimPrefix(f.method, "/")
+	method := printable(strings.TrimPrefix(f.method, "/"))
 	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)}
 	if f.runsOn != "" {
 		attrs = attrs[1:] // a function may call anything
@@ -71,7 +71,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 		more = append(more, attribute.Float64(telemetry.AttrBudgetBalance, balance))
 	}
 	if message := messageOf(a.Err); message != "" {
-		more = append(more, attribute.String(telemetry.AttrMessage, message))
+		more = append(more, attribute.String(telemetry.AttrMessage, printable(message)))
 	}
 	s.attemptEnded(f, a, decisionName(v.Retry), more...)
 }
@@ -103,7 +103,7 @@ func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, a *Attempt, v ver
 	}
 	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),
 		trace.WithAttributes(
-			attribute.Int(telemetry.AttrAttemptNumber, a.Number+1),
+			attribute.Int(telemetry.AttrNextAttempt, a.Number+1),
 			attribute.String(telemetry.AttrWaitSource, v.WaitSource.String())))
 }
 
@@ -141,7 +141,7 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		span.SetStatus(otelcodes.Error, cut(err.Error(), 2*maxMessage)) // our text and the server's
+		span.SetStatus(otelcodes.Error, printable(cut(err.Error(), 2*maxMessage))) // our text and the server's
 	}
 	span.End()
 }

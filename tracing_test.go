@@ -149,16 +149,16 @@ func TestWaitSpans(t *testing.T) {
 		want   []string
 	}{
 		{"waits", script(unavailable().after(second), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), 0, nil, []string{
-			"1s to 2s grpcretry.attempt.number=2 grpcretry.wait_source=backoff",
-			"2s to 9s grpcretry.attempt.number=3 grpcretry.wait_source=pushback",
-			"9s to 19s grpcretry.attempt.number=4 grpcretry.wait_source=retry_info"}},
+			"1s to 2s grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff",
+			"2s to 9s grpcretry.next_attempt.number=3 grpcretry.wait_source=pushback",
+			"9s to 19s grpcretry.next_attempt.number=4 grpcretry.wait_source=retry_info"}},
 		{"no wait", script(unavailable().pushback("0"), ok()), 0, nil, nil},
 		{"no retry", script(unavailable()), 0, []CallOption{WithBudget(stingy{})}, nil},
 		{"the caller goes away", script(unavailable()), second / 4, nil, []string{
-			"0s to 250ms grpcretry.attempt.number=2 grpcretry.wait_source=backoff"}},
+			"0s to 250ms grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff"}},
 		{"hedged", script(unavailable(), ok()), 0, []CallOption{WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}, nil},
 		{"an attempt that timed out", script(hang(), ok()), 0, []CallOption{WithAttemptTimeout(2 * second)}, []string{
-			"2s to 3s grpcretry.attempt.number=2 grpcretry.wait_source=backoff"}},
+			"2s to 3s grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestWaitSpansOfAStreamWithoutAConnection(t *testing.T) {
 				got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
 			}
 		}
-		wantList(t, "waits", got, "0s to 10s grpcretry.attempt.number=2 grpcretry.wait_source=connect")
+		wantList(t, "waits", got, "0s to 10s grpcretry.next_attempt.number=2 grpcretry.wait_source=connect")
 	})
 }
 

@@ -23,6 +23,7 @@ func readable(err error) (safe error) {
 	}()
 	_, _ = status.FromError(err)
 	_ = errors.Is(err, context.Canceled)
+	_ = isPermanent(err)
 	_ = err.Error()
 	return err
 }

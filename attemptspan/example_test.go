@@ -91,7 +91,7 @@ func ExampleNewProcessor() {
 	//     grpcretry.attempt.number = 1
 	//     rpc.response.status_code = UNAVAILABLE
 	// retry wait internal
-	//     grpcretry.attempt.number = 2
+	//     grpcretry.next_attempt.number = 2
 	//     grpcretry.wait_source = backoff
 	// grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 2
@@ -99,7 +99,7 @@ func ExampleNewProcessor() {
 	//     grpcretry.attempt.wait_source = backoff
 	//     rpc.response.status_code = UNAVAILABLE
 	// retry wait internal
-	//     grpcretry.attempt.number = 3
+	//     grpcretry.next_attempt.number = 3
 	//     grpcretry.wait_source = pushback
 	// grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 3

@@ -75,9 +75,9 @@ caller internal 0s-8s Unset
       @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
       @8s attempt.number=3 OK decision=success
       Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-      retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+      retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
       Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
-      retry wait internal 1s-8s Unset attempt.number=3 wait_source=pushback
+      retry wait internal 1s-8s Unset next_attempt.number=3 wait_source=pushback
       Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 2
 `},
 
@@ -106,10 +106,10 @@ caller internal 0s-8s Unset
     @8s attempt.number=3 OK decision=success
     Sent.pkg.Service.Echo client 0s-0s Error attempt.number=1
       Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
     Sent.pkg.Service.Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff
       Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 0
-    retry wait internal 1s-8s Unset attempt.number=3 wait_source=pushback
+    retry wait internal 1s-8s Unset next_attempt.number=3 wait_source=pushback
     Sent.pkg.Service.Echo client 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback
       Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 0
 `},
@@ -140,9 +140,9 @@ caller internal 0s-8s Unset
     @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
     @8s attempt.number=3 OK decision=success
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
     pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
-    retry wait internal 1s-8s Unset attempt.number=3 wait_source=pushback
+    retry wait internal 1s-8s Unset next_attempt.number=3 wait_source=pushback
     pkg.Service/Echo client 8s-8s Unset attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback OK
 `
 
@@ -184,7 +184,7 @@ pkg.Service/Echo internal 0s-1s Unset OK attempts=2
   @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
   @1s attempt.number=2 OK decision=success
   pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-  retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+  retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
   pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `, "Echo", kind.method))
 			if got := f.traces(); got != 1 {
@@ -206,7 +206,7 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
     pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
 `, "Echo", kind.method))
 			})
@@ -226,9 +226,9 @@ caller internal 0s-3s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
     pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
-    retry wait internal 1s-3s Unset attempt.number=3 wait_source=pushback
+    retry wait internal 1s-3s Unset next_attempt.number=3 wait_source=pushback
 `, "Echo", kind.method))
 			})
 		})
@@ -253,7 +253,7 @@ caller internal 0s-0s Unset
     @2s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @3s attempt.number=2 OK decision=success
     pkg.Service/Expand client 0s-2s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 2s-3s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 2s-3s Unset next_attempt.number=2 wait_source=backoff
     pkg.Service/Expand client 3s-3s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `},
 	} {
@@ -356,7 +356,7 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
     pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
 `},
 		{"otelgrpc", func(f *fixture) []grpc.DialOption {
@@ -366,7 +366,7 @@ caller internal 0s-10s Unset
   pkg.Service/Echo internal 0s-10s Error UNAVAILABLE attempts=1 reason=not_connected
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-10s Unset attempt.number=2 wait_source=connect
+    retry wait internal 0s-10s Unset next_attempt.number=2 wait_source=connect
 `},
 		{"grpc-go outside, no wait", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withGRPCGo()},
@@ -424,7 +424,7 @@ caller internal 0s-3.6s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
     @3.6s attempt.number=2 OK decision=success
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-3.6s Unset attempt.number=2 wait_source=connect
+    retry wait internal 0s-3.6s Unset next_attempt.number=2 wait_source=connect
     pkg.Service/Echo client 3.6s-3.6s Unset attempt.number=2 attempt.wait_ms=3600 attempt.wait_source=connect OK
 `, "Echo", kind.method))
 			})

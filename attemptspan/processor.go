@@ -34,9 +34,7 @@
 // gRPC's transparent retries have spans of their own below one attempt, with its number.
 // A call without retries (Disable, or one attempt allowed) has no attempts to number.
 //
-// The spans "retry wait" of [grpcretry.WithCallSpan] belong to no attempt. They have the number of
-// the attempt that follows from grpcretry itself, so a program that counts attempts by their number
-// skips the spans named [telemetry.SpanWait].
+// The spans "retry wait" of [grpcretry.WithCallSpan] belong to no attempt, and get no number.
 //
 // Samplers run before span processors, so they cannot use these attributes.
 package attemptspan

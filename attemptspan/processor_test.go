@@ -137,7 +137,7 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 OK decision=success
     pkg.Service/Expand client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset attempt.number=2 wait_source=backoff
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
     pkg.Service/Expand client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
   pkg.Service/Echo client 1s-1s Unset attempt.number=1 OK
 `)

@@ -5,10 +5,13 @@ go 1.26.0
 replace github.com/grpcretry/grpcretry => ../
 
 require (
+	github.com/avast/retry-go/v5 v5.1.1
+	github.com/cenkalti/backoff/v7 v7.0.3
 	github.com/failsafe-go/failsafe-go v0.9.8
 	github.com/google/pprof v0.0.0-20260906184651-6331bc6350fe
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.3.4
 	github.com/grpcretry/grpcretry v0.0.0-00010101000000-000000000000
+	github.com/sethvargo/go-retry v0.5.0
 	go.opentelemetry.io/otel/sdk v1.47.0
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
 	go.opentelemetry.io/otel/trace v1.47.0

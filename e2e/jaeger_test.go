@@ -139,9 +139,9 @@ GET /cart span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=130 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
+    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.attempt.number=3 grpcretry.wait_source=pushback span.kind=internal
+    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_source=pushback span.kind=internal
     grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=130 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
 	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, echo, grpcretry.ErrAttemptsExhausted, `
@@ -151,9 +151,9 @@ GET /cart span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=120 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.budget.balance=2 grpcretry.decision=stop grpcretry.message=as planned grpcretry.reason=exhausted rpc.response.status_code=UNAVAILABLE
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
+    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.attempt.number=3 grpcretry.wait_source=backoff span.kind=internal
+    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_source=backoff span.kind=internal
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
 `},
 	{"streams", plan{{codes.ResourceExhausted, 40 * time.Millisecond}}, expand, nil, `
@@ -162,7 +162,7 @@ GET /cart span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Expand error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=RESOURCE_EXHAUSTED rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.attempt.number=2 grpcretry.wait_source=pushback span.kind=internal
+    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_source=pushback span.kind=internal
     grpcretry.test.v1.EchoService/Expand grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=40 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
 }
@@ -239,7 +239,7 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 			attributes string
 			want       []string
 		}{
-			{`{"grpcretry.attempt.number":"3","span.kind":"client"}`, third},
+			{`{"grpcretry.attempt.number":"3"}`, third},
 			{`{"grpcretry.reason":"exhausted"}`, []string{ids["is exhausted"]}},
 			{`{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`, []string{ids["streams"]}},
 		} {

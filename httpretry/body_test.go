@@ -12,6 +12,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
 )
@@ -82,7 +85,7 @@ func TestBodiesAreClosed(t *testing.T) {
 // A body that cannot be replayed is sent once. Its response is the caller's.
 func TestBodyWithoutGetBody(t *testing.T) {
 	server := answers(t, echo(503))
-	client, web := serve(t, server, quick)
+	client, web := serve(t, server, grpcretry.WithBackoff(grpcretry.Constant(time.Hour))) // nobody waits
 	body := tracked("hello")
 	wantResponse(t, client, newRequest(t, "PUT", web.URL, body), 503, "hello")
 	server.wantCount(t, 1)
@@ -133,7 +136,8 @@ func TestGetBodyFails(t *testing.T) {
 // An error of the body is the caller's own, whatever it looks like.
 func TestBodyFails(t *testing.T) {
 	for _, broken := range []error{io.ErrUnexpectedEOF, &net.OpError{Op: "read", Err: errors.New("reset")}, errors.New("disk on fire")} {
-		client, web := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }), quick)
+		client, web := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }),
+			quick, grpcretry.WithCodes(codes.Unknown, codes.Unavailable))
 		body := &trackedBody{Reader: io.MultiReader(strings.NewReader("hel"), iotestErr{broken})}
 		req := newRequest(t, "PUT", web.URL, body)
 		made := 0
@@ -243,3 +247,35 @@ func TestRetiredBody(t *testing.T) {
 	wantResponse(t, &http.Client{Transport: transport}, newRequest(t, "PUT", "http://test", body), 200, "hello")
 	wantClosed(t, body)
 }
+
+// A body that was read is closed as soon as Base closes it. After that, it cannot be read, and an error of
+// the source is not the caller's fault.
+func TestRequestBody(t *testing.T) {
+	source := tracked("hello")
+	body := &requestBody{source: source, only: true}
+	if n, err := body.Read(make([]byte, 2)); n != 2 || err != nil {
+		t.Errorf("Read = %d, %v", n, err)
+	}
+	body.Close()
+	wantClosed(t, source)
+	if n, err := body.Read(make([]byte, 2)); n != 0 || err != http.ErrBodyReadAfterClose {
+		t.Errorf("Read = %d, %v, want an error", n, err)
+	}
+	unread := &requestBody{source: tracked("hello"), only: true}
+	unread.Close()
+	if n, err := unread.Read(make([]byte, 2)); n != 0 || err != http.ErrBodyReadAfterClose {
+		t.Errorf("Read = %d, %v, want an error", n, err)
+	}
+	late := &requestBody{}
+	late.source = &trackedBody{Reader: readerFunc(func() (int, error) {
+		late.Close()
+		return 0, errors.New("file already closed")
+	})}
+	if _, err := late.Read(make([]byte, 2)); err == nil || late.readError() != nil {
+		t.Errorf("Read = %v, of the caller: %v", err, late.readError())
+	}
+}
+
+type readerFunc func() (int, error)
+
+func (f readerFunc) Read([]byte) (int, error) { return f() }

@@ -101,21 +101,12 @@ func (c *call) nextBody() error {
 // newFailure returns the failure of an attempt without a response.
 func (c *call) newFailure(ctx context.Context, err error) error {
 	switch {
-	case ctx.Err() != nil || isClosed(c.request.Cancel): //nolint:staticcheck // deprecated, but http.Client still sets it
+	case ctx.Err() != nil: // whatever the error looks like, it is the context that has ended
 		return &failure{err: err}
 	case c.body.readError() != nil:
 		return grpcretry.Permanent(&failure{err: err})
 	default:
 		return classify(err)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 

@@ -338,3 +338,39 @@ func TestTimeoutCodes(t *testing.T) {
 			}
 		})
 }
+
+// An attempt that was cut has timed out, whatever its error, and its context has ended.
+func TestErrorAfterTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var contexts []context.Context
+		transport := NewTransport(newRetrier(t, steady, grpcretry.WithAttemptTimeout(second), grpcretry.WithMaxAttempts(3)), roundTripper(func(r *http.Request) (*http.Response, error) {
+			if contexts = append(contexts, r.Context()); len(contexts) == 2 {
+				return nil, refused
+			}
+			<-r.Context().Done()
+			return nil, reset
+		}))
+		_, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
+		for i, want := range []codes.Code{codes.DeadlineExceeded, codes.Unavailable, codes.DeadlineExceeded} {
+			a := asError(t, err).Attempts[i]
+			if a.Code() != want || errors.Is(a.Err, grpcretry.ErrAttemptTimeout) != (want == codes.DeadlineExceeded) || contexts[i].Err() == nil {
+				t.Errorf("attempt %d: %v, context %v", i+1, a.Err, contexts[i].Err())
+			}
+		}
+	})
+}
+
+// A response without a body needs no context, and keeps its body.
+func TestNoBodyNeedsNoContext(t *testing.T) {
+	var sent context.Context
+	transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(time.Minute)), roundTripper(func(r *http.Request) (*http.Response, error) {
+		sent = r.Context()
+		resp := reply(r, 204, "")
+		resp.Body = http.NoBody
+		return resp, nil
+	}))
+	resp, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
+	if err != nil || resp.Body != http.NoBody || sent.Err() == nil {
+		t.Errorf("RoundTrip = %v, %v, context %v", resp, err, sent.Err())
+	}
+}

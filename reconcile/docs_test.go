@@ -11,16 +11,21 @@ import (
 	"testing"
 )
 
-// The page's Go code is code of the examples, which are compiled and run.
-func TestPageHasCodeOfExamples(t *testing.T) {
-	page, examples := flat(t, "../docs/reconcile.md", false), flat(t, "example_test.go", true)
-	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(page, -1)
-	if len(blocks) == 0 {
-		t.Error("the page has no Go code")
-	}
-	for _, block := range blocks {
-		if code := indentation.ReplaceAllString(block[1], ""); !strings.Contains(examples, code) {
-			t.Errorf("this code is not in example_test.go:\n%s", block[1])
+// The Go code of the pages that use this module is in test files, which are compiled and run.
+func TestPagesHaveTestedCode(t *testing.T) {
+	for page, source := range map[string]string{
+		"../docs/reconcile.md":       "example_test.go",
+		"../docs/three-questions.md": "together_test.go",
+	} {
+		tested := flat(t, source, true)
+		blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(flat(t, page, false), -1)
+		if len(blocks) == 0 {
+			t.Errorf("%s has no Go code", page)
+		}
+		for _, block := range blocks {
+			if code := indentation.ReplaceAllString(block[1], ""); !strings.Contains(tested, code) {
+				t.Errorf("this code of %s is not in %s:\n%s", page, source, block[1])
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"container/heap"
 	"sync"
 	"time"
 
@@ -32,10 +33,8 @@ type key[T comparable] struct {
 	slot    int64     // in the lane; noSlot if it has none
 	slow    bool      // in the slow lane, even if that has no slots
 	rests   time.Time // until when it is not to be brought forward, while resting
-	resting int       // its place in the limiter's heap of resting keys, from 1; 0 if it does not rest
-	waiting bool      // in the limiter's list of keys that can be brought forward
-	earlier *key[T]   // in that list
-	later   *key[T]
+	resting int       // in the limiter's heap of resting keys; noPlace if it does not rest
+	place   int       // in the limiter's line; noPlace if it is not in it
 }
 
 // Withdraw pays for a retry. It implements [grpcretry.Budget] for the key's plan.
@@ -79,47 +78,37 @@ func (k *key[T]) Refund() {
 // Balance returns the retries left in the Retrier's budget.
 func (k *key[T]) Balance(now time.Time) float64 { return k.limiter.budget().Balance(now) }
 
-// A line holds the keys that can be brought forward, the one that has waited longest first.
-type line[T comparable] struct{ first, last *key[T] }
+// A line holds the keys that can be brought forward, as a heap: the one that is due last comes first. So
+// the lane stays full in the near future, and keys return from it even if nothing succeeds for a while.
+type line[T comparable] []*key[T]
 
-func (l *line[T]) push(k *key[T]) {
-	k.waiting = true
-	k.earlier, k.later = l.last, nil
-	if l.last == nil {
-		l.first = k
-	} else {
-		l.last.later = k
-	}
-	l.last = k
+func (l line[T]) Len() int           { return len(l) }
+func (l line[T]) Less(i, j int) bool { return l[i].due.After(l[j].due) }
+func (l line[T]) Swap(i, j int) {
+	l[i], l[j] = l[j], l[i]
+	l[i].place, l[j].place = i, j
+}
+func (l *line[T]) Push(x any) {
+	k := x.(*key[T])
+	k.place = len(*l)
+	*l = append(*l, k)
+}
+func (l *line[T]) Pop() any {
+	last := (*l)[len(*l)-1]
+	(*l)[len(*l)-1] = nil
+	*l = (*l)[:len(*l)-1]
+	last.place = noPlace
+	return last
 }
 
-func (l *line[T]) pushFront(k *key[T]) {
-	k.waiting = true
-	k.earlier, k.later = nil, l.first
-	if l.first == nil {
-		l.last = k
-	} else {
-		l.first.earlier = k
-	}
-	l.first = k
-}
+// noPlace is the place of a key that is not in a heap.
+const noPlace = -1
 
+// remove takes a key out of the line, if it is in it.
 func (l *line[T]) remove(k *key[T]) {
-	if !k.waiting {
-		return
+	if k.place != noPlace {
+		heap.Remove(l, k.place)
 	}
-	k.waiting = false
-	if k.earlier == nil {
-		l.first = k.later
-	} else {
-		k.earlier.later = k.later
-	}
-	if k.later == nil {
-		l.last = k.earlier
-	} else {
-		k.later.earlier = k.earlier
-	}
-	k.earlier, k.later = nil, nil
 }
 
 // rests are the keys that are not to be brought forward for a while, as a heap.
@@ -129,13 +118,13 @@ func (r rests[T]) Len() int           { return len(r) }
 func (r rests[T]) Less(i, j int) bool { return r[i].rests.Before(r[j].rests) }
 func (r rests[T]) Swap(i, j int) {
 	r[i], r[j] = r[j], r[i]
-	r[i].resting, r[j].resting = i+1, j+1
+	r[i].resting, r[j].resting = i, j
 }
 
 func (r *rests[T]) Push(x any) {
 	k := x.(*key[T])
-	*r = append(*r, k)
 	k.resting = len(*r)
+	*r = append(*r, k)
 }
 
 func (r *rests[T]) Pop() any {
@@ -143,6 +132,6 @@ func (r *rests[T]) Pop() any {
 	k := (*r)[last]
 	(*r)[last] = nil
 	*r = (*r)[:last]
-	k.resting = 0
+	k.resting = noPlace
 	return k
 }

@@ -74,8 +74,8 @@ func TestLineAfterFailure(t *testing.T) {
 		if _, ok := k.forward(time.Now(), false); ok {
 			t.Fatal("brought forward without payment")
 		}
-		if l.line.first != k || l.line.last != k || k.later != nil || k.earlier != nil {
-			t.Errorf("the line is %p to %p, and the key %p between %p and %p, want it alone", l.line.first, l.line.last, k, k.earlier, k.later)
+		if len(l.line) != 1 || l.line[0] != k || k.place != 0 {
+			t.Errorf("the line has %d keys, and the key is at %d, want it alone", len(l.line), k.place)
 		}
 	})
 }

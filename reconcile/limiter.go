@@ -265,7 +265,7 @@ func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
 		l.mu.Lock()
 		k := l.keys[item]
 		if k == nil {
-			k = &key[T]{limiter: l, item: item, slot: noSlot, due: now}
+			k = &key[T]{limiter: l, item: item, slot: noSlot, place: noPlace, resting: noPlace, due: now}
 			l.keys[item] = k
 		}
 		l.mu.Unlock()
@@ -351,7 +351,7 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 	case hint.given:
 		l.rest(k, now.Add(asked))
 	default:
-		l.line.push(k)
+		heap.Push(&l.line, k)
 	}
 }
 
@@ -372,8 +372,8 @@ func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
 func (l *RateLimiter[T]) leaveLane(k *key[T]) {
 	l.line.remove(k)
 	l.lane.release(k.slot)
-	if k.resting > 0 {
-		heap.Remove(&l.resting, k.resting-1)
+	if k.resting != noPlace {
+		heap.Remove(&l.resting, k.resting)
 	}
 	k.slot, k.slow = noSlot, false
 }
@@ -433,45 +433,47 @@ func (l *RateLimiter[T]) bringForward(replace bool) {
 	}
 }
 
-// nextInLine takes the key that has waited longest out of the line. Keys that are due anyway are
-// passed over. It returns nil if there is none or the limiter knows no queue.
+// nextInLine takes the key that is due last out of the line. It returns nil if all are due, there is none, or
+// the limiter knows no queue.
 func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.resting) > 0 && !l.resting[0].rests.After(now) {
-		l.line.push(heap.Pop(&l.resting).(*key[T]))
+		heap.Push(&l.line, heap.Pop(&l.resting).(*key[T]))
 	}
-	for l.queue != nil && l.line.first != nil {
-		k := l.line.first
-		l.line.remove(k)
-		if k.due.After(now) {
-			return k, l.queue
-		}
+	if l.queue == nil || len(l.line) == 0 || !l.line[0].due.After(now) {
+		return nil, nil
 	}
-	return nil, nil
+	return heap.Pop(&l.line).(*key[T]), l.queue
 }
 
 // forward pays for a key's next attempt, unless that is free; it is to be made after wait. If the budget
-// does not pay, the key keeps its place, unless it has been attempted since it was taken out of the line.
+// does not pay, the key keeps its place.
 func (k *key[T]) forward(now time.Time, free bool) (wait time.Duration, ok bool) {
 	l := k.limiter
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.gone || k.plan != nil {
+	if !l.stillWaits(k) {
 		return 0, false
 	}
 	if !free && !k.charge(now) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if k.slow && !k.waiting && k.resting == 0 {
-			l.line.pushFront(k)
-		}
+		heap.Push(&l.line, k)
 		return 0, false
 	}
 	wait = max(1, l.retrier.Policy(l.name).Backoff.Delay(1, 0, rand.Float64()))
 	k.forwarded = true
 	l.setDue(k, now.Add(wait))
 	return wait, true
+}
+
+// stillWaits reports whether nothing has happened to a key since it was taken out of the line. The caller
+// holds the key's mu.
+func (l *RateLimiter[T]) stillWaits(k *key[T]) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !k.gone && k.slow && k.place == noPlace && k.resting == noPlace
 }
 
 // sweepEvery is the shortest time between two searches for keys that the program has dropped.

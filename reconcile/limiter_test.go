@@ -223,36 +223,62 @@ func TestBringForward(t *testing.T) {
 			queue.Done(item)
 		}
 		fail("pays") // the budget is empty now
-		for _, item := range []string{"a", "b", "c"} {
-			fail(item)
-		}
 		start := time.Now()
-		if got := limiter.When("d"); got != 7*time.Second {
-			t.Fatalf("When with an empty budget = %v, want the slow lane's 7s", got)
-		}
 		next := func() string {
 			item, _ := queue.Get()
 			queue.Done(item)
 			return fmt.Sprintf("%s after %v", item, time.Since(start))
 		}
-		if got, want := next(), "pays after 50ms"; got != want {
-			t.Errorf("next is %s, want %s", got, want)
+		expect := func(want string) {
+			t.Helper()
+			if got := next(); got != want {
+				t.Errorf("next is %s, want %s", got, want)
+			}
 		}
-		limiter.Forget("pays") // returns its retry, and earns one: two are brought forward
-		first, second := next(), next()
-		if first != "a after 100ms" || second != "b after 100ms" {
-			t.Errorf("next are %s and %s, want a and b after 100ms", first, second)
+		for _, item := range []string{"a", "b", "c"} {
+			fail(item)
+			time.Sleep(10 * time.Millisecond)
 		}
-		if got := limiter.When("a"); got != 7*time.Second {
-			t.Errorf("When(a), brought forward = %v, want 7s", got)
+		expect("pays after 50ms")
+		limiter.Forget("pays") // returns its retry, and earns one: the last two are brought forward
+		expect("c after 100ms")
+		expect("b after 100ms")
+		wait := limiter.When("b")
+		if wait != 7*time.Second {
+			t.Errorf("When(b), brought forward = %v, want 7s", wait)
 		}
-		limiter.Forget("b") // returns its retry, and earns one: c is next, then d, but not a
-		if first := next(); first != "c after 150ms" {
-			t.Errorf("next is %s, want c after 150ms", first)
+		queue.AddAfter("b", wait)
+		limiter.Forget("c") // returns its retry, and earns one: a is next, but not b
+		expect("a after 150ms")
+		limiter.Forget("a")
+		time.Sleep(time.Second)
+		limiter.Forget("new")
+		expect("b after 7.1s") // because it rests until it is due
+	})
+}
+
+// A key whose server has named a wait is not brought forward before that is over.
+func TestBringForwardAfterServersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRetrier(t, grpcretry.WithBudget(ratio(t, 1, 0)), grpcretry.WithBackoff(grpcretry.Constant(50*time.Millisecond)))
+		limiter := reconcile.NewRateLimiter[string](r, name, reconcile.WithSlowLane(reconcile.SlowLane{Rate: 0.01}))
+		queue := reconcile.NewQueue(limiter, "")
+		defer queue.ShutDown()
+		limiter.Failed("a", pushback("30000"))
+		queue.AddRateLimited("a") // the budget is empty: the lane returns it after 100 s at the earliest
+		time.Sleep(30*time.Second - 1)
+		limiter.Forget("new")
+		time.Sleep(time.Second)
+		if got := queue.Len(); got != 0 {
+			t.Error("the key was brought forward before the wait that the server named was over")
 		}
-		limiter.Forget("c")
-		if got, want := limiter.NumRequeues("a"), 2; got != want {
-			t.Errorf("NumRequeues(a) = %d, want %d", got, want)
+		limiter.Forget("new")
+		time.Sleep(time.Second)
+		limiter.Forget("new")
+		time.Sleep(50 * time.Millisecond)
+		synctest.Wait()
+		if got := queue.Len(); got != 1 {
+			t.Error("the key was not brought forward after it")
 		}
 	})
 }

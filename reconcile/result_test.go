@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,7 +52,7 @@ func TestResult(t *testing.T) {
 		{"too many requests", tooManyRequests(5), 5 * time.Second, 6 * time.Second, false},
 		{"server timeout", apierrors.NewServerTimeout(schemaResource, "get", 3), 3 * time.Second, 3600 * time.Millisecond, false},
 		{"Kubernetes without a wait", tooManyRequests(0), 0, 0, false},
-		{"Kubernetes over the limit", tooManyRequests(1 << 40), 0, 0, false},
+		{"Kubernetes over the limit", tooManyRequests(math.MaxInt32), 0, 0, false},
 		{"conflict", apierrors.NewConflict(schemaResource, "a", plain), 0, 0, false},
 		{"permanent", grpcretry.Permanent(plain), 0, 0, true},
 		{"permanent with RetryInfo", grpcretry.Permanent(statusError(codes.Unavailable, time.Second)), 0, 0, true},

@@ -21,6 +21,7 @@ const SpanWait = "retry wait"
 const (
 	AttrAttemptNumber = "grpcretry.attempt.number"
 	AttrAttemptCount  = "grpcretry.attempts"
+	AttrNextAttempt   = "grpcretry.next_attempt.number"
 	AttrStatusCode    = "rpc.response.status_code"
 	AttrPeer          = "network.peer.address"
 	AttrMessage       = "grpcretry.message"

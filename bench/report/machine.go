@@ -37,6 +37,9 @@ var compared = [][2]string{
 	{"grpc-go", "google.golang.org/grpc"},
 	{"go-grpc-middleware", "github.com/grpc-ecosystem/go-grpc-middleware/v2"},
 	{"failsafe-go", "github.com/failsafe-go/failsafe-go"},
+	{"cenkalti/backoff", "github.com/cenkalti/backoff/v7"},
+	{"sethvargo/go-retry", "github.com/sethvargo/go-retry"},
+	{"avast/retry-go", "github.com/avast/retry-go/v5"},
 	{"otel-sdk", "go.opentelemetry.io/otel/sdk"},
 }
 

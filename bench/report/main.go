@@ -1,10 +1,11 @@
 // Command report reads what the benchmarks print, of one run or of several, and writes what
-// is in it: RESULTS.md, the bar chart beside docs/performance.md, and that page's table of
-// features.
+// is in it: RESULTS.md, the bar chart beside docs/performance.md, and that page's tables
+// of features and functions.
 //
 //	report -machine > raw.txt                       # first: what it is measured on
 //	go test -run '^$' -bench . . >> raw.txt         # then the runs
 //	report -results RESULTS.md -chart ../docs/performance.svg -page ../docs/performance.md raw.txt
+//	report -functions -results RESULTS.md raw.txt   # replaces only the table of functions
 //	report raw.txt                                  # prints the tables, and writes nothing
 //	report -against earlier.txt raw.txt             # do two times so many runs tell the same story?
 package main
@@ -30,7 +31,8 @@ func run(args []string, out io.Writer) error {
 	machine := flags.Bool("machine", false, "print what this machine is, and the versions that are compared")
 	results := flags.String("results", "", "write the tables to this file instead of printing them")
 	chart := flags.String("chart", "", "draw the bar chart into this file")
-	page := flags.String("page", "", "put the table of features into this page, between its marks")
+	page := flags.String("page", "", "put the tables of features and functions into this page, between its marks")
+	update := flags.Bool("functions", false, "with -results, replace only the table of functions")
 	against := flags.String("against", "", "compare the ratios with those of this earlier file")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -55,13 +57,30 @@ func run(args []string, out io.Writer) error {
 		}
 	}
 	if *page != "" {
-		if err := pages.ReplaceBetweenMarks(*page, "features", featureTable(m)); err != nil {
+		if err := updatePage(*page, m); err != nil {
 			return err
 		}
 	}
-	if *results == "" {
+	switch {
+	case *results == "":
 		_, err := io.WriteString(out, tables(m))
 		return err
+	case *update:
+		return pages.ReplaceBetweenMarks(*results, "functions", functionResults(m))
+	default:
+		return os.WriteFile(*results, []byte(resultsPage(m)), 0o644)
 	}
-	return os.WriteFile(*results, []byte(resultsPage(m)), 0o644)
+}
+
+// updatePage replaces the tables for which something was measured.
+func updatePage(page string, m *measurements) error {
+	if m.has("Feature") {
+		if err := pages.ReplaceBetweenMarks(page, "features", featureTable(m)); err != nil {
+			return err
+		}
+	}
+	if m.has("Function") {
+		return pages.ReplaceBetweenMarks(page, "functions", functionTable(m))
+	}
+	return nil
 }

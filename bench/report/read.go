@@ -221,3 +221,8 @@ func (s *sample) constant() bool {
 	v := s.values()
 	return len(v) > 1 && slices.Min(v) == slices.Max(v)
 }
+
+// has says whether anything of a benchmark was measured.
+func (m *measurements) has(benchmark string) bool {
+	return slices.ContainsFunc(m.order, func(k sampleKey) bool { return k.benchmark == benchmark })
+}

@@ -22,6 +22,7 @@ go: 1.26.8 linux/amd64
 grpc-go: 1.85.0
 go-grpc-middleware: 2.3.4
 failsafe-go: 0.9.8
+grpcretry: 0123456789ab
 `
 
 // rawRuns is what so many runs print; line gives the lines of one, from 1.
@@ -52,6 +53,7 @@ func wholeRun(run int) string {
 	}
 	b.WriteString(result("RetryInterceptor/retries=1/client=middleware", ns(700)+"9 allocs/op"))
 	b.WriteString(result("RetryInterceptor/retries=1/client=grpcretry", ns(1900)+"9 allocs/op"))
+	b.WriteString(functionRun(run))
 	b.WriteString(result("PingPong/commit=after/client=bare", "19.01 allocs/msg 90000 ns/msg"))
 	b.WriteString(result("PingPong/commit=after/client=grpcretry", "19.02 allocs/msg 91000 ns/msg"))
 	for _, retries := range []string{"0", "1"} {
@@ -65,6 +67,19 @@ func wholeRun(run int) string {
 	b.WriteString(result("WaitingCalls/client=grpcretry", "0 ns/op 10450 B/call 2258 heap-B/call 8192 stack-B/call"))
 	b.WriteString(result("Outage/client=builtin+throttling", "31890 attempts 1.000 attempts/call 31890 calls 2553 cpu-ms 77.8 allocs/call"))
 	b.WriteString(result("Outage/client=grpcretry", "19514 attempts 1.206 attempts/call 16179 calls 1714 cpu-ms 99.9 allocs/call"))
+	return b.String()
+}
+
+// functionRun has functions only.
+func functionRun(run int) string {
+	var b strings.Builder
+	for client, ns := range map[string]float64{"direct": 2, "cenkalti": 100, "failsafe+budget": 800, "grpcretry": 200} {
+		times := fmt.Sprintf("%.1f ns/op 1 allocs/op", ns*(1+float64(run)/10))
+		b.WriteString(result("Function/cores=one/client="+client, times))
+		if client != "direct" {
+			b.WriteString(result("FunctionRetry/retries=1/client="+client, times))
+		}
+	}
 	return b.String()
 }
 
@@ -108,6 +123,12 @@ func TestResultsPage(t *testing.T) {
 		"- Better than ours: attempts per call, as above: 1 with grpc-go built-in, with throttling, 1.21 with ours (in every run).",
 		"| ping-pong after commit | 90 µs, 0.99×<br>19 allocs | 91 µs<br>19 allocs |",
 		"| a recording span in the caller's context | 1.94 µs | +1.55 µs | 6 | 1.94 µs | +1.55 µs | 6 |",
+		"| function, succeeds on its first attempt: at most 1.0 × failsafe-go with budget | 0.25 × (310 ns, 1.24 µs) | met |",
+		"| function, one retry without the wait: at most 1.0 × avast/retry-go with throttle | not measured |",
+		"<!-- functions -->\nFrom 10 runs on 2026-11-21 08:00 UTC of 0123456789ab, with a load of 0.10 to 0.90 when a run started, on 2 cores.\n\n|  | no retries | cenkalti/backoff | failsafe-go, with budget | **grpcretry** |",
+		"| first attempt succeeds, one core | 3.1 ns",
+		"| one retry | – | 155 ns",
+		"- Better than ours: time, one retry: 155 ns with cenkalti/backoff, 310 ns with ours (p = 0.002).\n<!-- end of functions -->",
 		"| Deposit, ratio | 20.2 ns ± 23% |",
 		"| **grpcretry** | 2.21 KiB | 8 KiB | 10.2 KiB |",
 		"| **grpcretry** | 16,179 | 19,514 | 1.21 | 1.71 s | 99.9 |",
@@ -116,7 +137,7 @@ func TestResultsPage(t *testing.T) {
 			t.Errorf("RESULTS.md is without\n%s", want)
 		}
 	}
-	if strings.Contains(page, "no interceptor, ") || strings.Contains(page, "calls, as above") {
+	if strings.Contains(page, "with no retries") || strings.Contains(page, "no interceptor, ") || strings.Contains(page, "calls, as above") {
 		t.Error("RESULTS.md calls better what is not an alternative, or no merit")
 	}
 	if t.Failed() {
@@ -269,7 +290,7 @@ func TestFormat(t *testing.T) {
 func TestRunWritesWhatItIsTold(t *testing.T) {
 	raw, folder := write(t, rawRuns(4, wholeRun)), t.TempDir()
 	results, chart := filepath.Join(folder, "RESULTS.md"), filepath.Join(folder, "chart.svg")
-	page := write(t, "before\n<!-- features -->\nold\n<!-- end of features -->\nafter\n")
+	page := write(t, "before\n<!-- features -->\nold\n<!-- end of features -->\n<!-- functions -->\nold\n<!-- end of functions -->\nafter\n")
 	var out strings.Builder
 	if err := run([]string{"-results", results, "-chart", chart, "-page", page, raw}, &out); err != nil || out.Len() > 0 {
 		t.Fatalf("run = %v, printed %q; want nothing", err, out.String())
@@ -284,6 +305,30 @@ func TestRunWritesWhatItIsTold(t *testing.T) {
 	}
 	if err := run([]string{raw}, &out); err != nil || !strings.HasPrefix(out.String(), "## ") {
 		t.Errorf("run = %v, printed %.20q; want the tables", err, out.String())
+	}
+}
+
+// Functions measured alone leave all other tables as they are.
+func TestFunctionsAlone(t *testing.T) {
+	raw := write(t, rawRuns(4, functionRun))
+	const before = "before\n<!-- features -->\nkept\n<!-- end of features -->\n<!-- functions -->\nold\n<!-- end of functions -->\nafter\n"
+	results, page := write(t, before), write(t, before)
+	if err := run([]string{"-functions", "-results", results, "-page", page, raw}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{results, page} {
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"before\n", "\nkept\n", "From 4 runs on", "| cenkalti/backoff |", "\nafter\n"} {
+			if !strings.Contains(string(got), want) {
+				t.Errorf("the page is without %q:\n%s", want, got)
+			}
+		}
+		if strings.Contains(string(got), "old") {
+			t.Errorf("the page has the old table:\n%s", got)
+		}
 	}
 }
 

@@ -8,8 +8,9 @@ import (
 
 // our name among the clients, and that of the lack of any retries.
 const (
-	ours = "grpcretry"
-	bare = "bare"
+	ours   = "grpcretry"
+	bare   = "bare"
+	direct = "direct" // a function that is called without any library
 )
 
 // titles are what the tables call the clients.
@@ -20,7 +21,12 @@ var titles = map[string]string{
 	"failsafe":           "failsafe-go",
 	ours:                 "**grpcretry**",
 	"builtin+throttling": "grpc-go built-in, with throttling",
-	"failsafe+budget":    "failsafe-go, with backoff and budget",
+	"failsafe+budget":    "failsafe-go, with budget",
+	direct:               "no retries",
+	"cenkalti":           "cenkalti/backoff",
+	"sethvargo":          "sethvargo/go-retry",
+	"avast":              "avast/retry-go",
+	"avast+throttle":     "avast/retry-go, with throttle",
 }
 
 func title(client string) string {
@@ -32,7 +38,10 @@ func title(client string) string {
 
 // inOrder puts clients into the order of the registry, whatever order they ran in.
 func inOrder(clients []string) []string {
-	order := []string{bare, "builtin", "builtin+throttling", "middleware", "failsafe", "failsafe+budget", ours}
+	order := []string{
+		bare, direct, "builtin", "builtin+throttling", "middleware",
+		"cenkalti", "sethvargo", "avast", "avast+throttle", "failsafe", "failsafe+budget", ours,
+	}
 	slices.SortStableFunc(clients, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
 	return clients
 }
@@ -73,6 +82,7 @@ var sections = []section{
 		"Over TCP. A server stream of 1000 messages; a client stream of 100, all kept for replay until the response; ping-pong on a new stream each time, " +
 			"which one message commits, and on one long stream after that. go-grpc-middleware rejects all streams but server streams; failsafe-go does not retry streams.",
 		cases([]string{"ServerStream", "ClientStream", "PingPong"}, "sec/msg", "allocs/msg")},
+	functions,
 	{"What each of our features adds",
 		"The interceptor alone, as above.",
 		func(m *measurements) table { return table{rows: featureRows(m)} }},
@@ -87,7 +97,7 @@ var sections = []section{
 		clients("OpenStreams", "heap-B/stream", "stack-B/stream", "B/stream")},
 	{"An outage",
 		"For 5 seconds the server fails everything that 64 goroutines send. Each makes up to 100 calls a second: " +
-			"a goroutine that is busy with retries makes fewer. So compare processor time together with the number of calls.",
+			"a goroutine that is busy with retries makes fewer. So compare processor time together with the number of calls. failsafe-go with its budget also waits between attempts.",
 		clients("Outage", "calls", "attempts", "attempts/call", "cpu-ms", "allocs/call")},
 }
 
@@ -169,7 +179,7 @@ func (m *measurements) cell(c benchCase, client, time, allocs string) string {
 
 // compare notes where an alternative is better than ours. To do nothing is not to be an alternative.
 func (t *table) compare(m *measurements, benchmark, key, ourKey, client, words string, units ...string) {
-	if client == ours || client == bare {
+	if client == ours || client == bare || client == direct {
 		return
 	}
 	for _, unit := range units {
@@ -211,6 +221,9 @@ func (c benchCase) words() string {
 		"commit=before": "ping-pong on a new stream", "commit=after": "ping-pong after commit",
 	}
 	var said []string
+	if c.benchmark == "Function" {
+		said = append(said, "first attempt succeeds")
+	}
 	for part := range strings.SplitSeq(c.key, "/") {
 		if word, known := words[part]; !known {
 			said = append(said, part)
@@ -366,10 +379,54 @@ func tables(m *measurements) string {
 		if len(t.rows) < 2 || !measured(t.rows[1:]) {
 			continue
 		}
-		fmt.Fprintf(&b, "## %s\n\n%s\n\n%s\n", s.title, s.text, markdown(t.rows))
-		b.WriteString(t.verdict(m))
+		fmt.Fprintf(&b, "## %s\n\n%s\n\n", s.title, s.text)
+		if s.title == functions.title {
+			b.WriteString("<!-- functions -->\n" + functionResults(m) + "<!-- end of functions -->\n\n")
+			continue
+		}
+		fmt.Fprintf(&b, "%s\n%s", markdown(t.rows), t.verdict(m))
 	}
 	return b.String()
+}
+
+// functions is a section that is also measured alone, because functions need no server. It has a line
+// that says when.
+var functions = section{"Functions that are not RPCs",
+	"`Retrier.Do` with a function that does nothing, or that fails once, or three times, with UNAVAILABLE before it does nothing. Nothing waits between attempts. " +
+		"[functions_alternatives_test.go](functions_alternatives_test.go) configures the alternatives.",
+	cases([]string{"Function", "FunctionRetry"}, "sec/op", "allocs/op")}
+
+// functionResults is what RESULTS.md has of functions.
+func functionResults(m *measurements) string {
+	t := functions.table(m)
+	return functionTable(m) + "\n" + strings.TrimSuffix(t.verdict(m), "\n")
+}
+
+// functionTable is what docs/performance.md has of it.
+func functionTable(m *measurements) string {
+	return m.provenance() + "\n\n" + markdown(functions.table(m).rows)
+}
+
+// provenance says how often, when, of which commit and on how busy a machine something was measured.
+func (m *measurements) provenance() string {
+	said := fmt.Sprintf("From %d runs", m.runs)
+	if m.runs == 1 {
+		said = "From one run"
+	}
+	if date := m.machine["date"]; date != "" {
+		said += " on " + date
+	}
+	if revision := m.machine["grpcretry"]; revision != "" {
+		said += " of " + revision
+	}
+	if len(m.loads) > 0 {
+		said += fmt.Sprintf(", with a load of %s when a run started, on %s cores", m.loadRange(), m.machine["cores"])
+	}
+	return said + "."
+}
+
+func (m *measurements) loadRange() string {
+	return fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads))
 }
 
 // enoughRuns is the least number of which the test can say that one is better.
@@ -420,13 +477,14 @@ significant at 5%.
 
 func (m *measurements) machineRows() [][]string {
 	rows := [][]string{{"", ""}}
-	for _, key := range []string{"date", "processor", "cores", "memory", "kernel", "go", "grpc-go", "go-grpc-middleware", "failsafe-go", "otel-sdk", "grpcretry"} {
+	for _, key := range []string{"date", "processor", "cores", "memory", "kernel", "go", "grpc-go", "go-grpc-middleware", "failsafe-go",
+		"cenkalti/backoff", "sethvargo/go-retry", "avast/retry-go", "otel-sdk", "grpcretry"} {
 		if v := m.machine[key]; v != "" {
 			rows = append(rows, []string{key, v})
 		}
 	}
 	if len(m.loads) > 0 {
-		rows = append(rows, []string{"load when a run started", fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads))})
+		rows = append(rows, []string{"load when a run started", m.loadRange()})
 	}
 	return rows
 }

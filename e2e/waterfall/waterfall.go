@@ -286,7 +286,7 @@ func names(s Span) (label, kind string) {
 	method := s.OperationName[strings.LastIndex(s.OperationName, ".")+1:]
 	switch {
 	case s.isWait():
-		return s.OperationName, "before attempt " + Value(s.Tags, telemetry.AttrAttemptNumber)
+		return s.OperationName, "before attempt " + Value(s.Tags, telemetry.AttrNextAttempt)
 	case Value(s.Tags, telemetry.AttrAttemptNumber) != "":
 		return "attempt " + Value(s.Tags, telemetry.AttrAttemptNumber), method
 	case Value(s.Tags, telemetry.AttrAttemptCount) != "":

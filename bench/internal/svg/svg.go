@@ -12,6 +12,12 @@ const (
 	Blue  = "#1a6fb5"
 	Grey  = "#9aa5b1"
 	Pale  = "#d8dde3"
+	Mist  = "#f3f5f7"
+	Sky   = "#e6f0f9"
+	Green = "#2e7d32"
+	Red   = "#b3261e"
+	Amber = "#b7791f"
+	White = "#ffffff"
 	Line  = "#7b8794"
 	Muted = "#52606d"
 )
@@ -28,7 +34,11 @@ const (
 	Plain Style = ""
 	Bold  Style = `font-weight="bold"`
 	AtEnd Style = `text-anchor="end"`
+	Mid   Style = `text-anchor="middle"`
 	Small Style = `font-size="11" fill="` + Muted + `"`
+	Light Style = `fill="` + White + `"`
+	Alarm Style = `fill="` + Red + `"`
+	Mono  Style = `font-family="DejaVu Sans Mono, Menlo, Consolas, monospace"`
 	Quiet Style = `fill="` + Muted + `"`
 	Title Style = `font-size="18" font-weight="bold"`
 	Head  Style = `font-size="13" font-weight="bold"`
@@ -53,6 +63,27 @@ func (p *Picture) Rect(x, y, width, height float64, colour string) {
 // Line draws a thin line.
 func (p *Picture) Line(x1, y1, x2, y2 float64) {
 	fmt.Fprintf(&p.body, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s"/>`+"\n", x1, y1, x2, y2, Line)
+}
+
+// Box draws a rectangle with round corners and an edge of the given width.
+func (p *Picture) Box(x, y, width, height float64, fill, edge string, stroke float64) {
+	fmt.Fprintf(&p.body, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="8" fill="%s" stroke="%s" stroke-width="%.1f"/>`+"\n",
+		x, y, width, height, fill, edge, stroke)
+}
+
+// Circle draws a filled circle with an edge; dashed applies to the edge.
+func (p *Picture) Circle(x, y, radius float64, fill, edge string, dashed bool) {
+	dashes := ""
+	if dashed {
+		dashes = ` stroke-dasharray="4 3"`
+	}
+	fmt.Fprintf(&p.body, `<circle cx="%.1f" cy="%.1f" r="%.1f" fill="%s" stroke="%s" stroke-width="2"%s/>`+"\n", x, y, radius, fill, edge, dashes)
+}
+
+// Arrow draws a horizontal line that points to the right, at x2.
+func (p *Picture) Arrow(x1, x2, y float64) {
+	fmt.Fprintf(&p.body, `<path d="M%.1f %.1f H%.1f" stroke="%s" stroke-width="1.5"/>`+"\n", x1, y, x2-6, Line)
+	fmt.Fprintf(&p.body, `<path d="M%.1f %.1f l-8 -5 v10 z" fill="%s"/>`+"\n", x2, y, Line)
 }
 
 // File is the picture as a file of that size, on white.

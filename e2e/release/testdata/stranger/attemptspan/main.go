@@ -17,7 +17,6 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/attemptspan"
-	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 func main() {
@@ -50,9 +49,6 @@ func main() {
 
 	numbered := 0
 	for _, s := range spans.GetSpans() {
-		if s.Name == telemetry.SpanWait {
-			continue // the number of the attempt that follows
-		}
 		for _, a := range s.Attributes {
 			if a.Key == "grpcretry.attempt.number" {
 				numbered++

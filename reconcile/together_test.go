@@ -1,0 +1,329 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/httpretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/reconcile"
+)
+
+// The tests here have one Retrier serve RPCs, HTTP requests and a workqueue at the same time, over real
+// connections, and count what the three servers receive.
+
+const (
+	eachKind = 20 // RPCs, requests and keys
+	tokens   = 15 // in the shared budget
+)
+
+// One budget limits the sum: in an outage, the servers receive the first attempts and as many retries as
+// the budget has tokens, whoever sends them.
+func TestOneBudgetLimitsTheSumOfAllKinds(t *testing.T) {
+	for name, budget := range map[string]grpcretry.Budget{
+		"ratio": reserve(t, tokens),
+		"rate":  grpcretry.NewRateBudget(rate.NewLimiter(0, tokens)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBackends(t, alwaysDown)
+			b.outage(t, grpcretry.WithBudget(budget))
+			if got, want := b.sum(), 3*eachKind+tokens; got != want {
+				t.Errorf("the servers received %d attempts (%v), want %d: %d first ones and %d retries", got, b, want, 3*eachKind, tokens)
+			}
+		})
+	}
+}
+
+// The sum shows a budget that is not shared.
+func TestBudgetsOfTheirOwnAddUp(t *testing.T) {
+	const own = 7
+	for _, pattern := range []string{"/" + echov1.EchoService_ServiceDesc.ServiceName + "/", "/http/", "/reconcile/"} {
+		t.Run(pattern, func(t *testing.T) {
+			b := newBackends(t, alwaysDown)
+			b.outage(t, grpcretry.WithBudget(reserve(t, tokens)), grpcretry.WithMethod(pattern, grpcretry.WithBudget(reserve(t, own))))
+			if got, want := b.sum(), 3*eachKind+tokens+own; got != want {
+				t.Errorf("the servers received %d attempts (%v), want %d", got, b, want)
+			}
+		})
+	}
+}
+
+// When every server fails the first attempts only, a retry rescues every call. Tokens return with each
+// success, so that fewer of them than calls are enough for calls one after the other.
+func TestOneRetrierRescuesAllKinds(t *testing.T) {
+	b := newBackends(t, func(attempt int) bool { return attempt%2 == 1 })
+	clients := b.serve(t, grpcretry.WithBudget(reserve(t, 1)))
+	for range eachKind {
+		for name, call := range clients.calls {
+			if err := call(t.Context()); err != nil {
+				t.Fatalf("%s = %v, want nil", name, err)
+			}
+		}
+		clients.queue.Add("key")
+		select {
+		case <-clients.done:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the key was not reconciled within 10 seconds")
+		}
+	}
+	for name, got := range map[string]int64{"RPCs": b.rpcs.Load(), "requests": b.requests.Load(), "keys": b.keys.Load()} {
+		if got != 2*eachKind {
+			t.Errorf("%d attempts for %d %s, want %d", got, eachKind, name, 2*eachKind)
+		}
+	}
+}
+
+// The code of docs/three-questions.md works: everything that it makes is retried once.
+func TestThreeQuestionsSnippet(t *testing.T) {
+	b := newBackends(t, func(attempt int) bool { return attempt%2 == 1 })
+	if err := b.threeQuestions(t, b.target, insecure.NewCredentials()); err != nil {
+		t.Fatal(err)
+	}
+	if b.rpcs.Load() != 2 || b.requests.Load() != 2 {
+		t.Errorf("the servers received %v, want 2 RPCs and 2 requests", b)
+	}
+}
+
+func (b *backends) threeQuestions(t *testing.T, target string, creds credentials.TransportCredentials) error {
+	budget, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.2, Reserve: 10})
+	if err != nil {
+		return err
+	}
+	retrier, err := grpcretry.New(
+		grpcretry.WithBudget(budget),
+		grpcretry.WithMethod("/http/", grpcretry.WithMaxAttempts(3)),
+		grpcretry.WithMethod("/reconcile/", grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Minute})),
+	)
+	if err != nil {
+		return err
+	}
+
+	// RPCs: policies for "/pkg.Service/Method".
+	cc, err := grpc.NewClient(target, append(retrier.DialOptions(), grpc.WithTransportCredentials(creds))...)
+	if err != nil {
+		return err
+	}
+
+	// HTTP requests: policies for "/http/host/METHOD".
+	client := &http.Client{Transport: httpretry.NewTransport(retrier, nil)}
+
+	// Keys: policies for the limiter's name.
+	limiter := reconcile.NewRateLimiter[string](retrier, "/reconcile/orders")
+	queue := reconcile.NewQueue(limiter, "orders")
+
+	defer cc.Close()
+	defer client.CloseIdleConnections()
+	defer queue.ShutDown()
+	if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), &echov1.EchoRequest{}); err != nil {
+		return err
+	}
+	if err := get(t.Context(), client, b.site); err != nil {
+		return err
+	}
+	queue.AddRateLimited("order")
+	if failures := limiter.NumRequeues("order"); failures != 1 {
+		t.Errorf("the limiter counted %d failures of the key, want 1", failures)
+	}
+	return nil
+}
+
+// reserve returns a budget with so many tokens. While nothing succeeds, it earns none.
+func reserve(t *testing.T, tokens float64) grpcretry.Budget {
+	t.Helper()
+	b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, Reserve: tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// backends are three servers that count attempts: for RPCs, for HTTP requests, and for what the reconciler
+// of a key sends.
+type backends struct {
+	echov1.UnimplementedEchoServiceServer
+	fails                func(attempt int) bool
+	rpcs, requests, keys atomic.Int64
+
+	target, site, store string // their addresses
+}
+
+func alwaysDown(int) bool { return true }
+
+func newBackends(t *testing.T, fails func(attempt int) bool) *backends {
+	t.Helper()
+	b := &backends{fails: fails}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	echov1.RegisterEchoServiceServer(server, b)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	b.target = listener.Addr().String()
+	b.site, b.store = b.web(t, &b.requests), b.web(t, &b.keys)
+	return b
+}
+
+func (b *backends) Echo(context.Context, *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	if b.fails(int(b.rpcs.Add(1))) {
+		return nil, status.Error(codes.Unavailable, "down for maintenance")
+	}
+	return &echov1.EchoResponse{}, nil
+}
+
+func (b *backends) web(t *testing.T, received *atomic.Int64) (url string) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if b.fails(int(received.Add(1))) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func (b *backends) sum() int { return int(b.rpcs.Load() + b.requests.Load() + b.keys.Load()) }
+
+func (b *backends) String() string {
+	return fmt.Sprintf("%d RPCs, %d requests, %d for keys", b.rpcs.Load(), b.requests.Load(), b.keys.Load())
+}
+
+// outage makes calls of each kind, all at the same time, until the budgets refuse every one of them.
+func (b *backends) outage(t *testing.T, opts ...grpcretry.Option) {
+	t.Helper()
+	clients := b.serve(t, opts...)
+	var calls sync.WaitGroup
+	for i := range eachKind {
+		clients.queue.Add(fmt.Sprint("key ", i))
+		for name, call := range clients.calls {
+			calls.Go(func() {
+				if err := call(t.Context()); err == nil {
+					t.Errorf("%s succeeded in an outage", name)
+				}
+			})
+		}
+	}
+	calls.Wait()
+	for range eachKind {
+		select {
+		case <-clients.refused:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a key was still retried after 10 seconds")
+		}
+	}
+}
+
+// clients are all kinds, with one Retrier.
+type clients struct {
+	calls   map[string]func(context.Context) error
+	queue   workqueue.TypedRateLimitingInterface[string]
+	refused chan struct{} // a key was refused by the budget
+	done    chan struct{} // a key was reconciled
+}
+
+// serve starts the workers of the queue, too.
+func (b *backends) serve(t *testing.T, opts ...grpcretry.Option) *clients {
+	t.Helper()
+	r, err := grpcretry.New(append([]grpcretry.Option{
+		grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)), grpcretry.WithMaxAttempts(1000),
+	}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc, err := grpc.NewClient(b.target, append(r.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cc.Close() })
+	plain := &http.Transport{}
+	t.Cleanup(plain.CloseIdleConnections)
+	browser := &http.Client{Transport: httpretry.NewTransport(r, plain)}
+	c := &clients{
+		calls: map[string]func(context.Context) error{
+			"Echo": func(ctx context.Context) error {
+				_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, &echov1.EchoRequest{})
+				return err
+			},
+			"Get": func(ctx context.Context) error { return get(ctx, browser, b.site) },
+		},
+		refused: make(chan struct{}, eachKind), done: make(chan struct{}, eachKind),
+	}
+	limiter := reconcile.NewRateLimiter[string](r, "/reconcile/orders", reconcile.WithSlowLane(
+		reconcile.SlowLane{Rate: rate.Every(time.Hour), Backoff: grpcretry.Constant(time.Hour)}))
+	c.queue = workqueue.NewTypedRateLimitingQueue[string](watched{limiter, c.refused})
+	c.work(t, func(ctx context.Context) error { return get(ctx, &http.Client{Transport: plain}, b.store) })
+	return c
+}
+
+// work starts workers that reconcile keys as controllers do.
+func (c *clients) work(t *testing.T, reconcileKey func(context.Context) error) {
+	var workers sync.WaitGroup
+	t.Cleanup(func() {
+		c.queue.ShutDown()
+		workers.Wait()
+	})
+	for range 4 {
+		workers.Go(func() {
+			for {
+				key, shutdown := c.queue.Get()
+				if shutdown {
+					return
+				}
+				if err := reconcileKey(context.Background()); err != nil {
+					c.queue.AddRateLimited(key)
+				} else {
+					c.queue.Forget(key)
+					c.done <- struct{}{}
+				}
+				c.queue.Done(key)
+			}
+		})
+	}
+}
+
+// A watched limiter reports keys that are sent to the slow lane, whose waits are an hour or longer.
+type watched struct {
+	*reconcile.RateLimiter[string]
+	refused chan<- struct{}
+}
+
+func (w watched) When(key string) time.Duration {
+	wait := w.RateLimiter.When(key)
+	if wait >= time.Minute {
+		w.refused <- struct{}{}
+	}
+	return wait
+}
+
+func get(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
