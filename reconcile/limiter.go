@@ -23,8 +23,10 @@ import (
 // and its retries return after that plan's waits. When the plan ends, because the budget refuses,
 // MaxAttempts attempts have failed in a row, the failure is not retryable, or the server forbids
 // another attempt, the item goes to the slow lane, from which one item per second returns, see
-// [SlowLane]. So in an outage, no more retries are sent in any second than the slow lane's rate plus
-// one, and what is left in the budget. An item never ends: it stays in the slow lane until it succeeds.
+// [SlowLane]. So in an outage, no more retries are due in any second than the slow lane's rate, rounded
+// up, plus one, and what is left in the budget. An item never ends: it stays in the slow lane until it
+// succeeds. An item that an event adds to the queue is tried immediately, and keeps its place in the slow
+// lane if it fails.
 //
 // The first items that succeed after an outage earn budget for the others. If the limiter knows the
 // queue, each success brings up to two items forward that wait in the slow lane, spread over the
@@ -57,7 +59,7 @@ type adder[T any] interface {
 var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 
 // NewRateLimiter returns a rate limiter for [workqueue.NewTypedRateLimitingQueue], for controller-runtime's
-// controller.Options, or for [NewQueue]. The name is the policy's: "/reconcile/orders", with options
+// controller.Options, or for [NewQueue]. Each queue needs one of its own; they may share the Retrier. The name is the policy's: "/reconcile/orders", with options
 // from WithMethod("/reconcile/orders", ...) or WithMethod("/reconcile/", ...) of r. A
 // [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
 // immediately, the rest as soon as its quick retries are over.
