@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,6 +24,7 @@ type herd struct {
 	outage         time.Duration
 	takes          time.Duration // a request, whether it fails or succeeds
 	capacity       int           // requests per second that the backend can serve after the outage; 0: all
+	fails          float64       // the share of the other requests that fail
 }
 
 // A crowd is what a herd did to its backend.
@@ -65,6 +67,7 @@ func (h herd) run(ctx context.Context, queue workqueue.TypedRateLimitingInterfac
 	left, seen, last := h.items, map[int]int{}, 0
 	c := crowd{outage: h.outage}
 	down := errors.New("down")
+	random := rand.New(rand.NewPCG(1, 2))
 	sync := wrap(ctrl.TypedFunc[int](func(context.Context, int) (ctrl.Result, error) {
 		at := time.Since(start)
 		mu.Lock()
@@ -72,6 +75,10 @@ func (h herd) run(ctx context.Context, queue workqueue.TypedRateLimitingInterfac
 		seen[last]++
 		fails := at < h.outage
 		if h.capacity > 0 && !fails && seen[last] > h.capacity {
+			fails = true
+			c.failed++
+		}
+		if !fails && h.fails > 0 && random.Float64() < h.fails {
 			fails = true
 			c.failed++
 		}
@@ -208,4 +215,35 @@ func TestHerdAtWeakBackend(t *testing.T) {
 			t.Errorf("99%% in sync %v after the outage, with %d failures, want at most 10m and 4000", c.nearly, c.failed)
 		}
 	})
+}
+
+// A backend that fails a share of all requests, at random: up to a third, our queue is much faster than the
+// default rate limiter. From a half on, it lets keys return at the slow lane's rate.
+func TestHerdAtUnreliableBackend(t *testing.T) {
+	h := tenThousand.smaller()
+	h.outage, h.takes = 0, 10*time.Millisecond
+	for _, h.fails = range []float64{0.1, 0.3, 0.5} {
+		nearly := map[string]time.Duration{}
+		for how, queue := range map[string]func() workqueue.TypedRateLimitingInterface[int]{
+			"NewQueue": func() workqueue.TypedRateLimitingInterface[int] {
+				return reconcile.NewQueue(reconcile.NewRateLimiter[int](newRetrier(t), name), "")
+			},
+			"Rate: 10": func() workqueue.TypedRateLimitingInterface[int] {
+				tenTimes := reconcile.WithSlowLane(reconcile.SlowLane{Rate: 10})
+				return reconcile.NewQueue(reconcile.NewRateLimiter[int](newRetrier(t), name, tenTimes), "")
+			},
+			"default rate limiter": func() workqueue.TypedRateLimitingInterface[int] {
+				return workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[int]())
+			},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				c := h.run(t.Context(), queue(), bare)
+				nearly[how] = c.nearly
+				t.Logf("%.0f%% fail, %s: all in sync after %v, failed %d", 100*h.fails, how, c.synced.Round(time.Second), c.failed)
+			})
+		}
+		if ours, theirs := nearly["NewQueue"], nearly["default rate limiter"]; h.fails < 0.4 && ours > theirs {
+			t.Errorf("%.0f%% fail: 99%% in sync after %v, want at most the default rate limiter's %v", 100*h.fails, ours, theirs)
+		}
+	}
 }

@@ -27,12 +27,13 @@ func (e judged) Unwrap() error              { return e.error }
 func (e judged) GRPCStatus() *status.Status { return e.status }
 
 // forEngine returns err with a status. Kubernetes' Retry-After becomes a RetryInfo. A cancelled
-// context says nothing about the backend. Any other error without a status is UNAVAILABLE.
+// context says nothing about the backend. Any other error without a status is UNAVAILABLE, and so is one
+// whose status is OK: it is an error nevertheless.
 func forEngine(err error) error {
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
 		return judged{err, retryAfter(err.Error(), seconds)}
 	}
-	if _, ok := status.FromError(err); ok {
+	if st, ok := status.FromError(err); ok && st.Code() != codes.OK {
 		return err
 	}
 	code := codes.Unavailable

@@ -29,11 +29,12 @@ type key[T comparable] struct {
 	logged    byte             // steps of the backoff that were logged
 
 	// The rest is guarded by the limiter's mu.
-	due   time.Time // of the next attempt
-	slot  int64     // in the lane; noSlot if it has none
-	slow  bool      // in the slow lane, even if that has no slots
-	rests time.Time // until when it is not to be brought forward; zero if it may be
-	place int       // in the limiter's line; noPlace if it is not in it
+	due     time.Time // of the next attempt
+	slot    int64     // in the lane; noSlot if it has none
+	slow    bool      // in the slow lane, even if that has no slots
+	rests   time.Time // until when it is not to be brought forward, while resting
+	resting int       // in the limiter's heap of resting keys; noPlace if it does not rest
+	place   int       // in the limiter's line; noPlace if it is not in it
 }
 
 // Withdraw pays for a retry. It implements [grpcretry.Budget] for the key's plan.
@@ -100,7 +101,7 @@ func (l *line[T]) Pop() any {
 	return last
 }
 
-// noPlace is the place of a key that is not in the line.
+// noPlace is the place of a key that is not in a heap.
 const noPlace = -1
 
 // remove takes a key out of the line, if it is in it.
@@ -110,22 +111,27 @@ func (l *line[T]) remove(k *key[T]) {
 	}
 }
 
-// rests are the keys that are not to be brought forward for a while, as a heap. A key that has left the
-// slow lane stays in it until its time is over.
-type rests[T comparable] []rest[T]
-
-type rest[T comparable] struct {
-	key   *key[T]
-	until time.Time
-}
+// rests are the keys that are not to be brought forward for a while, as a heap.
+type rests[T comparable] []*key[T]
 
 func (r rests[T]) Len() int           { return len(r) }
-func (r rests[T]) Less(i, j int) bool { return r[i].until.Before(r[j].until) }
-func (r rests[T]) Swap(i, j int)      { r[i], r[j] = r[j], r[i] }
-func (r *rests[T]) Push(x any)        { *r = append(*r, x.(rest[T])) }
+func (r rests[T]) Less(i, j int) bool { return r[i].rests.Before(r[j].rests) }
+func (r rests[T]) Swap(i, j int) {
+	r[i], r[j] = r[j], r[i]
+	r[i].resting, r[j].resting = i, j
+}
+
+func (r *rests[T]) Push(x any) {
+	k := x.(*key[T])
+	k.resting = len(*r)
+	*r = append(*r, k)
+}
+
 func (r *rests[T]) Pop() any {
-	last := (*r)[len(*r)-1]
-	(*r)[len(*r)-1] = rest[T]{}
-	*r = (*r)[:len(*r)-1]
-	return last
+	last := len(*r) - 1
+	k := (*r)[last]
+	(*r)[last] = nil
+	*r = (*r)[:last]
+	k.resting = noPlace
+	return k
 }

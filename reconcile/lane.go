@@ -14,6 +14,9 @@ type lane struct {
 	from, to int64
 }
 
+// longestWait is so short that no time in the lane overflows.
+const longestWait = 100 * 365 * 24 * time.Hour
+
 // noSlot is the slot of a key that has none.
 const noSlot = -1
 
@@ -25,6 +28,9 @@ func (l *lane) book(now, earliest time.Time, u float64) (slot int64, at time.Tim
 	}
 	if l.epoch.IsZero() {
 		l.epoch, l.booked = now, map[int64]struct{}{}
+	}
+	if latest := now.Add(longestWait); earliest.After(latest) {
+		earliest = latest
 	}
 	slot = l.free(max(l.slotAfter(now), l.slotAfter(earliest)))
 	l.booked[slot] = struct{}{}

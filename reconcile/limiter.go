@@ -23,8 +23,10 @@ import (
 // and its retries return after that plan's waits. When the plan ends, because the budget refuses,
 // MaxAttempts attempts have failed in a row, the failure is not retryable, or the server forbids
 // another attempt, the item goes to the slow lane, from which one item per second returns, see
-// [SlowLane]. So in an outage, no more retries are sent in any second than the slow lane's rate plus
-// one, and what is left in the budget. An item never ends: it stays in the slow lane until it succeeds.
+// [SlowLane]. So in an outage, no more retries are due in any second than the slow lane's rate, rounded
+// up, plus one, and what is left in the budget. An item never ends: it stays in the slow lane until it
+// succeeds. An item that an event adds to the queue is tried immediately, and keeps its place in the slow
+// lane if it fails.
 //
 // The first items that succeed after an outage earn budget for the others. If the limiter knows the
 // queue, each success brings up to two items forward that wait in the slow lane, spread over the
@@ -57,12 +59,13 @@ type adder[T any] interface {
 var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 
 // NewRateLimiter returns a rate limiter for [workqueue.NewTypedRateLimitingQueue], for controller-runtime's
-// controller.Options, or for [NewQueue]. The name is the policy's: "/reconcile/orders", with options
+// controller.Options, or for [NewQueue]. Each queue needs one of its own; they may share the Retrier. The name is the policy's: "/reconcile/orders", with options
 // from WithMethod("/reconcile/orders", ...) or WithMethod("/reconcile/", ...) of r. A
 // [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
 // immediately, the rest as soon as its quick retries are over.
 //
-// With MaxAttempts 1 or Disable, all failed items go to the slow lane and the budget is not used.
+// With MaxAttempts 1 or Disable, all failed items go to the slow lane, none is brought forward, and the
+// budget pays for nothing.
 // MaxElapsed limits an item's quick retries. ConnectWait, AttemptTimeout and hedging have no meaning here.
 //
 // NewRateLimiter panics if r is nil, or if the name or an option is invalid.
@@ -152,6 +155,7 @@ func (l *RateLimiter[T]) NumRequeues(item T) int {
 // gives up on an item calls [RateLimiter.Drop] instead: if it calls Forget, it reports a success that
 // never was.
 func (l *RateLimiter[T]) Forget(item T) {
+	defer l.sweep(time.Now())
 	k := l.lookUp(item)
 	if k == nil {
 		l.budget().Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Succeeded})
@@ -230,7 +234,15 @@ func (l *RateLimiter[T]) fail(item T, err error, returns bool) verdict {
 	k.failures++
 	k.limit = l.retrier.Policy(l.name).MaxAttempts
 	early := k.failures > 1 && l.untilDue(k, now) > 0
+	judged := false
+	defer func() {
+		if !judged { // a Classifier or budget has panicked; a controller recovers and then calls When
+			l.park(k, serverWait{}, now, early)
+			k.forwarded, k.decided, k.quiet = false, true, false
+		}
+	}()
 	step, hint := k.attempt(err, now)
+	judged = true
 	v := verdict{reason: hint.reason()}
 	if step.End {
 		v.reason = k.reasonFor(step.Reason)
@@ -255,7 +267,7 @@ func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
 		l.mu.Lock()
 		k := l.keys[item]
 		if k == nil {
-			k = &key[T]{limiter: l, item: item, slot: noSlot, place: noPlace, due: now}
+			k = &key[T]{limiter: l, item: item, slot: noSlot, place: noPlace, resting: noPlace, due: now}
 			l.keys[item] = k
 		}
 		l.mu.Unlock()
@@ -336,7 +348,6 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 	k.slow = true
 	k.slot, k.due = l.lane.book(now, now.Add(max(wait, asked)), rand.Float64())
 	switch {
-	case k.limit <= 1: // retries are off
 	case k.forwarded || hint.Stop:
 		l.rest(k, now.Add(max(wait, asked)))
 	case hint.given:
@@ -349,7 +360,7 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 // rest keeps a key from being brought forward for a while. The caller holds l.mu.
 func (l *RateLimiter[T]) rest(k *key[T], until time.Time) {
 	k.rests = until
-	heap.Push(&l.resting, rest[T]{k, until})
+	heap.Push(&l.resting, k)
 }
 
 func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
@@ -363,7 +374,10 @@ func (l *RateLimiter[T]) setDue(k *key[T], due time.Time) {
 func (l *RateLimiter[T]) leaveLane(k *key[T]) {
 	l.line.remove(k)
 	l.lane.release(k.slot)
-	k.slot, k.slow, k.rests = noSlot, false, time.Time{}
+	if k.resting != noPlace {
+		heap.Remove(&l.resting, k.resting)
+	}
+	k.slot, k.slow = noSlot, false
 }
 
 func (l *RateLimiter[T]) untilDue(k *key[T], now time.Time) time.Duration {
@@ -404,6 +418,9 @@ func (l *RateLimiter[T]) remove(k *key[T]) {
 // takes its place for nothing: otherwise an outage would end no faster than the lane's rate lets the first
 // keys earn.
 func (l *RateLimiter[T]) bringForward(replace bool) {
+	if l.retrier.Policy(l.name).MaxAttempts <= 1 { // retries are off
+		return
+	}
 	now := time.Now()
 	for range forwardedPerSuccess {
 		k, queue := l.nextInLine(now)
@@ -423,11 +440,8 @@ func (l *RateLimiter[T]) bringForward(replace bool) {
 func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for len(l.resting) > 0 && !l.resting[0].until.After(now) {
-		if r := heap.Pop(&l.resting).(rest[T]); r.key.rests.Equal(r.until) {
-			r.key.rests = time.Time{}
-			heap.Push(&l.line, r.key)
-		}
+	for len(l.resting) > 0 && !l.resting[0].rests.After(now) {
+		heap.Push(&l.line, heap.Pop(&l.resting).(*key[T]))
 	}
 	if l.queue == nil || len(l.line) == 0 || !l.line[0].due.After(now) {
 		return nil, nil
@@ -461,7 +475,7 @@ func (k *key[T]) forward(now time.Time, free bool) (wait time.Duration, ok bool)
 func (l *RateLimiter[T]) stillWaits(k *key[T]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !k.gone && k.slow && k.place == noPlace && k.rests.IsZero()
+	return !k.gone && k.slow && k.place == noPlace && k.resting == noPlace
 }
 
 // sweepEvery is the shortest time between two searches for keys that the program has dropped.

@@ -313,6 +313,47 @@ func TestRetention(t *testing.T) {
 }
 
 // A loop that gives up reports no success.
+// Keys that the program has dropped are also forgotten when nothing fails any more.
+func TestRetentionWithoutFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := grpcretry.NewConcurrencyBudget(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b)), name)
+		limiter.When("dropped")
+		time.Sleep(11 * time.Minute)
+		limiter.Forget("good")
+		if n, left := limiter.NumRequeues("dropped"), b.Balance(time.Now()); n != 0 || left != 1 {
+			t.Errorf("NumRequeues %d, balance %v, want 0 and 1", n, left)
+		}
+	})
+}
+
+// A Classifier's panic reaches the reconciler, where controller-runtime recovers it. The When that follows
+// does not panic again, because nobody would recover that.
+func TestClassifierPanics(t *testing.T) {
+	b := ratio(t, 1, 3)
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b), grpcretry.WithClassifier(
+		func(context.Context, grpcretry.Attempt) grpcretry.Classification { panic("classifier") })), name, slow)
+	for range 2 {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic was swallowed")
+				}
+			}()
+			limiter.Result("a", errors.New("down"))
+		}()
+		if got := limiter.When("a"); got <= 6*time.Second || got > 7*time.Second {
+			t.Errorf("When = %v, want the slow lane's 7s", got)
+		}
+	}
+	if n := limiter.NumRequeues("a"); n != 2 || b.Balance(time.Now()) != 3 {
+		t.Errorf("NumRequeues %d, balance %v, want 2 and 3", n, b.Balance(time.Now()))
+	}
+}
+
 func TestDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := ratio(t, 1, 2)
@@ -360,6 +401,33 @@ func TestUpdate(t *testing.T) {
 }
 
 // Keys and calls to the same target share a budget.
+// While retries are off, nothing is brought forward and nothing paid. When they are on again, the keys that
+// have failed in the meantime are brought forward like any others.
+func TestSwitchedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRetrier(t, grpcretry.WithBudget(ratio(t, 1, 3)), grpcretry.WithBackoff(grpcretry.Constant(50*time.Millisecond)))
+		limiter := reconcile.NewRateLimiter[string](r, name, slow)
+		queue := reconcile.NewQueue(limiter, "")
+		defer queue.ShutDown()
+		balance := func() float64 { return r.Budget(name, "").Balance(time.Now()) }
+		r.Update(grpcretry.Disable())
+		for _, item := range []string{"a", "b", "c"} {
+			queue.AddRateLimited(item)
+		}
+		limiter.Forget("good")
+		time.Sleep(time.Second)
+		if got, paid := queue.Len(), 3-balance(); got != 0 || paid > 0 {
+			t.Errorf("%d keys brought forward for %v retries while retries are off, want none", got, paid)
+		}
+		r.Update(grpcretry.WithMaxAttempts(4))
+		limiter.Forget("good")
+		time.Sleep(time.Second)
+		if got := queue.Len(); got != 2 {
+			t.Errorf("%d keys brought forward when retries are on again, want 2", got)
+		}
+	})
+}
+
 func TestTarget(t *testing.T) {
 	r := newRetrier(t)
 	for target, l := range map[string]*reconcile.RateLimiter[string]{

@@ -1,19 +1,28 @@
 package reconcile_test
 
 import (
+	"errors"
 	"runtime"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/reconcile"
 )
 
 // A key in the slow lane costs less than 512 bytes, and nothing once it is forgotten.
 func TestMemory(t *testing.T) {
+	t.Run("backoff", func(t *testing.T) { testMemory(t, errors.New("down")) })
+	t.Run("server's wait", func(t *testing.T) { testMemory(t, statusError(codes.Unavailable, time.Second)) })
+}
+
+func testMemory(t *testing.T, err error) {
 	const keys = 20000
 	limiter := reconcile.NewRateLimiter[int](newRetrier(t), name)
 	before := heap()
 	for item := range keys {
-		limiter.When(item)
+		limiter.Failed(item, err)
 	}
 	full := heap()
 	for item := range keys {

@@ -39,6 +39,7 @@ type meter struct {
 type gauges struct {
 	failing, waiting, depth, inFlight int64
 	oldest, balance                   float64
+	queue, work                       bool // depth and oldest, or inFlight, are known
 }
 
 type observables struct {
@@ -123,9 +124,13 @@ func (m *meter) observe(to metric.Observer, o *observables, state func() (gauges
 	to.ObserveInt64(o.refusals, m.refusals.Load(), m.name)
 	to.ObserveInt64(o.failing, now.failing, m.name)
 	to.ObserveInt64(o.waiting, now.waiting, m.name)
-	to.ObserveInt64(o.depth, now.depth, m.name)
-	to.ObserveInt64(o.inFlight, now.inFlight, m.name)
-	to.ObserveFloat64(o.oldest, now.oldest, m.name)
+	if now.queue {
+		to.ObserveInt64(o.depth, now.depth, m.name)
+		to.ObserveFloat64(o.oldest, now.oldest, m.name)
+	}
+	if now.work {
+		to.ObserveInt64(o.inFlight, now.inFlight, m.name)
+	}
 	if !math.IsInf(now.balance, 1) {
 		to.ObserveFloat64(o.balance, now.balance, m.name)
 	}
@@ -137,7 +142,9 @@ func (l *RateLimiter[T]) gauges(m *meter, now time.Time) gauges {
 	defer l.mu.Unlock()
 	g.failing = int64(len(l.keys))
 	g.waiting = l.parked(now)
-	if l.depth != nil {
+	g.queue = l.depth != nil
+	g.work = g.queue || m.wrapped.Load()
+	if g.queue {
 		var oldest time.Duration
 		g.depth, oldest = l.depth.look(now)
 		g.oldest = oldest.Seconds()

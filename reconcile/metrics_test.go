@@ -170,6 +170,27 @@ func TestPrometheus(t *testing.T) {
 }
 
 // A limiter that is gone leaves nothing in the metrics.
+// What the limiter cannot know is absent, not zero.
+func TestMetricsWithoutQueue(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name, reconcile.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	absent := func(names ...string) {
+		t.Helper()
+		got := strings.Join(collect(t, reader), "\n")
+		for _, name := range []string{reconcile.MetricQueueDepth, reconcile.MetricQueueOldest, reconcile.MetricInFlight} {
+			if want := !slices.Contains(names, name); strings.Contains(got, name+"{") != want {
+				t.Errorf("%s is there: %v, want %v", name, !want, want)
+			}
+		}
+	}
+	absent(reconcile.MetricQueueDepth, reconcile.MetricQueueOldest, reconcile.MetricInFlight)
+	reconcile.Wrap(limiter, ctrl.TypedFunc[string](nil), reconcile.Guards{})
+	absent(reconcile.MetricQueueDepth, reconcile.MetricQueueOldest)
+	reconcile.NewQueue(limiter, "").ShutDown()
+	absent()
+	runtime.KeepAlive(limiter)
+}
+
 func TestMetricsEnd(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name, reconcile.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))

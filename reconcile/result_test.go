@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -26,6 +27,11 @@ func pushback(values ...string) error {
 	return &grpcretry.Error{Last: statusError(codes.Unavailable, 0), Reason: grpcretry.ErrAttemptsExhausted,
 		Attempts: []grpcretry.Attempt{{}, {Trailer: metadata.MD{"grpc-retry-pushback-ms": values}}}}
 }
+
+// A noCode error has a status whose code was never set.
+type noCode struct{ error }
+
+func (noCode) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
 
 func TestResult(t *testing.T) {
 	plain := errors.New("plain")
@@ -54,6 +60,7 @@ func TestResult(t *testing.T) {
 		{"the request is at fault", statusError(codes.InvalidArgument, 0), 0, 0, false},
 		{"unavailable", statusError(codes.Unavailable, 0), 0, 0, false},
 		{"plain", plain, 0, 0, false},
+		{"an error whose status is OK", noCode{plain}, 0, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := fmt.Errorf("sync: %w", tt.err)

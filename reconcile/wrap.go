@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -27,7 +28,9 @@ type Guards struct {
 // limiter's work in flight and measures the waits for the rate.
 //
 // A key waits for its turn as long as its context allows. If the context has a deadline that is too near
-// for the rate, the key is not begun: it returns when its turn would have come. That is no failure.
+// for the rate, the key is not begun: it returns when its turn would have come. If the deadline passes while
+// InFlight keys are worked on, it returns a second later. If the rate has no turn within a day, because its
+// limit or burst is 0, the key returns after a minute, whatever the context. None of this is a failure.
 func Wrap[T comparable](limiter *RateLimiter[T], inner ctrl.TypedReconciler[T], g Guards) ctrl.TypedReconciler[T] {
 	r := &guarded[T]{limiter: limiter, inner: inner, rate: g.Rate}
 	if g.InFlight > 0 {
@@ -53,14 +56,16 @@ func (r *guarded[T]) Reconcile(ctx context.Context, item T) (ctrl.Result, error)
 		case r.slots <- struct{}{}:
 			defer func() { <-r.slots }()
 		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return r.notYet(item, spread(time.Second))
+			}
 			return r.limiter.Result(item, notBegun(ctx))
 		}
 	}
 	if later, err := r.waitForRate(ctx); err != nil {
 		return r.limiter.Result(item, err)
 	} else if later > 0 {
-		r.limiter.expectForget(item)
-		return ctrl.Result{RequeueAfter: later}, nil
+		return r.notYet(item, later)
 	}
 	r.limiter.meter.working(1)
 	defer r.limiter.meter.working(-1)
@@ -74,8 +79,22 @@ func (r *guarded[T]) Reconcile(ctx context.Context, item T) (ctrl.Result, error)
 	return result, err
 }
 
-// waitForRate waits for the outbound rate. If the context's deadline is too near, later is when to try
-// again, spread, and nothing is taken from the rate.
+const (
+	longestTurn = 24 * time.Hour // a turn that is further away is none: the rate is paused
+	pausedFor   = time.Minute    // until the rate is looked at again
+)
+
+// notYet returns the Result of a key that was not begun and has not failed.
+func (r *guarded[T]) notYet(item T, later time.Duration) (ctrl.Result, error) {
+	r.limiter.expectForget(item)
+	return ctrl.Result{RequeueAfter: later}, nil
+}
+
+// spread adds up to 20%, so that keys do not return together.
+func spread(d time.Duration) time.Duration { return d + time.Duration(rand.Int64N(int64(d)/5+1)) }
+
+// waitForRate waits for the outbound rate. If the context's deadline is too near, or there is no turn, later
+// is when to try again, spread, and nothing is taken from the rate.
 func (r *guarded[T]) waitForRate(ctx context.Context) (later time.Duration, err error) {
 	if r.rate == nil {
 		return 0, nil
@@ -83,12 +102,13 @@ func (r *guarded[T]) waitForRate(ctx context.Context) (later time.Duration, err 
 	start := time.Now()
 	turn := r.rate.ReserveN(start, 1)
 	wait := turn.DelayFrom(start)
-	if deadline, ok := ctx.Deadline(); ok && wait >= deadline.Sub(start) {
+	never := !turn.OK() || wait > longestTurn
+	if deadline, ok := ctx.Deadline(); never || ok && wait >= deadline.Sub(start) {
 		turn.CancelAt(start)
-		if !turn.OK() { // the burst is 0: there is never a turn
-			wait = time.Minute
+		if never {
+			wait = pausedFor
 		}
-		return wait + time.Duration(rand.Int64N(int64(wait)/5+1)), nil
+		return spread(wait), nil
 	}
 	defer func() { r.limiter.meter.waitedForRate(ctx, time.Since(start)) }()
 	if wait <= 0 {

@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -194,6 +195,69 @@ func TestRateAndDeadline(t *testing.T) {
 }
 
 // A key that waits for its turn ends its wait with its context, and that says nothing about the backend.
+// A rate that allows nothing holds no worker, and keys follow when it allows some again.
+func TestPausedRate(t *testing.T) {
+	for what, outbound := range map[string]func() *rate.Limiter{
+		"limit 0":       func() *rate.Limiter { return rate.NewLimiter(0, 1) },
+		"burst 0":       func() *rate.Limiter { return rate.NewLimiter(1, 0) },
+		"one a century": func() *rate.Limiter { return rate.NewLimiter(1e-10, 1) },
+	} {
+		for _, timeout := range []time.Duration{time.Second, 0} {
+			t.Run(fmt.Sprint(what, ", timeout ", timeout), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					outbound := outbound()
+					outbound.Allow() // the burst
+					begun := 0
+					r := reconcile.Wrap(reconcile.NewRateLimiter[string](newRetrier(t), name), ctrl.TypedFunc[string](func(context.Context, string) (ctrl.Result, error) {
+						begun++
+						return ctrl.Result{}, nil
+					}), reconcile.Guards{Rate: outbound})
+					ctx := t.Context()
+					if timeout > 0 {
+						limited, cancel := context.WithTimeout(ctx, timeout)
+						defer cancel()
+						ctx = limited
+					}
+					start := time.Now()
+					got, err := r.Reconcile(ctx, "a")
+					if err != nil || got.RequeueAfter < time.Minute || got.RequeueAfter > 72*time.Second || begun != 0 || time.Since(start) > 0 {
+						t.Errorf("Reconcile = %v, %v after %v, begun %d; want RequeueAfter 1m to 1m12s immediately, and nothing begun", got, err, time.Since(start), begun)
+					}
+					outbound.SetLimit(rate.Inf)
+					if r.Reconcile(ctx, "a"); begun != 1 {
+						t.Errorf("begun %d when the rate is back, want 1", begun)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A key whose deadline passes while it waits for others has not failed.
+func TestInFlightAndDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := ratio(t, 1, 3)
+		limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b)), name)
+		r := reconcile.Wrap(limiter, ctrl.TypedFunc[string](func(context.Context, string) (ctrl.Result, error) {
+			time.Sleep(time.Minute)
+			return ctrl.Result{}, nil
+		}), reconcile.Guards{InFlight: 1})
+		go r.Reconcile(t.Context(), "a")
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		got, err := r.Reconcile(ctx, "b")
+		if err != nil || got.RequeueAfter < time.Second || got.RequeueAfter > 1200*time.Millisecond {
+			t.Errorf("Reconcile = %v, %v, want RequeueAfter 1s to 1.2s", got, err)
+		}
+		limiter.Forget("b")
+		if n := limiter.NumRequeues("b"); n != 0 || b.Balance(time.Now()) != 3 {
+			t.Errorf("NumRequeues %d, balance %v, want 0 and 3", n, b.Balance(time.Now()))
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 func TestCancelledWait(t *testing.T) {
 	for what, g := range map[string]reconcile.Guards{
 		"rate":      {Rate: rate.NewLimiter(0.01, 1)},
