@@ -425,7 +425,8 @@ func (l *RateLimiter[T]) bringForward(replace bool) {
 	for range forwardedPerSuccess {
 		k, queue := l.nextInLine(now)
 		if k == nil {
-			return
+			l.moveUp(now)
+			continue
 		}
 		if wait, ok := k.forward(now, replace); ok {
 			l.meter.forwarded()
@@ -433,6 +434,29 @@ func (l *RateLimiter[T]) bringForward(replace bool) {
 		}
 		replace = false
 	}
+}
+
+// moveUp gives one of the keys that rest a nearer place in the lane, if one after its rest is free: it may
+// have got its place when thousands of keys were before it, which have left the lane since. The key is
+// drawn at random, because all need it alike.
+func (l *RateLimiter[T]) moveUp(now time.Time) {
+	l.mu.Lock()
+	queue := l.queue
+	if queue == nil || len(l.resting) == 0 {
+		l.mu.Unlock()
+		return
+	}
+	k := l.resting[rand.IntN(len(l.resting))]
+	slot, at := l.lane.book(now, k.rests, rand.Float64())
+	if !at.Before(k.due) {
+		l.lane.release(slot)
+		l.mu.Unlock()
+		return
+	}
+	l.lane.release(k.slot)
+	k.slot, k.due = slot, at
+	l.mu.Unlock()
+	queue.AddAfter(k.item, max(1, at.Sub(now)))
 }
 
 // nextInLine takes the key that is due last out of the line. It returns nil if all are due, there is none, or
