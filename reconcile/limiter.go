@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -490,6 +492,17 @@ func (l *RateLimiter[T]) sweep(now time.Time) {
 			k.Refund()
 		}
 		k.mu.Unlock()
+	}
+}
+
+// dropAll drops all keys. A key that is being worked on is then reported to the budget as one for which
+// nobody has paid.
+func (l *RateLimiter[T]) dropAll() {
+	l.mu.Lock()
+	items := slices.Collect(maps.Keys(l.keys))
+	l.mu.Unlock()
+	for _, item := range items {
+		l.Drop(item)
 	}
 }
 
