@@ -257,10 +257,15 @@ func (l *RateLimiter[T]) fail(item T, err error, returns bool) verdict {
 	v.wait = l.untilDue(k, now)
 	if returns {
 		l.meter.failed(v)
+	} else {
+		v = verdict{reason: terminal}
 	}
 	l.log.failed(k.item, k.failures, &k.logged, v, err, now)
 	return v
 }
+
+// terminal is the reason in log lines about a key that does not return by itself.
+const terminal = "terminal"
 
 // lockKey returns the item's key, locked. It is made if there is none.
 func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
