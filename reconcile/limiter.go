@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -255,10 +257,15 @@ func (l *RateLimiter[T]) fail(item T, err error, returns bool) verdict {
 	v.wait = l.untilDue(k, now)
 	if returns {
 		l.meter.failed(v)
+	} else {
+		v = verdict{reason: terminal}
 	}
 	l.log.failed(k.item, k.failures, &k.logged, v, err, now)
 	return v
 }
+
+// terminal is the reason in log lines about a key that does not return by itself.
+const terminal = "terminal"
 
 // lockKey returns the item's key, locked. It is made if there is none.
 func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
@@ -514,6 +521,17 @@ func (l *RateLimiter[T]) sweep(now time.Time) {
 			k.Refund()
 		}
 		k.mu.Unlock()
+	}
+}
+
+// dropAll drops all keys. A key that is being worked on is then reported to the budget as one for which
+// nobody has paid.
+func (l *RateLimiter[T]) dropAll() {
+	l.mu.Lock()
+	items := slices.Collect(maps.Keys(l.keys))
+	l.mu.Unlock()
+	for _, item := range items {
+		l.Drop(item)
 	}
 }
 

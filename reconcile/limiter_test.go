@@ -354,6 +354,41 @@ func TestClassifierPanics(t *testing.T) {
 	}
 }
 
+// A queue that is shut down holds no retries of a budget that others use, too.
+func TestShutDown(t *testing.T) {
+	for name, shutDown := range map[string]func(workqueue.TypedRateLimitingInterface[string]){
+		"immediately": workqueue.TypedRateLimitingInterface[string].ShutDown,
+		"with drain":  workqueue.TypedRateLimitingInterface[string].ShutDownWithDrain,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, err := grpcretry.NewConcurrencyBudget(3)
+				if err != nil {
+					t.Fatal(err)
+				}
+				limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b), grpcretry.WithBackoff(grpcretry.Constant(time.Minute))), "/reconcile/orders")
+				queue := reconcile.NewQueue(limiter, "")
+				queue.AddRateLimited("waits")
+				queue.AddRateLimited("waits in the slow lane")
+				limiter.When("in flight")
+				time.Sleep(time.Minute - time.Second)
+				queue.Add("in flight")
+				item, _ := queue.Get()
+				time.Sleep(2 * time.Second)
+				queue.AddRateLimited("waits")
+				go shutDown(queue)
+				time.Sleep(time.Second)
+				queue.AddRateLimited(item)
+				queue.Done(item)
+				synctest.Wait()
+				if got := b.Balance(time.Now()); got != 3 {
+					t.Errorf("balance = %v, want 3", got)
+				}
+			})
+		})
+	}
+}
+
 func TestDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := ratio(t, 1, 2)

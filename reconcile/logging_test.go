@@ -63,6 +63,17 @@ func TestLog(t *testing.T) {
 
 // Ten thousand keys that fail together write ten lines of each kind, and then one a second that says how
 // many are missing. A long key is cut.
+// A key that does not return has no wait.
+func TestLogOfTerminalError(t *testing.T) {
+	option, lines := logged()
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name, option)
+	limiter.Result("shop/a", grpcretry.Permanent(errors.New("no such shop")))
+	want := `level=INFO msg="grpcretry: key fails" name=/reconcile/orders key=shop/a wait=0s reason=terminal error="no such shop"`
+	if got := lines(); len(got) != 1 || got[0] != want {
+		t.Errorf("the log is %q, want %q", got, want)
+	}
+}
+
 func TestLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		option, lines := logged()

@@ -9,7 +9,8 @@ import (
 
 // NewQueue returns a [workqueue.NewTypedRateLimitingQueueWithConfig] with the limiter, which it attaches,
 // so that items leave the slow lane early when the backend answers again. The limiter's metrics then
-// include the queue's depth and the age of its oldest item. Items are served in the order in which they
+// include the queue's depth and the age of its oldest item. When the queue is shut down, the limiter drops its
+// items, see [RateLimiter.Drop]. Items are served in the order in which they
 // became ready. name is the queue's in client-go's own metrics; "" means that there are none.
 //
 // For controller-runtime:
@@ -21,7 +22,8 @@ func NewQueue[T comparable](limiter *RateLimiter[T], name string) workqueue.Type
 	d := &depth[T]{}
 	ready := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[T]{Name: name, Queue: d})
 	q := &queue[T]{
-		meter: limiter.meter,
+		limiter: limiter,
+		meter:   limiter.meter,
 		TypedRateLimitingInterface: workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[T]{
 			Name:          name,
 			DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[T]{Name: name, Queue: ready}),
@@ -34,10 +36,22 @@ func NewQueue[T comparable](limiter *RateLimiter[T], name string) workqueue.Type
 	return q
 }
 
-// A queue counts the items that are worked on.
+// A queue counts the items that are worked on. Once it is shut down, no item returns, so the limiter drops
+// all of them, and those that fail from then on.
 type queue[T comparable] struct {
 	workqueue.TypedRateLimitingInterface[T]
-	meter *meter
+	limiter *RateLimiter[T]
+	meter   *meter
+}
+
+func (q *queue[T]) ShutDown() {
+	q.TypedRateLimitingInterface.ShutDown()
+	q.limiter.dropAll()
+}
+
+func (q *queue[T]) ShutDownWithDrain() {
+	q.TypedRateLimitingInterface.ShutDownWithDrain()
+	q.limiter.dropAll()
 }
 
 func (q *queue[T]) Get() (item T, shutdown bool) {
@@ -51,6 +65,9 @@ func (q *queue[T]) Get() (item T, shutdown bool) {
 func (q *queue[T]) Done(item T) {
 	if !q.counted() {
 		q.meter.working(-1)
+	}
+	if q.ShuttingDown() {
+		q.limiter.Drop(item)
 	}
 	q.TypedRateLimitingInterface.Done(item)
 }
