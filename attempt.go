@@ -42,7 +42,8 @@ func (a Attempt) Code() codes.Code { return status.Code(a.Err) }
 
 // AttemptFromContext returns the attempt that ctx belongs to; ok is false if there is none. It
 // works on the client below the interceptor: in interceptors chained after it, in stats handlers,
-// per-RPC credentials and load-balancing policies.
+// per-RPC credentials and load-balancing policies; and in a function that [Retrier.Do] calls. Below a
+// call that passes through, it returns the attempt of a call around that, if there is one.
 func AttemptFromContext(ctx context.Context) (a Attempt, ok bool) {
 	if running, ok := ctx.Value(attemptKey{}).(*attempt); ok {
 		return running.asStarted(time.Now()), true
@@ -424,15 +425,25 @@ func (a *attempt) timedOut(err error) bool {
 // interceptor or a load-balancing policy, and the attempt counts like any other.
 func (a *attempt) checkUnsent(err error) {
 	if a.cc == nil { // a function
-		if isUnsent(err) {
-			a.fate = fateUnsent
-		}
+		a.checkFunction(err)
 		return
 	}
 	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
 	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
 	if unknown && failed && isUnconnected(a.cc) {
 		a.fate = fateUnsent
+	}
+}
+
+// checkFunction records what a function's error says about the attempt: whether it had an effect and,
+// if the error is that of a call below, that call's last trailer. The server's pushback in there holds
+// for the function, too, because calling it again calls that server again.
+func (a *attempt) checkFunction(err error) {
+	if isUnsent(err) {
+		a.fate = fateUnsent
+	}
+	if below, ok := errors.AsType[*Error](err); ok && below != nil && len(below.Attempts) > 0 {
+		a.trailer = below.Attempts[len(below.Attempts)-1].Trailer
 	}
 }
 

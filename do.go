@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,24 +19,28 @@ import (
 //
 // The name has the form "/sql/orders.read": any words, each with a leading slash. [WithMethod] sets
 // policies for names that begin with its pattern: an option for "/sql/" applies to "/sql/orders.read",
-// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. The
-// name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
+// and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. A name
+// without a second slash, "/sql", counts as "/sql/" here. What a service config says of all methods, see
+// [WithServiceConfig], applies to functions, too.
+//
+// The name up to its second slash, "/sql", is the target: it has a budget of its own, unless [WithBudget]
 // says otherwise, and takes the place of an RPC's target in events, metrics and log lines. Names should
-// come from the program, not from its input, because each makes a row in the metrics.
+// come from the program, not from its input, because each makes a row in the metrics, and each target
+// a budget, which is kept for at least a minute after its last call, see [PerTarget].
 //
 // f is called once per attempt, on the caller's goroutine, with the attempt's context, see
 // [AttemptFromContext]. A nil error is a success. Otherwise, the error's [status.Code] decides, which
 // is UNKNOWN for errors that are not a gRPC status: return a status, wrap one, or set [WithCodes] or
 // [WithClassifier]. [Permanent] marks errors that are never retried, and [Unsent] those of attempts
-// that had no effect. A RetryInfo in the status's details is obeyed like a server's. If the attempt
-// timeout has ended the attempt's context, an error of the context counts as the timeout, and so does
-// any error that is not a gRPC status, because it may well hide the former; Permanent prevents that. Do
-// waits for f to return, even if its context has ended, so f should obey the context. It calls f once
-// even if ctx has ended before.
+// that had no effect. A RetryInfo in the status's details is obeyed like a server's, and so is the
+// pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the attempt's
+// context, an error of the context counts as the timeout, and so does any error that is not a gRPC
+// status, because it may well hide the former; Permanent prevents that. Do waits for f to return, even
+// if its context has ended, so f should obey the context. It calls f once even if ctx has ended before.
 //
 // Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
-// their own, and their attempts multiply with those of this call unless one of both is limited by
-// [WithMaxAttempts].
+// their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of
+// the two.
 //
 // Do returns nil after a success. If the first failure is not retryable, Do returns f's error as it
 // is; otherwise, the error is an [*Error]. A panic in f reaches Do's caller.
@@ -49,19 +52,19 @@ import (
 // that failed with Unsent, and only if it is set: its default is for RPCs. [WithBufferLimit] and
 // [WithCommitOnHeaders] have no meaning here.
 func (r *Retrier) Do(ctx context.Context, name string, f func(context.Context) error, opts ...CallOption) error {
-	return r.do(ctx, &function.Call{Name: name, Target: functionTarget(name), Run: f}, opts)
+	return r.do(ctx, &function.Call{Name: name, Target: functionTarget(name)}, f, opts)
 }
 
 func init() {
 	function.Do = func(ctx context.Context, retrier any, c *function.Call) error {
-		return retrier.(*Retrier).do(ctx, c, nil)
+		return retrier.(*Retrier).do(ctx, c, c.Run, nil)
 	}
 }
 
-// do makes the calls of Do and of package httpretry.
-func (r *Retrier) do(ctx context.Context, of *function.Call, opts []CallOption) error {
+// do makes the calls of Do and of package httpretry. The function is a parameter, so that it can stay on
+// the caller's stack.
+func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Context) error, opts []CallOption) error {
 	var c call // stays on the stack
-	f := of.Run
 	c.retrier, c.ctx, c.method, c.runsOn, c.discard, c.isLast = r, ctx, of.Name, of.Target, of.Discard, of.IsLast
 	if err := c.prepareFunction(f, opts); err != nil {
 		return err
@@ -200,8 +203,7 @@ func notDone(name string, err error) error {
 
 func (c *call) checkFunction(f func(context.Context) error) error {
 	switch {
-	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/' ||
-		!utf8.ValidString(c.method) || !utf8.ValidString(c.runsOn): // exporters of telemetry would fail
+	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
 	case c.ctx == nil:
 		return errors.New("the context is nil")

@@ -250,10 +250,26 @@ func TestSpansOfFunctionsAreUTF8(t *testing.T) {
 	if len(recorder.Ended()) != 1 {
 		t.Errorf("%d spans", len(recorder.Ended()))
 	}
-	ran := false
-	err := r.Do(t.Context(), "/a/\xff", func(context.Context) error { ran = true; return nil })
-	if ran || status.Code(err) != codes.Internal || !utf8.ValidString(err.Error()) {
-		t.Errorf("ran %v: %v", ran, err)
+}
+
+func TestNamesOfFunctionsAreUTF8InTelemetry(t *testing.T) {
+	provider, recorder := recordSpans()
+	meters, reader := readMetrics()
+	r := retrierOf(t, WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters))
+	if err := r.Do(t.Context(), "/\xfe/\xff", func(context.Context) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if name := recorder.Ended()[0].Name(); name != "\uFFFD/\uFFFD" {
+		t.Errorf("the span is %q", name)
+	}
+	lines := metricLines(t, reader)
+	for _, line := range lines {
+		if !utf8.ValidString(line) {
+			t.Errorf("metric %q", line)
+		}
+	}
+	if len(lines) == 0 {
+		t.Error("no metrics")
 	}
 }
 

@@ -564,6 +564,20 @@ func TestTelemetryOfFunctions(t *testing.T) {
 	})
 }
 
+// A name that is too long to be kept is counted all the same.
+func TestALongNameIsCountedAsAnother(t *testing.T) {
+	meters, reader := readMetrics()
+	r := doer(t, 0, WithMeterProvider(meters), WithBudget(Unlimited))
+	for _, name := range []string{"/sql/" + strings.Repeat("x", maxMetricName), "/" + strings.Repeat("x", maxMetricName) + "/read"} {
+		if err := r.Do(t.Context(), name, func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	wantMetrics(t, reader,
+		"grpcretry.attempts 2 grpcretry.decision=success grpcretry.target=other rpc.method=other rpc.response.status_code=OK",
+		"grpcretry.calls 2 grpcretry.outcome=first_try grpcretry.target=other rpc.method=other")
+}
+
 func wantList(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
@@ -623,6 +637,32 @@ func TestAnInnerFunctionsPermanentStopsTheOuter(t *testing.T) {
 			t.Errorf("%d calls, %v, want the second to be the last", calls, err)
 		}
 	})
+}
+
+// A server's pushback for an RPC that the function makes holds for the function as well.
+func TestPushbackOfACallBelowAFunction(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		pushback string
+		times    []time.Duration
+		reason   error
+	}{
+		{"do not retry", "-1", []time.Duration{0}, ErrPushback},
+		{"wait", "7000", []time.Duration{0, 7 * second}, ErrAttemptsExhausted},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable().pushback(tt.pushback)))
+				client := server.client(t, WithMaxElapsed(1)) // gives up immediately
+				err := doer(t, 0, steady, WithMaxAttempts(2)).Do(t.Context(), "/outer/f", func(ctx context.Context) error {
+					_, err := client.Echo(ctx, request())
+					return err
+				})
+				wantStop(t, err, codes.Unavailable, tt.reason, len(tt.times))
+				wantTimes(t, server, tt.times...)
+			})
+		})
+	}
 }
 
 // The hook of package httpretry.

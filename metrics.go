@@ -34,6 +34,10 @@ const other = "other"
 // each address separately has an unlimited number of targets.
 const maxMetricRows = 2000
 
+// maxMetricName limits the names that are shown, in bytes. A function whose name or target is longer is
+// counted with the pairs after maxMetricRows.
+const maxMetricName = 512
+
 var (
 	waitBounds = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
 
@@ -57,10 +61,11 @@ type metrics struct {
 	hedges     metric.Int64Histogram
 	retryDelay metric.Float64Histogram
 
-	mu       sync.Mutex // held to add a row; the maps are replaced, never changed
-	rows     atomic.Pointer[map[rowKey]*metricRow]
-	overflow *metricRow // counts the pairs after maxMetricRows
-	budgets  atomic.Pointer[map[budgetLabels]*budgetRow]
+	mu         sync.Mutex // held to add a row; the maps are replaced, never changed
+	rows       atomic.Pointer[map[rowKey]*metricRow]
+	overflow   *metricRow  // counts the pairs after maxMetricRows, and those with long names
+	overflowed atomic.Bool // the overflow has counted something
+	budgets    atomic.Pointer[map[budgetLabels]*budgetRow]
 }
 
 // A rowKey has a target either as it was dialed or in gRPC's canonical form. Both lead to the same
@@ -184,12 +189,12 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 			row.observe(to, o)
 		}
 	}
-	if len(rows) >= maxMetricRows {
+	if m.overflowed.Load() {
 		m.overflow.observe(to, o)
 	}
 	now := time.Now()
 	for key, row := range *m.budgets.Load() {
-		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, key.target), attribute.String(telemetry.AttrBudget, key.scope))
+		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(key.target)), attribute.String(telemetry.AttrBudget, key.scope))
 		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
 		budget := m.budgetOf(key)
 		if budget == nil {
@@ -232,7 +237,7 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 }
 
 func (row *metricRow) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, row.target)}
+	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, printable(row.target))}
 }
 
 // callPassed counts a call that passed straight through.
@@ -347,7 +352,8 @@ func (m *metrics) row(f *facts) *metricRow {
 	if row := rows[key]; row != nil {
 		return row
 	}
-	if len(rows) >= maxMetricRows {
+	if len(rows) >= maxMetricRows || max(len(key.method), len(key.target)) > maxMetricName {
+		m.overflowed.Store(true)
 		return m.overflow
 	}
 	return m.addRow(key, f.target())
@@ -373,14 +379,14 @@ func (m *metrics) addRow(key rowKey, canonical string) *metricRow {
 func newMetricRow(key rowKey) *metricRow {
 	row := &metricRow{
 		target:   key.target,
-		method:   strings.TrimPrefix(key.method, "/"),
+		method:   printable(strings.TrimPrefix(key.method, "/")),
 		attempts: map[attemptKind]int64{},
 		calls:    map[string]int64{},
 	}
 	for source := range row.waits {
 		row.waits[source] = recorded(append(row.attributes(), attribute.String(telemetry.AttrWaitSource, WaitSource(source).String()))...)
 	}
-	row.a96 = recorded(attribute.String("grpc.method", row.method), attribute.String("grpc.target", row.target))
+	row.a96 = recorded(attribute.String("grpc.method", row.method), attribute.String("grpc.target", printable(row.target)))
 	return row
 }
 

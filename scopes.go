@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 )
@@ -372,7 +373,7 @@ func prefixesOf(name string) iter.Seq[string] {
 func checkPattern(pattern string) error {
 	words := strings.Split(pattern, "/")
 	last := len(words) - 1
-	if last < 2 || words[0] != "" || slices.Contains(words[1:last], "") {
+	if last < 2 || words[0] != "" || slices.Contains(words[1:last], "") || !utf8.ValidString(pattern) {
 		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
 	}
 	return nil

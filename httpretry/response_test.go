@@ -45,18 +45,33 @@ func TestConnectionIsReused(t *testing.T) {
 		{"too large, in chunks", large(2*MaxDrained, true), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			client, web := serve(t, answers(t, tt.first, says("hello")), quick)
-			var reused []bool
-			req := newRequest(t, "GET", web.URL, nil)
-			req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-				GotConn: func(info httptrace.GotConnInfo) { reused = append(reused, info.Reused) },
-			}))
-			wantResponse(t, client, req, 200, "hello")
-			if len(reused) != 2 || reused[0] || reused[1] != tt.reuse {
-				t.Errorf("connections reused: %v, want %v for the second", reused, tt.reuse)
+			reused := reuses(t, tt.first)
+			for range 5 { // a busy machine may need more than MaxDrainTime
+				if reused != tt.reuse {
+					reused = reuses(t, tt.first)
+				}
+			}
+			if reused != tt.reuse {
+				t.Errorf("the connection was used again: %v, want %v", reused, tt.reuse)
 			}
 		})
 	}
+}
+
+// reuses reports whether the attempt after a response uses its connection.
+func reuses(t *testing.T, first http.HandlerFunc) bool {
+	t.Helper()
+	client, web := serve(t, answers(t, first, says("hello")), quick)
+	var reused []bool
+	req := newRequest(t, "GET", web.URL, nil)
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { reused = append(reused, info.Reused) },
+	}))
+	wantResponse(t, client, req, 200, "hello")
+	if len(reused) != 2 || reused[0] {
+		t.Fatalf("connections reused: %v, want two", reused)
+	}
+	return reused[1]
 }
 
 // Each discarded body is closed once, before the wait, and the last one by the caller alone.

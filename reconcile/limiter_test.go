@@ -273,7 +273,10 @@ func TestBringForwardAfterServersWait(t *testing.T) {
 			t.Error("the key was brought forward before the wait that the server named was over")
 		}
 		limiter.Forget("new")
+		time.Sleep(time.Second)
+		limiter.Forget("new")
 		time.Sleep(50 * time.Millisecond)
+		synctest.Wait()
 		if got := queue.Len(); got != 1 {
 			t.Error("the key was not brought forward after it")
 		}

@@ -31,7 +31,7 @@ func path() []part {
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "targetOf"}},
+		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "spansOf",

@@ -18,10 +18,10 @@ func memory() (net.Listener, string, grpc.DialOption, error) {
 	return l, "memory", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }), nil
 }
 
-// The command as it runs by default, in virtual time.
+// The command as it runs by default, with fewer keys and in virtual time.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := setting{keys: 1000, workers: 16, perSecond: 300, up: time.Second, outage: 9 * time.Second, limit: 18 * time.Second}
+		s := setting{keys: 500, workers: 16, perSecond: 200, up: time.Second, outage: 9 * time.Second, limit: 18 * time.Second}
 		var out strings.Builder
 		services, err := run(t.Context(), s, memory, slog.New(slog.DiscardHandler), &out)
 		if err != nil {
@@ -42,7 +42,7 @@ func TestRun(t *testing.T) {
 		if ours.failures() >= theirs.failures() {
 			t.Errorf("%d requests failed, and %d by default, want fewer", ours.failures(), theirs.failures())
 		}
-		for _, want := range []string{"\n     5   DOWN ", "grpcretry/reconcile   ", "all keys in sync ", "of 1000 keys in sync at the end\n"} {
+		for _, want := range []string{"\n     5   DOWN ", "grpcretry/reconcile   ", "all keys in sync ", "of 500 keys in sync at the end\n"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("run printed\n%s\nwithout %q", out.String(), want)
 			}
