@@ -114,8 +114,13 @@ func (f *failure) GRPCStatus() *status.Status {
 
 // classify returns what an error of Base means for retries. Everything that is not known to be a
 // broken connection is UNKNOWN, such as an unsupported scheme, an invalid header or a malformed
-// response.
-func classify(err error) error {
+// response, and an error whose methods panic.
+func classify(err error) (means error) {
+	defer func() {
+		if recover() != nil {
+			means = &failure{err: err}
+		}
+	}()
 	if neverSucceeds(err) {
 		return grpcretry.Permanent(&failure{err: err})
 	}

@@ -215,3 +215,12 @@ func TestNamesOfHosts(t *testing.T) {
 		newRetrier(t, grpcretry.WithMethod(name, grpcretry.WithMaxAttempts(2)), grpcretry.WithMethod(strings.TrimSuffix(name, "GET"), grpcretry.WithMaxAttempts(3)))
 	}
 }
+
+// An error that panics when it is looked at does not make RoundTrip panic.
+func TestErrorPanics(t *testing.T) {
+	var typedNil *net.OpError
+	_, err := NewTransport(newRetrier(t), roundTripper(func(*http.Request) (*http.Response, error) { return nil, typedNil })).RoundTrip(newRequest(t, "GET", "http://test/", nil))
+	if err == nil {
+		t.Error("err = nil")
+	}
+}
