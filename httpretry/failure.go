@@ -221,6 +221,7 @@ var (
 		"http2: client connection lost",
 		"http2: client conn is closed",
 		"http2: client conn could not be established",
+		"http2: client connection force closed via ClientConn.Close", // another stream's write has failed
 	}
 	brokenPrefix = "net/http: HTTP/1.x transport connection broken: "
 )
