@@ -90,10 +90,23 @@ func (c *call) send(own *attemptContext) (*http.Response, error) {
 		closeBody(response) // http.Client ignores it
 		return nil, err
 	}
-	if response != nil && response.Request == sent {
-		response.Request = c.request
+	if response != nil {
+		response.Request = c.original(response.Request, sent)
 	}
 	return response, nil
+}
+
+// original returns what a caller expects as a response's Request: the context of an attempt ends with
+// it, and marks further requests as a part of it. With HTTP/2, net/http returns a copy of what was sent.
+func (c *call) original(request, sent *http.Request) *http.Request {
+	switch {
+	case request == sent:
+		return c.request
+	case request != nil && request.Context() == sent.Context():
+		return request.WithContext(c.request.Context())
+	default:
+		return request
+	}
 }
 
 // nextBody gives the next attempt its body.

@@ -56,5 +56,5 @@
 // the wait between them.
 //
 // If a Transport is the Base of another one, directly or below other RoundTrippers, only the outer one
-// retries.
+// retries, unless a RoundTripper between them has changed the host or the method.
 package httpretry

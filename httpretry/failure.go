@@ -114,8 +114,13 @@ func (f *failure) GRPCStatus() *status.Status {
 
 // classify returns what an error of Base means for retries. Everything that is not known to be a
 // broken connection is UNKNOWN, such as an unsupported scheme, an invalid header or a malformed
-// response.
-func classify(err error) error {
+// response, and an error whose methods panic.
+func classify(err error) (means error) {
+	defer func() {
+		if recover() != nil {
+			means = &failure{err: err}
+		}
+	}()
 	if neverSucceeds(err) {
 		return grpcretry.Permanent(&failure{err: err})
 	}
@@ -216,6 +221,7 @@ var (
 		"http2: client connection lost",
 		"http2: client conn is closed",
 		"http2: client conn could not be established",
+		"http2: client connection force closed via ClientConn.Close", // another stream's write has failed
 	}
 	brokenPrefix = "net/http: HTTP/1.x transport connection broken: "
 )

@@ -215,3 +215,28 @@ func TestNamesOfHosts(t *testing.T) {
 		newRetrier(t, grpcretry.WithMethod(name, grpcretry.WithMaxAttempts(2)), grpcretry.WithMethod(strings.TrimSuffix(name, "GET"), grpcretry.WithMaxAttempts(3)))
 	}
 }
+
+// An error that panics when it is looked at does not make RoundTrip panic.
+func TestErrorPanics(t *testing.T) {
+	var typedNil *net.OpError
+	_, err := NewTransport(newRetrier(t), roundTripper(func(*http.Request) (*http.Response, error) { return nil, typedNil })).RoundTrip(newRequest(t, "GET", "http://test/", nil))
+	if err == nil {
+		t.Error("err = nil")
+	}
+}
+
+// If a connection breaks while one stream writes, net/http closes it, and the other streams fail with
+// this error.
+func TestConnectionBreaksInAnotherStream(t *testing.T) {
+	n := 0
+	base := roundTripper(func(r *http.Request) (*http.Response, error) {
+		if n++; n == 1 {
+			return nil, errors.New("http2: client connection force closed via ClientConn.Close")
+		}
+		return reply(r, 200, ""), nil
+	})
+	resp, err := NewTransport(newRetrier(t, quick), base).RoundTrip(newRequest(t, "GET", "http://test/", nil))
+	if err != nil || resp.StatusCode != 200 {
+		t.Errorf("RoundTrip = %v, %v, want 200", resp, err)
+	}
+}
