@@ -195,7 +195,7 @@ func TestRequestCancelIsFinal(t *testing.T) {
 		return nil, errors.New("net/http: request canceled")
 	})
 	req := newRequest(t, "GET", "http://test/", nil)
-	req.Cancel = cancel
+	req.Cancel = cancel //nolint:staticcheck // deprecated, but http.Client still sets it
 	_, err := NewTransport(newRetrier(t, quick, grpcretry.WithCodes(codes.Unknown)), base).RoundTrip(req)
 	if err == nil || n != 1 {
 		t.Errorf("err = %v after %d attempts, want one", err, n)
