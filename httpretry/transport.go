@@ -41,11 +41,14 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	c := &call{base: t.base(), request: req}
 	defer c.end()
-	err := function.Do(req.Context(), t.retrier(), &function.Call{
-		Name: name, Target: host, Run: c.attempt, Discard: c.discard, IsLast: c.isLast,
+	of := &function.Call{
+		Name: name, Target: host, Run: c.attempt, Discard: c.discard,
 		UnsentOnly: !idempotent, // the policy may have changed meanwhile
-	})
-	return c.result(err)
+	}
+	if req.Body != nil || req.Cancel != nil { //nolint:staticcheck // deprecated, but http.Client still sets it
+		of.IsLast = c.isLast
+	}
+	return c.result(function.Do(req.Context(), t.retrier(), of))
 }
 
 // CloseIdleConnections calls the method of that name of Base, if it has one. It is for
