@@ -341,8 +341,9 @@ func (r *race) due(now time.Time) {
 	case c.retrier.leavesToGRPC(c.policy, c.cc, c.method):
 		p.dueAt = time.Time{}
 		r.arm()
-	case (r.delay > 0 || !c.retrier.builtInRetryOff || c.unresolved != nil) && isUnconnected(c.cc):
-		// Hedges that come due meanwhile would all be sent together when there is a connection.
+	case (r.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && awaitsConfig(c.cc):
+		// Hedges that come due meanwhile would all be sent together when there is a connection, and
+		// perhaps although the channel's config allows none.
 		p.putOff(now)
 		r.arm()
 	default:
