@@ -245,3 +245,46 @@ func TestHerdAtUnreliableBackend(t *testing.T) {
 		}
 	}
 }
+
+// Keys that can never succeed, a third of all here, do not hold up the return of the others after an outage.
+func TestHerdWithPoisonedKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const items, workers, outage = 900, 20, 2 * time.Minute
+		limiter := reconcile.NewRateLimiter[int](newRetrier(t), name)
+		queue := reconcile.NewQueue(limiter, "")
+		start := time.Now()
+		var mu sync.Mutex
+		synced := map[int]bool{}
+		var wg sync.WaitGroup
+		for range workers {
+			wg.Go(func() {
+				for {
+					item, shutdown := queue.Get()
+					if shutdown {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+					if item%3 == 0 || time.Since(start) < outage {
+						queue.AddRateLimited(item)
+					} else {
+						queue.Forget(item)
+						mu.Lock()
+						synced[item] = true
+						mu.Unlock()
+					}
+					queue.Done(item)
+				}
+			})
+		}
+		for item := range items {
+			queue.Add(item)
+		}
+		time.Sleep(outage + 2*time.Minute)
+		queue.ShutDown()
+		wg.Wait()
+		t.Logf("%d of %d keys in sync two minutes after the outage", len(synced), items*2/3)
+		if len(synced) < items/3 { // a failure costs more budget than two successes earn
+			t.Errorf("%d of %d keys in sync two minutes after the outage, want half of them", len(synced), items*2/3)
+		}
+	})
+}

@@ -34,6 +34,7 @@ type key[T comparable] struct {
 	slow    bool      // in the slow lane, even if that has no slots
 	rests   time.Time // until when it is not to be brought forward, while resting
 	resting int       // in the limiter's heap of resting keys; noPlace if it does not rest
+	times   int       // parkings when it came to the slow lane
 	place   int       // in the limiter's line; noPlace if it is not in it
 }
 
@@ -78,12 +79,19 @@ func (k *key[T]) Refund() {
 // Balance returns the retries left in the Retrier's budget.
 func (k *key[T]) Balance(now time.Time) float64 { return k.limiter.budget().Balance(now) }
 
-// A line holds the keys that can be brought forward, as a heap: the one that is due last comes first. So
-// the lane stays full in the near future, and keys return from it even if nothing succeeds for a while.
+// A line holds the keys that can be brought forward, as a heap. The key that has come to the slow lane the
+// fewest times in a row comes first: otherwise keys that cannot succeed would come before those that can.
+// Among equals it is the key that is due last, so that the lane stays full in the near future, and keys return
+// from it even if nothing succeeds for a while.
 type line[T comparable] []*key[T]
 
-func (l line[T]) Len() int           { return len(l) }
-func (l line[T]) Less(i, j int) bool { return l[i].due.After(l[j].due) }
+func (l line[T]) Len() int { return len(l) }
+func (l line[T]) Less(i, j int) bool {
+	if l[i].times != l[j].times {
+		return l[i].times < l[j].times
+	}
+	return l[i].due.After(l[j].due)
+}
 func (l line[T]) Swap(i, j int) {
 	l[i], l[j] = l[j], l[i]
 	l[i].place, l[j].place = i, j

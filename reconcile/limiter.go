@@ -352,7 +352,7 @@ func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early b
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leaveLane(k)
-	k.slow = true
+	k.slow, k.times = true, k.parkings
 	k.slot, k.due = l.lane.book(now, now.Add(max(wait, asked)), rand.Float64())
 	switch {
 	case k.forwarded || hint.Stop:
@@ -466,18 +466,20 @@ func (l *RateLimiter[T]) moveUp(now time.Time) {
 	queue.AddAfter(k.item, max(1, at.Sub(now)))
 }
 
-// nextInLine takes the key that is due last out of the line. It returns nil if all are due, there is none, or
-// the limiter knows no queue.
+// nextInLine takes the first key out of the line. Keys that are due anyway are passed over. It returns nil if
+// there is none, or the limiter knows no queue.
 func (l *RateLimiter[T]) nextInLine(now time.Time) (*key[T], adder[T]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.resting) > 0 && !l.resting[0].rests.After(now) {
 		heap.Push(&l.line, heap.Pop(&l.resting).(*key[T]))
 	}
-	if l.queue == nil || len(l.line) == 0 || !l.line[0].due.After(now) {
-		return nil, nil
+	for l.queue != nil && len(l.line) > 0 {
+		if k := heap.Pop(&l.line).(*key[T]); k.due.After(now) {
+			return k, l.queue
+		}
 	}
-	return heap.Pop(&l.line).(*key[T]), l.queue
+	return nil, nil
 }
 
 // forward pays for a key's next attempt, unless that is free; it is to be made after wait. If the budget
