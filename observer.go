@@ -25,8 +25,9 @@ const (
 
 // An Event tells an observer what happens in a call, see [WithObserver].
 type Event struct {
-	Kind   EventKind
-	Target string // in gRPC's canonical form: "dns:///shop:443"
+	Kind     EventKind
+	Target   string // in gRPC's canonical form: "dns:///shop:443"; see Retrier.Do for functions
+	Function bool   // the call is of a function, and not an RPC
 
 	// Attempt is the attempt that starts, has ended, or was decided on. At CallEnd it is the
 	// decisive one: the attempt that succeeded, or failed last. It names the method.
@@ -125,7 +126,7 @@ func (o *observers) observe(f *facts, e *Event) {
 	if list == nil {
 		return
 	}
-	e.Target, e.Budget = o.targets.of(f), f.budget
+	e.Target, e.Function, e.Budget = o.targets.of(f), f.runsOn != "", f.budget
 	for _, one := range *list {
 		one.f(f.ctx, *e)
 	}

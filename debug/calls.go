@@ -17,6 +17,8 @@ type Call struct {
 	Target  string `json:"target"`  // in gRPC's canonical form: "dns:///shop:443"
 	Method  string `json:"method"`  // "/pkg.Service/Method"
 
+	Function bool `json:"function"` // it is a function, and not an RPC: no peer is known
+
 	Ended     time.Time `json:"ended"`      // when it ended
 	ElapsedMs float64   `json:"elapsed_ms"` // from its start to its end
 	Outcome   string    `json:"outcome"`    // the word of [grpcretry.Event.Outcome]
@@ -80,6 +82,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 	c := &Call{
 		Target:    text(e.Target, maxName),
 		Method:    text(e.Attempt.Method, maxName),
+		Function:  e.Function,
 		Ended:     began.Add(e.Elapsed),
 		ElapsedMs: ms(e.Elapsed),
 		Outcome:   e.Outcome(),

@@ -133,7 +133,7 @@ func TestHedgeBudgetInWords(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := retrier(t, grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(
 				grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: tt.budget})))
-			want(t, "Hedging.Budget", describe(r.Policy(echoMethod), echoMethod).Hedging.Budget, tt.want)
+			want(t, "Hedging.Budget", describe(r.Policy(echoMethod), echoMethod, false).Hedging.Budget, tt.want)
 		})
 	}
 }

@@ -127,7 +127,10 @@ type source struct {
 }
 
 // A rowKey has names cut to maxName.
-type rowKey struct{ target, method string }
+type rowKey struct {
+	target, method string
+	function       bool // the calls are not RPCs
+}
 
 // observe counts. Only the end of a call matters if its first attempt succeeds.
 func (s *source) observe(_ context.Context, e grpcretry.Event) {
@@ -207,7 +210,7 @@ func (p *Page) age(t time.Time) time.Duration { return max(0, t.Sub(p.since)) }
 
 // row finds the row to count into, on the path of every call.
 func (s *source) row(e *grpcretry.Event) *row {
-	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Attempt.Method, maxName)}
+	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Attempt.Method, maxName), e.Function}
 	if r := (*s.rows.Load())[key]; r != nil {
 		return r
 	}
@@ -225,7 +228,7 @@ func (s *source) addRow(key rowKey) *row {
 		return s.others
 	}
 	s.page.rows++
-	key = rowKey{strings.Clone(key.target), strings.Clone(key.method)} // parts of what may be much longer
+	key = rowKey{strings.Clone(key.target), strings.Clone(key.method), key.function} // parts of what may be much longer
 	rows := maps.Clone(old)
 	rows[key] = newRow(s, key)
 	s.rows.Store(&rows)

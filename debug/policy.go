@@ -37,7 +37,7 @@ type Hedging struct {
 	Budget      string   `json:"budget"`       // in words; hedges spend from it as well
 }
 
-func describe(from grpcretry.Policy, method string) *Policy {
+func describe(from grpcretry.Policy, method string, function bool) *Policy {
 	p := &Policy{
 		MaxAttempts:      from.MaxAttempts,
 		Codes:            namesOf(from.Codes),
@@ -58,7 +58,7 @@ func describe(from grpcretry.Policy, method string) *Policy {
 			p.Hedging.Codes = namesOf(h.NonFatalCodes)
 		}
 	}
-	p.Text = p.sentences(&from)
+	p.Text = p.sentences(&from, function)
 	return p
 }
 
@@ -70,8 +70,9 @@ func namesOf[C ~uint32](codes []C) []string {
 	return names
 }
 
-// sentences describe the policy to people, without what is off.
-func (p *Policy) sentences(from *grpcretry.Policy) []string {
+// sentences describe the policy to people, without what is off and, for a function, without what is for
+// RPCs only.
+func (p *Policy) sentences(from *grpcretry.Policy, function bool) []string {
 	if p.MaxAttempts == 1 && p.Hedging == nil {
 		return []string{"off: every call makes one attempt, and passes straight through"}
 	}
@@ -86,15 +87,15 @@ func (p *Policy) sentences(from *grpcretry.Policy) []string {
 	add(p.OverloadBackoff != p.Backoff, "wait after RESOURCE_EXHAUSTED: %s", p.OverloadBackoff)
 	add(from.MaxServerDelay >= 0, "waits that the server asks for: up to %s", length(from.MaxServerDelay))
 	add(from.MaxServerDelay < 0, "waits that the server asks for: without a limit")
-	add(from.ConnectWait > 0, "a call waits for a connection: up to %s", length(from.ConnectWait))
-	add(from.ConnectWait < 0, "a call does not wait for a connection")
+	add(from.ConnectWait > 0 && !function, "a call waits for a connection: up to %s", length(from.ConnectWait))
+	add(from.ConnectWait < 0 && !function, "a call does not wait for a connection")
 	add(from.AttemptTimeout > 0, "an attempt ends after %s, if another one follows", length(from.AttemptTimeout))
 	add(from.MaxElapsed > 0, "no attempt starts later than %s after the call", length(from.MaxElapsed))
-	add(p.BufferLimitBytes >= 0, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
-	add(p.BufferLimitBytes < 0, "streams pass through without retries")
-	add(p.CommitOnHeaders, "no retry once response headers have come")
+	add(p.BufferLimitBytes >= 0 && !function, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
+	add(p.BufferLimitBytes < 0 && !function, "streams pass through without retries")
+	add(p.CommitOnHeaders && !function, "no retry once response headers have come")
 	add(p.UnsentOnly, "no retry of what may have run, unless the server asks for it, and no hedging")
-	if h := p.Hedging; h != nil {
+	if h := p.Hedging; h != nil && !function {
 		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
 		add(h.Budget != "", "hedges are also charged to: %s", h.Budget)
 		add(len(h.Codes) > 0, "when hedged, the next one immediately after %s", strings.Join(h.Codes, " or "))

@@ -173,7 +173,7 @@ func (p *Page) off(f filter, shown []Method) (methods []Method) {
 			if isOn := policy.MaxAttempts > 1 || policy.Hedging != nil; isOn || counted || !f.lets(&m) {
 				continue
 			}
-			m.Policy = describe(policy, called.Method)
+			m.Policy = describe(policy, called.Method, false)
 			zero := counts{}
 			m.Recent, m.Total = zero.public(), zero.public()
 			methods = append(methods, m)
@@ -219,7 +219,7 @@ func (r *row) method() Method {
 		Others:  r == r.source.others,
 	}
 	if !m.Others {
-		m.Policy = describe(r.source.retrier.Policy(r.key.method), r.key.method)
+		m.Policy = describe(r.source.retrier.Policy(r.key.method), r.key.method, r.key.function)
 	}
 	if l := r.level.Load(); l != nil && !m.Others {
 		m.Budget = l.number

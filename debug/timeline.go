@@ -100,6 +100,9 @@ func newAttemptView(c *Call, i int) attemptView {
 		Message: a.Message, Ours: a.Ours,
 		Peer: a.Peer,
 	}
+	if c.Function && a.Peer == "" {
+		v.Peer = "–"
+	}
 	switch {
 	case a.Decision == success:
 		v.Tone, v.Then = "good", "success"

@@ -162,7 +162,7 @@ func TestPolicyInWords(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want(t, "Text", strings.Join(describe(r.Policy("/s/m"), "/s/m").Text, "\n"), strings.Join(tt.want, "\n"))
+			want(t, "Text", strings.Join(describe(r.Policy("/s/m"), "/s/m", false).Text, "\n"), strings.Join(tt.want, "\n"))
 		})
 	}
 }
