@@ -1064,6 +1064,25 @@ func TestStreamPrograms(t *testing.T) { runPrograms(t, *programsCount, *programs
 // interceptor, which the model must accept.
 func TestStreamProgramsOfPlainGRPC(t *testing.T) { runPrograms(t, *programsCount/10, true) }
 
+// Programs whose faults were a matter of scheduling are run many times.
+func TestStreamProgramsThatFailedNowAndThen(t *testing.T) {
+	guard(t)
+	for _, seed := range []uint64{
+		14399,               // the timeout and the server end a committed attempt at the same time
+		1795333079606444607, // likewise
+	} {
+		var programs []*program
+		for range 300 {
+			programs = append(programs, draw(seed))
+		}
+		for range 2 {
+			if r, _, _ := batch(t, programs, false); r != nil {
+				t.Fatal(report(t, r, r.findings[0].kind))
+			}
+		}
+	}
+}
+
 func runPrograms(t *testing.T, count int, plain bool) {
 	guard(t)
 	seed := *programsSeed

@@ -362,6 +362,9 @@ func (s *retryStream) crash(a *attempt) {
 // end both call it. If another goroutine is just committing the call, end waits for that, because
 // the plan serves one goroutine at a time.
 func (s *retryStream) end(at *streamAttempt, err error) {
+	if !at.isCut() {
+		at.settle() // from here on the timeout cannot claim the end for itself
+	}
 	s.until(func() bool { return !at.binding || s.phase != phaseCommitted })
 	s.mu.Lock()
 	ends := s.phase == phaseCommitted && s.at == at
