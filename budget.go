@@ -390,10 +390,9 @@ func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: ne
 
 type perTarget struct {
 	newBudget func() Budget
-	settings  budgetSettings               // of every budget that it creates; nil if only newBudget knows
-	dialed    sync.Map                     // string → *targetBudget, by the target as dialed
-	first     atomic.Pointer[dialedBudget] // one entry of dialed, because most clients have no other; set with mu held
-	exact     sync.Map                     // the same for functions, whose targets are never another form of a dialed one
+	settings  budgetSettings // of every budget that it creates; nil if only newBudget knows
+	dialed    budgetNames    // by the target as dialed
+	exact     budgetNames    // by a function's target, which is never another form of a dialed one
 
 	mu      sync.Mutex               // never held while newBudget runs
 	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
@@ -427,9 +426,41 @@ func (b *targetBudget) use() Budget {
 	return b.Budget
 }
 
-type dialedBudget struct {
-	dialed string
+// budgetNames finds budgets by the names that calls give their targets. Names are added and forgotten with
+// perTarget.mu held.
+type budgetNames struct {
+	all   sync.Map                    // string → *targetBudget
+	first atomic.Pointer[namedBudget] // one of all, because most clients have no other
+}
+
+type namedBudget struct {
+	name string
 	*targetBudget
+}
+
+// find returns the budget with a name; nil if there is none.
+func (n *budgetNames) find(name string) *targetBudget {
+	if first := n.first.Load(); first != nil && first.name == name {
+		return first.targetBudget
+	}
+	if b, ok := n.all.Load(name); ok {
+		return b.(*targetBudget)
+	}
+	return nil
+}
+
+// add reports whether the name is new.
+func (n *budgetNames) add(name string, b *targetBudget) bool {
+	_, known := n.all.LoadOrStore(name, b)
+	n.first.CompareAndSwap(nil, &namedBudget{name, b})
+	return !known
+}
+
+func (n *budgetNames) forget(name string) {
+	n.all.Delete(name)
+	if first := n.first.Load(); first != nil && first.name == name {
+		n.first.Store(nil)
+	}
 }
 
 // sweepEvery is the shortest time between two sweeps, and so the shortest time that an unused
@@ -455,11 +486,8 @@ func (t *perTarget) Balance(now time.Time) float64 { return t.of("", noTarget).B
 // of returns the budget for a target as dialed. The canonical form costs an allocation, so it is
 // built only if the target is new.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
-	if first := t.first.Load(); first != nil && first.dialed == dialed {
-		return first.use()
-	}
-	if b, ok := t.dialed.Load(dialed); ok {
-		return b.(*targetBudget).use()
+	if b := t.dialed.find(dialed); b != nil {
+		return b.use()
 	}
 	return t.add(dialed, canonical(), &t.dialed).use()
 }
@@ -467,14 +495,14 @@ func (t *perTarget) of(dialed string, canonical func() string) Budget {
 // ofFunction returns the budget for a function's target, which is in its canonical form: "api.example.com"
 // is not the "dns:///api.example.com" that a ClientConn makes of it.
 func (t *perTarget) ofFunction(target string) Budget {
-	if b, ok := t.exact.Load(target); ok {
-		return b.(*targetBudget).use()
+	if b := t.exact.find(target); b != nil {
+		return b.use()
 	}
 	return t.add(target, target, &t.exact).use()
 }
 
 // add returns the budget of a target that is not known under its name as dialed.
-func (t *perTarget) add(dialed, canonical string, names *sync.Map) *targetBudget {
+func (t *perTarget) add(dialed, canonical string, names *budgetNames) *targetBudget {
 	if b := t.alias(dialed, canonical, names, nil); b != nil {
 		return b
 	}
@@ -491,9 +519,9 @@ func (t *perTarget) known(canonical string) Budget {
 	return nil
 }
 
-// alias adds dialed to the target's names, in one of the two maps, and returns the target's budget, which is fresh if it
-// had none. It returns nil if the target has no budget and fresh is nil.
-func (t *perTarget) alias(dialed, canonical string, names *sync.Map, fresh *targetBudget) *targetBudget {
+// alias adds dialed to the target's names, and returns the target's budget, which is fresh if it had none.
+// It returns nil if the target has no budget and fresh is nil.
+func (t *perTarget) alias(dialed, canonical string, names *budgetNames, fresh *targetBudget) *targetBudget {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.targets[canonical]
@@ -506,11 +534,8 @@ func (t *perTarget) alias(dialed, canonical string, names *sync.Map, fresh *targ
 		t.targets[canonical] = b
 	}
 	b.use() // before anything can sweep it
-	if _, known := names.LoadOrStore(dialed, b); !known && names == &t.dialed {
+	if names.add(dialed, b) && names == &t.dialed {
 		b.dialed = append(b.dialed, dialed)
-	}
-	if names == &t.dialed {
-		t.first.CompareAndSwap(nil, &dialedBudget{dialed, b})
 	}
 	return b
 }
@@ -530,12 +555,9 @@ func (t *perTarget) sweep(now time.Time) {
 			continue
 		}
 		delete(t.targets, canonical)
-		t.exact.Delete(canonical)
+		t.exact.forget(canonical)
 		for _, dialed := range b.dialed {
-			t.dialed.Delete(dialed)
-		}
-		if first := t.first.Load(); first != nil && first.targetBudget == b {
-			t.first.Store(nil)
+			t.dialed.forget(dialed)
 		}
 	}
 }

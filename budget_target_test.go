@@ -127,7 +127,7 @@ func target(budgets Budget, name string) Budget {
 
 func remembered(budgets Budget) (n int) {
 	t := budgets.(*perTarget)
-	t.dialed.Range(func(any, any) bool { n++; return true })
+	t.dialed.all.Range(func(any, any) bool { n++; return true })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return max(n, len(t.targets))
@@ -269,7 +269,7 @@ func TestPerTargetForgetsUnderManyGoroutines(t *testing.T) {
 			t.Errorf("%s has two budgets", name)
 		}
 	}
-	if first := budgets.first.Load(); first != nil && budgets.targets["dns:///"+strings.TrimPrefix(first.dialed,
+	if first := budgets.dialed.first.Load(); first != nil && budgets.targets["dns:///"+strings.TrimPrefix(first.name,
 		"dns:///")] != first.targetBudget {
 		t.Error("a forgotten target is still found first")
 	}
