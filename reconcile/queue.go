@@ -51,6 +51,7 @@ func (q *queue[T]) ShutDown() {
 
 func (q *queue[T]) ShutDownWithDrain() {
 	q.TypedRateLimitingInterface.ShutDownWithDrain()
+	q.TypedRateLimitingInterface.ShutDown() // or client-go's goroutine for waiting items lives up to ten seconds longer
 	q.limiter.dropAll()
 }
 
