@@ -392,7 +392,7 @@ type perTarget struct {
 	newBudget func() Budget
 	settings  budgetSettings // of every budget that it creates; nil if only newBudget knows
 	dialed    budgetNames    // by the target as dialed
-	exact     budgetNames    // by a function's target, which is never another form of a dialed one
+	exact     budgetNames    // by the target in canonical form, see named
 
 	mu      sync.Mutex               // never held while newBudget runs
 	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
@@ -492,9 +492,9 @@ func (t *perTarget) of(dialed string, canonical func() string) Budget {
 	return t.add(dialed, canonical(), &t.dialed).use()
 }
 
-// ofFunction returns the budget for a function's target, which is in its canonical form: "api.example.com"
-// is not the "dns:///api.example.com" that a ClientConn makes of it.
-func (t *perTarget) ofFunction(target string) Budget {
+// named returns the budget for a target in canonical form, such as a function's: "api.example.com" is not
+// the "dns:///api.example.com" that a ClientConn makes of it.
+func (t *perTarget) named(target string) Budget {
 	if b := t.exact.find(target); b != nil {
 		return b.use()
 	}

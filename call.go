@@ -95,10 +95,10 @@ func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
 func (c *call) begin(a *attempt) {
 	cc, runsOn, dialed := c.cc, c.runsOn, c.dialed() // so that the call can stay on the stack
 	budget := func(b Budget) Budget {
-		if t, ok := b.(*perTarget); ok && runsOn != "" {
-			return t.ofFunction(runsOn)
+		if runsOn != "" {
+			return budgetNamed(b, runsOn)
 		}
-		return budgetFor(b, dialed, func() string { return canonicalTarget(cc, runsOn) })
+		return budgetFor(b, dialed, func() string { return canonicalTarget(cc, "") })
 	}
 	c.budget = budget(c.policy.Budget)
 	if b := c.policy.hedgeBudget(); b != nil {

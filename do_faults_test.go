@@ -303,6 +303,42 @@ func TestFunctionsAreNotInGRPCsMetrics(t *testing.T) {
 	}
 }
 
+// Nor is the target that a program gives to Plan or Budget: it is in canonical form.
+func TestAPlansTargetIsNotAClientConns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retrierOf(t)
+		for range 2 { // three retries are all that a budget has
+			p := r.Plan(t.Context(), "/x/y", "api.example.com", time.Now())
+			for end := false; !end; {
+				a, _ := p.Sent(time.Now())
+				a.Err = errDown
+				end = p.Ended(a, time.Now(), 0).End
+			}
+		}
+		if got := r.Budget("/x/y", "api.example.com").Balance(time.Now()); got != 0 {
+			t.Errorf("the plans' budget is at %v, want 0", got)
+		}
+		cc, err := grpc.NewClient("api.example.com", grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+		var left float64
+		stop := r.Observe(func(_ context.Context, e Event) { left = e.Budget.Balance(time.Now()) })
+		defer stop()
+		succeed := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil }
+		if err := r.unary(t.Context(), "/x/y", nil, nil, cc, succeed); err != nil {
+			t.Fatal(err)
+		}
+		if left < 3 {
+			t.Errorf("the ClientConn's budget is at %v, want 3", left)
+		}
+		if got := r.Budget("/x/y", "dns:///api.example.com").Balance(time.Now()); got != left {
+			t.Errorf("Budget in canonical form is at %v, want the ClientConn's %v", got, left)
+		}
+	})
+}
+
 // A function's target may be one that a ClientConn is dialed to, in a form without a scheme.
 func TestAFunctionsTargetIsNotAClientConns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -338,7 +374,7 @@ func TestAFunctionsTargetIsNotAClientConns(t *testing.T) {
 		}
 		for _, unused := range []string{"a", "b", "c"} {
 			time.Sleep(2 * time.Minute)
-			each.ofFunction(unused)
+			each.named(unused)
 		}
 		if each.exact.find("api.example.com") != nil || each.known("api.example.com") != nil {
 			t.Error("a target that is not used is kept")

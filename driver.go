@@ -68,14 +68,13 @@ func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Ti
 	}
 	policies := r.settings.current()
 	obeyed, delay, hedges := p.choose(policies.withOwn(policies.of(method), own), start)
-	named := func() string { return target }
 	budget := Unlimited
 	if obeyed.MaxAttempts > 1 {
-		budget = budgetFor(obeyed.Budget, target, named)
+		budget = budgetNamed(obeyed.Budget, target)
 	}
 	var hedgeBudget Budget
 	if b := obeyed.hedgeBudget(); b != nil {
-		hedgeBudget = budgetFor(b, target, named)
+		hedgeBudget = budgetNamed(b, target)
 	}
 	deadline, _ := ctx.Deadline()
 	p.plan.begin(obeyed, budget, hedgeBudget, start, deadline)

@@ -369,7 +369,7 @@ func (m *metrics) addRow(key rowKey, canonical string) *metricRow {
 	shown := rowKey{canonical, key.method}
 	if rows[shown] == nil {
 		rows[shown] = newMetricRow(shown)
-		m.addBudgets(map[string]string{canonical: key.target})
+		m.addBudgets(map[string]bool{canonical: true})
 	}
 	rows[key] = rows[shown]
 	m.rows.Store(&rows)
@@ -394,21 +394,13 @@ func recorded(attrs ...attribute.KeyValue) []metric.RecordOption {
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
 }
 
-// addBudgets adds the budgets that calls to targets can spend from; dialed has one of the names that
-// each was dialed by. It needs mu.
-func (m *metrics) addBudgets(dialed map[string]string) {
+// addBudgets adds the budgets that calls to targets, in canonical form, can spend from. It needs mu.
+func (m *metrics) addBudgets(targets map[string]bool) {
 	var missing []budgetLabels
 	known := *m.budgets.Load()
 	for scope, b := range m.settings.current().budgets {
-		each, ok := b.(*perTarget)
-		for target, name := range dialed {
-			switch { // so that a balance is shown before the first call fails
-			case !ok:
-			case strings.Contains(target, "://"):
-				each.of(name, func() string { return target })
-			default: // not gRPC's canonical form
-				each.ofFunction(target)
-			}
+		for target := range targets {
+			budgetNamed(b, target) // makes it, so that a balance is shown before the first call fails
 			if key := (budgetLabels{target, scope}); known[key] == nil {
 				missing = append(missing, key)
 			}
@@ -421,11 +413,11 @@ func (m *metrics) addBudgets(dialed map[string]string) {
 func (m *metrics) addNewBudgets() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	dialed := map[string]string{}
-	for key, row := range *m.rows.Load() {
-		dialed[row.target] = key.target
+	targets := map[string]bool{}
+	for _, row := range *m.rows.Load() {
+		targets[row.target] = true
 	}
-	m.addBudgets(dialed)
+	m.addBudgets(targets)
 }
 
 // budgetOf returns the budget with these labels; nil if there is none now, because a perTarget has

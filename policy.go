@@ -296,6 +296,14 @@ func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 	return b
 }
 
+// budgetNamed is budgetFor for a target in canonical form.
+func budgetNamed(b Budget, target string) Budget {
+	if t, ok := b.(*perTarget); ok {
+		return t.named(target)
+	}
+	return b
+}
+
 // hedgeBudget returns the second budget, from which only hedges spend; nil if the method is not hedged.
 func (p *policy) hedgeBudget() Budget {
 	if p.Hedging == nil || p.UnsentOnly {

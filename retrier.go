@@ -74,7 +74,7 @@ func (r *Retrier) Policy(method string) Policy { return r.settings.current().sho
 // [Retrier.Update] may replace the budget, so ask for it each time. Do not keep it: a budget of a
 // target that is no longer used is forgotten.
 func (r *Retrier) Budget(method, target string) Budget {
-	return budgetFor(r.settings.current().of(method).policy.Budget, target, func() string { return target })
+	return budgetNamed(r.settings.current().of(method).policy.Budget, target)
 }
 
 // DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
