@@ -303,7 +303,7 @@ func TestFunctionsAreNotInGRPCsMetrics(t *testing.T) {
 	}
 }
 
-// Nor is the target that a program gives to Plan or Budget: it is in canonical form.
+// The target that a program gives to Plan or Budget is in canonical form, and not as a ClientConn is dialed.
 func TestAPlansTargetIsNotAClientConns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := retrierOf(t)

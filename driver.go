@@ -57,7 +57,8 @@ type Step struct {
 // Plan returns a Plan for a call that starts at the time start. The method has the form
 // "/pkg.Service/Method". The call ends with ctx, at the latest at its deadline, and the policy's
 // Classifier is called with ctx. The target names the backend if there is a budget for each; it
-// may be any string. The options are the call's own; Plan panics if one is invalid.
+// may be any string, and in gRPC's canonical form, "dns:///shop:443", it shares the budget of RPCs
+// to that target. The options are the call's own; Plan panics if one is invalid.
 //
 // A method whose calls pass through gets a Plan of one attempt that spends and reports nothing.
 func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time, opts ...CallOption) *Plan {
