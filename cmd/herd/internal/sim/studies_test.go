@@ -21,7 +21,7 @@ func TestStudiesCanBeRead(t *testing.T) {
 		if study.Draw != "" && !slices.ContainsFunc(study.Scenarios, drawn) {
 			t.Errorf("study %q has no scenario %q to draw", study.Name, study.Draw)
 		}
-		for _, s := range study.Scenarios {
+		for _, s := range slices.Concat(study.Scenarios, study.Further) {
 			if err := s.Check(); err != nil {
 				t.Errorf("%s: %v", s.Name, err)
 			}
@@ -259,7 +259,7 @@ func TestLayersLesson(t *testing.T) {
 		{"layers-stop-10", "default", 1.1, 1.7},
 	} {
 		t.Run(tt.scenario+" "+tt.strategy, func(t *testing.T) {
-			s := scenarioOf(t, layers(), tt.scenario)
+			s := scenarioOf(t, layersStudy(), tt.scenario)
 			if got := mustRun(t, s, strategyOf(t, s, tt.strategy)).Summary.AmplifiedDown; got < tt.least || got > tt.most {
 				t.Errorf("D is asked %.2f times for each call, want %v to %v", got, tt.least, tt.most)
 			}
