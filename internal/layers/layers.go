@@ -5,6 +5,8 @@ package layers
 import (
 	"context"
 	"sync/atomic"
+
+	"google.golang.org/grpc"
 )
 
 // A Request is a request that a server handles, and the context for its handler.
@@ -15,11 +17,22 @@ type Request struct {
 	// for one. It is never changed.
 	Retry bool
 
-	gaveUp atomic.Bool
+	transport grpc.ServerTransportStream
+	gaveUp    atomic.Bool
+	forbidden atomic.Bool
 }
 
+// inUse is set when the process has handled its first Request, so that programs that are only clients
+// do not search for one.
+var inUse atomic.Bool
+
 // New returns the Request that is handled in ctx.
-func New(ctx context.Context, retry bool) *Request { return &Request{Context: ctx, Retry: retry} }
+func New(ctx context.Context, retry bool) *Request {
+	if !inUse.Load() {
+		inUse.Store(true)
+	}
+	return &Request{Context: ctx, Retry: retry, transport: grpc.ServerTransportStreamFromContext(ctx)}
+}
 
 type key struct{}
 
@@ -34,8 +47,17 @@ func (r *Request) Value(k any) any {
 // Of returns the Request that ctx belongs to, nil if there is none. A context that
 // context.WithoutCancel has detached still belongs to it.
 func Of(ctx context.Context) *Request {
+	if !inUse.Load() {
+		return nil
+	}
 	r, _ := ctx.Value(key{}).(*Request)
 	return r
+}
+
+// Handles reports whether ctx is that of the same request. It is not if a server has got the context
+// of its client, as some do that run in one process with it.
+func (r *Request) Handles(ctx context.Context) bool {
+	return r != nil && r.transport == grpc.ServerTransportStreamFromContext(ctx)
 }
 
 // IsRetry reports whether a service further up retries the work. A nil Request is no retry.
@@ -50,3 +72,7 @@ func (r *Request) GiveUp() {
 
 // GaveUp reports whether a call made for the request has given up.
 func (r *Request) GaveUp() bool { return r != nil && r.gaveUp.Load() }
+
+// Forbid records that the response says "do not retry", and reports whether it did not say so before.
+// It is true for a nil Request.
+func (r *Request) Forbid() bool { return r == nil || !r.forbidden.Swap(true) }
