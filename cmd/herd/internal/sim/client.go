@@ -24,6 +24,7 @@ type caller struct {
 	deaf      bool // to pushback
 	instant   bool // neither the network nor the target takes any time
 	rules     layerRules
+	untried   bool // attempts go to replicas that the call has not tried
 	processes []process
 	turn      int // of the processes
 
@@ -41,13 +42,30 @@ type process struct {
 	turn    int // of the target's replicas
 }
 
-// pick is the replica for the next attempt.
+// pick is the replica for the next attempt, unless the call prefers others.
 func (p *process) pick(s *server) *replica {
 	if len(s.replicas) == 1 {
 		return &s.replicas[0]
 	}
 	p.turn = (p.turn + 1) % len(s.replicas)
 	return &s.replicas[p.turn]
+}
+
+// pick is the replica for the call's next attempt.
+func (c *call) pick() *replica {
+	s := c.caller.target
+	next := c.process.pick(s)
+	if !c.caller.untried || len(s.replicas) == 1 {
+		return next
+	}
+	for range s.replicas {
+		if !slices.Contains(c.tried, next.index) {
+			break
+		}
+		next = c.process.pick(s)
+	}
+	c.tried = append(c.tried, next.index)
+	return next
 }
 
 // A lifetime is the context of a call, in simulated time.
@@ -95,6 +113,8 @@ type call struct {
 
 	open []int32 // the attempts in flight
 	room [2]int32
+
+	tried []int // replicas; nil if nobody asks
 }
 
 // An attempt is one try of a call, as client and server see it. It is kept until neither
@@ -181,6 +201,7 @@ func (r *run) equip(c *caller, strategy *Strategy, processes int) error {
 	c.Outcomes = map[string]int{}
 	c.seen = newSeries(r.bucket, func(next, last *GroupBucket) { next.Open = last.Open })
 	c.deaf = strategy.IgnorePushback
+	c.untried = strategy.Untried
 	c.instant = strategy.Hedging == nil && r.network.always0() && c.target.instant()
 	c.processes = make([]process, processes)
 	for i := range c.processes {
@@ -293,7 +314,7 @@ func (r *run) send(i int32, c *call) {
 	r.arm(i, c)
 	ai, a := r.attempts.add()
 	a.call, a.child, a.flight = i, -1, one
-	a.replica = c.process.pick(c.caller.target)
+	a.replica = c.pick()
 	a.holders = 2 // the client, and what is on its way
 	c.open = append(c.open, ai)
 	until := c.deadline
@@ -318,7 +339,7 @@ func (r *run) expireAt(at int64, ai int32, a *attempt) {
 // sendAtOnce makes an attempt that is over before any time passes, so that nobody has to
 // remember it. It is only a short way to the same end.
 func (r *run) sendAtOnce(i int32, c *call, one flight) {
-	s := c.process.pick(c.caller.target)
+	s := c.pick()
 	seen := s.seen.at(r.now)
 	answer := r.ask(s, seen, one)
 	if answer.Code == codes.OK {

@@ -60,6 +60,10 @@ type Strategy struct {
 	// grpc-retry-pushback-ms.
 	IgnorePushback bool
 
+	// Untried sends attempts to replicas that the call has not tried, as long as there are any, like
+	// the load-balancing policy of package balancer. Without it they take turns, like round_robin.
+	Untried bool
+
 	// StopCallers and OneAttempt are the measures of the library's server interceptors against retries
 	// that multiply from one service to the next, taken by the servers that call others under this
 	// strategy. The library has both on by default; here both are off, as in a server without the
@@ -114,7 +118,7 @@ type Server struct {
 	// Replicas is the number of its processes; 0 means 1. Each has the Capacity, Window, Queue and
 	// Pushback below. Every client process sends its attempts to them in turn, starting with any, as
 	// gRPC's round_robin does, which knows neither hedges nor loads and skips only replicas without
-	// a connection.
+	// a connection; see also Strategy.Untried.
 	Replicas int
 
 	Capacity float64       // calls per second; 0 means no limit

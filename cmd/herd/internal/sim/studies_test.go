@@ -255,8 +255,13 @@ func TestLayersLesson(t *testing.T) {
 		{"layers-10", "Finagle 20% + 10/s", 2, 4},
 		{"layers-100", "Finagle 20% + 10/s", 5, 15},
 		{"layers-10", "A6 throttle", 0.99, 1.1},
-		{"layers-stop-10", "no budget", 2.9, 3.1},
-		{"layers-stop-10", "default", 1.1, 1.7},
+		{"layers-measures-10", "no budget, stop callers", 2.98, 3},
+		{"layers-measures-10000", "no budget, stop callers", 2.98, 3},
+		{"layers-measures-10", "no budget, one attempt for retries", 6.9, 7},
+		{"layers-measures-10000", "no budget, one attempt for retries", 6.9, 7},
+		{"layers-measures-10", "no budget, both", 2.98, 3},
+		{"layers-measures-10", "default, both", 1.1, 1.5},
+		{"layers-measures-10000", "default, both", 2, 3},
 	} {
 		t.Run(tt.scenario+" "+tt.strategy, func(t *testing.T) {
 			s := scenarioOf(t, layersStudy(), tt.scenario)
