@@ -58,7 +58,7 @@ func Rescued(strategy, none, unlimited Summary) (share float64, ok bool) {
 // Studies returns the shipped studies, in the order in which to read them.
 func Studies() []Study {
 	return []Study{
-		classic(), budget(), defaults(), layersStudy(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
+		classic(), budget(), defaults(), layersStudy(), services(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
 	}
 }
 
@@ -389,6 +389,54 @@ func proof() Scenario {
 	everything.Name = "everything"
 	s.Strategies = []Strategy{without, budgets, stop, one, everything}
 	return s
+}
+
+// services returns the study of what the measures between services cost.
+func services() Study {
+	in := func(name, title string, set func(*Scenario)) Scenario {
+		s := inLayers("services-"+name, title, 600)
+		s.Duration = 25 * sec
+		s.Network.Mean = ms / 2
+		for i := range s.Servers {
+			s.Servers[i].Replicas = 3
+			s.Servers[i].Latency.Mean = ms
+		}
+		set(&s)
+		all := alternatives(4, grpcretry.Policy{})[:3]
+		s.Strategies = append(all, measured(all[2])...)
+		for i := range s.Strategies {
+			s.Strategies[i].Untried = true
+		}
+		return s
+	}
+	blip := func(length time.Duration) Scenario {
+		return in("blip-"+length.String(), "D is down for "+length.String(), func(s *Scenario) {
+			s.Servers[3].Outages = []Outage{{From: 12 * sec, For: length}}
+		})
+	}
+	bad := func(name, title string, servers ...int) Scenario {
+		return in(name, title, func(s *Scenario) {
+			for _, i := range servers {
+				s.Servers[i].Outages = []Outage{{From: 12 * sec, For: 10 * sec, Replica: 1}}
+			}
+		})
+	}
+	return Study{
+		Name:  "services",
+		Title: "What the measures between services cost",
+		See: `If only the service next to the failure retries, its own waits must outlast the failure: with the
+default policy and "do not retry", a failure of 100 ms costs no call, and one of half a second a third of them. One bad replica
+of three costs nothing, as long as each attempt goes to another replica. If bad replicas are in several
+services at the same time, as when a zone fails, then calls are lost because retries of one service find the retries of the
+next used up: one attempt for retries costs up to a quarter of the calls that retries would save.`,
+		Scenarios: []Scenario{
+			blip(100 * ms), blip(300 * ms), blip(500 * ms),
+			bad("replica", "one replica of three of D fails every call for 10 s", 3),
+			bad("replicas", "one replica of three of C and one of D fail every call for 10 s", 2, 3),
+			bad("zone", "one replica of three of B, C and D fails every call for 10 s", 1, 2, 3),
+		},
+		Draw: "services-blip-500ms",
+	}
 }
 
 func mixed() Study {
