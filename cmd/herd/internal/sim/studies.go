@@ -410,7 +410,7 @@ func services() Study {
 		return s
 	}
 	blip := func(length time.Duration) Scenario {
-		return in("blip-"+length.String(), "D is down for "+length.String(), func(s *Scenario) {
+		return in("blip-"+length.String(), fmt.Sprintf("D is down for %d ms", length.Milliseconds()), func(s *Scenario) {
 			s.Servers[3].Outages = []Outage{{From: 12 * sec, For: length}}
 		})
 	}
@@ -435,7 +435,7 @@ next used up: one attempt for retries costs up to a quarter of the calls that re
 			bad("replicas", "one replica of three of C and one of D fail every call for 10 s", 2, 3),
 			bad("zone", "one replica of three of B, C and D fails every call for 10 s", 1, 2, 3),
 		},
-		Draw: "services-blip-500ms",
+		Draw: "services-zone",
 	}
 }
 
