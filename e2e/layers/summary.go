@@ -27,8 +27,8 @@ type outage struct {
 	most     int // attempts of one of these calls
 
 	// amplification is the number of all attempts that D received meanwhile, for each call that
-	// started meanwhile. As some calls end later, it is a little lower. The simulator has the same
-	// figure.
+	// started meanwhile. It is a little lower than attempts / calls, because some calls end later. The
+	// simulator has the same figure.
 	amplification float64
 }
 

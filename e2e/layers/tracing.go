@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -79,6 +80,11 @@ func (t *tracing) stop() error {
 // traceCalls makes one call while D is down, for each of two setups, and prints the IDs of their
 // traces when all spans have been sent.
 func traceCalls(ctx context.Context, otlp string, out io.Writer) error {
+	receiver, err := net.DialTimeout("tcp", otlp, 5*time.Second) // an exporter only logs that there is none
+	if err != nil {
+		return fmt.Errorf("no receiver of traces: %w", err)
+	}
+	_ = receiver.Close()
 	for _, name := range []string{everything, oneAttempt} {
 		id, err := traceCall(ctx, name, otlp)
 		if err != nil {

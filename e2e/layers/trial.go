@@ -119,13 +119,15 @@ type call struct {
 	err        error
 }
 
-// every starts a call each interval until stop is called, which returns when all calls have ended.
+// every starts a call each interval, the first after half of one, so that no call starts just when
+// the plan changes D's state. It does so until stop is called, which returns when all calls have
+// ended.
 func (c *calls) every(ctx context.Context, interval, deadline time.Duration) (stop func()) {
 	ticking, cancel := context.WithCancel(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		for next := time.Now(); pause(ticking, time.Until(next)) == nil; next = next.Add(interval) {
+		for next := time.Now().Add(interval / 2); pause(ticking, time.Until(next)) == nil; next = next.Add(interval) {
 			c.start(ctx, next, deadline)
 		}
 	}()
