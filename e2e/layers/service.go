@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -93,7 +94,10 @@ func serveUntil(s *grpc.Server, listener net.Listener, out io.Writer, wait func(
 		s.Stop()
 	}()
 	fmt.Fprintln(out, "listening", listener.Addr())
-	return s.Serve(listener)
+	if err := s.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it could begin
+		return err
+	}
+	return nil
 }
 
 // listen listens on the address or, if it is empty, on a free port of loopback. That port lies below
