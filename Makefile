@@ -164,7 +164,7 @@ questions-picture: ## draw the picture of docs/three-questions.md again
 	@cd bench && go run ./questions -picture ../docs/three-questions.svg
 
 .PHONY: tail
-tail: ## show what hedging does to slow responses, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, and the balancer to a slow server, on real servers (half a minute)
 	cd examples/tail && go run .
 
 .PHONY: reconciler
