@@ -39,6 +39,10 @@ type serverMetrics struct {
 	methods map[string]string // guarded by mu; by the name that clients use
 }
 
+// maxServerMethods limits the methods that have series of their own. OpenTelemetry keeps at most 2000 series of a
+// metric, and there are two for each method.
+const maxServerMethods = 900
+
 // newServerMetrics returns nil if the provider makes no instruments: then nothing is lost but the
 // metrics. OpenTelemetry reports the error.
 func newServerMetrics(mp metric.MeterProvider) *serverMetrics {
@@ -86,7 +90,7 @@ func (m *serverMetrics) label(method string) string {
 	if known {
 		return label
 	}
-	if len(m.methods) >= maxMetricRows || len(method) > maxMetricName {
+	if len(m.methods) >= maxServerMethods || len(method) > maxMetricName {
 		return other
 	}
 	label = printable(strings.TrimPrefix(method, "/"))
