@@ -134,11 +134,12 @@ demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-
 	cd examples/demo && go run . -http localhost:8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 # Without the race detector, with which twenty processes are too slow on a small machine.
 	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
+	@cd examples/tail && go run . -calls 1500
 
 MODES ?= nothing timeout observer hedging default
 .PHONY: grpc-suite
@@ -164,7 +165,7 @@ questions-picture: ## draw the picture of docs/three-questions.md again
 	@cd bench && go run ./questions -picture ../docs/three-questions.svg
 
 .PHONY: tail
-tail: ## show what hedging does to slow responses, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, and the balancer to a slow server, on real servers (half a minute)
 	cd examples/tail && go run .
 
 .PHONY: reconciler
