@@ -161,6 +161,10 @@ docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run ag
 questions-picture: ## draw the picture of docs/three-questions.md again
 	@cd bench && go run ./questions -picture ../docs/three-questions.svg
 
+.PHONY: services-pictures
+services-pictures: ## draw the pictures of docs/services.md again
+	@cd bench && go run ./services -layers ../docs/layers.svg -deadlines ../docs/deadlines.svg
+
 .PHONY: tail
 tail: ## show what hedging does to slow responses, on real servers (20 seconds)
 	cd examples/tail && go run .
