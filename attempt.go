@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
 // An Attempt is one try of a call. For observers, classifiers and [Error] it holds all that is
@@ -79,6 +81,8 @@ type attempt struct {
 	sighting  sighting
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
+	tried *tried.List // the endpoints that the call has tried; the first attempt's own, see endpoints
+
 	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin
 
 	// Filled in by gRPC before it returns.
@@ -87,6 +91,7 @@ type attempt struct {
 	peer    peer.Peer
 
 	optionSpace [4]grpc.CallOption // holds the options if they fit
+	endpoints   tried.List         // unused but in the first attempt
 }
 
 // A fate is what has happened to an attempt, as far as that rules out something else.
@@ -106,15 +111,25 @@ func sinceOrigin() time.Duration { return time.Since(origin) }
 // timeOf returns the time d after the origin, by the wall clock of now.
 func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.Sub(origin)) }
 
-// Value makes the attempt known to everything that runs below, see [AttemptFromContext].
+// Value makes the attempt known to everything that runs below, see [AttemptFromContext], and to the
+// load-balancing policy of package balancer.
 func (a *attempt) Value(key any) any {
-	if key == (attemptKey{}) {
+	if key == (attemptKey{}) || key == (tried.Key{}) {
 		return a
 	}
 	if a.bounds != nil {
 		return a.bounds.parent(a.Context).Value(key)
 	}
 	return a.Context.Value(key)
+}
+
+// Tried implements [tried.Attempt]. A call of another method has the attempt's context because it is
+// made within the attempt, by an interceptor for example.
+func (a *attempt) Tried(method string) *tried.List {
+	if method != a.method {
+		return nil
+	}
+	return a.tried
 }
 
 // Done returns a channel that is closed with the caller's context or, if the attempt has bounds,

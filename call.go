@@ -116,6 +116,7 @@ func (c *call) begin(a *attempt) {
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
 	a.fresh = c.retrier.connections.isFresh(c.cc)
+	a.tried = &a.endpoints
 	c.first = a
 	if c.policy.AttemptTimeout > 0 {
 		c.sharedPlan = &plan{}
@@ -395,7 +396,7 @@ func (c *call) retry() *attempt {
 	c.options.clear()
 	last, now := &c.history.last, origin.Add(sinceOrigin()) // in half the time of time.Now
 	c.history.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
-	a := newAttempt(c.ctx, c.plan().send(now), now)
+	a := c.newAttempt(c.plan().send(now), now)
 	if c.first.fresh && !c.plan().limited { // gRPC had no service config until now
 		c.first, a.fresh = a, c.retrier.connections.isFresh(c.cc)
 	}
@@ -404,9 +405,10 @@ func (c *call) retry() *attempt {
 }
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
-func newAttempt(callers context.Context, sent sending, now time.Time) *attempt {
+func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	return &attempt{
-		Context: withoutPreviousAttempts(callers),
+		Context: withoutPreviousAttempts(c.ctx),
+		tried:   c.first.tried,
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),

@@ -71,6 +71,11 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		wait:   v.Wait,
 		source: v.WaitSource,
 		made:   c.history.made(0),
+
+		otherPolicy: c.isDistributedElsewhere(),
+	}
+	if err.otherPolicy {
+		c.retrier.warnOfOtherPolicy(c.target())
 	}
 	if err.Last == nil {
 		err.Last = last.Err

@@ -83,10 +83,13 @@ type Error struct {
 	source  WaitSource    // the source of that wait; WaitNone if no wait was computed
 	made    int           // the number of attempts made, even if not all are kept
 	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
+
+	otherPolicy bool // the attempts were distributed by another load-balancing policy than the program asks for
 }
 
 // Error returns a text with the number of attempts, the reason for stopping, and at most 1 KiB of
-// the last error.
+// the last error. If the program asks for the load-balancing policy of package balancer, and the
+// channel has another, the text says so.
 func (e *Error) Error() string {
 	made := max(e.made, len(e.Attempts))
 	noun := "attempts"
@@ -94,8 +97,12 @@ func (e *Error) Error() string {
 		noun = "attempt"
 	}
 	last := cut(fmt.Sprint(e.Last), maxText)
-	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
+	text := fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
 		made, noun, rounded(e.Elapsed), e.reason(), last)
+	if e.otherPolicy {
+		text += "; " + otherPolicyNote
+	}
+	return text
 }
 
 // maxText bounds the part of another error's text that our texts repeat, in bytes.

@@ -402,7 +402,7 @@ func (r *race) send() {
 	if len(r.open) == 0 {
 		c.history.idle += now.Sub(r.idle)
 	}
-	a := newAttempt(c.ctx, c.plan().send(now), now)
+	a := c.newAttempt(c.plan().send(now), now)
 	c.ready(a)
 	r.made++
 	r.open = append(r.open, a)

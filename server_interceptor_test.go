@@ -98,6 +98,62 @@ func TestGivingUpForbidsTheCallerToRetry(t *testing.T) {
 	}
 }
 
+// Streams, hedged calls and calls left to gRPC give up, too.
+func TestGivingUpInOtherKindsOfCalls(t *testing.T) {
+	hedges := WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true})
+	retryPolicy := grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,` +
+		`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`)
+	const down, told = "recv a; fail UNAVAILABLE", "recv a; pushback -1; fail UNAVAILABLE"
+	for _, tt := range []struct {
+		name    string
+		dial    []grpc.DialOption
+		desc    *grpc.StreamDesc // nil for a unary call, which sends no message
+		scripts []string
+		forbids bool
+	}{
+		{"a stream", DialOptions(steady, WithMaxAttempts(2)), serverStream, []string{down, down}, true},
+		{"a stream that was told", DialOptions(steady), serverStream, []string{told}, true},
+		{"a committed stream", DialOptions(steady), serverStream, []string{"recv a; send b; fail UNAVAILABLE"}, false},
+		{"a committed stream that was told", DialOptions(steady), serverStream, []string{"recv a; send b; pushback -1; fail UNAVAILABLE"}, true},
+		{"a stream that passes through", DialOptions(steady, WithBufferLimit(0)), serverStream, []string{down}, false},
+		{"a stream that passes through and was told", DialOptions(steady, WithBufferLimit(0)), serverStream, []string{"recv a; send b; pushback -1; fail UNAVAILABLE"}, true},
+		{"a client stream that was told", DialOptions(steady, Disable()), clientStream, []string{told}, true},
+		{"a hedged stream", DialOptions(hedges), serverStream, []string{down, down}, true},
+		{"a hedged call", DialOptions(hedges), nil, []string{"fail UNAVAILABLE", "fail UNAVAILABLE"}, true},
+		{"a hedged call, told while another attempt is in flight", DialOptions(hedges), nil, []string{"wait 3s; fail UNAVAILABLE", "pushback -1; fail UNAVAILABLE"}, true},
+		{"a call left to gRPC", []grpc.DialOption{retryPolicy, grpc.WithChainUnaryInterceptor(UnaryClientInterceptor())}, nil,
+			[]string{"fail UNAVAILABLE", "pushback -1; fail UNAVAILABLE"}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				last := serveScripts(t, tt.scripts...)
+				cc := last.conn(t, tt.dial...)
+				handle := func(ctx context.Context) error {
+					if tt.desc == nil {
+						return cc.Invoke(ctx, "/streams/Unary", request(), &echov1.EchoResponse{})
+					}
+					stream, err := cc.NewStream(ctx, tt.desc, "/streams/"+tt.desc.StreamName)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(stream.SendMsg(&echov1.EchoRequest{Message: "a"}), stream.CloseSend()); err != nil {
+						return err
+					}
+					for err == nil {
+						err = stream.RecvMsg(&echov1.EchoResponse{})
+					}
+					return errors.New("hidden")
+				}
+				var trailer metadata.MD
+				echov1.NewEchoServiceClient(serveHandler(t, handle, ServerOptions()...).conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
+				if got := slices.Equal(trailer[pushbackKey], []string{"-1"}); got != tt.forbids || len(last.attempts()) != len(tt.scripts) {
+					t.Errorf("trailer %v after %d attempts, want -1: %t after %d", trailer, len(last.attempts()), tt.forbids, len(tt.scripts))
+				}
+			})
+		})
+	}
+}
+
 func TestGivingUpIsFoundWhateverTheHandlerDoes(t *testing.T) {
 	type caller = func(context.Context) error
 	for name, handle := range map[string]func(ctx context.Context, call caller) error{

@@ -17,8 +17,11 @@ import (
 // there is nothing to say, and changes with [Retrier.Update]. Each warning is also logged once, at
 // warn level, see [WithLogger].
 //
-// One warning is not about options and stays: a call had an option of go-grpc-middleware's retry
-// package, which is ignored here. The sentence names the method of the first such call.
+// Two kinds of warnings are not about options, and stay. A call had an option of go-grpc-middleware's
+// retry package, which is ignored here: the sentence names the method of the first such call. And a call
+// failed after two or more attempts on a channel whose load-balancing policy is not grpcretry_round_robin,
+// although the program asks for that by package balancer: there is one sentence for each target, for
+// at most 1000 of them. It is wrong if an interceptor below replaces the context of the attempts.
 func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
 
 // warn logs the warnings that were not logged before.
@@ -39,7 +42,8 @@ type warnings struct {
 	calls  []string        // guarded by mu; found in calls
 	logged map[string]bool // guarded by mu
 
-	leftover atomic.Bool // a call had a leftover option, see isLeftover
+	leftover    atomic.Bool   // a call had a leftover option, see isLeftover
+	otherPolicy loggedMethods // the targets with another load-balancing policy, see isDistributedElsewhere
 }
 
 // maxLoggedWarnings bounds the memory of a program whose Updates name ever new patterns.

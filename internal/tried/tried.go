@@ -1,0 +1,121 @@
+// Package tried is what the retry interceptors and package balancer share: which endpoints a call
+// has tried.
+package tried
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unique"
+)
+
+// Key is the key under which the context of an attempt holds the attempt, as an [Attempt].
+type Key struct{}
+
+// An Attempt is one try of a call.
+type Attempt interface {
+	// Tried returns the list of the attempt's call, nil if the call is of another method. Then a
+	// call within the attempt, such as one that an interceptor makes, has the attempt's context.
+	Tried(method string) *List
+}
+
+// Of returns the list of the call that picks an endpoint with a context, nil if there is none.
+func Of(ctx context.Context, method string) *List {
+	if a, ok := ctx.Value(Key{}).(Attempt); ok {
+		return a.Tried(method)
+	}
+	return nil
+}
+
+// An Endpoint identifies a backend: two handles are equal if the channel and the addresses are.
+type Endpoint = unique.Handle[Place]
+
+// A Place is the value behind an [Endpoint].
+type Place struct {
+	Channel   any    // a comparable value that each ClientConn has one of
+	Addresses string // an encoding of the set of addresses
+}
+
+// A List holds the endpoints that one call has tried, the most recent last, each once. All
+// attempts of a call share its list. To choose an endpoint and to record it is one step, because
+// attempts may run at the same time: the mutex is held for both, and all methods but IsEmpty need it.
+//
+// The zero List is empty. The list is part of a call's first attempt, so it is kept small, and the
+// first endpoint needs no allocation.
+type List struct {
+	sync.Mutex
+	first Endpoint // guarded by the mutex; zero if the list is empty
+	more  *more    // guarded by the mutex; nil if there is at most one endpoint
+}
+
+// more has room for as many endpoints as most calls try.
+type more struct {
+	endpoints []Endpoint
+	space     [3]Endpoint
+}
+
+// Has reports whether the call has tried an endpoint.
+func (l *List) Has(e Endpoint) bool {
+	return e == l.first || l.more != nil && slices.Contains(l.more.endpoints, e)
+}
+
+// Add records an endpoint. One that the list has stays where it is.
+func (l *List) Add(e Endpoint) {
+	switch {
+	case l.Has(e):
+		return
+	case l.first == Endpoint{}:
+		l.first = e
+		return
+	case l.more == nil:
+		l.more = &more{}
+		l.more.endpoints = l.more.space[:0]
+	}
+	l.more.endpoints = append(l.more.endpoints, e)
+}
+
+// Last returns the endpoint on a channel that was recorded last, the zero Endpoint if there is none.
+func (l *List) Last(channel any) Endpoint {
+	if l.more != nil {
+		for _, e := range slices.Backward(l.more.endpoints) {
+			if e.Value().Channel == channel {
+				return e
+			}
+		}
+	}
+	if l.first != (Endpoint{}) && l.first.Value().Channel == channel {
+		return l.first
+	}
+	return Endpoint{}
+}
+
+// Forget removes the endpoints on a channel.
+func (l *List) Forget(channel any) {
+	if l.more != nil {
+		l.more.endpoints = slices.DeleteFunc(l.more.endpoints, func(e Endpoint) bool { return e.Value().Channel == channel })
+	}
+	if l.first == (Endpoint{}) || l.first.Value().Channel != channel {
+		return
+	}
+	l.first = Endpoint{}
+	if l.more != nil && len(l.more.endpoints) > 0 {
+		l.first = l.more.endpoints[0]
+		l.more.endpoints = slices.Delete(l.more.endpoints, 0, 1)
+	}
+}
+
+// IsEmpty reports whether no endpoint was ever recorded.
+func (l *List) IsEmpty() bool {
+	l.Lock()
+	defer l.Unlock()
+	return l.first == Endpoint{}
+}
+
+var wanted atomic.Bool
+
+// Want records that the program has asked for the load-balancing policy, at least for one channel.
+func Want() { wanted.Store(true) }
+
+// Wanted reports whether Want was called.
+func Wanted() bool { return wanted.Load() }
