@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -28,6 +29,9 @@ import (
 )
 
 // This file has the real gRPC servers that the tests call, over bufconn and in virtual time.
+
+// TestMain fails if a test outside a bubble leaves a goroutine behind; a bubble checks that itself.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The policies that tests compare.
 const (

@@ -3,7 +3,6 @@ package balancer
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -82,8 +81,6 @@ func pick(tb testing.TB, p balancer.Picker, ctx context.Context) string {
 	return r.SubConn.(fakeConn).address
 }
 
-var draws = flag.Int("picks.draws", 200, "calls to draw against the model; make random draws more")
-
 // A model is the same policy, for one call at a time, in as few words as possible.
 type model struct {
 	tried []string // by the call, in order
@@ -115,7 +112,7 @@ func without(list []string, these ...string) []string {
 // TestPickerMatchesItsModel draws calls on a channel whose endpoints come and go at random.
 func TestPickerMatchesItsModel(t *testing.T) {
 	all := []string{"a", "b", "c", "d", "e", "f"}
-	for seed := range uint64(*draws) {
+	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		calls := []*fakeCall{newCall(), newCall(), newCall()}
 		models := make([]model, len(calls))

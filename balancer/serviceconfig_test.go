@@ -60,10 +60,13 @@ func TestParseConfig(t *testing.T) {
 		`[]`:                 "cannot unmarshal",
 		`{"a":{},"b":"two"}`: `"a"`,
 	} {
-		_, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		cc, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"grpcretry_round_robin":`+config+`}]}`))
 		if (err == nil) != (wantError == "") || err != nil && !strings.Contains(err.Error(), wantError) {
 			t.Errorf("with the settings %s, NewClient = %v, want %q", config, err, wantError)
+		}
+		if err == nil {
+			cc.Close()
 		}
 	}
 }
