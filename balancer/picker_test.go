@@ -158,7 +158,7 @@ func TestPickerAgainstItsRotation(t *testing.T) {
 		{nil, "d"}, {nil, "a"}, // plain rotation
 		{first, "b"}, {second, "d"}, // again new rounds: not a, not c
 	} {
-		var ctx context.Context = context.Background()
+		ctx := context.Background()
 		if step.call != nil {
 			ctx = step.call
 		}
@@ -211,7 +211,7 @@ func TestIdentityOfEndpoints(t *testing.T) {
 		state := balancer.State{ConnectivityState: connectivity.Ready, Picker: &fakePicker{}}
 		return newPicker(channel, []endpointsharding.ChildState{{Endpoint: e, State: state}}).(*picker).ready[0].id
 	}
-	if of(1, "a", "b") != of(1, "b", "a") || of(1, "a") != of(1, "a") {
+	if one, again := of(1, "a"), of(1, "a"); one != again || of(1, "a", "b") != of(1, "b", "a") {
 		t.Error("the same addresses are different endpoints")
 	}
 	different := []tried.Endpoint{of(1, "a"), of(2, "a"), of(1, "b"), of(1, "a", "b"), of(1, "a b"), of(1, `a" "b`), of(1, "a", "b", "c"), of(1)}
