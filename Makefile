@@ -134,9 +134,12 @@ demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-
 	cd examples/demo && go run . -http localhost:8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
+# Without the race detector, with which twenty processes are too slow on a small machine.
+	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
+	@cd examples/tail && go run . -calls 1500
 
 MODES ?= nothing timeout observer hedging default
 .PHONY: grpc-suite
@@ -162,7 +165,7 @@ questions-picture: ## draw the picture of docs/three-questions.md again
 	@cd bench && go run ./questions -picture ../docs/three-questions.svg
 
 .PHONY: tail
-tail: ## show what hedging does to slow responses, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, and the balancer to a slow server, on real servers (half a minute)
 	cd examples/tail && go run .
 
 .PHONY: reconciler
@@ -176,6 +179,10 @@ restart: ## kill and restart real servers under six clients, ours among them (ha
 .PHONY: restart-docs
 restart-docs: ## the same, and write the tables of docs/restart.md again
 	@cd bench && go run ./restart -markdown ../docs/restart.md
+
+.PHONY: layers
+layers: ## what becomes of one call when four real services in a row retry it (20 seconds)
+	@cd e2e && go run ./layers $(ARGS)
 
 .PHONY: herd
 herd: $(BIN)/herd ## what retries do to a server that recovers; ARGS="-study budget" and more in docs/herd.md

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // A call is one RPC from its first attempt to its end, as shared by the unary and the stream loop.
@@ -53,6 +55,7 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	if c.options.leftover {
 		c.retrier.warnOfLeftover(c.method)
 	}
+	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
 	p, err := policies.forCall(c.cc, c.method, overrides)
 	if err != nil {
@@ -62,7 +65,11 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	}
 	c.policy = p
 	c.mode = p.modeOf(desc)
-	if c.mode == modeHedged {
+	switch {
+	case c.mode != modeHedged:
+	case c.worksFor.IsRetry():
+		c.mode = p.modeUnhedged() // a hedge would be another attempt
+	default:
 		c.tryHedging(desc, reply)
 	}
 	if policies.channels != nil && !p.passesStream(desc) && awaitsConfig(c.cc) {
@@ -126,7 +133,7 @@ func (c *call) planned(now time.Time) *plan {
 		start := timeOf(c.start, now)
 		deadline, _ := c.ctx.Deadline()
 		p.begin(c.policy, c.budget, c.hedges, start, deadline)
-		p.unresolved, p.dials = c.unresolved, c.runsOn != ""
+		p.unresolved, p.dials, p.once = c.unresolved, c.runsOn != "", c.worksFor.IsRetry()
 		if c.mode == modeHedged {
 			p.hedgeEvery(c.delay)
 		}

@@ -44,7 +44,7 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			o.nested = o.nested || opt.cc == cc && opt.method == method
 			o.perCall = true
-		case *previousAttempts:
+		case *headerOption:
 			o.perCall = true
 		case *callOption:
 			overrides = append(overrides, opt)
@@ -74,8 +74,8 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
 		opts = append(opts, noBuiltInRetry())
 	}
-	if a.number > 1 {
-		opts = append(opts, previousAttemptsOption(int(a.number)-1, o.creds))
+	if a.number > 1 || c.worksFor.IsRetry() {
+		opts = append(opts, attemptHeader{int(a.number) - 1, c.worksFor.IsRetry()}.option(o.creds))
 	}
 	if c.stream == nil {
 		if o.trailer == nil || own {
@@ -96,7 +96,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
 	for _, opt := range o.list {
 		switch opt.(type) {
-		case *attempt, *previousAttempts, grpc.OnFinishCallOption:
+		case *attempt, *headerOption, grpc.OnFinishCallOption:
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
 			if !own {
 				opts = append(opts, opt)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/function"
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // Do runs f, again and again if it fails, under the policy for name: by the same rules and with the
@@ -178,7 +179,7 @@ func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption)
 	if err != nil {
 		return notDone(c.method, err)
 	}
-	c.static = true
+	c.static, c.worksFor = true, layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
 	of := policies.of(c.method)
 	c.policy = policies.withOwn(of, own)

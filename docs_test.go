@@ -22,8 +22,11 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -37,6 +40,7 @@ const (
 	stopEventTable    = "attribute of `grpcretry.stop`"
 	callSpanTable     = "attribute of the call span"
 	waitSpanTable     = "attribute of the wait span"
+	serverSpanTable   = "attribute of the server's span"
 	reasonTable       = "reason"
 	metricTable       = "metric"
 	metricAttrTable   = "attribute of metrics"
@@ -147,7 +151,7 @@ func sources(t *testing.T, folder string) (*token.FileSet, []*ast.File) {
 // value, and the tables name no other constants.
 func TestTablesHaveEveryTelemetryConstant(t *testing.T) {
 	shown := map[string]string{}
-	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, metricTable, metricAttrTable} {
+	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, serverSpanTable, metricTable, metricAttrTable} {
 		table := readTable(t, observingPage, head)
 		for _, row := range table.names() {
 			if constant := table.cell(row, "constant"); constant != "" {
@@ -163,8 +167,8 @@ func TestTablesHaveEveryTelemetryConstant(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := stringConstants(t, "SpanEvent")
-	if len(events) != 2 {
-		t.Fatalf("the source has the span events %v, want two", events)
+	if len(events) != 3 {
+		t.Fatalf("the source has the span events %v, want three", events)
 	}
 	for name, value := range events {
 		if want := "`" + value + "` (`" + name + "`)"; !strings.Contains(string(page), want) {
@@ -209,9 +213,26 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		})))...)
 		client.Echo(t.Context(), request())
 
+		givesUp := serveHandler(t, func(ctx context.Context) error {
+			_, err := serve(t, always(unavailable())).client(t, WithRatioBudget(RatioBudget{Ratio: 1})).Echo(ctx, request())
+			return err
+		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))}, ServerOptions(WithServerMeterProvider(meters))...)...)
+		client = echov1.NewEchoServiceClient(givesUp.conn(t))
+		client.Echo(t.Context(), request())
+		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1"), request())
+
 		spans, metrics = recorder.Ended(), collect(t, reader)
 	})
 	return spans, metrics
+}
+
+// withServerSpan returns an interceptor that starts a span for each request.
+func withServerSpan(provider *trace.TracerProvider) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		ctx, span := provider.Tracer("server").Start(ctx, "the server")
+		defer span.End()
+		return next(ctx, req)
+	}
 }
 
 func TestTablesHaveTheAttributesOfSpans(t *testing.T) {
@@ -226,16 +247,22 @@ func TestTablesHaveTheAttributesOfSpans(t *testing.T) {
 		}
 	}
 	for _, span := range spans {
-		if span.Name() == telemetry.SpanWait {
+		switch span.Name() {
+		case telemetry.SpanWait:
 			add(waitSpanTable, span.Attributes())
-		} else {
+		case "the server":
+			add(serverSpanTable, span.Attributes())
+		default:
 			add(callSpanTable, span.Attributes())
 		}
 		for _, event := range span.Events() {
+			if event.Name == telemetry.SpanEventNoRetry && len(event.Attributes) == 0 {
+				continue
+			}
 			add("attribute of `"+event.Name+"`", event.Attributes)
 		}
 	}
-	for _, table := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable} {
+	for _, table := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, serverSpanTable} {
 		recorded := slices.Sorted(maps.Keys(got[table]))
 		if shown := readTable(t, observingPage, table).names(); !slices.Equal(shown, recorded) {
 			t.Errorf("the table | %s | has\n%q, recorded were\n%q", table, shown, recorded)

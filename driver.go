@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // A Plan holds the state of one call whose attempts a program makes itself, such as a simulator
@@ -36,6 +38,8 @@ type Plan struct {
 	learner HedgeDelay // nil if nothing measures the first attempt
 	won     bool
 	cut     []int // the numbers of attempts that Overdue said to cancel
+
+	worksFor *layers.Request // see UnaryServerInterceptor; nil if there is none
 }
 
 // A Step tells a [Plan]'s driver what to do next. Attempts in flight continue unless End is set.
@@ -60,9 +64,11 @@ type Step struct {
 // may be any string, and in gRPC's canonical form, "dns:///shop:443", it shares the budget of RPCs
 // to that target. The options are the call's own; Plan panics if one is invalid.
 //
+// If ctx is that of a server's handler, the Plan follows the rules of [UnaryServerInterceptor].
+//
 // A method whose calls pass through gets a Plan of one attempt that spends and reports nothing.
 func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Time, opts ...CallOption) *Plan {
-	p := &Plan{ctx: ctx, method: method}
+	p := &Plan{ctx: ctx, method: method, worksFor: layers.Of(ctx)}
 	own, err := ownOptions(opts)
 	if err != nil {
 		panic(fmt.Errorf("grpcretry: Plan: %w", err)) //nolint:forbidigo // documented; options are part of the program
@@ -79,6 +85,7 @@ func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Ti
 	}
 	deadline, _ := ctx.Deadline()
 	p.plan.begin(obeyed, budget, hedgeBudget, start, deadline)
+	p.plan.once = p.worksFor.IsRetry()
 	if hedges {
 		p.plan.hedgeEvery(delay)
 	}
@@ -87,7 +94,7 @@ func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Ti
 
 // choose returns the call's policy and, if the call is hedged, the delay between its attempts.
 func (p *Plan) choose(resolved *policy, start time.Time) (obeyed *policy, delay time.Duration, hedges bool) {
-	if resolved.hedged == nil {
+	if resolved.hedged == nil || p.worksFor.IsRetry() {
 		return resolved, 0, false
 	}
 	p.learner = resolved.Hedging.Delay
@@ -135,7 +142,11 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 	f := p.failure(a, now)
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
-	return p.plan.failed(p.ctx, &f, now, u).exported()
+	step := p.plan.failed(p.ctx, &f, now, u)
+	if step.End && forbidsRetry(a.Trailer) {
+		p.worksFor.GiveUp()
+	}
+	return p.export(step)
 }
 
 // Overdue decides whether to cut an attempt that is still in flight after the timeout that Sent
@@ -162,9 +173,9 @@ func (p *Plan) Due(now time.Time) Step {
 		return Step{End: true, Reason: reason}
 	}
 	if p.plan.connecting != nil && now.Before(p.plan.dueAt) {
-		return p.plan.connected(now).exported()
+		return p.export(p.plan.connected(now))
 	}
-	return p.plan.due(now).exported()
+	return p.export(p.plan.due(now))
 }
 
 // DueAt returns when to call [Plan.Due]; the zero time means never. Every other method may change
@@ -188,6 +199,11 @@ func (p *Plan) measure(a Attempt, now time.Time) {
 	}
 }
 
-func (s step) exported() Step {
+// export returns a step for the driver. If the call has given up, it tells the server whose handler makes
+// the call.
+func (p *Plan) export(s step) Step {
+	if s.End && gaveUp(s.Reason) && p.plan.policy.MaxAttempts > 1 {
+		p.worksFor.GiveUp()
+	}
 	return Step{Send: s.Send, Connect: s.Connect, End: s.End, Reason: s.Reason}
 }

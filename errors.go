@@ -17,6 +17,9 @@ import (
 var (
 	// ErrAttemptsExhausted: all MaxAttempts attempts were made.
 	ErrAttemptsExhausted = errors.New("grpcretry: no attempts left")
+	// ErrRetriedUpstream: the call was made by a server's handler for a request that a service further up
+	// retries, see [UnaryServerInterceptor]. [errors.Is] finds ErrAttemptsExhausted as well.
+	ErrRetriedUpstream = fmt.Errorf("%w: a service further up retries", ErrAttemptsExhausted)
 	// ErrBudgetExhausted: this client's budget refused the retry, which was not sent.
 	ErrBudgetExhausted = errors.New("grpcretry: client-side retry budget exhausted")
 	// ErrDeadline: the call's deadline would have passed before the next attempt.
@@ -177,6 +180,15 @@ func (e *Error) Timeout() bool {
 		Timeout() bool
 	}](e.Last)
 	return ok && last.Timeout()
+}
+
+// Is makes [errors.Is] find a call that gave up, for the server interceptors.
+func (e *Error) Is(target error) bool {
+	if e == nil || target != errGaveUp { //nolint:errorlint // identity is meant
+		return false
+	}
+	attempts := e.Attempts
+	return gaveUp(e.Reason) || len(attempts) > 0 && forbidsRetry(attempts[len(attempts)-1].Trailer)
 }
 
 // GRPCStatus returns the status that [status.FromError] and [status.Code] report.

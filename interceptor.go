@@ -38,8 +38,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	switch c.mode {
 	case modePassThrough:
-		opts = c.passOptions(opts)
-		return c.passThrough(func(ctx context.Context) error { return invoker(ctx, method, req, reply, cc, opts...) })
+		return c.passUnary(req, reply, invoker, opts)
 	case modeHedged:
 		return hedgeUnary(&c, req, reply, invoker)
 	}

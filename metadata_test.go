@@ -243,7 +243,7 @@ func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
 		intercept := UnaryClientInterceptor(WithBackoff(Constant(0)))
 		err := intercept(t.Context(), brokenMethod, nil, &basket{}, nil, func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
 			for _, o := range opts {
-				if told, ok := o.(*previousAttempts); ok && !told.Creds.RequireTransportSecurity() {
+				if told, ok := o.(*headerOption); ok && !told.Creds.RequireTransportSecurity() {
 					t.Error("a retry's credentials may be sent over an insecure connection")
 				}
 			}

@@ -37,6 +37,7 @@ type namedReason struct {
 
 var reasons = [...]namedReason{
 	{ErrAttemptsExhausted, "exhausted"},
+	{ErrRetriedUpstream, "retried_upstream"},
 	{ErrBudgetExhausted, "budget"},
 	{ErrDeadline, "deadline"},
 	{ErrMaxElapsed, "max_elapsed"},

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
@@ -24,11 +27,29 @@ func (c *call) passThrough(run func(context.Context) error) error {
 	return err
 }
 
+// passUnary makes a unary call that passes through.
+func (c *call) passUnary(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
+	opts = c.passOptions(opts)
+	if c.worksFor == nil {
+		return c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
+	}
+	trailer := new(metadata.MD)
+	opts = append(slices.Clip(opts), grpc.Trailer(trailer))
+	err := c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
+	if err != nil && forbidsRetry(*trailer) {
+		c.worksFor.GiveUp()
+	}
+	return err
+}
+
 // passOptions returns the options of a call that passes through. gRPC is kept from retries of its
 // own if a service config is obeyed here.
 func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
 	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
-		return append(slices.Clip(opts), noBuiltInRetry())
+		opts = append(slices.Clip(opts), noBuiltInRetry())
+	}
+	if c.worksFor.IsRetry() {
+		opts = append(slices.Clip(opts), attemptHeader{retried: true}.option(c.options.creds))
 	}
 	return opts
 }
@@ -36,10 +57,29 @@ func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
 // passStream opens a stream that passes through.
 func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer, opts []grpc.CallOption) (grpc.ClientStream, error) {
 	stream, err := streamer(c.ctx, desc, c.cc, c.method, c.passOptions(opts)...)
-	if err == nil {
-		c.retrier.bindToGRPC(c.policy, c.cc, c.method, stream)
+	if err != nil {
+		return stream, err
 	}
-	return stream, err
+	c.retrier.bindToGRPC(c.policy, c.cc, c.method, stream)
+	if c.worksFor != nil {
+		stream = &passedStream{stream, c.worksFor}
+	}
+	return stream, nil
+}
+
+// A passedStream is a stream that passes through and is opened by a server's handler.
+type passedStream struct {
+	grpc.ClientStream
+	worksFor *layers.Request
+}
+
+// RecvMsg implements grpc.ClientStream. It notes in the request whether the server says "do not retry".
+func (s *passedStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err != nil && !isEOF(err) && forbidsRetry(s.Trailer()) {
+		s.worksFor.GiveUp()
+	}
+	return err
 }
 
 // runWithin makes the one attempt. The attempt timeout ends an attempt that no other follows

@@ -28,6 +28,7 @@ type plan struct {
 	deadline time.Time // the caller's or the service config's; zero without one
 	limited  bool      // the deadline is the service config's
 	dials    bool      // each attempt looks for a connection by itself, see Retrier.Do
+	once     bool      // a service further up retries the work that the call is made for, see layers.go
 
 	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
 
@@ -159,11 +160,19 @@ func (p *plan) send(now time.Time) sending {
 // attemptTimeout returns how long the newest attempt may run before it is overdue; 0 if it may
 // use all the remaining time.
 func (p *plan) attemptTimeout() time.Duration {
-	last := p.sent() >= p.policy.MaxAttempts && p.unresolved == nil
+	last := p.sent() >= p.mostAttempts() && (p.unresolved == nil || p.once)
 	if last && !p.deadline.IsZero() {
 		return 0
 	}
 	return p.policy.AttemptTimeout
+}
+
+// mostAttempts returns how many attempts may reach a server.
+func (p *plan) mostAttempts() int {
+	if p.once {
+		return 1
+	}
+	return p.policy.MaxAttempts
 }
 
 // sent returns the number of attempts that count towards MaxAttempts.
@@ -225,7 +234,7 @@ func (p *plan) leave() {
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff, at no
 //     charge; if ConnectWait is used up, stop
-//  7. MaxAttempts attempts were made: stop
+//  7. MaxAttempts attempts were made, or one if a service further up retries: stop
 //  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
 //  9. the budget refuses: stop
@@ -338,7 +347,9 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.sent() >= p.policy.MaxAttempts:
+	case p.sent() >= p.mostAttempts() && p.once:
+		return verdict{Reason: ErrRetriedUpstream}
+	case p.sent() >= p.mostAttempts():
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	wait, source, reason := p.schedule(found, now, u)

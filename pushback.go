@@ -11,6 +11,7 @@ import (
 
 const (
 	pushbackKey         = "grpc-retry-pushback-ms"     // gRFC A6 #pushback
+	noRetry             = "-1"                         // the value of pushbackKey that this package's servers send for "do not retry"
 	previousAttemptsKey = "grpc-previous-rpc-attempts" // gRFC A6 #exposed-retry-metadata
 )
 

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/off"
 )
 
@@ -26,16 +27,17 @@ type reporter struct {
 
 // The facts of a call are all that the sinks know about it.
 type facts struct {
-	ctx    context.Context  // the caller's, within the call span if there is one
-	cc     *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
-	method string           // "/pkg.Service/Method", or a function's name
-	runsOn string           // the target of a function, see Retrier.Do; otherwise ""
-	static bool             // the number of methods is limited: a generated stub makes the call, or it is a function
-	policy *policy
-	mode   mode
-	budget Budget
-	start  time.Duration // since the origin
-	spans  *callSpans    // nil if no span records
+	ctx      context.Context  // the caller's, within the call span if there is one
+	cc       *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
+	method   string           // "/pkg.Service/Method", or a function's name
+	runsOn   string           // the target of a function, see Retrier.Do; otherwise ""
+	static   bool             // the number of methods is limited: a generated stub makes the call, or it is a function
+	policy   *policy
+	mode     mode
+	budget   Budget
+	start    time.Duration   // since the origin
+	worksFor *layers.Request // the request of the server whose handler makes the call; nil if there is none
+	spans    *callSpans      // nil if no span records
 }
 
 // dialed returns the target as it was dialed.

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // This file holds the servers' side of pushback and of the attempt count.
@@ -44,7 +46,10 @@ func SetPushback(ctx context.Context, delay time.Duration) error {
 // stream, before the handler returns; outside a handler it returns an error. A second call changes
 // nothing.
 func SetNoRetry(ctx context.Context) error {
-	return sendPushback(ctx, "SetNoRetry", "-1")
+	if !layers.Of(ctx).Forbid() {
+		return nil
+	}
+	return sendPushback(ctx, "SetNoRetry", noRetry)
 }
 
 func sendPushback(ctx context.Context, caller, value string) error {

@@ -226,6 +226,7 @@ var stopWords = map[string]struct {
 	"conn_closed":       {"Closed", "the client connection was closed", true},
 	notConnected:        {"Not connected", "there was no connection to a server in time", false},
 	"not_retryable":     {"Not retryable", "the failure was not retryable", true},
+	"retried_upstream":  {"Retried upstream", "a service further up retries, so there was one attempt", false},
 	"may_have_run":      {"May have run", "the method may have run, and must not run twice", false},
 	"left_to_grpc":      {"Left to gRPC", "left to the retryPolicy of the service config", true},
 	"deadline_exceeded": {"Deadline passed", "the deadline of the caller passed", true},

@@ -59,7 +59,7 @@ const (
 // successes, the last is for names that are not here.
 var outcomes = [...]string{
 	firstTry, rescued, hedgeWon,
-	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "may_have_run", "committed", "conn_closed", notConnected,
+	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "may_have_run", "retried_upstream", "committed", "conn_closed", notConnected,
 	"left_to_grpc", "deadline_exceeded", "cancelled", "other",
 }
 

@@ -12,6 +12,10 @@ const (
 	// SpanEventStop is the event, with AttrReason, that is recorded when a call ends while it waits
 	// to retry: the last attempt's event has announced that retry.
 	SpanEventStop = "grpcretry.stop"
+
+	// SpanEventNoRetry is the event that the server interceptors record on the request's span when the
+	// response says "do not retry".
+	SpanEventNoRetry = "grpcretry.no_retry"
 )
 
 // SpanWait is the name of the span for each wait before a retry, below the call span.
@@ -33,6 +37,10 @@ const (
 	AttrHedge         = "grpcretry.attempt.hedge"
 	AttrSentAfter     = "grpcretry.attempt.sent_after"
 	AttrWinner        = "grpcretry.winner"
+
+	// On a server's span of a request that is retried; AttrRetriedBy is also on metrics.
+	AttrPreviousAttempts = "grpcretry.previous_attempts"
+	AttrRetriedBy        = "grpcretry.retried_by"
 )
 
 // The names of the metrics.
@@ -46,6 +54,10 @@ const (
 	MetricBudgetBalance  = "grpcretry.budget.balance"
 	MetricBudgetRefusals = "grpcretry.budget.refusals"
 	MetricHedges         = "grpcretry.hedges"
+
+	// Of the server interceptors.
+	MetricServerRetries   = "grpcretry.server.retries"
+	MetricServerNoRetries = "grpcretry.server.no_retry_responses"
 )
 
 // The names of the attributes that only metrics have. Metrics also have AttrStatusCode,

@@ -142,7 +142,7 @@ func keepOnly(s *sim.Scenario, changed *[][]change, words []string) error {
 func keepPart(study *sim.Study, names []string) error {
 	var kept []sim.Scenario
 	var known []string
-	for _, s := range study.Scenarios {
+	for _, s := range slices.Concat(study.Scenarios, study.Further) {
 		if slices.Contains(names, s.Name) {
 			kept = append(kept, s)
 		}

@@ -135,7 +135,8 @@ var docColumns = map[string]struct {
 	"failed":    {"calls that fail", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Failed) }},
 	"attempts":  {"attempts", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Attempts) }},
 	"wasted":    {"attempts wasted", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Wasted) }},
-	"down": {"attempts per call during the outage", func(_ seenScenario, c sim.Comparison) string {
+	"saved":     {"saved", rescued},
+	"down": {"attempts per call of the outage", func(_ seenScenario, c sim.Comparison) string {
 		return fmt.Sprintf("%.1f", c.Mean.AmplifiedDown)
 	}},
 	"p50":  {"p50", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P50) }},

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
@@ -27,7 +28,8 @@ func docPage(t *testing.T) string {
 var sampled = map[string][]string{
 	"budget":   {"default"},
 	"defaults": {"no retries", "no budget", "default", "A6 throttle"},
-	"layers":   {"default", "A6 throttle"},
+	"layers":   {"default", "A6 throttle", "default, both"},
+	"services": {"no retries", "no budget", "default, both"},
 	"classic":  {"exponential", "full jitter"},
 	"tail":     {"after 50 ms"},
 }
@@ -130,8 +132,33 @@ func TestDocsProse(t *testing.T) {
 		{"Without a budget neither server ever recovers", func() bool {
 			return runDoc(t, "budget", "budget-10", "no budget").Summary.Stable < 0 && runDoc(t, "budget", "budget-queue-10", "no budget").Summary.Stable < 0
 		}},
-		{"(`layers-stop`), one layer's three attempts remain", func() bool {
-			return runDoc(t, "layers", "layers-stop-10", "no budget").Summary.AmplifiedDown < 3.05
+		{"three from 20 ms on save only a third of the calls even of 100 ms", func() bool {
+			s := docScenario(t, "services", "services-blip-100ms")
+			none := runOf(t, s, "no retries").Summary.Failed
+			three := strategyWith(t, s, "default, both", func(one *sim.Strategy) {
+				one.Policy = grpcretry.Policy{MaxAttempts: 3, Backoff: grpcretry.Exponential{Base: 20 * time.Millisecond}}
+			})
+			r, err := sim.Run(t.Context(), s, three, nil)
+			saved := 1 - r.Summary.Failed/none
+			return err == nil && saved > 0.28 && saved < 0.4
+		}},
+		{"without a budget the attempts would more than double", func() bool {
+			s := docScenario(t, "services", "services-blip-500ms")
+			s.Groups[0].Rate = 60
+			s.Servers[3].Outages = []sim.Outage{{From: 2 * time.Second, For: 20 * time.Second, Silent: true}}
+			attempts := func(name string) float64 {
+				hanging := strategyWith(t, s, name, func(one *sim.Strategy) {
+					one.Policy = grpcretry.Policy{MaxAttempts: 3, AttemptTimeout: 500 * time.Millisecond}
+					one.Budget.Kind = sim.UnlimitedBudget
+				})
+				r, err := sim.Run(t.Context(), s, hanging, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r.Summary.AmplifiedDown
+			}
+			both, alone := attempts("default, both"), attempts("default, stop callers")
+			return alone > 2*both && alone < 2.5*both
 		}},
 		{"the calls alone use 80% of the remaining capacity", func() bool {
 			s := docScenario(t, "tail", "tail-slow")
@@ -199,13 +226,21 @@ func TestHedgingPageHasTheFiguresOfTheTable(t *testing.T) {
 	}
 }
 
+// strategyWith is a strategy of a scenario with a change.
+func strategyWith(t *testing.T, s sim.Scenario, name string, change func(*sim.Strategy)) sim.Strategy {
+	t.Helper()
+	i := slices.IndexFunc(s.Strategies, func(one sim.Strategy) bool { return one.Name == name })
+	if i < 0 {
+		t.Fatalf("%s has no strategy %q", s.Name, name)
+	}
+	one := s.Strategies[i]
+	change(&one)
+	return one
+}
+
 func runOf(t *testing.T, s sim.Scenario, strategy string) *sim.Result {
 	t.Helper()
-	i := slices.IndexFunc(s.Strategies, func(one sim.Strategy) bool { return one.Name == strategy })
-	if i < 0 {
-		t.Fatalf("%s has no strategy %q", s.Name, strategy)
-	}
-	r, err := sim.Run(t.Context(), s, s.Strategies[i], nil)
+	r, err := sim.Run(t.Context(), s, strategyWith(t, s, strategy, func(*sim.Strategy) {}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

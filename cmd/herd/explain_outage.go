@@ -157,6 +157,8 @@ type outageFigures struct {
 	first     float64 // in the first ten seconds
 	steady    float64 // in the long run
 	unlimited float64 // in the long run without budgets
+
+	intercepted float64 // in the first ten seconds, if all servers have the library's interceptors
 }
 
 // notSimulated stands for attempts per call that may be too many to simulate.
@@ -181,6 +183,7 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 	f := outageFigures{layers: layers}
 	most := math.Pow(float64(attemptsOf(e.policy)), float64(layers))
 	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
+	s := e.outageScenario(layers, max(2, min(50, 2000/most)), 1)
 	if limited {
 		rate, processes := e.fleet(e.effort.rate)
 		s := e.outageScenario(layers, rate, processes)
@@ -189,6 +192,14 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 			return f, err
 		}
 		f.worst, f.first, f.steady = attemptsPerCall(r, s)
+		if f.intercepted, err = intercepted(ctx, s, e.simulated(e.strategy)); err != nil {
+			return f, err
+		}
+	} else {
+		var err error
+		if f.intercepted, err = intercepted(ctx, s, e.unlimited()); err != nil {
+			return f, err
+		}
 	}
 	if math.Pow(e.stories[0].many.attempts, float64(layers)) > mostPerCall {
 		f.unlimited = notSimulated
@@ -197,8 +208,6 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 		}
 		return f, nil
 	}
-	s := e.outageScenario(layers, max(2, min(50, 2000/most)), 1)
-	s.Groups[0].Even = true
 	r, err := sim.Run(ctx, s, e.unlimited(), nil)
 	if err != nil {
 		return f, err
@@ -209,6 +218,18 @@ func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFig
 		f.worst, f.first, f.steady = worst, first, steady
 	}
 	return f, nil
+}
+
+// intercepted returns the attempts per call in the first ten seconds of an outage, if all servers have the
+// library's interceptors.
+func intercepted(ctx context.Context, s sim.Scenario, strategy sim.Strategy) (first float64, err error) {
+	strategy.StopCallers, strategy.OneAttempt = true, true
+	r, err := sim.Run(ctx, s, strategy, nil)
+	if err != nil {
+		return 0, err
+	}
+	_, first, _ = attemptsPerCall(r, s)
+	return first, nil
 }
 
 // settled is the time after which an outage is in its long run: what was saved up is spent.
@@ -282,6 +303,10 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 		{Text: fmt.Sprintf("Attempts that arrive at the failing server for each call that its first clients make; 1 is the normal load. "+
 			"The server fails every attempt with %s; the deadline of the first call covers all services in the row.", sim.CodeName(e.outageCode()))},
 		{Table: table},
+	}
+	if f := e.outages[e.layers-1]; f.layers > 1 && attemptsOf(e.policy) > 1 && !e.unsentOnly {
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("If every service has the library's server interceptors (grpcretry.UnaryServerInterceptor), "+
+			"%d services in a row send %s (per call, in the first 10 s).", f.layers, perCall(f.intercepted))})
 	}
 	if h := e.policy.Hedging; h != nil {
 		g := e.calm.Groups[0]

@@ -239,7 +239,8 @@ func (e *explanation) warnOfLayers() []string {
 	if f.layers < 2 {
 		return nil
 	}
-	change := "Retry at one layer only, or let servers that have retried forbid it to their callers (grpcretry.SetNoRetry)."
+	change := fmt.Sprintf("Retry at one layer only, or let servers that gave up forbid it to their callers (grpcretry.UnaryServerInterceptor): %s are left.",
+		times(f.intercepted))
 	switch {
 	case e.strategy.Budget.Kind == sim.UnlimitedBudget:
 		return []string{fmt.Sprintf("Retries of %d layers multiply: one call of a client becomes %s attempts at the last server. %s", f.layers, times(f.steady), change)}

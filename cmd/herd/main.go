@@ -197,10 +197,12 @@ func list(w io.Writer) error {
 		if _, err := fmt.Fprintf(w, "%s: %s.\n%s\n", s.Name, s.Title, indent(fill(s.See, 96), "    ")); err != nil {
 			return err
 		}
-		for _, one := range s.Scenarios {
-			if s.Vary == "" {
-				fmt.Fprintf(w, "    - %s: %s\n", one.Name, one.Title)
-			}
+		shown := s.Further
+		if s.Vary == "" {
+			shown = slices.Concat(s.Scenarios, s.Further)
+		}
+		for _, one := range shown {
+			fmt.Fprintf(w, "    - %s: %s\n", one.Name, one.Title)
 		}
 		fmt.Fprintln(w)
 	}

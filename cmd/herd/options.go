@@ -265,6 +265,9 @@ var parameters = []parameter{
 			s.Strategies = append(slices.Clip(s.Strategies), also)
 			return nil
 		}},
+	switchOf(forStrategies("untried", "attempts go to replicas that the call has not tried", setBool(func(s *sim.Strategy) *bool { return &s.Untried }))),
+	switchOf(forStrategies("stop-callers", "servers whose downstream call gave up say \"do not retry\"", setBool(func(s *sim.Strategy) *bool { return &s.StopCallers }))),
+	switchOf(forStrategies("one-attempt", "servers make one attempt downstream for requests that are retries", setBool(func(s *sim.Strategy) *bool { return &s.OneAttempt }))),
 	switchOf(forStrategies("ignore-pushback", "clients ignore pushback", setBool(func(s *sim.Strategy) *bool { return &s.IgnorePushback }))),
 }
 

@@ -18,13 +18,20 @@ import (
 
 // A Trace is one of the "data" of an answer of /api/traces.
 type Trace struct {
-	TraceID string `json:"traceID"`
-	Spans   []Span `json:"spans"`
+	TraceID   string             `json:"traceID"`
+	Spans     []Span             `json:"spans"`
+	Processes map[string]Process `json:"processes"`
+}
+
+// A Process is one of those that spans came from.
+type Process struct {
+	ServiceName string `json:"serviceName"`
 }
 
 // A Span is a span in Jaeger's words: attributes are tags, events are logs.
 type Span struct {
 	SpanID        string      `json:"spanID"`
+	ProcessID     string      `json:"processID"`
 	OperationName string      `json:"operationName"`
 	References    []Reference `json:"references"`
 	StartTime     int64       `json:"startTime"` // µs since 1970
@@ -84,6 +91,9 @@ func (t Trace) Below(parent string) []Span {
 	}
 	return spans
 }
+
+// Service is the name of the service that the span came from.
+func (t Trace) Service(s Span) string { return t.Processes[s.ProcessID].ServiceName }
 
 // Parent is the ID of the span's parent, "" if it has none.
 func (s Span) Parent() string {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // This file is the clients. Like the loop of an interceptor it sends attempts and keeps
@@ -22,6 +23,8 @@ type caller struct {
 	deadline  time.Duration
 	deaf      bool // to pushback
 	instant   bool // neither the network nor the target takes any time
+	rules     layerRules
+	untried   bool // attempts go to replicas that the call has not tried
 	processes []process
 	turn      int // of the processes
 
@@ -39,13 +42,30 @@ type process struct {
 	turn    int // of the target's replicas
 }
 
-// pick is the replica for the next attempt.
+// pick is the replica for the next attempt, unless the call prefers others.
 func (p *process) pick(s *server) *replica {
 	if len(s.replicas) == 1 {
 		return &s.replicas[0]
 	}
 	p.turn = (p.turn + 1) % len(s.replicas)
 	return &s.replicas[p.turn]
+}
+
+// pick is the replica for the call's next attempt.
+func (c *call) pick() *replica {
+	s := c.caller.target
+	next := c.process.pick(s)
+	if !c.caller.untried || len(s.replicas) == 1 {
+		return next
+	}
+	for range s.replicas {
+		if !slices.Contains(c.tried, next.index) {
+			break
+		}
+		next = c.process.pick(s)
+	}
+	c.tried = append(c.tried, next.index)
+	return next
 }
 
 // A lifetime is the context of a call, in simulated time.
@@ -82,6 +102,7 @@ type call struct {
 	start    int64
 	deadline int64 // 0 for none
 	context  lifetime
+	down     bool  // its client's call started during an outage
 	parent   int32 // the attempt at a server that waits for this call; -1 for none
 	number   int32 // of the newest attempt
 	hedged   bool
@@ -92,6 +113,8 @@ type call struct {
 
 	open []int32 // the attempts in flight
 	room [2]int32
+
+	tried []int // replicas; nil if nobody asks
 }
 
 // An attempt is one try of a call, as client and server see it. It is kept until neither
@@ -107,6 +130,7 @@ type attempt struct {
 	flight
 
 	replica *replica
+	request *layers.Request // what its downstream call is made for; nil without a server interceptor
 	trailer metadata.MD
 	since   int64 // when it arrived, and then when its work was begun
 	version int64 // that it has read, at an optimistic server
@@ -116,6 +140,8 @@ type attempt struct {
 type flight struct {
 	number int32
 	hedge  bool
+	retry  bool // also if it is the first attempt of a call made for a retry further up
+	down   bool // its client's call started during an outage
 	source grpcretry.WaitSource
 	wait   time.Duration
 	sent   int64
@@ -161,6 +187,10 @@ func (r *run) connect(s *server, byName map[string]*server) error {
 		GroupResult: GroupResult{Name: s.config.Name + " calls " + config.Target},
 		target:      byName[config.Target],
 		deadline:    config.Deadline,
+		rules: layerRules{
+			stopCallers: config.StopCallers || strategy.StopCallers,
+			oneAttempt:  config.OneAttempt || strategy.OneAttempt,
+		},
 	}
 	r.downstream = append(r.downstream, s.calls)
 	return r.equip(s.calls, strategy, len(s.replicas))
@@ -171,6 +201,7 @@ func (r *run) equip(c *caller, strategy *Strategy, processes int) error {
 	c.Outcomes = map[string]int{}
 	c.seen = newSeries(r.bucket, func(next, last *GroupBucket) { next.Open = last.Open })
 	c.deaf = strategy.IgnorePushback
+	c.untried = strategy.Untried
 	c.instant = strategy.Hedging == nil && r.network.always0() && c.target.instant()
 	c.processes = make([]process, processes)
 	for i := range c.processes {
@@ -192,7 +223,7 @@ func (r *run) groupCalls(g *group, ref int32) {
 	switch {
 	case c.Rate > 0:
 		if g.begun { // the first event is only the start
-			r.newCall(&g.caller, -1, 0)
+			r.clientCall(&g.caller)
 		}
 		wait := float64(time.Second) / c.Rate
 		if !c.Even {
@@ -206,26 +237,41 @@ func (r *run) groupCalls(g *group, ref int32) {
 			r.put(int64(c.Start)+r.arrivals.Int64N(int64(c.Spread)), groupCalls, ref)
 		}
 	case c.Spread > 0:
-		r.newCall(&g.caller, -1, 0)
+		r.clientCall(&g.caller)
 	default:
 		for range c.Clients {
-			r.newCall(&g.caller, -1, 0)
+			r.clientCall(&g.caller)
 		}
 	}
 	g.begun = true
 }
 
-// newCall begins a call; within is the deadline of the attempt that it serves, if any.
-func (r *run) newCall(from *caller, parent int32, within int64) int32 {
-	i, c := r.calls.add()
-	*c = call{
-		caller:   from,
-		process:  &from.processes[from.turn],
-		start:    r.now,
-		deadline: within,
-		parent:   parent,
-		armed:    -1,
+// clientCall begins a client's call.
+func (r *run) clientCall(from *caller) {
+	down := r.inOutage()
+	if down {
+		r.downCalls++
 	}
+	r.newCall(call{caller: from, context: lifetime{Context: context.Background()}, down: down, parent: -1})
+}
+
+// downstreamCall begins the call that a server makes for an attempt.
+func (r *run) downstreamCall(from *caller, ai int32, a *attempt) int32 {
+	a.request = from.rules.request(a.flight)
+	c := call{caller: from, context: lifetime{Context: context.Background()}, down: a.down, parent: ai}
+	c.deadline = r.calls.at(a.call).deadline
+	if a.request != nil {
+		c.context.Context = a.request
+	}
+	return r.newCall(c)
+}
+
+// newCall begins a call. Its deadline is that of the attempt that it serves, if any.
+func (r *run) newCall(begun call) int32 {
+	i, c := r.calls.add()
+	*c = begun
+	from, within := c.caller, c.deadline
+	c.process, c.start, c.armed = &from.processes[from.turn], r.now, -1
 	c.open = c.room[:0]
 	if from.turn++; from.turn == len(from.processes) {
 		from.turn = 0
@@ -233,7 +279,6 @@ func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 	if from.deadline > 0 && (within == 0 || r.now+int64(from.deadline) < within) {
 		c.deadline = r.now + int64(from.deadline)
 	}
-	c.context = lifetime{Context: context.Background()}
 	if c.deadline > 0 {
 		c.context.deadline = epoch.Add(time.Duration(c.deadline))
 	}
@@ -247,7 +292,10 @@ func (r *run) newCall(from *caller, parent int32, within int64) int32 {
 // send begins an attempt.
 func (r *run) send(i int32, c *call) {
 	sent, timeout := c.plan.Sent(r.time())
-	one := flight{int32(sent.Number), sent.Hedge, sent.WaitSource, sent.Wait, r.now}
+	one := flight{
+		number: int32(sent.Number), hedge: sent.Hedge, source: sent.WaitSource, wait: sent.Wait, sent: r.now,
+		retry: sent.Number > 1 || layers.Of(&c.context).IsRetry(), down: c.down,
+	}
 	if c.number = one.number; c.number == 1 {
 		c.hedged = !c.plan.DueAt().IsZero() // something is due while the first attempt is in flight
 	}
@@ -266,7 +314,7 @@ func (r *run) send(i int32, c *call) {
 	r.arm(i, c)
 	ai, a := r.attempts.add()
 	a.call, a.child, a.flight = i, -1, one
-	a.replica = c.process.pick(c.caller.target)
+	a.replica = c.pick()
 	a.holders = 2 // the client, and what is on its way
 	c.open = append(c.open, ai)
 	until := c.deadline
@@ -291,9 +339,9 @@ func (r *run) expireAt(at int64, ai int32, a *attempt) {
 // sendAtOnce makes an attempt that is over before any time passes, so that nobody has to
 // remember it. It is only a short way to the same end.
 func (r *run) sendAtOnce(i int32, c *call, one flight) {
-	s := c.process.pick(c.caller.target)
+	s := c.pick()
 	seen := s.seen.at(r.now)
-	answer := r.ask(s, seen, one.number)
+	answer := r.ask(s, seen, one)
 	if answer.Code == codes.OK {
 		seen.Served++
 	}

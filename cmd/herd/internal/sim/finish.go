@@ -139,32 +139,22 @@ func (r *run) summarise(out *Result) {
 	if done := at.Served + at.Late; done > 0 {
 		s.Late = float64(at.Late) / float64(done)
 	}
-	s.AmplifiedDown = r.amplifiedDown(out)
+	if r.downCalls > 0 {
+		s.AmplifiedDown = float64(r.downAttempts) / float64(r.downCalls)
+	}
 	s.peaks(at, out.Bucket, r.outageEnd())
 }
 
-// amplifiedDown returns the attempts at the last server per call, in the buckets that lie within an
-// outage of any server.
-func (r *run) amplifiedDown(out *Result) float64 {
-	attempts, calls := 0, 0
-	for i, b := range out.Servers[len(out.Servers)-1].Series {
-		from := int64(i) * r.bucket
-		whole := true
-		for _, s := range r.servers {
-			whole = whole && s.up(from, from+r.bucket) == 1
-		}
-		if whole {
-			continue
-		}
-		attempts += b.Offered
-		for _, g := range out.Groups {
-			calls += g.Series[i].Calls
+// inOutage reports whether any server has an outage now, slow start included.
+func (r *run) inOutage() bool {
+	for i := range r.scenario.Servers {
+		for _, o := range r.scenario.Servers[i].Outages {
+			if since := r.now - int64(o.From); since >= 0 && since < int64(o.For+o.SlowStart) {
+				return true
+			}
 		}
 	}
-	if calls == 0 {
-		return 0
-	}
-	return float64(attempts) / float64(calls)
+	return false
 }
 
 // peaks computes the largest numbers of attempts that arrived at a server in one bucket.

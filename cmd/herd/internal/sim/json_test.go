@@ -47,9 +47,9 @@ func TestScenarioAsJSON(t *testing.T) {
 				"rejectCost": 0.5, "rejectCode": "UNAVAILABLE", "ignoresCancel": true,
 				"outages": [{"from": "1s", "for": "2s", "left": 0.5, "slowStart": "3s"}, {"from": "9s", "for": "1s", "replica": 2, "code": "INTERNAL"}],
 				"pushback": {"kind": "spread", "rate": 9},
-				"calls": {"target": "b", "deadline": "1s", "stopCallers": true}},
+				"calls": {"target": "b", "deadline": "1s", "stopCallers": true, "oneAttempt": true}},
 			{"name": "b", "optimistic": true, "outages": [{"from": "1s", "for": "2s", "silent": true}]}],
-		"strategies": [{"name": "s", "hedging": {"kind": "quantile", "quantile": 0.95, "atLeast": "5ms", "atMost": "1s", "nonFatalCodes": ["INTERNAL"]}}]
+		"strategies": [{"name": "s", "untried": true, "stopCallers": true, "oneAttempt": true, "hedging": {"kind": "quantile", "quantile": 0.95, "atLeast": "5ms", "atMost": "1s", "nonFatalCodes": ["INTERNAL"]}}]
 	}`
 	all, err := ReadScenarios(strings.NewReader(file))
 	if err != nil {

@@ -362,6 +362,19 @@ func TestReplicasTakeTurns(t *testing.T) {
 			t.Fatalf("attempt %d goes to replica %d, want %d after %d", i, got, want, first)
 		}
 	}
+	// A call that prefers them tries all others first, and then takes turns again.
+	c := &call{caller: &caller{target: r.servers[0], untried: true}, process: p}
+	first = c.pick().index
+	p.turn = (first + 2) % 3 // so that first is next
+	second := c.pick().index
+	third := c.pick().index
+	if first+second+third != 3 || first == second {
+		t.Errorf("a call goes to the replicas %d, %d and %d, want each once", first, second, third)
+	}
+	p.turn = first
+	if got, want := c.pick().index, (first+1)%3; got != want {
+		t.Errorf("then it goes to replica %d, want %d", got, want)
+	}
 	// Each process begins with any of them.
 	s.Groups[0].Processes = 30
 	if r, err = newRun(&s, &noRetries); err != nil {

@@ -45,7 +45,7 @@ type Summary struct {
 	Lost          float64 // attempts that were cancelled because another one was decisive
 	Suppressed    float64 // times that a hedge was due and a budget refused it
 	Amplification float64 // attempts at the last server for each call
-	AmplifiedDown float64 // the same, in the buckets within outages only; 0 without outages
+	AmplifiedDown float64 // the same, for the calls that started during an outage; 0 without such calls
 
 	P50, P90, P99, P999, Longest time.Duration // latency of calls that succeeded
 	Done                         time.Duration // when the last call was over

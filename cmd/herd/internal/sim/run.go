@@ -69,6 +69,9 @@ type run struct {
 	over     int     // calls that are over
 	last     int64   // when the last call was over
 	idle     int64   // when a server last finished some work
+
+	downCalls    int // calls of clients that started during an outage
+	downAttempts int // attempts made for them that arrived at the last server
 }
 
 // simulated is the net.Addr of all servers.

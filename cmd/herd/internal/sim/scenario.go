@@ -59,6 +59,21 @@ type Strategy struct {
 	// IgnorePushback hides pushback from the engine, as if a client could not read
 	// grpc-retry-pushback-ms.
 	IgnorePushback bool
+
+	// Untried sends attempts to replicas that the call has not tried, as long as there are any, like
+	// the load-balancing policy of package balancer. Without it they take turns, like round_robin.
+	Untried bool
+
+	// StopCallers and OneAttempt are the measures of the library's server interceptors against retries
+	// that multiply from one service to the next, taken by the servers that call others under this
+	// strategy. The library has both on by default; here both are off, as in a server without the
+	// interceptors. A Downstream can turn them on for one server.
+	//
+	// With StopCallers the response to a request that fails after its downstream call gave up says "do
+	// not retry", see [grpcretry.WithNoRetryAfterGivingUp]. With OneAttempt a request that is itself a
+	// retry, or that is made for one further up, gets a single attempt downstream, see
+	// [grpcretry.WithOneAttemptForRetries].
+	StopCallers, OneAttempt bool
 }
 
 // A Group is a number of clients that are alike.
@@ -103,7 +118,7 @@ type Server struct {
 	// Replicas is the number of its processes; 0 means 1. Each has the Capacity, Window, Queue and
 	// Pushback below. Every client process sends its attempts to them in turn, starting with any, as
 	// gRPC's round_robin does, which knows neither hedges nor loads and skips only replicas without
-	// a connection.
+	// a connection; see also Strategy.Untried.
 	Replicas int
 
 	Capacity float64       // calls per second; 0 means no limit
@@ -180,9 +195,9 @@ type Downstream struct {
 	Target   string        // the name of another server; no server may call itself in a circle
 	Deadline time.Duration // of the call; 0: only that of the call being served
 
-	// StopCallers sends a pushback that forbids retries with each failure, because this server has
-	// retried already.
-	StopCallers bool
+	// StopCallers and OneAttempt turn on a measure in this server, as in a Strategy, even if the
+	// strategy has it off.
+	StopCallers, OneAttempt bool
 
 	Strategy *Strategy // of the downstream calls; nil means the one that is compared
 }

@@ -91,10 +91,13 @@ func (s *server) instant() bool {
 }
 
 // ask asks the gate about an attempt that arrives, and counts its answer.
-func (r *run) ask(s *replica, seen *ServerBucket, number int32) Answer {
+func (r *run) ask(s *replica, seen *ServerBucket, from flight) Answer {
 	seen.Offered++
-	if number > 1 {
+	if from.number > 1 {
 		seen.Retried++
+	}
+	if from.down && s.server == r.servers[len(r.servers)-1] {
+		r.downAttempts++
 	}
 	answer := s.gate.Admit(time.Duration(r.now))
 	if answer.Code == codes.OK && s.workers > 0 && s.busy == s.workers && s.full() {
@@ -115,7 +118,7 @@ func (r *run) ask(s *replica, seen *ServerBucket, number int32) Answer {
 // arrives handles the arrival of an attempt at its server.
 func (r *run) arrives(ai int32, a *attempt) {
 	s := a.replica
-	answer := r.ask(s, s.seen.at(r.now), a.number)
+	answer := r.ask(s, s.seen.at(r.now), a.flight)
 	switch {
 	case answer.Say == SaySilence:
 		a.state = gone
@@ -190,7 +193,7 @@ func (r *run) worked(ai int32, a *attempt) {
 		a.state = calling
 		a.child = -1
 		s.calls.turn = s.index // a replica is a process
-		child := r.newCall(s.calls, ai, r.calls.at(a.call).deadline)
+		child := r.downstreamCall(s.calls, ai, a)
 		if a.state == calling { // the call is not over yet
 			a.child = child
 		}
@@ -257,7 +260,7 @@ func (r *run) called(ai int32, code codes.Code) {
 		return
 	}
 	say := SayNothing
-	if s.config.Calls.StopCallers {
+	if s.calls.rules.forbidsRetry(a.request) {
 		say = SayNoRetry
 	}
 	r.answer(ai, a, Answer{Code: code, Say: say})

@@ -15,6 +15,7 @@ import (
 type Study struct {
 	Name, Title, See string // as those of a [Scenario]
 	Scenarios        []Scenario
+	Further          []Scenario // that run only on request
 
 	// Vary, unless empty, names the number that grows from one scenario to the next while all else
 	// stays the same, and Values are its values. There may be several such rows of len(Values)
@@ -39,7 +40,7 @@ const (
 	MeasureDone     Measure = "done"     // when the last call was over
 	MeasureFailed   Measure = "failed"   // calls that failed
 	MeasureStable   Measure = "stable"   // how long after the outage the server recovered
-	MeasureDown     Measure = "down"     // attempts per call during the outage
+	MeasureDown     Measure = "down"     // attempts per call that starts during the outage
 	MeasureRescued  Measure = "rescued"  // see Rescued
 )
 
@@ -57,7 +58,7 @@ func Rescued(strategy, none, unlimited Summary) (share float64, ok bool) {
 // Studies returns the shipped studies, in the order in which to read them.
 func Studies() []Study {
 	return []Study{
-		classic(), budget(), defaults(), layers(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
+		classic(), budget(), defaults(), layersStudy(), services(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
 	}
 }
 
@@ -304,48 +305,138 @@ pushback gain nothing from either.`,
 	}
 }
 
-func layers() Study {
-	chain := func(name, title string, stop bool) Scenario {
-		s := Scenario{
-			Name:       name,
-			Title:      title,
-			Duration:   30 * sec,
-			Network:    Distribution{Mean: ms},
-			Groups:     []Group{{Name: "clients", Rate: 400, Deadline: 10 * sec}},
-			Strategies: alternatives(3, grpcretry.Policy{Backoff: exponential(20*ms, 200*ms, grpcretry.FullJitter)}),
-		}
-		for i, one := range []string{"A", "B", "C", "D"} {
-			server := Server{Name: one, Latency: Distribution{Mean: ms}}
-			if i < 3 {
-				server.Calls = &Downstream{Target: string("ABCD"[i+1]), StopCallers: stop}
-			} else {
-				server.Outages = []Outage{{From: 10 * sec, For: 10 * sec}}
-			}
-			s.Servers = append(s.Servers, server)
-		}
-		// Clients call A once: what is multiplied are the calls between the servers.
-		s.Groups[0].Strategy = &Strategy{Name: "once", Policy: grpcretry.Policy{MaxAttempts: 1}}
+// inLayers returns a scenario in which clients call A, A calls B, B calls C, and C calls D. Clients
+// call A once: only the servers retry.
+func inLayers(name, title string, rate float64) Scenario {
+	s := Scenario{
+		Name:   name,
+		Title:  title,
+		Groups: []Group{{Name: "clients", Rate: rate, Deadline: 10 * sec}},
+	}
+	for i, one := range []string{"A", "B", "C"} {
+		s.Servers = append(s.Servers, Server{Name: one, Calls: &Downstream{Target: string("BCD"[i])}})
+	}
+	s.Servers = append(s.Servers, Server{Name: "D"})
+	s.Groups[0].Strategy = &Strategy{Name: "once", Policy: grpcretry.Policy{MaxAttempts: 1}}
+	return s
+}
+
+// layered returns the budgets to compare in each layer.
+func layered() []Strategy {
+	return alternatives(3, grpcretry.Policy{Backoff: exponential(20*ms, 200*ms, grpcretry.FullJitter)})
+}
+
+// measured returns a strategy with the first, the second and both measures of the server interceptors.
+func measured(s Strategy) []Strategy {
+	with := func(name string, stopCallers, oneAttempt bool) Strategy {
+		s := s
+		s.Name, s.StopCallers, s.OneAttempt = s.Name+", "+name, stopCallers, oneAttempt
 		return s
 	}
+	return []Strategy{with("stop callers", true, false), with("one attempt for retries", false, true), with("both", true, true)}
+}
+
+func layersStudy() Study {
+	plain := inLayers("layers", "clients call A, A calls B, B calls C, C calls D; D is down from 10 s to 20 s", 400)
+	plain.Duration = 30 * sec
+	plain.Network.Mean = ms
+	for i := range plain.Servers {
+		plain.Servers[i].Latency.Mean = ms
+	}
+	plain.Servers[3].Outages = []Outage{{From: 10 * sec, For: 10 * sec}}
+	plain.Strategies = layered()
+	with := plain
+	with.Name = "layers-measures"
+	with.Title = "clients call A, A calls B, B calls C, C calls D; the servers have interceptors"
+	with.Strategies = append(measured(plain.Strategies[1]), measured(plain.Strategies[2])...)
 	each := func(s *Scenario, processes int) {
 		for i := range 3 {
 			s.Servers[i].Replicas = processes
 		}
 	}
-	plain := chain("layers", "clients call A, A calls B, B calls C, C calls D; D is down from 10 s to 20 s", false)
-	stopped := chain("layers-stop", "clients call A, A calls B, B calls C, C calls D; a layer that has retried forbids its caller to retry", true)
 	return Study{
 		Name:  "layers",
 		Title: "Retries on every layer multiply",
 		See: `Three layers with three attempts each call the failing server 27 times for each call of a client. A
 budget in each layer prevents most of that, without any layer knowing about the others, as long as each process
-makes more calls than its reserve covers. If a layer that has retried forbids its caller to retry, 3 attempts are
-left instead of 27, with any budget and any fleet.`,
-		Scenarios: append(ofFleets(plain, each), ofFleets(stopped, each)...),
+makes more calls than its reserve covers. The server interceptors let the layers know. If a layer that gave up forbids
+its caller to retry, 3 attempts are left instead of 27; if a layer makes one attempt for requests that are retries, 7: with
+any budget and any fleet.`,
+		Scenarios: append(ofFleets(plain, each), ofFleets(with, each)...),
+		Further:   []Scenario{proof()},
 		Vary:      "processes",
 		Values:    fleets,
 		Measures:  []Measure{MeasureDown},
 		Draw:      "layers-100",
+	}
+}
+
+// proof is what four processes do that call one another for ten seconds over the loopback network, as
+// make layers runs them.
+func proof() Scenario {
+	s := inLayers("layers-proof", "one process for each of A, B, C and D; D is down from 3 s to 7 s", 40)
+	s.Duration = 10 * sec
+	s.Network.Mean = ms / 10
+	s.Groups[0].Even = true
+	s.Servers[3].Outages = []Outage{{From: 3 * sec, For: 4 * sec}}
+	all := layered()
+	without, budgets := all[1], all[2]
+	without.Name, budgets.Name = "no library", "budgets"
+	measures := measured(without)
+	stop, one := measures[0], measures[1]
+	stop.Name, one.Name = "stop callers", "one attempt for retries"
+	without.Policy.Backoff = exponential(20*ms, 200*ms, grpcretry.ProportionalJitter) // gRPC's own retries have this jitter
+	everything := measured(budgets)[2]
+	everything.Name = "everything"
+	s.Strategies = []Strategy{without, budgets, stop, one, everything}
+	return s
+}
+
+// services returns the study of what the measures between services cost.
+func services() Study {
+	in := func(name, title string, set func(*Scenario)) Scenario {
+		s := inLayers("services-"+name, title, 600)
+		s.Duration = 25 * sec
+		s.Network.Mean = ms / 2
+		for i := range s.Servers {
+			s.Servers[i].Replicas = 3
+			s.Servers[i].Latency.Mean = ms
+		}
+		set(&s)
+		all := alternatives(4, grpcretry.Policy{})[:3]
+		s.Strategies = append(all, measured(all[2])...)
+		for i := range s.Strategies {
+			s.Strategies[i].Untried = true
+		}
+		return s
+	}
+	blip := func(length time.Duration) Scenario {
+		return in("blip-"+length.String(), fmt.Sprintf("D is down for %d ms", length.Milliseconds()), func(s *Scenario) {
+			s.Servers[3].Outages = []Outage{{From: 12 * sec, For: length}}
+		})
+	}
+	bad := func(name, title string, servers ...int) Scenario {
+		return in(name, title, func(s *Scenario) {
+			for _, i := range servers {
+				s.Servers[i].Outages = []Outage{{From: 12 * sec, For: 10 * sec, Replica: 1}}
+			}
+		})
+	}
+	return Study{
+		Name:  "services",
+		Title: "What the measures between services cost",
+		See: `If only the service next to the failure retries, its own waits must outlast the failure: with the
+default policy and "do not retry", a failure of 100 ms costs no call, and one of half a second a third of them. One bad replica
+of three costs nothing, as long as each attempt goes to another replica. If bad replicas are in several
+services at the same time, as when a zone fails, then calls are lost because retries of one service find the retries of the
+next used up: one attempt for retries costs up to a quarter of the calls that retries would save.`,
+		Scenarios: []Scenario{
+			blip(100 * ms), blip(300 * ms), blip(500 * ms),
+			bad("replica", "one replica of three of D fails every call for 10 s", 3),
+			bad("replicas", "one replica of three of C and one of D fail every call for 10 s", 2, 3),
+			bad("zone", "one replica of three of B, C and D fails every call for 10 s", 1, 2, 3),
+		},
+		Draw: "services-zone",
 	}
 }
 

@@ -21,7 +21,7 @@ func TestStudiesCanBeRead(t *testing.T) {
 		if study.Draw != "" && !slices.ContainsFunc(study.Scenarios, drawn) {
 			t.Errorf("study %q has no scenario %q to draw", study.Name, study.Draw)
 		}
-		for _, s := range study.Scenarios {
+		for _, s := range slices.Concat(study.Scenarios, study.Further) {
 			if err := s.Check(); err != nil {
 				t.Errorf("%s: %v", s.Name, err)
 			}
@@ -255,11 +255,16 @@ func TestLayersLesson(t *testing.T) {
 		{"layers-10", "Finagle 20% + 10/s", 2, 4},
 		{"layers-100", "Finagle 20% + 10/s", 5, 15},
 		{"layers-10", "A6 throttle", 0.99, 1.1},
-		{"layers-stop-10", "no budget", 2.9, 3.1},
-		{"layers-stop-10", "default", 1.1, 1.7},
+		{"layers-measures-10", "no budget, stop callers", 2.98, 3},
+		{"layers-measures-10000", "no budget, stop callers", 2.98, 3},
+		{"layers-measures-10", "no budget, one attempt for retries", 6.9, 7},
+		{"layers-measures-10000", "no budget, one attempt for retries", 6.9, 7},
+		{"layers-measures-10", "no budget, both", 2.98, 3},
+		{"layers-measures-10", "default, both", 1.1, 1.5},
+		{"layers-measures-10000", "default, both", 2, 3},
 	} {
 		t.Run(tt.scenario+" "+tt.strategy, func(t *testing.T) {
-			s := scenarioOf(t, layers(), tt.scenario)
+			s := scenarioOf(t, layersStudy(), tt.scenario)
 			if got := mustRun(t, s, strategyOf(t, s, tt.strategy)).Summary.AmplifiedDown; got < tt.least || got > tt.most {
 				t.Errorf("D is asked %.2f times for each call, want %v to %v", got, tt.least, tt.most)
 			}

@@ -1,0 +1,78 @@
+// Package layers passes what a server knows about the request that it handles to the calls made for
+// it, and back what those calls have come to.
+package layers
+
+import (
+	"context"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+)
+
+// A Request is a request that a server handles, and the context for its handler.
+type Request struct {
+	context.Context
+
+	// Retry says that a service further up retries the work: the request is a retry, or it is made
+	// for one. It is never changed.
+	Retry bool
+
+	transport grpc.ServerTransportStream
+	gaveUp    atomic.Bool
+	forbidden atomic.Bool
+}
+
+// inUse is set when the process has handled its first Request, so that programs that are only clients
+// do not search for one.
+var inUse atomic.Bool
+
+// New returns the Request that is handled in ctx.
+func New(ctx context.Context, retry bool) *Request {
+	if !inUse.Load() {
+		inUse.Store(true)
+	}
+	return &Request{Context: ctx, Retry: retry, transport: grpc.ServerTransportStreamFromContext(ctx)}
+}
+
+type key struct{}
+
+// Value implements context.Context.
+func (r *Request) Value(k any) any {
+	if k == (key{}) {
+		return r
+	}
+	return r.Context.Value(k)
+}
+
+// Of returns the Request that ctx belongs to, nil if there is none. A context that
+// context.WithoutCancel has detached still belongs to it.
+func Of(ctx context.Context) *Request {
+	if !inUse.Load() {
+		return nil
+	}
+	r, _ := ctx.Value(key{}).(*Request)
+	return r
+}
+
+// Handles reports whether ctx is that of the same request. It is not if a server has got the context
+// of its client, as some do that run in one process with it.
+func (r *Request) Handles(ctx context.Context) bool {
+	return r != nil && r.transport == grpc.ServerTransportStreamFromContext(ctx)
+}
+
+// IsRetry reports whether a service further up retries the work. A nil Request is no retry.
+func (r *Request) IsRetry() bool { return r != nil && r.Retry }
+
+// GiveUp records that a call made for the request has given up. It does nothing to a nil Request.
+func (r *Request) GiveUp() {
+	if r != nil {
+		r.gaveUp.Store(true)
+	}
+}
+
+// GaveUp reports whether a call made for the request has given up.
+func (r *Request) GaveUp() bool { return r != nil && r.gaveUp.Load() }
+
+// Forbid records that the response says "do not retry", and reports whether it did not say so before.
+// It is true for a nil Request.
+func (r *Request) Forbid() bool { return r == nil || !r.forbidden.Swap(true) }

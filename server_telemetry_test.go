@@ -1,0 +1,119 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+	"github.com/grpcretry/grpcretry/telemetry"
+)
+
+// sums returns the counters of a server as text: the name, the attributes and the value.
+func sums(metrics []metricdata.Metrics) map[string]int64 {
+	found := map[string]int64{}
+	for _, m := range metrics {
+		data, _ := m.Data.(metricdata.Sum[int64])
+		for _, point := range data.DataPoints {
+			var labels []string
+			for _, a := range point.Attributes.ToSlice() {
+				labels = append(labels, a.Value.String())
+			}
+			found[m.Name+" "+strings.Join(labels, " ")] = point.Value
+		}
+	}
+	return found
+}
+
+func TestServerMetrics(t *testing.T) {
+	const echo, expand = "grpcretry.test.v1.EchoService/Echo", "grpcretry.test.v1.EchoService/Expand"
+	bubble(t, func(t *testing.T) {
+		provider, reader := readMetrics()
+		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: status.Error(codes.Unavailable, "down")}
+		var fails error
+		server := serveHandler(t, func(context.Context) error { return fails }, ServerOptions(WithServerMeterProvider(provider))...)
+		client := echov1.NewEchoServiceClient(server.conn(t))
+		send := func(kind string, header ...string) {
+			kinds[kind](metadata.AppendToOutgoingContext(t.Context(), header...), client)
+		}
+		send("unary")
+		send("unary", previousAttemptsKey, "2")
+		send("unary", previousAttemptsKey, "1", retriedUpstreamKey, "1")
+		send("stream", retriedUpstreamKey, "1")
+		fails = status.Error(codes.Unavailable, "on its own")
+		send("unary")
+		fails = fmt.Errorf("cart: %w", gaveUp)
+		send("unary")
+		send("stream")
+		send("stream", previousAttemptsKey, "1")
+		got := sums(collect(t, reader))
+		want := map[string]int64{
+			telemetry.MetricServerRetries + " caller " + echo:     2,
+			telemetry.MetricServerRetries + " upstream " + expand: 1,
+			telemetry.MetricServerRetries + " caller " + expand:   1,
+			telemetry.MetricServerNoRetries + " " + echo:          1,
+			telemetry.MetricServerNoRetries + " " + expand:        2,
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("counted\n%v, want\n%v", got, want)
+		}
+	})
+}
+
+// A server that handles unknown methods gets their names from its clients.
+func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
+	provider, reader := readMetrics()
+	s := newServer("test", []ServerOption{WithServerMeterProvider(provider)})
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(previousAttemptsKey, "1"))
+	handle := func(context.Context, any) (any, error) { return nil, nil }
+	methods := []string{"/" + strings.Repeat("m", maxMetricName), "/a/\xff"}
+	for n := range maxServerMethods + 100 {
+		methods = append(methods, fmt.Sprintf("/any.Service/%d", n))
+	}
+	for _, method := range methods {
+		if _, err := s.unary(ctx, nil, &grpc.UnaryServerInfo{FullMethod: method}, handle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := sums(collect(t, reader))
+	if n := got[telemetry.MetricServerRetries+" caller "+other]; len(got) != maxServerMethods+1 || n != 102 {
+		t.Errorf("%d series, of which other counts %d; want %d and 102", len(got), n, maxServerMethods+1)
+	}
+	if n := got[telemetry.MetricServerRetries+" caller a/\uFFFD"]; n != 1 {
+		t.Errorf("a name that is not UTF-8 was counted %d times, want 1", n)
+	}
+}
+
+func TestServersSpan(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, recorder := recordSpans()
+		gaveUp := &Error{Reason: ErrBudgetExhausted, Last: status.Error(codes.Unavailable, "down")}
+		server := serveHandler(t, func(context.Context) error { return gaveUp },
+			append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))}, ServerOptions()...)...)
+		client := echov1.NewEchoServiceClient(server.conn(t))
+		client.Echo(t.Context(), request())
+		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "3"), request())
+		var got []string
+		for _, span := range recorder.Ended() {
+			text := ""
+			for _, a := range span.Attributes() {
+				text += string(a.Key) + "=" + a.Value.String() + " "
+			}
+			for _, e := range span.Events() {
+				text += e.Name
+			}
+			got = append(got, text)
+		}
+		if want := "[grpcretry.no_retry grpcretry.retried_by=caller grpcretry.previous_attempts=3 grpcretry.no_retry]"; fmt.Sprint(got) != want {
+			t.Errorf("spans %v, want %v", got, want)
+		}
+	})
+}
