@@ -164,6 +164,10 @@ docs-pictures: $(BIN)/jaeger ## draw the traces in docs/ again, from a new run a
 questions-picture: ## draw the picture of docs/three-questions.md again
 	@cd bench && go run ./questions -picture ../docs/three-questions.svg
 
+.PHONY: services-pictures
+services-pictures: ## draw the pictures of docs/services.md again
+	@cd bench && go run ./services -layers ../docs/layers.svg -deadlines ../docs/deadlines.svg
+
 .PHONY: tail
 tail: ## show what hedging does to slow responses, and the balancer to a slow server, on real servers (half a minute)
 	cd examples/tail && go run .
