@@ -134,11 +134,12 @@ demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-
 	cd examples/demo && go run . -http localhost:8080 </dev/null
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 # Without the race detector, with which twenty processes are too slow on a small machine.
 	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
+	@cd examples/tail && go run . -calls 1500
 
 MODES ?= nothing timeout observer hedging default
 .PHONY: grpc-suite
@@ -154,10 +155,10 @@ browser-picture: chromium ## take the picture of the debug page in docs/ again
 	@cd e2e/browser && go test -tags e2e -count=1 -run Screenshot . -screenshot $(CURDIR)/docs/debug-page.png
 
 .PHONY: docs-pictures
-docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run against Jaeger
-	@cd e2e && E2E_JAEGER=$(BIN)/jaeger E2E_KEEP_TRACE=$(CURDIR)/e2e/waterfall/testdata/trace.json \
+docs-pictures: $(BIN)/jaeger ## draw the traces in docs/ again, from a new run against Jaeger
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger E2E_KEEP_TRACES=$(CURDIR)/e2e/waterfall/testdata \
 		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
-	@echo "drew docs/trace.svg"
+	@echo "drew docs/trace.svg and docs/layers-trace.svg"
 
 .PHONY: questions-picture
 questions-picture: ## draw the picture of docs/three-questions.md again
@@ -168,7 +169,7 @@ services-pictures: ## draw the pictures of docs/services.md again
 	@cd bench && go run ./services -layers ../docs/layers.svg -deadlines ../docs/deadlines.svg
 
 .PHONY: tail
-tail: ## show what hedging does to slow responses, on real servers (20 seconds)
+tail: ## show what hedging does to slow responses, and the balancer to a slow server, on real servers (half a minute)
 	cd examples/tail && go run .
 
 .PHONY: reconciler

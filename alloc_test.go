@@ -203,3 +203,43 @@ func TestCommittedStreamAllocatesNothingPerMessage(t *testing.T) {
 		t.Errorf("%v allocations per message, want 0", got)
 	}
 }
+
+// TestServerInterceptorsAllocateOnce holds the server interceptors to one allocation for a request, and
+// two for a stream, and the calls made for it to what calls allocate.
+func TestServerInterceptorsAllocateOnce(t *testing.T) {
+	unary, stream := UnaryServerInterceptor(), StreamServerInterceptor()
+	intercept := UnaryClientInterceptor()
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("user-agent", "grpc-go"))
+	info, streamInfo := &grpc.UnaryServerInfo{FullMethod: echoMethod}, &grpc.StreamServerInfo{FullMethod: echoMethod}
+	var seen context.Context
+	handle := func(ctx context.Context, _ any) (any, error) { seen = ctx; return nil, nil }
+	handleStream := func(_ any, s grpc.ServerStream) error { seen = s.Context(); return nil }
+	ours := &ofContext{ctx: ctx}
+	for name, one := range map[string]struct {
+		limit float64
+		run   func()
+	}{
+		"unary":  {1, func() { _, _ = unary(ctx, nil, info, handle) }},
+		"stream": {2, func() { _ = stream(nil, ours, streamInfo, handleStream) }},
+		"a call of the handler": {1, func() {
+			if err := intercept(seen, echoMethod, nil, nil, nil, succeed); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		if _, err := unary(ctx, nil, info, handle); err != nil {
+			t.Fatal(err)
+		}
+		if got := testing.AllocsPerRun(1000, one.run); got > one.limit {
+			t.Errorf("%s: %v allocations, want at most %v", name, got, one.limit)
+		}
+	}
+}
+
+// An ofContext is a server's stream that has a context.
+type ofContext struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *ofContext) Context() context.Context { return s.ctx }

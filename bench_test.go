@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/test/bufconn"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -109,4 +110,17 @@ func BenchmarkRatioBudget(b *testing.B) {
 			budget.Withdraw(now)
 		}
 	})
+}
+
+func BenchmarkServerInterceptor(b *testing.B) {
+	intercept := UnaryServerInterceptor()
+	ctx := metadata.NewIncomingContext(b.Context(), metadata.Pairs("user-agent", "grpc-go"))
+	info := &grpc.UnaryServerInfo{FullMethod: echoMethod}
+	handle := func(context.Context, any) (any, error) { return nil, nil }
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := intercept(ctx, nil, info, handle); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

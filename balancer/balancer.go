@@ -20,13 +20,12 @@
 //
 // # Stability
 //
-// The policy needs APIs that grpc-go 1.85 declares experimental: all of
-// [google.golang.org/grpc/balancer], [google.golang.org/grpc/balancer/endpointsharding] and
-// [google.golang.org/grpc/serviceconfig], EnableHealthListener of
-// [google.golang.org/grpc/balancer/pickfirst], and Endpoint and its parts of
-// [google.golang.org/grpc/resolver]. A later grpc-go may change them, and then only a later version of
-// this package compiles with it. That is why this is a package of its own: package grpcretry does not
-// import it, nor anything experimental.
+// The policy needs APIs that grpc-go 1.85 declares experimental: the packages
+// [google.golang.org/grpc/balancer], [google.golang.org/grpc/balancer/endpointsharding],
+// [google.golang.org/grpc/resolver] and [google.golang.org/grpc/serviceconfig], and
+// [pickfirst.EnableHealthListener]. A later grpc-go may change them, and then only a later version of this
+// package compiles with it. That is why this is a package of its own: package grpcretry imports neither it
+// nor an experimental package of grpc-go.
 package balancer
 
 import (

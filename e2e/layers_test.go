@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os/exec"
@@ -27,7 +26,93 @@ type layersTest struct {
 	want  string
 }
 
-var layersTests = []layersTest{}
+var layersTests = []layersTest{
+	{"everything", 18, `
+client: one call, everything span.kind=internal
+  client: Echo span.kind=client
+    A: Echo span.kind=server
+    @ grpcretry.no_retry
+      A: Echo grpcretry.attempts=1 grpcretry.reason=pushback span.kind=internal
+      @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=pushback
+        A: Echo grpcretry.attempt.number=1 span.kind=client
+          B: Echo span.kind=server
+          @ grpcretry.no_retry
+            B: Echo grpcretry.attempts=1 grpcretry.reason=pushback span.kind=internal
+            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=pushback
+              B: Echo grpcretry.attempt.number=1 span.kind=client
+                C: Echo span.kind=server
+                @ grpcretry.no_retry
+                  C: Echo grpcretry.attempts=3 grpcretry.reason=exhausted span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=retry
+                  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=retry
+                  @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=stop grpcretry.reason=exhausted
+                    C: Echo grpcretry.attempt.number=1 span.kind=client
+                      D: Echo span.kind=server
+                    C: Echo grpcretry.attempt.number=2 span.kind=client
+                      D: Echo span.kind=server
+                    C: Echo grpcretry.attempt.number=3 span.kind=client
+                      D: Echo span.kind=server
+`},
+	{"one attempt for retries", 48, `
+client: one call, one attempt for retries span.kind=internal
+  client: Echo span.kind=client
+    A: Echo span.kind=server
+      A: Echo grpcretry.attempts=3 grpcretry.reason=exhausted span.kind=internal
+      @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=retry
+      @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=retry
+      @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=stop grpcretry.reason=exhausted
+        A: Echo grpcretry.attempt.number=1 span.kind=client
+          B: Echo span.kind=server
+            B: Echo grpcretry.attempts=3 grpcretry.reason=exhausted span.kind=internal
+            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=retry
+            @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=retry
+            @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=stop grpcretry.reason=exhausted
+              B: Echo grpcretry.attempt.number=1 span.kind=client
+                C: Echo span.kind=server
+                  C: Echo grpcretry.attempts=3 grpcretry.reason=exhausted span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=retry
+                  @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=retry
+                  @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=stop grpcretry.reason=exhausted
+                    C: Echo grpcretry.attempt.number=1 span.kind=client
+                      D: Echo span.kind=server
+                    C: Echo grpcretry.attempt.number=2 span.kind=client
+                      D: Echo span.kind=server
+                    C: Echo grpcretry.attempt.number=3 span.kind=client
+                      D: Echo span.kind=server
+              B: Echo grpcretry.attempt.number=2 span.kind=client
+                C: Echo grpcretry.previous_attempts=1 grpcretry.retried_by=caller span.kind=server
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                    C: Echo grpcretry.attempt.number=1 span.kind=client
+                      D: Echo span.kind=server
+              B: Echo grpcretry.attempt.number=3 span.kind=client
+                C: Echo grpcretry.previous_attempts=2 grpcretry.retried_by=caller span.kind=server
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                    C: Echo grpcretry.attempt.number=1 span.kind=client
+                      D: Echo span.kind=server
+        A: Echo grpcretry.attempt.number=2 span.kind=client
+          B: Echo grpcretry.previous_attempts=1 grpcretry.retried_by=caller span.kind=server
+            B: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
+            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+              B: Echo grpcretry.attempt.number=1 span.kind=client
+                C: Echo grpcretry.previous_attempts=0 grpcretry.retried_by=upstream span.kind=server
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                    C: Echo grpcretry.attempt.number=1 span.kind=client
+                      D: Echo span.kind=server
+        A: Echo grpcretry.attempt.number=3 span.kind=client
+          B: Echo grpcretry.previous_attempts=2 grpcretry.retried_by=caller span.kind=server
+            B: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
+            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+              B: Echo grpcretry.attempt.number=1 span.kind=client
+                C: Echo grpcretry.previous_attempts=0 grpcretry.retried_by=upstream span.kind=server
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                    C: Echo grpcretry.attempt.number=1 span.kind=client
+                      D: Echo span.kind=server
+`},
+}
 
 // TestJaegerHasOneTraceOfFourServices makes calls through the four processes of the command layers,
 // which send their spans to Jaeger themselves.
@@ -40,7 +125,10 @@ func TestJaegerHasOneTraceOfFourServices(t *testing.T) {
 			if err != nil {
 				t.Fatalf("trace of %s: %v", tt.setup, err)
 			}
-			got, _ := j.trace(t, id, tt.spans)
+			got, answer := j.trace(t, id, tt.spans)
+			if tt.setup == "everything" {
+				keep(t, "layers.json", answer)
+			}
 			if lines, want := describeLayers(got, "", ""), strings.TrimPrefix(tt.want, "\n"); lines != want {
 				t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
 			}
@@ -85,12 +173,15 @@ func describeLayers(t waterfall.Trace, parent, indent string) string {
 	return out.String()
 }
 
+// describeAttempts leaves out what differs from run to run.
 func describeAttempts(tags []waterfall.Tag) string {
-	var out strings.Builder
-	tags = slices.Clone(tags)
-	slices.SortFunc(tags, func(a, b waterfall.Tag) int { return cmp.Compare(a.Key, b.Key) })
+	var parts []string
 	for _, tag := range tags {
-		fmt.Fprintf(&out, " %s=%s", tag.Key, waterfall.Value([]waterfall.Tag{tag}, tag.Key))
+		if slices.Contains([]string{telemetry.AttrAttemptCount, telemetry.AttrAttemptNumber, telemetry.AttrDecision, telemetry.AttrReason,
+			telemetry.AttrPreviousAttempts, telemetry.AttrRetriedBy, "span.kind"}, tag.Key) {
+			parts = append(parts, " "+tag.Key+"="+waterfall.Value([]waterfall.Tag{tag}, tag.Key))
+		}
 	}
-	return out.String()
+	slices.Sort(parts)
+	return strings.Join(parts, "")
 }

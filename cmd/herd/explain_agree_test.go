@@ -352,6 +352,12 @@ func TestExplainAgreesOnOutages(t *testing.T) {
 			p.agree(args+" "+row+", worst second", p.cell(row, "worst second", 0), worst)
 			p.agree(args+" "+row+", first 10 s", p.cell(row, "first 10 s", 0), perCall(20, 30))
 			p.agree(args+" "+row+", after 20 s", p.cell(row, "after 20 s", 0), perCall(40, 50))
+			if layers == 3 && !strategy.Policy.UnsentOnly {
+				intercepted := strategy
+				intercepted.StopCallers, intercepted.OneAttempt = true, true
+				r = simulate(t, s, intercepted)
+				p.agree(args+" with interceptors", p.after("server interceptors", "in a row send "), perCall(20, 30))
+			}
 			unlimited := strategy
 			unlimited.Budget = sim.Budget{Kind: sim.UnlimitedBudget}
 			if h := unlimited.Hedging; h != nil {

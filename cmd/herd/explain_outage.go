@@ -288,7 +288,6 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 	if limited {
 		table[0] = append(table[0], "with no budget")
 	}
-	table[0] = append(table[0], "first 10 s with server interceptors")
 	for _, f := range e.outages {
 		name := fmt.Sprintf("%d", f.layers)
 		if f.layers == 1 {
@@ -298,13 +297,16 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 		if limited {
 			line = append(line, perCall(f.unlimited))
 		}
-		line = append(line, perCall(f.intercepted))
 		table = append(table, line)
 	}
 	s.Parts = []explainPart{
 		{Text: fmt.Sprintf("Attempts that arrive at the failing server for each call that its first clients make; 1 is the normal load. "+
 			"The server fails every attempt with %s; the deadline of the first call covers all services in the row.", sim.CodeName(e.outageCode()))},
 		{Table: table},
+	}
+	if f := e.outages[e.layers-1]; f.layers > 1 && attemptsOf(e.policy) > 1 && !e.unsentOnly {
+		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("If every service has the library's server interceptors (grpcretry.UnaryServerInterceptor), "+
+			"%d services in a row send %s (per call, in the first 10 s).", f.layers, perCall(f.intercepted))})
 	}
 	if h := e.policy.Hedging; h != nil {
 		g := e.calm.Groups[0]

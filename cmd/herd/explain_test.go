@@ -156,6 +156,7 @@ func TestExplainWarns(t *testing.T) {
 		{"-headroom 10%", "The budget allows retries of 20% of the load, more than the headroom of 10%"},
 		{"-processes 200", "200 processes have 600 retries in reserve, the calls of 30 s"},
 		{"-budget unlimited -layers 2", "Retries of 2 layers multiply: one call of a client becomes 16 attempts at the last server"},
+		{"-budget unlimited -layers 3", "or let servers that gave up forbid it to their callers (grpcretry.UnaryServerInterceptor): 3.9 are left."},
 		{"-budget ratio:0.2,0,10s,reserve=300 -layers 2", "Retries of 2 layers multiply: in the first 10 s of an outage"},
 	} {
 		s, err := explanationOf(t, few+tt.args, quick).warnings(t.Context())

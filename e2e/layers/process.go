@@ -25,7 +25,7 @@ type process struct {
 	name     string
 	cmd      *exec.Cmd
 	commands io.WriteCloser // the standard input of the process
-	said     chan said      // what it said, apart from attempts
+	lines    chan line      // of its output, apart from attempts
 	stopping atomic.Bool    // its end is intended
 
 	ended    chan struct{} // closed when it has ended and everything that it wrote has been read
@@ -34,8 +34,8 @@ type process struct {
 	err      error         // likewise: output that makes no sense
 }
 
-// Something said is a line of a service's output.
-type said struct{ word, value string }
+// A line is one line of a service's output.
+type line struct{ word, value string }
 
 // start starts a service and waits until it listens. If the service ends before it is stopped, its
 // end is reported to failed.
@@ -48,7 +48,7 @@ func start(ctx context.Context, c *serviceConfig, failed func(error)) (_ *proces
 	if err != nil {
 		return nil, "", err
 	}
-	p := &process{name: c.Name, cmd: exec.Command(self), said: make(chan said, 8), ended: make(chan struct{})}
+	p := &process{name: c.Name, cmd: exec.Command(self), lines: make(chan line, 8), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), serviceVariable+"="+string(config))
 	p.cmd.Stderr = os.Stderr
 	if p.commands, err = p.cmd.StdinPipe(); err != nil {
@@ -91,19 +91,19 @@ func (p *process) endedEarly() error {
 
 // read reads all lines, and returns the errors of those that make no sense.
 func (p *process) read(out io.Reader) (err error) {
-	for lines := bufio.NewScanner(out); lines.Scan(); {
-		word, value, _ := strings.Cut(lines.Text(), " ")
+	for scanner := bufio.NewScanner(out); scanner.Scan(); {
+		word, value, _ := strings.Cut(scanner.Text(), " ")
 		if word != "attempt" {
 			select {
-			case p.said <- said{word, value}:
+			case p.lines <- line{word, value}:
 			default:
-				err = errors.Join(err, fmt.Errorf("service %s wrote %q unasked", p.name, lines.Text()))
+				err = errors.Join(err, fmt.Errorf("service %s wrote %q unasked", p.name, scanner.Text()))
 			}
 			continue
 		}
 		var nanoseconds, call int64
 		if _, e := fmt.Sscan(value, &nanoseconds, &call); e != nil {
-			err = errors.Join(err, fmt.Errorf("service %s wrote %q: %w", p.name, lines.Text(), e))
+			err = errors.Join(err, fmt.Errorf("service %s wrote %q: %w", p.name, scanner.Text(), e))
 			continue
 		}
 		p.attempts = append(p.attempts, attempt{time.Unix(0, nanoseconds), call})
@@ -111,14 +111,14 @@ func (p *process) read(out io.Reader) (err error) {
 	return err
 }
 
-// await returns the value that the process says with a word.
+// await returns what follows a word, with which the next line begins.
 func (p *process) await(ctx context.Context, word string) (string, error) {
 	select {
-	case s := <-p.said:
-		if s.word != word {
-			return "", fmt.Errorf("service %s said %q, want %q", p.name, s.word+" "+s.value, word)
+	case l := <-p.lines:
+		if l.word != word {
+			return "", fmt.Errorf("service %s wrote %q, want %q", p.name, l.word+" "+l.value, word)
 		}
-		return s.value, nil
+		return l.value, nil
 	case <-p.ended:
 		return "", p.endedEarly()
 	case <-ctx.Done():
@@ -138,7 +138,7 @@ func (p *process) become(ctx context.Context, s state) (time.Time, error) {
 	}
 	var nanoseconds int64
 	if _, err := fmt.Sscan(value, &nanoseconds); err != nil {
-		return time.Time{}, fmt.Errorf("service %s said that it was %s at %q: %w", p.name, s, value, err)
+		return time.Time{}, fmt.Errorf("service %s wrote that it was %s at %q: %w", p.name, s, value, err)
 	}
 	return time.Unix(0, nanoseconds), nil
 }

@@ -21,12 +21,12 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// This file is a service's process: this program, started again with a config in its environment.
-// The two talk over pipes. On its standard output the process writes one line for each event: the
-// address on which it listens, each change of its state, and each attempt that reaches D. A pipe
-// keeps what was written to it, so nothing is lost when the process is killed. On its standard input
-// it is told the state of D. The standard input ends when the program that started the process
-// does, however that happens; the process then ends too, on every operating system.
+// This file is what a service's process does. The process runs this program, which starts itself again
+// with a config in its environment. The two are connected by pipes. On its standard output the process writes a line
+// for each event: the address on which it listens, each change of D's state, and each attempt that
+// reaches D. A pipe keeps what was written to it, so nothing is lost when the process is killed. From
+// its standard input, D reads the state to change to. The standard input ends when the program that
+// started the process ends, however that happens; the process then ends too, on every operating system.
 
 const serviceVariable = "GRPCRETRY_LAYERS_SERVICE"
 
@@ -58,7 +58,7 @@ func serve(c *serviceConfig, in io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer tracing.stop()
+	defer func() { err = errors.Join(err, tracing.stop()) }()
 	listener, err := listen(c.Address)
 	if err != nil {
 		return err

@@ -63,20 +63,20 @@ func TestDWritesDownWhatHappens(t *testing.T) {
 		time.Sleep(time.Second)
 		d.obey(strings.NewReader("up\n"))
 
-		p := &process{name: "D", said: make(chan said, 8), commands: discard{}}
+		p := &process{name: "D", lines: make(chan line, 8), commands: discard{}}
 		if err := p.read(strings.NewReader(out.String())); err != nil {
 			t.Fatal(err)
 		}
 		if want := []attempt{{begin.Add(time.Second), 17}}; !slices.EqualFunc(p.attempts, want, sameAttempt) {
 			t.Errorf("attempts = %v, want %v", p.attempts, want)
 		}
-		for s, want := range map[state]time.Time{down: begin} {
-			if at, err := p.become(t.Context(), s); err != nil || !at.Equal(want) {
-				t.Errorf("become(%s) = %v, %v, want %v", s, at, err, want)
+		for _, tt := range []struct {
+			state state
+			want  time.Time
+		}{{down, begin}, {up, begin.Add(2 * time.Second)}} {
+			if at, err := p.become(t.Context(), tt.state); err != nil || !at.Equal(tt.want) {
+				t.Errorf("become(%s) = %v, %v, want %v", tt.state, at, err, tt.want)
 			}
-		}
-		if at, err := p.become(t.Context(), up); err != nil || !at.Equal(begin.Add(2*time.Second)) {
-			t.Errorf("become(up) = %v, %v, want 2 s after the beginning", at, err)
 		}
 	})
 }
@@ -90,7 +90,7 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (discard) Close() error                { return nil }
 
 func TestReadReportsNonsense(t *testing.T) {
-	p := &process{name: "D", said: make(chan said, 1)}
+	p := &process{name: "D", lines: make(chan line, 1)}
 	err := p.read(strings.NewReader("listening here\nattempt one\nattempt 1000 1\nup 2000\n"))
 	if len(p.attempts) != 1 || p.attempts[0].call != 1 {
 		t.Errorf("attempts = %v, want one, of call 1", p.attempts)

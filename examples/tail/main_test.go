@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// The figures are for who runs the command: here only that it works, on any machine.
+// The figures are for whoever runs the command: here only that it works, on any machine.
 func TestRun(t *testing.T) {
 	var out strings.Builder
 	s := setting{calls: 200, workers: 8, replicas: 3, usual: time.Millisecond, slow: 20 * time.Millisecond, oneIn: 50}
 	if err := run(t.Context(), s, &out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"without hedging", "hedge after 2ms", "hedge at the 0.96-quantile", "p99.9"} {
+	for _, want := range []string{"without hedging", "hedge after 2ms", "hedge at the 0.96-quantile", "p99.9",
+		"without hedging, round_robin", "hedge after 2ms, round_robin", "hedge after 2ms, grpcretry_round_robin"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("run printed\n%s\nwithout %q", out.String(), want)
 		}

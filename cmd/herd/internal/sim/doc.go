@@ -27,6 +27,11 @@
 // attempts: their cancellation takes the time of the network, and a server then drops the work,
 // unless it ignores cancellation.
 //
+// Servers that call others take the measures of the library's server interceptors if the strategy says so:
+// each request that such a server handles is a Request as the interceptors make it, which the Plan of
+// the downstream call finds in its context. The simulator only carries the headers: whether an attempt is a
+// retry, and whether a response says "do not retry".
+//
 // Connections and streams are not simulated: every attempt reaches a server, so no call waits
 // for a connection.
 //

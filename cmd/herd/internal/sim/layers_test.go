@@ -147,7 +147,7 @@ func TestProofLesson(t *testing.T) {
 	t.Parallel()
 	s := proof()
 	for name, want := range map[string][2]float64{ // attempts at D per call, at least and at most
-		"no library":              {25, 27},
+		"no library":              {24, 27}, // some calls end after the outage
 		"budgets":                 {1.2, 2},
 		"stop callers":            {3, 3},
 		"one attempt for retries": {6.8, 7},

@@ -385,6 +385,7 @@ func proof() Scenario {
 	measures := measured(without)
 	stop, one := measures[0], measures[1]
 	stop.Name, one.Name = "stop callers", "one attempt for retries"
+	without.Policy.Backoff = exponential(20*ms, 200*ms, grpcretry.ProportionalJitter) // gRPC's own retries have this jitter
 	everything := measured(budgets)[2]
 	everything.Name = "everything"
 	s.Strategies = []Strategy{without, budgets, stop, one, everything}
