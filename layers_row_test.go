@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -93,24 +92,5 @@ func TestRowsOfHedges(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// TestServerInterceptorAllocatesOnce holds the interceptor to one allocation for a request, and one more for
-// the header of a retry.
-func TestServerInterceptorAllocatesOnce(t *testing.T) {
-	intercept, info := UnaryServerInterceptor(), &grpc.UnaryServerInfo{FullMethod: echoMethod}
-	handler := func(context.Context, any) (any, error) { return nil, nil }
-	for _, tt := range []struct {
-		header metadata.MD
-		limit  float64
-	}{
-		{metadata.Pairs("user-agent", "test"), 1},
-		{metadata.Pairs("user-agent", "test", retriedUpstreamKey, "1"), 2},
-	} {
-		ctx := metadata.NewIncomingContext(t.Context(), tt.header)
-		if got := testing.AllocsPerRun(1000, func() { _, _ = intercept(ctx, nil, info, handler) }); got > tt.limit {
-			t.Errorf("%v: %v allocations, want at most %v", tt.header, got, tt.limit)
-		}
 	}
 }

@@ -175,13 +175,3 @@ func (s *transportStream) SetTrailer(md metadata.MD) error {
 	s.trailer = metadata.Join(s.trailer, md)
 	return nil
 }
-
-func BenchmarkServerInterceptor(b *testing.B) {
-	intercept, info := UnaryServerInterceptor(), &grpc.UnaryServerInfo{FullMethod: echoMethod}
-	handler := func(context.Context, any) (any, error) { return nil, nil }
-	ctx := metadata.NewIncomingContext(b.Context(), metadata.Pairs("user-agent", "test"))
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = intercept(ctx, nil, info, handler)
-	}
-}
