@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -91,6 +92,31 @@ func TestRowsOfHedges(t *testing.T) {
 					t.Errorf("%d attempts at the last service, want %d", got, tt.want)
 				}
 			})
+		})
+	}
+}
+
+// Functions, and with them HTTP requests, follow the same rules as RPCs.
+func TestFunctionsOfAHandler(t *testing.T) {
+	for _, tt := range []struct {
+		retry  bool
+		reason error
+		calls  int
+		gaveUp bool
+	}{
+		{retry: false, reason: ErrAttemptsExhausted, calls: 2, gaveUp: true},
+		{retry: true, reason: ErrRetriedUpstream, calls: 1, gaveUp: false},
+	} {
+		bubble(t, func(t *testing.T) {
+			r, err := New(steady, WithMaxAttempts(2))
+			if err != nil {
+				t.Fatal(err)
+			}
+			work, calls := layers.New(t.Context(), tt.retry), 0
+			err = r.Do(work, "/sql/read", func(context.Context) error { calls++; return errUnavailable })
+			if e := asError(t, err); e.Reason != tt.reason || calls != tt.calls || work.GaveUp() != tt.gaveUp {
+				t.Errorf("for a retry %t: %v after %d calls, gave up %t; want %+v", tt.retry, e.Reason, calls, work.GaveUp(), tt)
+			}
 		})
 	}
 }
