@@ -7,8 +7,9 @@
 // are three backends, because other calls move the rotation on in the meantime. Under this policy,
 // retries and hedges go to the next ready endpoint that the call has not tried. If it has tried all that
 // are ready, a new round begins, and the endpoint tried last comes last. An endpoint that is not
-// connected is never waited for if another one is ready. Endpoints that are passed over lose their
-// turn, so that the load of the retries spreads over all others.
+// connected is never waited for if another one is ready. Retries and hedges have a rotation of their own:
+// first attempts go to all endpoints equally, as under round_robin, and so do the retries to those that
+// they do not pass over.
 //
 // In everything else the policy is round_robin: it is made of the same parts of grpc-go, one pick_first
 // for each endpoint, so address lists, health checks, outlier detection, endpoints with several addresses
@@ -20,13 +21,12 @@
 //
 // # Stability
 //
-// The policy needs APIs that grpc-go 1.85 declares experimental: all of
-// [google.golang.org/grpc/balancer], [google.golang.org/grpc/balancer/endpointsharding] and
-// [google.golang.org/grpc/serviceconfig], EnableHealthListener of
-// [google.golang.org/grpc/balancer/pickfirst], and Endpoint and its parts of
-// [google.golang.org/grpc/resolver]. A later grpc-go may change them, and then only a later version of
-// this package compiles with it. That is why this is a package of its own: package grpcretry does not
-// import it, nor anything experimental.
+// The policy needs APIs that grpc-go 1.85 declares experimental: the packages
+// [google.golang.org/grpc/balancer], [google.golang.org/grpc/balancer/endpointsharding],
+// [google.golang.org/grpc/resolver] and [google.golang.org/grpc/serviceconfig], and
+// [pickfirst.EnableHealthListener]. A later grpc-go may change them, and then only a later version of this
+// package compiles with it. That is why this is a package of its own: package grpcretry imports neither it
+// nor an experimental package of grpc-go.
 package balancer
 
 import (

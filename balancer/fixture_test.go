@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -28,6 +29,9 @@ import (
 )
 
 // This file has the real gRPC servers that the tests call, over bufconn and in virtual time.
+
+// TestMain fails if a test outside a bubble leaves a goroutine behind; a bubble checks that itself.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The policies that tests compare.
 const (
@@ -222,11 +226,16 @@ type client struct {
 	names *manual.Resolver
 }
 
-// dialPolicy dials addresses with a policy, and without retries.
+// dialPolicy dials addresses with a policy, and without retries. If addresses is nil, the resolver has no
+// result yet.
 func (c *cluster) dialPolicy(t *testing.T, policy string, addresses []string, opts ...grpc.DialOption) *client {
 	t.Helper()
 	config := grpc.WithDefaultServiceConfig(fmt.Sprintf(`{"loadBalancingConfig":[{%q:{}}]}`, policy))
-	return c.dialEndpoints(t, endpoints(addresses...), append([]grpc.DialOption{config}, opts...)...)
+	opts = append([]grpc.DialOption{config}, opts...)
+	if addresses == nil {
+		return c.dialEndpoints(t, nil, opts...)
+	}
+	return c.dialEndpoints(t, endpoints(addresses...), opts...)
 }
 
 // dialRetried dials addresses with this package's policy and with the interceptors.
@@ -240,8 +249,7 @@ func fast() []grpcretry.Option {
 	return []grpcretry.Option{grpcretry.WithMaxAttempts(8), grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(grpcretry.Unlimited)}
 }
 
-// dialEndpoints dials endpoints, and returns when those that can be connected are. Without endpoints, the
-// resolver has no result yet.
+// dialEndpoints dials endpoints, and returns when those that can be connected are.
 func (c *cluster) dialEndpoints(t *testing.T, all []resolver.Endpoint, opts ...grpc.DialOption) *client {
 	t.Helper()
 	names := manual.NewBuilderWithScheme("cluster")

@@ -25,6 +25,7 @@ type snippet struct {
 // packages are those that snippets may use, by the names that they use.
 var packages = map[string]string{
 	"attemptspan":  "github.com/grpcretry/grpcretry/attemptspan",
+	"balancer":     "github.com/grpcretry/grpcretry/balancer",
 	"codes":        "google.golang.org/grpc/codes",
 	"context":      "context",
 	"debug":        "github.com/grpcretry/grpcretry/debug",
