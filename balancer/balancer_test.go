@@ -201,11 +201,11 @@ func TestEndpointsThatComeAndGo(t *testing.T) {
 			other := map[string]string{"a": "b", "b": "a"}[tried[0]]
 			switch visit {
 			case 1: // the endpoint goes, and the other is all there is
-				time.AfterFunc(second/2, func() { cc.resolve(other) })
+				time.AfterFunc(second/2, func() { cc.set(other) })
 			case 2: // it comes back, together with a new one
-				time.AfterFunc(second/2, func() { cc.resolve(tried[0], other, "c") })
+				time.AfterFunc(second/2, func() { cc.set(tried[0], other, "c") })
 			case 3: // all have been tried; two new ones come
-				time.AfterFunc(second/2, func() { cc.resolve("a", "b", "c", "d") })
+				time.AfterFunc(second/2, func() { cc.set("a", "b", "c", "d") })
 			case 4:
 				return nil
 			}

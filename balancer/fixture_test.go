@@ -270,8 +270,13 @@ func (c *cluster) dialEndpoints(t *testing.T, all []resolver.Endpoint, opts ...g
 
 // resolve changes the addresses, and returns when all is settled.
 func (c *client) resolve(addresses ...string) {
-	c.names.UpdateState(resolver.State{Endpoints: endpoints(addresses...)})
+	c.set(addresses...)
 	synctest.Wait()
+}
+
+// set changes the addresses.
+func (c *client) set(addresses ...string) {
+	c.names.UpdateState(resolver.State{Endpoints: endpoints(addresses...)})
 }
 
 // endpoints returns an endpoint for each address.
