@@ -157,14 +157,18 @@ browser-picture: chromium ## take the picture of the debug page in docs/ again
 	@cd e2e/browser && go test -tags e2e -count=1 -run Screenshot . -screenshot $(CURDIR)/docs/debug-page.png
 
 .PHONY: docs-pictures
-docs-pictures: $(BIN)/jaeger ## draw the trace in docs/ again, from a new run against Jaeger
-	@cd e2e && E2E_JAEGER=$(BIN)/jaeger E2E_KEEP_TRACE=$(CURDIR)/e2e/waterfall/testdata/trace.json \
+docs-pictures: $(BIN)/jaeger ## draw the traces in docs/ again, from a new run against Jaeger
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger E2E_KEEP_TRACES=$(CURDIR)/e2e/waterfall/testdata \
 		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
-	@echo "drew docs/trace.svg"
+	@echo "drew docs/trace.svg and docs/layers-trace.svg"
 
 .PHONY: questions-picture
 questions-picture: ## draw the picture of docs/three-questions.md again
 	@cd bench && go run ./questions -picture ../docs/three-questions.svg
+
+.PHONY: services-pictures
+services-pictures: ## draw the pictures of docs/services.md again
+	@cd bench && go run ./services -layers ../docs/layers.svg -deadlines ../docs/deadlines.svg
 
 .PHONY: tail
 tail: ## show what hedging does to slow responses, and the balancer to a slow server, on real servers (half a minute)

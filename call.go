@@ -63,6 +63,9 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 		c.options.finish(err)
 		return err
 	}
+	if c.worksFor.IsRetry() && c.retrier.mayLeaveToGRPC(p, c.cc, c.method) {
+		p = p.insteadOfGRPC() // gRPC's retries would be further attempts
+	}
 	c.policy = p
 	c.mode = p.modeOf(desc)
 	switch {
@@ -325,8 +328,16 @@ func (r *Retrier) leavesToGRPC(p *policy, cc *grpc.ClientConn, method string) bo
 // stopsGRPC reports whether gRPC must be kept from retrying the method itself. The policy is nil for an
 // attempt of an outer interceptor.
 func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && p != nil && p.overGRPC && cc != nil &&
-		(cc.GetMethodConfig(method).RetryPolicy != nil || awaitsConfig(cc))
+	return !r.builtInRetryOff && p != nil && p.overGRPC && cc != nil && mayBeRetriedByGRPC(cc, method)
+}
+
+// mayLeaveToGRPC reports whether gRPC retries the method itself, or may do so when it has a service config.
+func (r *Retrier) mayLeaveToGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
+	return !r.builtInRetryOff && !p.overGRPC && cc != nil && mayBeRetriedByGRPC(cc, method)
+}
+
+func mayBeRetriedByGRPC(cc *grpc.ClientConn, method string) bool {
+	return cc.GetMethodConfig(method).RetryPolicy != nil || awaitsConfig(cc)
 }
 
 // noBuiltInRetry keeps gRPC from retrying a call once its first message is sent, because the message

@@ -202,7 +202,7 @@ func (p *Plan) measure(a Attempt, now time.Time) {
 // export returns a step for the driver. If the call has given up, it tells the server whose handler makes
 // the call.
 func (p *Plan) export(s step) Step {
-	if s.End && gaveUp(s.Reason) && p.plan.policy.MaxAttempts > 1 {
+	if s.End && gaveUp(s.Reason, p.plan.sent() > 0) && p.plan.policy.MaxAttempts > 1 {
 		p.worksFor.GiveUp()
 	}
 	return Step{Send: s.Send, Connect: s.Connect, End: s.End, Reason: s.Reason}

@@ -188,7 +188,12 @@ func (e *Error) Is(target error) bool {
 		return false
 	}
 	attempts := e.Attempts
-	return gaveUp(e.Reason) || len(attempts) > 0 && forbidsRetry(attempts[len(attempts)-1].Trailer)
+	return gaveUp(e.Reason, e.hasReachedServer()) || len(attempts) > 0 && forbidsRetry(attempts[len(attempts)-1].Trailer)
+}
+
+// hasReachedServer reports whether one of the attempts has reached a server, or may have.
+func (e *Error) hasReachedServer() bool {
+	return e.made > len(e.Attempts) || slices.ContainsFunc(e.Attempts, func(a Attempt) bool { return !a.Unsent })
 }
 
 // GRPCStatus returns the status that [status.FromError] and [status.Code] report.

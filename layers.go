@@ -41,13 +41,16 @@ func retriedByOf(ctx context.Context) retriedBy {
 }
 
 // gaveUp reports whether a call that ended for a reason has used up its attempts, its time or its
-// budget, or was told not to go on: then its caller's caller must not start again. A call that waited for
-// a connection in vain has not: another server may have one. Neither has a call that the caller ended, or
-// one that leaves the retries to a service further up.
-func gaveUp(reason error) bool {
+// budget, or was told not to go on: then its caller's caller must not start again. reached says that an
+// attempt has reached a server. A call that waited for a connection in vain has not given up, whether it
+// was ConnectWait or the time that ended the wait: another server may have a connection. Neither has a
+// call that the caller ended, or one that leaves the retries to a service further up.
+func gaveUp(reason error, reached bool) bool {
 	switch reason { //nolint:errorlint // the rules' own values
-	case ErrAttemptsExhausted, ErrBudgetExhausted, ErrDeadline, ErrMaxElapsed, ErrPushback:
+	case ErrAttemptsExhausted, ErrBudgetExhausted, ErrPushback:
 		return true
+	case ErrDeadline, ErrMaxElapsed:
+		return reached
 	default:
 		return false
 	}

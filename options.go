@@ -428,8 +428,9 @@ func WithGRPCMetrics(on bool) Option {
 // WithBuiltInRetryDisabled declares that the ClientConn was dialed with [grpc.WithDisableRetry].
 // Without it, methods with a retryPolicy in the channel's service config are left to gRPC, so that
 // the two kinds of retries do not multiply; not, however, with [WithServiceConfig] or
-// [WithResolverServiceConfig], nor methods with [WithUnsentOnly]. [Retrier.DialOptions] implies it. A
-// second use has no further effect.
+// [WithResolverServiceConfig], nor methods with [WithUnsentOnly], nor calls that make only one attempt
+// because of [WithOneAttemptForRetries]. [Retrier.DialOptions] implies it. A second use has no further
+// effect.
 func WithBuiltInRetryDisabled() Option {
 	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
 }

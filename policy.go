@@ -241,6 +241,13 @@ func (p *policy) forHedging() *policy {
 	return &hedged
 }
 
+// insteadOfGRPC returns the same policy for a call that is not left to gRPC.
+func (p *policy) insteadOfGRPC() *policy {
+	own := *p
+	own.overGRPC = true
+	return &own
+}
+
 // withDefaults replaces the zero fields of this package's backoffs by their defaults, for readers
 // of a Policy.
 func withDefaults(b Backoff) Backoff {

@@ -46,10 +46,18 @@ func SetPushback(ctx context.Context, delay time.Duration) error {
 // stream, before the handler returns; outside a handler it returns an error. A second call changes
 // nothing.
 func SetNoRetry(ctx context.Context) error {
-	if !layers.Of(ctx).Forbid() {
+	r := layers.Of(ctx)
+	if !r.Handles(ctx) { // there is no interceptor, or the request is that of a client in the same process
+		return sendPushback(ctx, "SetNoRetry", noRetry)
+	}
+	if r.Forbids() {
 		return nil
 	}
-	return sendPushback(ctx, "SetNoRetry", noRetry)
+	err := sendPushback(ctx, "SetNoRetry", noRetry)
+	if err == nil {
+		r.Forbid()
+	}
+	return err
 }
 
 func sendPushback(ctx context.Context, caller, value string) error {

@@ -60,16 +60,20 @@ func (f serverOption) applyToServer(s *server) { f(s) }
 // has given up and the handler fails. The default is true: this service has made the attempts that
 // there are to make, and each retry by its caller would make them all again. The response says so even if
 // the handler fails for another reason, because that cannot be known, and even if it has called
-// [SetPushback]. A later WithNoRetryAfterGivingUp replaces an earlier one.
+// [SetPushback]. A call that waited for a connection in vain has not given up, and of one that was left
+// to gRPC's own retries (see [WithBuiltInRetryDisabled]) it is not known, unless a server further down
+// said "do not retry". A later WithNoRetryAfterGivingUp replaces an earlier one.
 func WithNoRetryAfterGivingUp(on bool) ServerOption {
 	return serverOption(func(s *server) { s.stopsCallers = on })
 }
 
 // WithOneAttemptForRetries sets whether calls made for a request that is itself a retry, or that is made for
 // one further up, make only one attempt. The default is true: the service that retries makes up for their
-// failures. Such a call still waits for a connection, see [WithConnectWait], and its Error's Reason is
-// [ErrRetriedUpstream]. It carries the request header grpcretry-retried-upstream, by which the next
-// service knows. A later WithOneAttemptForRetries replaces an earlier one.
+// failures. Once the handler has returned, or a stream's handler has sent a message, it does not, and
+// calls are retried again. A call limited to one attempt still waits for a connection, see
+// [WithConnectWait], and its Error's Reason is [ErrRetriedUpstream]; it is not left to gRPC's own
+// retries. It carries the request header grpcretry-retried-upstream, by which the next service knows. A
+// later WithOneAttemptForRetries replaces an earlier one.
 //
 // A request is a retry if its header grpc-previous-rpc-attempts says so (see [PreviousAttempts]);
 // that includes hedges. Clients can send both headers as they like, but harm only their own requests.
@@ -115,6 +119,7 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	r := s.begin(ctx, info.FullMethod)
 	succeeded := false // a panic is a failure
 	defer func() {
+		r.Respond()
 		if !succeeded {
 			s.failed(r, err, info.FullMethod, func(md metadata.MD) error { return grpc.SetTrailer(ctx, md) })
 		}
@@ -132,6 +137,7 @@ func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	r := s.begin(ctx, info.FullMethod)
 	succeeded := false // a panic is a failure
 	defer func() {
+		r.Respond()
 		if !succeeded {
 			s.failed(r, err, info.FullMethod, func(md metadata.MD) error { stream.SetTrailer(md); return nil })
 		}
@@ -149,6 +155,15 @@ type requestStream struct {
 
 // Context implements grpc.ServerStream.
 func (s *requestStream) Context() context.Context { return s.request }
+
+// SendMsg implements grpc.ServerStream. The client is committed to the stream when it has a message.
+func (s *requestStream) SendMsg(m any) error {
+	err := s.ServerStream.SendMsg(m)
+	if err == nil {
+		s.request.Respond()
+	}
+	return err
+}
 
 // begin looks at a request that has arrived.
 func (s *server) begin(ctx context.Context, method string) *layers.Request {

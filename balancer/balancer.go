@@ -7,8 +7,9 @@
 // are three backends, because other calls move the rotation on in the meantime. Under this policy,
 // retries and hedges go to the next ready endpoint that the call has not tried. If it has tried all that
 // are ready, a new round begins, and the endpoint tried last comes last. An endpoint that is not
-// connected is never waited for if another one is ready. Endpoints that are passed over lose their
-// turn, so that the load of the retries spreads over all others.
+// connected is never waited for if another one is ready. Retries and hedges have a rotation of their own:
+// first attempts go to all endpoints equally, as under round_robin, and so do the retries to those that
+// they do not pass over.
 //
 // In everything else the policy is round_robin: it is made of the same parts of grpc-go, one pick_first
 // for each endpoint, so address lists, health checks, outlier detection, endpoints with several addresses

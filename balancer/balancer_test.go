@@ -484,3 +484,24 @@ func TestRetriesByGRPC(t *testing.T) {
 		}
 	}, "a", "b", "c", "d")
 }
+
+// However many retries there are, first attempts go to all replicas equally, as under round_robin.
+func TestFirstAttemptsGoToAll(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		c.fail("bad")
+		cc := c.dialRetried(t, []string{"bad", "b", "c"})
+		first := map[string]int{}
+		for i := range 600 {
+			message := fmt.Sprint("call ", i)
+			if _, err := cc.echo(t.Context(), message); err != nil {
+				t.Fatal(err)
+			}
+			first[c.visited(message)[0]]++
+		}
+		for _, name := range []string{"bad", "b", "c"} {
+			if first[name] != 200 {
+				t.Fatalf("first attempts %v, want 200 for each", first)
+			}
+		}
+	}, "bad", "b", "c")
+}

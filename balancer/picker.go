@@ -15,11 +15,14 @@ import (
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
-// A picker chooses among the endpoints that are ready. It never changes, but for the rotation.
+// A picker chooses among the endpoints that are ready. It never changes, but for the rotations. Retries and
+// hedges have a rotation of their own, so that first attempts go to all endpoints equally, as under
+// round_robin: if retries took turns of the good endpoints, more first attempts would meet the bad one.
 type picker struct {
 	channel any
 	ready   []endpoint    // at least one
-	next    atomic.Uint32 // the turn that was taken last; the endpoint's index modulo their number
+	first   atomic.Uint32 // the turn that a first attempt took last; the endpoint's index modulo their number
+	further atomic.Uint32 // the same for all other attempts
 }
 
 // An endpoint is one that is ready.
@@ -40,7 +43,9 @@ func newPicker(channel any, children []endpointsharding.ChildState) balancer.Pic
 	if len(p.ready) == 0 {
 		return nil
 	}
-	p.next.Store(rand.Uint32N(uint32(len(p.ready)))) // so that many clients do not begin with the same backend
+	for _, rotation := range []*atomic.Uint32{&p.first, &p.further} { // so that many clients do not begin with the same backend
+		rotation.Store(rand.Uint32N(uint32(len(p.ready))))
+	}
 	return p
 }
 
@@ -62,7 +67,7 @@ func addressesOf(e resolver.Endpoint) string {
 func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	list := tried.Of(info.Ctx, info.FullMethodName)
 	if list == nil {
-		return p.at(p.next.Add(1)).picker.Pick(info)
+		return p.at(p.first.Add(1)).picker.Pick(info)
 	}
 	list.Lock() // for the choice and its record together: two hedges must not choose the same endpoint
 	defer list.Unlock()
@@ -80,11 +85,14 @@ func (p *picker) at(turn uint32) *endpoint { return &p.ready[turn%uint32(len(p.r
 // choose needs the list's mutex. It returns the next endpoint that is not on the list. If all are,
 // repeats is true, and the endpoint is the next that was not tried last.
 func (p *picker) choose(list *tried.List) (chosen *endpoint, repeats bool) {
-	turn := p.next.Add(1)
+	last := list.Last(p.channel)
+	if last == (tried.Endpoint{}) {
+		return p.at(p.first.Add(1)), false
+	}
+	turn := p.further.Add(1)
 	if e := p.pass(turn, list.Has); e != nil {
 		return e, false
 	}
-	last := list.Last(p.channel)
 	if e := p.pass(turn, func(id tried.Endpoint) bool { return id == last }); e != nil {
 		return e, true
 	}
@@ -97,7 +105,7 @@ func (p *picker) pass(turn uint32, over func(tried.Endpoint) bool) *endpoint {
 	for passed := range uint32(len(p.ready)) {
 		if e := p.at(turn + passed); !over(e.id) {
 			if passed > 0 {
-				p.next.Add(passed)
+				p.further.Add(passed)
 			}
 			return e
 		}

@@ -137,26 +137,30 @@ func TestPickerMatchesItsModel(t *testing.T) {
 	}
 }
 
-// TestPickerAgainstItsRotation compares each choice with the rotation: the first allowed endpoint from there on.
-func TestPickerAgainstItsRotation(t *testing.T) {
+// TestPickerAgainstItsRotations compares each choice with the rotations: the first allowed endpoint from
+// there on.
+func TestPickerAgainstItsRotations(t *testing.T) {
 	p := newPicker("channel", children("a", "b", "c", "d")).(*picker)
 	order := []string{"a", "b", "c", "d"}
-	p.next.Store(3) // the next turn is a's
+	p.first.Store(3) // the next turn is a's
+	p.further.Store(3)
 	first, second := newCall(), newCall()
 	for i, step := range []struct {
 		call *fakeCall
 		want string
 	}{
-		{first, "a"}, {first, "b"}, {second, "c"}, {second, "d"},
-		{second, "a"},            // it is a's turn, and the call has not tried it
-		{first, "c"},             // b is passed over, and loses its turn
-		{nil, "d"},               // a call without a list takes the next turn
-		{first, "d"},             // a, b and c are passed over
-		{nil, "a"}, {first, "b"}, // all have been tried: the next that is not d
-		{second, "b"}, {first, "c"}, // a new round for the first call: b and d count as tried
-		{first, "a"}, {second, "c"}, // and the second call has tried all four, b last
-		{nil, "d"}, {nil, "a"}, // plain rotation
-		{first, "b"}, {second, "d"}, // again new rounds: not a, not c
+		{first, "a"},
+		{first, "b"},                 // a is passed over, and loses its turn
+		{second, "b"},                // the first attempt of a call takes a turn of its own
+		{second, "c"}, {second, "d"}, // the turns after the first call's b
+		{nil, "c"},   // a call without a list makes a first attempt
+		{first, "c"}, // a and b are passed over
+		{nil, "d"}, {first, "d"},
+		{first, "a"},  // all have been tried: the next that is not d
+		{second, "a"}, // b, c and d are passed over
+		{first, "b"},  // a new round: d and a count as tried
+		{second, "c"}, // the second call's new round: the next that is not a
+		{nil, "a"}, {second, "d"},
 	} {
 		ctx := context.Background()
 		if step.call != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -228,7 +229,9 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 				t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
 			}
 			checkTimes(t, got)
-			keep(t, tt.name, answer)
+			if tt.name == "recovers" {
+				keep(t, "trace.json", answer)
+			}
 		})
 	}
 
@@ -329,14 +332,14 @@ func checkTimes(t *testing.T, got waterfall.Trace) {
 	}
 }
 
-// keep writes Jaeger's answer for the picture in docs, where make docs-pictures asks for it.
-func keep(t *testing.T, name string, answer []byte) {
+// keep writes Jaeger's answer into a file for a picture in docs, where make docs-pictures asks for it.
+func keep(t *testing.T, file string, answer []byte) {
 	t.Helper()
-	path := os.Getenv("E2E_KEEP_TRACE")
-	if path == "" || name != "recovers" {
+	folder := os.Getenv("E2E_KEEP_TRACES")
+	if folder == "" {
 		return
 	}
-	if err := os.WriteFile(path, answer, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, file), answer, 0o644); err != nil {
 		t.Errorf("keeping the trace: %v", err)
 	}
 }

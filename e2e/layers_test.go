@@ -125,7 +125,10 @@ func TestJaegerHasOneTraceOfFourServices(t *testing.T) {
 			if err != nil {
 				t.Fatalf("trace of %s: %v", tt.setup, err)
 			}
-			got, _ := j.trace(t, id, tt.spans)
+			got, answer := j.trace(t, id, tt.spans)
+			if tt.setup == "everything" {
+				keep(t, "layers.json", answer)
+			}
 			if lines, want := describeLayers(got, "", ""), strings.TrimPrefix(tt.want, "\n"); lines != want {
 				t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
 			}

@@ -156,10 +156,7 @@ func Draw(w io.Writer, title string, t Trace) error {
 	if len(t.Spans) == 0 {
 		return fmt.Errorf("waterfall: the trace has no spans")
 	}
-	p := &picture{trace: t, start: t.Spans[0].Start()}
-	for _, s := range t.Spans {
-		p.length = max(p.length, s.End().Sub(p.start))
-	}
+	p := pictureOf(t, chartEnd)
 	rows := p.rows("", 0)
 	events := p.events()
 	bottom := top + len(rows)*rowHeight
@@ -168,12 +165,7 @@ func Draw(w io.Writer, title string, t Trace) error {
 		height = bottom + 84 + 22*len(events)
 	}
 
-	p.printf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img" `+
-		`font-family="Liberation Sans, Arial, Helvetica, sans-serif" font-size="13">`, width, height, width, height)
-	p.printf(`<title>%s</title>`, escape(title))
-	p.printf(`<rect width="%d" height="%d" fill="#ffffff"/>`, width, height)
-	p.text(margin, 38, black, `font-size="19" font-weight="bold"`, title)
-	p.text(margin, 62, grey, "", "A trace as Jaeger gives it back. Yellow: the waits. Diamonds: the events in the table.")
+	p.begin(height, title, "A trace as Jaeger gives it back. Yellow: the waits. Diamonds: the events in the table.")
 	p.axis(bottom)
 	for i, r := range rows {
 		p.row(top+i*rowHeight, r)
@@ -189,7 +181,26 @@ type picture struct {
 	trace  Trace
 	start  time.Time
 	length time.Duration
+	right  float64 // the end of the time axis
 	out    strings.Builder
+}
+
+func pictureOf(t Trace, right float64) *picture {
+	p := &picture{trace: t, start: t.Spans[0].Start(), right: right}
+	for _, s := range t.Spans {
+		p.length = max(p.length, s.End().Sub(p.start))
+	}
+	return p
+}
+
+// begin writes the head of the picture and its titles.
+func (p *picture) begin(height int, title, subtitle string) {
+	p.printf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img" `+
+		`font-family="Liberation Sans, Arial, Helvetica, sans-serif" font-size="13">`, width, height, width, height)
+	p.printf(`<title>%s</title>`, escape(title))
+	p.printf(`<rect width="%d" height="%d" fill="#ffffff"/>`, width, height)
+	p.text(margin, 38, black, `font-size="19" font-weight="bold"`, title)
+	p.text(margin, 62, grey, "", subtitle)
 }
 
 // A row is a span, and how deep it is below the first.
@@ -235,7 +246,7 @@ func (p *picture) axis(bottom int) {
 }
 
 func (p *picture) x(at time.Time) float64 {
-	return chartLeft + float64(at.Sub(p.start))/float64(p.length)*(chartEnd-chartLeft)
+	return chartLeft + float64(at.Sub(p.start))/float64(p.length)*(p.right-chartLeft)
 }
 
 func (p *picture) row(y int, r row) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/trace.svg again, from testdata/trace.json")
+var update = flag.Bool("update", false, "write the pictures in docs again, from testdata")
 
 const (
 	answer  = "testdata/trace.json" // what Jaeger answered in a run of make docs-pictures
@@ -20,9 +20,9 @@ const (
 	title   = "One call: it failed twice, waited, and the third attempt rescued it"
 )
 
-func readTrace(t *testing.T) Trace {
+func readTrace(t *testing.T, file string) Trace {
 	t.Helper()
-	f, err := os.Open(answer)
+	f, err := os.Open(file)
 	if err != nil {
 		t.Fatalf("the kept trace: %v", err)
 	}
@@ -44,23 +44,11 @@ func draw(t *testing.T, title string, trace Trace) string {
 }
 
 func TestPictureInTheDocumentationIsOfTheKeptTrace(t *testing.T) {
-	got := draw(t, title, readTrace(t))
-	if *update {
-		if err := os.WriteFile(drawing, []byte(got), 0o644); err != nil {
-			t.Fatalf("writing the picture: %v", err)
-		}
-	}
-	want, err := os.ReadFile(drawing)
-	if err != nil {
-		t.Fatalf("the picture: %v", err)
-	}
-	if got != string(want) {
-		t.Errorf("%s is not what Draw makes of %s: run make docs-pictures", drawing, answer)
-	}
+	checkPicture(t, draw(t, title, readTrace(t, answer)), drawing)
 }
 
 func TestPictureSaysWhatHappened(t *testing.T) {
-	got := draw(t, title, readTrace(t))
+	got := draw(t, title, readTrace(t, answer))
 	for _, want := range []string{">GET /cart<", ">EchoService/Echo<", ">the call, 3 attempts<",
 		">attempt 1<", ">attempt 2<", ">attempt 3<",
 		">retry wait<", ">before attempt 2<", ">before attempt 3<"} {
@@ -79,10 +67,12 @@ func TestPictureSaysWhatHappened(t *testing.T) {
 	}
 }
 
-// Nothing is cut off: text fits between its place and the edge, at eight pixels for a
-// letter, which is more than the fonts need.
-func TestTextFits(t *testing.T) {
-	got := draw(t, title, readTrace(t))
+func TestTextFits(t *testing.T) { checkTextFits(t, draw(t, title, readTrace(t, answer))) }
+
+// checkTextFits checks that nothing is cut off: text fits between its place and the edge, at eight
+// pixels for a letter, which is more than the fonts need.
+func checkTextFits(t *testing.T, got string) {
+	t.Helper()
 	for _, m := range regexp.MustCompile(`<text x="([0-9.]+)" y="[0-9]+" [^>]*>([^<]*)</text>`).FindAllStringSubmatch(got, -1) {
 		x, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
@@ -99,7 +89,7 @@ func TestTextFits(t *testing.T) {
 }
 
 func TestPictureEscapesWhatPeersSay(t *testing.T) {
-	trace := readTrace(t)
+	trace := readTrace(t, answer)
 	trace.Spans[0].OperationName = `</text><script>alert("1")</script>&`
 	got := draw(t, `<b>"title" & more</b>`, trace)
 	if strings.Contains(got, "<script") || strings.Contains(got, "<b>") {

@@ -13,11 +13,9 @@ import (
 type Request struct {
 	context.Context
 
-	// Retry says that a service further up retries the work: the request is a retry, or it is made
-	// for one. It is never changed.
-	Retry bool
-
+	retry     bool // a service further up retries the work; never changed
 	transport grpc.ServerTransportStream
+	responded atomic.Bool
 	gaveUp    atomic.Bool
 	forbidden atomic.Bool
 }
@@ -26,12 +24,13 @@ type Request struct {
 // do not search for one.
 var inUse atomic.Bool
 
-// New returns the Request that is handled in ctx.
+// New returns the Request that is handled in ctx. retry says that a service further up retries the
+// work: the request is a retry, or it is made for one.
 func New(ctx context.Context, retry bool) *Request {
 	if !inUse.Load() {
 		inUse.Store(true)
 	}
-	return &Request{Context: ctx, Retry: retry, transport: grpc.ServerTransportStreamFromContext(ctx)}
+	return &Request{Context: ctx, retry: retry, transport: grpc.ServerTransportStreamFromContext(ctx)}
 }
 
 type key struct{}
@@ -61,7 +60,15 @@ func (r *Request) Handles(ctx context.Context) bool {
 }
 
 // IsRetry reports whether a service further up retries the work. A nil Request is no retry.
-func (r *Request) IsRetry() bool { return r != nil && r.Retry }
+func (r *Request) IsRetry() bool { return r != nil && r.retry && !r.responded.Load() }
+
+// Respond records that the handler has returned, or has sent a message: from then on no service further
+// up makes up for the failure of a call.
+func (r *Request) Respond() {
+	if r.retry && !r.responded.Load() {
+		r.responded.Store(true)
+	}
+}
 
 // GiveUp records that a call made for the request has given up. It does nothing to a nil Request.
 func (r *Request) GiveUp() {
@@ -73,6 +80,8 @@ func (r *Request) GiveUp() {
 // GaveUp reports whether a call made for the request has given up.
 func (r *Request) GaveUp() bool { return r != nil && r.gaveUp.Load() }
 
+// Forbids reports whether the response says "do not retry".
+func (r *Request) Forbids() bool { return r.forbidden.Load() }
+
 // Forbid records that the response says "do not retry", and reports whether it did not say so before.
-// It is true for a nil Request.
-func (r *Request) Forbid() bool { return r == nil || !r.forbidden.Swap(true) }
+func (r *Request) Forbid() bool { return !r.forbidden.Swap(true) }

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The figures are those of docs/services.md.
+func TestTrees(t *testing.T) {
+	want := []int{27, 7, 3}
+	for i, one := range panels {
+		tree, err := attemptsWith(one.opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tree.leaves(); got != want[i] {
+			t.Errorf("%s: %d attempts reach the last service, want %d", one.title, got, want[i])
+		}
+	}
+}
+
+func TestTimelines(t *testing.T) {
+	for i, want := range []struct {
+		end, last time.Duration // of A's call, and of C's newest attempt
+		attempts  int           // of C
+		forbidden bool
+	}{
+		{740 * time.Millisecond, 730 * time.Millisecond, 3, true},
+		{deadline, 1210 * time.Millisecond, 4, false},
+		{430 * time.Millisecond, 420 * time.Millisecond, 2, false},
+		{deadline, deadline, 1, false},
+	} {
+		got, err := courses[i].run()
+		if err != nil {
+			t.Fatal(err)
+		}
+		made := slices.DeleteFunc(slices.Clone(got.bars), func(b bar) bool { return b.caller != 2 })
+		last := made[len(made)-1].to
+		if end := got.end.at.Sub(begin); end != want.end || last != want.last || len(made) != want.attempts || (got.end.trailer != nil) != want.forbidden {
+			t.Errorf("%s: A's call ends at %v with trailer %v, C's %d attempts at %v; want %+v", courses[i].title, end, got.end.trailer, len(made), last, want)
+		}
+	}
+}
+
+func TestPicturesAreUpToDate(t *testing.T) {
+	for picture, draw := range map[string]func() (string, error){"layers.svg": drawLayers, "deadlines.svg": drawDeadlines} {
+		drawn := filepath.Join(t.TempDir(), picture)
+		if err := write(drawn, draw); err != nil {
+			t.Fatal(err)
+		}
+		if read(t, drawn) != read(t, "../../docs/"+picture) {
+			t.Errorf("docs/%s is not what the program draws: run make services-pictures", picture)
+		}
+	}
+}
+
+// The page quotes the time lines.
+func TestPageQuotesThePictures(t *testing.T) {
+	page := read(t, "../../docs/services.md")
+	for _, want := range []string{"](layers.svg)", "](deadlines.svg)", "740 ms", "430 ms", "210 ms"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("docs/services.md does not have %q", want)
+		}
+	}
+}
+
+// The page quotes figures of the simulator.
+func TestPageQuotesTheSimulator(t *testing.T) {
+	page, herd := read(t, "../../docs/services.md"), read(t, "../../docs/herd.md")
+	figure := func(scenario, strategy string, column int) string {
+		t.Helper()
+		_, row, found := strings.Cut(herd, fmt.Sprintf("| `%s` | %s |", scenario, strategy))
+		if !found {
+			t.Fatalf("docs/herd.md has no %s of %s", strategy, scenario)
+		}
+		return strings.TrimSpace(strings.Split(row, "|")[column])
+	}
+	want := []string{
+		"| " + figure("layers", "no budget", 0) + " |",
+		"| " + figure("layers", "default", 0) + " to " + figure("layers", "default", 3) + " |",
+		"| " + figure("layers-measures", "no budget, stop callers", 0) + " |",
+		"| " + figure("layers-measures", "no budget, one attempt for retries", 0) + " |",
+		"| " + figure("layers-measures", "default, both", 0) + " to " + figure("layers-measures", "default, both", 3) + " |",
+	}
+	for scenario, failure := range map[string]string{
+		"services-blip-100ms": "D fails for 100 ms",
+		"services-blip-500ms": "D fails for 500 ms",
+		"services-replica":    "one replica of three of D fails for 10 s",
+		"services-replicas":   "one replica of C and one of D",
+		"services-zone":       "one replica of B, one of C and one of D",
+	} {
+		want = append(want, fmt.Sprintf("| %s | %s | %s |", failure, figure(scenario, "default", 0), figure(scenario, "default, both", 0)))
+	}
+	for _, one := range want {
+		if !strings.Contains(page, one) {
+			t.Errorf("docs/services.md does not have %q, as docs/herd.md has", one)
+		}
+	}
+}
+
+// Text fits in its place, at so much for a letter that wide fonts fit too.
+func TestTextFits(t *testing.T) {
+	const bold, small, plain, title = 9.2, 6.3, 7.6, 12.6
+	fits := func(text string, letter, place float64) {
+		t.Helper()
+		if wide := letter * float64(len([]rune(text))); wide > place {
+			t.Errorf("%q may be %.0f wide, want at most %.0f", text, wide, place)
+		}
+	}
+	for _, one := range panels {
+		fits(one.title, bold, across-gap-28)
+		fits(one.subtitle, small, across-gap-28)
+		fits(one.sum, small, across-gap-28)
+	}
+	fits("27 attempts at D", title, across-gap-28)
+	for _, c := range courses {
+		fits(c.title, bold, at(deadline)-margin-20)
+		line, err := c.run()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fits(line.result(), plain, width-2*margin-28)
+	}
+	fits("C calls D", plain, lineLeft-margin-14)
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
