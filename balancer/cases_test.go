@@ -121,6 +121,27 @@ func TestVeryManyAttempts(t *testing.T) {
 	}, "a", "b", "c", "d", "e")
 }
 
+// If the interceptors are chained twice, the outer one retries, and its list counts.
+func TestInterceptorsChainedTwice(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		c.behave(func(_ context.Context, _, _ string, visit int) error {
+			if visit < 3 {
+				return errDown
+			}
+			return nil
+		})
+		twice := append(grpcretry.DialOptions(fast()...), grpcretry.DialOptions(fast()...)...)
+		cc := c.dialPolicy(t, ours, []string{"a", "b", "c"}, twice...)
+		for i := range 10 {
+			message := fmt.Sprint("call ", i)
+			if _, err := cc.echo(t.Context(), message); err != nil {
+				t.Fatal(err)
+			}
+			c.wantDistinct(t, message, 3)
+		}
+	}, "a", "b", "c")
+}
+
 // Two ClientConns to the same backends have nothing in common, not even if one Retrier serves both.
 func TestTwoClientConns(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
