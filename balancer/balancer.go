@@ -47,7 +47,7 @@ const Name = "grpcretry_round_robin"
 // DialOption makes a ClientConn use the policy, by [grpc.WithDefaultServiceConfig]. gRPC obeys only the
 // last such option, so a program that has a default service config of its own passes that through
 // [ServiceConfig] instead. A service config from the name resolver takes precedence over the default, so
-// it must name the policy itself.
+// it must name the policy itself: if it names none, gRPC uses pick_first.
 //
 // If a program calls DialOption or ServiceConfig, a call that fails after two or more attempts on a
 // channel with another policy says so: in the text of its *grpcretry.Error, and once for each target in

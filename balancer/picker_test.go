@@ -184,6 +184,13 @@ func TestFailedPicksAreNotRecorded(t *testing.T) {
 	}
 }
 
+// The tests of grpc-go's parent policies pick without a context.
+func TestPickWithoutAContext(t *testing.T) {
+	if got := pick(t, newPicker("channel", children("a")), nil); got != "a" {
+		t.Errorf("the pick goes to %s, want a", got)
+	}
+}
+
 // The list of a call stays as long as there are endpoints, however many attempts the call makes.
 func TestListsDoNotGrow(t *testing.T) {
 	call := newCall()
