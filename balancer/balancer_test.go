@@ -173,7 +173,8 @@ func TestARetryThatWaitsForAConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		c.behave(func(_ context.Context, backend, _ string, visit int) error {
 			if visit == 1 {
-				go c.stop("a", "b")
+				other := map[string]string{"a": "b", "b": "a"}[backend]
+				go func() { c.stop(other); c.stop(backend) }() // in this order, so that the retry meets neither
 				time.AfterFunc(2*second, func() { c.start(t, "a", "b") })
 				time.Sleep(second)
 				return errDown
