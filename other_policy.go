@@ -7,7 +7,7 @@ import "github.com/grpcretry/grpcretry/internal/tried"
 // here can see which. But the policy leaves a trace: the list of the endpoints that the call has tried.
 
 const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, so attempts may have gone to one backend again: " +
-	"its service config names another policy, or it was dialed without balancer.DialOption"
+	"its service config names another policy or none, or it was dialed without balancer.DialOption"
 
 // isDistributedElsewhere reports whether a call made two or more attempts that reached a server, and none of them
 // was distributed by the policy that the program asks for.

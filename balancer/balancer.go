@@ -6,7 +6,7 @@
 // Under round_robin, a retry meets the backend that has just failed again in one of three cases if there
 // are three backends, because other calls move the rotation on in the meantime. Under this policy,
 // retries and hedges go to the next ready endpoint that the call has not tried. If it has tried all that
-// are ready, a new round begins, and the endpoint tried last comes last. An endpoint that is not
+// are ready, a new round begins, in the order of their last attempts. An endpoint that is not
 // connected is never waited for if another one is ready. Retries and hedges have a rotation of their own:
 // first attempts go to all endpoints equally, as under round_robin, and so do the retries to those that
 // they do not pass over.
@@ -46,7 +46,7 @@ const Name = "grpcretry_round_robin"
 // DialOption makes a ClientConn use the policy, by [grpc.WithDefaultServiceConfig]. gRPC obeys only the
 // last such option, so a program that has a default service config of its own passes that through
 // [ServiceConfig] instead. A service config from the name resolver takes precedence over the default, so
-// it must name the policy itself.
+// it must name the policy itself: if it names none, gRPC uses pick_first.
 //
 // If a program calls DialOption or ServiceConfig, a call that fails after two or more attempts on a
 // channel with another policy says so: in the text of its *grpcretry.Error, and once for each target in

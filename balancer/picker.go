@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -71,10 +72,10 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	}
 	list.Lock() // for the choice and its record together: two hedges must not choose the same endpoint
 	defer list.Unlock()
-	chosen, repeats := p.choose(list)
+	chosen := p.choose(list)
 	result, err := chosen.picker.Pick(info)
 	if err == nil {
-		p.record(list, chosen, repeats)
+		list.Add(chosen.id)
 	}
 	return result, err
 }
@@ -82,44 +83,23 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 // at returns the endpoint whose turn it is.
 func (p *picker) at(turn uint32) *endpoint { return &p.ready[turn%uint32(len(p.ready))] }
 
-// choose needs the list's mutex. It returns the next endpoint that is not on the list. If all are,
-// repeats is true, and the endpoint is the next that was not tried last.
-func (p *picker) choose(list *tried.List) (chosen *endpoint, repeats bool) {
-	last := list.Last(p.channel)
-	if last == (tried.Endpoint{}) {
-		return p.at(p.first.Add(1)), false
+// choose needs the list's mutex. It returns the next endpoint that is not on the list. If all are, it
+// returns the one whose last attempt is the oldest. Endpoints that are passed over lose their turn.
+func (p *picker) choose(list *tried.List) *endpoint {
+	if !list.Knows(p.channel) {
+		return p.at(p.first.Add(1))
 	}
 	turn := p.further.Add(1)
-	if e := p.pass(turn, list.Has); e != nil {
-		return e, false
-	}
-	if e := p.pass(turn, func(id tried.Endpoint) bool { return id == last }); e != nil {
-		return e, true
-	}
-	return p.at(turn), true // the only one
-}
-
-// pass returns the first endpoint, from a turn on, that is not to be passed over, nil if there is none.
-// Those that are passed over lose their turn.
-func (p *picker) pass(turn uint32, over func(tried.Endpoint) bool) *endpoint {
+	oldest, its := p.at(turn), math.MaxInt
 	for passed := range uint32(len(p.ready)) {
-		if e := p.at(turn + passed); !over(e.id) {
-			if passed > 0 {
-				p.further.Add(passed)
-			}
+		e := p.at(turn + passed)
+		switch at := list.Position(e.id); {
+		case at < 0:
+			p.further.Add(passed)
 			return e
+		case at < its:
+			oldest, its = e, at
 		}
 	}
-	return nil
-}
-
-// record needs the list's mutex. An endpoint that repeats starts a new round, in which only its
-// predecessor counts as tried.
-func (p *picker) record(list *tried.List, chosen *endpoint, repeats bool) {
-	if repeats {
-		last := list.Last(p.channel)
-		list.Forget(p.channel)
-		list.Add(last)
-	}
-	list.Add(chosen.id)
+	return oldest
 }

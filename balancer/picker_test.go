@@ -83,7 +83,7 @@ func pick(tb testing.TB, p balancer.Picker, ctx context.Context) string {
 
 // A model is the same policy, for one call at a time, in as few words as possible.
 type model struct {
-	tried []string // by the call, in order
+	tried []string // by the call, in the order of the last attempts
 }
 
 // allows returns the endpoints that the policy may choose from those that are ready.
@@ -91,17 +91,16 @@ func (m *model) allows(ready []string) []string {
 	if fresh := without(ready, m.tried...); len(fresh) > 0 {
 		return fresh
 	}
-	if others := without(ready, m.tried[len(m.tried)-1]); len(others) > 0 {
-		return others
+	for _, oldest := range m.tried {
+		if slices.Contains(ready, oldest) {
+			return []string{oldest}
+		}
 	}
-	return ready
+	return nil
 }
 
 // chose records a choice.
 func (m *model) chose(address string) {
-	if slices.Contains(m.tried, address) { // a new round
-		m.tried = m.tried[len(m.tried)-1:]
-	}
 	m.tried = append(without(m.tried, address), address)
 }
 
@@ -156,11 +155,11 @@ func TestPickerAgainstItsRotations(t *testing.T) {
 		{nil, "c"},   // a call without a list makes a first attempt
 		{first, "c"}, // a and b are passed over
 		{nil, "d"}, {first, "d"},
-		{first, "a"},  // all have been tried: the next that is not d
+		{first, "a"},  // all have been tried, a the longest ago
 		{second, "a"}, // b, c and d are passed over
-		{first, "b"},  // a new round: d and a count as tried
-		{second, "c"}, // the second call's new round: the next that is not a
-		{nil, "a"}, {second, "d"},
+		{first, "b"},  // a new round has the order of the one before
+		{second, "b"}, {second, "c"},
+		{nil, "a"}, {second, "d"}, {first, "c"}, {second, "a"},
 	} {
 		ctx := context.Background()
 		if step.call != nil {
@@ -185,6 +184,13 @@ func TestFailedPicksAreNotRecorded(t *testing.T) {
 	}
 }
 
+// The tests of grpc-go's parent policies pick without a context.
+func TestPickWithoutAContext(t *testing.T) {
+	if got := pick(t, newPicker("channel", children("a")), nil); got != "a" {
+		t.Errorf("the pick goes to %s, want a", got)
+	}
+}
+
 // The list of a call stays as long as there are endpoints, however many attempts the call makes.
 func TestListsDoNotGrow(t *testing.T) {
 	call := newCall()
@@ -196,7 +202,7 @@ func TestListsDoNotGrow(t *testing.T) {
 	defer call.list.Unlock()
 	n := 0
 	for _, address := range []string{"a", "b", "c", "d0", "d1"} {
-		if call.list.Has(newPicker("channel", children(address)).(*picker).ready[0].id) {
+		if call.list.Position(newPicker("channel", children(address)).(*picker).ready[0].id) >= 0 {
 			n++
 		}
 	}

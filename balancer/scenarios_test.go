@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/attributes"
+	_ "google.golang.org/grpc/balancer/randomsubsetting"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
@@ -238,6 +239,15 @@ func TestSwitchOfPolicies(t *testing.T) {
 }
 
 // A policy that has no connection yet does not replace one that has.
+// A parent policy may write the settings of its child as JSON, and parse them a second time.
+func TestParentThatParsesAgain(t *testing.T) {
+	withBoth(t, func(t *testing.T, c *cluster, policy string) {
+		config := `{"loadBalancingConfig":[{"random_subsetting_experimental":{"subsetSize":2,"childPolicy":[{"` + policy + `":{}}]}}]}`
+		cc := c.dialEndpoints(t, endpoints("a", "b"), grpc.WithDefaultServiceConfig(config))
+		cc.wantRotation(t, "a", "b")
+	}, "a", "b")
+}
+
 func TestGracefulSwitch(t *testing.T) {
 	withBoth(t, func(t *testing.T, c *cluster, policy string) {
 		cc := c.dialPolicy(t, policy, []string{"a", "b"})

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc/serviceconfig"
@@ -31,22 +30,27 @@ const (
 // that it knows; here, the first must be this one. Everything else in the config is left for gRPC to check.
 func ServiceConfig(config string) (string, error) {
 	tried.Want()
-	fields, err := fieldsOf(config)
+	whole, err := withPolicy(config)
 	if err != nil {
 		return "", fmt.Errorf("balancer: ServiceConfig: %w", err)
 	}
-	named := false
-	for _, field := range slices.Sorted(maps.Keys(fields)) {
-		names, err := policyNames(field, fields[field])
-		switch {
-		case err != nil:
-			return "", fmt.Errorf("balancer: ServiceConfig: %s: %w", field, err)
-		case len(names) > 0 && names[len(names)-1] != Name:
-			return "", fmt.Errorf("balancer: ServiceConfig: %s names the policy %s, not %s", field, strings.Join(names, " with the childPolicy "), Name)
-		}
-		named = named || len(names) > 0 && strings.EqualFold(field, configField)
+	return whole, nil
+}
+
+// withPolicy returns a config with the policy.
+func withPolicy(config string) (string, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(config), &fields); err != nil {
+		return "", fmt.Errorf("not a JSON object: %w", err)
 	}
-	if named {
+	if fields == nil {
+		return "", errors.New("not a JSON object: null")
+	}
+	named, err := namesThisPolicy(config)
+	switch {
+	case err != nil:
+		return "", err
+	case named:
 		return config, nil
 	}
 	maps.DeleteFunc(fields, func(field string, _ json.RawMessage) bool { return strings.EqualFold(field, configField) }) // it is null
@@ -55,36 +59,41 @@ func ServiceConfig(config string) (string, error) {
 	return string(whole), err
 }
 
-// fieldsOf returns the fields of a JSON object.
-func fieldsOf(text string) (map[string]json.RawMessage, error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(text), &fields); err != nil {
-		return nil, fmt.Errorf("not a JSON object: %w", err)
+// namesThisPolicy reports whether a config's loadBalancingConfig names this policy. Another policy is an
+// error. The fields are read as gRPC reads them: upper and lower case mean the same in a field's name, the
+// last of several counts, and null stands for no field.
+func namesThisPolicy(config string) (bool, error) {
+	var fields struct{ LoadBalancingConfig, LoadBalancingPolicy *json.RawMessage }
+	if err := json.Unmarshal([]byte(config), &fields); err != nil {
+		return false, err
 	}
-	if fields == nil {
-		return nil, errors.New("not a JSON object: null")
+	if policy := fields.LoadBalancingPolicy; policy != nil {
+		var name string
+		if err := json.Unmarshal(*policy, &name); err != nil {
+			return false, fmt.Errorf("%s: %w", policyField, err)
+		}
+		if name != Name {
+			return false, anotherPolicy(policyField, name)
+		}
 	}
-	return fields, nil
+	if fields.LoadBalancingConfig == nil {
+		return false, nil
+	}
+	names, err := firstPolicy(*fields.LoadBalancingConfig)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", configField, err)
+	}
+	if names[len(names)-1] != Name {
+		return false, anotherPolicy(configField, names...)
+	}
+	return true, nil
 }
 
-// policyNames returns the policy that a field of a service config names, and its first child policy, and so
-// on; none if the field names no policy. As in gRPC, upper and lower case mean the same in a field's name.
-func policyNames(field string, value json.RawMessage) ([]string, error) {
-	isConfig, isPolicy := strings.EqualFold(field, configField), strings.EqualFold(field, policyField)
-	switch {
-	case !isConfig && !isPolicy, string(value) == "null":
-		return nil, nil
-	case isConfig:
-		return firstPolicy(value)
-	}
-	var name string
-	if err := json.Unmarshal(value, &name); err != nil {
-		return nil, err
-	}
-	return []string{name}, nil
+func anotherPolicy(field string, names ...string) error {
+	return fmt.Errorf("%s names the policy %s, not %s", field, strings.Join(names, " with the childPolicy "), Name)
 }
 
-// firstPolicy returns the name of the first policy in a list, and those of its children.
+// firstPolicy returns the name of the first policy in a list, that of its first child policy, and so on.
 func firstPolicy(list json.RawMessage) ([]string, error) {
 	var policies []map[string]json.RawMessage
 	if err := json.Unmarshal(list, &policies); err != nil {
@@ -123,6 +132,8 @@ func (builder) ParseConfig(config json.RawMessage) (serviceconfig.LoadBalancingC
 	return noSettings{}, nil
 }
 
+// noSettings are the policy's settings. In JSON they are {}: some parent policies parse what they have
+// parsed a second time.
 type noSettings struct {
-	serviceconfig.LoadBalancingConfig
+	serviceconfig.LoadBalancingConfig `json:"-"`
 }

@@ -17,6 +17,8 @@ func TestServiceConfig(t *testing.T) {
 		{"null names nothing", `{"loadBalancingConfig":null,"loadBalancingPolicy":null}`, `{` + ours + `,"loadBalancingPolicy":null}`, ""},
 		{"null in lower case", `{"loadbalancingconfig":null}`, `{` + ours + `}`, ""},
 		{"it is there", `{ ` + ours + `}`, `{ ` + ours + `}`, ""},
+		{"it is there, but null counts", `{` + ours + `,"LoadBalancingConfig":null}`, `{` + ours + `}`, ""},
+		{"it is there, after null", `{"LoadBalancingConfig":null,` + ours + `}`, `{"LoadBalancingConfig":null,` + ours + `}`, ""},
 		{"it is there, before others", `{"loadBalancingConfig":[{"grpcretry_round_robin":{}},{"round_robin":{}}]}`,
 			`{"loadBalancingConfig":[{"grpcretry_round_robin":{}},{"round_robin":{}}]}`, ""},
 		{"it is a child", `{"loadBalancingConfig":[{"outlier_detection_experimental":{"childPolicy":[{"grpcretry_round_robin":{}}]}}]}`,
@@ -24,7 +26,8 @@ func TestServiceConfig(t *testing.T) {
 		{"the old field names it", `{"loadBalancingPolicy":"grpcretry_round_robin"}`, `{` + ours + `,"loadBalancingPolicy":"grpcretry_round_robin"}`, ""},
 
 		{"another", `{"loadBalancingConfig":[{"pick_first":{}}]}`, "", "balancer: ServiceConfig: loadBalancingConfig names the policy pick_first, not grpcretry_round_robin"},
-		{"another, in other case", `{"LOADBALANCINGCONFIG":[{"pick_first":{}}]}`, "", "LOADBALANCINGCONFIG names the policy pick_first"},
+		{"another, in other case", `{"LOADBALANCINGCONFIG":[{"pick_first":{}}]}`, "", "loadBalancingConfig names the policy pick_first"},
+		{"another, which counts", `{` + ours + `,"LoadBalancingConfig":[{"pick_first":{}}]}`, "", "loadBalancingConfig names the policy pick_first"},
 		{"another, before it", `{"loadBalancingConfig":[{"round_robin":{}},{"grpcretry_round_robin":{}}]}`, "", "names the policy round_robin"},
 		{"another, by the old field", `{"loadBalancingPolicy":"round_robin"}`, "", "loadBalancingPolicy names the policy round_robin"},
 		{"another child", `{"loadBalancingConfig":[{"outlier_detection_experimental":{"childPolicy":[{"round_robin":{}}]}}]}`, "",

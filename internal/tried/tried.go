@@ -20,8 +20,12 @@ type Attempt interface {
 	Tried(method string) *List
 }
 
-// Of returns the list of the call that picks an endpoint with a context, nil if there is none.
+// Of returns the list of the call that picks an endpoint with a context, nil if there is none. The context
+// may be nil: tests of other policies pick without one.
 func Of(ctx context.Context, method string) *List {
+	if ctx == nil {
+		return nil
+	}
 	if a, ok := ctx.Value(Key{}).(Attempt); ok {
 		return a.Tried(method)
 	}
@@ -37,7 +41,7 @@ type Place struct {
 	Addresses string // an encoding of the set of addresses
 }
 
-// A List holds the endpoints that one call has tried, the most recent last, each once. All
+// A List holds the endpoints that one call has tried, each once, in the order of their last attempts. All
 // attempts of a call share its list. To choose an endpoint and to record it is one step, because
 // attempts may run at the same time: the mutex is held for both, and all methods but IsEmpty need it.
 //
@@ -46,7 +50,7 @@ type Place struct {
 type List struct {
 	sync.Mutex
 	first Endpoint // guarded by the mutex; zero if the list is empty
-	more  *more    // guarded by the mutex; nil if there is at most one endpoint
+	more  *more    // guarded by the mutex; the endpoints after the first; nil if there was at most one endpoint
 }
 
 // more has room for as many endpoints as most calls try.
@@ -55,54 +59,45 @@ type more struct {
 	space     [3]Endpoint
 }
 
-// Has reports whether the call has tried an endpoint.
-func (l *List) Has(e Endpoint) bool {
-	return e == l.first || l.more != nil && slices.Contains(l.more.endpoints, e)
+// Position returns the place of an endpoint in the order, from 0, and -1 if the call has not tried it.
+func (l *List) Position(e Endpoint) int {
+	if e == l.first {
+		return 0
+	}
+	if l.more != nil {
+		if i := slices.Index(l.more.endpoints, e); i >= 0 {
+			return i + 1
+		}
+	}
+	return -1
 }
 
-// Add records an endpoint. One that the list has stays where it is.
+// Knows reports whether the call has tried an endpoint on a channel.
+func (l *List) Knows(channel any) bool {
+	on := func(e Endpoint) bool { return e.Value().Channel == channel }
+	return l.first != (Endpoint{}) && on(l.first) || l.more != nil && slices.ContainsFunc(l.more.endpoints, on)
+}
+
+// Add records an endpoint as the most recent one.
 func (l *List) Add(e Endpoint) {
 	switch {
-	case l.Has(e):
-		return
 	case l.first == Endpoint{}:
 		l.first = e
+		return
+	case l.more == nil && l.first == e:
 		return
 	case l.more == nil:
 		l.more = &more{}
 		l.more.endpoints = l.more.space[:0]
 	}
-	l.more.endpoints = append(l.more.endpoints, e)
-}
-
-// Last returns the endpoint on a channel that was recorded last, the zero Endpoint if there is none.
-func (l *List) Last(channel any) Endpoint {
-	if l.more != nil {
-		for _, e := range slices.Backward(l.more.endpoints) {
-			if e.Value().Channel == channel {
-				return e
-			}
-		}
+	rest := append(l.more.endpoints, e)
+	if l.first == e {
+		l.first = rest[0]
+		rest = slices.Delete(rest, 0, 1)
+	} else if i := slices.Index(rest, e); i < len(rest)-1 {
+		rest = slices.Delete(rest, i, i+1)
 	}
-	if l.first != (Endpoint{}) && l.first.Value().Channel == channel {
-		return l.first
-	}
-	return Endpoint{}
-}
-
-// Forget removes the endpoints on a channel.
-func (l *List) Forget(channel any) {
-	if l.more != nil {
-		l.more.endpoints = slices.DeleteFunc(l.more.endpoints, func(e Endpoint) bool { return e.Value().Channel == channel })
-	}
-	if l.first == (Endpoint{}) || l.first.Value().Channel != channel {
-		return
-	}
-	l.first = Endpoint{}
-	if l.more != nil && len(l.more.endpoints) > 0 {
-		l.first = l.more.endpoints[0]
-		l.more.endpoints = slices.Delete(l.more.endpoints, 0, 1)
-	}
+	l.more.endpoints = rest
 }
 
 // IsEmpty reports whether no endpoint was ever recorded.
