@@ -2,6 +2,7 @@ package tried
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"unique"
 	"unsafe"
@@ -9,50 +10,37 @@ import (
 
 func at(channel any, addresses string) Endpoint { return unique.Make(Place{channel, addresses}) }
 
+// The list has each endpoint once, in the order of the last attempts.
 func TestList(t *testing.T) {
 	var l List
-	if !l.IsEmpty() || l.Has(at(1, "a")) || l.Last(1) != (Endpoint{}) {
+	if !l.IsEmpty() || l.Position(at(1, "a")) != -1 || l.Knows(1) {
 		t.Error("the zero List is not empty")
 	}
-	want := func(step string, has ...Endpoint) {
-		t.Helper()
-		for _, e := range []Endpoint{at(1, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"), at(2, "a"), at(2, "b")} {
-			wants := false
-			for _, one := range has {
-				wants = wants || one == e
+	for step, tt := range []struct {
+		add  Endpoint
+		want []Endpoint
+	}{
+		{at(1, "a"), []Endpoint{at(1, "a")}},
+		{at(1, "a"), []Endpoint{at(1, "a")}},
+		{at(2, "a"), []Endpoint{at(1, "a"), at(2, "a")}},
+		{at(1, "b"), []Endpoint{at(1, "a"), at(2, "a"), at(1, "b")}},
+		{at(1, "a"), []Endpoint{at(2, "a"), at(1, "b"), at(1, "a")}},
+		{at(1, "a"), []Endpoint{at(2, "a"), at(1, "b"), at(1, "a")}},
+		{at(1, "b"), []Endpoint{at(2, "a"), at(1, "a"), at(1, "b")}},
+		{at(1, "c"), []Endpoint{at(2, "a"), at(1, "a"), at(1, "b"), at(1, "c")}},
+		{at(1, "d"), []Endpoint{at(2, "a"), at(1, "a"), at(1, "b"), at(1, "c"), at(1, "d")}},
+		{at(2, "a"), []Endpoint{at(1, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(2, "a")}},
+	} {
+		l.Add(tt.add)
+		for _, e := range []Endpoint{at(1, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(2, "a"), at(2, "b")} {
+			if got, want := l.Position(e), slices.Index(tt.want, e); got != want {
+				t.Errorf("step %d: the position of %v is %d, want %d", step, e.Value(), got, want)
 			}
-			if l.Has(e) != wants {
-				t.Errorf("%s: Has(%v) = %v, want %v", step, e.Value(), l.Has(e), wants)
-			}
 		}
-		n := 0
-		if l.first != (Endpoint{}) {
-			n++
-		}
-		if l.more != nil {
-			n += len(l.more.endpoints)
-		}
-		if n != len(has) {
-			t.Errorf("%s: the list has %d entries, want %d", step, n, len(has))
+		if l.IsEmpty() || !l.Knows(1) || l.Knows(2) != slices.Contains(tt.want, at(2, "a")) || l.Knows(3) {
+			t.Errorf("step %d: the list knows 1, 2, 3: %t, %t, %t", step, l.Knows(1), l.Knows(2), l.Knows(3))
 		}
 	}
-	for _, e := range []Endpoint{at(1, "a"), at(1, "a"), at(2, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"), at(1, "b")} {
-		l.Add(e)
-	}
-	want("seven are added", at(1, "a"), at(2, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"))
-	if l.Last(1) != at(1, "e") || l.Last(2) != at(2, "a") || l.Last(3) != (Endpoint{}) {
-		t.Error("Last is not what was added last")
-	}
-	l.Forget(3)
-	l.Forget(1)
-	want("channel 1 is forgotten", at(2, "a"))
-	if l.Last(2) != at(2, "a") || l.Last(1) != (Endpoint{}) || l.IsEmpty() {
-		t.Error("what is left is not that of channel 2")
-	}
-	l.Add(at(1, "c"))
-	want("and used again", at(2, "a"), at(1, "c"))
-	l.Forget(2)
-	want("channel 2 is forgotten", at(1, "c"))
 }
 
 type attempt struct{ list List }
