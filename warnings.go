@@ -21,7 +21,7 @@ import (
 // retry package, which is ignored here: the sentence names the method of the first such call. And a call
 // failed after two or more attempts on a channel whose load-balancing policy is not grpcretry_round_robin,
 // although the program asks for that by package balancer: there is one sentence for each target, for
-// at most 1000 of them. It is wrong if an interceptor below replaces the context of the attempts.
+// at most 1000 of them. It is wrong if an interceptor below replaces the attempts' context or method.
 func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
 
 // warn logs the warnings that were not logged before.
