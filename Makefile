@@ -139,6 +139,8 @@ e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return 
 	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
 # Without the race detector, with which twenty processes are too slow on a small machine.
 	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
+# Without it, too, because gRPC's xDS client takes long to compile.
+	@cd e2e && go test -tags xds -count=1 -timeout 5m -v ./outlier
 	@cd examples/tail && go run . -calls 1500
 
 MODES ?= nothing timeout observer hedging default

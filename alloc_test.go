@@ -6,6 +6,7 @@ import (
 	"io"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
@@ -26,6 +27,13 @@ func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
 		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, succeed) }); got > 1 {
 			t.Errorf("%s: %v allocations, want at most 1", name, got)
 		}
+	}
+}
+
+// TestAttemptIsSmall holds the one allocation to its size class; the next one is 32 bytes larger.
+func TestAttemptIsSmall(t *testing.T) {
+	if got := unsafe.Sizeof(attempt{}); got > 256 {
+		t.Errorf("an attempt takes %d bytes, want at most 256", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 // Package grpcretry provides client interceptors that retry gRPC calls, with jittered backoff, a
-// retry budget, server pushback, and a span event for every attempt. It is for teams that call
-// services over gRPC without a service mesh.
+// retry budget, server pushback, and a span event for every attempt, and server interceptors that keep
+// the retries of services in a row from multiplying. It is for teams that call services over gRPC
+// without a service mesh.
 //
 //	cc, err := grpc.NewClient(target, append(grpcretry.DialOptions(),
 //		grpc.WithTransportCredentials(creds))...)
@@ -109,6 +110,16 @@
 // requests that no server has seen, stay on and are not counted. If this package's interceptor is
 // chained twice, only the outer one retries.
 //
+// # Services that call one another
+//
+// Retries of services in a row multiply. The server interceptors prevent that, if handlers make their
+// calls with their own context:
+//
+//	server := grpc.NewServer(grpcretry.ServerOptions()...)
+//
+// [UnaryServerInterceptor] has the details. Package balancer has a load-balancing policy that sends
+// each attempt of a call to a backend that the call has not tried.
+//
 // # Everything else that calls out
 //
 // [Retrier.Do] runs any function under the same policies, budgets and telemetry, and [DoValue] one
@@ -118,8 +129,8 @@
 // # Where to read on
 //
 // Span events, metrics, logs and the debug page: [docs/observing.md]. Hedging:
-// [docs/hedging.md]. What a restart of a server does to clients: [docs/restart.md]. What the
-// library costs: [docs/performance.md]. The rules, for those who change the code:
+// [docs/hedging.md]. Services that call one another: [docs/services.md]. What a restart of a server
+// does to clients: [docs/restart.md]. What the library costs: [docs/performance.md]. The rules, for those who change the code:
 // [docs/design.md]. The decision engine can be driven without gRPC: [Plan].
 //
 // "A6" in this documentation is gRFC A6, client retries, at revision 1fd061a of
@@ -127,6 +138,7 @@
 //
 // [docs/observing.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/observing.md
 // [docs/hedging.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/hedging.md
+// [docs/services.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/services.md
 // [docs/restart.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/restart.md
 // [docs/performance.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/performance.md
 // [docs/design.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/design.md

@@ -184,7 +184,7 @@ func (e *Error) Timeout() bool {
 
 // Is makes [errors.Is] find a call that gave up, for the server interceptors.
 func (e *Error) Is(target error) bool {
-	if e == nil || target != errGaveUp { //nolint:errorlint // identity is meant
+	if e == nil || target != errGaveUp {
 		return false
 	}
 	attempts := e.Attempts

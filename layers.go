@@ -46,8 +46,8 @@ func retriedByOf(ctx context.Context) retriedBy {
 // was ConnectWait or the time that ended the wait: another server may have a connection. Neither has a
 // call that the caller ended, or one that leaves the retries to a service further up.
 func gaveUp(reason error, reached bool) bool {
-	switch reason { //nolint:errorlint // the rules' own values
-	case ErrAttemptsExhausted, ErrBudgetExhausted, ErrPushback:
+	switch reason {
+	case ErrAttemptsExhausted, ErrBudgetExhausted, ErrPushback: //nolint:errorlint // the rules' own values
 		return true
 	case ErrDeadline, ErrMaxElapsed:
 		return reached

@@ -7,9 +7,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -96,21 +96,27 @@ func TestRowsOfHedges(t *testing.T) {
 	}
 }
 
-// TestServerInterceptorAllocatesOnce holds the interceptor to one allocation for a request, and one more for
-// the header of a retry.
-func TestServerInterceptorAllocatesOnce(t *testing.T) {
-	intercept, info := UnaryServerInterceptor(), &grpc.UnaryServerInfo{FullMethod: echoMethod}
-	handler := func(context.Context, any) (any, error) { return nil, nil }
+// Functions, and with them HTTP requests, follow the same rules as RPCs.
+func TestFunctionsOfAHandler(t *testing.T) {
 	for _, tt := range []struct {
-		header metadata.MD
-		limit  float64
+		retry  bool
+		reason error
+		calls  int
+		gaveUp bool
 	}{
-		{metadata.Pairs("user-agent", "test"), 1},
-		{metadata.Pairs("user-agent", "test", retriedUpstreamKey, "1"), 2},
+		{retry: false, reason: ErrAttemptsExhausted, calls: 2, gaveUp: true},
+		{retry: true, reason: ErrRetriedUpstream, calls: 1, gaveUp: false},
 	} {
-		ctx := metadata.NewIncomingContext(t.Context(), tt.header)
-		if got := testing.AllocsPerRun(1000, func() { _, _ = intercept(ctx, nil, info, handler) }); got > tt.limit {
-			t.Errorf("%v: %v allocations, want at most %v", tt.header, got, tt.limit)
-		}
+		bubble(t, func(t *testing.T) {
+			r, err := New(steady, WithMaxAttempts(2))
+			if err != nil {
+				t.Fatal(err)
+			}
+			work, calls := layers.New(t.Context(), tt.retry), 0
+			err = r.Do(work, "/sql/read", func(context.Context) error { calls++; return errUnavailable })
+			if e := asError(t, err); e.Reason != tt.reason || calls != tt.calls || work.GaveUp() != tt.gaveUp {
+				t.Errorf("for a retry %t: %v after %d calls, gave up %t; want %+v", tt.retry, e.Reason, calls, work.GaveUp(), tt)
+			}
+		})
 	}
 }

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -139,6 +141,13 @@ func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Mocks and loggers print contexts, while calls that are made with them end.
+func TestPrintingARequestReadsNothingThatChanges(t *testing.T) {
+	if got := fmt.Sprintf("%v %+v", layers.New(t.Context(), true), layers.New(t.Context(), false)); got != "grpcretry.Request grpcretry.Request" {
+		t.Error(got)
 	}
 }
 

@@ -69,11 +69,14 @@ func WithNoRetryAfterGivingUp(on bool) ServerOption {
 
 // WithOneAttemptForRetries sets whether calls made for a request that is itself a retry, or that is made for
 // one further up, make only one attempt. The default is true: the service that retries makes up for their
-// failures. Once the handler has returned, or a stream's handler has sent a message, it does not, and
-// calls are retried again. A call limited to one attempt still waits for a connection, see
-// [WithConnectWait], and its Error's Reason is [ErrRetriedUpstream]; it is not left to gRPC's own
-// retries. It carries the request header grpcretry-retried-upstream, by which the next service knows. A
+// failures, as long as it has attempts left and retries the code that the handler returns. Once the handler
+// has returned, or a stream's handler has sent a message, that is over, and calls are retried again. A
 // later WithOneAttemptForRetries replaces an earlier one.
+//
+// A call limited to one attempt still waits for a connection, see [WithConnectWait], and is not left to
+// gRPC's own retries. Its Error's Reason is [ErrRetriedUpstream]. It carries the request header
+// grpcretry-retried-upstream, by which the next service knows, unless an interceptor chained below this
+// library's appends credentials, see [Retrier.UnaryClientInterceptor].
 //
 // A request is a retry if its header grpc-previous-rpc-attempts says so (see [PreviousAttempts]);
 // that includes hedges. Clients can send both headers as they like, but harm only their own requests.

@@ -34,7 +34,6 @@ import (
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/endpointsharding"
 	"google.golang.org/grpc/balancer/pickfirst"
-	"google.golang.org/grpc/connectivity"
 
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
@@ -92,10 +91,8 @@ type channel struct {
 
 // UpdateState passes on the state of all endpoints, with a picker of this package if some are ready.
 func (c *channel) UpdateState(s balancer.State) {
-	if s.ConnectivityState == connectivity.Ready {
-		if p := newPicker(c.id, endpointsharding.ChildStatesFromPicker(s.Picker)); p != nil {
-			s.Picker = p
-		}
+	if p := newPicker(c.id, endpointsharding.ChildStatesFromPicker(s.Picker)); p != nil {
+		s.Picker = p
 	}
 	c.ClientConn.UpdateState(s)
 }

@@ -202,11 +202,11 @@ func TestEndpointsThatComeAndGo(t *testing.T) {
 			other := map[string]string{"a": "b", "b": "a"}[tried[0]]
 			switch visit {
 			case 1: // the endpoint goes, and the other is all there is
-				time.AfterFunc(second/2, func() { cc.resolve(other) })
+				time.AfterFunc(second/2, func() { cc.set(other) })
 			case 2: // it comes back, together with a new one
-				time.AfterFunc(second/2, func() { cc.resolve(tried[0], other, "c") })
+				time.AfterFunc(second/2, func() { cc.set(tried[0], other, "c") })
 			case 3: // all have been tried; two new ones come
-				time.AfterFunc(second/2, func() { cc.resolve("a", "b", "c", "d") })
+				time.AfterFunc(second/2, func() { cc.set("a", "b", "c", "d") })
 			case 4:
 				return nil
 			}
@@ -406,48 +406,56 @@ func TestCallsWithoutAList(t *testing.T) {
 // A call that an interceptor makes within an attempt has the attempt's context. On another ClientConn it has
 // tried nothing, and what it tries is not known to the call around it; the same for another method.
 func TestCallsWithinAnAttempt(t *testing.T) {
-	for name, within := range map[string]func(ctx context.Context, same, other *client, number int) error{
-		"on another ClientConn": func(ctx context.Context, _, other *client, number int) error {
-			_, err := other.echo(ctx, fmt.Sprint("within ", number))
-			return err
+	names := []string{"a", "b", "c", "d"}
+	for name, within := range map[string]func(ctx context.Context, same, other *client) (backend string, err error){
+		"on another ClientConn": func(ctx context.Context, _, other *client) (string, error) {
+			return other.echo(ctx, "within")
 		},
-		"of another method": func(ctx context.Context, same, _ *client, number int) error {
-			_, err := same.Put(ctx, &echov1.EchoRequest{Message: fmt.Sprint("within ", number)})
-			return err
+		"of another method": func(ctx context.Context, same, _ *client) (string, error) {
+			reply, err := same.Put(ctx, &echov1.EchoRequest{Message: "within"})
+			return reply.GetMessage(), err
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, c *cluster) {
-				c.behave(func(_ context.Context, _, message string, visit int) error {
-					if visit < 4 && message == "call" {
-						return errDown
-					}
-					return nil
-				})
-				names := []string{"a", "b", "c", "d"}
-				same, other := c.dialPolicy(t, ours, names), c.dialPolicy(t, ours, names)
-				number := 0
-				below := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
-					invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-					for range 3 { // so that the rotation of both moves on
-						if method != echov1.EchoService_Echo_FullMethodName {
-							break
+		for calls := range 6 { // within each attempt
+			t.Run(fmt.Sprint(name, " ", calls), func(t *testing.T) {
+				bubble(t, func(t *testing.T, c *cluster) {
+					c.behave(func(_ context.Context, _, message string, visit int) error {
+						if visit < 4 && message != "within" {
+							return errDown
 						}
-						number++
-						if err := within(ctx, same, other, number); err != nil {
-							return err
+						return nil
+					})
+					other := c.dialPolicy(t, ours, names)
+					var same *client
+					below := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+						invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+						if method == echov1.EchoService_Echo_FullMethodName {
+							var visited []string
+							for range calls {
+								backend, err := within(ctx, same, other)
+								if err != nil {
+									return err
+								}
+								visited = append(visited, backend)
+							}
+							if n := min(calls, 4); !areDistinct(visited[:n]...) {
+								t.Errorf("the calls within an attempt went to %v, want them to rotate", visited)
+							}
 						}
+						return invoker(ctx, method, req, reply, cc, opts...)
+					})
+					same = c.dialPolicy(t, ours, names, append(grpcretry.DialOptions(append(fast(), grpcretry.WithMethod(
+						echov1.EchoService_Put_FullMethodName, grpcretry.Disable()))...), below)...)
+					for i := range 10 {
+						message := fmt.Sprint("call ", i)
+						if _, err := same.echo(t.Context(), message); err != nil {
+							t.Fatal(err)
+						}
+						c.wantDistinct(t, message, 4)
 					}
-					return invoker(ctx, method, req, reply, cc, opts...)
-				})
-				cc := c.dialPolicy(t, ours, names, append(grpcretry.DialOptions(fast()...), below)...)
-				same.EchoServiceClient = echov1.NewEchoServiceClient(cc.ClientConn)
-				if _, err := cc.echo(t.Context(), "call"); err != nil {
-					t.Fatal(err)
-				}
-				c.wantDistinct(t, "call", 4)
-			}, "a", "b", "c", "d")
-		})
+				}, names...)
+			})
+		}
 	}
 }
 

@@ -100,7 +100,7 @@ func drawTree(p *svg.Picture, a *attempt, x, top float64) {
 	switch {
 	case a.number > 1:
 		colour = svg.Red
-	case a.forOne:
+	case a.forRetry:
 		colour = svg.Amber
 	}
 	p.Circle(x, middle, radius, colour, colour, false)

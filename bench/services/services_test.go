@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,6 +65,40 @@ func TestPageQuotesThePictures(t *testing.T) {
 	for _, want := range []string{"](layers.svg)", "](deadlines.svg)", "740 ms", "430 ms", "210 ms"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("docs/services.md does not have %q", want)
+		}
+	}
+}
+
+// The page quotes figures of the simulator.
+func TestPageQuotesTheSimulator(t *testing.T) {
+	page, herd := read(t, "../../docs/services.md"), read(t, "../../docs/herd.md")
+	figure := func(scenario, strategy string, column int) string {
+		t.Helper()
+		_, row, found := strings.Cut(herd, fmt.Sprintf("| `%s` | %s |", scenario, strategy))
+		if !found {
+			t.Fatalf("docs/herd.md has no %s of %s", strategy, scenario)
+		}
+		return strings.TrimSpace(strings.Split(row, "|")[column])
+	}
+	want := []string{
+		"| " + figure("layers", "no budget", 0) + " |",
+		"| " + figure("layers", "default", 0) + " to " + figure("layers", "default", 3) + " |",
+		"| " + figure("layers-measures", "no budget, stop callers", 0) + " |",
+		"| " + figure("layers-measures", "no budget, one attempt for retries", 0) + " |",
+		"| " + figure("layers-measures", "default, both", 0) + " to " + figure("layers-measures", "default, both", 3) + " |",
+	}
+	for scenario, failure := range map[string]string{
+		"services-blip-100ms": "D fails for 100 ms",
+		"services-blip-500ms": "D fails for 500 ms",
+		"services-replica":    "one replica of three of D fails for 10 s",
+		"services-replicas":   "one replica of C and one of D",
+		"services-zone":       "one replica of B, one of C and one of D",
+	} {
+		want = append(want, fmt.Sprintf("| %s | %s | %s |", failure, figure(scenario, "default", 0), figure(scenario, "default, both", 0)))
+	}
+	for _, one := range want {
+		if !strings.Contains(page, one) {
+			t.Errorf("docs/services.md does not have %q, as docs/herd.md has", one)
 		}
 	}
 }

@@ -22,12 +22,12 @@ var services = []string{"A", "B", "C", "D"}
 // maxAttempts is how many attempts each of them makes.
 const maxAttempts = 3
 
-// An attempt is one that a service has received, and those that it made for it.
+// An attempt is one that a service has received, and those that it has made for it.
 type attempt struct {
-	number  int // among those of the same call
-	forOne  bool
-	stopped bool // the response said "do not retry"
-	next    []*attempt
+	number   int        // among those of the same call
+	forRetry bool       // the call was made for a retry
+	stopped  bool       // the response said "do not retry"
+	next     []*attempt // made for this one
 }
 
 // leaves returns how many attempts have reached the last service.
@@ -65,7 +65,9 @@ func attemptsWith(opts ...grpc.ServerOption) (*attempt, error) {
 	}
 	first := row[len(row)-1]
 	first.handling = &attempt{number: 1}
-	first.callNext(context.Background())
+	if status.Code(first.callNext(context.Background())) != codes.Unavailable {
+		return nil, errors.New("the last service was not down")
+	}
 	return first.handling, nil
 }
 
@@ -102,7 +104,7 @@ func (s *service) dial() (*grpc.ClientConn, error) {
 
 func (s *service) Echo(ctx context.Context, _ *echov1.EchoRequest) (*echov1.EchoResponse, error) {
 	caller := s.above.handling
-	s.handling = &attempt{number: 1 + grpcretry.PreviousAttempts(ctx), forOne: caller.number > 1 || caller.forOne}
+	s.handling = &attempt{number: 1 + grpcretry.PreviousAttempts(ctx), forRetry: caller.number > 1 || caller.forRetry}
 	caller.next = append(caller.next, s.handling)
 	if s.next == nil {
 		return nil, status.Error(codes.Unavailable, "down")

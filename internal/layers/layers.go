@@ -43,6 +43,10 @@ func (r *Request) Value(k any) any {
 	return r.Context.Value(k)
 }
 
+// String keeps package fmt, which mocks and loggers pass contexts to, from reading fields that may be
+// changing.
+func (*Request) String() string { return "grpcretry.Request" }
+
 // Of returns the Request that ctx belongs to, nil if there is none. A context that
 // context.WithoutCancel has detached still belongs to it.
 func Of(ctx context.Context) *Request {
