@@ -2,6 +2,8 @@ package tried
 
 import (
 	"context"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"unique"
 	"unsafe"
@@ -9,50 +11,33 @@ import (
 
 func at(channel any, addresses string) Endpoint { return unique.Make(Place{channel, addresses}) }
 
+// TestList compares a List with a slice, for endpoints drawn at random.
 func TestList(t *testing.T) {
-	var l List
-	if !l.IsEmpty() || l.Has(at(1, "a")) || l.Last(1) != (Endpoint{}) {
-		t.Error("the zero List is not empty")
-	}
-	want := func(step string, has ...Endpoint) {
-		t.Helper()
-		for _, e := range []Endpoint{at(1, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"), at(2, "a"), at(2, "b")} {
-			wants := false
-			for _, one := range has {
-				wants = wants || one == e
+	all := []Endpoint{at(1, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"), at(2, "a"), at(2, "b")}
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var l List
+		var want []Endpoint
+		for range random.IntN(30) {
+			e := all[random.IntN(1+random.IntN(len(all)))]
+			l.Add(e)
+			want = append(slices.DeleteFunc(want, func(old Endpoint) bool { return old == e }), e)
+		}
+		for _, e := range all {
+			if got, want := l.Position(e), slices.Index(want, e); got != want {
+				t.Errorf("seed %d: Position(%v) = %d, want %d", seed, e.Value(), got, want)
 			}
-			if l.Has(e) != wants {
-				t.Errorf("%s: Has(%v) = %v, want %v", step, e.Value(), l.Has(e), wants)
+		}
+		for channel := range 4 {
+			knows := slices.ContainsFunc(want, func(e Endpoint) bool { return e.Value().Channel == channel })
+			if got := l.Knows(channel); got != knows {
+				t.Errorf("seed %d: Knows(%d) = %v, want %v", seed, channel, got, knows)
 			}
 		}
-		n := 0
-		if l.first != (Endpoint{}) {
-			n++
-		}
-		if l.more != nil {
-			n += len(l.more.endpoints)
-		}
-		if n != len(has) {
-			t.Errorf("%s: the list has %d entries, want %d", step, n, len(has))
+		if l.IsEmpty() != (len(want) == 0) {
+			t.Errorf("seed %d: IsEmpty = %v with %d endpoints", seed, l.IsEmpty(), len(want))
 		}
 	}
-	for _, e := range []Endpoint{at(1, "a"), at(1, "a"), at(2, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"), at(1, "b")} {
-		l.Add(e)
-	}
-	want("seven are added", at(1, "a"), at(2, "a"), at(1, "b"), at(1, "c"), at(1, "d"), at(1, "e"))
-	if l.Last(1) != at(1, "e") || l.Last(2) != at(2, "a") || l.Last(3) != (Endpoint{}) {
-		t.Error("Last is not what was added last")
-	}
-	l.Forget(3)
-	l.Forget(1)
-	want("channel 1 is forgotten", at(2, "a"))
-	if l.Last(2) != at(2, "a") || l.Last(1) != (Endpoint{}) || l.IsEmpty() {
-		t.Error("what is left is not that of channel 2")
-	}
-	l.Add(at(1, "c"))
-	want("and used again", at(2, "a"), at(1, "c"))
-	l.Forget(2)
-	want("channel 2 is forgotten", at(1, "c"))
 }
 
 type attempt struct{ list List }
@@ -76,6 +61,7 @@ func TestOf(t *testing.T) {
 		{"the call's own method", ctx, "/s/m", &a.list},
 		{"another method", ctx, "/s/other", nil},
 		{"no attempt", t.Context(), "/s/m", nil},
+		{"no context", nil, "/s/m", nil},
 		{"something else", context.WithValue(t.Context(), Key{}, "text"), "/s/m", nil},
 	} {
 		if got := Of(tt.ctx, tt.method); got != tt.want {
