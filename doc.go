@@ -130,7 +130,8 @@
 //
 // Span events, metrics, logs and the debug page: [docs/observing.md]. Hedging:
 // [docs/hedging.md]. Services that call one another: [docs/services.md]. What a restart of a server
-// does to clients: [docs/restart.md]. What the library costs: [docs/performance.md]. The rules, for those who change the code:
+// does to clients: [docs/restart.md]. What the library costs: [docs/performance.md]. The rules, for
+// those who change the code:
 // [docs/design.md]. The decision engine can be driven without gRPC: [Plan].
 //
 // "A6" in this documentation is gRFC A6, client retries, at revision 1fd061a of

@@ -3,8 +3,9 @@ package grpcretry
 import "github.com/grpcretry/grpcretry/internal/tried"
 
 // This file notices calls whose attempts were not distributed by the load-balancing policy of package
-// balancer, although the program asks for it. gRPC then uses another policy without a word, and nothing
-// here can see which. But the policy leaves a trace: the list of the endpoints that the call has tried.
+// balancer, although the program asks for it on a channel, and no channel has come to use it for that
+// reason. gRPC then uses another policy without a word, and nothing here can see which. But the policy
+// leaves a trace: the list of the endpoints that the call has tried.
 
 const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, so attempts may have gone to one backend again: " +
 	"its service config names another policy or none, or it was dialed without balancer.DialOption"

@@ -20,8 +20,9 @@ import (
 // Two kinds of warnings are not about options, and stay. A call had an option of go-grpc-middleware's
 // retry package, which is ignored here: the sentence names the method of the first such call. And a call
 // failed after two or more attempts on a channel whose load-balancing policy is not grpcretry_round_robin,
-// although the program asks for that by package balancer: there is one sentence for each target, for
-// at most 1000 of them. It is wrong if an interceptor below replaces the attempts' context or method.
+// while no channel uses a DialOption of package balancer that the program has made: there is one sentence
+// for each target, for at most 1000 of them. It is wrong if the channel was never to have that policy, and
+// if an interceptor below replaces the attempts' context or method.
 func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
 
 // warn logs the warnings that were not logged before.

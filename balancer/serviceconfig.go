@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/serviceconfig"
-
-	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
 // The names of the fields of a service config that choose a load-balancing policy; the second is the older
@@ -29,7 +27,6 @@ const (
 // loadBalancingConfig or the older loadBalancingPolicy names one. Of a list of policies gRPC uses the first
 // that it knows; here, the first must be this one. Everything else in the config is left for gRPC to check.
 func ServiceConfig(config string) (string, error) {
-	tried.Want()
 	whole, err := withPolicy(config)
 	if err != nil {
 		return "", fmt.Errorf("balancer: ServiceConfig: %w", err)
@@ -121,19 +118,21 @@ func firstPolicy(list json.RawMessage) ([]string, error) {
 	return nil, nil
 }
 
-// ParseConfig rejects settings, because the policy has none.
+// ParseConfig rejects settings, because the policy has none for users.
 func (builder) ParseConfig(config json.RawMessage) (serviceconfig.LoadBalancingConfig, error) {
-	var settings struct{}
+	var own settings
 	d := json.NewDecoder(bytes.NewReader(config))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&settings); err != nil && !errors.Is(err, io.EOF) {
+	if err := d.Decode(&own); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s has no settings: %w", Name, err)
 	}
-	return noSettings{}, nil
+	return own, nil
 }
 
-// noSettings are the policy's settings. In JSON they are {}: some parent policies parse what they have
-// parsed a second time.
-type noSettings struct {
+// settings are the policy's settings. They can be written as JSON again, because some parent policies parse
+// what they have parsed a second time.
+type settings struct {
 	serviceconfig.LoadBalancingConfig `json:"-"`
+
+	DialOption int `json:"dialOption,omitempty"` // the number of the DialOption, see tried.Want; 0 for none
 }

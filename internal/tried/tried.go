@@ -6,7 +6,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"unique"
 )
 
@@ -106,11 +105,3 @@ func (l *List) IsEmpty() bool {
 	defer l.Unlock()
 	return l.first == Endpoint{}
 }
-
-var wanted atomic.Bool
-
-// Want records that the program has asked for the load-balancing policy, at least for one channel.
-func Want() { wanted.Store(true) }
-
-// Wanted reports whether Want was called.
-func Wanted() bool { return wanted.Load() }
