@@ -22,7 +22,7 @@ import (
 // failed after two or more attempts on a channel whose load-balancing policy is not grpcretry_round_robin,
 // while no channel uses a DialOption of package balancer that the program has made: there is one sentence
 // for each target, for at most 1000 of them. It is wrong if the channel was never to have that policy, and
-// if an interceptor below replaces the context of the attempts.
+// if an interceptor below replaces the attempts' context or method.
 func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
 
 // warn logs the warnings that were not logged before.

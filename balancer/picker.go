@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"unique"
 
@@ -53,8 +54,8 @@ func newPicker(channel any, children []endpointsharding.ChildState) balancer.Pic
 // addressesOf encodes an endpoint's set of addresses. Like endpointsharding, it ignores all but the
 // addresses themselves.
 func addressesOf(e resolver.Endpoint) string {
-	if len(e.Addresses) == 1 {
-		return e.Addresses[0].Addr
+	if len(e.Addresses) == 1 && !strings.HasPrefix(e.Addresses[0].Addr, "[") {
+		return e.Addresses[0].Addr // most are like that
 	}
 	all := make([]string, 0, len(e.Addresses))
 	for _, a := range e.Addresses {
@@ -89,7 +90,7 @@ func (p *picker) choose(list *tried.List) *endpoint {
 	if !list.Knows(p.channel) {
 		return p.at(p.first.Add(1))
 	}
-	turn := p.further.Add(1)
+	turn := p.further.Add(1) % uint32(len(p.ready)) // so that turn+passed does not overflow
 	oldest, its := p.at(turn), math.MaxInt
 	for passed := range uint32(len(p.ready)) {
 		e := p.at(turn + passed)

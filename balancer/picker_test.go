@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -171,6 +172,19 @@ func TestPickerAgainstItsRotations(t *testing.T) {
 	}
 }
 
+// The turns are counted with 32 bits, and 2^32 is not a multiple of three.
+func TestRotationsStartAgain(t *testing.T) {
+	for turn := range uint32(3) {
+		p := newPicker("channel", children("a", "b", "c")).(*picker)
+		call := newCall()
+		got := []string{pick(t, p, call), pick(t, p, call)}
+		p.further.Store(math.MaxUint32 - turn)
+		if got = append(got, pick(t, p, call)); len(without([]string{"a", "b", "c"}, got...)) > 0 {
+			t.Errorf("%d turns before the end, picks go to %v, want all three", turn, got)
+		}
+	}
+}
+
 // A pick with an error is not an attempt.
 func TestFailedPicksAreNotRecorded(t *testing.T) {
 	broken := errors.New("no connection")
@@ -224,7 +238,7 @@ func TestIdentityOfEndpoints(t *testing.T) {
 	if one, again := of(1, "a"), of(1, "a"); one != again || of(1, "a", "b") != of(1, "b", "a") {
 		t.Error("the same addresses are different endpoints")
 	}
-	different := []tried.Endpoint{of(1, "a"), of(2, "a"), of(1, "b"), of(1, "a", "b"), of(1, "a b"), of(1, `a" "b`), of(1, "a", "b", "c"), of(1)}
+	different := []tried.Endpoint{of(1, "a"), of(2, "a"), of(1, "b"), of(1, "a", "b"), of(1, "a b"), of(1, `a" "b`), of(1, `["a" "b"]`), of(1, "a", "b", "c"), of(1), of(1, "[]")}
 	for i := range different {
 		if slices.Index(different, different[i]) != i {
 			t.Errorf("endpoint %d is the same as another", i)
