@@ -1,11 +1,9 @@
 package balancer
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"strings"
 
@@ -118,13 +116,12 @@ func firstPolicy(list json.RawMessage) ([]string, error) {
 	return nil, nil
 }
 
-// ParseConfig rejects settings, because the policy has none for users.
+// ParseConfig reads the policy's settings. Fields that it does not know are ignored, as gRPC's own policies do:
+// a later version may add one, and a name resolver sends the same config to all versions.
 func (builder) ParseConfig(config json.RawMessage) (serviceconfig.LoadBalancingConfig, error) {
 	var own settings
-	d := json.NewDecoder(bytes.NewReader(config))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&own); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s has no settings: %w", Name, err)
+	if err := json.Unmarshal(config, &own); err != nil {
+		return nil, fmt.Errorf("the settings of %s, which are %s: want a JSON object: %w", Name, config, err)
 	}
 	return own, nil
 }

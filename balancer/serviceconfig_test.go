@@ -54,14 +54,16 @@ func TestServiceConfig(t *testing.T) {
 	}
 }
 
-// The policy has no settings, and gRPC reports one when it reads the service config.
+// The policy ignores settings that it does not know. Anything else than an object is an error, which gRPC
+// reports when it reads the service config.
 func TestParseConfig(t *testing.T) {
 	for config, wantError := range map[string]string{
-		`{}`:                 "",
-		`null`:               "",
-		`{"shuffle":true}`:   `"shuffle"`,
-		`[]`:                 "cannot unmarshal",
-		`{"a":{},"b":"two"}`: `"a"`,
+		`{}`:                   "",
+		`null`:                 "",
+		`{"shuffle":true}`:     "",
+		`[]`:                   "the settings of grpcretry_round_robin, which are []: want a JSON object",
+		`"two"`:                `which are "two": want a JSON object`,
+		`{"dialOption":"two"}`: "dialOption",
 	} {
 		cc, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"grpcretry_round_robin":`+config+`}]}`))
