@@ -31,8 +31,8 @@ type facts struct {
 	cc       *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
 	method   string           // "/pkg.Service/Method", or a function's name
 	runsOn   string           // the target of a function, see Retrier.Do; otherwise ""
-	static   bool             // the number of methods is limited: a generated stub makes the call, or it is a function
 	policy   *policy
+	static   bool // the number of methods is limited: a generated stub makes the call, or it is a function
 	mode     mode
 	budget   Budget
 	start    time.Duration   // since the origin
