@@ -264,6 +264,39 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 	}
 }
 
+// The header travels as credentials, which must not displace the caller's, or change what these return.
+func TestWorkForARetryKeepsTheCallersCredentials(t *testing.T) {
+	for name, opts := range map[string][]Option{"retried": nil, "passes through": {Disable()}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				creds := sharedCreds{"token": "secret"}
+				last := serve(t, always(ok()))
+				client := last.client(t, opts...)
+				service := serveHandler(t, func(ctx context.Context) error {
+					_, err := client.Echo(ctx, request(), grpc.PerRPCCredentials(creds))
+					return err
+				}, ServerOptions()...)
+				retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
+				if _, err := echov1.NewEchoServiceClient(service.conn(t)).Echo(retried, request()); err != nil {
+					t.Fatal(err)
+				}
+				got := last.attempts()[0].metadata
+				if first(got["token"]) != "secret" || first(got[retriedUpstreamKey]) != "1" || len(creds) != 1 {
+					t.Errorf("the last server sees %v, and the credentials are %v, want both and only the token", got, creds)
+				}
+			})
+		})
+	}
+}
+
+// sharedCreds return the same map each time, as oauth tokens may.
+type sharedCreds map[string]string
+
+func (c sharedCreds) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return c, nil
+}
+func (sharedCreds) RequireTransportSecurity() bool { return false }
+
 func TestTheErrorOfTheOneAttempt(t *testing.T) {
 	retried := metadata.Pairs(previousAttemptsKey, "1")
 	handle := func(ctx context.Context, call func(context.Context) error) error {
@@ -426,6 +459,24 @@ func TestAPlanForARequest(t *testing.T) {
 			return p.Ended(a, now, 0)
 		}
 	}
+	unsent := func(p *Plan, now time.Time) Step {
+		a, _ := p.Sent(now)
+		a.Err, a.Unsent = status.Error(codes.Unavailable, "no connection"), true
+		return p.Ended(a, now, 0)
+	}
+	twice := func(p *Plan, now time.Time) Step {
+		failed(nil)(p, now)
+		now = p.DueAt()
+		p.Due(now)
+		return failed(nil)(p, now)
+	}
+	neverHedged := func(p *Plan, now time.Time) Step {
+		step := failed(nil)(p, now)
+		if p.learner != nil || p.plan.policy.hedges {
+			t.Error("a retry of a hedged method is hedged")
+		}
+		return step
+	}
 	for _, tt := range []struct {
 		name   string
 		retry  bool
@@ -436,7 +487,10 @@ func TestAPlanForARequest(t *testing.T) {
 	}{
 		{"a first attempt", false, nil, failed(nil), nil, false},
 		{"a retry", true, nil, failed(nil), ErrRetriedUpstream, false},
-		{"a retry of a hedged method", true, []Option{hedged(Hedging{Delay: HedgeAfter(second)})}, failed(nil), ErrRetriedUpstream, false},
+		{"a retry of a hedged method", true, []Option{hedged(Hedging{Delay: HedgeAfter(second)})}, neverHedged, ErrRetriedUpstream, false},
+		{"attempts used up", false, []Option{WithMaxAttempts(2)}, twice, ErrAttemptsExhausted, true},
+		{"no time left", false, []Option{WithMaxElapsed(second)}, failed(nil), ErrMaxElapsed, true},
+		{"no time left, and nothing sent", false, []Option{WithMaxElapsed(second)}, unsent, ErrMaxElapsed, false},
 		{"told not to retry", false, nil, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
 		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1})}, failed(nil), ErrBudgetExhausted, true},
 		{"without retries", false, []Option{Disable()}, failed(nil), ErrAttemptsExhausted, false},
