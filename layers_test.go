@@ -38,6 +38,28 @@ func TestWorkAfterTheResponseIsRetriedAgain(t *testing.T) {
 			})
 		}
 	})
+	t.Run("after a message that was not sent", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			last := serve(t, always(unavailable()))
+			client := last.client(t, steady, WithMaxAttempts(2))
+			done := make(chan struct{})
+			handle := func(_ any, stream grpc.ServerStream) error {
+				defer close(done)
+				if stream.SendMsg("no message") == nil {
+					t.Error("SendMsg sends what is no message")
+				}
+				client.Echo(context.WithoutCancel(stream.Context()), request()) // gRPC has ended the stream
+				wantMade(t, last, 1)
+				return nil
+			}
+			service := serveHandler(t, nil, append(ServerOptions(), grpc.UnknownServiceHandler(handle))...)
+			stream, err := service.conn(t).NewStream(metadata.NewOutgoingContext(t.Context(), retried), serverStream, "/streams/Server")
+			for err == nil {
+				err = stream.RecvMsg(&echov1.EchoResponse{})
+			}
+			<-done
+		})
+	})
 	t.Run("after a message", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			last := serve(t, always(unavailable()))
@@ -172,6 +194,46 @@ func TestSetNoRetryIsForTheServersOwnCaller(t *testing.T) {
 		}
 	})
 }
+
+// The same for the interceptors: the request of such a server is a request of its own, and so is its response.
+func TestAServerInTheSameProcessHasItsOwnRequests(t *testing.T) {
+	gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
+	for name, handle := range map[string]func(context.Context, *transportStream) error{
+		"unary": func(ctx context.Context, _ *transportStream) error {
+			_, err := UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: echoMethod}, func(context.Context, any) (any, error) { return nil, gaveUp })
+			return err
+		},
+		"stream": func(ctx context.Context, inner *transportStream) error {
+			stream := localStream{ctx: ctx, transport: inner}
+			return StreamServerInterceptor()(nil, stream, &grpc.StreamServerInfo{FullMethod: echoMethod}, func(any, grpc.ServerStream) error { return gaveUp })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				inner := &transportStream{}
+				service := serveHandler(t, func(ctx context.Context) error {
+					handle(grpc.NewContextWithServerTransportStream(ctx, inner), inner)
+					return errors.New("hidden")
+				}, ServerOptions()...)
+				var trailer metadata.MD
+				echov1.NewEchoServiceClient(service.conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
+				if got := inner.trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) || trailer[pushbackKey] != nil {
+					t.Errorf("trailers %v of the server within and %v of the one around, want -1 only in the first", inner.trailer, trailer)
+				}
+			})
+		})
+	}
+}
+
+// A localStream is a stream of a server in the same process.
+type localStream struct {
+	grpc.ServerStream
+	ctx       context.Context
+	transport *transportStream
+}
+
+func (s localStream) Context() context.Context  { return s.ctx }
+func (s localStream) SetTrailer(md metadata.MD) { _ = s.transport.SetTrailer(md) }
 
 // A transportStream is that of a server in the same process.
 type transportStream struct{ trailer metadata.MD }

@@ -169,14 +169,20 @@ func TestGivingUpIsFoundWhateverTheHandlerDoes(t *testing.T) {
 			return errors.New("cart is down")
 		},
 		"uses another context": func(_ context.Context, call caller) error { return call(context.Background()) },
+		"has a deadline that leaves no time for a retry, and hides it": func(ctx context.Context, call caller) error {
+			ctx, cancel := context.WithTimeout(ctx, second/2)
+			defer cancel()
+			call(ctx)
+			return errors.New("cart is down")
+		},
 		"uses a goroutine, and hides it": func(ctx context.Context, call caller) error {
 			done := make(chan struct{})
 			go func() { defer close(done); call(ctx) }()
 			<-done
 			return errors.New("cart is down")
 		},
-		"has said so itself": func(ctx context.Context, call caller) error {
-			if err := SetNoRetry(ctx); err != nil {
+		"has said so itself, twice": func(ctx context.Context, call caller) error {
+			if err := errors.Join(SetNoRetry(ctx), SetNoRetry(ctx)); err != nil {
 				return err
 			}
 			return call(ctx)
@@ -244,6 +250,9 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 							if got := one.metadata[upstream]; (got != nil) != tt.told || tt.told && !slices.Equal(got, []string{"1"}) {
 								t.Errorf("the last server sees %s %v, want it: %t", upstream, got, tt.told)
 							}
+							if got := one.metadata[previous]; tt.told && got != nil {
+								t.Errorf("the last server sees %s %v with a first attempt", previous, got)
+							}
 						}
 						if forbidden := trailer[pushbackKey] != nil; forbidden != (tt.attempts > 1) && len(tt.on) == 0 {
 							t.Errorf("trailer %v, want no -1 unless there were retries", trailer)
@@ -254,6 +263,39 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 		})
 	}
 }
+
+// The header travels as credentials, which must not displace the caller's, or change what these return.
+func TestWorkForARetryKeepsTheCallersCredentials(t *testing.T) {
+	for name, opts := range map[string][]Option{"retried": nil, "passes through": {Disable()}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				creds := sharedCreds{"token": "secret"}
+				last := serve(t, always(ok()))
+				client := last.client(t, opts...)
+				service := serveHandler(t, func(ctx context.Context) error {
+					_, err := client.Echo(ctx, request(), grpc.PerRPCCredentials(creds))
+					return err
+				}, ServerOptions()...)
+				retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
+				if _, err := echov1.NewEchoServiceClient(service.conn(t)).Echo(retried, request()); err != nil {
+					t.Fatal(err)
+				}
+				got := last.attempts()[0].metadata
+				if first(got["token"]) != "secret" || first(got[retriedUpstreamKey]) != "1" || len(creds) != 1 {
+					t.Errorf("the last server sees %v, and the credentials are %v, want both and only the token", got, creds)
+				}
+			})
+		})
+	}
+}
+
+// sharedCreds return the same map each time, as oauth tokens may.
+type sharedCreds map[string]string
+
+func (c sharedCreds) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return c, nil
+}
+func (sharedCreds) RequireTransportSecurity() bool { return false }
 
 func TestTheErrorOfTheOneAttempt(t *testing.T) {
 	retried := metadata.Pairs(previousAttemptsKey, "1")
@@ -305,17 +347,20 @@ func TestWorkForARetryWaitsForAConnection(t *testing.T) {
 }
 
 func TestDoubledInterceptors(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		last := serve(t, always(unavailable()))
-		client := last.client(t, steady, WithMaxAttempts(2))
-		opts := append(ServerOptions(), ServerOptions()...)
-		service := serveHandler(t, func(ctx context.Context) error { _, err := client.Echo(ctx, request()); return err }, opts...)
-		var trailer metadata.MD
-		echov1.NewEchoServiceClient(service.conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
-		if got := trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) {
-			t.Errorf("trailer %v, want one -1", trailer)
-		}
-	})
+	for kind, send := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				last := serve(t, always(unavailable()))
+				client := last.client(t, steady, WithMaxAttempts(2))
+				opts := append(ServerOptions(), ServerOptions()...)
+				service := serveHandler(t, func(ctx context.Context) error { _, err := client.Echo(ctx, request()); return err }, opts...)
+				trailer, _ := send(t.Context(), echov1.NewEchoServiceClient(service.conn(t)))
+				if got := trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) {
+					t.Errorf("trailer %v, want one -1", trailer)
+				}
+			})
+		})
+	}
 }
 
 // A panic goes on, and an interceptor chained before may turn it into an error.
@@ -387,17 +432,20 @@ func TestLayersOfRetries(t *testing.T) {
 }
 
 func TestServerOptionsThatAreNil(t *testing.T) {
-	for name, f := range map[string]func(){
-		"UnaryServerInterceptor":  func() { UnaryServerInterceptor(nil) },
-		"StreamServerInterceptor": func() { StreamServerInterceptor(WithOneAttemptForRetries(true), nil) },
-		"ServerOptions":           func() { ServerOptions(nil) },
+	for name, tt := range map[string]struct {
+		f    func()
+		want string
+	}{
+		"UnaryServerInterceptor":  {func() { UnaryServerInterceptor(nil) }, "option number 1 "},
+		"StreamServerInterceptor": {func() { StreamServerInterceptor(WithOneAttemptForRetries(true), nil) }, "option number 2 "},
+		"ServerOptions":           {func() { ServerOptions(nil) }, "option number 1 "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
 				err, _ := recover().(error)
-				wantRefused(t, err, name, "option number")
+				wantRefused(t, err, name, tt.want)
 			}()
-			f()
+			tt.f()
 		})
 	}
 }
@@ -411,6 +459,24 @@ func TestAPlanForARequest(t *testing.T) {
 			return p.Ended(a, now, 0)
 		}
 	}
+	unsent := func(p *Plan, now time.Time) Step {
+		a, _ := p.Sent(now)
+		a.Err, a.Unsent = status.Error(codes.Unavailable, "no connection"), true
+		return p.Ended(a, now, 0)
+	}
+	twice := func(p *Plan, now time.Time) Step {
+		failed(nil)(p, now)
+		now = p.DueAt()
+		p.Due(now)
+		return failed(nil)(p, now)
+	}
+	neverHedged := func(p *Plan, now time.Time) Step {
+		step := failed(nil)(p, now)
+		if p.learner != nil || p.plan.policy.hedges {
+			t.Error("a retry of a hedged method is hedged")
+		}
+		return step
+	}
 	for _, tt := range []struct {
 		name   string
 		retry  bool
@@ -421,7 +487,10 @@ func TestAPlanForARequest(t *testing.T) {
 	}{
 		{"a first attempt", false, nil, failed(nil), nil, false},
 		{"a retry", true, nil, failed(nil), ErrRetriedUpstream, false},
-		{"a retry of a hedged method", true, []Option{hedged(Hedging{Delay: HedgeAfter(second)})}, failed(nil), ErrRetriedUpstream, false},
+		{"a retry of a hedged method", true, []Option{hedged(Hedging{Delay: HedgeAfter(second)})}, neverHedged, ErrRetriedUpstream, false},
+		{"attempts used up", false, []Option{WithMaxAttempts(2)}, twice, ErrAttemptsExhausted, true},
+		{"no time left", false, []Option{WithMaxElapsed(second)}, failed(nil), ErrMaxElapsed, true},
+		{"no time left, and nothing sent", false, []Option{WithMaxElapsed(second)}, unsent, ErrMaxElapsed, false},
 		{"told not to retry", false, nil, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
 		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1})}, failed(nil), ErrBudgetExhausted, true},
 		{"without retries", false, []Option{Disable()}, failed(nil), ErrAttemptsExhausted, false},

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -68,24 +70,72 @@ func TestServerMetrics(t *testing.T) {
 	})
 }
 
+// Without the option, the global provider gets nothing.
+func TestAServerWithoutMetrics(t *testing.T) {
+	provider, reader := readMetrics()
+	defer otel.SetMeterProvider(otel.GetMeterProvider())
+	otel.SetMeterProvider(provider)
+	for _, on := range []bool{false, true} {
+		var opts []ServerOption
+		if on {
+			opts = append(opts, WithServerMeterProvider(nil))
+		}
+		bubble(t, func(t *testing.T) {
+			server := serveHandler(t, func(context.Context) error { return nil }, ServerOptions(opts...)...)
+			retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
+			echov1.NewEchoServiceClient(server.conn(t)).Echo(retried, request())
+		})
+		if got := len(collect(t, reader)) > 0; got != on {
+			t.Errorf("the global provider has got metrics: %t, want %t", got, on)
+		}
+	}
+}
+
+// A response that cannot say "do not retry", because there is no gRPC server, is not counted.
+func TestServerMetricsOutsideAServer(t *testing.T) {
+	provider, reader := readMetrics()
+	handle := func(context.Context, any) (any, error) {
+		return nil, &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
+	}
+	intercept := UnaryServerInterceptor(WithServerMeterProvider(provider))
+	if _, err := intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: echoMethod}, handle); err == nil {
+		t.Error("no error, want the handler's")
+	}
+	if got := sums(collect(t, reader)); len(got) != 0 {
+		t.Errorf("counted %v, want nothing", got)
+	}
+}
+
 // A server that handles unknown methods gets their names from its clients.
 func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
 	provider, reader := readMetrics()
 	s := newServer("test", []ServerOption{WithServerMeterProvider(provider)})
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(previousAttemptsKey, "1"))
 	handle := func(context.Context, any) (any, error) { return nil, nil }
-	methods := []string{"/" + strings.Repeat("m", maxMetricName), "/a/\xff"}
-	for n := range maxServerMethods + 100 {
-		methods = append(methods, fmt.Sprintf("/any.Service/%d", n))
-	}
-	for _, method := range methods {
+	receive := func(method string) {
 		if _, err := s.unary(ctx, nil, &grpc.UnaryServerInfo{FullMethod: method}, handle); err != nil {
-			t.Fatal(err)
+			t.Error(err)
 		}
 	}
+	longest := strings.Repeat("m", maxMetricName-1)
+	for _, method := range []string{"/" + longest, "/m" + longest, "/a/\xff"} {
+		receive(method)
+	}
+	var all sync.WaitGroup
+	for quarter := range 4 {
+		all.Go(func() {
+			for n := range (maxServerMethods + 100) / 4 {
+				receive(fmt.Sprintf("/any.Service/%d of %d", n, quarter))
+			}
+		})
+	}
+	all.Wait()
 	got := sums(collect(t, reader))
-	if n := got[telemetry.MetricServerRetries+" caller "+other]; len(got) != maxServerMethods+1 || n != 102 {
-		t.Errorf("%d series, of which other counts %d; want %d and 102", len(got), n, maxServerMethods+1)
+	if n := got[telemetry.MetricServerRetries+" caller "+other]; len(got) != maxServerMethods+1 || n != 103 {
+		t.Errorf("%d series, of which other counts %d; want %d and 103", len(got), n, maxServerMethods+1)
+	}
+	if n, m := got[telemetry.MetricServerRetries+" caller "+longest], got[telemetry.MetricServerRetries+" caller m"+longest]; n != 1 || m != 0 {
+		t.Errorf("the longest name was counted %d times, and one that is too long %d times; want 1 and 0", n, m)
 	}
 	if n := got[telemetry.MetricServerRetries+" caller a/\uFFFD"]; n != 1 {
 		t.Errorf("a name that is not UTF-8 was counted %d times, want 1", n)

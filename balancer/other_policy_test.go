@@ -138,3 +138,17 @@ func TestNoNoteForOtherCalls(t *testing.T) {
 	err := r.Do(t.Context(), "/sql/read", func(context.Context) error { return errDown })
 	wantNote(t, err, false)
 }
+
+// One attempt says nothing about the policy either.
+func TestNoNoteAfterOneAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		balancer.DialOption()
+		c.fail("a")
+		r, _ := retrier(t, grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 1}))
+		_, err := c.dialPolicy(t, plain, []string{"a"}, r.DialOptions()...).echo(t.Context(), "call")
+		wantGiveUp(t, err, 1)
+		if strings.Contains(err.Error(), note) {
+			t.Errorf("err = %v, want no note", err)
+		}
+	}, "a")
+}

@@ -283,3 +283,15 @@ func TestPicksAllocateNothing(t *testing.T) {
 		}
 	}
 }
+
+// Many clients do not begin with the same backend.
+func TestRotationsBeginAnywhere(t *testing.T) {
+	first, further := map[uint32]bool{}, map[uint32]bool{}
+	for range 200 {
+		p := newPicker("channel", children("a", "b", "c")).(*picker)
+		first[p.first.Load()], further[p.further.Load()] = true, true
+	}
+	if len(first) != 3 || len(further) != 3 {
+		t.Errorf("rotations begin at %v and %v, want all three in both", first, further)
+	}
+}
