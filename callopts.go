@@ -1,6 +1,8 @@
 package grpcretry
 
 import (
+	"slices"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -20,6 +22,7 @@ type callOptions struct {
 	static   bool // a generated stub makes the call
 	finishes bool // there is an OnFinish
 	perCall  bool // some options apply to the call as a whole, and not to its attempts
+	foreign  bool // some options are those of another call's attempt
 	leftover bool // an option belongs to another retry library, see isLeftover
 }
 
@@ -43,9 +46,9 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			o.nested = o.nested || opt.cc == cc && opt.method == method
-			o.perCall = true
+			o.perCall, o.foreign = true, true
 		case *headerOption:
-			o.perCall = true
+			o.perCall, o.foreign = true, true
 		case *callOption:
 			overrides = append(overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
@@ -106,6 +109,21 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 		}
 	}
 	return opts
+}
+
+// own returns the options without those of another call's attempt, which an interceptor has handed on.
+func (o *callOptions) own() []grpc.CallOption {
+	if !o.foreign || o.nested {
+		return o.list
+	}
+	return slices.DeleteFunc(slices.Clone(o.list), func(opt grpc.CallOption) bool {
+		switch opt.(type) {
+		case *attempt, *headerOption:
+			return true
+		default:
+			return false
+		}
+	})
 }
 
 // ownOutputs reports whether an attempt must have outputs of its own instead of the caller's

@@ -38,7 +38,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	switch c.mode {
 	case modePassThrough:
-		return c.passUnary(req, reply, invoker, opts)
+		return c.passUnary(req, reply, invoker)
 	case modeHedged:
 		return hedgeUnary(&c, req, reply, invoker)
 	}

@@ -2,10 +2,12 @@ package grpcretry
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -79,6 +81,47 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 }
 
 // The same method of another connection is another call, too.
+// The same holds if the call below passes through, for unary calls and streams: its server does not see the
+// outer call's header, and the outer attempt's peer stays its own.
+func TestACallBelowThatPassesThroughIsItsOwn(t *testing.T) {
+	for kind, send := range map[string]func(ctx context.Context, client echov1.EchoServiceClient, opts ...grpc.CallOption) error{
+		"unary": func(ctx context.Context, client echov1.EchoServiceClient, opts ...grpc.CallOption) error {
+			_, err := client.Echo(ctx, request(), opts...)
+			return err
+		},
+		"stream": func(ctx context.Context, client echov1.EchoServiceClient, opts ...grpc.CallOption) error {
+			stream, err := client.Expand(ctx, request(), opts...)
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			return err
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var previous []int
+				tokens := serveHandler(t, func(ctx context.Context) error {
+					previous = append(previous, PreviousAttempts(ctx))
+					return status.Error(codes.NotFound, "no token")
+				})
+				server := serve(t, script(unavailable(), unavailable()))
+				tokenClient := tokens.client(t, Disable())
+				below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+					opts ...grpc.CallOption) error {
+					send(ctx, tokenClient, opts...)
+					return invoker(ctx, method, req, reply, cc, opts...)
+				}
+				dial := append(DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(2)), grpc.WithChainUnaryInterceptor(below))
+				_, err := echov1.NewEchoServiceClient(server.conn(t, dial...)).Echo(t.Context(), request())
+				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 2)
+				if !slices.Equal(previous, []int{0, 0}) {
+					t.Errorf("the calls below say that %v attempts were made before them, want none", previous)
+				}
+			})
+		})
+	}
+}
+
 func TestTheSameMethodBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		mirror := serve(t, script(unavailable(), ok()))

@@ -28,8 +28,8 @@ func (c *call) passThrough(run func(context.Context) error) error {
 }
 
 // passUnary makes a unary call that passes through.
-func (c *call) passUnary(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.CallOption) error {
-	opts = c.passOptions(opts)
+func (c *call) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
+	opts := c.passOptions()
 	if c.worksFor == nil {
 		return c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
 	}
@@ -44,7 +44,8 @@ func (c *call) passUnary(req, reply any, invoker grpc.UnaryInvoker, opts []grpc.
 
 // passOptions returns the options of a call that passes through. gRPC is kept from retries of its
 // own if a service config is obeyed here.
-func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
+func (c *call) passOptions() []grpc.CallOption {
+	opts := c.options.own()
 	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
 		opts = append(slices.Clip(opts), noBuiltInRetry())
 	}
@@ -55,8 +56,8 @@ func (c *call) passOptions(opts []grpc.CallOption) []grpc.CallOption {
 }
 
 // passStream opens a stream that passes through.
-func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer, opts []grpc.CallOption) (grpc.ClientStream, error) {
-	stream, err := streamer(c.ctx, desc, c.cc, c.method, c.passOptions(opts)...)
+func (c *call) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
+	stream, err := streamer(c.ctx, desc, c.cc, c.method, c.passOptions()...)
 	if err != nil {
 		return stream, err
 	}

@@ -45,7 +45,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return nil, err
 	}
 	if c.mode == modePassThrough && c.learner == nil {
-		return c.passStream(desc, streamer, opts)
+		return c.passStream(desc, streamer)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	s.call.stream = s

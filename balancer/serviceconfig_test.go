@@ -30,7 +30,7 @@ func TestServiceConfig(t *testing.T) {
 		{"another, which counts", `{` + ours + `,"LoadBalancingConfig":[{"pick_first":{}}]}`, "", "loadBalancingConfig names the policy pick_first"},
 		{"another, before it", `{"loadBalancingConfig":[{"round_robin":{}},{"grpcretry_round_robin":{}}]}`, "", "names the policy round_robin"},
 		{"another, by the old field", `{"loadBalancingPolicy":"round_robin"}`, "", "loadBalancingPolicy names the policy round_robin"},
-		{"another, by the old field in other case", `{"LoadBalancingPOLICY":"round_robin"}`, "", "LoadBalancingPOLICY names the policy round_robin"},
+		{"another, by the old field in other case", `{"LoadBalancingPOLICY":"round_robin"}`, "", "loadBalancingPolicy names the policy round_robin"},
 		{"two in one entry", `{"loadBalancingConfig":[{"grpcretry_round_robin":{},"round_robin":{}}]}`, "", "loadBalancingConfig: the first entry has 2 fields"},
 		{"another child", `{"loadBalancingConfig":[{"outlier_detection_experimental":{"childPolicy":[{"round_robin":{}}]}}]}`, "",
 			"names the policy outlier_detection_experimental with the childPolicy round_robin, not"},
