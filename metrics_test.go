@@ -541,6 +541,10 @@ func (brokenMeter) Int64ObservableCounter(string, ...metric.Int64ObservableCount
 	return nil, errors.New("no counters today")
 }
 
+func (brokenMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return nil, errors.New("no counters today")
+}
+
 func TestNewTellsOfAProviderThatFails(t *testing.T) {
 	_, err := New(WithMeterProvider(brokenMeters{}))
 	if err == nil || !strings.HasPrefix(err.Error(), "grpcretry: WithMeterProvider: no counters today") {

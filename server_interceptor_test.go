@@ -198,6 +198,19 @@ func TestGivingUpIsFoundWhateverTheHandlerDoes(t *testing.T) {
 	}
 }
 
+// Errors whose methods panic, and nil ones, are no reason to say anything.
+func TestErrorsThatCannotBeRead(t *testing.T) {
+	intercept := UnaryServerInterceptor()
+	for _, unreadable := range []error{(*fussyError)(nil), (*Error)(nil), errors.Join((*Error)(nil))} {
+		stream := &transportStream{}
+		ctx := grpc.NewContextWithServerTransportStream(t.Context(), stream)
+		_, err := intercept(ctx, nil, &grpc.UnaryServerInfo{FullMethod: echoMethod}, func(context.Context, any) (any, error) { return nil, unreadable })
+		if err == nil || stream.trailer != nil {
+			t.Errorf("the interceptor returns %T with the trailer %v, want the handler's error and none", err, stream.trailer)
+		}
+	}
+}
+
 func TestACallThatDidNotMatterChangesNothing(t *testing.T) {
 	handle := func(ctx context.Context, call func(context.Context) error) error { call(ctx); return nil }
 	exhausted.call(t, nil, nil, handle, func(t *testing.T, last *fixture, trailer metadata.MD, _ error) {
