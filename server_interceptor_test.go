@@ -523,3 +523,88 @@ func TestAPlanForARequest(t *testing.T) {
 		})
 	}
 }
+
+// In a hedged call, an attempt that was told not to retry decides nothing while another one may still win.
+func TestAHedgedPlanGivesUpAtItsEnd(t *testing.T) {
+	for name, second := range map[string]error{"the other attempt wins": nil, "the other attempt fails": status.Error(codes.Unavailable, "down")} {
+		t.Run(name, func(t *testing.T) {
+			r, err := New(hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(time.Second)}), WithBudget(Unlimited))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request := layers.New(t.Context(), false)
+			now := time.Now()
+			p := r.Plan(request, echoMethod, "", now)
+			a, _ := p.Sent(now)
+			now = p.DueAt()
+			if step := p.Due(now); !step.Send {
+				t.Fatalf("step %+v, want a hedge", step)
+			}
+			b, _ := p.Sent(now)
+			a.Err, a.Trailer = status.Error(codes.Unavailable, "down"), metadata.Pairs(pushbackKey, "-1")
+			if step := p.Ended(a, now, 0); step.End || request.GaveUp() {
+				t.Errorf("step %+v, and gave up: %t; want the other attempt to go on", step, request.GaveUp())
+			}
+			b.Err = second
+			if step := p.Ended(b, now, 0); !step.End || request.GaveUp() != (second != nil) {
+				t.Errorf("step %+v, and gave up: %t, want %t", step, request.GaveUp(), second != nil)
+			}
+		})
+	}
+}
+
+// A Plan may also end while it waits: for a connection, or for the time to send.
+func TestAPlanThatEndsWhileItWaits(t *testing.T) {
+	down := status.Error(codes.Unavailable, "down")
+	r, err := New(WithBackoff(Constant(3*second)), WithMaxElapsed(5*second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, reached := range []bool{false, true} {
+		request := layers.New(t.Context(), false)
+		start := time.Now()
+		p := r.Plan(request, echoMethod, "", start)
+		a, _ := p.Sent(start)
+		a.Err, a.Unsent = down, !reached
+		step := p.Ended(a, start, 0)
+		now := start.Add(3 * second)
+		if reached {
+			if step = p.Due(now); !step.Send {
+				t.Fatalf("step %+v, want another attempt", step)
+			}
+			b, _ := p.Sent(now)
+			b.Err, b.Unsent = down, true
+			step = p.Ended(b, now, 0)
+		} else if !step.Connect {
+			t.Fatalf("step %+v, want a wait for a connection", step)
+		} else {
+			step = p.Due(now) // the connection is there, but too late for the backoff
+		}
+		if !step.End || step.Reason != ErrMaxElapsed || request.GaveUp() != reached {
+			t.Errorf("step %+v, and gave up: %t; want ErrMaxElapsed, and %t", step, request.GaveUp(), reached)
+		}
+	}
+}
+
+// What an Error says about giving up: by its reason or, whatever that is, by the last response.
+func TestErrorsThatGaveUp(t *testing.T) {
+	told, untold := Attempt{Trailer: metadata.Pairs(pushbackKey, "-1")}, Attempt{}
+	unsent := Attempt{Unsent: true}
+	for _, tt := range []struct {
+		name string
+		err  *Error
+		want bool
+	}{
+		{"no attempts", &Error{Reason: ErrNotRetryable}, false},
+		{"told at last", &Error{Reason: ErrNotRetryable, Attempts: []Attempt{untold, told}}, true},
+		{"told before", &Error{Reason: ErrNotRetryable, Attempts: []Attempt{told, untold}}, false},
+		{"no time, and no server", &Error{Reason: ErrDeadline, Attempts: []Attempt{unsent}, made: 1}, false},
+		{"no time, and a server", &Error{Reason: ErrDeadline, Attempts: []Attempt{unsent, untold}, made: 2}, true},
+		{"no time, and not all attempts are kept", &Error{Reason: ErrDeadline, Attempts: []Attempt{unsent}, made: 1001}, true},
+		{"one attempt for a retry", &Error{Reason: ErrRetriedUpstream, Attempts: []Attempt{untold}}, false},
+	} {
+		if got := errors.Is(tt.err, errGaveUp); got != tt.want {
+			t.Errorf("%s: gave up is %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
