@@ -238,3 +238,44 @@ func TestACommitAndTheEndShareThePlan(t *testing.T) {
 		}
 	})
 }
+
+// gRPC may return io.EOF from SendMsg although it still retries the stream transparently in RecvMsg: it has
+// kept that message, and needs the others. A keptMessage is the stream of a second attempt that does so.
+type keptMessage struct {
+	grpc.ClientStream
+	kept bool
+}
+
+func (s *keptMessage) SendMsg(m any) error {
+	err := s.ClientStream.SendMsg(m)
+	if err == nil && !s.kept {
+		s.kept = true
+		return io.EOF
+	}
+	return err
+}
+
+// A committed stream that is replayed is sent everything, too, while the application receives.
+func TestACommittedStreamThatGRPCRetriesIsSentEverything(t *testing.T) {
+	for name, commits := range map[string]bool{"open": false, "committed": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "recv a; recv b; recv c; recv EOF; fail UNAVAILABLE", "recv a; recv b; recv c; recv EOF; send x")
+				attempts := 0
+				keep := below(func(stream grpc.ClientStream) grpc.ClientStream {
+					if attempts++; attempts == 2 {
+						return &keptMessage{ClientStream: stream}
+					}
+					return stream
+				})
+				app := openOn(t, server.conn(t, append(DialOptions(steady), keep)...), bidiStream)
+				app.play(t, "send a; send b; send c; close")
+				if commits {
+					time.AfterFunc(second/2, func() { app.stream.Context() }) // in the wait for the retry
+				}
+				app.play(t, "recv x; recv EOF")
+				wantTimes(t, server, 0, second)
+			})
+		})
+	}
+}

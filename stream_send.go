@@ -212,22 +212,33 @@ func (s *retryStream) drain(at *streamAttempt) error {
 		switch {
 		case err == nil:
 			ended = false
-		case isEOF(err) && !ended && s.isReceivedFrom(at):
+		case isEOF(err) && !ended && s.mayGoOn(at):
 			// gRPC may be about to retry the call transparently in RecvMsg. If it still does,
 			// it has kept this message, and accepts the next ones.
 			ended = true
 			at.stream.Context() // see whySendFailed
 		default:
+			if isEOF(err) && s.isCommittedTo(at) {
+				at.stream.Context() // gRPC must not retry a stream that is not sent the rest
+			}
 			failed = err
 			return err
 		}
 	}
 }
 
-func (s *retryStream) isReceivedFrom(at *streamAttempt) bool {
+// mayGoOn reports whether to go on after io.EOF: a goroutine receives from the attempt and, if that is
+// committed, there is more to send. Otherwise the application gets the io.EOF, as from gRPC.
+func (s *retryStream) mayGoOn(at *streamAttempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.isReceived(at)
+	return s.isReceived(at) || s.phase == phaseCommitted && s.at == at && s.receiving > 0 && s.pending(at)
+}
+
+func (s *retryStream) isCommittedTo(at *streamAttempt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase == phaseCommitted && s.at == at
 }
 
 // A sendStep is the next step of drain.
