@@ -432,7 +432,8 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
 			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}",
-			"grpcretry.budget.refusals": "{retry}",
+			"grpcretry.budget.refusals": "{retry}", "grpcretry.waiting_calls": "{call}", "grpcretry.open_streams": "{stream}",
+			"grpcretry.replay.memory": "By", "grpcretry.replay.refusals": "{refusal}",
 			"grpc.client.call.retries":  "{retry}", "grpc.client.call.retry_delay": "s",
 		}
 		for _, m := range collect(t, reader) {
