@@ -434,7 +434,7 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}",
 			"grpcretry.budget.refusals": "{retry}", "grpcretry.waiting_calls": "{call}", "grpcretry.open_streams": "{stream}",
 			"grpcretry.replay.memory": "By", "grpcretry.replay.refusals": "{refusal}",
-			"grpc.client.call.retries":  "{retry}", "grpc.client.call.retry_delay": "s",
+			"grpc.client.call.retries": "{retry}", "grpc.client.call.retry_delay": "s",
 		}
 		for _, m := range collect(t, reader) {
 			if m.Unit != units[m.Name] || m.Description == "" {
