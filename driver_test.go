@@ -232,3 +232,15 @@ func TestPlanGivesBackAHedgeIfItsBudgetPanics(t *testing.T) {
 		t.Errorf("budget is %+v, want %+v", budget.counts, want)
 	}
 }
+
+// If the budget refuses the attempt after the last one in flight, the call is over, and no hedge is due.
+func TestPlanThatHasEndedIsNotDue(t *testing.T) {
+	plan := newPlan(t, t.Context(), WithBudget(stingy{}), WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}))
+	first, _ := plan.Sent(noon)
+	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (Step{End: true, Reason: ErrBudgetExhausted}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
+	}
+	if due := plan.DueAt(); !due.IsZero() {
+		t.Errorf("due %v after noon, want never", due.Sub(noon))
+	}
+}

@@ -442,7 +442,11 @@ func (p *plan) stopStep(v verdict) step {
 		p.stopped = v.Reason
 	}
 	// If no attempt is in flight, none is pending either: it would have been sent, or refunded.
-	return step{verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
+	end := v.fatal || p.open == 0 && !p.next.decided
+	if end {
+		p.dueAt = time.Time{} // of a hedge
+	}
+	return step{verdict: v, End: end}
 }
 
 // reconnect applies rule 6: the call waits for a connection, at most for the rest of ConnectWait
