@@ -350,6 +350,9 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	case p.sent() >= p.mostAttempts() && p.once:
 		return verdict{Reason: ErrRetriedUpstream}
 	case p.sent() >= p.mostAttempts():
+		if p.asksTooMuch(found) { // for the case that an attempt in flight turns out to be unsent
+			p.stopped = ErrPushback
+		}
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	wait, source, reason := p.schedule(found, now, u)
@@ -371,7 +374,7 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
 	switch hint := found.hint; {
-	case found.hinted && p.policy.MaxServerDelay >= 0 && hint.Delay > p.policy.MaxServerDelay:
+	case p.asksTooMuch(found):
 		return hint.Delay, hint.Source, ErrPushback
 	case found.hinted && hint.Source == WaitRetryInfo:
 		// Spread: the server gave every client the same delay.
@@ -384,6 +387,11 @@ func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration,
 		wait = nextBackoff(p.policy.backoff(found.code), p.retry+1, p.prev, u)
 	}
 	return wait, source, p.tooLate(now, wait)
+}
+
+// asksTooMuch reports whether the server asks for a wait that is longer than MaxServerDelay.
+func (p *plan) asksTooMuch(found finding) bool {
+	return found.hinted && p.policy.MaxServerDelay >= 0 && found.hint.Delay > p.policy.MaxServerDelay
 }
 
 // nonFatal returns the wait after a failure in a hedged call. There is none, unless a server's
