@@ -15,7 +15,6 @@ export GOWORK := off
 export GOFLAGS += -buildvcs=false
 
 BIN := $(CURDIR)/.bin
-FUZZTIME ?= 3s
 TESTFLAGS ?=
 
 # In a git checkout what is ignored is left out; from an archive there is only find.
@@ -122,8 +121,12 @@ test-oldest: ## the short tests with the oldest Go that the dependencies allow (
 	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
 
 .PHONY: fuzz-short
-fuzz-short: ## every Fuzz function for FUZZTIME (3s)
-	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
+fuzz-short: ## every Fuzz function for FUZZTIME (2s)
+	@.ci/fuzz $(or $(FUZZTIME),2s) $(MODULES)
+
+.PHONY: fuzz
+fuzz: ## the same for FUZZTIME (1h); new inputs that fail are kept under testdata/fuzz
+	@.ci/fuzz $(or $(FUZZTIME),1h) $(MODULES)
 
 .PHONY: demo
 demo: ## build and run examples/demo
