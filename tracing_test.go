@@ -196,25 +196,38 @@ func TestWaitSpans(t *testing.T) {
 }
 
 // A stream's waits are spans, too, and so is the wait for a connection.
-func TestWaitSpansOfAStreamWithoutAConnection(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		provider, recorder := recordSpans()
-		lost := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
-		cc, err := grpc.NewClient("passthrough:///nowhere", append(DialOptions(steady, WithCallSpan(true), WithTracerProvider(provider)),
-			lost, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer cc.Close()
-		start := time.Now()
-		if stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context()); err == nil {
-			_, err = stream.Recv()
-			if !errors.Is(err, ErrNotConnected) {
-				t.Errorf("err = %v, want no connection", err)
+func TestWaitSpansWithoutAConnection(t *testing.T) {
+	for name, call := range map[string]func(context.Context, echov1.EchoServiceClient) error{
+		"stream": func(ctx context.Context, client echov1.EchoServiceClient) error {
+			stream, err := client.Chat(ctx)
+			if err == nil {
+				_, err = stream.Recv()
 			}
-		}
-		wantWaits(t, recorder, start, "0s to 10s grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.reason=not_connected")
-	})
+			return err
+		},
+		"hedged": func(ctx context.Context, client echov1.EchoServiceClient) error {
+			_, err := client.Echo(ctx, request())
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				provider, recorder := recordSpans()
+				lost := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
+				cc, err := grpc.NewClient("passthrough:///nowhere", append(DialOptions(steady, WithCallSpan(true), WithTracerProvider(provider),
+					hedged(Hedging{Delay: HedgeAfter(time.Hour)})), lost, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer cc.Close()
+				start := time.Now()
+				if err := call(t.Context(), echov1.NewEchoServiceClient(cc)); !errors.Is(err, ErrNotConnected) {
+					t.Errorf("err = %v, want no connection", err)
+				}
+				wantWaits(t, recorder, start, "0s to 10s grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.reason=not_connected")
+			})
+		})
+	}
 }
 
 // A wait's span ends with its call, however that ends, and says why no attempt followed.
