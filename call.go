@@ -283,6 +283,7 @@ func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
 	}
+	c.retrier.report.waitStarted(&c.facts, f.Attempt.Number+1, step.verdict, now)
 	return step, nil
 }
 

@@ -337,6 +337,9 @@ func (r *race) attemptFailed(a *attempt, err error, now time.Time) {
 	r.lost = &defeat{a, err, f, step.verdict}
 	if len(r.open) == 0 {
 		r.idle = now
+		if !step.End {
+			c.retrier.report.waitStarted(&c.facts, r.made+1, step.verdict, now)
+		}
 	}
 	r.do(step)
 }
@@ -418,6 +421,7 @@ func (r *race) connected(now time.Time) {
 // send starts the next attempt on a goroutine of its own.
 func (r *race) send() {
 	c, now := r.call, time.Now() // a new clock read, because observers may be slow
+	c.retrier.report.waitEnded(&c.facts)
 	if len(r.open) == 0 {
 		c.history.idle += now.Sub(r.idle)
 	}

@@ -101,9 +101,6 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptFailed(f, a, v, now)
-		if v.Retry && r.tracer != nil {
-			f.spans.waitStarted(f, r.tracer, a, v, now)
-		}
 	}
 	if r.log != nil {
 		r.log.attemptFailed(f, a, v, now)
@@ -145,6 +142,13 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 func (r *reporter) connected(f *facts, v verdict) {
 	if r.meter != nil && v.Retry {
 		r.meter.connected(f, v)
+	}
+}
+
+// waitStarted reports that a call waits before its next attempt, while no other is in flight.
+func (r *reporter) waitStarted(f *facts, next int, v verdict, now time.Time) {
+	if f.spans != nil && r.tracer != nil {
+		f.spans.waitStarted(f, r.tracer, next, v, now)
 	}
 }
 

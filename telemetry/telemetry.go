@@ -18,7 +18,7 @@ const (
 	SpanEventNoRetry = "grpcretry.no_retry"
 )
 
-// SpanWait is the name of the span for each wait before a retry, below the call span.
+// SpanWait is the name of the span for each wait with no attempt in flight, below the call span.
 const SpanWait = "retry wait"
 
 // The names of the attributes on span events and on the spans.
