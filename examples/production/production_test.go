@@ -2,6 +2,7 @@ package production
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -290,44 +291,56 @@ func TestOverload(t *testing.T) {
 // Operators change the number of attempts, and turn retries off, while the client runs.
 func TestSettings(t *testing.T) {
 	srv := startServer(t, anyPort, 100, server.Faults{FailEvery: 1})
-	file := filepath.Join(t.TempDir(), "settings.json")
-	write := func(settings string) {
-		if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
+	folder := t.TempDir()
+	file := filepath.Join(folder, "settings.json")
+	write := func(settings string) { // never half a file, as operators should
+		draft := filepath.Join(folder, "draft")
+		if err := errors.Join(os.WriteFile(draft, []byte(settings), 0o600), os.Rename(draft, file)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write(`{"max_attempts": 2}`)
 	signals := make(chan os.Signal)
 	cli := startClient(t, srv.public, file, signals)
-
+	reload := func() {
+		for range 2 { // the second signal is received when the first has been obeyed
+			select {
+			case signals <- syscall.SIGHUP:
+			case <-time.After(time.Minute):
+				t.Fatal("the client receives no signal")
+			}
+		}
+	}
 	failures := 0 // that the server has logged, one for each attempt
+	wantAttempts := func(n int, settings string) {
+		want(t, http.StatusServiceUnavailable, "PUT", "http://"+cli.public+"/value")
+		before := failures
+		failures = len(srv.log.lines(t, "failing on purpose"))
+		if got := failures - before; got != n {
+			t.Errorf("with %s a call made %d attempts, want %d", settings, got, n)
+		}
+	}
+
+	wantAttempts(2, "the settings at the start")
 	for _, step := range []struct {
 		settings string
-		attempts int // of the next call; the budget's reserve allows three retries
+		attempts int // of the next call; the budget's reserve allows three retries in all
 	}{
-		{`{"max_attempts": 2}`, 2},
 		{`{"retries_off": true}`, 1},
 		{`{"retries_of": false}`, 1}, // a typo changes nothing
 		{`{"max_attempts": 3}`, 3},
 	} {
 		write(step.settings)
-		signals <- syscall.SIGHUP
-		signals <- syscall.SIGHUP // is received when the first one has been obeyed
-		want(t, http.StatusServiceUnavailable, "PUT", "http://"+cli.public+"/value")
-		before := failures
-		failures = len(srv.log.lines(t, "failing on purpose"))
-		if got := failures - before; got != step.attempts {
-			t.Errorf("with %s a call made %d attempts, want %d", step.settings, got, step.attempts)
-		}
+		reload()
+		wantAttempts(step.attempts, step.settings)
 	}
-	if got := len(cli.log.lines(t, "settings are unchanged")); got != 2 {
-		t.Errorf("the typo was logged %d times, want once for each signal", got)
+	if len(cli.log.lines(t, "settings are unchanged")) == 0 {
+		t.Error("the typo was not logged")
 	}
 
 	// Settings that are taken out of the file have their defaults again.
 	write(`{}`)
-	signals <- syscall.SIGHUP
-	signals <- syscall.SIGHUP
+	reload()
 	if got := cli.page(t).Methods[0].Policy.MaxAttempts; got != 4 {
 		t.Errorf("without settings the policy has %d attempts, want 4", got)
 	}
