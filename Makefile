@@ -136,6 +136,10 @@ demo: ## build and run examples/demo
 demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-C
 	cd examples/demo && go run . -http localhost:8080 </dev/null
 
+.PHONY: production
+production: curl ## run the server and the client of examples/production, with calls, a reload and a restart (a few seconds)
+	@examples/production/try
+
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
@@ -291,6 +295,10 @@ protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go
 .PHONY: protoc
 protoc:
 	@.ci/need protoc protobuf-compiler
+
+.PHONY: curl
+curl:
+	@.ci/need curl curl
 
 .PHONY: chromium
 chromium:

@@ -406,6 +406,10 @@ func WithCallSpan(on bool) Option {
 // all calls after the first 2000 pairs of target and method. Two Retriers with the same provider
 // add up in the same series, but if both have a budget of the same scope and target,
 // grpcretry.budget.balance shows only one of the two: share the budget, or the Retrier.
+//
+// The counters of a Retrier are gone when the Retrier is garbage. A program that shuts its provider
+// down at the end, to send what has not been sent, keeps the Retrier until then:
+// defer runtime.KeepAlive(retrier).
 func WithMeterProvider(mp metric.MeterProvider) Option {
 	return fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
