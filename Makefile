@@ -190,8 +190,8 @@ restart: ## kill and restart real servers under six clients, ours among them (ha
 	@cd bench && go run ./restart $(ARGS)
 
 .PHONY: restart-docs
-restart-docs: ## the same, and write the tables of docs/restart.md again
-	@cd bench && go run ./restart -markdown ../docs/restart.md
+restart-docs: ## the same, and write the tables of docs/restart.md again, and what docs/performance.md has of them
+	@cd bench && go run ./restart -markdown ../docs/restart.md && go run ./report -restart ../docs/restart.md -page ../docs/performance.md
 
 .PHONY: layers
 layers: ## what becomes of one call when four real services in a row retry it (20 seconds)
@@ -240,11 +240,11 @@ soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten mill
 
 RUNS ?= 24
 .PHONY: bench
-bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes bench/RESULTS.md and docs/performance.* (a quarter of an hour, leave the machine alone)
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes bench/RESULTS.md, docs/performance.* and what was measured of the goals in docs/design.md (a quarter of an hour, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
 	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
-		-chart ../docs/performance.svg -page ../docs/performance.md $(BIN)/bench.txt
+		-chart ../docs/performance.svg -page ../docs/performance.md -goals ../docs/design.md $(BIN)/bench.txt
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
 
 .PHONY: bench-functions
