@@ -36,6 +36,9 @@ func New(opts ...Option) (*Retrier, error) {
 		connections:     newConnections(),
 		builtInRetryOff: c.builtInRetryOff,
 	}
+	if c.random != nil {
+		r.random = func() float64 { return unit(c.random()) }
+	}
 	if err := r.settings.replace(c.policies, 0); err != nil {
 		return nil, err
 	}
