@@ -1,7 +1,6 @@
 package grpcretrytest
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -126,9 +125,10 @@ func (o *outerCall) end(err error) {
 	})
 }
 
-// Want compares the calls that have ended since the last Want, in the order of their starts, with one timeline
-// for each, and fails the test with a comparison if they differ. For the form of a timeline see the package's
-// documentation. Calls that are about to end are waited for.
+// Want compares the calls that have ended since the last Want, with one timeline for each, and fails the test
+// with a comparison if they differ. The calls are in the order of their starts or, if they start at the same time,
+// of their ends. For the form of a timeline see the package's documentation. Want waits up to a second for a
+// call that has not ended, because gRPC reports the end of a stream on a goroutine of its own.
 func (c *Calls) Want(timelines ...string) {
 	c.t.Helper()
 	var want []timeline
@@ -145,7 +145,7 @@ func (c *Calls) Want(timelines ...string) {
 	}
 }
 
-// String returns the timelines of the calls that have ended since the last Want, each below its method.
+// String returns the timelines of the same calls, each below its method.
 func (c *Calls) String() string {
 	c.await()
 	c.mu.Lock()
@@ -162,8 +162,6 @@ func (c *Calls) take() (ended []timeline, open int) {
 	return ended, max(c.open, c.outer)
 }
 
-// patience is how long a call that the test has seen the end of may take to be reported: gRPC reports the end
-// of a stream on a goroutine of its own.
 const patience = time.Second
 
 // await waits for the calls that have not ended.
@@ -185,11 +183,9 @@ func (c *Calls) await() {
 	}
 }
 
-// sorted returns the timelines in the order of their starts.
+// sorted returns the timelines in the order of their starts, and of their ends if those are the same.
 func sorted(calls []call) []timeline {
-	slices.SortStableFunc(calls, func(a, b call) int {
-		return cmp.Or(a.start.Compare(b.start), strings.Compare(a.timeline.String(), b.timeline.String()))
-	})
+	slices.SortStableFunc(calls, func(a, b call) int { return a.start.Compare(b.start) })
 	var all []timeline
 	for _, c := range calls {
 		all = append(all, c.timeline)

@@ -53,8 +53,7 @@ func Serve(t testing.TB, build func(...grpc.ServerOption) *grpc.Server, opts ...
 		t.Fatalf("grpcretrytest: %v", err)
 	}
 	settle := 20 * time.Millisecond
-	bubble := inBubble()
-	if bubble {
+	if inBubble() {
 		settle = 1 // virtual time passes when everything else is done
 	}
 	s := &Server{
@@ -143,9 +142,12 @@ func methodNames(service grpc.ServiceInfo) string {
 	return strings.Join(all, ", ")
 }
 
-// Down closes all connections and refuses new ones, as a server that restarts does, until [Server.Up]. A
-// second Down changes nothing.
-func (s *Server) Down() { s.listener.goDown() }
+// Down closes all connections and refuses new ones, as a server that restarts does, until [Server.Up]. It
+// returns when clients have noticed. A second Down changes nothing.
+func (s *Server) Down() {
+	s.listener.goDown()
+	<-time.After(s.script.settle)
+}
 
 // Up accepts connections again. gRPC connects anew when its own backoff, at least a second, is over.
 func (s *Server) Up() {

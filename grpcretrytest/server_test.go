@@ -402,7 +402,8 @@ func TestRealTime(t *testing.T) {
 
 func TestATCPServerComesUpAgain(t *testing.T) {
 	server := NewServer(t, register, OverTCP())
-	cc := server.DialWith(newRetrier(t), grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, MaxDelay: time.Millisecond}}))
+	cc := server.DialWith(newRetrier(t), grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: time.Millisecond, MaxDelay: time.Millisecond}, MinConnectTimeout: time.Minute}))
 	client := clientOf(cc)
 	client.Echo(t.Context(), hello())
 	server.Down()

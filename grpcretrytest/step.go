@@ -135,16 +135,20 @@ func (s Step) RetryInfo(d time.Duration) Step {
 
 // Header adds response headers: keys and values in turn. They are sent before the status, or with the
 // handler's own.
-func (s Step) Header(kv ...string) Step { return s.with("Header", &s.header, kv) }
+func (s Step) Header(kv ...string) Step {
+	if len(kv)%2 != 0 {
+		return s.invalid("Header has a key without a value: %q", kv)
+	}
+	s.header = metadata.Join(s.header, metadata.Pairs(kv...))
+	return s
+}
 
 // Trailer adds response trailers: keys and values in turn.
-func (s Step) Trailer(kv ...string) Step { return s.with("Trailer", &s.trailer, kv) }
-
-func (s Step) with(name string, to *metadata.MD, kv []string) Step {
+func (s Step) Trailer(kv ...string) Step {
 	if len(kv)%2 != 0 {
-		return s.invalid("%s has a key without a value: %q", name, kv)
+		return s.invalid("Trailer has a key without a value: %q", kv)
 	}
-	*to = metadata.Join(*to, metadata.Pairs(kv...))
+	s.trailer = metadata.Join(s.trailer, metadata.Pairs(kv...))
 	return s
 }
 
