@@ -172,6 +172,42 @@ func (s Step) invalid(format string, args ...any) Step {
 	return s
 }
 
+// String returns the step as it is written in Go, roughly.
+func (s Step) String() string {
+	var b strings.Builder
+	b.WriteString(stepNames[s.kind])
+	if s.kind == fails {
+		fmt.Fprintf(&b, "(%s, %q)", codeName(s.code), s.message)
+	} else {
+		b.WriteString("()")
+	}
+	say := func(given bool, format string, args ...any) {
+		if given {
+			fmt.Fprintf(&b, format, args...)
+		}
+	}
+	say(s.delay > 0, ".After(%v)", s.delay)
+	say(s.received > 0, ".AfterReceiving(%d)", s.received)
+	say(s.sent > 0, ".AfterSending(%d)", s.sent)
+	say(s.info != nil, ".RetryInfo(%v)", orZero(s.info))
+	for _, key := range slices.Sorted(maps.Keys(s.header)) {
+		say(true, ".Header(%s=%q)", key, s.header[key])
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.trailer)) {
+		say(true, ".Trailer(%s=%q)", key, s.trailer[key])
+	}
+	say(s.times == math.MaxInt-1, ".Always()")
+	say(s.times > 0 && s.times < math.MaxInt-1, ".Times(%d)", s.times+1)
+	return b.String()
+}
+
+func orZero(d *time.Duration) time.Duration {
+	if d == nil {
+		return 0
+	}
+	return *d
+}
+
 // needsStream reports why the step is for streams only, "" if it is not.
 func (s *Step) needsStream() string {
 	switch {
