@@ -29,11 +29,11 @@ import (
 // The messages and handlers are the kit's own, for every method of the service, so that each message can carry a
 // number. In each program, a few calls run at the same time in virtual time. What is checked:
 //
-//   - each call ends once, not after its deadline, with the result of one attempt;
+//   - each call ends once, not after its deadline, and with the result of one attempt; none waits for nothing;
 //   - attempts are within MaxAttempts, none starts at or after the deadline or MaxElapsed, and none follows a failure
 //     that is not retryable, or a server's "no retry";
 //   - each wait is the server's pushback to the microsecond, or else the policy's backoff;
-//   - no attempt that must be paid for is sent without a withdrawal from the budget, and nothing is returned twice;
+//   - each attempt that must be paid for was withdrawn from the budget, and what was not sent was refunded;
 //   - the server has seen each attempt that it was sent once, and with WithUnsentOnly ran no method twice;
 //   - no message of a stream is doubled, lost or reordered, and all replies are those of one attempt.
 type Exploration struct {
@@ -46,7 +46,7 @@ type Exploration struct {
 	// DialOptions are for every connection, for example interceptors that run below the Retrier's.
 	DialOptions []grpc.DialOption
 
-	Programs int    // how many programs to run; 0 means 200, which take a second or two
+	Programs int    // how many programs to run; 0 means 200, which take about a second
 	Seed     uint64 // of the first program; the others count on from there. The same seed draws the same program
 }
 
@@ -94,8 +94,9 @@ type plannedCall struct {
 	method   method
 	start    time.Duration
 	timeout  time.Duration
-	messages int    // what a client sends, or a server if that alone is a stream
-	steps    []Step // for its attempts; then the handler answers
+	cancel   time.Duration // when the caller cancels it, after its start; 0 for never
+	messages int           // what a client sends, or a server if that alone is a stream
+	steps    []Step        // for its attempts; then the handler answers
 }
 
 // A method is one of the service.
@@ -123,23 +124,34 @@ func (e *Exploration) draw(seed uint64) program {
 		p.budget = pickOne(r, 0, 1, 2, 5, 1000)
 	}
 	methods := e.methods()
+	retrier, err := grpcretry.New(e.options()...)
+	if err != nil {
+		return p // the program will fail
+	}
 	for number := range 1 + r.IntN(4) {
 		c := plannedCall{
 			number:   number + 1,
 			method:   methods[r.IntN(len(methods))],
 			start:    pickOne(r, 0, 0, time.Millisecond, time.Second),
-			timeout:  pickOne(r, 5*time.Millisecond, 150*time.Millisecond, time.Second, 10*time.Second, time.Minute),
+			timeout:  pickOne(r, 5*time.Millisecond, 150*time.Millisecond, 700*time.Millisecond, 3*time.Second, 10*time.Second, 20*time.Minute),
 			messages: r.IntN(5),
 		}
-		for range r.IntN(6) {
-			c.steps = append(c.steps, c.drawStep(r))
+		if r.IntN(6) == 0 {
+			c.cancel = pickOne(r, 2*time.Millisecond, 25*time.Millisecond, 60*time.Millisecond, 400*time.Millisecond)
+		}
+		policy := retrier.Policy(c.method.name)
+		for range r.IntN(7) {
+			c.steps = append(c.steps, c.drawStep(r, policy))
 		}
 		p.calls = append(p.calls, c)
 	}
 	return p
 }
 
-func (c *plannedCall) drawStep(r *rand.Rand) Step {
+// drawStep draws a step. Some of its times are close to the policy's limits.
+func (c *plannedCall) drawStep(r *rand.Rand, policy grpcretry.Policy) Step {
+	limit := max(policy.MaxServerDelay, 0).Truncate(time.Millisecond)
+	elapsed := (policy.MaxElapsed / 2).Truncate(time.Millisecond)
 	code := pickOne(r, codes.Unavailable, codes.Unavailable, codes.Unavailable, codes.ResourceExhausted, codes.ResourceExhausted,
 		codes.Aborted, codes.Internal, codes.DeadlineExceeded)
 	s := Fail(code, "drawn")
@@ -157,7 +169,7 @@ func (c *plannedCall) drawStep(r *rand.Rand) Step {
 	}
 	switch r.IntN(8) {
 	case 0, 1, 2:
-		s = s.Pushback(pickOne(r, 0, 10*time.Millisecond, 700*time.Millisecond, 3*time.Second, 10*time.Minute))
+		s = s.Pushback(pickOne(r, 0, 10*time.Millisecond, 700*time.Millisecond, 3*time.Second, elapsed, 2*elapsed, limit, limit+time.Millisecond))
 	case 3:
 		s = s.PushbackValue([][]string{{"-1"}, {""}, {"+5"}, {"5", "5"}}[r.IntN(4)]...)
 	}
@@ -213,6 +225,11 @@ func (p program) smaller() []program {
 			d.start = 0
 			without(d)
 		}
+		if c.cancel > 0 {
+			d := c
+			d.cancel = 0
+			without(d)
+		}
 		if c.messages > 1 {
 			d := c
 			d.messages--
@@ -234,6 +251,9 @@ func (p program) String() string {
 		fmt.Fprintf(&b, "  call %d, %s: starts at %v, has a timeout of %v", c.number, c.method.name, c.start, c.timeout)
 		if c.method.clients || c.method.servers {
 			fmt.Fprintf(&b, " and %s", count(c.messages, "message", "messages"))
+		}
+		if c.cancel > 0 {
+			fmt.Fprintf(&b, "; it is cancelled after %v", c.cancel)
 		}
 		b.WriteString("\n")
 		for i, s := range c.steps {
@@ -320,13 +340,17 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 	<-time.After(time.Minute) // what gRPC reports on goroutines of its own
 }
 
-// options returns the policy's options, those that follow make it predictable.
-func (o *observation) options(e *Exploration) []grpcretry.Option {
-	var opts []grpcretry.Option
-	if e.Policy != nil {
-		opts = e.Policy()
+// options returns the policy's options.
+func (e *Exploration) options() []grpcretry.Option {
+	if e.Policy == nil {
+		return nil
 	}
-	opts = append(opts, Jitter(o.program.u))
+	return e.Policy()
+}
+
+// options returns the policy's options, and those that make it predictable.
+func (o *observation) options(e *Exploration) []grpcretry.Option {
+	opts := append(e.options(), Jitter(o.program.u))
 	if o.program.budget < 0 {
 		return opts
 	}
@@ -501,6 +525,9 @@ func (o *observation) call(cc *grpc.ClientConn, c plannedCall) result {
 	ctx := metadata.AppendToOutgoingContext(context.WithValue(context.Background(), callNumber{}, c.number), callKey, strconv.Itoa(c.number))
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
+	if c.cancel > 0 {
+		defer time.AfterFunc(c.cancel, cancel).Stop()
+	}
 	res := result{call: c.number}
 	if !c.method.clients && !c.method.servers {
 		var m wrapperspb.StringValue

@@ -1,6 +1,7 @@
 package grpcretrytest
 
 import (
+	"flag"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ var policies = map[string]func() []grpcretry.Option{
 			grpcretry.WithCodes(codes.Unavailable, codes.Aborted, codes.ResourceExhausted), grpcretry.WithBudget(grpcretry.Unlimited)}
 	},
 	"limits": func() []grpcretry.Option {
-		return []grpcretry.Option{grpcretry.WithMaxElapsed(2 * time.Second), grpcretry.WithMaxServerDelay(time.Second),
+		return []grpcretry.Option{grpcretry.WithMaxElapsed(time.Second), grpcretry.WithMaxServerDelay(100 * time.Millisecond),
 			grpcretry.WithAttemptTimeout(40 * time.Millisecond), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.5, Reserve: 2})}
 	},
 	"unsent only": func() []grpcretry.Option {
@@ -33,12 +34,18 @@ var policies = map[string]func() []grpcretry.Option{
 	"one attempt": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.Disable()} },
 }
 
-var hedged = grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 3, Delay: grpcretry.HedgeAfter(20 * time.Millisecond)})
+var hedged = grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 4, Delay: grpcretry.HedgeAfter(20 * time.Millisecond)})
+
+var thorough = flag.Bool("thorough", false, "explore thousands of programs, as make random does")
 
 func TestExplore(t *testing.T) {
+	programs := 60
+	if *thorough {
+		programs = 1000
+	}
 	for name, policy := range policies {
 		t.Run(name, func(t *testing.T) {
-			Exploration{Service: &echov1.EchoService_ServiceDesc, Policy: policy}.Run(t)
+			Exploration{Service: &echov1.EchoService_ServiceDesc, Policy: policy, Programs: programs}.Run(t)
 		})
 	}
 }

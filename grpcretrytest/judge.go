@@ -64,7 +64,7 @@ func (o *observation) judge() string {
 	return o.judgeBudget()
 }
 
-// judgeBudget checks that every attempt but the first that reaches a server was paid for.
+// judgeBudget checks that every attempt but the first that reaches a server was paid for, and nothing else.
 func (o *observation) judgeBudget() string {
 	if o.budget == nil {
 		return ""
@@ -74,7 +74,7 @@ func (o *observation) judgeBudget() string {
 		if end := o.endOf(c.number); end != nil {
 			sent := 0
 			for _, a := range attemptsOf(end) {
-				if !a.Unsent {
+				if !a.Unsent || o.retrier.Policy(c.method.name).ConnectWait < 0 {
 					sent++
 				}
 			}
@@ -84,12 +84,12 @@ func (o *observation) judgeBudget() string {
 	}
 	b := o.budget
 	switch {
-	case paid > b.granted-b.refunds:
+	case paid != b.granted-b.refunds:
 		return fmt.Sprintf("%d attempts had to be paid for, and the budget has granted %d and got back %d", paid, b.granted, b.refunds)
-	case b.granted-b.refunds > o.program.budget || b.refunds > b.granted:
-		return fmt.Sprintf("the budget of %d has granted %d and got back %d", o.program.budget, b.granted, b.refunds)
-	case b.deposits < reached:
-		return fmt.Sprintf("%d attempts have reached a server, and the budget has seen %d", reached, b.deposits)
+	case paid > o.program.budget:
+		return fmt.Sprintf("%d attempts were paid for by a budget of %d", paid, o.program.budget)
+	case b.deposits != reached:
+		return fmt.Sprintf("%d attempts have reached a server, and %d were reported to the budget", reached, b.deposits)
 	}
 	return ""
 }
@@ -132,7 +132,10 @@ func (j *judgement) must(kept bool, format string, args ...any) {
 
 func (j *judgement) judge() {
 	deadline := j.start.Add(j.call.start + j.call.timeout)
-	j.must(!j.result.over.After(deadline.Add(slack)), "it has returned %v after its deadline", j.result.over.Sub(deadline))
+	if j.call.cancel > 0 {
+		deadline = j.start.Add(j.call.start + min(j.call.timeout, j.call.cancel))
+	}
+	j.must(!j.result.over.After(deadline.Add(slack)), "it has returned %v after its deadline or cancellation", j.result.over.Sub(deadline))
 	j.judgeReplies()
 	j.judgeServed()
 	if len(j.events) == 0 { // it has passed through
@@ -145,6 +148,7 @@ func (j *judgement) judge() {
 	}
 	j.attempts = attemptsOf(&j.events[len(j.events)-1])
 	j.judgeAttempts(deadline)
+	j.judgeEnd()
 	for i := 1; i < len(j.attempts) && !j.hedges(); i++ {
 		j.judgeRetry(i)
 	}
@@ -267,12 +271,28 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 		if i == 0 {
 			continue
 		}
-		j.must(a.Start.Before(deadline), "attempt %d has started at %v, and the deadline is %v", a.Number, j.since(a.Start), j.since(deadline))
+		j.must(a.Start.Before(deadline), "attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
 		if limit := j.policy.MaxElapsed; limit > 0 {
 			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d has started %v after the call, and MaxElapsed is %v", a.Number, a.Start.Sub(j.attempts[0].Start), limit)
 		}
 	}
 	j.must(sent <= j.mostAttempts(), "%d attempts were made, want at most %d", sent, j.mostAttempts())
+}
+
+// judgeEnd checks that a call which is not hedged has ended with its last attempt, or when it was
+// cancelled: no wait starts that an attempt cannot follow. The wait for a connection is the exception.
+func (j *judgement) judgeEnd() {
+	last := j.attempts[len(j.attempts)-1]
+	if last.Unsent || j.hedges() {
+		return
+	}
+	end := j.events[len(j.events)-1]
+	if c := j.call.cancel; c > 0 && end.Elapsed >= c {
+		j.must(end.Elapsed <= c+slack, "it has ended %v after its start, and was cancelled after %v", end.Elapsed, c)
+		return
+	}
+	waited := end.Elapsed - last.Start.Add(last.Duration).Sub(j.attempts[0].Start)
+	j.must(waited <= slack, "it has waited %v after its last attempt, and no attempt has followed", waited)
 }
 
 // judgeRetry checks the retry that follows attempt i-1 of a call that is not hedged.
