@@ -1,8 +1,10 @@
 package grpcretrytest
 
 import (
+	"context"
 	"errors"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -187,23 +189,23 @@ func (s *Server) Conn(opts ...grpc.DialOption) *grpc.ClientConn {
 	return cc
 }
 
-// Target returns the target to dial, for programs that dial themselves. They need the [Server.DialOptions] too.
+// Target returns the target to dial, for programs that dial themselves. They need the [Server.DialOptions]
+// too; with those, any target will do.
 func (s *Server) Target() string {
-	if s.listener.port != "" {
-		return "passthrough:///" + s.listener.port
-	}
-	return "passthrough:///grpcretrytest"
+	return "passthrough:///" + s.listener.Addr().String()
 }
 
 // DialOptions returns the options with which a program connects to the Target: the way to it, and no
 // encryption.
 func (s *Server) DialOptions() []grpc.DialOption {
-	opts := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
-	if s.listener.port == "" {
-		opts = append(opts, grpc.WithContextDialer(s.listener.dial))
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return s.DialContext(ctx) }),
 	}
-	return opts
 }
+
+// DialContext opens a connection to the server, for dialers of the program's own.
+func (s *Server) DialContext(ctx context.Context) (net.Conn, error) { return s.listener.dial(ctx) }
 
 // Jitter returns an option that makes every wait the one for the random number u, from 0 to 1: with full jitter
 // and u = 0.5, a wait of up to 100ms is 50ms. With 1 it is the longest, to the microsecond.
