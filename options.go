@@ -440,6 +440,16 @@ func WithBuiltInRetryDisabled() Option {
 	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
 }
 
+// WithRandom sets the source of the random numbers for jitter, so that tests can predict the waits;
+// package grpcretrytest has an option that does so. f returns numbers in [0, 1), as [Backoff]
+// describes; any other counts as the nearest of these, and NaN as 0. f must be safe for concurrent use.
+// In production leave the default: clients that draw the same numbers retry together.
+//
+// A nil f, the default, means [math/rand/v2.Float64]. A later WithRandom replaces an earlier one.
+func WithRandom(f func() float64) Option {
+	return fixedOption("WithRandom", func(c *config) { c.random = f })
+}
+
 // config collects the options of [New] or [Retrier.Update].
 type config struct {
 	policies policyOptions
@@ -447,6 +457,7 @@ type config struct {
 
 	// The rest is never changed by an Update.
 	observers       []func(context.Context, Event)
+	random          func() float64 // nil means rand.Float64
 	logger          *slog.Logger
 	tracerProvider  trace.TracerProvider
 	callSpan        bool

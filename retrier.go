@@ -38,6 +38,9 @@ func New(opts ...Option) (*Retrier, error) {
 		usage:           newUsage(&c),
 		builtInRetryOff: c.builtInRetryOff,
 	}
+	if c.random != nil {
+		r.random = func() float64 { return unit(c.random()) }
+	}
 	if err := r.settings.replace(c.policies, 0); err != nil {
 		return nil, err
 	}
