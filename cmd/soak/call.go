@@ -28,7 +28,8 @@ type call struct {
 	draw     *rand.Rand
 	id       callID
 	kind     kind
-	limit    int // attempts that the policy allows
+	limit    int  // attempts that the policy allows
+	exact    bool // and the call has no other limit
 	deadline time.Time
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -110,7 +111,7 @@ func (c *call) drawPolicy() {
 		if c.profile.hedgeAll {
 			c.limit = max(n, c.profile.hedges)
 		} else {
-			c.limit = n
+			c.limit, c.exact = n, true
 		}
 		set(fmt.Sprintf("%d attempts", n), grpcretry.WithMaxAttempts(n))
 	}
@@ -366,7 +367,8 @@ func (c *call) verify(err error, excused bool, now time.Time) clientRecord {
 			}
 		}
 	}
-	if wrong := c.check(err, c.limit); wrong != "" {
+	in := bounds{attempts: c.limit, exact: c.exact, codes: c.profile.codes, backoff: c.profile.backoff, deadline: c.deadline.Sub(c.start)}
+	if wrong := c.check(err, &in); wrong != "" {
 		c.violates("%s", wrong)
 	}
 	if over := now.Sub(c.deadline); over > c.client.slack() {

@@ -40,7 +40,7 @@ type clientConfig struct {
 }
 
 // workers make the calls of one profile.
-const workers = 16
+const workers = 48
 
 // connsPerProfile is the number of ClientConns that a profile uses at a time.
 const connsPerProfile = 3

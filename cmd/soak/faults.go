@@ -193,7 +193,18 @@ func (b *backend) hurtConnections(ctx context.Context, draw *rand.Rand) error {
 func (b *backend) cut(ctx context.Context, d time.Duration) error {
 	b.proxy.Stop()
 	sleep(ctx, d)
-	return b.proxy.Start()
+	return b.enable()
+}
+
+// enable starts the proxy. For a moment its port may still be in use: a process that is just being
+// started has inherited the listener, and closes it a little later.
+func (b *backend) enable() (err error) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); sleep(context.Background(), 5*time.Millisecond) {
+		if err = b.proxy.Start(); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // poison applies a toxic for a time. Then the proxy is replaced if the toxic cannot be removed.
@@ -250,9 +261,10 @@ func (b *backend) replaceProxy(err error) error {
 
 func (b *backend) startProxy() error {
 	b.proxy = toxiproxy.NewProxy(b.run.toxiproxy, fmt.Sprintf("server %d", b.number), b.front, b.address)
-	return b.proxy.Start()
+	return b.enable()
 }
 
 func newToxiproxy() *toxiproxy.ApiServer {
+	zerolog.SetGlobalLevel(zerolog.Disabled) // one toxic has a logger of its own
 	return toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
 }

@@ -23,11 +23,13 @@ import (
 type profile struct {
 	name     string
 	retrier  *grpcretry.Retrier
-	attempts int  // what the policy allows at most
-	hedges   int  // likewise, for a hedged call
-	hedgeAll bool // Echo and Expand may be hedged without an option
-	balanced bool // its ClientConns know all servers
-	updates  bool // its policies change
+	attempts int           // what the policy allows at most
+	hedges   int           // likewise, for a hedged call
+	hedgeAll bool          // Echo and Expand may be hedged without an option
+	balanced bool          // its ClientConns know all servers
+	updates  bool          // its policies change
+	codes    []codes.Code  // that are retried at some time
+	backoff  time.Duration // at most
 	audits   []audit
 
 	conns []atomic.Pointer[conn]
@@ -76,13 +78,15 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 
 	profiles := []*profile{
 		{name: "default budget", attempts: 4, hedges: 3},
-		{name: "tight budget", attempts: 4, hedges: 3, audits: []audit{ratioAudit(tight, tightBudget)}},
+		{name: "tight budget", attempts: 4, hedges: 3, audits: []audit{ratioAudit(tight, tightBudget), restored(tightBudget, tight.Reserve)}},
 		{name: "rate budget", attempts: 6, hedges: 3, audits: []audit{rateAudit(perSecond, burst), limited.audit}},
-		{name: "throttle", attempts: 5, hedges: 3, audits: []audit{throttleAudit(maxTokens, tokenRatio), counted.audit}},
+		{name: "throttle", attempts: 5, hedges: 3, audits: []audit{throttleAudit(maxTokens, tokenRatio), counted.audit, restored(throttle, maxTokens/2)},
+			codes: []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Aborted}},
 		{name: "concurrency budget", attempts: 4, hedges: 3, audits: []audit{few.audit, restored(few, concurrent)}},
 		{name: "no budget, attempt timeout", attempts: 8, hedges: 3},
 		{name: "hedged, other backends", attempts: 4, hedges: 3, hedgeAll: true, balanced: true},
-		{name: "updated", attempts: 4, hedges: 3, updates: true, balanced: true},
+		{name: "updated", attempts: 4, hedges: 3, updates: true, balanced: true,
+			codes: []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.Internal}},
 	}
 	options := [][]grpcretry.Option{
 		{},
@@ -96,6 +100,10 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		{grpcretry.WithBudget(grpcretry.Unlimited)},
 	}
 	for i, p := range profiles {
+		p.backoff = 20 * time.Millisecond
+		if p.codes == nil {
+			p.codes = []codes.Code{codes.Unavailable, codes.ResourceExhausted}
+		}
 		if p.retrier, err = grpcretry.New(append(append([]grpcretry.Option{}, common...), options[i]...)...); err != nil {
 			return nil, fmt.Errorf("profile %s: %w", p.name, err)
 		}
@@ -293,11 +301,17 @@ func (b *countedBudget) audit(_ *profile, atEnd bool) string {
 	return ""
 }
 
-// restored checks that at the end a budget has a balance.
-func restored(b grpcretry.Budget, want float64) audit {
+// restored checks that at the end, after some successes, a budget is as it was at the start, or better.
+func restored(b grpcretry.Budget, full float64) audit {
 	return func(_ *profile, atEnd bool) string {
-		if got := b.Balance(time.Now()); atEnd && got != want {
-			return fmt.Sprintf("at the end the balance is %v, want %v", got, want)
+		if !atEnd {
+			return ""
+		}
+		for range 1000 {
+			b.Deposit(grpcretry.Outcome{Attempt: 1, Result: grpcretry.Succeeded})
+		}
+		if got := b.Balance(time.Now()); got < full-0.001 || got > 20*full {
+			return fmt.Sprintf("at the end, after 1000 successes, the balance is %v, and at the start it was %v", got, full)
 		}
 		return ""
 	}

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,13 +20,24 @@ type moment struct {
 	number int
 	hedge  bool
 	unsent bool
-	at     time.Duration // since the start of the call
+	at     time.Duration // when the observer was called, since the start of the call
+	ended  time.Duration // when the attempt ended, likewise
 	code   codes.Code
 	reason error
 	wait   time.Duration
 	source grpcretry.WaitSource
-	err    error  // of an attempt's end, and of the call's
-	asked  string // the pushback in the trailer
+	err    error    // of an attempt's end, and of the call's
+	asked  []string // the pushback in the trailer
+	cut    bool     // the attempt timeout ended the attempt
+}
+
+// bounds is what a call's policy allows.
+type bounds struct {
+	attempts int           // at most
+	exact    bool          // a call that has used up its attempts has made so many
+	codes    []codes.Code  // that are retried
+	backoff  time.Duration // at most
+	deadline time.Duration // since the start of the call
 }
 
 // A timeline is what the library's observer and OnFinish have said about a call.
@@ -51,13 +65,13 @@ func (t *timeline) add(e *grpcretry.Event) {
 		kind: e.Kind, number: e.Attempt.Number, hedge: e.Attempt.Hedge, unsent: e.Attempt.Unsent, at: time.Since(t.start),
 		reason: e.Reason, wait: e.Wait, source: e.WaitSource,
 	}
+	m.ended = e.Attempt.Start.Add(e.Attempt.Duration).Sub(t.start)
 	switch e.Kind {
 	case grpcretry.AttemptEnd:
 		m.err = e.Attempt.Err
 		m.code = e.Attempt.Code()
-		if asked := e.Attempt.Trailer.Get(pushbackKey); len(asked) > 0 {
-			m.asked = fmt.Sprintf("%q", asked)
-		}
+		m.asked = e.Attempt.Trailer.Get(pushbackKey)
+		m.cut = errors.Is(e.Attempt.Err, grpcretry.ErrAttemptTimeout)
 	case grpcretry.CallEnd:
 		m.err = e.Err
 	}
@@ -105,9 +119,8 @@ func (t *timeline) attempts() (started, unsent int) {
 	return started, unsent
 }
 
-// check returns what is wrong with the events of a call that has ended with err, after at most limit
-// attempts; "" if nothing is.
-func (t *timeline) check(err error, limit int) string {
+// check returns what is wrong with the events of a call that has ended with err; "" if nothing is.
+func (t *timeline) check(err error, in *bounds) string {
 	if len(t.moments) == 0 {
 		return "" // the call passed straight through
 	}
@@ -138,6 +151,9 @@ func (t *timeline) check(err error, limit int) string {
 				return fmt.Sprintf("attempt %d is decided on before its end, or twice", m.number)
 			}
 			decided |= bit
+			if wrong := t.checkDecision(i, in); wrong != "" {
+				return wrong
+			}
 		}
 	}
 	last := &t.moments[len(t.moments)-1]
@@ -151,21 +167,67 @@ func (t *timeline) check(err error, limit int) string {
 	if full := uint64(1)<<(started+1) - 2; started < 63 && ended != full {
 		return fmt.Sprintf("%d attempts started, and not all of them ended before the call", started)
 	}
-	if started-unsent > limit {
-		return fmt.Sprintf("%d attempts were sent, and the policy allows %d", started-unsent, limit)
+	if started-unsent > in.attempts {
+		return fmt.Sprintf("%d attempts were sent, and the policy allows %d", started-unsent, in.attempts)
+	}
+	if in.exact && started-unsent < in.attempts && errors.Is(last.reason, grpcretry.ErrAttemptsExhausted) {
+		return fmt.Sprintf("the attempts are used up after %d, and the policy allows %d", started-unsent, in.attempts)
 	}
 	return ""
 }
 
-// checkWait checks that an attempt after a pushback has waited as long as the server asked.
+// checkDecision checks a decision against what the server asked for, and against the policy.
+func (t *timeline) checkDecision(i int, in *bounds) string {
+	m := &t.moments[i]
+	if m.reason != nil {
+		return ""
+	}
+	end := t.endOf(m.number, i)
+	if len(end.asked) > 0 {
+		wait, err := strconv.ParseUint(end.asked[0], 10, 31)
+		if len(end.asked) > 1 || err != nil {
+			return fmt.Sprintf("the server forbade another attempt by the pushback %q, and another follows", end.asked)
+		}
+		if want := time.Duration(wait) * time.Millisecond; m.source == grpcretry.WaitPushback && m.wait != want {
+			return fmt.Sprintf("the server asked for a wait of %v, and the call waits %v", want, m.wait)
+		}
+		if m.source == grpcretry.WaitBackoff {
+			return fmt.Sprintf("the server asked for a wait of %q ms, and the call waits for its backoff", end.asked[0])
+		}
+	}
+	if !end.cut && !end.unsent && !slices.Contains(in.codes, end.code) {
+		return fmt.Sprintf("%v is not among the codes that are retried, and another attempt follows", end.code)
+	}
+	if m.source == grpcretry.WaitBackoff && m.wait > in.backoff {
+		return fmt.Sprintf("the backoff is %v, and its limit is %v", m.wait, in.backoff)
+	}
+	if m.ended+m.wait > in.deadline && m.source != grpcretry.WaitConnect {
+		return fmt.Sprintf("a wait of %v starts %v before the deadline", m.wait, in.deadline-m.ended)
+	}
+	return ""
+}
+
+// endOf returns the end of an attempt before an event.
+func (t *timeline) endOf(number, before int) *moment {
+	for i := before - 1; i >= 0; i-- {
+		if m := &t.moments[i]; m.kind == grpcretry.AttemptEnd && m.number == number {
+			return m
+		}
+	}
+	return new(moment)
+}
+
+// checkWait checks that an attempt after a decision has waited as long as was decided. The wait after
+// an attempt timeout begins when that passes, before the attempt has ended.
 func (t *timeline) checkWait(start int) string {
 	for i := start - 1; i >= 0; i-- {
 		m := &t.moments[i]
 		if m.kind != grpcretry.Decision {
 			continue
 		}
-		if m.reason == nil && m.source == grpcretry.WaitPushback && t.moments[start].at-m.at < m.wait-2*time.Millisecond {
-			return fmt.Sprintf("the server asked for a wait of %v, and attempt %d starts after %v", m.wait, t.moments[start].number, t.moments[start].at-m.at)
+		waits := m.source == grpcretry.WaitPushback || m.source == grpcretry.WaitBackoff || m.source == grpcretry.WaitRetryInfo
+		if waited := t.moments[start].at - m.ended; m.reason == nil && waits && !t.endOf(m.number, i).cut && waited < m.wait {
+			return fmt.Sprintf("a wait of %v was decided on (%v), and attempt %d starts after %v", m.wait, m.source, t.moments[start].number, waited)
 		}
 		return ""
 	}
@@ -191,8 +253,8 @@ func (t *timeline) String() string {
 			if m.unsent {
 				b.WriteString(", unsent")
 			}
-			if m.asked != "" {
-				b.WriteString(", pushback " + m.asked)
+			if len(m.asked) > 0 {
+				fmt.Fprintf(&b, ", pushback %q", m.asked)
 			}
 		case grpcretry.Decision:
 			if m.reason == nil {
