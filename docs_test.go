@@ -461,7 +461,7 @@ func TestReadmeNamesTheVersionsCompared(t *testing.T) {
 
 // The pages link to each other and to files of the repository.
 func TestPageLinks(t *testing.T) {
-	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md"}
+	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md", "examples/production/README.md"}
 	entries, err := os.ReadDir("docs")
 	if err != nil {
 		t.Fatal(err)

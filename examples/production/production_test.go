@@ -87,6 +87,17 @@ func TestARetryIsSeenEverywhere(t *testing.T) {
 	}
 }
 
+// A method without an idempotency level is not retried if it may have run.
+func TestNothingRunsTwice(t *testing.T) {
+	srv := startServer(t, anyPort, 100, server.Faults{FailEvery: 2})
+	cli := startClient(t, srv.public, "", nil)
+	want(t, http.StatusOK, "POST", "http://"+cli.public+"/entries")
+	want(t, http.StatusServiceUnavailable, "POST", "http://"+cli.public+"/entries")
+	if got := want(t, http.StatusOK, "POST", "http://"+cli.public+"/entries?message=x"); got != "2 x\n" {
+		t.Errorf("after one success and one failure, POST /entries returned %q, want entry 2", got)
+	}
+}
+
 // traceOf returns the spans of the trace in which a span has an attribute.
 func (c *collector) traceOf(t *testing.T, attribute string, value int64) (trace []*tracepb.Span) {
 	t.Helper()

@@ -45,7 +45,7 @@ func NewTelemetry(ctx context.Context, service string) (*Telemetry, error) {
 	registry := prometheus.NewRegistry()
 	pull, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo())
 	if err != nil {
-		return nil, fmt.Errorf("Prometheus exporter: %w", err)
+		return nil, fmt.Errorf("exporter for Prometheus: %w", err)
 	}
 	traces := []sdktrace.TracerProviderOption{
 		sdktrace.WithResource(identity),
