@@ -15,7 +15,6 @@ export GOWORK := off
 export GOFLAGS += -buildvcs=false
 
 BIN := $(CURDIR)/.bin
-FUZZTIME ?= 3s
 TESTFLAGS ?=
 
 # In a git checkout what is ignored is left out; from an archive there is only find.
@@ -122,8 +121,12 @@ test-oldest: ## the short tests with the oldest Go that the dependencies allow (
 	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
 
 .PHONY: fuzz-short
-fuzz-short: ## every Fuzz function for FUZZTIME (3s)
-	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
+fuzz-short: ## every Fuzz function for FUZZTIME (2s)
+	@.ci/fuzz $(or $(FUZZTIME),2s) $(MODULES)
+
+.PHONY: fuzz
+fuzz: ## the same for FUZZTIME (1h); new inputs that fail are kept under testdata/fuzz
+	@.ci/fuzz $(or $(FUZZTIME),1h) $(MODULES)
 
 .PHONY: demo
 demo: ## build and run examples/demo
@@ -132,6 +135,10 @@ demo: ## build and run examples/demo
 .PHONY: demo-page
 demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-C
 	cd examples/demo && go run . -http localhost:8080 </dev/null
+
+.PHONY: production
+production: curl ## run the server and the client of examples/production, with calls, a reload and a restart (a few seconds)
+	@examples/production/try
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
@@ -288,6 +295,10 @@ protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go
 .PHONY: protoc
 protoc:
 	@.ci/need protoc protobuf-compiler
+
+.PHONY: curl
+curl:
+	@.ci/need curl curl
 
 .PHONY: chromium
 chromium:

@@ -282,6 +282,9 @@ func TestTablesHaveTheMetrics(t *testing.T) {
 		for _, name := range table.names() {
 			attrs := strings.Split(table.cell(name, "attributes"), ", ")
 			slices.Sort(attrs)
+			if slices.Equal(attrs, []string{"none"}) {
+				attrs = nil
+			}
 			shown[name] = fmt.Sprint(table.cell(name, "kind, unit"), attrs)
 		}
 	}
@@ -316,7 +319,9 @@ func describeMetric(t *testing.T, m metricdata.Metrics) (kind string, keys map[s
 	}
 	switch data := m.Data.(type) {
 	case metricdata.Sum[int64]:
-		kind = "counter"
+		if kind = "up-down counter"; data.IsMonotonic {
+			kind = "counter"
+		}
 		for _, p := range data.DataPoints {
 			add(p.Attributes)
 		}
@@ -349,6 +354,8 @@ func prometheusName(name, kind, unit string) string {
 		return name + "_total"
 	case unit == "s":
 		return name + "_seconds"
+	case unit == "By":
+		return name + "_bytes"
 	default:
 		return name
 	}

@@ -245,6 +245,20 @@ func (r *reporter) notHedged(f *facts, why string) {
 	}
 }
 
+// streamNotKept reports a stream that has committed because its messages exceed WithReplayMemory.
+func (r *reporter) streamNotKept(f *facts, limit int64) {
+	if r.log != nil {
+		r.log.replayMemoryFull(f, 0, limit, "streams commit early and are not retried")
+	}
+}
+
+// hedgeNotKept reports a hedge that was not sent because its reply may exceed WithReplayMemory.
+func (r *reporter) hedgeNotKept(f *facts, limit int64) {
+	if r.log != nil {
+		r.log.replayMemoryFull(f, 1, limit, "calls are not hedged")
+	}
+}
+
 // messageChanged reports that the application has changed a message after SendMsg.
 func (r *reporter) messageChanged(f *facts) {
 	if r.log != nil {

@@ -73,6 +73,12 @@ func (server) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamingServer[
 	return answerTo(stream.Context(), req.GetMessage())
 }
 
+// Chat goes on until the client leaves.
+func (server) Chat(stream grpc.BidiStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
+	<-stream.Context().Done()
+	return nil
+}
+
 func answerTo(ctx context.Context, message string) error {
 	words := strings.Fields(message)
 	word := words[min(grpcretry.PreviousAttempts(ctx), len(words)-1)]

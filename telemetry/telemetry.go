@@ -54,6 +54,10 @@ const (
 	MetricBudgetBalance  = "grpcretry.budget.balance"
 	MetricBudgetRefusals = "grpcretry.budget.refusals"
 	MetricHedges         = "grpcretry.hedges"
+	MetricWaitingCalls   = "grpcretry.waiting_calls"
+	MetricOpenStreams    = "grpcretry.open_streams"
+	MetricReplayMemory   = "grpcretry.replay.memory"
+	MetricReplayRefusals = "grpcretry.replay.refusals"
 
 	// Of the server interceptors.
 	MetricServerRetries   = "grpcretry.server.retries"
@@ -67,4 +71,5 @@ const (
 	AttrOutcome     = "grpcretry.outcome"
 	AttrBudget      = "grpcretry.budget"
 	AttrHedgeResult = "grpcretry.hedge.result"
+	AttrReplayOf    = "grpcretry.replay.of"
 )
