@@ -125,7 +125,7 @@ func cut(s string, n int) string {
 		return s
 	}
 	end := n - len(mark)
-	for i := end; i > end-utf8.UTFMax; i-- {
+	for i := end; i > max(0, end-utf8.UTFMax); i-- {
 		if utf8.RuneStart(s[i]) {
 			return s[:i] + mark
 		}
