@@ -15,7 +15,6 @@ export GOWORK := off
 export GOFLAGS += -buildvcs=false
 
 BIN := $(CURDIR)/.bin
-FUZZTIME ?= 3s
 TESTFLAGS ?=
 
 # In a git checkout what is ignored is left out; from an archive there is only find.
@@ -122,8 +121,12 @@ test-oldest: ## the short tests with the oldest Go that the dependencies allow (
 	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
 
 .PHONY: fuzz-short
-fuzz-short: ## every Fuzz function for FUZZTIME (3s)
-	@$(call each-module,$(CURDIR)/.ci/fuzz-short $(FUZZTIME))
+fuzz-short: ## every Fuzz function for FUZZTIME (2s)
+	@.ci/fuzz $(or $(FUZZTIME),2s) $(MODULES)
+
+.PHONY: fuzz
+fuzz: ## the same for FUZZTIME (1h); new inputs that fail are kept under testdata/fuzz
+	@.ci/fuzz $(or $(FUZZTIME),1h) $(MODULES)
 
 .PHONY: demo
 demo: ## build and run examples/demo
@@ -132,6 +135,10 @@ demo: ## build and run examples/demo
 .PHONY: demo-page
 demo-page: ## the same, with the debug page on http://localhost:8080 until Ctrl-C
 	cd examples/demo && go run . -http localhost:8080 </dev/null
+
+.PHONY: production
+production: curl ## run the server and the client of examples/production, with calls, a reload and a restart (a few seconds)
+	@examples/production/try
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
@@ -183,8 +190,8 @@ restart: ## kill and restart real servers under six clients, ours among them (ha
 	@cd bench && go run ./restart $(ARGS)
 
 .PHONY: restart-docs
-restart-docs: ## the same, and write the tables of docs/restart.md again
-	@cd bench && go run ./restart -markdown ../docs/restart.md
+restart-docs: ## the same, and write the tables of docs/restart.md again, and what docs/performance.md has of them
+	@cd bench && go run ./restart -markdown ../docs/restart.md && go run ./report -restart ../docs/restart.md -page ../docs/performance.md
 
 DURATION ?= 20s
 CALLS ?= 10000000
@@ -243,11 +250,11 @@ soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten mill
 
 RUNS ?= 24
 .PHONY: bench
-bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes bench/RESULTS.md and docs/performance.* (a quarter of an hour, leave the machine alone)
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes bench/RESULTS.md, docs/performance.* and what was measured of the goals in docs/design.md (a quarter of an hour, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
 	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
-		-chart ../docs/performance.svg -page ../docs/performance.md $(BIN)/bench.txt
+		-chart ../docs/performance.svg -page ../docs/performance.md -goals ../docs/design.md $(BIN)/bench.txt
 	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
 
 .PHONY: bench-functions
@@ -302,6 +309,10 @@ protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go
 .PHONY: protoc
 protoc:
 	@.ci/need protoc protobuf-compiler
+
+.PHONY: curl
+curl:
+	@.ci/need curl curl
 
 .PHONY: chromium
 chromium:

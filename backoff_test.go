@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"math"
@@ -394,5 +395,24 @@ func TestJitterNames(t *testing.T) {
 		if got := j.String(); got != want {
 			t.Errorf("Jitter(%d).String() = %q, want %q", int(j), got, want)
 		}
+	}
+}
+
+// WithRandom decides every wait. A number that is none in [0, 1) counts as the nearest, whatever the Backoff.
+func TestWithRandom(t *testing.T) {
+	for _, tt := range []struct{ u, want float64 }{
+		{0, 0}, {0.5, 0.5}, {1, almostOne}, {math.Inf(1), almostOne}, {-1, 0}, {math.Inf(-1), 0}, {math.NaN(), 0},
+	} {
+		var drawn []float64
+		backoff := backoffFunc(func(_ int, _ time.Duration, u float64) time.Duration { drawn = append(drawn, u); return 0 })
+		r := retrierOf(t, WithRandom(func() float64 { return 0.7 }), WithRandom(func() float64 { return tt.u }),
+			WithBackoff(backoff), WithMaxAttempts(2))
+		invokeEcho(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable })
+		if !slices.Equal(drawn, []float64{tt.want}) {
+			t.Errorf("with %v, the backoff has received %v, want %v", tt.u, drawn, tt.want)
+		}
+	}
+	if r := retrierOf(t, WithRandom(nil)); r.random() == r.random() {
+		t.Error("WithRandom(nil) draws the same number twice")
 	}
 }

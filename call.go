@@ -283,6 +283,7 @@ func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
 	}
+	c.retrier.report.waitStarted(&c.facts, f.Attempt.Number+1, step.verdict, now)
 	return step, nil
 }
 
@@ -370,7 +371,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 		}
 		connected := false
 		if d := time.Until(p.dueAt); d > 0 {
-			connected = c.retrier.connections.pause(c.ctx, c.cc, d, step.Connect)
+			connected = c.pause(d, step.Connect)
 		}
 		now := time.Now()
 		gone := c.plan().gone(c.ctx, now)
@@ -389,6 +390,14 @@ func (c *call) wait(step step) (reason error, gone bool) {
 			return step.Reason, false
 		}
 	}
+}
+
+// pause waits for a time; if connects, at most until there is a connection, which it then reports.
+func (c *call) pause(d time.Duration, connects bool) (connected bool) {
+	waiting := &c.retrier.usage.waiting
+	waiting.Add(1)
+	defer waiting.Add(-1)
+	return c.retrier.connections.pause(c.ctx, c.cc, d, connects)
 }
 
 // whyUnsendable returns why no attempt can be sent any more, nil if one can.

@@ -25,12 +25,7 @@ var functionDraws = flag.Int("functions.draws", 100, "programs that TestAFunctio
 // A doer is a Retrier whose random number is always u.
 func doer(t *testing.T, u float64, opts ...Option) *Retrier {
 	t.Helper()
-	r, err := New(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.random = func() float64 { return u }
-	return r
+	return retrierOf(t, append(opts, WithRandom(func() float64 { return u }))...)
 }
 
 // A played function returns the errors of its script, one per attempt, and remembers when.

@@ -56,7 +56,8 @@
 //   - the application calls Context or Trailer, which never wait;
 //   - the application has sent more than [WithBufferLimit] keeps for replay, 256 KiB of memory by
 //     default, or a message of unknown size, which is one that is neither a proto.Message nor
-//     has a Size method. The one request of a server stream does not count.
+//     has a Size method. The one request of a server stream does not count;
+//   - all streams of the Retrier together keep as much as [WithReplayMemory] allows, 64 MiB by default.
 //
 // Until then, the messages sent and CloseSend are sent again, in order, to the next attempt. After
 // that, gRPC's errors are returned unchanged and messages have no overhead;

@@ -282,6 +282,9 @@ func TestTablesHaveTheMetrics(t *testing.T) {
 		for _, name := range table.names() {
 			attrs := strings.Split(table.cell(name, "attributes"), ", ")
 			slices.Sort(attrs)
+			if slices.Equal(attrs, []string{"none"}) {
+				attrs = nil
+			}
 			shown[name] = fmt.Sprint(table.cell(name, "kind, unit"), attrs)
 		}
 	}
@@ -316,7 +319,9 @@ func describeMetric(t *testing.T, m metricdata.Metrics) (kind string, keys map[s
 	}
 	switch data := m.Data.(type) {
 	case metricdata.Sum[int64]:
-		kind = "counter"
+		if kind = "up-down counter"; data.IsMonotonic {
+			kind = "counter"
+		}
 		for _, p := range data.DataPoints {
 			add(p.Attributes)
 		}
@@ -349,6 +354,8 @@ func prometheusName(name, kind, unit string) string {
 		return name + "_total"
 	case unit == "s":
 		return name + "_seconds"
+	case unit == "By":
+		return name + "_bytes"
 	default:
 		return name
 	}
@@ -454,7 +461,7 @@ func TestReadmeNamesTheVersionsCompared(t *testing.T) {
 
 // The pages link to each other and to files of the repository.
 func TestPageLinks(t *testing.T) {
-	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md"}
+	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md", "examples/production/README.md"}
 	entries, err := os.ReadDir("docs")
 	if err != nil {
 		t.Fatal(err)
@@ -476,6 +483,42 @@ func TestPageLinks(t *testing.T) {
 		}
 	}
 }
+
+// Times of single calls differ from machine to machine and from month to month, so only the report of the benchmarks
+// writes them, between marks, and all else links to what it wrote.
+func TestTimesOfCallsHaveOneSource(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"README.md", "docs/*.md", "*.go", "balancer/*.go", "debug/*.go", "httpretry/*.go", "reconcile/*.go", "attemptspan/*.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("no files %s: %v", pattern, err)
+		}
+		files = append(files, found...)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := generated.ReplaceAllString(string(text), "")
+		for _, figure := range timeOfCall.FindAllString(written, -1) {
+			if !slices.Contains(noTimesOfCalls, figure) {
+				t.Errorf("%s: %q is written by hand; link to docs/performance.md", file, figure)
+			}
+		}
+	}
+}
+
+var (
+	// generated is what a program writes into a page.
+	generated  = regexp.MustCompile(`(?s)<!-- (functions|features|bill|goals) -->.*?<!-- end of (functions|features|bill|goals) -->`)
+	timeOfCall = regexp.MustCompile(`[0-9][0-9.,]* ?(ns|µs|nanoseconds|microseconds|instructions)\b`)
+	// noTimesOfCalls is the range in which HedgeAtQuantile measures.
+	noTimesOfCalls = []string{"10 µs"}
+)
 
 // pageLink matches [text](address) and ![text](address).
 var pageLink = regexp.MustCompile(`\]\(([^()\s]+)\)`)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 )
 
 const someMethod = "/shop.v1.Catalog/GetItem"
@@ -230,5 +231,36 @@ func TestPlanGivesBackAHedgeIfItsBudgetPanics(t *testing.T) {
 	}()
 	if want := (counts{withdrawn: 1, refunded: 1}); budget.counts != want {
 		t.Errorf("budget is %+v, want %+v", budget.counts, want)
+	}
+}
+
+// If the budget refuses the attempt after the last one in flight, the call is over, and no hedge is due.
+func TestPlanThatHasEndedIsNotDue(t *testing.T) {
+	plan := newPlan(t, t.Context(), WithBudget(stingy{}), WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}))
+	first, _ := plan.Sent(noon)
+	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (Step{End: true, Reason: ErrBudgetExhausted}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
+	}
+	if due := plan.DueAt(); !due.IsZero() {
+		t.Errorf("due %v after noon, want never", due.Sub(noon))
+	}
+}
+
+// A wait longer than MaxServerDelay rules out further attempts, even if it is asked for when all were
+// sent and one of these then turns out not to have reached a server.
+func TestPlanObeysTooLongAWaitAlsoAfterTheLastAttempt(t *testing.T) {
+	plan := newPlan(t, t.Context(), WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}))
+	first, _ := plan.Sent(noon)
+	plan.Due(noon.Add(second))
+	hedge, _ := plan.Sent(noon.Add(second))
+	first = failed(first, codes.Unavailable)
+	first.Trailer = metadata.MD{pushbackKey: {"300001"}}
+	if got, want := plan.Ended(first, noon.Add(second), 0.5), (Step{Reason: ErrAttemptsExhausted}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
+	}
+	hedge = failed(hedge, codes.Unavailable)
+	hedge.Unsent = true
+	if got, want := plan.Ended(hedge, noon.Add(second), 0.5), (Step{End: true, Reason: ErrPushback}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
 	}
 }

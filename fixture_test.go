@@ -221,12 +221,7 @@ func (f *fixture) client(t *testing.T, opts ...Option) echov1.EchoServiceClient 
 // fixed is a client whose random number is always u.
 func (f *fixture) fixed(t *testing.T, u float64, opts ...Option) echov1.EchoServiceClient {
 	t.Helper()
-	r, err := New(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.random = func() float64 { return u }
-	return echov1.NewEchoServiceClient(f.conn(t, r.DialOptions()...))
+	return f.client(t, append(opts, WithRandom(func() float64 { return u }))...)
 }
 
 // serve starts a scripted server. Within a bubble, call it within.

@@ -30,6 +30,8 @@ type hedgedAttempts interface {
 	share() *call
 	// run makes an attempt, to its end or, for a stream, to its first message.
 	run(*attempt) error
+	// replyOf returns the message that an attempt receives into.
+	replyOf(*attempt) any
 	// discard ends the rest of an attempt that succeeded too late.
 	discard(*attempt)
 	// bind makes an attempt whose first message is yet to come the winner of a stream.
@@ -108,6 +110,7 @@ func (h *hedging) contestedLocked() *race {
 		r.open = append(r.openSpace[:0], h.first)
 		now := time.Now()
 		r.call.planned(now).hedgeFrom(timeOf(h.from, now))
+		r.replies.begin(&r.call.retrier.usage.replay, &r.call.facts)
 		h.race = r
 	}
 	return h.race
@@ -183,6 +186,13 @@ func (u *hedgedUnary) run(a *attempt) error {
 	a.checkUnsent(err)
 	a.settle()
 	return err
+}
+
+func (u *hedgedUnary) replyOf(a *attempt) any {
+	if a.number > 1 {
+		return a.bounds.received
+	}
+	return u.reply
 }
 
 func (u *hedgedUnary) discard(*attempt) {}

@@ -191,6 +191,11 @@ func (s *hedgedStream) request(at *streamAttempt) error {
 	return nil
 }
 
+func (s *hedgedStream) replyOf(a *attempt) any {
+	_, message := s.streamOf(a)
+	return message
+}
+
 // discard ends a stream whose first message came too late.
 func (s *hedgedStream) discard(a *attempt) {
 	at, _ := s.streamOf(a)

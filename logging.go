@@ -23,6 +23,8 @@ type logger struct {
 
 	// Methods for which a line was logged, once each.
 	left, unhedged, changed loggedMethods
+
+	memoryFull [2]atomic.Bool // the replay memory was full: for streams, for hedges
 }
 
 // recovered is the time without a refusal after which a budget is logged as recovered: an exhausted
@@ -109,6 +111,14 @@ func (l *logger) notHedged(f *facts, why string) {
 		but = ""
 	}
 	l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
+}
+
+// replayMemoryFull logs once for streams, and once for hedges, that the replay memory is full.
+func (l *logger) replayMemoryFull(f *facts, what int, limit int64, consequence string) {
+	if l.memoryFull[what].CompareAndSwap(false, true) {
+		l.WarnContext(f.ctx, "grpcretry: replay memory is full, "+consequence,
+			"method", f.method, "target", f.target(), "limit", limit)
+	}
 }
 
 // messageChanged logs once that a method's messages are changed after SendMsg.

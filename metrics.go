@@ -53,6 +53,7 @@ var (
 // first attempt several times as much.
 type metrics struct {
 	settings *settings
+	usage    *usage
 
 	wait metric.Float64Histogram
 
@@ -105,7 +106,7 @@ type budgetRow struct {
 type meter struct{ *metrics }
 
 // newMeter makes the instruments. It returns nil without WithMeterProvider.
-func newMeter(c *config, s *settings) (*meter, error) {
+func newMeter(c *config, s *settings, u *usage) (*meter, error) {
 	if !c.metrics {
 		return nil, nil
 	}
@@ -113,7 +114,7 @@ func newMeter(c *config, s *settings) (*meter, error) {
 	if mp == nil {
 		mp = otel.GetMeterProvider()
 	}
-	m := &metrics{settings: s, overflow: newMetricRow(rowKey{other, other})}
+	m := &metrics{settings: s, usage: u, overflow: newMetricRow(rowKey{other, other})}
 	m.rows.Store(&map[rowKey]*metricRow{})
 	m.budgets.Store(&map[budgetLabels]*budgetRow{})
 	registration, err := m.register(mp.Meter(instrumentationName), c.grpcMetrics)
@@ -147,6 +148,15 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		passed:   counter(telemetry.MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries."),
 		refusals: counter(telemetry.MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
 	}
+	gauge := func(name, unit, description string) metric.Int64Observable {
+		g, err := from.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		errs = append(errs, err)
+		return g
+	}
+	o.waiting = gauge(telemetry.MetricWaitingCalls, "{call}", "Calls that wait before their next attempt.")
+	o.streams = gauge(telemetry.MetricOpenStreams, "{stream}", "Streams that have not ended.")
+	o.replay = gauge(telemetry.MetricReplayMemory, "By", "Memory that is kept to replay streams, and for the replies of hedges.")
+	o.notKept = counter(telemetry.MetricReplayRefusals, "{refusal}", "Streams that committed, and hedges that were not sent, because the replay memory was full.")
 	var err error
 	o.balance, err = from.Float64ObservableGauge(telemetry.MetricBudgetBalance, metric.WithUnit("{retry}"),
 		metric.WithDescription("Retries that the budget would allow now."))
@@ -169,7 +179,8 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 	registration, err := from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		m.observe(to, &o)
 		return nil
-	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.passed, o.refusals, o.balance)
+	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.passed, o.refusals, o.balance,
+		o.waiting, o.streams, o.replay, o.notKept)
 	return registration, errors.Join(append(errs, err)...)
 }
 
@@ -177,6 +188,7 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 type observables struct {
 	attempts, calls, rescued, wasted, hedges, passed, refusals metric.Int64Observable
 	balance                                                    metric.Float64Observable
+	waiting, streams, replay, notKept                          metric.Int64Observable // of the whole Retrier
 }
 
 // observe reports every count.
@@ -192,6 +204,7 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 	if m.overflowed.Load() {
 		m.overflow.observe(to, o)
 	}
+	m.usage.observe(to, o)
 	now := time.Now()
 	for key, row := range *m.budgets.Load() {
 		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(key.target)), attribute.String(telemetry.AttrBudget, key.scope))
@@ -204,6 +217,14 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 			to.ObserveFloat64(o.balance, balance, attrs)
 		}
 	}
+}
+
+func (u *usage) observe(to metric.Observer, o *observables) {
+	to.ObserveInt64(o.waiting, u.waiting.Load())
+	to.ObserveInt64(o.streams, u.streams.Load())
+	to.ObserveInt64(o.replay, u.replay.inUse.Load())
+	to.ObserveInt64(o.notKept, u.replay.committed.Load(), metric.WithAttributes(attribute.String(telemetry.AttrReplayOf, "stream")))
+	to.ObserveInt64(o.notKept, u.replay.unhedged.Load(), metric.WithAttributes(attribute.String(telemetry.AttrReplayOf, "hedge")))
 }
 
 func (row *metricRow) observe(to metric.Observer, o *observables) {

@@ -432,8 +432,9 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
 			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}",
-			"grpcretry.budget.refusals": "{retry}",
-			"grpc.client.call.retries":  "{retry}", "grpc.client.call.retry_delay": "s",
+			"grpcretry.budget.refusals": "{retry}", "grpcretry.waiting_calls": "{call}", "grpcretry.open_streams": "{stream}",
+			"grpcretry.replay.memory": "By", "grpcretry.replay.refusals": "{refusal}",
+			"grpc.client.call.retries": "{retry}", "grpc.client.call.retry_delay": "s",
 		}
 		for _, m := range collect(t, reader) {
 			if m.Unit != units[m.Name] || m.Description == "" {

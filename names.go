@@ -125,8 +125,10 @@ func cut(s string, n int) string {
 		return s
 	}
 	end := n - len(mark)
-	for end > 0 && !utf8.RuneStart(s[end]) {
-		end--
+	for i := end; i > end-utf8.UTFMax; i-- {
+		if utf8.RuneStart(s[i]) {
+			return s[:i] + mark
+		}
 	}
-	return s[:end] + mark
+	return s[:end] + mark // not UTF-8
 }

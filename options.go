@@ -256,6 +256,7 @@ func WithRatioBudget(s RatioBudget) CallOption {
 //
 // bytes is at least 0. With 0, streams pass through without retries. Unary calls keep their one
 // message in any case. The default is 256 KiB. A later WithBufferLimit replaces an earlier one.
+// [WithReplayMemory] limits all streams of a Retrier together.
 func WithBufferLimit(bytes int) CallOption {
 	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *Policy) {
 		s.BufferLimit = orDefault(bytes, -1)
@@ -372,7 +373,7 @@ func WithObserver(f func(context.Context, Event)) Option {
 //   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
 //     the number of calls left out), exhausted budgets (once, until they recover), and, once each,
 //     what [Retrier.Warnings] lists, and methods that are left to gRPC's own retries, cannot be
-//     hedged, or are called with messages that change after SendMsg;
+//     hedged, or are called with messages that change after SendMsg, and a full replay memory;
 //   - at info level: budgets that recovered, because they have refused nothing for 10 seconds.
 //
 // A call that succeeds on the first attempt logs nothing. A nil l, the default, turns logging off.
@@ -405,6 +406,10 @@ func WithCallSpan(on bool) Option {
 // all calls after the first 2000 pairs of target and method. Two Retriers with the same provider
 // add up in the same series, but if both have a budget of the same scope and target,
 // grpcretry.budget.balance shows only one of the two: share the budget, or the Retrier.
+//
+// The counters of a Retrier are gone when the Retrier is garbage. A program that shuts its provider
+// down at the end, to send what has not been sent, keeps the Retrier until then:
+// defer runtime.KeepAlive(retrier).
 func WithMeterProvider(mp metric.MeterProvider) Option {
 	return fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
@@ -435,6 +440,16 @@ func WithBuiltInRetryDisabled() Option {
 	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
 }
 
+// WithRandom sets the source of the random numbers for jitter, so that tests can predict the waits;
+// package grpcretrytest has an option that does so. f returns numbers in [0, 1), as [Backoff]
+// describes; any other counts as the nearest of these, and NaN as 0. f must be safe for concurrent use.
+// In production leave the default: clients that draw the same numbers retry together.
+//
+// A nil f, the default, means [math/rand/v2.Float64]. A later WithRandom replaces an earlier one.
+func WithRandom(f func() float64) Option {
+	return fixedOption("WithRandom", func(c *config) { c.random = f })
+}
+
 // config collects the options of [New] or [Retrier.Update].
 type config struct {
 	policies policyOptions
@@ -442,6 +457,7 @@ type config struct {
 
 	// The rest is never changed by an Update.
 	observers       []func(context.Context, Event)
+	random          func() float64 // nil means rand.Float64
 	logger          *slog.Logger
 	tracerProvider  trace.TracerProvider
 	callSpan        bool
@@ -449,6 +465,7 @@ type config struct {
 	meterProvider   metric.MeterProvider // nil means the global one
 	grpcMetrics     bool
 	builtInRetryOff bool
+	replayMemory    *int64 // nil means the default
 
 	errs []error
 }

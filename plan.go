@@ -350,6 +350,9 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	case p.sent() >= p.mostAttempts() && p.once:
 		return verdict{Reason: ErrRetriedUpstream}
 	case p.sent() >= p.mostAttempts():
+		if p.asksTooMuch(found) { // for the case that an attempt in flight turns out to be unsent
+			p.stopped = ErrPushback
+		}
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	wait, source, reason := p.schedule(found, now, u)
@@ -371,7 +374,7 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration, WaitSource, error) {
 	wait, source := time.Duration(0), WaitBackoff
 	switch hint := found.hint; {
-	case found.hinted && p.policy.MaxServerDelay >= 0 && hint.Delay > p.policy.MaxServerDelay:
+	case p.asksTooMuch(found):
 		return hint.Delay, hint.Source, ErrPushback
 	case found.hinted && hint.Source == WaitRetryInfo:
 		// Spread: the server gave every client the same delay.
@@ -384,6 +387,11 @@ func (p *plan) schedule(found finding, now time.Time, u float64) (time.Duration,
 		wait = nextBackoff(p.policy.backoff(found.code), p.retry+1, p.prev, u)
 	}
 	return wait, source, p.tooLate(now, wait)
+}
+
+// asksTooMuch reports whether the server asks for a wait that is longer than MaxServerDelay.
+func (p *plan) asksTooMuch(found finding) bool {
+	return found.hinted && p.policy.MaxServerDelay >= 0 && found.hint.Delay > p.policy.MaxServerDelay
 }
 
 // nonFatal returns the wait after a failure in a hedged call. There is none, unless a server's
@@ -442,7 +450,11 @@ func (p *plan) stopStep(v verdict) step {
 		p.stopped = v.Reason
 	}
 	// If no attempt is in flight, none is pending either: it would have been sent, or refunded.
-	return step{verdict: v, End: v.fatal || p.open == 0 && !p.next.decided}
+	end := v.fatal || p.open == 0 && !p.next.decided
+	if end {
+		p.dueAt = time.Time{} // of a hedge
+	}
+	return step{verdict: v, End: end}
 }
 
 // reconnect applies rule 6: the call waits for a connection, at most for the rest of ConnectWait

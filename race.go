@@ -37,8 +37,10 @@ type race struct {
 	crashed bool      // something on the caller's goroutine has panicked
 	winner  *attempt  // nil if none succeeded
 	wonAt   time.Time // when the winner succeeded
-	err     error     // the winner's: nil, or io.EOF for a stream that ended well
-	lost    *defeat   // without a winner, how the call fails
+	replies raceReplies
+	waiting bool    // the call counts as waiting
+	err     error   // the winner's: nil, or io.EOF for a stream that ended well
+	lost    *defeat // without a winner, how the call fails
 
 	openSpace [2]*attempt
 }
@@ -87,6 +89,7 @@ func (r *race) post(e happening) {
 	done = true
 	if r.decided && len(r.open) == 0 && !r.ended {
 		r.ended = true
+		r.replies.end()
 		if r.wake != nil {
 			close(r.wake)
 		}
@@ -98,6 +101,15 @@ func (r *race) handleUnlocked(e happening) {
 	r.mu.Unlock()
 	defer r.mu.Lock()
 	r.handle(e)
+	r.countWaiting()
+}
+
+// countWaiting counts the call as waiting while no attempt is in flight.
+func (r *race) countWaiting() {
+	if waits := !r.decided && len(r.open) == 0; waits != r.waiting {
+		r.waiting = waits
+		r.call.retrier.usage.countWaiting(waits)
+	}
 }
 
 // await returns when the race has ended. Meanwhile the caller's goroutine waits for everything else
@@ -211,6 +223,7 @@ func (r *race) handle(e happening) {
 		e.panicked.release()
 	case e.ended != nil:
 		r.remove(e.ended)
+		r.replies.ended(e.ended)
 		r.attemptEnded(e.ended, e.err, now)
 	case r.decided:
 	case e.headed != nil:
@@ -280,6 +293,7 @@ func (r *race) attemptEnded(a *attempt, err error, now time.Time) {
 	}
 	if won && !r.decided {
 		r.winner, r.wonAt, r.err = a, now, err
+		r.replies.won(a, sizeOf(r.attempts.replyOf(a)))
 		a.measure(r.call.learner, false)
 		r.cancelLosers()
 		return
@@ -323,6 +337,9 @@ func (r *race) attemptFailed(a *attempt, err error, now time.Time) {
 	r.lost = &defeat{a, err, f, step.verdict}
 	if len(r.open) == 0 {
 		r.idle = now
+		if !step.End {
+			c.retrier.report.waitStarted(&c.facts, r.made+1, step.verdict, now)
+		}
 	}
 	r.do(step)
 }
@@ -346,10 +363,15 @@ func (r *race) due(now time.Time) {
 		// perhaps although the channel's config allows none.
 		p.putOff(now)
 		r.arm()
+	case !r.replies.spare():
+		c.retrier.report.hedgeNotKept(&c.facts, r.replies.memory.limit)
+		p.putOff(now)
+		r.arm()
 	default:
 		step := p.due(now)
 		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
 		r.do(step)
+		r.replies.giveSpare()
 	}
 }
 
@@ -399,11 +421,13 @@ func (r *race) connected(now time.Time) {
 // send starts the next attempt on a goroutine of its own.
 func (r *race) send() {
 	c, now := r.call, time.Now() // a new clock read, because observers may be slow
+	c.retrier.report.waitEnded(&c.facts)
 	if len(r.open) == 0 {
 		c.history.idle += now.Sub(r.idle)
 	}
 	a := c.newAttempt(c.plan().send(now), now)
 	c.ready(a)
+	r.replies.sent()
 	r.made++
 	r.open = append(r.open, a)
 	go r.runOwn(a)

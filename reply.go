@@ -1,7 +1,9 @@
 package grpcretry
 
 import (
+	"bytes"
 	"reflect"
+	"unsafe"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -19,6 +21,9 @@ type reply struct {
 // newReply is on the path of every unary call. It allocates nothing if m is empty.
 func newReply(m any) reply {
 	r := reply{message: m}
+	if isUntouched(m) {
+		return r
+	}
 	if p, ok := m.(proto.Message); ok {
 		if proto.Size(p) > 0 {
 			r.found = proto.Clone(p)
@@ -31,6 +36,26 @@ func newReply(m any) reply {
 	}
 	return r
 }
+
+// isUntouched reports whether m points to nothing but zeros, as the new replies of generated stubs do. It
+// takes a fraction of the time of proto.Size, which looks at each field; a protobuf message that is empty
+// without that has been used before.
+func isUntouched(m any) bool {
+	v := reflect.ValueOf(m)
+	if v.Kind() != reflect.Pointer || v.IsNil() {
+		return false
+	}
+	rest := unsafe.Slice((*byte)(v.UnsafePointer()), v.Type().Elem().Size())
+	for len(rest) > len(zeros) {
+		if !bytes.Equal(rest[:len(zeros)], zeros[:]) {
+			return false
+		}
+		rest = rest[len(zeros):]
+	}
+	return bytes.Equal(rest, zeros[:len(rest)])
+}
+
+var zeros [512]byte
 
 // restore gives the message its first contents back. A message that is neither a protobuf message
 // nor a pointer stays as it is.

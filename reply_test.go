@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -157,4 +158,49 @@ func TestRepliesThatAreNoMessages(t *testing.T) {
 			t.Errorf("Invoke = %v with reply %q, want %q", err, raw, want)
 		}
 	})
+}
+
+// A stub makes a new reply for each call. To find out that it is empty must not take longer the more fields it has.
+func TestANewReplyIsNotMeasured(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reply *measuredReply
+		want  bool // its fields are looked at
+	}{
+		"new":                 {&measuredReply{}, false},
+		"with contents":       {&measuredReply{EchoResponse: echov1.EchoResponse{Message: "found"}}, true},
+		"filled and emptied":  {emptied(), true},
+		"a bit at the end":    {&measuredReply{last: true}, true},
+		"no reply, but a nil": {nil, true},
+	} {
+		before := measured
+		if got := newReply(tt.reply); tt.reply != nil && (got.found != nil) != (tt.reply.Message != "") {
+			t.Errorf("%s: newReply found %v", name, got.found)
+		}
+		if got := measured > before; got != tt.want {
+			t.Errorf("%s: looked at its fields: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+var measured int // how often a measuredReply was asked for its fields
+
+type measuredReply struct {
+	echov1.EchoResponse
+	padding [2000]byte
+	last    bool
+}
+
+func (m *measuredReply) ProtoReflect() protoreflect.Message {
+	measured++
+	if m == nil {
+		return (*echov1.EchoResponse)(nil).ProtoReflect()
+	}
+	return m.EchoResponse.ProtoReflect()
+}
+
+func emptied() *measuredReply {
+	m := &measuredReply{EchoResponse: echov1.EchoResponse{Message: "found"}}
+	proto.Reset(&m.EchoResponse)
+	m.EchoResponse.ProtoReflect()
+	return m
 }

@@ -101,9 +101,6 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if f.spans != nil {
 		f.spans.attemptFailed(f, a, v, now)
-		if v.Retry && r.tracer != nil {
-			f.spans.waitStarted(f, r.tracer, a, v, now)
-		}
 	}
 	if r.log != nil {
 		r.log.attemptFailed(f, a, v, now)
@@ -145,6 +142,13 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 func (r *reporter) connected(f *facts, v verdict) {
 	if r.meter != nil && v.Retry {
 		r.meter.connected(f, v)
+	}
+}
+
+// waitStarted reports that a call waits before its next attempt, while no other is in flight.
+func (r *reporter) waitStarted(f *facts, next int, v verdict, now time.Time) {
+	if f.spans != nil && r.tracer != nil {
+		f.spans.waitStarted(f, r.tracer, next, v, now)
 	}
 }
 
@@ -238,6 +242,20 @@ func (r *reporter) callCrashed(f *facts, h *history, err error) {
 func (r *reporter) notHedged(f *facts, why string) {
 	if r.log != nil {
 		r.log.notHedged(f, why)
+	}
+}
+
+// streamNotKept reports a stream that has committed because its messages exceed WithReplayMemory.
+func (r *reporter) streamNotKept(f *facts, limit int64) {
+	if r.log != nil {
+		r.log.replayMemoryFull(f, 0, limit, "streams commit early and are not retried")
+	}
+}
+
+// hedgeNotKept reports a hedge that was not sent because its reply may exceed WithReplayMemory.
+func (r *reporter) hedgeNotKept(f *facts, limit int64) {
+	if r.log != nil {
+		r.log.replayMemoryFull(f, 1, limit, "calls are not hedged")
 	}
 }
 

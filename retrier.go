@@ -17,6 +17,7 @@ type Retrier struct {
 	report      reporter
 	random      func() float64
 	connections *connections
+	usage       *usage
 
 	builtInRetryOff bool
 }
@@ -34,13 +35,17 @@ func New(opts ...Option) (*Retrier, error) {
 		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
 		random:          rand.Float64,
 		connections:     newConnections(),
+		usage:           newUsage(&c),
 		builtInRetryOff: c.builtInRetryOff,
+	}
+	if c.random != nil {
+		r.random = func() float64 { return unit(c.random()) }
 	}
 	if err := r.settings.replace(c.policies, 0); err != nil {
 		return nil, err
 	}
 	var err error
-	if r.report.meter, err = newMeter(&c, r.settings); err != nil {
+	if r.report.meter, err = newMeter(&c, r.settings, r.usage); err != nil {
 		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
 	}
 	if c.callSpan {

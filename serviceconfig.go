@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/internal/serviceconfig"
 )
@@ -212,10 +213,15 @@ func (m *methodPolicies) fromChannel(cc *grpc.ClientConn, method string, of *met
 		InitialBackoff:    retry.InitialBackoff,
 		MaxBackoff:        retry.MaxBackoff,
 		BackoffMultiplier: retry.BackoffMultiplier,
-		Codes:             slices.Sorted(maps.Keys(retry.RetryableStatusCodes)),
+		Codes:             withoutOK(slices.Sorted(maps.Keys(retry.RetryableStatusCodes))),
 	}).parts()}
 	s[at].opts = s[at].opts.with(option, 0)
 	return m.channels.add(key, &methodPolicy{m.options.resolve(m.fallback, s), s})
+}
+
+// withoutOK drops OK, which gRPC accepts among the codes, and never retries.
+func withoutOK(list []codes.Code) []codes.Code {
+	return slices.DeleteFunc(list, func(c codes.Code) bool { return c == codes.OK })
 }
 
 func (c *channelPolicies) add(key channelKey, p *methodPolicy) *methodPolicy {

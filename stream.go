@@ -17,8 +17,8 @@ import (
 //
 // The application's messages are kept, by reference, and replayed in order when an attempt fails,
 // until the stream is committed: when the application has received a message or headers, has
-// called Context or Trailer, or has sent more than [WithBufferLimit] allows. From then on gRPC's
-// errors are returned unchanged, except that an attempt ended by [WithAttemptTimeout] before its
+// called Context or Trailer, or has sent more than [WithBufferLimit] or [WithReplayMemory] allows. From
+// then on gRPC's errors are returned unchanged, except that an attempt ended by [WithAttemptTimeout] before its
 // first message reports that, and a message costs nothing extra. As gRPC demands anyway, a message
 // must not be changed after SendMsg. If the program fills one object again and again, the stream is
 // not retried, and a warning is logged. More complicated reuse is not detected, because that would

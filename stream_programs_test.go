@@ -187,8 +187,11 @@ func (p *program) String() string {
 }
 
 // draw draws the program of a seed.
-func draw(seed uint64) *program {
-	d := dice{rand.New(rand.NewPCG(seed, 14))}
+func draw(seed uint64) *program { return drawFrom(rand.NewPCG(seed, 14), seed) }
+
+// drawFrom draws a program from another source of random numbers.
+func drawFrom(source rand.Source, seed uint64) *program {
+	d := dice{rand.New(source)}
 	p := &program{
 		seed:            seed,
 		kind:            []streamKind{serverKind, clientKind, bidiKind}[d.IntN(3)],
@@ -993,7 +996,7 @@ func leftInBubble() string {
 // such as a mutex that is never unlocked.
 var watched atomic.Pointer[run]
 
-func guard(t *testing.T) {
+func guard(t testing.TB) {
 	stop := make(chan struct{})
 	t.Cleanup(func() { close(stop) })
 	go func() {
@@ -1166,6 +1169,9 @@ func report(t *testing.T, r *run, kind string) string {
 	text := fmt.Sprintf("%s\n%v\n%s", kind, small.program, small.timeline())
 	if small != r {
 		text += "this is a smaller program than that of the seed\n"
+	}
+	if r.seed == 0 { // from FuzzStreamProgram
+		return text
 	}
 	return text + fmt.Sprintf("-programs.seed=%d -programs.count=1 -programs.repeat=100 runs it again", r.seed)
 }

@@ -17,6 +17,7 @@ import (
 // establish opens the first attempt of a stream, or the one that follows it.
 func (s *retryStream) establish(a *attempt) error {
 	s.startCall(a)
+	s.call.retrier.usage.streams.Add(1)
 	at, err := s.openFrom(a)
 	if at == nil {
 		return err
@@ -101,6 +102,21 @@ func (s *retryStream) isSpoilt() bool {
 	return s.spoilt
 }
 
+// to needs mu. It makes a transition, and wakes up the goroutines that wait for one.
+func (s *retryStream) to(p phase) {
+	if onTransition != nil {
+		onTransition(s.phase, p)
+	}
+	if p == phaseEnded && s.phase != phaseEnded {
+		s.call.retrier.usage.streams.Add(-1)
+	}
+	s.phase = p
+	if p >= phaseEnding {
+		s.dropQueue()
+	}
+	s.changed()
+}
+
 // publish makes an attempt the one in use.
 func (s *retryStream) publish(at *streamAttempt) {
 	s.mu.Lock()
@@ -134,7 +150,8 @@ func (s *retryStream) commit(at *streamAttempt) {
 
 // bypass needs mu. From then on messages go straight to the attempt.
 func (s *retryStream) bypass(at *streamAttempt) {
-	s.queue, s.size, at.sent = nil, 0, 0
+	s.dropQueue()
+	at.sent = 0
 	s.direct.Store(at)
 	s.changed()
 }

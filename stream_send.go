@@ -35,7 +35,7 @@ func (s *retryStream) keep(m any, w weighing) (*streamAttempt, error) {
 func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(), _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fits := w.size >= 0 && s.size+w.size <= s.call.policy.BufferLimit
+	fits := !s.desc.ClientStreams || w.size >= 0 && s.size+w.size <= s.call.policy.BufferLimit
 	if !s.spoilt && s.changes(m, w.print) {
 		s.spoilt = true
 		return nil, func() { s.call.retrier.report.messageChanged(&s.call.facts) }, nil
@@ -55,6 +55,8 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 		return nil, s.makeRoom(at), nil
 	case s.phase == phaseRecovering && s.call.ctx.Err() != nil: // no attempt follows
 		return nil, s.awaitChange(), nil
+	case !s.call.retrier.usage.replay.take(int64(w.size)):
+		return nil, s.makeRoomForAll(at), nil
 	}
 	s.queue = append(s.queue, m)
 	s.size += w.size
@@ -106,6 +108,28 @@ func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
 	default:
 		return s.awaitChange()
 	}
+}
+
+// makeRoomForAll needs mu. It is makeRoom for a message that exceeds the memory of the Retrier's calls
+// together.
+func (s *retryStream) makeRoomForAll(at *streamAttempt) (todo func()) {
+	wasOpen := s.phase == phaseOpen
+	next := s.makeRoom(at)
+	if !wasOpen || s.phase != phaseCommitted {
+		return next
+	}
+	return func() {
+		memory := &s.call.retrier.usage.replay
+		memory.committed.Add(1)
+		s.call.retrier.report.streamNotKept(&s.call.facts, memory.limit)
+		next()
+	}
+}
+
+// dropQueue needs mu. It forgets the application's messages.
+func (s *retryStream) dropQueue() {
+	s.call.retrier.usage.replay.add(-int64(s.size))
+	s.queue, s.size = nil, 0
 }
 
 // pending needs mu. It reports whether the attempt lacks messages, or a CloseSend, of the

@@ -54,18 +54,6 @@ type streamState struct {
 // onTransition lets tests check the table above.
 var onTransition func(from, to phase)
 
-// to makes a transition, and wakes up the goroutines that wait for one.
-func (s *streamState) to(p phase) {
-	if onTransition != nil {
-		onTransition(s.phase, p)
-	}
-	s.phase = p
-	if p >= phaseEnding {
-		s.queue, s.size = nil, 0
-	}
-	s.changed()
-}
-
 // changed wakes up the goroutines that wait for a change.
 func (s *streamState) changed() {
 	if s.waits != nil {

@@ -17,10 +17,11 @@ type weighing struct {
 	print uint64 // a hash of the contents; 0 if there is none
 }
 
-// weigh returns the weighing of a message. The one request of a server stream counts nothing.
+// weigh returns the weighing of a message. The one request of a server stream does not count towards
+// the stream's own limit, and is not compared with a later one.
 func (s *retryStream) weigh(m any) weighing {
 	if !s.desc.ClientStreams {
-		return weighing{}
+		return weighing{size: int(sizeOf(m))}
 	}
 	switch m := m.(type) {
 	case proto.Message:

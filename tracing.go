@@ -71,7 +71,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 		more = append(more, attribute.Float64(telemetry.AttrBudgetBalance, balance))
 	}
 	if message := messageOf(a.Err); message != "" {
-		more = append(more, attribute.String(telemetry.AttrMessage, printable(message)))
+		more = append(more, attribute.String(telemetry.AttrMessage, cut(printable(message), maxMessage)))
 	}
 	s.attemptEnded(f, a, decisionName(v.Retry), more...)
 }
@@ -94,16 +94,17 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	s.events.AddEvent(telemetry.SpanEventAttempt, trace.WithAttributes(append(attrs, more...)...))
 }
 
-// waitStarted starts a span for the wait before the next attempt, if the call has a span. A hedged call
-// has none, because its attempts run during the waits.
-func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, a *Attempt, v verdict, now time.Time) {
+// waitStarted starts a span for the wait before the next attempt, if the call has a span. No attempt
+// is in flight.
+func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, next int, v verdict, now time.Time) {
 	waits := v.Wait > 0 || v.WaitSource == WaitConnect
-	if s.events == nil || s.call == nil || !waits || f.mode == modeHedged {
+	if s.events == nil || s.call == nil || !waits {
 		return
 	}
 	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),
 		trace.WithAttributes(
-			attribute.Int(telemetry.AttrNextAttempt, a.Number+1),
+			attribute.Int(telemetry.AttrNextAttempt, next),
+			attribute.Int64(telemetry.AttrWait, v.Wait.Milliseconds()),
 			attribute.String(telemetry.AttrWaitSource, v.WaitSource.String())))
 }
 
@@ -115,10 +116,15 @@ func (s *callSpans) waitEnded() {
 	}
 }
 
-// waitStopped adds an event with the reason why the scheduled retry was not made.
+// waitStopped adds an event with the reason why the scheduled retry was not made. The wait's span
+// gets the same reason, and ends with the call.
 func (s *callSpans) waitStopped(reason error) {
+	attr := attribute.String(telemetry.AttrReason, ReasonName(reason))
 	if s.events != nil {
-		s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason))))
+		s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attr))
+	}
+	if s.wait != nil {
+		s.wait.SetAttributes(attr)
 	}
 }
 
@@ -141,7 +147,8 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		span.SetStatus(otelcodes.Error, printable(cut(err.Error(), 2*maxMessage))) // our text and the server's
+		text := printable(cut(err.Error(), 2*maxMessage)) // ours and the server's
+		span.SetStatus(otelcodes.Error, cut(text, 2*maxMessage))
 	}
 	span.End()
 }

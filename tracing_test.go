@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
@@ -141,6 +144,7 @@ func TestCallSpan(t *testing.T) {
 
 // Each wait is a span below the call span, from the decision to the next attempt or the call's end.
 func TestWaitSpans(t *testing.T) {
+	hedges := []CallOption{WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second), Budget: Unlimited})}
 	for _, tt := range []struct {
 		name   string
 		script func(int) answer
@@ -149,16 +153,22 @@ func TestWaitSpans(t *testing.T) {
 		want   []string
 	}{
 		{"waits", script(unavailable().after(second), overloaded().pushback("7000"), fail(codes.Unavailable, "x", retryInfoOf(10*second)), ok()), 0, nil, []string{
-			"1s to 2s grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff",
-			"2s to 9s grpcretry.next_attempt.number=3 grpcretry.wait_source=pushback",
-			"9s to 19s grpcretry.next_attempt.number=4 grpcretry.wait_source=retry_info"}},
+			"1s to 2s grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=backoff",
+			"2s to 9s grpcretry.next_attempt.number=3 grpcretry.wait_ms=7000 grpcretry.wait_source=pushback",
+			"9s to 19s grpcretry.next_attempt.number=4 grpcretry.wait_ms=10000 grpcretry.wait_source=retry_info"}},
 		{"no wait", script(unavailable().pushback("0"), ok()), 0, nil, nil},
 		{"no retry", script(unavailable()), 0, []CallOption{WithBudget(stingy{})}, nil},
 		{"the caller goes away", script(unavailable()), second / 4, nil, []string{
-			"0s to 250ms grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff"}},
-		{"hedged", script(unavailable(), ok()), 0, []CallOption{WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}, nil},
+			"0s to 250ms grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.reason=cancelled"}},
+		{"hedged, with a failure that is followed immediately", script(unavailable(), ok()), 0, hedges, nil},
+		{"hedged, while another attempt is in flight", script(ok().after(3*second/2), hang()), 0, hedges, nil},
+		{"hedged, with a failure while another attempt is in flight", script(unavailable().pushback("7000").after(3*second/2), ok().after(2*second)), 0, hedges, nil},
+		{"hedged, with nothing in flight", script(unavailable().pushback("7000").after(3*second/2), unavailable().after(second), ok()), 0, hedges, []string{
+			"2s to 8.5s grpcretry.next_attempt.number=3 grpcretry.wait_ms=6500 grpcretry.wait_source=pushback"}},
+		{"hedged, and the caller goes away", script(unavailable().pushback("7000")), second / 4, hedges, []string{
+			"0s to 250ms grpcretry.next_attempt.number=2 grpcretry.wait_ms=7000 grpcretry.wait_source=pushback grpcretry.reason=cancelled"}},
 		{"an attempt that timed out", script(hang(), ok()), 0, []CallOption{WithAttemptTimeout(2 * second)}, []string{
-			"2s to 3s grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff"}},
+			"2s to 3s grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=backoff"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -174,19 +184,11 @@ func TestWaitSpans(t *testing.T) {
 					WithMethod(echoMethod, tt.opts...))
 				client.Echo(ctx, request())
 				call := withoutWaits(recorder)[0]
-				var got []string
+				wantWaits(t, recorder, start, tt.want...)
 				for _, s := range recorder.Ended() {
-					if s.Name() != telemetry.SpanWait {
-						continue
-					}
-					got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
-					if s.Parent().SpanID() != call.SpanContext().SpanID() {
+					if s.Name() == telemetry.SpanWait && s.Parent().SpanID() != call.SpanContext().SpanID() {
 						t.Errorf("the wait's span is below %v, want below the call's", s.Parent().SpanID())
 					}
-				}
-				wantList(t, "waits", got, tt.want...)
-				if started, ended := len(recorder.Started()), len(recorder.Ended()); started != ended {
-					t.Errorf("%d spans started, %d ended", started, ended)
 				}
 			})
 		})
@@ -194,31 +196,129 @@ func TestWaitSpans(t *testing.T) {
 }
 
 // A stream's waits are spans, too, and so is the wait for a connection.
-func TestWaitSpansOfAStreamWithoutAConnection(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		provider, recorder := recordSpans()
-		lost := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
-		cc, err := grpc.NewClient("passthrough:///nowhere", append(DialOptions(steady, WithCallSpan(true), WithTracerProvider(provider)),
-			lost, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer cc.Close()
-		start := time.Now()
-		if stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context()); err == nil {
-			_, err = stream.Recv()
-			if !errors.Is(err, ErrNotConnected) {
-				t.Errorf("err = %v, want no connection", err)
+func TestWaitSpansWithoutAConnection(t *testing.T) {
+	for name, call := range map[string]func(context.Context, echov1.EchoServiceClient) error{
+		"stream": func(ctx context.Context, client echov1.EchoServiceClient) error {
+			stream, err := client.Chat(ctx)
+			if err == nil {
+				_, err = stream.Recv()
 			}
-		}
-		var got []string
-		for _, s := range recorder.Ended() {
-			if s.Name() == telemetry.SpanWait {
-				got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
+			return err
+		},
+		"hedged": func(ctx context.Context, client echov1.EchoServiceClient) error {
+			_, err := client.Echo(ctx, request())
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				provider, recorder := recordSpans()
+				lost := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused })
+				cc, err := grpc.NewClient("passthrough:///nowhere", append(DialOptions(steady, WithCallSpan(true), WithTracerProvider(provider),
+					hedged(Hedging{Delay: HedgeAfter(time.Hour)})), lost, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer cc.Close()
+				start := time.Now()
+				if err := call(t.Context(), echov1.NewEchoServiceClient(cc)); !errors.Is(err, ErrNotConnected) {
+					t.Errorf("err = %v, want no connection", err)
+				}
+				wantWaits(t, recorder, start, "0s to 10s grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.reason=not_connected")
+			})
+		})
+	}
+}
+
+// A wait's span ends with its call, however that ends, and says why no attempt followed.
+func TestWaitSpansEndWithTheirCall(t *testing.T) {
+	const wait = "grpcretry.next_attempt.number=2 grpcretry.wait_ms=60000 grpcretry.wait_source=pushback"
+	crash := func(how func()) Option {
+		return WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == Decision {
+				time.Sleep(second)
+				how()
 			}
+		})
+	}
+	cause := errors.New("enough")
+	for _, tt := range []struct {
+		name string
+		opts []Option
+		end  func(cancel context.CancelCauseFunc, cc *grpc.ClientConn)
+		want []string
+	}{
+		{"the caller cancels", nil, func(cancel context.CancelCauseFunc, _ *grpc.ClientConn) { cancel(cause) },
+			[]string{"0s to 1s " + wait + " grpcretry.reason=cancelled"}},
+		{"the caller's deadline comes early", nil, func(cancel context.CancelCauseFunc, _ *grpc.ClientConn) { cancel(context.DeadlineExceeded) },
+			[]string{"0s to 1s " + wait + " grpcretry.reason=deadline_exceeded"}},
+		{"the ClientConn is closed", nil, func(_ context.CancelCauseFunc, cc *grpc.ClientConn) { cc.Close() },
+			[]string{"0s to 1s " + wait + " grpcretry.reason=conn_closed"}},
+		{"an observer panics", []Option{crash(func() { panic("drawn") })}, nil, nil}, // before the wait starts
+		{"an observer calls Goexit", []Option{crash(runtime.Goexit)}, nil, nil},
+	} {
+		for _, kind := range []struct {
+			name string
+			opts []Option
+			call func(context.Context, *grpc.ClientConn)
+		}{
+			{"unary", nil, makeEcho},
+			{"hedged", []Option{hedged(Hedging{Delay: HedgeAfter(time.Hour)})}, makeEcho},
+			{"stream", nil, makeStream},
+		} {
+			t.Run(tt.name+", "+kind.name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, script(unavailable().pushback("60000")), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+						s.SetTrailer(metadata.Pairs(pushbackKey, "60000"))
+						return status.Error(codes.Unavailable, "db-down")
+					}))
+					provider, recorder := recordSpans()
+					opts := slices.Concat(kind.opts, tt.opts, []Option{WithBudget(Unlimited), WithCallSpan(true), WithTracerProvider(provider)})
+					cc := server.conn(t, DialOptions(opts...)...)
+					start := time.Now()
+					ctx, cancel := context.WithCancelCause(t.Context())
+					defer cancel(nil)
+					if tt.end != nil {
+						time.AfterFunc(second, func() { tt.end(cancel, cc) })
+					}
+					over := make(chan struct{})
+					go func() { // which Goexit may end
+						defer close(over)
+						defer func() { _ = recover() }()
+						kind.call(ctx, cc)
+					}()
+					<-over
+					wantWaits(t, recorder, start, tt.want...)
+				})
+			})
 		}
-		wantList(t, "waits", got, "0s to 10s grpcretry.next_attempt.number=2 grpcretry.wait_source=connect")
-	})
+	}
+}
+
+func makeEcho(ctx context.Context, cc *grpc.ClientConn) {
+	echov1.NewEchoServiceClient(cc).Echo(ctx, request())
+}
+
+func makeStream(ctx context.Context, cc *grpc.ClientConn) {
+	if stream, err := cc.NewStream(ctx, serverStream, "/test.Streams/Expand"); err == nil && stream.CloseSend() == nil {
+		stream.RecvMsg(&echov1.EchoResponse{})
+	}
+}
+
+// wantWaits compares the spans of waits, "start to end attributes", and checks that every span has
+// ended.
+func wantWaits(t *testing.T, recorder *tracetest.SpanRecorder, start time.Time, want ...string) {
+	t.Helper()
+	var got []string
+	for _, s := range recorder.Ended() {
+		if s.Name() == telemetry.SpanWait {
+			got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
+		}
+	}
+	wantList(t, "waits", got, want...)
+	if started, ended := len(recorder.Started()), len(recorder.Ended()); started != ended {
+		t.Errorf("%d spans started, %d ended", started, ended)
+	}
 }
 
 func TestNoCallSpanUnlessAskedFor(t *testing.T) {
@@ -322,6 +422,7 @@ func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
 		{"none", "", ""},
 		{"long", long, long[:2*126] + "…"}, // at most 256 bytes, at a character
 		{"just fits", long[:256], long[:256]},
+		{"control characters", "a\x00\n\x1b[31m", "a\x00\n\x1b[31m"}, // exporters and viewers escape them
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -340,6 +441,27 @@ func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
 					t.Errorf("the event's message is %q, want %q", got, tt.want)
 				}
 			})
+		})
+	}
+}
+
+// Some servers send other bytes than UTF-8. What stands for them is longer, and must fit as well.
+func TestMessagesThatAreNotUTF8(t *testing.T) {
+	const other, mark = "\uFFFD", "…"
+	for _, tt := range []struct{ name, message, want string }{
+		{"short", "a\xff\xfe", "a" + other},
+		{"grows", strings.Repeat("a\xff", 128), strings.Repeat("a"+other, 63) + "a" + mark}, // 4*63+1+3 = 256
+		{"no beginning of a character", strings.Repeat("\x80", 300), other + mark},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			provider, recorder := recordSpans()
+			ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+			doer(t, 0).Do(ctx, "/a/x", func(context.Context) error { return status.Error(codes.NotFound, tt.message) })
+			span.End()
+			got := attributeLine(recorder.Ended()[0].Events()[0].Attributes)
+			if _, message, _ := strings.Cut(got, "grpcretry.message="); message != tt.want {
+				t.Errorf("the event's message is %q, want %q", message, tt.want)
+			}
 		})
 	}
 }

@@ -168,8 +168,8 @@ func TestAStreamThatPanicsEndsItsCallSpan(t *testing.T) {
 	})
 }
 
-// An observer may panic when a wait is decided on, or when it is over: the span of the wait ends all
-// the same, and so does that of the call.
+// An observer may panic when a wait is decided on, before it starts, or when it is over: all spans
+// end.
 func TestAPanicAroundAWaitEndsItsSpan(t *testing.T) {
 	for name, kind := range map[string]EventKind{"before": Decision, "after": AttemptStart} {
 		t.Run(name, func(t *testing.T) {
@@ -194,8 +194,11 @@ func TestAPanicAroundAWaitEndsItsSpan(t *testing.T) {
 				for _, s := range recorder.Ended() {
 					got = append(got, fmt.Sprintf("%s, %v", s.Name(), s.EndTime().Sub(start)))
 				}
-				end := map[EventKind]string{Decision: "0s", AttemptStart: "1s"}[kind]
-				wantList(t, "ended", got, telemetry.SpanWait+", "+end, strings.TrimPrefix(brokenMethod, "/")+", "+end)
+				call := strings.TrimPrefix(brokenMethod, "/")
+				wantList(t, "ended", got, map[EventKind][]string{
+					Decision:     {call + ", 0s"},
+					AttemptStart: {telemetry.SpanWait + ", 1s", call + ", 1s"},
+				}[kind]...)
 			})
 		})
 	}

@@ -226,6 +226,7 @@ func TestUpdateRejects(t *testing.T) {
 		"WithCallSpan":             WithCallSpan(true),
 		"WithMeterProvider":        WithMeterProvider(nil),
 		"WithGRPCMetrics":          WithGRPCMetrics(true),
+		"WithRandom":               WithRandom(nil),
 		"WithBuiltInRetryDisabled": WithBuiltInRetryDisabled(),
 	} {
 		wantRefused(t, r.Update(WithMaxAttempts(7), o), "Update", name, "New only")

@@ -92,16 +92,18 @@ func ExampleNewProcessor() {
 	//     rpc.response.status_code = UNAVAILABLE
 	// retry wait internal
 	//     grpcretry.next_attempt.number = 2
+	//     grpcretry.wait_ms = 10
 	//     grpcretry.wait_source = backoff
-	// grpc.health.v1.Health/Check client
+	// attempt 2 grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 2
 	//     grpcretry.attempt.wait_ms = 10
 	//     grpcretry.attempt.wait_source = backoff
 	//     rpc.response.status_code = UNAVAILABLE
 	// retry wait internal
 	//     grpcretry.next_attempt.number = 3
+	//     grpcretry.wait_ms = 20
 	//     grpcretry.wait_source = pushback
-	// grpc.health.v1.Health/Check client
+	// attempt 3 grpc.health.v1.Health/Check client
 	//     grpcretry.attempt.number = 3
 	//     grpcretry.attempt.wait_ms = 20
 	//     grpcretry.attempt.wait_source = pushback

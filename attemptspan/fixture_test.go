@@ -95,6 +95,11 @@ type fixture struct {
 // the server asks, and 1 s before the fourth.
 func inBubble(t *testing.T, failures int32, test func(t *testing.T, f *fixture)) {
 	t.Helper()
+	inBubbleWith(t, NewProcessor(), failures, test)
+}
+
+func inBubbleWith(t *testing.T, processor sdktrace.SpanProcessor, failures int32, test func(t *testing.T, f *fixture)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		recorder := tracetest.NewSpanRecorder()
 		f := &fixture{
@@ -102,7 +107,7 @@ func inBubble(t *testing.T, failures int32, test func(t *testing.T, f *fixture))
 			recorder: recorder,
 			provider: sdktrace.NewTracerProvider(
 				sdktrace.WithSpanProcessor(recorder),
-				sdktrace.WithSpanProcessor(NewProcessor())),
+				sdktrace.WithSpanProcessor(processor)),
 			listener: bufconn.Listen(1 << 16),
 		}
 		server := grpc.NewServer(grpc.StatsHandler(otelgrpc.NewServerHandler(

@@ -41,8 +41,8 @@ caller internal 0s-8s Unset
   @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
   @8s attempt.number=3 OK decision=success
   pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-  pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
-  pkg.Service/Echo client 8s-8s Unset attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback OK
+  attempt 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
+  attempt 3 pkg.Service/Echo client 8s-8s Unset attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback OK
 `},
 		{"otelgrpc before", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withOtelgrpc()}, f.retries(callSpan)...)
@@ -62,8 +62,8 @@ caller internal 0s-8s Unset
     @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
     @8s attempt.number=3 OK decision=success
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-    Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
-    Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 2
+    attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+    attempt 3 Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 2
 `},
 		{"grpc-go outside of a call span", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withGRPCGo()}, f.retries(callSpan)...)
@@ -75,10 +75,10 @@ caller internal 0s-8s Unset
       @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
       @8s attempt.number=3 OK decision=success
       Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-      retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-      Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
-      retry wait internal 1s-8s Unset next_attempt.number=3 wait_source=pushback
-      Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 2
+      retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+      attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+      retry wait internal 1s-8s Unset next_attempt.number=3 wait_ms=7000 wait_source=pushback
+      attempt 3 Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 2
 `},
 
 		// Inside it makes one for each attempt, with one attempt below, numbered 0.
@@ -91,10 +91,10 @@ caller internal 0s-8s Unset
   @8s attempt.number=3 OK decision=success
   Sent.pkg.Service.Echo client 0s-0s Error attempt.number=1
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-  Sent.pkg.Service.Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff
-    Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 0
-  Sent.pkg.Service.Echo client 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback
-    Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 0
+  attempt 2 Sent.pkg.Service.Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff
+    attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 0
+  attempt 3 Sent.pkg.Service.Echo client 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback
+    attempt 3 Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 0
 `},
 		{"grpc-go inside of a call span", func(f *fixture) []grpc.DialOption {
 			return append(f.retries(callSpan), f.withGRPCGo())
@@ -106,12 +106,12 @@ caller internal 0s-8s Unset
     @8s attempt.number=3 OK decision=success
     Sent.pkg.Service.Echo client 0s-0s Error attempt.number=1
       Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-    Sent.pkg.Service.Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff
-      Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 0
-    retry wait internal 1s-8s Unset next_attempt.number=3 wait_source=pushback
-    Sent.pkg.Service.Echo client 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback
-      Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 0
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 Sent.pkg.Service.Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff
+      attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 0
+    retry wait internal 1s-8s Unset next_attempt.number=3 wait_ms=7000 wait_source=pushback
+    attempt 3 Sent.pkg.Service.Echo client 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback
+      attempt 3 Attempt.pkg.Service.Echo internal 8s-8s Ok attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback 0
 `},
 	} {
 		for _, kind := range kinds {
@@ -140,10 +140,10 @@ caller internal 0s-8s Unset
     @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
     @8s attempt.number=3 OK decision=success
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-    pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
-    retry wait internal 1s-8s Unset next_attempt.number=3 wait_source=pushback
-    pkg.Service/Echo client 8s-8s Unset attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback OK
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
+    retry wait internal 1s-8s Unset next_attempt.number=3 wait_ms=7000 wait_source=pushback
+    attempt 3 pkg.Service/Echo client 8s-8s Unset attempt.number=3 attempt.wait_ms=7000 attempt.wait_source=pushback OK
 `
 
 func TestInterceptorsOutsideRunOnceAndInsideForEachAttempt(t *testing.T) {
@@ -158,7 +158,7 @@ caller internal 0s-1s Unset
     inside internal 0s-0s Unset
       pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
     inside internal 1s-1s Unset
-      pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+      attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `)
 	})
 }
@@ -171,7 +171,7 @@ func TestWithoutASpanOfTheCaller(t *testing.T) {
 			kind.call(t.Context(), f.client(t, append(f.retries(), f.withOtelgrpc())...))
 			wantTree(t, f, strings.ReplaceAll(`
 pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `, "Echo", kind.method))
 			if got := f.traces(); got != 2 {
 				t.Errorf("%s left %d traces, want 2", kind.method, got)
@@ -184,8 +184,8 @@ pkg.Service/Echo internal 0s-1s Unset OK attempts=2
   @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
   @1s attempt.number=2 OK decision=success
   pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-  retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-  pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+  retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+  attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `, "Echo", kind.method))
 			if got := f.traces(); got != 1 {
 				t.Errorf("%s with a call span left %d traces, want 1", kind.method, got)
@@ -206,8 +206,8 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-    pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
 `, "Echo", kind.method))
 			})
 		})
@@ -226,9 +226,9 @@ caller internal 0s-3s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=retry wait_ms=7000 wait_source=pushback
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-    pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
-    retry wait internal 1s-3s Unset next_attempt.number=3 wait_source=pushback
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
+    retry wait internal 1s-3s Unset next_attempt.number=3 wait_ms=7000 wait_source=pushback reason=cancelled
 `, "Echo", kind.method))
 			})
 		})
@@ -245,7 +245,7 @@ func TestStreamThatOutlivesTheCallersSpan(t *testing.T) {
 		{false, `
 caller internal 0s-0s Unset
   pkg.Service/Expand client 0s-2s Error attempt.number=1 UNAVAILABLE
-  pkg.Service/Expand client 3s-3s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+  attempt 2 pkg.Service/Expand client 3s-3s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `},
 		{true, `
 caller internal 0s-0s Unset
@@ -253,8 +253,8 @@ caller internal 0s-0s Unset
     @2s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @3s attempt.number=2 OK decision=success
     pkg.Service/Expand client 0s-2s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 2s-3s Unset next_attempt.number=2 wait_source=backoff
-    pkg.Service/Expand client 3s-3s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+    retry wait internal 2s-3s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 pkg.Service/Expand client 3s-3s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `},
 	} {
 		inBubble(t, 1, func(t *testing.T, f *fixture) {
@@ -329,7 +329,7 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-    Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+    attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
 `, "Echo", kind.method))
 			})
 		})
@@ -356,8 +356,8 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-    pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
 `},
 		{"otelgrpc", func(f *fixture) []grpc.DialOption {
 			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2)), f.withOtelgrpc())
@@ -366,7 +366,7 @@ caller internal 0s-10s Unset
   pkg.Service/Echo internal 0s-10s Error UNAVAILABLE attempts=1 reason=not_connected
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-10s Unset next_attempt.number=2 wait_source=connect
+    retry wait internal 0s-10s Unset next_attempt.number=2 wait_ms=1000 wait_source=connect reason=not_connected
 `},
 		{"grpc-go outside, no wait", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withGRPCGo()},
@@ -377,7 +377,7 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-    Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
+    attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
 `},
 		{"grpc-go outside", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
@@ -424,8 +424,8 @@ caller internal 0s-3.6s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
     @3.6s attempt.number=2 OK decision=success
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-3.6s Unset next_attempt.number=2 wait_source=connect
-    pkg.Service/Echo client 3.6s-3.6s Unset attempt.number=2 attempt.wait_ms=3600 attempt.wait_source=connect OK
+    retry wait internal 0s-3.6s Unset next_attempt.number=2 wait_ms=1000 wait_source=connect
+    attempt 2 pkg.Service/Echo client 3.6s-3.6s Unset attempt.number=2 attempt.wait_ms=3600 attempt.wait_source=connect OK
 `, "Echo", kind.method))
 			})
 		})

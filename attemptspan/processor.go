@@ -1,4 +1,4 @@
-// Package attemptspan numbers the spans of attempts, so that Jaeger shows a call that was
+// Package attemptspan names and numbers the spans of attempts, so that Jaeger shows a call that was
 // retried twice as three different attempts rather than three identical spans.
 //
 //	provider := trace.NewTracerProvider(
@@ -9,13 +9,33 @@
 // stats/opentelemetry. The package is a module of its own because it needs the OpenTelemetry
 // SDK, which grpcretry does not.
 //
+// # Names
+//
+//	pkg.Service/Method                  the first attempt of every call
+//	attempt 2 pkg.Service/Method        a retry
+//	hedge 2 pkg.Service/Method          a hedge
+//	attempt 10+ pkg.Service/Method      every attempt from the tenth on
+//
+// OpenTelemetry's conventions say that the span of an RPC should have the name of the method
+// (https://opentelemetry.io/docs/specs/semconv/rpc/rpc-spans/, section "Span name"), and that a name stands
+// for a class of spans, not for a single one
+// (https://opentelemetry.io/docs/specs/otel/trace/api/#span). Therefore the first attempt, which is the
+// only one of nearly every call, keeps its name; a method has at most 18 further names, whatever the
+// policy; and each is an action and its target, like OpenTelemetry's "GET /cart". The number comes
+// first because Jaeger cuts long names off at the end. The attribute rpc.method stays as it is. To the
+// names of grpc-go's own spans, such as "Attempt.pkg.Service.Method", the same words are added.
+//
+// Tools that group spans by name, such as a collector's spanmetrics connector, see retries and hedges
+// as operations of their own. [WithNames] turns the names off, for this reason or another; the
+// attributes stay. Samplers run before span processors and see the method's name.
+//
 // # Attributes
 //
 //	key                             constant                     value
 //	grpcretry.attempt.number        telemetry.AttrAttemptNumber  int: 1 for the first attempt of a call
 //	grpcretry.attempt.hedge         AttrHedge                    bool: true on a hedge, absent otherwise
 //	grpcretry.attempt.wait_ms       AttrWait                     int: the wait before the attempt, in ms; absent on the first
-//	grpcretry.attempt.wait_source   AttrWaitSource               string: such as backoff, pushback or connect; absent on the first
+//	grpcretry.attempt.wait_source   AttrWaitSource               string: such as backoff, pushback or hedge_delay; absent on the first
 //
 // The sources are those of [grpcretry.WaitSource]. The wait is the wait that was decided on,
 // rounded down to a millisecond; with connect, it is the time that the call waited for a
@@ -41,6 +61,7 @@ package attemptspan
 
 import (
 	"context"
+	"strconv"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -59,19 +80,45 @@ const (
 	AttrWaitSource = "grpcretry.attempt.wait_source"
 )
 
-// NewProcessor returns the span processor that numbers the spans of attempts. It keeps and
+// NewProcessor returns the span processor that names and numbers the spans of attempts. It keeps and
 // exports nothing, so one processor may serve any number of providers, its place among their
 // processors does not matter, and its methods never fail. It is safe for concurrent use. A span
 // outside of an attempt costs one look at the context.
-func NewProcessor() sdktrace.SpanProcessor { return processor{} }
+func NewProcessor(opts ...Option) sdktrace.SpanProcessor {
+	p := processor{names: true}
+	for _, o := range opts {
+		o.apply(&p)
+	}
+	return p
+}
 
-type processor struct{}
+// An Option changes what a processor does.
+type Option interface{ apply(*processor) }
 
-// OnStart sets the attributes of the attempt, if the span is that of its RPC.
-func (processor) OnStart(parent context.Context, span sdktrace.ReadWriteSpan) {
+type optionFunc func(*processor)
+
+func (f optionFunc) apply(p *processor) { f(p) }
+
+// WithNames sets whether the names of the spans begin with the attempt's number, from the second
+// attempt on; otherwise spans have only the attributes. The package comment has the names, and the
+// reasons for either.
+//
+// The default is true. A later WithNames replaces an earlier one.
+func WithNames(on bool) Option {
+	return optionFunc(func(p *processor) { p.names = on })
+}
+
+type processor struct{ names bool }
+
+// OnStart sets the name and the attributes of the attempt, if the span is that of its RPC.
+func (p processor) OnStart(parent context.Context, span sdktrace.ReadWriteSpan) {
 	a, ok := grpcretry.AttemptFromContext(parent)
-	if ok && isRPC(span, strings.TrimPrefix(a.Method, "/")) {
-		span.SetAttributes(attributes(a)...)
+	if !ok || !isRPC(span, strings.TrimPrefix(a.Method, "/")) {
+		return
+	}
+	span.SetAttributes(attributes(a)...)
+	if p.names {
+		span.SetName(nameOf(a, span.Name()))
 	}
 }
 
@@ -83,6 +130,24 @@ func (processor) Shutdown(context.Context) error { return nil }
 
 // ForceFlush does nothing.
 func (processor) ForceFlush(context.Context) error { return nil }
+
+// mostNumbers limits how many names a method's spans may have.
+const mostNumbers = 10
+
+// nameOf returns the name of an attempt's span that is called name without this package.
+func nameOf(a grpcretry.Attempt, name string) string {
+	if a.Number <= 1 {
+		return name
+	}
+	kind, number := "attempt ", strconv.Itoa(min(a.Number, mostNumbers))
+	if a.Hedge {
+		kind = "hedge "
+	}
+	if a.Number >= mostNumbers {
+		number += "+"
+	}
+	return kind + number + " " + name
+}
 
 func attributes(a grpcretry.Attempt) []attribute.KeyValue {
 	attrs := append(make([]attribute.KeyValue, 0, 4), attribute.Int(telemetry.AttrAttemptNumber, a.Number))

@@ -40,6 +40,81 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
+// The names are a contract with dashboards and saved searches, too. There are few of them, whatever the
+// number of attempts.
+func TestNames(t *testing.T) {
+	for _, tt := range []struct {
+		a    grpcretry.Attempt
+		want string
+	}{
+		{grpcretry.Attempt{Number: 1}, "pkg.Service/Method"},
+		{grpcretry.Attempt{Number: 2}, "attempt 2 pkg.Service/Method"},
+		{grpcretry.Attempt{Number: 3, Hedge: true}, "hedge 3 pkg.Service/Method"},
+		{grpcretry.Attempt{Number: 9}, "attempt 9 pkg.Service/Method"},
+		{grpcretry.Attempt{Number: 10}, "attempt 10+ pkg.Service/Method"},
+		{grpcretry.Attempt{Number: 1000, Hedge: true}, "hedge 10+ pkg.Service/Method"},
+	} {
+		if got := nameOf(tt.a, "pkg.Service/Method"); got != tt.want {
+			t.Errorf("the name of %+v = %q, want %q", tt.a, got, tt.want)
+		}
+	}
+}
+
+func TestNamesMayStayAsTheyAre(t *testing.T) {
+	processor := NewProcessor(WithNames(true), WithNames(false))
+	inBubbleWith(t, processor, 1, func(t *testing.T, f *fixture) {
+		f.below(t, echo, f.client(t, append(f.retries(), f.withOtelgrpc())...))
+		wantTree(t, f, `
+caller internal 0s-1s Unset
+  @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
+  @1s attempt.number=2 OK decision=success
+  pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
+  pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+`)
+	})
+}
+
+// slowFirst are credentials that take until the end of the first attempt.
+type slowFirst struct{}
+
+func (slowFirst) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	if a, _ := grpcretry.AttemptFromContext(ctx); a.Number == 1 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return nil, nil
+}
+
+func (slowFirst) RequireTransportSecurity() bool { return false }
+
+// A hedge is called so, but not the attempt of a hedged call that is sent while no other is in flight.
+func TestHedges(t *testing.T) {
+	hedging := grpcretry.WithHedging(grpcretry.Hedging{
+		MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})
+	inBubble(t, 1, func(t *testing.T, f *fixture) {
+		f.below(t, echo, f.client(t, append(f.retries(hedging), f.withOtelgrpc(), grpc.WithPerRPCCredentials(slowFirst{}))...))
+		wantTree(t, f, `
+caller internal 0s-1s Unset
+  @1s attempt.number=2 UNAVAILABLE decision=retry attempt.hedge=true attempt.sent_after=hedge_delay wait_ms=0 wait_source=non_fatal
+  @1s attempt.number=1 CANCELLED decision=lost
+  @1s attempt.number=3 OK decision=success attempt.hedge=true attempt.sent_after=non_fatal
+  pkg.Service/Echo client 0s-1s Error attempt.number=1 UNAUTHENTICATED
+  hedge 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.hedge=true attempt.wait_ms=1000 attempt.wait_source=hedge_delay UNAVAILABLE
+  hedge 3 pkg.Service/Echo client 1s-1s Unset attempt.number=3 attempt.hedge=true attempt.wait_ms=0 attempt.wait_source=non_fatal OK
+`)
+	})
+	inBubble(t, 1, func(t *testing.T, f *fixture) {
+		f.below(t, echo, f.client(t, append(f.retries(hedging), f.withOtelgrpc())...))
+		wantTree(t, f, `
+caller internal 0s-0s Unset
+  @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=0 wait_source=non_fatal
+  @0s attempt.number=2 OK decision=success attempt.hedge=false attempt.sent_after=non_fatal
+  pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
+  attempt 2 pkg.Service/Echo client 0s-0s Unset attempt.number=2 attempt.wait_ms=0 attempt.wait_source=non_fatal OK
+`)
+	})
+}
+
 // The keys are a contract with dashboards and saved searches.
 func TestKeys(t *testing.T) {
 	got := attributes(grpcretry.Attempt{Number: 2, Hedge: true, WaitSource: grpcretry.WaitBackoff})
@@ -84,7 +159,7 @@ caller internal 0s-1s Unset
   pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
     POST client 0s-0s Unset
     pkg.Service/Put client 0s-0s Unset OK
-  pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+  attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
     POST client 1s-1s Unset
     pkg.Service/Put client 1s-1s Unset OK
 `)
@@ -107,7 +182,7 @@ func TestCallWithinAnAttemptHasItsOwnNumbers(t *testing.T) {
 			"pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE",
 			"POST client 0s-0s Unset",
 			"pkg.Service/Put client 0s-0s Unset attempt.number=1 OK",
-			"pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK",
+			"attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK",
 			"POST client 1s-1s Unset",
 			"pkg.Service/Put client 1s-1s Unset attempt.number=1 OK",
 		}
@@ -137,8 +212,8 @@ caller internal 0s-1s Unset
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
     @1s attempt.number=2 OK decision=success
     pkg.Service/Expand client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_source=backoff
-    pkg.Service/Expand client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
+    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
+    attempt 2 pkg.Service/Expand client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
   pkg.Service/Echo client 1s-1s Unset attempt.number=1 OK
 `)
 	})

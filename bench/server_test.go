@@ -19,9 +19,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -222,6 +224,23 @@ func serveProcess() error {
 		g.Stop()
 	}()
 	return g.Serve(listener)
+}
+
+// BenchmarkServerInterceptor is what our interceptor adds to a request at a server: the interceptor alone, for a handler
+// that does nothing.
+func BenchmarkServerInterceptor(b *testing.B) {
+	intercept := grpcretry.UnaryServerInterceptor()
+	ctx := metadata.NewIncomingContext(b.Context(), metadata.Pairs("user-agent", "grpc-go"))
+	info := &grpc.UnaryServerInfo{FullMethod: echov1.EchoService_Echo_FullMethodName}
+	handle := func(context.Context, any) (any, error) { return nil, nil }
+	inTurns(b, []contender{
+		{"client=bare", serial(b, func() func() error {
+			return func() error { return second(handle(ctx, nil)) }
+		})},
+		{"client=grpcretry", serial(b, func() func() error {
+			return func() error { return second(intercept(ctx, nil, info, handle)) }
+		})},
+	}, perOperation)
 }
 
 func TestMain(m *testing.M) {

@@ -29,8 +29,9 @@ type contender struct {
 	do   func(times int) // what is measured, so many times
 }
 
-// reference is the contender of which others' %over says how much longer they take.
-const reference = "client=bare"
+// references are the contenders that others are compared with, round by round: of each other one beside them it is
+// reported what it adds, in percent (%over), in time and in allocations.
+var references = []string{"client=bare", "feature=none", "policy=round_robin"}
 
 // inTurns measures the contenders beside each other, each for about -benchtime, and reports
 // them as sub-benchmarks. With -benchtime 3x each has three turns of one.
@@ -49,15 +50,22 @@ func inTurns(b *testing.B, contenders []contender, report func(*testing.B, *turn
 	if b.Failed() {
 		return
 	}
-	before := slices.IndexFunc(measured, func(t *turns) bool { return t.name == reference })
-	for _, t := range measured {
+	reference := slices.IndexFunc(measured, func(t *turns) bool { return slices.Contains(references, t.name) })
+	for i, t := range measured {
 		b.Run(t.name, func(b *testing.B) {
 			report(b, t)
-			if before >= 0 && t.name != reference {
-				b.ReportMetric(t.over(measured[before]), "%over")
+			if reference >= 0 && i != reference {
+				added(b, t, measured[reference])
 			}
 		})
 	}
+}
+
+// added reports what t adds to the reference. Allocations are not rounded down here, so that their difference is exact.
+func added(b *testing.B, t, reference *turns) {
+	b.ReportMetric(t.over(reference), "%over")
+	b.ReportMetric(t.longer(reference), "added-ns/op")
+	b.ReportMetric(t.perTime(t.mallocs)-reference.perTime(reference.mallocs), "added-allocs/op")
 }
 
 // perOperation reports what an operation takes, allocations as Go does: whole ones.
@@ -153,6 +161,15 @@ func (t *turns) over(other *turns) float64 {
 		ratios[round] = took / other.took[round]
 	}
 	return 100 * (median(ratios) - 1)
+}
+
+// longer is by how many nanoseconds t takes longer than other, likewise.
+func (t *turns) longer(other *turns) float64 {
+	differences := make([]float64, len(t.took))
+	for round, took := range t.took {
+		differences[round] = took - other.took[round]
+	}
+	return median(differences)
 }
 
 // median puts v in order.

@@ -3,8 +3,11 @@ package debug
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/grpcretry/grpcretry"
@@ -64,6 +67,44 @@ func TestPageCountsCallsThatAreUnderWay(t *testing.T) {
 		})
 		call.Wait()
 		want(t, "afterwards, Rescued", p.Snapshot().Total.Rescued, 1)
+	})
+}
+
+// What calls and streams hold appears while they hold it.
+func TestPageShowsWhatCallsHold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrier(t, unlimited, grpcretry.WithReplayMemory(1<<20))
+		c := dial(t, r, "passthrough:///echo")
+		p := handler(t, r)
+		var calls sync.WaitGroup
+		for range 1000 {
+			calls.Go(func() { c.echo("full ok") })
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		for range 100 {
+			stream, err := c.Chat(ctx)
+			if err == nil {
+				err = stream.Send(&echov1.EchoRequest{Message: "hello"})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		got := p.Snapshot().Retriers
+		kept := r.Usage().ReplayMemory
+		if want := []Retrier{{Number: 1, WaitingCalls: 1000, OpenStreams: 100, ReplayMemory: kept, ReplayLimit: 1 << 20}}; !slices.Equal(got, want) || kept < 100*5 {
+			t.Errorf("Retriers = %+v, want %+v", got, want)
+		}
+		if page := get(t, p, "").Body.String(); !strings.Contains(page, "Now 1,000 calls wait, 100 streams are open, and ") {
+			t.Errorf("the page does not say what calls hold:\n%s", page)
+		}
+		calls.Wait()
+		cancel()
+		synctest.Wait()
+		if got, want := p.Snapshot().Retriers, []Retrier{{Number: 1, ReplayLimit: 1 << 20}}; !slices.Equal(got, want) {
+			t.Errorf("in the end, Retriers = %+v, want %+v", got, want)
+		}
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,15 +18,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// This file has the gRPC server that the tests call, over bufconn and in virtual time.
+// This file has the gRPC server that the tests call, in memory and in virtual time.
 // What it answers is in the message: a word for each attempt, the last one for all further
 // attempts. Time passes only where somebody waits, so every number is exact.
 
@@ -71,6 +71,12 @@ func (server) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamingServer[
 		return err
 	}
 	return answerTo(stream.Context(), req.GetMessage())
+}
+
+// Chat goes on until the client leaves.
+func (server) Chat(stream grpc.BidiStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
+	<-stream.Context().Done()
+	return nil
 }
 
 func answerTo(ctx context.Context, message string) error {
@@ -124,30 +130,22 @@ func dialLater(t *testing.T, r *grpcretry.Retrier, away time.Duration) *client {
 // dialWhen lets the client connect while up says so.
 func dialWhen(t *testing.T, r *grpcretry.Retrier, target, address string, up func() bool, more ...grpc.DialOption) *client {
 	t.Helper()
-	listener, served := bufconn.Listen(1<<20), make(chan struct{})
-	s := grpc.NewServer()
-	echov1.RegisterEchoServiceServer(s, server{})
-	go func() {
-		defer close(served)
-		_ = s.Serve(listener)
-	}()
-	options := append(r.DialOptions(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			if !up() {
-				return nil, errors.New("nobody listens")
-			}
-			conn, err := listener.DialContext(ctx)
-			if err == nil && address != "" {
-				conn = addressed{conn, address}
-			}
-			return conn, err
-		}))
-	cc, err := grpc.NewClient(target, append(options, more...)...)
+	s := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { echov1.RegisterEchoServiceServer(s, server{}) })
+	dialer := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		if !up() {
+			return nil, errors.New("nobody listens")
+		}
+		conn, err := s.DialContext(ctx)
+		if err == nil && address != "" {
+			conn = addressed{conn, address}
+		}
+		return conn, err
+	})
+	cc, err := grpc.NewClient(target, slices.Concat(s.DialOptions(), r.DialOptions(), []grpc.DialOption{dialer}, more)...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cc.Close(); s.Stop(); <-served })
+	t.Cleanup(func() { cc.Close() })
 	return &client{t, echov1.NewEchoServiceClient(cc), cc}
 }
 

@@ -55,6 +55,20 @@ func lengthMs(ms float64) string {
 	return length(time.Duration(min(ms*float64(time.Millisecond), math.MaxInt64/2)))
 }
 
+// amount writes a number of bytes with three digits: 340 bytes, 1.5 KiB, 64 MiB.
+func amount(bytes int64) string {
+	switch x := float64(bytes); {
+	case bytes < 1<<10:
+		return plural(bytes, "byte", "bytes")
+	case x < 999.5*(1<<10):
+		return digits(x/(1<<10)) + " KiB"
+	case x < 999.5*(1<<20):
+		return digits(x/(1<<20)) + " MiB"
+	default:
+		return digits(x/(1<<30)) + " GiB"
+	}
+}
+
 // count writes n with thousands separators.
 func count(n int64) string {
 	s := strconv.FormatInt(n, 10)
@@ -106,6 +120,7 @@ const (
 	tiny     = 1e-9 // as much as a budget forgives
 )
 
+// size writes a setting exactly.
 func size(bytes int) string {
 	switch {
 	case bytes >= 1<<20 && bytes%(1<<20) == 0:

@@ -7,8 +7,10 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -274,6 +276,84 @@ func FuzzPage(f *testing.F) {
 			t.Errorf("the JSON is not valid, or has < or > in it:\n%s", body)
 		}
 	})
+}
+
+// FuzzQuery asks for the page with any query. The page has the same elements as with harmless words, and
+// its links lead to pages that it accepts; the JSON is a Snapshot; and an error repeats nothing of the query.
+func FuzzQuery(f *testing.F) {
+	for _, query := range []string{"", "format=json", "format=xml", "window=all&refresh=5", "refresh=0", "refresh=3600&retrier=1", "retrier=1073741824",
+		"retrier=9999999999999999999999", "method=%2Fs%2Fm&target=x", "target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "a=%zz", "format=json;window=all",
+		"target=%E2%80%AE%00&method=" + strings.Repeat("%C3%A4", 300), "target=a&target=b&format=html&format=json", "refresh=%2B7&window=recent"} {
+		f.Add(query)
+	}
+	f.Fuzz(func(t *testing.T, query string) {
+		p := handler(t, retrier(t))
+		asked := (&url.URL{RawQuery: query}).Query()
+		w := ask(p, query)
+		switch valid := isQuery(asked); {
+		case valid != (w.Code == http.StatusOK) || !valid && w.Code != http.StatusBadRequest:
+			t.Errorf("?%q is %d, want it to be valid: %v", query, w.Code, valid)
+		case !valid:
+			if body := strings.TrimSpace(w.Body.String()); !slices.Contains(queryErrors, body) {
+				t.Errorf("?%q is rejected with %q", query, body)
+			}
+		case asked.Get("format") == "json":
+			decoder := json.NewDecoder(w.Body)
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(new(Snapshot)); err != nil {
+				t.Errorf("?%q: %v", query, err)
+			}
+		default:
+			checkElements(t, p, asked, elements(t, w.Body.Bytes()))
+		}
+	})
+}
+
+var queryErrors = []string{"format: want html or json", "window: want recent or all", "refresh: want a number of seconds, 1 to 3600",
+	"retrier: want a number, from 1"}
+
+// ask asks for the page with any query, also one that cannot be part of a URL.
+func ask(p *Page, query string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	p.ServeHTTP(w, &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/", RawQuery: query}})
+	return w
+}
+
+// isQuery reports whether the page accepts a query, by the package's documentation.
+func isQuery(v url.Values) bool {
+	within := func(value string, largest int64) bool {
+		n, ok := new(big.Int).SetString(value, 10)
+		return value == "" || ok && !strings.Contains(value, "_") && n.Sign() > 0 && n.Cmp(big.NewInt(largest)) <= 0
+	}
+	return slices.Contains([]string{"", "html", "json"}, v.Get("format")) && slices.Contains([]string{"", "recent", "all"}, v.Get("window")) &&
+		within(v.Get("refresh"), 3600) && within(v.Get("retrier"), 1<<30)
+}
+
+// checkElements compares the page for a query with that for harmless words, and follows its links.
+func checkElements(t *testing.T, p *Page, asked url.Values, got []xml.StartElement) {
+	harmless := url.Values{}
+	for _, key := range []string{"window", "refresh", "retrier"} {
+		harmless.Set(key, asked.Get(key))
+	}
+	for _, key := range []string{"target", "method"} {
+		if asked.Get(key) != "" {
+			harmless.Set(key, "x")
+		}
+	}
+	if g, w := shape(got), shape(elements(t, ask(p, harmless.Encode()).Body.Bytes())); g != w {
+		t.Errorf("elements with %v:\ngot  %s\nwant %s", asked, g, w)
+	}
+	for _, e := range got {
+		for _, a := range e.Attr {
+			query, isQuery := strings.CutPrefix(a.Value, "?")
+			if !isQuery || a.Name.Local != "href" {
+				continue
+			}
+			if w := ask(p, query); w.Code != http.StatusOK {
+				t.Errorf("the page for %v has a link to ?%s, which is %d", asked, query, w.Code)
+			}
+		}
+	}
 }
 
 // shape is the names of elements and attributes.

@@ -26,9 +26,23 @@ type Snapshot struct {
 	Recent Counts `json:"recent"` // of all Methods, in the last minutes
 	Steps  []Step `json:"steps"`  // the last minutes, oldest first
 
-	Methods []Method `json:"methods"` // by retrier, target and method
-	Budgets []Budget `json:"budgets"` // the budgets that Methods spend from
-	Calls   []Call   `json:"calls"`   // the last 50 calls that made several attempts or gave up, newest first
+	Retriers []Retrier `json:"retriers"` // what the calls of each retrier hold now
+	Methods  []Method  `json:"methods"`  // by retrier, target and method
+	Budgets  []Budget  `json:"budgets"`  // the budgets that Methods spend from
+	Calls    []Call    `json:"calls"`    // the last 50 calls that made several attempts or gave up, newest first
+}
+
+// A Retrier is one of the retriers passed to Handler, see [grpcretry.Retrier.Usage].
+type Retrier struct {
+	Number int `json:"number"` // 1 for the first, and so on
+
+	WaitingCalls int `json:"waiting_calls"` // calls that wait before their next attempt, now
+	OpenStreams  int `json:"open_streams"`  // streams that have not ended, now; those that pass straight through excluded
+
+	ReplayMemory     int64 `json:"replay_memory_bytes"` // kept now to replay streams, and for the replies of hedges
+	ReplayLimit      int64 `json:"replay_limit_bytes"`  // its limit, [grpcretry.WithReplayMemory]
+	CommittedStreams int64 `json:"committed_streams"`   // streams that the limit has committed, since the retrier was created
+	UnsentHedges     int64 `json:"unsent_hedges"`       // hedges not sent because of the limit, since the retrier was created
 }
 
 // A Method is one method of one target, called through one retrier.
@@ -115,7 +129,7 @@ func (p *Page) snapshot(f filter) Snapshot {
 	now := time.Now()
 	s := Snapshot{
 		Since: p.since, Now: now, RecentSeconds: Recent.Seconds(),
-		Methods: []Method{}, Budgets: []Budget{}, Calls: []Call{},
+		Retriers: p.retriers(f), Methods: []Method{}, Budgets: []Budget{}, Calls: []Call{},
 	}
 	rows := p.shown(f, &s, p.age(now))
 	s.Budgets = p.readBudgets(rows, now)
@@ -128,6 +142,24 @@ func (p *Page) snapshot(f filter) Snapshot {
 	}
 	s.Calls = lastCalls(rows, maxKept)
 	return s
+}
+
+// retriers returns what the calls of each retrier hold.
+func (p *Page) retriers(f filter) []Retrier {
+	all := []Retrier{}
+	for _, s := range p.sources {
+		if f.retrier != 0 && f.retrier != s.number {
+			continue
+		}
+		u := s.retrier.Usage()
+		all = append(all, Retrier{
+			Number:       s.number,
+			WaitingCalls: u.WaitingCalls, OpenStreams: u.OpenStreams,
+			ReplayMemory: u.ReplayMemory, ReplayLimit: u.ReplayLimit,
+			CommittedStreams: u.CommittedStreams, UnsentHedges: u.UnsentHedges,
+		})
+	}
+	return all
 }
 
 // shown fills in the methods and the sums over them, and returns their rows.

@@ -1,6 +1,7 @@
 package debug
 
 import (
+	"fmt"
 	"html/template"
 	"strconv"
 	"strings"
@@ -24,12 +25,20 @@ type view struct {
 
 	Filtered string // what is shown, empty for everything
 	Empty    bool
+	Usage    []usageView
 	Answers  []answer
 	Targets  []targetView
 	Calls    []callView
 	Retriers bool // there are several
 	Hedges   bool // there are some
 	Connects bool // calls waited for a connection
+}
+
+// A usageView says in words what the calls of one retrier hold.
+type usageView struct {
+	Retrier int    // 0 if there is only one
+	Now     string // "12 calls wait, 3 streams are open, which keep 1.5 of 64 MiB for replays."
+	Full    string // what did not fit so far; empty if everything did
 }
 
 // A targetView is a target of one retrier.
@@ -80,6 +89,7 @@ func newView(s *Snapshot, q query) *view {
 	v.Filtered = q.words()
 	v.Answers = answers(s, q.all)
 	v.addTargets(s, q)
+	v.addUsage(s.Retriers)
 	for i := range s.Calls {
 		v.Calls = append(v.Calls, newCallView(&s.Calls[i], s.Now, v.Retriers))
 	}
@@ -143,6 +153,22 @@ func (v *view) addTargets(s *Snapshot, q query) {
 		}
 		t.Budgets = chartsOf(s.Methods[begin:i], s, q.all)
 		v.Targets = append(v.Targets, t)
+	}
+}
+
+func (v *view) addUsage(retriers []Retrier) {
+	for _, r := range retriers {
+		u := usageView{Now: fmt.Sprintf("%s, %s, and %s of %s are kept to replay streams and for hedges.",
+			plural(int64(r.WaitingCalls), "call waits", "calls wait"),
+			plural(int64(r.OpenStreams), "stream is open", "streams are open"), amount(r.ReplayMemory), amount(r.ReplayLimit))}
+		if len(retriers) > 1 {
+			u.Retrier = r.Number
+		}
+		if r.CommittedStreams+r.UnsentHedges > 0 {
+			u.Full = fmt.Sprintf("That was full: %s early, and %s not sent.",
+				plural(r.CommittedStreams, "stream has committed", "streams have committed"), plural(r.UnsentHedges, "hedge was", "hedges were"))
+		}
+		v.Usage = append(v.Usage, u)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,6 +70,22 @@ func TestNumbersForPeople(t *testing.T) {
 		if tt.got != tt.want {
 			t.Errorf("got %q, want %q", tt.got, tt.want)
 		}
+	}
+}
+
+func TestUsageInWords(t *testing.T) {
+	v := &view{}
+	v.addUsage([]Retrier{
+		{Number: 1, WaitingCalls: 1, OpenStreams: 10_000, ReplayMemory: 1536, ReplayLimit: 64 << 20},
+		{Number: 2, WaitingCalls: 100_000, OpenStreams: 1, ReplayMemory: 3 << 30, ReplayLimit: 999, CommittedStreams: 1, UnsentHedges: 20},
+	})
+	want := []usageView{
+		{1, "1 call waits, 10,000 streams are open, and 1.5 KiB of 64 MiB are kept to replay streams and for hedges.", ""},
+		{2, "100,000 calls wait, 1 stream is open, and 3 GiB of 999 bytes are kept to replay streams and for hedges.",
+			"That was full: 1 stream has committed early, and 20 hedges were not sent."},
+	}
+	if !slices.Equal(v.Usage, want) {
+		t.Errorf("got %+v\nwant %+v", v.Usage, want)
 	}
 }
 

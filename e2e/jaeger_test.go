@@ -34,7 +34,7 @@ import (
 )
 
 // The name that the caller has in Jaeger.
-const serviceName = "grpcretry-e2e"
+const serviceName = "shop"
 
 // A jaeger is Jaeger's all-in-one, which keeps traces in memory.
 type jaeger struct{ otlp, query string }
@@ -82,17 +82,17 @@ func (j jaeger) trace(t *testing.T, id trace.TraceID, spans int) (waterfall.Trac
 	return traces[0], body
 }
 
-// find are the IDs of traces that have a span with these attributes, as Jaeger's search
-// finds them, sorted.
-func (j jaeger) find(t *testing.T, attributes string) []string {
+// find are the IDs of traces that have a span with these tags, or of this operation, as Jaeger's
+// search finds them, sorted.
+func (j jaeger) find(t *testing.T, by, what string) []string {
 	t.Helper()
-	body, err := get(t.Context(), "http://"+j.query+"/api/traces?limit=100&service="+serviceName+"&tags="+url.QueryEscape(attributes))
+	body, err := get(t.Context(), "http://"+j.query+"/api/traces?limit=100&service="+serviceName+"&"+by+"="+url.QueryEscape(what))
 	if err != nil {
-		t.Fatalf("searching for %s: %v", attributes, err)
+		t.Fatalf("searching for %s: %v", what, err)
 	}
 	traces, err := waterfall.Read(bytes.NewReader(body))
 	if err != nil {
-		t.Fatalf("searching for %s: %v", attributes, err)
+		t.Fatalf("searching for %s: %v", what, err)
 	}
 	var ids []string
 	for _, found := range traces {
@@ -127,46 +127,65 @@ func traced(t *testing.T, j jaeger) *sdktrace.TracerProvider {
 type traceTest struct {
 	name    string
 	plan    plan
+	opts    []grpcretry.Option // in addition
 	call    func(ctx context.Context, client echov1.EchoServiceClient, message string) error
 	wantErr error // errors.Is
 	want    string
 }
 
 var traceTests = []traceTest{
-	{"recovers", plan{{code: codes.Unavailable}, {codes.Unavailable, 130 * time.Millisecond}}, echo, nil, `
+	{"recovers", plan{{code: codes.Unavailable}, {code: codes.Unavailable, pushback: 130 * time.Millisecond}}, nil, echo, nil, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Echo grpcretry.attempts=3 rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=130 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
-    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_source=pushback span.kind=internal
-    grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=130 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_ms=60 grpcretry.wait_source=backoff span.kind=internal
+    attempt 2 grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_ms=130 grpcretry.wait_source=pushback span.kind=internal
+    attempt 3 grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=130 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
-	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, echo, grpcretry.ErrAttemptsExhausted, `
+	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, nil, echo, grpcretry.ErrAttemptsExhausted, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempts=3 grpcretry.reason=exhausted otel.status_code=ERROR otel.status_description=grpcretry: gave up after 3 attempts in TIME: no attempts left: rpc error: code = Unavailable desc = as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=120 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
   @ grpcretry.attempt grpcretry.attempt.number=3 grpcretry.budget.balance=2 grpcretry.decision=stop grpcretry.message=as planned grpcretry.reason=exhausted rpc.response.status_code=UNAVAILABLE
     grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_source=backoff span.kind=internal
-    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_source=backoff span.kind=internal
-    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_ms=60 grpcretry.wait_source=backoff span.kind=internal
+    attempt 2 grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=60 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_ms=120 grpcretry.wait_source=backoff span.kind=internal
+    attempt 3 grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
 `},
-	{"streams", plan{{codes.ResourceExhausted, 40 * time.Millisecond}}, expand, nil, `
+	{"streams", plan{{code: codes.ResourceExhausted, pushback: 40 * time.Millisecond}}, nil, expand, nil, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Expand grpcretry.attempts=2 rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
   @ grpcretry.attempt grpcretry.attempt.number=2 grpcretry.decision=success rpc.response.status_code=OK
     grpcretry.test.v1.EchoService/Expand error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=RESOURCE_EXHAUSTED rpc.system.name=grpc span.kind=client
-    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_source=pushback span.kind=internal
-    grpcretry.test.v1.EchoService/Expand grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=40 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.next_attempt.number=2 grpcretry.wait_ms=40 grpcretry.wait_source=pushback span.kind=internal
+    attempt 2 grpcretry.test.v1.EchoService/Expand grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=40 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
 }
+
+// A hedged call: the hedge fails while the first attempt is in flight, and asks for a wait, which
+// outlasts the first attempt. Only then nothing is in flight, and the wait has a span.
+var hedgedTest = traceTest{"hedged",
+	plan{{code: codes.Unavailable, takes: 250 * time.Millisecond}, {code: codes.Unavailable, pushback: 400 * time.Millisecond}},
+	[]grpcretry.Option{grpcretry.WithHedging(grpcretry.Hedging{
+		MaxAttempts: 3, Delay: grpcretry.HedgeAfter(100 * time.Millisecond), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})},
+	echo, nil, `
+GET /cart span.kind=internal
+  grpcretry.test.v1.EchoService/Echo grpcretry.attempts=3 grpcretry.winner=3 rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
+  @ grpcretry.attempt grpcretry.attempt.hedge=true grpcretry.attempt.number=2 grpcretry.attempt.sent_after=hedge_delay grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=400 grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=3 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=REST grpcretry.wait_source=pushback rpc.response.status_code=UNAVAILABLE
+  @ grpcretry.attempt grpcretry.attempt.hedge=false grpcretry.attempt.number=3 grpcretry.attempt.sent_after=pushback grpcretry.decision=success rpc.response.status_code=OK
+    grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=1 otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    hedge 2 grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.hedge=true grpcretry.attempt.number=2 grpcretry.attempt.wait_ms=100 grpcretry.attempt.wait_source=hedge_delay otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
+    retry wait grpcretry.next_attempt.number=3 grpcretry.wait_ms=REST grpcretry.wait_source=pushback span.kind=internal
+    attempt 3 grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=REST grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
+`}
 
 func echo(ctx context.Context, client echov1.EchoServiceClient, message string) error {
 	_, err := client.Echo(ctx, &echov1.EchoRequest{Message: message})
@@ -191,67 +210,89 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 	j := startJaeger(t)
 	provider := traced(t, j)
 	plans := map[string]plan{}
-	for _, tt := range traceTests {
+	for _, tt := range append(traceTests, hedgedTest) {
 		plans[tt.name] = tt.plan
 	}
 	address := serve(t, &service{takes: 25 * time.Millisecond, plans: plans})
 	ids := map[string]string{}
 	for _, tt := range traceTests {
 		t.Run(tt.name, func(t *testing.T) {
-			// A budget whose level follows from the failures alone, not from the time.
-			budget, err := grpcretry.NewThrottle(10, 0.1)
-			if err != nil {
-				t.Fatalf("NewThrottle: %v", err)
-			}
-			client := dial(t, address, append(
-				grpcretry.DialOptions(
-					grpcretry.WithBackoff(grpcretry.Exponential{Base: 60 * time.Millisecond, Jitter: grpcretry.NoJitter}),
-					grpcretry.WithMaxAttempts(3),
-					grpcretry.WithBudget(budget),
-					grpcretry.WithCallSpan(true),
-					grpcretry.WithTracerProvider(provider)),
-				grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(provider))))...)
-
-			ctx, span := provider.Tracer(serviceName).Start(t.Context(), "GET /cart")
-			err = tt.call(ctx, client, tt.name)
-			span.End()
-			if !errors.Is(err, tt.wantErr) {
-				t.Errorf("call = %v, want %v", err, tt.wantErr)
-			}
-			if err := provider.ForceFlush(t.Context()); err != nil {
-				t.Fatalf("ForceFlush = %v", err)
-			}
-			ids[tt.name] = span.SpanContext().TraceID().String()
-
-			want := strings.TrimPrefix(tt.want, "\n")
-			got, answer := j.trace(t, span.SpanContext().TraceID(), strings.Count(want, "\n")-strings.Count(want, "@"))
-			if lines := describe(got, "", ""); lines != want {
+			got, response := tt.trace(t, j, provider, address)
+			ids[tt.name] = got.TraceID
+			if lines, want := describe(got, "", ""), strings.TrimPrefix(tt.want, "\n"); lines != want {
 				t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
 			}
 			checkTimes(t, got)
 			if tt.name == "recovers" {
-				keep(t, "trace.json", answer)
+				keep(t, "trace.json", response)
 			}
 		})
 	}
 
+	t.Run(hedgedTest.name, func(t *testing.T) {
+		got, _ := hedgedTest.trace(t, j, provider, address)
+		ids[hedgedTest.name] = got.TraceID
+		lines := rest.ReplaceAllString(describe(got, "", ""), "wait_ms=REST$1")
+		if want := strings.TrimPrefix(hedgedTest.want, "\n"); lines != want {
+			t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
+		}
+		checkHedgedTimes(t, got)
+	})
+
 	t.Run("search", func(t *testing.T) {
-		third := []string{ids["recovers"], ids["is exhausted"]}
+		third := []string{ids["recovers"], ids["is exhausted"], ids["hedged"]}
 		slices.Sort(third)
 		for _, tt := range []struct {
-			attributes string
-			want       []string
+			by, what string
+			want     []string
 		}{
-			{`{"grpcretry.attempt.number":"3"}`, third},
-			{`{"grpcretry.reason":"exhausted"}`, []string{ids["is exhausted"]}},
-			{`{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`, []string{ids["streams"]}},
+			{"tags", `{"grpcretry.attempt.number":"3"}`, third},
+			{"operation", "attempt 3 grpcretry.test.v1.EchoService/Echo", third},
+			{"operation", "hedge 2 grpcretry.test.v1.EchoService/Echo", []string{ids["hedged"]}},
+			{"tags", `{"grpcretry.reason":"exhausted"}`, []string{ids["is exhausted"]}},
+			{"tags", `{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`,
+				[]string{ids["streams"]}},
 		} {
-			if got := j.find(t, tt.attributes); !slices.Equal(got, tt.want) {
-				t.Errorf("Jaeger finds for %s the traces %v, want %v", tt.attributes, got, tt.want)
+			if got := j.find(t, tt.by, tt.what); !slices.Equal(got, tt.want) {
+				t.Errorf("Jaeger finds by %s %s the traces %v, want %v", tt.by, tt.what, got, tt.want)
 			}
 		}
 	})
 }
+
+// trace makes the test's call, and waits until Jaeger has all its spans.
+func (tt *traceTest) trace(t *testing.T, j jaeger, provider *sdktrace.TracerProvider, address string) (got waterfall.Trace, response []byte) {
+	t.Helper()
+	// A budget whose level follows from the failures alone, not from the time.
+	budget, err := grpcretry.NewThrottle(10, 0.1)
+	if err != nil {
+		t.Fatalf("NewThrottle: %v", err)
+	}
+	client := dial(t, address, append(
+		grpcretry.DialOptions(append([]grpcretry.Option{
+			grpcretry.WithBackoff(grpcretry.Exponential{Base: 60 * time.Millisecond, Jitter: grpcretry.NoJitter}),
+			grpcretry.WithMaxAttempts(3),
+			grpcretry.WithBudget(budget),
+			grpcretry.WithCallSpan(true),
+			grpcretry.WithTracerProvider(provider)}, tt.opts...)...),
+		grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(provider))))...)
+
+	ctx, span := provider.Tracer(serviceName).Start(t.Context(), "GET /cart")
+	err = tt.call(ctx, client, tt.name)
+	span.End()
+	if !errors.Is(err, tt.wantErr) {
+		t.Errorf("call = %v, want %v", err, tt.wantErr)
+	}
+	if err := provider.ForceFlush(t.Context()); err != nil {
+		t.Fatalf("ForceFlush = %v", err)
+	}
+	lines := strings.TrimPrefix(tt.want, "\n")
+	return j.trace(t, span.SpanContext().TraceID(), strings.Count(lines, "\n")-strings.Count(lines, "@"))
+}
+
+// rest is what is left of the hedge's pushback when the first attempt fails, which differs from run to
+// run.
+var rest = regexp.MustCompile(`wait_ms=(?:[12][0-9]{2}|[0-9]{1,2})( \S*wait_source=pushback)`)
 
 // describe is a trace as text: a line for each span, indented below its parent, and for
 // each event. Left out are times and addresses, and what Jaeger and the SDK say of themselves.
@@ -317,22 +358,54 @@ func checkTimes(t *testing.T, got waterfall.Trace) {
 		if i+1 == len(attempts) {
 			break
 		}
-		var ms time.Duration
-		if _, err := fmt.Sscan(waterfall.Value(attempts[i+1].Tags, attemptspan.AttrWait), &ms); err != nil {
-			t.Errorf("wait before attempt %d: %v", i+2, err)
-		}
-		wait := waits[i]
+		decided, wait := millis(t, attempts[i+1].Tags, attemptspan.AttrWait), waits[i]
 		if wait.Start().Before(a.End()) || wait.End().After(attempts[i+1].Start()) {
 			t.Errorf("the wait from %v to %v is not between attempt %d, until %v, and the next, from %v",
 				wait.Start(), wait.End(), i+1, a.End(), attempts[i+1].Start())
 		}
-		if d := wait.End().Sub(wait.Start()); d < ms*time.Millisecond {
-			t.Errorf("the wait before attempt %d is %v long, want at least %d ms", i+2, d, ms)
+		if lasted := wait.End().Sub(wait.Start()); lasted < decided || millis(t, wait.Tags, telemetry.AttrWait) != decided {
+			t.Errorf("the wait before attempt %d lasts %v and says it was to last %s ms, want at least %v", i+2, lasted,
+				waterfall.Value(wait.Tags, telemetry.AttrWait), decided)
 		}
 	}
 }
 
-// keep writes Jaeger's answer into a file for a picture in docs, where make docs-pictures asks for it.
+// checkHedgedTimes checks that the hedge overlaps the first attempt, and that the wait begins when neither
+// is in flight and lasts until the next attempt.
+func checkHedgedTimes(t *testing.T, got waterfall.Trace) {
+	t.Helper()
+	spans := got.Below(got.Below(got.Below("")[0].SpanID)[0].SpanID)
+	if len(spans) != 4 {
+		t.Fatalf("%d spans below the call, want 4", len(spans))
+	}
+	first, hedge, wait, third := spans[0], spans[1], spans[2], spans[3]
+	if after := hedge.Start().Sub(first.Start()); after < 100*time.Millisecond || hedge.End().After(first.End()) {
+		t.Errorf("the hedge starts %v after the first attempt and lasts until %v, want at least 100 ms and within it, until %v",
+			after, hedge.End(), first.End())
+	}
+	if wait.Start().Before(first.End()) || wait.End().After(third.Start()) {
+		t.Errorf("the wait from %v to %v is not between the first attempt, until %v, and the third, from %v",
+			wait.Start(), wait.End(), first.End(), third.Start())
+	}
+	if asked := third.Start().Sub(hedge.End()); asked < 400*time.Millisecond {
+		t.Errorf("the third attempt follows %v after the hedge, which asked for 400 ms", asked)
+	}
+	if decided, lasted := millis(t, wait.Tags, telemetry.AttrWait), wait.End().Sub(wait.Start()); lasted < decided || decided == 0 {
+		t.Errorf("the wait lasts %v, want at least %v", lasted, decided)
+	}
+}
+
+// millis returns a tag's number of milliseconds.
+func millis(t *testing.T, tags []waterfall.Tag, key string) time.Duration {
+	t.Helper()
+	var ms time.Duration
+	if _, err := fmt.Sscan(waterfall.Value(tags, key), &ms); err != nil {
+		t.Errorf("%s: %v", key, err)
+	}
+	return ms * time.Millisecond
+}
+
+// keep writes Jaeger's response into a file for a picture in docs, where make docs-pictures asks for it.
 func keep(t *testing.T, file string, answer []byte) {
 	t.Helper()
 	folder := os.Getenv("E2E_KEEP_TRACES")

@@ -178,8 +178,8 @@ var traffic = []batch{
 	{2, "twice", plan{unavailable, unavailable}, echo, 3, "recovered", nil},
 	{2, "stream once", plan{unavailable}, expand, 2, "recovered", nil},
 	{1, "down", plan{unavailable, unavailable, unavailable, unavailable}, echo, 4, "exhausted", grpcretry.ErrAttemptsExhausted},
-	{1, "far too long", plan{{codes.Unavailable, time.Hour}}, echo, 1, "pushback", grpcretry.ErrPushback},
-	{1, "too long", plan{{codes.Unavailable, time.Minute}}, inTenSeconds, 1, "deadline", grpcretry.ErrDeadline},
+	{1, "far too long", plan{{code: codes.Unavailable, pushback: time.Hour}}, echo, 1, "pushback", grpcretry.ErrPushback},
+	{1, "too long", plan{{code: codes.Unavailable, pushback: time.Minute}}, inTenSeconds, 1, "deadline", grpcretry.ErrDeadline},
 	{2, "wrong", plan{{code: codes.NotFound}}, echo, 1, "not_retryable", errNotFound},
 	{3, "refused", plan{unavailable}, put, 1, "budget", grpcretry.ErrBudgetExhausted},
 }

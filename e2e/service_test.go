@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"testing"
@@ -33,6 +34,7 @@ type plan []failure
 type failure struct {
 	code     codes.Code
 	pushback time.Duration
+	takes    time.Duration // if it is not 0, another time than the service's
 }
 
 // serve starts the service and returns its address.
@@ -70,23 +72,26 @@ func dial(t *testing.T, address string, opts ...grpc.DialOption) echov1.EchoServ
 // serve does what the plan has for this attempt.
 func (s *service) serve(ctx context.Context, req *echov1.EchoRequest) error {
 	s.touched.Add(1)
-	if s.takes > 0 {
+	var f failure // none
+	if p, n := s.plans[req.GetMessage()], grpcretry.PreviousAttempts(ctx); n < len(p) {
+		f = p[n]
+	}
+	if takes := cmp.Or(f.takes, s.takes); takes > 0 {
 		select {
-		case <-time.After(s.takes):
+		case <-time.After(takes):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	p, n := s.plans[req.GetMessage()], grpcretry.PreviousAttempts(ctx)
-	if n >= len(p) {
-		return nil
-	}
-	if p[n].pushback > 0 {
-		if err := grpcretry.SetPushback(ctx, p[n].pushback); err != nil {
+	if f.pushback > 0 {
+		if err := grpcretry.SetPushback(ctx, f.pushback); err != nil {
 			return err
 		}
 	}
-	return status.Error(p[n].code, "as planned")
+	if f.code == codes.OK {
+		return nil
+	}
+	return status.Error(f.code, "as planned")
 }
 
 func (s *service) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {

@@ -1,10 +1,14 @@
 package httpretry
 
 import (
+	"context"
 	"math"
+	"math/big"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/grpcretry/grpcretry"
@@ -52,24 +56,154 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// No value makes a negative wait. A value with anything but digits asks for a date, or for nothing.
+// retryAfterSeeds are values in and around the two forms. Virtual time starts in the year 2000.
+var retryAfterSeeds = []string{"", "0", "120", "007", "-1", "+1", "1.5", " 5", "5\t", "5s", "1e3", "٣", "9223372036", "9223372037", "99999999999999999999",
+	"Fri, 31 Dec 1999 23:59:59 GMT", "Friday, 31-Dec-99 23:59:59 GMT", "Fri Dec 31 23:59:59 1999", "Mon, 01 Jan 0001 00:00:00 GMT",
+	"Sat, 01 Jan 2000 00:01:00 GMT", "Saturday, 01-Jan-00 00:01:00 GMT", "Sat Jan  1 00:01:00 2000", "Fri, 31 Dec 9999 23:59:59 GMT"}
+
+// FuzzRetryAfter compares the reader with another one, which uses large integers.
 func FuzzRetryAfter(f *testing.F) {
-	for _, seed := range []string{"", "0", "120", "-1", "1.5", "99999999999999999999", "Fri, 31 Dec 1999 23:59:59 GMT",
-		"Friday, 31-Dec-99 23:59:59 GMT", "Fri Dec 31 23:59:59 1999", "Mon, 01 Jan 0001 00:00:00 GMT"} {
+	for _, seed := range retryAfterSeeds {
 		f.Add(seed, "5")
 	}
 	f.Fuzz(func(t *testing.T, one, other string) {
-		got := retryAfter([]string{one}, now)
-		_, dateErr := http.ParseTime(one)
-		digits := strings.Trim(one, "0123456789") == ""
-		if got < 0 || got > 0 && !digits && dateErr != nil {
-			t.Errorf("retryAfter(%q) = %v", one, got)
-		}
-		both, reversed := retryAfter([]string{one, other}, now), retryAfter([]string{other, one}, now)
-		if both != reversed || both != max(got, retryAfter([]string{other}, now)) {
-			t.Errorf("retryAfter(%q, %q) = %v and %v", one, other, both, reversed)
+		first, second := askedFor(one, now), askedFor(other, now)
+		for _, tt := range []struct {
+			values []string
+			want   time.Duration
+		}{
+			{[]string{one}, first}, {[]string{one, other}, max(first, second)}, {[]string{other, one}, max(first, second)}, {[]string{one, one}, first},
+		} {
+			if got := retryAfter(tt.values, now); got != tt.want {
+				t.Errorf("retryAfter(%q) = %d, want %d", tt.values, got, tt.want)
+			}
 		}
 	})
+}
+
+// askedFor returns the wait that one value of Retry-After asks for by RFC 9110, section 10.2.3; 0 for
+// none.
+func askedFor(value string, now time.Time) time.Duration {
+	nanos := new(big.Int)
+	if regexp.MustCompile(`^[0-9]+$`).MatchString(value) {
+		nanos.SetString(value, 10)
+		nanos.Mul(nanos, big.NewInt(int64(second)))
+	}
+	for _, form := range []string{http.TimeFormat, time.RFC850, time.ANSIC} {
+		if date, err := time.Parse(form, value); err == nil {
+			nanos.SetInt64(date.Unix() - now.Unix())
+			nanos.Mul(nanos, big.NewInt(int64(second)))
+			nanos.Add(nanos, big.NewInt(int64(date.Nanosecond()-now.Nanosecond())))
+			break
+		}
+	}
+	switch {
+	case nanos.Sign() <= 0:
+		return 0
+	case !nanos.IsInt64():
+		return math.MaxInt64
+	default:
+		return time.Duration(nanos.Int64())
+	}
+}
+
+// FuzzRetryAfterInTransport has a server respond with any status and Retry-After, and checks when the
+// next attempt is made: not before the server allows it, at most 20% later, and only within
+// MaxServerDelay and the deadline.
+func FuzzRetryAfterInTransport(f *testing.F) {
+	for i, seed := range retryAfterSeeds {
+		f.Add(uint16(503), seed, "", int64(0), int64(0))
+		f.Add(uint16(429+i%80), seed, "7", int64(10*second), int64(time.Minute))
+	}
+	f.Add(uint16(429), "60", "59", int64(-1), int64(time.Minute))
+	f.Add(uint16(502), "10", "10", int64(10*second), int64(11*second))
+	f.Fuzz(func(t *testing.T, status uint16, one, other string, longest, deadline int64) {
+		c := &limitedCall{status: 400 + int(status)%200, values: []string{one, other}, longest: time.Duration(longest), deadline: time.Duration(deadline)}
+		if other == "" {
+			c.values = c.values[:1]
+		}
+		synctest.Test(t, c.run)
+	})
+}
+
+// A limitedCall is a request to which a server responds with Retry-After, and then with success.
+type limitedCall struct {
+	status            int
+	values            []string
+	longest, deadline time.Duration // MaxServerDelay, and the context's deadline if that is above 0
+	start             time.Time
+	at                []time.Duration // attempts
+}
+
+// twoCenturies is the MaxElapsed of such calls, because virtual time ends in 2262.
+const twoCenturies = 200 * 365 * 24 * time.Hour
+
+func (c *limitedCall) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.at = append(c.at, time.Since(c.start))
+	if len(c.at) > 1 {
+		return reply(r, 200, "hello"), nil
+	}
+	response := reply(r, c.status, "")
+	response.Header["Retry-After"] = c.values
+	return response, nil
+}
+
+func (c *limitedCall) run(t *testing.T) {
+	c.start = time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	if c.deadline > 0 {
+		ctx, cancel = context.WithTimeout(t.Context(), c.deadline)
+	}
+	defer cancel()
+	transport := NewTransport(newRetrier(t, steady, grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithMaxServerDelay(c.longest),
+		grpcretry.WithMaxElapsed(twoCenturies)), c)
+	response, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if len(c.at) == 1 {
+		c.at = append(c.at, -1) // never
+		if waited := time.Since(c.start); waited != 0 {
+			t.Errorf("waited %v for nothing", waited)
+		}
+	}
+	if from, to, mayEnd := c.allowed(); (c.at[1] < from || c.at[1] > to) && !(mayEnd && c.at[1] == -1) {
+		t.Errorf("%d with Retry-After %q, limits of %v and %v: second attempt after %v, want %v to %v, or none: %v",
+			c.status, c.values, c.longest, c.deadline, c.at[1], from, to, mayEnd)
+	}
+}
+
+// allowed returns when a second attempt may be made, and whether the call may end without one.
+func (c *limitedCall) allowed() (from, to time.Duration, mayEnd bool) {
+	var asked time.Duration
+	for _, value := range c.values {
+		asked = max(asked, askedFor(value, c.start))
+	}
+	longest, left := c.longest, c.deadline
+	if longest == 0 {
+		longest = 5 * time.Minute
+	}
+	if left <= 0 || left > twoCenturies {
+		left = twoCenturies
+	}
+	from, to = asked, asked+asked/5+1
+	if asked == 0 {
+		from, to = second, second // the backoff
+	} else if to < asked {
+		to = math.MaxInt64
+	}
+	switch {
+	case !isRetryable(c.status), longest >= 0 && asked > longest, from >= left:
+		return -1, -1, true
+	default:
+		return from, min(to, left-1), to >= left
+	}
+}
+
+// isRetryable reports whether a response with a status is retried by default.
+func isRetryable(status int) bool {
+	return status == 429 || 502 <= status && status <= 504
 }
 
 // The wait is between what the server asked for and 20% more, in both forms and for each status that

@@ -18,7 +18,7 @@ const (
 	SpanEventNoRetry = "grpcretry.no_retry"
 )
 
-// SpanWait is the name of the span for each wait before a retry, below the call span.
+// SpanWait is the name of the span for each wait with no attempt in flight, below the call span.
 const SpanWait = "retry wait"
 
 // The names of the attributes on span events and on the spans.
@@ -54,6 +54,10 @@ const (
 	MetricBudgetBalance  = "grpcretry.budget.balance"
 	MetricBudgetRefusals = "grpcretry.budget.refusals"
 	MetricHedges         = "grpcretry.hedges"
+	MetricWaitingCalls   = "grpcretry.waiting_calls"
+	MetricOpenStreams    = "grpcretry.open_streams"
+	MetricReplayMemory   = "grpcretry.replay.memory"
+	MetricReplayRefusals = "grpcretry.replay.refusals"
 
 	// Of the server interceptors.
 	MetricServerRetries   = "grpcretry.server.retries"
@@ -67,4 +71,5 @@ const (
 	AttrOutcome     = "grpcretry.outcome"
 	AttrBudget      = "grpcretry.budget"
 	AttrHedgeResult = "grpcretry.hedge.result"
+	AttrReplayOf    = "grpcretry.replay.of"
 )

@@ -13,6 +13,14 @@ import (
 func format(v float64, unit string) string {
 	what, _, _ := strings.Cut(unit, "/")
 	switch {
+	case unit == "added-allocs/op":
+		v = math.Round(10*v) / 10
+		if v == 0 {
+			return "0"
+		}
+		return signed(v, "allocs/op")
+	case strings.HasPrefix(unit, "added-"):
+		return signed(v, strings.TrimPrefix(unit, "added-"))
 	case what == "sec":
 		return scaled(v, []scale{{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}, {1e-9, "ns"}})
 	case what == "B" || strings.HasSuffix(what, "-B"):

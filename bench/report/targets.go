@@ -2,14 +2,12 @@ package main
 
 import "fmt"
 
-// A target is one of the numbers that the design wants to be reached.
+// A target is one of the goals of docs/design.md, which has them in the same words and order.
 type target struct {
 	text string
 	// judge says what was measured, and whether that is as wanted.
 	judge func(*measurements) (measured string, met, known bool)
 }
-
-const tcpPlain = "net=tcp/info=plain/cores=one/client="
 
 var targets = []target{
 	{"unary, succeeds on its first attempt: at most 1 allocation",
@@ -33,9 +31,9 @@ var targets = []target{
 	{"function, one retry without the wait: at most 1.0 × avast/retry-go with throttle",
 		ratioAtMost("FunctionRetry", "retries=1/client=", "avast+throttle", "sec/op", 1)},
 	{"loopback RPC that succeeds: within 1% of no interceptor",
-		atMost("UnaryRPC", tcpPlain+ours, "%over", 1)},
+		atMost("UnaryRPC", wholeCall+ours, "%over", 1)},
 	{"loopback RPC that succeeds: at most 2 more allocations than no interceptor",
-		moreAtMost("UnaryRPC", tcpPlain+ours, tcpPlain+bare, "allocs/op", 2)},
+		atMost("UnaryRPC", wholeCall+ours, "added-allocs/op", 2.05)},
 	{"committed stream: no additional allocation per message",
 		moreAtMost("PingPong", "commit=after/client="+ours, "commit=after/client="+bare, "allocs/msg", 0.05)},
 	{"budget, Deposit: no allocation", atMost("Budget", "op=Deposit/budget=ratio/goroutines=1", "allocs/op", 0)},

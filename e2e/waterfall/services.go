@@ -16,7 +16,7 @@ func DrawServices(w io.Writer, title string, t Trace) error {
 	if len(t.Spans) == 0 {
 		return fmt.Errorf("waterfall: the trace has no spans")
 	}
-	p := pictureOf(t, servicesEnd)
+	p := pictureOf(t, chartLeft, servicesEnd)
 	requests := p.requests("", "the client's call", 0)
 	bottom := top + len(requests)*rowHeight
 	p.begin(bottom+8, title, "A trace as Jaeger returns it. Each row is a request, with the response and the end of the service's own call.")

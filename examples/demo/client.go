@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -25,21 +25,21 @@ type client struct {
 // dial connects to target. All that a program needs to have its calls retried is
 // grpcretry.DialOptions(), even without options. Those here are for the demo, and the
 // Retrier has a name because the debug page asks for it.
-func dial(target string, traces trace.TracerProvider, more ...grpc.DialOption) (*client, error) {
+func dial(target string, t *telemetry, more ...grpc.DialOption) (*client, error) {
 	retrier, err := grpcretry.New(
 		// Without jitter, and quick, so that the picture is the same each time. In
 		// production stay with the default, full jitter: scene 3 shows why.
 		grpcretry.WithBackoff(grpcretry.Exponential{
 			Base: 60 * time.Millisecond, Max: time.Second, Jitter: grpcretry.NoJitter}),
 		grpcretry.WithObserver(observe),
-		grpcretry.WithTracerProvider(traces),
+		grpcretry.WithTracerProvider(t.client),
 		grpcretry.WithCallSpan(true),
 	)
 	if err != nil {
 		return nil, err
 	}
 	options := append(retrier.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	conn, err := grpc.NewClient(target, append(options, more...)...)
+	conn, err := grpc.NewClient(target, slices.Concat(options, t.dialOptions(), more)...)
 	if err != nil {
 		return nil, err
 	}

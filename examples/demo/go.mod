@@ -4,6 +4,8 @@ go 1.26.0
 
 require (
 	github.com/grpcretry/grpcretry v0.0.0-00010101000000-000000000000
+	github.com/grpcretry/grpcretry/attemptspan v0.0.0-00010101000000-000000000000
+	go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc v0.70.0
 	go.opentelemetry.io/otel v1.47.0
 	go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc v1.47.0
 	go.opentelemetry.io/otel/sdk v1.47.0
@@ -32,4 +34,7 @@ require (
 	google.golang.org/genproto/googleapis/api v0.0.0-20260928230214-8a89bd6388cc // indirect
 )
 
-replace github.com/grpcretry/grpcretry => ../..
+replace (
+	github.com/grpcretry/grpcretry => ../..
+	github.com/grpcretry/grpcretry/attemptspan => ../../attemptspan
+)

@@ -11,10 +11,12 @@
 // sent; that makes it a test, too.
 //
 // With OTEL_EXPORTER_OTLP_ENDPOINT set, say to http://localhost:4317 where a Jaeger
-// listens, it also sends its traces there: one trace for each scene.
+// listens, it also sends its traces there: one trace for each scene, with a span for each
+// call, below it one for each attempt, named with its number, and one for each wait, and
+// below each attempt the server's.
 //
 // To copy from it, read client.go first (dial, observe, read the error), then server.go
-// (pushback), then otel.go (call spans) and page.go (debug page).
+// (pushback), then otel.go (traces) and page.go (debug page).
 package main
 
 import (
@@ -93,13 +95,13 @@ func playAgainst(ctx context.Context, out io.Writer, color bool, t *telemetry, s
 			address = listener.Addr().String() // where a restarted server is expected
 		}
 		return listener, err
-	})
+	}, t.serverOptions()...)
 	if err != nil {
 		return err
 	}
 	defer server.stop()
 
-	client, err := dial(address, t.provider)
+	client, err := dial(address, t)
 	if err != nil {
 		return err
 	}

@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,7 +17,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"go.opentelemetry.io/otel/trace/noop"
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
@@ -41,8 +42,7 @@ func playVirtually(t *testing.T, color bool) string {
 			t.Fatal(err)
 		}
 		defer server.stop()
-		traces := noop.NewTracerProvider()
-		client, err := dial("passthrough:///demo", traces,
+		client, err := dial("passthrough:///demo", nowhere(),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 				return listener.Load().DialContext(ctx)
 			}))
@@ -50,7 +50,7 @@ func playVirtually(t *testing.T, color bool) string {
 			t.Fatalf("dial: %v", err)
 		}
 		defer client.Close()
-		if err := play(t.Context(), &picture{out: &out, color: color}, server, client, traces.Tracer("")); err != nil {
+		if err := play(t.Context(), &picture{out: &out, color: color}, server, client, nowhere().tracer()); err != nil {
 			t.Errorf("play: %v", err)
 		}
 	})
@@ -235,15 +235,25 @@ func (c *collector) Export(_ context.Context, req *coltracepb.ExportTraceService
 	return &coltracepb.ExportTraceServiceResponse{}, nil
 }
 
-// named returns the spans of a name.
-func (c *collector) named(name string) (spans []*tracepb.Span) {
+// of returns the spans of a kind with a name, in the order of their start.
+func (c *collector) of(kind tracepb.Span_SpanKind, name string) []*tracepb.Span {
+	return c.where(func(s *tracepb.Span) bool { return s.GetKind() == kind && s.GetName() == name })
+}
+
+// below returns the children of a span.
+func (c *collector) below(parent *tracepb.Span) []*tracepb.Span {
+	return c.where(func(s *tracepb.Span) bool { return bytes.Equal(s.GetParentSpanId(), parent.GetSpanId()) })
+}
+
+func (c *collector) where(is func(*tracepb.Span) bool) (spans []*tracepb.Span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.spans {
-		if s.GetName() == name {
+		if is(s) {
 			spans = append(spans, s)
 		}
 	}
+	slices.SortFunc(spans, func(a, b *tracepb.Span) int { return cmp.Compare(a.GetStartTimeUnixNano(), b.GetStartTimeUnixNano()) })
 	return spans
 }
 
@@ -276,33 +286,49 @@ func TestRunSendsTraces(t *testing.T) {
 	if err := run(t.Context(), &out, false, ""); err != nil {
 		t.Fatalf("run: %v\n%s", err, out.String())
 	}
-	roots := c.named("scene 2: Outage")
-	calls := c.named("grpcretry.test.v1.EchoService/Echo")
+	const echo = "grpcretry.test.v1.EchoService/Echo"
+	roots := c.of(tracepb.Span_SPAN_KIND_INTERNAL, "scene 2: Outage")
+	calls := c.of(tracepb.Span_SPAN_KIND_INTERNAL, echo)
 	if len(roots) != 1 || len(calls) != 49 {
 		t.Fatalf("the collector got %d spans of scene 2 and %d of calls, want 1 and 49", len(roots), len(calls))
 	}
-	waits := c.named(names.SpanWait)
 	below := map[string]int{}
-	for _, wait := range waits {
-		below[string(wait.GetParentSpanId())]++
-	}
 	for _, call := range calls {
-		retries := strings.Count(decisions(call), "retry")
-		if got := below[string(call.GetSpanId())]; got != retries {
-			t.Errorf("a call with the decisions %s has %d waits, want one before each retry", decisions(call), got)
+		var want []string
+		for i, decision := range strings.Fields(decisions(call)) {
+			name := echo
+			if i > 0 {
+				name = fmt.Sprintf("attempt %d %s", i+1, echo)
+			}
+			if want = append(want, name); decision == "retry" {
+				want = append(want, names.SpanWait)
+			}
+		}
+		var got []string
+		for _, s := range c.below(call) {
+			got = append(got, s.GetName())
+			below[s.GetKind().String()]++
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("a call with the decisions %s has below it the spans %q, want %q", decisions(call), got, want)
 		}
 	}
-	if len(waits) != 30 {
-		t.Errorf("the collector got %d waits, want one for each of the 30 retries", len(waits))
+	if below["SPAN_KIND_CLIENT"] != 79 || below["SPAN_KIND_INTERNAL"] != 30 {
+		t.Errorf("below the calls are spans of the kinds %v, want 79 attempts and 30 waits", below)
 	}
-	if want := fmt.Sprintf("Sent %d spans to http://", 10+49+30); !strings.Contains(out.String(), want) {
-		t.Errorf("run printed\n%s\nwant in it %q", out.String(), want)
+	requests := c.of(tracepb.Span_SPAN_KIND_SERVER, echo)
+	for _, request := range requests {
+		if of := c.where(func(s *tracepb.Span) bool { return bytes.Equal(s.GetSpanId(), request.GetParentSpanId()) }); len(of) != 1 ||
+			of[0].GetKind() != tracepb.Span_SPAN_KIND_CLIENT {
+			t.Errorf("a request is below %v, want an attempt", of)
+		}
+	}
+	if want := fmt.Sprintf("Sent %d spans to http://", 10+49+79+30+77); len(requests) != 77 || !strings.Contains(out.String(), want) {
+		t.Errorf("the server has %d requests, want 77; run printed\n%s\nwant in it %q", len(requests), out.String(), want)
 	}
 	got := map[string]bool{}
-	for _, call := range calls {
-		if bytes.Equal(call.GetParentSpanId(), roots[0].GetSpanId()) {
-			got[decisions(call)] = true
-		}
+	for _, call := range c.below(roots[0]) {
+		got[decisions(call)] = true
 	}
 	if len(got) != 2 || !got["retry retry success"] || !got["retry retry retry stop"] {
 		t.Errorf("the calls of scene 2 have the decisions %v, want retry retry success, and retry retry retry stop", got)

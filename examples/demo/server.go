@@ -80,18 +80,20 @@ func hang(ctx context.Context) error {
 type server struct {
 	echov1.UnimplementedEchoServiceServer
 
-	listen func() (net.Listener, error) // at the same address each time
-	grpc   *grpc.Server
-	served chan struct{} // closed when Serve has returned
+	listen  func() (net.Listener, error) // at the same address each time
+	options []grpc.ServerOption
+	grpc    *grpc.Server
+	served  chan struct{} // closed when Serve has returned
 
 	mu      sync.Mutex
 	scripts map[string][]answer // guarded by mu; by the message of the call
 	seen    map[string]int      // guarded by mu; attempts, by the message of the call
 }
 
-func startServer(listen func() (net.Listener, error)) (*server, error) {
+func startServer(listen func() (net.Listener, error), options ...grpc.ServerOption) (*server, error) {
 	s := &server{
 		listen:  listen,
+		options: options,
 		scripts: map[string][]answer{},
 		seen:    map[string]int{},
 	}
@@ -103,7 +105,7 @@ func (s *server) start() error {
 	if err != nil {
 		return err
 	}
-	server, served := grpc.NewServer(), make(chan struct{})
+	server, served := grpc.NewServer(s.options...), make(chan struct{})
 	s.grpc, s.served = server, served
 	echov1.RegisterEchoServiceServer(server, s)
 	go func() {

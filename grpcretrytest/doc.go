@@ -1,0 +1,62 @@
+// Package grpcretrytest tests a retry policy against the server that a program has. The server runs in the
+// test, fails as a script says, and what each call then did is compared as text:
+//
+//	func TestCheckoutWaitsAsAsked(t *testing.T) {
+//		synctest.Test(t, func(t *testing.T) {
+//			server := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { shoppb.RegisterShopServer(s, &shop{}) })
+//			server.On("/shop.v1.Shop/Checkout", grpcretrytest.Fail(codes.Unavailable, "draining").Pushback(120*time.Millisecond))
+//
+//			shoppb.NewShopClient(server.Dial(policy...)).Checkout(t.Context(), &shoppb.CheckoutRequest{})
+//
+//			server.Want("0s attempt 1 UNAVAILABLE; wait 120ms pushback; 120ms attempt 2 OK")
+//		})
+//	}
+//
+// # Scripts
+//
+// [Server.On] says what happens to attempt 1, 2, 3, … of each call of a method, and [Server.Next] to the attempts
+// that arrive next, whichever their calls. After that the program's own handlers answer. A [Step] fails with a
+// code, pushback, details, headers and trailers; hangs; is slow; or cuts the connection; and with streams all of
+// that after a number of messages. [Server.Down] takes the whole server away.
+//
+// # Timelines
+//
+// The timeline of a call has one entry per attempt, wait and reason to stop. Entries are separated by semicolons or
+// line breaks:
+//
+//	0s attempt 1 UNAVAILABLE after 30ms
+//	wait 50ms backoff
+//	80ms attempt 2 UNAVAILABLE
+//	80ms stop exhausted
+//
+// It starts with the method if that matters: "/shop.v1.Shop/Checkout; 0s attempt 1 OK". The entries are
+//
+//   - "0s attempt 1 UNAVAILABLE after 30ms": when it started, since the start of the call, its code, and how long
+//     it took, unless that is no time at all. An attempt that is sent while another is in flight is a hedge:
+//     "20ms hedge 2 OK". In place of the code, lost means that another attempt of the call was decisive, and timeout
+//     that the attempt timeout ended it. UNAVAILABLE unsent means that the attempt has reached no server.
+//   - "wait 50ms backoff": the wait before the next attempt and its source, as [grpcretry.WaitSource] writes it.
+//   - "80ms stop exhausted": why the call failed, as [grpcretry.ReasonName] writes it; with the wait that was not
+//     started, if that is the reason: "0s stop deadline instead of wait 7s pushback". passed_through is a call that
+//     is not retried in any case.
+//
+// Any time may also be a range: "wait 0s..100ms backoff". What is left out is not compared: a time, a duration, the
+// source of a wait, the method. But an attempt whose time is left out must not have started before the wait above it
+// was over. So "wait 0s..100ms backoff; attempt 2 OK" is the way to test a policy with its own jitter, and all of
+// this in real time.
+//
+// # Time
+//
+// In a bubble of [testing/synctest], time is virtual and passes only while everything waits: minutes of backoff
+// take microseconds, and every time is exact. Outside, time is real, and [OverTCP] replaces the connection in memory.
+//
+// # Any policy
+//
+// [Exploration] draws scripts and calls for a service at random, and checks the promises of package grpcretry.
+//
+// # What it cannot do
+//
+// A script works at the server's handlers. It does not damage frames, send GOAWAY, or slow down the network; nor does it
+// see what a proxy would. It cannot fail an attempt that never reaches the server, other than by [Server.Down] and
+// [Cut].
+package grpcretrytest

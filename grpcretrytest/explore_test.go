@@ -1,0 +1,51 @@
+package grpcretrytest
+
+import (
+	"flag"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// The policies with which programs are explored.
+var policies = map[string]func() []grpcretry.Option{
+	"default": nil,
+	"many attempts": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithMaxAttempts(7), grpcretry.WithBackoff(grpcretry.Decorrelated{Base: 5 * time.Millisecond}),
+			grpcretry.WithCodes(codes.Unavailable, codes.Aborted, codes.ResourceExhausted), grpcretry.WithBudget(grpcretry.Unlimited)}
+	},
+	"limits": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithMaxElapsed(time.Second), grpcretry.WithMaxServerDelay(100 * time.Millisecond),
+			grpcretry.WithAttemptTimeout(40 * time.Millisecond), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.5, Reserve: 2})}
+	},
+	"unsent only": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithUnsentOnly(true), grpcretry.WithAttemptTimeout(40 * time.Millisecond)}
+	},
+	"to the letter": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithCommitOnHeaders(true), grpcretry.WithConnectWait(0), grpcretry.WithBufferLimit(100)}
+	},
+	"hedging": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
+	},
+	"one attempt": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.Disable()} },
+}
+
+var hedged = grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 4, Delay: grpcretry.HedgeAfter(20 * time.Millisecond)})
+
+var thorough = flag.Bool("thorough", false, "explore thousands of programs, as make random does")
+
+func TestExplore(t *testing.T) {
+	programs := 60
+	if *thorough {
+		programs = 1000
+	}
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			Exploration{Service: &echov1.EchoService_ServiceDesc, Policy: policy, Programs: programs}.Run(t)
+		})
+	}
+}

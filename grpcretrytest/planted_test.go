@@ -1,0 +1,142 @@
+package grpcretrytest
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// An exploration finds faults that are planted below the Retrier's interceptors, or in what a policy consists of.
+func TestExploreFindsPlantedFaults(t *testing.T) {
+	below := func(unary grpc.UnaryClientInterceptor, stream grpc.StreamClientInterceptor) []grpc.DialOption {
+		var opts []grpc.DialOption
+		if unary != nil {
+			opts = append(opts, grpc.WithChainUnaryInterceptor(unary))
+		}
+		if stream != nil {
+			opts = append(opts, grpc.WithChainStreamInterceptor(stream))
+		}
+		return opts
+	}
+	wrapped := func(wrap func(grpc.ClientStream) grpc.ClientStream) []grpc.DialOption {
+		return below(nil, func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
+			opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			stream, err := streamer(ctx, desc, cc, method, opts...)
+			if err != nil {
+				return nil, err
+			}
+			return wrap(stream), nil
+		})
+	}
+	for _, tt := range []struct {
+		name   string
+		dial   []grpc.DialOption
+		policy []grpcretry.Option
+		report string // a part of it
+	}{
+		{"an attempt is sent twice", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if err := invoker(ctx, method, req, reply, cc, opts...); err == nil {
+				return nil
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}, nil), nil, "has reached the server twice"},
+		{"an attempt is late", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if a, ok := grpcretry.AttemptFromContext(ctx); ok && a.Number > 1 {
+				<-time.After(time.Millisecond)
+			}
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}, nil), nil, "was answered with a pushback"},
+		{"a failure is hidden", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			invoker(ctx, method, req, reply, cc, opts...)
+			return nil
+		}, nil), nil, "reply 1 is one to call 0"},
+		{"the trailer is lost", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			var kept []grpc.CallOption
+			for _, o := range opts {
+				if _, ok := o.(grpc.TrailerCallOption); !ok {
+					kept = append(kept, o)
+				}
+			}
+			return invoker(ctx, method, req, reply, cc, kept...)
+		}, nil), nil, `was answered with`},
+		{"a message is doubled", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return &faulty{ClientStream: s, doubles: true} }), nil, "the server has received"},
+		{"a message is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return &faulty{ClientStream: s, loses: true} }), nil, "the server has received"},
+		{"a reply is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return &faulty{ClientStream: s, losesReply: true} }), nil, "reply"},
+		{"an attempt is not the Retrier's", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			ctx = metadata.AppendToOutgoingContext(ctx, "grpc-previous-rpc-attempts", "7")
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}, nil), nil, "which has not started"},
+		{"a call hangs", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			if status.Code(err) == codes.ResourceExhausted {
+				<-time.After(10 * time.Minute)
+			}
+			return err
+		}, nil), nil, "after its deadline or cancellation"},
+		{"the backoff draws numbers of its own", nil, []grpcretry.Option{grpcretry.WithBackoff(moody{})}, "and the policy's backoff"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := Exploration{Service: &echov1.EchoService_ServiceDesc, DialOptions: tt.dial, Policy: func() []grpcretry.Option { return tt.policy }}
+			report := e.explore(t)
+			t.Log(report)
+			if report == "" || !strings.Contains(report, tt.report) {
+				t.Errorf("the report is %q, want one with %q", report, tt.report)
+			}
+		})
+	}
+}
+
+// moody is no pure function, as a Backoff is to be.
+type moody struct{}
+
+func (moody) Delay(int, time.Duration, float64) time.Duration {
+	return time.Duration(rand.IntN(1000)+1) * time.Millisecond
+}
+
+// A faulty stream handles messages wrongly, the second of them.
+type faulty struct {
+	grpc.ClientStream
+	mu                         sync.Mutex
+	doubles, loses, losesReply bool
+	sent, received             int
+}
+
+func (f *faulty) SendMsg(m any) error {
+	f.mu.Lock()
+	f.sent++
+	second := f.sent == 2
+	f.mu.Unlock()
+	if second && f.loses {
+		return nil
+	}
+	if second && f.doubles {
+		if err := f.ClientStream.SendMsg(m); err != nil {
+			return err
+		}
+	}
+	return f.ClientStream.SendMsg(m)
+}
+
+func (f *faulty) RecvMsg(m any) error {
+	f.mu.Lock()
+	f.received++
+	second := f.received == 2
+	f.mu.Unlock()
+	if second && f.losesReply {
+		if err := f.ClientStream.RecvMsg(m); err != nil {
+			return err
+		}
+	}
+	return f.ClientStream.RecvMsg(m)
+}

@@ -1,0 +1,69 @@
+package grpcretrytest
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry"
+)
+
+// A wait that is recorded but has not taken place is noticed if the test leaves the time out.
+func TestAnAttemptThatDidNotWait(t *testing.T) {
+	start := time.Now()
+	unavailable := grpcretry.Attempt{Method: "/s/m", Number: 1, Start: start, Duration: 5 * time.Second, Err: status.Error(codes.Unavailable, "")}
+	for after, want := range map[time.Duration]string{
+		6 * time.Second:     "",
+		6*time.Second + 1:   "",
+		6*time.Second - 1e6: "! 5.999s attempt 2 OK (before the wait was over)   attempt 2 OK",
+	} {
+		second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(after), Wait: time.Second, WaitSource: grpcretry.WaitBackoff}
+		got := timelineOf(&grpcretry.Event{Attempt: second}, []grpcretry.Attempt{unavailable, second})
+		wanted, err := parse("attempt 1 UNAVAILABLE; wait 1s; attempt 2 OK")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := diff(got.body(), wanted); !strings.Contains(d, want) || want == "" && d != "" {
+			t.Errorf("after %v the difference is\n%s\nwant %q", after, d, want)
+		}
+	}
+}
+
+// The words for reasons and codes are package grpcretry's.
+func TestWords(t *testing.T) {
+	page, err := os.ReadFile("../docs/observing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, ok := strings.Cut(string(page), "\n| reason |")
+	if !ok {
+		t.Fatal("docs/observing.md has no table of reasons")
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	var named []string
+	for line := range strings.Lines(table) {
+		if rest, ok := strings.CutPrefix(line, "| `"); ok {
+			name, _, _ := strings.Cut(rest, "`")
+			named = append(named, name)
+		}
+	}
+	for _, r := range named {
+		if !slices.Contains(reasons, r) {
+			t.Errorf("no timeline can want the reason %q", r)
+		}
+	}
+	if len(reasons) != len(named)+1 { // and passed_through
+		t.Errorf("the reasons are %q, want %q and passed_through", reasons, named)
+	}
+	for c := codes.OK; c <= codes.Unauthenticated; c++ {
+		var back codes.Code
+		if err := back.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || back != c {
+			t.Errorf("codeName(%v) = %s, which is %v, %v", c, codeName(c), back, err)
+		}
+	}
+}

@@ -1,0 +1,492 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+)
+
+// FuzzPlan drives a Plan as its documentation says, by a script of bytes: settings first, then what
+// happens to the call. It checks what holds for every call, retried or hedged: the number of attempts,
+// the times at which they are sent, one decision for each failure, what the budgets were charged, and
+// that every call ends.
+func FuzzPlan(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte("\x03\x00\x01\x00\x00\x00\x00\x00\x00" + "\x00\x00\x00\x03\x20\x00\x00\x01\x02")) // retries, then a success
+	f.Add([]byte("\x05\x01\x00\x01\x01\x04\x00\x00\x00" + "\x03\x10\x03\x10\x00\x01\x08\x02\x01")) // hedges, a pushback, a success
+	f.Add([]byte("\x03\x1c\x02\x02\x02\x08\x20\x40\x80" + "\x03\x20\x03\xff\x05\x00\x06\x03\xff")) // every limit, no connection
+	f.Add([]byte("\x05\x0d\x00\x03\x01\x04\x10\x40\x80" + "\x03\x11\x03\x05\x05\x00\x00\x01\x10\x03\x20\x00\x00\x05"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 500 {
+			return
+		}
+		d := newPlanDriver(t, &byteScript{data})
+		for !d.over && len(d.script.rest) > 0 {
+			d.happens()
+		}
+		for n := 0; !d.over; n++ {
+			if n > 200 {
+				t.Fatalf("the call does not end: %d attempts in flight, due at %v", len(d.flying), d.since(d.plan.DueAt()))
+			}
+			d.goesOn()
+		}
+		d.checkTheEnd()
+	})
+}
+
+// A byteScript is read byte by byte; after its end it has zeros.
+type byteScript struct{ rest []byte }
+
+func (s *byteScript) next() byte {
+	if len(s.rest) == 0 {
+		return 0
+	}
+	b := s.rest[0]
+	s.rest = s.rest[1:]
+	return b
+}
+
+// below returns a number in [0, n).
+func (s *byteScript) below(n int) int { return int(s.next()) % n }
+
+// A planDriver makes the attempts of a call in simulated time.
+type planDriver struct {
+	t      *testing.T
+	script *byteScript
+	plan   *Plan
+	now    time.Time
+	ctx    *simulatedContext
+
+	policy   Policy
+	hedged   bool
+	limit    int // of attempts
+	retries  *accounts
+	hedges   *accounts
+	slots    Budget // a concurrency budget, or nil
+	slotsAll float64
+
+	flying     []*flight
+	sent       int
+	unsent     int       // reported as unsent, while calls wait for connections
+	notBefore  time.Time // the newest pushback's
+	forbidden  bool      // a server has said "do not retry", or named a wait that is too long
+	connecting bool
+	over       bool
+}
+
+// A flight is an attempt in flight.
+type flight struct {
+	Attempt
+	overdue time.Time // zero for never
+	cut     bool
+}
+
+// A simulatedContext ends at its deadline in simulated time, or by being cancelled.
+type simulatedContext struct {
+	context.Context
+	deadline time.Time
+	now      *time.Time
+	err      error
+}
+
+func (c *simulatedContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+
+func (c *simulatedContext) Err() error {
+	if c.err == nil && !c.deadline.IsZero() && !c.now.Before(c.deadline) {
+		c.err = context.DeadlineExceeded
+	}
+	return c.err
+}
+
+// accounts are a budget that keeps books. The retries that it holds were withdrawn, and neither
+// refunded nor deposited.
+type accounts struct {
+	unlimited
+	refuse                       func() bool
+	withdrawn, refunded, charged int
+	free                         int // deposits of attempts that were not charged
+}
+
+func (a *accounts) held() int { return a.withdrawn - a.refunded - a.charged }
+
+func (a *accounts) Withdraw(time.Time) bool {
+	if a.refuse != nil && a.refuse() {
+		return false
+	}
+	a.withdrawn++
+	return true
+}
+
+func (a *accounts) Refund() { a.refunded++ }
+
+func (a *accounts) Deposit(o Outcome) {
+	if o.Attempt > 1 {
+		a.charged++
+	} else {
+		a.free++
+	}
+}
+
+// newPlanDriver reads the settings and sends the first attempt.
+func newPlanDriver(t *testing.T, script *byteScript) *planDriver {
+	d := &planDriver{t: t, script: script, now: noon, retries: &accounts{}, hedges: &accounts{}}
+	d.ctx = &simulatedContext{Context: context.Background(), now: &d.now}
+	d.limit = 1 + script.below(6)
+	flags := script.next()
+	d.policy = Policy{
+		MaxAttempts: d.limit,
+		Backoff:     []Backoff{Constant(0), Constant(50 * time.Millisecond), Exponential{}, Decorrelated{}}[script.below(4)],
+		Codes:       []codes.Code{codes.Unavailable, codes.ResourceExhausted},
+		Budget:      d.budget(script.below(6), d.retries),
+		ConnectWait: []time.Duration{0, -1, time.Millisecond}[script.below(3)],
+	}
+	delay := script.next()
+	timeout, elapsed, deadline := script.millis(), script.millis(), script.millis()
+	if flags&1 != 0 && d.limit > 1 {
+		d.hedged = flags&2 == 0
+		d.policy.Hedging = &Hedging{MaxAttempts: d.limit, Delay: HedgeAfter(time.Duration(delay) * time.Millisecond), AllMethodsAreSafe: true,
+			Budget: d.budget(int(delay)%3, d.hedges)}
+	}
+	d.policy.UnsentOnly = flags&2 != 0
+	if flags&4 != 0 {
+		d.ctx.deadline = noon.Add(max(deadline, time.Millisecond))
+	}
+	if flags&8 != 0 {
+		d.policy.AttemptTimeout = timeout
+	}
+	if flags&16 != 0 {
+		d.policy.MaxElapsed = elapsed
+	}
+	d.policy.MaxServerDelay = []time.Duration{0, -1, time.Second, time.Millisecond}[flags>>6]
+	r, err := New(WithPolicy(d.policy), WithConnectWait(max(0, d.policy.ConnectWait)))
+	if d.policy.ConnectWait == 0 {
+		r, err = New(WithPolicy(d.policy))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.policy = r.Policy(someMethod)
+	t.Logf("policy %+v hedging %+v deadline %v", d.policy, d.policy.Hedging, d.since(d.ctx.deadline))
+	d.plan = r.Plan(d.ctx, someMethod, "catalog", noon)
+	d.send()
+	return d
+}
+
+// millis returns up to 65 s.
+func (s *byteScript) millis() time.Duration {
+	return time.Duration(s.next()) * 256 * time.Millisecond
+}
+
+// budget returns a budget of one of several kinds, whose withdrawals a records. Each is a kind that may refuse.
+func (d *planDriver) budget(kind int, a *accounts) Budget {
+	other, err := Unlimited, error(nil)
+	switch kind {
+	case 1:
+		a.refuse = func() bool { return d.script.next()&1 != 0 }
+	case 2:
+		if other, err = NewConcurrencyBudget(1 + d.script.below(2)); a == d.retries {
+			d.slots, d.slotsAll = other, other.Balance(noon)
+		}
+	case 3:
+		other, err = NewRatioBudget(RatioBudget{Ratio: 0.5, Reserve: 1, MinPerSecond: 1})
+	case 4:
+		other, err = NewThrottle(3, 0.5)
+	case 5:
+		other = NewRateBudget(rate.NewLimiter(2, 2))
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	other.Balance(noon)
+	return AllBudgets(other, a)
+}
+
+// happens performs the next event of the script.
+func (d *planDriver) happens() {
+	switch event := d.script.below(8); {
+	case event == 2:
+		if f := d.some(); f != nil {
+			d.succeed(f)
+		}
+	case event == 3 || event == 4:
+		d.pass(time.Duration(d.script.next()) * time.Duration(d.script.next()) * time.Millisecond)
+	case event == 5:
+		if f := d.some(); f != nil && !f.cut {
+			f.Unsent = true
+			d.fail(f, errUnavailable)
+		}
+	case event == 6:
+		if d.connecting {
+			d.due()
+		}
+	case event == 7:
+		if d.script.below(8) == 0 {
+			d.ctx.err = context.Canceled
+			d.contextEnds()
+		}
+	default:
+		if f := d.some(); f != nil {
+			d.failSomehow(f)
+		}
+	}
+}
+
+// goesOn lets the call go on without a script, until it is over.
+func (d *planDriver) goesOn() {
+	if len(d.flying) == 0 {
+		d.pass(max(0, d.plan.DueAt().Sub(d.now)))
+		return
+	}
+	f := d.flying[0]
+	if f.cut {
+		d.fail(f, ErrAttemptTimeout)
+		return
+	}
+	d.fail(f, errUnavailable)
+}
+
+func (d *planDriver) some() *flight {
+	if len(d.flying) == 0 {
+		return nil
+	}
+	return d.flying[d.script.below(len(d.flying))]
+}
+
+// A serverHint is what a server may say about the next attempt.
+type serverHint struct {
+	trailer []string
+	info    time.Duration
+	wait    time.Duration // that it means
+	stop    bool
+}
+
+var serverHints = []serverHint{
+	{}, {}, {trailer: []string{"0"}}, {trailer: []string{"7"}, wait: 7 * time.Millisecond}, {trailer: []string{"1500"}, wait: 1500 * time.Millisecond},
+	{trailer: []string{"2147483647"}, wait: math.MaxInt32 * time.Millisecond}, {trailer: []string{"-1"}, stop: true}, {trailer: []string{"5", "5"}, stop: true},
+	{info: 100 * time.Millisecond, wait: 100 * time.Millisecond}, {info: math.MaxInt64, wait: math.MaxInt64},
+}
+
+// failSomehow has an attempt fail as the script says.
+func (d *planDriver) failSomehow(f *flight) {
+	b := d.script.next()
+	code := []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Unavailable, codes.NotFound}[b&3]
+	hint := serverHints[int(b>>2)%len(serverHints)]
+	err := fail(code, "x").err
+	if hint.info > 0 {
+		err = fail(code, "x", retryInfoOf(hint.info)).err
+	}
+	if f.cut && b>>7 == 0 { // otherwise, its own failure was there in time
+		hint, err = serverHint{}, ErrAttemptTimeout
+	}
+	if hint.trailer != nil {
+		f.Trailer = metadata.MD{pushbackKey: hint.trailer}
+	}
+	if hint.stop || d.policy.MaxServerDelay >= 0 && hint.wait > d.policy.MaxServerDelay {
+		d.forbidden = true
+	}
+	if hint.wait > 0 {
+		d.notBefore = d.now.Add(hint.wait)
+	} else if hint.trailer != nil && !hint.stop {
+		d.notBefore = d.now
+	}
+	d.fail(f, err)
+}
+
+// fail reports the end of an attempt, and does what the Step says.
+func (d *planDriver) fail(f *flight, err error) {
+	d.land(f)
+	f.Err = err
+	if f.Unsent && d.policy.ConnectWait > 0 {
+		d.unsent++
+	}
+	d.obey(d.plan.Ended(f.Attempt, d.now, float64(d.script.next())/256))
+}
+
+func (d *planDriver) succeed(f *flight) {
+	d.land(f)
+	if step := d.plan.Ended(f.Attempt, d.now, 0); step != (Step{End: true}) {
+		d.t.Errorf("Ended = %+v after a success, want the end", step)
+	}
+	d.end()
+}
+
+func (d *planDriver) land(f *flight) {
+	d.flying = slices.DeleteFunc(d.flying, func(other *flight) bool { return other == f })
+	f.Duration = d.now.Sub(f.Start)
+}
+
+// obey does what a Step says.
+func (d *planDriver) obey(step Step) {
+	d.t.Logf("%v: step %+v, due %v", d.since(d.now), step, d.since(d.plan.DueAt()))
+	d.check(step)
+	d.connecting = step.Connect
+	switch {
+	case step.Send:
+		d.send()
+	case step.End:
+		d.end()
+	}
+}
+
+// check checks a step by itself.
+func (d *planDriver) check(step Step) {
+	due, alone := d.plan.DueAt(), len(d.flying) == 0
+	decisions := 0
+	for _, is := range []bool{step.Send, step.Connect, step.End} {
+		if is {
+			decisions++
+		}
+	}
+	waits := decisions == 0 && step.Reason == nil || step.Connect
+	switch {
+	case decisions > 1, (step.Send || step.Connect) && step.Reason != nil, step.End && step.Reason == nil:
+		d.t.Errorf("%+v is more than one decision", step)
+	case decisions == 0 && step.Reason != nil && alone:
+		d.t.Errorf("%+v does not end the call, although no attempt is in flight", step)
+	case waits && due.IsZero() && alone:
+		d.t.Errorf("%+v waits for nothing", step)
+	case !due.IsZero() && due.Before(d.now):
+		d.t.Errorf("%+v is due %v ago", step, d.now.Sub(due))
+	case waits && alone && d.isTooLate(due) && !step.Connect:
+		d.t.Errorf("%+v waits until %v, when no attempt may start any more", step, d.since(due))
+	case step.Send && !d.hedged && !alone:
+		d.t.Errorf("%+v sends a second attempt of a call that is not hedged", step)
+	}
+	d.checkAccounts()
+}
+
+// isTooLate reports whether no attempt may start at a time.
+func (d *planDriver) isTooLate(at time.Time) bool {
+	return d.policy.MaxElapsed > 0 && at.Sub(noon) >= d.policy.MaxElapsed || !d.ctx.deadline.IsZero() && !at.Before(d.ctx.deadline)
+}
+
+// checkAccounts checks that no more is withdrawn than the attempts in flight and the next one need.
+func (d *planDriver) checkAccounts() {
+	for name, a := range map[string]*accounts{"budget": d.retries, "budget of hedges": d.hedges} {
+		if held := a.held(); held < 0 || held > len(d.flying)+1 || a.free > 1 && a == d.retries {
+			d.t.Errorf("the %s holds %d, with %d attempts in flight: %+v", name, held, len(d.flying), *a)
+		}
+	}
+}
+
+// send sends an attempt.
+func (d *planDriver) send() {
+	d.sent++
+	hedge := len(d.flying) > 0
+	a, timeout := d.plan.Sent(d.now)
+	switch {
+	case a.Number != d.sent || a.Hedge != hedge || !a.Start.Equal(d.now) || a.Wait < 0 || timeout < 0:
+		d.t.Errorf("attempt %d is %+v, with a timeout of %v", d.sent, a, timeout)
+	case d.sent-d.unsent > d.limit:
+		d.t.Errorf("attempt %d, of which %d were unsent, is more than %d", d.sent, d.unsent, d.limit)
+	case d.sent == 1:
+	case d.forbidden:
+		d.t.Errorf("attempt %d is sent although a server forbids it", d.sent)
+	case d.now.Before(d.notBefore):
+		d.t.Errorf("attempt %d is sent at %v, but a server has asked to wait until %v", d.sent, d.since(d.now), d.since(d.notBefore))
+	case d.isTooLate(d.now):
+		d.t.Errorf("attempt %d is sent at %v, after the deadline or MaxElapsed", d.sent, d.since(d.now))
+	}
+	d.t.Logf("%v: sent %d, hedge %v, timeout %v, due %v", d.since(d.now), a.Number, a.Hedge, timeout, d.since(d.plan.DueAt()))
+	f := &flight{Attempt: a}
+	if timeout > 0 {
+		f.overdue = d.now.Add(timeout)
+	}
+	d.flying = append(d.flying, f)
+	d.checkAccounts()
+}
+
+// pass lets time pass. What is due meanwhile is done in time.
+func (d *planDriver) pass(length time.Duration) {
+	until := d.now.Add(length)
+	for !d.over {
+		at, do := d.nextDue()
+		if do == nil || at.After(until) {
+			d.now = until
+			return
+		}
+		d.now = at
+		do()
+	}
+}
+
+// nextDue returns what happens next by itself, and when; nil if nothing does.
+func (d *planDriver) nextDue() (at time.Time, do func()) {
+	sooner := func(t time.Time, f func()) {
+		if !t.IsZero() && (do == nil || t.Before(at)) {
+			at, do = t, f
+		}
+	}
+	sooner(d.ctx.deadline, d.contextEnds)
+	for _, f := range d.flying {
+		sooner(f.overdue, func() { d.overdue(f) })
+	}
+	sooner(d.plan.DueAt(), d.due)
+	return at, do
+}
+
+func (d *planDriver) due() { d.obey(d.plan.Due(d.now)) }
+
+func (d *planDriver) overdue(f *flight) {
+	f.overdue = time.Time{}
+	f.Duration = d.now.Sub(f.Start)
+	f.cut = d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256)
+	if !f.cut && d.ctx.deadline.IsZero() {
+		d.t.Errorf("attempt %d is not cut, in a call without a deadline", f.Number)
+	}
+	d.checkAccounts()
+}
+
+// contextEnds ends the call because its context has ended.
+func (d *planDriver) contextEnds() {
+	var step Step
+	if len(d.flying) == 0 {
+		step = d.plan.Due(d.now)
+	} else {
+		f := d.flying[0]
+		d.land(f)
+		f.Err = errors.New("the context has ended")
+		step = d.plan.Ended(f.Attempt, d.now, 0)
+	}
+	if !step.End || step.Reason != d.ctx.Err() {
+		d.t.Errorf("%+v, want the end because of %v", step, d.ctx.Err())
+	}
+	d.end()
+}
+
+// end reports the attempts that are left.
+func (d *planDriver) end() {
+	d.over = true
+	for _, f := range slices.Clone(d.flying) {
+		d.land(f)
+		f.Err = ErrHedgeLost
+		if step := d.plan.Ended(f.Attempt, d.now, 0); !step.End {
+			d.t.Errorf("%+v for an attempt of a call that is over", step)
+		}
+	}
+}
+
+// checkTheEnd checks that nothing is left of the call.
+func (d *planDriver) checkTheEnd() {
+	if due := d.plan.DueAt(); !due.IsZero() {
+		d.t.Errorf("the call is over, but due at %v", d.since(due))
+	}
+	if d.retries.held() != 0 || d.hedges.held() != 0 {
+		d.t.Errorf("the budgets still hold %d retries and %d hedges", d.retries.held(), d.hedges.held())
+	}
+	if d.slots != nil && d.slots.Balance(d.now) != d.slotsAll {
+		d.t.Errorf("%v of %v slots are free", d.slots.Balance(d.now), d.slotsAll)
+	}
+	if got, want := d.retries.free+d.retries.charged, d.sent-d.unsent; d.limit > 1 && got != want {
+		d.t.Errorf("the budget was told of %d attempts, want the %d that were sent", got, want)
+	}
+}
+
+func (d *planDriver) since(t time.Time) time.Duration { return t.Sub(noon) }
