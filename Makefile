@@ -27,7 +27,7 @@ MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|^e2e/j
 MODULES_386 = $(filter-out reconcile examples/reconciler,$(MODULES))
 # Of these, the modules whose tests run as 32-bit programs in make test. The others are never
 # published or only run a program, so make test vets them, and make test-rest runs their tests.
-TESTED_386 = $(filter-out bench e2e e2e/% examples/%,$(MODULES_386))
+TESTED_386 = $(filter-out bench cmd/soak e2e e2e/% examples/%,$(MODULES_386))
 PROTOS = $(shell find proto -name '*.proto')
 
 # $(call each-module,command) runs the command in every module that has packages, and
@@ -193,6 +193,16 @@ restart: ## kill and restart real servers under six clients, ours among them (ha
 restart-docs: ## the same, and write the tables of docs/restart.md again, and what docs/performance.md has of them
 	@cd bench && go run ./restart -markdown ../docs/restart.md && go run ./report -restart ../docs/restart.md -page ../docs/performance.md
 
+DURATION ?= 20s
+CALLS ?= 10000000
+.PHONY: soak-calls
+soak-calls: $(BIN)/soak ## calls under faults for DURATION (20s), with ledgers on both sides; ARGS="-seed 1" and more with ARGS=-h
+	@$(BIN)/soak -duration '$(DURATION)' $(ARGS)
+
+.PHONY: soak-docs
+soak-docs: $(BIN)/soak ## the same until CALLS (ten million) were made, and write the figures of docs/reliability.md again (half an hour)
+	@$(BIN)/soak -duration 6h -calls '$(CALLS)' -markdown docs/reliability.md $(ARGS)
+
 .PHONY: layers
 layers: ## what becomes of one call when four real services in a row retry it (20 seconds)
 	@cd e2e && go run ./layers $(ARGS)
@@ -286,6 +296,10 @@ clean: ## remove .bin
 # Built again only when something has changed, so that a second run starts immediately.
 $(BIN)/herd: $(wildcard *.go go.mod cmd/herd/*.go cmd/herd/go.mod cmd/herd/internal/*/*.go)
 	@mkdir -p $(BIN); cd cmd/herd && go build -o $@ .
+
+.PHONY: $(BIN)/soak
+$(BIN)/soak: # go build knows what has changed
+	@mkdir -p $(BIN); cd cmd/soak && go build -o $@ .
 
 # $(call protoc-into,folder) writes the generated code below folder.
 protoc-into = protoc --plugin=$(BIN)/protoc-gen-go --plugin=$(BIN)/protoc-gen-go-grpc \

@@ -70,7 +70,7 @@ func drawBehaviour(draw *rand.Rand, id callID, once, storm bool) behaviour {
 	case n < 36:
 		b.slow = time.Duration(100+draw.IntN(400)) * time.Millisecond
 	}
-	b.header = draw.IntN(16) == 0
+	b.header = draw.IntN(8) == 0
 	b.big = draw.IntN(500) == 0
 	if storm && draw.IntN(10) < 6 {
 		b.refuse, b.code = true, codes.Unavailable

@@ -490,6 +490,9 @@ func (c *client) checkBudgets() {
 		if n := p.inFlight.Load(); n != 0 {
 			c.fail(fmt.Sprintf("%d calls are in flight at the end", n))
 		}
+		if wrong := p.checkUsage(); wrong != "" {
+			c.fail(fmt.Sprintf("profile %q: %s", p.name, wrong))
+		}
 	}
 	c.audit(true)
 }

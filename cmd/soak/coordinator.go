@@ -83,7 +83,7 @@ func (r *run) startBackends() error {
 		if err := b.start(draw); err != nil {
 			return err
 		}
-		if err := b.startProxy(); err != nil {
+		if err := b.startProxy(""); err != nil {
 			return err
 		}
 	}
@@ -286,8 +286,16 @@ func (r *run) finish() error {
 	if err := r.checkEpochs(0); err != nil {
 		return err
 	}
+	if c := r.total(); c.Calls >= callsForFeatures {
+		for _, name := range c.missed() {
+			violation{Who: "the coordinator", Seed: r.options.seed, What: fmt.Sprintf("none of %d calls %q", c.Calls, name)}.report(r.dir)
+		}
+	}
 	return r.checkLate()
 }
+
+// callsForFeatures is how many calls are sure to meet every feature.
+const callsForFeatures = 100_000
 
 func maxTime(a, b time.Time) time.Time {
 	if a.After(b) {
@@ -378,7 +386,7 @@ func (r *run) stopAll() {
 			b.server.kill()
 		}
 		if b.proxy != nil {
-			b.proxy.Stop()
+			b.stopProxy()
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -146,9 +147,9 @@ func (b *backend) start(draw *rand.Rand) error {
 
 // A toxic is a fault of connections that toxiproxy makes.
 type toxic struct {
-	name string
-	text func(draw *rand.Rand) string // its attributes
-	cut  bool                         // it needs new connections
+	name   string
+	text   func(draw *rand.Rand) string // its attributes
+	closes bool                         // it closes connections, so it is there from their start
 }
 
 var toxics = []toxic{
@@ -157,9 +158,9 @@ var toxics = []toxic{
 	}, false},
 	{"bandwidth", func(draw *rand.Rand) string { return fmt.Sprintf(`"rate": %d`, 20+draw.IntN(500)) }, false},
 	{"slow_close", func(draw *rand.Rand) string { return fmt.Sprintf(`"delay": %d`, 10+draw.IntN(300)) }, true},
-	{"timeout", func(draw *rand.Rand) string { return fmt.Sprintf(`"timeout": %d`, 1+draw.IntN(300)) }, false},
+	{"timeout", func(draw *rand.Rand) string { return fmt.Sprintf(`"timeout": %d`, 1+draw.IntN(300)) }, true},
 	{"reset_peer", func(draw *rand.Rand) string { return fmt.Sprintf(`"timeout": %d`, draw.IntN(100)) }, true},
-	{"limit_data", func(draw *rand.Rand) string { return fmt.Sprintf(`"bytes": %d`, 100+draw.IntN(20000)) }, false},
+	{"limit_data", func(draw *rand.Rand) string { return fmt.Sprintf(`"bytes": %d`, 100+draw.IntN(20000)) }, true},
 	{"slicer", func(draw *rand.Rand) string {
 		return fmt.Sprintf(`"average_size": %d, "size_variation": %d, "delay": %d`, 20+draw.IntN(200), 10, draw.IntN(50))
 	}, false},
@@ -189,17 +190,34 @@ func (b *backend) hurtConnections(ctx context.Context, draw *rand.Rand) error {
 	return nil
 }
 
-// cut disables the proxy for a time.
+// cut cuts all connections, and lets none through for a time.
 func (b *backend) cut(ctx context.Context, d time.Duration) error {
-	b.proxy.Stop()
+	b.stopProxy()
 	sleep(ctx, d)
-	return b.enable()
+	return b.startProxy("")
 }
 
-// enable starts the proxy. For a moment its port may still be in use: a process that is just being
-// started has inherited the listener, and closes it a little later.
-func (b *backend) enable() (err error) {
+// stopProxy stops the proxy. Toxiproxy can lock itself up, with a connection that is stuck; then the
+// proxy listens no more, and is left as it is, with its connections.
+func (b *backend) stopProxy() {
+	proxy, stopped := b.proxy, make(chan error, 1)
+	go func() { proxy.Stop(); stopped <- nil }()
+	if ok, _ := inTime(stopped); !ok {
+		b.run.faults.add("connections stuck in the proxy for good")
+	}
+}
+
+// startProxy starts another proxy, with a toxic for all its connections, unless that is "". For a
+// moment the port may still be in use: a process that is just being started has inherited the
+// listener, and closes it a little later.
+func (b *backend) startProxy(toxic string) (err error) {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); sleep(context.Background(), 5*time.Millisecond) {
+		b.proxy = toxiproxy.NewProxy(b.run.toxiproxy, fmt.Sprintf("server %d", b.number), b.front, b.address)
+		if toxic != "" {
+			if _, err := b.proxy.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
+				return err
+			}
+		}
 		if err = b.proxy.Start(); err == nil {
 			return nil
 		}
@@ -207,7 +225,7 @@ func (b *backend) enable() (err error) {
 	return err
 }
 
-// poison applies a toxic for a time. Then the proxy is replaced if the toxic cannot be removed.
+// poison applies a toxic for a time.
 func (b *backend) poison(ctx context.Context, draw *rand.Rand, t *toxic) error {
 	direction := "downstream"
 	if draw.IntN(2) == 0 {
@@ -215,25 +233,27 @@ func (b *backend) poison(ctx context.Context, draw *rand.Rand, t *toxic) error {
 	}
 	b.run.faults.add("toxic " + t.name)
 	text := fmt.Sprintf(`{"name": "toxic", "type": %q, "stream": %q, "attributes": {%s}}`, t.name, direction, t.text(draw))
-	added := make(chan error, 1)
-	proxy := b.proxy
+	if t.closes {
+		b.stopProxy()
+		if err := b.startProxy(text); err != nil {
+			return err
+		}
+		sleep(ctx, between(draw, 20*time.Millisecond, 600*time.Millisecond))
+		return b.cut(ctx, 0)
+	}
+	proxy, added := b.proxy, make(chan error, 1)
 	go func() {
 		_, err := proxy.Toxics.AddToxicJson(strings.NewReader(text))
 		added <- err
 	}()
 	if ok, err := inTime(added); !ok || err != nil {
-		return b.replaceProxy(err)
-	}
-	if t.cut {
-		if err := b.cut(ctx, 0); err != nil {
-			return err
-		}
+		return errors.Join(err, b.cut(ctx, 0))
 	}
 	sleep(ctx, between(draw, 20*time.Millisecond, 600*time.Millisecond))
 	removed := make(chan error, 1)
 	go func() { removed <- proxy.Toxics.RemoveToxic(context.Background(), "toxic") }()
 	if ok, err := inTime(removed); !ok || err != nil {
-		return b.replaceProxy(err)
+		return errors.Join(err, b.cut(ctx, 0))
 	}
 	return nil
 }
@@ -247,21 +267,6 @@ func inTime(done <-chan error) (bool, error) {
 	case <-time.After(2 * time.Second):
 		return false, nil
 	}
-}
-
-// replaceProxy replaces a proxy that is stuck by another one at the same address.
-func (b *backend) replaceProxy(err error) error {
-	if err != nil {
-		return err
-	}
-	b.run.faults.add("proxy replaced")
-	b.proxy.Stop()
-	return b.startProxy()
-}
-
-func (b *backend) startProxy() error {
-	b.proxy = toxiproxy.NewProxy(b.run.toxiproxy, fmt.Sprintf("server %d", b.number), b.front, b.address)
-	return b.enable()
 }
 
 func newToxiproxy() *toxiproxy.ApiServer {

@@ -23,6 +23,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"syscall"
 	"time"
 )
@@ -30,6 +31,7 @@ import (
 func main() {
 	runChild()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the program immediately, and the kernel its children
 	err := command(ctx, os.Args[1:], os.Stdout)
 	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
@@ -117,6 +119,9 @@ func (o *options) check(rest []string) error {
 	return nil
 }
 
+// hardLimit is how long a run may take beyond its duration.
+const hardLimit = 5 * time.Minute
+
 // soak makes a run. Its ledgers are deleted unless something is wrong.
 func soak(ctx context.Context, o options, out io.Writer) (*result, error) {
 	dir, err := os.MkdirTemp(o.dir, "soak-")
@@ -124,8 +129,12 @@ func soak(ctx context.Context, o options, out io.Writer) (*result, error) {
 		return nil, err
 	}
 	r := &run{options: o, dir: dir, out: out, failed: make(chan error, 1), counts: map[int]Counts{}}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.duration+10*time.Minute, errors.New("the run has not ended 10m after its time"))
-	defer cancel()
+	hangs := time.AfterFunc(o.duration+hardLimit, func() {
+		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
+		fmt.Fprintf(os.Stderr, "soak: the run hangs; its ledgers are in %s\n", dir)
+		os.Exit(1)
+	})
+	defer hangs.Stop()
 	result, err := r.soak(ctx)
 	reader := violationReader{dir: dir}
 	found, e := reader.next()

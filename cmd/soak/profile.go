@@ -21,16 +21,17 @@ import (
 
 // A profile is a Retrier of a client process, with its ClientConns.
 type profile struct {
-	name     string
-	retrier  *grpcretry.Retrier
-	attempts int           // what the policy allows at most
-	hedges   int           // likewise, for a hedged call
-	hedgeAll bool          // Echo and Expand may be hedged without an option
-	balanced bool          // its ClientConns know all servers
-	updates  bool          // its policies change
-	codes    []codes.Code  // that are retried at some time
-	backoff  time.Duration // at most
-	audits   []audit
+	name        string
+	retrier     *grpcretry.Retrier
+	attempts    int           // what the policy allows at most
+	hedges      int           // likewise, for a hedged call
+	hedgeAll    bool          // Echo and Expand may be hedged without an option
+	balanced    bool          // its ClientConns know all servers
+	updates     bool          // its policies change
+	smallMemory bool          // its replay memory is often used up
+	codes       []codes.Code  // that are retried at some time
+	backoff     time.Duration // at most
+	audits      []audit
 
 	conns []atomic.Pointer[conn]
 	traffic
@@ -49,6 +50,9 @@ var connectParams = grpc.ConnectParams{
 }
 
 const echoService = "/grpcretry.test.v1.EchoService/"
+
+// smallMemory is a replay memory that a few streams use up.
+const smallMemory = 12 << 10
 
 // newProfiles returns the profiles of a client process.
 func newProfiles(observe grpcretry.Option) ([]*profile, error) {
@@ -87,6 +91,7 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		{name: "hedged, other backends", attempts: 4, hedges: 3, hedgeAll: true, balanced: true},
 		{name: "updated", attempts: 4, hedges: 3, updates: true, balanced: true,
 			codes: []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.Internal}},
+		{name: "small replay memory", attempts: 4, hedges: 3, smallMemory: true},
 	}
 	options := [][]grpcretry.Option{
 		{},
@@ -98,6 +103,7 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 			grpcretry.WithMaxElapsed(3 * time.Second)},
 		{grpcretry.WithMethod(echoService+"Echo", hedging), grpcretry.WithMethod(echoService+"Expand", hedging)},
 		{grpcretry.WithBudget(grpcretry.Unlimited)},
+		{grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithReplayMemory(smallMemory)},
 	}
 	for i, p := range profiles {
 		p.backoff = 20 * time.Millisecond
@@ -315,4 +321,17 @@ func restored(b grpcretry.Budget, full float64) audit {
 		}
 		return ""
 	}
+}
+
+// checkUsage returns what a profile's Retrier still holds when no call is in flight, "" for nothing.
+func (p *profile) checkUsage() string {
+	u := p.retrier.Usage()
+	switch {
+	case u.WaitingCalls != 0 || u.OpenStreams != 0 || u.ReplayMemory != 0:
+		return fmt.Sprintf("%d calls are waiting, %d streams are open, and %d bytes are kept for replays, when no call is in flight",
+			u.WaitingCalls, u.OpenStreams, u.ReplayMemory)
+	case p.smallMemory && p.answered.Load() > 5000 && (u.CommittedStreams == 0 || u.UnsentHedges == 0):
+		return fmt.Sprintf("the replay memory of %d bytes has committed %d streams and held back %d hedges", u.ReplayLimit, u.CommittedStreams, u.UnsentHedges)
+	}
+	return ""
 }

@@ -241,9 +241,12 @@ func (a *serverAttempt) pause() {
 	}
 }
 
+// fails reports whether the attempt fails after so many messages.
+func (a *serverAttempt) fails(count int) bool { return a.code != codes.OK && count >= a.after }
+
 // failsAfter returns the failure that comes after so many messages.
 func (a *serverAttempt) failsAfter(count int) error {
-	if a.code == codes.OK || count < a.after {
+	if !a.fails(count) {
 		return nil
 	}
 	return a.dress(a.ctx, a.draw, a.token)
@@ -354,6 +357,12 @@ func (s *server) Collect(stream grpc.ClientStreamingServer[echov1.EchoRequest, e
 // acknowledge is the response to a client stream of count messages.
 func (a *serverAttempt) acknowledge(stream grpc.ClientStreamingServer[echov1.EchoRequest, echov1.EchoResponse], count int) error {
 	a.pause()
+	if a.header && a.fails(count) { // the client must not see this response
+		err := stream.SendMsg(&echov1.EchoResponse{Message: "of an attempt that failed", Payload: []byte(bigValue), Sequence: -1, Attempt: -1})
+		if err != nil {
+			return err
+		}
+	}
 	if err := a.failsAfter(count); err != nil {
 		return err
 	}

@@ -16,10 +16,11 @@ type Counts struct {
 	Attempts   int64                       // of calls that did not pass through
 	Retries    int64
 	Hedges     int64
-	Unsent     int64 // attempts
-	Passed     int64 // calls that passed through
-	Late       int64 // calls that returned more than 100 ms after their deadline
-	Messages   int64 // received in streams
+	Unsent     int64            // attempts
+	Passed     int64            // calls that passed through
+	Late       int64            // calls that returned more than 100 ms after their deadline
+	Messages   int64            // received in streams
+	Features   map[string]int64 // calls that met a feature
 	Updates    int64
 	Conns      int64 // ClientConns replaced
 	Heap       uint64
@@ -34,7 +35,49 @@ type tally struct {
 	c  Counts // guarded by mu
 }
 
-func (t *tally) init() { t.c.Kinds = map[string]map[string]int64{} }
+func (t *tally) init() {
+	t.c.Kinds, t.c.Features = map[string]map[string]int64{}, map[string]int64{}
+}
+
+// features are what a run of some length must meet: otherwise it would prove little. For a call that
+// succeeded they are reasons to be glad, see meets.
+var features = func() (names []string) {
+	for k := range kinds {
+		if k.hedged() {
+			names = append(names, "won by a hedge: "+k.String())
+		} else {
+			names = append(names, "recovered: "+k.String())
+		}
+	}
+	for _, source := range []grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, grpcretry.WaitConnect} {
+		names = append(names, "recovered after a wait: "+source.String())
+	}
+	for _, reason := range []error{grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrPushback,
+		grpcretry.ErrCommitted, grpcretry.ErrNotRetryable} {
+		names = append(names, "stopped: "+grpcretry.ReasonName(reason))
+	}
+	return append(names, "recovered after an attempt timeout")
+}()
+
+// meet counts the features that a call has met.
+func (t *tally) meet(c *call, err error) {
+	for i := range c.moments {
+		switch m := &c.moments[i]; {
+		case m.kind == grpcretry.CallEnd && m.err == nil && m.number > 1:
+			how := "recovered: "
+			if m.hedge {
+				how = "won by a hedge: "
+			}
+			t.c.Features[how+c.kind.String()]++
+		case m.kind == grpcretry.Decision && m.reason != nil:
+			t.c.Features["stopped: "+grpcretry.ReasonName(m.reason)]++
+		case m.kind == grpcretry.Decision && err == nil:
+			t.c.Features["recovered after a wait: "+m.source.String()]++
+		case m.kind == grpcretry.AttemptEnd && m.cut && err == nil:
+			t.c.Features["recovered after an attempt timeout"]++
+		}
+	}
+}
 
 // count counts a call that has ended.
 func (t *tally) count(c *call, err error, now time.Time) {
@@ -53,6 +96,7 @@ func (t *tally) count(c *call, err error, now time.Time) {
 	if len(c.moments) == 0 {
 		t.c.Passed++
 	}
+	t.meet(c, err)
 	for i := range c.moments {
 		switch m := &c.moments[i]; {
 		case m.kind == grpcretry.AttemptEnd && m.unsent:
@@ -89,6 +133,7 @@ func (t *tally) counts() Counts {
 	defer t.mu.Unlock()
 	c := t.c
 	c.Updates, c.Conns = t.updates.Load(), t.conns.Load()
+	c.Features = maps.Clone(t.c.Features)
 	c.Kinds = map[string]map[string]int64{}
 	for kind, outcomes := range t.c.Kinds {
 		c.Kinds[kind] = maps.Clone(outcomes)
@@ -110,7 +155,10 @@ func (c *Counts) add(o Counts) {
 	c.Conns += o.Conns
 	c.Heap, c.Goroutines = max(c.Heap, o.Heap), max(c.Goroutines, o.Goroutines)
 	if c.Kinds == nil {
-		c.Kinds = map[string]map[string]int64{}
+		c.Kinds, c.Features = map[string]map[string]int64{}, map[string]int64{}
+	}
+	for name, n := range o.Features {
+		c.Features[name] += n
 	}
 	for kind, outcomes := range o.Kinds {
 		if c.Kinds[kind] == nil {
@@ -120,4 +168,14 @@ func (c *Counts) add(o Counts) {
 			c.Kinds[kind][how] += n
 		}
 	}
+}
+
+// missed returns the features that so many calls must meet, and have not.
+func (c *Counts) missed() (names []string) {
+	for _, name := range features {
+		if c.Features[name] == 0 {
+			names = append(names, name)
+		}
+	}
+	return names
 }

@@ -201,7 +201,7 @@ func (t *timeline) checkDecision(i int, in *bounds) string {
 	if m.source == grpcretry.WaitBackoff && m.wait > in.backoff {
 		return fmt.Sprintf("the backoff is %v, and its limit is %v", m.wait, in.backoff)
 	}
-	if m.ended+m.wait > in.deadline && m.source != grpcretry.WaitConnect {
+	if m.ended+m.wait > in.deadline && m.source != grpcretry.WaitConnect && !end.cut {
 		return fmt.Sprintf("a wait of %v starts %v before the deadline", m.wait, in.deadline-m.ended)
 	}
 	return ""
