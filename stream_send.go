@@ -322,6 +322,7 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 	switch {
 	case s.at == at && s.phase >= phaseCommitted, s.isOver():
 		s.mu.Unlock()
+		s.seal(at)
 		return nil, err
 	case !s.uses(at) || s.receiving > 0 || !unclear:
 		s.mu.Unlock()
@@ -431,7 +432,7 @@ func (s *retryStream) noteLost(at *streamAttempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at.overErr == nil {
-		at.overErr = errLost
+		at.overErr = s.lost()
 	}
 }
 
