@@ -288,9 +288,9 @@ func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
 }
 
 // truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
-// if the connection was lost while it retried the call transparently.
+// if it could not send the request again in a transparent retry, see stream_empty.go.
 func truthOf(err error, a *attempt, stream *retryStream) error {
-	if stream == nil && isEOF(err) && len(a.trailer) == 0 && a.peer.Addr != nil {
+	if stream == nil && isEOF(err) && a.peer.Addr != nil {
 		return errLost
 	}
 	return err

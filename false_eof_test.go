@@ -72,6 +72,7 @@ type refusing struct {
 	ping     bool   // pings follow the replay's stream
 	twice    bool   // two pings follow the connection, after a second; no stream is refused
 	messages int    // in a response
+	early    early  // the response to the replay, before its message is sent
 }
 
 func (r *refusal) serve(t *testing.T) {
@@ -186,10 +187,15 @@ func (r *refusal) speak(conn net.Conn) error {
 			if r.lost || r.twice {
 				number = 3
 			}
+			if number == 2 && r.early.sends() {
+				r.lost = true
+			}
 			r.lost = r.lost || number == 2 && r.lose
 			r.mu.Unlock()
 			received.Reset()
 			switch {
+			case number == 2 && r.early.sends():
+				r.early.respond(conn, stream)
 			case number == 2 && r.lose:
 				return nil
 			case number == 2 && r.ping: // the client then has something to write; it flushes once without looking at the error
@@ -224,16 +230,30 @@ func (r *refusal) speak(conn net.Conn) error {
 }
 
 func (r *refusal) respond(conn net.Conn, stream uint32) {
-	field := func(name, value string) []byte { // as HPACK has it: literal, not indexed, not compressed
-		return append(append([]byte{0, byte(len(name))}, name...), append([]byte{byte(len(value))}, value...)...)
-	}
-	status200 := []byte{0x88}
-	writeFrame(conn, frameHeaders, flagEndHeaders, stream, append(status200, field("content-type", "application/grpc")...))
-	for i := range r.messages {
+	writeHeaders(conn, stream)
+	writeMessages(conn, stream, r.messages)
+	writeFrame(conn, frameHeaders, flagEndHeaders|flagEndStream, stream, field("grpc-status", "0"))
+}
+
+// field is a header field as HPACK has it: literal, not indexed, not compressed.
+func field(name, value string) []byte {
+	return append(append([]byte{0, byte(len(name))}, name...), append([]byte{byte(len(value))}, value...)...)
+}
+
+// responseFields begin every response: the HTTP status 200 and the content-type.
+func responseFields() []byte {
+	return append([]byte{0x88}, field("content-type", "application/grpc")...)
+}
+
+func writeHeaders(conn net.Conn, stream uint32) {
+	writeFrame(conn, frameHeaders, flagEndHeaders, stream, responseFields())
+}
+
+func writeMessages(conn net.Conn, stream uint32, n int) {
+	for i := range n {
 		m, _ := proto.Marshal(&echov1.EchoResponse{Message: fmt.Sprint("response ", i)})
 		writeFrame(conn, frameData, 0, stream, append(append([]byte{0}, uint32s(uint32(len(m)))...), m...))
 	}
-	writeFrame(conn, frameHeaders, flagEndHeaders|flagEndStream, stream, field("grpc-status", "0"))
 }
 
 // A lossyConn is the client's side of a connection, which fails to write once it is lost.
@@ -337,7 +357,11 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 	server.serve(t)
 	var latest atomic.Pointer[lossyConn]
 	l := &loss{lose: func() {
-		if f.server.lose {
+		switch {
+		case f.server.lose:
+			return
+		case f.server.early.sends() && !f.writerFirst:
+			time.Sleep(time.Second) // until the response has arrived
 			return
 		}
 		if f.writerFirst {

@@ -21,6 +21,7 @@ type hedgedStream struct {
 
 	wantsHeaders bool             // guarded by mu; the application waits for headers
 	inFlight     []*streamAttempt // guarded by mu; attempts that a goroutine receives from
+	headless     bool             // guarded by mu; the application does not wait for headers, see noHeaders
 	won          *streamAttempt   // guarded by mu; the attempt whose headers the application has seen
 }
 
@@ -61,6 +62,7 @@ func (s *retryStream) race(first *streamAttempt) error {
 	s.mu.Lock()
 	s.at = won
 	s.commit(won)
+	won.hasMessage = err == nil
 	if failed {
 		s.startEnding(won, err)
 	}
@@ -158,7 +160,7 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	}
 	s.mu.Unlock()
 	if isEOF(err) {
-		return s.emptyEnd(at)
+		return s.emptyEnd(at, message)
 	}
 	return err
 }
@@ -168,8 +170,21 @@ func (s *hedgedStream) watchHeaders(at *streamAttempt) {
 	at.helpers.Go(func() {
 		if md, _ := at.stream.Header(); md != nil {
 			s.hedging.contested().post(happening{headed: at.attempt})
+		} else if !s.awaitOver(at) {
+			s.noHeaders(at)
 		}
 	})
+}
+
+// noHeaders handles an attempt that goes on although its Header has returned nothing: an interceptor
+// below returned this. The application gets the same, as without hedging.
+func (s *hedgedStream) noHeaders(at *streamAttempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !at.received {
+		s.headless = true
+		s.changed()
+	}
 }
 
 // request sends the application's request to an attempt.

@@ -103,6 +103,9 @@ type streamAttempt struct {
 	sending bool  // a goroutine is handing the queue to the stream
 	broken  error // the error of SendMsg or CloseSend because of which the library has ended the attempt
 
+	refused    bool // the application has seen io.EOF from SendMsg
+	confirming bool // a goroutine receives the end, see endUnclear
+
 	binding  bool // committed, but afterCommit has not yet reported that to the plan
 	panicked any  // the value of a panic on one of our goroutines
 
@@ -140,7 +143,7 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	case !isEOF(err): // gRPC has ended the stream with this error
 		s.end(at, err)
 	case s.desc.ClientStreams:
-		at.stream.Context() // gRPC must not retry a stream whose end the application has seen
+		s.seal(at)
 	}
 	return s.sendError(err)
 }
@@ -193,7 +196,7 @@ func (s *retryStream) RecvMsg(m any) error {
 func (s *retryStream) Header() (metadata.MD, error) {
 	for {
 		if at := s.direct.Load(); at != nil {
-			return at.headers()
+			return s.headersOf(at)
 		}
 		at, use, todo := s.tryHeader()
 		switch {
@@ -202,7 +205,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 		case at == nil:
 			return nil, nil // as in gRPC: RecvMsg returns the status
 		case !use:
-			return at.headers()
+			return s.headersOf(at)
 		default:
 			md, err := s.headerOf(at)
 			if s.headed(at, md, err) {

@@ -22,6 +22,8 @@ func (s *retryStream) tryHeader() (at *streamAttempt, use bool, todo func()) {
 	switch {
 	case s.phase == phaseRacing && s.racing.won != nil:
 		return s.racing.won, false, nil
+	case s.phase == phaseRacing && s.racing.headless:
+		return nil, false, nil
 	case s.phase == phaseRacing:
 		return nil, false, s.racing.askForHeaders()
 	case s.phase == phaseRecovering:
@@ -104,7 +106,13 @@ func (s *retryStream) judgeHeaders(at *streamAttempt, missing, over bool, err er
 		return s.recoverNext(at, failure), false
 	case err != nil, missing && !over:
 		return nil, true // an interceptor below returned this: RecvMsg learns the fate of the attempt
-	default: // headers, or an end without a failure
+	case missing: // an end without a failure
+		if s.receiving > 0 {
+			return nil, false
+		}
+		s.claim(at)
+		return func() { s.recoverUnclear(at) }, false
+	default:
 		s.commit(at)
 		return func() { s.afterCommit(at) }, true
 	}
@@ -155,6 +163,8 @@ func (s *retryStream) tryReceive(m any, reporting bool) (at *streamAttempt, next
 		return nil, receiveLater, s.awaitChange()
 	case s.isOver():
 		return at, receiveAtEnd, nil
+	case at.confirming:
+		return nil, receiveLater, s.awaitChange()
 	case s.phase == phaseOpen && s.call.mode == modeHedged && s.complete(s.desc.ClientStreams) && canHedge(m):
 		if todo = s.sendMissing(at); todo != nil {
 			return nil, receiveLater, todo
@@ -184,12 +194,12 @@ func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 		at.note(final)
 	}
 	s.mu.Unlock()
-	if !committed || at.isCut() {
+	if !committed || at.isCut() || isMadeUp(final) {
 		return final
 	}
 	err := at.stream.RecvMsg(m)
 	if isEOF(err) && !at.hasMessage {
-		return s.emptyEnd(at)
+		return s.emptyEnd(at, m)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,41 +233,11 @@ func (s *retryStream) receiveFrom(at *streamAttempt, m any) error {
 	}()
 	err := at.stream.RecvMsg(m)
 	if isEOF(err) && !at.hasMessage {
-		err = s.emptyEnd(at)
+		err = s.emptyEnd(at, m)
 	}
 	returned = true
 	return err
 }
-
-// emptyEnd returns the error of a stream that has ended without a message. RecvMsg must not be called
-// again to find out more: in the cases that leftNothing describes, gRPC's RecvMsg would block
-// forever.
-func (s *retryStream) emptyEnd(at *streamAttempt) error {
-	if !s.desc.ServerStreams {
-		return errNoResponse
-	}
-	if at.leftNothing() {
-		return errLost
-	}
-	return io.EOF
-}
-
-// leftNothing reports whether gRPC has made up the end of a stream without headers. gRPC does so if
-// it loses the connection, retries the call transparently, and loses the connection again before it
-// has sent the messages again; or if the connection is lost before gRPC has sent anything. If a
-// server ends a stream, the trailer has at least the content-type. The stream must have ended;
-// calling Trailer also rules out a transparent retry from now on.
-func (at *streamAttempt) leftNothing() bool {
-	trailer := at.stream.Trailer()
-	md, _ := at.stream.Header()
-	return md == nil && len(trailer) == 0
-}
-
-// The errors for an end without a failure that no server can have sent.
-var (
-	errLost       = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
-	errNoResponse = status.Error(codes.Unavailable, "grpcretry: the stream ended without a response and without a failure")
-)
 
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
 // error returned.
@@ -287,8 +267,8 @@ func (s *retryStream) received(at *streamAttempt, reply reply, err error) (over 
 		return false, nil // the attempt was given up: the application does not see its message
 	case err == nil && !cut && at.broken == nil:
 		s.commit(at)
+		at.hasMessage = true
 		if !s.desc.ServerStreams {
-			at.hasMessage = true
 			at.note(io.EOF) // the response and the end come together
 			s.startEnding(at, nil)
 		}

@@ -165,9 +165,16 @@ func (s *retryStream) afterCommit(at *streamAttempt) {
 	s.mu.Lock()
 	at.binding = false
 	s.changed()
-	over, err := at.over, at.overErr
+	over, err, unclear := at.over, at.overErr, at.isUnclear()
+	if at.finished {
+		err = nil // RecvMsg has returned this, and gRPC may have reported the end of the context
+	}
 	s.mu.Unlock()
-	if over { // gRPC has reported the end, and will not report it again
+	switch { // gRPC has reported the end, and will not report it again
+	case unclear:
+		md, _ := at.stream.Header()
+		s.endUnclear(at, md != nil)
+	case over:
 		s.end(at, err)
 	}
 }
@@ -433,15 +440,16 @@ func (s *retryStream) finished(at *streamAttempt, err error) {
 		close(at.ended)
 	}
 	committed := s.phase == phaseCommitted && s.at == at
-	receiving, silent := s.receiving > 0, !at.hasMessage && at.stream != nil
+	silent := !at.hasMessage && at.stream != nil
+	learning := s.receiving > 0 || s.asking > 0 && silent
 	s.mu.Unlock()
 	if err == nil && silent && at.leftNothing() {
-		err = errLost
+		err = s.lost()
 		s.noteLost(at)
 	}
 	switch {
-	case committed && receiving && err == nil:
-		return // the receiving goroutine knows better whether the attempt has ended well
+	case committed && learning && err == nil:
+		return // another goroutine, or a method around this one, will know whether the attempt has ended well
 	case committed:
 		s.end(at, err)
 		return

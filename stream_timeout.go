@@ -48,7 +48,7 @@ func (s *retryStream) look(at *streamAttempt) {
 		at.helpers.Done()
 		s.exit(at)
 	}()
-	_, _ = at.stream.Header() // also returns if the attempt ends
+	_, _ = s.headersOf(at) // also returns if the attempt ends
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at.answered = at.expired
