@@ -81,9 +81,7 @@ type attempt struct {
 	sighting  sighting
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
-	tried *tried.List // the endpoints that the call has tried; the first attempt's own, see endpoints
-
-	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin
+	extras atomic.Pointer[extras] // nil until something needs them
 
 	// Filled in by gRPC before it returns.
 	header  metadata.MD
@@ -91,7 +89,20 @@ type attempt struct {
 	peer    peer.Peer
 
 	optionSpace [4]grpc.CallOption // holds the options if they fit
-	endpoints   tried.List         // unused but in the first attempt
+}
+
+// The extras are what few calls need. All attempts of a call have the same, see newAttempt.
+type extras struct {
+	tried tried.List   // the endpoints that the call has tried
+	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin
+}
+
+// ownExtras returns the attempt's extras. Goroutines that ask at the same time get the same.
+func (a *attempt) ownExtras() *extras {
+	if a.extras.Load() == nil {
+		a.extras.CompareAndSwap(nil, &extras{})
+	}
+	return a.extras.Load()
 }
 
 // A fate is what has happened to an attempt, as far as that rules out something else.
@@ -129,7 +140,7 @@ func (a *attempt) Tried(method string) *tried.List {
 	if method != a.method {
 		return nil
 	}
-	return a.tried
+	return &a.ownExtras().tried
 }
 
 // Done returns a channel that is closed with the caller's context or, if the attempt has bounds,
@@ -400,8 +411,10 @@ func (a *attempt) isLate() bool {
 // timeout for the call. gRPC asks for it when it starts such a timeout for a first attempt;
 // interceptors below may ask again later.
 func (a *attempt) Deadline() (time.Time, bool) {
-	if a.fresh && a.asked.Load() == 0 && a.cc.GetMethodConfig(a.method).Timeout != nil {
-		a.asked.CompareAndSwap(0, int64(sinceOrigin()))
+	if a.fresh && a.cc.GetMethodConfig(a.method).Timeout != nil {
+		if asked := &a.ownExtras().asked; asked.Load() == 0 {
+			asked.CompareAndSwap(0, int64(sinceOrigin()))
+		}
 	}
 	if a.bounds != nil && !a.bounds.limit.IsZero() {
 		return a.bounds.limit, true

@@ -30,6 +30,7 @@ type rpc struct {
 	options callOptions
 	stream  *retryStream // nil for a unary call
 	first   *attempt     // the timeout of the service config counts from its start: the first that gRPC had a config for
+	newest  *attempt     // the next attempt shares its extras
 
 	hedges  Budget        // the additional budget of hedges; nil if the method is not hedged
 	delay   time.Duration // until the next attempt of a hedged call
@@ -119,8 +120,7 @@ func (c *call) begin(a *attempt) {
 	c.start = sinceOrigin()
 	a.Context, a.number, a.start = c.ctx, 1, c.start
 	a.fresh = c.retrier.connections.isFresh(c.cc)
-	a.tried = &a.endpoints
-	c.first = a
+	c.first, c.newest = a, a
 	if c.policy.AttemptTimeout > 0 {
 		c.sharedPlan = &plan{}
 		c.planned(time.Now())
@@ -426,15 +426,20 @@ func (c *call) retry() *attempt {
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
-	return &attempt{
+	a := &attempt{
 		Context: withoutPreviousAttempts(c.ctx),
-		tried:   c.first.tried,
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
 		wait:    sent.wait,
 		source:  smallSource(sent.source),
 	}
+	if c.mode == modeHedged { // the newest one is in flight, and may need extras later
+		c.newest.ownExtras()
+	}
+	a.extras.Store(c.newest.extras.Load())
+	c.newest = a
+	return a
 }
 
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the

@@ -13,7 +13,10 @@ const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_ro
 // isDistributedElsewhere reports whether a call made two or more attempts that reached a server, and none of them
 // was distributed by the policy that the program asks for.
 func (c *call) isDistributedElsewhere() bool {
-	if c.cc == nil || !tried.Wanted() || !c.first.tried.IsEmpty() {
+	if c.cc == nil || !tried.Wanted() {
+		return false
+	}
+	if e := c.newest.extras.Load(); e != nil && !e.tried.IsEmpty() {
 		return false
 	}
 	reached := 0

@@ -49,8 +49,8 @@ func (a *attempt) serviceDeadline(now time.Time) (end time.Time, ok bool) {
 		return time.Time{}, false
 	}
 	start := a.start
-	if asked := a.asked.Load(); asked != 0 {
-		start = time.Duration(asked)
+	if e := a.extras.Load(); e != nil {
+		start = max(start, time.Duration(e.asked.Load()))
 	}
 	return timeOf(start, now).Add(*timeout), true
 }

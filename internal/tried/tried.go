@@ -44,8 +44,8 @@ type Place struct {
 // attempts of a call share its list. To choose an endpoint and to record it is one step, because
 // attempts may run at the same time: the mutex is held for both, and all methods but IsEmpty need it.
 //
-// The zero List is empty. The list is part of a call's first attempt, so it is kept small, and the
-// first endpoint needs no allocation.
+// The zero List is empty. A call has one as soon as a balancer asks for it, so it is kept small, and the
+// first endpoint needs no allocation of its own.
 type List struct {
 	sync.Mutex
 	first Endpoint // guarded by the mutex; zero if the list is empty
