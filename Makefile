@@ -87,7 +87,7 @@ unit: gcc ## tests of every module with the race detector, and the simulator wit
 .PHONY: random
 random: gcc ## all tests of the root package with the race detector and many random draws
 	@mkdir -p $(BIN); { go test -race $(TESTFLAGS) . -thorough; \
-		go test $(TESTFLAGS) ./internal/serviceconfig -thorough; } 2>&1 | tee $(BIN)/random.log
+		go test $(TESTFLAGS) ./internal/serviceconfig ./grpcretrytest -thorough; } 2>&1 | tee $(BIN)/random.log
 
 .PHONY: test-386
 test-386: ## vet as 32-bit programs, and run the short tests of the library and the simulator so, where this machine can

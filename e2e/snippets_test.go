@@ -24,24 +24,27 @@ type snippet struct {
 
 // packages are those that snippets may use, by the names that they use.
 var packages = map[string]string{
-	"attemptspan":  "github.com/grpcretry/grpcretry/attemptspan",
-	"balancer":     "github.com/grpcretry/grpcretry/balancer",
-	"codes":        "google.golang.org/grpc/codes",
-	"context":      "context",
-	"debug":        "github.com/grpcretry/grpcretry/debug",
-	"descriptorpb": "google.golang.org/protobuf/types/descriptorpb",
-	"errors":       "errors",
-	"grpc":         "google.golang.org/grpc",
-	"grpcretry":    "github.com/grpcretry/grpcretry",
-	"http":         "net/http",
-	"httpretry":    "github.com/grpcretry/grpcretry/httpretry",
-	"log":          "log",
-	"otelgrpc":     "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc",
-	"otelhttp":     "go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp",
-	"slog":         "log/slog",
-	"status":       "google.golang.org/grpc/status",
-	"time":         "time",
-	"tracesdk":     "go.opentelemetry.io/otel/sdk/trace",
+	"attemptspan":   "github.com/grpcretry/grpcretry/attemptspan",
+	"balancer":      "github.com/grpcretry/grpcretry/balancer",
+	"codes":         "google.golang.org/grpc/codes",
+	"context":       "context",
+	"debug":         "github.com/grpcretry/grpcretry/debug",
+	"descriptorpb":  "google.golang.org/protobuf/types/descriptorpb",
+	"errors":        "errors",
+	"grpc":          "google.golang.org/grpc",
+	"grpcretry":     "github.com/grpcretry/grpcretry",
+	"grpcretrytest": "github.com/grpcretry/grpcretry/grpcretrytest",
+	"http":          "net/http",
+	"httpretry":     "github.com/grpcretry/grpcretry/httpretry",
+	"log":           "log",
+	"otelgrpc":      "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc",
+	"otelhttp":      "go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp",
+	"slog":          "log/slog",
+	"status":        "google.golang.org/grpc/status",
+	"synctest":      "testing/synctest",
+	"testing":       "testing",
+	"time":          "time",
+	"tracesdk":      "go.opentelemetry.io/otel/sdk/trace",
 }
 
 // The Go code of the README, of the package's documentation and of the pages in docs builds,
@@ -199,7 +202,8 @@ func (s snippet) body() (string, error) {
 		}
 		return "return nil\n", nil
 	}
-	if _, err := parser.ParseExpr(s.code); err == nil {
+	isTest := strings.HasPrefix(s.code, "synctest.Test(") // an expression without a value
+	if _, err := parser.ParseExpr(s.code); err == nil && !isTest {
 		return "return try(" + strings.TrimSpace(s.code) + ")\n", nil
 	}
 	names, err := declared(s.code)

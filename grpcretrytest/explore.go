@@ -2,6 +2,7 @@ package grpcretrytest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -439,7 +440,7 @@ func (o *observation) handle(_ any, stream grpc.ServerStream) error {
 	}
 	for {
 		m := &wrapperspb.StringValue{}
-		if err := stream.RecvMsg(m); err == io.EOF {
+		if err := stream.RecvMsg(m); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			return err
@@ -515,7 +516,9 @@ func (r reply) message() *wrapperspb.StringValue {
 }
 
 func replyOf(m *wrapperspb.StringValue) (r reply) {
-	fmt.Sscan(m.GetValue(), &r.call, &r.attempt, &r.index, &r.received)
+	if _, err := fmt.Sscan(m.GetValue(), &r.call, &r.attempt, &r.index, &r.received); err != nil {
+		return reply{} // of no call, which judge notices
+	}
 	return r
 }
 
@@ -553,12 +556,12 @@ func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall) (replie
 	if err == nil {
 		err = stream.CloseSend()
 	}
-	if err != nil && err != io.EOF { // after EOF, RecvMsg has the status
+	if err != nil && !errors.Is(err, io.EOF) { // after EOF, RecvMsg has the status
 		return nil, err
 	}
 	for {
 		var m wrapperspb.StringValue
-		if err = stream.RecvMsg(&m); err == io.EOF {
+		if err = stream.RecvMsg(&m); errors.Is(err, io.EOF) {
 			return replies, nil
 		} else if err != nil {
 			return replies, err

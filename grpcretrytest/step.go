@@ -253,8 +253,3 @@ func pick(steps []Step, n int) (step Step, ok bool) {
 	}
 	return Step{}, false
 }
-
-// A pattern is the name of a method, of a service with a slash at its end, or "/" for all.
-func matches(pattern, method string) bool {
-	return pattern == method || strings.HasSuffix(pattern, "/") && strings.HasPrefix(method, pattern)
-}

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
+	"testing"
 	"time"
 
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -35,7 +36,28 @@ var (
 	ctx           = context.Background()
 	mailer        postbox
 	message       = "hello"
+	t             *testing.T
+	policy        []grpcretry.Option
 )
+
+// register registers a service whose method does nothing.
+func register(s grpc.ServiceRegistrar) {
+	s.RegisterService(&grpc.ServiceDesc{ServiceName: "shop.Cart", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
+		MethodName: "Checkout",
+		Handler: func(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+			var req emptypb.Empty
+			if err := decode(&req); err != nil {
+				return nil, err
+			}
+			return intercept(ctx, &req, &grpc.UnaryServerInfo{Server: srv, FullMethod: "/shop.Cart/Checkout"},
+				func(context.Context, any) (any, error) { return &emptypb.Empty{}, nil })
+		},
+	}}}, nil)
+}
+
+func checkout(ctx context.Context, cc *grpc.ClientConn) {
+	_ = cc.Invoke(ctx, "/shop.Cart/Checkout", &emptypb.Empty{}, &emptypb.Empty{})
+}
 
 // A postbox loses the first message.
 type postbox struct{ sent []string }
@@ -49,11 +71,14 @@ func (p *postbox) Send(_ context.Context, message string) error {
 
 func isTransient(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Retry }
 
+// main runs the snippets as a test, because some of them are the contents of one.
 func main() {
-	if err := run(); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
+	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Snippets", F: func(test *testing.T) {
+		t = test
+		if err := run(); err != nil {
+			t.Fatal(err)
+		}
+	}}}, nil, nil)
 }
 
 func run() error {
