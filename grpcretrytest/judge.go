@@ -64,6 +64,29 @@ func (o *observation) judge() string {
 	return o.judgeBudget()
 }
 
+// judgeBudgets checks that the policy's budgets keep the promises of [grpcretry.Budget], as far as they can be seen
+// at one instant.
+func (e *Exploration) judgeBudgets() string {
+	retrier, err := grpcretry.New(e.options()...)
+	if err != nil {
+		return "" // the first program will say it
+	}
+	for _, m := range e.methods() {
+		b, now := retrier.Policy(m.name).Budget, time.Now()
+		before := b.Balance(now)
+		switch granted := b.Withdraw(now); {
+		case !granted && before >= 1:
+			return fmt.Sprintf("%s: the budget has a balance of %v, and refuses a retry", m.name, before)
+		case granted:
+			b.Refund()
+			if after := b.Balance(now); after < before-1e-6 {
+				return fmt.Sprintf("%s: the budget has a balance of %v, and of %v after one Withdraw and Refund", m.name, before, after)
+			}
+		}
+	}
+	return ""
+}
+
 // judgeBudget checks that every attempt but the first that reaches a server was paid for, and nothing else.
 func (o *observation) judgeBudget() string {
 	if o.budget == nil {
@@ -181,6 +204,10 @@ func (j *judgement) judgeReplies() {
 func (j *judgement) judgeServed() {
 	ran := 0
 	for i, s := range j.served {
+		if s.step.kind == answers && !s.end.IsZero() {
+			took := s.end.Sub(s.at) - s.step.delay
+			j.must(took <= slack, "the server has waited %v for the messages of attempt %d, or for their end", took, s.attempt)
+		}
 		for _, other := range j.served[:i] {
 			j.must(s.attempt != other.attempt, "attempt %d has reached the server twice", s.attempt)
 		}
@@ -271,7 +298,8 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 		if i == 0 {
 			continue
 		}
-		j.must(a.Start.Before(deadline), "attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
+		// At the instant of a cancellation, either may come first.
+		j.must(a.Start.Before(deadline) || j.call.cancel > 0 && a.Start.Equal(deadline), "attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
 		if limit := j.policy.MaxElapsed; limit > 0 {
 			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d has started %v after the call, and MaxElapsed is %v", a.Number, a.Start.Sub(j.attempts[0].Start), limit)
 		}
