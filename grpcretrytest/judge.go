@@ -225,7 +225,7 @@ func (j *judgement) judgeServed() {
 			push, ok := grpcretry.PushbackFrom(s.step.trailer, nil)
 			j.must(!ok || !push.Stop, "attempt %d has reached the server at %v, after attempt %d was answered with \"no retry\" at %v",
 				later.attempt, j.since(later.at), s.attempt, j.since(s.end))
-			j.must(!ok || later.at.Sub(s.end) >= push.Delay-time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
+			j.must(!ok || j.isReplaced(s, later) || later.at.Sub(s.end) >= push.Delay-time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
 				later.attempt, later.at.Sub(s.end), s.attempt, push.Delay)
 			if ok && later.attempt == s.attempt+1 && !j.hedges() {
 				j.must(later.at.Sub(s.end) <= push.Delay+time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
@@ -233,6 +233,15 @@ func (j *judgement) judgeServed() {
 			}
 		}
 	}
+}
+
+// isReplaced reports whether another hedge was answered with a pushback between the end of s and a later attempt. The
+// most recent counts.
+func (j *judgement) isReplaced(s, later *served) bool {
+	return j.hedges() && slices.ContainsFunc(j.served, func(other *served) bool {
+		_, ok := grpcretry.PushbackFrom(other.step.trailer, other.err)
+		return ok && other != s && other != later && !other.end.Before(s.end) && !other.end.After(later.at)
+	})
 }
 
 // hasSeenEnd reports whether the client had not given the attempt up when the server ended it.

@@ -35,8 +35,9 @@ type Server struct {
 //	server := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { shoppb.RegisterShopServer(s, shop) })
 //
 // In a bubble of [testing/synctest], call it within the bubble. The options are those of
-// [grpc.NewServer], and [OverTCP]. The script works as an interceptor before all others, so those do not
-// see an attempt that the script fails.
+// [grpc.NewServer], and [OverTCP]. The script works as the first interceptor of the chain, so the others do
+// not see an attempt that the script fails; one that is set with [grpc.UnaryInterceptor] or
+// [grpc.StreamInterceptor] runs before the chain, and sees it.
 func NewServer(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) *Server {
 	t.Helper()
 	return Serve(t, func(own ...grpc.ServerOption) *grpc.Server {
