@@ -524,7 +524,9 @@ func replyOf(m *wrapperspb.StringValue) (r reply) {
 
 // call makes one call as an application does.
 func (o *observation) call(cc *grpc.ClientConn, c plannedCall) result {
-	<-time.After(c.start)
+	if c.start > 0 {
+		<-time.After(c.start)
+	}
 	ctx := metadata.AppendToOutgoingContext(context.WithValue(context.Background(), callNumber{}, c.number), callKey, strconv.Itoa(c.number))
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
