@@ -316,7 +316,8 @@ func (j *judgement) judgeRetry(i int) {
 	case hinted && push.Source == grpcretry.WaitPushback:
 		j.must(next.Wait == push.Delay, "the wait before attempt %d is %v, and the pushback %v", next.Number, next.Wait, push.Delay)
 	case hinted:
-		j.must(next.Wait >= push.Delay && next.Wait <= push.Delay*6/5, "the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
+		spread := time.Duration(0.2 * j.program.u * float64(push.Delay))
+		j.must((next.Wait-push.Delay-spread).Abs() <= time.Microsecond, "the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
 	default:
 		want := j.backoff(i)
 		j.must(next.Wait == want, "the wait before attempt %d is %v, and the policy's backoff %v", next.Number, next.Wait, want)
