@@ -36,7 +36,7 @@ import (
 //   - each wait is the server's pushback to the microsecond, or else the policy's backoff;
 //   - each attempt that must be paid for was withdrawn from the budget, and what was not sent was refunded;
 //   - the server has seen each attempt that it was sent once, and with WithUnsentOnly ran no method twice;
-//   - no message of a stream is doubled, lost or reordered, and all replies are those of one attempt.
+//   - no message of a stream is doubled, lost, late or reordered, and all replies are those of one attempt.
 type Exploration struct {
 	Service *grpc.ServiceDesc // as generated code exports it: &shoppb.Shop_ServiceDesc
 
@@ -67,14 +67,12 @@ func (e Exploration) explore(t *testing.T) string {
 	}
 	for i := range uint64(e.Programs) {
 		p := e.draw(e.Seed + i)
-		if problem, _ := e.try(t, p); problem == "" {
+		problem, seen := e.try(t, p)
+		if problem == "" {
 			continue
 		}
-		p = e.reduce(t, p)
-		problem, seen := e.try(t, p)
-		if problem == "" { // it depends on what happened to come first
-			p = e.draw(e.Seed + i)
-			problem, seen = e.try(t, p)
+		for smaller := true; smaller; {
+			p, problem, seen, smaller = e.reduce(t, p, problem, seen)
 		}
 		return fmt.Sprintf("%s\nExploration.Seed = %d; reduced to\n%sseen were\n%s", problem, p.seed, p, seen)
 	}
@@ -190,18 +188,15 @@ func (c *plannedCall) drawStep(r *rand.Rand, policy grpcretry.Policy) Step {
 
 func pickOne[T any](r *rand.Rand, choices ...T) T { return choices[r.IntN(len(choices))] }
 
-// reduce leaves out of a program what it does not need to break a promise.
-func (e *Exploration) reduce(t *testing.T, p program) program {
-	for smaller := true; smaller; {
-		smaller = false
-		for _, candidate := range p.smaller() {
-			if problem, _ := e.try(t, candidate); problem != "" {
-				p, smaller = candidate, true
-				break
-			}
+// reduce leaves one thing out of a program that breaks a promise without it as well; smaller is false if there is
+// none.
+func (e *Exploration) reduce(t *testing.T, p program, problem, seen string) (_ program, _, _ string, smaller bool) {
+	for _, q := range p.smaller() {
+		if problem, seen := e.try(t, q); problem != "" {
+			return q, problem, seen, true
 		}
 	}
-	return p
+	return p, problem, seen, false
 }
 
 // smaller returns the programs that have one thing less.
