@@ -514,7 +514,7 @@ func TestTimesOfCallsHaveOneSource(t *testing.T) {
 
 var (
 	// generated is what a program writes into a page.
-	generated  = regexp.MustCompile(`(?s)<!-- (functions|features|bill|goals) -->.*?<!-- end of (functions|features|bill|goals) -->`)
+	generated = regexp.MustCompile(`(?s)<!-- (functions|features|bill|goals) -->.*?<!-- end of (functions|features|bill|goals) -->`)
 	// output is what a program prints.
 	output     = regexp.MustCompile("(?s)\n```text\n.*?\n```\n")
 	timeOfCall = regexp.MustCompile(`[0-9][0-9.,]* ?(ns|µs|nanoseconds|microseconds|instructions)\b`)
