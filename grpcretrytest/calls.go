@@ -3,6 +3,7 @@ package grpcretrytest
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -20,11 +21,11 @@ import (
 type Calls struct {
 	t testing.TB
 
-	mu      sync.Mutex
-	ended   []call
-	open    int           // calls that have started and not ended
-	outer   int           // the same, as the interceptors count them
-	changed chan struct{} // closed when a call ends
+	mu       sync.Mutex
+	observed map[*grpcretry.Retrier]bool // a server's
+	ended    []call
+	open     int           // calls that have started and not ended
+	changed  chan struct{} // closed when a call ends
 }
 
 // A call is one that has ended.
@@ -33,66 +34,88 @@ type call struct {
 	timeline timeline
 }
 
-// Record records the calls of a Retrier until the test ends. Calls that pass straight through, because their
-// method makes only one attempt, are not seen; those on a connection of [Server.DialWith] are.
+// Record records the calls of a Retrier until the test ends, on whatever connection. Calls that pass straight through,
+// because their method makes only one attempt, are not seen; those on a connection of [Server.DialWith] are.
 func Record(t testing.TB, r *grpcretry.Retrier) *Calls {
 	c := newCalls(t)
-	c.observe(r)
+	t.Cleanup(r.Observe(func(_ context.Context, e grpcretry.Event) {
+		switch {
+		case e.Kind == grpcretry.AttemptStart && e.Attempt.Number == 1:
+			c.begin()
+		case e.Kind == grpcretry.CallEnd:
+			c.end(callOf(&e))
+		}
+	}))
 	return c
 }
 
-func newCalls(t testing.TB) *Calls { return &Calls{t: t, changed: make(chan struct{})} }
-
-func (c *Calls) observe(r *grpcretry.Retrier) {
-	c.t.Cleanup(r.Observe(func(ctx context.Context, e grpcretry.Event) {
-		switch {
-		case e.Kind == grpcretry.AttemptStart && e.Attempt.Number == 1:
-			c.mu.Lock()
-			c.open++
-			c.mu.Unlock()
-		case e.Kind == grpcretry.CallEnd:
-			if o, ok := ctx.Value(outerKey{}).(*outerCall); ok && o.method == e.Attempt.Method {
-				o.recorded.Store(true)
-			}
-			attempts := e.Attempts
-			if len(attempts) == 0 {
-				attempts = []grpcretry.Attempt{e.Attempt}
-			}
-			c.add(call{attempts[0].Start, timelineOf(&e, attempts)}, &c.open)
-		}
-	}))
+func newCalls(t testing.TB) *Calls {
+	return &Calls{t: t, observed: map[*grpcretry.Retrier]bool{}, changed: make(chan struct{})}
 }
 
-// add adds a call that has ended, and counts it out.
-func (c *Calls) add(one call, open *int) {
+// callOf returns the call of its last event.
+func callOf(end *grpcretry.Event) call {
+	attempts := attemptsOf(end)
+	return call{attempts[0].Start, timelineOf(end, attempts)}
+}
+
+func (c *Calls) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if one.timeline != nil {
-		c.ended = append(c.ended, one)
-	}
-	*open = max(0, *open-1)
+	c.open++
+}
+
+func (c *Calls) end(one call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = append(c.ended, one)
+	c.open = max(0, c.open-1)
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// interceptors returns the options that see the calls that pass through as well.
+// observe learns what a Retrier does with the calls that have entered through the interceptors. The Retrier may serve
+// several connections, of this server and of others.
+func (c *Calls) observe(r *grpcretry.Retrier) {
+	c.mu.Lock()
+	again := c.observed[r]
+	c.observed[r] = true
+	c.mu.Unlock()
+	if again {
+		return
+	}
+	c.t.Cleanup(r.Observe(func(ctx context.Context, e grpcretry.Event) {
+		o, ok := ctx.Value(outerKey{}).(*outerCall)
+		if !ok || o.calls != c || o.method != e.Attempt.Method {
+			return
+		}
+		o.observed.Store(true)
+		if e.Kind == grpcretry.CallEnd {
+			o.end(callOf(&e))
+		}
+	}))
+}
+
+// interceptors returns the options that see the calls of a connection, those that pass through as well.
 func (c *Calls) interceptors() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 			invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			o := c.newOuterCall(method)
 			err := invoker(context.WithValue(ctx, outerKey{}, o), method, req, reply, cc, opts...)
-			o.end(err)
+			o.over(err)
 			return err
 		}),
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 			streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			o := c.newOuterCall(method)
-			stream, err := streamer(context.WithValue(ctx, outerKey{}, o), desc, cc, method, append(opts, grpc.OnFinish(o.end))...)
+			opts = append(slices.Clip(opts), grpc.OnFinish(o.over)) // opts may be shared
+			stream, err := streamer(context.WithValue(ctx, outerKey{}, o), desc, cc, method, opts...)
 			if err != nil {
-				o.end(err)
+				o.over(err)
+				return nil, err
 			}
-			return stream, err
+			return &outerStream{stream, o, desc.ServerStreams}, nil
 		}),
 	}
 }
@@ -102,27 +125,42 @@ type outerCall struct {
 	calls    *Calls
 	method   string
 	start    time.Time
-	recorded atomic.Bool // by an observer
+	observed atomic.Bool // it has events, and ends with the last
 	once     sync.Once
 }
 
 type outerKey struct{}
 
 func (c *Calls) newOuterCall(method string) *outerCall {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.outer++
+	c.begin()
 	return &outerCall{calls: c, method: method, start: time.Now()}
 }
 
-func (o *outerCall) end(err error) {
-	o.once.Do(func() {
-		var passed timeline
-		if !o.recorded.Load() {
-			passed = passedThrough(o.method, err, time.Since(o.start))
-		}
-		o.calls.add(call{o.start, passed}, &o.calls.outer)
-	})
+// over ends a call that passes through.
+func (o *outerCall) over(err error) {
+	if !o.observed.Load() {
+		o.end(call{o.start, passedThrough(o.method, err, time.Since(o.start))})
+	}
+}
+
+func (o *outerCall) end(one call) { o.once.Do(func() { o.calls.end(one) }) }
+
+// An outerStream notices the end of a stream if an interceptor below has dropped OnFinish.
+type outerStream struct {
+	grpc.ClientStream
+	call    *outerCall
+	servers bool // the server streams
+}
+
+func (s *outerStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	switch {
+	case err == io.EOF:
+		s.call.over(nil)
+	case err != nil || !s.servers:
+		s.call.over(err)
+	}
+	return err
 }
 
 // Want compares the calls that have ended since the last Want, with one timeline for each, and fails the test
@@ -159,7 +197,7 @@ func (c *Calls) take() (ended []timeline, open int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ended, c.ended = sorted(c.ended), nil
-	return ended, max(c.open, c.outer)
+	return ended, c.open
 }
 
 const patience = time.Second
@@ -170,7 +208,7 @@ func (c *Calls) await() {
 	defer timeout.Stop()
 	for {
 		c.mu.Lock()
-		open, changed := max(c.open, c.outer), c.changed
+		open, changed := c.open, c.changed
 		c.mu.Unlock()
 		if open == 0 {
 			return

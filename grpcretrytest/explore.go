@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,6 +63,12 @@ func (e Exploration) Run(t *testing.T) {
 
 // explore returns a report of the first program that breaks a promise, "" if none does.
 func (e Exploration) explore(t *testing.T) string {
+	if e.Service == nil || len(e.methods()) == 0 {
+		return "Exploration.Service has no methods"
+	}
+	if e.Programs < 0 {
+		return fmt.Sprintf("Exploration.Programs is %d, want at least 0", e.Programs)
+	}
 	if e.Programs == 0 {
 		e.Programs = 200
 	}
@@ -166,14 +173,16 @@ func (c *plannedCall) drawStep(r *rand.Rand, policy grpcretry.Policy) Step {
 	if s.kind == answers {
 		return s
 	}
-	switch r.IntN(8) {
-	case 0, 1, 2:
-		s = s.Pushback(pickOne(r, 0, 10*time.Millisecond, 700*time.Millisecond, 3*time.Second, elapsed, 2*elapsed, limit, limit+time.Millisecond))
-	case 3:
-		s = s.PushbackValue([][]string{{"-1"}, {""}, {"+5"}, {"5", "5"}}[r.IntN(4)]...)
-	}
-	if s.kind == fails && r.IntN(8) == 0 {
-		s = s.RetryInfo(pickOne(r, 20*time.Millisecond, time.Second))
+	if s.kind == fails {
+		switch r.IntN(8) {
+		case 0, 1, 2:
+			s = s.Pushback(pickOne(r, 0, 10*time.Millisecond, 700*time.Millisecond, 3*time.Second, elapsed, 2*elapsed, limit, limit+time.Millisecond))
+		case 3:
+			s = s.PushbackValue([][]string{{"-1"}, {""}, {"+5"}, {"5", "5"}}[r.IntN(4)]...)
+		}
+		if r.IntN(8) == 0 {
+			s = s.RetryInfo(pickOne(r, 20*time.Millisecond, time.Second))
+		}
 	}
 	if r.IntN(4) == 0 {
 		s = s.Header("drawn", "1")
@@ -346,7 +355,7 @@ func (e *Exploration) options() []grpcretry.Option {
 
 // options returns the policy's options, and those that make it predictable.
 func (o *observation) options(e *Exploration) []grpcretry.Option {
-	opts := append(e.options(), Jitter(o.program.u))
+	opts := append(slices.Clip(e.options()), Jitter(o.program.u)) // the policy may keep its own
 	if o.program.budget < 0 {
 		return opts
 	}

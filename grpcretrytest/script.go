@@ -105,6 +105,9 @@ func (s *script) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 // handler may be in a method of the stream at that moment, which returns when the attempt has ended.
 func (s *script) endLater(step *Step, srv any, stream grpc.ServerStream, handler grpc.StreamHandler) error {
 	counted := &countedStream{ServerStream: stream, toSend: step.sent, toReceive: step.received, reached: make(chan struct{})}
+	if err := stream.SetHeader(step.header); err != nil {
+		return err
+	}
 	over := make(chan error, 1)
 	s.handlers.Go(func() { over <- handler(srv, counted) })
 	select {
@@ -114,7 +117,12 @@ func (s *script) endLater(step *Step, srv any, stream grpc.ServerStream, handler
 			return err
 		}
 	}
-	return s.end(stream.Context(), step)
+	if len(step.header) > 0 {
+		_ = stream.SendHeader(nil) // it fails if the handler has sent them
+	}
+	rest := *step
+	rest.header = nil
+	return s.end(stream.Context(), &rest)
 }
 
 // end ends an attempt as its step says.
@@ -211,6 +219,9 @@ func check(services map[string]grpc.ServiceInfo, pattern string, steps []Step) e
 		if s.err != nil {
 			return fmt.Errorf("step %d: %w", i+1, s.err)
 		}
+		if i > 0 && steps[i-1].times == always {
+			return fmt.Errorf("step %d comes after one that is Always", i+1)
+		}
 	}
 	if pattern == "/" {
 		return nil
@@ -230,8 +241,8 @@ func check(services map[string]grpc.ServiceInfo, pattern string, steps []Step) e
 			continue
 		}
 		for i, s := range steps {
-			if why := s.needsStream(); why != "" && !m.IsClientStream && !m.IsServerStream {
-				return fmt.Errorf("step %d: %s is for streams, and the method is unary", i+1, why)
+			if err := s.fits(m); err != nil {
+				return fmt.Errorf("step %d: %w", i+1, err)
 			}
 		}
 		return nil

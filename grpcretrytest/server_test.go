@@ -255,6 +255,44 @@ func TestStepsAfterSending(t *testing.T) {
 	}
 }
 
+// The headers of a step are sent with the handler's, or before the attempt ends.
+func TestHeadersAndMessages(t *testing.T) {
+	failed := Fail(codes.Aborted, "lost")
+	for name, step := range map[string]Step{
+		"fail, sending": failed.AfterSending(1), "cut, sending": Cut().AfterSending(1), "hang, sending": Hang().AfterSending(1),
+		"fail, receiving": failed.AfterReceiving(1), "cut, receiving": Cut().AfterReceiving(1), "hang, receiving": Hang().AfterReceiving(1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := NewServer(t, register)
+				server.On(expandMethod, step.Header("step", "1"))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				stream, err := clientOf(server.Dial(grpcretry.Disable())).Expand(ctx, hello())
+				if err != nil {
+					t.Fatal(err)
+				}
+				header, err := stream.Header()
+				if got := header.Get("step"); err != nil || !slices.Equal(got, []string{"1"}) {
+					t.Errorf("the header is %q, %v, want 1", got, err)
+				}
+				want := codes.Aborted
+				if strings.HasPrefix(name, "cut") {
+					want = codes.Unavailable
+				} else if strings.HasPrefix(name, "hang") {
+					want = codes.DeadlineExceeded
+				}
+				for err == nil {
+					_, err = stream.Recv()
+				}
+				if status.Code(err) != want {
+					t.Errorf("the stream has ended with %v, want %v", err, want)
+				}
+			})
+		})
+	}
+}
+
 func TestAHandlerThatEndsEarlierCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := NewServer(t, register)

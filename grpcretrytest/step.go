@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,11 +49,14 @@ const (
 var stepNames = [...]string{"OK", "Fail", "Hang", "Cut"}
 
 // Fail returns a Step that ends the attempt with a status. The handler does not run, unless the Step has
-// [Step.AfterSending] or [Step.AfterReceiving]. The code is any but OK.
+// [Step.AfterSending] or [Step.AfterReceiving]. The code is one that gRPC defines, and not OK.
 func Fail(code codes.Code, message string) Step {
 	s := Step{kind: fails, code: code, message: message}
-	if code == codes.OK {
+	switch {
+	case code == codes.OK:
 		return s.invalid("the code is OK")
+	case code > codes.Unauthenticated:
+		return s.invalid("gRPC has no code %d", code)
 	}
 	return s
 }
@@ -114,6 +118,9 @@ func (s Step) NoRetry() Step { return s.PushbackValue("-1") }
 // PushbackValue sends the given values of grpc-retry-pushback-ms as they are, malformed ones too. Later uses
 // of it, of Pushback or NoRetry replace it.
 func (s Step) PushbackValue(values ...string) Step {
+	if s.kind == hangs || s.kind == cuts {
+		return s.invalid("no trailer reaches the client, so no pushback does")
+	}
 	s.trailer = maps.Clone(s.trailer)
 	if s.trailer == nil {
 		s.trailer = metadata.MD{}
@@ -136,8 +143,8 @@ func (s Step) RetryInfo(d time.Duration) Step {
 // Header adds response headers: keys and values in turn. They are sent before the status, or with the
 // handler's own.
 func (s Step) Header(kv ...string) Step {
-	if len(kv)%2 != 0 {
-		return s.invalid("Header has a key without a value: %q", kv)
+	if err := checkPairs(kv); err != nil {
+		return s.invalid("Header: %w", err)
 	}
 	s.header = metadata.Join(s.header, metadata.Pairs(kv...))
 	return s
@@ -145,11 +152,43 @@ func (s Step) Header(kv ...string) Step {
 
 // Trailer adds response trailers: keys and values in turn.
 func (s Step) Trailer(kv ...string) Step {
-	if len(kv)%2 != 0 {
-		return s.invalid("Trailer has a key without a value: %q", kv)
+	if s.kind == hangs || s.kind == cuts {
+		return s.invalid("no trailer reaches the client")
+	}
+	if err := checkPairs(kv); err != nil {
+		return s.invalid("Trailer: %w", err)
 	}
 	s.trailer = metadata.Join(s.trailer, metadata.Pairs(kv...))
 	return s
+}
+
+// checkPairs reports what gRPC would reject, or leave out.
+func checkPairs(kv []string) error {
+	if len(kv)%2 != 0 {
+		return fmt.Errorf("a key without a value: %q", kv)
+	}
+	for i := 0; i < len(kv); i += 2 {
+		key, value := strings.ToLower(kv[i]), kv[i+1]
+		switch {
+		case !validKey.MatchString(key):
+			return fmt.Errorf("%q is not a key of metadata", key)
+		case slices.Contains(reserved, key):
+			return fmt.Errorf("%q is gRPC's own", key)
+		case !strings.HasSuffix(key, "-bin") && !printable(value):
+			return fmt.Errorf("%q is not a value of metadata, except for a key that ends in -bin", value)
+		}
+	}
+	return nil
+}
+
+var (
+	validKey = regexp.MustCompile(`^[0-9a-z_.-]+$`)
+	reserved = []string{"content-type", "user-agent", "grpc-message-type", "grpc-encoding", "grpc-message", "grpc-status", "grpc-timeout", "te"}
+)
+
+// printable reports whether a value has printable ASCII only.
+func printable(value string) bool {
+	return !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 // Times makes the step count for n attempts in a row, as if it were written n times. n is at least 1.
@@ -162,12 +201,15 @@ func (s Step) Times(n int) Step {
 }
 
 // Always makes the step count for all attempts from here on.
+// No step may follow.
 func (s Step) Always() Step { return s.Times(math.MaxInt) }
+
+const always = math.MaxInt - 1 // the value of Step.times
 
 // invalid returns the step with an error, for On and Next to report.
 func (s Step) invalid(format string, args ...any) Step {
 	if s.err == nil {
-		s.err = fmt.Errorf("%s: %s", stepNames[s.kind], fmt.Sprintf(format, args...))
+		s.err = fmt.Errorf(stepNames[s.kind]+": "+format, args...)
 	}
 	return s
 }
@@ -196,8 +238,8 @@ func (s Step) String() string {
 	for _, key := range slices.Sorted(maps.Keys(s.trailer)) {
 		say(true, ".Trailer(%s=%q)", key, s.trailer[key])
 	}
-	say(s.times == math.MaxInt-1, ".Always()")
-	say(s.times > 0 && s.times < math.MaxInt-1, ".Times(%d)", s.times+1)
+	say(s.times == always, ".Always()")
+	say(s.times > 0 && s.times < always, ".Times(%d)", s.times+1)
 	return b.String()
 }
 
@@ -208,15 +250,15 @@ func orZero(d *time.Duration) time.Duration {
 	return *d
 }
 
-// needsStream reports why the step is for streams only, "" if it is not.
-func (s *Step) needsStream() string {
+// fits reports whether the step can happen to a method's attempts.
+func (s *Step) fits(m grpc.MethodInfo) error {
 	switch {
-	case s.sent > 0:
-		return fmt.Sprintf("AfterSending(%d)", s.sent)
-	case s.received > 0:
-		return fmt.Sprintf("AfterReceiving(%d)", s.received)
+	case s.sent > 0 && !m.IsServerStream:
+		return fmt.Errorf("AfterSending(%d) is for server and bidirectional streams, and the method is neither", s.sent)
+	case s.received > 0 && !m.IsClientStream && !m.IsServerStream:
+		return fmt.Errorf("AfterReceiving(%d) is for streams, and the method is unary", s.received)
 	default:
-		return ""
+		return nil
 	}
 }
 

@@ -21,6 +21,9 @@ func parse(text string) (timeline, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%q: %w", strings.TrimSpace(part), err)
 			}
+			if e.kind == aMethod && len(line) > 0 {
+				return nil, fmt.Errorf("%q: the method comes first", e.method)
+			}
 			line = append(line, e)
 		}
 	}
@@ -69,7 +72,7 @@ func (e entry) parseAttempt(head string, rest []string) (_ entry, err error) {
 	if !slices.Contains(outcomes, e.outcome) {
 		return e, fmt.Errorf("%q is none of %s", e.outcome, strings.Join(outcomes, ", "))
 	}
-	if len(rest) > 0 && rest[0] == "unsent" {
+	if len(rest) > 0 && rest[0] == "unsent" && !slices.Contains([]string{"OK", "lost", "timeout"}, e.outcome) {
 		e.outcome, rest = e.outcome+" unsent", rest[1:]
 	}
 	if len(rest) == 2 && rest[0] == "after" {
