@@ -513,8 +513,8 @@ func TestTimesOfCallsHaveOneSource(t *testing.T) {
 }
 
 var (
-	// generated is what a program writes into a page.
-	generated  = regexp.MustCompile(`(?s)<!-- (functions|features|bill|goals) -->.*?<!-- end of (functions|features|bill|goals) -->`)
+	// generated is what a program writes into a page, or prints.
+	generated  = regexp.MustCompile("(?s)```text\n.*?\n```|" + `<!-- (functions|features|bill|goals) -->.*?<!-- end of (functions|features|bill|goals) -->`)
 	timeOfCall = regexp.MustCompile(`[0-9][0-9.,]* ?(ns|µs|nanoseconds|microseconds|instructions)\b`)
 	// noTimesOfCalls is the range in which HedgeAtQuantile measures.
 	noTimesOfCalls = []string{"10 µs"}

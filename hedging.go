@@ -110,7 +110,7 @@ func (h *hedging) contestedLocked() *race {
 		r.open = append(r.openSpace[:0], h.first)
 		now := time.Now()
 		r.call.planned(now).hedgeFrom(timeOf(h.from, now))
-		r.replies.begin(&r.call.retrier.usage.replay, &r.call.facts)
+		r.replies.begin(h.first, &r.call.retrier.usage.replay, &r.call.facts)
 		h.race = r
 	}
 	return h.race

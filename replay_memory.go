@@ -92,9 +92,10 @@ func (s *replySize) learn(size int64) {
 	s.Store(max(size, old-old/8)) // another goroutine's reply may be lost: this is an estimate
 }
 
-// raceReplies counts the replies of a hedged call's further attempts. The first attempt receives into
-// the caller's own.
+// raceReplies counts the replies of the attempts that a race sends. The attempt with which the race
+// starts receives into the caller's own; for a stream that need not be the call's first attempt.
 type raceReplies struct {
+	first  *attempt // with which the race starts
 	memory *replayMemory
 	likely *replySize
 	size   int64 // what the reply of an attempt in flight counts with
@@ -102,7 +103,8 @@ type raceReplies struct {
 	kept   int64 // what the winner's reply counts with
 }
 
-func (r *raceReplies) begin(m *replayMemory, f *facts) {
+func (r *raceReplies) begin(first *attempt, m *replayMemory, f *facts) {
+	r.first = first
 	r.memory, r.likely = m, m.replySize(f)
 	r.size = r.likely.Load()
 }
@@ -135,7 +137,7 @@ func (r *raceReplies) sent() {
 
 // ended records the end of an attempt, whose reply is kept only if it has won.
 func (r *raceReplies) ended(a *attempt) {
-	if a.number > 1 {
+	if a != r.first {
 		r.memory.add(-r.size)
 	}
 }
@@ -143,7 +145,7 @@ func (r *raceReplies) ended(a *attempt) {
 // won records the size of the winner's reply.
 func (r *raceReplies) won(a *attempt, size int64) {
 	r.likely.learn(size)
-	if a.number > 1 {
+	if a != r.first {
 		r.kept = size
 		r.memory.add(size)
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -299,4 +301,26 @@ func TestReplayMemoryIsChecked(t *testing.T) {
 	if got := retrierOf(t, WithReplayMemory(1), WithReplayMemory(2)).Usage().ReplayLimit; got != 2 {
 		t.Errorf("of two options the limit is %d, want that of the later one", got)
 	}
+}
+
+// The attempt with which a race starts receives into the caller's own reply, also if it is not the
+// call's first attempt.
+func TestReplayMemoryIsNotGivenBackForTheCallersReply(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrierOf(t, steady, WithMethod("/streams/Expand", WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second), Budget: Unlimited})))
+		opened := 0
+		failsFirst := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			if opened++; opened == 1 {
+				return nil, status.Error(codes.Unavailable, "no stream")
+			}
+			return next(ctx, desc, cc, method, opts...)
+		}
+		server := serveScripts(t, "fail UNAVAILABLE", "send 1")
+		app := openOn(t, server.conn(t, append(r.DialOptions(), grpc.WithChainStreamInterceptor(failsFirst))...), serverStream)
+		app.play(t, "send aaa; close; recv 1; recv EOF")
+		if opened != 3 {
+			t.Errorf("%d attempts, want 3", opened)
+		}
+		wantUsage(t, "in the end", r, Usage{})
+	})
 }

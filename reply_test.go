@@ -186,8 +186,8 @@ var measured int // how often a measuredReply was asked for its fields
 
 type measuredReply struct {
 	echov1.EchoResponse
-	padding [2000]byte
-	last    bool
+	_    [2000]byte
+	last bool
 }
 
 func (m *measuredReply) ProtoReflect() protoreflect.Message {

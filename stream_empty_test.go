@@ -137,7 +137,7 @@ func TestAnEndThatGRPCDoesNotConfirm(t *testing.T) {
 				stream.CloseSend()
 				for range 2 {
 					err = stream.RecvMsg(new(echov1.EchoResponse))
-					if tt.want != nil && err != tt.want { //nolint:errorlint // it is returned as it is
+					if tt.want != nil && err != tt.want {
 						t.Errorf("RecvMsg = %v, want %v", err, tt.want)
 					}
 					if tt.want == nil && err != nil && err != io.EOF {

@@ -41,7 +41,7 @@ type streamState struct {
 	// the caller's context: see checkAbandoned.
 	inside, receiving, heading int32
 
-	asking int32 // goroutines that ask the attempt in use for headers, also after a commit, see headersOf
+	asking int16 // goroutines that ask the attempt in use for headers, also after a commit, see headersOf
 
 	bind   bool          // commit to the attempt that follows: Context or Trailer was called
 	final  error         // when ending or ended: the error that RecvMsg returns

@@ -19,14 +19,14 @@ var policies = map[string]func() []grpcretry.Option{
 			grpcretry.WithCodes(codes.Unavailable, codes.Aborted, codes.ResourceExhausted), grpcretry.WithBudget(grpcretry.Unlimited)}
 	},
 	"limits": func() []grpcretry.Option {
-		return []grpcretry.Option{grpcretry.WithMaxElapsed(time.Second), grpcretry.WithMaxServerDelay(100 * time.Millisecond),
+		return []grpcretry.Option{grpcretry.WithMaxServerDelay(100 * time.Millisecond),
 			grpcretry.WithAttemptTimeout(40 * time.Millisecond), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.5, Reserve: 2})}
 	},
 	"unsent only": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithUnsentOnly(true), grpcretry.WithAttemptTimeout(40 * time.Millisecond)}
 	},
 	"to the letter": func() []grpcretry.Option {
-		return []grpcretry.Option{grpcretry.WithCommitOnHeaders(true), grpcretry.WithConnectWait(0), grpcretry.WithBufferLimit(100)}
+		return []grpcretry.Option{grpcretry.WithCommitOnHeaders(true), grpcretry.WithMaxElapsed(time.Second), grpcretry.WithConnectWait(0), grpcretry.WithBufferLimit(100)}
 	},
 	"hedging": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}

@@ -204,10 +204,6 @@ func (j *judgement) judgeReplies() {
 func (j *judgement) judgeServed() {
 	ran := 0
 	for i, s := range j.served {
-		if s.step.kind == answers && !s.end.IsZero() {
-			took := s.end.Sub(s.at) - s.step.delay
-			j.must(took <= slack, "the server has waited %v for the messages of attempt %d, or for their end", took, s.attempt)
-		}
 		for _, other := range j.served[:i] {
 			j.must(s.attempt != other.attempt, "attempt %d has reached the server twice", s.attempt)
 		}
@@ -218,6 +214,9 @@ func (j *judgement) judgeServed() {
 	j.must(ran == 0, "the server has seen %d attempts with WithUnsentOnly, and has not asked for another", len(j.served))
 	j.must(len(j.served) <= j.mostAttempts(), "the server has seen %d attempts, want at most %d", len(j.served), j.mostAttempts())
 	for _, s := range j.served {
+		took := s.end.Sub(s.at)
+		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() && took <= s.step.delay+slack,
+			"attempt %d has taken the server %v, because it waited for messages", s.attempt, took)
 		for _, later := range j.served {
 			if s.step.kind != fails || s.end.IsZero() || !later.at.After(s.end) || status.Code(s.err) != s.step.code || !j.hasSeenEnd(s) {
 				continue
@@ -350,7 +349,8 @@ func (j *judgement) judgeRetry(i int) {
 	case hinted && push.Source == grpcretry.WaitPushback:
 		j.must(next.Wait == push.Delay, "the wait before attempt %d is %v, and the pushback %v", next.Number, next.Wait, push.Delay)
 	case hinted:
-		j.must(next.Wait >= push.Delay && next.Wait <= push.Delay*6/5, "the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
+		spread := time.Duration(0.2 * j.program.u * float64(push.Delay))
+		j.must((next.Wait-push.Delay-spread).Abs() <= time.Microsecond, "the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
 	default:
 		want := j.backoff(i)
 		j.must(next.Wait == want, "the wait before attempt %d is %v, and the policy's backoff %v", next.Number, next.Wait, want)

@@ -331,8 +331,8 @@ func (c *call) chat() error {
 	if err != nil {
 		return err
 	}
-	sent := make(chan error, 1)
-	go func() { sent <- c.sendAll(stream) }()
+	sent := make(chan struct{})
+	go func() { c.sendAll(stream); close(sent) }()
 	stop, want := -1, c.id.messages()
 	if c.abandons {
 		stop = c.draw.IntN(want + 1)
@@ -345,19 +345,21 @@ func (c *call) chat() error {
 	return err
 }
 
-// sendAll sends a bidi stream's messages.
-func (c *call) sendAll(stream grpc.BidiStreamingClient[echov1.EchoRequest, echov1.EchoResponse]) error {
+// sendAll sends a bidi stream's messages. If that fails, RecvMsg says why.
+func (c *call) sendAll(stream grpc.BidiStreamingClient[echov1.EchoRequest, echov1.EchoResponse]) {
 	for place := range c.id.messages() {
-		if err := stream.Send(c.request(place)); err != nil {
-			return err
+		if stream.Send(c.request(place)) != nil {
+			return
 		}
 	}
-	return stream.CloseSend()
+	if err := stream.CloseSend(); err != nil {
+		c.cancel() // gRPC's CloseSend never fails
+	}
 }
 
 // cancelIfStuck waits until the goroutine that sends has returned, because gRPC has it return once the
 // stream has ended.
-func (c *call) cancelIfStuck(sent <-chan error) {
+func (c *call) cancelIfStuck(sent <-chan struct{}) {
 	patience := time.NewTimer(5 * time.Second)
 	defer patience.Stop()
 	select {

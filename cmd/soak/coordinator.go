@@ -295,7 +295,7 @@ func (r *run) finish() error {
 }
 
 // callsForFeatures is how many calls are sure to meet every feature.
-const callsForFeatures = 100_000
+const callsForFeatures = 200_000
 
 func maxTime(a, b time.Time) time.Time {
 	if a.After(b) {

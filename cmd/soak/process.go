@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -74,8 +75,16 @@ func (p *process) follow(out io.Reader, failed func(error)) {
 	p.exit = p.cmd.Wait()
 	close(p.ended)
 	if !p.expected.Load() {
-		failed(fmt.Errorf("%s ended while it was needed: %v", p.name, p.exit))
+		failed(fmt.Errorf("%s ended while it was needed: %w", p.name, p.end()))
 	}
+}
+
+// end says how the process has ended.
+func (p *process) end() error {
+	if p.exit == nil {
+		return errors.New("exit status 0")
+	}
+	return p.exit
 }
 
 // await returns what follows a word, with which the next line begins.
@@ -84,7 +93,7 @@ func (p *process) await(ctx context.Context, word string) (string, error) {
 	case l, ok := <-p.lines:
 		if !ok {
 			<-p.ended
-			return "", fmt.Errorf("%s has ended: %v", p.name, p.exit)
+			return "", fmt.Errorf("%s has ended: %w", p.name, p.end())
 		}
 		if l.word != word {
 			return "", fmt.Errorf("%s wrote %q, want %q", p.name, l.word+" "+l.value, word)

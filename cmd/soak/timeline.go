@@ -185,7 +185,7 @@ func (t *timeline) checkDecision(i int, in *bounds) string {
 	end := t.endOf(m.number, i)
 	if len(end.asked) > 0 {
 		wait, err := strconv.ParseUint(end.asked[0], 10, 31)
-		if len(end.asked) > 1 || err != nil {
+		if len(end.asked) > 1 || err != nil || end.asked[0] != strconv.FormatUint(wait, 10) {
 			return fmt.Sprintf("the server forbade another attempt by the pushback %q, and another follows", end.asked)
 		}
 		if want := time.Duration(wait) * time.Millisecond; m.source == grpcretry.WaitPushback && m.wait != want {

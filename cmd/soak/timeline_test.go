@@ -38,6 +38,7 @@ func TestPlantedViolationsInEvents(t *testing.T) {
 		{"an early attempt", func(m []moment) []moment { m[3].at = 2 * time.Millisecond; return m }, "a wait of 5ms was decided on (pushback), and attempt 2 starts after 1ms"},
 		{"another wait", func(m []moment) []moment { m[2].wait = 4 * time.Millisecond; return m }, "the server asked for a wait of 5ms, and the call waits 4ms"},
 		{"a stop that was not obeyed", func(m []moment) []moment { m[1].asked = []string{"-1"}; return m }, "the server forbade another attempt"},
+		{"leading zeros", func(m []moment) []moment { m[1].asked = []string{"005"}; return m }, "the server forbade another attempt"},
 		{"a backoff beyond its limit", func(m []moment) []moment {
 			m[1].asked, m[2].source, m[2].wait, m[3].at = nil, grpcretry.WaitBackoff, time.Second, time.Minute
 			return m
