@@ -190,11 +190,9 @@ func (s *Server) Conn(opts ...grpc.DialOption) *grpc.ClientConn {
 	return cc
 }
 
-// Target returns the target to dial, for programs that dial themselves. They need the [Server.DialOptions]
-// too; with those, any target will do.
-func (s *Server) Target() string {
-	return "passthrough:///" + s.listener.Addr().String()
-}
+// Target returns the target to dial, for programs that dial themselves. Every server has its own. They need the
+// [Server.DialOptions] too; with those, any target will do.
+func (s *Server) Target() string { return "passthrough:///" + s.listener.name }
 
 // DialOptions returns the options with which a program connects to the Target: the way to it, and no
 // encryption.
