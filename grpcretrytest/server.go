@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/grpcretry/grpcretry"
@@ -152,7 +153,9 @@ func (s *Server) Down() {
 	<-time.After(s.script.settle)
 }
 
-// Up accepts connections again. gRPC connects anew when its own backoff, at least a second, is over.
+// Up accepts connections again. gRPC connects anew when its own backoff is over: 1s, 1.6s, 2.56s, … after
+// each failure to connect. That has no jitter on connections of this package, and 20% otherwise;
+// [grpc.WithConnectParams] sets another backoff.
 func (s *Server) Up() {
 	s.t.Helper()
 	if err := s.listener.goUp(); err != nil {
@@ -182,13 +185,21 @@ func (s *Server) DialWith(r *grpcretry.Retrier, opts ...grpc.DialOption) *grpc.C
 // Conn returns a connection with the given options only. Nothing of it is recorded, unless [Record] is used.
 func (s *Server) Conn(opts ...grpc.DialOption) *grpc.ClientConn {
 	s.t.Helper()
-	cc, err := grpc.NewClient(s.Target(), append(s.DialOptions(), opts...)...)
+	own := append(s.DialOptions(), grpc.WithConnectParams(redials))
+	cc, err := grpc.NewClient(s.Target(), append(own, opts...)...)
 	if err != nil {
 		s.t.Fatalf("grpcretrytest: %v", err)
 	}
 	s.t.Cleanup(func() { cc.Close() })
 	return cc
 }
+
+// redials are gRPC's defaults, without jitter.
+var redials = func() grpc.ConnectParams {
+	p := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 20 * time.Second}
+	p.Backoff.Jitter = 0
+	return p
+}()
 
 // Target returns the target to dial, for programs that dial themselves. Every server has its own. They need the
 // [Server.DialOptions] too; with those, any target will do.
