@@ -103,6 +103,7 @@ type plannedCall struct {
 	cancel   time.Duration // when the caller cancels it, after its start; 0 for never
 	messages int           // what a client sends, or a server if that alone is a stream
 	steps    []Step        // for its attempts; then the handler answers
+	habits
 }
 
 // A method is one of the service.
@@ -149,6 +150,7 @@ func (e *Exploration) draw(seed uint64) program {
 		for range r.IntN(7) {
 			c.steps = append(c.steps, c.drawStep(r, policy))
 		}
+		c.drawHabits(seed)
 		p.calls = append(p.calls, c)
 	}
 	return p
@@ -240,6 +242,11 @@ func (p program) smaller() []program {
 			d.messages--
 			without(d)
 		}
+		for _, h := range c.fewer() {
+			d := c
+			d.habits = h
+			without(d)
+		}
 	}
 	return all
 }
@@ -260,7 +267,7 @@ func (p program) String() string {
 		if c.cancel > 0 {
 			fmt.Fprintf(&b, "; it is cancelled after %v", c.cancel)
 		}
-		b.WriteString("\n")
+		fmt.Fprintf(&b, "%v\n", c.habits)
 		for i, s := range c.steps {
 			fmt.Fprintf(&b, "    attempt %d: %v\n", i+1, s)
 		}
@@ -280,6 +287,7 @@ type observation struct {
 	served   []*served
 	results  []result
 	problems []string // what was noticed at the time
+	leave    []func() // cancel the contexts of the calls
 }
 
 // A served attempt is one that has arrived at the server.
@@ -298,6 +306,7 @@ type result struct {
 	over    time.Time
 	err     error
 	replies []reply
+	seen    *seen // by the application
 }
 
 // A reply is one message from the server.
@@ -341,6 +350,11 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 			o.problems = append(o.problems, "a call has not ended an hour after the start")
 			return
 		}
+	}
+	<-time.After(time.Second)
+	o.judgeLeftover()
+	for _, leave := range o.leave {
+		leave()
 	}
 	<-time.After(time.Minute) // what gRPC reports on goroutines of its own
 }
@@ -533,37 +547,42 @@ func (o *observation) call(cc *grpc.ClientConn, c plannedCall) result {
 	}
 	ctx := metadata.AppendToOutgoingContext(context.WithValue(context.Background(), callNumber{}, c.number), callKey, strconv.Itoa(c.number))
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
+	o.later(cancel)
 	if c.cancel > 0 {
 		defer time.AfterFunc(c.cancel, cancel).Stop()
 	}
-	res := result{call: c.number}
+	if c.ownContext {
+		ctx = newOwnContext(ctx)
+	}
+	res := result{call: c.number, seen: &seen{}}
+	opts := c.options(res.seen)
 	if !c.method.clients && !c.method.servers {
 		var m wrapperspb.StringValue
-		if res.err = cc.Invoke(ctx, c.method.name, request(c.number, 1), &m); res.err == nil {
+		if res.err = cc.Invoke(ctx, c.method.name, request(c.number, 1), &m, opts...); res.err == nil {
 			res.replies = append(res.replies, replyOf(&m))
 		}
 	} else {
-		res.replies, res.err = callStream(ctx, cc, c)
+		res.replies, res.err = callStream(ctx, cc, c, res.seen, opts)
 	}
 	res.over = time.Now()
 	return res
 }
 
-func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall) (replies []reply, err error) {
+func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall, seen *seen, opts []grpc.CallOption) (replies []reply, err error) {
 	desc := &grpc.StreamDesc{ClientStreams: c.method.clients, ServerStreams: c.method.servers}
-	stream, err := cc.NewStream(ctx, desc, c.method.name)
+	stream, err := cc.NewStream(ctx, desc, c.method.name, opts...)
 	if err != nil {
 		return nil, err
 	}
-	for i := 0; i < c.sends() && err == nil; i++ {
-		err = stream.SendMsg(request(c.number, i+1))
-	}
-	if err == nil {
-		err = stream.CloseSend()
-	}
-	if err != nil && !errors.Is(err, io.EOF) { // after EOF, RecvMsg has the status
+	if c.pause > 0 {
+		over := make(chan struct{})
+		defer close(over)
+		go func() { _ = sendAll(stream, c, over) }() // RecvMsg returns the status
+	} else if err := sendAll(stream, c, nil); err != nil && !errors.Is(err, io.EOF) { // after EOF, RecvMsg has the status
 		return nil, err
+	}
+	if c.header {
+		seen.look(stream)
 	}
 	for {
 		var m wrapperspb.StringValue
@@ -577,6 +596,23 @@ func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall) (replie
 			return replies, nil
 		}
 	}
+}
+
+// sendAll sends a stream's messages, with pauses if there are to be any, until over is closed.
+func sendAll(stream grpc.ClientStream, c plannedCall, over <-chan struct{}) error {
+	for i := range c.sends() {
+		if c.pause > 0 {
+			select {
+			case <-time.After(c.pause):
+			case <-over:
+				return nil
+			}
+		}
+		if err := stream.SendMsg(request(c.number, i+1)); err != nil {
+			return err
+		}
+	}
+	return stream.CloseSend()
 }
 
 // A countingBudget holds a number of retries, and earns none.

@@ -138,6 +138,7 @@ func (j *judgement) judge() {
 	j.must(!j.result.over.After(deadline.Add(slack)), "it has returned %v after its deadline or cancellation", j.result.over.Sub(deadline))
 	j.judgeReplies()
 	j.judgeServed()
+	j.judgeSeen()
 	if len(j.events) == 0 { // it has passed through
 		j.must(len(j.served) <= 1, "the server has seen %d attempts of a call without an event", len(j.served))
 		return
@@ -192,7 +193,7 @@ func (j *judgement) judgeServed() {
 	j.must(len(j.served) <= j.mostAttempts(), "the server has seen %d attempts, want at most %d", len(j.served), j.mostAttempts())
 	for _, s := range j.served {
 		took := s.end.Sub(s.at)
-		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() && took <= s.step.delay+slack,
+		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() && took <= s.step.delay+slack+time.Duration(j.call.sends())*j.call.pause,
 			"attempt %d has taken the server %v, because it waited for messages", s.attempt, took)
 		for _, later := range j.served {
 			if s.step.kind != fails || s.end.IsZero() || !later.at.After(s.end) || status.Code(s.err) != s.step.code || !j.hasSeenEnd(s) {
