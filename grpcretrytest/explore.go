@@ -92,6 +92,7 @@ type program struct {
 	u      float64 // the random number of all jitter
 	budget int     // of the budget that counts; -1 for the policy's own
 	calls  []plannedCall
+	downs  []down // one after the other
 }
 
 // A plannedCall is one call of a program. Its number is in its metadata.
@@ -153,6 +154,7 @@ func (e *Exploration) draw(seed uint64) program {
 		c.drawHabits(seed)
 		p.calls = append(p.calls, c)
 	}
+	p.drawDowns()
 	return p
 }
 
@@ -212,7 +214,7 @@ func (e *Exploration) reduce(t *testing.T, p program, problem, seen string) (_ p
 
 // smaller returns the programs that have one thing less.
 func (p program) smaller() []program {
-	var all []program
+	all := p.withFewerDowns()
 	for i, c := range p.calls {
 		without := func(c ...plannedCall) {
 			q := p
@@ -259,6 +261,9 @@ func (p program) String() string {
 		fmt.Fprintf(&b, ", a budget of %s", count(p.budget, "retry", "retries"))
 	}
 	b.WriteString("\n")
+	for _, d := range p.downs {
+		fmt.Fprintf(&b, "  %v\n", d)
+	}
 	for _, c := range p.calls {
 		fmt.Fprintf(&b, "  call %d, %s: starts at %v, has a timeout of %v", c.number, c.method.name, c.start, c.timeout)
 		if c.method.clients || c.method.servers {
@@ -336,7 +341,8 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 	}
 	o.retrier = r
 	defer r.Observe(o.observe)()
-	cc := server.Conn(append(r.DialOptions(), e.DialOptions...)...)
+	cc := server.Conn(append(append(r.DialOptions(), steadyConnect), e.DialOptions...)...)
+	defer o.goDown(server)()
 	over := make(chan result, len(o.program.calls))
 	for _, c := range o.program.calls {
 		go func() { over <- o.call(cc, c) }()

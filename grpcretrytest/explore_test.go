@@ -31,6 +31,13 @@ var policies = map[string]func() []grpcretry.Option{
 	"hedging": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
 	},
+	"small memory": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.WithReplayMemory(600)} },
+	"memory for two hedges": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithReplayMemory(9000), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
+	},
+	"short waits for a connection": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithConnectWait(1200 * time.Millisecond), grpcretry.WithMaxAttempts(3), grpcretry.WithBudget(grpcretry.Unlimited)}
+	},
 	"one attempt": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.Disable()} },
 }
 

@@ -150,6 +150,8 @@ func (j *judgement) judge() {
 	j.attempts = attemptsOf(&j.events[len(j.events)-1])
 	j.judgeAttempts(deadline)
 	j.judgeEnd()
+	j.judgeConnectWait()
+	j.judgeWinner()
 	for i := 1; i < len(j.attempts) && !j.hedges(); i++ {
 		j.judgeRetry(i)
 	}
@@ -281,6 +283,9 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 		}
 	}
 	j.must(sent <= j.mostAttempts(), "%d attempts were made, want at most %d", sent, j.mostAttempts())
+	if end := j.events[len(j.events)-1]; errors.Is(end.Reason, grpcretry.ErrAttemptsExhausted) && !j.hedges() {
+		j.must(sent == j.mostAttempts(), "the attempts are used up after %d, and %d are allowed", sent, j.mostAttempts())
+	}
 }
 
 // judgeEnd checks that a call which is not hedged has ended with its last attempt, or when it was
