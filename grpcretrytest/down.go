@@ -15,14 +15,15 @@ import (
 // A down is a time in which the server is down.
 type down struct{ after, length time.Duration } // after is the time since the last one
 
-// drawDowns draws when the server is down. No step ends at the same time, because then either could come first.
+// drawDowns draws when the server is down. No step ends at the same time, because then either could come first. Some
+// connections last for less than a backoff, as gRPC tries again a second after the first failure.
 func (p *program) drawDowns() {
-	const odd = 777 * time.Microsecond
+	const odd, reconnect = 777 * time.Microsecond, time.Second
 	r := rand.New(rand.NewPCG(p.seed, 0))
 	for range r.IntN(8) - 4 {
 		p.downs = append(p.downs, down{
 			after:  pickOne(r, 0, 5*time.Millisecond, 40*time.Millisecond, 300*time.Millisecond, 2*time.Second) + odd,
-			length: pickOne(r, 100*time.Millisecond, 900*time.Millisecond, 3*time.Second, time.Minute),
+			length: pickOne(r, 100*time.Millisecond, reconnect-5*time.Millisecond, 3*time.Second, time.Minute),
 		})
 	}
 }

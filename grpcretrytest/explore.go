@@ -315,7 +315,10 @@ type result struct {
 }
 
 // A reply is one message from the server.
-type reply struct{ call, attempt, index, received int }
+type reply struct {
+	call, attempt, index, received int
+	text                           string // as it was received
+}
 
 const callKey = "grpcretrytest-call"
 
@@ -460,7 +463,7 @@ func (o *observation) handle(_ any, stream grpc.ServerStream) error {
 	sent := 0
 	send := func() error {
 		sent++
-		return stream.SendMsg(reply{s.call, s.attempt, sent, s.received}.message())
+		return stream.SendMsg(reply{call: s.call, attempt: s.attempt, index: sent, received: s.received}.message())
 	}
 	for {
 		m := &wrapperspb.StringValue{}
@@ -541,8 +544,9 @@ func (r reply) message() *wrapperspb.StringValue {
 
 func replyOf(m *wrapperspb.StringValue) (r reply) {
 	if _, err := fmt.Sscan(m.GetValue(), &r.call, &r.attempt, &r.index, &r.received); err != nil {
-		return reply{} // of no call, which judge notices
+		r = reply{} // of no call, which judge notices
 	}
+	r.text = m.GetValue()
 	return r
 }
 

@@ -128,6 +128,8 @@ func (j *judgement) judgeSeen() {
 	}
 }
 
+const remains = "the remains of "
+
 // merging is a codec that adds to what a reply holds. So a reply that holds something of an earlier attempt is not
 // one of its call.
 type merging struct{}
@@ -153,7 +155,7 @@ func (merging) Unmarshal(data []byte, m any) error {
 		return err
 	}
 	if value.Value != "" {
-		value.Value = "the remains of " + value.Value + " and "
+		value.Value = remains + value.Value + " and "
 	}
 	value.Value += more.Value
 	return nil

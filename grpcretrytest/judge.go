@@ -165,7 +165,8 @@ func (j *judgement) hedges() bool {
 func (j *judgement) judgeReplies() {
 	replies := j.result.replies
 	for i, r := range replies {
-		j.must(r.call == j.call.number, "reply %d is one to call %d", i+1, r.call)
+		j.must(!strings.HasPrefix(r.text, remains), "reply %d is %q: it was not reset between attempts", i+1, r.text)
+		j.must(r.call == j.call.number, "reply %d is %q, which is no reply to this call", i+1, r.text)
 		j.must(r.attempt == replies[0].attempt, "reply %d is from attempt %d, and reply 1 from attempt %d", i+1, r.attempt, replies[0].attempt)
 		j.must(r.index == i+1, "reply %d is the server's reply %d", i+1, r.index)
 	}
