@@ -101,6 +101,7 @@ type program struct {
 	u      float64 // the random number of all jitter
 	budget int     // of the budget that counts; -1 for the policy's own
 	calls  []plannedCall
+	downs  []down // one after the other
 }
 
 // A plannedCall is one call of a program. Its number is in its metadata.
@@ -112,6 +113,7 @@ type plannedCall struct {
 	cancel   time.Duration // when the caller cancels it, after its start; 0 for never
 	messages int           // what a client sends, or a server if that alone is a stream
 	steps    []Step        // for its attempts; then the handler answers
+	habits
 }
 
 // A method is one of the service.
@@ -158,8 +160,10 @@ func (e *Exploration) draw(seed uint64) program {
 		for range r.IntN(7) {
 			c.steps = append(c.steps, c.drawStep(r, policy))
 		}
+		c.drawHabits(seed)
 		p.calls = append(p.calls, c)
 	}
+	p.drawDowns()
 	return p
 }
 
@@ -219,7 +223,7 @@ func (e *Exploration) reduce(t *testing.T, p program, problem, seen string) (_ p
 
 // smaller returns the programs that have one thing less.
 func (p program) smaller() []program {
-	var all []program
+	all := p.withFewerDowns()
 	for i, c := range p.calls {
 		without := func(c ...plannedCall) {
 			q := p
@@ -249,6 +253,11 @@ func (p program) smaller() []program {
 			d.messages--
 			without(d)
 		}
+		for _, h := range c.fewer() {
+			d := c
+			d.habits = h
+			without(d)
+		}
 	}
 	return all
 }
@@ -261,6 +270,9 @@ func (p program) String() string {
 		fmt.Fprintf(&b, ", a budget of %s", count(p.budget, "retry", "retries"))
 	}
 	b.WriteString("\n")
+	for _, d := range p.downs {
+		fmt.Fprintf(&b, "  %v\n", d)
+	}
 	for _, c := range p.calls {
 		fmt.Fprintf(&b, "  call %d, %s: starts at %v, has a timeout of %v", c.number, c.method.name, c.start, c.timeout)
 		if c.method.clients || c.method.servers {
@@ -269,7 +281,7 @@ func (p program) String() string {
 		if c.cancel > 0 {
 			fmt.Fprintf(&b, "; it is cancelled after %v", c.cancel)
 		}
-		b.WriteString("\n")
+		fmt.Fprintf(&b, "%v\n", c.habits)
 		for i, s := range c.steps {
 			fmt.Fprintf(&b, "    attempt %d: %v\n", i+1, s)
 		}
@@ -289,6 +301,7 @@ type observation struct {
 	served   []*served
 	results  []result
 	problems []string // what was noticed at the time
+	leave    []func() // cancel the contexts of the calls
 }
 
 // A served attempt is one that has arrived at the server.
@@ -307,10 +320,14 @@ type result struct {
 	over    time.Time
 	err     error
 	replies []reply
+	seen    *seen // by the application
 }
 
 // A reply is one message from the server.
-type reply struct{ call, attempt, index, received int }
+type reply struct {
+	call, attempt, index, received int
+	text                           string // as it was received
+}
 
 const callKey = "grpcretrytest-call"
 
@@ -341,7 +358,8 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 	}
 	o.retrier = r
 	defer r.Observe(o.observe)()
-	cc := server.Conn(append(r.DialOptions(), e.DialOptions...)...)
+	cc := server.Conn(append(append(r.DialOptions(), steadyConnect), e.DialOptions...)...)
+	defer o.goDown(server)()
 	over := make(chan result, len(o.program.calls))
 	for _, c := range o.program.calls {
 		go func() { over <- o.callSafely(cc, c) }()
@@ -355,6 +373,11 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 			o.problem("a call has not ended an hour after the start")
 			return
 		}
+	}
+	<-time.After(time.Second)
+	o.judgeLeftover()
+	for _, leave := range o.leave {
+		leave()
 	}
 	<-time.After(time.Minute) // what gRPC reports on goroutines of its own
 }
@@ -454,7 +477,7 @@ func (o *observation) handle(_ any, stream grpc.ServerStream) error {
 	sent := 0
 	send := func() error {
 		sent++
-		return stream.SendMsg(reply{s.call, s.attempt, sent, s.received}.message())
+		return stream.SendMsg(reply{call: s.call, attempt: s.attempt, index: sent, received: s.received}.message())
 	}
 	for {
 		m := &wrapperspb.StringValue{}
@@ -535,8 +558,9 @@ func (r reply) message() *wrapperspb.StringValue {
 
 func replyOf(m *wrapperspb.StringValue) (r reply) {
 	if _, err := fmt.Sscan(m.GetValue(), &r.call, &r.attempt, &r.index, &r.received); err != nil {
-		return reply{} // of no call, which judge notices
+		r = reply{} // of no call, which judge notices
 	}
+	r.text = m.GetValue()
 	return r
 }
 
@@ -560,37 +584,42 @@ func (o *observation) call(cc *grpc.ClientConn, c plannedCall) result {
 	}
 	ctx := metadata.AppendToOutgoingContext(context.WithValue(context.Background(), callNumber{}, c.number), callKey, strconv.Itoa(c.number))
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
+	o.later(cancel)
 	if c.cancel > 0 {
 		defer time.AfterFunc(c.cancel, cancel).Stop()
 	}
-	res := result{call: c.number}
+	if c.ownContext {
+		ctx = newOwnContext(ctx)
+	}
+	res := result{call: c.number, seen: &seen{}}
+	opts := c.options(res.seen)
 	if !c.method.clients && !c.method.servers {
 		var m wrapperspb.StringValue
-		if res.err = cc.Invoke(ctx, c.method.name, request(c.number, 1), &m); res.err == nil {
+		if res.err = cc.Invoke(ctx, c.method.name, request(c.number, 1), &m, opts...); res.err == nil {
 			res.replies = append(res.replies, replyOf(&m))
 		}
 	} else {
-		res.replies, res.err = callStream(ctx, cc, c)
+		res.replies, res.err = callStream(ctx, cc, c, res.seen, opts)
 	}
 	res.over = time.Now()
 	return res
 }
 
-func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall) (replies []reply, err error) {
+func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall, seen *seen, opts []grpc.CallOption) (replies []reply, err error) {
 	desc := &grpc.StreamDesc{ClientStreams: c.method.clients, ServerStreams: c.method.servers}
-	stream, err := cc.NewStream(ctx, desc, c.method.name)
+	stream, err := cc.NewStream(ctx, desc, c.method.name, opts...)
 	if err != nil {
 		return nil, err
 	}
-	for i := 0; i < c.sends() && err == nil; i++ {
-		err = stream.SendMsg(request(c.number, i+1))
-	}
-	if err == nil {
-		err = stream.CloseSend()
-	}
-	if err != nil && !errors.Is(err, io.EOF) { // after EOF, RecvMsg has the status
+	if c.pause > 0 {
+		over := make(chan struct{})
+		defer close(over)
+		go func() { _ = sendAll(stream, c, over) }() // RecvMsg returns the status
+	} else if err := sendAll(stream, c, nil); err != nil && !errors.Is(err, io.EOF) { // after EOF, RecvMsg has the status
 		return nil, err
+	}
+	if c.header {
+		seen.look(stream)
 	}
 	for {
 		var m wrapperspb.StringValue
@@ -604,6 +633,23 @@ func callStream(ctx context.Context, cc *grpc.ClientConn, c plannedCall) (replie
 			return replies, nil
 		}
 	}
+}
+
+// sendAll sends a stream's messages, with pauses if there are to be any, until over is closed.
+func sendAll(stream grpc.ClientStream, c plannedCall, over <-chan struct{}) error {
+	for i := range c.sends() {
+		if c.pause > 0 {
+			select {
+			case <-time.After(c.pause):
+			case <-over:
+				return nil
+			}
+		}
+		if err := stream.SendMsg(request(c.number, i+1)); err != nil {
+			return err
+		}
+	}
+	return stream.CloseSend()
 }
 
 // A countingBudget holds a number of retries, and earns none.

@@ -31,6 +31,21 @@ var policies = map[string]func() []grpcretry.Option{
 	"hedging": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
 	},
+	"small memory": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.WithReplayMemory(600)} },
+	"memory for two hedges": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithReplayMemory(9000), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
+	},
+	"short waits for a connection": func() []grpcretry.Option {
+		return []grpcretry.Option{grpcretry.WithConnectWait(1200 * time.Millisecond), grpcretry.WithMaxAttempts(3), grpcretry.WithBudget(grpcretry.Unlimited)}
+	},
+	"ratio budget, compared": func() []grpcretry.Option {
+		budget, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.5, Reserve: 2, Window: 24 * time.Hour})
+		return compared(budget, err, &ratioModel{ratio: 0.5, full: 2, reserve: 2})
+	},
+	"throttle, compared": func() []grpcretry.Option {
+		budget, err := grpcretry.NewThrottle(6, 0.5)
+		return compared(budget, err, &throttleModel{full: 6, gain: 0.5, tokens: 6})
+	},
 	"one attempt": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.Disable()} },
 }
 

@@ -161,6 +161,7 @@ func (j *judgement) judge() {
 	j.must(!j.result.over.After(deadline.Add(slack)), "it has returned %v after its deadline or cancellation", j.result.over.Sub(deadline))
 	j.judgeReplies()
 	j.judgeServed()
+	j.judgeSeen()
 	if len(j.events) == 0 { // it has passed through
 		j.must(len(j.served) <= 1, "the server has seen %d attempts of a call without an event", len(j.served))
 		return
@@ -172,6 +173,8 @@ func (j *judgement) judge() {
 	j.attempts = attemptsOf(&j.events[len(j.events)-1])
 	j.judgeAttempts(deadline)
 	j.judgeEnd()
+	j.judgeConnectWait()
+	j.judgeWinner()
 	for i := 1; i < len(j.attempts) && !j.hedges(); i++ {
 		j.judgeRetry(i)
 	}
@@ -185,7 +188,8 @@ func (j *judgement) hedges() bool {
 func (j *judgement) judgeReplies() {
 	replies := j.result.replies
 	for i, r := range replies {
-		j.must(r.call == j.call.number, "reply %d is one to call %d", i+1, r.call)
+		j.must(!strings.HasPrefix(r.text, remains), "reply %d is %q: it was not reset between attempts", i+1, r.text)
+		j.must(r.call == j.call.number, "reply %d is %q, which is no reply to this call", i+1, r.text)
 		j.must(r.attempt == replies[0].attempt, "reply %d is from attempt %d, and reply 1 from attempt %d", i+1, r.attempt, replies[0].attempt)
 		j.must(r.index == i+1, "reply %d is the server's reply %d", i+1, r.index)
 	}
@@ -215,7 +219,7 @@ func (j *judgement) judgeServed() {
 	j.must(len(j.served) <= j.mostAttempts(), "the server has seen %d attempts, want at most %d", len(j.served), j.mostAttempts())
 	for _, s := range j.served {
 		took := s.end.Sub(s.at)
-		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() && took <= s.step.delay+slack,
+		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() && took <= s.step.delay+slack+time.Duration(j.call.sends())*j.call.pause,
 			"attempt %d has taken the server %v, because it waited for messages", s.attempt, took)
 		for _, later := range j.served {
 			if s.step.kind != fails || s.end.IsZero() || !later.at.After(s.end) || status.Code(s.err) != s.step.code || !j.hasSeenEnd(s) {
@@ -313,6 +317,9 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 		}
 	}
 	j.must(sent <= j.mostAttempts(), "%d attempts were made, want at most %d", sent, j.mostAttempts())
+	if end := j.events[len(j.events)-1]; errors.Is(end.Reason, grpcretry.ErrAttemptsExhausted) && !j.hedges() {
+		j.must(sent == j.mostAttempts(), "the attempts are used up after %d, and %d are allowed", sent, j.mostAttempts())
+	}
 }
 
 // judgeEnd checks that a call which is not hedged has ended with its last attempt, or when it was

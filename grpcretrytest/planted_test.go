@@ -60,7 +60,7 @@ func TestExploreFindsPlantedFaults(t *testing.T) {
 		{"a failure is hidden", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			invoker(ctx, method, req, reply, cc, opts...)
 			return nil
-		}, nil), nil, "reply 1 is one to call 0"},
+		}, nil), nil, `reply 1 is "", which is no reply to this call`},
 		{"the trailer is lost", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			var kept []grpc.CallOption
 			for _, o := range opts {

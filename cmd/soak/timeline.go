@@ -201,10 +201,16 @@ func (t *timeline) checkDecision(i int, in *bounds) string {
 	if m.source == grpcretry.WaitBackoff && m.wait > in.backoff {
 		return fmt.Sprintf("the backoff is %v, and its limit is %v", m.wait, in.backoff)
 	}
-	if m.ended+m.wait > in.deadline && m.source != grpcretry.WaitConnect && !end.cut {
+	if m.ended+m.wait > in.deadline && m.waits() && !end.cut {
 		return fmt.Sprintf("a wait of %v starts %v before the deadline", m.wait, in.deadline-m.ended)
 	}
 	return ""
+}
+
+// waits says that the call waits for a time that was decided on, rather than for a connection or until a
+// hedge is due, which may then not be sent.
+func (m *moment) waits() bool {
+	return m.source == grpcretry.WaitPushback || m.source == grpcretry.WaitBackoff || m.source == grpcretry.WaitRetryInfo
 }
 
 // endOf returns the end of an attempt before an event.
@@ -225,8 +231,7 @@ func (t *timeline) checkWait(start int) string {
 		if m.kind != grpcretry.Decision {
 			continue
 		}
-		waits := m.source == grpcretry.WaitPushback || m.source == grpcretry.WaitBackoff || m.source == grpcretry.WaitRetryInfo
-		if waited := t.moments[start].at - m.ended; m.reason == nil && waits && !t.endOf(m.number, i).cut && waited < m.wait {
+		if waited := t.moments[start].at - m.ended; m.reason == nil && m.waits() && !t.endOf(m.number, i).cut && waited < m.wait {
 			return fmt.Sprintf("a wait of %v was decided on (%v), and attempt %d starts after %v", m.wait, m.source, t.moments[start].number, waited)
 		}
 		return ""
