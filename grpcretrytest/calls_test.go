@@ -3,6 +3,7 @@ package grpcretrytest_test
 import (
 	"context"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -12,8 +13,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/balancer"
 	. "github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -163,4 +168,32 @@ func TestCallOptionsThatAreShared(t *testing.T) {
 	}
 	callers.Wait()
 	server.Want(slices.Repeat([]string{"attempt 1 OK"}, 4)...)
+}
+
+// Several servers are the replicas behind one client, and a retry goes to the other.
+func TestServersBehindOneClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		replicas := map[string]*Server{}
+		var addresses []resolver.Address
+		for _, name := range []string{"a", "b"} {
+			replicas[name] = NewServer(t, register)
+			replicas[name].Next("/", Fail(codes.Unavailable, name)) // the first attempt that arrives
+			addresses = append(addresses, resolver.Address{Addr: name})
+		}
+		retrier := newRetrier(t, Jitter(0.5))
+		calls := Record(t, retrier)
+		names := manual.NewBuilderWithScheme("replicas")
+		names.InitialState(resolver.State{Addresses: addresses})
+		cc, err := grpc.NewClient("replicas:///shop", append(retrier.DialOptions(), balancer.DialOption(), grpc.WithResolvers(names),
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, name string) (net.Conn, error) { return replicas[name].DialContext(ctx) }))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+
+		clientOf(cc).Echo(t.Context(), hello())
+
+		calls.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 UNAVAILABLE; wait 100ms backoff; 150ms attempt 3 OK")
+	})
 }

@@ -146,6 +146,29 @@ func mustRatioBudget() grpcretry.Budget {
 	return b
 }
 
+// Calls of other tests are none of an exploration's.
+func TestExploreBesideOtherCalls(t *testing.T) {
+	server := NewServer(t, func(s grpc.ServiceRegistrar) {
+		echov1.RegisterEchoServiceServer(s, echov1.UnimplementedEchoServiceServer{})
+	})
+	server.On("/", Hang())
+	started := make(chan struct{})
+	client := echov1.NewEchoServiceClient(server.Dial(grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
+		if e.Kind == grpcretry.AttemptStart {
+			close(started)
+		}
+	})))
+	ctx, cancel := context.WithCancel(t.Context())
+	var other sync.WaitGroup
+	other.Go(func() { client.Echo(ctx, &echov1.EchoRequest{}) })
+	<-started
+	if report := (Exploration{Service: &echov1.EchoService_ServiceDesc, Programs: 5}).explore(t); report != "" {
+		t.Error(report)
+	}
+	cancel()
+	other.Wait()
+}
+
 // What is seen in one run only is reported as well.
 func TestExploreReportsWhatHappensOnce(t *testing.T) {
 	var panicked sync.Once

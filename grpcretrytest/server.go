@@ -214,7 +214,8 @@ func (s *Server) DialOptions() []grpc.DialOption {
 	}
 }
 
-// DialContext opens a connection to the server, for dialers of the program's own.
+// DialContext opens a connection to the server, for dialers of the program's own: for example one that reaches
+// several servers by the addresses that a resolver returns for one client. [Record] records the calls of such a client.
 func (s *Server) DialContext(ctx context.Context) (net.Conn, error) { return s.listener.dial(ctx) }
 
 // Jitter returns an option that makes every wait the one for the random number u, from 0 to 1: with full jitter
