@@ -17,15 +17,23 @@ func (o *observation) judgeLeftover() {
 	}
 }
 
-// leftover returns the stack of a goroutine that works for a call, "" if there is none. Goroutines of package context
+// leftover returns the stack of a goroutine of this bubble that works for a call, "" if there is none. Goroutines of package context
 // stand for contexts that are derived from a call's and have not been cancelled.
 func leftover() string {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	for one := range strings.SplitSeq(string(stacks), "\n\n") {
-		if !strings.Contains(one, "judgeLeftover") && (strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
+	own, others, _ := strings.Cut(string(stacks), "\n\n") // the caller's comes first
+	for one := range strings.SplitSeq(others, "\n\n") {
+		if bubbleOf(one) == bubbleOf(own) && (strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
 			return one
 		}
 	}
 	return ""
+}
+
+// bubbleOf returns the part of a goroutine's stack that names its bubble: "goroutine 7 [select (durable), synctest bubble 1]:".
+func bubbleOf(stack string) string {
+	first, _, _ := strings.Cut(stack, "\n")
+	_, bubble, _ := strings.Cut(first, "synctest bubble ")
+	return bubble
 }
