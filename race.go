@@ -287,6 +287,7 @@ func (r *race) attemptEnded(a *attempt, err error, now time.Time) {
 	won := err == nil || c.stream != nil && isEOF(err)
 	if a == r.winner {
 		if r.err = err; won {
+			r.replies.won(a, sizeOf(r.attempts.replyOf(a)))
 			a.measure(r.call.learner, false)
 		}
 		return

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 )
 
 const defaultReplayMemory = 64 << 20
@@ -15,9 +16,11 @@ const defaultReplayMemory = 64 << 20
 // repeat them: the sent messages that uncommitted streams would replay, and the replies of hedges. A
 // message that does not fit commits its stream, like one that exceeds [WithBufferLimit]; a hedge whose
 // reply might not fit is not sent, and asked for again later. The first of either kind is logged at warn
-// level, and all are counted: see [Retrier.Usage]. Calls are never refused or delayed.
+// level, and all are counted: see [Retrier.Usage]. No call is refused, and none waits for memory. As with
+// a full buffer, a SendMsg whose message does not fit waits while another goroutine is retrying.
 //
-// Sent messages count with their approximate size in memory, the request of a server stream included.
+// Sent messages count with their approximate size in memory, the request of a server stream included. If
+// that is neither a protobuf message nor has a method Size() int, it counts with 16 bytes.
 // The size of a reply is unknown before it arrives. So a hedge counts with the size of the largest reply
 // that recent hedged calls of its method have received, at first with 4 KiB, and from its arrival with
 // its own. Requests of unary calls do not count, because their callers hold them anyway, nor do the
@@ -151,8 +154,10 @@ func (r *raceReplies) won(a *attempt, size int64) {
 	}
 }
 
-// end records that the call has ended, and its replies can go.
+// end records that the call has ended, and its replies can go. If a callback has ended the goroutine
+// that was about to send a hedge, that one's reply goes as well.
 func (r *raceReplies) end() {
+	r.giveSpare()
 	r.memory.add(-r.kept)
 	r.kept = 0
 }
@@ -163,8 +168,22 @@ func sizeOf(m any) int64 {
 	case proto.Message:
 		return int64(structSize(m) + proto.Size(m))
 	case interface{ Size() int }:
-		return int64(structSize(m)) + max(0, min(int64(m.Size()), math.MaxInt32))
-	default:
-		return 0
+		if n, ok := sizeBy(m); ok {
+			return int64(structSize(m)) + max(0, min(int64(n), math.MaxInt32))
+		}
+	case protoadapt.MessageV1:
+		return int64(structSize(m) + proto.Size(protoadapt.MessageV2Of(m)))
 	}
+	return 0
+}
+
+// sizeBy asks a message for its size; ok is false if it panics. gRPC would never ask, so that a program
+// need not be prepared for that.
+func sizeBy(m interface{ Size() int }) (n int, ok bool) {
+	defer func() {
+		if !ok {
+			_ = recover()
+		}
+	}()
+	return m.Size(), true
 }

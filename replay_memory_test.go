@@ -77,8 +77,8 @@ func TestReplayMemoryDecidesAboutRetries(t *testing.T) {
 	}{
 		{"two messages fit", 2 * weightOf("aaa"), clientStream, "send aaa; send bbb; close; recv ", true},
 		{"the second does not", 2*weightOf("aaa") - 1, clientStream, "send aaa; send bbb; close; recv ", false},
-		{"a server stream's request fits", sizeOf(&echov1.EchoRequest{Message: "aaa"}), serverStream, "send aaa; close; recv ", true},
-		{"a server stream's request does not", sizeOf(&echov1.EchoRequest{Message: "aaa"}) - 1, serverStream, "send aaa; close; recv ", false},
+		{"a server stream's request fits", slotSize + sizeOf(&echov1.EchoRequest{Message: "aaa"}), serverStream, "send aaa; close; recv ", true},
+		{"a server stream's request does not", slotSize + sizeOf(&echov1.EchoRequest{Message: "aaa"}) - 1, serverStream, "send aaa; close; recv ", false},
 		{"nothing fits", 0, bidiStream, "send aaa; close; recv ", false},
 		{"nothing is sent", 0, bidiStream, "close; recv ", true},
 	} {

@@ -27,7 +27,7 @@ import (
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended; if the server had sent headers, the
 // library cannot see the status before RecvMsg, so from then on the stream is committed.
-// SendMsg may wait while another goroutine is retrying and the buffer is full.
+// SendMsg may wait while another goroutine is retrying and the buffer, or the replay memory, is full.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
 // between two attempts Context returns the call's context.

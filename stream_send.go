@@ -35,7 +35,7 @@ func (s *retryStream) keep(m any, w weighing) (*streamAttempt, error) {
 func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(), _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fits := !s.desc.ClientStreams || w.size >= 0 && s.size+w.size <= s.call.policy.BufferLimit
+	fits := !s.desc.ClientStreams || w.size >= 0 && w.size <= s.call.policy.BufferLimit-s.size
 	if !s.spoilt && s.changes(m, w.print) {
 		s.spoilt = true
 		return nil, func() { s.call.retrier.report.messageChanged(&s.call.facts) }, nil
@@ -123,8 +123,8 @@ func (s *retryStream) makeRoomForAll(at *streamAttempt) (todo func()) {
 	return func() {
 		memory := &s.call.retrier.usage.replay
 		memory.committed.Add(1)
+		next() // before the report, which may panic
 		s.call.retrier.report.streamNotKept(&s.call.facts, memory.limit)
-		next()
 	}
 }
 

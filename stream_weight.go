@@ -21,7 +21,7 @@ type weighing struct {
 // the stream's own limit, and is not compared with a later one.
 func (s *retryStream) weigh(m any) weighing {
 	if !s.desc.ClientStreams {
-		return weighing{size: int(sizeOf(m))}
+		return weighing{size: int(min(slotSize+sizeOf(m), math.MaxInt))}
 	}
 	switch m := m.(type) {
 	case proto.Message:
@@ -29,10 +29,11 @@ func (s *retryStream) weigh(m any) weighing {
 	case protoadapt.MessageV1:
 		return weighMessage(protoadapt.MessageV2Of(m))
 	case interface{ Size() int }:
-		return weighing{size: slotSize + structSize(m) + m.Size()}
-	default:
-		return weighing{size: -1}
+		if n, ok := sizeBy(m); ok {
+			return weighing{size: slotSize + structSize(m) + n}
+		}
 	}
+	return weighing{size: -1}
 }
 
 const (

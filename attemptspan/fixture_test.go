@@ -5,10 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,50 +19,33 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	experimental "google.golang.org/grpc/experimental/opentelemetry"
 	"google.golang.org/grpc/stats/opentelemetry"
-	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// This file has the server that fails as it is told, the client under each of the two
+// This file has the server, which fails as scripted, the client under each of the two
 // instrumentations, and the text that the tests compare: a trace as an indented tree.
 
-// A failing server answers its first failures with UNAVAILABLE, asks for 7 s after the
-// second, and then gives an answer.
-type failing struct {
+// An answering server gives an answer to every attempt that the script leaves to it.
+type answering struct {
 	echov1.UnimplementedEchoServiceServer
-	failures int32
-	seen     atomic.Int32
 }
 
-func (s *failing) fail(ctx context.Context) error {
-	n := s.seen.Add(1)
-	if n > s.failures {
-		return nil
-	}
-	if n == 2 {
-		if err := grpcretry.SetPushback(ctx, 7*time.Second); err != nil {
-			return err
-		}
-	}
-	return status.Error(codes.Unavailable, "down")
+func (answering) Echo(context.Context, *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return &echov1.EchoResponse{}, nil
 }
 
-func (s *failing) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
-	return &echov1.EchoResponse{}, s.fail(ctx)
+func (answering) Put(context.Context, *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return &echov1.EchoResponse{}, nil
 }
 
-// Expand sends two messages, or none.
-func (s *failing) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
-	if err := s.fail(stream.Context()); err != nil {
-		return err
-	}
+// Expand sends two messages.
+func (answering) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
 	if err := stream.Send(&echov1.EchoResponse{}); err != nil {
 		return err
 	}
@@ -72,65 +53,48 @@ func (s *failing) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServe
 }
 
 // Chat answers one message.
-func (s *failing) Chat(stream grpc.BidiStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
+func (answering) Chat(stream grpc.BidiStreamingServer[echov1.EchoRequest, echov1.EchoResponse]) error {
 	if _, err := stream.Recv(); err != nil {
-		return err
-	}
-	if err := s.fail(stream.Context()); err != nil {
 		return err
 	}
 	return stream.Send(&echov1.EchoResponse{})
 }
 
-// A fixture is a failing server, and what records the spans of its clients.
+// A fixture is a server that fails as scripted, and what records the spans of its clients.
 type fixture struct {
-	server   *failing
+	*grpcretrytest.Server
 	provider *sdktrace.TracerProvider
 	recorder *tracetest.SpanRecorder
-	listener *bufconn.Listener
 }
 
-// inBubble runs test in virtual time with a server that fails so many times. Without
+// inBubble runs test in virtual time with a server that fails so many times, except in Put. Without
 // jitter and limits, clients wait 1 s before the second attempt, 7 s before the third as
 // the server asks, and 1 s before the fourth.
-func inBubble(t *testing.T, failures int32, test func(t *testing.T, f *fixture)) {
+func inBubble(t *testing.T, failures int, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	inBubbleWith(t, NewProcessor(), failures, test)
 }
 
-func inBubbleWith(t *testing.T, processor sdktrace.SpanProcessor, failures int32, test func(t *testing.T, f *fixture)) {
+func inBubbleWith(t *testing.T, processor sdktrace.SpanProcessor, failures int, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		recorder := tracetest.NewSpanRecorder()
-		f := &fixture{
-			server:   &failing{failures: failures},
-			recorder: recorder,
-			provider: sdktrace.NewTracerProvider(
-				sdktrace.WithSpanProcessor(recorder),
-				sdktrace.WithSpanProcessor(processor)),
-			listener: bufconn.Listen(1 << 16),
-		}
-		server := grpc.NewServer(grpc.StatsHandler(otelgrpc.NewServerHandler(
-			otelgrpc.WithTracerProvider(f.provider), otelgrpc.WithPropagators(propagation.TraceContext{}))))
-		echov1.RegisterEchoServiceServer(server, f.server)
-		go server.Serve(f.listener)
-		defer server.Stop()
-		test(t, f)
+		provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder), sdktrace.WithSpanProcessor(processor))
+		server := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { echov1.RegisterEchoServiceServer(s, answering{}) },
+			grpc.StatsHandler(otelgrpc.NewServerHandler(
+				otelgrpc.WithTracerProvider(provider), otelgrpc.WithPropagators(propagation.TraceContext{}))))
+		// gRPC gives stats handlers no error for a stream that fails while its message is being sent.
+		down := grpcretrytest.Fail(codes.Unavailable, "down").AfterReceiving(1)
+		scripted := append([]grpcretrytest.Step{down, down.Pushback(7 * time.Second)}, slices.Repeat([]grpcretrytest.Step{down}, 7)...)
+		server.Next("/", scripted[:failures]...)
+		server.Next(echov1.EchoService_Put_FullMethodName, grpcretrytest.OK().Always())
+		test(t, &fixture{server, provider, recorder})
 	})
 }
 
 // client dials the server with the dial options in their order: that of the interceptors.
-func (f *fixture) client(t *testing.T, opts ...grpc.DialOption) echov1.EchoServiceClient {
-	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///echo", append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return f.listener.DialContext(ctx) }),
-	}, opts...)...)
-	if err != nil {
-		t.Fatalf("NewClient: %v", err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return echov1.NewEchoServiceClient(conn)
+func (f *fixture) client(opts ...grpc.DialOption) echov1.EchoServiceClient {
+	return echov1.NewEchoServiceClient(f.Conn(opts...))
 }
 
 // retries are the dial options of grpcretry, joined into one that has a place in an order.

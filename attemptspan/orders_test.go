@@ -117,7 +117,7 @@ caller internal 0s-8s Unset
 		for _, kind := range kinds {
 			t.Run(tt.name+"/"+kind.method, func(t *testing.T) {
 				inBubble(t, 2, func(t *testing.T, f *fixture) {
-					if err := f.below(t, kind.call, f.client(t, tt.opts(f)...)); err != nil {
+					if err := f.below(t, kind.call, f.client(tt.opts(f)...)); err != nil {
 						t.Errorf("%s = %v, want nil", kind.method, err)
 					}
 					wantTree(t, f, strings.ReplaceAll(tt.want, "Echo", kind.method))
@@ -149,7 +149,7 @@ caller internal 0s-8s Unset
 func TestInterceptorsOutsideRunOnceAndInsideForEachAttempt(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
 		opts := append([]grpc.DialOption{f.withTracing("outside")}, f.retries()...)
-		f.below(t, echo, f.client(t, append(opts, f.withTracing("inside"), f.withOtelgrpc())...))
+		f.below(t, echo, f.client(append(opts, f.withTracing("inside"), f.withOtelgrpc())...))
 		wantTree(t, f, `
 caller internal 0s-1s Unset
   outside internal 0s-1s Unset
@@ -168,7 +168,7 @@ caller internal 0s-1s Unset
 func TestWithoutASpanOfTheCaller(t *testing.T) {
 	for _, kind := range kinds {
 		inBubble(t, 1, func(t *testing.T, f *fixture) {
-			kind.call(t.Context(), f.client(t, append(f.retries(), f.withOtelgrpc())...))
+			kind.call(t.Context(), f.client(append(f.retries(), f.withOtelgrpc())...))
 			wantTree(t, f, strings.ReplaceAll(`
 pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
 attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
@@ -178,7 +178,7 @@ attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1
 			}
 		})
 		inBubble(t, 1, func(t *testing.T, f *fixture) {
-			kind.call(t.Context(), f.client(t, append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...))
+			kind.call(t.Context(), f.client(append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...))
 			wantTree(t, f, strings.ReplaceAll(`
 pkg.Service/Echo internal 0s-1s Unset OK attempts=2
   @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
@@ -199,7 +199,7 @@ func TestCallSpanEndsWithTheFinalStatus(t *testing.T) {
 		t.Run("exhausted/"+kind.method, func(t *testing.T) {
 			inBubble(t, 9, func(t *testing.T, f *fixture) {
 				opts := f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2))
-				f.below(t, kind.call, f.client(t, append(opts, f.withOtelgrpc())...))
+				f.below(t, kind.call, f.client(append(opts, f.withOtelgrpc())...))
 				wantTree(t, f, strings.ReplaceAll(`
 caller internal 0s-1s Unset
   pkg.Service/Echo internal 0s-1s Error UNAVAILABLE attempts=2 reason=exhausted
@@ -214,7 +214,7 @@ caller internal 0s-1s Unset
 		// The last event still says retry: only the call span tells what came in between.
 		t.Run("cancelled in the wait/"+kind.method, func(t *testing.T) {
 			inBubble(t, 9, func(t *testing.T, f *fixture) {
-				client := f.client(t, append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...)
+				client := f.client(append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...)
 				f.below(t, func(ctx context.Context, client echov1.EchoServiceClient) error {
 					ctx, cancel := context.WithCancel(ctx)
 					defer time.AfterFunc(3*time.Second, cancel).Stop()
@@ -258,7 +258,7 @@ caller internal 0s-0s Unset
 `},
 	} {
 		inBubble(t, 1, func(t *testing.T, f *fixture) {
-			client := f.client(t, append(f.retries(grpcretry.WithCallSpan(tt.callSpan)), f.withOtelgrpc())...)
+			client := f.client(append(f.retries(grpcretry.WithCallSpan(tt.callSpan)), f.withOtelgrpc())...)
 			ctx, span := f.provider.Tracer("test").Start(t.Context(), "caller")
 			stream, err := client.Expand(ctx, &echov1.EchoRequest{})
 			span.End()
@@ -287,7 +287,7 @@ func TestServerSpansAreBelowTheirAttempt(t *testing.T) {
 		for _, kind := range kinds {
 			t.Run(instrumented.name+"/"+kind.method, func(t *testing.T) {
 				inBubble(t, 2, func(t *testing.T, f *fixture) {
-					f.below(t, kind.call, f.client(t, instrumented.opts(f)...))
+					f.below(t, kind.call, f.client(instrumented.opts(f)...))
 					f.tree() // waits until all have ended
 					parents := map[trace.SpanID]int{}
 					for _, s := range f.recorder.Ended() {
@@ -319,7 +319,7 @@ func TestErrorIsTheStatusOfTheOuterSpan(t *testing.T) {
 		t.Run(kind.method, func(t *testing.T) {
 			inBubble(t, 9, func(t *testing.T, f *fixture) {
 				opts := append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)
-				err := f.below(t, kind.call, f.client(t, opts...))
+				err := f.below(t, kind.call, f.client(opts...))
 				if !errors.Is(err, grpcretry.ErrAttemptsExhausted) {
 					t.Errorf("%s = %v, want %v", kind.method, err, grpcretry.ErrAttemptsExhausted)
 				}
@@ -391,7 +391,7 @@ caller internal 0s-10s Unset
 		for _, kind := range kinds {
 			t.Run(tt.name+"/"+kind.method, func(t *testing.T) {
 				inBubble(t, 0, func(t *testing.T, f *fixture) {
-					f.below(t, kind.call, f.client(t, append(tt.opts(f), gone)...))
+					f.below(t, kind.call, f.client(append(tt.opts(f), gone)...))
 					wantTree(t, f, strings.ReplaceAll(tt.want, "Echo", kind.method))
 				})
 			})
@@ -409,13 +409,13 @@ func TestServerThatIsThereLater(t *testing.T) {
 					if time.Since(start) < 1500*time.Millisecond {
 						return nil, errors.New("nobody listens")
 					}
-					return f.listener.DialContext(ctx)
+					return f.DialContext(ctx)
 				})
 				// gRPC dials after 0 s, 1 s and 2.6 s.
 				redial := grpc.WithConnectParams(grpc.ConnectParams{
 					Backoff: backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, MaxDelay: time.Minute}})
 				opts := append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc(), later, redial)
-				if err := f.below(t, kind.call, f.client(t, opts...)); err != nil {
+				if err := f.below(t, kind.call, f.client(opts...)); err != nil {
 					t.Errorf("%s = %v, want success after 3.6 s", kind.method, err)
 				}
 				wantTree(t, f, strings.ReplaceAll(`
@@ -439,7 +439,7 @@ func TestTransparentRetriesHaveTheNumberOfTheirAttempt(t *testing.T) {
 		client, server := net.Pipe()
 		refused := make(chan error, 1)
 		go func() { refused <- refuseOnce(server) }()
-		conn := f.client(t, append(f.retries(), f.withOtelgrpc(),
+		conn := f.client(append(f.retries(), f.withOtelgrpc(),
 			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return client, nil }))...)
 		f.below(t, echo, conn)
 		if err := <-refused; err != nil {

@@ -63,7 +63,7 @@ func TestNames(t *testing.T) {
 func TestNamesMayStayAsTheyAre(t *testing.T) {
 	processor := NewProcessor(WithNames(true), WithNames(false))
 	inBubbleWith(t, processor, 1, func(t *testing.T, f *fixture) {
-		f.below(t, echo, f.client(t, append(f.retries(), f.withOtelgrpc())...))
+		f.below(t, echo, f.client(append(f.retries(), f.withOtelgrpc())...))
 		wantTree(t, f, `
 caller internal 0s-1s Unset
   @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
@@ -92,7 +92,7 @@ func TestHedges(t *testing.T) {
 	hedging := grpcretry.WithHedging(grpcretry.Hedging{
 		MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
-		f.below(t, echo, f.client(t, append(f.retries(hedging), f.withOtelgrpc(), grpc.WithPerRPCCredentials(slowFirst{}))...))
+		f.below(t, echo, f.client(append(f.retries(hedging), f.withOtelgrpc(), grpc.WithPerRPCCredentials(slowFirst{}))...))
 		wantTree(t, f, `
 caller internal 0s-1s Unset
   @1s attempt.number=2 UNAVAILABLE decision=retry attempt.hedge=true attempt.sent_after=hedge_delay wait_ms=0 wait_source=non_fatal
@@ -104,7 +104,7 @@ caller internal 0s-1s Unset
 `)
 	})
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
-		f.below(t, echo, f.client(t, append(f.retries(hedging), f.withOtelgrpc())...))
+		f.below(t, echo, f.client(append(f.retries(hedging), f.withOtelgrpc())...))
 		wantTree(t, f, `
 caller internal 0s-0s Unset
   @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=0 wait_source=non_fatal
@@ -144,14 +144,10 @@ func (c credentials) GetRequestMetadata(ctx context.Context, _ ...string) (map[s
 
 func (credentials) RequireTransportSecurity() bool { return false }
 
-func (s *failing) Put(context.Context, *echov1.EchoRequest) (*echov1.EchoResponse, error) {
-	return &echov1.EchoResponse{}, nil
-}
-
 func TestOtherSpansInAnAttemptAreLeftAlone(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
-		fetches := credentials{f.provider.Tracer("test"), f.client(t, f.withOtelgrpc())}
-		f.below(t, echo, f.client(t, append(f.retries(), f.withOtelgrpc(), grpc.WithPerRPCCredentials(fetches))...))
+		fetches := credentials{f.provider.Tracer("test"), f.client(f.withOtelgrpc())}
+		f.below(t, echo, f.client(append(f.retries(), f.withOtelgrpc(), grpc.WithPerRPCCredentials(fetches))...))
 		wantTree(t, f, `
 caller internal 0s-1s Unset
   @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
@@ -169,9 +165,9 @@ caller internal 0s-1s Unset
 // What runs in an attempt may make a call that has attempts of its own.
 func TestCallWithinAnAttemptHasItsOwnNumbers(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
-		tokens := f.client(t, append(f.retries(), f.withOtelgrpc())...)
+		tokens := f.client(append(f.retries(), f.withOtelgrpc())...)
 		fetches := credentials{f.provider.Tracer("test"), tokens}
-		f.below(t, echo, f.client(t, append(f.retries(), f.withOtelgrpc(), grpc.WithPerRPCCredentials(fetches))...))
+		f.below(t, echo, f.client(append(f.retries(), f.withOtelgrpc(), grpc.WithPerRPCCredentials(fetches))...))
 		var got []string
 		for l := range strings.Lines(f.tree()) {
 			if strings.Contains(l, " client ") {
@@ -196,7 +192,7 @@ func TestCallWithinAnAttemptHasItsOwnNumbers(t *testing.T) {
 // the attempt's.
 func TestWaitsWithinAnAttemptAreLeftAlone(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
-		inner := f.client(t, append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...)
+		inner := f.client(append(f.retries(grpcretry.WithCallSpan(true)), f.withOtelgrpc())...)
 		within := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
 			cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			if err := expand(ctx, inner); err != nil { // fails once, the rest succeeds
@@ -204,7 +200,7 @@ func TestWaitsWithinAnAttemptAreLeftAlone(t *testing.T) {
 			}
 			return invoker(ctx, method, req, reply, cc, opts...)
 		})
-		f.below(t, echo, f.client(t, append(f.retries(), within, f.withOtelgrpc())...))
+		f.below(t, echo, f.client(append(f.retries(), within, f.withOtelgrpc())...))
 		wantTree(t, f, `
 caller internal 0s-1s Unset
   @1s attempt.number=1 OK decision=success
@@ -222,7 +218,7 @@ caller internal 0s-1s Unset
 // otelgrpc can be told to make its spans of another kind.
 func TestOtelgrpcWithAnotherKind(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, f *fixture) {
-		f.client(t, append(f.retries(), f.withOtelgrpc(otelgrpc.WithSpanKind(trace.SpanKindInternal)))...).Echo(t.Context(), &echov1.EchoRequest{})
+		f.client(append(f.retries(), f.withOtelgrpc(otelgrpc.WithSpanKind(trace.SpanKindInternal)))...).Echo(t.Context(), &echov1.EchoRequest{})
 		wantTree(t, f, `
 pkg.Service/Echo internal 0s-0s Unset attempt.number=1 OK
 `)
@@ -243,7 +239,7 @@ func TestSpansOfOtherInstrumentations(t *testing.T) {
 			}
 			return invoker(ctx, method, req, reply, cc, opts...)
 		})
-		f.client(t, append(f.retries(), start)...).Echo(t.Context(), &echov1.EchoRequest{})
+		f.client(append(f.retries(), start)...).Echo(t.Context(), &echov1.EchoRequest{})
 		wantTree(t, f, `
 pkg.Service/Echo client 0s-0s Unset attempt.number=1
 pkg.Service/Echo internal 0s-0s Unset
@@ -253,7 +249,7 @@ pkg.Service/Echo internal 0s-0s Unset
 
 func TestCallWithoutRetriesHasNoNumbers(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, f *fixture) {
-		f.client(t, append(f.retries(grpcretry.Disable()), f.withOtelgrpc())...).Echo(t.Context(), &echov1.EchoRequest{})
+		f.client(append(f.retries(grpcretry.Disable()), f.withOtelgrpc())...).Echo(t.Context(), &echov1.EchoRequest{})
 		wantTree(t, f, `
 pkg.Service/Echo client 0s-0s Unset OK
 `)

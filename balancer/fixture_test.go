@@ -21,10 +21,10 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/balancer"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -56,10 +56,9 @@ type cluster struct {
 type backend struct {
 	echov1.UnimplementedEchoServiceServer
 	*cluster
-	name     string
-	listener *bufconn.Listener
-	server   *grpc.Server
-	health   *health.Server
+	name   string
+	server *grpcretrytest.Server
+	health *health.Server
 }
 
 // bubble runs f in virtual time, with backends that succeed.
@@ -95,15 +94,11 @@ func (c *cluster) start(t *testing.T, names ...string) {
 
 func (c *cluster) startWith(t *testing.T, name string, opts ...grpc.ServerOption) *backend {
 	t.Helper()
-	b := &backend{cluster: c, name: name, listener: bufconn.Listen(1 << 16), server: grpc.NewServer(opts...), health: health.NewServer()}
-	echov1.RegisterEchoServiceServer(b.server, b)
-	healthpb.RegisterHealthServer(b.server, b.health)
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = b.server.Serve(b.listener)
-	}()
-	t.Cleanup(func() { b.server.Stop(); <-served })
+	b := &backend{cluster: c, name: name, health: health.NewServer()}
+	b.server = grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) {
+		echov1.RegisterEchoServiceServer(s, b)
+		healthpb.RegisterHealthServer(s, b.health)
+	}, opts...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.running[name] = b
@@ -117,7 +112,7 @@ func (c *cluster) stop(names ...string) {
 		b := c.running[name]
 		delete(c.running, name)
 		c.mu.Unlock()
-		b.server.Stop()
+		b.server.Down()
 	}
 	synctest.Wait()
 }
@@ -145,7 +140,7 @@ func (c *cluster) dial(ctx context.Context, address string) (net.Conn, error) {
 		// crash the race detector of Go 1.26.
 		c.dialing.Lock()
 		defer c.dialing.Unlock()
-		return b.listener.DialContext(ctx)
+		return b.server.DialContext(ctx)
 	case dial != nil:
 		return dial(ctx)
 	default:

@@ -33,6 +33,25 @@ func TestOneRetrierForSeveralConnections(t *testing.T) {
 	})
 }
 
+// To a Retrier, each server is a target of its own.
+func TestServersHaveBudgetsOfTheirOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shop, stock := NewServer(t, register), NewServer(t, register)
+		retrier := newRetrier(t, Jitter(0.5), grpcretry.WithMaxAttempts(2), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Reserve: 1}))
+		for _, server := range []*Server{shop, stock} {
+			server.On("/", Fail(codes.Unavailable, "draining"))
+			clientOf(server.DialWith(retrier)).Echo(t.Context(), hello())
+			server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK")
+			server.On("/", Fail(codes.Unavailable, "draining").Always())
+			for range 2 {
+				clientOf(server.DialWith(retrier)).Echo(t.Context(), hello())
+			}
+			server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 UNAVAILABLE; 50ms stop exhausted",
+				"0s attempt 1 UNAVAILABLE; 0s stop budget instead of wait 50ms backoff")
+		}
+	})
+}
+
 // A call is recorded once, however it ends and whether it is retried or passes through.
 func TestEveryEndOfAStreamIsRecordedOnce(t *testing.T) {
 	receive := func(s echov1.EchoService_ChatClient) {

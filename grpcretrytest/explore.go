@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,9 +36,13 @@ import (
 //   - attempts are within MaxAttempts, none starts at or after the deadline or MaxElapsed, and none follows a failure
 //     that is not retryable, or a server's "no retry";
 //   - each wait is the server's pushback to the microsecond, or else the policy's backoff;
-//   - each attempt that must be paid for was withdrawn from the budget, and what was not sent was refunded;
+//   - each attempt that must be paid for was withdrawn from the budget, and what was not sent was refunded; and the
+//     policy's own budgets grant what they have, and take refunds back;
 //   - the server has seen each attempt that it was sent once, and with WithUnsentOnly ran no method twice;
-//   - no message of a stream is doubled, lost, late or reordered, and all replies are those of one attempt.
+//   - no message of a stream is doubled, lost, late or reordered, and all replies are those of one attempt;
+//   - no goroutine is left, and no call panics.
+//
+// An interceptor may change the result of an attempt: the Retrier then acts on what it returns.
 type Exploration struct {
 	Service *grpc.ServiceDesc // as generated code exports it: &shoppb.Shop_ServiceDesc
 
@@ -53,7 +58,7 @@ type Exploration struct {
 }
 
 // Run runs the programs. It fails the test at the first that breaks a promise, with the seed, the program reduced
-// to what is needed, and the timelines of its calls. Call it outside of a bubble.
+// to what is needed, and the timelines of its calls. Call it outside of a bubble: each program has its own.
 func (e Exploration) Run(t *testing.T) {
 	t.Helper()
 	if report := e.explore(t); report != "" {
@@ -71,6 +76,9 @@ func (e Exploration) explore(t *testing.T) string {
 	}
 	if e.Programs == 0 {
 		e.Programs = 200
+	}
+	if problem := e.judgeBudgets(); problem != "" {
+		return problem
 	}
 	for i := range uint64(e.Programs) {
 		p := e.draw(e.Seed + i)
@@ -325,6 +333,11 @@ const callKey = "grpcretrytest-call"
 // try runs a program in a bubble. It returns what is wrong, "" if nothing is, and what was seen.
 func (e *Exploration) try(t *testing.T, p program) (problem, seen string) {
 	t.Helper()
+	defer func() { // synctest panics if goroutines stay blocked
+		if r := recover(); r != nil && problem == "" {
+			problem = fmt.Sprintf("goroutines are left: %v", r)
+		}
+	}()
 	synctest.Test(t, func(t *testing.T) {
 		o := &observation{program: p, start: time.Now(), events: map[int][]grpcretry.Event{}}
 		o.run(t, e)
@@ -348,7 +361,7 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 	defer o.goDown(server)()
 	over := make(chan result, len(o.program.calls))
 	for _, c := range o.program.calls {
-		go func() { over <- o.call(cc, c) }()
+		go func() { over <- o.callSafely(cc, c) }()
 	}
 	timeout := time.After(time.Hour)
 	for range o.program.calls {
@@ -356,7 +369,7 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 		case one := <-over:
 			o.results = append(o.results, one)
 		case <-timeout:
-			o.problems = append(o.problems, "a call has not ended an hour after the start")
+			o.problem("a call has not ended an hour after the start")
 			return
 		}
 	}
@@ -549,6 +562,19 @@ func replyOf(m *wrapperspb.StringValue) (r reply) {
 	r.text = m.GetValue()
 	return r
 }
+
+// callSafely makes a panic in a call a problem of the program.
+func (o *observation) callSafely(cc *grpc.ClientConn, c plannedCall) (res result) {
+	defer func() {
+		if r := recover(); r != nil {
+			o.problem("call %d: panic: %v\n%s", c.number, r, debug.Stack())
+			res = result{call: c.number, over: time.Now(), err: errPanic}
+		}
+	}()
+	return o.call(cc, c)
+}
+
+var errPanic = errors.New("panic")
 
 // call makes one call as an application does.
 func (o *observation) call(cc *grpc.ClientConn, c plannedCall) result {

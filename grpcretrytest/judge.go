@@ -64,6 +64,29 @@ func (o *observation) judge() string {
 	return o.judgeBudget()
 }
 
+// judgeBudgets checks that the policy's budgets keep the promises of [grpcretry.Budget], as far as they can be seen
+// at one instant.
+func (e *Exploration) judgeBudgets() string {
+	retrier, err := grpcretry.New(e.options()...)
+	if err != nil {
+		return "" // the first program will say it
+	}
+	for _, m := range e.methods() {
+		b, now := retrier.Policy(m.name).Budget, time.Now()
+		before := b.Balance(now)
+		switch granted := b.Withdraw(now); {
+		case !granted && before >= 1:
+			return fmt.Sprintf("%s: the budget has a balance of %v, and refuses a retry", m.name, before)
+		case granted:
+			b.Refund()
+			if after := b.Balance(now); after < before-1e-6 {
+				return fmt.Sprintf("%s: the budget has a balance of %v, and of %v after one Withdraw and Refund", m.name, before, after)
+			}
+		}
+	}
+	return ""
+}
+
 // judgeBudget checks that every attempt but the first that reaches a server was paid for, and nothing else.
 func (o *observation) judgeBudget() string {
 	if o.budget == nil {
@@ -205,7 +228,7 @@ func (j *judgement) judgeServed() {
 			push, ok := grpcretry.PushbackFrom(s.step.trailer, nil)
 			j.must(!ok || !push.Stop, "attempt %d has reached the server at %v, after attempt %d was answered with \"no retry\" at %v",
 				later.attempt, j.since(later.at), s.attempt, j.since(s.end))
-			j.must(!ok || later.at.Sub(s.end) >= push.Delay-time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
+			j.must(!ok || j.isReplaced(s, later) || later.at.Sub(s.end) >= push.Delay-time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
 				later.attempt, later.at.Sub(s.end), s.attempt, push.Delay)
 			if ok && later.attempt == s.attempt+1 && !j.hedges() {
 				j.must(later.at.Sub(s.end) <= push.Delay+time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
@@ -213,6 +236,15 @@ func (j *judgement) judgeServed() {
 			}
 		}
 	}
+}
+
+// isReplaced reports whether another hedge was answered with a pushback between the end of s and a later attempt. The
+// most recent counts.
+func (j *judgement) isReplaced(s, later *served) bool {
+	return j.hedges() && slices.ContainsFunc(j.served, func(other *served) bool {
+		_, ok := grpcretry.PushbackFrom(other.step.trailer, other.err)
+		return ok && other != s && other != later && !other.end.Before(s.end) && !other.end.After(later.at)
+	})
 }
 
 // hasSeenEnd reports whether the client had not given the attempt up when the server ended it.
@@ -278,7 +310,8 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 		if i == 0 {
 			continue
 		}
-		j.must(a.Start.Before(deadline), "attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
+		// At the instant of a cancellation, either may come first.
+		j.must(a.Start.Before(deadline) || j.call.cancel > 0 && a.Start.Equal(deadline), "attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
 		if limit := j.policy.MaxElapsed; limit > 0 {
 			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d has started %v after the call, and MaxElapsed is %v", a.Number, a.Start.Sub(j.attempts[0].Start), limit)
 		}

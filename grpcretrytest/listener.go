@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc/test/bufconn"
 )
@@ -16,6 +17,7 @@ type listener struct {
 	mu     sync.Mutex
 	inner  net.Listener
 	port   string        // the address of a TCP listener; "" in memory
+	name   string        // to clients: the port, or a name of its own
 	down   bool          // connections are refused
 	change chan struct{} // closed when the listener goes up or is closed
 	closed bool
@@ -31,6 +33,7 @@ func newListener(tcp bool) (*listener, error) {
 	l := &listener{change: make(chan struct{}), conns: map[string]net.Conn{}}
 	if !tcp {
 		l.inner = bufconn.Listen(1 << 20)
+		l.name = fmt.Sprintf("memory-%d", inMemory.Add(1))
 		return l, nil
 	}
 	inner, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it does not wait
@@ -38,8 +41,11 @@ func newListener(tcp bool) (*listener, error) {
 		return nil, err
 	}
 	l.inner, l.port = inner, inner.Addr().String()
+	l.name = l.port
 	return l, nil
 }
+
+var inMemory atomic.Int64 // how many listeners in memory there are
 
 var errRefused = errors.New("connection refused")
 

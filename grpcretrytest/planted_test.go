@@ -84,6 +84,27 @@ func TestExploreFindsPlantedFaults(t *testing.T) {
 			}
 			return err
 		}, nil), nil, "after its deadline or cancellation"},
+		{"a call never returns", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			if status.Code(err) == codes.ResourceExhausted {
+				select {}
+			}
+			return err
+		}, nil), nil, "has not ended an hour after the start"},
+		{"a call panics", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoker(ctx, method, req, reply, cc, opts...)
+			if status.Code(err) == codes.ResourceExhausted {
+				panic("planted")
+			}
+			return err
+		}, nil), nil, "panic: planted"},
+		{"a goroutine is left", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			go func() { select {} }()
+			return invoker(ctx, method, req, reply, cc, opts...)
+		}, nil), nil, "goroutines are left"},
+		{"the end of a stream is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return neverClosed{s} }), nil, "because it waited for messages"},
+		{"the budget keeps what is refunded", nil, []grpcretry.Option{grpcretry.WithBudget(miserly{mustRatioBudget()})}, "after one Withdraw and Refund"},
+		{"the budget refuses what it has", nil, []grpcretry.Option{grpcretry.WithBudget(refusing{mustRatioBudget()})}, "and refuses a retry"},
 		{"the backoff draws numbers of its own", nil, []grpcretry.Option{grpcretry.WithBackoff(moody{})}, "and the policy's backoff"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -102,6 +123,51 @@ type moody struct{}
 
 func (moody) Delay(int, time.Duration, float64) time.Duration {
 	return time.Duration(rand.IntN(1000)+1) * time.Millisecond
+}
+
+// neverClosed does not tell the server that there are no more messages.
+type neverClosed struct{ grpc.ClientStream }
+
+func (neverClosed) CloseSend() error { return nil }
+
+type miserly struct{ grpcretry.Budget }
+
+func (miserly) Refund() {}
+
+type refusing struct{ grpcretry.Budget }
+
+func (refusing) Withdraw(time.Time) bool { return false }
+
+func mustRatioBudget() grpcretry.Budget {
+	b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{})
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// What is seen in one run only is reported as well.
+func TestExploreReportsWhatHappensOnce(t *testing.T) {
+	var panicked sync.Once
+	e := Exploration{Service: &echov1.EchoService_ServiceDesc, DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(
+		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			panicked.Do(func() { panic("planted") })
+			return invoker(ctx, method, req, reply, cc, opts...)
+		})}}
+	if report := e.explore(t); !strings.Contains(report, "panic: planted") || !strings.Contains(report, "Exploration.Seed = ") {
+		t.Errorf("the report is %q, want one with the panic", report)
+	}
+}
+
+func TestInvalidExplorations(t *testing.T) {
+	for want, e := range map[string]Exploration{
+		"Exploration.Service has no methods":          {},
+		"Exploration.Programs is -1, want at least 0": {Service: &echov1.EchoService_ServiceDesc, Programs: -1},
+	} {
+		if got := e.explore(t); got != want {
+			t.Errorf("the report is %q, want %q", got, want)
+		}
+	}
 }
 
 // A faulty stream handles messages wrongly, the second of them.

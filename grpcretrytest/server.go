@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/grpcretry/grpcretry"
@@ -35,8 +36,9 @@ type Server struct {
 //	server := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { shoppb.RegisterShopServer(s, shop) })
 //
 // In a bubble of [testing/synctest], call it within the bubble. The options are those of
-// [grpc.NewServer], and [OverTCP]. The script works as an interceptor before all others, so those do not
-// see an attempt that the script fails.
+// [grpc.NewServer], and [OverTCP]. The script works as the first interceptor of the chain, so the others do
+// not see an attempt that the script fails; one that is set with [grpc.UnaryInterceptor] or
+// [grpc.StreamInterceptor] runs before the chain, and sees it.
 func NewServer(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) *Server {
 	t.Helper()
 	return Serve(t, func(own ...grpc.ServerOption) *grpc.Server {
@@ -151,7 +153,9 @@ func (s *Server) Down() {
 	<-time.After(s.script.settle)
 }
 
-// Up accepts connections again. gRPC connects anew when its own backoff, at least a second, is over.
+// Up accepts connections again. gRPC connects anew when its own backoff is over: 1s, 1.6s, 2.56s, … after
+// each failure to connect. That has no jitter on connections of this package, and 20% otherwise;
+// [grpc.WithConnectParams] sets another backoff.
 func (s *Server) Up() {
 	s.t.Helper()
 	if err := s.listener.goUp(); err != nil {
@@ -181,7 +185,8 @@ func (s *Server) DialWith(r *grpcretry.Retrier, opts ...grpc.DialOption) *grpc.C
 // Conn returns a connection with the given options only. Nothing of it is recorded, unless [Record] is used.
 func (s *Server) Conn(opts ...grpc.DialOption) *grpc.ClientConn {
 	s.t.Helper()
-	cc, err := grpc.NewClient(s.Target(), append(s.DialOptions(), opts...)...)
+	own := append(s.DialOptions(), grpc.WithConnectParams(redials))
+	cc, err := grpc.NewClient(s.Target(), append(own, opts...)...)
 	if err != nil {
 		s.t.Fatalf("grpcretrytest: %v", err)
 	}
@@ -189,11 +194,16 @@ func (s *Server) Conn(opts ...grpc.DialOption) *grpc.ClientConn {
 	return cc
 }
 
-// Target returns the target to dial, for programs that dial themselves. They need the [Server.DialOptions]
-// too; with those, any target will do.
-func (s *Server) Target() string {
-	return "passthrough:///" + s.listener.Addr().String()
-}
+// redials are gRPC's defaults, without jitter.
+var redials = func() grpc.ConnectParams {
+	p := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 20 * time.Second}
+	p.Backoff.Jitter = 0
+	return p
+}()
+
+// Target returns the target to dial, for programs that dial themselves. Every server has its own. They need the
+// [Server.DialOptions] too; with those, any target will do.
+func (s *Server) Target() string { return "passthrough:///" + s.listener.name }
 
 // DialOptions returns the options with which a program connects to the Target: the way to it, and no
 // encryption.

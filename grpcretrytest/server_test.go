@@ -357,7 +357,7 @@ func TestDownAndUp(t *testing.T) {
 		if _, err := client.Echo(t.Context(), hello()); err != nil {
 			t.Error(err)
 		}
-		server.Want("0s attempt 1 UNAVAILABLE unsent; wait 1s..2s connect; attempt 2 OK")
+		server.Want("0s attempt 1 UNAVAILABLE unsent; wait 1.05s connect; 1.05s attempt 2 OK")
 	})
 }
 
@@ -436,6 +436,23 @@ func TestRealTime(t *testing.T) {
 			server.Want("attempt 1 UNAVAILABLE; stop committed")
 		})
 	}
+}
+
+// gRPC connects anew 1s, 2.6s and 5.16s after its first failure, and the Retrier's backoff of 100ms follows.
+func TestARestartTakesTheSameTimeInEveryRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := NewServer(t, register)
+		server.Next("/", OK().After(time.Minute))
+		defer time.AfterFunc(500*time.Millisecond, server.Down).Stop()
+		defer time.AfterFunc(4*time.Second, server.Up).Stop()
+		clientOf(server.Dial()).Echo(t.Context(), hello())
+		server.Want(`
+			0s attempt 1 UNAVAILABLE after 500ms
+			wait 50ms backoff
+			550ms attempt 2 UNAVAILABLE unsent
+			wait 5.26s connect
+			5.81s attempt 3 OK`)
+	})
 }
 
 func TestATCPServerComesUpAgain(t *testing.T) {

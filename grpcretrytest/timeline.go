@@ -67,7 +67,7 @@ func (s span) String() string {
 func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 	start := attempts[0].Start
 	line := timeline{{kind: aMethod, method: end.Attempt.Method}}
-	var ended time.Time // when the attempts so far had ended
+	var ended time.Time // when the attempts so far had ended, so that a wait could start
 	for _, a := range attempts {
 		one := entry{kind: anAttempt, at: exactly(a.Start.Sub(start)), number: a.Number, outcome: outcomeOf(a), span: exactly(a.Duration)}
 		if a.Hedge {
@@ -78,7 +78,11 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 			one.early = !a.Hedge && a.Start.Before(ended.Add(a.Wait))
 		}
 		line = append(line, one)
-		if end := a.Start.Add(a.Duration); end.After(ended) {
+		end := a.Start.Add(a.Duration)
+		if errors.Is(a.Err, grpcretry.ErrAttemptTimeout) {
+			end = a.Start // the wait starts at the timeout, when gRPC has yet to end the attempt
+		}
+		if end.After(ended) {
 			ended = end
 		}
 	}

@@ -1,6 +1,7 @@
 package grpcretrytest
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -31,6 +32,22 @@ func TestAnAttemptThatDidNotWait(t *testing.T) {
 		if d := diff(got.body(), wanted); !strings.Contains(d, want) || want == "" && d != "" {
 			t.Errorf("after %v the difference is\n%s\nwant %q", after, d, want)
 		}
+	}
+}
+
+// The wait before a retry starts at the attempt timeout, and the attempt ends only when gRPC has noticed.
+func TestAnAttemptThatHasTimedOut(t *testing.T) {
+	start := time.Now()
+	late := grpcretry.Attempt{Method: "/s/m", Number: 1, Start: start, Duration: 205 * time.Millisecond,
+		Err: errors.Join(grpcretry.ErrAttemptTimeout, status.Error(codes.DeadlineExceeded, ""))}
+	second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(210 * time.Millisecond), Wait: 10 * time.Millisecond, WaitSource: grpcretry.WaitBackoff}
+	got := timelineOf(&grpcretry.Event{Attempt: second}, []grpcretry.Attempt{late, second})
+	wanted, err := parse("attempt 1 timeout; wait 10ms; attempt 2 OK")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := diff(got.body(), wanted); d != "" {
+		t.Error(d)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	"github.com/grpcretry/grpcretry/httpretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/reconcile"
@@ -169,15 +169,8 @@ func alwaysDown(int) bool { return true }
 func newBackends(t *testing.T, fails func(attempt int) bool) *backends {
 	t.Helper()
 	b := &backends{fails: fails}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	echov1.RegisterEchoServiceServer(server, b)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
-	b.target = listener.Addr().String()
+	server := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { echov1.RegisterEchoServiceServer(s, b) }, grpcretrytest.OverTCP())
+	b.target = server.Target()
 	b.site, b.store = b.web(t, &b.requests), b.web(t, &b.keys)
 	return b
 }

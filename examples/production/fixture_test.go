@@ -27,6 +27,7 @@ import (
 	"github.com/grpcretry/grpcretry/examples/production/client"
 	"github.com/grpcretry/grpcretry/examples/production/ops"
 	"github.com/grpcretry/grpcretry/examples/production/server"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -206,19 +207,11 @@ type metricsCollector struct {
 func startCollector(t *testing.T) *collector {
 	t.Helper()
 	c := &collector{metrics: map[string]bool{}}
-	listener := listen(t, anyPort)
-	grpcServer := grpc.NewServer()
-	coltracepb.RegisterTraceServiceServer(grpcServer, c)
-	colmetricspb.RegisterMetricsServiceServer(grpcServer, metricsCollector{collector: c})
-	ended := make(chan error, 1)
-	go func() { ended <- grpcServer.Serve(listener) }()
-	t.Cleanup(func() {
-		grpcServer.Stop()
-		if err := <-ended; err != nil {
-			t.Errorf("the collector: %v", err)
-		}
-	})
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
+	s := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) {
+		coltracepb.RegisterTraceServiceServer(s, c)
+		colmetricspb.RegisterMetricsServiceServer(s, metricsCollector{collector: c})
+	}, grpcretrytest.OverTCP())
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", strings.Replace(s.Target(), "passthrough:///", "http://", 1))
 	return c
 }
 
