@@ -19,7 +19,7 @@ type down struct{ after, length time.Duration } // after is the time since the l
 // connections last for less than a backoff, as gRPC tries again a second after the first failure.
 func (p *program) drawDowns() {
 	const odd, reconnect = 777 * time.Microsecond, time.Second
-	r := rand.New(rand.NewPCG(p.seed, 0))
+	r := rand.New(rand.NewPCG(p.seed, 1<<32))
 	for range r.IntN(8) - 4 {
 		p.downs = append(p.downs, down{
 			after:  pickOne(r, 0, 5*time.Millisecond, 40*time.Millisecond, 300*time.Millisecond, 2*time.Second) + odd,

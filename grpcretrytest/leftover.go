@@ -17,26 +17,23 @@ func (o *observation) judgeLeftover() {
 	}
 }
 
-// leftover returns the stack of a goroutine that works for a call of this bubble, "" if there is none. Goroutines of
-// package context stand for contexts that are derived from a call's and have not been cancelled.
+// leftover returns the stack of a goroutine of this bubble that works for a call, "" if there is none. Goroutines of package context
+// stand for contexts that are derived from a call's and have not been cancelled.
 func leftover() string {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	own := bubbleOf(string(stacks)) // this goroutine is the first
-	for one := range strings.SplitSeq(string(stacks), "\n\n") {
-		if bubbleOf(one) != own || strings.Contains(one, "judgeLeftover") {
-			continue
-		}
-		if strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func") {
+	own, others, _ := strings.Cut(string(stacks), "\n\n") // the caller's comes first
+	for one := range strings.SplitSeq(others, "\n\n") {
+		if bubbleOf(one) == bubbleOf(own) && (strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
 			return one
 		}
 	}
 	return ""
 }
 
-// bubbleOf returns the bubble that the first line of a stack names: "synctest bubble 7]:".
+// bubbleOf returns the part of a goroutine's stack that names its bubble: "goroutine 7 [select (durable), synctest bubble 1]:".
 func bubbleOf(stack string) string {
-	line, _, _ := strings.Cut(stack, "\n")
-	_, bubble, _ := strings.Cut(line, "synctest ")
+	first, _, _ := strings.Cut(stack, "\n")
+	_, bubble, _ := strings.Cut(first, "synctest bubble ")
 	return bubble
 }
