@@ -264,3 +264,17 @@ func TestPlanObeysTooLongAWaitAlsoAfterTheLastAttempt(t *testing.T) {
 		t.Errorf("Ended = %+v, want %+v", got, want)
 	}
 }
+
+// If those attempts did reach a server, there are simply none left.
+func TestPlanWithTooLongAWaitAfterTheLastAttemptIsExhausted(t *testing.T) {
+	plan := newPlan(t, t.Context(), WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}))
+	first, _ := plan.Sent(noon)
+	plan.Due(noon.Add(second))
+	hedge, _ := plan.Sent(noon.Add(second))
+	first = failed(first, codes.Unavailable)
+	first.Trailer = metadata.MD{pushbackKey: {"300001"}}
+	plan.Ended(first, noon.Add(second), 0.5)
+	if got, want := plan.Ended(failed(hedge, codes.Unavailable), noon.Add(second), 0.5), (Step{End: true, Reason: ErrAttemptsExhausted}); got != want {
+		t.Errorf("Ended = %+v, want %+v", got, want)
+	}
+}

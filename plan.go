@@ -59,6 +59,7 @@ type plan struct {
 	pushed    WaitSource    // the source of that time
 	charges   []charge      // one per attempt, from the first
 	stopped   error         // the reason an earlier attempt's failure ruled out further attempts
+	tooLong   bool          // when all attempts were sent, the server asked for a wait over MaxServerDelay
 }
 
 // A pending attempt has been decided on, and charged unless it is free.
@@ -282,6 +283,8 @@ func (p *plan) judge(ctx context.Context, f *failure, now time.Time, u float64) 
 	case v.Reason != nil:
 		v.untouched = f.untouched(found) || v.Reason == errMayHaveRun //nolint:errorlint // the rules' own value
 		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
+	case unsent && p.stopped == nil && p.tooLong:
+		v.Reason = ErrPushback
 	case unsent && p.stopped == nil:
 		return p.reconnect(f, found, now, u)
 	default:
@@ -350,9 +353,7 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	case p.sent() >= p.mostAttempts() && p.once:
 		return verdict{Reason: ErrRetriedUpstream}
 	case p.sent() >= p.mostAttempts():
-		if p.asksTooMuch(found) { // for the case that an attempt in flight turns out to be unsent
-			p.stopped = ErrPushback
-		}
+		p.tooLong = p.tooLong || p.asksTooMuch(found) // then nothing replaces an attempt that was unsent
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	wait, source, reason := p.schedule(found, now, u)
