@@ -32,8 +32,11 @@ func (b *comparedBudget) Deposit(o grpcretry.Outcome) {
 	defer b.mu.Unlock()
 	b.budget.Deposit(o)
 	b.model.deposit(o)
-	b.compare(time.Now(), fmt.Sprintf("%v of attempt %d", o.Result, o.Attempt))
+	b.compare(time.Now(), fmt.Sprintf("attempt %d, which has %s,", o.Attempt, resultNames[o.Result]))
 }
+
+var resultNames = map[grpcretry.Result]string{grpcretry.Succeeded: "succeeded", grpcretry.Answered: "been answered", grpcretry.Failed: "failed",
+	grpcretry.Ignored: "been ignored"}
 
 // Withdraw implements [grpcretry.Budget].
 func (b *comparedBudget) Withdraw(now time.Time) bool {

@@ -18,14 +18,24 @@ func (o *observation) judgeLeftover() {
 }
 
 // leftover returns the stack of a goroutine that works for a call, "" if there is none. Goroutines of package context
-// stand for contexts that are derived from a call's and have not been cancelled.
+// stand for contexts that are derived from a call's and have not been cancelled. A bubble that has ended may have left
+// goroutines of its own, so only those of this bubble count.
 func leftover() string {
 	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	for one := range strings.SplitSeq(string(stacks), "\n\n") {
-		if !strings.Contains(one, "judgeLeftover") && (strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
+	own, others, _ := strings.Cut(string(stacks[:runtime.Stack(stacks, true)]), "\n\n")
+	bubble := bubbleOf(own)
+	for one := range strings.SplitSeq(others, "\n\n") {
+		works := strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")
+		if works && bubbleOf(one) == bubble {
 			return one
 		}
 	}
 	return ""
+}
+
+// bubbleOf returns the bubble that the first line of a goroutine's stack names, such as "synctest bubble 5]:".
+func bubbleOf(stack string) string {
+	first, _, _ := strings.Cut(stack, "\n")
+	_, bubble, _ := strings.Cut(first, "synctest bubble ")
+	return bubble
 }
