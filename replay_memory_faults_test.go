@@ -189,3 +189,51 @@ func TestHugeReplyIsForgottenByStreamsThatWinByHeaders(t *testing.T) {
 		}
 	})
 }
+
+// A stream that the application abandons counts no longer than it lives, if an interceptor below drops
+// call options, so that gRPC cannot report the end, or returns no stream at all.
+func TestUsageAfterStreamsWhoseEndIsHidden(t *testing.T) {
+	for name, open := range map[string]grpc.StreamClientInterceptor{
+		"options are dropped": func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+			streamer grpc.Streamer, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+			return streamer(ctx, desc, cc, method)
+		},
+		"there is no stream": func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, grpc.Streamer,
+			...grpc.CallOption) (grpc.ClientStream, error) {
+			return nil, nil
+		},
+	} {
+		for _, desc := range []*grpc.StreamDesc{serverStream, clientStream, bidiStream} {
+			t.Run(name+"/"+desc.StreamName, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					r := retrierOf(t)
+					server := serveStreams(t, func(_ int, stream grpc.ServerStream) error {
+						<-stream.Context().Done()
+						return nil
+					})
+					cc := server.conn(t, append(r.DialOptions(), grpc.WithChainStreamInterceptor(open))...)
+					ctx, cancel := context.WithCancel(t.Context())
+					for range 10 {
+						stream, err := cc.NewStream(ctx, desc, "/s/m")
+						if err != nil {
+							t.Fatal(err)
+						}
+						func() {
+							defer func() { _ = recover() }() // there may be no stream
+							_ = stream.SendMsg(request())
+						}()
+					}
+					if u := r.Usage(); u.OpenStreams != 10 || u.ReplayMemory == 0 {
+						t.Errorf("Usage with 10 streams = %+v", u)
+					}
+					cancel()
+					for i := 0; i < 1000 && r.Usage() != (Usage{ReplayLimit: defaultReplayMemory}); i++ {
+						runtime.GC()
+						time.Sleep(time.Millisecond)
+					}
+					wantUsage(t, "when they are garbage", r, Usage{})
+				})
+			})
+		}
+	}
+}

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -75,6 +76,9 @@ type retryStream struct {
 	// direct is the attempt that the application is committed to. It is set when that attempt
 	// has been sent the whole queue; from then on messages bypass the fields below.
 	direct atomic.Pointer[streamAttempt]
+
+	holding   *holding // what the stream counts with in Usage
+	onGarbage runtime.Cleanup
 
 	mu          sync.Mutex // never held during an RPC, a wait or a callback
 	streamState            // guarded by mu

@@ -17,7 +17,7 @@ import (
 // establish opens the first attempt of a stream, or the one that follows it.
 func (s *retryStream) establish(a *attempt) error {
 	s.startCall(a)
-	s.call.retrier.usage.streams.Add(1)
+	s.hold()
 	at, err := s.openFrom(a)
 	if at == nil {
 		return err
@@ -107,13 +107,13 @@ func (s *retryStream) to(p phase) {
 	if onTransition != nil {
 		onTransition(s.phase, p)
 	}
-	if p == phaseEnded && s.phase != phaseEnded {
-		s.call.retrier.usage.streams.Add(-1)
-	}
-	s.phase = p
 	if p >= phaseEnding {
 		s.dropQueue()
 	}
+	if p == phaseEnded && s.phase != phaseEnded {
+		s.letGo()
+	}
+	s.phase = p
 	s.changed()
 }
 

@@ -57,7 +57,7 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 		return nil, s.makeRoom(at), nil
 	case s.phase == phaseRecovering && s.call.ctx.Err() != nil: // no attempt follows
 		return nil, s.awaitChange(), nil
-	case !s.call.retrier.usage.replay.take(int64(w.size)):
+	case !s.holding.take(w.size):
 		return nil, s.makeRoomForAll(at), nil
 	}
 	s.queue = append(s.queue, m)
@@ -130,7 +130,7 @@ func (s *retryStream) makeRoomForAll(at *streamAttempt) (todo func()) {
 
 // dropQueue needs mu. It forgets the application's messages.
 func (s *retryStream) dropQueue() {
-	s.call.retrier.usage.replay.add(-int64(s.size))
+	s.holding.free()
 	s.queue, s.size = nil, 0
 }
 

@@ -1,6 +1,9 @@
 package grpcretry
 
-import "sync/atomic"
+import (
+	"runtime"
+	"sync/atomic"
+)
 
 // A Usage is what the calls of a Retrier hold at one moment, and what did not fit into memory so far.
 type Usage struct {
@@ -9,7 +12,8 @@ type Usage struct {
 	WaitingCalls int
 
 	// OpenStreams are streams that have not ended. Streams that pass straight through to gRPC do not
-	// count.
+	// count. If an interceptor below drops call options, a stream that the application abandons counts
+	// until it is garbage.
 	OpenStreams int
 
 	// ReplayMemory is the memory, in bytes, that counts towards [WithReplayMemory] now, and ReplayLimit
@@ -50,6 +54,44 @@ func (u *usage) countWaiting(starts bool) {
 		u.waiting.Add(-1)
 	}
 }
+
+// A holding is what a stream counts with. It is no part of the stream, so that it can be given back when
+// the stream is garbage: if an interceptor below drops call options, nothing else reports the end of a
+// stream that the application has abandoned.
+type holding struct {
+	usage  *usage
+	memory atomic.Int64 // what the stream's queue holds
+}
+
+// hold counts a stream as open.
+func (s *retryStream) hold() {
+	s.holding = &holding{usage: s.call.retrier.usage}
+	s.holding.usage.streams.Add(1)
+	s.onGarbage = runtime.AddCleanup(s, (*holding).end, s.holding)
+}
+
+// letGo counts the stream as ended.
+func (s *retryStream) letGo() {
+	s.onGarbage.Stop()
+	s.holding.end()
+}
+
+func (h *holding) end() {
+	h.free()
+	h.usage.streams.Add(-1)
+}
+
+// take counts size more bytes, if they fit.
+func (h *holding) take(size int) bool {
+	ok := h.usage.replay.take(int64(size))
+	if ok {
+		h.memory.Add(int64(size))
+	}
+	return ok
+}
+
+// free counts nothing for the queue any more.
+func (h *holding) free() { h.usage.replay.add(-h.memory.Swap(0)) }
 
 func newUsage(c *config) *usage {
 	u := &usage{}

@@ -29,6 +29,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/attemptspan"
 	"github.com/grpcretry/grpcretry/e2e/waterfall"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
@@ -128,13 +129,17 @@ type traceTest struct {
 	name    string
 	plan    plan
 	opts    []grpcretry.Option // in addition
-	call    func(ctx context.Context, client echov1.EchoServiceClient, message string) error
+	call    func(ctx context.Context, client echov1.EchoServiceClient) error
 	wantErr error // errors.Is
 	want    string
 }
 
+const usual = 25 * time.Millisecond // what an attempt takes
+
+var down = planned(codes.Unavailable).After(usual)
+
 var traceTests = []traceTest{
-	{"recovers", plan{{code: codes.Unavailable}, {code: codes.Unavailable, pushback: 130 * time.Millisecond}}, nil, echo, nil, `
+	{"recovers", plan{down, down.Pushback(130 * time.Millisecond)}, nil, echo, nil, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Echo grpcretry.attempts=3 rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
@@ -146,7 +151,7 @@ GET /cart span.kind=internal
     retry wait grpcretry.next_attempt.number=3 grpcretry.wait_ms=130 grpcretry.wait_source=pushback span.kind=internal
     attempt 3 grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=130 grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `},
-	{"is exhausted", plan{{code: codes.Unavailable}, {code: codes.Unavailable}, {code: codes.Unavailable}}, nil, echo, grpcretry.ErrAttemptsExhausted, `
+	{"is exhausted", plan{down, down, down}, nil, echo, grpcretry.ErrAttemptsExhausted, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempts=3 grpcretry.reason=exhausted otel.status_code=ERROR otel.status_description=grpcretry: gave up after 3 attempts in TIME: no attempts left: rpc error: code = Unavailable desc = as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=60 grpcretry.wait_source=backoff rpc.response.status_code=UNAVAILABLE
@@ -158,7 +163,7 @@ GET /cart span.kind=internal
     retry wait grpcretry.next_attempt.number=3 grpcretry.wait_ms=120 grpcretry.wait_source=backoff span.kind=internal
     attempt 3 grpcretry.test.v1.EchoService/Echo error=true grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=120 grpcretry.attempt.wait_source=backoff otel.status_code=ERROR otel.status_description=as planned rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=UNAVAILABLE rpc.system.name=grpc span.kind=client
 `},
-	{"streams", plan{{code: codes.ResourceExhausted, pushback: 40 * time.Millisecond}}, nil, expand, nil, `
+	{"streams", plan{planned(codes.ResourceExhausted).Pushback(40 * time.Millisecond).After(usual)}, nil, expand, nil, `
 GET /cart span.kind=internal
   grpcretry.test.v1.EchoService/Expand grpcretry.attempts=2 rpc.method=grpcretry.test.v1.EchoService/Expand rpc.response.status_code=OK rpc.system.name=grpc span.kind=internal
   @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.budget.balance=4 grpcretry.decision=retry grpcretry.message=as planned grpcretry.wait_ms=40 grpcretry.wait_source=pushback rpc.response.status_code=RESOURCE_EXHAUSTED
@@ -172,7 +177,7 @@ GET /cart span.kind=internal
 // A hedged call: the hedge fails while the first attempt is in flight, and asks for a wait, which
 // outlasts the first attempt. Only then nothing is in flight, and the wait has a span.
 var hedgedTest = traceTest{"hedged",
-	plan{{code: codes.Unavailable, takes: 250 * time.Millisecond}, {code: codes.Unavailable, pushback: 400 * time.Millisecond}},
+	plan{down.After(250 * time.Millisecond), down.Pushback(400 * time.Millisecond)},
 	[]grpcretry.Option{grpcretry.WithHedging(grpcretry.Hedging{
 		MaxAttempts: 3, Delay: grpcretry.HedgeAfter(100 * time.Millisecond), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})},
 	echo, nil, `
@@ -187,13 +192,13 @@ GET /cart span.kind=internal
     attempt 3 grpcretry.test.v1.EchoService/Echo grpcretry.attempt.number=3 grpcretry.attempt.wait_ms=REST grpcretry.attempt.wait_source=pushback rpc.method=grpcretry.test.v1.EchoService/Echo rpc.response.status_code=OK rpc.system.name=grpc span.kind=client
 `}
 
-func echo(ctx context.Context, client echov1.EchoServiceClient, message string) error {
-	_, err := client.Echo(ctx, &echov1.EchoRequest{Message: message})
+func echo(ctx context.Context, client echov1.EchoServiceClient) error {
+	_, err := client.Echo(ctx, &echov1.EchoRequest{})
 	return err
 }
 
-func expand(ctx context.Context, client echov1.EchoServiceClient, message string) error {
-	stream, err := client.Expand(ctx, &echov1.EchoRequest{Message: message})
+func expand(ctx context.Context, client echov1.EchoServiceClient) error {
+	stream, err := client.Expand(ctx, &echov1.EchoRequest{})
 	if err != nil {
 		return err
 	}
@@ -209,15 +214,11 @@ func expand(ctx context.Context, client echov1.EchoServiceClient, message string
 func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 	j := startJaeger(t)
 	provider := traced(t, j)
-	plans := map[string]plan{}
-	for _, tt := range append(traceTests, hedgedTest) {
-		plans[tt.name] = tt.plan
-	}
-	address := serve(t, &service{takes: 25 * time.Millisecond, plans: plans})
+	server := serve(t)
 	ids := map[string]string{}
 	for _, tt := range traceTests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, response := tt.trace(t, j, provider, address)
+			got, response := tt.trace(t, j, provider, server)
 			ids[tt.name] = got.TraceID
 			if lines, want := describe(got, "", ""), strings.TrimPrefix(tt.want, "\n"); lines != want {
 				t.Errorf("Jaeger has\n%s\nwant\n%s", lines, want)
@@ -230,7 +231,7 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 	}
 
 	t.Run(hedgedTest.name, func(t *testing.T) {
-		got, _ := hedgedTest.trace(t, j, provider, address)
+		got, _ := hedgedTest.trace(t, j, provider, server)
 		ids[hedgedTest.name] = got.TraceID
 		lines := rest.ReplaceAllString(describe(got, "", ""), "wait_ms=REST$1")
 		if want := strings.TrimPrefix(hedgedTest.want, "\n"); lines != want {
@@ -261,24 +262,25 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 }
 
 // trace makes the test's call, and waits until Jaeger has all its spans.
-func (tt *traceTest) trace(t *testing.T, j jaeger, provider *sdktrace.TracerProvider, address string) (got waterfall.Trace, response []byte) {
+func (tt *traceTest) trace(t *testing.T, j jaeger, provider *sdktrace.TracerProvider, server *grpcretrytest.Server) (got waterfall.Trace, response []byte) {
 	t.Helper()
 	// A budget whose level follows from the failures alone, not from the time.
 	budget, err := grpcretry.NewThrottle(10, 0.1)
 	if err != nil {
 		t.Fatalf("NewThrottle: %v", err)
 	}
-	client := dial(t, address, append(
+	server.On("/", append(tt.plan, grpcretrytest.OK().After(usual).Always())...)
+	client := echov1.NewEchoServiceClient(server.Conn(append(
 		grpcretry.DialOptions(append([]grpcretry.Option{
 			grpcretry.WithBackoff(grpcretry.Exponential{Base: 60 * time.Millisecond, Jitter: grpcretry.NoJitter}),
 			grpcretry.WithMaxAttempts(3),
 			grpcretry.WithBudget(budget),
 			grpcretry.WithCallSpan(true),
 			grpcretry.WithTracerProvider(provider)}, tt.opts...)...),
-		grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(provider))))...)
+		grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(provider))))...))
 
 	ctx, span := provider.Tracer(serviceName).Start(t.Context(), "GET /cart")
-	err = tt.call(ctx, client, tt.name)
+	err = tt.call(ctx, client)
 	span.End()
 	if !errors.Is(err, tt.wantErr) {
 		t.Errorf("call = %v, want %v", err, tt.wantErr)

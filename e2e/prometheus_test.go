@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,9 +25,12 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/tap"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -163,13 +167,13 @@ type batch struct {
 	calls    int
 	name     string
 	plan     plan
-	call     func(ctx context.Context, client echov1.EchoServiceClient, message string) error
+	call     func(ctx context.Context, client echov1.EchoServiceClient) error
 	attempts int
 	outcome  string // as the metrics have it
 	wantErr  error  // errors.Is; nil for success
 }
 
-var unavailable = failure{code: codes.Unavailable}
+var unavailable = planned(codes.Unavailable)
 
 // traffic is one round of calls: 36 of them, with 49 attempts.
 var traffic = []batch{
@@ -177,24 +181,24 @@ var traffic = []batch{
 	{4, "once", plan{unavailable}, echo, 2, "recovered", nil},
 	{2, "twice", plan{unavailable, unavailable}, echo, 3, "recovered", nil},
 	{2, "stream once", plan{unavailable}, expand, 2, "recovered", nil},
-	{1, "down", plan{unavailable, unavailable, unavailable, unavailable}, echo, 4, "exhausted", grpcretry.ErrAttemptsExhausted},
-	{1, "far too long", plan{{code: codes.Unavailable, pushback: time.Hour}}, echo, 1, "pushback", grpcretry.ErrPushback},
-	{1, "too long", plan{{code: codes.Unavailable, pushback: time.Minute}}, inTenSeconds, 1, "deadline", grpcretry.ErrDeadline},
-	{2, "wrong", plan{{code: codes.NotFound}}, echo, 1, "not_retryable", errNotFound},
+	{1, "down", plan{unavailable.Always()}, echo, 4, "exhausted", grpcretry.ErrAttemptsExhausted},
+	{1, "far too long", plan{unavailable.Pushback(time.Hour)}, echo, 1, "pushback", grpcretry.ErrPushback},
+	{1, "too long", plan{unavailable.Pushback(time.Minute)}, inTenSeconds, 1, "deadline", grpcretry.ErrDeadline},
+	{2, "wrong", plan{planned(codes.NotFound)}, echo, 1, "not_retryable", errNotFound},
 	{3, "refused", plan{unavailable}, put, 1, "budget", grpcretry.ErrBudgetExhausted},
 }
 
 // errNotFound stands for the status that a call ends with untouched.
 var errNotFound = errors.New("NotFound")
 
-func inTenSeconds(ctx context.Context, client echov1.EchoServiceClient, message string) error {
+func inTenSeconds(ctx context.Context, client echov1.EchoServiceClient) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return echo(ctx, client, message)
+	return echo(ctx, client)
 }
 
-func put(ctx context.Context, client echov1.EchoServiceClient, message string) error {
-	_, err := client.Put(ctx, &echov1.EchoRequest{Message: message})
+func put(ctx context.Context, client echov1.EchoServiceClient) error {
+	_, err := client.Put(ctx, &echov1.EchoRequest{})
 	return err
 }
 
@@ -208,11 +212,12 @@ const (
 )
 
 // round makes the calls of a round, one after the other.
-func round(t *testing.T, client echov1.EchoServiceClient) {
+func round(t *testing.T, server *grpcretrytest.Server, client echov1.EchoServiceClient) {
 	t.Helper()
 	for _, b := range traffic {
+		server.On("/", b.plan...)
 		for range b.calls {
-			err := b.call(t.Context(), client, b.name)
+			err := b.call(t.Context(), client)
 			switch {
 			case b.wantErr == nil && err != nil,
 				b.wantErr == errNotFound && err == nil,
@@ -224,11 +229,9 @@ func round(t *testing.T, client echov1.EchoServiceClient) {
 }
 
 func TestPrometheusAnswersTheQueries(t *testing.T) {
-	plans := map[string]plan{}
 	calls, attempts, rescued, wasted := 0, 0, 0, 0
 	lost := map[string]float64{} // calls by outcome
 	for _, b := range traffic {
-		plans[b.name] = b.plan
 		calls += b.calls
 		attempts += b.calls * b.attempts
 		switch {
@@ -254,21 +257,25 @@ func TestPrometheusAnswersTheQueries(t *testing.T) {
 		t.Fatalf("NewRatioBudget: %v", err)
 	}
 	provider, metrics := measured(t)
-	s := &service{plans: plans}
-	client := dial(t, serve(t, s), grpcretry.DialOptions(
+	var seen atomic.Int64 // attempts
+	server := serve(t, grpc.InTapHandle(func(ctx context.Context, _ *tap.Info) (context.Context, error) {
+		seen.Add(1)
+		return ctx, nil
+	}))
+	client := echov1.NewEchoServiceClient(server.Conn(grpcretry.DialOptions(
 		grpcretry.WithMeterProvider(provider),
 		grpcretry.WithBackoff(grpcretry.Exponential{Base: 8 * time.Millisecond, Jitter: grpcretry.NoJitter}),
 		grpcretry.WithBudget(budget),
-		grpcretry.WithMethod(echov1.EchoService_Put_FullMethodName, grpcretry.WithBudget(empty)))...)
+		grpcretry.WithMethod(echov1.EchoService_Put_FullMethodName, grpcretry.WithBudget(empty)))...))
 
 	// A rate is seen between two scrapes. With one round before the first and one after
 	// it, every series has grown by as much as it began with, so that what Prometheus adds
 	// to the ends of its window is the same share of each, and cancels out.
-	round(t, client)
+	round(t, server, client)
 	p := startPrometheus(t, metrics)
 	p.wantValues(t, "min(count_over_time(grpcretry_calls_total[5m])) >= bool 3", map[string]float64{"": 1})
-	round(t, client)
-	if got := s.touched.Load(); got != int64(2*attempts) {
+	round(t, server, client)
+	if got := seen.Load(); got != int64(2*attempts) {
 		t.Errorf("the server saw %d attempts, want %d", got, 2*attempts)
 	}
 	for name, want := range map[string]int{

@@ -3,110 +3,47 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// A service fails as often as the message of a request says, and takes its time. It is
-// a real server on the loopback interface.
+// A plan is how each attempt of a call fails; those after the last succeed.
+type plan []grpcretrytest.Step
+
+// planned is a failure. Those of streams come after the request, because gRPC reports no error to stats handlers
+// for a stream that fails while the request is being sent.
+func planned(code codes.Code) grpcretrytest.Step {
+	return grpcretrytest.Fail(code, "as planned").AfterReceiving(1)
+}
+
+// serve starts the service. It is a real server on the loopback interface.
+func serve(t *testing.T, opts ...grpc.ServerOption) *grpcretrytest.Server {
+	t.Helper()
+	return grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { echov1.RegisterEchoServiceServer(s, service{}) },
+		append(opts, grpcretrytest.OverTCP())...)
+}
+
+// A service responds to what no plan fails.
 type service struct {
 	echov1.UnimplementedEchoServiceServer
-	takes   time.Duration
-	plans   map[string]plan
-	touched atomic.Int64 // attempts served
 }
 
-// A plan is how each attempt of a call fails; those after the last succeed.
-type plan []failure
-
-// A failure is a status, and the pushback that goes with it: 0 for none.
-type failure struct {
-	code     codes.Code
-	pushback time.Duration
-	takes    time.Duration // if it is not 0, another time than the service's
+func (service) Echo(context.Context, *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return &echov1.EchoResponse{}, nil
 }
 
-// serve starts the service and returns its address.
-func serve(t *testing.T, s *service) (address string) {
-	t.Helper()
-	listener := listen(t)
-	server := grpc.NewServer()
-	echov1.RegisterEchoServiceServer(server, s)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
-	})
-	return listener.Addr().String()
+func (service) Put(context.Context, *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	return &echov1.EchoResponse{}, nil
 }
 
-// dial connects to the service.
-func dial(t *testing.T, address string, opts ...grpc.DialOption) echov1.EchoServiceClient {
-	t.Helper()
-	conn, err := grpc.NewClient(address, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatalf("NewClient: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			t.Errorf("Close = %v", err)
-		}
-	})
-	return echov1.NewEchoServiceClient(conn)
-}
-
-// serve does what the plan has for this attempt.
-func (s *service) serve(ctx context.Context, req *echov1.EchoRequest) error {
-	s.touched.Add(1)
-	var f failure // none
-	if p, n := s.plans[req.GetMessage()], grpcretry.PreviousAttempts(ctx); n < len(p) {
-		f = p[n]
-	}
-	if takes := cmp.Or(f.takes, s.takes); takes > 0 {
-		select {
-		case <-time.After(takes):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	if f.pushback > 0 {
-		if err := grpcretry.SetPushback(ctx, f.pushback); err != nil {
-			return err
-		}
-	}
-	if f.code == codes.OK {
-		return nil
-	}
-	return status.Error(f.code, "as planned")
-}
-
-func (s *service) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
-	return &echov1.EchoResponse{}, s.serve(ctx, req)
-}
-
-func (s *service) Put(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
-	return &echov1.EchoResponse{}, s.serve(ctx, req)
-}
-
-// Expand sends two messages, or none.
-func (s *service) Expand(req *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
-	if err := s.serve(stream.Context(), req); err != nil {
-		return err
-	}
+// Expand sends two messages.
+func (service) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
 	if err := stream.Send(&echov1.EchoResponse{}); err != nil {
 		return err
 	}

@@ -50,7 +50,8 @@ type Exploration struct {
 	// every second program, a small budget that counts replaces them. nil means the defaults.
 	Policy func() []grpcretry.Option
 
-	// DialOptions are for every connection, for example interceptors that run below the Retrier's.
+	// DialOptions are for every connection, for example interceptors that run below the Retrier's. They do not change
+	// the policy: what call options or a service config of the channel say about retries is judged as a fault.
 	DialOptions []grpc.DialOption
 
 	Programs int    // how many programs to run; 0 means 200, which take about a second

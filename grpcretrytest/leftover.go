@@ -17,23 +17,21 @@ func (o *observation) judgeLeftover() {
 	}
 }
 
-// leftover returns the stack of a goroutine that works for a call, "" if there is none. Goroutines of package context
-// stand for contexts that are derived from a call's and have not been cancelled. A bubble that has ended may have left
-// goroutines of its own, so only those of this bubble count.
+// leftover returns the stack of a goroutine of this bubble that works for a call, "" if there is none. Goroutines of package context
+// stand for contexts that are derived from a call's and have not been cancelled.
 func leftover() string {
 	stacks := make([]byte, 1<<20)
-	own, others, _ := strings.Cut(string(stacks[:runtime.Stack(stacks, true)]), "\n\n")
-	bubble := bubbleOf(own)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	own, others, _ := strings.Cut(string(stacks), "\n\n") // the caller's comes first
 	for one := range strings.SplitSeq(others, "\n\n") {
-		works := strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")
-		if works && bubbleOf(one) == bubble {
+		if bubbleOf(one) == bubbleOf(own) && (strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
 			return one
 		}
 	}
 	return ""
 }
 
-// bubbleOf returns the bubble that the first line of a goroutine's stack names, such as "synctest bubble 5]:".
+// bubbleOf returns the part of a goroutine's stack that names its bubble: "goroutine 7 [select (durable), synctest bubble 1]:".
 func bubbleOf(stack string) string {
 	first, _, _ := strings.Cut(stack, "\n")
 	_, bubble, _ := strings.Cut(first, "synctest bubble ")

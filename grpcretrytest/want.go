@@ -65,7 +65,7 @@ func (e entry) parseAttempt(head string, rest []string) (_ entry, err error) {
 	if len(rest) < 2 {
 		return e, fmt.Errorf("want a number and a code")
 	}
-	if e.number, err = strconv.Atoi(rest[0]); err != nil || e.number < 1 {
+	if e.number, err = strconv.Atoi(rest[0]); err != nil || e.number < 1 || strconv.Itoa(e.number) != rest[0] {
 		return e, fmt.Errorf("%q is not the number of an attempt", rest[0])
 	}
 	e.outcome, rest = rest[1], rest[2:]

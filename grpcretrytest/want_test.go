@@ -206,6 +206,7 @@ func TestInvalidTimelines(t *testing.T) {
 		"/grpcretry.test.v1.EchoService/Echo": `the timeline "/grpcretry.test.v1.EchoService/Echo" is empty`,
 		"attempt 1":                           `"attempt 1": want a number and a code`,
 		"attempt one OK":                      `"attempt one OK": "one" is not the number of an attempt`,
+		"attempt +1 OK":                       `"attempt +1 OK": "+1" is not the number of an attempt`,
 		"attempt 1 UNAVAILABLE; wait 1 s":     `"wait 1 s": time: missing unit in duration "1"`,
 		"wait 2s..1s":                         `"wait 2s..1s": "2s..1s" is not a range`,
 		"wait -1s":                            `"wait -1s": "-1s" is not a range`,

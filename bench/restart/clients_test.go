@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,8 +9,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -54,18 +53,8 @@ func (f *failing) Echo(context.Context, *echov1.EchoRequest) (*echov1.EchoRespon
 // dialFailing connects the client to the server in memory, since TCP knows no virtual time.
 func dialFailing(t *testing.T, c *client, server *failing) *grpc.ClientConn {
 	t.Helper()
-	listener := bufconn.Listen(1 << 16)
-	s := grpc.NewServer()
-	echov1.RegisterEchoServiceServer(s, server)
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = s.Serve(listener) // ends with Stop
-	}()
-	t.Cleanup(func() { s.Stop(); <-served })
-	cc, err := c.dial([]string{"memory"}, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return listener.DialContext(ctx)
-	}))
+	s := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { echov1.RegisterEchoServiceServer(s, server) })
+	cc, err := c.dial([]string{"memory"}, s.DialOptions()...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@
 //
 // The client makes 40 calls a second. D responds for 3 s, is down for 4 s, which means that it
 // fails every attempt with UNAVAILABLE, and responds for 3 s. Then it is flaky for 2 s: it fails the
-// first attempt of one call in ten, and the first two of one call in twenty. Finally its process is
-// killed, and started again on the same port.
+// first attempt of one call in ten, and the first two of one call in twenty. Finally, after half a
+// second in which it responds, its process is killed, and started again on the same port.
 //
 // With -otlp the command instead makes one call while D is down, and sends the trace to a receiver
 // of OTLP such as Jaeger:
@@ -59,6 +59,7 @@ var measured = plan{
 	down:     4 * time.Second,
 	healed:   3 * time.Second,
 	flaky:    2 * time.Second,
+	settled:  500 * time.Millisecond,
 	away:     300 * time.Millisecond,
 	after:    2500 * time.Millisecond, // gRPC reconnects about 1.2 s after the kill at the latest
 }

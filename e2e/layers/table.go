@@ -18,14 +18,14 @@ type row struct {
 func (p *plan) describe() string {
 	return fmt.Sprintf(`A client calls A, A calls B, B calls C, C calls D: four processes on loopback. A, B and C make up
 to %d attempts each, with random waits that start at %v; the client makes one. It makes %d calls a
-second, while D responds for %v, is down for %v, responds for %v, is flaky for %v, and is killed and,
-%v later, started again. When it is down, D fails every attempt with UNAVAILABLE. When it is flaky,
+second, while D responds for %v, is down for %v, responds for %v, is flaky for %v, responds
+for %v, and is killed and, %v later, started again. When it is down, D fails every attempt with UNAVAILABLE. When it is flaky,
 it fails the first attempt of one call in ten, and the first two of one call in twenty.
 
 %s
 %s
 Measured with %s on %s/%s with %d cores.`,
-		attempts, baseWait, p.rate, p.healthy, p.down, p.healed, p.flaky, p.away,
+		attempts, baseWait, p.rate, p.healthy, p.down, p.healed, p.flaky, p.settled, p.away,
 		rowLegend, columnLegend, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
 }
 

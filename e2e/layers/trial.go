@@ -19,6 +19,7 @@ type plan struct {
 	down    time.Duration // fails all attempts,
 	healed  time.Duration // responds again,
 	flaky   time.Duration // fails some attempts,
+	settled time.Duration // responds once more, so that no call has spent attempts already,
 	away    time.Duration // is killed and does not exist,
 	after   time.Duration // and responds again
 }
@@ -66,6 +67,7 @@ func (t *trial) run(ctx context.Context, p *plan) error {
 		{t.takeDown, p.down},
 		{t.bringUp, p.healed},
 		{t.makeFlaky, p.flaky},
+		{t.settle, p.settled},
 		{t.kill, p.away},
 		{t.restart, p.after},
 	} {
@@ -92,6 +94,11 @@ func (t *trial) bringUp(ctx context.Context) (err error) {
 
 func (t *trial) makeFlaky(ctx context.Context) (err error) {
 	t.turnedFlaky, err = t.services.d.become(ctx, flaky)
+	return err
+}
+
+func (t *trial) settle(ctx context.Context) error {
+	_, err := t.services.d.become(ctx, up)
 	return err
 }
 

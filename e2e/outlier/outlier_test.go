@@ -23,11 +23,11 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	_ "google.golang.org/grpc/xds" // registers outlier detection
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/balancer"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 // Outlier detection ejects the backend that fails, and then no call goes there until
@@ -35,9 +35,9 @@ import (
 func TestOutlierDetection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		visits := &visits{of: map[string][]string{}}
-		listeners := map[string]*bufconn.Listener{}
+		servers := map[string]*grpcretrytest.Server{}
 		for _, name := range []string{"bad", "good1", "good2"} {
-			listeners[name] = visits.serve(t, name)
+			servers[name] = visits.serve(t, name)
 		}
 		config, err := balancer.ServiceConfig(`{"loadBalancingConfig":[{"outlier_detection_experimental":{
 			"interval":"10s","baseEjectionTime":"60s","maxEjectionTime":"60s","maxEjectionPercent":50,
@@ -51,7 +51,7 @@ func TestOutlierDetection(t *testing.T) {
 		cc, err := grpc.NewClient("outlier:///health", append(grpcretry.DialOptions(grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(grpcretry.Unlimited)),
 			grpc.WithDefaultServiceConfig(config), grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-				return listeners[address].DialContext(ctx)
+				return servers[address].DialContext(ctx)
 			}))...)
 		if err != nil {
 			t.Fatal(err)
@@ -104,10 +104,10 @@ func (v *visits) to(call string) []string {
 }
 
 // serve starts a backend; the one named bad fails.
-func (v *visits) serve(t *testing.T, name string) *bufconn.Listener {
+func (v *visits) serve(t *testing.T, name string) *grpcretrytest.Server {
 	t.Helper()
-	listener := bufconn.Listen(1 << 16)
-	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	register := func(s grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(s, health.NewServer()) }
+	return grpcretrytest.NewServer(t, register, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
 		call := md.Get("call")[0]
 		v.mu.Lock()
@@ -118,9 +118,4 @@ func (v *visits) serve(t *testing.T, name string) *bufconn.Listener {
 		}
 		return handler(ctx, req)
 	}))
-	healthpb.RegisterHealthServer(server, health.NewServer())
-	served := make(chan struct{})
-	go func() { defer close(served); _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-served })
-	return listener
 }
