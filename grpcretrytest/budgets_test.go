@@ -10,7 +10,7 @@ import (
 )
 
 // A comparedBudget asks a budget of the library, and expects of it what a model says. If the two differ, it panics,
-// because a budget has no other way to end a call.
+// which an exploration reports.
 type comparedBudget struct {
 	mu       sync.Mutex
 	budget   grpcretry.Budget
