@@ -10,7 +10,7 @@ import (
 )
 
 // A comparedBudget asks a budget of the library, and expects of it what a model says. If the two differ, it panics,
-// because a budget has no other way to end a call.
+// which an exploration reports.
 type comparedBudget struct {
 	mu       sync.Mutex
 	budget   grpcretry.Budget
@@ -32,8 +32,11 @@ func (b *comparedBudget) Deposit(o grpcretry.Outcome) {
 	defer b.mu.Unlock()
 	b.budget.Deposit(o)
 	b.model.deposit(o)
-	b.compare(time.Now(), fmt.Sprintf("%v of attempt %d", o.Result, o.Attempt))
+	b.compare(time.Now(), fmt.Sprintf("attempt %d, which has %s,", o.Attempt, resultNames[o.Result]))
 }
+
+var resultNames = map[grpcretry.Result]string{grpcretry.Succeeded: "succeeded", grpcretry.Answered: "been answered", grpcretry.Failed: "failed",
+	grpcretry.Ignored: "been ignored"}
 
 // Withdraw implements [grpcretry.Budget].
 func (b *comparedBudget) Withdraw(now time.Time) bool {

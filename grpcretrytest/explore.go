@@ -40,7 +40,10 @@ import (
 //     policy's own budgets grant what they have, and take refunds back;
 //   - the server has seen each attempt that it was sent once, and with WithUnsentOnly ran no method twice;
 //   - no message of a stream is doubled, lost, late or reordered, and all replies are those of one attempt;
-//   - no goroutine is left, and no call panics.
+//   - headers that the application has seen commit a stream, OnFinish runs once, and a reply holds nothing of an
+//     earlier attempt;
+//   - while the server is down, calls wait for connections no longer than ConnectWait in all;
+//   - a call that has ended leaves no goroutine, no context and no memory behind, and no call panics.
 //
 // An interceptor may change the result of an attempt: the Retrier then acts on what it returns.
 type Exploration struct {
@@ -371,14 +374,13 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 			o.results = append(o.results, one)
 		case <-timeout:
 			o.problem("a call has not ended an hour after the start")
+			o.leaveAll()
 			return
 		}
 	}
 	<-time.After(time.Second)
 	o.judgeLeftover()
-	for _, leave := range o.leave {
-		leave()
-	}
+	o.leaveAll()
 	<-time.After(time.Minute) // what gRPC reports on goroutines of its own
 }
 

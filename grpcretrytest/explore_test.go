@@ -31,6 +31,14 @@ var policies = map[string]func() []grpcretry.Option{
 	"hedging": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
 	},
+	"hedging without a budget": func() []grpcretry.Option {
+		h := grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 4, Delay: grpcretry.HedgeAfter(10 * time.Millisecond), Budget: grpcretry.Unlimited})
+		opts := []grpcretry.Option{grpcretry.WithBudget(grpcretry.Unlimited)}
+		for _, name := range []string{"Echo", "Append", "Put", "Expand"} {
+			opts = append(opts, grpcretry.WithMethod("/grpcretry.test.v1.EchoService/"+name, h))
+		}
+		return opts
+	},
 	"small memory": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.WithReplayMemory(600)} },
 	"memory for two hedges": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithReplayMemory(9000), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}

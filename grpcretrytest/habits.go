@@ -194,6 +194,16 @@ func (o *observation) later(f func()) {
 	o.leave = append(o.leave, f)
 }
 
+// leaveAll runs the functions.
+func (o *observation) leaveAll() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, leave := range o.leave {
+		leave()
+	}
+	o.leave = nil
+}
+
 func unmarshal(data []byte, m any) error {
 	return encoding.GetCodecV2(proto.Name).Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, m)
 }
