@@ -12,7 +12,6 @@ import (
 	"image/draw"
 	"image/png"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -28,12 +27,12 @@ import (
 	"github.com/chromedp/chromedp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/debug"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 var screenshot = flag.String("screenshot", "", "write a picture of the page there")
@@ -73,23 +72,9 @@ func (c *counter) handle(_ any, stream grpc.ServerStream) error {
 // startCounter returns a client of it.
 func startCounter(t *testing.T, r *grpcretry.Retrier) (*counter, *grpc.ClientConn) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, served := &counter{seen: map[string]int{}}, make(chan struct{})
-	server := grpc.NewServer(grpc.UnknownServiceHandler(c.handle))
-	go func() {
-		defer close(served)
-		_ = server.Serve(listener)
-	}()
-	cc, err := grpc.NewClient(listener.Addr().String(), append(r.DialOptions(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cc.Close(); server.Stop(); <-served })
-	return c, cc
+	c := &counter{seen: map[string]int{}}
+	server := grpcretrytest.NewServer(t, func(grpc.ServiceRegistrar) {}, grpc.UnknownServiceHandler(c.handle), grpcretrytest.OverTCP())
+	return c, server.Conn(r.DialOptions()...)
 }
 
 // The page is served to a browser while calls are made, and says what the test has done
@@ -154,7 +139,8 @@ func TestPageSaysWhatHappened(t *testing.T) {
 	attempts := eval[[][]string](b, `[...document.querySelectorAll("details[open] .attempts tbody tr")].map(tr =>
 		[...tr.cells].map(td => td.innerText.trim()))`)
 	if len(attempts) != 3 || !strings.HasPrefix(attempts[0][3], `UNAVAILABLE <script>alert('a peer')</script> <b>is down</b>`) ||
-		attempts[0][4] != cc.Target() || attempts[1][5] != "retry after 5 ms (backoff)" || attempts[2][3] != "OK" || attempts[2][5] != "success" {
+		attempts[0][4] != strings.TrimPrefix(cc.Target(), "passthrough:///") ||
+		attempts[1][5] != "retry after 5 ms (backoff)" || attempts[2][3] != "OK" || attempts[2][5] != "success" {
 		t.Errorf("the attempts of GetCart are %q, want two UNAVAILABLE and one OK", attempts)
 	}
 	// Links lead to the method, and to the same since the start.

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/debug"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 // This file plays a shop through a bad quarter of an hour, in virtual time, so that there
@@ -87,7 +87,6 @@ type shop struct {
 	start  time.Time
 	conns  map[string]*grpc.ClientConn
 	random *rand.Rand
-	stops  []func()
 	calls  sync.WaitGroup
 }
 
@@ -95,11 +94,11 @@ func newShop(t *testing.T, r *grpcretry.Retrier) *shop {
 	s := &shop{start: time.Now(), conns: map[string]*grpc.ClientConn{}, random: rand.New(rand.NewPCG(1, 2))}
 	for i, target := range []string{cart, catalogue, stock} {
 		var addresses []resolver.Address
-		backends := map[string]*bufconn.Listener{}
+		backends := map[string]*grpcretrytest.Server{}
 		for replica := range 3 {
 			address := fmt.Sprintf("10.4.%d.%d:8443", i, 17+11*replica)
 			addresses = append(addresses, resolver.Address{Addr: address})
-			backends[address] = s.startBackend(replica)
+			backends[address] = s.startBackend(t, replica)
 		}
 		dns := manual.NewBuilderWithScheme("dns")
 		dns.InitialState(resolver.State{Addresses: addresses})
@@ -130,8 +129,8 @@ func (a addressed) Network() string      { return "tcp" }
 func (a addressed) String() string       { return a.address }
 
 // startBackend starts a server of all methods.
-func (s *shop) startBackend(replica int) *bufconn.Listener {
-	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+func (s *shop) startBackend(t *testing.T, replica int) *grpcretrytest.Server {
+	return grpcretrytest.NewServer(t, func(grpc.ServiceRegistrar) {}, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		if err := stream.RecvMsg(&emptypb.Empty{}); err != nil {
 			return err
 		}
@@ -141,22 +140,12 @@ func (s *shop) startBackend(replica int) *bufconn.Listener {
 		}
 		return stream.SendMsg(&emptypb.Empty{})
 	}))
-	listener, served := bufconn.Listen(1<<20), make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(listener)
-	}()
-	s.stops = append(s.stops, func() { server.Stop(); <-served })
-	return listener
 }
 
 func (s *shop) close() {
 	s.calls.Wait()
 	for _, cc := range s.conns {
 		cc.Close()
-	}
-	for _, stop := range s.stops {
-		stop()
 	}
 }
 
