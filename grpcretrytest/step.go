@@ -50,6 +50,9 @@ var stepNames = [...]string{"OK", "Fail", "Hang", "Cut"}
 
 // Fail returns a Step that ends the attempt with a status. The handler does not run, unless the Step has
 // [Step.AfterSending] or [Step.AfterReceiving]. The code is one that gRPC defines, and not OK.
+//
+// Without these, a stream may end before the client has sent its request. The client's stats handlers are
+// then told of no error now and then, so for tests of spans use AfterReceiving(1).
 func Fail(code codes.Code, message string) Step {
 	s := Step{kind: fails, code: code, message: message}
 	switch {
