@@ -163,7 +163,7 @@ func (e *Exploration) draw(seed uint64) program {
 		for range r.IntN(7) {
 			c.steps = append(c.steps, c.drawStep(r, policy))
 		}
-		c.drawHabits(seed)
+		c.drawHabits(seed, policy.Hedging != nil)
 		p.calls = append(p.calls, c)
 	}
 	p.drawDowns()
