@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -42,10 +43,12 @@ func TestReplayMemoryIsShared(t *testing.T) {
 		server := serveScripts(t, "recv aaa; recv bbb; hang", "recv aaa; recv bbb; hang", "recv aaa; send 1", "recv ccc; send 2")
 		first := openOn(t, server.conn(t, r.DialOptions()...), bidiStream)
 		first.play(t, "send aaa; send bbb")
+		synctest.Wait() // the server has seen the first stream
 		wantUsage(t, "with one stream", r, Usage{OpenStreams: 1, ReplayMemory: 2 * one})
 
 		second := openOn(t, server.conn(t, r.DialOptions()...), bidiStream)
 		second.play(t, "send aaa")
+		synctest.Wait()
 		wantUsage(t, "with two", r, Usage{OpenStreams: 2, ReplayMemory: 3 * one})
 		second.play(t, "send bbb; send ccc")
 		wantUsage(t, "when the second has committed", r, Usage{OpenStreams: 2, ReplayMemory: 2 * one, CommittedStreams: 1})

@@ -51,6 +51,9 @@ var steadyConnect = grpc.WithConnectParams(grpc.ConnectParams{
 func (o *observation) goDown(server *Server) (stop func()) {
 	stopped, over := make(chan struct{}), make(chan struct{})
 	wait := func(d time.Duration) bool {
+		if d <= 0 {
+			return true
+		}
 		select {
 		case <-time.After(d):
 			return true
