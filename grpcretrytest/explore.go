@@ -163,7 +163,7 @@ func (e *Exploration) draw(seed uint64) program {
 		for range r.IntN(7) {
 			c.steps = append(c.steps, c.drawStep(r, policy))
 		}
-		c.drawHabits(seed)
+		c.drawHabits(seed, policy.Hedging != nil)
 		p.calls = append(p.calls, c)
 	}
 	p.drawDowns()
@@ -185,7 +185,7 @@ func (c *plannedCall) drawStep(r *rand.Rand, policy grpcretry.Policy) Step {
 	case 2:
 		s = OK()
 	}
-	s = s.After(pickOne(r, 0, 0, 0, time.Millisecond, 30*time.Millisecond, 2*time.Second))
+	s = s.After(pickOne(r, 0, 0, 0, time.Millisecond, 10*time.Millisecond, 20*time.Millisecond, 30*time.Millisecond, 2*time.Second))
 	if s.kind == answers {
 		return s
 	}

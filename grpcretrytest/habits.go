@@ -27,8 +27,8 @@ type habits struct {
 	pause      time.Duration // before each message of a bidi stream, which it sends on a goroutine of its own
 }
 
-// drawHabits draws the call's habits.
-func (c *plannedCall) drawHabits(seed uint64) {
+// drawHabits draws the call's habits, and what servers do about them.
+func (c *plannedCall) drawHabits(seed uint64, hedges bool) {
 	r := rand.New(rand.NewPCG(seed, uint64(c.number)))
 	c.onFinish, c.ownContext = r.IntN(2) == 0, r.IntN(4) == 0
 	streams := c.method.clients || c.method.servers
@@ -36,6 +36,10 @@ func (c *plannedCall) drawHabits(seed uint64) {
 	c.header = streams && r.IntN(4) == 0
 	if c.method.clients && c.method.servers && r.IntN(2) == 0 {
 		c.pause = pickOne(r, time.Millisecond, 10*time.Millisecond, 40*time.Millisecond)
+	}
+	if hedges && len(c.steps) > 1 && r.IntN(3) == 0 { // attempt 1 fails while the pushback of its hedge is in force
+		c.steps[0] = Fail(codes.Unavailable, "drawn").After(30 * time.Millisecond)
+		c.steps[1] = Fail(codes.Unavailable, "drawn").Pushback(700 * time.Millisecond)
 	}
 	for i := range c.steps {
 		if c.merges && c.steps[i].kind == fails && r.IntN(2) == 0 {
