@@ -81,6 +81,7 @@ func serverProcess(config *serverConfig, in io.Reader, out io.Writer) error {
 	options := []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(grpcretry.UnaryServerInterceptor()),
 		grpc.ChainStreamInterceptor(grpcretry.StreamServerInterceptor()),
+		grpc.ConnectionTimeout(2 * time.Second), // even Stop waits for a connection that says nothing, such as one stuck in a proxy
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: config.MaxAge, MaxConnectionAgeGrace: time.Second}),
 	}
 	if config.Streams > 0 {

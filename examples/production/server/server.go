@@ -69,6 +69,7 @@ func options(config Config, telemetry *ops.Telemetry) []grpc.ServerOption {
 		grpc.Creds(config.Credentials),
 		grpc.StatsHandler(otelgrpc.NewServerHandler(telemetry.ForGRPC()...)),
 		grpc.ChainUnaryInterceptor(limit(config.Capacity), config.Faults.interceptor(config.Log)),
+		grpc.ConnectionTimeout(config.Drain.Timeout), // even Stop waits for a connection that says nothing, by default for 2 minutes
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionAge:      5 * time.Minute,  // clients resolve the name again, and find new replicas
 			MaxConnectionAgeGrace: 30 * time.Second, // longer than the longest call, which would be cut
