@@ -15,8 +15,7 @@ import (
 // In these examples, run is a test function in virtual time: synctest.Test(t, …). A test would not print, but
 // end with Want.
 
-// A policy for each method. Echo may be repeated; Append must not be, but waits for a server as long as it was
-// not sent.
+// A policy for each method: Echo may be repeated, and Append must not.
 func Example_methods() {
 	policy := []grpcretry.Option{
 		grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", grpcretry.WithMaxAttempts(2)),
