@@ -107,7 +107,6 @@ type streamAttempt struct {
 	sending bool  // a goroutine is handing the queue to the stream
 	broken  error // the error of SendMsg or CloseSend because of which the library has ended the attempt
 
-	refused    bool // the application has seen io.EOF from SendMsg
 	confirming bool // a goroutine receives the end, see endUnclear
 
 	binding  bool // committed, but afterCommit has not yet reported that to the plan

@@ -1073,7 +1073,6 @@ func TestStreamProgramsThatFailedNowAndThen(t *testing.T) {
 	for _, seed := range []uint64{
 		14399,               // the timeout and the server end a committed attempt at the same time
 		1795333079606444607, // likewise
-		1795371391752551830, // SendMsg fails, and another goroutine commits the stream and sends what is left
 		1795333011278485656, // a hedged stream, below which an interceptor returns no headers
 		1795333079606182289, // Header finds the end of a client stream without a response, at the timeout
 	} {

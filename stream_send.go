@@ -51,8 +51,6 @@ func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(),
 		return at, nil, errEnded
 	case s.direct.Load() != nil:
 		return nil, nil, errCommitFirst
-	case s.phase == phaseCommitted && at.refused:
-		return nil, nil, io.EOF
 	case !fits || s.spoilt || s.complete(s.desc.ClientStreams):
 		return nil, s.makeRoom(at), nil
 	case s.phase == phaseRecovering && s.call.ctx.Err() != nil: // no attempt follows
@@ -347,7 +345,6 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 	s.mu.Lock()
 	switch {
 	case s.at == at && s.phase >= phaseCommitted, s.isOver():
-		at.refused = true // also if another goroutine is just sending
 		s.mu.Unlock()
 		s.seal(at)
 		return nil, err
