@@ -168,8 +168,8 @@ func TestEarlyEndOfCommittedStream(t *testing.T) {
 // TestRecvMsgAgainAfterAFalseEnd: gRPC's RecvMsg would block forever.
 func TestRecvMsgAgainAfterAFalseEnd(t *testing.T) {
 	for _, f := range falseEOFs {
-		if f.kind == nil {
-			continue
+		if f.kind == nil || f.by == "SendMsg" && f.ping {
+			continue // there RecvMsg blocks even the first time, with or without the library, until the call is cancelled
 		}
 		t.Run(f.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -146,7 +146,7 @@ func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
 	case !isEOF(err): // gRPC has ended the stream with this error
 		s.end(at, err)
 	case s.desc.ClientStreams:
-		s.seal(at)
+		at.stream.Context() // gRPC must not retry a stream whose end the application has seen
 	}
 	return s.sendError(err)
 }

@@ -149,19 +149,6 @@ func (s *retryStream) headersOf(at *streamAttempt) (md metadata.MD, _ error) {
 	return at.headers()
 }
 
-// seal keeps gRPC from retrying a committed stream, because the application is about to see io.EOF
-// from SendMsg. If nothing has arrived, and gRPC has just failed to send the messages again, RecvMsg
-// might block forever; Header does not, and ends the call.
-func (s *retryStream) seal(at *streamAttempt) {
-	at.stream.Context()
-	s.mu.Lock()
-	looks := s.phase == phaseCommitted && s.at == at && s.receiving == 0 && !at.hasMessage && !at.over
-	s.mu.Unlock()
-	if looks {
-		_, _ = s.headersOf(at)
-	}
-}
-
 // endUnclear ends a committed call whose attempt has an unclear end. If a goroutine receives, that
 // goroutine ends the call. With headers the end is believed: an interceptor below may have received
 // everything already.

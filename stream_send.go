@@ -346,7 +346,6 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, 
 	switch {
 	case s.at == at && s.phase >= phaseCommitted, s.isOver():
 		s.mu.Unlock()
-		s.seal(at)
 		return nil, err
 	case !s.uses(at) || s.receiving > 0 || !unclear:
 		s.mu.Unlock()
