@@ -1,6 +1,5 @@
-# Everything a change is judged by. `make test` installs what it needs and takes less than ten
-# minutes on two cores, so it leaves the longest simulations and draws, some tests on 32 bits and
-# longer fuzzing to `make test-rest`. `.ci/run` runs both.
+# make test shows that everything works on this machine, make check is what a change is judged by, and
+# make nightly asks the same questions for hours. CONTRIBUTING.md has a table of them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,9 +24,6 @@ MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|^e2e/j
 # Controllers do not run on 32 bits, and the hundreds of packages of Kubernetes would be compiled
 # once more.
 MODULES_386 = $(filter-out reconcile examples/reconciler,$(MODULES))
-# Of these, the modules whose tests run as 32-bit programs in make test. The others are never
-# published or only run a program, so make test vets them, and make test-rest runs their tests.
-TESTED_386 = $(filter-out bench cmd/soak e2e e2e/% examples/%,$(MODULES_386))
 PROTOS = $(shell find proto -name '*.proto')
 
 # $(call each-module,command) runs the command in every module that has packages, and
@@ -41,11 +37,20 @@ each-module = for m in $(or $(2),$(MODULES)); do \
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+# $(call stages,targets) makes them one after the other, and says which and how long each takes.
+stages = @.ci/stages $(1)
+
 .PHONY: test
-test: fmt-check generate-check tidy-check vet lint unit random test-386 fuzz-short demo ## everything below up to demo
-	@echo "make test: all passed"
-# There, random runs all tests of the root package, so unit does not.
-test: in_random := github.com/grpcretry/grpcretry
+test: ## does it work on this machine: formatting, go vet, and the tests of all modules once, with the race detector (at most 6 minutes)
+	$(call stages,fmt-check unit)
+
+.PHONY: check
+check: ## is a change good: make test, and the linter, generated files, 32 bits, real servers, faults, the documents' commands (.ci/run runs this)
+	$(call stages,test simulations lint generate-check tidy-check test-386 e2e browser soak-short documents vulncheck)
+
+.PHONY: nightly
+nightly: ## the same questions for three hours: many draws, fuzzing, grpc-go's own tests, 32 bits, the oldest Go, a rehearsed release, all benchmarks once
+	$(call stages,random simulations-race test-386-rest fuzz-short grpc-suite test-oldest release-rehearsal bench-once soak)
 
 .PHONY: fmt-check
 fmt-check: ## every Go file is formatted by gofmt
@@ -71,42 +76,44 @@ generate-check: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc protoc ## committ
 tidy-check: ## go.mod and go.sum are tidy in every module
 	@$(call each-module,go mod tidy -diff)
 
-.PHONY: vet
-vet: ## go vet in every module
-	@$(call each-module,go vet -tags e2e ./...)
-
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
+# With the race detector go vet uses what go test has to compile anyway.
 .PHONY: unit
-unit: gcc ## tests of every module with the race detector, and the simulator without it, too
-	@mkdir -p $(BIN); { $(call each-module,go test -race $(TESTFLAGS) $$(go list ./... | grep -vx '$(in_random)')); \
-		cd cmd/herd; echo "[cmd/herd] go test ./..."; go test $(TESTFLAGS) ./...; } 2>&1 | tee $(BIN)/unit.log
+unit: gcc ## go vet and the tests of every module with the race detector
+	@mkdir -p $(BIN); { $(call each-module,go vet -race ./... && go test -race $(TESTFLAGS) ./...); } 2>&1 | tee $(BIN)/unit.log
+
+.PHONY: simulations
+simulations: ## the simulator's tests of many calls, which are too slow with the race detector
+	@cd cmd/herd && go test $(TESTFLAGS) ./...
+
+.PHONY: simulations-race
+simulations-race: gcc ## the same with the race detector, and on 32 bits
+	cd cmd/herd && go test -race -timeout 20m ./internal/sim -thorough
+	@$(call on-32-bits,cd cmd/herd && GOARCH=386 CGO_ENABLED=0 go test -timeout 10m ./...)
 
 .PHONY: random
-random: gcc ## all tests of the root package with the race detector and many random draws
-	@mkdir -p $(BIN); { go test -race $(TESTFLAGS) . -thorough; \
-		go test $(TESTFLAGS) ./internal/serviceconfig ./grpcretrytest -thorough; } 2>&1 | tee $(BIN)/random.log
+random: gcc ## all random tests with many draws
+	go test -race -timeout 30m $(TESTFLAGS) . -thorough
+	go test -race -timeout 20m -run 'TestScopesMatchTheirModel|ServiceConfig' . -scopes.draws=2000 -configs.draws=300
+	go test $(TESTFLAGS) ./internal/serviceconfig ./internal/explore -thorough
 
 .PHONY: test-386
-test-386: ## vet as 32-bit programs, and run the short tests of the library and the simulator so, where this machine can
+test-386: ## vet the library as a 32-bit program, and run its short tests so, where this machine can
+	GOARCH=386 CGO_ENABLED=0 go vet ./...
+	@$(call on-32-bits,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m .)
+
+.PHONY: test-386-rest
+test-386-rest: ## vet every module as 32-bit programs, and run their short tests so, but the simulator's
 	@$(call each-module,GOARCH=386 CGO_ENABLED=0 go vet -tags e2e ./...,$(MODULES_386))
-	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(TESTED_386)))
+	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(filter-out cmd/herd,$(MODULES_386))))
 
 on-32-bits = case $$(go env GOHOSTOS)/$$(go env GOHOSTARCH) in \
 	linux/amd64 | linux/386 | windows/amd64) $(1) ;; \
 	*) echo "32-bit programs do not run on this machine: they are vetted only" ;; \
 	esac
-
-.PHONY: test-rest
-test-rest: gcc ## what make test leaves out: more random draws, all simulations with the race detector and on 32 bits, the other modules on 32 bits, longer fuzzing
-	CGO_ENABLED=1 go test -race -timeout 20m -run 'TestNothingRunsTwice|TestScopesMatchTheirModel|ServiceConfig' . \
-		-unsent.calls=50000 -scopes.draws=2000 -configs.draws=300
-	cd cmd/herd && CGO_ENABLED=1 go test -race -timeout 20m ./... -thorough
-	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -timeout 10m ./...,cmd/herd))
-	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(filter-out $(TESTED_386),$(MODULES_386))))
-	@$(MAKE) fuzz-short FUZZTIME=10s
 
 # The go line of go.mod must be no newer than the dependencies need, so that it names the
 # oldest version there is to test.
@@ -121,8 +128,8 @@ test-oldest: ## the short tests with the oldest Go that the dependencies allow (
 	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
 
 .PHONY: fuzz-short
-fuzz-short: ## every Fuzz function for FUZZTIME (2s)
-	@.ci/fuzz $(or $(FUZZTIME),2s) $(MODULES)
+fuzz-short: ## every Fuzz function for FUZZTIME (30s)
+	@.ci/fuzz $(or $(FUZZTIME),30s) $(MODULES)
 
 .PHONY: fuzz
 fuzz: ## the same for FUZZTIME (1h); new inputs that fail are kept under testdata/fuzz
@@ -141,10 +148,10 @@ production: curl ## run the server and the client of examples/production, with c
 	@examples/production/try
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive a restart; retries on four layers do not multiply; retries and hedges meet other replicas
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive outages; retries on four layers do not multiply; retries and hedges meet other replicas
 	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
-	@cd bench && go test -race -tags e2e -count=1 -timeout 5m -v ./restart
-# Without the race detector, with which twenty processes are too slow on a small machine.
+# Without the race detector, with which many servers are too slow on a small machine.
+	@cd bench && go test -tags e2e -count=1 -timeout 5m -v ./outages
 	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
 # Without it, too, because gRPC's xDS client takes long to compile.
 	@cd e2e && go test -tags xds -count=1 -timeout 5m -v ./outlier
@@ -185,19 +192,23 @@ tail: ## show what hedging does to slow responses, and the balancer to a slow se
 reconciler: ## a controller and client-go's default rate limiter side by side, in an outage (20 seconds)
 	cd examples/reconciler && go run .
 
-.PHONY: restart
-restart: ## kill and restart real servers under six clients, ours among them (half a minute)
-	@cd bench && go run ./restart $(ARGS)
+.PHONY: outages
+outages: ## servers that fail, are killed or never there, under six clients, ours among them (half a minute)
+	@cd bench && go run ./outages
 
-.PHONY: restart-docs
-restart-docs: ## the same, and write the tables of docs/restart.md again, and what docs/performance.md has of them
-	@cd bench && go run ./restart -markdown ../docs/restart.md && go run ./report -restart ../docs/restart.md -page ../docs/performance.md
+.PHONY: outages-docs
+outages-docs: ## the same, and write the tables of docs/outages.md and README.md again
+	@cd bench && go run ./outages -markdown ../docs/outages.md -readme ../README.md
 
 DURATION ?= 20s
 CALLS ?= 10000000
 .PHONY: soak-calls
 soak-calls: $(BIN)/soak ## calls under faults for DURATION (20s), with ledgers on both sides; ARGS="-seed 1" and more with ARGS=-h
 	@$(BIN)/soak -duration '$(DURATION)' $(ARGS)
+
+.PHONY: soak-short
+soak-short: ## the same for a minute
+	@$(MAKE) soak-calls DURATION=1m
 
 .PHONY: soak-docs
 soak-docs: $(BIN)/soak ## the same until CALLS (ten million) were made, and write the figures of docs/reliability.md again (half an hour)
@@ -214,10 +225,6 @@ herd: $(BIN)/herd ## what retries do to a server that recovers; ARGS="-study bud
 .PHONY: explain
 explain: $(BIN)/herd ## what calls experience under a policy, on one page; ARGS="-policy service-config.json" and more with ARGS=-h
 	@$(BIN)/herd explain $(ARGS)
-
-.PHONY: herd-live
-herd-live: $(BIN)/herd ## the same with real gRPC beside the simulation (one minute)
-	@$(BIN)/herd -live $(ARGS)
 
 .PHONY: herd-docs
 herd-docs: $(BIN)/herd ## write the pictures and figures of docs/herd.md again
@@ -240,28 +247,22 @@ flaky: gcc ## the root package's tests of timing 100 times with the race detecto
 SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
 .PHONY: soak
-soak: gcc ## 100,000 random sequences of streams, as many hedged calls, ten million stream programs on one, two and eight processors, 200,000 calls under faults, and 50,000 service configs (two hours)
-	go test -race -run 'TestStreamsAtRandom|TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
-		-streams.sequences=100000 -hedges.sequences=100000 -hedges.iterations=10000
+soak: gcc ## 100,000 random hedged calls, ten million stream programs on one, two and eight processors, 200,000 calls under faults, and 50,000 service configs (two hours)
+	go test -race -run 'TestHedgingAtRandom|TestHedgedAttemptsAreIsolated' -v -timeout 60m . \
+		-hedges.seed=0 -hedges.sequences=100000 -hedges.iterations=10000
 	go test -race -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.seed=0 -programs.count=350000
 	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.seed=0 -programs.count=3400000
-	go test -race -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.streams=200000 -faults.worlds=8
+	go test -race -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.seed=0 -faults.streams=200000 -faults.worlds=8
 	go test -race -run 'ServiceConfig' -v -timeout 60m . -configs.seed=0 -configs.draws=50000
 
 RUNS ?= 24
 .PHONY: bench
-bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes bench/RESULTS.md, docs/performance.* and what was measured of the goals in docs/design.md (a quarter of an hour, leave the machine alone)
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes docs/performance.* and what was measured of the goals in docs/design.md (a quarter of an hour, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
 	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
-	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report -results RESULTS.md \
+	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report \
 		-chart ../docs/performance.svg -page ../docs/performance.md -goals ../docs/design.md $(BIN)/bench.txt
-	@echo "wrote bench/RESULTS.md; the same by benchstat is in .bin/benchstat.txt"
-
-.PHONY: bench-functions
-bench-functions: ## functions that are not RPCs, RUNS (24) times: writes only their tables (two minutes, leave the machine alone)
-	@mkdir -p $(BIN); bench/run $(RUNS) $(BIN)/bench-functions.txt functions
-	@cd bench && go run ./report -functions -results RESULTS.md -page ../docs/performance.md $(BIN)/bench-functions.txt
-	@echo "wrote the tables of functions in bench/RESULTS.md and docs/performance.md"
+	@echo "wrote docs/performance.*; all figures are in .bin/benchstat.txt"
 
 .PHONY: bench-quick
 bench-quick: ## the same once and roughly, in half a minute: prints the tables, writes nothing
@@ -272,13 +273,26 @@ bench-quick: ## the same once and roughly, in half a minute: prints the tables, 
 bench-once: ## every benchmark of every module is compiled and run once; nothing is judged
 	@$(call each-module,go test -run '^$$' -bench . -benchtime 1x -short ./...)
 
+# govulncheck asks https://vuln.go.dev, and nothing else: the module proxy has no mirror of it.
 .PHONY: vulncheck
-vulncheck: $(BIN)/govulncheck ## known vulnerabilities that the code of any module can reach (needs https://vuln.go.dev)
-	@$(call each-module,$(BIN)/govulncheck ./...)
+vulncheck: $(BIN)/govulncheck ## known vulnerabilities that the code of any module can reach, if https://vuln.go.dev can be reached
+	@if timeout 10 bash -c '</dev/tcp/vuln.go.dev/443' 2>/dev/null; then \
+		$(call each-module,$(BIN)/govulncheck ./...); \
+	else \
+		echo "not run: the vulnerability database https://vuln.go.dev cannot be reached from this machine"; \
+	fi
+
+.PHONY: documents
+documents: ## the make commands of README.md and CONTRIBUTING.md work
+	@.ci/documents
 
 .PHONY: release-check
 release-check: ## make release VERSION=... on a copy of the committed tree, and go get and go install the result as a stranger
 	@cd e2e/release && go test -tags e2e -count=1 -timeout 10m -v . -version '$(VERSION)'
+
+.PHONY: release-rehearsal
+release-rehearsal: ## the same with a version of its own
+	@$(MAKE) release-check VERSION=v0.1.0
 
 .PHONY: release
 release: ## commit and tag VERSION of all modules, here only; CONTRIBUTING.md has all steps
@@ -323,7 +337,7 @@ prometheus:
 	@.ci/need promtool prometheus
 
 # The race detector needs cgo.
-unit random flaky soak e2e: export CGO_ENABLED := 1
+unit simulations-race random flaky soak e2e: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev

@@ -3,18 +3,22 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
-	"runtime"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
@@ -24,16 +28,18 @@ import (
 type Attempt struct {
 	Method     string        // "/pkg.Service/Method"
 	Number     int           // 1 for the first attempt of a call
-	Hedge      bool          // sent while an earlier attempt was still in flight
+	Hedge      bool          // sent beside an earlier attempt in flight, and not in place of one
 	Start      time.Time     // when it was handed to gRPC
 	Duration   time.Duration // from Start to its end
 	Err        error         // the failure, nil after a success; see ErrAttemptTimeout
 	Header     metadata.MD   // of the response; see WithObserver for when it is filled
 	Trailer    metadata.MD   // of the response
 	Peer       net.Addr      // the server it reached, nil if it reached none
-	Wait       time.Duration // the wait before it, as decided; if it was for a connection, all of it
+	Wait       time.Duration // the wait before it, as decided; with all repetitions, and the time without a connection
 	WaitSource WaitSource    // the origin of Wait
-	Unsent     bool          // it reached no server, see WithConnectWait
+	Repeats    int           // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
+	Unsent     bool          // it reached no server, see WithPatience
+	NoResponse bool          // it failed without a response from the server that it reached, which may still be at work
 
 	late bool // it ended after the attempt timeout, because no retry could replace it
 }
@@ -59,7 +65,7 @@ type attemptKey struct{}
 // share a lifetime, so they share an allocation. A call whose first attempt succeeds makes no other
 // allocation, so an attempt is kept small.
 type attempt struct {
-	context.Context // the caller's; for a retry, without the caller's own count of previous attempts
+	context.Context // the caller's, with what the server must know about the attempt, see attemptHeader
 
 	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
 	// as an attempt of ours.
@@ -77,7 +83,7 @@ type attempt struct {
 	reported  bool // its result was reported to the plan or, without one, to the budgets
 	collected bool // header and trailer are the caller's, and were copied
 	fate      fate
-	fresh     bool // the channel had no connection at the start, and perhaps no service config
+	repeats   uint8 // at most 255
 	sighting  sighting
 	bounds    *bounds // nil for a unary call's attempt without a timeout
 
@@ -93,8 +99,7 @@ type attempt struct {
 
 // The extras are what few calls need. All attempts of a call have the same, see newAttempt.
 type extras struct {
-	tried tried.List   // the endpoints that the call has tried
-	asked atomic.Int64 // on a fresh channel with a config, when gRPC first asked for the deadline, since the origin
+	tried tried.List // the endpoints that the call has tried
 }
 
 // ownExtras returns the attempt's extras. Goroutines that ask at the same time get the same.
@@ -111,6 +116,7 @@ type fate uint8
 const (
 	fateCommitted fate = iota + 1 // the application is bound to its stream
 	fateUnsent                    // it has ended and certainly reached no server
+	fateRefused                   // it was the first, and a server has refused its stream
 )
 
 // origin is the time from which starts of attempts are counted: that needs only the monotonic
@@ -167,30 +173,20 @@ type smallSource uint8
 // first called: an attempt that succeeds without gRPC needs none, and the context is half the cost
 // of a hedged call's bounds.
 type bounds struct {
-	timeout time.Duration // 0 for none
-	timer   *time.Timer   // until the timeout; nil without one
-	limit   time.Time     // the end of the service config's timeout for the call; zero without one
-	isLast  func() bool   // reports that no attempt can follow this one; nil if one always can
-	retrier *Retrier      // for the decision at the timeout; nil without one
-	plan    *plan         // used by the timer until the attempt is settled, while it holds judging
+	received any // the response to a hedge, until the hedge is known to win
 
-	received any // the response to a hedged call's attempt, until the attempt is known to win
+	contest *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next four
+	expires time.Duration // since the origin; when the attempt timeout is over, or never
+	judged  bool          // the plan was asked about that
+	late    bool          // it ended after that
 
-	// judging holds a token while the timer uses the plan; only the call waits for that. It is
-	// not a Mutex, because callbacks run meanwhile, which may wait for the virtual time of a
-	// testing/synctest bubble. It is nil without a timer.
-	judging  chan struct{}
-	panicked any // guarded by judging; the value of a panic in a callback on the timer's goroutine
+	unconnected bool // there was no connection when the timeout was last over
 
-	mu      sync.Mutex
-	ctx     context.Context // guarded by mu; nil until Done is called
-	stop    context.CancelCauseFunc
-	ended   bool // guarded by mu; cancelled because of cause
-	cause   error
-	settled bool // guarded by mu; the attempt has ended, or its first message has arrived
-	renewed bool // guarded by mu; the timeout was restarted
-	cut     bool // guarded by mu; the timeout has ended it before it was settled
-	late    bool // guarded by mu; the attempt was settled after the timeout
+	mu    sync.Mutex
+	ctx   context.Context // guarded by mu; nil until Done is called
+	stop  context.CancelCauseFunc
+	ended bool // guarded by mu; cancelled because of cause
+	cause error
 }
 
 // context returns the attempt's own context, a child of the caller's.
@@ -198,7 +194,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ctx == nil {
-		b.ctx, b.stop = withLimit(callers, b.limit)
+		b.ctx, b.stop = context.WithCancelCause(callers)
 		if b.ended {
 			b.stop(b.cause)
 		}
@@ -210,7 +206,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 // return the same, the caller's.
 func (b *bounds) parent(callers context.Context) context.Context {
 	b.mu.Lock()
-	same := b.ctx == nil && !b.ended && b.limit.IsZero()
+	same := b.ctx == nil && !b.ended
 	b.mu.Unlock()
 	if same {
 		return callers
@@ -231,206 +227,35 @@ func (b *bounds) cancel(cause error) {
 	}
 }
 
-// expire starts the timer of the attempt timeout. It is a timer rather than a context deadline,
-// because the attempt may be allowed to run on when the timer has fired, and because gRPC would send
-// a deadline to the server, which is to see the caller's.
-func (a *attempt) expire(overdue func(*attempt)) {
-	if overdue == nil {
-		overdue = (*attempt).judgeOverdue
-	}
-	a.bounds.judging = make(chan struct{}, 1)
-	a.bounds.timer = time.AfterFunc(a.bounds.timeout, func() { overdue(a) })
-}
-
-// judgeOverdue asks the plan, on the timer's goroutine, whether the attempt is to be cut. The
-// call's own goroutine is in gRPC meanwhile; when gRPC returns, settle waits for the result.
-func (a *attempt) judgeOverdue() {
-	a.bounds.judge()
-	defer a.bounds.judged()
-	a.judgeOverdueLocked(false, a.tryCut)
-}
-
-// judge waits until no other goroutine uses the plan, and reserves it until judged.
-func (b *bounds) judge() {
-	if b.judging != nil {
-		b.judging <- struct{}{}
-	}
-}
-
-func (b *bounds) judged() {
-	if b.judging != nil {
-		<-b.judging
-	}
-}
-
-// judgeOverdueLocked needs judging. It asks the plan, and calls cut if the attempt is to be cut; cut
-// returns false if the application has become bound to the attempt meanwhile.
-func (a *attempt) judgeOverdueLocked(committed bool, cut func() bool) {
-	b := a.bounds
-	if b.isSettled() || b.retrier.leavesToGRPC(b.plan.policy, a.cc, a.method) {
-		return
-	}
-	done := false
-	defer func() {
-		if b.panicked = recover(); b.panicked == nil && !done {
-			b.panicked = exited{}
-		}
-		if b.panicked != nil {
-			cut() // then the call's goroutine panics, or ends, see repanic
-		}
-	}()
-	now := time.Now()
-	if a.number == 1 {
-		b.plan.readServiceConfig(a, now)
-	}
-	f := a.overdueFailure(now)
-	f.Committed = f.Committed || committed
-	if step := b.plan.overdue(a.Context, &f, now, b.retrier.random()); step.Cut && !cut() {
-		b.plan.leave()
-	}
-	done = true
-}
-
-// exited stands for a panic if a callback calls [runtime.Goexit].
-type exited struct{}
-
-// overdueFailure describes an attempt that has reached its timeout. Whether headers have arrived is
-// not known, so a policy that lets headers commit assumes that they have.
-func (a *attempt) overdueFailure(now time.Time) failure {
-	info := a.asStarted(now)
-	info.Duration = now.Sub(origin) - a.start
-	info.Err = newAttemptTimeoutError(a.bounds.timeout, nil)
-	if a.bounds.isLast != nil && a.bounds.isLast() {
-		info.Err = Permanent(info.Err)
-	}
-	return failure{
-		Attempt:   info,
-		CtxErr:    a.bounds.plan.gone(a.Context, now),
-		Closed:    isClosed(a.cc),
-		Unsent:    isUnconnected(a.cc),
-		Committed: a.bounds.plan.policy.CommitOnHeaders && !a.bounds.plan.dials, // a function has no headers
-	}
-}
-
-// tryCut ends the attempt because of its timeout, unless it is settled.
-func (a *attempt) tryCut() bool {
-	b := a.bounds
-	b.mu.Lock()
-	cut := !b.settled
-	b.cut = b.cut || cut
-	b.mu.Unlock()
-	if cut {
-		b.cancel(ErrAttemptTimeout)
-	}
-	return cut
-}
-
-// settle lifts the attempt timeout. It returns false if the timeout has already ended the attempt.
+// settle takes an attempt that has ended out of its contest. It returns false if the timeout has cut it.
 func (a *attempt) settle() bool {
-	b := a.bounds
-	if b == nil || b.timeout == 0 {
+	if a.bounds == nil || a.bounds.contest == nil {
 		return true
 	}
-	if b.timer != nil {
-		b.timer.Stop()
-	}
-	b.judge()
-	defer b.judged()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.settled {
-		b.settled, b.late = true, !b.renewed && sinceOrigin()-a.start >= b.timeout
-	}
-	return !b.cut
+	return a.bounds.contest.settle(a)
 }
 
-// renew restarts the attempt timeout.
-func (a *attempt) renew() {
-	b := a.bounds
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.settled {
-		b.renewed = true
-		b.timer.Reset(b.timeout)
-	}
-}
-
-// repanic repeats, after report, a callback's panic on the timer's goroutine, or ends the goroutine
-// if the callback did. It is for the caller's goroutines: on any other, the panic would end the
-// program.
-func (a *attempt) repanic(report func()) {
-	if a.bounds == nil || a.bounds.judging == nil {
-		return
-	}
-	a.bounds.judge()
-	p := a.bounds.panicked
-	a.bounds.panicked = nil
-	a.bounds.judged()
-	if p != nil {
-		report()
-		if _, ends := p.(exited); ends {
-			runtime.Goexit()
-		}
-		panic(p) //nolint:forbidigo // it comes from the classifier or the budget, and the caller may handle it
-	}
-}
-
-// settleVerdict waits until the timer does not use the plan.
-func (a *attempt) settleVerdict() {
-	a.bounds.judge()
-	a.bounds.judged()
-}
-
-func (b *bounds) isSettled() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.settled
-}
-
-// isCut reports whether the timeout has ended the attempt.
+// isCut reports whether the attempt timeout has ended the attempt.
 func (a *attempt) isCut() bool {
-	if a.bounds == nil || a.bounds.timer == nil {
+	if a.bounds == nil {
 		return false
 	}
 	a.bounds.mu.Lock()
 	defer a.bounds.mu.Unlock()
-	return a.bounds.cut
+	return errors.Is(a.bounds.cause, ErrAttemptTimeout)
 }
 
 // isLate reports whether the attempt has run for longer than the attempt timeout.
-func (a *attempt) isLate() bool {
-	if a.bounds == nil || a.bounds.timeout == 0 {
-		return false
-	}
-	a.bounds.mu.Lock()
-	defer a.bounds.mu.Unlock()
-	return a.bounds.late
-}
+func (a *attempt) isLate() bool { return a.bounds != nil && a.bounds.late }
 
-// Deadline returns the caller's deadline or, if it is earlier, the end of the service config's
-// timeout for the call. gRPC asks for it when it starts such a timeout for a first attempt;
-// interceptors below may ask again later.
-func (a *attempt) Deadline() (time.Time, bool) {
-	if a.fresh && a.cc.GetMethodConfig(a.method).Timeout != nil {
-		if asked := &a.ownExtras().asked; asked.Load() == 0 {
-			asked.CompareAndSwap(0, int64(sinceOrigin()))
-		}
-	}
-	if a.bounds != nil && !a.bounds.limit.IsZero() {
-		return a.bounds.limit, true
-	}
-	return a.Context.Deadline()
-}
+// errCut is what gRPC returns for an attempt that the library has cancelled.
+var errCut = status.FromContextError(context.Canceled).Err()
 
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
-	if a.bounds == nil {
-		return
+	if a.bounds != nil {
+		a.bounds.cancel(nil)
 	}
-	if a.bounds.timer != nil {
-		a.bounds.timer.Stop()
-	}
-	a.bounds.cancel(nil)
 }
 
 // timedOut reports whether our attempt timeout ended the attempt with err, rather than the caller's
@@ -456,11 +281,15 @@ func (a *attempt) checkUnsent(err error) {
 		a.checkFunction(err)
 		return
 	}
-	unknown := a.peer.Addr == nil && a.peer.LocalAddr == nil && a.peer.AuthInfo == nil
 	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
-	if unknown && failed && isUnconnected(a.cc) {
+	if !a.hasPeer() && failed && isUnconnected(a.cc) {
 		a.fate = fateUnsent
 	}
+}
+
+// hasPeer reports whether gRPC has opened a stream for an attempt that has ended.
+func (a *attempt) hasPeer() bool {
+	return a.peer.Addr != nil || a.peer.LocalAddr != nil || a.peer.AuthInfo != nil
 }
 
 // checkFunction records what a function's error says about the attempt: whether it had an effect and,
@@ -492,6 +321,7 @@ func (a *attempt) asStarted(now time.Time) Attempt {
 		Start:      timeOf(a.start, now),
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
+		Repeats:    int(a.repeats),
 	}
 }
 
@@ -510,6 +340,150 @@ func (a *attempt) asEnded(err error, now time.Time) Attempt {
 		Peer:       a.peer.Addr,
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
+		Repeats:    int(a.repeats),
 		late:       a.isLate() && !a.isCut(),
 	}
+}
+
+// An attemptHeader is what the server must know about an attempt: the number of previous attempts
+// (gRFC A6 #exposed-retry-metadata), and whether the server's own calls are to make one attempt, see
+// server.go.
+type attemptHeader struct {
+	previous int  // attempts before this one
+	limited  bool // the server's own calls are to make one attempt; false for a first attempt means nothing
+}
+
+// contextOf returns the context of an attempt: the call's, with the attempt's header. Functions send
+// none.
+func (c *rpc) contextOf(number int, silent bool) context.Context {
+	h := attemptHeader{number - 1, silent || c.worksFor.IsRetry()}
+	if c.functionTarget != "" {
+		return c.ctx
+	}
+	return h.in(c.limited())
+}
+
+// in returns ctx with the header in its outgoing metadata. The caller's own values are replaced: a
+// server could not interpret several. A header that says nothing costs nothing.
+func (h attemptHeader) in(ctx context.Context) context.Context {
+	if h == (attemptHeader{}) {
+		return ctx
+	}
+	own := h.metadata()
+	md, _ := metadata.FromOutgoingContext(ctx) // a copy
+	if md == nil {
+		return metadata.NewOutgoingContext(ctx, own)
+	}
+	maps.Copy(md, own)
+	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// metadata returns the header; it must not be changed.
+func (h attemptHeader) metadata() metadata.MD {
+	switch {
+	case h.previous >= len(sharedHeaders):
+		return h.newMetadata()
+	case h.limited:
+		return sharedHeaders[h.previous].limited
+	default:
+		return sharedHeaders[h.previous].plain
+	}
+}
+
+func (h attemptHeader) newMetadata() metadata.MD {
+	md := metadata.MD{}
+	if h.previous > 0 {
+		md.Set(previousAttemptsKey, strconv.Itoa(h.previous))
+		md.Set(callerRetriesKey, layers.Answered.String())
+	}
+	if h.limited {
+		md.Set(callerRetriesKey, layers.Limited.String())
+	}
+	return md
+}
+
+// sharedHeaders are the headers that all calls share, by the number of previous attempts.
+var sharedHeaders = func() (shared [8]struct{ plain, limited metadata.MD }) {
+	for n := range shared {
+		shared[n].plain = attemptHeader{previous: n}.newMetadata()
+		shared[n].limited = attemptHeader{previous: n, limited: true}.newMetadata()
+	}
+	return shared
+}()
+
+// withPreviousAttempts returns an attempt's response headers as the application sees them: with the
+// number of previous attempts (gRFC A6 #exposed-retry-metadata).
+func (a *attempt) withPreviousAttempts(header metadata.MD) metadata.MD {
+	if a.number < 2 || header == nil {
+		return header
+	}
+	header = maps.Clone(header)
+	header[previousAttemptsKey] = []string{strconv.Itoa(int(a.number) - 1)}
+	return header
+}
+
+// The rest of this file finds out whether an attempt has certainly run nowhere, for [WithUnsentOnly]. That
+// takes more than a peer that is unknown when the attempt has ended, because an interceptor below
+// may drop the option that asks for the peer. gRPC itself must have reported the attempt's end:
+// it calls OnFinish at the end of every call whose options it has seen, also if it could not open
+// a stream, and before that it fills in the peer if it has opened one.
+
+// A sighting is what gRPC has reported about an attempt with a witness.
+type sighting struct{ atomic.Uint32 }
+
+const (
+	sawStream uint32 = iota + 1 // there was a stream, so a server may have run the method
+	sawNone                     // the attempt has ended, and there was none, or the server has refused it
+)
+
+// witness appends the options by which gRPC reports whether it has opened a stream for the attempt.
+// The peer has a variable of its own: something below that makes the call in its place, such as
+// another Retrier on another ClientConn, overwrites the variables of the options that it is
+// given, even if it reached no server in the end.
+func (a *attempt) witness(opts []grpc.CallOption) []grpc.CallOption {
+	p := &peer.Peer{AuthInfo: noStream{}}
+	return append(opts, grpc.Peer(p), grpc.OnFinish(func(error) {
+		if _, none := p.AuthInfo.(noStream); none {
+			a.sighting.CompareAndSwap(0, sawNone)
+		} else {
+			a.sighting.Store(sawStream)
+		}
+	}))
+}
+
+// noStream marks a peer that has not been filled in. An empty peer would not do, because gRPC fills
+// in an empty one if the connection and its credentials have nothing to say.
+type noStream struct{ credentials.AuthInfo }
+
+// hasNotRun reports whether an attempt with a witness has certainly run on no server. Something that
+// is not gRPC's own ClientConn may treat options in its own way, so it proves nothing.
+// Only a function's own word counts for the function.
+func (a *attempt) hasNotRun() bool {
+	if a.cc == nil {
+		return a.fate == fateUnsent
+	}
+	return a.sighting.Load() == sawNone
+}
+
+// refusals are grpc-go's messages for a stream that its server, or the connection to it, has refused
+// before any handler could run. gRPC has no other mark for them that reaches an interceptor.
+var refusals = []string{
+	"stream terminated by RST_STREAM with error code: REFUSED_STREAM",
+	"the stream is rejected because server is draining the connection",
+	"the connection is draining",
+}
+
+// refused reports whether an attempt that has ended with err was refused like that. A server cannot
+// pretend it, because its own end comes with headers or a trailer.
+func (at *streamAttempt) refused(err error) bool {
+	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
+	if !isStatus || at.fate == fateCommitted || at.isCut() {
+		return false
+	}
+	st := end.GRPCStatus()
+	if st.Code() != codes.Unavailable || !slices.Contains(refusals, st.Message()) {
+		return false
+	}
+	md, _ := at.stream.Header()
+	return md == nil && len(at.trailer) == 0
 }

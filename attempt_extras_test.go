@@ -43,9 +43,8 @@ func TestHedgedAttemptsShareWhatWasTried(t *testing.T) {
 	const method = "/pkg.Service/Method"
 	backend := unique.Make(tried.Place{Channel: "channel", Addresses: "a"})
 	bubble(t, func(t *testing.T) {
-		intercept := UnaryClientInterceptor(WithMaxAttempts(2), WithHedging(Hedging{
-			Delay: HedgeAfter(time.Second), Budget: Unlimited, AllMethodsAreSafe: true,
-		}))
+		intercept := UnaryClientInterceptor(WithMaxAttempts(2), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{
+			Delay: HedgeAfter(time.Second), Budget: Unlimited, AllMethodsAreSafe: true}}))
 		known := false
 		invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 			if a, _ := AttemptFromContext(ctx); a.Number == 1 {
@@ -66,22 +65,4 @@ func TestHedgedAttemptsShareWhatWasTried(t *testing.T) {
 			t.Error("the first attempt does not know what the second has tried")
 		}
 	})
-}
-
-// A call for which no balancer asks has no list.
-func TestNothingTriedTakesNoMemory(t *testing.T) {
-	var seen []*attempt
-	invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
-		seen = append(seen, ctx.(*attempt))
-		if len(seen) < 3 {
-			return errUnavailable
-		}
-		return nil
-	}
-	callOnce(t, UnaryClientInterceptor(WithBackoff(Constant(0)), WithBudget(Unlimited)), invoker)
-	for _, a := range seen {
-		if a.extras.Load() != nil {
-			t.Errorf("attempt %d has extras", a.number)
-		}
-	}
 }

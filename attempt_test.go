@@ -5,7 +5,6 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -94,51 +93,6 @@ func TestTheServerIsToldTheCallersDeadline(t *testing.T) {
 	})
 }
 
-func TestAnAttemptHasTheCallersDeadline(t *testing.T) {
-	for _, callers := range []time.Duration{0, 3 * second, 9 * second} {
-		bubble(t, func(t *testing.T) {
-			ctx, start := t.Context(), time.Now()
-			if callers > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, callers)
-				defer cancel()
-			}
-			invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
-				if deadline, ok := ctx.Deadline(); ok != (callers > 0) || ok && deadline.Sub(start) != callers {
-					t.Errorf("with a deadline in %v the attempt's is in %v, %v", callers, deadline.Sub(start), ok)
-				}
-				return nil
-			}
-			if err := UnaryClientInterceptor(WithAttemptTimeout(5*second))(ctx, echoMethod, nil, nil, nil, invoker); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-func TestAttemptContextsEndWithTheirAttempts(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), unavailable(), ok()))
-		var contexts []context.Context
-		below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
-			for i, earlier := range contexts {
-				if earlier.Err() == nil {
-					t.Errorf("the context of attempt %d is alive in attempt %d", i+1, len(contexts)+1)
-				}
-			}
-			contexts = append(contexts, ctx)
-			return next(ctx)
-		})
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(time.Hour)), below)...)
-		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
-			t.Fatal(err)
-		}
-		if len(contexts) != 3 || contexts[2].Err() == nil {
-			t.Errorf("the context of the last of %d attempts is alive after the call", len(contexts))
-		}
-	})
-}
-
 // The context of an attempt is not kept through the wait, which may be long.
 func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 	check := func(t *testing.T, contexts []context.Context) {
@@ -182,26 +136,5 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 			openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF; wait 1s")
 			wantTimes(t, server, 0, 1*second, 3*second)
 		})
-	})
-}
-
-func TestManyAttemptsLeaveNothingBehind(t *testing.T) {
-	const attempts = 10_000
-	bubble(t, func(t *testing.T) {
-		made, err := invoke(t.Context(), UnaryClientInterceptor(WithMaxAttempts(attempts), WithBudget(Unlimited),
-			WithAttemptTimeout(time.Hour)),
-			func(context.Context, int) error { return errUnavailable })
-		e := asError(t, err)
-		if made != attempts || !strings.Contains(err.Error(), "10000 attempts") {
-			t.Errorf("the call made %d attempts and failed with %v, want %d", made, err, attempts)
-		}
-		if len(e.Attempts) > maxKept || len(e.Attempts) < maxKept/2 {
-			t.Errorf("the error keeps %d attempts, want at most %d, and half of that", len(e.Attempts), maxKept)
-		}
-		for i, a := range e.Attempts {
-			if want := attempts - len(e.Attempts) + 1 + i; a.Number != want {
-				t.Fatalf("attempt %d of those that the error keeps is number %d, want %d: the last ones", i, a.Number, want)
-			}
-		}
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"flag"
 	"math"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
@@ -85,35 +84,6 @@ func TestBackoffFormulas(t *testing.T) {
 			got := tt.backoff.Delay(tt.retry, tt.prev, tt.u)
 			if diff := got - tt.want; diff < -1 || diff > 1 { // a nanosecond for the rounding of float64
 				t.Errorf("%+v.Delay(%d, %v, %v) = %v, want %v", tt.backoff, tt.retry, tt.prev, tt.u, got, tt.want)
-			}
-		})
-	}
-}
-
-func TestBackoffZeroFieldsMeanDefaults(t *testing.T) {
-	for _, tt := range []struct {
-		name      string
-		got, want Backoff
-	}{
-		{"all", Exponential{}, Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2, Jitter: FullJitter}},
-		{"base", Exponential{Max: time.Minute, Multiplier: 3, Jitter: NoJitter},
-			Exponential{Base: 100 * time.Millisecond, Max: time.Minute, Multiplier: 3, Jitter: NoJitter}},
-		{"max", Exponential{Base: time.Second, Multiplier: 3, Jitter: EqualJitter},
-			Exponential{Base: time.Second, Max: 5 * time.Second, Multiplier: 3, Jitter: EqualJitter}},
-		{"multiplier", Exponential{Base: time.Second, Max: time.Minute, Jitter: ProportionalJitter},
-			Exponential{Base: time.Second, Max: time.Minute, Multiplier: 2, Jitter: ProportionalJitter}},
-		{"decorrelated, all", Decorrelated{}, Decorrelated{Base: 100 * time.Millisecond, Max: 5 * time.Second}},
-		{"decorrelated, base", Decorrelated{Max: time.Minute}, Decorrelated{Base: 100 * time.Millisecond, Max: time.Minute}},
-		{"decorrelated, max", Decorrelated{Base: time.Second}, Decorrelated{Base: time.Second, Max: 5 * time.Second}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			for retry := 1; retry < 12; retry++ {
-				for _, u := range []float64{0, 0.3, almostOne} {
-					prev := time.Duration(retry) * 300 * time.Millisecond
-					if got, want := tt.got.Delay(retry, prev, u), tt.want.Delay(retry, prev, u); got != want {
-						t.Errorf("%+v.Delay(%d, %v, %v) = %v, want %v as %+v", tt.got, retry, prev, u, got, want, tt.want)
-					}
-				}
 			}
 		})
 	}
@@ -242,57 +212,6 @@ func TestBackoffStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-// Waits that fall back to 0, as after an overflow, are within every bound; so the wait
-// must not shrink either.
-func TestBackoffNeverShrinks(t *testing.T) {
-	numbers := retryNumbers()
-	slices.Sort(numbers)
-	for _, base := range spans {
-		for _, factor := range factors {
-			for _, j := range []Jitter{FullJitter, EqualJitter, ProportionalJitter, NoJitter} {
-				b := Exponential{base, math.MaxInt64, factor, j}
-				before := time.Duration(0)
-				for _, retry := range numbers {
-					d := b.Delay(retry, 0, 0.5)
-					if d < before {
-						t.Fatalf("%+v.Delay(%d, 0, 0.5) = %d, less than %d of an earlier retry", b, retry, d, before)
-					}
-					before = d
-				}
-				if factor >= 1.1 && before < math.MaxInt64/4 {
-					t.Errorf("%+v: after %d retries the wait is %v, want it near its cap", b, numbers[len(numbers)-1], before)
-				}
-			}
-		}
-	}
-}
-
-// With a multiplier below 1 the wait must not grow, and it falls to 0.
-func TestBackoffWithAMultiplierBelow1NeverGrows(t *testing.T) {
-	numbers := retryNumbers()
-	slices.Sort(numbers)
-	for _, base := range spans {
-		for _, factor := range shrinks {
-			for _, limit := range []time.Duration{1, time.Second, math.MaxInt64} { // below Base, too
-				for _, j := range []Jitter{FullJitter, EqualJitter, ProportionalJitter, NoJitter} {
-					b := Exponential{base, limit, factor, j}
-					before := time.Duration(math.MaxInt64)
-					for _, retry := range numbers {
-						d := b.Delay(retry, 0, 0.5)
-						if d < 0 || d > before || d > upperBound(limit, j) {
-							t.Fatalf("%+v.Delay(%d, 0, 0.5) = %d, want 0 … %d and no more than %d", b, retry, d, upperBound(limit, j), before)
-						}
-						before = d
-					}
-					if factor <= 0.9 && before != 0 {
-						t.Errorf("%+v: after %d retries the wait is %v, want 0", b, numbers[len(numbers)-1], before)
-					}
-				}
-			}
-		}
-	}
-}
-
 func FuzzBackoff(f *testing.F) {
 	f.Add(int64(0), int64(0), 0.0, 0, 1, int64(0), 0.5)
 	f.Add(int64(1), int64(math.MaxInt64), math.MaxFloat64, 2, 1_000_000, int64(math.MaxInt64), almostOne)
@@ -361,30 +280,6 @@ func TestCustomBackoffIsToldOfTheCall(t *testing.T) {
 			t.Errorf("the backoff was asked with (retry, prev) %v, want %v", got, want)
 		}
 	})
-}
-
-// The retries of a thousand clients that failed together are spread evenly between 0 and d, so that
-// the server sees no peak.
-func TestFullJitterSpreadsClients(t *testing.T) {
-	const clients = 1000
-	random := rand.New(rand.NewPCG(1, 2))
-	b := Exponential{Base: time.Second, Max: time.Minute}
-	for retry := 1; retry <= 3; retry++ {
-		d := time.Second << (retry - 1)
-		var deciles [10]int
-		for range clients {
-			wait := b.Delay(retry, 0, random.Float64())
-			if wait < 0 || wait >= d {
-				t.Fatalf("retry %d waits %v, want less than %v", retry, wait, d)
-			}
-			deciles[10*wait/d]++
-		}
-		for i, n := range deciles { // 100 expected, with a standard deviation below 10
-			if n < 70 || n > 130 {
-				t.Errorf("retry %d: %d of %d clients in decile %d, want about a tenth: %v", retry, n, clients, i, deciles)
-			}
-		}
-	}
 }
 
 func TestJitterNames(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/test/bufconn"
@@ -32,6 +33,20 @@ func BenchmarkFirstAttemptSucceedsOnAllCores(b *testing.B) {
 			callOnce(b, intercept, succeed)
 		}
 	})
+}
+
+// BenchmarkFirstAttemptSucceedsWithOwnOptions is the same for a call with options of its own, in a Retrier
+// with options for the service and the method.
+func BenchmarkFirstAttemptSucceedsWithOwnOptions(b *testing.B) {
+	intercept := UnaryClientInterceptor(WithMaxElapsed(time.Minute), WithMethod("/pkg.Service/", WithCodes(codes.Aborted)),
+		WithMethod("/pkg.Service/Method", WithMaxAttempts(3)))
+	own := []grpc.CallOption{WithMaxAttempts(2), WithBackoff(Constant(0))}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := intercept(b.Context(), "/pkg.Service/Method", nil, nil, nil, succeed, own...); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
 
 func BenchmarkOneRetryWithoutAWait(b *testing.B) {

@@ -1,9 +1,11 @@
 package grpcretry
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,31 +14,29 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A Budget limits retries, so that they cannot make an outage worse. It never delays a first
-// attempt; an exhausted budget only refuses retries that have not been sent. Share one Budget
-// among all clients of the same backend.
+// A Budget limits retries, so that they cannot make an outage worse. It is asked when the wait
+// before a retry is over, and never about a first attempt. Share one Budget among all clients of
+// the same backend. What a refusal means for the call is described at [WithPatience].
 //
 // [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,
 // [NewThrottle] works like retryThrottling in a gRPC service config, and [NewConcurrencyBudget]
 // limits the retries in flight. [AllBudgets] combines budgets, and [PerTarget] creates one for
 // each backend. Implementations must be safe for concurrent use.
 type Budget interface {
-	// Deposit reports the outcome of an attempt that reached a server. It is called once for each
-	// such attempt, when the attempt ends.
+	// Deposit reports the outcome of an attempt. It is called once for each attempt, when the
+	// attempt ends.
 	Deposit(Outcome)
-	// Withdraw takes one retry when the retry is decided on, before the wait. If it returns
-	// false, the retry is refused and nothing was taken.
+	// Withdraw takes one token at the moment when a retry is sent. If it returns false, the retry
+	// is refused and nothing was taken.
 	Withdraw(now time.Time) bool
-	// Refund returns one withdrawn retry that will not be sent.
-	Refund()
-	// Balance returns the number of retries that could be withdrawn now.
+	// Balance returns the number of retries that could be sent now.
 	Balance(now time.Time) float64
 }
 
 // An Outcome reports to a [Budget] how one attempt ended.
 type Outcome struct {
-	// Attempt is 1 for an attempt that was not charged to the budget, such as the first one that
-	// reached a server. It is above 1 for each attempt that was charged.
+	// Attempt is 1 for an attempt that took no token from the budget, such as the first one that
+	// reached a server. It is above 1 for each attempt that took one.
 	Attempt int
 	// Hedge is true for an attempt that was sent while an earlier one was in flight.
 	Hedge  bool
@@ -56,8 +56,17 @@ const (
 	Succeeded Result = iota // status OK
 	Answered                // a failure that shows a working server and a request at fault, such as NOT_FOUND
 	Failed                  // a retryable failure, or one after which the server forbade a retry
+	Unsent                  // the attempt reached no server, or was not sent after all: its token is returned
 	Ignored                 // any other end: another failure, a cancellation by the caller, a lost hedge
 )
+
+// answered reports whether the attempt shows that the server answers calls in time.
+func (o Outcome) answered() bool {
+	return !o.Late && (o.Result == Succeeded || o.Result == Answered)
+}
+
+// returned is the outcome of an attempt that took a token and was not sent after all.
+var returned = Outcome{Attempt: 2, Result: Unsent}
 
 // Unlimited is a budget that never refuses a retry. With it, a client can multiply the load on a
 // failing server by MaxAttempts.
@@ -68,21 +77,19 @@ type unlimited struct{}
 func (unlimited) String() string            { return "no limit" }
 func (unlimited) Deposit(Outcome)           {}
 func (unlimited) Withdraw(time.Time) bool   { return true }
-func (unlimited) allows(time.Time) bool     { return true }
-func (unlimited) Refund()                   {}
 func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
 
 // NewRateBudget returns a budget that allows a retry whenever l allows an event. It is an absolute
-// limit on retries: traffic earns nothing, and a retry that succeeds returns nothing. A refund is
-// worth a whole retry immediately, unless the limiter's burst is full. The limiter may be shared
-// with other uses. [New] rejects a nil limiter.
+// limit on retries: traffic earns nothing, and a retry that succeeds returns nothing. The token of
+// an attempt that reached no server is worth a whole retry immediately, unless the limiter's burst
+// is full. The limiter may be shared with other uses. [New] rejects a nil limiter.
 func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
 
 type rateBudget struct {
 	limiter *rate.Limiter
 
-	mu       sync.Mutex // held from the check to the take: two retries cannot both use one refund
-	refunded float64    // guarded by mu; a whole number, kept here because a Limiter accepts no refunds
+	mu       sync.Mutex // held from the check to the take: two retries cannot both use one token
+	returned float64    // guarded by mu; a whole number, kept here because a Limiter takes nothing back
 	last     time.Time  // guarded by mu; the latest time, because a Limiter counts time twice if it goes back
 }
 
@@ -94,7 +101,13 @@ func (b *rateBudget) String() string {
 	return fmt.Sprintf("rate budget: %v a second, at most %d in a burst", float64(b.limiter.Limit()), b.limiter.Burst())
 }
 
-func (b *rateBudget) Deposit(Outcome) {}
+func (b *rateBudget) Deposit(o Outcome) {
+	if o.Attempt > 1 && o.Result == Unsent {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.returned++
+	}
+}
 
 func (b *rateBudget) Withdraw(now time.Time) bool {
 	if b.limiter == nil {
@@ -102,21 +115,11 @@ func (b *rateBudget) Withdraw(now time.Time) bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if tokens := b.balance(now); b.refunded >= 1 && tokens >= 1 {
-		b.refunded--
+	if tokens := b.balance(now); b.returned >= 1 && tokens >= 1 {
+		b.returned--
 		return true
 	}
 	return b.limiter.AllowN(b.last, 1)
-}
-
-// allows reports whether Withdraw would return true. A Limiter allows an event that is
-// due in less than a nanosecond.
-func (b *rateBudget) allows(now time.Time) bool { return b.Balance(now) >= 1-1e-9 }
-
-func (b *rateBudget) Refund() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.refunded++
 }
 
 func (b *rateBudget) Balance(now time.Time) float64 {
@@ -128,8 +131,8 @@ func (b *rateBudget) Balance(now time.Time) float64 {
 	return b.balance(now)
 }
 
-// balance returns what the limiter and the refunds allow at now. It drops refunds that would
-// exceed the limiter's burst. The caller holds mu.
+// balance needs mu. It returns what the limiter and the returned tokens allow at now, and drops
+// tokens that would exceed the limiter's burst.
 func (b *rateBudget) balance(now time.Time) float64 {
 	if now.After(b.last) {
 		b.last = now
@@ -138,8 +141,8 @@ func (b *rateBudget) balance(now time.Time) float64 {
 		return math.Inf(1)
 	}
 	tokens, burst := b.limiter.TokensAt(b.last), float64(b.limiter.Burst())
-	b.refunded = min(b.refunded, math.Ceil(max(0, burst-tokens)))
-	return max(0, min(burst, tokens+b.refunded))
+	b.returned = min(b.returned, math.Ceil(max(0, burst-tokens)))
+	return max(0, min(burst, tokens+b.returned))
 }
 
 func (b *rateBudget) check() error {
@@ -149,10 +152,10 @@ func (b *rateBudget) check() error {
 	return nil
 }
 
-// NewConcurrencyBudget returns a budget that allows at most n retries at the same time. n is at
-// least 1; other values are an error. A retry counts from the decision, through its wait, until
-// its attempt ends. A stream's retry counts only until the stream is committed, so that a long
-// stream does not hold its slot for life.
+// NewConcurrencyBudget returns a budget that allows at most n retries in flight. n is at least 1;
+// other values are an error. A retry holds its slot from the moment when it is sent until its
+// attempt ends; a retry that waits holds none. A retry that replaces an overdue one may have its slot. A
+// stream's retry holds it only until the stream is committed, so that a long stream does not keep its slot for life.
 func NewConcurrencyBudget(n int) (Budget, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("grpcretry: NewConcurrencyBudget: n is %d, want at least 1", n)
@@ -171,8 +174,8 @@ func (b *concurrencyBudget) String() string {
 }
 
 func (b *concurrencyBudget) Deposit(o Outcome) {
-	if o.Attempt > 1 { // the attempt was withdrawn
-		b.Refund()
+	if o.Attempt > 1 { // the attempt holds a slot
+		b.release()
 	}
 }
 
@@ -188,17 +191,12 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 	}
 }
 
-// allows reports whether Withdraw would return true.
-func (b *concurrencyBudget) allows(time.Time) bool { return b.inUse.Load() < b.limit }
-
-// replace takes a slot even if none is free, because the replaced attempt is about to give its
-// slot back.
-func (b *concurrencyBudget) replace(time.Time) bool {
-	b.inUse.Add(1)
-	return true
+func (b *concurrencyBudget) Balance(time.Time) float64 {
+	return float64(b.limit - b.inUse.Load())
 }
 
-func (b *concurrencyBudget) Refund() {
+// release gives a slot back.
+func (b *concurrencyBudget) release() {
 	for {
 		n := b.inUse.Load()
 		if n <= 0 || b.inUse.CompareAndSwap(n, n-1) {
@@ -207,14 +205,12 @@ func (b *concurrencyBudget) Refund() {
 	}
 }
 
-func (b *concurrencyBudget) Balance(time.Time) float64 {
-	return float64(b.limit - b.inUse.Load())
-}
+func (b *concurrencyBudget) depositReleased(Outcome) {}
 
 // AllBudgets returns a budget that allows a retry only if every one of the budgets does. It takes
-// the retry from all of them or from none. This package's budgets are all checked before anything
-// is taken, so a refused retry leaves no trace in them; a [Budget] of another type may receive a
-// Withdraw followed by a Refund. AllBudgets() never refuses a retry. [New] rejects a nil budget.
+// a token from all of them or from none: if one refuses, those that were asked before it receive a
+// Deposit with [Unsent], which returns their tokens. AllBudgets() never refuses a retry. [New]
+// rejects a nil budget.
 func AllBudgets(b ...Budget) Budget {
 	all := &allBudgets{}
 	for _, b := range b {
@@ -224,10 +220,25 @@ func AllBudgets(b ...Budget) Budget {
 			all.budgets = append(all.budgets, b)
 		}
 	}
+	all.asked = slices.Clone(all.budgets)
+	slices.SortStableFunc(all.asked, func(a, b Budget) int { return cmp.Compare(rankOfBudget(a), rankOfBudget(b)) })
 	return all
 }
 
-type allBudgets struct{ budgets []Budget }
+// rankOfBudget is 1 for the budgets of this package that limit something.
+func rankOfBudget(b Budget) int {
+	switch b.(type) {
+	case *ratioBudget, *rateBudget, *throttle, *concurrencyBudget:
+		return 1
+	default:
+		return 0
+	}
+}
+
+type allBudgets struct {
+	budgets []Budget
+	asked   []Budget // the same, those of other packages first
+}
 
 // String describes the budgets to readers of a policy.
 func (all *allBudgets) String() string {
@@ -247,16 +258,43 @@ func (all *allBudgets) Deposit(o Outcome) {
 	}
 }
 
-// A replacer is a budget that limits the retries in flight. It lets a retry replace an overdue
-// one, which gives its slot back when it has ended.
-type replacer interface{ replace(now time.Time) bool }
-
-// withdrawFrom takes a retry from b; replacing means that it replaces an overdue retry.
-func withdrawFrom(b Budget, now time.Time, replacing bool) bool {
-	if r, ok := b.(replacer); ok && replacing {
-		return r.replace(now)
+// Withdraw first asks this package's budgets whether they have a token, because one that was taken and
+// returned may live longer than before. After that, only a concurrent retry can make one of them refuse.
+func (all *allBudgets) Withdraw(now time.Time) bool {
+	for _, b := range all.budgets {
+		if rankOfBudget(b) == 1 && !affords(b, now, false) {
+			return false
+		}
 	}
-	return b.Withdraw(now)
+	for i, b := range all.asked {
+		if !b.Withdraw(now) {
+			for _, taken := range all.asked[:i] {
+				taken.Deposit(returned)
+			}
+			return false
+		}
+	}
+	return true
+}
+
+func (all *allBudgets) Balance(now time.Time) float64 {
+	least := math.Inf(1)
+	for _, b := range all.budgets {
+		least = min(least, b.Balance(now))
+	}
+	return least
+}
+
+func (all *allBudgets) release() {
+	for _, b := range all.budgets {
+		release(b)
+	}
+}
+
+func (all *allBudgets) depositReleased(o Outcome) {
+	for _, b := range all.budgets {
+		depositIn(b, o, true)
+	}
 }
 
 // A releaser is a budget that limits the retries in flight. A retry whose stream is committed no
@@ -283,81 +321,35 @@ func depositIn(b Budget, o Outcome, released bool) {
 	b.Deposit(o)
 }
 
-func (b *concurrencyBudget) release()                { b.Refund() }
-func (b *concurrencyBudget) depositReleased(Outcome) {}
-
-func (all *allBudgets) release() {
-	for _, b := range all.budgets {
-		release(b)
+// affords reports whether b would allow a retry now. If instead of one means that the retry may have
+// the slot of the one that it replaces.
+func affords(b Budget, now time.Time, insteadOfOne bool) bool {
+	switch b := b.(type) {
+	case *throttle:
+		return b.allows()
+	case *concurrencyBudget:
+		return insteadOfOne || b.Balance(now) >= 1
+	case *allBudgets:
+		return !slices.ContainsFunc(b.budgets, func(one Budget) bool { return !affords(one, now, insteadOfOne) })
+	default:
+		return b.Balance(now) >= wholeToken
 	}
 }
 
-func (all *allBudgets) depositReleased(o Outcome) {
-	for _, b := range all.budgets {
-		depositIn(b, o, true)
+// wholeToken is a little less than 1, because five additions of 0.2 may sum to just under 1.
+const wholeToken = 1 - 1e-9
+
+// isThrottled reports whether a throttle refuses retries. A6 gives a throttled call up at once, so
+// calls do not wait for it.
+func isThrottled(b Budget) bool {
+	switch b := b.(type) {
+	case *throttle:
+		return !b.allows()
+	case *allBudgets:
+		return slices.ContainsFunc(b.budgets, isThrottled)
+	default:
+		return false
 	}
-}
-
-// An asker is a budget that can report whether it would allow a retry, without taking one.
-type asker interface{ allows(now time.Time) bool }
-
-// Withdraw takes from budgets of other types first: if they refuse, nothing was taken from ours.
-// After that, only a concurrent retry can make one of ours refuse.
-func (all *allBudgets) Withdraw(now time.Time) bool { return all.take(now, false) }
-
-// replace withdraws a retry that replaces an overdue one.
-func (all *allBudgets) replace(now time.Time) bool { return all.take(now, true) }
-
-// take asks the askers, then withdraws from all budgets or from none.
-func (all *allBudgets) take(now time.Time, replacing bool) bool {
-	for _, b := range all.budgets {
-		if _, replaces := b.(replacer); replacing && replaces {
-			continue
-		}
-		if ours, ok := b.(asker); ok && !ours.allows(now) {
-			return false
-		}
-	}
-	return all.withdraw(now, replacing, false) && (all.withdraw(now, replacing, true) || all.refund(len(all.budgets), false))
-}
-
-// withdraw takes from all budgets that are ours, or from all that are not, or from none.
-func (all *allBudgets) withdraw(now time.Time, replacing, ours bool) bool {
-	for i, b := range all.budgets {
-		if isOurs(b) == ours && !withdrawFrom(b, now, replacing) {
-			return all.refund(i, ours)
-		}
-	}
-	return true
-}
-
-// refund returns what was taken from the first n budgets. The result is always false.
-func (all *allBudgets) refund(n int, ours bool) bool {
-	for _, b := range all.budgets[:n] {
-		if isOurs(b) == ours {
-			b.Refund()
-		}
-	}
-	return false
-}
-
-func isOurs(b Budget) bool {
-	_, ok := b.(asker)
-	return ok
-}
-
-func (all *allBudgets) Refund() {
-	for _, b := range all.budgets {
-		b.Refund()
-	}
-}
-
-func (all *allBudgets) Balance(now time.Time) float64 {
-	least := math.Inf(1)
-	for _, b := range all.budgets {
-		least = min(least, b.Balance(now))
-	}
-	return least
 }
 
 func (all *allBudgets) check() error {
@@ -391,82 +383,11 @@ func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: ne
 type perTarget struct {
 	newBudget func() Budget
 	settings  budgetSettings // of every budget that it creates; nil if only newBudget knows
-	dialed    budgetNames    // by the target as dialed
-	exact     budgetNames    // by the target in canonical form, see named
-
-	mu      sync.Mutex               // never held while newBudget runs
-	targets map[string]*targetBudget // guarded by mu; by the target in canonical form
-	swept   time.Time                // guarded by mu; zero before the first target
+	byTarget[Budget]
 }
 
 // budgetSettings are the settings of one of this package's budgets. They can be compared.
 type budgetSettings interface{ describe() string }
-
-// keepBudgets returns an earlier option whose budgets have the same settings, because they know
-// what has happened; nil if its budgets are others.
-func (o *callOption) keepBudgets(earlier *callOption) *callOption {
-	if earlier.budgets != nil && earlier.budgets.settings == o.budgets.settings {
-		return earlier
-	}
-	return nil
-}
-
-type targetBudget struct {
-	Budget
-	used   atomic.Bool // since the last sweep
-	dialed []string    // guarded by perTarget.mu; the target's keys in perTarget.dialed
-}
-
-// use marks the budget as used and returns it. It writes only once between two sweeps, so that
-// the cores of a busy client share the cache line.
-func (b *targetBudget) use() Budget {
-	if !b.used.Load() {
-		b.used.Store(true)
-	}
-	return b.Budget
-}
-
-// budgetNames finds budgets by the names that calls give their targets. Names are added and forgotten with
-// perTarget.mu held.
-type budgetNames struct {
-	all   sync.Map                    // string → *targetBudget
-	first atomic.Pointer[namedBudget] // one of all, because most clients have no other
-}
-
-type namedBudget struct {
-	name string
-	*targetBudget
-}
-
-// find returns the budget with a name; nil if there is none.
-func (n *budgetNames) find(name string) *targetBudget {
-	if first := n.first.Load(); first != nil && first.name == name {
-		return first.targetBudget
-	}
-	if b, ok := n.all.Load(name); ok {
-		return b.(*targetBudget)
-	}
-	return nil
-}
-
-// add reports whether the name is new.
-func (n *budgetNames) add(name string, b *targetBudget) bool {
-	_, known := n.all.LoadOrStore(name, b)
-	n.first.CompareAndSwap(nil, &namedBudget{name, b})
-	return !known
-}
-
-func (n *budgetNames) forget(name string) {
-	n.all.Delete(name)
-	if first := n.first.Load(); first != nil && first.name == name {
-		n.first.Store(nil)
-	}
-}
-
-// sweepEvery is the shortest time between two sweeps, and so the shortest time that an unused
-// target is remembered. It is longer than the default Window, after which a budget without calls
-// has little left to lose.
-const sweepEvery = time.Minute
 
 // String describes the budget to readers of a policy.
 func (t *perTarget) String() string {
@@ -480,93 +401,39 @@ func noTarget() string { return "" }
 
 func (t *perTarget) Deposit(o Outcome)             { t.of("", noTarget).Deposit(o) }
 func (t *perTarget) Withdraw(now time.Time) bool   { return t.of("", noTarget).Withdraw(now) }
-func (t *perTarget) Refund()                       { t.of("", noTarget).Refund() }
 func (t *perTarget) Balance(now time.Time) float64 { return t.of("", noTarget).Balance(now) }
 
-// of returns the budget for a target as dialed. The canonical form costs an allocation, so it is
-// built only if the target is new.
+// of returns the budget for a target as dialed.
 func (t *perTarget) of(dialed string, canonical func() string) Budget {
-	if b := t.dialed.find(dialed); b != nil {
-		return b.use()
-	}
-	return t.add(dialed, canonical(), &t.dialed).use()
+	return t.dialedAs(dialed, canonical, t.fresh)
 }
 
-// named returns the budget for a target in canonical form, such as a function's: "api.example.com" is not
-// the "dns:///api.example.com" that a ClientConn makes of it.
-func (t *perTarget) named(target string) Budget {
-	if b := t.exact.find(target); b != nil {
-		return b.use()
-	}
-	return t.add(target, target, &t.exact).use()
-}
+// named returns the budget for a target in canonical form.
+func (t *perTarget) named(target string) Budget { return t.byTarget.named(target, t.fresh) }
 
-// add returns the budget of a target that is not known under its name as dialed.
-func (t *perTarget) add(dialed, canonical string, names *budgetNames) *targetBudget {
-	if b := t.alias(dialed, canonical, names, nil); b != nil {
-		return b
-	}
-	return t.alias(dialed, canonical, names, &targetBudget{Budget: t.newBudget()})
-}
-
-// known returns the budget of a target in canonical form; nil if the target has none.
-func (t *perTarget) known(canonical string) Budget {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if b := t.targets[canonical]; b != nil {
-		return b.Budget
-	}
-	return nil
-}
-
-// alias adds dialed to the target's names, and returns the target's budget, which is fresh if it had none.
-// It returns nil if the target has no budget and fresh is nil.
-func (t *perTarget) alias(dialed, canonical string, names *budgetNames, fresh *targetBudget) *targetBudget {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	b := t.targets[canonical]
-	if b == nil {
-		if fresh == nil {
-			return nil
-		}
-		t.sweep(time.Now())
-		b = fresh
-		t.targets[canonical] = b
-	}
-	b.use() // before anything can sweep it
-	if names.add(dialed, b) && names == &t.dialed {
-		b.dialed = append(b.dialed, dialed)
-	}
-	return b
-}
-
-// sweep forgets the targets that were not used since the previous sweep, if that was long enough
-// ago. The caller holds mu.
-func (t *perTarget) sweep(now time.Time) {
-	if t.targets == nil {
-		t.targets, t.swept = map[string]*targetBudget{}, now
-	}
-	if now.Sub(t.swept) < sweepEvery {
-		return
-	}
-	t.swept = now
-	for canonical, b := range t.targets {
-		if b.used.Swap(false) {
-			continue
-		}
-		delete(t.targets, canonical)
-		t.exact.forget(canonical)
-		for _, dialed := range b.dialed {
-			t.dialed.forget(dialed)
-		}
-	}
-}
+func (t *perTarget) fresh(string) Budget { return t.newBudget() }
 
 func (t *perTarget) check() error {
 	if t.newBudget == nil {
 		return fmt.Errorf("PerTarget was given a nil function")
 	}
 	return nil
+}
+
+// budgetFor returns the budget for calls to a target: b, or its budget for that target.
+func budgetFor(b Budget, dialed string, canonical func() string) Budget {
+	if t, ok := b.(*perTarget); ok {
+		return t.of(dialed, canonical)
+	}
+	return b
+}
+
+// budgetNamed is budgetFor for a target in canonical form.
+func budgetNamed(b Budget, target string) Budget {
+	if t, ok := b.(*perTarget); ok {
+		return t.named(target)
+	}
+	return b
 }
 
 // checkBudget rejects nil, and this package's budgets if they find themselves invalid.

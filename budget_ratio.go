@@ -6,18 +6,22 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
+
+	"github.com/grpcretry/grpcretry/internal/striped"
 )
 
-// RatioBudget holds the settings for [NewRatioBudget] and [WithRatioBudget]. The zero RatioBudget
-// means a Ratio of 0.2, a Reserve of 3, no MinPerSecond and a Window of 10 s. In any other
-// RatioBudget the fields are used as they are, except that a Window of 0 means 10 s.
+// RatioBudget holds the settings for [NewRatioBudget] and [WithRatioBudget]. A zero field means its
+// default; [Nothing] stands for a Ratio or Reserve of zero. No field may be negative.
 type RatioBudget struct {
-	Ratio        float64       // retries earned by an answered call, at least 0; 0.2 is one retry for five calls
-	Reserve      float64       // retries that do not expire, at least 0; full at the start and refilled first
-	MinPerSecond float64       // additional retries per second, at least 0, whatever the traffic
-	Window       time.Duration // how long earned retries can be spent, at least 1 ms; 0 means 10 s
+	Ratio        float64       // retries earned by an answered call; the default, 0.2, is one retry for five calls
+	Reserve      float64       // retries that do not expire, full at the start and refilled first; default 3
+	MinPerSecond float64       // additional retries per second, whatever the traffic; default none
+	Window       time.Duration // how long earned retries can be spent, at least 1 ms; default 10 s
 }
+
+// Nothing is a [RatioBudget]'s Ratio or Reserve of zero, because a zero field means the default:
+// RatioBudget{Reserve: Nothing} has no retries at the start.
+const Nothing float64 = math.SmallestNonzeroFloat64 // too little to make a difference, should it meet arithmetic
 
 var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.Second}
 
@@ -33,7 +37,7 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // MinPerSecond each second.
 //
 // A retry costs one token. The tokens that expire first are spent first: the oldest earnings, then
-// the floor, then the reserve. The token is returned if the retry is refunded or if it succeeds,
+// the floor, then the reserve. The token is returned if the retry reaches no server or succeeds,
 // because the budget pays only for wasted retries; a hedge that succeeds returns nothing. A
 // returned token is available immediately. It fills the reserve, then the floor, then replaces the
 // newest earnings that were spent, which expire as if they had never been spent. If nothing is
@@ -44,7 +48,7 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 //	attempts ≤ calls + Reserve + MinPerSecond × (seconds + Window)
 //
 // If failures start later, the earnings of the preceding Window are added. They include tokens
-// that are returned later for retries decided on before.
+// that are returned later for retries sent before.
 //
 // Deposit takes no lock, and only every sixteenth Deposit reads the clock. Earnings age in steps of
 // a twentieth of the Window and last for up to one step longer than the Window.
@@ -67,6 +71,11 @@ func NewRatioBudget(s RatioBudget) (Budget, error) {
 
 // newRatioBudget returns a budget with settings that are complete and valid.
 func newRatioBudget(s RatioBudget) *ratioBudget {
+	for _, field := range []*float64{&s.Ratio, &s.Reserve, &s.MinPerSecond} {
+		if *field == Nothing {
+			*field = 0
+		}
+	}
 	b := &ratioBudget{
 		settings: s,
 		step:     s.Window / ratioSteps,
@@ -80,7 +89,8 @@ func newRatioBudget(s RatioBudget) *ratioBudget {
 
 // withDefaults replaces the zeros that stand for a default.
 func (s RatioBudget) withDefaults() RatioBudget {
-	s = orDefault(s, defaultRatioBudget)
+	s.Ratio = orDefault(s.Ratio, defaultRatioBudget.Ratio)
+	s.Reserve = orDefault(s.Reserve, defaultRatioBudget.Reserve)
 	s.Window = orDefault(s.Window, defaultRatioBudget.Window)
 	return s
 }
@@ -126,9 +136,9 @@ type ratioBudget struct {
 	settings RatioBudget   // set by newRatioBudget, then only read
 	step     time.Duration // set by newRatioBudget, then only read
 
-	calls    stripedCounter // answered calls
-	returned atomic.Int64   // tokens returned since the last look
-	due      atomic.Int64   // the time since the origin when a Deposit should look
+	calls    striped.Counter // answered calls
+	returned atomic.Int64    // tokens returned since the last look
+	due      atomic.Int64    // the time since the origin when a Deposit should look
 
 	mu      sync.Mutex              // held from the check to the take: two retries cannot both take the last token
 	looked  bool                    // guarded by mu; Withdraw or Balance was called
@@ -165,13 +175,13 @@ func (s RatioBudget) describe() string {
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
-	if o.Late || o.Result != Succeeded && o.Result != Answered {
-		return
-	}
-	if o.Attempt > 1 && o.Result == Succeeded && !o.Hedge {
+	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.Late && !o.Hedge) {
 		b.returned.Add(1)
 	}
-	if uint64(b.calls.add())%lookEvery == 0 {
+	if !o.answered() {
+		return
+	}
+	if uint64(b.calls.Add())%lookEvery == 0 {
 		b.lookIfDue()
 	}
 }
@@ -180,7 +190,7 @@ func (b *ratioBudget) Deposit(o Outcome) {
 // are counted after a look is due and before it happens.
 const (
 	lookEvery = 16
-	maxUnseen = counterCells * (lookEvery - 1)
+	maxUnseen = striped.Cells * (lookEvery - 1)
 )
 
 // neverDue is the value of due in a budget that uses its caller's clock.
@@ -206,7 +216,7 @@ func (b *ratioBudget) lookIfDue() {
 func (b *ratioBudget) Withdraw(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.hasOne(now) {
+	if b.balance(now) < wholeToken {
 		return false
 	}
 	rest := 1.0
@@ -216,26 +226,12 @@ func (b *ratioBudget) Withdraw(now time.Time) bool {
 	return true
 }
 
-// allows reports whether Withdraw would return true.
-func (b *ratioBudget) allows(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.hasOne(now)
-}
-
-// hasOne reports whether there is a whole token. The caller holds mu.
-func (b *ratioBudget) hasOne(now time.Time) bool {
-	return b.balance(now) >= 1-1e-9 // five additions of 0.2 may sum to just under 1
-}
-
 // take reduces rest by as much as is available, and returns how much that is.
 func take(rest *float64, available float64) float64 {
 	taken := max(0, min(*rest, available))
 	*rest -= taken
 	return taken
 }
-
-func (b *ratioBudget) Refund() { b.returned.Add(1) }
 
 func (b *ratioBudget) Balance(now time.Time) float64 {
 	b.mu.Lock()
@@ -272,7 +268,7 @@ func (b *ratioBudget) restart(now time.Time) {
 // calls, because a retry that succeeds first returns its token and then earns. The caller holds
 // mu.
 func (b *ratioBudget) settle(now time.Time) {
-	total := b.calls.sum() // read before returned, because Deposit writes returned first
+	total := b.calls.Sum() // read before returned, because Deposit writes returned first
 	calls := total - b.seen
 	b.seen = total
 	own := b.due.Load() != neverDue
@@ -348,30 +344,3 @@ func (b *ratioBudget) stepStart(number int64) time.Duration { return time.Durati
 
 // at returns the earnings of a step.
 func (b *ratioBudget) at(number int64) *float64 { return &b.steps[number%int64(len(b.steps))] }
-
-// counterCells is the number of cells of a stripedCounter, a power of two.
-const counterCells = 16
-
-// A stripedCounter counts without a lock, and without cores fighting over a cache line: each
-// goroutine has a cell, chosen by the address of its stack. That takes a third of the time of
-// choosing a random cell, and the cache line stays with the core.
-type stripedCounter struct {
-	cells [counterCells]struct {
-		n atomic.Int64
-		_ [56]byte
-	}
-}
-
-// add returns the new count of the goroutine's cell.
-func (c *stripedCounter) add() int64 {
-	var here byte
-	stack := uint64(uintptr(unsafe.Pointer(&here))) >> 11 // stacks are 2 KiB or more
-	return c.cells[stack*0x9E3779B97F4A7C15>>60].n.Add(1) // spread, because stack addresses come in steps
-}
-
-func (c *stripedCounter) sum() (total int64) {
-	for i := range c.cells {
-		total += c.cells[i].n.Load()
-	}
-	return total
-}

@@ -2,9 +2,6 @@ package grpcretry
 
 import (
 	"fmt"
-	"runtime"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +25,7 @@ func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r, err := New(append(tt.option, WithMaxAttempts(1000), WithBackoff(Constant(0)))...)
+				r, err := New(append(tt.option, WithMaxAttempts(1000), WithBackoff(Constant(0)), WithPatience(0))...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -53,30 +50,6 @@ func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
 	}
 }
 
-func TestDefaultBudgetIsOfOneRetrier(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		for range 2 {
-			cc := server.client(t, WithMaxAttempts(1000), WithBackoff(Constant(0)))
-			_, err := cc.Echo(t.Context(), request())
-			wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 4)
-		}
-	})
-}
-
-func TestBudgetSharedByTwoRetriersIsOne(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		shared := WithBudget(NewRateBudget(rate.NewLimiter(0.001, 5)))
-		for _, attempts := range []int{4, 3, 1} { // 3 retries, 2 retries, none
-			_, err := server.client(t, shared, WithBackoff(Constant(0))).Echo(t.Context(), request())
-			if got := len(asError(t, err).Attempts); got != attempts {
-				t.Errorf("Echo made %d attempts, want %d: %v", got, attempts, err)
-			}
-		}
-	})
-}
-
 func TestPerTargetJoinsTheFormsOfATarget(t *testing.T) {
 	budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
 	budgetOf := func(target string) Budget {
@@ -99,29 +72,8 @@ func TestPerTargetJoinsTheFormsOfATarget(t *testing.T) {
 	}
 }
 
-func TestPerTargetMakesOneBudgetForConcurrentCalls(t *testing.T) {
-	budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
-	var first atomic.Pointer[rateBudget]
-	concurrently(64, func() {
-		l := budgets.of("a", func() string { return "dns:///a" }).(*rateBudget)
-		if !first.CompareAndSwap(nil, l) && first.Load() != l {
-			t.Error("two calls to one target have different budgets")
-		}
-	})
-}
-
-// Outside a Retrier there is no target.
-func TestPerTargetAloneIsOneBudget(t *testing.T) {
-	b := AllBudgets(PerTarget(func() Budget { return ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: 2}) }))
-	wantBalance(t, b, epoch, 2)
-	deposit(b, 3)
-	wantWithdrawn(t, b, epoch, 5)
-	b.Refund()
-	wantBalance(t, b, epoch, 1)
-}
-
-// target returns the budget that calls to a target with that name get.
-func target(budgets Budget, name string) Budget {
+// budgetOfTarget returns the budget that calls to a target with that name get.
+func budgetOfTarget(budgets Budget, name string) Budget {
 	return budgets.(*perTarget).of(name, func() string { return "dns:///" + name })
 }
 
@@ -139,7 +91,7 @@ func TestPerTargetForgetsTargetsThatAreNotUsed(t *testing.T) {
 		budgets := PerTarget(func() Budget { return realRatioBudget(t, RatioBudget{}) })
 		most := 0
 		for i := range 1000 { // one a second
-			target(budgets, fmt.Sprint(i)).Withdraw(time.Now())
+			budgetOfTarget(budgets, fmt.Sprint(i)).Withdraw(time.Now())
 			most = max(most, remembered(budgets))
 			time.Sleep(second)
 		}
@@ -148,7 +100,7 @@ func TestPerTargetForgetsTargetsThatAreNotUsed(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		for i := range 3 {
-			target(budgets, fmt.Sprint("new", i))
+			budgetOfTarget(budgets, fmt.Sprint("new", i))
 			time.Sleep(time.Minute)
 		}
 		if got := remembered(budgets); got != 2 {
@@ -157,134 +109,16 @@ func TestPerTargetForgetsTargetsThatAreNotUsed(t *testing.T) {
 	})
 }
 
-// Memory is released, including that of the first target.
-func TestPerTargetReleasesBudgets(t *testing.T) {
-	var released atomic.Int64
-	bubble(t, func(t *testing.T) {
-		budgets := PerTarget(func() Budget {
-			b := realRatioBudget(t, RatioBudget{})
-			runtime.AddCleanup(b, func(n *atomic.Int64) { n.Add(1) }, &released)
-			return b
-		})
-		for i := range 10_000 {
-			target(budgets, fmt.Sprint(i))
-		}
-		for range 2 {
-			time.Sleep(time.Minute)
-			target(budgets, fmt.Sprint(time.Now()))
-		}
-		if got := remembered(budgets); got != 2 {
-			t.Errorf("%d targets are remembered, want 2", got)
-		}
-		defer runtime.KeepAlive(budgets)
-		for range 100 {
-			runtime.GC()
-			if released.Load() == 10_000 {
-				return
-			}
-			runtime.Gosched()
-		}
-		t.Errorf("%d budgets were released, want 10000", released.Load())
-	})
-}
-
-// A target that is used at least once a minute keeps its budget, whichever of its names is
-// used, and so does one that is alone.
-func TestPerTargetKeepsTargetsThatAreUsed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		budgets := PerTarget(func() Budget { return NewRateBudget(rate.NewLimiter(0.001, 1)) }).(*perTarget)
-		names := []string{"first", "dns:///first", "second", "dns:///second", "dns:/second"}
-		canonical := func(name string) func() string {
-			return func() string { return "dns:///" + name[strings.LastIndexByte(name, '/')+1:] }
-		}
-		first, other := budgets.of("first", canonical("first")), budgets.of("second", canonical("second"))
-		for i := range 1000 {
-			time.Sleep(10 * second)
-			target(budgets, fmt.Sprint(i)) // gives it a reason to sweep
-			name := names[i%len(names)]
-			want := first
-			if strings.HasSuffix(name, "second") {
-				want = other
-			}
-			if budgets.of(name, canonical(name)) != want {
-				t.Fatalf("%s has a new budget after %d targets", name, i)
-			}
-		}
-		alone := PerTarget(func() Budget { return concurrencyBudgetOf(t, 1) })
-		before := target(alone, "x")
-		time.Sleep(24 * time.Hour)
-		if target(alone, "x") != before {
-			t.Error("the only target was forgotten")
-		}
-	})
-}
-
-// A target is never forgotten before it has been unused for a minute. After that it gets a
-// budget with a full reserve, one for all its names; a call in flight stays with the old.
-func TestPerTargetMakesANewBudgetForAForgottenTarget(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		budgets := PerTarget(func() Budget { return realRatioBudget(t, RatioBudget{}) }).(*perTarget)
-		old := target(budgets, "x")
-		budgets.of("dns:///x", func() string { return "dns:///x" })
-		wantWithdrawn(t, old, time.Now(), 3)
-		for i := range 119 { // swept after 60 s, when it had been used before
-			time.Sleep(second)
-			target(budgets, fmt.Sprint(i))
-		}
-		if got := budgets.targets["dns:///x"]; got == nil || got.Budget != old {
-			t.Fatal("the target was forgotten 59 s after the first sweep")
-		}
-		time.Sleep(second)
-		target(budgets, "another")
-		if budgets.targets["dns:///x"] != nil {
-			t.Fatal("the target was not forgotten")
-		}
-		fresh := budgets.of("dns:///x", func() string { return "dns:///x" })
-		if fresh == old || fresh != target(budgets, "x") {
-			t.Error("after it was forgotten, the target has its old budget, or two")
-		}
-		wantWithdrawn(t, fresh, time.Now(), 3)
-		old.Refund()
-		wantBalance(t, old, time.Now(), 1)
-	})
-}
-
-// All names of a target in use share one budget, however calls and sweeps interleave.
-func TestPerTargetForgetsUnderManyGoroutines(t *testing.T) {
-	budgets := PerTarget(func() Budget { return &theirs{} }).(*perTarget)
-	var next atomic.Int64
-	concurrently(16, func() {
-		for i := range 500 {
-			budgets.mu.Lock()
-			budgets.swept = time.Time{} // each new target sweeps
-			budgets.mu.Unlock()
-			target(budgets, fmt.Sprint("new", next.Add(1)))
-			target(budgets, fmt.Sprint("old", i%3))
-			budgets.of(fmt.Sprint("dns:///old", i%3), func() string { return fmt.Sprint("dns:///old", i%3) })
-		}
-	})
-	for i := range 3 {
-		name := fmt.Sprint("old", i)
-		if target(budgets, name) != budgets.of("dns:///"+name, func() string { return "dns:///" + name }) {
-			t.Errorf("%s has two budgets", name)
-		}
-	}
-	if first := budgets.dialed.first.Load(); first != nil && budgets.targets["dns:///"+strings.TrimPrefix(first.name,
-		"dns:///")] != first.targetBudget {
-		t.Error("a forgotten target is still found first")
-	}
-}
-
 // All users of one WithRatioBudget share its budgets; another WithRatioBudget has its own.
 func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
-	shared := WithRatioBudget(RatioBudget{Reserve: 2})
-	other := WithRatioBudget(RatioBudget{Reserve: 2})
+	shared := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 2})
+	other := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 2})
 	budgetOf := func(name string, opts ...Option) Budget {
 		r, err := New(opts...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return target(r.Policy("/pkg.Service/Method").Budget, name)
+		return budgetOfTarget(r.Policy("/pkg.Service/Method").Budget, name)
 	}
 	one := budgetOf("x", shared)
 	if budgetOf("x", shared) != one || budgetOf("x", other, WithMethod("/pkg.Service/", shared)) != one {

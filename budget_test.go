@@ -12,18 +12,6 @@ import (
 	"golang.org/x/time/rate"
 )
 
-func TestUnlimitedBudgetNeverRefuses(t *testing.T) {
-	for range 1000 {
-		Unlimited.Deposit(Outcome{Attempt: 1, Result: Failed})
-		if !Unlimited.Withdraw(epoch) {
-			t.Fatal("Unlimited refused")
-		}
-	}
-	if got := Unlimited.Balance(epoch); !math.IsInf(got, 1) {
-		t.Errorf("Balance = %v, want +Inf", got)
-	}
-}
-
 func TestRateBudgetAllowsWhatTheLimiterAllows(t *testing.T) {
 	l := rate.NewLimiter(2, 5)
 	b := NewRateBudget(l)
@@ -37,156 +25,19 @@ func TestRateBudgetAllowsWhatTheLimiterAllows(t *testing.T) {
 	wantWithdrawn(t, b, at(1000), 5) // never more than the burst
 }
 
-// Traffic neither earns nor costs: a rate is absolute.
-func TestRateBudgetIgnoresOutcomes(t *testing.T) {
-	b := NewRateBudget(rate.NewLimiter(1, 3))
-	for _, result := range []Result{Succeeded, Answered, Failed, Ignored} {
-		b.Deposit(Outcome{Attempt: 1, Result: result})
-		b.Deposit(Outcome{Attempt: 2, Result: result})
-		b.Deposit(Outcome{Attempt: 2, Hedge: true, Result: result})
-	}
-	wantWithdrawn(t, b, at(0), 3)
-	b.Deposit(retrySuccess) // returns nothing either
-	deposit(b, 100)
-	wantWithdrawn(t, b, at(0), 0)
-}
-
 // A refund is worth a whole retry immediately, whenever it comes.
 func TestRateBudgetRefundIsUsedAgain(t *testing.T) {
 	for _, later := range []float64{0, 0.0001, 0.1, 0.9} {
 		b := NewRateBudget(rate.NewLimiter(1, 3))
 		wantWithdrawn(t, b, at(0), 3)
 		wantWithdrawn(t, b, at(later), 0)
-		b.Refund()
-		b.Refund()
+		b.Deposit(returned)
+		b.Deposit(returned)
 		wantBalance(t, b, at(later), 2+later)
 		wantWithdrawn(t, b, at(later), 2)
 		wantBalance(t, b, at(later), later)
 		wantBalance(t, b, at(2), 2) // the limiter has continued as if nothing had happened
 		wantWithdrawn(t, b, at(2), 2)
-	}
-}
-
-func TestRateBudgetRefundNeverGoesBeyondTheBurst(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		taken   int
-		refunds int
-		later   float64 // seconds
-		want    int
-	}{
-		{"nothing was taken", 0, 4, 0, 3},
-		{"more refunds than taken", 2, 4, 0, 3},
-		{"the limiter has filled up meanwhile", 3, 3, 3, 3},
-		{"the limiter has partly filled up", 3, 3, 1, 3},
-		{"room for both", 3, 1, 1, 2},
-		{"an hour later", 3, 3, 3600, 3},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			b := NewRateBudget(rate.NewLimiter(1, 3))
-			if got := withdraw(b, at(0), tt.taken); got != tt.taken {
-				t.Fatalf("got %d retries, want %d", got, tt.taken)
-			}
-			for range tt.refunds {
-				b.Refund()
-			}
-			wantBalance(t, b, at(tt.later), float64(tt.want))
-			wantWithdrawn(t, b, at(tt.later), tt.want)
-		})
-	}
-}
-
-// A refund of the only token must be there for the next retry, also when the limiter
-// has earned a part of a token since.
-func TestRateBudgetRefundIsKeptWithABurstOfOne(t *testing.T) {
-	for _, later := range []float64{0, 0.25, 0.5, 0.999, 1, 10} {
-		b := NewRateBudget(rate.NewLimiter(1, 1))
-		wantWithdrawn(t, b, at(0), 1)
-		b.Refund()
-		if balance := b.Balance(at(later)); balance != 1 {
-			t.Errorf("after %v s: Balance = %v, want 1", later, balance)
-		}
-		if !b.Withdraw(at(later)) {
-			t.Errorf("after %v s: refused, although Balance said 1", later)
-		}
-	}
-}
-
-func TestRateBudgetSharesItsLimiter(t *testing.T) {
-	l := rate.NewLimiter(1, 4)
-	one, other := NewRateBudget(l), NewRateBudget(l)
-	if !one.Withdraw(at(0)) || !other.Withdraw(at(0)) || !l.AllowN(at(0), 1) {
-		t.Fatal("a burst of 4 did not give 3 tokens")
-	}
-	wantBalance(t, one, at(0), 1)
-	wantBalance(t, other, at(0), 1)
-	wantWithdrawn(t, other, at(0), 1)
-	if one.Withdraw(at(0)) || l.AllowN(at(0), 1) {
-		t.Error("a fifth token from a burst of 4")
-	}
-	// A limiter with another user's reservation outstanding allows no retry.
-	l.ReserveN(at(0), 3)
-	wantBalance(t, one, at(0), 0)
-	wantBalance(t, one, at(3.5), 0.5)
-	if one.Withdraw(at(3.5)) {
-		t.Error("a retry from a limiter with half a token")
-	}
-}
-
-// If the time goes back, it must not be counted twice.
-func TestRateBudgetSurvivesAClockThatGoesBack(t *testing.T) {
-	b := NewRateBudget(rate.NewLimiter(1, 9))
-	if got := withdraw(b, at(100), 3); got != 3 {
-		t.Fatalf("a burst of 9 gave %d retries, want 3", got)
-	}
-	for _, s := range []float64{90, 50, 99} {
-		if !b.Withdraw(at(s)) {
-			t.Errorf("at %v s: refused, although tokens are left", s)
-		}
-	}
-	wantWithdrawn(t, b, at(100), 3)
-	wantWithdrawn(t, b, at(0), 0)
-	wantWithdrawn(t, b, at(102), 2)
-}
-
-func TestRateBudgetOfAnInfiniteLimiter(t *testing.T) {
-	b := NewRateBudget(rate.NewLimiter(rate.Inf, 0))
-	for range 100 {
-		if !b.Withdraw(at(0)) {
-			t.Fatal("an infinite limiter refused")
-		}
-	}
-	if got := b.Balance(at(0)); !math.IsInf(got, 1) {
-		t.Errorf("Balance = %v, want +Inf", got)
-	}
-}
-
-// New rejects it; used without New, it allows nothing.
-func TestRateBudgetWithoutALimiterAllowsNothing(t *testing.T) {
-	b := NewRateBudget(nil)
-	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
-	b.Refund()
-	wantBalance(t, b, at(0), 0)
-	wantWithdrawn(t, b, at(0), 0)
-}
-
-func TestRateBudgetGrantsExactlyTheBurst(t *testing.T) {
-	b := NewRateBudget(rate.NewLimiter(1, 500))
-	var granted atomic.Int64
-	concurrently(64, func() {
-		for range 50 {
-			if b.Withdraw(at(0)) {
-				granted.Add(1)
-				if granted.Load()%7 == 0 { // some are refunded and used again
-					granted.Add(-1)
-					b.Refund()
-				}
-			}
-		}
-	})
-	granted.Add(int64(withdraw(b, at(0), plenty)))
-	if got := granted.Load(); got != 500 {
-		t.Errorf("a burst of 500 gave %d retries", got)
 	}
 }
 
@@ -207,19 +58,8 @@ func TestConcurrencyBudgetLimitsRetriesAtOnce(t *testing.T) {
 		wantBalance(t, b, epoch, 1)
 		wantWithdrawn(t, b, epoch, 1)
 	}
-	b.Refund()
-	b.Refund()
-	wantBalance(t, b, epoch, 2)
-	wantWithdrawn(t, b, epoch, 2)
-}
-
-// A stray refund must not lift the limit.
-func TestConcurrencyBudgetNeverHoldsMoreThanItsLimit(t *testing.T) {
-	b := concurrencyBudgetOf(t, 2)
-	for range 5 {
-		b.Refund()
-		b.Deposit(Outcome{Attempt: 2, Result: Failed})
-	}
+	b.Deposit(returned)
+	b.Deposit(returned)
 	wantBalance(t, b, epoch, 2)
 	wantWithdrawn(t, b, epoch, 2)
 }
@@ -265,18 +105,21 @@ func concurrencyBudgetOf(t *testing.T, n int) Budget {
 	return b
 }
 
-// Two calls fail together; the one slot is free again when the first one's retry has
+// The waits of two calls end together; the one slot is free again when the first one's retry has
 // ended, however it ended and however the call continues.
 func TestConcurrencyBudgetThroughTheInterceptor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := concurrencyBudgetOf(t, 1)
 		server := serve(t, func(n int) answer {
-			if n <= 3 {
+			switch n {
+			case 1, 2:
 				return unavailable()
+			case 3:
+				return unavailable().after(second)
 			}
 			return ok()
 		})
-		cc := server.client(t, steady, WithBudget(b))
+		cc := server.client(t, steady, WithPatience(0), WithBudget(b))
 		var wg sync.WaitGroup
 		errs := make([]error, 2)
 		for i := range errs {
@@ -286,8 +129,8 @@ func TestConcurrencyBudgetThroughTheInterceptor(t *testing.T) {
 		if (errs[0] == nil) == (errs[1] == nil) || !errors.Is(errors.Join(errs...), ErrBudgetExhausted) {
 			t.Errorf("Echo = %v, want one success and one %v", errs, ErrBudgetExhausted)
 		}
-		// 0 and 0, then one retry at 1 s, which fails, and its second at 3 s.
-		wantTimes(t, server, 0, 0, 1*time.Second, 3*time.Second)
+		// 0 and 0, then one retry at 1 s, which fails at 2 s, and its second at 4 s.
+		wantTimes(t, server, 0, 0, 1*time.Second, 4*time.Second)
 		wantBalance(t, b, time.Now(), 1)
 	})
 }
@@ -307,23 +150,12 @@ func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
 		wantBalance(t, roomy, epoch, 3)
 		wantBalance(t, rated, epoch, 2)
 		wantBalance(t, tight, epoch, 0)
-		b.Refund()
+		b.Deposit(returned)
 		wantBalance(t, b, epoch, 1)
 		wantBalance(t, roomy, epoch, 4)
 		wantBalance(t, rated, epoch, 3)
-		b.Refund()
+		b.Deposit(returned)
 	}
-}
-
-func TestAllBudgetsTellEachOfEveryOutcome(t *testing.T) {
-	throttled, ratio := throttleOf(t, 10, 1), ratioBudgetOf(t, RatioBudget{Ratio: 1})
-	b := AllBudgets(throttled, ratio)
-	b.Deposit(Outcome{Attempt: 1, Result: Failed})
-	b.Deposit(Outcome{Attempt: 2, Result: Failed})
-	b.Deposit(Outcome{Attempt: 2, Result: Answered})
-	wantBalance(t, ratio, epoch, 1)
-	wantBalance(t, throttled, epoch, 3)
-	wantBalance(t, b, epoch, 1)
 }
 
 // A retry that one budget refuses leaves no trace in any other, now or later. The budgets that were
@@ -351,7 +183,7 @@ func TestAllBudgetsLeaveNoTraceOfARefusedRetry(t *testing.T) {
 	for name, refuses := range map[string]Budget{
 		"a throttle":        &throttle{full: 1000, gain: 1},
 		"a full budget":     full(t),
-		"no reserve":        ratioBudgetOf(t, RatioBudget{Ratio: 1}),
+		"no reserve":        ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: Nothing}),
 		"somebody else's":   &theirs{refuse: true},
 		"an inner one":      AllBudgets(&theirs{}, full(t)),
 		"an exhausted rate": NewRateBudget(rate.NewLimiter(0, 0)),
@@ -395,55 +227,18 @@ type theirs struct {
 	taken  int
 }
 
-func (*theirs) Deposit(Outcome) {}
+func (b *theirs) Deposit(o Outcome) {
+	if o == returned {
+		b.taken--
+	}
+}
 func (b *theirs) Withdraw(time.Time) bool {
 	if !b.refuse {
 		b.taken++
 	}
 	return !b.refuse
 }
-func (b *theirs) Refund()                 { b.taken-- }
 func (*theirs) Balance(time.Time) float64 { return 0 } // its balance is not known
-
-func TestAllBudgetsAskOtherTypesByWithdrawing(t *testing.T) {
-	slots, other := concurrencyBudgetOf(t, 3), &theirs{}
-	b := AllBudgets(slots, other)
-	wantWithdrawn(t, b, epoch, 3)
-	if other.taken != 3 {
-		t.Errorf("%d retries were taken from a budget of another type, want 3", other.taken)
-	}
-}
-
-// Two goroutines may both be allowed the last slot; one of them then gives back the retry that it took.
-func TestAllBudgetsConcurrently(t *testing.T) {
-	slots, ratio := concurrencyBudgetOf(t, 3), ratioBudgetOf(t, RatioBudget{Reserve: 10})
-	b := AllBudgets(ratio, slots)
-	concurrently(32, func() {
-		for range 200 {
-			if b.Withdraw(epoch) {
-				b.Deposit(retrySuccess)
-			}
-		}
-	})
-	wantBalance(t, slots, epoch, 3)
-	wantBalance(t, ratio, epoch, 10)
-}
-
-func TestAllBudgetsOfNoneNeverRefuse(t *testing.T) {
-	b := AllBudgets()
-	b.Deposit(Outcome{Attempt: 1, Result: Failed})
-	b.Refund()
-	if !b.Withdraw(epoch) || !math.IsInf(b.Balance(epoch), 1) {
-		t.Errorf("Withdraw refused or Balance is %v, want +Inf", b.Balance(epoch))
-	}
-}
-
-func TestAllBudgetsKeepTheirOwnList(t *testing.T) {
-	list := []Budget{concurrencyBudgetOf(t, 1)}
-	b := AllBudgets(list...)
-	list[0] = Unlimited
-	wantBalance(t, b, epoch, 1)
-}
 
 func TestBudgetsAllocateNothing(t *testing.T) {
 	for name, b := range map[string]Budget{
@@ -485,5 +280,26 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		if got := fmt.Sprint(b); got != want {
 			t.Errorf("budget is %q, want %q", got, want)
 		}
+	}
+}
+
+// New rejects it; used without New, it allows nothing.
+func TestRateBudgetWithoutALimiterAllowsNothing(t *testing.T) {
+	b := NewRateBudget(nil)
+	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
+	b.Deposit(returned)
+	wantBalance(t, b, at(0), 0)
+	wantWithdrawn(t, b, at(0), 0)
+}
+
+func TestRateBudgetOfAnInfiniteLimiter(t *testing.T) {
+	b := NewRateBudget(rate.NewLimiter(rate.Inf, 0))
+	for range 100 {
+		if !b.Withdraw(at(0)) {
+			t.Fatal("an infinite limiter refused")
+		}
+	}
+	if got := b.Balance(at(0)); !math.IsInf(got, 1) {
+		t.Errorf("Balance = %v, want +Inf", got)
 	}
 }

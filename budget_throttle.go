@@ -14,8 +14,8 @@ import (
 //
 // maxTokens is above 0 and at most 1000, tokenRatio is above 0; other values are an error. Decimals
 // beyond the third are ignored in both, as A6 specifies for tokenRatio. A retry itself costs no
-// token, so a refund returns none. A failure that is [Answered] changes nothing, because to A6 it
-// is neither a success nor a failure. The throttle takes no lock.
+// token. A failure that is [Answered] changes nothing, because to A6 it is neither a success nor a
+// failure. A throttle that refuses ends the call immediately: nothing waits for it. It takes no lock.
 //
 // A6 keeps one count for each server: a client of several servers uses NewThrottle within
 // [PerTarget].
@@ -83,11 +83,9 @@ func (t *throttle) add(delta int64) {
 	}
 }
 
-func (t *throttle) Withdraw(now time.Time) bool { return t.allows(now) }
+func (t *throttle) Withdraw(time.Time) bool { return t.allows() }
 
-func (t *throttle) allows(time.Time) bool { return 2*t.tokens.Load() > t.full }
-
-func (t *throttle) Refund() {}
+func (t *throttle) allows() bool { return 2*t.tokens.Load() > t.full }
 
 func (t *throttle) Balance(time.Time) float64 {
 	return max(0, float64(t.tokens.Load())-float64(t.full)/2) / 1000

@@ -105,40 +105,6 @@ func TestNewThrottleRefuses(t *testing.T) {
 	}
 }
 
-// In float64, ten times 0.1 is a little less than 1.
-func TestThrottleAddsTenTenthsToOne(t *testing.T) {
-	b := throttleOf(t, 2, 0.1)
-	for range 2 {
-		b.Deposit(Outcome{Attempt: 1, Result: Failed})
-	}
-	for i := range 10 {
-		if b.Withdraw(epoch) {
-			t.Fatalf("allowed with %d tenths of a token of 2", i)
-		}
-		b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
-	}
-	if got := b.tokens.Load(); got != 1000 {
-		t.Errorf("ten times 0.1 = %d thousandths, want 1000", got)
-	}
-	if b.Withdraw(epoch) {
-		t.Error("allowed at exactly half of maxTokens, want only above")
-	}
-	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
-	if !b.Withdraw(epoch) {
-		t.Error("refused above half of maxTokens")
-	}
-}
-
-func TestThrottleRefundsNothing(t *testing.T) {
-	b := throttleOf(t, 10, 0.1)
-	b.Deposit(Outcome{Attempt: 1, Result: Failed})
-	b.Withdraw(epoch)
-	b.Refund()
-	if got := b.tokens.Load(); got != 9000 {
-		t.Errorf("%d thousandths after a failure, a withdrawal and its refund, want 9000", got)
-	}
-}
-
 func TestThrottleLosesNoUpdate(t *testing.T) {
 	const goroutines = 64
 	b := throttleOf(t, 1000, 0.1)

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,8 +19,15 @@ import (
 // One goroutine at a time uses a call.
 type call struct {
 	rpc
-	ownPlan plan    // zero until there is something to decide; unused if there is a sharedPlan
-	history history // zero until an attempt has failed
+	cold *cold // nil until there is something to decide
+}
+
+// The cold part of a call is made when there is something to decide. A call that succeeds on its first attempt
+// needs none.
+type cold struct {
+	plan    plan
+	history history
+	second  attempt
 }
 
 // An rpc is the part of a call that is known before its first attempt. The goroutines of a hedged
@@ -27,27 +35,28 @@ type call struct {
 type rpc struct {
 	facts
 	retrier *Retrier
-	options callOptions
+	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	first   *attempt     // the timeout of the service config counts from its start: the first that gRPC had a config for
 	newest  *attempt     // the next attempt shares its extras
 
-	hedges  Budget        // the additional budget of hedges; nil if the method is not hedged
-	delay   time.Duration // until the next attempt of a hedged call
-	learner HedgeDelay    // measures the first attempt; nil if nothing does
+	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
+	delay       time.Duration // until the next attempt of a hedged call
+	learner     HedgeDelay    // measures the first attempt; nil if nothing does
 
-	unresolved *unresolvedPolicy // set if the policy depends on the service config of a fresh channel
+	unresolved func(channel) *policy // set if the policy depends on a service config that is not known yet
+	stopsGRPC  bool                  // gRPC is kept from retrying the method by itself
+	limit      context.Context       // see limited; nil before there is a limit
+	free       context.CancelFunc    // of the limit
 
 	discard func()      // runs before the wait for another attempt; nil for none
 	isLast  func() bool // reports that no attempt can follow the one in flight; nil if one always can
 
-	sharedPlan *plan          // the plan, if the attempts' timers use it too; otherwise nil
-	overdue    func(*attempt) // runs when an attempt has reached its timeout; nil for attempt.judgeOverdue
+	contest *contest // nil if the call has neither an attempt timeout nor hedges
 }
 
 // prepare reads the call's options, resolves its policy and chooses its mode. desc is nil for a
-// unary call, reply for a stream. The policy stays nil if an outer interceptor retries the call.
-func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
+// unary call, reply for a stream. The policy stays nil if an outer interceptor, or gRPC, retries the call.
+func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
 	overrides := c.options.read(opts, c.cc, c.method)
 	c.static = c.options.static
 	if c.options.nested {
@@ -58,25 +67,28 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	}
 	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
-	p, err := policies.forCall(c.cc, c.method, overrides)
+	ch := c.retrier.channelAtStart(policies, c.cc, c.method)
+	p, err := policies.forCall(ch, c.method, overrides)
 	if err != nil {
 		err = status.Error(codes.Internal, err.Error())
 		c.options.finish(err)
 		return err
 	}
-	if c.worksFor.IsRetry() && c.retrier.mayLeaveToGRPC(p, c.cc, c.method) {
-		p = p.insteadOfGRPC() // gRPC's retries would be further attempts
+	switch {
+	case p.overGRPC && p.DryRun: // gRPC's retries stay as they are
+	case p.overGRPC || c.worksFor.IsRetry() && !p.DryRun: // for a retry, gRPC's would be further attempts
+		c.stopsGRPC = !c.retrier.builtInRetryOff && c.retrier.channelOf(c.cc, c.method).mayRetry()
+	case ch.retries() && c.retrier.channelOf(c.cc, c.method).isKnownToRetry():
+		c.retrier.report.leftToGRPC(&c.facts)
+		c.retrier.report.callPassed(&c.facts)
+		return nil
 	}
 	c.policy = p
 	c.mode = p.modeOf(desc)
-	switch {
-	case c.mode != modeHedged:
-	case c.worksFor.IsRetry():
-		c.mode = p.modeUnhedged() // a hedge would be another attempt
-	default:
+	if c.mode == modeRetried && p.mayHedge() {
 		c.tryHedging(desc, reply)
 	}
-	if policies.channels != nil && !p.passesStream(desc) && awaitsConfig(c.cc) {
+	if policies.channels != nil && !p.passesStream(desc) && !ch.ready {
 		c.expectConfig(policies, overrides)
 	}
 	if c.mode == modePassThrough && c.learner == nil {
@@ -85,166 +97,158 @@ func (c *call) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any)
 	return nil
 }
 
-// tryHedging chooses the hedged mode. If hedging is impossible, or there is no delay yet, it
-// chooses the mode that the method would have without hedging.
-func (c *call) tryHedging(desc *grpc.StreamDesc, reply any) {
-	p := c.policy
-	c.mode = p.modeUnhedged()
+// tryHedging chooses the hedged mode, unless the call cannot be hedged.
+func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 	if obstacle := hedgingObstacle(desc, reply); obstacle != "" {
 		c.retrier.report.notHedged(&c.facts, obstacle)
 		return
 	}
-	if _, fixed := p.Hedging.Delay.(hedgeAfter); !fixed {
-		c.learner = p.Hedging.Delay
-	}
-	if delay, ok := p.Hedging.delay(c.method); ok {
-		c.mode, c.policy, c.delay = modeHedged, p.hedged, delay
+	var hedged bool
+	if c.delay, c.learner, hedged = c.policy.hedgingOf(c.method, c.worksFor, time.Now); hedged {
+		c.mode = modeHedged
 	}
 }
 
 // begin starts the call's first attempt; a is a zero attempt, to be filled in.
 func (c *call) begin(a *attempt) {
-	cc, runsOn, dialed := c.cc, c.runsOn, c.dialed() // so that the call can stay on the stack
+	cc, function, dialed := c.cc, c.functionTarget, c.dialed() // so that the call can stay on the stack
 	budget := func(b Budget) Budget {
-		if runsOn != "" {
-			return budgetNamed(b, runsOn)
+		if function != "" {
+			return budgetNamed(b, function)
 		}
 		return budgetFor(b, dialed, func() string { return canonicalTarget(cc, "") })
 	}
 	c.budget = budget(c.policy.Budget)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedges = budget(b)
+		c.hedgeBudget = budget(b)
 	}
 	c.options.clear() // an earlier call may have filled the same variables
 	c.retrier.report.callStarted(&c.facts)
 	c.start = sinceOrigin()
-	a.Context, a.number, a.start = c.ctx, 1, c.start
-	a.fresh = c.retrier.connections.isFresh(c.cc)
-	c.first, c.newest = a, a
-	if c.policy.AttemptTimeout > 0 {
-		c.sharedPlan = &plan{}
-		c.planned(time.Now())
-	}
+	a.Context, a.number, a.start = c.contextOf(1, false), 1, c.start
+	c.newest = a
 	c.ready(a)
+	c.enter(a)
 }
 
-// planned returns the call's plan. The plan starts when there is something to decide: a call that
-// succeeds on its first attempt needs none.
+// planned returns the call's plan when there is something to decide.
 func (c *call) planned(now time.Time) *plan {
-	p := c.plan()
-	if !p.begun() {
-		start := timeOf(c.start, now)
-		deadline, _ := c.ctx.Deadline()
-		p.begin(c.policy, c.budget, c.hedges, start, deadline)
-		p.unresolved, p.dials, p.once = c.unresolved, c.runsOn != "", c.worksFor.IsRetry()
-		if c.mode == modeHedged {
-			p.hedgeEvery(c.delay)
-		}
-		p.send(start)
-	}
-	p.readServiceConfig(c.first, now)
+	p := c.startPlan(now)
+	p.readChannel(c.retrier, c.cc, c.method)
+	c.limitTo(p.deadline)
 	return p
 }
 
-// plan returns the call's plan, which may be zero.
-func (c *call) plan() *plan {
-	if c.sharedPlan != nil {
-		return c.sharedPlan
+// startPlan returns the call's plan, which knows about the first attempt.
+func (c *call) startPlan(now time.Time) *plan {
+	if p := c.plan(); p != nil {
+		return p
 	}
-	return &c.ownPlan
+	c.cold = &cold{}
+	p := c.plan()
+	start := timeOf(c.start, now)
+	deadline, _ := c.ctx.Deadline()
+	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadline)
+	p.isFunction, p.oneAttempt = c.functionTarget != "", c.worksFor.IsRetry()
+	p.config.unresolved, p.config.mayLeave = c.unresolved, !c.policy.overGRPC && !c.stopsGRPC
+	if c.mode == modeHedged {
+		p.hedgeEvery(c.delay)
+	}
+	p.send(start)
+	return p
 }
+
+// targetState returns what the Retrier knows about the call's target.
+func (c *rpc) targetState() *target {
+	if c.functionTarget != "" {
+		return c.retrier.targets.named(c.functionTarget)
+	}
+	cc := c.cc
+	return c.retrier.targets.of(c.dialed(), func() string { return canonicalTarget(cc, "") })
+}
+
+// isLeftToGRPC reports whether gRPC may retry a stream, because we do not.
+func (c *rpc) isLeftToGRPC() bool {
+	if c.policy.DryRun {
+		return true
+	}
+	if c.stopsGRPC || c.policy.overGRPC {
+		return false
+	}
+	return c.mode == modePassThrough || c.retrier.channelOf(c.cc, c.method).retries()
+}
+
+// noteAnswer records that the target answers. In good times, it costs a comparison.
+func (c *rpc) noteAnswer() {
+	if c.retrier.targets.failing.Load() > 0 {
+		c.targetState().answer()
+	}
+}
+
+// plan returns the call's plan, nil as long as there was nothing to decide.
+func (c *call) plan() *plan {
+	if c.cold == nil {
+		return nil
+	}
+	return &c.cold.plan
+}
+
+// history returns the call's failed attempts. It is empty, and must not be changed, as long as there was nothing to
+// decide.
+func (c *call) history() *history {
+	if c.cold == nil {
+		return &noHistory
+	}
+	return &c.cold.history
+}
+
+var noHistory history
 
 // ready completes an attempt before it is handed to gRPC.
-func (c *call) ready(a *attempt) {
+func (c *rpc) ready(a *attempt) {
 	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if c.stream != nil || c.mode == modeHedged || c.policy.AttemptTimeout > 0 || c.plan().limited {
-		c.setBounds(a)
-	}
-	if c.retrier.report.observed() {
-		c.reportStart(a)
-	}
-}
-
-// reportStart reports that an attempt starts. If an observer panics, the attempt is revoked, because
-// it is not sent.
-func (c *call) reportStart(a *attempt) {
-	done := false
-	defer func() {
-		if !done {
-			a.reported = true
-			if p := c.plan(); p.begun() {
-				p.revoke(int(a.number))
-			}
-			c.crashed(a)
-		}
-	}()
-	c.retrier.report.attemptStarted(&c.facts, a)
-	done = true
-}
-
-// setBounds gives an attempt bounds of its own, if it needs any.
-func (c *call) setBounds(a *attempt) {
-	timed := c.policy.AttemptTimeout > 0 && !c.retrier.leavesToGRPC(c.policy, c.cc, c.method)
-	limited := a.number > 1 && c.plan().limited
-	if !timed && c.stream == nil && c.mode != modeHedged && !limited {
-		return
-	}
-	if a.bounds == nil {
+	if a.bounds == nil && (c.stream != nil || c.contest != nil) {
 		a.bounds = &bounds{}
 	}
-	if limited {
-		a.bounds.limit = c.plan().deadline
-	}
-	if !timed {
-		return
-	}
-	a.bounds.timeout, a.bounds.isLast = c.policy.AttemptTimeout, c.isLast
-	if c.sharedPlan.attemptTimeout() > 0 {
-		a.bounds.retrier, a.bounds.plan = c.retrier, c.sharedPlan
-		a.expire(c.overdue)
+	if c.retrier.report.observed() {
+		c.retrier.report.attemptStarted(&c.facts, a)
 	}
 }
 
-// next takes the result of an attempt. It returns the next attempt, after the wait before it, or
-// nil and the result of the call.
-func (c *call) next(a *attempt, err error) (*attempt, error) {
-	if err == nil && a.bounds == nil {
-		c.succeed(a, time.Time{})
+// isContested reports whether the call needs a contest.
+func (c *rpc) isContested() bool {
+	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.DryRun
+}
+
+// enter adds an attempt that is about to be handed to gRPC to the contest.
+func (c *call) enter(a *attempt) {
+	if c.contest != nil {
+		c.contest.start(a)
+	}
+}
+
+// next takes the end of an attempt. It returns the next attempt, after the wait before it, or nil and the
+// result of the call.
+func (c *call) next(e ending) (*attempt, error) {
+	if e.err == nil && e.attempt.bounds == nil {
+		c.succeed(e.attempt, e.at)
 		return nil, nil
 	}
-	return c.settled(a, err, time.Time{})
+	return c.settled(e)
 }
 
-// settled is next for an attempt that has failed, or has bounds; now is the attempt's end, zero for
-// the current time.
-func (c *call) settled(a *attempt, err error, now time.Time) (*attempt, error) {
+// settled is next for an attempt that has failed, or has bounds.
+func (c *call) settled(e ending) (*attempt, error) {
+	a := e.attempt
 	defer a.release()
-	done := false
-	defer func() {
-		if !done { // a classifier or observer panics: no attempt follows
-			c.crashed(a)
-		}
-	}()
-	if c.stream == nil {
-		if err != nil {
-			a.checkUnsent(err)
-		}
-		a.settle()
-		a.repanic(func() { c.deposit(a, Ignored) })
+	if e.err = readable(e.err); e.err != nil && c.stream == nil && c.contest == nil {
+		a.checkUnsent(e.err)
 	}
-	next, err := c.following(a, err, now)
-	done = true
-	return next, err
-}
-
-// following returns the attempt that follows, after the wait before it, or nil and the result of
-// the call.
-func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error) {
-	if err == nil {
-		c.succeed(a, time.Time{})
+	if e.err == nil {
+		c.succeed(a, e.at)
 		return nil, nil
 	}
-	step, err := c.judge(a, err, now)
+	step, err := c.judge(e)
 	if step.End {
 		return nil, err
 	}
@@ -255,43 +259,52 @@ func (c *call) following(a *attempt, err error, now time.Time) (*attempt, error)
 	if reason, gone := c.wait(step); reason != nil {
 		return nil, c.abort(reason, gone)
 	}
-	c.retrier.report.waitEnded(&c.facts)
 	return c.retry(), nil
 }
 
 // judge asks the plan about a failed attempt. It returns the plan's step and, if that ends the
 // call, the error that the call returns.
-func (c *call) judge(a *attempt, err error, now time.Time) (step, error) {
-	c.collect(a)
-	err = readable(truthOf(err, a, c.stream)) // RecvMsg of a stream below may have returned it
+func (c *call) judge(e ending) (step, error) {
+	a, now := e.attempt, e.at
 	if now.IsZero() {
 		now = time.Now()
 	}
-	if c.retriedByGRPC(a) {
-		c.retrier.report.leftToGRPC(&c.facts)
-		return step{End: true}, c.leaveToGRPC(a, err, now)
+	if e.defeat != nil {
+		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, time.Now())
 	}
-	p := c.plannedAfter(a, now)
-	if c.passesAfterAll(p) {
-		return step{End: true}, c.passAfterAll(a, err, now)
+	c.collect(a)
+	err := truthOf(e.err, a, c.stream)
+	if reason := c.passes(a, now); reason != nil {
+		return step{End: true}, c.pass(a, err, reason, now)
 	}
-	f := c.failure(a, err, now)
-	c.history.record(&f)
-	a.reported = true
-	step := p.failed(c.ctx, &f, now, c.retrier.random())
-	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
+	f, step := c.ask(a, err, now)
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
 	}
-	c.retrier.report.waitStarted(&c.facts, f.Attempt.Number+1, step.verdict, now)
+	if !step.Send {
+		c.retrier.report.waitStarted(&c.facts, c.plan().made+1, step.verdict, now)
+	}
 	return step, nil
 }
 
+// ask asks the plan about a failed attempt.
+func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
+	u := c.retrier.random() // it may panic, so before the attempt counts as reported
+	c.collect(a)
+	p := c.planned(now)
+	f := c.failure(a, err, now)
+	c.history().record(&f)
+	a.reported = true
+	step := p.failed(c.ctx, &f, now, u)
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
+	return f, step
+}
+
 // truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
-// if it could not send the request again in a transparent retry, see stream_empty.go.
+// if it could not send the request again in a transparent retry, see false_eof_test.go.
 func truthOf(err error, a *attempt, stream *retryStream) error {
 	if stream == nil && isEOF(err) && a.peer.Addr != nil {
-		return errLost
+		return errConnLost
 	}
 	return err
 }
@@ -300,45 +313,20 @@ func truthOf(err error, a *attempt, stream *retryStream) error {
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f := failure{
 		Attempt:   a.asEnded(err, now),
-		CtxErr:    c.plan().gone(c.ctx, now),
+		CtxErr:    endOf(c.limited(), now),
 		Closed:    isClosed(c.cc),
-		Committed: a.fate == fateCommitted || c.policy.CommitOnHeaders && a.header != nil,
+		Committed: a.fate == fateCommitted,
 	}
-	if f.CtxErr == nil && a.timedOut(err) {
+	if a.timedOut(err) {
 		f.TimedOut = true
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
+	f.Ordinary = c.functionTarget != "" && !hasStatus(err)
 	f.NotRun = a.hasNotRun()
-	f.Unsent = a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
-	f.Attempt.Unsent = f.Unsent
+	f.Refused = a.fate == fateRefused
+	f.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
+	f.Attempt.Unsent, f.Attempt.NoResponse = f.Unsent, a.gotNoResponse()
 	return f
-}
-
-// retriedByGRPC reports whether gRPC has retried the call itself, beneath its first attempt, or
-// beneath the first one that reached a server.
-func (c *call) retriedByGRPC(a *attempt) bool {
-	return int(a.number) == c.plan().unsent+1 && !a.isCut() && c.retrier.leavesToGRPC(c.policy, c.cc, c.method)
-}
-
-// leavesToGRPC reports whether gRPC retries the method itself. On a fresh channel that is known
-// only once an attempt has been made.
-func (r *Retrier) leavesToGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && !p.overGRPC && cc != nil && cc.GetMethodConfig(method).RetryPolicy != nil
-}
-
-// stopsGRPC reports whether gRPC must be kept from retrying the method itself. The policy is nil for an
-// attempt of an outer interceptor.
-func (r *Retrier) stopsGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && p != nil && p.overGRPC && cc != nil && mayBeRetriedByGRPC(cc, method)
-}
-
-// mayLeaveToGRPC reports whether gRPC retries the method itself, or may do so when it has a service config.
-func (r *Retrier) mayLeaveToGRPC(p *policy, cc *grpc.ClientConn, method string) bool {
-	return !r.builtInRetryOff && !p.overGRPC && cc != nil && mayBeRetriedByGRPC(cc, method)
-}
-
-func mayBeRetriedByGRPC(cc *grpc.ClientConn, method string) bool {
-	return cc.GetMethodConfig(method).RetryPolicy != nil || awaitsConfig(cc)
 }
 
 // noBuiltInRetry keeps gRPC from retrying a call once its first message is sent, because the message
@@ -352,14 +340,6 @@ type noReplay struct {
 	grpc.MaxRetryRPCBufferSizeCallOption
 }
 
-// bindToGRPC keeps gRPC from retrying a stream that it has opened, also before the first message:
-// Context commits it, unless an interceptor below has replaced that method.
-func (r *Retrier) bindToGRPC(p *policy, cc *grpc.ClientConn, method string, stream grpc.ClientStream) {
-	if r.stopsGRPC(p, cc, method) {
-		stream.Context()
-	}
-}
-
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone
 // reports the latter.
@@ -367,24 +347,23 @@ func (c *call) wait(step step) (reason error, gone bool) {
 	p := c.plan()
 	for {
 		if step.Send {
-			return whyUnsendable(c.ctx, c.cc)
+			return whyUnsendable(c.limited(), c.cc)
 		}
 		connected := false
 		if d := time.Until(p.dueAt); d > 0 {
 			connected = c.pause(d, step.Connect)
 		}
 		now := time.Now()
-		gone := c.plan().gone(c.ctx, now)
+		gone := endOf(c.limited(), now)
 		switch {
 		case gone != nil:
 			return gone, true
 		case isClosed(c.cc):
 			return errConnClosed, false
 		case connected:
-			step = p.connected(now)
-			c.retrier.report.connected(&c.facts, step.verdict)
+			step = p.connected(now, c.retrier.random())
 		default:
-			step = p.due(now)
+			step = p.due(now, c.retrier.random())
 		}
 		if step.End {
 			return step.Reason, false
@@ -393,11 +372,11 @@ func (c *call) wait(step step) (reason error, gone bool) {
 }
 
 // pause waits for a time; if connects, at most until there is a connection, which it then reports.
-func (c *call) pause(d time.Duration, connects bool) (connected bool) {
+func (c *rpc) pause(d time.Duration, connects bool) (connected bool) {
 	waiting := &c.retrier.usage.waiting
 	waiting.Add(1)
 	defer waiting.Add(-1)
-	return c.retrier.connections.pause(c.ctx, c.cc, d, connects)
+	return c.retrier.connections.Pause(c.limited(), c.cc, d, connects)
 }
 
 // whyUnsendable returns why no attempt can be sent any more, nil if one can.
@@ -411,28 +390,37 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 	return nil, false
 }
 
-// retry starts the next attempt.
+// retry starts the next attempt, while no other is in flight.
 func (c *call) retry() *attempt {
 	c.options.clear()
-	last, now := &c.history.last, origin.Add(sinceOrigin()) // in half the time of time.Now
-	c.history.idle += now.Sub(origin) - (last.Start.Sub(origin) + last.Duration)
+	h := c.history()
+	h.idle += sinceOrigin() - (h.last.Start.Sub(origin) + h.last.Duration) // since the end of the last attempt
+	a := c.another()
+	c.enter(a)
+	return a
+}
+
+// another returns the next attempt, which is to be handed to gRPC.
+func (c *call) another() *attempt {
+	now := origin.Add(sinceOrigin()) // in half the time of time.Now
+	c.retrier.report.waitEnded(&c.facts)
 	a := c.newAttempt(c.plan().send(now), now)
-	if c.first.fresh && !c.plan().limited { // gRPC had no service config until now
-		c.first, a.fresh = a, c.retrier.connections.isFresh(c.cc)
-	}
+	c.retrier.report.retrySent(&c.facts, a, now)
 	c.ready(a)
 	return a
 }
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
-	a := &attempt{
-		Context: withoutPreviousAttempts(c.ctx),
+	a := c.space(sent.number)
+	*a = attempt{
+		Context: c.contextOf(sent.number, sent.silent),
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
 		wait:    sent.wait,
 		source:  smallSource(sent.source),
+		repeats: uint8(min(sent.repeats, math.MaxUint8)),
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may need extras later
 		c.newest.ownExtras()
@@ -442,20 +430,31 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	return a
 }
 
+// space returns a new attempt. The second is part of another allocation, because most calls that have one have no third.
+func (c *call) space(number int) *attempt {
+	if number == 2 {
+		return &c.cold.second
+	}
+	return &attempt{}
+}
+
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the
 // plan was not asked about.
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
 	switch p := c.plan(); {
-	case !p.begun():
+	case p == nil:
 		o := Outcome{Attempt: 1, Result: r} // there is no other
+		if r == Succeeded {
+			c.noteAnswer()
+		}
 		c.budget.Deposit(o)
-		if c.hedges != nil {
-			c.hedges.Deposit(o)
+		if c.hedgeBudget != nil {
+			c.hedgeBudget.Deposit(o)
 		}
 	case r == Succeeded:
 		p.succeeded(Outcome{Attempt: int(a.number), Hedge: a.hedge, Late: a.isLate()})
 	default:
-		p.lost(Outcome{Attempt: int(a.number), Hedge: a.hedge})
+		p.loserEnded(Outcome{Attempt: int(a.number), Hedge: a.hedge})
 	}
 }

@@ -2,7 +2,10 @@ package grpcretry
 
 import (
 	"context"
+	"slices"
 	"time"
+
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file has the ways in which a call ends.
@@ -16,15 +19,23 @@ func (c *call) succeed(a *attempt, when time.Time) {
 	if c.options.outputs {
 		c.collect(a)
 	}
-	c.retrier.report.callSucceeded(&c.facts, &c.history, a, when)
-	c.options.finish(nil)
+	c.retrier.report.callSucceeded(&c.facts, c.history(), a, when)
+	c.finish(nil)
 }
 
-// lost reports an attempt that ended after another was decisive.
-func (c *call) lost(a *attempt, now time.Time) {
+// finish frees what the call holds, and runs the caller's OnFinish options.
+func (c *call) finish(err error) {
+	if c.limit != nil {
+		c.free()
+	}
+	c.options.finish(err)
+}
+
+// loserEnded reports an attempt that ended after another was decisive.
+func (c *call) loserEnded(a *attempt, now time.Time) {
 	c.deposit(a, Ignored)
 	info := a.asEnded(errHedgeLost, now)
-	c.history.keep(info)
+	c.history().keep(info)
 	c.retrier.report.attemptLost(&c.facts, &info)
 }
 
@@ -32,7 +43,7 @@ func (c *call) lost(a *attempt, now time.Time) {
 // failure that is not retryable, that of a committed stream, and that of a call that could have
 // been hedged but not retried.
 func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.Committed && c.stream != nil || c.history.failures == 1 && v.untouched || c.plan().policy.MaxAttempts == 1 {
+	if f.Committed || c.history().failures == 1 && v.untouched || c.plan().policy.MaxAttempts == 1 {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
@@ -42,47 +53,42 @@ func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
 }
 
-// leaveToGRPC ends a call that gRPC has retried itself, and returns gRPC's error.
-func (c *call) leaveToGRPC(a *attempt, err error, now time.Time) error {
-	c.deposit(a, Ignored)
-	c.plan().leave()
-	info := a.asEnded(err, now)
-	c.retrier.report.attemptFailed(&c.facts, &info, verdict{Reason: errLeftToGRPC}, now)
-	c.end(&callFailure{last: info, err: err, reason: errLeftToGRPC, when: now})
-	return err
-}
-
 // abort ends a call in the wait before a retry, which is then never sent.
 func (c *call) abort(reason error, gone bool) error {
 	c.plan().leave()
 	c.retrier.report.waitStopped(&c.facts, reason)
-	return c.giveUp(&c.history.last, verdict{Reason: reason}, gone, time.Now())
+	return c.giveUp(&c.history().last, verdict{Reason: reason}, gone, time.Now())
 }
 
 // giveUp ends a call with an [Error]. last is the attempt that failed last; gone means that the
 // caller's context has ended.
 func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error {
 	err := &Error{
-		Last:     c.history.genuine,
+		Last:     c.history().genuine,
 		Reason:   v.Reason,
-		Attempts: c.history.all(),
+		Attempts: c.history().all(),
 		Elapsed:  now.Sub(origin) - c.start,
 
 		wait:   v.Wait,
 		source: v.WaitSource,
-		made:   c.history.made(0),
+		made:   c.history().made(0),
+
+		reached: c.history().reached,
 
 		otherPolicy: c.isDistributedElsewhere(),
 	}
 	if err.otherPolicy {
 		c.retrier.warnOfOtherPolicy(c.target())
 	}
-	if err.Last == nil {
+	switch h := c.history(); {
+	case err.Last == nil:
 		err.Last = last.Err
+	case h.from != last.Number && !gone:
+		c.options.showEarlier(err.Attempts, h.from)
 	}
 	if gone {
 		err.ctx = context.DeadlineExceeded
-		if c.ctx.Err() == context.Canceled {
+		if c.limited().Err() == context.Canceled {
 			err.ctx = context.Canceled
 		}
 	}
@@ -98,15 +104,22 @@ func (c *call) end(how *callFailure) {
 	if c.stream != nil {
 		c.stream.ending(how.err)
 	}
-	c.retrier.report.callFailed(&c.facts, &c.history, how)
-	c.options.finish(how.err)
+	c.retrier.report.callFailed(&c.facts, c.history(), how)
+	c.finish(how.err)
 }
 
 // crashed ends a call's attempts when one of the application's callbacks panics, or ends its
-// goroutine; a is the attempt that was in flight, or has just ended.
-func (c *call) crashed(a *attempt) {
+// goroutine.
+func (c *call) crashed() {
+	if c.contest != nil {
+		c.contest.crash()
+	}
+	a := c.newest
+	if a == nil {
+		return // before the first attempt
+	}
 	defer a.release()
-	a.settle() // the timer may be using the plan
+	a.settle()
 	if !a.reported {
 		c.deposit(a, Ignored)
 	}
@@ -115,8 +128,8 @@ func (c *call) crashed(a *attempt) {
 
 // endCrashed ends a call after crashed; err is the error to report.
 func (c *call) endCrashed(err error) {
-	c.retrier.report.callCrashed(&c.facts, &c.history, err)
-	c.options.finish(err)
+	c.retrier.report.callCrashed(&c.facts, c.history(), err)
+	c.finish(err)
 }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline
@@ -135,8 +148,83 @@ func endOf(ctx context.Context, now time.Time) error {
 // ended for it.
 func causeOf(ctx context.Context) error {
 	cause := readable(context.Cause(ctx))
-	if isReason(cause) {
+	if reasons.Is(cause) {
 		return anothers{cause}
 	}
 	return cause
+}
+
+// The history of a call holds its attempts that ended without success.
+type history struct {
+	last     Attempt   // the attempt that ended last; no slice, because most calls have no other
+	earlier  []Attempt // the attempts that ended before, in that order; only the latest, fewer than maxKept
+	highest  int       // the highest number of an attempt
+	reached  bool      // an attempt has reached a server, or may have
+	failures int
+	genuine  error         // the last failure that came from a server or gRPC, not from a timeout or the caller
+	from     int           // the number of the attempt that it came from
+	idle     time.Duration // the time without an attempt in flight, up to the start of the newest attempt
+}
+
+// maxKept is how many attempts are kept. A server may send megabytes for each of them.
+const maxKept = 16
+
+// isEmpty reports whether no attempt has ended yet.
+func (h *history) isEmpty() bool { return h.last.Number == 0 }
+
+// all returns these attempts and more, in the order of their numbers.
+func (h *history) all(more ...Attempt) []Attempt {
+	all := slices.Concat(h.earlier, []Attempt{h.last}, more)
+	slices.SortFunc(all, func(a, b Attempt) int { return a.Number - b.Number })
+	return all
+}
+
+// record adds a failed attempt.
+func (h *history) record(f *failure) {
+	h.keep(f.Attempt)
+	h.failures++
+	if !f.TimedOut && !f.isCallers() {
+		h.genuine, h.from = f.Attempt.Err, f.Attempt.Number
+	}
+}
+
+// keep adds an attempt that ended without success.
+func (h *history) keep(a Attempt) {
+	if !h.isEmpty() {
+		h.keepEarlier(h.last)
+	}
+	h.last, h.highest, h.reached = a, max(h.highest, a.Number), h.reached || !a.Unsent
+}
+
+func (h *history) keepEarlier(a Attempt) {
+	if len(h.earlier) == maxKept-1 {
+		h.earlier = slices.Delete(h.earlier, 0, 1)
+	}
+	if h.earlier == nil {
+		h.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
+	}
+	h.earlier = append(h.earlier, a)
+}
+
+// made returns the highest attempt number, at least number.
+func (h *history) made(number int) int { return max(number, h.highest) }
+
+// lastEnd returns when the last attempt in flight ended, which need not be the decisive one.
+func (h *history) lastEnd(decisive *Attempt) time.Time {
+	last := decisive.Start.Add(decisive.Duration)
+	for i := range h.earlier {
+		last = later(last, &h.earlier[i])
+	}
+	if h.isEmpty() {
+		return last
+	}
+	return later(last, &h.last)
+}
+
+// later returns the later of t and the attempt's end.
+func later(t time.Time, a *Attempt) time.Time {
+	if end := a.Start.Add(a.Duration); end.After(t) {
+		return end
+	}
+	return t
 }

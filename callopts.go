@@ -1,21 +1,23 @@
 package grpcretry
 
 import (
+	"reflect"
 	"slices"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// callOptions are a call's grpc.CallOptions, and the settings that the library reads from them.
-type callOptions struct {
+// grpcOptions are a call's grpc.CallOptions, and the settings that the library reads from them.
+type grpcOptions struct {
 	list []grpc.CallOption
 
 	// The addresses where the caller wants header and trailer; nil if unwanted.
 	header, trailer *metadata.MD
-
-	creds credentials.PerRPCCredentials // the call's own; nil if there are none
 
 	outputs  bool // the caller wants header, trailer or peer
 	nested   bool // the call is an attempt of ours: an outer interceptor retries it
@@ -27,7 +29,7 @@ type callOptions struct {
 }
 
 // read reads a call's options, and returns this library's own.
-func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) (overrides []*callOption) {
+func (o *grpcOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) (overrides []*policyOption) {
 	o.list = list
 	for _, opt := range list {
 		switch opt := opt.(type) {
@@ -39,17 +41,13 @@ func (o *callOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 			o.trailer, o.outputs = opt.TrailerAddr, true
 		case grpc.PeerCallOption:
 			o.outputs = true
-		case grpc.PerRPCCredsCallOption:
-			o.creds = opt.Creds
 		case grpc.OnFinishCallOption:
 			o.finishes, o.perCall = true, true
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			o.nested = o.nested || opt.cc == cc && opt.method == method
 			o.perCall, o.foreign = true, true
-		case *headerOption:
-			o.perCall, o.foreign = true, true
-		case *callOption:
+		case *policyOption:
 			overrides = append(overrides, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			overrides = append(overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
@@ -74,11 +72,8 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		opts = append(opts, o.list...)
 	}
 	opts = append(opts, a)
-	if c.retrier.stopsGRPC(c.policy, c.cc, c.method) {
+	if c.stopsGRPC {
 		opts = append(opts, noBuiltInRetry())
-	}
-	if a.number > 1 || c.worksFor.IsRetry() {
-		opts = append(opts, attemptHeader{int(a.number) - 1, c.worksFor.IsRetry()}.option(o.creds))
 	}
 	if c.stream == nil {
 		if o.trailer == nil || own {
@@ -96,10 +91,10 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 
 // forAttempt appends the options that each attempt gets; if the attempt has outputs of its own,
 // the caller's are left out.
-func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
+func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
 	for _, opt := range o.list {
 		switch opt.(type) {
-		case *attempt, *headerOption, grpc.OnFinishCallOption:
+		case *attempt, grpc.OnFinishCallOption:
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
 			if !own {
 				opts = append(opts, opt)
@@ -112,17 +107,13 @@ func (o *callOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 }
 
 // own returns the options without those of another call's attempt, which an interceptor has handed on.
-func (o *callOptions) own() []grpc.CallOption {
+func (o *grpcOptions) own() []grpc.CallOption {
 	if !o.foreign || o.nested {
 		return o.list
 	}
 	return slices.DeleteFunc(slices.Clone(o.list), func(opt grpc.CallOption) bool {
-		switch opt.(type) {
-		case *attempt, *headerOption:
-			return true
-		default:
-			return false
-		}
+		_, is := opt.(*attempt)
+		return is
 	})
 }
 
@@ -136,11 +127,11 @@ func (c *rpc) ownOutputs(a *attempt) bool {
 // wantsHeader reports whether a rule or an observer needs the response headers; copying them costs
 // gRPC three allocations.
 func (c *rpc) wantsHeader() bool {
-	return c.policy.CommitOnHeaders || c.policy.Classifier != nil || c.retrier.report.observed()
+	return c.policy.Classifier != nil || c.retrier.report.observed()
 }
 
 // collect copies, once, the header and trailer that gRPC wrote to a unary caller's own variables.
-func (c *call) collect(a *attempt) {
+func (c *rpc) collect(a *attempt) {
 	if c.ownOutputs(a) || a.collected {
 		return
 	}
@@ -155,21 +146,31 @@ func (c *call) collect(a *attempt) {
 }
 
 // show copies an attempt's header, trailer and peer to the caller's outputs.
-func (o *callOptions) show(a *attempt) {
+func (o *grpcOptions) show(a *attempt) {
 	if o.outputs {
 		o.set(a)
 	}
 }
 
+// showEarlier shows an earlier attempt's header, trailer and address, because the call returns its status.
+func (o *grpcOptions) showEarlier(attempts []Attempt, number int) {
+	i := slices.IndexFunc(attempts, func(a Attempt) bool { return a.Number == number })
+	if !o.outputs || i < 0 {
+		return
+	}
+	a := &attempts[i]
+	o.set(&attempt{number: int32(number), header: a.Header, trailer: a.Trailer, peer: peer.Peer{Addr: a.Peer}}) //nolint:gosec // a count
+}
+
 // clear empties the caller's outputs before an attempt, so that they show the attempt whose result
 // is returned even if that attempt reaches no server.
-func (o *callOptions) clear() {
+func (o *grpcOptions) clear() {
 	if o.outputs {
 		o.set(&attempt{})
 	}
 }
 
-func (o *callOptions) set(a *attempt) {
+func (o *grpcOptions) set(a *attempt) {
 	for _, opt := range o.list {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:
@@ -183,7 +184,7 @@ func (o *callOptions) set(a *attempt) {
 }
 
 // setHeader adds the number of previous attempts to the caller's header.
-func (o *callOptions) setHeader(a *attempt) {
+func (o *grpcOptions) setHeader(a *attempt) {
 	if a.number == 1 {
 		return
 	}
@@ -195,7 +196,7 @@ func (o *callOptions) setHeader(a *attempt) {
 }
 
 // finish runs the caller's OnFinish options, once per call.
-func (o *callOptions) finish(err error) {
+func (o *grpcOptions) finish(err error) {
 	if !o.finishes {
 		return
 	}
@@ -205,4 +206,59 @@ func (o *callOptions) finish(err error) {
 			f.OnFinish(err)
 		}
 	}
+}
+
+// emptyReply empties the message that the application receives into, before another attempt does:
+// codecs may merge into a message, so the remains of a failed attempt must go. A message that is
+// neither a protobuf message nor a pointer stays as it is.
+func emptyReply(m any) {
+	if !isPointer(m) {
+		return
+	}
+	switch m := m.(type) {
+	case proto.Message:
+		proto.Reset(m)
+	case protoadapt.MessageV1:
+		m.Reset() // its zero value need not be a message of the same type
+	default:
+		reflect.ValueOf(m).Elem().SetZero()
+	}
+}
+
+// A replyType makes empty replies of the type of the caller's, for the further attempts of a hedged
+// call: the first attempt alone receives into the caller's reply. Two kinds of replies can be made a
+// second time: protobuf messages, and pointers, because every codec that unmarshals can start from
+// their zero value. A replyType is made before the first attempt, which writes to the caller's reply.
+type replyType struct {
+	of any // a protoreflect.MessageType or, for any other reply, a reflect.Type
+}
+
+func typeOfReply(r any) replyType {
+	if m, ok := r.(proto.Message); ok {
+		return replyType{m.ProtoReflect().Type()}
+	}
+	return replyType{reflect.TypeOf(r).Elem()}
+}
+
+func (t replyType) make() any {
+	if message, ok := t.of.(protoreflect.MessageType); ok {
+		return message.New().Interface()
+	}
+	return reflect.New(t.of.(reflect.Type)).Interface()
+}
+
+// isPointer reports whether typeOfReply can make another reply like this one.
+func isPointer(reply any) bool {
+	v := reflect.ValueOf(reply)
+	return v.Kind() == reflect.Pointer && !v.IsNil()
+}
+
+// copyReply copies a winning attempt's response into the caller's reply.
+func copyReply(to, from any) {
+	if m, ok := to.(proto.Message); ok {
+		proto.Reset(m)
+		proto.Merge(m, from.(proto.Message))
+		return
+	}
+	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem()) // nobody else refers to its contents
 }

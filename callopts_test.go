@@ -1,10 +1,7 @@
 package grpcretry
 
 import (
-	"context"
-	"errors"
 	"reflect"
-	"slices"
 	"testing"
 	"time"
 
@@ -13,8 +10,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-
-	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 func TestHeaderTrailerAndPeerAreOfTheReturnedAttempt(t *testing.T) {
@@ -66,7 +61,7 @@ func TestAnAttemptThatReachesNoServerShowsNoneOfTheOneBefore(t *testing.T) {
 		var header, trailer metadata.MD
 		var at peer.Peer
 		_, err := client.Echo(t.Context(), request(), grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at))
-		e := wantStop(t, err, codes.Unavailable, ErrNotConnected, 2)
+		e := wantStop(t, err, codes.Unavailable, ErrTargetDown, 2)
 		if header != nil || trailer != nil || at.Addr != nil {
 			t.Errorf("caller sees header %v, trailer %v, peer %v of an attempt whose result it does not have", header, trailer, at.Addr)
 		}
@@ -127,114 +122,4 @@ func TestOnFinishRunsOnceAtTheEndOfTheCall(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestAnInnerInterceptorCannotWriteIntoOurOptions(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), ok()))
-		var seen []int
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
-			opts ...grpc.CallOption) error {
-			seen = append(seen, len(opts))
-			if cap(opts) != len(opts) {
-				t.Errorf("options have room for %d more", cap(opts)-len(opts))
-			}
-			return invoker(ctx, method, req, reply, cc, append(opts, grpc.WaitForReady(true))...)
-		}
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(below))...)
-		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); err != nil {
-			t.Error(err)
-		}
-		if len(seen) != 2 || seen[1] != seen[0]+1 { // the number of previous attempts
-			t.Errorf("attempts had %v options, want one more in the retry", seen)
-		}
-	})
-}
-
-func TestTheCallersOptionsAreNotChanged(t *testing.T) {
-	invoker := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
-		return errors.New("x")
-	}
-	opts := make([]grpc.CallOption, 2, 10)
-	opts[0], opts[1] = grpc.OnFinish(func(error) {}), grpc.StaticMethod()
-	UnaryClientInterceptor()(t.Context(), "/s/m", nil, nil, nil, invoker, opts...)
-	if _, ok := opts[0].(grpc.OnFinishCallOption); !ok || opts[:3][2] != nil {
-		t.Errorf("options became %v", opts[:3])
-	}
-}
-
-// The rules that need the response headers have them also where the caller takes them.
-func TestHeadersAreReadAlsoWhereTheCallerTakesThem(t *testing.T) {
-	t.Run("to commit", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, script(unavailable(), unavailable().withHeader("k", "two")))
-			var header metadata.MD
-			_, err := server.client(t, steady, WithCommitOnHeaders(true)).Echo(t.Context(), request(), grpc.Header(&header))
-			wantStop(t, err, codes.Unavailable, ErrCommitted, 2)
-			wantTimes(t, server, 0, second)
-		})
-	})
-	t.Run("to be seen", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, script(unavailable().withHeader("k", "one"), unavailable(), ok().withHeader("k", "three")))
-			var seen []string
-			client := server.client(t, steady, WithObserver(func(_ context.Context, e Event) {
-				if e.Kind == AttemptEnd {
-					seen = append(seen, first(e.Attempt.Header["k"]))
-				}
-			}))
-			var header metadata.MD
-			if _, err := client.Echo(t.Context(), request(), grpc.Header(&header)); err != nil {
-				t.Error(err)
-			}
-			if want := []string{"one", "", "three"}; !slices.Equal(seen, want) || first(header["k"]) != "three" {
-				t.Errorf("the observer saw headers %q, the caller %v, want %q, the last", seen, header, want)
-			}
-		})
-	})
-}
-
-func TestOptionsOfAnAttemptAreNotWrittenOverByTheNext(t *testing.T) {
-	var kept [][]grpc.CallOption
-	err := UnaryClientInterceptor(WithBackoff(Constant(0)))(t.Context(), "/s/m", nil, nil, nil,
-		func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
-			kept = append(kept, opts)
-			return errUnavailable
-		}, grpc.StaticMethod())
-	asError(t, err)
-	for i, opts := range kept {
-		for j, other := range kept[:i] {
-			if &opts[0] == &other[0] {
-				t.Errorf("attempts %d and %d have one slice of options", j+1, i+1)
-			}
-		}
-	}
-}
-
-// Every attempt of a stream has options of its own: gRPC reads them when it ends, which
-// may be after the next has begun.
-func TestAttemptsOfAStreamDoNotShareOptions(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		scripts := []string{"fail UNAVAILABLE", "fail UNAVAILABLE", "recv a; send 1"}
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-		var all [][]grpc.CallOption
-		below := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
-			opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			all = append(all, opts)
-			return streamer(ctx, desc, cc, method, opts...)
-		}
-		cc := server.conn(t, append(DialOptions(steady), grpc.WithChainStreamInterceptor(below))...)
-		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF")
-		peers := map[*peer.Peer]int{}
-		for i, opts := range all {
-			for _, opt := range opts {
-				if opt, ok := opt.(*attempt); ok {
-					peers[opt.PeerAddr] = i + 1
-				}
-			}
-		}
-		if len(all) != 3 || len(peers) != 3 {
-			t.Errorf("%d attempts write their peer to %d places, want 3 to 3", len(all), len(peers))
-		}
-	})
 }

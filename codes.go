@@ -27,6 +27,9 @@ const (
 // retryable reports whether the policy considers f retryable: the classifier decides first, then
 // the code set. It is never called for OK, nor for the end of the caller's own context.
 func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) bool {
+	if f.Refused {
+		return true
+	}
 	if code == codes.OK || isPermanent(f.Attempt.Err) { // some errors say OK
 		return false
 	}
@@ -38,10 +41,9 @@ func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) boo
 			return false
 		}
 	}
-	if f.TimedOut {
-		return true
-	}
 	switch {
+	case f.TimedOut, f.Ordinary:
+		return true
 	case code == codes.ResourceExhausted && isSizeError(f.Attempt.Err):
 		return false
 	case code == codes.Unavailable && isDropped(f):

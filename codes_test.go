@@ -232,46 +232,6 @@ func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
 	})
 }
 
-func TestCodeSet(t *testing.T) {
-	every := make([]codes.Code, 0, 16)
-	for c := codes.Canceled; c <= codes.Unauthenticated; c++ {
-		every = append(every, c)
-	}
-	for _, list := range [][]codes.Code{{codes.Unavailable}, {codes.Canceled, codes.Unauthenticated}, every} {
-		set := newCodeSet(list)
-		for _, c := range append([]codes.Code{codes.OK, 17, 31, 32, 33, 46, 64, 1<<31 - 1, 1 << 31, 1<<32 - 1}, every...) {
-			want := false
-			for _, one := range list {
-				want = want || one == c
-			}
-			if got := set.has(c); got != want {
-				t.Errorf("set of %v has code %d: %t, want %t", list, uint32(c), got, want)
-			}
-		}
-	}
-}
-
-// A hostile server may respond with any number; none of them wraps around into the set.
-func TestCodesThatDoNotExistAreNotRetried(t *testing.T) {
-	every := WithPolicy(Policy{Codes: []codes.Code{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}})
-	for _, code := range []codes.Code{17, 32 + codes.Unavailable, 64 + codes.Unavailable, 1<<31 - 1} {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, script(fail(code, "made up")))
-			_, err := server.client(t, steady, every).Echo(t.Context(), request())
-			wantUntouched(t, err, code, "made up")
-		})
-	}
-	// For a number over an int32, gRPC substitutes a code that exists. There must be no more
-	// attempts than that code allows, and no panic.
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(fail(1<<31, "made up")))
-		_, err := server.client(t, steady, WithCodes(codes.Unavailable)).Echo(t.Context(), request())
-		if err == nil || len(server.attempts()) != 1 {
-			t.Errorf("Echo = %v after %d attempts, want an error after 1", err, len(server.attempts()))
-		}
-	})
-}
-
 func TestCodesOfAContextSentByTheServer(t *testing.T) {
 	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
 		t.Run(code.String(), func(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -20,13 +19,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/conns"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
-	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A restart is survived by every call that has time to wait, at no charge.
@@ -38,7 +36,7 @@ func TestARestartIsSurvived(t *testing.T) {
 		call func(context.Context, echov1.EchoServiceClient) error
 	}{
 		{"unary", nil, echo},
-		{"hedged", []Option{hedged(Hedging{Delay: HedgeAfter(20 * second)})}, echo},
+		{"hedged", []Option{hedged(2, Hedging{Delay: HedgeAfter(20 * second)})}, echo},
 		{"server stream", nil, expand},
 	} {
 		for _, tt := range []struct{ away, back time.Duration }{ // gRPC dials at 0, 1, 2.6, 5.16 and 9.256 s
@@ -123,20 +121,19 @@ func TestCallsThatWaitedDoNotReturnTogether(t *testing.T) {
 			})
 		}
 		time.Sleep(second / 4)
-		r.connections.mu.Lock()
-		if w := r.connections.watchers[cc]; len(r.connections.watchers) != 1 || w == nil || w.waiting != calls {
-			t.Errorf("watchers are %v, want one for %d calls", r.connections.watchers, calls)
+		if got := r.connections.Waiting(); len(got) != 1 || got[cc] != calls {
+			t.Errorf("watchers are %v, want one for %d calls", got, calls)
 		}
-		r.connections.mu.Unlock()
 		group.Wait()
 		times := server.times()
 		slices.Sort(times)
-		// Full jitter of 100 ms, 500 times: the odds for less are below 10⁻²⁰.
-		if from, to := times[0], times[calls-1]; from < second || to-from < 90*time.Millisecond || to >= second+100*time.Millisecond {
-			t.Errorf("calls returned from %v to %v, want them spread over the 100 ms after 1s", from, to)
+		// Equal jitter of 100 ms, 500 times: the odds for less are below 10⁻²⁰.
+		const half = 50 * time.Millisecond
+		if from, to := times[0], times[calls-1]; from < second+half || to-from < half*9/10 || to >= second+2*half {
+			t.Errorf("calls returned from %v to %v, want them spread from 50 to 100 ms after 1s", from, to)
 		}
-		if len(r.connections.watchers) != 0 {
-			t.Errorf("watchers are left: %v", r.connections.watchers)
+		if got := r.connections.Waiting(); len(got) != 0 {
+			t.Errorf("watchers are left: %v", got)
 		}
 	})
 }
@@ -152,10 +149,10 @@ func TestTheWaitForAConnectionEnds(t *testing.T) {
 		reason error
 		want   time.Duration
 	}{
-		{"ConnectWait", nil, 0, nil, codes.Unavailable, ErrNotConnected, 10 * second},
-		{"WithConnectWait", []Option{WithConnectWait(3 * second)}, 0, nil, codes.Unavailable, ErrNotConnected, 3 * second},
+		{"patience", nil, 0, nil, codes.Unavailable, ErrTargetDown, 10 * second},
+		{"WithPatience", []Option{WithPatience(3 * second)}, 0, nil, codes.Unavailable, ErrTargetDown, 3 * second},
 		{"the deadline, less the backoff", nil, 5 * second, nil, codes.Unavailable, ErrDeadline, 4 * second},
-		{"the deadline, at the same time", nil, 11 * second, nil, codes.Unavailable, ErrNotConnected, 10 * second},
+		{"the deadline, at the same time", nil, 11 * second, nil, codes.Unavailable, ErrTargetDown, 10 * second},
 		{"MaxElapsed, less the backoff", []Option{WithMaxElapsed(7 * second)}, 0, nil, codes.Unavailable, ErrMaxElapsed, 6 * second},
 		{"a deadline too near for the backoff", nil, second, nil, codes.Unavailable, ErrDeadline, 0},
 		{"MaxElapsed too near for the backoff", []Option{WithMaxElapsed(second)}, 0, nil, codes.Unavailable, ErrMaxElapsed, 0},
@@ -175,7 +172,7 @@ func TestTheWaitForAConnectionEnds(t *testing.T) {
 					call := echo
 					switch how {
 					case "hedged":
-						opts = append(opts, hedged(Hedging{Delay: HedgeAfter(time.Hour)}))
+						opts = append(opts, hedged(2, Hedging{Delay: HedgeAfter(time.Hour)}))
 					case "stream":
 						call = expand
 					}
@@ -208,9 +205,9 @@ func TestTheWaitForAConnectionEnds(t *testing.T) {
 	}
 }
 
-// Without ConnectWait, an attempt that reached no server is one like any other.
-func TestWithoutConnectWaitUnsentAttemptsCount(t *testing.T) {
-	for name, opt := range map[string]Option{"option": WithConnectWait(0), "policy": WithPolicy(Policy{ConnectWait: -1})} {
+// Without patience, an attempt that reached no server ends the call.
+func TestWithoutPatienceAnUnsentAttemptEndsTheCall(t *testing.T) {
+	for name, opt := range map[string]Option{"option": WithPatience(0), "policy": WithPolicy(Policy{Patience: -1})} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, always(ok()))
@@ -219,9 +216,9 @@ func TestWithoutConnectWaitUnsentAttemptsCount(t *testing.T) {
 				link.cut()
 				synctest.Wait()
 				err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
-				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
-				if want := (counts{withdrawn: 3, told: [4]int{Failed: 4}, highest: 4}); budget.counts != want {
-					t.Errorf("budget is %+v, want %+v", budget.counts, want)
+				wantStop(t, err, codes.Unavailable, ErrTargetDown, 1)
+				if took := time.Since(server.start); took != 0 || budget.counts != (counts{}) {
+					t.Errorf("the call took %v and the budget is %+v, want an end at once that costs nothing", took, budget.counts)
 				}
 			})
 		})
@@ -233,22 +230,22 @@ func TestAnIdleChannelIsWoken(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(ok()))
 		idle := server.conn(t)
-		c := newConnections()
-		ready, _, unwatch := c.await(idle)
+		c := conns.New()
+		ready, _, unwatch := c.Await(idle)
 		<-ready
 		unwatch()
 		if got := idle.GetState(); got != connectivity.Ready {
 			t.Errorf("the channel is %v, want READY", got)
 		}
 		link, cc := server.linked(t)
-		closed, forget := c.watch(cc, time.Hour) // somebody watches already, without a wish for a connection
+		closed, forget := c.Watch(cc, time.Hour) // somebody watches already, without a wish for a connection
 		link.cut()
 		synctest.Wait()
 		if got := cc.GetState(); got != connectivity.Idle {
 			t.Fatalf("the channel is %v after the loss of its connection, want IDLE", got)
 		}
 		link.mend()
-		ready, _, unwatch = c.await(cc)
+		ready, _, unwatch = c.Await(cc)
 		<-ready
 		link.cut() // and again, while the call still waits
 		synctest.Wait()
@@ -267,12 +264,12 @@ func TestAnIdleChannelIsWoken(t *testing.T) {
 	})
 }
 
-// ConnectWait is for all the waits of a call together, and for no other.
-func TestConnectWaitIsForTheWholeCall(t *testing.T) {
+// Patience counts from the call's first failure, whatever the call waits for.
+func TestPatienceIsForTheWholeCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(ok()))
 		var starts []time.Duration
-		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithConnectWait(4*second),
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithPatience(4*second),
 			WithObserver(func(_ context.Context, e Event) {
 				if e.Kind == AttemptStart {
 					starts = append(starts, time.Since(server.start))
@@ -283,13 +280,12 @@ func TestConnectWaitIsForTheWholeCall(t *testing.T) {
 		time.AfterFunc(second/2, link.mend)  // connected at 1 s
 		time.AfterFunc(3*second/2, link.cut) // in the backoff, which ends at 2 s
 		err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
-		e := wantStop(t, err, codes.Unavailable, ErrNotConnected, 2)
+		e := wantStop(t, err, codes.Unavailable, ErrTargetDown, 2)
 		if want := []time.Duration{0, 2 * second}; !slices.Equal(starts, want) {
 			t.Errorf("attempts started at %v, want %v", starts, want)
 		}
-		// A wait of 1 s, a backoff of 1 s, and what is left of 4 s.
-		if got := time.Since(server.start); got != 5*second {
-			t.Errorf("the call ended after %v, want 5s", got)
+		if got := time.Since(server.start); got != 4*second {
+			t.Errorf("the call ended after %v, want 4s", got)
 		}
 		if a := e.Attempts[1]; a.Wait != 2*second || a.WaitSource != WaitConnect {
 			t.Errorf("attempt 2 came after %v of %v, want 2s of connect", a.Wait, a.WaitSource)
@@ -297,9 +293,8 @@ func TestConnectWaitIsForTheWholeCall(t *testing.T) {
 	})
 }
 
-// The attempt that takes the place of an unsent one inherits its charge: one that stands in for
-// the first is free, one that stands in for a retry was paid once.
-func TestAnUnsentAttemptIsReplacedAtNoCharge(t *testing.T) {
+// An unsent retry returns its token, so the retry that takes its place is not paid for twice.
+func TestAnUnsentRetryReturnsItsToken(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		script []answer
@@ -308,19 +303,19 @@ func TestAnUnsentAttemptIsReplacedAtNoCharge(t *testing.T) {
 		err    error
 	}{
 		{"a retry, which then succeeds", []answer{unavailable(), ok()}, true,
-			counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 3}, nil},
+			counts{withdrawn: 2, refunded: 1, told: [5]int{Succeeded: 1, Failed: 1}, highest: 3}, nil},
 		{"a retry, which then fails and is followed by another", []answer{unavailable(), unavailable(), ok()}, true,
-			counts{withdrawn: 2, told: [4]int{Succeeded: 1, Failed: 2}, highest: 4}, nil},
-		{"a retry that is never sent", []answer{unavailable()}, false,
-			counts{withdrawn: 1, refunded: 1, told: [4]int{Failed: 1}, highest: 1}, ErrNotConnected},
+			counts{withdrawn: 3, refunded: 1, told: [5]int{Succeeded: 1, Failed: 2}, highest: 4}, nil},
+		{"a retry that never reaches a server", []answer{unavailable()}, false,
+			counts{withdrawn: 1, refunded: 1, told: [5]int{Failed: 1}, highest: 1}, ErrTargetDown},
 		{"attempts that reached a server count", []answer{unavailable(), unavailable(), unavailable(), unavailable()}, true,
-			counts{withdrawn: 3, told: [4]int{Failed: 4}, highest: 5}, ErrAttemptsExhausted},
+			counts{withdrawn: 4, refunded: 1, told: [5]int{Failed: 4}, highest: 5}, ErrAttemptsExhausted},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, script(tt.script...))
 				budget := &tally{}
-				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithBudget(budget))...)
+				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithBudget(budget), unmoved)...)
 				time.AfterFunc(second/2, link.cut) // in the wait before the first retry
 				if tt.mend {
 					time.AfterFunc(3*second/2, link.mend)
@@ -430,9 +425,9 @@ func TestWhatReachedNoServer(t *testing.T) {
 				errors.As(err, &e)
 				var got string
 				switch {
-				case e == nil && budget.counts == counts{told: [4]int{Ignored: 1}, highest: 1}:
+				case e == nil && budget.counts == counts{told: [5]int{Ignored: 1}, highest: 1}:
 					got = final
-				case e == nil && budget.counts == counts{told: [4]int{Failed: 1}, highest: 1}:
+				case errors.Is(err, ErrMayHaveRun) && budget.counts == counts{told: [5]int{Failed: 1}, highest: 1}:
 					got = ran
 				case e != nil && e.Attempts[0].Unsent && e.Attempts[0].Peer == nil:
 					got = waits
@@ -447,140 +442,5 @@ func TestWhatReachedNoServer(t *testing.T) {
 		}
 		t.Run(tt.name, func(t *testing.T) { check(t, tt.want) })
 		t.Run(tt.name+", with UnsentOnly", func(t *testing.T) { check(t, orDefault(tt.once, tt.want), WithUnsentOnly(true)) })
-	}
-}
-
-// cutting are per-RPC credentials that cut the link: gRPC asks for them when it has picked a
-// connection, and before it opens a stream.
-type cutting struct {
-	once sync.Once
-	link *link
-	cc   *grpc.ClientConn
-}
-
-func (c *cutting) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
-	c.once.Do(func() {
-		c.link.cut()
-		c.cc.WaitForStateChange(ctx, connectivity.Ready)
-	})
-	return nil, nil
-}
-func (*cutting) RequireTransportSecurity() bool { return false }
-
-// A connection that is lost before the stream is opened is gRPC's to replace, transparently; if
-// there is no other, the attempt has reached no server.
-func TestAConnectionLostBeforeTheStreamIsOpened(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok()))
-		budget := &tally{}
-		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithBudget(budget))...)
-		time.AfterFunc(second/2, link.mend)
-		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.PerRPCCredentials(&cutting{link: link, cc: cc}))
-		if err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 2*second) // the connection at 1 s, and the backoff
-		if want := (counts{told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
-			t.Errorf("budget is %+v, want %+v", budget.counts, want)
-		}
-	})
-}
-
-// What a Trailer variable held before the call says nothing about an attempt that reached no
-// server.
-func TestLeftoversOfAnEarlierCallSayNothing(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok()))
-		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithCommitOnHeaders(true))...)
-		link.cut()
-		time.AfterFunc(second/2, link.mend)
-		synctest.Wait()
-		trailer, header := metadata.Pairs(pushbackKey, "-1"), metadata.Pairs("k", "v")
-		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Trailer(&trailer),
-			grpc.Header(&header)); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// A wait for a connection is seen in events, on spans, in metrics and in logs: one that was worth
-// it, and one that was not.
-func TestAWaitForAConnectionIsSeen(t *testing.T) {
-	const refused = ` grpcretry.message=connection error: desc = "transport: Error while dialing: connection refused"`
-	for _, tt := range []struct {
-		name    string
-		mend    bool
-		event   string
-		spans   []string
-		metrics []string
-		log     string
-	}{
-		{"rescued", true, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; attempt 2 after 2s of connect; end OK recovered", []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3" + refused,
-			"grpcretry.attempt grpcretry.attempt.number=2 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn",
-		}, []string{"grpcretry.calls 1 grpcretry.outcome=recovered", "grpcretry.rescued_calls 1", "grpcretry.wait.duration 1/2s grpcretry.wait_source=connect"},
-			"retrying…source=connect"},
-		{"given up", false, "attempt 1 UNAVAILABLE unsent, retry after 1s of connect; end UNAVAILABLE not_connected", []string{
-			"grpcretry.attempt grpcretry.attempt.number=1 rpc.response.status_code=UNAVAILABLE grpcretry.decision=retry grpcretry.wait_ms=1000 grpcretry.wait_source=connect grpcretry.budget.balance=3" + refused,
-			"grpcretry.stop grpcretry.reason=not_connected",
-		}, []string{"grpcretry.calls 1 grpcretry.outcome=not_connected"}, "gave up…reason=not_connected…connection refused"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok()))
-				tracer, spans := recordSpans()
-				meter, reader := readMetrics()
-				logs := &logRecorder{}
-				var events []string
-				observe := func(_ context.Context, e Event) {
-					a := e.Attempt
-					switch {
-					case e.Kind == Decision:
-						events = append(events, fmt.Sprintf("attempt %d %s unsent, retry after %v of %v", a.Number, codeName(a.Code()),
-							e.Wait, e.WaitSource))
-						if !a.Unsent || e.Reason != nil {
-							t.Errorf("decision %+v, want a retry of an unsent attempt", e)
-						}
-					case e.Kind == AttemptStart && a.Number > 1:
-						events = append(events, fmt.Sprintf("attempt %d after %v of %v", a.Number, a.Wait, a.WaitSource))
-					case e.Kind == CallEnd:
-						events = append(events, fmt.Sprintf("end %s %s", codeName(status.Code(e.Err)), e.Outcome()))
-					}
-				}
-				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithObserver(observe), WithMeterProvider(meter),
-					WithLogger(slog.New(logs)))...)
-				link.cut()
-				synctest.Wait()
-				if tt.mend {
-					time.AfterFunc(second/2, link.mend)
-				}
-				ctx, span := tracer.Tracer("test").Start(t.Context(), "the caller's")
-				_ = echo(ctx, echov1.NewEchoServiceClient(cc))
-				span.End()
-				if got := strings.Join(events, "; "); got != tt.event {
-					t.Errorf("events are\n%s\nwant\n%s", got, tt.event)
-				}
-				if got := eventLines(spans.Ended()[0]); !slices.Equal(got, tt.spans) {
-					t.Errorf("span events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.spans, "\n"))
-				}
-				lines := metricLines(t, reader)
-				for _, want := range tt.metrics {
-					if !slices.Contains(lines, want) {
-						t.Errorf("metrics are\n%s\nwithout %q", strings.Join(lines, "\n"), want)
-					}
-				}
-				for _, line := range lines {
-					if strings.HasPrefix(line, telemetry.MetricWastedAttempts) {
-						t.Errorf("%s: an attempt that reached no server was wasted", line)
-					}
-				}
-				text := strings.Join(logs.lines(), "\n")
-				for _, part := range strings.Split(tt.log, "…") {
-					if !strings.Contains(text, part) {
-						t.Errorf("logged\n%s\nwithout %q", text, part)
-					}
-				}
-			})
-		})
 	}
 }

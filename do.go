@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/function"
@@ -30,14 +29,14 @@ import (
 // a budget, which is kept for at least a minute after its last call, see [PerTarget].
 //
 // f is called once per attempt, on the caller's goroutine, with the attempt's context, see
-// [AttemptFromContext]. A nil error is a success. Otherwise, the error's [status.Code] decides, which
-// is UNKNOWN for errors that are not a gRPC status: return a status, wrap one, or set [WithCodes] or
-// [WithClassifier]. [Permanent] marks errors that are never retried, and [Unsent] those of attempts
-// that had no effect. A RetryInfo in the status's details is obeyed like a server's, and so is the
-// pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the attempt's
-// context, an error of the context counts as the timeout, and so does any error that is not a gRPC
-// status, because it may well hide the former; Permanent prevents that. Do waits for f to return, even
-// if its context has ended, so f should obey the context. It calls f once even if ctx has ended before.
+// [AttemptFromContext]. A nil error is a success. An error that is, or wraps, a gRPC status is retried if
+// its code is, like an RPC's. Any other error is retried, whatever [WithCodes] says: [Permanent] marks
+// those that are never retried, and [WithRetryIf] or [WithClassifier] can tell. [MarkUnsent] marks the
+// errors of attempts that had no effect. A RetryInfo in the status's details is obeyed like a server's, and
+// so is the pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the
+// attempt's context, an error of the context counts as the timeout, and so does any error that is not a
+// gRPC status, because it may well hide the former. Do waits for f to return, even if its context has
+// ended, so f should obey the context. It calls f once even if ctx has ended before.
 //
 // Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
 // their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of
@@ -47,11 +46,10 @@ import (
 // is; otherwise, the error is an [*Error]. A panic in f reaches Do's caller.
 //
 // Functions are not hedged, because they could not run twice at the same time. Do returns an
-// error with code INTERNAL, without calling f, if [WithHedging] is among opts or is set for a pattern
-// that applies to the name; hedging that is set for all methods does not apply, which is logged once.
-// The same error is returned if the name or an option is invalid. [WithConnectWait] applies to attempts
-// that failed with Unsent, and only if it is set: its default is for RPCs. [WithBufferLimit] and
-// [WithCommitOnHeaders] have no meaning here.
+// error, without calling f, if [WithHedging] is among opts or is set for a pattern that applies to the
+// name; hedging that is set for all methods does not apply, which is logged once. It also returns an
+// error if the name or an option is invalid. These errors say what is wrong, have no gRPC status, and are
+// not retried by a Do around this one. [WithBufferLimit] has no meaning here.
 func (r *Retrier) Do(ctx context.Context, name string, f func(context.Context) error, opts ...CallOption) error {
 	return r.do(ctx, &function.Call{Name: name, Target: functionTarget(name)}, f, opts)
 }
@@ -66,14 +64,21 @@ func init() {
 // the caller's stack.
 func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Context) error, opts []CallOption) error {
 	var c call // stays on the stack
-	c.retrier, c.ctx, c.method, c.runsOn, c.discard, c.isLast = r, ctx, of.Name, of.Target, of.Discard, of.IsLast
+	c.retrier, c.ctx, c.method, c.functionTarget, c.discard, c.isLast = r, ctx, of.Name, of.Target, of.Discard, of.IsLast
 	if err := c.prepareFunction(f, opts); err != nil {
 		return err
 	}
 	if c.mode == modePassThrough || of.UnsentOnly && !c.policy.UnsentOnly {
 		return c.passThrough(f)
 	}
-	return c.makeAttempts(func(a *attempt) error { return f(a) })
+	if c.isContested() {
+		u := &contested{}
+		u.set(&c, nil)
+		return u.call.makeAttempts(&u.first, func(a *attempt) ending {
+			return u.contest.race(a, func(a *attempt) error { return readable(f(a)) })
+		})
+	}
+	return c.makeAttempts(&attempt{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
 }
 
 // DoValue is [Retrier.Do] for a function that returns a value. It returns the value of the attempt
@@ -109,22 +114,30 @@ type permanentError struct{ error }
 
 func (e *permanentError) Unwrap() error { return e.error }
 
+// hasStatus reports whether an error is, or wraps, one that can tell its gRPC status.
+func hasStatus(err error) bool {
+	_, has := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err)
+	return has
+}
+
 func isPermanent(err error) bool {
 	_, permanent := errors.AsType[*permanentError](err)
 	return permanent
 }
 
-// Unsent marks the error of an attempt that certainly had no effect anywhere, such as one that could
+// MarkUnsent marks the error of an attempt that certainly had no effect anywhere, such as one that could
 // not be sent because there was no connection; a nil err stays nil. It is for functions passed to
 // [Retrier.Do] and does not make an error retryable by itself. With [WithUnsentOnly], only such errors
-// and those with a RetryInfo are retried. With [WithConnectWait], the attempt neither counts towards
-// [WithMaxAttempts] nor is charged, and the function is called again after its backoff, until d is
-// used up by such waits, of which each takes at least a millisecond. A RetryInfo takes the place of the
-// backoff.
+// and those with a RetryInfo are retried. The attempt neither counts towards [WithMaxAttempts] nor costs
+// a token, and while there is patience, see [WithPatience], the function is called again after its
+// backoff, or after the RetryInfo, and after a millisecond at least.
 //
 // The mark holds for the errors that wrap err. An error that wraps several has it if all of them have it,
 // and the [*Error] of another call has it if all its attempts failed with it. Unwrap returns err.
-func Unsent(err error) error {
+func MarkUnsent(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -141,9 +154,6 @@ func isUnsent(err error) bool {
 	switch e := err.(type) { //nolint:errorlint // this is the search through what err wraps
 	case *unsentError:
 		return true
-	case *unreadableError:
-		_, unsent := e.err.(*unsentError) //nolint:errorlint // its methods panic
-		return unsent
 	case *Error:
 		return e != nil && e.made == len(e.Attempts) && allAre(e.Attempts, func(a Attempt) bool { return isUnsent(a.Err) })
 	case interface{ Unwrap() error }:
@@ -171,7 +181,10 @@ func functionTarget(name string) string {
 }
 
 // prepareFunction checks what Do was given, and resolves the call's policy.
-func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption) error {
+func (c *rpc) prepareFunction(f func(context.Context) error, opts []CallOption) error {
+	if err := c.retrier.check(); err != nil {
+		return notDone(c.method, err)
+	}
 	if err := c.checkFunction(f); err != nil {
 		return notDone(c.method, err)
 	}
@@ -181,15 +194,17 @@ func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption)
 	}
 	c.static, c.worksFor = true, layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
-	of := policies.of(c.method)
-	c.policy = policies.withOwn(of, own)
+	c.policy = policies.withOwn(policies.of(c.method), own)
 	if c.policy.Hedging != nil {
-		if scope := hedgedBy(own, of.scopes); scope != "" {
-			return notDone(c.method, fmt.Errorf("%s has WithHedging, but a function cannot be hedged", scope))
+		switch scope := c.policy.hedgingScope; {
+		case scope == scopeCall:
+			return notDone(c.method, errors.New("the call has WithHedging, but a function cannot be hedged"))
+		case isPattern(scope):
+			return notDone(c.method, fmt.Errorf("WithMethod %s has WithHedging, but a function cannot be hedged", scope))
 		}
 		c.retrier.report.notHedged(&c.facts, "a function cannot be hedged")
 	}
-	c.mode = c.policy.modeUnhedged()
+	c.mode = c.policy.modeOf(nil)
 	if c.mode == modePassThrough {
 		c.retrier.report.callPassed(&c.facts)
 	}
@@ -199,12 +214,12 @@ func (c *call) prepareFunction(f func(context.Context) error, opts []CallOption)
 // notDone returns the error of a call whose function was not called.
 func notDone(name string, err error) error {
 	reason := strings.TrimPrefix(err.Error(), "grpcretry: ")
-	return status.Errorf(codes.Internal, "grpcretry: Do %q: %s", name, reason)
+	return Permanent(fmt.Errorf("grpcretry: Do %q: %s", name, reason))
 }
 
-func (c *call) checkFunction(f func(context.Context) error) error {
+func (c *rpc) checkFunction(f func(context.Context) error) error {
 	switch {
-	case c.runsOn == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
+	case c.functionTarget == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
 	case c.ctx == nil:
 		return errors.New("the context is nil")
@@ -216,11 +231,11 @@ func (c *call) checkFunction(f func(context.Context) error) error {
 }
 
 // ownOptions returns a call's options, or the first error in them.
-func ownOptions(opts []CallOption) ([]*callOption, error) {
+func ownOptions(opts []CallOption) ([]*policyOption, error) {
 	if len(opts) == 0 {
 		return nil, nil
 	}
-	own := make([]*callOption, len(opts))
+	own := make([]*policyOption, len(opts))
 	for i, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("option number %d is nil", i+1)
@@ -228,33 +243,4 @@ func ownOptions(opts []CallOption) ([]*callOption, error) {
 		own[i] = o.callOption()
 	}
 	return own, firstError(own)
-}
-
-// hedgedBy returns the narrowest scope with an option for hedging; "" if there is none that is narrower
-// than all methods.
-func hedgedBy(own []*callOption, s *scopes) string {
-	for _, o := range own {
-		if o.hedges() {
-			return "the call"
-		}
-	}
-	narrow := append(append([]scope{}, s[rankMethod], s[rankService]), s[rankService].wider...)
-	for _, one := range narrow {
-		for _, o := range one.opts {
-			if o.hedges() {
-				return "WithMethod " + one.name
-			}
-		}
-	}
-	return ""
-}
-
-// hedges reports whether the option turns hedging on.
-func (o *callOption) hedges() bool {
-	for _, part := range o.parts {
-		if part.hedges() {
-			return true
-		}
-	}
-	return o.name == nameHedging
 }

@@ -19,16 +19,20 @@
 //     server forbids it or the message was too large; [WithCodes] and [WithClassifier] change
 //     that.
 //   - When? After the delay that the server sent in grpc-retry-pushback-ms or
-//     google.rpc.RetryInfo, otherwise after a backoff with full jitter: 100 ms doubling to 5 s,
-//     or, after RESOURCE_EXHAUSTED, 1 s doubling to 20 s. A wait that would reach the deadline
-//     is not started.
-//   - Does the budget allow it? See Budgets below.
+//     google.rpc.RetryInfo, otherwise after a backoff: 50 to 100 ms, 200 to 400 ms, then 0.8 to
+//     1.6 s, or, after RESOURCE_EXHAUSTED, up to 1 s doubling to 20 s. A wait that would reach the
+//     deadline is not started.
+//   - Does the budget allow it, now that it is due? See Budgets below.
 //
 // A call makes at most 4 attempts ([WithMaxAttempts]).
 //
-// An attempt that fails because there is no connection has reached no server. It is neither
-// counted nor charged. The call waits for the connection, at most 10 s in total
-// ([WithConnectWait]), and then for its backoff, so that calls survive the restart of a server.
+// Calls to a target that is failing learn from one another ([WithPatience]). A retry that can learn
+// nothing, because another call has just failed, is not sent: the call waits again, for as long as
+// the target has been failing for less than 10 s. After that, a failure ends its call immediately.
+//
+// An attempt that fails because there is no connection has reached no server. It is not counted and
+// costs nothing. The call waits for the connection, and then for its backoff, so that calls survive
+// the restart of a server.
 //
 // # What is never retried
 //
@@ -73,6 +77,12 @@
 // the application knows what it did with the messages and what to request next. Open a new stream
 // that continues where the last one ended; that is a new call with its own attempts.
 //
+// # Other interceptors
+//
+// Interceptors chained after this package's run for each attempt, and must let it end: they return after
+// their invoker, and the streams that they wrap see SendMsg and RecvMsg at the same time after a retry. See
+// [Retrier.UnaryClientInterceptor] and [Retrier.StreamClientInterceptor].
+//
 // # Options
 //
 // Pass [Option] values to [New], or to one of its shorthands [DialOptions],
@@ -107,9 +117,10 @@
 //
 // gRPC's built-in retries, those of a service config, are off with [DialOptions]. If they are on,
 // methods with a retryPolicy in the service config are left to gRPC, unless
-// [WithResolverServiceConfig] makes that policy ours. Retry policies delivered by xDS are invisible to this package, so use DialOptions with xDS. gRPC's transparent retries, of
-// requests that no server has seen, stay on and are not counted. If this package's interceptor is
-// chained twice, only the outer one retries.
+// [WithResolverServiceConfig] makes that policy ours. Retry policies delivered by xDS are invisible to this
+// package, so use DialOptions with xDS. gRPC's transparent retries of unary calls that no server has seen stay
+// on and are not counted; streams are sent again by this package, which does not count the first such attempt
+// either. If this package's interceptor is chained twice, only the outer one retries.
 //
 // # Services that call one another
 //
@@ -130,8 +141,8 @@
 // # Where to read on
 //
 // Span events, metrics, logs and the debug page: [docs/observing.md]. Hedging:
-// [docs/hedging.md]. Services that call one another: [docs/services.md]. What a restart of a server
-// does to clients: [docs/restart.md]. What the library costs: [docs/performance.md]. The rules, for
+// [docs/hedging.md]. Services that call one another: [docs/services.md]. What outages of servers
+// do to clients: [docs/outages.md]. What the library costs: [docs/performance.md]. The rules, for
 // those who change the code:
 // [docs/design.md]. The decision engine can be driven without gRPC: [Plan].
 //
@@ -141,7 +152,7 @@
 // [docs/observing.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/observing.md
 // [docs/hedging.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/hedging.md
 // [docs/services.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/services.md
-// [docs/restart.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/restart.md
+// [docs/outages.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/outages.md
 // [docs/performance.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/performance.md
 // [docs/design.md]: https://github.com/grpcretry/grpcretry/blob/main/docs/design.md
 // [A6-client-retries.md]: https://github.com/grpc/proposal/blob/1fd061ad8e7c46422b326e5a60cf68d042476205/A6-client-retries.md

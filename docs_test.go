@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
@@ -178,18 +179,14 @@ func TestTablesHaveEveryTelemetryConstant(t *testing.T) {
 }
 
 func TestTableHasEveryReason(t *testing.T) {
-	want := []string{ReasonName(context.Canceled), ReasonName(context.DeadlineExceeded)}
-	for _, reason := range reasons {
-		want = append(want, reason.name)
-	}
-	slices.Sort(want)
-	if got := readTable(t, observingPage, reasonTable).names(); !slices.Equal(got, want) {
+	want := slices.Sorted(slices.Values(reasons.Words()))
+	if got := slices.Sorted(slices.Values(append(readTable(t, observingPage, reasonTable).names(), "probe"))); !slices.Equal(got, want) {
 		t.Errorf("the reasons are\n%q, want\n%q", got, want)
 	}
 }
 
 // recordEverything makes calls that record all there is to record: one that is retried, one
-// that is hedged, one that ends in a wait, and one that passes straight through.
+// that is hedged, one that ends in a wait, one whose wait is repeated, and one that passes straight through.
 func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metricdata.Metrics) {
 	t.Helper()
 	bubble(t, func(t *testing.T) {
@@ -208,13 +205,20 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		client.Echo(t.Context(), request(), Disable())
 
 		hedged := serve(t, script(ok().after(time.Minute), ok()))
-		client = hedged.client(t, append(telemetry, WithMethod(echoMethod, WithHedging(Hedging{
-			Delay: HedgeAfter(time.Second), Budget: Unlimited,
-		})))...)
+		client = hedged.client(t, append(telemetry, WithMethod(echoMethod, WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{
+			Delay: HedgeAfter(time.Second), Budget: Unlimited}})))...)
 		client.Echo(t.Context(), request())
 
+		late := &aBudget{refuse: true} // the wait is repeated until it allows the retry
+		time.AfterFunc(time.Second, func() {
+			late.mu.Lock()
+			defer late.mu.Unlock()
+			late.refuse = false
+		})
+		serve(t, script(unavailable(), ok())).client(t, append(telemetry, WithBudget(late))...).Echo(t.Context(), request())
+
 		givesUp := serveHandler(t, func(ctx context.Context) error {
-			_, err := serve(t, always(unavailable())).client(t, WithRatioBudget(RatioBudget{Ratio: 1})).Echo(ctx, request())
+			_, err := serve(t, always(unavailable())).client(t, WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}), WithPatience(0)).Echo(ctx, request())
 			return err
 		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))}, ServerOptions(WithServerMeterProvider(meters))...)...)
 		client = echov1.NewEchoServiceClient(givesUp.conn(t))
@@ -305,6 +309,37 @@ func TestTablesHaveTheMetrics(t *testing.T) {
 	}
 	if got, want := readTable(t, observingPage, metricAttrTable).names(), slices.Sorted(maps.Keys(attributes)); !slices.Equal(got, want) {
 		t.Errorf("the table | %s | has\n%q, recorded were\n%q", metricAttrTable, got, want)
+	}
+}
+
+// The queries on the pages are about metrics that the tables have, and outcomes that calls have.
+func TestQueriesNameMetrics(t *testing.T) {
+	metrics := readTable(t, observingPage, metricTable)
+	known := map[string]bool{}
+	for _, name := range metrics.names() {
+		inPrometheus := metrics.cell(name, "in Prometheus")
+		known[inPrometheus] = true
+		known[inPrometheus+"_bucket"] = strings.HasPrefix(metrics.cell(name, "kind, unit"), "histogram")
+	}
+	for _, page := range []string{observingPage, "docs/rollout.md"} {
+		blocks := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(readFile(t, page), -1)
+		if len(blocks) < 5 {
+			t.Errorf("%s has %d queries, want at least 5", page, len(blocks))
+		}
+		for _, block := range blocks {
+			for _, name := range regexp.MustCompile(`grpcretry_\w+(_total|_calls|_balance|_bucket)\b`).FindAllString(block[1], -1) {
+				if !known[name] {
+					t.Errorf("%s asks for %s, which is no metric", page, name)
+				}
+			}
+			for _, outcomes := range regexp.MustCompile(`grpcretry_outcome!?[=~]+"([^"]*)"`).FindAllStringSubmatch(block[1], -1) {
+				for outcome := range strings.SplitSeq(outcomes[1], "|") {
+					if !slices.Contains(append(reasons.Words(), "first_try", "recovered", "hedge_won"), outcome) {
+						t.Errorf("%s asks for the outcome %q, which no call has", page, outcome)
+					}
+				}
+			}
+		}
 	}
 }
 
@@ -436,7 +471,7 @@ func (c *linkChecker) check(name, text string) {
 	}
 }
 
-// The README compares with the versions that the benchmarks measure.
+// The README and the comparison name the versions that the benchmarks measure.
 func TestReadmeNamesTheVersionsCompared(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -453,15 +488,17 @@ func TestReadmeNamesTheVersionsCompared(t *testing.T) {
 	} {
 		_, version, _ := strings.Cut(string(requirements), "\t"+module+" v")
 		version, _, _ = strings.Cut(version, "\n")
-		if version == "" || !strings.Contains(string(readme), name+" "+version) {
-			t.Errorf("README.md does not name %s %s", name, version)
+		for page, text := range map[string]string{"README.md": string(readme), "docs/compare.md": readFile(t, "docs/compare.md")} {
+			if version == "" || !strings.Contains(text, name+" "+version) {
+				t.Errorf("%s does not name %s %s", page, name, version)
+			}
 		}
 	}
 }
 
 // The pages link to each other and to files of the repository.
 func TestPageLinks(t *testing.T) {
-	pages := []string{"README.md", "CHANGELOG.md", "bench/RESULTS.md", "testdata/README.md", "examples/production/README.md"}
+	pages := []string{"README.md", "CHANGELOG.md", "testdata/README.md", "examples/production/README.md"}
 	entries, err := os.ReadDir("docs")
 	if err != nil {
 		t.Fatal(err)
@@ -514,7 +551,7 @@ func TestTimesOfCallsHaveOneSource(t *testing.T) {
 
 var (
 	// generated is what a program writes into a page, or prints.
-	generated  = regexp.MustCompile("(?s)```text\n.*?\n```|" + `<!-- (functions|features|bill|goals) -->.*?<!-- end of (functions|features|bill|goals) -->`)
+	generated  = regexp.MustCompile("(?s)```text\n.*?\n```|" + `<!-- (summary|features|bill|goals) -->.*?<!-- end of (summary|features|bill|goals) -->`)
 	timeOfCall = regexp.MustCompile(`[0-9][0-9.,]* ?(ns|µs|nanoseconds|microseconds|instructions)\b`)
 	// noTimesOfCalls is the range in which HedgeAtQuantile measures.
 	noTimesOfCalls = []string{"10 µs"}

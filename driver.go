@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 //
 // The Plan's driver sends attempts, reports how they end, and does what the returned [Step]
 // says. The Plan applies the method's policy, by the same rules and in the same order as for
-// gRPC calls, and makes all deposits, withdrawals and refunds. It serves retried and hedged calls
+// gRPC calls, and makes all deposits and withdrawals. It serves retried and hedged calls
 // alike.
 //
 // [Retrier.Plan] returns a new Plan. The driver calls
@@ -27,8 +28,8 @@ import (
 //     flight.
 //
 // A Plan never waits, reads a clock or draws a random number. The driver supplies times and
-// random numbers, which may be simulated. Observers, the logger, spans and metrics see nothing
-// of the call.
+// random numbers, which may be simulated. Observers, spans and metrics see nothing of the call, and
+// the logger only what concerns the target, see [WithPatience].
 //
 // A Plan is not safe for concurrent use. The zero Plan is unusable.
 type Plan struct {
@@ -37,7 +38,9 @@ type Plan struct {
 	method  string
 	learner HedgeDelay // nil if nothing measures the first attempt
 	won     bool
-	cut     []int // the numbers of attempts that Overdue said to cancel
+	u       float64 // the latest random number
+	cut     []int   // the numbers of attempts that Overdue or Due said to cancel
+	silent  bool    // an attempt before the newest has, or had, no response
 
 	worksFor *layers.Request // see UnaryServerInterceptor; nil if there is none
 }
@@ -46,6 +49,10 @@ type Plan struct {
 type Step struct {
 	// Send is true if an attempt is to be sent now.
 	Send bool
+	// Cut is the number of an overdue attempt that the driver must cancel now, because another one
+	// replaces it or because the call has no deadline. The driver then calls [Plan.Ended] with
+	// [ErrAttemptTimeout], and does what that Step says. 0 stands for none.
+	Cut int
 	// Connect is true if the driver is to wait for a connection: it calls [Plan.Due] as soon as
 	// there is one, and at DueAt at the latest.
 	Connect bool
@@ -73,8 +80,8 @@ func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Ti
 	if err != nil {
 		panic(fmt.Errorf("grpcretry: Plan: %w", err)) //nolint:forbidigo // documented; options are part of the program
 	}
-	policies := r.settings.current()
-	obeyed, delay, hedges := p.choose(policies.withOwn(policies.of(method), own), start)
+	policies := r.made().settings.current()
+	obeyed := policies.withOwn(policies.of(method), own)
 	budget := Unlimited
 	if obeyed.MaxAttempts > 1 {
 		budget = budgetNamed(obeyed.Budget, target)
@@ -84,32 +91,23 @@ func (r *Retrier) Plan(ctx context.Context, method, target string, start time.Ti
 		hedgeBudget = budgetNamed(b, target)
 	}
 	deadline, _ := ctx.Deadline()
-	p.plan.begin(obeyed, budget, hedgeBudget, start, deadline)
-	p.plan.once = p.worksFor.IsRetry()
-	if hedges {
+	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.named(target), start, deadline)
+	p.plan.oneAttempt = p.worksFor.IsRetry()
+	delay, learner, hedged := obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
+	if p.learner = learner; hedged {
 		p.plan.hedgeEvery(delay)
 	}
 	return p
 }
 
-// choose returns the call's policy and, if the call is hedged, the delay between its attempts.
-func (p *Plan) choose(resolved *policy, start time.Time) (obeyed *policy, delay time.Duration, hedges bool) {
-	if resolved.hedged == nil || p.worksFor.IsRetry() {
-		return resolved, 0, false
-	}
-	p.learner = resolved.Hedging.Delay
-	if delay, hedges = p.learner.Delay(p.method, start); hedges {
-		return resolved.hedged, delay, true
-	}
-	return resolved, 0, false
-}
-
 // Sent reports that an attempt is sent at the time now. It returns the attempt's Method, Number,
-// Hedge, Start, Wait and WaitSource, and how long the attempt may run before the driver calls
+// Hedge, Start, Wait, WaitSource and Repeats, and how long the attempt may run before the driver calls
 // [Plan.Overdue]; a timeout of 0 means no limit.
 func (p *Plan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	s := p.plan.send(now)
-	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now, Wait: s.wait, WaitSource: s.source}
+	p.silent = s.silent
+	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now,
+		Wait: s.wait, WaitSource: s.source, Repeats: s.repeats}
 	if p.plan.policy.MaxAttempts > 1 {
 		timeout = p.plan.attemptTimeout()
 	}
@@ -121,8 +119,9 @@ func (p *Plan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 // its status code, see [google.golang.org/grpc/status.Code]. It must be [ErrAttemptTimeout] for
 // an attempt that was cancelled because Overdue returned true, and [ErrHedgeLost] for one that
 // was cancelled because the call is over. The driver may also set Trailer, which can hold a
-// server's pushback; Unsent, if the attempt reached no server; and the other fields, for the
-// Classifier. u is a random number in [0, 1), for the jitter.
+// server's pushback; Unsent, if the attempt reached no server; NoResponse, if the server that it
+// reached did not respond, as after ErrAttemptTimeout; and the other fields, for the Classifier. u is a
+// random number in [0, 1), for the jitter.
 //
 // A success ends the call. It must be reported before the attempts that lose to it.
 func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
@@ -136,12 +135,14 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 		if p.won {
 			p.measure(a, now)
 		}
-		p.plan.lost(Outcome{Attempt: a.Number, Hedge: a.Hedge})
+		p.plan.loserEnded(Outcome{Attempt: a.Number, Hedge: a.Hedge})
 		return Step{End: true, Reason: ErrHedgeLost}
 	}
+	p.u = u
 	f := p.failure(a, now)
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
+	f.Attempt.NoResponse = a.NoResponse || f.TimedOut
 	step := p.plan.failed(p.ctx, &f, now, u)
 	if step.End && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
@@ -149,33 +150,46 @@ func (p *Plan) Ended(a Attempt, now time.Time, u float64) Step {
 	return p.export(step)
 }
 
-// Overdue decides whether to cut an attempt that is still in flight after the timeout that Sent
-// returned; u is a random number in [0, 1). It returns true if the driver must cancel the
-// attempt, because another replaces it or because the call has no deadline. The driver then
-// calls [Plan.Ended] with [ErrAttemptTimeout] and does what that Step says. If Overdue returns
-// false, the attempt continues to the call's deadline.
-func (p *Plan) Overdue(a Attempt, now time.Time, u float64) (cut bool) {
+// RequestHeader returns what an RPC sends with an attempt such as the newest one, so that the server's
+// [UnaryServerInterceptor] and [PreviousAttempts] know about it; nil if that is nothing. It is for
+// requests in gRPC's own protocol.
+func (p *Plan) RequestHeader() map[string]string {
+	h := attemptHeader{p.plan.made - 1, p.silent || p.worksFor.IsRetry()}
+	if h.previous < 1 && !h.limited {
+		return nil
+	}
+	values := map[string]string{}
+	for key, value := range h.metadata() {
+		values[key] = value[0]
+	}
+	return values
+}
+
+// Overdue decides what follows an attempt that is still in flight after the timeout that Sent
+// returned; u is a random number in [0, 1). If another attempt may replace it, that becomes due at
+// DueAt, and the overdue one goes on until then: the Step of [Plan.Due] says to cut it. If none may,
+// it goes on to the call's deadline; without a deadline this Step says to cut it.
+func (p *Plan) Overdue(a Attempt, now time.Time, u float64) Step {
 	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
-	cut = p.plan.overdue(p.ctx, &f, now, u).Cut
-	if cut {
-		p.cut = append(p.cut, a.Number)
-	}
-	return cut
+	p.u = u
+	return p.export(p.plan.overdue(p.ctx, &f, now, u))
 }
 
 // Due returns the Step at DueAt, or as soon as a connection is ready for which a Step said to
-// wait. If the call's context has ended, the call is over, and the charge for an attempt that
-// will not be sent is refunded.
+// wait. If neither Send nor End is set, a wait was repeated, see [WithPatience]: the driver waits
+// until the new DueAt. If the call's context has ended, the call is over. The random numbers of
+// repeated waits are derived from the one that Ended received.
 func (p *Plan) Due(now time.Time) Step {
 	if reason := endOf(p.ctx, now); reason != nil {
 		p.plan.leave()
 		return Step{End: true, Reason: reason}
 	}
+	_, p.u = math.Modf(p.u + math.Phi)
 	if p.plan.connecting != nil && now.Before(p.plan.dueAt) {
-		return p.export(p.plan.connected(now))
+		return p.export(p.plan.connected(now, p.u))
 	}
-	return p.export(p.plan.due(now))
+	return p.export(p.plan.due(now, p.u))
 }
 
 // DueAt returns when to call [Plan.Due]; the zero time means never. Every other method may change
@@ -205,5 +219,8 @@ func (p *Plan) export(s step) Step {
 	if s.End && gaveUp(s.Reason, p.plan.sent() > 0) && p.plan.policy.MaxAttempts > 1 {
 		p.worksFor.GiveUp()
 	}
-	return Step{Send: s.Send, Connect: s.Connect, End: s.End, Reason: s.Reason}
+	if s.Cut != 0 {
+		p.cut = append(p.cut, s.Cut)
+	}
+	return Step{Send: s.Send, Cut: s.Cut, Connect: s.Connect, End: s.End, Reason: s.Reason}
 }

@@ -16,10 +16,12 @@ import (
 // The rules read the Attempt's Number, Hedge, Err and Trailer; a Classifier may read all of it.
 type failure struct {
 	Attempt   Attempt
-	Unsent    bool  // it reached no server, see WithConnectWait; for an overdue attempt: there is no connection
+	Unsent    bool  // it reached no server, see WithPatience; for an overdue attempt: there is no connection
 	NotRun    bool  // it has certainly run on no server, see WithUnsentOnly; false if that is off
+	Refused   bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
+	Ordinary  bool  // a function's, without a gRPC status
 	TimedOut  bool  // the attempt timeout ended it
-	Committed bool  // the application has received something from it
+	Committed bool  // the application is bound to it, see docs/design.md, Commit
 	CtxErr    error // context.Cause of the caller's context, if that has ended
 	Closed    bool  // the ClientConn is closed
 }
@@ -31,14 +33,13 @@ type verdict struct {
 	WaitSource WaitSource    // WaitNone if no wait was computed
 	Reason     error         // why no attempt follows, as in [Error.Reason]; nil for a retry
 
-	fatal     bool // a stop that ends a hedged call although other attempts are in flight
-	untouched bool // not retryable: a first such failure is returned unwrapped
+	backoff   time.Duration // the policy's own part of Wait
+	fatal     bool          // a stop that ends a hedged call although other attempts are in flight
+	untouched bool          // not retryable: a first such failure is returned unwrapped
 }
 
 // refusedByBudget reports whether the budget stopped the call.
-func (v verdict) refusedByBudget() bool {
-	return v.Reason == ErrBudgetExhausted //nolint:errorlint // the rules' own value, which a caller's cause may wrap
-}
+func (v verdict) refusedByBudget() bool { return is(v.Reason, ErrBudgetExhausted) }
 
 // A finding is what a failure means by itself, whatever happened earlier in the call.
 type finding struct {
@@ -66,6 +67,13 @@ func (f *failure) isCallers() bool {
 	return f.Closed || f.CtxErr != nil && isContextEnd(f.Attempt.Err)
 }
 
+// endsByTimeout reports whether the attempt timeout is what ended the attempt. A server's pushback may
+// have crossed the cut, and is obeyed then.
+func (f *failure) endsByTimeout() bool {
+	_, pushed := PushbackFrom(f.Attempt.Trailer, nil)
+	return f.TimedOut && f.CtxErr == nil && !f.Closed && !pushed
+}
+
 // untouched reports whether a first such failure is returned unwrapped, because it is not
 // retryable. That includes a closed connection, but not the end of the caller's context, which
 // an Error reports.
@@ -76,6 +84,8 @@ func (f *failure) untouched(found finding) bool {
 // result returns the result of a failed attempt as the budget sees it.
 func (p *policy) result(f *failure, found finding) Result {
 	switch {
+	case f.Unsent:
+		return Unsent
 	case found.retryable || found.hint.Stop:
 		return Failed
 	case !f.isCallers() && answeredCodes.has(found.code) && !p.codes.has(found.code):
@@ -106,7 +116,7 @@ func (p *policy) ruledOut(f *failure, found finding) error {
 	case !found.retryable:
 		return ErrNotRetryable
 	case p.UnsentOnly && !f.NotRun && !found.hinted:
-		return errMayHaveRun
+		return ErrMayHaveRun
 	default:
 		return nil
 	}
@@ -118,4 +128,9 @@ func (p *policy) backoff(c codes.Code) Backoff {
 		return p.OverloadBackoff
 	}
 	return p.Backoff
+}
+
+// asksTooMuch reports whether the server asks for a wait that is longer than MaxServerDelay.
+func (p *policy) asksTooMuch(found finding) bool {
+	return found.hinted && p.MaxServerDelay >= 0 && found.hint.Delay > p.MaxServerDelay
 }

@@ -29,7 +29,12 @@ type aBudget struct {
 func (b *aBudget) Deposit(o Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.heard = append(b.heard, o)
+	switch {
+	case o.Result != Unsent:
+		b.heard = append(b.heard, o)
+	case o.Attempt > 1:
+		b.refunded++
+	}
 }
 
 func (b *aBudget) Withdraw(now time.Time) bool {
@@ -39,13 +44,12 @@ func (b *aBudget) Withdraw(now time.Time) bool {
 	return !b.refuse
 }
 
-func (b *aBudget) Refund() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.refunded++
+func (b *aBudget) Balance(now time.Time) float64 {
+	if b.refuse {
+		return 0
+	}
+	return 1
 }
-
-func (b *aBudget) Balance(now time.Time) float64 { return 1 }
 
 func policyOf(t testing.TB, opts ...Option) *policy {
 	t.Helper()
@@ -67,12 +71,152 @@ func (f failure) saying(pushback ...string) failure {
 
 func (f failure) with(change func(*failure)) failure { change(&f); return f }
 
-// An okError is an error whose status is OK.
-type okError struct{}
+// judged is a verdict, and the result that is reported to the budget.
+type judged struct {
+	verdict
+	result Result
+}
 
-func (okError) Error() string { return "no failure" }
+// before describes a call before the failure that is tested.
+type before struct {
+	Start    time.Time
+	Deadline time.Time
+	Retry    int
+	Prev     time.Duration
+}
 
-func (okError) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
+// plan returns the plan of such a call, whose attempt with that number is in flight.
+func (b before) plan(p *policy, budget Budget, number int) *plan {
+	plan := new(plan)
+	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, b.Start, b.Deadline)
+	plan.made, plan.open, plan.ledger.unpaid = number, 1, 1
+	plan.progress = progress{b.Retry, b.Prev}
+	return plan
+}
+
+type negative struct{}
+
+func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
+
+// FuzzEngine judges arbitrary failures: no wait is negative, no attempt exceeds a limit, and no retry
+// follows that the rules do not allow.
+func FuzzEngine(f *testing.F) {
+	f.Add(uint8(14), 1, "", int64(0), 0.5, int64(time.Second), int64(0), 0, int64(0), uint8(0))
+	f.Add(uint8(8), 3, "2147483647", int64(0), 0.999, int64(0), int64(time.Minute), 7, int64(math.MaxInt64), uint8(1))
+	f.Add(uint8(14), 2, "-1", int64(-5), 1.5, int64(-1), int64(5), -3, int64(-9), uint8(2))
+	f.Add(uint8(14), 2, "", int64(math.MaxInt64), math.NaN(), int64(math.MaxInt64), int64(1), 1<<30, int64(1), uint8(16))
+	backoffs := []Backoff{Exponential{}, Exponential{Jitter: ProportionalJitter, Max: math.MaxInt64}, Decorrelated{Max: math.MaxInt64}, Constant(0), negative{}}
+	f.Fuzz(func(t *testing.T, code uint8, number int, pushback string, info int64, u float64,
+		left, maxElapsed int64, retry int, prev int64, flags uint8) {
+		p := policyOf(t, WithBackoff(backoffs[int(flags>>4)%len(backoffs)]), WithMaxAttempts(5),
+			WithMaxElapsed(max(0, time.Duration(maxElapsed))), WithMaxServerDelay(-1))
+		number = max(number, 1)
+		failed := failureOf(number, codes.Code(code%20)+1, retryInfoOf(time.Duration(info)))
+		if pushback != "" {
+			failed = failed.saying(pushback)
+		}
+		failed.TimedOut = flags&1 != 0
+		failed.Committed = flags&2 != 0
+		if flags&4 != 0 {
+			failed.CtxErr = context.Canceled
+		}
+		h := before{Start: noon.Add(-time.Minute), Retry: retry, Prev: time.Duration(prev)}
+		if left != 0 {
+			h.Deadline = noon.Add(time.Duration(left))
+		}
+		budget := &aBudget{refuse: flags&8 != 0}
+		v := h.plan(p, budget, number).failed(t.Context(), &failed, noon, u)
+		switch {
+		case v.Retry == (v.Reason != nil) || v.Retry == v.End:
+			t.Errorf("%+v neither retries nor says why not", v)
+		case v.Wait < 0:
+			t.Errorf("negative wait %v", v.Wait)
+		case len(budget.heard) != 1:
+			t.Errorf("budget heard %v", budget.heard)
+		case !v.Retry:
+		case failed.Attempt.Number >= 5 || budget.refuse && v.Send || failed.CtxErr != nil || failed.Committed:
+			t.Errorf("%+v retries past a limit", v)
+		case !h.Deadline.IsZero() && !noon.Add(v.Wait).Before(h.Deadline):
+			t.Errorf("%+v ends after the deadline", v)
+		case maxElapsed > 0 && v.Wait >= time.Duration(maxElapsed)-time.Minute:
+			t.Errorf("%+v ends after MaxElapsed", v)
+		case budget.heard[0].Result != Failed || v.WaitSource == WaitNone:
+			t.Errorf("%+v retries what is no failure, or from nowhere", v)
+		}
+	})
+}
+
+func TestPlanAttemptTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		timeout  time.Duration
+		deadline time.Time
+		number   int
+		want     time.Duration
+	}{
+		{"no timeout in the policy", 0, noon, 1, 0},
+		{"first attempt", time.Second, noon, 1, time.Second},
+		{"last but one", time.Second, noon, 2, time.Second},
+		{"the last gets all the time that is left", time.Second, noon, 3, 0},
+		{"without a deadline the last has its timeout too", time.Second, time.Time{}, 3, time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan := planOf(t, Policy{MaxAttempts: 3, AttemptTimeout: tt.timeout}, Unlimited, noon, tt.deadline)
+			plan.made = tt.number
+			if got := plan.attemptTimeout(); got != tt.want {
+				t.Errorf("attemptTimeout of attempt %d = %v, want %v", tt.number, got, tt.want)
+			}
+		})
+	}
+}
+
+// The order of the rules, if two of them stop the call for different reasons.
+func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		failure failure
+		reason  error
+		result  Result
+	}{
+		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.CtxErr, f.Closed = context.Canceled, true
+		}), context.Canceled, Ignored},
+		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.CtxErr, f.Committed = context.Canceled, true
+		}), context.Canceled, Failed},
+		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
+			f.Closed, f.Committed = true, true
+		}), errConnClosed, Ignored},
+		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
+		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
+		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			budget := &aBudget{}
+			want := step{verdict: verdict{Reason: tt.reason}, End: true}
+			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).failed(t.Context(), &tt.failure, noon, 0.5)
+			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
+			if got != want {
+				t.Errorf("Failed = %+v, want %+v", got, want)
+			}
+			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.result}); len(budget.heard) != 1 || budget.heard[0] != want {
+				t.Errorf("budget heard %v, want %v once", budget.heard, want)
+			}
+			if len(budget.asked) != 0 {
+				t.Errorf("budget was asked at %v", budget.asked)
+			}
+		})
+	}
+}
+
+func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
+	h := before{Start: noon, Deadline: noon.Add(time.Second)}
+	f := failureOf(1, codes.Unavailable).saying("300001")
+	want := verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
+	if got := h.plan(policyOf(t), &aBudget{}, 1).failed(t.Context(), &f, noon, 0.5); got.verdict != want {
+		t.Errorf("Failed = %+v, want %+v", got, want)
+	}
+}
 
 func TestEngine(t *testing.T) {
 	var (
@@ -173,7 +317,7 @@ func TestEngine(t *testing.T) {
 			want: stop(ErrNotRetryable, Ignored)},
 
 		// 5. unsent only
-		{name: "unsent only: it may have run", opts: []Option{once}, failure: failureOf(1, codes.Unavailable), want: stop(errMayHaveRun, Failed)},
+		{name: "unsent only: it may have run", opts: []Option{once}, failure: failureOf(1, codes.Unavailable), want: stop(ErrMayHaveRun, Failed)},
 		{name: "unsent only: it has not run", opts: []Option{once, exact}, failure: failureOf(1, codes.Unavailable).with(notRun),
 			want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "unsent only: pushback says wait", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("5"),
@@ -183,7 +327,7 @@ func TestEngine(t *testing.T) {
 		{name: "unsent only: RetryInfo says wait", opts: []Option{once}, failure: failureOf(1, codes.Unavailable, retryInfoOf(time.Second)),
 			want: again(1100*time.Millisecond, WaitRetryInfo)},
 		{name: "unsent only: RetryInfo of zero says nothing", opts: []Option{once}, failure: failureOf(1, codes.Unavailable, retryInfoOf(0)),
-			want: stop(errMayHaveRun, Failed)},
+			want: stop(ErrMayHaveRun, Failed)},
 		{name: "unsent only: pushback stop", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("-1").with(notRun),
 			want: stop(ErrPushback, Failed)},
 		{name: "unsent only: pushback malformed", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).saying("x").with(notRun),
@@ -195,16 +339,17 @@ func TestEngine(t *testing.T) {
 		{name: "unsent only: classifier says stop", opts: []Option{once, WithClassifier(stops)},
 			failure: failureOf(1, codes.Unavailable).with(notRun), want: stop(ErrNotRetryable, Ignored)},
 		{name: "unsent only: classifier says retry", opts: []Option{once, WithClassifier(retries)}, failure: failureOf(1, codes.NotFound),
-			want: stop(errMayHaveRun, Failed)},
+			want: stop(ErrMayHaveRun, Failed)},
 		{name: "unsent only: classifier says retry, and it has not run", opts: []Option{once, exact, WithClassifier(retries)},
 			failure: failureOf(1, codes.Internal).with(notRun), want: again(100*time.Millisecond, WaitBackoff)},
 		{name: "unsent only: attempt timeout", opts: []Option{once}, failure: failureOf(1, codes.DeadlineExceeded).with(timedOut),
-			want: stop(errMayHaveRun, Failed)},
+			want: stop(ErrMayHaveRun, Failed)},
 		{name: "unsent only: committed", opts: []Option{once}, failure: failureOf(1, codes.Unavailable).with(committed).with(notRun),
 			want: stop(ErrCommitted, Failed)},
 		{name: "unsent only: last attempt", opts: []Option{once}, failure: failureOf(4, codes.Unavailable).with(notRun),
 			want: stop(ErrAttemptsExhausted, Failed)},
-		{name: "unsent only: the budget refuses", opts: []Option{once, exact}, failure: failureOf(1, codes.Unavailable).with(notRun),
+		{name: "unsent only: the budget refuses", opts: []Option{once, exact, WithPatience(0)}, failure: failureOf(1,
+			codes.Unavailable).with(notRun),
 			refuse: true, want: late(ErrBudgetExhausted, 100*time.Millisecond, WaitBackoff)},
 		{name: "unsent only, and off again", opts: []Option{once, exact, WithUnsentOnly(false)}, failure: failureOf(1, codes.Unavailable),
 			want: again(100*time.Millisecond, WaitBackoff)},
@@ -221,7 +366,7 @@ func TestEngine(t *testing.T) {
 		// 8. the wait
 		{name: "second backoff", opts: []Option{exact}, history: before{Start: noon, Retry: 1}, failure: failureOf(2, codes.Unavailable),
 			want: again(200*time.Millisecond, WaitBackoff)},
-		{name: "default backoff has full jitter", failure: failureOf(1, codes.Unavailable), want: again(50*time.Millisecond, WaitBackoff)},
+		{name: "default backoff has equal jitter", failure: failureOf(1, codes.Unavailable), want: again(75*time.Millisecond, WaitBackoff)},
 		{name: "overload has a longer backoff", failure: failureOf(1, codes.ResourceExhausted), want: again(500*time.Millisecond, WaitBackoff)},
 		{name: "WithBackoff covers overload", opts: []Option{exact}, failure: failureOf(1, codes.ResourceExhausted),
 			want: again(100*time.Millisecond, WaitBackoff)},
@@ -278,9 +423,19 @@ func TestEngine(t *testing.T) {
 			failure: failureOf(1, codes.Unavailable),
 			want:    late(ErrDeadline, 100*time.Millisecond, WaitBackoff)},
 
-		// 9. the budget
-		{name: "budget refuses", opts: []Option{exact}, refuse: true, failure: failureOf(1, codes.Unavailable),
-			want: late(ErrBudgetExhausted, 100*time.Millisecond, WaitBackoff)},
+		// 9. the budget and the patience
+		{name: "budget refuses now", opts: []Option{exact}, refuse: true, failure: failureOf(1, codes.Unavailable),
+			want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "budget refuses, and there is no patience", opts: []Option{exact, WithPatience(0)}, refuse: true,
+			failure: failureOf(1, codes.Unavailable), want: late(ErrBudgetExhausted, 100*time.Millisecond, WaitBackoff)},
+		{name: "wait ends with the patience", opts: []Option{exact, WithPatience(100 * time.Millisecond)},
+			failure: failureOf(1, codes.Unavailable), want: again(100*time.Millisecond, WaitBackoff)},
+		{name: "wait outlasts the patience", opts: []Option{exact, WithPatience(100*time.Millisecond - 1)},
+			failure: failureOf(1, codes.Unavailable), want: late(ErrTargetDown, 100*time.Millisecond, WaitBackoff)},
+		{name: "pushback may outlast the patience", opts: []Option{exact, WithPatience(time.Second)},
+			failure: failureOf(1, codes.Unavailable).saying("7000"), want: again(7*time.Second, WaitPushback)},
+		{name: "last attempt, before the patience", opts: []Option{exact, WithPatience(1)}, failure: failureOf(4, codes.Unavailable),
+			want: stop(ErrAttemptsExhausted, Failed)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{refuse: tt.refuse}
@@ -289,7 +444,7 @@ func TestEngine(t *testing.T) {
 			}
 			plan := tt.history.plan(policyOf(t, tt.opts...), budget, tt.failure.Attempt.Number)
 			got := plan.failed(t.Context(), &tt.failure, noon, 0.5)
-			got.fatal, got.untouched = false, false // matters of hedging and of the error, tested with the interceptors
+			got.fatal, got.untouched, got.backoff = false, false, 0 // matters of hedging, of the error and of the next backoff, tested elsewhere
 			want := step{verdict: tt.want.verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
 			if got != want {
 				t.Errorf("Failed = %+v, want %+v", got, want)
@@ -304,155 +459,16 @@ func TestEngine(t *testing.T) {
 			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
 				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
-			if asked := tt.want.Retry || tt.want.refusedByBudget(); asked != (len(budget.asked) == 1) {
+			if asked := want.Send; asked != (len(budget.asked) == 1) {
 				t.Errorf("budget was asked at %v, want asked: %v", budget.asked, asked)
 			}
 		})
 	}
 }
 
-// judged is a verdict, and the result that is reported to the budget.
-type judged struct {
-	verdict
-	result Result
-}
+// An okError is an error whose status is OK.
+type okError struct{}
 
-// before describes a call before the failure that is tested.
-type before struct {
-	Start    time.Time
-	Deadline time.Time
-	Retry    int
-	Prev     time.Duration
-}
+func (okError) Error() string { return "no failure" }
 
-// plan returns the plan of such a call, whose attempt with that number is in flight.
-func (b before) plan(p *policy, budget Budget, number int) *plan {
-	plan := new(plan)
-	plan.begin(p, budget, nil, b.Start, b.Deadline)
-	plan.made, plan.open, plan.free = number, 1, 1
-	plan.retry, plan.prev = b.Retry, b.Prev
-	return plan
-}
-
-type negative struct{}
-
-func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
-
-// FuzzEngine judges arbitrary failures: no wait is negative, no attempt exceeds a limit, and no retry
-// follows that the rules do not allow.
-func FuzzEngine(f *testing.F) {
-	f.Add(uint8(14), 1, "", int64(0), 0.5, int64(time.Second), int64(0), 0, int64(0), uint8(0))
-	f.Add(uint8(8), 3, "2147483647", int64(0), 0.999, int64(0), int64(time.Minute), 7, int64(math.MaxInt64), uint8(1))
-	f.Add(uint8(14), 2, "-1", int64(-5), 1.5, int64(-1), int64(5), -3, int64(-9), uint8(2))
-	f.Add(uint8(14), 2, "", int64(math.MaxInt64), math.NaN(), int64(math.MaxInt64), int64(1), 1<<30, int64(1), uint8(16))
-	backoffs := []Backoff{Exponential{}, Exponential{Jitter: ProportionalJitter, Max: math.MaxInt64}, Decorrelated{Max: math.MaxInt64}, Constant(0), negative{}}
-	f.Fuzz(func(t *testing.T, code uint8, number int, pushback string, info int64, u float64,
-		left, maxElapsed int64, retry int, prev int64, flags uint8) {
-		p := policyOf(t, WithBackoff(backoffs[int(flags>>4)%len(backoffs)]), WithMaxAttempts(5),
-			WithMaxElapsed(max(0, time.Duration(maxElapsed))), WithMaxServerDelay(-1))
-		failed := failureOf(number, codes.Code(code%20)+1, retryInfoOf(time.Duration(info)))
-		if pushback != "" {
-			failed = failed.saying(pushback)
-		}
-		failed.TimedOut = flags&1 != 0
-		failed.Committed = flags&2 != 0
-		if flags&4 != 0 {
-			failed.CtxErr = context.Canceled
-		}
-		h := before{Start: noon.Add(-time.Minute), Retry: retry, Prev: time.Duration(prev)}
-		if left != 0 {
-			h.Deadline = noon.Add(time.Duration(left))
-		}
-		budget := &aBudget{refuse: flags&8 != 0}
-		v := h.plan(p, budget, number).failed(t.Context(), &failed, noon, u)
-		switch {
-		case v.Retry == (v.Reason != nil) || v.Retry == v.End:
-			t.Errorf("%+v neither retries nor says why not", v)
-		case v.Wait < 0:
-			t.Errorf("negative wait %v", v.Wait)
-		case len(budget.heard) != 1:
-			t.Errorf("budget heard %v", budget.heard)
-		case !v.Retry:
-		case failed.Attempt.Number >= 5 || budget.refuse || failed.CtxErr != nil || failed.Committed:
-			t.Errorf("%+v retries past a limit", v)
-		case !h.Deadline.IsZero() && !noon.Add(v.Wait).Before(h.Deadline):
-			t.Errorf("%+v ends after the deadline", v)
-		case maxElapsed > 0 && v.Wait >= time.Duration(maxElapsed)-time.Minute:
-			t.Errorf("%+v ends after MaxElapsed", v)
-		case budget.heard[0].Result != Failed || v.WaitSource == WaitNone:
-			t.Errorf("%+v retries what is no failure, or from nowhere", v)
-		}
-	})
-}
-
-func TestPlanAttemptTimeout(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		timeout  time.Duration
-		deadline time.Time
-		number   int
-		want     time.Duration
-	}{
-		{"no timeout in the policy", 0, noon, 1, 0},
-		{"first attempt", time.Second, noon, 1, time.Second},
-		{"last but one", time.Second, noon, 2, time.Second},
-		{"the last gets all the time that is left", time.Second, noon, 3, 0},
-		{"without a deadline the last has its timeout too", time.Second, time.Time{}, 3, time.Second},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			plan := planOf(t, Policy{MaxAttempts: 3, AttemptTimeout: tt.timeout}, Unlimited, noon, tt.deadline)
-			plan.made = tt.number
-			if got := plan.attemptTimeout(); got != tt.want {
-				t.Errorf("attemptTimeout of attempt %d = %v, want %v", tt.number, got, tt.want)
-			}
-		})
-	}
-}
-
-// The order of the rules, if two of them stop the call for different reasons.
-func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		failure failure
-		reason  error
-		result  Result
-	}{
-		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.CtxErr, f.Closed = context.Canceled, true
-		}), context.Canceled, Ignored},
-		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.CtxErr, f.Committed = context.Canceled, true
-		}), context.Canceled, Failed},
-		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.Closed, f.Committed = true, true
-		}), errConnClosed, Ignored},
-		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
-		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
-		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			budget := &aBudget{}
-			want := step{verdict: verdict{Reason: tt.reason}, End: true}
-			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).failed(t.Context(), &tt.failure, noon, 0.5)
-			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
-			if got != want {
-				t.Errorf("Failed = %+v, want %+v", got, want)
-			}
-			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.result}); len(budget.heard) != 1 || budget.heard[0] != want {
-				t.Errorf("budget heard %v, want %v once", budget.heard, want)
-			}
-			if len(budget.asked) != 0 {
-				t.Errorf("budget was asked at %v", budget.asked)
-			}
-		})
-	}
-}
-
-func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
-	h := before{Start: noon, Deadline: noon.Add(time.Second)}
-	f := failureOf(1, codes.Unavailable).saying("300001")
-	want := verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
-	if got := h.plan(policyOf(t), &aBudget{}, 1).failed(t.Context(), &f, noon, 0.5); got.verdict != want {
-		t.Errorf("Failed = %+v, want %+v", got, want)
-	}
-}
+func (okError) GRPCStatus() *status.Status { return status.New(codes.OK, "") }

@@ -4,50 +4,91 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // The reasons for which a call is not retried. [errors.Is] finds the one that is the Reason of an
 // [Error].
 var (
 	// ErrAttemptsExhausted: all MaxAttempts attempts were made.
-	ErrAttemptsExhausted = errors.New("grpcretry: no attempts left")
-	// ErrRetriedUpstream: the call was made by a server's handler for a request that a service further up
+	ErrAttemptsExhausted = reasons.New(reasons.Reason{
+		Word: "exhausted", Text: "no attempts left", GivesUp: true, HedgesGoOn: true,
+	})
+	// ErrCallerRetries: the call was made by a server's handler for a request that a service further up
 	// retries, see [UnaryServerInterceptor]. [errors.Is] finds ErrAttemptsExhausted as well.
-	ErrRetriedUpstream = fmt.Errorf("%w: a service further up retries", ErrAttemptsExhausted)
+	ErrCallerRetries = reasons.New(reasons.Reason{
+		Word: "caller_retries", Text: "a service further up retries", Kind: ErrAttemptsExhausted,
+	})
 	// ErrBudgetExhausted: this client's budget refused the retry, which was not sent.
-	ErrBudgetExhausted = errors.New("grpcretry: client-side retry budget exhausted")
+	ErrBudgetExhausted = reasons.New(reasons.Reason{
+		Word: "budget", Text: "client-side retry budget exhausted", GivesUp: true, HedgesGoOn: true, Logged: true,
+	})
 	// ErrDeadline: the call's deadline would have passed before the next attempt.
-	ErrDeadline = errors.New("grpcretry: deadline too near for another attempt")
+	ErrDeadline = reasons.New(reasons.Reason{
+		Word: "deadline", Text: "deadline too near for another attempt", OutOfTime: true,
+	})
 	// ErrMaxElapsed: the next attempt would have started after MaxElapsed.
-	ErrMaxElapsed = errors.New("grpcretry: maximum elapsed time too near for another attempt")
+	ErrMaxElapsed = reasons.New(reasons.Reason{
+		Word: "max_elapsed", Text: "maximum elapsed time too near for another attempt", OutOfTime: true,
+	})
 	// ErrPushback: the server forbade another attempt, or asked for a wait longer than
 	// MaxServerDelay.
-	ErrPushback = errors.New("grpcretry: stopped by server pushback")
+	ErrPushback = reasons.New(reasons.Reason{
+		Word: "pushback", Text: "stopped by server pushback", GivesUp: true,
+	})
 	// ErrNotRetryable: a retry failed with something that is not retryable or, with
 	// [WithUnsentOnly], a server may have run the method.
-	ErrNotRetryable = errors.New("grpcretry: failure is not retryable")
-	// errMayHaveRun: the same, because of WithUnsentOnly.
-	errMayHaveRun = fmt.Errorf("%w: the method may have run, and it must not run twice", ErrNotRetryable)
-	// ErrCommitted: the response had started, see [WithCommitOnHeaders].
-	ErrCommitted = errors.New("grpcretry: call is committed, response headers were received")
+	ErrNotRetryable = reasons.New(reasons.Reason{
+		Word: "not_retryable", Text: "failure is not retryable", Untouched: true, Quiet: true,
+	})
+	// ErrMayHaveRun: a server may have run the method, see [WithUnsentOnly]. [errors.Is] finds
+	// ErrNotRetryable as well. Unlike that, it is also the Reason after a first attempt, so that the program
+	// can find out whether the method has run.
+	ErrMayHaveRun = reasons.New(reasons.Reason{
+		Word: "may_have_run", Text: "the method may have run, and it must not run twice", Kind: ErrNotRetryable,
+	})
+	// ErrWouldRetry: an attempt would have followed, if this were not a dry run, see [WithDryRun]. Only events
+	// have it, because the error is returned unchanged.
+	ErrWouldRetry = reasons.New(reasons.Reason{
+		Word: "would_retry", Text: "dry run: another attempt would follow",
+	})
+	// ErrCommitted: the application has seen something of the stream, or its messages cannot be replayed,
+	// see [WithBufferLimit]. Only events have it, because the stream's error is returned unchanged.
+	ErrCommitted = reasons.New(reasons.Reason{
+		Word: "committed", Text: "stream is committed",
+	})
 	// errConnClosed: the ClientConn was closed between two attempts.
-	errConnClosed = errors.New("grpcretry: client connection is closed")
-	// ErrNotConnected: there was no connection to a server within ConnectWait, see
-	// [WithConnectWait].
-	ErrNotConnected = errors.New("grpcretry: no connection to a server in time")
+	errConnClosed = reasons.New(reasons.Reason{
+		Word: "conn_closed", Text: "client connection is closed", Untouched: true, Quiet: true, ByCaller: true,
+	})
+	// ErrTargetDown: the target has been failing for so long that calls do not wait for it any more,
+	// see [WithPatience].
+	ErrTargetDown = reasons.New(reasons.Reason{
+		Word: "target_down", Text: "target is down", Logged: true,
+	})
+	// errInFlight is the Reason in the event of a failed attempt of a hedged call while other
+	// attempts are in flight, which decide the call.
+	errInFlight = reasons.New(reasons.Reason{
+		Word: "in_flight", Text: "other attempts are in flight",
+	})
 	// errLeftToGRPC is the Reason in the events of a call that is left to gRPC's own retries, see
-	// [WithBuiltInRetryDisabled]. The call returns gRPC's own error.
-	errLeftToGRPC = errors.New("grpcretry: left to the retryPolicy of the channel's service config")
+	// [WithBuiltInRetryDisabled], although that was not known at its start. The call returns gRPC's own error.
+	errLeftToGRPC = reasons.New(reasons.Reason{
+		Word: "left_to_grpc", Text: "left to the retryPolicy of the channel's service config", Untouched: true, Quiet: true,
+	})
 )
 
-// ErrAttemptTimeout is the [context.Cause] of an attempt's context that [WithAttemptTimeout]
-// ended. [errors.Is] finds it in the Err of such an [Attempt].
+// ErrAttemptTimeout is the [context.Cause] of an attempt's context that was cancelled because of
+// [WithAttemptTimeout]. [errors.Is] finds it in the Err of such an [Attempt].
 var ErrAttemptTimeout = errors.New("grpcretry: attempt timeout")
 
 // ErrHedgeLost is the [context.Cause] of an attempt's context that was cancelled because another
@@ -73,15 +114,14 @@ type Error struct {
 	Reason error
 	// Attempts are the call's attempts, in order. All of them failed, except that in a hedged call
 	// some may have been cancelled because another was decisive, see ErrHedgeLost. Only the latest
-	// thousand are kept. The last one has everything that its server sent. The others share 16 KiB
-	// for that: an attempt that does not fit has neither header nor trailer, and its Err has the
-	// same code, a short message and no details.
+	// 16 are kept; the text states how many were made.
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
 	wait    time.Duration // the wait that was rejected
 	source  WaitSource    // the source of that wait; WaitNone if no wait was computed
 	made    int           // the number of attempts made, even if not all are kept
+	reached bool          // one of them has reached a server, or may have
 	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
 
 	otherPolicy bool // the attempts were distributed by another load-balancing policy than the program asks for
@@ -96,7 +136,7 @@ func (e *Error) Error() string {
 	if made == 1 {
 		noun = "attempt"
 	}
-	last := cut(fmt.Sprint(e.Last), maxText)
+	last := truncate(fmt.Sprint(e.Last), maxText)
 	text := fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
 		made, noun, rounded(e.Elapsed), e.reason(), last)
 	if e.otherPolicy {
@@ -121,7 +161,7 @@ func (e *Error) reason() string {
 	if e.Reason == nil {
 		return "unknown reason"
 	}
-	reason := cut(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
+	reason := truncate(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
 	if e.source != WaitNone {
 		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", rounded(e.wait), e.source)
 	}
@@ -150,10 +190,8 @@ func (e *Error) Unwrap() []error {
 
 // disowned returns err in a form in which errors.Is finds none of our reasons.
 func disowned(err error) error {
-	for _, r := range reasons {
-		if errors.Is(err, r.err) {
-			return anothers{err}
-		}
+	if _, found := errors.AsType[*reasons.Reason](err); found {
+		return anothers{err}
 	}
 	return err
 }
@@ -161,13 +199,13 @@ func disowned(err error) error {
 // An anothers error holds one of our reasons that is another call's.
 type anothers struct{ error }
 
-func (a anothers) Is(target error) bool { return !isReason(target) && errors.Is(a.error, target) }
+func (a anothers) Is(target error) bool { return !reasons.Is(target) && errors.Is(a.error, target) }
 
 func (a anothers) As(target any) bool { return errors.As(a.error, target) }
 
-func isReason(err error) bool {
-	return slices.ContainsFunc(reasons[:], func(r namedReason) bool { return r.err == err }) //nolint:errorlint // identity is meant
-}
+// is reports whether a call ends for the given one of our reasons, and not for a caller's cause that
+// wraps it.
+func is(reason, ours error) bool { return reasons.Of(reason) == reasons.Of(ours) }
 
 // Timeout reports whether the caller's deadline ended the call, or the last error was a timeout. It
 // makes the error a timeout for [net/url.Error], among others.
@@ -193,7 +231,7 @@ func (e *Error) Is(target error) bool {
 
 // hasReachedServer reports whether one of the attempts has reached a server, or may have.
 func (e *Error) hasReachedServer() bool {
-	return e.made > len(e.Attempts) || slices.ContainsFunc(e.Attempts, func(a Attempt) bool { return !a.Unsent })
+	return e.reached || slices.ContainsFunc(e.Attempts, func(a Attempt) bool { return !a.Unsent })
 }
 
 // GRPCStatus returns the status that [status.FromError] and [status.Code] report.
@@ -237,7 +275,7 @@ func (e *attemptTimeoutError) Timeout() bool { return true }
 func (e *attemptTimeoutError) message() string {
 	text := fmt.Sprintf("attempt timeout of %v", e.timeout)
 	if e.err != nil {
-		text += ": " + cut(status.Convert(e.err).Message(), maxText)
+		text += ": " + truncate(status.Convert(e.err).Message(), maxText)
 	}
 	return text
 }
@@ -268,4 +306,120 @@ func (hedgeLostError) Unwrap() error { return ErrHedgeLost }
 
 func (hedgeLostError) GRPCStatus() *status.Status {
 	return status.New(codes.Canceled, "another attempt of the call was decisive")
+}
+
+// readable returns err, or another error that says so if its methods panic, as those of a nil pointer in
+// an error may. gRPC does not call them; the rules and the telemetry do.
+func readable(err error) (safe error) {
+	if err == nil || reflect.TypeOf(err) == statusType && !reflect.ValueOf(err).IsNil() {
+		return err
+	}
+	defer func() {
+		if recover() != nil {
+			safe = fmt.Errorf("grpcretry: an error of type %T, whose methods panic", err)
+		}
+	}()
+	_, _ = status.FromError(err)
+	_ = errors.Is(err, context.Canceled)
+	_ = isPermanent(err)
+	_ = err.Error()
+	return err
+}
+
+var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
+
+// The rest of this file holds the words that spans, metrics and logs share.
+
+// ReasonName returns the short name of a reason for stopping ([Error.Reason], [Event.Reason]), as
+// span attributes, metrics and logs use it. There are few such names, so they can serve as a
+// metric's label; docs/observing.md in the repository lists them. Any error that is not one of
+// this package's reasons is the cause of the caller's cancellation: "deadline_exceeded" if it is
+// [context.DeadlineExceeded], otherwise "cancelled".
+func ReasonName(reason error) string { return reasons.Of(reason).Word }
+
+// The values of telemetry.AttrDecision.
+const (
+	decisionSuccess = "success"
+	decisionRetry   = "retry"
+	decisionStop    = "stop"
+	decisionLost    = "lost" // in a hedged call, if another attempt was decisive
+)
+
+func decisionName(v verdict) string {
+	switch {
+	case v.Retry:
+		return decisionRetry
+	case is(v.Reason, ErrWouldRetry):
+		return ReasonName(ErrWouldRetry)
+	default:
+		return decisionStop
+	}
+}
+
+// The values of telemetry.AttrOutcome for calls that succeeded.
+const (
+	outcomeFirstTry  = "first_try"
+	outcomeRecovered = "recovered"
+	outcomeHedgeWon  = "hedge_won"
+)
+
+// outcomeOf returns the outcome of a call whose attempt with the given number succeeded.
+func outcomeOf(number int, hedge bool) string {
+	switch {
+	case hedge:
+		return outcomeHedgeWon
+	case number > 1:
+		return outcomeRecovered
+	default:
+		return outcomeFirstTry
+	}
+}
+
+// codeName returns a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
+func codeName(c codes.Code) string {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
+		return codeNames[c]
+	}
+	return fmt.Sprintf("CODE(%d)", uint32(c))
+}
+
+// knownCodeName returns the codeName of a code that gRPC defines, otherwise "OTHER". So codes that
+// a server invents do not create new metric series.
+func knownCodeName(c codes.Code) string {
+	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
+		return codeNames[c]
+	}
+	return "OTHER"
+}
+
+var codeNames = [...]string{
+	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}
+
+// maxMessage bounds a status message in logs and span events, in bytes, because a server may send
+// a megabyte.
+const maxMessage = 256
+
+// messageOf returns the message of err's status, cut if it is long.
+func messageOf(err error) string { return truncate(status.Convert(err).Message(), maxMessage) }
+
+// printable returns s with a character in place of what is not UTF-8. A span with other bytes could not
+// be exported, and neither could those in the same batch.
+func printable(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// truncate cuts s to at most n bytes, between two characters, and marks the cut.
+func truncate(s string, n int) string {
+	const mark = "…"
+	if len(s) <= n {
+		return s
+	}
+	end := n - len(mark)
+	for i := end; i > max(0, end-utf8.UTFMax); i-- {
+		if utf8.RuneStart(s[i]) {
+			return s[:i] + mark
+		}
+	}
+	return s[:end] + mark // not UTF-8
 }

@@ -19,14 +19,7 @@ import (
 // A query that is retried when the database's connection breaks. The code that decides is UNKNOWN for
 // every error that is not a gRPC status, so a classifier looks at the error instead.
 func ExampleRetrier_Do() {
-	retrier, err := grpcretry.New(
-		grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
-		grpcretry.WithMethod("/sql/", grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-			if errors.Is(a.Err, driver.ErrBadConn) {
-				return grpcretry.Retry
-			}
-			return grpcretry.Stop
-		})))
+	retrier, err := grpcretry.New(grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -43,6 +36,27 @@ func ExampleRetrier_Do() {
 	// attempt 1
 	// attempt 2
 	// <nil>
+}
+
+// Only broken connections are worth another try.
+func ExampleWithRetryIf() {
+	retrier, err := grpcretry.New(
+		grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
+		grpcretry.WithMethod("/sql/", grpcretry.WithRetryIf(func(err error) bool { return errors.Is(err, driver.ErrBadConn) })))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, failure := range []error{driver.ErrBadConn, errors.New("syntax error")} {
+		attempts := 0
+		_ = retrier.Do(context.Background(), "/sql/orders.delete", func(context.Context) error {
+			attempts++
+			return failure
+		}, grpcretry.WithMaxAttempts(2))
+		fmt.Printf("%v: %d\n", failure, attempts)
+	}
+	// Output:
+	// driver: bad connection: 2
+	// syntax error: 1
 }
 
 // A function that returns a value.
@@ -81,7 +95,7 @@ func ExampleUnsent() {
 	err = retrier.Do(context.Background(), "/exchange/order", func(context.Context) error {
 		calls++
 		if calls == 1 {
-			return grpcretry.Unsent(status.Error(codes.Unavailable, "connection refused"))
+			return grpcretry.MarkUnsent(status.Error(codes.Unavailable, "connection refused"))
 		}
 		return status.Error(codes.Unavailable, "connection lost while waiting for the response")
 	})

@@ -2,6 +2,7 @@ package grpcretry_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"sync"
@@ -83,6 +84,46 @@ func ExampleWithIdempotencyLevel() {
 	// Append: 1 run, Unavailable
 	// Echo hedged: true
 	// Put hedged: false
+}
+
+// Methods whose proto declares them safe are retried. The others run at most once, and the error says when one
+// may have.
+func ExampleWithSafeMethods() {
+	server := &lossyServer{runs: map[string]int{}}
+	client, stop := dial(server, grpcretry.DialOptions(fast, grpcretry.WithSafeMethods())...)
+	defer stop()
+
+	ctx, request := context.Background(), &echov1.EchoRequest{}
+	_, err := client.Echo(ctx, request)
+	fmt.Println("Echo:", server.count("Echo"), "runs,", status.Code(err))
+	_, err = client.Append(ctx, request)
+	fmt.Println("Append:", server.count("Append"), "run,", status.Code(err))
+	fmt.Println("it may have run:", errors.Is(err, grpcretry.ErrMayHaveRun))
+	// Output:
+	// Echo: 2 runs, OK
+	// Append: 1 run, Unavailable
+	// it may have run: true
+}
+
+// A dry run shows what retries would do, before they are turned on.
+func ExampleWithDryRun() {
+	r, err := grpcretry.New(grpcretry.WithDryRun(true), grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
+		grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
+			if e.Kind == grpcretry.Decision {
+				fmt.Println(grpcretry.ReasonName(e.Reason), "after", e.Wait)
+			}
+		}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, stop := dial(&flakyServer{failures: 1, fail: unavailable}, r.DialOptions()...)
+	defer stop()
+
+	_, err = client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(status.Code(err))
+	// Output:
+	// would_retry after 1ms
+	// Unavailable
 }
 
 // The policies of a gRPC service config, and one in Go, which wins because its scope is narrower.

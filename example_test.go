@@ -33,6 +33,7 @@ type flakyServer struct {
 	mu       sync.Mutex
 	failures int // guarded by mu
 	fail     func(ctx context.Context) error
+	stuck    bool // a first attempt gets no response
 }
 
 // fails reports whether to fail, and counts the failure.
@@ -44,6 +45,10 @@ func (s *flakyServer) fails() bool {
 }
 
 func (s *flakyServer) Echo(ctx context.Context, req *echov1.EchoRequest) (*echov1.EchoResponse, error) {
+	if s.stuck && grpcretry.PreviousAttempts(ctx) == 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if s.fails() {
 		return nil, s.fail(ctx)
 	}
@@ -272,7 +277,7 @@ func ExampleSetNoRetry() {
 // One budget for all clients of the same backend: here retries are at most a tenth of the calls plus
 // one a second, and never more than 50 at the same time.
 func ExampleAllBudgets() {
-	share, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, MinPerSecond: 1})
+	share, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, Reserve: grpcretry.Nothing, MinPerSecond: 1})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -291,7 +296,7 @@ func ExampleAllBudgets() {
 
 func ExampleNewRateBudget() {
 	client, stop := dial(&flakyServer{failures: 9, fail: unavailable}, grpcretry.DialOptions(fast,
-		grpcretry.WithBudget(grpcretry.NewRateBudget(rate.NewLimiter(rate.Every(time.Hour), 1))))...)
+		grpcretry.WithPatience(0), grpcretry.WithBudget(grpcretry.NewRateBudget(rate.NewLimiter(rate.Every(time.Hour), 1))))...)
 	defer stop()
 
 	_, err := client.Echo(context.Background(), &echov1.EchoRequest{})
@@ -333,9 +338,8 @@ func ExampleAttemptFromContext() {
 }
 
 func ExampleWithAttemptTimeout() {
-	stuck := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-	client, stop := dial(&flakyServer{failures: 1, fail: stuck},
-		grpcretry.DialOptions(fast, grpcretry.WithAttemptTimeout(20*time.Millisecond))...)
+	client, stop := dial(&flakyServer{stuck: true},
+		grpcretry.DialOptions(fast, grpcretry.WithMaxAttempts(2), grpcretry.WithAttemptTimeout(20*time.Millisecond))...)
 	defer stop()
 
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -474,12 +478,10 @@ func ExamplePlan() {
 // The first attempt is stuck. After a tenth of a second without a response, a second one is sent, and
 // wins. Use hedging only for methods that may run twice at the same time.
 func ExampleWithHedging() {
-	stuck := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-	client, stop := dial(&flakyServer{failures: 1, fail: stuck}, grpcretry.DialOptions(
-		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithHedging(grpcretry.Hedging{
-			MaxAttempts: 2,
-			Delay:       grpcretry.HedgeAfter(100 * time.Millisecond),
-			Budget:      grpcretry.Unlimited, // the default budget allows hedges for 10% of answered calls, and no call has been answered yet
+	client, stop := dial(&flakyServer{stuck: true}, grpcretry.DialOptions(
+		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithMaxAttempts(2), grpcretry.WithHedging(grpcretry.Hedging{
+			Delay:  grpcretry.HedgeAfter(100 * time.Millisecond),
+			Budget: grpcretry.Unlimited, // the default budget allows hedges for 10% of answered calls, and no call has been answered yet
 		})))...)
 	defer stop()
 
@@ -492,15 +494,14 @@ func ExampleWithHedging() {
 // before 5 ms.
 func ExampleHedgeAtQuantile() {
 	r, err := grpcretry.New(grpcretry.WithMethod("/shop.v1.Catalog/", grpcretry.WithHedging(grpcretry.Hedging{
-		Delay: grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second),
-	})))
+		Delay: grpcretry.HedgeAtQuantile(0.95, 5*time.Millisecond, time.Second)})))
 	if err != nil {
 		log.Fatal(err)
 	}
-	hedging := r.Policy("/shop.v1.Catalog/GetItem").Hedging
-	_, known := hedging.Delay.Delay("/shop.v1.Catalog/GetItem", time.Now())
-	fmt.Println(hedging.MaxAttempts, "attempts; delay known:", known)
-	// Output: 2 attempts; delay known: false
+	policy := r.Policy("/shop.v1.Catalog/GetItem")
+	_, known := policy.Hedging.Delay.Delay("/shop.v1.Catalog/GetItem", time.Now())
+	fmt.Println(policy.MaxAttempts, "attempts; delay known:", known)
+	// Output: 4 attempts; delay known: false
 }
 
 // A switchedDelay uses another delay while hedging is switched on. That delay measures latencies
@@ -521,8 +522,7 @@ func (s switchedDelay) Delay(method string, now time.Time) (time.Duration, bool)
 func ExampleHedgeDelay() {
 	var on atomic.Bool
 	r, err := grpcretry.New(grpcretry.WithMethod("/shop.v1.Catalog/", grpcretry.WithHedging(grpcretry.Hedging{
-		Delay: switchedDelay{&on, grpcretry.HedgeAfter(20 * time.Millisecond)},
-	})))
+		Delay: switchedDelay{&on, grpcretry.HedgeAfter(20 * time.Millisecond)}})))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -31,8 +31,13 @@ type tally struct {
 func (b *tally) Deposit(o Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.told[o.Result]++
-	b.highest = max(b.highest, o.Attempt)
+	switch {
+	case o.Result != Unsent:
+		b.told[o.Result]++
+		b.highest = max(b.highest, o.Attempt)
+	case o.Attempt > 1:
+		b.refunded++
+	}
 }
 
 func (b *tally) Withdraw(time.Time) bool {
@@ -40,12 +45,6 @@ func (b *tally) Withdraw(time.Time) bool {
 	defer b.mu.Unlock()
 	b.withdrawn++
 	return true
-}
-
-func (b *tally) Refund() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.refunded++
 }
 
 func (b *tally) Balance(time.Time) float64 { return 1 }
@@ -59,7 +58,13 @@ type counts struct {
 // stingy is a budget that refuses every retry.
 type stingy struct{ unlimited }
 
-func (stingy) Withdraw(time.Time) bool { return false }
+func (stingy) Withdraw(time.Time) bool   { return false }
+func (stingy) Balance(time.Time) float64 { return 0 }
+
+// A fickle budget shows a token, and refuses it.
+type fickle struct{ stingy }
+
+func (fickle) Balance(time.Time) float64 { return 1 }
 
 // tokens is a budget of a few retries.
 type tokens struct {
@@ -78,11 +83,13 @@ func (b *tokens) Withdraw(now time.Time) bool {
 	return true
 }
 
-func (b *tokens) Refund() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.left++
-	b.refunded++
+func (b *tokens) Deposit(o Outcome) {
+	b.aBudget.Deposit(o)
+	if o.Attempt > 1 && o.Result == Unsent {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.left++
+	}
 }
 
 // A recordedDelay remembers what it was told.
@@ -101,10 +108,6 @@ func (d *recordedDelay) Answered(method string, took time.Duration, lost bool, n
 	}
 	d.told = append(d.told, line)
 }
-
-type panickyDelay struct{ HedgeDelay }
-
-func (panickyDelay) Answered(string, time.Duration, bool, time.Time) { panic("drawn") }
 
 // A logRecorder keeps log lines, "LEVEL message key=value …".
 type logRecorder struct {

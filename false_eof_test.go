@@ -275,23 +275,26 @@ func (c *lossyConn) Write(b []byte) (int, error) {
 	}
 }
 
-// A loss is a stats.Handler that loses the connection when the stream of a transparent retry has
-// been created, and before its message is sent: gRPC reports OutHeader just between.
-type loss struct{ lose func() }
+// A loss is a stats.Handler that loses the connection when the second stream has been created, and before its
+// message is sent: gRPC reports OutHeader just between.
+type loss struct {
+	lose  func()
+	begun atomic.Int32 // attempts, by gRPC or by the library
+}
 
-type transparentRetry struct{}
+type attemptNumber struct{}
 
 func (l *loss) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
-	return context.WithValue(ctx, transparentRetry{}, new(bool))
+	return context.WithValue(ctx, attemptNumber{}, new(int32))
 }
 
 func (l *loss) HandleRPC(ctx context.Context, s stats.RPCStats) {
-	again := ctx.Value(transparentRetry{}).(*bool)
-	switch s := s.(type) {
+	number := ctx.Value(attemptNumber{}).(*int32)
+	switch s.(type) {
 	case *stats.Begin:
-		*again = s.IsTransparentRetryAttempt
+		*number = l.begun.Add(1)
 	case *stats.OutHeader:
-		if *again {
+		if *number == 2 {
 			l.lose()
 		}
 	}

@@ -212,11 +212,14 @@ func (f *fixture) connTo(t *testing.T, target string, opts ...grpc.DialOption) *
 	return cc
 }
 
-// client dials the server with the interceptors of a Retrier of opts.
+// client dials the server with the interceptors of a Retrier of opts. Without a WithRandom among
+// them, the random numbers are 0, so that a target that is failing makes no wait longer.
 func (f *fixture) client(t *testing.T, opts ...Option) echov1.EchoServiceClient {
 	t.Helper()
-	return echov1.NewEchoServiceClient(f.conn(t, DialOptions(opts...)...))
+	return echov1.NewEchoServiceClient(f.conn(t, DialOptions(append([]Option{unmoved}, opts...)...)...))
 }
+
+var unmoved = WithRandom(func() float64 { return 0 })
 
 // fixed is a client whose random number is always u.
 func (f *fixture) fixed(t *testing.T, u float64, opts ...Option) echov1.EchoServiceClient {
@@ -295,7 +298,7 @@ func wantStop(t *testing.T, err error, code codes.Code, reason error, attempts i
 	if !errors.Is(err, reason) {
 		t.Errorf("Reason of %v is %v, want %v", err, e.Reason, reason)
 	}
-	if len(e.Attempts) != attempts {
+	if len(e.Attempts) != min(attempts, maxKept) || e.made != attempts {
 		t.Errorf("%d attempts in %v, want %d", len(e.Attempts), err, attempts)
 	}
 	return e
@@ -309,6 +312,13 @@ func wantUntouched(t *testing.T, err error, code codes.Code, message string) {
 	}
 	if st := status.Convert(err); st.Code() != code || st.Message() != message {
 		t.Errorf("err = %v, want %v %q", err, code, message)
+	}
+}
+
+func wantMessage(t *testing.T, err error, message string) {
+	t.Helper()
+	if got := status.Convert(err).Message(); got != message {
+		t.Errorf("message %q, want %q", got, message)
 	}
 }
 
@@ -356,17 +366,11 @@ func callOnce(tb testing.TB, intercept grpc.UnaryClientInterceptor, invoker grpc
 // hedged hedges the method Echo.
 // hedged hedges the calls of a test. Unless the test is about the budget of hedges, there is none:
 // a new client could not send any.
-func hedged(h Hedging) Option {
+func hedged(n int, h Hedging) Option {
 	if h.Budget == nil {
 		h.Budget = Unlimited
 	}
-	return WithMethod(echoMethod, WithHedging(h))
-}
-
-// hedgedEcho is a call of Echo for tests that need more control of
-// the attempts than a server has: run is attempt number n.
-func hedgedEcho(ctx context.Context, run func(ctx context.Context, n int) error, opts ...Option) error {
-	return invokeEcho(ctx, UnaryClientInterceptor(opts...), run)
+	return WithMethod(echoMethod, WithMaxAttempts(n), WithHedging(h))
 }
 
 func invokeEcho(ctx context.Context, intercept grpc.UnaryClientInterceptor, run func(ctx context.Context, n int) error) error {

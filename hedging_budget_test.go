@@ -3,58 +3,10 @@ package grpcretry
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 )
-
-// An attempt that waits for what a server asked is paid for: when another attempt fails
-// meanwhile, it needs no second token.
-func TestTheLastTokenIsNotAskedForTwice(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().after(2*second), unavailable().pushback("9000"), says("c")))
-		budget, events := &tokens{left: 2}, &hedgeEvents{}
-		reply, err := server.client(t, WithBudget(budget), WithObserver(events.observe),
-			hedged(Hedging{MaxAttempts: 4, Delay: HedgeAfter(second)})).Echo(t.Context(), request())
-		if reply.GetMessage() != "c" || err != nil {
-			t.Errorf("Echo = %v, %v, want c", reply, err)
-		}
-		wantTimes(t, server, 0, second, 10*second)
-		events.check(t, err)
-		if budget.left != 0 || len(budget.asked) != 2 || budget.refunded != 0 {
-			t.Errorf("budget has %d left, was asked %d times and got %d back, want 0, 2 and 0", budget.left, len(budget.asked),
-				budget.refunded)
-		}
-	})
-}
-
-// A budget that is used up is asked again, for a call that goes on to be slow, but less and
-// less often: it is used up by thousands of such calls at once.
-func TestAnEmptyBudgetIsAskedLessAndLess(t *testing.T) {
-	for _, tt := range []struct {
-		delay time.Duration
-		want  []time.Duration // when the budget is asked; it allows the last
-	}{
-		{second, []time.Duration{1 * second, 2 * second, 4 * second, 8 * second, 16 * second}},
-		{0, []time.Duration{0, 1 * time.Millisecond, 3 * time.Millisecond, 7 * time.Millisecond, 15 * time.Millisecond}},
-	} {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, script(says("a").after(time.Hour), says("b")))
-			budget := &tokens{}
-			time.AfterFunc(tt.want[4]-1, budget.Refund)
-			server.client(t, WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(tt.delay)})).Echo(t.Context(), request())
-			wantTimes(t, server, 0, tt.want[4])
-			var asked []time.Duration
-			for _, at := range budget.asked {
-				asked = append(asked, at.Sub(server.start))
-			}
-			if !slices.Equal(asked, tt.want) {
-				t.Errorf("with delay %v the budget was asked at %v, want %v", tt.delay, asked, tt.want)
-			}
-		})
-	}
-}
 
 // Hedges are not saved up: what calls earn can be spent for a second, and one hedge is kept.
 func TestDefaultHedgeBudget(t *testing.T) {
@@ -104,11 +56,11 @@ func TestHedgesStayUnderTheBudgetWhenAllGetSlow(t *testing.T) {
 			}
 			return nil
 		}
-		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.1, Window: 10 * time.Second})
+		budget, err := NewRatioBudget(RatioBudget{Ratio: 0.1, Reserve: Nothing, Window: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
-		intercept := UnaryClientInterceptor(WithBudget(budget), hedged(Hedging{Delay: HedgeAtQuantile(0.95, 0, 0)}))
+		intercept := UnaryClientInterceptor(hedged(2, Hedging{Delay: HedgeAtQuantile(0.95, 0, 0), Budget: budget}))
 		run := func(calls int) (hedges int) {
 			before := attempts
 			for range calls {

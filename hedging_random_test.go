@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -26,14 +25,14 @@ import (
 
 var (
 	hedgedSequences = flag.Int("hedges.sequences", 100, "how many calls TestHedgingAtRandom draws")
-	hedgedSeed      = flag.Uint64("hedges.seed", 0, "the first seed of TestHedgingAtRandom, 0 for one drawn from the clock")
+	hedgedSeed      = flag.Uint64("hedges.seed", 1, "the first seed of TestHedgingAtRandom, 0 for one drawn from the clock, as in make soak")
 )
 
 // TestHedgingAtRandom draws hedged calls, unary ones and server streams: how long the
-// server takes for each attempt and what it says then, the options, and when the caller goes
-// away. Times are drawn to the nanosecond, so that no two things happen at once, and a
+// server takes for each attempt and what it says then, the options, what becomes of other calls to the
+// target, and when the caller goes away. Times are drawn to the nanosecond, so that no two things happen at once, and a
 // model says what must come of the call, exactly: which attempts are sent, when and why, how
-// each ends, what the caller gets and when, and what budget and delay are asked and told.
+// each ends, what the caller gets and when, and what the budgets and the delay are asked and told.
 //
 // Reply, header, trailer and peer must be those of one attempt, and OnFinish run once.
 // That nothing is left behind, and nothing hangs, the bubble sees to.
@@ -48,8 +47,13 @@ func TestHedgingAtRandom(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			r := &randomHedges{}
 			server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return r.call.serve(stream) })
-			cc := server.conn(t, append(DialOptions(WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) })),
-				grpc.WithChainUnaryInterceptor(r.below))...)
+			retrier, err := New(WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) }),
+				WithRandom(func() float64 { return r.call.u }))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cc := server.conn(t, append(retrier.DialOptions(), grpc.WithChainUnaryInterceptor(r.below))...)
+			r.target = retrier.targets.of(cc.Target(), func() string { return canonicalTarget(cc, "") })
 			for i := range min(perBubble, *hedgedSequences-done) {
 				seed := seed + uint64(done+i)
 				r.run(t, cc, seed)
@@ -69,12 +73,22 @@ type hedgedCall struct {
 	delay    time.Duration
 	timeout  time.Duration // of an attempt
 	elapsed  time.Duration // MaxElapsed
-	patience time.Duration // MaxServerDelay
+	longest  time.Duration // MaxServerDelay
+	patience time.Duration // 0 for none
+	backoff  time.Duration // the first
+	u        float64       // every random number
 	deadline time.Duration
 	cancel   time.Duration
-	commit   bool // WithCommitOnHeaders
-	tokens   int  // that the budget has at first
+	tokens   int // that the budget has at first
+	hedges   int // that the budget of hedges has
 	answers  []hedgedAnswer
+	others   []otherCall // in the order of time
+}
+
+// An otherCall is answered, or fails, while the drawn one is under way.
+type otherCall struct {
+	at     time.Duration
+	failed bool
 }
 
 // A hedgedAnswer is what the server does in one attempt.
@@ -104,11 +118,17 @@ func drawHedgedCall(draw *rand.Rand) *hedgedCall {
 		delay:    sometimes(2, 2*second) + sometimes(2, second),
 		timeout:  sometimes(4, 4*second),
 		elapsed:  sometimes(6, 3*second),
-		patience: sometimes(4, 2*second),
+		longest:  sometimes(4, 2*second),
+		patience: []time.Duration{0, 10 * second, drawTime(draw, 4*second)}[draw.IntN(3)],
+		backoff:  drawTime(draw, second),
+		u:        []float64{0, draw.Float64()}[draw.IntN(2)],
 		deadline: sometimes(4, 6*second),
 		cancel:   sometimes(6, 6*second),
-		commit:   oneIn(8),
 		tokens:   []int{0, 1, 2, 9, 9, 9}[draw.IntN(6)],
+		hedges:   []int{0, 1, 2, 9, 9, 9}[draw.IntN(6)],
+	}
+	for at := drawTime(draw, 2*second); oneIn(2); at += drawTime(draw, 2*second) {
+		c.others = append(c.others, otherCall{at, !oneIn(3)})
 	}
 	deaf := !c.stream && oneIn(3)
 	for range c.attempts {
@@ -152,16 +172,24 @@ type hedgeModel struct {
 	*hedgedCall
 	now      time.Duration
 	due      time.Duration // the next attempt
-	left     int           // tokens
-	paid     bool          // it is paid for, as next says
-	next     sentAttempt
+	own      modelBudget
+	hedging  modelBudget
+	decided  bool          // on the next attempt
+	next     sentAttempt   // as decided on
 	later    time.Duration // by which a hedge was put off last
 	pushed   time.Duration // no attempt before this, as a server has asked
-	replaced int           // the attempt that its timeout has cut, and that is decided about; 0 for none
-	refusal  error         // why no other takes its place; nil if one does
+	replaced int           // the overdue attempt that the next one replaces; 0 for none
+	unending int           // the attempt that was cut although nothing replaces it; 0 for none
+	refusal  error         // why nothing does
 	stopped  error         // no attempt may follow, because of that
+	retry    int           // of the backoff
+	trouble  time.Duration // the call's first failure; never before that
+	target   modelTarget
+	heard    int // of other calls
 	failures int
+	last     int        // the number of the attempt that failed last
 	said     codes.Code // by a server, last
+	speaker  int        // the attempt that said it
 	over     bool
 	tie      bool // two things happened at once: anything may come of it
 
@@ -171,17 +199,63 @@ type hedgeModel struct {
 	gone   bool
 	code   codes.Code
 	reason error // of the *Error, nil if the failure is gRPC's own
-	asked  int   // how often the budget was
-	back   int   // what it got back
 	told   string
 	end    time.Duration // of the call
 }
 
+type modelBudget struct {
+	left, asked int
+	returned    int
+}
+
+func (b *modelBudget) withdraw() bool {
+	b.asked++
+	if b.left == 0 {
+		return false
+	}
+	b.left--
+	return true
+}
+
+// A modelTarget is what is known about the target.
+type modelTarget struct {
+	failing       bool
+	since, latest time.Duration
+	lasts         time.Duration
+	answers       int
+}
+
+func (t *modelTarget) fail(now, patience time.Duration) {
+	if !t.isFailing(now) {
+		t.since = now
+	}
+	t.failing, t.latest, t.lasts = true, now, patience
+}
+
+func (t *modelTarget) isFailing(now time.Duration) bool { return t.failing && now-t.latest <= t.lasts }
+
+func (t *modelTarget) inTrouble(now time.Duration) bool {
+	return t.failing && now-t.latest <= max(t.lasts, time.Minute)
+}
+
+func (t *modelTarget) answer() {
+	if t.failing {
+		t.failing = false
+		t.answers++
+	}
+}
+
 type sentAttempt struct {
-	at     time.Duration
-	hedge  bool
-	wait   time.Duration
-	source WaitSource
+	at      time.Duration
+	hedge   bool
+	wait    time.Duration
+	source  WaitSource
+	repeats int
+	payer   *modelBudget // nil for the first
+
+	from, since time.Duration // the wait's beginning, and that of its latest repetition
+	answers     int           // the target's by then
+	retryBefore int           // the model's retry before it was decided on
 
 	answer  time.Duration // when there is one
 	overdue time.Duration // when the attempt timeout asks
@@ -189,20 +263,21 @@ type sentAttempt struct {
 	late    bool          // by the attempt timeout
 	cut     bool          // by the caller, or by another that was decisive
 	result  string        // lost, failed or won; empty while it is under way
-	heard   Result        // by the budget
+	heard   Result        // by the budgets
 }
 
-const never = time.Duration(math.MaxInt64)
-
 func (c *hedgedCall) model() *hedgeModel {
-	m := &hedgeModel{hedgedCall: c, left: c.tokens}
+	m := &hedgeModel{hedgedCall: c, own: modelBudget{left: c.tokens}, hedging: modelBudget{left: c.hedges}, trouble: never}
 	m.send(sentAttempt{})
 	m.now, m.due = c.asks, c.asks+c.delay
 	m.sent[0].ends = max(m.sent[0].ends, c.asks)
+	if first := &m.sent[0]; first.overdue != never {
+		first.overdue += c.asks // a stream's timeout counts while the application waits
+	}
 	for !m.over {
 		m.step()
 	}
-	m.freeze(nil)
+	m.leave()
 	m.cut()
 	m.end = m.now
 	for i := range m.sent {
@@ -231,7 +306,7 @@ func (m *hedgeModel) cut() {
 
 // send sends an attempt now.
 func (m *hedgeModel) send(a sentAttempt) {
-	a.at, a.hedge = m.now, m.earliest() > 0
+	a.at, a.hedge = m.now, m.isOpen() && a.payer != &m.own
 	number, answer := len(m.sent)+1, m.answers[len(m.sent)]
 	a.answer, a.overdue = m.now+answer.after, never
 	if m.timeout > 0 && (m.deadline == 0 || number < m.attempts) {
@@ -239,7 +314,7 @@ func (m *hedgeModel) send(a sentAttempt) {
 	}
 	a.ends = a.answer + answer.deaf
 	m.sent = append(m.sent, a)
-	m.paid, m.due = false, never
+	m.decided, m.due = false, never
 	if number < m.attempts {
 		m.due = max(m.now+m.delay, m.pushed)
 	}
@@ -255,29 +330,57 @@ func (m *hedgeModel) slowest() (number int) {
 	return number
 }
 
-// isOverdue is what happens when an attempt has reached its timeout: it is cut if another one
-// can take its place, or if nothing else would end it.
+// isOverdue is what happens when an attempt has reached its timeout: another one may take its place
+// later. Without a deadline, it ends if none may, because nothing else would end it.
 func (m *hedgeModel) isOverdue(number int) {
-	a := &m.sent[number-1]
-	a.overdue = never
+	m.sent[number-1].overdue = never
 	if m.gone {
 		return
 	}
-	cut := m.deadline == 0
-	if !m.paid && !m.commit { // whether headers have come is not known
-		next, reason := m.judge(hedgedAnswer{code: codes.DeadlineExceeded}, true, false)
-		switch {
-		case reason == nil:
-			next.at = m.now + next.wait
-			m.paid, m.next, m.due, cut = true, next, never, true
-			fallthrough
-		case cut:
-			m.replaced, m.refusal = number, reason
+	if !m.decided {
+		m.replaced = number
+		reason := m.again(hedgedAnswer{code: codes.DeadlineExceeded})
+		if reason == nil {
+			m.noteFailure()
+			m.goOn()
+			return
 		}
+		m.replaced = 0
+		m.letRun(number, reason)
+	} else if m.deadline == 0 {
+		m.cutOverdue(number)
 	}
-	if cut && m.now < a.answer {
+}
+
+// letRun lets an overdue attempt go on to the deadline.
+func (m *hedgeModel) letRun(number int, reason error) {
+	if m.deadline == 0 {
+		m.unending, m.refusal = number, reason
+		m.cutOverdue(number)
+	}
+}
+
+// cutOverdue ends an attempt because of its timeout.
+func (m *hedgeModel) cutOverdue(number int) {
+	if a := &m.sent[number-1]; m.now < a.answer {
 		a.answer, a.ends, a.late = m.now, m.now+m.answers[number-1].deaf, true
 	}
+}
+
+func (m *hedgeModel) noteFailure() {
+	m.trouble = min(m.trouble, m.now)
+	m.target.fail(m.now, m.patience)
+}
+
+// isOpen says whether an attempt is in flight.
+func (m *hedgeModel) isOpen() bool { return m.earliest() > 0 }
+
+// payer is the budget that pays for an attempt sent now.
+func (m *hedgeModel) payer() *modelBudget {
+	if m.isOpen() && m.replaced == 0 {
+		return &m.hedging
+	}
+	return &m.own
 }
 
 // earliest is the attempt that ends next, 0 if none is under way.
@@ -307,10 +410,22 @@ func (m *hedgeModel) step() {
 			m.tie = m.tie || a.result == "" && a.overdue == overdue && i != slowest-1
 		}
 	}
+	others := never
+	if m.heard < len(m.others) {
+		others = m.others[m.heard].at
+	}
+	m.tie = m.tie || others != never && (others == goes || others == ends || others == overdue || others == m.due)
 	m.tie = m.tie || ends == m.due && ends < goes || overdue != never && (overdue == ends || overdue == m.due)
-	switch m.now = max(m.now, min(goes, ends, overdue, m.due)); {
+	switch m.now = max(m.now, min(goes, ends, overdue, others, m.due)); {
 	case goes <= m.now:
 		m.goes()
+	case others <= m.now:
+		if m.others[m.heard].failed {
+			m.target.fail(others, m.patience) // maybe before the application has asked
+		} else {
+			m.target.answer()
+		}
+		m.heard++
 	case overdue <= m.now:
 		m.isOverdue(slowest)
 	case ends <= m.now:
@@ -323,7 +438,7 @@ func (m *hedgeModel) step() {
 // goes is what happens when the caller goes away.
 func (m *hedgeModel) goes() {
 	m.gone = true
-	m.freeze(nil)
+	m.leave()
 	m.cut()
 	if m.earliest() == 0 {
 		m.finish(nil)
@@ -333,6 +448,15 @@ func (m *hedgeModel) goes() {
 // finish ends the call because of reason, or the caller.
 func (m *hedgeModel) finish(reason error) {
 	m.over, m.code, m.reason = true, m.said, reason
+	if m.last > 0 {
+		if last := m.sent[m.last-1]; !last.late {
+			m.shown = m.last
+		} else if m.said == codes.OK { // nobody said anything
+			m.code = codes.DeadlineExceeded
+		} else {
+			m.shown = m.speaker
+		}
+	}
 	switch {
 	case !m.gone:
 	case orDefault(m.cancel, never) < orDefault(m.deadline, never):
@@ -344,35 +468,124 @@ func (m *hedgeModel) finish(reason error) {
 
 func (m *hedgeModel) isDue() {
 	switch {
-	case m.paid:
-		m.send(m.next)
+	case m.decided:
+		m.retryIsDue()
 	case m.elapsed > 0 && m.now >= m.elapsed:
 		m.due = never
-	case !m.withdraw():
-		m.later = max(2*m.later, m.delay, time.Millisecond)
-		m.due = max(m.now+m.later, m.pushed)
+	case !m.hedging.withdraw():
+		m.putOff()
 	default:
-		m.send(sentAttempt{wait: m.delay, source: waitHedgeDelay})
+		m.send(sentAttempt{wait: m.delay, source: waitHedgeDelay, payer: &m.hedging})
 	}
 }
 
-func (m *hedgeModel) withdraw() bool {
-	m.asked++
-	if m.left == 0 {
-		return false
-	}
-	m.left--
-	return true
+func (m *hedgeModel) putOff() {
+	m.later = max(2*m.later, m.delay, time.Millisecond)
+	m.due = max(m.now+m.later, m.pushed)
 }
 
-// freeze lets no attempt follow, because of reason.
-func (m *hedgeModel) freeze(reason error) {
-	m.stopped, m.due = reason, never
-	if m.paid {
-		m.paid = false
-		m.left++
-		m.back++
+// retryIsDue: a retry that would learn nothing is not sent, and only an absent target is waited for.
+func (m *hedgeModel) retryIsDue() {
+	if m.next.payer != nil { // it replaces one that was cut, and was pushed back
+		m.send(m.next)
+		return
 	}
+	answered := m.target.answers != m.next.answers
+	if m.patience > 0 && (m.next.source != WaitPushback || m.next.repeats > 0) && !answered && m.target.latest > m.next.since {
+		m.waitAgain()
+		return
+	}
+	payer := m.payer()
+	switch {
+	case payer.withdraw():
+		m.next.payer = payer
+		if m.replaced > 0 {
+			m.due = never
+			m.cutOverdue(m.replaced)
+			return
+		}
+		m.send(m.next)
+	case m.isOpen():
+		m.giveWay(ErrBudgetExhausted)
+	case m.patience == 0 || answered:
+		m.leave()
+		m.finish(ErrBudgetExhausted)
+	default:
+		m.waitAgain()
+	}
+}
+
+func (m *hedgeModel) waitAgain() {
+	length := m.now - m.trouble
+	if m.target.inTrouble(m.now) {
+		length = max(length, m.now-m.target.since)
+	}
+	wait := max(m.inTime(part(length, m.u)), 20*time.Millisecond)
+	reason := m.tooLate(wait)
+	if reason == nil && m.now+wait > m.patienceEnds() {
+		reason = ErrTargetDown
+	}
+	switch {
+	case reason == nil:
+		m.next.since, m.next.answers = m.now, m.target.answers
+		m.next.repeats++
+		m.next.at = m.now + wait
+		m.next.wait = m.next.at - m.next.from
+		m.due = m.next.at
+	case m.isOpen():
+		m.giveWay(reason)
+	default:
+		m.leave()
+		m.finish(reason)
+	}
+}
+
+// giveWay leaves the call to the attempts in flight.
+func (m *hedgeModel) giveWay(reason error) {
+	overdue := m.replaced
+	m.retry = m.next.retryBefore
+	m.leave()
+	m.putOff()
+	if overdue > 0 {
+		m.letRun(overdue, reason)
+	}
+}
+
+func (m *hedgeModel) patienceEnds() time.Duration {
+	since := min(m.now, m.trouble)
+	if m.target.inTrouble(m.now) {
+		since = min(since, m.target.since)
+	}
+	return since + m.patience
+}
+
+// tooLate says why no attempt may start after a wait.
+func (m *hedgeModel) tooLate(wait time.Duration) error {
+	switch {
+	case m.deadline > 0 && m.now+wait >= m.deadline:
+		return ErrDeadline
+	case m.elapsed > 0 && m.now+wait >= m.elapsed:
+		return ErrMaxElapsed
+	}
+	return nil
+}
+
+// inTime is a wait for the target, or a part of the time that is left.
+func (m *hedgeModel) inTime(wait time.Duration) time.Duration {
+	left := min(orDefault(m.deadline, never), orDefault(m.elapsed, never)) - m.now
+	if wait < left {
+		return wait
+	}
+	return part(left, m.u)
+}
+
+// leave gives up the attempt that was decided on. If that was paid for, its token is returned.
+func (m *hedgeModel) leave() {
+	if m.decided && m.next.payer != nil {
+		m.next.payer.left++
+		m.next.payer.returned++
+	}
+	m.decided, m.due, m.replaced = false, never, 0
 }
 
 func (m *hedgeModel) ended(number int) {
@@ -395,11 +608,13 @@ func (m *hedgeModel) ended(number int) {
 	}
 	if answer.won() {
 		m.over, m.winner, m.shown, m.code, m.gone = true, number, number, answer.code, false
+		m.leave()
 		return
 	}
 	m.failures++
+	m.last = number
 	if !a.late && !a.cut {
-		m.said = answer.code
+		m.said, m.speaker = answer.code, number
 	}
 	if m.gone {
 		m.finish(nil)
@@ -408,81 +623,126 @@ func (m *hedgeModel) ended(number int) {
 		}
 		return
 	}
-	committed := m.commit && answer.header
-	if ms, err := strconv.Atoi(answer.pushback); err == nil && ms >= 0 {
-		m.pushed = m.now + time.Duration(ms)*time.Millisecond
+	if m.replaced == number {
+		m.replaced = 0
+		if a.late {
+			if reason := m.tooLate(max(0, m.next.at-m.now)); reason != nil { // it took its time to end
+				m.stop(reason, false)
+			} else {
+				m.goOn()
+			}
+			return
+		}
+		m.retry = m.next.retryBefore // its own failure counts
+		m.leave()
+	}
+	if m.unending == number && a.late {
+		m.stop(m.refusal, false)
+		return
+	}
+	m.failed(answer, retryable)
+}
+
+// failed says what follows a failure.
+func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool) {
+	ms, err := strconv.Atoi(answer.pushback)
+	wait := time.Duration(ms) * time.Millisecond
+	if err == nil && ms >= 0 {
+		m.pushed = m.now + wait
+		if m.decided && m.next.at < m.pushed {
+			m.next.at, m.next.source = m.pushed, WaitPushback
+			m.next.wait = m.next.at - m.next.from
+		}
 		if m.due != never {
 			m.due = max(m.due, m.pushed)
 		}
 	}
-	next, reason := m.next, m.refusal
-	if left := max(0, next.at-m.now); reason == nil { // the attempt may have taken its time to end
-		switch {
-		case m.deadline > 0 && m.now+left >= m.deadline:
-			reason = ErrDeadline
-		case m.elapsed > 0 && m.now+left >= m.elapsed:
-			reason = ErrMaxElapsed
-		}
-	}
-	if !a.late || m.replaced != number || m.refusal == nil && !m.paid {
-		next, reason = m.judge(answer, retryable, committed)
-		next.at = m.now + next.wait
+	if retryable {
+		m.noteFailure()
 	}
 	switch {
-	case reason == nil && next.at > m.now:
-		m.paid, m.next, m.due = true, next, next.at
-	case reason == nil:
-		m.send(next)
-	case retryable && !committed && reason != ErrBudgetExhausted && reason != ErrAttemptsExhausted:
-		m.freeze(reason)
-		fallthrough
+	case ms < 0:
+		m.stop(ErrPushback, !retryable)
+	case !retryable:
+		m.stop(ErrNotRetryable, true)
+	case m.isOpen() && m.longest > 0 && wait > m.longest:
+		m.stop(ErrPushback, false)
+	case m.isOpen():
+		if m.due == never && !m.decided && m.stopped == nil && len(m.sent) < m.attempts {
+			m.putOff()
+		}
 	default:
-		if fatal := !retryable || committed; !fatal && (m.earliest() > 0 || m.paid) {
-			return
+		if reason := m.again(answer); reason != nil {
+			m.stop(reason, false)
+		} else {
+			m.goOn()
 		}
-		m.finish(reason)
-		if !a.late {
-			m.shown = number
-		}
-		if m.said == codes.OK { // nobody said anything
-			m.code = answer.code
-		}
-		if m.stream && committed || m.failures == 1 && !retryable {
-			m.code, m.reason = answer.code, nil
-		}
+	}
+	if m.over && m.failures == 1 && !retryable {
+		m.code, m.reason = answer.code, nil
 	}
 }
 
-// judge says which attempt follows a failure, or why none does.
-func (m *hedgeModel) judge(a hedgedAnswer, retryable, committed bool) (next sentAttempt, reason error) {
-	next.source = waitNonFatal
-	if m.pushed > m.now {
-		next.wait, next.source = m.pushed-m.now, WaitPushback
+// goOn sends the next attempt when its time has come.
+func (m *hedgeModel) goOn() {
+	if m.due = m.next.at; m.now >= m.due {
+		m.retryIsDue()
 	}
-	if ms, err := strconv.Atoi(a.pushback); err == nil {
+}
+
+// stop rules out further attempts because of reason, unless that may pass. The call is over if nothing is
+// in flight.
+func (m *hedgeModel) stop(reason error, fatal bool) {
+	if fatal || reason != ErrBudgetExhausted && reason != ErrAttemptsExhausted {
+		overdue := m.replaced
+		m.leave()
+		if m.stopped = reason; overdue > 0 {
+			m.letRun(overdue, reason) // nothing replaces it
+		}
+	}
+	if fatal || !m.isOpen() && !m.decided {
+		m.finish(reason)
+	}
+}
+
+// again decides on the attempt that follows a failure, or says why there is none.
+func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
+	next := sentAttempt{source: WaitBackoff}
+	ms, err := strconv.Atoi(a.pushback)
+	switch {
+	case m.stopped != nil:
+		return m.stopped
+	case len(m.sent) == m.attempts:
+		return ErrAttemptsExhausted
+	case err == nil:
 		next.wait, next.source = time.Duration(ms)*time.Millisecond, WaitPushback
+		if m.longest > 0 && next.wait > m.longest {
+			return ErrPushback
+		}
+	case m.pushed > m.now:
+		next.wait, next.source = m.pushed-m.now, WaitPushback
+	default:
+		next.wait = m.backoff << m.retry
+	}
+	if reason := m.tooLate(next.wait); reason != nil {
+		return reason
+	}
+	if next.source == WaitBackoff && m.patience > 0 && m.target.inTrouble(m.now) {
+		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)))
 	}
 	switch {
-	case committed:
-		reason = ErrCommitted
-	case next.wait < 0:
-		reason = ErrPushback
-	case !retryable:
-		reason = ErrNotRetryable
-	case m.stopped != nil:
-		reason = m.stopped
-	case len(m.sent) == m.attempts:
-		reason = ErrAttemptsExhausted
-	case m.patience > 0 && next.wait > m.patience:
-		reason = ErrPushback
-	case m.deadline > 0 && m.now+next.wait >= m.deadline:
-		reason = ErrDeadline
-	case m.elapsed > 0 && m.now+next.wait >= m.elapsed:
-		reason = ErrMaxElapsed
-	case !m.paid && !m.withdraw():
-		reason = ErrBudgetExhausted
+	case (m.patience == 0 || m.replaced > 0) && m.payer().left == 0:
+		return ErrBudgetExhausted
+	case m.patience > 0 && next.source == WaitBackoff && m.now+next.wait > m.patienceEnds():
+		return ErrTargetDown
 	}
-	return next, reason
+	next.from, next.since, next.answers, next.retryBefore = m.now, m.now, m.target.answers, m.retry
+	next.at = m.now + next.wait
+	if m.retry++; next.source == WaitPushback {
+		m.retry, m.pushed = 0, next.at
+	}
+	m.decided, m.next = true, next
+	return nil
 }
 
 // serve plays the server in one attempt.
@@ -524,6 +784,7 @@ func (c *hedgedCall) serve(stream grpc.ServerStream) error {
 type randomHedges struct {
 	call   *hedgedCall
 	events *hedgeEvents
+	target *target
 }
 
 // below is an interceptor that takes its time.
@@ -546,10 +807,13 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 
 	// Without this a call that hangs would go on to the end of virtual time.
 	defer time.AfterFunc(24*time.Hour, func() { panic(fmt.Sprintf("seed %d hangs", seed)) }).Stop()
-	budget, delay := &tokens{left: c.tokens}, &recordedDelay{HedgeDelay: HedgeAfter(c.delay)}
+	r.target.answer() // earlier calls are forgotten
+	budget, hedges, delay := &purse{tokens{left: c.tokens}}, &purse{tokens{left: c.hedges}}, &recordedDelay{HedgeDelay: HedgeAfter(c.delay)}
 	got := &hedgedResult{}
-	opts := []grpc.CallOption{WithHedging(Hedging{Budget: Unlimited, MaxAttempts: c.attempts, Delay: delay}), WithBudget(budget), WithAttemptTimeout(c.timeout),
-		WithMaxElapsed(c.elapsed), WithMaxServerDelay(c.patience), WithCommitOnHeaders(c.commit), grpc.Header(&got.header),
+	opts := []grpc.CallOption{WithPolicy(Policy{MaxAttempts: c.attempts, Hedging: &Hedging{Budget: hedges, Delay: delay}}),
+		WithBudget(budget), WithAttemptTimeout(c.timeout),
+		WithBackoff(Exponential{Base: c.backoff, Max: time.Hour, Multiplier: 2, Jitter: NoJitter}), WithPatience(c.patience),
+		WithMaxElapsed(c.elapsed), WithMaxServerDelay(c.longest), grpc.Header(&got.header),
 		grpc.Trailer(&got.trailer), grpc.Peer(&got.peer), grpc.OnFinish(func(error) { got.finished++ })}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -559,6 +823,15 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	}
 	if c.cancel > 0 {
 		defer time.AfterFunc(c.cancel, cancel).Stop()
+	}
+	for _, other := range c.others {
+		defer time.AfterFunc(other.at, func() {
+			if other.failed {
+				r.target.fail(time.Now(), c.patience)
+			} else {
+				r.target.answer()
+			}
+		}).Stop()
 	}
 	start := time.Now()
 	if c.stream {
@@ -573,8 +846,11 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	}
 	want.check(t, got, got.at.Sub(start))
 	r.events.check(t, got.err)
+	if r.target.waiting != 0 {
+		t.Errorf("%d calls still wait for the target", r.target.waiting)
+	}
 	want.checkAttempts(t, r.events.events, start)
-	want.checkAccounts(t, budget, delay)
+	want.checkAccounts(t, budget, hedges, delay)
 	cancel()
 	synctest.Wait() // the server's attempts end
 }
@@ -681,13 +957,17 @@ func (m *hedgeModel) checkAttempts(t *testing.T, events []Event, start time.Time
 			if n > len(m.sent) {
 				continue
 			}
-			got := sentAttempt{at: a.Start.Sub(start), hedge: a.Hedge, wait: a.Wait, source: a.WaitSource}
+			got := sentAttempt{at: a.Start.Sub(start), hedge: a.Hedge, wait: a.Wait, source: a.WaitSource, repeats: a.Repeats}
 			want := m.sent[n-1]
-			if want = (sentAttempt{at: want.at, hedge: want.hedge, wait: want.wait, source: want.source}); a.Number != n || got != want {
+			if want = (sentAttempt{at: want.at, hedge: want.hedge, wait: want.wait, source: want.source, repeats: want.repeats}); a.Number != n ||
+				got != want {
 				t.Errorf("attempt %d was sent as %+v, want %+v", a.Number, got, want)
 			}
 		case AttemptEnd:
 			results[a.Number-1] = "failed"
+			if a.Number > len(m.sent) {
+				continue
+			}
 			if want := m.sent[a.Number-1]; a.Duration != want.ends-want.at {
 				t.Errorf("attempt %d took %v, want %v", a.Number, a.Duration, want.ends-want.at)
 			}
@@ -710,26 +990,46 @@ func (m *hedgeModel) checkAttempts(t *testing.T, events []Event, start time.Time
 	}
 }
 
-// checkAccounts compares what budget and delay were asked and told.
-func (m *hedgeModel) checkAccounts(t *testing.T, budget *tokens, delay *recordedDelay) {
-	if len(budget.asked) != m.asked || budget.refunded != m.back || budget.left != m.left {
-		t.Errorf("the budget was asked %d times, got %d back and has %d, want %d, %d and %d",
-			len(budget.asked), budget.refunded, budget.left, m.asked, m.back, m.left)
-	}
-	var heard, want []Outcome
-	for i, a := range m.sent {
-		want = append(want, Outcome{Attempt: i + 1, Hedge: a.hedge, Result: a.heard})
-	}
-	for _, o := range budget.heard {
-		o.Late = false // has a test of its own
-		heard = append(heard, o)
-	}
-	slices.SortFunc(heard, func(a, b Outcome) int { return a.Attempt - b.Attempt })
-	if !slices.Equal(heard, want) {
-		t.Errorf("the budget heard %v, want %v", heard, want)
-	}
+// checkAccounts compares what budgets and delay were asked and told.
+func (m *hedgeModel) checkAccounts(t *testing.T, own, hedges *purse, delay *recordedDelay) {
+	m.own.check(t, "budget", own, m)
+	m.hedging.check(t, "budget of hedges", hedges, m)
 	told := fmt.Sprint(delay.told)
 	if told != "["+m.told+"]" {
 		t.Errorf("the delay was told %s, want [%s]", told, m.told)
 	}
+}
+
+// check compares what a budget was asked and told. It sees attempts that it has not paid for as first ones.
+func (b *modelBudget) check(t *testing.T, name string, got *purse, m *hedgeModel) {
+	if len(got.asked) != b.asked || got.refunded != b.returned || got.left != b.left {
+		t.Errorf("the %s was asked %d times, got %d back and has %d, want %d, %d and %d", name, len(got.asked), got.refunded, got.left, b.asked,
+			b.returned, b.left)
+	}
+	var heard, want []string
+	for i, a := range m.sent {
+		o := Outcome{Attempt: 1, Hedge: a.hedge, Result: a.heard}
+		if a.payer == b {
+			o.Attempt = i + 1
+		}
+		want = append(want, fmt.Sprint(o))
+	}
+	for _, o := range got.heard {
+		o.Late = false // has a test of its own
+		heard = append(heard, fmt.Sprint(o))
+	}
+	slices.Sort(heard)
+	slices.Sort(want)
+	if !slices.Equal(heard, want) {
+		t.Errorf("the %s heard %v, want %v", name, heard, want)
+	}
+}
+
+// A purse has tokens, and knows how many.
+type purse struct{ tokens }
+
+func (p *purse) Balance(time.Time) float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return float64(p.left)
 }

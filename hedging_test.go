@@ -3,18 +3,13 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"io"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/resolver"
-	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -64,7 +59,7 @@ func TestHedging(t *testing.T) {
 		script  []answer
 		opts    []Option
 		timeout time.Duration
-		refuse  bool // the budget does
+		refuse  bool // the budgets do
 
 		times   []time.Duration // when the server sees attempts
 		want    outcome
@@ -93,25 +88,28 @@ func TestHedging(t *testing.T) {
 		{name: "a fatal status of a hedge ends the call", attempt: 3, delay: second,
 			script: []answer{never, fail(codes.NotFound, "x").after(second / 10)},
 			times:  []time.Duration{0, second}, want: ended(codes.NotFound), elapsed: 11 * second / 10},
-		{name: "a fatal status after a non-fatal one", attempt: 3, delay: second,
+		{name: "a fatal status after a retryable one", attempt: 3, delay: second,
 			script: []answer{unavailable(), fail(codes.NotFound, "x").after(second / 10)},
-			times:  []time.Duration{0, 0}, want: stopped(codes.NotFound, ErrNotRetryable), elapsed: second / 10},
+			times:  []time.Duration{0, second}, want: stopped(codes.NotFound, ErrNotRetryable), elapsed: 11 * second / 10},
 		{name: "a fatal status that also forbids more", attempt: 3, delay: second,
 			script: []answer{never, fail(codes.NotFound, "x").pushback("-1")},
 			times:  []time.Duration{0, second}, want: ended(codes.NotFound), elapsed: second},
 
-		// 3. Non-fatal.
-		{name: "a failure sends the next now, later ones resume at the delay", attempt: 4, delay: second,
+		// 3. Retryable.
+		{name: "the backoff after a failure, then the delay again", attempt: 4, delay: second,
 			script: []answer{unavailable().after(3 * second / 10), never, never, says("d")},
-			times:  []time.Duration{0, 3 * second / 10, 13 * second / 10, 23 * second / 10}, want: replied("d"), elapsed: 23 * second / 10},
+			times:  []time.Duration{0, 13 * second / 10, 23 * second / 10, 33 * second / 10}, want: replied("d"), elapsed: 33 * second / 10},
 		{name: "a hedge fails fast, the first responds later", attempt: 2, delay: second,
 			script: []answer{says("a").after(2 * second), unavailable()},
 			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 2 * second},
-		{name: "a hedge fails, the next is sent now", attempt: 3, delay: second,
+		{name: "a hedge fails, the next is sent after the delay", attempt: 3, delay: second,
 			script: []answer{never, unavailable().after(second / 10), says("c").after(second / 10)},
-			times:  []time.Duration{0, second, 11 * second / 10}, want: replied("c"), elapsed: 12 * second / 10},
+			times:  []time.Duration{0, second, 2 * second}, want: replied("c"), elapsed: 21 * second / 10},
+		{name: "the last failure is followed by the backoff", attempt: 3, delay: second,
+			script: []answer{unavailable().after(3 * second / 2), unavailable(), says("c")},
+			times:  []time.Duration{0, second, 5 * second / 2}, want: replied("c"), elapsed: 5 * second / 2},
 		{name: "all fail immediately", attempt: 3, delay: second, script: []answer{unavailable(), unavailable(), unavailable()},
-			times: []time.Duration{0, 0, 0}, want: stopped(codes.Unavailable, ErrAttemptsExhausted)},
+			times: []time.Duration{0, second, 3 * second}, want: stopped(codes.Unavailable, ErrAttemptsExhausted), elapsed: 3 * second},
 		{name: "all fail, the first last", attempt: 2, delay: second, script: []answer{overloaded().after(5 * second), unavailable()},
 			times: []time.Duration{0, second}, want: stopped(codes.ResourceExhausted, ErrAttemptsExhausted), elapsed: 5 * second},
 		{name: "all fail, with delay 0", attempt: 3, delay: 0,
@@ -166,36 +164,36 @@ func TestHedging(t *testing.T) {
 		{name: "MaxElapsed", attempt: 9, delay: second, opts: []Option{WithMaxElapsed(2 * second)},
 			script: []answer{says("a").after(9 * second), never},
 			times:  []time.Duration{0, second}, want: replied("a"), elapsed: 9 * second},
-		{name: "the attempt timeout of each", attempt: 3, delay: second, opts: []Option{WithAttemptTimeout(3 * second / 2)},
+		{name: "the attempt timeout of each", attempt: 3, delay: second, opts: []Option{WithAttemptTimeout(3 * second / 2), WithBackoff(Constant(second / 2))},
 			script: []answer{hang(), hang(), says("c")},
-			times:  []time.Duration{0, second, 3 * second / 2}, want: replied("c"), elapsed: 3 * second / 2},
+			times:  []time.Duration{0, second, 2 * second}, want: replied("c"), elapsed: 2 * second},
 		{name: "an empty budget ends nothing", attempt: 3, delay: second, refuse: true, script: []answer{says("a").after(9 * second)},
 			times: []time.Duration{0}, want: replied("a"), elapsed: 9 * second},
-		{name: "an empty budget with nothing in flight", attempt: 3, delay: second, refuse: true,
+		{name: "an empty budget with nothing in flight", attempt: 3, delay: second, refuse: true, opts: []Option{WithPatience(0)},
 			script: []answer{unavailable().after(3 * second)},
 			times:  []time.Duration{0}, want: stopped(codes.Unavailable, ErrBudgetExhausted), elapsed: 3 * second},
 
 		// Codes.
-		{name: "own non-fatal codes", attempt: 2, delay: second, script: []answer{fail(codes.Internal, "x"), says("b")},
-			opts:  []Option{hedged(Hedging{Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}})},
-			times: []time.Duration{0, 0}, want: replied("b")},
-		{name: "own non-fatal codes replace those of the policy", attempt: 2, delay: second, script: []answer{unavailable()},
-			opts:  []Option{hedged(Hedging{Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}})},
+		{name: "own codes", attempt: 2, delay: second, script: []answer{fail(codes.Internal, "x"), says("b")},
+			opts:  []Option{WithCodes(codes.Internal)},
+			times: []time.Duration{0, second}, want: replied("b"), elapsed: second},
+		{name: "own codes replace those of the policy", attempt: 2, delay: second, script: []answer{unavailable()},
+			opts:  []Option{WithCodes(codes.Internal)},
 			times: []time.Duration{0}, want: ended(codes.Unavailable)},
-		{name: "no non-fatal codes at all", attempt: 2, delay: second, script: []answer{unavailable()},
-			opts:  []Option{hedged(Hedging{Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{}})},
+		{name: "no code of the server", attempt: 2, delay: second, script: []answer{unavailable()},
+			opts:  []Option{WithCodes(codes.Aborted)},
 			times: []time.Duration{0}, want: ended(codes.Unavailable)},
 		{name: "a classifier", attempt: 2, delay: second, script: []answer{fail(codes.NotFound, "x"), says("b")},
 			opts:  []Option{WithClassifier(func(context.Context, Attempt) Classification { return Retry })},
-			times: []time.Duration{0, 0}, want: replied("b")},
+			times: []time.Duration{0, second}, want: replied("b"), elapsed: second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, script(tt.script...))
-				budget := &aBudget{refuse: tt.refuse}
+				budget, hedges := &aBudget{refuse: tt.refuse}, &aBudget{refuse: tt.refuse}
 				events := &hedgeEvents{}
 				client := server.fixed(t, 0.5, append([]Option{steady, WithBudget(budget), WithObserver(events.observe),
-					hedged(Hedging{MaxAttempts: tt.attempt, Delay: HedgeAfter(tt.delay)})}, tt.opts...)...)
+					hedged(tt.attempt, Hedging{Delay: HedgeAfter(tt.delay), Budget: hedges})}, tt.opts...)...)
 				ctx := t.Context()
 				if tt.timeout > 0 {
 					var cancel context.CancelFunc
@@ -209,32 +207,32 @@ func TestHedging(t *testing.T) {
 				wantTimes(t, server, tt.times...)
 				tt.want(t, reply, err, len(tt.times))
 				events.check(t, err)
-				wantAccounts(t, budget, len(tt.times))
+				wantAccounts(t, budget, hedges, len(tt.times))
 			})
 		})
 	}
 }
 
-// wantAccounts: the budget has heard each attempt once, and got back what was not sent.
-func wantAccounts(t *testing.T, b *aBudget, attempts int) {
+// wantAccounts: both budgets have heard of each attempt once, and one of them has paid for each but the first.
+func wantAccounts(t *testing.T, own, hedges *aBudget, attempts int) {
 	t.Helper()
-	var heard []int
-	for _, o := range b.heard {
-		heard = append(heard, o.Attempt)
-	}
-	slices.Sort(heard)
-	for i, number := range heard {
-		if number != i+1 {
-			t.Errorf("budget heard of the attempts %v, want each of %d once", heard, attempts)
-			break
+	paid := []int{1}
+	for name, b := range map[string]*aBudget{"budget": own, "budget of hedges": hedges} {
+		before := len(paid)
+		for _, o := range b.heard {
+			if o.Attempt > 1 {
+				paid = append(paid, o.Attempt)
+			}
+		}
+		if taken := len(b.asked) - b.refunded; len(b.heard) != attempts || !b.refuse && taken != len(paid)-before {
+			t.Errorf("%s has paid for %d attempts, and heard %v, want all of %d", name, taken, b.heard, attempts)
 		}
 	}
-	granted := len(b.asked) - b.refunded
-	if b.refuse {
-		granted = 0
-	}
-	if len(heard) != attempts || granted != attempts-1 {
-		t.Errorf("budget heard of %d attempts and paid for %d, want %d and %d", len(heard), granted, attempts, attempts-1)
+	slices.Sort(paid)
+	for i, number := range paid {
+		if number != i+1 || len(paid) != attempts {
+			t.Errorf("the budgets have paid for the attempts %v, want each of %d once", paid, attempts)
+		}
 	}
 }
 
@@ -243,7 +241,7 @@ func TestServerIsToldOfHedges(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(says("x").after(5*second/2)))
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "who", "me")
-		server.client(t, hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(second)})).Echo(ctx, request())
+		server.client(t, hedged(3, Hedging{Delay: HedgeAfter(second)})).Echo(ctx, request())
 		for i, a := range server.attempts() {
 			if a.previous != i || first(a.metadata["who"]) != "me" {
 				t.Errorf("attempt %d says %d attempts before it and has metadata %v", i+1, a.previous, a.metadata)
@@ -255,88 +253,6 @@ func TestServerIsToldOfHedges(t *testing.T) {
 	})
 }
 
-// A caller that asks for only one of header, trailer and peer: no hedge is given the caller's
-// own, and the caller gets the winner's.
-func TestHedgesAreNotGivenWhatIsTheCallers(t *testing.T) {
-	var header, trailer metadata.MD
-	var at peer.Peer
-	for _, tt := range []struct {
-		name string
-		opt  grpc.CallOption
-		got  func() string
-	}{
-		{"header", grpc.Header(&header), func() string { return first(header["of"]) }},
-		{"trailer", grpc.Trailer(&trailer), func() string { return first(trailer["of"]) }},
-		{"peer", grpc.Peer(&at), func() string { return at.Addr.String() }},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
-					a, _ := AttemptFromContext(ctx)
-					if a.Number == 1 {
-						<-ctx.Done()
-						fill(opts, "loser")
-						return ctx.Err()
-					}
-					if slices.Contains(opts, tt.opt) {
-						t.Errorf("attempt %d was given the caller's own", a.Number)
-					}
-					fill(opts, "winner")
-					return nil
-				}
-				err := UnaryClientInterceptor(hedged(Hedging{Delay: HedgeAfter(second)}))(
-					t.Context(), echoMethod, request(), &echov1.EchoResponse{}, nil, invoker, tt.opt)
-				if err != nil || tt.got() != "winner" {
-					t.Errorf("the caller got that of the %s, %v, want that of the winner", tt.got(), err)
-				}
-			})
-		})
-	}
-}
-
-// fill does what gRPC does with what is asked for.
-func fill(opts []grpc.CallOption, of string) {
-	for _, opt := range opts {
-		switch opt := opt.(type) {
-		case grpc.HeaderCallOption:
-			*opt.HeaderAddr = metadata.Pairs("of", of)
-		case grpc.TrailerCallOption:
-			*opt.TrailerAddr = metadata.Pairs("of", of)
-		case grpc.PeerCallOption:
-			*opt.PeerAddr = peer.Peer{Addr: named(of)}
-		case *attempt:
-			*opt.PeerAddr = peer.Peer{Addr: named(of)}
-		}
-	}
-}
-
-// named is an address.
-type named string
-
-func (named) Network() string  { return "" }
-func (n named) String() string { return string(n) }
-
-// To a unary call io.EOF, of an interceptor below, is a failure as any other.
-func TestEOFIsNoSuccessOfAHedgedUnaryCall(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		for _, after := range []time.Duration{0, 2 * second} { // alone, and beside a hedge
-			events := &hedgeEvents{}
-			err := hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
-				if n == 1 {
-					time.Sleep(after)
-					return io.EOF
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			}, WithObserver(events.observe), hedged(Hedging{Delay: HedgeAfter(second)}))
-			if err != io.EOF {
-				t.Errorf("a call whose first attempt returned io.EOF after %v returned %v", after, err)
-			}
-			events.check(t, err)
-		}
-	})
-}
-
 // A channel may lose its connection while an attempt goes on there, as when a server shuts
 // down in peace: then a hedge is what connects it again.
 func TestAHedgeWakesAnIdleChannel(t *testing.T) {
@@ -344,7 +260,7 @@ func TestAHedgeWakesAnIdleChannel(t *testing.T) {
 		server := serve(t, always(says("a").after(3*second)))
 		events := &hedgeEvents{}
 		cc := server.conn(t, grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(
-			WithObserver(events.observe), hedged(Hedging{Delay: HedgeAfter(second)}))))
+			WithObserver(events.observe), hedged(2, Hedging{Delay: HedgeAfter(second)}))))
 		time.AfterFunc(second/2, server.server.GracefulStop)
 		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 		if reply.GetMessage() != "a" || err != nil {
@@ -358,63 +274,6 @@ func TestAHedgeWakesAnIdleChannel(t *testing.T) {
 		}
 		if !slices.Equal(sent, []time.Duration{0, second}) {
 			t.Errorf("attempts were sent at %v, want a hedge after 1s", sent)
-		}
-	})
-}
-
-// A service config that comes while attempts are under way, and leaves the method to gRPC,
-// takes nothing away from a call that is hedged already.
-func TestACallThatIsHedgedStaysSo(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().after(3*second/2), says("b").after(second)))
-		changing := manual.NewBuilderWithScheme("changing")
-		addresses := []resolver.Address{{Addr: "echo"}}
-		changing.InitialState(resolver.State{Addresses: addresses})
-		cc := server.connTo(t, "changing:///echo", grpc.WithResolvers(changing),
-			grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(Hedging{Delay: HedgeAfter(second)}))))
-		time.AfterFunc(5*second/4, func() {
-			changing.UpdateState(resolver.State{Addresses: addresses, ServiceConfig: changing.CC().ParseServiceConfig(
-				`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,"initialBackoff":"1s","maxBackoff":"1s",` +
-					`"backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`)})
-		})
-		reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-		if reply.GetMessage() != "b" || err != nil {
-			t.Errorf("Echo = %v, %v, want b", reply, err)
-		}
-		wantTimes(t, server, 0, second)
-		if cc.GetMethodConfig(echoMethod).RetryPolicy == nil {
-			t.Error("the service config did not come: this shows nothing")
-		}
-	})
-}
-
-// An attempt that never asks for its context's Done has none made; what it was ended by
-// can be told all the same.
-func TestTheContextOfAnAttemptIsMadeLate(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		var mu sync.Mutex
-		contexts := map[int]context.Context{}
-		err := hedgedEcho(t.Context(), func(ctx context.Context, n int) error {
-			mu.Lock()
-			contexts[n] = ctx
-			mu.Unlock()
-			time.Sleep(time.Duration(4-2*n) * second) // the second is quicker
-			return nil
-		}, hedged(Hedging{Delay: HedgeAfter(second)}))
-		if err != nil || len(contexts) != 2 {
-			t.Fatalf("%d attempts, and %v", len(contexts), err)
-		}
-		for n, want := range map[int]error{1: ErrHedgeLost, 2: context.Canceled} {
-			ctx := contexts[n]
-			if ctx.Err() != context.Canceled || context.Cause(ctx) != want {
-				t.Errorf("after the call, the context of attempt %d has ended with %v, because of %v, want %v", n, ctx.Err(),
-					context.Cause(ctx), want)
-			}
-			select {
-			case <-ctx.Done():
-			default:
-				t.Errorf("after the call, the context of attempt %d is not done", n)
-			}
 		}
 	})
 }

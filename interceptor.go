@@ -2,19 +2,35 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/grpcretry/grpcretry/internal/conns"
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
 // [grpc.WithChainUnaryInterceptor]. Chain it first, so that the interceptors chained after it run
 // for each attempt. If it is chained twice, only the outer one retries.
 //
-// Retries carry the number of previous attempts to the server in a [grpc.PerRPCCredsCallOption],
-// together with the call's own credentials. An interceptor chained after this one that appends
-// credentials to the call options replaces that option, and the server then does not receive the
-// number. Such an interceptor must not put its option first: gRPC obeys the last one.
-func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.unary }
+// Retries carry the number of previous attempts to the server in the outgoing metadata of the attempt's
+// context. Calls that an interceptor chained after this one makes with that context, on another
+// ClientConn for example, carry it as well.
+//
+// An interceptor chained after this one must not return before its invoker has, for example at a timeout of
+// its own: gRPC would go on writing the reply, the header and the trailer, while they are read here or
+// another attempt fills them. To end an attempt early, cancel the context that the invoker is called with.
+func (r *Retrier) UnaryClientInterceptor() grpc.UnaryClientInterceptor { return r.made().unary }
 
 // UnaryClientInterceptor returns the [Retrier.UnaryClientInterceptor] of a new Retrier. It panics
 // if [New] returns an error.
@@ -36,38 +52,38 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	if err := c.prepare(opts, nil, reply); err != nil {
 		return err
 	}
-	switch c.mode {
-	case modePassThrough:
+	if c.mode == modePassThrough {
 		return c.passUnary(req, reply, invoker)
-	case modeHedged:
-		return hedgeUnary(&c, req, reply, invoker)
 	}
-	found := newReply(reply)
-	return c.makeAttempts(func(a *attempt) error {
+	if c.isContested() {
+		return contestUnary(&c, req, reply, invoker)
+	}
+	return c.makeAttempts(&attempt{}, func(a *attempt) ending {
 		if a.number > 1 {
-			found.restore()
+			emptyReply(reply)
 		}
-		return invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
+		if err == nil {
+			a.measure(c.learner, false)
+		}
+		return ending{attempt: a, err: err}
 	})
 }
 
 // makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
-// is the loop of unary calls and of functions.
-func (c *call) makeAttempts(run func(*attempt) error) error {
-	a, done := &attempt{}, false
+// is the loop of unary calls and of functions; run may make others beside the attempt that it is given.
+// Its guard is the only one that these calls need against panics.
+func (c *call) makeAttempts(first *attempt, run func(*attempt) ending) error {
+	done := false
 	defer func() {
-		if !done { // an interceptor below, or a function of the application's, panicked
-			c.crashed(a)
+		if !done { // the application's code has panicked, or that of an interceptor below
+			c.crashed()
 			c.endCrashed(errPanicked)
 		}
 	}()
-	c.begin(a)
-	for {
-		err := readable(run(a))
-		if err == nil {
-			a.measure(c.learner, false)
-		}
-		next, err := c.next(a, err)
+	c.begin(first)
+	for a := first; ; {
+		next, err := c.next(run(a))
 		if next == nil {
 			done = true
 			return err
@@ -75,3 +91,293 @@ func (c *call) makeAttempts(run func(*attempt) error) error {
 		a = next
 	}
 }
+
+// A Retrier provides interceptors that retry calls. It is safe for concurrent use. One Retrier may
+// serve any number of ClientConns; those to the same target then share a budget. [New] creates a
+// Retrier. The methods of a nil or zero Retrier panic, saying so, except [Retrier.Update] and [Retrier.Do],
+// which return an error.
+type Retrier struct {
+	settings    *settings
+	report      reporter
+	random      func() float64
+	connections *conns.Watchers
+	targets     *targets
+	usage       *usage
+
+	builtInRetryOff bool
+}
+
+// New returns a new Retrier. Without options, it makes up to 4 attempts at calls that fail with
+// UNAVAILABLE or RESOURCE_EXHAUSTED, within a budget. The error names each option that has an
+// invalid value, and the value.
+func New(opts ...Option) (*Retrier, error) {
+	var c config
+	if err := c.applyAll("New", opts); err != nil {
+		return nil, err
+	}
+	r := &Retrier{
+		settings:        newSettings(),
+		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
+		random:          rand.Float64,
+		connections:     conns.New(),
+		usage:           newUsage(&c),
+		builtInRetryOff: c.builtInRetryOff,
+	}
+	if c.random != nil {
+		r.random = func() float64 { return unit(c.random()) }
+	}
+	if err := r.settings.replace(c.policies); err != nil {
+		return nil, err
+	}
+	r.targets = newTargets(r.report.log)
+	var err error
+	if r.report.metrics, err = newMetrics(&c, r.settings, r.usage, r.targets); err != nil {
+		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
+	}
+	if c.callSpan {
+		r.report.tracer = tracerFrom(c.tracerProvider)
+	}
+	r.warn()
+	return r, nil
+}
+
+// made returns the Retrier. It panics if New has not made it.
+func (r *Retrier) made() *Retrier {
+	if err := r.check(); err != nil {
+		panic(err) //nolint:forbidigo // documented; otherwise it would be a nil dereference without a reason
+	}
+	return r
+}
+
+// check returns an error if New has not made the Retrier.
+func (r *Retrier) check() error {
+	switch {
+	case r == nil:
+		return errors.New("grpcretry: the Retrier is nil: create it with New")
+	case r.settings == nil:
+		return errors.New("grpcretry: the Retrier is zero: create it with New")
+	default:
+		return nil
+	}
+}
+
+// DialOptions returns the options for a ClientConn whose calls are retried: both interceptors, and
+// [grpc.WithDisableRetry], so that a retryPolicy in the service config does not multiply the
+// attempts. gRPC's transparent retries, of unary calls that no server has seen, stay on.
+func (r *Retrier) DialOptions() []grpc.DialOption {
+	alone := *r.made()
+	alone.builtInRetryOff = true
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(alone.UnaryClientInterceptor()),
+		grpc.WithChainStreamInterceptor(alone.StreamClientInterceptor()),
+		grpc.WithDisableRetry(),
+	}
+}
+
+// Policy returns the policy for a method, "/pkg.Service/Method", with all defaults filled in.
+// Options that are passed to a single call may change it for that call, and so may the channel's
+// service config, see [WithResolverServiceConfig]. An [Retrier.Update] changes it for later calls.
+func (r *Retrier) Policy(method string) Policy {
+	return r.made().settings.current().shown(method).exported()
+}
+
+// Budget returns the budget from which the retries of a method's calls to a target are paid, for
+// programs that deposit or withdraw beside those calls. The target matters if there is a budget for
+// each, see [PerTarget]: for RPCs it is gRPC's canonical form, such as "dns:///localhost:80". An
+// [Retrier.Update] may replace the budget, so ask for it each time. Do not keep it: a budget of a
+// target that is no longer used is forgotten.
+func (r *Retrier) Budget(method, target string) Budget {
+	return budgetNamed(r.made().settings.current().of(method).policy.Budget, target)
+}
+
+// DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
+// error.
+func DialOptions(opts ...Option) []grpc.DialOption { return mustNew(opts).DialOptions() }
+
+func mustNew(opts []Option) *Retrier {
+	r, err := New(opts...)
+	if err != nil {
+		panic(err) //nolint:forbidigo // documented; callers who want an error use New
+	}
+	return r
+}
+
+// tracerFrom returns the tracer for call spans; a nil provider means the global one.
+func tracerFrom(tp trace.TracerProvider) trace.Tracer {
+	if tp == nil {
+		tp = otel.GetTracerProvider()
+	}
+	return tp.Tracer(instrumentationName)
+}
+
+// settings are what [Retrier.Update] changes. A Retrier and its copies share them.
+type settings struct {
+	policies atomic.Pointer[methodPolicies]
+
+	mu       sync.Mutex    // held by an Update
+	options  policyOptions // guarded by mu
+	fallback budgets       // never changes, so that the default budgets keep their state
+	warnings warnings
+}
+
+func newSettings() *settings { return &settings{fallback: defaultBudgets()} }
+
+// current returns the policies for calls that start now.
+func (s *settings) current() *methodPolicies { return s.policies.Load() }
+
+// Update changes policies while calls run, as if the options had been passed to [New] after
+// those that were passed to it and to earlier Updates. The narrower scope still wins, and settings
+// that opts do not mention stay as they are. Calls that start later follow all of the changes,
+// and calls in flight none of them. The cost to a call is one atomic load.
+//
+// During an incident, Update([Disable]()) turns retries and hedging off for every method, whatever
+// older options say; only options of single calls, and options for narrower scopes in the same
+// Update or a later one, turn them on. A later Update with [WithMaxAttempts] or [WithHedging] for
+// all methods puts the older options into effect again, except the one that it replaces. As long as
+// the switch is off, gRPC's own retries by a retryPolicy in the channel's service config are off, too.
+//
+// State outlives an Update if its settings are the same: the default budgets; a budget that is
+// passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and
+// what [HedgeAtQuantile] has measured, also if a new option with the same settings for the same
+// scope replaces the old one; budgets that the new option shares with others are then not used.
+// Everything else starts afresh.
+//
+// The options may be those about policies: CallOptions, WithMethod, [WithIdempotencyLevel],
+// [WithServiceConfig] and [WithResolverServiceConfig]. If an option is another one, or has an invalid
+// value, the error names the option and the value, and nothing changes. Update is safe for
+// concurrent use; Updates take effect one after another.
+func (r *Retrier) Update(opts ...Option) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	if err := r.settings.update(opts); err != nil {
+		return err
+	}
+	if r.report.metrics != nil {
+		r.report.metrics.addNewBudgets()
+	}
+	r.warn() // without a lock, because the logger may call Update
+	return nil
+}
+
+// update applies the options of one Update.
+func (s *settings) update(opts []Option) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := config{policies: s.options.nextUpdate()}
+	if err := c.applyAll("Update", opts); err != nil {
+		return err
+	}
+	c.policies.keepState(s.options.scopes)
+	return s.replace(c.policies)
+}
+
+// replace puts options into effect, unless they do not go together. The caller holds mu, or is alone.
+func (s *settings) replace(o policyOptions) error {
+	if err := o.checkHedging(); err != nil {
+		return err
+	}
+	policies := newMethodPolicies(s.fallback, o)
+	s.options = o
+	s.warnings.set(policies.warnings())
+	s.policies.Store(policies)
+	return nil
+}
+
+// passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
+// event or a change of its error. A method that would be hedged if its delay were known is
+// measured all the same.
+func (c *rpc) passThrough(run func(context.Context) error) error {
+	first := attempt{method: c.method, number: 1}
+	if c.learner != nil {
+		first.start = sinceOrigin()
+	}
+	err := c.runWithin(run)
+	if err == nil {
+		c.noteAnswer()
+		first.measure(c.learner, false)
+	}
+	return err
+}
+
+// passUnary makes a unary call that passes through.
+func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
+	opts := c.passOptions()
+	if c.worksFor == nil {
+		return c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
+	}
+	trailer := new(metadata.MD)
+	opts = append(slices.Clip(opts), grpc.Trailer(trailer))
+	err := c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
+	if err != nil && forbidsRetry(*trailer) {
+		c.worksFor.GiveUp()
+	}
+	return err
+}
+
+// passOptions returns the options of a call that passes through. gRPC is kept from retries of its
+// own if a service config is obeyed here.
+func (c *rpc) passOptions() []grpc.CallOption {
+	opts := c.options.own()
+	if c.stopsGRPC {
+		opts = append(slices.Clip(opts), noBuiltInRetry())
+	}
+	return opts
+}
+
+// passStream opens a stream that passes through.
+func (c *rpc) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
+	stream, err := streamer(c.contextOf(1, false), desc, c.cc, c.method, c.passOptions()...)
+	if err != nil {
+		return stream, err
+	}
+	if c.stopsGRPC {
+		stream.Context() // binds a stream that gRPC has opened, also before the first message
+	}
+	if c.worksFor != nil {
+		stream = &passedStream{stream, c.worksFor}
+	}
+	return stream, nil
+}
+
+// A passedStream is a stream that passes through and is opened by a server's handler.
+type passedStream struct {
+	grpc.ClientStream
+	worksFor *layers.Request
+}
+
+// RecvMsg implements grpc.ClientStream. It notes in the request whether the server says "do not retry".
+func (s *passedStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err != nil && !isEOF(err) && forbidsRetry(s.Trailer()) {
+		s.worksFor.GiveUp()
+	}
+	return err
+}
+
+// runWithin makes the one attempt. The attempt timeout ends an attempt that no other follows
+// only if the caller has no deadline, so that the call cannot hang.
+func (c *rpc) runWithin(run func(context.Context) error) error {
+	timeout := time.Duration(0)
+	if c.policy != nil {
+		timeout = c.policy.AttemptTimeout
+	}
+	ctx := c.contextOf(1, false)
+	if _, limited := ctx.Deadline(); timeout <= 0 || limited {
+		return run(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(timeout, func() { cancel(ErrAttemptTimeout) })
+	defer timer.Stop()
+	err := run(ctx)
+	timedOut := context.Cause(ctx) == ErrAttemptTimeout //nolint:errorlint // this call's own value
+	if timedOut && err != nil && isTimeoutEnd(readable(err)) {
+		return newAttemptTimeoutError(timeout, err)
+	}
+	return err
+}
+
+// isTimeoutEnd reports whether err can be the end of a context by the attempt timeout: some functions return
+// the context's cause.
+func isTimeoutEnd(err error) bool { return isContextEnd(err) || errors.Is(err, ErrAttemptTimeout) }

@@ -40,7 +40,7 @@ func attemptsAtTheEnd(t *testing.T, end func(context.Context) error, row ...hop)
 func isDown(context.Context) error { return status.Error(codes.Unavailable, "down") }
 
 var (
-	threeAttempts = DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(3), WithBudget(Unlimited))
+	threeAttempts = DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(0))
 	grpcsOwn      = []grpc.DialOption{grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
 		"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`)}
 )
@@ -55,7 +55,7 @@ func TestRowsOfDifferentServices(t *testing.T) {
 	}{
 		{"gRPC's own retries, no interceptors", []hop{{nil, grpcsOwn}, {nil, threeAttempts}}, 9},
 		{"gRPC's own retries obey", []hop{{nil, grpcsOwn}, {on(), threeAttempts}}, 3},
-		{"gRPC's own retries are known", []hop{{nil, grpcsOwn}, {on(WithNoRetryAfterGivingUp(false)), threeAttempts}}, 5},
+		{"gRPC's own retries are known", []hop{{nil, grpcsOwn}, {on(WithStopAfterGivingUp(false)), threeAttempts}}, 5},
 		{"a service whose client lacks the library", []hop{{nil, threeAttempts}, {on(), nil}, {on(), threeAttempts}}, 9},
 		{"a service whose server lacks the interceptors", []hop{{nil, threeAttempts}, {nil, threeAttempts}, {on(), threeAttempts}}, 9},
 		{"a service that does not retry passes both on", []hop{{nil, threeAttempts}, {on(), onlyOne}, {on(), threeAttempts}}, 3},
@@ -64,31 +64,6 @@ func TestRowsOfDifferentServices(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				if got := attemptsAtTheEnd(t, isDown, tt.row...); got != tt.want {
-					t.Errorf("%d attempts at the last service, want %d", got, tt.want)
-				}
-			})
-		})
-	}
-}
-
-// Three services hedge, and the last one is slow: a hedge is a retry to the services further down, which then
-// do not hedge.
-func TestRowsOfHedges(t *testing.T) {
-	slow := func(ctx context.Context) error {
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Minute):
-		}
-		return ctx.Err()
-	}
-	hedges := DialOptions(hedged(Hedging{Delay: HedgeAfter(second)}), WithBudget(Unlimited))
-	for name, tt := range map[string]struct {
-		server []grpc.ServerOption
-		want   int
-	}{"without the interceptors": {nil, 8}, "with them": {ServerOptions(), 4}} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				if got := attemptsAtTheEnd(t, slow, hop{nil, hedges}, hop{tt.server, hedges}, hop{tt.server, hedges}); got != tt.want {
 					t.Errorf("%d attempts at the last service, want %d", got, tt.want)
 				}
 			})
@@ -105,7 +80,7 @@ func TestFunctionsOfAHandler(t *testing.T) {
 		gaveUp bool
 	}{
 		{retry: false, reason: ErrAttemptsExhausted, calls: 2, gaveUp: true},
-		{retry: true, reason: ErrRetriedUpstream, calls: 1, gaveUp: false},
+		{retry: true, reason: ErrCallerRetries, calls: 1, gaveUp: false},
 	} {
 		bubble(t, func(t *testing.T) {
 			r, err := New(steady, WithMaxAttempts(2))
@@ -117,6 +92,31 @@ func TestFunctionsOfAHandler(t *testing.T) {
 			if e := asError(t, err); e.Reason != tt.reason || calls != tt.calls || work.GaveUp() != tt.gaveUp {
 				t.Errorf("for a retry %t: %v after %d calls, gave up %t; want %+v", tt.retry, e.Reason, calls, work.GaveUp(), tt)
 			}
+		})
+	}
+}
+
+// Three services hedge, and the last one is slow: a hedge is a retry to the services further down, which then
+// do not hedge.
+func TestRowsOfHedges(t *testing.T) {
+	slow := func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Minute):
+		}
+		return ctx.Err()
+	}
+	hedges := DialOptions(hedged(2, Hedging{Delay: HedgeAfter(second)}), WithBudget(Unlimited))
+	for name, tt := range map[string]struct {
+		server []grpc.ServerOption
+		want   int
+	}{"without the interceptors": {nil, 8}, "with them": {ServerOptions(), 4}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				if got := attemptsAtTheEnd(t, slow, hop{nil, hedges}, hop{tt.server, hedges}, hop{tt.server, hedges}); got != tt.want {
+					t.Errorf("%d attempts at the last service, want %d", got, tt.want)
+				}
+			})
 		})
 	}
 }

@@ -3,8 +3,6 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -136,8 +133,8 @@ func TestWorkForARetryIsNotLeftToGRPC(t *testing.T) {
 // connection.
 func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 	for name, opt := range map[string]Option{
-		"ConnectWait": WithConnectWait(second),
-		"deadline":    WithConnectWait(time.Hour),
+		"ConnectWait": WithPatience(second),
+		"deadline":    WithPatience(time.Hour),
 		"MaxElapsed":  WithMaxElapsed(second),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,85 +161,4 @@ func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Mocks and loggers print contexts, while calls that are made with them end.
-func TestPrintingARequestReadsNothingThatChanges(t *testing.T) {
-	if got := fmt.Sprintf("%v %+v", layers.New(t.Context(), true), layers.New(t.Context(), false)); got != "grpcretry.Request grpcretry.Request" {
-		t.Error(got)
-	}
-}
-
-// A server that runs in one process with its client may get the client's context.
-func TestSetNoRetryIsForTheServersOwnCaller(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		last := serve(t, always(unavailable()))
-		client := last.client(t, steady, WithMaxAttempts(2))
-		inner := &transportStream{}
-		service := serveHandler(t, func(ctx context.Context) error {
-			if err := SetNoRetry(grpc.NewContextWithServerTransportStream(ctx, inner)); err != nil {
-				t.Error(err)
-			}
-			_, err := client.Echo(ctx, request())
-			return err
-		}, ServerOptions()...)
-		var trailer metadata.MD
-		echov1.NewEchoServiceClient(service.conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
-		want := []string{"-1"}
-		if !slices.Equal(trailer[pushbackKey], want) || !slices.Equal(inner.trailer[pushbackKey], want) {
-			t.Errorf("trailers %v and %v, want -1 in both", trailer, inner.trailer)
-		}
-	})
-}
-
-// The same for the interceptors: the request of such a server is a request of its own, and so is its response.
-func TestAServerInTheSameProcessHasItsOwnRequests(t *testing.T) {
-	gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
-	for name, handle := range map[string]func(context.Context, *transportStream) error{
-		"unary": func(ctx context.Context, _ *transportStream) error {
-			_, err := UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: echoMethod}, func(context.Context, any) (any, error) { return nil, gaveUp })
-			return err
-		},
-		"stream": func(ctx context.Context, inner *transportStream) error {
-			stream := localStream{ctx: ctx, transport: inner}
-			return StreamServerInterceptor()(nil, stream, &grpc.StreamServerInfo{FullMethod: echoMethod}, func(any, grpc.ServerStream) error { return gaveUp })
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				inner := &transportStream{}
-				service := serveHandler(t, func(ctx context.Context) error {
-					handle(grpc.NewContextWithServerTransportStream(ctx, inner), inner)
-					return errors.New("hidden")
-				}, ServerOptions()...)
-				var trailer metadata.MD
-				echov1.NewEchoServiceClient(service.conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
-				if got := inner.trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) || trailer[pushbackKey] != nil {
-					t.Errorf("trailers %v of the server within and %v of the one around, want -1 only in the first", inner.trailer, trailer)
-				}
-			})
-		})
-	}
-}
-
-// A localStream is a stream of a server in the same process.
-type localStream struct {
-	grpc.ServerStream
-	ctx       context.Context
-	transport *transportStream
-}
-
-func (s localStream) Context() context.Context  { return s.ctx }
-func (s localStream) SetTrailer(md metadata.MD) { _ = s.transport.SetTrailer(md) }
-
-// A transportStream is that of a server in the same process.
-type transportStream struct{ trailer metadata.MD }
-
-func (*transportStream) Method() string               { return echoMethod }
-func (*transportStream) SetHeader(metadata.MD) error  { return nil }
-func (*transportStream) SendHeader(metadata.MD) error { return nil }
-
-func (s *transportStream) SetTrailer(md metadata.MD) error {
-	s.trailer = metadata.Join(s.trailer, md)
-	return nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // A logger writes the lines that [WithLogger] describes and no others. Neither their number nor the
@@ -24,7 +26,7 @@ type logger struct {
 	// Methods for which a line was logged, once each.
 	left, unhedged, changed loggedMethods
 
-	memoryFull [2]atomic.Bool // the replay memory was full: for streams, for hedges
+	memoryFull atomic.Bool // the replay memory was full
 }
 
 // recovered is the time without a refusal after which a budget is logged as recovered: an exhausted
@@ -46,46 +48,68 @@ func newLogger(l *slog.Logger) *logger {
 	}
 }
 
-// attemptFailed logs a retry, and a change in the budget.
+// attemptFailed logs a retry, and that a budget is exhausted.
 func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	l.budgetJudged(f, v, now)
-	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
-		l.DebugContext(f.ctx, "grpcretry: retrying",
+	if v.refusedByBudget() {
+		l.budgetRefused(f, now)
+	}
+	if would := is(v.Reason, ErrWouldRetry); (v.Retry || would) && l.Enabled(f.ctx, slog.LevelDebug) {
+		what := "grpcretry: retrying"
+		if would {
+			what = "grpcretry: would retry"
+		}
+		l.DebugContext(f.ctx, what,
 			"method", f.method, "target", f.target(), "attempt", a.Number, "code", codeName(a.Code()),
 			"wait", v.Wait, "source", v.WaitSource.String(), "error", messageOf(a.Err))
 	}
 }
 
-// hedgeJudged logs a hedge, and a change in the budget.
+// hedgeJudged logs a hedge, and that a throttle refuses retries. That the budget of hedges refuses one is not
+// logged, because no call fails for it.
 func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
-	l.budgetJudged(f, v, now)
+	if v.refusedByBudget() && isThrottled(f.budget) {
+		l.budgetRefused(f, now)
+	}
 	if v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.target(), "delay", v.Wait)
 	}
 }
 
-// budgetJudged logs that a budget is exhausted, or allows retries again.
-func (l *logger) budgetJudged(f *facts, v verdict, now time.Time) {
-	switch {
-	case v.refusedByBudget():
-		if l.exhausted.add(l.exhausted.id(f.budget), now) {
-			l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
-				"method", f.method, "target", f.target())
-		}
-	case v.Retry:
-		if l.exhausted.remove(l.exhausted.id(f.budget), now) {
-			l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
-				"method", f.method, "target", f.target())
-		}
+// budgetRefused logs that a budget is exhausted.
+func (l *logger) budgetRefused(f *facts, now time.Time) {
+	if l.exhausted.add(l.exhausted.id(f.budget), now) {
+		l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
+			"method", f.method, "target", f.target())
 	}
 }
 
-// gaveUp logs a call that ended with err although its failure was retryable. Calls that the budget
-// stopped are left out, because its exhaustion was logged, and so are calls whose caller has gone.
+// retrySent logs that a budget allows retries again.
+func (l *logger) retrySent(f *facts, now time.Time) {
+	if l.exhausted.remove(l.exhausted.id(f.budget), now) {
+		l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
+			"method", f.method, "target", f.target())
+	}
+}
+
+// targetNotice logs what has changed for the calls to a target.
+func (l *logger) targetNotice(name string, what notice, waiting int) {
+	switch what {
+	case callsWait:
+		l.Warn("grpcretry: target is failing, calls wait for it", "target", name, "waiting", waiting)
+	case patienceOver:
+		l.Warn("grpcretry: target has been failing for too long, calls do not wait for it any more",
+			"target", name, "waiting", waiting)
+	case answersAgain:
+		l.Info("grpcretry: target answers again", "target", name, "waiting", waiting)
+	}
+}
+
+// gaveUp logs a call that ended with err although its failure was retryable. Calls whose reason has
+// a line of its own are left out, and so are calls whose caller has gone.
 func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
-	byBudget := err.ctx == nil && errors.Is(err.Reason, ErrBudgetExhausted)
+	known := err.ctx == nil && reasons.Of(err.Reason).Logged
 	callerLeft := errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1
-	if byBudget || callerLeft {
+	if known || callerLeft {
 		return
 	}
 	if !l.giveUps.AllowN(now, 1) {
@@ -107,24 +131,24 @@ func (l *logger) notHedged(f *facts, why string) {
 		return
 	}
 	but := ", but retried"
-	if f.policy.modeUnhedged() == modePassThrough {
+	if f.policy.modeOf(nil) == modePassThrough {
 		but = ""
 	}
 	l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
 }
 
-// replayMemoryFull logs once for streams, and once for hedges, that the replay memory is full.
-func (l *logger) replayMemoryFull(f *facts, what int, limit int64, consequence string) {
-	if l.memoryFull[what].CompareAndSwap(false, true) {
-		l.WarnContext(f.ctx, "grpcretry: replay memory is full, "+consequence,
+// replayMemoryFull logs once that the replay memory is full.
+func (l *logger) replayMemoryFull(f *facts, limit int64) {
+	if l.memoryFull.CompareAndSwap(false, true) {
+		l.WarnContext(f.ctx, "grpcretry: replay memory is full, streams commit early and are not retried",
 			"method", f.method, "target", f.target(), "limit", limit)
 	}
 }
 
-// messageChanged logs once that a method's messages are changed after SendMsg.
-func (l *logger) messageChanged(f *facts) {
+// sentAgain logs once that a method's streams are sent one object again and again.
+func (l *logger) sentAgain(f *facts) {
 	if l.changed.add(f.method) {
-		l.WarnContext(f.ctx, "grpcretry: a message was changed after SendMsg, so the stream cannot be retried", "method", f.method)
+		l.WarnContext(f.ctx, "grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg", "method", f.method)
 	}
 }
 

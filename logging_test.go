@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"weak"
 
 	"google.golang.org/grpc/codes"
 
@@ -56,25 +55,12 @@ func TestLogger(t *testing.T) {
 	})
 }
 
-func TestLoggerOfAHedgedCall(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(ok().after(3*second/2), hang(), ok().after(3*second/2)))
-		logs := &logRecorder{}
-		budget := &tokens{left: 1}
-		client := server.client(t, WithLogger(slog.New(logs)), WithBudget(budget), hedged(Hedging{Delay: HedgeAfter(second)}))
-		client.Echo(t.Context(), request())
-		wantLines(t, logs, "DEBUG…hedging…method=/grpcretry.test.v1.EchoService/Echo…target=passthrough:///echo…delay=1s")
-		client.Echo(t.Context(), request())
-		wantLines(t, logs, "WARN…budget exhausted")
-	})
-}
-
 func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
 		logs := &logRecorder{}
 		budget := &aBudget{}
-		r, err := New(WithMaxAttempts(2), WithBudget(budget), WithLogger(slog.New(logs)), WithBackoff(Constant(0)))
+		r, err := New(WithMaxAttempts(2), WithBudget(budget), WithLogger(slog.New(logs)), WithBackoff(Constant(0)), WithPatience(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,21 +79,23 @@ func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 			time.Sleep(time.Nanosecond)
 			client.Echo(t.Context(), request())
 			client.Echo(t.Context(), request())
-			wantLines(t, logs, `level=INFO…budget allows`, "DEBUG", "WARN", "DEBUG", "WARN")
+			wantLines(t, logs, "DEBUG", `level=INFO…budget allows`, "WARN", "DEBUG", "WARN")
 		}
 	})
 }
 
-// A dependency is down for ten seconds, and ten thousand calls to it fail.
+// A dependency is down, and 5,000 calls to it fail. Until patience is over, there are at most a hundred
+// lines about calls at once, and then one a second; two lines are about the target.
 func TestAStormWritesFewLines(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		budget []Option
 		atMost int
 	}{
-		{"the default budget", nil, 105},
-		{"a budget that always refuses", []Option{WithBudget(&aBudget{refuse: true})}, 1},
-		{"no budget", []Option{WithBudget(Unlimited)}, 105}, // a hundred at once, then one a second for five seconds
+		{"the default budget", nil, 112},
+		{"a budget that always refuses", []Option{WithBudget(&aBudget{refuse: true})}, 2},
+		{"a budget that always refuses, and no patience", []Option{WithBudget(&aBudget{refuse: true}), WithPatience(0)}, 1},
+		{"no budget", []Option{WithBudget(Unlimited)}, 112},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -132,22 +120,6 @@ func TestAStormWritesFewLines(t *testing.T) {
 	}
 }
 
-func TestGiveUpsThatAreNotLoggedAreCounted(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		logs := &logRecorder{}
-		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
-			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
-		for range 150 {
-			client.Echo(t.Context(), request())
-		}
-		time.Sleep(second)
-		logs.clear()
-		client.Echo(t.Context(), request())
-		wantLines(t, logs, "gave up…suppressed=50")
-	})
-}
-
 // onlyAbove is a handler with a level.
 type onlyAbove struct {
 	slog.Handler
@@ -159,44 +131,12 @@ func (h onlyAbove) Enabled(_ context.Context, l slog.Level) bool { return l >= h
 // silent logs nothing below error level.
 var silent = slog.New(onlyAbove{slog.DiscardHandler, slog.LevelError})
 
-func TestLoggerKnowsABudgetWhereverItIsGiven(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		logs, budget := &logRecorder{}, &aBudget{refuse: true}
-		client := server.client(t, WithLogger(slog.New(logs)), WithBudget(budget),
-			WithMethod(echov1.EchoService_Put_FullMethodName, WithBudget(budget)))
-		for range 3 {
-			client.Echo(t.Context(), request())
-			client.Put(t.Context(), request())
-			client.Append(t.Context(), request(), WithBudget(budget))
-		}
-		wantLines(t, logs, "budget exhausted")
-	})
-}
-
-// A budget that cannot be compared must not make the logger panic.
-func TestLoggerWithABudgetThatCannotBeCompared(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		logs := &logRecorder{}
-		server.client(t, WithLogger(slog.New(logs)), WithBudget(incomparable{})).Echo(t.Context(), request())
-		wantLines(t, logs, "budget exhausted")
-	})
-}
-
-type incomparable []struct{}
-
-func (incomparable) Deposit(Outcome)           {}
-func (incomparable) Withdraw(time.Time) bool   { return false }
-func (incomparable) Refund()                   {}
-func (incomparable) Balance(time.Time) float64 { return 0 }
-
 // A program that makes a budget for each call must not make the logger remember every one,
 // nor write a line for each.
 func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		logs := &logRecorder{}
-		r, err := New(WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		r, err := New(WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})), WithPatience(0), WithBackoff(Constant(0)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,72 +166,6 @@ func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 	})
 }
 
-func TestLoggerForgetsTheBudgetThatRefusedLongestAgo(t *testing.T) {
-	e := &newLogger(silent).exhausted
-	e.lines.SetBurst(plenty)
-	now := time.Now().Add(time.Hour) // when the burst is there
-	for i := range maxExhausted {
-		if !e.add(budgetID(i), now.Add(time.Duration(i))) {
-			t.Fatalf("budget %d is not logged", i)
-		}
-	}
-	later := now.Add(second)
-	if e.add(0, later) || !e.add(plenty, later) { // makes 1 the oldest, which then goes
-		t.Error("a known budget is logged again, or a new one is not")
-	}
-	for key, want := range map[budgetID]bool{0: true, 1: false, 2: true, maxExhausted - 1: true, plenty: true} {
-		if _, got := e.refused[key]; got != want {
-			t.Errorf("budget %v is remembered: %t, want %t", key, got, want)
-		}
-	}
-	if e.remove(0, later.Add(recovered-1)) || !e.remove(0, later.Add(recovered)) || e.remove(0, later.Add(recovered)) {
-		t.Errorf("a budget has not recovered exactly once, %v after its last refusal", recovered)
-	}
-}
-
-// A budget that a call brings along must be gone when the call is.
-func TestLoggerKeepsNoBudgetAlive(t *testing.T) {
-	for name, budget := range map[string]func() (b Budget, alive func() bool){
-		"by pointer": func() (Budget, func() bool) {
-			b := &aBudget{refuse: true}
-			w := weak.Make(b)
-			return b, func() bool { return w.Value() != nil }
-		},
-		"by value": func() (Budget, func() bool) {
-			b := wrappedBudget{&aBudget{refuse: true}}
-			w := weak.Make(b.aBudget)
-			return b, func() bool { return w.Value() != nil }
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(unavailable()))
-				client := server.client(t, WithLogger(silent))
-				var alive []func() bool
-				for range 100 {
-					b, isAlive := budget()
-					alive = append(alive, isAlive)
-					client.Echo(t.Context(), request(), WithBudget(b))
-				}
-				client.Echo(t.Context(), request()) // what is left of the last call on a stack goes
-				runtime.GC()
-				runtime.GC()
-				left := 0
-				for _, isAlive := range alive {
-					if isAlive() {
-						left++
-					}
-				}
-				if left > 5 { // stacks and pools may still hold the latest
-					t.Errorf("%d of 100 budgets are kept after their calls", left)
-				}
-			})
-		})
-	}
-}
-
-type wrappedBudget struct{ *aBudget }
-
 // What a server says may be as long as gRPC lets a trailer be.
 func TestLogLinesAreBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -311,19 +185,6 @@ func TestLogLinesAreBounded(t *testing.T) {
 	})
 }
 
-func TestSuppressedIsSaidOnlyIfSomethingWas(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		logs := &logRecorder{}
-		client := server.client(t, WithMaxAttempts(2), WithBackoff(Constant(0)), WithBudget(Unlimited),
-			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
-		client.Echo(t.Context(), request())
-		if got := logs.lines(); len(got) != 1 || strings.Contains(got[0], "suppressed") {
-			t.Errorf("logged %q, want one line that does not say suppressed", got)
-		}
-	})
-}
-
 // A proxy may call methods without bound, and each of them may be left to gRPC, or not hedged.
 func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
 	logs := &logRecorder{}
@@ -333,7 +194,7 @@ func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
 		for i := range 3 * maxLoggedMethods {
 			f := &facts{ctx: t.Context(), method: fmt.Sprintf("/proxy.Service/Method%d", i), policy: p}
 			l.notHedged(f, "because")
-			l.messageChanged(f)
+			l.sentAgain(f)
 			l.leftToGRPC(f)
 		}
 		if got, want := len(logs.lines()), 3*maxLoggedMethods; got != want {
@@ -341,4 +202,20 @@ func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
 				round+1, got, want, maxLoggedMethods)
 		}
 	}
+}
+
+// A throttle refuses hedges as well, and those that it refuses show that retries are refused.
+func TestLoggerOfAThrottledHedge(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok().after(3*second/2)))
+		logs := &logRecorder{}
+		throttle, err := NewThrottle(1, 0.1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.client(t, WithBudget(throttle)).Echo(t.Context(), request())
+		client := server.client(t, WithLogger(slog.New(logs)), WithBudget(throttle), hedged(2, Hedging{Delay: HedgeAfter(second)}))
+		client.Echo(t.Context(), request())
+		wantLines(t, logs, "level=WARN…budget exhausted")
+	})
 }

@@ -21,16 +21,14 @@ import (
 // What an earlier call has left in the variables of grpc.Header and grpc.Trailer says nothing
 // about the next one: here of each kind, to a server that is not there.
 func TestLeftoversOfAnEarlierCallDecideNothing(t *testing.T) {
-	hedging := WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(0), AllMethodsAreSafe: true, Budget: Unlimited})
+	hedging := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0), AllMethodsAreSafe: true, Budget: Unlimited}})
 	for name, opts := range map[string][]Option{
 		"retried":                  nil,
-		"committing on headers":    {WithCommitOnHeaders(true)},
 		"with an observer":         {WithObserver(func(context.Context, Event) {})},
 		"hedged":                   {hedging},
-		"hedged, committing":       {hedging, WithCommitOnHeaders(true)},
-		"with an attempt timeout":  {WithAttemptTimeout(time.Hour), WithCommitOnHeaders(true)},
-		"hedging without a delay":  {WithHedging(Hedging{Delay: HedgeAtQuantile(0.9, 0, 0), AllMethodsAreSafe: true}), WithCommitOnHeaders(true)},
-		"with waits for the other": {WithConnectWait(0), WithCommitOnHeaders(true)},
+		"with an attempt timeout":  {WithAttemptTimeout(time.Hour)},
+		"hedging without a delay":  {WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAtQuantile(0.9, 0, 0), AllMethodsAreSafe: true}})},
+		"with waits for the other": {WithPatience(0)},
 	} {
 		for _, kind := range []string{"unary", "stream"} {
 			for _, leftover := range []string{"-1", "7000"} {
@@ -103,91 +101,6 @@ func oneCallIn(ctx context.Context, t *testing.T, kind string, opts []Option, be
 	return stream.RecvMsg(&echov1.EchoResponse{})
 }
 
-// Calls that pass straight through, or are left to gRPC, are decided by gRPC: the leftovers do
-// not even come near.
-func TestLeftoversOfAnEarlierCallDoNotDecideForGRPC(t *testing.T) {
-	leave := grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,` +
-		`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`)
-	for name, dial := range map[string][]grpc.DialOption{
-		"passing through": {grpc.WithUnaryInterceptor(UnaryClientInterceptor(Disable()))},
-		"left to gRPC":    {leave, grpc.WithUnaryInterceptor(UnaryClientInterceptor(WithCommitOnHeaders(true)))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(fail(codes.NotFound, "x")))
-				header, trailer := metadata.Pairs("k", "v"), metadata.MD{pushbackKey: {"-1"}}
-				cc := server.conn(t, dial...)
-				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Header(&header), grpc.Trailer(&trailer))
-				if status.Code(err) != codes.NotFound || first(header.Get("k")) == "v" || trailer[pushbackKey] != nil {
-					t.Errorf("err = %v, header %v, trailer %v, want only what this call's server sent", err, header, trailer)
-				}
-			})
-		})
-	}
-}
-
-// asToken makes an interceptor that asks another server for a token, with the context of the
-// attempt, before each attempt.
-func asToken(t *testing.T, tokens echov1.EchoServiceClient) []grpc.DialOption {
-	ask := func(ctx context.Context) {
-		if _, err := tokens.Echo(ctx, request()); err != nil {
-			t.Errorf("token: %v", err)
-		}
-	}
-	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			ask(ctx)
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			ask(ctx)
-			return streamer(ctx, desc, cc, method, opts...)
-		}),
-	}
-}
-
-// The number of previous attempts is that of the call, not of those that an interceptor below
-// makes on another ClientConn.
-func TestPreviousAttemptsTravelWithTheCallOnly(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		opts   []Option // of the call
-		tokens []grpc.DialOption
-	}{
-		{"to a plain ClientConn", nil, nil},
-		{"to a ClientConn with retries", nil, DialOptions()},
-		{"hedged", []Option{WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(time.Hour), AllMethodsAreSafe: true, Budget: Unlimited})}, nil},
-	} {
-		for _, kind := range []string{"unary", "stream"} {
-			t.Run(tt.name+", "+kind, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server, tokenServer := serve(t, script(unavailable(), ok())), serve(t, always(ok()))
-					tokens := echov1.NewEchoServiceClient(tokenServer.conn(t, tt.tokens...))
-					cc := server.conn(t, append(DialOptions(append(tt.opts, steady, WithBudget(Unlimited))...), asToken(t, tokens)...)...)
-					ctx := metadata.AppendToOutgoingContext(t.Context(), "k", "v")
-					for _, ctx := range []context.Context{t.Context(), ctx} {
-						server.seen, tokenServer.seen = nil, nil
-						if err := echoOnce(ctx, cc, kind); err != nil {
-							t.Fatal(err)
-						}
-						if got := len(tokenServer.attempts()); got != 2 {
-							t.Fatalf("%d tokens were asked for, want 2", got)
-						}
-						for i, one := range tokenServer.attempts() {
-							if got := one.metadata[previousAttemptsKey]; got != nil {
-								t.Errorf("the token for attempt %d is asked for with %s %v", i+1, previousAttemptsKey, got)
-							}
-						}
-						if got := server.attempts()[1].metadata[previousAttemptsKey]; !slices.Equal(got, []string{"1"}) {
-							t.Errorf("attempt 2 carries %s %v, want 1", previousAttemptsKey, got)
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
 // ownCreds are the caller's credentials for a call.
 type ownCreds struct{ secure bool }
 
@@ -211,15 +124,14 @@ func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
 		return invoker(ctx, method, req, reply, cc, append(opts, grpc.PerRPCCredentials(ownCreds{}))...)
 	})
 	for _, tt := range []struct {
-		name     string
-		dial     []grpc.DialOption
-		call     []grpc.CallOption
-		previous []string
+		name string
+		dial []grpc.DialOption
+		call []grpc.CallOption
 	}{
-		{"of the call", nil, []grpc.CallOption{grpc.PerRPCCredentials(ownCreds{secure: true}), grpc.PerRPCCredentials(ownCreds{})}, []string{"1"}},
-		{"of the ClientConn", []grpc.DialOption{grpc.WithPerRPCCredentials(ownCreds{})}, nil, []string{"1"}},
-		{"default of the ClientConn", []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.PerRPCCredentials(ownCreds{}))}, nil, []string{"1"}},
-		{"of an interceptor below", []grpc.DialOption{adding}, nil, nil},
+		{"of the call", nil, []grpc.CallOption{grpc.PerRPCCredentials(ownCreds{secure: true}), grpc.PerRPCCredentials(ownCreds{})}},
+		{"of the ClientConn", []grpc.DialOption{grpc.WithPerRPCCredentials(ownCreds{})}, nil},
+		{"default of the ClientConn", []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.PerRPCCredentials(ownCreds{}))}, nil},
+		{"of an interceptor below", []grpc.DialOption{adding}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -233,24 +145,12 @@ func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
 						t.Errorf("attempt %d carries %v, want the credentials", i+1, got)
 					}
 				}
-				if got := server.attempts()[1].metadata[previousAttemptsKey]; tt.previous != nil && !slices.Equal(got, tt.previous) {
-					t.Errorf("attempt 2 carries %s %v, want %v", previousAttemptsKey, got, tt.previous)
+				if got := server.attempts()[1].metadata[previousAttemptsKey]; !slices.Equal(got, []string{"1"}) {
+					t.Errorf("attempt 2 carries %s %v, want 1", previousAttemptsKey, got)
 				}
 			})
 		})
 	}
-	t.Run("that need a secure connection", func(t *testing.T) {
-		intercept := UnaryClientInterceptor(WithBackoff(Constant(0)))
-		err := intercept(t.Context(), brokenMethod, nil, &basket{}, nil, func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
-			for _, o := range opts {
-				if told, ok := o.(*headerOption); ok && !told.Creds.RequireTransportSecurity() {
-					t.Error("a retry's credentials may be sent over an insecure connection")
-				}
-			}
-			return errUnavailable
-		}, grpc.PerRPCCredentials(ownCreds{secure: true}))
-		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
-	})
 }
 
 // gRFC A6 #exposed-retry-metadata: the application sees in the response headers how many attempts
@@ -267,9 +167,9 @@ func TestTheApplicationSeesPreviousAttempts(t *testing.T) {
 		{"second attempt", script(unavailable(), headed(ok())), nil, []string{"1"}},
 		{"third attempt", script(unavailable(), unavailable(), headed(ok())), nil, []string{"2"}},
 		{"instead of a server's", script(unavailable(), ok().withHeader("k", "v", previousAttemptsKey, "17")), nil, []string{"1"}},
-		{"a hedge", script(hang(), headed(ok())), []Option{WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited})}, []string{"1"}},
+		{"a hedge", script(hang(), headed(ok())), []Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited}})}, []string{"1"}},
 		{"the first of two", script(headed(ok().after(2*second)), hang()),
-			[]Option{WithHedging(Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited})}, nil},
+			[]Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited}})}, nil},
 		{"with an observer", script(unavailable(), headed(ok())), []Option{WithObserver(func(_ context.Context, e Event) {
 			if e.Attempt.Header[previousAttemptsKey] != nil {
 				panic("the server's header of an attempt has what only the application sees")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/codes"
 
+	"github.com/grpcretry/grpcretry/internal/striped"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -54,6 +54,7 @@ var (
 type metrics struct {
 	settings *settings
 	usage    *usage
+	targets  *targets
 
 	wait metric.Float64Histogram
 
@@ -77,8 +78,8 @@ type rowKey struct{ target, method string }
 type metricRow struct {
 	target, method string
 
-	firstTries stripedCounter // calls whose first attempt succeeded; they are counted only here
-	passed     stripedCounter // calls that passed straight through
+	firstTries striped.Counter // calls whose first attempt succeeded; they are counted only here
+	passed     striped.Counter // calls that passed straight through
 
 	mu       sync.Mutex // held to count, and to read the fields below
 	attempts map[attemptKind]int64
@@ -101,12 +102,10 @@ type budgetRow struct {
 	refusals atomic.Int64
 }
 
-// A meter keeps the metrics of a Retrier registered as long as the Retrier or a copy of it is
-// reachable.
-type meter struct{ *metrics }
-
-// newMeter makes the instruments. It returns nil without WithMeterProvider.
-func newMeter(c *config, s *settings, u *usage) (*meter, error) {
+// newMetrics makes the instruments. It returns nil without WithMeterProvider. The provider holds the
+// counters from then on, so that they do not end with the Retrier: a total that shrinks would be a reset to
+// its readers, and what was counted last would be missing from the last flush.
+func newMetrics(c *config, s *settings, u *usage, t *targets) (*metrics, error) {
 	if !c.metrics {
 		return nil, nil
 	}
@@ -114,19 +113,16 @@ func newMeter(c *config, s *settings, u *usage) (*meter, error) {
 	if mp == nil {
 		mp = otel.GetMeterProvider()
 	}
-	m := &metrics{settings: s, usage: u, overflow: newMetricRow(rowKey{other, other})}
+	m := &metrics{settings: s, usage: u, targets: t, overflow: newMetricRow(rowKey{other, other})}
 	m.rows.Store(&map[rowKey]*metricRow{})
 	m.budgets.Store(&map[budgetLabels]*budgetRow{})
-	registration, err := m.register(mp.Meter(instrumentationName), c.grpcMetrics)
-	if err != nil {
+	if err := m.register(mp.Meter(instrumentationName), c.grpcMetrics); err != nil {
 		return nil, err
 	}
-	reachable := &meter{m}
-	runtime.AddCleanup(reachable, func(r metric.Registration) { _ = r.Unregister() }, registration)
-	return reachable, nil
+	return m, nil
 }
 
-func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, error) {
+func (m *metrics) register(from metric.Meter, a96 bool) error {
 	var errs []error
 	counter := func(name, unit, description string) metric.Int64Observable {
 		c, err := from.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
@@ -146,7 +142,7 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		wasted:   counter(telemetry.MetricWastedAttempts, "{attempt}", "Retries that failed."),
 		hedges:   counter(telemetry.MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call."),
 		passed:   counter(telemetry.MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries."),
-		refusals: counter(telemetry.MetricBudgetRefusals, "{retry}", "Retries that the budget refused."),
+		refusals: counter(telemetry.MetricBudgetRefusals, "{retry}", "Retries and hedges that the budget refused."),
 	}
 	gauge := func(name, unit, description string) metric.Int64Observable {
 		g, err := from.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
@@ -155,13 +151,18 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 	}
 	o.waiting = gauge(telemetry.MetricWaitingCalls, "{call}", "Calls that wait before their next attempt.")
 	o.streams = gauge(telemetry.MetricOpenStreams, "{stream}", "Streams that have not ended.")
-	o.replay = gauge(telemetry.MetricReplayMemory, "By", "Memory that is kept to replay streams, and for the replies of hedges.")
-	o.notKept = counter(telemetry.MetricReplayRefusals, "{refusal}", "Streams that committed, and hedges that were not sent, because the replay memory was full.")
+	o.replay = gauge(telemetry.MetricReplayMemory, "By", "Memory that is kept to replay streams.")
+	o.notKept = counter(telemetry.MetricReplayRefusals, "{refusal}", "Streams that committed because the replay memory was full.")
+	o.targetWaiting = gauge(telemetry.MetricTargetWaiting, "{call}", "Calls that wait before their next attempt, by target.")
+	o.targetGaveUp = counter(telemetry.MetricTargetGaveUp, "{call}", "Calls that ended because the target had been failing for too long.")
 	var err error
+	o.targetFailing, err = from.Float64ObservableGauge(telemetry.MetricTargetFailing, metric.WithUnit("s"),
+		metric.WithDescription("How long the target has been failing; 0 if its latest call was answered."))
+	errs = append(errs, err)
 	o.balance, err = from.Float64ObservableGauge(telemetry.MetricBudgetBalance, metric.WithUnit("{retry}"),
 		metric.WithDescription("Retries that the budget would allow now."))
 	errs = append(errs, err)
-	m.wait = seconds(telemetry.MetricWaitDuration, "Waits before retries, as decided.", waitBounds)
+	m.wait = seconds(telemetry.MetricWaitDuration, "Waits before the attempts after the first, when they are sent.", waitBounds)
 	if a96 {
 		number := func(name, unit, description string) metric.Int64Histogram {
 			h, err := from.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description),
@@ -176,12 +177,12 @@ func (m *metrics) register(from metric.Meter, a96 bool) (metric.Registration, er
 		m.hedges = number(metricCallHedges, "{hedge}",
 			"Number of hedges during the client call. If there were no hedges, 0 is not reported.")
 	}
-	registration, err := from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+	_, err = from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
 		m.observe(to, &o)
 		return nil
 	}, o.attempts, o.calls, o.rescued, o.wasted, o.hedges, o.passed, o.refusals, o.balance,
-		o.waiting, o.streams, o.replay, o.notKept)
-	return registration, errors.Join(append(errs, err)...)
+		o.waiting, o.streams, o.replay, o.notKept, o.targetWaiting, o.targetGaveUp, o.targetFailing)
+	return errors.Join(append(errs, err)...)
 }
 
 // observables are the instruments that OpenTelemetry reads when it collects.
@@ -189,6 +190,8 @@ type observables struct {
 	attempts, calls, rescued, wasted, hedges, passed, refusals metric.Int64Observable
 	balance                                                    metric.Float64Observable
 	waiting, streams, replay, notKept                          metric.Int64Observable // of the whole Retrier
+	targetWaiting, targetGaveUp                                metric.Int64Observable
+	targetFailing                                              metric.Float64Observable
 }
 
 // observe reports every count.
@@ -206,6 +209,13 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 	}
 	m.usage.observe(to, o)
 	now := time.Now()
+	m.targets.each(func(name string, t *target) {
+		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(name)))
+		state := t.state(now)
+		to.ObserveInt64(o.targetWaiting, int64(state.Waiting), attrs)
+		to.ObserveInt64(o.targetGaveUp, state.GaveUp, attrs)
+		to.ObserveFloat64(o.targetFailing, state.Failing.Seconds(), attrs)
+	})
 	for key, row := range *m.budgets.Load() {
 		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(key.target)), attribute.String(telemetry.AttrBudget, key.scope))
 		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
@@ -223,8 +233,7 @@ func (u *usage) observe(to metric.Observer, o *observables) {
 	to.ObserveInt64(o.waiting, u.waiting.Load())
 	to.ObserveInt64(o.streams, u.streams.Load())
 	to.ObserveInt64(o.replay, u.replay.inUse.Load())
-	to.ObserveInt64(o.notKept, u.replay.committed.Load(), metric.WithAttributes(attribute.String(telemetry.AttrReplayOf, "stream")))
-	to.ObserveInt64(o.notKept, u.replay.unhedged.Load(), metric.WithAttributes(attribute.String(telemetry.AttrReplayOf, "hedge")))
+	to.ObserveInt64(o.notKept, u.replay.committed.Load())
 }
 
 func (row *metricRow) observe(to metric.Observer, o *observables) {
@@ -236,7 +245,7 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 	rescued, wasted, hedgesWon, hedgesWasted := row.rescued, row.wasted, row.hedgesWon, row.hedgesWasted
 	row.mu.Unlock()
 
-	firstTries := row.firstTries.sum()
+	firstTries := row.firstTries.Sum()
 	calls[outcomeFirstTry] += firstTries
 	attempts[attemptKind{codeName(codes.OK), decisionSuccess}] += firstTries
 	for kind, n := range attempts {
@@ -248,7 +257,7 @@ func (row *metricRow) observe(to metric.Observer, o *observables) {
 	}
 	to.ObserveInt64(o.rescued, rescued, attrs())
 	to.ObserveInt64(o.wasted, wasted, attrs())
-	if passed := row.passed.sum(); passed > 0 {
+	if passed := row.passed.Sum(); passed > 0 {
 		to.ObserveInt64(o.passed, passed, attrs())
 	}
 	if hedgesWon+hedgesWasted > 0 {
@@ -262,13 +271,13 @@ func (row *metricRow) attributes() []attribute.KeyValue {
 }
 
 // callPassed counts a call that passed straight through.
-func (m *metrics) callPassed(f *facts) { m.row(f).passed.add() }
+func (m *metrics) callPassed(f *facts) { m.row(f).passed.Add() }
 
 // callSucceeded counts an attempt that succeeded, and with it the call.
 func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 	row := m.row(f)
 	if a.number == 1 && h.isEmpty() {
-		row.firstTries.add()
+		row.firstTries.Add()
 		m.recordA96(f, row, 0, 0)
 		return
 	}
@@ -288,20 +297,17 @@ func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 // attemptFailed counts an attempt that failed, by status code and decision.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	row := m.row(f)
-	if v.Retry && v.WaitSource != WaitConnect { // a wait for a connection is recorded when it is over
-		m.recordWait(f, row, v)
-	}
 	row.mu.Lock()
-	row.attempts[attemptKind{knownCodeName(a.Code()), decisionName(v.Retry)}]++
+	row.attempts[attemptKind{knownCodeName(a.Code()), decisionName(v)}]++
 	switch {
-	case a.Unsent: // such an attempt was not charged, and cost no server anything
+	case a.Unsent: // such an attempt cost no token, and no server anything
 	case a.Hedge:
 		row.hedgesWasted++
 	case a.Number > 1:
 		row.wasted++
 	}
 	row.mu.Unlock()
-	m.countRefusal(f, row, v)
+	m.countRefusal(f.policy.budgetScope, row, v)
 }
 
 // attemptLost counts an attempt that was cancelled because another was decisive.
@@ -315,25 +321,31 @@ func (m *metrics) attemptLost(f *facts, a *Attempt) {
 	}
 }
 
-// hedgeJudged counts a hedge that was due.
+// hedgesBudget stands for the budgets of hedges in telemetry.AttrBudget.
+const hedgesBudget = "hedges"
+
+// hedgeJudged counts a hedge that a budget refused: that of hedges, or a throttle.
 func (m *metrics) hedgeJudged(f *facts, v verdict) {
-	row := m.row(f)
-	if v.Retry {
-		m.recordWait(f, row, v)
+	scope := hedgesBudget
+	if isThrottled(f.budget) {
+		scope = f.policy.budgetScope
 	}
-	m.countRefusal(f, row, v)
+	m.countRefusal(scope, m.row(f), v)
 }
 
-// connected counts a wait for a connection, with the backoff after it.
-func (m *metrics) connected(f *facts, v verdict) { m.recordWait(f, m.row(f), v) }
-
-func (m *metrics) recordWait(f *facts, row *metricRow, v verdict) {
-	m.wait.Record(f.ctx, v.Wait.Seconds(), row.waits[v.WaitSource]...)
+// retrySent records the wait before an attempt after the first.
+func (m *metrics) retrySent(f *facts, a *attempt) {
+	m.wait.Record(f.ctx, a.wait.Seconds(), m.row(f).waits[a.source]...)
 }
 
-func (m *metrics) countRefusal(f *facts, row *metricRow, v verdict) {
+// budgetRefused counts a retry that the budget refused when its wait was over.
+func (m *metrics) budgetRefused(f *facts) {
+	m.countRefusal(f.policy.budgetScope, m.row(f), verdict{Reason: ErrBudgetExhausted})
+}
+
+func (m *metrics) countRefusal(scope string, row *metricRow, v verdict) {
 	if v.refusedByBudget() {
-		m.budgetRow(budgetLabels{row.target, f.policy.budgetScope}).refusals.Add(1)
+		m.budgetRow(budgetLabels{row.target, scope}).refusals.Add(1)
 	}
 }
 
@@ -350,7 +362,7 @@ func (m *metrics) callFailed(f *facts, h *history, end *callFailure) {
 // recordA96 records a call's end as gRFC A96 defines: the delay of every call, and the number of
 // further attempts if there were any.
 func (m *metrics) recordA96(f *facts, row *metricRow, more int, idle time.Duration) {
-	if m.retryDelay == nil || f.runsOn != "" { // those metrics are about gRPC only
+	if m.retryDelay == nil || f.functionTarget != "" { // those metrics are about gRPC only
 		return
 	}
 	m.retryDelay.Record(f.ctx, idle.Seconds(), row.a96...)
@@ -447,7 +459,7 @@ func (m *metrics) addNewBudgets() {
 func (m *metrics) budgetOf(key budgetLabels) Budget {
 	b := m.settings.current().budgets[key.scope]
 	if each, ok := b.(*perTarget); ok {
-		return each.known(key.target)
+		b, _ = each.known(key.target)
 	}
 	return b
 }

@@ -64,6 +64,7 @@ func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 					"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=OTHER",
 					"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=OTHER",
 					"grpcretry.calls 1 grpcretry.outcome=exhausted",
+					"grpcretry.target.failing 1",
 					"grpcretry.wait.duration 1/1s grpcretry.wait_source=backoff",
 					"grpcretry.wasted_attempts 1")
 			})

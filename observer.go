@@ -4,9 +4,12 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // An EventKind names what an [Event] is about.
@@ -46,7 +49,7 @@ type Event struct {
 
 	// Err and Elapsed are set in a CallEnd: what the caller gets, and how long the call took.
 	// Attempts then are all attempts made, in order, if there was more than one (at most the
-	// latest 1000); they must not be changed.
+	// latest 16); they must not be changed.
 	Err      error
 	Elapsed  time.Duration
 	Attempts []Attempt
@@ -69,7 +72,7 @@ func (e Event) Outcome() string {
 // Calls in flight are observed from then on, so f may see the end of a call without its start,
 // and may be called once more just after stop. A Retrier without observers pays nothing for them.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
-	return r.report.observers.add(f)
+	return r.made().report.observers.add(f)
 }
 
 // observers are called in the order in which they were added. The list is replaced, never
@@ -126,7 +129,7 @@ func (o *observers) observe(f *facts, e *Event) {
 	if list == nil {
 		return
 	}
-	e.Target, e.Function, e.Budget = o.targets.of(f), f.runsOn != "", f.budget
+	e.Target, e.Function, e.Budget = o.targets.of(f), f.functionTarget != "", f.budget
 	for _, one := range *list {
 		one.f(f.ctx, *e)
 	}
@@ -141,8 +144,8 @@ type targetNames struct {
 const maxTargetNames = 1000
 
 func (n *targetNames) of(f *facts) string {
-	if f.runsOn != "" { // it has no other form, and might be one in which a ClientConn was dialed
-		return f.runsOn
+	if f.functionTarget != "" { // it has no other form, and might be one in which a ClientConn was dialed
+		return f.functionTarget
 	}
 	dialed, names := f.dialed(), n.names.Load()
 	if names != nil {
@@ -167,4 +170,49 @@ func (n *targetNames) add(dialed, name string) {
 	}
 	names[dialed] = name
 	n.names.Store(&names)
+}
+
+func init() {
+	off.Methods = func(retrier any) []off.Method {
+		return retrier.(*Retrier).report.observers.passed.list()
+	}
+}
+
+const (
+	maxPassed     = 100
+	maxPassedName = 200 // bytes of a target or method
+)
+
+// passedMethods holds the methods whose calls were passed straight through.
+type passedMethods struct {
+	mu  sync.Mutex // held to add one; the map is replaced, never changed
+	set atomic.Pointer[map[off.Method]bool]
+}
+
+// add is on the path of every such call. Methods with very long names, and those after
+// maxPassed, are not remembered.
+func (p *passedMethods) add(m off.Method) {
+	old := p.set.Load()
+	known := old != nil && ((*old)[m] || len(*old) >= maxPassed)
+	if known || max(len(m.Target), len(m.Method)) > maxPassedName {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	set := map[off.Method]bool{}
+	if old := p.set.Load(); old != nil {
+		set = maps.Clone(*old)
+	}
+	if len(set) < maxPassed {
+		set[off.Method{Target: m.Target, Method: strings.Clone(m.Method)}] = true // it may be a part of something long
+	}
+	p.set.Store(&set)
+}
+
+func (p *passedMethods) list() []off.Method {
+	set := p.set.Load()
+	if set == nil {
+		return nil
+	}
+	return slices.Collect(maps.Keys(*set))
 }

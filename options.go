@@ -35,104 +35,85 @@ type Option interface {
 type CallOption interface {
 	Option
 	grpc.CallOption
-	callOption() *callOption
+	callOption() *policyOption
 }
 
-// callOption implements [CallOption].
-type callOption struct {
+// policyOption implements [CallOption].
+type policyOption struct {
 	grpc.EmptyCallOption
-	name  string // within one scope, an option replaces an earlier one of the same name
-	set   func(*Policy)
-	parts []*callOption // what the option stands for, if it sets several settings; set is nil then
-	err   error         // names the option and the invalid value; nil if the value is valid
-
-	// keep returns the option to use in place of an earlier one of the same name, if the earlier
-	// one's state outlives the replacement; nil if there is no state.
-	keep func(earlier *callOption) *callOption
-	// One of these is set if the option has state.
-	budgets *perTarget
-	hedging *Hedging
+	partial
+	err error // names the option and the invalid value; nil if the value is valid
 }
 
-func (o *callOption) apply(c *config) {
+func (o *policyOption) apply(c *config) {
 	if o.err != nil {
 		c.reject(o.err)
 	}
-	c.policies.addForAll(o, c.update)
+	c.policies.give(scopeAll, o.partial)
 }
 
-func (o *callOption) callOption() *callOption { return o }
+func (o *policyOption) callOption() *policyOption { return o }
 
-// applyTo changes a policy as the option says.
-func (o *callOption) applyTo(p *Policy) {
-	for _, part := range o.parts {
-		part.set(p)
-	}
-	if o.set != nil {
-		o.set(p)
-	}
-}
-
-// The names under which options with the same effect replace each other.
-const (
-	nameOff      = "Disable"
-	nameAttempts = "WithMaxAttempts"
-	nameHedging  = "WithHedging"
-	nameBudget   = "WithBudget"
-)
-
-// attemptsName returns the name of an option that limits a call to n attempts.
-func attemptsName(n int) string {
-	if n == 1 {
-		return nameOff
-	}
-	return nameAttempts
-}
-
-// newCallOption returns the option called name; err, if not nil, says why its value is invalid.
-func newCallOption(name string, err error, set func(*Policy)) *callOption {
+// newCallOption returns the option called name, which sets some fields to those of p; err, if not nil,
+// says why the value is invalid.
+func newCallOption(name string, set fields, p Policy, err error) *policyOption {
 	if err != nil {
 		err = fmt.Errorf("grpcretry: %s: %w", name, err)
 	}
-	return &callOption{name: name, set: set, err: err}
-}
-
-// as gives an option another name within its scope.
-func (o *callOption) as(name string) *callOption {
-	o.name = name
-	return o
+	if set.has(fieldMaxAttempts) && p.MaxAttempts == 1 {
+		set = set&^fieldMaxAttempts | switchOff
+	}
+	return &policyOption{partial: partial{Policy: p, set: set}, err: err}
 }
 
 // WithPolicy sets several settings at once: every field of p that is not zero, as the options of
 // the same names do. Zero fields leave what wider scopes and earlier options have set.
 func WithPolicy(p Policy) CallOption {
-	p.Codes = slices.Clone(p.Codes)
-	if p.Hedging != nil {
-		hedging := *p.Hedging
-		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
-		p.Hedging = &hedging
+	o := &policyOption{}
+	add := func(given bool, option func() CallOption) {
+		if !given {
+			return
+		}
+		field := option().callOption()
+		if field.err != nil && o.err == nil {
+			o.err = fmt.Errorf("grpcretry: WithPolicy: %s", strings.TrimPrefix(field.err.Error(), "grpcretry: With"))
+		}
+		o.add("", &field.partial)
 	}
-	o := newCallOption("WithPolicy", p.check(), nil)
-	o.parts = p.parts()
+	add(p.MaxAttempts != 0, func() CallOption { return WithMaxAttempts(p.MaxAttempts) })
+	add(p.Backoff != nil, func() CallOption { return WithBackoff(p.Backoff) })
+	add(p.OverloadBackoff != nil, func() CallOption { return WithOverloadBackoff(p.OverloadBackoff) })
+	add(p.Codes != nil, func() CallOption { return WithCodes(p.Codes...) })
+	add(p.Classifier != nil, func() CallOption { return WithClassifier(p.Classifier) })
+	add(p.AttemptTimeout != 0, func() CallOption { return WithAttemptTimeout(p.AttemptTimeout) })
+	add(p.MaxElapsed != 0, func() CallOption { return WithMaxElapsed(p.MaxElapsed) })
+	add(p.MaxServerDelay != 0, func() CallOption { return WithMaxServerDelay(p.MaxServerDelay) })
+	add(p.Patience != 0, func() CallOption { return WithPatience(max(p.Patience, 0)) })
+	add(p.Budget != nil, func() CallOption { return WithBudget(p.Budget) })
+	add(p.Hedging != nil, func() CallOption { return WithHedging(*p.Hedging) })
+	add(p.BufferLimit == -1, func() CallOption { return WithBufferLimit(0) })
+	add(p.BufferLimit != 0 && p.BufferLimit != -1, func() CallOption { return WithBufferLimit(p.BufferLimit) })
+	add(p.UnsentOnly, func() CallOption { return WithUnsentOnly(true) })
+	add(p.DryRun, func() CallOption { return WithDryRun(true) })
 	return o
 }
 
 // WithMaxAttempts limits a call to n attempts, including the first. n is at least 1, and has no
-// upper limit; 1 turns retries off, as [Disable] does. Hedged calls have a limit of their own, see
-// [WithHedging].
+// upper limit; 1 turns retries and hedging off, as [Disable] does. Hedges count as well, see
+// [WithHedging]; attempts that reached no server do not, see [WithPatience].
 //
 // The default is 4. A later WithMaxAttempts replaces an earlier one.
 func WithMaxAttempts(n int) CallOption {
-	return newCallOption("WithMaxAttempts", checkMaxAttempts(n), func(s *Policy) { s.setMaxAttempts(n) }).as(attemptsName(n))
+	return newCallOption("WithMaxAttempts", fieldMaxAttempts, Policy{MaxAttempts: n}, checkMaxAttempts(n))
 }
 
 // WithBackoff sets the wait before a retry if the server does not ask for one. It also applies
 // after RESOURCE_EXHAUSTED, unless [WithOverloadBackoff] is used in any scope. New rejects nil.
 //
-// The default is Exponential{}: full jitter, 100 ms doubling to 5 s. A later WithBackoff replaces
-// an earlier one.
+// The default is Exponential{Multiplier: 4, Jitter: EqualJitter}: 50 to 100 ms, then 200 to 400 ms,
+// 0.8 to 1.6 s, and 2.5 to 5 s from there on. A later WithBackoff replaces an earlier one.
 func WithBackoff(b Backoff) CallOption {
-	return newCallOption("WithBackoff", checkBackoff(b), func(s *Policy) { s.Backoff = b })
+	return newCallOption("WithBackoff", fieldBackoff, Policy{Backoff: b}, checkBackoff(b))
 }
 
 // WithOverloadBackoff sets the wait before a retry after RESOURCE_EXHAUSTED if the server does
@@ -141,7 +122,7 @@ func WithBackoff(b Backoff) CallOption {
 // The default is the backoff that [WithBackoff] sets, or else Exponential{Base: time.Second,
 // Max: 20 * time.Second}. A later WithOverloadBackoff replaces an earlier one.
 func WithOverloadBackoff(b Backoff) CallOption {
-	return newCallOption("WithOverloadBackoff", checkBackoff(b), func(s *Policy) { s.OverloadBackoff = b })
+	return newCallOption("WithOverloadBackoff", fieldOverloadBackoff, Policy{OverloadBackoff: b}, checkBackoff(b))
 }
 
 // WithCodes sets the status codes that are retried: at least one, and only codes that gRPC
@@ -155,7 +136,7 @@ func WithOverloadBackoff(b Backoff) CallOption {
 // The default is UNAVAILABLE and RESOURCE_EXHAUSTED. A later WithCodes replaces an earlier one.
 func WithCodes(c ...codes.Code) CallOption {
 	c = slices.Clone(c)
-	return newCallOption("WithCodes", checkCodes(c), func(s *Policy) { s.Codes = c })
+	return newCallOption("WithCodes", fieldCodes, Policy{Codes: c}, checkCodes(c))
 }
 
 // WithClassifier sets a function that decides whether a failed attempt is retryable, before the
@@ -170,27 +151,44 @@ func WithCodes(c ...codes.Code) CallOption {
 // A nil f, the default, leaves every decision to the codes. A later WithClassifier replaces an
 // earlier one.
 func WithClassifier(f func(context.Context, Attempt) Classification) CallOption {
-	return newCallOption("WithClassifier", nil, func(s *Policy) { s.Classifier = f })
+	return newCallOption("WithClassifier", fieldClassifier, Policy{Classifier: f}, nil)
 }
 
-// WithAttemptTimeout cuts an attempt after d and retries the call, whatever the codes, but only if
-// a retry replaces the attempt. If none can (after the last attempt, with an empty budget, if the
-// deadline or [WithMaxElapsed] leaves no room, or if a [WithClassifier] says [Stop]), the
-// attempt continues and is judged by its own result, so that a slow response is not turned
-// into a failure; the budget counts it as Late. In a call without a deadline the attempt ends
-// after d in any case, so that the call cannot hang. The server receives the caller's
-// deadline, not d. The retry is charged when the timeout fires.
+// WithRetryIf is a [WithClassifier] in short: a failed attempt is retryable if f returns true for its
+// error, whatever the codes, and final otherwise. f must be safe for concurrent use. A nil f leaves every
+// decision to the codes. A later WithRetryIf or WithClassifier replaces an earlier one.
+func WithRetryIf(f func(error) bool) CallOption {
+	if f == nil {
+		return WithClassifier(nil)
+	}
+	return WithClassifier(func(_ context.Context, a Attempt) Classification {
+		if f(a.Err) {
+			return Retry
+		}
+		return Stop
+	})
+}
+
+// WithAttemptTimeout has another attempt replace one that has run for d, whatever the codes. The
+// replacement is a retry like any other: it follows after its backoff, and is paid for when it is
+// sent. Only then is the slow attempt cancelled; until then it may still respond. If nothing can
+// replace it (after the last attempt, with an empty budget, if the deadline or [WithMaxElapsed]
+// leaves no room, or if a [WithClassifier] says [Stop]), it continues and is judged by its own
+// result, so that a slow response is not turned into a failure; the budget counts it as Late. In a
+// call without a deadline such an attempt ends after d, so that the call cannot hang. The server
+// receives the caller's deadline, not d.
 //
-// For a stream, d covers the time until the first message from the server arrives, or until
-// the response to a client stream arrives: choose it longer than the longest upload. A
-// response that was there in time is not lost if the application receives it later: if headers
-// have come while the application is not receiving, the timeout starts again when it receives.
+// If there is no connection when d is over, and the call has a deadline, the attempt may go on, and its
+// server has the whole of d to respond once there is one.
+//
+// For a stream, d covers the time in which the application waits for the first message, in RecvMsg, or
+// for headers, in Header: uploads, and whatever the application does before that, take as long as they take.
 // A stream that is committed before the first message is not retried, so its attempt ends after
 // d only if the caller has no deadline.
 //
 // A classifier, [Backoff] or [Budget] that is consulted at the timeout runs on the timer's
-// goroutine while the call waits in gRPC; if it panics, the panic continues on the call's own
-// goroutine.
+// goroutine while the call waits in gRPC, and so does one that is consulted when the replacement is
+// due; if it panics, the panic continues on the call's own goroutine.
 //
 // A unary call that passes straight through, because of [Disable] or one attempt, ends after d
 // if it has no deadline. Streams that pass through have no timeout.
@@ -198,7 +196,7 @@ func WithClassifier(f func(context.Context, Attempt) Classification) CallOption 
 // d is at least 0; 0, the default, means no timeout. A later WithAttemptTimeout replaces an
 // earlier one.
 func WithAttemptTimeout(d time.Duration) CallOption {
-	return newCallOption("WithAttemptTimeout", checkNotNegative(d), func(s *Policy) { s.AttemptTimeout = d })
+	return newCallOption("WithAttemptTimeout", fieldAttemptTimeout, Policy{AttemptTimeout: d}, checkNotNegative(d))
 }
 
 // WithMaxElapsed limits when an attempt may start: less than d after the start of the call. It does
@@ -207,7 +205,7 @@ func WithAttemptTimeout(d time.Duration) CallOption {
 //
 // d is at least 0; 0, the default, means no limit. A later WithMaxElapsed replaces an earlier one.
 func WithMaxElapsed(d time.Duration) CallOption {
-	return newCallOption("WithMaxElapsed", checkNotNegative(d), func(s *Policy) { s.MaxElapsed = d })
+	return newCallOption("WithMaxElapsed", fieldMaxElapsed, Policy{MaxElapsed: d}, checkNotNegative(d))
 }
 
 // WithMaxServerDelay limits the wait that a server may ask for, by pushback or RetryInfo. A server
@@ -217,21 +215,21 @@ func WithMaxElapsed(d time.Duration) CallOption {
 // A negative d means no limit; 0 means the default, 5 minutes. A later WithMaxServerDelay replaces
 // an earlier one.
 func WithMaxServerDelay(d time.Duration) CallOption {
-	return newCallOption("WithMaxServerDelay", nil, func(s *Policy) { s.MaxServerDelay = d })
+	return newCallOption("WithMaxServerDelay", fieldMaxServerDelay, Policy{MaxServerDelay: d}, nil)
 }
 
-// WithBudget sets the budget that retries are charged to. Share one budget among all clients of
+// WithBudget sets the budget that retries spend from. Share one budget among all clients of
 // the same backend. [Unlimited] turns the limit off. New rejects nil.
 //
 // The default is NewRatioBudget(RatioBudget{}), one for each target of the Retrier. A later
 // WithBudget or [WithRatioBudget] replaces an earlier one.
 func WithBudget(b Budget) CallOption {
-	return newCallOption("WithBudget", checkBudget(b), func(s *Policy) { s.Budget = b })
+	return newCallOption("WithBudget", fieldBudget, Policy{Budget: b}, checkBudget(b))
 }
 
 // WithRatioBudget limits retries to a share of the calls that the server answered, with a ratio
-// budget for each target. Ratio, Reserve and MinPerSecond are at least 0, Window is at least 1 ms;
-// see [RatioBudget] for zeros, and [NewRatioBudget] for the rules.
+// budget for each target. [RatioBudget] has the ranges and defaults of its fields, and [NewRatioBudget]
+// the rules.
 //
 // The budgets belong to the CallOption that is returned: every method, Retrier and call that uses
 // it shares them, one per target. Another WithRatioBudget has budgets of its own, even with the
@@ -242,43 +240,54 @@ func WithBudget(b Budget) CallOption {
 // 10 s, and a reserve of 3. A later WithRatioBudget or [WithBudget] replaces an earlier one.
 func WithRatioBudget(s RatioBudget) CallOption {
 	s = s.withDefaults()
-	budget := perTargetRatio(s)
-	o := newCallOption("WithRatioBudget", s.check(), func(p *Policy) { p.Budget = budget }).as(nameBudget)
-	o.budgets, o.keep = budget, o.keepBudgets
+	o := newCallOption("WithRatioBudget", fieldBudget, Policy{Budget: perTargetRatio(s)}, s.check())
+	o.keepsBudget = true
 	return o
 }
 
-// WithBufferLimit limits the memory, in bytes, of the sent messages that one stream keeps for
-// replay. A message that does not fit commits the stream: no retry follows. The limit applies to
-// the approximate memory of the messages, which for small messages is far more than their bytes
-// on the wire. The one request of a server stream does not count. A message whose size
+// WithBufferLimit limits the sent messages that one stream keeps for replay. A message that does not fit
+// commits the stream: no retry follows. As in gRPC's own buffer, a message counts with its encoded size, in
+// bytes, and a prefix of five. The one request of a server stream does not count. A message whose size
 // is unknown (one that is not a proto.Message and has no Size method) never fits.
 //
 // bytes is at least 0. With 0, streams pass through without retries. Unary calls keep their one
 // message in any case. The default is 256 KiB. A later WithBufferLimit replaces an earlier one.
 // [WithReplayMemory] limits all streams of a Retrier together.
 func WithBufferLimit(bytes int) CallOption {
-	return newCallOption("WithBufferLimit", checkBufferLimit(bytes), func(s *Policy) {
-		s.BufferLimit = orDefault(bytes, -1)
-	})
+	return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{BufferLimit: orDefault(bytes, -1)}, checkBufferLimit(bytes))
 }
 
-// WithConnectWait limits how long a call waits, in total over all its attempts, while there is no
-// connection. When a server restarts, attempts fail immediately and reach no server until gRPC
-// has reconnected, a second later at the earliest. Such an attempt does not count towards
-// [WithMaxAttempts] and is not charged. The next one is sent when the channel is READY and the
-// backoff is over, so that the waiting calls do not all retry at the same instant. The wait ends
-// with the caller's context, and early enough for the deadline and [WithMaxElapsed]. When d is
-// used up, the call ends with the last status and [ErrNotConnected]. Calls with
-// [grpc.WaitForReady] wait inside gRPC instead.
+// WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
+// failing: d counts from the target's first retryable failure after its last answered call, and from
+// the call's own first failure. Calls to a target learn from one another:
 //
-// d is at least 0. With 0 no call waits for a connection, and an attempt that reached no server
-// counts like any other. The default is 10 s, because gRPC's third redial may come 6 s after the
-// connection was lost. A later WithConnectWait replaces an earlier one.
-func WithConnectWait(d time.Duration) CallOption {
-	return newCallOption("WithConnectWait", checkNotNegative(d), func(s *Policy) {
-		s.ConnectWait = orDefault(d, -1)
-	})
+//   - While the target is failing, a wait before a retry is at least u times as long as the failing
+//     has lasted, with u uniform in [0, 1), so that those who wait do not all return at once.
+//   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
+//     another attempt was made and failed, the call waits again, for u times the length of the
+//     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
+//     always sent; the first one that is answered ends all of this.
+//   - Only an absent target is waited for. If the budget refuses a retry, the call waits again, unless
+//     the target has answered something during its wait: then it is overloaded, and the call ends with
+//     [ErrBudgetExhausted]. Nothing waits for [NewThrottle].
+//   - An attempt that reached no server, because there was no connection, does not count towards
+//     [WithMaxAttempts], and its token is returned. The call waits until the channel is READY and
+//     then for its backoff. Calls with [grpc.WaitForReady] wait inside gRPC instead. A channel
+//     with a short [grpc.WithIdleTimeout] becomes idle meanwhile, and drops a connection that it
+//     is making: it is woken at the times of gRPC's default backoff, and after a drop one of the
+//     waiting calls sends its attempt early, which keeps the channel awake.
+//
+// No wait is started that would outlast d, and at most 10,000 calls wait for one target. Other calls
+// whose attempt fails end immediately, with the last status and [ErrTargetDown]: a target that is gone
+// holds nobody up. A wait that the server asks for does not count, and the deadline and
+// [WithMaxElapsed] end a wait earlier.
+//
+// d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
+// token or a connection, they end. The default is 10 s or, if it is longer, twice the time that the
+// waits of an [Exponential], [Decorrelated] or [Constant] set by WithBackoff can add up to; beside a
+// Backoff of another type with long waits, set it. A later WithPatience replaces an earlier one.
+func WithPatience(d time.Duration) CallOption {
+	return newCallOption("WithPatience", fieldPatience, Policy{Patience: orDefault(d, -1)}, checkNotNegative(d))
 }
 
 // WithUnsentOnly restricts retries to failures after which a retry cannot run the method twice:
@@ -286,9 +295,9 @@ func WithConnectWait(d time.Duration) CallOption {
 // least 0 or by a positive RetryInfo. It is for methods that must not run twice, but whose calls
 // still deserve to survive a restart of the server. Everything else applies as well: the codes, a
 // classifier, the number of attempts, the deadline and the budget. Neither a classifier that
-// returns [Retry] nor [WithAttemptTimeout] overrides the rule. A call that is not retried because
-// of it returns gRPC's own error after its first attempt, and later an [Error] whose Reason is
-// [ErrNotRetryable]; in events, metrics and spans the reason is "may_have_run".
+// returns [Retry] nor [WithAttemptTimeout] overrides the rule. A call that would have been retried
+// without it returns an [Error] whose Reason is [ErrMayHaveRun], also after its first attempt; in metrics
+// and spans the reason is "may_have_run".
 //
 // An attempt certainly ran nowhere if gRPC has reported its end and has opened no stream for it:
 // there was no connection, or gRPC found no room on one, or the credentials or the load balancer
@@ -312,30 +321,34 @@ func WithConnectWait(d time.Duration) CallOption {
 // A first attempt that succeeds costs three allocations more than otherwise. The default is false.
 // A later WithUnsentOnly replaces an earlier one.
 func WithUnsentOnly(on bool) CallOption {
-	return newCallOption("WithUnsentOnly", nil, func(s *Policy) { s.UnsentOnly = on })
+	return newCallOption("WithUnsentOnly", fieldUnsentOnly, Policy{UnsentOnly: on}, nil)
 }
 
-// WithCommitOnHeaders follows gRFC A6 #when-retries-are-valid literally: once response headers
-// have arrived, no retry follows, not even in a unary call, which then ends with [ErrCommitted].
+// WithDryRun has calls make one attempt, whose result is returned unchanged, and report what would have
+// been done after a failure: the Decision, the span event, the metrics and the debug page name
+// [ErrWouldRetry], "would_retry", and the wait, or the reason why no attempt would have followed. So a
+// fleet can look before retries are turned on, by method or with [Retrier.Update].
 //
-// The default is false, because the application has seen nothing of a failed attempt, whether
-// headers had arrived or not. A later WithCommitOnHeaders replaces an earlier one.
-func WithCommitOnHeaders(on bool) CallOption {
-	return newCallOption("WithCommitOnHeaders", nil, func(s *Policy) { s.CommitOnHeaders = on })
+// Everything that a policy does is left out: there is no attempt timeout, no hedge and no wait, and gRPC's
+// own retries stay as they are. Whether a retry would have been paid for depends on the budget's balance;
+// nothing is spent. Results of attempts are reported to the budgets, and failures are remembered for
+// [WithPatience], as always.
+//
+// The default is false. A later WithDryRun replaces an earlier one.
+func WithDryRun(on bool) CallOption {
+	return newCallOption("WithDryRun", fieldDryRun, Policy{DryRun: on}, nil)
 }
 
 // Disable turns retries and hedging off. The call passes straight through to gRPC: without a
 // budget, without events, and with its error unchanged. Only [WithAttemptTimeout] may still end a
 // unary call that has no deadline. A later or narrower [WithMaxAttempts] or
 // [WithHedging] turns retries or hedging on again.
-func Disable() CallOption {
-	return newCallOption("Disable", nil, func(s *Policy) { s.setMaxAttempts(1) })
-}
+func Disable() CallOption { return WithMaxAttempts(1) }
 
 // WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to
 // all methods of a service, with "/pkg.Service/". Patterns for functions, see [Retrier.Do], may have
 // more words: one that ends in a slash applies to all names that begin with it, and a longer one
-// wins. [New] rejects patterns without two slashes, those with an empty word, and nil options. A
+// wins. [New] rejects patterns without two slashes, those with an empty word or a star, and nil options. A
 // second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
 	opts = slices.Clone(opts)
@@ -343,19 +356,20 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 		if err := checkPattern(pattern); err != nil {
 			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))
 		}
-		c.policies.addFor(pattern, c.narrower("WithMethod "+pattern, opts), c.update)
+		c.give(pattern, "WithMethod "+pattern, opts)
 	})
 }
 
 // WithObserver calls f with every [Event] of every call that may be retried, with the call's
 // context. f runs on the call's goroutine, so a slow f slows the call down, and a panic in f
-// reaches the caller. The events of a hedged call also come one at a time, but from any of its
-// goroutines. f must be safe for concurrent use. To follow single calls, put a value into the
-// call's context.
+// reaches the caller. The events of a call with hedging or an attempt timeout also come one at a time, but from
+// any of its goroutines; the call waits for f, even if it has its response. If a stream ends while no goroutine
+// uses it, f runs on a goroutine of gRPC, where a panic ends the program. f must be safe for concurrent use,
+// and must not use the call's own stream before [CallEnd]. To follow single calls, put a value into the call's
+// context.
 //
-// With an observer, a classifier or [WithCommitOnHeaders], gRPC is asked for the response headers,
-// and Attempt.Header is set; otherwise it stays nil, because copying headers costs every call
-// three allocations.
+// With an observer or a classifier, gRPC is asked for the response headers, and Attempt.Header is
+// set; otherwise it stays nil, because copying headers costs every call three allocations.
 //
 // A nil f is ignored. A second WithObserver adds an observer; observers are called in the order
 // in which they were added. [Retrier.Observe] adds one to a Retrier in use.
@@ -371,13 +385,15 @@ func WithObserver(f func(context.Context, Event)) Option {
 //
 //   - at debug level: retries;
 //   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
-//     the number of calls left out), exhausted budgets (once, until they recover), and, once each,
+//     the number of calls left out), exhausted budgets (once, until they recover), that calls wait
+//     for a target, and that they do not any more (once each, until it answers), and, once each,
 //     what [Retrier.Warnings] lists, and methods that are left to gRPC's own retries, cannot be
 //     hedged, or are called with messages that change after SendMsg, and a full replay memory;
-//   - at info level: budgets that recovered, because they have refused nothing for 10 seconds.
+//   - at info level: targets that answer again, and budgets that recovered, because they have
+//     refused nothing for 10 seconds.
 //
-// A call that succeeds on the first attempt logs nothing. A nil l, the default, turns logging off.
-// A later WithLogger replaces an earlier one.
+// A call that succeeds on the first attempt logs nothing, except that its target answers again. A nil
+// l, the default, turns logging off. A later WithLogger replaces an earlier one.
 func WithLogger(l *slog.Logger) Option {
 	return fixedOption("WithLogger", func(c *config) { c.logger = l })
 }
@@ -407,9 +423,8 @@ func WithCallSpan(on bool) Option {
 // add up in the same series, but if both have a budget of the same scope and target,
 // grpcretry.budget.balance shows only one of the two: share the budget, or the Retrier.
 //
-// The counters of a Retrier are gone when the Retrier is garbage. A program that shuts its provider
-// down at the end, to send what has not been sent, keeps the Retrier until then:
-// defer runtime.KeepAlive(retrier).
+// The provider keeps the counters until it is shut down, also those of a Retrier that nobody holds any
+// more. So a program that makes new Retriers again and again should give them no provider.
 func WithMeterProvider(mp metric.MeterProvider) Option {
 	return fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
@@ -453,7 +468,6 @@ func WithRandom(f func() float64) Option {
 // config collects the options of [New] or [Retrier.Update].
 type config struct {
 	policies policyOptions
-	update   int // the number of the Update, 0 in New
 
 	// The rest is never changed by an Update.
 	observers       []func(context.Context, Event)
@@ -477,7 +491,7 @@ func (f configOption) apply(c *config) { f(c) }
 // fixedOption returns an option that is for New only.
 func fixedOption(name string, set func(*config)) Option {
 	return configOption(func(c *config) {
-		if c.update > 0 {
+		if c.policies.update > 0 {
 			c.reject(fmt.Errorf("grpcretry: Update: %s is for New only", name))
 			return
 		}
@@ -497,27 +511,26 @@ func (c *config) applyAll(caller string, opts []Option) error {
 	return errors.Join(c.errs...)
 }
 
-// narrower returns the options given to an option, such as WithMethod, that narrows their scope.
-func (c *config) narrower(within string, opts []CallOption) []*callOption {
-	var own []*callOption
+// give adds the options given to an option, such as WithMethod, that narrows their scope.
+func (c *config) give(scope, within string, opts []CallOption) {
+	c.policies.give(scope, partial{}) // a pattern is named even if it has no options
 	for _, o := range opts {
 		if o == nil {
 			c.reject(fmt.Errorf("grpcretry: %s: option is nil", strings.Replace(within, " ", ": ", 1)))
 			continue
 		}
-		inner := o.callOption()
-		if inner.err != nil {
-			c.reject(fmt.Errorf("%w (in %s)", inner.err, within))
+		own := o.callOption()
+		if own.err != nil {
+			c.reject(fmt.Errorf("%w (in %s)", own.err, within))
 		}
-		own = append(own, inner)
+		c.policies.give(scope, own.partial)
 	}
-	return own
 }
 
 func (c *config) reject(err error) { c.errs = append(c.errs, err) }
 
 // firstError returns the error of the first option with an invalid value; nil if there is none.
-func firstError(opts []*callOption) error {
+func firstError(opts []*policyOption) error {
 	for _, o := range opts {
 		if o.err != nil {
 			return o.err

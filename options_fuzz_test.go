@@ -56,7 +56,7 @@ func FuzzOptions(f *testing.F) {
 			}
 		}
 		p := r.Policy("/other/m")
-		got := map[string]any{"AttemptTimeout": p.AttemptTimeout, "MaxElapsed": p.MaxElapsed, "CommitOnHeaders": p.CommitOnHeaders, "UnsentOnly": p.UnsentOnly}
+		got := map[string]any{"AttemptTimeout": p.AttemptTimeout, "MaxElapsed": p.MaxElapsed, "UnsentOnly": p.UnsentOnly}
 		for name, want := range d.want {
 			if got[name] != want {
 				t.Errorf("%s is %v, want the last value, %v", name, got[name], want)
@@ -161,8 +161,8 @@ var optionKinds = []func(*optionDraw) grpcretry.CallOption{
 	func(d *optionDraw) grpcretry.CallOption { return grpcretry.WithMaxServerDelay(d.duration()) },
 	func(d *optionDraw) grpcretry.CallOption {
 		v := d.duration()
-		d.expect(v >= 0, "WithConnectWait", "", v, v)
-		return grpcretry.WithConnectWait(v)
+		d.expect(v >= 0, "WithPatience", "", v, v)
+		return grpcretry.WithPatience(v)
 	},
 	func(d *optionDraw) grpcretry.CallOption {
 		n := int(d.number())
@@ -200,11 +200,6 @@ var optionKinds = []func(*optionDraw) grpcretry.CallOption{
 		}
 		d.expect(valid, "WithRatioBudget", "", b)
 		return grpcretry.WithRatioBudget(b)
-	},
-	func(d *optionDraw) grpcretry.CallOption {
-		on := d.next()&1 != 0
-		d.expect(true, "", "CommitOnHeaders", on)
-		return grpcretry.WithCommitOnHeaders(on)
 	},
 	func(d *optionDraw) grpcretry.CallOption {
 		on := d.next()&1 != 0
@@ -263,8 +258,8 @@ func areFailures(list []codes.Code) bool {
 
 // hedging is for all methods, too, where it must be declared safe.
 func (d *optionDraw) hedging() grpcretry.CallOption {
-	h := grpcretry.Hedging{MaxAttempts: int(d.number()), Delay: grpcretry.HedgeAfter(0), NonFatalCodes: d.codes(), AllMethodsAreSafe: true}
-	valid := (h.MaxAttempts == 0 || h.MaxAttempts >= 2) && areFailures(h.NonFatalCodes)
+	h := grpcretry.Hedging{Delay: grpcretry.HedgeAfter(0), AllMethodsAreSafe: true}
+	valid := true
 	if d.next()&1 == 0 {
 		delay := d.duration()
 		h.Delay = grpcretry.HedgeAfter(delay)
@@ -279,7 +274,7 @@ func (d *optionDraw) hedging() grpcretry.CallOption {
 }
 
 func (d *optionDraw) policy() grpcretry.CallOption {
-	p := grpcretry.Policy{MaxAttempts: int(d.number()), AttemptTimeout: d.duration(), BufferLimit: int(d.number()), ConnectWait: d.duration()}
+	p := grpcretry.Policy{MaxAttempts: int(d.number()), AttemptTimeout: d.duration(), BufferLimit: int(d.number()), Patience: d.duration()}
 	d.expect(p.MaxAttempts >= 0 && p.AttemptTimeout >= 0 && p.BufferLimit >= -1, "WithPolicy", "", p)
 	if p.AttemptTimeout > 0 {
 		d.expect(true, "", "AttemptTimeout", p.AttemptTimeout)
@@ -303,11 +298,11 @@ func (d *optionDraw) checkError(t *testing.T, function string, err error) {
 // checkRanges checks that every setting is in its documented range.
 func (d *optionDraw) checkRanges(t *testing.T, method string, p grpcretry.Policy) {
 	t.Helper()
-	if p.MaxAttempts < 1 || p.AttemptTimeout < 0 || p.MaxElapsed < 0 || p.MaxServerDelay == 0 || p.ConnectWait == 0 ||
+	if p.MaxAttempts < 1 || p.AttemptTimeout < 0 || p.MaxElapsed < 0 || p.MaxServerDelay == 0 || p.Patience == 0 ||
 		p.BufferLimit < -1 || p.BufferLimit == 0 || len(p.Codes) == 0 || !areFailures(p.Codes) || p.Backoff == nil || p.OverloadBackoff == nil || p.Budget == nil {
 		t.Errorf("%q has %+v", method, p)
 	}
-	if h := p.Hedging; h != nil && (h.MaxAttempts < 2 || h.Delay == nil || h.Budget == nil || !areFailures(h.NonFatalCodes)) {
+	if h := p.Hedging; h != nil && (h.Delay == nil || h.Budget == nil) {
 		t.Errorf("%q is hedged by %+v", method, *h)
 	}
 	for _, retry := range []int{1, 2, 3, 1000, math.MaxInt} {

@@ -24,7 +24,7 @@ func TestTheAttemptTimeoutOfACallThatPassesThrough(t *testing.T) {
 	}{
 		{"disabled", []Option{Disable()}, 0, hang(), codes.DeadlineExceeded, 2 * second, true},
 		{"one attempt", []Option{WithMaxAttempts(1)}, 0, hang(), codes.DeadlineExceeded, 2 * second, true},
-		{"a hedged method without a delay", []Option{WithMaxAttempts(1), hedged(Hedging{Delay: HedgeAtQuantile(0.9, 0, 0)})}, 0, hang(),
+		{"one attempt of a hedged method", []Option{hedged(1, Hedging{Delay: HedgeAtQuantile(0.9, 0, 0)})}, 0, hang(),
 			codes.DeadlineExceeded, 2 * second, true},
 		{"the caller has a deadline", []Option{Disable()}, 5 * second, hang(), codes.DeadlineExceeded, 5 * second, false},
 		{"in time", []Option{Disable()}, 0, ok().after(second), codes.OK, second, false},

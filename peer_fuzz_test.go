@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -50,7 +51,7 @@ func FuzzFailure(f *testing.F) {
 			}
 		}
 		if details != nil {
-			trailer.Set(detailsKey, string(details))
+			trailer.Set("grpc-status-details-bin", string(details))
 		}
 		bubble(t, func(t *testing.T) {
 			failure := fail(codes.Code(code%20), message)
@@ -113,7 +114,7 @@ func wantDelay(trailer metadata.MD, err error) (wait time.Duration, retried bool
 
 // FuzzRequestHeaders has a client send any number of previous attempts, and any note of a retry further up.
 // The server reads the largest number that is valid, and its calls make one attempt if the request is a
-// retry.
+// retry, unless the note is "0".
 func FuzzRequestHeaders(f *testing.F) {
 	for _, value := range []string{"", "0", "1", "-1", "007", "2147483647", "2147483648", "9999999999999999999999", "+1", "1,2", "\xff", "٣"} {
 		f.Add(value, "1", uint8(1), uint8(0))
@@ -121,12 +122,12 @@ func FuzzRequestHeaders(f *testing.F) {
 		f.Add(value, value, uint8(0), uint8(2))
 	}
 	interceptors := []grpc.UnaryServerInterceptor{UnaryServerInterceptor(), UnaryServerInterceptor(WithOneAttemptForRetries(false))}
-	client := UnaryClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0)), WithBudget(Unlimited))
+	client := UnaryClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0)), WithBudget(Unlimited), WithPatience(0))
 	f.Fuzz(func(t *testing.T, first, second string, numbers, notes uint8) {
 		values := []string{first, second}
 		md := metadata.MD{}
 		md[previousAttemptsKey] = values[:numbers%3]
-		md[retriedUpstreamKey] = values[:notes%3]
+		md[callerRetriesKey] = values[:notes%3]
 		want := 0
 		for _, value := range md[previousAttemptsKey] {
 			if n, err := strconv.ParseInt(value, 10, 32); err == nil && strconv.FormatInt(n, 10) == value {
@@ -134,7 +135,8 @@ func FuzzRequestHeaders(f *testing.F) {
 			}
 		}
 		wantAttempts := 3
-		if want > 0 || len(md[retriedUpstreamKey]) > 0 {
+		notZero := func(value string) bool { return value != "0" }
+		if note := md[callerRetriesKey]; want > 0 && len(note) == 0 || slices.ContainsFunc(note, notZero) {
 			wantAttempts = 1
 		}
 		for i, intercept := range interceptors {

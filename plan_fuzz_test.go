@@ -14,15 +14,22 @@ import (
 )
 
 // FuzzPlan drives a Plan as its documentation says, by a script of bytes: settings first, then what
-// happens to the call. It checks what holds for every call, retried or hedged: the number of attempts,
-// the times at which they are sent, one decision for each failure, what the budgets were charged, and
-// that every call ends.
+// happens to the call, and to other calls of the same target. It checks what holds for every call,
+// retried or hedged: the number of attempts, the times at which they are sent, one decision for each
+// failure, that each attempt is paid for by the right budget and reported once, that no retry is sent
+// that could learn nothing, that no wait outlasts the patience, and that every call ends.
 func FuzzPlan(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("\x03\x00\x01\x00\x00\x00\x00\x00\x00" + "\x00\x00\x00\x03\x20\x00\x00\x01\x02")) // retries, then a success
 	f.Add([]byte("\x05\x01\x00\x01\x01\x04\x00\x00\x00" + "\x03\x10\x03\x10\x00\x01\x08\x02\x01")) // hedges, a pushback, a success
 	f.Add([]byte("\x03\x1c\x02\x02\x02\x08\x20\x40\x80" + "\x03\x20\x03\xff\x05\x00\x06\x03\xff")) // every limit, no connection
 	f.Add([]byte("\x05\x0d\x00\x03\x01\x04\x10\x40\x80" + "\x03\x11\x03\x05\x05\x00\x00\x01\x10\x03\x20\x00\x00\x05"))
+	const patient = "\x02\x00\x02\x00\x03\x00\x00\x00\x00" + "\x00\x00\x00\x80" + "\x03\x07\x07" // a failure, and most of the wait after it
+	f.Add([]byte(patient + "\x09\x03\x0a\x0a\x02"))                                              // another call fails
+	// another call is answered, and there is no token
+	f.Add([]byte("\x02\x00\x02\x01" + patient[4:] + "\x08\x03\x0a\x0a\x01"))
+	f.Add([]byte("\x02\x00\x02\x01" + patient[4:] + "\x03\x0a\x0a\x01\x03\x80\x01\x01")) // there is no token
+	f.Add([]byte("\x02\x00\x02\x00\x04" + patient[5:] + "\x09\x03\xff\xff\x02"))         // patience ends
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 500 {
 			return
@@ -63,6 +70,8 @@ type planDriver struct {
 	plan   *Plan
 	now    time.Time
 	ctx    *simulatedContext
+	target *target
+	idle   int // what was due since time last passed
 
 	policy   Policy
 	hedged   bool
@@ -71,10 +80,16 @@ type planDriver struct {
 	hedges   *accounts
 	slots    Budget // a concurrency budget, or nil
 	slotsAll float64
+	generous bool // the budget never refuses
 
 	flying     []*flight
 	sent       int
-	unsent     int       // reported as unsent, while calls wait for connections
+	unsent     int       // reported as unsent
+	fatal      bool      // the latest failure ends the call, whatever is in flight
+	free       int       // the attempt that nobody paid for; 0 after it has reached no server
+	trouble    time.Time // of the call's first retryable failure
+	failed     time.Time // the target's latest retryable failure
+	answered   time.Time // when another call to the target was answered last
 	notBefore  time.Time // the newest pushback's
 	forbidden  bool      // a server has said "do not retry", or named a wait that is too long
 	connecting bool
@@ -86,6 +101,7 @@ type flight struct {
 	Attempt
 	overdue time.Time // zero for never
 	cut     bool
+	payer   *accounts // nil for none
 }
 
 // A simulatedContext ends at its deadline in simulated time, or by being cancelled.
@@ -105,16 +121,18 @@ func (c *simulatedContext) Err() error {
 	return c.err
 }
 
-// accounts are a budget that keeps books. The retries that it holds were withdrawn, and neither
-// refunded nor deposited.
+// accounts are a budget that keeps books. The tokens that it holds were taken for attempts that have
+// not ended.
 type accounts struct {
 	unlimited
-	refuse                       func() bool
-	withdrawn, refunded, charged int
-	free                         int // deposits of attempts that were not charged
+	refuse          func() bool
+	withdrawn, paid int // tokens taken, and reports of attempts that took one
+	reported        int // all reports of attempts that were sent
+	last            Outcome
+	sent            func() int // attempts
 }
 
-func (a *accounts) held() int { return a.withdrawn - a.refunded - a.charged }
+func (a *accounts) held() int { return a.withdrawn - a.paid }
 
 func (a *accounts) Withdraw(time.Time) bool {
 	if a.refuse != nil && a.refuse() {
@@ -124,34 +142,39 @@ func (a *accounts) Withdraw(time.Time) bool {
 	return true
 }
 
-func (a *accounts) Refund() { a.refunded++ }
-
 func (a *accounts) Deposit(o Outcome) {
+	if o.Result != Unsent || o.Attempt <= a.sent() {
+		a.reported++
+		a.last = o
+	}
 	if o.Attempt > 1 {
-		a.charged++
-	} else {
-		a.free++
+		a.paid++
 	}
 }
 
 // newPlanDriver reads the settings and sends the first attempt.
 func newPlanDriver(t *testing.T, script *byteScript) *planDriver {
-	d := &planDriver{t: t, script: script, now: noon, retries: &accounts{}, hedges: &accounts{}}
+	d := &planDriver{t: t, script: script, now: noon}
+	sent := func() int { return d.plan.plan.made }
+	d.retries, d.hedges = &accounts{sent: sent}, &accounts{sent: sent}
 	d.ctx = &simulatedContext{Context: context.Background(), now: &d.now}
 	d.limit = 1 + script.below(6)
 	flags := script.next()
+	backoff := []Backoff{Constant(0), Constant(50 * time.Millisecond), Exponential{}, Decorrelated{}}[script.below(4)]
+	kind := script.below(6)
+	d.generous = kind == 0
 	d.policy = Policy{
 		MaxAttempts: d.limit,
-		Backoff:     []Backoff{Constant(0), Constant(50 * time.Millisecond), Exponential{}, Decorrelated{}}[script.below(4)],
+		Backoff:     backoff,
 		Codes:       []codes.Code{codes.Unavailable, codes.ResourceExhausted},
-		Budget:      d.budget(script.below(6), d.retries),
-		ConnectWait: []time.Duration{0, -1, time.Millisecond}[script.below(3)],
+		Budget:      d.budget(kind, d.retries),
+		Patience:    []time.Duration{0, -1, time.Millisecond, time.Hour, 2 * time.Second}[script.below(5)],
 	}
 	delay := script.next()
 	timeout, elapsed, deadline := script.millis(), script.millis(), script.millis()
 	if flags&1 != 0 && d.limit > 1 {
 		d.hedged = flags&2 == 0
-		d.policy.Hedging = &Hedging{MaxAttempts: d.limit, Delay: HedgeAfter(time.Duration(delay) * time.Millisecond), AllMethodsAreSafe: true,
+		d.policy.Hedging = &Hedging{Delay: HedgeAfter(time.Duration(delay) * time.Millisecond), AllMethodsAreSafe: true,
 			Budget: d.budget(int(delay)%3, d.hedges)}
 	}
 	d.policy.UnsentOnly = flags&2 != 0
@@ -165,16 +188,14 @@ func newPlanDriver(t *testing.T, script *byteScript) *planDriver {
 		d.policy.MaxElapsed = elapsed
 	}
 	d.policy.MaxServerDelay = []time.Duration{0, -1, time.Second, time.Millisecond}[flags>>6]
-	r, err := New(WithPolicy(d.policy), WithConnectWait(max(0, d.policy.ConnectWait)))
-	if d.policy.ConnectWait == 0 {
-		r, err = New(WithPolicy(d.policy))
-	}
+	r, err := New(WithPolicy(d.policy))
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.policy = r.Policy(someMethod)
 	t.Logf("policy %+v hedging %+v deadline %v", d.policy, d.policy.Hedging, d.since(d.ctx.deadline))
 	d.plan = r.Plan(d.ctx, someMethod, "catalog", noon)
+	d.target = d.plan.plan.target
 	d.send()
 	return d
 }
@@ -210,7 +231,7 @@ func (d *planDriver) budget(kind int, a *accounts) Budget {
 
 // happens performs the next event of the script.
 func (d *planDriver) happens() {
-	switch event := d.script.below(8); {
+	switch event := d.script.below(10); {
 	case event == 2:
 		if f := d.some(); f != nil {
 			d.succeed(f)
@@ -218,7 +239,7 @@ func (d *planDriver) happens() {
 	case event == 3 || event == 4:
 		d.pass(time.Duration(d.script.next()) * time.Duration(d.script.next()) * time.Millisecond)
 	case event == 5:
-		if f := d.some(); f != nil && !f.cut {
+		if f := d.some(); f != nil {
 			f.Unsent = true
 			d.fail(f, errUnavailable)
 		}
@@ -231,6 +252,12 @@ func (d *planDriver) happens() {
 			d.ctx.err = context.Canceled
 			d.contextEnds()
 		}
+	case event == 8:
+		d.target.answer()
+		d.answered = d.now
+	case event == 9:
+		d.target.fail(d.now, d.policy.Patience)
+		d.failed = d.now
 	default:
 		if f := d.some(); f != nil {
 			d.failSomehow(f)
@@ -301,25 +328,64 @@ func (d *planDriver) failSomehow(f *flight) {
 
 // fail reports the end of an attempt, and does what the Step says.
 func (d *planDriver) fail(f *flight, err error) {
-	d.land(f)
 	f.Err = err
-	if f.Unsent && d.policy.ConnectWait > 0 {
+	result := Failed
+	switch {
+	case f.Unsent:
 		d.unsent++
+		result = Unsent
+	case f.Code() == codes.NotFound && !forbidsRetry(f.Trailer):
+		result = Answered
 	}
-	d.obey(d.plan.Ended(f.Attempt, d.now, float64(d.script.next())/256))
+	judged := d.plan.plan.replaces == f.Number && err == ErrAttemptTimeout // when it was overdue
+	if f.Code() != codes.NotFound && !forbidsRetry(f.Trailer) && !judged {
+		d.noteFailure()
+	}
+	step := d.ended(f, result, float64(d.script.next())/256)
+	d.fatal = f.Code() == codes.NotFound || step.Reason == ErrMayHaveRun
+	d.obey(step)
+}
+
+// noteFailure records a retryable failure.
+func (d *planDriver) noteFailure() {
+	d.failed = d.now
+	if d.trouble.IsZero() {
+		d.trouble = d.now
+	}
 }
 
 func (d *planDriver) succeed(f *flight) {
-	d.land(f)
-	if step := d.plan.Ended(f.Attempt, d.now, 0); step != (Step{End: true}) {
+	if step := d.ended(f, Succeeded, 0); step != (Step{End: true}) {
 		d.t.Errorf("Ended = %+v after a success, want the end", step)
 	}
 	d.end()
 }
 
-func (d *planDriver) land(f *flight) {
+// ended reports the end of an attempt. Each budget must hear of it once, and of a token from the one
+// that paid.
+func (d *planDriver) ended(f *flight, result Result, u float64) Step {
 	d.flying = slices.DeleteFunc(d.flying, func(other *flight) bool { return other == f })
 	f.Duration = d.now.Sub(f.Start)
+	if result == Unsent && d.free == f.Number {
+		d.free = 0
+	}
+	before := [2]int{d.retries.reported, d.hedges.reported}
+	step := d.plan.Ended(f.Attempt, d.now, u)
+	for i, a := range []*accounts{d.retries, d.hedges} {
+		if d.limit == 1 || a == d.hedges && !d.hedged {
+			continue
+		}
+		o := a.last
+		if a.reported != before[i]+1 || o.Result != result || o.Hedge != f.Hedge || (o.Attempt > 1) != (f.payer == a) {
+			d.t.Errorf("the %s heard %d times of attempt %d (%v), paid for by the %s: %+v",
+				d.nameOf(a), a.reported-before[i], f.Number, result, d.nameOf(f.payer), o)
+		}
+	}
+	return step
+}
+
+func (d *planDriver) nameOf(a *accounts) string {
+	return map[*accounts]string{nil: "nobody", d.retries: "budget", d.hedges: "budget of hedges"}[a]
 }
 
 // obey does what a Step says.
@@ -332,6 +398,8 @@ func (d *planDriver) obey(step Step) {
 		d.send()
 	case step.End:
 		d.end()
+	case step.Cut != 0:
+		d.cut(step)
 	}
 }
 
@@ -339,7 +407,7 @@ func (d *planDriver) obey(step Step) {
 func (d *planDriver) check(step Step) {
 	due, alone := d.plan.DueAt(), len(d.flying) == 0
 	decisions := 0
-	for _, is := range []bool{step.Send, step.Connect, step.End} {
+	for _, is := range []bool{step.Send, step.Connect, step.End, step.Cut != 0} {
 		if is {
 			decisions++
 		}
@@ -350,16 +418,22 @@ func (d *planDriver) check(step Step) {
 		d.t.Errorf("%+v is more than one decision", step)
 	case decisions == 0 && step.Reason != nil && alone:
 		d.t.Errorf("%+v does not end the call, although no attempt is in flight", step)
+	case step.End && !alone && !d.fatal:
+		d.t.Errorf("%+v ends the call, although %d attempts are in flight", step, len(d.flying))
 	case waits && due.IsZero() && alone:
 		d.t.Errorf("%+v waits for nothing", step)
-	case !due.IsZero() && due.Before(d.now):
+	case !due.IsZero() && due.Before(d.now), waits && due.Equal(d.now):
 		d.t.Errorf("%+v is due %v ago", step, d.now.Sub(due))
 	case waits && alone && d.isTooLate(due) && !step.Connect:
 		d.t.Errorf("%+v waits until %v, when no attempt may start any more", step, d.since(due))
+	case waits && alone && d.outlastsPatience(due):
+		d.t.Errorf("%+v waits until %v, longer than the patience", step, d.since(due))
 	case step.Send && !d.hedged && !alone:
 		d.t.Errorf("%+v sends a second attempt of a call that is not hedged", step)
 	}
-	d.checkAccounts()
+	if !step.Send {
+		d.checkTokens()
+	}
 }
 
 // isTooLate reports whether no attempt may start at a time.
@@ -367,11 +441,43 @@ func (d *planDriver) isTooLate(at time.Time) bool {
 	return d.policy.MaxElapsed > 0 && at.Sub(noon) >= d.policy.MaxElapsed || !d.ctx.deadline.IsZero() && !at.Before(d.ctx.deadline)
 }
 
-// checkAccounts checks that no more is withdrawn than the attempts in flight and the next one need.
-func (d *planDriver) checkAccounts() {
-	for name, a := range map[string]*accounts{"budget": d.retries, "budget of hedges": d.hedges} {
-		if held := a.held(); held < 0 || held > len(d.flying)+1 || a.free > 1 && a == d.retries {
-			d.t.Errorf("the %s holds %d, with %d attempts in flight: %+v", name, held, len(d.flying), *a)
+// outlastsPatience reports whether a wait until due is longer than the patience. The time that a server
+// named, and the backoff after a connection, are waited for in any case.
+func (d *planDriver) outlastsPatience(due time.Time) bool {
+	next := &d.plan.plan.next
+	atAnyRate := next.source == WaitPushback || next.source == WaitRetryInfo || next.source == WaitConnect && d.plan.plan.connecting == nil
+	if d.policy.Patience < 0 || atAnyRate && next.repeats == 0 {
+		return false
+	}
+	since := d.trouble
+	if s := d.target.trouble(d.now).since; !s.IsZero() && s.Before(since) {
+		since = s
+	}
+	return due.Sub(since) > d.policy.Patience
+}
+
+// learnsNothing reports whether a retry would only repeat what another attempt has found since the
+// wait began.
+func (d *planDriver) learnsNothing(waiting pending) bool {
+	named := waiting.repeats == 0 && (waiting.source == WaitPushback || waiting.source == WaitRetryInfo)
+	paid := waiting.payer != nobodyPays // it replaces an attempt that was cut
+	return d.policy.Patience > 0 && !named && !paid && d.failed.After(waiting.since) && d.answered.Before(waiting.since)
+}
+
+// checkTokens checks that each budget holds the tokens of the attempts in flight, and no other.
+func (d *planDriver) checkTokens() {
+	for _, a := range []*accounts{d.retries, d.hedges} {
+		want := 0
+		if payer := d.plan.plan.next.payer; payer == retriesPay && a == d.retries || payer == hedgesPay && a == d.hedges {
+			want++ // for the replacement of an attempt that was overdue
+		}
+		for _, f := range d.flying {
+			if f.payer == a {
+				want++
+			}
+		}
+		if a.held() != want {
+			d.t.Errorf("the %s holds %d tokens, want %d for %d attempts in flight", d.nameOf(a), a.held(), want, len(d.flying))
 		}
 	}
 }
@@ -379,7 +485,8 @@ func (d *planDriver) checkAccounts() {
 // send sends an attempt.
 func (d *planDriver) send() {
 	d.sent++
-	hedge := len(d.flying) > 0
+	payer := d.plan.plan.next.payer
+	hedge := len(d.flying) > 0 && payer != retriesPay
 	a, timeout := d.plan.Sent(d.now)
 	switch {
 	case a.Number != d.sent || a.Hedge != hedge || !a.Start.Equal(d.now) || a.Wait < 0 || timeout < 0:
@@ -387,6 +494,8 @@ func (d *planDriver) send() {
 	case d.sent-d.unsent > d.limit:
 		d.t.Errorf("attempt %d, of which %d were unsent, is more than %d", d.sent, d.unsent, d.limit)
 	case d.sent == 1:
+	case d.free > 0 && (payer == nobodyPays || payer == hedgesPay && !hedge && d.policy.AttemptTimeout == 0 || payer == retriesPay && hedge && d.policy.AttemptTimeout == 0):
+		d.t.Errorf("attempt %d is paid for by %v", d.sent, payer)
 	case d.forbidden:
 		d.t.Errorf("attempt %d is sent although a server forbids it", d.sent)
 	case d.now.Before(d.notBefore):
@@ -396,11 +505,19 @@ func (d *planDriver) send() {
 	}
 	d.t.Logf("%v: sent %d, hedge %v, timeout %v, due %v", d.since(d.now), a.Number, a.Hedge, timeout, d.since(d.plan.DueAt()))
 	f := &flight{Attempt: a}
+	switch {
+	case payer == nobodyPays:
+		d.free = a.Number
+	case payer == hedgesPay:
+		f.payer = d.hedges
+	case payer == retriesPay:
+		f.payer = d.retries
+	}
 	if timeout > 0 {
 		f.overdue = d.now.Add(timeout)
 	}
 	d.flying = append(d.flying, f)
-	d.checkAccounts()
+	d.checkTokens()
 }
 
 // pass lets time pass. What is due meanwhile is done in time.
@@ -410,7 +527,14 @@ func (d *planDriver) pass(length time.Duration) {
 		at, do := d.nextDue()
 		if do == nil || at.After(until) {
 			d.now = until
+			d.idle = 0
 			return
+		}
+		if d.idle++; at.After(d.now) {
+			d.idle = 0
+		}
+		if d.idle > 50 {
+			d.t.Fatalf("time does not pass any more at %v", d.since(d.now))
 		}
 		d.now = at
 		do()
@@ -432,16 +556,43 @@ func (d *planDriver) nextDue() (at time.Time, do func()) {
 	return at, do
 }
 
-func (d *planDriver) due() { d.obey(d.plan.Due(d.now)) }
+func (d *planDriver) due() {
+	d.fatal = false
+	waiting, connecting := d.plan.plan.next, d.plan.plan.connecting != nil
+	step := d.plan.Due(d.now)
+	switch {
+	case !waiting.decided || connecting:
+	case (step.Send || step.Cut != 0 && d.plan.plan.next.decided) && d.learnsNothing(waiting):
+		d.t.Errorf("a retry is sent at %v, although another attempt has failed at %v", d.since(d.now), d.since(d.failed))
+	case step == Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
+		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience", d.since(waiting.since),
+			d.since(d.now))
+	case step == Step{} && d.generous && !d.failed.After(waiting.since):
+		d.t.Errorf("a wait since %v is repeated at %v, although nothing has happened", d.since(waiting.since), d.since(d.now))
+	}
+	d.obey(step)
+}
 
 func (d *planDriver) overdue(f *flight) {
 	f.overdue = time.Time{}
 	f.Duration = d.now.Sub(f.Start)
-	f.cut = d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256)
-	if !f.cut && d.ctx.deadline.IsZero() {
-		d.t.Errorf("attempt %d is not cut, in a call without a deadline", f.Number)
+	replaces := d.plan.plan.replaces
+	d.cut(d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256))
+	p := &d.plan.plan
+	if !f.cut && p.replaces != f.Number && d.ctx.deadline.IsZero() {
+		d.t.Errorf("attempt %d is neither cut nor replaced, in a call without a deadline", f.Number)
 	}
-	d.checkAccounts()
+	if p.replaces == f.Number && replaces != f.Number {
+		d.noteFailure()
+	}
+	d.checkTokens()
+}
+
+// cut cancels the attempt that a Step says to.
+func (d *planDriver) cut(step Step) {
+	for _, f := range d.flying {
+		f.cut = f.cut || f.Number == step.Cut
+	}
 }
 
 // contextEnds ends the call because its context has ended.
@@ -451,9 +602,8 @@ func (d *planDriver) contextEnds() {
 		step = d.plan.Due(d.now)
 	} else {
 		f := d.flying[0]
-		d.land(f)
 		f.Err = errors.New("the context has ended")
-		step = d.plan.Ended(f.Attempt, d.now, 0)
+		step = d.ended(f, Ignored, 0)
 	}
 	if !step.End || step.Reason != d.ctx.Err() {
 		d.t.Errorf("%+v, want the end because of %v", step, d.ctx.Err())
@@ -465,9 +615,8 @@ func (d *planDriver) contextEnds() {
 func (d *planDriver) end() {
 	d.over = true
 	for _, f := range slices.Clone(d.flying) {
-		d.land(f)
 		f.Err = ErrHedgeLost
-		if step := d.plan.Ended(f.Attempt, d.now, 0); !step.End {
+		if step := d.ended(f, Ignored, 0); !step.End {
 			d.t.Errorf("%+v for an attempt of a call that is over", step)
 		}
 	}
@@ -478,14 +627,15 @@ func (d *planDriver) checkTheEnd() {
 	if due := d.plan.DueAt(); !due.IsZero() {
 		d.t.Errorf("the call is over, but due at %v", d.since(due))
 	}
-	if d.retries.held() != 0 || d.hedges.held() != 0 {
-		d.t.Errorf("the budgets still hold %d retries and %d hedges", d.retries.held(), d.hedges.held())
+	d.checkTokens()
+	if d.target.waiting != 0 {
+		d.t.Errorf("%d calls still wait for the target", d.target.waiting)
 	}
 	if d.slots != nil && d.slots.Balance(d.now) != d.slotsAll {
 		d.t.Errorf("%v of %v slots are free", d.slots.Balance(d.now), d.slotsAll)
 	}
-	if got, want := d.retries.free+d.retries.charged, d.sent-d.unsent; d.limit > 1 && got != want {
-		d.t.Errorf("the budget was told of %d attempts, want the %d that were sent", got, want)
+	if d.limit > 1 && d.retries.reported != d.sent {
+		d.t.Errorf("the budget heard of %d attempts, want the %d that were made", d.retries.reported, d.sent)
 	}
 }
 

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -13,12 +14,13 @@ import (
 // planOf returns the plan of a call that obeys p, spends from budget and starts at start.
 func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *plan {
 	t.Helper()
-	if err := p.check(); err != nil {
-		t.Fatal(err)
+	o := WithPolicy(p).callOption()
+	if o.err != nil {
+		t.Fatal(o.err)
 	}
-	obeyed := new(policyOptions).resolve(defaultBudgets(), &scopes{}, WithPolicy(p).callOption())
+	obeyed := newPolicy(&o.partial, defaultBudgets())
 	made := new(plan)
-	made.begin(obeyed, budget, obeyed.hedgeBudget(), start, deadline)
+	made.begin(obeyed, budget, obeyed.hedgeBudget(), &target{all: newTargets(nil)}, start, deadline)
 	return made
 }
 
@@ -29,98 +31,22 @@ func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *plan {
 	plan.hedgeEvery(second)
 	for range sent {
 		if plan.made > 0 {
-			plan.due(noon)
+			plan.due(noon, 0.5)
 		}
 		plan.send(noon)
 	}
 	return plan
 }
 
-// Hedging changes the number of attempts, the codes that allow another, and the effect of a stop; it
-// has no backoff.
-func TestPlanOfAHedgedCall(t *testing.T) {
-	policy := func(hedges Budget) Policy {
-		return Policy{MaxAttempts: 9, MaxElapsed: time.Minute, Hedging: &Hedging{
-			MaxAttempts: 3, Delay: HedgeAfter(second), NonFatalCodes: []codes.Code{codes.Internal}, Budget: hedges}}
+// throttled returns a throttle that refuses retries.
+func throttled(t *testing.T) Budget {
+	t.Helper()
+	b, err := NewThrottle(2, 1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	internal, unavailable := failureOf(1, codes.Internal), failureOf(1, codes.Unavailable)
-	stop := func(reason error, end bool) step { return step{verdict: verdict{Reason: reason}, End: end} }
-	for _, tt := range []struct {
-		name    string
-		sent    int
-		stopped error
-		failure failure
-		want    step
-		due     time.Duration // after noon; 0 for never
-	}{
-		{"non-fatal", 1, nil, internal, step{verdict: verdict{Retry: true, WaitSource: waitNonFatal}, Send: true}, second},
-		{"non-fatal, others are in flight", 2, nil, internal, step{verdict: verdict{Retry: true, WaitSource: waitNonFatal}, Send: true}, second},
-		{"fatal", 1, nil, unavailable, stop(ErrNotRetryable, true), 0},
-		{"fatal, others are in flight", 2, nil, unavailable, stop(ErrNotRetryable, true), 0},
-		{"fatal, and the server says stop", 2, nil, failureOf(1, codes.Unavailable).saying("-1"), stop(ErrPushback, true), 0},
-		{"the server says stop", 1, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, true), 0},
-		{"the server says stop, others are in flight", 2, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, false), 0},
-		{"pushback", 1, nil, failureOf(1, codes.Internal).saying("7"),
-			step{verdict: verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback}}, 7 * time.Millisecond},
-		{"the connection is closed", 2, nil, internal.with(func(f *failure) { f.Closed = true }), stop(errConnClosed, true), 0},
-		{"the caller is gone", 2, nil, internal.with(func(f *failure) { f.CtxErr = context.Canceled }), stop(context.Canceled, true), 0},
-		{"committed", 2, nil, internal.with(func(f *failure) { f.Committed = true }), stop(ErrCommitted, true), 0},
-		{"all are sent", 3, nil, internal, stop(ErrAttemptsExhausted, false), 0},
-		{"stopped before", 2, ErrPushback, internal, stop(ErrPushback, false), 0},
-		{"stopped before, and the last in flight", 1, ErrPushback, internal, stop(ErrPushback, true), 0},
-		{"stopped before, and fatal", 2, ErrPushback, unavailable, stop(ErrNotRetryable, true), 0},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
-			plan.stopped = tt.stopped
-			got := plan.failed(t.Context(), &tt.failure, noon, 0.5)
-			got.fatal, got.untouched = false, false
-			if got != tt.want {
-				t.Errorf("Failed = %+v, want %+v", got, tt.want)
-			}
-			var due time.Duration
-			if at := plan.dueAt; !at.IsZero() {
-				due = at.Sub(noon)
-			}
-			if due != tt.due {
-				t.Errorf("due %v after, want %v", due, tt.due)
-			}
-		})
-	}
-	for _, tt := range []struct {
-		name            string
-		sent            int
-		change          func(*plan)
-		budget, hedges  Budget
-		want            error
-		asksAgain, paid bool
-	}{
-		{"due", 2, func(*plan) {}, &tally{}, &tally{}, nil, false, true},
-		{"all are sent", 3, func(*plan) {}, &tally{}, &tally{}, ErrAttemptsExhausted, false, false},
-		{"deadline", 1, func(p *plan) { p.deadline = noon }, &tally{}, &tally{}, ErrDeadline, false, false},
-		{"MaxElapsed", 1, func(p *plan) { p.start = noon.Add(-time.Minute) }, &tally{}, &tally{}, ErrMaxElapsed, false, false},
-		{"the budget refuses", 1, func(*plan) {}, stingy{}, &tally{}, ErrBudgetExhausted, true, false},
-		{"the budget of hedges refuses", 1, func(*plan) {}, &tally{}, stingy{}, ErrBudgetExhausted, true, false},
-	} {
-		t.Run("due: "+tt.name, func(t *testing.T) {
-			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
-			plan.budget, plan.hedges = tt.budget, tt.hedges
-			tt.change(plan)
-			got := plan.due(noon)
-			want := step{verdict: verdict{Retry: tt.paid, Wait: second, WaitSource: waitHedgeDelay, Reason: tt.want}, Send: tt.paid}
-			if got != want {
-				t.Errorf("Due = %+v, want %+v", got, want)
-			}
-			if again := !plan.dueAt.IsZero(); again != tt.asksAgain {
-				t.Errorf("due again at %v, want that: %v", plan.dueAt, tt.asksAgain)
-			}
-			for name, b := range map[string]Budget{"budget": tt.budget, "budget of hedges": tt.hedges} {
-				if b, ok := b.(*tally); ok && (b.withdrawn-b.refunded == 1) != tt.paid {
-					t.Errorf("%s: %+v, want it charged: %v", name, b.counts, tt.paid)
-				}
-			}
-		})
-	}
+	b.Deposit(Outcome{Attempt: 1, Result: Failed})
+	return b
 }
 
 func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
@@ -129,10 +55,10 @@ func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
 		{time.Millisecond - 1, time.Millisecond},
 		{time.Second, time.Second},
 	} {
-		plan := hedgedPlan(t, Policy{Hedging: &Hedging{Delay: HedgeAfter(0), Budget: Unlimited}}, stingy{}, 1)
+		plan := hedgedPlan(t, Policy{Hedging: &Hedging{Delay: HedgeAfter(0), Budget: stingy{}}}, Unlimited, 1)
 		plan.delay = tt.delay
 		for n, want := range []time.Duration{tt.first, 2 * tt.first, 4 * tt.first} {
-			plan.due(noon)
+			plan.due(noon, 0.5)
 			if got := plan.dueAt.Sub(noon); got != want {
 				t.Errorf("a hedge of delay %v is put off by %v the %dth time, want %v", tt.delay, got, n+1, want)
 			}
@@ -154,23 +80,23 @@ func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 		{failureOf(4, codes.Unavailable), second},
 		{failureOf(5, codes.Unavailable).with(func(f *failure) { f.Unsent = true }), 2 * second}, // does not count
 		{failureOf(6, codes.Unavailable), 2 * second},
-		{failureOf(7, codes.Unavailable, retryInfoOf(10*second)), 11 * second},
+		{failureOf(7, codes.Unavailable, retryInfoOf(10*second)), 10 * second},
 		{failureOf(8, codes.Unavailable), second},
 	} {
 		plan.send(now)
-		if step := plan.failed(t.Context(), &tt.failure, now, 0.5); step.Wait != tt.wait || !step.Retry {
+		if step := plan.failed(t.Context(), &tt.failure, now, 0); step.Wait != tt.wait || !step.Retry {
 			t.Fatalf("after failure %d: %+v, want a wait of %v", i+1, step, tt.wait)
 		}
 		if tt.failure.Unsent {
-			plan.connected(now)
+			plan.connected(now, 0)
 		}
 		now = plan.dueAt
 	}
 }
 
-// A hedge is charged to two budgets, any other attempt to one. Each is reported to the budget that
-// was charged for it, and the newest pushback holds for the call.
-func TestChargesOfAHedgedCall(t *testing.T) {
+// A hedge is paid for by the budget of hedges, any other attempt by the method's, when it is sent. Both
+// hear of every attempt, and of a token if it was theirs.
+func TestWhoPaysInAHedgedCall(t *testing.T) {
 	type accounts struct{ own, hedges counts }
 	internal := func(number int) *failure { f := failureOf(number, codes.Unavailable); return &f }
 	for _, tt := range []struct {
@@ -179,43 +105,46 @@ func TestChargesOfAHedgedCall(t *testing.T) {
 		want accounts
 	}{
 		{"a hedge wins", func(p *plan) {
-			p.due(noon)
+			p.due(noon, 0.5)
 			p.wins(p.send(noon).number)
-			p.lost(Outcome{Attempt: 1})
-		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1, Ignored: 1}, highest: 2}, counts{withdrawn: 1, told: [4]int{Succeeded: 1, Ignored: 1}, highest: 2}}},
+			p.loserEnded(Outcome{Attempt: 1})
+		}, accounts{counts{told: [5]int{Succeeded: 1, Ignored: 1}, highest: 1}, counts{withdrawn: 1, told: [5]int{Succeeded: 1, Ignored: 1},
+			highest: 2}}},
 		{"a retry wins", func(p *plan) {
 			p.failed(t.Context(), internal(1), noon, 0.5)
+			p.due(p.dueAt, 0.5)
 			p.wins(p.send(noon).number)
-		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1, Failed: 1}, highest: 2}, counts{told: [4]int{Succeeded: 1, Failed: 1}, highest: 1}}},
-		{"decided on as a hedge, sent as a retry", func(p *plan) {
-			p.due(noon)
+		}, accounts{counts{withdrawn: 1, told: [5]int{Succeeded: 1, Failed: 1}, highest: 2}, counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}}},
+		{"a retry after a hedge", func(p *plan) {
+			p.due(noon, 0.5)
 			p.send(noon)
 			f := internal(1).saying("1000")
 			p.failed(t.Context(), &f, noon, 0.5) // attempt 2 is in flight
 			p.failed(t.Context(), internal(2).hedge(), noon, 0.5)
-			p.due(noon.Add(second))
+			p.due(noon.Add(second), 0.5)
 			p.wins(p.send(noon.Add(second)).number)
-		}, accounts{counts{withdrawn: 2, told: [4]int{Succeeded: 1, Failed: 2}, highest: 3}, counts{withdrawn: 2, refunded: 1, told: [4]int{Succeeded: 1, Failed: 2}, highest: 2}}},
+		}, accounts{counts{withdrawn: 1, told: [5]int{Succeeded: 1, Failed: 2}, highest: 3}, counts{withdrawn: 1, told: [5]int{Succeeded: 1,
+			Failed: 2}, highest: 2}}},
 		{"the first reaches no server, its hedge wins", func(p *plan) {
-			p.due(noon)
+			p.due(noon, 0.5)
 			second := p.send(noon)
 			f := internal(1)
 			f.Unsent = true
 			p.failed(t.Context(), f, noon, 0.5)
 			p.wins(second.number)
-		}, accounts{counts{withdrawn: 1, told: [4]int{Succeeded: 1}, highest: 2}, counts{withdrawn: 1, told: [4]int{Succeeded: 1}, highest: 2}}},
+		}, accounts{counts{told: [5]int{Succeeded: 1}, highest: 1}, counts{withdrawn: 1, told: [5]int{Succeeded: 1}, highest: 2}}},
 		{"a hedge reaches no server", func(p *plan) {
-			p.due(noon)
+			p.due(noon, 0.5)
 			p.send(noon)
 			f := internal(2).hedge()
 			f.Unsent = true
 			p.failed(t.Context(), f, noon, 0.5)
 			p.wins(1)
-		}, accounts{counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}, counts{withdrawn: 1, refunded: 1, told: [4]int{Succeeded: 1}, highest: 1}}},
+		}, accounts{counts{told: [5]int{Succeeded: 1}, highest: 1}, counts{withdrawn: 1, refunded: 1, told: [5]int{Succeeded: 1}, highest: 1}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			own, hedges := &tally{}, &tally{}
-			plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(second), Budget: hedges}}, own, 1)
+			plan := hedgedPlan(t, Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: hedges}}, own, 1)
 			tt.play(plan)
 			if got := (accounts{own.counts, hedges.counts}); got != tt.want {
 				t.Errorf("accounts are %+v, want %+v", got, tt.want)
@@ -228,37 +157,32 @@ func (p *plan) wins(number int) { p.succeeded(Outcome{Attempt: number}) }
 
 func (f *failure) hedge() *failure { f.Attempt.Hedge = true; return f }
 
-// If an overdue attempt in a hedged call turns out to have reached no server, the call waits for a
-// connection, and the charge at the timeout is refunded.
-func TestAnOverdueAttemptThatReachedNoServer(t *testing.T) {
-	for _, hedged := range []bool{false, true} {
-		own := &tally{}
-		plan := planOf(t, Policy{AttemptTimeout: second, Hedging: &Hedging{Delay: HedgeAfter(time.Hour), Budget: Unlimited}}, own, noon, noon.Add(time.Hour))
-		if hedged {
-			plan.hedgeEvery(time.Hour)
-		}
-		plan.send(noon)
-		overdue, unsent := failureOf(1, codes.DeadlineExceeded), failureOf(1, codes.Unavailable)
-		unsent.Unsent = true
-		if step := plan.overdue(t.Context(), &overdue, noon, 0.5); !step.Cut {
-			t.Fatalf("hedged %v: Overdue = %+v, want it cut", hedged, step)
-		}
-		if step := plan.failed(t.Context(), &unsent, noon, 0.5); !step.Connect || step.WaitSource != WaitConnect {
-			t.Errorf("hedged %v: Failed = %+v, want a wait for a connection", hedged, step)
-		}
-		if want := (counts{withdrawn: 1, refunded: 1}); own.counts != want {
-			t.Errorf("hedged %v: budget is %+v, want %+v", hedged, own.counts, want)
-		}
+// A call does not wait for a throttle (A6), also if that has closed during the call's wait.
+func TestAThrottleThatClosesDuringAWaitEndsTheCall(t *testing.T) {
+	throttle, err := NewThrottle(4, 0.1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := planOf(t, Policy{MaxAttempts: 4, Backoff: Constant(second)}, throttle, noon, time.Time{})
+	plan.send(noon)
+	failed := failureOf(1, codes.Unavailable)
+	if step := plan.failed(t.Context(), &failed, noon, 0); !step.Retry {
+		t.Fatalf("failed = %+v, want a retry", step)
+	}
+	for range 3 {
+		throttle.Deposit(Outcome{Attempt: 1, Result: Failed})
+	}
+	if step := plan.due(plan.dueAt, 0); !step.End || !errors.Is(step.Reason, ErrBudgetExhausted) {
+		t.Errorf("due = %+v, want the end, because the budget refuses", step)
 	}
 }
 
-// A wait that a server asked for also holds for hedges, even if the budget refuses the attempt after it.
-func TestAHedgeWaitsForThePushbackOfARefusedAttempt(t *testing.T) {
-	plan := hedgedPlan(t, Policy{Hedging: &Hedging{MaxAttempts: 4, Delay: HedgeAfter(0), Budget: Unlimited}}, Unlimited, 2)
-	plan.budget = stingy{}
+// A wait that a server asked for also holds for hedges.
+func TestAHedgeWaitsForThePushbackOfAnotherAttempt(t *testing.T) {
+	plan := hedgedPlan(t, Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(0), Budget: Unlimited}}, Unlimited, 2)
 	f := failureOf(2, codes.Unavailable).saying("30000")
-	if step := plan.failed(t.Context(), &f, noon, 0.5); !step.refusedByBudget() || step.End {
-		t.Fatalf("Failed = %+v, want it refused", step)
+	if step := plan.failed(t.Context(), &f, noon, 0.5); step.Reason != errInFlight || step.End {
+		t.Fatalf("Failed = %+v, want it left to the attempt in flight", step)
 	}
 	if due := plan.dueAt.Sub(noon); due != 30*second {
 		t.Errorf("the next hedge is due after %v, want 30s", due)
@@ -281,22 +205,19 @@ func TestTheNewestPushbackHoldsForTheCall(t *testing.T) {
 		{"another attempt reached no server", func(p *plan) step {
 			failed(p, 3, func(f *failure) { f.Unsent = true })
 			failed(p, 2, func(f *failure) { f.Unsent = true })
-			return p.connected(at)
+			return p.connected(at, 0.5)
 		}},
 		{"a hedge cannot be sent", func(p *plan) step { p.leave(); p.putOff(at); return step{} }},
 		{"another attempt is overdue", func(p *plan) step {
 			p.leave()
 			f := failureOf(2, codes.DeadlineExceeded)
-			if got := p.overdue(t.Context(), &f, at, 0.5); !got.Cut {
-				t.Fatalf("overdue = %+v, want it cut", got)
-			}
-			return failed(p, 2, func(f *failure) { f.TimedOut = true })
+			return p.overdue(t.Context(), &f, at, 0.5)
 		}},
 		{"nothing", func(*plan) step { return step{} }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := hedgedPlan(t, Policy{AttemptTimeout: 40 * time.Millisecond,
-				Hedging: &Hedging{MaxAttempts: 9, Delay: HedgeAfter(second), Budget: Unlimited}}, Unlimited, 3)
+				MaxAttempts: 9, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}}, Unlimited, 3)
 			p.delay = 40 * time.Millisecond
 			pushed := failureOf(1, codes.Unavailable).saying("1000")
 			if got := p.failed(t.Context(), &pushed, noon, 0.5); got.Send {
@@ -304,6 +225,107 @@ func TestTheNewestPushbackHoldsForTheCall(t *testing.T) {
 			}
 			if got := tt.then(p); got.Send || got.End || p.dueAt.Before(noon.Add(asked)) {
 				t.Errorf("%+v, due %v after noon; want nothing sent before %v", got, p.dueAt.Sub(noon), asked)
+			}
+		})
+	}
+}
+
+// A wait for a connection does not lead past MaxElapsed, although another attempt was pushed back meanwhile.
+func TestAPushbackDoesNotLeadPastMaxElapsedAfterAConnection(t *testing.T) {
+	p := hedgedPlan(t, Policy{MaxAttempts: 4, MaxElapsed: second, Backoff: Constant(0), Hedging: &Hedging{Delay: HedgeAfter(time.Hour),
+		Budget: Unlimited}},
+		Unlimited, 2)
+	pushed, unsent := failureOf(1, codes.Unavailable).saying("1500"), failureOf(2, codes.Unavailable)
+	unsent.Unsent = true
+	p.failed(t.Context(), &pushed, noon, 0)
+	p.failed(t.Context(), &unsent, noon, 0)
+	if got := p.connected(noon, 0); !got.End || got.Reason != ErrMaxElapsed {
+		t.Errorf("connected = %+v, due at %v, want the end because of MaxElapsed", got, p.dueAt)
+	}
+}
+
+// After a failure that is retryable, the attempts in flight decide; a hedged call is stopped as any other.
+func TestPlanOfAHedgedCall(t *testing.T) {
+	policy := func(hedges Budget) Policy {
+		return Policy{MaxAttempts: 3, MaxElapsed: time.Minute, Hedging: &Hedging{
+			Delay: HedgeAfter(second), Budget: hedges}, Backoff: Constant(7 * second), Codes: []codes.Code{codes.Internal}}
+	}
+	internal, unavailable := failureOf(1, codes.Internal), failureOf(1, codes.Unavailable)
+	stop := func(reason error, end bool) step { return step{verdict: verdict{Reason: reason}, End: end} }
+	for _, tt := range []struct {
+		name    string
+		sent    int
+		stopped error
+		failure failure
+		want    step
+		due     time.Duration // after noon; 0 for never
+	}{
+		{"retryable", 1, nil, internal, step{verdict: verdict{Retry: true, Wait: 7 * second, WaitSource: WaitBackoff}}, 7 * second},
+		{"retryable, others are in flight", 2, nil, internal, stop(errInFlight, false), second},
+		{"fatal", 1, nil, unavailable, stop(ErrNotRetryable, true), 0},
+		{"fatal, others are in flight", 2, nil, unavailable, stop(ErrNotRetryable, true), 0},
+		{"fatal, and the server says stop", 2, nil, failureOf(1, codes.Unavailable).saying("-1"), stop(ErrPushback, true), 0},
+		{"the server says stop", 1, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, true), 0},
+		{"the server says stop, others are in flight", 2, nil, failureOf(1, codes.Internal).saying("-1"), stop(ErrPushback, false), 0},
+		{"pushback", 1, nil, failureOf(1, codes.Internal).saying("7"),
+			step{verdict: verdict{Retry: true, Wait: 7 * time.Millisecond, WaitSource: WaitPushback}}, 7 * time.Millisecond},
+		{"the connection is closed", 2, nil, internal.with(func(f *failure) { f.Closed = true }), stop(errConnClosed, true), 0},
+		{"the caller is gone", 2, nil, internal.with(func(f *failure) { f.CtxErr = context.Canceled }), stop(context.Canceled, true), 0},
+		{"committed", 2, nil, internal.with(func(f *failure) { f.Committed = true }), stop(ErrCommitted, true), 0},
+		{"all are sent", 3, nil, internal, stop(errInFlight, false), 0},
+		{"stopped before", 2, ErrPushback, internal, stop(errInFlight, false), second},
+		{"stopped before, and the last in flight", 1, ErrPushback, internal, stop(ErrPushback, true), 0},
+		{"stopped before, and fatal", 2, ErrPushback, unavailable, stop(ErrNotRetryable, true), 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
+			plan.stopped = tt.stopped
+			got := plan.failed(t.Context(), &tt.failure, noon, 0.5)
+			got.fatal, got.untouched, got.backoff = false, false, 0
+			if got != tt.want {
+				t.Errorf("Failed = %+v, want %+v", got, tt.want)
+			}
+			var due time.Duration
+			if at := plan.dueAt; !at.IsZero() {
+				due = at.Sub(noon)
+			}
+			if due != tt.due {
+				t.Errorf("due %v after, want %v", due, tt.due)
+			}
+		})
+	}
+	for _, tt := range []struct {
+		name            string
+		sent            int
+		change          func(*plan)
+		budget, hedges  Budget
+		want            error
+		asksAgain, paid bool
+	}{
+		{"due", 2, func(*plan) {}, stingy{}, &tally{}, nil, false, true},
+		{"all are sent", 3, func(*plan) {}, &tally{}, &tally{}, ErrAttemptsExhausted, false, false},
+		{"deadline", 1, func(p *plan) { p.deadline = noon }, &tally{}, &tally{}, ErrDeadline, false, false},
+		{"MaxElapsed", 1, func(p *plan) { p.start = noon.Add(-time.Minute) }, &tally{}, &tally{}, ErrMaxElapsed, false, false},
+		{"a throttle refuses", 1, func(*plan) {}, throttled(t), &tally{}, ErrBudgetExhausted, true, false},
+		{"the budget of hedges refuses", 1, func(*plan) {}, &tally{}, stingy{}, ErrBudgetExhausted, true, false},
+	} {
+		t.Run("due: "+tt.name, func(t *testing.T) {
+			plan := hedgedPlan(t, policy(Unlimited), Unlimited, tt.sent)
+			plan.ledger.budget, plan.ledger.hedges = tt.budget, tt.hedges
+			tt.change(plan)
+			got := plan.due(noon, 0.5)
+			want := step{verdict: verdict{Retry: tt.paid, Wait: second, WaitSource: waitHedgeDelay, Reason: tt.want}, Send: tt.paid}
+			if got != want {
+				t.Errorf("Due = %+v, want %+v", got, want)
+			}
+			if again := !plan.dueAt.IsZero(); again != tt.asksAgain {
+				t.Errorf("due again at %v, want that: %v", plan.dueAt, tt.asksAgain)
+			}
+			if b, ok := tt.hedges.(*tally); ok && (b.withdrawn == 1) != tt.paid {
+				t.Errorf("budget of hedges: %+v, want it to pay: %v", b.counts, tt.paid)
+			}
+			if b, ok := tt.budget.(*tally); ok && b.withdrawn != 0 {
+				t.Errorf("budget: %+v, want it to pay for no hedge", b.counts)
 			}
 		})
 	}

@@ -14,9 +14,13 @@ import (
 const (
 	defaultMaxAttempts    = 4
 	defaultMaxServerDelay = 5 * time.Minute
-	defaultConnectWait    = 10 * time.Second
+	defaultPatience       = 10 * time.Second
 	defaultBufferLimit    = 256 << 10
 )
+
+// defaultBackoff makes three retries cover a second, also in a process that makes one call a second
+// and learns from nobody.
+var defaultBackoff = Exponential{Multiplier: 4, Jitter: EqualJitter}
 
 // A Policy holds the settings by which a method's calls are retried. In a Policy passed to
 // [WithPolicy], a zero field leaves the setting to the wider scopes and finally to the default.
@@ -26,7 +30,7 @@ const (
 // With: [WithMaxAttempts] sets MaxAttempts.
 type Policy struct {
 	MaxAttempts     int          // attempts, including the first; default 4
-	Backoff         Backoff      // default Exponential{}: full jitter, 100 ms doubling to 5 s
+	Backoff         Backoff      // default: equal jitter, 100 ms, 400 ms, 1.6 s, then 5 s
 	OverloadBackoff Backoff      // after RESOURCE_EXHAUSTED; default 1 s doubling to 20 s, or Backoff if that is set
 	Codes           []codes.Code // the codes that are retried; default UNAVAILABLE and RESOURCE_EXHAUSTED
 	// Classifier decides before Codes; default none.
@@ -35,86 +39,114 @@ type Policy struct {
 	AttemptTimeout time.Duration // default none
 	MaxElapsed     time.Duration // default none
 	MaxServerDelay time.Duration // default 5 min; negative: no limit
-	ConnectWait    time.Duration // default 10 s; negative: calls do not wait for a connection
+	Patience       time.Duration // default 10 s, see [WithPatience]; negative: calls do not wait for a target
 
 	Budget Budget // default NewRatioBudget(RatioBudget{}), one for each target of the Retrier
 
-	BufferLimit     int  // bytes kept for replay per stream; default 256 KiB; -1: streams pass through
-	CommitOnHeaders bool // default false; only WithCommitOnHeaders(false) overrides a wider scope's true
+	BufferLimit int // bytes kept for replay per stream; default 256 KiB; -1: streams pass through
 
 	Hedging *Hedging // default nil: one attempt at a time
 
 	UnsentOnly bool // default false; only WithUnsentOnly(false) overrides a wider scope's true
+	DryRun     bool // default false; only WithDryRun(false) overrides a wider scope's true
 }
 
-// parts returns one option for each field that is not zero. The policy has been checked as a whole.
-func (p Policy) parts() []*callOption {
-	var parts []*callOption
-	add := func(given bool, option func() CallOption) {
-		if given {
-			parts = append(parts, option().callOption())
-		}
+// fields is a set of a Policy's fields.
+type fields uint16
+
+const (
+	fieldMaxAttempts fields = 1 << iota
+	fieldBackoff
+	fieldOverloadBackoff
+	fieldCodes
+	fieldClassifier
+	fieldAttemptTimeout
+	fieldMaxElapsed
+	fieldMaxServerDelay
+	fieldPatience
+	fieldBudget
+	fieldBufferLimit
+	fieldHedging
+	fieldUnsentOnly
+	fieldDryRun
+
+	// switchOff, which is no field, takes MaxAttempts and Hedging back: [Disable], or one attempt.
+	switchOff
+	turnOn = fieldMaxAttempts | fieldHedging // what may turn retries or hedging on again
+)
+
+func (f fields) has(field fields) bool { return f&field != 0 }
+
+// A partial is a Policy of which some fields are set, to zero or not: an option, all options of a scope,
+// or what the scopes of a method add up to.
+type partial struct {
+	Policy
+	set fields
+
+	budgetScope, hedgingScope string // the scopes that Budget and Hedging come from
+	keepsBudget               bool   // an Update with a Budget of the same settings keeps this one
+
+	// The numbers of the Updates that the fields come from, 0 for [New].
+	attemptsUpdate, hedgingUpdate int
+}
+
+// add replaces the fields that a narrower scope, or a later option of the same scope, sets.
+func (p *partial) add(scope string, o *partial) {
+	if o.set.has(switchOff) {
+		p.MaxAttempts, p.set = 1, p.set&^turnOn
 	}
-	add(p.MaxAttempts != 0, func() CallOption { return WithMaxAttempts(p.MaxAttempts) })
-	add(p.Hedging != nil, func() CallOption { return WithHedging(*p.Hedging) })
-	add(p.Budget != nil, func() CallOption { return WithBudget(p.Budget) })
-	add(p.Backoff != nil, func() CallOption { return WithBackoff(p.Backoff) })
-	add(p.OverloadBackoff != nil, func() CallOption { return WithOverloadBackoff(p.OverloadBackoff) })
-	add(p.Codes != nil, func() CallOption { return WithCodes(p.Codes...) })
-	add(p.Classifier != nil, func() CallOption { return WithClassifier(p.Classifier) })
-	add(p.AttemptTimeout != 0, func() CallOption { return WithAttemptTimeout(p.AttemptTimeout) })
-	add(p.MaxElapsed != 0, func() CallOption { return WithMaxElapsed(p.MaxElapsed) })
-	add(p.MaxServerDelay != 0, func() CallOption { return WithMaxServerDelay(p.MaxServerDelay) })
-	add(p.ConnectWait != 0, func() CallOption { return WithConnectWait(p.ConnectWait) })
-	add(p.BufferLimit != 0, func() CallOption { return WithBufferLimit(p.BufferLimit) })
-	add(p.CommitOnHeaders, func() CallOption { return WithCommitOnHeaders(true) })
-	add(p.UnsentOnly, func() CallOption { return WithUnsentOnly(true) })
-	return parts
+	if o.set.has(fieldMaxAttempts) {
+		p.MaxAttempts, p.attemptsUpdate = o.MaxAttempts, o.attemptsUpdate
+	}
+	if o.set.has(fieldHedging) {
+		p.Hedging, p.hedgingScope, p.hedgingUpdate = o.Hedging, scope, o.hedgingUpdate
+	}
+	if o.set.has(fieldBudget) {
+		p.Budget, p.budgetScope, p.keepsBudget = o.Budget, scope, o.keepsBudget
+	}
+	replace(o.set.has(fieldBackoff), &p.Backoff, o.Backoff)
+	replace(o.set.has(fieldOverloadBackoff), &p.OverloadBackoff, o.OverloadBackoff)
+	replace(o.set.has(fieldCodes), &p.Codes, o.Codes)
+	replace(o.set.has(fieldClassifier), &p.Classifier, o.Classifier)
+	replace(o.set.has(fieldAttemptTimeout), &p.AttemptTimeout, o.AttemptTimeout)
+	replace(o.set.has(fieldMaxElapsed), &p.MaxElapsed, o.MaxElapsed)
+	replace(o.set.has(fieldMaxServerDelay), &p.MaxServerDelay, o.MaxServerDelay)
+	replace(o.set.has(fieldPatience), &p.Patience, o.Patience)
+	replace(o.set.has(fieldBufferLimit), &p.BufferLimit, o.BufferLimit)
+	replace(o.set.has(fieldUnsentOnly), &p.UnsentOnly, o.UnsentOnly)
+	replace(o.set.has(fieldDryRun), &p.DryRun, o.DryRun)
+	p.set |= o.set
 }
 
-// setMaxAttempts sets the limit; 1 turns hedging off, too.
-func (p *Policy) setMaxAttempts(n int) {
-	p.MaxAttempts = n
-	if n == 1 {
-		p.Hedging = nil
+func replace[T any](set bool, field *T, with T) {
+	if set {
+		*field = with
 	}
 }
 
-// setHedging turns hedging on, even if retries are off.
-func (p *Policy) setHedging(h *Hedging) {
-	hedging := *h
-	hedging.MaxAttempts = orDefault(h.MaxAttempts, defaultHedgedAttempts)
-	p.Hedging = &hedging
+// since returns what is still in effect after the Update that turned everything off; off is 0 if
+// everything is on.
+func (p partial) since(off int) *partial {
+	if p.attemptsUpdate < off {
+		p.set &^= fieldMaxAttempts
+	}
+	if p.hedgingUpdate < off {
+		p.set &^= fieldHedging
+	}
+	return &p
 }
 
-// check rejects invalid fields and names the first. Zero fields are valid.
-func (p Policy) check() error {
-	for _, field := range []struct {
-		name string
-		err  error
-	}{
-		{"MaxAttempts", checkIf(p.MaxAttempts != 0, checkMaxAttempts, p.MaxAttempts)},
-		{"Backoff", checkIf(p.Backoff != nil, checkBackoff, p.Backoff)},
-		{"OverloadBackoff", checkIf(p.OverloadBackoff != nil, checkBackoff, p.OverloadBackoff)},
-		{"Codes", checkIf(p.Codes != nil, checkCodes, p.Codes)},
-		{"AttemptTimeout", checkNotNegative(p.AttemptTimeout)},
-		{"MaxElapsed", checkNotNegative(p.MaxElapsed)},
-		{"Budget", checkIf(p.Budget != nil, checkBudget, p.Budget)},
-		{"Hedging", checkIf(p.Hedging != nil, (*Hedging).check, p.Hedging)},
-		{"BufferLimit", checkIf(p.BufferLimit != -1, checkBufferLimit, p.BufferLimit)},
-	} {
-		if field.err != nil {
-			return fmt.Errorf("%s: %w", field.name, field.err)
-		}
+// keepState returns p with the state of the same scope before an Update, if the settings are the same.
+func (p partial) keepState(before partial) partial {
+	if p.keepsBudget && before.keepsBudget && p.Budget.(*perTarget).settings == before.Budget.(*perTarget).settings {
+		p.Budget = before.Budget
 	}
-	return nil
-}
-
-func checkIf[T any](set bool, check func(T) error, v T) error {
-	if !set {
-		return nil
+	if p.Hedging != nil && before.Hedging != nil && isSameQuantile(p.Hedging.Delay, before.Hedging.Delay) {
+		hedging := *p.Hedging
+		hedging.Delay = before.Hedging.Delay
+		p.Hedging = &hedging
 	}
-	return check(v)
+	return p
 }
 
 // checkSelf returns what is wrong with one of this package's own backoffs, budgets or delays;
@@ -151,20 +183,21 @@ func checkBufferLimit(bytes int) error {
 // a set. It never changes.
 type policy struct {
 	Policy
-	codes       codeSet
-	budgetScope string        // the name of the scope that Budget comes from
-	overGRPC    bool          // calls are not left to gRPC, see resolve
-	redialFor   time.Duration // a function's ConnectWait, which is off unless an option sets it, see Retrier.Do
-
-	// hedged is the same policy for calls that are hedged, with the attempts and codes of Hedging;
-	// nil without Hedging, and with UnsentOnly. In hedged itself, hedges is true.
-	hedged *policy
-	hedges bool
+	codes                     codeSet
+	budgetScope, hedgingScope string // the names of the scopes that Budget and Hedging come from
+	overGRPC                  bool   // calls are not left to gRPC, see methodPolicies.finish
 }
 
-// fillDefaults replaces the zero fields that stand for a default.
-func (p *policy) fillDefaults(fallback budgets) {
+// newPolicy fills in the defaults: in place of fields that are not set, and of values that stand for them.
+func newPolicy(given *partial, fallback budgets) *policy {
+	p := &policy{Policy: given.Policy, budgetScope: given.budgetScope, hedgingScope: given.hedgingScope}
+	if !given.set.has(fieldHedging) { // it was, before Disable
+		p.Hedging = nil
+	}
 	p.MaxAttempts = orDefault(p.MaxAttempts, defaultMaxAttempts)
+	if p.Patience == 0 {
+		p.Patience = max(defaultPatience, 2*p.longestWait(p.Backoff), 2*p.longestWait(p.OverloadBackoff))
+	}
 	if p.OverloadBackoff == nil {
 		p.OverloadBackoff = p.Backoff
 	}
@@ -172,7 +205,7 @@ func (p *policy) fillDefaults(fallback budgets) {
 		p.OverloadBackoff = Exponential{Base: overloadBase, Max: overloadMax}
 	}
 	if p.Backoff == nil {
-		p.Backoff = Exponential{}
+		p.Backoff = defaultBackoff
 	}
 	p.Backoff, p.OverloadBackoff = withDefaults(p.Backoff), withDefaults(p.OverloadBackoff)
 	if p.Codes == nil {
@@ -180,20 +213,35 @@ func (p *policy) fillDefaults(fallback budgets) {
 	}
 	p.codes = newCodeSet(p.Codes)
 	p.MaxServerDelay = orDefault(p.MaxServerDelay, defaultMaxServerDelay)
-	p.redialFor = p.ConnectWait
-	p.ConnectWait = orDefault(p.ConnectWait, defaultConnectWait)
 	p.BufferLimit = orDefault(p.BufferLimit, defaultBufferLimit)
 	if p.Budget == nil {
-		p.Budget = fallback.retries
+		p.Budget, p.budgetScope = fallback.retries, scopeAll
 	}
-	if p.Hedging != nil {
-		if p.Hedging.Budget == nil {
-			p.Hedging.Budget = fallback.hedges
-		}
-		if !p.UnsentOnly { // a hedge is sent while another attempt may be running
-			p.hedged = p.forHedging()
+	if p.Hedging != nil && p.Hedging.Budget == nil {
+		hedging := *p.Hedging
+		hedging.Budget = fallback.hedges
+		p.Hedging = &hedging
+	}
+	return p
+}
+
+// longestWait returns how long a backoff of this package may keep one call waiting in total; 0 for
+// others. A Patience below that would make a policy's own waits impossible.
+func (p *policy) longestWait(b Backoff) (total time.Duration) {
+	switch b.(type) {
+	case Exponential, Decorrelated, Constant:
+	default:
+		return 0
+	}
+	const most = 24 * time.Hour
+	prev := time.Duration(0)
+	for retry := 1; retry < p.MaxAttempts && total < most; retry++ {
+		prev = nextBackoff(b, retry, prev, 1)
+		if total += min(prev, most); prev == 0 {
+			break
 		}
 	}
+	return total.Round(time.Millisecond)
 }
 
 // A mode says whether a call passes through, is retried or is hedged.
@@ -205,48 +253,16 @@ const (
 	modeHedged
 )
 
-// modeOf returns the mode of a call that is hedged if its method is; desc is nil for unary calls.
+// modeOf returns the mode of a call that is not hedged; desc is nil for unary calls and functions.
 func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
-	switch {
-	case p.passesStream(desc):
-		return modePassThrough
-	case p.hedged != nil:
-		return modeHedged
-	default:
-		return p.modeUnhedged()
-	}
-}
-
-// passesStream reports whether a stream passes through because it has no replay buffer.
-func (p *policy) passesStream(desc *grpc.StreamDesc) bool { return desc != nil && p.BufferLimit < 0 }
-
-// modeUnhedged returns the mode of a call that is not hedged, whatever its method.
-func (p *policy) modeUnhedged() mode {
-	if p.MaxAttempts == 1 {
+	if p.MaxAttempts == 1 || p.passesStream(desc) {
 		return modePassThrough
 	}
 	return modeRetried
 }
 
-// forHedging returns the policy for hedged calls: the number of attempts and the codes that allow
-// another attempt are those of Hedging.
-func (p *policy) forHedging() *policy {
-	hedged := *p
-	hedged.hedges = true
-	hedged.MaxAttempts = p.Hedging.MaxAttempts
-	if p.Hedging.NonFatalCodes != nil {
-		hedged.Codes = p.Hedging.NonFatalCodes
-		hedged.codes = newCodeSet(hedged.Codes)
-	}
-	return &hedged
-}
-
-// insteadOfGRPC returns the same policy for a call that is not left to gRPC.
-func (p *policy) insteadOfGRPC() *policy {
-	own := *p
-	own.overGRPC = true
-	return &own
-}
+// passesStream reports whether a stream passes through because it has no replay buffer.
+func (p *policy) passesStream(desc *grpc.StreamDesc) bool { return desc != nil && p.BufferLimit < 0 }
 
 // withDefaults replaces the zero fields of this package's backoffs by their defaults, for readers
 // of a Policy.
@@ -268,7 +284,6 @@ func (p *policy) exported() Policy {
 	slices.Sort(shown.Codes)
 	if p.Hedging != nil {
 		hedging := *p.Hedging
-		hedging.NonFatalCodes = slices.Clone(hedging.NonFatalCodes)
 		shown.Hedging = &hedging
 	}
 	return shown
@@ -293,28 +308,4 @@ func newHedgeBudget() Budget {
 	b := newRatioBudget(hedgeRatioBudget)
 	b.reserve = 0
 	return b
-}
-
-// budgetFor returns the budget for calls to a target: b, or its budget for that target.
-func budgetFor(b Budget, dialed string, canonical func() string) Budget {
-	if t, ok := b.(*perTarget); ok {
-		return t.of(dialed, canonical)
-	}
-	return b
-}
-
-// budgetNamed is budgetFor for a target in canonical form.
-func budgetNamed(b Budget, target string) Budget {
-	if t, ok := b.(*perTarget); ok {
-		return t.named(target)
-	}
-	return b
-}
-
-// hedgeBudget returns the second budget, from which only hedges spend; nil if the method is not hedged.
-func (p *policy) hedgeBudget() Budget {
-	if p.Hedging == nil || p.UnsentOnly {
-		return nil
-	}
-	return p.Hedging.Budget
 }

@@ -21,35 +21,35 @@ import (
 type reporter struct {
 	tracer    trace.Tracer // makes call spans
 	log       *logger
-	meter     *meter
+	metrics   *metrics
 	observers *observers // never nil, because an observer may be added at any time
 }
 
 // The facts of a call are all that the sinks know about it.
 type facts struct {
-	ctx      context.Context  // the caller's, within the call span if there is one
-	cc       *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
-	method   string           // "/pkg.Service/Method", or a function's name
-	runsOn   string           // the target of a function, see Retrier.Do; otherwise ""
-	policy   *policy
-	static   bool // the number of methods is limited: a generated stub makes the call, or it is a function
-	mode     mode
-	budget   Budget
-	start    time.Duration   // since the origin
-	worksFor *layers.Request // the request of the server whose handler makes the call; nil if there is none
-	spans    *callSpans      // nil if no span records
+	ctx            context.Context  // the caller's, within the call span if there is one
+	cc             *grpc.ClientConn // nil for a function, and in this package's tests that make no connection
+	method         string           // "/pkg.Service/Method", or a function's name
+	functionTarget string           // the target of a function, see Retrier.Do; otherwise ""
+	policy         *policy
+	static         bool // the number of methods is limited: a generated stub makes the call, or it is a function
+	mode           mode
+	budget         Budget
+	start          time.Duration   // since the origin
+	worksFor       *layers.Request // the request of the server whose handler makes the call; nil if there is none
+	spans          *callSpans      // nil if no span records
 }
 
 // dialed returns the target as it was dialed.
 func (f *facts) dialed() string {
 	if f.cc == nil {
-		return f.runsOn
+		return f.functionTarget
 	}
 	return f.cc.Target()
 }
 
 // target returns the target in gRPC's canonical form, with a scheme, or a function's as it is.
-func (f *facts) target() string { return canonicalTarget(f.cc, f.runsOn) }
+func (f *facts) target() string { return canonicalTarget(f.cc, f.functionTarget) }
 
 func canonicalTarget(cc *grpc.ClientConn, runsOn string) string {
 	if cc == nil {
@@ -70,8 +70,8 @@ func balanceOf(b Budget, now time.Time) (balance float64, limited bool) {
 
 // callPassed reports a call that passes straight through to gRPC.
 func (r *reporter) callPassed(f *facts) {
-	if r.meter != nil {
-		r.meter.callPassed(f)
+	if r.metrics != nil {
+		r.metrics.callPassed(f)
 	}
 	if r.observed() {
 		r.observers.passed.add(off.Method{Target: r.observers.targets.of(f), Method: f.method})
@@ -105,8 +105,8 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 	if r.log != nil {
 		r.log.attemptFailed(f, a, v, now)
 	}
-	if r.meter != nil {
-		r.meter.attemptFailed(f, a, v)
+	if r.metrics != nil {
+		r.metrics.attemptFailed(f, a, v)
 	}
 	if r.observed() {
 		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
@@ -120,8 +120,8 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 	if f.spans != nil {
 		f.spans.attemptLost(f, a)
 	}
-	if r.meter != nil {
-		r.meter.attemptLost(f, a)
+	if r.metrics != nil {
+		r.metrics.attemptLost(f, a)
 	}
 	if r.observed() {
 		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: *a})
@@ -133,15 +133,28 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 	if r.log != nil {
 		r.log.hedgeJudged(f, v, now)
 	}
-	if r.meter != nil {
-		r.meter.hedgeJudged(f, v)
+	if r.metrics != nil {
+		r.metrics.hedgeJudged(f, v)
 	}
 }
 
-// connected reports that a call which waited for a connection now has one.
-func (r *reporter) connected(f *facts, v verdict) {
-	if r.meter != nil && v.Retry {
-		r.meter.connected(f, v)
+// retrySent reports that an attempt after the first is sent.
+func (r *reporter) retrySent(f *facts, a *attempt, now time.Time) {
+	if r.log != nil && !a.hedge {
+		r.log.retrySent(f, now)
+	}
+	if r.metrics != nil {
+		r.metrics.retrySent(f, a)
+	}
+}
+
+// budgetRefused reports that the budget has refused a retry whose wait was over.
+func (r *reporter) budgetRefused(f *facts) {
+	if r.log != nil {
+		r.log.budgetRefused(f, time.Now())
+	}
+	if r.metrics != nil {
+		r.metrics.budgetRefused(f)
 	}
 }
 
@@ -161,6 +174,9 @@ func (r *reporter) waitEnded(f *facts) {
 
 // waitStopped reports why a call ends before the attempt that was decided on.
 func (r *reporter) waitStopped(f *facts, reason error) {
+	if is(reason, ErrBudgetExhausted) {
+		r.budgetRefused(f)
+	}
 	if f.spans != nil {
 		f.spans.waitStopped(reason)
 	}
@@ -176,8 +192,8 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, when time.Tim
 		}
 		r.showSuccess(f, h, a.asEnded(nil, when), now)
 	}
-	if r.meter != nil {
-		r.meter.callSucceeded(f, h, a)
+	if r.metrics != nil {
+		r.metrics.callSucceeded(f, h, a)
 	}
 	if f.spans != nil {
 		f.spans.end(f, h.made(int(a.number)), int(a.number), nil, nil)
@@ -223,8 +239,8 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 		}
 		r.observers.observe(f, &e)
 	}
-	if r.meter != nil {
-		r.meter.callFailed(f, h, end)
+	if r.metrics != nil {
+		r.metrics.callFailed(f, h, end)
 	}
 	if f.spans != nil {
 		f.spans.end(f, made, end.last.Number, end.err, end.reason)
@@ -248,21 +264,14 @@ func (r *reporter) notHedged(f *facts, why string) {
 // streamNotKept reports a stream that has committed because its messages exceed WithReplayMemory.
 func (r *reporter) streamNotKept(f *facts, limit int64) {
 	if r.log != nil {
-		r.log.replayMemoryFull(f, 0, limit, "streams commit early and are not retried")
+		r.log.replayMemoryFull(f, limit)
 	}
 }
 
-// hedgeNotKept reports a hedge that was not sent because its reply may exceed WithReplayMemory.
-func (r *reporter) hedgeNotKept(f *facts, limit int64) {
+// sentAgain reports that the application has sent an object twice in a row.
+func (r *reporter) sentAgain(f *facts) {
 	if r.log != nil {
-		r.log.replayMemoryFull(f, 1, limit, "calls are not hedged")
-	}
-}
-
-// messageChanged reports that the application has changed a message after SendMsg.
-func (r *reporter) messageChanged(f *facts) {
-	if r.log != nil {
-		r.log.messageChanged(f)
+		r.log.sentAgain(f)
 	}
 }
 

@@ -16,7 +16,7 @@ func TestRetrierBudget(t *testing.T) {
 		t.Error("the reserve is empty")
 	}
 	p := r.Plan(t.Context(), "/shop.Orders/Get", "dns:///orders", time.Now())
-	if p.plan.budget != orders {
+	if p.plan.ledger.budget != orders {
 		t.Error("another call to the target has another budget")
 	}
 	if got := r.Budget("/shop.Orders/Put", "dns:///stock").Balance(time.Now()); got != 3 {

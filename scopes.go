@@ -6,213 +6,108 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"unicode/utf8"
 
-	"google.golang.org/grpc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
 )
 
 // This file says which options apply to a method: the scopes, their order, and how an Update
 // changes them. policy.go says what a policy is.
 
-// A rank is the place of a scope in the order in which scopes are applied: a later scope wins.
-type rank int
-
+// The names of scopes. The others are those of the levels, and the patterns of [WithMethod].
 const (
-	rankConfigDefault rank = iota // a service config, for all methods
-	rankAll
-	rankLevel         // WithIdempotencyLevel
-	rankConfigService // a service config, for one service
-	rankService       // WithMethod, for one service
-	rankConfigMethod  // a service config, for one method
-	rankMethod        // WithMethod, for one method
-	rankCall
-	ranks
+	scopeAll      = "all"
+	scopeCall     = "call"
+	scopeThrottle = "retryThrottling" // of [WithServiceConfig], wider than all others
 )
-
-const (
-	scopeAll  = "all"
-	scopeCall = "call"
-)
-
-// A scope holds the options for all methods, for those of a level, a service config's entry or a
-// [WithMethod] pattern, or for one call.
-type scope struct {
-	name  string
-	opts  optionList
-	wider []scope // of the same rank, to be applied before: "/http/" for "/http/api.example.com/"
-}
-
-// scopes are all scopes that apply to a method or a call.
-type scopes [ranks]scope
-
-// An optionList holds the options of one scope in the order in which they are applied, at most one
-// of each name. It is never changed in place.
-type optionList []givenOption
-
-// A givenOption is an option and the number of the [Retrier.Update] that it comes from, 0 for [New].
-type givenOption struct {
-	*callOption
-	update int
-}
-
-// with returns the list with one more option, in place of an earlier one of the same name. State
-// outlives an Update only: among the options of one New or one Update, the last is the one in effect.
-func (l optionList) with(o *callOption, update int) optionList {
-	if o.set == nil {
-		for _, part := range o.parts {
-			l = l.with(part, update)
-		}
-		return l
-	}
-	longer := make(optionList, 0, len(l)+1)
-	for _, earlier := range l {
-		switch {
-		case earlier.name != o.name:
-			longer = append(longer, earlier)
-		case o.keep != nil && earlier.update < update:
-			if kept := o.keep(earlier.callOption); kept != nil {
-				o = kept
-			}
-		}
-	}
-	return append(longer, givenOption{o, update})
-}
-
-// turnsOn reports whether the option may turn retries or hedging on.
-func (o *callOption) turnsOn() bool { return o.name == nameAttempts || o.name == nameHedging }
 
 // policyOptions are the options that policies are made from. An Update changes a copy.
 type policyOptions struct {
-	all      optionList
-	levels   [levels]optionList
-	patterns map[string]optionList // by "/pkg.Service/Method" or "/pkg.Service/", see checkPattern
+	scopes map[string]partial // by name
+	update int                // the number of the Update that these options are the result of, 0 for New
 
-	config       *configPolicies // from WithServiceConfig; otherwise nil
-	configUpdate int             // the number of the Update that it comes from
-	fromChannel  bool            // WithResolverServiceConfig
+	config       configPolicies // from WithServiceConfig
+	configUpdate int            // the number of the Update that it comes from
+	fromChannel  bool           // WithResolverServiceConfig
 
 	// off is the number of the Update that turned everything off; 0 if everything is on. Options of
 	// narrower scopes that are older do not turn it on again.
 	off int
 }
 
-func (o *policyOptions) clone() policyOptions {
-	c := *o
-	c.patterns = maps.Clone(o.patterns)
-	return c
+// nextUpdate returns a copy for the next Update.
+func (o *policyOptions) nextUpdate() policyOptions {
+	next := *o
+	next.scopes = maps.Clone(o.scopes)
+	next.update++
+	return next
 }
 
-// addForAll adds an option for all methods. In an Update, Disable is a switch that reaches the
+// give adds options to a scope. In an Update, Disable for all methods is a switch that reaches the
 // narrower scopes as well, until a later Update turns retries or hedging on for all methods.
-func (o *policyOptions) addForAll(opt *callOption, update int) {
-	switch {
-	case opt.set == nil:
-		for _, part := range opt.parts {
-			o.addForAll(part, update)
-		}
-		return
-	case opt.name == nameOff && update > 0:
-		o.off = update
-		return
-	case opt.turnsOn():
+func (o *policyOptions) give(scope string, opts partial) {
+	if scope == scopeAll && o.update > 0 && opts.set.has(switchOff) {
+		o.off, opts.set = o.update, opts.set&^switchOff
+	}
+	if scope == scopeAll && opts.set.has(turnOn) {
 		o.off = 0
 	}
-	o.all = o.all.with(opt, update)
+	if o.scopes == nil {
+		o.scopes = map[string]partial{}
+	}
+	p := o.scopes[scope]
+	opts.attemptsUpdate, opts.hedgingUpdate = o.update, o.update
+	p.add(scope, &opts)
+	o.scopes[scope] = p
 }
 
-// addFor adds the options for the methods of a pattern.
-func (o *policyOptions) addFor(pattern string, opts []*callOption, update int) {
-	if o.patterns == nil {
-		o.patterns = map[string]optionList{}
-	}
-	list := o.patterns[pattern]
-	for _, opt := range opts {
-		list = list.with(opt, update)
-	}
-	o.patterns[pattern] = list
-}
-
-// addForLevel adds the options for the methods of an idempotency level.
-func (o *policyOptions) addForLevel(l level, opts []*callOption, update int) {
-	for _, opt := range opts {
-		o.levels[l] = o.levels[l].with(opt, update)
+// keepState keeps the state of the scopes before an Update. It outlives an Update only: among the options
+// of one New or one Update, the last is the one in effect.
+func (o *policyOptions) keepState(before map[string]partial) {
+	for scope, p := range o.scopes {
+		o.scopes[scope] = p.keepState(before[scope])
 	}
 }
 
-// scopesOf returns the scopes of a method. The service and the method may be "" if no option names
-// them.
-func (o *policyOptions) scopesOf(l level, service, method string) *scopes {
-	s := &scopes{
-		rankAll:     {name: scopeAll, opts: o.all},
-		rankLevel:   {name: l.String(), opts: o.levels[l]},
-		rankService: {service, o.patterns[service], o.widerThan(service)},
-		rankMethod:  {name: method, opts: o.patterns[method]},
-	}
-	if o.config != nil {
-		o.config.addTo(s, service, method, o.configUpdate)
-	}
-	return s
-}
+// isPattern reports whether a scope is that of a WithMethod.
+func isPattern(scope string) bool { return strings.HasPrefix(scope, "/") }
 
-// widerThan returns the scopes of the patterns that a service's pattern begins with, the widest first.
-// Only the names of functions have any, see [Retrier.Do].
-func (o *policyOptions) widerThan(service string) []scope {
-	var wider []scope
-	for prefix := range prefixesOf(service) {
-		if opts, named := o.patterns[prefix]; named && prefix != service {
-			wider = append(wider, scope{name: prefix, opts: opts})
+// isWide reports whether a pattern stands for all names that begin with it, and not for one method.
+func isWide(pattern string) bool { return pattern == "" || strings.HasSuffix(pattern, "/") }
+
+// merge adds up the scopes of a pattern's methods, from the widest to the narrowest; "" stands for the
+// methods that no pattern names. The entry of the service config comes before the options in Go of its rank.
+func (o *policyOptions) merge(l level, pattern string, entry configEntry) (p partial) {
+	add := func(scope string) {
+		own := o.scopes[scope]
+		p.add(scope, own.since(o.off))
+	}
+	addEntry := func(isItsRank bool) {
+		if isItsRank {
+			p.add("", entry.since(o.off))
 		}
 	}
-	slices.Reverse(wider)
-	return wider
-}
-
-// resolve applies the scopes, from the widest to the narrowest, then the call's own options, and
-// fills in the defaults.
-func (o *policyOptions) resolve(fallback budgets, s *scopes, own ...*callOption) *policy {
-	p := &policy{budgetScope: scopeAll}
-	for r := range s {
-		for _, wider := range s[r].wider {
-			o.apply(p, &wider, rank(r))
-		}
-		o.apply(p, &s[r], rank(r))
+	all, throttle := o.scopes[scopeAll], o.scopes[scopeThrottle]
+	p.add(scopeAll, &throttle)
+	addEntry(entry.name == "")
+	p.add(scopeAll, &all)
+	if o.off > 0 {
+		p.add(scopeAll, &partial{set: switchOff})
 	}
-	p.within(scopeCall, func() {
-		for _, opt := range own {
-			opt.applyTo(&p.Policy)
-		}
-	})
-	// gRPC's own retries would multiply with those by a service config that is read here, might run a method
-	// twice, and would go on while everything is off.
-	p.overGRPC = o.config != nil || o.fromChannel || p.UnsentOnly || o.off > 0
-	p.fillDefaults(fallback)
+	add(l.String())
+	addEntry(entry.name != "" && isWide(entry.name))
+	for _, prefix := range slices.Backward(slices.Collect(prefixesOf(pattern))) {
+		add(prefix)
+	}
+	addEntry(!isWide(entry.name))
+	if !isWide(pattern) {
+		add(pattern)
+	}
 	return p
-}
-
-// apply applies one scope to a policy.
-func (o *policyOptions) apply(p *policy, s *scope, r rank) {
-	p.within(s.name, func() {
-		for _, opt := range s.opts {
-			if r == rankAll || opt.update >= o.off || !opt.turnsOn() {
-				opt.set(&p.Policy)
-			}
-		}
-		if r == rankAll && o.off > 0 {
-			p.setMaxAttempts(1)
-		}
-	})
-}
-
-// within notes the scope that the policy's budget comes from while apply applies that scope.
-func (p *policy) within(scope string, apply func()) {
-	wider := p.Budget
-	p.Budget = nil
-	apply()
-	if p.Budget == nil {
-		p.Budget = wider
-	} else {
-		p.budgetScope = scope
-	}
 }
 
 // methodPolicies holds the policies for all methods. It never changes; an Update makes a new one.
@@ -226,24 +121,22 @@ type methodPolicies struct {
 	budgets  map[string]Budget   // the budgets of all scopes, by the scopes' names
 }
 
-// A policyTable holds the policies for all methods of one idempotency level. The policy for an exact
-// method wins over the one for its service, and that over the one for all methods.
-type policyTable struct {
-	all      *methodPolicy
-	services map[string]*methodPolicy // by "/pkg.Service/"
-	methods  map[string]*methodPolicy // by "/pkg.Service/Method"
-}
+// A policyTable holds the policies for all methods of one idempotency level, by patterns: "/pkg.Service/Method",
+// "/pkg.Service/" or, for methods that no pattern names, "". The longest that fits a method wins.
+type policyTable map[string]*methodPolicy
 
-// A methodPolicy is a policy and the scopes it was resolved from, for calls that add a scope.
+// A methodPolicy is a policy and what it was made from, for calls that add a scope.
 type methodPolicy struct {
 	*policy
-	scopes *scopes
+	given   partial
+	level   level // of the table; unknown for every method if no option is for a level, see levelOf
+	pattern string
 }
 
 func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 	m := &methodPolicies{options: o, fallback: fallback, budgets: map[string]Budget{}}
-	for l := range o.levels {
-		m.leveled = m.leveled || len(o.levels[l]) > 0
+	for l := range level(levels) {
+		m.leveled = m.leveled || o.scopes[l.String()].set != 0
 	}
 	for l := range m.tables {
 		if level(l) == levelUnknown || m.leveled {
@@ -253,41 +146,41 @@ func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 	if o.fromChannel {
 		m.channels = &channelPolicies{}
 	}
-	if t := &m.tables[levelUnknown]; !m.leveled && !o.fromChannel && len(t.services)+len(t.methods) == 0 {
-		m.plain = t.all
+	if t := m.tables[levelUnknown]; !m.leveled && !o.fromChannel && len(t) == 1 {
+		m.plain = t[""]
 	}
 	return m
 }
 
 func (m *methodPolicies) newTable(l level) policyTable {
-	t := policyTable{services: map[string]*methodPolicy{}, methods: map[string]*methodPolicy{}}
-	t.all = m.resolved(m.options.scopesOf(l, "", ""))
-	for _, pattern := range m.options.named() {
-		if service := serviceOf(pattern); pattern == service {
-			t.services[pattern] = m.resolved(m.options.scopesOf(l, service, ""))
-		} else {
-			t.methods[pattern] = m.resolved(m.options.scopesOf(l, service, pattern))
+	t := policyTable{"": nil}
+	for scope := range m.options.scopes {
+		if isPattern(scope) {
+			t[scope] = nil
 		}
+	}
+	for name := range m.options.config.entries {
+		t[name] = nil
+	}
+	for pattern := range t {
+		p := m.resolve(l, pattern, m.options.entryFor(pattern))
+		t[pattern], m.budgets[p.budgetScope] = p, p.Budget
 	}
 	return t
 }
 
-// named returns the services and methods that an option or the service config names.
-func (o *policyOptions) named() []string {
-	named := slices.Collect(maps.Keys(o.patterns))
-	if o.config != nil {
-		for pattern := range o.config.entries {
-			if _, both := o.patterns[pattern]; !both && pattern != "" {
-				named = append(named, pattern)
-			}
-		}
-	}
-	return named
+// resolve makes the policy of a pattern's methods.
+func (m *methodPolicies) resolve(l level, pattern string, entry configEntry) *methodPolicy {
+	given := m.options.merge(l, pattern, entry)
+	return &methodPolicy{m.finish(&given), given, l, pattern}
 }
 
-func (m *methodPolicies) resolved(s *scopes) *methodPolicy {
-	p := &methodPolicy{m.options.resolve(m.fallback, s), s}
-	m.budgets[p.budgetScope] = p.Budget
+// finish makes a policy of what the scopes add up to.
+func (m *methodPolicies) finish(given *partial) *policy {
+	p := newPolicy(given, m.fallback)
+	// gRPC's own retries would multiply with those by a service config that is read here, might run a method
+	// twice, and would go on while everything is off.
+	p.overGRPC = m.options.config.read != nil || m.options.fromChannel || p.UnsentOnly || m.options.off > 0
 	return p
 }
 
@@ -310,49 +203,55 @@ func (m *methodPolicies) shown(method string) *methodPolicy {
 	return m.of(method)
 }
 
-func (t *policyTable) of(method string) *methodPolicy {
-	if p, ok := t.methods[method]; ok {
+func (t policyTable) of(method string) *methodPolicy {
+	if p, ok := t[method]; ok {
 		return p
 	}
 	for prefix := range prefixesOf(method) {
-		if p, ok := t.services[prefix]; ok {
+		if p, ok := t[prefix]; ok {
 			return p
 		}
 	}
-	if len(t.services) > 0 && len(method) > 1 && strings.LastIndexByte(method, '/') == 0 {
-		if p, ok := t.services[method+"/"]; ok { // a function's name may have no second slash
+	if len(method) > 1 && strings.LastIndexByte(method, '/') == 0 {
+		if p, ok := t[method+"/"]; ok { // a function's name may have no second slash
 			return p
 		}
 	}
-	return t.all
+	return t[""]
 }
 
 // forCall returns the policy for one call: its method's policy, changed by the channel's service
 // config and by the call's own options.
-func (m *methodPolicies) forCall(cc *grpc.ClientConn, method string, own []*callOption) (*policy, error) {
-	if len(own) > 0 {
-		if err := firstError(own); err != nil {
-			return nil, err
-		}
+func (m *methodPolicies) forCall(ch channel, method string, own []*policyOption) (*policy, error) {
+	if err := firstError(own); err != nil {
+		return nil, err
 	}
-	return m.withOwn(m.on(cc, method), own), nil
+	return m.withOwn(m.on(ch, method), own), nil
 }
 
-// on returns a method's policy on a channel; cc may be nil.
-func (m *methodPolicies) on(cc *grpc.ClientConn, method string) *methodPolicy {
+// on returns a method's policy on a channel.
+func (m *methodPolicies) on(ch channel, method string) *methodPolicy {
 	of := m.of(method)
-	if m.channels != nil && cc != nil {
-		of = m.fromChannel(cc, method, of)
+	if m.channels != nil {
+		of = m.fromChannel(ch, method, of)
 	}
 	return of
 }
 
 // withOwn returns the policy with a call's own options, which are valid.
-func (m *methodPolicies) withOwn(of *methodPolicy, own []*callOption) *policy {
+func (m *methodPolicies) withOwn(of *methodPolicy, own []*policyOption) *policy {
 	if len(own) == 0 {
 		return of.policy
 	}
-	return m.options.resolve(m.fallback, of.scopes, own...)
+	return m.overlaid(of.given, own)
+}
+
+// overlaid returns the policy of a call whose own options are put over those of the scopes.
+func (m *methodPolicies) overlaid(given partial, own []*policyOption) *policy {
+	for _, o := range own {
+		given.add(scopeCall, &o.partial)
+	}
+	return m.finish(&given)
 }
 
 // serviceOf returns "/pkg.Service/" for "/pkg.Service/Method".
@@ -373,8 +272,122 @@ func prefixesOf(name string) iter.Seq[string] {
 func checkPattern(pattern string) error {
 	words := strings.Split(pattern, "/")
 	last := len(words) - 1
-	if last < 2 || words[0] != "" || slices.Contains(words[1:last], "") || !utf8.ValidString(pattern) {
+	if before, _, star := strings.Cut(pattern, "*"); star && checkPattern(serviceOf(before)) == nil {
+		return fmt.Errorf("pattern %q, want %q for all methods of a service", pattern, serviceOf(before))
+	}
+	if last < 2 || strings.Contains(pattern, "*") || words[0] != "" || slices.Contains(words[1:last], "") || !utf8.ValidString(pattern) {
 		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
 	}
 	return nil
+}
+
+// WithIdempotencyLevel applies opts to all methods whose proto declares the level l, with
+// "option idempotency_level". Streams are included. The level is looked up on a method's first
+// call, among the protos that are linked into the program: importing the generated code links
+// them. IDEMPOTENCY_UNKNOWN stands for methods that declare nothing, and for those that are not
+// linked.
+//
+// The scope is narrower than all methods and wider than a service: an option for the level wins over
+// one for all methods, and one from [WithMethod] wins over both. [New] rejects other levels, nil
+// options, and [WithHedging] for IDEMPOTENCY_UNKNOWN without AllMethodsAreSafe. A second
+// WithIdempotencyLevel with the same level adds its options after those of the first.
+func WithIdempotencyLevel(l descriptorpb.MethodOptions_IdempotencyLevel, opts ...CallOption) Option {
+	opts = slices.Clone(opts)
+	return configOption(func(c *config) {
+		if l < 0 || l >= levels {
+			c.reject(fmt.Errorf("grpcretry: WithIdempotencyLevel: level %d, want IDEMPOTENCY_UNKNOWN, NO_SIDE_EFFECTS or IDEMPOTENT", l))
+			return
+		}
+		c.give(l.String(), "WithIdempotencyLevel "+l.String(), opts)
+	})
+}
+
+// WithSafeMethods is the preset for most programs, in one line: methods whose proto declares that they
+// have no side effects, or are idempotent, are retried, and every other one only if that cannot run it
+// twice. It stands for [WithUnsentOnly](true) for all methods, and false for the levels NO_SIDE_EFFECTS and
+// IDEMPOTENT, see [WithIdempotencyLevel]. So [WithMethod] opens, or closes, single methods and services, and
+// a later WithUnsentOnly replaces the part for all methods.
+//
+// Functions, see [Retrier.Do], and HTTP requests declare nothing, so they count as other methods: open the
+// safe ones with WithMethod("/sql/", WithUnsentOnly(false)).
+func WithSafeMethods() Option {
+	return configOption(func(c *config) {
+		c.give(scopeAll, "WithSafeMethods", []CallOption{WithUnsentOnly(true)})
+		for _, l := range []level{descriptorpb.MethodOptions_NO_SIDE_EFFECTS, descriptorpb.MethodOptions_IDEMPOTENT} {
+			c.give(l.String(), "WithSafeMethods", []CallOption{WithUnsentOnly(false)})
+		}
+	})
+}
+
+// A level is an idempotency level as the protos have it.
+type level = descriptorpb.MethodOptions_IdempotencyLevel
+
+const (
+	levelUnknown = descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
+	levels       = 3 // the number of levels
+)
+
+// levelOf returns a called method's level, for "/pkg.Service/Method". Others use lookUpLevel, because
+// a level that is known does not change, and a proto may be linked, or registered, only after New.
+func levelOf(method string) level { return knownLevels.of(method) }
+
+// knownLevels serve all Retriers, because there is one registry of protos.
+var knownLevels levelCache
+
+// A levelCache holds the levels that were looked up.
+type levelCache struct {
+	byMethod sync.Map // string → level
+	count    atomic.Int64
+}
+
+// maxKnownLevels bounds the memory of a program that calls methods by names that others choose. The
+// levels of further methods are looked up for each call.
+const maxKnownLevels = 10_000
+
+func (c *levelCache) of(method string) level {
+	if l, known := c.byMethod.Load(method); known {
+		return l.(level)
+	}
+	l := lookUpLevel(method)
+	if c.count.Load() < maxKnownLevels {
+		if _, known := c.byMethod.LoadOrStore(method, l); !known {
+			c.count.Add(1)
+		}
+	}
+	return l
+}
+
+func lookUpLevel(method string) level {
+	d := linkedMethod(method)
+	if d == nil {
+		return levelUnknown
+	}
+	options, _ := d.Options().(*descriptorpb.MethodOptions)
+	if l := options.GetIdempotencyLevel(); l >= 0 && l < levels {
+		return l
+	}
+	return levelUnknown
+}
+
+// linkedMethod returns the descriptor of "/pkg.Service/Method"; nil if the program does not link
+// it. Generated code registers its methods.
+func linkedMethod(method string) protoreflect.MethodDescriptor {
+	service := linkedService(serviceOf(method))
+	if service == nil {
+		return nil
+	}
+	return service.Methods().ByName(protoreflect.Name(method[len(serviceOf(method)):]))
+}
+
+// linkedService returns the descriptor of "/pkg.Service/"; nil if the program does not link it.
+func linkedService(service string) protoreflect.ServiceDescriptor {
+	if len(service) < 3 || service[0] != '/' {
+		return nil
+	}
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service[1 : len(service)-1]))
+	if err != nil {
+		return nil
+	}
+	descriptor, _ := found.(protoreflect.ServiceDescriptor)
+	return descriptor
 }

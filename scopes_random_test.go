@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -126,7 +128,7 @@ func (a *modelAll) say(scope string, options []modelOption) {
 func (a *modelAll) policy(method string, channel *modelConfig, own []modelOption) modelPolicy {
 	p := modelPolicy{
 		"attempts": "4", "hedging": "none", "codes": "[ResourceExhausted Unavailable]", "backoff": "", "overload": "",
-		"timeout": "0s", "elapsed": "0s", "server": "5m0s", "connect": "10s", "buffer": "262144", "commit": "false", "unsent": "false",
+		"timeout": "0s", "elapsed": "0s", "server": "5m0s", "patience": "", "buffer": "262144", "unsent": "false",
 		"classifier": "false", "budget": "default",
 	}
 	service := method[:strings.LastIndex(method, "/")+1]
@@ -195,21 +197,36 @@ func (a *modelAll) policy(method string, channel *modelConfig, own []modelOption
 	if p["overload"] == "" {
 		p["overload"] = p["backoff"]
 	}
+	if p["patience"] == "" {
+		p["patience"] = fmt.Sprint(max(10*time.Second, 2*longestWaits(p)))
+	}
 	if p["overload"] == "" {
 		p["overload"] = fmt.Sprint(Exponential{Base: time.Second, Max: 20 * time.Second}.withDefaults())
 	}
 	if p["backoff"] == "" {
-		p["backoff"] = fmt.Sprint(Exponential{}.withDefaults())
+		p["backoff"] = fmt.Sprint(defaultBackoff.withDefaults())
 	}
 	switch hedged := p["hedging"] != "none" && p["unsent"] == "false"; {
-	case hedged:
-		p["mode"] = "hedged"
 	case p["attempts"] == "1":
 		p["mode"] = "passes"
+	case hedged:
+		p["mode"] = "hedged"
 	default:
 		p["mode"] = "retried"
 	}
 	return p
+}
+
+// longestWaits returns what the waits of a service config's backoff can add up to; other backoffs are short.
+func longestWaits(p modelPolicy) (total time.Duration) {
+	var attempts, most int
+	if n, _ := fmt.Sscanf(p["backoff"]+p["attempts"], "{1s %ds 3 proportional}%d", &most, &attempts); n < 2 {
+		return 0
+	}
+	for wait := 1; attempts > 1; attempts, wait = attempts-1, 3*wait {
+		total += time.Duration(min(wait, most)) * 1200 * time.Millisecond
+	}
+	return total
 }
 
 // modelOf describes a real policy in the model's words.
@@ -217,13 +234,18 @@ func modelOf(p *policy, budgets map[Budget]string, fallback Budget) modelPolicy 
 	m := modelPolicy{
 		"attempts": fmt.Sprint(p.MaxAttempts), "codes": fmt.Sprint(slices.Sorted(slices.Values(p.Codes))),
 		"backoff": fmt.Sprint(p.Backoff), "overload": fmt.Sprint(p.OverloadBackoff), "timeout": fmt.Sprint(p.AttemptTimeout),
-		"elapsed": fmt.Sprint(p.MaxElapsed), "server": fmt.Sprint(p.MaxServerDelay), "connect": fmt.Sprint(p.ConnectWait),
-		"buffer": fmt.Sprint(p.BufferLimit), "commit": fmt.Sprint(p.CommitOnHeaders), "unsent": fmt.Sprint(p.UnsentOnly),
+		"elapsed": fmt.Sprint(p.MaxElapsed), "server": fmt.Sprint(p.MaxServerDelay), "patience": fmt.Sprint(p.Patience),
+		"buffer": fmt.Sprint(p.BufferLimit), "unsent": fmt.Sprint(p.UnsentOnly),
 		"classifier": fmt.Sprint(p.Classifier != nil), "hedging": "none",
-		"mode": map[mode]string{modePassThrough: "passes", modeRetried: "retried", modeHedged: "hedged"}[p.modeOf(nil)],
+		"mode": "retried",
+	}
+	if _, _, hedged := p.hedgingOf("/s/m", nil, time.Now); hedged {
+		m["mode"] = "hedged"
+	} else if p.modeOf(nil) == modePassThrough {
+		m["mode"] = "passes"
 	}
 	if p.Hedging != nil {
-		m["hedging"] = fmt.Sprint(p.Hedging.MaxAttempts, p.Hedging.Delay, p.Hedging.NonFatalCodes)
+		m["hedging"] = fmt.Sprint(p.Hedging.Delay)
 	}
 	switch each, isEach := p.Budget.(*perTarget); {
 	case p.Budget == fallback:
@@ -252,7 +274,7 @@ func (d *scopeDraw) one() (CallOption, []modelOption) {
 	simple := func(o CallOption, key, value string) (CallOption, []modelOption) {
 		return o, []modelOption{{do: setting(key, value)}}
 	}
-	switch d.IntN(19) {
+	switch d.IntN(18) {
 	case 0, 1:
 		n := 2 + d.IntN(5)
 		return WithMaxAttempts(n), []modelOption{{on: true, do: setting("attempts", fmt.Sprint(n))}}
@@ -280,28 +302,25 @@ func (d *scopeDraw) one() (CallOption, []modelOption) {
 		return simple(WithMaxServerDelay(-wait), "server", fmt.Sprint(-wait))
 	case 12:
 		if d.IntN(2) == 0 {
-			return simple(WithConnectWait(0), "connect", "-1ns")
+			return simple(WithPatience(0), "patience", "-1ns")
 		}
-		return simple(WithConnectWait(wait), "connect", fmt.Sprint(wait))
+		return simple(WithPatience(wait), "patience", fmt.Sprint(wait))
 	case 13:
 		if d.IntN(2) == 0 {
 			return simple(WithBufferLimit(0), "buffer", "-1")
 		}
 		return simple(WithBufferLimit(77), "buffer", "77")
 	case 14:
-		on := d.IntN(2) == 0
-		return simple(WithCommitOnHeaders(on), "commit", fmt.Sprint(on))
-	case 15:
 		on := d.IntN(3) > 0
 		return simple(WithUnsentOnly(on), "unsent", fmt.Sprint(on))
-	case 16:
+	case 15:
 		if d.IntN(2) == 0 {
 			return simple(WithClassifier(nil), "classifier", "false")
 		}
 		return simple(WithClassifier(func(context.Context, Attempt) Classification { return Stop }), "classifier", "true")
-	case 17:
+	case 16:
 		if d.IntN(2) == 0 {
-			s := RatioBudget{Ratio: 0.5, Reserve: float64(d.IntN(3)), Window: time.Second}
+			s := RatioBudget{Ratio: 0.5, Reserve: float64(1 + d.IntN(3)), Window: time.Second}
 			return simple(WithRatioBudget(s), "budget", fmt.Sprint(s))
 		}
 		b := d.budgets[d.IntN(len(d.budgets))]
@@ -312,21 +331,11 @@ func (d *scopeDraw) one() (CallOption, []modelOption) {
 }
 
 func (d *scopeDraw) hedging() Hedging {
-	h := Hedging{Delay: HedgeAfter(time.Duration(d.IntN(5)) * time.Second), AllMethodsAreSafe: true}
-	if d.IntN(2) == 0 {
-		h.MaxAttempts = 2 + d.IntN(3)
-	}
-	switch d.IntN(3) {
-	case 0:
-		h.NonFatalCodes = []codes.Code{codes.Code(1 + d.IntN(16))}
-	case 1:
-		h.NonFatalCodes = []codes.Code{}
-	}
-	return h
+	return Hedging{Delay: HedgeAfter(time.Duration(d.IntN(5)) * time.Second), AllMethodsAreSafe: true}
 }
 
 func (d *scopeDraw) hedgingModel(h Hedging) modelOption {
-	return modelOption{on: true, do: setting("hedging", fmt.Sprint(max(2, h.MaxAttempts), h.Delay, h.NonFatalCodes))}
+	return modelOption{on: true, do: setting("hedging", fmt.Sprint(h.Delay))}
 }
 
 // policy draws a WithPolicy with some fields.
@@ -357,14 +366,13 @@ func (d *scopeDraw) policy(wait time.Duration) (CallOption, []modelOption) {
 		add(modelOption{do: setting("backoff", fmt.Sprint(p.Backoff))})
 	}
 	if some() {
-		p.ConnectWait, p.BufferLimit = -1, -1
-		add(modelOption{do: setting("connect", "-1ns")})
+		p.Patience, p.BufferLimit = -1, -1
+		add(modelOption{do: setting("patience", "-1ns")})
 		add(modelOption{do: setting("buffer", "-1")})
 	}
 	if some() {
-		p.UnsentOnly, p.CommitOnHeaders = true, true
+		p.UnsentOnly = true
 		add(modelOption{do: setting("unsent", "true")})
-		add(modelOption{do: setting("commit", "true")})
 	}
 	if some() {
 		p.Budget = d.budgets[0]
@@ -403,7 +411,13 @@ func (d *scopeDraw) config(hedges bool) *modelConfig {
 			c.entries[key] = nil
 			methods = append(methods, fmt.Sprintf(`{"name":[%s],"timeout":"1s"}`, name))
 		case kind == 1 && hedges:
-			c.entries[key] = []modelOption{{on: true, do: setting("hedging", fmt.Sprint(n, HedgeAfter(time.Duration(after)*time.Second), []codes.Code{codes.Aborted}))}}
+			c.entries[key] = []modelOption{
+				{on: true, do: setting("attempts", fmt.Sprint(n))},
+				{on: true, do: setting("hedging", fmt.Sprint(HedgeAfter(time.Duration(after)*time.Second)))},
+				{do: setting("backoff", "0")},
+				{do: setting("overload", "0")},
+				{do: setting("codes", "[Aborted]")},
+			}
 			methods = append(methods, fmt.Sprintf(
 				`{"name":[%s],"hedgingPolicy":{"maxAttempts":%d,"hedgingDelay":"%ds","nonFatalStatusCodes":["ABORTED"]}}`, name, n, after))
 		default:
@@ -475,7 +489,8 @@ func TestScopesMatchTheirModel(t *testing.T) {
 	for range 8 {
 		c := (&scopeDraw{Rand: seeds}).config(false)
 		cc, err := grpc.NewClient("passthrough:///scopes", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultServiceConfig(c.json), grpc.WithDisableServiceConfig())
+			grpc.WithDefaultServiceConfig(c.json), grpc.WithDisableServiceConfig(),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errRefused }))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -483,9 +498,10 @@ func TestScopesMatchTheirModel(t *testing.T) {
 		channels, configs = append(channels, cc), append(configs, c)
 	}
 	for _, cc := range channels {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-		_ = cc.Invoke(ctx, "/x/y", &emptypb.Empty{}, &emptypb.Empty{}) // so that the channel has its config
-		cancel()
+		// The call fails when there is no connection to be had; by then the channel has its config.
+		if err := cc.Invoke(t.Context(), "/x/y", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unavailable {
+			t.Fatalf("a call to nobody: %v, want UNAVAILABLE", err)
+		}
 	}
 	compared := 0
 	for range *scopeDraws {
@@ -520,7 +536,7 @@ func checkScopes(t *testing.T, seed uint64, channels []*grpc.ClientConn, configs
 			if at < len(channels) {
 				cc, channel = channels[at], configs[at]
 			}
-			var own []*callOption
+			var own []*policyOption
 			var ownModel []modelOption
 			if d.IntN(2) == 0 {
 				o, m := d.several()
@@ -529,7 +545,8 @@ func checkScopes(t *testing.T, seed uint64, channels []*grpc.ClientConn, configs
 				}
 				ownModel = m
 			}
-			p, err := r.settings.current().forCall(cc, method, own)
+			ch := r.channelOf(cc, method)
+			p, err := r.settings.current().forCall(ch, method, own)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,15 +2,24 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/reasons"
+	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // This file holds the servers' side of pushback and of the attempt count.
@@ -81,3 +90,341 @@ func PreviousAttempts(ctx context.Context) int {
 	}
 	return int(previous)
 }
+
+// UnaryServerInterceptor returns an interceptor that keeps retries from multiplying between services,
+// for [grpc.ChainUnaryInterceptor]. Without it, three services in a row that make three attempts each
+// send 27 requests to the fourth while that is down. It does two things, each with an option that turns
+// it off:
+//
+//   - If a call made by the handler has given up (its attempts, its time or its budget were used up, or a
+//     server further down said "do not retry") and the handler then fails, the response says "do not
+//     retry", as [SetNoRetry] does. See [WithStopAfterGivingUp].
+//   - If the request is a retry of which an earlier attempt got no response, or is made by another
+//     service for such a request, the calls that the handler makes are not retried or hedged, and they
+//     tell the next service so. See [WithOneAttemptForRetries].
+//
+// Both concern the calls that the handler makes through this package, RPCs as well as functions, with a
+// context that comes from the handler's, even if [context.WithoutCancel] has detached it. The first also
+// recognizes an [Error] that the handler returns or wraps, whatever context was used. The place
+// in the chain does not matter, except that interceptors chained before it are not part of the handler.
+// A failed call changes nothing if the handler succeeds. If the handler panics, the panic goes on, and an
+// interceptor chained before this one may turn it into an error.
+//
+// The options are for tests and for special cases: no option is needed. A nil option makes
+// UnaryServerInterceptor panic. If it is chained twice, the second has no effect.
+func UnaryServerInterceptor(opts ...ServerOption) grpc.UnaryServerInterceptor {
+	return newServer("UnaryServerInterceptor", opts).unary
+}
+
+// StreamServerInterceptor returns the same as [UnaryServerInterceptor] for streams, for
+// [grpc.ChainStreamInterceptor].
+func StreamServerInterceptor(opts ...ServerOption) grpc.StreamServerInterceptor {
+	return newServer("StreamServerInterceptor", opts).stream
+}
+
+// ServerOptions returns both server interceptors, for [grpc.NewServer].
+func ServerOptions(opts ...ServerOption) []grpc.ServerOption {
+	s := newServer("ServerOptions", opts)
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream)}
+}
+
+// A ServerOption is an option of [UnaryServerInterceptor] and [StreamServerInterceptor].
+type ServerOption interface{ applyToServer(*server) }
+
+type serverOption func(*server)
+
+func (f serverOption) applyToServer(s *server) { f(s) }
+
+// WithStopAfterGivingUp sets whether the response says "do not retry" if a call made by the handler
+// has given up and the handler fails. The default is true: this service has made the attempts that
+// there are to make, and each retry by its caller would make them all again. The response says so even if
+// the handler fails for another reason, because that cannot be known, and even if it has called
+// [SetPushback]. A call that waited for a connection in vain has not given up, and of one that was left
+// to gRPC's own retries (see [WithBuiltInRetryDisabled]) it is not known, unless a server further down
+// said "do not retry". A later WithStopAfterGivingUp replaces an earlier one.
+func WithStopAfterGivingUp(on bool) ServerOption {
+	return serverOption(func(s *server) { s.StopsCallers = on })
+}
+
+// WithOneAttemptForRetries sets whether calls make only one attempt if they are made for a retry that
+// follows no response, or for a request that is made for such a retry further up. The default is true: an
+// earlier attempt may still be at work, and the service that retries makes up for failures, as long as it
+// has attempts left and retries the code that the handler returns. Once the handler has returned, or a
+// stream's handler has sent a message, that is over, and calls are retried again. A later
+// WithOneAttemptForRetries replaces an earlier one.
+//
+// A retry that follows responses is limited as well if its client is not this library, and so cannot say
+// what became of the attempts before, or if [WithStopAfterGivingUp] is off, so that responses do not say
+// whether this service had given up.
+//
+// A call limited to one attempt still waits for a connection, see [WithPatience], and is not left to
+// gRPC's own retries. Its Error's Reason is [ErrCallerRetries]. It carries the request header
+// grpcretry-caller-retries, by which the next service knows, unless an interceptor chained below this
+// library's appends credentials, see [Retrier.UnaryClientInterceptor].
+//
+// A request is a retry if its header grpc-previous-rpc-attempts says so (see [PreviousAttempts]); that
+// includes hedges. This library's retries carry grpcretry-caller-retries, too: 0 if all attempts before
+// got a response, 1 if not. Clients can send both headers as they like, but harm only their own requests.
+func WithOneAttemptForRetries(on bool) ServerOption {
+	return serverOption(func(s *server) { s.OneAttempt = on })
+}
+
+// WithServerMeterProvider records metrics: requests that were retries, and responses that say "do not
+// retry"; docs/observing.md in the repository lists them. nil means OpenTelemetry's global provider,
+// [go.opentelemetry.io/otel.GetMeterProvider]. The default, without this option, is no metrics. A later
+// WithServerMeterProvider replaces an earlier one.
+func WithServerMeterProvider(mp metric.MeterProvider) ServerOption {
+	return serverOption(func(s *server) { s.measured, s.meterProvider = true, mp })
+}
+
+// A server holds the settings of the server interceptors.
+type server struct {
+	layers.Measures
+
+	measured      bool
+	meterProvider metric.MeterProvider // nil means the global one
+	metrics       *serverMetrics       // nil if there are none
+}
+
+func newServer(caller string, opts []ServerOption) *server {
+	s := &server{Measures: layers.Measures{StopsCallers: true, OneAttempt: true}}
+	for i, o := range opts {
+		if isNil(o) {
+			panic(fmt.Errorf("grpcretry: %s: option number %d is nil", caller, i+1)) //nolint:forbidigo // documented
+		}
+		o.applyToServer(s)
+	}
+	if s.measured {
+		s.metrics = newServerMetrics(s.meterProvider)
+	}
+	return s
+}
+
+func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	if layers.Of(ctx).Handles(ctx) {
+		return handler(ctx, req) // chained twice
+	}
+	r := s.begin(ctx, info.FullMethod)
+	succeeded := false // a panic is a failure
+	defer func() {
+		r.Respond()
+		if !succeeded {
+			s.failed(r, err, info.FullMethod, func(md metadata.MD) error { return grpc.SetTrailer(ctx, md) })
+		}
+	}()
+	resp, err = handler(r, req)
+	succeeded = err == nil
+	return resp, err
+}
+
+func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	ctx := stream.Context()
+	if layers.Of(ctx).Handles(ctx) {
+		return handler(srv, stream) // chained twice
+	}
+	r := s.begin(ctx, info.FullMethod)
+	succeeded := false // a panic is a failure
+	defer func() {
+		r.Respond()
+		if !succeeded {
+			s.failed(r, err, info.FullMethod, func(md metadata.MD) error { stream.SetTrailer(md); return nil })
+		}
+	}()
+	err = handler(srv, &requestStream{stream, r})
+	succeeded = err == nil
+	return err
+}
+
+// A requestStream gives a stream's handler the context of its request.
+type requestStream struct {
+	grpc.ServerStream
+	request *layers.Request
+}
+
+// Context implements grpc.ServerStream.
+func (s *requestStream) Context() context.Context { return s.request }
+
+// SendMsg implements grpc.ServerStream. The client is committed to the stream when it has a message.
+func (s *requestStream) SendMsg(m any) error {
+	err := s.ServerStream.SendMsg(m)
+	if err == nil {
+		s.request.Respond()
+	}
+	return err
+}
+
+// begin looks at a request that has arrived.
+func (s *server) begin(ctx context.Context, method string) *layers.Request {
+	by, mark := retriedByOf(ctx)
+	if by != nobody {
+		s.metrics.retry(method, by)
+		showRetry(ctx, by)
+	}
+	return layers.New(ctx, s.Limit(by == caller, mark))
+}
+
+// failed has the response of a handler that failed say "do not retry", if there is a reason to. err is
+// the handler's error, nil if it panicked.
+func (s *server) failed(r *layers.Request, err error, method string, setTrailer func(metadata.MD) error) {
+	if !s.StopsCallers || !r.GaveUp() && !errors.Is(readable(err), errGaveUp) {
+		return
+	}
+	if r.Forbid() && setTrailer(metadata.MD{pushbackKey: {noRetry}}) == nil {
+		s.metrics.noRetry(method)
+		showNoRetry(r)
+	}
+}
+
+// The following is what the server interceptors report.
+
+// showRetry marks the span of a request that is retried.
+func showRetry(ctx context.Context, by retriedBy) {
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.SetAttributes(attribute.String(telemetry.AttrRetriedBy, string(by)),
+			attribute.Int(telemetry.AttrPreviousAttempts, PreviousAttempts(ctx)))
+	}
+}
+
+// showNoRetry adds the event of a response that says "do not retry".
+func showNoRetry(ctx context.Context) {
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.AddEvent(telemetry.SpanEventNoRetry)
+	}
+}
+
+// serverMetrics are the instruments of the server interceptors. The methods of a nil serverMetrics do
+// nothing.
+type serverMetrics struct {
+	retries, noRetries metric.Int64Counter
+
+	mu      sync.Mutex
+	methods map[string]string // guarded by mu; by the name that clients use
+}
+
+// maxServerMethods limits the methods that have series of their own. OpenTelemetry keeps at most 2000 series of a
+// metric, and there are two for each method.
+const maxServerMethods = 900
+
+// newServerMetrics returns nil if the provider makes no instruments: then nothing is lost but the
+// metrics. OpenTelemetry reports the error.
+func newServerMetrics(mp metric.MeterProvider) *serverMetrics {
+	if mp == nil {
+		mp = otel.GetMeterProvider()
+	}
+	meter := mp.Meter(instrumentationName)
+	m := &serverMetrics{methods: map[string]string{}}
+	counter := func(name, unit, description string) metric.Int64Counter {
+		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		if err != nil {
+			otel.Handle(err)
+		}
+		return c
+	}
+	m.retries = counter(telemetry.MetricServerRetries, "{request}", "Requests that were retries, or were made for one.")
+	m.noRetries = counter(telemetry.MetricServerNoRetries, "{response}", `Responses that said "do not retry", because a call made for the request had given up.`)
+	if m.retries == nil || m.noRetries == nil {
+		return nil
+	}
+	return m
+}
+
+// retry counts a request that is retried.
+func (m *serverMetrics) retry(method string, by retriedBy) {
+	if m != nil {
+		m.retries.Add(context.Background(), 1,
+			metric.WithAttributes(attribute.String(attrMethod, m.label(method)), attribute.String(telemetry.AttrRetriedBy, string(by))))
+	}
+}
+
+// noRetry counts a response that says "do not retry".
+func (m *serverMetrics) noRetry(method string) {
+	if m != nil {
+		m.noRetries.Add(context.Background(), 1, metric.WithAttributes(attribute.String(attrMethod, m.label(method))))
+	}
+}
+
+// label returns a method as metrics show it. The number of methods is limited, because a server that
+// handles unknown methods gets any number of names from its clients.
+func (m *serverMetrics) label(method string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	label, known := m.methods[method]
+	if known {
+		return label
+	}
+	if len(m.methods) >= maxServerMethods || len(method) > maxMetricName {
+		return other
+	}
+	label = printable(strings.TrimPrefix(method, "/"))
+	m.methods[strings.Clone(method)] = label
+	return label
+}
+
+// The rest of this file has the rules about services that call one another. If each of them makes three attempts,
+// three layers make 27. Two measures prevent that; both need the server interceptors, which tell the
+// calls made by a handler what request they are made for:
+//
+//   - A service whose call has given up forbids its own caller to retry. See gaveUp for the calls, and
+//     UnaryServerInterceptor for the response.
+//   - A call made for a retry makes one attempt if an earlier attempt of that request got no response,
+//     or if the retrying client cannot know: the service may have given up, or may still be at work. The
+//     same holds for work further down. See layers.Measures for the rule, attemptHeader for what a
+//     client tells, and plan.again for the one attempt.
+//
+// After a response from a service that says when it has given up, a retry is work like any other. To
+// limit it to one attempt would lose calls if several services fail in part at the same time.
+
+// callerRetriesKey is the request header by which a retry says whether each earlier attempt got a
+// response, and by which work for a retry that makes one attempt is known further down.
+const callerRetriesKey = layers.Header
+
+// A retriedBy says which service retries the work of a request, as seen by the server that handles it.
+type retriedBy string
+
+// The values are those of telemetry.AttrRetriedBy.
+const (
+	nobody        retriedBy = ""
+	caller        retriedBy = "caller"         // the request is a retry
+	earlierCaller retriedBy = "earlier_caller" // the request was sent for one that is
+)
+
+// retriedByOf returns which service retries the request that is handled in ctx, and the request's mark.
+func retriedByOf(ctx context.Context) (retriedBy, layers.Mark) {
+	mark := layers.MarkOf(metadata.ValueFromIncomingContext(ctx, callerRetriesKey)...)
+	switch {
+	case PreviousAttempts(ctx) > 0:
+		return caller, mark
+	case mark == layers.Limited:
+		return earlierCaller, mark
+	default:
+		return nobody, mark
+	}
+}
+
+// gaveUp reports whether a call that ended for a reason has given up, so that its caller's caller must
+// not start again. reached says that an attempt has reached a server.
+func gaveUp(reason error, reached bool) bool {
+	r := reasons.Of(reason)
+	return r.GivesUp || r.OutOfTime && reached
+}
+
+// gotNoResponse reports whether a server may have received an attempt that has failed, and has not
+// responded. A response is known by its trailers: they are never empty, unless the server had sent
+// headers before. Then a lost connection looks the same, and counts. An attempt without a peer was not
+// sent; an interceptor below that drops the option for the peer drops the one for the header as well.
+func (a *attempt) gotNoResponse() bool {
+	return a.hasPeer() && len(a.trailer) == 0
+}
+
+// forbidsRetry reports whether a server's trailer says "do not retry".
+func forbidsRetry(trailer metadata.MD) bool {
+	p, _ := PushbackFrom(trailer, nil)
+	return p.Stop
+}
+
+// errGaveUp is what errors.Is finds in an Error that reports a call which gave up.
+var errGaveUp error = gaveUpError{}
+
+type gaveUpError struct{}
+
+func (gaveUpError) Error() string { return "grpcretry: gave up" }

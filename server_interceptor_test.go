@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,7 +76,8 @@ func TestGivingUpForbidsTheCallerToRetry(t *testing.T) {
 		forbids bool
 	}{
 		{"attempts used up", exhausted, true},
-		{"no budget", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Reserve: 1})}}, true},
+		{"no budget", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1}), WithPatience(0)}}, true},
+		{"patience is over", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1})}}, false},
 		{"no time left within MaxElapsed", downstream{always(unavailable()), []Option{WithMaxElapsed(2 * second)}}, true},
 		{"told not to retry", downstream{script(told), nil}, true},
 		{"told to wait too long", downstream{script(unavailable().pushback("600000")), nil}, true},
@@ -100,7 +100,7 @@ func TestGivingUpForbidsTheCallerToRetry(t *testing.T) {
 
 // Streams, hedged calls and calls left to gRPC give up, too.
 func TestGivingUpInOtherKindsOfCalls(t *testing.T) {
-	hedges := WithHedging(Hedging{MaxAttempts: 2, Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true})
+	hedges := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}})
 	retryPolicy := grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,` +
 		`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`)
 	const down, told = "recv a; fail UNAVAILABLE", "recv a; pushback -1; fail UNAVAILABLE"
@@ -198,19 +198,6 @@ func TestGivingUpIsFoundWhateverTheHandlerDoes(t *testing.T) {
 	}
 }
 
-// Errors whose methods panic, and nil ones, are no reason to say anything.
-func TestErrorsThatCannotBeRead(t *testing.T) {
-	intercept := UnaryServerInterceptor()
-	for _, unreadable := range []error{(*fussyError)(nil), (*Error)(nil), errors.Join((*Error)(nil))} {
-		stream := &transportStream{}
-		ctx := grpc.NewContextWithServerTransportStream(t.Context(), stream)
-		_, err := intercept(ctx, nil, &grpc.UnaryServerInfo{FullMethod: echoMethod}, func(context.Context, any) (any, error) { return nil, unreadable })
-		if err == nil || stream.trailer != nil {
-			t.Errorf("the interceptor returns %T with the trailer %v, want the handler's error and none", err, stream.trailer)
-		}
-	}
-}
-
 func TestACallThatDidNotMatterChangesNothing(t *testing.T) {
 	handle := func(ctx context.Context, call func(context.Context) error) error { call(ctx); return nil }
 	exhausted.call(t, nil, nil, handle, func(t *testing.T, last *fixture, trailer metadata.MD, _ error) {
@@ -221,7 +208,7 @@ func TestACallThatDidNotMatterChangesNothing(t *testing.T) {
 }
 
 func TestGivingUpNeedNotForbidRetries(t *testing.T) {
-	exhausted.call(t, nil, []ServerOption{WithNoRetryAfterGivingUp(false)}, calls, func(t *testing.T, _ *fixture, trailer metadata.MD, err error) {
+	exhausted.call(t, nil, []ServerOption{WithStopAfterGivingUp(false)}, calls, func(t *testing.T, _ *fixture, trailer metadata.MD, err error) {
 		if got := trailer[pushbackKey]; got != nil || status.Code(err) != codes.Unavailable {
 			t.Errorf("trailer %v with error %v, want none", trailer, err)
 		}
@@ -229,7 +216,7 @@ func TestGivingUpNeedNotForbidRetries(t *testing.T) {
 }
 
 func TestWorkForARetryMakesOneAttempt(t *testing.T) {
-	const previous, upstream = "grpc-previous-rpc-attempts", "grpcretry-retried-upstream"
+	const previous, callerRetries = "grpc-previous-rpc-attempts", "grpcretry-caller-retries"
 	retried := metadata.Pairs(previous, "1")
 	for _, tt := range []struct {
 		name     string
@@ -237,13 +224,13 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 		on       []ServerOption
 		below    downstream
 		attempts int
-		told     bool // the last server sees the header
+		told     bool // the last server sees that it is to do the same
 	}{
 		{"a first attempt", nil, nil, exhausted, 2, false},
 		{"a retry", retried, nil, exhausted, 1, true},
-		{"work for a retry", metadata.Pairs(upstream, "1"), nil, exhausted, 1, true},
+		{"work for a retry", metadata.Pairs(callerRetries, "1"), nil, exhausted, 1, true},
 		{"switched off", retried, []ServerOption{WithOneAttemptForRetries(false)}, exhausted, 2, false},
-		{"a hedged method", retried, nil, downstream{always(unavailable().after(5 * second)), []Option{hedged(Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}}, 1, true},
+		{"a hedged method", retried, nil, downstream{always(unavailable().after(5 * second)), []Option{hedged(2, Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}}, 1, true},
 		{"a call that passes through", retried, nil, downstream{always(unavailable()), []Option{Disable()}}, 1, true},
 		{"a first success", retried, nil, downstream{always(ok()), nil}, 1, true},
 	} {
@@ -260,8 +247,8 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 							t.Fatalf("%d attempts, want %d", len(seen), tt.attempts)
 						}
 						for _, one := range seen {
-							if got := one.metadata[upstream]; (got != nil) != tt.told || tt.told && !slices.Equal(got, []string{"1"}) {
-								t.Errorf("the last server sees %s %v, want it: %t", upstream, got, tt.told)
+							if got := slices.Equal(one.metadata[callerRetries], []string{"1"}); got != tt.told {
+								t.Errorf("the last server sees %s %v, want 1: %t", callerRetries, one.metadata[callerRetries], tt.told)
 							}
 							if got := one.metadata[previous]; tt.told && got != nil {
 								t.Errorf("the last server sees %s %v with a first attempt", previous, got)
@@ -275,59 +262,6 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The header travels as credentials, which must not displace the caller's, or change what these return.
-func TestWorkForARetryKeepsTheCallersCredentials(t *testing.T) {
-	for name, opts := range map[string][]Option{"retried": nil, "passes through": {Disable()}} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				creds := sharedCreds{"token": "secret"}
-				last := serve(t, always(ok()))
-				client := last.client(t, opts...)
-				service := serveHandler(t, func(ctx context.Context) error {
-					_, err := client.Echo(ctx, request(), grpc.PerRPCCredentials(creds))
-					return err
-				}, ServerOptions()...)
-				retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
-				if _, err := echov1.NewEchoServiceClient(service.conn(t)).Echo(retried, request()); err != nil {
-					t.Fatal(err)
-				}
-				got := last.attempts()[0].metadata
-				if first(got["token"]) != "secret" || first(got[retriedUpstreamKey]) != "1" || len(creds) != 1 {
-					t.Errorf("the last server sees %v, and the credentials are %v, want both and only the token", got, creds)
-				}
-			})
-		})
-	}
-}
-
-// sharedCreds return the same map each time, as oauth tokens may.
-type sharedCreds map[string]string
-
-func (c sharedCreds) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return c, nil
-}
-func (sharedCreds) RequireTransportSecurity() bool { return false }
-
-func TestTheErrorOfTheOneAttempt(t *testing.T) {
-	retried := metadata.Pairs(previousAttemptsKey, "1")
-	handle := func(ctx context.Context, call func(context.Context) error) error {
-		err := call(ctx)
-		e := asError(t, err)
-		if e.Reason != ErrRetriedUpstream || len(e.Attempts) != 1 || !errors.Is(err, ErrRetriedUpstream) || !errors.Is(err, ErrAttemptsExhausted) {
-			t.Errorf("%v, want one attempt and ErrRetriedUpstream", err)
-		}
-		if want := "no attempts left: a service further up retries"; !strings.Contains(err.Error(), want) {
-			t.Errorf("%q does not contain %q", err, want)
-		}
-		return err
-	}
-	exhausted.call(t, retried, nil, handle, func(t *testing.T, _ *fixture, _ metadata.MD, err error) {
-		if status.Code(err) != codes.Unavailable {
-			t.Errorf("error %v, want Unavailable", err)
-		}
-	})
 }
 
 // An attempt that reached no server has multiplied nothing.
@@ -344,7 +278,7 @@ func TestWorkForARetryWaitsForAConnection(t *testing.T) {
 				start := time.Now()
 				service := serveHandler(t, func(ctx context.Context) error {
 					_, err := send(ctx, echov1.NewEchoServiceClient(cc))
-					if e := asError(t, err); e.Reason != ErrRetriedUpstream || len(e.Attempts) != 2 || !e.Attempts[0].Unsent {
+					if e := asError(t, err); e.Reason != ErrCallerRetries || len(e.Attempts) != 2 || !e.Attempts[0].Unsent {
 						t.Errorf("%v, attempts %+v; want one that was not sent, and one that was", err, e.Attempts)
 					}
 					return err
@@ -359,54 +293,6 @@ func TestWorkForARetryWaitsForAConnection(t *testing.T) {
 	}
 }
 
-func TestDoubledInterceptors(t *testing.T) {
-	for kind, send := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				last := serve(t, always(unavailable()))
-				client := last.client(t, steady, WithMaxAttempts(2))
-				opts := append(ServerOptions(), ServerOptions()...)
-				service := serveHandler(t, func(ctx context.Context) error { _, err := client.Echo(ctx, request()); return err }, opts...)
-				trailer, _ := send(t.Context(), echov1.NewEchoServiceClient(service.conn(t)))
-				if got := trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) {
-					t.Errorf("trailer %v, want one -1", trailer)
-				}
-			})
-		})
-	}
-}
-
-// A panic goes on, and an interceptor chained before may turn it into an error.
-func TestGivingUpAndThenPanicking(t *testing.T) {
-	recovered := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
-		defer func() { err = status.Errorf(codes.Internal, "%v", recover()) }()
-		return next(ctx, req)
-	}
-	recoveredStream := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-		defer func() { err = status.Errorf(codes.Internal, "%v", recover()) }()
-		return next(srv, stream)
-	}
-	before := []grpc.ServerOption{grpc.ChainUnaryInterceptor(recovered), grpc.ChainStreamInterceptor(recoveredStream)}
-	for name, opts := range map[string][]grpc.ServerOption{
-		"recovered before": slices.Concat(before, ServerOptions()),
-		"recovered after":  slices.Concat(ServerOptions(), before),
-	} {
-		for kind, send := range kinds {
-			t.Run(name+"/"+kind, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					last := serve(t, always(unavailable()))
-					client := last.client(t, steady, WithMaxAttempts(2))
-					service := serveHandler(t, func(ctx context.Context) error { client.Echo(ctx, request()); panic("cart") }, opts...)
-					trailer, err := send(t.Context(), echov1.NewEchoServiceClient(service.conn(t)))
-					if got := trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) || status.Convert(err).Message() != "cart" {
-						t.Errorf("trailer %v and error %v, want -1 and the panic", trailer, err)
-					}
-				})
-			})
-		}
-	}
-}
-
 // Four services in a row, of which three make three attempts each; the last is down.
 func TestLayersOfRetries(t *testing.T) {
 	for _, tt := range []struct {
@@ -417,7 +303,7 @@ func TestLayersOfRetries(t *testing.T) {
 	}{
 		{"without the interceptors", nil, true, 27},
 		{"a service that gave up stops its caller", []ServerOption{WithOneAttemptForRetries(false)}, false, 3},
-		{"one attempt for retries", []ServerOption{WithNoRetryAfterGivingUp(false)}, false, 7},
+		{"one attempt for retries", []ServerOption{WithStopAfterGivingUp(false)}, false, 7},
 		{"both", nil, false, 3},
 	} {
 		for kind, send := range kinds {
@@ -431,35 +317,16 @@ func TestLayersOfRetries(t *testing.T) {
 						opts = nil
 					}
 					for range 2 {
-						client := next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited))
+						client := next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(time.Hour))
 						next = serveHandler(t, func(ctx context.Context) error { _, err := send(ctx, client); return err }, opts...)
 					}
-					_, err := send(t.Context(), next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited)))
+					_, err := send(t.Context(), next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(time.Hour)))
 					if status.Code(err) != codes.Unavailable || made != tt.want {
 						t.Errorf("%d attempts at the last service, and %v, want %d", made, err, tt.want)
 					}
 				})
 			})
 		}
-	}
-}
-
-func TestServerOptionsThatAreNil(t *testing.T) {
-	for name, tt := range map[string]struct {
-		f    func()
-		want string
-	}{
-		"UnaryServerInterceptor":  {func() { UnaryServerInterceptor(nil) }, "option number 1 "},
-		"StreamServerInterceptor": {func() { StreamServerInterceptor(WithOneAttemptForRetries(true), nil) }, "option number 2 "},
-		"ServerOptions":           {func() { ServerOptions(nil) }, "option number 1 "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				err, _ := recover().(error)
-				wantRefused(t, err, name, tt.want)
-			}()
-			tt.f()
-		})
 	}
 }
 
@@ -485,7 +352,7 @@ func TestAPlanForARequest(t *testing.T) {
 	}
 	neverHedged := func(p *Plan, now time.Time) Step {
 		step := failed(nil)(p, now)
-		if p.learner != nil || p.plan.policy.hedges {
+		if p.learner != nil || p.plan.hedging {
 			t.Error("a retry of a hedged method is hedged")
 		}
 		return step
@@ -499,13 +366,13 @@ func TestAPlanForARequest(t *testing.T) {
 		gaveUp bool
 	}{
 		{"a first attempt", false, nil, failed(nil), nil, false},
-		{"a retry", true, nil, failed(nil), ErrRetriedUpstream, false},
-		{"a retry of a hedged method", true, []Option{hedged(Hedging{Delay: HedgeAfter(second)})}, neverHedged, ErrRetriedUpstream, false},
+		{"a retry", true, nil, failed(nil), ErrCallerRetries, false},
+		{"a retry of a hedged method", true, []Option{hedged(2, Hedging{Delay: HedgeAfter(second)})}, neverHedged, ErrCallerRetries, false},
 		{"attempts used up", false, []Option{WithMaxAttempts(2)}, twice, ErrAttemptsExhausted, true},
 		{"no time left", false, []Option{WithMaxElapsed(second)}, failed(nil), ErrMaxElapsed, true},
 		{"no time left, and nothing sent", false, []Option{WithMaxElapsed(second)}, unsent, ErrMaxElapsed, false},
 		{"told not to retry", false, nil, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
-		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1})}, failed(nil), ErrBudgetExhausted, true},
+		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}), WithPatience(0)}, failed(nil), ErrBudgetExhausted, true},
 		{"without retries", false, []Option{Disable()}, failed(nil), ErrAttemptsExhausted, false},
 		{"without retries, and told", false, []Option{Disable()}, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
 	} {
@@ -524,87 +391,19 @@ func TestAPlanForARequest(t *testing.T) {
 	}
 }
 
-// In a hedged call, an attempt that was told not to retry decides nothing while another one may still win.
-func TestAHedgedPlanGivesUpAtItsEnd(t *testing.T) {
-	for name, second := range map[string]error{"the other attempt wins": nil, "the other attempt fails": status.Error(codes.Unavailable, "down")} {
-		t.Run(name, func(t *testing.T) {
-			r, err := New(hedged(Hedging{MaxAttempts: 3, Delay: HedgeAfter(time.Second)}), WithBudget(Unlimited))
-			if err != nil {
-				t.Fatal(err)
-			}
-			request := layers.New(t.Context(), false)
-			now := time.Now()
-			p := r.Plan(request, echoMethod, "", now)
-			a, _ := p.Sent(now)
-			now = p.DueAt()
-			if step := p.Due(now); !step.Send {
-				t.Fatalf("step %+v, want a hedge", step)
-			}
-			b, _ := p.Sent(now)
-			a.Err, a.Trailer = status.Error(codes.Unavailable, "down"), metadata.Pairs(pushbackKey, "-1")
-			if step := p.Ended(a, now, 0); step.End || request.GaveUp() {
-				t.Errorf("step %+v, and gave up: %t; want the other attempt to go on", step, request.GaveUp())
-			}
-			b.Err = second
-			if step := p.Ended(b, now, 0); !step.End || request.GaveUp() != (second != nil) {
-				t.Errorf("step %+v, and gave up: %t, want %t", step, request.GaveUp(), second != nil)
-			}
+func TestDoubledInterceptors(t *testing.T) {
+	for kind, send := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				last := serve(t, always(unavailable()))
+				client := last.client(t, steady, WithMaxAttempts(2))
+				opts := append(ServerOptions(), ServerOptions()...)
+				service := serveHandler(t, func(ctx context.Context) error { _, err := client.Echo(ctx, request()); return err }, opts...)
+				trailer, _ := send(t.Context(), echov1.NewEchoServiceClient(service.conn(t)))
+				if got := trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) {
+					t.Errorf("trailer %v, want one -1", trailer)
+				}
+			})
 		})
-	}
-}
-
-// A Plan may also end while it waits: for a connection, or for the time to send.
-func TestAPlanThatEndsWhileItWaits(t *testing.T) {
-	down := status.Error(codes.Unavailable, "down")
-	r, err := New(WithBackoff(Constant(3*second)), WithMaxElapsed(5*second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, reached := range []bool{false, true} {
-		request := layers.New(t.Context(), false)
-		start := time.Now()
-		p := r.Plan(request, echoMethod, "", start)
-		a, _ := p.Sent(start)
-		a.Err, a.Unsent = down, !reached
-		step := p.Ended(a, start, 0)
-		now := start.Add(3 * second)
-		if reached {
-			if step = p.Due(now); !step.Send {
-				t.Fatalf("step %+v, want another attempt", step)
-			}
-			b, _ := p.Sent(now)
-			b.Err, b.Unsent = down, true
-			step = p.Ended(b, now, 0)
-		} else if !step.Connect {
-			t.Fatalf("step %+v, want a wait for a connection", step)
-		} else {
-			step = p.Due(now) // the connection is there, but too late for the backoff
-		}
-		if !step.End || step.Reason != ErrMaxElapsed || request.GaveUp() != reached {
-			t.Errorf("step %+v, and gave up: %t; want ErrMaxElapsed, and %t", step, request.GaveUp(), reached)
-		}
-	}
-}
-
-// What an Error says about giving up: by its reason or, whatever that is, by the last response.
-func TestErrorsThatGaveUp(t *testing.T) {
-	told, untold := Attempt{Trailer: metadata.Pairs(pushbackKey, "-1")}, Attempt{}
-	unsent := Attempt{Unsent: true}
-	for _, tt := range []struct {
-		name string
-		err  *Error
-		want bool
-	}{
-		{"no attempts", &Error{Reason: ErrNotRetryable}, false},
-		{"told at last", &Error{Reason: ErrNotRetryable, Attempts: []Attempt{untold, told}}, true},
-		{"told before", &Error{Reason: ErrNotRetryable, Attempts: []Attempt{told, untold}}, false},
-		{"no time, and no server", &Error{Reason: ErrDeadline, Attempts: []Attempt{unsent}, made: 1}, false},
-		{"no time, and a server", &Error{Reason: ErrDeadline, Attempts: []Attempt{unsent, untold}, made: 2}, true},
-		{"no time, and not all attempts are kept", &Error{Reason: ErrDeadline, Attempts: []Attempt{unsent}, made: 1001}, true},
-		{"one attempt for a retry", &Error{Reason: ErrRetriedUpstream, Attempts: []Attempt{untold}}, false},
-	} {
-		if got := errors.Is(tt.err, errGaveUp); got != tt.want {
-			t.Errorf("%s: gave up is %t, want %t", tt.name, got, tt.want)
-		}
 	}
 }

@@ -48,8 +48,8 @@ func TestServerMetrics(t *testing.T) {
 		}
 		send("unary")
 		send("unary", previousAttemptsKey, "2")
-		send("unary", previousAttemptsKey, "1", retriedUpstreamKey, "1")
-		send("stream", retriedUpstreamKey, "1")
+		send("unary", previousAttemptsKey, "1", callerRetriesKey, "1")
+		send("stream", callerRetriesKey, "1")
 		fails = status.Error(codes.Unavailable, "on its own")
 		send("unary")
 		fails = fmt.Errorf("cart: %w", gaveUp)
@@ -58,72 +58,16 @@ func TestServerMetrics(t *testing.T) {
 		send("stream", previousAttemptsKey, "1")
 		got := sums(collect(t, reader))
 		want := map[string]int64{
-			telemetry.MetricServerRetries + " caller " + echo:     2,
-			telemetry.MetricServerRetries + " upstream " + expand: 1,
-			telemetry.MetricServerRetries + " caller " + expand:   1,
-			telemetry.MetricServerNoRetries + " " + echo:          1,
-			telemetry.MetricServerNoRetries + " " + expand:        2,
+			telemetry.MetricServerRetries + " caller " + echo:           2,
+			telemetry.MetricServerRetries + " earlier_caller " + expand: 1,
+			telemetry.MetricServerRetries + " caller " + expand:         1,
+			telemetry.MetricServerNoRetries + " " + echo:                1,
+			telemetry.MetricServerNoRetries + " " + expand:              2,
 		}
 		if !maps.Equal(got, want) {
 			t.Errorf("counted\n%v, want\n%v", got, want)
 		}
 	})
-}
-
-// Without the option, the global provider gets nothing.
-func TestAServerWithoutMetrics(t *testing.T) {
-	provider, reader := readMetrics()
-	defer otel.SetMeterProvider(otel.GetMeterProvider())
-	otel.SetMeterProvider(provider)
-	for _, on := range []bool{false, true} {
-		var opts []ServerOption
-		if on {
-			opts = append(opts, WithServerMeterProvider(nil))
-		}
-		bubble(t, func(t *testing.T) {
-			server := serveHandler(t, func(context.Context) error { return nil }, ServerOptions(opts...)...)
-			retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
-			echov1.NewEchoServiceClient(server.conn(t)).Echo(retried, request())
-		})
-		if got := len(collect(t, reader)) > 0; got != on {
-			t.Errorf("the global provider has got metrics: %t, want %t", got, on)
-		}
-	}
-}
-
-// A meter that makes no instruments costs the metrics, and nothing else.
-func TestServersWithABrokenMeter(t *testing.T) {
-	defer otel.SetErrorHandler(otel.GetErrorHandler())
-	var reported []error
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err) }))
-	bubble(t, func(t *testing.T) {
-		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
-		server := serveHandler(t, func(context.Context) error { return gaveUp }, ServerOptions(WithServerMeterProvider(brokenMeters{}))...)
-		var trailer metadata.MD
-		retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
-		echov1.NewEchoServiceClient(server.conn(t)).Echo(retried, request(), grpc.Trailer(&trailer))
-		if got := trailer[pushbackKey]; len(got) != 1 || got[0] != "-1" {
-			t.Errorf("trailer %v, want -1", trailer)
-		}
-	})
-	if len(reported) != 2 {
-		t.Errorf("OpenTelemetry was told of %v, want an error for each instrument", reported)
-	}
-}
-
-// A response that cannot say "do not retry", because there is no gRPC server, is not counted.
-func TestServerMetricsOutsideAServer(t *testing.T) {
-	provider, reader := readMetrics()
-	handle := func(context.Context, any) (any, error) {
-		return nil, &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
-	}
-	intercept := UnaryServerInterceptor(WithServerMeterProvider(provider))
-	if _, err := intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: echoMethod}, handle); err == nil {
-		t.Error("no error, want the handler's")
-	}
-	if got := sums(collect(t, reader)); len(got) != 0 {
-		t.Errorf("counted %v, want nothing", got)
-	}
 }
 
 // A server that handles unknown methods gets their names from its clients.
@@ -186,4 +130,24 @@ func TestServersSpan(t *testing.T) {
 			t.Errorf("spans %v, want %v", got, want)
 		}
 	})
+}
+
+// A meter that makes no instruments costs the metrics, and nothing else.
+func TestServersWithABrokenMeter(t *testing.T) {
+	defer otel.SetErrorHandler(otel.GetErrorHandler())
+	var reported []error
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err) }))
+	bubble(t, func(t *testing.T) {
+		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
+		server := serveHandler(t, func(context.Context) error { return gaveUp }, ServerOptions(WithServerMeterProvider(brokenMeters{}))...)
+		var trailer metadata.MD
+		retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
+		echov1.NewEchoServiceClient(server.conn(t)).Echo(retried, request(), grpc.Trailer(&trailer))
+		if got := trailer[pushbackKey]; len(got) != 1 || got[0] != "-1" {
+			t.Errorf("trailer %v, want -1", trailer)
+		}
+	})
+	if len(reported) != 2 {
+		t.Errorf("OpenTelemetry was told of %v, want an error for each instrument", reported)
+	}
 }

@@ -45,8 +45,8 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 		if got := logs.lines(); len(got) != 1 || !strings.Contains(got[0], "retryPolicy") || !strings.Contains(got[0], "/Echo") {
 			t.Errorf("logged %q, want one line", got)
 		}
-		if want := []Outcome{{Attempt: 1, Result: Ignored}, {Attempt: 1, Result: Ignored},
-			{Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
+		// Once the service config is known, calls pass through.
+		if want := []Outcome{{Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
 			t.Errorf("budget heard %v and was asked at %v, want %v and never", budget.heard, budget.asked, want)
 		}
 		// Another method of the same service is ours.
@@ -100,7 +100,7 @@ func TestHedgedCallsLeftToGRPC(t *testing.T) {
 					`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`),
 					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithBudget(budget), WithObserver(events.observe),
 						WithLogger(slog.New(logs)),
-						hedged(Hedging{MaxAttempts: 9, Delay: HedgeAfter(second)}))))
+						hedged(9, Hedging{Delay: HedgeAfter(second)}))))
 				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 				wantTimes(t, server, tt.want...)
 				events.check(t, err)
@@ -142,7 +142,7 @@ func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
 				server := serve(t, script(says("a").after(2*second), says("b").after(time.Hour)))
 				slow := manual.NewBuilderWithScheme("slow")
 				cc := server.connTo(t, "slow:///echo", grpc.WithResolvers(slow), grpc.WithDefaultServiceConfig(tt.config),
-					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(Hedging{Delay: HedgeAfter(second)}))))
+					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(2, Hedging{Delay: HedgeAfter(second)}))))
 				time.AfterFunc(3*second/2, func() {
 					slow.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}})
 				})
@@ -179,33 +179,6 @@ func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
 	}
 }
 
-// DialOptions says that built-in retries are off of the ClientConns that it is given to,
-// and of no other that the Retrier is used on.
-func TestDialOptionsDoNotSpeakForOtherConnections(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		r, err := New(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours := server.conn(t, append(r.DialOptions(), grpc.WithDefaultServiceConfig(builtInPolicy))...)
-		theirs := server.conn(t, grpc.WithChainUnaryInterceptor(r.UnaryClientInterceptor()), grpc.WithDefaultServiceConfig(builtInPolicy))
-		for _, tt := range []struct {
-			name string
-			cc   *grpc.ClientConn
-			want int
-		}{{"with DialOptions", ours, 5}, {"without", theirs, 3}} {
-			before := len(server.attempts())
-			if _, err := echov1.NewEchoServiceClient(tt.cc).Echo(t.Context(), request()); status.Code(err) != codes.Unavailable {
-				t.Errorf("%s: err = %v, want UNAVAILABLE", tt.name, err)
-			}
-			if got := len(server.attempts()) - before; got != tt.want {
-				t.Errorf("%s: %d attempts, want %d", tt.name, got, tt.want)
-			}
-		}
-	})
-}
-
 func TestAttemptTimeoutIsNotImposedOnGRPCsOwnRetries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable().after(10*second)))
@@ -223,71 +196,31 @@ func TestAttemptTimeoutIsNotImposedOnGRPCsOwnRetries(t *testing.T) {
 	})
 }
 
-func TestAttemptTimeoutOnAFreshChannelLeavesGRPCsRetriesAlone(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable().after(10*second)))
-		cc := server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(
-			UnaryClientInterceptor(WithAttemptTimeout(15*second))))
-		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request()); status.Code(err) != codes.Unavailable {
-			t.Errorf("err = %v, want UNAVAILABLE", err)
-		}
-		if got := len(server.attempts()); got != 3 {
-			t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
-		}
-	})
-}
-
-// The first attempt never reaches gRPC, which would end it at the deadline by itself.
-func TestAttemptTimeoutWhereBuiltInRetriesAreOff(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(ok(), ok()))
-		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
-			opts ...grpc.CallOption) error {
-			if a, _ := AttemptFromContext(ctx); a.Number > 1 || method != echoMethod {
-				return invoker(ctx, method, req, reply, cc, opts...)
-			}
-			select {
-			case <-ctx.Done():
-				return status.FromContextError(ctx.Err()).Err()
-			case <-time.After(time.Hour):
-				return errors.New("the first attempt has all the time in the world")
-			}
-		}
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)),
-			grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(below))...)
-		client := echov1.NewEchoServiceClient(cc)
-		if _, err := client.Put(t.Context(), request()); err != nil { // the channel knows its service config
-			t.Error(err)
-		}
-		if _, err := client.Echo(t.Context(), request()); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, 6*second)
-	})
-}
-
-// The service config of a fresh channel is not known when its first stream begins.
-func TestAStreamLeftToGRPCHasNoAttemptTimeout(t *testing.T) {
-	const config = `{"methodConfig": [{"name": [{"service": "streams"}], "retryPolicy": {"maxAttempts": 3,
-		"initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
-	for _, tt := range []struct {
-		kind        *grpc.StreamDesc
-		server, app string
-	}{
-		{serverStream, "recv a; wait 6s; send 1; send 2", "send a; close; recv 1; recv 2; recv EOF"},
-		{bidiStream, "recv a; wait 6s; send 1; send 2", "send a; recv 1; recv 2; recv EOF"},
-		{clientStream, "recv a; recv EOF; wait 6s; send 1", "send a; close; recv 1"},
-		{clientStream, "recv a; recv EOF; wait 6s; send 1", "send a; context; close; recv 1"},
+// On a channel that has its service config, such calls pass through: they are not hedged, have no attempt timeout, and
+// are not reported.
+func TestMethodsLeftToGRPCPassThrough(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"retried":         nil,
+		"attempt timeout": {WithAttemptTimeout(second / 2)},
+		"hedged":          {hedged(9, Hedging{Delay: HedgeAfter(second / 4)})},
 	} {
-		t.Run(tt.kind.StreamName, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, reported := serveScripts(t, tt.server), &record{}
-				cc := server.conn(t, grpc.WithDefaultServiceConfig(config),
-					grpc.WithChainStreamInterceptor(StreamClientInterceptor(append(reported.options(), WithAttemptTimeout(5*second))...)))
-				openOn(t, cc, tt.kind, reported.onFinish()).play(t, tt.app)
-				reported.want(t, nil)
-				wantTimes(t, server, 0)
+		for _, kind := range callKinds {
+			t.Run(name+", "+kind.name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server, logs := serve(t, always(aborted().after(second))), &logRecorder{}
+					r := even(t, append(opts, WithLogger(slog.New(logs)), WithObserver(func(_ context.Context, e Event) {
+						t.Errorf("%v is reported", e.Kind)
+					}))...)
+					cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 2)), r.onlyInterceptors()...)
+					connect(t, cc)
+					err := kind.call(t.Context(), cc, echoMethod)
+					var e *Error
+					if got := len(server.attempts()); got != 2 || status.Code(err) != codes.Aborted || errors.As(err, &e) {
+						t.Errorf("%d attempts and %v, want the 2 of gRPC's policy and its own error", got, err)
+					}
+					wantLines(t, logs, "WARN…leaving it to gRPC")
+				})
 			})
-		})
+		}
 	}
 }

@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -34,14 +33,13 @@ func (f *fixture) resolveAfter(t *testing.T, d time.Duration, config string, opt
 
 const oneSecond = `{"methodConfig":[{"name":[{}],"timeout":"1s"}]}`
 
-// With its own retries, gRPC ends a call after the timeout of its service config, and the wait
-// for the config does not count.
+// With its own retries, gRPC ends a call after the timeout of its service config.
 func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 	const tenth = second / 10
 	slow := always(unavailable().after(8 * tenth))
 	waits := []Option{WithBackoff(Constant(tenth)), WithBudget(Unlimited)}
-	hedging := []Option{WithHedging(Hedging{MaxAttempts: 4, Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited,
-		NonFatalCodes: []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
+	hedging := []Option{WithPolicy(Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited},
+		Codes: []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
 	for _, tt := range []struct {
 		name   string
 		script func(int) answer
@@ -49,49 +47,36 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 		limit  time.Duration // of the caller; 0 for none
 		want   []time.Duration
 		ends   time.Duration
-
-		resolved bool // the call must find a channel that is
 	}{
-		{"retried", slow, waits, 0, []time.Duration{0, 9 * tenth}, second, false},
-		{"with a deadline that is later", slow, waits, time.Hour, []time.Duration{0, 9 * tenth}, second, false},
-		{"with a deadline that is earlier", slow, waits, 95 * second / 100, []time.Duration{0, 9 * tenth}, 95 * second / 100, false},
-		{"with an attempt timeout", always(hang()), append(waits, WithAttemptTimeout(6*tenth)), 0, []time.Duration{0, 7 * tenth}, second, true},
-		{"with a code for it", always(hang()), append(waits, WithCodes(codes.DeadlineExceeded)), 0, []time.Duration{0}, second, false},
-		{"hedged", always(hang()), hedging, 0, []time.Duration{0, 3 * tenth, 6 * tenth, 9 * tenth}, second, true},
+		{"retried", slow, waits, 0, []time.Duration{0, 9 * tenth}, second},
+		{"with a deadline that is later", slow, waits, time.Hour, []time.Duration{0, 9 * tenth}, second},
+		{"with a deadline that is earlier", slow, waits, 95 * second / 100, []time.Duration{0, 9 * tenth}, 95 * second / 100},
+		{"with an attempt timeout", always(hang()), append(waits, WithAttemptTimeout(6*tenth)), 0, []time.Duration{0, 7 * tenth}, second},
+		{"with a code for it", always(hang()), append(waits, WithCodes(codes.DeadlineExceeded)), 0, []time.Duration{0}, second},
+		{"hedged", always(hang()), hedging, 0, []time.Duration{0, 3 * tenth, 6 * tenth, 9 * tenth}, second},
 	} {
 		for _, kind := range []string{"unary", "stream"} {
-			for _, delay := range []time.Duration{0, 3 * second} {
-				if delay > 0 && tt.resolved {
-					continue
-				}
-				t.Run(fmt.Sprintf("%s, %s, resolved after %v", tt.name, kind, delay), func(t *testing.T) {
-					bubble(t, func(t *testing.T) {
-						server := serve(t, tt.script)
-						cc := server.resolveAfter(t, delay, oneSecond, DialOptions(tt.opts...)...)
-						if delay == 0 {
-							connect(t, cc)
-						}
-						ctx := t.Context()
-						if tt.limit > 0 {
-							limited, cancel := context.WithTimeout(ctx, delay+tt.limit)
-							defer cancel()
-							ctx = limited
-						}
-						err := echoOnce(ctx, cc, kind)
-						if got := time.Since(server.start) - delay; got != tt.ends || status.Code(err) != codes.DeadlineExceeded {
-							t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after %v", got, err, tt.ends)
-						}
-						if e := asError(t, err); !errors.Is(err, context.DeadlineExceeded) || len(e.Attempts) != len(tt.want) {
-							t.Errorf("err = %v of %d attempts, want %d and context.DeadlineExceeded", err, len(e.Attempts), len(tt.want))
-						}
-						var want []time.Duration
-						for _, at := range tt.want {
-							want = append(want, delay+at)
-						}
-						wantTimes(t, server, want...)
-					})
+			t.Run(tt.name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, tt.script)
+					cc := server.resolveAfter(t, 0, oneSecond, DialOptions(tt.opts...)...)
+					connect(t, cc)
+					ctx := t.Context()
+					if tt.limit > 0 {
+						limited, cancel := context.WithTimeout(ctx, tt.limit)
+						defer cancel()
+						ctx = limited
+					}
+					err := echoOnce(ctx, cc, kind)
+					if got := time.Since(server.start); got != tt.ends || status.Code(err) != codes.DeadlineExceeded {
+						t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after %v", got, err, tt.ends)
+					}
+					if e := asError(t, err); !errors.Is(err, context.DeadlineExceeded) || len(e.Attempts) != len(tt.want) {
+						t.Errorf("err = %v of %d attempts, want %d and context.DeadlineExceeded", err, len(e.Attempts), len(tt.want))
+					}
+					wantTimes(t, server, tt.want...)
 				})
-			}
+			})
 		}
 	}
 }
@@ -118,41 +103,6 @@ func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string, opts ...grp
 	return err
 }
 
-// An interceptor below that asks for the deadline at the end of an attempt does not put it off.
-func TestTheServiceConfigsTimeoutCountsFromTheStart(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable().after(9*second/10)))
-		cc := server.resolveAfter(t, 0, oneSecond, append(DialOptions(WithBackoff(Constant(second/100))),
-			belowUnary(func(ctx context.Context, next func(context.Context) error) error {
-				defer ctx.Deadline()
-				return next(ctx)
-			}))...)
-		err := echoOnce(t.Context(), cc, "unary")
-		if took := time.Since(server.start); took != second || status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after 1s", took, err)
-		}
-	})
-}
-
-// If attempts fail before there is a service config, its timeout starts with the first that has one.
-func TestTheServiceConfigsTimeoutStartsWithTheConfig(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().after(second/5), ok()))
-		found := manual.NewBuilderWithScheme("echo")
-		found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
-			time.AfterFunc(1, func() { cc.ReportError(errors.New("no such host")) })
-			time.AfterFunc(3*second, func() {
-				_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: cc.ParseServiceConfig(oneSecond)})
-			})
-		}
-		cc := server.connTo(t, "echo:///echo", append(DialOptions(WithBackoff(Constant(second/10))), grpc.WithResolvers(found))...)
-		if err := echoOnce(t.Context(), cc, "unary"); err != nil {
-			t.Errorf("the call ended after %v with %v, want a success", time.Since(server.start), err)
-		}
-		wantTimes(t, server, 31*second/10, 34*second/10)
-	})
-}
-
 // As with a deadline of the caller, no wait is started that would reach the end.
 func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -164,22 +114,6 @@ func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 			t.Errorf("err = %v, want the server's last word", err)
 		}
 		wantTimes(t, server, 0)
-	})
-}
-
-// The server of a retry learns what is left of the timeout.
-func TestAServerLearnsWhatIsLeftOfTheServiceConfigsTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().after(second/2), ok()))
-		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second/4)))...)
-		if err := echoOnce(t.Context(), cc, "unary"); err != nil {
-			t.Fatal(err)
-		}
-		for i, want := range []time.Duration{second, second / 4} {
-			if got := server.attempts()[i].timeout; got != want {
-				t.Errorf("attempt %d arrives with a timeout of %v, want %v", i+1, got, want)
-			}
-		}
 	})
 }
 

@@ -41,13 +41,14 @@ func WithServiceConfig(json string) Option {
 			c.reject(fmt.Errorf("grpcretry: WithServiceConfig: %w", err))
 			return
 		}
-		c.policies.setConfig(read.forRetrier(), c.update)
+		c.policies.setConfig(read)
 	})
 }
 
 // WithResolverServiceConfig makes the retryPolicy of a channel's own service config the policy of
 // its methods, with this library's pushback, limits, budgets and events. The config is read for
-// each call, so that a change by the resolver applies to the next call; budgets keep their state.
+// each call, so that a change by the resolver applies to the next call; budgets keep their state. A call
+// that starts on a channel without a connection has the config of its first failure.
 // The scopes are those of [WithServiceConfig], except that an entry with several names has the widest
 // of those that apply to the method, because gRPC does not show which one it found. The channel's
 // retryPolicy replaces what WithServiceConfig says about a method. Options in Go win if their scope is
@@ -70,58 +71,32 @@ func WithResolverServiceConfig(on bool) Option {
 
 // configPolicies are the policies of a service config.
 type configPolicies struct {
-	read     *serviceconfig.Config
-	entries  map[string]*callOption // by "/pkg.Service/Method", "/pkg.Service/" or ""; nil for an entry without a policy
-	throttle *callOption            // nil without retryThrottling; see forRetrier
+	read    *serviceconfig.Config // nil if there is none
+	entries map[string]partial    // by "/pkg.Service/Method", "/pkg.Service/" or ""; nothing is set for an entry without a policy
 }
 
-func readServiceConfig(json string) (*configPolicies, error) {
-	read, err := serviceconfig.Parse(json)
-	if err != nil {
-		return nil, err
+func readServiceConfig(json string) (c configPolicies, err error) {
+	if c.read, err = serviceconfig.Parse(json); err != nil {
+		return c, err
 	}
-	c := &configPolicies{read: read, entries: map[string]*callOption{}}
-	for i := range read.Methods {
-		option := optionOf(&read.Methods[i])
-		for _, name := range read.Methods[i].Names {
-			c.entries[name] = option
+	c.entries = map[string]partial{}
+	for i := range c.read.Methods {
+		var p Policy // of an entry without a policy
+		if m := &c.read.Methods[i]; m.Retry != nil {
+			p = retryPolicyOf(m.Retry)
+		} else if m.Hedging != nil {
+			p = hedgingPolicyOf(m.Hedging)
+		}
+		for _, name := range c.read.Methods[i].Names {
+			c.entries[name] = WithPolicy(p).callOption().partial
 		}
 	}
-	if t := read.Throttling; t != nil {
-		if _, err := throttleSettingsOf(t).newThrottle(); err != nil {
-			return nil, fmt.Errorf("retryThrottling: %w", err)
+	if t := c.read.Throttling; t != nil {
+		if _, err := throttling(t); err != nil {
+			return c, fmt.Errorf("retryThrottling: %w", err)
 		}
 	}
 	return c, nil
-}
-
-// forRetrier returns the policies with a throttle of their own, because two Retriers with the same
-// option do not share one.
-func (c *configPolicies) forRetrier() *configPolicies {
-	own := *c
-	if t := c.read.Throttling; t != nil {
-		own.throttle = throttleOption(t)
-	}
-	return &own
-}
-
-// optionOf returns the option that is equivalent to an entry; nil if the entry has no policy.
-func optionOf(m *serviceconfig.Method) *callOption {
-	var p Policy
-	switch {
-	case m.Retry != nil:
-		p = retryPolicyOf(m.Retry)
-	case m.Hedging != nil:
-		p.Hedging = &Hedging{
-			MaxAttempts:       m.Hedging.MaxAttempts,
-			Delay:             HedgeAfter(m.Hedging.Delay),
-			NonFatalCodes:     m.Hedging.NonFatalCodes,
-			AllMethodsAreSafe: true, // whoever wrote the config says so
-		}
-	default:
-		return nil
-	}
-	return &callOption{name: "WithPolicy", parts: p.parts()}
 }
 
 // retryPolicyOf returns the policy that is equivalent to a retryPolicy. The jitter of ±20% is gRFC
@@ -134,48 +109,55 @@ func retryPolicyOf(r *serviceconfig.Retry) Policy {
 	}
 }
 
-func throttleSettingsOf(t *serviceconfig.Throttling) throttleSettings {
-	return throttleSettings{t.MaxTokens, t.TokenRatio}
+// hedgingPolicyOf returns the policy that is equivalent to a hedgingPolicy: its non-fatal codes are those
+// after which the call goes on, without a backoff. There may be none.
+func hedgingPolicyOf(h *serviceconfig.Hedging) Policy {
+	return Policy{
+		MaxAttempts:     h.MaxAttempts,
+		Codes:           append([]codes.Code{}, h.NonFatalCodes...),
+		Backoff:         Constant(0),
+		OverloadBackoff: Constant(0),
+		// Whoever wrote the config says that all its methods are safe.
+		Hedging: &Hedging{Delay: HedgeAfter(h.Delay), AllMethodsAreSafe: true},
+	}
 }
 
-// throttleOption returns the option that is equivalent to a retryThrottling, which is valid.
-func throttleOption(t *serviceconfig.Throttling) *callOption {
-	settings := throttleSettingsOf(t)
+// throttling returns what is equivalent to a retryThrottling, or what is wrong with it.
+func throttling(t *serviceconfig.Throttling) (partial, error) {
+	settings := throttleSettings{t.MaxTokens, t.TokenRatio}
+	_, err := settings.newThrottle()
 	each := &perTarget{settings: settings, newBudget: func() Budget {
 		b, _ := settings.newThrottle()
 		return b
 	}}
-	o := &callOption{name: nameBudget, budgets: each, set: func(p *Policy) { p.Budget = each }}
-	o.keep = o.keepBudgets
-	return o
+	return partial{Policy: Policy{Budget: each}, set: fieldBudget, keepsBudget: true}, err
 }
 
-// setConfig replaces the service config. A throttle with the same settings keeps its state.
-func (o *policyOptions) setConfig(c *configPolicies, update int) {
-	if o.config != nil && o.config.throttle != nil && c.throttle != nil && o.configUpdate < update {
-		if kept := c.throttle.keep(o.config.throttle); kept != nil {
-			c = &configPolicies{c.read, c.entries, kept}
+// setConfig replaces the service config. Two Retriers with the same one do not share a throttle.
+func (o *policyOptions) setConfig(c configPolicies) {
+	o.config, o.configUpdate = c, o.update
+	delete(o.scopes, scopeThrottle)
+	if t := c.read.Throttling; t != nil {
+		p, _ := throttling(t) // it is valid, see readServiceConfig
+		o.give(scopeThrottle, p)
+	}
+}
+
+// A configEntry is what one entry of a service config says.
+type configEntry struct {
+	name string // as in configPolicies
+	partial
+}
+
+// entryFor returns the entry of the service config that applies to the methods of a pattern.
+func (o *policyOptions) entryFor(pattern string) configEntry {
+	for _, name := range []string{pattern, serviceOf(pattern), ""} {
+		if p, named := o.config.entries[name]; named {
+			p.attemptsUpdate, p.hedgingUpdate = o.configUpdate, o.configUpdate
+			return configEntry{name, p}
 		}
 	}
-	o.config, o.configUpdate = c, update
-}
-
-// addTo adds the config's scopes for a method.
-func (c *configPolicies) addTo(s *scopes, service, method string, update int) {
-	s[rankConfigDefault].name = scopeAll
-	if c.throttle != nil {
-		s[rankConfigDefault].opts = s[rankConfigDefault].opts.with(c.throttle, update)
-	}
-	at, entry := rankConfigMethod, method
-	if _, named := c.entries[method]; !named || method == "" {
-		at, entry = rankConfigService, service
-	}
-	if _, named := c.entries[service]; at == rankConfigService && (!named || service == "") {
-		at, entry = rankConfigDefault, ""
-	}
-	if option := c.entries[entry]; option != nil {
-		s[at].opts = s[at].opts.with(option, update)
-	}
+	return configEntry{}
 }
 
 // channelPolicies are the policies made from the retryPolicies of channels.
@@ -194,8 +176,8 @@ type channelKey struct {
 const maxChannelPolicies = 1000
 
 // fromChannel returns the method's policy with the channel's retryPolicy, if there is one.
-func (m *methodPolicies) fromChannel(cc *grpc.ClientConn, method string, of *methodPolicy) *methodPolicy {
-	retry := cc.GetMethodConfig(method).RetryPolicy
+func (m *methodPolicies) fromChannel(ch channel, method string, of *methodPolicy) *methodPolicy {
+	retry := ch.config.RetryPolicy
 	if retry == nil {
 		return of
 	}
@@ -206,17 +188,15 @@ func (m *methodPolicies) fromChannel(cc *grpc.ClientConn, method string, of *met
 	if known != nil {
 		return known
 	}
-	s := of.scopes.withoutConfig()
-	at := rankOf(cc, method, retry)
-	option := &callOption{parts: retryPolicyOf(&serviceconfig.Retry{
+	p := retryPolicyOf(&serviceconfig.Retry{
 		MaxAttempts:       retry.MaxAttempts,
 		InitialBackoff:    retry.InitialBackoff,
 		MaxBackoff:        retry.MaxBackoff,
 		BackoffMultiplier: retry.BackoffMultiplier,
 		Codes:             withoutOK(slices.Sorted(maps.Keys(retry.RetryableStatusCodes))),
-	}).parts()}
-	s[at].opts = s[at].opts.with(option, 0)
-	return m.channels.add(key, &methodPolicy{m.options.resolve(m.fallback, s), s})
+	})
+	entry := configEntry{entryName(ch.cc, method, retry), WithPolicy(p).callOption().partial}
+	return m.channels.add(key, m.resolve(of.level, of.pattern, entry))
 }
 
 // withoutOK drops OK, which gRPC accepts among the codes, and never retries.
@@ -237,25 +217,12 @@ func (c *channelPolicies) add(key channelKey, p *methodPolicy) *methodPolicy {
 	return p
 }
 
-// withoutConfig returns a copy of the scopes without a service config's entry, but with its throttle.
-func (s *scopes) withoutConfig() *scopes {
-	c := *s
-	c[rankConfigService].opts, c[rankConfigMethod].opts = nil, nil
-	c[rankConfigDefault].name = scopeAll
-	c[rankConfigDefault].opts = slices.DeleteFunc(slices.Clone(c[rankConfigDefault].opts), func(o givenOption) bool {
-		return o.name != nameBudget
-	})
-	return &c
-}
-
-// rankOf returns the scope of the channel's config that a method's retryPolicy comes from.
-func rankOf(cc *grpc.ClientConn, method string, retry any) rank {
-	switch retry {
-	case cc.GetMethodConfig("").RetryPolicy:
-		return rankConfigDefault
-	case cc.GetMethodConfig(serviceOf(method)).RetryPolicy:
-		return rankConfigService
-	default:
-		return rankConfigMethod
+// entryName returns the name of the entry of the channel's config that a method's retryPolicy comes from.
+func entryName(cc *grpc.ClientConn, method string, retry any) string {
+	for _, wider := range []string{"", serviceOf(method)} {
+		if retry == any(cc.GetMethodConfig(wider).RetryPolicy) {
+			return wider
+		}
 	}
+	return method
 }

@@ -1,17 +1,11 @@
 package grpcretry
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -103,116 +97,6 @@ func TestAttemptsOfAStreamThatHasSentNothingDoNotMultiply(t *testing.T) {
 				})
 			}
 		}
-	}
-}
-
-// Without either option, the method is left to gRPC, and a call that passes through as well.
-func TestMethodsAreLeftToGRPCWithoutTheOptions(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opts []Option
-		want int
-	}{
-		{"retried", []Option{WithMaxAttempts(5)}, 3},
-		{"turned off", []Option{Disable()}, 3},
-		{"turned off again", []Option{WithResolverServiceConfig(true), WithResolverServiceConfig(false)}, 3},
-		{"an empty service config is obeyed", []Option{WithServiceConfig("{}")}, 1}, // ABORTED is not retried by default
-	} {
-		for _, kind := range callKinds {
-			t.Run(tt.name+", "+kind.name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serve(t, always(aborted()))
-					cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 3)), even(t, tt.opts...).onlyInterceptors()...)
-					for range 2 {
-						before := len(server.attempts())
-						_ = kind.call(t.Context(), cc, echoMethod)
-						if got := len(server.attempts()) - before; got != tt.want {
-							t.Errorf("%d attempts, want %d", got, tt.want)
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
-// failingCreds fail with UNAVAILABLE.
-type failingCreds struct{ asked *int }
-
-func (c failingCreds) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	*c.asked++
-	return nil, status.Error(codes.Unavailable, "token service is down")
-}
-
-func (failingCreds) RequireTransportSecurity() bool { return false }
-
-// What fails before gRPC has a stream is retried by gRPC within each attempt, unless DialOptions turns
-// that off. No server sees it.
-func TestFailuresBeforeThereIsAStreamMultiply(t *testing.T) {
-	config := strings.ReplaceAll(configOf(retrying(nameEcho, 3)), "ABORTED", "UNAVAILABLE")
-	for way, want := range map[string]int{"DialOptions": 3, "interceptors only": 9} {
-		t.Run(way, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, asked := serve(t, always(ok())), 0
-				cc, _ := server.live(t, 0, config, ways[way](even(t, WithResolverServiceConfig(true)))...)
-				connect(t, cc)
-				err := echoOnce(t.Context(), cc, "unary", grpc.PerRPCCredentials(failingCreds{&asked}))
-				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
-				if asked != want {
-					t.Errorf("credentials were asked for %d times, want %d", asked, want)
-				}
-				wantTimes(t, server)
-			})
-		})
-	}
-}
-
-// While there is no connection, gRPC's own retries delay a call, but the server sees no more attempts.
-func TestCallsWithoutAConnectionDoNotMultiply(t *testing.T) {
-	config := strings.ReplaceAll(configOf(retrying(nameEcho, 3)), "ABORTED", "UNAVAILABLE")
-	for way, dial := range ways {
-		for _, kind := range callKinds {
-			t.Run(way+", "+kind.name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serve(t, always(unavailable()))
-					cc, l := server.live(t, 0, config, dial(even(t, WithResolverServiceConfig(true)))...)
-					connect(t, cc)
-					l.cc.ReportError(errors.New("no such host")) // changes nothing: gRPC has addresses
-					err := kind.call(t.Context(), cc, echoMethod)
-					wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
-					wantTimes(t, server, 0, second, 3*second)
-				})
-			})
-		}
-	}
-}
-
-// slowCodec takes a second to encode a request, so that a server that does not read requests responds
-// before gRPC sends this one.
-type slowCodec struct{ encoding.CodecV2 }
-
-func (c slowCodec) Marshal(v any) (mem.BufferSlice, error) {
-	time.Sleep(second)
-	return c.CodecV2.Marshal(v)
-}
-
-// Except by DialOptions, gRPC cannot be kept from retrying a unary call whose server responds before the
-// request is sent. It does so once in each attempt, because the request is then ready to be sent. When
-// this test fails, gRPC has changed: see noBuiltInRetry.
-func TestAnEarlyResponseIsRetriedByGRPC(t *testing.T) {
-	for way, want := range map[string]int{"DialOptions": 3, "interceptors only": 6} {
-		t.Run(way, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serveStreams(t, func(int, grpc.ServerStream) error { return status.Error(codes.Aborted, "conflict") })
-				cc, _ := server.live(t, 0, configOf(retrying(nameDefault, 3)), ways[way](even(t, WithResolverServiceConfig(true)))...)
-				connect(t, cc)
-				err := cc.Invoke(t.Context(), "/s/m", request(), &echov1.EchoResponse{}, grpc.ForceCodecV2(slowCodec{encoding.GetCodecV2("proto")}))
-				wantStop(t, err, codes.Aborted, ErrAttemptsExhausted, 3)
-				if got := len(server.attempts()); got != want {
-					t.Errorf("%d attempts, want %d", got, want)
-				}
-			})
-		})
 	}
 }
 

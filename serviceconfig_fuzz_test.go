@@ -81,10 +81,10 @@ func FuzzServiceConfig(f *testing.F) {
 func checkLimits(t *testing.T, method string, p Policy) {
 	b, _ := p.Backoff.(Exponential)
 	switch {
-	case p.MaxAttempts < 1 || p.MaxAttempts > 5, b.Base <= 0 || b.Max <= 0 || !(b.Multiplier > 0):
+	case p.MaxAttempts < 1 || p.MaxAttempts > 5, p.Hedging == nil && (b.Base <= 0 || b.Max <= 0 || !(b.Multiplier > 0)):
 		t.Errorf("%q: %+v is out of range", method, p)
-	case p.Hedging != nil && (p.Hedging.MaxAttempts < 2 || p.Hedging.MaxAttempts > 5):
-		t.Errorf("%q: %+v is out of range", method, *p.Hedging)
+	case p.Hedging != nil && p.MaxAttempts < 2:
+		t.Errorf("%q: %+v is out of range", method, p)
 	case slices.Contains(p.Codes, codes.OK) || slices.ContainsFunc(p.Codes, func(c codes.Code) bool { return c > maxCode }):
 		t.Errorf("%q retries %v", method, p.Codes)
 	case fmt.Sprint(p.Budget) == "":
@@ -145,7 +145,8 @@ func (c *fuzzedChannel) expected(method string, entry *serviceconfig.Method) str
 	p := c.plain.Policy(method)
 	switch retry := c.cc.GetMethodConfig(method).RetryPolicy; {
 	case entry != nil && entry.Hedging != nil:
-		p.Hedging = &Hedging{MaxAttempts: entry.Hedging.MaxAttempts}
+		p.Hedging, p.MaxAttempts, p.Codes, p.Backoff = &Hedging{}, entry.Hedging.MaxAttempts, entry.Hedging.NonFatalCodes, Constant(0)
+		slices.Sort(p.Codes)
 	case retry != nil:
 		p.MaxAttempts, p.Codes = retry.MaxAttempts, nil
 		p.Backoff = Exponential{retry.InitialBackoff, retry.MaxBackoff, retry.BackoffMultiplier, ProportionalJitter}
@@ -161,17 +162,13 @@ func (c *fuzzedChannel) expected(method string, entry *serviceconfig.Method) str
 
 // policy returns the policy of calls on the channel.
 func (c *fuzzedChannel) policy(method string) Policy {
-	current := c.fromIt.settings.current()
-	return current.fromChannel(c.cc, method, current.of(method)).exported()
+	current, ch := c.fromIt.settings.current(), c.fromIt.channelOf(c.cc, method)
+	return current.fromChannel(ch, method, current.of(method)).exported()
 }
 
 // settingsOf describes the settings that a service config has.
 func settingsOf(p Policy) string {
-	hedges := 0
-	if p.Hedging != nil {
-		hedges = p.Hedging.MaxAttempts
-	}
-	return fmt.Sprintf("%d attempts, %d hedged, %+v after %v", p.MaxAttempts, hedges, p.Backoff, p.Codes)
+	return fmt.Sprintf("%d attempts, hedged %v, %+v after %v", p.MaxAttempts, p.Hedging != nil, p.Backoff, p.Codes)
 }
 
 // entryFor returns the entry that applies to a method; nil if there is none.

@@ -193,17 +193,18 @@ func grpcCodes(drawn []drawnCode) []codes.Code {
 func (c *drawnConfig) inGo() []Option {
 	var opts []Option
 	for _, m := range drawnMethods {
-		method := []CallOption{Disable(), WithMaxAttempts(4), WithBackoff(Exponential{}), WithOverloadBackoff(Exponential{Base: second, Max: 20 * second}),
+		method := []CallOption{Disable(), WithMaxAttempts(4), WithPatience(defaultPatience), WithBackoff(defaultBackoff), WithOverloadBackoff(Exponential{Base: second, Max: 20 * second}),
 			WithCodes(codes.Unavailable, codes.ResourceExhausted)}
 		switch e := c.of(m); {
 		case e != nil && e.RetryPolicy != nil:
-			r := e.RetryPolicy
-			method = []CallOption{Disable(), WithMaxAttempts(r.MaxAttempts), WithBackoff(r.backoff()), WithOverloadBackoff(r.backoff()),
+			r, waits := e.RetryPolicy, policy{Policy: Policy{MaxAttempts: e.RetryPolicy.MaxAttempts}}
+			method = []CallOption{Disable(), WithMaxAttempts(r.MaxAttempts),
+				WithPatience(max(defaultPatience, 2*waits.longestWait(r.backoff()))), WithBackoff(r.backoff()), WithOverloadBackoff(r.backoff()),
 				WithCodes(grpcCodes(r.RetryableStatusCodes)...)}
 		case e != nil && e.HedgingPolicy != nil:
 			h := e.HedgingPolicy
-			method = append(method, WithHedging(Hedging{MaxAttempts: h.MaxAttempts, Delay: HedgeAfter(time.Duration(h.HedgingDelay)),
-				NonFatalCodes: grpcCodes(h.NonFatalStatusCodes), AllMethodsAreSafe: true}))
+			method = append(method, WithMaxAttempts(h.MaxAttempts), WithCodes(grpcCodes(h.NonFatalStatusCodes)...), WithBackoff(Constant(0)),
+				WithOverloadBackoff(Constant(0)), WithHedging(Hedging{Delay: HedgeAfter(time.Duration(h.HedgingDelay)), AllMethodsAreSafe: true}))
 		}
 		opts = append(opts, WithMethod("/"+drawnService+"/"+m, method...))
 	}
@@ -489,7 +490,8 @@ func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
 }
 
 // A service config that the channel has behaves like one in WithServiceConfig, from the first call of a
-// fresh channel on, and when it changes while calls run. gRPC's own retries may be on or off.
+// fresh channel on; and if calls start on a channel with a connection, also when it changes while they
+// run. gRPC's own retries may be on or off.
 func TestTheChannelsServiceConfigIsLikeWithServiceConfig(t *testing.T) {
 	t.Parallel()
 	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
@@ -521,6 +523,9 @@ func TestTheChannelsServiceConfigIsLikeWithServiceConfig(t *testing.T) {
 					return
 				}
 				cc, live := server.live(t, 0, configs[0].String(), ways[way](l.retrier(t, seed, append(opts, WithResolverServiceConfig(true))...))...)
+				if len(changes) > 0 {
+					connect(t, cc)
+				}
 				got[i] = l.run(t, cc, calls, changes, func(n int) { live.update(configs[n+1].String()) })
 			})
 		}
@@ -573,7 +578,7 @@ func TestTheThrottleOfAServiceConfig(t *testing.T) {
 		config := func(attempts int, maxTokens, ratio float64) Option {
 			return WithServiceConfig(withThrottle(configOf(retrying(nameDefault, attempts)), maxTokens, ratio))
 		}
-		r, err := New(config(5, 6, 1))
+		r, err := New(config(5, 6, 1), WithPatience(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -608,8 +613,8 @@ type drawnOutcome struct {
 }
 
 // The library obeys a service config as grpc-go's own retries do, apart from what is turned off here:
-// waits for a connection, retries after response headers, and the limit for pushback. Both draw their
-// own jitter, so waits are compared with its bounds.
+// waits for a connection and the limit for pushback. No response has headers, because gRPC does not
+// retry after them. Both draw their own jitter, so waits are compared with its bounds.
 func TestAServiceConfigIsObeyedAsGRPCDoes(t *testing.T) {
 	t.Parallel()
 	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
@@ -624,9 +629,7 @@ func TestAServiceConfigIsObeyedAsGRPCDoes(t *testing.T) {
 		for range 1 + d.IntN(20) {
 			c := drawCall(d)
 			c.limit = 0
-			if config.RetryThrottling != nil {
-				c.withoutHeaders() // gRPC's throttle does not count failures after headers
-			}
+			c.withoutHeaders() // gRPC does not retry after headers, nor does its throttle count such failures
 			calls = append(calls, c)
 		}
 		var got [2][]drawnOutcome
@@ -636,7 +639,7 @@ func TestAServiceConfigIsObeyedAsGRPCDoes(t *testing.T) {
 				server := serveDrawn(t, calls, l)
 				dial := []grpc.DialOption{grpc.WithDefaultServiceConfig(config.String())}
 				if i == 0 {
-					opts := []Option{WithConnectWait(0), WithCommitOnHeaders(true), WithMaxServerDelay(-1), WithServiceConfig(config.String())}
+					opts := []Option{WithPatience(0), WithMaxServerDelay(-1), WithServiceConfig(config.String())}
 					if config.RetryThrottling == nil {
 						opts = append(opts, WithBudget(Unlimited))
 					}

@@ -2,15 +2,9 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
-	"runtime"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 )
 
 // StreamClientInterceptor returns the interceptor for streams, for
@@ -18,12 +12,12 @@ import (
 //
 // The application's messages are kept, by reference, and replayed in order when an attempt fails,
 // until the stream is committed: when the application has received a message or headers, has
-// called Context or Trailer, or has sent more than [WithBufferLimit] or [WithReplayMemory] allows. From
-// then on gRPC's errors are returned unchanged, except that an attempt ended by [WithAttemptTimeout] before its
-// first message reports that, and a message costs nothing extra. As gRPC demands anyway, a message
-// must not be changed after SendMsg. If the program fills one object again and again, the stream is
-// not retried, and a warning is logged. More complicated reuse is not detected, because that would
-// take a copy of each message; the objects would be replayed with their latest contents.
+// called Context or Trailer, has sent more than [WithBufferLimit] or [WithReplayMemory] allows, or has
+// sent the same object twice in a row. From then on gRPC's errors are returned unchanged, except that an
+// attempt ended by [WithAttemptTimeout] before its first message reports that, and a message costs nothing
+// extra. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one object
+// again and again is noticed, and a warning is logged. More complicated reuse is not: the objects would be
+// replayed with their latest contents.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended; if the server had sent headers, the
@@ -33,11 +27,22 @@ import (
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
 // between two attempts Context returns the call's context.
 //
+// Each attempt is bound when it opens, by a call of its Context, so that gRPC's transparent retry, which may lose
+// messages, never runs beneath it.
+//
+// A later attempt is sent the messages by a goroutine of the library. If a codec or an interceptor below panics there,
+// the call ends with INTERNAL.
+//
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream
-// that the application abandons is not reported, SendMsg and Header leave more failures to RecvMsg,
-// and the server does not receive the number of previous attempts; nothing else changes. For
+// that the application abandons is not reported, and it counts in [Usage] until its memory is collected, or longer; SendMsg
+// and Header leave more failures to RecvMsg; nothing else changes. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
-func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.stream }
+//
+// After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
+// if the application calls them in turn: the messages are replayed on one goroutine while another waits for
+// the response. gRPC allows that, so their methods must not share data without a lock; the logging
+// interceptor of go-grpc-middleware does, and the race detector reports it.
+func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.made().stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -49,11 +54,18 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		return c.passStream(desc, streamer)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
-	s.call.stream = s
-	if c.policy.AttemptTimeout > 0 {
-		s.call.overdue = s.overdue
+	s.call.stream, s.first.bounds = s, &s.bounds
+	s.change.L, s.out.single = &s.mu, !desc.ClientStreams
+	s.countOpen()
+	if c.isContested() {
+		new(contest).join(&s.call, nil)
 	}
-	if err := s.establish(&s.first); err != nil {
+	var err error
+	s.orCrash(func() {
+		s.call.begin(&s.first)
+		err = s.openFrom(&s.first)
+	})
+	if err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -66,96 +78,26 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 //
 // One goroutine may send while another receives. The goroutine that finds the attempt failed changes
 // the phase to recovering. It alone then uses the call, waits and opens the next attempt, without
-// holding mu; the other goroutines add to the queue, or wait for a change.
+// holding mu; the other goroutines add to the outbox, or wait for a change.
 type retryStream struct {
 	call     call
-	first    attempt // part of the stream to save an allocation
 	desc     *grpc.StreamDesc
 	streamer grpc.Streamer
 
-	// direct is the attempt that the application is committed to. It is set when that attempt
-	// has been sent the whole queue; from then on messages bypass the fields below.
-	direct atomic.Pointer[streamAttempt]
+	// What the first attempt needs is part of the stream, to save allocations.
+	first  attempt
+	opened streamAttempt
+	bounds bounds
+	held   holding
 
-	holding   *holding // what the stream counts with in Usage
-	onGarbage runtime.Cleanup
-
-	mu          sync.Mutex // never held during an RPC, a wait or a callback
-	streamState            // guarded by mu
-
-	racing *hedgedStream // guarded by mu; from the first RecvMsg of a hedged stream on
-}
-
-// A streamAttempt is one attempt and its stream.
-type streamAttempt struct {
-	*attempt
-	stream     grpc.ClientStream
-	reached    peer.Peer      // written by gRPC before the end of the attempt
-	hasMessage bool           // a message has arrived; written with mu, by the receiving goroutine
-	helpers    sync.WaitGroup // goroutines of ours that use the stream
-
-	// The fields below are guarded by the stream's mu.
-	over     bool          // gRPC has reported the attempt's end
-	overErr  error         // the error that it ended with; nil after a success
-	ended    chan struct{} // closed when over; nil while nobody waits for that
-	unwatch  func()        // see retryStream.checkAbandoned
-	received bool          // RecvMsg has returned an error, io.EOF included
-	finished bool          // RecvMsg has returned io.EOF
-
-	sent    int   // queued messages that were handed to the stream
-	closed  bool  // the stream's CloseSend was called
-	sending bool  // a goroutine is handing the queue to the stream
-	broken  error // the error of SendMsg or CloseSend because of which the library has ended the attempt
-
-	confirming bool // a goroutine receives the end, see endUnclear
-
-	binding  bool // committed, but afterCommit has not yet reported that to the plan
-	panicked any  // the value of a panic on one of our goroutines
-
-	waiting  time.Duration // the time since which a goroutine has waited for a message, if there is a timeout
-	unseen   *time.Timer   // fires when headers that have arrived must have been seen
-	expired  bool          // the attempt timeout has passed while nobody waited for a message
-	answered bool          // the same, and headers or the end have arrived
+	streamState
 }
 
 // SendMsg implements grpc.ClientStream.
 func (s *retryStream) SendMsg(m any) error {
-	for {
-		if at := s.direct.Load(); at != nil {
-			return s.sendDirect(at, m)
-		}
-		at, err := s.keep(m, s.weigh(m))
-		switch {
-		case errors.Is(err, errCommitFirst):
-			continue
-		case at == nil:
-			return s.sendError(err)
-		case err != nil: // the call is over, and gRPC knows which error to return
-			return s.sendError(s.atEnd(at, func() error { return at.stream.SendMsg(m) }))
-		}
-		return s.handOver(at)
-	}
-}
-
-func (s *retryStream) sendDirect(at *streamAttempt, m any) error {
-	err := at.stream.SendMsg(m)
-	if err == nil {
-		return nil
-	}
-	switch {
-	case !isEOF(err): // gRPC has ended the stream with this error
-		s.end(at, err)
-	case s.desc.ClientStreams:
-		at.stream.Context() // gRPC must not retry a stream whose end the application has seen
-	}
-	return s.sendError(err)
-}
-
-// sendError returns the error of SendMsg for err: for the one request of a server stream gRPC does
-// not return io.EOF, because RecvMsg returns the status.
-func (s *retryStream) sendError(err error) error {
+	err := s.send(m)
 	if isEOF(err) && !s.desc.ClientStreams {
-		return nil
+		return nil // as in gRPC: RecvMsg returns the status
 	}
 	return err
 }
@@ -165,23 +107,7 @@ func (s *retryStream) CloseSend() error {
 	if at := s.direct.Load(); at != nil {
 		return at.stream.CloseSend()
 	}
-	s.mu.Lock()
-	s.done = true
-	at := s.at
-	if s.isOver() && at != nil {
-		s.mu.Unlock()
-		return s.atEnd(at, at.stream.CloseSend)
-	}
-	if !s.inUse() || at.sending {
-		s.mu.Unlock()
-		return nil // the recovering or sending goroutine calls CloseSend
-	}
-	s.startSending(at)
-	s.mu.Unlock()
-	if err := s.handOver(at); !isEOF(err) {
-		return err
-	}
-	return nil // RecvMsg returns the status
+	return s.close()
 }
 
 // RecvMsg implements grpc.ClientStream.
@@ -197,25 +123,10 @@ func (s *retryStream) RecvMsg(m any) error {
 
 // Header implements grpc.ClientStream. Headers that the application has seen commit the stream.
 func (s *retryStream) Header() (metadata.MD, error) {
-	for {
-		if at := s.direct.Load(); at != nil {
-			return s.headersOf(at)
-		}
-		at, use, todo := s.tryHeader()
-		switch {
-		case todo != nil:
-			todo()
-		case at == nil:
-			return nil, nil // as in gRPC: RecvMsg returns the status
-		case !use:
-			return s.headersOf(at)
-		default:
-			md, err := s.headerOf(at)
-			if s.headed(at, md, err) {
-				return md, err
-			}
-		}
+	if at := s.direct.Load(); at != nil {
+		return at.headers()
 	}
+	return s.awaitHeader()
 }
 
 // Context implements grpc.ClientStream. It commits the stream, and does not wait.
@@ -234,7 +145,7 @@ func (s *retryStream) Trailer() metadata.MD {
 		return nil
 	}
 	s.mu.Lock()
-	known := s.isOver() && s.at == at && (at.over || at.received)
+	known := s.isOver() && s.at == at && at.hasEnded()
 	s.mu.Unlock()
 	if !known {
 		return nil // gRPC's Trailer must not be called before the end
@@ -251,17 +162,15 @@ func (s *retryStream) bindNow() *streamAttempt {
 	}
 	s.mu.Lock()
 	at := s.at
-	commits := s.phase == phaseOpen && at.failure() == nil
 	switch {
-	case commits:
-		s.commit(at)
-	case s.phase < phaseCommitted:
-		s.bind = true
-		at = nil
-	}
-	s.mu.Unlock()
-	if commits {
-		s.afterCommit(at)
+	case s.phase >= phaseCommitting:
+		s.mu.Unlock()
+	case s.phase == phaseOpen && at.failure() == nil:
+		s.bindTo(at)
+	default:
+		s.bind = s.call.mode != modeHedged // whose first message decides
+		s.mu.Unlock()
+		return nil
 	}
 	return at
 }

@@ -2,11 +2,11 @@ package grpcretry
 
 import (
 	"context"
+	"math"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,7 +19,7 @@ import (
 // A stream is committed when the limit is passed, not when it is reached, and all its
 // messages count. "aaa" is 3 bytes, in a field of 2 more, in a frame of 5 more.
 func TestTheBufferLimitIsExact(t *testing.T) {
-	small := (&retryStream{desc: clientStream}).weigh(&echov1.EchoRequest{Message: "aaa"}).size
+	const small = 10
 	for _, tt := range []struct {
 		limit    int
 		attempts []time.Duration
@@ -43,15 +43,16 @@ func TestTheBufferLimitIsExact(t *testing.T) {
 	}
 }
 
-// An EchoRequest without contents takes 5 bytes on the wire and more than 64 in memory.
-func TestTheBufferLimitCountsMemory(t *testing.T) {
+// An EchoRequest without contents takes 5 bytes, those of the prefix.
+func TestTheDefaultBufferLimit(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		messages int
 		size     int
 		attempts int
 	}{
-		{"many empty messages are over the default limit", 50_000, 0, 1},
+		{"many empty messages are over the default limit", 256<<10/5 + 1, 0, 1},
+		{"one less is within it", 256 << 10 / 5, 0, 2},
 		{"few messages are within it", 500, 100, 2},
 		{"one large message is over it", 1, 300 << 10, 1},
 	} {
@@ -86,35 +87,6 @@ type counting struct {
 func (counting) CloseSend() error             { return nil }
 func (counting) Header() (metadata.MD, error) { return nil, nil }
 func (c counting) RecvMsg(any) error          { return c.err }
-
-// A stream holds no message any longer than it may have to send it again.
-func TestABufferIsLetGo(t *testing.T) {
-	for _, tt := range []struct{ name, server, app string }{
-		{"when committed by a message", "recv a; send 1; hang", "send a; recv 1"},
-		{"when committed by headers", "recv a; header; hang", "send a; header"},
-		{"when committed by the application", "recv a; hang", "send a; context"},
-		{"when the limit is passed", "hang", "send a; send " + big},
-		{"at the end", "recv a; fail NOT_FOUND", "send a; recv NOT_FOUND"},
-		{"at the end without a message", "recv a", "send a; recv EOF"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.server, stream) })
-				app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
-				if err != nil {
-					t.Fatal(err)
-				}
-				app.play(t, tt.app)
-				s := app.stream.(*retryStream)
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if s.queue != nil || s.size != 0 {
-					t.Errorf("buffer has %d messages of %d bytes", len(s.queue), s.size)
-				}
-			})
-		})
-	}
-}
 
 // Without a buffer a stream is gRPC's own: no budget, no event, its error untouched, also
 // where it cannot be opened.
@@ -151,19 +123,21 @@ func TestStreamsWithoutABufferPassStraightThrough(t *testing.T) {
 // unsized is a message that cannot tell its size; the codec below knows it.
 type unsized struct{ text string }
 
-func TestAMessageWithoutASizeCommits(t *testing.T) {
-	s := &retryStream{desc: bidiStream}
+func TestSizeOfAMessage(t *testing.T) {
 	for _, tt := range []struct {
-		m    any
-		want int
+		m     any
+		want  int
+		known bool
 	}{
-		{&echov1.EchoRequest{}, slotSize + int(unsafe.Sizeof(echov1.EchoRequest{}))},
-		{&echov1.EchoRequest{Message: "abc", Payload: []byte("de")}, slotSize + int(unsafe.Sizeof(echov1.EchoRequest{})) + 5},
-		{sized(7), slotSize + int(unsafe.Sizeof(sized(0))) + 7},
-		{&unsized{"x"}, -1},
+		{&echov1.EchoRequest{}, 5, true},
+		{&echov1.EchoRequest{Message: "abc", Payload: []byte("de")}, 5 + 5 + 4, true},
+		{sized(7), 12, true},
+		{sized(-7), 5, true},
+		{sized(math.MaxInt), math.MaxInt32, true},
+		{&unsized{"x"}, 5, false},
 	} {
-		if got := s.weigh(tt.m).size; got != tt.want {
-			t.Errorf("size of %T = %d, want %d", tt.m, got, tt.want)
+		if got, known := sizeOf(tt.m); got != tt.want || known != tt.known {
+			t.Errorf("size of %T = %d, %v, want %d, %v", tt.m, got, known, tt.want, tt.known)
 		}
 	}
 }
@@ -171,20 +145,6 @@ func TestAMessageWithoutASizeCommits(t *testing.T) {
 type sized int
 
 func (s sized) Size() int { return int(s) }
-
-func TestGRPCsNameForTheBufferLimit(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			return playServer(t, n, "recv aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; recv EOF; fail UNAVAILABLE", stream)
-		})
-		app, err := server.openStream(t, clientStream, nil, grpc.MaxRetryRPCBufferSize(20))
-		if err != nil {
-			t.Fatal(err)
-		}
-		app.play(t, "send aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; close; recv UNAVAILABLE")
-		wantTimes(t, server, 0)
-	})
-}
 
 func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
 	bubble(t, func(t *testing.T) {

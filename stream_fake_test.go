@@ -14,7 +14,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -199,24 +198,12 @@ func peerAddr(o grpc.CallOption) *peer.Peer {
 	return p
 }
 
-// credsOf is the field Creds of the options that embed a grpc.PerRPCCredsCallOption.
-func credsOf(o grpc.CallOption) credentials.PerRPCCredentials {
-	v := reflect.ValueOf(o)
-	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
-		return nil
-	}
-	field := v.Elem().FieldByName("Creds")
-	if !field.IsValid() {
-		return nil
-	}
-	creds, _ := field.Interface().(credentials.PerRPCCredentials)
-	return creds
-}
-
 // open is the grpc.Streamer, newClientStream in grpc-go.
 func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string,
 	opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	a := &fakeStream{r: r}
+	md, _ := metadata.FromOutgoingContext(ctx)
+	a.previous = strings.Join(md["grpc-previous-rpc-attempts"], ",")
 	for _, o := range opts {
 		if r.dropsOptions {
 			break
@@ -233,10 +220,6 @@ func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, 
 		default:
 			if p := peerAddr(o); p != nil {
 				a.peers = append(a.peers, p)
-			}
-			if creds := credsOf(o); creds != nil {
-				header, _ := creds.GetRequestMetadata(ctx)
-				a.previous = header["grpc-previous-rpc-attempts"]
 			}
 		}
 	}
@@ -577,10 +560,9 @@ func (a *fakeStream) RecvMsg(m any) error {
 
 var errGarbled = status.Error(codes.Internal, "grpc: failed to unmarshal the received message: garbled")
 
-const cardinality = "cardinality violation"
-
-// noResponse is what the library makes of a clean end of a client stream without a response.
-const noResponse = "grpcretry: the stream ended without a response and without a failure"
+// cardinality is what gRPC and the library say of a client stream that ended well without a response; the fake says it of
+// one with two responses, too.
+const cardinality = "cardinality violation: received no response message from non-server-streaming RPC"
 
 // receive is clientStream.RecvMsg. Messages that have arrived come before the end, also before
 // that of the context (recvBufferReader.readClient).

@@ -44,7 +44,7 @@ import (
 
 var (
 	faultStreams = flag.Int("faults.streams", 120, "how many calls TestFaults makes")
-	faultSeed    = flag.Uint64("faults.seed", 0, "the seed of TestFaults, 0 for one drawn from the clock; goroutines and connections still run in any order")
+	faultSeed    = flag.Uint64("faults.seed", 1, "the seed of TestFaults, 0 for one drawn from the clock, as in make soak; goroutines and connections still run in any order")
 	faultPlain   = flag.Bool("faults.plain", false, "TestFaults uses plain gRPC, counts what would be a finding, and does not fail")
 	faultWorlds  = flag.Int("faults.worlds", 4, "how many servers and ClientConns TestFaults uses at a time")
 )
@@ -73,9 +73,13 @@ func TestFaults(t *testing.T) {
 	}
 	group.Wait()
 	findings.report(t, time.Since(start))
-	if err := goleak.Find(before); err != nil && !findings.fatal.Load() {
-		t.Errorf("goroutines are left: %v", err)
+	var left error
+	for range 60 { // each waits for half a second, and a busy machine may need more
+		if left = goleak.Find(before); left == nil || findings.fatal.Load() {
+			return
+		}
 	}
+	t.Errorf("goroutines are left: %v", left)
 }
 
 // faultFindings is what was found.
@@ -647,10 +651,7 @@ func (c *faultCall) options() (opts []grpc.CallOption) {
 	if draw.IntN(3) == 0 {
 		c.passes = c.passes && c.kind != diffUnary && c.kind != diffServerStream
 		d := time.Duration(1+draw.IntN(5000)) * time.Microsecond
-		add(fmt.Sprintf("hedging after %v", d), grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d), Budget: grpcretry.Unlimited}))
-	}
-	if draw.IntN(4) == 0 {
-		add("commit on headers", grpcretry.WithCommitOnHeaders(true))
+		add(fmt.Sprintf("hedging after %v", d), grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d), Budget: grpcretry.Unlimited}}))
 	}
 	return opts
 }

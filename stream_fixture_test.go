@@ -218,15 +218,6 @@ func serveScripts(t *testing.T, scripts ...string) *fixture {
 	})
 }
 
-// asPlain runs a test with plain gRPC, which shows what is right, and then with retries.
-func asPlain(t *testing.T, opts []Option, f func(t *testing.T, dial []grpc.DialOption)) {
-	t.Helper()
-	t.Run("plain gRPC", func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, nil) }) })
-	t.Run("with retries", func(t *testing.T) {
-		bubble(t, func(t *testing.T) { f(t, DialOptions(append([]Option{steady}, opts...)...)) })
-	})
-}
-
 // A record is what the library reports of a call: its end to OnFinish and to an observer, and
 // its attempts to a budget.
 type record struct {

@@ -161,7 +161,7 @@ func (r *run) justify(c *called) {
 			stuck(fmt.Sprintf("a message of attempt %d is there", a.number))
 		case a.done.happened():
 			stuck(fmt.Sprintf("attempt %d has ended", a.number))
-		case c.op == oHeader && a.headed.happened():
+		case c.op == oHeader && a.headed.happened() && r.hedge == 0: // a hedged stream's waits for the attempt that wins
 			stuck(fmt.Sprintf("the headers of attempt %d are there", a.number))
 		case c.op == oSend && len(a.accepted)-a.consumed < a.script.in:
 			stuck(fmt.Sprintf("the window of attempt %d is open", a.number))
@@ -271,7 +271,7 @@ func (r *run) judge() {
 		alike := slices.ContainsFunc(r.attempts, func(other *fakeStream) bool {
 			return r.hedge > 0 && other != a && other.started.at == a.started.at
 		})
-		if a.number > 1 && a.previous != want && !alike && !r.dropsOptions {
+		if a.number > 1 && a.previous != want && !alike {
 			r.find("request header", "attempt %d has grpc-previous-rpc-attempts %q, want %s", a.number, a.previous, want)
 		}
 	}
@@ -325,7 +325,7 @@ func (r *run) judgeFinish() {
 // sawSuccess reports whether a stream that ended well without a response, or with two, may have
 // been seen to end well before or after RecvMsg made of it the failure that c returned.
 func (r *run) sawSuccess(c *called) bool {
-	if !hasMessage(c.err, cardinality) && !hasMessage(c.err, noResponse) {
+	if !hasMessage(c.err, cardinality) {
 		return false
 	}
 	if slices.ContainsFunc(r.attempts, func(a *fakeStream) bool { return len(a.arrived) > 1 }) {
@@ -347,7 +347,8 @@ func (r *run) wrapperFails() bool {
 	return false
 }
 
-// judgeBudget: each attempt after the first is paid for once, and each attempt is reported once.
+// judgeBudget: each attempt after the first is paid for once, and each attempt is reported once to each
+// budget, with its number to the one that paid.
 func (r *run) judgeBudget() {
 	if r.plain {
 		return
@@ -359,8 +360,13 @@ func (r *run) judgeBudget() {
 	if r.panicked && r.panicAt == pObserver && r.count(grpcretry.AttemptStart) == begun+1 {
 		begun = len(r.deposits) // the observer's panic kept an attempt from being sent: either is right
 	}
-	if made := max(0, begun-1); r.withdrawn-r.refunded != made {
-		r.find("budget", "%d withdrawn, %d refunded, for %d attempts after the first", r.withdrawn, r.refunded, made)
+	// A token comes back if the context ends between the payment and the sending.
+	mayReturn := r.panicked || r.timeout > 0 || len(r.finishes) > 0 && r.ctxEndedBy(r.finishes[0].mark)
+	if made := max(0, begun-1); r.withdrawn-r.returned != made || r.returned > 0 && !mayReturn {
+		r.find("budget", "%d withdrawn, %d returned, for %d attempts after the first", r.withdrawn, r.returned, made)
+	}
+	if r.hedge > 0 && !r.hedges.agrees(r.deposits) {
+		r.find("hedges", "the budget of hedges heard %v", r.hedges.deposits)
 	}
 	if len(r.deposits) != begun || begun < len(r.attempts) || begun > len(r.attempts)+1 {
 		r.find("deposits", "%d deposits for %d attempts: %v", len(r.deposits), len(r.attempts), r.deposits)
@@ -491,11 +497,10 @@ func (r *run) judgeMessages() {
 			continue
 		}
 		text := c.text
-		if r.merges && r.prefilled && r.hedge > 0 && r.plainReplies {
-			text = strings.TrimPrefix(text, prefix) // a hedge's reply of an unknown type starts empty
-		} else if r.merges && r.prefilled {
+		if r.merges && r.prefilled {
 			var ok bool
-			if text, ok = strings.CutPrefix(text, prefix); !ok {
+			// The first message of a retry is received into an empty reply.
+			if text, ok = strings.CutPrefix(text, prefix); !ok && (i > 0 || strings.HasPrefix(text, "1.")) {
 				r.find("merged", "a message that held %q before RecvMsg is %q after it", prefix, c.text)
 				continue
 			}
@@ -634,8 +639,12 @@ func (r *run) judgeError(c *called, received int) {
 	}
 }
 
-// reported is when the end of the call was reported, at the latest at m.
+// reported is when the end of the call was decided or reported, at the latest at m. Without an observer the end
+// of the newest attempt has to do: another goroutine may have read it.
 func (r *run) reported(m mark) mark {
+	if last := r.newest(m); last != nil && last.done.happened() && last.done.seq < m.seq {
+		m = last.done
+	}
 	if len(r.finishes) > 0 && r.finishes[0].seq < m.seq {
 		m = r.finishes[0].mark
 	}
@@ -799,6 +808,9 @@ func (r *run) judgePrompt(c *called, there mark) {
 	if r.dropsOptions || r.nilHeader {
 		allowed += grace * time.Duration(len(r.attempts))
 	}
+	if c.op == oHeader && r.hedge > 0 {
+		return // it waits for the attempt that wins
+	}
 	if late := c.end.at - max(c.start.at, there.at); there.happened() && late > allowed && c.thread != callbackThread {
 		r.find("late "+c.op.String(), "%v returned %v after what it waits for was there", c.op, late)
 	}
@@ -808,7 +820,9 @@ func (r *run) judgePrompt(c *called, there mark) {
 func (r *run) judgeRefusal(c *called) {
 	last := r.newest(c.end)
 	if !(last.done.happened() && last.done.seq < c.end.seq) && last.createErr == nil && !r.ctxEndedBy(c.end) {
-		if !r.ended(c.end) {
+		// A wrapper's failure in a replay ends a committed call before gRPC knows about it.
+		gaveUp := last.number > 1 && last.script.ownSend > 0 && last.sends >= last.script.ownSend
+		if !r.ended(c.end) && !gaveUp {
 			r.find("SendMsg EOF", "SendMsg returned io.EOF, but attempt %d has not ended", last.number)
 		}
 	}
@@ -1076,9 +1090,6 @@ func (r *run) judgeRetry(before, after *fakeStream) {
 		}
 	case before.done.happened() && before.done.seq < after.started.seq && before.byServer:
 		st := before.status
-		if r.commitOnHeaders && before.headed.happened() {
-			r.find("retry after headers", "attempt %d followed one that had headers", after.number)
-		}
 		if before.script.vanishes && st.Code() == codes.OK {
 			break
 		}
@@ -1158,9 +1169,8 @@ func (r *run) judgeRetried() {
 		}
 		return
 	}
-	if !slices.Contains(retryable, codeOf(c.err)) || hasMessage(c.err, noResponse) || r.refusedLarge() || stop || full || r.seenBy(c.end) ||
-		r.limit < 1<<20 ||
-		r.commitOnHeaders && last.headed.happened() {
+	if !slices.Contains(retryable, codeOf(c.err)) || r.refusedLarge() || stop || full || r.seenBy(c.end) ||
+		r.limit < 1<<20 {
 		return
 	}
 	for _, other := range r.calls {
@@ -1181,18 +1191,24 @@ func (r *run) judgeHedged() {
 	if r.hedge == 0 || r.left || r.grants >= 0 || len(r.attempts) != 1 || r.limit < 1<<20 || r.deadline > 0 && r.deadline < time.Hour {
 		return
 	}
-	a, sent := r.attempts[0], false
-	var c *called // the first RecvMsg
+	a := r.attempts[0]
+	var sent, c *called // the first SendMsg, and the first RecvMsg
 	for _, other := range r.calls {
-		sent = sent || other.op == oSend && other.end.happened() && other.err == nil && c == nil
+		if other.op == oSend && sent == nil {
+			sent = other
+		}
 		if other.op == oRecv && c == nil {
 			c = other
 		}
 	}
-	if c == nil || !sent || !c.end.happened() || a.createErr != nil {
+	if c == nil || !c.end.happened() || a.createErr != nil || sent == nil || sent.err != nil ||
+		!sent.end.happened() || sent.end.seq > c.start.seq {
 		return
 	}
 	due := c.start.at + r.hedgeDelay + slack
+	if r.timeout > 0 && due >= r.timeout { // since the first attempt, which starts at 0
+		return // a retry that replaces it is due first, after its backoff
+	}
 	for _, other := range r.calls {
 		if (other.op == oHeader || other.op == oContext || other.op == oTrailer) && other.start.at <= due {
 			return // it may have committed the stream
@@ -1282,7 +1298,8 @@ func (r *run) timeline() string {
 			fmt.Fprintf(&b, "%12v %4d %s\n", l.at, l.seq, l.text)
 		}
 	}
-	fmt.Fprintf(&b, "budget: %d withdrawn, %d refused, %d refunded, deposits %v\n", r.withdrawn, r.refused, r.refunded, r.deposits)
+	fmt.Fprintf(&b, "budget: %d withdrawn, %d refused, %d returned, deposits %v, of hedges %v\n", r.withdrawn, r.refused, r.returned,
+		r.deposits, r.hedges.deposits)
 	for _, f := range r.findings {
 		fmt.Fprintf(&b, "FINDING %s: %s\n", f.kind, f.text)
 	}

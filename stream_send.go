@@ -1,486 +1,227 @@
 package grpcretry
 
 import (
-	"context"
 	"errors"
 	"io"
-	"reflect"
-
-	"google.golang.org/grpc/status"
 )
 
-// This file gets messages from the application to an attempt: into a queue, which is kept as long as
-// another attempt may need it, and from there to the attempt in use. A new attempt is sent the whole
-// queue. One goroutine at a time sends; others only add to the queue.
+// This file gets messages from the application to an attempt. They are kept in the outbox as long as another
+// attempt may need them. The application's goroutine sends them to the first attempt. To each later one, a
+// goroutine of ours sends the whole outbox; it is the only sender until it has caught up.
 
-// errCommitFirst means that the message does not fit into the queue, so that the stream has committed.
-var errCommitFirst = errors.New("grpcretry: committed by the buffer limit")
-
-// errEnded means that the call is over.
-var errEnded = errors.New("grpcretry: the stream has ended")
-
-// keep puts a message into the queue. It returns the attempt that the caller is to hand the queue to,
-// nil if another goroutine does that. With errEnded it returns the call's last attempt.
-func (s *retryStream) keep(m any, w weighing) (*streamAttempt, error) {
-	for {
-		at, todo, err := s.tryKeep(m, w)
-		if todo == nil {
-			return at, err
-		}
-		todo()
-	}
+// An outbox holds what the application has sent.
+type outbox struct {
+	queue   []any    // the messages, in order, as long as they may be needed again
+	space   [1]any   // for the queue
+	size    int      // of the queue
+	spoilt  bool     // a message may have changed since it was sent: they must not be sent again
+	done    bool     // CloseSend was called
+	single  bool     // there is one message at most
+	holding *holding // what the queue counts with in Usage
 }
 
-// tryKeep is keep, unless something must be done or waited for first: then it returns that as todo.
-func (s *retryStream) tryKeep(m any, w weighing) (_ *streamAttempt, todo func(), _ error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fits := !s.desc.ClientStreams || w.size >= 0 && w.size <= s.call.policy.BufferLimit-s.size
-	if !s.spoilt && s.changes(m, w.print) {
-		s.spoilt = true
-		return nil, func() { s.call.retrier.report.messageChanged(&s.call.facts) }, nil
-	}
-	switch at := s.at; {
-	case s.isOver() && at == nil:
-		return nil, nil, io.EOF
-	case s.isOver() && at.sending:
-		return nil, s.awaitChange(), nil
-	case s.isOver() && at.fate != fateCommitted && !s.done && !at.over && s.desc.ClientStreams:
-		return nil, nil, io.EOF
-	case s.isOver():
-		return at, nil, errEnded
-	case s.direct.Load() != nil:
-		return nil, nil, errCommitFirst
-	case !fits || s.spoilt || s.complete(s.desc.ClientStreams):
-		return nil, s.makeRoom(at), nil
-	case s.phase == phaseRecovering && s.call.ctx.Err() != nil: // no attempt follows
-		return nil, s.awaitChange(), nil
-	case !s.holding.take(w.size):
-		return nil, s.makeRoomForAll(at), nil
-	}
-	s.queue = append(s.queue, m)
-	s.size += w.size
-	s.print = w.print
-	if !s.inUse() || s.at.sending {
-		return nil, nil, nil // the recovering or sending goroutine sends this message too
-	}
-	s.startSending(s.at)
-	return s.at, nil, nil
-}
-
-// changes needs mu. It reports whether m is the object that was sent last, with different contents.
-// gRPC forbids that, but a program that does it works until a stream is retried.
-func (s *retryStream) changes(m any, hash uint64) bool {
-	if !s.desc.ClientStreams || len(s.queue) == 0 || reflect.ValueOf(m).Kind() != reflect.Pointer {
+// keep adds a message. It returns false if there is no memory for it.
+func (o *outbox) keep(m any, size int) bool {
+	if !o.holding.reserve(size) {
 		return false
 	}
-	return s.queue[len(s.queue)-1] == m && (hash == 0 || hash != s.print)
+	if o.queue == nil {
+		o.queue = o.space[:0]
+	}
+	o.queue = append(o.queue, m)
+	o.size += size
+	return true
 }
 
-// atEnd calls a method of a stream that has ended, so that the application gets gRPC's own result.
-// It makes one such call at a time, as gRPC requires of the application.
+// drop forgets the messages.
+func (o *outbox) drop() {
+	o.holding.release()
+	o.queue, o.space, o.size = nil, [1]any{}, 0
+}
+
+// isLatest reports whether m is the object that was sent last. It may have other contents now: gRPC forbids
+// that, but a program that does it works until a stream is retried.
+func (o *outbox) isLatest(m any) bool {
+	return len(o.queue) > 0 && isPointer(m) && o.queue[len(o.queue)-1] == m
+}
+
+// lacks reports whether the attempt lacks messages, or the CloseSend, of the application.
+func (o *outbox) lacks(at *streamAttempt) bool {
+	return at.sent < len(o.queue) || o.done && !at.closed
+}
+
+// isComplete reports whether the application has nothing more to send.
+func (o *outbox) isComplete() bool { return o.done || o.single && len(o.queue) > 0 }
+
+// send is SendMsg, except that it returns io.EOF at the end of a server stream.
+func (s *retryStream) send(m any) error {
+	if at := s.direct.Load(); at != nil {
+		return s.sendTo(at, m)
+	}
+	size, known := sizeOf(m)
+	s.mu.Lock()
+	for {
+		switch at := s.at; {
+		case s.direct.Load() != nil:
+			s.mu.Unlock()
+			return s.sendTo(at, m)
+		case s.isOver() && (at == nil || at.isOpenBelow() && !s.out.done && s.desc.ClientStreams):
+			s.mu.Unlock()
+			return io.EOF // the stream of gRPC, if there is one, would accept the message
+		case s.isOver():
+			return s.atEnd(at, func() error { return at.stream.SendMsg(m) })
+		case !s.mayKeep(m, size, known):
+			s.commitToSend(false)
+		case !s.out.keep(m, size):
+			s.commitToSend(true)
+		case s.phase != phaseOpen || at.replaying:
+			s.mu.Unlock()
+			return nil // the goroutine that replays sends this message, too
+		default:
+			return s.sendNow(at, m)
+		}
+	}
+}
+
+// sendTo sends a message to the attempt that the stream is committed to.
+func (s *retryStream) sendTo(at *streamAttempt, m any) error {
+	err := at.stream.SendMsg(m)
+	if err != nil && !isEOF(err) { // gRPC has ended the stream with this error
+		s.end(at, err)
+	}
+	return err
+}
+
+// atEnd needs mu, and returns without. It calls a method of the attempt of a call that is over, so that the application
+// gets gRPC's own result.
 func (s *retryStream) atEnd(at *streamAttempt, send func() error) error {
-	s.until(func() bool {
-		free := !at.sending
-		at.sending = true
-		return free
-	})
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		at.sending = false
-		s.changed()
-	}()
+	for at.replaying {
+		s.change.Wait()
+	}
+	s.mu.Unlock()
 	return send()
 }
 
-// makeRoom needs mu. It returns the next step towards a committed stream with an empty queue.
-func (s *retryStream) makeRoom(at *streamAttempt) (todo func()) {
-	switch {
-	case s.phase == phaseOpen && at.failure() == nil:
-		s.commit(at)
-		return func() { s.afterCommit(at) }
-	case s.phase == phaseOpen && s.receiving == 0:
-		return s.recoverNext(at, at.failure())
-	case s.phase == phaseCommitted && !at.sending:
-		s.startSending(at)
-		return func() { _ = s.drain(at) } // if it fails, so will the message that is to be sent
-	default:
-		return s.awaitChange()
+// mayKeep needs mu. It reports whether a message may be kept for a replay; otherwise the stream commits. One request
+// of a server stream always may.
+func (s *retryStream) mayKeep(m any, size int, known bool) bool {
+	if !s.desc.ClientStreams {
+		return !s.out.isComplete()
 	}
-}
-
-// makeRoomForAll needs mu. It is makeRoom for a message that exceeds the memory of the Retrier's calls
-// together.
-func (s *retryStream) makeRoomForAll(at *streamAttempt) (todo func()) {
-	wasOpen := s.phase == phaseOpen
-	next := s.makeRoom(at)
-	if !wasOpen || s.phase != phaseCommitted {
-		return next
+	if !s.out.spoilt && s.out.isLatest(m) {
+		s.out.spoilt = true
+		s.mu.Unlock()
+		s.call.retrier.report.sentAgain(&s.call.facts)
+		s.mu.Lock()
 	}
-	return func() {
-		memory := &s.call.retrier.usage.replay
-		memory.committed.Add(1)
-		next() // before the report, which may panic
-		s.call.retrier.report.streamNotKept(&s.call.facts, memory.limit)
-	}
+	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.out.spoilt && !s.out.done
 }
 
-// dropQueue needs mu. It forgets the application's messages.
-func (s *retryStream) dropQueue() {
-	s.holding.free()
-	s.queue, s.size = nil, 0
-}
-
-// pending needs mu. It reports whether the attempt lacks messages, or a CloseSend, of the
-// application.
-func (s *retryStream) pending(at *streamAttempt) bool {
-	return at.broken == nil && (at.sent < len(s.queue) || s.done && !at.closed)
-}
-
-// startSending needs mu. It must be followed by a call of drain, without mu.
-func (s *retryStream) startSending(at *streamAttempt) {
-	at.sending = true
-	s.inside++
-}
-
-// catchUp needs mu. If the attempt lacks something and no goroutine is sending, it starts to send.
-// It returns true if the caller is to call drain, because that cannot block longer than the
-// application's own SendMsg would have. Anything else is sent on a goroutine of its own, because the
-// server may wait for the application to receive first.
-func (s *retryStream) catchUp(at *streamAttempt) (drain bool) {
-	if at.sending || !s.pending(at) {
-		return false
-	}
-	s.startSending(at)
-	if !s.desc.ClientStreams || at.sent == len(s.queue) {
-		return true
-	}
-	at.helpers.Go(func() { s.help(at) })
-	return false
-}
-
-// sendRequest sends the part that catchUp has left to the caller. If that fails, RecvMsg returns the
-// status.
-func (s *retryStream) sendRequest(at *streamAttempt) {
-	err := s.drain(at)
-	if err == nil || isEOF(err) {
+// commitToSend needs mu, which it gives back in between. It takes the next step towards a committed stream, which
+// keeps no messages. full means that the memory of the Retrier's calls together is.
+func (s *retryStream) commitToSend(full bool) {
+	at := s.at
+	if s.phase != phaseOpen || s.receiving > 0 && at.failure() != nil {
+		s.change.Wait()
 		return
 	}
-	s.mu.Lock()
-	committed := s.phase == phaseCommitted && s.at == at
-	s.mu.Unlock()
-	if committed {
-		at.release()
-		s.end(at, err)
+	if err := at.failure(); err != nil {
+		s.recover(at, err, s.call.contest.repanic)
+	} else {
+		s.bindTo(at)
+		if memory := &s.call.retrier.usage.replay; full {
+			memory.committed.Add(1)
+			s.call.retrier.report.streamNotKept(&s.call.facts, memory.limit)
+		}
 	}
+	s.mu.Lock()
 }
 
-// sendMissing needs mu. It makes sure that an attempt is sent everything that it lacks; todo, unless it
-// is nil, sends the caller's part.
-func (s *retryStream) sendMissing(at *streamAttempt) (todo func()) {
-	if !s.catchUp(at) {
+// sendNow needs mu, and returns without. It sends the newest message, which is in the outbox, to an attempt that
+// lacks no other. It returns the error of SendMsg.
+func (s *retryStream) sendNow(at *streamAttempt, m any) error {
+	at.sent++
+	if at.deaf {
+		return s.sendFailed(at, io.EOF)
+	}
+	s.sending++
+	s.mu.Unlock()
+	err := at.hand(func() error { return at.stream.SendMsg(m) })
+	if err == nil {
 		return nil
 	}
-	return func() { s.sendRequest(at) }
+	s.mu.Lock()
+	return s.sendFailed(at, err)
 }
 
-// help sends the queue, on a goroutine of ours, while the application receives.
-func (s *retryStream) help(at *streamAttempt) {
-	failed := errPanicked
-	defer func() {
-		if isEOF(failed) || failed == nil {
-			return
-		}
+// sendFailed needs mu, and returns without. It returns the error of the application's SendMsg when that of an attempt
+// has failed with err. If nobody receives, this goroutine finds out why.
+func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
+	for !isEOF(err) && (s.uses(at) && s.receiving+s.heading > 0 || s.phase == phaseRecovering && s.at == at) {
+		s.change.Wait()
+	}
+	if s.uses(at) && s.receiving+s.heading == 0 && (s.desc.ClientStreams || !isEOF(err)) {
+		s.learnWhy(at)
 		s.mu.Lock()
-		if failed == errPanicked { //nolint:errorlint // set here
-			at.panicked = recover()
-		}
-		committed := s.phase == phaseCommitted && s.at == at
-		if at.broken == nil {
-			at.broken = failed
-		}
-		s.changed()
-		s.mu.Unlock()
-		at.release() // wakes up the goroutine that receives
-		if committed {
-			s.end(at, failed)
-		}
-	}()
-	failed = s.drain(at)
-}
-
-// drain hands the whole queue to an attempt, after a call of startSending. If it returns an error, the
-// attempt has failed.
-func (s *retryStream) drain(at *streamAttempt) error {
-	done, failed := false, errPanicked
-	ended := false // SendMsg has just returned io.EOF
-	defer func() {
-		if !done {
-			s.stopSending(at, failed)
-		}
-		s.exit(at)
-	}()
-	for {
-		m, next := s.nextToSend(at)
-		var err error
-		switch next {
-		case sendNothing:
-			done = true
-			return nil
-		case sendMessage:
-			err = at.stream.SendMsg(m)
-		case sendClose:
-			err = at.stream.CloseSend()
-		}
-		switch {
-		case err == nil:
-			ended = false
-		case isEOF(err) && !ended && s.mayGoOn(at):
-			// gRPC may be about to retry the call transparently in RecvMsg. If it still does,
-			// it has kept this message, and accepts the next ones.
-			ended = true
-			at.stream.Context() // see whySendFailed
-		default:
-			if isEOF(err) && s.isCommittedTo(at) {
-				at.stream.Context() // gRPC must not retry a stream that is not sent the rest
-			}
-			failed = err
-			return err
-		}
 	}
-}
-
-// mayGoOn reports whether to go on after io.EOF: a goroutine receives from the attempt and, if that is
-// committed, there is more to send. Otherwise the application gets the io.EOF, as from gRPC.
-func (s *retryStream) mayGoOn(at *streamAttempt) bool {
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.isReceived(at) || s.phase == phaseCommitted && s.at == at && s.receiving > 0 && s.pending(at)
-}
-
-func (s *retryStream) isCommittedTo(at *streamAttempt) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.phase == phaseCommitted && s.at == at
-}
-
-// A sendStep is the next step of drain.
-type sendStep int
-
-const (
-	sendNothing sendStep = iota
-	sendMessage
-	sendClose
-)
-
-func (s *retryStream) nextToSend(at *streamAttempt) (any, sendStep) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// A race may start while the request is being sent to the first attempt.
-	current := s.at == at && (s.inUse() || s.phase == phaseRacing) && at.broken == nil
 	switch {
-	case current && at.sent < len(s.queue):
-		m := s.queue[at.sent]
-		at.sent++
-		if s.phase == phaseCommitted {
-			s.queue[at.sent-1] = nil // the message is not sent again
-		}
-		return m, sendMessage
-	case current && s.done && !at.closed:
-		at.closed = true
-		return nil, sendClose
-	}
-	s.stopSendingLocked(at)
-	return nil, sendNothing
-}
-
-func (s *retryStream) stopSending(at *streamAttempt, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !isEOF(err) && at.broken == nil && s.at == at && !s.isOver() {
-		at.broken = err // the attempt lacks the message
-	}
-	s.stopSendingLocked(at)
-}
-
-func (s *retryStream) stopSendingLocked(at *streamAttempt) {
-	at.sending = false
-	if s.phase == phaseCommitted && s.at == at {
-		s.bypass(at)
-	}
-	s.changed()
-}
-
-// handOver hands the queue to an attempt and, if that fails meanwhile, to those that follow it. It
-// returns the error of SendMsg.
-func (s *retryStream) handOver(at *streamAttempt) error {
-	for {
-		err := s.drain(at)
-		if err == nil {
-			return nil
-		}
-		if at, err = s.sendFailed(at, err); at == nil {
-			return s.sendError(err)
-		}
+	case s.isOver() && !isEOF(err) && errors.Is(s.final, err):
+		return s.final
+	case s.isOver(), s.isBound() && s.at == at:
+		return err
+	default:
+		return nil // the message was replayed, or will be
 	}
 }
 
-// sendFailed handles the failure of a send. It returns the attempt that the caller is to hand the
-// queue to or, without one, the error of SendMsg.
-func (s *retryStream) sendFailed(at *streamAttempt, err error) (*streamAttempt, error) {
-	if !isEOF(err) {
-		return s.sendBroken(at, err)
-	}
-	if !s.desc.ClientStreams {
-		return nil, nil // RecvMsg will learn the reason
-	}
-	s.mu.Lock()
-	unclear := s.uses(at) && s.receiving == 0
-	s.mu.Unlock()
-	var cause error
-	if unclear {
-		cause = s.whySendFailed(at)
-	}
-	s.mu.Lock()
-	switch {
-	case s.at == at && s.phase >= phaseCommitted, s.isOver():
-		s.mu.Unlock()
-		return nil, err
-	case !s.uses(at) || s.receiving > 0 || !unclear:
-		s.mu.Unlock()
-		return nil, nil // the message was replayed, or will be
-	case cause == nil: // only RecvMsg can tell
-		s.commit(at)
-		s.bypass(at) // the rest of the queue cannot be sent
-		s.mu.Unlock()
-		s.afterCommit(at)
-		return nil, err
-	}
-	s.claim(at)
-	s.mu.Unlock()
-	s.recover(at, cause)
-	return s.takeOver(err)
-}
-
-// sendBroken handles an error of SendMsg or CloseSend that is not gRPC's end of the stream: a message
-// that cannot be sent, or an interceptor below that fails. gRPC may not know that the attempt has
-// failed.
-func (s *retryStream) sendBroken(at *streamAttempt, err error) (*streamAttempt, error) {
-	s.mu.Lock()
-	broken := at.broken != nil
-	s.mu.Unlock()
-	if broken {
-		at.release() // wakes up the goroutine that receives
-	}
-	s.until(func() bool { return !s.isReceived(at) && s.phase != phaseRecovering })
-	s.mu.Lock()
-	committed := s.at == at && s.phase == phaseCommitted
-	recovers := s.uses(at)
-	over := s.isOver()
-	if recovers {
+// learnWhy needs mu, and returns without. It recovers from the failure of an attempt that nobody receives from. If only
+// RecvMsg can tell what the failure is, because there are headers, the stream is committed.
+func (s *retryStream) learnWhy(at *streamAttempt) {
+	why := at.failure()
+	if why == nil {
 		s.claim(at)
+		s.mu.Unlock()
+		s.orCrash(func() {
+			if md, err := at.stream.Header(); md == nil && err == nil {
+				why = s.endWithoutHeaders(at)
+			}
+		})
+		s.mu.Lock()
 	}
+	if why == nil {
+		s.bindTo(at)
+		return
+	}
+	s.recover(at, why, s.call.contest.repanic)
+}
+
+// close implements CloseSend until the stream is committed.
+func (s *retryStream) close() error {
+	s.mu.Lock()
+	at := s.at
+	s.out.done = true
+	if s.direct.Load() != nil {
+		s.mu.Unlock()
+		return at.stream.CloseSend()
+	}
+	if s.isOver() && at != nil {
+		return s.atEnd(at, at.stream.CloseSend)
+	}
+	if s.phase != phaseOpen || at.replaying || at.closed || at.deaf {
+		s.mu.Unlock()
+		return nil // the goroutine that replays calls CloseSend
+	}
+	at.closed = true
+	s.sending++
 	s.mu.Unlock()
-	switch {
-	case recovers:
-		s.recover(at, err)
-		return s.takeOver(err)
-	case committed:
-		s.end(at, err)
-		return nil, err
-	case over:
-		return s.takeOver(err)
-	default:
-		return nil, nil // the message is sent to another attempt
+	err := at.hand(at.stream.CloseSend)
+	if err != nil {
+		s.mu.Lock()
+		err = s.sendFailed(at, err)
 	}
-}
-
-// takeOver returns, after a recovery, the attempt that the caller is to hand the queue to or, without
-// one, the error of SendMsg; err is the failure before the recovery.
-func (s *retryStream) takeOver(err error) (*streamAttempt, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch at := s.at; {
-	case s.isOver() && (isEOF(err) || !errors.Is(s.final, err)):
-		return nil, err
-	case s.isOver():
-		return nil, s.final
-	case !s.inUse() || at.sending || !s.pending(at):
-		return nil, nil
-	default:
-		s.startSending(at)
-		return at, nil
+	if isEOF(err) {
+		return nil // RecvMsg returns the status
 	}
-}
-
-// whySendFailed finds out why gRPC has ended an attempt that the application does not receive
-// from. It returns nil if only RecvMsg can tell, because headers have come, or if the attempt
-// has ended well.
-func (s *retryStream) whySendFailed(at *streamAttempt) error {
-	s.enter()
-	defer s.exit(at)
-	if err := s.knownCause(at); err != nil {
-		return err
-	}
-	// gRPC must not retry a stream whose end the application has seen. Context rules that out, as
-	// Trailer does, which may be called only after the end.
-	at.stream.Context()
-	if md, err := at.stream.Header(); md != nil || err != nil {
-		return nil
-	}
-	return s.whyNoHeaders(at)
-}
-
-// whyNoHeaders finds out why an attempt has ended without headers. It returns nil if the attempt has
-// ended well, or if gRPC does not report an end: then an interceptor's wrapper below returns no
-// headers.
-func (s *retryStream) whyNoHeaders(at *streamAttempt) error {
-	if err := s.knownCause(at); err != nil {
-		return err
-	}
-	if !s.awaitOver(at) {
-		return nil
-	}
-	if at.leftNothing() {
-		s.noteLost(at)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return at.overErr
-}
-
-// noteLost records that an attempt without headers and trailer was not a success.
-func (s *retryStream) noteLost(at *streamAttempt) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at.overErr == nil {
-		at.overErr = s.lost()
-	}
-}
-
-// knownCause returns the library's own reason to end an attempt, nil if it had none.
-func (s *retryStream) knownCause(at *streamAttempt) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return at.cause()
-}
-
-// cause is knownCause, and needs mu.
-func (at *streamAttempt) cause() error {
-	if at.broken != nil {
-		return at.broken
-	}
-	if at.isCut() {
-		return status.FromContextError(context.Canceled).Err()
-	}
-	return nil
-}
-
-// failure needs mu. It returns the attempt's failure, nil if none is known.
-func (at *streamAttempt) failure() error {
-	if at.over && at.broken == nil {
-		return at.overErr // gRPC knows best
-	}
-	return at.cause()
+	return err
 }

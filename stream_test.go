@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -50,11 +49,6 @@ func TestStreams(t *testing.T) {
 		{"waiting for headers in vain", serverStream, []Option{WithMaxAttempts(2)},
 			[]string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE"},
 			"send a; close; no header; recv UNAVAILABLE; trailer 2", ErrAttemptsExhausted, []time.Duration{0, 1 * second}},
-		{"headers commit by the letter of A6", serverStream, []Option{WithCommitOnHeaders(true)},
-			[]string{"recv a; header; fail UNAVAILABLE"},
-			"send a; close; recv UNAVAILABLE", nil, []time.Duration{0}},
-		{"trailers only do not commit by the letter of A6", serverStream, []Option{WithCommitOnHeaders(true)},
-			[]string{"recv a; fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF", nil, []time.Duration{0, 1 * second}},
 		{"Context commits", serverStream, nil, []string{"recv a; wait 1s; fail UNAVAILABLE"}, "send a; close; context; recv UNAVAILABLE",
 			nil, []time.Duration{0}},
 		{"Trailer commits", serverStream, nil, []string{"recv a; wait 1s; fail UNAVAILABLE"},
@@ -71,7 +65,7 @@ func TestStreams(t *testing.T) {
 			nil, []time.Duration{0, 7 * second}},
 		{"pushback says stop", serverStream, nil, []string{"pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", ErrPushback,
 			[]time.Duration{0}},
-		{"budget", serverStream, []Option{WithBudget(&aBudget{refuse: true})}, []string{"fail UNAVAILABLE"},
+		{"budget", serverStream, []Option{WithBudget(&aBudget{refuse: true}), WithPatience(0)}, []string{"fail UNAVAILABLE"},
 			"send a; close; recv UNAVAILABLE", ErrBudgetExhausted, []time.Duration{0}},
 		{"a long request is not counted against the limit", serverStream, []Option{WithBufferLimit(1)},
 			[]string{"fail UNAVAILABLE", "recv abc; send 1"},
@@ -106,7 +100,7 @@ func TestStreams(t *testing.T) {
 			"send a; close; recv 1", nil, []time.Duration{0, 6 * second}},
 		{"a timeout while the application is elsewhere", serverStream, []Option{WithAttemptTimeout(5 * second)},
 			[]string{"recv a; hang", "recv a; send 1"},
-			"send a; close; wait 20s; recv 1; recv EOF", nil, []time.Duration{0, 20 * second}},
+			"send a; close; wait 20s; recv 1; recv EOF", nil, []time.Duration{0, 26 * second}},
 
 		// Client streams.
 		{"client stream, nothing fails", clientStream, nil, []string{"recv a; recv b; recv EOF; send 1"}, "send a; send b; close; recv 1",
@@ -180,42 +174,6 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-func TestStreamCreationIsRetried(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "recv a; send 1", stream) })
-		attempts := 0
-		below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
-			if attempts++; attempts < 3 {
-				return nil, status.Error(codes.Unavailable, "no stream")
-			}
-			return next(ctx)
-		})
-		cc := server.conn(t, append(DialOptions(steady), below)...)
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil || time.Since(server.start) != 3*second {
-			t.Fatalf("NewStream = %v after %v, want a stream after 3s", err, time.Since(server.start))
-		}
-		(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
-	})
-}
-
-func TestStreamCreationInVain(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, nil)
-		finished := 0
-		cc := server.conn(t, append(DialOptions(steady, WithMaxAttempts(3)),
-			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errors.New("no route") }))...)
-		_, err := cc.NewStream(t.Context(), serverStream, "/s/m", grpc.OnFinish(func(error) { finished++ }))
-		wantStop(t, err, codes.Unavailable, ErrNotConnected, 1)
-		if got := time.Since(server.start); got != 10*second {
-			t.Errorf("NewStream took %v, want 10s of waiting for a connection", got)
-		}
-		if finished != 1 {
-			t.Errorf("OnFinish ran %d times", finished)
-		}
-	})
-}
-
 func TestStreamMessageOverASizeLimitIsNotRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "hang", stream) })
@@ -262,28 +220,6 @@ func TestStreamEvents(t *testing.T) {
 		}
 		if at.Addr == nil || server.attempts()[1].previous != 1 {
 			t.Errorf("peer %v, previous attempts %d, want one, 1", at.Addr, server.attempts()[1].previous)
-		}
-	})
-}
-
-func TestMessageOverASizeLimitEndsACommittedStream(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "send 1; hang", stream) })
-		ends := 0
-		app, err := server.openStream(t, bidiStream, []Option{WithObserver(func(_ context.Context, e Event) {
-			if e.Kind == CallEnd {
-				ends++
-				if status.Code(e.Err) != codes.ResourceExhausted {
-					t.Errorf("CallEnd has %v, want RESOURCE_EXHAUSTED", e.Err)
-				}
-			}
-		})}, grpc.MaxCallSendMsgSize(100))
-		if err != nil {
-			t.Fatal(err)
-		}
-		app.play(t, "recv 1")
-		if err := app.stream.SendMsg(&echov1.EchoRequest{Message: big}); status.Code(err) != codes.ResourceExhausted || ends != 1 {
-			t.Errorf("SendMsg = %v, and %d ends, want RESOURCE_EXHAUSTED and one", err, ends)
 		}
 	})
 }

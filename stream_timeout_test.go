@@ -2,9 +2,8 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"io"
-	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,30 +16,6 @@ import (
 )
 
 // The tests here are of streams with an attempt timeout of 5 s.
-
-func TestACommittedClientStreamThatSucceedsInTimeIsASuccess(t *testing.T) {
-	for _, tt := range []struct {
-		name, server, app string
-		limit             int
-	}{
-		{"committed by the buffer limit", "recv a; recv " + big + "; recv EOF; wait 1s; send 1",
-			"send a; send " + big + "; close; recv 1", 100},
-		{"committed by Context", "recv a; recv EOF; wait 1s; send 1", "send a; context; close; recv 1", 1 << 20},
-		{"committed by Trailer", "recv a; recv EOF; wait 1s; send 1", "send a; trailer ; close; recv 1", 1 << 20},
-		{"committed by Header", "recv a; header; recv EOF; wait 1s; send 1", "send a; header; close; recv 1", 1 << 20},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, reported := serveScripts(t, tt.server), &record{}
-				opts := append(reported.options(), WithAttemptTimeout(5*second), WithBufferLimit(tt.limit))
-				app := openOn(t, server.conn(t, DialOptions(opts...)...), clientStream, reported.onFinish())
-				app.play(t, tt.app)
-				reported.want(t, nil)
-				wantTimes(t, server, 0)
-			})
-		})
-	}
-}
 
 // A deaf stream has all that it will ever receive, and does not notice that its attempt is
 // cancelled, like one of an interceptor below that reads ahead.
@@ -73,87 +48,12 @@ func (d *deaf) RecvMsg(m any) error {
 	return nil
 }
 
-// crossing receives a stream whose first attempt has its first message a second after the
-// attempt timeout, while another goroutine uses the stream.
-func crossing(t *testing.T, kind *grpc.StreamDesc, reported *record, use func(grpc.ClientStream)) (messages []string, err error) {
-	t.Helper()
-	attempts := []*deaf{{kind: kind, first: 6 * second, messages: []string{"1.1", "1.2"}}, {kind: kind, messages: []string{"2.1", "2.2"}}}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	stream, err := StreamClientInterceptor(append(reported.options(), WithAttemptTimeout(5*second), steady)...)(ctx, kind, nil, "/s/m",
-		func(_ context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			d := attempts[0]
-			attempts = attempts[1:]
-			d.finish = func(err error) {
-				for _, opt := range opts {
-					if opt, ok := opt.(grpc.OnFinishCallOption); ok {
-						opt.OnFinish(err)
-					}
-				}
-			}
-			return d, nil
-		}, reported.onFinish())
-	if err != nil {
-		t.Fatal(err)
-	}
-	used := make(chan struct{})
-	go func() { defer close(used); use(stream) }()
-	for err == nil {
-		var m echov1.EchoResponse
-		if err = stream.RecvMsg(&m); err == nil {
-			messages = append(messages, m.GetMessage())
+// finish reports the end of an attempt as gRPC does.
+func finish(opts []grpc.CallOption, err error) {
+	for _, opt := range opts {
+		if opt, ok := opt.(grpc.OnFinishCallOption); ok {
+			opt.OnFinish(err)
 		}
-		if !kind.ServerStreams {
-			break
-		}
-	}
-	<-used
-	return messages, err
-}
-
-var uses = map[string]func(grpc.ClientStream){
-	"Context": func(s grpc.ClientStream) { s.Context() },
-	"Header":  func(s grpc.ClientStream) { s.Header() },
-	"Trailer": func(s grpc.ClientStream) { s.Trailer() },
-}
-
-// forEachUse runs a test for each method that commits, before and after the attempt timeout,
-// and while a late attempt is read to its end.
-func forEachUse(t *testing.T, f func(t *testing.T, use func(grpc.ClientStream))) {
-	for name, use := range uses {
-		for _, at := range []time.Duration{4500 * time.Millisecond, 5500 * time.Millisecond, 6500 * time.Millisecond,
-			7500 * time.Millisecond} {
-			t.Run(name+" after "+at.String(), func(t *testing.T) {
-				bubble(t, func(t *testing.T) { f(t, func(s grpc.ClientStream) { time.Sleep(at); use(s) }) })
-			})
-		}
-	}
-}
-
-func TestAStreamThatEndsWellHasAllMessagesAlsoAfterTheAttemptTimeout(t *testing.T) {
-	forEachUse(t, func(t *testing.T, use func(grpc.ClientStream)) {
-		got, err := crossing(t, serverStream, &record{}, use)
-		if all := strings.Join(got, " "); err == io.EOF && all != "1.1 1.2" && all != "2.1 2.2" {
-			t.Errorf("received %q and io.EOF, want both messages of one attempt", got)
-		}
-		if err != io.EOF && len(got) > 0 {
-			t.Errorf("received %q and %v, and the server had sent no failure", got, err)
-		}
-	})
-}
-
-func TestReportsAgreeWithTheApplicationAfterTheAttemptTimeout(t *testing.T) {
-	for _, kind := range []*grpc.StreamDesc{serverStream, clientStream} {
-		t.Run(kind.StreamName, func(t *testing.T) {
-			forEachUse(t, func(t *testing.T, use func(grpc.ClientStream)) {
-				reported := &record{}
-				_, err := crossing(t, kind, reported, use)
-				if err == io.EOF {
-					err = nil
-				}
-				reported.want(t, err)
-			})
-		})
 	}
 }
 
@@ -208,30 +108,6 @@ func (s *lateStream) RecvMsg(m any) error {
 	return err
 }
 
-// A first message that crosses the attempt timeout is not handed out: nothing could follow
-// it but a failure that the server did not send.
-func TestAFirstMessageThatCrossesTheAttemptTimeoutIsNotSeen(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		scripts := []string{"recv a; send 1; send 2; hang", "recv a; send 3; send 4"}
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
-		delay := 6 * second
-		wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
-			late := &lateStream{stream, delay}
-			delay = 0
-			return late
-		})
-		budget := &aBudget{}
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithBudget(budget)), wrapped)...)
-		openOn(t, cc, serverStream).play(t, "send a; close; recv 3; recv 4; recv EOF")
-		if len(server.attempts()) != 2 {
-			t.Errorf("%d attempts, want 2", len(server.attempts()))
-		}
-		if want := []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}; !slices.Equal(budget.heard, want) {
-			t.Errorf("budget heard %v, want %v", budget.heard, want)
-		}
-	})
-}
-
 // A committed stream may still time out before its first message, and ends then.
 func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
 	for _, tt := range []struct {
@@ -267,4 +143,65 @@ func TestCommittedStreamsThatTimeOutEnd(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A cutStream is a stream whose RecvMsg waits for the end of the context.
+type cutStream struct {
+	deaf
+	ctx context.Context
+	end func(finish func(error)) error
+}
+
+func (s *cutStream) RecvMsg(any) error {
+	<-s.ctx.Done()
+	return s.end(s.finish)
+}
+
+// receiveCut receives from a client stream whose attempt is cut after a second, and whose RecvMsg then ends with
+// what end returns.
+func receiveCut(t *testing.T, ctx context.Context, use func(grpc.ClientStream), end func(finish func(error)) error) error {
+	t.Helper()
+	reported := &record{}
+	stream, err := StreamClientInterceptor(append(reported.options(), WithAttemptTimeout(second))...)(ctx, clientStream, nil, "/s/m",
+		func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return &cutStream{deaf{finish: func(err error) { finish(opts, err) }}, ctx, end}, nil
+		}, reported.onFinish())
+	if err != nil {
+		t.Fatal(err)
+	}
+	use(stream)
+	err = stream.RecvMsg(&echov1.EchoResponse{})
+	reported.want(t, err)
+	return err
+}
+
+// gRPC's RecvMsg returns the response of a client stream after it has seen the status, so it is a success, although
+// the report of the cut came first.
+func TestAResponseThatCrossesTheReportOfTheCutIsASuccess(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		err := receiveCut(t, t.Context(), func(grpc.ClientStream) {}, func(finish func(error)) error {
+			finish(errCut)
+			time.Sleep(second)
+			return nil
+		})
+		if err != nil {
+			t.Errorf("got %v, want the response", err)
+		}
+	})
+}
+
+// The caller cancels a committed stream between the cut and its end: the application and the reports are told the
+// same.
+func TestACutStreamThatIsCancelled(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		err := receiveCut(t, ctx, func(s grpc.ClientStream) { s.Context() }, func(finish func(error)) error {
+			cancel()
+			finish(errCut)
+			return errCut
+		})
+		if !errors.Is(err, ErrAttemptTimeout) {
+			t.Errorf("got %v, want ErrAttemptTimeout", err)
+		}
+	})
 }

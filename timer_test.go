@@ -44,8 +44,8 @@ func elapsed(d time.Duration, done <-chan struct{}) bool {
 // crashed in every second run.
 func TestHedgesWithoutDelayShareABubble(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		hedge := UnaryClientInterceptor(WithBudget(Unlimited),
-			WithHedging(Hedging{MaxAttempts: 3, Delay: HedgeAfter(0), AllMethodsAreSafe: true, Budget: Unlimited}))
+		hedge := UnaryClientInterceptor(WithBudget(Unlimited), WithPatience(0),
+			WithPolicy(Policy{MaxAttempts: 3, Hedging: &Hedging{Delay: HedgeAfter(0), AllMethodsAreSafe: true, Budget: Unlimited}}))
 		var attempts atomic.Int64
 		fail := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
 			attempts.Add(1)
@@ -81,10 +81,6 @@ func TestTimersHaveSomethingToWaitFor(t *testing.T) {
 
 // positive are durations that are above 0 for a reason outside the function that uses them.
 var positive = map[string]bool{
-	"attempt.go, expire: a.bounds.timeout":           true, // without an attempt timeout nothing expires
-	"attempt.go, renew: b.timeout":                   true, // likewise
-	"conn.go, pause: d":                              true, // its only caller has compared it
-	"stream_recover.go, watchCaller: left":           true, // likewise
 	"stream_faults_test.go, wait: c.stall":           true, // drawn above 0
 	"examples/demo/server.go, goAway: away":          true, // from a table
 	"grpcretrytest/server.go, Down: s.script.settle": true, // set to one of two constants

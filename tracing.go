@@ -30,7 +30,7 @@ type callSpans struct {
 func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
 	method := printable(strings.TrimPrefix(f.method, "/"))
 	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)}
-	if f.runsOn != "" {
+	if f.functionTarget != "" {
 		attrs = attrs[1:] // a function may call anything
 	}
 	return tracer.Start(f.ctx, method, trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(attrs...))
@@ -71,9 +71,9 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 		more = append(more, attribute.Float64(telemetry.AttrBudgetBalance, balance))
 	}
 	if message := messageOf(a.Err); message != "" {
-		more = append(more, attribute.String(telemetry.AttrMessage, cut(printable(message), maxMessage)))
+		more = append(more, attribute.String(telemetry.AttrMessage, truncate(printable(message), maxMessage)))
 	}
-	s.attemptEnded(f, a, decisionName(v.Retry), more...)
+	s.attemptEnded(f, a, decisionName(v), more...)
 }
 
 // attemptEnded adds the event of one attempt.
@@ -81,10 +81,13 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	if s.events == nil {
 		return
 	}
-	attrs := append(make([]attribute.KeyValue, 0, 12),
+	attrs := append(make([]attribute.KeyValue, 0, 13),
 		attribute.Int(telemetry.AttrAttemptNumber, a.Number),
 		attribute.String(telemetry.AttrStatusCode, codeName(a.Code())),
 		attribute.String(telemetry.AttrDecision, decision))
+	if a.Repeats > 0 {
+		attrs = append(attrs, attribute.Int(telemetry.AttrRepeats, a.Repeats))
+	}
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(telemetry.AttrPeer, a.Peer.String()))
 	}
@@ -147,8 +150,8 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		text := printable(cut(err.Error(), 2*maxMessage)) // ours and the server's
-		span.SetStatus(otelcodes.Error, cut(text, 2*maxMessage))
+		text := printable(truncate(err.Error(), 2*maxMessage)) // ours and the server's
+		span.SetStatus(otelcodes.Error, truncate(text, 2*maxMessage))
 	}
 	span.End()
 }

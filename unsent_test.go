@@ -2,30 +2,25 @@ package grpcretry
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-// The tests here are of WithUnsentOnly. unsent_faults_test.go proves it over real connections.
+// The tests here are of WithUnsentOnly. cmd/soak proves it over real connections.
 
 var unsentOnly = WithUnsentOnly(true)
 
@@ -63,7 +58,8 @@ func TestWhatMayHaveRunIsRetriedOnlyIfTheServerAsks(t *testing.T) {
 					t.Error(err)
 				}
 				if tt.err != "" {
-					wantUntouched(t, err, status.Code(tt.script[0].err), tt.err)
+					wantStop(t, err, status.Code(tt.script[0].err), ErrMayHaveRun, 1)
+					wantMessage(t, err, tt.err)
 				}
 				wantTimes(t, server, tt.want...)
 				want := counts{withdrawn: len(tt.want) - 1, highest: len(tt.want)}
@@ -149,6 +145,8 @@ func everyKind(t *testing.T, f func(t *testing.T, call func(context.Context, *gr
 	}
 }
 
+func isUnary(t *testing.T) bool { return strings.HasSuffix(t.Name(), "/unary") }
+
 const onceMore = "recv hello; send done" // a script of a server that succeeds
 
 // A call that reached no server waits for its connection, counts for nothing and is charged nothing.
@@ -164,27 +162,23 @@ func TestARestartIsSurvivedByWhatMustNotRunTwice(t *testing.T) {
 			t.Error(err)
 		}
 		wantTimes(t, server, 3600*time.Millisecond)
-		if want := (counts{told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
+		if want := (counts{told: [5]int{Succeeded: 1}, highest: 1}); budget.counts != want {
 			t.Errorf("budget is %+v, want %+v", budget.counts, want)
 		}
 	})
 }
 
-// Without ConnectWait the same call is retried, but each attempt counts and is charged.
-func TestUnsentAttemptsWithoutConnectWaitAreRetried(t *testing.T) {
+// Without patience the same call ends.
+func TestWithoutPatienceWhatReachedNoServerIsNotRetried(t *testing.T) {
 	everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
 		server := serveScripts(t, onceMore)
 		budget := &tally{}
-		link, cc := server.linked(t, DialOptions(unsentOnly, WithConnectWait(0), WithBackoff(Constant(2*second)), WithBudget(budget))...)
+		link, cc := server.linked(t, DialOptions(unsentOnly, WithPatience(0), WithBackoff(Constant(2*second)), WithBudget(budget))...)
 		link.cut()
 		synctest.Wait()
-		time.AfterFunc(5*second/2, link.mend)
-		if err := call(t.Context(), cc); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 4*second)
-		if want := (counts{withdrawn: 2, told: [4]int{Failed: 2, Succeeded: 1}, highest: 3}); budget.counts != want {
-			t.Errorf("budget is %+v, want %+v", budget.counts, want)
+		wantStop(t, call(t.Context(), cc), codes.Unavailable, ErrTargetDown, 1)
+		if budget.counts != (counts{}) || time.Since(server.start) != 0 {
+			t.Errorf("the call took %v and the budget is %+v, want an end at once that costs nothing", time.Since(server.start), budget.counts)
 		}
 	})
 }
@@ -192,14 +186,14 @@ func TestUnsentAttemptsWithoutConnectWaitAreRetried(t *testing.T) {
 // As soon as there was a stream, the method may have run: with a connection that is lost later, and
 // with one on which the server fails.
 func TestWhatHadAStreamIsNotRetried(t *testing.T) {
-	for name, opts := range map[string][]Option{"": nil, ", without ConnectWait": {WithConnectWait(0)}} {
+	for name, opts := range map[string][]Option{"": nil, ", without patience": {WithPatience(0)}} {
 		t.Run("the connection is lost"+name, func(t *testing.T) {
 			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
 				server := serveScripts(t, "recv hello; hang", onceMore)
 				link, cc := server.linked(t, DialOptions(append(opts, unsentOnly)...)...)
 				time.AfterFunc(second, func() { link.cut(); link.mend() })
-				if err := call(t.Context(), cc); status.Code(err) != codes.Unavailable || ReasonName(reasonOf(err)) != "cancelled" {
-					t.Errorf("err = %v, want gRPC's own UNAVAILABLE", err)
+				if err := call(t.Context(), cc); status.Code(err) != codes.Unavailable || !errors.Is(err, ErrMayHaveRun) {
+					t.Errorf("err = %v, want UNAVAILABLE and ErrMayHaveRun", err)
 				}
 				time.Sleep(time.Minute)
 				wantTimes(t, server, 0)
@@ -209,7 +203,8 @@ func TestWhatHadAStreamIsNotRetried(t *testing.T) {
 	everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
 		server := serveScripts(t, "recv hello; fail UNAVAILABLE", onceMore)
 		err := call(t.Context(), server.conn(t, DialOptions(unsentOnly)...))
-		wantUntouched(t, err, codes.Unavailable, "failed in attempt 1")
+		wantStop(t, err, codes.Unavailable, ErrMayHaveRun, 1)
+		wantMessage(t, err, "failed in attempt 1")
 		wantTimes(t, server, 0)
 	})
 }
@@ -240,10 +235,9 @@ func TestUnsentOnlyAllowsNoMoreThanOtherRules(t *testing.T) {
 		reason error
 		made   int
 	}{
-		{"attempts", []Option{WithConnectWait(0)}, ErrAttemptsExhausted, 4},
-		{"the budget", []Option{WithConnectWait(0), WithBudget(stingy{})}, ErrBudgetExhausted, 1},
+		{"no patience", []Option{WithPatience(0)}, ErrTargetDown, 1},
 		{"MaxElapsed", []Option{WithMaxElapsed(second / 10)}, ErrMaxElapsed, 1},
-		{"ConnectWait", []Option{WithConnectWait(3 * second)}, ErrNotConnected, 1},
+		{"patience", []Option{WithPatience(3 * second)}, ErrTargetDown, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -256,149 +250,6 @@ func TestUnsentOnlyAllowsNoMoreThanOtherRules(t *testing.T) {
 			})
 		})
 	}
-}
-
-// What gRPC refuses before it opens a stream has run nowhere, although there is a connection. It counts
-// like any other failure.
-func TestWhatGRPCRefusesWithAConnectionIsRetried(t *testing.T) {
-	failures := 0
-	flaky := flakyCreds(func() error {
-		if failures++; failures < 3 {
-			return status.Error(codes.Unavailable, "no token")
-		}
-		return nil
-	})
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok()))
-		budget := &tally{}
-		_, cc := server.linked(t, DialOptions(unsentOnly, steady, WithBudget(budget))...)
-		if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.PerRPCCredentials(flaky)); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 3*second)
-		if want := (counts{withdrawn: 2, told: [4]int{Failed: 2, Succeeded: 1}, highest: 3}); budget.counts != want {
-			t.Errorf("budget is %+v, want %+v", budget.counts, want)
-		}
-	})
-}
-
-// flakyCreds are per-RPC credentials that may fail.
-type flakyCreds func() error
-
-func (f flakyCreds) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return nil, f()
-}
-func (flakyCreds) RequireTransportSecurity() bool { return false }
-
-// A call that waits for its turn on a connection with too many streams has run nowhere when that
-// connection is lost, and neither when the attempt timeout ends the attempt.
-func TestACallThatWaitsForItsTurnIsRetried(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opts []Option
-		cut  bool // the link
-		want time.Duration
-		paid int
-	}{
-		{"the connection is lost", nil, true, 3 * second, 0}, // gRPC dials at 1 and 2 s
-		{"it is cut", []Option{WithAttemptTimeout(2 * second)}, false, 3 * second, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, script(hang(), ok()), grpc.MaxConcurrentStreams(1))
-				budget := &tally{}
-				link, cc := server.linked(t, DialOptions(append(tt.opts, unsentOnly, WithBackoff(Constant(second)), WithBudget(budget))...)...)
-				client := echov1.NewEchoServiceClient(cc)
-				var group sync.WaitGroup
-				group.Go(func() {
-					_, err := client.Echo(t.Context(), request(), WithAttemptTimeout(5*second/2))
-					if err == nil || reasonOf(err) != nil {
-						t.Errorf("the first call ended with %v, want gRPC's own error or a timeout", err)
-					}
-				})
-				synctest.Wait()
-				group.Go(func() {
-					if err := echo(t.Context(), client); err != nil {
-						t.Error(err)
-					}
-				})
-				if tt.cut {
-					time.AfterFunc(second, link.cut)
-					time.AfterFunc(3*second/2, link.mend)
-				}
-				group.Wait()
-				wantTimes(t, server, 0, tt.want)
-				if budget.withdrawn != tt.paid {
-					t.Errorf("%d retries were paid for, want %d", budget.withdrawn, tt.paid)
-				}
-			})
-		})
-	}
-}
-
-// A handshake that fails is no attempt that ran.
-func TestAFailedHandshakeIsRetried(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok()))
-		wrong := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}))
-		_, err := echov1.NewEchoServiceClient(server.conn(t, append(DialOptions(unsentOnly, WithConnectWait(0), WithBackoff(Constant(0))), wrong)...)).
-			Echo(t.Context(), request())
-		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 4)
-	})
-}
-
-// dropping is an interceptor below ours that does not pass the call options on.
-func dropping(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, _ ...grpc.CallOption) error {
-	return invoker(ctx, method, req, reply, cc)
-}
-
-func droppingStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
-	_ ...grpc.CallOption) (grpc.ClientStream, error) {
-	return streamer(ctx, desc, cc, method)
-}
-
-// Without the options gRPC cannot report whether there was a stream: the request ran, the peer is
-// unknown, and there is no connection, but that proves nothing.
-func TestWithoutItsOptionsAnAttemptMayHaveRun(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opts []Option
-		runs int // of the unary handler
-	}{
-		{"by default it runs twice", nil, 2},
-		{"with UnsentOnly it does not", []Option{unsentOnly}, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-				server := serveScripts(t, "recv hello; hang", onceMore)
-				dial := append(DialOptions(append(tt.opts, WithBackoff(Constant(second)))...),
-					grpc.WithChainUnaryInterceptor(dropping), grpc.WithChainStreamInterceptor(droppingStream))
-				link, cc := server.linked(t, dial...)
-				time.AfterFunc(second, link.cut)
-				time.AfterFunc(3*second/2, link.mend)
-				err := call(t.Context(), cc)
-				if runs := len(server.attempts()); runs != tt.runs || (err == nil) != (runs == 2) {
-					t.Errorf("the handler ran %d times, and the call ended with %v, want %d runs", runs, err, tt.runs)
-				}
-			})
-		})
-	}
-	t.Run("not even if it ran nowhere", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, always(ok()))
-			link, cc := server.linked(t, append(DialOptions(unsentOnly), grpc.WithChainUnaryInterceptor(dropping))...)
-			link.cut()
-			synctest.Wait()
-			budget := &tally{}
-			err := cc.Invoke(t.Context(), echoMethod, request(), new(echov1.EchoResponse), WithBudget(budget))
-			if status.Code(err) != codes.Unavailable || reasonOf(err) != nil {
-				t.Errorf("err = %v, want gRPC's own UNAVAILABLE", err)
-			}
-			if want := (counts{told: [4]int{Failed: 1}, highest: 1}); budget.counts != want {
-				t.Errorf("budget is %+v, want %+v", budget.counts, want)
-			}
-		})
-	})
 }
 
 // What an interceptor below does instead of the attempt is no proof that nothing ran.
@@ -435,8 +286,8 @@ func TestInterceptorsBelowProveNothing(t *testing.T) {
 				})
 				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
 				_, cc := server.linked(t, append(DialOptions(unsentOnly, retry), below)...)
-				if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err == nil || reasonOf(err) != nil {
-					t.Errorf("err = %v, want the interceptor's own", err)
+				if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); !errors.Is(err, ErrMayHaveRun) {
+					t.Errorf("err = %v, want ErrMayHaveRun", err)
 				}
 				if runs := len(server.attempts()); attempts != 1 || runs != tt.runs {
 					t.Errorf("%d attempts, and the handler ran %d times, want 1 and %d", attempts, runs, tt.runs)
@@ -445,119 +296,6 @@ func TestInterceptorsBelowProveNothing(t *testing.T) {
 		})
 	}
 }
-
-// An interceptor may return while gRPC is still in the attempt. (For a unary call that would be a
-// mistake, because gRPC then writes the reply while the application reads it.)
-func TestAnAttemptThatGoesOnBelowMayHaveRun(t *testing.T) {
-	for _, reached := range []bool{true, false} {
-		bubble(t, func(t *testing.T) {
-			server := serveScripts(t, "hang")
-			attempts := 0
-			below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
-				attempts++
-				go next(ctx)
-				synctest.Wait()
-				return nil, status.Error(codes.Unavailable, "below")
-			})
-			dial := append(DialOptions(unsentOnly), below)
-			if !reached { // it waits inside gRPC
-				dial = append(dial, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-					<-ctx.Done()
-					return nil, ctx.Err()
-				}))
-			}
-			cc := server.conn(t, dial...)
-			if err := callStream(bidiStream)(t.Context(), cc); attempts != 1 || err == nil || reasonOf(err) != nil {
-				t.Errorf("%d attempts, then %v, want one, and the interceptor's own error", attempts, err)
-			}
-			if runs := len(server.attempts()); (runs == 1) != reached {
-				t.Errorf("the handler ran %d times, want it to run: %v", runs, reached)
-			}
-		})
-	}
-}
-
-// An interceptor below may make the call on another ClientConn, whose own Retrier ends with an attempt
-// that reached no server, after one that did.
-func TestARetrierBelowProvesNothing(t *testing.T) {
-	for name, desc := range map[string]*grpc.StreamDesc{"unary": nil, "stream": serverStream} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serveScripts(t, "recv hello; hang")
-				link, elsewhere := server.linked(t, DialOptions(WithMaxAttempts(2), WithConnectWait(0), WithBackoff(Constant(0)))...)
-				time.AfterFunc(second, link.cut)
-				attempts := 0
-				_, cc := server.linked(t, append(DialOptions(unsentOnly),
-					grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, _ *grpc.ClientConn,
-						_ grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-						attempts++
-						return elsewhere.Invoke(ctx, method, req, reply, opts...)
-					}),
-					grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string,
-						_ grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-						attempts++
-						return elsewhere.NewStream(ctx, desc, method, opts...)
-					}))...)
-				call := kindsOfCalls[0].call
-				if desc != nil {
-					call = callStream(desc)
-				}
-				if err := call(t.Context(), cc); !errors.Is(err, ErrAttemptsExhausted) || attempts != 1 {
-					t.Errorf("%d attempts, then %v, want one, and the other Retrier's error", attempts, err)
-				}
-			})
-		})
-	}
-}
-
-// A connection whose addresses and credentials are unknown leaves the peer empty.
-func TestAnEmptyPeerProvesNothing(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opts []Option
-		runs int
-	}{
-		{"by default it runs twice", nil, 2},
-		{"with UnsentOnly it does not", []Option{unsentOnly}, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-				server := serveScripts(t, "recv hello; hang", onceMore)
-				l := &link{listener: server.listener}
-				cc := server.conn(t, append(DialOptions(append(tt.opts, WithBackoff(Constant(second)))...), redials,
-					grpc.WithTransportCredentials(speechless{insecure.NewCredentials()}),
-					grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-						conn, err := l.dial(ctx, addr)
-						return nowhere{conn}, err
-					}))...)
-				connect(t, cc)
-				time.AfterFunc(second, l.cut)
-				time.AfterFunc(3*second/2, l.mend)
-				err := call(t.Context(), cc)
-				if runs := len(server.attempts()); runs != tt.runs || (err == nil) != (runs == 2) {
-					t.Errorf("the handler ran %d times, and the call ended with %v, want %d runs", runs, err, tt.runs)
-				}
-			})
-		})
-	}
-}
-
-// nowhere is a connection without addresses.
-type nowhere struct{ net.Conn }
-
-func (nowhere) LocalAddr() net.Addr  { return nil }
-func (nowhere) RemoteAddr() net.Addr { return nil }
-
-// speechless are credentials that say nothing about a connection.
-type speechless struct {
-	credentials.TransportCredentials
-}
-
-func (s speechless) ClientHandshake(ctx context.Context, name string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, _, err := s.TransportCredentials.ClientHandshake(ctx, name, conn)
-	return conn, nil, err
-}
-func (s speechless) Clone() credentials.TransportCredentials { return s }
 
 // A frameServer speaks just enough HTTP/2 to treat streams as gRPC's own server does not: what it does
 // with stream n of all its connections is in its script.
@@ -613,6 +351,22 @@ func (s *frameServer) act(conn net.Conn, stream uint32) {
 	s.script[n-1](conn, stream)
 }
 
+func (s *frameServer) conn(t *testing.T, opts ...Option) *grpc.ClientConn {
+	t.Helper()
+	cc, err := grpc.NewClient("passthrough:///frames", append(DialOptions(opts...), redials,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go s.serve(theirs)
+			return ours, nil
+		}))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cc.Close() })
+	return cc
+}
+
 func (s *frameServer) seen() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -636,44 +390,72 @@ func goAway(conn net.Conn, _ uint32) { writeFrame(conn, frameGoAway, 0, 0, make(
 
 func hangUp(conn net.Conn, _ uint32) { conn.Close() }
 
-// gRPC itself repeats a request, once, that a server has refused to process. Whether the second was
-// refused as well is not known to an interceptor.
-func TestGRPCRepeatsWhatWasNotProcessed(t *testing.T) {
+// As gRPC's own retry of it would be, that of a refused stream is no matter of the policy.
+func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
+	never := WithClassifier(func(context.Context, Attempt) Classification { return Stop })
+	for name, opts := range map[string][]Option{
+		"other codes":           {WithCodes(codes.Aborted)},
+		"a classifier":          {never},
+		"no patience":           {WithPatience(0)},
+		"an empty budget":       {WithBudget(stingy{})},
+		"no patience, no token": {WithPatience(0), WithBudget(stingy{})},
+		"two attempts":          {WithMaxAttempts(2)},
+		"hedged":                {WithMethod("/s/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(time.Hour)}}))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+				if isUnary(t) {
+					return // gRPC sends it again by itself
+				}
+				server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
+				if err := call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...)); status.Code(err) != codes.Canceled || server.seen() != 2 {
+					t.Errorf("the server saw %d streams, and the call returned %v; want 2, and the end of the second", server.seen(), err)
+				}
+			})
+		})
+	}
+}
+
+// A server may refuse to process a request. gRPC itself repeats a unary call, once; whether the second was refused as
+// well is not known to an interceptor. Streams are repeated by the library, after its backoff, which knows: the first
+// refused attempt does not count, and a method may run after any of them.
+func TestARefusedRequestIsRepeated(t *testing.T) {
 	for _, tt := range []struct {
-		name   string
-		script []frameStep
-		want   int // streams
-		code   codes.Code
+		name              string
+		script            []frameStep
+		unary, streams    int // that the server sees
+		unaryIs, streamIs codes.Code
 	}{
-		{"refused twice", []frameStep{reset(refusedStream), reset(refusedStream)}, 2, codes.Unavailable},
-		{"refused, then cancelled", []frameStep{reset(refusedStream), reset(cancelStream)}, 2, codes.Canceled},
-		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, codes.Unavailable},
-		{"GOAWAY, then the connection is lost", []frameStep{goAway, hangUp}, 2, codes.Unavailable},
-		{"the connection is lost", []frameStep{hangUp}, 1, codes.Unavailable},
-		{"ENHANCE_YOUR_CALM", []frameStep{reset(enhanceYourCalm)}, 1, codes.ResourceExhausted},
+		{"refused", []frameStep{reset(refusedStream)}, 2, 5, codes.Unavailable, codes.Unavailable},
+		{"refused, then cancelled", []frameStep{reset(refusedStream), reset(cancelStream)}, 2, 2, codes.Canceled, codes.Canceled},
+		{"GOAWAY, then refused", []frameStep{goAway, reset(refusedStream)}, 2, 5, codes.Unavailable, codes.Unavailable},
+		{"GOAWAY, then the connection is lost", []frameStep{goAway, hangUp}, 2, 2, codes.Unavailable, codes.Unavailable},
+		{"the connection is lost", []frameStep{hangUp}, 1, 1, codes.Unavailable, codes.Unavailable},
+		{"ENHANCE_YOUR_CALM", []frameStep{reset(enhanceYourCalm)}, 1, 1, codes.ResourceExhausted, codes.ResourceExhausted},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
 				server := &frameServer{script: tt.script}
 				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
-				cc, err := grpc.NewClient("passthrough:///frames", append(DialOptions(unsentOnly, retry), redials,
-					grpc.WithTransportCredentials(insecure.NewCredentials()),
-					grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-						ours, theirs := net.Pipe()
-						go server.serve(theirs)
-						return ours, nil
-					}))...)
-				if err != nil {
-					t.Fatal(err)
+				budget := &tally{}
+				err := call(t.Context(), server.conn(t, unsentOnly, retry, WithBudget(budget)))
+				seen, code, reason := tt.streams, tt.streamIs, ErrMayHaveRun
+				switch {
+				case isUnary(t) && len(tt.script) == 2 && status.Convert(err).Message() == status.Convert(errConnLost).Message():
+					return // gRPC's second stream had ended before the request was written, see false_eof_test.go
+				case isUnary(t):
+					seen, code = tt.unary, tt.unaryIs
+				case seen == 5:
+					reason = ErrAttemptsExhausted
 				}
-				defer cc.Close()
-				err = call(t.Context(), cc)
-				lost := tt.want > 1 && (errors.Is(err, errLost) || errors.Is(err, errNoResponse)) // gRPC's false end of a call that it has repeated, see false_eof_test.go
-				if status.Code(err) != tt.code && !lost || reasonOf(err) != nil {
-					t.Errorf("err = %v, want gRPC's own %v", err, tt.code)
+				if status.Code(err) != code || !errors.Is(err, reason) {
+					t.Errorf("err = %v, want %v, and the reason %v", err, code, reason)
 				}
-				if got := server.seen(); got != tt.want {
-					t.Errorf("the server saw %d streams, want %d", got, tt.want)
+				if got := server.seen(); got != seen {
+					t.Errorf("the server saw %d streams, want %d", got, seen)
+				}
+				if paid := max(0, seen-2); budget.withdrawn != paid {
+					t.Errorf("%d retries were paid for, want %d: the first attempt reached no server, and the second is free", budget.withdrawn, paid)
 				}
 			})
 		})
@@ -693,7 +475,7 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 				t.Error(err)
 			}
 			wantTimes(t, server, 0)
-			if got := time.Since(server.start); got != 5*second || budget.counts != (counts{told: [4]int{Succeeded: 1}, highest: 1}) {
+			if got := time.Since(server.start); got != 5*second || budget.counts != (counts{told: [5]int{Succeeded: 1}, highest: 1}) {
 				t.Errorf("the call took %v and the budget is %+v, want 5s and one success", got, budget.counts)
 			}
 		})
@@ -703,8 +485,8 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 			server := serveScripts(t, slow)
 			recorder := &eventRecorder{start: server.start}
 			err := call(t.Context(), server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithObserver(recorder.observe))...))
-			if !errors.Is(err, ErrAttemptTimeout) || reasonOf(err) != nil || ReasonName(recorder.last.Reason) != "may_have_run" {
-				t.Errorf("err = %v with the reason %v, want the timeout itself, may_have_run", err, recorder.last.Reason)
+			if !errors.Is(err, ErrAttemptTimeout) || !errors.Is(err, ErrMayHaveRun) || !errors.Is(recorder.last.Reason, ErrMayHaveRun) {
+				t.Errorf("err = %v, the observer's reason %v, want the timeout, and ErrMayHaveRun twice", err, recorder.last.Reason)
 			}
 			wantTimes(t, server, 0)
 			if got := time.Since(server.start); got != 2*second {
@@ -728,79 +510,9 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 	})
 }
 
-// While gRPC connects, an attempt waits inside gRPC.
-func TestATimeoutWhileGRPCConnects(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		limit time.Duration // the caller's deadline
-		want  time.Duration
-	}{
-		{"with a deadline it goes on", 20 * second, 3 * second},
-		{"without a deadline it is cut, and has run nowhere", time.Duration(0), 4 * second}, // and the backoff
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-				server := serveScripts(t, onceMore)
-				budget := &tally{}
-				cc := server.conn(t, append(DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithBackoff(Constant(second)), WithBudget(budget)),
-					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-						time.Sleep(3 * second)
-						return server.listener.DialContext(ctx)
-					}))...)
-				ctx, cancel := context.WithCancel(t.Context())
-				if tt.limit > 0 {
-					ctx, cancel = context.WithTimeout(t.Context(), tt.limit)
-				}
-				defer cancel()
-				if err := call(ctx, cc); err != nil {
-					t.Error(err)
-				}
-				wantTimes(t, server, tt.want)
-				if want := (counts{told: [4]int{Succeeded: 1}, highest: 1}); budget.counts != want {
-					t.Errorf("budget is %+v, want %+v", budget.counts, want)
-				}
-			})
-		})
-	}
-}
-
-// After a GOAWAY the channel has no connection for new attempts, but one in flight goes on on the old one.
-func TestATimeoutAfterGOAWAY(t *testing.T) {
-	for name, limit := range map[string]time.Duration{"with a deadline": 20 * second, "without one": 0} {
-		t.Run(name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-				server := serveScripts(t, "recv hello; wait 5s; send done", onceMore)
-				link, cc := server.linked(t, DialOptions(unsentOnly, WithAttemptTimeout(3*second))...)
-				time.AfterFunc(second, func() {
-					link.mu.Lock()
-					link.down = true
-					link.mu.Unlock()
-					go server.server.GracefulStop()
-				})
-				time.AfterFunc(2*second, cc.Connect)
-				states := make(chan connectivity.State, 1)
-				time.AfterFunc(3*second-1, func() { states <- cc.GetState() })
-				ctx, cancel := context.WithCancel(t.Context())
-				if limit > 0 {
-					ctx, cancel = context.WithTimeout(t.Context(), limit)
-				}
-				defer cancel()
-				err := call(ctx, cc)
-				if state := <-states; state != connectivity.TransientFailure {
-					t.Errorf("the channel is %v at the timeout, want TRANSIENT_FAILURE", state)
-				}
-				wantTimes(t, server, 0)
-				if limit > 0 && err != nil || limit == 0 && !errors.Is(err, ErrAttemptTimeout) {
-					t.Errorf("err = %v with a deadline of %v", err, limit)
-				}
-			})
-		})
-	}
-}
-
 // What must not run twice is not hedged, whatever scope hedging comes from.
 func TestWhatMustNotRunTwiceIsNotHedged(t *testing.T) {
-	hedging := WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true})
+	hedging := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}})
 	for _, tt := range []struct {
 		name string
 		opts []Option
@@ -836,54 +548,6 @@ func TestWhatMustNotRunTwiceIsNotHedged(t *testing.T) {
 	}
 }
 
-// A Plan's driver knows what was sent.
-func TestPlanOfUnsentOnly(t *testing.T) {
-	hedging := WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true})
-	plan := newPlan(t, t.Context(), unsentOnly, hedging, WithBackoff(Constant(second)))
-	first, _ := plan.Sent(noon)
-	if due := plan.DueAt(); !due.IsZero() {
-		t.Errorf("something is due at %v while the first attempt is in flight, want no hedge", due)
-	}
-	first = failed(first, codes.Unavailable)
-	first.Unsent = true
-	if got, want := plan.Ended(first, noon, 0), (Step{Connect: true}); got != want {
-		t.Errorf("Ended = %+v for an unsent attempt, want %+v", got, want)
-	}
-	plan.Due(noon.Add(second))
-	if got, want := plan.Due(plan.DueAt()), (Step{Send: true}); got != want {
-		t.Errorf("Due = %+v with a connection, want %+v", got, want)
-	}
-	next, _ := plan.Sent(noon)
-	if got := plan.Ended(failed(next, codes.Unavailable), noon, 0); !got.End || ReasonName(got.Reason) != "may_have_run" {
-		t.Errorf("Ended = %+v for an attempt that was sent, want the end", got)
-	}
-}
-
-func TestPlanOfUnsentOnlyReplacesNoAttempt(t *testing.T) {
-	for _, limited := range []bool{true, false} {
-		for _, unsent := range []bool{true, false} {
-			ctx, cancel := context.WithCancel(t.Context())
-			if limited {
-				ctx, cancel = context.WithDeadline(ctx, noon.AddDate(1000, 0, 0))
-			}
-			plan := newPlan(t, ctx, unsentOnly, WithAttemptTimeout(second), WithBackoff(Constant(0)))
-			first, _ := plan.Sent(noon)
-			if got := plan.Overdue(first, noon.Add(second), 0); got == limited {
-				t.Errorf("with a deadline: %v, Overdue = %v, want %v", limited, got, !limited)
-			}
-			first.Duration, first.Err, first.Unsent = second, ErrAttemptTimeout, unsent
-			if limited {
-				first.Err = errUnavailable
-			}
-			got := plan.Ended(first, noon.Add(second), 0)
-			if unsent && got != (Step{Connect: true}) || !unsent && (!got.End || ReasonName(got.Reason) != "may_have_run") {
-				t.Errorf("with a deadline: %v, unsent: %v, Ended = %+v", limited, unsent, got)
-			}
-			cancel()
-		}
-	}
-}
-
 // gRPC's own retries would not ask whether a method may run twice, so such a method is not left to
 // them.
 func TestUnsentOnlyIsNotLeftToGRPC(t *testing.T) {
@@ -893,59 +557,8 @@ func TestUnsentOnlyIsNotLeftToGRPC(t *testing.T) {
 			grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithUnsentOnly(true)))))
 		for range 2 { // the first on a fresh channel
 			_, err := client.Echo(t.Context(), request())
-			wantUntouched(t, err, codes.Unavailable, "db-down")
+			wantStop(t, err, codes.Unavailable, ErrMayHaveRun, 1)
 		}
 		wantTimes(t, server, 0, 0)
 	})
-}
-
-// A contextReplaced is a stream of an interceptor that adds values to the context.
-type contextReplaced struct {
-	grpc.ClientStream
-}
-
-func (contextReplaced) Context() context.Context { return context.Background() }
-
-// TestUnsentOnlyKeepsGRPCOffStreamsBelowWrappers: an interceptor below that replaces a stream's Context hides
-// gRPC's from the library. Once the request is sent, gRPC's own retries are off all the same.
-func TestUnsentOnlyKeepsGRPCOffStreamsBelowWrappers(t *testing.T) {
-	for name, opts := range map[string][]Option{
-		"retried":        {WithUnsentOnly(true)},
-		"passes through": {WithUnsentOnly(true), Disable()},
-		"no buffer":      {WithUnsentOnly(true), WithBufferLimit(0)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var ran atomic.Int64
-				f := serve(t, script(), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
-					if err := s.RecvMsg(&emptypb.Empty{}); err != nil {
-						return err
-					}
-					ran.Add(1)
-					return status.Error(codes.Unavailable, "down")
-				}))
-				wrap := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, open grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
-					s, err := open(ctx, d, cc, m, o...)
-					return contextReplaced{s}, err
-				}
-				cc := f.conn(t, grpc.WithChainStreamInterceptor(StreamClientInterceptor(opts...), wrap), grpc.WithDefaultServiceConfig(
-					`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 4, "initialBackoff": "0.01s", "maxBackoff": "0.01s",
-						"backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`))
-				for call := range 2 { // on a fresh channel, and on one that has its config
-					ran.Store(0)
-					s, err := cc.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/a.Service/Stream")
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := s.SendMsg(&emptypb.Empty{}); err != nil {
-						t.Fatal(err)
-					}
-					err = s.RecvMsg(&emptypb.Empty{})
-					if n := ran.Load(); n != 1 || status.Code(err) != codes.Unavailable {
-						t.Errorf("call %d: the handler ran %d times, error %v, want once and UNAVAILABLE", call, n, err)
-					}
-				}
-			})
-		})
-	}
 }

@@ -2,14 +2,10 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"reflect"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,7 +31,7 @@ func update(t *testing.T, r *Retrier, opts ...Option) {
 func TestUpdateChangesTheNextCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		r := retrierOf(t, WithMaxAttempts(3), WithBackoff(Constant(second)), WithBudget(Unlimited))
+		r := retrierOf(t, WithMaxAttempts(3), WithBackoff(Constant(second)), WithBudget(Unlimited), WithPatience(0))
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
 		var want []time.Duration
 		at := time.Duration(0)
@@ -71,7 +67,7 @@ func TestUpdateChangesTheNextCall(t *testing.T) {
 func TestUpdateLeavesCallsInFlightAlone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable().after(second)))
-		r := retrierOf(t, WithMaxAttempts(3), WithBackoff(Constant(second)), WithBudget(Unlimited))
+		r := retrierOf(t, WithMaxAttempts(3), WithBackoff(Constant(second)), WithBudget(Unlimited), WithPatience(0))
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
 		go func() {
 			time.Sleep(1500 * time.Millisecond)
@@ -85,20 +81,6 @@ func TestUpdateLeavesCallsInFlightAlone(t *testing.T) {
 		_, err = client.Echo(t.Context(), request())
 		wantUntouched(t, err, codes.Unavailable, "db-down")
 		wantTimes(t, server, 0, 2*second, 4*second, 5*second)
-	})
-}
-
-// Streams are no exception: one that is open keeps its policy.
-func TestUpdateLeavesStreamsInFlightAlone(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveScripts(t, "fail UNAVAILABLE", "send x", "fail UNAVAILABLE")
-		r := retrierOf(t, WithBackoff(Constant(second)))
-		cc := server.conn(t, r.DialOptions()...)
-		app := openOn(t, cc, serverStream)
-		update(t, r, Disable())
-		app.play(t, "send a; close; recv x")
-		next := openOn(t, cc, serverStream)
-		next.play(t, "send a; close; recv UNAVAILABLE")
 	})
 }
 
@@ -117,14 +99,14 @@ func TestUpdateDisableReachesEveryScope(t *testing.T) {
 			p := r.Policy(method)
 			got := p.MaxAttempts
 			if p.Hedging != nil {
-				got = -p.Hedging.MaxAttempts
+				got = -p.MaxAttempts
 			}
 			if got != attempts {
 				t.Errorf("%s: %s has %d attempts (hedged if negative), want %d", what, method, got, attempts)
 			}
 		}
 	}
-	before := map[string]int{echoMethod: 5, service + "Append": 6, putMethod: -2, "/configured/M": 3, "/other/M": 4, "/off.Service/M": 1}
+	before := map[string]int{echoMethod: 5, service + "Append": 6, putMethod: -6, "/configured/M": 3, "/other/M": 4, "/off.Service/M": 1}
 	check("before", before)
 
 	update(t, r, Disable())
@@ -143,7 +125,7 @@ func TestUpdateDisableReachesEveryScope(t *testing.T) {
 	update(t, r, WithPolicy(Policy{MaxAttempts: 1}))
 	check("off by a policy", map[string]int{echoMethod: 1, putMethod: 1})
 	update(t, r, WithPolicy(Policy{MaxAttempts: 2}))
-	check("on by a policy", map[string]int{echoMethod: 3, putMethod: -2, "/other/M": 2})
+	check("on by a policy", map[string]int{echoMethod: 3, putMethod: -6, "/other/M": 2})
 }
 
 const steady50ms = Constant(50 * time.Millisecond)
@@ -172,43 +154,6 @@ func TestUpdateDisableReachesGRPC(t *testing.T) {
 	})
 }
 
-// What was on for all methods comes back, too.
-func TestUpdateDisableForgetsNothing(t *testing.T) {
-	h := Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}
-	r := retrierOf(t, WithHedging(h), WithMaxAttempts(5))
-	update(t, r, Disable())
-	if p := r.Policy(echoMethod); p.MaxAttempts != 1 || p.Hedging != nil {
-		t.Errorf("off: %d attempts and hedging %v", p.MaxAttempts, p.Hedging)
-	}
-	update(t, r, WithMaxAttempts(3))
-	if p := r.Policy(echoMethod); p.MaxAttempts != 3 || p.Hedging == nil || p.Hedging.Delay != h.Delay {
-		t.Errorf("on again: %d attempts and hedging %v, want 3 and the old one", p.MaxAttempts, p.Hedging)
-	}
-	update(t, r, Disable(), WithMaxAttempts(2))
-	if p := r.Policy(echoMethod); p.MaxAttempts != 2 || p.Hedging == nil {
-		t.Errorf("off and on in one Update: %d attempts and hedging %v, want 2 and the old one", p.MaxAttempts, p.Hedging)
-	}
-}
-
-// What may not be hedged is rejected also while everything is off. Otherwise the Update that turns it on
-// again would be rejected for it.
-func TestUpdateRejectsHedgingWhileOff(t *testing.T) {
-	r := retrierOf(t)
-	update(t, r, Disable())
-	h := WithHedging(Hedging{Delay: HedgeAfter(second)})
-	wantRefused(t, r.Update(WithMethod("/grpcretry.test.v1.EchoService/Collect", h)), "WithHedging", "Collect", "client stream")
-	wantRefused(t, r.Update(WithIdempotencyLevel(levelUnknown, h)), "WithHedging", "IDEMPOTENCY_UNKNOWN")
-	update(t, r, WithMaxAttempts(4))
-}
-
-// New has no such rule: there, Disable for all methods leaves those with options of their own on.
-func TestNewDisableLeavesNarrowerScopesOn(t *testing.T) {
-	r := retrierOf(t, WithMethod(echoMethod, WithMaxAttempts(5)), Disable())
-	if got := r.Policy(echoMethod).MaxAttempts; got != 5 {
-		t.Errorf("%d attempts, want 5", got)
-	}
-}
-
 // A rejected Update names the option and the value, and changes nothing.
 func TestUpdateRejects(t *testing.T) {
 	r := retrierOf(t, WithMaxAttempts(3), WithMethod(echoMethod, WithMaxElapsed(second)))
@@ -233,7 +178,7 @@ func TestUpdateRejects(t *testing.T) {
 	}
 	wantRefused(t, r.Update(WithMaxAttempts(7), nil), "Update", "number 2", "nil")
 	wantRefused(t, r.Update(WithMaxAttempts(7), WithMethod("nonsense")), "WithMethod", `"nonsense"`)
-	wantRefused(t, r.Update(WithHedging(Hedging{Delay: HedgeAfter(1)})), "WithHedging", "AllMethodsAreSafe")
+	wantRefused(t, r.Update(WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(1)}})), "WithHedging", "AllMethodsAreSafe")
 	wantRefused(t, r.Update(WithServiceConfig(`{"retryThrottling": {"maxTokens": 2000, "tokenRatio": 1}}`)),
 		"WithServiceConfig", "retryThrottling.maxTokens", "2000")
 	if r.settings.current() != current {
@@ -247,7 +192,7 @@ func TestUpdateRejects(t *testing.T) {
 
 // Budgets whose settings stay the same keep their state; others start anew.
 func TestUpdateKeepsBudgets(t *testing.T) {
-	ratio := RatioBudget{Reserve: 5}
+	ratio := RatioBudget{Ratio: Nothing, Reserve: 5}
 	throttled := func(maxTokens int) Option {
 		return WithServiceConfig(fmt.Sprintf(`{"retryThrottling": {"maxTokens": %d, "tokenRatio": 0.1}}`, maxTokens))
 	}
@@ -262,7 +207,7 @@ func TestUpdateKeepsBudgets(t *testing.T) {
 		{"another setting", WithRatioBudget(ratio), WithMaxAttempts(2), true},
 		{"the same settings again", WithRatioBudget(ratio), WithRatioBudget(ratio), true},
 		{"defaults in words", WithRatioBudget(RatioBudget{}), WithRatioBudget(defaultRatioBudget), true},
-		{"other settings", WithRatioBudget(ratio), WithRatioBudget(RatioBudget{Reserve: 4}), false},
+		{"other settings", WithRatioBudget(ratio), WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 4}), false},
 		{"a budget that is passed again", WithBudget(own), WithBudget(own), true},
 		{"a budget in a policy", WithPolicy(Policy{Budget: own}), WithBudget(own), true},
 		{"for one method", WithMethod(echoMethod, WithRatioBudget(ratio)), WithMethod(echoMethod, WithRatioBudget(ratio)), true},
@@ -294,7 +239,7 @@ func TestUpdateKeepsBudgets(t *testing.T) {
 func TestUpdateKeepsQuantiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hedging := func(q float64) CallOption {
-			return WithHedging(Hedging{Delay: HedgeAtQuantile(q, time.Millisecond, second), MaxAttempts: 3})
+			return WithPolicy(Policy{MaxAttempts: 3, Hedging: &Hedging{Delay: HedgeAtQuantile(q, time.Millisecond, second)}})
 		}
 		r := retrierOf(t, WithMethod(echoMethod, hedging(0.9)))
 		delay := r.Policy(echoMethod).Hedging.Delay
@@ -314,13 +259,13 @@ func TestUpdateKeepsQuantiles(t *testing.T) {
 		if got, ok := r.Policy(echoMethod).Hedging.Delay.Delay(echoMethod, time.Now()); !ok || got != known {
 			t.Errorf("after an Update with a policy the delay is %v, %v, want %v", got, ok, known)
 		}
-		if got := r.Policy(echoMethod).Hedging.MaxAttempts; got != 2 {
-			t.Errorf("%d attempts, want those of the new option, 2", got)
+		if got := r.Policy(echoMethod).MaxAttempts; got != 3 {
+			t.Errorf("%d attempts, want those set before, 3", got)
 		}
 		for _, other := range []HedgeDelay{HedgeAtQuantile(0.8, time.Millisecond, second),
 			HedgeAtQuantile(0.9, 2*time.Millisecond, second), HedgeAtQuantile(0.9, time.Millisecond, 2*second), HedgeAfter(0)} {
-			update(t, r, WithMethod(echoMethod, WithHedging(Hedging{Delay: delay})))
-			update(t, r, WithMethod(echoMethod, WithHedging(Hedging{Delay: other})))
+			update(t, r, WithMethod(echoMethod, WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: delay}})))
+			update(t, r, WithMethod(echoMethod, WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: other}})))
 			if got := r.Policy(echoMethod).Hedging.Delay; got != other {
 				t.Errorf("after an Update to %v the delay is %v", other, got)
 			}
@@ -328,63 +273,86 @@ func TestUpdateKeepsQuantiles(t *testing.T) {
 	})
 }
 
-// Options that are given one after another have the same effect as if all had been kept, although
-// each scope keeps only one of each name.
-func TestUpdatesAddUp(t *testing.T) {
-	draw := []func(n int) CallOption{
-		func(n int) CallOption { return WithMaxAttempts(n) },
-		func(int) CallOption { return WithMaxAttempts(1) },
-		func(int) CallOption { return Disable() },
-		func(n int) CallOption {
-			return WithHedging(Hedging{MaxAttempts: 2 + n, Delay: HedgeAfter(0), AllMethodsAreSafe: true})
-		},
-		func(n int) CallOption { return WithBackoff(Constant(n)) },
-		func(n int) CallOption { return WithOverloadBackoff(Constant(n)) },
-		func(n int) CallOption { return WithMaxElapsed(time.Duration(n % 2)) },
-		func(n int) CallOption { return WithAttemptTimeout(time.Duration(n % 2)) },
-		func(n int) CallOption { return WithConnectWait(time.Duration(n % 2)) },
-		func(n int) CallOption { return WithMaxServerDelay(time.Duration(n%3 - 1)) },
-		func(n int) CallOption { return WithBufferLimit(n % 2) },
-		func(n int) CallOption { return WithCodes(codes.Code(n)) },
-		func(n int) CallOption { return WithCommitOnHeaders(n%2 == 0) },
-		func(n int) CallOption { return WithBudget(Unlimited) },
-		func(n int) CallOption {
-			return WithPolicy(Policy{MaxAttempts: n % 3, MaxElapsed: time.Duration(n % 4)})
-		},
-		func(n int) CallOption { return WithPolicy(Policy{Backoff: Constant(n), CommitOnHeaders: n%2 == 0}) },
-	}
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		r, naive := retrierOf(t), Policy{}
-		var all []*callOption
-		for range 1 + random.IntN(12) {
-			o := draw[random.IntN(len(draw))](1 + random.IntN(9))
-			all = append(all, o.callOption())
-			update(t, r, WithMethod(echoMethod, o))
-		}
-		for _, o := range all {
-			o.applyTo(&naive)
-		}
-		want := new(policyOptions).resolve(r.settings.fallback, &scopes{}, all...).exported()
-		if got := r.Policy(echoMethod); !reflect.DeepEqual(got, want) {
-			t.Fatalf("Policy = %+v, want %+v", got, want)
-		}
-		if list := r.settings.options.patterns[echoMethod]; len(list) > 14 {
-			t.Fatalf("the scope holds %d options, want one of each name", len(list))
-		}
+// Loading the policies costs a call no allocation and no lock, with or without Updates.
+func TestUpdatedPoliciesAllocateNothing(t *testing.T) {
+	r := retrierOf(t)
+	update(t, r, WithMethod(echoMethod, WithMaxAttempts(2)))
+	if got := testing.AllocsPerRun(100, func() { r.settings.current().of(echoMethod) }); got != 0 {
+		t.Errorf("%v allocations, want none", got)
 	}
 }
 
-// A copy of a Retrier, such as DialOptions makes, follows the Updates of the original.
-func TestUpdateReachesDialOptions(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		r := retrierOf(t, WithBackoff(Constant(second)))
-		dialed := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
-		update(t, r, WithMaxAttempts(2))
-		dialed.Echo(t.Context(), request())
-		wantTimes(t, server, 0, second)
-	})
+func TestWarnings(t *testing.T) {
+	never := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, Window: second})
+	for _, tt := range []struct {
+		name string
+		opts []Option
+		want []string // parts of each warning, in order
+	}{
+		{"the defaults", nil, nil},
+		{"known methods", []Option{WithMethod(echoMethod, WithMaxAttempts(2)), WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(2))}, nil},
+		{"a misspelled method", []Option{WithMethod("/grpcretry.test.v1.EchoService/Ehco", WithMaxAttempts(2))},
+			[]string{"WithMethod /grpcretry.test.v1.EchoService/Ehco: service grpcretry.test.v1.EchoService has no method Ehco"}},
+		{"a misspelled service", []Option{WithMethod("/grpcretry.test.v1.EchoServcie/Echo", WithMaxAttempts(2)), WithMethod("/x.Y/", WithMaxAttempts(2))},
+			[]string{"WithMethod /grpcretry.test.v1.EchoServcie/Echo: the program links no proto with a service grpcretry.test.v1.EchoServcie",
+				"WithMethod /x.Y/: the program links no proto with a service x.Y"}},
+		{"nanoseconds by mistake", []Option{WithAttemptTimeout(500)}, []string{"all methods: WithAttemptTimeout is 500ns, and no attempt takes less"}},
+		{"only once for all scopes", []Option{WithAttemptTimeout(500), WithMethod(echoMethod, WithMaxAttempts(2)), WithIdempotencyLevel(idempotent, WithMaxAttempts(2))},
+			[]string{"all methods of level IDEMPOTENT: WithAttemptTimeout is 500ns", "all methods of level NO_SIDE_EFFECTS: WithAttemptTimeout is 500ns", "all methods: WithAttemptTimeout is 500ns"}},
+		{"timeout beyond the end", []Option{WithMethod(putMethod, WithAttemptTimeout(second), WithMaxElapsed(second))},
+			[]string{putMethod + ": WithAttemptTimeout is 1s, and WithMaxElapsed is 1s: no retry can follow"}},
+		{"a backoff that is too long", []Option{WithBackoff(Exponential{Base: second, Jitter: NoJitter}), WithMaxElapsed(second)},
+			[]string{"WithMaxElapsed is 1s, and the backoff waits 1s or more: no retry is ever made"}},
+		{"a backoff that is short enough", []Option{WithBackoff(Exponential{Base: second}), WithMaxElapsed(second)}, nil},
+		{"an empty budget", []Option{never}, []string{"all methods: the budget never allows a retry"}},
+		{"a reserve and a floor that never hold a token", []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 0.3, MinPerSecond: 0.05, Window: 10 * second})},
+			[]string{"all methods: the budget never allows a retry"}},
+		{"a floor that holds a token", []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, MinPerSecond: 0.1, Window: 10 * second})}, nil},
+		{"an empty budget among others", []Option{WithBudget(AllBudgets(Unlimited, emptyBudget(t)))}, []string{"all methods: the budget never allows a retry"}},
+		{"an empty budget of hedges", []Option{WithMethod(echoMethod, WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: emptyBudget(t)}}))},
+			[]string{echoMethod + ": the budget of hedges never allows one"}},
+		{"an empty budget for calls that make no retry", []Option{never, Disable()}, nil},
+		{"a hedge that comes too late", []Option{WithMethod(echoMethod, WithAttemptTimeout(second), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second)}}))},
+			[]string{"WithHedging has a delay of 1s, and WithAttemptTimeout is 1s: no hedge is ever sent"}},
+		{"a hedge that might run a method twice", []Option{WithMethod(echoMethod, WithUnsentOnly(true), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second)}}))},
+			[]string{echoMethod + ": WithUnsentOnly is on, so WithHedging has no effect"}},
+		{"a service config", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Ehco"},
+			{"service": "not.linked"}, {}], "hedgingPolicy": {"maxAttempts": 7}}]}`)},
+			[]string{"WithServiceConfig: methodConfig[0].hedgingPolicy applies to all methods", "WithServiceConfig: methodConfig[0].hedgingPolicy.maxAttempts", "has no method Ehco"}},
+		{"only OK is retried", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "not.linked"}], "retryPolicy": {"maxAttempts": 2,
+			"initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["OK"]}}]}`)},
+			[]string{"/not.linked/: no status code is retried", "WithServiceConfig: methodConfig[0].retryPolicy.retryableStatusCodes[0]"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			logs := &logRecorder{}
+			r := retrierOf(t, append(tt.opts, WithLogger(slog.New(logs)))...)
+			got := r.Warnings()
+			if len(got) != len(tt.want) {
+				t.Fatalf("warnings %q, want %d", got, len(tt.want))
+			}
+			for i, want := range tt.want {
+				if !strings.Contains(got[i], want) {
+					t.Errorf("warning %q, want it to say %q", got[i], want)
+				}
+			}
+			if lines := logs.lines(); len(lines) != len(got) {
+				t.Errorf("logged %q, want each warning once", lines)
+			}
+			update(t, r) // says nothing new
+			if lines := logs.lines(); len(lines) != len(got) {
+				t.Errorf("after an Update logged %q, want each warning once", lines)
+			}
+		})
+	}
+}
+
+func emptyBudget(t *testing.T) Budget {
+	t.Helper()
+	b, err := NewRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, Window: second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // The metrics show the budgets that an Update has put into effect.
@@ -421,163 +389,5 @@ func wantBalances(t *testing.T, reader sdkmetric.Reader, want map[string]float64
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("balances %v, want %v", got, want)
-	}
-}
-
-// A thousand Updates a second while calls run: every call obeys one policy as a whole.
-func TestUpdateUnderLoad(t *testing.T) {
-	// The two policies differ in two settings; a call that mixes them would be seen.
-	three := WithPolicy(Policy{MaxAttempts: 3, Codes: []codes.Code{codes.Aborted}})
-	two := WithPolicy(Policy{MaxAttempts: 2, Codes: []codes.Code{codes.Unavailable}})
-	r := retrierOf(t, three, WithBackoff(Constant(0)), WithBudget(Unlimited))
-	var calls, mixed atomic.Int64
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	for range 4 {
-		running.Go(func() {
-			for ctx.Err() == nil {
-				made := 0
-				err := r.unary(t.Context(), echoMethod, request(), &echov1.EchoResponse{}, nil, countAborted(&made))
-				var e *Error
-				exhausted := errors.As(err, &e) && errors.Is(e.Reason, ErrAttemptsExhausted)
-				calls.Add(1)
-				// ABORTED, ABORTED, ABORTED for three; ABORTED for two, whose codes do not have it.
-				if !(made == 3 && exhausted || made == 1 && status.Code(err) == codes.Aborted && e == nil) {
-					mixed.Add(1)
-					t.Errorf("%d attempts and %v", made, err)
-					return
-				}
-			}
-		})
-	}
-	updates := 500
-	if *thorough {
-		updates = 3000
-	}
-	for i := range updates {
-		o := three
-		if i%2 == 0 {
-			o = two
-		}
-		if err := r.Update(o, WithMethod(fmt.Sprintf("/load.Service/M%d", i%20), WithMaxAttempts(2+i%5))); err != nil {
-			t.Error(err)
-		}
-	}
-	stop()
-	running.Wait()
-	if calls.Load() == 0 {
-		t.Error("no call was made")
-	}
-	t.Logf("%d calls during %d updates, %d mixed", calls.Load(), updates, mixed.Load())
-}
-
-// countAborted counts attempts, each of which fails with ABORTED.
-func countAborted(made *int) grpc.UnaryInvoker {
-	return func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
-		*made++
-		return status.Error(codes.Aborted, "again")
-	}
-}
-
-// Loading the policies costs a call no allocation and no lock, with or without Updates.
-func TestUpdatedPoliciesAllocateNothing(t *testing.T) {
-	r := retrierOf(t)
-	update(t, r, WithMethod(echoMethod, WithMaxAttempts(2)))
-	if got := testing.AllocsPerRun(100, func() { r.settings.current().of(echoMethod) }); got != 0 {
-		t.Errorf("%v allocations, want none", got)
-	}
-}
-
-func TestWarnings(t *testing.T) {
-	never := WithRatioBudget(RatioBudget{Window: second})
-	for _, tt := range []struct {
-		name string
-		opts []Option
-		want []string // parts of each warning, in order
-	}{
-		{"the defaults", nil, nil},
-		{"known methods", []Option{WithMethod(echoMethod, WithMaxAttempts(2)), WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(2))}, nil},
-		{"a misspelled method", []Option{WithMethod("/grpcretry.test.v1.EchoService/Ehco", WithMaxAttempts(2))},
-			[]string{"WithMethod /grpcretry.test.v1.EchoService/Ehco: service grpcretry.test.v1.EchoService has no method Ehco"}},
-		{"a misspelled service", []Option{WithMethod("/grpcretry.test.v1.EchoServcie/Echo", WithMaxAttempts(2)), WithMethod("/x.Y/", WithMaxAttempts(2))},
-			[]string{"WithMethod /grpcretry.test.v1.EchoServcie/Echo: the program links no proto with a service grpcretry.test.v1.EchoServcie",
-				"WithMethod /x.Y/: the program links no proto with a service x.Y"}},
-		{"nanoseconds by mistake", []Option{WithAttemptTimeout(500)}, []string{"all methods: WithAttemptTimeout is 500ns, and no attempt takes less"}},
-		{"only once for all scopes", []Option{WithAttemptTimeout(500), WithMethod(echoMethod, WithMaxAttempts(2)), WithIdempotencyLevel(idempotent, WithMaxAttempts(2))},
-			[]string{"all methods of level IDEMPOTENT: WithAttemptTimeout is 500ns", "all methods of level NO_SIDE_EFFECTS: WithAttemptTimeout is 500ns", "all methods: WithAttemptTimeout is 500ns"}},
-		{"timeout beyond the end", []Option{WithMethod(putMethod, WithAttemptTimeout(second), WithMaxElapsed(second))},
-			[]string{putMethod + ": WithAttemptTimeout is 1s, and WithMaxElapsed is 1s: no retry can follow"}},
-		{"a backoff that is too long", []Option{WithBackoff(Exponential{Base: second, Jitter: NoJitter}), WithMaxElapsed(second)},
-			[]string{"WithMaxElapsed is 1s, and the backoff waits 1s or more: no retry is ever made"}},
-		{"a backoff that is short enough", []Option{WithBackoff(Exponential{Base: second}), WithMaxElapsed(second)}, nil},
-		{"an empty budget", []Option{never}, []string{"all methods: the budget never allows a retry"}},
-		{"a reserve and a floor that never hold a token", []Option{WithRatioBudget(RatioBudget{Reserve: 0.3, MinPerSecond: 0.05, Window: 10 * second})},
-			[]string{"all methods: the budget never allows a retry"}},
-		{"a floor that holds a token", []Option{WithRatioBudget(RatioBudget{MinPerSecond: 0.1, Window: 10 * second})}, nil},
-		{"an empty budget among others", []Option{WithBudget(AllBudgets(Unlimited, emptyBudget(t)))}, []string{"all methods: the budget never allows a retry"}},
-		{"an empty budget of hedges", []Option{WithMethod(echoMethod, WithHedging(Hedging{Delay: HedgeAfter(second), Budget: emptyBudget(t)}))},
-			[]string{echoMethod + ": the budget of hedges never allows one"}},
-		{"an empty budget for calls that make no retry", []Option{never, Disable()}, nil},
-		{"a hedge that comes too late", []Option{WithMethod(echoMethod, WithAttemptTimeout(second), WithHedging(Hedging{Delay: HedgeAfter(second)}))},
-			[]string{"WithHedging has a delay of 1s, and WithAttemptTimeout is 1s: no hedge is ever sent"}},
-		{"a hedge that might run a method twice", []Option{WithMethod(echoMethod, WithUnsentOnly(true), WithHedging(Hedging{Delay: HedgeAfter(second)}))},
-			[]string{echoMethod + ": WithUnsentOnly is on, so WithHedging has no effect"}},
-		{"a service config", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Ehco"},
-			{"service": "not.linked"}, {}], "hedgingPolicy": {"maxAttempts": 7}}]}`)},
-			[]string{"WithServiceConfig: methodConfig[0].hedgingPolicy applies to all methods", "WithServiceConfig: methodConfig[0].hedgingPolicy.maxAttempts", "has no method Ehco"}},
-		{"only OK is retried", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "not.linked"}], "retryPolicy": {"maxAttempts": 2,
-			"initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["OK"]}}]}`)},
-			[]string{"/not.linked/: no status code is retried", "WithServiceConfig: methodConfig[0].retryPolicy.retryableStatusCodes[0]"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			logs := &logRecorder{}
-			r := retrierOf(t, append(tt.opts, WithLogger(slog.New(logs)))...)
-			got := r.Warnings()
-			if len(got) != len(tt.want) {
-				t.Fatalf("warnings %q, want %d", got, len(tt.want))
-			}
-			for i, want := range tt.want {
-				if !strings.Contains(got[i], want) {
-					t.Errorf("warning %q, want it to say %q", got[i], want)
-				}
-			}
-			if lines := logs.lines(); len(lines) != len(got) {
-				t.Errorf("logged %q, want each warning once", lines)
-			}
-			update(t, r) // says nothing new
-			if lines := logs.lines(); len(lines) != len(got) {
-				t.Errorf("after an Update logged %q, want each warning once", lines)
-			}
-		})
-	}
-}
-
-func emptyBudget(t *testing.T) Budget {
-	t.Helper()
-	b, err := NewRatioBudget(RatioBudget{Window: second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-// Warnings follow an Update.
-func TestWarningsFollowUpdate(t *testing.T) {
-	logs := &logRecorder{}
-	r := retrierOf(t, WithAttemptTimeout(5), WithLogger(slog.New(logs)))
-	update(t, r, WithAttemptTimeout(second))
-	if got := r.Warnings(); len(got) != 0 {
-		t.Errorf("warnings %q, want none any more", got)
-	}
-	for range 3 {
-		update(t, r, WithAttemptTimeout(7))
-	}
-	if got := r.Warnings(); len(got) != 1 || !strings.Contains(got[0], "7ns") {
-		t.Errorf("warnings %q, want one about 7ns", got)
-	}
-	wantLines(t, logs, "WARN…5ns", "WARN…7ns")
-	r.Warnings()[0] = "changed"
-	if got := r.Warnings()[0]; got == "changed" {
-		t.Error("the caller's change shows")
 	}
 }

@@ -3,11 +3,14 @@ package grpcretry
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc"
 )
 
 // Warnings returns what is doubtful about the Retrier's options, one sentence each, naming the
@@ -23,32 +26,28 @@ import (
 // while no channel uses a DialOption of package balancer that the program has made: there is one sentence
 // for each target, for at most 1000 of them. It is wrong if the channel was never to have that policy, and
 // if an interceptor below replaces the attempts' context or method.
-func (r *Retrier) Warnings() []string { return r.settings.warnings.all() }
+func (r *Retrier) Warnings() []string { return r.made().settings.warnings.all() }
 
 // warn logs the warnings that were not logged before.
 func (r *Retrier) warn() {
-	fresh := r.settings.warnings.unlogged()
-	if r.report.log == nil {
-		return
-	}
-	for _, w := range fresh {
-		r.report.log.Warn("grpcretry: " + w)
+	w := &r.settings.warnings
+	for _, text := range w.all() {
+		if w.logged.add(text) && r.report.log != nil {
+			r.report.log.Warn("grpcretry: " + text)
+		}
 	}
 }
 
 // warnings are a Retrier's warnings.
 type warnings struct {
-	mu     sync.Mutex
-	list   []string        // guarded by mu; replaced by each Update
-	calls  []string        // guarded by mu; found in calls
-	logged map[string]bool // guarded by mu
+	mu    sync.Mutex
+	list  []string // guarded by mu; replaced by each Update
+	calls []string // guarded by mu; found in calls
 
+	logged      loggedMethods // the warnings that were logged; an Update may name ever new patterns
 	leftover    atomic.Bool   // a call had a leftover option, see isLeftover
 	otherPolicy loggedMethods // the targets with another load-balancing policy, see isDistributedElsewhere
 }
-
-// maxLoggedWarnings bounds the memory of a program whose Updates name ever new patterns.
-const maxLoggedWarnings = 1000
 
 func (w *warnings) set(list []string) {
 	w.mu.Lock()
@@ -63,41 +62,19 @@ func (w *warnings) found(text string) {
 	w.calls = append(w.calls, text)
 }
 
+// all returns a new list of the warnings about options and of those that calls have caused.
 func (w *warnings) all() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.both()
-}
-
-// both returns a new list of the warnings about options and of those that calls have caused. The caller
-// holds mu.
-func (w *warnings) both() []string { return append(slices.Clone(w.list), w.calls...) }
-
-// unlogged returns the warnings to log now.
-func (w *warnings) unlogged() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var fresh []string
-	for _, text := range w.both() {
-		if !w.logged[text] && len(w.logged) < maxLoggedWarnings {
-			if w.logged == nil {
-				w.logged = map[string]bool{}
-			}
-			w.logged[text] = true
-			fresh = append(fresh, text)
-		}
-	}
-	return fresh
+	return append(slices.Clone(w.list), w.calls...)
 }
 
 // warnings returns what is doubtful, in a fixed order.
 func (m *methodPolicies) warnings() []string {
 	all := m.options.unlinkedPatterns()
 	all = append(all, m.options.configWarnings()...)
-	for l := range m.tables {
-		if m.tables[l].all != nil {
-			all = append(all, m.tables[l].warnings(level(l), m.leveled)...)
-		}
+	for l, t := range m.tables {
+		all = append(all, t.warnings(level(l), m.leveled)...)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -106,7 +83,10 @@ func (m *methodPolicies) warnings() []string {
 // unlinkedPatterns warns of WithMethod patterns that name nothing.
 func (o *policyOptions) unlinkedPatterns() []string {
 	var all []string
-	for _, pattern := range slices.Sorted(maps.Keys(o.patterns)) {
+	for _, pattern := range slices.Sorted(maps.Keys(o.scopes)) {
+		if !isPattern(pattern) {
+			continue
+		}
 		if name, ok := unknownMethod(pattern); ok {
 			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, nameOf(pattern), name))
 		} else if mayBeProto(pattern) && linkedService(serviceOf(pattern)) == nil {
@@ -135,7 +115,7 @@ func nameOf(pattern string) string { return strings.Trim(serviceOf(pattern), "/"
 // configWarnings warns of a service config's entries. A config may well name services that this
 // program does not link, because other clients use it too.
 func (o *policyOptions) configWarnings() []string {
-	if o.config == nil {
+	if o.config.read == nil {
 		return nil
 	}
 	var all []string
@@ -159,40 +139,40 @@ func (o *policyOptions) configWarnings() []string {
 }
 
 // warnings warns of a level's policies. What a wider scope was warned of is not repeated.
-func (t *policyTable) warnings(l level, leveled bool) []string {
+func (t policyTable) warnings(l level, leveled bool) []string {
 	var all []string
-	warn := func(where string, p *policy, wider ...*policy) {
+	for pattern, p := range t {
+		if leveled && !isWide(pattern) && lookUpLevel(pattern) != l {
+			continue
+		}
+		where := pattern
+		if pattern == "" {
+			where = "all methods"
+		}
 		if leveled && l != levelUnknown {
 			where += " of level " + l.String()
 		}
+		known := t.widerWarnings(pattern)
 		for _, text := range p.warnings() {
-			known := slices.ContainsFunc(wider, func(w *policy) bool { return slices.Contains(w.warnings(), text) })
-			if !known {
+			if !slices.Contains(known, text) {
 				all = append(all, where+": "+text)
 			}
-		}
-	}
-	warn("all methods", t.all.policy)
-	for pattern, p := range t.services {
-		warn(pattern, p.policy, t.widerThan(pattern)...)
-	}
-	for pattern, p := range t.methods {
-		if !leveled || lookUpLevel(pattern) == l {
-			warn(pattern, p.policy, t.widerThan(pattern)...)
 		}
 	}
 	return all
 }
 
-// widerThan returns the policies of the scopes that are wider than a pattern's.
-func (t *policyTable) widerThan(pattern string) []*policy {
-	wider := []*policy{t.all.policy}
+// widerWarnings returns the warnings of the scopes that are wider than a pattern's.
+func (t policyTable) widerWarnings(pattern string) (all []string) {
+	if pattern == "" {
+		return nil
+	}
 	for prefix := range prefixesOf(pattern) {
-		if s := t.services[prefix]; s != nil && prefix != pattern {
-			wider = append(wider, s.policy)
+		if p := t[prefix]; p != nil && prefix != pattern {
+			all = append(all, p.warnings()...)
 		}
 	}
-	return wider
+	return append(all, t[""].warnings()...)
 }
 
 // shortestAttempt is less than any attempt takes, be it on the loopback interface.
@@ -208,15 +188,17 @@ func (p *policy) warnings() []string {
 	}
 	timeout, limit := p.AttemptTimeout, p.MaxElapsed
 	warn(timeout > 0 && timeout < shortestAttempt, "WithAttemptTimeout is %v, and no attempt takes less than %v", timeout, shortestAttempt)
-	if p.MaxAttempts == 1 && p.hedged == nil {
+	if p.MaxAttempts == 1 {
+		warn(p.Hedging != nil, "WithMaxAttempts is 1, so WithHedging has no effect")
 		return all
 	}
 	warn(limit > 0 && timeout >= limit,
 		"WithAttemptTimeout is %v, and WithMaxElapsed is %v: no retry can follow an attempt that times out", timeout, limit)
+	warn(p.DryRun && p.MaxAttempts > 1, "WithDryRun is on, so nothing is retried")
 	warn(p.UnsentOnly && p.Hedging != nil, "WithUnsentOnly is on, so WithHedging has no effect")
-	warn(len(p.Codes) == 0, "no status code is retried")
+	warn(len(p.Codes) == 0 && !p.mayHedge(), "no status code is retried")
 	warn(neverAllows(p.Budget), "the budget never allows a retry: %v", p.Budget)
-	if p.hedged != nil {
+	if p.mayHedge() {
 		warn(neverAllows(p.Hedging.Budget), "the budget of hedges never allows one: %v", p.Hedging.Budget)
 		delay, fixed := p.Hedging.Delay.(hedgeAfter)
 		warn(fixed && timeout > 0 && time.Duration(delay) >= timeout,
@@ -257,5 +239,31 @@ func neverAllows(b Budget) bool {
 // isEmpty reports whether the settings never allow a retry: answered calls earn nothing, and the
 // reserve and the floor never hold a whole token.
 func (s RatioBudget) isEmpty() bool {
-	return s.Ratio == 0 && s.Reserve+s.MinPerSecond*s.Window.Seconds() < 1
+	return s.Ratio <= Nothing && s.Reserve+s.MinPerSecond*s.Window.Seconds() < 1
+}
+
+// isLeftover reports whether a call option belongs to go-grpc-middleware's retry package, of any
+// major version. Only its own interceptor obeys such an option, so that a call which still passes
+// one after a migration is retried by other rules than its author thinks. The package is recognized by
+// its path, because importing it would put it into every user's binary.
+func isLeftover(opt grpc.CallOption) bool {
+	t := reflect.TypeOf(opt)
+	return t != nil && isMiddlewareRetry(t.PkgPath())
+}
+
+// isMiddlewareRetry reports whether a package path is that of go-grpc-middleware's retry package:
+// ".../go-grpc-middleware/retry" in version 1, ".../go-grpc-middleware/v2/interceptors/retry" later.
+func isMiddlewareRetry(path string) bool {
+	return strings.HasSuffix(path, "/retry") && strings.HasPrefix(path, "github.com/grpc-ecosystem/go-grpc-middleware/")
+}
+
+// warnOfLeftover warns of a call option that is ignored here. One warning is enough, because the
+// option's import finds the others.
+func (r *Retrier) warnOfLeftover(method string) {
+	if once := &r.settings.warnings.leftover; once.Load() || once.Swap(true) {
+		return
+	}
+	r.settings.warnings.found("a call of " + method + " has an option of go-grpc-middleware's retry package, which is ignored here. " +
+		"If an interceptor of that package is chained after grpcretry's, it obeys the option, and its attempts multiply with those made here")
+	r.warn()
 }

@@ -336,8 +336,8 @@ caller internal 0s-1s Unset
 	}
 }
 
-// Attempts that reach no server, because there is none, have their spans all the same: two
-// if calls do not wait for a connection, one if they do, as by default, and wait in vain.
+// An attempt that reaches no server, because there is none, has its span all the same, whether the call then
+// waits for a connection in vain, as by default, or not at all.
 func TestServerThatIsNotThere(t *testing.T) {
 	gone := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 		return nil, errors.New("nobody listens")
@@ -348,36 +348,31 @@ func TestServerThatIsNotThere(t *testing.T) {
 		want string
 	}{
 		{"otelgrpc, no wait", func(f *fixture) []grpc.DialOption {
-			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2), grpcretry.WithConnectWait(0)),
+			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithPatience(0)),
 				f.withOtelgrpc())
 		}, `
-caller internal 0s-1s Unset
-  pkg.Service/Echo internal 0s-1s Error UNAVAILABLE attempts=2 reason=exhausted
-    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
-    @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
+caller internal 0s-0s Unset
+  pkg.Service/Echo internal 0s-0s Error UNAVAILABLE attempts=1 reason=target_down
+    @0s attempt.number=1 UNAVAILABLE decision=stop reason=target_down
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-1s Unset next_attempt.number=2 wait_ms=1000 wait_source=backoff
-    attempt 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff UNAVAILABLE
 `},
 		{"otelgrpc", func(f *fixture) []grpc.DialOption {
 			return append(f.retries(grpcretry.WithCallSpan(true), grpcretry.WithMaxAttempts(2)), f.withOtelgrpc())
 		}, `
 caller internal 0s-10s Unset
-  pkg.Service/Echo internal 0s-10s Error UNAVAILABLE attempts=1 reason=not_connected
+  pkg.Service/Echo internal 0s-10s Error UNAVAILABLE attempts=1 reason=target_down
     @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=connect
     pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-    retry wait internal 0s-10s Unset next_attempt.number=2 wait_ms=1000 wait_source=connect reason=not_connected
+    retry wait internal 0s-10s Unset next_attempt.number=2 wait_ms=1000 wait_source=connect reason=target_down
 `},
 		{"grpc-go outside, no wait", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withGRPCGo()},
-				f.retries(grpcretry.WithMaxAttempts(2), grpcretry.WithConnectWait(0))...)
+				f.retries(grpcretry.WithMaxAttempts(2), grpcretry.WithPatience(0))...)
 		}, `
-caller internal 0s-1s Unset
-  Sent.pkg.Service.Echo client 0s-1s Error
-    @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
-    @1s attempt.number=2 UNAVAILABLE decision=stop reason=exhausted
+caller internal 0s-0s Unset
+  Sent.pkg.Service.Echo client 0s-0s Error
+    @0s attempt.number=1 UNAVAILABLE decision=stop reason=target_down
     Attempt.pkg.Service.Echo internal 0s-0s Error attempt.number=1 0
-    attempt 2 Attempt.pkg.Service.Echo internal 1s-1s Error attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff 1
 `},
 		{"grpc-go outside", func(f *fixture) []grpc.DialOption {
 			return append([]grpc.DialOption{f.withGRPCGo()}, f.retries(grpcretry.WithMaxAttempts(2))...)

@@ -89,28 +89,28 @@ func (slowFirst) RequireTransportSecurity() bool { return false }
 
 // A hedge is called so, but not the attempt of a hedged call that is sent while no other is in flight.
 func TestHedges(t *testing.T) {
-	hedging := grpcretry.WithHedging(grpcretry.Hedging{
-		MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})
+	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{
+		Delay: grpcretry.HedgeAfter(time.Second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
 		f.below(t, echo, f.client(append(f.retries(hedging), f.withOtelgrpc(), grpc.WithPerRPCCredentials(slowFirst{}))...))
 		wantTree(t, f, `
-caller internal 0s-1s Unset
-  @1s attempt.number=2 UNAVAILABLE decision=retry attempt.hedge=true attempt.sent_after=hedge_delay wait_ms=0 wait_source=non_fatal
-  @1s attempt.number=1 CANCELLED decision=lost
-  @1s attempt.number=3 OK decision=success attempt.hedge=true attempt.sent_after=non_fatal
-  pkg.Service/Echo client 0s-1s Error attempt.number=1 UNAUTHENTICATED
+caller internal 0s-2s Unset
+  @1s attempt.number=2 UNAVAILABLE decision=stop attempt.hedge=true attempt.sent_after=hedge_delay reason=in_flight
+  @2s attempt.number=1 CANCELLED decision=lost
+  @2s attempt.number=3 OK decision=success attempt.hedge=true attempt.sent_after=hedge_delay
+  pkg.Service/Echo client 0s-2s Error attempt.number=1 UNAUTHENTICATED
   hedge 2 pkg.Service/Echo client 1s-1s Error attempt.number=2 attempt.hedge=true attempt.wait_ms=1000 attempt.wait_source=hedge_delay UNAVAILABLE
-  hedge 3 pkg.Service/Echo client 1s-1s Unset attempt.number=3 attempt.hedge=true attempt.wait_ms=0 attempt.wait_source=non_fatal OK
+  hedge 3 pkg.Service/Echo client 2s-2s Unset attempt.number=3 attempt.hedge=true attempt.wait_ms=1000 attempt.wait_source=hedge_delay OK
 `)
 	})
 	inBubble(t, 1, func(t *testing.T, f *fixture) {
 		f.below(t, echo, f.client(append(f.retries(hedging), f.withOtelgrpc())...))
 		wantTree(t, f, `
-caller internal 0s-0s Unset
-  @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=0 wait_source=non_fatal
-  @0s attempt.number=2 OK decision=success attempt.hedge=false attempt.sent_after=non_fatal
+caller internal 0s-1s Unset
+  @0s attempt.number=1 UNAVAILABLE decision=retry wait_ms=1000 wait_source=backoff
+  @1s attempt.number=2 OK decision=success attempt.hedge=false attempt.sent_after=backoff
   pkg.Service/Echo client 0s-0s Error attempt.number=1 UNAVAILABLE
-  attempt 2 pkg.Service/Echo client 0s-0s Unset attempt.number=2 attempt.wait_ms=0 attempt.wait_source=non_fatal OK
+  attempt 2 pkg.Service/Echo client 1s-1s Unset attempt.number=2 attempt.wait_ms=1000 attempt.wait_source=backoff OK
 `)
 	})
 }

@@ -330,7 +330,7 @@ func TestStreams(t *testing.T) {
 // Attempts of a hedged call run at the same time, on backends of their own.
 func TestHedges(t *testing.T) {
 	for name, delay := range map[string]time.Duration{"one after the other": second, "all at the same time": 0} {
-		hedging := grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 4, Delay: grpcretry.HedgeAfter(delay), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})
+		hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(delay), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
 		for kind, call := range map[string]func(ctx context.Context, cc *client, message string) error{
 			"unary": func(ctx context.Context, cc *client, message string) error {
 				_, err := cc.echo(ctx, message)

@@ -77,7 +77,7 @@ func TestRetriesWithHealthChecks(t *testing.T) {
 func TestRetriesWithWaitForReady(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		wait := grpcretry.WithBackoff(grpcretry.Constant(second))
-		cc := c.dialRetried(t, []string{"a", "b"}, wait)
+		cc := c.dialRetried(t, []string{"a", "b"}, wait, grpcretry.WithRandom(func() float64 { return 0 }))
 		c.behave(func(_ context.Context, backend, _ string, visit int) error {
 			switch visit {
 			case 1:

@@ -22,7 +22,12 @@ const note = "the channel's load-balancing policy is not grpcretry_round_robin"
 // wantNote fails the test unless an error of two attempts has the note, or does not have it.
 func wantNote(t *testing.T, err error, want bool) {
 	t.Helper()
-	wantGiveUp(t, err, 2)
+	wantNoteAfter(t, err, 2, want)
+}
+
+func wantNoteAfter(t *testing.T, err error, attempts int, want bool) {
+	t.Helper()
+	wantGiveUp(t, err, attempts)
 	if got := strings.Contains(err.Error(), note); got != want {
 		t.Errorf("err = %v, want the note %q: %v", err, note, want)
 	}
@@ -51,7 +56,7 @@ func TestTheErrorNamesTheProblemOfAnotherPolicy(t *testing.T) {
 		_, err := cc.echo(ctx, "call")
 		return err
 	}
-	hedging := grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 2, Delay: grpcretry.HedgeAfter(second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited})
+	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
 	for _, tt := range []struct {
 		name   string
 		policy string // by the resolver's service config; none if empty
@@ -102,9 +107,9 @@ type joined struct{ grpc.DialOption }
 func TestNoNoteWithoutAServer(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		balancer.DialOption()
-		r, _ := retrier(t, grpcretry.WithConnectWait(0))
+		r, _ := retrier(t, grpcretry.WithPatience(0))
 		_, err := c.dialPolicy(t, plain, []string{"a"}, r.DialOptions()...).echo(t.Context(), "call")
-		wantNote(t, err, false)
+		wantNoteAfter(t, err, 1, false)
 	})
 }
 
@@ -144,7 +149,7 @@ func TestNoNoteAfterOneAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		balancer.DialOption()
 		c.fail("a")
-		r, _ := retrier(t, grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 1}))
+		r, _ := retrier(t, grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 1, Reserve: grpcretry.Nothing}))
 		_, err := c.dialPolicy(t, plain, []string{"a"}, r.DialOptions()...).echo(t.Context(), "call")
 		wantGiveUp(t, err, 1)
 		if strings.Contains(err.Error(), note) {

@@ -132,8 +132,8 @@ var failsafe = alternative{
 
 // ours has the options of its README. Where a table retries every call, its default budget
 // would refuse most of that, as it is there to do: atOnce has one of the same kind that is
-// large enough, so that its work is measured all the same. Nor does it wait for a connection:
-// where the interceptor is measured alone, there is none, and a failure looks unsent.
+// large enough, so that its work is measured all the same. Nor does it wait for a target that is
+// failing, which at most 10,000 calls do at a time.
 var ours = alternative{
 	name:    "grpcretry",
 	retries: true, serverStreams: true, clientStreams: true,
@@ -146,9 +146,9 @@ var ours = alternative{
 func ourOptions(s setting) []grpcretry.Option {
 	switch s {
 	case atOnce:
-		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget()), grpcretry.WithConnectWait(0)}
+		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget()), grpcretry.WithPatience(0)}
 	case inBackoff:
-		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(anHour)), grpcretry.WithBudget(largeBudget())}
+		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(anHour)), grpcretry.WithBudget(largeBudget()), grpcretry.WithPatience(0)}
 	default:
 		return nil
 	}

@@ -4,7 +4,7 @@
 // retry functions.
 //
 //	make bench-quick     # from the root of the repository: every table, roughly, in half a minute
-//	make bench           # 24 short runs, and RESULTS.md from them
+//	make bench           # 24 short runs, and docs/performance.md from them
 //	make bench-functions # the same for functions only, in two minutes
 //
 // alternatives_test.go and functions_alternatives_test.go say how each is configured, and

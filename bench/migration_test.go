@@ -168,10 +168,14 @@ func fromMiddleware(opts ...retry.CallOption) []grpc.DialOption {
 	}
 }
 
-// to returns the dial options of this library, with a backoff of 10 ms.
+// to returns the dial options of this library, with a backoff of 10 ms. Calls do not wait for a target that is failing,
+// which would add random times.
 func to(opts ...grpcretry.Option) []grpc.DialOption {
-	return grpcretry.DialOptions(append([]grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(10 * time.Millisecond))}, opts...)...)
+	return grpcretry.DialOptions(append([]grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(10 * time.Millisecond)), impatient}, opts...)...)
 }
+
+// impatient calls do not wait for a target that is failing, as those of other libraries.
+var impatient = grpcretry.WithPatience(0)
 
 // ms returns milliseconds.
 func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -341,15 +345,14 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 			after: read(config(7, ""), grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithMaxAttempts(7)), is: seen{7, 0, codes.Unavailable}},
 		{name: "ten calls in an outage, without a throttle", answer: failing(errDown), call: tenTimes,
 			before: withServiceConfig(config(4, "")), was: seen{40, 0, codes.Unavailable},
-			after: read(config(4, "")), is: seen{13, 0, codes.Unavailable},
-			kept: read(config(4, ""), grpcretry.WithBudget(grpcretry.Unlimited))},
+			after: read(config(4, ""), impatient), is: seen{13, 0, codes.Unavailable},
+			kept: read(config(4, ""), grpcretry.WithBudget(grpcretry.Unlimited), impatient)},
 		{name: "ten calls in an outage, with a throttle", answer: failing(errDown), call: tenTimes,
 			before: withServiceConfig(throttled), was: seen{11, 0, codes.Unavailable},
 			after: read(throttled), is: seen{11, 0, codes.Unavailable}},
 		{name: "response headers", answer: headersThenDown,
 			before: withServiceConfig(config(2, "")), was: seen{1, 0, codes.Unavailable},
-			after: read(config(2, "")), is: seen{2, 0, codes.Unavailable},
-			kept: read(config(2, ""), grpcretry.WithCommitOnHeaders(true))},
+			after: read(config(2, "")), is: seen{2, 0, codes.Unavailable}},
 		{name: "a large request", answer: failing(errDown), call: large,
 			before: withServiceConfig(config(2, "")), was: seen{1, 0, codes.Unavailable},
 			after: read(config(2, "")), is: seen{2, 0, codes.Unavailable}},
@@ -446,8 +449,8 @@ func TestMigrationWithoutAServer(t *testing.T) {
 	}{
 		{"go-grpc-middleware", fromMiddleware(retry.WithMax(4)), ms(30)},
 		{"grpc-go", withServiceConfig(fmt.Sprintf(policyConfig, 4, "0.01s", "0.01s", 1, "")), ms(30)},
-		{"grpcretry", to(), 10 * time.Second},
-		{"grpcretry without ConnectWait", to(grpcretry.WithConnectWait(0)), ms(30)},
+		{"grpcretry", grpcretry.DialOptions(), 10 * time.Second},
+		{"grpcretry without patience", to(), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -471,7 +474,7 @@ func TestMigrationWithoutAServer(t *testing.T) {
 func TestMigrationOfTheBackoff(t *testing.T) {
 	middleware := []grpc.DialOption{grpc.WithChainUnaryInterceptor(retry.UnaryClientInterceptor(retry.WithMax(2)))}
 	ours := func(opts ...grpcretry.Option) []grpc.DialOption {
-		return grpcretry.DialOptions(append(opts, grpcretry.WithMaxAttempts(2), grpcretry.WithBudget(grpcretry.Unlimited))...)
+		return grpcretry.DialOptions(append(opts, grpcretry.WithMaxAttempts(2), grpcretry.WithBudget(grpcretry.Unlimited), impatient)...)
 	}
 	config := fmt.Sprintf(policyConfig, 2, "0.1s", "1s", 2, "")
 	for _, tt := range []struct {
@@ -482,7 +485,7 @@ func TestMigrationOfTheBackoff(t *testing.T) {
 	}{
 		{"go-grpc-middleware", middleware, errDown, ms(45), ms(55)},
 		{"go-grpc-middleware, overload", middleware, errFull, ms(45), ms(55)},
-		{"grpcretry", ours(), errDown, 0, ms(100)},
+		{"grpcretry", ours(), errDown, ms(50), ms(100)},
 		{"grpcretry, overload", ours(), errFull, 0, time.Second},
 		{"grpcretry, overload with one backoff", ours(grpcretry.WithBackoff(grpcretry.Exponential{Base: ms(50), Max: ms(50), Jitter: grpcretry.ProportionalJitter})),
 			errFull, ms(40), ms(60)},

@@ -31,7 +31,7 @@ type contender struct {
 
 // references are the contenders that others are compared with, round by round: of each other one beside them it is
 // reported what it adds, in percent (%over), in time and in allocations.
-var references = []string{"client=bare", "feature=none", "policy=round_robin"}
+var references = []string{"client=bare", "client=limit", "feature=none", "policy=round_robin"}
 
 // inTurns measures the contenders beside each other, each for about -benchtime, and reports
 // them as sub-benchmarks. With -benchtime 3x each has three turns of one.

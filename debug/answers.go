@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file answers the four questions at the top of the page.
@@ -126,7 +128,7 @@ func isHelping(c, other *Counts, steps []Step) answer {
 			a.Tone = "warn"
 		}
 	}
-	if retried := c.Rescued + c.Lost; retried > 0 {
+	if retried := c.Rescued + c.FailedRetried; retried > 0 {
 		a.More = append(a.More, fmt.Sprintf("%s of %s rescued", count(c.Rescued), plural(retried, "retried call", "retried calls")))
 	}
 	a.Bars = newBars(steps, bar{"rescued", "good"}, bar{"wasted", "bad"}, func(s *Step) (int64, int64) {
@@ -211,27 +213,24 @@ func lastSaid(s *Snapshot, all bool) *said {
 	return nil
 }
 
-// stopWords has words for each grpcretry.ReasonName. A quiet reason ends calls that no policy
-// would have retried.
-var stopWords = map[string]struct {
+// stopWords are the words for each grpcretry.ReasonName.
+var stopWords = func() map[string]stopWord {
+	words := map[string]stopWord{}
+	for _, r := range reasons.All() {
+		words[r.Word] = stopWord{short(r.Word), r.Text, r.Quiet}
+	}
+	return words
+}()
+
+// A stopWord describes a reason. A quiet reason ends calls that no policy would have retried.
+type stopWord struct {
 	short, long string
 	quiet       bool
-}{
-	"exhausted":         {"Attempts", "no attempts left", false},
-	"budget":            {"Budget", "the retry budget of this client was empty", false},
-	"deadline":          {"Deadline", "the deadline was too near for another attempt", false},
-	"max_elapsed":       {"Max elapsed", "the maximum elapsed time was too near for another attempt", false},
-	"pushback":          {"Pushback", "the server forbade a retry, or asked for too long a wait", false},
-	"committed":         {"Committed", "the response had started, so nothing could be sent again", false},
-	"conn_closed":       {"Closed", "the client connection was closed", true},
-	notConnected:        {"Not connected", "there was no connection to a server in time", false},
-	"not_retryable":     {"Not retryable", "the failure was not retryable", true},
-	"retried_upstream":  {"Retried upstream", "a service further up retries, so there was one attempt", false},
-	"may_have_run":      {"May have run", "the method may have run, and must not run twice", false},
-	"left_to_grpc":      {"Left to gRPC", "left to the retryPolicy of the service config", true},
-	"deadline_exceeded": {"Deadline passed", "the deadline of the caller passed", true},
-	"cancelled":         {"Cancelled", "the caller gave up", true},
-	"other":             {"Other", "another reason", true},
+}
+
+// short returns "Target down" for target_down.
+func short(word string) string {
+	return strings.ToUpper(word[:1]) + strings.ReplaceAll(word[1:], "_", " ")
 }
 
 // waitCause returns the words after a count of waits.
@@ -243,8 +242,9 @@ func waitCause(source string) string {
 }
 
 const (
-	connect      = "connect"       // the wait source
-	notConnected = "not_connected" // the reason
+	connect    = "connect"     // the wait source
+	targetDown = "target_down" // the reason
+	mayHaveRun = "may_have_run"
 )
 
 func waitWords(source string) string {

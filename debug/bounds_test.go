@@ -283,24 +283,24 @@ func (b *spyBudget) Balance(time.Time) float64 { b.looks++; return float64(b.loo
 
 func TestLevelOfABudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{MinPerSecond: 0.2, Window: 10 * time.Second})
+		b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: grpcretry.Nothing, MinPerSecond: 0.2, Window: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := retrier(t, grpcretry.WithBudget(b), grpcretry.WithMaxAttempts(2))
+		r := retrier(t, grpcretry.WithBudget(b), grpcretry.WithMaxAttempts(2), grpcretry.WithPatience(0))
 		p := handler(t, r)
 		c := dial(t, r, "passthrough:///echo")
-		c.echo("down") // takes 1 of 2, ends at 1 s
-		c.echo("down") // takes 1 of 1.2, ends at 2 s
-		c.echo("down") // is refused: 0.4 are left
+		c.echo("down") // takes 1 of 2 at 1 s
+		c.echo("down") // takes 1 of 1.2 at 2 s
+		c.echo("down") // is refused: 0.2 are left
 		s := getJSON(t, p, "")
 		want(t, "stopped", s.Total.Stopped, map[string]int64{"exhausted": 2, "budget": 1})
 		want(t, "kind", s.Budgets[0].Kind, "ratio budget: 0% of answered calls, a reserve of 0, plus 0.2 a second, over 10s")
-		want(t, "levels", levels(s.Budgets[0]), "2 s: 1; 1 s: 1.2; 0 s: 0.4; now 0.4")
+		want(t, "levels", levels(s.Budgets[0]), "2 s: 2; 1 s: 1; 0 s: 0.2; now 0.2")
 		wantIn(t, get(t, p, "").Body.String(), "1 call refused")
 		time.Sleep(298 * time.Second)
 		s = getJSON(t, p, "")
-		want(t, "after five minutes", levels(s.Budgets[0]), "300 s: 1; 299 s: 1.2; 298 s: 0.4; 0 s: 2; now 2")
+		want(t, "after five minutes", levels(s.Budgets[0]), "300 s: 2; 299 s: 1; 298 s: 0.2; 0 s: 2; now 2")
 		time.Sleep(time.Minute)
 		want(t, "after six minutes", levels(getJSON(t, p, "").Budgets[0]), "60 s: 2; 0 s: 2; now 2")
 	})

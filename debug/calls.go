@@ -8,10 +8,10 @@ import (
 	"unicode"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
-// A Call made several attempts, retries or hedges, or gave up although its failure was
-// retryable.
+// A Call retried, hedged or waited, or gave up although its failure was retryable.
 type Call struct {
 	Retrier int    `json:"retrier"` // 1 for the first retrier passed to Handler, and so on
 	Target  string `json:"target"`  // in gRPC's canonical form: "dns:///shop:443"
@@ -28,7 +28,7 @@ type Call struct {
 	RefusedWaitSource string  `json:"refused_wait_source"` // the source of that wait; else ""
 
 	Made     int       `json:"attempts_made"` // how many attempts were made
-	Attempts []Attempt `json:"attempts"`      // the first and the last 9, in the order of their numbers
+	Attempts []Attempt `json:"attempts"`      // the first that [grpcretry.Event] holds and the last 9, in the order of their numbers
 }
 
 // An Attempt is one try of a [Call].
@@ -55,20 +55,18 @@ const (
 	beaten  = "lost"
 )
 
-// worthKeeping reports whether the page keeps the call that e ended: it retried, or gave up.
-// The page keeps no first failure that no policy retries, and no call whose caller went away.
+// worthKeeping reports whether the page keeps the call that e ended: it retried, hedged, waited or gave up.
+// The page keeps no first failure that no policy retries, none that may have run or committed its stream,
+// and no call whose caller went away.
 func worthKeeping(e *grpcretry.Event) bool {
 	if made := attemptsMade(e); e.Err == nil || made > 1 {
 		return made > 1
 	}
-	switch grpcretry.ReasonName(e.Reason) {
-	case "not_retryable", "left_to_grpc":
-		return false
-	case "cancelled", "deadline_exceeded", "conn_closed":
+	why := reasons.Of(e.Reason)
+	if why.ByCaller {
 		return !endedWithCaller(&e.Attempt) // it ended in the wait after the attempt
-	default:
-		return true
 	}
+	return !why.Quiet && !errors.Is(e.Reason, grpcretry.ErrMayHaveRun) && !errors.Is(e.Reason, grpcretry.ErrCommitted)
 }
 
 // endedWithCaller reports whether an attempt ended as attempts do when the caller goes away.

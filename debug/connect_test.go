@@ -1,6 +1,7 @@
 package debug
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func TestCallThatWaitsForAConnectionIsRescued(t *testing.T) {
 					WaitMs: 3600, WaitSource: "connect", Decision: "success"},
 			},
 		}})
-		want(t, "the budget's level", levels(s.Budgets[0]), "3.6 s: 3; 0 s: 3.2; now 3.2")
+		want(t, "the budget's level", levels(s.Budgets[0]), "3.6 s: 3; 0 s: 3; now 3.2")
 		page := get(t, p, "").Body.String()
 		wantIn(t, page, "waits chosen: 1 for a connection")
 		wantIn(t, page, "retry after 3.6 s (connection and backoff)")
@@ -47,29 +48,61 @@ func TestCallThatWaitsForAConnectionIsRescued(t *testing.T) {
 
 func TestCallThatGetsNoConnectionGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := retrier(t)
+		r := retrier(t, grpcretry.WithPatience(10*time.Second))
 		p := handler(t, r)
 		want(t, "code", dialLater(t, r, time.Hour).echo("ok"), "Unavailable")
 		s := getJSON(t, p, "")
 		want(t, "counts", s.Total, Counts{
-			Calls: 1, Attempts: 1,
-			Stopped: map[string]int64{"not_connected": 1}, Failed: map[string]int64{"UNAVAILABLE": 1}, Waits: map[string]int64{"connect": 1},
+			Calls: 1, FailedOnce: 1, Attempts: 1,
+			Stopped: map[string]int64{"target_down": 1}, Failed: map[string]int64{"UNAVAILABLE": 1}, Waits: map[string]int64{"connect": 1},
 		})
 		call := s.Calls[0]
-		want(t, "outcome", call.Outcome, "not_connected")
+		want(t, "outcome", call.Outcome, "target_down")
 		want(t, "elapsed", call.ElapsedMs, 10000.0)
-		want(t, "the attempt's end", call.Attempts[0].Decision+" "+call.Attempts[0].Reason, "stop not_connected")
+		want(t, "the attempt's end", call.Attempts[0].Decision+" "+call.Attempts[0].Reason, "stop target_down")
 		want(t, "the budget's level", levels(s.Budgets[0]), "10 s: 3; 0 s: 3; now 3")
 		page := get(t, p, "").Body.String()
-		wantIn(t, page, "Not connected")
-		wantIn(t, page, "not_connected: there was no connection to a server in time")
-		wantIn(t, page, "stop: no connection to a server within 10 s")
-		wantIn(t, page, "waited for a connection until the call ended")
+		wantIn(t, page, "Target down")
+		wantIn(t, page, "target_down: target is down")
+		wantIn(t, page, "stop: the target was still down after 10 s")
+		wantIn(t, page, "waited for the target until the call ended")
 		wantIn(t, page, "1 of 1 call failed")
 	})
 }
 
-// A deadline ends the wait for a connection before ConnectWait does, early enough for the
+// The page shows which targets are failing, how many calls wait for them, and how many have given up.
+func TestFailingTargets(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrier(t, grpcretry.WithPatience(10*time.Second))
+		p := handler(t, r, retrier(t))
+		want(t, "before any call", getJSON(t, p, "").Targets, []Target{})
+		if page := get(t, p, "").Body.String(); strings.Contains(page, "Which targets are failing?") {
+			t.Error("the page has a table of targets, although none is failing")
+		}
+		gone := dialFrom(t, r, "passthrough:///echo", "") // the same server, up
+		gone.echo("gone")
+		down := dialWhen(t, r, "passthrough:///<down>", "", func() bool { return false })
+		for range 3 {
+			go down.echo("ok")
+		}
+		time.Sleep(4 * time.Second)
+		want(t, "while calls wait", getJSON(t, p, "").Targets, []Target{{Retrier: 1, Target: "passthrough:///<down>", FailingMs: 4000, WaitingCalls: 3, PatienceMs: 10000}})
+		page := get(t, p, "").Body.String()
+		wantIn(t, page, `<th role="rowheader" scope="row">retrier 1, <span class="mono">passthrough:///&lt;down&gt;</span></th>`)
+		wantIn(t, page, `<td role="cell" data-label="Failing for">4 s</td>`)
+		wantIn(t, page, `<td role="cell" data-label="Waiting">3</td>`)
+		wantIn(t, page, `<td role="cell" data-label="Patience">10 s</td>`)
+		wantIn(t, page, `<td role="cell" data-label="Gave up">0</td>`)
+		time.Sleep(7 * time.Second)
+		want(t, "when they have given up", getJSON(t, p, "").Targets, []Target{{Retrier: 1, Target: "passthrough:///<down>", FailingMs: 11000, GaveUp: 3, PatienceMs: 10000}})
+		wantIn(t, get(t, p, "").Body.String(), `<td role="cell" data-label="Patience">10 s <span class="chip bad">over</span></td>`)
+		for _, other := range []string{"retrier=2", "target=passthrough:///echo"} {
+			want(t, other, getJSON(t, p, other).Targets, []Target{})
+		}
+	})
+}
+
+// A deadline ends the wait for a connection before Patience does, early enough for the
 // backoff.
 func TestCallThatGetsNoConnectionBeforeItsDeadline(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -79,7 +112,7 @@ func TestCallThatGetsNoConnectionBeforeItsDeadline(t *testing.T) {
 		call := p.Snapshot().Calls[0]
 		want(t, "outcome", call.Outcome, "deadline")
 		want(t, "elapsed", call.ElapsedMs, 4000.0)
-		wantIn(t, get(t, p, "").Body.String(), "stop: the deadline was too near for another attempt")
+		wantIn(t, get(t, p, "").Body.String(), "stop: deadline too near for another attempt")
 	})
 }
 
@@ -87,7 +120,7 @@ func TestCallThatGetsNoConnectionBeforeItsDeadline(t *testing.T) {
 // and time adds nothing.
 func TestLevelOfTheDefaultBudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := retrier(t)
+		r := retrier(t, grpcretry.WithPatience(0), grpcretry.WithRandom(func() float64 { return 0 }))
 		p := handler(t, r)
 		c := dial(t, r, "passthrough:///echo")
 		level := func(when, wanted string) {
@@ -99,11 +132,11 @@ func TestLevelOfTheDefaultBudget(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		level("when what it has earned is over", "20 s: 3.2; 0 s: 3; now 3")
 		c.echo("1s:down") // 1 s, 2 s, 4 s and three more seconds for the attempts
-		level("after three retries in vain", "31 s: 3.2; 11 s: 3; 10 s: 2; 8 s: 1; 5 s: 0; 0 s: 0; now 0")
+		level("after three retries in vain", "31 s: 3.2; 11 s: 3; 10 s: 3; 9 s: 2; 8 s: 2; 6 s: 1; 5 s: 1; 1 s: 0; 0 s: 0; now 0")
 		c.echo("down")
 		want(t, "stopped", p.Snapshot().Total.Stopped, map[string]int64{"exhausted": 1, "budget": 1})
 		time.Sleep(time.Minute)
-		level("a minute later", "91 s: 3.2; 71 s: 3; 70 s: 2; 68 s: 1; 65 s: 0; 60 s: 0; 0 s: 0; now 0")
+		level("a minute later", "91 s: 3.2; 71 s: 3; 70 s: 3; 69 s: 2; 68 s: 2; 66 s: 1; 65 s: 1; 61 s: 0; 60 s: 0; 0 s: 0; now 0")
 		b := newChart(&p.Snapshot().Budgets[0])
 		want(t, "the chart of an empty one", b.Kind+"; "+b.Level+" "+b.Tone+"; up to "+b.Top+"; "+b.Title,
 			"ratio budget: 20% of answered calls, a reserve of 3, over 10s; 0 bad; up to 3.2; "+

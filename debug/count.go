@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // A row counts the calls of one method to one target, by one retrier: since the page was
@@ -44,24 +45,21 @@ type counter int
 
 const (
 	firstOutcome = counter(0)
-	firstCode    = firstOutcome + counter(len(outcomes))
+	firstCode    = firstOutcome + mostOutcomes
 	firstWait    = firstCode + counter(len(codeNames))
 
-	lost           = firstWait + counter(len(waitSources)) // calls that failed after a retry or a hedge
-	retriesFailed  = lost + 1
-	retriesBeaten  = lost + 2 // cancelled, because another attempt of the hedged call was decisive
-	hedgesWasted   = lost + 3 // failed or cancelled
-	attemptsBeaten = lost + 4 // cancelled: retries, hedges and first attempts
-	counters       = lost + 5
+	failedRetried  = firstWait + counter(len(waitSources)) // calls that failed after a retry or a hedge
+	retriesFailed  = failedRetried + 1
+	retriesBeaten  = failedRetried + 2 // cancelled, because another attempt of the hedged call was decisive
+	hedgesWasted   = failedRetried + 3 // failed or cancelled
+	attemptsBeaten = failedRetried + 4 // cancelled: retries, hedges and first attempts
+	counters       = failedRetried + 5
 )
 
-// outcomes are how calls end, as grpcretry.Event.Outcome returns them. The first three are
-// successes, the last is for names that are not here.
-var outcomes = [...]string{
-	firstTry, rescued, hedgeWon,
-	"exhausted", "budget", "deadline", "max_elapsed", "pushback", "not_retryable", "may_have_run", "retried_upstream", "committed", "conn_closed", notConnected,
-	"left_to_grpc", "deadline_exceeded", "cancelled", "other",
-}
+// outcomes are how calls end, as grpcretry.Event.Outcome returns them. The first three are successes.
+var outcomes = append([]string{firstTry, rescued, hedgeWon}, reasons.Words()...)
+
+const mostOutcomes = 24 // there is a counter for each
 
 const (
 	firstTry = "first_try"
@@ -85,13 +83,7 @@ func outcomeCounter(e *grpcretry.Event) counter {
 	if e.Err == nil && e.Attempt.Number == 1 {
 		return firstOutcome // as nearly always
 	}
-	name := e.Outcome()
-	for i, outcome := range outcomes {
-		if name == outcome {
-			return firstOutcome + counter(i)
-		}
-	}
-	return firstCode - 1
+	return firstOutcome + counter(slices.Index(outcomes, e.Outcome()))
 }
 
 func codeCounter(code uint32) counter {

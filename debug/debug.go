@@ -32,7 +32,7 @@
 //
 // Memory is bounded: at most 5 MiB for a page, and 4 KiB for each retrier on it. There are counts
 // for 100 pairs of target and method; later pairs are counted together, as others. For each pair
-// the page keeps the last 50 calls that made several attempts or gave up, 1000 in all (then the
+// the page keeps the last 50 calls that retried, hedged, waited or gave up, 1000 in all (then the
 // pair with the most loses its oldest), and for each of these calls the first attempt and the
 // last 9. For up to 50 budgets it keeps the level, at most once a second, for five minutes.
 // Methods and targets are cut to 200 bytes, addresses of servers to 64. No goroutine is started.
@@ -135,6 +135,8 @@ type rowKey struct {
 // observe counts. Only the end of a call matters if its first attempt succeeds.
 func (s *source) observe(_ context.Context, e grpcretry.Event) {
 	switch {
+	case e.Kind == grpcretry.AttemptStart && e.Attempt.Number > 1:
+		s.page.look(s.row(&e), e.Budget, e.Attempt.Start)
 	case e.Kind == grpcretry.AttemptEnd && e.Attempt.Err != nil:
 		s.attemptFailed(&e)
 	case e.Kind == grpcretry.Decision:
@@ -172,7 +174,7 @@ func (s *source) ended(e *grpcretry.Event) {
 	row := s.row(e)
 	step := row.step(s.page.age(at))
 	step.count(outcomeCounter(e))
-	step.countIf(e.Err != nil && attemptsMade(e) > 1, lost)
+	step.countIf(e.Err != nil && attemptsMade(e) > 1, failedRetried)
 	s.page.look(row, e.Budget, at)
 	if worthKeeping(e) {
 		call := newCall(e, began)

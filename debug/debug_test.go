@@ -34,7 +34,7 @@ func TestPageCountsWhatHappens(t *testing.T) {
 		c.echoWithin(500*time.Millisecond, "hang")  // the caller's deadline
 		c.echoWithin(1500*time.Millisecond, "down") // the second wait does not fit
 		want(t, "Snapshot().Total", p.Snapshot().Total, Counts{
-			Calls: 15, FirstTry: 5, Rescued: 3, Lost: 3,
+			Calls: 15, FirstTry: 5, Rescued: 3, FailedOnce: 4, FailedRetried: 3,
 			Attempts: 5 + 3 + 4 + 1 + 2 + 2 + 1 + 1 + 2 + 1 + 2,
 			Retries:  9, Wasted: 6, RetryShare: 9.0 / 24,
 			Stopped: map[string]int64{"exhausted": 1, "not_retryable": 2, "pushback": 1, "deadline": 2, "deadline_exceeded": 1},
@@ -176,8 +176,10 @@ func TestWhichCallsAreKept(t *testing.T) {
 		{"told to stop", func(c *client) { c.echo("never") }, "pushback UNAVAILABLE stop pushback 0 "},
 		{"no time for the wait", func(c *client) { c.echoWithin(3*time.Second, "full") },
 			"deadline RESOURCE_EXHAUSTED stop deadline 7000 pushback"},
-		{"no budget", func(c *client) { c.echo("down", grpcretry.WithBudget(empty{})) },
+		{"no budget", func(c *client) { c.echo("down", grpcretry.WithBudget(empty{}), grpcretry.WithPatience(0)) },
 			"budget UNAVAILABLE stop budget 1000 backoff"},
+		{"no budget for as long as it waits", func(c *client) { c.echo("down", grpcretry.WithBudget(empty{})) },
+			"target_down UNAVAILABLE stop target_down 0 "},
 		{"the caller went away in the wait", func(c *client) {
 			ctx, cancel := context.WithTimeout(c.t.Context(), time.Second/2)
 			defer cancel()
@@ -185,7 +187,10 @@ func TestWhichCallsAreKept(t *testing.T) {
 			defer context.AfterFunc(ctx, stop)()
 			_, _ = c.Echo(untold, &echov1.EchoRequest{Message: "down"})
 		}, "cancelled CANCELLED stop cancelled 0 "},
-		{"a stream that has begun", func(c *client) { _ = c.expand("3s:down") }, "committed UNAVAILABLE stop committed 0 "},
+		{"a stream that has begun", func(c *client) { _ = c.expand("3s:down") }, ""},
+		{"it may have run", func(c *client) { c.echo("down", grpcretry.WithUnsentOnly(true)) }, ""},
+		{"it may have run after a retry", func(c *client) { c.echo("full down", grpcretry.WithUnsentOnly(true)) },
+			"may_have_run UNAVAILABLE stop may_have_run 0 "},
 		{"a stream that ends well", func(c *client) { _ = c.expand("ok") }, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -213,7 +218,6 @@ type empty struct{}
 
 func (empty) Deposit(grpcretry.Outcome) {}
 func (empty) Withdraw(time.Time) bool   { return false }
-func (empty) Refund()                   {}
 func (empty) Balance(time.Time) float64 { return 0 }
 
 // Hedges overlap with what they are to overtake, and what loses has not failed.
@@ -231,20 +235,20 @@ func TestHedgesAreCountedAndDrawn(t *testing.T) {
 			"first won: 1 at 0 ms OK success: success; " +
 				"2 hedge at 1 s CANCELLED lost: cancelled, another attempt was decisive"},
 		{"500ms:down ok", Counts{Calls: 1, Rescued: 1, Attempts: 2, Retries: 1, RetryShare: 0.5,
-			Failed: map[string]int64{"UNAVAILABLE": 1}},
-			"rescued: 1 at 0 ms UNAVAILABLE retry: retry at once; 2 at 500 ms OK success: success"},
+			Failed: map[string]int64{"UNAVAILABLE": 1}, Waits: map[string]int64{"backoff": 1}},
+			"rescued: 1 at 0 ms UNAVAILABLE retry: retry after 1 s (backoff); 2 at 1.5 s OK success: success"},
 		{"hang 500ms:down 100ms:ok", Counts{Calls: 1, HedgeWon: 1, Attempts: 3, Hedges: 2, HedgesWasted: 1,
 			Failed: map[string]int64{"UNAVAILABLE": 1}},
 			"hedge won: 1 at 0 ms CANCELLED lost: cancelled, another attempt was decisive; " +
-				"2 hedge at 1 s UNAVAILABLE retry: retry at once; 3 hedge at 1.5 s OK success: success"},
-		{"hang 500ms:gone", Counts{Calls: 1, Lost: 1, Attempts: 2, Hedges: 1, HedgesWasted: 1,
+				"2 hedge at 1 s UNAVAILABLE stop: stop, while others were under way; 3 hedge at 2 s OK success: success"},
+		{"hang 500ms:gone", Counts{Calls: 1, FailedRetried: 1, Attempts: 2, Hedges: 1, HedgesWasted: 1,
 			Stopped: map[string]int64{"not_retryable": 1}, Failed: map[string]int64{"NOT_FOUND": 1}},
 			"not_retryable: 1 at 0 ms CANCELLED lost: cancelled, another attempt was decisive; " +
-				"2 hedge at 1 s NOT_FOUND stop not_retryable: stop: the failure was not retryable"},
+				"2 hedge at 1 s NOT_FOUND stop not_retryable: stop: failure is not retryable"},
 		{"500ms:down hang 100ms:ok", Counts{Calls: 1, HedgeWon: 1, Attempts: 3, Retries: 1, RetryShare: 1.0 / 3, Hedges: 1,
-			Failed: map[string]int64{"UNAVAILABLE": 1}},
-			"hedge won: 1 at 0 ms UNAVAILABLE retry: retry at once; " +
-				"2 at 500 ms CANCELLED lost: cancelled, another attempt was decisive; 3 hedge at 1.5 s OK success: success"},
+			Failed: map[string]int64{"UNAVAILABLE": 1}, Waits: map[string]int64{"backoff": 1}},
+			"hedge won: 1 at 0 ms UNAVAILABLE retry: retry after 1 s (backoff); " +
+				"2 at 1.5 s CANCELLED lost: cancelled, another attempt was decisive; 3 hedge at 2.5 s OK success: success"},
 		{"3s:ok 1500ms:down 200ms:down", Counts{Calls: 1, FirstTry: 1, Attempts: 3, Hedges: 2, HedgesWasted: 2,
 			Failed: map[string]int64{"UNAVAILABLE": 2}},
 			"first won: 1 at 0 ms OK success: success; 2 hedge at 1 s UNAVAILABLE stop: stop, while others were under way; " +
@@ -252,8 +256,8 @@ func TestHedgesAreCountedAndDrawn(t *testing.T) {
 	} {
 		t.Run(tt.message, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := retrier(t, grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(
-					grpcretry.Hedging{MaxAttempts: 3, Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited})))
+				r := retrier(t, grpcretry.WithMethod(echoMethod, grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{
+					Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}})))
 				c := dial(t, r, "passthrough:///echo")
 				p := handler(t, r)
 				c.echo(tt.message)
@@ -266,7 +270,7 @@ func TestHedgesAreCountedAndDrawn(t *testing.T) {
 				want(t, "counts", s.Total, tt.want)
 				got := ""
 				for i := range s.Calls {
-					view := newCallView(&s.Calls[i], s.Now, false)
+					view := newCallView(&s.Calls[i], s.Now, false, scaleOf(s.Calls))
 					got = view.Outcome + ": "
 					for j, a := range s.Calls[i].Attempts {
 						if j > 0 {
@@ -342,12 +346,19 @@ func TestHandlerTwiceAndClose(t *testing.T) {
 }
 
 func TestPageWithoutRetriersOrCalls(t *testing.T) {
-	for name, p := range map[string]*Page{"no retriers": handler(t), "no calls": handler(t, retrier(t))} {
-		s := getJSON(t, p, "")
+	for _, tt := range []struct {
+		page *Page
+		want string
+	}{
+		{handler(t), "debug.Handler was called without a Retrier"},
+		{handler(t, nil), "debug.Handler was called without a Retrier"},
+		{handler(t, retrier(t)), "No calls yet"},
+	} {
+		s := getJSON(t, tt.page, "")
 		if s.Methods == nil || s.Budgets == nil || s.Calls == nil || s.Total.Stopped == nil {
-			t.Errorf("%s: %+v has null where a list or an object should be", name, s)
+			t.Errorf("%s: %+v has null where a list or an object should be", tt.want, s)
 		}
-		wantIn(t, get(t, p, "").Body.String(), "No calls yet")
+		wantIn(t, get(t, tt.page, "").Body.String(), tt.want)
 	}
 }
 

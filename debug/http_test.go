@@ -190,7 +190,7 @@ func TestPageShowsTheNumbers(t *testing.T) {
 			"2 of 3 retried calls rescued", "2 of 6 retries succeeded", // is it helping?
 			"3 of 1,239 calls failed", "<span class=\"name\">committed</span>", // what stopped it?
 			`data-label="Calls">1,238<`, `data-label="Attempts">1,244<`, `data-label="Retries">6<`, `data-label="Retry share">0.5 %<`,
-			`data-label="Rescued">2<`, `data-label="Lost">1<`,
+			`data-label="Rescued">2<`, `data-label="Failed">2<span class="sub">1 not retried</span><span class="sub">1 retried</span>`,
 			"</b> retries left",
 			"3 attempts in 3.02 s: UNAVAILABLE, wait of 1 s, UNAVAILABLE, wait of 2 s, OK",
 			"retry after 7 s (pushback)", "stop: no attempts left", "<q>queue is full</q>", "10.0.0.7:443",
@@ -198,6 +198,66 @@ func TestPageShowsTheNumbers(t *testing.T) {
 		} {
 			wantIn(t, body, part)
 		}
+	})
+}
+
+// What may have run has a column of its own, where methods must not run twice, and is no other stop.
+func TestMayHaveRunIsAColumn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrier(t)
+		c := dial(t, r, "passthrough:///echo")
+		p := handler(t, r)
+		c.echo("down ok")
+		if body := get(t, p, "").Body.String(); strings.Contains(body, "May have run") {
+			t.Error("the table has a column May have run, although every method may run twice")
+		}
+		for range 3 {
+			c.echo("down", grpcretry.WithUnsentOnly(true))
+		}
+		c.echo("gone")
+		body := get(t, p, "").Body.String()
+		wantIn(t, body, `data-label="Failed">4<span class="sub">4 not retried</span></td>`)
+		wantIn(t, body, `<td role="cell" data-label="May have run">3</td>`)
+		_, stops, _ := strings.Cut(body, `data-label="Stopped by">`)
+		stops, _, _ = strings.Cut(stops, "</td>")
+		if !strings.Contains(stops, "not_retryable <b>1</b>") || strings.Contains(stops, "may_have_run") {
+			t.Errorf("stopped by %s, want not_retryable alone", stops)
+		}
+	})
+}
+
+// All calls are drawn on one scale, so that a short one does not look like a long one.
+func TestCallsHaveOneTimeScale(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrier(t)
+		c := dial(t, r, "passthrough:///echo")
+		p := handler(t, r)
+		c.echo("down ok") // in 1 s
+		c.echo("full ok") // in 7 s
+		body := get(t, p, "").Body.String()
+		wantIn(t, body, "Every row is drawn from <b>0 to 7 s</b>")
+		wantIn(t, body, `<line class="wait backoff" x1="0.00%" x2="14.29%"`)
+		wantIn(t, body, `<line class="wait pushback" x1="0.00%" x2="100.00%"`)
+	})
+}
+
+// In the first five minutes the page does not say everything twice.
+func TestYoungPageDoesNotRepeatItself(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrier(t)
+		c := dial(t, r, "passthrough:///echo")
+		p := handler(t, r)
+		c.echo("down ok")
+		time.Sleep(Recent - time.Minute)
+		for _, query := range []string{"", "window=all"} {
+			body := get(t, p, query).Body.String()
+			if strings.Contains(body, "Since the page was mounted: ") || strings.Contains(body, "In the last 5 min: ") {
+				t.Errorf("?%s: the page repeats its answers for the other window, which is the same", query)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		wantIn(t, get(t, p, "").Body.String(), "Since the page was mounted: 1 retry in 2 attempts, 50 %")
+		wantIn(t, get(t, p, "window=all").Body.String(), "In the last 5 min: ")
 	})
 }
 

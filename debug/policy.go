@@ -22,19 +22,17 @@ type Policy struct {
 	AttemptTimeoutMs float64  `json:"attempt_timeout_ms"`  // 0 without one
 	MaxElapsedMs     float64  `json:"max_elapsed_ms"`      // 0 without one
 	MaxServerDelayMs float64  `json:"max_server_delay_ms"` // negative: no limit
-	ConnectWaitMs    float64  `json:"connect_wait_ms"`     // negative: none
+	PatienceMs       float64  `json:"patience_ms"`         // negative: calls do not wait for a target
 	BufferLimitBytes int      `json:"buffer_limit_bytes"`  // -1: streams pass through
-	CommitOnHeaders  bool     `json:"commit_on_headers"`   // response headers rule out a retry
 	UnsentOnly       bool     `json:"unsent_only"`         // no retry of what may have run
+	DryRun           bool     `json:"dry_run"`             // one attempt; the rest says what would be done
 	Hedging          *Hedging `json:"hedging"`             // null: one attempt at a time
 }
 
 // Hedging describes the [grpcretry.Hedging] of a method.
 type Hedging struct {
-	MaxAttempts int      `json:"max_attempts"` // the first attempt included
-	Codes       []string `json:"codes"`        // the status codes after which the next attempt is sent immediately
-	Delay       string   `json:"delay"`        // in words, with the time measured so far
-	Budget      string   `json:"budget"`       // in words; hedges spend from it as well
+	Delay  string `json:"delay"`  // in words, with the time measured so far
+	Budget string `json:"budget"` // in words; only hedges spend from it
 }
 
 func describe(from grpcretry.Policy, method string, function bool) *Policy {
@@ -47,16 +45,13 @@ func describe(from grpcretry.Policy, method string, function bool) *Policy {
 		AttemptTimeoutMs: ms(from.AttemptTimeout),
 		MaxElapsedMs:     ms(from.MaxElapsed),
 		MaxServerDelayMs: ms(from.MaxServerDelay),
-		ConnectWaitMs:    ms(from.ConnectWait),
+		PatienceMs:       ms(from.Patience),
 		BufferLimitBytes: from.BufferLimit,
-		CommitOnHeaders:  from.CommitOnHeaders,
 		UnsentOnly:       from.UnsentOnly,
+		DryRun:           from.DryRun,
 	}
-	if h := from.Hedging; h != nil && !from.UnsentOnly {
-		p.Hedging = &Hedging{MaxAttempts: h.MaxAttempts, Codes: p.Codes, Delay: describeDelay(h.Delay, method), Budget: kindOf(h.Budget)}
-		if h.NonFatalCodes != nil {
-			p.Hedging.Codes = namesOf(h.NonFatalCodes)
-		}
+	if h := from.Hedging; h != nil && !from.UnsentOnly && from.MaxAttempts > 1 {
+		p.Hedging = &Hedging{Delay: describeDelay(h.Delay, method), Budget: kindOf(h.Budget)}
 	}
 	p.Text = p.sentences(&from, function)
 	return p
@@ -73,10 +68,13 @@ func namesOf[C ~uint32](codes []C) []string {
 // sentences describe the policy to people, without what is off and, for a function, without what is for
 // RPCs only.
 func (p *Policy) sentences(from *grpcretry.Policy, function bool) []string {
-	if p.MaxAttempts == 1 && p.Hedging == nil {
+	if p.MaxAttempts == 1 {
 		return []string{"off: every call makes one attempt, and passes straight through"}
 	}
 	all := []string{fmt.Sprintf("up to %d attempts, retried after %s", p.MaxAttempts, strings.Join(p.Codes, " or "))}
+	if p.DryRun {
+		all = append([]string{"dry run: every call makes one attempt, and the outcome would_retry says that another would follow"}, all...)
+	}
 	add := func(when bool, format string, args ...any) {
 		if when {
 			all = append(all, fmt.Sprintf(format, args...))
@@ -87,18 +85,16 @@ func (p *Policy) sentences(from *grpcretry.Policy, function bool) []string {
 	add(p.OverloadBackoff != p.Backoff, "wait after RESOURCE_EXHAUSTED: %s", p.OverloadBackoff)
 	add(from.MaxServerDelay >= 0, "waits that the server asks for: up to %s", length(from.MaxServerDelay))
 	add(from.MaxServerDelay < 0, "waits that the server asks for: without a limit")
-	add(from.ConnectWait > 0 && !function, "a call waits for a connection: up to %s", length(from.ConnectWait))
-	add(from.ConnectWait < 0 && !function, "a call does not wait for a connection")
+	add(from.Patience > 0, "calls wait for a target that is failing: up to %s", length(from.Patience))
+	add(from.Patience < 0, "calls do not wait for a target that is failing")
 	add(from.AttemptTimeout > 0, "an attempt ends after %s, if another one follows", length(from.AttemptTimeout))
 	add(from.MaxElapsed > 0, "no attempt starts later than %s after the call", length(from.MaxElapsed))
 	add(p.BufferLimitBytes >= 0 && !function, "a stream keeps up to %s for replay", size(p.BufferLimitBytes))
 	add(p.BufferLimitBytes < 0 && !function, "streams pass through without retries")
-	add(p.CommitOnHeaders && !function, "no retry once response headers have come")
 	add(p.UnsentOnly, "no retry of what may have run, unless the server asks for it, and no hedging")
 	if h := p.Hedging; h != nil && !function {
-		add(true, "hedged, and then up to %d attempts: the next one %s", h.MaxAttempts, h.Delay)
-		add(h.Budget != "", "hedges are also charged to: %s", h.Budget)
-		add(len(h.Codes) > 0, "when hedged, the next one immediately after %s", strings.Join(h.Codes, " or "))
+		add(true, "hedged: while an attempt is slow, the next one %s", h.Delay)
+		add(h.Budget != "", "hedges are charged to: %s", h.Budget)
 	}
 	add(true, "charged to: %s", kindOf(from.Budget))
 	return all

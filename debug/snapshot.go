@@ -27,9 +27,21 @@ type Snapshot struct {
 	Steps  []Step `json:"steps"`  // the last minutes, oldest first
 
 	Retriers []Retrier `json:"retriers"` // what the calls of each retrier hold now
+	Targets  []Target  `json:"targets"`  // that fail now, or calls to which wait or have given up; by retrier and name
 	Methods  []Method  `json:"methods"`  // by retrier, target and method
 	Budgets  []Budget  `json:"budgets"`  // the budgets that Methods spend from
-	Calls    []Call    `json:"calls"`    // the last 50 calls that made several attempts or gave up, newest first
+	Calls    []Call    `json:"calls"`    // the last 50 calls that retried, hedged, waited or gave up, newest first
+}
+
+// A Target is a backend, as the calls of one retrier know it, see [grpcretry.Retrier.Targets].
+type Target struct {
+	Retrier int    `json:"retrier"` // the Number of its Retrier
+	Target  string `json:"target"`  // its name, as calls have it
+
+	FailingMs    float64 `json:"failing_ms"`    // since the first failure after the last answered call; 0 if it is not failing
+	WaitingCalls int     `json:"waiting_calls"` // calls that wait before their next attempt, now
+	GaveUp       int64   `json:"gave_up"`       // calls that have ended with target_down
+	PatienceMs   float64 `json:"patience_ms"`   // how long its calls wait since it began to fail, by the most patient policy; 0: never
 }
 
 // A Retrier is one of the retriers passed to Handler, see [grpcretry.Retrier.Usage].
@@ -39,10 +51,9 @@ type Retrier struct {
 	WaitingCalls int `json:"waiting_calls"` // calls that wait before their next attempt, now
 	OpenStreams  int `json:"open_streams"`  // streams that have not ended, now; those that pass straight through excluded
 
-	ReplayMemory     int64 `json:"replay_memory_bytes"` // kept now to replay streams, and for the replies of hedges
+	ReplayMemory     int64 `json:"replay_memory_bytes"` // kept now to replay streams
 	ReplayLimit      int64 `json:"replay_limit_bytes"`  // its limit, [grpcretry.WithReplayMemory]
 	CommittedStreams int64 `json:"committed_streams"`   // streams that the limit has committed, since the retrier was created
-	UnsentHedges     int64 `json:"unsent_hedges"`       // hedges not sent because of the limit, since the retrier was created
 }
 
 // A Method is one method of one target, called through one retrier.
@@ -66,7 +77,9 @@ type Counts struct {
 	FirstTry int64 `json:"first_try"` // calls that succeeded on the first attempt
 	Rescued  int64 `json:"rescued"`   // calls that succeeded after a retry
 	HedgeWon int64 `json:"hedge_won"` // calls that succeeded by a hedge
-	Lost     int64 `json:"lost"`      // calls that failed after a retry or a hedge
+
+	FailedOnce    int64 `json:"failed_once"`    // calls that failed on their only attempt
+	FailedRetried int64 `json:"failed_retried"` // calls that failed after a retry or a hedge
 
 	Attempts     int64   `json:"attempts"`      // attempts that ended
 	Retries      int64   `json:"retries"`       // attempts after the first of their call, hedges excluded
@@ -90,7 +103,8 @@ type Step struct {
 	Retries  int64 `json:"retries"`  // attempts after the first of their call, hedges excluded
 	Rescued  int64 `json:"rescued"`  // calls that succeeded after a retry
 	Wasted   int64 `json:"wasted"`   // retries that reached a server and failed
-	Lost     int64 `json:"lost"`     // calls that failed after a retry or a hedge
+
+	FailedRetried int64 `json:"failed_retried"` // calls that failed after a retry or a hedge
 }
 
 // A Budget limits retries.
@@ -104,7 +118,7 @@ type Budget struct {
 }
 
 // A Level is the level of a budget at one time. The page looks at most once a second: when a
-// call ends or is retried, and when the page is read.
+// call fails, is retried or ends, and when the page is read.
 type Level struct {
 	SecondsAgo float64  `json:"seconds_ago"` // the age of the level
 	Level      *float64 `json:"level"`       // as in [Budget]
@@ -129,7 +143,7 @@ func (p *Page) snapshot(f filter) Snapshot {
 	now := time.Now()
 	s := Snapshot{
 		Since: p.since, Now: now, RecentSeconds: Recent.Seconds(),
-		Retriers: p.retriers(f), Methods: []Method{}, Budgets: []Budget{}, Calls: []Call{},
+		Retriers: p.retriers(f), Targets: p.targets(f), Methods: []Method{}, Budgets: []Budget{}, Calls: []Call{},
 	}
 	rows := p.shown(f, &s, p.age(now))
 	s.Budgets = p.readBudgets(rows, now)
@@ -156,10 +170,42 @@ func (p *Page) retriers(f filter) []Retrier {
 			Number:       s.number,
 			WaitingCalls: u.WaitingCalls, OpenStreams: u.OpenStreams,
 			ReplayMemory: u.ReplayMemory, ReplayLimit: u.ReplayLimit,
-			CommittedStreams: u.CommittedStreams, UnsentHedges: u.UnsentHedges,
+			CommittedStreams: u.CommittedStreams,
 		})
 	}
 	return all
+}
+
+// targets returns what calls know about the backends that are or were failing.
+func (p *Page) targets(f filter) []Target {
+	all := []Target{}
+	for _, s := range p.sources {
+		if f.retrier != 0 && f.retrier != s.number {
+			continue
+		}
+		for _, state := range s.retrier.Targets() {
+			t := Target{
+				Retrier: s.number, Target: text(state.Target, maxName),
+				FailingMs: ms(state.Failing), WaitingCalls: state.Waiting, GaveUp: state.GaveUp,
+			}
+			t.PatienceMs = ms(s.patience(state.Target))
+			quiet := state.Failing == 0 && state.Waiting == 0 && state.GaveUp == 0
+			if !quiet && (f.target == "" || f.target == t.Target) && len(all) < maxRows {
+				all = append(all, t)
+			}
+		}
+	}
+	return all
+}
+
+// patience returns the longest with which the methods that were called wait for a target.
+func (s *source) patience(target string) (longest time.Duration) {
+	for key := range *s.rows.Load() {
+		if key.target == cutLong(target, maxName) {
+			longest = max(longest, s.retrier.Policy(key.method).Patience)
+		}
+	}
+	return longest
 }
 
 // shown fills in the methods and the sums over them, and returns their rows.
@@ -225,7 +271,7 @@ func (h *history) public(age time.Duration) (steps []Step) {
 		c := h[i].public()
 		steps = append(steps, Step{
 			BeganSecondsAgo: (age - time.Duration(number)*stepLength).Seconds(),
-			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Wasted: c.Wasted, Lost: c.Lost,
+			Calls:           c.Calls, Attempts: c.Attempts, Retries: c.Retries, Rescued: c.Rescued, Wasted: c.Wasted, FailedRetried: c.FailedRetried,
 		})
 	}
 	return steps
@@ -312,10 +358,10 @@ func (c *counts) public() Counts {
 		FirstTry: c[firstOutcome],
 		Rescued:  c[firstOutcome+1],
 		HedgeWon: c[firstOutcome+2],
-		Lost:     c[lost],
 		Wasted:   c[retriesFailed],
 
-		HedgesWasted: c[hedgesWasted],
+		FailedRetried: c[failedRetried],
+		HedgesWasted:  c[hedgesWasted],
 
 		Stopped: map[string]int64{},
 		Failed:  map[string]int64{},
@@ -324,8 +370,10 @@ func (c *counts) public() Counts {
 	p.Calls = p.FirstTry + p.Rescued + p.HedgeWon
 	p.Attempts = p.Calls + c[attemptsBeaten]
 	for i, name := range outcomes[successes:] {
-		p.Calls += put(p.Stopped, name, c[firstOutcome+successes+counter(i)])
+		p.FailedOnce += put(p.Stopped, name, c[firstOutcome+successes+counter(i)])
 	}
+	p.Calls += p.FailedOnce
+	p.FailedOnce = max(0, p.FailedOnce-p.FailedRetried) // never below, if a call is being counted right now
 	for i, name := range codeNames {
 		p.Attempts += put(p.Failed, name, c[firstCode+counter(i)])
 	}

@@ -33,7 +33,8 @@ type attemptView struct {
 	Then        string
 }
 
-// A timeline draws attempts and waits to scale: lengths are shares of the whole width.
+// A timeline draws attempts and waits to scale: lengths are shares of the whole width, which stands for the
+// same time in all calls of the list.
 type timeline struct {
 	Title  string
 	Height int
@@ -51,7 +52,7 @@ type stroke struct {
 
 const laneHeight = 14
 
-func newCallView(c *Call, now time.Time, retriers bool) callView {
+func newCallView(c *Call, now time.Time, retriers bool, scale float64) callView {
 	v := callView{
 		Target:  c.Target,
 		Made:    plural(int64(c.Made), "attempt", "attempts"),
@@ -71,7 +72,7 @@ func newCallView(c *Call, now time.Time, retriers bool) callView {
 	if n := c.Made - len(c.Attempts); n > 0 {
 		v.LeftOut = plural(int64(n), "attempt", "attempts") + " left out"
 	}
-	v.Timeline = newTimeline(c)
+	v.Timeline = newTimeline(c, scale)
 	return v
 }
 
@@ -108,8 +109,8 @@ func newAttemptView(c *Call, i int) attemptView {
 		v.Tone, v.Then = "good", "success"
 	case a.Decision == beaten:
 		v.Tone, v.Then = "quiet", "cancelled, another attempt was decisive"
-	case a.Decision == stop && a.Reason == notConnected && c.ElapsedMs > a.end():
-		v.Then = "stop: no connection to a server within " + lengthMs(c.ElapsedMs-a.end())
+	case a.Decision == stop && a.Reason == targetDown && c.ElapsedMs > a.end():
+		v.Then = "stop: the target was still down after " + lengthMs(c.ElapsedMs-a.end())
 	case a.Decision == stop && a.Reason == "":
 		v.Then = "stop, while others were under way"
 	case a.Decision == stop:
@@ -142,14 +143,21 @@ func (c *Call) follower(i int) *Attempt {
 
 const hedgeDelay = "hedge_delay"
 
-// newTimeline puts attempts that overlap, as hedges do, below each other.
-func newTimeline(c *Call) timeline {
-	whole := c.ElapsedMs
-	for i := range c.Attempts {
-		whole = max(whole, c.Attempts[i].end())
+// scaleOf returns the length of the longest call, in milliseconds, for which the whole width stands.
+func scaleOf(calls []Call) float64 {
+	scale := 1e-6 // a call in no time at all is a dot
+	for i := range calls {
+		scale = max(scale, calls[i].ElapsedMs)
+		for j := range calls[i].Attempts {
+			scale = max(scale, calls[i].Attempts[j].end())
+		}
 	}
-	whole = max(whole, 1e-6) // a call in no time at all is a dot
-	share := func(ms float64) string { return width(ms / whole) }
+	return scale
+}
+
+// newTimeline puts attempts that overlap, as hedges do, below each other.
+func newTimeline(c *Call, scale float64) timeline {
+	share := func(ms float64) string { return width(ms / scale) }
 
 	byStart := slices.Clone(c.Attempts)
 	slices.SortStableFunc(byStart, func(a, b Attempt) int { return int(max(-1, min(1, a.StartMs*1e6-b.StartMs*1e6))) })
@@ -179,10 +187,10 @@ func newTimeline(c *Call) timeline {
 		t.Tries = append(t.Tries, stroke{share(a.StartMs), share(a.end()), y, class,
 			fmt.Sprintf("attempt %d: %s after %s", a.Number, a.Code, lengthMs(a.DurationMs))})
 	}
-	if c.ElapsedMs > free { // the caller went away in a wait, or there was no connection
+	if c.ElapsedMs > free { // the caller went away in a wait, or the target did not return
 		last := stroke{share(free), share(c.ElapsedMs), laneHeight / 2, "none", "the wait that the call ended in"}
-		if c.Outcome == notConnected {
-			last.Class, last.Title = connect, "waited for a connection until the call ended"
+		if c.Outcome == targetDown {
+			last.Class, last.Title = connect, "waited for the target until the call ended"
 		}
 		t.Waits = append(t.Waits, last)
 	}

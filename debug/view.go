@@ -3,6 +3,7 @@ package debug
 import (
 	"fmt"
 	"html/template"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,20 +19,24 @@ type view struct {
 
 	Since, Now, Closed string // Closed is empty while the page counts
 	Age                string
-	Window, Other      string // "in the last 5 minutes", "since the page was mounted", or the other way round
+	Window             string // "in the last 5 minutes" or "since the page was mounted"
+	Other              string // the other of the two; empty while they are the same
 	All                bool
 
 	RecentLink, AllLink, RefreshLink, JSONLink, UnfilteredLink template.URL
 
 	Filtered string // what is shown, empty for everything
+	Unmade   bool   // there is no retrier to count the calls of
 	Empty    bool
 	Usage    []usageView
+	Waits    []waitView
 	Answers  []answer
 	Targets  []targetView
 	Calls    []callView
-	Retriers bool // there are several
-	Hedges   bool // there are some
-	Connects bool // calls waited for a connection
+	Scale    string // what the width of the calls' timelines stands for
+	Retriers bool   // there are several
+	Hedges   bool   // there are some
+	Connects bool   // calls waited for a connection
 }
 
 // A usageView says in words what the calls of one retrier hold.
@@ -41,6 +46,15 @@ type usageView struct {
 	Full    string // what did not fit so far; empty if everything did
 }
 
+// A waitView is a target that is failing, or for which calls wait or have given up.
+type waitView struct {
+	Retrier                        int // 0 if there is only one
+	Name, Failing, Waiting, GaveUp string
+	Patience                       string
+	Over                           bool // it has been failing for longer than that
+	Quiet                          bool // it is not failing
+}
+
 // A targetView is a target of one retrier.
 type targetView struct {
 	Retrier int
@@ -48,6 +62,15 @@ type targetView struct {
 	Others  bool
 	Budgets []chart
 	Methods []methodView
+	MayRun  bool // the table has the column "May have run"
+}
+
+// Columns is how many columns the table has after the method's.
+func (t *targetView) Columns() int {
+	if t.MayRun {
+		return 8
+	}
+	return 7
 }
 
 // A methodView is one line of the table.
@@ -57,10 +80,13 @@ type methodView struct {
 	Others, Idle  bool
 	Off           string // in words; empty if it is on
 
-	Calls, Attempts, Retries, Share, Rescued, Lost string
-	ShareBar                                       string // the width of a bar
-	Hedges                                         string // empty if there are none
-	Stops                                          []item
+	Calls, Attempts, Retries, Share, Rescued string
+	ShareBar                                 string // the width of a bar
+	Hedges                                   string // empty if there are none
+	Failed                                   string
+	FailedHow                                []string // how many of them were retried, and how many were not
+	MayHaveRun                               string
+	Stops                                    []item // the other reasons
 
 	Policy []string
 }
@@ -77,6 +103,7 @@ func newView(s *Snapshot, q query) *view {
 		All:      q.all,
 		Hedges:   s.Total.Hedges > 0,
 		Connects: s.Total.Waits[connect] > 0,
+		Unmade:   len(s.Retriers) == 0 && q.retrier == 0,
 		Empty:    s.Total.Calls == 0 && s.Total.Attempts == 0 && len(s.Methods) == 0,
 	}
 	if s.Closed != nil {
@@ -85,13 +112,19 @@ func newView(s *Snapshot, q query) *view {
 	if q.all {
 		v.Window, v.Other = "since the page was mounted", "In the last "+length(Recent)
 	}
+	if s.Now.Sub(s.Since) <= Recent {
+		v.Other = "" // it would repeat the card
+	}
 	v.link(q)
 	v.Filtered = q.words()
 	v.Answers = answers(s, q.all)
 	v.addTargets(s, q)
 	v.addUsage(s.Retriers)
+	v.addWaits(s)
+	scale := scaleOf(s.Calls)
+	v.Scale = lengthMs(scale)
 	for i := range s.Calls {
-		v.Calls = append(v.Calls, newCallView(&s.Calls[i], s.Now, v.Retriers))
+		v.Calls = append(v.Calls, newCallView(&s.Calls[i], s.Now, v.Retriers, scale))
 	}
 	return v
 }
@@ -149,7 +182,9 @@ func (v *view) addTargets(s *Snapshot, q query) {
 		}
 		begin := i
 		for ; i < len(s.Methods) && same(&s.Methods[i]); i++ {
-			t.Methods = append(t.Methods, newMethodView(&s.Methods[i], q))
+			m := &s.Methods[i]
+			t.Methods = append(t.Methods, newMethodView(m, q))
+			t.MayRun = t.MayRun || m.Policy != nil && m.Policy.UnsentOnly || m.Total.Stopped[mayHaveRun] > 0
 		}
 		t.Budgets = chartsOf(s.Methods[begin:i], s, q.all)
 		v.Targets = append(v.Targets, t)
@@ -158,17 +193,33 @@ func (v *view) addTargets(s *Snapshot, q query) {
 
 func (v *view) addUsage(retriers []Retrier) {
 	for _, r := range retriers {
-		u := usageView{Now: fmt.Sprintf("%s, %s, and %s of %s are kept to replay streams and for hedges.",
+		u := usageView{Now: fmt.Sprintf("%s, %s, and %s of %s are kept to replay streams.",
 			plural(int64(r.WaitingCalls), "call waits", "calls wait"),
 			plural(int64(r.OpenStreams), "stream is open", "streams are open"), amount(r.ReplayMemory), amount(r.ReplayLimit))}
 		if len(retriers) > 1 {
 			u.Retrier = r.Number
 		}
-		if r.CommittedStreams+r.UnsentHedges > 0 {
-			u.Full = fmt.Sprintf("That was full: %s early, and %s not sent.",
-				plural(r.CommittedStreams, "stream has committed", "streams have committed"), plural(r.UnsentHedges, "hedge was", "hedges were"))
+		if r.CommittedStreams > 0 {
+			u.Full = fmt.Sprintf("That was full: %s early.", plural(r.CommittedStreams, "stream has committed", "streams have committed"))
 		}
 		v.Usage = append(v.Usage, u)
+	}
+}
+
+func (v *view) addWaits(s *Snapshot) {
+	for _, t := range s.Targets {
+		w := waitView{Name: t.Target, Failing: "–", Waiting: count(int64(t.WaitingCalls)), GaveUp: count(t.GaveUp), Quiet: t.FailingMs == 0,
+			Patience: "none"}
+		if !w.Quiet {
+			w.Failing, w.Over = lengthMs(t.FailingMs), t.FailingMs >= t.PatienceMs
+		}
+		if t.PatienceMs > 0 {
+			w.Patience = lengthMs(t.PatienceMs)
+		}
+		if len(s.Retriers) > 1 {
+			w.Retrier = t.Retrier
+		}
+		v.Waits = append(v.Waits, w)
 	}
 }
 
@@ -183,8 +234,16 @@ func newMethodView(m *Method, q query) methodView {
 		Share:    percent(c.RetryShare),
 		ShareBar: width(c.RetryShare),
 		Rescued:  count(c.Rescued),
-		Lost:     count(c.Lost),
-		Stops:    stops(c),
+		Failed:   count(c.FailedOnce + c.FailedRetried),
+
+		MayHaveRun: count(c.Stopped[mayHaveRun]),
+		Stops:      slices.DeleteFunc(stops(c), func(i item) bool { return i.Name == mayHaveRun }),
+	}
+	if c.FailedOnce > 0 {
+		v.FailedHow = append(v.FailedHow, count(c.FailedOnce)+" not retried")
+	}
+	if c.FailedRetried > 0 {
+		v.FailedHow = append(v.FailedHow, count(c.FailedRetried)+" retried")
 	}
 	if c.Hedges > 0 {
 		v.Hedges = plural(c.Hedges, "hedge", "hedges")

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons/probe"
 )
 
 func TestNumbersForPeople(t *testing.T) {
@@ -77,12 +78,12 @@ func TestUsageInWords(t *testing.T) {
 	v := &view{}
 	v.addUsage([]Retrier{
 		{Number: 1, WaitingCalls: 1, OpenStreams: 10_000, ReplayMemory: 1536, ReplayLimit: 64 << 20},
-		{Number: 2, WaitingCalls: 100_000, OpenStreams: 1, ReplayMemory: 3 << 30, ReplayLimit: 999, CommittedStreams: 1, UnsentHedges: 20},
+		{Number: 2, WaitingCalls: 100_000, OpenStreams: 1, ReplayMemory: 3 << 30, ReplayLimit: 999, CommittedStreams: 1},
 	})
 	want := []usageView{
-		{1, "1 call waits, 10,000 streams are open, and 1.5 KiB of 64 MiB are kept to replay streams and for hedges.", ""},
-		{2, "100,000 calls wait, 1 stream is open, and 3 GiB of 999 bytes are kept to replay streams and for hedges.",
-			"That was full: 1 stream has committed early, and 20 hedges were not sent."},
+		{1, "1 call waits, 10,000 streams are open, and 1.5 KiB of 64 MiB are kept to replay streams.", ""},
+		{2, "100,000 calls wait, 1 stream is open, and 3 GiB of 999 bytes are kept to replay streams.",
+			"That was full: 1 stream has committed early."},
 	}
 	if !slices.Equal(v.Usage, want) {
 		t.Errorf("got %+v\nwant %+v", v.Usage, want)
@@ -101,10 +102,10 @@ func TestPolicyInWords(t *testing.T) {
 	}{
 		{"defaults", nil, []string{
 			"up to 4 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
-			"wait: 100 ms doubling to 5 s, full jitter",
+			"wait: 100 ms growing by 4 to 5 s, equal jitter",
 			"wait after RESOURCE_EXHAUSTED: 1 s doubling to 20 s, full jitter",
 			"waits that the server asks for: up to 5 min",
-			"a call waits for a connection: up to 10 s",
+			"calls wait for a target that is failing: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
 			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
@@ -113,18 +114,17 @@ func TestPolicyInWords(t *testing.T) {
 			grpcretry.WithClassifier(func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Default }),
 			grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Minute, Multiplier: 1.5, Jitter: grpcretry.NoJitter}),
 			grpcretry.WithMaxServerDelay(-1), grpcretry.WithAttemptTimeout(300 * time.Millisecond), grpcretry.WithMaxElapsed(time.Minute),
-			grpcretry.WithBufferLimit(0), grpcretry.WithCommitOnHeaders(true), grpcretry.WithBudget(throttle), grpcretry.WithConnectWait(0),
+			grpcretry.WithBufferLimit(0), grpcretry.WithBudget(throttle), grpcretry.WithPatience(0),
 			grpcretry.WithUnsentOnly(true),
 		}, []string{
 			"up to 7 attempts, retried after CANCELLED or ABORTED",
 			"a classifier of this program is asked before the codes",
 			"wait: 1 s growing by 1.5 to 1 min, no jitter",
 			"waits that the server asks for: without a limit",
-			"a call does not wait for a connection",
+			"calls do not wait for a target that is failing",
 			"an attempt ends after 300 ms, if another one follows",
 			"no attempt starts later than 1 min after the call",
 			"streams pass through without retries",
-			"no retry once response headers have come",
 			"no retry of what may have run, unless the server asks for it, and no hedging",
 			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
@@ -133,7 +133,7 @@ func TestPolicyInWords(t *testing.T) {
 			"up to 4 attempts, retried after UNAVAILABLE",
 			"wait: 4 s, then 0.5 times the last, at most 1 min, proportional jitter",
 			"waits that the server asks for: up to 5 min",
-			"a call waits for a connection: up to 10 s",
+			"calls wait for a target that is failing: up to 16.8 s",
 			"a stream keeps up to 256 KiB for replay",
 			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
@@ -145,21 +145,20 @@ func TestPolicyInWords(t *testing.T) {
 			"wait: 100 ms to 5 s, decorrelated jitter",
 			"wait after RESOURCE_EXHAUSTED: always 2 s",
 			"waits that the server asks for: up to 5 min",
-			"a call waits for a connection: up to 10 s",
+			"calls wait for a target that is failing: up to 12 s",
 			"a stream keeps up to 1,000 bytes for replay",
 			"charged to: no limit",
 		}},
-		{"hedging", []grpcretry.Option{grpcretry.WithMethod("/s/m", grpcretry.WithHedging(grpcretry.Hedging{
-			MaxAttempts: 3, Delay: grpcretry.HedgeAfter(50 * time.Millisecond), NonFatalCodes: []codes.Code{codes.Internal}}))}, []string{
-			"up to 4 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
-			"wait: 100 ms doubling to 5 s, full jitter",
+		{"hedging", []grpcretry.Option{grpcretry.WithMethod("/s/m", grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{
+			Delay: grpcretry.HedgeAfter(50 * time.Millisecond)}}))}, []string{
+			"up to 3 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
+			"wait: 100 ms growing by 4 to 5 s, equal jitter",
 			"wait after RESOURCE_EXHAUSTED: 1 s doubling to 20 s, full jitter",
 			"waits that the server asks for: up to 5 min",
-			"a call waits for a connection: up to 10 s",
+			"calls wait for a target that is failing: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
-			"hedged, and then up to 3 attempts: the next one after 50ms",
-			"hedges are also charged to: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
-			"when hedged, the next one immediately after INTERNAL",
+			"hedged: while an attempt is slow, the next one after 50ms",
+			"hedges are charged to: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
 			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
 		}},
 		{"a backoff and a budget of the program", []grpcretry.Option{
@@ -169,7 +168,7 @@ func TestPolicyInWords(t *testing.T) {
 			"wait: fibonacci",
 			"wait after RESOURCE_EXHAUSTED: debug.unnamed",
 			"waits that the server asks for: up to 5 min",
-			"a call waits for a connection: up to 10 s",
+			"calls wait for a target that is failing: up to 10 s",
 			"a stream keeps up to 256 KiB for replay",
 			"charged to: one for the whole fleet",
 		}},
@@ -237,7 +236,7 @@ func TestPolicyAsJSON(t *testing.T) {
 		want(t, "Policy", got, Policy{
 			MaxAttempts: 9, Codes: []string{"RESOURCE_EXHAUSTED", "UNAVAILABLE"},
 			Backoff: "1 s doubling to 1 h, no jitter", OverloadBackoff: "1 s doubling to 1 h, no jitter",
-			AttemptTimeoutMs: 60000, MaxServerDelayMs: 300000, ConnectWaitMs: 10000, BufferLimitBytes: 262144,
+			AttemptTimeoutMs: 60000, MaxServerDelayMs: 300000, PatienceMs: 510000, BufferLimitBytes: 262144,
 		})
 	})
 }
@@ -256,16 +255,18 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 			t.Errorf("kindOf(%T) = %q, want words", b, kind)
 		}
 	}
-	for _, reason := range []error{
-		grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrDeadline, grpcretry.ErrMaxElapsed, grpcretry.ErrPushback,
-		grpcretry.ErrNotRetryable, grpcretry.ErrCommitted, grpcretry.ErrNotConnected,
-		context.DeadlineExceeded, context.Canceled,
-	} {
-		e := grpcretry.Event{Err: reason, Reason: reason, Attempt: grpcretry.Attempt{Number: 1}}
+	if !slices.Contains(outcomes, "probe") || len(outcomes) > mostOutcomes {
+		t.Errorf("%d outcomes with counters: %v, want probe among at most %d", len(outcomes), outcomes, mostOutcomes)
+	}
+	for _, reason := range []error{grpcretry.ErrTargetDown, probe.Err, context.DeadlineExceeded, context.Canceled} {
+		e := grpcretry.Event{Err: reason, Reason: reason, Attempt: grpcretry.Attempt{Number: 1, Err: reason}}
 		name := outcomes[outcomeCounter(&e)-firstOutcome]
-		if name != e.Outcome() || stopWords[name].long == "" {
+		if name != e.Outcome() || stopWords[name].long == "" || stopWords[name].short == "" {
 			t.Errorf("%v is counted as %q, want %q, and words for it", reason, name, e.Outcome())
 		}
+	}
+	if e := (grpcretry.Event{Err: probe.Err, Reason: probe.Err}); !worthKeeping(&e) {
+		t.Error("a call that ended for a new reason is not kept")
 	}
 	for source := grpcretry.WaitNone; !strings.HasPrefix(source.String(), "WaitSource("); source++ {
 		_, counted := waitCounter(source)
@@ -306,15 +307,15 @@ func TestTimelines(t *testing.T) {
 			{Number: 1, Decision: retry},
 			{Number: 2, StartMs: 90, DurationMs: 10, Decision: success, WaitMs: 90, WaitSource: "connect"},
 		}}, "14 high: bad 0.00%–0.00% at 7, good 90.00%–100.00% at 7; connect 0.00%–90.00% at 7"},
-		{"no connection", Call{ElapsedMs: 100, Outcome: "not_connected", Attempts: []Attempt{
-			{Number: 1, DurationMs: 10, Decision: stop, Reason: "not_connected"},
+		{"no connection", Call{ElapsedMs: 100, Outcome: "target_down", Attempts: []Attempt{
+			{Number: 1, DurationMs: 10, Decision: stop, Reason: "target_down"},
 		}}, "14 high: bad 0.00%–10.00% at 7; connect 10.00%–100.00% at 7"},
 		{"no time at all", Call{Attempts: []Attempt{{Number: 1, Decision: stop}}}, "14 high: bad 0.00%–0.00% at 7; "},
 		{"attempts end after the call", Call{ElapsedMs: 10, Attempts: []Attempt{{Number: 1, DurationMs: 40, Decision: stop}}},
 			"14 high: bad 0.00%–100.00% at 7; "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			line := newTimeline(&tt.call)
+			line := newTimeline(&tt.call, scaleOf([]Call{tt.call}))
 			strokes := func(all []stroke) string {
 				var s []string
 				for _, one := range all {
@@ -371,10 +372,10 @@ func TestAnswers(t *testing.T) {
 			"No good 3 calls, no retries", "No failures good no failed attempts", "Not needed good no retry has ended", "Nothing good no call failed"}},
 		{"only what is not retried", Counts{Calls: 3, FirstTry: 2, Attempts: 3, Failed: names("NOT_FOUND", 1), Stopped: names("not_retryable", 1)}, []string{
 			"No good 3 calls, no retries", "NOT_FOUND warn 1 failed attempt", "– quiet no retry has ended", "Not retryable quiet 1 of 3 calls failed"}},
-		{"retries help", Counts{Calls: 10, Rescued: 9, Wasted: 1, Lost: 1, Attempts: 20, Retries: 10, RetryShare: 0.5, Failed: names("UNAVAILABLE", 8, "ABORTED", 3),
+		{"retries help", Counts{Calls: 10, Rescued: 9, Wasted: 1, FailedRetried: 1, Attempts: 20, Retries: 10, RetryShare: 0.5, Failed: names("UNAVAILABLE", 8, "ABORTED", 3),
 			Stopped: names("exhausted", 1)}, []string{
-			"Yes warn 10 retries in 20 attempts, 50 %", "UNAVAILABLE warn 11 failed attempts", "90 % good 9 of 10 retries succeeded", "Attempts bad 1 of 10 calls failed"}},
-		{"retries do not help", Counts{Calls: 100, Rescued: 1, Wasted: 29, Lost: 9, Attempts: 130, Retries: 30, RetryShare: 30.0 / 130, Failed: names("UNAVAILABLE", 129),
+			"Yes warn 10 retries in 20 attempts, 50 %", "UNAVAILABLE warn 11 failed attempts", "90 % good 9 of 10 retries succeeded", "Exhausted bad 1 of 10 calls failed"}},
+		{"retries do not help", Counts{Calls: 100, Rescued: 1, Wasted: 29, FailedRetried: 9, Attempts: 130, Retries: 30, RetryShare: 30.0 / 130, Failed: names("UNAVAILABLE", 129),
 			Stopped: names("not_retryable", 70, "budget", 9)}, []string{
 			"Yes warn 30 retries in 130 attempts, 23 %", "UNAVAILABLE warn 129 failed attempts", "3.3 % bad 1 of 30 retries succeeded", "Budget bad 79 of 100 calls failed"}},
 	} {
@@ -406,7 +407,7 @@ func TestOurOwnWordsAreNotQuotedAsTheServers(t *testing.T) {
 		want    string // said, and by whom
 	}{
 		{"a hedge lost", "hang ok", []grpcretry.Option{unlimited,
-			grpcretry.WithMethod(echoMethod, grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}))}, ""},
+			grpcretry.WithMethod(echoMethod, grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}}))}, ""},
 		{"an attempt timeout", "hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, ""},
 		{"before the words of the server", "down hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, "db-down by 10.0.0.7:443"},
 	} {

@@ -81,34 +81,34 @@ client: one call, one attempt for retries span.kind=internal
                       D: Echo span.kind=server
               B: Echo grpcretry.attempt.number=2 span.kind=client
                 C: Echo grpcretry.previous_attempts=1 grpcretry.retried_by=caller span.kind=server
-                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
-                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=caller_retries span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=caller_retries
                     C: Echo grpcretry.attempt.number=1 span.kind=client
                       D: Echo span.kind=server
               B: Echo grpcretry.attempt.number=3 span.kind=client
                 C: Echo grpcretry.previous_attempts=2 grpcretry.retried_by=caller span.kind=server
-                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
-                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=caller_retries span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=caller_retries
                     C: Echo grpcretry.attempt.number=1 span.kind=client
                       D: Echo span.kind=server
         A: Echo grpcretry.attempt.number=2 span.kind=client
           B: Echo grpcretry.previous_attempts=1 grpcretry.retried_by=caller span.kind=server
-            B: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
-            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+            B: Echo grpcretry.attempts=1 grpcretry.reason=caller_retries span.kind=internal
+            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=caller_retries
               B: Echo grpcretry.attempt.number=1 span.kind=client
-                C: Echo grpcretry.previous_attempts=0 grpcretry.retried_by=upstream span.kind=server
-                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
-                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                C: Echo grpcretry.previous_attempts=0 grpcretry.retried_by=earlier_caller span.kind=server
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=caller_retries span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=caller_retries
                     C: Echo grpcretry.attempt.number=1 span.kind=client
                       D: Echo span.kind=server
         A: Echo grpcretry.attempt.number=3 span.kind=client
           B: Echo grpcretry.previous_attempts=2 grpcretry.retried_by=caller span.kind=server
-            B: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
-            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+            B: Echo grpcretry.attempts=1 grpcretry.reason=caller_retries span.kind=internal
+            @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=caller_retries
               B: Echo grpcretry.attempt.number=1 span.kind=client
-                C: Echo grpcretry.previous_attempts=0 grpcretry.retried_by=upstream span.kind=server
-                  C: Echo grpcretry.attempts=1 grpcretry.reason=retried_upstream span.kind=internal
-                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=retried_upstream
+                C: Echo grpcretry.previous_attempts=0 grpcretry.retried_by=earlier_caller span.kind=server
+                  C: Echo grpcretry.attempts=1 grpcretry.reason=caller_retries span.kind=internal
+                  @ grpcretry.attempt grpcretry.attempt.number=1 grpcretry.decision=stop grpcretry.reason=caller_retries
                     C: Echo grpcretry.attempt.number=1 span.kind=client
                       D: Echo span.kind=server
 `},

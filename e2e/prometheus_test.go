@@ -252,7 +252,7 @@ func TestPrometheusAnswersTheQueries(t *testing.T) {
 	if err != nil {
 		t.Fatalf("NewThrottle: %v", err)
 	}
-	empty, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Window: time.Second})
+	empty, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: grpcretry.Nothing, Window: time.Second})
 	if err != nil {
 		t.Fatalf("NewRatioBudget: %v", err)
 	}
@@ -266,7 +266,7 @@ func TestPrometheusAnswersTheQueries(t *testing.T) {
 		grpcretry.WithMeterProvider(provider),
 		grpcretry.WithBackoff(grpcretry.Exponential{Base: 8 * time.Millisecond, Jitter: grpcretry.NoJitter}),
 		grpcretry.WithBudget(budget),
-		grpcretry.WithMethod(echov1.EchoService_Put_FullMethodName, grpcretry.WithBudget(empty)))...))
+		grpcretry.WithMethod(echov1.EchoService_Put_FullMethodName, grpcretry.WithBudget(empty), grpcretry.WithPatience(0)))...))
 
 	// A rate is seen between two scrapes. With one round before the first and one after
 	// it, every series has grown by as much as it began with, so that what Prometheus adds

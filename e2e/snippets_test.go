@@ -48,7 +48,7 @@ var packages = map[string]string{
 }
 
 // The Go code of the README, of the package's documentation and of the pages in docs builds,
-// passes vet and runs. What it dials is a real server; see testdata/snippets.
+// passes vet and runs. What it dials is a real server; see testdata/snippets. Whole files are only built and vetted.
 func TestSnippets(t *testing.T) {
 	snippets := docSnippets(t, "../doc.go")
 	pages, err := filepath.Glob("../docs/*.md")
@@ -66,9 +66,9 @@ func TestSnippets(t *testing.T) {
 		t.Fatalf("found %d snippets, want more: %v", len(snippets), snippets)
 	}
 	folder := snippetModule(t, snippets)
-	for _, command := range []string{"vet", "run"} {
-		if out, err := goCommand(t, folder, command); err != nil {
-			t.Fatalf("go %s: %v\n%s", command, err, out)
+	for _, command := range [][]string{{"vet", "./..."}, {"run", "."}} {
+		if out, err := goCommand(t, folder, command...); err != nil {
+			t.Fatalf("go %v: %v\n%s", command, err, out)
 		}
 	}
 }
@@ -79,20 +79,25 @@ func TestBadSnippets(t *testing.T) {
 		{"dials without credentials", "cc, err := grpc.NewClient(target, grpcretry.DialOptions()...)", "no transport security set"},
 		{"an option that New rejects", "grpcretry.WithMaxAttempts(0)", "want at least 1"},
 		{"a name that does not exist", "grpcretry.NoSuchOption()", "undefined: grpcretry.NoSuchOption"},
+		{"a file without its imports", "package shop\n\nvar options = grpcretry.DialOptions()\n", "undefined: grpcretry"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			folder := snippetModule(t, []snippet{{"page.md:1", tt.code}})
-			if out, err := goCommand(t, folder, "run"); err == nil || !strings.Contains(out, tt.want) {
-				t.Errorf("go run = %v\n%s\nwant %q", err, out, tt.want)
+			out, err := goCommand(t, folder, "vet", "./...")
+			if err == nil {
+				out, err = goCommand(t, folder, "run", ".")
+			}
+			if err == nil || !strings.Contains(out, tt.want) {
+				t.Errorf("go vet or run = %v\n%s\nwant %q", err, out, tt.want)
 			}
 		})
 	}
 }
 
 // goCommand runs go vet or go run in a module.
-func goCommand(t *testing.T, folder, name string) (output string, err error) {
+func goCommand(t *testing.T, folder string, args ...string) (output string, err error) {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), "go", name, ".")
+	command := exec.CommandContext(t.Context(), "go", args...)
 	command.Dir = folder
 	command.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-buildvcs=false")
 	out, err := command.CombinedOutput()
@@ -170,6 +175,18 @@ func snippetModule(t *testing.T, snippets []snippet) string {
 			t.Fatal(err)
 		}
 	}
+	for i, s := range snippets {
+		if !s.isFile() {
+			continue
+		}
+		file := filepath.Join(folder, fmt.Sprintf("file%d", i), "snippet.go")
+		if err := os.Mkdir(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte("//line "+s.place+"\n"+s.code), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return folder
 }
 
@@ -177,6 +194,9 @@ func snippetModule(t *testing.T, snippets []snippet) string {
 func snippetProgram(snippets []snippet) (string, error) {
 	var functions, imports, all strings.Builder
 	for _, s := range snippets {
+		if s.isFile() {
+			continue
+		}
 		body, err := s.body()
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", s.place, err)
@@ -191,6 +211,9 @@ func snippetProgram(snippets []snippet) (string, error) {
 	}
 	return fmt.Sprintf("package main\n\nimport (\n%s)\n\nvar snippets = []snippet{\n%s}\n", &imports, &functions), nil
 }
+
+// isFile reports whether the snippet is a Go file of its own, which a reader copies as it is.
+func (s snippet) isFile() bool { return strings.HasPrefix(s.code, "package ") }
 
 // body returns the body of a function that runs the snippet and tries its value, if it is an
 // expression, or else the variables that it declares. Of a snippet that only imports a package,

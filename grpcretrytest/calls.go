@@ -55,7 +55,10 @@ func newCalls(t testing.TB) *Calls {
 
 // callOf returns the call of its last event.
 func callOf(end *grpcretry.Event) call {
-	attempts := attemptsOf(end)
+	attempts := end.Attempts
+	if len(attempts) == 0 {
+		attempts = []grpcretry.Attempt{end.Attempt}
+	}
 	return call{attempts[0].Start, timelineOf(end, attempts)}
 }
 

@@ -34,7 +34,7 @@ func TestOneRetrierForSeveralConnections(t *testing.T) {
 		stock.On("/", Fail(codes.Unavailable, "draining"))
 		clientOf(stock.DialWith(retrier)).Echo(t.Context(), hello())
 		shop.Want("0s attempt 1 OK", "0s attempt 1 OK")
-		stock.Want("0s attempt 1 OK", "0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK")
+		stock.Want("0s attempt 1 OK", "0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK")
 	})
 }
 
@@ -42,17 +42,17 @@ func TestOneRetrierForSeveralConnections(t *testing.T) {
 func TestServersHaveBudgetsOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop, stock := NewServer(t, register), NewServer(t, register)
-		retrier := newRetrier(t, Jitter(0.5), grpcretry.WithMaxAttempts(2), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Reserve: 1}))
+		retrier := newRetrier(t, Jitter(0.5), grpcretry.WithMaxAttempts(2), grpcretry.WithPatience(0), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: 1}))
 		for _, server := range []*Server{shop, stock} {
 			server.On("/", Fail(codes.Unavailable, "draining"))
 			clientOf(server.DialWith(retrier)).Echo(t.Context(), hello())
-			server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK")
+			server.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK")
 			server.On("/", Fail(codes.Unavailable, "draining").Always())
 			for range 2 {
 				clientOf(server.DialWith(retrier)).Echo(t.Context(), hello())
 			}
-			server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 UNAVAILABLE; 50ms stop exhausted",
-				"0s attempt 1 UNAVAILABLE; 0s stop budget instead of wait 50ms backoff")
+			server.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 UNAVAILABLE; 75ms stop exhausted",
+				"0s attempt 1 UNAVAILABLE; 0s stop budget instead of wait 75ms backoff")
 		}
 	})
 }
@@ -194,6 +194,6 @@ func TestServersBehindOneClient(t *testing.T) {
 
 		clientOf(cc).Echo(t.Context(), hello())
 
-		calls.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 UNAVAILABLE; wait 100ms backoff; 150ms attempt 3 OK")
+		calls.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 UNAVAILABLE; wait 300ms backoff; 375ms attempt 3 OK")
 	})
 }

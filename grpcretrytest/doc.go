@@ -25,9 +25,9 @@
 // line breaks:
 //
 //	0s attempt 1 UNAVAILABLE after 30ms
-//	wait 50ms backoff
-//	80ms attempt 2 UNAVAILABLE
-//	80ms stop exhausted
+//	wait 75ms backoff
+//	105ms attempt 2 UNAVAILABLE
+//	105ms stop exhausted
 //
 // It starts with the method if that matters: "/shop.v1.Shop/Checkout; 0s attempt 1 OK". The entries are
 //
@@ -35,8 +35,9 @@
 //     it took, unless that is no time at all. An attempt that is sent while another is in flight is a hedge:
 //     "20ms hedge 2 OK". In place of the code, lost means that another attempt of the call was decisive, and timeout
 //     that the attempt timeout ended it. UNAVAILABLE unsent means that the attempt has reached no server.
-//   - "wait 50ms backoff": the wait before the next attempt and its source, as [grpcretry.WaitSource] writes it.
-//   - "80ms stop exhausted": why the call failed, as [grpcretry.ReasonName] writes it; with the wait that was not
+//   - "wait 75ms backoff": the wait before the next attempt and its source, as [grpcretry.WaitSource] writes it. It is the
+//     whole wait, with all repetitions, see [grpcretry.WithPatience].
+//   - "105ms stop exhausted": why the call failed, as [grpcretry.ReasonName] writes it; with the wait that was not
 //     started, if that is the reason: "0s stop deadline instead of wait 7s pushback". passed_through is a call that
 //     is not retried in any case.
 //
@@ -49,10 +50,6 @@
 //
 // In a bubble of [testing/synctest], time is virtual and passes only while everything waits: minutes of backoff
 // take microseconds, and every time is exact. Outside, time is real, and [OverTCP] replaces the connection in memory.
-//
-// # Any policy
-//
-// [Exploration] draws scripts and calls for a service at random, and checks the promises of package grpcretry.
 //
 // # What it cannot do
 //

@@ -28,7 +28,7 @@ func Example_methods() {
 
 		client.Echo(t.Context(), &echov1.EchoRequest{})
 		fmt.Print(server.Calls)
-		server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 UNAVAILABLE; 50ms stop exhausted")
+		server.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 UNAVAILABLE; 75ms stop exhausted")
 
 		client.Append(t.Context(), &echov1.EchoRequest{})
 		fmt.Print(server.Calls)
@@ -37,9 +37,9 @@ func Example_methods() {
 	// Output:
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   wait 50ms backoff
-	//   50ms attempt 2 UNAVAILABLE
-	//   50ms stop exhausted
+	//   wait 75ms backoff
+	//   75ms attempt 2 UNAVAILABLE
+	//   75ms stop exhausted
 	// /grpcretry.test.v1.EchoService/Append
 	//   0s attempt 1 UNAVAILABLE
 	//   0s stop passed_through
@@ -66,7 +66,8 @@ func Example_pushback() {
 	//   2s stop pushback
 }
 
-// The default budget holds three retries before the server has answered anything.
+// The default budget holds three retries before the server has answered anything. Without a token, a call waits
+// for the server, and from 10 seconds after the first failure on, none waits.
 func Example_budget() {
 	run(func(t *testing.T) {
 		server := grpcretrytest.NewServer(t, register)
@@ -82,19 +83,19 @@ func Example_budget() {
 	// Output:
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   wait 50ms backoff
-	//   50ms attempt 2 UNAVAILABLE
-	//   wait 100ms backoff
-	//   150ms attempt 3 UNAVAILABLE
-	//   wait 200ms backoff
-	//   350ms attempt 4 UNAVAILABLE
-	//   350ms stop exhausted
+	//   wait 75ms backoff
+	//   75ms attempt 2 UNAVAILABLE
+	//   wait 300ms backoff
+	//   375ms attempt 3 UNAVAILABLE
+	//   wait 1.2s backoff
+	//   1.575s attempt 4 UNAVAILABLE
+	//   1.575s stop exhausted
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   0s stop budget instead of wait 50ms backoff
+	//   6.398438s stop target_down
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   0s stop budget instead of wait 50ms backoff
+	//   0s stop target_down instead of wait 3.986719s backoff
 }
 
 // A stream is retried until the application has received something.
@@ -121,14 +122,14 @@ func Example_stream() {
 	// hello 2
 	// /grpcretry.test.v1.EchoService/Expand
 	//   0s attempt 1 UNAVAILABLE
-	//   wait 50ms backoff
-	//   50ms attempt 2 UNAVAILABLE
-	//   50ms stop committed
+	//   wait 75ms backoff
+	//   75ms attempt 2 UNAVAILABLE
+	//   75ms stop committed
 }
 
 // The second attempt starts while the first is slow, and wins.
 func Example_hedging() {
-	hedged := grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond), Budget: grpcretry.Unlimited})
+	hedged := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond), Budget: grpcretry.Unlimited}})
 	run(func(t *testing.T) {
 		server := grpcretrytest.NewServer(t, register)
 		server.On("/grpcretry.test.v1.EchoService/Echo",

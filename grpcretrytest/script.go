@@ -21,8 +21,6 @@ type script struct {
 	settle   time.Duration  // the time in which what was sent reaches the client
 	handlers sync.WaitGroup // handlers of streams that may outlive their attempt
 
-	choose func(ctx context.Context, method string) (Step, bool) // an exploration's; nil means the steps below
-
 	mu sync.Mutex
 	on map[string][]Step // by pattern: step n is for attempt n of each call
 	in map[string]*queue // by pattern: the next step is for the next attempt of any call
@@ -41,9 +39,6 @@ func (s *script) options() []grpc.ServerOption {
 
 // step returns what to do with an attempt; ok is false if the handler answers.
 func (s *script) step(ctx context.Context, method string) (step Step, ok bool) {
-	if s.choose != nil {
-		return s.choose(ctx, method)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	patterns := [...]string{method, method[:strings.LastIndex(method, "/")+1], "/"}

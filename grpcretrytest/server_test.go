@@ -94,28 +94,28 @@ func TestSteps(t *testing.T) {
 		want  string
 	}{
 		{"no step", nil, "0s attempt 1 OK"},
-		{"a failure", []Step{unavailable}, "0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK"},
+		{"a failure", []Step{unavailable}, "0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK"},
 		{"another code", []Step{Fail(codes.NotFound, "no such thing")}, "0s attempt 1 NOT_FOUND; 0s stop not_retryable"},
 		{"two attempts", []Step{unavailable.Times(2)}, `
 			0s attempt 1 UNAVAILABLE
-			wait 50ms backoff
-			50ms attempt 2 UNAVAILABLE
-			wait 100ms backoff
-			150ms attempt 3 OK`},
+			wait 75ms backoff
+			75ms attempt 2 UNAVAILABLE
+			wait 300ms backoff
+			375ms attempt 3 OK`},
 		{"all attempts", []Step{unavailable.Always()}, `
 			0s attempt 1 UNAVAILABLE
-			wait 50ms backoff
-			50ms attempt 2 UNAVAILABLE
-			wait 100ms backoff
-			150ms attempt 3 UNAVAILABLE
-			wait 200ms backoff
-			350ms attempt 4 UNAVAILABLE
-			350ms stop exhausted`},
+			wait 75ms backoff
+			75ms attempt 2 UNAVAILABLE
+			wait 300ms backoff
+			375ms attempt 3 UNAVAILABLE
+			wait 1.2s backoff
+			1.575s attempt 4 UNAVAILABLE
+			1.575s stop exhausted`},
 		{"slow", []Step{OK().After(time.Second)}, "0s attempt 1 OK after 1s"},
 		{"a slow failure", []Step{unavailable.After(time.Second)},
-			"0s attempt 1 UNAVAILABLE after 1s; wait 50ms backoff; 1.05s attempt 2 OK"},
+			"0s attempt 1 UNAVAILABLE after 1s; wait 75ms backoff; 1.075s attempt 2 OK"},
 		{"hang", []Step{Hang()}, "0s attempt 1 DEADLINE_EXCEEDED after 1m0s; 1m0s stop deadline_exceeded"},
-		{"cut", []Step{Cut().After(time.Second)}, "0s attempt 1 UNAVAILABLE after 1s; wait 50ms backoff; 1.05s attempt 2 OK"},
+		{"cut", []Step{Cut().After(time.Second)}, "0s attempt 1 UNAVAILABLE after 1s; wait 75ms backoff; 1.075s attempt 2 OK"},
 		{"pushback", []Step{unavailable.Pushback(7 * time.Second)}, "0s attempt 1 UNAVAILABLE; wait 7s pushback; 7s attempt 2 OK"},
 		{"no retry", []Step{unavailable.NoRetry()}, "0s attempt 1 UNAVAILABLE; 0s stop pushback"},
 		{"malformed pushback", []Step{unavailable.PushbackValue("+5")}, "0s attempt 1 UNAVAILABLE; 0s stop pushback"},
@@ -158,12 +158,8 @@ func TestHeadersAndTrailers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := NewServer(t, register)
 		server.On(echoMethod, Fail(codes.Unavailable, "db-down").Header("from", "1"), OK().Header("from", "2").Trailer("load", "high"))
-		client := clientOf(server.Dial(grpcretry.WithCommitOnHeaders(true)))
-		client.Echo(t.Context(), hello())
-		server.Want("0s attempt 1 UNAVAILABLE; 0s stop committed")
-
+		client := clientOf(server.Dial())
 		var header, trailer metadata.MD
-		server.On(echoMethod, OK().Header("from", "2").Trailer("load", "high"))
 		if _, err := client.Echo(t.Context(), hello(), grpc.Header(&header), grpc.Trailer(&trailer)); err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +180,7 @@ func TestNextCountsAttemptsOfAllCalls(t *testing.T) {
 			client.Echo(t.Context(), hello())
 		}
 		server.Want(
-			"0s attempt 1 UNAVAILABLE; wait 50ms; attempt 2 UNAVAILABLE; stop exhausted",
+			"0s attempt 1 UNAVAILABLE; wait 75ms; attempt 2 UNAVAILABLE; stop exhausted",
 			"attempt 1 OK",
 			"attempt 1 RESOURCE_EXHAUSTED; wait 500ms; attempt 2 OK",
 			"attempt 1 ABORTED; stop not_retryable")
@@ -318,7 +314,7 @@ func TestStepsAfterReceiving(t *testing.T) {
 		if reply, err := stream.CloseAndRecv(); reply.GetMessage() != "hello hello hello" {
 			t.Errorf("CloseAndRecv = %v, %v, want three times hello", reply, err)
 		}
-		server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK")
+		server.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK")
 	})
 }
 
@@ -357,7 +353,7 @@ func TestDownAndUp(t *testing.T) {
 		if _, err := client.Echo(t.Context(), hello()); err != nil {
 			t.Error(err)
 		}
-		server.Want("0s attempt 1 UNAVAILABLE unsent; wait 1.05s connect; 1.05s attempt 2 OK")
+		server.Want("0s attempt 1 UNAVAILABLE unsent; wait 1.075s connect; 1.075s attempt 2 OK")
 	})
 }
 
@@ -376,7 +372,7 @@ func TestServeTakesAProgramsOwnServer(t *testing.T) {
 		server := Serve(t, build)
 		server.On(echoMethod, Fail(codes.Unavailable, "db-down"))
 		clientOf(server.Dial()).Echo(t.Context(), hello())
-		server.Want("0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK")
+		server.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK")
 		if seen != 1 {
 			t.Errorf("the program's interceptor has seen %d attempts, want 1: the script comes first", seen)
 		}
@@ -424,7 +420,7 @@ func TestRealTime(t *testing.T) {
 	for name, opts := range map[string][]grpc.ServerOption{"in memory": nil, "over TCP": {OverTCP()}} {
 		t.Run(name, func(t *testing.T) {
 			server := NewServer(t, register, opts...)
-			client := clientOf(server.Dial(grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond))))
+			client := clientOf(server.Dial(grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)), Jitter(0)))
 			server.On("/", Fail(codes.Unavailable, "draining").Pushback(2*time.Millisecond), Cut())
 			client.Echo(t.Context(), hello())
 			server.Want("attempt 1 UNAVAILABLE; wait 2ms pushback; attempt 2 UNAVAILABLE; wait 1ms backoff; attempt 3 OK")
@@ -438,7 +434,7 @@ func TestRealTime(t *testing.T) {
 	}
 }
 
-// gRPC connects anew 1s, 2.6s and 5.16s after its first failure, and the Retrier's backoff of 100ms follows.
+// gRPC connects anew 1s, 2.6s and 5.16s after its first failure, and the Retrier's second backoff of 300ms follows.
 func TestARestartTakesTheSameTimeInEveryRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := NewServer(t, register)
@@ -448,10 +444,10 @@ func TestARestartTakesTheSameTimeInEveryRun(t *testing.T) {
 		clientOf(server.Dial()).Echo(t.Context(), hello())
 		server.Want(`
 			0s attempt 1 UNAVAILABLE after 500ms
-			wait 50ms backoff
-			550ms attempt 2 UNAVAILABLE unsent
-			wait 5.26s connect
-			5.81s attempt 3 OK`)
+			wait 75ms backoff
+			575ms attempt 2 UNAVAILABLE unsent
+			wait 5.46s connect
+			6.035s attempt 3 OK`)
 	})
 }
 
@@ -462,10 +458,10 @@ func TestATCPServerComesUpAgain(t *testing.T) {
 	client := clientOf(cc)
 	client.Echo(t.Context(), hello())
 	server.Down()
-	client.Echo(t.Context(), hello(), grpcretry.WithConnectWait(0), grpcretry.WithMaxAttempts(2))
+	client.Echo(t.Context(), hello(), grpcretry.WithPatience(0))
 	server.Up()
 	client.Echo(t.Context(), hello(), grpcretry.WithBudget(grpcretry.Unlimited), grpc.WaitForReady(true))
-	server.Want("attempt 1 OK", "attempt 1 UNAVAILABLE unsent; wait; attempt 2 UNAVAILABLE unsent; stop exhausted", "attempt 1 OK")
+	server.Want("attempt 1 OK", "attempt 1 UNAVAILABLE unsent; stop target_down", "attempt 1 OK")
 }
 
 func newRetrier(t *testing.T, opts ...grpcretry.Option) *grpcretry.Retrier {

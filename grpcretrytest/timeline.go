@@ -112,7 +112,7 @@ func passedThrough(method string, err error, took time.Duration) timeline {
 	line := timeline{{kind: aMethod, method: method},
 		{kind: anAttempt, at: exactly(0), number: 1, outcome: codeName(status.Code(err)), span: exactly(took)}}
 	if err != nil {
-		line = append(line, entry{kind: aStop, at: exactly(took), outcome: "passed_through"})
+		line = append(line, entry{kind: aStop, at: exactly(took), outcome: wordPassed})
 	}
 	return line
 }

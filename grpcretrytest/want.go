@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // parse reads a timeline that a test wants.
@@ -100,8 +101,8 @@ func (e entry) parseWait(rest []string) (_ entry, err error) {
 
 func (e entry) parseStop(rest []string) (entry, error) {
 	e.kind, e.outcome = aStop, rest[0]
-	if !slices.Contains(reasons, e.outcome) {
-		return e, fmt.Errorf("%q is none of %s", e.outcome, strings.Join(reasons, ", "))
+	if !slices.Contains(stops, e.outcome) {
+		return e, fmt.Errorf("%q is none of %s", e.outcome, strings.Join(stops, ", "))
 	}
 	rest = rest[1:]
 	if len(rest) >= 3 && strings.Join(rest[:3], " ") == "instead of wait" {
@@ -128,9 +129,11 @@ var (
 	}()
 	sources = []string{grpcretry.WaitBackoff.String(), grpcretry.WaitPushback.String(), grpcretry.WaitRetryInfo.String(),
 		grpcretry.WaitConnect.String()}
-	reasons = []string{"exhausted", "retried_upstream", "budget", "deadline", "max_elapsed", "pushback", "not_retryable",
-		"may_have_run", "committed", "conn_closed", "not_connected", "left_to_grpc", "deadline_exceeded", "cancelled", "passed_through"}
+	stops = append(reasons.Words(), wordPassed)
 )
+
+// wordPassed is the word for the end of a call that no policy applies to.
+const wordPassed = "passed_through"
 
 func isSpan(word string) bool { return word[0] >= '0' && word[0] <= '9' || word[0] == '-' }
 

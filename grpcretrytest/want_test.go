@@ -67,28 +67,28 @@ func TestWantReports(t *testing.T) {
 		wanted []string
 		report string
 	}{
-		{"nothing", []Step{unavailable}, 1, []string{"0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK"}, ""},
+		{"nothing", []Step{unavailable}, 1, []string{"0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK"}, ""},
 		{"another wait", []Step{unavailable.Pushback(120 * time.Millisecond)}, 1,
-			[]string{"0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 OK"}, `
+			[]string{"0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got                        want
 			  0s attempt 1 UNAVAILABLE   0s attempt 1 UNAVAILABLE
-			! wait 120ms pushback        wait 50ms backoff
-			! 120ms attempt 2 OK         50ms attempt 2 OK`},
-		{"an attempt too many", []Step{unavailable.Times(2)}, 1, []string{"0s attempt 1 UNAVAILABLE; wait 50ms backoff; 50ms attempt 2 UNAVAILABLE"}, `
+			! wait 120ms pushback        wait 75ms backoff
+			! 120ms attempt 2 OK         75ms attempt 2 OK`},
+		{"an attempt too many", []Step{unavailable.Times(2)}, 1, []string{"0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 UNAVAILABLE"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got                          want
 			  0s attempt 1 UNAVAILABLE     0s attempt 1 UNAVAILABLE
-			  wait 50ms backoff            wait 50ms backoff
-			  50ms attempt 2 UNAVAILABLE   50ms attempt 2 UNAVAILABLE
-			! wait 100ms backoff
-			! 150ms attempt 3 OK`},
-		{"no retry", []Step{unavailable.NoRetry()}, 1, []string{"0s attempt 1 UNAVAILABLE\n wait 50ms backoff\n 50ms attempt 2 OK\n"}, `
+			  wait 75ms backoff            wait 75ms backoff
+			  75ms attempt 2 UNAVAILABLE   75ms attempt 2 UNAVAILABLE
+			! wait 300ms backoff
+			! 375ms attempt 3 OK`},
+		{"no retry", []Step{unavailable.NoRetry()}, 1, []string{"0s attempt 1 UNAVAILABLE\n wait 75ms backoff\n 75ms attempt 2 OK\n"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got                        want
 			  0s attempt 1 UNAVAILABLE   0s attempt 1 UNAVAILABLE
-			! 0s stop pushback           wait 50ms backoff
-			!                            50ms attempt 2 OK`},
+			! 0s stop pushback           wait 75ms backoff
+			!                            75ms attempt 2 OK`},
 		{"an entry in the middle", nil, 1, []string{"0s attempt 1 UNAVAILABLE; wait 1s; 0s attempt 1 OK"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got               want
@@ -101,12 +101,12 @@ func TestWantReports(t *testing.T) {
 			! /grpcretry.test.v1.EchoService/Echo   /shop.v1.Shop/Checkout
 			  0s attempt 1 OK                       0s attempt 1 OK`},
 		{"outside of the ranges", []Step{unavailable.After(time.Second)}, 1,
-			[]string{"attempt 1 UNAVAILABLE after 0s..1s; wait 51ms..100ms; 1s..2s attempt 2 OK"}, `
+			[]string{"attempt 1 UNAVAILABLE after 0s..1s; wait 76ms..100ms; 1s..2s attempt 2 OK"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got                                 want
 			  0s attempt 1 UNAVAILABLE after 1s   attempt 1 UNAVAILABLE after 0s..1s
-			! wait 50ms backoff                   wait 51ms..100ms
-			  1.05s attempt 2 OK                  1s..2s attempt 2 OK`},
+			! wait 75ms backoff                   wait 76ms..100ms
+			  1.075s attempt 2 OK                 1s..2s attempt 2 OK`},
 		{"the second of two calls", []Step{OK()}, 2, []string{"attempt 1 OK", "attempt 1 ABORTED"}, `
 			call 2, /grpcretry.test.v1.EchoService/Echo:
 			  got               want
@@ -226,7 +226,7 @@ func TestInvalidTimelines(t *testing.T) {
 	for text, part := range map[string]string{
 		"1s wait 2s":             `want "[time] attempt 1 CODE`,
 		"attempt 1 Unavailable":  `"Unavailable" is none of lost, timeout, OK, CANCELLED,`,
-		"stop budget_exhausted":  `"budget_exhausted" is none of exhausted, retried_upstream, budget,`,
+		"stop budget_exhausted":  `"budget_exhausted" is none of probe, exhausted, caller_retries, budget,`,
 		"1s /shop.v1.Shop/Check": `want "[time] attempt 1 CODE`,
 	} {
 		if got := reports(t, func(fake testing.TB) { Record(fake, newRetrier(t)).Want(text) }); !strings.Contains(got, part) {

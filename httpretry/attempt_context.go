@@ -43,7 +43,7 @@ func (c *attemptContext) bind(response *http.Response, atEOF bool) *http.Respons
 	if c.end == nil {
 		return response
 	}
-	if response.Body == nil || response.Body == http.NoBody {
+	if isEmpty(response) {
 		c.cancel()
 		return response
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/grpcretry/grpcretry"
 )
@@ -110,11 +111,11 @@ func TestBrokenConnections(t *testing.T) {
 	}
 }
 
-// Base's own error is found in the error of a call whose attempts are used up.
+// Base's own error is found in the error of a call that made no connection in time.
 func TestLastError(t *testing.T) {
 	base := &http.Transport{}
 	defer base.CloseIdleConnections()
-	client := &http.Client{Transport: NewTransport(newRetrier(t, quick), base)}
+	client := &http.Client{Transport: NewTransport(newRetrier(t, quick, grpcretry.WithPatience(50*time.Millisecond)), base)}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +123,7 @@ func TestLastError(t *testing.T) {
 	listener.Close()
 	_, err = client.Do(newRequest(t, "GET", "http://"+listener.Addr().String(), nil))
 	op, ok := errors.AsType[*net.OpError](err)
-	if !ok || op.Op != "dial" || !errors.Is(err, grpcretry.ErrAttemptsExhausted) || len(asError(t, err).Attempts) != 4 {
+	if !ok || op.Op != "dial" || !errors.Is(err, grpcretry.ErrTargetDown) || !asError(t, err).Attempts[0].Unsent {
 		t.Errorf("Do = %v", err)
 	}
 }

@@ -17,7 +17,7 @@ type call struct {
 
 	// body is that of the latest attempt; nil before the first, and for requests without a body.
 	body     atomic.Pointer[requestBody]
-	response *http.Response // of the latest attempt, if that has one and it was not discarded
+	response *http.Response // of the latest attempt, if that has one, and after discard all of it
 	failed   error          // the latest attempt's, as the engine sees it
 	spent    bool           // the body turned out to be read when a retry had been decided on
 	ended    bool           // RoundTrip returns normally
@@ -145,27 +145,27 @@ func (c *call) newFailure(ctx context.Context, err error) error {
 	}
 }
 
-// discard prepares for another attempt, which has been decided on. If the body cannot be sent again
-// after all, the response stays, and the next attempt fails immediately.
+// discard prepares for another attempt, which has been decided on. The call may end in the wait before it, so
+// the response stays if all of it can be kept. If the request's body cannot be sent again after all, the next
+// attempt fails immediately.
 func (c *call) discard() {
 	if !c.body.Load().retire() {
 		c.spent = true
 		return
 	}
-	response := c.response
-	c.response = nil
-	if response != nil && response.Body != nil {
-		drain(response)
+	if r := c.response; r != nil && r.Body != nil && !drain(c.request.Context(), r) {
+		c.response = nil
 	}
 }
 
-// result returns what the caller gets, if Do has returned err.
+// result returns what the caller gets, if Do has returned err: an error if the caller has gone in a wait.
 func (c *call) result(err error) (*http.Response, error) {
 	c.ended = true
-	if c.response != nil || err == nil {
+	e, ours := err.(*grpcretry.Error) //nolint:errorlint // Base's own error may hold another call's
+	if c.response != nil && !(ours && errors.Is(e.Reason, context.Cause(c.request.Context()))) || err == nil {
 		return c.response, nil
 	}
-	if _, ours := err.(*grpcretry.Error); ours { //nolint:errorlint // Base's own error may hold another call's
+	if ours {
 		return nil, err
 	}
 	if f, ok := errors.AsType[*failure](err); ok && err == c.failed { //nolint:errorlint // an attempt timeout's error may hold it

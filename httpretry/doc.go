@@ -44,9 +44,14 @@
 // up to 20% added, and a wait longer than [grpcretry.WithMaxServerDelay] ends the call. Zero, past dates and
 // everything else are ignored; of several values, the longest counts. It does not make a status retryable.
 //
-// When no attempt follows, the caller gets the last response as it is, whatever its status. A
-// response that is discarded for a retry is read to its end, within [MaxDrained] and [MaxDrainTime], so
-// that its connection can be used again.
+// When no attempt follows, the caller gets the last response as it is, whatever its status. Before the
+// wait for a retry, a response is read to its end, within [MaxDrained] and [MaxDrainTime], so that its
+// connection can be used again, and so that the caller gets it if the call ends in the wait. If there is
+// more of it, or if net/http uncompresses it (it is closed unread, because such a body cannot be closed
+// while its server stalls), the caller gets an error then.
+//
+// An attempt for which no connection could be made is unsent: it does not count, costs nothing, and is
+// repeated for as long as [grpcretry.WithPatience] says.
 //
 // # Time
 //

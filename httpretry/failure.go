@@ -130,7 +130,7 @@ func classify(err error) (means error) {
 	f := &failure{err: err, code: codes.Unavailable}
 	switch {
 	case isUnsent(err):
-		return grpcretry.Unsent(f)
+		return grpcretry.MarkUnsent(f)
 	case !isBroken(err):
 		f.code = codes.OK
 	}
@@ -170,6 +170,9 @@ func isUnsent(err error) bool {
 			return true
 		}
 	}
+	if isType[*net.DNSError](err) {
+		return true
+	}
 	text := err.Error()
 	for _, prefix := range unsentTexts {
 		if strings.HasPrefix(text, prefix) {
@@ -181,7 +184,7 @@ func isUnsent(err error) bool {
 
 // isBroken reports whether a connection broke, or timed out, before the response was there.
 func isBroken(err error) bool {
-	if isType[*net.OpError](err) || isType[*net.DNSError](err) || isType[syscall.Errno](err) || isTimeout(err) {
+	if isType[*net.OpError](err) || isType[syscall.Errno](err) || isTimeout(err) {
 		return true
 	}
 	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, net.ErrClosed} {
@@ -256,7 +259,7 @@ const (
 func classifyReset(err error, code uint32) error {
 	switch code {
 	case resetRefusedStream:
-		return grpcretry.Unsent(&failure{err: err, code: codes.Unavailable})
+		return grpcretry.MarkUnsent(&failure{err: err, code: codes.Unavailable})
 	case resetNoError, resetInternalError, resetCancel:
 		return &failure{err: err, code: codes.Unavailable}
 	case resetEnhanceYourCalm:

@@ -46,7 +46,7 @@ func TestClassify(t *testing.T) {
 		{errors.New("http2: Transport received GOAWAY from server ErrCode:ENHANCE_YOUR_CALM"), unavailable, true},
 		{reset, unavailable, false},
 		{&net.OpError{Op: "write", Err: syscall.EPIPE}, unavailable, false},
-		{&net.DNSError{Err: "no such host", IsNotFound: true}, unavailable, false},
+		{&net.DNSError{Err: "no such host", IsNotFound: true}, unavailable, true},
 		{&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", IsNotFound: true}}, unavailable, true},
 		{io.EOF, unavailable, false},
 		{fmt.Errorf("net/http: HTTP/1.x transport connection broken: %w", io.ErrUnexpectedEOF), unavailable, false},
@@ -78,7 +78,7 @@ func TestClassify(t *testing.T) {
 		if code := grpcstatus.Code(got); code != tt.code || got.Error() != tt.err.Error() {
 			t.Errorf("classify(%v) = %v with %v, want %v", tt.err, got, code, tt.code)
 		}
-		if unsent := fmt.Sprintf("%T", got) == fmt.Sprintf("%T", grpcretry.Unsent(io.EOF)); unsent != tt.unsent {
+		if unsent := fmt.Sprintf("%T", got) == fmt.Sprintf("%T", grpcretry.MarkUnsent(io.EOF)); unsent != tt.unsent {
 			t.Errorf("classify(%v) is unsent: %v, want %v", tt.err, unsent, tt.unsent)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -27,31 +28,50 @@ import (
 )
 
 // TestLikeNetHTTP sends the same random requests through net/http's Transport alone and below ours, to
-// a server that never fails: everything that a caller sees must be the same.
+// a server that never fails: everything that a caller sees must be the same. So nothing in a program
+// may depend on how fast the machine is: a request is cancelled when it has come to a known point, and
+// none is sent while the connection of the one before is being closed. What still depends on it, in net/http
+// itself, does not come out the same three times in a row.
 func TestLikeNetHTTP(t *testing.T) {
-	for seed := range 3 {
+	for seed := range uint64(3) {
 		for _, http2 := range []bool{false, true} {
-			plain := runProgram(t, uint64(seed), http2, func(base http.RoundTripper) http.RoundTripper { return base })
 			for name, opts := range map[string][]grpcretry.Option{
 				"default": nil, "timeout": {grpcretry.WithAttemptTimeout(time.Minute)}, "unsent": {grpcretry.WithUnsentOnly(true)}, "off": {grpcretry.WithMaxAttempts(1)},
 			} {
-				ours := runProgram(t, uint64(seed), http2, func(base http.RoundTripper) http.RoundTripper {
-					return NewTransport(newRetrier(t, opts...), base)
-				})
-				for i := range plain {
-					if plain[i] != ours[i] {
-						t.Errorf("seed %d, HTTP/2 %v, %s, request %d:\nplain %s\nours  %s", seed, http2, name, i, plain[i], ours[i])
+				different := differences(t, seed, http2, opts)
+				for range 2 {
+					if len(different) > 0 {
+						again := differences(t, seed, http2, opts)
+						maps.DeleteFunc(different, func(i int, _ string) bool { return again[i] == "" })
 					}
+				}
+				for i, d := range different {
+					t.Errorf("seed %d, HTTP/2 %v, %s, request %d:\n%s", seed, http2, name, i, d)
 				}
 			}
 		}
 	}
 }
 
+// differences runs a program without and with the library, and returns which requests differed, and how.
+func differences(t *testing.T, seed uint64, http2 bool, opts []grpcretry.Option) map[int]string {
+	t.Helper()
+	plain := runProgram(t, seed, http2, func(base http.RoundTripper) http.RoundTripper { return base })
+	ours := runProgram(t, seed, http2, func(base http.RoundTripper) http.RoundTripper { return NewTransport(newRetrier(t, opts...), base) })
+	different := map[int]string{}
+	for i := range plain {
+		if plain[i] != ours[i] {
+			different[i] = "plain " + plain[i] + "\nours  " + ours[i]
+		}
+	}
+	return different
+}
+
 // runProgram sends the requests that follow from a seed, and returns what the caller saw of each.
 func runProgram(t *testing.T, seed uint64, http2 bool, wrap func(http.RoundTripper) http.RoundTripper) []string {
 	t.Helper()
-	server := httptest.NewUnstartedServer(http.HandlerFunc(obey))
+	hanging := make(chan struct{}, 1)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { obey(w, r, hanging) }))
 	var conns atomic.Int32
 	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
 		if s == http.StateNew {
@@ -66,21 +86,30 @@ func runProgram(t *testing.T, seed uint64, http2 bool, wrap func(http.RoundTripp
 	}
 	defer server.Close()
 	random := rand.New(rand.NewPCG(seed, 17))
-	base := server.Client().Transport.(*http.Transport)
-	base.DisableKeepAlives = !http2 && random.IntN(4) == 0
-	base.ExpectContinueTimeout = time.Minute
-	base.DisableCompression = random.IntN(3) == 0
-	defer base.CloseIdleConnections()
+	settings := server.Client().Transport.(*http.Transport)
+	settings.DisableKeepAlives = !http2 && random.IntN(4) == 0
+	settings.ExpectContinueTimeout = time.Minute
+	settings.DisableCompression = random.IntN(3) == 0
 	jar, _ := cookiejar.New(nil)
-	client := &http.Client{Transport: wrap(base), Jar: jar}
+	client := &http.Client{Jar: jar}
 	if random.IntN(3) == 0 {
 		client.Timeout = time.Minute
 	}
 	var seen []string
-	for range 12 {
-		seen = append(seen, strings.ReplaceAll(sendOne(random, client, server.URL), server.Listener.Addr().String(), "HOST"))
+	for closing := true; len(seen) < 12; {
+		what := pick(random, paths...)
+		// Whether net/http notices in time that a connection is being closed, or that a request for which
+		// it has a connection was cancelled, depends on the machine.
+		if closing || what == "early" {
+			base := settings.Clone()
+			defer base.CloseIdleConnections()
+			client.Transport = wrap(base)
+		}
+		one := sendOne(random, client, server.URL, what, hanging)
+		seen = append(seen, strings.ReplaceAll(one, server.Listener.Addr().String(), "HOST"))
+		closing = slices.Contains(closingPaths, what)
 	}
-	if http2 || base.DisableKeepAlives {
+	if http2 || settings.DisableKeepAlives {
 		seen = append(seen, fmt.Sprint("connections ", conns.Load()))
 	}
 	return seen
@@ -88,10 +117,17 @@ func runProgram(t *testing.T, seed uint64, http2 bool, wrap func(http.RoundTripp
 
 func pick[T any](random *rand.Rand, of ...T) T { return of[random.IntN(len(of))] }
 
-func sendOne(random *rand.Rand, client *http.Client, to string) string {
+// What requests ask the server to do.
+var (
+	paths = []string{
+		"echo", "echo", "empty", "204", "304", "hints", "gzip", "chunked", "trailer", "404", "redirect301", "redirect307", "cookie",
+		"ignore", "early", "hang", "stall", "truncate", "401", "500", "close",
+	}
+	closingPaths = []string{"ignore", "hang", "stall", "truncate", "close"} // after these, the connection may be closed
+)
+
+func sendOne(random *rand.Rand, client *http.Client, to, what string, hanging <-chan struct{}) string {
 	method := pick(random, "", "GET", "GET", "HEAD", "PUT", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "get", "PROPFIND")
-	what := pick(random, "echo", "echo", "empty", "204", "304", "hints", "gzip", "chunked", "trailer", "404", "redirect301", "redirect307", "cookie", "ignore", "hang", "stall", "truncate", "401", "500", "close")
-	hang := what == "hang" || what == "stall"
 	var body io.Reader
 	closes := &atomic.Int32{}
 	withBody := method != "" && method != "GET" && method != "HEAD" && method != "get" && random.IntN(3) > 0
@@ -102,8 +138,17 @@ func sendOne(random *rand.Rand, client *http.Client, to string) string {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	cause := pick(random, nil, errors.New("because"))
-	if hang {
-		time.AfterFunc(20*time.Millisecond, func() { cancel(cause) })
+	switch what {
+	case "early":
+		cancel(cause)
+	case "hang":
+		go func() {
+			select {
+			case <-hanging:
+				cancel(cause)
+			case <-ctx.Done():
+			}
+		}()
 	}
 	events := &traced{}
 	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, events.trace()), method, to+"/"+what, body)
@@ -139,9 +184,14 @@ func sendOne(random *rand.Rand, client *http.Client, to string) string {
 	b := &strings.Builder{}
 	fmt.Fprintf(b, "%s %s body %s %d close %v: ", method, what, kind, len(content), req.Close)
 	resp, err := client.Do(req)
-	describe(b, req, resp, err)
+	var start string
+	if what == "stall" && err == nil {
+		start = readStart(resp)
+		cancel(cause)
+	}
+	describe(b, start, req, resp, err)
 	// Some of it may happen after the response.
-	for i := 0; (withBody && closes.Load() == 0 || err == nil && events.count("WroteHeaders") < events.count("GotConn")) && i < 200; i++ {
+	for i := 0; (withBody && closes.Load() == 0 || events.count("WroteHeaders") < events.count("GotConn")) && i < 10_000; i++ {
 		<-time.After(time.Millisecond) // on a real connection: nothing else says that net/http is done
 	}
 	fmt.Fprintf(b, " closed %d events %v", closes.Load(), events.sorted())
@@ -155,7 +205,15 @@ type counted struct {
 
 func (c counted) Close() error { c.closes.Store(1); return c.ReadCloser.Close() }
 
-func describe(b *strings.Builder, req *http.Request, resp *http.Response, err error) {
+// readStart reads what a stalling server has sent of a response's body.
+func readStart(resp *http.Response) string {
+	start := make([]byte, len("some"))
+	n, _ := io.ReadFull(resp.Body, start)
+	return string(start[:n])
+}
+
+// describe writes down a response, of whose body the start has been read, or an error.
+func describe(b *strings.Builder, start string, req *http.Request, resp *http.Response, err error) {
 	if err != nil {
 		var u *url.Error
 		errors.As(err, &u)
@@ -169,7 +227,8 @@ func describe(b *strings.Builder, req *http.Request, resp *http.Response, err er
 		fmt.Fprintf(b, "error %q %q %q timeout %v canceled %v eof %v", u.Op, u.URL, text, u.Timeout(), errors.Is(err, context.Canceled), errors.Is(err, io.EOF))
 		return
 	}
-	text, readErr := io.ReadAll(resp.Body)
+	rest, readErr := io.ReadAll(resp.Body)
+	text := start + string(rest)
 	closeErr := resp.Body.Close()
 	resp.Header.Del("Date")
 	_, writes := resp.Body.(io.Writer)
@@ -221,8 +280,8 @@ func (e *traced) sorted() []string {
 	return slices.Sorted(slices.Values(e.list))
 }
 
-// obey is a server that does what a request's path says.
-func obey(w http.ResponseWriter, r *http.Request) {
+// obey is a server that does what a request's path says. If that is to hang, it says so when it does.
+func obey(w http.ResponseWriter, r *http.Request, hanging chan<- struct{}) {
 	what := strings.TrimPrefix(r.URL.Path, "/")
 	if what != "ignore" || r.ProtoMajor == 2 { // net/http's server may close the connection of HTTP/2
 		io.Copy(io.Discard, r.Body)
@@ -268,10 +327,12 @@ func obey(w http.ResponseWriter, r *http.Request) {
 		if what == "stall" {
 			io.WriteString(w, "some")
 			w.(http.Flusher).Flush()
+		} else {
+			hanging <- struct{}{}
 		}
 		select {
 		case <-r.Context().Done():
-		case <-time.After(second):
+		case <-time.After(10 * second):
 		}
 	case "truncate":
 		w.Header().Set("Content-Length", "100")

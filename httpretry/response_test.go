@@ -92,6 +92,25 @@ func TestBodiesOfResponses(t *testing.T) {
 	}
 }
 
+// A call that ends in a wait has the last response, if all of that could be kept.
+func TestResponseOfACallThatEndsInItsWait(t *testing.T) {
+	for size, kept := range map[int]bool{0: true, 5: true, MaxDrained: true, MaxDrained + 1: false} {
+		text := strings.Repeat("x", size)
+		inBubble(t, []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(503)
+			io.WriteString(w, text)
+		}}, []grpcretry.Option{steady, grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, Reserve: grpcretry.Nothing}), grpcretry.WithPatience(3 * second)},
+			func(t *testing.T, client *http.Client, server *script) {
+				if kept {
+					wantResponse(t, client, newRequest(t, "GET", "http://test", nil), 503, text)
+				} else if _, err := client.Do(newRequest(t, "GET", "http://test", nil)); !errors.Is(err, grpcretry.ErrTargetDown) {
+					t.Errorf("Do = %v, want the reason that it ended with", err)
+				}
+				server.wantCount(t, 1)
+			})
+	}
+}
+
 // A response without a body, as only faulty RoundTrippers return it, is discarded, too.
 func TestNoBody(t *testing.T) {
 	made := 0
@@ -250,7 +269,7 @@ func TestConcurrent(t *testing.T) {
 		w.Write(body)
 	}))
 	defer server.Close()
-	client := clientOf(t, server, quick, grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithAttemptTimeout(30*second))
+	client := clientOf(t, server, quick, grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithAttemptTimeout(30*second), grpcretry.WithPatience(0))
 	done := make(chan error)
 	const requests = 60
 	for n := range requests {

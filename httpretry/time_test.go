@@ -207,12 +207,12 @@ func TestResponseHeaderTimeout(t *testing.T) {
 	})
 }
 
-// While there is no connection, requests of any method wait within an explicit ConnectWait.
-func TestConnectWait(t *testing.T) {
+// While there is no connection, requests of any method wait for as long as there is patience.
+func TestRequestsWaitForAConnection(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		synctest.Test(t, func(t *testing.T) {
 			dials := 0
-			r := newRetrier(t, steady, grpcretry.WithUnsentOnly(true), grpcretry.WithConnectWait(time.Hour))
+			r := newRetrier(t, steady, grpcretry.WithUnsentOnly(true), grpcretry.WithPatience(time.Hour))
 			transport := NewTransport(r, roundTripper(func(r *http.Request) (*http.Response, error) {
 				if dials++; dials <= 6 {
 					return nil, refused
@@ -257,7 +257,7 @@ func TestUnsentOnly(t *testing.T) {
 					return reply(r, 200, ""), nil
 				}))
 				resp, err := transport.RoundTrip(newRequest(t, tt.method, "http://test", nil))
-				if made != tt.want || tt.want == 2 && (err != nil || resp.StatusCode != 200) || err != nil && err != error(reset) {
+				if made != tt.want || tt.want == 2 && (err != nil || resp.StatusCode != 200) || err != nil && (!errors.Is(err, reset) || !errors.Is(err, grpcretry.ErrMayHaveRun)) {
 					t.Errorf("RoundTrip = %v, %v after %d attempts, want %d", resp, err, made, tt.want)
 				}
 			})

@@ -28,11 +28,12 @@ func NewTransport(r *grpcretry.Retrier, base http.RoundTripper) *Transport {
 }
 
 // RoundTrip makes attempts at a request until the policy for its name ends the call. It returns
-// the last attempt's response, whatever its status, exactly as Base returned it, with a nil error.
+// the last attempt's response, whatever its status, exactly as Base returned it, with a nil error; if the
+// call has ended in a wait, with a body that was read before.
 //
-// If the last attempt got no response, or the request's context has ended during a wait, the error
-// is a [*grpcretry.Error], whose Last unwraps to Base's error. A first error that is not
-// retryable is returned exactly as Base returned it.
+// If the last attempt got no response, its response could not be kept in a wait in which the call has
+// ended, or the request's context has ended during a wait, the error is a [*grpcretry.Error], whose Last
+// unwraps to Base's error. A first error that is not retryable is returned exactly as Base returned it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	name, host := names(req)
 	idempotent := isIdempotent(req)

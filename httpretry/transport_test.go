@@ -135,7 +135,7 @@ func TestPolicies(t *testing.T) {
 // Each host has a budget of its own: 3 retries in an outage.
 func TestBudgetPerHost(t *testing.T) {
 	made := map[string]int{}
-	transport := NewTransport(newRetrier(t, quick), roundTripper(func(r *http.Request) (*http.Response, error) {
+	transport := NewTransport(newRetrier(t, quick, grpcretry.WithPatience(0)), roundTripper(func(r *http.Request) (*http.Response, error) {
 		made[r.URL.Host]++
 		return reply(r, 503, "down"), nil
 	}))
@@ -366,7 +366,7 @@ func TestPanics(t *testing.T) {
 // A hedged policy is an error that Do explains. The body is closed all the same.
 func TestHedgingIsRejected(t *testing.T) {
 	closed := false
-	transport := NewTransport(newRetrier(t, grpcretry.WithMethod("/http/", grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 2, Delay: grpcretry.HedgeAfter(second)}))),
+	transport := NewTransport(newRetrier(t, grpcretry.WithMethod("/http/", grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(second)}}))),
 		roundTripper(func(*http.Request) (*http.Response, error) { panic("sent") }))
 	req := newRequest(t, "PUT", "http://test", nil)
 	req.Body = closer(func() { closed = true })

@@ -77,7 +77,7 @@ func read(r *grpcretry.Retrier, name string, err error, now time.Time) reading {
 	err = forEngine(err)
 	hint, hinted := grpcretry.PushbackFrom(trailer, err)
 	p := r.Plan(context.Background(), name, name, now, append(alone(r, name, math.MaxInt32, grpcretry.Unlimited),
-		grpcretry.WithMaxElapsed(0), grpcretry.WithUnsentOnly(false), grpcretry.WithClassifier(retryAll))...)
+		grpcretry.WithMaxElapsed(0), grpcretry.WithUnsentOnly(false), grpcretry.WithDryRun(false), grpcretry.WithClassifier(retryAll))...)
 	a, _ := p.Sent(now)
 	a.Err, a.Trailer = err, trailer
 	step := p.Ended(a, now, rand.Float64())
@@ -96,7 +96,7 @@ func retryAll(context.Context, grpcretry.Attempt) grpcretry.Classification { ret
 // alone returns the options of a plan that makes up to n attempts, one at a time, and does not wait
 // for a connection.
 func alone(r *grpcretry.Retrier, name string, n int, b grpcretry.Budget) []grpcretry.CallOption {
-	opts := []grpcretry.CallOption{grpcretry.WithMaxAttempts(n), grpcretry.WithConnectWait(0), grpcretry.WithBudget(b)}
+	opts := []grpcretry.CallOption{grpcretry.WithMaxAttempts(n), grpcretry.WithPatience(0), grpcretry.WithBudget(b)}
 	if r.Policy(name).Hedging != nil {
 		opts = append(opts, grpcretry.WithHedging(grpcretry.Hedging{Delay: neverHedge{}}))
 	}

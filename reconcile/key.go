@@ -68,16 +68,26 @@ func (k *key[T]) Deposit(o grpcretry.Outcome) {
 	b.Deposit(o)
 }
 
-// Refund returns what was paid for an attempt that is not made.
-func (k *key[T]) Refund() {
+// giveBack returns what was paid for an attempt that is not made.
+func (k *key[T]) giveBack() {
 	if b := k.charged; b != nil {
 		k.charged = nil
-		b.Refund()
+		b.Deposit(grpcretry.Outcome{Attempt: 2, Result: grpcretry.Unsent})
 	}
 }
 
-// Balance returns the retries left in the Retrier's budget.
-func (k *key[T]) Balance(now time.Time) float64 { return k.limiter.budget().Balance(now) }
+// Balance returns the retries that the key may make now: one that was paid for, or what is left in the
+// Retrier's budget.
+func (k *key[T]) Balance(now time.Time) float64 {
+	switch k.exhausted = k.failures >= k.limit; {
+	case k.exhausted:
+		return 0
+	case k.charged != nil:
+		return 1
+	default:
+		return k.limiter.budget().Balance(now)
+	}
+}
 
 // A line holds the keys that can be brought forward, as a heap. The key that has come to the slow lane the
 // fewest times in a row comes first: otherwise keys that cannot succeed would come before those that can.

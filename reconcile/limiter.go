@@ -209,7 +209,7 @@ func (l *RateLimiter[T]) Drop(item T) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l.remove(k)
-	k.Refund()
+	k.giveBack()
 }
 
 // Failed reports why an item has failed, so that its wait is that of the error: the backoff for its
@@ -291,12 +291,13 @@ func (k *key[T]) attempt(err error, now time.Time) (grpcretry.Step, serverWait) 
 	l := k.limiter
 	if k.plan == nil {
 		k.plan = l.retrier.Plan(context.Background(), l.name, l.config.target, now, alone(l.retrier, l.name, math.MaxInt32, k)...)
-	} else {
-		k.plan.Due(now)
 	}
 	a, _ := k.plan.Sent(now)
 	a.Err, a.Trailer = forEngine(err), trailerOf(err)
 	step := k.plan.Ended(a, now, rand.Float64())
+	if !step.Send && !step.End { // a key is paid for when it is put back, so that the queue never holds more than the budget allows
+		step = k.plan.Due(k.plan.DueAt())
+	}
 	hint, hinted := grpcretry.PushbackFrom(a.Trailer, a.Err)
 	return step, serverWait{hint, hinted}
 }
@@ -324,14 +325,12 @@ func (k *key[T]) reasonFor(end error) string {
 	switch {
 	case errors.Is(end, grpcretry.ErrBudgetExhausted) && k.exhausted:
 		return ReasonExhausted
-	case errors.Is(end, grpcretry.ErrBudgetExhausted):
-		return ReasonBudget
 	case errors.Is(end, grpcretry.ErrPushback):
 		return ReasonServer
-	case errors.Is(end, grpcretry.ErrMaxElapsed):
-		return ReasonMaxElapsed
-	default:
+	case errors.Is(end, grpcretry.ErrNotRetryable):
 		return ReasonNotRetryable
+	default: // such as ReasonBudget and ReasonMaxElapsed
+		return grpcretry.ReasonName(end)
 	}
 }
 
@@ -339,7 +338,7 @@ func (k *key[T]) reasonFor(end error) string {
 // it was due, keeps its place: the queue returns it then in any case. The caller holds the key's mu.
 func (l *RateLimiter[T]) park(k *key[T], hint serverWait, now time.Time, early bool) {
 	k.plan = nil
-	k.Refund()
+	k.giveBack()
 	if early {
 		return
 	}
@@ -520,7 +519,7 @@ func (l *RateLimiter[T]) sweep(now time.Time) {
 		k.mu.Lock()
 		if l.untilDue(k, now) == 0 && !k.gone {
 			l.remove(k)
-			k.Refund()
+			k.giveBack()
 		}
 		k.mu.Unlock()
 	}

@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -28,7 +29,9 @@ func newRetrier(t testing.TB, opts ...grpcretry.Option) *grpcretry.Retrier {
 
 func ratio(t testing.TB, ratio, reserve float64) grpcretry.Budget {
 	t.Helper()
-	b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: ratio, Reserve: reserve})
+	b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{
+		Ratio: cmp.Or(ratio, grpcretry.Nothing), Reserve: cmp.Or(reserve, grpcretry.Nothing),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

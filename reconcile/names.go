@@ -20,7 +20,8 @@ const (
 	AttrReason = "grpcretry.reconcile.reason"
 )
 
-// The values of [AttrReason]: why a failed key returns when it does.
+// The values of [AttrReason]: why a failed key returns when it does. A key that goes to the slow lane for another
+// reason of package grpcretry has that one's [grpcretry.ReasonName].
 const (
 	ReasonBackoff      = "backoff"       // the budget paid, and the policy's backoff applies
 	ReasonPushback     = "pushback"      // the budget paid, and the server named the wait by pushback

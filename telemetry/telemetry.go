@@ -33,6 +33,7 @@ const (
 	AttrReason        = "grpcretry.reason"
 	AttrWait          = "grpcretry.wait_ms"
 	AttrWaitSource    = "grpcretry.wait_source"
+	AttrRepeats       = "grpcretry.wait.repeats"
 	AttrBudgetBalance = "grpcretry.budget.balance"
 	AttrHedge         = "grpcretry.attempt.hedge"
 	AttrSentAfter     = "grpcretry.attempt.sent_after"
@@ -55,6 +56,9 @@ const (
 	MetricBudgetRefusals = "grpcretry.budget.refusals"
 	MetricHedges         = "grpcretry.hedges"
 	MetricWaitingCalls   = "grpcretry.waiting_calls"
+	MetricTargetWaiting  = "grpcretry.target.waiting_calls"
+	MetricTargetGaveUp   = "grpcretry.target.gave_up_calls"
+	MetricTargetFailing  = "grpcretry.target.failing"
 	MetricOpenStreams    = "grpcretry.open_streams"
 	MetricReplayMemory   = "grpcretry.replay.memory"
 	MetricReplayRefusals = "grpcretry.replay.refusals"
@@ -71,5 +75,4 @@ const (
 	AttrOutcome     = "grpcretry.outcome"
 	AttrBudget      = "grpcretry.budget"
 	AttrHedgeResult = "grpcretry.hedge.result"
-	AttrReplayOf    = "grpcretry.replay.of"
 )

@@ -25,22 +25,22 @@ const library = "github.com/grpcretry/grpcretry."
 // the others is.
 func path() []part {
 	return []part{
-		{name: "read the caller's call options", functions: []string{"(*callOptions).read"}},
-		{name: "look up the method's policy", functions: []string{"(*call).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
+		{name: "read the caller's call options", functions: []string{"(*grpcOptions).read"}},
+		{name: "look up the method's policy", functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*targetBudget).use", "(*facts).dialed"}},
+		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*byTarget[...]).dialedAs", "(*entryNames[...]).find", "(*entry[...]).use", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "spansOf",
 		}},
 		{name: "read the clock", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
-		{name: "fill in the attempt", functions: []string{"(*call).begin", "(*call).ready"}},
+		{name: "fill in the attempt", functions: []string{"(*call).begin", "(*rpc).ready"}},
 		{name: "build the attempt's call options", functions: []string{"(*rpc).attemptOptions"}},
-		{name: "return header and trailer, run OnFinish", functions: []string{"(*call).collect", "(*callOptions).finish"}},
-		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit", "(*stripedCounter).add"}},
+		{name: "return header and trailer, run OnFinish", functions: []string{"(*rpc).collect", "(*grpcOptions).finish"}},
+		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit"}},
 		{name: "the rest: the loop itself"},
 	}
 }

@@ -33,7 +33,7 @@ func TestBreakDown(t *testing.T) {
 		stack(2, "runtime.scanobject", "runtime.gcBgMarkWorker"),
 		stack(2, "time.now", "time.Now", library+"(*call).begin", unary),
 		stack(1, library+"(*call).begin", unary),
-		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*call).prepare", unary),
+		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*rpc).prepare", unary),
 		stack(1, unary),
 		stack(100, "runtime.futex", "runtime.findRunnable"),
 	}}, 1_000_000)
@@ -99,6 +99,9 @@ func receiver(f *ast.FuncDecl) string {
 	}
 	switch of := f.Recv.List[0].Type.(type) {
 	case *ast.StarExpr:
+		if generic, ok := of.X.(*ast.IndexExpr); ok {
+			return "(*" + generic.X.(*ast.Ident).Name + "[...])."
+		}
 		return "(*" + of.X.(*ast.Ident).Name + ")."
 	case *ast.Ident:
 		return of.Name + "."

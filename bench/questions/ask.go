@@ -45,6 +45,7 @@ func ask() ([]answer, error) {
 	}
 	r, err := grpcretry.New(
 		grpcretry.WithBudget(budget),
+		grpcretry.WithPatience(0), // otherwise a call without a token waits again
 		grpcretry.WithMethod("/reconcile/", grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Minute})),
 	)
 	if err != nil {
@@ -65,14 +66,17 @@ func ask() ([]answer, error) {
 	return all, nil
 }
 
-// decide returns the wait before the next attempt, or the reason why none follows.
+// decide returns the wait before the next attempt, and the reason why none follows, which may be known at its end only.
 func (f failure) decide(r *grpcretry.Retrier, opts ...grpcretry.CallOption) (time.Duration, error) {
 	now := time.Unix(0, 0)
 	p := r.Plan(context.Background(), f.name, "shop", now, opts...)
 	a, _ := p.Sent(now)
 	a.Err = f.err()
-	step := p.Ended(a, now, f.luck)
-	return p.DueAt().Sub(now), step.Reason
+	step, due := p.Ended(a, now, f.luck), p.DueAt()
+	if !step.End {
+		step = p.Due(due)
+	}
+	return due.Sub(now), step.Reason
 }
 
 func (f failure) err() error {

@@ -17,7 +17,7 @@ func TestAsk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []answer{{80 * time.Millisecond, true}, {2200 * time.Millisecond, true}, {300 * time.Millisecond, false}}
+	want := []answer{{90 * time.Millisecond, true}, {2200 * time.Millisecond, true}, {300 * time.Millisecond, false}}
 	if !slices.Equal(got, want) {
 		t.Errorf("the library decides %v, want %v", got, want)
 	}
@@ -39,7 +39,7 @@ func TestPictureIsUpToDate(t *testing.T) {
 	if string(drawn) != string(kept) {
 		t.Errorf("%s is not what the program draws: run make questions-picture", picture)
 	}
-	for _, want := range []string{">in 80 ms<", ">in 2.2 s<", ">token 2 of 2<", ">none left<"} {
+	for _, want := range []string{">in 90 ms<", ">in 2.2 s<", ">token 2 of 2<", ">none left<"} {
 		if !strings.Contains(string(drawn), want) {
 			t.Errorf("the picture does not say %s", want)
 		}

@@ -75,7 +75,7 @@ func footer(m *measurements) string {
 	if m.runs == 1 {
 		said = []string{"one run"}
 	}
-	if v := m.machine["processor"]; v != "" {
+	if v := m.machine["cpu"]; v != "" {
 		said = append(said, v+", "+m.machine["cores"]+" cores, Go "+m.machine["go"])
 	}
 	for _, key := range []string{"grpc-go", "go-grpc-middleware", "failsafe-go"} {

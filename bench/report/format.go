@@ -5,8 +5,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-
-	"github.com/grpcretry/grpcretry/bench/internal/pages"
 )
 
 // format writes a value of a unit as people read it: 12.3 µs, 4.1 KiB, 17.
@@ -75,15 +73,6 @@ func grouped(v float64) string {
 	return s
 }
 
-func allocations(v float64) string {
-	if v == 1 {
-		return "1 alloc"
-	}
-	return grouped(v) + " allocs"
-}
-
-func percent(share float64) string { return fmt.Sprintf("%.0f%%", 100*share) }
-
 // ratio is of an alternative to ours: 2.1×.
 func ratio(r float64) string {
 	switch {
@@ -96,9 +85,9 @@ func ratio(r float64) string {
 	}
 }
 
-// markdown makes a table; the first row is its head, and the first column is text. The
-// others are aligned right, as numbers are.
-func markdown(rows [][]string) string { return pages.Table(rows, 1) }
-
-// markdownText is a table of words.
-func markdownText(rows [][]string) string { return pages.Table(rows, len(rows[0])) }
+func signed(v float64, unit string) string {
+	if v < 0 {
+		return "−" + format(-v, unit)
+	}
+	return "+" + format(v, unit)
+}

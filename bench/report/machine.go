@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +10,8 @@ import (
 	"time"
 )
 
-// describeMachine prints lines that the format of benchmarks takes for configuration.
+// describeMachine prints lines that the format of benchmarks takes for configuration. The benchmarks themselves
+// name the processor.
 func describeMachine(out io.Writer) error {
 	versions, err := moduleVersions("go.mod")
 	if err != nil {
@@ -19,10 +19,7 @@ func describeMachine(out io.Writer) error {
 	}
 	for _, line := range append([][2]string{
 		{"date", time.Now().UTC().Format("2006-01-02 15:04 UTC")},
-		{"processor", processor()},
 		{"cores", fmt.Sprint(runtime.NumCPU())},
-		{"memory", memory()},
-		{"kernel", kernel()},
 		{"go", strings.TrimPrefix(runtime.Version(), "go") + " " + runtime.GOOS + "/" + runtime.GOARCH},
 	}, versions...) {
 		if line[1] != "" {
@@ -66,38 +63,4 @@ func revision() string {
 		return ""
 	}
 	return strings.TrimSpace(string(out))
-}
-
-// What follows is read from Linux; elsewhere the lines are left out.
-
-func processor() string { return procField("/proc/cpuinfo", "model name") }
-
-func memory() string {
-	var kib int
-	if _, err := fmt.Sscanf(procField("/proc/meminfo", "MemTotal"), "%d kB", &kib); err != nil {
-		return ""
-	}
-	return fmt.Sprintf("%.0f GiB", float64(kib)/(1<<20))
-}
-
-func kernel() string {
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return ""
-	}
-	return "Linux " + strings.TrimSpace(string(release))
-}
-
-func procField(file, name string) string {
-	f, err := os.Open(file)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if key, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(key) == name {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }

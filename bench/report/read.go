@@ -1,12 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"math/big"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -140,86 +139,39 @@ func valueOf(key, name string) string {
 
 func (s *sample) values() []float64 { return slices.Collect(maps.Values(s.byRun)) }
 
-// median with its spread: half the interval of confidence, as a share of the median; 0 if
-// there are too few runs to tell.
-func (s *sample) median() (center, spread float64) {
-	center = s.summary().Center
-	low, high, known := s.interval()
-	if !known || center == 0 {
-		return center, 0
-	}
-	return center, (high - low) / 2 / center
-}
-
-// interval of confidence of the median, at 95%.
-func (s *sample) interval() (low, high float64, known bool) {
-	const enough = 6 // runs
-	summary := s.summary()
-	return summary.Lo, summary.Hi, len(s.byRun) >= enough
-}
-
+// summary has the median and its 95% confidence interval, which is infinite if there are too few runs.
 func (s *sample) summary() benchmath.Summary {
 	return benchmath.AssumeNothing.Summary(benchmath.NewSample(s.values(), &benchmath.DefaultThresholds), 0.95)
 }
 
-func (s *sample) center() float64 {
-	center, _ := s.median()
-	return center
+func (s *sample) center() float64 { return s.summary().Center }
+
+// interval formats the confidence interval, in brackets; "" if there are too few runs.
+func (s *sample) interval(show func(float64) string) string {
+	found := s.summary()
+	if math.IsInf(found.Lo, 0) || math.IsInf(found.Hi, 0) {
+		return ""
+	}
+	return fmt.Sprintf(" (%s to %s)", show(found.Lo), show(found.Hi))
 }
 
-// over is the median of the ratios within each run: what slows a run down slows down both.
-func (s *sample) over(other *sample) (ratio float64, ok bool) {
-	var ratios []float64
-	for run, v := range s.byRun {
-		if o, both := other.byRun[run]; both && o != 0 {
-			ratios = append(ratios, v/o)
-		}
-	}
-	if len(ratios) == 0 {
-		return 0, false
-	}
-	slices.Sort(ratios)
-	n := len(ratios)
-	return (ratios[(n-1)/2] + ratios[n/2]) / 2, true
-}
-
-// lower says whether s is lower than other and that is no chance: by a sign test of the
-// runs, in each of which both were measured beside each other. One run proves nothing, but in
-// numbers that every run has the same.
-func (s *sample) lower(other *sample) (is bool, p float64) {
-	if s.constant() && other.constant() {
-		return s.center() < other.center(), 0
-	}
-	lower, higher := 0, 0
+// paired applies a function to both samples within each run: what slows a run down slows down both.
+func (s *sample) paired(other *sample, f func(v, o float64) float64) *sample {
+	found := &sample{byRun: map[int]float64{}}
 	for run, v := range s.byRun {
 		if o, both := other.byRun[run]; both {
-			switch cmp.Compare(v, o) {
-			case -1:
-				lower++
-			case 1:
-				higher++
-			}
+			found.byRun[run] = f(v, o)
 		}
 	}
-	p = signTest(lower, higher)
-	return lower > higher && p < 0.05, p
+	return found
 }
 
-// signTest is how likely tosses of a coin are to be at least as uneven as that.
-func signTest(a, b int) (p float64) {
-	tosses := int64(a + b)
-	ways := new(big.Int)
-	for k := range int64(min(a, b)) + 1 {
-		ways.Add(ways, new(big.Int).Binomial(tosses, k))
-	}
-	all := new(big.Int).Lsh(big.NewInt(1), uint(tosses))
-	p, _ = new(big.Rat).SetFrac(ways, all).Float64()
-	return min(1, 2*p)
+func (s *sample) over(other *sample) float64 {
+	return s.paired(other, func(v, o float64) float64 { return v / o }).center()
 }
 
-func (s *sample) constant() bool {
-	v := s.values()
-	return len(v) > 1 && slices.Min(v) == slices.Max(v)
+func (s *sample) minus(other *sample) *sample {
+	return s.paired(other, func(v, o float64) float64 { return v - o })
 }
 
 // has says whether anything of a benchmark was measured.

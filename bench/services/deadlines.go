@@ -83,8 +83,8 @@ func (t *timeline) call(ctx context.Context, caller int, now time.Time) reply {
 		a, timeout := plan.Sent(now)
 		r := t.handle(ctx, caller+1, now.Add(hop))
 		r.at = r.at.Add(hop)
-		if cut := now.Add(timeout); timeout > 0 && r.at.After(cut) && plan.Overdue(a, cut, luck) {
-			r = reply{cut, grpcretry.ErrAttemptTimeout, nil}
+		if overdue := now.Add(timeout); timeout > 0 && r.at.After(overdue) {
+			r = unlessReplaced(r, plan, a, overdue)
 		}
 		if end, ok := ctx.Deadline(); ok && r.at.After(end) {
 			r = reply{end, status.FromContextError(context.DeadlineExceeded).Err(), nil}
@@ -92,12 +92,29 @@ func (t *timeline) call(ctx context.Context, caller int, now time.Time) reply {
 		t.bars = append(t.bars, bar{caller, now.Sub(begin), r.at.Sub(begin), r.err})
 		a.Err, a.Trailer, a.Duration = r.err, r.trailer, r.at.Sub(now)
 		now = r.at
-		if step := plan.Ended(a, now, luck); step.End {
+		step := plan.Ended(a, now, luck)
+		for !step.End && !step.Send {
+			now = plan.DueAt()
+			step = plan.Due(now)
+		}
+		if step.End {
+			r.at = now
 			return r
 		}
-		now = plan.DueAt()
-		plan.Due(now)
 	}
+}
+
+// unlessReplaced returns r, the reply to an attempt that is overdue from now on, unless another attempt
+// replaces it before.
+func unlessReplaced(r reply, plan *grpcretry.Plan, a grpcretry.Attempt, now time.Time) reply {
+	step := plan.Overdue(a, now, luck)
+	for step.Cut == 0 {
+		if now = plan.DueAt(); now.IsZero() || !now.Before(r.at) {
+			return r
+		}
+		step = plan.Due(now)
+	}
+	return reply{now, grpcretry.ErrAttemptTimeout, nil}
 }
 
 // handle handles a request, as a server with the interceptors does.

@@ -24,7 +24,7 @@ type panel struct {
 
 var panels = []panel{
 	{"Retries alone", "no server interceptors", nil, "3 × 3 × 3"},
-	{"One attempt for retries", "the second measure alone", grpcretry.ServerOptions(grpcretry.WithNoRetryAfterGivingUp(false)),
+	{"One attempt for retries", "the second measure alone", grpcretry.ServerOptions(grpcretry.WithStopAfterGivingUp(false)),
 		"3 and two retries of B, and two of A"},
 	{"Both measures", "grpcretry.ServerOptions()", grpcretry.ServerOptions(), "as many with the first measure alone"},
 }

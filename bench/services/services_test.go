@@ -30,9 +30,9 @@ func TestTimelines(t *testing.T) {
 		attempts  int           // of C
 		forbidden bool
 	}{
-		{740 * time.Millisecond, 730 * time.Millisecond, 3, true},
-		{deadline, 1210 * time.Millisecond, 4, false},
-		{430 * time.Millisecond, 420 * time.Millisecond, 2, false},
+		{950 * time.Millisecond, 940 * time.Millisecond, 3, true},
+		{deadline, 2540 * time.Millisecond, 4, false},
+		{440 * time.Millisecond, 430 * time.Millisecond, 2, false},
 		{deadline, deadline, 1, false},
 	} {
 		got, err := courses[i].run()
@@ -62,7 +62,7 @@ func TestPicturesAreUpToDate(t *testing.T) {
 // The page quotes the time lines.
 func TestPageQuotesThePictures(t *testing.T) {
 	page := read(t, "../../docs/services.md")
-	for _, want := range []string{"](layers.svg)", "](deadlines.svg)", "740 ms", "430 ms", "210 ms"} {
+	for _, want := range []string{"](layers.svg)", "](deadlines.svg)", "950 ms", "440 ms", "1.54 s"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("docs/services.md does not have %q", want)
 		}

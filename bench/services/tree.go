@@ -95,7 +95,7 @@ func (s *service) dial() (*grpc.ClientConn, error) {
 		grpcretry.DialOptions(
 			grpcretry.WithMaxAttempts(maxAttempts),
 			grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
-			grpcretry.WithBudget(grpcretry.Unlimited),
+			grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithPatience(0),
 		),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return s.listener.DialContext(ctx) }),

@@ -1,9 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
@@ -37,63 +38,62 @@ func written(changes []change) string {
 func (o *options) change(s *sim.Scenario, added []sim.Strategy) error {
 	s.Strategies = append(slices.Clip(s.Strategies), added...)
 	changed := make([][]change, len(s.Strategies))
+	var wrong error // since the flag that culprit is
+	var culprit change
 	for _, c := range o.changes {
-		before := contents(s.Strategies)
-		s.Strategies = slices.Clone(s.Strategies) // scenarios may share them
+		before := s.Strategies
+		s.Strategies = slices.Clone(before) // scenarios may share them
 		if err := c.do(s, c.value); err != nil {
-			return fmt.Errorf("-%s %s: %w", c.name, c.value, err)
+			return fmt.Errorf("%v: %w", c, err)
 		}
-		for i, after := range contents(s.Strategies) {
+		for i, after := range s.Strategies {
 			switch {
 			case i >= len(before): // -also
 				changed = append(changed, nil)
-			case after != before[i]:
+			case !equal(after, before[i]):
 				changed[i] = append(changed[i], c)
 			}
 		}
-	}
-	if o.only != "" {
-		if err := keepOnly(s, &changed, strings.Split(o.only, ",")); err != nil {
-			return err
+		kept := *s
+		kept.Strategies = slices.DeleteFunc(slices.Clone(s.Strategies), func(one sim.Strategy) bool { return !o.wants(one) })
+		if err := kept.Check(); err == nil || wrong == nil {
+			wrong, culprit = err, c
 		}
 	}
-	if err := s.Check(); err != nil {
-		return err
+	if wrong != nil {
+		return fmt.Errorf("%v: %w", culprit, wrong)
+	}
+	if o.only != "" {
+		if err := o.keepOnly(s, &changed); err != nil {
+			return err
+		}
 	}
 	mergeStrategies(s, changed)
 	return nil
 }
 
-// contents are strategies as text, without their names.
-func contents(strategies []sim.Strategy) (all []string) {
-	for i, one := range strategies {
-		one.Name = ""
-		text, err := json.Marshal(sim.Scenario{Strategies: []sim.Strategy{one}})
-		if err != nil { // it cannot be written, or Check rejects it: it is like no other
-			text = fmt.Append(nil, i, err)
-		}
-		all = append(all, string(text))
-	}
-	return all
+// equal reports whether strategies differ in nothing but their names.
+func equal(a, b sim.Strategy) bool {
+	a.Name, b.Name = "", ""
+	return reflect.DeepEqual(a, b)
 }
 
 // mergeStrategies makes one strategy of those that flags have made equal.
 func mergeStrategies(s *sim.Scenario, changed [][]change) {
 	var merged []sim.Strategy
-	all := contents(s.Strategies)
 	for i, one := range s.Strategies {
-		var equal []int
-		for k := range all {
-			if all[k] == all[i] {
-				equal = append(equal, k)
+		var same []int
+		for k, other := range s.Strategies {
+			if k == i || equal(one, other) {
+				same = append(same, k)
 			}
 		}
-		byFlags := slices.ContainsFunc(equal, func(k int) bool { return changed[k] != nil })
-		if byFlags && i > equal[0] {
+		byFlags := slices.ContainsFunc(same, func(k int) bool { return changed[k] != nil })
+		if byFlags && i > same[0] {
 			continue
 		}
-		if byFlags && len(equal) > 1 {
-			one.Name = mergedName(s.Strategies, changed, equal)
+		if byFlags && len(same) > 1 {
+			one.Name = mergedName(s.Strategies, changed, same)
 			if slices.ContainsFunc(merged, func(other sim.Strategy) bool { return other.Name == one.Name }) {
 				one.Name = s.Strategies[i].Name + " " + one.Name
 			}
@@ -105,9 +105,9 @@ func mergeStrategies(s *sim.Scenario, changed [][]change) {
 
 // mergedName is the name of a strategy that flags have not changed. If they have changed all, no
 // name says any more what is special about a strategy, and the flags are the name.
-func mergedName(strategies []sim.Strategy, changed [][]change, equal []int) string {
+func mergedName(strategies []sim.Strategy, changed [][]change, same []int) string {
 	var most []change
-	for _, k := range equal {
+	for _, k := range same {
 		if changed[k] == nil {
 			return strategies[k].Name
 		}
@@ -118,21 +118,26 @@ func mergedName(strategies []sim.Strategy, changed [][]change, equal []int) stri
 	return written(most)
 }
 
-// keepOnly keeps the strategies whose names contain one of the words.
-func keepOnly(s *sim.Scenario, changed *[][]change, words []string) error {
+// wants reports whether a strategy's name contains one of the words of -strategy.
+func (o *options) wants(s sim.Strategy) bool {
+	return slices.ContainsFunc(strings.Split(o.only, ","), func(word string) bool {
+		return strings.Contains(strings.ToLower(s.Name), strings.ToLower(strings.TrimSpace(word)))
+	})
+}
+
+// keepOnly keeps the strategies that -strategy wants.
+func (o *options) keepOnly(s *sim.Scenario, changed *[][]change) error {
 	var kept []sim.Strategy
 	var keptChanges [][]change
 	var known []string
 	for i, one := range s.Strategies {
-		known = append(known, fmt.Sprintf("%q", one.Name))
-		if slices.ContainsFunc(words, func(word string) bool {
-			return strings.Contains(strings.ToLower(one.Name), strings.ToLower(strings.TrimSpace(word)))
-		}) {
+		known = append(known, strconv.Quote(one.Name))
+		if o.wants(one) {
 			kept, keptChanges = append(kept, one), append(keptChanges, (*changed)[i])
 		}
 	}
 	if len(kept) == 0 {
-		return fmt.Errorf("-strategy %s: scenario %s has no such strategy, only %s", strings.Join(words, ","), s.Name, strings.Join(known, ", "))
+		return fmt.Errorf("-strategy %s: scenario %s has no such strategy, only %s", o.only, s.Name, strings.Join(known, ", "))
 	}
 	s.Strategies, *changed = kept, keptChanges
 	return nil
@@ -156,7 +161,7 @@ func keepPart(study *sim.Study, names []string) error {
 	return nil
 }
 
-func noSweep(study *sim.Study) { study.Vary, study.Values, study.Draw = "", nil, "" }
+func noSweep(study *sim.Study) { study.Vary, study.Values, study.Labels, study.Draw = "", nil, nil, "" }
 
 // withoutRepetitions makes a study of a sweep whose values no longer matter, because a flag sets
 // what varied: it has one scenario of each row.
@@ -165,15 +170,17 @@ func withoutRepetitions(study sim.Study) sim.Study {
 		return study
 	}
 	var kept []sim.Scenario
-	var seen []string
-	for row := range slices.Chunk(study.Scenarios, len(study.Values)) {
+	var seen []sim.Scenario
+	points := study.Points()
+	for row := range slices.Chunk(study.Scenarios, len(points)) {
 		for i, s := range row {
-			text := scenarioContent(s)
-			if slices.Contains(seen, text) {
+			content := s
+			content.Name, content.Title, content.See = "", "", ""
+			if slices.ContainsFunc(seen, func(other sim.Scenario) bool { return reflect.DeepEqual(other, content) }) {
 				continue
 			}
-			seen = append(seen, text)
-			s.Name = strings.TrimSuffix(s.Name, fmt.Sprintf("-%.0f", study.Values[i]))
+			seen = append(seen, content)
+			s.Name = strings.TrimSuffix(s.Name, "-"+points[i])
 			kept = append(kept, s)
 		}
 	}
@@ -183,16 +190,6 @@ func withoutRepetitions(study sim.Study) sim.Study {
 	study.Scenarios = kept
 	noSweep(&study)
 	return study
-}
-
-// scenarioContent is a scenario as text, without what names and explains it.
-func scenarioContent(s sim.Scenario) string {
-	s.Name, s.Title, s.See = "", "", ""
-	text, err := json.Marshal(s)
-	if err != nil { // it cannot be written: it is like no other
-		return fmt.Sprintf("%p", &s)
-	}
-	return string(text)
 }
 
 // retitle adds the flags to the titles, and says of the explanations that they are without them.

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
@@ -43,7 +42,7 @@ func writeDocs(ctx context.Context, folder string, stdout io.Writer) error {
 			return err
 		}
 		picture := filepath.Join(folder, "herd", b.study+".png")
-		if err := writeFile(picture, func(w io.Writer) error { return writePNG(w, s) }); err != nil {
+		if err := writeFile("-docs", picture, func(w io.Writer) error { return writePNG(w, s) }); err != nil {
 			return err
 		}
 		lines, err := b.lines(s)
@@ -88,7 +87,7 @@ func docBlocks(page string) (blocks []docBlock) {
 func seenForDocs(ctx context.Context, study sim.Study, want func(scenario, strategy string) bool) (seen, error) {
 	out := seen{Study: study, runs: 1}
 	for _, s := range study.Scenarios {
-		one := seenScenario{Scenario: s, tail: study.Tail}
+		one := seenScenario{Scenario: s, tail: study.Tail, costs: study.Costs}
 		for _, strategy := range s.Strategies {
 			if want != nil && !want(s.Name, strategy.Name) {
 				continue
@@ -131,11 +130,15 @@ var docColumns = map[string]struct {
 	title string
 	cell  func(s seenScenario, c sim.Comparison) string
 }{
-	"succeeded": {"calls that succeed", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Succeeded) }},
-	"failed":    {"calls that fail", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Failed) }},
-	"attempts":  {"attempts", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Attempts) }},
-	"wasted":    {"attempts wasted", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Wasted) }},
-	"saved":     {"saved", rescued},
+	"failed": {"calls that fail", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Failed) }},
+	"failing": {"p99 of the calls that fail", func(_ seenScenario, c sim.Comparison) string {
+		if c.Result.Groups[0].FailedAfter.N == 0 {
+			return "–"
+		}
+		return shortTime(c.Result.Groups[0].FailedAfter.P99)
+	}},
+	"wasted": {"attempts wasted", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Wasted) }},
+	"saved":  {"saved", rescued},
 	"down": {"attempts per call of the outage", func(_ seenScenario, c sim.Comparison) string {
 		return fmt.Sprintf("%.1f", c.Mean.AmplifiedDown)
 	}},
@@ -144,34 +147,12 @@ var docColumns = map[string]struct {
 	"p999": {"p99.9", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P999) }},
 	"more": {"more attempts", func(_ seenScenario, c sim.Comparison) string { return more(c.Mean) }},
 	"won":  {"hedges that win", func(_ seenScenario, c sim.Comparison) string { return won(c) }},
-	"busy": {"workers busy", func(_ seenScenario, c sim.Comparison) string { return busy(c) }},
-	"done": {"all done after", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Mean.Done) }},
 	"stable": {"stable after", func(_ seenScenario, c sim.Comparison) string {
 		return settled(c.Mean)
 	}},
-	"peak":     {"peak after the outage", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.PeakAfter) + "/s" }},
-	"over":     {"over capacity", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Over) + "/s" }},
-	"average":  {"peak to average", func(_ seenScenario, c sim.Comparison) string { return fmt.Sprintf("%.1f", c.Mean.PeakToAverage) }},
-	"fairness": {"fairness", func(_ seenScenario, c sim.Comparison) string { return fmt.Sprintf("%.2f", c.Mean.Fairness) }},
-	"goodput": {"calls/s at the end", func(_ seenScenario, c sim.Comparison) string {
-		n, last := 0, 10
-		series := c.Result.Groups[0].Series
-		for _, b := range series[max(0, len(series)-last):] {
-			n += b.Succeeded
-		}
-		return grouped(float64(n) / float64(last))
-	}},
-	"limit": {"p99 to the limit", func(s seenScenario, c sim.Comparison) string {
-		l, _ := sim.LimitOf(s.Scenario)
-		return fmt.Sprintf("%.3f", c.Mean.P99.Seconds()/l.P99.Seconds())
-	}},
-	"waste": {"waste to the limit", func(s seenScenario, c sim.Comparison) string {
-		l, _ := sim.LimitOf(s.Scenario)
-		return fmt.Sprintf("%.2f", c.Mean.Wasted/float64(max(1, l.Wasted)))
-	}},
-	"good":   {"p99 with jitter", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Result.Groups[0].Latency.P99) }},
-	"others": {"p99 of the others", func(_ seenScenario, c sim.Comparison) string { return shortTime(c.Result.Groups[1].Latency.P99) }},
-	"seeds":  {"seeds", func(_ seenScenario, c sim.Comparison) string { return strconv.Itoa(c.Runs) }},
+	"failedafter": {"failed after, p50 (p99)", failedAfter},
+	"open":        {"open", func(_ seenScenario, c sim.Comparison) string { return grouped(float64(mostOpen(c))) }},
+	"over":        {"over capacity", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Over) + "/s" }},
 }
 
 // lines returns the text between the marks of a block.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +20,7 @@ import (
 
 // The files explain*.go are the command "herd explain": one page on what a call experiences under a
 // policy, and on the load that a server gets. It is a part of herd, because it is made of the same
-// things: the flags of strategies, the reader of service configs, the simulator and the pages.
+// things: the flags of strategies, the reader of service configs and the simulator.
 //
 // No rule of the library is implemented here. Timelines come from driving a [grpcretry.Plan] with
 // chosen or drawn random numbers (explain_timeline.go), budgets from driving Plans until they refuse
@@ -55,12 +56,12 @@ type effort struct {
 // explainOptions are the settings of a command line of "herd explain".
 type explainOptions struct {
 	question
-	policy, html string
-	changes      []change
+	policy  string
+	changes []change
 }
 
-const explainUsage = `Herd explain prints, on one page, what a call experiences under a policy, what a server gets in an
-outage, what to beware of, and a policy that the simulator recommends.
+const explainUsage = `Herd explain prints, on one page, whether to keep a policy or which one to use instead, what a call
+experiences under it, what a server gets in an outage, and what to beware of.
 
     herd explain [flags]
 
@@ -95,9 +96,6 @@ func (o *explainOptions) do(ctx context.Context, stdout io.Writer) error {
 	}
 	out := &report{w: stdout}
 	page.print(out)
-	if out.err == nil && o.html != "" {
-		return writeFile(o.html, page.writeHTML)
-	}
 	return out.err
 }
 
@@ -106,11 +104,6 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	o := &explainOptions{question: question{asGiven: args, effort: effort{rate: 200, stories: 4000}}}
 	latency, headroom := "lognormal:20ms±20ms", "25%"
 	flags := flag.NewFlagSet("herd explain", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.Usage = func() {
-		fmt.Fprint(stderr, explainUsage)
-		flags.PrintDefaults()
-	}
 	flags.StringVar(&o.policy, "policy", "", "explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`")
 	flags.StringVar(&o.method, "method", "", "the `method`, /pkg.Service/Method; with -policy, the one whose config is explained")
 	flags.Float64Var(&o.rate, "rate", 1000, "the `number` of calls per second, of all processes together")
@@ -121,33 +114,19 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	flags.StringVar(&latency, "latency", latency, "how long the server works on a call: a `distribution` such as 20ms, lognormal:20ms±20ms, pareto:10ms^1.5")
 	flags.BoolVar(&o.unsentOnly, "unsent-only", false, "retry only calls that have certainly run nowhere, as WithUnsentOnly does")
 	flags.Uint64Var(&o.seed, "seed", 0, "start the random numbers with this `number`")
-	flags.StringVar(&o.html, "html", "", "also write the page as HTML to this `file`")
 	for _, p := range explainParameters() {
 		flags.Func(p.name, p.usage, func(value string) error {
 			o.changes = append(o.changes, change{p.name, value, p.do})
 			return p.do(&sim.Scenario{}, value) // so that a bad value is reported immediately
 		})
 	}
-	err := flags.Parse(args)
-	if err != nil {
-		return nil, err
-	}
-	if flags.NArg() > 0 {
-		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	}
-	if err == nil {
-		err = o.check(latency, headroom)
-	}
-	if err != nil {
-		fmt.Fprintln(stderr, "herd explain:", err)
-	}
-	return o, err
+	return o, parseFlags(flags, explainUsage, args, stderr, func() error { return o.check(latency, headroom) })
 }
 
 // explainParameters are the flags for the fields of strategies. The others of herd are about
 // scenarios, or about several strategies.
 func explainParameters() (all []parameter) {
-	names := []string{"attempts", "base", "max", "multiplier", "jitter", "codes", "attempt-timeout", "max-elapsed", "budget", "hedge", "hedge-attempts"}
+	names := []string{"attempts", "base", "max", "multiplier", "jitter", "codes", "attempt-timeout", "max-elapsed", "patience", "budget", "hedge"}
 	for _, p := range parameters {
 		if slices.Contains(names, p.name) {
 			all = append(all, p)
@@ -249,8 +228,6 @@ func (c change) fits(s *sim.Strategy) error {
 	switch _, exponential := s.Policy.Backoff.(grpcretry.Exponential); {
 	case c.name == "attempts" && c.value == "0":
 		return errors.New("want at least 1")
-	case c.name == "hedge-attempts" && s.Hedging == nil:
-		return errors.New("the policy does not hedge: add -hedge")
 	case (c.name == "multiplier" || c.name == "jitter") && !exponential:
 		return errors.New("the backoff is not exponential")
 	default:
@@ -281,14 +258,26 @@ func (o *explainOptions) read() error {
 	if slices.ContainsFunc(o.changes, changesBackoff) && s.Strategies[0].Policy.Backoff == nil {
 		s.Strategies[0].Policy.Backoff = grpcretry.Exponential{}
 	}
+	s.Groups, s.Servers = []sim.Group{{Clients: 1}}, []sim.Server{{Latency: o.latency}}
+	if err := s.Check(); err != nil {
+		return fmt.Errorf("-latency: %w", err) // a service config has been checked
+	}
+	var wrong error // since the flag that culprit is
+	var culprit change
 	for _, c := range wholesFirst(o.changes) {
 		err := c.fits(&s.Strategies[0])
 		if err == nil {
 			err = c.do(&s, c.value)
 		}
 		if err != nil {
-			return fmt.Errorf("-%s %s: %w", c.name, c.value, err)
+			return fmt.Errorf("%v: %w", c, err)
 		}
+		if err := s.Check(); err == nil || wrong == nil {
+			wrong, culprit = err, c
+		}
+	}
+	if wrong != nil {
+		return fmt.Errorf("%v: %w", culprit, wrong)
 	}
 	o.strategy = s.Strategies[0]
 	o.strategy.Name = "this policy"
@@ -296,9 +285,7 @@ func (o *explainOptions) read() error {
 		o.strategy.Policy.UnsentOnly = true
 		o.strategy.Hedging = nil // as in the library
 	}
-	s.Strategies[0] = o.strategy
-	s.Groups, s.Servers = []sim.Group{{Clients: 1}}, []sim.Server{{Latency: o.latency}}
-	return s.Check()
+	return nil
 }
 
 // resolved returns the policy with every default filled in.
@@ -333,35 +320,18 @@ func (q *question) explain(ctx context.Context) (*explainPage, error) {
 	if q.method != "" {
 		calls += " to " + q.method
 	}
-	page := &explainPage{Title: fmt.Sprintf("What %s experience under this policy", calls), Command: commandLine(q.asGiven)}
-	for _, add := range []func(context.Context) (explainSection, error){
-		e.words, e.timelines, e.outage, e.allowance, e.warnings, e.recommendation,
-	} {
-		section, err := add(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if len(section.Parts) > 0 {
-			page.Sections = append(page.Sections, section)
-		}
+	r, err := e.recommend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	page := &explainPage{Title: fmt.Sprintf("What %s experience under this policy", calls),
+		Command: strings.Join(append([]string{"herd explain"}, q.asGiven...), " ")}
+	page.Sections = []explainSection{e.verdict(r), e.words(), e.timelines(), e.outage(), e.allowance(), e.warnings()}
+	if r != nil {
+		page.Sections = append(page.Sections, e.comparison(r))
 	}
 	page.Sections = append(page.Sections, e.method())
 	return page, nil
-}
-
-func commandLine(args []string) string {
-	words := []string{"herd explain"}
-	for i := 0; i < len(args); i++ {
-		if strings.TrimLeft(args[i], "-") == "html" { // it says nothing about the policy
-			i++
-			continue
-		}
-		if strings.HasPrefix(strings.TrimLeft(args[i], "-"), "html=") {
-			continue
-		}
-		words = append(words, args[i])
-	}
-	return strings.Join(words, " ")
 }
 
 // An explanation holds what the sections of the page share.
@@ -405,3 +375,66 @@ func (e *explanation) method() explainSection {
 	text += fmt.Sprintf("A message takes %s in each direction. Connections and streams are not simulated.", shortTime(oneWay))
 	return explainSection{Title: "How this was found", Parts: []explainPart{{Text: text}}}
 }
+
+// explainWidth is the number of characters in a line of the page.
+const explainWidth = 92
+
+// An explainPage is a title and sections.
+type explainPage struct {
+	Title    string
+	Command  string // that makes the page again
+	Sections []explainSection
+}
+
+// An explainSection is a part of the page with a heading.
+type explainSection struct {
+	Title string
+	Parts []explainPart
+}
+
+// An explainPart is one of its fields.
+type explainPart struct {
+	Text   string     // a paragraph
+	Table  [][]string // lines of cells, the first one being the heading
+	Left   []int      // columns of the table that are aligned left, beside the first
+	Points []string   // a list
+	Code   string     // lines to copy
+}
+
+// print prints the page as text.
+func (p *explainPage) print(out *report) {
+	out.printf("%s\n%s\n", p.Title, strings.Repeat("=", len([]rune(p.Title))))
+	out.printf("%s\n", fill(p.Command, explainWidth))
+	for _, s := range p.Sections {
+		out.printf("\n%s\n", strings.ToUpper(s.Title))
+		for i, part := range s.Parts {
+			if tableOfText := part.Table != nil && i > 0 && s.Parts[i-1].Text != ""; i > 0 && !tableOfText {
+				out.printf("\n")
+			}
+			part.print(out)
+		}
+	}
+}
+
+func (p *explainPart) print(out *report) {
+	switch {
+	case p.Text != "":
+		out.printf("%s\n", indent(fillUnits(p.Text, explainWidth-2), "  "))
+	case p.Table != nil:
+		out.table(p.Table, p.Left...)
+	case p.Points != nil:
+		for _, one := range p.Points {
+			out.printf("  - %s\n", strings.TrimSpace(indent(fillUnits(one, explainWidth-4), "    ")))
+		}
+	case p.Code != "":
+		out.printf("%s\n", indent(p.Code, "    "))
+	}
+}
+
+// fillUnits is fill, without a break between a number and its unit.
+func fillUnits(text string, width int) string {
+	const joint = "\u2060" // a word joiner, which is no space to fill
+	return strings.ReplaceAll(fill(unit.ReplaceAllString(text, "$1"+joint+"$2"), width), joint, " ")
+}
+
+var unit = regexp.MustCompile(`([0-9]) (s|ms|µs|calls/s|attempts|processes|layers)\b`)

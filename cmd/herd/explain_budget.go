@@ -34,7 +34,7 @@ const mostRetries = 20_000
 func (e *explanation) measureBudget() error {
 	b := &e.budget
 	s := e.strategy
-	retries := sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(0), Codes: e.policy.Codes}, Budget: s.Budget}
+	retries := sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(0), Codes: e.policy.Codes, Patience: -1}, Budget: s.Budget}
 	var err error
 	if b.fresh, b.saved, b.perSecond, err = e.drain(retries); err != nil {
 		return err
@@ -44,9 +44,9 @@ func (e *explanation) measureBudget() error {
 		return nil
 	}
 	hedges := sim.Strategy{
-		Policy:  grpcretry.Policy{Codes: e.policy.Codes},
+		Policy:  grpcretry.Policy{MaxAttempts: 2, Codes: e.policy.Codes, Patience: -1},
 		Budget:  sim.Budget{Kind: sim.UnlimitedBudget},
-		Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: time.Microsecond, MaxAttempts: 2, Budget: s.Hedging.Budget},
+		Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: time.Microsecond, Budget: s.Hedging.Budget},
 	}
 	_, saved, perSecond, err := e.drain(hedges)
 	b.hedges, b.hedgesPerSecond, b.hedgesUnlimited = true, perSecond, math.IsInf(saved, 1)
@@ -98,7 +98,7 @@ func (d *drainer) spaced(rate, answered float64) float64 {
 
 // fail makes a call that fails, now.
 func (d *drainer) fail() story {
-	return tell(d.retrier, d.kind, d.now, d.deadline, func() float64 { return 0 })
+	return tell(d.retrier, d.kind, "", d.now, d.deadline, func() float64 { return 0 })
 }
 
 // often returns the retries per second that the budget allows if calls fail after every step of good
@@ -170,12 +170,12 @@ func (d *drainer) empty() float64 {
 }
 
 // allowance is the section on the budget.
-func (e *explanation) allowance(context.Context) (explainSection, error) {
+func (e *explanation) allowance() explainSection {
 	s := explainSection{Title: "What the budget allows"}
 	b := e.budget
 	if e.unsentOnly {
 		s.Parts = []explainPart{{Text: "An attempt that reached no server costs nothing, so no budget is asked."}}
-		return s, nil
+		return s
 	}
 	if b.unlimited {
 		text := "There is no limit: every failed attempt may be followed by another one."
@@ -190,7 +190,7 @@ func (e *explanation) allowance(context.Context) (explainSection, error) {
 	if b.hedges {
 		s.Parts = append(s.Parts, explainPart{Text: e.hedgeText()})
 	}
-	return s, nil
+	return s
 }
 
 func (e *explanation) budgetTable() [][]string {

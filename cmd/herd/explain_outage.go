@@ -25,9 +25,9 @@ const (
 	busiest = 1000.0
 )
 
-// fleet returns the rate and the number of processes to simulate: as many as make so many calls per
-// second, each with the share of the calls that one of the real processes has. A larger fleet behaves
-// in the same way; a smaller one, too, but only the average of many is worth knowing.
+// fleet returns the rate and the number of processes to simulate: enough processes for the given calls
+// per second, each with as many calls as one of the real processes. A larger fleet behaves in the same
+// way.
 func (q *question) fleet(calls float64) (rate float64, processes int) {
 	each := min(q.each(), busiest)
 	processes = min(mostProcesses, max(1, int(calls/each)))
@@ -181,7 +181,7 @@ func (e *explanation) simulateOutages(ctx context.Context) error {
 
 func (e *explanation) simulateOutage(ctx context.Context, layers int) (outageFigures, error) {
 	f := outageFigures{layers: layers}
-	most := math.Pow(float64(attemptsOf(e.policy)), float64(layers))
+	most := math.Pow(float64(e.policy.MaxAttempts), float64(layers))
 	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
 	s := e.outageScenario(layers, max(2, min(50, 2000/most)), 1)
 	if limited {
@@ -281,7 +281,7 @@ func attemptsPerCall(r *sim.Result, s sim.Scenario) (worst, first, steady float6
 }
 
 // outage is the section on the attempts that a server gets.
-func (e *explanation) outage(context.Context) (explainSection, error) {
+func (e *explanation) outage() explainSection {
 	s := explainSection{Title: "What a server gets in an outage"}
 	limited := e.strategy.Budget.Kind != sim.UnlimitedBudget
 	table := [][]string{{"services in a row that retry", "worst second", "first 10 s", "after " + shortTime(e.settled())}}
@@ -304,7 +304,7 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 			"The server fails every attempt with %s; the deadline of the first call covers all services in the row.", sim.CodeName(e.outageCode()))},
 		{Table: table},
 	}
-	if f := e.outages[e.layers-1]; f.layers > 1 && attemptsOf(e.policy) > 1 && !e.unsentOnly {
+	if f := e.outages[e.layers-1]; f.layers > 1 && e.policy.MaxAttempts > 1 && !e.unsentOnly {
 		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("If every service has the library's server interceptors (grpcretry.UnaryServerInterceptor), "+
 			"%d services in a row send %s (per call, in the first 10 s).", f.layers, perCall(f.intercepted))})
 	}
@@ -314,7 +314,7 @@ func (e *explanation) outage(context.Context) (explainSection, error) {
 		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("In good times %s of the calls are hedged, and 1%% of the calls take over %s; without hedging, over %s.",
 			percent(hedges), roundTime(g.Latency.P99), roundTime(e.unhedged.Groups[0].Latency.P99))})
 	}
-	return s, nil
+	return s
 }
 
 // perCall formats a number of attempts per call.

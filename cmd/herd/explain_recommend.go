@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -169,7 +170,7 @@ func (s *search) measureLongest(t *trial) error {
 		if kind.silent || kind.unsent {
 			continue
 		}
-		told := tell(r, kind, storyStart, s.deadline, func() float64 { return 0.999999 })
+		told := tell(r, kind, kind.name, storyStart, s.deadline, func() float64 { return 0.999999 })
 		t.reached = t.reached && (errors.Is(told.why, grpcretry.ErrAttemptsExhausted) || errors.Is(told.why, grpcretry.ErrNotRetryable))
 		t.longest = max(t.longest, told.end)
 	}
@@ -228,12 +229,14 @@ func (s *search) best(all []*trial) (best *trial) {
 type recommendation struct {
 	*search
 	current, found *trial
-	config         *trial // the nearest policy that a service config can have; nil for none
 	tried          int
 }
 
-// recommend searches for a better policy.
+// recommend searches for a better policy. It returns nil if there can be none.
 func (e *explanation) recommend(ctx context.Context) (*recommendation, error) {
+	if e.unsentOnly {
+		return nil, nil
+	}
 	s := &search{explanation: e}
 	first, err := s.try(ctx, []sim.Strategy{{Name: "no retries", Policy: grpcretry.Policy{MaxAttempts: 1}}})
 	if err != nil {
@@ -257,10 +260,7 @@ func (e *explanation) recommend(ctx context.Context) (*recommendation, error) {
 		}
 	}
 	out.found = best
-	if best != nil {
-		out.config, err = s.asConfig(ctx, best)
-	}
-	return out, err
+	return out, s.refine(ctx, out.shown())
 }
 
 // carefulBudget is the budget of the first round: the library's, or less if the headroom is smaller.
@@ -341,7 +341,8 @@ func (s *search) delays() (all []sim.Strategy) {
 			if s.deadline > 0 {
 				most = min(most, s.deadline/2)
 			}
-			c.Hedging = &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: q, MaxAttempts: attempts, AtLeast: 5 * time.Millisecond, AtMost: most}
+			c.Policy.MaxAttempts = attempts
+			c.Hedging = &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: q, AtLeast: 5 * time.Millisecond, AtMost: most}
 			c.Budget = s.carefulBudget()
 			all = append(all, c)
 		}
@@ -369,81 +370,66 @@ func (s *search) budgets(best *trial) (all []sim.Strategy) {
 	return all
 }
 
-// asConfig tries what a service config can say of a policy: jitter of ±20%, a throttle instead of the
-// budget, and at most five attempts, or fewer, because its waits are longer. It returns nil if none is
-// safe.
-func (s *search) asConfig(ctx context.Context, best *trial) (*trial, error) {
-	var all []sim.Strategy
-	for i := range 9 {
-		tokens, fewer := []float64{10, 100, 1000}[i%3], i/3
-		c := best.strategy
-		c.Name = "as config"
-		c.Policy.OverloadBackoff, c.Policy.AttemptTimeout, c.Policy.MaxElapsed, c.Policy.Classifier = nil, 0, 0, nil
-		c.Policy.Codes = s.candidate().Policy.Codes
-		c.Budget = sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: tokens, TokenRatio: max(0.01, min(0.1, roundShare(s.headroom)))}
-		if h := c.Hedging; h != nil {
-			fixed := sim.Hedging{Kind: sim.HedgeAfter, Delay: s.hedges.Round(time.Millisecond), MaxAttempts: h.MaxAttempts, NonFatalCodes: c.Policy.Codes}
-			c.Hedging, c.Policy = &fixed, grpcretry.Policy{}
-		} else {
-			p, err := (&question{strategy: best.strategy}).resolved()
-			if err != nil {
-				return nil, err
-			}
-			b, ok := p.Backoff.(grpcretry.Exponential)
-			if !ok {
-				b = grpcretry.Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 2}
-			}
-			b.Jitter = grpcretry.ProportionalJitter
-			c.Policy.Backoff, c.Policy.MaxAttempts = b, max(2, min(p.MaxAttempts, 5)-fewer)
+// verdict is the first section: whether to keep the policy, and the recommended one as Go options.
+func (e *explanation) verdict(r *recommendation) explainSection {
+	s := explainSection{Title: "Verdict"}
+	say := func(text string) { s.Parts = append(s.Parts, explainPart{Text: text}) }
+	found := e.strategy
+	switch {
+	case r == nil:
+		say("Keep this policy. A method that must not run twice has no better one.")
+	case r.found == nil:
+		say(fmt.Sprintf("Turn retries off, or give the server more capacity. None of %d policies is safe in these circumstances: each adds more load in an outage than the headroom of %s, or delays the recovery from an overload.",
+			r.tried, percent(e.headroom)))
+		return s
+	case r.found == r.current:
+		say(fmt.Sprintf("Keep this policy. Of %d policies that were simulated, none that is safe is clearly better.", r.tried))
+	default:
+		found = r.found.strategy
+		tail := ""
+		if e.strategy.Hedging != nil {
+			tail = fmt.Sprintf("The p99 of all calls is %s instead of %s. ", roundTime(r.found.calm), roundTime(r.current.calm))
 		}
-		all = append(all, c)
+		say(fmt.Sprintf("Use the policy below instead. %sThe recommended one saves %s of the calls that fail in short outages, this one %s. %s%s",
+			r.unsafeText(), percent(r.found.saved), percent(r.current.saved), tail, r.costText()))
 	}
-	trials, err := s.try(ctx, all)
-	if err != nil {
-		return nil, err
+	if n := len(e.warned()); n > 0 {
+		say("See " + plural(n, "warning") + " below.")
 	}
-	return s.best(trials), nil
+	switch code, ok := e.goOptions(found); {
+	case !ok:
+		say("The options are grpcretry.WithServiceConfig with the same file.")
+	case code == "":
+		say("These are the library's defaults, which need no options.")
+	default:
+		s.Parts = append(s.Parts, explainPart{Code: code})
+	}
+	return s
 }
 
-// recommendation is the section with the recommended policy.
-func (e *explanation) recommendation(ctx context.Context) (explainSection, error) {
-	s := explainSection{Title: "Recommended"}
-	if e.unsentOnly {
-		s.Parts = []explainPart{{Text: "Nothing else: a method that must not run twice has no better policy than this one."}}
-		return s, nil
-	}
-	r, err := e.recommend(ctx)
-	if err != nil {
-		return s, err
-	}
-	criteria := fmt.Sprintf("of %d policies that were simulated, it saves the most calls in short failures of the server, "+
-		"among those whose extra load in an outage fits into the headroom (%s), that let an overloaded server recover as fast as without retries, and whose attempts fit into the deadline.",
-		r.tried, percent(e.headroom))
+// comparison is the section that compares the policy with the recommended one, and with no retries.
+func (e *explanation) comparison(r *recommendation) explainSection {
+	s := explainSection{Title: "How the policies compare"}
+	aim := "saves the most calls in short failures of the server"
 	if e.strategy.Hedging != nil {
-		criteria = strings.Replace(criteria, "saves the most calls in short failures of the server", "keeps the slowest responses fastest and saves as many calls in short failures of the server", 1)
+		aim = "keeps the slowest responses fastest and saves as many calls in short failures of the server"
 	}
+	s.Parts = []explainPart{
+		{Text: fmt.Sprintf("Of %d policies, the recommended one %s, among those whose extra load in an outage fits into the headroom (%s), "+
+			"that let an overloaded server recover as fast as without retries, and whose attempts fit into the deadline.", r.tried, aim, percent(e.headroom))},
+		{Table: e.trialTable(r.shown())},
+		{Text: trialNotes},
+	}
+	return s
+}
+
+// shown returns the trials that the page compares.
+func (r *recommendation) shown() []*trial {
 	shown := []*trial{r.none, r.current}
-	switch {
-	case r.found == nil:
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("None of %d policies is safe in these circumstances: each adds more load in an outage than the headroom of %s, or delays the recovery from an overload. "+
-			"Turn retries off, or give the server more capacity.", r.tried, percent(e.headroom))})
-	case r.found == r.current:
-		s.Parts = append(s.Parts, explainPart{Text: "Keep this policy: " + criteria})
-	default:
-		s.Parts = append(s.Parts, explainPart{Text: "The recommended policy is below the table: " + criteria + r.unsafeText()})
+	if r.found != nil && r.found != r.current {
 		shown = append(shown, r.found)
 	}
-	if r.config != nil && r.found != r.current {
-		shown = append(shown, r.config)
-	}
-	if err := r.refine(ctx, shown); err != nil {
-		return s, err
-	}
-	s.Parts = append(s.Parts, explainPart{Table: e.trialTable(shown)}, explainPart{Text: trialNotes}, explainPart{Chart: e.chart(r)})
-	if r.found != nil && r.found != r.current {
-		s.Parts = append(s.Parts, e.copyable(r)...)
-	}
-	return s, nil
+	return shown
 }
 
 // unsafeText says why the current policy is not recommended, if that is not a matter of degree.
@@ -461,7 +447,31 @@ func (r *recommendation) unsafeText() string {
 	if len(reasons) == 0 {
 		return ""
 	}
-	return " The policy in question " + listed(reasons) + "."
+	return "This one " + listed(reasons) + ". "
+}
+
+// costText says in what the recommended policy is worse than the current one.
+func (r *recommendation) costText() string {
+	var costs []string
+	add := func(what, found, current string) {
+		if found != current { // as printed
+			costs = append(costs, fmt.Sprintf("%s is %s instead of %s", what, found, current))
+		}
+	}
+	found, current := r.found, r.current
+	if found.extra > current.extra {
+		add("the extra load in an outage", percent(max(0, found.extra)), percent(max(0, current.extra)))
+	}
+	if f, c := found.blips.Groups[0].Rescued, current.blips.Groups[0].Rescued; c.N > 0 && f.P99 > c.P99 {
+		add("the p99 of the rescued calls", roundTime(f.P99), roundTime(c.P99))
+	}
+	if current.longest >= 0 && found.longest > current.longest {
+		add("the longest call that fails", roundTime(found.longest), roundTime(current.longest))
+	}
+	if len(costs) == 0 {
+		return ""
+	}
+	return "The price: " + listed(costs) + "."
 }
 
 const trialNotes = "Blips are outages of 0.3, 1 and 2 s; of the calls that fail in them without retries, so many succeed. " +
@@ -498,26 +508,112 @@ func rescuedTime(t *trial) string {
 	return "–"
 }
 
-// chart compares the load of the current policy with that of the recommended one, or with none.
-func (e *explanation) chart(r *recommendation) *loadChart {
-	const before = 2
-	c := &loadChart{
-		Title:  "Attempts per second at a server that is down for 10 s, as a share of the normal load (│: its capacity)",
-		From:   -before,
-		Outage: int(troubleFor / time.Second), Capacity: 1 + e.headroom,
+// goOptions writes a strategy as options; ok is false if it has parts that only a service config has.
+func (e *explanation) goOptions(s sim.Strategy) (code string, ok bool) {
+	var lines []string
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf("grpcretry."+format+",", args...)) }
+	p := s.Policy
+	if p.MaxAttempts > 0 {
+		add("WithMaxAttempts(%d)", p.MaxAttempts)
 	}
-	other := r.found
-	if other == nil || other == r.current {
-		other = r.none
-	}
-	for _, t := range []*trial{r.current, other} {
-		c.Names = append(c.Names, t.strategy.Name)
-		var loads []float64
-		from := int(troubleAt/time.Second) - before
-		for i := from; i < int((troubleAt+troubleFor)/time.Second)+5; i++ {
-			loads = append(loads, e.loads(t.outage, i, i+1))
+	if s.Hedging == nil {
+		if p.Backoff != nil {
+			add("WithBackoff(%s)", goBackoff(p.Backoff))
 		}
-		c.Loads = append(c.Loads, loads)
+		if p.OverloadBackoff != nil && (p.Codes == nil || slices.Contains(p.Codes, codes.ResourceExhausted)) {
+			add("WithOverloadBackoff(%s)", goBackoff(p.OverloadBackoff))
+		}
 	}
-	return c
+	if p.Codes != nil && !slices.Equal(p.Codes, []codes.Code{codes.ResourceExhausted, codes.Unavailable}) { // the default
+		var names []string
+		for _, c := range p.Codes {
+			names = append(names, "codes."+c.String())
+		}
+		add("WithCodes(%s)", strings.Join(names, ", "))
+	}
+	for _, d := range []struct {
+		option string
+		time   time.Duration
+	}{{"WithAttemptTimeout", p.AttemptTimeout}, {"WithMaxElapsed", p.MaxElapsed}, {"WithPatience", p.Patience}} {
+		if d.time != 0 {
+			add("%s(%s)", d.option, goTime(max(0, d.time)))
+		}
+	}
+	if p.UnsentOnly {
+		add("WithUnsentOnly(true)")
+	}
+	switch b := s.Budget; b.Kind {
+	case sim.DefaultBudget:
+	case sim.RatioBudget:
+		add("WithRatioBudget(grpcretry.RatioBudget{Ratio: %s, Reserve: %s, Window: %s})", orNothing(b.Ratio), orNothing(b.Reserve), goTime(b.Window))
+	case sim.UnlimitedBudget:
+		add("WithBudget(grpcretry.Unlimited)")
+	default:
+		return "", false
+	}
+	switch h := s.Hedging; {
+	case h == nil:
+	case h.Kind == sim.HedgeAfter:
+		add("WithMethod(%q, grpcretry.WithHedging(grpcretry.Hedging{Delay: grpcretry.HedgeAfter(%s)}))", e.methodName(), goTime(h.Delay))
+	default:
+		add("WithMethod(%q, grpcretry.WithHedging(grpcretry.Hedging{\n\tDelay: grpcretry.HedgeAtQuantile(%v, %s, %s),\n}))",
+			e.methodName(), h.Quantile, goTime(h.AtLeast), goTime(h.AtMost))
+	}
+	return strings.Join(lines, "\n"), true
+}
+
+// goBackoff writes a backoff as a Go expression.
+func goBackoff(b grpcretry.Backoff) string {
+	switch b := b.(type) {
+	case grpcretry.Exponential:
+		fields := fmt.Sprintf("Base: %s, Max: %s, Multiplier: %v", goTime(b.Base), goTime(b.Max), b.Multiplier)
+		if b.Jitter != grpcretry.FullJitter {
+			fields += ", Jitter: grpcretry." + map[grpcretry.Jitter]string{grpcretry.EqualJitter: "EqualJitter",
+				grpcretry.ProportionalJitter: "ProportionalJitter", grpcretry.NoJitter: "NoJitter"}[b.Jitter]
+		}
+		return "grpcretry.Exponential{" + fields + "}"
+	case grpcretry.Decorrelated:
+		return fmt.Sprintf("grpcretry.Decorrelated{Base: %s, Max: %s}", goTime(b.Base), goTime(b.Max))
+	case grpcretry.Constant:
+		return fmt.Sprintf("grpcretry.Constant(%s)", goTime(time.Duration(b)))
+	default:
+		return fmt.Sprint(b)
+	}
+}
+
+// goTime writes a duration as a Go expression.
+func goTime(d time.Duration) string {
+	for _, unit := range []struct {
+		length time.Duration
+		name   string
+	}{{time.Second, "time.Second"}, {time.Millisecond, "time.Millisecond"}, {time.Microsecond, "time.Microsecond"}} {
+		switch {
+		case d == 0:
+			return "0"
+		case d == unit.length:
+			return unit.name
+		case d%unit.length == 0:
+			return fmt.Sprintf("%d*%s", d/unit.length, unit.name)
+		}
+	}
+	return strconv.FormatInt(int64(d), 10)
+}
+
+// methodName is the method or the service that the policy is for, or a placeholder.
+func (e *explanation) methodName() string {
+	if e.question.method != "" {
+		return e.question.method
+	}
+	if name := strings.TrimPrefix(e.base.Name, "policy "); strings.HasPrefix(name, "/") {
+		return name
+	}
+	return "/pkg.Service/Method"
+}
+
+// orNothing writes a setting of a RatioBudget, in which a zero means the default.
+func orNothing(x float64) string {
+	if x == 0 {
+		return "grpcretry.Nothing"
+	}
+	return fmt.Sprint(x)
 }

@@ -75,13 +75,14 @@ type storyAttempt struct {
 	overdue time.Time // when Overdue is called; zero for never
 }
 
-// tell drives a call that starts at the time start until it is over.
-func tell(r *grpcretry.Retrier, kind failureKind, start time.Time, deadline time.Duration, u func() float64) story {
+// tell drives a call to a target that starts at the time start until it is over. What one call learns about
+// a target, the next one knows.
+func tell(r *grpcretry.Retrier, kind failureKind, target string, start time.Time, deadline time.Duration, u func() float64) story {
 	t := &teller{kind: kind, u: u, start: start, now: start}
 	if deadline > 0 {
 		t.deadline = start.Add(deadline)
 	}
-	t.plan = r.Plan(storyContext{context.Background(), t.deadline}, "/herd.Explain/Call", "", start)
+	t.plan = r.Plan(storyContext{context.Background(), t.deadline}, "/herd.Explain/Call", target, start)
 	t.send()
 	for !t.over {
 		if !t.next() {
@@ -171,14 +172,12 @@ func (t *teller) fail(i int, err error) {
 	t.follow(t.plan.Ended(a, t.now, t.u()))
 }
 
-// late asks whether an attempt that has reached its timeout is cut.
+// late asks what follows an attempt that has reached its timeout.
 func (t *teller) late(i int) {
 	t.inFlight[i].overdue = time.Time{}
 	a := t.inFlight[i].Attempt
 	a.Duration = t.now.Sub(a.Start)
-	if t.plan.Overdue(a, t.now, t.u()) {
-		t.fail(i, grpcretry.ErrAttemptTimeout)
-	}
+	t.follow(t.plan.Overdue(a, t.now, t.u()))
 }
 
 func (t *teller) follow(step grpcretry.Step) {
@@ -191,6 +190,8 @@ func (t *teller) follow(step grpcretry.Step) {
 		}
 	case step.Send:
 		t.send()
+	case step.Cut != 0:
+		t.fail(slices.IndexFunc(t.inFlight, func(one storyAttempt) bool { return one.Number == step.Cut }), grpcretry.ErrAttemptTimeout)
 	}
 }
 
@@ -230,7 +231,7 @@ func (e *explanation) tellAll() error {
 
 func (f *failureStories) tell(e *explanation, r *grpcretry.Retrier) {
 	fixed := func(u float64) story {
-		return tell(r, f.kind, storyStart, e.deadline, func() float64 { return u })
+		return tell(r, f.kind, fmt.Sprint(f.kind.name, u), storyStart, e.deadline, func() float64 { return u })
 	}
 	f.shortest, f.typical, f.longest = fixed(0), fixed(0.5), fixed(math.Nextafter(1, 0))
 	if f.longest.end < 0 {
@@ -245,9 +246,9 @@ func drawCalls(r *grpcretry.Retrier, kind failureKind, deadline time.Duration, c
 	m := manyCalls{calls: calls}
 	var ends []time.Duration
 	attempts, sum := 0, 0.0
-	allowed := attemptsOf(r.Policy(""))
-	for range calls {
-		s := tell(r, kind, storyStart, deadline, u)
+	allowed := r.Policy("").MaxAttempts
+	for i := range calls {
+		s := tell(r, kind, fmt.Sprint(kind.name, " of ", i), storyStart, deadline, u)
 		ends = append(ends, s.end)
 		sum += s.end.Seconds()
 		attempts += len(s.sent)
@@ -264,14 +265,6 @@ func drawCalls(r *grpcretry.Retrier, kind failureKind, deadline time.Duration, c
 	m.p50, m.p99 = ends[calls/2], ends[calls*99/100]
 	m.attempts = float64(attempts) / float64(calls)
 	return m
-}
-
-// attemptsOf returns the attempts of a call, including the first.
-func attemptsOf(p grpcretry.Policy) int {
-	if p.Hedging != nil {
-		return p.Hedging.MaxAttempts
-	}
-	return p.MaxAttempts
 }
 
 // unlimited returns the strategy with budgets that refuse nothing, and with the delay that hedging
@@ -295,7 +288,7 @@ func (e *explanation) unlimited() sim.Strategy {
 func (e *explanation) kinds() []failureKind {
 	all := []failureKind{{name: sim.CodeName(e.outageCode()), code: e.outageCode()}}
 	overload := codes.ResourceExhausted
-	if slices.Contains(e.codes(), overload) && e.outageCode() != overload && e.strategy.Hedging == nil &&
+	if slices.Contains(e.codes(), overload) && e.outageCode() != overload &&
 		fmt.Sprint(e.policy.Backoff) != fmt.Sprint(e.policy.OverloadBackoff) {
 		all = append(all, failureKind{name: sim.CodeName(overload), code: overload})
 	}
@@ -306,8 +299,8 @@ func (e *explanation) kinds() []failureKind {
 
 // codes returns the codes after which another attempt may follow.
 func (e *explanation) codes() []codes.Code {
-	if h := e.policy.Hedging; h != nil && h.NonFatalCodes != nil {
-		return h.NonFatalCodes
+	if e.strategy.Hedging != nil && e.strategy.Policy.Classifier != nil {
+		return nil // see asHedgingPolicy
 	}
 	return e.policy.Codes
 }
@@ -322,9 +315,9 @@ func (e *explanation) outageCode() codes.Code {
 }
 
 // timelines is the section on calls that keep failing.
-func (e *explanation) timelines(context.Context) (explainSection, error) {
+func (e *explanation) timelines() explainSection {
 	s := explainSection{Title: "A call that keeps failing"}
-	intro := "When each attempt is sent, and when the caller gets the error, both since the start of the call. Chance decides between the shortest and the longest call."
+	intro := "When each attempt of a call that has no others beside it is sent, and when the caller gets the error, both since the start of the call. Chance decides between the shortest and the longest call."
 	if e.strategy.Budget.Kind != sim.UnlimitedBudget && !e.unsentOnly {
 		intro += ` "Budget empty" is a call whose retry the budget refuses.`
 	}
@@ -336,9 +329,9 @@ func (e *explanation) timelines(context.Context) (explainSection, error) {
 		}
 		table := e.timelineTable(f)
 		s.Parts = append(s.Parts, explainPart{Text: headingOf(f.kind) + e.manyText(f)},
-			explainPart{Table: table, Align: "l" + strings.Repeat("r", len(table[0])-2) + "l"})
+			explainPart{Table: table, Left: []int{len(table[0]) - 1}})
 	}
-	return s, nil
+	return s
 }
 
 // headingOf says how the attempts fail.
@@ -454,7 +447,7 @@ func (e *explanation) refused(kind failureKind) (story, bool) {
 	if err != nil {
 		return story{}, false
 	}
-	return tell(r, kind, storyStart, e.deadline, func() float64 { return 0.5 }), true
+	return tell(r, kind, "", storyStart, e.deadline, func() float64 { return 0.5 }), true
 }
 
 func (s story) ending() string {
@@ -480,7 +473,7 @@ func roundTime(d time.Duration) string {
 func reasonText(why error, p grpcretry.Policy) string {
 	switch {
 	case errors.Is(why, grpcretry.ErrAttemptsExhausted):
-		return plural(attemptsOf(p), "attempt") + " made"
+		return plural(p.MaxAttempts, "attempt") + " made"
 	case errors.Is(why, grpcretry.ErrBudgetExhausted):
 		return "budget"
 	case errors.Is(why, grpcretry.ErrDeadline):
@@ -489,8 +482,8 @@ func reasonText(why error, p grpcretry.Policy) string {
 		return "deadline"
 	case errors.Is(why, grpcretry.ErrMaxElapsed):
 		return "max elapsed"
-	case errors.Is(why, grpcretry.ErrNotConnected):
-		return "no connection in time"
+	case errors.Is(why, grpcretry.ErrTargetDown):
+		return "patience"
 	case errors.Is(why, grpcretry.ErrNotRetryable):
 		return "not retried"
 	case why == nil:
@@ -536,7 +529,7 @@ func (e *explanation) manyText(f failureStories) string {
 	}
 	text := fmt.Sprintf(" Of %s such calls, half have the error within %s, and 99%% within %s; %s on average.",
 		grouped(float64(m.calls)), roundTime(m.p50), roundTime(m.p99), roundTime(m.mean))
-	if allowed := attemptsOf(e.policy); e.deadline > 0 && allowed > 1 {
+	if allowed := e.policy.MaxAttempts; e.deadline > 0 && allowed > 1 {
 		if m.cut == 0 {
 			return text + " The deadline cuts none of them short."
 		}

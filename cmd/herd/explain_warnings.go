@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -10,7 +9,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
@@ -18,41 +16,37 @@ import (
 // change.
 
 // warnings is the section of warnings.
-func (e *explanation) warnings(context.Context) (explainSection, error) {
-	var all []string
+func (e *explanation) warnings() explainSection {
+	if all := e.warned(); len(all) > 0 {
+		return explainSection{Title: "Warnings", Parts: []explainPart{{Points: all}}}
+	}
+	return explainSection{Title: "Warnings", Parts: []explainPart{{Text: "None."}}}
+}
+
+func (e *explanation) warned() (all []string) {
 	for _, look := range []func() []string{
-		e.warnOfNoRetries, e.warnOfCodes, e.warnOfNoJitter, e.warnOfLongWaits, e.warnOfLastAttempt, e.warnOfTimeouts,
+		e.warnOfNoRetries, e.warnOfCodes, e.warnOfNoJitter, e.warnOfLastAttempt, e.warnOfTimeouts,
 		e.warnOfHedging, e.warnOfNoBudget, e.warnOfBudget, e.warnOfLayers, e.warnAsTheLibrary,
 	} {
 		all = append(all, look()...)
 	}
-	s := explainSection{Title: "Warnings"}
-	if len(all) == 0 {
-		s.Parts = []explainPart{{Text: "None."}}
-		return s, nil
-	}
-	s.Parts = []explainPart{{Points: all}}
-	return s, nil
+	return all
 }
 
-// warnAsTheLibrary returns the warnings that a program with this policy logs. Of hedging delays
-// warnOfHedging says more.
+// warnAsTheLibrary returns the warnings that a program with this policy logs.
 func (e *explanation) warnAsTheLibrary() (all []string) {
 	r, err := e.strategy.Retrier()
 	if err != nil {
 		return nil
 	}
 	for _, text := range r.Warnings() {
-		text = strings.TrimPrefix(text, "all methods: ")
-		if !strings.HasPrefix(text, "WithHedging has a delay") {
-			all = append(all, text+". The library logs this, too (Retrier.Warnings).")
-		}
+		all = append(all, strings.TrimPrefix(text, "all methods: ")+". The library logs this, too (Retrier.Warnings).")
 	}
 	return all
 }
 
 func (e *explanation) warnOfNoRetries() []string {
-	if attemptsOf(e.policy) == 1 {
+	if e.policy.MaxAttempts == 1 {
 		return []string{"There are no retries: a call has one attempt. Set at least 2 (-attempts, WithMaxAttempts)."}
 	}
 	return nil
@@ -100,30 +94,6 @@ func (e *explanation) warnOfNoJitter() []string {
 		return nil
 	}
 	return []string{"The waits have no jitter: clients that fail together retry together, at the same instant. Use full jitter (-jitter full, FullJitter)."}
-}
-
-func (e *explanation) warnOfLongWaits() (all []string) {
-	if e.deadline == 0 {
-		return nil
-	}
-	for _, b := range []struct {
-		name, option string
-		backoff      grpcretry.Backoff
-	}{{"", "-max, or Max in WithBackoff", e.policy.Backoff}, {" after RESOURCE_EXHAUSTED", "-overload-max, or Max in WithOverloadBackoff", e.policy.OverloadBackoff}} {
-		prev := time.Duration(0)
-		for retry := 1; retry <= min(e.retries(), 50); retry++ {
-			prev = b.backoff.Delay(retry, prev, 0.5)
-			if prev >= e.deadline {
-				all = append(all, fmt.Sprintf("The wait before attempt %d%s is typically %s, and the deadline is %s: that attempt is never made. "+
-					"Lower the waits (%s), or the number of attempts.", retry+1, b.name, shortTime(prev), shortTime(e.deadline), b.option))
-				break
-			}
-		}
-		if fmt.Sprint(e.policy.Backoff) == fmt.Sprint(e.policy.OverloadBackoff) || !slices.Contains(e.codes(), codes.ResourceExhausted) {
-			break
-		}
-	}
-	return all
 }
 
 // rarely is the share of calls below which nothing is said of them.
@@ -174,12 +144,9 @@ func (e *explanation) warnOfHedging() (all []string) {
 	if h.Kind == sim.HedgeAtQuantile {
 		longest = h.AtMost
 	}
-	change := "Lower it (-hedge, HedgeAfter or the upper bound of HedgeAtQuantile)."
-	switch timeout := e.policy.AttemptTimeout; {
-	case timeout > 0 && longest >= timeout:
-		all = append(all, fmt.Sprintf("The hedging delay, of up to %s, is not below the attempt timeout of %s: the first attempt is cut before a hedge is sent. %s", shortTime(longest), shortTime(timeout), change))
-	case e.deadline > 0 && longest >= e.deadline:
-		all = append(all, fmt.Sprintf("The hedging delay, of up to %s, is not below the deadline of %s: no hedge is sent. %s", shortTime(longest), shortTime(e.deadline), change))
+	if e.deadline > 0 && longest >= e.deadline {
+		all = append(all, fmt.Sprintf("The hedging delay, of up to %s, is not below the deadline of %s: no hedge is sent. Lower it (-hedge, HedgeAfter or the upper bound of HedgeAtQuantile).",
+			shortTime(longest), shortTime(e.deadline)))
 	}
 	if _, due := e.hedgedShare(); due > 0.15 {
 		all = append(all, fmt.Sprintf("In good times a hedge is due in %s of the calls: %s is a delay that healthy responses exceed. Use a quantile (-hedge quantile:0.95,5ms..1s, HedgeAtQuantile).",
@@ -189,7 +156,7 @@ func (e *explanation) warnOfHedging() (all []string) {
 }
 
 func (e *explanation) warnOfNoBudget() []string {
-	if e.strategy.Budget.Kind != sim.UnlimitedBudget || attemptsOf(e.policy) == 1 {
+	if e.strategy.Budget.Kind != sim.UnlimitedBudget || e.policy.MaxAttempts == 1 {
 		return nil
 	}
 	change := "Add a budget (-budget default, WithRatioBudget)."
@@ -232,7 +199,7 @@ func (e *explanation) warnOfBudget() (all []string) {
 }
 
 func (e *explanation) warnOfLayers() []string {
-	if e.layers < 2 || attemptsOf(e.policy) == 1 || e.unsentOnly {
+	if e.layers < 2 || e.policy.MaxAttempts == 1 || e.unsentOnly {
 		return nil
 	}
 	f := e.lastSimulated(e.layers)

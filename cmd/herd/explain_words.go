@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"regexp"
 	"time"
@@ -13,7 +12,7 @@ import (
 // This file describes a policy and its circumstances in words.
 
 // words is the section on the policy, with the source of each part.
-func (e *explanation) words(context.Context) (explainSection, error) {
+func (e *explanation) words() explainSection {
 	s := explainSection{Title: "The policy"}
 	var points []string
 	say := func(text string, part func(sim.Strategy) any) {
@@ -22,7 +21,7 @@ func (e *explanation) words(context.Context) (explainSection, error) {
 	if e.strategy.Hedging != nil {
 		say(e.hedgingWords(), func(s sim.Strategy) any { return s.Hedging })
 	} else {
-		say(fmt.Sprintf("at most %s of a call", plural(attemptsOf(e.policy), "attempt")), func(s sim.Strategy) any { return s.Policy.MaxAttempts })
+		say(fmt.Sprintf("at most %s of a call", plural(e.policy.MaxAttempts, "attempt")), func(s sim.Strategy) any { return s.Policy.MaxAttempts })
 	}
 	if h := e.strategy.Hedging; h != nil && h.Kind == sim.HedgeAtQuantile {
 		points = append(points, fmt.Sprintf("while a process has not measured enough calls, they are not hedged, but retried: at most %s (%s)",
@@ -33,13 +32,15 @@ func (e *explanation) words(context.Context) (explainSection, error) {
 	} else {
 		say("none after a failure", e.codesOf)
 	}
-	if e.strategy.Hedging == nil {
-		say("before a retry "+backoffWords(e.policy.Backoff), func(s sim.Strategy) any { return s.Policy.Backoff })
-		if overload := backoffWords(e.policy.OverloadBackoff); overload != backoffWords(e.policy.Backoff) {
-			say("after RESOURCE_EXHAUSTED instead "+overload, func(s sim.Strategy) any { return s.Policy.OverloadBackoff })
-		}
+	say("before a retry "+backoffWords(e.policy.Backoff), func(s sim.Strategy) any { return s.Policy.Backoff })
+	if overload := backoffWords(e.policy.OverloadBackoff); overload != backoffWords(e.policy.Backoff) {
+		say("after RESOURCE_EXHAUSTED instead "+overload, func(s sim.Strategy) any { return s.Policy.OverloadBackoff })
 	}
 	say("budget: "+e.budgetWords(), func(s sim.Strategy) any { return s.Budget })
+	if d := e.policy.Patience; d > 0 {
+		say(fmt.Sprintf("patience: for %s after its first failure, calls wait for a target that answers nothing, and send only what can learn something",
+			shortTime(d)), func(s sim.Strategy) any { return s.Policy.Patience })
+	}
 	if d := e.policy.AttemptTimeout; d > 0 {
 		say(fmt.Sprintf("an attempt that takes longer than %s makes room for the next one", shortTime(d)), func(s sim.Strategy) any { return s.Policy.AttemptTimeout })
 	}
@@ -49,22 +50,22 @@ func (e *explanation) words(context.Context) (explainSection, error) {
 	s.Parts = []explainPart{{Points: points}}
 	if e.unsentOnly {
 		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("Only calls that have certainly run nowhere are retried, or those for which the server asks for another attempt, by pushback or RetryInfo (your flags). "+
-			"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.", shortTime(e.policy.ConnectWait))})
+			"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.", shortTime(max(0, e.policy.Patience)))})
 	}
 	s.Parts = append(s.Parts, explainPart{Text: "The circumstances: " + e.circumstances()})
-	return s, nil
+	return s
 }
 
 func (e *explanation) codesOf(s sim.Strategy) any {
-	if s.Hedging != nil && s.Hedging.NonFatalCodes != nil {
-		return s.Hedging.NonFatalCodes
+	if s.Policy.Classifier != nil {
+		return "none" // see asHedgingPolicy
 	}
 	return s.Policy.Codes
 }
 
 func (e *explanation) hedgingWords() string {
 	h := e.strategy.Hedging
-	text := fmt.Sprintf("at most %s of a call; ", plural(attemptsOf(e.policy), "attempt"))
+	text := fmt.Sprintf("at most %s of a call; ", plural(e.policy.MaxAttempts, "attempt"))
 	switch {
 	case h.Kind == sim.HedgeAtQuantile:
 		text += fmt.Sprintf("another one is sent while none has succeeded after the time that %s of the calls take, now %s", percent(h.Quantile), roundTime(e.hedges))
@@ -82,7 +83,7 @@ func backoffWords(b grpcretry.Backoff) string {
 	case grpcretry.Exponential:
 		text := map[grpcretry.Jitter]string{
 			grpcretry.FullJitter:         "a random wait of up to %s",
-			grpcretry.EqualJitter:        "a random wait of between half of %s and all of it",
+			grpcretry.EqualJitter:        "a random wait from " + shortTime(b.Base/2) + " to %s",
 			grpcretry.ProportionalJitter: "a wait of %s, ±20%% at random",
 			grpcretry.NoJitter:           "a wait of exactly %s",
 		}[b.Jitter]
@@ -94,7 +95,7 @@ func backoffWords(b grpcretry.Backoff) string {
 	case shrinking:
 		return backoffWords(grpcretry.Exponential(b)) + fmt.Sprintf(", then each time %v times as long", b.Multiplier)
 	case grpcretry.Decorrelated:
-		return fmt.Sprintf("a random wait of between %s and three times the last one, up to %s", shortTime(b.Base), shortTime(b.Max))
+		return fmt.Sprintf("a random wait from %s to three times the last one, up to %s", shortTime(b.Base), shortTime(b.Max))
 	case grpcretry.Constant:
 		return fmt.Sprintf("a wait of exactly %s", shortTime(time.Duration(b)))
 	default:

@@ -7,9 +7,7 @@
 //	herd -study budget -png out.png   another study, as a picture
 //	herd -policy config.json          the policy of a gRPC service config, compared with the others
 //	herd -clients 5000 -outage 0s+30s the same with other numbers
-//	herd -study classic -dump         the scenario as JSON, to edit and to run with -scenario
-//	herd -live                        real gRPC beside the simulation, in real seconds
-//	herd -search                      the backoffs that come closest to the optimum
+//	herd -v                           all figures, and the load in every second
 //	herd explain -policy config.json  one page on what calls experience under a policy; explain -h
 //
 // docs/herd.md explains the results, and how to try a policy of your own.
@@ -17,12 +15,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -36,12 +36,12 @@ func main() {
 		<-ctx.Done()
 		stop() // a second Ctrl-C ends the program immediately
 	}()
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
 // run runs the program. It returns the exit status: 0 on success, 1 if something failed or was
 // interrupted, and 2 for an invalid command line.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == "explain" {
 		return runExplain(ctx, args[1:], stdout, stderr)
 	}
@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case err != nil:
 		return 2 // parse has printed the reason
 	}
-	switch err := o.do(ctx, stdin, stdout, stderr); {
+	switch err := o.do(ctx, stdout, stderr); {
 	case errors.Is(err, context.Canceled):
 		fmt.Fprintln(stderr, "herd: interrupted")
 		return 1
@@ -63,24 +63,16 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return 0
 }
 
-func (o *options) do(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) error {
+func (o *options) do(ctx context.Context, stdout, stderr io.Writer) error {
 	if o.list {
 		return list(stdout)
 	}
 	if o.docs != "" {
 		return writeDocs(ctx, o.docs, stdout)
 	}
-	study, err := o.study(stdin)
+	study, err := o.study()
 	if err != nil {
 		return err
-	}
-	switch {
-	case o.dump:
-		return dump(stdout, study)
-	case o.live:
-		return o.goLive(ctx, study, stdout)
-	case o.doSearch:
-		return o.search(ctx, study, stdout, stderr)
 	}
 	seen, err := o.simulate(ctx, study, stderr)
 	if len(seen.scenarios) == 0 {
@@ -89,9 +81,48 @@ func (o *options) do(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 	if err != nil {
 		fmt.Fprintf(stdout, "Stopped before the end. The results so far:\n\n")
 	}
-	out := &report{w: stdout, charts: o.charts && study.Vary == "", rows: 60}
+	out := &report{w: stdout, verbose: o.verbose}
 	out.study(seen)
-	return errors.Join(err, out.err, o.writeFiles(seen))
+	return errors.Join(err, out.err, writeFile("-png", o.png, func(w io.Writer) error { return writePNG(w, seen) }),
+		writeFile("-json", o.json, func(w io.Writer) error { return writeJSON(w, seen) }))
+}
+
+// writeFile creates a file, unless its path is empty. Its errors name the flag and the file.
+func writeFile(name, path string, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := errors.Join(write(f), f.Close()); err != nil {
+		return fmt.Errorf("%s %s: %w", name, path, err)
+	}
+	return nil
+}
+
+// writeJSON writes the figures of all strategies, averaged over the seeds. Times are seconds.
+func writeJSON(w io.Writer, s seen) error {
+	var all []map[string]any
+	for _, one := range s.scenarios {
+		for _, c := range one.found {
+			mean := map[string]any{}
+			for v, i := reflect.ValueOf(c.Mean), 0; i < v.NumField(); i++ {
+				name := v.Type().Field(i).Name
+				switch value := v.Field(i).Interface().(type) {
+				case time.Duration:
+					mean[strings.ToLower(name[:1])+name[1:]] = value.Seconds()
+				default:
+					mean[strings.ToLower(name[:1])+name[1:]] = value
+				}
+			}
+			all = append(all, map[string]any{"scenario": one.Name, "strategy": c.Strategy, "runs": c.Runs, "mean": mean})
+		}
+	}
+	out := json.NewEncoder(w)
+	out.SetIndent("", "  ")
+	return out.Encode(all)
 }
 
 // A seen study is a study with its results.
@@ -105,23 +136,18 @@ type seenScenario struct {
 	sim.Scenario
 	found []sim.Comparison
 	tail  bool // the study is about the slowest calls
+	costs bool // or about what a failure costs
 }
 
 // study returns the study that the command line selects, with its flags applied.
-func (o *options) study(stdin io.Reader) (study sim.Study, err error) {
-	if o.scenario != "" {
-		study, err = readStudy(o.scenario, stdin)
-		if err != nil {
-			return sim.Study{}, err
-		}
-	} else {
-		var ok bool
-		if study, ok = sim.FindStudy(o.name); !ok {
-			return sim.Study{}, fmt.Errorf("-study %q: there is no such study, want one of %s", o.name, strings.Join(studyNames(), ", "))
-		}
+func (o *options) study() (sim.Study, error) {
+	study, ok := sim.FindStudy(o.name)
+	if !ok {
+		return sim.Study{}, fmt.Errorf("-study %q: there is no such study, want one of %s", o.name, strings.Join(studyNames(), ", "))
 	}
 	var added []sim.Strategy
 	if o.policy != "" {
+		var err error
 		if added, err = readPolicy(o.policy, o.method); err != nil {
 			return sim.Study{}, err
 		}
@@ -147,43 +173,15 @@ func studyNames() (names []string) {
 	return names
 }
 
-// readStudy reads scenarios from a file, or from standard input if path is "-".
-func readStudy(path string, stdin io.Reader) (sim.Study, error) {
-	in := stdin
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return sim.Study{}, fmt.Errorf("-scenario: %w", err)
-		}
-		defer f.Close()
-		in = f
-	}
-	scenarios, err := sim.ReadScenarios(in)
-	if err != nil {
-		return sim.Study{}, fmt.Errorf("-scenario %s: %w", path, err)
-	}
-	for i := range scenarios {
-		if scenarios[i].Name == "" {
-			scenarios[i].Name = fmt.Sprintf("scenario-%d", i+1)
-		}
-	}
-	study := sim.Study{Name: scenarios[0].Name, Title: scenarios[0].Title, See: scenarios[0].See, Scenarios: scenarios}
-	for _, s := range scenarios {
-		study.Tail = study.Tail || slices.ContainsFunc(s.Strategies, func(one sim.Strategy) bool { return one.Hedging != nil })
-	}
-	return study, nil
-}
-
 // simulate runs every scenario of a study. When interrupted, it returns the results so far.
 func (o *options) simulate(ctx context.Context, study sim.Study, stderr io.Writer) (seen, error) {
-	bar := newProgressBar(stderr)
-	defer bar.clear()
+	bar := &progress{w: stderr, shown: time.Now()}
 	out := seen{Study: study, runs: max(o.runs, 1)}
 	for i, s := range study.Scenarios {
 		bar.begin(s.Name, i, len(study.Scenarios))
 		found, err := sim.Compare(ctx, s, o.runs, bar.show)
 		if len(found) > 0 {
-			out.scenarios = append(out.scenarios, seenScenario{s, found, study.Tail})
+			out.scenarios = append(out.scenarios, seenScenario{s, found, study.Tail, study.Costs})
 		}
 		if err != nil {
 			return out, err
@@ -228,60 +226,22 @@ func fill(text string, width int) string {
 
 func indent(text, by string) string { return by + strings.ReplaceAll(text, "\n", "\n"+by) }
 
-// A progressBar shows the progress of a long run: as a bar on a terminal, elsewhere as a line
-// every ten seconds.
-type progressBar struct {
+// progress says every ten seconds how far a long run is.
+type progress struct {
 	w        io.Writer
-	terminal bool
-	begun    time.Time
 	shown    time.Time
-	drawn    bool
 	name     string
 	part, of int
 }
 
-func newProgressBar(w io.Writer) *progressBar {
-	now := time.Now()
-	return &progressBar{w: w, terminal: isTerminal(w), begun: now, shown: now}
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
-
 // begin names the part that runs now, and its place among all parts.
-func (b *progressBar) begin(name string, part, of int) { b.name, b.part, b.of = name, part, of }
+func (p *progress) begin(name string, part, of int) { p.name, p.part, p.of = name, part, of }
 
-func (b *progressBar) show(p sim.Progress) {
-	pause, wait := 10*time.Second, 10*time.Second
-	if b.terminal {
-		pause, wait = 100*time.Millisecond, 500*time.Millisecond
-	}
-	now := time.Now()
-	if now.Sub(b.begun) < wait || now.Sub(b.shown) < pause {
+func (p *progress) show(now sim.Progress) {
+	if time.Since(p.shown) < 10*time.Second {
 		return
 	}
-	b.shown = now
-	share := (float64(b.part) + min(p.Share, 1)) / float64(b.of)
-	if !b.terminal {
-		fmt.Fprintf(b.w, "herd: %s: %.0f%%, %s events\n", b.name, 100*share, grouped(float64(p.Events)))
-		return
-	}
-	const width = 30
-	done := int(share * width)
-	fmt.Fprintf(b.w, "\r%s%s %3.0f%%  %s, %s events\x1b[K", strings.Repeat("█", done), strings.Repeat("░", width-done),
-		100*share, b.name, grouped(float64(p.Events)))
-	b.drawn = true
-}
-
-// clear removes the bar.
-func (b *progressBar) clear() {
-	if b.drawn {
-		fmt.Fprint(b.w, "\r\x1b[K")
-	}
+	p.shown = time.Now()
+	share := (float64(p.part) + min(now.Share, 1)) / float64(p.of)
+	fmt.Fprintf(p.w, "herd: %s: %.0f%%, %s events\n", p.name, 100*share, grouped(float64(now.Events)))
 }

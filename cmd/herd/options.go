@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -17,17 +18,14 @@ import (
 
 // options are the settings of a command line.
 type options struct {
-	name, scenario   string
-	policy, method   string
-	part, only       string
-	list, dump, live bool
-	doSearch         bool
-	charts           bool
-	runs             int
-	svg, png, html   string
-	csv, json        string
-	docs             string
-	changes          []change
+	name           string
+	policy, method string
+	part, only     string
+	list, verbose  bool
+	runs           int
+	png, json      string
+	docs           string
+	changes        []change
 }
 
 const usage = `Herd simulates many clients that retry against a server that fails, on the engine of grpcretry.
@@ -43,28 +41,16 @@ Without flags it runs the study "classic" and prints what the server sees under 
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("herd", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.Usage = func() {
-		fmt.Fprint(stderr, usage)
-		flags.PrintDefaults()
-	}
 	flags.StringVar(&o.name, "study", "classic", "run the shipped study of this `name`; see -list")
 	flags.BoolVar(&o.list, "list", false, "list the shipped studies, and what each of them shows")
-	flags.StringVar(&o.scenario, "scenario", "", "run the scenario or the list of scenarios in this JSON `file`; - is standard input")
-	flags.BoolVar(&o.dump, "dump", false, "print the scenarios as JSON instead of running them")
 	flags.StringVar(&o.policy, "policy", "", "also compare the retryPolicy or hedgingPolicy of the gRPC service config in this `file`")
 	flags.StringVar(&o.method, "method", "", "with -policy, use only the config of this method, /pkg.Service/`Method`")
 	flags.StringVar(&o.part, "part", "", "run only the scenarios with these `names`, separated by commas")
 	flags.StringVar(&o.only, "strategy", "", "run only strategies whose names contain one of these `words`, separated by commas")
 	flags.IntVar(&o.runs, "runs", 1, "average over this `number` of seeds")
-	flags.BoolVar(&o.live, "live", false, "also run it with real gRPC, in real time, and compare")
-	flags.BoolVar(&o.doSearch, "search", false, "search for the backoffs that come closest to the physical limit (takes a minute)")
-	flags.BoolVar(&o.charts, "charts", true, "print a bar chart for each strategy")
-	flags.StringVar(&o.svg, "svg", "", "write an SVG picture to this `file`")
-	flags.StringVar(&o.png, "png", "", "write a PNG picture to this `file`")
-	flags.StringVar(&o.html, "html", "", "write a page with pictures and tables to this `file`")
-	flags.StringVar(&o.csv, "csv", "", "write the time series as CSV to this `file`")
-	flags.StringVar(&o.json, "json", "", "write all results as JSON to this `file`")
+	flags.BoolVar(&o.verbose, "v", false, "print all figures, and a bar chart for each strategy")
+	flags.StringVar(&o.png, "png", "", "draw the bar charts into this PNG `file`")
+	flags.StringVar(&o.json, "json", "", "write the figures of all strategies as JSON to this `file`")
 	flags.StringVar(&o.docs, "docs", "", "write the pictures and figures of herd.md in this `folder` again")
 	for _, p := range parameters {
 		usage := p.usage + " (in every " + p.of + ")"
@@ -78,19 +64,33 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 			flags.Func(p.name, usage, set)
 		}
 	}
+	return o, parseFlags(flags, usage, args, stderr, func() error {
+		if o.runs < 1 {
+			return fmt.Errorf("-runs %d: want at least 1", o.runs)
+		}
+		return nil
+	})
+}
+
+// parseFlags parses a command line, and checks it. It prints the usage if that is asked for, and any error.
+func parseFlags(flags *flag.FlagSet, usage string, args []string, stderr io.Writer, check func() error) error {
+	flags.SetOutput(io.Discard)
 	err := flags.Parse(args)
-	if err != nil {
-		return nil, err
-	}
-	if flags.NArg() > 0 {
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(stderr, usage)
+		flags.SetOutput(stderr)
+		flags.PrintDefaults()
+		return err
+	case err == nil && flags.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	} else if o.runs < 1 {
-		err = fmt.Errorf("-runs %d: want at least 1", o.runs)
+	case err == nil:
+		err = check()
 	}
 	if err != nil {
-		fmt.Fprintln(stderr, "herd:", err)
+		fmt.Fprintf(stderr, "%s: %v; %s -h lists the flags\n", flags.Name(), err, flags.Name())
 	}
-	return o, err
+	return err
 }
 
 // A parameter is a flag for a field of a scenario.
@@ -101,7 +101,7 @@ type parameter struct {
 }
 
 // parameters are the flags for the fields of scenarios. Each sets its field in every group,
-// server or strategy; to change only one of several, edit a file (-dump).
+// server or strategy.
 var parameters = []parameter{
 	forScenario("seed", "start the random numbers with this `number`", setUint(func(s *sim.Scenario) *uint64 { return &s.Seed })),
 	forScenario("duration", "stop after this simulated `time`", setTime(func(s *sim.Scenario) *time.Duration { return &s.Duration })),
@@ -230,6 +230,7 @@ var parameters = []parameter{
 	}),
 	forStrategies("max-server-delay", "the longest pushback that is followed, a `time`; a longer one ends the call", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay })),
 	forStrategies("attempt-timeout", "the `time` that one attempt may take", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout })),
+	forStrategies("patience", "the `time` for which calls wait for a target that fails; -1s: they do not", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.Patience })),
 	forStrategies("max-elapsed", "start no attempt after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
 	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,0,10s,reserve=3 (share, per second, window, reserve), finagle:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
 		func(s *sim.Strategy, v string) (err error) {
@@ -239,21 +240,9 @@ var parameters = []parameter{
 	forStrategies("hedge", "send another attempt while the first is slow, `when` is after:50ms, quantile:0.95, quantile:0.95,5ms..1s (the bounds) or none",
 		func(s *sim.Strategy, v string) error {
 			h, err := parseHedging(v)
-			if h != nil && s.Hedging != nil {
-				h.MaxAttempts, h.NonFatalCodes = s.Hedging.MaxAttempts, s.Hedging.NonFatalCodes
-			}
 			s.Hedging = h
 			return err
 		}),
-	forStrategies("hedge-attempts", "make at most this `number` of attempts in a hedged call", func(s *sim.Strategy, v string) error {
-		n, err := strconv.Atoi(v)
-		if s.Hedging != nil {
-			h := *s.Hedging
-			h.MaxAttempts = n
-			s.Hedging = &h
-		}
-		return err
-	}),
 	{name: "also", of: "scenario", usage: "also compare this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; otherwise like the first strategy",
 		do: func(s *sim.Scenario, v string) error {
 			b, err := parseBackoff(v)

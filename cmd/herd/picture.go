@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"image"
@@ -22,7 +21,6 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
@@ -633,22 +631,3 @@ func withPalette(from image.Image) *image.Paletted {
 }
 
 func number(c color.RGBA) uint32 { return uint32(c.R)<<16 | uint32(c.G)<<8 | uint32(c.B) }
-
-// writeSVG names fonts of the same widths, so that labels fit everywhere without half a megabyte of
-// embedded font.
-func writeSVG(w io.Writer, s seen) error {
-	f := figureOf(s)
-	c := vgsvg.New(f.width, f.height)
-	paper := draw.New(c)
-	paper.FillPolygon(color.White, []vg.Point{{}, {X: f.width}, {X: f.width, Y: f.height}, {Y: f.height}})
-	if err := f.draw(paper); err != nil {
-		return err
-	}
-	var b bytes.Buffer
-	if _, err := c.WriteTo(&b); err != nil {
-		return err
-	}
-	_, err := w.Write(bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"),
-		[]byte("font-family:'Liberation Sans',Arial,Helvetica,sans-serif;")))
-	return err
-}

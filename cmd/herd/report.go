@@ -14,10 +14,9 @@ import (
 
 // A report prints results as text.
 type report struct {
-	w      io.Writer
-	charts bool
-	rows   int // the most rows of a chart
-	err    error
+	w       io.Writer
+	verbose bool
+	err     error
 }
 
 func (r *report) printf(format string, args ...any) {
@@ -27,34 +26,90 @@ func (r *report) printf(format string, args ...any) {
 }
 
 func (r *report) study(s seen) {
-	if s.Title != "" {
-		r.printf("%s\n", fill(s.Name+": "+s.Title+".", 100))
-	}
-	if s.See != "" {
-		r.printf("\n%s\n", fill(s.See, 100))
-	}
-	r.printf("\n")
-	for _, one := range s.scenarios {
-		if s.Vary == "" {
-			r.scenario(one, s.runs)
-		}
+	r.printf("%s\n\n", fill(s.Name+": "+s.Title+".", lineWidth))
+	if r.verbose || s.Vary != "" {
+		r.printf("%s\n\n", fill(s.See, lineWidth))
 	}
 	if s.Vary != "" {
 		r.sweep(s)
+		return
+	}
+	for _, one := range s.scenarios {
+		r.scenario(one, s.runs)
+	}
+	if !r.verbose {
+		r.printf("%s\n", fill("With -v herd also prints what the server sees in each second, and all figures.", lineWidth))
 	}
 }
 
 func (r *report) scenario(s seenScenario, runs int) {
-	if r.charts {
+	if r.verbose {
 		r.drawCharts(s)
 	}
-	r.printf("%s\n", fill(s.Name+": "+s.Title, 100))
+	r.printf("%s\n", fill(s.Name+": "+s.Title, lineWidth))
 	if runs > 1 {
 		r.printf("Averages over %d seeds.\n", runs)
 	}
-	r.table(comparison(s))
-	r.groups(s)
-	r.printf("\n")
+	if r.verbose {
+		r.table(comparison(s))
+		r.groups(s)
+	} else {
+		r.table(summaryTable(s))
+	}
+	r.printf("\n%s\n\n", fillUnits(meaning(s), lineWidth))
+}
+
+const lineWidth = 100 // characters
+
+// summaryTable has the figures that matter most. Attempts are those at the last server.
+func summaryTable(s seenScenario) [][]string {
+	table := [][]string{{"strategy", "calls that succeed", "attempts per call", "in outages", "p50", "p99", "recovered after"}}
+	for _, c := range s.found {
+		m, down := c.Mean, "–"
+		if m.AmplifiedDown > 0 {
+			down = perCall(m.AmplifiedDown)
+		}
+		table = append(table, []string{nameOfStrategy(c), fmt.Sprintf("%s of %s", grouped(m.Succeeded), grouped(m.Calls)), perCall(m.Amplification), down,
+			latency(m, m.P50), latency(m, m.P99), settled(m)})
+	}
+	return table
+}
+
+// meaning says which strategy serves the callers best, and which ones keep the server down.
+func meaning(s seenScenario) string {
+	best := s.found[0]
+	for _, c := range s.found[1:] {
+		a, b := c.Mean, best.Mean
+		if a.Succeeded > 1.01*b.Succeeded || a.Succeeded > 0.99*b.Succeeded && a.P99 < b.P99 {
+			best = c
+		}
+	}
+	m := best.Mean
+	if m.Succeeded == 0 {
+		return "It means: no call succeeds, however clients retry."
+	}
+	text := fmt.Sprintf("It means: %q serves callers best. %s of %s calls succeed, 99%% of these within %s, for %s attempts per call.",
+		best.Strategy, grouped(m.Succeeded), grouped(m.Calls), shortTime(m.P99), perCall(m.Amplification))
+	var down []string
+	for _, c := range s.found {
+		if c.Mean.Stable < 0 {
+			down = append(down, strconv.Quote(c.Strategy))
+		}
+	}
+	switch {
+	case len(down) == len(s.found):
+		text += " The server recovers with none of these strategies before the end."
+	case len(down) > 0:
+		text += fmt.Sprintf(" The server does not recover with %s.", listed(down))
+	}
+	return text
+}
+
+func nameOfStrategy(c sim.Comparison) string {
+	if c.Runs == 0 {
+		return c.Strategy + " (stopped)"
+	}
+	return c.Strategy
 }
 
 // drawCharts draws the attempts that arrived at the last server, bucket by bucket. The charts of all
@@ -64,7 +119,7 @@ func (r *report) drawCharts(s seenScenario) {
 	scale := 0.0
 	for _, c := range s.found {
 		series := c.Result.Servers[len(s.Servers)-1].Series
-		one := rowsOf(series, c.Result.Bucket, r.rows, s.Servers[len(s.Servers)-1])
+		one := rowsOf(series, c.Result.Bucket, s.Servers[len(s.Servers)-1])
 		rows = append(rows, one)
 		scale = max(scale, scaleOf(one))
 	}
@@ -75,7 +130,7 @@ func (r *report) drawCharts(s seenScenario) {
 		}
 		r.printf("%s, %s: attempts at %s per %s\n", s.Name, c.Strategy, nameOf(c.Result.Servers[len(s.Servers)-1]), shortTime(per))
 		r.chart(rows[i], scale)
-		r.summary(c)
+		r.printf("\n")
 	}
 }
 
@@ -115,7 +170,8 @@ type row struct {
 	up                float64 // the share of the capacity that the server has
 }
 
-func rowsOf(series []sim.ServerBucket, bucket time.Duration, most int, server sim.Server) (rows []row) {
+func rowsOf(series []sim.ServerBucket, bucket time.Duration, server sim.Server) (rows []row) {
+	const most = 60
 	together := max(1, (len(series)+most-1)/most)
 	width := time.Duration(together) * bucket
 	for i := 0; i < len(series); i += together {
@@ -184,75 +240,18 @@ func (one row) mark() string {
 	return ""
 }
 
-func (r *report) summary(c sim.Comparison) {
-	s, m := c.Result, c.Result.Summary
-	if !s.Complete {
-		r.printf("  stopped at %s, with %s calls in flight\n", shortTime(s.End), grouped(m.Open))
-	}
-	r.printf("  calls %s: %s succeeded, %s failed", grouped(m.Calls), grouped(m.Succeeded), grouped(m.Failed))
-	if m.Open > 0 {
-		r.printf(", %s open at the end", grouped(m.Open))
-	}
-	r.printf(" (%s)\n", outcomes(s))
-	r.printf("  attempts %s, %.2f for each call; %s wasted, %s calls refused a retry by a budget\n",
-		grouped(m.Attempts), m.Amplification, grouped(m.Wasted), grouped(m.Refused))
-	if m.Hedges+m.Suppressed > 0 {
-		r.printf("  hedges %s, of which %s won; %s attempts lost, %s hedges suppressed by a budget\n",
-			grouped(m.Hedges), won(c), grouped(m.Lost), grouped(m.Suppressed))
-	}
-	r.printf("  latency p50 %s, p90 %s, p99 %s, longest %s; all over after %s\n",
-		shortTime(m.P50), shortTime(m.P90), shortTime(m.P99), shortTime(m.Longest), shortTime(m.Done))
-	r.printf("  peak %s a second, after the outages %s, %s over capacity; stable %s\n",
-		grouped(m.Peak), grouped(m.PeakAfter), grouped(m.Over), stable(m.Stable))
-	r.printf("  goodput %s calls a second; %.0f%% of the work was wasted on clients that had given up; fairness %.2f\n\n",
-		grouped(m.Goodput), 100*m.Late, m.Fairness)
-}
-
-// outcomes lists the outcomes of all groups together, the most frequent first.
-func outcomes(r *sim.Result) string {
-	all := map[string]int{}
-	var names []string
-	for _, g := range r.Groups {
-		for name, n := range g.Outcomes {
-			if all[name] == 0 {
-				names = append(names, name)
-			}
-			all[name] += n
-		}
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		if all[a] != all[b] {
-			return all[b] - all[a]
-		}
-		return strings.Compare(a, b)
-	})
-	var parts []string
-	for _, name := range names {
-		parts = append(parts, name+" "+grouped(float64(all[name])))
-	}
-	return strings.Join(parts, ", ")
-}
-
-func stable(d time.Duration) string {
-	if d < 0 {
-		return "never"
-	}
-	return shortTime(d) + " after them"
-}
-
 // comparison returns the table of a scenario's strategies, with the physical limit if it is known.
 func comparison(s seenScenario) [][]string {
 	if s.tail {
 		return tailTable(s)
 	}
+	if s.costs {
+		return costTable(s)
+	}
 	table := [][]string{{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity", "fairness"}}
 	for _, c := range s.found {
 		m := c.Mean
-		name := c.Strategy
-		if c.Runs == 0 {
-			name += " (stopped)"
-		}
-		table = append(table, []string{name, grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
+		table = append(table, []string{nameOfStrategy(c), grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
 			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
 	}
 	if l, ok := sim.LimitOf(s.Scenario); ok {
@@ -266,14 +265,38 @@ func tailTable(s seenScenario) [][]string {
 	table := [][]string{{"strategy", "succeeded", "failed", "p50", "p90", "p99", "p99.9", "longest", "more attempts", "hedges", "won", "suppressed", "workers busy"}}
 	for _, c := range s.found {
 		m := c.Mean
-		name := c.Strategy
-		if c.Runs == 0 {
-			name += " (stopped)"
-		}
-		table = append(table, []string{name, grouped(m.Succeeded), grouped(m.Failed), latency(m, m.P50), latency(m, m.P90), latency(m, m.P99), latency(m, m.P999), latency(m, m.Longest),
+		table = append(table, []string{nameOfStrategy(c), grouped(m.Succeeded), grouped(m.Failed), latency(m, m.P50), latency(m, m.P90), latency(m, m.P99), latency(m, m.P999), latency(m, m.Longest),
 			more(m), grouped(m.Hedges), won(c), grouped(m.Suppressed), busy(c)})
 	}
 	return table
+}
+
+// costTable returns the table of what a failure costs callers and servers.
+func costTable(s seenScenario) [][]string {
+	table := [][]string{{"strategy", "failed", "to none", "in outages", "open at most", "failed p50", "failed p99", "p99", "stable after"}}
+	none, _ := foundWith(s, neverRetries)
+	for _, c := range s.found {
+		g := c.Result.Groups[0]
+		failed := c.Mean.Failed + c.Mean.Open
+		table = append(table, []string{c.Strategy, grouped(failed), fmt.Sprintf("%+.0f%%", 100*(failed/max(1, none.Failed+none.Open)-1)),
+			fmt.Sprintf("%.2f", c.Mean.AmplifiedDown), grouped(float64(mostOpen(c))), shortTime(g.FailedAfter.P50), shortTime(g.FailedAfter.P99),
+			latency(c.Mean, c.Mean.P99), settled(c.Mean)})
+	}
+	return table
+}
+
+// mostOpen returns the largest number of calls of the first group that were in flight at the end of a bucket.
+func mostOpen(c sim.Comparison) (open int) {
+	for _, b := range c.Result.Groups[0].Series {
+		open = max(open, b.Open)
+	}
+	return open
+}
+
+// failedAfter says how long the calls that failed took.
+func failedAfter(_ seenScenario, c sim.Comparison) string {
+	took := c.Result.Groups[0].FailedAfter
+	return fmt.Sprintf("%s (%s)", shortTime(took.P50), shortTime(took.P99))
 }
 
 // more returns the number of additional attempts, as a share of the calls.
@@ -311,8 +334,8 @@ func latency(m sim.Summary, d time.Duration) string {
 	return shortTime(d)
 }
 
-// table prints cells in columns, the first aligned left and the others right.
-func (r *report) table(cells [][]string) {
+// table prints cells in columns, the first and some others aligned left, and the rest right.
+func (r *report) table(cells [][]string, left ...int) {
 	var widths []int
 	for _, line := range cells {
 		for i, cell := range line {
@@ -326,7 +349,7 @@ func (r *report) table(cells [][]string) {
 		var b strings.Builder
 		for i, cell := range line {
 			gap := strings.Repeat(" ", widths[i]-len([]rune(cell)))
-			if i == 0 {
+			if i == 0 || slices.Contains(left, i) {
 				b.WriteString("  " + cell + gap)
 			} else {
 				b.WriteString("  " + gap + cell)

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
@@ -74,9 +77,25 @@ func strategyOf(m serviceconfig.Method, t *serviceconfig.Throttling) sim.Strateg
 	if m.Retry != nil {
 		s.Policy = retryPolicy(m.Retry)
 	} else {
-		s.Hedging = &sim.Hedging{Kind: sim.HedgeAfter, MaxAttempts: m.Hedging.MaxAttempts, Delay: m.Hedging.Delay, NonFatalCodes: m.Hedging.NonFatalCodes}
+		s.Policy = asHedgingPolicy(m.Hedging.MaxAttempts, m.Hedging.NonFatalCodes)
+		s.Hedging = &sim.Hedging{Kind: sim.HedgeAfter, Delay: m.Hedging.Delay}
 	}
 	return s
+}
+
+// noPatience is gRPC's own: a retry is sent after its backoff, whatever other calls know.
+const noPatience time.Duration = -1
+
+// asHedgingPolicy returns the library's form of a hedgingPolicy: after the non-fatal codes the next attempt
+// follows immediately. There may be none.
+func asHedgingPolicy(attempts int, nonFatal []codes.Code) grpcretry.Policy {
+	p := grpcretry.Policy{MaxAttempts: attempts, Codes: nonFatal, Patience: noPatience,
+		Backoff: grpcretry.Constant(0), OverloadBackoff: grpcretry.Constant(0)}
+	if len(nonFatal) == 0 { // a policy must have codes
+		p.Codes = nil
+		p.Classifier = func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Stop }
+	}
+	return p
 }
 
 // retryPolicy returns the library's form of a retryPolicy: A6's backoff has a jitter of ±20%.
@@ -85,7 +104,7 @@ func retryPolicy(r *serviceconfig.Retry) grpcretry.Policy {
 		return grpcretry.Policy{MaxAttempts: 1} // nothing is retried
 	}
 	b := grpcretry.Exponential{Base: r.InitialBackoff, Max: r.MaxBackoff, Multiplier: r.BackoffMultiplier, Jitter: grpcretry.ProportionalJitter}
-	p := grpcretry.Policy{MaxAttempts: r.MaxAttempts, Codes: r.Codes}
+	p := grpcretry.Policy{MaxAttempts: r.MaxAttempts, Codes: r.Codes, Patience: noPatience}
 	if b.Multiplier < 1 {
 		p.Backoff = shrinking(b)
 		return p

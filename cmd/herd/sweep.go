@@ -23,12 +23,13 @@ type sweep struct {
 
 // sweeps returns the sweeps of a study that have been simulated completely.
 func sweeps(s *seen) (all []sweep) {
-	n := len(s.Values)
+	points := s.Points()
+	n := len(points)
 	for row := range slices.Chunk(s.scenarios, n) {
 		if len(row) < n {
 			break
 		}
-		name := strings.TrimSuffix(row[0].Name, fmt.Sprintf("-%.0f", s.Values[0]))
+		name := strings.TrimSuffix(row[0].Name, "-"+points[0])
 		all = append(all, sweep{s, name, row})
 	}
 	return all
@@ -43,9 +44,13 @@ type titledTable struct {
 // tables returns the tables of all measures; keep selects values by their text.
 func (w sweep) tables(keep func(value string) bool) (all []titledTable) {
 	measures := w.study.Measures
-	if len(w.study.Values) > fewValues {
+	if len(w.study.Points()) > fewValues {
+		of := ""
+		if len(w.scenarios) < len(w.study.scenarios) {
+			of = w.name + ": " + w.scenarios[0].Title + ". "
+		}
 		for _, m := range measures {
-			all = append(all, titledTable{capital(w.titleOf(m)) + ":", w.byValue(m, keep)})
+			all = append(all, titledTable{of + capital(w.titleOf(m)) + ":", w.byValue(m, keep)})
 		}
 		return all
 	}
@@ -53,10 +58,18 @@ func (w sweep) tables(keep func(value string) bool) (all []titledTable) {
 	return append(all, titledTable{title, w.byStrategy(keep)})
 }
 
+// inACell returns the measures that share a cell.
+func (w sweep) inACell() []sim.Measure {
+	if w.study.Measures[0] == sim.MeasureSaved { // which is two figures
+		return w.study.Measures[:1]
+	}
+	return w.study.Measures
+}
+
 // titles returns the titles of all measures, in the form of a cell.
 func (w sweep) titles() string {
 	var titles []string
-	for _, m := range w.study.Measures {
+	for _, m := range w.inACell() {
 		titles = append(titles, w.titleOf(m))
 	}
 	if len(titles) > 1 {
@@ -78,8 +91,34 @@ func (w sweep) titleOf(m sim.Measure) string {
 	case sim.MeasureDown:
 		servers := w.scenarios[0].Servers
 		return fmt.Sprintf("attempts at %s per call during the outage", servers[len(servers)-1].Name)
+	case sim.MeasureLoad:
+		return "highest load after the outage, as a share of the capacity"
+	case sim.MeasureSaved:
+		return "share of the calls lost without retries that is saved (attempts during the outage per such call)"
+	case sim.MeasureSavedAfter:
+		return "median of what the saved calls take (p99)"
 	default:
 		return "share of the calls saved by unlimited retries that is saved"
+	}
+}
+
+// point returns the text of a value.
+func (w sweep) point(i int) string {
+	if len(w.study.Labels) > 0 {
+		return w.study.Labels[i]
+	}
+	return grouped(w.study.Values[i])
+}
+
+// shown reports whether a strategy has a place in a table: not if the others are measured against it.
+func (w sweep) shown(c sim.Comparison) bool {
+	switch w.study.Measures[0] {
+	case sim.MeasureRescued:
+		return !isReference(w.scenarios[0], c.Strategy)
+	case sim.MeasureSaved:
+		return c.Strategy != "no retries"
+	default:
+		return true
 	}
 }
 
@@ -87,15 +126,19 @@ func (w sweep) titleOf(m sim.Measure) string {
 func (w sweep) byValue(m sim.Measure, keep func(string) bool) [][]string {
 	table := [][]string{{w.study.Vary}}
 	for _, one := range w.scenarios[0].found {
-		table[0] = append(table[0], one.Strategy)
+		if w.shown(one) {
+			table[0] = append(table[0], one.Strategy)
+		}
 	}
 	for i, one := range w.scenarios {
-		line := []string{grouped(w.study.Values[i])}
+		line := []string{w.point(i)}
 		if !keep(line[0]) {
 			continue
 		}
 		for _, c := range one.found {
-			line = append(line, measured(m, one, c))
+			if w.shown(c) {
+				line = append(line, measured(m, one, c))
+			}
 		}
 		table = append(table, line)
 	}
@@ -105,15 +148,14 @@ func (w sweep) byValue(m sim.Measure, keep func(string) bool) [][]string {
 // byStrategy has a line for each strategy, with all measures in a cell.
 func (w sweep) byStrategy(keep func(string) bool) [][]string {
 	table := [][]string{{"strategy"}}
-	shares := len(w.study.Measures) == 1 && w.study.Measures[0] == sim.MeasureRescued
-	shown := func(c sim.Comparison) bool { return !shares || !isReference(w.scenarios[0], c.Strategy) }
+	shown := w.shown
 	for _, c := range w.scenarios[0].found {
 		if shown(c) {
 			table = append(table, []string{c.Strategy})
 		}
 	}
 	for i, one := range w.scenarios {
-		head := grouped(w.study.Values[i])
+		head := w.point(i)
 		if !keep(head) {
 			continue
 		}
@@ -125,7 +167,7 @@ func (w sweep) byStrategy(keep func(string) bool) [][]string {
 			}
 			row++
 			var cells []string
-			for _, m := range w.study.Measures {
+			for _, m := range w.inACell() {
 				cells = append(cells, measured(m, one, c))
 			}
 			cell := cells[0]
@@ -153,9 +195,30 @@ func measured(m sim.Measure, s seenScenario, c sim.Comparison) string {
 		return settled(c.Mean)
 	case sim.MeasureDown:
 		return fmt.Sprintf("%.1f", c.Mean.AmplifiedDown)
+	case sim.MeasureLoad:
+		return fmt.Sprintf("%.0f%%", 100*c.Mean.PeakAfter/s.Servers[len(s.Servers)-1].Total())
+	case sim.MeasureSaved:
+		none, _ := foundWith(s, neverRetries)
+		return fmt.Sprintf("%s (%.2f)", saved(s, c), c.Mean.Down/max(1, none.Failed))
+	case sim.MeasureSavedAfter:
+		took := c.Result.Groups[0].Rescued
+		if took.N == 0 {
+			return "–"
+		}
+		return fmt.Sprintf("%.1f s (%.1f s)", took.P50.Seconds(), took.P99.Seconds())
 	default:
 		return rescued(s, c)
 	}
+}
+
+// saved formats [sim.Saved]; a dash if it is unknown.
+func saved(s seenScenario, c sim.Comparison) string {
+	none, ok := foundWith(s, neverRetries)
+	share, some := sim.Saved(c.Mean, none)
+	if !ok || !some {
+		return "–"
+	}
+	return fmt.Sprintf("%.0f%%", 100*share)
 }
 
 func settled(m sim.Summary) string {

@@ -100,27 +100,20 @@ func (c *call) drawPolicy() {
 	}
 	if c.kind.hedged() {
 		n, after := 2+c.draw.IntN(2), time.Duration(c.draw.IntN(4000))*time.Microsecond
-		h := grpcretry.Hedging{MaxAttempts: n, Delay: grpcretry.HedgeAfter(after)}
+		h := grpcretry.Hedging{Delay: grpcretry.HedgeAfter(after)}
 		if c.draw.IntN(2) == 0 {
 			h.Budget = grpcretry.Unlimited
 		}
 		c.limit = n
-		set(fmt.Sprintf("%d hedged attempts, each after %v", n, after), grpcretry.WithHedging(h))
+		set(fmt.Sprintf("%d hedged attempts, each after %v", n, after), grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: n, Hedging: &h}))
 	} else if c.draw.IntN(5) == 0 {
 		n := 1 + c.draw.IntN(6)
-		if c.profile.hedgeAll {
-			c.limit = max(n, c.profile.hedges)
-		} else {
-			c.limit, c.exact = n, true
-		}
+		c.limit, c.exact = n, !c.profile.hedgeAll
 		set(fmt.Sprintf("%d attempts", n), grpcretry.WithMaxAttempts(n))
 	}
 	if c.draw.IntN(10) == 0 {
 		d := time.Duration(2+c.draw.IntN(60)) * time.Millisecond
 		set(fmt.Sprintf("attempt timeout %v", d), grpcretry.WithAttemptTimeout(d))
-	}
-	if c.draw.IntN(20) == 0 {
-		set("commits on headers", grpcretry.WithCommitOnHeaders(true))
 	}
 	if !c.kind.unary() && c.draw.IntN(10) == 0 {
 		limit := []int{0, 1, 300, 3000, 1 << 20}[c.draw.IntN(5)]
@@ -395,7 +388,7 @@ func (c *call) verify(err error, excused bool, now time.Time) clientRecord {
 			}
 		}
 	}
-	in := bounds{attempts: c.limit, exact: c.exact, codes: c.profile.codes, backoff: c.profile.backoff, deadline: c.deadline.Sub(c.start)}
+	in := bounds{attempts: c.limit, exact: c.exact, codes: c.profile.codes, wait: c.profile.wait, deadline: c.deadline.Sub(c.start)}
 	if wrong := c.check(err, &in); wrong != "" {
 		c.violates("%s", wrong)
 	}

@@ -153,3 +153,11 @@ func TestPlantedMessages(t *testing.T) {
 		t.Error("other contents were not found")
 	}
 }
+
+// A kill may end a write where a page of memory ends, and must leave whole records.
+func TestRecordsDivideAPage(t *testing.T) {
+	server, client := new(serverRecord).append(nil), new(clientRecord).append(nil)
+	if len(server) != serverRecordSize || len(client) != clientRecordSize || 4096%serverRecordSize != 0 || 4096%clientRecordSize != 0 {
+		t.Errorf("records have %d and %d bytes, want divisors of 4096 as the constants say", len(server), len(client))
+	}
+}

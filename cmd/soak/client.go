@@ -175,16 +175,13 @@ func (p *profile) count(c *call, e *grpcretry.Event) {
 		c.mu.Lock()
 		started, unsent := c.attempts()
 		c.mu.Unlock()
-		if started > unsent { // an attempt before this one may have reached a server
-			p.decided.Add(1)
-			if !e.Attempt.Hedge {
-				p.retried.Add(1)
-			}
+		if started > unsent && !e.Attempt.Hedge { // an attempt before this one may have reached a server
+			p.retried.Add(1)
 		}
 	case grpcretry.AttemptEnd:
 		a := &e.Attempt
 		switch code := a.Code(); {
-		case a.Unsent && a.Number > 1, code == codes.OK && a.Number > 1 && !a.Hedge:
+		case a.Number > 1 && !a.Hedge && (a.Unsent || code == codes.OK):
 			p.returned.Add(1)
 		}
 		switch a.Code() {

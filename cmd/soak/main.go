@@ -92,7 +92,7 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	fmt.Fprintf(out, "seed %d\n", o.seed)
 	r, err := soak(ctx, o, out)
 	if r != nil {
-		fmt.Fprintf(out, "\n%s", r.markdown())
+		fmt.Fprintf(out, "\n%s%s", r.markdown(), r.details())
 	}
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ type profile struct {
 	updates     bool          // its policies change
 	smallMemory bool          // its replay memory is often used up
 	codes       []codes.Code  // that are retried at some time
-	backoff     time.Duration // at most
+	wait        time.Duration // at most, apart from those that the server asks for: the backoff, or Patience
 	audits      []audit
 
 	conns []atomic.Pointer[conn]
@@ -51,6 +51,9 @@ var connectParams = grpc.ConnectParams{
 
 const echoService = "/grpcretry.test.v1.EchoService/"
 
+// patience is how long calls wait for a target that is failing.
+const patience = 2 * time.Second
+
 // smallMemory is a replay memory that a few streams use up.
 const smallMemory = 12 << 10
 
@@ -58,7 +61,7 @@ const smallMemory = 12 << 10
 func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 	backoff := grpcretry.WithBackoff(grpcretry.Exponential{Base: 2 * time.Millisecond, Max: 20 * time.Millisecond})
 	common := []grpcretry.Option{observe, backoff, grpcretry.WithMethod(echoService+"Append", grpcretry.WithUnsentOnly(true)),
-		grpcretry.WithConnectWait(2 * time.Second)}
+		grpcretry.WithPatience(patience)}
 	tight := grpcretry.RatioBudget{Ratio: 0.01, Reserve: 3, Window: time.Second}
 	tightBudget, err := grpcretry.NewRatioBudget(tight)
 	if err != nil {
@@ -78,7 +81,7 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		return nil, err
 	}
 	few := newCounted(concurrency)
-	hedging := grpcretry.WithHedging(grpcretry.Hedging{MaxAttempts: 3, Delay: grpcretry.HedgeAtQuantile(0.95, time.Millisecond, 0)})
+	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAtQuantile(0.95, time.Millisecond, 0)}})
 
 	profiles := []*profile{
 		{name: "default budget", attempts: 4, hedges: 3},
@@ -97,7 +100,8 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		{},
 		{grpcretry.WithBudget(tightBudget)},
 		{grpcretry.WithBudget(limited), grpcretry.WithMaxAttempts(6)},
-		{grpcretry.WithBudget(counted), grpcretry.WithMaxAttempts(5), grpcretry.WithCodes(codes.Unavailable, codes.ResourceExhausted, codes.Aborted)},
+		{grpcretry.WithBudget(counted), grpcretry.WithMaxAttempts(5), grpcretry.WithCodes(codes.Unavailable, codes.ResourceExhausted, codes.Aborted),
+			grpcretry.WithPatience(0)}, // nobody waits for a throttle, but the library does not know one that is counted
 		{grpcretry.WithBudget(few)},
 		{grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithMaxAttempts(8), grpcretry.WithAttemptTimeout(100 * time.Millisecond),
 			grpcretry.WithMaxElapsed(3 * time.Second)},
@@ -106,7 +110,7 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		{grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithReplayMemory(smallMemory)},
 	}
 	for i, p := range profiles {
-		p.backoff = 20 * time.Millisecond
+		p.wait = patience
 		if p.codes == nil {
 			p.codes = []codes.Code{codes.Unavailable, codes.ResourceExhausted}
 		}
@@ -162,9 +166,8 @@ func (p *profile) dial(addresses []string) (*conn, error) {
 // A traffic counts what a budget must know. Counters only grow.
 type traffic struct {
 	answered atomic.Int64 // attempts that were answered
-	decided  atomic.Int64 // retries and hedges that were decided on, apart from those after an unsent attempt
-	returned atomic.Int64 // of these, those that succeeded, or were never sent
-	retried  atomic.Int64 // of these, those that were not sent while another attempt was in flight
+	retried  atomic.Int64 // retries that were sent, apart from those after an unsent attempt; hedges have a budget of their own
+	returned atomic.Int64 // of these, those that succeeded, or reached no server
 	inFlight atomic.Int64 // calls
 
 	mu      sync.Mutex
@@ -174,14 +177,14 @@ type traffic struct {
 // A sample is a traffic's counters at some time.
 type sample struct {
 	at                          time.Time
-	answered, decided, returned int64
+	answered, retried, returned int64
 }
 
-// look takes a sample. Attempts are answered after the retries that they pay for are decided on, so
+// look takes a sample. Attempts are answered after the retries that they pay for are sent, so
 // the order of the reads makes no budget look smaller than it was.
 func (t *traffic) look() sample {
 	s := sample{at: time.Now()}
-	s.decided = t.decided.Load()
+	s.retried = t.retried.Load()
 	s.returned = t.returned.Load()
 	s.answered = t.answered.Load()
 	return s
@@ -220,7 +223,7 @@ func ratioAudit(s grpcretry.RatioBudget, b grpcretry.Budget) audit {
 			if begin == 0 {
 				earned = sample{} // the first sample may come late
 			}
-			spent := last.decided - first.decided - (last.returned - first.returned)
+			spent := last.retried - first.retried - (last.returned - first.returned)
 			limit := s.Reserve + s.Ratio*float64(last.answered-earned.answered) + float64(workers)
 			if float64(spent) > limit {
 				return fmt.Sprintf("in %v, %d retries were spent and not returned, and the budget allows %.1f: %d attempts were answered then and in the window before",
@@ -244,9 +247,9 @@ func rateAudit(perSecond, burst float64) audit {
 		}
 		last := p.samples[len(p.samples)-1]
 		for _, first := range p.samples {
-			// A retry that was never sent is returned, one that succeeded is not. Both are taken for
-			// returned, so at most that many more may have been decided on.
-			spent := last.decided - first.decided - (last.returned - first.returned)
+			// A retry that reached no server is returned, one that succeeded is not. Both are taken for
+			// returned, so at most that many more may have been sent.
+			spent := last.retried - first.retried - (last.returned - first.returned)
 			limit := burst + perSecond*last.at.Sub(first.at).Seconds() + float64(workers)
 			if float64(spent) > limit {
 				return fmt.Sprintf("in %v, %d retries were spent, and the rate allows %.1f", last.at.Sub(first.at), spent, limit)
@@ -256,23 +259,23 @@ func rateAudit(perSecond, burst float64) audit {
 	}
 }
 
-// throttleAudit checks that no more retries were decided on than a throttle allows that was full at
+// throttleAudit checks that no more retries were sent than a throttle allows that was full at
 // the start: each of them needs a failure, and failures empty it, by one token each, to half.
 func throttleAudit(maxTokens, tokenRatio float64) audit {
 	return func(p *profile, _ bool) string {
 		retried, answered := p.retried.Load(), p.answered.Load()
 		limit := maxTokens/2 + tokenRatio*float64(answered) + float64(workers)
 		if float64(retried) > limit {
-			return fmt.Sprintf("%d retries were decided on, and the throttle allows %.1f after %d answered attempts", retried, limit, answered)
+			return fmt.Sprintf("%d retries were sent, and the throttle allows %.1f after %d answered attempts", retried, limit, answered)
 		}
 		return ""
 	}
 }
 
-// A countedBudget counts what the library takes from a budget, and what it reports and returns.
+// A countedBudget counts what the library takes from a budget, and what it reports.
 type countedBudget struct {
 	grpcretry.Budget
-	withdrawn, refunded, ended atomic.Int64
+	withdrawn, ended atomic.Int64
 }
 
 func newCounted(b grpcretry.Budget) *countedBudget { return &countedBudget{Budget: b} }
@@ -285,11 +288,6 @@ func (b *countedBudget) Withdraw(now time.Time) bool {
 	return ok
 }
 
-func (b *countedBudget) Refund() {
-	b.refunded.Add(1)
-	b.Budget.Refund()
-}
-
 func (b *countedBudget) Deposit(o grpcretry.Outcome) {
 	if o.Attempt > 1 {
 		b.ended.Add(1)
@@ -297,12 +295,12 @@ func (b *countedBudget) Deposit(o grpcretry.Outcome) {
 	b.Budget.Deposit(o)
 }
 
-// audit checks that each retry taken from the budget has either been refunded or has ended.
+// audit checks that each retry taken from the budget has ended.
 func (b *countedBudget) audit(_ *profile, atEnd bool) string {
-	ended, refunded := b.ended.Load(), b.refunded.Load()
+	ended := b.ended.Load()
 	withdrawn := b.withdrawn.Load()
-	if over := ended + refunded; over > withdrawn || atEnd && over != withdrawn {
-		return fmt.Sprintf("%d retries were taken from the budget, %d were refunded, and %d ended", withdrawn, refunded, ended)
+	if ended > withdrawn || atEnd && ended != withdrawn {
+		return fmt.Sprintf("%d retries were taken from the budget, and %d ended", withdrawn, ended)
 	}
 	return ""
 }
@@ -330,8 +328,8 @@ func (p *profile) checkUsage() string {
 	case u.WaitingCalls != 0 || u.OpenStreams != 0 || u.ReplayMemory != 0:
 		return fmt.Sprintf("%d calls are waiting, %d streams are open, and %d bytes are kept for replays, when no call is in flight",
 			u.WaitingCalls, u.OpenStreams, u.ReplayMemory)
-	case p.smallMemory && p.answered.Load() > 5000 && (u.CommittedStreams == 0 || u.UnsentHedges == 0):
-		return fmt.Sprintf("the replay memory of %d bytes has committed %d streams and held back %d hedges", u.ReplayLimit, u.CommittedStreams, u.UnsentHedges)
+	case p.smallMemory && p.answered.Load() > 5000 && u.CommittedStreams == 0:
+		return fmt.Sprintf("the replay memory of %d bytes has committed no stream", u.ReplayLimit)
 	}
 	return ""
 }

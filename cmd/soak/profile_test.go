@@ -20,7 +20,7 @@ func TestPlantedViolationsInBudgets(t *testing.T) {
 		name    string
 		audit   audit
 		atEnd   bool
-		decided int64
+		retried int64
 		want    string
 	}{
 		{"ratio, within", ratioAudit(settings, ratio), false, workers + 13, ""},
@@ -30,14 +30,13 @@ func TestPlantedViolationsInBudgets(t *testing.T) {
 		{"throttle, within", throttleAudit(20, 0.05), false, workers + 60, ""},
 		{"throttle, beyond", throttleAudit(20, 0.05), false, workers + 61, "and the throttle allows"},
 		{"a retry that has not ended", broken.audit, false, 0, ""},
-		{"a retry that never ended", broken.audit, true, 0, "1 retries were taken from the budget, 0 were refunded, and 0 ended"},
+		{"a retry that never ended", broken.audit, true, 0, "1 retries were taken from the budget, and 0 ended"},
 		{"tokens that were lost", restored(newCounted(lost{}), 3), true, 0, "the balance is 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &profile{}
 			p.keep()
-			p.decided.Store(tt.decided)
-			p.retried.Store(tt.decided)
+			p.retried.Store(tt.retried)
 			p.answered.Store(1000)
 			p.keep()
 			if got := tt.audit(p, tt.atEnd); !strings.Contains(got, tt.want) || tt.want == "" && got != "" {

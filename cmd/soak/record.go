@@ -63,7 +63,8 @@ type serverRecord struct {
 	count    uint32 // messages, with noteStored
 }
 
-const serverRecordSize = 24
+// Records divide a page of memory: a kill may end a write at the end of a page.
+const serverRecordSize = 32
 
 func (r *serverRecord) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(r.call))
@@ -74,7 +75,8 @@ func (r *serverRecord) append(b []byte) []byte {
 	}
 	b = append(b, byte(r.note), below)
 	b = binary.BigEndian.AppendUint16(b, r.previous)
-	return binary.BigEndian.AppendUint32(b, r.count)
+	b = binary.BigEndian.AppendUint32(b, r.count)
+	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
 }
 
 func (r *serverRecord) read(b []byte) {

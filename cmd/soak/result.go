@@ -76,13 +76,19 @@ func (r *result) markdown() string {
 	} {
 		fmt.Fprintf(&b, "| %s | %s |\n", row.name, number(row.count))
 	}
+	return b.String()
+}
+
+// details returns the tables of faults, and of how failed calls ended, which are too long for a page.
+func (r *result) details() string {
+	var b strings.Builder
 	b.WriteString("\n| faults | |\n|---|---:|\n")
 	for _, kind := range slices.Sorted(maps.Keys(r.faults)) {
 		fmt.Fprintf(&b, "| %s | %s |\n", kind, number(r.faults[kind]))
 	}
 	b.WriteString("\n| failed calls ended with | |\n|---|---:|\n")
 	ends := map[string]int64{}
-	for _, outcomes := range c.Kinds {
+	for _, outcomes := range r.counts.Kinds {
 		for how, n := range outcomes {
 			if how != "ok" {
 				ends[how] += n

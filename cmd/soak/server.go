@@ -67,7 +67,7 @@ func serverProcess(config *serverConfig, in io.Reader, out io.Writer) error {
 		return err
 	}
 	retrier, err := grpcretry.New(grpcretry.WithMaxAttempts(layerAttempts), grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
-		grpcretry.WithConnectWait(100*time.Millisecond), grpcretry.WithBudget(grpcretry.Unlimited))
+		grpcretry.WithPatience(100*time.Millisecond), grpcretry.WithBudget(grpcretry.Unlimited))
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ type bounds struct {
 	attempts int           // at most
 	exact    bool          // a call that has used up its attempts has made so many
 	codes    []codes.Code  // that are retried
-	backoff  time.Duration // at most
+	wait     time.Duration // at most, apart from those that the server asks for
 	deadline time.Duration // since the start of the call
 }
 
@@ -198,8 +198,8 @@ func (t *timeline) checkDecision(i int, in *bounds) string {
 	if !end.cut && !end.unsent && !slices.Contains(in.codes, end.code) {
 		return fmt.Sprintf("%v is not among the codes that are retried, and another attempt follows", end.code)
 	}
-	if m.source == grpcretry.WaitBackoff && m.wait > in.backoff {
-		return fmt.Sprintf("the backoff is %v, and its limit is %v", m.wait, in.backoff)
+	if m.source == grpcretry.WaitBackoff && m.wait > in.wait {
+		return fmt.Sprintf("the wait is %v, and its limit is %v", m.wait, in.wait)
 	}
 	if m.ended+m.wait > in.deadline && m.waits() && !end.cut {
 		return fmt.Sprintf("a wait of %v starts %v before the deadline", m.wait, in.deadline-m.ended)

@@ -39,10 +39,10 @@ func TestPlantedViolationsInEvents(t *testing.T) {
 		{"another wait", func(m []moment) []moment { m[2].wait = 4 * time.Millisecond; return m }, "the server asked for a wait of 5ms, and the call waits 4ms"},
 		{"a stop that was not obeyed", func(m []moment) []moment { m[1].asked = []string{"-1"}; return m }, "the server forbade another attempt"},
 		{"leading zeros", func(m []moment) []moment { m[1].asked = []string{"005"}; return m }, "the server forbade another attempt"},
-		{"a backoff beyond its limit", func(m []moment) []moment {
+		{"a wait beyond its limit", func(m []moment) []moment {
 			m[1].asked, m[2].source, m[2].wait, m[3].at = nil, grpcretry.WaitBackoff, time.Second, time.Minute
 			return m
-		}, "the backoff is 1s, and its limit is 20ms"},
+		}, "the wait is 1s, and its limit is 20ms"},
 		{"a code that is not retried", func(m []moment) []moment { m[1].code = codes.NotFound; return m }, "NotFound is not among the codes that are retried"},
 		{"too many attempts", func(m []moment) []moment {
 			return append(append(m[:3:3], moment{kind: grpcretry.AttemptStart, number: 2, at: time.Second}, moment{kind: grpcretry.AttemptEnd, number: 2},
@@ -61,7 +61,7 @@ func TestPlantedViolationsInEvents(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var line timeline
 			line.moments = tt.plant(soundMoments())
-			in := bounds{attempts: 2, codes: []codes.Code{codes.Unavailable}, backoff: 20 * time.Millisecond, deadline: time.Second}
+			in := bounds{attempts: 2, codes: []codes.Code{codes.Unavailable}, wait: 20 * time.Millisecond, deadline: time.Second}
 			got := line.check(nil, &in)
 			if !strings.Contains(got, tt.want) || tt.want == "" && got != "" {
 				t.Errorf("check = %q, want %q", got, tt.want)

@@ -18,7 +18,7 @@ func TestLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s\n\n%s", measured.describe(), tableText(rows))
+	t.Logf("%s\n\n%s\n%s", measured.describe(), tableText(rows), restText(rows))
 	simulated := simulate(t)
 	for _, r := range rows {
 		t.Run(r.setup, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestLayers(t *testing.T) {
 // checkAttempts compares the attempts of calls during the outage with what each setup promises.
 func checkAttempts(t *testing.T, setup string, o *outage) {
 	t.Helper()
-	if o.calls == 0 {
+	if o.calls == 0 && setup != everything { // there, calls wait
 		t.Fatal("no call started and ended during the outage")
 	}
 	exactly := map[string]int{noLibrary: 27, stop: 3, oneAttempt: 7}
@@ -54,14 +54,14 @@ func checkAttempts(t *testing.T, setup string, o *outage) {
 	}
 }
 
-// checkLost requires that no call is lost with the library. Without it, calls do not wait for a
-// connection.
+// checkLost requires that no call is lost with the library's defaults. Without patience, calls do not
+// wait for a connection.
 func checkLost(t *testing.T, r *row) {
 	t.Helper()
 	if r.lostFlaky > 0 {
 		t.Errorf("%d calls lost while D was flaky, want none", r.lostFlaky)
 	}
-	if r.setup != noLibrary && r.lostRestart > 0 {
+	if r.setup == everything && r.lostRestart > 0 {
 		t.Errorf("%d calls lost when D was killed and started again, want none", r.lostRestart)
 	}
 }
@@ -71,7 +71,7 @@ func checkLost(t *testing.T, r *row) {
 func simulate(t *testing.T) map[string]float64 {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "results.json")
-	herd := exec.CommandContext(t.Context(), "go", "run", ".", "-study", "layers", "-part", "layers-proof", "-charts=false", "-json", file)
+	herd := exec.CommandContext(t.Context(), "go", "run", ".", "-study", "layers", "-part", "layers-proof", "-json", file)
 	herd.Dir = filepath.Join("..", "..", "cmd", "herd")
 	if out, err := herd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", herd, err, out)

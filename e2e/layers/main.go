@@ -57,7 +57,7 @@ var measured = plan{
 	deadline: 10 * time.Second,
 	healthy:  3 * time.Second,
 	down:     4 * time.Second,
-	healed:   3 * time.Second,
+	healed:   5 * time.Second, // longer than down, so that calls that have waited are over
 	flaky:    2 * time.Second,
 	settled:  500 * time.Millisecond,
 	away:     300 * time.Millisecond,
@@ -88,11 +88,11 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	table := tableText
+	text := tableText(rows) + "\n" + restText(rows)
 	if *markdown {
-		table = tableMarkdown
+		text = tableMarkdown(rows)
 	}
-	_, err = io.WriteString(out, table(rows))
+	_, err = io.WriteString(out, text)
 	return err
 }
 

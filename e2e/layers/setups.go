@@ -38,12 +38,12 @@ const (
 
 var setups = []setup{
 	{name: noLibrary, client: builtIn},
-	{name: budgets, client: library},
+	{name: budgets, client: impatient},
 	{name: stop, client: unlimited, server: func() []grpc.ServerOption {
 		return grpcretry.ServerOptions(grpcretry.WithOneAttemptForRetries(false))
 	}},
 	{name: oneAttempt, client: unlimited, server: func() []grpc.ServerOption {
-		return grpcretry.ServerOptions(grpcretry.WithNoRetryAfterGivingUp(false))
+		return grpcretry.ServerOptions(grpcretry.WithStopAfterGivingUp(false))
 	}},
 	{name: everything, client: library, server: func() []grpc.ServerOption {
 		return grpcretry.ServerOptions()
@@ -81,9 +81,15 @@ func library(more ...grpcretry.Option) []grpc.DialOption {
 	}, more...)...)
 }
 
-// unlimited is the library without a budget.
+// impatient is the library without patience: calls that wait until D responds again would not show
+// what the budgets and the measures do.
+func impatient(more ...grpcretry.Option) []grpc.DialOption {
+	return library(append(more, grpcretry.WithPatience(0))...)
+}
+
+// unlimited is the same without a budget.
 func unlimited(more ...grpcretry.Option) []grpc.DialOption {
-	return library(append(more, grpcretry.WithBudget(grpcretry.Unlimited))...)
+	return impatient(append(more, grpcretry.WithBudget(grpcretry.Unlimited))...)
 }
 
 // dial connects to a service.

@@ -26,14 +26,19 @@ type outage struct {
 	attempts int // of these calls at D
 	most     int // attempts of one of these calls
 
-	// amplification is the number of all attempts that D received meanwhile, for each call that
-	// started meanwhile. It is a little lower than attempts / calls, because some calls end later. The
-	// simulator has the same figure.
+	// amplification is the number of attempts that D received for each call that started meanwhile, also
+	// of those that ended later. The simulator has the same figure.
 	amplification float64
 }
 
-// perCall returns the attempts that reach D for each call, 0 if no call started and ended meanwhile.
-func (o *outage) perCall() float64 { return ratio(o.attempts, o.calls) }
+// perCall returns the attempts that reach D for each call that started and ended meanwhile. If all
+// calls waited until D was up again, it is the amplification.
+func (o *outage) perCall() float64 {
+	if o.calls == 0 {
+		return o.amplification
+	}
+	return ratio(o.attempts, o.calls)
+}
 
 func ratio(n, of int) float64 {
 	if of == 0 {
@@ -69,17 +74,14 @@ func (t *trial) outage() outage {
 	started, received := 0, 0
 	for _, a := range t.attempts {
 		attempts[a.call]++
-		if during(a.at) {
-			received++
-		}
 	}
 	for i, c := range t.calls.made {
 		if !during(c.start) {
 			continue
 		}
-		started++
+		n := attempts[int64(i+1)]
+		started, received = started+1, received+n
 		if during(c.end) {
-			n := attempts[int64(i+1)]
 			o.calls++
 			o.attempts += n
 			o.most = max(o.most, n)

@@ -32,7 +32,7 @@ func TestSummarize(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := summary{
-		down:      outage{calls: 2, attempts: 4, most: 3, amplification: 8.0 / 4},
+		down:      outage{calls: 2, attempts: 4, most: 3, amplification: 9.0 / 4},
 		lostFlaky: 1, lostRestart: 1, recovery: 70 * time.Millisecond, late: 4500,
 	}
 	if *s != want {
@@ -47,25 +47,43 @@ func TestSummarize(t *testing.T) {
 
 var someRows = []row{
 	{noLibrary, &summary{down: outage{calls: 10, attempts: 270, most: 27}, lostRestart: 11, recovery: 1234 * time.Millisecond}},
-	{everything, &summary{recovery: 1400 * time.Microsecond}},
+	{everything, &summary{down: outage{amplification: 1.05}, recovery: 1400 * time.Microsecond}},
 }
 
 func TestTableText(t *testing.T) {
 	const want = `
-                           attempts per call  most  lost, flaky  lost, restart  recovery
-  no library                           27.00    27            0             11    1.23 s
-  everything                               –     –            0              0      1 ms
+                           attempts per call  most  lost, restart
+  no library                           27.00    27             11
+  everything                            1.05     –              0
 `
 	if got := tableText(someRows); got != strings.TrimPrefix(want, "\n") {
 		t.Errorf("tableText =\n%swant%s", got, want)
 	}
 }
 
+func TestRestText(t *testing.T) {
+	for _, tt := range []struct {
+		rows []row
+		want string
+	}{
+		{someRows, `Lost while D was flaky, although it would have responded to one of C's three attempts: no call.
+After the end of the outage, calls failed for 1.23 s at most (no library).
+`},
+		{[]row{{everything, &summary{lostFlaky: 2}}}, `Lost while D was flaky, although it would have responded to one of C's three attempts: 2 (everything).
+With each setup, the last failure of the outage was before its end.
+`},
+	} {
+		if got := restText(tt.rows); got != tt.want {
+			t.Errorf("restText =\n%swant\n%s", got, tt.want)
+		}
+	}
+}
+
 func TestTableMarkdown(t *testing.T) {
-	const want = `|  | attempts per call | most | lost, flaky | lost, restart | recovery |
-|---|---:|---:|---:|---:|---:|
-| no library | 27.00 | 27 | 0 | 11 | 1.23 s |
-| everything | – | – | 0 | 0 | 1 ms |
+	const want = `|  | attempts per call | most | lost, restart |
+|---|---:|---:|---:|
+| no library | 27.00 | 27 | 11 |
+| everything | 1.05 | – | 0 |
 `
 	if got := tableMarkdown(someRows); got != want {
 		t.Errorf("tableMarkdown =\n%swant\n%s", got, want)

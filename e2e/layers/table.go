@@ -30,28 +30,26 @@ Measured with %s on %s/%s with %d cores.`,
 }
 
 const rowLegend = `  no library               gRPC's own retries, from the retryPolicy of a service config
-  budgets                  the library: each process limits its retries to a share of the calls that succeed
-  stop callers             a service that has given up on a call tells its caller not to retry; no budgets
-  one attempt for retries  a service makes one attempt for a request that is itself a retry; no budgets
-  everything               the library with its defaults: budgets and both measures
+  budgets                  the library: each process limits its retries to a share of the calls that succeed; no patience
+  stop callers             a service that has given up on a call tells its caller not to retry; no budgets, no patience
+  one attempt for retries  a service makes one attempt for a request that is itself a retry; no budgets, no patience
+  everything               the library with its defaults: budgets, both measures and patience
 `
 
-const columnLegend = `  attempts per call        that reach D, for the calls that start and end while it is down
+const columnLegend = `  attempts per call        that reach D, for the calls that start and end while it is down, or that start if all wait
   most                     the same for the call with the most attempts
-  lost, flaky              calls that fail although D would have responded to one of the three attempts of C
   lost, restart            calls that fail because D is away for a moment, much shorter than their deadline
-  recovery                 time from the end of the outage until the last failure
 `
 
-var head = []string{"", "attempts per call", "most", "lost, flaky", "lost, restart", "recovery"}
+var head = []string{"", "attempts per call", "most", "lost, restart"}
 
 // cells of the row, in the order of head.
 func (r *row) cells() []string {
-	cells := []string{r.setup, "–", "–", fmt.Sprint(r.lostFlaky), fmt.Sprint(r.lostRestart), formatDuration(r.recovery)}
+	most := "–"
 	if r.down.calls > 0 {
-		cells[1], cells[2] = fmt.Sprintf("%.2f", r.down.perCall()), fmt.Sprint(r.down.most)
+		most = fmt.Sprint(r.down.most)
 	}
-	return cells
+	return []string{r.setup, fmt.Sprintf("%.2f", r.down.perCall()), most, fmt.Sprint(r.lostRestart)}
 }
 
 // formatDuration rounds to milliseconds.
@@ -73,6 +71,29 @@ func tableText(rows []row) string {
 		out.WriteString("\n")
 	}
 	return out.String()
+}
+
+// restText says what is nearly always nothing, and would be a column of zeros.
+func restText(rows []row) string {
+	var lost []string
+	slowest := row{summary: &summary{}}
+	for _, r := range rows {
+		if r.lostFlaky > 0 {
+			lost = append(lost, fmt.Sprintf("%d (%s)", r.lostFlaky, r.setup))
+		}
+		if r.recovery > slowest.recovery {
+			slowest = r
+		}
+	}
+	text := "Lost while D was flaky, although it would have responded to one of C's three attempts: no call.\n"
+	if len(lost) > 0 {
+		text = strings.Replace(text, "no call", strings.Join(lost, ", "), 1)
+	}
+	if slowest.recovery == 0 {
+		return text + "With each setup, the last failure of the outage was before its end.\n"
+	}
+	return text + fmt.Sprintf("After the end of the outage, calls failed for %s at most (%s).\n",
+		formatDuration(slowest.recovery), slowest.setup)
 }
 
 // tableMarkdown is the table as a page shows it.

@@ -28,7 +28,7 @@ type client struct {
 func dial(target string, t *telemetry, more ...grpc.DialOption) (*client, error) {
 	retrier, err := grpcretry.New(
 		// Without jitter, and quick, so that the picture is the same each time. In
-		// production stay with the default, full jitter: scene 3 shows why.
+		// production stay with the default, which has jitter: scene 3 shows why.
 		grpcretry.WithBackoff(grpcretry.Exponential{
 			Base: 60 * time.Millisecond, Max: time.Second, Jitter: grpcretry.NoJitter}),
 		grpcretry.WithObserver(observe),

@@ -154,7 +154,7 @@ func (p *picture) outcome(r *record, s step) string {
 	case retry && d.WaitSource == grpcretry.WaitConnect:
 		return p.paint(yellow, "reached no server; waits for a connection")
 	case retry && errors.Is(s.Err, grpcretry.ErrAttemptTimeout):
-		return p.paint(yellow, "attempt timeout; waits "+waitText(d))
+		return p.paint(yellow, "timeout; replaced after "+waitText(d))
 	case retry:
 		return p.paint(yellow, "waits "+waitText(d))
 	case errors.Is(d.Reason, grpcretry.ErrDeadline): // Wait is the one that did not fit
@@ -323,6 +323,9 @@ func (p *picture) totals(results []result) {
 	for _, r := range results {
 		t := r.tally()
 		p.row(fmt.Sprintf("%2d  %s", r.number, r.scene.title), t)
+		if n := t.attempts - t.serverSaw; n > 0 {
+			p.line(p.paint(dim, fmt.Sprintf("      (%d reached no server)", n)))
+		}
 		all.add(t)
 	}
 	p.line("  ", p.paint(dim, strings.Repeat("─", columns-2)))
@@ -330,6 +333,9 @@ func (p *picture) totals(results []result) {
 	p.line()
 	p.line("  ", p.paint(bold, fmt.Sprintf("Amplification %.2f", float64(all.serverSaw)/float64(all.calls))),
 		fmt.Sprintf(": for %d calls the server saw %d attempts.", all.calls, all.serverSaw))
+	if n := all.attempts - all.serverSaw; n > 0 {
+		p.line(fmt.Sprintf("  Of %d attempts %d reached no server.", all.attempts, n))
+	}
 	p.line("  Gave up because of")
 	for _, reason := range reasons {
 		name := grpcretry.ReasonName(reason)

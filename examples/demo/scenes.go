@@ -98,8 +98,8 @@ func jitter() scene {
 	s := scene{
 		title: "Full jitter",
 		caption: []string{
-			"Six clients find the server UNAVAILABLE at the same moment. With full jitter,",
-			"the default, they do not all retry at the same moment: look down the columns.",
+			"Six clients find the server UNAVAILABLE at the same moment. With full jitter",
+			"they do not all retry at the same moment: look down the columns.",
 		},
 		opts:  unlimited,
 		brief: true,
@@ -162,6 +162,7 @@ func noCure() scene {
 // hangsFor is how long an attempt may hang if another one can follow.
 const hangsFor = 300 * time.Millisecond
 
+// The first call would otherwise wait longer, because the target has been failing since the scene before.
 func deadlines() scene {
 	return scene{
 		title: "Deadlines",
@@ -171,7 +172,7 @@ func deadlines() scene {
 		},
 		calls: []plan{
 			{name: "get cart", script: []answer{hang, ok}, timeout: 5 * time.Second, opts: []grpc.CallOption{
-				grpcretry.WithAttemptTimeout(hangsFor), grpcretry.WithMaxAttempts(2)}},
+				grpcretry.WithAttemptTimeout(hangsFor), grpcretry.WithMaxAttempts(2), grpcretry.WithPatience(0)}},
 			{name: "get user", script: []answer{overloaded(5 * time.Second)}, timeout: time.Second},
 		},
 		want: tally{calls: 2, attempts: 3, rescued: 1,
@@ -205,8 +206,9 @@ func budgetRunsOut(newDefault grpcretry.CallOption) scene {
 		caption: []string{
 			"All is UNAVAILABLE for 20 calls: 80 attempts, if every call made its 4.",
 			"The default budget of a new client has a reserve of 3, so the server gets 23.",
+			"WithPatience(0): without a retry, the other calls do not wait for the server.",
 		},
-		opts:  []grpc.CallOption{newDefault},
+		opts:  []grpc.CallOption{newDefault, grpcretry.WithPatience(0)},
 		brief: true,
 		want: tally{calls: 20, attempts: 23,
 			stops: map[string]int{"budget": 20}},

@@ -96,6 +96,11 @@ func TestNothingRunsTwice(t *testing.T) {
 	if got := want(t, http.StatusOK, "POST", "http://"+cli.public+"/entries?message=x"); got != "2 x\n" {
 		t.Errorf("after one success and one failure, POST /entries returned %q, want entry 2", got)
 	}
+	// The next failure comes after the call has run: a retry would have appended a second entry.
+	want(t, http.StatusServiceUnavailable, "POST", "http://"+cli.public+"/entries")
+	if got := want(t, http.StatusOK, "POST", "http://"+cli.public+"/entries?message=y"); got != "4 y\n" {
+		t.Errorf("after a failed call that ran once, POST /entries returned %q, want entry 4", got)
+	}
 }
 
 // traceOf returns the spans of the trace in which a span has an attribute.

@@ -13,7 +13,7 @@ import (
 type Request struct {
 	context.Context
 
-	retry     bool // a service further up retries the work; never changed
+	retry     bool // calls made for it make one attempt, see Measures.Limit; never changed
 	transport grpc.ServerTransportStream
 	responded atomic.Bool
 	gaveUp    atomic.Bool
@@ -24,8 +24,8 @@ type Request struct {
 // do not search for one.
 var inUse atomic.Bool
 
-// New returns the Request that is handled in ctx. retry says that a service further up retries the
-// work: the request is a retry, or it is made for one.
+// New returns the Request that is handled in ctx. retry says that calls made for it make one attempt,
+// because a service further up retries the work, see [Measures.Limit].
 func New(ctx context.Context, retry bool) *Request {
 	if !inUse.Load() {
 		inUse.Store(true)
@@ -63,7 +63,8 @@ func (r *Request) Handles(ctx context.Context) bool {
 	return r != nil && r.transport == grpc.ServerTransportStreamFromContext(ctx)
 }
 
-// IsRetry reports whether a service further up retries the work. A nil Request is no retry.
+// IsRetry reports whether calls made for the request make one attempt, because a service further up
+// retries the work. A nil Request is no retry.
 func (r *Request) IsRetry() bool { return r != nil && r.retry && !r.responded.Load() }
 
 // Respond records that the handler has returned, or has sent a message: from then on no service further
@@ -89,3 +90,59 @@ func (r *Request) Forbids() bool { return r.forbidden.Load() }
 
 // Forbid records that the response says "do not retry", and reports whether it did not say so before.
 func (r *Request) Forbid() bool { return !r.forbidden.Swap(true) }
+
+// Header is the request header that has a Mark.
+const Header = "grpcretry-caller-retries"
+
+// A Mark is what a request says about the attempts made at its work before, in [Header].
+type Mark uint8
+
+// The Marks of requests. A retry without one comes from a client that is not this library's, such as
+// gRPC itself, and cannot know what became of the attempts before.
+const (
+	Unmarked Mark = iota
+	Answered      // "0": all earlier attempts got a response
+	Limited       // "1": an earlier attempt did not, or this is work for a request of which one did not
+)
+
+// MarkOf returns the Mark in a request's values of [Header]. A value without a meaning counts as "1", and
+// so does one of several.
+func MarkOf(values ...string) Mark {
+	mark := Unmarked
+	for _, value := range values {
+		if value != Answered.String() {
+			return Limited
+		}
+		mark = Answered
+	}
+	return mark
+}
+
+// String returns the header's value.
+func (m Mark) String() string {
+	if m == Answered {
+		return "0"
+	}
+	return "1"
+}
+
+// Measures are what a server does against retries that multiply.
+type Measures struct {
+	StopsCallers bool // the response says "do not retry" if a call of the handler has given up
+	OneAttempt   bool // calls make one attempt if Limit says so
+}
+
+// Limit reports whether the calls made for a request make one attempt. retry says that the request is a
+// retry. If all attempts before got a response, none of them had given up, or the response would have
+// said so; unless this server does not say so. Otherwise an attempt before may have given up, or may
+// still be at work.
+func (m Measures) Limit(retry bool, mark Mark) bool {
+	switch {
+	case !m.OneAttempt:
+		return false
+	case mark == Answered:
+		return retry && !m.StopsCallers
+	default:
+		return retry || mark == Limited
+	}
+}

@@ -50,7 +50,6 @@ var modes = map[string][]grpcretry.Option{
 	},
 	"hedging": {retryNothing, grpcretry.WithHedging(grpcretry.Hedging{
 		Delay:             grpcretry.HedgeAfter(time.Hour),
-		NonFatalCodes:     []codes.Code{},
 		AllMethodsAreSafe: true,
 	})},
 	"default": {},
@@ -60,7 +59,9 @@ var modes = map[string][]grpcretry.Option{
 var (
 	calls    atomic.Int64 // RPCs handed to the library
 	attempts atomic.Int64 // attempts that the library handed on
-	passed   atomic.Int64 // RPCs that it handed on without being able to retry them
+	repeated atomic.Int64 // second attempts, in a mode that retries nothing: after a stream that a server has refused
+	left     atomic.Int64 // RPCs that it left to gRPC's own retries
+	passed   atomic.Int64 // RPCs that it handed on without being able to retry them, for any other reason
 	ends     atomic.Int64 // CallEnd events
 )
 
@@ -105,19 +106,24 @@ func callStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn,
 }
 
 func attemptUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	countAttempt(ctx)
+	countAttempt(ctx, cc, method)
 	return invoker(ctx, method, req, reply, cc, opts...)
 }
 
 func attemptStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	countAttempt(ctx)
+	countAttempt(ctx, cc, method)
 	return streamer(ctx, desc, cc, method, opts...)
 }
 
-func countAttempt(ctx context.Context) {
-	if _, ok := grpcretry.AttemptFromContext(ctx); ok {
+func countAttempt(ctx context.Context, cc *grpc.ClientConn, method string) {
+	switch a, ok := grpcretry.AttemptFromContext(ctx); {
+	case ok && mode != "default" && a.Number == 2:
+		repeated.Add(1)
+	case ok:
 		attempts.Add(1)
-	} else {
+	case cc.GetMethodConfig(method).RetryPolicy != nil:
+		left.Add(1)
+	default:
 		passed.Add(1)
 	}
 }
@@ -135,21 +141,24 @@ func Check(t *testing.T) {
 		t.Skip("the library is not installed")
 	}
 	for range 1000 { // a stream that was abandoned may end after its test
-		if mode != "observer" || ends.Load() == calls.Load() {
+		if mode != "observer" || ends.Load()+left.Load() == calls.Load() {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	c, a, p, e := calls.Load(), attempts.Load(), passed.Load(), ends.Load()
-	t.Logf("calls=%d attempts=%d passed=%d ends=%d", c, a, p, e)
+	c, a, l, p, e := calls.Load(), attempts.Load(), left.Load(), passed.Load(), ends.Load()
+	t.Logf("calls=%d attempts=%d left=%d passed=%d ends=%d", c, a, l, p, e)
+	if n := repeated.Load(); n*100 > c {
+		t.Errorf("%d of %d calls made a second attempt, although only refused streams are sent again", n, c)
+	}
 	switch {
 	case c == 0:
 		t.Error("no call went through the library")
 	case p > 0:
 		t.Errorf("%d of %d calls passed straight through the library", p, c)
-	case mode != "default" && a != c:
-		t.Errorf("%d calls made %d attempts although nothing is retried", c, a)
-	case mode == "observer" && e != c:
-		t.Errorf("%d calls have ended %d times for the observer", c, e)
+	case mode != "default" && a+l != c:
+		t.Errorf("%d calls made %d attempts, and %d were left to gRPC, although nothing is retried", c, a, l)
+	case mode == "observer" && e+l != c:
+		t.Errorf("%d calls have ended %d times for the observer, and %d were left to gRPC", c, e, l)
 	}
 }

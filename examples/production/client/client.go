@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -54,7 +53,6 @@ func Run(ctx context.Context, config Config) error {
 	if err != nil {
 		return err
 	}
-	defer runtime.KeepAlive(retrier) // until the last flush: the counters of a Retrier end with it
 	if err := reload(config.Settings, retrier); err != nil {
 		return err
 	}

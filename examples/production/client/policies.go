@@ -3,8 +3,6 @@ package client
 import (
 	"time"
 
-	"google.golang.org/protobuf/types/descriptorpb"
-
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -13,7 +11,7 @@ import (
 const maxAttempts = 4
 
 // policies are the decisions of this client. What is not here is the library's default: retries after
-// UNAVAILABLE and RESOURCE_EXHAUSTED, full jitter, and a budget of one retry for five answered calls, so
+// UNAVAILABLE and RESOURCE_EXHAUSTED, jitter, and a budget of one retry for five answered calls, so
 // that retries cannot make an outage worse.
 func policies() []grpcretry.Option {
 	return []grpcretry.Option{
@@ -21,9 +19,7 @@ func policies() []grpcretry.Option {
 
 		// Nothing runs twice unless its proto allows it. Append has no level, so it survives a restart of
 		// the server, but a lost response is reported, not retried.
-		grpcretry.WithUnsentOnly(true),
-		grpcretry.WithIdempotencyLevel(descriptorpb.MethodOptions_IDEMPOTENT, grpcretry.WithUnsentOnly(false)),
-		grpcretry.WithIdempotencyLevel(descriptorpb.MethodOptions_NO_SIDE_EFFECTS, grpcretry.WithUnsentOnly(false)),
+		grpcretry.WithSafeMethods(),
 
 		// The slowest reads are sent to a second replica: at most 5% more load, paid from the budget.
 		grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.WithHedging(grpcretry.Hedging{

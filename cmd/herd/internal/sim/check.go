@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// This file finds the mistakes in a scenario. Every error names the field, as the JSON form does,
-// the value, and the values that are valid.
+// This file finds the mistakes in a scenario. Every error names the field, the value, and the values
+// that are valid.
 
 // Limits of a simulation, so that a typing mistake does not fill the memory.
 const (
@@ -87,6 +87,19 @@ func (s *Scenario) hasServer(name string) bool {
 	return name == "" || slices.ContainsFunc(s.Servers, func(one Server) bool { return one.Name == name })
 }
 
+// hasGroupBefore reports whether the group that g shares processes with comes before it.
+func (s *Scenario) hasGroupBefore(g *Group) bool {
+	for i := range s.Groups {
+		switch one := &s.Groups[i]; {
+		case one == g:
+			return false
+		case one.Name == g.With:
+			return one.With == ""
+		}
+	}
+	return false
+}
+
 // checkCircles follows the downstream calls of each server to their end.
 func (s *Scenario) checkCircles() error {
 	calls := map[string]string{}
@@ -137,6 +150,8 @@ func (g *Group) check(path string, s *Scenario) error {
 		check(s.hasServer(g.Target), path+".target", g.Target, "the name of a server"),
 		check(g.Processes >= 0 && g.Processes <= mostProcesses, path+".processes", g.Processes, fmt.Sprintf("0 to %d", mostProcesses)),
 		g.Strategy.check(path+".strategy"),
+		check(g.With == "" || s.hasGroupBefore(g), path+".with", g.With, "the name of an earlier group with processes of its own"),
+		check(g.With == "" || g.Processes == 0 && g.Strategy == nil, path+".with", g.With, `"" where the group has processes or a strategy`),
 	)
 }
 
@@ -181,7 +196,9 @@ func (s *Server) check(path string) error {
 			checkNumber(at+".left", o.Left, 0, 1),
 			checkFailure(at+".code", o.Code),
 			check(!o.Silent || o.Left == 0, at+".silent", o.Silent, "false where some capacity is left"),
-			check(o.Left == 0 || s.Capacity > 0, at+".left", o.Left, "0 where the server has no capacity to lose a share of"),
+			checkNumber(at+".errors", o.Errors, 0, 1),
+			check(o.Errors == 0 || o.Left > 0, at+".errors", o.Errors, "0 where the server is down"),
+			check(o.Left == 0 || s.Capacity > 0 || o.Errors > 0, at+".left", o.Left, "0 where the server has no capacity to lose a share of"),
 		)
 		if err != nil {
 			return err
@@ -232,6 +249,9 @@ func (s *Strategy) check(path string) error {
 	if err := firstOf(s.Budget.check(path+".budget"), s.Hedging.check(path+".hedging")); err != nil {
 		return err
 	}
+	if s.Hedging != nil && s.Policy.MaxAttempts > mostInFlight {
+		return invalid(path+".policy.maxAttempts", s.Policy.MaxAttempts, fmt.Sprintf("at most %d with hedging", mostInFlight))
+	}
 	if _, err := s.process(); err != nil {
 		return fmt.Errorf("sim: %s: %w", path, err)
 	}
@@ -239,73 +259,37 @@ func (s *Strategy) check(path string) error {
 }
 
 func (b *Budget) check(path string) error {
-	kinds := []BudgetKind{DefaultBudget, UnlimitedBudget, RatioBudget, FinagleBudget, ThrottleBudget, RateBudget, ConcurrencyBudget, AllBudgets}
-	only := func(kind BudgetKind, field string, set bool, value any) error {
-		return check(!set || b.Kind == kind, path+"."+field, value, fmt.Sprintf("0 unless the kind is %q", kind))
-	}
-	shared := func(field string, set bool, value any) error { // RatioBudget and FinagleBudget
-		return check(!set || b.Kind == RatioBudget || b.Kind == FinagleBudget, path+"."+field, value,
-			fmt.Sprintf("0 unless the kind is %q or %q", RatioBudget, FinagleBudget))
-	}
-	finagle := b.Kind == FinagleBudget
-	err := firstOf(
+	kinds := []BudgetKind{DefaultBudget, UnlimitedBudget, RatioBudget, FinagleBudget, ThrottleBudget, RateBudget, ConcurrencyBudget}
+	finagle, rate := b.Kind == FinagleBudget, b.Kind == RateBudget
+	return firstOf(
 		checkOneOf(path+".kind", b.Kind, kinds),
 		check(b.New == nil || b.Kind == DefaultBudget, path+".kind", b.Kind, `"" where New makes the budget`),
-		shared("ratio", b.Ratio != 0, b.Ratio),
-		only(RatioBudget, "reserve", b.Reserve != 0, b.Reserve),
-		shared("minPerSecond", b.MinPerSecond != 0, b.MinPerSecond),
-		shared("window", b.Window != 0, b.Window),
 		check(!finagle || b.Ratio >= 0 && b.Ratio <= mostRate, path+".ratio", b.Ratio, "at least 0"),
 		check(!finagle || b.MinPerSecond >= 0 && b.MinPerSecond <= mostRate, path+".minPerSecond", b.MinPerSecond, "at least 0"),
 		check(!finagle || b.Window == 0 || b.Window >= time.Millisecond && b.Window <= longest, path+".window", b.Window, "at least 1ms, or 0 for 10s"),
-		only(ThrottleBudget, "maxTokens", b.MaxTokens != 0, b.MaxTokens),
-		only(ThrottleBudget, "tokenRatio", b.TokenRatio != 0, b.TokenRatio),
-		only(RateBudget, "perSecond", b.PerSecond != 0, b.PerSecond),
-		only(RateBudget, "burst", b.Burst != 0, b.Burst),
-		only(ConcurrencyBudget, "limit", b.Limit != 0, b.Limit),
-		only(AllBudgets, "of", len(b.Of) > 0, len(b.Of)),
-		check(b.Kind != RateBudget || b.PerSecond > 0 && b.PerSecond <= mostRate, path+".perSecond", b.PerSecond, "above 0"),
-		check(b.Kind != RateBudget || b.Burst > 0, path+".burst", b.Burst, "at least 1"),
-		check(b.Kind != AllBudgets || len(b.Of) > 0, path+".of", len(b.Of), "at least one budget"),
+		check(!rate || b.PerSecond > 0 && b.PerSecond <= mostRate, path+".perSecond", b.PerSecond, "above 0"),
+		check(!rate || b.Burst > 0, path+".burst", b.Burst, "at least 1"),
 	)
-	for i := range b.Of {
-		at := fmt.Sprintf("%s.of[%d]", path, i)
-		err = firstOf(err,
-			check(b.Of[i].Kind != DefaultBudget || b.Of[i].New != nil, at+".kind", b.Of[i].Kind, "a kind of budget"),
-			b.Of[i].check(at))
-	}
-	return err
 }
 
 // check accepts nil, which stands for no hedging. The library checks the rest.
 func (h *Hedging) check(path string) error {
-	if h == nil {
+	switch {
+	case h == nil:
 		return nil
-	}
-	if h.New != nil {
+	case h.New != nil:
 		return firstOf(
 			check(h.Kind == "", path+".kind", h.Kind, `"" where New makes the delay`),
 			check(h.New() != nil, path+".new", "without a delay", "one"),
-			h.checkFields(path))
-	}
-	return firstOf(checkOneOf(path+".kind", h.Kind, []HedgingKind{HedgeAfter, HedgeAtQuantile}), h.checkFields(path))
-}
-
-func (h *Hedging) checkFields(path string) error {
-	only := func(kind HedgingKind, field string, d time.Duration) error {
-		return check(d == 0 || h.Kind == kind, path+"."+field, d, fmt.Sprintf("0 unless the kind is %q", kind))
+			h.Budget.check(path+".budget"))
 	}
 	return firstOf(
-		check(h.MaxAttempts == 0 || h.MaxAttempts >= 2 && h.MaxAttempts <= mostInFlight, path+".maxAttempts", h.MaxAttempts, fmt.Sprintf("2 to %d", mostInFlight)),
+		checkOneOf(path+".kind", h.Kind, []HedgingKind{HedgeAfter, HedgeAtQuantile}),
 		h.Budget.check(path+".budget"),
 		checkSpan(path+".delay", h.Delay, 0, longest),
-		only(HedgeAfter, "delay", h.Delay),
-		check((h.Quantile == 0) == (h.Kind != HedgeAtQuantile), path+".quantile", h.Quantile, fmt.Sprintf("between 0 and 1 where the kind is %q, else 0", HedgeAtQuantile)),
-		check(h.Quantile >= 0 && h.Quantile < 1, path+".quantile", h.Quantile, "between 0 and 1"),
+		check(h.Kind != HedgeAtQuantile || h.Quantile > 0 && h.Quantile < 1, path+".quantile", h.Quantile, "between 0 and 1"),
 		checkSpan(path+".atLeast", h.AtLeast, 0, longest),
-		only(HedgeAtQuantile, "atLeast", h.AtLeast),
 		checkSpan(path+".atMost", h.AtMost, 0, longest),
-		only(HedgeAtQuantile, "atMost", h.AtMost),
 		check(h.AtMost == 0 || h.AtMost >= h.AtLeast, path+".atMost", h.AtMost, "0 or at least atLeast"),
 	)
 }

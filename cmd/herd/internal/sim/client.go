@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -105,6 +106,7 @@ type call struct {
 	down     bool  // its client's call started during an outage
 	parent   int32 // the attempt at a server that waits for this call; -1 for none
 	number   int32 // of the newest attempt
+	failure  error // of the attempt that failed last
 	hedged   bool
 	over     bool
 
@@ -140,8 +142,8 @@ type attempt struct {
 type flight struct {
 	number int32
 	hedge  bool
-	retry  bool // also if it is the first attempt of a call made for a retry further up
-	down   bool // its client's call started during an outage
+	mark   layers.Mark // what it tells its server about the attempts before
+	down   bool        // its client's call started during an outage
 	source grpcretry.WaitSource
 	wait   time.Duration
 	sent   int64
@@ -170,6 +172,12 @@ func (r *run) newGroup(config *Group, byName map[string]*server) (*group, error)
 	g.Name = config.Name
 	g.target = byName[config.Target]
 	g.deadline = config.Deadline
+	if config.With != "" {
+		same := slices.IndexFunc(r.groups, func(one *group) bool { return one.Name == config.With })
+		r.prepare(&g.caller, strategy)
+		g.processes = r.groups[same].processes
+		return g, nil
+	}
 	return g, r.equip(&g.caller, strategy, max(1, config.Processes))
 }
 
@@ -187,10 +195,10 @@ func (r *run) connect(s *server, byName map[string]*server) error {
 		GroupResult: GroupResult{Name: s.config.Name + " calls " + config.Target},
 		target:      byName[config.Target],
 		deadline:    config.Deadline,
-		rules: layerRules{
-			stopCallers: config.StopCallers || strategy.StopCallers,
-			oneAttempt:  config.OneAttempt || strategy.OneAttempt,
-		},
+		rules: layerRules{layers.Measures{
+			StopsCallers: config.StopCallers || strategy.StopCallers,
+			OneAttempt:   config.OneAttempt || strategy.OneAttempt,
+		}},
 	}
 	r.downstream = append(r.downstream, s.calls)
 	return r.equip(s.calls, strategy, len(s.replicas))
@@ -198,11 +206,7 @@ func (r *run) connect(s *server, byName map[string]*server) error {
 
 // equip makes the processes of a caller, each with a budget of its own.
 func (r *run) equip(c *caller, strategy *Strategy, processes int) error {
-	c.Outcomes = map[string]int{}
-	c.seen = newSeries(r.bucket, func(next, last *GroupBucket) { next.Open = last.Open })
-	c.deaf = strategy.IgnorePushback
-	c.untried = strategy.Untried
-	c.instant = strategy.Hedging == nil && r.network.always0() && c.target.instant()
+	r.prepare(c, strategy)
 	c.processes = make([]process, processes)
 	for i := range c.processes {
 		p, err := strategy.process()
@@ -215,6 +219,15 @@ func (r *run) equip(c *caller, strategy *Strategy, processes int) error {
 		c.processes[i] = p
 	}
 	return nil
+}
+
+// prepare sets everything but the processes.
+func (r *run) prepare(c *caller, strategy *Strategy) {
+	c.Outcomes = map[string]int{}
+	c.seen = newSeries(r.bucket, func(next, last *GroupBucket) { next.Open = last.Open })
+	c.deaf = strategy.IgnorePushback
+	c.untried = strategy.Untried
+	c.instant = strategy.Hedging == nil && r.network.always0() && c.target.instant()
 }
 
 // groupCalls starts a group's next call, or all its calls if they start together.
@@ -294,7 +307,7 @@ func (r *run) send(i int32, c *call) {
 	sent, timeout := c.plan.Sent(r.time())
 	one := flight{
 		number: int32(sent.Number), hedge: sent.Hedge, source: sent.WaitSource, wait: sent.Wait, sent: r.now,
-		retry: sent.Number > 1 || layers.Of(&c.context).IsRetry(), down: c.down,
+		mark: markIn(c.plan.RequestHeader()), down: c.down,
 	}
 	if c.number = one.number; c.number == 1 {
 		c.hedged = !c.plan.DueAt().IsZero() // something is due while the first attempt is in flight
@@ -377,18 +390,29 @@ func (r *run) expires(ai int32, a *attempt) {
 	r.release(ai, a)
 }
 
-// expire ends an attempt at the deadline, and at the attempt timeout if the plan says so.
+// expire ends an attempt at the deadline, and asks the plan about it at the attempt timeout.
 func (r *run) expire(ai int32, a *attempt) {
 	c := r.calls.at(a.call)
 	if c.deadline > 0 && r.now >= c.deadline {
 		r.abandon(ai, a, failures[codes.DeadlineExceeded])
 		return
 	}
-	if !c.plan.Overdue(r.describe(c, a.flight), r.time(), r.jitter.Float64()) {
-		r.expireAt(c.deadline, ai, a)
-		return
+	step := c.plan.Overdue(r.describe(c, a.flight), r.time(), r.jitter.Float64())
+	r.expireAt(c.deadline, ai, a)
+	if !r.cut(c, step) {
+		r.arm(a.call, c)
 	}
-	r.abandon(ai, a, grpcretry.ErrAttemptTimeout)
+}
+
+// cut ends the attempt that a step says to, if it does.
+func (r *run) cut(c *call, step grpcretry.Step) bool {
+	for _, ai := range c.open {
+		if a := r.attempts.at(ai); int(a.flight.number) == step.Cut {
+			r.abandon(ai, a, grpcretry.ErrAttemptTimeout)
+			return true
+		}
+	}
+	return false
 }
 
 // abandon ends an attempt for the client, with err, while the server may still have it.
@@ -437,6 +461,7 @@ func (r *run) settle(i int32, c *call, one flight, err error, trailer metadata.M
 		return
 	}
 	c.caller.seen.at(r.now).Wasted++
+	c.failure = err
 	step := c.plan.Ended(ended, r.time(), r.jitter.Float64())
 	if step.End {
 		r.loseAll(c)
@@ -505,15 +530,19 @@ func (r *run) due(i int32, c *call) {
 	if due.IsZero() || r.time().Before(due) {
 		return
 	}
-	step := c.plan.Due(r.time())
-	if step.Reason == grpcretry.ErrBudgetExhausted { //nolint:errorlint // the plan's own value
-		c.caller.seen.at(r.now).Suppressed++
-	}
-	if step.Send {
+	switch step := c.plan.Due(r.time()); {
+	case step.End && len(c.open) > 0: // the deadline, which ends the attempts as well
+	case step.End:
+		r.endCall(i, c, ending{number: c.number, err: c.failure, reason: step.Reason})
+	case step.Send:
 		r.send(i, c)
-		return
+	case r.cut(c, step):
+	default: // a wait is repeated, or a hedge is not sent
+		if errors.Is(step.Reason, grpcretry.ErrBudgetExhausted) {
+			c.caller.seen.at(r.now).Suppressed++
+		}
+		r.arm(i, c)
 	}
-	r.arm(i, c)
 }
 
 // timerEnds reports whether the call that an event was for goes on. If not, and no other event
@@ -573,7 +602,7 @@ func (r *run) endCall(i int32, c *call, e ending) {
 		seen.Failed++
 		from.failed = append(from.failed, latency)
 	}
-	if e.reason == grpcretry.ErrBudgetExhausted { //nolint:errorlint // the engine's own value
+	if errors.Is(e.reason, grpcretry.ErrBudgetExhausted) {
 		seen.Refused++
 		from.target.seen.at(r.now).Refused++
 	}

@@ -5,7 +5,7 @@
 //
 // A [Scenario] has groups of clients, servers, and strategies to compare. [Run] simulates it under
 // one of them, [Compare] under all. The [Studies] are shipped scenarios, each with a lesson; cmd/herd
-// runs and draws them, and docs/herd.md explains them. [ReadScenarios] reads others from JSON.
+// runs and draws them, and docs/herd.md explains them.
 //
 // # What is simulated
 //

@@ -28,14 +28,16 @@ func newFinagleBudget(ratio, minPerSecond float64, window time.Duration) *finagl
 	return &finagleBudget{ratio: ratio, floor: minPerSecond * window.Seconds(), step: window / finagleSteps}
 }
 
-// Deposit counts first attempts, whatever their result.
+// Deposit counts first attempts, whatever their result, and returns the retries that reached no server.
 func (b *finagleBudget) Deposit(o grpcretry.Outcome) {
-	if o.Attempt > 1 {
-		return
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.unseen++
+	switch {
+	case o.Attempt <= 1:
+		b.unseen++
+	case o.Result == grpcretry.Unsent:
+		b.steps[0]++
+	}
 }
 
 // Withdraw takes one retry if there is one.
@@ -47,13 +49,6 @@ func (b *finagleBudget) Withdraw(now time.Time) bool {
 	}
 	b.steps[0]--
 	return true
-}
-
-// Refund returns a retry that was never sent.
-func (b *finagleBudget) Refund() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.steps[0]++
 }
 
 // Balance returns the number of retries that could be withdrawn now.

@@ -50,12 +50,12 @@ func since(times []time.Time, from time.Time) (n int) {
 	return n
 }
 
-func TestFinagleBudgetRefusesAndRefunds(t *testing.T) {
+func TestFinagleBudgetRefusesAndTakesBack(t *testing.T) {
 	b := newFinagleBudget(0.5, 0.1, 10*sec)
 	if !b.Withdraw(epoch) || b.Withdraw(epoch) {
 		t.Error("want the one retry of the floor, and no more")
 	}
-	b.Refund()
+	b.Deposit(grpcretry.Outcome{Attempt: 2, Result: grpcretry.Unsent})
 	if got := b.Balance(epoch); got != 1 {
 		t.Errorf("balance %v after a refund, want 1", got)
 	}

@@ -118,6 +118,9 @@ func (r *run) summarise(out *Result) {
 		s.Suppressed += float64(g.Suppressed)
 		latencies = append(slices.Clip(latencies), r.groups[i].succeeded...)
 	}
+	for _, one := range out.Servers {
+		s.Down += float64(one.Down)
+	}
 	q := quantiles(latencies)
 	s.P50, s.P90, s.P99, s.P999, s.Longest = q.P50, q.P90, q.P99, q.P999, q.Max
 	s.Fairness = fairness(latencies)
@@ -125,19 +128,9 @@ func (r *run) summarise(out *Result) {
 	s.Done = time.Duration(r.last)
 	s.Stable = r.stable(out)
 
-	begin := r.end
-	for _, g := range r.groups {
-		begin = min(begin, int64(g.config.Start))
-	}
-	if span := out.End - time.Duration(begin); span > 0 {
-		s.Goodput = s.Succeeded / span.Seconds()
-	}
 	at := &out.Servers[len(out.Servers)-1]
 	if s.Calls > 0 {
 		s.Amplification = float64(at.Offered) / s.Calls
-	}
-	if done := at.Served + at.Late; done > 0 {
-		s.Late = float64(at.Late) / float64(done)
 	}
 	if r.downCalls > 0 {
 		s.AmplifiedDown = float64(r.downAttempts) / float64(r.downCalls)
@@ -170,9 +163,6 @@ func (s *Summary) peaks(at *ServerResult, width time.Duration, outageEnd int64) 
 		if b.Capacity > 0 {
 			s.Over = max(s.Over, offered-b.Capacity*perSecond)
 		}
-	}
-	if at.Offered > 0 {
-		s.PeakToAverage = s.Peak * float64(len(at.Series)) / (float64(at.Offered) * perSecond)
 	}
 }
 

@@ -53,6 +53,7 @@ type segment struct {
 	begin, end   float64
 	down, silent bool
 	code         codes.Code
+	errors       float64
 	up           int64 // of one that is down: when the outage is over, slow start included
 }
 
@@ -66,6 +67,11 @@ func NewGate(s Server) (*Gate, error) {
 	}
 	if s.Capacity > 0 && s.Window == 0 {
 		return nil, invalid("server.window", s.Window, "a window: a gate alone has no workers")
+	}
+	for _, o := range s.Outages {
+		if o.Errors > 0 {
+			return nil, invalid("server.outages.errors", o.Errors, "0: a gate alone has no random numbers")
+		}
 	}
 	return newGate(&s, 0), nil
 }
@@ -86,7 +92,7 @@ func newGate(s *Server, replica int) *Gate {
 		grown := end + int64(o.SlowStart)
 		g.add(segment{from: last, to: begin, begin: 1, end: 1})
 		g.add(segment{from: begin, to: end, begin: o.Left, end: o.Left, up: grown,
-			down: o.Left == 0, silent: o.Silent, code: codeOr(o.Code, codes.Unavailable)})
+			down: o.Left == 0, silent: o.Silent, errors: o.Errors, code: codeOr(o.Code, codes.Unavailable)})
 		g.add(segment{from: end, to: grown, begin: o.Left, end: 1})
 		last = grown
 	}

@@ -7,16 +7,25 @@ import (
 )
 
 // layerRules are the measures of a server's interceptor. The rules for the calls that its handlers
-// make are in the Plans, which find the Request in their context.
-type layerRules struct{ stopCallers, oneAttempt bool }
+// make are in the Plans, which find the Request in their context, and so is what an attempt tells its
+// server.
+type layerRules struct{ layers.Measures }
 
 // request returns what an attempt is to the downstream call made for it; nil without an interceptor.
 func (l layerRules) request(of flight) *layers.Request {
-	if !l.stopCallers && !l.oneAttempt {
+	if !l.StopsCallers && !l.OneAttempt {
 		return nil
 	}
-	return layers.New(context.Background(), l.oneAttempt && of.retry)
+	return layers.New(context.Background(), l.Limit(of.number > 1, of.mark))
 }
 
 // forbidsRetry reports whether the response to a failed request says "do not retry".
-func (l layerRules) forbidsRetry(r *layers.Request) bool { return l.stopCallers && r.GaveUp() }
+func (l layerRules) forbidsRetry(r *layers.Request) bool { return l.StopsCallers && r.GaveUp() }
+
+// markIn returns the mark in a request's header.
+func markIn(header map[string]string) layers.Mark {
+	if value, ok := header[layers.Header]; ok {
+		return layers.MarkOf(value)
+	}
+	return layers.Unmarked
+}

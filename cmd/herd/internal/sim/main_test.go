@@ -1,8 +1,8 @@
 package sim
 
 import (
-	"encoding/json"
 	"flag"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -33,7 +33,7 @@ func averaged(t testing.TB, s Scenario, strategy Strategy, seeds int) Summary {
 	return Mean(runs)
 }
 
-var thorough = flag.Bool("thorough", false, "run all simulations in short mode and under the race detector, too, as make test-rest does")
+var thorough = flag.Bool("thorough", false, "run all simulations in short mode and under the race detector, too, as make simulations-race does")
 
 // looksAtFigures skips a test of the figures of many simulations in short mode and under the race
 // detector. The detector makes simulations ten times as slow, and has nothing to find in them:
@@ -48,13 +48,8 @@ func looksAtFigures(t testing.TB) {
 // near is whether got is within a share of want.
 func near(got, want, share float64) bool { return math.Abs(got-want) <= share*math.Abs(want) }
 
-func text(t testing.TB, v any) string {
-	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+func text(v any) string {
+	return fmt.Sprintf("%+v", v)
 }
 
 func strategyOf(t testing.TB, s Scenario, name string) Strategy {

@@ -77,12 +77,13 @@ func randomScenario(seed uint64) Scenario {
 				Codes:          []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Aborted},
 				AttemptTimeout: maybe(2 * sec),
 				MaxElapsed:     maybe(10 * sec),
+				Patience:       maybe(5*sec) - maybe(ms), // none, or the default
 			},
 			Budget: []Budget{{}, {Kind: UnlimitedBudget}, {Kind: ConcurrencyBudget, Limit: 3},
 				{Kind: ThrottleBudget, MaxTokens: 10, TokenRatio: 0.5}}[r.IntN(4)],
 			IgnorePushback: r.IntN(4) == 0,
 			Hedging: []*Hedging{nil, nil, {Kind: HedgeAfter, Delay: maybe(300 * ms)},
-				{Kind: HedgeAfter, Delay: maybe(sec), MaxAttempts: 2 + r.IntN(4), NonFatalCodes: []codes.Code{codes.Unavailable}},
+				{Kind: HedgeAfter, Delay: maybe(sec)},
 				{Kind: HedgeAtQuantile, Quantile: 0.5, AtMost: maybe(sec)}}[r.IntN(5)],
 		}
 	}
@@ -123,7 +124,7 @@ func randomScenario(seed uint64) Scenario {
 		for range r.IntN(3) {
 			o := Outage{From: at + maybe(2*sec), For: 1 + time.Duration(r.Int64N(4e9)), SlowStart: maybe(2 * sec)}
 			if one.Capacity > 0 && r.IntN(2) == 0 {
-				o.Left = r.Float64()
+				o.Left, o.Errors = r.Float64(), []float64{0, r.Float64()}[r.IntN(2)]
 			} else {
 				o.Silent = r.IntN(2) == 0
 			}

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// A Result is the outcome of a simulation. In JSON ([Result.MarshalJSON]) its fields are in
-// lowerCamelCase, and durations are seconds.
+// A Result is the outcome of a simulation.
 type Result struct {
 	Scenario, Strategy string // their names
 	Seed               uint64 // of the scenario
@@ -44,6 +43,7 @@ type Summary struct {
 	Hedges        float64 // attempts sent while another one of their call was in flight
 	Lost          float64 // attempts that were cancelled because another one was decisive
 	Suppressed    float64 // times that a hedge was due and a budget refused it
+	Down          float64 // attempts that an outage failed, at all servers
 	Amplification float64 // attempts at the last server for each call
 	AmplifiedDown float64 // the same, for the calls that started during an outage; 0 without such calls
 
@@ -54,15 +54,10 @@ type Summary struct {
 	// every later bucket. It is negative if that never happens.
 	Stable time.Duration
 
-	// Goodput is the number of calls that succeeded per second, from the first call to the end; Late
-	// is the share of the servers' work that was done after the client had given up.
-	Goodput float64
-	Late    float64
-
 	// Rates of attempts at the last server, per second, by bucket: the highest rate, the highest
-	// rate after the last outage, by how much a rate after it exceeded the capacity (0 if it did
-	// not), and the ratio of the highest rate to the average.
-	Peak, PeakAfter, Over, PeakToAverage float64
+	// rate after the last outage, and by how much a rate after it exceeded the capacity (0 if it did
+	// not).
+	Peak, PeakAfter, Over float64
 
 	// Fairness is Jain's index of the latencies of the calls that succeeded: 1 if all
 	// waited equally long, 1/n if one of n waited and the others did not.
@@ -252,8 +247,8 @@ func (s *Summary) each(other *Summary, f func(a, b float64) float64) {
 
 func (s *Summary) numbers() []*float64 {
 	return []*float64{&s.Calls, &s.Succeeded, &s.Failed, &s.Open, &s.Refused,
-		&s.Attempts, &s.Wasted, &s.Hedges, &s.Lost, &s.Suppressed, &s.Amplification, &s.AmplifiedDown, &s.Goodput, &s.Late,
-		&s.Peak, &s.PeakAfter, &s.Over, &s.PeakToAverage, &s.Fairness}
+		&s.Attempts, &s.Wasted, &s.Hedges, &s.Lost, &s.Suppressed, &s.Down, &s.Amplification, &s.AmplifiedDown,
+		&s.Peak, &s.PeakAfter, &s.Over, &s.Fairness}
 }
 
 func (s *Summary) times() []*time.Duration {

@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
 
@@ -10,9 +12,6 @@ import (
 
 // A Scenario describes a simulation: groups of clients that call servers, and the strategies that
 // are compared. [Run] checks it; an error names the field and the value.
-//
-// In JSON ([ReadScenarios]) the fields are in lowerCamelCase, durations are strings such as "1.5s",
-// status codes have their names on the wire ("UNAVAILABLE"), and a field that is left out is zero.
 type Scenario struct {
 	Name  string // one word, for files and tables
 	Title string // one line
@@ -70,9 +69,9 @@ type Strategy struct {
 	// interceptors. A Downstream can turn them on for one server.
 	//
 	// With StopCallers the response to a request that fails after its downstream call gave up says "do
-	// not retry", see [grpcretry.WithNoRetryAfterGivingUp]. With OneAttempt a request that is itself a
-	// retry, or that is made for one further up, gets a single attempt downstream, see
-	// [grpcretry.WithOneAttemptForRetries].
+	// not retry", see [grpcretry.WithStopAfterGivingUp]. With OneAttempt a request that is a retry
+	// after no response, or that is made for one further up, gets a single attempt downstream, and with
+	// OneAttempt alone each request that is a retry, see [grpcretry.WithOneAttemptForRetries].
 	StopCallers, OneAttempt bool
 }
 
@@ -99,6 +98,10 @@ type Group struct {
 	// Processes is the number of client processes; calls take turns among them. Every process has a
 	// budget of its own, as each Retrier has. 0 means 1.
 	Processes int
+
+	// With names an earlier group from whose processes the calls come, so that both share budgets and
+	// what is known about the target. Processes and Strategy must be zero.
+	With string
 
 	// Strategy is the group's own strategy; nil means the one that is compared.
 	Strategy *Strategy
@@ -164,6 +167,10 @@ type Outage struct {
 	// SlowStart is the time in which, after the outage, the capacity grows back evenly from Left to
 	// all of it.
 	SlowStart time.Duration
+
+	// Errors is the share of the calls that fail immediately with Code, chosen at random, 0 to 1. Left
+	// must then be above 0.
+	Errors float64
 }
 
 // Pushback is a server's instruction to the clients of calls that it rejects. It is sent as
@@ -200,6 +207,24 @@ type Downstream struct {
 	StopCallers, OneAttempt bool
 
 	Strategy *Strategy // of the downstream calls; nil means the one that is compared
+}
+
+// CodeName returns a status code's name on the wire, such as "UNAVAILABLE".
+func CodeName(c codes.Code) string {
+	switch c {
+	case codes.OK:
+		return "OK"
+	case codes.Canceled:
+		return "CANCELLED"
+	}
+	var b strings.Builder
+	for i, r := range c.String() {
+		if i > 0 && unicode.IsUpper(r) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToUpper(r))
+	}
+	return b.String()
 }
 
 // A Distribution describes random durations of at least 0. The zero value is always 0.
@@ -244,9 +269,7 @@ type Budget struct {
 
 	Limit int // ConcurrencyBudget
 
-	Of []Budget // AllBudgets
-
-	// New makes the budget of one process, of any type; then Kind must be "". It has no form in JSON.
+	// New makes the budget of one process, of any type; then Kind must be "".
 	New func() (grpcretry.Budget, error)
 }
 
@@ -262,7 +285,6 @@ const (
 	ThrottleBudget    BudgetKind = "throttle"    // grpcretry.NewThrottle, as gRPC's retryThrottling
 	RateBudget        BudgetKind = "rate"        // grpcretry.NewRateBudget
 	ConcurrencyBudget BudgetKind = "concurrency" // grpcretry.NewConcurrencyBudget
-	AllBudgets        BudgetKind = "all"         // grpcretry.AllBudgets
 )
 
 // Hedging says how a [Strategy] hedges: it is [grpcretry.Hedging], with a description of the delay,
@@ -270,22 +292,16 @@ const (
 type Hedging struct {
 	Kind HedgingKind // the kind of delay
 
-	MaxAttempts int // the first included, at most 1000; 0 means 2
-
 	Delay time.Duration // HedgeAfter; 0 sends all attempts immediately
 
 	Quantile        float64       // HedgeAtQuantile, between 0 and 1
 	AtLeast, AtMost time.Duration // HedgeAtQuantile; AtMost 0 means no upper limit
 
-	// NonFatalCodes are the codes after which the next attempt is sent immediately. nil means those
-	// of the policy, an empty list none.
-	NonFatalCodes []codes.Code
-
 	// Budget limits the hedges of each process, in addition to the strategy's Budget; "" means the
 	// library's default.
 	Budget Budget
 
-	// New makes the delay of one process, of any type; then Kind must be "". It has no form in JSON.
+	// New makes the delay of one process, of any type; then Kind must be "".
 	New func() grpcretry.HedgeDelay
 }
 

@@ -100,6 +100,9 @@ func (r *run) ask(s *replica, seen *ServerBucket, from flight) Answer {
 		r.downAttempts++
 	}
 	answer := s.gate.Admit(time.Duration(r.now))
+	if now := s.gate.segment(r.now); now.errors > 0 && answer.Code == codes.OK && r.working.Float64() < now.errors {
+		answer = s.gate.refuse(r.now, now, now.up)
+	}
 	if answer.Code == codes.OK && s.workers > 0 && s.busy == s.workers && s.full() {
 		s.debt += s.config.RejectCost * s.capacityTime()
 		answer = s.gate.refuse(r.now, nil, r.now+s.backlog())

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -55,8 +56,6 @@ func (h *Hedging) Make() (*grpcretry.Hedging, error) {
 		return nil, fmt.Errorf("budget: %w", err)
 	}
 	out := &grpcretry.Hedging{
-		MaxAttempts:       h.MaxAttempts,
-		NonFatalCodes:     h.NonFatalCodes,
 		Budget:            budget,
 		AllMethodsAreSafe: true,
 	}
@@ -80,8 +79,11 @@ func (b Budget) Make() (grpcretry.Budget, error) {
 	case UnlimitedBudget:
 		return grpcretry.Unlimited, nil
 	case RatioBudget:
-		return grpcretry.NewRatioBudget(grpcretry.RatioBudget{
-			Ratio: b.Ratio, Reserve: b.Reserve, MinPerSecond: b.MinPerSecond, Window: b.Window})
+		s := grpcretry.RatioBudget{Ratio: b.Ratio, Reserve: b.Reserve, MinPerSecond: b.MinPerSecond, Window: b.Window}
+		if s != (grpcretry.RatioBudget{}) {
+			s.Ratio, s.Reserve = cmp.Or(s.Ratio, grpcretry.Nothing), cmp.Or(s.Reserve, grpcretry.Nothing)
+		}
+		return grpcretry.NewRatioBudget(s)
 	case FinagleBudget:
 		return newFinagleBudget(b.Ratio, b.MinPerSecond, timeOr(b.Window, 10*time.Second)), nil
 	case ThrottleBudget:
@@ -90,21 +92,7 @@ func (b Budget) Make() (grpcretry.Budget, error) {
 		return grpcretry.NewRateBudget(rate.NewLimiter(rate.Limit(b.PerSecond), b.Burst)), nil
 	case ConcurrencyBudget:
 		return grpcretry.NewConcurrencyBudget(b.Limit)
-	case AllBudgets:
-		return makeAll(b.Of)
 	default:
 		return nil, nil
 	}
-}
-
-func makeAll(of []Budget) (grpcretry.Budget, error) {
-	var all []grpcretry.Budget
-	for i := range of {
-		b, err := of[i].Make()
-		if err != nil {
-			return nil, fmt.Errorf("of[%d]: %w", i, err)
-		}
-		all = append(all, b)
-	}
-	return grpcretry.AllBudgets(all...), nil
 }

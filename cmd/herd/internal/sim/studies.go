@@ -21,14 +21,28 @@ type Study struct {
 	// stays the same, and Values are its values. There may be several such rows of len(Values)
 	// scenarios, one after the other. Measures are the figures to compare, and Draw is the name of
 	// the scenario to draw; "" draws curves.
+	// Labels are the values instead if they are not numbers.
 	Vary     string
 	Values   []float64
+	Labels   []string
 	Measures []Measure
 	Draw     string
 
 	// Tail says that the study is about the latency of the slowest calls, rather than about the load
 	// that the server sees.
 	Tail bool
+
+	// Costs says that it is about what calls and servers bear while a failure lasts.
+	Costs bool
+}
+
+// Points returns the texts of the values that the study varies, as they end the names of its scenarios.
+func (s Study) Points() []string {
+	points := s.Labels
+	for _, v := range s.Values {
+		points = append(points, fmt.Sprintf("%.0f", v))
+	}
+	return points
 }
 
 // A Measure is a figure of a [Summary], or of two strategies.
@@ -42,7 +56,20 @@ const (
 	MeasureStable   Measure = "stable"   // how long after the outage the server recovered
 	MeasureDown     Measure = "down"     // attempts per call that starts during the outage
 	MeasureRescued  Measure = "rescued"  // see Rescued
+	MeasureLoad     Measure = "load"     // the highest load after the outage, as a share of the capacity
+
+	MeasureSaved      Measure = "saved"      // see Saved, and attempts that fail per call that fails without retries
+	MeasureSavedAfter Measure = "savedAfter" // the median and the p99 of the latency of calls that were retried and succeeded
 )
+
+// Saved is the share of the calls which fail without retries that succeed; negative if more fail. ok
+// is false if none fails.
+func Saved(strategy, none Summary) (share float64, ok bool) {
+	if none.Failed == 0 {
+		return 0, false
+	}
+	return (strategy.Succeeded - none.Succeeded) / none.Failed, true
+}
 
 // Rescued is the share of the calls saved by unlimited retries that a strategy saves too: 0
 // without retries, 1 with unlimited ones, negative if it does harm. ok is false if unlimited
@@ -58,7 +85,7 @@ func Rescued(strategy, none, unlimited Summary) (share float64, ok bool) {
 // Studies returns the shipped studies, in the order in which to read them.
 func Studies() []Study {
 	return []Study{
-		classic(), budget(), defaults(), layersStudy(), services(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
+		classic(), brownouts(), budget(), drain(), risks(), defaults(), layersStudy(), services(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
 	}
 }
 
@@ -75,12 +102,15 @@ func FindStudy(name string) (Study, bool) {
 // untilSuccess is more attempts than any simulation makes.
 const untilSuccess = 1_000_000_000
 
+// noPatience is that of other libraries: a retry is sent after its backoff, whatever other calls know.
+const noPatience time.Duration = -1
+
 // persistent returns a strategy that retries until it succeeds, with the same backoff for every
 // code.
 func persistent(name string, b grpcretry.Backoff) Strategy {
 	return Strategy{
 		Name:   name,
-		Policy: grpcretry.Policy{MaxAttempts: untilSuccess, Backoff: b},
+		Policy: grpcretry.Policy{MaxAttempts: untilSuccess, Backoff: b, Patience: noPatience},
 		Budget: Budget{Kind: UnlimitedBudget},
 	}
 }
@@ -236,12 +266,15 @@ func overload(name string, s Server) Scenario {
 	}
 }
 
-// alternatives returns the default budget and the alternatives to it. Each makes up to so many
-// attempts.
+// alternatives returns the default, and the alternatives to its budget, which come without patience.
+// Each makes up to so many attempts.
 func alternatives(attempts int, p grpcretry.Policy) []Strategy {
 	with := func(name string, attempts int, b Budget) Strategy {
 		p := p
 		p.MaxAttempts = attempts
+		if name != "default" {
+			p.Patience = noPatience
+		}
 		return Strategy{Name: name, Policy: p, Budget: b}
 	}
 	return []Strategy{
@@ -388,6 +421,7 @@ func proof() Scenario {
 	without.Policy.Backoff = exponential(20*ms, 200*ms, grpcretry.ProportionalJitter) // gRPC's own retries have this jitter
 	everything := measured(budgets)[2]
 	everything.Name = "everything"
+	budgets.Policy.Patience = noPatience
 	s.Strategies = []Strategy{without, budgets, stop, one, everything}
 	return s
 }
@@ -415,6 +449,14 @@ func services() Study {
 			s.Servers[3].Outages = []Outage{{From: 12 * sec, For: length}}
 		})
 	}
+	// C waits for D within the deadline of its request: these scenarios show what its callers see of that.
+	down := func(length time.Duration) Scenario {
+		title := fmt.Sprintf("D is down for %v; the clients have a deadline of 5 s", length)
+		return in("down-"+length.String(), title, func(s *Scenario) {
+			s.Groups[0].Deadline = 5 * sec
+			s.Servers[3].Outages = []Outage{{From: 12 * sec, For: length}}
+		})
+	}
 	bad := func(name, title string, servers ...int) Scenario {
 		return in(name, title, func(s *Scenario) {
 			for _, i := range servers {
@@ -428,13 +470,15 @@ func services() Study {
 		See: `If only the service next to the failure retries, its own waits must outlast the failure: with the
 default policy and "do not retry", a failure of 100 ms costs no call, and one of half a second a third of them. One bad replica
 of three costs nothing, as long as each attempt goes to another replica. If bad replicas are in several
-services at the same time, as when a zone fails, then calls are lost because retries of one service find the retries of the
-next used up: one attempt for retries costs up to a quarter of the calls that retries would save.`,
+services at the same time, as when a zone fails, then the retries of one service need those of the next. One attempt for
+each retry costs up to a quarter of the calls that retries would save. Both measures together cost none: a service that has
+given up says so, and a retry that follows any other response is work like any other.`,
 		Scenarios: []Scenario{
 			blip(100 * ms), blip(300 * ms), blip(500 * ms),
 			bad("replica", "one replica of three of D fails every call for 10 s", 3),
 			bad("replicas", "one replica of three of C and one of D fail every call for 10 s", 2, 3),
 			bad("zone", "one replica of three of B, C and D fails every call for 10 s", 1, 2, 3),
+			down(2 * sec), down(10 * sec),
 		},
 		Draw: "services-zone",
 	}
@@ -519,9 +563,8 @@ func defaults() Study {
 		Title: "What a budget must not cost",
 		See: `A budget must allow the retries that help. A retry that succeeds returns its token to the default
 budget, so all calls that reach one bad replica of three are saved, and a blip of 200 ms goes unnoticed. In a blip
-of a second a busy process spends the earnings of ten seconds on calls that come too early, and has none left for
-those that a retry would save; a process with a few calls a second has its reserve. Finagle's budget saves those
-calls, at the price that the study budget shows. The smaller budgets refuse most of the retries that would help.`,
+of a second or more patience saves the tokens for the end of it. Finagle's budget saves the calls of a second as well, at the
+price that the study budget shows. The smaller budgets spend theirs on retries that come too early.`,
 		Vary:     "processes",
 		Values:   fleets,
 		Measures: []Measure{MeasureRescued},
@@ -548,7 +591,7 @@ func multiplier() Study {
 		for _, multiplier := range []float64{2, 3, 4} {
 			s.Strategies = append(s.Strategies, Strategy{
 				Name:   fmt.Sprintf("full jitter ×%v", multiplier),
-				Policy: grpcretry.Policy{Backoff: grpcretry.Exponential{Multiplier: multiplier}},
+				Policy: grpcretry.Policy{Backoff: grpcretry.Exponential{Multiplier: multiplier}, Patience: noPatience},
 				Budget: Budget{Kind: UnlimitedBudget},
 			})
 		}
@@ -587,12 +630,12 @@ func hedgedAt(name string, q float64, b Budget) Strategy {
 	return hedged(name, Hedging{Kind: HedgeAtQuantile, Quantile: q, AtLeast: 5 * ms, AtMost: sec}, b)
 }
 
-// hedged returns a strategy whose hedges spend from b alone, unless that is the default.
+// hedged returns a strategy with one hedge, which spends from b alone, unless that is the default.
 func hedged(name string, h Hedging, b Budget) Strategy {
 	if b.Kind != DefaultBudget {
 		h.Budget = Budget{Kind: UnlimitedBudget}
 	}
-	return Strategy{Name: name, Hedging: &h, Budget: b}
+	return Strategy{Name: name, Policy: grpcretry.Policy{MaxAttempts: 2}, Hedging: &h, Budget: b}
 }
 
 func tails() Study {

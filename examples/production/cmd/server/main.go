@@ -32,7 +32,7 @@ func run(log *slog.Logger) (err error) {
 	flag.IntVar(&config.Capacity, "capacity", 100, "requests in flight; more are rejected")
 	flag.DurationVar(&config.Drain.Delay, "drain-delay", 0, "how long load balancers need to see that this replica stops; 5s in Kubernetes")
 	flag.DurationVar(&config.Drain.Timeout, "drain-timeout", 15*time.Second, "how long requests in flight may take at the end")
-	flag.IntVar(&config.Faults.FailEvery, "fail-every", 0, "fail each `n`-th request on purpose")
+	flag.IntVar(&config.Faults.FailEvery, "fail-every", 0, "fail each `n`-th request on purpose, every other one after it has run")
 	flag.DurationVar(&config.Faults.Work, "work", 0, "how long each request takes")
 	flag.Parse()
 

@@ -1,0 +1,206 @@
+package grpcretry
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/grpcretry/grpcretry/internal/tried"
+)
+
+// A channel is what a ClientConn says about a method at one moment. A call reads it when it starts. If there is no
+// connection by then, it may have no service config yet, or an outdated one, so the call starts with what is known,
+// and reads it again when there is something to decide: gRPC has resolved the name by then, or has failed to.
+//
+// An interceptor cannot see the timeouts and retry policies of xDS routes.
+type channel struct {
+	cc      *grpc.ClientConn
+	ready   bool              // it has a connection, so gRPC has its service config
+	builtIn bool              // gRPC's own retries are on
+	config  grpc.MethodConfig //nolint:staticcheck // gRPC has no other name for it
+}
+
+// channelOf returns what a ClientConn says now; cc is nil for a function.
+func (r *Retrier) channelOf(cc *grpc.ClientConn, method string) channel {
+	if cc == nil {
+		return channel{ready: true}
+	}
+	ready := cc.GetState() == connectivity.Ready // asked first, so that the config is not older
+	return channel{cc, ready, !r.builtInRetryOff, cc.GetMethodConfig(method)}
+}
+
+// channelAtStart returns what a call must know when it starts. It costs nothing if the call does not depend on its
+// channel; if it depends only on gRPC's own retries, the state is not asked for.
+func (r *Retrier) channelAtStart(policies *methodPolicies, cc *grpc.ClientConn, method string) channel {
+	switch {
+	case policies.channels != nil:
+		return r.channelOf(cc, method)
+	case r.builtInRetryOff || cc == nil:
+		return channel{ready: true}
+	default:
+		return channel{cc: cc, builtIn: true, config: cc.GetMethodConfig(method)}
+	}
+}
+
+// retries reports whether gRPC retries the method by itself.
+func (ch channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
+
+// isKnownToRetry reports whether the same is certain, because gRPC has its service config.
+func (ch channel) isKnownToRetry() bool { return ch.ready && ch.retries() }
+
+// mayRetry reports whether gRPC retries the method by itself, or may do so when it has a service config.
+func (ch channel) mayRetry() bool { return ch.builtIn && (ch.config.RetryPolicy != nil || !ch.ready) }
+
+// deadline returns the end of the service config's timeout for a call; zero if there is none. gRPC applies the
+// timeout to each call that it is handed, which is each attempt. For gRPC's own retries it covers all attempts, and
+// so it does here.
+func (ch channel) deadline(start time.Time) time.Time {
+	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
+		return start.Add(*timeout)
+	}
+	return time.Time{}
+}
+
+// expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
+// through is retried if the service config says so.
+func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
+	method := c.method
+	c.unresolved = func(ch channel) *policy { return policies.withOwn(policies.on(ch, method), own) }
+	if c.mode == modePassThrough {
+		c.mode = modeRetried
+	}
+}
+
+// A knownConfig is what a plan knows about the service config of its call's channel.
+type knownConfig struct {
+	unresolved func(channel) *policy // set as long as the policy depends on a config that is not known
+	mayLeave   bool                  // the method is left to gRPC if that retries it
+	left       bool                  // it is
+	informed   bool                  // the channel has been read while it had a connection
+}
+
+// readChannel makes the plan follow what the channel says, unless it is known.
+func (p *plan) readChannel(r *Retrier, cc *grpc.ClientConn, method string) {
+	if p.config.informed {
+		return
+	}
+	ch := r.channelOf(cc, method)
+	p.config.informed, p.config.left = ch.ready, p.config.mayLeave && ch.retries()
+	if p.config.unresolved != nil {
+		p.obey(p.config.unresolved(ch))
+	}
+	if ch.ready {
+		p.config.unresolved = nil
+	}
+	if end := ch.deadline(p.start); !end.IsZero() && (p.deadline.IsZero() || end.Before(p.deadline)) {
+		p.deadline = end
+	}
+}
+
+// obey makes the plan follow a policy: the call's, or the one that the call turns out to have.
+func (p *plan) obey(resolved *policy) {
+	p.policy, p.elapsed, p.patience = resolved, resolved.MaxElapsed, resolved.Patience
+	if !p.hedging || resolved.mayHedge() {
+		return
+	}
+	p.hedging = false
+	if !p.next.decided && p.connecting == nil {
+		p.dueAt = time.Time{} // no hedge is due
+	}
+}
+
+// limitTo ends the call at a deadline, unless the caller's is earlier. The first attempt needs no such limit, because
+// gRPC applies the timeout to it.
+func (c *rpc) limitTo(deadline time.Time) {
+	if d, limited := c.ctx.Deadline(); c.limit == nil && !deadline.IsZero() && (!limited || deadline.Before(d)) {
+		c.limit, c.free = context.WithDeadline(c.ctx, deadline)
+	}
+}
+
+// limited returns the call's context: the caller's or, if there is one, its child that ends with the service
+// config's timeout.
+func (c *rpc) limited() context.Context {
+	if c.limit != nil {
+		return c.limit
+	}
+	return c.ctx
+}
+
+// passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
+func (c *call) passes(a *attempt, now time.Time) error {
+	p := c.planned(now)
+	switch {
+	case p.config.left && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
+		return errLeftToGRPC
+	case c.unresolved != nil && c.mode == modeRetried && p.policy.MaxAttempts == 1:
+		return ErrAttemptsExhausted
+	default:
+		return nil
+	}
+}
+
+// pass ends such a call with the error of its attempt, at no cost to the budget.
+func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
+	f := c.failure(a, err, now)
+	if f.TimedOut {
+		err = f.Attempt.Err
+	}
+	c.deposit(a, Ignored)
+	c.plan().leave()
+	if is(reason, errLeftToGRPC) {
+		c.retrier.report.leftToGRPC(&c.facts)
+	}
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, verdict{Reason: reason}, now)
+	c.end(&callFailure{last: f.Attempt, err: err, reason: reason, when: now})
+	return err
+}
+
+// otherPolicyNote is for calls whose attempts were not distributed by the load-balancing policy of package
+// balancer, although the program asks for it on a channel, and no channel has come to use it for that
+// reason. gRPC then uses another policy without a word, and nothing here can see which. But the policy
+// leaves a trace: the list of the endpoints that the call has tried.
+const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, so attempts may have gone to one backend again: " +
+	"its service config names another policy or none, or it was dialed without balancer.DialOption"
+
+// isDistributedElsewhere reports whether a call made two or more attempts that reached a server, and none of them
+// was distributed by the policy that the program asks for.
+func (c *call) isDistributedElsewhere() bool {
+	if c.cc == nil || !tried.Wanted() {
+		return false
+	}
+	if e := c.newest.extras.Load(); e != nil && !e.tried.IsEmpty() {
+		return false
+	}
+	reached := 0
+	for _, a := range c.history().all() {
+		if a.Peer != nil {
+			reached++
+		}
+	}
+	return reached > 1
+}
+
+// warnOfOtherPolicy warns of a channel with another policy, once for each target.
+func (r *Retrier) warnOfOtherPolicy(target string) {
+	target = truncate(target, maxPassedName)
+	if r.settings.warnings.otherPolicy.add(target) {
+		r.settings.warnings.found("calls to " + target + ": " + otherPolicyNote)
+		r.warn()
+	}
+}
+
+// isClosed reports whether a ClientConn, if there is one, is closed.
+func isClosed(cc *grpc.ClientConn) bool {
+	return cc != nil && cc.GetState() == connectivity.Shutdown
+}
+
+// isUnconnected reports whether a channel has no connection and is trying to get one.
+func isUnconnected(cc *grpc.ClientConn) bool {
+	if cc == nil {
+		return false
+	}
+	state := cc.GetState()
+	return state == connectivity.Connecting || state == connectivity.TransientFailure
+}

@@ -1,0 +1,634 @@
+package grpcretry
+
+import (
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A contest is the part of a call that has a timer: for the attempt timeout, for the delay of hedges, or
+// for both. Attempts may then be in flight together, and the timer may ask the plan while they are.
+//
+// Whoever learns something, from an attempt's end or because a time has come, takes the turn, asks the
+// plan, does what the plan says, which never blocks, and gives the turn back. So one goroutine at a time
+// uses the call, its plan, the budgets and the observers, as in a call without a contest. While no attempt
+// is in flight, the call belongs to the caller's goroutine, which waits and sends the next one like in any
+// other call.
+type contest struct {
+	call  *call
+	rival rival // makes hedges; nil if the call is not hedged
+
+	turn     turn          // taken by the goroutine that uses the fields below, the call and its plan
+	timer    *time.Timer   // until the next time at which something may be due
+	open     []*attempt    // in flight
+	racing   bool          // hedges may be sent
+	from     time.Duration // since the origin; the first delay counts from then
+	end      ending        // of the race, once it is decided
+	crashed  bool          // a callback has panicked
+	panicked any           // the value of the panic, if that was on another goroutine than the caller's
+
+	hedges sync.WaitGroup // the goroutines of hedges
+	mine   *attempt       // the attempt on the caller's goroutine; used by that goroutine
+	space  [2]*attempt    // for open
+}
+
+// A rival makes the hedges of a call.
+type rival interface {
+	// hedge makes an attempt, to its end or, for a stream, to its first message.
+	hedge(*attempt) error
+	// discard ends the rest of an attempt that succeeded too late.
+	discard(*attempt)
+}
+
+// An ending is the end of an attempt that decides what follows: the call's success, its failure or, if
+// the plan has not been asked yet, perhaps another attempt.
+type ending struct {
+	attempt *attempt
+	err     error     // nil, or io.EOF for a stream that ended well
+	at      time.Time // zero for the current time
+	defeat  *defeat   // what the plan has said already; nil if it is yet to be asked
+}
+
+// A defeat is a failure that ends a call although other attempts were in flight.
+type defeat struct {
+	failure failure
+	verdict verdict
+}
+
+// join makes the contest part of a call, which is on the heap.
+func (k *contest) join(c *call, r rival) {
+	k.call, k.rival, k.open = c, r, k.space[:0]
+	k.turn.given.L = &k.turn.mu
+	c.contest = k
+}
+
+// A turn is a lock that may be held during callbacks, and that is given to those who wait for it in order. It is
+// not a Mutex, because a callback may wait for the virtual time of a testing/synctest bubble, which stands
+// still while a goroutine waits for a Mutex.
+type turn struct {
+	mu      sync.Mutex
+	given   sync.Cond
+	taken   bool
+	waiting int
+}
+
+func (k *contest) take() {
+	t := &k.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.taken {
+		t.taken = true
+		return
+	}
+	t.waiting++
+	t.given.Wait()
+}
+
+func (k *contest) give() {
+	t := &k.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.waiting == 0 {
+		t.taken = false
+		return
+	}
+	t.waiting--
+	t.given.Signal()
+}
+
+// never is a time that does not come.
+const never = time.Duration(math.MaxInt64)
+
+// expiry returns when a timeout that starts at a time is over.
+func expiry(start, timeout time.Duration) time.Duration {
+	end := start + timeout
+	if end < start {
+		return never
+	}
+	return end
+}
+
+// start adds an attempt to those in flight.
+func (k *contest) start(a *attempt) {
+	k.take()
+	defer k.give()
+	if k.from == 0 {
+		k.from = a.start
+	}
+	k.add(a)
+}
+
+// add needs the turn.
+func (k *contest) add(a *attempt) {
+	a.bounds.contest, a.bounds.expires = k, never
+	if timeout := k.call.policy.AttemptTimeout; timeout > 0 {
+		a.bounds.expires = expiry(a.start, timeout)
+	}
+	k.open = append(k.open, a)
+	k.arm()
+}
+
+// settle takes an attempt out of those in flight: it has ended, or has its first message. It returns
+// false if the timeout has cut it.
+func (k *contest) settle(a *attempt) bool {
+	k.take()
+	defer k.give()
+	k.remove(a)
+	return !a.isCut()
+}
+
+// remove needs the turn.
+func (k *contest) remove(a *attempt) {
+	i := slices.Index(k.open, a)
+	if i < 0 {
+		return
+	}
+	k.open = slices.Delete(k.open, i, i+1)
+	a.bounds.late = sinceOrigin() >= a.bounds.expires
+	if len(k.open) == 0 {
+		k.stop()
+	}
+}
+
+func (k *contest) stop() {
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+}
+
+// pause stops the timeout of a stream's attempt until a goroutine waits for it.
+func (k *contest) pause(a *attempt) {
+	if k == nil {
+		return
+	}
+	k.take()
+	defer k.give()
+	if slices.Contains(k.open, a) {
+		a.bounds.expires = never
+		k.arm()
+	}
+}
+
+// resume starts the timeout of a stream's attempt, unless it is running.
+func (k *contest) resume(a *attempt) {
+	if k == nil || k.call.policy.AttemptTimeout == 0 {
+		return
+	}
+	k.take()
+	defer k.give()
+	if a.bounds.expires == never && slices.Contains(k.open, a) {
+		a.bounds.expires, a.bounds.judged = expiry(sinceOrigin(), k.call.policy.AttemptTimeout), false
+		k.arm()
+	}
+}
+
+// compete begins, or ends, the time in which a stream's attempts may be hedged.
+func (k *contest) compete(r rival) {
+	k.take()
+	defer k.give()
+	k.rival, k.racing, k.from = r, r != nil, sinceOrigin()
+	if len(k.open) == 0 {
+		return
+	}
+	if p := k.call.plan(); p != nil {
+		p.hedgeFrom(timeOf(k.from, time.Now()))
+	}
+	k.arm()
+}
+
+// race makes an attempt on this goroutine, and hedges beside it, until none is in flight. It returns the
+// end of the one that decides what follows.
+func (k *contest) race(a *attempt, run func(*attempt) error) ending {
+	k.mine = a
+	err := run(a)
+	k.ends(a, err)
+	k.mine = nil
+	k.hedges.Wait()
+	k.repanic()
+	e := k.end
+	k.end = ending{}
+	return e
+}
+
+// ends takes the turn for ended.
+func (k *contest) ends(a *attempt, err error) {
+	k.take()
+	defer k.give()
+	k.ended(a, err)
+}
+
+// ended needs the turn. It handles the end of an attempt.
+func (k *contest) ended(a *attempt, err error) {
+	c, now := k.call, time.Now()
+	k.remove(a)
+	if c.stream == nil && err != nil {
+		a.checkUnsent(err)
+	}
+	err = truthOf(err, a, c.stream)
+	if err == nil && c.stream != nil && a.isCut() {
+		k.rival.discard(a) // its other messages are lost
+		err = errCut
+	}
+	won := err == nil || c.stream != nil && isEOF(err)
+	switch {
+	case k.end.attempt != nil || k.crashed:
+		k.loserEnded(a, won, now)
+	case won:
+		k.end = ending{attempt: a, err: err, at: now}
+		k.cancelOpen()
+		a.measure(c.learner, false)
+	case len(k.open) == 0:
+		k.end = ending{attempt: a, err: err, at: now}
+	default:
+		k.failed(a, err, now)
+	}
+}
+
+// loserEnded reports an attempt that ended after the decision.
+func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
+	defer a.release()
+	if won && k.rival != nil {
+		k.rival.discard(a)
+	}
+	if k.crashed {
+		k.call.deposit(a, Ignored)
+		return
+	}
+	if k.end.defeat == nil {
+		a.measure(k.call.learner, true)
+	}
+	k.call.loserEnded(a, now)
+}
+
+// failed asks the plan about the failure of an attempt while others are in flight.
+func (k *contest) failed(a *attempt, err error, now time.Time) {
+	f, step := k.call.ask(a, err, now)
+	if step.End {
+		k.end = ending{a, err, now, &defeat{f, step.verdict}}
+		k.cancelOpen()
+		return
+	}
+	a.release()
+	k.do(step)
+	k.arm()
+}
+
+// cancelOpen cancels the attempts in flight: the race is decided, or something has panicked.
+func (k *contest) cancelOpen() {
+	if len(k.open) == 0 {
+		return
+	}
+	k.stop()
+	k.call.plan().leave()
+	for _, a := range k.open {
+		a.bounds.cancel(ErrHedgeLost)
+	}
+}
+
+// tick runs on the timer's goroutine: something may be due.
+func (k *contest) tick() { k.guarded(k.check) }
+
+func (k *contest) check() {
+	if len(k.open) == 0 || k.end.attempt != nil || k.crashed {
+		return
+	}
+	now := time.Now()
+	for _, a := range k.open {
+		switch expired := !a.bounds.judged && now.Sub(origin) >= a.bounds.expires; {
+		case !expired:
+		case k.awaitsConnection(a):
+			a.bounds.expires = expiry(now.Sub(origin), k.call.policy.AttemptTimeout)
+		default:
+			a.bounds.judged = true
+			k.overdue(a, now)
+		}
+	}
+	if now.Sub(origin) >= k.dueAt() {
+		if endOf(k.open[0].Context, now) != nil || isClosed(k.call.cc) {
+			return // the attempts in flight end by themselves
+		}
+		k.due(now)
+	}
+	k.arm()
+}
+
+// plan returns the call's plan, which may start now.
+func (k *contest) plan(now time.Time) *plan {
+	c, begun := k.call, k.call.plan() != nil
+	p := c.startPlan(now)
+	if c.stream != nil && !k.racing { // whose goroutines may be setting the limit of the call
+		p.readChannel(c.retrier, c.cc, c.method)
+		return p
+	}
+	if !begun && c.stream != nil {
+		p.hedgeFrom(timeOf(k.from, now))
+	}
+	return c.planned(now)
+}
+
+// dueAt returns when the plan has something due, since the origin. Outside of a race that is only an attempt
+// that replaces the one in flight.
+func (k *contest) dueAt() time.Duration {
+	p := k.call.plan()
+	switch {
+	case p == nil && k.racing:
+		return k.from + k.call.delay
+	case p == nil, p.dueAt.IsZero() || !k.racing && p.replaces == 0:
+		return never
+	default:
+		return p.dueAt.Sub(origin)
+	}
+}
+
+// arm sets the timer to the next time at which something is due.
+func (k *contest) arm() {
+	at := k.dueAt()
+	for _, a := range k.open {
+		if a.bounds.judged && k.mayHang(a) {
+			a.bounds.judged = false // nothing replaces it after all
+		}
+		if !a.bounds.judged {
+			at = min(at, a.bounds.expires)
+		}
+	}
+	switch {
+	case at == never:
+		k.stop()
+	case k.timer == nil:
+		k.timer = afterFunc(at-sinceOrigin(), k.tick)
+	default:
+		resetTimer(k.timer, at-sinceOrigin(), k.tick)
+	}
+}
+
+// awaitsConnection reports whether an attempt has had no connection, now or when it was last asked, so that its
+// server still has the whole timeout to answer. Without a deadline, the attempt could wait for ever.
+func (k *contest) awaitsConnection(a *attempt) bool {
+	_, limited := a.Deadline()
+	before := a.bounds.unconnected
+	a.bounds.unconnected = limited && isUnconnected(k.call.cc)
+	return before || a.bounds.unconnected
+}
+
+// mayHang reports whether an overdue attempt has neither a deadline nor a successor that will be sent.
+func (k *contest) mayHang(a *attempt) bool {
+	p := k.call.plan()
+	return p != nil && p.deadline.IsZero() && !p.config.left && p.replaces != int(a.number) && !a.isCut() &&
+		a.Context.Err() == nil && !isClosed(k.call.cc)
+}
+
+// overdue asks the plan about an attempt that has reached its timeout.
+func (k *contest) overdue(a *attempt, now time.Time) {
+	c := k.call
+	p := k.plan(now)
+	if p.config.left {
+		return
+	}
+	f := c.overdueFailure(a, now)
+	step := p.overdue(c.ctx, &f, now, c.retrier.random())
+	if f.Committed && step.Cut != 0 {
+		c.stream.cut(a, true) // it could hang
+		return
+	}
+	k.do(step)
+}
+
+// due asks the plan for the step that is due, and takes it.
+func (k *contest) due(now time.Time) {
+	c := k.call
+	p := k.plan(now)
+	switch {
+	case p.dueAt.IsZero() || now.Before(p.dueAt): // because of the config
+	case p.next.decided:
+		k.do(p.due(now, c.retrier.random()))
+	case p.config.left:
+		p.dueAt = time.Time{}
+	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), p.config.unresolved != nil:
+		// Hedges that come due meanwhile would all be sent together when there is a connection, and
+		// perhaps although the channel's config allows none.
+		p.putOff(now)
+	default:
+		step := p.due(now, 0) // a hedge needs no random number
+		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
+		k.do(step)
+	}
+}
+
+// do takes a step of the plan while attempts are in flight.
+func (k *contest) do(step step) {
+	switch {
+	case step.Cut != 0:
+		k.cut(step.Cut)
+	case step.Send:
+		k.send()
+	}
+}
+
+// cut ends an overdue attempt, unless the application has become bound to its stream.
+func (k *contest) cut(number int) {
+	c := k.call
+	for _, a := range k.open {
+		switch {
+		case int(a.number) != number:
+		case c.stream == nil || k.racing:
+			a.bounds.cancel(ErrAttemptTimeout)
+		case !c.stream.cut(a, false):
+			c.plan().undecide()
+		}
+	}
+}
+
+// send starts a hedge, or an attempt that replaces one of several, on a goroutine of its own.
+func (k *contest) send() {
+	a := k.call.another()
+	k.add(a)
+	k.hedges.Go(func() {
+		err := errExited // if an interceptor below calls runtime.Goexit; if it panics, the program ends
+		defer func() {
+			k.guarded(func() { k.ended(a, err) })
+		}()
+		err = k.rival.hedge(a)
+	})
+}
+
+// errExited is the error of an attempt in which runtime.Goexit was called.
+var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
+
+// guarded takes the turn for f, on a goroutine that is not the caller's. If a callback panics or ends the
+// goroutine, so does the caller's goroutine, which may handle it, see repanic.
+func (k *contest) guarded(f func()) {
+	k.take()
+	defer k.give()
+	done := false
+	defer func() {
+		if done {
+			return
+		}
+		if k.crashed, k.panicked = true, recover(); k.panicked == nil {
+			k.panicked = exited{}
+		}
+		k.cancelOpen()
+	}()
+	f()
+	done = true
+}
+
+// exited stands for a panic if a callback calls [runtime.Goexit].
+type exited struct{}
+
+// repanic repeats, on the caller's goroutine, a callback's panic on another one. A call without a contest has none.
+func (k *contest) repanic() {
+	if k == nil {
+		return
+	}
+	k.take()
+	p := k.panicked
+	k.panicked = nil
+	k.give()
+	switch p.(type) {
+	case nil:
+	case exited:
+		runtime.Goexit()
+	default:
+		panic(p) //nolint:forbidigo // it comes from the application, which may handle it
+	}
+}
+
+// crash ends the contest after a panic on the caller's goroutine. From then on nothing but the budgets
+// receives a report.
+func (k *contest) crash() {
+	k.abandon()
+	k.hedges.Wait()
+}
+
+func (k *contest) abandon() {
+	k.take()
+	defer k.give()
+	k.crashed = true
+	if k.mine != nil {
+		k.remove(k.mine)
+		k.forget(k.mine)
+	}
+	k.cancelOpen()
+	if k.end.attempt != nil {
+		k.forget(k.end.attempt)
+	}
+}
+
+// forget reports an attempt to the budgets if nothing has reported it yet.
+func (k *contest) forget(a *attempt) {
+	if !a.reported {
+		k.call.deposit(a, Ignored)
+	}
+	a.release()
+}
+
+// overdueFailure describes an attempt that has reached its timeout.
+func (c *call) overdueFailure(a *attempt, now time.Time) failure {
+	info := a.asStarted(now)
+	info.Duration = now.Sub(origin) - a.start
+	info.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, nil)
+	if c.isLast != nil && c.isLast() {
+		info.Err = Permanent(info.Err)
+	}
+	return failure{
+		Attempt:   info,
+		CtxErr:    endOf(a.Context, now),
+		Closed:    isClosed(c.cc),
+		Unsent:    isUnconnected(c.cc),
+		Committed: c.stream != nil && c.stream.isCommitted(),
+	}
+}
+
+// A contested call is a unary call, or a function, that has a contest. It is one allocation.
+type contested struct {
+	call    call
+	contest contest
+	first   attempt
+	bounds  bounds // of the first attempt
+}
+
+// set starts a contested call from c.
+func (u *contested) set(c *call, r rival) {
+	u.call, u.first.bounds = *c, &u.bounds
+	u.contest.join(&u.call, r)
+	u.contest.racing = r != nil
+}
+
+// A contestedUnary is a unary call that has a contest.
+type contestedUnary struct {
+	contested
+	req, reply any
+	replies    replyType // if the call is hedged
+	invoker    grpc.UnaryInvoker
+}
+
+// contestUnary makes a unary call that is hedged, or has an attempt timeout.
+func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
+	u := &contestedUnary{req: req, reply: reply, invoker: invoker}
+	if c.mode == modeHedged {
+		u.replies = typeOfReply(reply)
+		u.set(c, u)
+	} else {
+		u.set(c, nil)
+	}
+	return u.call.makeAttempts(&u.first, u.race)
+}
+
+// race makes an attempt on the caller's goroutine, which receives into the caller's reply, and others
+// beside it.
+func (u *contestedUnary) race(a *attempt) ending {
+	if a.number > 1 {
+		emptyReply(u.reply)
+	}
+	e := u.contest.race(a, func(a *attempt) error { return u.invoke(a, u.reply) })
+	if e.err == nil && e.attempt != a {
+		copyReply(u.reply, e.attempt.bounds.received)
+	}
+	if e.attempt.number > 1 && u.call.mode == modeHedged {
+		u.call.options.show(e.attempt)
+	}
+	return e
+}
+
+func (u *contestedUnary) invoke(a *attempt, reply any) error {
+	return readable(u.invoker(a, u.call.method, u.req, reply, u.call.cc, u.call.attemptOptions(a)...))
+}
+
+// hedge makes an attempt with a reply of its own.
+func (u *contestedUnary) hedge(a *attempt) error {
+	a.bounds.received = u.replies.make()
+	return u.invoke(a, a.bounds.received)
+}
+
+func (u *contestedUnary) discard(*attempt) {}
+
+// afterFunc is [time.AfterFunc], except for a wait that is already over: then it starts f and returns
+// a stopped timer. In a testing/synctest bubble the runtime would run such a timer on the calling
+// goroutine, with a race context that the whole bubble shares; two at the same time crash Go 1.26's
+// race detector.
+func afterFunc(d time.Duration, f func()) *time.Timer {
+	if d > 0 {
+		return time.AfterFunc(d, f)
+	}
+	timer := time.AfterFunc(time.Hour, f)
+	timer.Stop()
+	go f()
+	return timer
+}
+
+// resetTimer makes a timer from [afterFunc] start f after d instead.
+func resetTimer(timer *time.Timer, d time.Duration, f func()) {
+	if d > 0 {
+		timer.Reset(d)
+		return
+	}
+	timer.Stop()
+	go f()
+}

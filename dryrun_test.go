@@ -1,0 +1,169 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/telemetry"
+)
+
+// A dry run makes one attempt, at once, and returns gRPC's own error. The decision says what would have followed.
+func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		opts   []Option
+		script string
+		reason error
+		wait   time.Duration
+		source WaitSource
+	}{
+		{"a retry after the backoff", nil, "fail UNAVAILABLE", ErrWouldRetry, second, WaitBackoff},
+		{"a retry after a pushback", nil, "pushback 7000; fail UNAVAILABLE", ErrWouldRetry, 7 * second, WaitPushback},
+		{"a retry at once", nil, "pushback 0; fail UNAVAILABLE", ErrWouldRetry, 0, WaitPushback},
+		{"a stop by the server", nil, "pushback -1; fail UNAVAILABLE", ErrPushback, 0, WaitNone},
+		{"a final code", nil, "fail NOT_FOUND", ErrNotRetryable, 0, WaitNone},
+		{"no token", []Option{WithBudget(stingy{})}, "fail UNAVAILABLE", ErrBudgetExhausted, second, WaitBackoff},
+		{"no token and no patience", []Option{WithBudget(stingy{}), WithPatience(0)}, "fail UNAVAILABLE", ErrBudgetExhausted, second, WaitBackoff},
+		{"no time", []Option{WithMaxElapsed(second)}, "fail UNAVAILABLE", ErrMaxElapsed, second, WaitBackoff},
+		{"a method that may have run", []Option{WithUnsentOnly(true)}, "fail UNAVAILABLE", ErrMayHaveRun, 0, WaitNone},
+		{"a hedged method", []Option{WithHedging(Hedging{Delay: HedgeAfter(1), AllMethodsAreSafe: true})}, "fail UNAVAILABLE", ErrWouldRetry, second, WaitBackoff},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+				server := serveScripts(t, "recv hello; "+tt.script, onceMore)
+				var decision, end Event
+				opts := append([]Option{steady, WithDryRun(true), WithObserver(func(_ context.Context, e Event) {
+					switch e.Kind {
+					case Decision:
+						decision = e
+					case CallEnd:
+						end = e
+					}
+				})}, tt.opts...)
+				err := call(t.Context(), server.conn(t, DialOptions(opts...)...))
+				code := codes.Unavailable
+				if tt.reason == ErrNotRetryable {
+					code = codes.NotFound
+				}
+				wantUntouched(t, err, code, "failed in attempt 1")
+				wantTimes(t, server, 0)
+				if took := time.Since(server.start); took != 0 {
+					t.Errorf("the call took %v, want 0", took)
+				}
+				if !errors.Is(decision.Reason, tt.reason) || decision.Wait != tt.wait || decision.WaitSource != tt.source {
+					t.Errorf("the decision is %v, %v by %v, want %v, %v by %v", decision.Reason, decision.Wait, decision.WaitSource, tt.reason, tt.wait, tt.source)
+				}
+				if got := end.Outcome(); got != ReasonName(tt.reason) {
+					t.Errorf("the outcome is %q, want %q", got, ReasonName(tt.reason))
+				}
+			})
+		})
+	}
+}
+
+// Nothing is spent or waited for, and slow attempts go on.
+func TestDryRunDoesNothing(t *testing.T) {
+	t.Run("budget", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			budget := &tally{}
+			server := serve(t, script(unavailable(), ok()))
+			client := server.fixed(t, 0, steady, WithDryRun(true), WithBudget(budget))
+			_, first := client.Echo(t.Context(), request())
+			_, second := client.Echo(t.Context(), request())
+			if want := (counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}); status.Code(first) != codes.Unavailable || second != nil || budget.counts != want {
+				t.Errorf("%v, %v, and the budget is %+v, want UNAVAILABLE, a success and %+v", first, second, budget.counts, want)
+			}
+		})
+	})
+	t.Run("connection", func(t *testing.T) {
+		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+			start := time.Now()
+			retrier := retrierOf(t, WithDryRun(true))
+			cc, err := grpc.NewClient("passthrough:///nobody", append(retrier.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errors.New("refused") }))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cc.Close()
+			wantUntouched(t, call(t.Context(), cc), codes.Unavailable, `connection error: desc = "transport: Error while dialing: refused"`)
+			if u := retrier.Usage(); time.Since(start) != 0 || u.WaitingCalls != 0 || retrier.Targets()[0].Waiting != 0 {
+				t.Errorf("after %v: %+v, %+v, want nothing that waits", time.Since(start), u, retrier.Targets())
+			}
+		})
+	})
+	t.Run("timeout", func(t *testing.T) {
+		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+			server := serveScripts(t, "recv hello; wait 5s; send done")
+			if err := call(t.Context(), server.conn(t, DialOptions(WithDryRun(true), WithAttemptTimeout(second))...)); err != nil {
+				t.Error(err)
+			}
+			wantTimes(t, server, 0)
+		})
+	})
+	t.Run("function", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			p, f := play(errUnavailable)
+			err := doer(t, 0, steady, WithDryRun(true)).Do(t.Context(), "/sql/read", f)
+			if err != errUnavailable || len(p.at) != 1 {
+				t.Errorf("%v after %d attempts, want the function's error after one", err, len(p.at))
+			}
+		})
+	})
+	t.Run("gRPC's own retries", func(t *testing.T) {
+		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+			everyMethod := strings.Replace(builtInPolicy, `"service": "grpcretry.test.v1.EchoService", "method": "Echo"`, "", 1)
+			server := serveScripts(t, "recv hello; fail UNAVAILABLE", onceMore)
+			cc := server.conn(t, grpc.WithDefaultServiceConfig(everyMethod),
+				grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithDryRun(true), WithServiceConfig(everyMethod))),
+				grpc.WithChainStreamInterceptor(StreamClientInterceptor(WithDryRun(true), WithServiceConfig(everyMethod))))
+			if err := call(t.Context(), cc); err != nil {
+				t.Errorf("err = %v, want gRPC to retry", err)
+			}
+		})
+	})
+}
+
+func TestDryRunIsSeenInSpansAndMetrics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, recorder := recordSpans()
+		meters, reader := readMetrics()
+		server := serve(t, always(unavailable()))
+		client := server.fixed(t, 0, steady, WithDryRun(true), WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters))
+		_, _ = client.Echo(t.Context(), request())
+		event := recorder.Ended()[0].Events()[0]
+		attrs := attribute.NewSet(event.Attributes...)
+		for key, want := range map[attribute.Key]string{telemetry.AttrDecision: "would_retry", telemetry.AttrReason: "would_retry", telemetry.AttrWaitSource: "backoff"} {
+			if got, _ := attrs.Value(key); got.AsString() != want {
+				t.Errorf("%s of %s is %q, want %q", key, event.Name, got.AsString(), want)
+			}
+		}
+		if got := fmt.Sprint(collect(t, reader)); !strings.Contains(got, "would_retry") {
+			t.Errorf("the metrics are %s, without would_retry", got)
+		}
+	})
+}
+
+// A dry run does not give up, and is not counted as if it had.
+func TestADryRunIsNotCountedAsGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrierOf(t, WithDryRun(true))
+		for range 30 {
+			r.Do(t.Context(), "/x/y", func(context.Context) error { return errUnavailable })
+			time.Sleep(second)
+		}
+		if got := r.Targets()[0].GaveUp; got != 0 {
+			t.Errorf("%d calls have given up, want none", got)
+		}
+	})
+}

@@ -1,0 +1,256 @@
+package grpcretry
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/layers"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// These tests hold what a retry tells its server: whether each earlier attempt got a response, so that
+// nobody is at work on it any more, and the server may retry its own calls.
+
+// A mark is what an attempt says in its header grpcretry-caller-retries; "" without it.
+type mark = string
+
+// marks are those that a server has seen.
+type marks struct {
+	mu   sync.Mutex
+	seen []mark
+}
+
+// add notes the mark of the request that is handled in ctx, and returns the number of requests so far.
+func (m *marks) add(ctx context.Context) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.seen = append(m.seen, first(metadata.ValueFromIncomingContext(ctx, callerRetriesKey)))
+	return len(m.seen)
+}
+
+// list returns a copy.
+func (m *marks) list() []mark {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.seen)
+}
+
+// marksOf makes a call, of each kind, whose attempt n is handled by handlers[n-1], and compares the marks
+// that the server sees. The handler can cut the link.
+func marksOf(t *testing.T, opts []grpc.DialOption, want []mark, handlers ...func(context.Context, *link) error) {
+	t.Helper()
+	for kind, send := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var seen marks
+				var l *link
+				server := serveHandler(t, func(ctx context.Context) error {
+					n := seen.add(ctx)
+					if n > len(handlers) {
+						return nil
+					}
+					return handlers[n-1](ctx, l)
+				})
+				l, cc := server.linked(t, opts...)
+				_, err := send(t.Context(), echov1.NewEchoServiceClient(cc))
+				synctest.Wait()
+				if got := seen.list(); !slices.Equal(got, want) {
+					t.Errorf("marks %q and error %v, want %q", got, err, want)
+				}
+			})
+		})
+	}
+}
+
+func TestARetryTellsWhetherEarlierAttemptsGotAResponse(t *testing.T) {
+	type handler = func(context.Context, *link) error
+	fails := func(context.Context, *link) error { return errUnavailable }
+	failsAfterHeaders := func(ctx context.Context, _ *link) error {
+		return afterHeaders(ctx)
+	}
+	saysSomethingAfterHeaders := func(ctx context.Context, _ *link) error {
+		grpc.SetTrailer(ctx, metadata.Pairs("k", "v"))
+		return afterHeaders(ctx)
+	}
+	hangs := func(ctx context.Context, _ *link) error { <-ctx.Done(); return ctx.Err() }
+	breaks := func(ctx context.Context, l *link) error { l.cut(); l.mend(); <-ctx.Done(); return ctx.Err() }
+	options := func(more ...Option) []grpc.DialOption {
+		return DialOptions(append([]Option{steady, WithBudget(Unlimited)}, more...)...)
+	}
+	for _, tt := range []struct {
+		name     string
+		opts     []grpc.DialOption
+		handlers []handler
+		want     []mark
+	}{
+		{"responses", options(), []handler{fails, fails}, []mark{"", "0", "0"}},
+		{"no response within the attempt timeout", options(WithAttemptTimeout(second)), []handler{hangs, fails}, []mark{"", "1", "1"}},
+		{"no response the second time", options(WithAttemptTimeout(second)), []handler{fails, hangs}, []mark{"", "0", "1"}},
+		{"the connection breaks", options(), []handler{breaks, fails}, []mark{"", "1", "1"}},
+		{"headers, and then perhaps no more", options(), []handler{failsAfterHeaders}, []mark{"", "1"}},
+		{"headers and trailers", options(), []handler{saysSomethingAfterHeaders}, []mark{"", "0"}},
+		{"a credential that is not there", append(options(), grpc.WithPerRPCCredentials(lateCreds{})), nil, []mark{"0"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) { marksOf(t, tt.opts, tt.want, tt.handlers...) })
+	}
+}
+
+// afterHeaders fails after it has sent headers.
+func afterHeaders(ctx context.Context) error {
+	if err := grpc.SendHeader(ctx, metadata.Pairs("k", "v")); err != nil {
+		return err
+	}
+	return errUnavailable
+}
+
+// lateCreds fail a first attempt, so that it reaches no server although there is a connection.
+type lateCreds struct{}
+
+func (lateCreds) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+		return nil, status.Error(codes.Unavailable, "no token")
+	}
+	return nil, nil
+}
+func (lateCreds) RequireTransportSecurity() bool { return false }
+
+// A hedge is sent while an earlier attempt has no response yet.
+func TestAHedgeTellsThatAnAttemptHasNoResponse(t *testing.T) {
+	hangs := func(ctx context.Context, _ *link) error { <-ctx.Done(); return ctx.Err() }
+	hedges := DialOptions(WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}), WithBudget(Unlimited))
+	marksOf(t, hedges, []mark{"", "1"}, hangs)
+}
+
+// A retry that serves a request of which an earlier attempt may still be at work passes that on.
+func TestServersObeyTheMarkOfARetry(t *testing.T) {
+	const previous = previousAttemptsKey
+	quiet := []ServerOption{WithStopAfterGivingUp(false)}
+	for _, tt := range []struct {
+		name   string
+		header metadata.MD
+		on     []ServerOption
+		want   []mark // of the attempts at the last server
+	}{
+		{"a first attempt", nil, nil, []mark{"", "0"}},
+		{"another client's retry", metadata.Pairs(previous, "1"), nil, []mark{"1"}},
+		{"a retry after responses", metadata.Pairs(previous, "1", callerRetriesKey, "0"), nil, []mark{"", "0"}},
+		{"a retry after no response", metadata.Pairs(previous, "1", callerRetriesKey, "1"), nil, []mark{"1"}},
+		{"work for such a retry", metadata.Pairs(callerRetriesKey, "1"), nil, []mark{"1"}},
+		{"the mark without a retry", metadata.Pairs(callerRetriesKey, "0"), nil, []mark{"", "0"}},
+		{"a mark that means nothing", metadata.Pairs(previous, "1", callerRetriesKey, "x"), nil, []mark{"1"}},
+		{"two marks", metadata.Pairs(previous, "1", callerRetriesKey, "0", callerRetriesKey, "1"), nil, []mark{"1"}},
+		{"the same mark twice", metadata.Pairs(previous, "1", callerRetriesKey, "0", callerRetriesKey, "0"), nil, []mark{"", "0"}},
+		{"a service that gives up in silence", metadata.Pairs(previous, "1", callerRetriesKey, "0"), quiet, []mark{"1"}},
+		{"a first attempt at such a service", nil, quiet, []mark{"", "0"}},
+		{"the mark without a retry at such a service", metadata.Pairs(callerRetriesKey, "0"), quiet, []mark{"", "0"}},
+		{"one attempt for retries is off", metadata.Pairs(previous, "1", callerRetriesKey, "1"),
+			[]ServerOption{WithOneAttemptForRetries(false)}, []mark{"", "0"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			exhausted.call(t, tt.header, tt.on, calls, func(t *testing.T, last *fixture, _ metadata.MD, err error) {
+				var got []mark
+				for _, one := range last.attempts() {
+					got = append(got, first(one.metadata[callerRetriesKey]))
+				}
+				if !slices.Equal(got, tt.want) || status.Code(err) != codes.Unavailable {
+					t.Errorf("marks %q and error %v, want %q", got, err, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A retry meets the failure of the next service: in a zone that fails, for example. It is retried there,
+// unless an earlier attempt may still be at work.
+func TestARetryThatMeetsAnotherFailure(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		middle func(context.Context) error // the first attempt at the service in the middle
+		want   codes.Code
+		made   int64 // attempts at the last service
+	}{
+		{"after a response", isDown, codes.OK, 2},
+		{"after no response", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, codes.Unavailable, 1},
+	} {
+		for kind, send := range kinds {
+			t.Run(tt.name+"/"+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					var made, asked atomic.Int64
+					last := serveHandler(t, func(context.Context) error {
+						if made.Add(1) == 1 {
+							return status.Error(codes.Unavailable, "down")
+						}
+						return nil
+					})
+					below := last.client(t, steady)
+					middle := serveHandler(t, func(ctx context.Context) error {
+						if asked.Add(1) == 1 {
+							return tt.middle(ctx)
+						}
+						_, err := below.Echo(ctx, request())
+						return err
+					}, ServerOptions()...)
+					client := middle.client(t, steady, WithMaxAttempts(2), WithAttemptTimeout(10*second), WithBudget(Unlimited))
+					_, err := send(t.Context(), client)
+					if kind == "stream" && tt.want == codes.OK { // the stream ends without a message
+						err = nil
+					}
+					if got := made.Load(); status.Code(err) != tt.want || got != tt.made {
+						t.Errorf("error %v after %d attempts at the last service, want %v after %d", err, got, tt.want, tt.made)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A program that drives a Plan sends what an RPC would.
+func TestThePlanHasTheHeadersOfARetry(t *testing.T) {
+	r, err := New(steady, WithBudget(Unlimited))
+	if err != nil {
+		t.Fatal(err)
+	}
+	retry := func(previous, mark string) map[string]string {
+		return map[string]string{previousAttemptsKey: previous, callerRetriesKey: mark}
+	}
+	for _, tt := range []struct {
+		name    string
+		limited bool // the Plan is for a request whose calls make one attempt
+		ends    []func(*Attempt)
+		want    map[string]string
+	}{
+		{"a first attempt", false, nil, nil},
+		{"a first attempt for a retry", true, nil, map[string]string{callerRetriesKey: "1"}},
+		{"after a response", false, []func(*Attempt){func(*Attempt) {}}, retry("1", "0")},
+		{"after no response", false, []func(*Attempt){func(a *Attempt) { a.NoResponse = true }, func(*Attempt) {}}, retry("2", "1")},
+		{"after an attempt that was not sent", true, []func(*Attempt){func(a *Attempt) { a.Unsent = true }}, retry("1", "1")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Now()
+			p := r.Plan(layers.New(t.Context(), tt.limited), echoMethod, "", now)
+			a, _ := p.Sent(now)
+			for _, ends := range tt.ends {
+				a.Err = errUnavailable
+				ends(&a)
+				p.Ended(a, now, 0)
+				now = p.DueAt()
+				p.Due(now)
+				a, _ = p.Sent(now)
+			}
+			if got := p.RequestHeader(); !maps.Equal(got, tt.want) {
+				t.Errorf("header %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

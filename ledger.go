@@ -1,0 +1,103 @@
+package grpcretry
+
+import (
+	"slices"
+	"time"
+)
+
+// A ledger knows which budget has paid for each attempt of a call. It takes the tokens, and reports to the
+// budgets how the attempts end.
+type ledger struct {
+	budget Budget
+	hedges Budget // which hedges spend from; nil if the policy allows none
+
+	unpaid   int     // the number of the attempt that no budget has paid for; 0 before there is one
+	payers   []payer // of the attempts, from the first; nil if the policy allows no hedges
+	released []int   // the numbers of the attempts whose slot was given back before their end
+}
+
+// A payer is the budget that has paid for an attempt.
+type payer uint8
+
+const (
+	nobodyPays payer = iota // the first attempt that reaches a server is free
+	retriesPay
+	hedgesPay
+)
+
+// budgetOf returns the budget that a payer stands for.
+func (l *ledger) budgetOf(p payer) Budget {
+	switch p {
+	case hedgesPay:
+		return l.hedges
+	case retriesPay:
+		return l.budget
+	default:
+		return Unlimited
+	}
+}
+
+// take takes a token. It returns false if there is none, or if the server's throttle allows no hedges.
+func (l *ledger) take(p payer, now time.Time) bool {
+	if p == hedgesPay && isThrottled(l.budget) {
+		return false
+	}
+	return l.budgetOf(p).Withdraw(now)
+}
+
+// giveBack returns the token of an attempt that was not sent.
+func (l *ledger) giveBack(p payer, number int) {
+	l.budgetOf(p).Deposit(Outcome{Attempt: number, Result: Unsent})
+}
+
+// sent records who has paid for an attempt that is sent.
+func (l *ledger) sent(number int, p payer) {
+	if p == nobodyPays {
+		l.unpaid = number
+	}
+	if l.hedges != nil {
+		l.payers = append(l.payers, p)
+	}
+}
+
+// payerOf returns who has paid for an attempt that was sent.
+func (l *ledger) payerOf(number int) payer {
+	switch {
+	case l.unpaid == number, number == 0:
+		return nobodyPays
+	case 0 < number && number <= len(l.payers):
+		return l.payers[number-1]
+	default:
+		return retriesPay
+	}
+}
+
+// release gives back the slot that an attempt holds in a budget that limits the retries in flight.
+func (l *ledger) release(number int) {
+	payer := l.payerOf(number)
+	if payer == nobodyPays || slices.Contains(l.released, number) {
+		return
+	}
+	l.released = append(l.released, number)
+	release(l.budgetOf(payer))
+}
+
+// deposit reports to the budgets how an attempt ended. A budget that has not paid for the attempt sees it
+// as a first attempt.
+func (l *ledger) deposit(o Outcome) {
+	payer, released := l.payerOf(o.Attempt), slices.Contains(l.released, o.Attempt)
+	if o.Result == Unsent && l.unpaid == o.Attempt {
+		l.unpaid = 0
+	}
+	report := func(b Budget, paid bool) {
+		seen := o
+		if !paid {
+			seen.Attempt = 1
+		}
+		depositIn(b, seen, released && paid)
+	}
+	report(l.budget, payer == retriesPay)
+	if l.hedges != nil {
+		report(l.hedges, payer == hedgesPay)
+	}
+}

@@ -1,0 +1,189 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// oneToken always shows a token, and has one.
+type oneToken struct {
+	unlimited
+	asked int
+}
+
+func (b *oneToken) Withdraw(time.Time) bool   { b.asked++; return b.asked == 1 }
+func (b *oneToken) Balance(time.Time) float64 { return 1 }
+
+// A stream's attempt that was not replaced, because a token was gone at the last moment, gives back its slot of a
+// concurrency budget when it is overdue, and again when the application is bound to it: another call's slot.
+func TestASlotIsGivenBackOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots, err := NewConcurrencyBudget(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots.Withdraw(time.Now()) // by another call
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			if n == 1 {
+				return errUnavailable
+			}
+			time.Sleep(5 * time.Second)
+			return stream.SendMsg(&echov1.EchoResponse{})
+		})
+		cc := server.conn(t, DialOptions(unmoved, WithBudget(AllBudgets(slots, &oneToken{})), WithBackoff(Constant(time.Second)),
+			WithAttemptTimeout(time.Second))...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		stream, err := cc.NewStream(ctx, serverStream, "/streams/Expand")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.SendMsg(request()); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			err = stream.RecvMsg(&echov1.EchoResponse{})
+		}
+		if got := slots.Balance(time.Now()); got != 1 {
+			t.Errorf("%v slots are free, want 1: another call holds the other (%v, attempts at %v)", got, err, server.times())
+		}
+	})
+}
+
+// hangs opens a stream without a deadline to a server that never responds, whose attempts are overdue after a second.
+func hangs(t *testing.T, desc *grpc.StreamDesc, header bool, opts ...Option) grpc.ClientStream {
+	t.Helper()
+	server := serveStreams(t, func(_ int, stream grpc.ServerStream) error {
+		if header {
+			time.Sleep(100 * time.Millisecond)
+			_ = stream.SendHeader(nil)
+		}
+		<-stream.Context().Done()
+		return nil
+	})
+	cc := server.conn(t, DialOptions(append(opts, WithAttemptTimeout(second), WithBackoff(Constant(second)))...)...)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	stream, err := cc.NewStream(ctx, desc, "/streams/Expand")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// A call without a deadline ends after the attempt timeout, also if the attempt that was to follow is not sent.
+func TestAnAttemptWithoutADeadlineDoesNotHang(t *testing.T) {
+	t.Run("the stream is committed while it waits for another attempt", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			stream := hangs(t, bidiStream, false)
+			time.AfterFunc(1500*time.Millisecond, func() { stream.Context() })
+			wantTimeoutAfter(t, 1500*time.Millisecond, stream)
+		})
+	})
+	t.Run("Header returns beside the race of a hedged stream", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			stream := hangs(t, serverStream, true, WithMethod("/streams/Expand", WithMaxAttempts(2),
+				WithHedging(Hedging{Delay: HedgeAfter(time.Hour)})))
+			if err := stream.SendMsg(request()); err != nil {
+				t.Fatal(err)
+			}
+			go stream.Header()
+			synctest.Wait()
+			wantTimeoutAfter(t, 3*second, stream)
+		})
+	})
+	t.Run("a hedge is told not to retry", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(hang(), unavailable().pushback("-1").after(900*time.Millisecond)))
+			client := server.client(t, WithMethod(echoMethod, WithAttemptTimeout(second), WithBackoff(Constant(time.Minute)),
+				WithHedging(Hedging{Delay: HedgeAfter(600 * time.Millisecond), Budget: Unlimited})))
+			_, err := client.Echo(t.Context(), request())
+			if took := time.Since(server.start); took != 1500*time.Millisecond || !errors.Is(err, ErrPushback) {
+				t.Errorf("%v after %v, want ErrPushback after 1.5s", err, took)
+			}
+		})
+	})
+}
+
+func wantTimeoutAfter(t *testing.T, d time.Duration, stream grpc.ClientStream) {
+	t.Helper()
+	start := time.Now()
+	err := stream.RecvMsg(&echov1.EchoResponse{})
+	if took := time.Since(start); took != d || !errors.Is(err, ErrAttemptTimeout) {
+		t.Errorf("RecvMsg returned %v after %v, want ErrAttemptTimeout after %v", err, took, d)
+	}
+}
+
+// A server has the whole timeout to answer, however long the connection took, and is then overdue.
+func TestTheAttemptTimeoutIsTheServers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), ok()))
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(2*second), WithBackoff(Constant(second))),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				time.Sleep(3 * second)
+				return server.listener.DialContext(ctx)
+			}))...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if _, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 3*second, 7*second) // looked at after 2 and 4 s, overdue after 6
+	})
+}
+
+// A timeout that means "never" leaves hedging alone.
+func TestTheLongestAttemptTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok().after(2500*time.Millisecond)))
+		client := server.client(t, WithAttemptTimeout(math.MaxInt64), WithMethod(echoMethod,
+			WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited})))
+		if _, err := client.Echo(t.Context(), request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, second, 2*second)
+	})
+}
+
+// A failure of long ago does not make an overdue attempt hang.
+func TestOldTroubleIsForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), hang(), ok()))
+		client := server.client(t, WithAttemptTimeout(second), WithBackoff(Constant(second)), WithMaxAttempts(2))
+		client.Echo(t.Context(), request(), WithMaxAttempts(2), WithMaxElapsed(1)) // one attempt
+		time.Sleep(time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := client.Echo(ctx, request()); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, time.Hour, time.Hour+2*second)
+	})
+}
+
+// If the call returns the status of an earlier attempt, because its last one was cut, the trailer is that attempt's.
+func TestTheTrailerIsThatOfTheStatus(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().withTrailer("from", "1"), hang()))
+		var trailer metadata.MD
+		_, err := server.client(t, WithAttemptTimeout(second), WithMaxAttempts(2)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
+		if got := trailer.Get("from"); status.Code(err) != codes.Unavailable || len(got) != 1 {
+			t.Errorf("got %v with the trailer %v, want UNAVAILABLE with that of attempt 1", err, trailer)
+		}
+	})
+}

@@ -1,0 +1,204 @@
+package grpcretry
+
+import "time"
+
+// This file has the rules about waiting for a target, see [WithPatience]. A retry that comes too early
+// saves nothing and costs a token, so calls learn from one another through their [target]: a retry
+// that can learn nothing is not sent, and only an absent target is waited for.
+
+// A waiter is a call's place among those that wait for its target.
+type waiter struct {
+	target   *target
+	patience time.Duration // the policy's; not positive if the call does not wait
+	trouble  time.Time     // when the call's first attempt failed; zero before that
+	waiting  bool          // the target counts the call as waiting
+}
+
+// isPatient reports whether the call waits for its target.
+func (w *waiter) isPatient() bool { return w.patience > 0 }
+
+// fails records a retryable failure for the call and for its target.
+func (w *waiter) fails(now time.Time) {
+	if w.trouble.IsZero() {
+		w.trouble = now
+	}
+	patience := w.patience
+	if !w.isPatient() { // others may be, and the metrics tell of the target, too
+		patience = defaultPatience
+	}
+	w.target.fail(now, patience)
+}
+
+// patienceEnds returns when the call stops waiting for its target: the patience counts from the
+// target's first failure and from the call's own.
+func (w *waiter) patienceEnds(now time.Time) time.Time {
+	for _, since := range []time.Time{w.trouble, w.target.trouble(now).since} {
+		if !since.IsZero() && since.Before(now) {
+			now = since
+		}
+	}
+	return now.Add(w.patience)
+}
+
+// enter counts the call among those that wait for the target. It returns false if there are too many.
+func (w *waiter) enter() bool {
+	if !w.waiting && w.isPatient() {
+		w.waiting = w.target.enter()
+		return w.waiting
+	}
+	return true
+}
+
+// exit is the opposite of enter, also if the call does not wait.
+func (w *waiter) exit() {
+	if w.waiting {
+		w.waiting = false
+		w.target.exit()
+	}
+}
+
+// refuses returns why the wait of v is not started although it fits: the patience would end before it
+// (rule 9), too many calls wait already, or there is no token and none is waited for.
+func (p *plan) refuses(v verdict, now time.Time) error {
+	switch b := p.ledger.budgetOf(p.nextPayer()); {
+	case (!p.isPatient() || isThrottled(b) || p.replaces != 0) && !affords(b, now, p.ledger.payerOf(p.replaces) != nobodyPays):
+		return ErrBudgetExhausted
+	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(now)), !p.waiter.enter():
+		if p.replaces == 0 { // otherwise the call goes on
+			p.giveUp(now)
+		}
+		return ErrTargetDown
+	default:
+		return nil
+	}
+}
+
+// isOwn reports whether a wait is the call's own: one that a server has asked for is the call's turn.
+func isOwn(source WaitSource) bool { return source != WaitPushback && source != WaitRetryInfo }
+
+// giveUp tells the target that the call does not wait for it. A dry run would not have waited.
+func (p *plan) giveUp(now time.Time) {
+	if !p.policy.DryRun {
+		p.target.giveUp(now)
+	}
+}
+
+// spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
+// times as long as that. So those who wait return over about the time that the trouble took.
+func (p *plan) spread(backoff time.Duration, now time.Time, u float64) time.Duration {
+	since := p.target.trouble(now).since
+	if !p.isPatient() || since.IsZero() {
+		return backoff
+	}
+	return max(backoff, p.inTime(part(now.Sub(since), u), now, u))
+}
+
+// retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
+//
+//  1. nothing was answered during the wait, but another attempt was made and failed, so that the retry
+//     would learn nothing: wait again. A time that the server named is this call's turn and is used
+//  2. there is a token: take it and send, or cut the overdue attempt that is replaced
+//  3. the target has answered something during the wait, so that it is overloaded, and not absent; or
+//     the budget is not waited for: stop
+//  4. otherwise: wait again
+//
+// If other attempts are in flight, they decide instead of a stop.
+func (p *plan) retryDue(now time.Time, u float64) step {
+	known := p.target.trouble(now)
+	answered := known.answers != p.next.answers
+	pushed := p.next.repeats == 0 && !isOwn(p.next.source)
+	switch {
+	case p.next.payer != nobodyPays: // it replaces an attempt that was cut, and was pushed back
+		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
+	case p.isPatient() && !pushed && !answered && known.latest.After(p.next.since):
+		return p.waitAgain(known, now, u)
+	case p.pay(now):
+		if p.replaces != 0 {
+			p.dueAt = time.Time{} // until that attempt has ended
+		}
+		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: p.replaces == 0, Cut: p.replaces}
+	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.nextPayer())):
+		return p.end(ErrBudgetExhausted, now)
+	default:
+		return p.waitAgain(known, now, u)
+	}
+}
+
+// shortestRepeat is the shortest repeated wait.
+const shortestRepeat = 20 * time.Millisecond
+
+// waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
+// longer, the call's own. It is no step of the backoff.
+func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
+	length := now.Sub(p.waiter.trouble)
+	if !known.since.IsZero() {
+		length = max(length, now.Sub(known.since))
+	}
+	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
+	reason := p.tooLate(now, wait)
+	if reason == nil && now.Add(wait).After(p.patienceEnds(now)) {
+		reason = ErrTargetDown
+	}
+	if reason != nil {
+		return p.end(reason, now)
+	}
+	p.target.await()
+	p.next.since = now // and the answers are the same: otherwise the call would not wait
+	p.next.repeats++
+	p.next.at = now.Add(wait)
+	p.next.wait = p.next.at.Sub(p.next.from)
+	p.dueAt = p.next.at
+	return step{}
+}
+
+// reconnect applies rule 6: while there is patience, the call waits for a connection, not past the
+// deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
+// attempt is the next dial.
+func (p *plan) reconnect(found finding, now time.Time, u float64) step {
+	v := p.schedule(found, now, u)
+	if !p.isFunction {
+		v = verdict{Wait: p.progress.wait(p.policy.backoff(found.code), u), WaitSource: WaitConnect}
+		v.Reason = p.tooLate(now, v.Wait)
+	}
+	if p.isFunction {
+		v.Wait = max(v.Wait, shortestRedial)
+	}
+	ends := p.patienceEnds(now)
+	switch {
+	case v.Reason != nil:
+		return p.stopStep(v)
+	case !p.isPatient(), !now.Before(ends), p.isFunction && isOwn(v.WaitSource) && now.Add(v.Wait).After(ends), !p.waiter.enter():
+		p.giveUp(now)
+		return p.stopStep(verdict{Reason: ErrTargetDown})
+	}
+	v.Retry = true
+	p.accept(v, now)
+	if !p.policy.DryRun {
+		p.target.await()
+	}
+	if p.isFunction {
+		return p.retryStep(v, now, u)
+	}
+	p.dueAt, p.connecting = ends, ErrTargetDown
+	if last, reason := p.latest(ends.Add(v.Wait)); reason != nil { // the backoff after it must fit, too
+		p.dueAt, p.connecting = last.Add(-v.Wait), reason
+	}
+	return step{verdict: v, Connect: true}
+}
+
+// shortestRedial is the shortest wait before a function is called again, which would otherwise be
+// called without end.
+const shortestRedial = time.Millisecond
+
+// connected records that the connection for which a step waited is ready. The backoff follows,
+// so that the waiting calls do not all retry at the same instant.
+func (p *plan) connected(now time.Time, u float64) step {
+	p.connecting = nil
+	at := p.pushed.earliest(now.Add(p.next.wait))
+	if reason := p.tooLate(now, at.Sub(now)); reason != nil {
+		return p.end(reason, now)
+	}
+	p.next.since, p.next.answers, p.next.at = now, p.target.trouble(now).answers, at
+	p.next.wait = p.next.at.Sub(p.next.from)
+	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now, u)
+}

@@ -1,0 +1,558 @@
+package grpcretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// The tests here are about what calls to one target learn from one another, see WithPatience.
+
+const tenth = second / 10
+
+// awayUntil is a script of a server that responds UNAVAILABLE until d after its start.
+func awayUntil(d time.Duration) func(int) answer {
+	start := time.Now()
+	return func(int) answer {
+		if time.Since(start) < d {
+			return unavailable()
+		}
+		return ok()
+	}
+}
+
+// A timed call starts at a time after the others, and ends with err after its start.
+type timedCall struct {
+	at      time.Duration
+	message string
+	opts    []CallOption
+
+	err  error
+	took time.Duration
+}
+
+// makeCalls makes the calls at their times, and returns when all have ended.
+func makeCalls(t *testing.T, client echov1.EchoServiceClient, calls ...*timedCall) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, c := range calls {
+		all.Go(func() {
+			time.Sleep(c.at)
+			start := time.Now()
+			opts := make([]grpc.CallOption, len(c.opts))
+			for i, o := range c.opts {
+				opts[i] = o
+			}
+			_, c.err = client.Echo(t.Context(), &echov1.EchoRequest{Message: c.message}, opts...)
+			c.took = time.Since(start)
+		})
+	}
+	all.Wait()
+}
+
+// wantServed compares what the server saw, as "message at time".
+func wantServed(t *testing.T, server *fixture, want ...string) {
+	t.Helper()
+	var got []string
+	for _, one := range server.attempts() {
+		got = append(got, fmt.Sprintf("%s at %v", one.message, one.at))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("server saw\n%q, want\n%q", got, want)
+	}
+}
+
+func TestARetryThatCanLearnNothingIsNotSent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(300*time.Millisecond))
+		budget := &tally{}
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithBudget(budget))
+		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond}
+		makeCalls(t, client, a, b)
+		// At 100 ms b has failed during a's wait, so a waits for half of its 100 ms of trouble, and sends at 150 ms
+		// because nobody has failed since. At 160 ms b's wait has seen that failure: it waits for half of 160 ms and
+		// sends at 240 ms. Its next wait is half of 240 ms; a's, of 100 ms, is repeated for half of 250 ms.
+		wantServed(t, server, "a at 0s", "b at 60ms", "a at 150ms", "b at 240ms", "b at 360ms", "a at 375ms")
+		if a.err != nil || b.err != nil {
+			t.Errorf("the calls ended with %v and %v, want success", a.err, b.err)
+		}
+	})
+}
+
+func TestFirstAttemptsAreAlwaysSentAndOneAnswerEndsTheTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(second))
+		budget := &tally{}
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithBudget(budget))
+		calls := make([]*timedCall, 300) // one each 10 ms
+		for i := range calls {
+			calls[i] = &timedCall{message: fmt.Sprint(i), at: time.Duration(i) * 10 * time.Millisecond}
+		}
+		makeCalls(t, client, calls...)
+		firsts := map[string]time.Duration{}
+		during := 0
+		for _, one := range server.attempts() {
+			if _, seen := firsts[one.message]; !seen {
+				firsts[one.message] = one.at
+			}
+			if one.at < second {
+				during++
+			}
+		}
+		for _, c := range calls {
+			if c.err != nil {
+				t.Fatalf("call %s: %v", c.message, c.err)
+			}
+			if firsts[c.message] != c.at {
+				t.Errorf("the first attempt of call %s was sent at %v, want %v", c.message, firsts[c.message], c.at)
+			}
+		}
+		if during != 100 {
+			t.Errorf("the server saw %d attempts while it was failing, want only the first ones of 100 calls", during)
+		}
+		if budget.withdrawn != 100 {
+			t.Errorf("%d tokens were taken, want one for each of the 100 calls that were rescued", budget.withdrawn)
+		}
+	})
+}
+
+func TestAWaitIsAsLongAsTheTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), unavailable(), ok()))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(second)), WithMaxAttempts(9), WithBudget(Unlimited))
+		makeCalls(t, client, &timedCall{message: "a"})
+		// The third wait is half of the 2 s that the target has been failing; the fourth would be longer than the backoff.
+		wantServed(t, server, "a at 0s", "a at 1s", "a at 2s", "a at 3s")
+	})
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable(), unavailable(), unavailable(), ok()))
+		client := server.fixed(t, 0.75, WithBackoff(Constant(second)), WithMaxAttempts(9), WithBudget(Unlimited))
+		makeCalls(t, client, &timedCall{message: "a"})
+		wantServed(t, server, "a at 0s", "a at 1s", "a at 2s", "a at 3.5s", "a at 6.125s") // 0.75 × 2 s, 0.75 × 3.5 s
+	})
+}
+
+func TestOnlyAnAbsentTargetIsWaitedFor(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		other  time.Duration // when another call is answered; 0 for never
+		reason error
+		took   time.Duration
+	}{
+		// The wait of 100 ms is repeated for half the trouble each time, at 150, 225, 337.5 … and not past 10 s.
+		{"nothing is answered", 0, ErrTargetDown, 0},
+		{"another call is answered during the wait", 50 * time.Millisecond, ErrBudgetExhausted, tenth},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, nil)
+				server.script = func(int) answer {
+					if tt.other > 0 && time.Since(server.start) == tt.other {
+						return ok()
+					}
+					return unavailable()
+				}
+				client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithBudget(stingy{}))
+				a, other := &timedCall{message: "a"}, &timedCall{message: "other", at: tt.other}
+				calls := []*timedCall{a}
+				if tt.other > 0 {
+					calls = append(calls, other)
+				}
+				makeCalls(t, client, calls...)
+				wantStop(t, a.err, codes.Unavailable, tt.reason, 1)
+				if other.err != nil {
+					t.Errorf("the other call: %v", other.err)
+				}
+				if tt.took > 0 && a.took != tt.took || tt.took == 0 && (a.took < 6*second || a.took > 10*second) {
+					t.Errorf("the call took %v", a.took)
+				}
+			})
+		})
+	}
+}
+
+func TestAThrottleIsNeverWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		throttle, err := NewThrottle(2, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := serve(t, always(unavailable()))
+		client := server.client(t, WithBackoff(Constant(tenth)), WithBudget(AllBudgets(Unlimited, throttle)))
+		a := &timedCall{message: "a"}
+		makeCalls(t, client, a)
+		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		if a.took != 0 {
+			t.Errorf("the call took %v, want 0s", a.took)
+		}
+	})
+}
+
+func TestPatienceEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(time.Minute))
+		client := server.fixed(t, 0.5, WithPatience(2*second))
+		var calls []*timedCall
+		for i := range 600 { // ten a second
+			calls = append(calls, &timedCall{message: fmt.Sprint(i), at: time.Duration(i) * tenth})
+		}
+		makeCalls(t, client, calls...)
+		for i, c := range calls {
+			switch e := asError(t, c.err); {
+			case c.at+c.took > 2*second && c.took > 0:
+				t.Fatalf("call %d, at %v, took %v, although the patience is over after 2s", i, c.at, c.took)
+			case !errors.Is(c.err, ErrTargetDown):
+				t.Fatalf("call %d, at %v: %v, want ErrTargetDown", i, c.at, c.err)
+			case c.at > 2*second && len(e.Attempts) != 1:
+				t.Fatalf("call %d, at %v, made %d attempts, want 1", i, c.at, len(e.Attempts))
+			}
+		}
+		if n := len(server.attempts()); n > 620 {
+			t.Errorf("600 calls made %d attempts, want hardly more", n)
+		}
+	})
+}
+
+// The patience counts from the call's own first failure as well, and a time without any failure is the
+// end of a trouble.
+func TestWherePatienceCountsFrom(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		now := time.Now()
+		of := &target{all: newTargets(nil)}
+		plan := planOf(t, Policy{Patience: second}, Unlimited, now, time.Time{})
+		plan.target = of
+		plan.send(now)
+		f := failureOf(1, codes.Unavailable)
+		if step := plan.failed(t.Context(), &f, now, 0); step.End {
+			t.Fatalf("the first failure ends the call: %v", step.Reason)
+		}
+		of.answer() // the target answers somebody, and fails again
+		plan.next = pending{}
+		plan.send(now.Add(second))
+		f = failureOf(2, codes.Unavailable)
+		if step := plan.failed(t.Context(), &f, now.Add(second), 0); step.Reason != ErrTargetDown {
+			t.Errorf("%v after its first failure the call goes on: %+v", second, step)
+		}
+		if since := of.trouble(now.Add(second)).since; !since.Equal(now.Add(second)) {
+			t.Errorf("the target is failing since %v, want %v", since, now.Add(second))
+		}
+		of.fail(now.Add(2*second), second)
+		if since := of.trouble(now.Add(2 * second)).since; !since.Equal(now.Add(second)) {
+			t.Errorf("the target is failing since %v, want still %v", since, now.Add(second))
+		}
+		of.fail(now.Add(3*second+1), second)
+		if since := of.trouble(now.Add(3*second + 1)).since; !since.Equal(now.Add(3*second + 1)) {
+			t.Errorf("after more than a patience without a failure it is failing since %v, want %v", since, now.Add(3*second+1))
+		}
+	})
+}
+
+func TestWithoutPatienceNothingIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(time.Minute))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithPatience(0), WithBudget(Unlimited))
+		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond}
+		makeCalls(t, client, a, b)
+		wantServed(t, server, "a at 0s", "b at 60ms", "a at 100ms", "b at 160ms", "a at 200ms", "b at 260ms", "a at 300ms", "b at 360ms")
+		wantStop(t, a.err, codes.Unavailable, ErrAttemptsExhausted, 4)
+	})
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(time.Minute))
+		a := &timedCall{message: "a"}
+		makeCalls(t, server.client(t, WithPatience(0), WithBudget(stingy{})), a)
+		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		if a.took != 0 {
+			t.Errorf("the call took %v, want 0s", a.took)
+		}
+	})
+}
+
+func TestTooManyCallsWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(tenth))
+		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved)
+		of := r.targets.of("passthrough:///echo", func() string { return "passthrough:///echo" })
+		of.waiting = maxWaiting - 1
+		client := newEchoClient(t, server, r)
+		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 2}
+		makeCalls(t, client, a, b)
+		if a.err != nil {
+			t.Errorf("the call that waits as number 10,000: %v", a.err)
+		}
+		wantStop(t, b.err, codes.Unavailable, ErrTargetDown, 1)
+		if of.waiting != maxWaiting-1 {
+			t.Errorf("%d calls wait after all have ended, want %d", of.waiting, maxWaiting-1)
+		}
+	})
+}
+
+func TestATimeThatTheServerNamedIsUsed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().pushback("15000"), unavailable(), ok(), ok()))
+		client := server.fixed(t, 0, WithBackoff(Constant(tenth)), WithMaxAttempts(2))
+		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: 14950 * time.Millisecond}
+		makeCalls(t, client, a, b)
+		// b's failure during a's wait does not put off a's turn, and 15 s are not too long for a patience of 10 s.
+		wantServed(t, server, "a at 0s", "b at 14.95s", "a at 15s", "b at 15.05s")
+	})
+}
+
+func TestARepeatedWaitFitsIntoTheTimeLeft(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(time.Minute))
+		client := server.fixed(t, 0.9, WithBackoff(Constant(tenth)), WithBudget(stingy{}))
+		ctx, cancel := context.WithTimeout(t.Context(), second)
+		defer cancel()
+		start := time.Now()
+		_, err := client.Echo(ctx, request())
+		// Waits of 0.9 × the trouble, 100, 190, 361, 685.9 ms; then 0.9 × the 314.1 ms that are left, and 28.27 ms of the rest.
+		e := wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
+		if took := time.Since(start); took < 980*time.Millisecond || took >= second {
+			t.Errorf("the call took %v, want nearly 1s", took)
+		}
+		if len(e.Attempts) != 1 {
+			t.Errorf("%d attempts, want 1", len(e.Attempts))
+		}
+	})
+}
+
+func TestARepeatedWaitIsOneWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(140*time.Millisecond))
+		var mu sync.Mutex
+		var starts []Attempt
+		decisions := 0
+		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithObserver(func(_ context.Context, e Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case e.Kind == AttemptStart && e.Attempt.Number > 1:
+				starts = append(starts, e.Attempt)
+			case e.Kind == Decision:
+				decisions++
+			}
+		}))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond})
+		if decisions != 2 || len(starts) != 2 {
+			t.Fatalf("%d decisions and %d retries, want 2 and 2", decisions, len(starts))
+		}
+		if a := starts[0]; a.Wait != 150*time.Millisecond || a.Repeats != 1 || a.WaitSource != WaitBackoff {
+			t.Errorf("retry after a wait of %v by %v, repeated %d times; want 150ms by backoff, once", a.Wait, a.WaitSource, a.Repeats)
+		}
+		if b := starts[1]; b.Wait != 100*time.Millisecond || b.Repeats != 0 {
+			t.Errorf("retry after a wait of %v, repeated %d times; want 100ms, 0", b.Wait, b.Repeats)
+		}
+	})
+}
+
+// A target's trouble is nobody else's, whatever the budget.
+func TestTargetsAreIndependent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		away, well := serve(t, awayUntil(time.Minute)), serve(t, script(unavailable(), ok()))
+		r := retrierOf(t, WithBackoff(Constant(tenth)), WithBudget(Unlimited), WithPatience(second), unmoved)
+		one := echov1.NewEchoServiceClient(away.connTo(t, "passthrough:///one", r.DialOptions()...))
+		two := echov1.NewEchoServiceClient(well.connTo(t, "passthrough:///two", r.DialOptions()...))
+		makeCalls(t, one, &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 2})
+		time.Sleep(second / 2)
+		c := &timedCall{message: "c"}
+		makeCalls(t, two, c)
+		if c.err != nil || c.took != tenth {
+			t.Errorf("a call to the other target took %v and ended with %v", c.took, c.err)
+		}
+		states := r.Targets()
+		if len(states) != 2 || states[0].Target != "passthrough:///one" || states[0].Failing == 0 || states[1].Failing != 0 {
+			t.Errorf("the targets are %+v, want one that is failing, and two that is not", states)
+		}
+		if n := r.targets.failing.Load(); n != 1 {
+			t.Errorf("%d targets are failing, want 1", n)
+		}
+	})
+}
+
+// A late response is no answer: a server with a queue longer than the timeout answers every call late.
+func TestALateResponseEndsNoTrouble(t *testing.T) {
+	of := &target{all: newTargets(nil)}
+	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
+	plan.target = of
+	of.fail(noon, second)
+	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, Late: true})
+	plan.deposit(Outcome{Attempt: 1, Result: Ignored})
+	if !of.failing.Load() {
+		t.Error("a late response has ended the trouble")
+	}
+	plan.deposit(Outcome{Attempt: 1, Result: Answered})
+	if of.failing.Load() {
+		t.Error("an answer has not ended the trouble")
+	}
+}
+
+func TestDefaultPatienceFitsTheBackoff(t *testing.T) {
+	for _, tt := range []struct {
+		opts []Option
+		want time.Duration
+	}{
+		{nil, 10 * second},
+		{[]Option{WithMaxAttempts(1000)}, 10 * second},
+		{[]Option{WithBackoff(Constant(second))}, 10 * second},
+		{[]Option{WithBackoff(Constant(time.Minute))}, 6 * time.Minute},
+		{[]Option{WithOverloadBackoff(Exponential{Base: 2 * second, Max: time.Hour})}, 28 * second},
+		{[]Option{WithBackoff(Constant(time.Minute)), WithPatience(second)}, second},
+		{[]Option{WithPatience(0)}, -1},
+	} {
+		if got := retrierOf(t, tt.opts...).Policy(echoMethod).Patience; got != tt.want {
+			t.Errorf("Patience of %v is %v, want %v", tt.opts, got, tt.want)
+		}
+	}
+}
+
+// A call without patience leaves the length of a trouble to those that have some.
+func TestImpatientCallsLeaveTheTroublesLength(t *testing.T) {
+	r := retrierOf(t, WithMethod("/s/Impatient", WithPatience(0)))
+	fail := func(method string, now time.Time) Step {
+		p := r.Plan(t.Context(), method, "t", now)
+		a, _ := p.Sent(now)
+		return p.Ended(failed(a, codes.Unavailable), now, 0)
+	}
+	for i := range 12 {
+		now := noon.Add(time.Duration(i) * second)
+		fail("/s/Patient", now)
+		fail("/s/Impatient", now.Add(time.Millisecond))
+	}
+	if got := fail("/s/Patient", noon.Add(12*second)).Reason; got != ErrTargetDown {
+		t.Errorf("after 12 s of trouble the reason is %v, want %v", got, ErrTargetDown)
+	}
+}
+
+// A stream's first message is an answer, although the stream may go on for days.
+func TestTheFirstMessageOfAStreamEndsTheTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			if n == 1 {
+				return unavailable().err
+			}
+			return playServer(t, n, "recv a; send 1; wait 10s", stream)
+		})
+		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved)
+		openOn(t, server.conn(t, r.DialOptions()...), serverStream).play(t, "send a; close; recv 1")
+		if states := r.Targets(); len(states) != 1 || states[0].Failing != 0 || time.Since(server.start) != tenth {
+			t.Errorf("after %v the targets are %+v, want one that is not failing, after 100ms", time.Since(server.start), states)
+		}
+	})
+}
+
+// A target that is gone holds nobody up, not even calls that come one after another and see no failure
+// while they wait.
+func TestADeadTargetIsWaitedForOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		waits := 0
+		link, cc := server.linked(t, DialOptions(WithPatience(2*second), unmoved, WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == Decision && e.Reason == nil {
+				waits++
+			}
+		}))...)
+		link.cut()
+		synctest.Wait()
+		client := echov1.NewEchoServiceClient(cc)
+		for i := range 5 {
+			start := time.Now()
+			_, err := client.Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrTargetDown, 1)
+			if took := time.Since(start); i == 0 && took != 2*second || i > 0 && took != 0 {
+				t.Errorf("call %d took %v, want 2s for the first one, and then nothing", i+1, took)
+			}
+			time.Sleep(tenth)
+		}
+		if waits != 1 {
+			t.Errorf("%d calls decided to wait, want 1", waits)
+		}
+	})
+}
+
+// What passes through is answered by the same target.
+func TestAnswersToCallsThatPassThroughEndATrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		r := retrierOf(t, WithPatience(second), WithBackoff(Constant(tenth)), WithBudget(stingy{}), WithMethod(putMethod, Disable()), unmoved)
+		client := newEchoClient(t, server, r)
+		time.AfterFunc(tenth/2, func() { _, _ = client.Put(t.Context(), request()) })
+		_, err := client.Echo(t.Context(), request())
+		wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 1)
+	})
+}
+
+// onlyOnce leaves a call no time for a retry. (Without any, it would pass through, and nobody would see it fail.)
+var onlyOnce = []CallOption{WithMaxElapsed(time.Millisecond)}
+
+// A repeated wait is no step of the backoff: the next wait is the second one.
+func TestARepeatedWaitTakesNoStepOfTheBackoff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(tenth+30*time.Millisecond))
+		client := server.client(t, WithBackoff(Exponential{Base: tenth, Multiplier: 2, Jitter: NoJitter}), WithBudget(Unlimited))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 2, opts: onlyOnce})
+		wantServed(t, server, "a at 0s", "b at 50ms", "a at 120ms", "a at 320ms")
+	})
+}
+
+// A call's own trouble is longer than its target's if another call has been answered meanwhile.
+func TestARepeatedWaitIsAsLongAsTheCallsOwnTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok(), unavailable(), unavailable(), ok()))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(second)), WithBudget(Unlimited))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "answered", at: second / 2},
+			&timedCall{message: "b", at: 3 * second / 2, opts: onlyOnce})
+		// At 2 s b has failed, so a waits for half of its 2 s, and not of the target's 1 s.
+		wantServed(t, server, "a at 0s", "answered at 500ms", "a at 1s", "b at 1.5s", "a at 3s")
+	})
+}
+
+// A trouble lengthens no time that the server named.
+func TestATimeThatTheServerNamedIsNotSpread(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable().pushback("100"), ok()))
+		client := server.fixed(t, 0.5)
+		makeCalls(t, client, &timedCall{message: "a", opts: onlyOnce}, &timedCall{message: "b", at: 4 * second})
+		wantServed(t, server, "a at 0s", "b at 4s", "b at 4.1s")
+	})
+}
+
+// The time that the server named is this call's turn once: if there is no token then, it learns from
+// others like any call.
+func TestATimeThatTheServerNamedIsUsedOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().pushback("1000"), unavailable(), ok()))
+		client := server.fixed(t, 0.5, WithBudget(&broke{until: time.Now().Add(second + tenth)}))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 5 * second / 4, opts: onlyOnce})
+		// There is no token at 1 s; at 1.5 s, b has failed; then a waits for half of 1.5 s.
+		wantServed(t, server, "a at 0s", "b at 1.25s", "a at 2.25s")
+	})
+}
+
+// A broke budget refuses every retry until a time.
+type broke struct {
+	unlimited
+	until time.Time
+}
+
+func (b *broke) Withdraw(now time.Time) bool   { return !now.Before(b.until) }
+func (b *broke) Balance(now time.Time) float64 { return 1 }
+
+// An attempt that is cut at its timeout is a failure from which other calls learn.
+func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), unavailable(), ok(), ok()))
+		client := server.client(t, WithBackoff(Constant(tenth)), WithAttemptTimeout(second))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: second - tenth/2})
+		wantServed(t, server, "a at 0s", "b at 950ms", "b at 1.07s", "a at 1.1s") // a is cut during b's wait, at 1 s
+	})
+}

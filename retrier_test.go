@@ -1,0 +1,39 @@
+package grpcretry
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A Retrier that New has not made says so: when it is given to a client, in general, and not at a call.
+func TestUnusableRetrier(t *testing.T) {
+	for name, r := range map[string]*Retrier{"nil": nil, "zero": {}} {
+		for method, use := range map[string]func(){
+			"UnaryClientInterceptor":  func() { r.UnaryClientInterceptor() },
+			"StreamClientInterceptor": func() { r.StreamClientInterceptor() },
+			"DialOptions":             func() { r.DialOptions() },
+			"Policy":                  func() { r.Policy("/pkg.Service/Method") },
+			"Budget":                  func() { r.Budget("/pkg.Service/Method", "dns:///a") },
+			"Plan":                    func() { r.Plan(t.Context(), "/pkg.Service/Method", "dns:///a", time.Now()) },
+			"Observe":                 func() { r.Observe(func(context.Context, Event) {}) },
+			"Targets":                 func() { r.Targets() },
+			"Usage":                   func() { r.Usage() },
+			"Warnings":                func() { r.Warnings() },
+			"Update":                  func() { panic(r.Update(WithMaxAttempts(2))) },
+			"Do":                      func() { panic(r.Do(t.Context(), "/sql/read", func(context.Context) error { return nil })) },
+		} {
+			func() {
+				defer func() {
+					said := fmt.Sprint(recover())
+					if want := "the Retrier is " + name + ": create it with New"; !strings.HasSuffix(said, want) {
+						t.Errorf("%s of a %s Retrier: %q, want … %q", method, name, said, want)
+					}
+				}()
+				use()
+			}()
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package grpcretry
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// These tests hold what logs, metrics and traces say about a target that is failing.
+
+// An outage is a server that is down until somebody mends it, and a client whose budget is empty until then.
+type outage struct {
+	*fixture
+	client echov1.EchoServiceClient
+	down   *aBudget // whose refuse is true while the server is down
+	calls  sync.WaitGroup
+}
+
+func newOutage(t *testing.T, opts ...Option) *outage {
+	o := &outage{down: &aBudget{}}
+	o.fixture = serve(t, func(int) answer {
+		if o.isDown() {
+			return unavailable()
+		}
+		return ok()
+	})
+	o.client = o.fixture.client(t, append([]Option{WithBackoff(Constant(second)), WithPatience(5 * second), WithBudget(o.down)}, opts...)...)
+	return o
+}
+
+func (o *outage) isDown() bool {
+	o.down.mu.Lock()
+	defer o.down.mu.Unlock()
+	return o.down.refuse
+}
+
+func (o *outage) set(down bool) {
+	o.down.mu.Lock()
+	defer o.down.mu.Unlock()
+	o.down.refuse = down
+}
+
+// start makes n calls that end for the given reason, nil if they succeed.
+func (o *outage) start(t *testing.T, n int, reason error) {
+	for range n {
+		o.calls.Go(func() {
+			_, err := o.client.Echo(t.Context(), request())
+			if got := reasonOf(err); got != reason || err != nil && got == nil {
+				t.Errorf("a call ended with %v, want %v", got, reason)
+			}
+		})
+	}
+}
+
+func TestATroubleIsLoggedOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		o := newOutage(t, WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		const (
+			waits  = "level=WARN…target is failing, calls wait for it…target=passthrough:///echo waiting=3"
+			over   = "level=WARN…target has been failing for too long, calls do not wait for it any more…target=passthrough:///echo waiting=2"
+			again3 = "level=INFO…target answers again…target=passthrough:///echo waiting=3"
+			again0 = "level=INFO…target answers again…target=passthrough:///echo waiting=0"
+		)
+		for range 2 {
+			o.set(true)
+			o.start(t, 3, nil)
+			time.Sleep(999 * time.Millisecond)
+			wantLines(t, logs) // they wait for their backoff
+			time.Sleep(time.Second)
+			wantLines(t, logs, waits)
+			o.set(false)
+			o.start(t, 1, nil)
+			o.calls.Wait()
+			wantLines(t, logs, again3)
+
+			o.set(true)
+			o.start(t, 2, ErrTargetDown)
+			o.calls.Wait()
+			wantLines(t, logs, strings.Replace(waits, "=3", "=2", 1), over)
+			o.start(t, 5, ErrTargetDown) // at once
+			o.calls.Wait()
+			wantLines(t, logs)
+			o.set(false)
+			o.start(t, 1, nil)
+			o.calls.Wait()
+			wantLines(t, logs, again0)
+		}
+	})
+}
+
+func TestCallsWithoutAConnectionAreLoggedOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		server := serve(t, always(ok()))
+		link, cc := server.linked(t, DialOptions(unmoved, WithPatience(time.Minute), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))...)
+		link.cut()
+		time.AfterFunc(3*second, link.mend)
+		client := echov1.NewEchoServiceClient(cc)
+		var calls sync.WaitGroup
+		for range 3 {
+			calls.Go(func() {
+				if err := echo(t.Context(), client); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(2 * second)
+		wantLines(t, logs, "level=WARN…target is failing, calls wait for it…target=passthrough:///echo")
+		calls.Wait()
+		wantLines(t, logs, "level=INFO…target answers again…target=passthrough:///echo")
+	})
+}
+
+func TestMetricsOfTargets(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		provider, reader := readMetrics()
+		o := newOutage(t, WithMeterProvider(provider))
+		check := func(want ...string) {
+			t.Helper()
+			lines := slices.DeleteFunc(metricLines(t, reader), func(line string) bool { return !strings.HasPrefix(line, "grpcretry.target.") })
+			wantList(t, "metrics of targets", lines, want...)
+		}
+		o.start(t, 1, nil)
+		o.calls.Wait()
+		check()
+
+		o.set(true)
+		o.start(t, 3, nil)
+		time.Sleep(500 * time.Millisecond)
+		check("grpcretry.target.failing 0.5", "grpcretry.target.waiting_calls 3")
+		time.Sleep(1500*time.Millisecond - 1)
+		o.set(false)
+		o.start(t, 1, nil)
+		o.calls.Wait()
+		check()
+
+		o.set(true)
+		o.start(t, 2, ErrTargetDown)
+		o.calls.Wait()
+		check("grpcretry.target.failing 5", "grpcretry.target.gave_up_calls 2")
+		o.start(t, 5, ErrTargetDown) // at once
+		o.calls.Wait()
+		check("grpcretry.target.failing 5", "grpcretry.target.gave_up_calls 7")
+		o.set(false)
+		o.start(t, 1, nil)
+		o.calls.Wait()
+		check("grpcretry.target.gave_up_calls 7")
+	})
+}
+
+// What is known about a target that no call has used for two sweeps is forgotten, unless a call waits for it.
+func TestTargetsThatAreNotUsedAreForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrierOf(t, WithPatience(time.Hour), WithBackoff(Constant(10*time.Minute)))
+		ctx, cancel := context.WithCancel(t.Context())
+		var waits sync.WaitGroup
+		waits.Go(func() { _ = r.Do(ctx, "/waited-for", func(context.Context) error { return errUnavailable }) })
+		try := func(name string) {
+			_ = r.Do(t.Context(), name, func(context.Context) error { return errUnavailable }, WithDryRun(true))
+		}
+		var names []string
+		for _, name := range []string{"/old", "/first-sweep", "/second-sweep"} {
+			try(name)
+			time.Sleep(sweepEvery)
+		}
+		for _, s := range r.Targets() {
+			names = append(names, s.Target)
+		}
+		if want := []string{"/first-sweep", "/second-sweep", "/waited-for"}; !slices.Equal(names, want) {
+			t.Errorf("targets %v, want %v", names, want)
+		}
+		cancel()
+		waits.Wait()
+	})
+}
