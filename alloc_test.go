@@ -102,7 +102,8 @@ func TestWaitsOfACallSpanThatIsNotSampledAreFree(t *testing.T) {
 // TestHedgingThatIsNotDueAllocatesNoMore is about calls that are answered before their
 // hedge is sent, as most are.
 func TestHedgingThatIsNotDueAllocatesNoMore(t *testing.T) {
-	intercept := UnaryClientInterceptor(WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(time.Minute), AllMethodsAreSafe: true}}))
+	intercept := UnaryClientInterceptor(WithPolicy(Policy{MaxAttempts: 2,
+		Hedging: &Hedging{Delay: HedgeAfter(time.Minute), AllMethodsAreSafe: true}}))
 	reply := &echov1.EchoResponse{}
 	got := testing.AllocsPerRun(1000, func() {
 		if err := intercept(t.Context(), "/pkg.Service/Method", nil, reply, nil, succeed, stubOptions...); err != nil {

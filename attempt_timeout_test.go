@@ -34,7 +34,8 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 		paid   int
 	}{
 		{"a retry follows", 20 * second, nil, []answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 1},
-		{"it responds before it is replaced", 20 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0}, 5 * second / 2, 0},
+		{"it responds before it is replaced", 20 * second, nil, []answer{ok().after(5 * second / 2)}, codes.OK, []time.Duration{0},
+			5 * second / 2, 0},
 		{"it fails before it is replaced", 20 * second, nil, []answer{unavailable().after(5 * second / 2), ok()}, codes.OK,
 			[]time.Duration{0, 7 * second / 2}, 7 * second / 2, 1},
 		{"it responds before it would be replaced without a deadline", 0, nil, []answer{ok().after(5 * second / 2)}, codes.OK,

@@ -64,7 +64,8 @@ func TestBackoffFormulas(t *testing.T) {
 		{"none, base above the cap", Exponential{ms(500), ms(100), 2, NoJitter}, 1, 0, 0, ms(100)},
 		{"none, base above the cap, multiplier 0.5: 500·0.25 is still above", Exponential{ms(500), ms(100), 0.5, NoJitter}, 3, 0, 0, ms(100)},
 		{"none, base above the cap, multiplier 0.5: 500·0.125", Exponential{ms(500), ms(100), 0.5, NoJitter}, 4, 0, 0, ms(62.5)},
-		{"proportional, base above the cap, multiplier 0.5: 62.5·(0.8 + 0.4·0.75)", Exponential{ms(500), ms(100), 0.5, ProportionalJitter}, 4, 0, 0.75, ms(68.75)},
+		{"proportional, base above the cap, multiplier 0.5: 62.5·(0.8 + 0.4·0.75)", Exponential{ms(500), ms(100), 0.5, ProportionalJitter},
+			4, 0, 0.75, ms(68.75)},
 		{"a retry number below 1 counts as 1", of(NoJitter), 0, 0, 0, ms(100)},
 
 		// Base + u·(3·max(prev, Base) − Base)

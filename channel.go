@@ -161,7 +161,8 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 // balancer, although the program asks for it on a channel, and no channel has come to use it for that
 // reason. gRPC then uses another policy without a word, and nothing here can see which. But the policy
 // leaves a trace: the list of the endpoints that the call has tried.
-const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, so attempts may have gone to one backend again: " +
+const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, " +
+	"so attempts may have gone to one backend again: " +
 	"its service config names another policy or none, or it was dialed without balancer.DialOption"
 
 // isDistributedElsewhere reports whether a call made two or more attempts that reached a server, and none of them

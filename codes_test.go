@@ -108,7 +108,8 @@ func TestSizeErrorsInTheWordsOfOthers(t *testing.T) {
 		size          bool
 	}{
 		{"grpc-go receives", "grpc: received message larger than max (2048 vs. 1000)", true},
-		{"grpc-go receives on a small machine", "grpc: received message larger than max length allowed on current machine (4294967295 vs. 2147483647)", true},
+		{"grpc-go receives on a small machine",
+			"grpc: received message larger than max length allowed on current machine (4294967295 vs. 2147483647)", true},
 		{"grpc-go receives, compressed", "grpc: received message after decompression larger than max 1000", true},
 		{"grpc-go receives, compressed, with the size", "grpc: message after decompression larger than max (2048 vs. 1000)", true},
 		{"grpc-go receives, compressed, before 1.60", "grpc: received message after decompression larger than max (2048 vs. 1000)", true},

@@ -375,7 +375,8 @@ func TestWhatReachedNoServer(t *testing.T) {
 	}{
 		{name: "dial refused", dial: []grpc.DialOption{refuse}, words: "error while dialing", want: waits},
 		{name: "name not resolved", target: "unresolved:///x", words: "no such host", want: waits},
-		{name: "TLS handshake failed", dial: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}))},
+		{name: "TLS handshake failed",
+			dial:  []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}))},
 			words: "authentication handshake failed", want: waits},
 		{name: "no ready backend, round_robin", dial: []grpc.DialOption{refuse,
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"round_robin":{}}]}`)},
@@ -396,8 +397,9 @@ func TestWhatReachedNoServer(t *testing.T) {
 			connected: true, words: "request dropped by grpclb", want: final},
 		{name: "dropped by a circuit breaker", connected: true, words: "max requests 7 exceeded on service x", want: final,
 			dial: []grpc.DialOption{balance("drops_breaker", status.Error(codes.Unavailable, "max requests 7 exceeded on service x"))}},
-		{name: "dropped in other words", dial: []grpc.DialOption{balance("drops_other", status.Error(codes.Unavailable, "not today"))}, connected: true,
-			words: "not today", want: plain},
+		{name: "dropped in other words", dial: []grpc.DialOption{balance("drops_other", status.Error(codes.Unavailable, "not today"))},
+			connected: true,
+			words:     "not today", want: plain},
 		{name: "a picker that fails with a connection", dial: []grpc.DialOption{balance("fails", errors.New("no subset"))}, connected: true,
 			words: "no subset", want: plain},
 	} {

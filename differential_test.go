@@ -588,7 +588,9 @@ func (p *diffProgram) equalPart(part string, plain, ours diffLog) bool {
 	if _, lied := merged(plain, ours).find("cardinality violation: received no response"); lied && part == "OnFinish" {
 		a = slices.Clone(a)
 		for i, line := range a {
-			a[i] = strings.Replace(line, " ms  nil", " ms  *status.Error rpc error: code = Internal desc = cardinality violation: received no response message from non-server-streaming RPC", 1)
+			a[i] = strings.Replace(line, " ms  nil",
+				" ms  *status.Error rpc error: code = Internal desc = cardinality violation: "+
+					"received no response message from non-server-streaming RPC", 1)
 		}
 	}
 	if gaveUp && (attempt || part == "OnFinish") {
@@ -943,7 +945,8 @@ func (p *diffProgram) retryOptions() (opts []grpc.CallOption) {
 		case "hedging after an hour":
 			o = grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Hour)}})
 		case "hedges that lose":
-			o = grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond), Budget: grpcretry.Unlimited}})
+			o = grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2,
+				Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond), Budget: grpcretry.Unlimited}})
 		case "buffer of 30 bytes":
 			o = grpcretry.WithBufferLimit(30)
 		case "buffer of 0 bytes":

@@ -61,7 +61,10 @@ func TestUnsentHoldsForAllOfAnErrorOrForNothing(t *testing.T) {
 			}
 		}
 		outer := 0
-		err := r.Do(t.Context(), "/outer", func(context.Context) error { outer++; return below(errDown, MarkUnsent(errDown)) }, WithUnsentOnly(true))
+		err := r.Do(t.Context(), "/outer", func(context.Context) error {
+			outer++
+			return below(errDown, MarkUnsent(errDown))
+		}, WithUnsentOnly(true))
 		if outer != 1 || err == nil {
 			t.Errorf("a function whose call below may have had an effect ran %d times: %v", outer, err)
 		}

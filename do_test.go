@@ -60,12 +60,14 @@ func TestDo(t *testing.T) {
 		reason error
 	}{
 		{name: "success", at: []time.Duration{0}},
-		{name: "backoff by the code", script: []error{errUnavailable, status.Error(codes.ResourceExhausted, "full"), fmt.Errorf("wrapped: %w", errUnavailable)},
-			at: []time.Duration{0, second, 3 * second, 7 * second}},
+		{name: "backoff by the code",
+			script: []error{errUnavailable, status.Error(codes.ResourceExhausted, "full"), fmt.Errorf("wrapped: %w", errUnavailable)},
+			at:     []time.Duration{0, second, 3 * second, 7 * second}},
 		{name: "attempts used up", opts: []CallOption{WithMaxAttempts(2)}, script: []error{errUnavailable, errUnavailable},
 			at: []time.Duration{0, second}, reason: ErrAttemptsExhausted},
 		{name: "a status that is not retried", script: []error{notFound}, at: []time.Duration{0}, err: notFound},
-		{name: "an error that is no status", script: []error{plain, plain, plain, plain}, at: []time.Duration{0, second, 3 * second, 7 * second}, reason: ErrAttemptsExhausted},
+		{name: "an error that is no status", script: []error{plain, plain, plain, plain}, at: []time.Duration{0, second, 3 * second, 7 * second},
+			reason: ErrAttemptsExhausted},
 		{name: "whatever the codes", opts: []CallOption{WithCodes(codes.NotFound)}, script: []error{plain}, at: []time.Duration{0, second}},
 		{name: "another context's end", script: []error{context.DeadlineExceeded}, at: []time.Duration{0, second}},
 		{name: "a nil status", script: []error{statusless{}}, at: []time.Duration{0}, err: statusless{}},
@@ -78,9 +80,11 @@ func TestDo(t *testing.T) {
 			}
 			return Stop
 		})}, script: []error{plain, errUnavailable}, at: []time.Duration{0, second}, reason: ErrNotRetryable},
-		{name: "a RetryInfo is obeyed and restarts the backoff", opts: []CallOption{WithPatience(time.Hour)}, script: []error{errUnavailable, withRetryInfo(30 * second), errUnavailable},
-			at: []time.Duration{0, second, 31 * second, 32 * second}},
-		{name: "a RetryInfo of a code that is not retried", script: []error{fail(codes.NotFound, "x", retryInfoOf(second)).err}, at: []time.Duration{0},
+		{name: "a RetryInfo is obeyed and restarts the backoff", opts: []CallOption{WithPatience(time.Hour)},
+			script: []error{errUnavailable, withRetryInfo(30 * second), errUnavailable},
+			at:     []time.Duration{0, second, 31 * second, 32 * second}},
+		{name: "a RetryInfo of a code that is not retried", script: []error{fail(codes.NotFound, "x", retryInfoOf(second)).err},
+			at:  []time.Duration{0},
 			err: fail(codes.NotFound, "x", retryInfoOf(second)).err},
 		{name: "a RetryInfo that is too long", opts: []CallOption{WithMaxServerDelay(second)}, script: []error{withRetryInfo(2 * second)},
 			at: []time.Duration{0}, reason: ErrPushback},
@@ -91,15 +95,22 @@ func TestDo(t *testing.T) {
 		{name: "Permanent", script: []error{Permanent(errUnavailable)}, at: []time.Duration{0}, err: errUnavailable},
 		{name: "Permanent, wrapped and joined", script: []error{fmt.Errorf("wrapped: %w", errors.Join(plain, Permanent(errUnavailable)))},
 			at: []time.Duration{0}, err: errUnavailable},
-		{name: "Permanent overrules a classifier", opts: []CallOption{WithClassifier(func(context.Context, Attempt) Classification { return Retry })},
+		{name: "Permanent overrules a classifier", opts: []CallOption{WithClassifier(func(context.Context, Attempt) Classification {
+			return Retry
+		})},
 			script: []error{Permanent(plain)}, at: []time.Duration{0}, err: plain},
-		{name: "Permanent overrules a RetryInfo", script: []error{Permanent(withRetryInfo(second))}, at: []time.Duration{0}, err: withRetryInfo(second)},
-		{name: "Permanent after a retry", script: []error{errUnavailable, Permanent(errUnavailable)}, at: []time.Duration{0, second}, reason: ErrNotRetryable},
-		{name: "Unsent of a code that is not retried", opts: []CallOption{WithPatience(second)}, script: []error{MarkUnsent(notFound)}, at: []time.Duration{0}, err: notFound},
-		{name: "UnsentOnly after an attempt that may have had an effect", opts: []CallOption{WithUnsentOnly(true)}, script: []error{errUnavailable},
-			at: []time.Duration{0}, reason: ErrMayHaveRun},
-		{name: "UnsentOnly after one that had none", opts: []CallOption{WithUnsentOnly(true)}, script: []error{MarkUnsent(refused), withRetryInfo(5 * second), errUnavailable},
-			at: []time.Duration{0, second, 6 * second}, reason: ErrNotRetryable},
+		{name: "Permanent overrules a RetryInfo", script: []error{Permanent(withRetryInfo(second))}, at: []time.Duration{0},
+			err: withRetryInfo(second)},
+		{name: "Permanent after a retry", script: []error{errUnavailable, Permanent(errUnavailable)}, at: []time.Duration{0, second},
+			reason: ErrNotRetryable},
+		{name: "Unsent of a code that is not retried", opts: []CallOption{WithPatience(second)}, script: []error{MarkUnsent(notFound)},
+			at: []time.Duration{0}, err: notFound},
+		{name: "UnsentOnly after an attempt that may have had an effect", opts: []CallOption{WithUnsentOnly(true)},
+			script: []error{errUnavailable},
+			at:     []time.Duration{0}, reason: ErrMayHaveRun},
+		{name: "UnsentOnly after one that had none", opts: []CallOption{WithUnsentOnly(true)},
+			script: []error{MarkUnsent(refused), withRetryInfo(5 * second), errUnavailable},
+			at:     []time.Duration{0, second, 6 * second}, reason: ErrNotRetryable},
 		{name: "unsent attempts are not counted", opts: []CallOption{WithMaxAttempts(2), WithBudget(&tokens{left: 1})},
 			script: []error{MarkUnsent(refused), MarkUnsent(refused), errUnavailable, errUnavailable},
 			at:     []time.Duration{0, second, 3 * second, 7 * second}, reason: ErrAttemptsExhausted},
@@ -271,12 +282,17 @@ func TestDoRejects(t *testing.T) {
 		{"no function", nil, t.Context(), "/sql/read", nil, nil, `Do "/sql/read": the function is nil`},
 		{"no context", nil, nil, "/sql/read", nothing, nil, `Do "/sql/read": the context is nil`},
 		{"a nil option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(2), nil}, `Do "/sql/read": option number 2 is nil`},
-		{"an invalid option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(-3)}, `Do "/sql/read": WithMaxAttempts: -3 attempts, want at least 1`},
-		{"hedging of the call", nil, t.Context(), "/sql/read", nothing, []CallOption{hedging}, `Do "/sql/read": the call has WithHedging, but a function cannot be hedged`},
-		{"hedging of the call by a policy", nil, t.Context(), "/sql/read", nothing, []CallOption{WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(1)}})},
+		{"an invalid option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(-3)},
+			`Do "/sql/read": WithMaxAttempts: -3 attempts, want at least 1`},
+		{"hedging of the call", nil, t.Context(), "/sql/read", nothing, []CallOption{hedging},
 			`Do "/sql/read": the call has WithHedging, but a function cannot be hedged`},
-		{"hedging of the name", []Option{WithMethod("/sql/read", hedging)}, t.Context(), "/sql/read", nothing, nil, `Do "/sql/read": WithMethod /sql/read has WithHedging`},
-		{"hedging of a pattern", []Option{WithMethod("/sql/", hedging)}, t.Context(), "/sql/orders/read", nothing, nil, `Do "/sql/orders/read": WithMethod /sql/ has WithHedging`},
+		{"hedging of the call by a policy", nil, t.Context(), "/sql/read", nothing,
+			[]CallOption{WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(1)}})},
+			`Do "/sql/read": the call has WithHedging, but a function cannot be hedged`},
+		{"hedging of the name", []Option{WithMethod("/sql/read", hedging)}, t.Context(), "/sql/read", nothing,
+			nil, `Do "/sql/read": WithMethod /sql/read has WithHedging`},
+		{"hedging of a pattern", []Option{WithMethod("/sql/", hedging)}, t.Context(), "/sql/orders/read", nothing, nil,
+			`Do "/sql/orders/read": WithMethod /sql/ has WithHedging`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := doer(t, 0, tt.new...).Do(tt.ctx, tt.function, tt.f, tt.opts...)
@@ -291,7 +307,8 @@ func TestDoRejects(t *testing.T) {
 func TestBudgetsOfFunctions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := &tokens{left: 2}
-		r := doer(t, 0, WithBackoff(Constant(0)), WithPatience(0), WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1}), WithMethod("/shared/", WithBudget(shared)), WithMethod(echoMethod, WithBudget(shared)))
+		r := doer(t, 0, WithBackoff(Constant(0)), WithPatience(0), WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1}),
+			WithMethod("/shared/", WithBudget(shared)), WithMethod(echoMethod, WithBudget(shared)))
 		retries := func(name string) int {
 			p, f := play(errUnavailable, errUnavailable, errUnavailable, errUnavailable)
 			r.Do(t.Context(), name, f)
@@ -435,11 +452,14 @@ func TestTelemetryOfFunctions(t *testing.T) {
 		if events.last.Target != "/sql" || events.last.Attempt.Method != "/sql/read" {
 			t.Errorf("event of %s at %s, want /sql/read at /sql", events.last.Attempt.Method, events.last.Target)
 		}
-		wantList(t, "events", events.lines, "0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s", "0s decision #1 retry after 1s by backoff",
+		wantList(t, "events", events.lines, "0s attempt_start #1", "0s attempt_end #1 UNAVAILABLE in 0s",
+			"0s decision #1 retry after 1s by backoff",
 			"1s attempt_start #2", "1s attempt_end #2 OK in 0s", "1s call_end #2 recovered after 1s, attempts #1 UNAVAILABLE #2 OK")
-		wantLines(t, logs, "level=DEBUG…retrying…method=/sql/read target=/sql attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down")
+		wantLines(t, logs,
+			"level=DEBUG…retrying…method=/sql/read target=/sql attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down")
 		span := withoutWaits(spans)[0]
-		if span.Name() != "sql/read" || attributeLine(span.Attributes()) != "rpc.method=sql/read rpc.response.status_code=OK grpcretry.attempts=2" {
+		if span.Name() != "sql/read" ||
+			attributeLine(span.Attributes()) != "rpc.method=sql/read rpc.response.status_code=OK grpcretry.attempts=2" {
 			t.Errorf("span %s with %s", span.Name(), attributeLine(span.Attributes()))
 		}
 		if got := len(span.Events()); got != 2 {
@@ -544,21 +564,24 @@ func TestPermanentAndUnsentOfNil(t *testing.T) {
 func TestAFunctionIsNotHedged(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		logs := &logRecorder{}
-		r := doer(t, 0, steady, WithLogger(slog.New(logs)), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}}))
+		r := doer(t, 0, steady, WithLogger(slog.New(logs)),
+			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}}))
 		for range 2 {
 			p, f := play(errUnavailable)
 			if err := r.Do(t.Context(), "/sql/read", f); err != nil || !slices.Equal(p.at, []time.Duration{0, second}) {
 				t.Errorf("Do = %v, called at %v, want a retry after 1s", err, p.at)
 			}
 		}
-		wantLines(t, logs, "level=WARN…method is not hedged, but retried: a function cannot be hedged…method=/sql/read", "DEBUG…retrying", "DEBUG…retrying")
+		wantLines(t, logs, "level=WARN…method is not hedged, but retried: a function cannot be hedged…method=/sql/read", "DEBUG…retrying",
+			"DEBUG…retrying")
 	})
 }
 
 func TestPatternsOfFunctions(t *testing.T) {
 	n := func(n int) CallOption { return WithMaxAttempts(n) }
 	r := doer(t, 0, n(2), WithMethod("/http/", n(3), WithMaxElapsed(3)), WithMethod("/http/a.example/", n(4)),
-		WithMethod("/http/a.example/v1/", n(6)), WithMethod("/http/a.example/GET", n(5)), WithMethod("/sql/", n(7)), WithMethod("/pkg.Service/Method", n(8)))
+		WithMethod("/http/a.example/v1/", n(6)), WithMethod("/http/a.example/GET", n(5)), WithMethod("/sql/", n(7)),
+		WithMethod("/pkg.Service/Method", n(8)))
 	for _, tt := range []struct {
 		name     string
 		attempts int
@@ -581,7 +604,10 @@ func TestPatternsOfFunctions(t *testing.T) {
 			t.Errorf("%s has %d attempts and MaxElapsed %v, want %d and %v", tt.name, p.MaxAttempts, p.MaxElapsed, tt.attempts, tt.elapsed)
 		}
 		calls := 0
-		r.Do(t.Context(), tt.name, func(context.Context) error { calls++; return errUnavailable }, WithBackoff(Constant(0)), WithBudget(Unlimited), WithMaxElapsed(0))
+		r.Do(t.Context(), tt.name, func(context.Context) error {
+			calls++
+			return errUnavailable
+		}, WithBackoff(Constant(0)), WithBudget(Unlimited), WithMaxElapsed(0))
 		if calls != tt.attempts {
 			t.Errorf("%s is called %d times, want %d", tt.name, calls, tt.attempts)
 		}

@@ -152,7 +152,8 @@ func sources(t *testing.T, folder string) (*token.FileSet, []*ast.File) {
 // value, and the tables name no other constants.
 func TestTablesHaveEveryTelemetryConstant(t *testing.T) {
 	shown := map[string]string{}
-	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, serverSpanTable, metricTable, metricAttrTable} {
+	for _, head := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, serverSpanTable, metricTable,
+		metricAttrTable} {
 		table := readTable(t, observingPage, head)
 		for _, row := range table.names() {
 			if constant := table.cell(row, "constant"); constant != "" {
@@ -218,9 +219,11 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 		serve(t, script(unavailable(), ok())).client(t, append(telemetry, WithBudget(late))...).Echo(t.Context(), request())
 
 		givesUp := serveHandler(t, func(ctx context.Context) error {
-			_, err := serve(t, always(unavailable())).client(t, WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}), WithPatience(0)).Echo(ctx, request())
+			_, err := serve(t, always(unavailable())).client(t, WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}),
+				WithPatience(0)).Echo(ctx, request())
 			return err
-		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))}, ServerOptions(WithServerMeterProvider(meters))...)...)
+		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))},
+			ServerOptions(WithServerMeterProvider(meters))...)...)
 		client = echov1.NewEchoServiceClient(givesUp.conn(t))
 		client.Echo(t.Context(), request())
 		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1"), request())
@@ -525,7 +528,8 @@ func TestPageLinks(t *testing.T) {
 // writes them, between marks, and all else links to what it wrote.
 func TestTimesOfCallsHaveOneSource(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"README.md", "docs/*.md", "*.go", "balancer/*.go", "debug/*.go", "httpretry/*.go", "reconcile/*.go", "attemptspan/*.go"} {
+	for _, pattern := range []string{"README.md", "docs/*.md", "*.go", "balancer/*.go", "debug/*.go", "httpretry/*.go", "reconcile/*.go",
+		"attemptspan/*.go"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("no files %s: %v", pattern, err)
@@ -551,7 +555,8 @@ func TestTimesOfCallsHaveOneSource(t *testing.T) {
 
 var (
 	// generated is what a program writes into a page, or prints.
-	generated  = regexp.MustCompile("(?s)```text\n.*?\n```|" + `<!-- (summary|features|bill|goals) -->.*?<!-- end of (summary|features|bill|goals) -->`)
+	generated = regexp.MustCompile("(?s)```text\n.*?\n```|" +
+		`<!-- (summary|features|bill|goals) -->.*?<!-- end of (summary|features|bill|goals) -->`)
 	timeOfCall = regexp.MustCompile(`[0-9][0-9.,]* ?(ns|µs|nanoseconds|microseconds|instructions)\b`)
 	// noTimesOfCalls is the range in which HedgeAtQuantile measures.
 	noTimesOfCalls = []string{"10 µs"}

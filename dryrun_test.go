@@ -34,10 +34,12 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 		{"a stop by the server", nil, "pushback -1; fail UNAVAILABLE", ErrPushback, 0, WaitNone},
 		{"a final code", nil, "fail NOT_FOUND", ErrNotRetryable, 0, WaitNone},
 		{"no token", []Option{WithBudget(stingy{})}, "fail UNAVAILABLE", ErrBudgetExhausted, second, WaitBackoff},
-		{"no token and no patience", []Option{WithBudget(stingy{}), WithPatience(0)}, "fail UNAVAILABLE", ErrBudgetExhausted, second, WaitBackoff},
+		{"no token and no patience", []Option{WithBudget(stingy{}), WithPatience(0)}, "fail UNAVAILABLE", ErrBudgetExhausted, second,
+			WaitBackoff},
 		{"no time", []Option{WithMaxElapsed(second)}, "fail UNAVAILABLE", ErrMaxElapsed, second, WaitBackoff},
 		{"a method that may have run", []Option{WithUnsentOnly(true)}, "fail UNAVAILABLE", ErrMayHaveRun, 0, WaitNone},
-		{"a hedged method", []Option{WithHedging(Hedging{Delay: HedgeAfter(1), AllMethodsAreSafe: true})}, "fail UNAVAILABLE", ErrWouldRetry, second, WaitBackoff},
+		{"a hedged method", []Option{WithHedging(Hedging{Delay: HedgeAfter(1), AllMethodsAreSafe: true})}, "fail UNAVAILABLE", ErrWouldRetry,
+			second, WaitBackoff},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
@@ -62,7 +64,8 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 					t.Errorf("the call took %v, want 0", took)
 				}
 				if !errors.Is(decision.Reason, tt.reason) || decision.Wait != tt.wait || decision.WaitSource != tt.source {
-					t.Errorf("the decision is %v, %v by %v, want %v, %v by %v", decision.Reason, decision.Wait, decision.WaitSource, tt.reason, tt.wait, tt.source)
+					t.Errorf("the decision is %v, %v by %v, want %v, %v by %v", decision.Reason, decision.Wait, decision.WaitSource, tt.reason,
+						tt.wait, tt.source)
 				}
 				if got := end.Outcome(); got != ReasonName(tt.reason) {
 					t.Errorf("the outcome is %q, want %q", got, ReasonName(tt.reason))
@@ -81,7 +84,8 @@ func TestDryRunDoesNothing(t *testing.T) {
 			client := server.fixed(t, 0, steady, WithDryRun(true), WithBudget(budget))
 			_, first := client.Echo(t.Context(), request())
 			_, second := client.Echo(t.Context(), request())
-			if want := (counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}); status.Code(first) != codes.Unavailable || second != nil || budget.counts != want {
+			if want := (counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}); status.Code(first) != codes.Unavailable || second != nil ||
+				budget.counts != want {
 				t.Errorf("%v, %v, and the budget is %+v, want UNAVAILABLE, a success and %+v", first, second, budget.counts, want)
 			}
 		})
@@ -90,8 +94,9 @@ func TestDryRunDoesNothing(t *testing.T) {
 		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
 			start := time.Now()
 			retrier := retrierOf(t, WithDryRun(true))
-			cc, err := grpc.NewClient("passthrough:///nobody", append(retrier.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-				grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errors.New("refused") }))...)
+			cc, err := grpc.NewClient("passthrough:///nobody",
+				append(retrier.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+					grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errors.New("refused") }))...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -143,7 +148,8 @@ func TestDryRunIsSeenInSpansAndMetrics(t *testing.T) {
 		_, _ = client.Echo(t.Context(), request())
 		event := recorder.Ended()[0].Events()[0]
 		attrs := attribute.NewSet(event.Attributes...)
-		for key, want := range map[attribute.Key]string{telemetry.AttrDecision: "would_retry", telemetry.AttrReason: "would_retry", telemetry.AttrWaitSource: "backoff"} {
+		for key, want := range map[attribute.Key]string{telemetry.AttrDecision: "would_retry", telemetry.AttrReason: "would_retry",
+			telemetry.AttrWaitSource: "backoff"} {
 			if got, _ := attrs.Value(key); got.AsString() != want {
 				t.Errorf("%s of %s is %q, want %q", key, event.Name, got.AsString(), want)
 			}

@@ -105,7 +105,8 @@ func FuzzEngine(f *testing.F) {
 	f.Add(uint8(8), 3, "2147483647", int64(0), 0.999, int64(0), int64(time.Minute), 7, int64(math.MaxInt64), uint8(1))
 	f.Add(uint8(14), 2, "-1", int64(-5), 1.5, int64(-1), int64(5), -3, int64(-9), uint8(2))
 	f.Add(uint8(14), 2, "", int64(math.MaxInt64), math.NaN(), int64(math.MaxInt64), int64(1), 1<<30, int64(1), uint8(16))
-	backoffs := []Backoff{Exponential{}, Exponential{Jitter: ProportionalJitter, Max: math.MaxInt64}, Decorrelated{Max: math.MaxInt64}, Constant(0), negative{}}
+	backoffs := []Backoff{Exponential{}, Exponential{Jitter: ProportionalJitter, Max: math.MaxInt64}, Decorrelated{Max: math.MaxInt64},
+		Constant(0), negative{}}
 	f.Fuzz(func(t *testing.T, code uint8, number int, pushback string, info int64, u float64,
 		left, maxElapsed int64, retry int, prev int64, flags uint8) {
 		p := policyOf(t, WithBackoff(backoffs[int(flags>>4)%len(backoffs)]), WithMaxAttempts(5),

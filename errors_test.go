@@ -168,7 +168,9 @@ func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					spans, recorder := recordSpans()
 					var events []Event
-					opts := []Option{steady, WithTracerProvider(spans), WithCallSpan(true), WithObserver(func(_ context.Context, e Event) { events = append(events, e) })}
+					opts := []Option{steady, WithTracerProvider(spans), WithCallSpan(true), WithObserver(func(_ context.Context, e Event) {
+						events = append(events, e)
+					})}
 					ctx, cancel := context.WithCancelCause(t.Context())
 					time.AfterFunc(second/2, func() { cancel(tt.cause) })
 					err := UnaryClientInterceptor(opts...)(ctx, brokenMethod, nil, &basket{}, nil,

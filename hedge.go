@@ -121,7 +121,9 @@ func (p *policy) hedgeBudget() Budget {
 // hedgingOf decides whether a call is hedged, and after which delay. It is not if it is made for a retry, because a
 // hedge would be another attempt, or if there is no delay yet. The learner, if there is one, measures the first
 // attempt in any case.
-func (p *policy) hedgingOf(method string, worksFor *layers.Request, now func() time.Time) (delay time.Duration, learner HedgeDelay, hedged bool) {
+func (p *policy) hedgingOf(
+	method string, worksFor *layers.Request, now func() time.Time,
+) (delay time.Duration, learner HedgeDelay, hedged bool) {
 	if !p.mayHedge() || worksFor.IsRetry() {
 		return 0, nil, false
 	}

@@ -38,9 +38,11 @@ func TestHedgingThatCannotBeMeantIsRefused(t *testing.T) {
 			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
 		{"all methods, by a policy", WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(0)}}),
 			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
-		{"a client stream", WithMethod("/grpcretry.test.v1.EchoService/Collect", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
+		{"a client stream", WithMethod("/grpcretry.test.v1.EchoService/Collect",
+			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
 			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Collect: a method with a client stream cannot be hedged"},
-		{"a bidi stream", WithMethod("/grpcretry.test.v1.EchoService/Chat", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
+		{"a bidi stream", WithMethod("/grpcretry.test.v1.EchoService/Chat",
+			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
 			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Chat: a method with a client stream cannot be hedged"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -89,7 +91,8 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		server := serve(t, always(ok()))
 		logs := &logRecorder{}
 		cc := server.conn(t, DialOptions(WithLogger(slog.New(logs)),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
+			WithMethod("/grpcretry.test.v1.EchoService/",
+				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
 		client := echov1.NewEchoServiceClient(cc)
 		for range 3 {
 			stream, err := client.Chat(t.Context())
@@ -115,7 +118,8 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		}
 		wantLines(t, logs, "WARN…not hedged, but retried: no second reply can be made…method=/grpcretry.test.v1.EchoService/Echo")
 		cc = server.conn(t, DialOptions(WithLogger(slog.New(logs)), Disable(),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
+			WithMethod("/grpcretry.test.v1.EchoService/",
+				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
 		for range 3 {
 			stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context())
 			if err != nil {

@@ -91,7 +91,8 @@ func TestNoHedgeFollowsTheWinner(t *testing.T) {
 		var mu sync.Mutex
 		var sent []int
 		start := time.Now()
-		err := UnaryClientInterceptor(hedged(4, Hedging{Delay: HedgeAfter(second)}))(t.Context(), echoMethod, request(), &echov1.EchoResponse{}, nil,
+		err := UnaryClientInterceptor(hedged(4, Hedging{Delay: HedgeAfter(second)}))(t.Context(), echoMethod, request(),
+			&echov1.EchoResponse{}, nil,
 			func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 				a, _ := AttemptFromContext(ctx)
 				mu.Lock()

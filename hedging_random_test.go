@@ -788,7 +788,9 @@ type randomHedges struct {
 }
 
 // below is an interceptor that takes its time.
-func (r *randomHedges) below(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (r *randomHedges) below(
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	err := invoker(ctx, method, req, reply, cc, opts...)
 	a, _ := AttemptFromContext(ctx)
 	time.Sleep(r.call.answers[a.Number-1].deaf)
@@ -866,7 +868,9 @@ type hedgedResult struct {
 }
 
 // receive plays the application of a stream. A second goroutine uses the stream meanwhile.
-func (r *hedgedResult) receive(t *testing.T, ctx context.Context, cc *grpc.ClientConn, c *hedgedCall, draw *rand.Rand, opts []grpc.CallOption) {
+func (r *hedgedResult) receive(
+	t *testing.T, ctx context.Context, cc *grpc.ClientConn, c *hedgedCall, draw *rand.Rand, opts []grpc.CallOption,
+) {
 	stream, err := cc.NewStream(ctx, serverStream, "/random/Expand", opts...)
 	if err != nil {
 		t.Fatalf("NewStream: %v", err)

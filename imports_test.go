@@ -40,7 +40,8 @@ func TestNothingExperimentalIsImported(t *testing.T) {
 					visit(imported)
 				}
 			}
-		} else if below, isGRPC := strings.CutPrefix(path, grpcs); isGRPC && isExperimental(t, filepath.Join(strings.TrimSpace(string(folder)), below)) {
+		} else if below, isGRPC := strings.CutPrefix(path, grpcs); isGRPC &&
+			isExperimental(t, filepath.Join(strings.TrimSpace(string(folder)), below)) {
 			t.Errorf("package %s is imported, and it is experimental", path)
 		}
 	}
@@ -61,8 +62,9 @@ var experimental = regexp.MustCompile(`(?is)# Experimental|APIs\s+in\s+this\s+pa
 func isExperimental(t *testing.T, folder string) bool {
 	t.Helper()
 	fileSet := token.NewFileSet()
-	parsed, err := parser.ParseDir(fileSet, folder, func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, //nolint:staticcheck // build tags do not matter
-		parser.ParseComments|parser.PackageClauseOnly)
+	noTests := func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }
+	mode := parser.ParseComments | parser.PackageClauseOnly
+	parsed, err := parser.ParseDir(fileSet, folder, noTests, mode) //nolint:staticcheck // build tags do not matter
 	if err != nil {
 		t.Fatal(err)
 	}

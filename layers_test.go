@@ -26,7 +26,10 @@ func TestWorkAfterTheResponseIsRetriedAgain(t *testing.T) {
 					last := serve(t, always(unavailable()))
 					client := last.client(t, steady, WithMaxAttempts(2))
 					background := make(chan context.Context, 1)
-					service := serveHandler(t, func(ctx context.Context) error { background <- context.WithoutCancel(ctx); return nil }, ServerOptions()...)
+					service := serveHandler(t, func(ctx context.Context) error {
+						background <- context.WithoutCancel(ctx)
+						return nil
+					}, ServerOptions()...)
 					send(metadata.NewOutgoingContext(t.Context(), retried), echov1.NewEchoServiceClient(service.conn(t)))
 					synctest.Wait()
 					client.Echo(<-background, request())
@@ -109,7 +112,8 @@ func TestWorkForARetryIsNotLeftToGRPC(t *testing.T) {
 						made := 0
 						last := serveHandler(t, func(context.Context) error { made++; return status.Error(codes.Unavailable, "down") })
 						cc := last.conn(t, grpc.WithDefaultServiceConfig(config),
-							grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(tt.opts...)), grpc.WithChainStreamInterceptor(StreamClientInterceptor(tt.opts...)))
+							grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(tt.opts...)),
+							grpc.WithChainStreamInterceptor(StreamClientInterceptor(tt.opts...)))
 						if !fresh {
 							cc.Connect()
 							synctest.Wait()

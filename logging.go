@@ -148,7 +148,9 @@ func (l *logger) replayMemoryFull(f *facts, limit int64) {
 // sentAgain logs once that a method's streams are sent one object again and again.
 func (l *logger) sentAgain(f *facts) {
 	if l.changed.add(f.method) {
-		l.WarnContext(f.ctx, "grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg", "method", f.method)
+		l.WarnContext(f.ctx,
+			"grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg",
+			"method", f.method)
 	}
 }
 

@@ -34,7 +34,8 @@ func TestLogger(t *testing.T) {
 
 		call(t.Context(), unavailable(), overloaded().pushback("5"), ok())
 		wantLines(t, logs,
-			`level=DEBUG…retrying…method=/grpcretry.test.v1.EchoService/Echo target=passthrough:///echo attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down`,
+			`level=DEBUG…retrying…method=/grpcretry.test.v1.EchoService/Echo target=passthrough:///echo attempt=1 code=UNAVAILABLE`+
+				` wait=1s source=backoff error=db-down`,
 			`level=DEBUG…attempt=2 code=RESOURCE_EXHAUSTED wait=5ms source=pushback`)
 
 		call(t.Context(), unavailable(), unavailable(), unavailable())

@@ -23,11 +23,12 @@ import (
 func TestLeftoversOfAnEarlierCallDecideNothing(t *testing.T) {
 	hedging := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0), AllMethodsAreSafe: true, Budget: Unlimited}})
 	for name, opts := range map[string][]Option{
-		"retried":                  nil,
-		"with an observer":         {WithObserver(func(context.Context, Event) {})},
-		"hedged":                   {hedging},
-		"with an attempt timeout":  {WithAttemptTimeout(time.Hour)},
-		"hedging without a delay":  {WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAtQuantile(0.9, 0, 0), AllMethodsAreSafe: true}})},
+		"retried":                 nil,
+		"with an observer":        {WithObserver(func(context.Context, Event) {})},
+		"hedged":                  {hedging},
+		"with an attempt timeout": {WithAttemptTimeout(time.Hour)},
+		"hedging without a delay": {WithPolicy(Policy{MaxAttempts: 2,
+			Hedging: &Hedging{Delay: HedgeAtQuantile(0.9, 0, 0), AllMethodsAreSafe: true}})},
 		"with waits for the other": {WithPatience(0)},
 	} {
 		for _, kind := range []string{"unary", "stream"} {
@@ -115,7 +116,8 @@ func (c ownCreds) GetRequestMetadata(ctx context.Context, uri ...string) (map[st
 // gRPC takes the last credentials of a call. Those of the caller, and those of an interceptor
 // below, must not get lost in a retry.
 func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
-	adding := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	adding := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+		invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		for _, o := range opts { // as grpc-go's own example does
 			if _, ok := o.(grpc.PerRPCCredsCallOption); ok {
 				return invoker(ctx, method, req, reply, cc, opts...)
@@ -141,7 +143,8 @@ func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i, one := range server.attempts() {
-					if got := one.metadata; !slices.Equal(got["token"], []string{"secret"}) || first(got["uri"]) != first(server.attempts()[0].metadata["uri"]) {
+					if got := one.metadata; !slices.Equal(got["token"], []string{"secret"}) ||
+						first(got["uri"]) != first(server.attempts()[0].metadata["uri"]) {
 						t.Errorf("attempt %d carries %v, want the credentials", i+1, got)
 					}
 				}
@@ -167,9 +170,12 @@ func TestTheApplicationSeesPreviousAttempts(t *testing.T) {
 		{"second attempt", script(unavailable(), headed(ok())), nil, []string{"1"}},
 		{"third attempt", script(unavailable(), unavailable(), headed(ok())), nil, []string{"2"}},
 		{"instead of a server's", script(unavailable(), ok().withHeader("k", "v", previousAttemptsKey, "17")), nil, []string{"1"}},
-		{"a hedge", script(hang(), headed(ok())), []Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited}})}, []string{"1"}},
+		{"a hedge", script(hang(), headed(ok())),
+			[]Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited}})},
+			[]string{"1"}},
 		{"the first of two", script(headed(ok().after(2*second)), hang()),
-			[]Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited}})}, nil},
+			[]Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true, Budget: Unlimited}})},
+			nil},
 		{"with an observer", script(unavailable(), headed(ok())), []Option{WithObserver(func(_ context.Context, e Event) {
 			if e.Attempt.Header[previousAttemptsKey] != nil {
 				panic("the server's header of an attempt has what only the application sees")

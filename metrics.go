@@ -217,7 +217,8 @@ func (m *metrics) observe(to metric.Observer, o *observables) {
 		to.ObserveFloat64(o.targetFailing, state.Failing.Seconds(), attrs)
 	})
 	for key, row := range *m.budgets.Load() {
-		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(key.target)), attribute.String(telemetry.AttrBudget, key.scope))
+		attrs := metric.WithAttributes(attribute.String(telemetry.AttrTarget, printable(key.target)),
+			attribute.String(telemetry.AttrBudget, key.scope))
 		to.ObserveInt64(o.refusals, row.refusals.Load(), attrs)
 		budget := m.budgetOf(key)
 		if budget == nil {

@@ -299,7 +299,8 @@ func (d *optionDraw) checkError(t *testing.T, function string, err error) {
 func (d *optionDraw) checkRanges(t *testing.T, method string, p grpcretry.Policy) {
 	t.Helper()
 	if p.MaxAttempts < 1 || p.AttemptTimeout < 0 || p.MaxElapsed < 0 || p.MaxServerDelay == 0 || p.Patience == 0 ||
-		p.BufferLimit < -1 || p.BufferLimit == 0 || len(p.Codes) == 0 || !areFailures(p.Codes) || p.Backoff == nil || p.OverloadBackoff == nil || p.Budget == nil {
+		p.BufferLimit < -1 || p.BufferLimit == 0 || len(p.Codes) == 0 || !areFailures(p.Codes) || p.Backoff == nil || p.OverloadBackoff == nil ||
+		p.Budget == nil {
 		t.Errorf("%q has %+v", method, p)
 	}
 	if h := p.Hedging; h != nil && (h.Delay == nil || h.Budget == nil) {

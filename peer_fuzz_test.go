@@ -34,7 +34,8 @@ func FuzzFailure(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		for _, list := range [][]*anypb.Any{{details}, {{TypeUrl: retryInfoURL, Value: []byte{0xff}}, details}, {{TypeUrl: "x"}, details, details}} {
+		for _, list := range [][]*anypb.Any{{details}, {{TypeUrl: retryInfoURL, Value: []byte{0xff}}, details},
+			{{TypeUrl: "x"}, details, details}} {
 			raw, err := proto.Marshal(&statuspb.Status{Code: 14, Message: "db-down", Details: list})
 			if err != nil {
 				f.Fatal(err)
@@ -89,7 +90,8 @@ func checkDelay(t *testing.T, at []time.Duration, start time.Duration, trailer m
 // wantDelay returns the wait that a failure asks for by gRFC A6 #pushback, and by its RetryInfo; retried is
 // false if there is no retry.
 func wantDelay(trailer metadata.MD, err error) (wait time.Duration, retried bool) {
-	if code := status.Code(err); code != codes.Unavailable && code != codes.ResourceExhausted || code == codes.ResourceExhausted && isSizeError(err) {
+	if code := status.Code(err); code != codes.Unavailable && code != codes.ResourceExhausted || code == codes.ResourceExhausted &&
+		isSizeError(err) {
 		return 0, false
 	}
 	const longest = 5 * time.Minute
@@ -116,7 +118,8 @@ func wantDelay(trailer metadata.MD, err error) (wait time.Duration, retried bool
 // The server reads the largest number that is valid, and its calls make one attempt if the request is a
 // retry, unless the note is "0".
 func FuzzRequestHeaders(f *testing.F) {
-	for _, value := range []string{"", "0", "1", "-1", "007", "2147483647", "2147483648", "9999999999999999999999", "+1", "1,2", "\xff", "٣"} {
+	for _, value := range []string{"", "0", "1", "-1", "007", "2147483647", "2147483648", "9999999999999999999999", "+1", "1,2",
+		"\xff", "٣"} {
 		f.Add(value, "1", uint8(1), uint8(0))
 		f.Add(value, "2", uint8(2), uint8(1))
 		f.Add(value, value, uint8(0), uint8(2))

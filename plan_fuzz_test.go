@@ -295,8 +295,10 @@ type serverHint struct {
 }
 
 var serverHints = []serverHint{
-	{}, {}, {trailer: []string{"0"}}, {trailer: []string{"7"}, wait: 7 * time.Millisecond}, {trailer: []string{"1500"}, wait: 1500 * time.Millisecond},
-	{trailer: []string{"2147483647"}, wait: math.MaxInt32 * time.Millisecond}, {trailer: []string{"-1"}, stop: true}, {trailer: []string{"5", "5"}, stop: true},
+	{}, {}, {trailer: []string{"0"}}, {trailer: []string{"7"}, wait: 7 * time.Millisecond},
+	{trailer: []string{"1500"}, wait: 1500 * time.Millisecond},
+	{trailer: []string{"2147483647"}, wait: math.MaxInt32 * time.Millisecond}, {trailer: []string{"-1"}, stop: true},
+	{trailer: []string{"5", "5"}, stop: true},
 	{info: 100 * time.Millisecond, wait: 100 * time.Millisecond}, {info: math.MaxInt64, wait: math.MaxInt64},
 }
 
@@ -494,7 +496,8 @@ func (d *planDriver) send() {
 	case d.sent-d.unsent > d.limit:
 		d.t.Errorf("attempt %d, of which %d were unsent, is more than %d", d.sent, d.unsent, d.limit)
 	case d.sent == 1:
-	case d.free > 0 && (payer == nobodyPays || payer == hedgesPay && !hedge && d.policy.AttemptTimeout == 0 || payer == retriesPay && hedge && d.policy.AttemptTimeout == 0):
+	case d.free > 0 && (payer == nobodyPays || payer == hedgesPay && !hedge && d.policy.AttemptTimeout == 0 || payer == retriesPay &&
+		hedge && d.policy.AttemptTimeout == 0):
 		d.t.Errorf("attempt %d is paid for by %v", d.sent, payer)
 	case d.forbidden:
 		d.t.Errorf("attempt %d is sent although a server forbids it", d.sent)

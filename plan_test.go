@@ -68,7 +68,8 @@ func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
 
 // The backoff counts the call's retries, and a server's pushback or RetryInfo restarts it.
 func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
-	plan := planOf(t, Policy{MaxAttempts: 9, Backoff: Exponential{Base: second, Max: time.Hour, Jitter: NoJitter}, Budget: Unlimited}, Unlimited, noon, time.Time{})
+	plan := planOf(t, Policy{MaxAttempts: 9, Backoff: Exponential{Base: second, Max: time.Hour, Jitter: NoJitter}, Budget: Unlimited},
+		Unlimited, noon, time.Time{})
 	now := noon
 	for i, tt := range []struct {
 		failure failure
@@ -114,7 +115,8 @@ func TestWhoPaysInAHedgedCall(t *testing.T) {
 			p.failed(t.Context(), internal(1), noon, 0.5)
 			p.due(p.dueAt, 0.5)
 			p.wins(p.send(noon).number)
-		}, accounts{counts{withdrawn: 1, told: [5]int{Succeeded: 1, Failed: 1}, highest: 2}, counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}}},
+		}, accounts{counts{withdrawn: 1, told: [5]int{Succeeded: 1, Failed: 1}, highest: 2},
+			counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}}},
 		{"a retry after a hedge", func(p *plan) {
 			p.due(noon, 0.5)
 			p.send(noon)

@@ -321,7 +321,8 @@ func newServerMetrics(mp metric.MeterProvider) *serverMetrics {
 		return c
 	}
 	m.retries = counter(telemetry.MetricServerRetries, "{request}", "Requests that were retries, or were made for one.")
-	m.noRetries = counter(telemetry.MetricServerNoRetries, "{response}", `Responses that said "do not retry", because a call made for the request had given up.`)
+	m.noRetries = counter(telemetry.MetricServerNoRetries, "{response}",
+		`Responses that said "do not retry", because a call made for the request had given up.`)
 	if m.retries == nil || m.noRetries == nil {
 		return nil
 	}

@@ -46,7 +46,8 @@ type downstream struct {
 
 // call makes an RPC to the service, without retries, for each kind of RPC. handle is the service's
 // handler, with a function that calls the last server.
-func (d downstream) call(t *testing.T, header metadata.MD, serverOpts []ServerOption, handle func(ctx context.Context, call func(context.Context) error) error,
+func (d downstream) call(t *testing.T, header metadata.MD, serverOpts []ServerOption,
+	handle func(ctx context.Context, call func(context.Context) error) error,
 	check func(t *testing.T, last *fixture, trailer metadata.MD, err error)) {
 	for kind, send := range kinds {
 		t.Run(kind, func(t *testing.T) {
@@ -76,7 +77,8 @@ func TestGivingUpForbidsTheCallerToRetry(t *testing.T) {
 		forbids bool
 	}{
 		{"attempts used up", exhausted, true},
-		{"no budget", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1}), WithPatience(0)}}, true},
+		{"no budget",
+			downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1}), WithPatience(0)}}, true},
 		{"patience is over", downstream{always(unavailable()), []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1})}}, false},
 		{"no time left within MaxElapsed", downstream{always(unavailable()), []Option{WithMaxElapsed(2 * second)}}, true},
 		{"told not to retry", downstream{script(told), nil}, true},
@@ -116,11 +118,13 @@ func TestGivingUpInOtherKindsOfCalls(t *testing.T) {
 		{"a committed stream", DialOptions(steady), serverStream, []string{"recv a; send b; fail UNAVAILABLE"}, false},
 		{"a committed stream that was told", DialOptions(steady), serverStream, []string{"recv a; send b; pushback -1; fail UNAVAILABLE"}, true},
 		{"a stream that passes through", DialOptions(steady, WithBufferLimit(0)), serverStream, []string{down}, false},
-		{"a stream that passes through and was told", DialOptions(steady, WithBufferLimit(0)), serverStream, []string{"recv a; send b; pushback -1; fail UNAVAILABLE"}, true},
+		{"a stream that passes through and was told", DialOptions(steady, WithBufferLimit(0)), serverStream,
+			[]string{"recv a; send b; pushback -1; fail UNAVAILABLE"}, true},
 		{"a client stream that was told", DialOptions(steady, Disable()), clientStream, []string{told}, true},
 		{"a hedged stream", DialOptions(hedges), serverStream, []string{down, down}, true},
 		{"a hedged call", DialOptions(hedges), nil, []string{"fail UNAVAILABLE", "fail UNAVAILABLE"}, true},
-		{"a hedged call, told while another attempt is in flight", DialOptions(hedges), nil, []string{"wait 3s; fail UNAVAILABLE", "pushback -1; fail UNAVAILABLE"}, true},
+		{"a hedged call, told while another attempt is in flight", DialOptions(hedges),
+			nil, []string{"wait 3s; fail UNAVAILABLE", "pushback -1; fail UNAVAILABLE"}, true},
 		{"a call left to gRPC", []grpc.DialOption{retryPolicy, grpc.WithChainUnaryInterceptor(UnaryClientInterceptor())}, nil,
 			[]string{"fail UNAVAILABLE", "pushback -1; fail UNAVAILABLE"}, true},
 	} {
@@ -208,11 +212,12 @@ func TestACallThatDidNotMatterChangesNothing(t *testing.T) {
 }
 
 func TestGivingUpNeedNotForbidRetries(t *testing.T) {
-	exhausted.call(t, nil, []ServerOption{WithStopAfterGivingUp(false)}, calls, func(t *testing.T, _ *fixture, trailer metadata.MD, err error) {
-		if got := trailer[pushbackKey]; got != nil || status.Code(err) != codes.Unavailable {
-			t.Errorf("trailer %v with error %v, want none", trailer, err)
-		}
-	})
+	exhausted.call(t, nil, []ServerOption{WithStopAfterGivingUp(false)}, calls,
+		func(t *testing.T, _ *fixture, trailer metadata.MD, err error) {
+			if got := trailer[pushbackKey]; got != nil || status.Code(err) != codes.Unavailable {
+				t.Errorf("trailer %v with error %v, want none", trailer, err)
+			}
+		})
 }
 
 func TestWorkForARetryMakesOneAttempt(t *testing.T) {
@@ -230,7 +235,8 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 		{"a retry", retried, nil, exhausted, 1, true},
 		{"work for a retry", metadata.Pairs(callerRetries, "1"), nil, exhausted, 1, true},
 		{"switched off", retried, []ServerOption{WithOneAttemptForRetries(false)}, exhausted, 2, false},
-		{"a hedged method", retried, nil, downstream{always(unavailable().after(5 * second)), []Option{hedged(2, Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}}, 1, true},
+		{"a hedged method", retried, nil, downstream{always(unavailable().after(5 * second)),
+			[]Option{hedged(2, Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}}, 1, true},
 		{"a call that passes through", retried, nil, downstream{always(unavailable()), []Option{Disable()}}, 1, true},
 		{"a first success", retried, nil, downstream{always(ok()), nil}, 1, true},
 	} {
@@ -372,7 +378,8 @@ func TestAPlanForARequest(t *testing.T) {
 		{"no time left", false, []Option{WithMaxElapsed(second)}, failed(nil), ErrMaxElapsed, true},
 		{"no time left, and nothing sent", false, []Option{WithMaxElapsed(second)}, unsent, ErrMaxElapsed, false},
 		{"told not to retry", false, nil, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
-		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}), WithPatience(0)}, failed(nil), ErrBudgetExhausted, true},
+		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}), WithPatience(0)}, failed(nil),
+			ErrBudgetExhausted, true},
 		{"without retries", false, []Option{Disable()}, failed(nil), ErrAttemptsExhausted, false},
 		{"without retries, and told", false, []Option{Disable()}, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
 	} {

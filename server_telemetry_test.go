@@ -98,7 +98,8 @@ func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
 	if n := got[telemetry.MetricServerRetries+" caller "+other]; len(got) != maxServerMethods+1 || n != 103 {
 		t.Errorf("%d series, of which other counts %d; want %d and 103", len(got), n, maxServerMethods+1)
 	}
-	if n, m := got[telemetry.MetricServerRetries+" caller "+longest], got[telemetry.MetricServerRetries+" caller m"+longest]; n != 1 || m != 0 {
+	if n, m := got[telemetry.MetricServerRetries+" caller "+longest],
+		got[telemetry.MetricServerRetries+" caller m"+longest]; n != 1 || m != 0 {
 		t.Errorf("the longest name was counted %d times, and one that is too long %d times; want 1 and 0", n, m)
 	}
 	if n := got[telemetry.MetricServerRetries+" caller a/\uFFFD"]; n != 1 {

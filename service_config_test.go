@@ -20,7 +20,8 @@ import (
 
 const builtInPolicy = `{"methodConfig": [{
 	"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}],
-	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
+	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s",
+	"backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
 }]}`
 
 func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {

@@ -38,8 +38,9 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 	const tenth = second / 10
 	slow := always(unavailable().after(8 * tenth))
 	waits := []Option{WithBackoff(Constant(tenth)), WithBudget(Unlimited)}
-	hedging := []Option{WithPolicy(Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited},
-		Codes: []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
+	hedging := []Option{WithPolicy(Policy{MaxAttempts: 4,
+		Hedging: &Hedging{Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited},
+		Codes:   []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
 	for _, tt := range []struct {
 		name   string
 		script func(int) answer

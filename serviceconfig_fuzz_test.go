@@ -28,7 +28,8 @@ func FuzzServiceConfig(f *testing.F) {
 		configOf(strings.Replace(retrying(nameService, 2), `"ABORTED"`, `"OK"`, 1)),
 		`{"methodConfig":[{"name":[{}],"hedgingPolicy":{"maxAttempts":9,"hedgingDelay":"0.5s","nonFatalStatusCodes":[14]}}],` +
 			`"retryThrottling":{"maxTokens":10,"tokenRatio":0.1}}`,
-		`{"methodConfig":[{"name":[{"service":"s"}],"retryPolicy":{"maxAttempts":2,"initialBackoff":"315576000000s","maxBackoff":"0.000000001s",` +
+		`{"methodConfig":[{"name":[{"service":"s"}],"retryPolicy":{"maxAttempts":2,"initialBackoff":"315576000000s",` +
+			`"maxBackoff":"0.000000001s",` +
 			`"backoffMultiplier":1e300,"retryableStatusCodes":[1]}}]}`,
 		`{"methodConfig":1}`,
 	} {

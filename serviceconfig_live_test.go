@@ -337,7 +337,8 @@ func TestBudgetsKeepTheirStateOverARefresh(t *testing.T) {
 		{"gRPC", withThrottle(policy, 4, 1), nil, []int{2, 1, 2, 1}},
 		{"a throttle in Go", policy, []Option{WithBudget(perTarget)}, []int{2, 1, 1, 1}},
 		{"the default budget", policy, []Option{}, []int{4, 1, 1, 1}},
-		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))}, []int{2, 1, 1, 1}},
+		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))},
+			[]int{2, 1, 1, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -408,7 +409,8 @@ func TestTheAttemptTimeoutOnAFreshChannel(t *testing.T) {
 // A method that Go hedges stays hedged, with the attempts of the channel's retryPolicy; one that WithServiceConfig
 // hedges follows the channel's retryPolicy.
 func TestHedgedMethodsAndTheChannelsPolicy(t *testing.T) {
-	const config = `{"methodConfig":[{"name":[` + nameEcho + `],"hedgingPolicy":{"maxAttempts":3,"hedgingDelay":"%s","nonFatalStatusCodes":["ABORTED"]}}]}`
+	const config = `{"methodConfig":[{"name":[` + nameEcho +
+		`],"hedgingPolicy":{"maxAttempts":3,"hedgingDelay":"%s","nonFatalStatusCodes":["ABORTED"]}}]}`
 	hedging := Policy{MaxAttempts: 3, Codes: []codes.Code{codes.Aborted},
 		Hedging: &Hedging{Delay: HedgeAfter(second / 2), AllMethodsAreSafe: true, Budget: Unlimited}}
 	slow := always(aborted().after(10 * second))

@@ -178,7 +178,8 @@ func (c *drawnConfig) hedges(method string) bool {
 }
 
 func (r *drawnRetry) backoff() Backoff {
-	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier, Jitter: ProportionalJitter}
+	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier,
+		Jitter: ProportionalJitter}
 }
 
 func grpcCodes(drawn []drawnCode) []codes.Code {
@@ -193,7 +194,8 @@ func grpcCodes(drawn []drawnCode) []codes.Code {
 func (c *drawnConfig) inGo() []Option {
 	var opts []Option
 	for _, m := range drawnMethods {
-		method := []CallOption{Disable(), WithMaxAttempts(4), WithPatience(defaultPatience), WithBackoff(defaultBackoff), WithOverloadBackoff(Exponential{Base: second, Max: 20 * second}),
+		method := []CallOption{Disable(), WithMaxAttempts(4), WithPatience(defaultPatience), WithBackoff(defaultBackoff),
+			WithOverloadBackoff(Exponential{Base: second, Max: 20 * second}),
 			WithCodes(codes.Unavailable, codes.ResourceExhausted)}
 		switch e := c.of(m); {
 		case e != nil && e.RetryPolicy != nil:

@@ -274,8 +274,9 @@ func (at *streamAttempt) checkAbandoned() {
 // An end that gRPC reports as no failure, and that has neither headers nor a trailer, was sent by no server: the
 // connection was lost. A client stream that has ended well has a response.
 var (
-	errConnLost   = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
-	errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC") // as in gRPC
+	errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
+	// as in gRPC
+	errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
 )
 
 // emptyEnd returns the error of a stream that has ended without a message and, according to gRPC,

@@ -44,9 +44,10 @@ import (
 
 var (
 	faultStreams = flag.Int("faults.streams", 120, "how many calls TestFaults makes")
-	faultSeed    = flag.Uint64("faults.seed", 1, "the seed of TestFaults, 0 for one drawn from the clock, as in make soak; goroutines and connections still run in any order")
-	faultPlain   = flag.Bool("faults.plain", false, "TestFaults uses plain gRPC, counts what would be a finding, and does not fail")
-	faultWorlds  = flag.Int("faults.worlds", 4, "how many servers and ClientConns TestFaults uses at a time")
+	faultSeed    = flag.Uint64("faults.seed", 1,
+		"the seed of TestFaults, 0 for one drawn from the clock, as in make soak; goroutines and connections still run in any order")
+	faultPlain  = flag.Bool("faults.plain", false, "TestFaults uses plain gRPC, counts what would be a finding, and does not fail")
+	faultWorlds = flag.Int("faults.worlds", 4, "how many servers and ClientConns TestFaults uses at a time")
 )
 
 const callsPerWorld = 40
@@ -617,7 +618,8 @@ func (c *faultCall) unfinished() string {
 func (c *faultCall) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	text := fmt.Sprintf("world %d, call %d, %s; %s; %s\n    sent %d (%v), received %q, then %v (%T), then %v; OnFinish %v; excuses %q; in %v", c.world.seed, c.id, diffKinds[c.kind],
+	text := fmt.Sprintf("world %d, call %d, %s; %s; %s\n    sent %d (%v), received %q, then %v (%T), then %v; OnFinish %v; excuses %q; in %v",
+		c.world.seed, c.id, diffKinds[c.kind],
 		c.policy, "attempts as the server saw them below", c.sent, c.sendErr, c.received, c.err, c.err, c.again, c.finished, c.excuses,
 		slices.Sorted(maps.Keys(c.now)))
 	for _, a := range c.attempts {
@@ -651,7 +653,9 @@ func (c *faultCall) options() (opts []grpc.CallOption) {
 	if draw.IntN(3) == 0 {
 		c.passes = c.passes && c.kind != diffUnary && c.kind != diffServerStream
 		d := time.Duration(1+draw.IntN(5000)) * time.Microsecond
-		add(fmt.Sprintf("hedging after %v", d), grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d), Budget: grpcretry.Unlimited}}))
+		add(fmt.Sprintf("hedging after %v", d),
+			grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2,
+				Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(d), Budget: grpcretry.Unlimited}}))
 	}
 	return opts
 }

@@ -33,15 +33,17 @@ import (
 // each attempt does, and the test that runs them and asks the model for its judgement.
 
 var (
-	programsCount  = flag.Int("programs.count", 1000, "how many programs TestStreamPrograms runs")
-	programsSeed   = flag.Uint64("programs.seed", 1, "the first seed of TestStreamPrograms, 0 for one drawn from the clock: make soak does that")
+	programsCount = flag.Int("programs.count", 1000, "how many programs TestStreamPrograms runs")
+	programsSeed  = flag.Uint64("programs.seed", 1,
+		"the first seed of TestStreamPrograms, 0 for one drawn from the clock: make soak does that")
 	programsPlain  = flag.Bool("programs.plain", false, "run the programs of TestStreamPrograms without the interceptor")
 	programsRepeat = flag.Int("programs.repeat", 1, "how often each program of TestStreamPrograms runs: goroutines still run in any order")
 	programsSurvey = flag.Bool("programs.survey", false,
 		"go on after a finding; list the kinds of finding, with a seed for each, at the end")
 	programsShrink = flag.Bool("programs.shrink", true, "make a program smaller that has a finding, before it is reported")
 	programsLess   = flag.String("programs.without", "",
-		"leave out of all programs, separated by commas: callbacks, dropped (call options), nil (Header), merging, panics, wrapper (errors), hedging, timeouts, left (to gRPC)")
+		"leave out of all programs, separated by commas: callbacks, dropped (call options), nil (Header), merging, panics, wrapper (errors), "+
+			"hedging, timeouts, left (to gRPC)")
 	programsPrint = flag.Bool("programs.print", false, "print the timeline of every program")
 )
 

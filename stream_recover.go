@@ -67,7 +67,8 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	return at, err
 }
 
-var errSpoilt = status.Error(codes.Internal, "grpcretry: an object was sent twice, and may have had other contents the first time: the stream cannot be sent again")
+var errSpoilt = status.Error(codes.Internal,
+	"grpcretry: an object was sent twice, and may have had other contents the first time: the stream cannot be sent again")
 
 // publish makes an attempt the one in use.
 func (s *retryStream) publish(at *streamAttempt) {

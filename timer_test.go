@@ -171,7 +171,8 @@ func durationOf(n ast.Node, inTest bool) ast.Expr {
 		return nil
 	}
 	from, _ := f.X.(*ast.Ident)
-	creates := from != nil && from.Name == "time" && slices.Contains([]string{"After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}, f.Sel.Name)
+	creates := from != nil && from.Name == "time" &&
+		slices.Contains([]string{"After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}, f.Sel.Name)
 	resets := f.Sel.Name == "Reset" && len(call.Args) == 1 && (from == nil || from.Name != "proto")
 	if !creates && !resets {
 		return nil

@@ -91,7 +91,8 @@ func TestTheReasonForNotRunningTwiceIsShown(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("err = %v, want it to contain %q", err, want)
 		}
-		if got, want := recorder.lines[len(recorder.lines)-1], "1s call_end #2 may_have_run after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"; got != want {
+		if got, want := recorder.lines[len(recorder.lines)-1],
+			"1s call_end #2 may_have_run after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"; got != want {
 			t.Errorf("the last event is %q, want %q", got, want)
 		}
 		if errors.Is(errUnavailable, ErrNotRetryable) || ReasonName(ErrNotRetryable) != "not_retryable" {
@@ -408,7 +409,8 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 					return // gRPC sends it again by itself
 				}
 				server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
-				if err := call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...)); status.Code(err) != codes.Canceled || server.seen() != 2 {
+				if err := call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...)); status.Code(err) != codes.Canceled ||
+					server.seen() != 2 {
 					t.Errorf("the server saw %d streams, and the call returned %v; want 2, and the end of the second", server.seen(), err)
 				}
 			})

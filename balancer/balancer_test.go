@@ -30,7 +30,8 @@ func TestARetryDoesNotMeetTheBadReplicaAgain(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
 				c.fail("bad")
 				wait := grpcretry.WithBackoff(grpcretry.Exponential{Base: second, Jitter: grpcretry.FullJitter})
-				cc := c.dialPolicy(t, policy, []string{"bad", "good1", "good2"}, grpcretry.DialOptions(append(fast(), wait, grpcretry.WithMaxAttempts(100))...)...)
+				cc := c.dialPolicy(t, policy, []string{"bad", "good1", "good2"},
+					grpcretry.DialOptions(append(fast(), wait, grpcretry.WithMaxAttempts(100))...)...)
 				var all sync.WaitGroup
 				for caller := range callers {
 					all.Go(func() {
@@ -247,7 +248,8 @@ func TestABackendThatRestarts(t *testing.T) {
 func TestIdleMode(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		wait := grpcretry.WithBackoff(grpcretry.Constant(time.Minute))
-		cc := c.dialPolicy(t, ours, []string{"a", "b", "c"}, append(grpcretry.DialOptions(append(fast(), wait)...), grpc.WithIdleTimeout(10*second))...)
+		cc := c.dialPolicy(t, ours, []string{"a", "b", "c"},
+			append(grpcretry.DialOptions(append(fast(), wait)...), grpc.WithIdleTimeout(10*second))...)
 		var idle atomic.Int32
 		c.behave(func(_ context.Context, _, _ string, visit int) error {
 			if visit == 3 {
@@ -330,7 +332,8 @@ func TestStreams(t *testing.T) {
 // Attempts of a hedged call run at the same time, on backends of their own.
 func TestHedges(t *testing.T) {
 	for name, delay := range map[string]time.Duration{"one after the other": second, "all at the same time": 0} {
-		hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(delay), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
+		hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4,
+			Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(delay), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
 		for kind, call := range map[string]func(ctx context.Context, cc *client, message string) error{
 			"unary": func(ctx context.Context, cc *client, message string) error {
 				_, err := cc.echo(ctx, message)

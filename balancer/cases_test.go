@@ -27,7 +27,8 @@ func TestRetriesWithSeveralAddresses(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		config := grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"grpcretry_round_robin":{}}]}`)
 		wait := grpcretry.WithBackoff(grpcretry.Constant(10 * second))
-		cc := c.dialEndpoints(t, []resolver.Endpoint{endpoint("a4", "a6"), endpoint("b4", "b6")}, append(grpcretry.DialOptions(append(fast(), wait)...), config)...)
+		cc := c.dialEndpoints(t, []resolver.Endpoint{endpoint("a4", "a6"), endpoint("b4", "b6")},
+			append(grpcretry.DialOptions(append(fast(), wait)...), config)...)
 		c.behave(func(_ context.Context, backend, _ string, visit int) error {
 			if visit > 1 {
 				return nil
@@ -54,11 +55,13 @@ func TestRetriesWithSeveralAddresses(t *testing.T) {
 func TestRetriesWithHealthChecks(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		for _, name := range []string{"a", "b", "c"} {
-			serving := map[bool]healthpb.HealthCheckResponse_ServingStatus{true: healthpb.HealthCheckResponse_SERVING, false: healthpb.HealthCheckResponse_NOT_SERVING}
+			serving := map[bool]healthpb.HealthCheckResponse_ServingStatus{true: healthpb.HealthCheckResponse_SERVING,
+				false: healthpb.HealthCheckResponse_NOT_SERVING}
 			c.startWith(t, name).health.SetServingStatus("echo", serving[name != "c"])
 		}
 		c.fail("a", "b")
-		cc := c.dialEndpoints(t, endpoints("a", "b", "c"), append(grpcretry.DialOptions(append(fast(), grpcretry.WithMaxAttempts(4))...), healthConfig(ours))...)
+		cc := c.dialEndpoints(t, endpoints("a", "b", "c"),
+			append(grpcretry.DialOptions(append(fast(), grpcretry.WithMaxAttempts(4))...), healthConfig(ours))...)
 		_, err := cc.echo(t.Context(), "call")
 		wantGiveUp(t, err, 4)
 		if v := c.visited("call"); slices.Contains(v, "c") || v[0] == v[1] || v[1] == v[2] || v[2] == v[3] {

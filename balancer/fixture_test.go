@@ -247,7 +247,8 @@ func (c *cluster) dialRetried(t *testing.T, addresses []string, opts ...grpcretr
 
 // fast are options for calls that make up to eight attempts without a wait.
 func fast() []grpcretry.Option {
-	return []grpcretry.Option{grpcretry.WithMaxAttempts(8), grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(grpcretry.Unlimited)}
+	return []grpcretry.Option{grpcretry.WithMaxAttempts(8), grpcretry.WithBackoff(grpcretry.Constant(0)),
+		grpcretry.WithBudget(grpcretry.Unlimited)}
 }
 
 // dialEndpoints dials endpoints, and returns when those that can be connected are.

@@ -37,7 +37,8 @@ func wantNoteAfter(t *testing.T, err error, attempts int, want bool) {
 func retrier(t *testing.T, opts ...grpcretry.Option) (*grpcretry.Retrier, *bytes.Buffer) {
 	t.Helper()
 	var lines bytes.Buffer
-	r, err := grpcretry.New(append(append(fast(), grpcretry.WithMaxAttempts(2), grpcretry.WithLogger(slog.New(slog.NewTextHandler(&lines, nil)))), opts...)...)
+	r, err := grpcretry.New(append(append(fast(), grpcretry.WithMaxAttempts(2),
+		grpcretry.WithLogger(slog.New(slog.NewTextHandler(&lines, nil)))), opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,8 @@ func TestTheErrorNamesTheProblemOfAnotherPolicy(t *testing.T) {
 		_, err := cc.echo(ctx, "call")
 		return err
 	}
-	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
+	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2,
+		Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(second), AllMethodsAreSafe: true, Budget: grpcretry.Unlimited}})
 	for _, tt := range []struct {
 		name   string
 		policy string // by the resolver's service config; none if empty

@@ -122,7 +122,8 @@ func TestPickerMatchesItsModel(t *testing.T) {
 			if p == nil || random.IntN(4) == 0 {
 				random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 				ready = slices.Clone(all[:1+random.IntN(len(all))])
-				p = newPicker("channel", slices.Concat(children(ready...), []endpointsharding.ChildState{child("lost", connectivity.TransientFailure, nil)}))
+				p = newPicker("channel",
+					slices.Concat(children(ready...), []endpointsharding.ChildState{child("lost", connectivity.TransientFailure, nil)}))
 			}
 			n := random.IntN(len(calls))
 			got, want := pick(t, p, calls[n]), models[n].allows(ready)
@@ -238,7 +239,8 @@ func TestIdentityOfEndpoints(t *testing.T) {
 	if one, again := of(1, "a"), of(1, "a"); one != again || of(1, "a", "b") != of(1, "b", "a") {
 		t.Error("the same addresses are different endpoints")
 	}
-	different := []tried.Endpoint{of(1, "a"), of(2, "a"), of(1, "b"), of(1, "a", "b"), of(1, "a b"), of(1, `a" "b`), of(1, `["a" "b"]`), of(1, "a", "b", "c"), of(1), of(1, "[]")}
+	different := []tried.Endpoint{of(1, "a"), of(2, "a"), of(1, "b"), of(1, "a", "b"), of(1, "a b"), of(1, `a" "b`), of(1, `["a" "b"]`),
+		of(1, "a", "b", "c"), of(1), of(1, "[]")}
 	for i := range different {
 		if slices.Index(different, different[i]) != i {
 			t.Errorf("endpoint %d is the same as another", i)

@@ -288,7 +288,8 @@ func TestBadCertificates(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), second)
 		defer cancel()
-		if _, err := cc.echo(ctx, "waiting", grpc.WaitForReady(true)); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "unknown authority") {
+		if _, err := cc.echo(ctx, "waiting", grpc.WaitForReady(true)); status.Code(err) != codes.DeadlineExceeded ||
+			!strings.Contains(err.Error(), "unknown authority") {
 			t.Errorf("Echo with WaitForReady = %v, want DEADLINE_EXCEEDED with the handshake's error", err)
 		}
 	}, "a", "b")
@@ -399,7 +400,8 @@ func TestOverTCP(t *testing.T) {
 		all = append(all, endpoint(dead.Addr().String(), listener.Addr().String()))
 	}
 	names.InitialState(resolver.State{Endpoints: all})
-	cc, err := grpc.NewClient("tcp:///", grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()), balancer.DialOption())
+	cc, err := grpc.NewClient("tcp:///", grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		balancer.DialOption())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,8 @@ func ourOptions(s setting) []grpcretry.Option {
 	case atOnce:
 		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(largeBudget()), grpcretry.WithPatience(0)}
 	case inBackoff:
-		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(anHour)), grpcretry.WithBudget(largeBudget()), grpcretry.WithPatience(0)}
+		return []grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(anHour)), grpcretry.WithBudget(largeBudget()),
+			grpcretry.WithPatience(0)}
 	default:
 		return nil
 	}
@@ -226,7 +227,9 @@ func interceptors(r *alternative) bool { return r.unary != nil || r.name == bare
 
 // eachAlternative measures the alternatives in turns. ready makes an alternative's client, and returns what
 // is measured of it.
-func eachAlternative(b *testing.B, alternatives []alternative, report func(*testing.B, *turns), ready func(*alternative) (do func(times int))) {
+func eachAlternative(
+	b *testing.B, alternatives []alternative, report func(*testing.B, *turns), ready func(*alternative) (do func(times int)),
+) {
 	contenders := make([]contender, len(alternatives))
 	for _, i := range rand.Perm(len(alternatives)) {
 		contenders[i] = contender{"client=" + alternatives[i].name, ready(&alternatives[i])}

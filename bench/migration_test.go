@@ -171,7 +171,8 @@ func fromMiddleware(opts ...retry.CallOption) []grpc.DialOption {
 // to returns the dial options of this library, with a backoff of 10 ms. Calls do not wait for a target that is failing,
 // which would add random times.
 func to(opts ...grpcretry.Option) []grpc.DialOption {
-	return grpcretry.DialOptions(append([]grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(10 * time.Millisecond)), impatient}, opts...)...)
+	return grpcretry.DialOptions(append([]grpcretry.Option{grpcretry.WithBackoff(grpcretry.Constant(10 * time.Millisecond)), impatient},
+		opts...)...)
 }
 
 // impatient calls do not wait for a target that is failing, as those of other libraries.
@@ -219,8 +220,9 @@ func TestMigrationFromMiddleware(t *testing.T) {
 			kept: to(grpcretry.WithAttemptTimeout(time.Second),
 				grpcretry.WithCodes(codes.Unavailable, codes.ResourceExhausted, codes.Canceled, codes.DeadlineExceeded))},
 		{name: "DEADLINE_EXCEEDED among the codes", answer: failing(status.Error(codes.DeadlineExceeded, "too slow")),
-			before: fromMiddleware(retry.WithMax(4), retry.WithCodes(codes.Unavailable, codes.DeadlineExceeded)), was: seen{1, 0, codes.DeadlineExceeded},
-			after: to(grpcretry.WithCodes(codes.Unavailable, codes.DeadlineExceeded)), is: seen{4, ms(30), codes.DeadlineExceeded},
+			before: fromMiddleware(retry.WithMax(4), retry.WithCodes(codes.Unavailable, codes.DeadlineExceeded)),
+			was:    seen{1, 0, codes.DeadlineExceeded},
+			after:  to(grpcretry.WithCodes(codes.Unavailable, codes.DeadlineExceeded)), is: seen{4, ms(30), codes.DeadlineExceeded},
 			kept: to(grpcretry.WithCodes(codes.Unavailable))},
 		{name: "ten calls in an outage", answer: failing(errDown), call: tenTimes,
 			before: fromMiddleware(retry.WithMax(4)), was: seen{40, ms(300), codes.Unavailable},
@@ -294,7 +296,8 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 	const onlyPut = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Put"}], "retryPolicy": {
 		"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
 	const onlyEcho = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}], "retryPolicy": {
-		"maxAttempts": 2, "initialBackoff": "0.000001s", "maxBackoff": "0.000001s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
+		"maxAttempts": 2, "initialBackoff": "0.000001s", "maxBackoff": "0.000001s",
+		"backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
 	const hedging = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}], "hedgingPolicy": {
 		"maxAttempts": 2, "hedgingDelay": "1s"}}]}`
 	const timeout = `{"methodConfig": [{"name": [{}], "timeout": "2s"}]}`
@@ -487,7 +490,8 @@ func TestMigrationOfTheBackoff(t *testing.T) {
 		{"go-grpc-middleware, overload", middleware, errFull, ms(45), ms(55)},
 		{"grpcretry", ours(), errDown, ms(50), ms(100)},
 		{"grpcretry, overload", ours(), errFull, 0, time.Second},
-		{"grpcretry, overload with one backoff", ours(grpcretry.WithBackoff(grpcretry.Exponential{Base: ms(50), Max: ms(50), Jitter: grpcretry.ProportionalJitter})),
+		{"grpcretry, overload with one backoff",
+			ours(grpcretry.WithBackoff(grpcretry.Exponential{Base: ms(50), Max: ms(50), Jitter: grpcretry.ProportionalJitter})),
 			errFull, ms(40), ms(60)},
 		{"grpc-go", withServiceConfig(config), errFull, ms(80), ms(120)},
 		{"WithServiceConfig", ours(grpcretry.WithServiceConfig(config)), errFull, ms(80), ms(120)},

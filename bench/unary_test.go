@@ -101,7 +101,9 @@ func callOptions(equal bool) []grpc.CallOption {
 	return opts
 }
 
-func passThrough(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func passThrough(
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	return invoker(ctx, method, req, reply, cc, opts...)
 }
 

@@ -283,7 +283,8 @@ func (b *spyBudget) Balance(time.Time) float64 { b.looks++; return float64(b.loo
 
 func TestLevelOfABudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: grpcretry.Nothing, MinPerSecond: 0.2, Window: 10 * time.Second})
+		b, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: grpcretry.Nothing, MinPerSecond: 0.2,
+			Window: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +345,8 @@ func TestBudgetsThatAreNoNumbers(t *testing.T) {
 		{"NaN", oddBudget{balance: []float64{math.NaN()}}, "debug.oddBudget, unlimited false, level null true", "<b>unknown</b>"},
 		{"minus infinity", oddBudget{balance: []float64{math.Inf(-1)}}, "debug.oddBudget, unlimited false, level null true", "<b>unknown</b>"},
 		{"huge", oddBudget{balance: []float64{1e300}}, "debug.oddBudget, unlimited false, level null false", "<b>1,000,000,000,000,000</b>"},
-		{"negative", oddBudget{balance: []float64{-1e300}}, "debug.oddBudget, unlimited false, level null false", "<b>-1,000,000,000,000,000</b>"},
+		{"negative", oddBudget{balance: []float64{-1e300}}, "debug.oddBudget, unlimited false, level null false",
+			"<b>-1,000,000,000,000,000</b>"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, tell := told(t)

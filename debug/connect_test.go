@@ -86,7 +86,8 @@ func TestFailingTargets(t *testing.T) {
 			go down.echo("ok")
 		}
 		time.Sleep(4 * time.Second)
-		want(t, "while calls wait", getJSON(t, p, "").Targets, []Target{{Retrier: 1, Target: "passthrough:///<down>", FailingMs: 4000, WaitingCalls: 3, PatienceMs: 10000}})
+		want(t, "while calls wait", getJSON(t, p, "").Targets,
+			[]Target{{Retrier: 1, Target: "passthrough:///<down>", FailingMs: 4000, WaitingCalls: 3, PatienceMs: 10000}})
 		page := get(t, p, "").Body.String()
 		wantIn(t, page, `<th role="rowheader" scope="row">retrier 1, <span class="mono">passthrough:///&lt;down&gt;</span></th>`)
 		wantIn(t, page, `<td role="cell" data-label="Failing for">4 s</td>`)
@@ -94,7 +95,8 @@ func TestFailingTargets(t *testing.T) {
 		wantIn(t, page, `<td role="cell" data-label="Patience">10 s</td>`)
 		wantIn(t, page, `<td role="cell" data-label="Gave up">0</td>`)
 		time.Sleep(7 * time.Second)
-		want(t, "when they have given up", getJSON(t, p, "").Targets, []Target{{Retrier: 1, Target: "passthrough:///<down>", FailingMs: 11000, GaveUp: 3, PatienceMs: 10000}})
+		want(t, "when they have given up", getJSON(t, p, "").Targets,
+			[]Target{{Retrier: 1, Target: "passthrough:///<down>", FailingMs: 11000, GaveUp: 3, PatienceMs: 10000}})
 		wantIn(t, get(t, p, "").Body.String(), `<td role="cell" data-label="Patience">10 s <span class="chip bad">over</span></td>`)
 		for _, other := range []string{"retrier=2", "target=passthrough:///echo"} {
 			want(t, other, getJSON(t, p, other).Targets, []Target{})

@@ -93,7 +93,8 @@ func TestPageShowsWhatCallsHold(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		got := p.Snapshot().Retriers
 		kept := r.Usage().ReplayMemory
-		if want := []Retrier{{Number: 1, WaitingCalls: 1000, OpenStreams: 100, ReplayMemory: kept, ReplayLimit: 1 << 20}}; !slices.Equal(got, want) || kept < 100*5 {
+		want := []Retrier{{Number: 1, WaitingCalls: 1000, OpenStreams: 100, ReplayMemory: kept, ReplayLimit: 1 << 20}}
+		if !slices.Equal(got, want) || kept < 100*5 {
 			t.Errorf("Retriers = %+v, want %+v", got, want)
 		}
 		if page := get(t, p, "").Body.String(); !strings.Contains(page, "Now 1,000 calls wait, 100 streams are open, and ") {

@@ -26,7 +26,8 @@ func TestFunctionsAreOnThePage(t *testing.T) {
 		}
 		s := getJSON(t, p, "")
 		call := s.Calls[0]
-		want(t, "the call", []any{call.Target, call.Method, call.Function, call.Outcome, call.Made}, []any{"/sql", "/sql/orders.read", true, "recovered", 2})
+		want(t, "the call", []any{call.Target, call.Method, call.Function, call.Outcome, call.Made},
+			[]any{"/sql", "/sql/orders.read", true, "recovered", 2})
 		text := strings.Join(s.Methods[0].Policy.Text, "\n")
 		page := get(t, p, "").Body.String()
 		wantIn(t, page, "the database is down")

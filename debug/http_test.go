@@ -271,7 +271,8 @@ func TestWhatPeersSendIsEscaped(t *testing.T) {
 		c.echo("evil")
 		_ = c.Invoke(t.Context(), "/evil"+evil+"/"+evil, nil, nil) // fails: nil is no message
 		p.sources[0].observe(t.Context(), failedCall(evil, "/"+evil+"/"+evil, 2, evil, evil))
-		for _, query := range []string{"", "window=all&refresh=5", "method=" + "%2Fevil%22%3E%3Cscript%3E", "target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"} {
+		for _, query := range []string{"", "window=all&refresh=5", "method=" + "%2Fevil%22%3E%3Cscript%3E",
+			"target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"} {
 			body := get(t, p, query).Body.String()
 			for _, bad := range []string{"<script", "<img", "onerror=alert(2)>", "\u202e", "\x00", "\r"} {
 				if strings.Contains(body, bad) {
@@ -328,7 +329,9 @@ func FuzzPage(f *testing.F) {
 		}
 		s := getJSON(t, p, "")
 		for _, text := range []string{s.Calls[0].Target, s.Calls[0].Method, s.Calls[0].Attempts[0].Message, s.Calls[0].Attempts[1].Peer} {
-			if !utf8.ValidString(text) || len(text) > maxName || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsGraphic(r) && r != unicode.ReplacementChar }) {
+			if !utf8.ValidString(text) || len(text) > maxName || strings.ContainsFunc(text, func(r rune) bool {
+				return !unicode.IsGraphic(r) && r != unicode.ReplacementChar
+			}) {
 				t.Errorf("the JSON has %q in it, want at most %d bytes of graphic characters", text, maxName)
 			}
 		}
@@ -341,9 +344,11 @@ func FuzzPage(f *testing.F) {
 // FuzzQuery asks for the page with any query. The page has the same elements as with harmless words, and
 // its links lead to pages that it accepts; the JSON is a Snapshot; and an error repeats nothing of the query.
 func FuzzQuery(f *testing.F) {
-	for _, query := range []string{"", "format=json", "format=xml", "window=all&refresh=5", "refresh=0", "refresh=3600&retrier=1", "retrier=1073741824",
-		"retrier=9999999999999999999999", "method=%2Fs%2Fm&target=x", "target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "a=%zz", "format=json;window=all",
-		"target=%E2%80%AE%00&method=" + strings.Repeat("%C3%A4", 300), "target=a&target=b&format=html&format=json", "refresh=%2B7&window=recent"} {
+	for _, query := range []string{"", "format=json", "format=xml", "window=all&refresh=5", "refresh=0", "refresh=3600&retrier=1",
+		"retrier=1073741824", "retrier=9999999999999999999999", "method=%2Fs%2Fm&target=x",
+		"target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "a=%zz", "format=json;window=all",
+		"target=%E2%80%AE%00&method=" + strings.Repeat("%C3%A4", 300), "target=a&target=b&format=html&format=json",
+		"refresh=%2B7&window=recent"} {
 		f.Add(query)
 	}
 	f.Fuzz(func(t *testing.T, query string) {

@@ -34,7 +34,8 @@ func TestMethodsThatAreOffAreShown(t *testing.T) {
 			"passthrough:///echo " + echoMethod,
 			"passthrough:///echo " + echov1.EchoService_Put_FullMethodName + " off: off: every call makes one attempt, and passes straight through",
 		})
-		wantIn(t, get(t, page, "").Body.String(), `<td role="cell" colspan="7" class="quiet">off: every call makes one attempt, and passes straight through</td>`)
+		wantIn(t, get(t, page, "").Body.String(),
+			`<td role="cell" colspan="7" class="quiet">off: every call makes one attempt, and passes straight through</td>`)
 		want(t, "filtered", len(getJSON(t, page, "method="+echoMethod).Methods), 1)
 	})
 }

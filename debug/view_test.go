@@ -128,15 +128,17 @@ func TestPolicyInWords(t *testing.T) {
 			"no retry of what may have run, unless the server asks for it, and no hedging",
 			"charged to: throttle: 10 tokens, 0.1 for a success",
 		}},
-		{"a service config whose backoff shrinks", []grpcretry.Option{grpcretry.WithServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
-			"maxAttempts": 4, "initialBackoff": "4s", "maxBackoff": "60s", "backoffMultiplier": 0.5, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`)}, []string{
-			"up to 4 attempts, retried after UNAVAILABLE",
-			"wait: 4 s, then 0.5 times the last, at most 1 min, proportional jitter",
-			"waits that the server asks for: up to 5 min",
-			"calls wait for a target that is failing: up to 16.8 s",
-			"a stream keeps up to 256 KiB for replay",
-			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
-		}},
+		{"a service config whose backoff shrinks",
+			[]grpcretry.Option{grpcretry.WithServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
+			"maxAttempts": 4, "initialBackoff": "4s", "maxBackoff": "60s",
+			"backoffMultiplier": 0.5, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`)}, []string{
+				"up to 4 attempts, retried after UNAVAILABLE",
+				"wait: 4 s, then 0.5 times the last, at most 1 min, proportional jitter",
+				"waits that the server asks for: up to 5 min",
+				"calls wait for a target that is failing: up to 16.8 s",
+				"a stream keeps up to 256 KiB for replay",
+				"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
+			}},
 		{"another backoff", []grpcretry.Option{
 			grpcretry.WithBackoff(grpcretry.Decorrelated{}), grpcretry.WithOverloadBackoff(grpcretry.Constant(2 * time.Second)),
 			grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithBufferLimit(1000),
@@ -149,18 +151,19 @@ func TestPolicyInWords(t *testing.T) {
 			"a stream keeps up to 1,000 bytes for replay",
 			"charged to: no limit",
 		}},
-		{"hedging", []grpcretry.Option{grpcretry.WithMethod("/s/m", grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{
-			Delay: grpcretry.HedgeAfter(50 * time.Millisecond)}}))}, []string{
-			"up to 3 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
-			"wait: 100 ms growing by 4 to 5 s, equal jitter",
-			"wait after RESOURCE_EXHAUSTED: 1 s doubling to 20 s, full jitter",
-			"waits that the server asks for: up to 5 min",
-			"calls wait for a target that is failing: up to 10 s",
-			"a stream keeps up to 256 KiB for replay",
-			"hedged: while an attempt is slow, the next one after 50ms",
-			"hedges are charged to: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
-			"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
-		}},
+		{"hedging",
+			[]grpcretry.Option{grpcretry.WithMethod("/s/m", grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{
+				Delay: grpcretry.HedgeAfter(50 * time.Millisecond)}}))}, []string{
+				"up to 3 attempts, retried after RESOURCE_EXHAUSTED or UNAVAILABLE",
+				"wait: 100 ms growing by 4 to 5 s, equal jitter",
+				"wait after RESOURCE_EXHAUSTED: 1 s doubling to 20 s, full jitter",
+				"waits that the server asks for: up to 5 min",
+				"calls wait for a target that is failing: up to 10 s",
+				"a stream keeps up to 256 KiB for replay",
+				"hedged: while an attempt is slow, the next one after 50ms",
+				"hedges are charged to: ratio budget: 10% of answered calls, a reserve of 1, over 1s, for each target",
+				"charged to: ratio budget: 20% of answered calls, a reserve of 3, over 10s, for each target",
+			}},
 		{"a backoff and a budget of the program", []grpcretry.Option{
 			grpcretry.WithBackoff(named{}), grpcretry.WithOverloadBackoff(unnamed{}), grpcretry.WithBudget(namedBudget{}),
 		}, []string{
@@ -369,15 +372,22 @@ func TestAnswers(t *testing.T) {
 		{"nothing", Counts{}, []string{
 			"No calls quiet no calls", "– quiet no failed attempts", "– quiet no retry has ended", "– quiet no call failed"}},
 		{"all is well", Counts{Calls: 3, FirstTry: 3, Attempts: 3}, []string{
-			"No good 3 calls, no retries", "No failures good no failed attempts", "Not needed good no retry has ended", "Nothing good no call failed"}},
-		{"only what is not retried", Counts{Calls: 3, FirstTry: 2, Attempts: 3, Failed: names("NOT_FOUND", 1), Stopped: names("not_retryable", 1)}, []string{
-			"No good 3 calls, no retries", "NOT_FOUND warn 1 failed attempt", "– quiet no retry has ended", "Not retryable quiet 1 of 3 calls failed"}},
-		{"retries help", Counts{Calls: 10, Rescued: 9, Wasted: 1, FailedRetried: 1, Attempts: 20, Retries: 10, RetryShare: 0.5, Failed: names("UNAVAILABLE", 8, "ABORTED", 3),
+			"No good 3 calls, no retries", "No failures good no failed attempts", "Not needed good no retry has ended",
+			"Nothing good no call failed"}},
+		{"only what is not retried",
+			Counts{Calls: 3, FirstTry: 2, Attempts: 3, Failed: names("NOT_FOUND", 1), Stopped: names("not_retryable", 1)}, []string{
+				"No good 3 calls, no retries", "NOT_FOUND warn 1 failed attempt", "– quiet no retry has ended",
+				"Not retryable quiet 1 of 3 calls failed"}},
+		{"retries help", Counts{Calls: 10, Rescued: 9, Wasted: 1, FailedRetried: 1, Attempts: 20, Retries: 10, RetryShare: 0.5,
+			Failed:  names("UNAVAILABLE", 8, "ABORTED", 3),
 			Stopped: names("exhausted", 1)}, []string{
-			"Yes warn 10 retries in 20 attempts, 50 %", "UNAVAILABLE warn 11 failed attempts", "90 % good 9 of 10 retries succeeded", "Exhausted bad 1 of 10 calls failed"}},
-		{"retries do not help", Counts{Calls: 100, Rescued: 1, Wasted: 29, FailedRetried: 9, Attempts: 130, Retries: 30, RetryShare: 30.0 / 130, Failed: names("UNAVAILABLE", 129),
+			"Yes warn 10 retries in 20 attempts, 50 %", "UNAVAILABLE warn 11 failed attempts", "90 % good 9 of 10 retries succeeded",
+			"Exhausted bad 1 of 10 calls failed"}},
+		{"retries do not help", Counts{Calls: 100, Rescued: 1, Wasted: 29, FailedRetried: 9, Attempts: 130, Retries: 30, RetryShare: 30.0 / 130,
+			Failed:  names("UNAVAILABLE", 129),
 			Stopped: names("not_retryable", 70, "budget", 9)}, []string{
-			"Yes warn 30 retries in 130 attempts, 23 %", "UNAVAILABLE warn 129 failed attempts", "3.3 % bad 1 of 30 retries succeeded", "Budget bad 79 of 100 calls failed"}},
+			"Yes warn 30 retries in 130 attempts, 23 %", "UNAVAILABLE warn 129 failed attempts", "3.3 % bad 1 of 30 retries succeeded",
+			"Budget bad 79 of 100 calls failed"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for i, a := range answers(&Snapshot{Recent: tt.counts}, false) {
@@ -407,9 +417,12 @@ func TestOurOwnWordsAreNotQuotedAsTheServers(t *testing.T) {
 		want    string // said, and by whom
 	}{
 		{"a hedge lost", "hang ok", []grpcretry.Option{unlimited,
-			grpcretry.WithMethod(echoMethod, grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}}))}, ""},
+			grpcretry.WithMethod(echoMethod,
+				grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2,
+					Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(time.Second), Budget: grpcretry.Unlimited}}))}, ""},
 		{"an attempt timeout", "hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, ""},
-		{"before the words of the server", "down hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)}, "db-down by 10.0.0.7:443"},
+		{"before the words of the server", "down hang ok", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Second)},
+			"db-down by 10.0.0.7:443"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

@@ -43,7 +43,8 @@ func TestRetriesMeetOtherReplicas(t *testing.T) {
 			all.Wait()
 			retried, again := replicas.count()
 			share := float64(again) / float64(retried)
-			t.Logf("%s: %d of %d calls met the bad replica first; %d of their retries met it again (%.1f%%)", policy, retried, calls, again, 100*share)
+			t.Logf("%s: %d of %d calls met the bad replica first; %d of their retries met it again (%.1f%%)", policy, retried, calls,
+				again, 100*share)
 			switch {
 			case retried < calls/5:
 				t.Errorf("only %d calls met the bad replica, want about a third", retried)

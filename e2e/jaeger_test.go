@@ -251,7 +251,8 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 			{"operation", "attempt 3 grpcretry.test.v1.EchoService/Echo", third},
 			{"operation", "hedge 2 grpcretry.test.v1.EchoService/Echo", []string{ids["hedged"]}},
 			{"tags", `{"grpcretry.reason":"exhausted"}`, []string{ids["is exhausted"]}},
-			{"tags", `{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`,
+			{"tags",
+				`{"grpcretry.attempt.wait_source":"pushback","rpc.response.status_code":"OK","rpc.method":"grpcretry.test.v1.EchoService/Expand"}`,
 				[]string{ids["streams"]}},
 		} {
 			if got := j.find(t, tt.by, tt.what); !slices.Equal(got, tt.want) {
@@ -262,7 +263,9 @@ func TestJaegerGivesBackEveryAttempt(t *testing.T) {
 }
 
 // trace makes the test's call, and waits until Jaeger has all its spans.
-func (tt *traceTest) trace(t *testing.T, j jaeger, provider *sdktrace.TracerProvider, server *grpcretrytest.Server) (got waterfall.Trace, response []byte) {
+func (tt *traceTest) trace(
+	t *testing.T, j jaeger, provider *sdktrace.TracerProvider, server *grpcretrytest.Server,
+) (got waterfall.Trace, response []byte) {
 	t.Helper()
 	// A budget whose level follows from the failures alone, not from the time.
 	budget, err := grpcretry.NewThrottle(10, 0.1)

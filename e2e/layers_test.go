@@ -164,7 +164,8 @@ func describeLayers(t waterfall.Trace, parent, indent string) string {
 		if s.OperationName == telemetry.SpanWait {
 			continue
 		}
-		fmt.Fprintf(&out, "%s%s: %s%s\n", indent, t.Service(s), s.OperationName[strings.LastIndex(s.OperationName, "/")+1:], describeAttempts(s.Tags))
+		fmt.Fprintf(&out, "%s%s: %s%s\n", indent, t.Service(s), s.OperationName[strings.LastIndex(s.OperationName, "/")+1:],
+			describeAttempts(s.Tags))
 		for _, l := range s.Logs {
 			fmt.Fprintf(&out, "%s@ %s%s\n", indent, waterfall.Value(l.Fields, "event"), describeAttempts(l.Fields))
 		}

@@ -42,7 +42,8 @@ func TestOneRetrierForSeveralConnections(t *testing.T) {
 func TestServersHaveBudgetsOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop, stock := NewServer(t, register), NewServer(t, register)
-		retrier := newRetrier(t, Jitter(0.5), grpcretry.WithMaxAttempts(2), grpcretry.WithPatience(0), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: 1}))
+		retrier := newRetrier(t, Jitter(0.5), grpcretry.WithMaxAttempts(2), grpcretry.WithPatience(0),
+			grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: 1}))
 		for _, server := range []*Server{shop, stock} {
 			server.On("/", Fail(codes.Unavailable, "draining"))
 			clientOf(server.DialWith(retrier)).Echo(t.Context(), hello())
@@ -65,7 +66,8 @@ func TestEveryEndOfAStreamIsRecordedOnce(t *testing.T) {
 			_, err = s.Recv()
 		}
 	}
-	for name, opt := range map[string]grpcretry.Option{"retried": generous, "disabled": grpcretry.Disable(), "unbuffered": grpcretry.WithBufferLimit(0)} {
+	for name, opt := range map[string]grpcretry.Option{"retried": generous, "disabled": grpcretry.Disable(),
+		"unbuffered": grpcretry.WithBufferLimit(0)} {
 		for _, tt := range []struct {
 			name  string
 			use   func(s echov1.EchoService_ChatClient, cancel func())
@@ -101,10 +103,12 @@ func TestEveryEndOfAStreamIsRecordedOnce(t *testing.T) {
 // The end of a call is seen although an interceptor loses the call options.
 func TestInterceptorsThatDropCallOptions(t *testing.T) {
 	below := []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, _ ...grpc.CallOption) error {
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			_ ...grpc.CallOption) error {
 			return invoker(ctx, method, req, reply, cc)
 		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+			streamer grpc.Streamer, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 			return streamer(ctx, desc, cc, method)
 		}),
 	}

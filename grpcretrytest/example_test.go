@@ -129,7 +129,8 @@ func Example_stream() {
 
 // The second attempt starts while the first is slow, and wins.
 func Example_hedging() {
-	hedged := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond), Budget: grpcretry.Unlimited}})
+	hedged := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2,
+		Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond), Budget: grpcretry.Unlimited}})
 	run(func(t *testing.T) {
 		server := grpcretrytest.NewServer(t, register)
 		server.On("/grpcretry.test.v1.EchoService/Echo",

@@ -186,7 +186,8 @@ func checkPairs(kv []string) error {
 
 var (
 	validKey = regexp.MustCompile(`^[0-9a-z_.-]+$`)
-	reserved = []string{"content-type", "user-agent", "grpc-message-type", "grpc-encoding", "grpc-message", "grpc-status", "grpc-timeout", "te"}
+	reserved = []string{"content-type", "user-agent", "grpc-message-type", "grpc-encoding", "grpc-message", "grpc-status",
+		"grpc-timeout", "te"}
 )
 
 // printable reports whether a value has printable ASCII only.

@@ -16,7 +16,8 @@ import (
 // A wait that is recorded but has not taken place is noticed if the test leaves the time out.
 func TestAnAttemptThatDidNotWait(t *testing.T) {
 	start := time.Now()
-	unavailable := grpcretry.Attempt{Method: "/s/m", Number: 1, Start: start, Duration: 5 * time.Second, Err: status.Error(codes.Unavailable, "")}
+	unavailable := grpcretry.Attempt{Method: "/s/m", Number: 1, Start: start, Duration: 5 * time.Second,
+		Err: status.Error(codes.Unavailable, "")}
 	for after, want := range map[time.Duration]string{
 		6 * time.Second:     "",
 		6*time.Second + 1:   "",
@@ -39,7 +40,8 @@ func TestAnAttemptThatHasTimedOut(t *testing.T) {
 	start := time.Now()
 	late := grpcretry.Attempt{Method: "/s/m", Number: 1, Start: start, Duration: 205 * time.Millisecond,
 		Err: errors.Join(grpcretry.ErrAttemptTimeout, status.Error(codes.DeadlineExceeded, ""))}
-	second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(210 * time.Millisecond), Wait: 10 * time.Millisecond, WaitSource: grpcretry.WaitBackoff}
+	second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(210 * time.Millisecond), Wait: 10 * time.Millisecond,
+		WaitSource: grpcretry.WaitBackoff}
 	got := timelineOf(&grpcretry.Event{Attempt: second}, []grpcretry.Attempt{late, second})
 	wanted, err := parse("attempt 1 timeout; wait 10ms; attempt 2 OK")
 	if err != nil {

@@ -55,7 +55,8 @@ func parseEntry(words []string) (e entry, err error) {
 	case head == "stop" && len(rest) > 0:
 		return e.parseStop(rest)
 	default:
-		return e, fmt.Errorf(`want "[time] attempt 1 CODE [after duration]", the same with hedge, "wait [duration] [source]", or "[time] stop reason"`)
+		return e, fmt.Errorf(`want "[time] attempt 1 CODE [after duration]", the same with hedge, ` +
+			`"wait [duration] [source]", or "[time] stop reason"`)
 	}
 }
 

@@ -75,7 +75,8 @@ func TestWantReports(t *testing.T) {
 			  0s attempt 1 UNAVAILABLE   0s attempt 1 UNAVAILABLE
 			! wait 120ms pushback        wait 75ms backoff
 			! 120ms attempt 2 OK         75ms attempt 2 OK`},
-		{"an attempt too many", []Step{unavailable.Times(2)}, 1, []string{"0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 UNAVAILABLE"}, `
+		{"an attempt too many", []Step{unavailable.Times(2)}, 1,
+			[]string{"0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 UNAVAILABLE"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got                          want
 			  0s attempt 1 UNAVAILABLE     0s attempt 1 UNAVAILABLE
@@ -119,7 +120,8 @@ func TestWantReports(t *testing.T) {
 			  0s attempt 1 OK`},
 		{"no call", nil, 0, []string{"attempt 1 OK"}, `
 			got 0 calls, want 1`},
-		{"a wait that was not started", []Step{unavailable.Pushback(time.Hour)}, 1, []string{"attempt 1 UNAVAILABLE; 0s stop pushback instead of wait 1m0s"}, `
+		{"a wait that was not started", []Step{unavailable.Pushback(time.Hour)},
+			1, []string{"attempt 1 UNAVAILABLE; 0s stop pushback instead of wait 1m0s"}, `
 			/grpcretry.test.v1.EchoService/Echo:
 			  got                                                want
 			  0s attempt 1 UNAVAILABLE                           attempt 1 UNAVAILABLE
@@ -173,7 +175,8 @@ func TestInvalidScripts(t *testing.T) {
 		{echoMethod, OK().Header("", "b"), `step 1: OK: Header: "" is not a key of metadata`},
 		{echoMethod, unavailable.Trailer("a", "b", "c"), `step 1: Fail: Trailer: a key without a value: ["a" "b" "c"]`},
 		{echoMethod, unavailable.Trailer("Grpc-Status", "0"), `step 1: Fail: Trailer: "grpc-status" is gRPC's own`},
-		{echoMethod, unavailable.Trailer("a", "é"), `step 1: Fail: Trailer: "é" is not a value of metadata, except for a key that ends in -bin`},
+		{echoMethod, unavailable.Trailer("a", "é"),
+			`step 1: Fail: Trailer: "é" is not a value of metadata, except for a key that ends in -bin`},
 		{echoMethod, Hang().Trailer("a", "b"), "step 1: Hang: no trailer reaches the client"},
 		{echoMethod, Cut().Pushback(0), "step 1: Cut: no trailer reaches the client, so no pushback does"},
 		{echoMethod, Fail(17, ""), "step 1: Fail: gRPC has no code 17"},

@@ -47,15 +47,16 @@ func TestBodyThatCloseDoesNotInterrupt(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var times []time.Duration
 			start, body := time.Now(), &stubbornBody{release: make(chan struct{})}
-			transport := NewTransport(newRetrier(t, grpcretry.WithBackoff(grpcretry.Constant(backoff))), roundTripper(func(r *http.Request) (*http.Response, error) {
-				times = append(times, time.Since(start))
-				if len(times) > 1 {
-					return reply(r, 200, "hello"), nil
-				}
-				resp := reply(r, 503, "")
-				resp.Body, resp.ContentLength = body, -1
-				return resp, nil
-			}))
+			transport := NewTransport(newRetrier(t, grpcretry.WithBackoff(grpcretry.Constant(backoff))),
+				roundTripper(func(r *http.Request) (*http.Response, error) {
+					times = append(times, time.Since(start))
+					if len(times) > 1 {
+						return reply(r, 200, "hello"), nil
+					}
+					resp := reply(r, 503, "")
+					resp.Body, resp.ContentLength = body, -1
+					return resp, nil
+				}))
 			wantResponse(t, &http.Client{Transport: transport}, newRequest(t, "GET", "http://test", nil), 200, "hello")
 			if want := max(backoff, MaxDrainTime); len(times) != 2 || times[1] != want {
 				t.Errorf("attempts after %v, want one immediately and one after %v", times, want)

@@ -206,20 +206,24 @@ func TestNamesOfHosts(t *testing.T) {
 	for in, want := range map[string]string{
 		"http://Example.COM:80/a?b": "/http/example.com/GET", "http://example.com:/": "/http/example.com/GET",
 		"https://u:p@example.com:443": "/http/example.com/GET", "http://[fe80::1%25eth0]:80/": "/http/[fe80::1%eth0]/GET",
-		"http://example.com:": "/http/example.com/GET", "http://example.com:443": "/http/example.com:443/GET", "http://[::80]/": "/http/[::80]/GET",
+		"http://example.com:": "/http/example.com/GET", "http://example.com:443": "/http/example.com:443/GET",
+		"http://[::80]/": "/http/[::80]/GET",
 	} {
 		name, _ := names(newRequest(t, "", in, nil))
 		if name != want {
 			t.Errorf("%s: %s, want %s", in, name, want)
 		}
-		newRetrier(t, grpcretry.WithMethod(name, grpcretry.WithMaxAttempts(2)), grpcretry.WithMethod(strings.TrimSuffix(name, "GET"), grpcretry.WithMaxAttempts(3)))
+		newRetrier(t, grpcretry.WithMethod(name, grpcretry.WithMaxAttempts(2)),
+			grpcretry.WithMethod(strings.TrimSuffix(name, "GET"), grpcretry.WithMaxAttempts(3)))
 	}
 }
 
 // An error that panics when it is looked at does not make RoundTrip panic.
 func TestErrorPanics(t *testing.T) {
 	var typedNil *net.OpError
-	_, err := NewTransport(newRetrier(t), roundTripper(func(*http.Request) (*http.Response, error) { return nil, typedNil })).RoundTrip(newRequest(t, "GET", "http://test/", nil))
+	_, err := NewTransport(newRetrier(t), roundTripper(func(*http.Request) (*http.Response, error) {
+		return nil, typedNil
+	})).RoundTrip(newRequest(t, "GET", "http://test/", nil))
 	if err == nil {
 		t.Error("err = nil")
 	}

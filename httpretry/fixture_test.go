@@ -132,7 +132,9 @@ func clientOf(t testing.TB, server *httptest.Server, opts ...grpcretry.Option) *
 }
 
 // inBubble runs a test in virtual time, with a server in memory at http://test.
-func inBubble(t *testing.T, handlers []http.HandlerFunc, opts []grpcretry.Option, test func(t *testing.T, client *http.Client, server *script)) {
+func inBubble(
+	t *testing.T, handlers []http.HandlerFunc, opts []grpcretry.Option, test func(t *testing.T, client *http.Client, server *script),
+) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		server, listener := answers(t, handlers...), bufconn.Listen(1<<20)

@@ -101,18 +101,28 @@ func TestHTTP2(t *testing.T) {
 	}{
 		{name: "refused once", fail: refuse, times: 1, attempts: 1, requests: 2},
 		{name: "refused for long", fail: refuse, times: 8, attempts: 2, requests: 9, code: codes.Unavailable},
-		{name: "refused for long, POST", fail: refuse, times: 8, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 2, requests: 9, code: codes.Unavailable},
+		{name: "refused for long, POST", fail: refuse, times: 8, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 2, requests: 9,
+			code: codes.Unavailable},
 		{name: "internal error", fail: fail(resetInternalError), times: 1, attempts: 2, requests: 2, code: codes.Unavailable},
-		{name: "internal error, POST", fail: fail(resetInternalError), times: 1, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 1, requests: 1, code: codes.Unavailable, fails: true},
+		{name: "internal error, POST", fail: fail(resetInternalError), times: 1, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 1,
+			requests: 1, code: codes.Unavailable, fails: true},
 		{name: "no error", fail: fail(resetNoError), times: 1, attempts: 2, requests: 2, code: codes.Unavailable},
 		{name: "cancel", fail: fail(resetCancel), times: 1, attempts: 2, requests: 2, code: codes.Unavailable},
 		{name: "enhance your calm", fail: fail(resetEnhanceYourCalm), times: 1, attempts: 2, requests: 2, code: codes.ResourceExhausted},
 		{name: "HTTP/1.1 required", fail: fail(h2HTTP11Required), times: 1, attempts: 1, requests: 1, code: codes.Unknown, fails: true},
 		{name: "protocol error", fail: fail(h2ProtocolError), times: 1, attempts: 1, requests: 2}, // by net/http
 		{name: "graceful GOAWAY", fail: func(c h2Conn, _ uint32) { c.goAway(0, 0) }, times: 1, attempts: 1, requests: 2},
-		{name: "GOAWAY with an error", fail: func(c h2Conn, _ uint32) { c.goAway(0, resetEnhanceYourCalm) }, times: 1, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 2, requests: 2, code: codes.Unavailable},
-		{name: "GOAWAY and close", fail: func(c h2Conn, stream uint32) { c.goAway(stream, 0); c.Close() }, times: 1, attempts: 2, requests: 2, code: codes.Unavailable},
-		{name: "GOAWAY and close, POST", fail: func(c h2Conn, stream uint32) { c.goAway(stream, 0); c.Close() }, times: 1, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 1, requests: 1, code: codes.Unavailable, fails: true},
+		{name: "GOAWAY with an error", fail: func(c h2Conn, _ uint32) {
+			c.goAway(0, resetEnhanceYourCalm)
+		}, times: 1, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 2, requests: 2, code: codes.Unavailable},
+		{name: "GOAWAY and close", fail: func(c h2Conn, stream uint32) {
+			c.goAway(stream, 0)
+			c.Close()
+		}, times: 1, attempts: 2, requests: 2, code: codes.Unavailable},
+		{name: "GOAWAY and close, POST", fail: func(c h2Conn, stream uint32) {
+			c.goAway(stream, 0)
+			c.Close()
+		}, times: 1, method: "POST", opts: []grpcretry.Option{unsent}, attempts: 1, requests: 1, code: codes.Unavailable, fails: true},
 		{name: "close", fail: func(c h2Conn, _ uint32) { c.Close() }, times: 1, attempts: 2, requests: 2, code: codes.Unavailable},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -168,7 +178,9 @@ func TestHTTP2(t *testing.T) {
 // Over TLS, with the server of net/http: retries, replayed bodies and trailers.
 func TestTLS(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
-		script := answers(t, echo(503), func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, func(w http.ResponseWriter, r *http.Request) {
+		script := answers(t, echo(503), func(http.ResponseWriter, *http.Request) {
+			panic(http.ErrAbortHandler)
+		}, func(w http.ResponseWriter, r *http.Request) {
 			if (r.ProtoMajor == 2) != h2 {
 				t.Errorf("protocol %s, HTTP/2 is %v", r.Proto, h2)
 			}

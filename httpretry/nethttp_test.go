@@ -36,7 +36,8 @@ func TestLikeNetHTTP(t *testing.T) {
 	for seed := range uint64(3) {
 		for _, http2 := range []bool{false, true} {
 			for name, opts := range map[string][]grpcretry.Option{
-				"default": nil, "timeout": {grpcretry.WithAttemptTimeout(time.Minute)}, "unsent": {grpcretry.WithUnsentOnly(true)}, "off": {grpcretry.WithMaxAttempts(1)},
+				"default": nil, "timeout": {grpcretry.WithAttemptTimeout(time.Minute)}, "unsent": {grpcretry.WithUnsentOnly(true)},
+				"off": {grpcretry.WithMaxAttempts(1)},
 			} {
 				different := differences(t, seed, http2, opts)
 				for range 2 {
@@ -224,7 +225,8 @@ func describe(b *strings.Builder, start string, req *http.Request, resp *http.Re
 		if errors.Is(err, context.Canceled) {
 			text = "cancelled"
 		}
-		fmt.Fprintf(b, "error %q %q %q timeout %v canceled %v eof %v", u.Op, u.URL, text, u.Timeout(), errors.Is(err, context.Canceled), errors.Is(err, io.EOF))
+		fmt.Fprintf(b, "error %q %q %q timeout %v canceled %v eof %v", u.Op, u.URL, text, u.Timeout(), errors.Is(err, context.Canceled),
+			errors.Is(err, io.EOF))
 		return
 	}
 	rest, readErr := io.ReadAll(resp.Body)
@@ -233,7 +235,8 @@ func describe(b *strings.Builder, start string, req *http.Request, resp *http.Re
 	resp.Header.Del("Date")
 	_, writes := resp.Body.(io.Writer)
 	fmt.Fprintf(b, "%s %s %v trailer %v %d %.20q %v %v length %d %v close %v uncompressed %v tls %v request %v %v writer %v",
-		resp.Proto, resp.Status, resp.Header, resp.Trailer, len(text), text, readErr, closeErr, resp.ContentLength, resp.TransferEncoding, resp.Close,
+		resp.Proto, resp.Status, resp.Header, resp.Trailer, len(text), text, readErr, closeErr, resp.ContentLength, resp.TransferEncoding,
+		resp.Close,
 		resp.Uncompressed, resp.TLS != nil, resp.Request == req, resp.Request.Context() == req.Context(), writes)
 }
 

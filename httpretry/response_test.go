@@ -99,7 +99,8 @@ func TestResponseOfACallThatEndsInItsWait(t *testing.T) {
 		inBubble(t, []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(503)
 			io.WriteString(w, text)
-		}}, []grpcretry.Option{steady, grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, Reserve: grpcretry.Nothing}), grpcretry.WithPatience(3 * second)},
+		}}, []grpcretry.Option{steady, grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, Reserve: grpcretry.Nothing}),
+			grpcretry.WithPatience(3 * second)},
 			func(t *testing.T, client *http.Client, server *script) {
 				if kept {
 					wantResponse(t, client, newRequest(t, "GET", "http://test", nil), 503, text)
@@ -115,10 +116,11 @@ func TestResponseOfACallThatEndsInItsWait(t *testing.T) {
 func TestNoBody(t *testing.T) {
 	made := 0
 	for _, timeout := range []time.Duration{0, time.Minute} {
-		transport := NewTransport(newRetrier(t, quick, grpcretry.WithAttemptTimeout(timeout)), roundTripper(func(r *http.Request) (*http.Response, error) {
-			made++
-			return &http.Response{StatusCode: 503}, nil
-		}))
+		transport := NewTransport(newRetrier(t, quick, grpcretry.WithAttemptTimeout(timeout)),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				made++
+				return &http.Response{StatusCode: 503}, nil
+			}))
 		resp, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
 		if err != nil || resp.Body != nil {
 			t.Errorf("RoundTrip = %v, %v", resp, err)
@@ -269,7 +271,8 @@ func TestConcurrent(t *testing.T) {
 		w.Write(body)
 	}))
 	defer server.Close()
-	client := clientOf(t, server, quick, grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithAttemptTimeout(30*second), grpcretry.WithPatience(0))
+	client := clientOf(t, server, quick, grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithAttemptTimeout(30*second),
+		grpcretry.WithPatience(0))
 	done := make(chan error)
 	const requests = 60
 	for n := range requests {

@@ -57,7 +57,8 @@ func TestRetryAfter(t *testing.T) {
 }
 
 // retryAfterSeeds are values in and around the two forms. Virtual time starts in the year 2000.
-var retryAfterSeeds = []string{"", "0", "120", "007", "-1", "+1", "1.5", " 5", "5\t", "5s", "1e3", "٣", "9223372036", "9223372037", "99999999999999999999",
+var retryAfterSeeds = []string{"", "0", "120", "007", "-1", "+1", "1.5", " 5", "5\t", "5s", "1e3", "٣", "9223372036", "9223372037",
+	"99999999999999999999",
 	"Fri, 31 Dec 1999 23:59:59 GMT", "Friday, 31-Dec-99 23:59:59 GMT", "Fri Dec 31 23:59:59 1999", "Mon, 01 Jan 0001 00:00:00 GMT",
 	"Sat, 01 Jan 2000 00:01:00 GMT", "Saturday, 01-Jan-00 00:01:00 GMT", "Sat Jan  1 00:01:00 2000", "Fri, 31 Dec 9999 23:59:59 GMT"}
 
@@ -72,7 +73,8 @@ func FuzzRetryAfter(f *testing.F) {
 			values []string
 			want   time.Duration
 		}{
-			{[]string{one}, first}, {[]string{one, other}, max(first, second)}, {[]string{other, one}, max(first, second)}, {[]string{one, one}, first},
+			{[]string{one}, first}, {[]string{one, other}, max(first, second)}, {[]string{other, one}, max(first, second)},
+			{[]string{one, one}, first},
 		} {
 			if got := retryAfter(tt.values, now); got != tt.want {
 				t.Errorf("retryAfter(%q) = %d, want %d", tt.values, got, tt.want)
@@ -118,7 +120,8 @@ func FuzzRetryAfterInTransport(f *testing.F) {
 	f.Add(uint16(429), "60", "59", int64(-1), int64(time.Minute))
 	f.Add(uint16(502), "10", "10", int64(10*second), int64(11*second))
 	f.Fuzz(func(t *testing.T, status uint16, one, other string, longest, deadline int64) {
-		c := &limitedCall{status: 400 + int(status)%200, values: []string{one, other}, longest: time.Duration(longest), deadline: time.Duration(deadline)}
+		c := &limitedCall{status: 400 + int(status)%200, values: []string{one, other}, longest: time.Duration(longest),
+			deadline: time.Duration(deadline)}
 		if other == "" {
 			c.values = c.values[:1]
 		}

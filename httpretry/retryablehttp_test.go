@@ -186,7 +186,8 @@ func TestRedirectLoop(t *testing.T) {
 		requests++
 		http.Redirect(w, r, "/", http.StatusFound)
 	}), quick)
-	if _, err := client.Do(newRequest(t, "GET", web.URL, nil)); err == nil || !strings.Contains(err.Error(), "stopped after 10 redirects") || requests != 10 {
+	if _, err := client.Do(newRequest(t, "GET", web.URL, nil)); err == nil || !strings.Contains(err.Error(), "stopped after 10 redirects") ||
+		requests != 10 {
 		t.Errorf("Do = %v after %d requests", err, requests)
 	}
 }
@@ -224,7 +225,8 @@ func TestClientMethods(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
-	want := []string{"GET /a?b=c  ", "HEAD /a?b=c  ", "POST /a?b=c application/json {}", "POST /a?b=c application/x-www-form-urlencoded hello=world"}
+	want := []string{"GET /a?b=c  ", "HEAD /a?b=c  ", "POST /a?b=c application/json {}",
+		"POST /a?b=c application/x-www-form-urlencoded hello=world"}
 	if !slices.Equal(seen, want) {
 		t.Errorf("requests %q, want %q", seen, want)
 	}
@@ -233,12 +235,13 @@ func TestClientMethods(t *testing.T) {
 // A classifier makes a status retryable.
 func TestNotFoundIsRetried(t *testing.T) {
 	server := answers(t, answer(404), answer(404), says("success!"))
-	client, web := serve(t, server, quick, grpcretry.WithMethod("/http/", grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-		if e, ok := errors.AsType[*StatusError](a.Err); ok && e.StatusCode == http.StatusNotFound {
-			return grpcretry.Retry
-		}
-		return grpcretry.Default
-	})))
+	client, web := serve(t, server, quick,
+		grpcretry.WithMethod("/http/", grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
+			if e, ok := errors.AsType[*StatusError](a.Err); ok && e.StatusCode == http.StatusNotFound {
+				return grpcretry.Retry
+			}
+			return grpcretry.Default
+		})))
 	wantResponse(t, client, newRequest(t, "GET", web.URL, nil), 200, "success!")
 	server.wantCount(t, 3)
 }

@@ -31,7 +31,8 @@ func TestAttemptTimeout(t *testing.T) {
 
 // Without another attempt, and without a deadline, the timeout is the call's error.
 func TestLastAttemptTimeout(t *testing.T) {
-	inBubble(t, []http.HandlerFunc{hang, hang}, []grpcretry.Option{steady, grpcretry.WithAttemptTimeout(5 * second), grpcretry.WithMaxAttempts(2)},
+	inBubble(t, []http.HandlerFunc{hang, hang},
+		[]grpcretry.Option{steady, grpcretry.WithAttemptTimeout(5 * second), grpcretry.WithMaxAttempts(2)},
 		func(t *testing.T, client *http.Client, server *script) {
 			_, err := client.Do(newRequest(t, "GET", "http://test", nil))
 			if !errors.Is(err, grpcretry.ErrAttemptTimeout) || !errors.Is(err, grpcretry.ErrAttemptsExhausted) {
@@ -65,20 +66,21 @@ func TestContextEndsBody(t *testing.T) {
 		<-r.Context().Done()
 	}
 	for _, timeout := range []time.Duration{0, second} {
-		inBubble(t, []http.HandlerFunc{forever}, []grpcretry.Option{grpcretry.WithAttemptTimeout(timeout)}, func(t *testing.T, client *http.Client, _ *script) {
-			ctx, cancel := context.WithCancelCause(t.Context())
-			resp, err := client.Do(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			enough := errors.New("enough")
-			time.AfterFunc(10*second, func() { cancel(enough) })
-			start := time.Now()
-			if _, err := io.ReadAll(resp.Body); err != enough || time.Since(start) != 10*second {
-				t.Errorf("timeout %v: reading failed with %v after %v", timeout, err, time.Since(start))
-			}
-		})
+		inBubble(t, []http.HandlerFunc{forever}, []grpcretry.Option{grpcretry.WithAttemptTimeout(timeout)},
+			func(t *testing.T, client *http.Client, _ *script) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				resp, err := client.Do(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				enough := errors.New("enough")
+				time.AfterFunc(10*second, func() { cancel(enough) })
+				start := time.Now()
+				if _, err := io.ReadAll(resp.Body); err != enough || time.Since(start) != 10*second {
+					t.Errorf("timeout %v: reading failed with %v after %v", timeout, err, time.Since(start))
+				}
+			})
 	}
 }
 
@@ -134,29 +136,30 @@ func TestClientTimeout(t *testing.T) {
 		{"before a wait", []http.HandlerFunc{answer(503), answer(503, "Retry-After", "9")}, 0, second, 503},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			inBubble(t, tt.handlers, []grpcretry.Option{steady, grpcretry.WithAttemptTimeout(tt.timeout)}, func(t *testing.T, client *http.Client, server *script) {
-				client.Timeout = 10 * second
-				start := time.Now()
-				resp, err := client.Do(newRequest(t, "GET", "http://test", nil))
-				if err == nil {
-					defer resp.Body.Close()
-					_, err = io.ReadAll(resp.Body)
-				}
-				timeout, _ := errors.AsType[interface {
-					error
-					Timeout() bool
-				}](err)
-				switch {
-				case tt.code != 0 && (err != nil || resp.StatusCode != tt.code):
-					t.Errorf("Do = %v, %v, want status %d", resp, err, tt.code)
-				case tt.code == 0 && (timeout == nil || !timeout.Timeout()):
-					t.Errorf("Do = %v, want a timeout", err)
-				}
-				if took := time.Since(start); took != tt.took {
-					t.Errorf("took %v, want %v", took, tt.took)
-				}
-				server.wantTimes(t, 0, second)
-			})
+			inBubble(t, tt.handlers, []grpcretry.Option{steady, grpcretry.WithAttemptTimeout(tt.timeout)},
+				func(t *testing.T, client *http.Client, server *script) {
+					client.Timeout = 10 * second
+					start := time.Now()
+					resp, err := client.Do(newRequest(t, "GET", "http://test", nil))
+					if err == nil {
+						defer resp.Body.Close()
+						_, err = io.ReadAll(resp.Body)
+					}
+					timeout, _ := errors.AsType[interface {
+						error
+						Timeout() bool
+					}](err)
+					switch {
+					case tt.code != 0 && (err != nil || resp.StatusCode != tt.code):
+						t.Errorf("Do = %v, %v, want status %d", resp, err, tt.code)
+					case tt.code == 0 && (timeout == nil || !timeout.Timeout()):
+						t.Errorf("Do = %v, want a timeout", err)
+					}
+					if took := time.Since(start); took != tt.took {
+						t.Errorf("took %v, want %v", took, tt.took)
+					}
+					server.wantTimes(t, 0, second)
+				})
 		})
 	}
 }
@@ -257,7 +260,8 @@ func TestUnsentOnly(t *testing.T) {
 					return reply(r, 200, ""), nil
 				}))
 				resp, err := transport.RoundTrip(newRequest(t, tt.method, "http://test", nil))
-				if made != tt.want || tt.want == 2 && (err != nil || resp.StatusCode != 200) || err != nil && (!errors.Is(err, reset) || !errors.Is(err, grpcretry.ErrMayHaveRun)) {
+				if made != tt.want || tt.want == 2 && (err != nil || resp.StatusCode != 200) ||
+					err != nil && (!errors.Is(err, reset) || !errors.Is(err, grpcretry.ErrMayHaveRun)) {
 					t.Errorf("RoundTrip = %v, %v after %d attempts, want %d", resp, err, made, tt.want)
 				}
 			})
@@ -269,17 +273,18 @@ func TestUnsentOnly(t *testing.T) {
 func TestResponseAtTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		made, closed := 0, 0
-		transport := NewTransport(newRetrier(t, steady, grpcretry.WithAttemptTimeout(second)), roundTripper(func(r *http.Request) (*http.Response, error) {
-			resp := reply(r, 200, "hello")
-			if made++; made == 1 {
-				<-r.Context().Done()
-				if cause := context.Cause(r.Context()); cause != grpcretry.ErrAttemptTimeout {
-					t.Errorf("cause = %v", cause)
+		transport := NewTransport(newRetrier(t, steady, grpcretry.WithAttemptTimeout(second)),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := reply(r, 200, "hello")
+				if made++; made == 1 {
+					<-r.Context().Done()
+					if cause := context.Cause(r.Context()); cause != grpcretry.ErrAttemptTimeout {
+						t.Errorf("cause = %v", cause)
+					}
+					resp.Body = closer(func() { closed++ })
 				}
-				resp.Body = closer(func() { closed++ })
-			}
-			return resp, nil
-		}))
+				return resp, nil
+			}))
 		wantResponse(t, &http.Client{Transport: transport}, newRequest(t, "GET", "http://test", nil), 200, "hello")
 		if made != 2 || closed != 1 {
 			t.Errorf("%d attempts, closed %d times", made, closed)
@@ -292,15 +297,16 @@ func TestAttemptContextIsReleased(t *testing.T) {
 	for _, how := range []string{"close", "read", "upload"} {
 		before := runtime.NumGoroutine()
 		var sent context.Context
-		transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(time.Minute)), roundTripper(func(r *http.Request) (*http.Response, error) {
-			sent = r.Context()
-			child, cancel := context.WithCancel(sent)
-			defer cancel()
-			if child.Err() != nil || runtime.NumGoroutine() > before {
-				t.Errorf("%s: %v, %d goroutines, want %d", how, child.Err(), runtime.NumGoroutine(), before)
-			}
-			return reply(r, 200, "hello"), nil
-		}))
+		transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(time.Minute)),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				sent = r.Context()
+				child, cancel := context.WithCancel(sent)
+				defer cancel()
+				if child.Err() != nil || runtime.NumGoroutine() > before {
+					t.Errorf("%s: %v, %d goroutines, want %d", how, child.Err(), runtime.NumGoroutine(), before)
+				}
+				return reply(r, 200, "hello"), nil
+			}))
 		ctx, cancel := context.WithCancel(t.Context())
 		req := newRequest(t, "PUT", "http://test", nil).WithContext(ctx)
 		if how == "upload" {
@@ -326,7 +332,8 @@ func TestAttemptContextIsReleased(t *testing.T) {
 
 // The code of a timeout of Base's is UNAVAILABLE, and that of an attempt timeout DEADLINE_EXCEEDED.
 func TestTimeoutCodes(t *testing.T) {
-	inBubble(t, []http.HandlerFunc{hang, hang}, []grpcretry.Option{steady, grpcretry.WithAttemptTimeout(5 * second), grpcretry.WithMaxAttempts(2)},
+	inBubble(t, []http.HandlerFunc{hang, hang},
+		[]grpcretry.Option{steady, grpcretry.WithAttemptTimeout(5 * second), grpcretry.WithMaxAttempts(2)},
 		func(t *testing.T, client *http.Client, _ *script) {
 			base := client.Transport.(*Transport).Base.(*http.Transport)
 			base.ResponseHeaderTimeout = 10 * second
@@ -343,13 +350,14 @@ func TestTimeoutCodes(t *testing.T) {
 func TestErrorAfterTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var contexts []context.Context
-		transport := NewTransport(newRetrier(t, steady, grpcretry.WithAttemptTimeout(second), grpcretry.WithMaxAttempts(3)), roundTripper(func(r *http.Request) (*http.Response, error) {
-			if contexts = append(contexts, r.Context()); len(contexts) == 2 {
-				return nil, refused
-			}
-			<-r.Context().Done()
-			return nil, reset
-		}))
+		transport := NewTransport(newRetrier(t, steady, grpcretry.WithAttemptTimeout(second), grpcretry.WithMaxAttempts(3)),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				if contexts = append(contexts, r.Context()); len(contexts) == 2 {
+					return nil, refused
+				}
+				<-r.Context().Done()
+				return nil, reset
+			}))
 		_, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
 		for i, want := range []codes.Code{codes.DeadlineExceeded, codes.Unavailable, codes.DeadlineExceeded} {
 			a := asError(t, err).Attempts[i]
@@ -363,12 +371,13 @@ func TestErrorAfterTheTimeout(t *testing.T) {
 // A response without a body needs no context, and keeps its body.
 func TestNoBodyNeedsNoContext(t *testing.T) {
 	var sent context.Context
-	transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(time.Minute)), roundTripper(func(r *http.Request) (*http.Response, error) {
-		sent = r.Context()
-		resp := reply(r, 204, "")
-		resp.Body = http.NoBody
-		return resp, nil
-	}))
+	transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(time.Minute)),
+		roundTripper(func(r *http.Request) (*http.Response, error) {
+			sent = r.Context()
+			resp := reply(r, 204, "")
+			resp.Body = http.NoBody
+			return resp, nil
+		}))
 	resp, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
 	if err != nil || resp.Body != http.NoBody || sent.Err() == nil {
 		t.Errorf("RoundTrip = %v, %v, context %v", resp, err, sent.Err())

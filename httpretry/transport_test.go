@@ -225,7 +225,9 @@ func TestLastResponse(t *testing.T) {
 		{"disabled", []grpcretry.Option{grpcretry.Disable()}},
 		{"MaxServerDelay", []grpcretry.Option{grpcretry.WithMaxServerDelay(time.Minute)}},
 		{"MaxElapsed", []grpcretry.Option{grpcretry.WithMaxElapsed(time.Minute)}},
-		{"classifier", []grpcretry.Option{grpcretry.WithClassifier(func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Stop })}},
+		{"classifier", []grpcretry.Option{grpcretry.WithClassifier(func(context.Context, grpcretry.Attempt) grpcretry.Classification {
+			return grpcretry.Stop
+		})}},
 		{"attempt timeout", []grpcretry.Option{grpcretry.WithAttemptTimeout(time.Minute), grpcretry.WithMaxServerDelay(time.Minute)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -297,14 +299,15 @@ func TestAttemptContext(t *testing.T) {
 	type key struct{}
 	for _, timeout := range []time.Duration{0, time.Minute} {
 		var numbers []int
-		transport := NewTransport(newRetrier(t, quick, grpcretry.WithAttemptTimeout(timeout)), roundTripper(func(r *http.Request) (*http.Response, error) {
-			a, _ := grpcretry.AttemptFromContext(r.Context())
-			numbers = append(numbers, a.Number)
-			if a.Method != "/http/test/GET" || r.Context().Value(key{}) != "value" {
-				t.Errorf("attempt %+v with value %v", a, r.Context().Value(key{}))
-			}
-			return reply(r, 503, ""), nil
-		}))
+		transport := NewTransport(newRetrier(t, quick, grpcretry.WithAttemptTimeout(timeout)),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				a, _ := grpcretry.AttemptFromContext(r.Context())
+				numbers = append(numbers, a.Number)
+				if a.Method != "/http/test/GET" || r.Context().Value(key{}) != "value" {
+					t.Errorf("attempt %+v with value %v", a, r.Context().Value(key{}))
+				}
+				return reply(r, 503, ""), nil
+			}))
 		ctx := context.WithValue(t.Context(), key{}, "value")
 		if _, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(ctx)); err != nil {
 			t.Error(err)
@@ -343,10 +346,11 @@ func TestPanics(t *testing.T) {
 	for _, timeout := range []time.Duration{0, time.Minute} {
 		var ctx context.Context
 		var closed bool
-		transport := NewTransport(newRetrier(t, quick, grpcretry.WithAttemptTimeout(timeout)), roundTripper(func(r *http.Request) (*http.Response, error) {
-			ctx = r.Context()
-			panic("base")
-		}))
+		transport := NewTransport(newRetrier(t, quick, grpcretry.WithAttemptTimeout(timeout)),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				ctx = r.Context()
+				panic("base")
+			}))
 		func() {
 			defer func() {
 				if p := recover(); p != "base" {
@@ -366,7 +370,8 @@ func TestPanics(t *testing.T) {
 // A hedged policy is an error that Do explains. The body is closed all the same.
 func TestHedgingIsRejected(t *testing.T) {
 	closed := false
-	transport := NewTransport(newRetrier(t, grpcretry.WithMethod("/http/", grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(second)}}))),
+	transport := NewTransport(newRetrier(t, grpcretry.WithMethod("/http/",
+		grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(second)}}))),
 		roundTripper(func(*http.Request) (*http.Response, error) { panic("sent") }))
 	req := newRequest(t, "PUT", "http://test", nil)
 	req.Body = closer(func() { closed = true })

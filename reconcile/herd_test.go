@@ -55,12 +55,16 @@ func (c crowd) end() int { return int(c.outage / time.Second) }
 
 // row is a row of the table in docs/reconcile.md.
 func (c crowd) row(name string) string {
-	return fmt.Sprintf("%s: first second %d, outage %d, busiest second after the first 10 %d; 99%% in sync after %v, all after %v, busiest second then %d, failed then %d",
-		name, c.perSecond[0], c.sum(0, c.end()), c.peak(10, c.end()), c.nearly.Round(time.Second), c.synced.Round(time.Second), c.peak(c.end(), 1e6), c.failed)
+	return fmt.Sprintf("%s: first second %d, outage %d, busiest second after the first 10 %d; 99%% in sync after %v, all after %v, "+
+		"busiest second then %d, failed then %d",
+		name, c.perSecond[0], c.sum(0, c.end()), c.peak(10, c.end()), c.nearly.Round(time.Second), c.synced.Round(time.Second),
+		c.peak(c.end(), 1e6), c.failed)
 }
 
 // run must be called in a bubble. It returns when all items are in sync.
-func (h herd) run(ctx context.Context, queue workqueue.TypedRateLimitingInterface[int], wrap func(ctrl.TypedReconciler[int]) ctrl.TypedReconciler[int]) crowd {
+func (h herd) run(
+	ctx context.Context, queue workqueue.TypedRateLimitingInterface[int], wrap func(ctrl.TypedReconciler[int]) ctrl.TypedReconciler[int],
+) crowd {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	start := time.Now()

@@ -61,7 +61,8 @@ type adder[T any] interface {
 var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 
 // NewRateLimiter returns a rate limiter for [workqueue.NewTypedRateLimitingQueue], for controller-runtime's
-// controller.Options, or for [NewQueue]. Each queue needs one of its own; they may share the Retrier. The name is the policy's: "/reconcile/orders", with options
+// controller.Options, or for [NewQueue]. Each queue needs one of its own; they may share the Retrier. The name is the
+// policy's: "/reconcile/orders", with options
 // from WithMethod("/reconcile/orders", ...) or WithMethod("/reconcile/", ...) of r. A
 // [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
 // immediately, the rest as soon as its quick retries are over.

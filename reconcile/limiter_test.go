@@ -366,7 +366,8 @@ func TestShutDown(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b), grpcretry.WithBackoff(grpcretry.Constant(time.Minute))), "/reconcile/orders")
+				limiter := reconcile.NewRateLimiter[string](newRetrier(t, grpcretry.WithBudget(b),
+					grpcretry.WithBackoff(grpcretry.Constant(time.Minute))), "/reconcile/orders")
 				queue := reconcile.NewQueue(limiter, "")
 				queue.AddRateLimited("waits")
 				queue.AddRateLimited("waits in the slow lane")

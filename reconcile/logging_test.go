@@ -50,8 +50,10 @@ func TestLog(t *testing.T) {
 			`level=WARN msg="grpcretry: retry budget is empty, failing keys wait in the slow lane" name=/reconcile/orders`,
 			`level=INFO msg="grpcretry: key's backoff grows" name=/reconcile/orders key=shop/a wait=1s passed=1s failures=2 reason=budget`,
 			`level=INFO msg="grpcretry: key's backoff grows" name=/reconcile/orders key=shop/a wait=1m40s passed=1m0s failures=3 reason=budget`,
-			`level=WARN msg="grpcretry: key fails repeatedly" name=/reconcile/orders key=shop/a failures=10 wait=1m40s reason=exhausted error="orders are down"`,
-			`level=WARN msg="grpcretry: key fails repeatedly" name=/reconcile/orders key=shop/a failures=100 wait=1m40s reason=exhausted error="orders are down"`,
+			`level=WARN msg="grpcretry: key fails repeatedly" name=/reconcile/orders key=shop/a failures=10` +
+				` wait=1m40s reason=exhausted error="orders are down"`,
+			`level=WARN msg="grpcretry: key fails repeatedly" name=/reconcile/orders key=shop/a failures=100` +
+				` wait=1m40s reason=exhausted error="orders are down"`,
 			`level=INFO msg="grpcretry: retry budget pays again" name=/reconcile/orders`,
 			`level=INFO msg="grpcretry: key fails" name=/reconcile/orders key=shop/b wait=0s reason=backoff error="reconciliation failed"`,
 		}
@@ -94,7 +96,8 @@ func TestLogIsBounded(t *testing.T) {
 		option, lines = logged()
 		long := reconcile.NewRateLimiter[string](newRetrier(t), name, option)
 		long.Failed(strings.Repeat("é", 200), errors.New(strings.Repeat("x", 300)))
-		if got, want := strings.Join(lines(), ""), regexp.MustCompile(`key=é{128}… wait=\S+ reason=backoff error=x{256}…$`); !want.MatchString(got) {
+		if got, want := strings.Join(lines(), ""),
+			regexp.MustCompile(`key=é{128}… wait=\S+ reason=backoff error=x{256}…$`); !want.MatchString(got) {
 			t.Errorf("the line is %s, want key and error cut", got)
 		}
 	})

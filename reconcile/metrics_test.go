@@ -47,7 +47,8 @@ func busy(t *testing.T, opts ...reconcile.Option) (stop func()) {
 		queue.AddRateLimited(fail.item)
 	}
 	limiter.Result("g", grpcretry.Permanent(errors.New("never"))) // no retry follows
-	limiter.Forget("c")                                           // is paid back, so that d and e are brought forward, but there is enough for one
+	// is paid back, so that d and e are brought forward, but there is enough for one
+	limiter.Forget("c")
 	time.Sleep(7 * time.Second)
 	guarded := reconcile.Wrap(limiter, ctrl.TypedFunc[string](func(ctx context.Context, _ string) (ctrl.Result, error) {
 		<-ctx.Done()
@@ -173,7 +174,8 @@ func TestPrometheus(t *testing.T) {
 // What the limiter cannot know is absent, not zero.
 func TestMetricsWithoutQueue(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
-	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name, reconcile.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name,
+		reconcile.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
 	absent := func(names ...string) {
 		t.Helper()
 		got := strings.Join(collect(t, reader), "\n")
@@ -193,7 +195,8 @@ func TestMetricsWithoutQueue(t *testing.T) {
 
 func TestMetricsEnd(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
-	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name, reconcile.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	limiter := reconcile.NewRateLimiter[string](newRetrier(t), name,
+		reconcile.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
 	limiter.Failed("a", errors.New("down"))
 	if got := len(collect(t, reader)); got == 0 {
 		t.Error("there are no metrics")

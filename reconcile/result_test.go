@@ -109,7 +109,8 @@ func TestResultThenForget(t *testing.T) {
 			t.Errorf("RequeueAfter with an empty budget = %v, want the slow lane's 7s", got.RequeueAfter)
 		}
 		limiter.Forget("a")
-		if got, err := limiter.Result("b", grpcretry.Permanent(errors.New("never"))); err == nil || got.RequeueAfter != 0 || limiter.NumRequeues("b") != 0 {
+		if got, err := limiter.Result("b", grpcretry.Permanent(errors.New("never"))); err == nil || got.RequeueAfter != 0 ||
+			limiter.NumRequeues("b") != 0 {
 			t.Errorf("Result of a permanent error = %v, %v, and NumRequeues %d, want the key forgotten", got, err, limiter.NumRequeues("b"))
 		}
 	})

@@ -67,11 +67,14 @@ func runController(t *testing.T, options controller.Options, calls int, keys ...
 // A real controller follows the policy, the server, and the slow lane, with its own priority queue and
 // with ours.
 func TestController(t *testing.T) {
-	for queue, newQueue := range map[string]func(*reconcile.RateLimiter[ctrl.Request]) func(string, workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request]{
-		"controller-runtime's": func(*reconcile.RateLimiter[ctrl.Request]) func(string, workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
+	for queue, newQueue := range map[string]func(*reconcile.RateLimiter[ctrl.Request]) func(string,
+		workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request]{
+		"controller-runtime's": func(*reconcile.RateLimiter[ctrl.Request]) func(string,
+			workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
 			return nil
 		},
-		"NewQueue": func(l *reconcile.RateLimiter[ctrl.Request]) func(string, workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
+		"NewQueue": func(l *reconcile.RateLimiter[ctrl.Request]) func(string,
+			workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
 			return func(name string, _ workqueue.TypedRateLimiter[ctrl.Request]) workqueue.TypedRateLimitingInterface[ctrl.Request] {
 				return reconcile.NewQueue(l, name)
 			}
@@ -150,10 +153,11 @@ func TestGuards(t *testing.T) {
 func TestInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		r := reconcile.Wrap(reconcile.NewRateLimiter[int](newRetrier(t), name), ctrl.TypedFunc[int](func(context.Context, int) (ctrl.Result, error) {
-			time.Sleep(time.Second)
-			return ctrl.Result{}, nil
-		}), reconcile.Guards{InFlight: 3})
+		r := reconcile.Wrap(reconcile.NewRateLimiter[int](newRetrier(t), name),
+			ctrl.TypedFunc[int](func(context.Context, int) (ctrl.Result, error) {
+				time.Sleep(time.Second)
+				return ctrl.Result{}, nil
+			}), reconcile.Guards{InFlight: 3})
 		var wg sync.WaitGroup
 		for item := range 10 {
 			wg.Go(func() { r.Reconcile(t.Context(), item) })
@@ -208,10 +212,11 @@ func TestPausedRate(t *testing.T) {
 					outbound := outbound()
 					outbound.Allow() // the burst
 					begun := 0
-					r := reconcile.Wrap(reconcile.NewRateLimiter[string](newRetrier(t), name), ctrl.TypedFunc[string](func(context.Context, string) (ctrl.Result, error) {
-						begun++
-						return ctrl.Result{}, nil
-					}), reconcile.Guards{Rate: outbound})
+					r := reconcile.Wrap(reconcile.NewRateLimiter[string](newRetrier(t), name),
+						ctrl.TypedFunc[string](func(context.Context, string) (ctrl.Result, error) {
+							begun++
+							return ctrl.Result{}, nil
+						}), reconcile.Guards{Rate: outbound})
 					ctx := t.Context()
 					if timeout > 0 {
 						limited, cancel := context.WithTimeout(ctx, timeout)
@@ -221,7 +226,8 @@ func TestPausedRate(t *testing.T) {
 					start := time.Now()
 					got, err := r.Reconcile(ctx, "a")
 					if err != nil || got.RequeueAfter < time.Minute || got.RequeueAfter > 72*time.Second || begun != 0 || time.Since(start) > 0 {
-						t.Errorf("Reconcile = %v, %v after %v, begun %d; want RequeueAfter 1m to 1m12s immediately, and nothing begun", got, err, time.Since(start), begun)
+						t.Errorf("Reconcile = %v, %v after %v, begun %d; want RequeueAfter 1m to 1m12s immediately, and nothing begun", got,
+							err, time.Since(start), begun)
 					}
 					outbound.SetLimit(rate.Inf)
 					if r.Reconcile(ctx, "a"); begun != 1 {

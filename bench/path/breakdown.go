@@ -26,12 +26,14 @@ const library = "github.com/grpcretry/grpcretry."
 func path() []part {
 	return []part{
 		{name: "read the caller's call options", functions: []string{"(*grpcOptions).read"}},
-		{name: "look up the method's policy", functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
+		{name: "look up the method's policy",
+			functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*byTarget[...]).dialedAs", "(*entryNames[...]).find", "(*entry[...]).use", "(*facts).dialed"}},
+		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*byTarget[...]).dialedAs",
+			"(*entryNames[...]).find", "(*entry[...]).use", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "spansOf",

@@ -67,7 +67,8 @@ func draw() (string, error) {
 	}
 	var p svg.Picture
 	p.Text(margin, 36, "Three questions before every retry, and one budget for everything", svg.Title)
-	p.Text(margin, 60, fmt.Sprintf("The backend is down. Everything that calls it fails, and all retries together have %d tokens left.", tokens), svg.Quiet)
+	p.Text(margin, 60, fmt.Sprintf("The backend is down. Everything that calls it fails, and all retries together have %d tokens left.",
+		tokens), svg.Quiet)
 	for _, c := range []column{failed, decide, schedule, admit, outcome} {
 		c.head(&p)
 	}

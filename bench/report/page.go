@@ -87,7 +87,8 @@ func (m *measurements) provenance() string {
 		said += " of " + revision
 	}
 	if len(m.loads) > 0 {
-		said += fmt.Sprintf(", with a load of %s when a run started, on %s cores", fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads)), m.machine["cores"])
+		said += fmt.Sprintf(", with a load of %s when a run started, on %s cores",
+			fmt.Sprintf("%.2f to %.2f", slices.Min(m.loads), slices.Max(m.loads)), m.machine["cores"])
 	}
 	return said + "."
 }

@@ -240,7 +240,8 @@ func TestBetterIsWhatNearlyEveryRunSays(t *testing.T) {
 
 func TestChart(t *testing.T) {
 	chart := drawChart(read(t, rawRuns(4, wholeRun)))
-	for _, want := range []string{"What each way to retry costs", ">go-grpc-middleware<", ">grpcretry<", ">312 ns<", "medians of 4 runs · Abacus 3000, 2 cores"} {
+	for _, want := range []string{"What each way to retry costs", ">go-grpc-middleware<", ">grpcretry<", ">312 ns<",
+		"medians of 4 runs · Abacus 3000, 2 cores"} {
 		if !strings.Contains(chart, want) {
 			t.Errorf("the chart is without %q", want)
 		}

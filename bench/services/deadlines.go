@@ -33,7 +33,8 @@ type course struct {
 var courses = []course{
 	{title: "C passes its handler's context on"},
 	{title: "C calls D with context.Background()", detached: true},
-	{title: "D hangs once; C has an attempt timeout of 300 ms", hangs: true, opts: []grpcretry.Option{grpcretry.WithAttemptTimeout(300 * time.Millisecond)}},
+	{title: "D hangs once; C has an attempt timeout of 300 ms", hangs: true,
+		opts: []grpcretry.Option{grpcretry.WithAttemptTimeout(300 * time.Millisecond)}},
 	{title: "D hangs once; there is no attempt timeout", hangs: true},
 }
 

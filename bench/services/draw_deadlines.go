@@ -28,7 +28,8 @@ func at(d time.Duration) float64 { return lineLeft + perSecond*d.Seconds() }
 func drawDeadlines() (string, error) {
 	var p svg.Picture
 	p.Text(margin, 36, "One deadline for the whole tree", svg.Title)
-	p.Text(margin, 60, fmt.Sprintf("A's call has a deadline of %.0f s. All services have the library's defaults and the server interceptors.", deadline.Seconds()), svg.Quiet)
+	p.Text(margin, 60, fmt.Sprintf("A's call has a deadline of %.0f s. All services have the library's defaults and the server interceptors.",
+		deadline.Seconds()), svg.Quiet)
 	x := margin
 	for _, kind := range []struct{ colour, name string }{
 		{svg.Blue, "A and B wait"}, {svg.Red, "attempt that fails"}, {svg.Green, "attempt that succeeds"},
@@ -109,4 +110,5 @@ func (t *timeline) result() string {
 // name returns the name of an error's code as in the specification.
 func name(err error) string { return codeNames[status.Code(err)] }
 
-var codeNames = map[codes.Code]string{codes.OK: "the response", codes.Unavailable: "UNAVAILABLE", codes.DeadlineExceeded: "DEADLINE_EXCEEDED"}
+var codeNames = map[codes.Code]string{codes.OK: "the response", codes.Unavailable: "UNAVAILABLE",
+	codes.DeadlineExceeded: "DEADLINE_EXCEEDED"}

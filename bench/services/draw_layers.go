@@ -47,7 +47,8 @@ func drawLayers() (string, error) {
 	p.Text(margin, 36, "What one call causes while the last of four services is down", svg.Title)
 	p.Text(margin, 60, fmt.Sprintf("A, B and C each make up to %d attempts. D fails all of them.", maxAttempts), svg.Quiet)
 	x := margin
-	for _, kind := range []struct{ colour, name string }{{svg.Blue, "first attempt"}, {svg.Red, "retry"}, {svg.Amber, "first attempt of work for a retry"}} {
+	for _, kind := range []struct{ colour, name string }{{svg.Blue, "first attempt"}, {svg.Red, "retry"},
+		{svg.Amber, "first attempt of work for a retry"}} {
 		p.Circle(x+6, 82, radius, kind.colour, kind.colour, false)
 		p.Text(x+18, 86, kind.name, svg.Small)
 		x += 42 + 6.3*float64(len(kind.name))

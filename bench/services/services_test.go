@@ -41,8 +41,10 @@ func TestTimelines(t *testing.T) {
 		}
 		made := slices.DeleteFunc(slices.Clone(got.bars), func(b bar) bool { return b.caller != 2 })
 		last := made[len(made)-1].to
-		if end := got.end.at.Sub(begin); end != want.end || last != want.last || len(made) != want.attempts || (got.end.trailer != nil) != want.forbidden {
-			t.Errorf("%s: A's call ends at %v with trailer %v, C's %d attempts at %v; want %+v", courses[i].title, end, got.end.trailer, len(made), last, want)
+		if end := got.end.at.Sub(begin); end != want.end || last != want.last || len(made) != want.attempts ||
+			(got.end.trailer != nil) != want.forbidden {
+			t.Errorf("%s: A's call ends at %v with trailer %v, C's %d attempts at %v; want %+v", courses[i].title, end, got.end.trailer, len(made),
+				last, want)
 		}
 	}
 }

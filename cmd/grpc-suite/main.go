@@ -56,7 +56,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	modes := flags.String("modes", strings.Join(allModes, " "), "run these `modes`")
 	packages := flags.String("packages", strings.Join(suites, " "), "run the tests of these `packages` of grpc-go, and of those below them")
 	library := flags.String("library", ".", "the `folder` of the library, which names the version of grpc-go in its go.mod")
-	dir := flags.String("dir", "", "copy grpc-go to this `folder` and leave it there, so that the next run compiles less (default a temporary one)")
+	dir := flags.String("dir", "",
+		"copy grpc-go to this `folder` and leave it there, so that the next run compiles less (default a temporary one)")
 	extra := flags.String("testflags", "", "further `flags` of go test, such as -race")
 	if err := flags.Parse(args); err != nil {
 		return err

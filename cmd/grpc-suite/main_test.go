@@ -66,7 +66,8 @@ func TestCompare(t *testing.T) {
 			[]string{"failed test Test/Bad", "failed test Test/Odd/sub"}},
 		{"another package", "all sometimes interop Test/Bad reason", "nothing",
 			[]string{"failed test Test/Bad", "failed test Test/Odd/sub"}},
-		{"listed and passed", "all sometimes test Test reason\n all always test Test/Good reason\n all sometimes test Test/Rare reason", "nothing",
+		{"listed and passed",
+			"all sometimes test Test reason\n all always test Test/Good reason\n all sometimes test Test/Rare reason", "nothing",
 			[]string{"differed test Test", "passed test Test/Good"}},
 		{"listed and gone", "all sometimes test Test reason\n all always test Test/Gone reason\n all hangs test Test/Stuck reason", "nothing",
 			[]string{"differed test Test", "missing test Test/Gone", "skipped test Test/Stuck"}},
@@ -78,7 +79,8 @@ func TestCompare(t *testing.T) {
 			for _, name := range j.failed {
 				got = append(got, "failed "+name.String())
 			}
-			for verdict, list := range map[string][]difference{"differed": j.differed, "skipped": j.skipped, "passed": j.passed, "missing": j.missing} {
+			for verdict, list := range map[string][]difference{"differed": j.differed, "skipped": j.skipped, "passed": j.passed,
+				"missing": j.missing} {
 				for _, d := range list {
 					got = append(got, verdict+" "+d.String())
 				}

@@ -452,7 +452,8 @@ func (c *call) record(err error) clientRecord {
 
 // describe returns everything that is known about the call.
 func (c *call) describe(err error) string {
-	return fmt.Sprintf("%s of profile %q, deadline after %v, %d messages; %s\n%s\nthe application received %d messages, from attempt %v, and %s",
+	return fmt.Sprintf("%s of profile %q, deadline after %v, %d messages; %s\n%s\nthe application received %d messages, from attempt %v, "+
+		"and %s",
 		c.kind, c.profile.name, c.deadline.Sub(c.start), c.id.messages(), strings.Join(c.settings, ", "), c.timeline.String(),
 		c.responses, c.token, textOf(err))
 }

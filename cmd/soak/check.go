@@ -111,7 +111,8 @@ func (c *checker) checkCall(r *clientRecord, server []serverRecord, facts *epoch
 		c.violation(r.call, fmt.Sprintf("%d attempts reached servers, and the policy allows %d", arrived, r.limit), server)
 	}
 	if allowed := layerAttempts + arrived - 1; below > max(allowed, 0) {
-		c.violation(r.call, fmt.Sprintf("%d attempts reached the second service, and with %d at the first at most %d are allowed", below, arrived, allowed), server)
+		c.violation(r.call, fmt.Sprintf("%d attempts reached the second service, and with %d at the first at most %d are allowed", below, arrived,
+			allowed), server)
 	}
 	if sent := max(int(r.attempts), 1); arrived > sent {
 		c.violation(r.call, fmt.Sprintf("%d attempts reached servers, and the client reports %d", arrived, sent), server)

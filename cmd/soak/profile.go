@@ -81,14 +81,16 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		return nil, err
 	}
 	few := newCounted(concurrency)
-	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAtQuantile(0.95, time.Millisecond, 0)}})
+	hedging := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 3,
+		Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAtQuantile(0.95, time.Millisecond, 0)}})
 
 	profiles := []*profile{
 		{name: "default budget", attempts: 4, hedges: 3},
 		{name: "tight budget", attempts: 4, hedges: 3, audits: []audit{ratioAudit(tight, tightBudget), restored(tightBudget, tight.Reserve)}},
 		{name: "rate budget", attempts: 6, hedges: 3, audits: []audit{rateAudit(perSecond, burst), limited.audit}},
-		{name: "throttle", attempts: 5, hedges: 3, audits: []audit{throttleAudit(maxTokens, tokenRatio), counted.audit, restored(throttle, maxTokens/2)},
-			codes: []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Aborted}},
+		{name: "throttle", attempts: 5, hedges: 3,
+			audits: []audit{throttleAudit(maxTokens, tokenRatio), counted.audit, restored(throttle, maxTokens/2)},
+			codes:  []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.Aborted}},
 		{name: "concurrency budget", attempts: 4, hedges: 3, audits: []audit{few.audit, restored(few, concurrent)}},
 		{name: "no budget, attempt timeout", attempts: 8, hedges: 3},
 		{name: "hedged, other backends", attempts: 4, hedges: 3, hedgeAll: true, balanced: true},
@@ -100,7 +102,8 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 		{},
 		{grpcretry.WithBudget(tightBudget)},
 		{grpcretry.WithBudget(limited), grpcretry.WithMaxAttempts(6)},
-		{grpcretry.WithBudget(counted), grpcretry.WithMaxAttempts(5), grpcretry.WithCodes(codes.Unavailable, codes.ResourceExhausted, codes.Aborted),
+		{grpcretry.WithBudget(counted), grpcretry.WithMaxAttempts(5),
+			grpcretry.WithCodes(codes.Unavailable, codes.ResourceExhausted, codes.Aborted),
 			grpcretry.WithPatience(0)}, // nobody waits for a throttle, but the library does not know one that is counted
 		{grpcretry.WithBudget(few)},
 		{grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithMaxAttempts(8), grpcretry.WithAttemptTimeout(100 * time.Millisecond),
@@ -226,7 +229,8 @@ func ratioAudit(s grpcretry.RatioBudget, b grpcretry.Budget) audit {
 			spent := last.retried - first.retried - (last.returned - first.returned)
 			limit := s.Reserve + s.Ratio*float64(last.answered-earned.answered) + float64(workers)
 			if float64(spent) > limit {
-				return fmt.Sprintf("in %v, %d retries were spent and not returned, and the budget allows %.1f: %d attempts were answered then and in the window before",
+				return fmt.Sprintf("in %v, %d retries were spent and not returned, and the budget allows %.1f: %d attempts were answered then and "+
+					"in the window before",
 					last.at.Sub(p.samples[i].at), spent, limit, last.answered-earned.answered)
 			}
 		}

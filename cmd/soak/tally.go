@@ -49,7 +49,8 @@ var features = func() (names []string) {
 			names = append(names, "recovered: "+k.String())
 		}
 	}
-	for _, source := range []grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, grpcretry.WaitConnect} {
+	for _, source := range []grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo,
+		grpcretry.WaitConnect} {
 		names = append(names, "recovered after a wait: "+source.String())
 	}
 	for _, reason := range []error{grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrPushback,

@@ -250,11 +250,13 @@ const findUnreadable = `(() => {
 		const ratio = (a + 0.05) / (b + 0.05);
 		if (ratio < 4.5) found.add("contrast of " + ratio.toFixed(2) + ": " + text);
 		const card = e.closest(".card"), box = range.getBoundingClientRect();
-		if (card && !e.closest(".scroll, thead") && box.right > card.getBoundingClientRect().right + 1) found.add("runs out of its card: " + text);
+		if (card && !e.closest(".scroll, thead") && box.right > card.getBoundingClientRect().right + 1)
+			found.add("runs out of its card: " + text);
 	}
 	for (const th of document.querySelectorAll("th:not([scope])")) found.add("th without scope: " + th.innerText);
 	for (const svg of document.querySelectorAll("svg:not([aria-hidden])"))
-		if (svg.getAttribute("role") !== "img" || !svg.querySelector(":scope > title")?.textContent) found.add("picture without a title: " + svg.outerHTML);
+		if (svg.getAttribute("role") !== "img" || !svg.querySelector(":scope > title")?.textContent)
+			found.add("picture without a title: " + svg.outerHTML);
 	return [...found];
 })()`
 

@@ -52,7 +52,9 @@ func recordPage(t *testing.T, queries ...string) http.Handler {
 		// A bubble begins in the year 2000; go on to a date that looks like one.
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 14, 32, 7, 0, time.UTC)))
 		retrier, err := grpcretry.New(
-			grpcretry.WithMethod(recommend, grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(60 * time.Millisecond)}})),
+			grpcretry.WithMethod(recommend,
+				grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 2,
+					Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(60 * time.Millisecond)}})),
 			grpcretry.WithMethod("/shop.inventory.v1.InventoryService/", grpcretry.WithMaxAttempts(3)),
 			grpcretry.WithMethod(addItem, grpcretry.WithUnsentOnly(true)))
 		if err != nil {
@@ -172,7 +174,8 @@ func (s *shop) answer(stream grpc.ServerStream, method string, replica int) erro
 		return status.Error(codes.Unavailable, "connection pool of carts-db-primary is exhausted: failover in progress")
 	case (method == getCart || method == addItem) && replica == 2 && s.within(13*time.Minute+40*time.Second, 14*time.Minute+53*time.Second):
 		return status.Error(codes.Unavailable, "replica is draining")
-	case method == getCart && s.within(14*time.Minute+53*time.Second, 15*time.Minute) && (grpcretry.PreviousAttempts(ctx) > 0 || time.Now().Nanosecond()%41 == 0):
+	case method == getCart && s.within(14*time.Minute+53*time.Second, 15*time.Minute) &&
+		(grpcretry.PreviousAttempts(ctx) > 0 || time.Now().Nanosecond()%41 == 0):
 		return status.Error(codes.Unavailable, "shard 7 is read-only: rebalancing")
 	case method == getPrice && s.within(13*time.Minute, time.Hour) && grpcretry.PreviousAttempts(ctx) == 0 && time.Now().Nanosecond()%7 == 0:
 		if err := grpcretry.SetPushback(ctx, 250*time.Millisecond); err != nil {

@@ -67,7 +67,8 @@ var measured = plan{
 // command does what the arguments say.
 func command(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("layers", flag.ContinueOnError)
-	otlp := flags.String("otlp", "", "make one call while D is down, for each of two setups, and send its trace to the OTLP receiver at this `address`")
+	otlp := flags.String("otlp", "",
+		"make one call while D is down, for each of two setups, and send its trace to the OTLP receiver at this `address`")
 	markdown := flags.Bool("markdown", false, "print the table in Markdown")
 	if err := flags.Parse(args); err != nil {
 		return err

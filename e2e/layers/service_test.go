@@ -132,7 +132,8 @@ func TestServiceThatCannotStart(t *testing.T) {
 	defer listener.Close()
 	failed := func(error) {}
 	const want = "service D ended while it was needed: exit status 1"
-	if _, _, err := start(t.Context(), &serviceConfig{Name: "D", Address: listener.Addr().String()}, failed); err == nil || err.Error() != want {
+	if _, _, err := start(t.Context(), &serviceConfig{Name: "D", Address: listener.Addr().String()}, failed); err == nil ||
+		err.Error() != want {
 		t.Errorf("start = %v on an address that is taken, want %s", err, want)
 	}
 }

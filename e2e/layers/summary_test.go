@@ -69,7 +69,8 @@ func TestRestText(t *testing.T) {
 		{someRows, `Lost while D was flaky, although it would have responded to one of C's three attempts: no call.
 After the end of the outage, calls failed for 1.23 s at most (no library).
 `},
-		{[]row{{everything, &summary{lostFlaky: 2}}}, `Lost while D was flaky, although it would have responded to one of C's three attempts: 2 (everything).
+		{[]row{{everything, &summary{lostFlaky: 2}}},
+			`Lost while D was flaky, although it would have responded to one of C's three attempts: 2 (everything).
 With each setup, the last failure of the outage was before its end.
 `},
 	} {

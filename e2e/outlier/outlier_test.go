@@ -48,11 +48,12 @@ func TestOutlierDetection(t *testing.T) {
 		}
 		names := manual.NewBuilderWithScheme("outlier")
 		names.InitialState(resolver.State{Addresses: []resolver.Address{{Addr: "bad"}, {Addr: "good1"}, {Addr: "good2"}}})
-		cc, err := grpc.NewClient("outlier:///health", append(grpcretry.DialOptions(grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(grpcretry.Unlimited)),
-			grpc.WithDefaultServiceConfig(config), grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-				return servers[address].DialContext(ctx)
-			}))...)
+		cc, err := grpc.NewClient("outlier:///health",
+			append(grpcretry.DialOptions(grpcretry.WithBackoff(grpcretry.Constant(0)), grpcretry.WithBudget(grpcretry.Unlimited)),
+				grpc.WithDefaultServiceConfig(config), grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+					return servers[address].DialContext(ctx)
+				}))...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,15 +108,16 @@ func (v *visits) to(call string) []string {
 func (v *visits) serve(t *testing.T, name string) *grpcretrytest.Server {
 	t.Helper()
 	register := func(s grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(s, health.NewServer()) }
-	return grpcretrytest.NewServer(t, register, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		md, _ := metadata.FromIncomingContext(ctx)
-		call := md.Get("call")[0]
-		v.mu.Lock()
-		v.of[call] = append(v.of[call], name)
-		v.mu.Unlock()
-		if name == "bad" {
-			return nil, status.Error(codes.Unavailable, "db-down")
-		}
-		return handler(ctx, req)
-	}))
+	return grpcretrytest.NewServer(t, register,
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			md, _ := metadata.FromIncomingContext(ctx)
+			call := md.Get("call")[0]
+			v.mu.Lock()
+			v.of[call] = append(v.of[call], name)
+			v.mu.Unlock()
+			if name == "bad" {
+				return nil, status.Error(codes.Unavailable, "db-down")
+			}
+			return handler(ctx, req)
+		}))
 }

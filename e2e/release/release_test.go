@@ -31,7 +31,8 @@ type environment struct{ GOPROXY, GOMODCACHE, GONOSUMDB string }
 
 func newRelease(t *testing.T) *release {
 	r := &release{repo: t.TempDir(), proxy: t.TempDir(), sums: make(map[string]string)}
-	if err := json.Unmarshal([]byte(mustRun(t, ".", nil, "go", "env", "-json", "GOPROXY", "GOMODCACHE", "GONOSUMDB")), &r.machine); err != nil {
+	if err := json.Unmarshal([]byte(mustRun(t, ".", nil, "go", "env", "-json", "GOPROXY", "GOMODCACHE", "GONOSUMDB")),
+		&r.machine); err != nil {
 		t.Fatal(err)
 	}
 	r.copyCommitted(t)
@@ -137,7 +138,8 @@ func (r *release) folder(module string) string {
 
 // isProgram reports whether a module is a program to install.
 func (r *release) isProgram(t *testing.T, module string) bool {
-	return mustRun(t, filepath.Join(r.repo, r.folder(module)), []string{"GOFLAGS=", "GOWORK=off"}, "go", "list", "-f", "{{.Name}}", ".") == "main\n"
+	return mustRun(t, filepath.Join(r.repo, r.folder(module)), []string{"GOFLAGS=", "GOWORK=off"}, "go", "list", "-f", "{{.Name}}",
+		".") == "main\n"
 }
 
 // A stranger has a module cache that has never seen our modules, and checks what is downloaded

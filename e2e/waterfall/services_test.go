@@ -27,7 +27,8 @@ func TestPictureOfServicesSaysWhatHappened(t *testing.T) {
 	got := drawServices(t)
 	for want, times := range map[string]int{
 		">A<": 1, ">B<": 1, ">C<": 1, ">D<": 3,
-		">the client's call<": 1, ">attempt 1 by A<": 1, ">attempt 1 by B<": 1, ">attempt 1 by C<": 1, ">attempt 2 by C<": 1, ">attempt 3 by C<": 1,
+		">the client's call<": 1, ">attempt 1 by A<": 1, ">attempt 1 by B<": 1,
+		">attempt 1 by C<": 1, ">attempt 2 by C<": 1, ">attempt 3 by C<": 1,
 		">UNAVAILABLE, do not retry<": 3, ">UNAVAILABLE<": 3,
 		">1 attempt, then: pushback<": 2, ">3 attempts, then: exhausted<": 1,
 	} {

@@ -127,7 +127,8 @@ func (p *picture) bar(middle int, s Span) {
 	from, to := p.x(s.Start()), p.x(s.End())
 	p.printf(`<rect x="%.1f" y="%d" width="%.1f" height="14" rx="2" fill="%s"/>`, from, middle-7, max(to-from, 2), teal)
 	for _, l := range s.Logs {
-		p.printf(`<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s" stroke-width="2"/>`, p.x(l.Time()), middle-7, p.x(l.Time()), middle+7, black)
+		p.printf(`<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s" stroke-width="2"/>`, p.x(l.Time()), middle-7, p.x(l.Time()),
+			middle+7, black)
 	}
 	label := duration(s.End().Sub(s.Start()))
 	width := 7 * float64(len(label))

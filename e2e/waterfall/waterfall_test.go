@@ -53,7 +53,8 @@ func TestPictureInTheDocumentationIsOfTheKeptTrace(t *testing.T) {
 func TestPictureHasTheSpansOfTheTrace(t *testing.T) {
 	const echo = "grpcretry.test.v1.EchoService/Echo"
 	var got []string
-	for _, m := range regexp.MustCompile(`<tspan [^>]*>shop</tspan> <tspan [^>]*>([^<]*)</tspan>`).FindAllStringSubmatch(draw(t, readTrace(t, response)), -1) {
+	labels := regexp.MustCompile(`<tspan [^>]*>shop</tspan> <tspan [^>]*>([^<]*)</tspan>`)
+	for _, m := range labels.FindAllStringSubmatch(draw(t, readTrace(t, response)), -1) {
 		got = append(got, m[1])
 	}
 	want := []string{"GET /cart", echo, echo, "retry wait", "attempt 2 " + echo, "retry wait", "attempt 3 " + echo}

@@ -69,7 +69,8 @@ func TestRunServesThePage(t *testing.T) {
 	}
 	s := readPage(t, address)
 	got := fmt.Sprint(s.Total.Calls, s.Total.Attempts, s.Total.Retries, s.Total.Rescued, s.Total.Stopped)
-	if want := fmt.Sprint(49, 79, 30, 15, map[string]int{"exhausted": 1, "budget": 20, "deadline": 1, "pushback": 2, "not_retryable": 2}); got != want {
+	if want := fmt.Sprint(49, 79, 30, 15,
+		map[string]int{"exhausted": 1, "budget": 20, "deadline": 1, "pushback": 2, "not_retryable": 2}); got != want {
 		t.Errorf("the page counts %s, want what wantTotals has, %s", got, want)
 	}
 	if response, err := http.Get(strings.TrimSuffix(address, pagePath)); err != nil || response.Request.URL.Path != pagePath {

@@ -226,7 +226,9 @@ func (c *collector) Export(_ context.Context, in *coltracepb.ExportTraceServiceR
 	return &coltracepb.ExportTraceServiceResponse{}, nil
 }
 
-func (c metricsCollector) Export(_ context.Context, in *colmetricspb.ExportMetricsServiceRequest) (*colmetricspb.ExportMetricsServiceResponse, error) {
+func (c metricsCollector) Export(
+	_ context.Context, in *colmetricspb.ExportMetricsServiceRequest,
+) (*colmetricspb.ExportMetricsServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, resource := range in.GetResourceMetrics() {

@@ -185,7 +185,9 @@ func (s setting) theirs(ctx context.Context, client echov1.EchoServiceClient) {
 }
 
 // control is the loop of a controller. A program with controller-runtime has it from there.
-func (s setting) control(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], reconcileKey func(context.Context, string) (ctrl.Result, error)) {
+func (s setting) control(
+	ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], reconcileKey func(context.Context, string) (ctrl.Result, error),
+) {
 	var workers sync.WaitGroup
 	for range s.workers {
 		workers.Go(func() {

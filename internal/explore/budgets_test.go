@@ -34,7 +34,8 @@ func (b *comparedBudget) Deposit(o grpcretry.Outcome) {
 	b.compare(time.Now(), fmt.Sprintf("attempt %d, which has %s,", o.Attempt, resultNames[o.Result]))
 }
 
-var resultNames = map[grpcretry.Result]string{grpcretry.Succeeded: "succeeded", grpcretry.Answered: "been answered", grpcretry.Failed: "failed",
+var resultNames = map[grpcretry.Result]string{grpcretry.Succeeded: "succeeded", grpcretry.Answered: "been answered",
+	grpcretry.Failed: "failed",
 	grpcretry.Unsent: "not been sent", grpcretry.Ignored: "been ignored"}
 
 // Withdraw implements [grpcretry.Budget].

@@ -192,7 +192,8 @@ func (c *plannedCall) drawStep(r *rand.Rand, policy grpcretry.Policy) step {
 	if s.kind == fails {
 		switch r.IntN(8) {
 		case 0, 1, 2:
-			s = s.pushback(pickOne(r, 0, 10*time.Millisecond, 700*time.Millisecond, 3*time.Second, elapsed, 2*elapsed, limit, limit+time.Millisecond))
+			s = s.pushback(pickOne(r, 0, 10*time.Millisecond, 700*time.Millisecond, 3*time.Second, elapsed, 2*elapsed, limit,
+				limit+time.Millisecond))
 		case 3:
 			s = s.pushbackValue([][]string{{"-1"}, {""}, {"+5"}, {"5", "5"}}[r.IntN(4)]...)
 		}
@@ -518,7 +519,8 @@ func (o *observation) received(s *served, m *wrapperspb.StringValue) {
 	defer o.mu.Unlock()
 	s.received++
 	if want := requestText(s.call, s.received); m.GetValue() != want {
-		o.problems = append(o.problems, fmt.Sprintf("call %d, attempt %d: the server has received %q, want %q", s.call, s.attempt, m.GetValue(), want))
+		o.problems = append(o.problems,
+			fmt.Sprintf("call %d, attempt %d: the server has received %q, want %q", s.call, s.attempt, m.GetValue(), want))
 	}
 }
 

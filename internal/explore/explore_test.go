@@ -29,10 +29,12 @@ var policies = map[string]func() []grpcretry.Option{
 		return []grpcretry.Option{grpcretry.WithMaxElapsed(time.Second), grpcretry.WithPatience(0), grpcretry.WithBufferLimit(100)}
 	},
 	"hedging": func() []grpcretry.Option {
-		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
+		return []grpcretry.Option{grpcretry.WithMaxAttempts(3), grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Echo", hedged),
+			grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Expand", hedged)}
 	},
 	"hedging without a budget": func() []grpcretry.Option {
-		h := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(10 * time.Millisecond), Budget: grpcretry.Unlimited}})
+		h := grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4,
+			Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(10 * time.Millisecond), Budget: grpcretry.Unlimited}})
 		opts := []grpcretry.Option{grpcretry.WithBudget(grpcretry.Unlimited)}
 		for _, name := range []string{"Echo", "Append", "Put", "Expand"} {
 			opts = append(opts, grpcretry.WithMethod("/grpcretry.test.v1.EchoService/"+name, h))
@@ -41,7 +43,8 @@ var policies = map[string]func() []grpcretry.Option{
 	},
 	"small memory": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.WithReplayMemory(600)} },
 	"little patience": func() []grpcretry.Option {
-		return []grpcretry.Option{grpcretry.WithPatience(1200 * time.Millisecond), grpcretry.WithMaxAttempts(3), grpcretry.WithBudget(grpcretry.Unlimited)}
+		return []grpcretry.Option{grpcretry.WithPatience(1200 * time.Millisecond), grpcretry.WithMaxAttempts(3),
+			grpcretry.WithBudget(grpcretry.Unlimited)}
 	},
 	"one retry at a time": func() []grpcretry.Option {
 		budget, err := grpcretry.NewConcurrencyBudget(1)
@@ -51,7 +54,9 @@ var policies = map[string]func() []grpcretry.Option{
 		return []grpcretry.Option{grpcretry.WithMaxAttempts(5), grpcretry.WithBudget(budget)}
 	},
 	"a budget refilled by time": func() []grpcretry.Option {
-		return []grpcretry.Option{grpcretry.WithMaxAttempts(5), grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: grpcretry.Nothing, MinPerSecond: 1, Window: time.Second})}
+		return []grpcretry.Option{grpcretry.WithMaxAttempts(5),
+			grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: grpcretry.Nothing, Reserve: grpcretry.Nothing, MinPerSecond: 1,
+				Window: time.Second})}
 	},
 	"ratio budget, compared": func() []grpcretry.Option {
 		budget, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.5, Reserve: 2, Window: 24 * time.Hour})
@@ -64,7 +69,8 @@ var policies = map[string]func() []grpcretry.Option{
 	"one attempt": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.Disable()} },
 }
 
-var hedged = grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4, Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond)}})
+var hedged = grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: 4,
+	Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(20 * time.Millisecond)}})
 
 var thorough = flag.Bool("thorough", false, "explore thousands of programs, as make random does")
 

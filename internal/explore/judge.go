@@ -218,10 +218,12 @@ func (j *judgement) judgeReplies() {
 	}
 	j.must(len(replies) == j.call.replies(), "it has succeeded with %s, want %d", count(len(replies), "reply", "replies"), j.call.replies())
 	if n := len(replies); n > 0 && !j.call.method.servers {
-		j.must(replies[n-1].received == j.call.sends(), "it has succeeded although the server had received %d of %d messages", replies[n-1].received, j.call.sends())
+		j.must(replies[n-1].received == j.call.sends(), "it has succeeded although the server had received %d of %d messages",
+			replies[n-1].received, j.call.sends())
 	}
-	j.must(slices.ContainsFunc(j.served, func(s *served) bool { return s.err == nil && (len(replies) == 0 || s.attempt == replies[0].attempt) }),
-		"it has succeeded without an attempt that the server has ended well")
+	j.must(slices.ContainsFunc(j.served, func(s *served) bool {
+		return s.err == nil && (len(replies) == 0 || s.attempt == replies[0].attempt)
+	}), "it has succeeded without an attempt that the server has ended well")
 }
 
 // judgeServed judges what the server has seen.
@@ -239,7 +241,8 @@ func (j *judgement) judgeServed() {
 	j.must(len(j.served) <= j.mostAttempts(), "the server has seen %d attempts, want at most %d", len(j.served), j.mostAttempts())
 	for _, s := range j.served {
 		took := s.end.Sub(s.at)
-		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() && took <= s.step.delay+slack+time.Duration(j.call.sends())*j.call.pause,
+		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() &&
+			took <= s.step.delay+slack+time.Duration(j.call.sends())*j.call.pause,
 			"attempt %d has taken the server %v, because it waited for messages", s.attempt, took)
 		for _, later := range j.served {
 			if s.step.kind != fails || s.end.IsZero() || !later.at.After(s.end) || status.Code(s.err) != s.step.code || !j.hasSeenEnd(s) {
@@ -248,10 +251,12 @@ func (j *judgement) judgeServed() {
 			push, ok := grpcretry.PushbackFrom(s.step.trailer, nil)
 			j.must(!ok || !push.Stop, "attempt %d has reached the server at %v, after attempt %d was answered with \"no retry\" at %v",
 				later.attempt, j.since(later.at), s.attempt, j.since(s.end))
-			j.must(!ok || j.isReplaced(s, later) || later.at.Sub(s.end) >= push.Delay-time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
+			j.must(!ok || j.isReplaced(s, later) || later.at.Sub(s.end) >= push.Delay-time.Microsecond,
+				"attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
 				later.attempt, later.at.Sub(s.end), s.attempt, push.Delay)
 			if ok && later.attempt == s.attempt+1 && !j.hedges() && !j.repeats(later.attempt) {
-				j.must(later.at.Sub(s.end) <= push.Delay+time.Microsecond, "attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
+				j.must(later.at.Sub(s.end) <= push.Delay+time.Microsecond,
+					"attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
 					later.attempt, later.at.Sub(s.end), s.attempt, push.Delay)
 			}
 		}
@@ -271,7 +276,8 @@ func (j *judgement) isReplaced(s, later *served) bool {
 func (j *judgement) hasSeenEnd(s *served) bool {
 	for _, e := range j.events {
 		if e.Kind == grpcretry.AttemptEnd && e.Attempt.Number == s.attempt {
-			return e.Attempt.Code() == s.step.code && !errors.Is(e.Attempt.Err, grpcretry.ErrAttemptTimeout) && !e.Attempt.Start.Add(e.Attempt.Duration).Before(s.end)
+			return e.Attempt.Code() == s.step.code && !errors.Is(e.Attempt.Err, grpcretry.ErrAttemptTimeout) &&
+				!e.Attempt.Start.Add(e.Attempt.Duration).Before(s.end)
 		}
 	}
 	return false
@@ -309,7 +315,8 @@ func (j *judgement) judgeEvents() {
 			ends++
 		}
 	}
-	j.must(ends == 1 && j.events[len(j.events)-1].Kind == grpcretry.CallEnd, "it has ended %d times, want once, and the end is to be the last event", ends)
+	j.must(ends == 1 && j.events[len(j.events)-1].Kind == grpcretry.CallEnd,
+		"it has ended %d times, want once, and the end is to be the last event", ends)
 	for n := 1; n <= len(started); n++ {
 		j.must(started[n] == 1 && ended[n] == 1, "attempt %d has started %d times and ended %d times", n, started[n], ended[n])
 	}
@@ -320,7 +327,8 @@ func (j *judgement) judgeEvents() {
 	end := j.events[len(j.events)-1]
 	j.must((end.Err == nil) == (j.result.err == nil), "it has ended with %v, and the application has got %v", end.Err, j.result.err)
 	if r := j.result.replies; len(r) > 0 && end.Err == nil {
-		j.must(r[0].attempt == end.Attempt.Number, "attempt %d has succeeded, and the replies are from attempt %d", end.Attempt.Number, r[0].attempt)
+		j.must(r[0].attempt == end.Attempt.Number, "attempt %d has succeeded, and the replies are from attempt %d", end.Attempt.Number,
+			r[0].attempt)
 	}
 }
 
@@ -335,9 +343,11 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 			continue
 		}
 		// At the instant of a cancellation, either may come first.
-		j.must(a.Start.Before(deadline) || j.call.cancel > 0 && a.Start.Equal(deadline), "attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
+		j.must(a.Start.Before(deadline) || j.call.cancel > 0 && a.Start.Equal(deadline),
+			"attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
 		if limit := j.policy.MaxElapsed; limit > 0 {
-			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d has started %v after the call, and MaxElapsed is %v", a.Number, a.Start.Sub(j.attempts[0].Start), limit)
+			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d has started %v after the call, and MaxElapsed is %v", a.Number,
+				a.Start.Sub(j.attempts[0].Start), limit)
 		}
 	}
 	j.must(sent <= j.mostAttempts(), "%d attempts were made, want at most %d", sent, j.mostAttempts())
@@ -380,8 +390,10 @@ func (j *judgement) judgeRetry(i int) {
 		ended = failed.Start.Add(j.policy.AttemptTimeout)
 	}
 	waited := next.Start.Sub(ended)
-	j.must(waited >= next.Wait, "attempt %d has started %v after the end of attempt %d, and the wait was to be %v", next.Number, waited, failed.Number, next.Wait)
-	j.must(waited <= next.Wait+slack, "attempt %d has started %v after the end of attempt %d, and the wait was to be %v", next.Number, waited, failed.Number, next.Wait)
+	j.must(waited >= next.Wait, "attempt %d has started %v after the end of attempt %d, and the wait was to be %v", next.Number, waited,
+		failed.Number, next.Wait)
+	j.must(waited <= next.Wait+slack, "attempt %d has started %v after the end of attempt %d, and the wait was to be %v", next.Number,
+		waited, failed.Number, next.Wait)
 	timedOut := errors.Is(failed.Err, grpcretry.ErrAttemptTimeout)
 	if j.policy.Classifier == nil && !timedOut {
 		j.must(slices.Contains(j.policy.Codes, failed.Code()), "attempt %d follows %v, which is not retryable", next.Number, failed.Code())
@@ -391,10 +403,12 @@ func (j *judgement) judgeRetry(i int) {
 	switch {
 	case failed.Unsent:
 	case hinted && push.Source == grpcretry.WaitPushback:
-		j.must(next.Wait == push.Delay || next.Repeats > 0 && next.Wait > push.Delay, "the wait before attempt %d is %v, and the pushback %v", next.Number, next.Wait, push.Delay)
+		j.must(next.Wait == push.Delay || next.Repeats > 0 && next.Wait > push.Delay, "the wait before attempt %d is %v, and the pushback %v",
+			next.Number, next.Wait, push.Delay)
 	case hinted:
 		spread := time.Duration(0.2 * j.program.u * float64(push.Delay))
-		j.must((next.Wait-push.Delay-spread).Abs() <= time.Microsecond || next.Repeats > 0 && next.Wait > push.Delay, "the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
+		j.must((next.Wait-push.Delay-spread).Abs() <= time.Microsecond || next.Repeats > 0 && next.Wait > push.Delay,
+			"the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
 	default:
 		want := j.backoff(i)
 		j.must(next.Wait >= want, "the wait before attempt %d is %v, and the policy's backoff %v", next.Number, next.Wait, want)
@@ -405,7 +419,8 @@ func (j *judgement) judgeRetry(i int) {
 		j.waitingAfter(i - 1).judgeAttempt(next)
 	}
 	if hinted && j.policy.MaxServerDelay >= 0 {
-		j.must(push.Delay <= j.policy.MaxServerDelay, "attempt %d follows a pushback of %v, and MaxServerDelay is %v", next.Number, push.Delay, j.policy.MaxServerDelay)
+		j.must(push.Delay <= j.policy.MaxServerDelay, "attempt %d follows a pushback of %v, and MaxServerDelay is %v", next.Number, push.Delay,
+			j.policy.MaxServerDelay)
 	}
 }
 

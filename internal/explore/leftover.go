@@ -9,7 +9,8 @@ import (
 // nothing of them.
 func (o *observation) judgeLeftover() {
 	if u := o.retrier.Usage(); u.WaitingCalls != 0 || u.OpenStreams != 0 || u.ReplayMemory != 0 {
-		o.problem("when all calls had ended, %s, %s, and %s in the replay memory", count(int(u.WaitingCalls), "call was waiting", "calls were waiting"),
+		o.problem("when all calls had ended, %s, %s, and %s in the replay memory",
+			count(int(u.WaitingCalls), "call was waiting", "calls were waiting"),
 			count(int(u.OpenStreams), "stream was open", "streams were open"), count(int(u.ReplayMemory), "byte was", "bytes were"))
 	}
 	if left := leftover(); left != "" {
@@ -24,7 +25,8 @@ func leftover() string {
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	own, others, _ := strings.Cut(string(stacks), "\n\n") // the caller's comes first
 	for one := range strings.SplitSeq(others, "\n\n") {
-		if bubbleOf(one) == bubbleOf(own) && (strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
+		if bubbleOf(one) == bubbleOf(own) &&
+			(strings.Contains(one, "grpcretry/grpcretry.(") || strings.Contains(one, "context.(*cancelCtx).propagateCancel.func")) {
 			return one
 		}
 	}

@@ -50,74 +50,101 @@ func TestExploreFindsPlantedFaults(t *testing.T) {
 		policy []grpcretry.Option
 		report string // a part of it
 	}{
-		{"an attempt is sent twice", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if err := invoker(ctx, method, req, reply, cc, opts...); err == nil {
-				return nil
-			}
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}, nil), nil, "has reached the server twice"},
-		{"an attempt is late", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if a, ok := grpcretry.AttemptFromContext(ctx); ok && a.Number > 1 {
-				<-time.After(time.Millisecond)
-			}
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}, nil), nil, "was answered with a pushback"},
-		{"a failure is hidden", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			invoker(ctx, method, req, reply, cc, opts...)
-			return nil
-		}, nil), nil, `reply 1 is "", which is no reply to this call`},
-		{"the trailer is lost", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			var kept []grpc.CallOption
-			for _, o := range opts {
-				if _, ok := o.(grpc.TrailerCallOption); !ok {
-					kept = append(kept, o)
+		{"an attempt is sent twice",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				if err := invoker(ctx, method, req, reply, cc, opts...); err == nil {
+					return nil
 				}
-			}
-			return invoker(ctx, method, req, reply, cc, kept...)
-		}, nil), nil, `was answered with`},
-		{"a message is doubled", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return &faulty{ClientStream: s, doubles: true} }), nil, "the server has received"},
-		{"a message is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return &faulty{ClientStream: s, loses: true} }), nil, "the server has received"},
-		{"a reply is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return &faulty{ClientStream: s, losesReply: true} }), nil, "reply"},
-		{"an attempt is not the Retrier's", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			ctx = metadata.AppendToOutgoingContext(ctx, "grpc-previous-rpc-attempts", "7")
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}, nil), nil, "which has not started"},
-		{"a call hangs", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}, nil), nil, "has reached the server twice"},
+		{"an attempt is late",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				if a, ok := grpcretry.AttemptFromContext(ctx); ok && a.Number > 1 {
+					<-time.After(time.Millisecond)
+				}
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}, nil), nil, "was answered with a pushback"},
+		{"a failure is hidden",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				invoker(ctx, method, req, reply, cc, opts...)
+				return nil
+			}, nil), nil, `reply 1 is "", which is no reply to this call`},
+		{"the trailer is lost",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				var kept []grpc.CallOption
+				for _, o := range opts {
+					if _, ok := o.(grpc.TrailerCallOption); !ok {
+						kept = append(kept, o)
+					}
+				}
+				return invoker(ctx, method, req, reply, cc, kept...)
+			}, nil), nil, `was answered with`},
+		{"a message is doubled", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
+			return &faulty{ClientStream: s, doubles: true}
+		}), nil, "the server has received"},
+		{"a message is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
+			return &faulty{ClientStream: s, loses: true}
+		}), nil, "the server has received"},
+		{"a reply is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
+			return &faulty{ClientStream: s, losesReply: true}
+		}), nil, "reply"},
+		{"an attempt is not the Retrier's",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				ctx = metadata.AppendToOutgoingContext(ctx, "grpc-previous-rpc-attempts", "7")
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}, nil), nil, "which has not started"},
+		{"a call hangs", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			err := invoker(ctx, method, req, reply, cc, opts...)
 			if status.Code(err) == codes.ResourceExhausted {
 				<-time.After(10 * time.Minute)
 			}
 			return err
 		}, nil), nil, "after its deadline or cancellation"},
-		{"a call never returns", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			err := invoker(ctx, method, req, reply, cc, opts...)
-			if status.Code(err) == codes.ResourceExhausted {
-				select {}
-			}
-			return err
-		}, nil), nil, "has not ended an hour after the start"},
-		{"a call panics", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		{"a call never returns",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				err := invoker(ctx, method, req, reply, cc, opts...)
+				if status.Code(err) == codes.ResourceExhausted {
+					select {}
+				}
+				return err
+			}, nil), nil, "has not ended an hour after the start"},
+		{"a call panics", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			err := invoker(ctx, method, req, reply, cc, opts...)
 			if status.Code(err) == codes.ResourceExhausted {
 				panic("planted")
 			}
 			return err
 		}, nil), nil, "panic: planted"},
-		{"a goroutine is left", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			go func() { select {} }()
-			return invoker(ctx, method, req, reply, cc, opts...)
-		}, nil), nil, "goroutines are left"},
-		{"the end of a stream is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream { return neverClosed{s} }), nil, "because it waited for messages"},
+		{"a goroutine is left",
+			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+				opts ...grpc.CallOption) error {
+				go func() { select {} }()
+				return invoker(ctx, method, req, reply, cc, opts...)
+			}, nil), nil, "goroutines are left"},
+		{"the end of a stream is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
+			return neverClosed{s}
+		}), nil, "because it waited for messages"},
 		{"a retry can learn nothing", impatient, nil, "attempt 2 could learn nothing"},
 		{"waits are not spread", impatient, nil, "with 0 repetitions, want an attempt after"},
 		{"a call does not wait for a token", impatient, nil, "after its last attempt, because of budget"},
-		{"a wait outlasts patience", with(grpcretry.WithPatience(time.Hour)), []grpcretry.Option{grpcretry.WithPatience(time.Second)}, "and Patience at"},
-		{"the budget keeps what is returned", nil, []grpcretry.Option{grpcretry.WithBudget(miserly{mustRatioBudget()})}, "after one Withdraw and its return"},
+		{"a wait outlasts patience", with(grpcretry.WithPatience(time.Hour)), []grpcretry.Option{grpcretry.WithPatience(time.Second)},
+			"and Patience at"},
+		{"the budget keeps what is returned", nil, []grpcretry.Option{grpcretry.WithBudget(miserly{mustRatioBudget()})},
+			"after one Withdraw and its return"},
 		{"the budget refuses what it has", nil, []grpcretry.Option{grpcretry.WithBudget(refusing{mustRatioBudget()})}, "and refuses a retry"},
 		{"the backoff draws numbers of its own", nil, []grpcretry.Option{grpcretry.WithBackoff(moody{})}, "the wait before attempt"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			e := Exploration{Service: &echov1.EchoService_ServiceDesc, DialOptions: tt.dial, Seed: seeds[tt.name], Policy: func() []grpcretry.Option { return tt.policy }}
+			e := Exploration{Service: &echov1.EchoService_ServiceDesc, DialOptions: tt.dial, Seed: seeds[tt.name],
+				Policy: func() []grpcretry.Option { return tt.policy }}
 			report := e.explore(t)
 			t.Log(report)
 			if report == "" || !strings.Contains(report, tt.report) {

@@ -31,7 +31,9 @@ var differences = []struct {
 		"rejected",
 		"accepted",
 		"A6 allows any case",
-		`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["Unavailable"]}}]}`,
+		`{"methodConfig": [{"name": [{}], ` +
+			`"retryPolicy": {"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", ` +
+			`"backoffMultiplier": 1, "retryableStatusCodes": ["Unavailable"]}}]}`,
 		true, "", "",
 	},
 	{
@@ -71,7 +73,9 @@ var differences = []struct {
 		"accepted, without effect",
 		"dropped, with a note; if it was the only one, nothing is retried",
 		"the same behaviour",
-		`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["OK"]}}]}`,
+		`{"methodConfig": [{"name": [{}], ` +
+			`"retryPolicy": {"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", ` +
+			`"backoffMultiplier": 1, "retryableStatusCodes": ["OK"]}}]}`,
 		false, "", "methodConfig[0].retryPolicy.retryableStatusCodes[0]: OK is ignored",
 	},
 	{
@@ -79,7 +83,8 @@ var differences = []struct {
 		"counts as 5, or as the number in `grpc.WithMaxCallAttempts`",
 		"counts as 5, with a note",
 		"A6's limit; a dial option of gRPC is not visible here, and `WithMaxAttempts` has no such limit",
-		`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 6, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": [14]}}]}`,
+		`{"methodConfig": [{"name": [{}], ` +
+			`"retryPolicy": {"maxAttempts": 6, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": [14]}}]}`,
 		false, "", "methodConfig[0].retryPolicy.maxAttempts: 6 counts as 5",
 	},
 }
@@ -112,7 +117,8 @@ func TestDifferencesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest, found := strings.CutPrefix(string(page[max(0, bytes.Index(page, []byte("| what |"))):]), "| what | grpc-go | here | why |\n|---|---|---|---|\n")
+	rest, found := strings.CutPrefix(string(page[max(0, bytes.Index(page, []byte("| what |"))):]),
+		"| what | grpc-go | here | why |\n|---|---|---|---|\n")
 	for _, d := range differences {
 		row := fmt.Sprintf("| %s | %s | %s | %s |\n", d.what, d.grpc, d.here, d.why)
 		next, ok := strings.CutPrefix(rest, row)
@@ -135,16 +141,18 @@ func TestDocumentedExample(t *testing.T) {
 	_, example, _ := strings.Cut(string(page), "```json\n")
 	example, _, _ = strings.Cut(example, "```")
 	c, err := Parse(example)
-	if err != nil || len(c.Notes) != 0 || len(c.Methods) != 2 || c.Methods[0].Retry == nil || c.Methods[1].Hedging == nil || c.Throttling == nil {
+	if err != nil || len(c.Notes) != 0 || len(c.Methods) != 2 || c.Methods[0].Retry == nil || c.Methods[1].Hedging == nil ||
+		c.Throttling == nil {
 		t.Errorf("Parse(%s) = %+v, %v; want two policies, throttling, and no notes", example, c, err)
 	}
 }
 
 // An error begins with a place in the text, and so does a note.
 var (
-	somewhere = `the service config|(loadBalancingPolicy|methodConfig|retryThrottling|healthCheckConfig|loadBalancingConfig)(\.[a-zA-Z]+|\[\d+\])*`
-	errorHas  = regexp.MustCompile(`^(line \d+, column \d+: not JSON|the service config is empty|` + somewhere + `): `)
-	noteHas   = regexp.MustCompile(`^(` + somewhere + `): `)
+	somewhere = `the service config|(loadBalancingPolicy|methodConfig|retryThrottling|` +
+		`healthCheckConfig|loadBalancingConfig)(\.[a-zA-Z]+|\[\d+\])*`
+	errorHas = regexp.MustCompile(`^(line \d+, column \d+: not JSON|the service config is empty|` + somewhere + `): `)
+	noteHas  = regexp.MustCompile(`^(` + somewhere + `): `)
 )
 
 // disagreement returns what differs between the two readings of a text other than by the list of

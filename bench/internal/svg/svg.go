@@ -77,7 +77,8 @@ func (p *Picture) Circle(x, y, radius float64, fill, edge string, dashed bool) {
 	if dashed {
 		dashes = ` stroke-dasharray="4 3"`
 	}
-	fmt.Fprintf(&p.body, `<circle cx="%.1f" cy="%.1f" r="%.1f" fill="%s" stroke="%s" stroke-width="2"%s/>`+"\n", x, y, radius, fill, edge, dashes)
+	fmt.Fprintf(&p.body, `<circle cx="%.1f" cy="%.1f" r="%.1f" fill="%s" stroke="%s" stroke-width="2"%s/>`+"\n", x, y, radius,
+		fill, edge, dashes)
 }
 
 // Arrow draws a horizontal line that points to the right, at x2.
