@@ -46,7 +46,6 @@ var drawCounts = []struct {
 	{"differential.programs", 2000, 50},
 	{"faults.streams", 600, 40},
 	{"functions.draws", 1000, 20},
-	{"hedges.iterations", 30, 5},
 	{"hedges.sequences", 500, 50},
 	{"panics.points", 12, 1},
 	{"programs.count", 20_000, 200},

@@ -2,8 +2,11 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -38,28 +42,18 @@ var badOptions = []struct {
 	words []string
 }{
 	{"no attempts", WithMaxAttempts(0), []string{"WithMaxAttempts", "0 attempts"}},
-	{"negative attempts", WithMaxAttempts(-3), []string{"WithMaxAttempts", "-3"}},
 	{"nil backoff", WithBackoff(nil), []string{"WithBackoff", "nil"}},
-	{"nil overload backoff", WithOverloadBackoff(nil), []string{"WithOverloadBackoff", "nil"}},
 	{"negative base", WithBackoff(Exponential{Base: -time.Second}), []string{"WithBackoff", "Base", "-1s"}},
-	{"negative max", WithBackoff(Exponential{Max: -time.Second}), []string{"WithBackoff", "Max", "-1s"}},
 	{"max below base", WithBackoff(Exponential{Base: 3 * time.Second, Max: 2 * time.Second}), []string{"WithBackoff", "Max", "2s", "3s"}},
-	{"max below the default base", WithBackoff(Exponential{Max: 99 * time.Millisecond}), []string{"WithBackoff", "99ms", "100ms"}},
 	{"default max below base", WithBackoff(Exponential{Base: 6 * time.Second}), []string{"WithBackoff", "5s", "6s"}},
 	{"multiplier below 1", WithBackoff(Exponential{Multiplier: 0.5}), []string{"WithBackoff", "Multiplier", "0.5"}},
-	{"negative multiplier", WithBackoff(Exponential{Multiplier: -2}), []string{"WithBackoff", "Multiplier", "-2"}},
 	{"multiplier NaN", WithBackoff(Exponential{Multiplier: math.NaN()}), []string{"WithBackoff", "Multiplier", "NaN"}},
-	{"multiplier infinite", WithBackoff(Exponential{Multiplier: math.Inf(1)}), []string{"WithBackoff", "Multiplier", "Inf"}},
 	{"unknown jitter", WithBackoff(Exponential{Jitter: 4}), []string{"WithBackoff", "Jitter", "4"}},
-	{"negative jitter", WithBackoff(Exponential{Jitter: -1}), []string{"WithBackoff", "Jitter", "-1"}},
-	{"overload multiplier", WithOverloadBackoff(Exponential{Multiplier: 0.99}), []string{"WithOverloadBackoff", "Multiplier", "0.99"}},
 	{"decorrelated base", WithBackoff(Decorrelated{Base: -1}), []string{"WithBackoff", "Decorrelated.Base", "-1ns"}},
-	{"decorrelated max", WithBackoff(Decorrelated{Max: -1}), []string{"WithBackoff", "Decorrelated.Max", "-1ns"}},
 	{"decorrelated max below base", WithOverloadBackoff(Decorrelated{Base: 2, Max: 1}), []string{"WithOverloadBackoff", "1ns", "2ns"}},
 	{"negative constant", WithBackoff(Constant(-time.Second)), []string{"WithBackoff", "Constant", "-1s"}},
 	{"no codes", WithCodes(), []string{"WithCodes", "no codes"}},
 	{"OK", WithCodes(codes.Unavailable, codes.OK), []string{"WithCodes", "OK"}},
-	{"code 17", WithCodes(codes.Unavailable, 17), []string{"WithCodes", "17"}},
 	{"code 1<<31", WithCodes(1 << 31), []string{"WithCodes", "2147483648"}},
 	{"negative attempt timeout", WithAttemptTimeout(-time.Second), []string{"WithAttemptTimeout", "-1s"}},
 	{"negative max elapsed", WithMaxElapsed(-time.Second), []string{"WithMaxElapsed", "-1s"}},
@@ -68,18 +62,10 @@ var badOptions = []struct {
 	{"nil limiter", WithBudget(NewRateBudget(nil)), []string{"WithBudget", "NewRateBudget", "nil"}},
 	{"nil function", WithBudget(PerTarget(nil)), []string{"WithBudget", "PerTarget", "nil"}},
 	{"nil budget among others", WithBudget(AllBudgets(Unlimited, nil)), []string{"WithBudget", "AllBudgets", "number 2", "nil"}},
-	{"nil limiter among others", WithBudget(AllBudgets(AllBudgets(NewRateBudget(nil)))),
-		[]string{"WithBudget", "AllBudgets", "NewRateBudget", "nil"}},
 
 	{"policy: attempts", WithPolicy(Policy{MaxAttempts: -1}), []string{"WithPolicy", "MaxAttempts", "-1"}},
 	{"policy: backoff", WithPolicy(Policy{Backoff: Exponential{Multiplier: 0.5}}), []string{"WithPolicy", "Backoff", "0.5"}},
-	{"policy: overload backoff", WithPolicy(Policy{OverloadBackoff: Constant(-1)}), []string{"WithPolicy", "OverloadBackoff", "-1ns"}},
 	{"policy: empty codes", WithPolicy(Policy{Codes: []codes.Code{}}), []string{"WithPolicy", "Codes", "no codes"}},
-	{"policy: OK", WithPolicy(Policy{Codes: []codes.Code{codes.OK}}), []string{"WithPolicy", "Codes", "OK"}},
-	{"policy: code 99", WithPolicy(Policy{Codes: []codes.Code{99}}), []string{"WithPolicy", "Codes", "99"}},
-	{"policy: attempt timeout", WithPolicy(Policy{AttemptTimeout: -7}), []string{"WithPolicy", "AttemptTimeout", "-7ns"}},
-	{"policy: max elapsed", WithPolicy(Policy{MaxElapsed: -7}), []string{"WithPolicy", "MaxElapsed", "-7ns"}},
-	{"policy: buffer limit", WithPolicy(Policy{BufferLimit: -2}), []string{"WithPolicy", "BufferLimit", "-2"}},
 	{"policy: budget", WithPolicy(Policy{Budget: NewRateBudget(nil)}), []string{"WithPolicy", "Budget", "NewRateBudget", "nil"}},
 }
 
@@ -90,17 +76,6 @@ func TestNewRefusesBadOptions(t *testing.T) {
 			wantRefused(t, err, tt.words...)
 			if r != nil {
 				t.Error("New gave a Retrier beside the error")
-			}
-		})
-	}
-}
-
-func TestNewRefusesBadOptionsOfAMethod(t *testing.T) {
-	for _, tt := range badOptions {
-		t.Run(tt.name, func(t *testing.T) {
-			for _, pattern := range []string{"/pkg.Service/Method", "/pkg.Service/"} {
-				_, err := New(WithMethod(pattern, steady, tt.opt))
-				wantRefused(t, err, append([]string{"WithMethod", pattern}, tt.words...)...)
 			}
 		})
 	}
@@ -224,20 +199,12 @@ func TestBackoffCoversOverloadUnlessThatHasItsOwn(t *testing.T) {
 		overload time.Duration // after RESOURCE_EXHAUSTED
 	}{
 		{"one backoff for both", []Option{WithBackoff(seconds(3))}, nil, 3 * time.Second, 3 * time.Second},
-		{"one each", []Option{WithBackoff(seconds(3)), WithOverloadBackoff(seconds(7))}, nil, 3 * time.Second, 7 * time.Second},
 		{"one each, the other way round", []Option{WithOverloadBackoff(seconds(7)), WithBackoff(seconds(3))}, nil, 3 * time.Second,
 			7 * time.Second},
-		{"overload in a wider scope", []Option{WithOverloadBackoff(seconds(7)), WithMethod(method, WithBackoff(seconds(3)))}, nil,
-			3 * time.Second, 7 * time.Second},
 		{"overload in a wider scope than the call", []Option{WithMethod(method, WithOverloadBackoff(seconds(7)))},
 			[]grpc.CallOption{WithBackoff(seconds(3))}, 3 * time.Second, 7 * time.Second},
 		{"backoff in a narrower scope", []Option{WithBackoff(seconds(3)), WithMethod(method, WithBackoff(seconds(5)))}, nil,
 			5 * time.Second, 5 * time.Second},
-		{"backoff of a call", []Option{WithBackoff(seconds(3))}, []grpc.CallOption{WithBackoff(seconds(5))}, 5 * time.Second,
-			5 * time.Second},
-		{"as a policy", []Option{WithPolicy(Policy{Backoff: seconds(3)})}, nil, 3 * time.Second, 3 * time.Second},
-		{"as a policy, one each", []Option{WithPolicy(Policy{Backoff: seconds(3), OverloadBackoff: seconds(7)})}, nil, 3 * time.Second,
-			7 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -274,10 +241,7 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 	}{
 		{"Disable", []Option{Disable()}, nil},
 		{"one attempt", []Option{WithMaxAttempts(1)}, nil},
-		{"one attempt as a policy", []Option{WithPolicy(Policy{MaxAttempts: 1})}, nil},
-		{"Disable for the method", []Option{WithMethod(method, Disable())}, nil},
 		{"Disable for the call", nil, []grpc.CallOption{Disable()}},
-		{"one attempt for the call", nil, []grpc.CallOption{WithMaxAttempts(1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -301,5 +265,202 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func retrierOf(t *testing.T, opts ...Option) *Retrier {
+	t.Helper()
+	r, err := New(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestPolicyHasTheDocumentedDefaults(t *testing.T) {
+	want := Policy{
+		MaxAttempts:     4,
+		Backoff:         Exponential{Base: 100 * time.Millisecond, Max: 5 * time.Second, Multiplier: 4, Jitter: EqualJitter},
+		OverloadBackoff: Exponential{Base: time.Second, Max: 20 * time.Second, Multiplier: 2, Jitter: FullJitter},
+		Codes:           []codes.Code{codes.ResourceExhausted, codes.Unavailable},
+		MaxServerDelay:  5 * time.Minute,
+		Patience:        10 * time.Second,
+		BufferLimit:     256 << 10,
+	}
+	for _, method := range []string{"/pkg.Service/Method", "/pkg.Service/", "nonsense", ""} {
+		got := retrierOf(t).Policy(method)
+		wantBalance(t, got.Budget, time.Now(), 3) // the reserve
+		deposit(got.Budget, 100)
+		wantBalance(t, got.Budget, time.Now(), 23)
+		got.Budget = nil
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("Policy(%q) = %+v, want %+v", method, got, want)
+		}
+	}
+}
+
+func TestPolicyIsACopy(t *testing.T) {
+	r := retrierOf(t)
+	shown := r.Policy("/a/b")
+	shown.Codes[0], shown.Codes[1] = codes.NotFound, codes.OK
+	shown.MaxAttempts = 1
+	if again := r.Policy("/a/b"); again.MaxAttempts != 4 ||
+		!slices.Equal(again.Codes, []codes.Code{codes.ResourceExhausted, codes.Unavailable}) {
+		t.Errorf("after a change of what Policy returned it returns %+v", again)
+	}
+}
+
+// Passing the result of Policy to WithPolicy changes nothing.
+func TestPolicyGoesRoundUnchanged(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"defaults": nil,
+		"edges":    {WithBufferLimit(0), WithMaxServerDelay(-1), WithMaxAttempts(1), WithBackoff(Constant(0))},
+	} {
+		first := retrierOf(t, opts...).Policy("/a/b")
+		if second := retrierOf(t, WithPolicy(first)).Policy("/a/b"); !reflect.DeepEqual(first, second) {
+			t.Errorf("%s: %+v became %+v", name, first, second)
+		}
+	}
+}
+
+// Each field of a Policy has an option that WithPolicy uses, and is part of what the scopes add up to.
+func TestEveryFieldOfAPolicyCounts(t *testing.T) {
+	full := Policy{MaxAttempts: 2, Backoff: Constant(1), OverloadBackoff: Constant(2), Codes: []codes.Code{codes.Aborted},
+		Classifier:     func(context.Context, Attempt) Classification { return Stop },
+		AttemptTimeout: 3, MaxElapsed: 4, MaxServerDelay: 5, Patience: 6, Budget: Unlimited, BufferLimit: 7,
+		Hedging: &Hedging{Delay: HedgeAfter(8)}, UnsentOnly: true, DryRun: true}
+	option := WithPolicy(full).callOption()
+	if option.err != nil || option.set != fieldDryRun<<1-1 {
+		t.Errorf("WithPolicy sets %b, want all fields: %v", option.set, option.err)
+	}
+	var sum partial
+	sum.add(scopeAll, &option.partial)
+	fields := reflect.ValueOf(sum.Policy)
+	for i := range fields.NumField() {
+		if fields.Field(i).IsZero() {
+			t.Errorf("%s is lost", fields.Type().Field(i).Name)
+		}
+	}
+	if sum.set != option.set {
+		t.Errorf("the sum has %b, want %b", sum.set, option.set)
+	}
+}
+
+const (
+	noSideEffects = descriptorpb.MethodOptions_NO_SIDE_EFFECTS
+	idempotent    = descriptorpb.MethodOptions_IDEMPOTENT
+)
+
+func TestLevelsOfMethods(t *testing.T) {
+	const service = "/grpcretry.test.v1.EchoService/"
+	for method, want := range map[string]level{
+		service + "Echo":                         noSideEffects,
+		service + "Put":                          idempotent,
+		service + "Append":                       levelUnknown,
+		service + "Expand":                       levelUnknown,
+		service + "Echoes":                       levelUnknown,
+		service:                                  levelUnknown,
+		"/grpcretry.test.v1.EchoRequest/message": levelUnknown, // a message, not a service
+		"/grpcretry.test.v1.EchoService.Echo/":   levelUnknown, // a method, not a service
+		"/no.such.Service/Method":                levelUnknown,
+		"nonsense":                               levelUnknown,
+		"//":                                     levelUnknown,
+		"/":                                      levelUnknown,
+		"":                                       levelUnknown,
+	} {
+		for range 2 { // the second is remembered
+			if got := levelOf(method); got != want {
+				t.Errorf("level of %q is %v, want %v", method, got, want)
+			}
+		}
+	}
+}
+
+// Each level has its own policy, through a real server.
+func TestIdempotencyLevels(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		client := server.client(t, WithBackoff(Constant(second)), WithMaxAttempts(2), WithBudget(Unlimited),
+			WithIdempotencyLevel(noSideEffects, WithMaxAttempts(4)),
+			WithIdempotencyLevel(idempotent, WithMaxAttempts(3)))
+		client.Echo(t.Context(), request())
+		client.Put(t.Context(), request())
+		client.Append(t.Context(), request())
+		wantTimes(t, server, 0, second, 2*second, 3*second, // Echo
+			3*second, 4*second, 5*second, // Put
+			5*second, 6*second) // Append
+	})
+}
+
+// WithSafeMethods retries what declares that it is safe. Narrower options win, and later ones for all methods.
+func TestSafeMethods(t *testing.T) {
+	const service = "/grpcretry.test.v1.EchoService/"
+	for _, tt := range []struct {
+		name   string
+		opts   []Option
+		closed []string // the methods that are retried only if they ran nowhere
+	}{
+		{"the preset", []Option{WithSafeMethods()}, []string{"Append", "Expand", "/sql/read"}},
+		{"a method opened", []Option{WithMethod(service+"Append", WithUnsentOnly(false)), WithSafeMethods()}, []string{"Expand", "/sql/read"}},
+		{"a method closed", []Option{WithMethod(service+"Echo", WithUnsentOnly(true)), WithSafeMethods()}, []string{"Echo", "Append", "Expand", "/sql/read"}},
+		{"functions opened", []Option{WithSafeMethods(), WithMethod("/sql/", WithUnsentOnly(false))}, []string{"Append", "Expand"}},
+		{"a level closed", []Option{WithSafeMethods(), WithIdempotencyLevel(idempotent, WithUnsentOnly(true))}, []string{"Put", "Append", "Expand", "/sql/read"}},
+		{"everything opened", []Option{WithSafeMethods(), WithUnsentOnly(false)}, nil},
+	} {
+		var closed []string
+		for _, method := range []string{"Echo", "Put", "Append", "Expand", "/sql/read"} {
+			name := method
+			if !strings.HasPrefix(name, "/") {
+				name = service + name
+			}
+			if retrierOf(t, tt.opts...).Policy(name).UnsentOnly {
+				closed = append(closed, method)
+			}
+		}
+		wantList(t, tt.name, closed, tt.closed...)
+	}
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		client := server.fixed(t, 0, WithBackoff(Constant(second)), WithMaxAttempts(2), WithSafeMethods())
+		client.Echo(t.Context(), request())
+		client.Put(t.Context(), request())
+		if _, err := client.Append(t.Context(), request()); !errors.Is(err, ErrMayHaveRun) {
+			t.Errorf("Append ended with %v, want ErrMayHaveRun", err)
+		}
+		wantTimes(t, server, 0, second, second, 2*second, 2*second)
+	})
+}
+
+func TestNewRefusesBadLevels(t *testing.T) {
+	for _, l := range []level{-1, 3, 1 << 30} {
+		_, err := New(WithIdempotencyLevel(l, WithMaxAttempts(2)))
+		wantRefused(t, err, "WithIdempotencyLevel", fmt.Sprint(int32(l)))
+	}
+	_, err := New(WithIdempotencyLevel(idempotent, WithMaxAttempts(0)))
+	wantRefused(t, err, "WithMaxAttempts", "0 attempts", "WithIdempotencyLevel IDEMPOTENT")
+	_, err = New(WithIdempotencyLevel(idempotent, nil))
+	wantRefused(t, err, "WithIdempotencyLevel", "IDEMPOTENT", "nil")
+
+	h := Hedging{Delay: HedgeAfter(time.Second)}
+	_, err = New(WithIdempotencyLevel(levelUnknown, WithHedging(h)))
+	wantRefused(t, err, "WithHedging", "IDEMPOTENCY_UNKNOWN", "AllMethodsAreSafe")
+	for _, l := range []level{noSideEffects, idempotent} {
+		if r := retrierOf(t, WithIdempotencyLevel(l, WithHedging(h))); r.Policy(echoMethod).Hedging != nil != (l == noSideEffects) {
+			t.Errorf("hedging for %v shows as %v for a method with NO_SIDE_EFFECTS", l, r.Policy(echoMethod).Hedging)
+		}
+	}
+}
+
+// A program that calls methods by names that others choose does not fill the memory.
+func TestLevelsOfManyMethodsAreNotAllKept(t *testing.T) {
+	var cache levelCache
+	for i := range maxKnownLevels + 10 {
+		cache.of(fmt.Sprintf("/many.Service/M%d", i))
+	}
+	if got := cache.count.Load(); got != maxKnownLevels {
+		t.Errorf("%d levels are kept, want %d", got, maxKnownLevels)
+	}
+	if got := cache.of(echoMethod); got != noSideEffects {
+		t.Errorf("level %v of a linked method, want NO_SIDE_EFFECTS", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -14,8 +15,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -215,19 +218,6 @@ func TestACallInFlightKeepsTheChannelsPolicy(t *testing.T) {
 	}
 }
 
-// The same, if WithServiceConfig hedges the method and the channel does not.
-func TestACallThatTurnsOutNotToBeHedgedKeepsTheChannelsPolicy(t *testing.T) {
-	hedging := WithServiceConfig(`{"methodConfig":[{"name":[{}],"hedgingPolicy":{"maxAttempts":5,"hedgingDelay":"100s"}}]}`)
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(aborted()))
-		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 3)), append(even(t, WithResolverServiceConfig(true), hedging).DialOptions(),
-			belowUnary(func(_ context.Context, next func(context.Context) error) error { return next(context.Background()) }))...)
-		time.AfterFunc(second/2, func() { config.update(configOf(retrying(nameEcho, 2))) })
-		_ = echoOnce(t.Context(), cc, "unary")
-		wantTimes(t, server, 0, second, 3*second)
-	})
-}
-
 // As in gRPC, a service config with an error changes nothing.
 func TestAServiceConfigWithAnErrorKeepsTheOldOne(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -238,81 +228,6 @@ func TestAServiceConfigWithAnErrorKeepsTheOldOne(t *testing.T) {
 		_ = echoOnce(t.Context(), cc, "unary")
 		wantTimes(t, server, 0, second, second, 2*second)
 	})
-}
-
-// The narrower scope wins; of two equal ones, Go's.
-func TestScopesOfTheChannelsPolicy(t *testing.T) {
-	all := WithMaxAttempts(6)
-	service := WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(7))
-	method := WithMethod(echoMethod, WithMaxAttempts(8))
-	config := func(name string, n int) Option { return WithServiceConfig(configOf(retrying(name, n))) }
-	for _, tt := range []struct {
-		name    string
-		channel string
-		opts    []Option
-		want    int
-	}{
-		{"default", nameDefault, nil, 2},
-		{"default, all in Go", nameDefault, []Option{all}, 6},
-		{"service, all in Go", nameService, []Option{all}, 2},
-		{"service, service in Go", nameService, []Option{service}, 7},
-		{"method, service in Go", nameEcho, []Option{service}, 2},
-		{"method, method in Go", nameEcho, []Option{service, method}, 8},
-		{"method, all but the method in Go", nameEcho, []Option{all, service}, 2},
-		{"default, default in WithServiceConfig", nameDefault, []Option{config(nameDefault, 5)}, 2},
-		{"default, service in WithServiceConfig", nameDefault, []Option{config(nameService, 5)}, 2},
-		{"default, method in WithServiceConfig", nameDefault, []Option{config(nameEcho, 5)}, 2},
-		{"method, default in WithServiceConfig", nameEcho, []Option{config(nameDefault, 5)}, 2},
-		{"another method, default in WithServiceConfig", `{"service":"other"}`, []Option{config(nameDefault, 5)}, 5},
-		{"another method, method in WithServiceConfig, method in Go", `{"service":"other"}`, []Option{config(nameEcho, 5), method}, 8},
-		{"service, disabled for all", nameService, []Option{Disable()}, 2},
-		{"default, disabled for all", nameDefault, []Option{Disable()}, 1},
-		{"service, disabled for the method", nameService, []Option{WithMethod(echoMethod, Disable())}, 1},
-	} {
-		for _, fresh := range []bool{true, false} {
-			for way, dial := range ways {
-				t.Run(fmt.Sprintf("%s, fresh %v, %s", tt.name, fresh, way), func(t *testing.T) {
-					bubble(t, func(t *testing.T) {
-						server := serve(t, always(aborted()))
-						opts := append([]Option{WithCodes(codes.Aborted), WithBackoff(Constant(second)), WithResolverServiceConfig(true)}, tt.opts...)
-						cc, _ := server.live(t, 0, configOf(retrying(tt.channel, 2)), dial(even(t, opts...))...)
-						if !fresh {
-							connect(t, cc)
-						}
-						_ = echoOnce(t.Context(), cc, "unary")
-						if got := len(server.attempts()); got != tt.want {
-							t.Errorf("%d attempts, want %d", got, tt.want)
-						}
-					})
-				})
-			}
-		}
-	}
-}
-
-// A call's own options win over everything, on a fresh channel as well.
-func TestACallsOwnOptionsWinOverTheChannel(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opt  CallOption
-		want int
-	}{{"more", WithMaxAttempts(4), 4}, {"off", Disable(), 1}} {
-		for _, fresh := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, fresh %v", tt.name, fresh), func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serve(t, always(aborted()))
-					cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 2)), even(t, WithResolverServiceConfig(true)).onlyInterceptors()...)
-					if !fresh {
-						connect(t, cc)
-					}
-					_ = echoOnce(t.Context(), cc, "unary", tt.opt)
-					if got := len(server.attempts()); got != tt.want {
-						t.Errorf("%d attempts, want %d", got, tt.want)
-					}
-				})
-			})
-		}
-	}
 }
 
 // withThrottle adds a retryThrottling to a service config.
@@ -337,8 +252,7 @@ func TestBudgetsKeepTheirStateOverARefresh(t *testing.T) {
 		{"gRPC", withThrottle(policy, 4, 1), nil, []int{2, 1, 2, 1}},
 		{"a throttle in Go", policy, []Option{WithBudget(perTarget)}, []int{2, 1, 1, 1}},
 		{"the default budget", policy, []Option{}, []int{4, 1, 1, 1}},
-		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))},
-			[]int{2, 1, 1, 1}},
+		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))}, []int{2, 1, 1, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -406,90 +320,6 @@ func TestTheAttemptTimeoutOnAFreshChannel(t *testing.T) {
 	}
 }
 
-// A method that Go hedges stays hedged, with the attempts of the channel's retryPolicy; one that WithServiceConfig
-// hedges follows the channel's retryPolicy.
-func TestHedgedMethodsAndTheChannelsPolicy(t *testing.T) {
-	const config = `{"methodConfig":[{"name":[` + nameEcho +
-		`],"hedgingPolicy":{"maxAttempts":3,"hedgingDelay":"%s","nonFatalStatusCodes":["ABORTED"]}}]}`
-	hedging := Policy{MaxAttempts: 3, Codes: []codes.Code{codes.Aborted},
-		Hedging: &Hedging{Delay: HedgeAfter(second / 2), AllMethodsAreSafe: true, Budget: Unlimited}}
-	slow := always(aborted().after(10 * second))
-	for _, tt := range []struct {
-		name string
-		opt  Option
-		want []time.Duration
-	}{
-		{"in Go", WithPolicy(hedging), []time.Duration{0, second / 2}},
-		{"in WithServiceConfig", WithServiceConfig(fmt.Sprintf(config, "0.5s")), []time.Duration{0, 11 * second}},
-		{"in WithServiceConfig, without a delay", WithServiceConfig(fmt.Sprintf(config, "0s")), []time.Duration{0, 11 * second}},
-	} {
-		for way, dial := range ways {
-			for _, kind := range []callKind{callKinds[0], callKinds[1]} {
-				for _, resolved := range []time.Duration{0, 3 * second} {
-					for _, fresh := range []bool{true, false} {
-						t.Run(fmt.Sprintf("%s, %s, %s, resolved after %v, fresh %v", tt.name, way, kind.name, resolved, fresh), func(t *testing.T) {
-							bubble(t, func(t *testing.T) {
-								server := serve(t, slow)
-								cc, _ := server.live(t, resolved, configOf(retrying(nameEcho, 2)), dial(even(t, tt.opt, WithResolverServiceConfig(true)))...)
-								if !fresh {
-									connect(t, cc)
-								}
-								_ = kind.call(t.Context(), cc, echoMethod)
-								first := server.times()[0]
-								var want []time.Duration
-								for _, d := range tt.want {
-									want = append(want, first+d)
-								}
-								if fresh && resolved > 0 && tt.name == "in Go" { // hedges that are due while the channel connects are put off
-									want = server.times()
-									if len(want) != 2 || want[1]-first >= 10*second {
-										t.Errorf("attempts at %v, want two, with the second before the first has failed", want)
-									}
-								}
-								wantTimes(t, server, want...)
-							})
-						})
-					}
-				}
-			}
-		}
-	}
-}
-
-// Update(Disable()) turns off what the channel's service config turns on.
-func TestUpdateTurnsTheChannelsPolicyOff(t *testing.T) {
-	for way, dial := range ways {
-		for _, kind := range callKinds {
-			t.Run(way+", "+kind.name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serve(t, always(aborted()))
-					r := even(t, WithResolverServiceConfig(true))
-					if err := r.Update(Disable()); err != nil {
-						t.Fatal(err)
-					}
-					cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 3)), dial(r)...)
-					for _, want := range []int{1, 1} {
-						before := len(server.attempts())
-						err := kind.call(t.Context(), cc, echoMethod)
-						wantUntouched(t, err, codes.Aborted, "conflict")
-						if got := len(server.attempts()) - before; got != want {
-							t.Errorf("%d attempts, want %d", got, want)
-						}
-					}
-					if err := r.Update(WithMaxAttempts(4)); err != nil {
-						t.Fatal(err)
-					}
-					before := len(server.attempts())
-					_ = kind.call(t.Context(), cc, echoMethod)
-					if got := len(server.attempts()) - before; got != 3 {
-						t.Errorf("%d attempts, want the channel's 3 again", got)
-					}
-				})
-			})
-		}
-	}
-}
-
 // Outdated retryPolicies are dropped.
 func TestOutdatedChannelPoliciesDoNotPileUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -510,17 +340,428 @@ func TestOutdatedChannelPoliciesDoNotPileUp(t *testing.T) {
 	})
 }
 
-func TestTheChannelsPolicyAllocatesNothing(t *testing.T) {
-	server := serve(t, always(ok()))
-	r := even(t, WithResolverServiceConfig(true))
-	cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 2)), r.DialOptions()...)
-	connect(t, cc)
-	if got := testing.AllocsPerRun(100, func() {
-		ch := r.channelOf(cc, echoMethod)
-		if p, err := r.settings.current().forCall(ch, echoMethod, nil); err != nil || p.MaxAttempts != 2 {
-			t.Errorf("policy %v, %v, want 2 attempts", p, err)
+// The tests here are about clients that obey a service config but leave gRPC's own retries on, because
+// they do not use DialOptions: attempts must not multiply.
+
+// obeying are the options with which a service config is obeyed. Both allow Echo three attempts.
+var obeying = map[string]Option{
+	"WithServiceConfig":         WithServiceConfig(configOf(retrying(nameEcho, 3))),
+	"WithResolverServiceConfig": WithResolverServiceConfig(true),
+}
+
+func TestAttemptsDoNotMultiply(t *testing.T) {
+	for with, option := range obeying {
+		for _, kind := range callKinds {
+			for _, tt := range []struct {
+				name string
+				opts []Option
+				call []grpc.CallOption
+				want int
+			}{
+				{"obeyed", nil, nil, 3},
+				{"call turned off", nil, []grpc.CallOption{Disable()}, 1},
+				{"method turned off", []Option{WithMethod(echoMethod, Disable())}, nil, 1},
+				{"the caller wants a large buffer", nil, []grpc.CallOption{grpc.MaxRetryRPCBufferSize(1 << 20)}, 3},
+				{"call turned off, and the caller wants a large buffer", nil, []grpc.CallOption{Disable(), grpc.MaxRetryRPCBufferSize(1 << 20)}, 1},
+				{"no buffer for streams", []Option{WithBufferLimit(0)}, nil, 0}, // 1 if it is a stream
+			} {
+				t.Run(with+", "+kind.name+", "+tt.name, func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						server := serve(t, always(aborted()))
+						cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 3)), even(t, append(tt.opts, option)...).onlyInterceptors()...)
+						want := tt.want
+						if want == 0 {
+							if want = 3; kind.desc != nil {
+								want = 1
+							}
+						}
+						for range 2 {
+							before := len(server.attempts())
+							if err := kind.call(t.Context(), cc, echoMethod, tt.call...); status.Code(err) != codes.Aborted {
+								t.Errorf("err = %v, want ABORTED", err)
+							}
+							if got := len(server.attempts()) - before; got != want {
+								t.Errorf("%d attempts, want %d", got, want)
+							}
+						}
+					})
+				})
+			}
 		}
-	}); got != 0 {
-		t.Errorf("%v allocations, want none", got)
 	}
+}
+
+// The application may receive, or wait for headers, before it sends anything.
+func TestAttemptsOfAStreamThatHasSentNothingDoNotMultiply(t *testing.T) {
+	for _, steps := range []string{"recv ABORTED", "close; recv ABORTED", "header", "wait 1s; try a; recv ABORTED"} {
+		for with, option := range obeying {
+			for off, want := range map[bool]int{false: 3, true: 1} {
+				t.Run(fmt.Sprintf("%s, %s, off %v", steps, with, off), func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						server := serveStreams(t, func(int, grpc.ServerStream) error { return status.Error(codes.Aborted, "conflict") })
+						config := configOf(retrying(nameDefault, 3))
+						opts := []Option{option}
+						if with == "WithServiceConfig" {
+							opts = []Option{WithServiceConfig(config)}
+						}
+						var call []grpc.CallOption
+						if off {
+							call = append(call, Disable())
+						}
+						cc, _ := server.live(t, 0, config, even(t, opts...).onlyInterceptors()...)
+						for range 2 {
+							before := len(server.attempts())
+							app := openOn(t, cc, bidiStream, call...)
+							if steps == "header" {
+								_, _ = app.stream.Header()
+								app.play(t, "recv ABORTED")
+							} else {
+								app.play(t, steps)
+							}
+							if got := len(server.attempts()) - before; got != want {
+								t.Errorf("%d attempts, want %d", got, want)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+const builtInPolicy = `{"methodConfig": [{
+	"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}],
+	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
+}]}`
+
+func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		logs := &logRecorder{}
+		budget := &aBudget{}
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(builtInPolicy), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithMaxAttempts(5), WithLogger(slog.New(logs)), WithBudget(budget))))
+		client := echov1.NewEchoServiceClient(cc)
+		for range 3 { // from the first call of a fresh channel on
+			before := len(server.attempts())
+			_, err := client.Echo(t.Context(), request())
+			if got := len(server.attempts()) - before; got != 3 {
+				t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
+			}
+			var e *Error
+			if errors.As(err, &e) || status.Code(err) != codes.Unavailable {
+				t.Errorf("err = %v, want gRPC's own", err)
+			}
+		}
+		if got := logs.lines(); len(got) != 1 || !strings.Contains(got[0], "retryPolicy") || !strings.Contains(got[0], "/Echo") {
+			t.Errorf("logged %q, want one line", got)
+		}
+		// Once the service config is known, calls pass through.
+		if want := []Outcome{{Attempt: 1, Result: Ignored}}; !slices.Equal(budget.heard, want) || budget.asked != nil {
+			t.Errorf("budget heard %v and was asked at %v, want %v and never", budget.heard, budget.asked, want)
+		}
+		// Another method of the same service is ours.
+		before := len(server.attempts())
+		client.Put(t.Context(), request())
+		if got := len(server.attempts()) - before; got != 5 {
+			t.Errorf("%d attempts of a method without a policy, want 5", got)
+		}
+	})
+}
+
+func TestBuiltInPolicyLeavesStreamsToGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
+		cc := server.conn(t, grpc.WithDefaultServiceConfig(strings.Replace(builtInPolicy,
+			`"grpcretry.test.v1.EchoService", "method": "Echo"`, `"s"`, 1)),
+			grpc.WithChainStreamInterceptor(StreamClientInterceptor(WithMaxAttempts(5))))
+		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		app := &application{stream: stream}
+		app.play(t, "send a; close; recv UNAVAILABLE")
+		var e *Error
+		if got := len(server.attempts()); got != 3 || errors.As(app.err, &e) {
+			t.Errorf("%d attempts and %v, want gRPC's 3 and its own error", got, app.err)
+		}
+	})
+}
+
+// What gRPC retries itself is not hedged: it gets one attempt, and its error as it comes.
+func TestHedgedCallsLeftToGRPC(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		code   codes.Code
+		want   []time.Duration
+		logs   bool // told to the logger, at the failure
+	}{
+		{"success", script(ok().after(5 * second)), codes.OK, []time.Duration{0}, false},
+		{"a failure that gRPC does not retry", script(unavailable()), codes.Unavailable, []time.Duration{0}, true},
+		{"a slow one", script(unavailable().after(5 * second)), codes.Unavailable, []time.Duration{0}, true},
+		{"gRPC's own retries", script(fail(codes.Aborted, "x").pushback("1000"), fail(codes.NotFound, "x")), codes.NotFound,
+			[]time.Duration{0, second}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				budget, events, logs := &aBudget{}, &hedgeEvents{}, &logRecorder{}
+				cc := server.conn(t, grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,`+
+					`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`),
+					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithBudget(budget), WithObserver(events.observe),
+						WithLogger(slog.New(logs)),
+						hedged(9, Hedging{Delay: HedgeAfter(second)}))))
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+				wantTimes(t, server, tt.want...)
+				events.check(t, err)
+				if tt.code != codes.OK {
+					wantUntouched(t, err, tt.code, status.Convert(err).Message())
+				}
+				if status.Code(err) != tt.code || len(budget.asked) != 0 || len(budget.heard) != 1 {
+					t.Errorf("Echo = %v, budget asked at %v and told %v, want %v, never and once", err, budget.asked, budget.heard, tt.code)
+				}
+				for _, e := range events.events {
+					if (e.Kind == Decision || e.Kind == CallEnd && err != nil) && e.Reason != errLeftToGRPC {
+						t.Errorf("%v has reason %v, want that it is left to gRPC", e.Kind, e.Reason)
+					}
+				}
+				if tt.logs {
+					wantLines(t, logs, "WARN…leaving it to gRPC")
+				} else {
+					wantLines(t, logs)
+				}
+			})
+		})
+	}
+}
+
+// Whether gRPC retries a method itself is known when the channel is ready: until then there
+// is no hedge, which could not be sent anyway.
+func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		config string
+		want   []time.Duration
+	}{
+		{"left to gRPC", `{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,"initialBackoff":"1s","maxBackoff":"1s",` +
+			`"backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`, []time.Duration{3 * second / 2}},
+		{"hedged", `{}`, []time.Duration{3 * second / 2, 2 * second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(says("a").after(2*second), says("b").after(time.Hour)))
+				slow := manual.NewBuilderWithScheme("slow")
+				cc := server.connTo(t, "slow:///echo", grpc.WithResolvers(slow), grpc.WithDefaultServiceConfig(tt.config),
+					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(2, Hedging{Delay: HedgeAfter(second)}))))
+				time.AfterFunc(3*second/2, func() {
+					slow.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}})
+				})
+				reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+				if reply.GetMessage() != "a" || err != nil {
+					t.Errorf("Echo = %v, %v, want a", reply, err)
+				}
+				wantTimes(t, server, tt.want...)
+			})
+		})
+	}
+}
+
+func TestBuiltInPolicyWhereBuiltInRetriesAreOff(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		dial []grpc.DialOption
+	}{
+		{"DialOptions", DialOptions(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited))},
+		{"WithBuiltInRetryDisabled", []grpc.DialOption{grpc.WithDisableRetry(), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited), WithBuiltInRetryDisabled()))}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(unavailable()))
+				cc := server.conn(t, append(tt.dial, grpc.WithDefaultServiceConfig(builtInPolicy))...)
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 5)
+				if got := len(server.attempts()); got != 5 {
+					t.Errorf("%d attempts, want our 5", got)
+				}
+			})
+		})
+	}
+}
+
+// On a channel that has its service config, such calls pass through: they are not hedged, have no attempt timeout, and
+// are not reported.
+func TestMethodsLeftToGRPCPassThrough(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"retried":         nil,
+		"attempt timeout": {WithAttemptTimeout(second / 2)},
+		"hedged":          {hedged(9, Hedging{Delay: HedgeAfter(second / 4)})},
+	} {
+		for _, kind := range callKinds {
+			t.Run(name+", "+kind.name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server, logs := serve(t, always(aborted().after(second))), &logRecorder{}
+					r := even(t, append(opts, WithLogger(slog.New(logs)), WithObserver(func(_ context.Context, e Event) {
+						t.Errorf("%v is reported", e.Kind)
+					}))...)
+					cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 2)), r.onlyInterceptors()...)
+					connect(t, cc)
+					err := kind.call(t.Context(), cc, echoMethod)
+					var e *Error
+					if got := len(server.attempts()); got != 2 || status.Code(err) != codes.Aborted || errors.As(err, &e) {
+						t.Errorf("%d attempts and %v, want the 2 of gRPC's policy and its own error", got, err)
+					}
+					wantLines(t, logs, "WARN…leaving it to gRPC")
+				})
+			})
+		}
+	}
+}
+
+// resolveAfter dials a server whose address and service config the resolver finds after d.
+func (f *fixture) resolveAfter(t *testing.T, d time.Duration, config string, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	found := manual.NewBuilderWithScheme("echo")
+	found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
+		time.AfterFunc(d, func() {
+			_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: cc.ParseServiceConfig(config)})
+		})
+	}
+	return f.connTo(t, "echo:///echo", append(opts, grpc.WithResolvers(found))...)
+}
+
+const oneSecond = `{"methodConfig":[{"name":[{}],"timeout":"1s"}]}`
+
+// With its own retries, gRPC ends a call after the timeout of its service config.
+func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
+	const tenth = second / 10
+	slow := always(unavailable().after(8 * tenth))
+	waits := []Option{WithBackoff(Constant(tenth)), WithBudget(Unlimited)}
+	hedging := []Option{WithPolicy(Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited},
+		Codes: []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		opts   []Option
+		limit  time.Duration // of the caller; 0 for none
+		want   []time.Duration
+		ends   time.Duration
+	}{
+		{"retried", slow, waits, 0, []time.Duration{0, 9 * tenth}, second},
+		{"with a deadline that is later", slow, waits, time.Hour, []time.Duration{0, 9 * tenth}, second},
+		{"with a deadline that is earlier", slow, waits, 95 * second / 100, []time.Duration{0, 9 * tenth}, 95 * second / 100},
+		{"with an attempt timeout", always(hang()), append(waits, WithAttemptTimeout(6*tenth)), 0, []time.Duration{0, 7 * tenth}, second},
+		{"with a code for it", always(hang()), append(waits, WithCodes(codes.DeadlineExceeded)), 0, []time.Duration{0}, second},
+		{"hedged", always(hang()), hedging, 0, []time.Duration{0, 3 * tenth, 6 * tenth, 9 * tenth}, second},
+	} {
+		for _, kind := range []string{"unary", "stream"} {
+			t.Run(tt.name+", "+kind, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, tt.script)
+					cc := server.resolveAfter(t, 0, oneSecond, DialOptions(tt.opts...)...)
+					connect(t, cc)
+					ctx := t.Context()
+					if tt.limit > 0 {
+						limited, cancel := context.WithTimeout(ctx, tt.limit)
+						defer cancel()
+						ctx = limited
+					}
+					err := echoOnce(ctx, cc, kind)
+					if got := time.Since(server.start); got != tt.ends || status.Code(err) != codes.DeadlineExceeded {
+						t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after %v", got, err, tt.ends)
+					}
+					if e := asError(t, err); !errors.Is(err, context.DeadlineExceeded) || len(e.Attempts) != len(tt.want) {
+						t.Errorf("err = %v of %d attempts, want %d and context.DeadlineExceeded", err, len(e.Attempts), len(tt.want))
+					}
+					wantTimes(t, server, tt.want...)
+				})
+			})
+		}
+	}
+}
+
+// echoOnce makes a call to its end, of the kind given.
+func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string, opts ...grpc.CallOption) error {
+	if kind == "unary" {
+		_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request(), opts...)
+		return err
+	}
+	stream, err := cc.NewStream(ctx, serverStream, echov1.EchoService_Echo_FullMethodName, opts...)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(request()); err != nil {
+		return err
+	}
+	for err == nil {
+		err = stream.RecvMsg(&echov1.EchoResponse{})
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// As with a deadline of the caller, no wait is started that would reach the end.
+func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second)))...)
+		err := echoOnce(t.Context(), cc, "unary")
+		wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
+		if !strings.Contains(err.Error(), "db-down") {
+			t.Errorf("err = %v, want the server's last word", err)
+		}
+		wantTimes(t, server, 0)
+	})
+}
+
+// A stream that the application abandons ends with the timeout, if not before.
+func TestAnAbandonedStreamEndsWithTheServiceConfigsTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		script func(int) answer
+		header bool // the application asks for headers before it goes
+	}{
+		{"first attempt", always(hang()), false},
+		{"first attempt, which has failed", always(unavailable()), false},
+		{"second attempt", script(unavailable(), answer{do: headThenHang}), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, tt.script)
+				cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(0)))...)
+				var finished time.Duration
+				stream, err := cc.NewStream(t.Context(), serverStream, echov1.EchoService_Echo_FullMethodName, grpc.OnFinish(func(error) {
+					finished = time.Since(server.start)
+				}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := stream.SendMsg(request()); err != nil {
+					t.Fatal(err)
+				}
+				if tt.header {
+					if md, err := stream.Header(); err != nil || md == nil {
+						t.Errorf("Header = %v, %v, want some", md, err)
+					}
+				}
+				time.Sleep(2 * second)
+				synctest.Wait()
+				if finished != second {
+					t.Errorf("OnFinish ran after %v, want 1s", finished)
+				}
+			})
+		})
+	}
+}
+
+// headThenHang sends headers, and then nothing until the client goes away.
+func headThenHang(ctx context.Context) error {
+	if err := grpc.SendHeader(ctx, metadata.Pairs("k", "v")); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return status.FromContextError(ctx.Err()).Err()
 }

@@ -178,64 +178,7 @@ func (c *drawnConfig) hedges(method string) bool {
 }
 
 func (r *drawnRetry) backoff() Backoff {
-	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier,
-		Jitter: ProportionalJitter}
-}
-
-func grpcCodes(drawn []drawnCode) []codes.Code {
-	var list []codes.Code
-	for _, c := range drawn {
-		list = append(list, codes.Code(c))
-	}
-	return list
-}
-
-// inGo returns the options that say the same, method by method, whatever was said before.
-func (c *drawnConfig) inGo() []Option {
-	var opts []Option
-	for _, m := range drawnMethods {
-		method := []CallOption{Disable(), WithMaxAttempts(4), WithPatience(defaultPatience), WithBackoff(defaultBackoff),
-			WithOverloadBackoff(Exponential{Base: second, Max: 20 * second}),
-			WithCodes(codes.Unavailable, codes.ResourceExhausted)}
-		switch e := c.of(m); {
-		case e != nil && e.RetryPolicy != nil:
-			r, waits := e.RetryPolicy, policy{Policy: Policy{MaxAttempts: e.RetryPolicy.MaxAttempts}}
-			method = []CallOption{Disable(), WithMaxAttempts(r.MaxAttempts),
-				WithPatience(max(defaultPatience, 2*waits.longestWait(r.backoff()))), WithBackoff(r.backoff()), WithOverloadBackoff(r.backoff()),
-				WithCodes(grpcCodes(r.RetryableStatusCodes)...)}
-		case e != nil && e.HedgingPolicy != nil:
-			h := e.HedgingPolicy
-			method = append(method, WithMaxAttempts(h.MaxAttempts), WithCodes(grpcCodes(h.NonFatalStatusCodes)...), WithBackoff(Constant(0)),
-				WithOverloadBackoff(Constant(0)), WithHedging(Hedging{Delay: HedgeAfter(time.Duration(h.HedgingDelay)), AllMethodsAreSafe: true}))
-		}
-		opts = append(opts, WithMethod("/"+drawnService+"/"+m, method...))
-	}
-	return opts
-}
-
-// A drawnBudget is the budget that is equivalent to a retryThrottling, for as long as the numbers stay
-// the same.
-type drawnBudget struct {
-	of     drawnThrottle
-	budget Budget
-}
-
-func (b *drawnBudget) option(c *drawnConfig) []Option {
-	if c.RetryThrottling == nil {
-		return nil
-	}
-	if b.budget == nil || b.of != *c.RetryThrottling {
-		b.of = *c.RetryThrottling
-		numbers := b.of
-		b.budget = PerTarget(func() Budget {
-			throttle, err := NewThrottle(numbers.MaxTokens, numbers.TokenRatio)
-			if err != nil {
-				panic(err)
-			}
-			return throttle
-		})
-	}
-	return []Option{WithBudget(b.budget)}
+	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier, Jitter: ProportionalJitter}
 }
 
 // A drawnResponse is how the server responds to one attempt.
@@ -435,60 +378,6 @@ func firstDifference(a, b []string) (n int, same bool) {
 		}
 	}
 	return min(len(a), len(b)), len(a) == len(b)
-}
-
-// A service config behaves like the same policies in Go options, attempt by attempt, and so it does when
-// it is replaced while calls run.
-func TestAServiceConfigIsLikeTheSameOptionsInGo(t *testing.T) {
-	t.Parallel()
-	drawConfigs(t, *configDraws, func(t *testing.T, d *rand.Rand) {
-		tokens := d.IntN(2) == 0
-		configs := []*drawnConfig{drawConfig(d, true, tokens)}
-		var changes []time.Duration
-		for range d.IntN(4) {
-			tokens = tokens || d.IntN(2) == 0
-			next := drawConfig(d, true, tokens)
-			if last := configs[len(configs)-1].RetryThrottling; tokens && last != nil && d.IntN(2) == 0 {
-				next.RetryThrottling = last
-			}
-			configs = append(configs, next)
-			changes = append(changes, between(d, 0, 30*second))
-		}
-		slices.Sort(changes)
-		var calls []*drawnCall
-		for range 1 + d.IntN(12) {
-			c := drawCall(d)
-			if slices.ContainsFunc(configs, func(one *drawnConfig) bool { return one.hedges(c.method) }) {
-				c.limit = 0 // at the deadline all attempts end at once, in any order
-			}
-			calls = append(calls, c)
-		}
-		seed := d.Uint64()
-		var got [2][]string
-		for i := range got {
-			bubble(t, func(t *testing.T) {
-				budget := &drawnBudget{}
-				options := func(c *drawnConfig) []Option {
-					if i == 0 {
-						return []Option{WithServiceConfig(c.String())}
-					}
-					return append(c.inGo(), budget.option(c)...)
-				}
-				l := &transcript{start: time.Now()}
-				r := l.retrier(t, seed, options(configs[0])...)
-				r.settings.fallback.hedges = Unlimited // a new client could not send any hedge
-				update(t, r)
-				cc := serveDrawn(t, calls, l).conn(t, r.DialOptions()...)
-				connect(t, cc)
-				got[i] = l.run(t, cc, calls, changes, func(n int) { update(t, r, options(configs[n+1])...) })
-			})
-		}
-		if n, same := firstDifference(got[0], got[1]); !same {
-			t.Errorf("with a service config:\n%s\nwith Go options:\n%s", strings.Join(got[0][max(0, n-5):min(n+3, len(got[0]))], "\n"),
-				strings.Join(got[1][max(0, n-5):min(n+3, len(got[1]))], "\n"))
-			t.Logf("configs %v, changed at %v", configs, changes)
-		}
-	})
 }
 
 // A service config that the channel has behaves like one in WithServiceConfig, from the first call of a

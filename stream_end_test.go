@@ -14,87 +14,6 @@ import (
 
 // The tests here are of the end of a stream: what may be asked then, and that it comes.
 
-// endings are streams that end, with their one attempt.
-var endings = []struct {
-	name            string
-	kind            *grpc.StreamDesc
-	server, app     string
-	header, trailer string // the attempt that they name, if there are any
-}{
-	{"committed, success", bidiStream, "recv a; header; send 1", "send a; recv 1; recv EOF", "1", ""},
-	{"committed, failure", bidiStream, "recv a; header; send 1; fail UNAVAILABLE", "send a; recv 1; recv UNAVAILABLE", "1", "1"},
-	{"committed, cancelled", bidiStream, "recv a; header; send 1; hang", "send a; recv 1; cancel; recv CANCELLED", "1", ""},
-	{"committed, abandoned", bidiStream, "recv a; header; send 1; hang", "send a; recv 1; cancel", "1", ""},
-	{"not committed, success", bidiStream, "recv a; header", "send a; recv EOF", "1", ""},
-	{"not committed, failure", bidiStream, "recv a; header; fail NOT_FOUND", "send a; recv NOT_FOUND", "1", "1"},
-	{"not committed, failure without headers", bidiStream, "recv a; fail NOT_FOUND", "send a; recv NOT_FOUND", "", "1"},
-	{"not committed, cancelled", bidiStream, "recv a; header; hang", "send a; wait 1s; cancel; recv CANCELLED", "1", ""},
-	{"not committed, abandoned", bidiStream, "recv a; header; hang", "send a; wait 1s; cancel", "1", ""},
-	{"server stream", serverStream, "recv a; header; send 1; fail NOT_FOUND", "send a; close; recv 1; recv NOT_FOUND", "1", "1"},
-	{"server stream, failure", serverStream, "recv a; header; fail NOT_FOUND", "send a; close; recv NOT_FOUND", "1", "1"},
-	{"client stream, success", clientStream, "recv a; header; recv EOF; send 1", "send a; close; recv 1", "1", ""},
-	{"client stream, failure", clientStream, "recv a; header; recv EOF; fail NOT_FOUND", "send a; close; recv NOT_FOUND", "1", "1"},
-}
-
-// asked is what a stream says of itself within a callback.
-type asked struct {
-	stream grpc.ClientStream
-	calls  int
-
-	header, trailer string
-}
-
-// ask calls the methods of the stream. It runs in a callback, which gives up after a minute.
-func (a *asked) ask(t *testing.T) {
-	a.calls++
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if a.stream.Context() == nil {
-			t.Error("Context = nil")
-		}
-		a.trailer = first(a.stream.Trailer()["attempt"])
-		md, err := a.stream.Header()
-		if err != nil {
-			t.Errorf("Header = %v", err)
-		}
-		a.header = first(md["attempt"])
-	}()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Error("a method of the stream hangs in a callback at its end")
-	}
-}
-
-func (a *asked) want(t *testing.T, header, trailer string) {
-	t.Helper()
-	if a.calls != 1 || a.header != header || a.trailer != trailer {
-		t.Errorf("%d calls saw the header of attempt %q and the trailer of attempt %q, want one with %q and %q",
-			a.calls, a.header, a.trailer, header, trailer)
-	}
-}
-
-func TestAStreamMayBeAskedFromAnObserverAtItsEnd(t *testing.T) {
-	for _, tt := range endings {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server, asked := serveScripts(t, tt.server), &asked{}
-				app := openOn(t, server.conn(t, DialOptions(WithObserver(func(_ context.Context, e Event) {
-					if e.Kind == CallEnd {
-						asked.ask(t)
-					}
-				}))...), tt.kind)
-				asked.stream = app.stream
-				app.play(t, tt.app)
-				time.Sleep(2 * time.Minute)
-				synctest.Wait()
-				asked.want(t, tt.header, tt.trailer)
-			})
-		})
-	}
-}
-
 // abandon runs a stream that one goroutine sends to for a second, and whose Context another one
 // asks for or does not. Neither comes back. Meanwhile the attempt times out at 5 s, and the call
 // ends.
@@ -269,3 +188,93 @@ func TestAStreamThatFailsWhileNobodyLooksEnds(t *testing.T) {
 type mute struct{ grpc.ClientStream }
 
 func (mute) SendMsg(any) error { return status.Error(codes.Unauthenticated, "no credentials") }
+
+// The tests here are of streams with an attempt timeout of 5 s.
+
+// The attempt timeout is the server's time to answer, not the application's time to read.
+func TestAResponseThatArrivedInTimeIsDeliveredToALateReader(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		kind        *grpc.StreamDesc
+		server, app string
+	}{
+		{"server stream", serverStream, "recv a; send 1; send 2", "send a; close; wait 20s; recv 1; recv 2; recv EOF"},
+		{"server stream that goes on", serverStream, "recv a; send 1; wait 1m; send 2",
+			"send a; close; wait 20s; recv 1; recv 2; recv EOF"},
+		{"empty server stream", serverStream, "recv a", "send a; close; wait 20s; recv EOF"},
+		{"client stream", clientStream, "recv a; recv EOF; wait 1s; send 1", "send a; close; wait 20s; recv 1"},
+		{"bidi", bidiStream, "recv a; wait 1s; send 1; recv b; send 2; recv EOF",
+			"send a; wait 20s; recv 1; send b; recv 2; close; recv EOF"},
+		{"committed by Header", bidiStream, "recv a; header; send 1; send 2", "send a; header; wait 20s; recv 1; recv 2; recv EOF"},
+		{"committed by Context", bidiStream, "recv a; wait 1s; send 1; wait 1m; send 2",
+			"send a; context; wait 20s; recv 1; recv 2; recv EOF"},
+		{"a failure", serverStream, "recv a; fail NOT_FOUND", "send a; close; wait 20s; recv NOT_FOUND"},
+		{"a failure after headers", bidiStream, "recv a; header; wait 1s; fail NOT_FOUND", "send a; wait 20s; recv NOT_FOUND"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, reported := serveScripts(t, tt.server), &record{}
+				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), WithAttemptTimeout(5*second))...)...), tt.kind,
+					reported.onFinish())
+				app.play(t, tt.app)
+				reported.want(t, app.err)
+				wantTimes(t, server, 0)
+				if b := &reported.budget; len(b.asked) != b.refunded {
+					t.Errorf("%d retries were withdrawn and %d refunded, want none to be paid for", len(b.asked), b.refunded)
+				}
+				if app.err != nil && status.Convert(app.err).Message() != "failed in attempt 1" {
+					t.Errorf("RecvMsg = %v, want the server's failure", app.err)
+				}
+			})
+		})
+	}
+}
+
+// lateStream is a stream whose first message is slow to come up.
+type lateStream struct {
+	grpc.ClientStream
+	delay time.Duration
+}
+
+func (s *lateStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	time.Sleep(s.delay)
+	return err
+}
+
+// The caller's context may live for ever: nothing of a call may stay registered with it.
+func TestNothingStaysWithTheCallersContext(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		app     string
+	}{
+		{"success", []string{"recv a; send 1"}, "send a; close; recv 1; recv EOF"},
+		{"failure", []string{"recv a; fail NOT_FOUND"}, "send a; close; recv NOT_FOUND"},
+		{"failure when committed", []string{"recv a; send 1; fail UNAVAILABLE"}, "send a; close; recv 1; recv UNAVAILABLE"},
+		{"a retry", []string{"fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF"},
+		{"a timeout while the application is elsewhere", []string{"recv a; hang", "recv a; send 1"},
+			"send a; close; wait 20s; recv 1; recv EOF"},
+		{"a timeout that was committed to", []string{"recv a; hang"}, "send a; close; context; wait 20s; recv DEADLINE_EXCEEDED"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				cc := server.conn(t, DialOptions(steady, WithAttemptTimeout(5*second))...)
+				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
+				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ctx.number() == 0 {
+					t.Fatal("nobody waits for the context's end")
+				}
+				(&application{stream: stream}).play(t, tt.app)
+				synctest.Wait()
+				if got := ctx.number(); got != 0 {
+					t.Errorf("%d functions wait for the end of the caller's context after the call", got)
+				}
+			})
+		})
+	}
+}

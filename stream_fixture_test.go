@@ -272,7 +272,3 @@ func (r *record) want(t *testing.T, result error) {
 }
 
 var long = strings.Repeat("x", 300<<10) // more than the default buffer holds
-
-// big is more than flow control lets through to a server that does not read: gRPC takes
-// one such message, and holds the next one up.
-var big = strings.Repeat("x", 200<<10)

@@ -3,9 +3,15 @@ package grpcretry
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
+	"math"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,16 +35,11 @@ func TestStreams(t *testing.T) {
 		times  []time.Duration // of the attempts
 	}{
 		// Server streams.
-		{"server stream, nothing fails", serverStream, nil, []string{"recv a; recv EOF; send 1; send 2"},
-			"send a; close; recv 1; recv 2; recv EOF; recv EOF", nil, []time.Duration{0}},
 		{"server stream fails before its first message", serverStream, nil,
 			[]string{"recv a; fail UNAVAILABLE", "recv a; recv EOF; fail UNAVAILABLE", "recv a; recv EOF; send 1"},
 			"send a; close; recv 1; recv EOF", nil, []time.Duration{0, 1 * second, 3 * second}},
-		{"server stream fails before it reads", serverStream, nil, []string{"fail UNAVAILABLE", "recv a; send 1"},
-			"send a; close; recv 1; recv EOF", nil, []time.Duration{0, 1 * second}},
 		{"server stream fails after its first message", serverStream, nil, []string{"recv a; send 1; send 2; fail UNAVAILABLE"},
 			"send a; close; recv 1; recv 2; recv UNAVAILABLE; recv UNAVAILABLE; trailer 1", nil, []time.Duration{0}},
-		{"server stream without messages", serverStream, nil, []string{"recv a"}, "send a; close; recv EOF", nil, []time.Duration{0}},
 		{"headers that the application has not seen do not commit", serverStream, nil,
 			[]string{"recv a; header; fail UNAVAILABLE", "recv a; send 1"}, "send a; close; recv 1; recv EOF", nil,
 			[]time.Duration{0, 1 * second}},
@@ -46,15 +47,8 @@ func TestStreams(t *testing.T) {
 			"send a; close; header; recv UNAVAILABLE", nil, []time.Duration{0}},
 		{"waiting for headers retries", serverStream, nil, []string{"recv a; fail UNAVAILABLE", "recv a; header; wait 1s; send 1"},
 			"send a; close; header; recv 1; recv EOF", nil, []time.Duration{0, 1 * second}},
-		{"waiting for headers in vain", serverStream, []Option{WithMaxAttempts(2)},
-			[]string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE"},
-			"send a; close; no header; recv UNAVAILABLE; trailer 2", ErrAttemptsExhausted, []time.Duration{0, 1 * second}},
 		{"Context commits", serverStream, nil, []string{"recv a; wait 1s; fail UNAVAILABLE"}, "send a; close; context; recv UNAVAILABLE",
 			nil, []time.Duration{0}},
-		{"Trailer commits", serverStream, nil, []string{"recv a; wait 1s; fail UNAVAILABLE"},
-			"send a; close; trailer ; recv UNAVAILABLE; trailer 1", nil, []time.Duration{0}},
-		{"not retryable", serverStream, nil, []string{"recv a; fail NOT_FOUND"}, "send a; close; recv NOT_FOUND; recv NOT_FOUND", nil,
-			[]time.Duration{0}},
 		{"not retryable after a retry", serverStream, nil, []string{"fail UNAVAILABLE", "fail NOT_FOUND"},
 			"send a; close; recv NOT_FOUND", ErrNotRetryable, []time.Duration{0, 1 * second}},
 		{"no attempts left, and RecvMsg called again makes no more", serverStream, []Option{WithMaxAttempts(2)},
@@ -65,15 +59,9 @@ func TestStreams(t *testing.T) {
 			nil, []time.Duration{0, 7 * second}},
 		{"pushback says stop", serverStream, nil, []string{"pushback -1; fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", ErrPushback,
 			[]time.Duration{0}},
-		{"budget", serverStream, []Option{WithBudget(&aBudget{refuse: true}), WithPatience(0)}, []string{"fail UNAVAILABLE"},
-			"send a; close; recv UNAVAILABLE", ErrBudgetExhausted, []time.Duration{0}},
 		{"a long request is not counted against the limit", serverStream, []Option{WithBufferLimit(1)},
 			[]string{"fail UNAVAILABLE", "recv abc; send 1"},
 			"send abc; close; recv 1; recv EOF", nil, []time.Duration{0, 1 * second}},
-		{"no buffer, no retries", serverStream, []Option{WithBufferLimit(0)}, []string{"fail UNAVAILABLE"},
-			"send a; close; recv UNAVAILABLE", nil, []time.Duration{0}},
-		{"disabled", serverStream, []Option{Disable()}, []string{"fail UNAVAILABLE"}, "send a; close; recv UNAVAILABLE", nil,
-			[]time.Duration{0}},
 
 		// The attempt timeout.
 		{"a first message too late", serverStream, []Option{WithAttemptTimeout(5 * second)},
@@ -84,33 +72,14 @@ func TestStreams(t *testing.T) {
 			"send a; close; recv 1; recv 2; recv EOF", nil, []time.Duration{0}},
 		{"headers in time, a first message too late", serverStream, []Option{WithAttemptTimeout(5 * second)},
 			[]string{"recv a; header; hang", "recv a; send 1"}, "send a; close; recv 1; recv EOF", nil, []time.Duration{0, 6 * second}},
-		{"headers seen in time, a first message too late", serverStream, []Option{WithAttemptTimeout(5 * second)},
-			[]string{"recv a; header; hang"},
-			"send a; close; header; recv DEADLINE_EXCEEDED; recv DEADLINE_EXCEEDED", nil, []time.Duration{0}},
-		{"headers seen and a first message in time live on", serverStream, []Option{WithAttemptTimeout(5 * second)},
-			[]string{"recv a; header; wait 4s; send 1; wait 50s; send 2"}, "send a; close; header; recv 1; recv 2; recv EOF", nil,
-			[]time.Duration{0}},
-		{"over the buffer limit, and a response too late", clientStream, []Option{WithAttemptTimeout(5 * second), WithBufferLimit(1)},
-			[]string{"recv a; recv EOF; hang"}, "send a; close; recv DEADLINE_EXCEEDED", nil, []time.Duration{0}},
-		{"all first messages too late", serverStream, []Option{WithAttemptTimeout(5 * second), WithMaxAttempts(2)},
-			[]string{"hang", "hang"},
-			"send a; close; recv DEADLINE_EXCEEDED", ErrAttemptsExhausted, []time.Duration{0, 6 * second}},
-		{"a response too late", clientStream, []Option{WithAttemptTimeout(5 * second)},
-			[]string{"recv a; recv EOF; hang", "recv a; recv EOF; send 1"},
-			"send a; close; recv 1", nil, []time.Duration{0, 6 * second}},
 		{"a timeout while the application is elsewhere", serverStream, []Option{WithAttemptTimeout(5 * second)},
 			[]string{"recv a; hang", "recv a; send 1"},
 			"send a; close; wait 20s; recv 1; recv EOF", nil, []time.Duration{0, 26 * second}},
 
 		// Client streams.
-		{"client stream, nothing fails", clientStream, nil, []string{"recv a; recv b; recv EOF; send 1"}, "send a; send b; close; recv 1",
-			nil, []time.Duration{0}},
 		{"client stream is replayed in order", clientStream, nil,
 			[]string{"recv a; recv b; recv EOF; fail UNAVAILABLE", "recv a; recv b; recv EOF; send 1"},
 			"send a; send b; close; recv 1", nil, []time.Duration{0, 1 * second}},
-		{"client stream fails between two messages", clientStream, nil,
-			[]string{"recv a; fail UNAVAILABLE", "recv a; recv b; recv c; recv EOF; send 1"},
-			"send a; wait 1s; send b; send c; close; recv 1", nil, []time.Duration{0, 2 * second}},
 		{"client stream fails in its middle, twice", clientStream, nil,
 			[]string{"recv a; fail UNAVAILABLE", "recv a; recv b; fail UNAVAILABLE", "recv a; recv b; recv c; recv EOF; send 1"},
 			"send a; wait 1s; send b; wait 1s; send c; close; recv 1", nil, []time.Duration{0, 2 * second, 5 * second}},
@@ -120,17 +89,10 @@ func TestStreams(t *testing.T) {
 		{"client stream over the buffer limit is committed", clientStream, nil,
 			[]string{"recv a; recv " + long + "; recv b; fail UNAVAILABLE"},
 			"send a; send " + long + "; send b; close; recv UNAVAILABLE", nil, []time.Duration{0}},
-		{"client stream within a larger limit is not", clientStream, []Option{WithBufferLimit(1 << 20)},
-			[]string{"recv a; recv " + long + "; recv EOF; fail UNAVAILABLE", "recv a; recv " + long + "; recv EOF; send 1"},
-			"send a; send " + long + "; close; recv 1", nil, []time.Duration{0, 1 * second}},
-		{"client stream committed when it is dead", clientStream, []Option{WithBufferLimit(1000)}, []string{"recv a; fail UNAVAILABLE"},
-			"send a; wait 1s; sendeof " + big + "; recv UNAVAILABLE", nil, []time.Duration{0}},
 		{"client stream answered early", clientStream, nil, []string{"recv a; send 1"}, "send a; wait 1s; sendeof b; close; recv 1", nil,
 			[]time.Duration{0}},
 
 		// Both ways.
-		{"bidi, nothing fails", bidiStream, nil, []string{"recv a; send 1; recv b; send 2; recv EOF"},
-			"send a; recv 1; send b; recv 2; close; recv EOF", nil, []time.Duration{0}},
 		{"bidi fails before the first answer", bidiStream, nil,
 			[]string{"recv a; recv b; fail UNAVAILABLE", "recv a; recv b; send 1; recv c; send 2; recv EOF"},
 			"send a; send b; recv 1; send c; recv 2; close; recv EOF", nil, []time.Duration{0, 1 * second}},
@@ -138,12 +100,8 @@ func TestStreams(t *testing.T) {
 			"send a; recv 1; recv UNAVAILABLE; sendeof b; trailer 1", nil, []time.Duration{0}},
 		{"bidi opened without a message", bidiStream, nil, []string{"fail UNAVAILABLE", "send 1; recv a; recv EOF"},
 			"recv 1; send a; close; recv EOF", nil, []time.Duration{0, 1 * second}},
-		{"bidi with an answer that nobody took", bidiStream, nil, []string{"recv a; send 1; fail UNAVAILABLE"},
-			"send a; wait 1s; sendeof b; recv 1; recv UNAVAILABLE", nil, []time.Duration{0}},
 		{"cancelled in a wait", bidiStream, nil, []string{"recv a; fail UNAVAILABLE"}, "send a; wait 1s; cancel; recv CANCELLED; sendeof b",
 			context.Canceled, []time.Duration{0}},
-		{"cancelled when committed", bidiStream, nil, []string{"recv a; send 1; hang"}, "send a; recv 1; cancel; recv CANCELLED", nil,
-			[]time.Duration{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -222,4 +180,319 @@ func TestStreamEvents(t *testing.T) {
 			t.Errorf("peer %v, previous attempts %d, want one, 1", at.Addr, server.attempts()[1].previous)
 		}
 	})
+}
+
+// An interceptor may open its stream a second time, with a new token for example. The end of the first is not the
+// attempt's.
+func TestAnInterceptorBelowMayOpenAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; send 1; wait 1s; send 2")
+		tokens := &expiredToken{}
+		twice := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+			stream, err := next(ctx)
+			if err != nil {
+				stream, err = next(ctx)
+			}
+			return stream, err
+		})
+		cc := server.conn(t, append(DialOptions(), twice, grpc.WithPerRPCCredentials(tokens))...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv 2; recv EOF")
+	})
+}
+
+// An expiredToken fails the first time.
+type expiredToken struct{ asked int }
+
+func (e *expiredToken) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if e.asked++; e.asked == 1 {
+		return nil, errors.New("expired")
+	}
+	return nil, nil
+}
+
+func (*expiredToken) RequireTransportSecurity() bool { return false }
+
+// A stream is committed when the limit is passed, not when it is reached, and all its
+// messages count. "aaa" is 3 bytes, in a field of 2 more, in a frame of 5 more.
+func TestTheBufferLimitIsExact(t *testing.T) {
+	const small = 10
+	for _, tt := range []struct {
+		limit    int
+		attempts []time.Duration
+		app      string
+	}{
+		{2 * small, []time.Duration{0, 1 * second}, "send aaa; send bbb; close; recv 1"},
+		{2*small - 1, []time.Duration{0}, "send aaa; send bbb; close; recv UNAVAILABLE"},
+	} {
+		t.Run(strconv.Itoa(tt.limit), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				scripts := []string{"recv aaa; recv bbb; recv EOF; fail UNAVAILABLE", "recv aaa; recv bbb; recv EOF; send 1"}
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+				app, err := server.openStream(t, clientStream, []Option{WithBufferLimit(tt.limit)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				app.play(t, tt.app)
+				wantTimes(t, server, tt.attempts...)
+			})
+		})
+	}
+}
+
+// Without a buffer a stream is gRPC's own: no budget, no event, its error untouched, also
+// where it cannot be opened.
+func TestStreamsWithoutABufferPassStraightThrough(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		opt  Option
+	}{
+		{"WithBufferLimit", WithBufferLimit(0)},
+		{"Policy.BufferLimit", WithPolicy(Policy{BufferLimit: -1})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			budget, events, attempts := &aBudget{}, 0, 0
+			streamer := func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+				if attempts++; attempts == 1 {
+					return &endless{}, nil
+				}
+				return nil, status.Error(codes.Unavailable, "no stream")
+			}
+			open := StreamClientInterceptor(tt.opt, WithBudget(budget), WithObserver(func(context.Context, Event) { events++ }))
+			stream, err := open(t.Context(), bidiStream, nil, "/s/m", streamer)
+			if _, own := stream.(*endless); !own || err != nil {
+				t.Errorf("stream is %T, %v, want gRPC's own", stream, err)
+			}
+			_, err = open(t.Context(), bidiStream, nil, "/s/m", streamer)
+			wantUntouched(t, err, codes.Unavailable, "no stream")
+			if len(budget.heard) != 0 || events != 0 || attempts != 2 {
+				t.Errorf("budget heard %v, %d events, %d attempts, want none, none, one a call", budget.heard, events, attempts)
+			}
+		})
+	}
+}
+
+// unsized is a message that cannot tell its size; the codec below knows it.
+type unsized struct{ text string }
+
+func TestSizeOfAMessage(t *testing.T) {
+	for _, tt := range []struct {
+		m     any
+		want  int
+		known bool
+	}{
+		{&echov1.EchoRequest{}, 5, true},
+		{&echov1.EchoRequest{Message: "abc", Payload: []byte("de")}, 5 + 5 + 4, true},
+		{sized(7), 12, true},
+		{sized(-7), 5, true},
+		{sized(math.MaxInt), math.MaxInt32, true},
+		{&unsized{"x"}, 5, false},
+	} {
+		if got, known := sizeOf(tt.m); got != tt.want || known != tt.known {
+			t.Errorf("size of %T = %d, %v, want %d, %v", tt.m, got, known, tt.want, tt.known)
+		}
+	}
+}
+
+type sized int
+
+func (s sized) Size() int { return int(s) }
+
+// A cable is the network of a client. Cutting it breaks the connections made so far.
+type cable struct {
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (c *cable) to(f *fixture) grpc.DialOption {
+	return grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		conn, err := f.listener.DialContext(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.conns = append(c.conns, conn)
+		return conn, err
+	})
+}
+
+func (c *cable) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.conns {
+		conn.Close()
+	}
+	c.conns = nil
+}
+
+// mergingCodec leaves what a message held and the wire does not mention, as JSON does.
+type mergingCodec struct{}
+
+func (mergingCodec) Name() string                       { return "proto" }
+func (mergingCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
+func (mergingCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+
+// A note is a message of that codec. It knows its size, or it could not be buffered.
+type note struct{ Text, Mark, Own string }
+
+func (*note) Size() int { return 100 }
+
+func TestNothingOfAFailedAttemptIsMergedIntoTheResponse(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		kind  *grpc.StreamDesc
+		opts  []Option
+		delay time.Duration // of the first message below us
+	}{
+		{"client stream that fails after its response", clientStream, nil, 0},
+		{"server stream whose first message is late", serverStream, []Option{WithAttemptTimeout(5 * second)}, 7 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := serve(t, nil, grpc.ForceServerCodec(mergingCodec{}),
+					grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+						var m note
+						for stream.RecvMsg(&m) == nil {
+							continue
+						}
+						if PreviousAttempts(stream.Context()) > 0 {
+							return stream.SendMsg(map[string]string{"Text": "2"})
+						}
+						stream.SendMsg(map[string]string{"Mark": "of attempt 1"})
+						return status.Error(codes.Unavailable, "after the response")
+					}))
+				delay := tt.delay
+				cc := f.conn(t, append(DialOptions(append(tt.opts, steady)...), below(func(s grpc.ClientStream) grpc.ClientStream {
+					late := &lateStream{s, delay}
+					delay = 0
+					return late
+				}))...)
+				app := openOn(t, cc, tt.kind, grpc.ForceCodec(mergingCodec{}))
+				if err := app.stream.SendMsg(&note{}); err != nil {
+					t.Fatal(err)
+				}
+				app.play(t, "close")
+				got, want := note{Own: "the application's"}, note{Text: "2"}
+				if err := app.stream.RecvMsg(&got); err != nil || got != want {
+					t.Errorf("RecvMsg = %+v, %v, want %+v", got, err, want)
+				}
+			})
+		})
+	}
+}
+
+// Messages are kept by reference, so one that was sent twice cannot be replayed as what it was
+// the first time.
+func TestAMessageObjectSentRepeatedlyIsNeverReplayedAsItsLastValue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var received [][]string // by attempt
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			var got []string
+			var m echov1.EchoRequest
+			for stream.RecvMsg(&m) == nil {
+				got = append(got, m.GetMessage())
+			}
+			mu.Lock()
+			received = append(received, got)
+			mu.Unlock()
+			if n == 1 {
+				return status.Error(codes.Unavailable, "x")
+			}
+			return stream.SendMsg(&echov1.EchoResponse{Message: strings.Join(got, " ")})
+		})
+		app := openOn(t, server.conn(t, DialOptions(steady)...), clientStream)
+		m, want := &echov1.EchoRequest{}, []string(nil)
+		for i := range 3 {
+			m.Message = strconv.Itoa(i)
+			want = append(want, m.Message)
+			if err := app.stream.SendMsg(m); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(second) // on the wire by now
+		}
+		app.play(t, "close")
+		err := app.stream.RecvMsg(new(echov1.EchoResponse))
+		for i, got := range received {
+			if !slices.Equal(got, want) {
+				t.Errorf("attempt %d received %q, want %q", i+1, got, want)
+			}
+		}
+		if len(received) == 1 && status.Code(err) != codes.Unavailable {
+			t.Errorf("RecvMsg = %v, want UNAVAILABLE", err)
+		}
+	})
+}
+
+// Hedges are due each second. Header waits for the attempt whose message is the first.
+func TestHeaderOfAHedgedStreamWaitsForTheWinner(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		scripts []string
+		asked   time.Duration // when Header is called
+		seen    time.Duration // when it returns
+		attempt string        // of the headers, and of the messages
+		times   []time.Duration
+	}{
+		{"before a hedge is due", []string{"recv a; header; wait 5s; send 1", "recv a; hang"}, second / 2, 5 * second, "1",
+			[]time.Duration{0, second}},
+		{"while a hedge has no headers", []string{"recv a; header; wait 5s; send 1", "recv a; hang"}, 3 * second / 2, 5 * second, "1",
+			[]time.Duration{0, second}},
+		{"headers of the hedge", []string{"recv a; hang", "recv a; header; wait 5s; send 2"}, second / 2, 6 * second, "2",
+			[]time.Duration{0, second}},
+		{"headers that come later", []string{"recv a; wait 3s; header; wait 5s; send 1", "recv a; hang"}, 3 * second / 2, 8 * second, "1",
+			[]time.Duration{0, second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, tt.scripts...)
+				app := openOn(t, server.conn(t, DialOptions(steady,
+					WithMethod("/streams/Expand", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...),
+					serverStream)
+				app.play(t, "send a; close")
+				var group sync.WaitGroup
+				group.Go(func() { app.play(t, "recv "+tt.attempt+"; recv EOF") })
+				time.Sleep(tt.asked)
+				md, err := app.stream.Header()
+				if got := time.Since(server.start); err != nil || first(md["attempt"]) != tt.attempt || got != tt.seen {
+					t.Errorf("Header = %v, %v after %v, want those of attempt %s after %v", md, err, got, tt.attempt, tt.seen)
+				}
+				group.Wait()
+				wantTimes(t, server, tt.times...)
+			})
+		})
+	}
+}
+
+// A goroutine that receives is in a backoff from 0 s to 1 s. What becomes of the call is open: it
+// ends with the failure, or goes on with the next attempt.
+func TestContextAndTrailerDoNotWaitForABackoff(t *testing.T) {
+	for name, use := range map[string]func(grpc.ClientStream) any{
+		"Context": func(s grpc.ClientStream) any { return s.Context().Err() },
+		"Trailer": func(s grpc.ClientStream) any { return s.Trailer()["attempt"] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, reported := serveScripts(t, "recv a; fail UNAVAILABLE", "recv a; send 1"), &record{}
+				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), steady)...)...), bidiStream, reported.onFinish())
+				app.play(t, "send a")
+				var received error
+				var group sync.WaitGroup
+				group.Go(func() {
+					for received == nil {
+						received = app.stream.RecvMsg(new(echov1.EchoResponse))
+					}
+				})
+				time.Sleep(second / 2)
+				use(app.stream)
+				if got := time.Since(server.start); got != second/2 {
+					t.Errorf("%s returned at %v, want immediately, at 500ms", name, got)
+				}
+				group.Wait()
+				if received == io.EOF {
+					received = nil
+				} else if code := status.Code(received); code != codes.Unavailable {
+					t.Errorf("RecvMsg = %v, want io.EOF or UNAVAILABLE", received)
+				}
+				reported.want(t, received)
+			})
+		})
+	}
 }

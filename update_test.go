@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -83,52 +81,6 @@ func TestUpdateLeavesCallsInFlightAlone(t *testing.T) {
 		wantTimes(t, server, 0, 2*second, 4*second, 5*second)
 	})
 }
-
-// During an incident, Disable reaches every scope, and its end brings all of them back.
-func TestUpdateDisableReachesEveryScope(t *testing.T) {
-	const service = "/grpcretry.test.v1.EchoService/"
-	h := Hedging{Delay: HedgeAfter(second)}
-	config := `{"methodConfig": [{"name": [{"service": "configured"}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s",
-		"maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
-	r := retrierOf(t, WithMethod(echoMethod, WithMaxAttempts(5)), WithMethod(service, WithPolicy(Policy{MaxAttempts: 6})),
-		WithIdempotencyLevel(noSideEffects, WithMaxAttempts(7)), WithMethod(putMethod, WithHedging(h)), WithServiceConfig(config),
-		WithMethod("/off.Service/", Disable()))
-	check := func(what string, want map[string]int) {
-		t.Helper()
-		for method, attempts := range want {
-			p := r.Policy(method)
-			got := p.MaxAttempts
-			if p.Hedging != nil {
-				got = -p.MaxAttempts
-			}
-			if got != attempts {
-				t.Errorf("%s: %s has %d attempts (hedged if negative), want %d", what, method, got, attempts)
-			}
-		}
-	}
-	before := map[string]int{echoMethod: 5, service + "Append": 6, putMethod: -6, "/configured/M": 3, "/other/M": 4, "/off.Service/M": 1}
-	check("before", before)
-
-	update(t, r, Disable())
-	check("off", map[string]int{echoMethod: 1, service + "Append": 1, putMethod: 1, "/configured/M": 1, "/other/M": 1, "/off.Service/M": 1})
-	update(t, r, WithBackoff(steady50ms), WithMethod(echoMethod, WithMaxElapsed(second)))
-	check("still off", map[string]int{echoMethod: 1, service + "Append": 1, putMethod: 1, "/configured/M": 1, "/other/M": 1})
-	update(t, r, WithMethod(echoMethod, WithMaxAttempts(8)))
-	check("off but for one", map[string]int{echoMethod: 8, service + "Append": 1, putMethod: 1, "/configured/M": 1, "/other/M": 1})
-
-	update(t, r, WithMaxAttempts(4))
-	before[echoMethod] = 8
-	check("on again", before)
-
-	update(t, r, Disable(), WithMethod(echoMethod, WithMaxAttempts(3)))
-	check("off, with an exception", map[string]int{echoMethod: 3, putMethod: 1, "/configured/M": 1, "/other/M": 1})
-	update(t, r, WithPolicy(Policy{MaxAttempts: 1}))
-	check("off by a policy", map[string]int{echoMethod: 1, putMethod: 1})
-	update(t, r, WithPolicy(Policy{MaxAttempts: 2}))
-	check("on by a policy", map[string]int{echoMethod: 3, putMethod: -6, "/other/M": 2})
-}
-
-const steady50ms = Constant(50 * time.Millisecond)
 
 // The switch reaches the retries that are left to gRPC, and gives them back.
 func TestUpdateDisableReachesGRPC(t *testing.T) {
@@ -204,19 +156,13 @@ func TestUpdateKeepsBudgets(t *testing.T) {
 		kept   bool
 	}{
 		{"the default", WithMaxAttempts(3), WithMaxAttempts(2), true},
-		{"another setting", WithRatioBudget(ratio), WithMaxAttempts(2), true},
 		{"the same settings again", WithRatioBudget(ratio), WithRatioBudget(ratio), true},
-		{"defaults in words", WithRatioBudget(RatioBudget{}), WithRatioBudget(defaultRatioBudget), true},
 		{"other settings", WithRatioBudget(ratio), WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 4}), false},
 		{"a budget that is passed again", WithBudget(own), WithBudget(own), true},
-		{"a budget in a policy", WithPolicy(Policy{Budget: own}), WithBudget(own), true},
 		{"for one method", WithMethod(echoMethod, WithRatioBudget(ratio)), WithMethod(echoMethod, WithRatioBudget(ratio)), true},
-		{"for a level", WithIdempotencyLevel(noSideEffects, WithRatioBudget(ratio)),
-			WithIdempotencyLevel(noSideEffects, WithMaxAttempts(2), WithRatioBudget(ratio)), true},
 		{"for another scope", WithMethod("/grpcretry.test.v1.EchoService/", WithRatioBudget(ratio)),
 			WithMethod(echoMethod, WithRatioBudget(ratio)), false},
 		{"a service config's throttle", throttled(8), throttled(8), true},
-		{"another throttle", throttled(8), throttled(6), false},
 		{"another kind", throttled(8), WithRatioBudget(ratio), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -273,15 +219,6 @@ func TestUpdateKeepsQuantiles(t *testing.T) {
 	})
 }
 
-// Loading the policies costs a call no allocation and no lock, with or without Updates.
-func TestUpdatedPoliciesAllocateNothing(t *testing.T) {
-	r := retrierOf(t)
-	update(t, r, WithMethod(echoMethod, WithMaxAttempts(2)))
-	if got := testing.AllocsPerRun(100, func() { r.settings.current().of(echoMethod) }); got != 0 {
-		t.Errorf("%v allocations, want none", got)
-	}
-}
-
 func TestWarnings(t *testing.T) {
 	never := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, Window: second})
 	for _, tt := range []struct {
@@ -290,52 +227,36 @@ func TestWarnings(t *testing.T) {
 		want []string // parts of each warning, in order
 	}{
 		{"the defaults", nil, nil},
-		{"known methods", []Option{WithMethod(echoMethod, WithMaxAttempts(2)),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(2))}, nil},
+		{"known methods", []Option{WithMethod(echoMethod, WithMaxAttempts(2)), WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(2))}, nil},
 		{"a misspelled method", []Option{WithMethod("/grpcretry.test.v1.EchoService/Ehco", WithMaxAttempts(2))},
 			[]string{"WithMethod /grpcretry.test.v1.EchoService/Ehco: service grpcretry.test.v1.EchoService has no method Ehco"}},
-		{"a misspelled service", []Option{WithMethod("/grpcretry.test.v1.EchoServcie/Echo", WithMaxAttempts(2)),
-			WithMethod("/x.Y/", WithMaxAttempts(2))},
+		{"a misspelled service", []Option{WithMethod("/grpcretry.test.v1.EchoServcie/Echo", WithMaxAttempts(2)), WithMethod("/x.Y/", WithMaxAttempts(2))},
 			[]string{"WithMethod /grpcretry.test.v1.EchoServcie/Echo: the program links no proto with a service grpcretry.test.v1.EchoServcie",
 				"WithMethod /x.Y/: the program links no proto with a service x.Y"}},
-		{"nanoseconds by mistake", []Option{WithAttemptTimeout(500)},
-			[]string{"all methods: WithAttemptTimeout is 500ns, and no attempt takes less"}},
-		{"only once for all scopes",
-			[]Option{WithAttemptTimeout(500), WithMethod(echoMethod, WithMaxAttempts(2)), WithIdempotencyLevel(idempotent, WithMaxAttempts(2))},
-			[]string{"all methods of level IDEMPOTENT: WithAttemptTimeout is 500ns",
-				"all methods of level NO_SIDE_EFFECTS: WithAttemptTimeout is 500ns", "all methods: WithAttemptTimeout is 500ns"}},
+		{"nanoseconds by mistake", []Option{WithAttemptTimeout(500)}, []string{"all methods: WithAttemptTimeout is 500ns, and no attempt takes less"}},
+		{"only once for all scopes", []Option{WithAttemptTimeout(500), WithMethod(echoMethod, WithMaxAttempts(2)), WithIdempotencyLevel(idempotent, WithMaxAttempts(2))},
+			[]string{"all methods of level IDEMPOTENT: WithAttemptTimeout is 500ns", "all methods of level NO_SIDE_EFFECTS: WithAttemptTimeout is 500ns", "all methods: WithAttemptTimeout is 500ns"}},
 		{"timeout beyond the end", []Option{WithMethod(putMethod, WithAttemptTimeout(second), WithMaxElapsed(second))},
 			[]string{putMethod + ": WithAttemptTimeout is 1s, and WithMaxElapsed is 1s: no retry can follow"}},
 		{"a backoff that is too long", []Option{WithBackoff(Exponential{Base: second, Jitter: NoJitter}), WithMaxElapsed(second)},
 			[]string{"WithMaxElapsed is 1s, and the backoff waits 1s or more: no retry is ever made"}},
 		{"a backoff that is short enough", []Option{WithBackoff(Exponential{Base: second}), WithMaxElapsed(second)}, nil},
 		{"an empty budget", []Option{never}, []string{"all methods: the budget never allows a retry"}},
-		{"a reserve and a floor that never hold a token",
-			[]Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 0.3, MinPerSecond: 0.05, Window: 10 * second})},
+		{"a reserve and a floor that never hold a token", []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 0.3, MinPerSecond: 0.05, Window: 10 * second})},
 			[]string{"all methods: the budget never allows a retry"}},
-		{"a floor that holds a token",
-			[]Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, MinPerSecond: 0.1, Window: 10 * second})}, nil},
-		{"an empty budget among others", []Option{WithBudget(AllBudgets(Unlimited, emptyBudget(t)))},
-			[]string{"all methods: the budget never allows a retry"}},
-		{"an empty budget of hedges",
-			[]Option{WithMethod(echoMethod,
-				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: emptyBudget(t)}}))},
+		{"a floor that holds a token", []Option{WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, MinPerSecond: 0.1, Window: 10 * second})}, nil},
+		{"an empty budget among others", []Option{WithBudget(AllBudgets(Unlimited, emptyBudget(t)))}, []string{"all methods: the budget never allows a retry"}},
+		{"an empty budget of hedges", []Option{WithMethod(echoMethod, WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: emptyBudget(t)}}))},
 			[]string{echoMethod + ": the budget of hedges never allows one"}},
 		{"an empty budget for calls that make no retry", []Option{never, Disable()}, nil},
-		{"a hedge that comes too late",
-			[]Option{WithMethod(echoMethod, WithAttemptTimeout(second),
-				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second)}}))},
+		{"a hedge that comes too late", []Option{WithMethod(echoMethod, WithAttemptTimeout(second), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second)}}))},
 			[]string{"WithHedging has a delay of 1s, and WithAttemptTimeout is 1s: no hedge is ever sent"}},
-		{"a hedge that might run a method twice",
-			[]Option{WithMethod(echoMethod, WithUnsentOnly(true), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second)}}))},
+		{"a hedge that might run a method twice", []Option{WithMethod(echoMethod, WithUnsentOnly(true), WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second)}}))},
 			[]string{echoMethod + ": WithUnsentOnly is on, so WithHedging has no effect"}},
-		{"a service config",
-			[]Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Ehco"},
+		{"a service config", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Ehco"},
 			{"service": "not.linked"}, {}], "hedgingPolicy": {"maxAttempts": 7}}]}`)},
-			[]string{"WithServiceConfig: methodConfig[0].hedgingPolicy applies to all methods",
-				"WithServiceConfig: methodConfig[0].hedgingPolicy.maxAttempts", "has no method Ehco"}},
-		{"only OK is retried",
-			[]Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "not.linked"}], "retryPolicy": {"maxAttempts": 2,
+			[]string{"WithServiceConfig: methodConfig[0].hedgingPolicy applies to all methods", "WithServiceConfig: methodConfig[0].hedgingPolicy.maxAttempts", "has no method Ehco"}},
+		{"only OK is retried", []Option{WithServiceConfig(`{"methodConfig": [{"name": [{"service": "not.linked"}], "retryPolicy": {"maxAttempts": 2,
 			"initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["OK"]}}]}`)},
 			[]string{"/not.linked/: no status code is retried", "WithServiceConfig: methodConfig[0].retryPolicy.retryableStatusCodes[0]"}},
 	} {
@@ -369,42 +290,4 @@ func emptyBudget(t *testing.T) Budget {
 		t.Fatal(err)
 	}
 	return b
-}
-
-// The metrics show the budgets that an Update has put into effect.
-func TestMetricsFollowUpdate(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		provider, reader := readMetrics()
-		r := retrierOf(t, WithMeterProvider(provider))
-		server := serve(t, always(ok()))
-		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
-		call := func() { client.Echo(t.Context(), request()) }
-		call()
-		wantBalances(t, reader, map[string]float64{"all": 3.2})
-		update(t, r, WithRatioBudget(RatioBudget{Ratio: 0.5, Reserve: 7}))
-		wantBalances(t, reader, map[string]float64{"all": 7})
-		call()
-		wantBalances(t, reader, map[string]float64{"all": 7.5})
-		update(t, r, WithMethod(echoMethod, WithRatioBudget(RatioBudget{Reserve: 2})),
-			WithIdempotencyLevel(idempotent, WithRatioBudget(RatioBudget{Reserve: 1})))
-		wantBalances(t, reader, map[string]float64{"all": 7.5, echoMethod: 2, "IDEMPOTENT": 1})
-		update(t, r, WithMethod(echoMethod, WithBudget(Unlimited)))
-		wantBalances(t, reader, map[string]float64{"all": 7.5, "IDEMPOTENT": 1})
-	})
-}
-
-// wantBalances compares the balances of all budgets, by the names of their scopes.
-func wantBalances(t *testing.T, reader sdkmetric.Reader, want map[string]float64) {
-	t.Helper()
-	got := map[string]float64{}
-	for _, line := range metricLines(t, reader) {
-		var balance float64
-		var scope string
-		if _, err := fmt.Sscanf(line, "grpcretry.budget.balance %g grpcretry.budget=%s", &balance, &scope); err == nil {
-			got[scope] = balance
-		}
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("balances %v, want %v", got, want)
-	}
 }
