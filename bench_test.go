@@ -146,7 +146,8 @@ func BenchmarkHedgedFirstAttemptSucceeds(b *testing.B) {
 		opts []Option
 	}{
 		{"hedging=off", nil},
-		{"hedging=after", []Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(time.Minute), AllMethodsAreSafe: true}})}},
+		{"hedging=after",
+			[]Option{WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(time.Minute), AllMethodsAreSafe: true}})}},
 	} {
 		b.Run(bm.name, func(b *testing.B) {
 			intercept := UnaryClientInterceptor(bm.opts...)

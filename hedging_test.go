@@ -124,7 +124,8 @@ func TestHedging(t *testing.T) {
 		{name: "the deadline", attempt: 9, delay: second, timeout: 5 * second / 2, script: []answer{never, never, never},
 			times: []time.Duration{0, second, 2 * second}, want: stopped(codes.DeadlineExceeded, context.DeadlineExceeded),
 			elapsed: 5 * second / 2},
-		{name: "the attempt timeout of each", attempt: 3, delay: second, opts: []Option{WithAttemptTimeout(3 * second / 2), WithBackoff(Constant(second / 2))},
+		{name: "the attempt timeout of each", attempt: 3, delay: second,
+			opts:   []Option{WithAttemptTimeout(3 * second / 2), WithBackoff(Constant(second / 2))},
 			script: []answer{hang(), hang(), says("c")},
 			times:  []time.Duration{0, second, 2 * second}, want: replied("c"), elapsed: 2 * second},
 		{name: "an empty budget ends nothing", attempt: 3, delay: second, refuse: true, script: []answer{says("a").after(9 * second)},
@@ -320,7 +321,8 @@ func TestNoHedgeFollowsTheWinner(t *testing.T) {
 		var mu sync.Mutex
 		var sent []int
 		start := time.Now()
-		err := UnaryClientInterceptor(hedged(4, Hedging{Delay: HedgeAfter(second)}))(t.Context(), echoMethod, request(), &echov1.EchoResponse{}, nil,
+		err := UnaryClientInterceptor(hedged(4, Hedging{Delay: HedgeAfter(second)}))(t.Context(), echoMethod, request(),
+			&echov1.EchoResponse{}, nil,
 			func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 				a, _ := AttemptFromContext(ctx)
 				mu.Lock()
@@ -396,9 +398,11 @@ func TestHedgingThatCannotBeMeantIsRefused(t *testing.T) {
 			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
 		{"all methods, by a policy", WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(0)}}),
 			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
-		{"a client stream", WithMethod("/grpcretry.test.v1.EchoService/Collect", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
+		{"a client stream", WithMethod("/grpcretry.test.v1.EchoService/Collect",
+			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
 			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Collect: a method with a client stream cannot be hedged"},
-		{"a bidi stream", WithMethod("/grpcretry.test.v1.EchoService/Chat", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
+		{"a bidi stream", WithMethod("/grpcretry.test.v1.EchoService/Chat",
+			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
 			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Chat: a method with a client stream cannot be hedged"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -447,7 +451,8 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		server := serve(t, always(ok()))
 		logs := &logRecorder{}
 		cc := server.conn(t, DialOptions(WithLogger(slog.New(logs)),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
+			WithMethod("/grpcretry.test.v1.EchoService/",
+				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
 		client := echov1.NewEchoServiceClient(cc)
 		for range 3 {
 			stream, err := client.Chat(t.Context())
@@ -473,7 +478,8 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		}
 		wantLines(t, logs, "WARN…not hedged, but retried: no second reply can be made…method=/grpcretry.test.v1.EchoService/Echo")
 		cc = server.conn(t, DialOptions(WithLogger(slog.New(logs)), Disable(),
-			WithMethod("/grpcretry.test.v1.EchoService/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
+			WithMethod("/grpcretry.test.v1.EchoService/",
+				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
 		for range 3 {
 			stream, err := echov1.NewEchoServiceClient(cc).Chat(t.Context())
 			if err != nil {

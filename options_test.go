@@ -402,9 +402,11 @@ func TestSafeMethods(t *testing.T) {
 	}{
 		{"the preset", []Option{WithSafeMethods()}, []string{"Append", "Expand", "/sql/read"}},
 		{"a method opened", []Option{WithMethod(service+"Append", WithUnsentOnly(false)), WithSafeMethods()}, []string{"Expand", "/sql/read"}},
-		{"a method closed", []Option{WithMethod(service+"Echo", WithUnsentOnly(true)), WithSafeMethods()}, []string{"Echo", "Append", "Expand", "/sql/read"}},
+		{"a method closed", []Option{WithMethod(service+"Echo", WithUnsentOnly(true)), WithSafeMethods()},
+			[]string{"Echo", "Append", "Expand", "/sql/read"}},
 		{"functions opened", []Option{WithSafeMethods(), WithMethod("/sql/", WithUnsentOnly(false))}, []string{"Append", "Expand"}},
-		{"a level closed", []Option{WithSafeMethods(), WithIdempotencyLevel(idempotent, WithUnsentOnly(true))}, []string{"Put", "Append", "Expand", "/sql/read"}},
+		{"a level closed", []Option{WithSafeMethods(), WithIdempotencyLevel(idempotent, WithUnsentOnly(true))},
+			[]string{"Put", "Append", "Expand", "/sql/read"}},
 		{"everything opened", []Option{WithSafeMethods(), WithUnsentOnly(false)}, nil},
 	} {
 		var closed []string

@@ -252,7 +252,8 @@ func TestBudgetsKeepTheirStateOverARefresh(t *testing.T) {
 		{"gRPC", withThrottle(policy, 4, 1), nil, []int{2, 1, 2, 1}},
 		{"a throttle in Go", policy, []Option{WithBudget(perTarget)}, []int{2, 1, 1, 1}},
 		{"the default budget", policy, []Option{}, []int{4, 1, 1, 1}},
-		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))}, []int{2, 1, 1, 1}},
+		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))},
+			[]int{2, 1, 1, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -431,7 +432,8 @@ func TestAttemptsOfAStreamThatHasSentNothingDoNotMultiply(t *testing.T) {
 
 const builtInPolicy = `{"methodConfig": [{
 	"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}],
-	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
+	"retryPolicy": {"maxAttempts": 3, "initialBackoff": "1s", "maxBackoff": "1s",
+	"backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}
 }]}`
 
 func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
@@ -638,8 +640,9 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 	const tenth = second / 10
 	slow := always(unavailable().after(8 * tenth))
 	waits := []Option{WithBackoff(Constant(tenth)), WithBudget(Unlimited)}
-	hedging := []Option{WithPolicy(Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited},
-		Codes: []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
+	hedging := []Option{WithPolicy(Policy{MaxAttempts: 4,
+		Hedging: &Hedging{Delay: HedgeAfter(3 * tenth), AllMethodsAreSafe: true, Budget: Unlimited},
+		Codes:   []codes.Code{codes.DeadlineExceeded}}), WithBudget(Unlimited)}
 	for _, tt := range []struct {
 		name   string
 		script func(int) answer

@@ -178,7 +178,8 @@ func (c *drawnConfig) hedges(method string) bool {
 }
 
 func (r *drawnRetry) backoff() Backoff {
-	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier, Jitter: ProportionalJitter}
+	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier,
+		Jitter: ProportionalJitter}
 }
 
 // A drawnResponse is how the server responds to one attempt.

@@ -444,7 +444,8 @@ func TestHeaderOfAHedgedStreamWaitsForTheWinner(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveScripts(t, tt.scripts...)
 				app := openOn(t, server.conn(t, DialOptions(steady,
-					WithMethod("/streams/Expand", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...),
+					WithMethod("/streams/Expand",
+						WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...),
 					serverStream)
 				app.play(t, "send a; close")
 				var group sync.WaitGroup
