@@ -57,18 +57,17 @@ type rpc struct {
 // prepare reads the call's options, resolves its policy and chooses its mode. desc is nil for a
 // unary call, reply for a stream. The policy stays nil if an outer interceptor, or gRPC, retries the call.
 func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) error {
-	overrides := c.options.read(opts, c.cc, c.method)
-	c.static = c.options.static
-	if c.options.nested {
-		return nil // an outer interceptor retries it
-	}
-	if c.options.leftover {
-		c.retrier.warnOfLeftover(c.method)
+	own, nested := c.readOptions(opts)
+	if nested {
+		return nil
 	}
 	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
-	ch := c.retrier.channelAtStart(policies, c.cc, c.method)
-	p, err := policies.forCall(ch, c.method, overrides)
+	var ch channel
+	if c.dependsOnChannel(policies) {
+		ch = c.channel()
+	}
+	p, err := policies.forCall(&ch, c.method, own)
 	if err != nil {
 		err = status.Error(codes.Internal, err.Error())
 		c.options.finish(err)
@@ -77,8 +76,8 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	switch {
 	case p.overGRPC && p.DryRun: // gRPC's retries stay as they are
 	case p.overGRPC || c.worksFor.IsRetry() && !p.DryRun: // for a retry, gRPC's would be further attempts
-		c.stopsGRPC = !c.retrier.builtInRetryOff && c.retrier.channelOf(c.cc, c.method).mayRetry()
-	case ch.retries() && c.retrier.channelOf(c.cc, c.method).isKnownToRetry():
+		c.stopsGRPC = !c.retrier.builtInRetryOff && c.channel().mayRetry()
+	case ch.ready && ch.retries():
 		c.retrier.report.leftToGRPC(&c.facts)
 		c.retrier.report.callPassed(&c.facts)
 		return nil
@@ -88,8 +87,8 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	if c.mode == modeRetried && p.mayHedge() {
 		c.tryHedging(desc, reply)
 	}
-	if policies.channels != nil && !p.passesStream(desc) && !ch.ready {
-		c.expectConfig(policies, overrides)
+	if policies.channels != nil && c.cc != nil && !p.passesStream(desc) && !ch.ready {
+		c.expectConfig(policies, own)
 	}
 	if c.mode == modePassThrough && c.learner == nil {
 		c.retrier.report.callPassed(&c.facts)
@@ -133,13 +132,21 @@ func (c *call) begin(a *attempt) {
 
 // planned returns the call's plan when there is something to decide.
 func (c *call) planned(now time.Time) *plan {
-	p := c.startPlan(now)
-	p.readChannel(c.retrier, c.cc, c.method)
+	p := c.informedPlan(now)
 	c.limitTo(p.deadline)
 	return p
 }
 
-// startPlan returns the call's plan, which knows about the first attempt.
+// informedPlan returns the call's plan, which knows the first attempt, and what the channel says.
+func (c *call) informedPlan(now time.Time) *plan {
+	p := c.startPlan(now)
+	if !p.config.informed {
+		p.follow(c.channel())
+	}
+	return p
+}
+
+// startPlan returns the call's plan, which knows the first attempt.
 func (c *call) startPlan(now time.Time) *plan {
 	if p := c.plan(); p != nil {
 		return p
@@ -175,7 +182,7 @@ func (c *rpc) isLeftToGRPC() bool {
 	if c.stopsGRPC || c.policy.overGRPC {
 		return false
 	}
-	return c.mode == modePassThrough || c.retrier.channelOf(c.cc, c.method).retries()
+	return c.mode == modePassThrough || c.channel().retries()
 }
 
 // noteAnswer records that the target answers. In good times, it costs a comparison.

@@ -12,29 +12,25 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// grpcOptions are a call's grpc.CallOptions, and the settings that the library reads from them.
+// grpcOptions are the grpc.CallOptions of a call, and where it wants header and trailer.
 type grpcOptions struct {
-	list []grpc.CallOption
-
-	// The addresses where the caller wants header and trailer; nil if unwanted.
-	header, trailer *metadata.MD
+	list            []grpc.CallOption
+	header, trailer *metadata.MD // nil if unwanted
 
 	outputs  bool // the caller wants header, trailer or peer
-	nested   bool // the call is an attempt of ours: an outer interceptor retries it
-	static   bool // a generated stub makes the call
 	finishes bool // there is an OnFinish
-	perCall  bool // some options apply to the call as a whole, and not to its attempts
-	foreign  bool // some options are those of another call's attempt
-	leftover bool // an option belongs to another retry library, see isLeftover
+	foreign  bool // some options are those of another call's attempt, which an interceptor has handed on
 }
 
-// read reads a call's options, and returns this library's own.
-func (o *grpcOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method string) (overrides []*policyOption) {
+// readOptions reads a call's options, and returns this library's own. nested reports that the call is an
+// attempt of ours: an outer interceptor retries it.
+func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested bool) {
+	o := &c.options
 	o.list = list
 	for _, opt := range list {
 		switch opt := opt.(type) {
 		case grpc.StaticMethodCallOption:
-			o.static = true
+			c.static = true
 		case grpc.HeaderCallOption:
 			o.header, o.outputs = opt.HeaderAddr, true
 		case grpc.TrailerCallOption:
@@ -42,22 +38,25 @@ func (o *grpcOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 		case grpc.PeerCallOption:
 			o.outputs = true
 		case grpc.OnFinishCallOption:
-			o.finishes, o.perCall = true, true
+			o.finishes = true
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
-			o.nested = o.nested || opt.cc == cc && opt.method == method
-			o.perCall, o.foreign = true, true
+			nested = nested || opt.cc == c.cc && opt.method == c.method
+			o.foreign = true
 		case *policyOption:
-			overrides = append(overrides, opt)
+			own = append(own, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
-			overrides = append(overrides, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
+			own = append(own, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
 		case CallOption: // in a type of the application's own
-			overrides = append(overrides, opt.callOption())
+			own = append(own, opt.callOption())
 		default:
-			o.leftover = o.leftover || isLeftover(opt)
+			if isLeftover(opt) {
+				c.retrier.warnOfLeftover(c.method)
+			}
 		}
 	}
-	return overrides
+	o.foreign = o.foreign && !nested
+	return own, nested
 }
 
 // attemptOptions returns the options of one attempt: the caller's, without those that apply to the
@@ -66,7 +65,7 @@ func (o *grpcOptions) read(list []grpc.CallOption, cc *grpc.ClientConn, method s
 func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own := &c.options, c.ownOutputs(a)
 	opts := a.optionSpace[:0]
-	if o.perCall || own && o.outputs {
+	if o.finishes || o.foreign || own && o.outputs {
 		opts = o.forAttempt(opts, own)
 	} else {
 		opts = append(opts, o.list...)
@@ -106,9 +105,9 @@ func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 	return opts
 }
 
-// own returns the options without those of another call's attempt, which an interceptor has handed on.
+// own returns the options without those of another call's attempt.
 func (o *grpcOptions) own() []grpc.CallOption {
-	if !o.foreign || o.nested {
+	if !o.foreign {
 		return o.list
 	}
 	return slices.DeleteFunc(slices.Clone(o.list), func(opt grpc.CallOption) bool {

@@ -22,33 +22,22 @@ type channel struct {
 	config  grpc.MethodConfig //nolint:staticcheck // gRPC has no other name for it
 }
 
-// channelOf returns what a ClientConn says now; cc is nil for a function.
-func (r *Retrier) channelOf(cc *grpc.ClientConn, method string) channel {
-	if cc == nil {
+// channel returns what the call's ClientConn says now; a function has none.
+func (c *rpc) channel() channel {
+	if c.cc == nil {
 		return channel{ready: true}
 	}
-	ready := cc.GetState() == connectivity.Ready // asked first, so that the config is not older
-	return channel{cc, ready, !r.builtInRetryOff, cc.GetMethodConfig(method)}
+	ready := c.cc.GetState() == connectivity.Ready // asked first, so that the config is not older
+	return channel{c.cc, ready, !c.retrier.builtInRetryOff, c.cc.GetMethodConfig(c.method)}
 }
 
-// channelAtStart returns what a call must know when it starts. It costs nothing if the call does not depend on its
-// channel; if it depends only on gRPC's own retries, the state is not asked for.
-func (r *Retrier) channelAtStart(policies *methodPolicies, cc *grpc.ClientConn, method string) channel {
-	switch {
-	case policies.channels != nil:
-		return r.channelOf(cc, method)
-	case r.builtInRetryOff || cc == nil:
-		return channel{ready: true}
-	default:
-		return channel{cc: cc, builtIn: true, config: cc.GetMethodConfig(method)}
-	}
+// dependsOnChannel reports whether a call must know when it starts what its channel says.
+func (c *rpc) dependsOnChannel(policies *methodPolicies) bool {
+	return c.cc != nil && (policies.channels != nil || !c.retrier.builtInRetryOff && c.cc.GetMethodConfig(c.method).RetryPolicy != nil)
 }
 
 // retries reports whether gRPC retries the method by itself.
 func (ch channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
-
-// isKnownToRetry reports whether the same is certain, because gRPC has its service config.
-func (ch channel) isKnownToRetry() bool { return ch.ready && ch.retries() }
 
 // mayRetry reports whether gRPC retries the method by itself, or may do so when it has a service config.
 func (ch channel) mayRetry() bool { return ch.builtIn && (ch.config.RetryPolicy != nil || !ch.ready) }
@@ -56,7 +45,7 @@ func (ch channel) mayRetry() bool { return ch.builtIn && (ch.config.RetryPolicy 
 // deadline returns the end of the service config's timeout for a call; zero if there is none. gRPC applies the
 // timeout to each call that it is handed, which is each attempt. For gRPC's own retries it covers all attempts, and
 // so it does here.
-func (ch channel) deadline(start time.Time) time.Time {
+func (ch *channel) deadline(start time.Time) time.Time {
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
 		return start.Add(*timeout)
 	}
@@ -67,7 +56,7 @@ func (ch channel) deadline(start time.Time) time.Time {
 // through is retried if the service config says so.
 func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
 	method := c.method
-	c.unresolved = func(ch channel) *policy { return policies.withOwn(policies.on(ch, method), own) }
+	c.unresolved = func(ch channel) *policy { return policies.withOwn(policies.on(&ch, method), own) }
 	if c.mode == modePassThrough {
 		c.mode = modeRetried
 	}
@@ -81,12 +70,8 @@ type knownConfig struct {
 	informed   bool                  // the channel has been read while it had a connection
 }
 
-// readChannel makes the plan follow what the channel says, unless it is known.
-func (p *plan) readChannel(r *Retrier, cc *grpc.ClientConn, method string) {
-	if p.config.informed {
-		return
-	}
-	ch := r.channelOf(cc, method)
+// follow makes the plan follow what the channel says.
+func (p *plan) follow(ch channel) {
 	p.config.informed, p.config.left = ch.ready, p.config.mayLeave && ch.retries()
 	if p.config.unresolved != nil {
 		p.obey(p.config.unresolved(ch))

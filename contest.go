@@ -321,12 +321,10 @@ func (k *contest) check() {
 // plan returns the call's plan, which may start now.
 func (k *contest) plan(now time.Time) *plan {
 	c, begun := k.call, k.call.plan() != nil
-	p := c.startPlan(now)
 	if c.stream != nil && !k.racing { // whose goroutines may be setting the limit of the call
-		p.readChannel(c.retrier, c.cc, c.method)
-		return p
+		return c.informedPlan(now)
 	}
-	if !begun && c.stream != nil {
+	if p := c.startPlan(now); !begun && c.stream != nil {
 		p.hedgeFrom(timeOf(k.from, now))
 	}
 	return c.planned(now)

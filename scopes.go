@@ -222,7 +222,7 @@ func (t policyTable) of(method string) *methodPolicy {
 
 // forCall returns the policy for one call: its method's policy, changed by the channel's service
 // config and by the call's own options.
-func (m *methodPolicies) forCall(ch channel, method string, own []*policyOption) (*policy, error) {
+func (m *methodPolicies) forCall(ch *channel, method string, own []*policyOption) (*policy, error) {
 	if err := firstError(own); err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func (m *methodPolicies) forCall(ch channel, method string, own []*policyOption)
 }
 
 // on returns a method's policy on a channel.
-func (m *methodPolicies) on(ch channel, method string) *methodPolicy {
+func (m *methodPolicies) on(ch *channel, method string) *methodPolicy {
 	of := m.of(method)
 	if m.channels != nil {
 		of = m.fromChannel(ch, method, of)

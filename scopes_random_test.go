@@ -545,8 +545,8 @@ func checkScopes(t *testing.T, seed uint64, channels []*grpc.ClientConn, configs
 				}
 				ownModel = m
 			}
-			ch := r.channelOf(cc, method)
-			p, err := r.settings.current().forCall(ch, method, own)
+			ch := channelOf(r, cc, method)
+			p, err := r.settings.current().forCall(&ch, method, own)
 			if err != nil {
 				t.Fatal(err)
 			}

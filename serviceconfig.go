@@ -176,7 +176,7 @@ type channelKey struct {
 const maxChannelPolicies = 1000
 
 // fromChannel returns the method's policy with the channel's retryPolicy, if there is one.
-func (m *methodPolicies) fromChannel(ch channel, method string, of *methodPolicy) *methodPolicy {
+func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolicy) *methodPolicy {
 	retry := ch.config.RetryPolicy
 	if retry == nil {
 		return of

@@ -163,8 +163,8 @@ func (c *fuzzedChannel) expected(method string, entry *serviceconfig.Method) str
 
 // policy returns the policy of calls on the channel.
 func (c *fuzzedChannel) policy(method string) Policy {
-	current, ch := c.fromIt.settings.current(), c.fromIt.channelOf(c.cc, method)
-	return current.fromChannel(ch, method, current.of(method)).exported()
+	current, ch := c.fromIt.settings.current(), channelOf(c.fromIt, c.cc, method)
+	return current.fromChannel(&ch, method, current.of(method)).exported()
 }
 
 // settingsOf describes the settings that a service config has.
@@ -182,4 +182,11 @@ func entryFor(read *serviceconfig.Config, method string) *serviceconfig.Method {
 		}
 	}
 	return nil
+}
+
+// channelOf returns what a call of the Retrier would know about a channel.
+func channelOf(r *Retrier, cc *grpc.ClientConn, method string) channel {
+	c := rpc{retrier: r}
+	c.cc, c.method = cc, method
+	return c.channel()
 }

@@ -259,7 +259,7 @@ func (at *streamAttempt) checkAbandoned() {
 	if err == nil { // a success that the application did not wait for
 		err = status.FromContextError(context.Canceled).Err()
 	}
-	ch := s.call.retrier.channelOf(s.call.cc, s.call.method)
+	ch := s.call.channel()
 	s.call.limitTo(ch.deadline(timeOf(s.call.start, time.Now())))
 	if s.call.limited().Err() == nil && !isClosed(s.call.cc) {
 		if at.unwatch == nil {
