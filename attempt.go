@@ -79,15 +79,14 @@ type attempt struct {
 	number int32
 	source smallSource
 
-	hedge     bool // sent while others were in flight
-	reported  bool // its result was reported to the plan or, without one, to the budgets
-	collected bool // header and trailer are the caller's, and were copied
-	fate      fate
-	repeats   uint8 // at most 255
-	sighting  sighting
-	bounds    *bounds // nil for a unary call's attempt without a timeout
+	hedge    bool // sent while others were in flight
+	reported bool // its result was reported to the plan or, without one, to the budgets
+	fate     fate
+	repeats  uint8 // at most 255
+	sighting sighting
+	bounds   *bounds // nil for a unary call's attempt without a timeout
 
-	extras atomic.Pointer[extras] // nil until something needs them
+	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
 
 	// Filled in by gRPC before it returns.
 	header  metadata.MD
@@ -95,19 +94,6 @@ type attempt struct {
 	peer    peer.Peer
 
 	optionSpace [4]grpc.CallOption // holds the options if they fit
-}
-
-// The extras are what few calls need. All attempts of a call have the same, see newAttempt.
-type extras struct {
-	tried tried.List // the endpoints that the call has tried
-}
-
-// ownExtras returns the attempt's extras. Goroutines that ask at the same time get the same.
-func (a *attempt) ownExtras() *extras {
-	if a.extras.Load() == nil {
-		a.extras.CompareAndSwap(nil, &extras{})
-	}
-	return a.extras.Load()
 }
 
 // A fate is what has happened to an attempt, as far as that rules out something else.
@@ -146,7 +132,15 @@ func (a *attempt) Tried(method string) *tried.List {
 	if method != a.method {
 		return nil
 	}
-	return &a.ownExtras().tried
+	return a.triedList()
+}
+
+// triedList returns the list that all attempts of the call share. Goroutines that ask at the same time get the same.
+func (a *attempt) triedList() *tried.List {
+	if a.tried.Load() == nil {
+		a.tried.CompareAndSwap(nil, &tried.List{})
+	}
+	return a.tried.Load()
 }
 
 // Done returns a channel that is closed with the caller's context or, if the attempt has bounds,
@@ -185,8 +179,7 @@ type bounds struct {
 	mu    sync.Mutex
 	ctx   context.Context // guarded by mu; nil until Done is called
 	stop  context.CancelCauseFunc
-	ended bool // guarded by mu; cancelled because of cause
-	cause error
+	cause error // guarded by mu; nil until the attempt is cancelled
 }
 
 // context returns the attempt's own context, a child of the caller's.
@@ -195,7 +188,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 	defer b.mu.Unlock()
 	if b.ctx == nil {
 		b.ctx, b.stop = context.WithCancelCause(callers)
-		if b.ended {
+		if b.cause != nil {
 			b.stop(b.cause)
 		}
 	}
@@ -206,7 +199,7 @@ func (b *bounds) context(callers context.Context) context.Context {
 // return the same, the caller's.
 func (b *bounds) parent(callers context.Context) context.Context {
 	b.mu.Lock()
-	same := b.ctx == nil && !b.ended
+	same := b.ctx == nil && b.cause == nil
 	b.mu.Unlock()
 	if same {
 		return callers
@@ -214,11 +207,11 @@ func (b *bounds) parent(callers context.Context) context.Context {
 	return b.context(callers)
 }
 
-// cancel ends the attempt because of cause, nil for context.Canceled.
+// cancel ends the attempt because of cause, unless it is cancelled already.
 func (b *bounds) cancel(cause error) {
 	b.mu.Lock()
-	if !b.ended {
-		b.ended, b.cause = true, cause
+	if b.cause == nil {
+		b.cause = cause
 	}
 	stop := b.stop
 	b.mu.Unlock()
@@ -254,7 +247,7 @@ var errCut = status.FromContextError(context.Canceled).Err()
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
 	if a.bounds != nil {
-		a.bounds.cancel(nil)
+		a.bounds.cancel(context.Canceled)
 	}
 }
 

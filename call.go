@@ -37,7 +37,7 @@ type rpc struct {
 	retrier *Retrier
 	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	newest  *attempt     // the next attempt shares its extras
+	newest  *attempt
 
 	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
 	delay       time.Duration // until the next attempt of a hedged call
@@ -279,7 +279,6 @@ func (c *call) judge(e ending) (step, error) {
 	if e.defeat != nil {
 		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, time.Now())
 	}
-	c.collect(a)
 	err := truthOf(e.err, a, c.stream)
 	if reason := c.passes(a, now); reason != nil {
 		return step{End: true}, c.pass(a, err, reason, now)
@@ -297,7 +296,6 @@ func (c *call) judge(e ending) (step, error) {
 // ask asks the plan about a failed attempt.
 func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
-	c.collect(a)
 	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.history().record(&f)
@@ -318,6 +316,7 @@ func truthOf(err error, a *attempt, stream *retryStream) error {
 
 // failure describes a failed attempt to the plan.
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
+	c.collect(a)
 	f := failure{
 		Attempt:   a.asEnded(err, now),
 		CtxErr:    endOf(c.limited(), now),
@@ -429,10 +428,10 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		source:  smallSource(sent.source),
 		repeats: uint8(min(sent.repeats, math.MaxUint8)),
 	}
-	if c.mode == modeHedged { // the newest one is in flight, and may need extras later
-		c.newest.ownExtras()
+	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
+		c.newest.triedList()
 	}
-	a.extras.Store(c.newest.extras.Load())
+	a.tried.Store(c.newest.tried.Load())
 	c.newest = a
 	return a
 }

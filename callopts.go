@@ -129,12 +129,11 @@ func (c *rpc) wantsHeader() bool {
 	return c.policy.Classifier != nil || c.retrier.report.observed()
 }
 
-// collect copies, once, the header and trailer that gRPC wrote to a unary caller's own variables.
+// collect copies the header and trailer of an attempt that has ended, if gRPC wrote them to a unary caller's own variables.
 func (c *rpc) collect(a *attempt) {
-	if c.ownOutputs(a) || a.collected {
+	if c.ownOutputs(a) {
 		return
 	}
-	a.collected = true
 	if c.options.trailer != nil {
 		a.trailer = *c.options.trailer
 	}

@@ -156,7 +156,7 @@ func (c *call) isDistributedElsewhere() bool {
 	if c.cc == nil || !tried.Wanted() {
 		return false
 	}
-	if e := c.newest.extras.Load(); e != nil && !e.tried.IsEmpty() {
+	if list := c.newest.tried.Load(); list != nil && !list.IsEmpty() {
 		return false
 	}
 	reached := 0

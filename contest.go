@@ -22,12 +22,11 @@ import (
 // other call.
 type contest struct {
 	call  *call
-	rival rival // makes hedges; nil if the call is not hedged
+	rival rival // makes hedges; nil while none may be sent
 
 	turn     turn          // taken by the goroutine that uses the fields below, the call and its plan
 	timer    *time.Timer   // until the next time at which something may be due
 	open     []*attempt    // in flight
-	racing   bool          // hedges may be sent
 	from     time.Duration // since the origin; the first delay counts from then
 	end      ending        // of the race, once it is decided
 	crashed  bool          // a callback has panicked
@@ -192,7 +191,7 @@ func (k *contest) resume(a *attempt) {
 func (k *contest) compete(r rival) {
 	k.take()
 	defer k.give()
-	k.rival, k.racing, k.from = r, r != nil, sinceOrigin()
+	k.rival, k.from = r, sinceOrigin()
 	if len(k.open) == 0 {
 		return
 	}
@@ -321,7 +320,7 @@ func (k *contest) check() {
 // plan returns the call's plan, which may start now.
 func (k *contest) plan(now time.Time) *plan {
 	c, begun := k.call, k.call.plan() != nil
-	if c.stream != nil && !k.racing { // whose goroutines may be setting the limit of the call
+	if c.stream != nil && k.rival == nil { // whose goroutines may be setting the limit of the call
 		return c.informedPlan(now)
 	}
 	if p := c.startPlan(now); !begun && c.stream != nil {
@@ -335,9 +334,9 @@ func (k *contest) plan(now time.Time) *plan {
 func (k *contest) dueAt() time.Duration {
 	p := k.call.plan()
 	switch {
-	case p == nil && k.racing:
+	case p == nil && k.rival != nil:
 		return k.from + k.call.delay
-	case p == nil, p.dueAt.IsZero() || !k.racing && p.replaces == 0:
+	case p == nil, p.dueAt.IsZero() || k.rival == nil && p.replaces == 0:
 		return never
 	default:
 		return p.dueAt.Sub(origin)
@@ -434,7 +433,7 @@ func (k *contest) cut(number int) {
 	for _, a := range k.open {
 		switch {
 		case int(a.number) != number:
-		case c.stream == nil || k.racing:
+		case c.stream == nil || k.rival != nil:
 			a.bounds.cancel(ErrAttemptTimeout)
 		case !c.stream.cut(a, false):
 			c.plan().undecide()
@@ -556,7 +555,6 @@ type contested struct {
 func (u *contested) set(c *call, r rival) {
 	u.call, u.first.bounds = *c, &u.bounds
 	u.contest.join(&u.call, r)
-	u.contest.racing = r != nil
 }
 
 // A contestedUnary is a unary call that has a contest.
