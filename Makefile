@@ -148,8 +148,8 @@ production: curl ## run the server and the client of examples/production, with c
 	@examples/production/try
 
 .PHONY: e2e
-e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; calls survive outages; retries on four layers do not multiply; retries and hedges meet other replicas
-	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 5m -v .
+e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; the documents' Go code compiles; calls survive outages; retries on four layers do not multiply; retries and hedges meet other replicas
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 10m -v .
 # Without the race detector, with which many servers are too slow on a small machine.
 	@cd bench && go test -tags e2e -count=1 -timeout 5m -v ./outages
 	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
