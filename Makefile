@@ -176,10 +176,6 @@ docs-pictures: $(BIN)/jaeger ## draw the traces in docs/ again, from a new run a
 		go test -tags e2e -count=1 -run Jaeger . && go test -count=1 ./waterfall -update
 	@echo "drew docs/trace.svg and docs/layers-trace.svg"
 
-.PHONY: questions-picture
-questions-picture: ## draw the picture of docs/three-questions.md again
-	@cd bench && go run ./questions -picture ../docs/three-questions.svg
-
 .PHONY: services-pictures
 services-pictures: ## draw the pictures of docs/services.md again
 	@cd bench && go run ./services -layers ../docs/layers.svg -deadlines ../docs/deadlines.svg

@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,8 +22,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 )
 
-// This file has those scenarios of go-retryablehttp's tests that no other file has. The table in
-// docs/http.md lists all of them.
+// This file has the scenarios of go-retryablehttp's tests that no other file has.
 
 // A server that is not there yet, then fails and then works gets the body that it needs, whatever its type.
 func TestServerStartsLate(t *testing.T) {
@@ -244,31 +241,4 @@ func TestNotFoundIsRetried(t *testing.T) {
 		})))
 	wantResponse(t, client, newRequest(t, "GET", web.URL, nil), 200, "success!")
 	server.wantCount(t, 3)
-}
-
-// docs/http.md names tests that exist.
-func TestDocsNameTests(t *testing.T) {
-	page, err := os.ReadFile("../docs/http.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := regexp.MustCompile("`((?:Test|Fuzz|Example)[A-Za-z0-9_]*)`").FindAllStringSubmatch(string(page), -1)
-	files, err := os.ReadDir(".")
-	if err != nil || len(names) < 10 {
-		t.Fatalf("%d names, %v", len(names), err)
-	}
-	var source strings.Builder
-	for _, file := range files {
-		if text, err := os.ReadFile(file.Name()); err == nil {
-			source.Write(text)
-		}
-	}
-	if text, err := os.ReadFile("../e2e/httpretry_test.go"); err == nil {
-		source.Write(text)
-	}
-	for _, name := range names {
-		if !strings.Contains(source.String(), "func "+name[1]+"(") {
-			t.Errorf("there is no %s", name[1])
-		}
-	}
 }

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/util/workqueue"
@@ -88,60 +87,6 @@ func TestOneRetrierRescuesAllKinds(t *testing.T) {
 			t.Errorf("%d attempts for %d %s, want %d", got, eachKind, name, 2*eachKind)
 		}
 	}
-}
-
-// The code of docs/three-questions.md works: everything that it makes is retried once.
-func TestThreeQuestionsSnippet(t *testing.T) {
-	b := newBackends(t, func(attempt int) bool { return attempt%2 == 1 })
-	if err := b.threeQuestions(t, b.target, insecure.NewCredentials()); err != nil {
-		t.Fatal(err)
-	}
-	if b.rpcs.Load() != 2 || b.requests.Load() != 2 {
-		t.Errorf("the servers received %v, want 2 RPCs and 2 requests", b)
-	}
-}
-
-func (b *backends) threeQuestions(t *testing.T, target string, creds credentials.TransportCredentials) error {
-	budget, err := grpcretry.NewRatioBudget(grpcretry.RatioBudget{Ratio: 0.2, Reserve: 10})
-	if err != nil {
-		return err
-	}
-	retrier, err := grpcretry.New(
-		grpcretry.WithBudget(budget),
-		grpcretry.WithMethod("/http/", grpcretry.WithMaxAttempts(3)),
-		grpcretry.WithMethod("/reconcile/", grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max: time.Minute})),
-	)
-	if err != nil {
-		return err
-	}
-
-	// RPCs: policies for "/pkg.Service/Method".
-	cc, err := grpc.NewClient(target, append(retrier.DialOptions(), grpc.WithTransportCredentials(creds))...)
-	if err != nil {
-		return err
-	}
-
-	// HTTP requests: policies for "/http/host/METHOD".
-	client := &http.Client{Transport: httpretry.NewTransport(retrier, nil)}
-
-	// Keys: policies for the limiter's name.
-	limiter := reconcile.NewRateLimiter[string](retrier, "/reconcile/orders")
-	queue := reconcile.NewQueue(limiter, "orders")
-
-	defer cc.Close()
-	defer client.CloseIdleConnections()
-	defer queue.ShutDown()
-	if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), &echov1.EchoRequest{}); err != nil {
-		return err
-	}
-	if err := get(t.Context(), client, b.site); err != nil {
-		return err
-	}
-	queue.AddRateLimited("order")
-	if failures := limiter.NumRequeues("order"); failures != 1 {
-		t.Errorf("the limiter counted %d failures of the key, want 1", failures)
-	}
-	return nil
 }
 
 // reserve returns a budget with so many tokens. While nothing succeeds, it earns none.

@@ -148,15 +148,13 @@ func TestGoals(t *testing.T) {
 	goals := goalTable(read(t, rawRuns(10, wholeRun)))
 	for _, want := range []string{
 		"| unary, succeeds on its first attempt: at most 1 allocation | 1 | met |",
-		"at most 1.0 × go-grpc-middleware | 0.5 × (387 ns, 775 ns) | met |",
-		"at most 1.0 × go-grpc-middleware | 2.71 × (2.95 µs, 1.09 µs) | **not met** |",
+		"at most 1.3 × go-grpc-middleware | 0.5 × (387 ns, 775 ns) | met |",
+		"at most 1.5 × go-grpc-middleware | 2.71 × (2.95 µs, 1.09 µs) | **not met** |",
 		"| loopback RPC that succeeds: within 1% of no interceptor | +5.6% | **not met** |",
 		"| loopback RPC that succeeds: at most 2 more allocations than no interceptor | +2 | met |",
 		"| committed stream: no additional allocation per message | +0.01 | met |",
 		"under 2 KiB of heap each, beyond no interceptor | +1.54 KiB | met |",
 		"the same, with their stacks | +5.54 KiB | **not met** |",
-		"| function, succeeds on its first attempt: at most 1.0 × failsafe-go with budget | 0.25 × (310 ns, 1.24 µs) | met |",
-		"| function, one retry without the wait: at most 1.0 × avast/retry-go with throttle | not measured |",
 	} {
 		if !strings.Contains(goals, want) {
 			t.Errorf("the goals are without\n%s", want)
