@@ -7,7 +7,7 @@
 //	herd -study budget -png out.png   another study, as a picture
 //	herd -policy config.json          the policy of a gRPC service config, compared with the others
 //	herd -clients 5000 -outage 0s+30s the same with other numbers
-//	herd -v                           all figures, and the load in every second
+//	herd -v                           all figures
 //	herd explain -policy config.json  one page on what calls experience under a policy; explain -h
 //
 // docs/herd.md explains the results, and how to try a policy of your own.
@@ -15,14 +15,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -83,8 +81,7 @@ func (o *options) do(ctx context.Context, stdout, stderr io.Writer) error {
 	}
 	out := &report{w: stdout, verbose: o.verbose}
 	out.study(seen)
-	return errors.Join(err, out.err, writeFile("-png", o.png, func(w io.Writer) error { return writePNG(w, seen) }),
-		writeFile("-json", o.json, func(w io.Writer) error { return writeJSON(w, seen) }))
+	return errors.Join(err, out.err, writeFile("-png", o.png, func(w io.Writer) error { return writePNG(w, seen) }))
 }
 
 // writeFile creates a file, unless its path is empty. Its errors name the flag and the file.
@@ -100,29 +97,6 @@ func writeFile(name, path string, write func(io.Writer) error) error {
 		return fmt.Errorf("%s %s: %w", name, path, err)
 	}
 	return nil
-}
-
-// writeJSON writes the figures of all strategies, averaged over the seeds. Times are seconds.
-func writeJSON(w io.Writer, s seen) error {
-	var all []map[string]any
-	for _, one := range s.scenarios {
-		for _, c := range one.found {
-			mean := map[string]any{}
-			for v, i := reflect.ValueOf(c.Mean), 0; i < v.NumField(); i++ {
-				name := v.Type().Field(i).Name
-				switch value := v.Field(i).Interface().(type) {
-				case time.Duration:
-					mean[strings.ToLower(name[:1])+name[1:]] = value.Seconds()
-				default:
-					mean[strings.ToLower(name[:1])+name[1:]] = value
-				}
-			}
-			all = append(all, map[string]any{"scenario": one.Name, "strategy": c.Strategy, "runs": c.Runs, "mean": mean})
-		}
-	}
-	out := json.NewEncoder(w)
-	out.SetIndent("", "  ")
-	return out.Encode(all)
 }
 
 // A seen study is a study with its results.

@@ -23,7 +23,7 @@ type options struct {
 	part, only     string
 	list, verbose  bool
 	runs           int
-	png, json      string
+	png            string
 	docs           string
 	changes        []change
 }
@@ -48,9 +48,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	flags.StringVar(&o.part, "part", "", "run only the scenarios with these `names`, separated by commas")
 	flags.StringVar(&o.only, "strategy", "", "run only strategies whose names contain one of these `words`, separated by commas")
 	flags.IntVar(&o.runs, "runs", 1, "average over this `number` of seeds")
-	flags.BoolVar(&o.verbose, "v", false, "print all figures, and a bar chart for each strategy")
-	flags.StringVar(&o.png, "png", "", "draw the bar charts into this PNG `file`")
-	flags.StringVar(&o.json, "json", "", "write the figures of all strategies as JSON to this `file`")
+	flags.BoolVar(&o.verbose, "v", false, "print all figures")
+	flags.StringVar(&o.png, "png", "", "draw what the server sees in each second into this PNG `file`")
 	flags.StringVar(&o.docs, "docs", "", "write the pictures and figures of herd.md in this `folder` again")
 	for _, p := range parameters {
 		usage := p.usage + " (in every " + p.of + ")"
@@ -152,8 +151,6 @@ var parameters = []parameter{
 		s.RejectCode, err = parseCode(v)
 		return err
 	}),
-	switchOf(forServers("optimistic", "every call is a read and then a write, which fails with ABORTED if another write came in between",
-		setBool(func(s *sim.Server) *bool { return &s.Optimistic }))),
 	switchOf(forServers("ignore-cancel", "keep working on calls whose clients have given up", setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }))),
 	forServers("outage", "`when` it is down: from+for, or from+for:share to keep that share of the capacity; separate several by commas",
 		func(s *sim.Server, v string) (err error) {

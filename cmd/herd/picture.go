@@ -26,7 +26,7 @@ import (
 )
 
 // This file draws results: a column of small panels that share their axes for each scenario, with
-// a panel for each strategy; curves for a study that varies something.
+// a panel for each strategy; curves for a study of the slowest calls.
 
 var (
 	ink       = color.Gray{Y: 0x22}
@@ -63,9 +63,6 @@ type figure struct {
 func figureOf(s seen) figure {
 	if i := slices.IndexFunc(s.scenarios, func(one seenScenario) bool { return one.Name == s.Draw }); i >= 0 {
 		return scenarioFigure(s.scenarios[i], axesOf(s.scenarios[i]))
-	}
-	if s.Vary != "" && s.Draw == "" {
-		return sweepFigure(s)
 	}
 	if s.Tail {
 		var parts []figure
@@ -441,34 +438,6 @@ func textStyle(size vg.Length) text.Style {
 	return text.Style{Color: ink, Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}, Handler: plot.DefaultTextHandler}
 }
 
-// sweepFigure has two curves for each strategy: attempts, and the time until all are done.
-func sweepFigure(s seen) figure {
-	const height = 8 * vg.Centimeter
-	title := titleLines(capital(s.Title))
-	head := headHeight + title.more()
-	return figure{columnWidth, height + head, func(c draw.Canvas) error {
-		attempts := newCurves(s, "attempts of all "+s.Vary, func(m sim.Summary) float64 { return m.Attempts })
-		times := newCurves(s, "seconds until all are done", func(m sim.Summary) float64 { return m.Done.Seconds() })
-		times.Y.Scale = plot.LogScale{}
-		times.Y.Tick.Marker = plot.TickerFunc(decades)
-		times.Y.Min = math.Pow(10, math.Floor(math.Log10(times.Y.Min)))
-		times.Y.Max *= 1.3
-		attempts.Y.Min = 0
-		attempts.Y.Max *= 1.05
-		var items []legendItem
-		for i, one := range s.Scenarios[0].Strategies {
-			items = append(items, legendItem{ink: curveInks[i%len(curveInks)], text: one.Name, line: true})
-		}
-		heading(draw.Crop(c, 0.4*vg.Centimeter, 0, 0, -0.15*vg.Centimeter), title, items)
-		body := draw.Crop(c, 0.3*vg.Centimeter, -0.5*vg.Centimeter, 0.2*vg.Centimeter, -head)
-		panels := [][]*plot.Plot{{attempts, times}}
-		for i, canvas := range plot.Align(panels, draw.Tiles{Rows: 1, Cols: 2, PadX: 0.6 * vg.Centimeter}, body)[0] {
-			panels[0][i].Draw(canvas)
-		}
-		return nil
-	}}
-}
-
 // tailFigure has a curve for each strategy: the share of the calls that take longer than a time.
 func tailFigure(s seenScenario) figure {
 	const height, row = 7.5 * vg.Centimeter, 0.36 * vg.Centimeter
@@ -544,40 +513,6 @@ func timeTicks(low, high float64) (ticks []plot.Tick) {
 func shareTicks(float64, float64) []plot.Tick {
 	return []plot.Tick{{Value: 1, Label: "100%"}, {Value: 0.5, Label: "p50"}, {Value: 0.1, Label: "10%  p90"}, {Value: 0.01, Label: "1%  p99"},
 		{Value: 0.001, Label: "0.1%  p99.9"}, {Value: 0.0001, Label: "0.01%  p99.99"}}
-}
-
-func newCurves(s seen, title string, value func(sim.Summary) float64) *plot.Plot {
-	p := plot.New()
-	style(p)
-	p.Title.Text = title
-	p.X.Label.Text = s.Vary
-	p.X.Tick.Marker = plot.TickerFunc(fewTicks(10))
-	p.Y.Tick.Marker = plot.TickerFunc(fewTicks(8))
-	grid := plotter.NewGrid()
-	grid.Vertical.Color, grid.Horizontal.Color = faint, faint
-	p.Add(grid)
-	for i := range s.Scenarios[0].Strategies {
-		var points plotter.XYs
-		for k, one := range s.scenarios {
-			if len(one.found) == len(one.Strategies) { // it was not interrupted
-				points = append(points, plotter.XY{X: s.Values[k], Y: value(one.found[i].Mean)})
-			}
-		}
-		p.Add(&plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: curveInks[i%len(curveInks)], Width: 1.4}})
-	}
-	p.X.Min = 0
-	return p
-}
-
-// decades are the ticks of a logarithmic axis.
-func decades(low, high float64) (ticks []plot.Tick) {
-	for v := math.Pow(10, math.Floor(math.Log10(low))); v <= high*1.001; v *= 10 {
-		ticks = append(ticks, plot.Tick{Value: v, Label: strings.TrimSuffix(fmt.Sprintf("%g", math.Round(v*1e6)/1e6), ".0")})
-		for k := 2.0; k < 10 && k*v < high; k++ {
-			ticks = append(ticks, plot.Tick{Value: k * v})
-		}
-	}
-	return ticks
 }
 
 func capital(s string) string {

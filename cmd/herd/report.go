@@ -38,14 +38,11 @@ func (r *report) study(s seen) {
 		r.scenario(one, s.runs)
 	}
 	if !r.verbose {
-		r.printf("%s\n", fill("With -v herd also prints what the server sees in each second, and all figures.", lineWidth))
+		r.printf("%s\n", fill("With -v herd prints all figures, and with -png it draws what the server sees in each second.", lineWidth))
 	}
 }
 
 func (r *report) scenario(s seenScenario, runs int) {
-	if r.verbose {
-		r.drawCharts(s)
-	}
 	r.printf("%s\n", fill(s.Name+": "+s.Title, lineWidth))
 	if runs > 1 {
 		r.printf("Averages over %d seeds.\n", runs)
@@ -75,7 +72,8 @@ func summaryTable(s seenScenario) [][]string {
 	return table
 }
 
-// meaning says which strategy serves the callers best, and which ones keep the server down.
+// meaning says which strategy serves the callers best, which one serves as many with the fewest attempts, and
+// which ones keep the server down.
 func meaning(s seenScenario) string {
 	best := s.found[0]
 	for _, c := range s.found[1:] {
@@ -90,11 +88,19 @@ func meaning(s seenScenario) string {
 	}
 	text := fmt.Sprintf("It means: %q serves callers best. %s of %s calls succeed, 99%% of these within %s, for %s attempts per call.",
 		best.Strategy, grouped(m.Succeeded), grouped(m.Calls), shortTime(m.P99), perCall(m.Amplification))
+	gentle := best
 	var down []string
 	for _, c := range s.found {
+		if c.Mean.Succeeded > 0.99*m.Succeeded && c.Mean.Amplification < gentle.Mean.Amplification {
+			gentle = c
+		}
 		if c.Mean.Stable < 0 {
 			down = append(down, strconv.Quote(c.Strategy))
 		}
+	}
+	if gentle.Strategy != best.Strategy {
+		text += fmt.Sprintf(" %q serves as many with the fewest: %s attempts per call, and 99%% within %s.",
+			gentle.Strategy, perCall(gentle.Mean.Amplification), shortTime(gentle.Mean.P99))
 	}
 	switch {
 	case len(down) == len(s.found):
@@ -112,135 +118,7 @@ func nameOfStrategy(c sim.Comparison) string {
 	return c.Strategy
 }
 
-// drawCharts draws the attempts that arrived at the last server, bucket by bucket. The charts of all
-// strategies have the same scale.
-func (r *report) drawCharts(s seenScenario) {
-	var rows [][]row
-	scale := 0.0
-	for _, c := range s.found {
-		series := c.Result.Servers[len(s.Servers)-1].Series
-		one := rowsOf(series, c.Result.Bucket, s.Servers[len(s.Servers)-1])
-		rows = append(rows, one)
-		scale = max(scale, scaleOf(one))
-	}
-	for i, c := range s.found {
-		per := c.Result.Bucket
-		if len(rows[i]) > 1 {
-			per = rows[i][1].at
-		}
-		r.printf("%s, %s: attempts at %s per %s\n", s.Name, c.Strategy, nameOf(c.Result.Servers[len(s.Servers)-1]), shortTime(per))
-		r.chart(rows[i], scale)
-		r.printf("\n")
-	}
-}
-
-// chart prints the rows of a chart, with a single line for several rows without attempts.
-func (r *report) chart(rows []row, scale float64) {
-	for i := 0; i < len(rows); {
-		quiet := i
-		for quiet < len(rows) && rows[quiet].offered == 0 && rows[quiet].mark() == rows[i].mark() {
-			quiet++
-		}
-		switch {
-		case quiet-i < 2:
-			r.printf("%s\n", rows[i].draw(scale))
-			i++
-		case quiet == len(rows):
-			r.printf("%s nothing until the end\n", rows[i].label())
-			i = quiet
-		default:
-			r.printf("%s nothing until %s\n", rows[i].label(), shortTime(rows[quiet].at))
-			i = quiet
-		}
-	}
-}
-
-func nameOf(s sim.ServerResult) string {
-	if s.Name == "" {
-		return "the server"
-	}
-	return s.Name
-}
-
-// A row of a chart covers one bucket, or several.
-type row struct {
-	at                time.Duration
-	offered, accepted float64
-	capacity          float64 // the attempts that a healthy server can accept in this time; 0: no limit
-	up                float64 // the share of the capacity that the server has
-}
-
-func rowsOf(series []sim.ServerBucket, bucket time.Duration, server sim.Server) (rows []row) {
-	const most = 60
-	together := max(1, (len(series)+most-1)/most)
-	width := time.Duration(together) * bucket
-	for i := 0; i < len(series); i += together {
-		at := time.Duration(i) * bucket
-		one := row{at: at, capacity: server.Total() * width.Seconds(), up: server.Up(at, at+width)}
-		for _, b := range series[i:min(i+together, len(series))] {
-			one.offered += float64(b.Offered)
-			one.accepted += float64(b.Accepted)
-		}
-		rows = append(rows, one)
-	}
-	return rows
-}
-
-const chartWidth = 60
-
-// scaleOf returns the attempts per character. A capacity is drawn at a third of the width, however
-// high the peaks are: it matters on which side of it the bars end.
-func scaleOf(rows []row) float64 {
-	peak := 1.0
-	for _, one := range rows {
-		if one.capacity > 0 {
-			peak = max(peak, min(max(one.offered, 1.5*one.capacity), 3*one.capacity))
-			continue
-		}
-		peak = max(peak, one.offered)
-	}
-	return peak / chartWidth
-}
-
-// draw returns the time, a bar of the accepted and the failed attempts, and their number. The
-// capacity is a line; a bar that is longer than the chart ends in ».
-func (one row) draw(scale float64) string {
-	bar := make([]rune, chartWidth+1)
-	accepted, offered := one.accepted/scale, one.offered/scale
-	for i := range bar {
-		middle := float64(i) + 0.5
-		switch {
-		case middle <= accepted:
-			bar[i] = '█'
-		case middle <= offered:
-			bar[i] = '░'
-		default:
-			bar[i] = ' '
-		}
-	}
-	if one.capacity*one.up > 0 {
-		bar[min(int(math.Round(one.capacity*one.up/scale)), chartWidth)] = '│'
-	}
-	if offered > chartWidth+0.5 {
-		bar[chartWidth] = '»'
-	}
-	return fmt.Sprintf("%s %s %s", one.label(), string(bar), grouped(one.offered))
-}
-
-func (one row) label() string { return fmt.Sprintf("%7s %4s", shortTime(one.at), one.mark()) }
-
-// mark says whether the server is down, or which share of its capacity is left.
-func (one row) mark() string {
-	switch {
-	case one.up == 0:
-		return "down"
-	case one.up < 0.99:
-		return fmt.Sprintf("%.0f%%", 100*one.up)
-	}
-	return ""
-}
-
-// comparison returns the table of a scenario's strategies, with the physical limit if it is known.
+// comparison returns the table of a scenario's strategies.
 func comparison(s seenScenario) [][]string {
 	if s.tail {
 		return tailTable(s)
@@ -253,9 +131,6 @@ func comparison(s seenScenario) [][]string {
 		m := c.Mean
 		table = append(table, []string{nameOfStrategy(c), grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
 			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
-	}
-	if l, ok := sim.LimitOf(s.Scenario); ok {
-		table = append(table, []string{"physical limit", "", grouped(float64(l.Wasted)), "", "", "", shortTime(l.P99), shortTime(l.Done)})
 	}
 	return table
 }

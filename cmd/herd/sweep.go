@@ -80,10 +80,6 @@ func (w sweep) titles() string {
 
 func (w sweep) titleOf(m sim.Measure) string {
 	switch m {
-	case sim.MeasureAttempts:
-		return "attempts of all " + w.study.Vary
-	case sim.MeasureDone:
-		return "time until all are done"
 	case sim.MeasureFailed:
 		return "calls that fail"
 	case sim.MeasureStable:
@@ -95,10 +91,8 @@ func (w sweep) titleOf(m sim.Measure) string {
 		return "highest load after the outage, as a share of the capacity"
 	case sim.MeasureSaved:
 		return "share of the calls lost without retries that is saved (attempts during the outage per such call)"
-	case sim.MeasureSavedAfter:
-		return "median of what the saved calls take (p99)"
 	default:
-		return "share of the calls saved by unlimited retries that is saved"
+		return "median of what the saved calls take (p99)"
 	}
 }
 
@@ -112,14 +106,7 @@ func (w sweep) point(i int) string {
 
 // shown reports whether a strategy has a place in a table: not if the others are measured against it.
 func (w sweep) shown(c sim.Comparison) bool {
-	switch w.study.Measures[0] {
-	case sim.MeasureRescued:
-		return !isReference(w.scenarios[0], c.Strategy)
-	case sim.MeasureSaved:
-		return c.Strategy != "no retries"
-	default:
-		return true
-	}
+	return w.study.Measures[0] != sim.MeasureSaved || c.Strategy != "no retries"
 }
 
 // byValue has a line for each value.
@@ -185,10 +172,6 @@ func all(string) bool { return true }
 // measured formats a measure of one strategy.
 func measured(m sim.Measure, s seenScenario, c sim.Comparison) string {
 	switch m {
-	case sim.MeasureAttempts:
-		return grouped(c.Mean.Attempts)
-	case sim.MeasureDone:
-		return shortTime(c.Mean.Done)
 	case sim.MeasureFailed:
 		return grouped(c.Mean.Failed + c.Mean.Open)
 	case sim.MeasureStable:
@@ -200,14 +183,12 @@ func measured(m sim.Measure, s seenScenario, c sim.Comparison) string {
 	case sim.MeasureSaved:
 		none, _ := foundWith(s, neverRetries)
 		return fmt.Sprintf("%s (%.2f)", saved(s, c), c.Mean.Down/max(1, none.Failed))
-	case sim.MeasureSavedAfter:
+	default:
 		took := c.Result.Groups[0].Rescued
 		if took.N == 0 {
 			return "–"
 		}
 		return fmt.Sprintf("%.1f s (%.1f s)", took.P50.Seconds(), took.P99.Seconds())
-	default:
-		return rescued(s, c)
 	}
 }
 
@@ -244,13 +225,6 @@ func rescued(s seenScenario, c sim.Comparison) string {
 
 func neverRetries(s sim.Strategy) bool { return s.Policy.MaxAttempts == 1 }
 func unlimited(s sim.Strategy) bool    { return s.Budget.Kind == sim.UnlimitedBudget }
-
-// isReference reports whether the other strategies are measured against this one.
-func isReference(s seenScenario, name string) bool {
-	return slices.ContainsFunc(s.Strategies, func(one sim.Strategy) bool {
-		return one.Name == name && (neverRetries(one) || unlimited(one))
-	})
-}
 
 // foundWith returns the result of the first strategy of a kind.
 func foundWith(s seenScenario, is func(sim.Strategy) bool) (sim.Summary, bool) {

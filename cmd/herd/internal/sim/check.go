@@ -158,7 +158,6 @@ func (g *Group) check(path string, s *Scenario) error {
 func (s *Server) check(path string) error {
 	err := firstOf(
 		check(s.Replicas >= 0 && s.Replicas <= mostReplicas, path+".replicas", s.Replicas, fmt.Sprintf("0 to %d", mostReplicas)),
-		check(s.Replicas <= 1 || !s.Optimistic, path+".replicas", s.Replicas, "one of an optimistic server"),
 		checkNumber(path+".capacity", s.Capacity, 0, mostRate),
 		checkSpan(path+".window", s.Window, 0, longest),
 		check(s.Window == 0 || s.Capacity > 0, path+".window", s.Window, "a capacity to count"),
@@ -167,9 +166,6 @@ func (s *Server) check(path string) error {
 		s.Latency.check(path+".latency"),
 		checkNumber(path+".rejectCost", s.RejectCost, 0, 1),
 		checkFailure(path+".rejectCode", s.RejectCode),
-		check(!s.Optimistic || s.Calls == nil, path+".calls", "set", "none of an optimistic server"),
-		check(!s.Optimistic || s.Capacity == 0 || s.Window > 0, path+".optimistic", s.Optimistic, "false where calls wait for workers"),
-		check(!s.Optimistic || s.Latency == Distribution{}, path+".latency", s.Latency.Mean, "0 of an optimistic server"),
 		s.Pushback.check(path+".pushback", s),
 		check(len(s.Outages) <= mostThings, path+".outages", len(s.Outages), fmt.Sprintf("at most %d", mostThings)),
 	)

@@ -51,7 +51,6 @@ func TestCheckNamesTheFieldAndTheValue(t *testing.T) {
 		{server(Server{}, Server{}), `servers[0].name is "", want a name`},
 		{server(Server{Name: "a"}, Server{Name: "a"}), `servers[1].name is "a", want a name of its own`},
 		{server(Server{Replicas: -1}), "servers[0].replicas is -1, want 0 to 10000"},
-		{server(Server{Replicas: 2, Optimistic: true}), "servers[0].replicas is 2, want one of an optimistic server"},
 		{server(Server{Capacity: math.NaN()}), "servers[0].capacity is NaN, want 0 to 1e+07"},
 		{server(Server{Window: sec}), "servers[0].window is 1s, want a capacity to count"},
 		{server(Server{Queue: 1}), "servers[0].queue is 1, want 0 without workers"},

@@ -135,7 +135,6 @@ type attempt struct {
 	request *layers.Request // what its downstream call is made for; nil without a server interceptor
 	trailer metadata.MD
 	since   int64 // when it arrived, and then when its work was begun
-	version int64 // that it has read, at an optimistic server
 }
 
 // A flight is what the client knows of an attempt.

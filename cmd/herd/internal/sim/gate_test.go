@@ -96,22 +96,3 @@ func TestServerUp(t *testing.T) {
 		}
 	}
 }
-
-func TestLimitOf(t *testing.T) {
-	got, ok := LimitOf(outageScenario("limit"))
-	if want := (Limit{P99: 14950 * ms, Done: 15 * sec, Wasted: 1000}); !ok || got != want {
-		t.Errorf("LimitOf(classic) = %+v, %v; want %+v", got, ok, want)
-	}
-	for name, change := range map[string]func(*Scenario){
-		"a rate":      func(s *Scenario) { s.Groups[0] = Group{Rate: 1, Stop: sec} },
-		"no capacity": func(s *Scenario) { s.Servers[0] = Server{} },
-		"replicas":    func(s *Scenario) { s.Servers[0].Replicas = 2 },
-		"a mistake":   func(s *Scenario) { s.Groups = nil },
-	} {
-		s := outageScenario("limit")
-		change(&s)
-		if got, ok := LimitOf(s); ok {
-			t.Errorf("with %s: LimitOf = %+v, want none", name, got)
-		}
-	}
-}

@@ -105,18 +105,13 @@ func randomScenario(seed uint64) Scenario {
 		switch r.IntN(4) {
 		case 0:
 			one.Capacity, one.Window = 1+100*r.Float64(), sec
-			one.Optimistic = r.IntN(2) == 0
 		case 1:
 			one.Capacity, one.Queue = 1+100*r.Float64(), r.IntN(50)-1
 		case 2:
 			one.Capacity, one.Queue = 1+100*r.Float64(), 1000
 		}
-		if !one.Optimistic {
-			one.Replicas = r.IntN(4)
-		}
-		if one.Optimistic {
-			one.Latency = Distribution{}
-		} else if i+1 < count && r.IntN(3) > 0 {
+		one.Replicas = r.IntN(4)
+		if i+1 < count && r.IntN(3) > 0 {
 			own := strategy()
 			one.Calls = &Downstream{Target: fmt.Sprintf("s%d", i+1), Deadline: maybe(2 * sec), Strategy: &own, StopCallers: r.IntN(2) == 0, OneAttempt: r.IntN(2) == 0}
 		}

@@ -112,14 +112,13 @@ type GroupBucket struct {
 type ServerResult struct {
 	Name string // of the server
 
-	Offered   int // attempts that arrived
-	Retried   int // attempts that arrived and were not the first of their call
-	Accepted  int // into the server or its queue
-	Rejected  int // over capacity
-	Down      int // failed by an outage
-	Served    int // finished for a client that waited
-	Late      int // finished, or dropped, after the client had given up
-	Conflicts int // failed because of another write, if the server is Optimistic
+	Offered  int // attempts that arrived
+	Retried  int // attempts that arrived and were not the first of their call
+	Accepted int // into the server or its queue
+	Rejected int // over capacity
+	Down     int // failed by an outage
+	Served   int // finished for a client that waited
+	Late     int // finished, or dropped, after the client had given up
 
 	Workers     int           // of all replicas together; 0 if it has none
 	Utilisation float64       // share of time that a worker is busy

@@ -64,11 +64,10 @@ type run struct {
 
 	post pushbackPost
 
-	expected int     // calls that will be made; 0 if unknown
-	horizon  float64 // about when all calls will be over; 0 if unknown
-	over     int     // calls that are over
-	last     int64   // when the last call was over
-	idle     int64   // when a server last finished some work
+	expected int   // calls that will be made; 0 if unknown
+	over     int   // calls that are over
+	last     int64 // when the last call was over
+	idle     int64 // when a server last finished some work
 
 	downCalls    int // calls of clients that started during an outage
 	downAttempts int // attempts made for them that arrived at the last server
@@ -89,7 +88,6 @@ const (
 	callSends                     // call: its next attempt follows without a wait
 	callDue                       // call: its plan has something due, unless that has changed
 	arrives                       // attempt: at the server
-	writes                        // attempt: at an optimistic server, for the second time
 	worked                        // attempt: its work is done
 	answered                      // attempt: the response is back at the client
 	expires                       // attempt: its timeout or the call's deadline is reached
@@ -158,9 +156,6 @@ func (r *run) begin() {
 	if !known {
 		r.expected = 0
 	}
-	if l, ok := LimitOf(*r.scenario); ok {
-		r.horizon = 1.3 * float64(l.Done)
-	}
 }
 
 // put adds an event, unless its time is after the end.
@@ -218,8 +213,6 @@ func (r *run) handle(e event) {
 		r.due(e.ref, r.calls.at(e.ref))
 	case arrives:
 		r.arrives(e.ref, r.attempts.at(e.ref))
-	case writes:
-		r.writes(e.ref, r.attempts.at(e.ref))
 	case worked:
 		r.worked(e.ref, r.attempts.at(e.ref))
 	case answered:
@@ -235,11 +228,8 @@ func (r *run) handle(e event) {
 
 func (r *run) progress() Progress {
 	p := Progress{Now: time.Duration(r.now), Events: r.events}
-	switch {
-	case r.scenario.Duration > 0:
+	if r.scenario.Duration > 0 {
 		p.Share = float64(r.now) / float64(r.end)
-	case r.horizon > 0:
-		p.Share = min(0.95, float64(r.now)/r.horizon)
 	}
 	if r.expected > 0 {
 		p.Share = max(p.Share, float64(r.over)/float64(r.expected))

@@ -138,10 +138,6 @@ type Server struct {
 	// clients have given up. Otherwise they leave the queue, and the worker.
 	IgnoresCancel bool
 
-	// Optimistic makes every call a read and, a round trip later, a write that fails with ABORTED if
-	// another write came in between (optimistic concurrency).
-	Optimistic bool
-
 	Outages  []Outage // in order of time, for each replica
 	Pushback Pushback // for the clients of rejected calls
 

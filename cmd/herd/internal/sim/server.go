@@ -22,7 +22,6 @@ type server struct {
 
 	workers int     // of each replica; 0 if no call has to wait for one
 	stretch float64 // the factor of service times that makes the workers serve exactly Capacity
-	version int64
 
 	calls *caller // nil if it calls no other server
 
@@ -87,7 +86,7 @@ func (s *server) up(from, to int64) float64 {
 // instant reports whether the server takes no time for anything.
 func (s *server) instant() bool {
 	silent := slices.ContainsFunc(s.config.Outages, func(o Outage) bool { return o.Silent })
-	return s.workers == 0 && s.work.always0() && s.config.Calls == nil && !s.config.Optimistic && !silent
+	return s.workers == 0 && s.work.always0() && s.config.Calls == nil && !silent
 }
 
 // ask asks the gate about an attempt that arrives, and counts its answer.
@@ -128,9 +127,6 @@ func (r *run) arrives(ai int32, a *attempt) {
 		r.release(ai, a)
 	case answer.Code != codes.OK:
 		r.answer(ai, a, answer)
-	case s.config.Optimistic:
-		a.version = s.version
-		r.travel(r.after(r.network.draw()+r.network.draw()), writes, ai, a)
 	default:
 		r.admit(ai, a, s)
 	}
@@ -235,18 +231,6 @@ func (r *run) serve(ai int32, a *attempt, s *server) {
 		seen.Served++
 	}
 	r.answer(ai, a, Answer{})
-}
-
-// writes handles the arrival of an optimistic attempt's write.
-func (r *run) writes(ai int32, a *attempt) {
-	s := a.replica.server
-	if a.version != s.version {
-		s.Conflicts++
-		r.answer(ai, a, Answer{Code: codes.Aborted})
-		return
-	}
-	s.version++
-	r.serve(ai, a, s)
 }
 
 // called handles the end of the downstream call that an attempt waited for.

@@ -256,21 +256,6 @@ func TestServersSayWhenToComeBack(t *testing.T) {
 	}
 }
 
-// Optimistic concurrency: of those who read the same version one wins.
-func TestOptimisticServer(t *testing.T) {
-	s := Scenario{
-		Network: Distribution{Mean: 10 * ms},
-		Groups:  []Group{{Clients: 3}},
-		Servers: []Server{{Optimistic: true}},
-	}
-	strategy := persistent("", grpcretry.Constant(0))
-	strategy.Policy.Codes = []codes.Code{codes.Aborted}
-	r := mustRun(t, s, strategy)
-	if r.Summary.Attempts != 6 || r.Servers[0].Conflicts != 3 || r.Summary.Done != 120*ms {
-		t.Errorf("%v attempts, %d conflicts, done after %v; want 3+2+1, 2+1, 120ms", r.Summary.Attempts, r.Servers[0].Conflicts, r.Summary.Done)
-	}
-}
-
 // A rejection costs its share of the work, in both ways to work.
 func TestRejectionsCost(t *testing.T) {
 	s := small()

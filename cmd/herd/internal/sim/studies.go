@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -20,7 +19,7 @@ type Study struct {
 	// Vary, unless empty, names the number that grows from one scenario to the next while all else
 	// stays the same, and Values are its values. There may be several such rows of len(Values)
 	// scenarios, one after the other. Measures are the figures to compare, and Draw is the name of
-	// the scenario to draw; "" draws curves.
+	// the scenario to draw.
 	// Labels are the values instead if they are not numbers.
 	Vary     string
 	Values   []float64
@@ -50,13 +49,10 @@ type Measure string
 
 // The measures.
 const (
-	MeasureAttempts Measure = "attempts" // all attempts
-	MeasureDone     Measure = "done"     // when the last call was over
-	MeasureFailed   Measure = "failed"   // calls that failed
-	MeasureStable   Measure = "stable"   // how long after the outage the server recovered
-	MeasureDown     Measure = "down"     // attempts per call that starts during the outage
-	MeasureRescued  Measure = "rescued"  // see Rescued
-	MeasureLoad     Measure = "load"     // the highest load after the outage, as a share of the capacity
+	MeasureFailed Measure = "failed" // calls that failed
+	MeasureStable Measure = "stable" // how long after the outage the server recovered
+	MeasureDown   Measure = "down"   // attempts per call that starts during the outage
+	MeasureLoad   Measure = "load"   // the highest load after the outage, as a share of the capacity
 
 	MeasureSaved      Measure = "saved"      // see Saved, and attempts that fail per call that fails without retries
 	MeasureSavedAfter Measure = "savedAfter" // the median and the p99 of the latency of calls that were retried and succeeded
@@ -85,7 +81,7 @@ func Rescued(strategy, none, unlimited Summary) (share float64, ok bool) {
 // Studies returns the shipped studies, in the order in which to read them.
 func Studies() []Study {
 	return []Study{
-		classic(), brownouts(), budget(), drain(), risks(), defaults(), layersStudy(), services(), tails(), pushback(), aws(), thousands(), mixed(), multiplier(), limit(),
+		classic(), brownouts(), budget(), drain(), risks(), layersStudy(), services(), tails(), pushback(),
 	}
 }
 
@@ -159,77 +155,6 @@ func classic() Study {
 without jitter is worse for the clients: all retry at the same instant, the server accepts 200 of them in that
 second and is idle for the next nine. Jitter alone turns the same waits into a load that the server can handle.`,
 		Scenarios: []Scenario{s},
-	}
-}
-
-func aws() Study {
-	on := func(s Strategy) Strategy {
-		s.Policy.Codes = []codes.Code{codes.Aborted}
-		return s
-	}
-	study := Study{
-		Name:  "aws",
-		Title: "The 2015 experiment: writers of one row, each of which must succeed once",
-		See: `A writer reads a row, and writes it unless another has written in between. N writers need at
-least N writes; all others are wasted. No backoff is fast but wasteful, exponential backoff without jitter is
-slow and wasteful. Full and equal jitter make the fewest calls, and full jitter is faster; decorrelated jitter is as fast
-but makes more calls. The waits are those of the experiment: its "base 5 ms" is doubled before the first wait, so
-exponential backoffs start at 10 ms here.`,
-		Vary:     "writers",
-		Measures: []Measure{MeasureAttempts, MeasureDone},
-	}
-	for n := 10; n <= 190; n += 10 {
-		study.Values = append(study.Values, float64(n))
-		study.Scenarios = append(study.Scenarios, Scenario{
-			Name:    fmt.Sprintf("aws-%d", n),
-			Title:   fmt.Sprintf("%d writers of one row, 10 ± 2 ms of network", n),
-			Network: Distribution{Shape: NormalShape, Mean: 10 * ms, Spread: 2 * ms},
-			Groups:  []Group{{Name: "writers", Clients: n}},
-			Servers: []Server{{Name: "row", Optimistic: true}},
-			Strategies: []Strategy{
-				on(persistent("none", grpcretry.Constant(0))),
-				on(persistent("exponential", exponential(10*ms, 2*sec, grpcretry.NoJitter))),
-				on(persistent("equal jitter", exponential(10*ms, 2*sec, grpcretry.EqualJitter))),
-				on(persistent("full jitter", exponential(10*ms, 2*sec, grpcretry.FullJitter))),
-				on(persistent("decorrelated", grpcretry.Decorrelated{Base: 5 * ms, Max: 2 * sec})),
-			},
-		})
-	}
-	return study
-}
-
-func thousands() Study {
-	five := func(name string, b grpcretry.Backoff) Strategy {
-		s := persistent(name, b)
-		s.Policy.MaxAttempts = 5
-		return s
-	}
-	return Study{
-		Name:  "thousands",
-		Title: "10,000 clients with 5 attempts each, seen in buckets of 50 ms",
-		See: `A client has only five attempts, and a retry at a bad moment is lost for good. Without jitter all
-10,000 clients retry in the same five instants, and those that the server does not accept have one attempt less. Jitter
-lowers the peaks, and more calls succeed.`,
-		Scenarios: []Scenario{{
-			Name:   "thousands",
-			Title:  "10,000 clients at once with 5 attempts, a server of 10,000 calls a second that is down for 300 ms",
-			Bucket: 50 * ms,
-			Groups: []Group{{Name: "clients", Clients: 10_000}},
-			Servers: []Server{{
-				Name:     "server",
-				Capacity: 10_000, Window: 50 * ms,
-				RejectCode: codes.Unavailable,
-				Outages:    []Outage{{For: 300 * ms}},
-			}},
-			Strategies: []Strategy{
-				five("constant 100ms", grpcretry.Constant(100*ms)),
-				five("exponential", exponential(100*ms, 10*sec, grpcretry.NoJitter)),
-				five("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter)),
-				five("equal jitter", exponential(100*ms, 10*sec, grpcretry.EqualJitter)),
-				five("A6 ±20%", exponential(100*ms, 10*sec, grpcretry.ProportionalJitter)),
-				five("decorrelated", grpcretry.Decorrelated{Base: 100 * ms, Max: 10 * sec}),
-			},
-		}},
 	}
 }
 
@@ -484,128 +409,6 @@ given up says so, and a retry that follows any other response is work like any o
 	}
 }
 
-func mixed() Study {
-	s := outageScenario("mixed")
-	s.Title = "the classic outage; half of the clients use full jitter, the others the strategy that is compared"
-	good := persistent("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter))
-	s.Groups = []Group{
-		{Name: "full jitter", Clients: 500, Strategy: &good},
-		{Name: "others", Clients: 500},
-	}
-	s.Strategies = []Strategy{
-		persistent("full jitter", exponential(100*ms, 10*sec, grpcretry.FullJitter)),
-		persistent("exponential", exponential(100*ms, 10*sec, grpcretry.NoJitter)),
-		persistent("constant 1s", grpcretry.Constant(sec)),
-		persistent("constant 10ms", grpcretry.Constant(10*ms)),
-	}
-	return Study{
-		Name:  "mixed",
-		Title: "Polite clients among others",
-		See: `Among clients that all retry at the same time after long waits, those with jitter win: they find
-the server free between the bursts, and finish long before. Among clients that retry a hundred times a second they
-lose, because those get all free capacity. Only the server can protect polite clients from greedy ones.`,
-		Scenarios: []Scenario{s},
-	}
-}
-
-// limitStrategies returns the default and the winners of the search for the policy that comes closest
-// to the limit, which docs/herd.md describes.
-func limitStrategies() []Strategy {
-	return []Strategy{
-		persistent("default backoff", grpcretry.Exponential{}),
-		persistent("default ×4", grpcretry.Exponential{Multiplier: 4}),
-		persistent("equal 4s", exponential(4*sec, 4*sec, grpcretry.EqualJitter)),
-		persistent("decorrelated 1s..7s", grpcretry.Decorrelated{Base: sec, Max: 7 * sec}),
-		persistent("equal 6s..7s", exponential(6*sec, 7*sec, grpcretry.EqualJitter)),
-	}
-}
-
-func limit() Study {
-	alone := outageScenario("limit")
-	alone.Title = "the classic outage, and the backoffs that come closest to the limit without help from the server"
-	alone.Strategies = limitStrategies()
-	helped := outageScenario("limit-pushback")
-	helped.Title = "the classic outage, with a server that gives each client its turn"
-	helped.Servers[0].Pushback = Pushback{Kind: SpreadPushback}
-	helped.Strategies = limitStrategies()[:1]
-	far := outageScenario("limit-network")
-	far.Title = "the classic outage, with turns, over a network of 5 to 45 ms"
-	far.Network = Distribution{Shape: UniformShape, Mean: 25 * ms, Spread: 20 * ms}
-	far.Servers[0].Pushback = Pushback{Kind: SpreadPushback}
-	far.Strategies = limitStrategies()[:1]
-	return Study{
-		Name:  "limit",
-		Title: "How close to the optimum",
-		See: `After 10 s of outage, 1,000 calls at 200 a second take 5 s: no policy can finish in less than 15 s, or
-with less than one wasted attempt for each client that called during the outage. A server that gives turns reaches that
-limit. Without such a server longer waits win: they save the many useless attempts at the start of the outage.`,
-		Scenarios: []Scenario{alone, helped, far},
-	}
-}
-
-func defaults() Study {
-	load := func(name, title string, server Server) Scenario {
-		server.Name, server.Queue, server.RejectCost = "server", 240, 0.3
-		server.Latency = Distribution{Shape: ExponentialShape, Mean: 20 * ms}
-		return Scenario{
-			Name:       "defaults-" + name,
-			Title:      title,
-			Duration:   28 * sec,
-			Bucket:     200 * ms,
-			Network:    Distribution{Mean: ms},
-			Groups:     []Group{{Name: "clients", Rate: 1000, Deadline: 10 * sec}},
-			Servers:    []Server{server},
-			Strategies: alternatives(4, grpcretry.Policy{}),
-		}
-	}
-	study := Study{
-		Name:  "defaults",
-		Title: "What a budget must not cost",
-		See: `A budget must allow the retries that help. A retry that succeeds returns its token to the default
-budget, so all calls that reach one bad replica of three are saved, and a blip of 200 ms goes unnoticed. In a blip
-of a second or more patience saves the tokens for the end of it. Finagle's budget saves the calls of a second as well, at the
-price that the study budget shows. The smaller budgets spend theirs on retries that come too early.`,
-		Vary:     "processes",
-		Values:   fleets,
-		Measures: []Measure{MeasureRescued},
-		Draw:     "defaults-replica-10",
-	}
-	for _, d := range []time.Duration{200 * ms, sec, 3 * sec} {
-		s := load("blip-"+d.String(), fmt.Sprintf("1,000 calls a second, capacity 2,000, and an outage of %v", d),
-			Server{Capacity: 2000, Outages: []Outage{{From: 16 * sec, For: d}}})
-		study.Scenarios = append(study.Scenarios, ofFleets(s, clientsAre)...)
-	}
-	replica := load("replica", "1,000 calls a second to three replicas, one of which fails all calls for 10 s",
-		Server{Capacity: 1000, Replicas: 3, Outages: []Outage{{Replica: 1, From: 16 * sec, For: 10 * sec}}})
-	study.Scenarios = append(study.Scenarios, ofFleets(replica, clientsAre)...)
-	return study
-}
-
-func multiplier() Study {
-	blip := func(outage time.Duration) Scenario {
-		s := outageScenario("multiplier-" + outage.String())
-		s.Title = fmt.Sprintf("1,000 clients at once with 4 attempts, a server of 2,000 calls a second that is down for %v", outage)
-		s.Bucket = 100 * ms
-		s.Servers[0].Capacity, s.Servers[0].Window = 2000, 100*ms
-		s.Servers[0].Outages[0].For = outage
-		for _, multiplier := range []float64{2, 3, 4} {
-			s.Strategies = append(s.Strategies, Strategy{
-				Name:   fmt.Sprintf("full jitter ×%v", multiplier),
-				Policy: grpcretry.Policy{Backoff: grpcretry.Exponential{Multiplier: multiplier}, Patience: noPatience},
-				Budget: Budget{Kind: UnlimitedBudget},
-			})
-		}
-		return s
-	}
-	return Study{
-		Name:  "multiplier",
-		Title: "Four attempts with doubling waits are soon over",
-		See: `Four attempts with waits of up to 100, 200 and 400 ms are over after a third of a second on
-average. With a multiplier of four instead of two, the same number of attempts outlasts longer outages.`,
-		Scenarios: []Scenario{blip(300 * ms), blip(sec)},
-	}
-}
-
 // slowResponses returns a load of a third of three replicas' capacity. Most responses take 10 ms,
 // but one in a hundred takes more than ten times as long.
 func slowResponses(name string) Scenario {
@@ -675,39 +478,4 @@ looks like one to hedge: without a budget the hedges use up the remaining capaci
 been slow. With the default budget the p99 is lower than without hedging.`,
 		Scenarios: []Scenario{luck, slow},
 	}
-}
-
-// A Limit holds figures that no policy can beat.
-type Limit struct {
-	P99, Done time.Duration // the earliest time at which 99% of the calls, and all of them, can be done
-	Wasted    int           // the attempts that must fail
-}
-
-// LimitOf returns the physical limit of a scenario with one server and clients that call once at the
-// start. It follows from the capacity after the outages and the calls that start in one. ok is false
-// for other scenarios.
-func LimitOf(s Scenario) (l Limit, ok bool) {
-	if s.check(&Strategy{}) != nil || len(s.Servers) != 1 || s.Servers[0].Capacity == 0 || s.Servers[0].Replicas > 1 {
-		return Limit{}, false
-	}
-	gate := newGate(&s.Servers[0], 0)
-	total := 0
-	for _, g := range s.Groups {
-		if g.Rate > 0 || g.Spread > 0 || g.Start > 0 {
-			return Limit{}, false
-		}
-		total += g.Clients
-	}
-	if gate.pace[0].down {
-		l.Wasted = total
-	}
-	l.P99 = gate.earliest(math.Ceil(0.99 * float64(total)))
-	l.Done = gate.earliest(float64(total))
-	return l, true
-}
-
-// earliest returns the earliest time at which so many calls can have been accepted.
-func (g *Gate) earliest(calls float64) time.Duration {
-	need := calls / g.server.Capacity * float64(time.Second)
-	return time.Duration((&Gate{pace: g.pace}).done(0, need))
 }
