@@ -37,7 +37,6 @@ type question struct {
 	processes int           // client processes, each with a budget of its own
 	deadline  time.Duration // of each call; 0: none
 	headroom  float64       // how much more than the normal load the server can serve, as a share of it
-	layers    int           // services in a row that retry with the policy
 	latency   sim.Distribution
 	seed      uint64
 
@@ -61,7 +60,7 @@ type explainOptions struct {
 }
 
 const explainUsage = `Herd explain prints, on one page, whether to keep a policy or which one to use instead, what a call
-experiences under it, what a server gets in an outage, and what to beware of.
+experiences under it, what its budget allows, and what to beware of.
 
     herd explain [flags]
 
@@ -110,7 +109,6 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	flags.IntVar(&o.processes, "processes", 10, "the `number` of client processes, each with a budget of its own")
 	flags.DurationVar(&o.deadline, "deadline", 10*time.Second, "the `time` that a call may take, over all attempts; 0: no limit")
 	flags.StringVar(&headroom, "headroom", headroom, "how much more than the normal load the server can serve, a `share` such as 25% or 0.25")
-	flags.IntVar(&o.layers, "layers", 3, "the `number` of services in a row that all retry with this policy, from 1 to 5")
 	flags.StringVar(&latency, "latency", latency, "how long the server works on a call: a `distribution` such as 20ms, lognormal:20ms±20ms, pareto:10ms^1.5")
 	flags.BoolVar(&o.unsentOnly, "unsent-only", false, "retry only calls that have certainly run nowhere, as WithUnsentOnly does")
 	flags.Uint64Var(&o.seed, "seed", 0, "start the random numbers with this `number`")
@@ -186,8 +184,6 @@ func (o *explainOptions) check(latency, headroom string) (err error) {
 		return fmt.Errorf("-rate %v -processes %d: want at most 100,000 calls per second of each process", o.rate, o.processes)
 	case o.deadline < 0 || o.deadline > 24*time.Hour:
 		return fmt.Errorf("-deadline %v: want 0 (none) to 24h", o.deadline)
-	case o.layers < 1 || o.layers > 5:
-		return fmt.Errorf("-layers %d: want 1 to 5", o.layers)
 	case o.latency.Mean <= 0:
 		return fmt.Errorf("-latency %s: want a time above 0", latency)
 	case o.method != "" && !strings.HasPrefix(o.method, "/"):
@@ -326,7 +322,7 @@ func (q *question) explain(ctx context.Context) (*explainPage, error) {
 	}
 	page := &explainPage{Title: fmt.Sprintf("What %s experience under this policy", calls),
 		Command: strings.Join(append([]string{"herd explain"}, q.asGiven...), " ")}
-	page.Sections = []explainSection{e.verdict(r), e.words(), e.timelines(), e.outage(), e.allowance(), e.warnings()}
+	page.Sections = []explainSection{e.verdict(r), e.words(), e.timelines(), e.allowance(), e.warnings()}
 	if r != nil {
 		page.Sections = append(page.Sections, e.comparison(r))
 	}
@@ -342,7 +338,6 @@ type explanation struct {
 	calm     *sim.Result      // good times
 	unhedged *sim.Result      // the same without hedging; nil if calls are not hedged
 	stories  []failureStories // by the kind of failure
-	outages  []outageFigures  // by the number of layers, from 1
 	budget   budgetFigures
 }
 
@@ -356,9 +351,6 @@ func newExplanation(ctx context.Context, q *question) (*explanation, error) {
 		return nil, err
 	}
 	if err := e.tellAll(); err != nil {
-		return nil, err
-	}
-	if err := e.simulateOutages(ctx); err != nil {
 		return nil, err
 	}
 	return e, e.measureBudget()

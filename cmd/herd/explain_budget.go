@@ -225,19 +225,17 @@ func (e *explanation) budgetText() string {
 	if share > e.headroom+0.005 {
 		fits = "exceed"
 	}
-	then := "the retries end"
-	if steady := e.outages[0].steady; steady > 1.02 {
-		then = fmt.Sprintf("retries go on at %s of the load", percent(steady-1))
-	}
-	return fmt.Sprintf("The retries of good times %s the headroom of %s. In an outage, what was saved up is spent first; then %s.",
-		fits, percent(e.headroom), then)
+	return fmt.Sprintf("The retries of good times %s the headroom of %s. In an outage, what was saved up is spent first.", fits, percent(e.headroom))
 }
 
 func (e *explanation) hedgeText() string {
 	b := e.budget
+	hedges, _ := e.hedgedShare()
+	calm := fmt.Sprintf("In good times %s of the calls are hedged, and 1%% of the calls take over %s; without hedging, over %s. ",
+		percent(hedges), roundTime(e.calm.Groups[0].Latency.P99), roundTime(e.unhedged.Groups[0].Latency.P99))
 	if b.hedgesUnlimited {
-		return "Hedges have no budget of their own."
+		return calm + "Hedges have no budget of their own."
 	}
-	return fmt.Sprintf("Hedges need a second budget as well, which allows %s in each process, %s in all, or %s of the load.",
+	return calm + fmt.Sprintf("Hedges need a second budget as well, which allows %s in each process, %s in all, or %s of the load.",
 		perSecond(b.hedgesPerSecond), perSecond(b.hedgesPerSecond*float64(e.processes)), percent(b.hedgesPerSecond*float64(e.processes)/e.rate))
 }

@@ -73,7 +73,7 @@ var quick = effort{rate: 10, stories: 200}
 func TestExplainSearchesInParallel(t *testing.T) {
 	t.Parallel()
 	search := func(seed string) string {
-		e := explanationOf(t, "-layers 1 -rate 10 -processes 2 -seed "+seed, quick)
+		e := explanationOf(t, "-rate 10 -processes 2 -seed "+seed, quick)
 		r, err := e.recommend(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func explanationOf(t *testing.T, args string, much ...effort) *explanation {
 func TestExplainWarns(t *testing.T) {
 	looksAtFigures(t)
 	t.Parallel()
-	const few = "-rate 20 -processes 2 -layers 1 "
+	const few = "-rate 20 -processes 2 "
 	for _, tt := range []struct{ args, want string }{
 		{"", ""},
 		{"-hedge quantile:0.95,5ms..1s", ""},
@@ -125,26 +125,11 @@ func TestExplainWarns(t *testing.T) {
 		{"-codes internal", "UNAVAILABLE is not retried"},
 		{"-jitter none", "The waits have no jitter"},
 		{"-backoff constant:100ms", "The waits have no jitter"},
-		{"-deadline 1s -base 500ms", "of the calls never get their last attempt because of the deadline"},
-		{"-deadline 2s -base 4s -max 20s", "After UNAVAILABLE, 100% of the calls never get their last attempt because of the deadline"},
-		{"-deadline 3s -overload-base 6s", "After RESOURCE_EXHAUSTED, "},
-		{"-max-elapsed 200ms", "because no attempt starts later than 200 ms"},
 		{"-deadline 0", "Calls have no deadline"},
-		{"-deadline 60ms -latency 1s", "In good times 100% of the calls end with the deadline of 60 ms"},
-		{"-attempts 8 -budget unlimited -patience -1s -layers 5", "Retries of 5 layers multiply"}, // the deadline ends most of 8^5
-		{"-attempt-timeout 10s", "The attempt timeout of 10 s is not below the deadline of 10 s"},
-		{"-attempt-timeout 50ms", "The attempt timeout of 50 ms is shorter than healthy responses"},
 		{"-attempt-timeout 3s -max-elapsed 2s", "no retry can follow an attempt that times out. The library logs this, too"},
 		{"-hedge after:2s -attempt-timeout 1s", "WithHedging has a delay of 2s, and WithAttemptTimeout is 1s: no hedge is ever sent"},
-		{"-hedge after:20s", "The hedging delay, of up to 20 s, is not below the deadline of 10 s"},
-		{"-hedge after:10ms", "In good times a hedge is due in"},
-		{"-budget unlimited -patience -1s", "There is no budget: in an outage the server gets 4 times its normal load"},
-		{"-policy testdata/explain/grpc-docs.json", `Add "retryThrottling" to the service config`},
-		{"-headroom 10%", "The budget allows retries of 20% of the load, more than the headroom of 10%"},
-		{"-processes 200", "200 processes have 600 retries in reserve, the calls of 30 s"},
-		{"-budget unlimited -layers 2 -patience -1s", "Retries of 2 layers multiply: one call of a client becomes 16 attempts at the last server"},
-		{"-budget unlimited -layers 3 -patience -1s", "or let servers that gave up forbid it to their callers (grpcretry.UnaryServerInterceptor): 3.8 are left."},
-		{"-budget ratio:0.2,0,10s,reserve=300 -layers 2 -patience -1s", "Retries of 2 layers multiply: in the first 10 s of an outage"},
+		{"-budget unlimited", "There is no budget: in an outage a server gets up to 4 attempts per call"},
+		{"-policy testdata/explain/grpc-docs.json", `"retryThrottling" in a service config`},
 	} {
 		s := explanationOf(t, few+tt.args, quick).warnings()
 		all := strings.Join(s.Parts[0].Points, "\n")
@@ -166,7 +151,7 @@ func TestExplainFlagsInAnyOrder(t *testing.T) {
 		{"-jitter none -base 20ms -backoff full:1s..2s", "before a retry a wait of exactly 20 ms"},
 		{"-overload-max 3s -overload-backoff full:2s..9s", "up to 2 s, then each time 2 times as long, up to 3 s"},
 	} {
-		s := explanationOf(t, "-layers 1 "+tt.args, quick).words()
+		s := explanationOf(t, ""+tt.args, quick).words()
 		if got := strings.Join(s.Parts[0].Points, "\n"); !contains(got, tt.want) {
 			t.Errorf("herd explain %s:\n%s\nwant %q", tt.args, got, tt.want)
 		}
@@ -181,7 +166,7 @@ func TestExplainHedgingWithoutCodes(t *testing.T) {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := explanationOf(t, "-layers 1 -policy "+file, quick).words()
+	s := explanationOf(t, "-policy "+file, quick).words()
 	if got := s.Parts[0].Points[1]; got != "none after a failure (service config)" {
 		t.Errorf("the codes are %q, want none after a failure", got)
 	}
@@ -226,32 +211,13 @@ func TestExplainTimelines(t *testing.T) {
 			typical|0 s|–|2 ms|deadline too near
 			longest|0 s|–|2 ms|deadline too near`},
 	} {
-		s := explanationOf(t, "-layers 1 "+tt.args, quick).timelines()
+		s := explanationOf(t, ""+tt.args, quick).timelines()
 		got := ""
 		for _, line := range s.Parts[2].Table {
 			got += "\n\t\t\t" + strings.Join(line, "|")
 		}
 		if got != tt.want {
 			t.Errorf("herd explain %s:%s\nwant:%s", tt.args, got, tt.want)
-		}
-	}
-}
-
-// Attempts per call are simulated, also if most of those that the policy allows come after the deadline.
-func TestExplainOutagesOfManyAttempts(t *testing.T) {
-	looksAtFigures(t)
-	t.Parallel()
-	for _, tt := range []struct {
-		args string
-		want string // after 20 s, without a budget
-	}{
-		{"-deadline 2ms -layers 3", "0.00"}, // nothing arrives at the third service
-		{"-attempts 13 -patience -1s -layers 3 -backoff constant:1s -deadline 4500ms", "5.0"},
-		{"-attempts 1000 -patience -1s -layers 5 -backoff constant:1s -deadline 10s", "not simulated"},
-	} {
-		e := explanationOf(t, tt.args, quick)
-		if got := perCall(e.outages[len(e.outages)-1].unlimited); got != tt.want {
-			t.Errorf("herd explain %s: %s attempts per call, want %s", tt.args, got, tt.want)
 		}
 	}
 }
@@ -268,7 +234,7 @@ func TestExplainBudgetOfAThrottle(t *testing.T) {
 		{"-budget throttle:10,0.1 -rate 1000", 100. / 21},
 		{"-budget throttle:1000,0.01 -rate 1000", 100. / 201},
 	} {
-		e := explanationOf(t, "-layers 1 "+tt.args, quick)
+		e := explanationOf(t, ""+tt.args, quick)
 		if got := e.budget.perSecond; math.Abs(got-tt.want) > 0.05*tt.want {
 			t.Errorf("herd explain %s: %v retries per second of each process, want %v", tt.args, got, tt.want)
 		}
@@ -278,7 +244,7 @@ func TestExplainBudgetOfAThrottle(t *testing.T) {
 // Calls that the deadline ends earn no retries.
 func TestExplainBudgetOfCallsThatFail(t *testing.T) {
 	t.Parallel()
-	e := explanationOf(t, "-deadline 60ms -latency 1s -layers 1", quick)
+	e := explanationOf(t, "-deadline 60ms -latency 1s", quick)
 	if b := e.budget; b.fresh != 3 || b.saved != 3 || b.perSecond != 0 {
 		t.Errorf("the budget allows %+v, want 3 retries and none in good times", b)
 	}
@@ -287,7 +253,7 @@ func TestExplainBudgetOfCallsThatFail(t *testing.T) {
 // Each part of the policy has its source.
 func TestExplainNamesTheSourceOfEachPart(t *testing.T) {
 	t.Parallel()
-	e := explanationOf(t, "-layers 1 -policy testdata/explain/throttled.json -method /shop.Cart/Get -attempt-timeout 500ms -base 50ms", quick)
+	e := explanationOf(t, "-policy testdata/explain/throttled.json -method /shop.Cart/Get -attempt-timeout 500ms -base 50ms", quick)
 	s := e.words()
 	got := strings.Join(s.Parts[0].Points, "\n")
 	for _, want := range []string{
@@ -301,7 +267,7 @@ func TestExplainNamesTheSourceOfEachPart(t *testing.T) {
 			t.Errorf("the policy is\n%s\nwithout %q", got, want)
 		}
 	}
-	plain := explanationOf(t, "-rate 10 -layers 1", quick).words()
+	plain := explanationOf(t, "-rate 10", quick).words()
 	for _, one := range plain.Parts[0].Points {
 		if !strings.HasSuffix(one, " (default)") {
 			t.Errorf("without flags the page says %q, want a default", one)
@@ -347,7 +313,6 @@ func TestExplainMistakesAreNamed(t *testing.T) {
 		{"-processes 0", 2, "-processes 0: want 1"},
 		{"-rate 200000 -processes 1", 2, "at most 100,000 calls per second of each process"},
 		{"-deadline -1s", 2, "-deadline -1s: want 0 (none)"},
-		{"-layers 9", 2, "-layers 9: want 1 to 5"},
 		{"-latency 0s", 2, "-latency 0s: want a time above 0"},
 		{"-latency square:9ms", 1, `-latency: sim: servers[0].latency.shape is "square"`},
 		{"-latency long", 2, "-latency long"},
@@ -374,5 +339,64 @@ func TestExplainMistakesAreNamed(t *testing.T) {
 	}
 	if _, errs, _ := herd(t, "-h"); !contains(errs, "herd explain [flags]") {
 		t.Errorf("herd -h does not mention explain:\n%s", errs)
+	}
+}
+
+// The recommended policy keeps its promises with other seeds and a whole fleet.
+func TestExplainRecommendsWhatHolds(t *testing.T) {
+	t.Parallel()
+	looksAtFigures(t)
+	for _, args := range []string{"", "-budget unlimited -jitter none -headroom 10% -processes 40 -deadline 3s"} {
+		e := explanationOf(t, ""+args)
+		r, err := e.recommend(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.found == nil || r.found == r.current {
+			t.Fatalf("herd explain %s recommends nothing else", args)
+		}
+		load := downScenario(12*time.Second, 10*time.Second, codes.Unavailable)
+		load.Groups[0].Deadline, load.Groups[0].Processes = e.deadline, e.processes
+		load.Servers[0].Outages[0].For = 10 * time.Second
+		load.Servers[0].Capacity, load.Servers[0].Queue, load.Servers[0].RejectCost = 1000*(1+e.headroom), 500, 0.3
+		load.Duration = 60 * time.Second
+		down := simulate(t, load, r.found.strategy)
+		attempts, calls := 0, 0
+		for i := 12; i < 22; i++ {
+			attempts += down.Servers[0].Series[i].Offered
+			calls += down.Groups[0].Series[i].Calls
+		}
+		if extra := float64(attempts)/float64(calls) - 1; extra > e.headroom+0.02 {
+			t.Errorf("herd explain %s recommends a policy that adds %.3f of the load in an outage, want at most %.2f", args, extra, e.headroom)
+		}
+		load.Servers[0].Outages[0].Left = 0.3
+		overload := simulate(t, load, r.found.strategy)
+		none := simulate(t, load, sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 1}})
+		if got, want := overload.Summary.Stable, none.Summary.Stable; got < 0 || want >= 0 && got > want+2*time.Second {
+			t.Errorf("herd explain %s recommends a policy that recovers after %v, without retries it takes %v", args, got, want)
+		}
+		t.Logf("%s: saved %.3f, before %.3f; recovered after %v, without retries %v", args, r.found.saved, r.current.saved, overload.Summary.Stable, none.Summary.Stable)
+	}
+}
+
+func simulate(t *testing.T, s sim.Scenario, strategy sim.Strategy) *sim.Result {
+	t.Helper()
+	strategy.Policy.Patience = noPatience
+	r, err := sim.Run(t.Context(), s, strategy, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// downScenario has calls to a server that is down from a time on, for good.
+func downScenario(from, length time.Duration, code codes.Code) sim.Scenario {
+	return sim.Scenario{
+		Seed:     4711,
+		Duration: from + length,
+		Network:  sim.Distribution{Mean: time.Millisecond},
+		Groups:   []sim.Group{{Rate: 1000, Processes: 10, Deadline: 10 * time.Second}},
+		Servers: []sim.Server{{Latency: sim.Distribution{Shape: sim.LogNormalShape, Mean: 20 * time.Millisecond, Spread: 20 * time.Millisecond},
+			Outages: []sim.Outage{{From: from, For: length + time.Hour, Code: code}}}},
 	}
 }

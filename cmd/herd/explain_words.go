@@ -153,8 +153,8 @@ func (q *question) circumstances() string {
 	if q.deadline > 0 {
 		deadline = "a deadline of " + shortTime(q.deadline)
 	}
-	return fmt.Sprintf("%s calls/s from %s; %s; the server takes %s on average and can serve %s more than the normal load; up to %s in a row retry.",
-		grouped(q.rate), processes(q.processes), deadline, shortTime(q.latency.Mean), percent(q.headroom), plural(q.layers, "service"))
+	return fmt.Sprintf("%s calls/s from %s; %s; the server takes %s on average and can serve %s more than the normal load.",
+		grouped(q.rate), processes(q.processes), deadline, shortTime(q.latency.Mean), percent(q.headroom))
 }
 
 func processes(n int) string {

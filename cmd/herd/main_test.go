@@ -43,7 +43,7 @@ func TestClassicIsPrinted(t *testing.T) {
 	out, _, status := herd(t, "-strategy", "exponential,full", "-v")
 	for _, want := range []string{
 		"classic: All clients call at the same time, and the server is down for 10 s.",
-		"exponential         1,000   9,000          10.00",
+		"exponential      1,000   9,000          10.00",
 	} {
 		if !contains(out, want) {
 			t.Errorf("herd -v: printed nothing like %q in\n%s", want, out)
@@ -61,7 +61,7 @@ func TestSummaryIsPrinted(t *testing.T) {
 		"strategy     calls that succeed  attempts per call  in outages      p50      p99  recovered after",
 		"exponential      1,000 of 1,000                 10          10   32.7 s   52.7 s             33 s",
 		`It means: "full jitter" serves callers best. 1,000 of 1,000 calls succeed, 99% of these within`,
-		"With -v herd also prints",
+		"With -v herd prints",
 	} {
 		if !contains(out, want) {
 			t.Errorf("herd: printed nothing like %q in\n%s", want, out)
