@@ -58,8 +58,9 @@ func newScenes() []scene {
 }
 
 // unlimited is for scenes that make more retries than a client's default budget pays for when
-// hardly a call has been answered. In production stay with the default.
-var unlimited = []grpc.CallOption{grpcretry.WithBudget(grpcretry.Unlimited)}
+// hardly a call has been answered, and in which the waits of one call do not depend on the others. In
+// production stay with the defaults.
+var unlimited = []grpc.CallOption{grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithPatience(0)}
 
 func healthy() scene {
 	return scene{
@@ -81,7 +82,8 @@ func outage() scene {
 		caption: []string{
 			"The server is UNAVAILABLE for a moment. Each wait is twice the one before;",
 			"the second call meets a longer outage and gives up after 4 attempts.",
-			"Scenes 2 to 4 have no budget: scene 9 shows what the default would say.",
+			"Scenes 2 to 4 have no budget, which scene 9 has, and no patience: otherwise a",
+			"call would wait longer when it sees that another one has just failed.",
 		},
 		opts: unlimited,
 		calls: []plan{
