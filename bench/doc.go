@@ -5,7 +5,6 @@
 //
 //	make bench-quick     # from the root of the repository: every table, roughly, in half a minute
 //	make bench           # 24 short runs, and docs/performance.md from them
-//	make bench-functions # the same for functions only, in two minutes
 //
 // alternatives_test.go and functions_alternatives_test.go say how each is configured, and
 // why. Each table has a file, and a benchmark whose sub-benchmarks are named key=value, so that

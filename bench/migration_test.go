@@ -12,15 +12,11 @@ import (
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/retry"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/resolver"
-	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -189,15 +185,6 @@ func TestMigrationFromMiddleware(t *testing.T) {
 		{name: "no options", answer: failing(errDown),
 			before: fromMiddleware(), was: seen{1, 0, codes.Unavailable},
 			after: to(), is: seen{4, ms(30), codes.Unavailable}, kept: to(grpcretry.Disable())},
-		{name: "retries only in calls that ask for them: those that do not", answer: failing(errDown),
-			before: fromMiddleware(), was: seen{1, 0, codes.Unavailable},
-			after: to(grpcretry.Disable()), is: seen{1, 0, codes.Unavailable}},
-		{name: "retries only in calls that ask for them: those that do", answer: failing(errDown),
-			call: func(ctx context.Context, client echov1.EchoServiceClient) error {
-				return second(client.Echo(ctx, &echov1.EchoRequest{}, retry.WithMax(3), grpcretry.WithMaxAttempts(3)))
-			},
-			before: fromMiddleware(), was: seen{3, ms(20), codes.Unavailable},
-			after: to(grpcretry.Disable()), is: seen{3, ms(20), codes.Unavailable}},
 		{name: "the number counts attempts", answer: failing(errDown),
 			before: fromMiddleware(retry.WithMax(3)), was: seen{3, ms(20), codes.Unavailable},
 			after: to(grpcretry.WithMaxAttempts(3)), is: seen{3, ms(20), codes.Unavailable}},
@@ -206,14 +193,6 @@ func TestMigrationFromMiddleware(t *testing.T) {
 			was:    seen{4, ms(406), codes.DeadlineExceeded},
 			after:  to(grpcretry.WithAttemptTimeout(ms(100)), grpcretry.WithBackoff(grpcretry.Constant(ms(2)))),
 			is:     seen{4, 2 * time.Second, codes.DeadlineExceeded}},
-		{name: "the last attempt is cut by a nearer deadline", answer: isStuck, call: within(ms(406)),
-			before: fromMiddleware(retry.WithMax(4), retry.WithPerRetryTimeout(ms(100)), retry.WithBackoff(retry.BackoffLinear(ms(2)))),
-			was:    seen{4, ms(406), codes.DeadlineExceeded},
-			after:  to(grpcretry.WithAttemptTimeout(ms(100)), grpcretry.WithBackoff(grpcretry.Constant(ms(2)))),
-			is:     seen{4, ms(406), codes.DeadlineExceeded}},
-		{name: "without a deadline the last attempt is cut", answer: isStuck,
-			before: fromMiddleware(retry.WithMax(4), retry.WithPerRetryTimeout(ms(100))), was: seen{4, ms(430), codes.DeadlineExceeded},
-			after: to(grpcretry.WithAttemptTimeout(ms(100))), is: seen{4, ms(430), codes.DeadlineExceeded}},
 		{name: "a server's CANCELED with an attempt timeout", answer: failing(status.Error(codes.Canceled, "shutting down")),
 			before: fromMiddleware(retry.WithMax(4), retry.WithPerRetryTimeout(time.Second)), was: seen{4, ms(30), codes.Canceled},
 			after: to(grpcretry.WithAttemptTimeout(time.Second)), is: seen{1, 0, codes.Canceled},
@@ -248,12 +227,6 @@ func TestMigrationFromMiddleware(t *testing.T) {
 		{name: "on top of a service config", answer: failing(errDown),
 			before: append(fromMiddleware(retry.WithMax(2)), serviceConfig(atOnce, "")...), was: seen{8, ms(10), codes.Unavailable},
 			after: append(to(grpcretry.WithMaxAttempts(2)), serviceConfig(atOnce, "")...), is: seen{2, ms(10), codes.Unavailable}},
-		{name: "what decides beside the codes", answer: failing(errDown),
-			before: fromMiddleware(retry.WithMax(2), retry.WithRetriable(func(error) bool { return true }), retry.WithCodes(codes.NotFound)),
-			was:    seen{1, 0, codes.Unavailable},
-			after: to(grpcretry.WithMaxAttempts(2), grpcretry.WithCodes(codes.NotFound),
-				grpcretry.WithClassifier(func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Retry })),
-			is: seen{2, ms(10), codes.Unavailable}},
 		{name: "a server stream that is stuck", answer: isStuck,
 			call: func(ctx context.Context, client echov1.EchoServiceClient) error {
 				ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -295,25 +268,8 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 	}
 	const onlyPut = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Put"}], "retryPolicy": {
 		"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
-	const onlyEcho = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}], "retryPolicy": {
-		"maxAttempts": 2, "initialBackoff": "0.000001s", "maxBackoff": "0.000001s",
-		"backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
 	const hedging = `{"methodConfig": [{"name": [{"service": "grpcretry.test.v1.EchoService", "method": "Echo"}], "hedgingPolicy": {
 		"maxAttempts": 2, "hedgingDelay": "1s"}}]}`
-	const timeout = `{"methodConfig": [{"name": [{}], "timeout": "2s"}]}`
-	throttled := config(2, `, "retryThrottling": {"maxTokens": 6, "tokenRatio": 0.1}`)
-	large := func(ctx context.Context, client echov1.EchoServiceClient) error {
-		return second(client.Echo(ctx, &echov1.EchoRequest{Payload: make([]byte, 300<<10)}))
-	}
-	tooLarge := func(ctx context.Context, client echov1.EchoServiceClient) error {
-		return second(client.Echo(ctx, &echov1.EchoRequest{Payload: make([]byte, 5<<20)}))
-	}
-	answeredTooLarge := func(ctx context.Context, client echov1.EchoServiceClient) error {
-		return second(client.Echo(ctx, &echov1.EchoRequest{Sequence: 5 << 20}))
-	}
-	headersThenDown := func(ctx context.Context, _ int64) error {
-		return errors.Join(grpc.SendHeader(ctx, metadata.Pairs("k", "v")), errDown)
-	}
 	slowOnce := func(ctx context.Context, n int64) error { // the twelfth attempt is slow
 		if n == 12 {
 			return isStuck(ctx, n)
@@ -327,119 +283,26 @@ func TestMigrationFromServiceConfig(t *testing.T) {
 		return errors.Join(err, within(10*time.Second)(ctx, client))
 	}
 	for _, r := range []row{
-		{name: "the same policy", answer: failing(errDown),
-			before: withServiceConfig(config(2, "")), was: seen{2, 0, codes.Unavailable},
-			after: read(config(2, "")), is: seen{2, 0, codes.Unavailable}},
 		{name: "a method without a policy", answer: downFor(1),
 			before: withServiceConfig(onlyPut), was: seen{1, 0, codes.Unavailable},
 			after: read(onlyPut, grpcretry.WithBackoff(grpcretry.Constant(ms(10)))), is: seen{2, 0, codes.OK},
 			kept: read(onlyPut, grpcretry.Disable())},
-		{name: "Disable leaves the methods that the config names", answer: failing(errDown),
-			before: withServiceConfig(onlyEcho), was: seen{2, 0, codes.Unavailable},
-			after: read(onlyEcho, grpcretry.Disable()), is: seen{2, 0, codes.Unavailable}},
-		{name: "Disable wins over an entry for all methods", answer: failing(errDown),
-			before: withServiceConfig(config(2, "")), was: seen{2, 0, codes.Unavailable},
-			after: read(config(2, ""), grpcretry.Disable()), is: seen{1, 0, codes.Unavailable}},
-		{name: "more than five attempts", answer: failing(errDown),
-			before: withServiceConfig(config(7, "")), was: seen{5, 0, codes.Unavailable},
-			after: read(config(7, ""), grpcretry.WithBudget(grpcretry.Unlimited)), is: seen{5, 0, codes.Unavailable}},
-		{name: "more than five attempts, in Go", answer: failing(errDown),
-			before: append(withServiceConfig(config(7, "")), grpc.WithMaxCallAttempts(7)), was: seen{7, 0, codes.Unavailable},
-			after: read(config(7, ""), grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithMaxAttempts(7)), is: seen{7, 0, codes.Unavailable}},
 		{name: "ten calls in an outage, without a throttle", answer: failing(errDown), call: tenTimes,
 			before: withServiceConfig(config(4, "")), was: seen{40, 0, codes.Unavailable},
 			after: read(config(4, ""), impatient), is: seen{13, 0, codes.Unavailable},
 			kept: read(config(4, ""), grpcretry.WithBudget(grpcretry.Unlimited), impatient)},
-		{name: "ten calls in an outage, with a throttle", answer: failing(errDown), call: tenTimes,
-			before: withServiceConfig(throttled), was: seen{11, 0, codes.Unavailable},
-			after: read(throttled), is: seen{11, 0, codes.Unavailable}},
-		{name: "response headers", answer: headersThenDown,
-			before: withServiceConfig(config(2, "")), was: seen{1, 0, codes.Unavailable},
-			after: read(config(2, "")), is: seen{2, 0, codes.Unavailable}},
-		{name: "a large request", answer: failing(errDown), call: large,
-			before: withServiceConfig(config(2, "")), was: seen{1, 0, codes.Unavailable},
-			after: read(config(2, "")), is: seen{2, 0, codes.Unavailable}},
-		{name: "a response over the size limit", answer: failing(nil), call: answeredTooLarge,
-			before: withServiceConfig(config(2, "")), was: seen{1, 0, codes.ResourceExhausted},
-			after: read(config(2, "")), is: seen{1, 0, codes.ResourceExhausted}},
-		{name: "a request over the server's size limit", answer: failing(nil), call: tooLarge,
-			before: withServiceConfig(config(2, "")), was: seen{0, 0, codes.ResourceExhausted},
-			after: read(config(2, "")), is: seen{0, 0, codes.ResourceExhausted}},
-		{name: "a wait beyond the deadline", answer: asksFor("5000"), call: within(3 * time.Second),
-			before: withServiceConfig(config(2, "")), was: seen{1, 3 * time.Second, codes.DeadlineExceeded},
-			after: read(config(2, "")), is: seen{1, 0, codes.Unavailable}},
 		{name: "a pushback of ten minutes", answer: asksFor("600000"),
 			before: withServiceConfig(config(2, "")), was: seen{2, 10 * time.Minute, codes.Unavailable},
 			after: read(config(2, "")), is: seen{1, 0, codes.Unavailable},
 			kept: read(config(2, ""), grpcretry.WithMaxServerDelay(-1))},
-		{name: "RetryInfo", answer: asksByRetryInfo(time.Second),
-			before: withServiceConfig(config(2, "")), was: seen{2, 0, codes.Unavailable},
-			after: read(config(2, "")), is: seen{2, time.Second, codes.Unavailable}},
 		{name: "hedgingPolicy", answer: slowOnce, call: twelve,
 			before: withServiceConfig(hedging), was: seen{12, 10 * time.Second, codes.DeadlineExceeded},
 			after: read(hedging), is: seen{13, time.Second, codes.OK},
 			kept: read(hedging, grpcretry.WithMethod(echov1.EchoService_Echo_FullMethodName, grpcretry.Disable()))},
-		{name: "timeout", answer: isStuck,
-			before: withServiceConfig(timeout), was: seen{1, 2 * time.Second, codes.DeadlineExceeded},
-			after: append(read(timeout), withServiceConfig(timeout)...), is: seen{1, 2 * time.Second, codes.DeadlineExceeded}},
-		{name: "left to gRPC", answer: failing(errDown),
-			before: withServiceConfig(config(2, "")), was: seen{2, 0, codes.Unavailable},
-			after: append(withServiceConfig(config(2, "")), grpc.WithChainUnaryInterceptor(grpcretry.UnaryClientInterceptor())),
-			is:    seen{2, 0, codes.Unavailable}},
-		{name: "the channel's config", answer: failing(errDown),
-			before: withServiceConfig(config(2, "")), was: seen{2, 0, codes.Unavailable},
-			after: append(withServiceConfig(config(2, "")), grpcretry.DialOptions(grpcretry.WithResolverServiceConfig(true))...),
-			is:    seen{2, 0, codes.Unavailable}},
 	} {
 		r.round = time.Second // jitter hardly counts then
 		r.run(t)
 	}
-}
-
-// grpc-go starts a new throttle whenever the resolver sends a config, even the same one.
-func TestMigrationOfTheThrottle(t *testing.T) {
-	throttled := fmt.Sprintf(policyConfig, 2, "0.000001s", "0.000001s", 1, `, "retryThrottling": {"maxTokens": 6, "tokenRatio": 0.1}`)
-	for name, tt := range map[string]struct {
-		dial []grpc.DialOption
-		want []int64 // attempts of ten calls, before and after the update
-	}{
-		"grpc-go":           {nil, []int64{11, 11}},
-		"WithServiceConfig": {grpcretry.DialOptions(grpcretry.WithServiceConfig(throttled)), []int64{11, 10}},
-		"WithResolverServiceConfig": {grpcretry.DialOptions(grpcretry.WithResolverServiceConfig(true),
-			grpcretry.WithServiceConfig(throttled)), []int64{11, 10}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				server := &told{answer: failing(errDown)}
-				builder := manual.NewBuilderWithScheme("told")
-				builder.InitialState(resolver.State{Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: "echo"}}}}})
-				cc := connect(t, "told:///echo", append(tt.dial, grpc.WithResolvers(builder), serve(t, server))...)
-				for i, want := range tt.want {
-					builder.UpdateState(resolver.State{
-						Endpoints:     []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: "echo"}}}},
-						ServiceConfig: builder.CC().ParseServiceConfig(throttled),
-					})
-					synctest.Wait()
-					before := server.attempts.Load()
-					if err := tenTimes(t.Context(), echov1.NewEchoServiceClient(cc)); status.Code(err) != codes.Unavailable {
-						t.Error(err)
-					}
-					if got := server.attempts.Load() - before; got != want {
-						t.Errorf("after config %d, the server saw %d attempts of ten calls, want %d", i+1, got, want)
-					}
-				}
-			})
-		})
-	}
-}
-
-// asksByRetryInfo fails all attempts and asks for the next one by a RetryInfo.
-func asksByRetryInfo(d time.Duration) func(context.Context, int64) error {
-	st, err := status.Convert(errDown).WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(d)})
-	if err != nil {
-		panic(err)
-	}
-	return failing(st.Err())
 }
 
 // A server that is not there: gRPC fails attempts immediately, and the next dial is a second away.
@@ -512,45 +375,6 @@ func TestMigrationOfTheBackoff(t *testing.T) {
 				}
 				if middle := (tt.lo + tt.hi) / 2; shortest > middle || longest < middle {
 					t.Errorf("waits from %v to %v, want them spread over %v to %v", shortest, longest, tt.lo, tt.hi)
-				}
-			})
-		})
-	}
-}
-
-// What the server sees of a retry.
-func TestMigrationOfMetadata(t *testing.T) {
-	for name, tt := range map[string]struct {
-		dial            []grpc.DialOption
-		sent, notSent   string
-		timeoutOfServer time.Duration
-	}{
-		"go-grpc-middleware": {fromMiddleware(retry.WithMax(2), retry.WithPerRetryTimeout(time.Second)),
-			"x-retry-attempt", "grpc-previous-rpc-attempts", time.Second},
-		"grpcretry": {to(grpcretry.WithAttemptTimeout(time.Second)),
-			"grpc-previous-rpc-attempts", "x-retry-attempt", time.Hour - ms(10)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				server := &told{answer: func(ctx context.Context, n int64) error {
-					md, _ := metadata.FromIncomingContext(ctx)
-					if n == 1 {
-						if md.Get(tt.sent) != nil || md.Get(tt.notSent) != nil {
-							t.Errorf("the first attempt has %v", md)
-						}
-						return errDown
-					}
-					if got := md.Get(tt.sent); len(got) != 1 || got[0] != "1" || md.Get(tt.notSent) != nil {
-						t.Errorf("the second attempt has %v, want %s", md, tt.sent)
-					}
-					if deadline, _ := ctx.Deadline(); time.Until(deadline).Round(time.Millisecond) != tt.timeoutOfServer {
-						t.Errorf("the server sees a deadline in %v, want %v", time.Until(deadline), tt.timeoutOfServer)
-					}
-					return nil
-				}}
-				client := echov1.NewEchoServiceClient(dialServer(t, server, tt.dial...))
-				if err := within(time.Hour)(t.Context(), client); err != nil {
-					t.Error(err)
 				}
 			})
 		})
