@@ -96,7 +96,7 @@ type attempt struct {
 	optionSpace [4]grpc.CallOption // holds the options if they fit
 }
 
-// A fate is what has happened to an attempt, as far as that rules out something else.
+// A fate records an event that rules out other outcomes of an attempt.
 type fate uint8
 
 const (
@@ -286,8 +286,8 @@ func (a *attempt) hasPeer() bool {
 }
 
 // checkFunction records what a function's error says about the attempt: whether it had an effect and,
-// if the error is that of a call below, that call's last trailer. The server's pushback in there holds
-// for the function, too, because calling it again calls that server again.
+// if the error is that of a call below, that call's last trailer. Its pushback applies to the function
+// as well: calling the function again would call the same server.
 func (a *attempt) checkFunction(err error) {
 	if isUnsent(err) {
 		a.fate = fateUnsent

@@ -143,8 +143,8 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 }
 
 // otherPolicyNote is for calls whose attempts were not distributed by the load-balancing policy of package
-// balancer, although the program asks for it on a channel, and no channel has come to use it for that
-// reason. gRPC then uses another policy without a word, and nothing here can see which. But the policy
+// balancer, although the program asked for it on a channel, and no channel uses it for that reason.
+// gRPC silently falls back to another policy, and nothing here can see which. But the policy
 // leaves a trace: the list of the endpoints that the call has tried.
 const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, " +
 	"so attempts may have gone to one backend again: " +

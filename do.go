@@ -13,8 +13,8 @@ import (
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
-// Do runs f, again and again if it fails, under the policy for name: by the same rules and with the
-// same budgets, events, spans, metrics and log lines as for RPCs. It is for everything that calls out
+// Do calls f, and retries it under the policy for name, by the same rules and with the same budgets,
+// events, spans, metrics and log lines as for RPCs. It is for everything that calls out
 // and is not an RPC, such as a query; for HTTP, package httpretry calls it.
 //
 // The name has the form "/sql/orders.read": any words, each with a leading slash. [WithMethod] sets

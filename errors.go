@@ -188,7 +188,7 @@ func (e *Error) Unwrap() []error {
 	return all
 }
 
-// disowned returns err in a form in which errors.Is finds none of our reasons.
+// disowned wraps err so that errors.Is finds none of our reasons in it: they belong to another call.
 func disowned(err error) error {
 	if _, found := errors.AsType[*reasons.Reason](err); found {
 		return anothers{err}

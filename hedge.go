@@ -151,9 +151,9 @@ func hedgingObstacle(desc *grpc.StreamDesc, reply any) string {
 // others may be written, such as a switch around one of those, and must be safe for concurrent
 // use. One HedgeDelay may serve any number of methods and Retriers.
 type HedgeDelay interface {
-	// Delay is asked when a call to method, "/pkg.Service/Method", starts at the time
-	// now: after which time, 0 or more, without a success is its next attempt to be
-	// sent? The result holds for all attempts of the call. If ok is false, the call is not hedged.
+	// Delay returns how long a call to method, "/pkg.Service/Method", that starts at the time now
+	// waits without a success before it sends its next attempt; d is at least 0, and holds for all
+	// attempts of the call. If ok is false, the call is not hedged.
 	Delay(method string, now time.Time) (d time.Duration, ok bool)
 	// Answered receives how long the first attempt of a call took to succeed, also if the call
 	// was not hedged because there was no delay. If lost, the attempt was cancelled after that

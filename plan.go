@@ -185,8 +185,8 @@ func (p *plan) hedgeFrom(start time.Time) {
 	}
 }
 
-// A sending describes an attempt that is sent. It is smaller than an [Attempt], which this path
-// would copy.
+// A sending is what send returns about the new attempt. It is smaller than an [Attempt], which this
+// path would copy.
 type sending struct {
 	number  int
 	hedge   bool

@@ -195,7 +195,7 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	return m.tables[levelUnknown].of(method)
 }
 
-// shown is of for readers of a policy who make no call.
+// shown is like of, for callers that only display the policy.
 func (m *methodPolicies) shown(method string) *methodPolicy {
 	if m.leveled {
 		return m.tables[lookUpLevel(method)].of(method)

@@ -59,8 +59,8 @@ func WithServiceConfig(json string) Option {
 // xDS keep their retry policies where no interceptor can see them, so these are not obeyed either.
 //
 // No method is left to gRPC's own retries then. Use [Retrier.DialOptions], which turns them off.
-// Without, the calls of a method with a retryPolicy keep gRPC from retrying what it has sent, which
-// also turns off most transparent retries. Two retries of gRPC's remain within one attempt: of a call
+// Without them, each call of a method with a retryPolicy keeps gRPC from retrying what was sent,
+// which also turns off most transparent retries. Two retries of gRPC's remain within one attempt: of a call
 // that never got a stream, for example because its credentials failed, and of a unary call whose
 // server has responded before the request was sent.
 //

@@ -50,7 +50,7 @@ type usage struct {
 	replay  replayMemory
 }
 
-// A holding is what a stream counts with. It is guarded by the stream's mu.
+// A holding is a stream's share of the usage. It is guarded by the stream's mu.
 type holding struct {
 	usage  *usage
 	memory int64 // what the stream's queue holds

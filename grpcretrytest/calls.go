@@ -22,7 +22,7 @@ type Calls struct {
 	t testing.TB
 
 	mu       sync.Mutex
-	observed map[*grpcretry.Retrier]bool // a server's
+	observed map[*grpcretry.Retrier]bool // only in a server's Calls
 	ended    []call
 	open     int           // calls that have started and not ended
 	changed  chan struct{} // closed when a call ends
@@ -35,7 +35,7 @@ type call struct {
 }
 
 // Record records the calls of a Retrier until the test ends, on whatever connection. Calls that pass straight through,
-// because their method makes only one attempt, are not seen; those on a connection of [Server.DialWith] are.
+// because their method makes only one attempt, are recorded only on connections of [Server.DialWith].
 func Record(t testing.TB, r *grpcretry.Retrier) *Calls {
 	c := newCalls(t)
 	t.Cleanup(r.Observe(func(_ context.Context, e grpcretry.Event) {
@@ -77,7 +77,7 @@ func (c *Calls) end(one call) {
 	c.changed = make(chan struct{})
 }
 
-// observe learns what a Retrier does with the calls that have entered through the interceptors. The Retrier may serve
+// observe records what a Retrier does with the calls that entered through the interceptors. The Retrier may serve
 // several connections, of this server and of others.
 func (c *Calls) observe(r *grpcretry.Retrier) {
 	c.mu.Lock()

@@ -1,5 +1,5 @@
-// Package grpcretrytest tests a retry policy against the server that a program has. The server runs in the
-// test, fails as a script says, and what each call then did is compared as text:
+// Package grpcretrytest tests a retry policy against a program's own server. The server runs in the test
+// and fails as a script says, and what each call did is compared as text:
 //
 //	func TestCheckoutWaitsAsAsked(t *testing.T) {
 //		synctest.Test(t, func(t *testing.T) {
@@ -33,18 +33,17 @@
 //
 //   - "0s attempt 1 UNAVAILABLE after 30ms": when it started, since the start of the call, its code, and how long
 //     it took, unless that is no time at all. An attempt that is sent while another is in flight is a hedge:
-//     "20ms hedge 2 OK". In place of the code, lost means that another attempt of the call was decisive, and timeout
-//     that the attempt timeout ended it. UNAVAILABLE unsent means that the attempt has reached no server.
+//     "20ms hedge 2 OK". In place of the code, "lost" means that another attempt decided the call, and "timeout"
+//     that the attempt timeout ended it. "UNAVAILABLE unsent" means that the attempt reached no server.
 //   - "wait 75ms backoff": the wait before the next attempt and its source, as [grpcretry.WaitSource] writes it. It is the
 //     whole wait, with all repetitions, see [grpcretry.WithPatience].
 //   - "105ms stop exhausted": why the call failed, as [grpcretry.ReasonName] writes it; with the wait that was not
-//     started, if that is the reason: "0s stop deadline instead of wait 7s pushback". passed_through is a call that
+//     started, if that is the reason: "0s stop deadline instead of wait 7s pushback". "passed_through" is a call that
 //     is not retried in any case.
 //
 // Any time may also be a range: "wait 0s..100ms backoff". What is left out is not compared: a time, a duration, the
 // source of a wait, the method. But an attempt whose time is left out must not have started before the wait above it
-// was over. So "wait 0s..100ms backoff; attempt 2 OK" is the way to test a policy with its own jitter, and all of
-// this in real time.
+// was over. So "wait 0s..100ms backoff; attempt 2 OK" tests a policy with its own jitter, and works in real time.
 //
 // # Time
 //
@@ -53,7 +52,6 @@
 //
 // # What it cannot do
 //
-// A script works at the server's handlers. It does not damage frames, send GOAWAY, or slow down the network; nor does it
-// see what a proxy would. It cannot fail an attempt that never reaches the server, other than by [Server.Down] and
-// [Cut].
+// A script acts in place of the server's handlers. It does not damage frames, send GOAWAY, or slow down the network,
+// and cannot fail an attempt before it reaches the server, other than by [Server.Down] and [Cut].
 package grpcretrytest

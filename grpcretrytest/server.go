@@ -146,14 +146,14 @@ func methodNames(service grpc.ServiceInfo) string {
 	return strings.Join(all, ", ")
 }
 
-// Down closes all connections and refuses new ones, as a server that restarts does, until [Server.Up]. It
+// Down closes all connections and refuses new ones, like a server that restarts, until [Server.Up]. It
 // returns when clients have noticed. A second Down changes nothing.
 func (s *Server) Down() {
 	s.listener.goDown()
 	<-time.After(s.script.settle)
 }
 
-// Up accepts connections again. gRPC connects anew when its own backoff is over: 1s, 1.6s, 2.56s, … after
+// Up accepts connections again. gRPC reconnects when its own backoff is over: 1s, 1.6s, 2.56s, … after
 // each failure to connect. That has no jitter on connections of this package, and 20% otherwise;
 // [grpc.WithConnectParams] sets another backoff.
 func (s *Server) Up() {

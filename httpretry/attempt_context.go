@@ -37,8 +37,8 @@ func (c *attemptContext) cancel() {
 	}
 }
 
-// bind ends the context when the response's body is closed or, if the request had none that might
-// still be being sent, has been read.
+// bind ends the context when the response's body is closed, or has been read to its end, provided that
+// the request's body cannot still be in transit.
 func (c *attemptContext) bind(response *http.Response, atEOF bool) *http.Response {
 	if c.end == nil {
 		return response

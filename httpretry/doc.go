@@ -35,7 +35,7 @@
 //   - 501: UNIMPLEMENTED
 //   - 500 and others: INTERNAL
 //
-// A connection that cannot be made, breaks or times out before the response is there is UNAVAILABLE;
+// A connection that cannot be made, breaks or times out before the response has arrived is UNAVAILABLE;
 // all other errors of Base are UNKNOWN, and a certificate that cannot be verified is never retried. The
 // policy's codes decide, by default RESOURCE_EXHAUSTED and UNAVAILABLE. A classifier finds a response's
 // status and header in a [*StatusError], and Base's error, by [errors.As].
@@ -44,7 +44,7 @@
 // up to 20% added, and a wait longer than [grpcretry.WithMaxServerDelay] ends the call. Zero, past dates and
 // everything else are ignored; of several values, the longest counts. It does not make a status retryable.
 //
-// When no attempt follows, the caller gets the last response as it is, whatever its status. Before the
+// When no attempt follows, the caller gets the last response unchanged, whatever its status. Before the
 // wait for a retry, a response is read to its end, within [MaxDrained] and [MaxDrainTime], so that its
 // connection can be used again, and so that the caller gets it if the call ends in the wait. If there is
 // more of it, or if net/http uncompresses it (it is closed unread, because such a body cannot be closed

@@ -32,8 +32,8 @@ import (
 //
 // The first items that succeed after an outage earn budget for the others. If the limiter knows the
 // queue, each success brings up to two items forward that wait in the slow lane, spread over the
-// policy's first backoff. The budget pays for them, and has its payment back if they succeed; only an item
-// that takes the place of one for which nobody paid is free. An item that fails although it was brought
+// policy's first backoff. The budget pays for them, and gets its payment back if they succeed; only an
+// item that takes the place of one for which nobody paid is free. An item that fails although it was brought
 // forward rests for its backoff before it is brought forward again.
 type RateLimiter[T comparable] struct {
 	retrier *grpcretry.Retrier
@@ -60,16 +60,16 @@ type adder[T any] interface {
 
 var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 
-// NewRateLimiter returns a rate limiter for [workqueue.NewTypedRateLimitingQueue], for controller-runtime's
-// controller.Options, or for [NewQueue]. Each queue needs one of its own; they may share the Retrier. The name is the
-// policy's: "/reconcile/orders", with options
-// from WithMethod("/reconcile/orders", ...) or WithMethod("/reconcile/", ...) of r. A
+// NewRateLimiter returns a rate limiter for [workqueue.NewTypedRateLimitingQueue], for
+// controller-runtime's controller.Options, or for [NewQueue]. Each queue needs its own limiter, but
+// limiters may share the Retrier. The name, such as "/reconcile/orders", finds the policy: options of r
+// apply that were set with WithMethod("/reconcile/orders", ...) or WithMethod("/reconcile/", ...). A
 // [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
 // immediately, the rest as soon as its quick retries are over.
 //
 // With MaxAttempts 1 or Disable, all failed items go to the slow lane, none is brought forward, and the
-// budget pays for nothing.
-// MaxElapsed limits an item's quick retries. ConnectWait, AttemptTimeout and hedging have no meaning here.
+// budget pays for nothing. MaxElapsed limits an item's quick retries. Patience, AttemptTimeout and
+// hedging have no meaning here.
 //
 // NewRateLimiter panics if r is nil, or if the name or an option is invalid.
 func NewRateLimiter[T comparable](r *grpcretry.Retrier, name string, opts ...Option) *RateLimiter[T] {
@@ -86,9 +86,9 @@ func NewRateLimiter[T comparable](r *grpcretry.Retrier, name string, opts ...Opt
 	return l
 }
 
-// Attach tells the limiter its queue, so that items can be brought forward from the slow lane. It is
+// Attach gives the limiter its queue, so that items can be brought forward from the slow lane. It is
 // for queues that the program makes itself, such as controller-runtime's priority queue; [NewQueue]
-// does it. Call it before the queue is used. A later Attach replaces the queue.
+// calls it. Call it before the queue is used. A later Attach replaces the queue.
 func (l *RateLimiter[T]) Attach(q interface {
 	AddAfter(item T, after time.Duration)
 }) {
@@ -114,8 +114,8 @@ func (l *RateLimiter[T]) budget() grpcretry.Budget {
 	return l.retrier.Budget(l.name, l.config.target)
 }
 
-// When reports that an item has failed, and returns the wait before it is to be added again. If
-// [RateLimiter.Failed] was called, that call's error counts; otherwise the failure is taken for
+// When reports that an item has failed, and returns the wait before the item is added again. If
+// [RateLimiter.Failed] was called, that call's error counts; otherwise the failure counts as
 // UNAVAILABLE.
 func (l *RateLimiter[T]) When(item T) time.Duration {
 	if wait, ok := l.take(item); ok {
@@ -155,8 +155,7 @@ func (l *RateLimiter[T]) NumRequeues(item T) int {
 }
 
 // Forget reports that an item has succeeded, which earns budget, and releases its memory. A loop that
-// gives up on an item calls [RateLimiter.Drop] instead: if it calls Forget, it reports a success that
-// never was.
+// gives up on an item calls [RateLimiter.Drop] instead: Forget would report a success that never was.
 func (l *RateLimiter[T]) Forget(item T) {
 	defer l.sweep(time.Now())
 	k := l.lookUp(item)
@@ -213,8 +212,8 @@ func (l *RateLimiter[T]) Drop(item T) {
 	k.giveBack()
 }
 
-// Failed reports why an item has failed, so that its wait is that of the error: the backoff for its
-// code, or what a server asks for. Call it before AddRateLimited; the When in there returns the wait. A
+// Failed reports why an item has failed, so that the error decides the wait: the backoff for its code,
+// or what a server asks for. Call it before AddRateLimited, whose When returns the wait. A
 // nil err does nothing. The error's status code decides whether the failure is retryable;
 // an error without one is UNAVAILABLE, and Kubernetes' Retry-After is a RetryInfo.
 func (l *RateLimiter[T]) Failed(item T, err error) {
@@ -287,7 +286,7 @@ func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
 	}
 }
 
-// attempt tells the plan of an attempt that has failed. The caller holds mu.
+// attempt reports a failed attempt to the plan. The caller holds mu.
 func (k *key[T]) attempt(err error, now time.Time) (grpcretry.Step, serverWait) {
 	l := k.limiter
 	if k.plan == nil {
@@ -443,9 +442,8 @@ func (l *RateLimiter[T]) bringForward(replace bool) {
 	}
 }
 
-// moveUp gives one of the keys that rest a nearer place in the lane, if one after its rest is free: it may
-// have got its place when thousands of keys were before it, which have left the lane since. The key is
-// drawn at random, because all need it alike.
+// moveUp moves a random resting key to an earlier free slot after its rest. Its slot may date from a
+// time when thousands of keys were ahead of it.
 func (l *RateLimiter[T]) moveUp(now time.Time) {
 	l.mu.Lock()
 	queue := l.queue

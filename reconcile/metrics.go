@@ -170,7 +170,7 @@ func (m *meter) forwarded() {
 	}
 }
 
-// working counts a key that is worked on, with n 1, or no longer, with -1.
+// working adds n to the number of keys that are worked on.
 func (m *meter) working(n int64) {
 	if m != nil {
 		m.inFlight.Add(n)

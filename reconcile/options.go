@@ -28,7 +28,7 @@ type config struct {
 	meters    metric.MeterProvider
 }
 
-// A SlowLane says how often keys are tried for which the budget does not pay. A zero field means its
+// A SlowLane says how often keys return for which the budget does not pay. A zero field means its
 // default.
 type SlowLane struct {
 	// Rate is the number of keys per second that return from the slow lane, all keys together. The
@@ -65,12 +65,12 @@ func WithTarget(target string) Option { return option(func(c *config) { c.target
 // WithRetention sets how long after its next attempt is due a key is remembered that neither fails
 // again nor is forgotten, because the program has dropped it. Its failures are then no longer
 // counted, and what was paid for its attempt is refunded. d is above 0; [NewRateLimiter] panics for
-// other values. The default is 10 minutes; it should be longer than a key ever waits for a worker and is
-// then worked on. A later WithRetention replaces an earlier one.
+// other values. The default is 10 minutes; it should be longer than a key ever waits for a worker and
+// keeps it busy. A later WithRetention replaces an earlier one.
 func WithRetention(d time.Duration) Option { return option(func(c *config) { c.retention = d }) }
 
-// WithLogger writes a bounded number of lines about failing keys to l, see docs/reconcile.md. The
-// default, and nil, is no lines. A later WithLogger replaces an earlier one.
+// WithLogger writes a bounded number of lines about failing keys to l, see docs/reconcile.md. By
+// default, and with nil, there are none. A later WithLogger replaces an earlier one.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.logger = l }) }
 
 // WithMeterProvider records metrics with the provider; nil means the global one. Without this option

@@ -9,9 +9,9 @@ import (
 
 // NewQueue returns a [workqueue.NewTypedRateLimitingQueueWithConfig] with the limiter, which it attaches,
 // so that items leave the slow lane early when the backend answers again. The limiter's metrics then
-// include the queue's depth and the age of its oldest item. When the queue is shut down, the limiter drops its
-// items, see [RateLimiter.Drop]. Items are served in the order in which they
-// became ready. name is the queue's in client-go's own metrics; "" means that there are none.
+// include the queue's depth and the age of its oldest item. When the queue is shut down, the limiter
+// drops its items, see [RateLimiter.Drop]. Items are served in the order in which they became ready. name
+// is the queue's name in client-go's own metrics; "" means that there are none.
 //
 // For controller-runtime:
 //

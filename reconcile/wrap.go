@@ -18,7 +18,7 @@ type Guards struct {
 	// InFlight is the number of keys that are worked on at the same time; 0 means no limit but that
 	// of the controller, MaxConcurrentReconciles.
 	InFlight int
-	// Rate limits how many keys are begun per second. Nil means no limit. A limiter may be shared, by
+	// Rate limits how many keys are started per second. Nil means no limit. A limiter may be shared, by
 	// several controllers or with other users of the backend.
 	Rate *rate.Limiter
 }
@@ -28,7 +28,7 @@ type Guards struct {
 // limiter's work in flight and measures the waits for the rate.
 //
 // A key waits for its turn as long as its context allows. If the context has a deadline that is too near
-// for the rate, the key is not begun: it returns when its turn would have come. If the deadline passes while
+// for the rate, the key is not started: it returns when its turn would have come. If the deadline passes while
 // InFlight keys are worked on, it returns a second later. If the rate has no turn within a day, because its
 // limit or burst is 0, the key returns after a minute, whatever the context. None of this is a failure.
 func Wrap[T comparable](limiter *RateLimiter[T], inner ctrl.TypedReconciler[T], g Guards) ctrl.TypedReconciler[T] {
@@ -84,7 +84,7 @@ const (
 	pausedFor   = time.Minute    // until the rate is looked at again
 )
 
-// notYet returns the Result of a key that was not begun and has not failed.
+// notYet returns the Result of a key that was not started and has not failed.
 func (r *guarded[T]) notYet(item T, later time.Duration) (ctrl.Result, error) {
 	r.limiter.expectForget(item)
 	return ctrl.Result{RequeueAfter: later}, nil
@@ -125,7 +125,7 @@ func (r *guarded[T]) waitForRate(ctx context.Context) (later time.Duration, err 
 	}
 }
 
-// notBegun returns the error of a key whose context has ended before its turn. It says nothing about the
+// notBegun returns the error of a key whose context ended before its turn. It says nothing about the
 // backend.
 func notBegun(ctx context.Context) error {
 	return judged{ctx.Err(), status.New(codes.Canceled, ctx.Err().Error())}

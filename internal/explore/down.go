@@ -95,14 +95,14 @@ func (j *judgement) judgePatience() {
 		case a.Hedge:
 			continue
 		case !j.isPatient():
-			j.must(!j.attempts[i].Unsent || j.hedges(), "attempt %d has followed one that reached no server, and Patience is 0", a.Number)
+			j.must(!j.attempts[i].Unsent || j.hedges(), "attempt %d followed one that reached no server, and Patience is 0", a.Number)
 			continue
 		case a.WaitSource == grpcretry.WaitConnect && !(j.hedges() && j.isPushed()):
 			last += j.backoff(i + 1)
 		case a.WaitSource != grpcretry.WaitBackoff && a.Repeats == 0:
 			continue
 		}
-		j.must(failures > 0 && start <= last+time.Microsecond, "the wait before attempt %d has ended at %v, and Patience at %v",
+		j.must(failures > 0 && start <= last+time.Microsecond, "the wait before attempt %d ended at %v, and Patience at %v",
 			a.Number, start, last)
 	}
 	j.judgeLastWait(over)
@@ -117,9 +117,9 @@ func (j *judgement) judgeLastWait(over time.Duration) {
 	ended := last.Start.Add(last.Duration).Sub(j.start)
 	if at := j.attempts[0].Start.Sub(j.start) + end.Elapsed; j.isPatient() {
 		limit := max(ended, over+j.backoff(len(j.attempts)))
-		j.must(at <= limit+slack, "it has waited for a connection until %v, and Patience was over at %v", at, limit)
+		j.must(at <= limit+slack, "it waited for a connection until %v, and Patience was over at %v", at, limit)
 	} else {
-		j.must(at <= ended+slack, "it has waited for a connection until %v, and Patience is 0", at)
+		j.must(at <= ended+slack, "it waited for a connection until %v, and Patience is 0", at)
 	}
 }
 
@@ -163,17 +163,17 @@ func (j *judgement) judgeHedgedRetry(i int) {
 		}
 	}
 	if next.Hedge {
-		j.must(inFlight > 0 || !ended.Before(next.Start), "hedge %d has started at %v, and the attempts before it had ended by %v",
+		j.must(inFlight > 0 || !ended.Before(next.Start), "hedge %d started at %v, and the attempts before it had ended by %v",
 			next.Number, j.since(next.Start), j.since(ended))
 		return
 	}
-	j.must(inFlight == 0, "attempt %d is no hedge, and has started while another was in flight", next.Number)
+	j.must(inFlight == 0, "attempt %d is no hedge, and started while another was in flight", next.Number)
 	if next.WaitSource != grpcretry.WaitBackoff {
 		return
 	}
 	want := j.backoffAfter(i, last)
 	waited := next.Start.Sub(ended)
-	j.must(next.Wait >= want && waited >= want, "attempt %d has started %v after the others had ended, with a wait of %v, want at least %v",
+	j.must(next.Wait >= want && waited >= want, "attempt %d started %v after the others ended, with a wait of %v, want at least %v",
 		next.Number, waited, next.Wait, want)
 }
 
@@ -185,6 +185,6 @@ func (j *judgement) judgeWinner() {
 	end := j.events[len(j.events)-1]
 	if a := end.Attempt; end.Err == nil {
 		late := j.result.over.Sub(a.Start.Add(a.Duration))
-		j.must(late <= slack, "it has returned %v after attempt %d had succeeded", late, a.Number)
+		j.must(late <= slack, "it returned %v after attempt %d succeeded", late, a.Number)
 	}
 }

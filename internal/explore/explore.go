@@ -31,7 +31,7 @@ import (
 // The messages and handlers are this package's own, for every method of the service, so that each message can carry a
 // number. In each program, a few calls run at the same time in virtual time. What is checked:
 //
-//   - each call ends once, not after its deadline, and with the result of one attempt; none waits for nothing;
+//   - each call ends once, not after its deadline, and with the result of one attempt; no wait is in vain;
 //   - attempts are within MaxAttempts, none starts at or after the deadline or MaxElapsed, and none follows a failure
 //     that is not retryable, or a server's "no retry";
 //   - each wait is the server's pushback, or else the policy's backoff or what the state of the target makes of it, to the
@@ -93,7 +93,7 @@ func (e Exploration) explore(t *testing.T) string {
 		for smaller := true; smaller; {
 			p, problem, seen, smaller = e.reduce(t, p, problem, seen)
 		}
-		return fmt.Sprintf("%s\nExploration.Seed = %d; reduced to\n%sseen were\n%s", problem, p.seed, p, seen)
+		return fmt.Sprintf("%s\nExploration.Seed = %d; reduced to\n%swhat was seen:\n%s", problem, p.seed, p, seen)
 	}
 	return ""
 }
@@ -502,7 +502,7 @@ func (o *observation) handle(_ any, stream grpc.ServerStream) error {
 		}
 	}
 	if want := c.sends(); s.received != want {
-		o.problem("call %d, attempt %d: the server has received %s before the end of the stream, want %d", s.call, s.attempt,
+		o.problem("call %d, attempt %d: the server received %s before the end of the stream, want %d", s.call, s.attempt,
 			count(s.received, "message", "messages"), want)
 	}
 	for sent < c.replies() {
@@ -520,7 +520,7 @@ func (o *observation) received(s *served, m *wrapperspb.StringValue) {
 	s.received++
 	if want := requestText(s.call, s.received); m.GetValue() != want {
 		o.problems = append(o.problems,
-			fmt.Sprintf("call %d, attempt %d: the server has received %q, want %q", s.call, s.attempt, m.GetValue(), want))
+			fmt.Sprintf("call %d, attempt %d: the server received %q, want %q", s.call, s.attempt, m.GetValue(), want))
 	}
 }
 

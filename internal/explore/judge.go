@@ -104,13 +104,13 @@ func (o *observation) judgeBudget() string {
 	b := o.budget
 	switch {
 	case paid != b.granted-b.returned:
-		return fmt.Sprintf("%d attempts had to be paid for, and the budget has granted %d and got back %d", paid, b.granted, b.returned)
+		return fmt.Sprintf("%d attempts had to be charged, and the budget granted %d and got back %d", paid, b.granted, b.returned)
 	case paid > o.program.budget:
-		return fmt.Sprintf("%d attempts were paid for by a budget of %d", paid, o.program.budget)
+		return fmt.Sprintf("%d attempts were charged to a budget of %d", paid, o.program.budget)
 	case b.retries != paid:
-		return fmt.Sprintf("%d attempts had to be paid for, and the budget has received the ends of %d", paid, b.retries)
+		return fmt.Sprintf("%d attempts had to be charged, and the budget received the ends of %d", paid, b.retries)
 	case b.deposits != reached:
-		return fmt.Sprintf("%d attempts have reached a server, and %d were reported to the budget", reached, b.deposits)
+		return fmt.Sprintf("%d attempts reached a server, and %d were reported to the budget", reached, b.deposits)
 	}
 	return ""
 }
@@ -174,12 +174,12 @@ func (j *judgement) judge() {
 	if j.call.cancel > 0 {
 		deadline = j.start.Add(j.call.start + min(j.call.timeout, j.call.cancel))
 	}
-	j.must(!j.result.over.After(deadline.Add(slack)), "it has returned %v after its deadline or cancellation", j.result.over.Sub(deadline))
+	j.must(!j.result.over.After(deadline.Add(slack)), "it returned %v after its deadline or cancellation", j.result.over.Sub(deadline))
 	j.judgeReplies()
 	j.judgeServed()
 	j.judgeSeen()
 	if len(j.events) == 0 { // it has passed through
-		j.must(len(j.served) <= 1, "the server has seen %d attempts of a call without an event", len(j.served))
+		j.must(len(j.served) <= 1, "the server saw %d attempts of a call without an event", len(j.served))
 		return
 	}
 	j.judgeEvents()
@@ -216,14 +216,14 @@ func (j *judgement) judgeReplies() {
 	if j.result.err != nil {
 		return
 	}
-	j.must(len(replies) == j.call.replies(), "it has succeeded with %s, want %d", count(len(replies), "reply", "replies"), j.call.replies())
+	j.must(len(replies) == j.call.replies(), "it succeeded with %s, want %d", count(len(replies), "reply", "replies"), j.call.replies())
 	if n := len(replies); n > 0 && !j.call.method.servers {
-		j.must(replies[n-1].received == j.call.sends(), "it has succeeded although the server had received %d of %d messages",
+		j.must(replies[n-1].received == j.call.sends(), "it succeeded although the server received %d of %d messages",
 			replies[n-1].received, j.call.sends())
 	}
 	j.must(slices.ContainsFunc(j.served, func(s *served) bool {
 		return s.err == nil && (len(replies) == 0 || s.attempt == replies[0].attempt)
-	}), "it has succeeded without an attempt that the server has ended well")
+	}), "it succeeded although no attempt succeeded on the server")
 }
 
 // judgeServed judges what the server has seen.
@@ -231,32 +231,32 @@ func (j *judgement) judgeServed() {
 	ran := 0
 	for i, s := range j.served {
 		for _, other := range j.served[:i] {
-			j.must(s.attempt != other.attempt, "attempt %d has reached the server twice", s.attempt)
+			j.must(s.attempt != other.attempt, "attempt %d reached the server twice", s.attempt)
 		}
 		if i > 0 && j.policy.UnsentOnly && !j.asksForRetry(j.served[i-1]) {
 			ran++
 		}
 	}
-	j.must(ran == 0, "the server has seen %d attempts with WithUnsentOnly, and has not asked for another", len(j.served))
-	j.must(len(j.served) <= j.mostAttempts(), "the server has seen %d attempts, want at most %d", len(j.served), j.mostAttempts())
+	j.must(ran == 0, "the server saw %d attempts with WithUnsentOnly, and did not ask for another", len(j.served))
+	j.must(len(j.served) <= j.mostAttempts(), "the server saw %d attempts, want at most %d", len(j.served), j.mostAttempts())
 	for _, s := range j.served {
 		took := s.end.Sub(s.at)
 		j.must(s.step.kind == hangs || s.step.kind == cuts || !s.end.IsZero() &&
 			took <= s.step.delay+slack+time.Duration(j.call.sends())*j.call.pause,
-			"attempt %d has taken the server %v, because it waited for messages", s.attempt, took)
+			"attempt %d kept the server busy for %v, because it waited for messages", s.attempt, took)
 		for _, later := range j.served {
 			if s.step.kind != fails || s.end.IsZero() || !later.at.After(s.end) || status.Code(s.err) != s.step.code || !j.hasSeenEnd(s) {
 				continue
 			}
 			push, ok := grpcretry.PushbackFrom(s.step.trailer, nil)
-			j.must(!ok || !push.Stop, "attempt %d has reached the server at %v, after attempt %d was answered with \"no retry\" at %v",
+			j.must(!ok || !push.Stop, "attempt %d reached the server at %v, after attempt %d was answered with \"no retry\" at %v",
 				later.attempt, j.since(later.at), s.attempt, j.since(s.end))
 			j.must(!ok || j.isReplaced(s, later) || later.at.Sub(s.end) >= push.Delay-time.Microsecond,
-				"attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
+				"attempt %d reached the server %v after attempt %d was answered with a pushback of %v",
 				later.attempt, later.at.Sub(s.end), s.attempt, push.Delay)
 			if ok && later.attempt == s.attempt+1 && !j.hedges() && !j.repeats(later.attempt) {
 				j.must(later.at.Sub(s.end) <= push.Delay+time.Microsecond,
-					"attempt %d has reached the server %v after attempt %d was answered with a pushback of %v",
+					"attempt %d reached the server %v after attempt %d was answered with a pushback of %v",
 					later.attempt, later.at.Sub(s.end), s.attempt, push.Delay)
 			}
 		}
@@ -316,18 +316,18 @@ func (j *judgement) judgeEvents() {
 		}
 	}
 	j.must(ends == 1 && j.events[len(j.events)-1].Kind == grpcretry.CallEnd,
-		"it has ended %d times, want once, and the end is to be the last event", ends)
+		"it ended %d times, want once, as the last event", ends)
 	for n := 1; n <= len(started); n++ {
-		j.must(started[n] == 1 && ended[n] == 1, "attempt %d has started %d times and ended %d times", n, started[n], ended[n])
+		j.must(started[n] == 1 && ended[n] == 1, "attempt %d started %d times and ended %d times", n, started[n], ended[n])
 	}
-	j.must(len(started) == len(ended), "%d attempts have started, and %d have ended", len(started), len(ended))
+	j.must(len(started) == len(ended), "%d attempts started, and %d ended", len(started), len(ended))
 	for _, s := range j.served {
-		j.must(started[s.attempt] == 1, "the server has seen attempt %d, which has not started", s.attempt)
+		j.must(started[s.attempt] == 1, "the server saw attempt %d, which never started", s.attempt)
 	}
 	end := j.events[len(j.events)-1]
-	j.must((end.Err == nil) == (j.result.err == nil), "it has ended with %v, and the application has got %v", end.Err, j.result.err)
+	j.must((end.Err == nil) == (j.result.err == nil), "it ended with %v, but the application got %v", end.Err, j.result.err)
 	if r := j.result.replies; len(r) > 0 && end.Err == nil {
-		j.must(r[0].attempt == end.Attempt.Number, "attempt %d has succeeded, and the replies are from attempt %d", end.Attempt.Number,
+		j.must(r[0].attempt == end.Attempt.Number, "attempt %d succeeded, and the replies are from attempt %d", end.Attempt.Number,
 			r[0].attempt)
 	}
 }
@@ -344,9 +344,9 @@ func (j *judgement) judgeAttempts(deadline time.Time) {
 		}
 		// At the instant of a cancellation, either may come first.
 		j.must(a.Start.Before(deadline) || j.call.cancel > 0 && a.Start.Equal(deadline),
-			"attempt %d has started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
+			"attempt %d started at %v, and the deadline or cancellation was at %v", a.Number, j.since(a.Start), j.since(deadline))
 		if limit := j.policy.MaxElapsed; limit > 0 {
-			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d has started %v after the call, and MaxElapsed is %v", a.Number,
+			j.must(a.Start.Sub(j.attempts[0].Start) < limit, "attempt %d started %v after the call, and MaxElapsed is %v", a.Number,
 				a.Start.Sub(j.attempts[0].Start), limit)
 		}
 	}
@@ -365,7 +365,7 @@ func (j *judgement) judgeEnd() {
 	}
 	end := j.events[len(j.events)-1]
 	if c := j.call.cancel; c > 0 && end.Elapsed >= c {
-		j.must(end.Elapsed <= c+slack, "it has ended %v after its start, and was cancelled after %v", end.Elapsed, c)
+		j.must(end.Elapsed <= c+slack, "it ended %v after its start, and was cancelled after %v", end.Elapsed, c)
 		return
 	}
 	waited := end.Elapsed - last.Start.Add(last.Duration).Sub(j.attempts[0].Start)
@@ -377,7 +377,7 @@ func (j *judgement) judgeEnd() {
 		return
 	}
 	w := j.waitingAfter(len(j.attempts) - 1)
-	j.must(w.mayEnd(at, 0, end.Reason), "it has ended %v after its last attempt, because of %s, want %v", waited, reason, w)
+	j.must(w.mayEnd(at, 0, end.Reason), "it ended %v after its last attempt, because of %s, want %v", waited, reason, w)
 }
 
 // judgeRetry checks the retry that follows attempt i-1 of a call that is not hedged.
@@ -385,14 +385,14 @@ func (j *judgement) judgeRetry(i int) {
 	failed, next := j.attempts[i-1], j.attempts[i]
 	ended := failed.Start.Add(failed.Duration)
 	if errors.Is(failed.Err, grpcretry.ErrAttemptTimeout) { // it has gone on until the next one replaced it
-		j.must(next.Start.Sub(ended) <= slack, "attempt %d has started %v after the end of attempt %d, which it replaces", next.Number,
+		j.must(next.Start.Sub(ended) <= slack, "attempt %d started %v after the end of attempt %d, which it replaces", next.Number,
 			next.Start.Sub(ended), failed.Number)
 		ended = failed.Start.Add(j.policy.AttemptTimeout)
 	}
 	waited := next.Start.Sub(ended)
-	j.must(waited >= next.Wait, "attempt %d has started %v after the end of attempt %d, and the wait was to be %v", next.Number, waited,
+	j.must(waited >= next.Wait, "attempt %d started %v after the end of attempt %d, want %v", next.Number, waited,
 		failed.Number, next.Wait)
-	j.must(waited <= next.Wait+slack, "attempt %d has started %v after the end of attempt %d, and the wait was to be %v", next.Number,
+	j.must(waited <= next.Wait+slack, "attempt %d started %v after the end of attempt %d, want %v", next.Number,
 		waited, failed.Number, next.Wait)
 	timedOut := errors.Is(failed.Err, grpcretry.ErrAttemptTimeout)
 	if j.policy.Classifier == nil && !timedOut {

@@ -57,7 +57,7 @@ func TestExploreFindsPlantedFaults(t *testing.T) {
 					return nil
 				}
 				return invoker(ctx, method, req, reply, cc, opts...)
-			}, nil), nil, "has reached the server twice"},
+			}, nil), nil, "reached the server twice"},
 		{"an attempt is late",
 			below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
 				opts ...grpc.CallOption) error {
@@ -85,10 +85,10 @@ func TestExploreFindsPlantedFaults(t *testing.T) {
 			}, nil), nil, `was answered with`},
 		{"a message is doubled", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
 			return &faulty{ClientStream: s, doubles: true}
-		}), nil, "the server has received"},
+		}), nil, "the server received"},
 		{"a message is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
 			return &faulty{ClientStream: s, loses: true}
-		}), nil, "the server has received"},
+		}), nil, "the server received"},
 		{"a reply is lost", wrapped(func(s grpc.ClientStream) grpc.ClientStream {
 			return &faulty{ClientStream: s, losesReply: true}
 		}), nil, "reply"},
@@ -97,7 +97,7 @@ func TestExploreFindsPlantedFaults(t *testing.T) {
 				opts ...grpc.CallOption) error {
 				ctx = metadata.AppendToOutgoingContext(ctx, "grpc-previous-rpc-attempts", "7")
 				return invoker(ctx, method, req, reply, cc, opts...)
-			}, nil), nil, "which has not started"},
+			}, nil), nil, "which never started"},
 		{"a call hangs", below(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
 			opts ...grpc.CallOption) error {
 			err := invoker(ctx, method, req, reply, cc, opts...)

@@ -1,5 +1,5 @@
-// Package layers passes what a server knows about the request that it handles to the calls made for
-// it, and back what those calls have come to.
+// Package layers carries what a server knows about its request to the calls that its handler makes,
+// and their outcome back.
 package layers
 
 import (

@@ -25,8 +25,8 @@ func Want() (number int) {
 	return wanted.last
 }
 
-// Grant records that a channel uses the policy because of the wish with a number. The number is 0 if the
-// channel's settings come from elsewhere, such as the name resolver: then it counts for the oldest wish.
+// Grant records that a channel uses the policy, as the wish with this number asked. The number is 0 if
+// the channel's settings come from elsewhere, such as the name resolver: then the oldest wish is granted.
 func Grant(number int) {
 	wanted.Lock()
 	defer wanted.Unlock()
