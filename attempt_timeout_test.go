@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -314,46 +313,5 @@ func TestAServersWordAfterTheAttemptTimeoutIsTheServers(t *testing.T) {
 			}
 		}
 		wantTimes(t, server, 0, 7*second)
-	})
-}
-
-// A slow response arrives also if another call takes the last token during the backoff.
-func TestATimeoutCutsNothingWithoutAToken(t *testing.T) {
-	for name, opt := range map[string]Option{"patient": WithPatience(10 * second), "without patience": WithPatience(0)} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok().after(5*second)))
-				client := server.client(t, WithBackoff(Constant(second)), WithAttemptTimeout(2*second), WithMaxAttempts(2), opt,
-					WithBudget(ratioBudgetOf(t, RatioBudget{Ratio: Nothing, Reserve: 1})))
-				ctx, cancel := context.WithTimeout(t.Context(), 30*second)
-				defer cancel()
-				var group sync.WaitGroup
-				for range 2 {
-					group.Go(func() {
-						if err := echo(ctx, client); err != nil {
-							t.Errorf("after %v: %v", time.Since(server.start), err)
-						}
-					})
-				}
-				group.Wait()
-			})
-		})
-	}
-}
-
-// The response of a client stream is complete when it has come, whatever the timer says.
-func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			return playServer(t, n, "recv a; recv EOF; send 1", stream)
-		})
-		budget := &tally{}
-		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)),
-			below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)
-		openOn(t, cc, clientStream).play(t, "send a; close; recv 1")
-		wantTimes(t, server, 0)
-		if want := (counts{withdrawn: 1, refunded: 1, told: [5]int{Succeeded: 1}, highest: 1}); budget.counts != want {
-			t.Errorf("budget is %+v, want %+v", budget.counts, want)
-		}
 	})
 }

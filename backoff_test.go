@@ -213,35 +213,6 @@ func TestBackoffStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-func FuzzBackoff(f *testing.F) {
-	f.Add(int64(0), int64(0), 0.0, 0, 1, int64(0), 0.5)
-	f.Add(int64(1), int64(math.MaxInt64), math.MaxFloat64, 2, 1_000_000, int64(math.MaxInt64), almostOne)
-	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), 1.0, 2, 0, int64(-1), math.NaN())
-	f.Add(int64(time.Second), int64(time.Hour), 0.5, 3, 3, int64(0), 0.5)
-	f.Add(int64(-5), int64(-7), -2.0, 7, -3, int64(math.MinInt64), 2.0)
-	f.Add(int64(time.Second), int64(time.Millisecond), math.NaN(), 1, 2, int64(5), math.Inf(1))
-	f.Fuzz(func(t *testing.T, base, limit int64, factor float64, jitter, retry int, prev int64, u float64) {
-		e := Exponential{time.Duration(base), time.Duration(limit), factor, Jitter(jitter)}
-		d := Decorrelated{time.Duration(base), time.Duration(limit)}
-		for _, b := range []Backoff{e, d, Constant(base)} {
-			if got := nextBackoff(b, retry, time.Duration(prev), u); got < 0 {
-				t.Errorf("nextBackoff(%+v, %d, %d, %v) = %d, want no negative wait", b, retry, prev, u, got)
-			}
-		}
-		most := orDefault(time.Duration(limit), defaultMax)
-		if e.check() == nil {
-			if got := e.Delay(retry, time.Duration(prev), u); got < 0 || got > upperBound(most, e.Jitter) {
-				t.Errorf("%+v.Delay(%d, %d, %v) = %d, want 0 … %d", e, retry, prev, u, got, upperBound(most, e.Jitter))
-			}
-		}
-		if d.check() == nil {
-			if got := d.Delay(retry, time.Duration(prev), u); got < 0 || got > most {
-				t.Errorf("%+v.Delay(%d, %d, %v) = %d, want 0 … %d", d, retry, prev, u, got, most)
-			}
-		}
-	})
-}
-
 func TestNegativeWaitOfACustomBackoffCountsAsZero(t *testing.T) {
 	for _, d := range []time.Duration{-1, -time.Hour, math.MinInt64} {
 		b := backoffFunc(func(int, time.Duration, float64) time.Duration { return d })
@@ -281,17 +252,6 @@ func TestCustomBackoffIsToldOfTheCall(t *testing.T) {
 			t.Errorf("the backoff was asked with (retry, prev) %v, want %v", got, want)
 		}
 	})
-}
-
-func TestJitterNames(t *testing.T) {
-	for j, want := range map[Jitter]string{
-		FullJitter: "full", EqualJitter: "equal", ProportionalJitter: "proportional", NoJitter: "none",
-		-1: "Jitter(-1)", 4: "Jitter(4)",
-	} {
-		if got := j.String(); got != want {
-			t.Errorf("Jitter(%d).String() = %q, want %q", int(j), got, want)
-		}
-	}
 }
 
 // WithRandom decides every wait. A number that is none in [0, 1) counts as the nearest, whatever the Backoff.

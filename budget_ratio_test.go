@@ -460,91 +460,6 @@ func TestRatioBudgetRetriesEveryFailureThatARetryMends(t *testing.T) {
 	}
 }
 
-func TestRatioBudgetForgetsAnHourOfGoodTraffic(t *testing.T) {
-	for _, looks := range []bool{true, false} {
-		b := ratioBudgetOf(t, RatioBudget{Ratio: 0.2, Reserve: 3})
-		for i := range 36_000 { // 10 a second
-			deposit(b, 1)
-			if looks {
-				b.Balance(at(float64(i) / 10))
-			}
-		}
-		// 0.2 · 10 · 10 + 3, and at most a step of a twentieth more; the call at the very edge
-		// may count as just before it.
-		if got := withdraw(b, at(3600), plenty); got < 22 || got > 24 {
-			t.Errorf("looks: %t: after an hour at 10 calls a second the budget allowed %d retries, want 22 to 24", looks, got)
-		}
-	}
-}
-
-// slidingWindow holds the times of calls, to count those that are in the window.
-type slidingWindow []time.Time
-
-func (w slidingWindow) within(from, to time.Time) (n int) { // from < t ≤ to
-	for _, t := range w {
-		if t.After(from) && !t.After(to) {
-			n++
-		}
-	}
-	return n
-}
-
-// wantWithin checks a balance of b against the documented error: Ratio × (the calls of three
-// steps + unseen). The three steps are those around the far edge of the window.
-func (w slidingWindow) wantWithin(t *testing.T, b *ratioBudget, now time.Time, unseen int) {
-	t.Helper()
-	s := b.settings
-	edge, step := now.Add(-s.Window), s.Window/20
-	want := s.Reserve + s.Ratio*float64(w.within(edge, now))
-	limit := s.Ratio*float64(w.within(edge.Add(-2*step), edge.Add(step))+unseen) + 1e-6
-	if got := b.Balance(now); math.Abs(got-want) > limit {
-		t.Fatalf("Balance at %v = %v, want %v, give or take %v", now, got, want, limit)
-	}
-}
-
-// A caller with its own clock looks once per step.
-func TestRatioBudgetIsCloseToAnExactWindow(t *testing.T) {
-	t.Parallel()
-	for seed := range max(*budgetSeeds/5, 1) {
-		random := rand.New(rand.NewPCG(seed, 11))
-		b, calls, now := ratioBudgetOf(t, RatioBudget{Ratio: 0.3, Reserve: 2, Window: 2 * time.Second}), slidingWindow{}, epoch
-		for range 300 {
-			look := now.Add(time.Duration(random.Int64N(int64(100*time.Millisecond)) + 1))
-			for range random.IntN(30) {
-				deposit(b, 1)
-				calls = append(calls, now.Add(time.Duration(random.Int64N(int64(look.Sub(now)))+1)))
-			}
-			now = look
-			calls.wantWithin(t, b, now, 0)
-		}
-	}
-}
-
-func TestRatioBudgetOfOutsideABubbleWorksWithin(t *testing.T) {
-	b := realRatioBudget(t, RatioBudget{})
-	deposit(b, 1000)
-	bubble(t, func(t *testing.T) {
-		for range 400 {
-			time.Sleep(50 * time.Millisecond)
-			deposit(b, 20)
-		}
-		// 4000 calls in the last 10 s, and up to a step more.
-		if got := b.Balance(time.Now()); got < 803 || got > 843 {
-			t.Errorf("Balance = %v, want 803 to 843", got)
-		}
-		withdraw(b, time.Now(), plenty)
-		time.Sleep(11 * time.Second)
-		deposit(b, 1)
-		if got := b.Balance(time.Now()); got < 0.2 || got >= 1.2 {
-			t.Errorf("Balance = %v after the budget was used up and one call was answered", got)
-		}
-	})
-	deposit(b, 10) // and outside again
-	if got := b.Balance(time.Now()); got < 2.2 || got >= 3.2 {
-		t.Errorf("Balance = %v after ten more answered calls, want 2 more", got)
-	}
-}
-
 // If the time goes back, the budget stands still, and counts no time twice.
 func TestRatioBudgetSurvivesAClockThatGoesBack(t *testing.T) {
 	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: Nothing, MinPerSecond: 1})
@@ -570,29 +485,6 @@ func concurrently(n int, f func()) {
 	}
 	close(start)
 	wg.Wait()
-}
-
-func TestRatioBudgetAllocatesNothing(t *testing.T) {
-	for name, b := range map[string]*ratioBudget{
-		"a clock of its own": ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: Nothing}),
-		"the real clock":     realRatioBudget(t, RatioBudget{Ratio: 1, Reserve: Nothing, Window: time.Millisecond}),
-	} {
-		now := epoch
-		if name == "the real clock" {
-			now = time.Now()
-		}
-		for operation, f := range map[string]func(){
-			"Deposit":            func() { b.Deposit(success) },
-			"Deposit, a retry's": func() { b.Deposit(retrySuccess) },
-			"Withdraw":           func() { now = now.Add(77 * time.Millisecond); b.Withdraw(now) },
-			"Deposit, unsent":    func() { b.Deposit(returned) },
-			"Balance":            func() { b.Balance(now) },
-		} {
-			if n := testing.AllocsPerRun(1000, f); n != 0 {
-				t.Errorf("%s: %s makes %v allocations, want none", name, operation, n)
-			}
-		}
-	}
 }
 
 func TestLateAnswersEarnNothing(t *testing.T) {

@@ -132,30 +132,3 @@ func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
 	}
 	wantBalance(t, one, epoch, 2)
 }
-
-func TestPerTargetAllocatesNothing(t *testing.T) {
-	budgets := PerTarget(func() Budget { return Unlimited }).(*perTarget)
-	canonical := func() string { return "dns:///x" }
-	for _, name := range []string{"x", "dns:///x"} { // the first, and another
-		budgets.of(name, canonical)
-		if n := testing.AllocsPerRun(1000, func() { budgets.of(name, canonical) }); n != 0 {
-			t.Errorf("%s: %v allocations, want none", name, n)
-		}
-	}
-}
-
-// BenchmarkPerTarget measures the part of PerTarget that every call runs.
-func BenchmarkPerTarget(b *testing.B) {
-	budgets := PerTarget(func() Budget { return Unlimited }).(*perTarget)
-	canonical := func() string { return "dns:///x" }
-	for _, name := range []string{"x", "dns:///x"} { // the first, and another
-		b.Run("target="+name, func(b *testing.B) {
-			b.ReportAllocs()
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					budgets.of(name, canonical)
-				}
-			})
-		})
-	}
-}

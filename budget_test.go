@@ -158,69 +158,6 @@ func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
 	}
 }
 
-// A retry that one budget refuses leaves no trace in any other, now or later. The budgets that were
-// asked in vain are compared with others that were not asked.
-func TestAllBudgetsLeaveNoTraceOfARefusedRetry(t *testing.T) {
-	type budgets struct {
-		ratio, floored, rated, slots Budget
-	}
-	made := func() budgets {
-		b := budgets{
-			ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: 3}),
-			ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: 3, MinPerSecond: 0.5}),
-			NewRateBudget(rate.NewLimiter(0.5, 5)),
-			concurrencyBudgetOf(t, 20),
-		}
-		for _, b := range []Budget{b.ratio, b.floored, b.rated, b.slots} {
-			deposit(b, 4)
-			if got := withdraw(b, at(0), 4); got != 4 {
-				t.Fatalf("%v: %d retries, want 4", b, got)
-			}
-		}
-		return b
-	}
-	withdrawnAndReturned := &theirs{}
-	for name, refuses := range map[string]Budget{
-		"a throttle":        &throttle{full: 1000, gain: 1},
-		"a full budget":     full(t),
-		"no reserve":        ratioBudgetOf(t, RatioBudget{Ratio: 1, Reserve: Nothing}),
-		"somebody else's":   &theirs{refuse: true},
-		"an inner one":      AllBudgets(&theirs{}, full(t)),
-		"an exhausted rate": NewRateBudget(rate.NewLimiter(0, 0)),
-	} {
-		asked, left := made(), made()
-		b := asked
-		for _, all := range []Budget{
-			AllBudgets(b.ratio, b.floored, b.rated, b.slots, withdrawnAndReturned, refuses),
-			AllBudgets(refuses, b.ratio, b.floored, b.rated, b.slots),
-			AllBudgets(AllBudgets(b.ratio, b.floored), refuses, AllBudgets(b.rated, b.slots)),
-		} {
-			for i := range 100 {
-				if all.Withdraw(at(float64(i) / 10)) {
-					t.Fatalf("%s: allowed, although one budget refuses", name)
-				}
-			}
-		}
-		for s := 10.0; s < 40; s += 0.5 {
-			for _, pair := range [][2]Budget{{asked.ratio, left.ratio}, {asked.floored, left.floored}, {asked.rated, left.rated},
-				{asked.slots, left.slots}} {
-				if got, want := pair[0].Balance(at(s)), pair[1].Balance(at(s)); math.Abs(got-want) > 1e-9 {
-					t.Fatalf("%s: the balance of the %v is %v at %v s, want %v", name, pair[0], got, s, want)
-				}
-			}
-		}
-	}
-	if withdrawnAndReturned.taken != 0 {
-		t.Errorf("%d retries are missing in a budget of another type", withdrawnAndReturned.taken)
-	}
-}
-
-func full(t *testing.T) Budget {
-	b := concurrencyBudgetOf(t, 1)
-	b.Withdraw(epoch)
-	return b
-}
-
 // theirs is a budget of another package.
 type theirs struct {
 	refuse bool
@@ -280,26 +217,5 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		if got := fmt.Sprint(b); got != want {
 			t.Errorf("budget is %q, want %q", got, want)
 		}
-	}
-}
-
-// New rejects it; used without New, it allows nothing.
-func TestRateBudgetWithoutALimiterAllowsNothing(t *testing.T) {
-	b := NewRateBudget(nil)
-	b.Deposit(Outcome{Attempt: 1, Result: Succeeded})
-	b.Deposit(returned)
-	wantBalance(t, b, at(0), 0)
-	wantWithdrawn(t, b, at(0), 0)
-}
-
-func TestRateBudgetOfAnInfiniteLimiter(t *testing.T) {
-	b := NewRateBudget(rate.NewLimiter(rate.Inf, 0))
-	for range 100 {
-		if !b.Withdraw(at(0)) {
-			t.Fatal("an infinite limiter refused")
-		}
-	}
-	if got := b.Balance(at(0)); !math.IsInf(got, 1) {
-		t.Errorf("Balance = %v, want +Inf", got)
 	}
 }

@@ -105,28 +105,6 @@ func TestNewThrottleRefuses(t *testing.T) {
 	}
 }
 
-func TestThrottleLosesNoUpdate(t *testing.T) {
-	const goroutines = 64
-	b := throttleOf(t, 1000, 0.1)
-	concurrently(goroutines, func() {
-		for range 10 {
-			b.Deposit(Outcome{Attempt: 1, Result: Failed})
-		}
-	})
-	if got := b.tokens.Load(); got != 360_000 { // 1000 - 640
-		t.Fatalf("%d thousandths after 640 failures, want 360000", got)
-	}
-	concurrently(goroutines, func() {
-		for range 50 {
-			b.Deposit(Outcome{Attempt: 2, Result: Succeeded})
-			b.Withdraw(epoch)
-		}
-	})
-	if got := b.tokens.Load(); got != 680_000 { // + 3200 · 0.1
-		t.Errorf("%d thousandths after 3200 successes, want 680000", got)
-	}
-}
-
 // In a call through the interceptor, the second failure brings 4 tokens down to half, and the
 // throttle refuses a retry that MaxAttempts would still allow.
 func TestThrottleThroughTheInterceptor(t *testing.T) {
@@ -149,16 +127,4 @@ func TestThrottleThroughTheInterceptor(t *testing.T) {
 			t.Errorf("%d thousandths after two failures and one that is none, want 2000", got)
 		}
 	})
-}
-
-func TestThrottleAllocatesNothing(t *testing.T) {
-	b := throttleOf(t, 10, 0.1)
-	for name, f := range map[string]func(){
-		"Deposit":  func() { b.Deposit(Outcome{Attempt: 1, Result: Failed}) },
-		"Withdraw": func() { b.Withdraw(epoch) },
-	} {
-		if n := testing.AllocsPerRun(1000, f); n != 0 {
-			t.Errorf("%s makes %v allocations, want none", name, n)
-		}
-	}
 }

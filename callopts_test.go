@@ -71,17 +71,6 @@ func TestAnAttemptThatReachesNoServerShowsNoneOfTheOneBefore(t *testing.T) {
 	})
 }
 
-func TestPushbackIsReadAlsoWhereTheCallerTakesTheTrailer(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().pushback("7000"), ok()))
-		var trailer metadata.MD
-		if _, err := server.client(t, steady).Echo(t.Context(), request(), grpc.Trailer(&trailer)); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, 7*second)
-	})
-}
-
 func TestOnFinishRunsOnceAtTheEndOfTheCall(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

@@ -158,61 +158,6 @@ func TestSizeErrorsInTheWordsOfOthers(t *testing.T) {
 	}
 }
 
-func TestPlainResourceExhaustedIsRetried(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(overloaded(), fail(codes.ResourceExhausted, ""), ok()))
-		cc, count := server.counted(t, steady)
-		if _, err := cc.Echo(t.Context(), request()); err != nil || count.made != 3 {
-			t.Errorf("Echo = %v after %d attempts, want success after 3", err, count.made)
-		}
-	})
-}
-
-func TestClassifierComesBeforeTheCodes(t *testing.T) {
-	size := fail(codes.ResourceExhausted, "grpc: received message larger than max (2 vs. 1)")
-	for _, tt := range []struct {
-		name   string
-		answer Classification
-		first  answer
-		opts   []Option
-		want   int // attempts
-	}{
-		{"Default leaves a retryable code to the set", Default, unavailable(), nil, 2},
-		{"Default leaves another code to the set", Default, fail(codes.NotFound, "x"), nil, 1},
-		{"Default leaves a size error to the set", Default, size, nil, 1},
-		{"an unknown answer is Default", Classification(7), unavailable(), nil, 2},
-		{"Retry for a code that is not in the set", Retry, fail(codes.NotFound, "x"), nil, 2},
-		{"Retry for a code that is", Retry, unavailable(), nil, 2},
-		{"Retry for a size error", Retry, size, nil, 2},
-		{"Retry for a server's DEADLINE_EXCEEDED", Retry, fail(codes.DeadlineExceeded, "x"), nil, 2},
-		{"Stop for a code in the set", Stop, unavailable(), nil, 1},
-		{"Stop for overload", Stop, overloaded(), nil, 1},
-		{"Default for our attempt timeout", Default, hang(), []Option{WithAttemptTimeout(time.Minute)}, 2},
-		{"Stop for our attempt timeout", Stop, hang(), []Option{WithAttemptTimeout(time.Minute)}, 1},
-		{"Retry does not go past the attempts", Retry, fail(codes.NotFound, "x"), []Option{WithMaxAttempts(1)}, 1},
-		{"Retry does not go past a pushback", Retry, unavailable().pushback("-1"), nil, 1},
-		{"Retry does not go past the budget", Retry, unavailable(), []Option{WithBudget(&aBudget{refuse: true})}, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				asked := 0
-				classifier := WithClassifier(func(ctx context.Context, a Attempt) Classification {
-					asked++
-					if ctx.Err() != nil || a.Number != asked || a.Err == nil || a.Method != echov1.EchoService_Echo_FullMethodName {
-						t.Errorf("classifier asked with context error %v and attempt %+v", ctx.Err(), a)
-					}
-					return tt.answer
-				})
-				server := serve(t, script(tt.first, ok()))
-				_, err := server.client(t, append([]Option{steady, classifier}, tt.opts...)...).Echo(t.Context(), request())
-				if got := len(server.attempts()); got != tt.want || (err == nil) != (tt.want == 2) {
-					t.Errorf("Echo = %v after %d attempts, want %d", err, got, tt.want)
-				}
-			})
-		})
-	}
-}
-
 // No code set and no classifier makes the end of the caller's own context retryable.
 func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -246,18 +191,4 @@ func TestCodesOfAContextSentByTheServer(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestAClassifierSeesTheHeaders(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().withHeader("k", "one"), ok()))
-		saw := ""
-		client := server.client(t, steady, WithClassifier(func(_ context.Context, a Attempt) Classification {
-			saw = first(a.Header["k"])
-			return Retry
-		}))
-		if _, err := client.Echo(t.Context(), request()); err != nil || saw != "one" {
-			t.Errorf("the classifier saw the header %q, %v, want one", saw, err)
-		}
-	})
 }

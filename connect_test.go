@@ -99,45 +99,6 @@ func expand(ctx context.Context, client echov1.EchoServiceClient) error {
 	return err
 }
 
-// All waiting calls are let go at the same instant, and spread by their backoff.
-func TestCallsThatWaitedDoNotReturnTogether(t *testing.T) {
-	const calls = 500
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok()))
-		r, err := New()
-		if err != nil {
-			t.Fatal(err)
-		}
-		link, cc := server.linked(t, r.DialOptions()...)
-		link.cut()
-		time.AfterFunc(second/2, link.mend)
-		synctest.Wait()
-		var group sync.WaitGroup
-		for range calls {
-			group.Go(func() {
-				if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		time.Sleep(second / 4)
-		if got := r.connections.Waiting(); len(got) != 1 || got[cc] != calls {
-			t.Errorf("watchers are %v, want one for %d calls", got, calls)
-		}
-		group.Wait()
-		times := server.times()
-		slices.Sort(times)
-		// Equal jitter of 100 ms, 500 times: the odds for less are below 10⁻²⁰.
-		const half = 50 * time.Millisecond
-		if from, to := times[0], times[calls-1]; from < second+half || to-from < half*9/10 || to >= second+2*half {
-			t.Errorf("calls returned from %v to %v, want them spread from 50 to 100 ms after 1s", from, to)
-		}
-		if got := r.connections.Waiting(); len(got) != 0 {
-			t.Errorf("watchers are left: %v", got)
-		}
-	})
-}
-
 // What ends the wait for a connection, and what the caller is told.
 func TestTheWaitForAConnectionEnds(t *testing.T) {
 	for _, tt := range []struct {

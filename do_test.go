@@ -392,54 +392,6 @@ func TestAttemptTimeoutOfAFunction(t *testing.T) {
 	}
 }
 
-func TestTheCallerOfAFunctionGoesAway(t *testing.T) {
-	t.Run("in the wait", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			cause := errors.New("shutdown")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			time.AfterFunc(second/2, func() { cancel(cause) })
-			p, f := play(errUnavailable)
-			start := time.Now()
-			err := doer(t, 0, steady).Do(ctx, "/sql/read", f)
-			e := wantStop(t, err, codes.Canceled, context.Canceled, 1)
-			if e.Reason != cause || time.Since(start) != second/2 || len(p.at) != 1 || e.Timeout() {
-				t.Errorf("Do = %v after %v, want the cause immediately", err, time.Since(start))
-			}
-		})
-	})
-	t.Run("no time for the wait", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), second)
-			defer cancel()
-			_, f := play(errUnavailable)
-			start := time.Now()
-			err := doer(t, 0, steady).Do(ctx, "/sql/read", f)
-			wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
-			if time.Since(start) != 0 {
-				t.Errorf("Do took %v, want no wait", time.Since(start))
-			}
-		})
-	})
-	t.Run("at the deadline", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 3*second/2)
-			defer cancel()
-			calls := 0
-			err := doer(t, 0, steady).Do(ctx, "/sql/read", func(ctx context.Context) error {
-				if calls++; calls == 1 {
-					return errUnavailable
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			})
-			e := wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 2)
-			if !e.Timeout() || !errors.Is(e.Last, errUnavailable) {
-				t.Errorf("Timeout() = %v, Last = %v, want true and the genuine failure", e.Timeout(), e.Last)
-			}
-		})
-	})
-}
-
 func TestTelemetryOfFunctions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		provider, spans := recordSpans()
@@ -554,12 +506,6 @@ func TestDiscardRunsBeforeTheWait(t *testing.T) {
 	})
 }
 
-func TestPermanentAndUnsentOfNil(t *testing.T) {
-	if Permanent(nil) != nil || MarkUnsent(nil) != nil {
-		t.Errorf("Permanent(nil) = %v, MarkUnsent(nil) = %v, want nil", Permanent(nil), MarkUnsent(nil))
-	}
-}
-
 // Hedging for all methods is meant for RPCs. An Update that turns it on must not break functions.
 func TestAFunctionIsNotHedged(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -630,42 +576,6 @@ func TestTimeoutOfAnError(t *testing.T) {
 	} {
 		if got := tt.err.Timeout(); got != tt.want {
 			t.Errorf("Timeout of %#v = %v, want %v", tt.err, got, tt.want)
-		}
-	}
-}
-
-// A wait that the server asks for may outlast the patience, also after an attempt that had no effect.
-func TestAnUnsentFunctionWaitsAsLongAsItIsTold(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		start, calls := time.Now(), 0
-		err := retrierOf(t, unmoved).Do(t.Context(), "/x/y", func(context.Context) error {
-			if calls++; calls > 1 {
-				return nil
-			}
-			return MarkUnsent(fail(codes.Unavailable, "later", retryInfoOf(15*second)).err)
-		})
-		if took := time.Since(start); err != nil || took != 15*second {
-			t.Errorf("Do returned %v after %v, want nil after 15s", err, took)
-		}
-	})
-}
-
-// Wherever the random number's source panics, no slot is lost.
-func TestAPanicOfTheRandomSourceLosesNoSlot(t *testing.T) {
-	for panicAt := 1; panicAt <= 8; panicAt++ {
-		slots, drawn := concurrencyBudgetOf(t, 1), 0
-		r := retrierOf(t, WithBudget(slots), WithBackoff(Constant(0)), WithRandom(func() float64 {
-			if drawn++; drawn == panicAt {
-				panic("random")
-			}
-			return 0.5
-		}))
-		func() {
-			defer func() { _ = recover() }()
-			_ = r.Do(t.Context(), "/x/y", func(context.Context) error { return errUnavailable })
-		}()
-		if got := slots.Balance(time.Now()); got != 1 {
-			t.Errorf("panic at number %d: %v slots are free, want 1", panicAt, got)
 		}
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"go/ast"
-	"go/doc"
-	"go/doc/comment"
 	"go/parser"
 	"go/token"
 	"maps"
@@ -311,37 +309,6 @@ func TestTablesHaveTheMetrics(t *testing.T) {
 	}
 }
 
-// The queries on the pages are about metrics that the tables have, and outcomes that calls have.
-func TestQueriesNameMetrics(t *testing.T) {
-	metrics := readTable(t, observingPage, metricTable)
-	known := map[string]bool{}
-	for _, name := range metrics.names() {
-		inPrometheus := metrics.cell(name, "in Prometheus")
-		known[inPrometheus] = true
-		known[inPrometheus+"_bucket"] = strings.HasPrefix(metrics.cell(name, "kind, unit"), "histogram")
-	}
-	for _, page := range []string{observingPage, "docs/rollout.md"} {
-		blocks := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(readFile(t, page), -1)
-		if len(blocks) < 5 {
-			t.Errorf("%s has %d queries, want at least 5", page, len(blocks))
-		}
-		for _, block := range blocks {
-			for _, name := range regexp.MustCompile(`grpcretry_\w+(_total|_calls|_balance|_bucket)\b`).FindAllString(block[1], -1) {
-				if !known[name] {
-					t.Errorf("%s asks for %s, which is no metric", page, name)
-				}
-			}
-			for _, outcomes := range regexp.MustCompile(`grpcretry_outcome!?[=~]+"([^"]*)"`).FindAllStringSubmatch(block[1], -1) {
-				for outcome := range strings.SplitSeq(outcomes[1], "|") {
-					if !slices.Contains(append(reasons.Words(), "first_try", "recovered", "hedge_won"), outcome) {
-						t.Errorf("%s asks for the outcome %q, which no call has", page, outcome)
-					}
-				}
-			}
-		}
-	}
-}
-
 // describeMetric returns a metric's kind and the attributes of all its series.
 func describeMetric(t *testing.T, m metricdata.Metrics) (kind string, keys map[string]bool) {
 	t.Helper()
@@ -395,106 +362,6 @@ func prometheusName(name, kind, unit string) string {
 	}
 }
 
-// Brackets in a doc comment are links: what they enclose is an exported name, or a page whose
-// address the comment has.
-func TestDocLinks(t *testing.T) {
-	fileSet, files := sources(t, ".")
-	pkg, err := doc.NewFromFiles(fileSet, files, "github.com/grpcretry/grpcretry")
-	if err != nil {
-		t.Fatal(err)
-	}
-	links := linkChecker{t: t, parser: pkg.Parser()}
-	links.check("the package", pkg.Doc)
-	for _, f := range pkg.Funcs {
-		links.check(f.Name, f.Doc)
-	}
-	for _, values := range slices.Concat(pkg.Consts, pkg.Vars) {
-		links.check(values.Names[0], values.Doc)
-	}
-	for _, one := range pkg.Types {
-		links.check(one.Name, one.Doc)
-		for _, f := range slices.Concat(one.Funcs, one.Methods) {
-			links.check(one.Name+"."+f.Name, f.Doc)
-		}
-		for _, values := range slices.Concat(one.Consts, one.Vars) {
-			links.check(values.Names[0], values.Doc)
-		}
-	}
-	if links.found == 0 {
-		t.Error("found no link at all")
-	}
-}
-
-type linkChecker struct {
-	t      *testing.T
-	parser *comment.Parser
-	found  int
-}
-
-// brackets match what looks like a link: a name, or a page. Ranges such as [0, 1) do not.
-var brackets = regexp.MustCompile(`\[\*?[A-Za-z][\w./-]*\]`)
-
-func (c *linkChecker) check(name, text string) {
-	c.t.Helper()
-	parsed := c.parser.Parse(text)
-	for _, def := range parsed.Links {
-		if !def.Used {
-			c.t.Errorf("%s: no link uses the address of [%s]", name, def.Text)
-		}
-	}
-	walk := func(texts []comment.Text) {
-		for _, one := range texts {
-			switch one := one.(type) {
-			case *comment.DocLink:
-				c.found++
-			case comment.Plain:
-				for _, broken := range brackets.FindAllString(string(one), -1) {
-					c.t.Errorf("%s: %s is no link", name, broken)
-				}
-			}
-		}
-	}
-	for _, block := range parsed.Content {
-		switch block := block.(type) {
-		case *comment.Paragraph:
-			walk(block.Text)
-		case *comment.List:
-			for _, item := range block.Items {
-				for _, inside := range item.Content {
-					if paragraph, ok := inside.(*comment.Paragraph); ok {
-						walk(paragraph.Text)
-					}
-				}
-			}
-		}
-	}
-}
-
-// The README and the comparison name the versions that the benchmarks measure.
-func TestReadmeNamesTheVersionsCompared(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	requirements, err := os.ReadFile("bench/go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, module := range map[string]string{
-		"grpc-go":            "google.golang.org/grpc",
-		"go-grpc-middleware": "github.com/grpc-ecosystem/go-grpc-middleware/v2",
-		"failsafe-go":        "github.com/failsafe-go/failsafe-go",
-	} {
-		_, version, _ := strings.Cut(string(requirements), "\t"+module+" v")
-		version, _, _ = strings.Cut(version, "\n")
-		for page, text := range map[string]string{"README.md": string(readme), "docs/compare.md": readFile(t, "docs/compare.md")} {
-			if version == "" || !strings.Contains(text, name+" "+version) {
-				t.Errorf("%s does not name %s %s", page, name, version)
-			}
-		}
-	}
-}
-
 // The pages link to each other and to files of the repository.
 func TestPageLinks(t *testing.T) {
 	pages := []string{"README.md", "CHANGELOG.md", "testdata/README.md", "examples/production/README.md"}
@@ -520,42 +387,7 @@ func TestPageLinks(t *testing.T) {
 	}
 }
 
-// Times of single calls differ from machine to machine and from month to month, so only the report of the benchmarks
-// writes them, between marks, and all else links to what it wrote.
-func TestTimesOfCallsHaveOneSource(t *testing.T) {
-	var files []string
-	for _, pattern := range []string{"README.md", "docs/*.md", "*.go", "balancer/*.go", "debug/*.go", "httpretry/*.go", "reconcile/*.go",
-		"attemptspan/*.go"} {
-		found, err := filepath.Glob(pattern)
-		if err != nil || len(found) == 0 {
-			t.Fatalf("no files %s: %v", pattern, err)
-		}
-		files = append(files, found...)
-	}
-	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		written := generated.ReplaceAllString(string(text), "")
-		for _, figure := range timeOfCall.FindAllString(written, -1) {
-			if !slices.Contains(noTimesOfCalls, figure) {
-				t.Errorf("%s: %q is written by hand; link to docs/performance.md", file, figure)
-			}
-		}
-	}
-}
-
 var (
-	// generated is what a program writes into a page, or prints.
-	generated = regexp.MustCompile("(?s)```text\n.*?\n```|" +
-		`<!-- (summary|features|bill|goals) -->.*?<!-- end of (summary|features|bill|goals) -->`)
-	timeOfCall = regexp.MustCompile(`[0-9][0-9.,]* ?(ns|µs|nanoseconds|microseconds|instructions)\b`)
-	// noTimesOfCalls is the range in which HedgeAtQuantile measures.
-	noTimesOfCalls = []string{"10 µs"}
 )
 
 // pageLink matches [text](address) and ![text](address).

@@ -27,37 +27,6 @@ func failed(a Attempt, code codes.Code) Attempt {
 	return a
 }
 
-func TestPlanWaitsForAConnection(t *testing.T) {
-	backoff := WithBackoff(Constant(second))
-	for _, tt := range []struct {
-		name      string
-		connected time.Duration // after noon, when the driver calls Due
-		want      Step
-		due       time.Duration // then
-	}{
-		{"there is one after a while", 3 * second, Step{}, 4 * second},
-		{"there is none in time", 10 * second, Step{End: true, Reason: ErrTargetDown}, 0},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			plan := newPlan(t, t.Context(), backoff)
-			first, _ := plan.Sent(noon)
-			first = failed(first, codes.Unavailable)
-			first.Unsent = true
-			if got, want := plan.Ended(first, noon, 0.5), (Step{Connect: true}); got != want || !plan.DueAt().Equal(noon.Add(10*second)) {
-				t.Fatalf("Ended = %+v, due at %v, want %+v, due after 10s", got, plan.DueAt(), want)
-			}
-			got := plan.Due(noon.Add(tt.connected))
-			due := time.Duration(0)
-			if at := plan.DueAt(); !at.IsZero() {
-				due = at.Sub(noon)
-			}
-			if got != tt.want || due != tt.due {
-				t.Errorf("Due = %+v, then due after %v; want %+v, %v", got, due, tt.want, tt.due)
-			}
-		})
-	}
-}
-
 // The call ends with its context, and has its context's deadline.
 func TestPlanEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())

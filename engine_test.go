@@ -98,79 +98,6 @@ type negative struct{}
 
 func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
 
-// FuzzEngine judges arbitrary failures: no wait is negative, no attempt exceeds a limit, and no retry
-// follows that the rules do not allow.
-func FuzzEngine(f *testing.F) {
-	f.Add(uint8(14), 1, "", int64(0), 0.5, int64(time.Second), int64(0), 0, int64(0), uint8(0))
-	f.Add(uint8(8), 3, "2147483647", int64(0), 0.999, int64(0), int64(time.Minute), 7, int64(math.MaxInt64), uint8(1))
-	f.Add(uint8(14), 2, "-1", int64(-5), 1.5, int64(-1), int64(5), -3, int64(-9), uint8(2))
-	f.Add(uint8(14), 2, "", int64(math.MaxInt64), math.NaN(), int64(math.MaxInt64), int64(1), 1<<30, int64(1), uint8(16))
-	backoffs := []Backoff{Exponential{}, Exponential{Jitter: ProportionalJitter, Max: math.MaxInt64}, Decorrelated{Max: math.MaxInt64},
-		Constant(0), negative{}}
-	f.Fuzz(func(t *testing.T, code uint8, number int, pushback string, info int64, u float64,
-		left, maxElapsed int64, retry int, prev int64, flags uint8) {
-		p := policyOf(t, WithBackoff(backoffs[int(flags>>4)%len(backoffs)]), WithMaxAttempts(5),
-			WithMaxElapsed(max(0, time.Duration(maxElapsed))), WithMaxServerDelay(-1))
-		number = max(number, 1)
-		failed := failureOf(number, codes.Code(code%20)+1, retryInfoOf(time.Duration(info)))
-		if pushback != "" {
-			failed = failed.saying(pushback)
-		}
-		failed.TimedOut = flags&1 != 0
-		failed.Committed = flags&2 != 0
-		if flags&4 != 0 {
-			failed.CtxErr = context.Canceled
-		}
-		h := before{Start: noon.Add(-time.Minute), Retry: retry, Prev: time.Duration(prev)}
-		if left != 0 {
-			h.Deadline = noon.Add(time.Duration(left))
-		}
-		budget := &aBudget{refuse: flags&8 != 0}
-		v := h.plan(p, budget, number).failed(t.Context(), &failed, noon, u)
-		switch {
-		case v.Retry == (v.Reason != nil) || v.Retry == v.End:
-			t.Errorf("%+v neither retries nor says why not", v)
-		case v.Wait < 0:
-			t.Errorf("negative wait %v", v.Wait)
-		case len(budget.heard) != 1:
-			t.Errorf("budget heard %v", budget.heard)
-		case !v.Retry:
-		case failed.Attempt.Number >= 5 || budget.refuse && v.Send || failed.CtxErr != nil || failed.Committed:
-			t.Errorf("%+v retries past a limit", v)
-		case !h.Deadline.IsZero() && !noon.Add(v.Wait).Before(h.Deadline):
-			t.Errorf("%+v ends after the deadline", v)
-		case maxElapsed > 0 && v.Wait >= time.Duration(maxElapsed)-time.Minute:
-			t.Errorf("%+v ends after MaxElapsed", v)
-		case budget.heard[0].Result != Failed || v.WaitSource == WaitNone:
-			t.Errorf("%+v retries what is no failure, or from nowhere", v)
-		}
-	})
-}
-
-func TestPlanAttemptTimeout(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		timeout  time.Duration
-		deadline time.Time
-		number   int
-		want     time.Duration
-	}{
-		{"no timeout in the policy", 0, noon, 1, 0},
-		{"first attempt", time.Second, noon, 1, time.Second},
-		{"last but one", time.Second, noon, 2, time.Second},
-		{"the last gets all the time that is left", time.Second, noon, 3, 0},
-		{"without a deadline the last has its timeout too", time.Second, time.Time{}, 3, time.Second},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			plan := planOf(t, Policy{MaxAttempts: 3, AttemptTimeout: tt.timeout}, Unlimited, noon, tt.deadline)
-			plan.made = tt.number
-			if got := plan.attemptTimeout(); got != tt.want {
-				t.Errorf("attemptTimeout of attempt %d = %v, want %v", tt.number, got, tt.want)
-			}
-		})
-	}
-}
-
 // The order of the rules, if two of them stop the call for different reasons.
 func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 	for _, tt := range []struct {
@@ -207,15 +134,6 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 				t.Errorf("budget was asked at %v", budget.asked)
 			}
 		})
-	}
-}
-
-func TestPushbackOverMaxServerDelayIsToldBeforeTheDeadline(t *testing.T) {
-	h := before{Start: noon, Deadline: noon.Add(time.Second)}
-	f := failureOf(1, codes.Unavailable).saying("300001")
-	want := verdict{Reason: ErrPushback, Wait: 300001 * time.Millisecond, WaitSource: WaitPushback}
-	if got := h.plan(policyOf(t), &aBudget{}, 1).failed(t.Context(), &f, noon, 0.5); got.verdict != want {
-		t.Errorf("Failed = %+v, want %+v", got, want)
 	}
 }
 

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -127,23 +126,6 @@ func TestDeadlineWithACauseOfItsOwn(t *testing.T) {
 		_, err := server.client(t, WithCodes(codes.DeadlineExceeded)).Echo(ctx, request())
 		wantStop(t, err, codes.DeadlineExceeded, context.DeadlineExceeded, 1)
 	})
-}
-
-func TestReasonsAreOneEach(t *testing.T) {
-	all := reasons.All()
-	names := map[string]bool{}
-	for _, reason := range all {
-		names[ReasonName(reason)] = true
-		err := error(&Error{Last: unavailable().err, Reason: reason})
-		for _, other := range all {
-			if errors.Is(err, other) != (reason == other || reason.Kind == error(other)) {
-				t.Errorf("errors.Is(%v, %v) is wrong", err, other)
-			}
-		}
-	}
-	if len(names) != len(all) {
-		t.Errorf("%d names for %d reasons: %v", len(names), len(all), names)
-	}
 }
 
 // If a call is cancelled because another one gave up, that reason is not its own.

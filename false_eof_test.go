@@ -40,12 +40,8 @@ import (
 // transparently; and so it becomes what RecvMsg returns, which says: OK, there are no more messages.
 // OnFinish gets nil. In Header it ends the call, with nil for OnFinish.
 //
-// What tells the two apart: a response that has ended well left headers, or was trailers-only and
-// left a trailer with content-type. Here both are nil. To call RecvMsg again is no way to find
-// out. If the writer of the connection was first to notice the loss, retryLocked has ended the
-// stream with OK before the reader could end it with UNAVAILABLE, and RecvMsg waits forever,
-// beyond the end of its context. The same happens in plain gRPC if Header, SendMsg or CloseSend made
-// the replay and RecvMsg follows.
+// The library binds every stream that it can replay itself, so that gRPC retries none transparently, and takes the
+// end of a unary call with neither headers nor trailer for the lost connection that it is.
 //
 // All of it is as in grpc-go 1.85.0.
 
@@ -58,7 +54,6 @@ type refusal struct {
 	mu      sync.Mutex
 	streams int        // guarded by mu; that the server has seen
 	lost    bool       // guarded by mu; the connection was, and the server is now as it should be
-	counted int        // guarded by mu; messages that were responded to
 	conns   []net.Conn // guarded by mu
 	group   sync.WaitGroup
 }
@@ -67,12 +62,8 @@ type refusal struct {
 type refusing struct {
 	window   uint32 // of a stream when it is replayed
 	awaited  int    // messages of the first stream before it is refused
-	goAway   bool   // the refusal is a GOAWAY, and the replay has a new connection
 	lose     bool   // the connection is lost as soon as the replay has a stream
-	ping     bool   // pings follow the replay's stream
-	twice    bool   // two pings follow the connection, after a second; no stream is refused
 	messages int    // in a response
-	early    early  // the response to the replay, before its message is sent
 }
 
 func (r *refusal) serve(t *testing.T) {
@@ -112,7 +103,6 @@ const (
 	frameRSTStream    = 0x3
 	frameSettings     = 0x4
 	framePing         = 0x6
-	frameGoAway       = 0x7
 	frameWindowUpdate = 0x8
 
 	flagAck        = 0x1
@@ -153,15 +143,6 @@ func (r *refusal) speak(conn net.Conn) error {
 	}
 	writeFrame(conn, frameSettings, 0, 0, initialWindow(window))
 	writeFrame(conn, frameWindowUpdate, 0, 0, uint32s(1<<20))
-	if first && r.twice {
-		r.group.Go(func() {
-			time.Sleep(time.Second)
-			for range 2 {
-				time.Sleep(100 * time.Millisecond)
-				writeFrame(conn, framePing, 0, 0, make([]byte, 8))
-			}
-		})
-	}
 	var number int              // 1 for a stream to refuse, 2 for one to lose, 3 for one to respond to
 	received := &bytes.Buffer{} // of the latest stream
 	for {
@@ -184,25 +165,14 @@ func (r *refusal) speak(conn net.Conn) error {
 			r.mu.Lock()
 			r.streams++
 			number = min(r.streams, 2)
-			if r.lost || r.twice {
+			if r.lost {
 				number = 3
-			}
-			if number == 2 && r.early.sends() {
-				r.lost = true
 			}
 			r.lost = r.lost || number == 2 && r.lose
 			r.mu.Unlock()
 			received.Reset()
-			switch {
-			case number == 2 && r.early.sends():
-				r.early.respond(conn, stream)
-			case number == 2 && r.lose:
+			if number == 2 && r.lose {
 				return nil
-			case number == 2 && r.ping: // the client then has something to write; it flushes once without looking at the error
-				for range 2 {
-					time.Sleep(100 * time.Millisecond)
-					writeFrame(conn, framePing, 0, 0, make([]byte, 8))
-				}
 			}
 			if number == 3 {
 				writeFrame(conn, frameSettings, 0, 0, initialWindow(1<<20))
@@ -214,15 +184,10 @@ func (r *refusal) speak(conn net.Conn) error {
 				b = b[5+binary.BigEndian.Uint32(b[1:]):]
 			}
 			switch {
-			case number == 1 && count == r.awaited && r.goAway:
-				writeFrame(conn, frameGoAway, 0, 0, uint32s(0, 0))
 			case number == 1 && count == r.awaited:
 				writeFrame(conn, frameSettings, 0, 0, initialWindow(r.window))
 				writeFrame(conn, frameRSTStream, 0, stream, uint32s(refusedStream))
 			case number == 3 && flags&flagEndStream != 0:
-				r.mu.Lock()
-				r.counted = count
-				r.mu.Unlock()
 				r.respond(conn, stream)
 			}
 		}
@@ -253,25 +218,6 @@ func writeMessages(conn net.Conn, stream uint32, n int) {
 	for i := range n {
 		m, _ := proto.Marshal(&echov1.EchoResponse{Message: fmt.Sprint("response ", i)})
 		writeFrame(conn, frameData, 0, stream, append(append([]byte{0}, uint32s(uint32(len(m)))...), m...))
-	}
-}
-
-// A lossyConn is the client's side of a connection, which fails to write once it is lost.
-type lossyConn struct {
-	net.Conn
-	stalled atomic.Bool // writing waits for the loss
-	lost    chan struct{}
-}
-
-func (c *lossyConn) Write(b []byte) (int, error) {
-	if c.stalled.Load() {
-		<-c.lost
-	}
-	select {
-	case <-c.lost:
-		return 0, errors.New("connection lost")
-	default:
-		return c.Conn.Write(b)
 	}
 }
 
@@ -310,10 +256,8 @@ type falseEOF struct {
 	server refusing
 	kind   *grpc.StreamDesc // nil for a unary call
 	sent   []int            // sizes of the messages
-	// How the connection is lost, if not by the server when the stream is there: the client's
-	// side cannot write any more, or cannot read either.
-	writerFirst, readerFirst bool
-	by                       string // the method that finds out, if not RecvMsg
+	closes bool             // the client's side closes the connection, if the server does not
+	by     string           // the method that finds out, if not RecvMsg
 }
 
 var (
@@ -326,23 +270,10 @@ var (
 var overQuota = []int{60 << 10, 60 << 10, 60 << 10}
 
 var falseEOFs = []falseEOF{
-	{"client stream, refused", refusing{awaited: 3, lose: true, messages: 1}, falseClientStream, overQuota, false, false, ""},
-	{"client stream, GOAWAY", refusing{awaited: 3, lose: true, goAway: true, messages: 1}, falseClientStream, overQuota, false, false, ""},
-	{"client stream, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1}, falseClientStream, []int{1},
-		true, false, ""},
-	{"server stream, refused", refusing{awaited: 1, window: 1 << 20, messages: 2}, falseServerStream, []int{1}, false, true, ""},
-	{"server stream, GOAWAY", refusing{awaited: 1, window: 1 << 20, goAway: true, messages: 2}, falseServerStream, []int{1},
-		false, true, ""},
-	{"server stream, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 2}, falseServerStream, []int{1},
-		true, false, ""},
-	{"server stream, by Header", refusing{awaited: 1, window: 1 << 20, messages: 2}, falseServerStream, []int{1}, false, true, "Header"},
-	{"client stream, by SendMsg", refusing{awaited: 1, window: 1 << 20, messages: 1}, falseClientStream, []int{1}, false, true, "SendMsg"},
-	{"unary, refused", refusing{awaited: 1, window: 1 << 20, messages: 1}, nil, []int{1}, false, true, ""},
-	{"unary, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1}, nil, []int{1}, true, false, ""},
-	{"server stream, by Header, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 2},
-		falseServerStream, []int{1}, true, false, "Header"},
-	{"client stream, by SendMsg, the writer notices first", refusing{awaited: 1, window: 1 << 20, ping: true, messages: 1},
-		falseClientStream, []int{1}, true, false, "SendMsg"},
+	{"client stream", refusing{awaited: 3, lose: true, messages: 1}, falseClientStream, overQuota, false, ""},
+	{"server stream", refusing{awaited: 1, window: 1 << 20, messages: 2}, falseServerStream, []int{1}, true, ""},
+	{"server stream, by Header", refusing{awaited: 1, window: 1 << 20, messages: 2}, falseServerStream, []int{1}, true, "Header"},
+	{"unary", refusing{awaited: 1, window: 1 << 20, messages: 1}, nil, []int{1}, true, ""},
 }
 
 // A falseEnd is what the application sees.
@@ -350,45 +281,28 @@ type falseEnd struct {
 	messages int
 	err      error
 	finished []error
-	evidence bool // of a response: headers or a trailer
-	again    error
 }
 
 // play makes the call on a ClientConn with the options given.
-func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end falseEnd) {
+func (f *falseEOF) play(t *testing.T, opts ...grpc.DialOption) (end falseEnd) {
 	server := &refusal{refusing: f.server}
 	server.serve(t)
-	var latest atomic.Pointer[lossyConn]
+	var latest net.Conn
 	l := &loss{lose: func() {
-		switch {
-		case f.server.lose:
+		if f.server.lose {
 			return
-		case f.server.early.sends() && !f.writerFirst:
-			time.Sleep(time.Second) // until the response has arrived
-			return
-		}
-		if f.writerFirst {
-			time.Sleep(50 * time.Millisecond) // the server sees the stream
 		}
 		server.mu.Lock()
 		server.lost = true
 		server.mu.Unlock()
-		conn := latest.Load()
-		if f.readerFirst {
-			conn.Close()
-		}
-		if f.writerFirst {
-			close(conn.lost)
-			time.AfterFunc(time.Second+time.Millisecond, func() { conn.Close() })
-		}
+		latest.Close()
 		time.Sleep(time.Second) // until the transport has noticed
 	}}
 	cc, err := grpc.NewClient("passthrough:///refusal", append(opts,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(l),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			below, err := server.listener.DialContext(ctx)
-			conn := &lossyConn{Conn: below, lost: make(chan struct{})}
-			latest.Store(conn)
+			conn, err := server.listener.DialContext(ctx)
+			latest = conn
 			return conn, err
 		}))...)
 	if err != nil {
@@ -415,14 +329,9 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 		}
 	}
 	time.Sleep(time.Second) // the stream is refused
-	switch f.by {
-	case "Header":
+	if f.by == "Header" {
 		if md, err := stream.Header(); len(md) > 0 && f.server.messages == 0 || err != nil {
 			t.Errorf("Header = %v, %v", md, err)
-		}
-	case "SendMsg":
-		if err := stream.SendMsg(&echov1.EchoRequest{}); err != nil && err != io.EOF {
-			t.Errorf("SendMsg: %v", err)
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
@@ -436,11 +345,6 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 			}
 		}
 	}
-	if again {
-		md, _ := stream.Header()
-		end.evidence = len(md) > 0 || len(stream.Trailer()) > 0
-		end.again = stream.RecvMsg(new(echov1.EchoResponse))
-	}
 	return end
 }
 
@@ -449,17 +353,9 @@ func (f *falseEOF) play(t *testing.T, again bool, opts ...grpc.DialOption) (end 
 func TestFalseEOFOfGRPC(t *testing.T) {
 	for _, f := range falseEOFs {
 		t.Run(f.name, func(t *testing.T) {
-			if f.by != "" && f.writerFirst {
-				t.Skip("RecvMsg waits forever, and so would this test")
-			}
 			synctest.Test(t, func(t *testing.T) {
-				again := f.kind != nil && !f.writerFirst // else it waits forever
-				end := f.play(t, again)
+				end := f.play(t)
 				switch {
-				case f.by == "SendMsg":
-					if status.Code(end.err) != codes.Unavailable {
-						t.Errorf("plain gRPC: %v, want UNAVAILABLE", end.err)
-					}
 				case f.by == "Header":
 					if status.Code(end.err) != codes.Unavailable || len(end.finished) != 1 || end.finished[0] != nil {
 						t.Errorf("plain gRPC: %v; OnFinish %v; want UNAVAILABLE, and OnFinish with nil", end.err, end.finished)
@@ -467,12 +363,6 @@ func TestFalseEOFOfGRPC(t *testing.T) {
 				case end.err != io.EOF || end.messages != 0 || len(end.finished) != 1 || end.finished[0] != nil:
 					t.Errorf("plain gRPC: %d messages, then %v; OnFinish %v; want 0, EOF, and OnFinish with nil", end.messages,
 						end.err, end.finished)
-				}
-				if end.evidence {
-					t.Error("plain gRPC: there are headers or a trailer, want none")
-				}
-				if again && status.Code(end.again) != codes.Unavailable {
-					t.Errorf("plain gRPC: RecvMsg, once more: %v, want UNAVAILABLE", end.again)
 				}
 			})
 		})
@@ -488,7 +378,7 @@ func TestFalseEOFIsAFailure(t *testing.T) {
 	for _, f := range falseEOFs {
 		t.Run(f.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				end := f.play(t, false, grpcretry.DialOptions(afterTheClose)...)
+				end := f.play(t, grpcretry.DialOptions(afterTheClose)...)
 				wantErr := io.EOF
 				if f.kind == nil {
 					wantErr = nil
@@ -497,7 +387,7 @@ func TestFalseEOFIsAFailure(t *testing.T) {
 					t.Errorf("%d messages, then %v; OnFinish %v; want the %d of the second attempt, and OnFinish with nil",
 						end.messages, end.err, end.finished, f.server.messages)
 				}
-				end = f.play(t, false, grpcretry.DialOptions(grpcretry.WithBackoff(grpcretry.Constant(time.Hour)))...)
+				end = f.play(t, grpcretry.DialOptions(grpcretry.WithBackoff(grpcretry.Constant(time.Hour)))...)
 				if code := status.Code(end.err); code != codes.Unavailable || end.messages != 0 || len(end.finished) != 1 ||
 					status.Code(end.finished[0]) != code {
 					t.Errorf("without time for a retry: %d messages, then %v; OnFinish %v; want UNAVAILABLE", end.messages,
@@ -506,102 +396,4 @@ func TestFalseEOFIsAFailure(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The opposite happens as well: SendMsg says that the call has ended, and it has not. If the writer
-// of a connection fails while the stream's headers are still in its queue, controlBuffer.finish has
-// onOrphaned end the stream, which sets no status. SendMsg then finds a nil *status.Status, whose
-// Code is OK; so clientStream.withRetry takes the call for one that the server has ended early,
-// keeps the message for a replay, and returns io.EOF. But RecvMsg then retries transparently. An
-// application that stopped sending, as it must, has sent a part of its messages, and is told that
-// all went well.
-
-// An orphanEnd is what the application sees, and how many messages the server has responded to.
-type orphanEnd struct {
-	sent, counted int
-	sendErr, err  error
-	finished      []error
-}
-
-func (e orphanEnd) String() string {
-	return fmt.Sprintf("%d of 3 messages sent, then SendMsg %v and RecvMsg %v; OnFinish %v; the server has %d", e.sent, e.sendErr, e.err,
-		e.finished, e.counted)
-}
-
-// orphan opens a client stream and loses the connection while the headers are in the queue.
-// It sends up to three messages, and stops when SendMsg fails.
-func orphan(t *testing.T, opts []grpc.DialOption, callOpts ...grpc.CallOption) (end orphanEnd) {
-	server := &refusal{refusing: refusing{twice: true, window: 1 << 20, messages: 1}}
-	server.serve(t)
-	var latest atomic.Pointer[lossyConn]
-	cc, err := grpc.NewClient("passthrough:///orphan", append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			below, err := server.listener.DialContext(ctx)
-			conn := &lossyConn{Conn: below, lost: make(chan struct{})}
-			latest.Store(conn)
-			return conn, err
-		}))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cc.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cc.Connect()
-	time.Sleep(time.Second / 2)
-	conn := latest.Load()
-	conn.stalled.Store(true)
-	time.Sleep(time.Second) // the response to the first ping is being written, the other waits
-	stream, err := cc.NewStream(ctx, falseClientStream, "/false/Orphan",
-		append(callOpts, grpc.OnFinish(func(err error) { end.finished = append(end.finished, err) }))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for end.sent < 3 {
-		if end.sendErr = stream.SendMsg(&echov1.EchoRequest{Message: "a"}); end.sendErr != nil {
-			break
-		}
-		end.sent++
-		if end.sent == 1 {
-			close(conn.lost)
-			time.Sleep(time.Millisecond)
-			conn.Close()
-			time.Sleep(time.Second)
-		}
-	}
-	if err := stream.CloseSend(); err != nil {
-		t.Errorf("CloseSend: %v", err)
-	}
-	end.err = stream.RecvMsg(new(echov1.EchoResponse))
-	server.mu.Lock()
-	defer server.mu.Unlock()
-	end.counted = server.counted
-	return end
-}
-
-// TestTruncationByGRPC shows what plain gRPC does, as TestFalseEOFOfGRPC.
-func TestTruncationByGRPC(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		end := orphan(t, nil)
-		if end.sent != 1 || end.sendErr != io.EOF || end.err != nil || end.counted != 2 {
-			t.Errorf("plain gRPC: %v; want 1, EOF and success, and 2", end)
-		}
-	})
-}
-
-// TestTruncationIsAFailure: before a commit the library retries, and after it the call fails.
-func TestTruncationIsAFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		end := orphan(t, grpcretry.DialOptions(afterTheClose))
-		if end.sent != 3 || end.sendErr != nil || end.err != nil || end.counted != 3 || len(end.finished) != 1 || end.finished[0] != nil {
-			t.Errorf("%v; want 3 and success, and 3", end)
-		}
-	})
-	synctest.Test(t, func(t *testing.T) {
-		end := orphan(t, grpcretry.DialOptions(afterTheClose), grpcretry.WithBufferLimit(1))
-		if end.sent != 1 || end.sendErr != io.EOF || status.Code(end.err) != codes.Unavailable || end.counted != 0 ||
-			len(end.finished) != 1 || status.Code(end.finished[0]) != codes.Unavailable {
-			t.Errorf("committed: %v; want 1, EOF and UNAVAILABLE, also for OnFinish, and 0", end)
-		}
-	})
 }

@@ -1,10 +1,8 @@
 package grpcretry
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,11 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -239,40 +234,4 @@ func TestWhatIsChainedBelowRunsAfreshForEachAttempt(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestLargeRequestsAreRetried(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), ok()))
-		req := &echov1.EchoRequest{Payload: bytes.Repeat([]byte("x"), 3<<20)}
-		reply, err := server.client(t, steady).Echo(t.Context(), req)
-		if err != nil || len(reply.GetPayload()) != 3<<20 {
-			t.Errorf("Echo = %d bytes, %v, want 3 MiB", len(reply.GetPayload()), err)
-		}
-		wantTimes(t, server, 0, second)
-	})
-}
-
-// A smoke test in real time, over loopback TCP.
-func TestOverTCP(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	service := &scripted{script: script(unavailable(), unavailable().pushback("1"), ok()), start: time.Now()}
-	echov1.RegisterEchoServiceServer(server, service)
-	go server.Serve(listener)
-	defer server.Stop()
-	cc, err := grpc.NewClient(listener.Addr().String(), append(DialOptions(WithBackoff(Constant(time.Millisecond))),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cc.Close()
-	var at peer.Peer
-	reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Peer(&at))
-	if err != nil || reply.GetMessage() != "hello" || len(service.attempts()) != 3 || at.Addr.String() != listener.Addr().String() {
-		t.Errorf("Echo = %v, %v after %d attempts at %v, want hello after 3", reply, err, len(service.attempts()), at.Addr)
-	}
 }

@@ -2,20 +2,17 @@ package grpcretry
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -212,45 +209,5 @@ func TestARetryThatMeetsAnotherFailure(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// A program that drives a Plan sends what an RPC would.
-func TestThePlanHasTheHeadersOfARetry(t *testing.T) {
-	r, err := New(steady, WithBudget(Unlimited))
-	if err != nil {
-		t.Fatal(err)
-	}
-	retry := func(previous, mark string) map[string]string {
-		return map[string]string{previousAttemptsKey: previous, callerRetriesKey: mark}
-	}
-	for _, tt := range []struct {
-		name    string
-		limited bool // the Plan is for a request whose calls make one attempt
-		ends    []func(*Attempt)
-		want    map[string]string
-	}{
-		{"a first attempt", false, nil, nil},
-		{"a first attempt for a retry", true, nil, map[string]string{callerRetriesKey: "1"}},
-		{"after a response", false, []func(*Attempt){func(*Attempt) {}}, retry("1", "0")},
-		{"after no response", false, []func(*Attempt){func(a *Attempt) { a.NoResponse = true }, func(*Attempt) {}}, retry("2", "1")},
-		{"after an attempt that was not sent", true, []func(*Attempt){func(a *Attempt) { a.Unsent = true }}, retry("1", "1")},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			now := time.Now()
-			p := r.Plan(layers.New(t.Context(), tt.limited), echoMethod, "", now)
-			a, _ := p.Sent(now)
-			for _, ends := range tt.ends {
-				a.Err = errUnavailable
-				ends(&a)
-				p.Ended(a, now, 0)
-				now = p.DueAt()
-				p.Due(now)
-				a, _ = p.Sent(now)
-			}
-			if got := p.RequestHeader(); !maps.Equal(got, tt.want) {
-				t.Errorf("header %v, want %v", got, tt.want)
-			}
-		})
 	}
 }

@@ -204,19 +204,3 @@ func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
 		}
 	}
 }
-
-// A throttle refuses hedges as well, and those that it refuses show that retries are refused.
-func TestLoggerOfAThrottledHedge(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), ok().after(3*second/2)))
-		logs := &logRecorder{}
-		throttle, err := NewThrottle(1, 0.1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server.client(t, WithBudget(throttle)).Echo(t.Context(), request())
-		client := server.client(t, WithLogger(slog.New(logs)), WithBudget(throttle), hedged(2, Hedging{Delay: HedgeAfter(second)}))
-		client.Echo(t.Context(), request())
-		wantLines(t, logs, "level=WARN…budget exhausted")
-	})
-}

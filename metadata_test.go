@@ -11,9 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -100,60 +98,6 @@ func oneCallIn(ctx context.Context, t *testing.T, kind string, opts []Option, be
 		return err
 	}
 	return stream.RecvMsg(&echov1.EchoResponse{})
-}
-
-// ownCreds are the caller's credentials for a call.
-type ownCreds struct{ secure bool }
-
-func (c ownCreds) RequireTransportSecurity() bool { return c.secure }
-func (c ownCreds) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
-	if _, ok := credentials.RequestInfoFromContext(ctx); !ok || len(uri) != 1 {
-		return nil, status.Error(codes.Internal, "no request info, or not one URI")
-	}
-	return map[string]string{"token": "secret", "uri": uri[0]}, nil
-}
-
-// gRPC takes the last credentials of a call. Those of the caller, and those of an interceptor
-// below, must not get lost in a retry.
-func TestCredentialsOfTheCallAreKeptInRetries(t *testing.T) {
-	adding := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
-		invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		for _, o := range opts { // as grpc-go's own example does
-			if _, ok := o.(grpc.PerRPCCredsCallOption); ok {
-				return invoker(ctx, method, req, reply, cc, opts...)
-			}
-		}
-		return invoker(ctx, method, req, reply, cc, append(opts, grpc.PerRPCCredentials(ownCreds{}))...)
-	})
-	for _, tt := range []struct {
-		name string
-		dial []grpc.DialOption
-		call []grpc.CallOption
-	}{
-		{"of the call", nil, []grpc.CallOption{grpc.PerRPCCredentials(ownCreds{secure: true}), grpc.PerRPCCredentials(ownCreds{})}},
-		{"of the ClientConn", []grpc.DialOption{grpc.WithPerRPCCredentials(ownCreds{})}, nil},
-		{"default of the ClientConn", []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.PerRPCCredentials(ownCreds{}))}, nil},
-		{"of an interceptor below", []grpc.DialOption{adding}, nil},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, script(unavailable(), unavailable(), ok()))
-				cc := server.conn(t, append(DialOptions(steady), tt.dial...)...)
-				if _, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), tt.call...); err != nil {
-					t.Fatal(err)
-				}
-				for i, one := range server.attempts() {
-					if got := one.metadata; !slices.Equal(got["token"], []string{"secret"}) ||
-						first(got["uri"]) != first(server.attempts()[0].metadata["uri"]) {
-						t.Errorf("attempt %d carries %v, want the credentials", i+1, got)
-					}
-				}
-				if got := server.attempts()[1].metadata[previousAttemptsKey]; !slices.Equal(got, []string{"1"}) {
-					t.Errorf("attempt 2 carries %s %v, want 1", previousAttemptsKey, got)
-				}
-			})
-		})
-	}
 }
 
 // gRFC A6 #exposed-retry-metadata: the application sees in the response headers how many attempts

@@ -59,40 +59,6 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 	})
 }
 
-// A call on one ClientConn that makes a call on a second one that makes a call on the
-// first: three calls, each with retries of its own.
-func TestACallThatComesBackToItsConnectionIsItsOwn(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), ok(), ok()))
-		tokens := serve(t, script(ok()))
-		// The careless way, each with the options of the call above it.
-		var home echov1.EchoServiceClient
-		tokenConn := tokens.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
-			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
-				opts ...grpc.CallOption) error {
-				if _, err := home.Put(ctx, request(), opts...); err != nil {
-					t.Errorf("back home: %v", err)
-				}
-				return invoker(ctx, method, req, reply, cc, opts...)
-			}))...)
-		home = echov1.NewEchoServiceClient(server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
-			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
-				opts ...grpc.CallOption) error {
-				if method == echov1.EchoService_Echo_FullMethodName {
-					if _, err := echov1.NewEchoServiceClient(tokenConn).Append(ctx, request(), opts...); err != nil {
-						t.Errorf("token: %v", err)
-					}
-				}
-				return invoker(ctx, method, req, reply, cc, opts...)
-			}))...))
-		if _, err := home.Echo(t.Context(), request()); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, second, second)
-		wantTimes(t, tokens, second)
-	})
-}
-
 // The same method of another connection is another call, too.
 // The same holds if the call below passes through, for unary calls and streams: the outer attempt's peer
 // stays its own.

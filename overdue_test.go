@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"math"
 	"net"
 	"testing"
 	"testing/synctest"
@@ -16,54 +15,6 @@ import (
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
-
-// oneToken always shows a token, and has one.
-type oneToken struct {
-	unlimited
-	asked int
-}
-
-func (b *oneToken) Withdraw(time.Time) bool   { b.asked++; return b.asked == 1 }
-func (b *oneToken) Balance(time.Time) float64 { return 1 }
-
-// A stream's attempt that was not replaced, because a token was gone at the last moment, gives back its slot of a
-// concurrency budget when it is overdue, and again when the application is bound to it: another call's slot.
-func TestASlotIsGivenBackOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		slots, err := NewConcurrencyBudget(2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		slots.Withdraw(time.Now()) // by another call
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			if n == 1 {
-				return errUnavailable
-			}
-			time.Sleep(5 * time.Second)
-			return stream.SendMsg(&echov1.EchoResponse{})
-		})
-		cc := server.conn(t, DialOptions(unmoved, WithBudget(AllBudgets(slots, &oneToken{})), WithBackoff(Constant(time.Second)),
-			WithAttemptTimeout(time.Second))...)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		stream, err := cc.NewStream(ctx, serverStream, "/streams/Expand")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := stream.SendMsg(request()); err != nil {
-			t.Fatal(err)
-		}
-		if err := stream.CloseSend(); err != nil {
-			t.Fatal(err)
-		}
-		for err == nil {
-			err = stream.RecvMsg(&echov1.EchoResponse{})
-		}
-		if got := slots.Balance(time.Now()); got != 1 {
-			t.Errorf("%v slots are free, want 1: another call holds the other (%v, attempts at %v)", got, err, server.times())
-		}
-	})
-}
 
 // hangs opens a stream without a deadline to a server that never responds, whose attempts are overdue after a second.
 func hangs(t *testing.T, desc *grpc.StreamDesc, header bool, opts ...Option) grpc.ClientStream {
@@ -144,35 +95,6 @@ func TestTheAttemptTimeoutIsTheServers(t *testing.T) {
 			t.Error(err)
 		}
 		wantTimes(t, server, 3*second, 7*second) // looked at after 2 and 4 s, overdue after 6
-	})
-}
-
-// A timeout that means "never" leaves hedging alone.
-func TestTheLongestAttemptTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok().after(2500*time.Millisecond)))
-		client := server.client(t, WithAttemptTimeout(math.MaxInt64), WithMethod(echoMethod,
-			WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited})))
-		if _, err := client.Echo(t.Context(), request()); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, second, 2*second)
-	})
-}
-
-// A failure of long ago does not make an overdue attempt hang.
-func TestOldTroubleIsForgotten(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), hang(), ok()))
-		client := server.client(t, WithAttemptTimeout(second), WithBackoff(Constant(second)), WithMaxAttempts(2))
-		client.Echo(t.Context(), request(), WithMaxAttempts(2), WithMaxElapsed(1)) // one attempt
-		time.Sleep(time.Hour)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if _, err := client.Echo(ctx, request()); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, time.Hour, time.Hour+2*second)
 	})
 }
 

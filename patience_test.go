@@ -396,43 +396,6 @@ func TestALateResponseEndsNoTrouble(t *testing.T) {
 	}
 }
 
-func TestDefaultPatienceFitsTheBackoff(t *testing.T) {
-	for _, tt := range []struct {
-		opts []Option
-		want time.Duration
-	}{
-		{nil, 10 * second},
-		{[]Option{WithMaxAttempts(1000)}, 10 * second},
-		{[]Option{WithBackoff(Constant(second))}, 10 * second},
-		{[]Option{WithBackoff(Constant(time.Minute))}, 6 * time.Minute},
-		{[]Option{WithOverloadBackoff(Exponential{Base: 2 * second, Max: time.Hour})}, 28 * second},
-		{[]Option{WithBackoff(Constant(time.Minute)), WithPatience(second)}, second},
-		{[]Option{WithPatience(0)}, -1},
-	} {
-		if got := retrierOf(t, tt.opts...).Policy(echoMethod).Patience; got != tt.want {
-			t.Errorf("Patience of %v is %v, want %v", tt.opts, got, tt.want)
-		}
-	}
-}
-
-// A call without patience leaves the length of a trouble to those that have some.
-func TestImpatientCallsLeaveTheTroublesLength(t *testing.T) {
-	r := retrierOf(t, WithMethod("/s/Impatient", WithPatience(0)))
-	fail := func(method string, now time.Time) Step {
-		p := r.Plan(t.Context(), method, "t", now)
-		a, _ := p.Sent(now)
-		return p.Ended(failed(a, codes.Unavailable), now, 0)
-	}
-	for i := range 12 {
-		now := noon.Add(time.Duration(i) * second)
-		fail("/s/Patient", now)
-		fail("/s/Impatient", now.Add(time.Millisecond))
-	}
-	if got := fail("/s/Patient", noon.Add(12*second)).Reason; got != ErrTargetDown {
-		t.Errorf("after 12 s of trouble the reason is %v, want %v", got, ErrTargetDown)
-	}
-}
-
 // A stream's first message is an answer, although the stream may go on for days.
 func TestTheFirstMessageOfAStreamEndsTheTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T) {

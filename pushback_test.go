@@ -94,16 +94,6 @@ func TestPushbackFromErrors(t *testing.T) {
 	}
 }
 
-// A peer may send a detail whose content does not match its type.
-func TestRetryInfoThatCannotBeReadSaysNothing(t *testing.T) {
-	for _, bytes := range [][]byte{{0xff}, {0x0a, 0x05, 0x08}, []byte("no protobuf"), {0x0a}} {
-		err := status.ErrorProto(&statuspb.Status{Code: 14, Details: []*anypb.Any{{TypeUrl: retryInfoURL, Value: bytes}}})
-		if got, ok := PushbackFrom(nil, err); ok {
-			t.Errorf("PushbackFrom of a RetryInfo with the bytes %x = %+v, want nothing", bytes, got)
-		}
-	}
-}
-
 func FuzzPushback(f *testing.F) {
 	for _, seed := range []string{"0", "1500", "2147483647", "2147483648", "-1", "007", "+5", " 5", "9223372036855", "99999999999999999999",
 		"\u0665", ""} {
@@ -165,16 +155,4 @@ func FuzzRetryInfo(f *testing.F) {
 			}
 		}
 	})
-}
-
-func TestWaitSourceNames(t *testing.T) {
-	for s, want := range map[WaitSource]string{
-		WaitNone: "none", WaitBackoff: "backoff", WaitPushback: "pushback", WaitRetryInfo: "retry_info",
-		waitHedgeDelay: "hedge_delay", WaitConnect: "connect",
-		-1: "WaitSource(-1)", 6: "WaitSource(6)",
-	} {
-		if got := s.String(); got != want {
-			t.Errorf("WaitSource(%d).String() = %q, want %q", int(s), got, want)
-		}
-	}
 }

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -333,84 +332,5 @@ func TestLayersOfRetries(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// A Plan follows the same rules, and a program that drives one tells the request how it ended.
-func TestAPlanForARequest(t *testing.T) {
-	failed := func(trailer metadata.MD) func(*Plan, time.Time) Step {
-		return func(p *Plan, now time.Time) Step {
-			a, _ := p.Sent(now)
-			a.Err, a.Trailer = status.Error(codes.Unavailable, "down"), trailer
-			return p.Ended(a, now, 0)
-		}
-	}
-	unsent := func(p *Plan, now time.Time) Step {
-		a, _ := p.Sent(now)
-		a.Err, a.Unsent = status.Error(codes.Unavailable, "no connection"), true
-		return p.Ended(a, now, 0)
-	}
-	twice := func(p *Plan, now time.Time) Step {
-		failed(nil)(p, now)
-		now = p.DueAt()
-		p.Due(now)
-		return failed(nil)(p, now)
-	}
-	neverHedged := func(p *Plan, now time.Time) Step {
-		step := failed(nil)(p, now)
-		if p.learner != nil || p.plan.hedging {
-			t.Error("a retry of a hedged method is hedged")
-		}
-		return step
-	}
-	for _, tt := range []struct {
-		name   string
-		retry  bool
-		opts   []Option
-		end    func(*Plan, time.Time) Step
-		reason error // nil: the call goes on
-		gaveUp bool
-	}{
-		{"a first attempt", false, nil, failed(nil), nil, false},
-		{"a retry", true, nil, failed(nil), ErrCallerRetries, false},
-		{"a retry of a hedged method", true, []Option{hedged(2, Hedging{Delay: HedgeAfter(second)})}, neverHedged, ErrCallerRetries, false},
-		{"attempts used up", false, []Option{WithMaxAttempts(2)}, twice, ErrAttemptsExhausted, true},
-		{"no time left", false, []Option{WithMaxElapsed(second)}, failed(nil), ErrMaxElapsed, true},
-		{"no time left, and nothing sent", false, []Option{WithMaxElapsed(second)}, unsent, ErrMaxElapsed, false},
-		{"told not to retry", false, nil, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
-		{"no budget", false, []Option{WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}), WithPatience(0)}, failed(nil),
-			ErrBudgetExhausted, true},
-		{"without retries", false, []Option{Disable()}, failed(nil), ErrAttemptsExhausted, false},
-		{"without retries, and told", false, []Option{Disable()}, failed(metadata.Pairs(pushbackKey, "-1")), ErrPushback, true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r, err := New(append([]Option{steady}, tt.opts...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			request := layers.New(t.Context(), tt.retry)
-			now := time.Now()
-			step := tt.end(r.Plan(context.WithoutCancel(request), echoMethod, "", now), now)
-			if step.End != (tt.reason != nil) || step.Reason != tt.reason || request.GaveUp() != tt.gaveUp {
-				t.Errorf("step %+v, and gave up: %t; want the reason %v, and %t", step, request.GaveUp(), tt.reason, tt.gaveUp)
-			}
-		})
-	}
-}
-
-func TestDoubledInterceptors(t *testing.T) {
-	for kind, send := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				last := serve(t, always(unavailable()))
-				client := last.client(t, steady, WithMaxAttempts(2))
-				opts := append(ServerOptions(), ServerOptions()...)
-				service := serveHandler(t, func(ctx context.Context) error { _, err := client.Echo(ctx, request()); return err }, opts...)
-				trailer, _ := send(t.Context(), echov1.NewEchoServiceClient(service.conn(t)))
-				if got := trailer[pushbackKey]; !slices.Equal(got, []string{"-1"}) {
-					t.Errorf("trailer %v, want one -1", trailer)
-				}
-			})
-		})
 	}
 }

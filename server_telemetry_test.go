@@ -8,7 +8,6 @@ import (
 	"sync"
 	"testing"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -131,24 +130,4 @@ func TestServersSpan(t *testing.T) {
 			t.Errorf("spans %v, want %v", got, want)
 		}
 	})
-}
-
-// A meter that makes no instruments costs the metrics, and nothing else.
-func TestServersWithABrokenMeter(t *testing.T) {
-	defer otel.SetErrorHandler(otel.GetErrorHandler())
-	var reported []error
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err) }))
-	bubble(t, func(t *testing.T) {
-		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: errUnavailable}
-		server := serveHandler(t, func(context.Context) error { return gaveUp }, ServerOptions(WithServerMeterProvider(brokenMeters{}))...)
-		var trailer metadata.MD
-		retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
-		echov1.NewEchoServiceClient(server.conn(t)).Echo(retried, request(), grpc.Trailer(&trailer))
-		if got := trailer[pushbackKey]; len(got) != 1 || got[0] != "-1" {
-			t.Errorf("trailer %v, want -1", trailer)
-		}
-	})
-	if len(reported) != 2 {
-		t.Errorf("OpenTelemetry was told of %v, want an error for each instrument", reported)
-	}
 }

@@ -172,16 +172,6 @@ func (c *drawnConfig) of(method string) *drawnEntry {
 	return nil
 }
 
-func (c *drawnConfig) hedges(method string) bool {
-	e := c.of(method)
-	return e != nil && e.HedgingPolicy != nil
-}
-
-func (r *drawnRetry) backoff() Backoff {
-	return Exponential{Base: time.Duration(r.InitialBackoff), Max: time.Duration(r.MaxBackoff), Multiplier: r.BackoffMultiplier,
-		Jitter: ProportionalJitter}
-}
-
 // A drawnResponse is how the server responds to one attempt.
 type drawnResponse struct {
 	after    time.Duration

@@ -95,29 +95,6 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 	})
 }
 
-func TestCallsWithoutAConnectionAreLoggedOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		logs := &logRecorder{}
-		server := serve(t, always(ok()))
-		link, cc := server.linked(t, DialOptions(unmoved, WithPatience(time.Minute), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))...)
-		link.cut()
-		time.AfterFunc(3*second, link.mend)
-		client := echov1.NewEchoServiceClient(cc)
-		var calls sync.WaitGroup
-		for range 3 {
-			calls.Go(func() {
-				if err := echo(t.Context(), client); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		time.Sleep(2 * second)
-		wantLines(t, logs, "level=WARN…target is failing, calls wait for it…target=passthrough:///echo")
-		calls.Wait()
-		wantLines(t, logs, "level=INFO…target answers again…target=passthrough:///echo")
-	})
-}
-
 func TestMetricsOfTargets(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		provider, reader := readMetrics()

@@ -169,21 +169,6 @@ func TestARestartIsSurvivedByWhatMustNotRunTwice(t *testing.T) {
 	})
 }
 
-// Without patience the same call ends.
-func TestWithoutPatienceWhatReachedNoServerIsNotRetried(t *testing.T) {
-	everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-		server := serveScripts(t, onceMore)
-		budget := &tally{}
-		link, cc := server.linked(t, DialOptions(unsentOnly, WithPatience(0), WithBackoff(Constant(2*second)), WithBudget(budget))...)
-		link.cut()
-		synctest.Wait()
-		wantStop(t, call(t.Context(), cc), codes.Unavailable, ErrTargetDown, 1)
-		if budget.counts != (counts{}) || time.Since(server.start) != 0 {
-			t.Errorf("the call took %v and the budget is %+v, want an end at once that costs nothing", time.Since(server.start), budget.counts)
-		}
-	})
-}
-
 // As soon as there was a stream, the method may have run: with a connection that is lost later, and
 // with one on which the server fails.
 func TestWhatHadAStreamIsNotRetried(t *testing.T) {
@@ -216,86 +201,6 @@ func reasonOf(err error) error {
 		return e.Reason
 	}
 	return nil
-}
-
-func TestStreamsAreRetriedIfTheServerAsks(t *testing.T) {
-	everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-		server := serveScripts(t, "recv hello; pushback 2000; fail UNAVAILABLE", onceMore)
-		if err := call(t.Context(), server.conn(t, DialOptions(unsentOnly)...)); err != nil {
-			t.Error(err)
-		}
-		wantTimes(t, server, 0, 2*second)
-	})
-}
-
-// A retry that was allowed can still be the last attempt, cost too much or come too late.
-func TestUnsentOnlyAllowsNoMoreThanOtherRules(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		opts   []Option
-		reason error
-		made   int
-	}{
-		{"no patience", []Option{WithPatience(0)}, ErrTargetDown, 1},
-		{"MaxElapsed", []Option{WithMaxElapsed(second / 10)}, ErrMaxElapsed, 1},
-		{"patience", []Option{WithPatience(3 * second)}, ErrTargetDown, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok()))
-				link, cc := server.linked(t, DialOptions(append(tt.opts, unsentOnly, WithBackoff(Constant(second/10)))...)...)
-				link.cut()
-				synctest.Wait()
-				wantStop(t, echo(t.Context(), echov1.NewEchoServiceClient(cc)), codes.Unavailable, tt.reason, tt.made)
-				wantTimes(t, server)
-			})
-		})
-	}
-}
-
-// What an interceptor below does instead of the attempt is no proof that nothing ran.
-func TestInterceptorsBelowProveNothing(t *testing.T) {
-	down := status.Error(codes.Unavailable, "below")
-	for _, tt := range []struct {
-		name string
-		do   func(ctx context.Context, next func(context.Context) error) error
-		runs int
-	}{
-		{"an error of its own", func(context.Context, func(context.Context) error) error { return down }, 0},
-		{"an error instead of a success", func(ctx context.Context, next func(context.Context) error) error {
-			return errors.Join(next(ctx), down)
-		}, 1},
-		{"two attempts of its own", func(ctx context.Context, next func(context.Context) error) error {
-			_ = next(ctx)
-			ended, cancel := context.WithCancel(ctx)
-			cancel()
-			return errors.Join(next(ended), down)
-		}, 1},
-		{"two attempts of its own, in the other order", func(ctx context.Context, next func(context.Context) error) error {
-			ended, cancel := context.WithCancel(ctx)
-			cancel()
-			return errors.Join(next(ended), next(ctx), down)
-		}, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok()))
-				attempts := 0
-				below := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
-					attempts++
-					return tt.do(ctx, next)
-				})
-				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
-				_, cc := server.linked(t, append(DialOptions(unsentOnly, retry), below)...)
-				if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); !errors.Is(err, ErrMayHaveRun) {
-					t.Errorf("err = %v, want ErrMayHaveRun", err)
-				}
-				if runs := len(server.attempts()); attempts != 1 || runs != tt.runs {
-					t.Errorf("%d attempts, and the handler ran %d times, want 1 and %d", attempts, runs, tt.runs)
-				}
-			})
-		})
-	}
 }
 
 // A frameServer speaks just enough HTTP/2 to treat streams as gRPC's own server does not: what it does
