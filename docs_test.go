@@ -387,9 +387,6 @@ func TestPageLinks(t *testing.T) {
 	}
 }
 
-var (
-)
-
 // pageLink matches [text](address) and ![text](address).
 var pageLink = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 
