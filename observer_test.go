@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 

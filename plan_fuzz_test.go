@@ -490,9 +490,13 @@ func (d *planDriver) send() {
 	payer := d.plan.plan.next.payer
 	hedge := len(d.flying) > 0 && payer != retriesPay
 	a, timeout := d.plan.Sent(d.now)
+	wantTimeout := d.policy.AttemptTimeout
+	if d.sent-d.unsent >= d.limit && !d.ctx.deadline.IsZero() || d.limit == 1 {
+		wantTimeout = 0 // the last attempt has all the time that is left; a call of one attempt is left alone
+	}
 	switch {
-	case a.Number != d.sent || a.Hedge != hedge || !a.Start.Equal(d.now) || a.Wait < 0 || timeout < 0:
-		d.t.Errorf("attempt %d is %+v, with a timeout of %v", d.sent, a, timeout)
+	case a.Number != d.sent || a.Hedge != hedge || !a.Start.Equal(d.now) || a.Wait < 0 || timeout != wantTimeout:
+		d.t.Errorf("attempt %d is %+v, with a timeout of %v, want %v", d.sent, a, timeout, wantTimeout)
 	case d.sent-d.unsent > d.limit:
 		d.t.Errorf("attempt %d, of which %d were unsent, is more than %d", d.sent, d.unsent, d.limit)
 	case d.sent == 1:
