@@ -18,7 +18,7 @@ type change struct {
 	do          func(s *sim.Scenario, value string) error
 }
 
-// String is the flag as it was given.
+// String returns the flag as it was given.
 func (c change) String() string {
 	if c.value == "true" {
 		return "-" + c.name
@@ -78,7 +78,7 @@ func equal(a, b sim.Strategy) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// mergeStrategies makes one strategy of those that flags have made equal.
+// mergeStrategies merges strategies that the flags made equal.
 func mergeStrategies(s *sim.Scenario, changed [][]change) {
 	var merged []sim.Strategy
 	for i, one := range s.Strategies {
@@ -103,8 +103,8 @@ func mergeStrategies(s *sim.Scenario, changed [][]change) {
 	s.Strategies = merged
 }
 
-// mergedName is the name of a strategy that flags have not changed. If they have changed all, no
-// name says any more what is special about a strategy, and the flags are the name.
+// mergedName returns the name of a strategy that the flags did not change. If they changed all of them,
+// no name describes a strategy any longer, and the flags become the name.
 func mergedName(strategies []sim.Strategy, changed [][]change, same []int) string {
 	var most []change
 	for _, k := range same {
@@ -143,7 +143,7 @@ func (o *options) keepOnly(s *sim.Scenario, changed *[][]change) error {
 	return nil
 }
 
-// keepPart keeps the scenarios of these names. What varies between them is no longer a sweep.
+// keepPart keeps the scenarios with these names. They no longer form a sweep.
 func keepPart(study *sim.Study, names []string) error {
 	var kept []sim.Scenario
 	var known []string
@@ -192,7 +192,7 @@ func withoutRepetitions(study sim.Study) sim.Study {
 	return study
 }
 
-// retitle adds the flags to the titles, and says of the explanations that they are without them.
+// retitle adds the flags to the titles, and notes that the explanations do not take them into account.
 func (o *options) retitle(study *sim.Study) {
 	if len(o.changes) == 0 {
 		return

@@ -214,7 +214,7 @@ func perSecond(v float64) string {
 	return grouped(v) + "/s"
 }
 
-// secondsOfLoad says in how much time the calls are as many.
+// secondsOfLoad returns how long the load takes to make as many calls.
 func secondsOfLoad(seconds float64) string {
 	return roundTime(time.Duration(seconds*float64(time.Second))) + " of calls"
 }

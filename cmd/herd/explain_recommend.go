@@ -152,7 +152,7 @@ func (s *search) refine(ctx context.Context, shown []*trial) error {
 	return nil
 }
 
-// measureLongest tells the longest call of a candidate, for each kind of failure with a code.
+// measureLongest records the longest call of a candidate, for each kind of failure with a code.
 func (s *search) measureLongest(t *trial) error {
 	e := *s.explanation
 	e.question = &question{strategy: t.strategy, deadline: s.deadline, effort: s.effort}
@@ -450,7 +450,7 @@ func (r *recommendation) unsafeText() string {
 	return "This one " + listed(reasons) + ". "
 }
 
-// costText says in what the recommended policy is worse than the current one.
+// costText says in which respects the recommended policy is worse than the current one.
 func (r *recommendation) costText() string {
 	var costs []string
 	add := func(what, found, current string) {

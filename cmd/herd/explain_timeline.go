@@ -122,7 +122,8 @@ func (t *teller) send() {
 	t.inFlight = append(t.inFlight, one)
 }
 
-// tooLong is the time after which a call is never over: its hedges are put off, again and again.
+// tooLong is the time after which a call counts as endless, because its hedges are postponed again and
+// again.
 const tooLong = 24 * time.Hour
 
 // reachedServer is the address of the server in every story.

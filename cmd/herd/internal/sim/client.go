@@ -14,11 +14,11 @@ import (
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
-// This file is the clients. Like the loop of an interceptor it sends attempts and keeps
+// This file simulates the clients. Like the loop of an interceptor it sends attempts and keeps
 // timers; a [grpcretry.Plan] for each call decides everything else.
 
-// A caller is where calls come from that are alike: a group of clients, or the downstream
-// calls of a server.
+// A caller is a source of calls that are alike: a group of clients, or a server that calls
+// another.
 type caller struct {
 	target    *server
 	deadline  time.Duration
@@ -43,7 +43,7 @@ type process struct {
 	turn    int // of the target's replicas
 }
 
-// pick is the replica for the next attempt, unless the call prefers others.
+// pick returns the replica for the next attempt, unless the call prefers others.
 func (p *process) pick(s *server) *replica {
 	if len(s.replicas) == 1 {
 		return &s.replicas[0]
@@ -52,7 +52,7 @@ func (p *process) pick(s *server) *replica {
 	return &s.replicas[p.turn]
 }
 
-// pick is the replica for the call's next attempt.
+// pick returns the replica for the call's next attempt.
 func (c *call) pick() *replica {
 	s := c.caller.target
 	next := c.process.pick(s)
@@ -87,7 +87,7 @@ func (l *lifetime) Err() error {
 	return nil
 }
 
-// A group is the caller that clients are.
+// A group is a caller that consists of clients.
 type group struct {
 	caller
 	config *Group
@@ -180,7 +180,7 @@ func (r *run) newGroup(config *Group, byName map[string]*server) (*group, error)
 	return g, r.equip(&g.caller, strategy, max(1, config.Processes))
 }
 
-// connect gives a server what it calls with.
+// connect gives a server the callers for its downstream calls.
 func (r *run) connect(s *server, byName map[string]*server) error {
 	config := s.config.Calls
 	if config == nil {
@@ -348,8 +348,8 @@ func (r *run) expireAt(at int64, ai int32, a *attempt) {
 	}
 }
 
-// sendAtOnce makes an attempt that is over before any time passes, so that nobody has to
-// remember it. It is only a short way to the same end.
+// sendAtOnce makes an attempt that ends before any time passes, so that nobody has to
+// remember it. It is a shortcut with the same result.
 func (r *run) sendAtOnce(i int32, c *call, one flight) {
 	s := c.pick()
 	seen := s.seen.at(r.now)
@@ -360,7 +360,7 @@ func (r *run) sendAtOnce(i int32, c *call, one flight) {
 	r.settle(i, c, one, failures[answer.Code], r.post.trailer(answer))
 }
 
-// travel puts an event of an attempt that one of its holders waits for.
+// travel schedules an event of an attempt that one of its holders waits for.
 func (r *run) travel(at int64, kind eventKind, ai int32, a *attempt) {
 	if !r.put(at, kind, ai) {
 		r.release(ai, a)
@@ -373,7 +373,7 @@ func (r *run) release(ai int32, a *attempt) {
 	}
 }
 
-// answered is when the answer reaches the client.
+// answered handles the arrival of the response at the client.
 func (r *run) answered(ai int32, a *attempt) {
 	if !a.ended {
 		r.endAttempt(ai, a, failures[a.code])
@@ -381,7 +381,7 @@ func (r *run) answered(ai int32, a *attempt) {
 	r.release(ai, a)
 }
 
-// expires is when the attempt timeout, or the deadline of the call, is reached.
+// expires handles an attempt that has reached its timeout or the call's deadline.
 func (r *run) expires(ai int32, a *attempt) {
 	if !a.ended {
 		r.expire(ai, a)
@@ -403,7 +403,7 @@ func (r *run) expire(ai int32, a *attempt) {
 	}
 }
 
-// cut ends the attempt that a step says to, if it does.
+// cut ends the attempt that a step says is to be cut, if any.
 func (r *run) cut(c *call, step grpcretry.Step) bool {
 	for _, ai := range c.open {
 		if a := r.attempts.at(ai); int(a.flight.number) == step.Cut {
@@ -446,7 +446,7 @@ func (r *run) endAttempt(ai int32, a *attempt, err error) {
 	r.release(ai, a)
 }
 
-// settle does what follows from the end of an attempt: success if err is nil.
+// settle handles the end of an attempt, which has succeeded if err is nil.
 func (r *run) settle(i int32, c *call, one flight, err error, trailer metadata.MD) {
 	ended := r.describe(c, one)
 	ended.Err = err
@@ -470,7 +470,7 @@ func (r *run) settle(i int32, c *call, one flight, err error, trailer metadata.M
 	r.follow(i, c, step)
 }
 
-// describe is what the client knows of an attempt, but for how it ended.
+// describe returns what the client knows of an attempt, except how it ended.
 func (r *run) describe(c *call, one flight) grpcretry.Attempt {
 	took := time.Duration(r.now - one.sent)
 	return grpcretry.Attempt{
@@ -485,7 +485,7 @@ func (r *run) describe(c *call, one flight) grpcretry.Attempt {
 	}
 }
 
-// follow does what a step says, unless that is the end.
+// follow does what a step says, unless the step ends the call.
 func (r *run) follow(i int32, c *call, step grpcretry.Step) {
 	switch {
 	case step.Send && c.hedged:
@@ -498,7 +498,7 @@ func (r *run) follow(i int32, c *call, step grpcretry.Step) {
 	}
 }
 
-// arm sets the timer of a call to when its plan has something due.
+// arm sets the timer of a call to the time when its plan has something due.
 func (r *run) arm(i int32, c *call) {
 	due := c.plan.DueAt()
 	if due.IsZero() {
@@ -510,14 +510,14 @@ func (r *run) arm(i int32, c *call) {
 	}
 }
 
-// sends is when the next attempt follows the failed one without a wait.
+// sends makes the next attempt of a call that does not wait before it.
 func (r *run) sends(i int32, c *call) {
 	if r.timerEnds(i, c) {
 		r.send(i, c)
 	}
 }
 
-// due is when the plan had something due, as things were when that was set.
+// due asks the plan at a time when it had something due; that may have changed since.
 func (r *run) due(i int32, c *call) {
 	if !r.timerEnds(i, c) {
 		return
@@ -572,7 +572,7 @@ func (r *run) cancelCall(i int32) {
 	r.endCall(i, c, ending{number: c.number, err: failures[codes.Canceled], reason: context.Canceled})
 }
 
-// An ending is how a call ends: with success if err is nil, else for a reason.
+// An ending describes how a call ends: with success if err is nil, otherwise for a reason.
 type ending struct {
 	number      int32 // of the decisive attempt
 	hedge       bool  // it was one

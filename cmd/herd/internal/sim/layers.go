@@ -7,11 +7,10 @@ import (
 )
 
 // layerRules are the measures of a server's interceptor. The rules for the calls that its handlers
-// make are in the Plans, which find the Request in their context, and so is what an attempt tells its
-// server.
+// make are in the Plans, which find the Request in their context, and so are the headers of an attempt.
 type layerRules struct{ layers.Measures }
 
-// request returns what an attempt is to the downstream call made for it; nil without an interceptor.
+// request returns the Request that a downstream call sees for an attempt; nil without an interceptor.
 func (l layerRules) request(of flight) *layers.Request {
 	if !l.StopsCallers && !l.OneAttempt {
 		return nil

@@ -12,7 +12,8 @@ type event struct {
 
 // A queue returns events in the order of their times, and those of the same time in the order in
 // which they were added. It is a radix heap: because time never goes back, an event needs to be
-// looked at only when the clock comes near it, and is moved along with its neighbours. A binary heap of a million events misses the cache at every level.
+// looked at only when the clock comes near it, and is moved along with its neighbours. A binary heap of
+// a million events misses the cache at every level.
 //
 // Bucket 0 holds the events of the time now. Bucket b holds those whose time differs from
 // now in bit b-1 and in no higher one, so all of a bucket come before all of the next one.

@@ -2,7 +2,7 @@ package sim
 
 import "github.com/grpcretry/grpcretry"
 
-// This file is the attempts of a call that lose: those in flight when another one decides it.
+// This file handles the attempts that lose: those in flight when another one decides the call.
 
 // loseAll ends the attempts of a call that are still in flight.
 func (r *run) loseAll(c *call) {

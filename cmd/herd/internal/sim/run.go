@@ -17,9 +17,9 @@ type Progress struct {
 	Events int64         // simulated so far
 }
 
-// Run simulates a scenario under one of its strategies, or any other. If every group has a strategy
-// of its own, the zero Strategy will do. The same scenario, strategy and
-// seed give the same result, on every machine with the same floating point.
+// Run simulates a scenario under one of its strategies, or any other. If every group has a strategy of
+// its own, the zero Strategy will do. The same scenario, strategy and seed give the same result, on every
+// machine with the same floating point.
 //
 // watch, unless nil, is called about every hundred thousand events. When ctx ends, Run returns the
 // result so far, with Complete false, and the context's error. Other errors name the invalid field

@@ -45,7 +45,7 @@ func (s *Strategy) Retrier() (*grpcretry.Retrier, error) {
 	return r, nil
 }
 
-// Make is the library's form for one process, with a delay and a budget of its own; nil for
+// Make returns the library's form for one process, with a delay and a budget of its own; nil for
 // nil.
 func (h *Hedging) Make() (*grpcretry.Hedging, error) {
 	if h == nil {
@@ -70,7 +70,7 @@ func (h *Hedging) Make() (*grpcretry.Hedging, error) {
 	return out, nil
 }
 
-// Make is the budget for one process; nil stands for the library's default.
+// Make returns the budget for one process; nil stands for the library's default.
 func (b Budget) Make() (grpcretry.Budget, error) {
 	if b.New != nil {
 		return b.New()

@@ -98,7 +98,7 @@ func FindStudy(name string) (Study, bool) {
 // untilSuccess is more attempts than any simulation makes.
 const untilSuccess = 1_000_000_000
 
-// noPatience is that of other libraries: a retry is sent after its backoff, whatever other calls know.
+// noPatience sends a retry after its backoff, whatever other calls know, as other libraries do.
 const noPatience time.Duration = -1
 
 // persistent returns a strategy that retries until it succeeds, with the same backoff for every
@@ -329,8 +329,8 @@ any budget and any fleet.`,
 	}
 }
 
-// proof is what four processes do that call one another for ten seconds over the loopback network, as
-// make layers runs them.
+// proof returns a scenario like the four processes that make layers runs, which call one another over the
+// loopback network for ten seconds.
 func proof() Scenario {
 	s := inLayers("layers-proof", "one process for each of A, B, C and D; D is down from 3 s to 7 s", 40)
 	s.Duration = 10 * sec
