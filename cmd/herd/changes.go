@@ -34,25 +34,22 @@ func written(changes []change) string {
 	return strings.Join(all, " ")
 }
 
+// wants reports whether a strategy's name contains one of the words of -strategy.
+func (o *options) wants(s sim.Strategy) bool {
+	return slices.ContainsFunc(strings.Split(o.only, ","), func(word string) bool {
+		return strings.Contains(strings.ToLower(s.Name), strings.ToLower(strings.TrimSpace(word)))
+	})
+}
+
 // change applies the flags to a scenario, and checks it.
 func (o *options) change(s *sim.Scenario, added []sim.Strategy) error {
 	s.Strategies = append(slices.Clip(s.Strategies), added...)
-	changed := make([][]change, len(s.Strategies))
 	var wrong error // since the flag that culprit is
 	var culprit change
 	for _, c := range o.changes {
-		before := s.Strategies
-		s.Strategies = slices.Clone(before) // scenarios may share them
+		s.Strategies = slices.Clone(s.Strategies) // scenarios may share them
 		if err := c.do(s, c.value); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
-		}
-		for i, after := range s.Strategies {
-			switch {
-			case i >= len(before): // -also
-				changed = append(changed, nil)
-			case !equal(after, before[i]):
-				changed[i] = append(changed[i], c)
-			}
 		}
 		kept := *s
 		kept.Strategies = slices.DeleteFunc(slices.Clone(s.Strategies), func(one sim.Strategy) bool { return !o.wants(one) })
@@ -63,87 +60,27 @@ func (o *options) change(s *sim.Scenario, added []sim.Strategy) error {
 	if wrong != nil {
 		return fmt.Errorf("%v: %w", culprit, wrong)
 	}
-	if o.only != "" {
-		if err := o.keepOnly(s, &changed); err != nil {
-			return err
-		}
-	}
-	mergeStrategies(s, changed)
-	return nil
-}
-
-// equal reports whether strategies differ in nothing but their names.
-func equal(a, b sim.Strategy) bool {
-	a.Name, b.Name = "", ""
-	return reflect.DeepEqual(a, b)
-}
-
-// mergeStrategies merges strategies that the flags made equal.
-func mergeStrategies(s *sim.Scenario, changed [][]change) {
-	var merged []sim.Strategy
-	for i, one := range s.Strategies {
-		var same []int
-		for k, other := range s.Strategies {
-			if k == i || equal(one, other) {
-				same = append(same, k)
-			}
-		}
-		byFlags := slices.ContainsFunc(same, func(k int) bool { return changed[k] != nil })
-		if byFlags && i > same[0] {
-			continue
-		}
-		if byFlags && len(same) > 1 {
-			one.Name = mergedName(s.Strategies, changed, same)
-			if slices.ContainsFunc(merged, func(other sim.Strategy) bool { return other.Name == one.Name }) {
-				one.Name = s.Strategies[i].Name + " " + one.Name
-			}
-		}
-		merged = append(merged, one)
-	}
-	s.Strategies = merged
-}
-
-// mergedName returns the name of a strategy that the flags did not change. If they changed all of them,
-// no name describes a strategy any longer, and the flags become the name.
-func mergedName(strategies []sim.Strategy, changed [][]change, same []int) string {
-	var most []change
-	for _, k := range same {
-		if changed[k] == nil {
-			return strategies[k].Name
-		}
-		if len(changed[k]) > len(most) {
-			most = changed[k]
-		}
-	}
-	return written(most)
-}
-
-// wants reports whether a strategy's name contains one of the words of -strategy.
-func (o *options) wants(s sim.Strategy) bool {
-	return slices.ContainsFunc(strings.Split(o.only, ","), func(word string) bool {
-		return strings.Contains(strings.ToLower(s.Name), strings.ToLower(strings.TrimSpace(word)))
-	})
+	return o.keepOnly(s)
 }
 
 // keepOnly keeps the strategies that -strategy wants.
-func (o *options) keepOnly(s *sim.Scenario, changed *[][]change) error {
+func (o *options) keepOnly(s *sim.Scenario) error {
 	var kept []sim.Strategy
-	var keptChanges [][]change
 	var known []string
-	for i, one := range s.Strategies {
+	for _, one := range s.Strategies {
 		known = append(known, strconv.Quote(one.Name))
 		if o.wants(one) {
-			kept, keptChanges = append(kept, one), append(keptChanges, (*changed)[i])
+			kept = append(kept, one)
 		}
 	}
-	if len(kept) == 0 {
+	if len(kept) == 0 && o.only != "" {
 		return fmt.Errorf("-strategy %s: scenario %s has no such strategy, only %s", o.only, s.Name, strings.Join(known, ", "))
 	}
-	s.Strategies, *changed = kept, keptChanges
+	s.Strategies = kept
 	return nil
 }
 
-// keepPart keeps the scenarios with these names. They no longer form a sweep.
+// keepPart keeps the scenarios of these names. What varies between them is no longer a sweep.
 func keepPart(study *sim.Study, names []string) error {
 	var kept []sim.Scenario
 	var known []string
@@ -192,7 +129,7 @@ func withoutRepetitions(study sim.Study) sim.Study {
 	return study
 }
 
-// retitle adds the flags to the titles, and notes that the explanations do not take them into account.
+// retitle adds the flags to the titles, and says of the explanations that they are without them.
 func (o *options) retitle(study *sim.Study) {
 	if len(o.changes) == 0 {
 		return

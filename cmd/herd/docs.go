@@ -131,28 +131,13 @@ var docColumns = map[string]struct {
 	cell  func(s seenScenario, c sim.Comparison) string
 }{
 	"failed": {"calls that fail", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Failed) }},
-	"failing": {"p99 of the calls that fail", func(_ seenScenario, c sim.Comparison) string {
-		if c.Result.Groups[0].FailedAfter.N == 0 {
-			return "–"
-		}
-		return shortTime(c.Result.Groups[0].FailedAfter.P99)
-	}},
-	"wasted": {"attempts wasted", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Wasted) }},
 	"saved":  {"saved", rescued},
 	"down": {"attempts per call of the outage", func(_ seenScenario, c sim.Comparison) string {
 		return fmt.Sprintf("%.1f", c.Mean.AmplifiedDown)
 	}},
-	"p50":  {"p50", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P50) }},
 	"p99":  {"p99", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P99) }},
 	"p999": {"p99.9", func(_ seenScenario, c sim.Comparison) string { return latency(c.Mean, c.Mean.P999) }},
 	"more": {"more attempts", func(_ seenScenario, c sim.Comparison) string { return more(c.Mean) }},
-	"won":  {"hedges that win", func(_ seenScenario, c sim.Comparison) string { return won(c) }},
-	"stable": {"stable after", func(_ seenScenario, c sim.Comparison) string {
-		return settled(c.Mean)
-	}},
-	"failedafter": {"failed after, p50 (p99)", failedAfter},
-	"open":        {"open", func(_ seenScenario, c sim.Comparison) string { return grouped(float64(mostOpen(c))) }},
-	"over":        {"over capacity", func(_ seenScenario, c sim.Comparison) string { return grouped(c.Mean.Over) + "/s" }},
 }
 
 // lines returns the text between the marks of a block.

@@ -141,30 +141,7 @@ func explainParameters() (all []parameter) {
 				s.Policy.OverloadBackoff, err = parseBackoff(v)
 				return err
 			}),
-		forStrategies("overload-base", "the first `wait` after RESOURCE_EXHAUSTED", setOverload(func(e *grpcretry.Exponential, d time.Duration) { e.Base = d })),
-		forStrategies("overload-max", "the longest `wait` after RESOURCE_EXHAUSTED", setOverload(func(e *grpcretry.Exponential, d time.Duration) { e.Max = d })),
 	)
-}
-
-// setOverload changes the library's own overload backoff, or an exponential one.
-func setOverload(set func(*grpcretry.Exponential, time.Duration)) func(*sim.Strategy, string) error {
-	return func(s *sim.Strategy, v string) error {
-		d, err := time.ParseDuration(v)
-		if err != nil {
-			return err
-		}
-		e, ok := s.Policy.OverloadBackoff.(grpcretry.Exponential)
-		if !ok {
-			r, err := grpcretry.New()
-			if err != nil {
-				return err
-			}
-			e, _ = r.Policy("").OverloadBackoff.(grpcretry.Exponential)
-		}
-		set(&e, d)
-		s.Policy.OverloadBackoff = e
-		return nil
-	}
 }
 
 // check finds mistakes in the circumstances.

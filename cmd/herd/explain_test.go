@@ -149,7 +149,6 @@ func TestExplainFlagsInAnyOrder(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
 		{"-attempts 3 -hedge after:10ms", "at most 3 attempts of a call; another one is sent while none has succeeded after 10 ms"},
 		{"-jitter none -base 20ms -backoff full:1s..2s", "before a retry a wait of exactly 20 ms"},
-		{"-overload-max 3s -overload-backoff full:2s..9s", "up to 2 s, then each time 2 times as long, up to 3 s"},
 	} {
 		s := explanationOf(t, ""+tt.args, quick).words()
 		if got := strings.Join(s.Parts[0].Points, "\n"); !contains(got, tt.want) {
@@ -319,7 +318,6 @@ func TestExplainMistakesAreNamed(t *testing.T) {
 		{"-headroom much", 2, "-headroom much: want a share such as 25% or 0.25"},
 		{"-method Get", 2, "-method Get: want /pkg.Service/Method"},
 		{"-backoff soon", 2, "want full:100ms..5s×2"},
-		{"-overload-base long", 2, "overload-base"},
 		{"-attempts 0", 1, "-attempts 0: want at least 1"},
 		{"-multiplier 3 -backoff constant:1s", 1, "-multiplier 3: the backoff is not exponential"},
 		{"-jitter none -hedge after:1s -backoff decorrelated:1s..2s", 1, "-jitter none: the backoff is not exponential"},

@@ -168,12 +168,6 @@ func mostOpen(c sim.Comparison) (open int) {
 	return open
 }
 
-// failedAfter says how long the calls that failed took.
-func failedAfter(_ seenScenario, c sim.Comparison) string {
-	took := c.Result.Groups[0].FailedAfter
-	return fmt.Sprintf("%s (%s)", shortTime(took.P50), shortTime(took.P99))
-}
-
 // more returns the number of additional attempts, as a share of the calls.
 func more(m sim.Summary) string {
 	return fmt.Sprintf("%.1f%%", 100*(m.Attempts/max(1, m.Calls)-1))

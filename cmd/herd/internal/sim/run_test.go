@@ -79,7 +79,7 @@ func TestClassicAgreesWithKnownResults(t *testing.T) {
 
 func TestSameSeedSameResult(t *testing.T) {
 	looksAtFigures(t)
-	for _, name := range []string{"classic", "aws", "pushback", "layers", "mixed"} {
+	for _, name := range []string{"classic", "pushback", "layers", "services"} {
 		s := studyOf(t, name).Scenarios[0]
 		strategy := s.Strategies[1]
 		first := text(mustRun(t, s, strategy))
