@@ -99,32 +99,6 @@ func TestPageQuotesTheSimulator(t *testing.T) {
 	}
 }
 
-// Text fits in its place, at so much for a letter that wide fonts fit too.
-func TestTextFits(t *testing.T) {
-	const bold, small, plain, title = 9.2, 6.3, 7.6, 12.6
-	fits := func(text string, letter, place float64) {
-		t.Helper()
-		if wide := letter * float64(len([]rune(text))); wide > place {
-			t.Errorf("%q may be %.0f wide, want at most %.0f", text, wide, place)
-		}
-	}
-	for _, one := range panels {
-		fits(one.title, bold, across-gap-28)
-		fits(one.subtitle, small, across-gap-28)
-		fits(one.sum, small, across-gap-28)
-	}
-	fits("27 attempts at D", title, across-gap-28)
-	for _, c := range courses {
-		fits(c.title, bold, at(deadline)-margin-20)
-		line, err := c.run()
-		if err != nil {
-			t.Fatal(err)
-		}
-		fits(line.result(), plain, width-2*margin-28)
-	}
-	fits("C calls D", plain, lineLeft-margin-14)
-}
-
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)

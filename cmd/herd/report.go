@@ -126,11 +126,11 @@ func comparison(s seenScenario) [][]string {
 	if s.costs {
 		return costTable(s)
 	}
-	table := [][]string{{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity", "fairness"}}
+	table := [][]string{{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity"}}
 	for _, c := range s.found {
 		m := c.Mean
 		table = append(table, []string{nameOfStrategy(c), grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
-			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s", fmt.Sprintf("%.2f", m.Fairness)})
+			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s"})
 	}
 	return table
 }

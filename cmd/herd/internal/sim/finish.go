@@ -123,7 +123,6 @@ func (r *run) summarise(out *Result) {
 	}
 	q := quantiles(latencies)
 	s.P50, s.P90, s.P99, s.P999, s.Longest = q.P50, q.P90, q.P99, q.P999, q.Max
-	s.Fairness = fairness(latencies)
 	out.Tail = tail(latencies, int(s.Failed))
 	s.Done = time.Duration(r.last)
 	s.Stable = r.stable(out)

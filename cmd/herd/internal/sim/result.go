@@ -58,10 +58,6 @@ type Summary struct {
 	// rate after the last outage, and by how much a rate after it exceeded the capacity (0 if it did
 	// not).
 	Peak, PeakAfter, Over float64
-
-	// Fairness is Jain's index of the latencies of the calls that succeeded: 1 if all
-	// waited equally long, 1/n if one of n waited and the others did not.
-	Fairness float64
 }
 
 // A TailPoint is a point of the curve of latencies.
@@ -203,19 +199,6 @@ func tail(sorted []int64, failed int) (points []TailPoint) {
 	}
 }
 
-// fairness returns Jain's index.
-func fairness(values []int64) float64 {
-	var sum, squares float64
-	for _, v := range values {
-		sum += float64(v)
-		squares += float64(v) * float64(v)
-	}
-	if squares == 0 {
-		return 1
-	}
-	return sum * sum / (squares * float64(len(values)))
-}
-
 // Mean returns the average of runs of one scenario and strategy with several seeds. Stable is
 // negative if it is negative in any of them.
 func Mean(runs []Summary) Summary {
@@ -247,7 +230,7 @@ func (s *Summary) each(other *Summary, f func(a, b float64) float64) {
 func (s *Summary) numbers() []*float64 {
 	return []*float64{&s.Calls, &s.Succeeded, &s.Failed, &s.Open, &s.Refused,
 		&s.Attempts, &s.Wasted, &s.Hedges, &s.Lost, &s.Suppressed, &s.Down, &s.Amplification, &s.AmplifiedDown,
-		&s.Peak, &s.PeakAfter, &s.Over, &s.Fairness}
+		&s.Peak, &s.PeakAfter, &s.Over}
 }
 
 func (s *Summary) times() []*time.Duration {

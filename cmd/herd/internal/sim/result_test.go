@@ -27,23 +27,6 @@ func TestQuantiles(t *testing.T) {
 	}
 }
 
-func TestFairness(t *testing.T) {
-	for _, tt := range []struct {
-		values []int64
-		want   float64
-	}{
-		{[]int64{5, 5, 5, 5}, 1},
-		{[]int64{8, 0, 0, 0}, 0.25},
-		{[]int64{1, 3}, 0.8},
-		{[]int64{0, 0}, 1},
-		{nil, 1},
-	} {
-		if got := fairness(tt.values); got != tt.want {
-			t.Errorf("fairness(%v) = %v, want %v", tt.values, got, tt.want)
-		}
-	}
-}
-
 // Mean leaves no field out.
 func TestMeanIsOfEveryField(t *testing.T) {
 	var a, b Summary
