@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,30 +33,25 @@ func TestServerStartsLate(t *testing.T) {
 		"strings.Reader": func() io.Reader { return strings.NewReader("hello") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewUnstartedServer(answers(t, echo(500), echo(503), echo(200)))
-			address := server.Listener.Addr().String()
-			server.Listener.Close()
+			server := httptest.NewServer(answers(t, echo(500), echo(503), echo(200)))
+			defer server.Close()
 			attempts := 0
 			retrier := newRetrier(t, quick, grpcretry.WithMaxAttempts(10), grpcretry.WithBudget(grpcretry.Unlimited),
 				grpcretry.WithCodes(codes.Unavailable, codes.Internal),
 				grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
-					if e.Kind != grpcretry.AttemptEnd {
-						return
-					}
-					if attempts++; attempts == 3 {
-						listener, err := net.Listen("tcp", address)
-						if err != nil {
-							t.Fatal(err)
-						}
-						server.Listener = listener
-						server.Start()
+					if e.Kind == grpcretry.AttemptEnd {
+						attempts++
 					}
 				}))
-			defer server.Close()
-			base := &http.Transport{}
+			base := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				if attempts < 3 {
+					return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+				}
+				return (&net.Dialer{}).DialContext(ctx, network, address)
+			}}
 			defer base.CloseIdleConnections()
 			client := &http.Client{Transport: NewTransport(retrier, base)}
-			wantResponse(t, client, newRequest(t, "PUT", "http://"+address, body()), 200, "hello")
+			wantResponse(t, client, newRequest(t, "PUT", server.URL, body()), 200, "hello")
 			if attempts != 6 {
 				t.Errorf("%d attempts, want 6", attempts)
 			}

@@ -25,7 +25,7 @@ const library = "github.com/grpcretry/grpcretry."
 // the others is.
 func path() []part {
 	return []part{
-		{name: "read the caller's call options", functions: []string{"(*grpcOptions).read"}},
+		{name: "read the caller's call options", functions: []string{"(*rpc).readOptions"}},
 		{name: "look up the method's policy",
 			functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
 		{name: "allocate the attempt, and collect it", functions: []string{
