@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"net"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -456,27 +455,4 @@ func (a *attempt) hasNotRun() bool {
 		return a.fate == fateUnsent
 	}
 	return a.sighting.Load() == sawNone
-}
-
-// refusals are grpc-go's messages for a stream that its server, or the connection to it, has refused
-// before any handler could run. gRPC has no other mark for them that reaches an interceptor.
-var refusals = []string{
-	"stream terminated by RST_STREAM with error code: REFUSED_STREAM",
-	"the stream is rejected because server is draining the connection",
-	"the connection is draining",
-}
-
-// refused reports whether an attempt that has ended with err was refused like that. A server cannot
-// pretend it, because its own end comes with headers or a trailer.
-func (at *streamAttempt) refused(err error) bool {
-	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
-	if !isStatus || at.fate == fateCommitted || at.isCut() {
-		return false
-	}
-	st := end.GRPCStatus()
-	if st.Code() != codes.Unavailable || !slices.Contains(refusals, st.Message()) {
-		return false
-	}
-	md, _ := at.stream.Header()
-	return md == nil && len(at.trailer) == 0
 }

@@ -373,11 +373,12 @@ func (k *contest) awaitsConnection(a *attempt) bool {
 	return before || a.bounds.unconnected
 }
 
-// mayHang reports whether an overdue attempt has neither a deadline nor a successor that will be sent.
+// mayHang reports whether an overdue attempt has neither a deadline nor a successor that will be sent. One that has been
+// cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline.IsZero() && !p.config.left && p.replaces != int(a.number) && !a.isCut() &&
-		a.Context.Err() == nil && !isClosed(k.call.cc)
+	return p != nil && p.deadline.IsZero() && !p.config.left && p.replaces != int(a.number) &&
+		a.Err() == nil && !isClosed(k.call.cc)
 }
 
 // overdue asks the plan about an attempt that has reached its timeout.

@@ -48,7 +48,7 @@ func (s *retryStream) raceAttempts(first *streamAttempt, m any) (over bool, _ er
 func (s *retryStream) won(at *streamAttempt, err error) error {
 	s.mu.Lock()
 	s.at = at
-	if at.hasMessage = err == nil; !at.hasMessage {
+	if isEOF(err) {
 		at.overErr = nil // gRPC may have reported the end of the context instead
 	}
 	s.commit(at)
@@ -64,7 +64,7 @@ func (s *retryStream) allLost(at *streamAttempt, e ending, m any) (over bool, _ 
 	if s.at = at; at.stream == nil {
 		s.at = nil
 	}
-	s.claim(at)
+	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	emptyReply(m)
 	s.call.options.show(at.attempt)
@@ -108,13 +108,13 @@ func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
 	}
 	err := at.stream.RecvMsg(message)
 	s.mu.Lock()
-	at.received = at.received || err != nil
+	at.note(err)
 	if at.broken != nil {
 		err = at.broken
 	}
 	s.mu.Unlock()
 	if isEOF(err) {
-		return at.emptyEnd()
+		return at.cleanEnd()
 	}
 	return err
 }

@@ -33,9 +33,9 @@ import (
 // A later attempt is sent the messages by a goroutine of the library. If a codec or an interceptor below panics there,
 // the call ends with INTERNAL.
 //
-// Interceptors chained below must pass the call options on. If one does not, the end of a stream
-// that the application abandons is not reported, and it counts in [Usage] until its memory is collected, or longer; SendMsg
-// and Header leave more failures to RecvMsg; nothing else changes. For
+// Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
+// application abandons is not reported, and it counts in [Usage] and towards [WithReplayMemory] for ever; SendMsg and
+// Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //
 // After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
@@ -55,8 +55,8 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	s.call.stream, s.first.bounds = s, &s.bounds
-	s.change.L, s.out.single = &s.mu, !desc.ClientStreams
-	s.countOpen()
+	s.change.L, s.out.single, s.out.usage = &s.mu, !desc.ClientStreams, r.usage
+	r.usage.streams.Add(1)
 	if c.isContested() {
 		new(contest).join(&s.call, nil)
 	}
@@ -88,7 +88,6 @@ type retryStream struct {
 	first  attempt
 	opened streamAttempt
 	bounds bounds
-	held   holding
 
 	streamState
 }
@@ -145,7 +144,7 @@ func (s *retryStream) Trailer() metadata.MD {
 		return nil
 	}
 	s.mu.Lock()
-	known := s.isOver() && s.at == at && at.hasEnded()
+	known := s.isOver() && s.at == at && (at.over || at.received)
 	s.mu.Unlock()
 	if !known {
 		return nil // gRPC's Trailer must not be called before the end

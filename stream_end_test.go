@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // The tests here are of the end of a stream: what may be asked then, and that it comes.
@@ -163,7 +166,7 @@ func TestAbandonedStreamEnds(t *testing.T) {
 	}
 }
 
-// A stream whose replay has failed while the application was elsewhere ends with the caller's context.
+// A stream whose replay has failed while the application was elsewhere ends without it.
 func TestAStreamThatFailsWhileNobodyLooksEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server, reported, attempts := serveScripts(t, "recv a; fail UNAVAILABLE", "hang"), &record{}, 0
@@ -175,12 +178,13 @@ func TestAStreamThatFailsWhileNobodyLooksEnds(t *testing.T) {
 		}))...)
 		app := openOn(t, cc, bidiStream, reported.onFinish())
 		app.play(t, "send a; wait 1s; send b; wait 1s")
-		if attempts != 2 || len(reported.finished) != 0 {
-			t.Fatalf("%d attempts and the ends %v before the call's, want 2 and none", attempts, reported.finished)
+		if attempts != 2 {
+			t.Fatalf("%d attempts, want 2", attempts)
 		}
+		reported.want(t, status.Error(codes.Unauthenticated, ""))
 		app.cancel()
 		synctest.Wait()
-		reported.want(t, status.Error(codes.Canceled, ""))
+		reported.want(t, status.Error(codes.Unauthenticated, "")) // once
 	})
 }
 
@@ -277,4 +281,71 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An attempt that lacks a message is handed none that follows, although the call has ended meanwhile for another reason.
+func TestNothingIsSentAfterAMessageThatIsMissing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; fail UNAVAILABLE", "hang")
+		attempts, failing := 0, &failingStream{}
+		cc := server.conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
+			if attempts++; attempts == 1 {
+				return s
+			}
+			failing.ClientStream = s
+			return failing
+		}))...)
+		openOn(t, cc, bidiStream).play(t, "send a; wait 1s; send b; wait 100ms; context; recv INTERNAL; wait 1s; try c; close; wait 1s")
+		if got := failing.handed; !slices.Equal(got, []string{"a"}) {
+			t.Errorf("the attempt whose first SendMsg failed was handed %q", got)
+		}
+	})
+}
+
+// A failingStream is one whose methods fail by themselves: RecvMsg immediately, SendMsg half a second later.
+type failingStream struct {
+	grpc.ClientStream
+	handed []string
+}
+
+func (s *failingStream) SendMsg(m any) error {
+	s.handed = append(s.handed, m.(*echov1.EchoRequest).GetMessage())
+	time.Sleep(second / 2)
+	return status.Error(codes.Internal, "SendMsg failed")
+}
+
+func (s *failingStream) RecvMsg(any) error { return status.Error(codes.Internal, "RecvMsg failed") }
+
+func (s *failingStream) CloseSend() error {
+	s.handed = append(s.handed, "half-close")
+	return s.ClientStream.CloseSend()
+}
+
+// An attempt that the library has given up, and that does not end by then, is not judged again and again at its timeout.
+func TestAnAttemptThatWasGivenUpIsNotJudgedForEver(t *testing.T) {
+	bubble(t, func(t *testing.T) { // in which a busy loop stops time
+		server := serveScripts(t, "recv a; fail UNAVAILABLE", "hang")
+		attempts := 0
+		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second), WithMaxAttempts(2)),
+			below(func(s grpc.ClientStream) grpc.ClientStream {
+				if attempts++; attempts == 1 {
+					return s
+				}
+				return numb{s}
+			}))...)
+		openOn(t, cc, bidiStream).play(t, "send a; recv UNAUTHENTICATED")
+	})
+}
+
+// numb is a stream whose SendMsg fails by itself, and whose RecvMsg is slow to notice the end.
+type numb struct{ grpc.ClientStream }
+
+func (numb) SendMsg(any) error {
+	time.Sleep(second)
+	return status.Error(codes.Unauthenticated, "no credentials")
+}
+
+func (s numb) RecvMsg(m any) error {
+	time.Sleep(20 * second)
+	return s.ClientStream.RecvMsg(m)
 }

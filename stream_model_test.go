@@ -54,7 +54,7 @@ import (
 // And these, because the design says so: an attempt timeout of a client stream runs until its
 // status; a method is left to gRPC only once the channel knows its service config; SendMsg may
 // accept a message for an attempt that has just died while a replay, or another goroutine that
-// finds out, is under way.
+// finds out, is under way; after an attempt timeout that goroutine may be gRPC's.
 
 // A finding is something that one stream could not have done.
 type finding struct {
@@ -864,6 +864,9 @@ func (r *run) judgeVoid(c *called) {
 	if r.ctxEndedBy(c.end) && !(len(r.finishes) > 0 && r.finishes[0].seq < c.start.seq) {
 		return // another goroutine is about to report that the caller has gone
 	}
+	if r.cut(a) {
+		return // gRPC's goroutine, which reports that, may be replacing the attempt
+	}
 	for _, other := range r.calls {
 		during := other.start.seq < c.end.seq && (!other.end.happened() || other.end.seq > c.start.seq)
 		if other != c && during && other.op != oTrailer && other.op != oContext {
@@ -1050,6 +1053,14 @@ func (r *run) judgeTargets() {
 	}
 	if a == nil {
 		a = r.newest(f.end)
+	}
+	var wrapped *grpcretry.Error
+	if r.cut(a) && errors.As(f.err, &wrapped) { // the status of an earlier one is returned, if it had one
+		for _, earlier := range r.attempts[:a.number-1] {
+			if earlier.byServer && sameStatus(wrapped.Last, earlier.status.Err()) {
+				a = earlier
+			}
+		}
 	}
 	if !a.created.happened() || a.createErr != nil || r.stalled {
 		return

@@ -35,16 +35,29 @@ func (s *retryStream) awaitHeader() (metadata.MD, error) {
 	}
 }
 
+// askHeader asks an attempt for its headers, after heading was counted.
+func (at *streamAttempt) askHeader() (metadata.MD, error) {
+	s := at.of
+	defer func() {
+		s.mu.Lock()
+		s.heading--
+		s.mu.Unlock()
+		s.idle()
+	}()
+	at.awaited()
+	return at.headers()
+}
+
 // headed takes the result of an attempt's Header. It returns true if the application gets that
 // result.
 func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool {
-	missing, failure := md == nil && err == nil, error(nil)
-	if missing {
-		failure = s.endWithoutHeaders(at)
+	var failure error
+	if md == nil && err == nil {
+		failure = at.endWithoutHeaders()
 	}
 	s.mu.Lock()
-	if !missing {
-		failure = at.cause()
+	if failure == nil {
+		failure = at.failure()
 	}
 	for failure != nil && s.uses(at) && s.receiving > 0 {
 		s.change.Wait() // for the goroutine that is about to learn why
@@ -54,7 +67,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 		defer s.mu.Unlock()
 		return s.at == at && s.phase >= phaseCommitting
 	case failure != nil:
-		s.recover(at, failure, s.call.contest.repanic)
+		s.recover(at, failure)
 		return false
 	case md == nil: // an interceptor below returned this: RecvMsg learns the fate of the attempt
 		s.mu.Unlock()
@@ -80,7 +93,6 @@ func (s *retryStream) receive(m any) error {
 			s.mu.Unlock()
 			return s.receiveAtEnd(at, m)
 		case s.phase == phaseOpen && hedged && s.out.isComplete():
-			at.stopWatching()
 			s.setPhase(phaseRacing)
 			s.mu.Unlock()
 			if over, err := s.race(at, m); over {
@@ -101,57 +113,84 @@ func (s *retryStream) receive(m any) error {
 // errPanicked is the error of a call, or an attempt, that ends in a panic.
 var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
 
-// receiveAtEnd implements RecvMsg after the call's end.
+// receiveAtEnd implements RecvMsg after the call's end. If gRPC has reported the end of a committed attempt, there may be
+// messages that had arrived before.
 func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	s.mu.Lock()
 	final := s.final
-	ours := at == nil || at.fate != fateCommitted || at.broken != nil || at.isCut() || final == errConnLost //nolint:errorlint // set here
-	if at != nil {
-		at.received = at.received || final != nil
+	ours := at == nil || at.fate != fateCommitted || at.broken != nil || at.isCut()
+	if ours && at != nil {
+		at.received = true
 	}
 	s.mu.Unlock()
 	if ours {
 		return final
 	}
 	err := at.stream.RecvMsg(m)
-	if isEOF(err) && !at.hasMessage {
-		return at.emptyEnd()
-	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	at.hasMessage = at.hasMessage || err == nil
+	at.note(err)
+	s.mu.Unlock()
+	if isEOF(err) {
+		return at.cleanEnd()
+	}
 	return err
+}
+
+// receiveFrom receives a message from an attempt, after receiving was counted.
+func (at *streamAttempt) receiveFrom(m any) error {
+	s := at.of
+	returned := false
+	defer func() {
+		if !returned { // a codec panics
+			s.mu.Lock()
+			s.receiving--
+			s.mu.Unlock()
+			at.giveUp(errPanicked)
+		}
+	}()
+	at.awaited()
+	err := at.stream.RecvMsg(m)
+	if isEOF(err) {
+		err = at.cleanEnd()
+	}
+	returned = true
+	return err
+}
+
+// note needs mu. It records a result of RecvMsg.
+func (at *streamAttempt) note(err error) {
+	switch {
+	case err != nil:
+		at.received = true
+	case at.of.desc.ServerStreams:
+		at.hasMessage = true
+	default:
+		at.hasMessage, at.received, at.overErr = true, true, nil // the status came with the response, whatever was reported before
+	}
 }
 
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
 // error returned.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
-	inTime := at.settle() // without mu, because this may wait for a verdict
-	// If the timeout has cut an attempt, its message is usable only if nothing follows it.
-	cut := err == nil && !inTime && s.desc.ServerStreams
-	s.mu.Lock()
-	cut = cut && !(at.over && at.overErr == nil) // after a success everything that follows has arrived
-	s.receiving--
-	at.received = at.received || err != nil
-	if err == nil && !s.desc.ServerStreams {
-		at.received, at.overErr = true, nil // the status came with the response, whatever was reported before
+	if inTime := at.settle(); err == nil && !inTime && s.desc.ServerStreams {
+		at.discard(m) // because the timeout has cut the attempt, the messages that follow are lost
+		emptyReply(m)
+		err = errCut
 	}
+	s.mu.Lock()
+	s.receiving--
+	at.note(err)
 	s.change.Broadcast()
-	switch {
-	case s.at == at && s.phase >= phaseCommitting:
+	if s.at == at && s.phase >= phaseCommitting {
 		s.mu.Unlock()
-		if cut {
-			err = errCut
-			s.end(at, err) // before gRPC reports another end
-			at.discard(m)
-			emptyReply(m)
-		}
 		return true, s.receivedCommitted(at, err)
-	case !s.uses(at):
+	}
+	if !s.uses(at) {
 		s.mu.Unlock()
 		emptyReply(m)
 		return false, nil // the attempt was given up: the application does not see its message
-	case err == nil && !cut && at.broken == nil:
+	}
+	if err == nil && at.broken == nil {
 		s.commit(at)
 		s.mu.Unlock()
 		s.call.noteAnswer()
@@ -159,20 +198,11 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 		s.afterCommit(at)
 		return true, s.receivedCommitted(at, nil)
 	}
-	failed := err
-	switch {
-	case at.broken != nil && !isEOF(err):
-		failed = at.broken
-	case cut:
-		failed = errCut
+	if at.broken != nil && !isEOF(err) {
+		err = at.broken
 	}
-	s.recover(at, failed, func() {
-		if cut {
-			at.discard(m)
-		}
-		emptyReply(m)
-		s.call.contest.repanic()
-	})
+	emptyReply(m)
+	s.recover(at, err)
 	if isEOF(err) {
 		at.measure(s.call.learner, false)
 	}
@@ -181,13 +211,8 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 
 // receivedCommitted takes the first result of a committed attempt's RecvMsg.
 func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
-	if err == nil {
-		s.mu.Lock()
-		at.hasMessage = true
-		s.mu.Unlock()
-		if s.desc.ServerStreams {
-			return nil
-		}
+	if err == nil && s.desc.ServerStreams {
+		return nil
 	}
 	return s.receivedLast(at, err) // the response of a client stream is its end
 }

@@ -45,7 +45,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 		a.fate = fateCommitted
 		return at, errSpoilt
 	}
-	a.PeerAddr = &at.reached
+	a.PeerAddr = &at.unread
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(at.finished))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
@@ -56,9 +56,6 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	at.stream = stream
 	if err == nil && at.over && a.Err() == nil && !isClosed(s.call.cc) { // an interceptor below has opened another stream
 		at.over, at.overErr = false, nil
-	}
-	if err != nil && at.over { // an interceptor below has opened a stream, and abandoned it
-		a.peer = at.reached
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -82,19 +79,21 @@ func (s *retryStream) publish(at *streamAttempt) {
 	at.catchUp()
 	s.mu.Unlock()
 	s.idle()
-	at.checkAbandoned()
+	at.noticed()
 }
 
 // commit needs mu. It binds the application to the attempt. It must be followed by a call of
 // afterCommit, without mu.
 func (s *retryStream) commit(at *streamAttempt) {
 	at.fate = fateCommitted
-	at.stopWatching()
 	s.setPhase(phaseCommitting)
 	clear(s.out.queue[:at.sent]) // these messages are not sent again
 	at.catchUp()
-	if !at.replaying && at.broken == nil {
+	switch at.sender {
+	case senderApplication:
 		s.bypass(at)
+	case senderNone:
+		s.out.drop()
 	}
 }
 
@@ -110,12 +109,8 @@ func (s *retryStream) afterCommit(at *streamAttempt) {
 	s.orCrash(func() { s.commitPlan(at) })
 	s.mu.Lock()
 	s.setPhase(phaseCommitted)
-	over, err := at.over, at.overErr
-	learning := s.receiving > 0 && !at.received && !at.hasMessage
 	s.mu.Unlock()
-	if over && (err != nil || !learning) { // gRPC will not report the end again
-		s.end(at, err)
-	}
+	at.noticed() // gRPC will not report the end again
 }
 
 // commitPlan reports a commit to the plan.
@@ -145,16 +140,13 @@ func (s *retryStream) idle() {
 }
 
 // recover needs mu, and returns without. It reports an attempt's end to the call, and opens the attempt that follows. If
-// none follows, the call is over. It calls first beforehand, which may panic.
-func (s *retryStream) recover(at *streamAttempt, err error, first func()) {
-	s.claim(at)
+// none follows, the call is over.
+func (s *retryStream) recover(at *streamAttempt, err error) {
+	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	s.orCrash(func() {
 		at.settle()
-		if !isEOF(err) { // otherwise gRPC has ended the attempt, and its context may still be read
-			at.release()
-		}
-		first()
+		s.call.contest.repanic()
 		if a, _ := s.next(at, err); a != nil {
 			_ = s.openFrom(a)
 		} else {

@@ -3,6 +3,9 @@ package grpcretry
 import (
 	"errors"
 	"io"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // This file gets messages from the application to an attempt. They are kept in the outbox as long as another
@@ -11,32 +14,39 @@ import (
 
 // An outbox holds what the application has sent.
 type outbox struct {
-	queue   []any    // the messages, in order, as long as they may be needed again
-	space   [1]any   // for the queue
-	size    int      // of the queue
-	spoilt  bool     // a message may have changed since it was sent: they must not be sent again
-	done    bool     // CloseSend was called
-	single  bool     // there is one message at most
-	holding *holding // what the queue counts with in Usage
+	queue  []any  // the messages, and the half-close, in order, as long as they may be needed again
+	space  [2]any // for the queue
+	size   int    // of the messages in the queue
+	spoilt bool   // a message may have changed since it was sent: they must not be sent again
+	done   bool   // CloseSend was called
+	single bool   // there is one message at most
+	usage  *usage // counts the size
 }
+
+// A halfClose stands for CloseSend in an outbox.
+type halfClose struct{}
 
 // keep adds a message. It returns false if there is no memory for it.
 func (o *outbox) keep(m any, size int) bool {
-	if !o.holding.reserve(size) {
+	if !o.usage.replay.reserve(int64(size)) {
 		return false
 	}
+	o.size += size
+	o.add(m)
+	return true
+}
+
+func (o *outbox) add(entry any) {
 	if o.queue == nil {
 		o.queue = o.space[:0]
 	}
-	o.queue = append(o.queue, m)
-	o.size += size
-	return true
+	o.queue = append(o.queue, entry)
 }
 
 // drop forgets the messages.
 func (o *outbox) drop() {
-	o.holding.release()
-	o.queue, o.space, o.size = nil, [1]any{}, 0
+	o.usage.replay.add(-int64(o.size))
+	o.queue, o.space, o.size = nil, [2]any{}, 0
 }
 
 // isLatest reports whether m is the object that was sent last. It may have other contents now: gRPC forbids
@@ -46,12 +56,20 @@ func (o *outbox) isLatest(m any) bool {
 }
 
 // lacks reports whether the attempt lacks messages, or the CloseSend, of the application.
-func (o *outbox) lacks(at *streamAttempt) bool {
-	return at.sent < len(o.queue) || o.done && !at.closed
-}
+func (o *outbox) lacks(at *streamAttempt) bool { return at.sent < len(o.queue) }
 
 // isComplete reports whether the application has nothing more to send.
 func (o *outbox) isComplete() bool { return o.done || o.single && len(o.queue) > 0 }
+
+// A sender says who may send to an attempt.
+type sender uint8
+
+const (
+	senderApplication sender = iota // the application's goroutine, if the attempt lacks nothing
+	senderReplay                    // a goroutine of ours
+	senderDirect                    // the application's goroutine, without the outbox: the attempt has been sent everything
+	senderNone                      // nobody: SendMsg has failed, so that something is missing
+)
 
 // send is SendMsg, except that it returns io.EOF at the end of a server stream.
 func (s *retryStream) send(m any) error {
@@ -62,44 +80,38 @@ func (s *retryStream) send(m any) error {
 	s.mu.Lock()
 	for {
 		switch at := s.at; {
-		case s.direct.Load() != nil:
+		case s.mayPass(at):
 			s.mu.Unlock()
 			return s.sendTo(at, m)
-		case s.isOver() && (at == nil || at.isOpenBelow() && !s.out.done && s.desc.ClientStreams):
+		case s.isOver(), s.isBound() && at.sender == senderNone:
 			s.mu.Unlock()
-			return io.EOF // the stream of gRPC, if there is one, would accept the message
-		case s.isOver():
-			return s.atEnd(at, func() error { return at.stream.SendMsg(m) })
+			return io.EOF
 		case !s.mayKeep(m, size, known):
 			s.commitToSend(false)
 		case !s.out.keep(m, size):
 			s.commitToSend(true)
-		case s.phase != phaseOpen || at.replaying:
+		case s.phase != phaseOpen || at.sender == senderReplay:
 			s.mu.Unlock()
 			return nil // the goroutine that replays sends this message, too
 		default:
-			return s.sendNow(at, m)
+			return s.sendNow(at, func() error { return at.stream.SendMsg(m) })
 		}
 	}
 }
 
-// sendTo sends a message to the attempt that the stream is committed to.
+// mayPass needs mu. It reports whether gRPC's own SendMsg and CloseSend have the result for the application. If the
+// library has given the attempt up, gRPC must have ended it, or it could accept a message.
+func (s *retryStream) mayPass(at *streamAttempt) bool {
+	return at != nil && at.sender == senderDirect && (at.over || at.fate == fateCommitted && at.broken == nil)
+}
+
+// sendTo sends a message to an attempt that has been sent everything.
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	err := at.stream.SendMsg(m)
 	if err != nil && !isEOF(err) { // gRPC has ended the stream with this error
 		s.end(at, err)
 	}
 	return err
-}
-
-// atEnd needs mu, and returns without. It calls a method of the attempt of a call that is over, so that the application
-// gets gRPC's own result.
-func (s *retryStream) atEnd(at *streamAttempt, send func() error) error {
-	for at.replaying {
-		s.change.Wait()
-	}
-	s.mu.Unlock()
-	return send()
 }
 
 // mayKeep needs mu. It reports whether a message may be kept for a replay; otherwise the stream commits. One request
@@ -126,7 +138,7 @@ func (s *retryStream) commitToSend(full bool) {
 		return
 	}
 	if err := at.failure(); err != nil {
-		s.recover(at, err, s.call.contest.repanic)
+		s.recover(at, err)
 	} else {
 		s.bindTo(at)
 		if memory := &s.call.retrier.usage.replay; full {
@@ -137,42 +149,41 @@ func (s *retryStream) commitToSend(full bool) {
 	s.mu.Lock()
 }
 
-// sendNow needs mu, and returns without. It sends the newest message, which is in the outbox, to an attempt that
-// lacks no other. It returns the error of SendMsg.
-func (s *retryStream) sendNow(at *streamAttempt, m any) error {
+// sendNow needs mu, and returns without. It sends the newest entry of the outbox to an attempt that lacks no other.
+func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 	at.sent++
-	if at.deaf {
-		return s.sendFailed(at, io.EOF)
-	}
-	s.sending++
+	err := io.EOF
+	deaf := at.sender == senderNone
 	s.mu.Unlock()
-	err := at.hand(func() error { return at.stream.SendMsg(m) })
+	if !deaf {
+		err = at.hand(send)
+	}
 	if err == nil {
 		return nil
 	}
-	s.mu.Lock()
 	return s.sendFailed(at, err)
 }
 
-// sendFailed needs mu, and returns without. It returns the error of the application's SendMsg when that of an attempt
-// has failed with err. If nobody receives, this goroutine finds out why.
+// sendFailed returns the error of the application's SendMsg when that of an attempt has failed with err. If nobody
+// receives, this goroutine finds out why.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
-	for !isEOF(err) && (s.uses(at) && s.receiving+s.heading > 0 || s.phase == phaseRecovering && s.at == at) {
-		s.change.Wait()
-	}
-	if s.uses(at) && s.receiving+s.heading == 0 && (s.desc.ClientStreams || !isEOF(err)) {
+	s.mu.Lock()
+	if isEOF(err) && s.uses(at) && s.receiving+s.heading == 0 {
 		s.learnWhy(at)
 		s.mu.Lock()
 	}
 	defer s.mu.Unlock()
-	switch {
-	case s.isOver() && !isEOF(err) && errors.Is(s.final, err):
-		return s.final
-	case s.isOver(), s.isBound() && s.at == at:
-		return err
-	default:
+	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering && s.at == at) {
+		s.change.Wait() // for the goroutine that judges the failure
+	}
+	if !s.isOver() && !(s.isBound() && s.at == at) {
 		return nil // the message was replayed, or will be
 	}
+	at.sender = senderDirect // because the application knows what is missing
+	if s.isOver() && !isEOF(err) && errors.Is(s.final, err) {
+		return s.final
+	}
+	return err
 }
 
 // learnWhy needs mu, and returns without. It recovers from the failure of an attempt that nobody receives from. If only
@@ -180,11 +191,11 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 func (s *retryStream) learnWhy(at *streamAttempt) {
 	why := at.failure()
 	if why == nil {
-		s.claim(at)
+		s.setPhase(phaseRecovering)
 		s.mu.Unlock()
 		s.orCrash(func() {
 			if md, err := at.stream.Header(); md == nil && err == nil {
-				why = s.endWithoutHeaders(at)
+				why = at.endWithoutHeaders()
 			}
 		})
 		s.mu.Lock()
@@ -193,35 +204,116 @@ func (s *retryStream) learnWhy(at *streamAttempt) {
 		s.bindTo(at)
 		return
 	}
-	s.recover(at, why, s.call.contest.repanic)
+	s.recover(at, why)
 }
 
 // close implements CloseSend until the stream is committed.
 func (s *retryStream) close() error {
 	s.mu.Lock()
-	at := s.at
+	at, again := s.at, s.out.done
 	s.out.done = true
-	if s.direct.Load() != nil {
+	switch {
+	case s.mayPass(at):
 		s.mu.Unlock()
 		return at.stream.CloseSend()
+	case s.isOver() || again || s.isBound() && at.sender == senderNone:
+		s.mu.Unlock()
+		return nil
 	}
-	if s.isOver() && at != nil {
-		return s.atEnd(at, at.stream.CloseSend)
-	}
-	if s.phase != phaseOpen || at.replaying || at.closed || at.deaf {
+	s.out.add(halfClose{})
+	if s.phase != phaseOpen || at.sender != senderApplication {
 		s.mu.Unlock()
 		return nil // the goroutine that replays calls CloseSend
 	}
-	at.closed = true
-	s.sending++
-	s.mu.Unlock()
-	err := at.hand(at.stream.CloseSend)
-	if err != nil {
-		s.mu.Lock()
-		err = s.sendFailed(at, err)
-	}
+	err := s.sendNow(at, at.stream.CloseSend)
 	if isEOF(err) {
 		return nil // RecvMsg returns the status
 	}
 	return err
+}
+
+// hand calls SendMsg or CloseSend of an attempt on the application's goroutine.
+func (at *streamAttempt) hand(send func() error) (err error) {
+	err = errPanicked
+	defer func() { at.handed(err) }()
+	return send()
+}
+
+// handed takes the result of SendMsg or CloseSend. If it is io.EOF, the failure is gRPC's, and is found by whoever sends or
+// receives next.
+func (at *streamAttempt) handed(err error) {
+	switch {
+	case err == nil:
+	case isEOF(err):
+		s := at.of
+		s.mu.Lock()
+		at.sender = senderNone
+		s.change.Broadcast()
+		s.mu.Unlock()
+	default:
+		at.giveUp(err)
+	}
+}
+
+// catchUp needs mu. It starts to send the outbox to an attempt that lacks some of it.
+func (at *streamAttempt) catchUp() {
+	if at.sender == senderApplication && at.of.out.lacks(at) {
+		at.sender = senderReplay
+		go at.replay()
+	}
+}
+
+// replay sends the outbox to an attempt, on a goroutine of ours.
+func (at *streamAttempt) replay() {
+	err := errExited // if a codec or an interceptor below calls runtime.Goexit
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.Errorf(codes.Internal, "grpcretry: panic while a message was sent again: %v", p)
+		}
+		at.handed(err)
+	}()
+	err = at.sendOutbox()
+}
+
+// sendOutbox sends what the attempt lacks, as long as SendMsg does not fail.
+func (at *streamAttempt) sendOutbox() error {
+	for {
+		entry := at.of.nextToReplay(at)
+		if entry == nil {
+			return nil
+		}
+		if err := at.sendEntry(entry); err != nil {
+			return err
+		}
+	}
+}
+
+func (at *streamAttempt) sendEntry(entry any) error {
+	if entry == (halfClose{}) {
+		return at.stream.CloseSend()
+	}
+	return at.stream.SendMsg(entry)
+}
+
+// nextToReplay returns what the attempt lacks first, nil if that is nothing: then the application's goroutine sends from now on.
+func (s *streamState) nextToReplay(at *streamAttempt) (entry any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at.sender == senderNone {
+		return nil
+	}
+	if s.at != at && s.phase != phaseRacing || s.phase == phaseRecovering || s.isOver() || !s.out.lacks(at) {
+		at.sender = senderApplication
+		if s.isBound() && s.at == at {
+			s.bypass(at)
+		}
+		s.change.Broadcast()
+		return nil
+	}
+	entry = s.out.queue[at.sent]
+	if s.isBound() {
+		s.out.queue[at.sent] = nil // it is not sent again
+	}
+	at.sent++
+	return entry
 }

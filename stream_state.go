@@ -4,7 +4,6 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // A phase is a stage in a stream's life. These are all the transitions:
@@ -53,10 +52,9 @@ type streamState struct {
 	// is nil if that attempt has no stream.
 	at *streamAttempt
 
-	// The numbers of the application's goroutines that send to an attempt, receive from it, or ask for
-	// its headers. The one that receives judges a failure, because it alone learns the status. Without
-	// any of them, nobody notices the end of the caller's context: see checkAbandoned.
-	sending, receiving, heading int32
+	// The numbers of the application's goroutines that receive from an attempt, or ask for its headers. The one
+	// that receives judges a failure, because it alone learns the status.
+	receiving, heading int32
 
 	bind  bool  // commit to the attempt that follows: Context or Trailer was called
 	final error // when ending or ended: the error that RecvMsg returns
@@ -74,26 +72,23 @@ func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen
 // setPhase needs mu. It makes a transition, and wakes up the goroutines that wait for one.
 func (s *streamState) setPhase(p phase) {
 	if p >= phaseEnding {
+		if at := s.at; at != nil && at.sender == senderApplication && !s.out.lacks(at) {
+			at.sender = senderDirect
+		}
 		s.direct.Store(nil)
 		s.out.drop()
 	}
 	if p == phaseEnded && s.phase != phaseEnded {
-		s.out.holding.end()
+		s.out.usage.streams.Add(-1)
 	}
 	s.phase = p
 	s.change.Broadcast()
 }
 
-// claim needs mu. From then on the caller alone uses the call, until it changes the phase again.
-func (s *streamState) claim(at *streamAttempt) {
-	at.stopWatching()
-	s.setPhase(phaseRecovering)
-}
-
 // bypass needs mu. From then on messages go straight to the attempt.
 func (s *streamState) bypass(at *streamAttempt) {
 	s.out.drop()
-	at.sent = 0
+	at.sender = senderDirect
 	s.direct.Store(at)
 	s.change.Broadcast()
 }
@@ -136,32 +131,6 @@ func (s *streamState) conclude() {
 	s.setPhase(phaseEnded)
 }
 
-// overGrace limits the wait for gRPC's report of an attempt's end, which does not come if an interceptor below drops
-// call options.
-const overGrace = 10 * time.Millisecond
-
-// awaitOver waits until gRPC has reported an attempt's end, which another goroutine may be about to do. It returns
-// whether that has come, and whether the end is certain.
-func (s *streamState) awaitOver(at *streamAttempt) (over, ended bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at.over || s.out.holding.usage.hidden.Load() {
-		return at.over, at.hasEnded()
-	}
-	expired := false
-	grace := time.AfterFunc(overGrace, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		expired = true
-		s.change.Broadcast()
-	})
-	defer grace.Stop()
-	for !at.over && !expired {
-		s.change.Wait()
-	}
-	return at.over, at.hasEnded()
-}
-
 func (s *streamState) isCommitted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,50 +148,4 @@ func (s *streamState) cut(a *attempt, committed bool) bool {
 	a.bounds.cancel(ErrAttemptTimeout)
 	s.change.Broadcast()
 	return true
-}
-
-// nextToReplay returns a function that sends what the attempt lacks first, nil if that is nothing.
-func (s *streamState) nextToReplay(at *streamAttempt) (send func() error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.at != at && s.phase != phaseRacing, s.phase == phaseRecovering, s.isOver(), !s.out.lacks(at):
-		s.caughtUp(at)
-		return nil
-	case at.sent == len(s.out.queue):
-		at.closed = true
-		return at.stream.CloseSend
-	}
-	m := s.out.queue[at.sent]
-	at.sent++
-	if s.isBound() {
-		s.out.queue[at.sent-1] = nil // the message is not sent again
-	}
-	return func() error { return at.stream.SendMsg(m) }
-}
-
-// caughtUp needs mu. The application's goroutine sends from now on.
-func (s *streamState) caughtUp(at *streamAttempt) {
-	at.replaying = false
-	if s.isBound() && s.at == at && at.broken == nil {
-		s.bypass(at)
-	}
-	s.change.Broadcast()
-}
-
-// endWithoutHeaders returns the error of an attempt that has ended without headers: io.EOF after a success, nil if
-// gRPC does not report an end, because an interceptor hides the headers.
-func (s *streamState) endWithoutHeaders(at *streamAttempt) error {
-	over, _ := s.awaitOver(at)
-	s.mu.Lock()
-	err := at.failure()
-	s.mu.Unlock()
-	switch {
-	case err != nil:
-		return err
-	case over:
-		return at.emptyEnd()
-	default:
-		return nil
-	}
 }

@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
@@ -18,7 +17,7 @@ type Usage struct {
 
 	// OpenStreams are streams that have not ended. Streams that pass straight through to gRPC do not
 	// count. If an interceptor below drops call options, a stream that the application abandons counts
-	// until it is garbage, and those before the first that ends otherwise count on.
+	// on, here and in ReplayMemory.
 	OpenStreams int
 
 	// ReplayMemory is the memory, in bytes, that counts towards [WithReplayMemory] now, and ReplayLimit
@@ -46,52 +45,7 @@ func (r *Retrier) Usage() Usage {
 type usage struct {
 	waiting atomic.Int64 // calls that wait
 	streams atomic.Int64 // streams that are open
-	hidden  atomic.Bool  // an interceptor below has dropped call options, so that gRPC did not report a stream's end
 	replay  replayMemory
-}
-
-// A holding is a stream's share of the usage. It is guarded by the stream's mu.
-type holding struct {
-	usage  *usage
-	memory int64 // what the stream's queue holds
-	ended  bool
-}
-
-// countOpen counts a stream as open. If the ends of streams are hidden, one that the application abandons is counted
-// until it is garbage.
-func (s *retryStream) countOpen() {
-	u := s.call.retrier.usage
-	u.streams.Add(1)
-	s.out.holding = &s.held
-	if u.hidden.Load() {
-		s.out.holding = &holding{}
-		runtime.AddCleanup(s, (*holding).end, s.out.holding)
-	}
-	s.out.holding.usage = u
-}
-
-// end counts the stream as ended.
-func (h *holding) end() {
-	if !h.ended {
-		h.ended = true
-		h.release()
-		h.usage.streams.Add(-1)
-	}
-}
-
-// reserve counts size more bytes, if they fit.
-func (h *holding) reserve(size int) bool {
-	ok := h.usage.replay.reserve(int64(size))
-	if ok {
-		h.memory += int64(size)
-	}
-	return ok
-}
-
-// release counts nothing for the queue any more.
-func (h *holding) release() {
-	h.usage.replay.add(-h.memory)
-	h.memory = 0
 }
 
 func newUsage(c *config) *usage {
