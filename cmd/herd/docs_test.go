@@ -22,15 +22,14 @@ func docPage(t *testing.T) string {
 	return string(page)
 }
 
-// sampled are the rows that are made again here, enough to notice that the page is old. The
-// lessons of all studies are tested in package sim.
+// sampled are the rows that are made again here, enough to notice that the page is old.
 var sampled = map[string][]string{
 	"brownouts": {"no retries", "default"},
 	"drain":     {"default"},
-	"budget":    {"default"},
-	"layers":    {"default", "A6 throttle", "default, both"},
+	"budget":    {"no retries", "default"},
+	"layers":    {"default", "no budget, stop callers", "no budget, one attempt for retries", "default, both"},
 	"services":  {"no retries", "no budget", "default, both"},
-	"tail":      {"after 50 ms"},
+	"tail":      {"after 50 ms", "0.95-quantile"},
 }
 
 // The figures of the tables are what a run gives now, as far as the sample goes.

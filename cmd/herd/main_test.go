@@ -337,25 +337,6 @@ func TestPicturesOfOtherShapes(t *testing.T) {
 	}
 }
 
-// Many figures stand in columns, so that the picture can be looked at.
-func TestPicturesAreNotTooTall(t *testing.T) {
-	looksAtFigures(t)
-	for args, want := range map[string]float64{
-		"-study classic -strategy full":                                        1,
-		"-study services -part services-replica,services-zone -duration 100ms": 2,
-		"-study layers -part layers-10,layers-100,layers-1000,layers-10000,layers-measures-10,layers-measures-100,layers-measures-1000 -duration 100ms": 3,
-	} {
-		s, err := (&options{runs: 1}).simulate(t.Context(), studyWith(t, args), io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := figureOf(s)
-		if columns := float64(f.width / columnWidth); columns != want || f.height > tallest*f.width {
-			t.Errorf("herd %s: %v columns, %.1f times as tall as wide; want %v", args, columns, f.height/f.width, want)
-		}
-	}
-}
-
 // wantReadable compares the height of a picture with its width.
 func wantReadable(t *testing.T, name string, picture []byte) {
 	t.Helper()

@@ -86,51 +86,24 @@ func figureOf(s seen) figure {
 	return stacked(parts)
 }
 
-// tallest is how tall a picture with several figures may be, as a multiple of its width.
-const tallest = 1.65
-
-// stacked returns a figure of several, one below the other, in as few columns as tallest allows.
+// stacked returns a figure of several of the same width, one below the other.
 func stacked(parts []figure) figure {
-	var columns [][]figure
-	all := figure{}
-	for n := 1; n == 1 || n <= len(parts) && all.height > tallest*all.width; n++ {
-		columns = inColumns(parts, n)
-		all.width, all.height = sizeOf(columns)
+	all := figure{width: columnWidth}
+	for _, f := range parts {
+		all.height += f.height
 	}
 	all.draw = func(c draw.Canvas) error {
-		left := vg.Length(0)
-		for _, column := range columns {
-			top := all.height
-			for _, f := range column {
-				part := draw.Canvas{Canvas: c.Canvas, Rectangle: vg.Rectangle{
-					Min: vg.Point{X: left, Y: top - f.height}, Max: vg.Point{X: left + f.width, Y: top}}}
-				if err := f.draw(part); err != nil {
-					return err
-				}
-				top -= f.height
+		top := all.height
+		for _, f := range parts {
+			part := draw.Canvas{Canvas: c.Canvas, Rectangle: vg.Rectangle{Min: vg.Point{Y: top - f.height}, Max: vg.Point{X: f.width, Y: top}}}
+			if err := f.draw(part); err != nil {
+				return err
 			}
-			left += column[0].width
+			top -= f.height
 		}
 		return nil
 	}
 	return all
-}
-
-// inColumns fills n columns, one after the other, with about as many figures each.
-func inColumns(parts []figure, n int) [][]figure {
-	return slices.Collect(slices.Chunk(parts, max(1, (len(parts)+n-1)/n)))
-}
-
-// sizeOf returns the size of columns side by side. All figures of a study have the same width.
-func sizeOf(columns [][]figure) (width, height vg.Length) {
-	for _, column := range columns {
-		sum := vg.Length(0)
-		for _, f := range column {
-			sum += f.height
-		}
-		width, height = width+column[0].width, max(height, sum)
-	}
-	return width, height
 }
 
 // scenarioFigure has a panel for each strategy, one below the other.

@@ -41,44 +41,6 @@ func TestBrownoutsLesson(t *testing.T) {
 	}
 }
 
-// With a fifth of the capacity to spare a server copes with those who have waited, whatever the fleet.
-func TestDrainLesson(t *testing.T) {
-	looksAtFigures(t)
-	t.Parallel()
-	for _, s := range drain().Scenarios[:len(fleets)] {
-		none, got := mustRun(t, s, s.Strategies[0]).Summary, mustRun(t, s, strategyOf(t, s, "default")).Summary
-		if got.Stable < 0 || got.Stable > 10*sec || got.Failed > 1.1*none.Failed {
-			t.Errorf("%s: stable after %v, %v calls fail; want within 10s, and at most 10%% more than %v", s.Name, got.Stable, got.Failed, none.Failed)
-		}
-	}
-}
-
-// With less to spare, and few processes, the defaults do not bring it back; turns and a smaller ratio do.
-func TestDrainWithLittleToSpare(t *testing.T) {
-	looksAtFigures(t)
-	t.Parallel()
-	for _, tt := range []struct {
-		scenario, strategy string
-		within             time.Duration // 0: it does not recover
-	}{
-		{"drain-10%-10", "default", 0},
-		{"drain-5%-10", "default", 0},
-		{"drain-10%-10", "ratio 0.1", 15 * sec},
-		{"drain-10%-10", "ratio 0.05", 10 * sec},
-		{"drain-5%-10", "ratio 0.05", 25 * sec},
-		{"drain-10%-turns", "default", 2 * sec},
-		{"drain-5%-turns", "default", 2 * sec},
-	} {
-		study := drain()
-		study.Scenarios = append(study.Scenarios, study.Further...)
-		s := scenarioOf(t, study, tt.scenario)
-		stable := mustRun(t, s, strategyOf(t, s, tt.strategy)).Summary.Stable
-		if (stable >= 0) != (tt.within > 0) || stable > tt.within {
-			t.Errorf("%s, %s: stable after %v, want within %v (0: never)", tt.scenario, tt.strategy, stable, tt.within)
-		}
-	}
-}
-
 // A target that is away makes calls wait for ten seconds, and no longer.
 func TestRisksLesson(t *testing.T) {
 	looksAtFigures(t)

@@ -66,54 +66,6 @@ func scenarioOf(t testing.TB, study Study, name string) Scenario {
 	return study.Scenarios[i]
 }
 
-// goodput is calls that succeeded per second, between two times.
-func goodput(r *Result, from, to int) float64 {
-	n := 0
-	for _, b := range r.Groups[0].Series[from:to] {
-		n += b.Succeeded
-	}
-	return float64(n) / float64(to-from)
-}
-
-// The default lets the server recover within 10 s from every fleet. Each alternative that
-// allows as much does not.
-func TestBudgetLesson(t *testing.T) {
-	looksAtFigures(t)
-	t.Parallel()
-	for _, tt := range []struct {
-		scenario, strategy string
-		recovers           bool
-	}{
-		{"budget-10", "default", true},
-		{"budget-1000", "default", true},
-		{"budget-10000", "default", true},
-		{"budget-queue-10", "default", true},
-		{"budget-queue-100", "default", true},
-		{"budget-queue-1000", "default", true},
-		{"budget-queue-10000", "default", true},
-		{"budget-queue-1000", "no retries", true},
-		{"budget-100", "no budget", false},
-		{"budget-1000", "Finagle 20% + 10/s", false},
-		{"budget-queue-1000", "Finagle 20% + 10/s", false},
-		{"budget-queue-10000", "10% + 0.1/s", false},
-		{"budget-queue-10000", "A6 throttle", false},
-	} {
-		t.Run(tt.scenario+" "+tt.strategy, func(t *testing.T) {
-			t.Parallel()
-			s := scenarioOf(t, budget(), tt.scenario)
-			s.Duration = 35 * sec
-			r := mustRun(t, s, strategyOf(t, s, tt.strategy))
-			if before := goodput(r, 2, 10); !near(before, 1000, 0.05) {
-				t.Fatalf("%.0f calls a second succeed before the dip, want 1000", before)
-			}
-			after, stable := goodput(r, 30, 35), r.Summary.Stable
-			if recovered := stable >= 0 && stable <= 10*sec; recovered != tt.recovers || recovered && after < 970 {
-				t.Errorf("stable after %v, then %.0f calls a second succeed; want recovered within 10 s: %v", stable, after, tt.recovers)
-			}
-		})
-	}
-}
-
 func TestPushbackLesson(t *testing.T) {
 	got := map[string]Summary{}
 	for _, s := range pushback().Scenarios {
