@@ -38,7 +38,7 @@ type Attempt struct {
 	WaitSource WaitSource    // the origin of Wait
 	Repeats    int           // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
 	Unsent     bool          // it reached no server, see WithPatience
-	NoResponse bool          // it failed without a response from the server that it reached, which may still be at work
+	noResponse bool          // it failed without a response from the server that it reached, which may still be at work
 
 	late bool // it ended after the attempt timeout, because no retry could replace it
 }

@@ -261,14 +261,14 @@ func TestWithRandom(t *testing.T) {
 	} {
 		var drawn []float64
 		backoff := backoffFunc(func(_ int, _ time.Duration, u float64) time.Duration { drawn = append(drawn, u); return 0 })
-		r := retrierOf(t, WithRandom(func() float64 { return 0.7 }), WithRandom(func() float64 { return tt.u }),
+		r := retrierOf(t, withRandom(func() float64 { return 0.7 }), withRandom(func() float64 { return tt.u }),
 			WithBackoff(backoff), WithMaxAttempts(2))
 		invokeEcho(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable })
 		if !slices.Equal(drawn, []float64{tt.want}) {
 			t.Errorf("with %v, the backoff has received %v, want %v", tt.u, drawn, tt.want)
 		}
 	}
-	if r := retrierOf(t, WithRandom(nil)); r.random() == r.random() {
-		t.Error("WithRandom(nil) draws the same number twice")
+	if r := retrierOf(t, withRandom(nil)); r.random() == r.random() {
+		t.Error("withRandom(nil) draws the same number twice")
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -81,16 +80,14 @@ func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
 
 // NewRateBudget returns a budget that allows a retry whenever l allows an event. It is an absolute
 // limit on retries: traffic earns nothing, and a retry that succeeds returns nothing. The token of
-// an attempt that reached no server is worth a whole retry immediately, unless the limiter's burst
-// is full. The limiter may be shared with other uses. [New] rejects a nil limiter.
+// an attempt that reached no server is worth a whole retry immediately. The limiter may be shared with other uses. [New] rejects a nil limiter.
 func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
 
 type rateBudget struct {
 	limiter *rate.Limiter
-
-	mu       sync.Mutex // held from the check to the take: two retries cannot both use one token
-	returned float64    // guarded by mu; a whole number, kept here because a Limiter takes nothing back
-	last     time.Time  // guarded by mu; the latest time, because a Limiter counts time twice if it goes back
+	// returned tokens are kept here, because a Limiter takes nothing back. They are used first, so there are
+	// never more of them than there were attempts in flight.
+	returned atomic.Int64
 }
 
 // String describes the budget to readers of a policy.
@@ -103,9 +100,7 @@ func (b *rateBudget) String() string {
 
 func (b *rateBudget) Deposit(o Outcome) {
 	if o.Attempt > 1 && o.Result == Unsent {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.returned++
+		b.returned.Add(1)
 	}
 }
 
@@ -113,36 +108,23 @@ func (b *rateBudget) Withdraw(now time.Time) bool {
 	if b.limiter == nil {
 		return false
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if tokens := b.balance(now); b.returned >= 1 && tokens >= 1 {
-		b.returned--
-		return true
+	for n := b.returned.Load(); n > 0; n = b.returned.Load() {
+		if b.returned.CompareAndSwap(n, n-1) {
+			return true
+		}
 	}
-	return b.limiter.AllowN(b.last, 1)
+	return b.limiter.AllowN(now, 1)
 }
 
 func (b *rateBudget) Balance(now time.Time) float64 {
-	if b.limiter == nil {
+	switch {
+	case b.limiter == nil:
 		return 0
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.balance(now)
-}
-
-// balance needs mu. It returns what the limiter and the returned tokens allow at now, and drops
-// tokens that would exceed the limiter's burst.
-func (b *rateBudget) balance(now time.Time) float64 {
-	if now.After(b.last) {
-		b.last = now
-	}
-	if b.limiter.Limit() == rate.Inf {
+	case b.limiter.Limit() == rate.Inf:
 		return math.Inf(1)
+	default:
+		return max(0, b.limiter.TokensAt(now)) + float64(b.returned.Load())
 	}
-	tokens, burst := b.limiter.TokensAt(b.last), float64(b.limiter.Burst())
-	b.returned = min(b.returned, math.Ceil(max(0, burst-tokens)))
-	return max(0, min(burst, tokens+b.returned))
 }
 
 func (b *rateBudget) check() error {

@@ -79,10 +79,10 @@ func budgetOfTarget(budgets Budget, name string) Budget {
 
 func remembered(budgets Budget) (n int) {
 	t := budgets.(*perTarget)
-	t.dialed.all.Range(func(any, any) bool { n++; return true })
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return max(n, len(t.targets))
+	canonical := 0
+	t.dialed.Range(func(any, any) bool { n++; return true })
+	t.targets.Range(func(any, any) bool { canonical++; return true })
+	return max(n, canonical)
 }
 
 // A client that keeps dialing new targets remembers only those of the last two minutes.

@@ -331,7 +331,7 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f.NotRun = a.hasNotRun()
 	f.Refused = a.fate == fateRefused
 	f.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
-	f.Attempt.Unsent, f.Attempt.NoResponse = f.Unsent, a.gotNoResponse()
+	f.Attempt.Unsent, f.Attempt.noResponse = f.Unsent, a.gotNoResponse()
 	return f
 }
 
@@ -399,8 +399,6 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 // retry starts the next attempt, while no other is in flight.
 func (c *call) retry() *attempt {
 	c.options.clear()
-	h := c.history()
-	h.idle += sinceOrigin() - (h.last.Start.Sub(origin) + h.last.Duration) // since the end of the last attempt
 	a := c.another()
 	c.enter(a)
 	return a

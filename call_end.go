@@ -161,9 +161,8 @@ type history struct {
 	highest  int       // the highest number of an attempt
 	reached  bool      // an attempt has reached a server, or may have
 	failures int
-	genuine  error         // the last failure that came from a server or gRPC, not from a timeout or the caller
-	from     int           // the number of the attempt that it came from
-	idle     time.Duration // the time without an attempt in flight, up to the start of the newest attempt
+	genuine  error // the last failure that came from a server or gRPC, not from a timeout or the caller
+	from     int   // the number of the attempt that it came from
 }
 
 // maxKept is how many attempts are kept. A server may send megabytes for each of them.
@@ -208,23 +207,3 @@ func (h *history) keepEarlier(a Attempt) {
 
 // made returns the highest attempt number, at least number.
 func (h *history) made(number int) int { return max(number, h.highest) }
-
-// lastEnd returns when the last attempt in flight ended, which need not be the decisive one.
-func (h *history) lastEnd(decisive *Attempt) time.Time {
-	last := decisive.Start.Add(decisive.Duration)
-	for i := range h.earlier {
-		last = later(last, &h.earlier[i])
-	}
-	if h.isEmpty() {
-		return last
-	}
-	return later(last, &h.last)
-}
-
-// later returns the later of t and the attempt's end.
-func later(t time.Time, a *Attempt) time.Time {
-	if end := a.Start.Add(a.Duration); end.After(t) {
-		return end
-	}
-	return t
-}

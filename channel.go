@@ -171,7 +171,7 @@ func (c *call) isDistributedElsewhere() bool {
 // warnOfOtherPolicy warns of a channel with another policy, once for each target.
 func (r *Retrier) warnOfOtherPolicy(target string) {
 	target = truncate(target, maxPassedName)
-	if r.settings.warnings.otherPolicy.add(target) {
+	if r.settings.warnings.otherPolicy.isNew(target) {
 		r.settings.warnings.found("calls to " + target + ": " + otherPolicyNote)
 		r.warn()
 	}

@@ -31,9 +31,8 @@ import (
 // f is called once per attempt, on the caller's goroutine, with the attempt's context, see
 // [AttemptFromContext]. A nil error is a success. An error that is, or wraps, a gRPC status is retried if
 // its code is, like an RPC's. Any other error is retried, whatever [WithCodes] says: [Permanent] marks
-// those that are never retried, and [WithRetryIf] or [WithClassifier] can tell. [MarkUnsent] marks the
-// errors of attempts that had no effect. A RetryInfo in the status's details is obeyed like a server's, and
-// so is the pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the
+// those that are never retried, and [WithRetryIf] or [WithClassifier] can tell. A RetryInfo in the
+// status's details is obeyed like a server's, and so is the pushback in the [*Error] of an RPC that f has made. If the attempt timeout has ended the
 // attempt's context, an error of the context counts as the timeout, and so does any error that is not a
 // gRPC status, because it may well hide the former. Do waits for f to return, even if its context has
 // ended, so f should obey the context. It calls f once even if ctx has ended before.
@@ -81,24 +80,6 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 	return c.makeAttempts(&attempt{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })
 }
 
-// DoValue is [Retrier.Do] for a function that returns a value. It returns the value of the attempt
-// that succeeded, or the zero value and Do's error.
-func DoValue[T any](ctx context.Context, r *Retrier, name string, f func(context.Context) (T, error), opts ...CallOption) (T, error) {
-	var value T
-	if f == nil {
-		return value, r.Do(ctx, name, nil, opts...)
-	}
-	err := r.Do(ctx, name, func(ctx context.Context) (err error) {
-		value, err = f(ctx)
-		return err
-	}, opts...)
-	if err != nil {
-		var none T
-		return none, err
-	}
-	return value, nil
-}
-
 // Permanent marks an error that is never retried, whatever its code and whatever the policy's classifier says;
 // a nil err stays nil. It is for functions passed to [Retrier.Do], and for interceptors chained below
 // this library's. The mark stays on the error that the caller gets, so an outer Do does not retry it
@@ -128,31 +109,11 @@ func isPermanent(err error) bool {
 	return permanent
 }
 
-// MarkUnsent marks the error of an attempt that certainly had no effect anywhere, such as one that could
-// not be sent because there was no connection; a nil err stays nil. It is for functions passed to
-// [Retrier.Do] and does not make an error retryable by itself. With [WithUnsentOnly], only such errors
-// and those with a RetryInfo are retried. The attempt neither counts towards [WithMaxAttempts] nor costs
-// a token, and while there is patience, see [WithPatience], the function is called again after its
-// backoff, or after the RetryInfo, and after a millisecond at least.
-//
-// The mark holds for the errors that wrap err. An error that wraps several has it if all of them have it,
-// and the [*Error] of another call has it if all its attempts failed with it. Unwrap returns err.
-func MarkUnsent(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &unsentError{err}
-}
-
-type unsentError struct{ error }
-
-func (e *unsentError) Unwrap() error { return e.error }
-
 // isUnsent reports whether the mark holds for all that err stands for. An Error of another call below may
 // have the mark in its last attempt only, and one of several joined errors says nothing about the others.
 func isUnsent(err error) bool {
 	switch e := err.(type) { //nolint:errorlint // this is the search through what err wraps
-	case *unsentError:
+	case *function.UnsentError:
 		return true
 	case *Error:
 		return e != nil && e.made == len(e.Attempts) && allAre(e.Attempts, func(a Attempt) bool { return isUnsent(a.Err) })

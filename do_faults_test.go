@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/function"
 )
 
 // This file has functions that do to Do what functions should not.
@@ -33,18 +35,18 @@ func TestUnsentHoldsForAllOfAnErrorOrForNothing(t *testing.T) {
 			err  error
 			want bool
 		}{
-			"alone":                       {MarkUnsent(errDown), true},
-			"wrapped":                     {fmt.Errorf("query: %w", MarkUnsent(errDown)), true},
-			"below Permanent":             {Permanent(MarkUnsent(errDown)), true},
-			"joined with another":         {errors.Join(MarkUnsent(errDown), errDown), false},
-			"wrapped with another":        {fmt.Errorf("%w, %w", errDown, MarkUnsent(errDown)), false},
-			"joined with its like":        {errors.Join(MarkUnsent(errDown), nil, MarkUnsent(errDown)), true},
-			"around a join":               {MarkUnsent(errors.Join(errDown, errDown)), true},
-			"a call's last attempts":      {below(errDown, MarkUnsent(errDown)), false},
-			"a call's first attempt":      {below(MarkUnsent(errDown), errDown, errDown), false},
-			"all attempts of a call":      {below(MarkUnsent(errDown), MarkUnsent(errDown)), true},
-			"wrapped, attempts of a call": {fmt.Errorf("x: %w", below(errDown, MarkUnsent(errDown))), false},
-			"around a call":               {MarkUnsent(below(errDown, errDown)), true},
+			"alone":                       {function.MarkUnsent(errDown), true},
+			"wrapped":                     {fmt.Errorf("query: %w", function.MarkUnsent(errDown)), true},
+			"below Permanent":             {Permanent(function.MarkUnsent(errDown)), true},
+			"joined with another":         {errors.Join(function.MarkUnsent(errDown), errDown), false},
+			"wrapped with another":        {fmt.Errorf("%w, %w", errDown, function.MarkUnsent(errDown)), false},
+			"joined with its like":        {errors.Join(function.MarkUnsent(errDown), nil, function.MarkUnsent(errDown)), true},
+			"around a join":               {function.MarkUnsent(errors.Join(errDown, errDown)), true},
+			"a call's last attempts":      {below(errDown, function.MarkUnsent(errDown)), false},
+			"a call's first attempt":      {below(function.MarkUnsent(errDown), errDown, errDown), false},
+			"all attempts of a call":      {below(function.MarkUnsent(errDown), function.MarkUnsent(errDown)), true},
+			"wrapped, attempts of a call": {fmt.Errorf("x: %w", below(errDown, function.MarkUnsent(errDown))), false},
+			"around a call":               {function.MarkUnsent(below(errDown, errDown)), true},
 			"nil Error":                   {(*Error)(nil), false},
 			"empty Error":                 {&Error{}, false},
 			"other":                       {errDown, false},
@@ -56,7 +58,7 @@ func TestUnsentHoldsForAllOfAnErrorOrForNothing(t *testing.T) {
 		outer := 0
 		err := r.Do(t.Context(), "/outer", func(context.Context) error {
 			outer++
-			return below(errDown, MarkUnsent(errDown))
+			return below(errDown, function.MarkUnsent(errDown))
 		}, WithUnsentOnly(true))
 		if outer != 1 || err == nil {
 			t.Errorf("a function whose call below may have had an effect ran %d times: %v", outer, err)
@@ -73,7 +75,7 @@ func TestAFunctionWithoutABackoffIsNotCalledWithoutEnd(t *testing.T) {
 			if runs++; runs > 1000 {
 				return Permanent(errors.New("endless"))
 			}
-			return MarkUnsent(errDown)
+			return function.MarkUnsent(errDown)
 		})
 		if !errors.Is(err, ErrTargetDown) || runs != 101 || time.Since(start) != 100*time.Millisecond {
 			t.Errorf("%d runs in %v: %v", runs, time.Since(start), err)

@@ -24,7 +24,7 @@ var functionDraws = flag.Int("functions.draws", 100, "programs that TestAFunctio
 // A doer is a Retrier whose random number is always u.
 func doer(t *testing.T, u float64, opts ...Option) *Retrier {
 	t.Helper()
-	return retrierOf(t, append(opts, WithRandom(func() float64 { return u }))...)
+	return retrierOf(t, append(opts, withRandom(func() float64 { return u }))...)
 }
 
 // A played function returns the errors of its script, one per attempt, and remembers when.
@@ -91,12 +91,12 @@ func TestDo(t *testing.T) {
 			script: []error{errUnavailable},
 			at:     []time.Duration{0}, reason: ErrMayHaveRun},
 		{name: "UnsentOnly after one that had none", opts: []CallOption{WithUnsentOnly(true)},
-			script: []error{MarkUnsent(refused), withRetryInfo(5 * second), errUnavailable},
+			script: []error{function.MarkUnsent(refused), withRetryInfo(5 * second), errUnavailable},
 			at:     []time.Duration{0, second, 6 * second}, reason: ErrNotRetryable},
 		{name: "unsent attempts are not counted", opts: []CallOption{WithMaxAttempts(2), WithBudget(&tokens{left: 1})},
-			script: []error{MarkUnsent(refused), MarkUnsent(refused), errUnavailable, errUnavailable},
+			script: []error{function.MarkUnsent(refused), function.MarkUnsent(refused), errUnavailable, errUnavailable},
 			at:     []time.Duration{0, second, 3 * second, 7 * second}, reason: ErrAttemptsExhausted},
-		{name: "unsent without patience", opts: []CallOption{WithPatience(0)}, script: []error{MarkUnsent(refused)}, at: []time.Duration{0},
+		{name: "unsent without patience", opts: []CallOption{WithPatience(0)}, script: []error{function.MarkUnsent(refused)}, at: []time.Duration{0},
 			reason: ErrTargetDown},
 		{name: "off", opts: []CallOption{Disable()}, script: []error{errUnavailable}, at: []time.Duration{0}, err: errUnavailable},
 	} {
@@ -401,27 +401,6 @@ func wantList(t *testing.T, what string, got []string, want ...string) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%s are\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-}
-
-func TestDoValue(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		r := doer(t, 0, steady)
-		calls := 0
-		got, err := DoValue(t.Context(), r, "/sql/read", func(context.Context) (int, error) {
-			calls++
-			return 10 * calls, []error{errUnavailable, nil}[calls-1]
-		})
-		if got != 20 || err != nil {
-			t.Errorf("DoValue = %v, %v, want the value of the second attempt", got, err)
-		}
-		got, err = DoValue(t.Context(), r, "/sql/read", func(context.Context) (int, error) { return 7, Permanent(errors.ErrUnsupported) })
-		if got != 0 || !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("DoValue = %v, %v, want nothing of a failure", got, err)
-		}
-		if _, err := DoValue[int](t.Context(), r, "/sql/read", nil); err == nil || !strings.Contains(err.Error(), "the function is nil") {
-			t.Errorf("DoValue without a function = %v, want an error that says so", err)
-		}
-	})
 }
 
 // A server's pushback for an RPC that the function makes holds for the function as well.

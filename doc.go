@@ -61,7 +61,7 @@
 //   - the application has sent more than [WithBufferLimit] keeps for replay, 256 KiB of memory by
 //     default, or a message of unknown size, which is one that is neither a proto.Message nor
 //     has a Size method. The one request of a server stream does not count;
-//   - all streams of the Retrier together keep as much as [WithReplayMemory] allows, 64 MiB by default.
+//   - all streams of the Retrier together keep 64 MiB.
 //
 // Until then, the messages sent and CloseSend are sent again, in order, to the next attempt. After
 // that, gRPC's errors are returned unchanged and messages have no overhead;
@@ -134,9 +134,8 @@
 //
 // # Everything else that calls out
 //
-// [Retrier.Do] runs any function under the same policies, budgets and telemetry, and [DoValue] one
-// that returns a value. Package httpretry does so for HTTP requests, and module reconcile for the keys
-// of a Kubernetes workqueue.
+// [Retrier.Do] runs any function under the same policies, budgets and telemetry. Package httpretry does
+// so for HTTP requests, and module reconcile for the keys of a Kubernetes workqueue.
 //
 // # Where to read on
 //
@@ -144,7 +143,7 @@
 // [docs/hedging.md]. Services that call one another: [docs/services.md]. What outages of servers
 // do to clients: [docs/outages.md]. What the library costs: [docs/performance.md]. The rules, for
 // those who change the code:
-// [docs/design.md]. The decision engine can be driven without gRPC: [Plan].
+// [docs/design.md].
 //
 // "A6" in this documentation is gRFC A6, client retries, at revision 1fd061a of
 // grpc/proposal: [A6-client-retries.md].

@@ -7,18 +7,20 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/internal/drive"
 )
 
 const someMethod = "/shop.v1.Catalog/GetItem"
 
 // newPlan returns the public Plan of a call that starts at noon.
-func newPlan(t *testing.T, ctx context.Context, opts ...Option) *Plan {
+func newPlan(t *testing.T, ctx context.Context, opts ...Option) *drivenPlan {
 	t.Helper()
 	r, err := New(opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.Plan(ctx, someMethod, "catalog", noon)
+	return r.drive(ctx, someMethod, "catalog", noon)
 }
 
 // failed returns an attempt that failed with code after a second.
@@ -34,7 +36,7 @@ func TestPlanEndsWithItsContext(t *testing.T) {
 	plan := newPlan(t, ctx)
 	first, _ := plan.Sent(noon)
 	cancel(gone)
-	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (Step{End: true, Reason: gone}); got != want {
+	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (drive.Step{End: true, Reason: gone}); got != want {
 		t.Errorf("Ended = %+v, want %+v", got, want)
 	}
 }
@@ -61,7 +63,7 @@ func TestPlanDoesNotWaitEverShorterBeforeTheDeadline(t *testing.T) {
 		}
 		now = plan.DueAt()
 	}
-	if want := (Step{End: true, Reason: ErrDeadline}); step != want {
+	if want := (drive.Step{End: true, Reason: ErrDeadline}); step != want {
 		t.Errorf("Due = %+v, want %+v", step, want)
 	}
 }

@@ -28,9 +28,9 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 		wait   time.Duration
 		source WaitSource
 	}{
-		{"a retry after the backoff", nil, "fail UNAVAILABLE", ErrWouldRetry, second, WaitBackoff},
-		{"a retry after a pushback", nil, "pushback 7000; fail UNAVAILABLE", ErrWouldRetry, 7 * second, WaitPushback},
-		{"a retry at once", nil, "pushback 0; fail UNAVAILABLE", ErrWouldRetry, 0, WaitPushback},
+		{"a retry after the backoff", nil, "fail UNAVAILABLE", errWouldRetry, second, WaitBackoff},
+		{"a retry after a pushback", nil, "pushback 7000; fail UNAVAILABLE", errWouldRetry, 7 * second, WaitPushback},
+		{"a retry at once", nil, "pushback 0; fail UNAVAILABLE", errWouldRetry, 0, WaitPushback},
 		{"a stop by the server", nil, "pushback -1; fail UNAVAILABLE", ErrPushback, 0, WaitNone},
 		{"a final code", nil, "fail NOT_FOUND", ErrNotRetryable, 0, WaitNone},
 		{"no token", []Option{WithBudget(stingy{})}, "fail UNAVAILABLE", ErrBudgetExhausted, second, WaitBackoff},
@@ -38,7 +38,7 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 			WaitBackoff},
 		{"no time", []Option{WithMaxElapsed(second)}, "fail UNAVAILABLE", ErrMaxElapsed, second, WaitBackoff},
 		{"a method that may have run", []Option{WithUnsentOnly(true)}, "fail UNAVAILABLE", ErrMayHaveRun, 0, WaitNone},
-		{"a hedged method", []Option{WithHedging(Hedging{Delay: HedgeAfter(1), AllMethodsAreSafe: true})}, "fail UNAVAILABLE", ErrWouldRetry,
+		{"a hedged method", []Option{WithHedging(Hedging{Delay: HedgeAfter(1), AllMethodsAreSafe: true})}, "fail UNAVAILABLE", errWouldRetry,
 			second, WaitBackoff},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 					t.Errorf("the decision is %v, %v by %v, want %v, %v by %v", decision.Reason, decision.Wait, decision.WaitSource, tt.reason,
 						tt.wait, tt.source)
 				}
-				if got := end.Outcome(); got != ReasonName(tt.reason) {
+				if got := outcomeOf(end); got != ReasonName(tt.reason) {
 					t.Errorf("the outcome is %q, want %q", got, ReasonName(tt.reason))
 				}
 			})
@@ -102,8 +102,8 @@ func TestDryRunDoesNothing(t *testing.T) {
 			}
 			defer cc.Close()
 			wantUntouched(t, call(t.Context(), cc), codes.Unavailable, `connection error: desc = "transport: Error while dialing: refused"`)
-			if u := retrier.Usage(); time.Since(start) != 0 || u.WaitingCalls != 0 || retrier.Targets()[0].Waiting != 0 {
-				t.Errorf("after %v: %+v, %+v, want nothing that waits", time.Since(start), u, retrier.Targets())
+			if u := retrier.usage.now(); time.Since(start) != 0 || u.WaitingCalls != 0 || retrier.targets.states(time.Now())[0].Waiting != 0 {
+				t.Errorf("after %v: %+v, %+v, want nothing that waits", time.Since(start), u, retrier.targets.states(time.Now()))
 			}
 		})
 	})
@@ -168,7 +168,7 @@ func TestADryRunIsNotCountedAsGivenUp(t *testing.T) {
 			r.Do(t.Context(), "/x/y", func(context.Context) error { return errUnavailable })
 			time.Sleep(second)
 		}
-		if got := r.Targets()[0].GaveUp; got != 0 {
+		if got := r.targets.states(time.Now())[0].GaveUp; got != 0 {
 			t.Errorf("%d calls have given up, want none", got)
 		}
 	})

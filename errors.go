@@ -23,9 +23,9 @@ var (
 	ErrAttemptsExhausted = reasons.New(reasons.Reason{
 		Word: "exhausted", Text: "no attempts left", GivesUp: true, HedgesGoOn: true,
 	})
-	// ErrCallerRetries: the call was made by a server's handler for a request that a service further up
+	// errCallerRetries: the call was made by a server's handler for a request that a service further up
 	// retries, see [UnaryServerInterceptor]. [errors.Is] finds ErrAttemptsExhausted as well.
-	ErrCallerRetries = reasons.New(reasons.Reason{
+	errCallerRetries = reasons.New(reasons.Reason{
 		Word: "caller_retries", Text: "a service further up retries", Kind: ErrAttemptsExhausted,
 	})
 	// ErrBudgetExhausted: this client's budget refused the retry, which was not sent.
@@ -56,9 +56,9 @@ var (
 	ErrMayHaveRun = reasons.New(reasons.Reason{
 		Word: "may_have_run", Text: "the method may have run, and it must not run twice", Kind: ErrNotRetryable,
 	})
-	// ErrWouldRetry: an attempt would have followed, if this were not a dry run, see [WithDryRun]. Only events
+	// errWouldRetry: an attempt would have followed, if this were not a dry run, see [WithDryRun]. Only events
 	// have it, because the error is returned unchanged.
-	ErrWouldRetry = reasons.New(reasons.Reason{
+	errWouldRetry = reasons.New(reasons.Reason{
 		Word: "would_retry", Text: "dry run: another attempt would follow",
 	})
 	// ErrCommitted: the application has seen something of the stream, or its messages cannot be replayed,
@@ -220,9 +220,10 @@ func (e *Error) Timeout() bool {
 	return ok && last.Timeout()
 }
 
-// Is makes [errors.Is] find a call that gave up, for the server interceptors.
-func (e *Error) Is(target error) bool {
-	if e == nil || target != errGaveUp {
+// tellsOfGivingUp reports whether err is, or wraps, the Error of a call that gave up.
+func tellsOfGivingUp(err error) bool {
+	e, _ := errors.AsType[*Error](err)
+	if e == nil {
 		return false
 	}
 	attempts := e.Attempts
@@ -248,65 +249,43 @@ func (e *Error) GRPCStatus() *status.Status {
 	}
 }
 
-// An attemptTimeoutError is the error of an attempt that exceeded the attempt timeout.
-type attemptTimeoutError struct {
-	timeout time.Duration
-	err     error // gRPC's own error, such as the reason why there was no connection; nil if it says nothing more
+// An attemptError is the error of an attempt that this library has ended.
+type attemptError struct {
+	code    codes.Code
+	message string
+	wraps   []error
 }
 
-// newAttemptTimeoutError keeps err if its message says more than that a context has ended.
-func newAttemptTimeoutError(timeout time.Duration, err error) *attemptTimeoutError {
-	e := &attemptTimeoutError{timeout: timeout}
+// newAttemptTimeoutError returns the error of an attempt that exceeded the attempt timeout. err is gRPC's own
+// error, such as the reason why there was no connection; it is kept if it says more than that a context has
+// ended. [context.Canceled], by which the attempt was ended, is hidden: [errors.Is] would mistake it for the
+// caller's.
+func newAttemptTimeoutError(timeout time.Duration, err error) *attemptError {
+	e := &attemptError{codes.DeadlineExceeded, fmt.Sprintf("attempt timeout of %v", timeout), []error{ErrAttemptTimeout}}
 	switch message := status.Convert(err).Message(); message {
 	case "", context.Canceled.Error(), context.DeadlineExceeded.Error(), ErrAttemptTimeout.Error():
 	default:
-		e.err = err
+		e.message += ": " + truncate(message, maxText)
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+			e.wraps = append(e.wraps, err)
+		}
 	}
 	return e
 }
 
-func (e *attemptTimeoutError) Error() string {
-	return "rpc error: code = DeadlineExceeded desc = " + e.message()
-}
-
-// Timeout makes the error a timeout for [net/url.Error], among others.
-func (e *attemptTimeoutError) Timeout() bool { return true }
-
-func (e *attemptTimeoutError) message() string {
-	text := fmt.Sprintf("attempt timeout of %v", e.timeout)
-	if e.err != nil {
-		text += ": " + truncate(status.Convert(e.err).Message(), maxText)
-	}
-	return text
-}
-
-// Unwrap hides context.Canceled, by which this package ended the attempt: [errors.Is] would
-// mistake it for the caller's.
-func (e *attemptTimeoutError) Unwrap() []error {
-	if e.err == nil || errors.Is(e.err, context.Canceled) || errors.Is(e.err, context.DeadlineExceeded) {
-		return []error{ErrAttemptTimeout}
-	}
-	return []error{ErrAttemptTimeout, e.err}
-}
-
-func (e *attemptTimeoutError) GRPCStatus() *status.Status {
-	return status.New(codes.DeadlineExceeded, e.message())
-}
-
 // errHedgeLost is the error of an attempt that lost to another one.
-var errHedgeLost error = hedgeLostError{}
+var errHedgeLost error = &attemptError{codes.Canceled, "another attempt of the call was decisive", []error{ErrHedgeLost}}
 
-type hedgeLostError struct{}
-
-func (hedgeLostError) Error() string {
-	return "rpc error: code = Canceled desc = another attempt of the call was decisive"
+func (e *attemptError) Error() string {
+	return fmt.Sprintf("rpc error: code = %v desc = %s", e.code, e.message)
 }
 
-func (hedgeLostError) Unwrap() error { return ErrHedgeLost }
+// Timeout makes the error of an attempt timeout a timeout for [net/url.Error], among others.
+func (e *attemptError) Timeout() bool { return e.code == codes.DeadlineExceeded }
 
-func (hedgeLostError) GRPCStatus() *status.Status {
-	return status.New(codes.Canceled, "another attempt of the call was decisive")
-}
+func (e *attemptError) Unwrap() []error { return e.wraps }
+
+func (e *attemptError) GRPCStatus() *status.Status { return status.New(e.code, e.message) }
 
 // readable returns err, or another error that says so if its methods panic, as those of a nil pointer in
 // an error may. gRPC does not call them; the rules and the telemetry do.
@@ -349,29 +328,10 @@ func decisionName(v verdict) string {
 	switch {
 	case v.Retry:
 		return decisionRetry
-	case is(v.Reason, ErrWouldRetry):
-		return ReasonName(ErrWouldRetry)
+	case is(v.Reason, errWouldRetry):
+		return ReasonName(errWouldRetry)
 	default:
 		return decisionStop
-	}
-}
-
-// The values of telemetry.AttrOutcome for calls that succeeded.
-const (
-	outcomeFirstTry  = "first_try"
-	outcomeRecovered = "recovered"
-	outcomeHedgeWon  = "hedge_won"
-)
-
-// outcomeOf returns the outcome of a call whose attempt with the given number succeeded.
-func outcomeOf(number int, hedge bool) string {
-	switch {
-	case hedge:
-		return outcomeHedgeWon
-	case number > 1:
-		return outcomeRecovered
-	default:
-		return outcomeFirstTry
 	}
 }
 

@@ -187,7 +187,7 @@ func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 					if got := attributeLine(withoutWaits(recorder)[0].Attributes()); !strings.Contains(got, telemetry.AttrReason+"=cancelled") {
 						t.Errorf("call span has %s, want the reason cancelled", got)
 					}
-					if got := events[len(events)-1].Outcome(); got != "cancelled" {
+					if got := outcomeOf(events[len(events)-1]); got != "cancelled" {
 						t.Errorf("outcome is %s, want cancelled", got)
 					}
 				})

@@ -59,18 +59,6 @@ func ExampleWithRetryIf() {
 	// syntax error: 1
 }
 
-// A function that returns a value.
-func ExampleDoValue() {
-	retrier, err := grpcretry.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	lookUp := func(ctx context.Context) (string, error) { return "127.0.0.1", nil }
-	address, err := grpcretry.DoValue(context.Background(), retrier, "/dns/lookup", lookUp)
-	fmt.Println(address, err)
-	// Output: 127.0.0.1 <nil>
-}
-
 // A failure that no retry can mend, although its code says otherwise.
 func ExamplePermanent() {
 	retrier, err := grpcretry.New()
@@ -82,25 +70,6 @@ func ExamplePermanent() {
 	})
 	fmt.Println(status.Code(err), errors.As(err, new(*grpcretry.Error)))
 	// Output: Unavailable false
-}
-
-// An order must not be placed twice. It is placed again only if it certainly was not sent.
-func ExampleUnsent() {
-	retrier, err := grpcretry.New(grpcretry.WithMethod("/exchange/",
-		grpcretry.WithUnsentOnly(true), grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond))))
-	if err != nil {
-		log.Fatal(err)
-	}
-	calls := 0
-	err = retrier.Do(context.Background(), "/exchange/order", func(context.Context) error {
-		calls++
-		if calls == 1 {
-			return grpcretry.MarkUnsent(status.Error(codes.Unavailable, "connection refused"))
-		}
-		return status.Error(codes.Unavailable, "connection lost while waiting for the response")
-	})
-	fmt.Println(calls, "calls:", errors.Is(err, grpcretry.ErrNotRetryable))
-	// Output: 2 calls: true
 }
 
 // A function says how long to wait, in the words in which a gRPC server would.

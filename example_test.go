@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -422,57 +421,6 @@ func ExampleWithMeterProvider() {
 	// Unordered output:
 	// first_try 2
 	// recovered 1
-}
-
-// An observer that is added and removed while calls are in flight, as a debug page does.
-func ExampleRetrier_Observe() {
-	r, err := grpcretry.New(fast)
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, stop := dial(&flakyServer{failures: 2, fail: unavailable}, r.DialOptions()...)
-	defer stop()
-
-	ended := r.Observe(func(_ context.Context, e grpcretry.Event) {
-		if e.Kind == grpcretry.CallEnd {
-			fmt.Println(e.Outcome(), "after", len(e.Attempts), "attempts")
-		}
-	})
-	defer ended()
-	if _, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}); err != nil {
-		log.Fatal(err)
-	}
-	// Output: recovered after 3 attempts
-}
-
-// A call that is driven by hand, with the default policy. The server first asks for a wait and then
-// succeeds. The clock is the program's own.
-func ExamplePlan() {
-	r, err := grpcretry.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	now := start
-	plan := r.Plan(context.Background(), "/shop.v1.Catalog/GetItem", "catalog", start)
-
-	first, _ := plan.Sent(now)
-	first.Err = status.Error(codes.Unavailable, "restarting")
-	first.Trailer = metadata.Pairs("grpc-retry-pushback-ms", "1500")
-	step := plan.Ended(first, now, 0.5)
-	fmt.Println("end:", step.End, "due after:", plan.DueAt().Sub(start))
-
-	now = plan.DueAt()
-	if step = plan.Due(now); step.Send {
-		second, _ := plan.Sent(now)
-		fmt.Println("attempt", second.Number, "after a wait from", second.WaitSource)
-		step = plan.Ended(second, now, 0.5)
-	}
-	fmt.Println("end:", step.End, "reason:", step.Reason)
-	// Output:
-	// end: false due after: 1.5s
-	// attempt 2 after a wait from pushback
-	// end: true reason: <nil>
 }
 
 // The first attempt is stuck. After a tenth of a second without a response, a second one is sent, and

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // The fakes that tests of several subjects share: budgets, contexts, recorders of what the
@@ -178,7 +180,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 			line += " stop: " + ReasonName(e.Reason)
 		}
 	case CallEnd:
-		line += fmt.Sprintf(" %s after %v", e.Outcome(), e.Elapsed)
+		line += fmt.Sprintf(" %s after %v", outcomeOf(e), e.Elapsed)
 		if len(e.Attempts) > 0 {
 			line += ", attempts"
 		}
@@ -299,4 +301,9 @@ func (s switched) Delay(method string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	return s.HedgeDelay.Delay(method, now)
+}
+
+// outcomeOf returns the outcome that a call's last event tells of.
+func outcomeOf(e Event) string {
+	return reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge)
 }

@@ -219,12 +219,12 @@ func (f *fixture) client(t *testing.T, opts ...Option) echov1.EchoServiceClient 
 	return echov1.NewEchoServiceClient(f.conn(t, DialOptions(append([]Option{unmoved}, opts...)...)...))
 }
 
-var unmoved = WithRandom(func() float64 { return 0 })
+var unmoved = withRandom(func() float64 { return 0 })
 
 // fixed is a client whose random number is always u.
 func (f *fixture) fixed(t *testing.T, u float64, opts ...Option) echov1.EchoServiceClient {
 	t.Helper()
-	return f.client(t, append(opts, WithRandom(func() float64 { return u }))...)
+	return f.client(t, append(opts, withRandom(func() float64 { return u }))...)
 }
 
 // serve starts a scripted server. Within a bubble, call it within.

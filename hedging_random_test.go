@@ -48,7 +48,7 @@ func TestHedgingAtRandom(t *testing.T) {
 			r := &randomHedges{}
 			server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return r.call.serve(stream) })
 			retrier, err := New(WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) }),
-				WithRandom(func() float64 { return r.call.u }))
+				withRandom(func() float64 { return r.call.u }))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -181,15 +181,6 @@ func (r *Retrier) Policy(method string) Policy {
 	return r.made().settings.current().shown(method).exported()
 }
 
-// Budget returns the budget from which the retries of a method's calls to a target are paid, for
-// programs that deposit or withdraw beside those calls. The target matters if there is a budget for
-// each, see [PerTarget]: for RPCs it is gRPC's canonical form, such as "dns:///localhost:80". An
-// [Retrier.Update] may replace the budget, so ask for it each time. Do not keep it: a budget of a
-// target that is no longer used is forgotten.
-func (r *Retrier) Budget(method, target string) Budget {
-	return budgetNamed(r.made().settings.current().of(method).policy.Budget, target)
-}
-
 // DialOptions returns the [Retrier.DialOptions] of a new Retrier. It panics if [New] returns an
 // error.
 func DialOptions(opts ...Option) []grpc.DialOption { return mustNew(opts).DialOptions() }
@@ -252,9 +243,6 @@ func (r *Retrier) Update(opts ...Option) error {
 	}
 	if err := r.settings.update(opts); err != nil {
 		return err
-	}
-	if r.report.metrics != nil {
-		r.report.metrics.addNewBudgets()
 	}
 	r.warn() // without a lock, because the logger may call Update
 	return nil

@@ -36,7 +36,7 @@ func TestUnaryRetries(t *testing.T) {
 		{"pushback restarts the backoff", script(unavailable(), unavailable().pushback("7000"), unavailable(), ok()), nil,
 			[]time.Duration{0, 1 * second, 8 * second, 9 * second}},
 		{"RetryInfo is waited for, with a tenth on top for u = 0.5",
-			script(fail(codes.ResourceExhausted, "x", retryInfoOf(10*second)), ok()), []Option{WithRandom(func() float64 { return 0.5 })},
+			script(fail(codes.ResourceExhausted, "x", retryInfoOf(10*second)), ok()), []Option{withRandom(func() float64 { return 0.5 })},
 			[]time.Duration{0, 11 * second}},
 		{"pushback wins over RetryInfo", script(fail(codes.Unavailable, "x", retryInfoOf(10*second)).pushback("250"), ok()), nil,
 			[]time.Duration{0, 250 * time.Millisecond}},

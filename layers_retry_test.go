@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -132,7 +133,7 @@ func TestAHedgeTellsThatAnAttemptHasNoResponse(t *testing.T) {
 // A retry that serves a request of which an earlier attempt may still be at work passes that on.
 func TestServersObeyTheMarkOfARetry(t *testing.T) {
 	const previous = previousAttemptsKey
-	quiet := []ServerOption{WithStopAfterGivingUp(false)}
+	quiet := []ServerOption{withMeasures(layers.Measures{OneAttempt: true})}
 	for _, tt := range []struct {
 		name   string
 		header metadata.MD
@@ -152,7 +153,7 @@ func TestServersObeyTheMarkOfARetry(t *testing.T) {
 		{"a first attempt at such a service", nil, quiet, []mark{"", "0"}},
 		{"the mark without a retry at such a service", metadata.Pairs(callerRetriesKey, "0"), quiet, []mark{"", "0"}},
 		{"one attempt for retries is off", metadata.Pairs(previous, "1", callerRetriesKey, "1"),
-			[]ServerOption{WithOneAttemptForRetries(false)}, []mark{"", "0"}},
+			[]ServerOption{withMeasures(layers.Measures{StopsCallers: true})}, []mark{"", "0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			exhausted.call(t, tt.header, tt.on, calls, func(t *testing.T, last *fixture, _ metadata.MD, err error) {

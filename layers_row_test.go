@@ -55,7 +55,7 @@ func TestRowsOfDifferentServices(t *testing.T) {
 	}{
 		{"gRPC's own retries, no interceptors", []hop{{nil, grpcsOwn}, {nil, threeAttempts}}, 9},
 		{"gRPC's own retries obey", []hop{{nil, grpcsOwn}, {on(), threeAttempts}}, 3},
-		{"gRPC's own retries are known", []hop{{nil, grpcsOwn}, {on(WithStopAfterGivingUp(false)), threeAttempts}}, 5},
+		{"gRPC's own retries are known", []hop{{nil, grpcsOwn}, {on(withMeasures(layers.Measures{OneAttempt: true})), threeAttempts}}, 5},
 		{"a service whose client lacks the library", []hop{{nil, threeAttempts}, {on(), nil}, {on(), threeAttempts}}, 9},
 		{"a service whose server lacks the interceptors", []hop{{nil, threeAttempts}, {nil, threeAttempts}, {on(), threeAttempts}}, 9},
 		{"a service that does not retry passes both on", []hop{{nil, threeAttempts}, {on(), onlyOne}, {on(), threeAttempts}}, 3},
@@ -80,7 +80,7 @@ func TestFunctionsOfAHandler(t *testing.T) {
 		gaveUp bool
 	}{
 		{retry: false, reason: ErrAttemptsExhausted, calls: 2, gaveUp: true},
-		{retry: true, reason: ErrCallerRetries, calls: 1, gaveUp: false},
+		{retry: true, reason: errCallerRetries, calls: 1, gaveUp: false},
 	} {
 		bubble(t, func(t *testing.T) {
 			r, err := New(steady, WithMaxAttempts(2))

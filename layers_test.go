@@ -151,7 +151,7 @@ func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 					ctx, cancel := context.WithTimeout(ctx, 5*second)
 					defer cancel()
 					_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request())
-					if e := asError(t, err); errors.Is(err, context.DeadlineExceeded) || len(e.Attempts) == 0 || errors.Is(err, errGaveUp) {
+					if e := asError(t, err); errors.Is(err, context.DeadlineExceeded) || len(e.Attempts) == 0 || tellsOfGivingUp(err) {
 						t.Errorf("%v, reason %v", err, e.Reason)
 					}
 					return err

@@ -3,9 +3,8 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"hash/maphash"
 	"log/slog"
-	"reflect"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,10 +20,10 @@ type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
 	suppressed atomic.Int64 // give-ups since the last one that was logged
-	exhausted  exhaustedBudgets
+	exhausted  refusing
 
 	// Methods for which a line was logged, once each.
-	left, unhedged, changed loggedMethods
+	left, unhedged, changed nameSet
 
 	memoryFull atomic.Bool // the replay memory was full
 }
@@ -38,13 +37,9 @@ func newLogger(l *slog.Logger) *logger {
 		return nil
 	}
 	return &logger{
-		Logger:  l,
-		giveUps: rate.NewLimiter(1, 100),
-		exhausted: exhaustedBudgets{
-			lines:   rate.NewLimiter(1, 100),
-			seed:    maphash.MakeSeed(),
-			refused: map[budgetID]time.Time{},
-		},
+		Logger:    l,
+		giveUps:   rate.NewLimiter(1, 100),
+		exhausted: refusing{refused: map[string]time.Time{}},
 	}
 }
 
@@ -53,7 +48,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if v.refusedByBudget() {
 		l.budgetRefused(f, now)
 	}
-	if would := is(v.Reason, ErrWouldRetry); (v.Retry || would) && l.Enabled(f.ctx, slog.LevelDebug) {
+	if would := is(v.Reason, errWouldRetry); (v.Retry || would) && l.Enabled(f.ctx, slog.LevelDebug) {
 		what := "grpcretry: retrying"
 		if would {
 			what = "grpcretry: would retry"
@@ -77,7 +72,7 @@ func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 
 // budgetRefused logs that a budget is exhausted.
 func (l *logger) budgetRefused(f *facts, now time.Time) {
-	if l.exhausted.add(l.exhausted.id(f.budget), now) {
+	if l.exhausted.add(f.dialed(), now) {
 		l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 			"method", f.method, "target", f.target())
 	}
@@ -85,7 +80,7 @@ func (l *logger) budgetRefused(f *facts, now time.Time) {
 
 // retrySent logs that a budget allows retries again.
 func (l *logger) retrySent(f *facts, now time.Time) {
-	if l.exhausted.remove(l.exhausted.id(f.budget), now) {
+	if l.exhausted.remove(f.dialed(), now) {
 		l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
 			"method", f.method, "target", f.target())
 	}
@@ -127,7 +122,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 
 // notHedged logs once that a method cannot be hedged.
 func (l *logger) notHedged(f *facts, why string) {
-	if !l.unhedged.add(f.method) {
+	if !l.unhedged.isNew(f.method) {
 		return
 	}
 	but := ", but retried"
@@ -147,7 +142,7 @@ func (l *logger) replayMemoryFull(f *facts, limit int64) {
 
 // sentAgain logs once that a method's streams are sent one object again and again.
 func (l *logger) sentAgain(f *facts) {
-	if l.changed.add(f.method) {
+	if l.changed.isNew(f.method) {
 		l.WarnContext(f.ctx,
 			"grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg",
 			"method", f.method)
@@ -156,107 +151,43 @@ func (l *logger) sentAgain(f *facts) {
 
 // leftToGRPC logs once that a method is left to gRPC's own retries.
 func (l *logger) leftToGRPC(f *facts) {
-	if l.left.add(f.method) {
+	if l.left.isNew(f.method) {
 		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
 			"method", f.method, "target", f.target())
 	}
 }
 
-// maxLoggedMethods bounds the memory and the lines of a program that calls methods by names that
-// others choose, such as a proxy.
-const maxLoggedMethods = 1000
-
-// loggedMethods holds the methods for which a line was logged. The zero value is empty.
-type loggedMethods struct {
-	mu    sync.RWMutex // because a method is added once, but looked up by each of its calls
-	names map[string]bool
-}
-
-// add reports whether a line is to be logged for the method: the first time, as long as there are
-// not too many methods.
-func (m *loggedMethods) add(method string) bool {
-	m.mu.RLock()
-	known := m.names[method] || len(m.names) >= maxLoggedMethods
-	m.mu.RUnlock()
-	if known {
-		return false
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.names[method] || len(m.names) >= maxLoggedMethods {
-		return false
-	}
-	if m.names == nil {
-		m.names = map[string]bool{}
-	}
-	m.names[method] = true
-	return true
-}
-
-// maxExhausted limits the number of exhausted budgets that are remembered. Only programs that make a
-// budget for each call, or dial thousands of targets, have more.
-const maxExhausted = 1000
-
-// exhaustedBudgets holds the budgets that were logged as exhausted.
-type exhaustedBudgets struct {
-	lines *rate.Limiter // limits the lines about exhausted budgets
-	seed  maphash.Seed
-
+// refusing holds the targets whose budget was logged as exhausted, as they were dialed.
+type refusing struct {
 	mu      sync.Mutex
-	refused map[budgetID]time.Time // guarded by mu; the last refusal
-}
-
-// A budgetID identifies a budget without keeping it alive: a program may make one for each call. In
-// theory two budgets may share an ID, and a new budget may occupy an old one's memory; at worst a
-// line is missing.
-type budgetID uint64
-
-// id returns the ID of a budget. Budgets that cannot be compared share one per type.
-func (e *exhaustedBudgets) id(b Budget) budgetID {
-	v := reflect.ValueOf(b)
-	if !v.Comparable() {
-		return budgetID(maphash.Comparable(e.seed, v.Type()))
-	}
-	return budgetID(maphash.Comparable(e.seed, b))
+	refused map[string]time.Time // guarded by mu; the last refusal
 }
 
 // add records a refusal. It reports whether the budget is to be logged as exhausted.
-func (e *exhaustedBudgets) add(id budgetID, now time.Time) bool {
+func (e *refusing) add(target string, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, known := e.refused[id]
-	if !known && !e.lines.AllowN(now, 1) {
+	_, known := e.refused[target]
+	if !known && len(e.refused) == maxNames {
+		maps.DeleteFunc(e.refused, func(_ string, refused time.Time) bool { return now.Sub(refused) >= recovered })
+	}
+	if !known && len(e.refused) == maxNames {
 		return false
 	}
-	if !known && len(e.refused) == maxExhausted {
-		delete(e.refused, e.oldest())
-	}
-	e.refused[id] = now
+	e.refused[target] = now
 	return !known
 }
 
-// oldest needs mu. It searches all budgets, which is rare: the limit on lines also limits how fast
-// budgets are added.
-func (e *exhaustedBudgets) oldest() (oldest budgetID) {
-	first := true
-	for id, refused := range e.refused {
-		if first || refused.Before(e.refused[oldest]) {
-			oldest, first = id, false
-		}
-	}
-	return oldest
-}
-
-// remove forgets a budget that was exhausted and has refused nothing for long enough. It reports
+// remove forgets a target whose budget was exhausted and has refused nothing for long enough. It reports
 // whether that was so.
-func (e *exhaustedBudgets) remove(id budgetID, now time.Time) bool {
+func (e *refusing) remove(target string, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	refused, known := e.refused[id]
+	refused, known := e.refused[target]
 	if !known || now.Sub(refused) < recovered {
 		return false
 	}
-	delete(e.refused, id)
+	delete(e.refused, target)
 	return true
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -132,39 +131,25 @@ func (h onlyAbove) Enabled(_ context.Context, l slog.Level) bool { return l >= h
 // silent logs nothing below error level.
 var silent = slog.New(onlyAbove{slog.DiscardHandler, slog.LevelError})
 
-// A program that makes a budget for each call must not make the logger remember every one,
-// nor write a line for each.
+// A program that dials each address separately must not make the logger remember every one.
 func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		logs := &logRecorder{}
-		r, err := New(WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})), WithPatience(0), WithBackoff(Constant(0)))
-		if err != nil {
-			t.Fatal(err)
+	e := refusing{refused: map[string]time.Time{}}
+	now := time.Now()
+	add := func(from, n int) (lines int) {
+		for i := range n {
+			if e.add(fmt.Sprint("target ", from+i), now) {
+				lines++
+			}
 		}
-		var all []Budget // so that none is where another one was
-		callWithItsOwn := func() {
-			b := &aBudget{refuse: true}
-			all = append(all, b)
-			invoke(t.Context(), r.UnaryClientInterceptor(), func(context.Context, int) error { return errUnavailable }, WithBudget(b))
-		}
-		for range 2000 {
-			callWithItsOwn()
-		}
-		if got := len(logs.lines()); got != 100 { // in a burst, then one a second
-			t.Errorf("2000 calls with a budget each wrote %d lines, want 100", got)
-		}
-		for range 1500 {
-			time.Sleep(second)
-			callWithItsOwn()
-		}
-		if got := len(logs.lines()); got != 1600 {
-			t.Errorf("1500 calls in 1500 s wrote %d more lines, want 1500", got-100)
-		}
-		runtime.KeepAlive(all)
-		if got := len(r.report.log.exhausted.refused); got != maxExhausted {
-			t.Errorf("%d budgets are remembered, want %d", got, maxExhausted)
-		}
-	})
+		return lines
+	}
+	if got := add(0, 2*maxNames); got != maxNames {
+		t.Errorf("%d targets are logged, want %d", got, maxNames)
+	}
+	now = now.Add(recovered)
+	if got := add(2*maxNames, 1); got != 1 || len(e.refused) != 1 {
+		t.Errorf("%d lines when the budgets have recovered, and %d targets are remembered; want 1 and 1", got, len(e.refused))
+	}
 }
 
 // What a server says may be as long as gRPC lets a trailer be.
@@ -192,15 +177,15 @@ func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
 	l := newLogger(slog.New(logs))
 	p := &policy{Policy: Policy{MaxAttempts: 2}}
 	for round := range 2 {
-		for i := range 3 * maxLoggedMethods {
+		for i := range 3 * maxNames {
 			f := &facts{ctx: t.Context(), method: fmt.Sprintf("/proxy.Service/Method%d", i), policy: p}
 			l.notHedged(f, "because")
 			l.sentAgain(f)
 			l.leftToGRPC(f)
 		}
-		if got, want := len(logs.lines()), 3*maxLoggedMethods; got != want {
+		if got, want := len(logs.lines()), 3*maxNames; got != want {
 			t.Errorf("after round %d there are %d lines, want %d: one for each of the first %d methods, and each kind",
-				round+1, got, want, maxLoggedMethods)
+				round+1, got, want, maxNames)
 		}
 	}
 }

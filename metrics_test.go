@@ -234,7 +234,7 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	for i := range 2 * calls { // each method twice: those that had a row keep it
 		r.unary(t.Context(), fmt.Sprintf("/pkg.Service/Method%d", i%calls), nil, nil, nil, succeed, stubOptions...)
 	}
-	if rows := len(*r.report.metrics.rows.Load()); rows > maxMetricRows {
+	if rows := len(r.report.metrics.rows.current()); rows > maxMetricRows {
 		t.Errorf("%d rows, want at most %d", rows, maxMetricRows)
 	}
 	if got := callsCounted(t, reader); got != 2*calls {
@@ -245,49 +245,20 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	}
 }
 
-// The definitions of gRFC A96: retries of calls that had some, the delay of every call.
-func TestGRPCMetricsAreThoseOfA96(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(ok(),
-			unavailable().after(second), overloaded().pushback("7000"), ok().after(second),
-			unavailable().pushback("60000")))
-		provider, reader := readMetrics()
-		client := server.client(t, steady, WithMeterProvider(provider), WithGRPCMetrics(true))
-		client.Echo(t.Context(), request()) // no delay, no retry
-		client.Echo(t.Context(), request()) // 2 retries, after 1 s and 7 s
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(5*second, cancel)
-		client.Echo(ctx, request()) // cancelled after 5 s of the wait for its first retry
-		var got []string
-		for _, line := range metricLines(t, reader) {
-			if strings.HasPrefix(line, "grpc.") {
-				got = append(got, line)
-			}
-		}
-		const attrs = "grpc.method=grpcretry.test.v1.EchoService/Echo grpc.target=passthrough:///echo"
-		want := []string{"grpc.client.call.retries 1/2 " + attrs, "grpc.client.call.retry_delay 3/13s " + attrs}
-		if !slices.Equal(got, want) {
-			t.Errorf("metrics of A96 are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
-	})
-}
-
 // The definitions are what dashboards build on.
 func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), ok(), hang(), ok()))
 		provider, reader := readMetrics()
-		server.client(t, steady, WithMeterProvider(provider), WithGRPCMetrics(true)).Echo(t.Context(), request())
-		server.client(t, hedged(2, Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(provider),
-			WithGRPCMetrics(true)).Echo(t.Context(), request())
+		server.client(t, steady, WithMeterProvider(provider)).Echo(t.Context(), request())
+		server.client(t, hedged(2, Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(provider)).Echo(t.Context(), request())
 		units := map[string]string{
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
-			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}", "grpc.client.call.hedges": "{hedge}",
+			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}",
 			"grpcretry.target.waiting_calls": "{call}", "grpcretry.target.gave_up_calls": "{call}", "grpcretry.target.failing": "s",
 			"grpcretry.budget.refusals": "{retry}", "grpcretry.waiting_calls": "{call}", "grpcretry.open_streams": "{stream}",
 			"grpcretry.replay.memory": "By", "grpcretry.replay.refusals": "{refusal}",
-			"grpc.client.call.retries": "{retry}", "grpc.client.call.retry_delay": "s",
 		}
 		for _, m := range collect(t, reader) {
 			if m.Unit != units[m.Name] || m.Description == "" {
@@ -298,12 +269,7 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 			var bounds, want []float64
 			switch data := m.Data.(type) {
 			case metricdata.Histogram[float64]:
-				bounds, want = data.DataPoints[0].Bounds, waitBounds
-				if m.Name == metricCallRetryDelay {
-					want = retryDelayBounds
-				}
-			case metricdata.Histogram[int64]:
-				bounds, want = data.DataPoints[0].Bounds, []float64{1, 2, 3, 4, 5}
+				bounds, want = data.DataPoints[0].Bounds, []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
 			}
 			if !slices.Equal(bounds, want) {
 				t.Errorf("%s has bounds %v, want %v", m.Name, bounds, want)
@@ -333,7 +299,6 @@ func TestMetricsAllocateNothingOnAFirstTry(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"nobody reads": {WithMeterProvider(noop.NewMeterProvider())},
 		"read":         {WithMeterProvider(provider)},
-		"of A96 too":   {WithMeterProvider(provider), WithGRPCMetrics(true)},
 	} {
 		intercept := UnaryClientInterceptor(opts...)
 		callOnce(t, intercept, succeed)
@@ -352,7 +317,6 @@ func BenchmarkFirstAttemptSucceedsWithMetrics(b *testing.B) {
 	}{
 		{"metrics=off", nil},
 		{"metrics=on", []Option{WithMeterProvider(provider)}},
-		{"metrics=a96", []Option{WithMeterProvider(provider), WithGRPCMetrics(true)}},
 	} {
 		b.Run(bm.name, func(b *testing.B) {
 			intercept := UnaryClientInterceptor(bm.opts...)

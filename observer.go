@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -58,31 +57,14 @@ type Event struct {
 	Budget Budget
 }
 
-// Outcome returns one word for how a call ended; e is the call's [CallEnd] event. The word is
-// "first_try", "recovered" for a success after retries, "hedge_won" for the success of an
-// attempt that was sent while an earlier one was in flight, or the [ReasonName] of the failure.
-func (e Event) Outcome() string {
-	if e.Err != nil {
-		return ReasonName(e.Reason)
-	}
-	return outcomeOf(e.Attempt.Number, e.Attempt.Hedge)
-}
-
-// Observe adds an observer to a Retrier that may be in use; stop removes it. See [WithObserver].
-// Calls in flight are observed from then on, so f may see the end of a call without its start,
-// and may be called once more just after stop. A Retrier without observers pays nothing for them.
-func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
-	return r.made().report.observers.add(f)
-}
-
 // observers are called in the order in which they were added. The list is replaced, never
 // changed, so that calls read it without a lock.
 type observers struct {
 	mu   sync.Mutex                   // held to replace the list
 	list atomic.Pointer[observerList] // nil if empty
 
-	targets targetNames
-	passed  passedMethods
+	targets bounded[string, string]   // by the target as dialed, in canonical form
+	passed  bounded[off.Method, bool] // the methods whose calls were passed straight through
 }
 
 type observerList []*observer
@@ -129,53 +111,23 @@ func (o *observers) observe(f *facts, e *Event) {
 	if list == nil {
 		return
 	}
-	e.Target, e.Function, e.Budget = o.targets.of(f), f.functionTarget != "", f.budget
+	e.Target, e.Function, e.Budget = o.target(f), f.functionTarget != "", f.budget
 	for _, one := range *list {
 		one.f(f.ctx, *e)
 	}
 }
 
-// targetNames caches the canonical form of targets, which gRPC builds anew each time.
-type targetNames struct {
-	mu    sync.Mutex // held to add one; the map is replaced, never changed
-	names atomic.Pointer[map[string]string]
-}
-
-const maxTargetNames = 1000
-
-func (n *targetNames) of(f *facts) string {
+// target returns the canonical form of a call's target, which gRPC would build anew each time.
+func (o *observers) target(f *facts) string {
 	if f.functionTarget != "" { // it has no other form, and might be one in which a ClientConn was dialed
 		return f.functionTarget
 	}
-	dialed, names := f.dialed(), n.names.Load()
-	if names != nil {
-		if name, known := (*names)[dialed]; known {
-			return name
-		}
+	if name, known := o.targets.current()[f.dialed()]; known {
+		return name
 	}
 	name := f.target()
-	n.add(dialed, name)
+	o.targets.add(f.dialed(), name, maxNames)
 	return name
-}
-
-func (n *targetNames) add(dialed, name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	names := map[string]string{}
-	if old := n.names.Load(); old != nil {
-		if len(*old) == maxTargetNames {
-			return
-		}
-		names = maps.Clone(*old)
-	}
-	names[dialed] = name
-	n.names.Store(&names)
-}
-
-func init() {
-	off.Methods = func(retrier any) []off.Method {
-		return retrier.(*Retrier).report.observers.passed.list()
-	}
 }
 
 const (
@@ -183,36 +135,14 @@ const (
 	maxPassedName = 200 // bytes of a target or method
 )
 
-// passedMethods holds the methods whose calls were passed straight through.
-type passedMethods struct {
-	mu  sync.Mutex // held to add one; the map is replaced, never changed
-	set atomic.Pointer[map[off.Method]bool]
-}
-
-// add is on the path of every such call. Methods with very long names, and those after
-// maxPassed, are not remembered.
-func (p *passedMethods) add(m off.Method) {
-	old := p.set.Load()
-	known := old != nil && ((*old)[m] || len(*old) >= maxPassed)
-	if known || max(len(m.Target), len(m.Method)) > maxPassedName {
+// callPassed remembers the method of a call that passes straight through. Methods with very long names, and
+// those after maxPassed, are not remembered.
+func (o *observers) callPassed(f *facts) {
+	m := off.Method{Target: o.target(f), Method: f.method}
+	known := o.passed.current()
+	if known[m] || len(known) >= maxPassed || max(len(m.Target), len(m.Method)) > maxPassedName {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	set := map[off.Method]bool{}
-	if old := p.set.Load(); old != nil {
-		set = maps.Clone(*old)
-	}
-	if len(set) < maxPassed {
-		set[off.Method{Target: m.Target, Method: strings.Clone(m.Method)}] = true // it may be a part of something long
-	}
-	p.set.Store(&set)
-}
-
-func (p *passedMethods) list() []off.Method {
-	set := p.set.Load()
-	if set == nil {
-		return nil
-	}
-	return slices.Collect(maps.Keys(*set))
+	m.Method = strings.Clone(m.Method) // it may be a part of something long
+	o.passed.add(m, true, maxPassed)
 }

@@ -100,7 +100,7 @@ func TestObserveAddsAndTakesAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
-		stop := r.Observe(func(ctx context.Context, e Event) {
+		stop := r.report.observers.add(func(ctx context.Context, e Event) {
 			if e.Kind == CallEnd {
 				note("later")(ctx, e)
 			}

@@ -252,7 +252,8 @@ func WithRatioBudget(s RatioBudget) CallOption {
 //
 // bytes is at least 0. With 0, streams pass through without retries. Unary calls keep their one
 // message in any case. The default is 256 KiB. A later WithBufferLimit replaces an earlier one.
-// [WithReplayMemory] limits all streams of a Retrier together.
+// All streams of a Retrier together keep at most 64 MiB: a message that does not fit commits its stream, which
+// is logged once, and counted by the metrics.
 func WithBufferLimit(bytes int) CallOption {
 	return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{BufferLimit: orDefault(bytes, -1)}, checkBufferLimit(bytes))
 }
@@ -326,7 +327,7 @@ func WithUnsentOnly(on bool) CallOption {
 
 // WithDryRun has calls make one attempt, whose result is returned unchanged, and report what would have
 // been done after a failure: the Decision, the span event, the metrics and the debug page name
-// [ErrWouldRetry], "would_retry", and the wait, or the reason why no attempt would have followed. So a
+// "would_retry", and the wait, or the reason why no attempt would have followed. So a
 // fleet can look before retries are turned on, by method or with [Retrier.Update].
 //
 // Everything that a policy does is left out: there is no attempt timeout, no hedge and no wait, and gRPC's
@@ -372,7 +373,7 @@ func WithMethod(pattern string, opts ...CallOption) Option {
 // set; otherwise it stays nil, because copying headers costs every call three allocations.
 //
 // A nil f is ignored. A second WithObserver adds an observer; observers are called in the order
-// in which they were added. [Retrier.Observe] adds one to a Retrier in use.
+// in which they were added.
 func WithObserver(f func(context.Context, Event)) Option {
 	return fixedOption("WithObserver", func(c *config) {
 		if f != nil {
@@ -429,40 +430,14 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 	return fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp })
 }
 
-// WithGRPCMetrics additionally records three instruments of gRFC A96, with its attributes
-// grpc.method and grpc.target: grpc.client.call.retries and grpc.client.call.hedges, the number of
-// attempts after the first in each retried or hedged call that had any; and
-// grpc.client.call.retry_delay, the time that each call spent without an attempt in flight. It has
-// no effect without [WithMeterProvider].
-//
-// Do not use it together with gRPC's own OpenTelemetry plugin, which records the same instruments:
-// to gRPC each attempt is a call without retries and without delay, and the two would be mixed in
-// one series. A96's fourth instrument, for transparent retries, is not recorded, because gRPC
-// makes those beneath this package.
-//
-// The default is false. A later WithGRPCMetrics replaces an earlier one.
-func WithGRPCMetrics(on bool) Option {
-	return fixedOption("WithGRPCMetrics", func(c *config) { c.grpcMetrics = on })
-}
-
 // WithBuiltInRetryDisabled declares that the ClientConn was dialed with [grpc.WithDisableRetry].
 // Without it, methods with a retryPolicy in the channel's service config are left to gRPC, so that
 // the two kinds of retries do not multiply; not, however, with [WithServiceConfig] or
 // [WithResolverServiceConfig], nor methods with [WithUnsentOnly], nor calls that make only one attempt
-// because of [WithOneAttemptForRetries]. [Retrier.DialOptions] implies it. A second use has no further
+// because of [UnaryServerInterceptor]. [Retrier.DialOptions] implies it. A second use has no further
 // effect.
 func WithBuiltInRetryDisabled() Option {
 	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
-}
-
-// WithRandom sets the source of the random numbers for jitter, so that tests can predict the waits;
-// package grpcretrytest has an option that does so. f returns numbers in [0, 1), as [Backoff]
-// describes; any other counts as the nearest of these, and NaN as 0. f must be safe for concurrent use.
-// In production leave the default: clients that draw the same numbers retry together.
-//
-// A nil f, the default, means [math/rand/v2.Float64]. A later WithRandom replaces an earlier one.
-func WithRandom(f func() float64) Option {
-	return fixedOption("WithRandom", func(c *config) { c.random = f })
 }
 
 // config collects the options of [New] or [Retrier.Update].
@@ -477,9 +452,8 @@ type config struct {
 	callSpan        bool
 	metrics         bool
 	meterProvider   metric.MeterProvider // nil means the global one
-	grpcMetrics     bool
 	builtInRetryOff bool
-	replayMemory    *int64 // nil means the default
+	replayMemory    *int64 // nil means defaultReplayMemory
 
 	errs []error
 }

@@ -455,14 +455,14 @@ func TestNewRefusesBadLevels(t *testing.T) {
 
 // A program that calls methods by names that others choose does not fill the memory.
 func TestLevelsOfManyMethodsAreNotAllKept(t *testing.T) {
-	var cache levelCache
-	for i := range maxKnownLevels + 10 {
-		cache.of(fmt.Sprintf("/many.Service/M%d", i))
+	defer knownLevels.all.Store(nil)
+	for i := range maxNames + 10 {
+		levelOf(fmt.Sprintf("/many.Service/M%d", i))
 	}
-	if got := cache.count.Load(); got != maxKnownLevels {
-		t.Errorf("%d levels are kept, want %d", got, maxKnownLevels)
+	if got := len(knownLevels.current()); got != maxNames {
+		t.Errorf("%d levels are kept, want %d", got, maxNames)
 	}
-	if got := cache.of(echoMethod); got != noSideEffects {
+	if got := levelOf(echoMethod); got != noSideEffects {
 		t.Errorf("level %v of a linked method, want NO_SIDE_EFFECTS", got)
 	}
 }

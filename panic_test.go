@@ -307,7 +307,7 @@ var lives = []struct {
 	{"stream, success when committed by Context", clientStream, nil, []string{"all; send 1"}, "send a; context; close; recv", ""},
 	{"stream, committed to a second attempt", bidiStream, nil, []string{"one; fail UNAVAILABLE", "header; send 1; all; fail UNAVAILABLE"},
 		"send a; header; recv; send b; close; recv; recv", ""},
-	{"stream, no memory", bidiStream, []Option{WithReplayMemory(0)}, []string{"all; send 1"}, "send a; send b; close; recv; recv", ""},
+	{"stream, no memory", bidiStream, []Option{withReplayMemory(0)}, []string{"all; send 1"}, "send a; send b; close; recv; recv", ""},
 	{"stream, attempt timeout", bidiStream, []Option{WithAttemptTimeout(5 * second)}, []string{"one; hang", "all; send 1"},
 		"send a; close; recv; recv", ""},
 	{"stream, attempt timeout, no attempts left", bidiStream, []Option{WithAttemptTimeout(5 * second), WithMaxAttempts(2)},
@@ -416,7 +416,7 @@ func (b *bomb) live(t *testing.T, number int) {
 	time.Sleep(time.Minute)
 	synctest.Wait()
 	b.check(t, app, done, cancel, life.kind != nil || hedges)
-	if u := r.Usage(); u.OpenStreams != 0 || u.ReplayMemory != 0 || u.WaitingCalls != 0 {
+	if u := r.usage.now(); u.OpenStreams != 0 || u.ReplayMemory != 0 || u.WaitingCalls != 0 {
 		t.Errorf("Usage = %+v, want nothing in use", u)
 	}
 	if started, ended := len(recorder.Started()), len(recorder.Ended()); started != ended {

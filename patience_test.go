@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/grpcretry/grpcretry/internal/drive"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -369,8 +370,8 @@ func TestTargetsAreIndependent(t *testing.T) {
 		if c.err != nil || c.took != tenth {
 			t.Errorf("a call to the other target took %v and ended with %v", c.took, c.err)
 		}
-		states := r.Targets()
-		if len(states) != 2 || states[0].Target != "passthrough:///one" || states[0].Failing == 0 || states[1].Failing != 0 {
+		states := r.targets.states(time.Now())
+		if len(states) != 2 || states[0].Name != "passthrough:///one" || states[0].Failing == 0 || states[1].Failing != 0 {
 			t.Errorf("the targets are %+v, want one that is failing, and two that is not", states)
 		}
 		if n := r.targets.failing.Load(); n != 1 {
@@ -407,7 +408,7 @@ func TestTheFirstMessageOfAStreamEndsTheTrouble(t *testing.T) {
 		})
 		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved)
 		openOn(t, server.conn(t, r.DialOptions()...), serverStream).play(t, "send a; close; recv 1")
-		if states := r.Targets(); len(states) != 1 || states[0].Failing != 0 || time.Since(server.start) != tenth {
+		if states := r.targets.states(time.Now()); len(states) != 1 || states[0].Failing != 0 || time.Since(server.start) != tenth {
 			t.Errorf("after %v the targets are %+v, want one that is not failing, after 100ms", time.Since(server.start), states)
 		}
 	})

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -124,7 +125,8 @@ func FuzzRequestHeaders(f *testing.F) {
 		f.Add(value, "2", uint8(2), uint8(1))
 		f.Add(value, value, uint8(0), uint8(2))
 	}
-	interceptors := []grpc.UnaryServerInterceptor{UnaryServerInterceptor(), UnaryServerInterceptor(WithOneAttemptForRetries(false))}
+	interceptors := []grpc.UnaryServerInterceptor{UnaryServerInterceptor(),
+		UnaryServerInterceptor(withMeasures(layers.Measures{StopsCallers: true}))}
 	client := UnaryClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0)), WithBudget(Unlimited), WithPatience(0))
 	f.Fuzz(func(t *testing.T, first, second string, numbers, notes uint8) {
 		values := []string{first, second}

@@ -11,7 +11,7 @@ import (
 // alike. Its driver sends attempts, reports how they end, and does what the returned step says;
 // the plan applies the rules, takes a token for each attempt that is sent after the first, and
 // reports each end to the budgets and the target. The interceptors drive it directly, other
-// programs through [Plan].
+// packages through [drive.Plan].
 //
 // The driver calls
 //
@@ -310,7 +310,7 @@ func (p *plan) onlySay(next step, now time.Time) step {
 	switch {
 	case next.End:
 	case affords(p.ledger.budgetOf(p.nextPayer()), now, false):
-		v.Retry, v.Reason = false, ErrWouldRetry
+		v.Retry, v.Reason = false, errWouldRetry
 	default:
 		v.Retry, v.Reason = false, ErrBudgetExhausted
 	}
@@ -320,7 +320,7 @@ func (p *plan) onlySay(next step, now time.Time) step {
 
 func (p *plan) afterFailure(ctx context.Context, f *failure, now time.Time, u float64) step {
 	p.open--
-	p.silent = p.silent || f.Attempt.NoResponse
+	p.silent = p.silent || f.Attempt.noResponse
 	if p.replaces == f.Attempt.Number {
 		if p.replaces = 0; f.endsByTimeout() {
 			return p.replaced(f, now, u)
@@ -426,7 +426,7 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
 	case p.sent() >= p.mostAttempts() && p.oneAttempt:
-		return verdict{Reason: ErrCallerRetries}
+		return verdict{Reason: errCallerRetries}
 	case p.sent() >= p.mostAttempts():
 		return verdict{Reason: ErrAttemptsExhausted}
 	}

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/grpcretry/grpcretry/internal/drive"
 )
 
 // FuzzPlan drives a Plan as its documentation says, by a script of bytes: settings first, then what
@@ -67,7 +69,7 @@ func (s *byteScript) below(n int) int { return int(s.next()) % n }
 type planDriver struct {
 	t      *testing.T
 	script *byteScript
-	plan   *Plan
+	plan   *drivenPlan
 	now    time.Time
 	ctx    *simulatedContext
 	target *target
@@ -194,7 +196,7 @@ func newPlanDriver(t *testing.T, script *byteScript) *planDriver {
 	}
 	d.policy = r.Policy(someMethod)
 	t.Logf("policy %+v hedging %+v deadline %v", d.policy, d.policy.Hedging, d.since(d.ctx.deadline))
-	d.plan = r.Plan(d.ctx, someMethod, "catalog", noon)
+	d.plan = r.drive(d.ctx, someMethod, "catalog", noon)
 	d.target = d.plan.plan.target
 	d.send()
 	return d
@@ -328,7 +330,7 @@ func (d *planDriver) failSomehow(f *flight) {
 	d.fail(f, err)
 }
 
-// fail reports the end of an attempt, and does what the Step says.
+// fail reports the end of an attempt, and does what the drive.Step says.
 func (d *planDriver) fail(f *flight, err error) {
 	f.Err = err
 	result := Failed
@@ -357,7 +359,7 @@ func (d *planDriver) noteFailure() {
 }
 
 func (d *planDriver) succeed(f *flight) {
-	if step := d.ended(f, Succeeded, 0); step != (Step{End: true}) {
+	if step := d.ended(f, Succeeded, 0); step != (drive.Step{End: true}) {
 		d.t.Errorf("Ended = %+v after a success, want the end", step)
 	}
 	d.end()
@@ -365,7 +367,7 @@ func (d *planDriver) succeed(f *flight) {
 
 // ended reports the end of an attempt. Each budget must hear of it once, and of a token from the one
 // that paid.
-func (d *planDriver) ended(f *flight, result Result, u float64) Step {
+func (d *planDriver) ended(f *flight, result Result, u float64) drive.Step {
 	d.flying = slices.DeleteFunc(d.flying, func(other *flight) bool { return other == f })
 	f.Duration = d.now.Sub(f.Start)
 	if result == Unsent && d.free == f.Number {
@@ -390,8 +392,8 @@ func (d *planDriver) nameOf(a *accounts) string {
 	return map[*accounts]string{nil: "nobody", d.retries: "budget", d.hedges: "budget of hedges"}[a]
 }
 
-// obey does what a Step says.
-func (d *planDriver) obey(step Step) {
+// obey does what a drive.Step says.
+func (d *planDriver) obey(step drive.Step) {
 	d.t.Logf("%v: step %+v, due %v", d.since(d.now), step, d.since(d.plan.DueAt()))
 	d.check(step)
 	d.connecting = step.Connect
@@ -406,7 +408,7 @@ func (d *planDriver) obey(step Step) {
 }
 
 // check checks a step by itself.
-func (d *planDriver) check(step Step) {
+func (d *planDriver) check(step drive.Step) {
 	due, alone := d.plan.DueAt(), len(d.flying) == 0
 	decisions := 0
 	for _, is := range []bool{step.Send, step.Connect, step.End, step.Cut != 0} {
@@ -571,10 +573,10 @@ func (d *planDriver) due() {
 	case !waiting.decided || connecting:
 	case (step.Send || step.Cut != 0 && d.plan.plan.next.decided) && d.learnsNothing(waiting):
 		d.t.Errorf("a retry is sent at %v, although another attempt has failed at %v", d.since(d.now), d.since(d.failed))
-	case step == Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
+	case step == drive.Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
 		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience", d.since(waiting.since),
 			d.since(d.now))
-	case step == Step{} && d.generous && !d.failed.After(waiting.since):
+	case step == drive.Step{} && d.generous && !d.failed.After(waiting.since):
 		d.t.Errorf("a wait since %v is repeated at %v, although nothing has happened", d.since(waiting.since), d.since(d.now))
 	}
 	d.obey(step)
@@ -595,8 +597,8 @@ func (d *planDriver) overdue(f *flight) {
 	d.checkTokens()
 }
 
-// cut cancels the attempt that a Step says to.
-func (d *planDriver) cut(step Step) {
+// cut cancels the attempt that a drive.Step says to.
+func (d *planDriver) cut(step drive.Step) {
 	for _, f := range d.flying {
 		f.cut = f.cut || f.Number == step.Cut
 	}
@@ -604,7 +606,7 @@ func (d *planDriver) cut(step Step) {
 
 // contextEnds ends the call because its context has ended.
 func (d *planDriver) contextEnds() {
-	var step Step
+	var step drive.Step
 	if len(d.flying) == 0 {
 		step = d.plan.Due(d.now)
 	} else {

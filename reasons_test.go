@@ -14,7 +14,7 @@ import (
 // What handles reasons handles a new one. The packages debug and grpcretrytest test the same.
 func TestANewReason(t *testing.T) {
 	e := &Error{Last: errUnavailable, Reason: probe.Err}
-	if got := (Event{Err: e, Reason: probe.Err}).Outcome(); got != "probe" {
+	if got := outcomeOf(Event{Err: e, Reason: probe.Err}); got != "probe" {
 		t.Errorf("outcome is %q, want probe", got)
 	}
 	if !errors.Is(e, probe.Err) || !strings.Contains(e.Error(), ": a test was curious: ") {

@@ -13,13 +13,14 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/grpcretry/grpcretry/internal/inside"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // wantUsage compares a Retrier's usage, apart from its limit.
-func wantUsage(t *testing.T, when string, r *Retrier, want Usage) {
+func wantUsage(t *testing.T, when string, r *Retrier, want inside.Usage) {
 	t.Helper()
-	got := r.Usage()
+	got := r.usage.now()
 	want.ReplayLimit = got.ReplayLimit
 	if got != want {
 		t.Errorf("Usage %s = %+v, want %+v", when, got, want)
@@ -38,30 +39,30 @@ func TestReplayMemoryIsShared(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		one := weightOf("aaa")
 		var logs bytes.Buffer
-		r := retrierOf(t, steady, WithReplayMemory(int(3*one)), WithLogger(slog.New(slog.NewTextHandler(&logs, nil))))
+		r := retrierOf(t, steady, withReplayMemory(3*one), WithLogger(slog.New(slog.NewTextHandler(&logs, nil))))
 		server := serveScripts(t, "recv aaa; recv bbb; hang", "recv aaa; recv bbb; hang", "recv aaa; send 1", "recv ccc; send 2")
 		first := openOn(t, server.conn(t, r.DialOptions()...), bidiStream)
 		first.play(t, "send aaa; send bbb")
 		synctest.Wait() // the server has seen the first stream
-		wantUsage(t, "with one stream", r, Usage{OpenStreams: 1, ReplayMemory: 2 * one})
+		wantUsage(t, "with one stream", r, inside.Usage{OpenStreams: 1, ReplayMemory: 2 * one})
 
 		second := openOn(t, server.conn(t, r.DialOptions()...), bidiStream)
 		second.play(t, "send aaa")
 		synctest.Wait()
-		wantUsage(t, "with two", r, Usage{OpenStreams: 2, ReplayMemory: 3 * one})
+		wantUsage(t, "with two", r, inside.Usage{OpenStreams: 2, ReplayMemory: 3 * one})
 		second.play(t, "send bbb; send ccc")
-		wantUsage(t, "when the second has committed", r, Usage{OpenStreams: 2, ReplayMemory: 2 * one, CommittedStreams: 1})
+		wantUsage(t, "when the second has committed", r, inside.Usage{OpenStreams: 2, ReplayMemory: 2 * one, CommittedStreams: 1})
 		second.cancel()
 		second.play(t, "recv CANCELLED")
-		wantUsage(t, "when it has ended", r, Usage{OpenStreams: 1, ReplayMemory: 2 * one, CommittedStreams: 1})
+		wantUsage(t, "when it has ended", r, inside.Usage{OpenStreams: 1, ReplayMemory: 2 * one, CommittedStreams: 1})
 
 		third := openOn(t, server.conn(t, r.DialOptions()...), bidiStream)
 		third.play(t, "send aaa; recv 1")
-		wantUsage(t, "when a third has committed by itself", r, Usage{OpenStreams: 2, ReplayMemory: 2 * one, CommittedStreams: 1})
+		wantUsage(t, "when a third has committed by itself", r, inside.Usage{OpenStreams: 2, ReplayMemory: 2 * one, CommittedStreams: 1})
 		first.cancel()
 		first.play(t, "recv CANCELLED")
 		third.play(t, "recv EOF")
-		wantUsage(t, "in the end", r, Usage{CommittedStreams: 1})
+		wantUsage(t, "in the end", r, inside.Usage{CommittedStreams: 1})
 		if n := strings.Count(logs.String(), "replay memory is full, streams commit early"); n != 1 {
 			t.Errorf("%d lines about the replay memory, want 1:\n%s", n, &logs)
 		}
@@ -77,11 +78,11 @@ func TestUsageCountsCallsAndStreams(t *testing.T) {
 		done := make(chan error)
 		go func() { _, err := client.Echo(t.Context(), request()); done <- err }()
 		time.Sleep(second / 2)
-		wantUsage(t, "in a backoff", r, Usage{WaitingCalls: 1})
+		wantUsage(t, "in a backoff", r, inside.Usage{WaitingCalls: 1})
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		wantUsage(t, "after the call", r, Usage{})
+		wantUsage(t, "after the call", r, inside.Usage{})
 
 		started := make(chan bool)
 		go func() {
@@ -96,9 +97,9 @@ func TestUsageCountsCallsAndStreams(t *testing.T) {
 			done <- err
 		}()
 		time.Sleep(second / 2)
-		wantUsage(t, "in a function's backoff", r, Usage{WaitingCalls: 1})
+		wantUsage(t, "in a function's backoff", r, inside.Usage{WaitingCalls: 1})
 		<-started
-		wantUsage(t, "in a function's second attempt", r, Usage{})
+		wantUsage(t, "in a function's second attempt", r, inside.Usage{})
 		started <- true
 		<-done
 	})
@@ -109,7 +110,7 @@ func TestUsageCountsCallsAndStreams(t *testing.T) {
 func TestReplayMemoryAtRandom(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		limit := 5 * weightOf("aaa")
-		r := retrierOf(t, WithBackoff(Constant(second)), WithBudget(Unlimited), WithReplayMemory(int(limit)),
+		r := retrierOf(t, WithBackoff(Constant(second)), WithBudget(Unlimited), withReplayMemory(limit),
 			WithMethod("/streams/Expand", WithPolicy(Policy{MaxAttempts: 3, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}})))
 		steps := []string{"recv aaa", "send 1", "wait 1s", "wait 3s", "fail UNAVAILABLE", "fail NOT_FOUND", "header"}
 		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error {
@@ -135,7 +136,7 @@ func TestReplayMemoryAtRandom(t *testing.T) {
 						break
 					}
 					time.Sleep(time.Duration(rand.IntN(3)) * second)
-					if got := r.Usage().ReplayMemory; got < 0 {
+					if got := r.usage.now().ReplayMemory; got < 0 {
 						t.Errorf("the replay memory is %d", got)
 					}
 				}
@@ -152,27 +153,20 @@ func TestReplayMemoryAtRandom(t *testing.T) {
 		}
 		all.Wait()
 		time.Sleep(time.Minute) // abandoned streams end by themselves
-		u := r.Usage()
+		u := r.usage.now()
 		if u.CommittedStreams == 0 {
 			t.Error("the limit has committed no stream")
 		}
-		wantUsage(t, "in the end", r, Usage{CommittedStreams: u.CommittedStreams})
+		wantUsage(t, "in the end", r, inside.Usage{CommittedStreams: u.CommittedStreams})
 	})
 }
 
-func TestReplayMemoryIsChecked(t *testing.T) {
-	_, err := New(WithReplayMemory(-1))
-	if err == nil || !strings.Contains(err.Error(), "WithReplayMemory: -1") {
-		t.Errorf("New(WithReplayMemory(-1)) = %v", err)
-	}
+func TestReplayMemoryLimit(t *testing.T) {
 	r := retrierOf(t)
-	if err := r.Update(WithReplayMemory(1)); err == nil || !strings.Contains(err.Error(), "WithReplayMemory is for New only") {
-		t.Errorf("Update(WithReplayMemory(1)) = %v", err)
-	}
-	if got := r.Usage().ReplayLimit; got != 64<<20 {
+	if got := r.usage.now().ReplayLimit; got != 64<<20 {
 		t.Errorf("the default limit is %d, want 64 MiB", got)
 	}
-	if got := retrierOf(t, WithReplayMemory(1), WithReplayMemory(2)).Usage().ReplayLimit; got != 2 {
+	if got := retrierOf(t, withReplayMemory(1), withReplayMemory(2)).usage.now().ReplayLimit; got != 2 {
 		t.Errorf("of two options the limit is %d, want that of the later one", got)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
-	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // This file is the one seam between a call and its telemetry. A call reports a handful of moments to
@@ -74,7 +73,7 @@ func (r *reporter) callPassed(f *facts) {
 		r.metrics.callPassed(f)
 	}
 	if r.observed() {
-		r.observers.passed.add(off.Method{Target: r.observers.targets.of(f), Method: f.method})
+		r.observers.callPassed(f)
 	}
 }
 
@@ -240,7 +239,7 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 		r.observers.observe(f, &e)
 	}
 	if r.metrics != nil {
-		r.metrics.callFailed(f, h, end)
+		r.metrics.callFailed(f, end)
 	}
 	if f.spans != nil {
 		f.spans.end(f, made, end.last.Number, end.err, end.reason)
@@ -261,7 +260,7 @@ func (r *reporter) notHedged(f *facts, why string) {
 	}
 }
 
-// streamNotKept reports a stream that has committed because its messages exceed WithReplayMemory.
+// streamNotKept reports a stream that has committed because its messages exceed the replay memory.
 func (r *reporter) streamNotKept(f *facts, limit int64) {
 	if r.log != nil {
 		r.log.replayMemoryFull(f, limit)

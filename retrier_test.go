@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 )
 
 // A Retrier that New has not made says so: when it is given to a client, in general, and not at a call.
@@ -16,11 +15,6 @@ func TestUnusableRetrier(t *testing.T) {
 			"StreamClientInterceptor": func() { r.StreamClientInterceptor() },
 			"DialOptions":             func() { r.DialOptions() },
 			"Policy":                  func() { r.Policy("/pkg.Service/Method") },
-			"Budget":                  func() { r.Budget("/pkg.Service/Method", "dns:///a") },
-			"Plan":                    func() { r.Plan(t.Context(), "/pkg.Service/Method", "dns:///a", time.Now()) },
-			"Observe":                 func() { r.Observe(func(context.Context, Event) {}) },
-			"Targets":                 func() { r.Targets() },
-			"Usage":                   func() { r.Usage() },
 			"Warnings":                func() { r.Warnings() },
 			"Update":                  func() { panic(r.Update(WithMaxAttempts(2))) },
 			"Do":                      func() { panic(r.Do(t.Context(), "/sql/read", func(context.Context) error { return nil })) },

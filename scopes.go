@@ -6,8 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -328,34 +326,22 @@ const (
 )
 
 // levelOf returns a called method's level, for "/pkg.Service/Method". Others use lookUpLevel, because
-// a level that is known does not change, and a proto may be linked, or registered, only after New.
-func levelOf(method string) level { return knownLevels.of(method) }
-
-// knownLevels serve all Retriers, because there is one registry of protos.
-var knownLevels levelCache
-
-// A levelCache holds the levels that were looked up.
-type levelCache struct {
-	byMethod sync.Map // string → level
-	count    atomic.Int64
-}
-
-// maxKnownLevels bounds the memory of a program that calls methods by names that others choose. The
-// levels of further methods are looked up for each call.
-const maxKnownLevels = 10_000
-
-func (c *levelCache) of(method string) level {
-	if l, known := c.byMethod.Load(method); known {
-		return l.(level)
+// a level that is known does not change, and a proto may be linked, or registered, only after New. The levels
+// of methods after maxNames are looked up for each call.
+func levelOf(method string) level {
+	known := knownLevels.current()
+	if l, isKnown := known[method]; isKnown {
+		return l
 	}
 	l := lookUpLevel(method)
-	if c.count.Load() < maxKnownLevels {
-		if _, known := c.byMethod.LoadOrStore(method, l); !known {
-			c.count.Add(1)
-		}
+	if len(known) < maxNames {
+		knownLevels.add(method, l, maxNames)
 	}
 	return l
 }
+
+// knownLevels serve all Retriers, because there is one registry of protos.
+var knownLevels bounded[string, level]
 
 func lookUpLevel(method string) level {
 	d := linkedMethod(method)

@@ -2,12 +2,10 @@ package grpcretry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -93,15 +91,29 @@ func PreviousAttempts(ctx context.Context) int {
 
 // UnaryServerInterceptor returns an interceptor that keeps retries from multiplying between services,
 // for [grpc.ChainUnaryInterceptor]. Without it, three services in a row that make three attempts each
-// send 27 requests to the fourth while that is down. It does two things, each with an option that turns
-// it off:
+// send 27 requests to the fourth while that is down. It does two things:
 //
 //   - If a call made by the handler has given up (its attempts, its time or its budget were used up, or a
 //     server further down said "do not retry") and the handler then fails, the response says "do not
-//     retry", as [SetNoRetry] does. See [WithStopAfterGivingUp].
+//     retry", as [SetNoRetry] does: this service has made the attempts that there are to make, and each
+//     retry by its caller would make them all again. It says so even if the handler fails for another
+//     reason, because that cannot be known, and even if it has called [SetPushback]. A call that waited
+//     for a connection in vain has not given up, and of one that was left to gRPC's own retries (see
+//     [WithBuiltInRetryDisabled]) it is not known, unless a server further down said "do not retry".
 //   - If the request is a retry of which an earlier attempt got no response, or is made by another
 //     service for such a request, the calls that the handler makes are not retried or hedged, and they
-//     tell the next service so. See [WithOneAttemptForRetries].
+//     tell the next service so: an earlier attempt may still be at work, and the service that retries
+//     makes up for failures, as long as it has attempts left and retries the code that the handler
+//     returns. A retry that follows responses is limited as well if its client is not this library, and
+//     so cannot say what became of the attempts before. Once the handler has returned, or a stream's
+//     handler has sent a message, that is over.
+//
+// A call limited to one attempt still waits for a connection, see [WithPatience], and is not left to
+// gRPC's own retries. [errors.Is] finds [ErrAttemptsExhausted] in its Error. It carries the request header
+// grpcretry-caller-retries, by which the next service knows. A request is a retry if its header
+// grpc-previous-rpc-attempts says so (see [PreviousAttempts]); that includes hedges. This library's
+// retries carry grpcretry-caller-retries, too: 0 if all attempts before got a response, 1 if not. Clients
+// can send both headers as they like, but harm only their own requests.
 //
 // Both concern the calls that the handler makes through this package, RPCs as well as functions, with a
 // context that comes from the handler's, even if [context.WithoutCancel] has detached it. The first also
@@ -110,8 +122,7 @@ func PreviousAttempts(ctx context.Context) int {
 // A failed call changes nothing if the handler succeeds. If the handler panics, the panic goes on, and an
 // interceptor chained before this one may turn it into an error.
 //
-// The options are for tests and for special cases: no option is needed. A nil option makes
-// UnaryServerInterceptor panic. If it is chained twice, the second has no effect.
+// No option is needed. A nil option makes UnaryServerInterceptor panic. If it is chained twice, the second has no effect.
 func UnaryServerInterceptor(opts ...ServerOption) grpc.UnaryServerInterceptor {
 	return newServer("UnaryServerInterceptor", opts).unary
 }
@@ -134,40 +145,6 @@ type ServerOption interface{ applyToServer(*server) }
 type serverOption func(*server)
 
 func (f serverOption) applyToServer(s *server) { f(s) }
-
-// WithStopAfterGivingUp sets whether the response says "do not retry" if a call made by the handler
-// has given up and the handler fails. The default is true: this service has made the attempts that
-// there are to make, and each retry by its caller would make them all again. The response says so even if
-// the handler fails for another reason, because that cannot be known, and even if it has called
-// [SetPushback]. A call that waited for a connection in vain has not given up, and of one that was left
-// to gRPC's own retries (see [WithBuiltInRetryDisabled]) it is not known, unless a server further down
-// said "do not retry". A later WithStopAfterGivingUp replaces an earlier one.
-func WithStopAfterGivingUp(on bool) ServerOption {
-	return serverOption(func(s *server) { s.StopsCallers = on })
-}
-
-// WithOneAttemptForRetries sets whether calls make only one attempt if they are made for a retry that
-// follows no response, or for a request that is made for such a retry further up. The default is true: an
-// earlier attempt may still be at work, and the service that retries makes up for failures, as long as it
-// has attempts left and retries the code that the handler returns. Once the handler has returned, or a
-// stream's handler has sent a message, that is over, and calls are retried again. A later
-// WithOneAttemptForRetries replaces an earlier one.
-//
-// A retry that follows responses is limited as well if its client is not this library, and so cannot say
-// what became of the attempts before, or if [WithStopAfterGivingUp] is off, so that responses do not say
-// whether this service had given up.
-//
-// A call limited to one attempt still waits for a connection, see [WithPatience], and is not left to
-// gRPC's own retries. Its Error's Reason is [ErrCallerRetries]. It carries the request header
-// grpcretry-caller-retries, by which the next service knows, unless an interceptor chained below this
-// library's appends credentials, see [Retrier.UnaryClientInterceptor].
-//
-// A request is a retry if its header grpc-previous-rpc-attempts says so (see [PreviousAttempts]); that
-// includes hedges. This library's retries carry grpcretry-caller-retries, too: 0 if all attempts before
-// got a response, 1 if not. Clients can send both headers as they like, but harm only their own requests.
-func WithOneAttemptForRetries(on bool) ServerOption {
-	return serverOption(func(s *server) { s.OneAttempt = on })
-}
 
 // WithServerMeterProvider records metrics: requests that were retries, and responses that say "do not
 // retry"; docs/observing.md in the repository lists them. nil means OpenTelemetry's global provider,
@@ -266,7 +243,7 @@ func (s *server) begin(ctx context.Context, method string) *layers.Request {
 // failed has the response of a handler that failed say "do not retry", if there is a reason to. err is
 // the handler's error, nil if it panicked.
 func (s *server) failed(r *layers.Request, err error, method string, setTrailer func(metadata.MD) error) {
-	if !s.StopsCallers || !r.GaveUp() && !errors.Is(readable(err), errGaveUp) {
+	if !s.StopsCallers || !r.GaveUp() && !tellsOfGivingUp(readable(err)) {
 		return
 	}
 	if r.Forbid() && setTrailer(metadata.MD{pushbackKey: {noRetry}}) == nil {
@@ -297,8 +274,7 @@ func showNoRetry(ctx context.Context) {
 type serverMetrics struct {
 	retries, noRetries metric.Int64Counter
 
-	mu      sync.Mutex
-	methods map[string]string // guarded by mu; by the name that clients use
+	methods bounded[string, string] // by the name that clients use
 }
 
 // maxServerMethods limits the methods that have series of their own. OpenTelemetry keeps at most 2000 series of a
@@ -312,7 +288,7 @@ func newServerMetrics(mp metric.MeterProvider) *serverMetrics {
 		mp = otel.GetMeterProvider()
 	}
 	meter := mp.Meter(instrumentationName)
-	m := &serverMetrics{methods: map[string]string{}}
+	m := &serverMetrics{}
 	counter := func(name, unit, description string) metric.Int64Counter {
 		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		if err != nil {
@@ -347,18 +323,17 @@ func (m *serverMetrics) noRetry(method string) {
 // label returns a method as metrics show it. The number of methods is limited, because a server that
 // handles unknown methods gets any number of names from its clients.
 func (m *serverMetrics) label(method string) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	label, known := m.methods[method]
-	if known {
+	known := m.methods.current()
+	if label, isKnown := known[method]; isKnown {
 		return label
 	}
-	if len(m.methods) >= maxServerMethods || len(method) > maxMetricName {
-		return other
+	if len(known) < maxServerMethods && len(method) <= maxMetricName {
+		label := printable(strings.TrimPrefix(method, "/"))
+		if label, _ := m.methods.add(strings.Clone(method), label, maxServerMethods); label != "" {
+			return label
+		}
 	}
-	label = printable(strings.TrimPrefix(method, "/"))
-	m.methods[strings.Clone(method)] = label
-	return label
+	return other
 }
 
 // The rest of this file has the rules about services that call one another. If each of them makes three attempts,
@@ -422,10 +397,3 @@ func forbidsRetry(trailer metadata.MD) bool {
 	p, _ := PushbackFrom(trailer, nil)
 	return p.Stop
 }
-
-// errGaveUp is what errors.Is finds in an Error that reports a call which gave up.
-var errGaveUp error = gaveUpError{}
-
-type gaveUpError struct{}
-
-func (gaveUpError) Error() string { return "grpcretry: gave up" }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -211,7 +212,7 @@ func TestACallThatDidNotMatterChangesNothing(t *testing.T) {
 }
 
 func TestGivingUpNeedNotForbidRetries(t *testing.T) {
-	exhausted.call(t, nil, []ServerOption{WithStopAfterGivingUp(false)}, calls,
+	exhausted.call(t, nil, []ServerOption{withMeasures(layers.Measures{OneAttempt: true})}, calls,
 		func(t *testing.T, _ *fixture, trailer metadata.MD, err error) {
 			if got := trailer[pushbackKey]; got != nil || status.Code(err) != codes.Unavailable {
 				t.Errorf("trailer %v with error %v, want none", trailer, err)
@@ -233,7 +234,7 @@ func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 		{"a first attempt", nil, nil, exhausted, 2, false},
 		{"a retry", retried, nil, exhausted, 1, true},
 		{"work for a retry", metadata.Pairs(callerRetries, "1"), nil, exhausted, 1, true},
-		{"switched off", retried, []ServerOption{WithOneAttemptForRetries(false)}, exhausted, 2, false},
+		{"switched off", retried, []ServerOption{withMeasures(layers.Measures{StopsCallers: true})}, exhausted, 2, false},
 		{"a hedged method", retried, nil, downstream{always(unavailable().after(5 * second)),
 			[]Option{hedged(2, Hedging{Delay: HedgeAfter(second), Budget: Unlimited})}}, 1, true},
 		{"a call that passes through", retried, nil, downstream{always(unavailable()), []Option{Disable()}}, 1, true},
@@ -283,7 +284,7 @@ func TestWorkForARetryWaitsForAConnection(t *testing.T) {
 				start := time.Now()
 				service := serveHandler(t, func(ctx context.Context) error {
 					_, err := send(ctx, echov1.NewEchoServiceClient(cc))
-					if e := asError(t, err); e.Reason != ErrCallerRetries || len(e.Attempts) != 2 || !e.Attempts[0].Unsent {
+					if e := asError(t, err); e.Reason != errCallerRetries || len(e.Attempts) != 2 || !e.Attempts[0].Unsent {
 						t.Errorf("%v, attempts %+v; want one that was not sent, and one that was", err, e.Attempts)
 					}
 					return err
@@ -307,8 +308,8 @@ func TestLayersOfRetries(t *testing.T) {
 		want  int
 	}{
 		{"without the interceptors", nil, true, 27},
-		{"a service that gave up stops its caller", []ServerOption{WithOneAttemptForRetries(false)}, false, 3},
-		{"one attempt for retries", []ServerOption{WithStopAfterGivingUp(false)}, false, 7},
+		{"a service that gave up stops its caller", []ServerOption{withMeasures(layers.Measures{StopsCallers: true})}, false, 3},
+		{"one attempt for retries", []ServerOption{withMeasures(layers.Measures{OneAttempt: true})}, false, 7},
 		{"both", nil, false, 3},
 	} {
 		for kind, send := range kinds {

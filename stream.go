@@ -12,7 +12,7 @@ import (
 //
 // The application's messages are kept, by reference, and replayed in order when an attempt fails,
 // until the stream is committed: when the application has received a message or headers, has
-// called Context or Trailer, has sent more than [WithBufferLimit] or [WithReplayMemory] allows, or has
+// called Context or Trailer, has sent more than [WithBufferLimit] or the replay memory allows, or has
 // sent the same object twice in a row. From then on gRPC's errors are returned unchanged, except that an
 // attempt ended by [WithAttemptTimeout] before its first message reports that, and a message costs nothing
 // extra. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one object
@@ -34,7 +34,7 @@ import (
 // the call ends with INTERNAL.
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
-// application abandons is not reported, and it counts in [Usage] and towards [WithReplayMemory] for ever; SendMsg and
+// application abandons is not reported, and it counts as open, with its memory, for ever; SendMsg and
 // Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //

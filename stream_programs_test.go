@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -778,7 +779,7 @@ func (r *run) options() []grpc.CallOption {
 type retriers struct{ silent, observed grpc.StreamClientInterceptor }
 
 func newRetriers() *retriers {
-	unmoved := grpcretry.WithRandom(func() float64 { return 0 }) // so that waits are the backoff
+	unmoved := grpcretrytest.Jitter(0) // so that waits are the backoff
 	return &retriers{grpcretry.StreamClientInterceptor(unmoved), grpcretry.StreamClientInterceptor(unmoved, grpcretry.WithObserver(observe))}
 }
 

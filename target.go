@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A target is what a Retrier's calls know about a backend: whether it is failing, since when, and how
@@ -130,31 +132,23 @@ func (t *target) answer() {
 	}
 }
 
-// A TargetState is what a Retrier's calls know about a backend, see [WithPatience].
-type TargetState struct {
-	Target  string        // in gRPC's canonical form, or a function's, see Retrier.Do
-	Failing time.Duration // since the first failure after the last answered call; 0 if that call was the latest
-	Waiting int           // calls that wait before their next attempt
-	GaveUp  int64         // calls that have ended with ErrTargetDown
-}
-
-func (t *target) state(now time.Time) TargetState {
+// state returns what is known now.
+func (t *target) state(now time.Time) inside.Target {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := TargetState{Target: t.name, Waiting: t.waiting, GaveUp: t.gaveUp}
+	s := inside.Target{Name: t.name, Waiting: t.waiting, GaveUp: t.gaveUp}
 	if t.isFailing(now) {
 		s.Failing = max(0, now.Sub(t.since))
 	}
 	return s
 }
 
-// Targets returns the state of each target to which a call has failed lately, sorted by name.
-func (r *Retrier) Targets() []TargetState {
-	var all []TargetState
-	now := time.Now()
-	r.made().targets.each(func(_ string, t *target) { all = append(all, t.state(now)) })
-	slices.SortFunc(all, func(a, b TargetState) int { return strings.Compare(a.Target, b.Target) })
-	return all
+// states returns the state of each target to which a call has failed lately, sorted by name.
+func (all *targets) states(now time.Time) []inside.Target {
+	var states []inside.Target
+	all.each(func(_ string, t *target) { states = append(states, t.state(now)) })
+	slices.SortFunc(states, func(a, b inside.Target) int { return strings.Compare(a.Name, b.Name) })
+	return states
 }
 
 // maxWaiting is how many calls may wait for one target.
@@ -228,19 +222,24 @@ func (t *target) say(what notice, waiting int) {
 // A byTarget keeps one thing for each target: a budget, or what is known about the target. It is
 // safe for concurrent use, and finds what it has without a lock.
 type byTarget[T any] struct {
-	dialed entryNames[T] // by the target as dialed
-	exact  entryNames[T] // by the target in canonical form, see named
+	targets sync.Map                      // *entry[T] by the target in canonical form, or a function's
+	dialed  sync.Map                      // the same by the target as dialed
+	first   atomic.Pointer[dialedName[T]] // one of dialed, because most clients have no other
 
-	mu        sync.Mutex           // never held while something new is made
-	targets   map[string]*entry[T] // guarded by mu; by the target in canonical form
-	swept     time.Time            // guarded by mu; zero before the first target
-	mayForget func(T) bool         // asked by a sweep about what is not used; nil for always
+	mu        sync.Mutex   // held to add and to forget targets and names
+	swept     time.Time    // guarded by mu; zero before the first target
+	mayForget func(T) bool // asked by a sweep about what is not used; nil for always
 }
 
 type entry[T any] struct {
 	of     T
 	used   atomic.Bool // since the last sweep
 	dialed []string    // guarded by byTarget.mu; the target's keys in byTarget.dialed
+}
+
+type dialedName[T any] struct {
+	name string
+	*entry[T]
 }
 
 // use marks the entry as used and returns what it holds. It writes only once between two sweeps, so
@@ -252,43 +251,6 @@ func (e *entry[T]) use() T {
 	return e.of
 }
 
-// entryNames find entries by the names that calls give their targets. Names are added and forgotten
-// with byTarget.mu held.
-type entryNames[T any] struct {
-	all   sync.Map                      // string → *entry[T]
-	first atomic.Pointer[namedEntry[T]] // one of all, because most clients have no other
-}
-
-type namedEntry[T any] struct {
-	name string
-	*entry[T]
-}
-
-// find returns the entry with a name; nil if there is none.
-func (n *entryNames[T]) find(name string) *entry[T] {
-	if first := n.first.Load(); first != nil && first.name == name {
-		return first.entry
-	}
-	if e, ok := n.all.Load(name); ok {
-		return e.(*entry[T])
-	}
-	return nil
-}
-
-// add reports whether the name is new.
-func (n *entryNames[T]) add(name string, e *entry[T]) bool {
-	_, known := n.all.LoadOrStore(name, e)
-	n.first.CompareAndSwap(nil, &namedEntry[T]{name, e})
-	return !known
-}
-
-func (n *entryNames[T]) forget(name string) {
-	n.all.Delete(name)
-	if first := n.first.Load(); first != nil && first.name == name {
-		n.first.Store(nil)
-	}
-}
-
 // sweepEvery is the shortest time between two sweeps, and so the shortest time that an unused
 // target is remembered. It is longer than the default Window, after which a budget without calls
 // has little left to lose.
@@ -297,87 +259,87 @@ const sweepEvery = time.Minute
 // dialedAs returns what is kept for a target as dialed. The canonical form costs an allocation, so
 // it is built only if the target is new.
 func (t *byTarget[T]) dialedAs(dialed string, canonical func() string, fresh func(canonical string) T) T {
-	if e := t.dialed.find(dialed); e != nil {
-		return e.use()
+	if first := t.first.Load(); first != nil && first.name == dialed {
+		return first.use()
 	}
-	return t.add(dialed, canonical(), &t.dialed, fresh).use()
+	if e, ok := t.dialed.Load(dialed); ok {
+		return e.(*entry[T]).use()
+	}
+	name := canonical()
+	made := fresh(name) // without mu, because it may be the program's function
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.add(name, made)
+	if _, known := t.dialed.LoadOrStore(dialed, e); !known {
+		e.dialed = append(e.dialed, dialed)
+	}
+	t.first.CompareAndSwap(nil, &dialedName[T]{dialed, e})
+	return e.of
 }
 
 // named returns what is kept for a target in canonical form, such as a function's:
 // "api.example.com" is not the "dns:///api.example.com" that a ClientConn makes of it.
 func (t *byTarget[T]) named(target string, fresh func(canonical string) T) T {
-	if e := t.exact.find(target); e != nil {
-		return e.use()
+	if e, ok := t.targets.Load(target); ok {
+		return e.(*entry[T]).use()
 	}
-	return t.add(target, target, &t.exact, fresh).use()
+	made := fresh(target)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.add(target, made).of
+}
+
+// add needs mu. It returns the entry of a target, which holds made if it had none.
+func (t *byTarget[T]) add(target string, made T) *entry[T] {
+	if e, ok := t.targets.Load(target); ok {
+		e.(*entry[T]).use()
+		return e.(*entry[T])
+	}
+	t.sweep(time.Now())
+	e := &entry[T]{of: made}
+	e.use() // before anything can sweep it
+	t.targets.Store(target, e)
+	return e
 }
 
 // known returns what is kept for a target in canonical form, if anything is.
 func (t *byTarget[T]) known(canonical string) (of T, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if e := t.targets[canonical]; e != nil {
-		return e.of, true
+	if e, ok := t.targets.Load(canonical); ok {
+		return e.(*entry[T]).of, true
 	}
 	return of, false
 }
 
 // each calls f for every target, in no particular order.
 func (t *byTarget[T]) each(f func(canonical string, of T)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for canonical, e := range t.targets {
-		f(canonical, e.of)
-	}
-}
-
-// add returns the entry of a target that is not known under its name as dialed.
-func (t *byTarget[T]) add(dialed, canonical string, names *entryNames[T], fresh func(canonical string) T) *entry[T] {
-	if e := t.alias(dialed, canonical, names, nil); e != nil {
-		return e
-	}
-	return t.alias(dialed, canonical, names, &entry[T]{of: fresh(canonical)})
-}
-
-// alias adds dialed to the target's names, and returns the target's entry, which is fresh if it had
-// none. It returns nil if the target has no entry and fresh is nil.
-func (t *byTarget[T]) alias(dialed, canonical string, names *entryNames[T], fresh *entry[T]) *entry[T] {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	e := t.targets[canonical]
-	if e == nil {
-		if fresh == nil {
-			return nil
-		}
-		t.sweep(time.Now())
-		e = fresh
-		t.targets[canonical] = e
-	}
-	e.use() // before anything can sweep it
-	if names.add(dialed, e) && names == &t.dialed {
-		e.dialed = append(e.dialed, dialed)
-	}
-	return e
+	t.targets.Range(func(canonical, e any) bool {
+		f(canonical.(string), e.(*entry[T]).of)
+		return true
+	})
 }
 
 // sweep needs mu. It forgets the targets that were not used since the previous sweep, if that was
 // long enough ago.
 func (t *byTarget[T]) sweep(now time.Time) {
-	if t.targets == nil {
-		t.targets, t.swept = map[string]*entry[T]{}, now
+	if t.swept.IsZero() {
+		t.swept = now
 	}
 	if now.Sub(t.swept) < sweepEvery {
 		return
 	}
 	t.swept = now
-	for canonical, e := range t.targets {
+	t.targets.Range(func(canonical, known any) bool {
+		e := known.(*entry[T])
 		if e.used.Swap(false) || t.mayForget != nil && !t.mayForget(e.of) {
-			continue
+			return true
 		}
-		delete(t.targets, canonical)
-		t.exact.forget(canonical)
+		t.targets.Delete(canonical)
 		for _, dialed := range e.dialed {
-			t.dialed.forget(dialed)
+			t.dialed.Delete(dialed)
 		}
-	}
+		if first := t.first.Load(); first != nil && first.entry == e {
+			t.first.Store(nil)
+		}
+		return true
+	})
 }

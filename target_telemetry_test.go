@@ -147,8 +147,8 @@ func TestTargetsThatAreNotUsedAreForgotten(t *testing.T) {
 			try(name)
 			time.Sleep(sweepEvery)
 		}
-		for _, s := range r.Targets() {
-			names = append(names, s.Target)
+		for _, s := range r.targets.states(time.Now()) {
+			names = append(names, s.Name)
 		}
 		if want := []string{"/first-sweep", "/second-sweep", "/waited-for"}; !slices.Equal(names, want) {
 			t.Errorf("targets %v, want %v", names, want)

@@ -122,8 +122,7 @@ func TestUpdateRejects(t *testing.T) {
 		"WithTracerProvider":       WithTracerProvider(nil),
 		"WithCallSpan":             WithCallSpan(true),
 		"WithMeterProvider":        WithMeterProvider(nil),
-		"WithGRPCMetrics":          WithGRPCMetrics(true),
-		"WithRandom":               WithRandom(nil),
+		"withRandom":               withRandom(nil),
 		"WithBuiltInRetryDisabled": WithBuiltInRetryDisabled(),
 	} {
 		wantRefused(t, r.Update(WithMaxAttempts(7), o), "Update", name, "New only")

@@ -1,51 +1,31 @@
 package grpcretry
 
 import (
-	"fmt"
 	"math"
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
+
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
-
-// A Usage is what the calls of a Retrier hold at one moment, and what did not fit into memory so far.
-type Usage struct {
-	// WaitingCalls are calls that wait for a backoff, a server's delay or a connection before their
-	// next attempt, and have no attempt in flight. Functions of [Retrier.Do] are calls, too.
-	WaitingCalls int
-
-	// OpenStreams are streams that have not ended. Streams that pass straight through to gRPC do not
-	// count. If an interceptor below drops call options, a stream that the application abandons counts
-	// on, here and in ReplayMemory.
-	OpenStreams int
-
-	// ReplayMemory is the memory, in bytes, that counts towards [WithReplayMemory] now, and ReplayLimit
-	// the limit.
-	ReplayMemory, ReplayLimit int64
-
-	// CommittedStreams are the streams that the limit has committed since the Retrier was created.
-	CommittedStreams int64
-}
-
-// Usage returns what the Retrier's calls hold now, as metrics and the debug page show it. It is cheap
-// enough for a health check.
-func (r *Retrier) Usage() Usage {
-	u := r.made().usage
-	return Usage{
-		WaitingCalls:     int(u.waiting.Load()),
-		OpenStreams:      int(u.streams.Load()),
-		ReplayMemory:     u.replay.inUse.Load(),
-		ReplayLimit:      u.replay.limit,
-		CommittedStreams: u.replay.committed.Load(),
-	}
-}
 
 // usage counts what a Retrier and its copies hold.
 type usage struct {
 	waiting atomic.Int64 // calls that wait
 	streams atomic.Int64 // streams that are open
 	replay  replayMemory
+}
+
+// now returns what is held now.
+func (u *usage) now() inside.Usage {
+	return inside.Usage{
+		WaitingCalls:     int(u.waiting.Load()),
+		OpenStreams:      int(u.streams.Load()),
+		ReplayMemory:     u.replay.inUse.Load(),
+		ReplayLimit:      u.replay.limit,
+		CommittedStreams: u.replay.committed.Load(),
+	}
 }
 
 func newUsage(c *config) *usage {
@@ -57,30 +37,9 @@ func newUsage(c *config) *usage {
 	return u
 }
 
+// defaultReplayMemory is how many bytes of sent messages the uncommitted streams of a Retrier together keep for
+// replay. A message that does not fit commits its stream, like one that exceeds [WithBufferLimit].
 const defaultReplayMemory = 64 << 20
-
-// WithReplayMemory limits the memory, in bytes, for the sent messages that all uncommitted streams of a
-// Retrier together keep for replay. A message that does not fit commits its stream, like one that exceeds
-// [WithBufferLimit]. The first is logged at warn level, and all are counted: see [Retrier.Usage]. No call
-// is refused, and none waits for memory. As with a full buffer, a SendMsg whose message does not fit waits
-// while another goroutine is retrying.
-//
-// Messages count with their encoded size and gRPC's prefix of five bytes, the request of a server stream
-// included. If that is neither a protobuf message nor has a method Size() int, it counts with the prefix.
-// Requests of unary calls do not count, because their callers hold them anyway.
-//
-// bytes is at least 0. With 0 every stream commits with its first message. The default is 64 MiB. The
-// limit belongs to New, and no Update changes it. A later WithReplayMemory replaces an earlier one.
-func WithReplayMemory(bytes int) Option {
-	return fixedOption("WithReplayMemory", func(c *config) {
-		if bytes < 0 {
-			c.reject(fmt.Errorf("grpcretry: WithReplayMemory: %d bytes is negative", bytes))
-			return
-		}
-		limit := int64(bytes)
-		c.replayMemory = &limit
-	})
-}
 
 // A replayMemory counts what a Retrier's streams keep for replay. It is safe for concurrent use.
 type replayMemory struct {

@@ -32,7 +32,7 @@ func (r *Retrier) Warnings() []string { return r.made().settings.warnings.all() 
 func (r *Retrier) warn() {
 	w := &r.settings.warnings
 	for _, text := range w.all() {
-		if w.logged.add(text) && r.report.log != nil {
+		if w.logged.isNew(text) && r.report.log != nil {
 			r.report.log.Warn("grpcretry: " + text)
 		}
 	}
@@ -44,9 +44,9 @@ type warnings struct {
 	list  []string // guarded by mu; replaced by each Update
 	calls []string // guarded by mu; found in calls
 
-	logged      loggedMethods // the warnings that were logged; an Update may name ever new patterns
-	leftover    atomic.Bool   // a call had a leftover option, see isLeftover
-	otherPolicy loggedMethods // the targets with another load-balancing policy, see isDistributedElsewhere
+	logged      nameSet     // the warnings that were logged; an Update may name ever new patterns
+	leftover    atomic.Bool // a call had a leftover option, see isLeftover
+	otherPolicy nameSet     // the targets with another load-balancing policy, see isDistributedElsewhere
 }
 
 func (w *warnings) set(list []string) {

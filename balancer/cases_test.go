@@ -18,6 +18,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 // The tests in this file combine retries with what grpc-go does beneath the policy.
@@ -80,7 +81,7 @@ func TestRetriesWithHealthChecks(t *testing.T) {
 func TestRetriesWithWaitForReady(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		wait := grpcretry.WithBackoff(grpcretry.Constant(second))
-		cc := c.dialRetried(t, []string{"a", "b"}, wait, grpcretry.WithRandom(func() float64 { return 0 }))
+		cc := c.dialRetried(t, []string{"a", "b"}, wait, grpcretrytest.Jitter(0))
 		c.behave(func(_ context.Context, backend, _ string, visit int) error {
 			switch visit {
 			case 1:

@@ -21,7 +21,7 @@ type Call struct {
 
 	Ended     time.Time `json:"ended"`      // when it ended
 	ElapsedMs float64   `json:"elapsed_ms"` // from its start to its end
-	Outcome   string    `json:"outcome"`    // the word of [grpcretry.Event.Outcome]
+	Outcome   string    `json:"outcome"`    // a word, as in the metrics
 	Code      string    `json:"code"`       // returned to the caller, as spelled on the wire: UNAVAILABLE
 
 	RefusedWaitMs     float64 `json:"refused_wait_ms"`     // the wait that was rejected, if the call stopped because of it; else 0
@@ -83,7 +83,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 		Function:  e.Function,
 		Ended:     began.Add(e.Elapsed),
 		ElapsedMs: ms(e.Elapsed),
-		Outcome:   e.Outcome(),
+		Outcome:   reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge),
 		Code:      codeName(uint32(grpcretry.Attempt{Err: e.Err}.Code())),
 		Made:      attemptsMade(e),
 	}

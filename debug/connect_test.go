@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 // A call that reached no server waits for a connection. Its first attempt counts as one that
@@ -122,7 +123,7 @@ func TestCallThatGetsNoConnectionBeforeItsDeadline(t *testing.T) {
 // and time adds nothing.
 func TestLevelOfTheDefaultBudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := retrier(t, grpcretry.WithPatience(0), grpcretry.WithRandom(func() float64 { return 0 }))
+		r := retrier(t, grpcretry.WithPatience(0), grpcretrytest.Jitter(0))
 		p := handler(t, r)
 		c := dial(t, r, "passthrough:///echo")
 		level := func(when, wanted string) {

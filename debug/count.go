@@ -56,7 +56,7 @@ const (
 	counters       = failedRetried + 5
 )
 
-// outcomes are how calls end, as grpcretry.Event.Outcome returns them. The first three are successes.
+// outcomes are how calls end, as reasons.Outcome returns them. The first three are successes.
 var outcomes = append([]string{firstTry, rescued, hedgeWon}, reasons.Words()...)
 
 const mostOutcomes = 24 // there is a counter for each
@@ -83,7 +83,7 @@ func outcomeCounter(e *grpcretry.Event) counter {
 	if e.Err == nil && e.Attempt.Number == 1 {
 		return firstOutcome // as nearly always
 	}
-	return firstOutcome + counter(slices.Index(outcomes, e.Outcome()))
+	return firstOutcome + counter(slices.Index(outcomes, reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge)))
 }
 
 func codeCounter(code uint32) counter {

@@ -48,6 +48,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // The bounds of the memory, as in the package comment.
@@ -97,7 +98,7 @@ func Handler(retriers ...*grpcretry.Retrier) *Page {
 		p.sources = append(p.sources, s)
 	}
 	for _, s := range p.sources {
-		p.stops = append(p.stops, s.retrier.Observe(s.observe))
+		p.stops = append(p.stops, inside.Observe(s.retrier, s.observe))
 	}
 	return p
 }

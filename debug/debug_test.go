@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -73,7 +74,7 @@ func TestPageCountsCallsThatAreUnderWay(t *testing.T) {
 // What calls and streams hold appears while they hold it.
 func TestPageShowsWhatCallsHold(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := retrier(t, unlimited, grpcretry.WithReplayMemory(1<<20))
+		r := retrier(t, unlimited, inside.WithReplayMemory(1<<20).(grpcretry.Option))
 		c := dial(t, r, "passthrough:///echo")
 		p := handler(t, r)
 		var calls sync.WaitGroup
@@ -92,7 +93,7 @@ func TestPageShowsWhatCallsHold(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		got := p.Snapshot().Retriers
-		kept := r.Usage().ReplayMemory
+		kept := inside.UsageOf(r).ReplayMemory
 		want := []Retrier{{Number: 1, WaitingCalls: 1000, OpenStreams: 100, ReplayMemory: kept, ReplayLimit: 1 << 20}}
 		if !slices.Equal(got, want) || kept < 100*5 {
 			t.Errorf("Retriers = %+v, want %+v", got, want)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/off"
 )
 
@@ -33,7 +34,7 @@ type Snapshot struct {
 	Calls    []Call    `json:"calls"`    // the last 50 calls that retried, hedged, waited or gave up, newest first
 }
 
-// A Target is a backend, as the calls of one retrier know it, see [grpcretry.Retrier.Targets].
+// A Target is a backend, as the calls of one retrier know it, see [grpcretry.WithPatience].
 type Target struct {
 	Retrier int    `json:"retrier"` // the Number of its Retrier
 	Target  string `json:"target"`  // its name, as calls have it
@@ -44,7 +45,7 @@ type Target struct {
 	PatienceMs   float64 `json:"patience_ms"`   // how long its calls wait since it began to fail, by the most patient policy; 0: never
 }
 
-// A Retrier is one of the retriers passed to Handler, see [grpcretry.Retrier.Usage].
+// A Retrier is one of the retriers passed to Handler.
 type Retrier struct {
 	Number int `json:"number"` // 1 for the first, and so on
 
@@ -52,7 +53,7 @@ type Retrier struct {
 	OpenStreams  int `json:"open_streams"`  // streams that have not ended, now; those that pass straight through excluded
 
 	ReplayMemory     int64 `json:"replay_memory_bytes"` // kept now to replay streams
-	ReplayLimit      int64 `json:"replay_limit_bytes"`  // its limit, [grpcretry.WithReplayMemory]
+	ReplayLimit      int64 `json:"replay_limit_bytes"`  // its limit
 	CommittedStreams int64 `json:"committed_streams"`   // streams that the limit has committed, since the retrier was created
 }
 
@@ -165,7 +166,7 @@ func (p *Page) retriers(f filter) []Retrier {
 		if f.retrier != 0 && f.retrier != s.number {
 			continue
 		}
-		u := s.retrier.Usage()
+		u := inside.UsageOf(s.retrier)
 		all = append(all, Retrier{
 			Number:       s.number,
 			WaitingCalls: u.WaitingCalls, OpenStreams: u.OpenStreams,
@@ -183,12 +184,12 @@ func (p *Page) targets(f filter) []Target {
 		if f.retrier != 0 && f.retrier != s.number {
 			continue
 		}
-		for _, state := range s.retrier.Targets() {
+		for _, state := range inside.TargetsOf(s.retrier) {
 			t := Target{
-				Retrier: s.number, Target: text(state.Target, maxName),
+				Retrier: s.number, Target: text(state.Name, maxName),
 				FailingMs: ms(state.Failing), WaitingCalls: state.Waiting, GaveUp: state.GaveUp,
 			}
-			t.PatienceMs = ms(s.patience(state.Target))
+			t.PatienceMs = ms(s.patience(state.Name))
 			quiet := state.Failing == 0 && state.Waiting == 0 && state.GaveUp == 0
 			if !quiet && (f.target == "" || f.target == t.Target) && len(all) < maxRows {
 				all = append(all, t)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // Calls are the calls that were recorded. [Record] starts recording; a [Server] records what is called on its
@@ -38,7 +39,7 @@ type call struct {
 // because their method makes only one attempt, are recorded only on connections of [Server.DialWith].
 func Record(t testing.TB, r *grpcretry.Retrier) *Calls {
 	c := newCalls(t)
-	t.Cleanup(r.Observe(func(_ context.Context, e grpcretry.Event) {
+	t.Cleanup(inside.Observe(r, func(_ context.Context, e grpcretry.Event) {
 		switch {
 		case e.Kind == grpcretry.AttemptStart && e.Attempt.Number == 1:
 			c.begin()
@@ -87,7 +88,7 @@ func (c *Calls) observe(r *grpcretry.Retrier) {
 	if again {
 		return
 	}
-	c.t.Cleanup(r.Observe(func(ctx context.Context, e grpcretry.Event) {
+	c.t.Cleanup(inside.Observe(r, func(ctx context.Context, e grpcretry.Event) {
 		o, ok := ctx.Value(outerKey{}).(*outerCall)
 		if !ok || o.calls != c || o.method != e.Attempt.Method {
 			return

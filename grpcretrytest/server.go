@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A Server is a gRPC server with the services of the program under test, which fails as a script says.
@@ -220,4 +221,6 @@ func (s *Server) DialContext(ctx context.Context) (net.Conn, error) { return s.l
 
 // Jitter returns an option that makes every wait the one for the random number u, from 0 to 1: with full jitter
 // and u = 0.5, a wait of up to 100ms is 50ms. With 1 it is the longest, to the microsecond.
-func Jitter(u float64) grpcretry.Option { return grpcretry.WithRandom(func() float64 { return u }) }
+func Jitter(u float64) grpcretry.Option {
+	return inside.WithRandom(func() float64 { return u }).(grpcretry.Option)
+}

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/function"
 )
 
 // A StatusError is the failure of an attempt whose response has a status of 400 or above.
@@ -130,7 +131,7 @@ func classify(err error) (means error) {
 	f := &failure{err: err, code: codes.Unavailable}
 	switch {
 	case isUnsent(err):
-		return grpcretry.MarkUnsent(f)
+		return function.MarkUnsent(f)
 	case !isBroken(err):
 		f.code = codes.OK
 	}
@@ -259,7 +260,7 @@ const (
 func classifyReset(err error, code uint32) error {
 	switch code {
 	case resetRefusedStream:
-		return grpcretry.MarkUnsent(&failure{err: err, code: codes.Unavailable})
+		return function.MarkUnsent(&failure{err: err, code: codes.Unavailable})
 	case resetNoError, resetInternalError, resetCancel:
 		return &failure{err: err, code: codes.Unavailable}
 	case resetEnhanceYourCalm:

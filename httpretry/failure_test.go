@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/function"
 )
 
 var (
@@ -78,7 +78,7 @@ func TestClassify(t *testing.T) {
 		if code := grpcstatus.Code(got); code != tt.code || got.Error() != tt.err.Error() {
 			t.Errorf("classify(%v) = %v with %v, want %v", tt.err, got, code, tt.code)
 		}
-		if unsent := fmt.Sprintf("%T", got) == fmt.Sprintf("%T", grpcretry.MarkUnsent(io.EOF)); unsent != tt.unsent {
+		if unsent := fmt.Sprintf("%T", got) == fmt.Sprintf("%T", function.MarkUnsent(io.EOF)); unsent != tt.unsent {
 			t.Errorf("classify(%v) is unsent: %v, want %v", tt.err, unsent, tt.unsent)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/grpcretrytest"
 )
 
 // TestMain fails if a test outside a bubble leaves a goroutine behind.
@@ -32,7 +33,7 @@ var steady = grpcretry.WithBackoff(grpcretry.Exponential{Base: time.Second, Max:
 
 func newRetrier(t testing.TB, opts ...grpcretry.Option) *grpcretry.Retrier {
 	t.Helper()
-	unmoved := grpcretry.WithRandom(func() float64 { return 0 }) // a target that is failing makes no wait longer
+	unmoved := grpcretrytest.Jitter(0) // a target that is failing makes no wait longer
 	r, err := grpcretry.New(append([]grpcretry.Option{unmoved}, opts...)...)
 	if err != nil {
 		t.Fatal(err)

@@ -66,17 +66,18 @@ func TestReadingIsRetried(t *testing.T) {
 	defer base.CloseIdleConnections()
 	retrier := newRetrier(t, quick)
 	client := &http.Client{Transport: NewTransport(retrier, base)}
-	body, err := grpcretry.DoValue(t.Context(), retrier, "/orders/list", func(ctx context.Context) ([]byte, error) {
+	var body []byte
+	err := retrier.Do(t.Context(), "/orders/list", func(ctx context.Context) error {
 		resp, err := client.Do(newRequest(t, "GET", url, nil).WithContext(ctx))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
+		body, err = io.ReadAll(resp.Body)
 		if err != nil {
-			return nil, grpcstatus.Error(codes.Unavailable, err.Error())
+			return grpcstatus.Error(codes.Unavailable, err.Error())
 		}
-		return body, nil
+		return nil
 	})
 	if string(body) != "hello" || err != nil || requests() != 2 {
 		t.Errorf("body %q, %v after %d requests", body, err, requests())

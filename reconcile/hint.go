@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/drive"
 )
 
 // A judged error is an error as the engine sees it: with a status, and unwrapped to the original.
@@ -76,8 +77,8 @@ func read(r *grpcretry.Retrier, name string, err error, now time.Time) reading {
 	trailer := trailerOf(err)
 	err = forEngine(err)
 	hint, hinted := grpcretry.PushbackFrom(trailer, err)
-	p := r.Plan(context.Background(), name, name, now, append(alone(r, name, math.MaxInt32, grpcretry.Unlimited),
-		grpcretry.WithMaxElapsed(0), grpcretry.WithUnsentOnly(false), grpcretry.WithDryRun(false), grpcretry.WithClassifier(retryAll))...)
+	p := drive.New[grpcretry.Attempt](context.Background(), r, name, name, now, append(alone(r, name, math.MaxInt32, grpcretry.Unlimited),
+		grpcretry.WithMaxElapsed(0), grpcretry.WithUnsentOnly(false), grpcretry.WithDryRun(false), grpcretry.WithClassifier(retryAll)))
 	a, _ := p.Sent(now)
 	a.Err, a.Trailer = err, trailer
 	step := p.Ended(a, now, rand.Float64())

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/drive"
 )
 
 // A key is an item that has failed since its last success. It is the budget of its own plan: it pays
@@ -16,17 +17,17 @@ type key[T comparable] struct {
 	item    T
 
 	mu        sync.Mutex
-	gone      bool             // removed from the limiter; another key may have taken its place
-	plan      *grpcretry.Plan  // the quick retries; nil before the first failure, and in the slow lane
-	charged   grpcretry.Budget // which paid for the next attempt; nil if none did
-	failures  int              // since the last success
-	parkings  int              // failures after which the item went to the slow lane
-	limit     int              // attempts that may be paid from the budget
-	exhausted bool             // the limit has refused the retry
-	forwarded bool             // the next attempt was brought forward
-	decided   bool             // the wait after the last failure is known, but When has not returned it
-	quiet     bool             // the next Forget follows a failure
-	logged    byte             // steps of the backoff that were logged
+	gone      bool                          // removed from the limiter; another key may have taken its place
+	plan      drive.Plan[grpcretry.Attempt] // the quick retries; nil before the first failure, and in the slow lane
+	charged   grpcretry.Budget              // which paid for the next attempt; nil if none did
+	failures  int                           // since the last success
+	parkings  int                           // failures after which the item went to the slow lane
+	limit     int                           // attempts that may be paid from the budget
+	exhausted bool                          // the limit has refused the retry
+	forwarded bool                          // the next attempt was brought forward
+	decided   bool                          // the wait after the last failure is known, but When has not returned it
+	quiet     bool                          // the next Forget follows a failure
+	logged    byte                          // steps of the backoff that were logged
 
 	// The rest is guarded by the limiter's mu.
 	due     time.Time // of the next attempt

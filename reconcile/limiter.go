@@ -16,12 +16,14 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/drive"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A RateLimiter says when the failed items of a workqueue return. It implements
 // [workqueue.TypedRateLimiter] and is safe for concurrent use.
 //
-// An item's first failure starts a [grpcretry.Plan] with the Retrier's policy for the limiter's name,
+// An item's first failure starts a plan with the Retrier's policy for the limiter's name,
 // and its retries return after that plan's waits. When the plan ends, because the budget refuses,
 // MaxAttempts attempts have failed in a row, the failure is not retryable, or the server forbids
 // another attempt, the item goes to the slow lane, from which one item per second returns, see
@@ -111,7 +113,7 @@ func (l *RateLimiter[T]) setRate(otherwise rate.Limit) {
 
 // budget returns the Retrier's budget.
 func (l *RateLimiter[T]) budget() grpcretry.Budget {
-	return l.retrier.Budget(l.name, l.config.target)
+	return inside.BudgetOf(l.retrier, l.name, l.config.target).(grpcretry.Budget)
 }
 
 // When reports that an item has failed, and returns the wait before the item is added again. If
@@ -287,10 +289,11 @@ func (l *RateLimiter[T]) lockKey(item T, now time.Time) *key[T] {
 }
 
 // attempt reports a failed attempt to the plan. The caller holds mu.
-func (k *key[T]) attempt(err error, now time.Time) (grpcretry.Step, serverWait) {
+func (k *key[T]) attempt(err error, now time.Time) (drive.Step, serverWait) {
 	l := k.limiter
 	if k.plan == nil {
-		k.plan = l.retrier.Plan(context.Background(), l.name, l.config.target, now, alone(l.retrier, l.name, math.MaxInt32, k)...)
+		k.plan = drive.New[grpcretry.Attempt](context.Background(), l.retrier, l.name, l.config.target, now,
+			alone(l.retrier, l.name, math.MaxInt32, k))
 	}
 	a, _ := k.plan.Sent(now)
 	a.Err, a.Trailer = forEngine(err), trailerOf(err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/reconcile"
 )
 
@@ -445,7 +446,7 @@ func TestSwitchedOff(t *testing.T) {
 		limiter := reconcile.NewRateLimiter[string](r, name, slow)
 		queue := reconcile.NewQueue(limiter, "")
 		defer queue.ShutDown()
-		balance := func() float64 { return r.Budget(name, "").Balance(time.Now()) }
+		balance := func() float64 { return inside.BudgetOf(r, name, "").(grpcretry.Budget).Balance(time.Now()) }
 		r.Update(grpcretry.Disable())
 		for _, item := range []string{"a", "b", "c"} {
 			queue.AddRateLimited(item)
@@ -472,7 +473,7 @@ func TestTarget(t *testing.T) {
 		"/orders":            reconcile.NewRateLimiter[string](r, "/orders"),
 	} {
 		l.When("a")
-		if got := r.Budget(name, target).Balance(time.Now()); got != 2 {
+		if got := inside.BudgetOf(r, name, target).(grpcretry.Budget).Balance(time.Now()); got != 2 {
 			t.Errorf("balance of %s = %v, want 2", target, got)
 		}
 	}

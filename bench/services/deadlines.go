@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/drive"
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
@@ -79,7 +80,7 @@ func (c course) run() (*timeline, error) {
 
 // call makes the call of a service to the next, as the interceptors do.
 func (t *timeline) call(ctx context.Context, caller int, now time.Time) reply {
-	plan := t.retriers[caller].Plan(ctx, "/shop.Service/Method", services[caller+1], now)
+	plan := drive.New[grpcretry.Attempt](ctx, t.retriers[caller], "/shop.Service/Method", services[caller+1], now, nil)
 	for {
 		a, timeout := plan.Sent(now)
 		r := t.handle(ctx, caller+1, now.Add(hop))
@@ -107,7 +108,7 @@ func (t *timeline) call(ctx context.Context, caller int, now time.Time) reply {
 
 // unlessReplaced returns r, the reply to an attempt that is overdue from now on, unless another attempt
 // replaces it before.
-func unlessReplaced(r reply, plan *grpcretry.Plan, a grpcretry.Attempt, now time.Time) reply {
+func unlessReplaced(r reply, plan drive.Plan[grpcretry.Attempt], a grpcretry.Attempt, now time.Time) reply {
 	step := plan.Overdue(a, now, luck)
 	for step.Cut == 0 {
 		if now = plan.DueAt(); now.IsZero() || !now.Before(r.at) {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/bench/internal/svg"
+	"github.com/grpcretry/grpcretry/internal/inside"
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // Measures of the pictures, in pixels.
@@ -24,7 +26,8 @@ type panel struct {
 
 var panels = []panel{
 	{"Retries alone", "no server interceptors", nil, "3 × 3 × 3"},
-	{"One attempt for retries", "the second measure alone", grpcretry.ServerOptions(grpcretry.WithStopAfterGivingUp(false)),
+	{"One attempt for retries", "the second measure alone",
+		grpcretry.ServerOptions(inside.WithMeasures(layers.Measures{OneAttempt: true}).(grpcretry.ServerOption)),
 		"3 and two retries of B, and two of A"},
 	{"Both measures", "grpcretry.ServerOptions()", grpcretry.ServerOptions(), "as many with the first measure alone"},
 }

@@ -22,7 +22,7 @@ import (
 // policy, and on the load that a server gets. It is a part of herd, because it is made of the same
 // things: the flags of strategies, the reader of service configs and the simulator.
 //
-// No rule of the library is implemented here. Timelines come from driving a [grpcretry.Plan] with
+// No rule of the library is implemented here. Timelines come from driving a drive.Plan with
 // chosen or drawn random numbers (explain_timeline.go), budgets from driving Plans until they refuse
 // (explain_budget.go), and everything else from simulations.
 

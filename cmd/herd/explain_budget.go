@@ -9,6 +9,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+	"github.com/grpcretry/grpcretry/internal/drive"
 )
 
 // This file measures what a budget allows: it drives Plans of one process, calls that succeed and
@@ -147,7 +148,7 @@ func (d *drainer) calls(rate float64, length time.Duration) {
 	d.made += float64(n)
 	for i := range n {
 		d.now = start.Add(time.Duration(float64(length) * float64(i+1) / float64(n)))
-		p := d.retrier.Plan(context.Background(), "/herd.Explain/Call", "", d.now)
+		p := drive.New[grpcretry.Attempt](context.Background(), d.retrier, "/herd.Explain/Call", "", d.now, nil)
 		a, _ := p.Sent(d.now)
 		a.Peer = reachedServer{}
 		p.Ended(a, d.now, 0)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+	"github.com/grpcretry/grpcretry/internal/drive"
 )
 
 // This file tells what happens in calls that keep failing. It drives Plans, as the simulator does,
@@ -56,7 +57,7 @@ var storyStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // A teller drives the Plan of one call.
 type teller struct {
-	plan *grpcretry.Plan
+	plan drive.Plan[grpcretry.Attempt]
 	kind failureKind
 	u    func() float64
 
@@ -82,7 +83,7 @@ func tell(r *grpcretry.Retrier, kind failureKind, target string, start time.Time
 	if deadline > 0 {
 		t.deadline = start.Add(deadline)
 	}
-	t.plan = r.Plan(storyContext{context.Background(), t.deadline}, "/herd.Explain/Call", target, start)
+	t.plan = drive.New[grpcretry.Attempt](storyContext{context.Background(), t.deadline}, r, "/herd.Explain/Call", target, start, nil)
 	t.send()
 	for !t.over {
 		if !t.next() {
@@ -181,7 +182,7 @@ func (t *teller) late(i int) {
 	t.follow(t.plan.Overdue(a, t.now, t.u()))
 }
 
-func (t *teller) follow(step grpcretry.Step) {
+func (t *teller) follow(step drive.Step) {
 	switch {
 	case step.End:
 		t.over, t.story.why = true, step.Reason

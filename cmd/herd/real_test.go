@@ -23,6 +23,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // The tests of this file compare simulations with the real interceptors and a real gRPC server, in virtual
@@ -455,7 +456,7 @@ func (r *realRun) observe(_ context.Context, e grpcretry.Event) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.result.outcomes[e.Outcome()]++
+	r.result.outcomes[reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge)]++
 	for _, a := range e.Attempts {
 		if errors.Is(a.Err, grpcretry.ErrHedgeLost) {
 			r.result.lost++

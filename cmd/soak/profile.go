@@ -17,6 +17,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/balancer"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A profile is a Retrier of a client process, with its ClientConns.
@@ -110,7 +111,7 @@ func newProfiles(observe grpcretry.Option) ([]*profile, error) {
 			grpcretry.WithMaxElapsed(3 * time.Second)},
 		{grpcretry.WithMethod(echoService+"Echo", hedging), grpcretry.WithMethod(echoService+"Expand", hedging)},
 		{grpcretry.WithBudget(grpcretry.Unlimited)},
-		{grpcretry.WithBudget(grpcretry.Unlimited), grpcretry.WithReplayMemory(smallMemory)},
+		{grpcretry.WithBudget(grpcretry.Unlimited), inside.WithReplayMemory(smallMemory).(grpcretry.Option)},
 	}
 	for i, p := range profiles {
 		p.wait = patience
@@ -327,7 +328,7 @@ func restored(b grpcretry.Budget, full float64) audit {
 
 // checkUsage returns what a profile's Retrier still holds when no call is in flight, "" for nothing.
 func (p *profile) checkUsage() string {
-	u := p.retrier.Usage()
+	u := inside.UsageOf(p.retrier)
 	switch {
 	case u.WaitingCalls != 0 || u.OpenStreams != 0 || u.ReplayMemory != 0:
 		return fmt.Sprintf("%d calls are waiting, %d streams are open, and %d bytes are kept for replays, when no call is in flight",

@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
+	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
 // All setups have the same policy, whatever applies it.
@@ -40,10 +42,10 @@ var setups = []setup{
 	{name: noLibrary, client: builtIn},
 	{name: budgets, client: impatient},
 	{name: stop, client: unlimited, server: func() []grpc.ServerOption {
-		return grpcretry.ServerOptions(grpcretry.WithOneAttemptForRetries(false))
+		return grpcretry.ServerOptions(inside.WithMeasures(layers.Measures{StopsCallers: true}).(grpcretry.ServerOption))
 	}},
 	{name: oneAttempt, client: unlimited, server: func() []grpc.ServerOption {
-		return grpcretry.ServerOptions(grpcretry.WithStopAfterGivingUp(false))
+		return grpcretry.ServerOptions(inside.WithMeasures(layers.Measures{OneAttempt: true}).(grpcretry.ServerOption))
 	}},
 	{name: everything, client: library, server: func() []grpc.ServerOption {
 		return grpcretry.ServerOptions()

@@ -24,6 +24,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // An Exploration says which programs to run.
@@ -366,7 +367,7 @@ func (o *observation) run(t *testing.T, e *Exploration) {
 		t.Fatalf("Exploration.Policy: %v", err)
 	}
 	o.retrier = r
-	defer r.Observe(o.observe)()
+	defer inside.Observe(r, o.observe)()
 	cc := server.Conn(append(append(r.DialOptions(), steadyConnect), e.DialOptions...)...)
 	defer o.goDown(server)()
 	over := make(chan result, len(o.program.calls))

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -41,7 +42,7 @@ var policies = map[string]func() []grpcretry.Option{
 		}
 		return opts
 	},
-	"small memory": func() []grpcretry.Option { return []grpcretry.Option{grpcretry.WithReplayMemory(600)} },
+	"small memory": func() []grpcretry.Option { return []grpcretry.Option{inside.WithReplayMemory(600).(grpcretry.Option)} },
 	"little patience": func() []grpcretry.Option {
 		return []grpcretry.Option{grpcretry.WithPatience(1200 * time.Millisecond), grpcretry.WithMaxAttempts(3),
 			grpcretry.WithBudget(grpcretry.Unlimited)}

@@ -3,12 +3,14 @@ package explore
 import (
 	"runtime"
 	"strings"
+
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // judgeLeftover checks, a second after the calls have ended and before their contexts do, that the Retrier holds
 // nothing of them.
 func (o *observation) judgeLeftover() {
-	if u := o.retrier.Usage(); u.WaitingCalls != 0 || u.OpenStreams != 0 || u.ReplayMemory != 0 {
+	if u := inside.UsageOf(o.retrier); u.WaitingCalls != 0 || u.OpenStreams != 0 || u.ReplayMemory != 0 {
 		o.problem("when all calls had ended, %s, %s, and %s in the replay memory",
 			count(int(u.WaitingCalls), "call was waiting", "calls were waiting"),
 			count(int(u.OpenStreams), "stream was open", "streams were open"), count(int(u.ReplayMemory), "byte was", "bytes were"))

@@ -22,3 +22,24 @@ type Call struct {
 
 // Do makes the call with the policies of retrier, a *grpcretry.Retrier. Package grpcretry sets it.
 var Do func(ctx context.Context, retrier any, c *Call) error
+
+// MarkUnsent marks the error of an attempt that certainly had no effect anywhere, such as one that could
+// not be sent because there was no connection; a nil err stays nil. It does not make an error retryable by
+// itself. With WithUnsentOnly, only such errors and those with a RetryInfo are retried. The attempt neither
+// counts towards WithMaxAttempts nor costs a token, and while there is patience, the function is called
+// again after its backoff, or after the RetryInfo, and after a millisecond at least.
+//
+// The mark holds for the errors that wrap err. An error that wraps several has it if all of them have it,
+// and the *grpcretry.Error of another call has it if all its attempts failed with it.
+func MarkUnsent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &UnsentError{err}
+}
+
+// An UnsentError is a marked error.
+type UnsentError struct{ error }
+
+// Unwrap returns the error.
+func (e *UnsentError) Unwrap() error { return e.error }

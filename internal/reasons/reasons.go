@@ -87,3 +87,25 @@ func Of(err error) *Reason {
 	}
 	return cancelled
 }
+
+// The outcomes of calls that succeeded.
+const (
+	FirstTry  = "first_try"
+	Recovered = "recovered" // after retries
+	HedgeWon  = "hedge_won" // with an attempt that was sent while an earlier one was in flight
+)
+
+// Outcome returns one word for how a call ended: by a failure with err, for a reason, or by the success of
+// the attempt with a number, which may be a hedge.
+func Outcome(err, reason error, number int, hedge bool) string {
+	switch {
+	case err != nil:
+		return Of(reason).Word
+	case hedge:
+		return HedgeWon
+	case number > 1:
+		return Recovered
+	default:
+		return FirstTry
+	}
+}

@@ -11,11 +11,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/drive"
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file simulates the clients. Like the loop of an interceptor it sends attempts and keeps
-// timers; a [grpcretry.Plan] for each call decides everything else.
+// timers; a [drive.Plan] for each call decides everything else.
 
 // A caller is a source of calls that are alike: a group of clients, or a server that calls
 // another.
@@ -97,7 +99,7 @@ type group struct {
 
 // A call is what a client wants.
 type call struct {
-	plan     *grpcretry.Plan
+	plan     drive.Plan[grpcretry.Attempt]
 	caller   *caller
 	process  *process
 	start    int64
@@ -294,7 +296,7 @@ func (r *run) newCall(begun call) int32 {
 	if c.deadline > 0 {
 		c.context.deadline = epoch.Add(time.Duration(c.deadline))
 	}
-	c.plan = c.process.retrier.Plan(&c.context, from.target.method, "", r.time())
+	c.plan = drive.New[grpcretry.Attempt](&c.context, c.process.retrier, from.target.method, "", r.time(), nil)
 	from.seen.at(r.now).Calls++
 	r.open(from, 1)
 	r.send(i, c)
@@ -404,7 +406,7 @@ func (r *run) expire(ai int32, a *attempt) {
 }
 
 // cut ends the attempt that a step says is to be cut, if any.
-func (r *run) cut(c *call, step grpcretry.Step) bool {
+func (r *run) cut(c *call, step drive.Step) bool {
 	for _, ai := range c.open {
 		if a := r.attempts.at(ai); int(a.flight.number) == step.Cut {
 			r.abandon(ai, a, grpcretry.ErrAttemptTimeout)
@@ -486,7 +488,7 @@ func (r *run) describe(c *call, one flight) grpcretry.Attempt {
 }
 
 // follow does what a step says, unless the step ends the call.
-func (r *run) follow(i int32, c *call, step grpcretry.Step) {
+func (r *run) follow(i int32, c *call, step drive.Step) {
 	switch {
 	case step.Send && c.hedged:
 		r.send(i, c)
@@ -588,9 +590,7 @@ func (r *run) endCall(i int32, c *call, e ending) {
 	latency := r.now - c.start
 	seen := from.seen.at(r.now)
 	from.perCall = append(from.perCall, c.number)
-	ended := grpcretry.Event{
-		Attempt: grpcretry.Attempt{Number: int(e.number), Hedge: e.hedge}, Err: e.err, Reason: e.reason}
-	from.Outcomes[ended.Outcome()]++
+	from.Outcomes[reasons.Outcome(e.err, e.reason, int(e.number), e.hedge)]++
 	if e.err == nil {
 		seen.Succeeded++
 		from.succeeded = append(from.succeeded, latency)

@@ -14,7 +14,7 @@
 // Events of the same time happen in the order in which they were caused. Messages take the time of
 // the network in each direction, and none is lost.
 //
-// Clients do what the library's interceptors do: each call has a [grpcretry.Plan]; the
+// Clients do what the library's interceptors do: each call has a drive.Plan; the
 // simulator sends attempts and keeps timers, reports how attempts end, and does what the Plan
 // says. No rule of the engine is repeated here: which failures are retried, what pushback
 // means, how long to wait, when a deadline is too close, whether a timeout ends an attempt,

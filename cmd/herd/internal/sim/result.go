@@ -78,7 +78,7 @@ type GroupResult struct {
 	Hedges, Lost, Suppressed       int
 	Refused                        int
 
-	Outcomes map[string]int // calls by outcome, by [grpcretry.Event.Outcome]
+	Outcomes map[string]int // calls by outcome, see reasons.Outcome
 
 	Latency     Quantiles // of calls that succeeded
 	Rescued     Quantiles // latency of calls that succeeded with another attempt than the first

@@ -69,9 +69,9 @@ type Strategy struct {
 	// interceptors. A Downstream can turn them on for one server.
 	//
 	// With StopCallers the response to a request that fails after its downstream call gave up says "do
-	// not retry", see [grpcretry.WithStopAfterGivingUp]. With OneAttempt a request that is a retry
+	// not retry", see [grpcretry.UnaryServerInterceptor]. With OneAttempt a request that is a retry
 	// after no response, or that is made for one further up, gets a single attempt downstream, and with
-	// OneAttempt alone each request that is a retry, see [grpcretry.WithOneAttemptForRetries].
+	// OneAttempt alone each request that is a retry, see [grpcretry.UnaryServerInterceptor].
 	StopCallers, OneAttempt bool
 }
 

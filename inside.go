@@ -1,0 +1,49 @@
+package grpcretry
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/grpcretry/grpcretry/internal/inside"
+	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/off"
+)
+
+// The other packages of this repository reach what follows through package inside.
+func init() {
+	inside.Observe = func(retrier, observer any) (stop func()) {
+		return retrier.(*Retrier).made().report.observers.add(observer.(func(context.Context, Event)))
+	}
+	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
+	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
+	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }
+	off.Methods = func(retrier any) []off.Method {
+		return slices.Collect(maps.Keys(retrier.(*Retrier).report.observers.passed.current()))
+	}
+	inside.WithRandom = func(f func() float64) any { return withRandom(f) }
+	inside.WithReplayMemory = func(bytes int64) any { return withReplayMemory(bytes) }
+	inside.WithMeasures = func(m layers.Measures) any { return withMeasures(m) }
+}
+
+// budgetOf returns the budget of a method's calls to a target in canonical form.
+func (r *Retrier) budgetOf(method, target string) Budget {
+	return budgetNamed(r.made().settings.current().of(method).policy.Budget, target)
+}
+
+// withRandom sets the source of the random numbers for jitter. Any number that is not in [0, 1) counts as
+// the nearest of these, and NaN as 0. A nil f means [math/rand/v2.Float64].
+func withRandom(f func() float64) Option {
+	return fixedOption("withRandom", func(c *config) { c.random = f })
+}
+
+// withReplayMemory replaces defaultReplayMemory.
+func withReplayMemory(bytes int64) Option {
+	return fixedOption("withReplayMemory", func(c *config) { c.replayMemory = &bytes })
+}
+
+// withMeasures turns single measures against multiplying retries off.
+func withMeasures(m layers.Measures) ServerOption {
+	return serverOption(func(s *server) { s.Measures = m })
+}
