@@ -80,7 +80,8 @@ func (unlimited) Balance(time.Time) float64 { return math.Inf(1) }
 
 // NewRateBudget returns a budget that allows a retry whenever l allows an event. It is an absolute
 // limit on retries: traffic earns nothing, and a retry that succeeds returns nothing. The token of
-// an attempt that reached no server is worth a whole retry immediately. The limiter may be shared with other uses. [New] rejects a nil limiter.
+// an attempt that reached no server is worth a whole retry immediately. The limiter may be
+// shared with other uses. [New] rejects a nil limiter.
 func NewRateBudget(l *rate.Limiter) Budget { return &rateBudget{limiter: l} }
 
 type rateBudget struct {

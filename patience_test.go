@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
-	"github.com/grpcretry/grpcretry/internal/drive"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
