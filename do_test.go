@@ -97,7 +97,7 @@ func TestDo(t *testing.T) {
 			script: []error{function.MarkUnsent(refused), function.MarkUnsent(refused), errUnavailable, errUnavailable},
 			at:     []time.Duration{0, second, 3 * second, 7 * second}, reason: ErrAttemptsExhausted},
 		{name: "unsent without patience", opts: []CallOption{WithPatience(0)}, script: []error{function.MarkUnsent(refused)},
-			at: []time.Duration{0},
+			at:     []time.Duration{0},
 			reason: ErrTargetDown},
 		{name: "off", opts: []CallOption{Disable()}, script: []error{errUnavailable}, at: []time.Duration{0}, err: errUnavailable},
 	} {
