@@ -335,3 +335,34 @@ func TestLayersOfRetries(t *testing.T) {
 		}
 	}
 }
+
+// A program that drives a Plan for a request tells the request how the call ended.
+func TestAPlanForARequest(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		retry   bool
+		trailer metadata.MD
+		opts    []Option
+		reason  error // nil: the call goes on
+		gaveUp  bool
+	}{
+		{"a first attempt", false, nil, nil, nil, false},
+		{"a retry", true, nil, nil, ErrCallerRetries, false},
+		{"no time left", false, nil, []Option{WithMaxElapsed(second)}, ErrMaxElapsed, true},
+		{"told not to retry", false, metadata.Pairs(pushbackKey, "-1"), nil, ErrPushback, true},
+		{"without retries", false, nil, []Option{Disable()}, ErrAttemptsExhausted, false},
+		{"without retries, and told", false, metadata.Pairs(pushbackKey, "-1"), []Option{Disable()}, ErrPushback, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := retrierOf(t, append([]Option{steady}, tt.opts...)...)
+			request := layers.New(t.Context(), tt.retry)
+			plan := r.Plan(context.WithoutCancel(request), echoMethod, "", noon)
+			a, _ := plan.Sent(noon)
+			a.Err, a.Trailer = status.Error(codes.Unavailable, "down"), tt.trailer
+			step := plan.Ended(a, noon, 0)
+			if step.End != (tt.reason != nil) || step.Reason != tt.reason || request.GaveUp() != tt.gaveUp {
+				t.Errorf("step %+v, and gave up: %t; want the reason %v, and %t", step, request.GaveUp(), tt.reason, tt.gaveUp)
+			}
+		})
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -348,4 +349,63 @@ func (numb) SendMsg(any) error {
 func (s numb) RecvMsg(m any) error {
 	time.Sleep(20 * second)
 	return s.ClientStream.RecvMsg(m)
+}
+
+// The response of a client stream is complete when it has come, whatever the timer says.
+func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			return playServer(t, n, "recv a; recv EOF; send 1", stream)
+		})
+		budget := &tally{}
+		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)
+		openOn(t, cc, clientStream).play(t, "send a; close; recv 1")
+		wantTimes(t, server, 0)
+		if want := (counts{withdrawn: 1, refunded: 1, told: [5]int{Succeeded: 1}, highest: 1}); budget.counts != want {
+			t.Errorf("budget is %+v, want %+v", budget.counts, want)
+		}
+	})
+}
+
+// gRPC's RecvMsg returns the response of a client stream after it has seen the status, so it is a success, although
+// the report of the cut came first.
+func TestAResponseThatCrossesTheReportOfTheCutIsASuccess(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		reported := &record{}
+		stream, err := StreamClientInterceptor(append(reported.options(), WithAttemptTimeout(second))...)(t.Context(), clientStream, nil, "/s/m",
+			func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				return cutStream{ctx: ctx, opts: opts}, nil
+			}, reported.onFinish())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = stream.RecvMsg(request())
+		reported.want(t, err)
+		if err != nil {
+			t.Errorf("got %v, want the response", err)
+		}
+	})
+}
+
+// A cutStream reports that its attempt was cut, and has the response a second later.
+type cutStream struct {
+	grpc.ClientStream
+	ctx  context.Context
+	opts []grpc.CallOption
+}
+
+func (s cutStream) Context() context.Context     { return s.ctx }
+func (s cutStream) Header() (metadata.MD, error) { return metadata.MD{}, nil }
+func (s cutStream) Trailer() metadata.MD         { return nil }
+
+func (s cutStream) RecvMsg(any) error {
+	<-s.ctx.Done()
+	for _, opt := range s.opts {
+		if opt, ok := opt.(grpc.OnFinishCallOption); ok {
+			opt.OnFinish(errCut)
+		}
+	}
+	time.Sleep(second)
+	return nil
 }

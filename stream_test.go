@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -496,4 +497,87 @@ func TestContextAndTrailerDoNotWaitForABackoff(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A CloseSend that fails while a retry is possible is no more final than a SendMsg.
+func TestCloseSendThatFailsIsRetried(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		unclosable int // so many attempts
+	}{
+		{"in the first attempt", 1},
+		{"in the replay", 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+					if PreviousAttempts(stream.Context()) < tt.unclosable { // n counts only those that came this far
+						return playServer(t, n, "recv a; recv EOF; fail UNAVAILABLE", stream)
+					}
+					return playServer(t, n, "recv a; recv EOF; send 1", stream)
+				})
+				attempts := 0
+				wrapped := below(func(stream grpc.ClientStream) grpc.ClientStream {
+					if attempts++; attempts <= tt.unclosable {
+						return unclosable{stream}
+					}
+					return stream
+				})
+				cc := server.conn(t, append(DialOptions(steady), wrapped)...)
+				openOn(t, cc, bidiStream).play(t, "send a; close; recv 1; recv EOF")
+				if attempts != tt.unclosable+1 {
+					t.Errorf("%d attempts, want %d", attempts, tt.unclosable+1)
+				}
+			})
+		})
+	}
+}
+
+// unclosable is a stream whose CloseSend fails.
+type unclosable struct{ grpc.ClientStream }
+
+func (s unclosable) CloseSend() error {
+	_ = s.ClientStream.CloseSend()
+	return status.Error(codes.Unavailable, "CloseSend failed")
+}
+
+// In a dry run an empty end is what gRPC says it is.
+func TestADryRunLeavesAnEmptyEndAlone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "hang")
+		cc := server.conn(t, append(DialOptions(WithDryRun(true)), below(func(s grpc.ClientStream) grpc.ClientStream { return nothing{s} }))...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv EOF; cancel")
+	})
+}
+
+// nothing is a stream that an interceptor answers by itself.
+type nothing struct{ grpc.ClientStream }
+
+func (nothing) RecvMsg(any) error            { return io.EOF }
+func (nothing) Header() (metadata.MD, error) { return nil, nil }
+func (nothing) Trailer() metadata.MD         { return nil }
+
+// big is more than flow control lets through to a server that does not read: gRPC takes
+// one such message, and holds the next one up.
+var big = strings.Repeat("x", 200<<10)
+
+func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; recv " + big + "; recv EOF; send 1; fail UNAVAILABLE"}
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		group.Go(func() {
+			app.play(t, "send a; wait 500ms; send "+big+"; close") // the second waits for the attempt that it commits
+			if got := time.Since(server.start); got != second {
+				t.Errorf("SendMsg returned after %v, want 1s, when there was an attempt to commit", got)
+			}
+		})
+		app.play(t, "recv 1; recv UNAVAILABLE")
+		group.Wait()
+		wantTimes(t, server, 0, second)
+	})
 }
