@@ -18,28 +18,22 @@ type firstMessage struct {
 }
 
 // race receives a hedged stream's first message. It returns false if that has failed, and another attempt is open.
-func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
-	s.orCrash(func() { over, err = s.raceAttempts(first, m) })
-	return over, err
-}
-
-func (s *retryStream) raceAttempts(first *streamAttempt, m any) (over bool, _ error) {
+func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
 	k := s.call.contest
 	h := &hedgedStream{s, first, typeOfReply(m)}
 	k.compete(h)
 	first.awaited()
 	e := k.race(first.attempt, func(*attempt) error { return h.complete(first, h.receiveFirst(first, m)) })
 	k.compete(nil)
-	at, message := first, m
-	if e.attempt != first.attempt {
-		theirs := e.attempt.bounds.received.(*firstMessage)
-		at, message = theirs.from, theirs.message
+	at := first
+	if theirs, hedged := e.attempt.bounds.received.(*firstMessage); hedged {
+		at = theirs.from
+		if e.err == nil {
+			copyReply(m, theirs.message)
+		}
 	}
 	if e.err != nil && !isEOF(e.err) {
 		return s.allLost(at, e, m)
-	}
-	if at != first && e.err == nil {
-		copyReply(m, message)
 	}
 	return true, s.won(at, e.err)
 }
@@ -100,21 +94,11 @@ func (s *hedgedStream) complete(at *streamAttempt, err error) error {
 
 // receiveFirst receives an attempt's first message.
 func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
+	err := at.recv(message)
 	s.mu.Lock()
-	broken := at.broken
-	s.mu.Unlock()
-	if broken != nil {
-		return broken
-	}
-	err := at.stream.RecvMsg(message)
-	s.mu.Lock()
-	at.note(err)
-	if at.broken != nil {
-		err = at.broken
-	}
-	s.mu.Unlock()
-	if isEOF(err) {
-		return at.cleanEnd()
+	defer s.mu.Unlock()
+	if at.broken != nil { // it was released then, so that RecvMsg has ended
+		return at.broken
 	}
 	return err
 }

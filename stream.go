@@ -112,10 +112,7 @@ func (s *retryStream) CloseSend() error {
 // RecvMsg implements grpc.ClientStream.
 func (s *retryStream) RecvMsg(m any) error {
 	if at := s.direct.Load(); at != nil && at.hasMessage {
-		if err := at.stream.RecvMsg(m); err != nil {
-			return s.receivedLast(at, err)
-		}
-		return nil
+		return s.receivedCommitted(at, at.stream.RecvMsg(m))
 	}
 	return s.receive(m)
 }

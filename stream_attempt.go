@@ -153,15 +153,14 @@ func (at *streamAttempt) awaitOver() bool {
 	if at.over {
 		return true
 	}
-	expired := false
+	deadline := time.Now().Add(overGrace)
 	grace := time.AfterFunc(overGrace, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		expired = true
 		s.change.Broadcast()
 	})
 	defer grace.Stop()
-	for !at.over && !expired {
+	for !at.over && time.Now().Before(deadline) {
 		s.change.Wait()
 	}
 	return at.over
@@ -171,7 +170,7 @@ func (at *streamAttempt) awaitOver() bool {
 // interceptors below see the end.
 func (at *streamAttempt) discard(into any) {
 	at.release()
-	for at.stream.RecvMsg(into) == nil {
+	for at.recv(into) == nil {
 		continue
 	}
 }

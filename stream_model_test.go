@@ -864,7 +864,7 @@ func (r *run) judgeVoid(c *called) {
 	if r.ctxEndedBy(c.end) && !(len(r.finishes) > 0 && r.finishes[0].seq < c.start.seq) {
 		return // another goroutine is about to report that the caller has gone
 	}
-	if r.cut(a) {
+	if r.cut(a) || r.timeout > 0 && isContextCode(codeOf(a.finishErr)) {
 		return // gRPC's goroutine, which reports that, may be replacing the attempt
 	}
 	for _, other := range r.calls {

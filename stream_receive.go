@@ -95,7 +95,10 @@ func (s *retryStream) receive(m any) error {
 		case s.phase == phaseOpen && hedged && s.out.isComplete():
 			s.setPhase(phaseRacing)
 			s.mu.Unlock()
-			if over, err := s.race(at, m); over {
+			var over bool
+			var err error
+			s.orCrash(func() { over, err = s.race(at, m) })
+			if over {
 				return err
 			}
 			s.mu.Lock()
@@ -117,23 +120,15 @@ var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying"
 // messages that had arrived before.
 func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
 	s.mu.Lock()
-	final := s.final
-	ours := at == nil || at.fate != fateCommitted || at.broken != nil || at.isCut()
-	if ours && at != nil {
+	if at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut() {
+		s.mu.Unlock()
+		return at.recv(m)
+	}
+	defer s.mu.Unlock()
+	if at != nil {
 		at.received = true
 	}
-	s.mu.Unlock()
-	if ours {
-		return final
-	}
-	err := at.stream.RecvMsg(m)
-	s.mu.Lock()
-	at.note(err)
-	s.mu.Unlock()
-	if isEOF(err) {
-		return at.cleanEnd()
-	}
-	return err
+	return s.final
 }
 
 // receiveFrom receives a message from an attempt, after receiving was counted.
@@ -149,16 +144,19 @@ func (at *streamAttempt) receiveFrom(m any) error {
 		}
 	}()
 	at.awaited()
-	err := at.stream.RecvMsg(m)
-	if isEOF(err) {
-		err = at.cleanEnd()
-	}
+	err := at.recv(m)
 	returned = true
 	return err
 }
 
-// note needs mu. It records a result of RecvMsg.
-func (at *streamAttempt) note(err error) {
+// recv calls RecvMsg of an attempt, and records the result.
+func (at *streamAttempt) recv(m any) error {
+	err := at.stream.RecvMsg(m)
+	if isEOF(err) {
+		err = at.cleanEnd()
+	}
+	at.of.mu.Lock()
+	defer at.of.mu.Unlock()
 	switch {
 	case err != nil:
 		at.received = true
@@ -167,6 +165,7 @@ func (at *streamAttempt) note(err error) {
 	default:
 		at.hasMessage, at.received, at.overErr = true, true, nil // the status came with the response, whatever was reported before
 	}
+	return err
 }
 
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
@@ -179,7 +178,6 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	}
 	s.mu.Lock()
 	s.receiving--
-	at.note(err)
 	s.change.Broadcast()
 	if s.at == at && s.phase >= phaseCommitting {
 		s.mu.Unlock()
@@ -209,17 +207,12 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	return false, nil
 }
 
-// receivedCommitted takes the first result of a committed attempt's RecvMsg.
+// receivedCommitted takes a result of a committed attempt's RecvMsg. If that is the call's end, it returns after OnFinish
+// and the call's last event.
 func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	if err == nil && s.desc.ServerStreams {
 		return nil
 	}
-	return s.receivedLast(at, err) // the response of a client stream is its end
-}
-
-// receivedLast ends a committed call, whose RecvMsg has returned err. It returns after OnFinish and
-// the call's last event.
-func (s *retryStream) receivedLast(at *streamAttempt, err error) error {
 	s.mu.Lock()
 	at.received = true
 	s.mu.Unlock()

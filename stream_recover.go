@@ -41,7 +41,10 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 		at = &streamAttempt{}
 	}
 	at.attempt, at.of = a, s
-	if s.isSpoilt() {
+	s.mu.Lock()
+	spoilt := s.out.spoilt
+	s.mu.Unlock()
+	if spoilt {
 		a.fate = fateCommitted
 		return at, errSpoilt
 	}

@@ -152,16 +152,15 @@ func (s *retryStream) commitToSend(full bool) {
 // sendNow needs mu, and returns without. It sends the newest entry of the outbox to an attempt that lacks no other.
 func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 	at.sent++
-	err := io.EOF
 	deaf := at.sender == senderNone
 	s.mu.Unlock()
-	if !deaf {
-		err = at.hand(send)
+	if deaf {
+		return s.sendFailed(at, io.EOF)
 	}
-	if err == nil {
-		return nil
+	if err := at.hand(send); err != nil {
+		return s.sendFailed(at, err)
 	}
-	return s.sendFailed(at, err)
+	return nil
 }
 
 // sendFailed returns the error of the application's SendMsg when that of an attempt has failed with err. If nobody
@@ -242,15 +241,15 @@ func (at *streamAttempt) hand(send func() error) (err error) {
 // handed takes the result of SendMsg or CloseSend. If it is io.EOF, the failure is gRPC's, and is found by whoever sends or
 // receives next.
 func (at *streamAttempt) handed(err error) {
-	switch {
-	case err == nil:
-	case isEOF(err):
-		s := at.of
-		s.mu.Lock()
-		at.sender = senderNone
-		s.change.Broadcast()
-		s.mu.Unlock()
-	default:
+	if err == nil {
+		return
+	}
+	s := at.of
+	s.mu.Lock()
+	at.sender = senderNone
+	s.change.Broadcast()
+	s.mu.Unlock()
+	if !isEOF(err) {
 		at.giveUp(err)
 	}
 }
@@ -277,15 +276,12 @@ func (at *streamAttempt) replay() {
 
 // sendOutbox sends what the attempt lacks, as long as SendMsg does not fail.
 func (at *streamAttempt) sendOutbox() error {
-	for {
-		entry := at.of.nextToReplay(at)
-		if entry == nil {
-			return nil
-		}
+	for entry := at.of.nextToReplay(at); entry != nil; entry = at.of.nextToReplay(at) {
 		if err := at.sendEntry(entry); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func (at *streamAttempt) sendEntry(entry any) error {

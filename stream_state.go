@@ -93,12 +93,6 @@ func (s *streamState) bypass(at *streamAttempt) {
 	s.change.Broadcast()
 }
 
-func (s *streamState) isSpoilt() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.out.spoilt
-}
-
 // ending is called when the call's outcome is known, before it is reported, because an observer or
 // an OnFinish may use the stream.
 func (s *streamState) ending(err error) {
