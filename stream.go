@@ -56,6 +56,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	s.call.stream, s.first.bounds = s, &s.bounds
 	s.change.L, s.out.single, s.out.usage = &s.mu, !desc.ClientStreams, r.usage
+	s.out.queue = s.out.space[:0]
 	r.usage.streams.Add(1)
 	if c.isContested() {
 		new(contest).join(&s.call, nil)

@@ -57,9 +57,8 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	s.mu.Lock()
 	at.stream = stream
-	if err == nil && at.over && a.Err() == nil && !isClosed(s.call.cc) { // an interceptor below has opened another stream
-		at.over, at.overErr = false, nil
-	}
+	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
+	at.over = at.over && (err != nil || a.Err() != nil || isClosed(s.call.cc))
 	s.mu.Unlock()
 	if err != nil {
 		a.checkUnsent(err)

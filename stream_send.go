@@ -32,15 +32,8 @@ func (o *outbox) keep(m any, size int) bool {
 		return false
 	}
 	o.size += size
-	o.add(m)
+	o.queue = append(o.queue, m)
 	return true
-}
-
-func (o *outbox) add(entry any) {
-	if o.queue == nil {
-		o.queue = o.space[:0]
-	}
-	o.queue = append(o.queue, entry)
 }
 
 // drop forgets the messages.
@@ -219,7 +212,7 @@ func (s *retryStream) close() error {
 		s.mu.Unlock()
 		return nil
 	}
-	s.out.add(halfClose{})
+	s.out.queue = append(s.out.queue, halfClose{})
 	if s.phase != phaseOpen || at.sender != senderApplication {
 		s.mu.Unlock()
 		return nil // the goroutine that replays calls CloseSend
