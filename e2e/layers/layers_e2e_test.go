@@ -80,7 +80,11 @@ func simulate(t *testing.T) map[string]float64 {
 	attempts := map[string]float64{}
 	for line := range strings.Lines(string(text)) {
 		cells := regexp.MustCompile(`  +`).Split(strings.TrimSpace(line), -1)
-		if len(cells) > 4 { // the strategy, ..., attempts per call in outages
+		if len(cells) <= 4 {
+			continue
+		}
+		// The first table has a strategy, ..., and its attempts per call in outages; a second one is about groups.
+		if _, known := attempts[cells[0]]; !known {
 			attempts[cells[0]], _ = strconv.ParseFloat(cells[4], 64)
 		}
 	}
