@@ -347,7 +347,7 @@ func TestAPlanForARequest(t *testing.T) {
 		gaveUp  bool
 	}{
 		{"a first attempt", false, nil, nil, nil, false},
-		{"a retry", true, nil, nil, ErrCallerRetries, false},
+		{"a retry", true, nil, nil, errCallerRetries, false},
 		{"no time left", false, nil, []Option{WithMaxElapsed(second)}, ErrMaxElapsed, true},
 		{"told not to retry", false, metadata.Pairs(pushbackKey, "-1"), nil, ErrPushback, true},
 		{"without retries", false, nil, []Option{Disable()}, ErrAttemptsExhausted, false},
@@ -356,7 +356,7 @@ func TestAPlanForARequest(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := retrierOf(t, append([]Option{steady}, tt.opts...)...)
 			request := layers.New(t.Context(), tt.retry)
-			plan := r.Plan(context.WithoutCancel(request), echoMethod, "", noon)
+			plan := r.drive(context.WithoutCancel(request), echoMethod, "", noon)
 			a, _ := plan.Sent(noon)
 			a.Err, a.Trailer = status.Error(codes.Unavailable, "down"), tt.trailer
 			step := plan.Ended(a, noon, 0)
