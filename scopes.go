@@ -115,8 +115,9 @@ type methodPolicies struct {
 	tables   [levels]policyTable // one for each level, or only that of levelUnknown
 	leveled  bool                // there are options for levels
 	plain    *methodPolicy       // the policy for every method, if there is only one; otherwise nil
-	channels *channelPolicies    // nil without WithResolverServiceConfig
-	budgets  map[string]Budget   // the budgets of all scopes, by the scopes' names
+	// The policies made from the retryPolicies of channels; nil without WithResolverServiceConfig.
+	channels *bounded[channelKey, *methodPolicy]
+	budgets  map[string]Budget // the budgets of all scopes, by the scopes' names
 }
 
 // A policyTable holds the policies for all methods of one idempotency level, by patterns: "/pkg.Service/Method",
@@ -142,7 +143,7 @@ func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 		}
 	}
 	if o.fromChannel {
-		m.channels = &channelPolicies{}
+		m.channels = &bounded[channelKey, *methodPolicy]{}
 	}
 	if t := m.tables[levelUnknown]; !m.leveled && !o.fromChannel && len(t) == 1 {
 		m.plain = t[""]

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -160,13 +159,7 @@ func (o *policyOptions) entryFor(pattern string) configEntry {
 	return configEntry{}
 }
 
-// channelPolicies are the policies made from the retryPolicies of channels.
-type channelPolicies struct {
-	mu    sync.RWMutex
-	known map[channelKey]*methodPolicy // guarded by mu
-}
-
-// A channelKey identifies such a policy. gRPC makes a new retryPolicy whenever it reads a config.
+// A channelKey identifies a policy that is made from the retryPolicy of a channel. gRPC makes a new retryPolicy whenever it reads a config.
 type channelKey struct {
 	retry any           // gRPC's *RetryPolicy, whose package is internal
 	of    *methodPolicy // what the Retrier's own options say
@@ -182,10 +175,7 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 		return of
 	}
 	key := channelKey{retry, of}
-	m.channels.mu.RLock()
-	known := m.channels.known[key]
-	m.channels.mu.RUnlock()
-	if known != nil {
+	if known := m.channels.current()[key]; known != nil {
 		return known
 	}
 	p := retryPolicyOf(&serviceconfig.Retry{
@@ -196,25 +186,18 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 		Codes:             withoutOK(slices.Sorted(maps.Keys(retry.RetryableStatusCodes))),
 	})
 	entry := configEntry{entryName(ch.cc, method, retry), WithPolicy(p).callOption().partial}
-	return m.channels.add(key, m.resolve(of.level, of.pattern, entry))
+	resolved := m.resolve(of.level, of.pattern, entry)
+	kept, _ := m.channels.add(key, resolved, maxChannelPolicies)
+	if kept == nil {
+		m.channels.all.Store(nil) // full of what is outdated
+		kept = resolved
+	}
+	return kept
 }
 
 // withoutOK drops OK, which gRPC accepts among the codes, and never retries.
 func withoutOK(list []codes.Code) []codes.Code {
 	return slices.DeleteFunc(list, func(c codes.Code) bool { return c == codes.OK })
-}
-
-func (c *channelPolicies) add(key channelKey, p *methodPolicy) *methodPolicy {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if known := c.known[key]; known != nil {
-		return known
-	}
-	if c.known == nil || len(c.known) >= maxChannelPolicies {
-		c.known = map[channelKey]*methodPolicy{}
-	}
-	c.known[key] = p
-	return p
 }
 
 // entryName returns the name of the entry of the channel's config that a method's retryPolicy comes from.
