@@ -336,7 +336,7 @@ func TestLayersOfRetries(t *testing.T) {
 	}
 }
 
-// A program that drives a Plan for a request tells the request how the call ended.
+// A program that drives a plan for a request tells the request how the call ended.
 func TestAPlanForARequest(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
