@@ -16,6 +16,8 @@ type target struct {
 var targets = []target{
 	{"unary, succeeds on its first attempt: at most 1 allocation",
 		atMost("UnaryInterceptor", "info=plain/cores=one/client="+ours, "allocs/op", 1)},
+	{"unary, succeeds on its first attempt: at most 1.3 × the limit, which is a record of the same size, the clock and an atomic",
+		ratioAtMost("Limit", "client=", "limit", "sec/op", 1.3)},
 	{"unary, succeeds on its first attempt, header and trailer to the caller: at most 1.3 × go-grpc-middleware",
 		ratioAtMost("UnaryInterceptor", "info=equal/cores=one/client=", "middleware", "sec/op", 1.3)},
 	{"unary, one retry without the wait: at most 1.5 × go-grpc-middleware",
@@ -28,10 +30,14 @@ var targets = []target{
 		atMost("UnaryRPC", wholeCall+ours, "%over", 1)},
 	{"loopback RPC that succeeds: at most 2 more allocations than no interceptor",
 		atMost("UnaryRPC", wholeCall+ours, "added-allocs/op", 2.05)},
+	{"new stream with one message: within 10% of no interceptor",
+		atMost("PingPong", "commit=before/client="+ours, "%over", 10)},
+	{"new stream with one message: at most 8 more allocations than no interceptor",
+		moreAtMost("PingPong", "commit=before/client="+ours, "commit=before/client="+bare, "allocs/msg", 8.05)},
 	{"committed stream: no additional allocation per message",
 		moreAtMost("PingPong", "commit=after/client="+ours, "commit=after/client="+bare, "allocs/msg", 0.05)},
-	{"budget, Deposit: no allocation", atMost("Budget", "op=Deposit/budget=ratio/goroutines=1", "allocs/op", 0)},
-	{"budget, Withdraw: no allocation", atMost("Budget", "op=Withdraw/budget=ratio/goroutines=1", "allocs/op", 0)},
+	{"budget, Deposit: no allocation", atMost("Budget", "op=Deposit/goroutines=1", "allocs/op", 0)},
+	{"budget, Withdraw: no allocation", atMost("Budget", "op=Withdraw/goroutines=1", "allocs/op", 0)},
 	{"budget, Deposit scales: with 2 goroutines at most 0.6 × the time per operation", depositScales},
 	{"100,000 calls in backoff: under 2 KiB of heap each, beyond no interceptor",
 		moreAtMost("WaitingCalls", "client="+ours, "client="+bare, "heap-B/call", 2048)},
@@ -73,7 +79,7 @@ func moreAtMost(benchmark, key, below, unit string, limit float64) func(*measure
 }
 
 func depositScales(m *measurements) (string, bool, bool) {
-	const prefix = "op=Deposit/budget=ratio/goroutines="
+	const prefix = "op=Deposit/goroutines="
 	one, two := m.find("Budget", prefix+"1", "sec/op"), m.find("Budget", prefix+"2", "sec/op")
 	if one == nil || two == nil {
 		return "", false, false
