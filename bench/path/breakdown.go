@@ -33,7 +33,7 @@ func path() []part {
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
 		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*byTarget[...]).dialedAs",
-			"(*entryNames[...]).find", "(*entry[...]).use", "(*facts).dialed"}},
+			"(*entry[...]).use", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "spansOf",

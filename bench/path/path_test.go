@@ -99,8 +99,11 @@ func receiver(f *ast.FuncDecl) string {
 	}
 	switch of := f.Recv.List[0].Type.(type) {
 	case *ast.StarExpr:
-		if generic, ok := of.X.(*ast.IndexExpr); ok {
-			return "(*" + generic.X.(*ast.Ident).Name + "[...])."
+		switch x := of.X.(type) {
+		case *ast.IndexExpr: // of one type parameter
+			return "(*" + x.X.(*ast.Ident).Name + "[...])."
+		case *ast.IndexListExpr:
+			return "(*" + x.X.(*ast.Ident).Name + "[...])."
 		}
 		return "(*" + of.X.(*ast.Ident).Name + ")."
 	case *ast.Ident:
