@@ -491,3 +491,17 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 		wantLines(t, logs, "WARN…not hedged, but retried: it has a client stream…method=/grpcretry.test.v1.EchoService/Chat")
 	})
 }
+
+// A server's throttle refuses hedges as well as retries, although the budget of hedges pays.
+func TestAThrottleRefusesHedges(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		throttle := throttleOf(t, 2, 1)
+		throttle.Deposit(Outcome{Attempt: 1, Result: Failed})
+		server := serve(t, script(ok().after(5*second)))
+		err := echo(t.Context(), server.client(t, WithBudget(throttle), hedged(2, Hedging{Delay: HedgeAfter(second)})))
+		if err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0)
+	})
+}

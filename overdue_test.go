@@ -109,3 +109,72 @@ func TestTheTrailerIsThatOfTheStatus(t *testing.T) {
 		}
 	})
 }
+
+// A response that crosses the cut of its attempt is a success all the same.
+func TestAResponseThatCrossesTheCutIsASuccess(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		intercept := UnaryClientInterceptor(WithAttemptTimeout(second), WithBackoff(Constant(second)), WithBudget(Unlimited))
+		err := invokeEcho(ctx, intercept, func(ctx context.Context, n int) error {
+			<-ctx.Done() // attempt 1 is cut at 2 s, when attempt 2 is sent
+			if n == 1 {
+				return nil
+			}
+			return status.FromContextError(ctx.Err()).Err()
+		})
+		if took := time.Since(start); err != nil || took != 2*second {
+			t.Errorf("the call returned %v after %v, want success after 2s", err, took)
+		}
+	})
+}
+
+// A stream's attempt that was not replaced, because a token was gone at the last moment, gives back its slot of a
+// concurrency budget when it is overdue, and again when the application is bound to it: another call's slot.
+func TestASlotIsGivenBackOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots, err := NewConcurrencyBudget(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots.Withdraw(time.Now()) // by another call
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			if n == 1 {
+				return errUnavailable
+			}
+			time.Sleep(5 * time.Second)
+			return stream.SendMsg(&echov1.EchoResponse{})
+		})
+		cc := server.conn(t, DialOptions(unmoved, WithBudget(AllBudgets(slots, &oneToken{})), WithBackoff(Constant(time.Second)),
+			WithAttemptTimeout(time.Second))...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		stream, err := cc.NewStream(ctx, serverStream, "/streams/Expand")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.SendMsg(request()); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			err = stream.RecvMsg(&echov1.EchoResponse{})
+		}
+		if got := slots.Balance(time.Now()); got != 1 {
+			t.Errorf("%v slots are free, want 1: another call holds the other (%v, attempts at %v)", got, err, server.times())
+		}
+	})
+}
+
+// oneToken always shows a token, and has one.
+type oneToken struct {
+	unlimited
+	asked int
+}
+
+func (b *oneToken) Withdraw(time.Time) bool { b.asked++; return b.asked == 1 }
+
+func (b *oneToken) Balance(time.Time) float64 { return 1 }

@@ -519,3 +519,13 @@ func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
 		wantServed(t, server, "a at 0s", "b at 950ms", "b at 1.07s", "a at 1.1s") // a is cut during b's wait, at 1 s
 	})
 }
+
+// Calls report their failures in any order: the latest is what counts.
+func TestTheLatestFailureOfATargetIsTheLatest(t *testing.T) {
+	target := &target{all: newTargets(nil)}
+	target.fail(noon.Add(second), time.Minute)
+	target.fail(noon, time.Minute)
+	if got := target.trouble(noon.Add(second)).latest; got != noon.Add(second) {
+		t.Errorf("the latest failure was at %v, want %v", got, noon.Add(second))
+	}
+}

@@ -720,6 +720,18 @@ func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 	})
 }
 
+// The caller's deadline counts if it comes before the end of the service config's timeout.
+func TestTheServiceConfigsTimeoutDoesNotExtendADeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second*3/4)))...)
+		ctx, cancel := context.WithTimeout(t.Context(), second/2)
+		defer cancel()
+		wantStop(t, echoOnce(ctx, cc, "unary"), codes.Unavailable, ErrDeadline, 1)
+		wantTimes(t, server, 0)
+	})
+}
+
 // A stream that the application abandons ends with the timeout, if not before.
 func TestAnAbandonedStreamEndsWithTheServiceConfigsTimeout(t *testing.T) {
 	for _, tt := range []struct {
