@@ -325,7 +325,7 @@ var lives = []struct {
 	{"function, attempt timeout", nil, []Option{WithAttemptTimeout(5 * second)}, nil, "hang; OK", ""},
 }
 
-var panicPoints = flag.Int("panics.points", 3, "TestPanics tries so many uses of each kind of callback; no call has more than 12")
+var panicPoints = flag.Int("panics.points", 2, "TestPanics tries so many uses of each kind of callback; no call has more than 12")
 
 // A panic comes out on a goroutine of the application, and ends nothing but the call.
 func TestPanics(t *testing.T) {
