@@ -8,7 +8,6 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/layers"
-	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // The other packages of this repository reach what follows through package inside.
@@ -19,7 +18,7 @@ func init() {
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
 	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
 	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }
-	off.Methods = func(retrier any) []off.Method {
+	inside.PassedMethods = func(retrier any) []inside.PassedMethod {
 		return slices.Collect(maps.Keys(retrier.(*Retrier).report.observers.passed.current()))
 	}
 	inside.WithRandom = func(f func() float64) any { return withRandom(f) }

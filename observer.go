@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/grpcretry/grpcretry/internal/off"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // An EventKind names what an [Event] is about.
@@ -64,7 +64,7 @@ type observers struct {
 	list atomic.Pointer[observerList] // nil if empty
 
 	targets bounded[string, string]   // by the target as dialed, in canonical form
-	passed  bounded[off.Method, bool] // the methods whose calls were passed straight through
+	passed  bounded[inside.PassedMethod, bool] // the methods whose calls were passed straight through
 }
 
 type observerList []*observer
@@ -138,7 +138,7 @@ const (
 // callPassed remembers the method of a call that passes straight through. Methods with very long names, and
 // those after maxPassed, are not remembered.
 func (o *observers) callPassed(f *facts) {
-	m := off.Method{Target: o.target(f), Method: f.method}
+	m := inside.PassedMethod{Target: o.target(f), Method: f.method}
 	known := o.passed.current()
 	if known[m] || len(known) >= maxPassed || max(len(m.Target), len(m.Method)) > maxPassedName {
 		return

@@ -9,7 +9,6 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/inside"
-	"github.com/grpcretry/grpcretry/internal/off"
 )
 
 // A Snapshot is what a [Page] has counted, as ?format=json gives it. Lengths of time are in
@@ -243,7 +242,7 @@ func (p *Page) shown(f filter, s *Snapshot, age time.Duration) (rows []*row) {
 // single calls of them may be on.
 func (p *Page) off(f filter, shown []Method) (methods []Method) {
 	for _, s := range p.sources {
-		for _, called := range off.Methods(s.retrier) {
+		for _, called := range inside.PassedMethods(s.retrier) {
 			m := Method{Retrier: s.number, Target: text(called.Target, maxName), Method: text(called.Method, maxName), Off: true}
 			counted := slices.ContainsFunc(shown, func(other Method) bool {
 				return other.Retrier == m.Retrier && other.Target == m.Target && other.Method == m.Method

@@ -58,3 +58,10 @@ var WithReplayMemory func(bytes int64) any
 // WithMeasures returns a grpcretry.ServerOption that turns single measures against multiplying retries
 // off, for comparisons.
 var WithMeasures func(layers.Measures) any
+
+// A PassedMethod is one whose calls are passed straight through to gRPC, with one attempt each.
+type PassedMethod struct{ Target, Method string }
+
+// PassedMethods returns the methods that were called while somebody observed a retrier, and were passed
+// straight through, in no order: no event tells an observer of them.
+var PassedMethods func(retrier any) []PassedMethod
