@@ -236,13 +236,6 @@ func threeCalls(t *testing.T, u float64, timeout time.Duration, opts []Option, c
 	return strings.Join(recorder.lines, "\n")
 }
 
-// A statusless error says that it is no gRPC status by itself: its code is UNKNOWN.
-type statusless struct{}
-
-func (statusless) Error() string { return "statusless" }
-
-func (statusless) GRPCStatus() *status.Status { return nil }
-
 func TestDoRejects(t *testing.T) {
 	hedging := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}})
 	nothing := func(context.Context) error { return nil }

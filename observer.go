@@ -63,7 +63,7 @@ type observers struct {
 	mu   sync.Mutex                   // held to replace the list
 	list atomic.Pointer[observerList] // nil if empty
 
-	targets bounded[string, string]   // by the target as dialed, in canonical form
+	targets bounded[string, string]            // by the target as dialed, in canonical form
 	passed  bounded[inside.PassedMethod, bool] // the methods whose calls were passed straight through
 }
 

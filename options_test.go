@@ -233,7 +233,6 @@ func TestMaxAttemptsHasNoHiddenCap(t *testing.T) {
 // If retries are off, the interceptor adds nothing to a call: no budget, no event and no metadata for
 // the server, and the error is gRPC's own.
 func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
-	const method = echov1.EchoService_Echo_FullMethodName
 	for _, tt := range []struct {
 		name string
 		opts []Option

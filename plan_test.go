@@ -81,5 +81,3 @@ func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 		now = plan.dueAt
 	}
 }
-
-func (f *failure) hedge() *failure { f.Attempt.Hedge = true; return f }
