@@ -183,10 +183,11 @@ func (at *streamAttempt) read(err error) {
 		return
 	}
 	at.release() // the failure may come from an interceptor, and gRPC may not know about it
+	over := at.awaitOver()
 	s.mu.Lock()
 	received := at.received
 	s.mu.Unlock()
-	if received || at.awaitOver() { // otherwise gRPC may still write the trailer
+	if over || received { // otherwise gRPC may still write the trailer
 		at.trailer = at.stream.Trailer()
 	}
 	if ctx := at.stream.Context(); ctx != nil {

@@ -101,7 +101,12 @@ func (s *retryStream) mayPass(at *streamAttempt) bool {
 // sendTo sends a message to an attempt that has been sent everything.
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	err := at.stream.SendMsg(m)
-	if err != nil && !isEOF(err) { // gRPC has ended the stream with this error
+	if err != nil && !isEOF(err) { // gRPC has ended the stream with this error, unless an interceptor made it up
+		s.mu.Lock()
+		if !at.over {
+			at.broken = err
+		}
+		s.mu.Unlock()
 		s.end(at, err)
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -579,5 +580,76 @@ func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
 		app.play(t, "recv 1; recv UNAVAILABLE")
 		group.Wait()
 		wantTimes(t, server, 0, second)
+	})
+}
+
+// rejecting is a stream whose messages an interceptor checks: "bad" is rejected in both directions.
+type rejecting struct {
+	grpc.ClientStream
+	onTrailer func()
+}
+
+var errRejected = status.Error(codes.InvalidArgument, "rejected by an interceptor")
+
+func (r rejecting) SendMsg(m any) error {
+	if m.(*echov1.EchoRequest).GetMessage() == "bad" {
+		return errRejected
+	}
+	return r.ClientStream.SendMsg(m)
+}
+
+func (r rejecting) RecvMsg(m any) error {
+	if err := r.ClientStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if m.(*echov1.EchoResponse).GetMessage() == "bad" {
+		return errRejected
+	}
+	return nil
+}
+
+func (r rejecting) Trailer() metadata.MD {
+	r.onTrailer()
+	return r.ClientStream.Trailer()
+}
+
+// An interceptor that rejects a response knows nothing of the stream's end: gRPC may still be writing the trailer.
+func TestTheTrailerIsReadAfterGRPCHasReportedTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; send bad; hang")
+		var ended atomic.Bool
+		check := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
+			opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			// First, so that it runs before the library's own.
+			opts = append([]grpc.CallOption{grpc.OnFinish(func(error) { ended.Store(true) })}, opts...)
+			stream, err := open(ctx, desc, cc, method, opts...)
+			return rejecting{stream, func() {
+				if !ended.Load() {
+					t.Error("Trailer was called before gRPC had reported the stream's end")
+				}
+			}}, err
+		}
+		cc := server.conn(t, append(DialOptions(), grpc.WithChainStreamInterceptor(check))...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv INVALID_ARGUMENT")
+	})
+}
+
+// The call has one result, in whichever method the application sees it.
+func TestAMessageThatAnInterceptorRejectsEndsTheStreamWithItsError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; send 1; hang")
+		check := below(func(stream grpc.ClientStream) grpc.ClientStream { return rejecting{stream, func() {}} })
+		var finished error
+		app := openOn(t, server.conn(t, append(DialOptions(), check)...), bidiStream, grpc.OnFinish(func(err error) { finished = err }))
+		app.play(t, "send a; recv 1")
+		received := make(chan error)
+		go func() { received <- app.stream.RecvMsg(&echov1.EchoResponse{}) }()
+		synctest.Wait()
+		if err := app.stream.SendMsg(&echov1.EchoRequest{Message: "bad"}); err != errRejected {
+			t.Errorf("SendMsg = %v, want %v", err, errRejected)
+		}
+		if err := <-received; err != errRejected || finished != errRejected {
+			t.Errorf("RecvMsg = %v and OnFinish(%v), want %v for both", err, finished, errRejected)
+		}
 	})
 }
