@@ -235,24 +235,29 @@ func (all *allBudgets) String() string {
 	return strings.Join(names, " and ")
 }
 
+// Deposit comes to this package's budgets first, so that a slot is not lost if another panics.
 func (all *allBudgets) Deposit(o Outcome) {
-	for _, b := range all.budgets {
+	for _, b := range slices.Backward(all.asked) {
 		b.Deposit(o)
 	}
 }
 
-// Withdraw first asks this package's budgets whether they have a token, because one that was taken and
+func (all *allBudgets) Withdraw(now time.Time) bool { return all.withdraw(now, false) }
+
+// withdraw first asks this package's budgets whether they have a token, because one that was taken and
 // returned may live longer than before. After that, only a concurrent retry can make one of them refuse.
-func (all *allBudgets) Withdraw(now time.Time) bool {
+func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
 	for _, b := range all.budgets {
-		if rankOfBudget(b) == 1 && !affords(b, now, false) {
+		if rankOfBudget(b) == 1 && !affords(b, now, insteadOfOne) {
 			return false
 		}
 	}
 	for i, b := range all.asked {
-		if !b.Withdraw(now) {
+		if !takeFrom(b, now, insteadOfOne) {
 			for _, taken := range all.asked[:i] {
-				taken.Deposit(returned)
+				if _, slots := taken.(*concurrencyBudget); !slots || !insteadOfOne {
+					taken.Deposit(returned)
+				}
 			}
 			return false
 		}
@@ -316,6 +321,19 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 		return !slices.ContainsFunc(b.budgets, func(one Budget) bool { return !affords(one, now, insteadOfOne) })
 	default:
 		return b.Balance(now) >= wholeToken
+	}
+}
+
+// takeFrom takes a token from b. If instead of one means that the retry takes over the slot of the one that it
+// replaces, which no other retry can get in between.
+func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
+	switch b := b.(type) {
+	case *concurrencyBudget:
+		return insteadOfOne || b.Withdraw(now)
+	case *allBudgets:
+		return b.withdraw(now, insteadOfOne)
+	default:
+		return b.Withdraw(now)
 	}
 }
 

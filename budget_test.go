@@ -158,6 +158,22 @@ func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
 	}
 }
 
+// A budget of another package that panics does not cost other calls a slot.
+func TestASlotIsGivenBackThoughAnotherBudgetPanics(t *testing.T) {
+	slots := concurrencyBudgetOf(t, 1)
+	b := AllBudgets(panicking{}, slots)
+	wantWithdrawn(t, b, epoch, 1)
+	func() {
+		defer func() { recover() }()
+		b.Deposit(returned)
+	}()
+	wantBalance(t, slots, epoch, 1)
+}
+
+type panicking struct{ unlimited }
+
+func (panicking) Deposit(Outcome) { panic("as the test wants") }
+
 // theirs is a budget of another package.
 type theirs struct {
 	refuse bool

@@ -298,7 +298,7 @@ func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
 	p := c.planned(now)
 	f := c.failure(a, err, now)
-	c.history().record(&f)
+	c.history().record(a, &f)
 	a.reported = true
 	step := p.failed(c.ctx, &f, now, u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)

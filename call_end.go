@@ -83,8 +83,8 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 	switch h := c.history(); {
 	case err.Last == nil:
 		err.Last = last.Err
-	case h.from != last.Number && !gone:
-		c.options.showEarlier(err.Attempts, h.from)
+	case int(h.from.number) != last.Number && !gone:
+		c.options.show(h.from)
 	}
 	if gone {
 		err.ctx = context.DeadlineExceeded
@@ -161,8 +161,8 @@ type history struct {
 	highest  int       // the highest number of an attempt
 	reached  bool      // an attempt has reached a server, or may have
 	failures int
-	genuine  error // the last failure that came from a server or gRPC, not from a timeout or the caller
-	from     int   // the number of the attempt that it came from
+	genuine  error    // the last failure that came from a server or gRPC, not from a timeout or the caller
+	from     *attempt // that it came from
 }
 
 // maxKept is how many attempts are kept. A server may send megabytes for each of them.
@@ -179,11 +179,11 @@ func (h *history) all(more ...Attempt) []Attempt {
 }
 
 // record adds a failed attempt.
-func (h *history) record(f *failure) {
+func (h *history) record(a *attempt, f *failure) {
 	h.keep(f.Attempt)
 	h.failures++
 	if !f.TimedOut && !f.isCallers() {
-		h.genuine, h.from = f.Attempt.Err, f.Attempt.Number
+		h.genuine, h.from = f.Attempt.Err, a
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -148,16 +147,6 @@ func (o *grpcOptions) show(a *attempt) {
 	if o.outputs {
 		o.set(a)
 	}
-}
-
-// showEarlier shows an earlier attempt's header, trailer and address, because the call returns its status.
-func (o *grpcOptions) showEarlier(attempts []Attempt, number int) {
-	i := slices.IndexFunc(attempts, func(a Attempt) bool { return a.Number == number })
-	if !o.outputs || i < 0 {
-		return
-	}
-	a := &attempts[i]
-	o.set(&attempt{number: int32(number), header: a.Header, trailer: a.Trailer, peer: peer.Peer{Addr: a.Peer}}) //nolint:gosec // a count
 }
 
 // clear empties the caller's outputs before an attempt, so that they show the attempt whose result

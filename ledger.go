@@ -37,12 +37,25 @@ func (l *ledger) budgetOf(p payer) Budget {
 	}
 }
 
-// take takes a token. It returns false if there is none, or if the server's throttle allows no hedges.
-func (l *ledger) take(p payer, now time.Time) bool {
+// take takes a token. It returns false if there is none, or if the server's throttle allows no hedges. An
+// attempt that replaces another one takes over its slot.
+func (l *ledger) take(p payer, replaces int, now time.Time) bool {
 	if p == hedgesPay && isThrottled(l.budget) {
 		return false
 	}
-	return l.budgetOf(p).Withdraw(now)
+	takesOver := l.holdsSlot(replaces, p)
+	if !takeFrom(l.budgetOf(p), now, takesOver) {
+		return false
+	}
+	if takesOver {
+		l.released = append(l.released, replaces)
+	}
+	return true
+}
+
+// holdsSlot reports whether an attempt was paid for by p, and has not given its slot back.
+func (l *ledger) holdsSlot(number int, p payer) bool {
+	return p != nobodyPays && l.payerOf(number) == p && !slices.Contains(l.released, number)
 }
 
 // giveBack returns the token of an attempt that was not sent.
@@ -75,7 +88,7 @@ func (l *ledger) payerOf(number int) payer {
 // release gives back the slot that an attempt holds in a budget that limits the retries in flight.
 func (l *ledger) release(number int) {
 	payer := l.payerOf(number)
-	if payer == nobodyPays || slices.Contains(l.released, number) {
+	if !l.holdsSlot(number, payer) {
 		return
 	}
 	l.released = append(l.released, number)

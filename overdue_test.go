@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -98,17 +99,76 @@ func TestTheAttemptTimeoutIsTheServers(t *testing.T) {
 	})
 }
 
-// If the call returns the status of an earlier attempt, because its last one was cut, the trailer is that attempt's.
-func TestTheTrailerIsThatOfTheStatus(t *testing.T) {
+// If the call returns the status of an earlier attempt, because its later ones were cut, trailer and peer are those of
+// that attempt, which need not be among the latest that Error.Attempts has.
+func TestTrailerAndPeerAreThoseOfTheStatus(t *testing.T) {
+	for _, attempts := range []int{2, maxKept + 2} {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, func(n int) answer {
+				if n == 1 {
+					return unavailable().withTrailer("from", "1")
+				}
+				return hang()
+			})
+			client := server.client(t, WithAttemptTimeout(second), WithMaxAttempts(attempts), WithBudget(Unlimited), WithPatience(time.Hour))
+			var trailer metadata.MD
+			var reached peer.Peer
+			_, err := client.Echo(t.Context(), request(), grpc.Trailer(&trailer), grpc.Peer(&reached))
+			if got := trailer.Get("from"); status.Code(err) != codes.Unavailable || len(got) != 1 {
+				t.Errorf("got %v with the trailer %v, want UNAVAILABLE with that of attempt 1", err, trailer)
+			}
+			if reached.Addr == nil || reached.LocalAddr == nil || reached.AuthInfo == nil {
+				t.Errorf("peer = %+v, want all that gRPC knows of it", reached)
+			}
+		})
+	}
+}
+
+// An overdue hedge holds a slot of the hedges' budget. If the retries' budget allows no replacement, the hedge keeps
+// it as long as it is in flight.
+func TestAnOverdueHedgeThatIsNotReplacedKeepsItsSlot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().withTrailer("from", "1"), hang()))
-		var trailer metadata.MD
-		_, err := server.client(t, WithAttemptTimeout(second), WithMaxAttempts(2)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
-		if got := trailer.Get("from"); status.Code(err) != codes.Unavailable || len(got) != 1 {
-			t.Errorf("got %v with the trailer %v, want UNAVAILABLE with that of attempt 1", err, trailer)
+		retries, hedges := concurrencyBudgetOf(t, 1), concurrencyBudgetOf(t, 1)
+		retries.Withdraw(time.Now()) // by another call
+		server := serve(t, always(hang()))
+		client := server.client(t, WithBudget(retries), WithAttemptTimeout(second),
+			WithHedging(Hedging{Delay: HedgeAfter(100 * time.Millisecond), Budget: hedges, AllMethodsAreSafe: true}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for range 2 {
+			go client.Echo(ctx, request())
+			time.Sleep(2 * time.Second)
+		}
+		if got, free := len(server.attempts()), hedges.Balance(time.Now()); got != 3 || free != 0 {
+			t.Errorf("%d attempts with %v free slots, want the first of two calls and one hedge, which has the slot", got, free)
 		}
 	})
 }
+
+// A retry that replaces an overdue one takes over its slot: another call cannot get it in between.
+func TestASlotIsTakenOver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots, asked := concurrencyBudgetOf(t, 1), 0
+		between := &askedBudget{onWithdraw: func() {
+			if asked++; asked == 2 && slots.Withdraw(time.Now()) {
+				t.Error("another call has got the slot of a retry in flight")
+			}
+		}}
+		server := serve(t, script(unavailable(), hang(), ok()))
+		client := server.client(t, WithBudget(AllBudgets(between, slots)), WithPatience(0), WithAttemptTimeout(second))
+		if _, err := client.Echo(t.Context(), request()); err != nil || asked != 2 || slots.Balance(time.Now()) != 1 {
+			t.Errorf("Echo = %v after %d retries, with %v free slots, want success after 2, with 1", err, asked, slots.Balance(time.Now()))
+		}
+	})
+}
+
+// An askedBudget allows everything, and says when it is asked.
+type askedBudget struct {
+	unlimited
+	onWithdraw func()
+}
+
+func (b *askedBudget) Withdraw(time.Time) bool { b.onWithdraw(); return true }
 
 // A response that crosses the cut of its attempt is a success all the same.
 func TestAResponseThatCrossesTheCutIsASuccess(t *testing.T) {

@@ -60,8 +60,9 @@ func (w *waiter) exit() {
 // refuses returns why the wait of v is not started although it fits: the patience would end before it
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
 func (p *plan) refuses(v verdict, now time.Time) error {
-	switch b := p.ledger.budgetOf(p.nextPayer()); {
-	case (!p.isPatient() || isThrottled(b) || p.replaces != 0) && !affords(b, now, p.ledger.payerOf(p.replaces) != nobodyPays):
+	payer := p.nextPayer()
+	switch b := p.ledger.budgetOf(payer); {
+	case (!p.isPatient() || isThrottled(b) || p.replaces != 0) && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
 	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(now)), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on

@@ -646,14 +646,10 @@ func (p *plan) nextPayer() payer {
 	}
 }
 
-// pay takes a token for the attempt that is about to be sent. It returns false if there is none. An
-// attempt that replaces another one may have its slot.
+// pay takes a token for the attempt that is about to be sent. It returns false if there is none.
 func (p *plan) pay(now time.Time) bool {
 	payer := p.nextPayer()
-	if p.replaces != 0 && affords(p.ledger.budgetOf(payer), now, true) {
-		p.ledger.release(p.replaces)
-	}
-	if !p.ledger.take(payer, now) {
+	if !p.ledger.take(payer, p.replaces, now) {
 		return false
 	}
 	p.next.payer = payer
