@@ -42,14 +42,14 @@ type metrics struct {
 	targets  *targets
 
 	wait       metric.Float64Histogram
-	rows       bounded[rowKey, *metricRow]
-	overflow   *metricRow  // counts the pairs after maxMetricRows, and those with long names
-	overflowed atomic.Bool // the overflow has counted something
+	rows       bounded[rowKey, *metricRow] // by the target in canonical form
+	dialed     bounded[rowKey, *metricRow] // the same rows by the target as dialed
+	overflow   *metricRow                  // counts the pairs after maxMetricRows, and those with long names
+	overflowed atomic.Bool                 // the overflow has counted something
 	refusals   bounded[budgetLabels, *atomic.Int64]
 }
 
-// A rowKey has a target either as it was dialed or in gRPC's canonical form. Both lead to the same
-// row, which shows the canonical form.
+// A rowKey has a target either as it was dialed or in gRPC's canonical form, which the row shows.
 type rowKey struct{ target, method string }
 
 // A metricRow counts the calls of one method to one target.
@@ -229,6 +229,9 @@ func (m *metrics) observeBudgets(to *collection, targets map[string]bool, now ti
 		attrs := []attribute.KeyValue{attribute.String(telemetry.AttrTarget, printable(labels.target)),
 			attribute.String(telemetry.AttrBudget, labels.scope)}
 		to.count(countRefusals, n, attrs...)
+		if labels.target == other { // there is no such budget
+			continue
+		}
 		if b := shownBudget(budgets[labels.scope], labels.target); b != nil {
 			if balance, limited := balanceOf(b, now); limited {
 				to.measure(floatBalance, balance, attrs...)
@@ -392,17 +395,18 @@ func (m *metrics) row(f *facts) *metricRow {
 	if f.static {
 		key.method = f.method
 	}
-	rows := m.rows.current()
-	if row := rows[key]; row != nil {
+	if row := m.dialed.current()[key]; row != nil {
 		return row
 	}
-	if len(rows) < maxMetricRows && max(len(key.method), len(key.target)) <= maxMetricName {
+	if max(len(key.method), len(key.target)) <= maxMetricName {
 		shown := rowKey{f.target(), key.method}
-		row, _ := m.rows.add(shown, newMetricRow(shown), maxMetricRows)
-		if row != nil {
-			row, _ = m.rows.add(key, row, maxMetricRows)
+		rows := m.rows.current()
+		row := rows[shown]
+		if row == nil && len(rows) < maxMetricRows {
+			row, _ = m.rows.add(shown, newMetricRow(shown), maxMetricRows)
 		}
 		if row != nil {
+			m.dialed.add(key, row, maxMetricRows)
 			return row
 		}
 	}

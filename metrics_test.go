@@ -13,7 +13,9 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
@@ -231,8 +233,13 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	const calls = maxMetricRows + 500
+	cc, err := grpc.NewClient("localhost:1", grpc.WithTransportCredentials(insecure.NewCredentials())) // has two names
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
 	for i := range 2 * calls { // each method twice: those that had a row keep it
-		r.unary(t.Context(), fmt.Sprintf("/pkg.Service/Method%d", i%calls), nil, nil, nil, succeed, stubOptions...)
+		r.unary(t.Context(), fmt.Sprintf("/pkg.Service/Method%d", i%calls), nil, nil, cc, succeed, stubOptions...)
 	}
 	if rows := len(r.report.metrics.rows.current()); rows > maxMetricRows {
 		t.Errorf("%d rows, want at most %d", rows, maxMetricRows)
@@ -242,6 +249,17 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	}
 	if got := r.report.metrics.overflow.firstTries.Sum(); got != 2*500 {
 		t.Errorf("%d calls counted as other, want the two of each method that came too late", got)
+	}
+	refused := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+		return errUnavailable
+	}
+	for range 10 { // more than the reserve
+		r.unary(t.Context(), "/pkg.Service/Late", nil, nil, cc, refused, append(stubOptions, WithPatience(0), WithBackoff(Constant(0)))...)
+	}
+	for _, line := range metricLines(t, reader) {
+		if strings.HasPrefix(line, "grpcretry.budget.balance") && strings.Contains(line, "=other") {
+			t.Errorf("%s: there is no such budget", line)
+		}
 	}
 }
 
