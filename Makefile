@@ -41,7 +41,7 @@ help: ## list the targets
 stages = @.ci/stages $(1)
 
 .PHONY: test
-test: ## does it work on this machine: formatting, go vet, and the tests of all modules once, with the race detector (at most 6 minutes)
+test: ## does it work on this machine: formatting, go vet, and the tests of all modules once, with the race detector (11 minutes on a bare machine)
 	$(call stages,fmt-check unit)
 
 .PHONY: check
