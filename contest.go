@@ -10,6 +10,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/timer"
+	"github.com/grpcretry/grpcretry/internal/turn"
 )
 
 // A contest is the part of a call that has a timer: for the attempt timeout, for the delay of hedges, or
@@ -24,8 +27,8 @@ type contest struct {
 	call  *call
 	rival rival // makes hedges; nil while none may be sent
 
-	turn     turn          // taken by the goroutine that uses the fields below, the call and its plan
-	timer    *time.Timer   // until the next time at which something may be due
+	turn     turn.Lock     // taken by the goroutine that uses the fields below, the call and its plan
+	timer    timer.Timer   // until the next time at which something may be due
 	open     []*attempt    // in flight
 	from     time.Duration // since the origin; the first delay counts from then
 	end      ending        // of the race, once it is decided
@@ -63,42 +66,7 @@ type defeat struct {
 // join makes the contest part of a call, which is on the heap.
 func (k *contest) join(c *call, r rival) {
 	k.call, k.rival, k.open = c, r, k.space[:0]
-	k.turn.given.L = &k.turn.mu
 	c.contest = k
-}
-
-// A turn is a lock that may be held during callbacks, and that is given to those who wait for it in order. It is
-// not a Mutex, because a callback may wait for the virtual time of a testing/synctest bubble, which stands
-// still while a goroutine waits for a Mutex.
-type turn struct {
-	mu      sync.Mutex
-	given   sync.Cond
-	taken   bool
-	waiting int
-}
-
-func (k *contest) take() {
-	t := &k.turn
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.taken {
-		t.taken = true
-		return
-	}
-	t.waiting++
-	t.given.Wait()
-}
-
-func (k *contest) give() {
-	t := &k.turn
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.waiting == 0 {
-		t.taken = false
-		return
-	}
-	t.waiting--
-	t.given.Signal()
 }
 
 // never is a time that does not come.
@@ -115,8 +83,8 @@ func expiry(start, timeout time.Duration) time.Duration {
 
 // start adds an attempt to those in flight.
 func (k *contest) start(a *attempt) {
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	if k.from == 0 {
 		k.from = a.start
 	}
@@ -136,8 +104,8 @@ func (k *contest) add(a *attempt) {
 // settle takes an attempt out of those in flight: it has ended, or has its first message. It returns
 // false if the timeout has cut it.
 func (k *contest) settle(a *attempt) bool {
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	k.remove(a)
 	return !a.isCut()
 }
@@ -151,12 +119,6 @@ func (k *contest) remove(a *attempt) {
 	k.open = slices.Delete(k.open, i, i+1)
 	a.bounds.late = sinceOrigin() >= a.bounds.expires
 	if len(k.open) == 0 {
-		k.stop()
-	}
-}
-
-func (k *contest) stop() {
-	if k.timer != nil {
 		k.timer.Stop()
 	}
 }
@@ -166,8 +128,8 @@ func (k *contest) pause(a *attempt) {
 	if k == nil {
 		return
 	}
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	if slices.Contains(k.open, a) {
 		a.bounds.expires = never
 		k.arm()
@@ -179,8 +141,8 @@ func (k *contest) resume(a *attempt) {
 	if k == nil || k.call.policy.AttemptTimeout == 0 {
 		return
 	}
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	if a.bounds.expires == never && slices.Contains(k.open, a) {
 		a.bounds.expires, a.bounds.judged = expiry(sinceOrigin(), k.call.policy.AttemptTimeout), false
 		k.arm()
@@ -189,8 +151,8 @@ func (k *contest) resume(a *attempt) {
 
 // compete begins, or ends, the time in which a stream's attempts may be hedged.
 func (k *contest) compete(r rival) {
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	k.rival, k.from = r, sinceOrigin()
 	if len(k.open) == 0 {
 		return
@@ -217,8 +179,8 @@ func (k *contest) race(a *attempt, run func(*attempt) error) ending {
 
 // ends takes the turn for ended.
 func (k *contest) ends(a *attempt, err error) {
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	k.ended(a, err)
 }
 
@@ -283,7 +245,7 @@ func (k *contest) cancelOpen() {
 	if len(k.open) == 0 {
 		return
 	}
-	k.stop()
+	k.timer.Stop()
 	k.call.plan().leave()
 	for _, a := range k.open {
 		a.bounds.cancel(ErrHedgeLost)
@@ -354,14 +316,11 @@ func (k *contest) arm() {
 			at = min(at, a.bounds.expires)
 		}
 	}
-	switch {
-	case at == never:
-		k.stop()
-	case k.timer == nil:
-		k.timer = afterFunc(at-sinceOrigin(), k.tick)
-	default:
-		resetTimer(k.timer, at-sinceOrigin(), k.tick)
+	if at == never {
+		k.timer.Stop()
+		return
 	}
+	k.timer.Set(at-sinceOrigin(), k.tick)
 }
 
 // awaitsConnection reports whether an attempt has had no connection, now or when it was last asked, so that its
@@ -461,8 +420,8 @@ var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its g
 // guarded takes the turn for f, on a goroutine that is not the caller's. If a callback panics or ends the
 // goroutine, so does the caller's goroutine, which may handle it, see repanic.
 func (k *contest) guarded(f func()) {
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	done := false
 	defer func() {
 		if done {
@@ -485,10 +444,10 @@ func (k *contest) repanic() {
 	if k == nil {
 		return
 	}
-	k.take()
+	k.turn.Take()
 	p := k.panicked
 	k.panicked = nil
-	k.give()
+	k.turn.Give()
 	switch p.(type) {
 	case nil:
 	case exited:
@@ -506,8 +465,8 @@ func (k *contest) crash() {
 }
 
 func (k *contest) abandon() {
-	k.take()
-	defer k.give()
+	k.turn.Take()
+	defer k.turn.Give()
 	k.crashed = true
 	if k.mine != nil {
 		k.remove(k.mine)
@@ -605,27 +564,3 @@ func (u *contestedUnary) hedge(a *attempt) error {
 }
 
 func (u *contestedUnary) discard(*attempt) {}
-
-// afterFunc is [time.AfterFunc], except for a wait that is already over: then it starts f and returns
-// a stopped timer. In a testing/synctest bubble the runtime would run such a timer on the calling
-// goroutine, with a race context that the whole bubble shares; two at the same time crash Go 1.26's
-// race detector.
-func afterFunc(d time.Duration, f func()) *time.Timer {
-	if d > 0 {
-		return time.AfterFunc(d, f)
-	}
-	timer := time.AfterFunc(time.Hour, f)
-	timer.Stop()
-	go f()
-	return timer
-}
-
-// resetTimer makes a timer from [afterFunc] start f after d instead.
-func resetTimer(timer *time.Timer, d time.Duration, f func()) {
-	if d > 0 {
-		timer.Reset(d)
-		return
-	}
-	timer.Stop()
-	go f()
-}

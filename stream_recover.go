@@ -119,9 +119,9 @@ func (s *retryStream) afterCommit(at *streamAttempt) {
 func (s *retryStream) commitPlan(at *streamAttempt) {
 	k := s.call.contest
 	if k != nil {
-		k.take() // the timer may be using the plan
+		k.turn.Take() // the timer may be using the plan
 		defer s.idle()
-		defer k.give()
+		defer k.turn.Give()
 	}
 	if p := s.call.plan(); p != nil {
 		p.commit(int(at.number))

@@ -15,7 +15,7 @@ import (
 )
 
 // elapsed lets d pass and returns true, or returns false as soon as done is closed. See
-// [afterFunc] for why a wait that is already over needs no timer.
+// package internal/timer for why a wait that is already over needs no timer.
 func elapsed(d time.Duration, done <-chan struct{}) bool {
 	if d <= 0 {
 		return true
