@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/function"
+	"github.com/grpcretry/grpcretry/internal/recorded"
 )
 
 var functionDraws = flag.Int("functions.draws", 100, "programs that TestAFunctionIsRetriedLikeAnRPC draws")
@@ -353,10 +354,10 @@ func TestAttemptTimeoutOfAFunction(t *testing.T) {
 
 func TestTelemetryOfFunctions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		provider, spans := recordSpans()
-		meters, reader := readMetrics()
+		spans := &recorded.Spans{}
+		meters := &recorded.Meters{}
 		logs, events := &logRecorder{}, &eventRecorder{start: time.Now()}
-		r := doer(t, 0, steady, WithMaxAttempts(2), WithBudget(&aBudget{}), WithCallSpan(true), WithTracerProvider(provider),
+		r := doer(t, 0, steady, WithMaxAttempts(2), WithBudget(&aBudget{}), WithCallSpan(true), WithTracerProvider(spans),
 			WithMeterProvider(meters), WithLogger(slog.New(logs)), WithObserver(events.observe))
 		_, f := play(errUnavailable)
 		r.Do(t.Context(), "/sql/read", f)
@@ -370,14 +371,14 @@ func TestTelemetryOfFunctions(t *testing.T) {
 			"level=DEBUG…retrying…method=/sql/read target=/sql attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down")
 		span := withoutWaits(spans)[0]
 		if span.Name() != "sql/read" ||
-			attributeLine(span.Attributes()) != "rpc.method=sql/read rpc.response.status_code=OK grpcretry.attempts=2" {
-			t.Errorf("span %s with %s", span.Name(), attributeLine(span.Attributes()))
+			recorded.Text(span.Attributes()) != "rpc.method=sql/read rpc.response.status_code=OK grpcretry.attempts=2" {
+			t.Errorf("span %s with %s", span.Name(), recorded.Text(span.Attributes()))
 		}
 		if got := len(span.Events()); got != 2 {
 			t.Errorf("%d events on the span, want 2", got)
 		}
 		const labels = " grpcretry.target=/sql rpc.method=sql/read"
-		wantMetrics(t, reader,
+		wantMetrics(t, meters,
 			"grpcretry.attempts 1 grpcretry.decision=retry"+labels+" rpc.response.status_code=UNAVAILABLE",
 			"grpcretry.attempts 1 grpcretry.decision=success"+labels+" rpc.response.status_code=OK",
 			"grpcretry.budget.balance 1 grpcretry.budget=all grpcretry.target=/sql",

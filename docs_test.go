@@ -18,13 +18,12 @@ import (
 	"unicode"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-	"go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
@@ -181,12 +180,12 @@ func TestTableHasEveryReason(t *testing.T) {
 
 // recordEverything makes calls that record all there is to record: one that is retried, one
 // that is hedged, one that ends in a wait, one whose wait is repeated, and one that passes straight through.
-func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metricdata.Metrics) {
+func recordEverything(t *testing.T) ([]*recorded.Span, []recorded.Metric) {
 	t.Helper()
+	spans, meters := &recorded.Spans{}, &recorded.Meters{}
+	var metrics []recorded.Metric
 	bubble(t, func(t *testing.T) {
-		provider, recorder := recordSpans()
-		meters, reader := readMetrics()
-		telemetry := []Option{WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters)}
+		telemetry := []Option{WithCallSpan(true), WithTracerProvider(spans), WithMeterProvider(meters)}
 
 		retried := serve(t, script(unavailable(), ok(), fail(codes.NotFound, "no such thing"), unavailable(), ok()))
 		client := retried.client(t, telemetry...)
@@ -215,21 +214,21 @@ func recordEverything(t *testing.T) (spans []trace.ReadOnlySpan, metrics []metri
 			_, err := serve(t, always(unavailable())).client(t, WithRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing}),
 				WithPatience(0)).Echo(ctx, request())
 			return err
-		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))},
+		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(spans))},
 			ServerOptions(WithServerMeterProvider(meters))...)...)
 		client = echov1.NewEchoServiceClient(givesUp.conn(t))
 		client.Echo(t.Context(), request())
 		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1"), request())
 
-		spans, metrics = recorder.Ended(), collect(t, reader)
+		metrics = collect(t, meters)
 	})
-	return spans, metrics
+	return spans.Ended(), metrics
 }
 
 // withServerSpan returns an interceptor that starts a span for each request.
-func withServerSpan(provider *trace.TracerProvider) grpc.UnaryServerInterceptor {
+func withServerSpan(spans *recorded.Spans) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		ctx, span := provider.Tracer("server").Start(ctx, "the server")
+		ctx, span := spans.Tracer("server").Start(ctx, "the server")
 		defer span.End()
 		return next(ctx, req)
 	}
@@ -263,9 +262,9 @@ func TestTablesHaveTheAttributesOfSpans(t *testing.T) {
 		}
 	}
 	for _, table := range []string{attemptEventTable, stopEventTable, callSpanTable, waitSpanTable, serverSpanTable} {
-		recorded := slices.Sorted(maps.Keys(got[table]))
-		if shown := readTable(t, observingPage, table).names(); !slices.Equal(shown, recorded) {
-			t.Errorf("the table | %s | has\n%q, recorded were\n%q", table, shown, recorded)
+		found := slices.Sorted(maps.Keys(got[table]))
+		if shown := readTable(t, observingPage, table).names(); !slices.Equal(shown, found) {
+			t.Errorf("the table | %s | has\n%q, recorded were\n%q", table, shown, found)
 		}
 		delete(got, table)
 	}
@@ -286,59 +285,26 @@ func TestTablesHaveTheMetrics(t *testing.T) {
 		}
 		shown[name] = fmt.Sprint(ours.cell(name, "kind, unit"), attrs)
 	}
-	recorded, attributes := map[string]string{}, map[string]bool{}
+	measured, attributes := map[string]string{}, map[string]bool{}
 	for _, m := range metrics {
-		kind, keys := describeMetric(t, m)
-		recorded[m.Name] = fmt.Sprint(kind, ", ", m.Unit, slices.Sorted(maps.Keys(keys)))
+		keys := map[string]bool{}
+		for _, s := range m.Series {
+			for _, a := range s.Attributes.ToSlice() {
+				keys[string(a.Key)] = true
+			}
+		}
+		measured[m.Name] = fmt.Sprint(m.Kind, ", ", m.Unit, slices.Sorted(maps.Keys(keys)))
 		maps.Copy(attributes, keys)
-		if got, want := ours.cell(m.Name, "in Prometheus"), prometheusName(m.Name, kind, m.Unit); got != want {
+		if got, want := ours.cell(m.Name, "in Prometheus"), prometheusName(m.Name, m.Kind, m.Unit); got != want {
 			t.Errorf("the table has %s for %s, want %s", got, m.Name, want)
 		}
 	}
-	if !maps.Equal(shown, recorded) {
-		t.Errorf("the tables have\n%v\nrecorded were\n%v", shown, recorded)
+	if !maps.Equal(shown, measured) {
+		t.Errorf("the tables have\n%v\nrecorded were\n%v", shown, measured)
 	}
 	if got, want := readTable(t, observingPage, metricAttrTable).names(), slices.Sorted(maps.Keys(attributes)); !slices.Equal(got, want) {
 		t.Errorf("the table | %s | has\n%q, recorded were\n%q", metricAttrTable, got, want)
 	}
-}
-
-// describeMetric returns a metric's kind and the attributes of all its series.
-func describeMetric(t *testing.T, m metricdata.Metrics) (kind string, keys map[string]bool) {
-	t.Helper()
-	keys = map[string]bool{}
-	add := func(set attribute.Set) {
-		for _, a := range set.ToSlice() {
-			keys[string(a.Key)] = true
-		}
-	}
-	switch data := m.Data.(type) {
-	case metricdata.Sum[int64]:
-		if kind = "up-down counter"; data.IsMonotonic {
-			kind = "counter"
-		}
-		for _, p := range data.DataPoints {
-			add(p.Attributes)
-		}
-	case metricdata.Gauge[float64]:
-		kind = "gauge"
-		for _, p := range data.DataPoints {
-			add(p.Attributes)
-		}
-	case metricdata.Histogram[int64]:
-		kind = "histogram"
-		for _, p := range data.DataPoints {
-			add(p.Attributes)
-		}
-	case metricdata.Histogram[float64]:
-		kind = "histogram"
-		for _, p := range data.DataPoints {
-			add(p.Attributes)
-		}
-	default:
-		t.Fatalf("%s is a %T", m.Name, data)
-	}
-	return kind, keys
 }
 
 // prometheusName is the name that OpenTelemetry's exporter gives a metric.

@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -141,12 +141,12 @@ func TestDryRunDoesNothing(t *testing.T) {
 
 func TestDryRunIsSeenInSpansAndMetrics(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		provider, recorder := recordSpans()
-		meters, reader := readMetrics()
+		spans := &recorded.Spans{}
+		meters := &recorded.Meters{}
 		server := serve(t, always(unavailable()))
-		client := server.fixed(t, 0, steady, WithDryRun(true), WithCallSpan(true), WithTracerProvider(provider), WithMeterProvider(meters))
+		client := server.fixed(t, 0, steady, WithDryRun(true), WithCallSpan(true), WithTracerProvider(spans), WithMeterProvider(meters))
 		_, _ = client.Echo(t.Context(), request())
-		event := recorder.Ended()[0].Events()[0]
+		event := spans.Ended()[0].Events()[0]
 		attrs := attribute.NewSet(event.Attributes...)
 		for key, want := range map[attribute.Key]string{telemetry.AttrDecision: "would_retry", telemetry.AttrReason: "would_retry",
 			telemetry.AttrWaitSource: "backoff"} {
@@ -154,8 +154,8 @@ func TestDryRunIsSeenInSpansAndMetrics(t *testing.T) {
 				t.Errorf("%s of %s is %q, want %q", key, event.Name, got.AsString(), want)
 			}
 		}
-		if got := fmt.Sprint(collect(t, reader)); !strings.Contains(got, "would_retry") {
-			t.Errorf("the metrics are %s, without would_retry", got)
+		if got := strings.Join(metricLines(t, meters), "\n"); !strings.Contains(got, "would_retry") {
+			t.Errorf("the metrics are\n%s\nwithout would_retry", got)
 		}
 	})
 }

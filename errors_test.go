@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -148,7 +149,7 @@ func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 		for _, when := range []string{"in an attempt", "in a wait"} {
 			t.Run(tt.name+", "+when, func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
-					spans, recorder := recordSpans()
+					spans := &recorded.Spans{}
 					var events []Event
 					opts := []Option{steady, WithTracerProvider(spans), WithCallSpan(true), WithObserver(func(_ context.Context, e Event) {
 						events = append(events, e)
@@ -184,7 +185,7 @@ func TestAReasonOfAnotherCallIsNotOurs(t *testing.T) {
 					if got := status.Code(err); got != codes.Canceled {
 						t.Errorf("status.Code = %v, want Canceled", got)
 					}
-					if got := attributeLine(withoutWaits(recorder)[0].Attributes()); !strings.Contains(got, telemetry.AttrReason+"=cancelled") {
+					if got := recorded.Text(withoutWaits(spans)[0].Attributes()); !strings.Contains(got, telemetry.AttrReason+"=cancelled") {
 						t.Errorf("call span has %s, want the reason cancelled", got)
 					}
 					if got := outcomeOf(events[len(events)-1]); got != "cancelled" {

@@ -12,8 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,7 +22,6 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
-	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // A flakyServer fails a number of times, then succeeds.
@@ -393,34 +391,15 @@ func ExampleWithBufferLimit() {
 	// Output: none is lost <nil>
 }
 
-// The metric of calls counts them by outcome; a call that retries rescued is "recovered".
+// Metrics are recorded with the program's own provider, here the global one that otel.SetMeterProvider has set:
+// an SDK with a Prometheus or an OTLP exporter. The metric of calls counts this call as "recovered".
 func ExampleWithMeterProvider() {
-	reader := metric.NewManualReader() // a Prometheus exporter, in a real program
-	provider := metric.NewMeterProvider(metric.WithReader(reader))
 	client, stop := dial(&flakyServer{failures: 1, fail: unavailable},
-		grpcretry.DialOptions(fast, grpcretry.WithMeterProvider(provider))...)
+		grpcretry.DialOptions(fast, grpcretry.WithMeterProvider(otel.GetMeterProvider()))...)
 	defer stop()
-	for range 3 {
-		if _, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}); err != nil {
-			log.Fatal(err)
-		}
-	}
-
-	var collected metricdata.ResourceMetrics
-	if err := reader.Collect(context.Background(), &collected); err != nil {
-		log.Fatal(err)
-	}
-	for _, m := range collected.ScopeMetrics[0].Metrics {
-		if m.Name == telemetry.MetricCalls {
-			for _, point := range m.Data.(metricdata.Sum[int64]).DataPoints {
-				outcome, _ := point.Attributes.Value(telemetry.AttrOutcome)
-				fmt.Println(outcome.AsString(), point.Value)
-			}
-		}
-	}
-	// Unordered output:
-	// first_try 2
-	// recovered 1
+	reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
+	fmt.Println(reply.GetMessage(), err)
+	// Output: hello, attempt 2 <nil>
 }
 
 // The first attempt is stuck. After a tenth of a second without a response, a second one is sent, and

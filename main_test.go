@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/grpcretry/grpcretry/internal/goroutines"
 )
 
 // TestMain fails if a test outside a bubble leaves a goroutine behind; a bubble checks that
@@ -17,18 +17,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	code := m.Run()
-	var left error
-	for tries := 60; code == 0 && tries > 0; tries-- { // each waits for half a second, and a busy machine may need more
-		if left = goleak.Find(); left == nil {
-			break
-		}
-	}
-	if left != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, "goroutines are left:", left)
-		code = 1
-	}
-	os.Exit(code)
+	goroutines.Main(m)
 }
 
 var thorough = flag.Bool("thorough", false, "draw more in randomized tests, as make random does")

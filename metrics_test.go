@@ -8,81 +8,53 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// readMetrics is a provider, and what reads all that it has.
-func readMetrics() (metric.MeterProvider, *sdkmetric.ManualReader) {
-	reader := sdkmetric.NewManualReader()
-	return sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), reader
-}
-
-func collect(t *testing.T, reader sdkmetric.Reader) []metricdata.Metrics {
+func collect(t *testing.T, meters *recorded.Meters) []recorded.Metric {
 	t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := reader.Collect(context.Background(), &all); err != nil {
+	all, err := meters.Collect(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	var found []metricdata.Metrics
-	for _, scope := range all.ScopeMetrics {
-		found = append(found, scope.Metrics...)
-	}
-	return found
+	return all
 }
 
 // metricLines is every series that is not zero, sorted, as "name value attributes": of a
 // histogram the value is its count and its sum. The target and the method that all tests
 // use are left out.
-func metricLines(t *testing.T, reader sdkmetric.Reader) []string {
+func metricLines(t *testing.T, meters *recorded.Meters) []string {
 	t.Helper()
 	var lines []string
 	usual := []string{"grpcretry.target=passthrough:///echo", "rpc.method=grpcretry.test.v1.EchoService/Echo"}
-	add := func(m metricdata.Metrics, value string, attrs attribute.Set) {
-		fields := slices.DeleteFunc(strings.Fields(attributeLine(attrs.ToSlice())),
-			func(attr string) bool { return slices.Contains(usual, attr) })
-		if value != "0" {
+	for _, m := range collect(t, meters) {
+		for _, s := range m.Series {
+			value := fmt.Sprint(s.Value)
+			switch {
+			case m.Kind == "histogram":
+				value = fmt.Sprintf("%d/%gs", s.Count, s.Value)
+			case s.Value == 0:
+				continue
+			}
+			fields := slices.DeleteFunc(strings.Fields(recorded.Text(s.Attributes.ToSlice())),
+				func(attr string) bool { return slices.Contains(usual, attr) })
 			lines = append(lines, strings.Join(append([]string{m.Name, value}, fields...), " "))
-		}
-	}
-	for _, m := range collect(t, reader) {
-		switch data := m.Data.(type) {
-		case metricdata.Sum[int64]:
-			for _, p := range data.DataPoints {
-				add(m, fmt.Sprint(p.Value), p.Attributes)
-			}
-		case metricdata.Gauge[float64]:
-			for _, p := range data.DataPoints {
-				add(m, fmt.Sprint(p.Value), p.Attributes)
-			}
-		case metricdata.Histogram[int64]:
-			for _, p := range data.DataPoints {
-				add(m, fmt.Sprintf("%d/%d", p.Count, p.Sum), p.Attributes)
-			}
-		case metricdata.Histogram[float64]:
-			for _, p := range data.DataPoints {
-				add(m, fmt.Sprintf("%d/%gs", p.Count, p.Sum), p.Attributes)
-			}
-		default:
-			t.Fatalf("%s is a %T", m.Name, data)
 		}
 	}
 	slices.Sort(lines)
 	return lines
 }
 
-func wantMetrics(t *testing.T, reader sdkmetric.Reader, want ...string) {
+func wantMetrics(t *testing.T, meters *recorded.Meters, want ...string) {
 	t.Helper()
-	if got := metricLines(t, reader); !slices.Equal(got, want) {
+	if got := metricLines(t, meters); !slices.Equal(got, want) {
 		t.Errorf("metrics are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
@@ -158,8 +130,8 @@ func TestMetricsOfACall(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, tt.script)
-				provider, reader := readMetrics()
-				client := server.client(t, append([]Option{steady, WithBudget(Unlimited), WithMeterProvider(provider)}, tt.opts...)...)
+				meters := &recorded.Meters{}
+				client := server.client(t, append([]Option{steady, WithBudget(Unlimited), WithMeterProvider(meters)}, tt.opts...)...)
 				ctx := t.Context()
 				if tt.timeout > 0 {
 					var cancel context.CancelFunc
@@ -167,7 +139,7 @@ func TestMetricsOfACall(t *testing.T) {
 					defer cancel()
 				}
 				client.Echo(ctx, request())
-				wantMetrics(t, reader, tt.want...)
+				wantMetrics(t, meters, tt.want...)
 			})
 		})
 	}
@@ -181,15 +153,15 @@ func TestMetricsOfBudgets(t *testing.T) {
 	}
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		provider, reader := readMetrics()
-		client := server.client(t, steady, WithMeterProvider(provider), WithPatience(0),
+		meters := &recorded.Meters{}
+		client := server.client(t, steady, WithMeterProvider(meters), WithPatience(0),
 			WithMethod(service, WithBudget(three)),
 			WithMethod(method, WithBudget(fickle{}), WithMaxAttempts(2)),
 			WithMethod("/other.Service/Method", WithBudget(Unlimited)))
 		client.Put(t.Context(), request())
 		client.Echo(t.Context(), request(), WithBudget(fickle{}))
 		var got []string
-		for _, line := range metricLines(t, reader) {
+		for _, line := range metricLines(t, meters) {
 			if strings.HasPrefix(line, "grpcretry.budget.") {
 				got = append(got, line)
 			}
@@ -211,15 +183,15 @@ func TestMetricsOfBudgets(t *testing.T) {
 func TestMethodsThatNoStubKnowsAreOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(ok()))
-		provider, reader := readMetrics()
-		cc := server.conn(t, DialOptions(WithMeterProvider(provider))...)
+		meters := &recorded.Meters{}
+		cc := server.conn(t, DialOptions(WithMeterProvider(meters))...)
 		for i := range 3 {
 			cc.Invoke(t.Context(), fmt.Sprintf("/made.Up/Method%d", i), request(), &echov1.EchoResponse{})
 		}
 		cc.Invoke(t.Context(), "/grpcretry.test.v1.EchoService/Echo", request(), &echov1.EchoResponse{})
 		want := []string{"grpcretry.calls 1 grpcretry.outcome=first_try rpc.method=other",
 			"grpcretry.calls 3 grpcretry.outcome=not_retryable rpc.method=other"}
-		got := slices.DeleteFunc(metricLines(t, reader), func(line string) bool { return !strings.HasPrefix(line, "grpcretry.calls") })
+		got := slices.DeleteFunc(metricLines(t, meters), func(line string) bool { return !strings.HasPrefix(line, "grpcretry.calls") })
 		if !slices.Equal(got, want) {
 			t.Errorf("calls are %q, want %q", got, want)
 		}
@@ -227,8 +199,8 @@ func TestMethodsThatNoStubKnowsAreOther(t *testing.T) {
 }
 
 func TestTooManyMethodsAreCountedTogether(t *testing.T) {
-	provider, reader := readMetrics()
-	r, err := New(WithMeterProvider(provider))
+	meters := &recorded.Meters{}
+	r, err := New(WithMeterProvider(meters))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +216,7 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	if rows := len(r.report.metrics.rows.current()); rows > maxMetricRows {
 		t.Errorf("%d rows, want at most %d", rows, maxMetricRows)
 	}
-	if got := callsCounted(t, reader); got != 2*calls {
+	if got := callsCounted(t, meters); got != 2*calls {
 		t.Errorf("%d calls counted, want %d", got, 2*calls)
 	}
 	if got := r.report.metrics.overflow.firstTries.Sum(); got != 2*500 {
@@ -256,7 +228,7 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	for range 10 { // more than the reserve
 		r.unary(t.Context(), "/pkg.Service/Late", nil, nil, cc, refused, append(stubOptions, WithPatience(0), WithBackoff(Constant(0)))...)
 	}
-	for _, line := range metricLines(t, reader) {
+	for _, line := range metricLines(t, meters) {
 		if strings.HasPrefix(line, "grpcretry.budget.balance") && strings.Contains(line, "=other") {
 			t.Errorf("%s: there is no such budget", line)
 		}
@@ -267,9 +239,9 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), ok(), hang(), ok()))
-		provider, reader := readMetrics()
-		server.client(t, steady, WithMeterProvider(provider)).Echo(t.Context(), request())
-		server.client(t, hedged(2, Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(provider)).Echo(t.Context(), request())
+		meters := &recorded.Meters{}
+		server.client(t, steady, WithMeterProvider(meters)).Echo(t.Context(), request())
+		server.client(t, hedged(2, Hedging{Delay: HedgeAfter(second)}), WithMeterProvider(meters)).Echo(t.Context(), request())
 		units := map[string]string{
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
@@ -278,19 +250,18 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 			"grpcretry.budget.refusals": "{retry}", "grpcretry.waiting_calls": "{call}", "grpcretry.open_streams": "{stream}",
 			"grpcretry.replay.memory": "By", "grpcretry.replay.refusals": "{refusal}",
 		}
-		for _, m := range collect(t, reader) {
+		for _, m := range collect(t, meters) {
 			if m.Unit != units[m.Name] || m.Description == "" {
 				t.Errorf("%s has unit %q and description %q, want unit %q and some description", m.Name, m.Unit, m.Description,
 					units[m.Name])
 			}
 			delete(units, m.Name)
-			var bounds, want []float64
-			switch data := m.Data.(type) {
-			case metricdata.Histogram[float64]:
-				bounds, want = data.DataPoints[0].Bounds, []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
+			var want []float64
+			if m.Kind == "histogram" {
+				want = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300}
 			}
-			if !slices.Equal(bounds, want) {
-				t.Errorf("%s has bounds %v, want %v", m.Name, bounds, want)
+			if !slices.Equal(m.Bounds, want) {
+				t.Errorf("%s has bounds %v, want %v", m.Name, m.Bounds, want)
 			}
 		}
 		if len(units) != 0 {
@@ -299,12 +270,12 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 	})
 }
 
-func callsCounted(t *testing.T, reader sdkmetric.Reader) (total int64) {
+func callsCounted(t *testing.T, meters *recorded.Meters) (total int64) {
 	t.Helper()
-	for _, m := range collect(t, reader) {
+	for _, m := range collect(t, meters) {
 		if m.Name == telemetry.MetricCalls {
-			for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
-				total += p.Value
+			for _, s := range m.Series {
+				total += int64(s.Value)
 			}
 		}
 	}
@@ -313,14 +284,14 @@ func callsCounted(t *testing.T, reader sdkmetric.Reader) (total int64) {
 
 // Counting is on the path of every call.
 func TestMetricsAllocateNothingOnAFirstTry(t *testing.T) {
-	provider, reader := readMetrics()
+	meters := &recorded.Meters{}
 	for name, opts := range map[string][]Option{
 		"nobody reads": {WithMeterProvider(noop.NewMeterProvider())},
-		"read":         {WithMeterProvider(provider)},
+		"read":         {WithMeterProvider(meters)},
 	} {
 		intercept := UnaryClientInterceptor(opts...)
 		callOnce(t, intercept, succeed)
-		collect(t, reader)
+		collect(t, meters)
 		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, succeed) }); got > 1 {
 			t.Errorf("%s: %v allocations, want no more than the one of a call without metrics", name, got)
 		}
@@ -328,13 +299,13 @@ func TestMetricsAllocateNothingOnAFirstTry(t *testing.T) {
 }
 
 func BenchmarkFirstAttemptSucceedsWithMetrics(b *testing.B) {
-	provider, _ := readMetrics()
+	meters := &recorded.Meters{}
 	for _, bm := range []struct {
 		name string
 		opts []Option
 	}{
 		{"metrics=off", nil},
-		{"metrics=on", []Option{WithMeterProvider(provider)}},
+		{"metrics=on", []Option{WithMeterProvider(meters)}},
 	} {
 		b.Run(bm.name, func(b *testing.B) {
 			intercept := UnaryClientInterceptor(bm.opts...)
@@ -350,14 +321,14 @@ func BenchmarkFirstAttemptSucceedsWithMetrics(b *testing.B) {
 func TestAnUnsentRetryIsNotWasted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), ok()))
-		provider, reader := readMetrics()
-		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithMeterProvider(provider))...)
+		meters := &recorded.Meters{}
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithMeterProvider(meters))...)
 		time.AfterFunc(second/2, link.cut)
 		time.AfterFunc(3*second/2, link.mend)
 		if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
 			t.Error(err)
 		}
-		lines := metricLines(t, reader)
+		lines := metricLines(t, meters)
 		if !slices.Contains(lines, "grpcretry.rescued_calls 1") || strings.Contains(strings.Join(lines, "\n"), telemetry.MetricWastedAttempts) {
 			t.Errorf("metrics are\n%s\nwant one rescued call and nothing wasted", strings.Join(lines, "\n"))
 		}

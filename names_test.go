@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -38,10 +39,10 @@ func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 		t.Run(fmt.Sprint(uint32(code)), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, script())
-				provider, recorder := recordSpans()
-				meters, reader := readMetrics()
+				spans := &recorded.Spans{}
+				meters := &recorded.Meters{}
 				logs := &logRecorder{}
-				r, err := New(steady, WithBudget(Unlimited), WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(provider),
+				r, err := New(steady, WithBudget(Unlimited), WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(spans),
 					WithMeterProvider(meters), WithLogger(slog.New(logs)),
 					WithClassifier(func(context.Context, Attempt) Classification { return Retry }))
 				if err != nil {
@@ -57,10 +58,10 @@ func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 				name := fmt.Sprintf("CODE(%d)", uint32(code))
 				wantLines(t, logs, "DEBUG…code="+name, "WARN…gave up…code="+name)
 				want := "rpc.response.status_code=" + name + " grpcretry.attempts=2 grpcretry.reason=exhausted"
-				if got := attributeLine(withoutWaits(recorder)[0].Attributes()[2:]); got != want {
+				if got := recorded.Text(withoutWaits(spans)[0].Attributes()[2:]); got != want {
 					t.Errorf("call span has %s, want %s", got, want)
 				}
-				wantMetrics(t, reader,
+				wantMetrics(t, meters,
 					"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=OTHER",
 					"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=OTHER",
 					"grpcretry.calls 1 grpcretry.outcome=exhausted",

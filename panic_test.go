@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -360,7 +361,7 @@ func TestPanics(t *testing.T) {
 func (b *bomb) live(t *testing.T, number int) {
 	life := lives[number]
 	hedges := strings.HasPrefix(life.name, "hedged")
-	spans, recorder := recordSpans()
+	spans := &recorded.Spans{}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	opts := b.options()
@@ -405,7 +406,7 @@ func (b *bomb) live(t *testing.T, number int) {
 	if u := r.usage.now(); u.OpenStreams != 0 || u.ReplayMemory != 0 || u.WaitingCalls != 0 {
 		t.Errorf("Usage = %+v, want nothing in use", u)
 	}
-	if started, ended := len(recorder.Started()), len(recorder.Ended()); started != ended {
+	if started, ended := len(spans.Started()), len(spans.Ended()); started != ended {
 		t.Errorf("%d spans were started, and %d have ended", started, ended)
 	}
 }

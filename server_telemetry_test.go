@@ -8,27 +8,26 @@ import (
 	"sync"
 	"testing"
 
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
 // sums returns the counters of a server as text: the name, the attributes and the value.
-func sums(metrics []metricdata.Metrics) map[string]int64 {
+func sums(metrics []recorded.Metric) map[string]int64 {
 	found := map[string]int64{}
 	for _, m := range metrics {
-		data, _ := m.Data.(metricdata.Sum[int64])
-		for _, point := range data.DataPoints {
+		for _, s := range m.Series {
 			var labels []string
-			for _, a := range point.Attributes.ToSlice() {
-				labels = append(labels, a.Value.String())
+			for _, a := range s.Attributes.ToSlice() {
+				labels = append(labels, a.Value.AsString())
 			}
-			found[m.Name+" "+strings.Join(labels, " ")] = point.Value
+			found[m.Name+" "+strings.Join(labels, " ")] = int64(s.Value)
 		}
 	}
 	return found
@@ -37,10 +36,10 @@ func sums(metrics []metricdata.Metrics) map[string]int64 {
 func TestServerMetrics(t *testing.T) {
 	const echo, expand = "grpcretry.test.v1.EchoService/Echo", "grpcretry.test.v1.EchoService/Expand"
 	bubble(t, func(t *testing.T) {
-		provider, reader := readMetrics()
+		meters := &recorded.Meters{}
 		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: status.Error(codes.Unavailable, "down")}
 		var fails error
-		server := serveHandler(t, func(context.Context) error { return fails }, ServerOptions(WithServerMeterProvider(provider))...)
+		server := serveHandler(t, func(context.Context) error { return fails }, ServerOptions(WithServerMeterProvider(meters))...)
 		client := echov1.NewEchoServiceClient(server.conn(t))
 		send := func(kind string, header ...string) {
 			kinds[kind](metadata.AppendToOutgoingContext(t.Context(), header...), client)
@@ -55,7 +54,7 @@ func TestServerMetrics(t *testing.T) {
 		send("unary")
 		send("stream")
 		send("stream", previousAttemptsKey, "1")
-		got := sums(collect(t, reader))
+		got := sums(collect(t, meters))
 		want := map[string]int64{
 			telemetry.MetricServerRetries + " caller " + echo:           2,
 			telemetry.MetricServerRetries + " earlier_caller " + expand: 1,
@@ -71,8 +70,8 @@ func TestServerMetrics(t *testing.T) {
 
 // A server that handles unknown methods gets their names from its clients.
 func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
-	provider, reader := readMetrics()
-	s := newServer("test", []ServerOption{WithServerMeterProvider(provider)})
+	meters := &recorded.Meters{}
+	s := newServer("test", []ServerOption{WithServerMeterProvider(meters)})
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(previousAttemptsKey, "1"))
 	handle := func(context.Context, any) (any, error) { return nil, nil }
 	receive := func(method string) {
@@ -93,7 +92,7 @@ func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
 		})
 	}
 	all.Wait()
-	got := sums(collect(t, reader))
+	got := sums(collect(t, meters))
 	if n := got[telemetry.MetricServerRetries+" caller "+other]; len(got) != maxServerMethods+1 || n != 103 {
 		t.Errorf("%d series, of which other counts %d; want %d and 103", len(got), n, maxServerMethods+1)
 	}
@@ -108,18 +107,18 @@ func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
 
 func TestServersSpan(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		provider, recorder := recordSpans()
+		spans := &recorded.Spans{}
 		gaveUp := &Error{Reason: ErrBudgetExhausted, Last: status.Error(codes.Unavailable, "down")}
 		server := serveHandler(t, func(context.Context) error { return gaveUp },
-			append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(provider))}, ServerOptions()...)...)
+			append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(spans))}, ServerOptions()...)...)
 		client := echov1.NewEchoServiceClient(server.conn(t))
 		client.Echo(t.Context(), request())
 		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "3"), request())
 		var got []string
-		for _, span := range recorder.Ended() {
-			text := ""
-			for _, a := range span.Attributes() {
-				text += string(a.Key) + "=" + a.Value.String() + " "
+		for _, span := range spans.Ended() {
+			text := recorded.Text(span.Attributes())
+			if text != "" {
+				text += " "
 			}
 			for _, e := range span.Events() {
 				text += e.Name

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -27,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/goroutines"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -54,7 +54,7 @@ const callsPerWorld = 40
 
 // TestFaults makes random calls under random faults.
 func TestFaults(t *testing.T) {
-	before := goleak.IgnoreCurrent()
+	before := goroutines.Now()
 	seed := *faultSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
@@ -74,13 +74,12 @@ func TestFaults(t *testing.T) {
 	}
 	group.Wait()
 	findings.report(t, time.Since(start))
-	var left error
-	for range 60 { // each waits for half a second, and a busy machine may need more
-		if left = goleak.Find(before); left == nil || findings.fatal.Load() {
-			return
-		}
+	if findings.fatal.Load() {
+		return
 	}
-	t.Errorf("goroutines are left: %v", left)
+	if err := goroutines.Left(before); err != nil {
+		t.Error(err)
+	}
 }
 
 // faultFindings is what was found.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -97,11 +98,11 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 
 func TestMetricsOfTargets(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		provider, reader := readMetrics()
-		o := newOutage(t, WithMeterProvider(provider))
+		meters := &recorded.Meters{}
+		o := newOutage(t, WithMeterProvider(meters))
 		check := func(want ...string) {
 			t.Helper()
-			lines := slices.DeleteFunc(metricLines(t, reader), func(line string) bool { return !strings.HasPrefix(line, "grpcretry.target.") })
+			lines := slices.DeleteFunc(metricLines(t, meters), func(line string) bool { return !strings.HasPrefix(line, "grpcretry.target.") })
 			wantList(t, "metrics of targets", lines, want...)
 		}
 		o.start(t, 1, nil)

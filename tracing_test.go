@@ -8,43 +8,27 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	oteltrace "go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// recordSpans is a provider that keeps the spans that have ended.
-func recordSpans() (*trace.TracerProvider, *tracetest.SpanRecorder) {
-	recorder := tracetest.NewSpanRecorder()
-	return trace.NewTracerProvider(trace.WithSpanProcessor(recorder)), recorder
-}
-
 // withoutWaits has the spans that have ended, except those of waits.
-func withoutWaits(recorder *tracetest.SpanRecorder) []trace.ReadOnlySpan {
-	return slices.DeleteFunc(slices.Clone(recorder.Ended()), func(s trace.ReadOnlySpan) bool { return s.Name() == telemetry.SpanWait })
+func withoutWaits(spans *recorded.Spans) []*recorded.Span {
+	return slices.DeleteFunc(spans.Ended(), func(s *recorded.Span) bool { return s.Name() == telemetry.SpanWait })
 }
 
 // eventLines are the events of a span, "name key=value …" with keys in their order.
-func eventLines(span trace.ReadOnlySpan) []string {
+func eventLines(span *recorded.Span) []string {
 	var lines []string
 	for _, e := range span.Events() {
-		lines = append(lines, strings.TrimSpace(e.Name+" "+attributeLine(e.Attributes)))
+		lines = append(lines, strings.TrimSpace(e.Name+" "+recorded.Text(e.Attributes)))
 	}
 	return lines
-}
-
-func attributeLine(attrs []attribute.KeyValue) string {
-	var parts []string
-	for _, a := range attrs {
-		parts = append(parts, fmt.Sprintf("%s=%s", a.Key, a.Value.String()))
-	}
-	return strings.Join(parts, " ")
 }
 
 func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
@@ -78,12 +62,12 @@ func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, tt.script)
-				provider, recorder := recordSpans()
-				ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+				spans := &recorded.Spans{}
+				ctx, span := spans.Tracer("test").Start(t.Context(), "the caller's")
 				client := server.fixed(t, 0.5, append([]Option{steady, WithBudget(&aBudget{})}, tt.opts...)...)
 				client.Echo(ctx, request())
 				span.End()
-				if got := eventLines(withoutWaits(recorder)[0]); !slices.Equal(got, tt.want) {
+				if got := eventLines(withoutWaits(spans)[0]); !slices.Equal(got, tt.want) {
 					t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 				}
 			})
@@ -110,29 +94,29 @@ func TestCallSpan(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, tt.script)
-				provider, recorder := recordSpans()
-				ctx, parent := provider.Tracer("test").Start(t.Context(), "the caller's")
-				client := server.client(t, append([]Option{steady, WithCallSpan(true), WithTracerProvider(provider)}, tt.opts...)...)
+				spans := &recorded.Spans{}
+				ctx, parent := spans.Tracer("test").Start(t.Context(), "the caller's")
+				client := server.client(t, append([]Option{steady, WithCallSpan(true), WithTracerProvider(spans)}, tt.opts...)...)
 				client.Echo(ctx, request())
 				parent.End()
-				spans := withoutWaits(recorder)
-				if len(spans) != 2 {
-					t.Fatalf("%d spans, want the call's and the caller's", len(spans))
+				ended := withoutWaits(spans)
+				if len(ended) != 2 {
+					t.Fatalf("%d spans, want the call's and the caller's", len(ended))
 				}
-				span := spans[0]
+				span := ended[0]
 				if span.Name() != "grpcretry.test.v1.EchoService/Echo" || span.SpanKind() != oteltrace.SpanKindInternal ||
 					span.Parent().SpanID() != parent.SpanContext().SpanID() {
 					t.Errorf("span is %q, %v, below %v", span.Name(), span.SpanKind(), span.Parent().SpanID())
 				}
 				want := "rpc.system.name=grpc rpc.method=grpcretry.test.v1.EchoService/Echo " + tt.wantAttrs
-				if got := attributeLine(span.Attributes()); got != want {
+				if got := recorded.Text(span.Attributes()); got != want {
 					t.Errorf("attributes are %s, want %s", got, want)
 				}
-				if got := span.Status().Code; got != tt.wantStatus {
+				if got, _ := span.Status(); got != tt.wantStatus {
 					t.Errorf("status is %v, want %v", got, tt.wantStatus)
 				}
-				if got := len(span.Events()); got != tt.wantEvents || len(spans[1].Events()) != 0 {
-					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(spans[1].Events()),
+				if got := len(span.Events()); got != tt.wantEvents || len(ended[1].Events()) != 0 {
+					t.Errorf("%d events on the call span and %d on the caller's, want %d and none", got, len(ended[1].Events()),
 						tt.wantEvents)
 				}
 				if got, want := span.EndTime().Sub(span.StartTime()), server.times()[len(server.times())-1]; got != want {
@@ -170,19 +154,19 @@ func TestWaitSpans(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, tt.script)
-				provider, recorder := recordSpans()
+				spans := &recorded.Spans{}
 				start, ctx := time.Now(), t.Context()
 				if tt.cancel > 0 {
 					limited, cancel := context.WithCancel(ctx)
 					time.AfterFunc(tt.cancel, cancel)
 					ctx = limited
 				}
-				client := server.fixed(t, 0, steady, WithBudget(Unlimited), WithCallSpan(true), WithTracerProvider(provider),
+				client := server.fixed(t, 0, steady, WithBudget(Unlimited), WithCallSpan(true), WithTracerProvider(spans),
 					WithMethod(echoMethod, tt.opts...))
 				client.Echo(ctx, request())
-				call := withoutWaits(recorder)[0]
-				wantWaits(t, recorder, start, tt.want...)
-				for _, s := range recorder.Ended() {
+				call := withoutWaits(spans)[0]
+				wantWaits(t, spans, start, tt.want...)
+				for _, s := range spans.Ended() {
 					if s.Name() == telemetry.SpanWait && s.Parent().SpanID() != call.SpanContext().SpanID() {
 						t.Errorf("the wait's span is below %v, want below the call's", s.Parent().SpanID())
 					}
@@ -194,16 +178,16 @@ func TestWaitSpans(t *testing.T) {
 
 // wantWaits compares the spans of waits, "start to end attributes", and checks that every span has
 // ended.
-func wantWaits(t *testing.T, recorder *tracetest.SpanRecorder, start time.Time, want ...string) {
+func wantWaits(t *testing.T, spans *recorded.Spans, start time.Time, want ...string) {
 	t.Helper()
 	var got []string
-	for _, s := range recorder.Ended() {
+	for _, s := range spans.Ended() {
 		if s.Name() == telemetry.SpanWait {
-			got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), attributeLine(s.Attributes())))
+			got = append(got, fmt.Sprintf("%v to %v %s", s.StartTime().Sub(start), s.EndTime().Sub(start), recorded.Text(s.Attributes())))
 		}
 	}
 	wantList(t, "waits", got, want...)
-	if started, ended := len(recorder.Started()), len(recorder.Ended()); started != ended {
+	if started, ended := len(spans.Started()), len(spans.Ended()); started != ended {
 		t.Errorf("%d spans started, %d ended", started, ended)
 	}
 }
@@ -211,9 +195,9 @@ func wantWaits(t *testing.T, recorder *tracetest.SpanRecorder, start time.Time, 
 func TestNoCallSpanUnlessAskedFor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), ok()))
-		provider, recorder := recordSpans()
-		server.client(t, steady, WithTracerProvider(provider)).Echo(t.Context(), request())
-		if got := recorder.Started(); len(got) != 0 {
+		spans := &recorded.Spans{}
+		server.client(t, steady, WithTracerProvider(spans)).Echo(t.Context(), request())
+		if got := spans.Started(); len(got) != 0 {
 			t.Errorf("%d spans", len(got))
 		}
 	})
@@ -224,12 +208,12 @@ func TestNoCallSpanUnlessAskedFor(t *testing.T) {
 func TestHedgesOnTheCallSpan(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(hang(), unavailable().after(second/10), ok()))
-		provider, recorder := recordSpans()
-		server.client(t, WithBudget(Unlimited), WithTracerProvider(provider), WithCallSpan(true),
+		spans := &recorded.Spans{}
+		server.client(t, WithBudget(Unlimited), WithTracerProvider(spans), WithCallSpan(true),
 			hedged(3, Hedging{Delay: HedgeAfter(second)})).Echo(t.Context(), request())
-		spans := withoutWaits(recorder)
-		if len(spans) != 1 {
-			t.Fatalf("%d spans, want 1", len(spans))
+		ended := withoutWaits(spans)
+		if len(ended) != 1 {
+			t.Fatalf("%d spans, want 1", len(ended))
 		}
 		const event = "grpcretry.attempt grpcretry.attempt.number="
 		want := []string{
@@ -239,13 +223,14 @@ func TestHedgesOnTheCallSpan(t *testing.T) {
 			event + "3 rpc.response.status_code=OK grpcretry.decision=success network.peer.address=bufconn " +
 				"grpcretry.attempt.hedge=true grpcretry.attempt.sent_after=hedge_delay",
 		}
-		if got := eventLines(spans[0]); !slices.Equal(got, want) {
+		if got := eventLines(ended[0]); !slices.Equal(got, want) {
 			t.Errorf("events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
-		attrs := attributeLine(spans[0].Attributes())
+		attrs := recorded.Text(ended[0].Attributes())
+		code, description := ended[0].Status()
 		if !strings.HasSuffix(attrs, "rpc.response.status_code=OK grpcretry.attempts=3 grpcretry.winner=3") ||
-			spans[0].Status().Code != otelcodes.Unset {
-			t.Errorf("call span has %s and status %v, want OK, 3 attempts, the winner, and no error", attrs, spans[0].Status())
+			code != otelcodes.Unset {
+			t.Errorf("call span has %s and status %v %s, want OK, 3 attempts, the winner, and no error", attrs, code, description)
 		}
 	})
 }
@@ -262,12 +247,12 @@ func TestTheMessageOfAFailureIsOnItsEvent(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, script(fail(codes.NotFound, tt.message)))
-				provider, recorder := recordSpans()
-				ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+				spans := &recorded.Spans{}
+				ctx, span := spans.Tracer("test").Start(t.Context(), "the caller's")
 				server.client(t).Echo(ctx, request())
 				span.End()
 				got := "none"
-				for _, a := range withoutWaits(recorder)[0].Events()[0].Attributes {
+				for _, a := range withoutWaits(spans)[0].Events()[0].Attributes {
 					if a.Key == telemetry.AttrMessage {
 						got = a.Value.AsString()
 					}
@@ -289,11 +274,11 @@ func TestMessagesThatAreNotUTF8(t *testing.T) {
 		{"no beginning of a character", strings.Repeat("\x80", 300), other + mark},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			provider, recorder := recordSpans()
-			ctx, span := provider.Tracer("test").Start(t.Context(), "the caller's")
+			spans := &recorded.Spans{}
+			ctx, span := spans.Tracer("test").Start(t.Context(), "the caller's")
 			doer(t, 0).Do(ctx, "/a/x", func(context.Context) error { return status.Error(codes.NotFound, tt.message) })
 			span.End()
-			got := attributeLine(recorder.Ended()[0].Events()[0].Attributes)
+			got := recorded.Text(spans.Ended()[0].Events()[0].Attributes)
 			if _, message, _ := strings.Cut(got, "grpcretry.message="); message != tt.want {
 				t.Errorf("the event's message is %q, want %q", message, tt.want)
 			}
@@ -304,12 +289,12 @@ func TestMessagesThatAreNotUTF8(t *testing.T) {
 func TestContextBelowTheCallSpanIsItsChild(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(ok()))
-		provider, recorder := recordSpans()
+		spans := &recorded.Spans{}
 		var inside oteltrace.SpanContext
-		client := server.client(t, WithCallSpan(true), WithTracerProvider(provider),
+		client := server.client(t, WithCallSpan(true), WithTracerProvider(spans),
 			WithObserver(func(ctx context.Context, e Event) { inside = oteltrace.SpanContextFromContext(ctx) }))
 		client.Echo(t.Context(), request())
-		if got := withoutWaits(recorder)[0].SpanContext(); got.SpanID() != inside.SpanID() {
+		if got := withoutWaits(spans)[0].SpanContext(); got.SpanID() != inside.SpanID() {
 			t.Errorf("observers run below span %v, want %v", inside.SpanID(), got.SpanID())
 		}
 	})

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -25,13 +24,14 @@ import (
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/balancer"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/goroutines"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // This file has the real gRPC servers that the tests call, over bufconn and in virtual time.
 
 // TestMain fails if a test outside a bubble leaves a goroutine behind; a bubble checks that itself.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Main(m) }
 
 // The policies that tests compare.
 const (

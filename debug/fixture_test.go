@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/goroutines"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -29,7 +29,7 @@ import (
 // What it answers is in the message: a word for each attempt, the last one for all further
 // attempts. Time passes only where somebody waits, so every number is exact.
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Main(m) }
 
 // answers that the words of a message stand for; "after=3s" comes before another.
 var scripted = map[string]func(context.Context) error{

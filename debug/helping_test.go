@@ -1,16 +1,13 @@
 package debug
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"strings"
 	"testing"
 
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -18,8 +15,8 @@ import (
 // a server. One call here needs three retries, and another one gives up after three.
 func TestHelpingIsWhatTheMetricsSay(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		reader := sdkmetric.NewManualReader()
-		r := retrier(t, unlimited, grpcretry.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+		meters := &recorded.Meters{}
+		r := retrier(t, unlimited, grpcretry.WithMeterProvider(meters))
 		page := handler(t, r)
 		c := dial(t, r, "passthrough:///echo")
 		c.echo("down down down ok")
@@ -27,7 +24,7 @@ func TestHelpingIsWhatTheMetricsSay(t *testing.T) {
 		c.echo("ok")
 
 		s := page.Snapshot()
-		rescued, wasted := sumOf(t, reader, telemetry.MetricRescuedCalls), sumOf(t, reader, telemetry.MetricWastedAttempts)
+		rescued, wasted := sumOf(t, meters, telemetry.MetricRescuedCalls), sumOf(t, meters, telemetry.MetricWastedAttempts)
 		want(t, "rescued and wasted", []int64{s.Total.Rescued, s.Total.Wasted}, []int64{rescued, wasted})
 		want(t, "the same", []int64{rescued, wasted}, []int64{1, 5})
 		answer := answers(&s, true)[2]
@@ -35,18 +32,16 @@ func TestHelpingIsWhatTheMetricsSay(t *testing.T) {
 	})
 }
 
-func sumOf(t *testing.T, reader sdkmetric.Reader, name string) (sum int64) {
+func sumOf(t *testing.T, meters *recorded.Meters, name string) (sum int64) {
 	t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := reader.Collect(context.Background(), &all); err != nil {
+	all, err := meters.Collect(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if data, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name {
-				for _, p := range data.DataPoints {
-					sum += p.Value
-				}
+	for _, m := range all {
+		for _, s := range m.Series {
+			if m.Name == name {
+				sum += int64(s.Value)
 			}
 		}
 	}

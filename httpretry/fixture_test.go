@@ -13,15 +13,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/goroutines"
 )
 
 // TestMain fails if a test outside a bubble leaves a goroutine behind.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Main(m) }
 
 const second = time.Second
 
