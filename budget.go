@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/grpcretry/grpcretry/internal/bytarget"
 )
 
 // A Budget limits retries, so that they cannot make an outage worse. It is asked when the wait
@@ -379,12 +381,18 @@ func (all *allBudgets) check() error {
 // The default budget of a [Retrier] is a PerTarget of [NewRatioBudget]. Outside a Retrier, it acts
 // as the budget of the target "". It cannot be part of [AllBudgets], but newBudget can return
 // AllBudgets.
-func PerTarget(newBudget func() Budget) Budget { return &perTarget{newBudget: newBudget} }
+func PerTarget(newBudget func() Budget) Budget { return newPerTarget(newBudget, nil) }
 
 type perTarget struct {
 	newBudget func() Budget
 	settings  budgetSettings // of every budget that it creates; nil if only newBudget knows
-	byTarget[Budget]
+	targets   bytarget.Map[Budget]
+}
+
+func newPerTarget(newBudget func() Budget, settings budgetSettings) *perTarget {
+	t := &perTarget{newBudget: newBudget, settings: settings}
+	t.targets.Fresh = func(string) Budget { return newBudget() }
+	return t
 }
 
 // budgetSettings are the settings of one of this package's budgets. They can be compared.
@@ -398,21 +406,9 @@ func (t *perTarget) String() string {
 	return t.settings.describe() + ", for each target"
 }
 
-func noTarget() string { return "" }
-
-func (t *perTarget) Deposit(o Outcome)             { t.of("", noTarget).Deposit(o) }
-func (t *perTarget) Withdraw(now time.Time) bool   { return t.of("", noTarget).Withdraw(now) }
-func (t *perTarget) Balance(now time.Time) float64 { return t.of("", noTarget).Balance(now) }
-
-// of returns the budget for a target as dialed.
-func (t *perTarget) of(dialed string, canonical func() string) Budget {
-	return t.dialedAs(dialed, canonical, t.fresh)
-}
-
-// named returns the budget for a target in canonical form.
-func (t *perTarget) named(target string) Budget { return t.byTarget.named(target, t.fresh) }
-
-func (t *perTarget) fresh(string) Budget { return t.newBudget() }
+func (t *perTarget) Deposit(o Outcome)             { t.targets.Named("").Deposit(o) }
+func (t *perTarget) Withdraw(now time.Time) bool   { return t.targets.Named("").Withdraw(now) }
+func (t *perTarget) Balance(now time.Time) float64 { return t.targets.Named("").Balance(now) }
 
 func (t *perTarget) check() error {
 	if t.newBudget == nil {
@@ -424,7 +420,7 @@ func (t *perTarget) check() error {
 // budgetFor returns the budget for calls to a target: b, or its budget for that target.
 func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 	if t, ok := b.(*perTarget); ok {
-		return t.of(dialed, canonical)
+		return t.targets.Dialed(dialed, canonical)
 	}
 	return b
 }
@@ -432,7 +428,7 @@ func budgetFor(b Budget, dialed string, canonical func() string) Budget {
 // budgetNamed is budgetFor for a target in canonical form.
 func budgetNamed(b Budget, target string) Budget {
 	if t, ok := b.(*perTarget); ok {
-		return t.named(target)
+		return t.targets.Named(target)
 	}
 	return b
 }

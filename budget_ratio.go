@@ -155,7 +155,7 @@ type ratioBudget struct {
 
 // perTargetRatio returns a budget with a ratio budget for each target; its settings are complete.
 func perTargetRatio(s RatioBudget) *perTarget {
-	return &perTarget{newBudget: func() Budget { return newRatioBudget(s) }, settings: s}
+	return newPerTarget(func() Budget { return newRatioBudget(s) }, s)
 }
 
 // String describes the budget to readers of a policy, for example

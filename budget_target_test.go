@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,7 +59,7 @@ func TestPerTargetJoinsTheFormsOfATarget(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer cc.Close()
-		return budgets.of(cc.Target(), cc.CanonicalTarget)
+		return budgets.targets.Dialed(cc.Target(), cc.CanonicalTarget)
 	}
 	bare, full, triple := budgetOf("localhost:80"), budgetOf("dns:///localhost:80"), budgetOf("localhost:80")
 	if bare != full || bare != triple {
@@ -74,15 +75,11 @@ func TestPerTargetJoinsTheFormsOfATarget(t *testing.T) {
 
 // budgetOfTarget returns the budget that calls to a target with that name get.
 func budgetOfTarget(budgets Budget, name string) Budget {
-	return budgets.(*perTarget).of(name, func() string { return "dns:///" + name })
+	return budgets.(*perTarget).targets.Dialed(name, func() string { return "dns:///" + name })
 }
 
-func remembered(budgets Budget) (n int) {
-	t := budgets.(*perTarget)
-	canonical := 0
-	t.dialed.Range(func(any, any) bool { n++; return true })
-	t.targets.Range(func(any, any) bool { canonical++; return true })
-	return max(n, canonical)
+func remembered(budgets Budget) int {
+	return len(slices.Collect(budgets.(*perTarget).targets.All()))
 }
 
 // A client that keeps dialing new targets remembers only those of the last two minutes.

@@ -168,10 +168,10 @@ func (c *call) startPlan(now time.Time) *plan {
 // targetState returns what the Retrier knows about the call's target.
 func (c *rpc) targetState() *target {
 	if c.functionTarget != "" {
-		return c.retrier.targets.named(c.functionTarget)
+		return c.retrier.targets.Named(c.functionTarget)
 	}
 	cc := c.cc
-	return c.retrier.targets.of(c.dialed(), func() string { return canonicalTarget(cc, "") })
+	return c.retrier.targets.Dialed(c.dialed(), func() string { return canonicalTarget(cc, "") })
 }
 
 // isLeftToGRPC reports whether gRPC may retry a stream, because we do not.

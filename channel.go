@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
@@ -171,7 +172,7 @@ func (c *call) isDistributedElsewhere() bool {
 // warnOfOtherPolicy warns of a channel with another policy, once for each target.
 func (r *Retrier) warnOfOtherPolicy(target string) {
 	target = truncate(target, maxPassedName)
-	if r.settings.warnings.otherPolicy.isNew(target) {
+	if r.settings.warnings.otherPolicy.Add(target, bounded.MaxNames) {
 		r.settings.warnings.found("calls to " + target + ": " + otherPolicyNote)
 		r.warn()
 	}

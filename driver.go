@@ -52,7 +52,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 		hedgeBudget = budgetNamed(b, target)
 	}
 	deadline, _ := ctx.Deadline()
-	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.named(target), start, deadline)
+	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), start, deadline)
 	p.plan.oneAttempt = p.worksFor.IsRetry()
 	delay, learner, hedged := obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	if p.learner = learner; hedged {

@@ -53,7 +53,7 @@ func TestHedgingAtRandom(t *testing.T) {
 				t.Fatal(err)
 			}
 			cc := server.conn(t, append(retrier.DialOptions(), grpc.WithChainUnaryInterceptor(r.below))...)
-			r.target = retrier.targets.of(cc.Target(), func() string { return canonicalTarget(cc, "") })
+			r.target = retrier.targets.Dialed(cc.Target(), func() string { return canonicalTarget(cc, "") })
 			for i := range min(perBubble, *hedgedSequences-done) {
 				seed := seed + uint64(done+i)
 				r.run(t, cc, seed)

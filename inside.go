@@ -19,7 +19,7 @@ func init() {
 	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
 	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }
 	inside.PassedMethods = func(retrier any) []inside.PassedMethod {
-		return slices.Collect(maps.Keys(retrier.(*Retrier).report.observers.passed.current()))
+		return slices.Collect(maps.Keys(retrier.(*Retrier).report.observers.passed.All()))
 	}
 	inside.WithRandom = func(f func() float64) any { return withRandom(f) }
 	inside.WithReplayMemory = func(bytes int64) any { return withReplayMemory(bytes) }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -23,7 +24,7 @@ type logger struct {
 	exhausted  refusing
 
 	// Methods for which a line was logged, once each.
-	left, unhedged, changed nameSet
+	left, unhedged, changed bounded.Set[string]
 
 	memoryFull atomic.Bool // the replay memory was full
 }
@@ -122,7 +123,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 
 // notHedged logs once that a method cannot be hedged.
 func (l *logger) notHedged(f *facts, why string) {
-	if !l.unhedged.isNew(f.method) {
+	if !l.unhedged.Add(f.method, bounded.MaxNames) {
 		return
 	}
 	but := ", but retried"
@@ -142,7 +143,7 @@ func (l *logger) replayMemoryFull(f *facts, limit int64) {
 
 // sentAgain logs once that a method's streams are sent one object again and again.
 func (l *logger) sentAgain(f *facts) {
-	if l.changed.isNew(f.method) {
+	if l.changed.Add(f.method, bounded.MaxNames) {
 		l.WarnContext(f.ctx,
 			"grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg",
 			"method", f.method)
@@ -151,7 +152,7 @@ func (l *logger) sentAgain(f *facts) {
 
 // leftToGRPC logs once that a method is left to gRPC's own retries.
 func (l *logger) leftToGRPC(f *facts) {
-	if l.left.isNew(f.method) {
+	if l.left.Add(f.method, bounded.MaxNames) {
 		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
 			"method", f.method, "target", f.target())
@@ -169,10 +170,10 @@ func (e *refusing) add(target string, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_, known := e.refused[target]
-	if !known && len(e.refused) == maxNames {
+	if !known && len(e.refused) == bounded.MaxNames {
 		maps.DeleteFunc(e.refused, func(_ string, refused time.Time) bool { return now.Sub(refused) >= recovered })
 	}
-	if !known && len(e.refused) == maxNames {
+	if !known && len(e.refused) == bounded.MaxNames {
 		return false
 	}
 	e.refused[target] = now

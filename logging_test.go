@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -143,11 +144,11 @@ func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
 		}
 		return lines
 	}
-	if got := add(0, 2*maxNames); got != maxNames {
-		t.Errorf("%d targets are logged, want %d", got, maxNames)
+	if got := add(0, 2*bounded.MaxNames); got != bounded.MaxNames {
+		t.Errorf("%d targets are logged, want %d", got, bounded.MaxNames)
 	}
 	now = now.Add(recovered)
-	if got := add(2*maxNames, 1); got != 1 || len(e.refused) != 1 {
+	if got := add(2*bounded.MaxNames, 1); got != 1 || len(e.refused) != 1 {
 		t.Errorf("%d lines when the budgets have recovered, and %d targets are remembered; want 1 and 1", got, len(e.refused))
 	}
 }
@@ -177,15 +178,15 @@ func TestLoggerBoundsTheMethodsItKnows(t *testing.T) {
 	l := newLogger(slog.New(logs))
 	p := &policy{Policy: Policy{MaxAttempts: 2}}
 	for round := range 2 {
-		for i := range 3 * maxNames {
+		for i := range 3 * bounded.MaxNames {
 			f := &facts{ctx: t.Context(), method: fmt.Sprintf("/proxy.Service/Method%d", i), policy: p}
 			l.notHedged(f, "because")
 			l.sentAgain(f)
 			l.leftToGRPC(f)
 		}
-		if got, want := len(logs.lines()), 3*maxNames; got != want {
+		if got, want := len(logs.lines()), 3*bounded.MaxNames; got != want {
 			t.Errorf("after round %d there are %d lines, want %d: one for each of the first %d methods, and each kind",
-				round+1, got, want, maxNames)
+				round+1, got, want, bounded.MaxNames)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/codes"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/striped"
 	"github.com/grpcretry/grpcretry/telemetry"
@@ -42,11 +43,11 @@ type metrics struct {
 	targets  *targets
 
 	wait       metric.Float64Histogram
-	rows       bounded[rowKey, *metricRow] // by the target in canonical form
-	dialed     bounded[rowKey, *metricRow] // the same rows by the target as dialed
-	overflow   *metricRow                  // counts the pairs after maxMetricRows, and those with long names
-	overflowed atomic.Bool                 // the overflow has counted something
-	refusals   bounded[budgetLabels, *atomic.Int64]
+	rows       bounded.Map[rowKey, *metricRow] // by the target in canonical form
+	dialed     bounded.Map[rowKey, *metricRow] // the same rows by the target as dialed
+	overflow   *metricRow                      // counts the pairs after maxMetricRows, and those with long names
+	overflowed atomic.Bool                     // the overflow has counted something
+	refusals   bounded.Map[budgetLabels, *atomic.Int64]
 }
 
 // A rowKey has a target either as it was dialed or in gRPC's canonical form, which the row shows.
@@ -188,7 +189,7 @@ func (c *collection) measure(i instrument, x float64, attrs ...attribute.KeyValu
 func (m *metrics) observe(to *collection) {
 	seen := map[*metricRow]bool{} // a row may have two keys
 	called := map[string]bool{}   // targets
-	for _, row := range m.rows.current() {
+	for _, row := range m.rows.Current() {
 		if !seen[row] {
 			seen[row], called[row.target] = true, true
 			row.observe(to)
@@ -222,7 +223,7 @@ func (m *metrics) observeBudgets(to *collection, targets map[string]bool, now ti
 			refusals[budgetLabels{target, scope}] = 0
 		}
 	}
-	for labels, n := range m.refusals.current() {
+	for labels, n := range m.refusals.Current() {
 		refusals[labels] = n.Load()
 	}
 	for labels, n := range refusals {
@@ -247,7 +248,7 @@ func shownBudget(b Budget, target string) Budget {
 	if !ok {
 		return b
 	}
-	if known, ok := each.known(target); ok {
+	if known, ok := each.targets.Known(target); ok {
 		return known
 	}
 	return each.newBudget()
@@ -377,11 +378,8 @@ func (m *metrics) countRefusal(scope string, row *metricRow, v verdict) {
 		return
 	}
 	labels := budgetLabels{row.target, scope}
-	n := m.refusals.current()[labels]
-	if n == nil {
-		n, _ = m.refusals.add(labels, new(atomic.Int64), math.MaxInt) // there are as many scopes as the options have
-	}
-	n.Add(1)
+	// There are as many scopes as the options have.
+	m.refusals.Get(labels, math.MaxInt, func(budgetLabels) *atomic.Int64 { return new(atomic.Int64) }).Add(1)
 }
 
 // callFailed counts a call that failed.
@@ -395,18 +393,18 @@ func (m *metrics) row(f *facts) *metricRow {
 	if f.static {
 		key.method = f.method
 	}
-	if row := m.dialed.current()[key]; row != nil {
+	if row := m.dialed.Current()[key]; row != nil {
 		return row
 	}
 	if max(len(key.method), len(key.target)) <= maxMetricName {
 		shown := rowKey{f.target(), key.method}
-		rows := m.rows.current()
+		rows := m.rows.Current()
 		row := rows[shown]
 		if row == nil && len(rows) < maxMetricRows {
-			row, _ = m.rows.add(shown, newMetricRow(shown), maxMetricRows)
+			row, _ = m.rows.Add(shown, newMetricRow(shown), maxMetricRows)
 		}
 		if row != nil {
-			m.dialed.add(key, row, maxMetricRows)
+			m.dialed.Add(key, row, maxMetricRows)
 			return row
 		}
 	}

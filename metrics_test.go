@@ -213,7 +213,7 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	for i := range 2 * calls { // each method twice: those that had a row keep it
 		r.unary(t.Context(), fmt.Sprintf("/pkg.Service/Method%d", i%calls), nil, nil, cc, succeed, stubOptions...)
 	}
-	if rows := len(r.report.metrics.rows.current()); rows > maxMetricRows {
+	if rows := len(r.report.metrics.rows.Current()); rows > maxMetricRows {
 		t.Errorf("%d rows, want at most %d", rows, maxMetricRows)
 	}
 	if got := callsCounted(t, meters); got != 2*calls {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
@@ -63,8 +64,8 @@ type observers struct {
 	mu   sync.Mutex                   // held to replace the list
 	list atomic.Pointer[observerList] // nil if empty
 
-	targets bounded[string, string]            // by the target as dialed, in canonical form
-	passed  bounded[inside.PassedMethod, bool] // the methods whose calls were passed straight through
+	targets bounded.Map[string, string]      // by the target as dialed, in canonical form
+	passed  bounded.Set[inside.PassedMethod] // the methods whose calls were passed straight through
 }
 
 type observerList []*observer
@@ -122,12 +123,7 @@ func (o *observers) target(f *facts) string {
 	if f.functionTarget != "" { // it has no other form, and might be one in which a ClientConn was dialed
 		return f.functionTarget
 	}
-	if name, known := o.targets.current()[f.dialed()]; known {
-		return name
-	}
-	name := f.target()
-	o.targets.add(f.dialed(), name, maxNames)
-	return name
+	return o.targets.Get(f.dialed(), bounded.MaxNames, func(string) string { return f.target() })
 }
 
 const (
@@ -139,10 +135,9 @@ const (
 // those after maxPassed, are not remembered.
 func (o *observers) callPassed(f *facts) {
 	m := inside.PassedMethod{Target: o.target(f), Method: f.method}
-	known := o.passed.current()
-	if known[m] || len(known) >= maxPassed || max(len(m.Target), len(m.Method)) > maxPassedName {
+	if _, known := o.passed.All()[m]; known || max(len(m.Target), len(m.Method)) > maxPassedName {
 		return
 	}
 	m.Method = strings.Clone(m.Method) // it may be a part of something long
-	o.passed.add(m, true, maxPassed)
+	o.passed.Add(m, maxPassed)
 }

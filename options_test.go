@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/descriptorpb"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -454,12 +455,12 @@ func TestNewRefusesBadLevels(t *testing.T) {
 
 // A program that calls methods by names that others choose does not fill the memory.
 func TestLevelsOfManyMethodsAreNotAllKept(t *testing.T) {
-	defer knownLevels.all.Store(nil)
-	for i := range maxNames + 10 {
+	defer knownLevels.Clear()
+	for i := range bounded.MaxNames + 10 {
 		levelOf(fmt.Sprintf("/many.Service/M%d", i))
 	}
-	if got := len(knownLevels.current()); got != maxNames {
-		t.Errorf("%d levels are kept, want %d", got, maxNames)
+	if got := len(knownLevels.Current()); got != bounded.MaxNames {
+		t.Errorf("%d levels are kept, want %d", got, bounded.MaxNames)
 	}
 	if got := levelOf(echoMethod); got != noSideEffects {
 		t.Errorf("level %v of a linked method, want NO_SIDE_EFFECTS", got)

@@ -281,7 +281,7 @@ func TestTooManyCallsWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, awayUntil(tenth))
 		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved)
-		of := r.targets.of("passthrough:///echo", func() string { return "passthrough:///echo" })
+		of := r.targets.Dialed("passthrough:///echo", func() string { return "passthrough:///echo" })
 		of.waiting = maxWaiting - 1
 		client := newEchoClient(t, server, r)
 		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 2}

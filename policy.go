@@ -293,7 +293,7 @@ func (p *policy) exported() Policy {
 type budgets struct{ retries, hedges Budget }
 
 func defaultBudgets() budgets {
-	return budgets{retries: perTargetRatio(defaultRatioBudget), hedges: &perTarget{newBudget: newHedgeBudget, settings: hedgeRatioBudget}}
+	return budgets{retries: perTargetRatio(defaultRatioBudget), hedges: newPerTarget(newHedgeBudget, hedgeRatioBudget)}
 }
 
 // hedgeRatioBudget allows hedges for 10% of answered calls. The window is short, because the

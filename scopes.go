@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/grpcretry/grpcretry/internal/bounded"
 )
 
 // This file says which options apply to a method: the scopes, their order, and how an Update
@@ -116,7 +118,7 @@ type methodPolicies struct {
 	leveled  bool                // there are options for levels
 	plain    *methodPolicy       // the policy for every method, if there is only one; otherwise nil
 	// The policies made from the retryPolicies of channels; nil without WithResolverServiceConfig.
-	channels *bounded[channelKey, *methodPolicy]
+	channels *bounded.Map[channelKey, *methodPolicy]
 	budgets  map[string]Budget // the budgets of all scopes, by the scopes' names
 }
 
@@ -143,7 +145,7 @@ func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 		}
 	}
 	if o.fromChannel {
-		m.channels = &bounded[channelKey, *methodPolicy]{}
+		m.channels = &bounded.Map[channelKey, *methodPolicy]{}
 	}
 	if t := m.tables[levelUnknown]; !m.leveled && !o.fromChannel && len(t) == 1 {
 		m.plain = t[""]
@@ -328,21 +330,13 @@ const (
 
 // levelOf returns a called method's level, for "/pkg.Service/Method". Others use lookUpLevel, because
 // a level that is known does not change, and a proto may be linked, or registered, only after New. The levels
-// of methods after maxNames are looked up for each call.
+// of methods after bounded.MaxNames are looked up for each call.
 func levelOf(method string) level {
-	known := knownLevels.current()
-	if l, isKnown := known[method]; isKnown {
-		return l
-	}
-	l := lookUpLevel(method)
-	if len(known) < maxNames {
-		knownLevels.add(method, l, maxNames)
-	}
-	return l
+	return knownLevels.Get(method, bounded.MaxNames, lookUpLevel)
 }
 
 // knownLevels serve all Retriers, because there is one registry of protos.
-var knownLevels bounded[string, level]
+var knownLevels bounded.Map[string, level]
 
 func lookUpLevel(method string) level {
 	d := linkedMethod(method)

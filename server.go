@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/telemetry"
@@ -274,7 +275,7 @@ func showNoRetry(ctx context.Context) {
 type serverMetrics struct {
 	retries, noRetries metric.Int64Counter
 
-	methods bounded[string, string] // by the name that clients use
+	methods bounded.Map[string, string] // by the name that clients use
 }
 
 // maxServerMethods limits the methods that have series of their own. OpenTelemetry keeps at most 2000 series of a
@@ -323,13 +324,13 @@ func (m *serverMetrics) noRetry(method string) {
 // label returns a method as metrics show it. The number of methods is limited, because a server that
 // handles unknown methods gets any number of names from its clients.
 func (m *serverMetrics) label(method string) string {
-	known := m.methods.current()
+	known := m.methods.Current()
 	if label, isKnown := known[method]; isKnown {
 		return label
 	}
 	if len(known) < maxServerMethods && len(method) <= maxMetricName {
 		label := printable(strings.TrimPrefix(method, "/"))
-		if label, _ := m.methods.add(strings.Clone(method), label, maxServerMethods); label != "" {
+		if label, _ := m.methods.Add(strings.Clone(method), label, maxServerMethods); label != "" {
 			return label
 		}
 	}

@@ -125,10 +125,10 @@ func hedgingPolicyOf(h *serviceconfig.Hedging) Policy {
 func throttling(t *serviceconfig.Throttling) (partial, error) {
 	settings := throttleSettings{t.MaxTokens, t.TokenRatio}
 	_, err := settings.newThrottle()
-	each := &perTarget{settings: settings, newBudget: func() Budget {
+	each := newPerTarget(func() Budget {
 		b, _ := settings.newThrottle()
 		return b
-	}}
+	}, settings)
 	return partial{Policy: Policy{Budget: each}, set: fieldBudget, keepsBudget: true}, err
 }
 
@@ -175,7 +175,7 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 		return of
 	}
 	key := channelKey{retry, of}
-	if known := m.channels.current()[key]; known != nil {
+	if known := m.channels.Current()[key]; known != nil {
 		return known
 	}
 	p := retryPolicyOf(&serviceconfig.Retry{
@@ -187,9 +187,9 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 	})
 	entry := configEntry{entryName(ch.cc, method, retry), WithPolicy(p).callOption().partial}
 	resolved := m.resolve(of.level, of.pattern, entry)
-	kept, _ := m.channels.add(key, resolved, maxChannelPolicies)
+	kept, _ := m.channels.Add(key, resolved, maxChannelPolicies)
 	if kept == nil {
-		m.channels.all.Store(nil) // full of what is outdated
+		m.channels.Clear() // full of what is outdated
 		kept = resolved
 	}
 	return kept

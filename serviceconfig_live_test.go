@@ -333,7 +333,7 @@ func TestOutdatedChannelPoliciesDoNotPileUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			config.set(configOf(retrying(nameEcho, 2)))
-			most = max(most, len(r.settings.current().channels.current()))
+			most = max(most, len(r.settings.current().channels.Current()))
 		}
 		if most > maxChannelPolicies || most < 2 {
 			t.Errorf("up to %d policies were remembered, want at most %d", most, maxChannelPolicies)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/grpcretry/grpcretry/internal/bytarget"
 	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
@@ -37,14 +38,15 @@ type target struct {
 
 // targets has a Retrier's targets.
 type targets struct {
-	byTarget[*target]
+	bytarget.Map[*target]
 	failing atomic.Int32 // how many of them are failing, so that in good times a success looks none up
 	log     *logger      // nil for none
 }
 
 func newTargets(log *logger) *targets {
 	all := &targets{log: log}
-	all.mayForget = func(t *target) bool {
+	all.Fresh = func(name string) *target { return &target{name: name, all: all} }
+	all.MayForget = func(t *target) bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if t.waiting == 0 {
@@ -55,18 +57,6 @@ func newTargets(log *logger) *targets {
 	}
 	return all
 }
-
-// of returns the target that a ClientConn was dialed to.
-func (all *targets) of(dialed string, canonical func() string) *target {
-	return all.dialedAs(dialed, canonical, all.fresh)
-}
-
-// named returns the target with a name in canonical form, or a function's.
-func (all *targets) named(name string) *target {
-	return all.byTarget.named(name, all.fresh)
-}
-
-func (all *targets) fresh(name string) *target { return &target{name: name, all: all} }
 
 // A trouble is what is known about a failing target at one moment. If the target is not failing,
 // since is the zero time.
@@ -81,7 +71,7 @@ func (t *target) trouble(now time.Time) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known := trouble{latest: t.latest, answers: t.answers}
-	if t.failing.Load() && now.Sub(t.news) <= max(t.lasts, sweepEvery) {
+	if t.failing.Load() && now.Sub(t.news) <= max(t.lasts, bytarget.SweepEvery) {
 		known.since = t.since
 	}
 	return known
@@ -146,7 +136,9 @@ func (t *target) state(now time.Time) inside.Target {
 // states returns the state of each target to which a call has failed lately, sorted by name.
 func (all *targets) states(now time.Time) []inside.Target {
 	var states []inside.Target
-	all.each(func(_ string, t *target) { states = append(states, t.state(now)) })
+	for t := range all.All() {
+		states = append(states, t.state(now))
+	}
 	slices.SortFunc(states, func(a, b inside.Target) int { return strings.Compare(a.Name, b.Name) })
 	return states
 }
@@ -217,129 +209,4 @@ func (t *target) say(what notice, waiting int) {
 	if t.all.log != nil {
 		t.all.log.targetNotice(t.name, what, waiting)
 	}
-}
-
-// A byTarget keeps one thing for each target: a budget, or what is known about the target. It is
-// safe for concurrent use, and finds what it has without a lock.
-type byTarget[T any] struct {
-	targets sync.Map                      // *entry[T] by the target in canonical form, or a function's
-	dialed  sync.Map                      // the same by the target as dialed
-	first   atomic.Pointer[dialedName[T]] // one of dialed, because most clients have no other
-
-	mu        sync.Mutex   // held to add and to forget targets and names
-	swept     time.Time    // guarded by mu; zero before the first target
-	mayForget func(T) bool // asked by a sweep about what is not used; nil for always
-}
-
-type entry[T any] struct {
-	of     T
-	used   atomic.Bool // since the last sweep
-	dialed []string    // guarded by byTarget.mu; the target's keys in byTarget.dialed
-}
-
-type dialedName[T any] struct {
-	name string
-	*entry[T]
-}
-
-// use marks the entry as used and returns what it holds. It writes only once between two sweeps, so
-// that the cores of a busy client share the cache line.
-func (e *entry[T]) use() T {
-	if !e.used.Load() {
-		e.used.Store(true)
-	}
-	return e.of
-}
-
-// sweepEvery is the shortest time between two sweeps, and so the shortest time that an unused
-// target is remembered. It is longer than the default Window, after which a budget without calls
-// has little left to lose.
-const sweepEvery = time.Minute
-
-// dialedAs returns what is kept for a target as dialed. The canonical form costs an allocation, so
-// it is built only if the target is new.
-func (t *byTarget[T]) dialedAs(dialed string, canonical func() string, fresh func(canonical string) T) T {
-	if first := t.first.Load(); first != nil && first.name == dialed {
-		return first.use()
-	}
-	if e, ok := t.dialed.Load(dialed); ok {
-		return e.(*entry[T]).use()
-	}
-	name := canonical()
-	made := fresh(name) // without mu, because it may be the program's function
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	e := t.add(name, made)
-	if _, known := t.dialed.LoadOrStore(dialed, e); !known {
-		e.dialed = append(e.dialed, dialed)
-	}
-	t.first.CompareAndSwap(nil, &dialedName[T]{dialed, e})
-	return e.of
-}
-
-// named returns what is kept for a target in canonical form, such as a function's:
-// "api.example.com" is not the "dns:///api.example.com" that a ClientConn makes of it.
-func (t *byTarget[T]) named(target string, fresh func(canonical string) T) T {
-	if e, ok := t.targets.Load(target); ok {
-		return e.(*entry[T]).use()
-	}
-	made := fresh(target)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.add(target, made).of
-}
-
-// add needs mu. It returns the entry of a target, which holds made if it had none.
-func (t *byTarget[T]) add(target string, made T) *entry[T] {
-	if e, ok := t.targets.Load(target); ok {
-		e.(*entry[T]).use()
-		return e.(*entry[T])
-	}
-	t.sweep(time.Now())
-	e := &entry[T]{of: made}
-	e.use() // before anything can sweep it
-	t.targets.Store(target, e)
-	return e
-}
-
-// known returns what is kept for a target in canonical form, if anything is.
-func (t *byTarget[T]) known(canonical string) (of T, ok bool) {
-	if e, ok := t.targets.Load(canonical); ok {
-		return e.(*entry[T]).of, true
-	}
-	return of, false
-}
-
-// each calls f for every target, in no particular order.
-func (t *byTarget[T]) each(f func(canonical string, of T)) {
-	t.targets.Range(func(canonical, e any) bool {
-		f(canonical.(string), e.(*entry[T]).of)
-		return true
-	})
-}
-
-// sweep needs mu. It forgets the targets that were not used since the previous sweep, if that was
-// long enough ago.
-func (t *byTarget[T]) sweep(now time.Time) {
-	if t.swept.IsZero() {
-		t.swept = now
-	}
-	if now.Sub(t.swept) < sweepEvery {
-		return
-	}
-	t.swept = now
-	t.targets.Range(func(canonical, known any) bool {
-		e := known.(*entry[T])
-		if e.used.Swap(false) || t.mayForget != nil && !t.mayForget(e.of) {
-			return true
-		}
-		t.targets.Delete(canonical)
-		for _, dialed := range e.dialed {
-			t.dialed.Delete(dialed)
-		}
-		if first := t.first.Load(); first != nil && first.entry == e {
-			t.first.Store(nil)
-		}
-		return true
-	})
 }

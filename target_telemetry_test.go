@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grpcretry/grpcretry/internal/bytarget"
 	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -146,7 +147,7 @@ func TestTargetsThatAreNotUsedAreForgotten(t *testing.T) {
 		var names []string
 		for _, name := range []string{"/old", "/first-sweep", "/second-sweep"} {
 			try(name)
-			time.Sleep(sweepEvery)
+			time.Sleep(bytarget.SweepEvery)
 		}
 		for _, s := range r.targets.states(time.Now()) {
 			names = append(names, s.Name)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/grpcretry/grpcretry/internal/bounded"
 )
 
 // Warnings returns what is doubtful about the Retrier's options, one sentence each, naming the
@@ -32,7 +34,7 @@ func (r *Retrier) Warnings() []string { return r.made().settings.warnings.all() 
 func (r *Retrier) warn() {
 	w := &r.settings.warnings
 	for _, text := range w.all() {
-		if w.logged.isNew(text) && r.report.log != nil {
+		if w.logged.Add(text, bounded.MaxNames) && r.report.log != nil {
 			r.report.log.Warn("grpcretry: " + text)
 		}
 	}
@@ -44,9 +46,9 @@ type warnings struct {
 	list  []string // guarded by mu; replaced by each Update
 	calls []string // guarded by mu; found in calls
 
-	logged      nameSet     // the warnings that were logged; an Update may name ever new patterns
-	leftover    atomic.Bool // a call had a leftover option, see isLeftover
-	otherPolicy nameSet     // the targets with another load-balancing policy, see isDistributedElsewhere
+	logged      bounded.Set[string] // the warnings that were logged; an Update may name ever new patterns
+	leftover    atomic.Bool         // a call had a leftover option, see isLeftover
+	otherPolicy bounded.Set[string] // the targets with another load-balancing policy, see isDistributedElsewhere
 }
 
 func (w *warnings) set(list []string) {
