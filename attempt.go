@@ -166,7 +166,8 @@ type smallSource uint8
 // first called: an attempt that succeeds without gRPC needs none, and the context is half the cost
 // of a hedged call's bounds.
 type bounds struct {
-	received any // the response to a hedge, until the hedge is known to win
+	received any            // the response to a hedge, until the hedge is known to win
+	stream   *streamAttempt // nil for a unary call, and for an attempt without a stream
 
 	contest *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next four
 	expires time.Duration // since the origin; when the attempt timeout is over, or never

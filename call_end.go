@@ -84,7 +84,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 	case err.Last == nil:
 		err.Last = last.Err
 	case int(h.from.number) != last.Number && !gone:
-		c.options.show(h.from)
+		c.show(h.from)
 	}
 	if gone {
 		err.ctx = context.DeadlineExceeded

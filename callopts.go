@@ -142,10 +142,14 @@ func (c *rpc) collect(a *attempt) {
 	}
 }
 
-// show copies an attempt's header, trailer and peer to the caller's outputs.
-func (o *grpcOptions) show(a *attempt) {
-	if o.outputs {
-		o.set(a)
+// show makes an attempt that has ended the one that the application sees: its header, trailer and peer are copied to the
+// caller's outputs, and are those of the stream.
+func (c *rpc) show(a *attempt) {
+	if c.options.outputs {
+		c.options.set(a)
+	}
+	if c.stream != nil {
+		c.stream.show(a)
 	}
 }
 

@@ -548,7 +548,7 @@ func (u *contestedUnary) race(a *attempt) ending {
 		copyReply(u.reply, e.attempt.bounds.received)
 	}
 	if e.attempt.number > 1 && u.call.mode == modeHedged {
-		u.call.options.show(e.attempt)
+		u.call.show(e.attempt)
 	}
 	return e
 }

@@ -7,33 +7,22 @@ package grpcretry
 // A hedgedStream makes the attempts of a hedged server stream.
 type hedgedStream struct {
 	*retryStream
-	first   *streamAttempt
 	replies replyType
-}
-
-// A firstMessage is that of a hedge, which may win.
-type firstMessage struct {
-	from    *streamAttempt
-	message any
 }
 
 // race receives a hedged stream's first message. It returns false if that has failed, and another attempt is open.
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
-	k := s.call.contest
-	h := &hedgedStream{s, first, typeOfReply(m)}
+	k, h := s.call.contest, &hedgedStream{s, typeOfReply(m)}
 	k.compete(h)
 	first.awaited()
-	e := k.race(first.attempt, func(*attempt) error { return h.complete(first, h.receiveFirst(first, m)) })
+	e := k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
 	k.compete(nil)
-	at := first
-	if theirs, hedged := e.attempt.bounds.received.(*firstMessage); hedged {
-		at = theirs.from
-		if e.err == nil {
-			copyReply(m, theirs.message)
-		}
-	}
 	if e.err != nil && !isEOF(e.err) {
-		return s.allLost(at, e, m)
+		return s.allLost(e, m)
+	}
+	at := e.attempt.bounds.stream
+	if e.err == nil && at != first {
+		copyReply(m, e.attempt.bounds.received)
 	}
 	return true, s.won(at, e.err)
 }
@@ -53,15 +42,12 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 }
 
 // allLost goes on after all attempts in flight have failed. It returns true if the call is over.
-func (s *retryStream) allLost(at *streamAttempt, e ending, m any) (over bool, _ error) {
+func (s *retryStream) allLost(e ending, m any) (over bool, _ error) {
 	s.mu.Lock()
-	if s.at = at; at.stream == nil {
-		s.at = nil
-	}
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	emptyReply(m)
-	s.call.options.show(at.attempt)
+	s.call.show(e.attempt)
 	next, err := s.call.settled(e)
 	if next == nil {
 		s.conclude()
@@ -74,40 +60,29 @@ func (s *retryStream) allLost(at *streamAttempt, e ending, m any) (over bool, _ 
 // hedge makes an attempt up to its first message.
 func (s *hedgedStream) hedge(a *attempt) error {
 	at, err := s.open(a)
-	message := s.replies.make()
-	a.bounds.received = &firstMessage{at, message}
-	if err == nil {
-		at.replay()
-		err = s.receiveFirst(at, message)
+	if err != nil {
+		return err
 	}
-	return s.complete(at, err)
+	a.bounds.received = s.replies.make()
+	at.replay()
+	return at.receiveFirst(a.bounds.received)
 }
 
-// complete reads what is known of an attempt that has failed, and ends it.
-func (s *hedgedStream) complete(at *streamAttempt, err error) error {
-	if err != nil && !isEOF(err) && at.stream != nil {
+// receiveFirst receives the first message of an attempt. If that fails, it reads what is known of the attempt, and ends it.
+func (at *streamAttempt) receiveFirst(message any) error {
+	s := at.of
+	err := at.recv(message)
+	s.mu.Lock()
+	if at.broken != nil { // it was released then, so that RecvMsg has ended
+		err = at.broken
+	}
+	s.mu.Unlock()
+	if err != nil && !isEOF(err) {
 		at.read(err)
 		at.release()
 	}
 	return err
 }
 
-// receiveFirst receives an attempt's first message.
-func (s *hedgedStream) receiveFirst(at *streamAttempt, message any) error {
-	err := at.recv(message)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at.broken != nil { // it was released then, so that RecvMsg has ended
-		return at.broken
-	}
-	return err
-}
-
 // discard ends a stream whose first message came too late.
-func (s *hedgedStream) discard(a *attempt) {
-	at := s.first
-	if theirs, hedged := a.bounds.received.(*firstMessage); hedged {
-		at = theirs.from
-	}
-	at.discard(s.replies.make())
-}
+func (s *hedgedStream) discard(a *attempt) { a.bounds.stream.discard(s.replies.make()) }

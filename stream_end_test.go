@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -408,4 +409,97 @@ func (s cutStream) RecvMsg(any) error {
 	}
 	time.Sleep(second)
 	return nil
+}
+
+// One attempt has the result: Header, Trailer and the caller's options show that one, although a later attempt was the
+// last.
+func TestHeaderAndTrailerBelongToTheResult(t *testing.T) {
+	hedging := WithMethod("/streams/Expand",
+		WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}}))
+	for _, tt := range []struct {
+		name    string
+		kind    *grpc.StreamDesc
+		opts    []Option
+		scripts []string
+		// below goes around the creation of attempt 2.
+		below func(ctx context.Context, next streamOpener) (grpc.ClientStream, error)
+		asks  bool   // another goroutine is in Header when the call ends
+		want  string // the attempt; "" for nothing
+	}{
+		{name: "the last attempt is cut", scripts: []string{"recv a; header; fail UNAVAILABLE", "recv a; header; hang"}, want: "1"},
+		{name: "the last attempt is cut during Header", scripts: []string{"recv a; header; fail UNAVAILABLE", "recv a; header; hang"},
+			below: slowHeader, asks: true, want: "1"},
+		{name: "the last attempt is cut before there is a stream", scripts: []string{"recv a; header; fail UNAVAILABLE"},
+			below: func(ctx context.Context, _ streamOpener) (grpc.ClientStream, error) {
+				<-ctx.Done()
+				return nil, status.FromContextError(ctx.Err()).Err()
+			}, want: "1"},
+		{name: "the last attempt has no stream", scripts: []string{"recv a; header; fail UNAVAILABLE"},
+			below: func(context.Context, streamOpener) (grpc.ClientStream, error) {
+				return nil, status.Error(codes.Unavailable, "not created")
+			}},
+		{name: "the hedge is cut", kind: serverStream, opts: []Option{hedging},
+			scripts: []string{"recv a; header; wait 3s; fail UNAVAILABLE", "recv a; header; hang"}, want: "1"},
+		{name: "the hedge fails, and the first attempt is cut", kind: serverStream, opts: []Option{hedging},
+			scripts: []string{"recv a; header; hang", "recv a; header; wait 1s; fail UNAVAILABLE"}, want: "2"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, attempts := serveScripts(t, tt.scripts...), 0
+				opts := append([]Option{steady, WithMaxAttempts(2), WithAttemptTimeout(5 * second)}, tt.opts...)
+				cc := server.conn(t, append(DialOptions(opts...),
+					belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+						if attempts++; attempts == 2 && tt.below != nil {
+							return tt.below(ctx, next)
+						}
+						return next(ctx)
+					}))...)
+				kind := tt.kind
+				if kind == nil {
+					kind = bidiStream
+				}
+				var header, trailer metadata.MD
+				app := openOn(t, cc, kind, grpc.Header(&header), grpc.Trailer(&trailer))
+				app.play(t, "send a; close")
+				var group sync.WaitGroup
+				check := func(what string, md metadata.MD) {
+					t.Helper()
+					if got := first(md["attempt"]); got != tt.want {
+						t.Errorf("%s = %v, want that of attempt %q", what, md, tt.want)
+					}
+				}
+				if tt.asks {
+					group.Go(func() {
+						time.Sleep(2 * second) // then there is attempt 2
+						md, _ := app.stream.Header()
+						check("the Header that was waiting", md)
+					})
+				}
+				app.play(t, "recv UNAVAILABLE")
+				if attempts != 2 {
+					t.Fatalf("%d attempts, want 2", attempts)
+				}
+				group.Wait()
+				md, _ := app.stream.Header()
+				check("Header", md)
+				check("Trailer", app.stream.Trailer())
+				check("grpc.Header", header)
+				check("grpc.Trailer", trailer)
+			})
+		})
+	}
+}
+
+// slowHeader opens a stream whose Header returns long after the headers have arrived.
+func slowHeader(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+	stream, err := next(ctx)
+	return headerDelayed{stream}, err
+}
+
+type headerDelayed struct{ grpc.ClientStream }
+
+func (s headerDelayed) Header() (metadata.MD, error) {
+	md, err := s.ClientStream.Header()
+	time.Sleep(20 * second)
+	return md, err
 }

@@ -574,6 +574,32 @@ func (r *run) seenBy(m mark) bool {
 	return false
 }
 
+// result is the attempt whose result the application has got with the end f of the call: the one that it has seen messages
+// of, else the one whose status the error is; nil if that is no attempt's.
+func (r *run) result(f *called) *fakeStream {
+	if a := r.source(mark{seq: math.MaxInt}); a != nil {
+		return a
+	}
+	err := f.err
+	var wrapped *grpcretry.Error
+	if errors.As(err, &wrapped) && codeOf(err) == codeOf(wrapped.Last) { // otherwise that of the context
+		err = wrapped.Last
+	}
+	for _, a := range r.attempts {
+		own := a.createErr
+		if a.done.happened() && a.byServer {
+			own = a.status.Err()
+		}
+		if own != nil && err != io.EOF && !isContextCode(codeOf(own)) && sameStatus(err, own) {
+			return a
+		}
+	}
+	if r.hedge > 0 {
+		return nil
+	}
+	return r.newest(f.end)
+}
+
 func codeOf(err error) codes.Code {
 	if err == io.EOF {
 		return codes.OK
@@ -907,7 +933,11 @@ func (r *run) judgeHeaders() {
 			if from != nil && from != a {
 				r.find("Header", "Header returned those of attempt %d, the messages are of attempt %d", number, from.number)
 			}
-			if newest := r.newest(mark{seq: math.MaxInt}); r.hedge == 0 && newest != a {
+			if f := r.final(); f != nil && from == nil {
+				if result := r.result(f); result != nil && result != a {
+					r.find("Header", "Header returned those of attempt %d, the result is that of attempt %d", number, result.number)
+				}
+			} else if newest := r.newest(mark{seq: math.MaxInt}); r.hedge == 0 && newest != a {
 				r.find("Header", "Header returned those of attempt %d, attempt %d followed", number, newest.number)
 			}
 			continue
@@ -916,6 +946,10 @@ func (r *run) judgeHeaders() {
 			continue
 		}
 		last := r.newest(c.end)
+		over := false
+		if f := r.final(); f != nil && f.end.seq < c.start.seq {
+			last, over = r.result(f), true
+		}
 		switch {
 		case r.nilHeader: // the interceptor cannot know better
 		case r.dropsOptions && r.newest(mark{seq: math.MaxInt}) != last: // nor that the failure is one to retry
@@ -929,7 +963,7 @@ func (r *run) judgeHeaders() {
 			r.find("Header nil", "Header returned nil, but those of attempt %d had arrived", last.number)
 		case !r.ctxEndedBy(c.end) && last.createErr == nil && !(last.done.happened() && last.done.seq < c.end.seq) && !r.ended(c.end):
 			r.find("Header nil", "Header returned nil, but attempt %d has not ended", last.number)
-		case !r.ctxEndedBy(c.end) && r.newest(mark{seq: math.MaxInt}) != last:
+		case !over && !r.ctxEndedBy(c.end) && r.newest(mark{seq: math.MaxInt}) != last:
 			r.find("Header nil", "Header returned nil, but attempt %d followed", last.number+1)
 		}
 	}
@@ -992,12 +1026,9 @@ func (r *run) judgeTrailers() {
 			}
 			continue
 		}
-		a := r.source(f.end)
-		if a == nil && r.hedge > 0 {
-			continue
-		}
+		a := r.result(f)
 		if a == nil {
-			a = r.newest(f.end)
+			continue
 		}
 		if a.done.happened() && a.done.seq > c.start.seq {
 			continue // RecvMsg has failed by itself, and gRPC's stream went on
@@ -1047,22 +1078,8 @@ func (r *run) judgeTargets() {
 	if !r.targets || r.dropsOptions || f == nil || len(r.finishes) == 0 {
 		return
 	}
-	a := r.source(mark{seq: math.MaxInt})
-	if a == nil && r.hedge > 0 {
-		return
-	}
-	if a == nil {
-		a = r.newest(f.end)
-	}
-	var wrapped *grpcretry.Error
-	if r.cut(a) && errors.As(f.err, &wrapped) { // the status of an earlier one is returned, if it had one
-		for _, earlier := range r.attempts[:a.number-1] {
-			if earlier.byServer && sameStatus(wrapped.Last, earlier.status.Err()) {
-				a = earlier
-			}
-		}
-	}
-	if !a.created.happened() || a.createErr != nil || r.stalled {
+	a := r.result(f)
+	if a == nil || !a.created.happened() || a.createErr != nil || r.stalled {
 		return
 	}
 	if errors.Is(f.err, errWrapper) || hasMessage(f.err, cardinality) {

@@ -20,12 +20,9 @@ func (s *retryStream) openFrom(a *attempt) error {
 			s.publish(at)
 			return nil
 		}
-		s.mu.Lock()
-		s.at = nil
-		s.mu.Unlock()
 		a.settle()
 		s.call.contest.repanic()
-		s.call.options.show(a)
+		s.call.show(a)
 		next, err := s.call.next(ending{attempt: a, err: err})
 		if a = next; a == nil {
 			s.conclude()
@@ -57,6 +54,9 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	s.mu.Lock()
 	at.stream = stream
+	if err == nil {
+		a.bounds.stream = at
+	}
 	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
 	at.over = at.over && (err != nil || a.Err() != nil || isClosed(s.call.cc))
 	s.mu.Unlock()
@@ -163,7 +163,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
 	now := time.Now() // the start of a wait
 	at.read(err)
-	s.call.options.show(at.attempt)
+	s.call.show(at.attempt)
 	if isEOF(err) {
 		err = nil
 	}

@@ -48,8 +48,8 @@ type streamState struct {
 	phase  phase
 	out    outbox
 
-	// The attempt in use; while recovering, the one that has failed; at the end, the last one. It
-	// is nil if that attempt has no stream.
+	// The attempt in use; while recovering, the one that has failed; at the end, the one whose result the call
+	// returns. It is nil if that attempt has no stream.
 	at *streamAttempt
 
 	// The numbers of the application's goroutines that receive from an attempt, or ask for its headers. The one
@@ -58,6 +58,13 @@ type streamState struct {
 
 	bind  bool  // commit to the attempt that follows: Context or Trailer was called
 	final error // when ending or ended: the error that RecvMsg returns
+}
+
+// show makes the attempt whose end the application would see now the one in use.
+func (s *streamState) show(a *attempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at = a.bounds.stream
 }
 
 // isOver reports whether the outcome is known.
