@@ -159,7 +159,7 @@ func (c *call) startPlan(now time.Time) *plan {
 	p.isFunction, p.oneAttempt = c.functionTarget != "", c.worksFor.IsRetry()
 	p.config.unresolved, p.config.mayLeave = c.unresolved, !c.policy.overGRPC && !c.stopsGRPC
 	if c.mode == modeHedged {
-		p.hedgeEvery(c.delay)
+		p.hedging, p.delay = true, c.delay
 	}
 	p.send(start)
 	return p
@@ -298,9 +298,10 @@ func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
 	p := c.planned(now)
 	f := c.failure(a, err, now)
+	p.policy.examine(c.ctx, &f)
 	c.history().record(a, &f)
 	a.reported = true
-	step := p.failed(c.ctx, &f, now, u)
+	step := p.failed(&f, now, u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	return f, step
 }
@@ -446,19 +447,16 @@ func (c *call) space(number int) *attempt {
 // plan was not asked about.
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
-	switch p := c.plan(); {
-	case p == nil:
-		o := Outcome{Attempt: 1, Result: r} // there is no other
-		if r == Succeeded {
-			c.noteAnswer()
-		}
-		c.budget.Deposit(o)
-		if c.hedgeBudget != nil {
-			c.hedgeBudget.Deposit(o)
-		}
-	case r == Succeeded:
-		p.succeeded(Outcome{Attempt: int(a.number), Hedge: a.hedge, Late: a.isLate()})
-	default:
-		p.loserEnded(Outcome{Attempt: int(a.number), Hedge: a.hedge})
+	if p := c.plan(); p != nil {
+		p.ended(Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, Late: r == Succeeded && a.isLate()})
+		return
+	}
+	o := Outcome{Attempt: 1, Result: r} // there is no other
+	if r == Succeeded {
+		c.noteAnswer()
+	}
+	c.budget.Deposit(o)
+	if c.hedgeBudget != nil {
+		c.hedgeBudget.Deposit(o)
 	}
 }

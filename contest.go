@@ -253,7 +253,7 @@ func (k *contest) cancelOpen() {
 }
 
 // tick runs on the timer's goroutine: something may be due.
-func (k *contest) tick() { k.guarded(k.check) }
+func (k *contest) tick() { k.guarded(k.check, nil) }
 
 func (k *contest) check() {
 	if len(k.open) == 0 || k.end.attempt != nil || k.crashed {
@@ -348,7 +348,8 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 		return
 	}
 	f := c.overdueFailure(a, now)
-	step := p.overdue(c.ctx, &f, now, c.retrier.random())
+	p.policy.examine(c.ctx, &f)
+	step := p.overdue(&f, now, c.retrier.random())
 	if f.Committed && step.Cut != 0 {
 		c.stream.cut(a, true) // it could hang
 		return
@@ -408,7 +409,7 @@ func (k *contest) send() {
 	k.hedges.Go(func() {
 		err := errExited // if an interceptor below calls runtime.Goexit; if it panics, the program ends
 		defer func() {
-			k.guarded(func() { k.ended(a, err) })
+			k.guarded(func() { k.ended(a, err) }, a)
 		}()
 		err = k.rival.hedge(a)
 	})
@@ -418,8 +419,9 @@ func (k *contest) send() {
 var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
 
 // guarded takes the turn for f, on a goroutine that is not the caller's. If a callback panics or ends the
-// goroutine, so does the caller's goroutine, which may handle it, see repanic.
-func (k *contest) guarded(f func()) {
+// goroutine, so does the caller's goroutine, which may handle it, see repanic. f is about the end of an attempt, or
+// about none.
+func (k *contest) guarded(f func(), a *attempt) {
 	k.turn.Take()
 	defer k.turn.Give()
 	done := false
@@ -431,6 +433,9 @@ func (k *contest) guarded(f func()) {
 			k.panicked = exited{}
 		}
 		k.cancelOpen()
+		if a != nil {
+			k.forget(a)
+		}
 	}()
 	f()
 	done = true
@@ -500,6 +505,7 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 		Closed:    isClosed(c.cc),
 		Unsent:    isUnconnected(c.cc),
 		Committed: c.stream != nil && c.stream.isCommitted(),
+		TimedOut:  true,
 	}
 }
 

@@ -56,7 +56,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	p.plan.oneAttempt = p.worksFor.IsRetry()
 	delay, learner, hedged := obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	if p.learner = learner; hedged {
-		p.plan.hedgeEvery(delay)
+		p.plan.hedging, p.plan.delay = true, delay
 	}
 	return p
 }
@@ -67,10 +67,16 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	p.silent = s.silent
 	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now,
 		Wait: s.wait, WaitSource: s.source, Repeats: s.repeats}
-	if p.plan.policy.MaxAttempts > 1 {
-		timeout = p.plan.attemptTimeout()
+	return a, p.timeout()
+}
+
+// timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
+func (p *drivenPlan) timeout() time.Duration {
+	last := p.plan.sent() >= p.plan.mostAttempts()
+	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.DryRun {
+		return 0
 	}
-	return a, timeout
+	return p.plan.policy.AttemptTimeout
 }
 
 // Ended implements [drive.Plan].
@@ -79,13 +85,13 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	case a.Err == nil:
 		p.won = true
 		p.measure(a, now)
-		p.plan.succeeded(Outcome{Attempt: a.Number, Hedge: a.Hedge, Late: p.isLate(a)})
+		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, Late: p.isLate(a)})
 		return drive.Step{End: true}
 	case errors.Is(a.Err, ErrHedgeLost):
 		if p.won {
 			p.measure(a, now)
 		}
-		p.plan.loserEnded(Outcome{Attempt: a.Number, Hedge: a.Hedge})
+		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Ignored})
 		return drive.Step{End: true, Reason: ErrHedgeLost}
 	}
 	p.u = u
@@ -93,7 +99,8 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
 	f.Attempt.noResponse = a.noResponse || f.TimedOut
-	step := p.plan.failed(p.ctx, &f, now, u)
+	p.plan.policy.examine(p.ctx, &f)
+	step := p.plan.failed(&f, now, u)
 	if step.End && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
 	}
@@ -117,8 +124,10 @@ func (p *drivenPlan) RequestHeader() map[string]string {
 func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
 	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
+	f.TimedOut = true
+	p.plan.policy.examine(p.ctx, &f)
 	p.u = u
-	return p.export(p.plan.overdue(p.ctx, &f, now, u))
+	return p.export(p.plan.overdue(&f, now, u))
 }
 
 // Due implements [drive.Plan].

@@ -24,6 +24,8 @@ type failure struct {
 	Committed bool  // the application is bound to it, see docs/design.md, Commit
 	CtxErr    error // context.Cause of the caller's context, if that has ended
 	Closed    bool  // the ClientConn is closed
+
+	found finding // by [policy.examine], before the plan is asked
 }
 
 // A verdict is the decision about a failure.
@@ -49,11 +51,11 @@ type finding struct {
 	retryable bool
 }
 
-// find examines a failure. It calls the Classifier, if there is one.
-func (p *policy) find(ctx context.Context, f *failure) finding {
+// examine finds out what a failure means. It calls the Classifier, if there is one.
+func (p *policy) examine(ctx context.Context, f *failure) {
 	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
 	code := f.Attempt.Code()
-	return finding{
+	f.found = finding{
 		code:      code,
 		hint:      hint,
 		hinted:    hinted,
@@ -77,18 +79,18 @@ func (f *failure) endsByTimeout() bool {
 // untouched reports whether a first such failure is returned unwrapped, because it is not
 // retryable. That includes a closed connection, but not the end of the caller's context, which
 // an Error reports.
-func (f *failure) untouched(found finding) bool {
-	return !found.retryable && !(f.isCallers() && f.CtxErr != nil)
+func (f *failure) untouched() bool {
+	return !f.found.retryable && !(f.isCallers() && f.CtxErr != nil)
 }
 
 // result returns the result of a failed attempt as the budget sees it.
-func (p *policy) result(f *failure, found finding) Result {
-	switch {
+func (p *policy) result(f *failure) Result {
+	switch code := f.found.code; {
 	case f.Unsent:
 		return Unsent
-	case found.retryable || found.hint.Stop:
+	case f.found.retryable || f.found.hint.Stop:
 		return Failed
-	case !f.isCallers() && answeredCodes.has(found.code) && !p.codes.has(found.code):
+	case !f.isCallers() && answeredCodes.has(code) && !p.codes.has(code):
 		return Answered
 	default:
 		return Ignored
@@ -103,7 +105,7 @@ var answeredCodes = newCodeSet([]codes.Code{
 
 // ruledOut returns why the failure may not be retried at all; nil if it may. It applies rules 1
 // to 5 of [plan.failed].
-func (p *policy) ruledOut(f *failure, found finding) error {
+func (p *policy) ruledOut(f *failure) error {
 	switch {
 	case f.CtxErr != nil:
 		return f.CtxErr
@@ -111,11 +113,11 @@ func (p *policy) ruledOut(f *failure, found finding) error {
 		return errConnClosed
 	case f.Committed:
 		return ErrCommitted
-	case found.hint.Stop:
+	case f.found.hint.Stop:
 		return ErrPushback
-	case !found.retryable:
+	case !f.found.retryable:
 		return ErrNotRetryable
-	case p.UnsentOnly && !f.NotRun && !found.hinted:
+	case p.UnsentOnly && !f.NotRun && !f.found.hinted:
 		return ErrMayHaveRun
 	default:
 		return nil
@@ -131,6 +133,6 @@ func (p *policy) backoff(c codes.Code) Backoff {
 }
 
 // asksTooMuch reports whether the server asks for a wait that is longer than MaxServerDelay.
-func (p *policy) asksTooMuch(found finding) bool {
-	return found.hinted && p.MaxServerDelay >= 0 && found.hint.Delay > p.MaxServerDelay
+func (p *policy) asksTooMuch(f *failure) bool {
+	return f.found.hinted && p.MaxServerDelay >= 0 && f.found.hint.Delay > p.MaxServerDelay
 }

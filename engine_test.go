@@ -121,7 +121,7 @@ func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			budget := &aBudget{}
 			want := step{verdict: verdict{Reason: tt.reason}, End: true}
-			got := before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number).failed(t.Context(), &tt.failure, noon, 0.5)
+			got := judgedBy(before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number), &tt.failure, noon, 0.5)
 			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
 			if got != want {
 				t.Errorf("Failed = %+v, want %+v", got, want)
@@ -293,7 +293,7 @@ func TestEngine(t *testing.T) {
 				tt.history.Start = noon
 			}
 			plan := tt.history.plan(policyOf(t, tt.opts...), budget, tt.failure.Attempt.Number)
-			got := plan.failed(t.Context(), &tt.failure, noon, 0.5)
+			got := judgedBy(plan, &tt.failure, noon, 0.5)
 			got.fatal, got.untouched, got.backoff = false, false, 0 // matters of hedging, of the error and of the next backoff, tested elsewhere
 			want := step{verdict: tt.want.verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
 			if got != want {

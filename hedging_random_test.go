@@ -98,6 +98,7 @@ type hedgedAnswer struct {
 	messages int // of a stream, before the status
 	code     codes.Code
 	pushback string
+	timedOut bool          // the attempt timeout took its place
 	deaf     time.Duration // of a unary call: what an interceptor below takes when the attempt has ended
 }
 
@@ -179,8 +180,6 @@ type hedgeModel struct {
 	later    time.Duration // by which a hedge was put off last
 	pushed   time.Duration // no attempt before this, as a server has asked
 	replaced int           // the overdue attempt that the next one replaces; 0 for none
-	unending int           // the attempt that was cut although nothing replaces it; 0 for none
-	refusal  error         // why nothing does
 	stopped  error         // no attempt may follow, because of that
 	retry    int           // of the backoff
 	trouble  time.Duration // the call's first failure; never before that
@@ -339,23 +338,19 @@ func (m *hedgeModel) isOverdue(number int) {
 	}
 	if !m.decided {
 		m.replaced = number
-		reason := m.again(hedgedAnswer{code: codes.DeadlineExceeded})
-		if reason == nil {
+		if m.again(hedgedAnswer{code: codes.DeadlineExceeded, timedOut: true}) == nil {
 			m.noteFailure()
 			m.goOn()
 			return
 		}
 		m.replaced = 0
-		m.letRun(number, reason)
-	} else if m.deadline == 0 {
-		m.cutOverdue(number)
 	}
+	m.letRun(number)
 }
 
 // letRun lets an overdue attempt go on to the deadline.
-func (m *hedgeModel) letRun(number int, reason error) {
+func (m *hedgeModel) letRun(number int) {
 	if m.deadline == 0 {
-		m.unending, m.refusal = number, reason
 		m.cutOverdue(number)
 	}
 }
@@ -506,7 +501,7 @@ func (m *hedgeModel) retryIsDue() {
 		}
 		m.send(m.next)
 	case m.isOpen():
-		m.giveWay(ErrBudgetExhausted)
+		m.giveWay()
 	case m.patience == 0 || answered:
 		m.leave()
 		m.finish(ErrBudgetExhausted)
@@ -533,7 +528,7 @@ func (m *hedgeModel) waitAgain() {
 		m.next.wait = m.next.at - m.next.from
 		m.due = m.next.at
 	case m.isOpen():
-		m.giveWay(reason)
+		m.giveWay()
 	default:
 		m.leave()
 		m.finish(reason)
@@ -541,13 +536,13 @@ func (m *hedgeModel) waitAgain() {
 }
 
 // giveWay leaves the call to the attempts in flight.
-func (m *hedgeModel) giveWay(reason error) {
+func (m *hedgeModel) giveWay() {
 	overdue := m.replaced
 	m.retry = m.next.retryBefore
 	m.leave()
 	m.putOff()
 	if overdue > 0 {
-		m.letRun(overdue, reason)
+		m.letRun(overdue)
 	}
 }
 
@@ -594,7 +589,7 @@ func (m *hedgeModel) ended(number int) {
 	case a.cut:
 		answer, a.late = hedgedAnswer{code: codes.Canceled}, false
 	case a.late:
-		answer = hedgedAnswer{code: codes.DeadlineExceeded}
+		answer = hedgedAnswer{code: codes.DeadlineExceeded, timedOut: true}
 	}
 	retryable := a.late || answer.code == codes.Unavailable || answer.code == codes.ResourceExhausted
 	stop := answer.pushback == "-1"
@@ -635,10 +630,6 @@ func (m *hedgeModel) ended(number int) {
 		}
 		m.retry = m.next.retryBefore // its own failure counts
 		m.leave()
-	}
-	if m.unending == number && a.late {
-		m.stop(m.refusal, false)
-		return
 	}
 	m.failed(answer, retryable)
 }
@@ -697,7 +688,7 @@ func (m *hedgeModel) stop(reason error, fatal bool) {
 		overdue := m.replaced
 		m.leave()
 		if m.stopped = reason; overdue > 0 {
-			m.letRun(overdue, reason) // nothing replaces it
+			m.letRun(overdue) // nothing replaces it
 		}
 	}
 	if fatal || !m.isOpen() && !m.decided {
@@ -731,7 +722,7 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)))
 	}
 	switch {
-	case (m.patience == 0 || m.replaced > 0) && m.payer().left == 0:
+	case (m.patience == 0 || a.timedOut) && m.payer().left == 0:
 		return ErrBudgetExhausted
 	case m.patience > 0 && next.source == WaitBackoff && m.now+next.wait > m.patienceEnds():
 		return ErrTargetDown

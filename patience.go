@@ -59,10 +59,10 @@ func (w *waiter) exit() {
 
 // refuses returns why the wait of v is not started although it fits: the patience would end before it
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
-func (p *plan) refuses(v verdict, now time.Time) error {
+func (p *plan) refuses(f *failure, v verdict, now time.Time) error {
 	payer := p.nextPayer()
 	switch b := p.ledger.budgetOf(payer); {
-	case (!p.isPatient() || isThrottled(b) || p.replaces != 0) && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
+	case (!p.isPatient() || isThrottled(b) || f.TimedOut) && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
 	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(now)), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on
@@ -155,10 +155,10 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 // reconnect applies rule 6: while there is patience, the call waits for a connection, not past the
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
 // attempt is the next dial.
-func (p *plan) reconnect(found finding, now time.Time, u float64) step {
-	v := p.schedule(found, now, u)
+func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
+	v := p.schedule(f, now, u)
 	if !p.isFunction {
-		v = verdict{Wait: p.progress.wait(p.policy.backoff(found.code), u), WaitSource: WaitConnect}
+		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: WaitConnect}
 		v.Reason = p.tooLate(now, v.Wait)
 	}
 	if p.isFunction {

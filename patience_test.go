@@ -233,14 +233,14 @@ func TestWherePatienceCountsFrom(t *testing.T) {
 		plan.target = of
 		plan.send(now)
 		f := failureOf(1, codes.Unavailable)
-		if step := plan.failed(t.Context(), &f, now, 0); step.End {
+		if step := judgedBy(plan, &f, now, 0); step.End {
 			t.Fatalf("the first failure ends the call: %v", step.Reason)
 		}
 		of.answer() // the target answers somebody, and fails again
 		plan.next = pending{}
 		plan.send(now.Add(second))
 		f = failureOf(2, codes.Unavailable)
-		if step := plan.failed(t.Context(), &f, now.Add(second), 0); step.Reason != ErrTargetDown {
+		if step := judgedBy(plan, &f, now.Add(second), 0); step.Reason != ErrTargetDown {
 			t.Errorf("%v after its first failure the call goes on: %+v", second, step)
 		}
 		if since := of.trouble(now.Add(second)).since; !since.Equal(now.Add(second)) {

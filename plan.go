@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"context"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
@@ -16,7 +15,7 @@ import (
 // The driver calls
 //
 //   - send when it sends an attempt;
-//   - failed, succeeded or lost, once for each attempt, when the attempt ends;
+//   - failed, or ended if it did not fail, once for each attempt, when the attempt ends;
 //   - overdue when an attempt has run for the attempt timeout;
 //   - undecide if an attempt that is to be cut has just ended by itself;
 //   - due at dueAt;
@@ -39,7 +38,6 @@ type plan struct {
 	progress progress // of the backoff
 	next     pending  // the attempt that was decided on but not yet sent
 	replaces int      // the number of the overdue attempt that is cut when the next one is due; 0 for none
-	cut      overdue  // the attempt that is cut although nothing replaces it, so that the call cannot hang
 
 	connecting error // while the call waits for a connection: the reason to end at dueAt; otherwise nil
 
@@ -147,13 +145,6 @@ type pending struct {
 	before progress // of the backoff, when this attempt was decided on
 }
 
-// An overdue attempt was judged before its end. The zero value stands for none.
-type overdue struct {
-	number  int
-	verdict verdict
-	result  Result // for the budget
-}
-
 // A step tells the driver what to do next. Attempts in flight continue unless Cut or End is set.
 // If none of the fields is set, there is nothing to do before dueAt.
 type step struct {
@@ -172,10 +163,6 @@ func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadlin
 	p.start, p.deadline = start, deadline
 	p.obey(obeyed)
 }
-
-// hedgeEvery turns the call into a hedged one, with delay between attempts. The driver calls it
-// before the first send.
-func (p *plan) hedgeEvery(delay time.Duration) { p.hedging, p.delay = true, delay }
 
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
@@ -211,19 +198,6 @@ func (p *plan) send(now time.Time) sending {
 	return s
 }
 
-// attemptTimeout returns how long the newest attempt may run before it is overdue; 0 if it may
-// use all the remaining time.
-func (p *plan) attemptTimeout() time.Duration {
-	if p.policy.DryRun {
-		return 0
-	}
-	last := p.sent() >= p.mostAttempts() && (p.config.unresolved == nil || p.oneAttempt)
-	if last && !p.deadline.IsZero() {
-		return 0
-	}
-	return p.policy.AttemptTimeout
-}
-
 // mostAttempts returns how many attempts may reach a server.
 func (p *plan) mostAttempts() int {
 	if p.oneAttempt {
@@ -232,19 +206,14 @@ func (p *plan) mostAttempts() int {
 	return p.policy.MaxAttempts
 }
 
-// succeeded records that an attempt succeeded. The call is over.
-func (p *plan) succeeded(o Outcome) {
+// ended records the end of an attempt that succeeded, so that the call is over, or was cancelled because
+// the call was over.
+func (p *plan) ended(o Outcome) {
 	p.open--
-	o.Result = Succeeded
 	p.deposit(o)
-	p.leave()
-}
-
-// loserEnded records that an attempt was cancelled because the call is over.
-func (p *plan) loserEnded(o Outcome) {
-	p.open--
-	o.Result = Ignored
-	p.deposit(o)
+	if o.Result == Succeeded {
+		p.leave()
+	}
 }
 
 // commit records that the application is bound to an attempt's stream. To a budget that limits
@@ -293,10 +262,9 @@ func (p *plan) undecide() {
 //  10. wait. When the wait is over, see retryDue, the retry is paid for and sent, or waits again
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts
-// in flight decide, and the rules from 6 on apply to the last of them. ctx is only passed to the
-// Classifier.
-func (p *plan) failed(ctx context.Context, f *failure, now time.Time, u float64) step {
-	next := p.afterFailure(ctx, f, now, u)
+// in flight decide, and the rules from 6 on apply to the last of them.
+func (p *plan) failed(f *failure, now time.Time, u float64) step {
+	next := p.afterFailure(f, now, u)
 	if p.policy.DryRun {
 		return p.onlySay(next, now)
 	}
@@ -318,7 +286,7 @@ func (p *plan) onlySay(next step, now time.Time) step {
 	return step{verdict: v, End: true}
 }
 
-func (p *plan) afterFailure(ctx context.Context, f *failure, now time.Time, u float64) step {
+func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	p.open--
 	p.silent = p.silent || f.Attempt.noResponse
 	if p.replaces == f.Attempt.Number {
@@ -327,37 +295,33 @@ func (p *plan) afterFailure(ctx context.Context, f *failure, now time.Time, u fl
 		}
 		p.undecide() // its own failure counts
 	}
-	if p.cut.number == f.Attempt.Number && f.endsByTimeout() {
-		p.deposit(f.outcome(p.cut.result))
-		return p.stopStep(p.cut.verdict)
-	}
-	found := p.findOrDeposit(ctx, f)
-	if found.hinted && !found.hint.Stop {
-		p.pushBack(now.Add(found.hint.Delay), found.hint.Source)
+	hint := f.found.hint
+	if f.found.hinted && !hint.Stop {
+		p.pushBack(now.Add(hint.Delay), hint.Source)
 	}
 	if f.Unsent {
 		p.unsent++
 	}
-	p.deposit(f.outcome(p.policy.result(f, found)))
-	if found.retryable {
+	p.deposit(f.outcome(p.policy.result(f)))
+	if f.found.retryable {
 		p.waiter.fails(now)
 	}
 	if p.open == 0 {
 		p.undecide() // what was decided when others were in flight
 	}
-	v := verdict{Reason: p.policy.ruledOut(f, found)}
+	v := verdict{Reason: p.policy.ruledOut(f)}
 	switch {
 	case v.Reason != nil:
-		v.untouched = f.untouched(found) || reasons.Of(v.Reason).Untouched
+		v.untouched = f.untouched() || reasons.Of(v.Reason).Untouched
 		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
-	case p.open > 0 && p.policy.asksTooMuch(found):
-		v = verdict{Wait: found.hint.Delay, WaitSource: found.hint.Source, Reason: ErrPushback}
+	case p.open > 0 && p.policy.asksTooMuch(f):
+		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0:
 		return p.leaveToOthers(now)
 	case f.Unsent && !f.Refused && p.stopped == nil:
-		return p.reconnect(found, now, u)
+		return p.reconnect(f, now, u)
 	default:
-		v = p.again(found, now, u)
+		v = p.again(f, now, u)
 	}
 	if v.Retry {
 		return p.retryStep(v, now, u)
@@ -375,23 +339,6 @@ func (p *plan) pushBack(until time.Time, source WaitSource) {
 		p.next.at, p.next.source = until, source
 		p.next.wait = until.Sub(p.next.from)
 	}
-}
-
-// findOrDeposit examines a failure. If the classifier panics, the attempt is still reported to
-// the budget.
-func (p *plan) findOrDeposit(ctx context.Context, f *failure) finding {
-	if p.policy.Classifier == nil {
-		return p.policy.find(ctx, f)
-	}
-	done := false
-	defer func() {
-		if !done {
-			p.deposit(f.outcome(Ignored))
-		}
-	}()
-	found := p.policy.find(ctx, f)
-	done = true
-	return found
 }
 
 // replaced sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
@@ -421,7 +368,7 @@ func (p *plan) leaveToOthers(now time.Time) step {
 
 // again applies rules 7 to 9 after an attempt that counts; reconnect and hedge have limits of their own. If the rules
 // allow a retry, it becomes the next attempt.
-func (p *plan) again(found finding, now time.Time, u float64) verdict {
+func (p *plan) again(f *failure, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
@@ -430,9 +377,9 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 	case p.sent() >= p.mostAttempts():
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
-	v := p.schedule(found, now, u)
+	v := p.schedule(f, now, u)
 	if v.Reason == nil {
-		v.Reason = p.refuses(v, now)
+		v.Reason = p.refuses(f, v, now)
 	}
 	if v.Reason == nil {
 		v.Retry = true
@@ -443,21 +390,21 @@ func (p *plan) again(found finding, now time.Time, u float64) verdict {
 
 // schedule applies rule 8. It returns the wait before the next attempt and, if that attempt would
 // start too late, the reason for it. A wait by backoff is longer while the target is failing.
-func (p *plan) schedule(found finding, now time.Time, u float64) verdict {
+func (p *plan) schedule(f *failure, now time.Time, u float64) verdict {
 	var v verdict
-	switch hint := found.hint; {
-	case p.policy.asksTooMuch(found):
+	switch hint := f.found.hint; {
+	case p.policy.asksTooMuch(f):
 		return verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
-	case found.hinted && hint.Source == WaitRetryInfo:
+	case f.found.hinted && hint.Source == WaitRetryInfo:
 		// Spread: the server gave every client the same delay.
 		v.Wait = max(hint.Delay, duration(float64(hint.Delay)*(1+0.2*unit(u))))
 		v.WaitSource = WaitRetryInfo
-	case found.hinted:
+	case f.found.hinted:
 		v.Wait, v.WaitSource = hint.Delay, WaitPushback
 	case p.pushed.until.After(now): // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
 	default:
-		v.backoff = p.progress.wait(p.policy.backoff(found.code), u)
+		v.backoff = p.progress.wait(p.policy.backoff(f.found.code), u)
 		v.Wait, v.WaitSource = v.backoff, WaitBackoff
 	}
 	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff {
@@ -514,56 +461,39 @@ func (p *plan) stopStep(v verdict) step {
 	return step{verdict: v, End: end}
 }
 
-// overdue judges an attempt in flight that has run for the attempt timeout; f has no Err yet. If
-// another attempt may replace it, that becomes due after its wait, and the overdue one goes on until
+// overdue judges an attempt in flight that has run for the attempt timeout; f is the failure that this would
+// be. If another attempt may replace it, that becomes due after its wait, and the overdue one goes on until
 // then. Otherwise the attempt goes on to the caller's deadline, and is judged by its own result;
 // without a deadline it is cut, so that the call cannot hang.
 //
 // With UnsentOnly nothing replaces an attempt in flight, because its server may be running the
 // method: only gRPC's report of its end can show that there is none.
-func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64) step {
-	f.TimedOut = true
-	if f.CtxErr != nil || f.Closed {
+func (p *plan) overdue(f *failure, now time.Time, u float64) step {
+	number := f.Attempt.Number
+	switch {
+	case f.CtxErr != nil || f.Closed:
 		return step{} // it ends by itself
+	case f.Unsent, p.next.decided: // another one would not do better, or is pending
+		return p.letRun(number)
+	case p.policy.UnsentOnly, p.policy.ruledOut(f) != nil:
+		return p.letRun(number)
 	}
-	// Without a connection another attempt would not do better, and a hedged call may already
-	// have one pending.
-	if f.Unsent || p.next.decided || p.policy.UnsentOnly {
-		return p.letRun(overdue{number: f.Attempt.Number})
-	}
-	found := p.policy.find(ctx, f)
-	v := verdict{Reason: p.policy.ruledOut(f, found), untouched: f.untouched(found), fatal: f.untouched(found) || f.Committed}
-	if v.Reason == nil {
-		v = p.replace(f.Attempt.Number, found, now, u)
-	}
-	if v.Retry {
-		return p.retryStep(v, now, u)
-	}
-	return p.letRun(overdue{f.Attempt.Number, v, p.policy.result(f, found)})
-}
-
-// replace decides whether an attempt takes the place of one that is overdue.
-func (p *plan) replace(number int, found finding, now time.Time, u float64) verdict {
 	p.replaces = number
-	v := p.again(found, now, u)
+	v := p.again(f, now, u)
 	if !v.Retry {
 		p.replaces = 0
-		return v
+		return p.letRun(number)
 	}
 	p.waiter.fails(now)
-	return v
+	return p.retryStep(v, now, u)
 }
 
-// letRun lets an overdue attempt run to the deadline. Without one, the attempt is cut, and the verdict about
-// it, if there is one, holds.
-func (p *plan) letRun(o overdue) step {
-	if !p.deadline.IsZero() {
-		return step{verdict: o.verdict}
+// letRun lets an overdue attempt run to the deadline. Without one, it is cut, and is a failure like any other.
+func (p *plan) letRun(number int) step {
+	if p.deadline.IsZero() {
+		return step{Cut: number}
 	}
-	if o.verdict.Reason != nil {
-		p.cut = o
-	}
-	return step{verdict: o.verdict, Cut: o.number}
+	return step{}
 }
 
 // due decides what happens at dueAt; u is uniform in [0, 1).
@@ -588,7 +518,7 @@ func (p *plan) end(reason error, now time.Time) step {
 			p.putOff(now)
 		}
 		if replaces != 0 {
-			return p.letRun(overdue{replaces, verdict{Reason: reason}, Failed})
+			return p.letRun(replaces)
 		}
 		return step{}
 	}

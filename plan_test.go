@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -26,7 +27,7 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *plan {
 	t.Helper()
 	plan := planOf(t, p, budget, noon, time.Time{})
-	plan.hedgeEvery(second)
+	plan.hedging, plan.delay = true, second
 	for range sent {
 		if plan.made > 0 {
 			plan.due(noon, 0.5)
@@ -34,6 +35,12 @@ func hedgedPlan(t *testing.T, p Policy, budget Budget, sent int) *plan {
 		plan.send(noon)
 	}
 	return plan
+}
+
+// judgedBy returns what the plan says about a failure.
+func judgedBy(p *plan, f *failure, now time.Time, u float64) step {
+	p.policy.examine(context.Background(), f)
+	return p.failed(f, now, u)
 }
 
 func TestAHedgeIsPutOffForLongerEachTime(t *testing.T) {
@@ -72,7 +79,7 @@ func TestPlanCountsBackoffsAndRestartsOnHints(t *testing.T) {
 		{failureOf(8, codes.Unavailable), second},
 	} {
 		plan.send(now)
-		if step := plan.failed(t.Context(), &tt.failure, now, 0); step.Wait != tt.wait || !step.Retry {
+		if step := judgedBy(plan, &tt.failure, now, 0); step.Wait != tt.wait || !step.Retry {
 			t.Fatalf("after failure %d: %+v, want a wait of %v", i+1, step, tt.wait)
 		}
 		if tt.failure.Unsent {
