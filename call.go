@@ -326,6 +326,7 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	}
 	if a.timedOut(err) {
 		f.TimedOut = true
+		f.Last = c.isLast != nil && c.isLast()
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
 	f.Ordinary = c.functionTarget != "" && !hasStatus(err)

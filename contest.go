@@ -496,9 +496,6 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 	info := a.asStarted(now)
 	info.Duration = now.Sub(origin) - a.start
 	info.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, nil)
-	if c.isLast != nil && c.isLast() {
-		info.Err = Permanent(info.Err)
-	}
 	return failure{
 		Attempt:   info,
 		CtxErr:    endOf(a.Context, now),
@@ -506,6 +503,7 @@ func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 		Unsent:    isUnconnected(c.cc),
 		Committed: c.stream != nil && c.stream.isCommitted(),
 		TimedOut:  true,
+		Last:      c.isLast != nil && c.isLast(),
 	}
 }
 

@@ -21,6 +21,7 @@ type failure struct {
 	Refused   bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
 	Ordinary  bool  // a function's, without a gRPC status
 	TimedOut  bool  // the attempt timeout ended it
+	Last      bool  // and no other attempt can follow, see function.Call
 	Committed bool  // the application is bound to it, see docs/design.md, Commit
 	CtxErr    error // context.Cause of the caller's context, if that has ended
 	Closed    bool  // the ClientConn is closed

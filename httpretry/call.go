@@ -50,7 +50,7 @@ func (c *call) attempt(ctx context.Context) error {
 		c.response = own.bind(response, c.body.Load() == nil)
 		c.failed = newStatusError(response)
 	}
-	if ctx.Err() == nil && c.isLast() { // otherwise, the engine has asked at the timeout
+	if ctx.Err() == nil && c.isLast() { // otherwise, the engine asks
 		c.failed = grpcretry.Permanent(c.failed)
 	}
 	return c.failed
