@@ -3,9 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
-	"maps"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,7 +62,7 @@ type attemptKey struct{}
 // share a lifetime, so they share an allocation. A call whose first attempt succeeds makes no other
 // allocation, so an attempt is kept small.
 type attempt struct {
-	context.Context // the caller's, with what the server must know about the attempt, see attemptHeader
+	context.Context // the caller's, with what the server must know about the attempt, see layers.Header
 
 	// An *attempt among the options of a call asks gRPC for the peer, and marks the call
 	// as an attempt of ours.
@@ -338,81 +336,13 @@ func (a *attempt) asEnded(err error, now time.Time) Attempt {
 	}
 }
 
-// An attemptHeader is what the server must know about an attempt: the number of previous attempts
-// (gRFC A6 #exposed-retry-metadata), and whether the server's own calls are to make one attempt, see
-// server.go.
-type attemptHeader struct {
-	previous int  // attempts before this one
-	limited  bool // the server's own calls are to make one attempt; false for a first attempt means nothing
-}
-
 // contextOf returns the context of an attempt: the call's, with the attempt's header. Functions send
 // none.
 func (c *rpc) contextOf(number int, silent bool) context.Context {
-	h := attemptHeader{number - 1, silent || c.worksFor.IsRetry()}
 	if c.functionTarget != "" {
 		return c.ctx
 	}
-	return h.in(c.limited())
-}
-
-// in returns ctx with the header in its outgoing metadata. The caller's own values are replaced: a
-// server could not interpret several. A header that says nothing costs nothing.
-func (h attemptHeader) in(ctx context.Context) context.Context {
-	if h == (attemptHeader{}) {
-		return ctx
-	}
-	own := h.metadata()
-	md, _ := metadata.FromOutgoingContext(ctx) // a copy
-	if md == nil {
-		return metadata.NewOutgoingContext(ctx, own)
-	}
-	maps.Copy(md, own)
-	return metadata.NewOutgoingContext(ctx, md)
-}
-
-// metadata returns the header; it must not be changed.
-func (h attemptHeader) metadata() metadata.MD {
-	switch {
-	case h.previous >= len(sharedHeaders):
-		return h.newMetadata()
-	case h.limited:
-		return sharedHeaders[h.previous].limited
-	default:
-		return sharedHeaders[h.previous].plain
-	}
-}
-
-func (h attemptHeader) newMetadata() metadata.MD {
-	md := metadata.MD{}
-	if h.previous > 0 {
-		md.Set(previousAttemptsKey, strconv.Itoa(h.previous))
-		md.Set(callerRetriesKey, layers.Answered.String())
-	}
-	if h.limited {
-		md.Set(callerRetriesKey, layers.Limited.String())
-	}
-	return md
-}
-
-// sharedHeaders are the headers that all calls share, by the number of previous attempts.
-var sharedHeaders = func() (shared [8]struct{ plain, limited metadata.MD }) {
-	for n := range shared {
-		shared[n].plain = attemptHeader{previous: n}.newMetadata()
-		shared[n].limited = attemptHeader{previous: n, limited: true}.newMetadata()
-	}
-	return shared
-}()
-
-// withPreviousAttempts returns an attempt's response headers as the application sees them: with the
-// number of previous attempts (gRFC A6 #exposed-retry-metadata).
-func (a *attempt) withPreviousAttempts(header metadata.MD) metadata.MD {
-	if a.number < 2 || header == nil {
-		return header
-	}
-	header = maps.Clone(header)
-	header[previousAttemptsKey] = []string{strconv.Itoa(int(a.number) - 1)}
-	return header
+	return layers.Header{Previous: number - 1, Limited: silent || c.worksFor.IsRetry()}.In(c.limited())
 }
 
 // The rest of this file finds out whether an attempt has certainly run nowhere, for [WithUnsentOnly]. That

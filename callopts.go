@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/grpcretry/grpcretry/internal/wire"
 )
 
 // grpcOptions are the grpc.CallOptions of a call, and where it wants header and trailer.
@@ -165,7 +167,7 @@ func (o *grpcOptions) set(a *attempt) {
 	for _, opt := range o.list {
 		switch opt := opt.(type) {
 		case grpc.HeaderCallOption:
-			*opt.HeaderAddr = a.withPreviousAttempts(a.header)
+			*opt.HeaderAddr = wire.WithPreviousAttempts(a.header, int(a.number)-1)
 		case grpc.TrailerCallOption:
 			*opt.TrailerAddr = a.trailer
 		case grpc.PeerCallOption:
@@ -181,7 +183,7 @@ func (o *grpcOptions) setHeader(a *attempt) {
 	}
 	for _, opt := range o.list {
 		if opt, ok := opt.(grpc.HeaderCallOption); ok {
-			*opt.HeaderAddr = a.withPreviousAttempts(a.header)
+			*opt.HeaderAddr = wire.WithPreviousAttempts(a.header, int(a.number)-1)
 		}
 	}
 }

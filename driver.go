@@ -109,12 +109,12 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 
 // RequestHeader implements [drive.Plan].
 func (p *drivenPlan) RequestHeader() map[string]string {
-	h := attemptHeader{p.plan.made - 1, p.silent || p.worksFor.IsRetry()}
-	if h.previous < 1 && !h.limited {
+	h := layers.Header{Previous: p.plan.made - 1, Limited: p.silent || p.worksFor.IsRetry()}
+	if h.Previous < 1 && !h.Limited {
 		return nil
 	}
 	values := map[string]string{}
-	for key, value := range h.metadata() {
+	for key, value := range h.Metadata() {
 		values[key] = value[0]
 	}
 	return values

@@ -19,7 +19,17 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/wire"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// What clients and servers say in metadata.
+const (
+	pushbackKey         = wire.PushbackKey
+	noRetry             = wire.NoRetry
+	previousAttemptsKey = wire.PreviousAttemptsKey
+	callerRetriesKey    = layers.MarkKey
 )
 
 // This file has the real gRPC server that the tests talk to, over bufconn and in

@@ -18,6 +18,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/reasons"
+	"github.com/grpcretry/grpcretry/internal/wire"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -56,12 +57,12 @@ func SetPushback(ctx context.Context, delay time.Duration) error {
 func SetNoRetry(ctx context.Context) error {
 	r := layers.Of(ctx)
 	if !r.Handles(ctx) { // there is no interceptor, or the request is that of a client in the same process
-		return sendPushback(ctx, "SetNoRetry", noRetry)
+		return sendPushback(ctx, "SetNoRetry", wire.NoRetry)
 	}
 	if r.Forbids() {
 		return nil
 	}
-	err := sendPushback(ctx, "SetNoRetry", noRetry)
+	err := sendPushback(ctx, "SetNoRetry", wire.NoRetry)
 	if err == nil {
 		r.Forbid()
 	}
@@ -69,7 +70,7 @@ func SetNoRetry(ctx context.Context) error {
 }
 
 func sendPushback(ctx context.Context, caller, value string) error {
-	if err := grpc.SetTrailer(ctx, metadata.MD{pushbackKey: {value}}); err != nil {
+	if err := grpc.SetTrailer(ctx, metadata.MD{wire.PushbackKey: {value}}); err != nil {
 		return fmt.Errorf("grpcretry: %s: %w", caller, err)
 	}
 	return nil
@@ -80,15 +81,7 @@ func sendPushback(ctx context.Context, caller, value string) error {
 // number, and outside a handler. It comes from the metadata key grpc-previous-rpc-attempts (gRFC
 // A6 #exposed-retry-metadata). If the value is repeated, the largest counts; malformed values are
 // ignored.
-func PreviousAttempts(ctx context.Context) int {
-	var previous int64
-	for _, value := range metadata.ValueFromIncomingContext(ctx, previousAttemptsKey) {
-		if n, ok := parseInt32(value); ok {
-			previous = max(previous, n)
-		}
-	}
-	return int(previous)
-}
+func PreviousAttempts(ctx context.Context) int { return wire.PreviousAttempts(ctx) }
 
 // UnaryServerInterceptor returns an interceptor that keeps retries from multiplying between services,
 // for [grpc.ChainUnaryInterceptor]. Without it, three services in a row that make three attempts each
@@ -233,12 +226,12 @@ func (s *requestStream) SendMsg(m any) error {
 
 // begin looks at a request that has arrived.
 func (s *server) begin(ctx context.Context, method string) *layers.Request {
-	by, mark := retriedByOf(ctx)
-	if by != nobody {
+	by, mark := layers.RetriedByOf(ctx)
+	if by != layers.Nobody {
 		s.metrics.retry(method, by)
 		showRetry(ctx, by)
 	}
-	return layers.New(ctx, s.Limit(by == caller, mark))
+	return layers.New(ctx, s.Limit(by == layers.Caller, mark))
 }
 
 // failed has the response of a handler that failed say "do not retry", if there is a reason to. err is
@@ -247,7 +240,7 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 	if !s.StopsCallers || !r.GaveUp() && !tellsOfGivingUp(readable(err)) {
 		return
 	}
-	if r.Forbid() && setTrailer(metadata.MD{pushbackKey: {noRetry}}) == nil {
+	if r.Forbid() && setTrailer(metadata.MD{wire.PushbackKey: {wire.NoRetry}}) == nil {
 		s.metrics.noRetry(method)
 		showNoRetry(r)
 	}
@@ -256,7 +249,7 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 // The following is what the server interceptors report.
 
 // showRetry marks the span of a request that is retried.
-func showRetry(ctx context.Context, by retriedBy) {
+func showRetry(ctx context.Context, by layers.RetriedBy) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(attribute.String(telemetry.AttrRetriedBy, string(by)),
 			attribute.Int(telemetry.AttrPreviousAttempts, PreviousAttempts(ctx)))
@@ -307,7 +300,7 @@ func newServerMetrics(mp metric.MeterProvider) *serverMetrics {
 }
 
 // retry counts a request that is retried.
-func (m *serverMetrics) retry(method string, by retriedBy) {
+func (m *serverMetrics) retry(method string, by layers.RetriedBy) {
 	if m != nil {
 		m.retries.Add(context.Background(), 1,
 			metric.WithAttributes(attribute.String(attrMethod, m.label(method)), attribute.String(telemetry.AttrRetriedBy, string(by))))
@@ -345,38 +338,11 @@ func (m *serverMetrics) label(method string) string {
 //     UnaryServerInterceptor for the response.
 //   - A call made for a retry makes one attempt if an earlier attempt of that request got no response,
 //     or if the retrying client cannot know: the service may have given up, or may still be at work. The
-//     same holds for work further down. See layers.Measures for the rule, attemptHeader for what a
+//     same holds for work further down. See layers.Measures for the rule, layers.Header for what a
 //     client tells, and plan.again for the one attempt.
 //
 // After a response from a service that says when it has given up, a retry is work like any other. To
 // limit it to one attempt would lose calls if several services fail in part at the same time.
-
-// callerRetriesKey is the request header by which a retry says whether each earlier attempt got a
-// response, and by which work for a retry that makes one attempt is known further down.
-const callerRetriesKey = layers.Header
-
-// A retriedBy says which service retries the work of a request, as seen by the server that handles it.
-type retriedBy string
-
-// The values are those of telemetry.AttrRetriedBy.
-const (
-	nobody        retriedBy = ""
-	caller        retriedBy = "caller"         // the request is a retry
-	earlierCaller retriedBy = "earlier_caller" // the request was sent for one that is
-)
-
-// retriedByOf returns which service retries the request that is handled in ctx, and the request's mark.
-func retriedByOf(ctx context.Context) (retriedBy, layers.Mark) {
-	mark := layers.MarkOf(metadata.ValueFromIncomingContext(ctx, callerRetriesKey)...)
-	switch {
-	case PreviousAttempts(ctx) > 0:
-		return caller, mark
-	case mark == layers.Limited:
-		return earlierCaller, mark
-	default:
-		return nobody, mark
-	}
-}
 
 // gaveUp reports whether a call that ended for a reason has given up, so that its caller's caller must
 // not start again. reached says that an attempt has reached a server.

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/wire"
 )
 
 // A streamAttempt is one attempt and its stream. This file has what becomes of it: which end is known, and from whom.
@@ -46,7 +48,7 @@ func (at *streamAttempt) failure() error {
 // headers returns the stream's headers as the application sees them.
 func (at *streamAttempt) headers() (metadata.MD, error) {
 	header, err := at.stream.Header()
-	return at.withPreviousAttempts(header), err
+	return wire.WithPreviousAttempts(header, int(at.number)-1), err
 }
 
 // awaited starts the attempt timeout, which counts while the application waits for an attempt's first message or

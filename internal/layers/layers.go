@@ -91,41 +91,6 @@ func (r *Request) Forbids() bool { return r.forbidden.Load() }
 // Forbid records that the response says "do not retry", and reports whether it did not say so before.
 func (r *Request) Forbid() bool { return !r.forbidden.Swap(true) }
 
-// Header is the request header that has a Mark.
-const Header = "grpcretry-caller-retries"
-
-// A Mark is what a request says about the attempts made at its work before, in [Header].
-type Mark uint8
-
-// The Marks of requests. A retry without one comes from a client that is not this library's, such as
-// gRPC itself, and cannot know what became of the attempts before.
-const (
-	Unmarked Mark = iota
-	Answered      // "0": all earlier attempts got a response
-	Limited       // "1": an earlier attempt did not, or this is work for a request of which one did not
-)
-
-// MarkOf returns the Mark in a request's values of [Header]. A value without a meaning counts as "1", and
-// so does one of several.
-func MarkOf(values ...string) Mark {
-	mark := Unmarked
-	for _, value := range values {
-		if value != Answered.String() {
-			return Limited
-		}
-		mark = Answered
-	}
-	return mark
-}
-
-// String returns the header's value.
-func (m Mark) String() string {
-	if m == Answered {
-		return "0"
-	}
-	return "1"
-}
-
 // Measures are what a server does against retries that multiply.
 type Measures struct {
 	StopsCallers bool // the response says "do not retry" if a call of the handler has given up

@@ -23,7 +23,7 @@ func (l layerRules) forbidsRetry(r *layers.Request) bool { return l.StopsCallers
 
 // markIn returns the mark in a request's header.
 func markIn(header map[string]string) layers.Mark {
-	if value, ok := header[layers.Header]; ok {
+	if value, ok := header[layers.MarkKey]; ok {
 		return layers.MarkOf(value)
 	}
 	return layers.Unmarked

@@ -1,0 +1,124 @@
+package layers
+
+import (
+	"context"
+	"maps"
+	"strconv"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/grpcretry/grpcretry/internal/wire"
+)
+
+// MarkKey is the request header that has a [Mark].
+const MarkKey = "grpcretry-caller-retries"
+
+// A Mark is what a request says about the attempts made at its work before, in [MarkKey].
+type Mark uint8
+
+// The Marks of requests. A retry without one comes from a client that is not this library's, such as
+// gRPC itself, and cannot know what became of the attempts before.
+const (
+	Unmarked Mark = iota
+	Answered      // "0": all earlier attempts got a response
+	Limited       // "1": an earlier attempt did not, or this is work for a request of which one did not
+)
+
+// MarkOf returns the Mark in a request's values of [MarkKey]. A value without a meaning counts as "1", and
+// so does one of several.
+func MarkOf(values ...string) Mark {
+	mark := Unmarked
+	for _, value := range values {
+		if value != Answered.String() {
+			return Limited
+		}
+		mark = Answered
+	}
+	return mark
+}
+
+// String returns the header's value.
+func (m Mark) String() string {
+	if m == Answered {
+		return "0"
+	}
+	return "1"
+}
+
+// A Header is what the server must know about an attempt: the number of previous attempts
+// (gRFC A6 #exposed-retry-metadata), and whether the server's own calls are to make one attempt.
+type Header struct {
+	Previous int  // attempts before this one
+	Limited  bool // the server's own calls are to make one attempt; false for a first attempt means nothing
+}
+
+// In returns ctx with the header in its outgoing metadata. The caller's own values are replaced: a
+// server could not interpret several. A header that says nothing costs nothing.
+func (h Header) In(ctx context.Context) context.Context {
+	if h == (Header{}) {
+		return ctx
+	}
+	own := h.Metadata()
+	md, _ := metadata.FromOutgoingContext(ctx) // a copy
+	if md == nil {
+		return metadata.NewOutgoingContext(ctx, own)
+	}
+	maps.Copy(md, own)
+	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// Metadata returns the header; it must not be changed.
+func (h Header) Metadata() metadata.MD {
+	switch {
+	case h.Previous >= len(sharedHeaders):
+		return h.newMetadata()
+	case h.Limited:
+		return sharedHeaders[h.Previous].limited
+	default:
+		return sharedHeaders[h.Previous].plain
+	}
+}
+
+func (h Header) newMetadata() metadata.MD {
+	md := metadata.MD{}
+	if h.Previous > 0 {
+		md.Set(wire.PreviousAttemptsKey, strconv.Itoa(h.Previous))
+		md.Set(MarkKey, Answered.String())
+	}
+	if h.Limited {
+		md.Set(MarkKey, Limited.String())
+	}
+	return md
+}
+
+// sharedHeaders are the headers that all calls share, by the number of previous attempts.
+var sharedHeaders = func() (shared [8]struct{ plain, limited metadata.MD }) {
+	for n := range shared {
+		shared[n].plain = Header{Previous: n}.newMetadata()
+		shared[n].limited = Header{Previous: n, Limited: true}.newMetadata()
+	}
+	return shared
+}()
+
+// A RetriedBy says which service retries the work of a request, as seen by the server that handles it.
+type RetriedBy string
+
+// The values are those of telemetry.AttrRetriedBy.
+const (
+	Nobody        RetriedBy = ""
+	Caller        RetriedBy = "caller"         // the request is a retry
+	EarlierCaller RetriedBy = "earlier_caller" // the request was sent for one that is
+)
+
+// RetriedByOf returns which service retries the request that is handled in ctx, and the request's mark.
+func RetriedByOf(ctx context.Context) (RetriedBy, Mark) {
+	mark := MarkOf(metadata.ValueFromIncomingContext(ctx, MarkKey)...)
+	switch {
+	case wire.PreviousAttempts(ctx) > 0:
+		return Caller, mark
+	case mark == Limited:
+		return EarlierCaller, mark
+	default:
+		return Nobody, mark
+	}
+}
