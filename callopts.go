@@ -1,14 +1,10 @@
 package grpcretry
 
 import (
-	"reflect"
 	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/protoadapt"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/grpcretry/grpcretry/internal/wire"
 )
@@ -199,59 +195,4 @@ func (o *grpcOptions) finish(err error) {
 			f.OnFinish(err)
 		}
 	}
-}
-
-// emptyReply empties the message that the application receives into, before another attempt does:
-// codecs may merge into a message, so the remains of a failed attempt must go. A message that is
-// neither a protobuf message nor a pointer stays as it is.
-func emptyReply(m any) {
-	if !isPointer(m) {
-		return
-	}
-	switch m := m.(type) {
-	case proto.Message:
-		proto.Reset(m)
-	case protoadapt.MessageV1:
-		m.Reset() // its zero value need not be a message of the same type
-	default:
-		reflect.ValueOf(m).Elem().SetZero()
-	}
-}
-
-// A replyType makes empty replies of the type of the caller's, for the further attempts of a hedged
-// call: the first attempt alone receives into the caller's reply. Two kinds of replies can be made a
-// second time: protobuf messages, and pointers, because every codec that unmarshals can start from
-// their zero value. A replyType is made before the first attempt, which writes to the caller's reply.
-type replyType struct {
-	of any // a protoreflect.MessageType or, for any other reply, a reflect.Type
-}
-
-func typeOfReply(r any) replyType {
-	if m, ok := r.(proto.Message); ok {
-		return replyType{m.ProtoReflect().Type()}
-	}
-	return replyType{reflect.TypeOf(r).Elem()}
-}
-
-func (t replyType) make() any {
-	if message, ok := t.of.(protoreflect.MessageType); ok {
-		return message.New().Interface()
-	}
-	return reflect.New(t.of.(reflect.Type)).Interface()
-}
-
-// isPointer reports whether typeOfReply can make another reply like this one.
-func isPointer(reply any) bool {
-	v := reflect.ValueOf(reply)
-	return v.Kind() == reflect.Pointer && !v.IsNil()
-}
-
-// copyReply copies a winning attempt's response into the caller's reply.
-func copyReply(to, from any) {
-	if m, ok := to.(proto.Message); ok {
-		proto.Reset(m)
-		proto.Merge(m, from.(proto.Message))
-		return
-	}
-	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from).Elem()) // nobody else refers to its contents
 }

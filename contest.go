@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/replies"
 	"github.com/grpcretry/grpcretry/internal/timer"
 	"github.com/grpcretry/grpcretry/internal/turn"
 )
@@ -525,7 +526,7 @@ func (u *contested) set(c *call, r rival) {
 type contestedUnary struct {
 	contested
 	req, reply any
-	replies    replyType // if the call is hedged
+	replies    replies.Type // if the call is hedged
 	invoker    grpc.UnaryInvoker
 }
 
@@ -533,7 +534,7 @@ type contestedUnary struct {
 func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u := &contestedUnary{req: req, reply: reply, invoker: invoker}
 	if c.mode == modeHedged {
-		u.replies = typeOfReply(reply)
+		u.replies = replies.TypeOf(reply)
 		u.set(c, u)
 	} else {
 		u.set(c, nil)
@@ -545,11 +546,11 @@ func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 // beside it.
 func (u *contestedUnary) race(a *attempt) ending {
 	if a.number > 1 {
-		emptyReply(u.reply)
+		replies.Empty(u.reply)
 	}
 	e := u.contest.race(a, func(a *attempt) error { return u.invoke(a, u.reply) })
 	if e.err == nil && e.attempt != a {
-		copyReply(u.reply, e.attempt.bounds.received)
+		replies.Copy(u.reply, e.attempt.bounds.received)
 	}
 	if e.attempt.number > 1 && u.call.mode == modeHedged {
 		u.call.show(e.attempt)
@@ -563,7 +564,7 @@ func (u *contestedUnary) invoke(a *attempt, reply any) error {
 
 // hedge makes an attempt with a reply of its own.
 func (u *contestedUnary) hedge(a *attempt) error {
-	a.bounds.received = u.replies.make()
+	a.bounds.received = u.replies.New()
 	return u.invoke(a, a.bounds.received)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/quantile"
+	"github.com/grpcretry/grpcretry/internal/replies"
 )
 
 // Hedging sends another attempt before the previous one has failed, so that a slow response does
@@ -138,7 +139,7 @@ func (p *policy) hedgingOf(
 // call, reply for a stream.
 func hedgingObstacle(desc *grpc.StreamDesc, reply any) string {
 	switch {
-	case desc == nil && !isPointer(reply):
+	case desc == nil && !replies.IsPointer(reply):
 		return "no second reply can be made of its type"
 	case desc != nil && desc.ClientStreams:
 		return "it has a client stream"

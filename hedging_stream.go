@@ -1,5 +1,7 @@
 package grpcretry
 
+import "github.com/grpcretry/grpcretry/internal/replies"
+
 // This file hedges server streams. The request is known when RecvMsg is first called. The attempt
 // that is open by then is the first; from then on others may run beside it, each up to its first
 // message. The winner is then committed, and the stream goes on like any other.
@@ -7,12 +9,12 @@ package grpcretry
 // A hedgedStream makes the attempts of a hedged server stream.
 type hedgedStream struct {
 	*retryStream
-	replies replyType
+	replies replies.Type
 }
 
 // race receives a hedged stream's first message. It returns false if that has failed, and another attempt is open.
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
-	k, h := s.call.contest, &hedgedStream{s, typeOfReply(m)}
+	k, h := s.call.contest, &hedgedStream{s, replies.TypeOf(m)}
 	k.compete(h)
 	first.awaited()
 	e := k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
@@ -22,7 +24,7 @@ func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
 	}
 	at := e.attempt.bounds.stream
 	if e.err == nil && at != first {
-		copyReply(m, e.attempt.bounds.received)
+		replies.Copy(m, e.attempt.bounds.received)
 	}
 	return true, s.won(at, e.err)
 }
@@ -46,7 +48,7 @@ func (s *retryStream) allLost(e ending, m any) (over bool, _ error) {
 	s.mu.Lock()
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
-	emptyReply(m)
+	replies.Empty(m)
 	s.call.show(e.attempt)
 	next, err := s.call.settled(e)
 	if next == nil {
@@ -63,7 +65,7 @@ func (s *hedgedStream) hedge(a *attempt) error {
 	if err != nil {
 		return err
 	}
-	a.bounds.received = s.replies.make()
+	a.bounds.received = s.replies.New()
 	at.replay()
 	return at.receiveFirst(a.bounds.received)
 }
@@ -85,4 +87,4 @@ func (at *streamAttempt) receiveFirst(message any) error {
 }
 
 // discard ends a stream whose first message came too late.
-func (s *hedgedStream) discard(a *attempt) { a.bounds.stream.discard(s.replies.make()) }
+func (s *hedgedStream) discard(a *attempt) { a.bounds.stream.discard(s.replies.New()) }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/conns"
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/replies"
 )
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
@@ -60,7 +61,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	return c.makeAttempts(&attempt{}, func(a *attempt) ending {
 		if a.number > 1 {
-			emptyReply(reply)
+			replies.Empty(reply)
 		}
 		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
 		if err == nil {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry/internal/inside"
+	"github.com/grpcretry/grpcretry/internal/replay"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -29,7 +30,7 @@ func wantUsage(t *testing.T, when string, r *Retrier, want inside.Usage) {
 
 // weightOf is what a sent message counts with.
 func weightOf(message string) int64 {
-	size, _ := sizeOf(&echov1.EchoRequest{Message: message})
+	size, _ := replay.Size(&echov1.EchoRequest{Message: message})
 	return int64(size)
 }
 

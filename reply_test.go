@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/dynamicpb"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -35,27 +34,6 @@ func (oddCodec) Unmarshal(b []byte, v any) error {
 type oddReply struct {
 	raw      []byte
 	received int
-}
-
-func TestWhatCanBeHedged(t *testing.T) {
-	for _, tt := range []struct {
-		reply any
-		want  bool
-	}{
-		{nil, false},
-		{(*echov1.EchoResponse)(nil), false},
-		{(*[]byte)(nil), false},
-		{notAPointer{}, false},
-		{oddReply{}, false},
-		{&echov1.EchoResponse{}, true},
-		{&oddReply{}, true},
-		{new(any), true},
-		{dynamicpb.NewMessage((&echov1.EchoResponse{}).ProtoReflect().Descriptor()), true},
-	} {
-		if got := isPointer(tt.reply); got != tt.want {
-			t.Errorf("canHedge(%T %v) = %v, want %v", tt.reply, tt.reply, got, tt.want)
-		}
-	}
 }
 
 // What this program does not know of a reply is part of it, also of a hedge's.

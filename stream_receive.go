@@ -4,6 +4,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/replies"
 )
 
 // This file gets headers and messages from an attempt to the application. The goroutine that
@@ -80,7 +82,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 
 // receive implements RecvMsg until the stream has committed and received its first message.
 func (s *retryStream) receive(m any) error {
-	hedged := s.call.mode == modeHedged && isPointer(m)
+	hedged := s.call.mode == modeHedged && replies.IsPointer(m)
 	if !hedged && s.call.mode == modeHedged {
 		s.call.retrier.report.notHedged(&s.call.facts, "no second message can be made of its type")
 	}
@@ -173,7 +175,7 @@ func (at *streamAttempt) recv(m any) error {
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
 	if inTime := at.settle(); err == nil && !inTime && s.desc.ServerStreams {
 		at.discard(m) // because the timeout has cut the attempt, the messages that follow are lost
-		emptyReply(m)
+		replies.Empty(m)
 		err = errCut
 	}
 	s.mu.Lock()
@@ -185,7 +187,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	}
 	if !s.uses(at) {
 		s.mu.Unlock()
-		emptyReply(m)
+		replies.Empty(m)
 		return false, nil // the attempt was given up: the application does not see its message
 	}
 	if err == nil && at.broken == nil {
@@ -199,7 +201,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	if at.broken != nil && !isEOF(err) {
 		err = at.broken
 	}
-	emptyReply(m)
+	replies.Empty(m)
 	s.recover(at, err)
 	if isEOF(err) {
 		at.measure(s.call.learner, false)

@@ -6,6 +6,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/replay"
+	"github.com/grpcretry/grpcretry/internal/replies"
 )
 
 // This file gets messages from the application to an attempt. They are kept in the outbox as long as another
@@ -28,7 +31,7 @@ type halfClose struct{}
 
 // keep adds a message. It returns false if there is no memory for it.
 func (o *outbox) keep(m any, size int) bool {
-	if !o.usage.replay.reserve(int64(size)) {
+	if !o.usage.replay.Reserve(size) {
 		return false
 	}
 	o.size += size
@@ -38,14 +41,14 @@ func (o *outbox) keep(m any, size int) bool {
 
 // drop forgets the messages.
 func (o *outbox) drop() {
-	o.usage.replay.add(-int64(o.size))
+	o.usage.replay.Release(o.size)
 	o.queue, o.space, o.size = nil, [2]any{}, 0
 }
 
 // isLatest reports whether m is the object that was sent last. It may have other contents now: gRPC forbids
 // that, but a program that does it works until a stream is retried.
 func (o *outbox) isLatest(m any) bool {
-	return len(o.queue) > 0 && isPointer(m) && o.queue[len(o.queue)-1] == m
+	return len(o.queue) > 0 && replies.IsPointer(m) && o.queue[len(o.queue)-1] == m
 }
 
 // lacks reports whether the attempt lacks messages, or the CloseSend, of the application.
@@ -69,7 +72,7 @@ func (s *retryStream) send(m any) error {
 	if at := s.direct.Load(); at != nil {
 		return s.sendTo(at, m)
 	}
-	size, known := sizeOf(m)
+	size, known := replay.Size(m)
 	s.mu.Lock()
 	for {
 		switch at := s.at; {
@@ -139,9 +142,9 @@ func (s *retryStream) commitToSend(full bool) {
 		s.recover(at, err)
 	} else {
 		s.bindTo(at)
-		if memory := &s.call.retrier.usage.replay; full {
-			memory.committed.Add(1)
-			s.call.retrier.report.streamNotKept(&s.call.facts, memory.limit)
+		if u := s.call.retrier.usage; full {
+			u.notKept.Add(1)
+			s.call.retrier.report.streamNotKept(&s.call.facts, u.replay.Limit)
 		}
 	}
 	s.mu.Lock()

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -272,32 +271,6 @@ func TestStreamsWithoutABufferPassStraightThrough(t *testing.T) {
 		})
 	}
 }
-
-// unsized is a message that cannot tell its size; the codec below knows it.
-type unsized struct{ text string }
-
-func TestSizeOfAMessage(t *testing.T) {
-	for _, tt := range []struct {
-		m     any
-		want  int
-		known bool
-	}{
-		{&echov1.EchoRequest{}, 5, true},
-		{&echov1.EchoRequest{Message: "abc", Payload: []byte("de")}, 5 + 5 + 4, true},
-		{sized(7), 12, true},
-		{sized(-7), 5, true},
-		{sized(math.MaxInt), math.MaxInt32, true},
-		{&unsized{"x"}, 5, false},
-	} {
-		if got, known := sizeOf(tt.m); got != tt.want || known != tt.known {
-			t.Errorf("size of %T = %d, %v, want %d, %v", tt.m, got, known, tt.want, tt.known)
-		}
-	}
-}
-
-type sized int
-
-func (s sized) Size() int { return int(s) }
 
 // A cable is the network of a client. Cutting it breaks the connections made so far.
 type cable struct {
