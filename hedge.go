@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/protos"
 	"github.com/grpcretry/grpcretry/internal/quantile"
 	"github.com/grpcretry/grpcretry/internal/replies"
 )
@@ -102,7 +103,7 @@ func (o *policyOptions) checkHedging() error {
 // sendsStream reports whether the program knows "/pkg.Service/Method" as a method with a client
 // stream.
 func sendsStream(method string) bool {
-	d := linkedMethod(method)
+	d := protos.Method(method)
 	return d != nil && d.IsStreamingClient()
 }
 

@@ -13,6 +13,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/internal/patterns"
 )
 
 // An Option configures a [Retrier].
@@ -354,7 +356,7 @@ func Disable() CallOption { return WithMaxAttempts(1) }
 func WithMethod(pattern string, opts ...CallOption) Option {
 	opts = slices.Clone(opts)
 	return configOption(func(c *config) {
-		if err := checkPattern(pattern); err != nil {
+		if err := patterns.Check(pattern); err != nil {
 			c.reject(fmt.Errorf("grpcretry: WithMethod: %w", err))
 		}
 		c.give(pattern, "WithMethod "+pattern, opts)

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/descriptorpb"
 
-	"github.com/grpcretry/grpcretry/internal/bounded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -351,31 +350,6 @@ const (
 	idempotent    = descriptorpb.MethodOptions_IDEMPOTENT
 )
 
-func TestLevelsOfMethods(t *testing.T) {
-	const service = "/grpcretry.test.v1.EchoService/"
-	for method, want := range map[string]level{
-		service + "Echo":                         noSideEffects,
-		service + "Put":                          idempotent,
-		service + "Append":                       levelUnknown,
-		service + "Expand":                       levelUnknown,
-		service + "Echoes":                       levelUnknown,
-		service:                                  levelUnknown,
-		"/grpcretry.test.v1.EchoRequest/message": levelUnknown, // a message, not a service
-		"/grpcretry.test.v1.EchoService.Echo/":   levelUnknown, // a method, not a service
-		"/no.such.Service/Method":                levelUnknown,
-		"nonsense":                               levelUnknown,
-		"//":                                     levelUnknown,
-		"/":                                      levelUnknown,
-		"":                                       levelUnknown,
-	} {
-		for range 2 { // the second is remembered
-			if got := levelOf(method); got != want {
-				t.Errorf("level of %q is %v, want %v", method, got, want)
-			}
-		}
-	}
-}
-
 // Each level has its own policy, through a real server.
 func TestIdempotencyLevels(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -450,19 +424,5 @@ func TestNewRefusesBadLevels(t *testing.T) {
 		if r := retrierOf(t, WithIdempotencyLevel(l, WithHedging(h))); r.Policy(echoMethod).Hedging != nil != (l == noSideEffects) {
 			t.Errorf("hedging for %v shows as %v for a method with NO_SIDE_EFFECTS", l, r.Policy(echoMethod).Hedging)
 		}
-	}
-}
-
-// A program that calls methods by names that others choose does not fill the memory.
-func TestLevelsOfManyMethodsAreNotAllKept(t *testing.T) {
-	defer knownLevels.Clear()
-	for i := range bounded.MaxNames + 10 {
-		levelOf(fmt.Sprintf("/many.Service/M%d", i))
-	}
-	if got := len(knownLevels.Current()); got != bounded.MaxNames {
-		t.Errorf("%d levels are kept, want %d", got, bounded.MaxNames)
-	}
-	if got := levelOf(echoMethod); got != noSideEffects {
-		t.Errorf("level %v of a linked method, want NO_SIDE_EFFECTS", got)
 	}
 }

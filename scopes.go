@@ -2,17 +2,15 @@ package grpcretry
 
 import (
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
+	"github.com/grpcretry/grpcretry/internal/patterns"
+	"github.com/grpcretry/grpcretry/internal/protos"
 )
 
 // This file says which options apply to a method: the scopes, their order, and how an Update
@@ -76,9 +74,6 @@ func (o *policyOptions) keepState(before map[string]partial) {
 // isPattern reports whether a scope is that of a WithMethod.
 func isPattern(scope string) bool { return strings.HasPrefix(scope, "/") }
 
-// isWide reports whether a pattern stands for all names that begin with it, and not for one method.
-func isWide(pattern string) bool { return pattern == "" || strings.HasSuffix(pattern, "/") }
-
 // merge adds up the scopes of a pattern's methods, from the widest to the narrowest; "" stands for the
 // methods that no pattern names. The entry of the service config comes before the options in Go of its rank.
 func (o *policyOptions) merge(l level, pattern string, entry configEntry) (p partial) {
@@ -99,12 +94,12 @@ func (o *policyOptions) merge(l level, pattern string, entry configEntry) (p par
 		p.add(scopeAll, &partial{set: switchOff})
 	}
 	add(l.String())
-	addEntry(entry.name != "" && isWide(entry.name))
-	for _, prefix := range slices.Backward(slices.Collect(prefixesOf(pattern))) {
+	addEntry(entry.name != "" && patterns.IsWide(entry.name))
+	for _, prefix := range slices.Backward(slices.Collect(patterns.Prefixes(pattern))) {
 		add(prefix)
 	}
-	addEntry(!isWide(entry.name))
-	if !isWide(pattern) {
+	addEntry(!patterns.IsWide(entry.name))
+	if !patterns.IsWide(pattern) {
 		add(pattern)
 	}
 	return p
@@ -114,29 +109,28 @@ func (o *policyOptions) merge(l level, pattern string, entry configEntry) (p par
 type methodPolicies struct {
 	options  policyOptions
 	fallback budgets
-	tables   [levels]policyTable // one for each level, or only that of levelUnknown
-	leveled  bool                // there are options for levels
-	plain    *methodPolicy       // the policy for every method, if there is only one; otherwise nil
+	tables   [protos.Levels]policyTable // one for each level, or only that of levelUnknown
+	leveled  bool                       // there are options for levels
+	plain    *methodPolicy              // the policy for every method, if there is only one; otherwise nil
 	// The policies made from the retryPolicies of channels; nil without WithResolverServiceConfig.
 	channels *bounded.Map[channelKey, *methodPolicy]
 	budgets  map[string]Budget // the budgets of all scopes, by the scopes' names
 }
 
-// A policyTable holds the policies for all methods of one idempotency level, by patterns: "/pkg.Service/Method",
-// "/pkg.Service/" or, for methods that no pattern names, "". The longest that fits a method wins.
-type policyTable map[string]*methodPolicy
+// A policyTable holds the policies for all methods of one idempotency level, by patterns.
+type policyTable = patterns.Table[*methodPolicy]
 
 // A methodPolicy is a policy and what it was made from, for calls that add a scope.
 type methodPolicy struct {
 	*policy
 	given   partial
-	level   level // of the table; unknown for every method if no option is for a level, see levelOf
+	level   level // of the table; unknown for every method if no option is for a level, see protos.LevelOf
 	pattern string
 }
 
 func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 	m := &methodPolicies{options: o, fallback: fallback, budgets: map[string]Budget{}}
-	for l := range level(levels) {
+	for l := range level(protos.Levels) {
 		m.leveled = m.leveled || o.scopes[l.String()].set != 0
 	}
 	for l := range m.tables {
@@ -191,34 +185,17 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 		return m.plain
 	}
 	if m.leveled {
-		return m.tables[levelOf(method)].of(method)
+		return m.tables[protos.LevelOf(method)].Of(method)
 	}
-	return m.tables[levelUnknown].of(method)
+	return m.tables[levelUnknown].Of(method)
 }
 
 // shown is like of, for callers that only display the policy.
 func (m *methodPolicies) shown(method string) *methodPolicy {
 	if m.leveled {
-		return m.tables[lookUpLevel(method)].of(method)
+		return m.tables[protos.LookUpLevel(method)].Of(method)
 	}
 	return m.of(method)
-}
-
-func (t policyTable) of(method string) *methodPolicy {
-	if p, ok := t[method]; ok {
-		return p
-	}
-	for prefix := range prefixesOf(method) {
-		if p, ok := t[prefix]; ok {
-			return p
-		}
-	}
-	if len(method) > 1 && strings.LastIndexByte(method, '/') == 0 {
-		if p, ok := t[method+"/"]; ok { // a function's name may have no second slash
-			return p
-		}
-	}
-	return t[""]
 }
 
 // forCall returns the policy for one call: its method's policy, changed by the channel's service
@@ -255,33 +232,6 @@ func (m *methodPolicies) overlaid(given partial, own []*policyOption) *policy {
 	return m.finish(&given)
 }
 
-// serviceOf returns "/pkg.Service/" for "/pkg.Service/Method".
-func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
-
-// prefixesOf returns the patterns that apply to all names that begin with them, the longest first:
-// "/pkg.Service/" for a method, "/http/api.example.com/" and "/http/" for "/http/api.example.com/GET".
-func prefixesOf(name string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for prefix := serviceOf(name); len(prefix) > 1 && yield(prefix); {
-			prefix = serviceOf(prefix[:len(prefix)-1])
-		}
-	}
-}
-
-// checkPattern accepts "/pkg.Service/Method" and "/pkg.Service/" and, for functions, patterns with
-// more slashes.
-func checkPattern(pattern string) error {
-	words := strings.Split(pattern, "/")
-	last := len(words) - 1
-	if before, _, star := strings.Cut(pattern, "*"); star && checkPattern(serviceOf(before)) == nil {
-		return fmt.Errorf("pattern %q, want %q for all methods of a service", pattern, serviceOf(before))
-	}
-	if last < 2 || strings.Contains(pattern, "*") || words[0] != "" || slices.Contains(words[1:last], "") || !utf8.ValidString(pattern) {
-		return fmt.Errorf(`pattern %q, want "/pkg.Service/Method" or "/pkg.Service/"`, pattern)
-	}
-	return nil
-}
-
 // WithIdempotencyLevel applies opts to all methods whose proto declares the level l, with
 // "option idempotency_level". Streams are included. The level is looked up on a method's first
 // call, among the protos that are linked into the program: importing the generated code links
@@ -295,7 +245,7 @@ func checkPattern(pattern string) error {
 func WithIdempotencyLevel(l descriptorpb.MethodOptions_IdempotencyLevel, opts ...CallOption) Option {
 	opts = slices.Clone(opts)
 	return configOption(func(c *config) {
-		if l < 0 || l >= levels {
+		if l < 0 || l >= protos.Levels {
 			c.reject(fmt.Errorf("grpcretry: WithIdempotencyLevel: level %d, want IDEMPOTENCY_UNKNOWN, NO_SIDE_EFFECTS or IDEMPOTENT", l))
 			return
 		}
@@ -320,55 +270,6 @@ func WithSafeMethods() Option {
 	})
 }
 
-// A level is an idempotency level as the protos have it.
-type level = descriptorpb.MethodOptions_IdempotencyLevel
+type level = protos.Level
 
-const (
-	levelUnknown = descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
-	levels       = 3 // the number of levels
-)
-
-// levelOf returns a called method's level, for "/pkg.Service/Method". Others use lookUpLevel, because
-// a level that is known does not change, and a proto may be linked, or registered, only after New. The levels
-// of methods after bounded.MaxNames are looked up for each call.
-func levelOf(method string) level {
-	return knownLevels.Get(method, bounded.MaxNames, lookUpLevel)
-}
-
-// knownLevels serve all Retriers, because there is one registry of protos.
-var knownLevels bounded.Map[string, level]
-
-func lookUpLevel(method string) level {
-	d := linkedMethod(method)
-	if d == nil {
-		return levelUnknown
-	}
-	options, _ := d.Options().(*descriptorpb.MethodOptions)
-	if l := options.GetIdempotencyLevel(); l >= 0 && l < levels {
-		return l
-	}
-	return levelUnknown
-}
-
-// linkedMethod returns the descriptor of "/pkg.Service/Method"; nil if the program does not link
-// it. Generated code registers its methods.
-func linkedMethod(method string) protoreflect.MethodDescriptor {
-	service := linkedService(serviceOf(method))
-	if service == nil {
-		return nil
-	}
-	return service.Methods().ByName(protoreflect.Name(method[len(serviceOf(method)):]))
-}
-
-// linkedService returns the descriptor of "/pkg.Service/"; nil if the program does not link it.
-func linkedService(service string) protoreflect.ServiceDescriptor {
-	if len(service) < 3 || service[0] != '/' {
-		return nil
-	}
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service[1 : len(service)-1]))
-	if err != nil {
-		return nil
-	}
-	descriptor, _ := found.(protoreflect.ServiceDescriptor)
-	return descriptor
-}
+const levelUnknown = descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN

@@ -20,6 +20,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/grpcretry/grpcretry/internal/patterns"
+	"github.com/grpcretry/grpcretry/internal/protos"
 )
 
 var scopeDraws = flag.Int("scopes.draws", 100, "histories of options that TestScopesMatchTheirModel draws")
@@ -448,12 +451,12 @@ func (d *scopeDraw) given(a *modelAll) (options []Option) {
 			options = append(options, o)
 			a.say("all", m)
 		case 2, 3:
-			l := level(d.IntN(levels))
+			l := level(d.IntN(protos.Levels))
 			o, m := d.several()
 			options = append(options, WithIdempotencyLevel(l, o...))
 			a.say("level "+l.String(), m)
 		case 4, 5:
-			service := serviceOf(scopeMethods[d.IntN(len(scopeMethods))])
+			service := patterns.ServiceOf(scopeMethods[d.IntN(len(scopeMethods))])
 			o, m := d.several()
 			options = append(options, WithMethod(service, o...))
 			a.say(service, m)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/grpcretry/grpcretry/internal/patterns"
 	"github.com/grpcretry/grpcretry/internal/serviceconfig"
 )
 
@@ -150,7 +151,7 @@ type configEntry struct {
 
 // entryFor returns the entry of the service config that applies to the methods of a pattern.
 func (o *policyOptions) entryFor(pattern string) configEntry {
-	for _, name := range []string{pattern, serviceOf(pattern), ""} {
+	for _, name := range []string{pattern, patterns.ServiceOf(pattern), ""} {
 		if p, named := o.config.entries[name]; named {
 			p.attemptsUpdate, p.hedgingUpdate = o.configUpdate, o.configUpdate
 			return configEntry{name, p}
@@ -202,7 +203,7 @@ func withoutOK(list []codes.Code) []codes.Code {
 
 // entryName returns the name of the entry of the channel's config that a method's retryPolicy comes from.
 func entryName(cc *grpc.ClientConn, method string, retry any) string {
-	for _, wider := range []string{"", serviceOf(method)} {
+	for _, wider := range []string{"", patterns.ServiceOf(method)} {
 		if retry == any(cc.GetMethodConfig(wider).RetryPolicy) {
 			return wider
 		}

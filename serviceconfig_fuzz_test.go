@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 
+	"github.com/grpcretry/grpcretry/internal/patterns"
 	"github.com/grpcretry/grpcretry/internal/serviceconfig"
 )
 
@@ -50,7 +51,7 @@ func FuzzServiceConfig(f *testing.F) {
 			}
 			return
 		}
-		methods := []string{method, serviceOf(method) + "other", "/other/m"}
+		methods := []string{method, patterns.ServiceOf(method) + "other", "/other/m"}
 		for _, m := range read.Methods {
 			methods = append(methods, m.Names...)
 		}
@@ -174,7 +175,7 @@ func settingsOf(p Policy) string {
 
 // entryFor returns the entry that applies to a method; nil if there is none.
 func entryFor(read *serviceconfig.Config, method string) *serviceconfig.Method {
-	for _, name := range []string{method, serviceOf(method), ""} {
+	for _, name := range []string{method, patterns.ServiceOf(method), ""} {
 		for i := range read.Methods {
 			if slices.Contains(read.Methods[i].Names, name) {
 				return &read.Methods[i]

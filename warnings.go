@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
+	"github.com/grpcretry/grpcretry/internal/patterns"
+	"github.com/grpcretry/grpcretry/internal/protos"
 )
 
 // Warnings returns what is doubtful about the Retrier's options, one sentence each, naming the
@@ -76,7 +78,7 @@ func (m *methodPolicies) warnings() []string {
 	all := m.options.unlinkedPatterns()
 	all = append(all, m.options.configWarnings()...)
 	for l, t := range m.tables {
-		all = append(all, t.warnings(level(l), m.leveled)...)
+		all = append(all, m.tableWarnings(level(l), t)...)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -89,30 +91,14 @@ func (o *policyOptions) unlinkedPatterns() []string {
 		if !isPattern(pattern) {
 			continue
 		}
-		if name, ok := unknownMethod(pattern); ok {
-			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, nameOf(pattern), name))
-		} else if mayBeProto(pattern) && linkedService(serviceOf(pattern)) == nil {
-			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, nameOf(pattern)))
+		if name, ok := protos.Lacks(pattern); ok {
+			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, patterns.ServiceName(pattern), name))
+		} else if patterns.MayBeProto(pattern) && protos.Service(patterns.ServiceOf(pattern)) == nil {
+			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, patterns.ServiceName(pattern)))
 		}
 	}
 	return all
 }
-
-// unknownMethod returns a pattern's method if the linked protos have its service, but not the method.
-func unknownMethod(pattern string) (name string, unknown bool) {
-	name = pattern[len(serviceOf(pattern)):]
-	service := linkedService(serviceOf(pattern))
-	return name, name != "" && service != nil && linkedMethod(pattern) == nil
-}
-
-// mayBeProto reports whether a pattern looks like that of a proto's service or method, and not like
-// one for functions, such as "/sql/" or "/http/api.example.com/".
-func mayBeProto(pattern string) bool {
-	return strings.Count(pattern, "/") == 2 && strings.Contains(serviceOf(pattern), ".")
-}
-
-// nameOf returns "pkg.Service" for a pattern.
-func nameOf(pattern string) string { return strings.Trim(serviceOf(pattern), "/") }
 
 // configWarnings warns of a service config's entries. A config may well name services that this
 // program does not link, because other clients use it too.
@@ -129,8 +115,8 @@ func (o *policyOptions) configWarnings() []string {
 	}
 	for _, m := range o.config.read.Methods {
 		for _, name := range m.Names {
-			if method, unknown := unknownMethod(name); unknown {
-				warn("%s.name: service %s has no method %s", m.Path, nameOf(name), method)
+			if method, unknown := protos.Lacks(name); unknown {
+				warn("%s.name: service %s has no method %s", m.Path, patterns.ServiceName(name), method)
 			}
 			if name == "" && m.Hedging != nil {
 				warn("%s.hedgingPolicy applies to all methods, and not all may be safe to run twice at the same time", m.Path)
@@ -140,21 +126,21 @@ func (o *policyOptions) configWarnings() []string {
 	return all
 }
 
-// warnings warns of a level's policies. What a wider scope was warned of is not repeated.
-func (t policyTable) warnings(l level, leveled bool) []string {
+// tableWarnings warns of a level's policies. What a wider scope was warned of is not repeated.
+func (m *methodPolicies) tableWarnings(l level, t policyTable) []string {
 	var all []string
 	for pattern, p := range t {
-		if leveled && !isWide(pattern) && lookUpLevel(pattern) != l {
+		if m.leveled && !patterns.IsWide(pattern) && protos.LookUpLevel(pattern) != l {
 			continue
 		}
 		where := pattern
 		if pattern == "" {
 			where = "all methods"
 		}
-		if leveled && l != levelUnknown {
+		if m.leveled && l != levelUnknown {
 			where += " of level " + l.String()
 		}
-		known := t.widerWarnings(pattern)
+		known := widerWarnings(t, pattern)
 		for _, text := range p.warnings() {
 			if !slices.Contains(known, text) {
 				all = append(all, where+": "+text)
@@ -165,11 +151,11 @@ func (t policyTable) warnings(l level, leveled bool) []string {
 }
 
 // widerWarnings returns the warnings of the scopes that are wider than a pattern's.
-func (t policyTable) widerWarnings(pattern string) (all []string) {
+func widerWarnings(t policyTable, pattern string) (all []string) {
 	if pattern == "" {
 		return nil
 	}
-	for prefix := range prefixesOf(pattern) {
+	for prefix := range patterns.Prefixes(pattern) {
 		if p := t[prefix]; p != nil && prefix != pattern {
 			all = append(all, p.warnings()...)
 		}

@@ -1,0 +1,73 @@
+// Package protos looks methods up among the protos that the program links. Importing the generated code links
+// them. A method is named "/pkg.Service/Method".
+package protos
+
+import (
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/grpcretry/grpcretry/internal/bounded"
+	"github.com/grpcretry/grpcretry/internal/patterns"
+)
+
+// Method returns the descriptor of a method; nil if the program does not link it.
+func Method(method string) protoreflect.MethodDescriptor {
+	service := Service(patterns.ServiceOf(method))
+	if service == nil {
+		return nil
+	}
+	return service.Methods().ByName(nameOf(method))
+}
+
+// nameOf returns "Method" for "/pkg.Service/Method".
+func nameOf(method string) protoreflect.Name {
+	return protoreflect.Name(method[len(patterns.ServiceOf(method)):])
+}
+
+// Service returns the descriptor of "/pkg.Service/"; nil if the program does not link it.
+func Service(service string) protoreflect.ServiceDescriptor {
+	if len(service) < 3 || service[0] != '/' {
+		return nil
+	}
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service[1 : len(service)-1]))
+	if err != nil {
+		return nil
+	}
+	descriptor, _ := found.(protoreflect.ServiceDescriptor)
+	return descriptor
+}
+
+// Lacks returns a method's name without the service, and whether the program links the service, but it has no such method.
+func Lacks(method string) (name string, lacks bool) {
+	service := Service(patterns.ServiceOf(method))
+	return string(nameOf(method)), nameOf(method) != "" && service != nil && Method(method) == nil
+}
+
+// A Level is what a proto says about a method with "option idempotency_level".
+type Level = descriptorpb.MethodOptions_IdempotencyLevel
+
+// Levels is the number of levels.
+const Levels = 3
+
+// LevelOf returns a called method's level. Those that only show a level use [LookUpLevel], because a level that
+// is known does not change, and a proto may be linked, or registered, only later. The levels of methods after
+// [bounded.MaxNames] are looked up for each call.
+func LevelOf(method string) Level { return knownLevels.Get(method, bounded.MaxNames, LookUpLevel) }
+
+// knownLevels serve the whole program, because there is one registry of protos.
+var knownLevels bounded.Map[string, Level]
+
+// LookUpLevel returns a method's level as the protos have it now: IDEMPOTENCY_UNKNOWN for methods that declare
+// nothing, and for those that are not linked.
+func LookUpLevel(method string) Level {
+	d := Method(method)
+	if d == nil {
+		return descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
+	}
+	options, _ := d.Options().(*descriptorpb.MethodOptions)
+	if l := options.GetIdempotencyLevel(); l >= 0 && l < Levels {
+		return l
+	}
+	return descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
+}
