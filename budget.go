@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/grpcretry/grpcretry/internal/bytarget"
+	"github.com/grpcretry/grpcretry/internal/window"
 )
 
 // A Budget limits retries, so that they cannot make an outage worse. It is asked when the wait
@@ -322,7 +323,7 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	case *allBudgets:
 		return !slices.ContainsFunc(b.budgets, func(one Budget) bool { return !affords(one, now, insteadOfOne) })
 	default:
-		return b.Balance(now) >= wholeToken
+		return b.Balance(now) >= window.Whole
 	}
 }
 
@@ -338,9 +339,6 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 		return b.Withdraw(now)
 	}
 }
-
-// wholeToken is a little less than 1, because five additions of 0.2 may sum to just under 1.
-const wholeToken = 1 - 1e-9
 
 // isThrottled reports whether a throttle refuses retries. A6 gives a throttled call up at once, so
 // calls do not wait for it.

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -168,224 +167,6 @@ func TestRatioBudgetBoundsAnOutageFromTheFirstCallOn(t *testing.T) {
 	}
 }
 
-// An exactBudget follows the rules in NewRatioBudget's comment, step by step, for a caller that looks
-// after each operation.
-type exactBudget struct {
-	RatioBudget
-	now            time.Time
-	reserve, floor float64
-	earned, spent  map[int64]float64 // by step
-}
-
-func newExactBudget(s RatioBudget) *exactBudget {
-	return &exactBudget{s, epoch, s.Reserve, s.fullFloor(), map[int64]float64{}, map[int64]float64{}}
-}
-
-func (m *exactBudget) number() int64 { return int64(m.now.Sub(epoch) / (m.Window / 20)) }
-
-func (m *exactBudget) pass(now time.Time) {
-	if !now.After(m.now) {
-		return
-	}
-	m.floor = min(m.fullFloor(), m.floor+m.MinPerSecond*now.Sub(m.now).Seconds())
-	m.now = now
-	for n := range m.earned {
-		if n < m.number()-20 {
-			delete(m.earned, n)
-			delete(m.spent, n)
-		}
-	}
-}
-
-func (m *exactBudget) balance() float64 {
-	sum := m.reserve + m.floor
-	for n := range m.earned {
-		sum += m.earned[n] - m.spent[n]
-	}
-	return sum
-}
-
-func (m *exactBudget) earn(ratio float64) {
-	fill := min(ratio, m.Reserve-m.reserve)
-	m.reserve += fill
-	m.earned[m.number()] += ratio - fill
-}
-
-func (m *exactBudget) withdraw() bool {
-	if m.balance() < 1 {
-		return false
-	}
-	rest := 1.0
-	for n := m.number() - 20; n <= m.number(); n++ {
-		part := min(rest, m.earned[n]-m.spent[n])
-		m.spent[n] += part
-		rest -= part
-	}
-	part := min(rest, m.floor)
-	m.floor -= part
-	m.reserve -= rest - part
-	return true
-}
-
-func (m *exactBudget) giveBack() {
-	rest := 1.0
-	part := min(rest, m.Reserve-m.reserve)
-	m.reserve += part
-	rest -= part
-	part = min(rest, m.fullFloor()-m.floor)
-	m.floor += part
-	rest -= part
-	for n := m.number(); n >= m.number()-20; n-- {
-		part = min(rest, m.spent[n])
-		m.spent[n] -= part
-		rest -= part
-	}
-}
-
-// Random traffic with bursts, quiet periods, refunds, retries that succeed and a clock that
-// goes back: the budget follows the rules exactly, and the bound holds for every
-// span. Settings and times are multiples of a 64th, so that nothing is rounded.
-func TestRatioBudgetFollowsTheRuleExactly(t *testing.T) {
-	t.Parallel()
-	for seed := range max(*budgetSeeds/2, 1) {
-		random := rand.New(rand.NewPCG(seed, 11))
-		s := RatioBudget{
-			Ratio:        float64(random.IntN(80)) / 64,
-			Reserve:      float64(random.IntN(40)) / 8,
-			MinPerSecond: float64(random.IntN(3)*random.IntN(8)) / 4,
-			Window:       []time.Duration{5 * time.Second, 10 * time.Second, 40 * time.Second}[random.IntN(3)],
-		}
-		b, exact := ratioBudgetOf(t, literal(s)), newExactBudget(s)
-		now, waiting := epoch, 0 // retries decided on that have not ended
-		var log []ratioEvent
-		for i := range 1500 {
-			now = now.Add(randomGap(random))
-			exact.pass(now)
-			e := ratioEvent{at: exact.now, balance: b.Balance(now)}
-			switch random.IntN(6) {
-			case 0, 1:
-				for range 1 + random.IntN(1+random.IntN(60)) {
-					b.Deposit([]Outcome{success, {Attempt: 1, Result: Answered},
-						{Attempt: 3, Hedge: true, Result: Succeeded}}[random.IntN(3)])
-					b.Balance(now)
-					exact.earn(s.Ratio)
-					e.earned += s.Ratio
-				}
-			case 2, 3:
-				for range 1 + random.IntN(8) {
-					got, want := b.Withdraw(now), exact.withdraw()
-					if got != want {
-						t.Fatalf("seed %d, %+v, operation %d: Withdraw = %t, want %t", seed, s, i, got, want)
-					}
-					if got {
-						waiting++
-						e.taken++
-					}
-				}
-			case 4:
-				for ; waiting > 0 && random.IntN(3) > 0; waiting-- {
-					exact.giveBack()
-					e.taken--
-					if random.IntN(2) == 0 {
-						b.Deposit(returned)
-					} else {
-						b.Deposit(retrySuccess)
-						exact.earn(s.Ratio)
-						e.earned += s.Ratio
-					}
-					b.Balance(now)
-				}
-			case 5:
-				b.Deposit([]Outcome{aFailure, retryFailure, {Attempt: 1, Result: Ignored}}[random.IntN(3)])
-				waiting = max(0, waiting-random.IntN(4))
-			}
-			if got, want := b.Balance(now), exact.balance(); got != want {
-				t.Fatalf("seed %d, %+v, operation %d: Balance = %v, want %v", seed, s, i, got, want)
-			}
-			log = append(log, e)
-		}
-		wantBounded(t, s, log)
-	}
-}
-
-// randomGap is the time between two operations, in 64ths of a second.
-func randomGap(random *rand.Rand) time.Duration {
-	const tick = time.Second / 64
-	switch n := random.IntN(100); {
-	case n < 50:
-		return 0
-	case n < 90:
-		return tick * time.Duration(random.IntN(20))
-	case n < 95:
-		return tick * time.Duration(random.IntN(64*60))
-	case n < 96:
-		return time.Hour
-	default:
-		return -tick * time.Duration(random.IntN(64*30))
-	}
-}
-
-// A ratioEvent describes one moment of random traffic.
-type ratioEvent struct {
-	at      time.Time
-	balance float64 // before it
-	earned  float64
-	taken   int // less what was returned
-}
-
-// wantBounded checks the bound for every span of events. It may begin with the reserve, a
-// full floor, and the earnings of the window and a step before it.
-func wantBounded(t *testing.T, s RatioBudget, log []ratioEvent) {
-	t.Helper()
-	for first := 0; first < len(log); first += 23 {
-		start := log[first].at
-		limit := s.Reserve + s.fullFloor()
-		for i := first - 1; i >= 0 && start.Sub(log[i].at) <= s.Window+s.Window/20; i-- {
-			limit += log[i].earned
-		}
-		if log[first].balance > limit+1e-9 {
-			t.Fatalf("%+v: Balance at %v = %v, want at most %v", s, start.Sub(epoch), log[first].balance, limit)
-		}
-		limit, taken := log[first].balance, 0
-		for _, e := range log[first:] {
-			taken += e.taken
-			limit += e.earned
-			if most := limit + s.MinPerSecond*e.at.Sub(start).Seconds(); float64(taken) > most+1e-9 {
-				t.Fatalf("%+v: %d retries from %v to %v, want at most %v", s, taken, start.Sub(epoch), e.at.Sub(epoch), most)
-			}
-		}
-	}
-}
-
-func TestRatioBudgetGrantsNoMoreThanWasEarnedToManyGoroutines(t *testing.T) {
-	const goroutines, rounds = 32, 300
-	b := realRatioBudget(t, RatioBudget{Ratio: 0.25, Reserve: Nothing, Window: time.Hour}) // with a reserve, see the next test
-	var answered, taken atomic.Int64
-	concurrently(goroutines, func() {
-		for i := range rounds {
-			answered.Add(1)
-			b.Deposit(success)
-			if !b.Withdraw(time.Now()) {
-				continue
-			}
-			switch taken.Add(1); i % 3 {
-			case 0:
-				b.Deposit(returned)
-				taken.Add(-1)
-			case 1:
-				answered.Add(1)
-				b.Deposit(retrySuccess)
-				taken.Add(-1)
-			}
-		}
-	})
-	// Nothing has expired, so what was not taken is left: no token was lost, none made.
-	want := float64(answered.Load())/4 - float64(taken.Load())
-	if got := b.Balance(time.Now()); math.Abs(got-want) > 1e-6 {
-		t.Errorf("%d answered calls and %d retries leave a balance of %v, want %v", answered.Load(), taken.Load(), got, want)
-	}
-}
-
 // Retries stop in an outage and are allowed again after the recovery, and a second outage gets as many
 // as the first.
 func TestRatioBudgetTreatsOutagesAlike(t *testing.T) {
@@ -460,22 +241,6 @@ func TestRatioBudgetRetriesEveryFailureThatARetryMends(t *testing.T) {
 	}
 }
 
-// If the time goes back, the budget stands still, and counts no time twice.
-func TestRatioBudgetSurvivesAClockThatGoesBack(t *testing.T) {
-	b := ratioBudgetOf(t, RatioBudget{Ratio: 0.5, Reserve: Nothing, MinPerSecond: 1})
-	b.Balance(at(100))
-	deposit(b, 10)
-	wantWithdrawn(t, b, at(100), 15)
-	for _, s := range []float64{99, 90, 50, 0, -1000} {
-		wantWithdrawn(t, b, at(s), 0)
-		deposit(b, 2)
-		wantWithdrawn(t, b, at(s), 1)
-	}
-	wantBalance(t, b, at(100), 0)
-	wantBalance(t, b, at(105), 5)
-	wantBalance(t, b, at(200), 10)
-}
-
 // concurrently runs f on n goroutines that start together, and waits for them.
 func concurrently(n int, f func()) {
 	var wg sync.WaitGroup
@@ -485,6 +250,36 @@ func concurrently(n int, f func()) {
 	}
 	close(start)
 	wg.Wait()
+}
+
+// What the tokens do with what a Deposit tells them is tested with them, in internal/window.
+func TestWhatAnOutcomeEarnsAndReturns(t *testing.T) {
+	for _, tt := range []struct {
+		outcome Outcome
+		want    float64 // tokens more than before
+	}{
+		{success, 0.25},
+		{Outcome{Attempt: 1, Result: Answered}, 0.25},
+		{aFailure, 0},
+		{Outcome{Attempt: 1, Result: Ignored}, 0},
+		{Outcome{Attempt: 1, Result: Unsent}, 0},
+		{retrySuccess, 1.25},
+		{Outcome{Attempt: 3, Result: Answered}, 0.25},
+		{retryFailure, 0},
+		{Outcome{Attempt: 2, Result: Ignored}, 0},
+		{Outcome{Attempt: 2, Result: Unsent}, 1},
+		{Outcome{Attempt: 2, Hedge: true, Result: Succeeded}, 0.25},
+		{Outcome{Attempt: 2, Hedge: true, Result: Answered}, 0.25},
+		{Outcome{Attempt: 2, Hedge: true, Result: Failed}, 0},
+		{Outcome{Attempt: 2, Hedge: true, Result: Unsent}, 1},
+	} {
+		b := ratioBudgetOf(t, RatioBudget{Ratio: 0.25, Reserve: 10})
+		wantWithdrawn(t, b, epoch, 10)
+		b.Deposit(tt.outcome)
+		if got := b.Balance(epoch); got != tt.want {
+			t.Errorf("%+v changes the balance by %v, want %v", tt.outcome, got, tt.want)
+		}
+	}
 }
 
 func TestLateAnswersEarnNothing(t *testing.T) {

@@ -306,6 +306,6 @@ var hedgeRatioBudget = RatioBudget{Ratio: 0.1, Reserve: 1, Window: time.Second}
 
 func newHedgeBudget() Budget {
 	b := newRatioBudget(hedgeRatioBudget)
-	b.reserve = 0
+	b.tokens.EmptyReserve()
 	return b
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/patterns"
 	"github.com/grpcretry/grpcretry/internal/protos"
+	"github.com/grpcretry/grpcretry/internal/window"
 )
 
 // Warnings returns what is doubtful about the Retrier's options, one sentence each, naming the
@@ -227,7 +228,7 @@ func neverAllows(b Budget) bool {
 // isEmpty reports whether the settings never allow a retry: answered calls earn nothing, and the
 // reserve and the floor never hold a whole token.
 func (s RatioBudget) isEmpty() bool {
-	return s.Ratio <= Nothing && s.Reserve+s.MinPerSecond*s.Window.Seconds() < 1
+	return s.Ratio <= Nothing && s.Reserve+window.Settings(s).Floor() < 1
 }
 
 // isLeftover reports whether a call option belongs to go-grpc-middleware's retry package, of any
