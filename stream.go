@@ -25,7 +25,8 @@ import (
 // SendMsg may wait while another goroutine is retrying and the buffer, or the replay memory, is full.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
-// between two attempts Context returns the call's context.
+// between two attempts Context returns the call's context. At the end, all three belong to the attempt whose
+// status the call returns, as the caller's outputs do; that need not be the last one.
 //
 // Each attempt is bound when it opens, by a call of its Context, so that gRPC's transparent retry, which may lose
 // messages, never runs beneath it.
@@ -104,10 +105,26 @@ func (s *retryStream) SendMsg(m any) error {
 
 // CloseSend implements grpc.ClientStream.
 func (s *retryStream) CloseSend() error {
-	if at := s.direct.Load(); at != nil {
+	s.mu.Lock()
+	at, again := s.at, s.out.done
+	s.out.done = true
+	switch {
+	case s.mayPass(at):
+		s.mu.Unlock()
 		return at.stream.CloseSend()
+	case s.isOver() || again:
+		s.mu.Unlock()
+		return nil
 	}
-	return s.close()
+	s.out.queue = append(s.out.queue, halfClose{})
+	if s.phase != phaseOpen || at.sender != senderApplication {
+		s.mu.Unlock()
+		return nil // the goroutine that replays calls CloseSend
+	}
+	if err := s.sendNow(at, at.stream.CloseSend); !isEOF(err) {
+		return err
+	}
+	return nil // RecvMsg returns the status
 }
 
 // RecvMsg implements grpc.ClientStream.

@@ -40,9 +40,9 @@ import (
 //     the codec has failed, or a wrapper below.
 //   - gRPC may report a lost connection as a clean io.EOF; the control allows that, and what
 //     Header has found before RecvMsg makes a failure of it.
-//   - If a wrapper below drops call options, grpc.Peer and its like are not filled, and OnFinish
-//     does not run for a stream that is abandoned. With the interceptor, OnFinish must still run
-//     if the application sees the end, which may be late by the grace that gRPC is given.
+//   - If a wrapper below drops call options, grpc.Peer and its like are not filled, Trailer may return nil after a
+//     SendMsg that gRPC has refused, and OnFinish does not run for a stream that is abandoned. With the interceptor,
+//     OnFinish must still run if the application sees the end, which may be late by the grace that gRPC is given.
 //   - If the Header of a wrapper below returns nil before the end, nobody can tell that from a
 //     stream without headers: Header may return nil.
 //   - A panic of the application's own code on gRPC's goroutine ends the program, so such code
@@ -50,6 +50,9 @@ import (
 //     returns after a panic is not defined; the end, its single OnFinish, the budget and the
 //     requests of each attempt are.
 //   - Hedges that are sent at the same instant reach gRPC in any order.
+//
+//   - SendMsg may return io.EOF while RecvMsg is returning the end on another goroutine: gRPC's stream, too, has ended by
+//     then.
 //
 // And these, because the design says so: an attempt timeout of a client stream runs until its
 // status; a method is left to gRPC only once the channel knows its service config; SendMsg may
@@ -848,7 +851,7 @@ func (r *run) judgeRefusal(c *called) {
 	if !(last.done.happened() && last.done.seq < c.end.seq) && last.createErr == nil && !r.ctxEndedBy(c.end) {
 		// A wrapper's failure in a replay ends a committed call before gRPC knows about it.
 		gaveUp := last.number > 1 && last.script.ownSend > 0 && last.sends >= last.script.ownSend
-		if !r.ended(c.end) && !gaveUp {
+		if !r.ended(c.end) && !r.ending(c.end) && !gaveUp {
 			r.find("SendMsg EOF", "SendMsg returned io.EOF, but attempt %d has not ended", last.number)
 		}
 	}
@@ -871,6 +874,20 @@ func (r *run) ended(m mark) bool {
 	}
 	for c := range r.each(oSend) {
 		if c.end.seq <= m.seq && c.err != nil && c.err != io.EOF {
+			return true
+		}
+	}
+	return false
+}
+
+// ending reports whether RecvMsg was returning the end at m, on another goroutine.
+func (r *run) ending(m mark) bool {
+	allowed := slack
+	if r.dropsOptions {
+		allowed += grace
+	}
+	for c := range r.each(oRecv) {
+		if c.err != nil && c.start.seq < m.seq && c.end.at <= m.at+allowed {
 			return true
 		}
 	}
@@ -947,7 +964,7 @@ func (r *run) judgeHeaders() {
 		}
 		last := r.newest(c.end)
 		over := false
-		if f := r.final(); f != nil && f.end.seq < c.start.seq {
+		if f := r.final(); f != nil && (c.thread == callbackThread || f.end.seq < c.start.seq) {
 			last, over = r.result(f), true
 		}
 		switch {
@@ -1037,7 +1054,8 @@ func (r *run) judgeTrailers() {
 		if a.done.happened() {
 			want = a.trailer
 		}
-		if !sameMD(c.md, want) && !r.wrapperFails() {
+		unread := c.md == nil && r.dropsOptions && r.refusedLarge() // gRPC has ended the stream, and nobody knows
+		if !sameMD(c.md, want) && !r.wrapperFails() && !unread {
 			r.find("Trailer", "Trailer returned %v, want %v of attempt %d", shown(c.md), shown(want), a.number)
 		}
 	}

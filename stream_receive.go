@@ -91,9 +91,12 @@ func (s *retryStream) receive(m any) error {
 		switch at := s.at; {
 		case s.phase == phaseRecovering, s.phase == phaseRacing:
 			s.change.Wait()
-		case s.isOver():
+		case s.isOver() && at.hasMore():
 			s.mu.Unlock()
-			return s.receiveAtEnd(at, m)
+			return at.recv(m)
+		case s.isOver():
+			defer s.mu.Unlock()
+			return s.final
 		case s.phase == phaseOpen && hedged && s.out.isComplete():
 			s.setPhase(phaseRacing)
 			s.mu.Unlock()
@@ -118,19 +121,10 @@ func (s *retryStream) receive(m any) error {
 // errPanicked is the error of a call, or an attempt, that ends in a panic.
 var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
 
-// receiveAtEnd implements RecvMsg after the call's end. If gRPC has reported the end of a committed attempt, there may be
-// messages that had arrived before.
-func (s *retryStream) receiveAtEnd(at *streamAttempt, m any) error {
-	s.mu.Lock()
-	if at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut() {
-		s.mu.Unlock()
-		return at.recv(m)
-	}
-	defer s.mu.Unlock()
-	if at != nil {
-		at.received = true
-	}
-	return s.final
+// hasMore needs mu. It reports whether, after the call's end, RecvMsg may return messages of a committed attempt: those
+// that had arrived before gRPC reported the end.
+func (at *streamAttempt) hasMore() bool {
+	return at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut()
 }
 
 // receiveFrom receives a message from an attempt, after receiving was counted.

@@ -181,7 +181,7 @@ func (s *retryStream) orCrash(steps func()) {
 		s.call.crashed()
 		s.ending(errPanicked)
 		s.conclude()
-		s.call.endCrashed(s.result())
+		s.call.endCrashed(errPanicked)
 	}()
 	steps()
 	done = true

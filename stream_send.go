@@ -63,7 +63,6 @@ type sender uint8
 const (
 	senderApplication sender = iota // the application's goroutine, if the attempt lacks nothing
 	senderReplay                    // a goroutine of ours
-	senderDirect                    // the application's goroutine, without the outbox: the attempt has been sent everything
 	senderNone                      // nobody: SendMsg has failed, so that something is missing
 )
 
@@ -95,10 +94,10 @@ func (s *retryStream) send(m any) error {
 	}
 }
 
-// mayPass needs mu. It reports whether gRPC's own SendMsg and CloseSend have the result for the application. If the
-// library has given the attempt up, gRPC must have ended it, or it could accept a message.
+// mayPass needs mu. It reports whether gRPC's own SendMsg and CloseSend have the result for the application: from the time
+// when the attempt has been sent everything, and after its end.
 func (s *retryStream) mayPass(at *streamAttempt) bool {
-	return at != nil && at.sender == senderDirect && (at.over || at.fate == fateCommitted && at.broken == nil)
+	return s.direct.Load() != nil || s.isOver() && at != nil && at.over && at.sender == senderApplication
 }
 
 // sendTo sends a message to an attempt that has been sent everything.
@@ -169,65 +168,29 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	s.mu.Lock()
 	if isEOF(err) && s.uses(at) && s.receiving+s.heading == 0 {
-		s.learnWhy(at)
+		s.heading++
+		s.mu.Unlock()
+		md, headerErr := at.askHeader() // which does not wait, because the stream has ended
+		s.headed(at, md, headerErr)
 		s.mu.Lock()
+		if s.uses(at) { // an interceptor below hides what it is, so that only RecvMsg can tell
+			s.bindTo(at)
+			s.mu.Lock()
+		}
 	}
 	defer s.mu.Unlock()
-	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering && s.at == at) {
+	for !isEOF(err) && (s.uses(at) || s.phase == phaseRecovering) {
 		s.change.Wait() // for the goroutine that judges the failure
 	}
 	if !s.isOver() && !(s.isBound() && s.at == at) {
 		return nil // the message was replayed, or will be
 	}
-	at.sender = senderDirect // because the application knows what is missing
+	at.sender = senderApplication // which knows what is missing
+	if s.isBound() {
+		s.bypass(at)
+	}
 	if s.isOver() && !isEOF(err) && errors.Is(s.final, err) {
 		return s.final
-	}
-	return err
-}
-
-// learnWhy needs mu, and returns without. It recovers from the failure of an attempt that nobody receives from. If only
-// RecvMsg can tell what the failure is, because there are headers, the stream is committed.
-func (s *retryStream) learnWhy(at *streamAttempt) {
-	why := at.failure()
-	if why == nil {
-		s.setPhase(phaseRecovering)
-		s.mu.Unlock()
-		s.orCrash(func() {
-			if md, err := at.stream.Header(); md == nil && err == nil {
-				why = at.endWithoutHeaders()
-			}
-		})
-		s.mu.Lock()
-	}
-	if why == nil {
-		s.bindTo(at)
-		return
-	}
-	s.recover(at, why)
-}
-
-// close implements CloseSend until the stream is committed.
-func (s *retryStream) close() error {
-	s.mu.Lock()
-	at, again := s.at, s.out.done
-	s.out.done = true
-	switch {
-	case s.mayPass(at):
-		s.mu.Unlock()
-		return at.stream.CloseSend()
-	case s.isOver() || again || s.isBound() && at.sender == senderNone:
-		s.mu.Unlock()
-		return nil
-	}
-	s.out.queue = append(s.out.queue, halfClose{})
-	if s.phase != phaseOpen || at.sender != senderApplication {
-		s.mu.Unlock()
-		return nil // the goroutine that replays calls CloseSend
-	}
-	err := s.sendNow(at, at.stream.CloseSend)
-	if isEOF(err) {
-		return nil // RecvMsg returns the status
 	}
 	return err
 }

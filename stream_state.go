@@ -10,13 +10,13 @@ import (
 //
 //	from        to          when
 //	recovering  open        the next attempt has a stream
-//	recovering  committing  the same, and Context or Trailer was called meanwhile; or
-//	                        only RecvMsg can tell why the attempt has ended
+//	recovering  committing  the same, and Context or Trailer was called meanwhile
 //	recovering  ending      no attempt follows
 //	open        recovering  the attempt has failed, and this goroutine finds the next
 //	open        racing      RecvMsg of a hedged stream is called for the first time
 //	open        committing  the application has seen something of the attempt, or has
-//	                        called Context or Trailer, or the buffer is full
+//	                        called Context or Trailer, or the buffer is full, or only
+//	                        RecvMsg can tell why the attempt has ended
 //	racing      committing  an attempt has won
 //	racing      recovering  all in flight have failed
 //	committing  committed   the plan knows about it
@@ -79,9 +79,6 @@ func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen
 // setPhase needs mu. It makes a transition, and wakes up the goroutines that wait for one.
 func (s *streamState) setPhase(p phase) {
 	if p >= phaseEnding {
-		if at := s.at; at != nil && at.sender == senderApplication && !s.out.lacks(at) {
-			at.sender = senderDirect
-		}
 		s.direct.Store(nil)
 		s.out.drop()
 	}
@@ -95,7 +92,6 @@ func (s *streamState) setPhase(p phase) {
 // bypass needs mu. From then on messages go straight to the attempt.
 func (s *streamState) bypass(at *streamAttempt) {
 	s.out.drop()
-	at.sender = senderDirect
 	s.direct.Store(at)
 	s.change.Broadcast()
 }
@@ -113,16 +109,6 @@ func (s *streamState) ending(err error) {
 		s.final = io.EOF
 	}
 	s.setPhase(phaseEnding)
-}
-
-// result returns the outcome of a call that is over, nil for a success.
-func (s *streamState) result() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if isEOF(s.final) {
-		return nil
-	}
-	return s.final
 }
 
 // conclude is called when the call's outcome has been reported.

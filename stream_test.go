@@ -607,6 +607,36 @@ func TestTheTrailerIsReadAfterGRPCHasReportedTheEnd(t *testing.T) {
 	})
 }
 
+// The same holds for the application's Trailer, although it knows the end.
+func TestTrailerAfterARejectedMessageDoesNotReadWhatGRPCMayWrite(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; send 1; hang")
+		check := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
+			opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			var ended atomic.Bool
+			opts = append([]grpc.CallOption{grpc.OnFinish(func(error) {
+				time.Sleep(5 * time.Millisecond)
+				ended.Store(true)
+			})}, opts...)
+			stream, err := open(ctx, desc, cc, method, opts...)
+			return rejecting{stream, func() {
+				if !ended.Load() {
+					t.Error("Trailer was called before gRPC had reported the stream's end")
+				}
+			}}, err
+		}
+		app := openOn(t, server.conn(t, append(DialOptions(), grpc.WithChainStreamInterceptor(check))...), bidiStream)
+		app.play(t, "send a; recv 1")
+		sent := make(chan error)
+		go func() { sent <- app.stream.SendMsg(&echov1.EchoRequest{Message: "bad"}) }()
+		synctest.Wait()
+		app.play(t, "recv INVALID_ARGUMENT; trailer ")
+		if err := <-sent; err != errRejected {
+			t.Errorf("SendMsg = %v, want %v", err, errRejected)
+		}
+	})
+}
+
 // The call has one result, in whichever method the application sees it.
 func TestAMessageThatAnInterceptorRejectsEndsTheStreamWithItsError(t *testing.T) {
 	bubble(t, func(t *testing.T) {
