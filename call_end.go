@@ -149,7 +149,7 @@ func endOf(ctx context.Context, now time.Time) error {
 func causeOf(ctx context.Context) error {
 	cause := readable(context.Cause(ctx))
 	if reasons.Is(cause) {
-		return anothers{cause}
+		return reasons.Disown(cause)
 	}
 	return cause
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/tried"
+	"github.com/grpcretry/grpcretry/internal/words"
 )
 
 // A channel is what a ClientConn says about a method at one moment. A call reads it when it starts. If there is no
@@ -171,7 +172,7 @@ func (c *call) isDistributedElsewhere() bool {
 
 // warnOfOtherPolicy warns of a channel with another policy, once for each target.
 func (r *Retrier) warnOfOtherPolicy(target string) {
-	target = truncate(target, maxPassedName)
+	target = words.Truncate(target, maxPassedName)
 	if r.settings.warnings.otherPolicy.Add(target, bounded.MaxNames) {
 		r.settings.warnings.found("calls to " + target + ": " + otherPolicyNote)
 		r.warn()

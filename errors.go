@@ -8,12 +8,12 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
+	"github.com/grpcretry/grpcretry/internal/words"
 )
 
 // The reasons for which a call is not retried. [errors.Is] finds the one that is the Reason of an
@@ -136,9 +136,9 @@ func (e *Error) Error() string {
 	if made == 1 {
 		noun = "attempt"
 	}
-	last := truncate(fmt.Sprint(e.Last), maxText)
+	last := words.Truncate(fmt.Sprint(e.Last), maxText)
 	text := fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
-		made, noun, rounded(e.Elapsed), e.reason(), last)
+		made, noun, words.Rounded(e.Elapsed), e.reason(), last)
 	if e.otherPolicy {
 		text += "; " + otherPolicyNote
 	}
@@ -148,22 +148,14 @@ func (e *Error) Error() string {
 // maxText bounds the part of another error's text that our texts repeat, in bytes.
 const maxText = 1 << 10
 
-// rounded drops digits that are of no use to a reader.
-func rounded(d time.Duration) time.Duration {
-	if d > time.Second {
-		return d.Round(time.Millisecond)
-	}
-	return d.Round(time.Microsecond)
-}
-
 // reason returns the text of the Reason, with the wait that was rejected, if there was one.
 func (e *Error) reason() string {
 	if e.Reason == nil {
 		return "unknown reason"
 	}
-	reason := truncate(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
+	reason := words.Truncate(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
 	if e.source != WaitNone {
-		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", rounded(e.wait), e.source)
+		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", words.Rounded(e.wait), e.source)
 	}
 	return reason
 }
@@ -174,11 +166,11 @@ func (e *Error) reason() string {
 func (e *Error) Unwrap() []error {
 	all := make([]error, 0, 3)
 	if e.Last != nil {
-		all = append(all, disowned(e.Last))
+		all = append(all, reasons.Disown(e.Last))
 	}
 	switch {
 	case e.Reason != nil && e.ctx != nil:
-		all = append(all, disowned(e.Reason))
+		all = append(all, reasons.Disown(e.Reason))
 	case e.Reason != nil:
 		all = append(all, e.Reason)
 	}
@@ -187,21 +179,6 @@ func (e *Error) Unwrap() []error {
 	}
 	return all
 }
-
-// disowned wraps err so that errors.Is finds none of our reasons in it: they belong to another call.
-func disowned(err error) error {
-	if _, found := errors.AsType[*reasons.Reason](err); found {
-		return anothers{err}
-	}
-	return err
-}
-
-// An anothers error holds one of our reasons that is another call's.
-type anothers struct{ error }
-
-func (a anothers) Is(target error) bool { return !reasons.Is(target) && errors.Is(a.error, target) }
-
-func (a anothers) As(target any) bool { return errors.As(a.error, target) }
 
 // is reports whether a call ends for the given one of our reasons, and not for a caller's cause that
 // wraps it.
@@ -265,7 +242,7 @@ func newAttemptTimeoutError(timeout time.Duration, err error) *attemptError {
 	switch message := status.Convert(err).Message(); message {
 	case "", context.Canceled.Error(), context.DeadlineExceeded.Error(), ErrAttemptTimeout.Error():
 	default:
-		e.message += ": " + truncate(message, maxText)
+		e.message += ": " + words.Truncate(message, maxText)
 		if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 			e.wraps = append(e.wraps, err)
 		}
@@ -307,8 +284,6 @@ func readable(err error) (safe error) {
 
 var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
 
-// The rest of this file holds the words that spans, metrics and logs share.
-
 // ReasonName returns the short name of a reason for stopping ([Error.Reason], [Event.Reason]), as
 // span attributes, metrics and logs use it. There are few such names, so they can serve as a
 // metric's label; docs/observing.md in the repository lists them. Any error that is not one of
@@ -333,53 +308,4 @@ func decisionName(v verdict) string {
 	default:
 		return decisionStop
 	}
-}
-
-// codeName returns a status code as gRPC spells it on the wire and in A66: UNAVAILABLE.
-func codeName(c codes.Code) string {
-	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
-		return codeNames[c]
-	}
-	return fmt.Sprintf("CODE(%d)", uint32(c))
-}
-
-// knownCodeName returns the codeName of a code that gRPC defines, otherwise "OTHER". So codes that
-// a server invents do not create new metric series.
-func knownCodeName(c codes.Code) string {
-	if c < codes.Code(len(codeNames)) { // int(c) may be negative on 32 bits
-		return codeNames[c]
-	}
-	return "OTHER"
-}
-
-var codeNames = [...]string{
-	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
-	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
-}
-
-// maxMessage bounds a status message in logs and span events, in bytes, because a server may send
-// a megabyte.
-const maxMessage = 256
-
-// messageOf returns the message of err's status, cut if it is long.
-func messageOf(err error) string { return truncate(status.Convert(err).Message(), maxMessage) }
-
-// printable returns s with a character in place of what is not UTF-8. A span with other bytes could not
-// be exported, and neither could those in the same batch.
-func printable(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
-
-// truncate cuts s to at most n bytes, between two characters, and marks the cut.
-func truncate(s string, n int) string {
-	const mark = "…"
-	if len(s) <= n {
-		return s
-	}
-	end := n - len(mark)
-	for i := end; i > max(0, end-utf8.UTFMax); i-- {
-		if utf8.RuneStart(s[i]) {
-			return s[:i] + mark
-		}
-	}
-	return s[:end] + mark // not UTF-8
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
+	"github.com/grpcretry/grpcretry/internal/words"
 )
 
 // The fakes that tests of several subjects share: budgets, contexts, recorders of what the
@@ -172,7 +173,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 	line := fmt.Sprintf("%v %s #%d", time.Since(r.start), e.Kind, e.Attempt.Number)
 	switch e.Kind {
 	case AttemptEnd:
-		line += fmt.Sprintf(" %s in %v", codeName(e.Attempt.Code()), e.Attempt.Duration)
+		line += fmt.Sprintf(" %s in %v", words.Code(e.Attempt.Code()), e.Attempt.Duration)
 	case Decision:
 		if e.Reason == nil {
 			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
@@ -185,7 +186,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 			line += ", attempts"
 		}
 		for _, a := range e.Attempts {
-			line += fmt.Sprintf(" #%d %s", a.Number, codeName(a.Code()))
+			line += fmt.Sprintf(" #%d %s", a.Number, words.Code(a.Code()))
 		}
 	}
 	r.lines = append(r.lines, line)

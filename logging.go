@@ -13,6 +13,7 @@ import (
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/reasons"
+	"github.com/grpcretry/grpcretry/internal/words"
 )
 
 // A logger writes the lines that [WithLogger] describes and no others. Neither their number nor the
@@ -55,8 +56,8 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 			what = "grpcretry: would retry"
 		}
 		l.DebugContext(f.ctx, what,
-			"method", f.method, "target", f.target(), "attempt", a.Number, "code", codeName(a.Code()),
-			"wait", v.Wait, "source", v.WaitSource.String(), "error", messageOf(a.Err))
+			"method", f.method, "target", f.target(), "attempt", a.Number, "code", words.Code(a.Code()),
+			"wait", v.Wait, "source", v.WaitSource.String(), "error", words.Message(a.Err))
 	}
 }
 
@@ -114,7 +115,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 	}
 	fields := append(make([]any, 0, 16),
 		"method", f.method, "target", f.target(), "attempts", err.made, "elapsed", err.Elapsed,
-		"code", codeName(last.Code()), "reason", ReasonName(err.Reason), "error", messageOf(err.Last))
+		"code", words.Code(last.Code()), "reason", ReasonName(err.Reason), "error", words.Message(err.Last))
 	if n := l.suppressed.Swap(0); n > 0 {
 		fields = append(fields, "suppressed", n)
 	}

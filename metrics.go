@@ -18,6 +18,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/striped"
+	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -205,7 +206,7 @@ func (m *metrics) observe(to *collection) {
 	to.count(countNotKept, u.CommittedStreams)
 	now := time.Now()
 	for _, t := range m.targets.states(now) {
-		attr := attribute.String(telemetry.AttrTarget, printable(t.Name))
+		attr := attribute.String(telemetry.AttrTarget, words.Printable(t.Name))
 		to.count(nowTargetWaiting, int64(t.Waiting), attr)
 		to.count(countGaveUp, t.GaveUp, attr)
 		to.measure(floatTargetFailing, t.Failing.Seconds(), attr)
@@ -227,7 +228,7 @@ func (m *metrics) observeBudgets(to *collection, targets map[string]bool, now ti
 		refusals[labels] = n.Load()
 	}
 	for labels, n := range refusals {
-		attrs := []attribute.KeyValue{attribute.String(telemetry.AttrTarget, printable(labels.target)),
+		attrs := []attribute.KeyValue{attribute.String(telemetry.AttrTarget, words.Printable(labels.target)),
 			attribute.String(telemetry.AttrBudget, labels.scope)}
 		to.count(countRefusals, n, attrs...)
 		if labels.target == other { // there is no such budget
@@ -261,7 +262,7 @@ func (row *metricRow) observe(to *collection) {
 
 	firstTries := row.firstTries.Sum()
 	counts[callsBy(reasons.FirstTry)] += firstTries
-	counts[attemptsBy(codeName(codes.OK), decisionSuccess)] += firstTries
+	counts[attemptsBy(words.Code(codes.OK), decisionSuccess)] += firstTries
 	if passed := row.passed.Sum(); passed > 0 {
 		counts[series{of: countPassed}] = passed
 	}
@@ -275,7 +276,7 @@ func (row *metricRow) observe(to *collection) {
 }
 
 func (row *metricRow) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, printable(row.target))}
+	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, words.Printable(row.target))}
 }
 
 // count adds one to each of some series.
@@ -318,7 +319,7 @@ func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 		row.firstTries.Add()
 		return
 	}
-	row.count(attemptsBy(codeName(codes.OK), decisionSuccess), callsBy(reasons.Outcome(nil, nil, int(a.number), a.hedge)))
+	row.count(attemptsBy(words.Code(codes.OK), decisionSuccess), callsBy(reasons.Outcome(nil, nil, int(a.number), a.hedge)))
 	switch {
 	case a.hedge:
 		row.countHedge(hedgesWon)
@@ -330,7 +331,7 @@ func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 // attemptFailed counts an attempt that failed, by status code and decision.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	row := m.row(f)
-	row.count(attemptsBy(knownCodeName(a.Code()), decisionName(v)))
+	row.count(attemptsBy(words.KnownCode(a.Code()), decisionName(v)))
 	switch {
 	case a.Unsent: // such an attempt cost no token, and no server anything
 	case a.Hedge:
@@ -344,7 +345,7 @@ func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 // attemptLost counts an attempt that was cancelled because another was decisive.
 func (m *metrics) attemptLost(f *facts, a *Attempt) {
 	row := m.row(f)
-	row.count(attemptsBy(codeName(codes.Canceled), decisionLost))
+	row.count(attemptsBy(words.Code(codes.Canceled), decisionLost))
 	if a.Hedge {
 		row.countHedge(hedgesWasted)
 	}
@@ -415,7 +416,7 @@ func (m *metrics) row(f *facts) *metricRow {
 func newMetricRow(key rowKey) *metricRow {
 	return &metricRow{
 		target: key.target,
-		method: printable(strings.TrimPrefix(key.method, "/")),
+		method: words.Printable(strings.TrimPrefix(key.method, "/")),
 		counts: map[series]int64{{of: countRescued}: 0, {of: countWasted}: 0}, // shown from the first call on
 	}
 }

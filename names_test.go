@@ -15,23 +15,6 @@ import (
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
-func TestNamesOfCodes(t *testing.T) {
-	for c := codes.OK; c <= maxCode; c++ {
-		var parsed codes.Code
-		if err := parsed.UnmarshalJSON([]byte(`"` + codeName(c) + `"`)); err != nil || parsed != c {
-			t.Errorf("codeName(%d) = %s, which gRPC reads as %v, %v", c, codeName(c), parsed, err)
-		}
-	}
-	for c, want := range map[codes.Code]string{
-		17: "CODE(17)", 99: "CODE(99)", math.MaxInt32: "CODE(2147483647)",
-		math.MaxInt32 + 1: "CODE(2147483648)", math.MaxUint32: "CODE(4294967295)",
-	} {
-		if got := codeName(c); got != want || knownCodeName(c) != "OTHER" {
-			t.Errorf("codeName(%d) = %s and knownCodeName %s, want %s and OTHER", uint32(c), got, knownCodeName(c), want)
-		}
-	}
-}
-
 // grpc-status may be any int32. A negative one becomes a code over 2^31, which is a negative int on a
 // 32-bit machine.
 func TestACodeThatNobodyKnowsIsTold(t *testing.T) {

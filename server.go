@@ -19,6 +19,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/wire"
+	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -322,7 +323,7 @@ func (m *serverMetrics) label(method string) string {
 		return label
 	}
 	if len(known) < maxServerMethods && len(method) <= maxMetricName {
-		label := printable(strings.TrimPrefix(method, "/"))
+		label := words.Printable(strings.TrimPrefix(method, "/"))
 		if label, _ := m.methods.Add(strings.Clone(method), label, maxServerMethods); label != "" {
 			return label
 		}

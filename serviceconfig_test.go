@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/words"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -87,7 +88,7 @@ func (d drawnDuration) MarshalJSON() ([]byte, error) {
 
 type drawnCode codes.Code
 
-func (c drawnCode) MarshalJSON() ([]byte, error) { return json.Marshal(codeName(codes.Code(c))) }
+func (c drawnCode) MarshalJSON() ([]byte, error) { return json.Marshal(words.Code(codes.Code(c))) }
 
 func (c *drawnConfig) String() string {
 	text, err := json.Marshal(c)

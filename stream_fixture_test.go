@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/words"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -128,7 +129,7 @@ func (app *application) play(t *testing.T, steps string) {
 				got = "EOF"
 			} else if err != nil {
 				app.err = err
-				got = codeName(status.Code(err))
+				got = words.Code(status.Code(err))
 			}
 			if got != arg {
 				t.Errorf("application: %s: got %s, %v", step, got, err)

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -28,7 +29,7 @@ type callSpans struct {
 }
 
 func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
-	method := printable(strings.TrimPrefix(f.method, "/"))
+	method := words.Printable(strings.TrimPrefix(f.method, "/"))
 	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)}
 	if f.functionTarget != "" {
 		attrs = attrs[1:] // a function may call anything
@@ -70,8 +71,8 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 	if balance, limited := balanceOf(f.budget, now); limited {
 		more = append(more, attribute.Float64(telemetry.AttrBudgetBalance, balance))
 	}
-	if message := messageOf(a.Err); message != "" {
-		more = append(more, attribute.String(telemetry.AttrMessage, truncate(printable(message), maxMessage)))
+	if message := words.Message(a.Err); message != "" {
+		more = append(more, attribute.String(telemetry.AttrMessage, words.Truncate(words.Printable(message), words.MaxMessage)))
 	}
 	s.attemptEnded(f, a, decisionName(v), more...)
 }
@@ -83,7 +84,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 	}
 	attrs := append(make([]attribute.KeyValue, 0, 13),
 		attribute.Int(telemetry.AttrAttemptNumber, a.Number),
-		attribute.String(telemetry.AttrStatusCode, codeName(a.Code())),
+		attribute.String(telemetry.AttrStatusCode, words.Code(a.Code())),
 		attribute.String(telemetry.AttrDecision, decision))
 	if a.Repeats > 0 {
 		attrs = append(attrs, attribute.Int(telemetry.AttrRepeats, a.Repeats))
@@ -141,7 +142,7 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	}
 	s.call = nil // so that the span ends once, even if something panics after that
 	span.SetAttributes(
-		attribute.String(telemetry.AttrStatusCode, codeName(status.Code(err))),
+		attribute.String(telemetry.AttrStatusCode, words.Code(status.Code(err))),
 		attribute.Int(telemetry.AttrAttemptCount, made))
 	if err == nil && f.mode == modeHedged {
 		span.SetAttributes(attribute.Int(telemetry.AttrWinner, last))
@@ -150,8 +151,8 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
 	}
 	if err != nil {
-		text := printable(truncate(err.Error(), 2*maxMessage)) // ours and the server's
-		span.SetStatus(otelcodes.Error, truncate(text, 2*maxMessage))
+		text := words.Printable(words.Truncate(err.Error(), 2*words.MaxMessage)) // ours and the server's
+		span.SetStatus(otelcodes.Error, words.Truncate(text, 2*words.MaxMessage))
 	}
 	span.End()
 }

@@ -109,3 +109,19 @@ func Outcome(err, reason error, number int, hedge bool) string {
 		return FirstTry
 	}
 }
+
+// Disown wraps err so that [errors.Is] finds no Reason in it, because it belongs to another call. An error
+// without one is returned as it is.
+func Disown(err error) error {
+	if _, found := errors.AsType[*Reason](err); found {
+		return anothers{err}
+	}
+	return err
+}
+
+// An anothers error holds a Reason that is another call's.
+type anothers struct{ error }
+
+func (a anothers) Is(target error) bool { return !Is(target) && errors.Is(a.error, target) }
+
+func (a anothers) As(target any) bool { return errors.As(a.error, target) }
