@@ -124,7 +124,7 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 	t.Run("stream", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			scripts := []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"}
-			server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+			server := serveScripts(t, scripts...)
 			var contexts []context.Context
 			below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
 				contexts = append(contexts, ctx)

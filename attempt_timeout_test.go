@@ -64,7 +64,7 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 					switch kind {
 					case "stream":
 						server = serveStreams(t, func(n int, stream grpc.ServerStream) error { return serveAnswer(tt.script[n-1], stream) })
-						err = streamOnce(ctx, server.conn(t, DialOptions(opts...)...))
+						err = callKinds[1].call(ctx, server.conn(t, DialOptions(opts...)...), anyMethod)
 					case "hedged":
 						server = serve(t, script(tt.script...))
 						opts = append(opts, WithMethod(echoMethod, WithHedging(Hedging{Delay: HedgeAfter(time.Hour), Budget: Unlimited})))
@@ -109,17 +109,6 @@ func serveAnswer(a answer, stream grpc.ServerStream) error {
 		return a.err
 	}
 	return stream.SendMsg(m)
-}
-
-func streamOnce(ctx context.Context, cc *grpc.ClientConn) error {
-	stream, err := cc.NewStream(ctx, serverStream, "/s/m")
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(stream.SendMsg(request()), stream.CloseSend()); err != nil {
-		return err
-	}
-	return stream.RecvMsg(request())
 }
 
 // A response that comes after the attempt timeout is seen, and earns nothing: a queue that is
@@ -170,9 +159,7 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 // A stream is in time if its first message is: how long it goes on does not matter.
 func TestALongStreamIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			return playServer(t, n, "recv a; send 1; wait 1m; send 2", stream)
-		})
+		server := serveScripts(t, "recv a; send 1; wait 1m; send 2")
 		heard := &aBudget{}
 		cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(heard))...)
 		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv 2; recv EOF")
@@ -196,9 +183,7 @@ func TestATimeoutLeavesACommittedStreamAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-					return playServer(t, n, "recv a; wait 10s; send 1", stream)
-				})
+				server := serveScripts(t, "recv a; wait 10s; send 1")
 				cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithBudget(tt.budget))...)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()

@@ -26,14 +26,11 @@ func TestPerTargetBudgetIsNotSpentByAnotherTarget(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r, err := New(append(tt.option, WithMaxAttempts(1000), WithBackoff(Constant(0)), WithPatience(0))...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := retrierOf(t, append(tt.option, WithMaxAttempts(1000), WithBackoff(Constant(0)), WithPatience(0))...)
 				down := serve(t, always(unavailable()))
 				up := serve(t, script(unavailable(), unavailable(), ok(), unavailable(), ok()))
 				failing := echov1.NewEchoServiceClient(down.connTo(t, "passthrough:///down", r.DialOptions()...))
-				_, err = failing.Echo(t.Context(), request())
+				_, err := failing.Echo(t.Context(), request())
 				wantStop(t, err, codes.Unavailable, ErrBudgetExhausted, 1+tt.retries)
 
 				for range 2 {
@@ -111,10 +108,7 @@ func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
 	shared := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 2})
 	other := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 2})
 	budgetOf := func(name string, opts ...Option) Budget {
-		r, err := New(opts...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := retrierOf(t, opts...)
 		return budgetOfTarget(r.Policy("/pkg.Service/Method").Budget, name)
 	}
 	one := budgetOf("x", shared)

@@ -165,18 +165,3 @@ func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
 		wantStop(t, err, codes.Canceled, context.Canceled, 1)
 	})
 }
-
-func TestCodesOfAContextSentByTheServer(t *testing.T) {
-	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded} {
-		t.Run(code.String(), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(fail(code, "the server's own")))
-				_, err := server.client(t, WithAttemptTimeout(time.Hour)).Echo(t.Context(), request())
-				wantUntouched(t, err, code, "the server's own")
-
-				_, err = server.client(t, steady, WithMaxAttempts(2), WithCodes(code)).Echo(t.Context(), request())
-				wantStop(t, err, code, ErrAttemptsExhausted, 2)
-			})
-		})
-	}
-}

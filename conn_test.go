@@ -18,10 +18,7 @@ import (
 func TestOneGoroutineWatchesForAllThatWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		r, err := New(WithBackoff(Constant(time.Hour)), WithBudget(Unlimited))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := retrierOf(t, WithBackoff(Constant(time.Hour)), WithBudget(Unlimited))
 		cc := server.conn(t, r.DialOptions()...)
 		var group sync.WaitGroup
 		for range 50 {

@@ -55,9 +55,6 @@ import (
 var (
 	diffPrograms = flag.Int("differential.programs", 100, "how many programs TestDifferential draws")
 	diffSeed     = flag.Uint64("differential.seed", 1, "the first seed of TestDifferential, 0 for one drawn from the clock, as in make soak")
-	diffKeep     = flag.Bool("differential.continue", false, "TestDifferential goes on after a finding, and lists all")
-	diffWithout  = flag.String("differential.without", "",
-		"words, separated by commas: TestDifferential leaves out programs that have one of them")
 )
 
 // The slots of a program's goroutines, in milliseconds after each multiple of diffSlot.
@@ -102,8 +99,7 @@ func (s diffStep) String() string {
 	return text
 }
 
-// A diffProgram is one call. Its options are sets of words, so that a program can be made
-// smaller by leaving one out.
+// A diffProgram is one call. Its options are sets of words.
 type diffProgram struct {
 	kind     int
 	deadline int // of the caller, in slots; gRPC rounds 100 ms or more up to microseconds, so that the server's comes just after
@@ -367,7 +363,7 @@ func TestDifferential(t *testing.T) {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
 				for from := range next {
-					if !*diffKeep && count.failed.Load() {
+					if count.failed.Load() {
 						continue
 					}
 					t.Run(strconv.Itoa(from), func(t *testing.T) {
@@ -478,10 +474,6 @@ func isPlain(kind string) bool { return kind == onPlain || kind == onBound }
 // compare runs the program of a seed and reports what differs.
 func (lab *diffLab) compare(t *testing.T, seed uint64, count *diffCount) {
 	p := drawProgram(seed)
-	if *diffWithout != "" && slices.ContainsFunc(strings.Split(*diffWithout, ","),
-		func(word string) bool { return strings.Contains(p.String(), word) }) {
-		return
-	}
 	racy, doubtful, difference := lab.difference(t, p)
 	count.mu.Lock()
 	count.programs++
@@ -492,9 +484,7 @@ func (lab *diffLab) compare(t *testing.T, seed uint64, count *diffCount) {
 		return
 	}
 	count.failed.Store(true)
-	smaller, text := lab.shrink(t, p, difference)
-	t.Errorf("seed %d: %v\n%s\n-differential.seed=%d -differential.programs=1 draws the program that this was made from", seed,
-		smaller, text, seed)
+	t.Errorf("%v\n%s\n-differential.seed=%d -differential.programs=1 draws it again", p, difference, seed)
 }
 
 // difference runs p three times, and more often if there is something to be found.
@@ -711,72 +701,6 @@ func (p *diffProgram) conn() string {
 func merged(a, b diffLog) diffLog {
 	all := maps.Clone(a)
 	maps.Copy(all, b)
-	return all
-}
-
-// shrink leaves out what does not matter to the difference, which may then be another.
-func (lab *diffLab) shrink(t *testing.T, p *diffProgram, text string) (*diffProgram, string) {
-	for again := true; again; {
-		again = false
-		for _, smaller := range p.smaller() {
-			if _, _, d := lab.difference(t, smaller); d != "" {
-				p, text, again = smaller, d, true
-				break
-			}
-		}
-	}
-	return p, text
-}
-
-// smaller is every program with one thing less than p.
-func (p *diffProgram) smaller() (all []*diffProgram) {
-	variant := func(change func(*diffProgram)) {
-		c := *p
-		change(&c)
-		all = append(all, &c)
-	}
-	for i := range p.app {
-		for k := range p.app[i] {
-			if p.app[i][k].verb != "call" {
-				variant(func(c *diffProgram) { c.app[i] = slices.Delete(slices.Clone(p.app[i]), k, k+1) })
-			}
-		}
-	}
-	for k := range p.server {
-		variant(func(c *diffProgram) { c.server = slices.Delete(slices.Clone(p.server), k, k+1) })
-	}
-	for k := range p.options {
-		variant(func(c *diffProgram) { c.options = slices.Delete(slices.Clone(p.options), k, k+1) })
-	}
-	for k := range p.policy {
-		if p.policy[k] != "retries only DATA_LOSS" {
-			variant(func(c *diffProgram) { c.policy = slices.Delete(slices.Clone(p.policy), k, k+1) })
-		}
-	}
-	if p.cancel > 0 {
-		variant(func(c *diffProgram) { c.cancel = 0 })
-	}
-	if p.deadline < 500 {
-		variant(func(c *diffProgram) { c.deadline = 500 })
-	}
-	for i := range p.app {
-		for k := range p.app[i] {
-			if p.app[i][k].now {
-				variant(func(c *diffProgram) { c.app[i] = slices.Clone(p.app[i]); c.app[i][k].now = false })
-			}
-			if p.app[i][k].n > 0 {
-				variant(func(c *diffProgram) { c.app[i] = slices.Clone(p.app[i]); c.app[i][k].n = 0 })
-			}
-		}
-	}
-	for k := range p.server {
-		if p.server[k].now {
-			variant(func(c *diffProgram) { c.server = slices.Clone(p.server); c.server[k].now = false })
-		}
-		if p.server[k].n > 0 && p.server[k].verb == "send" {
-			variant(func(c *diffProgram) { c.server = slices.Clone(p.server); c.server[k].n = 0 })
-		}
-	}
 	return all
 }
 

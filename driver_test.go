@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -16,10 +15,7 @@ const someMethod = "/shop.v1.Catalog/GetItem"
 // newPlan returns the public Plan of a call that starts at noon.
 func newPlan(t *testing.T, ctx context.Context, opts ...Option) *drivenPlan {
 	t.Helper()
-	r, err := New(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, opts...)
 	return r.drive(ctx, someMethod, "catalog", noon)
 }
 
@@ -38,32 +34,5 @@ func TestPlanEndsWithItsContext(t *testing.T) {
 	cancel(gone)
 	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (drive.Step{End: true, Reason: gone}); got != want {
 		t.Errorf("Ended = %+v, want %+v", got, want)
-	}
-}
-
-// Without tokens a call waits again and again. No such wait is shorter than 20 ms, also just before the
-// deadline, or a driver in simulated time would be called forever.
-func TestPlanDoesNotWaitEverShorterBeforeTheDeadline(t *testing.T) {
-	none, err := NewRatioBudget(RatioBudget{Ratio: 1e-9, Reserve: Nothing})
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := noon
-	ctx := &simulatedContext{Context: context.Background(), now: &now, deadline: noon.Add(second)}
-	plan := newPlan(t, ctx, WithBudget(none), WithBackoff(Constant(100*time.Millisecond)))
-	first, _ := plan.Sent(noon)
-	step := plan.Ended(failed(first, codes.Unavailable), noon, 0.5)
-	now = plan.DueAt()
-	for range 50 {
-		if step = plan.Due(now); step.End {
-			break
-		}
-		if wait := plan.DueAt().Sub(now); wait < 20*time.Millisecond {
-			t.Fatalf("at %v the plan waits again for %v, want at least 20ms", now.Sub(noon), wait)
-		}
-		now = plan.DueAt()
-	}
-	if want := (drive.Step{End: true, Reason: ErrDeadline}); step != want {
-		t.Errorf("Due = %+v, want %+v", step, want)
 	}
 }

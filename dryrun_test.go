@@ -42,7 +42,7 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 			second, WaitBackoff},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+			everyKind(t, func(t *testing.T, kind callKind) {
 				server := serveScripts(t, "recv hello; "+tt.script, onceMore)
 				var decision, end Event
 				opts := append([]Option{steady, WithDryRun(true), WithObserver(func(_ context.Context, e Event) {
@@ -53,7 +53,7 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 						end = e
 					}
 				})}, tt.opts...)
-				err := call(t.Context(), server.conn(t, DialOptions(opts...)...))
+				err := kind.call(t.Context(), server.conn(t, DialOptions(opts...)...), anyMethod)
 				code := codes.Unavailable
 				if tt.reason == ErrNotRetryable {
 					code = codes.NotFound
@@ -91,7 +91,7 @@ func TestDryRunDoesNothing(t *testing.T) {
 		})
 	})
 	t.Run("connection", func(t *testing.T) {
-		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+		everyKind(t, func(t *testing.T, kind callKind) {
 			start := time.Now()
 			retrier := retrierOf(t, WithDryRun(true))
 			cc, err := grpc.NewClient("passthrough:///nobody",
@@ -101,16 +101,16 @@ func TestDryRunDoesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer cc.Close()
-			wantUntouched(t, call(t.Context(), cc), codes.Unavailable, `connection error: desc = "transport: Error while dialing: refused"`)
+			wantUntouched(t, kind.call(t.Context(), cc, anyMethod), codes.Unavailable, `connection error: desc = "transport: Error while dialing: refused"`)
 			if u := retrier.usage.now(); time.Since(start) != 0 || u.WaitingCalls != 0 || retrier.targets.states(time.Now())[0].Waiting != 0 {
 				t.Errorf("after %v: %+v, %+v, want nothing that waits", time.Since(start), u, retrier.targets.states(time.Now()))
 			}
 		})
 	})
 	t.Run("timeout", func(t *testing.T) {
-		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+		everyKind(t, func(t *testing.T, kind callKind) {
 			server := serveScripts(t, "recv hello; wait 5s; send done")
-			if err := call(t.Context(), server.conn(t, DialOptions(WithDryRun(true), WithAttemptTimeout(second))...)); err != nil {
+			if err := kind.call(t.Context(), server.conn(t, DialOptions(WithDryRun(true), WithAttemptTimeout(second))...), anyMethod); err != nil {
 				t.Error(err)
 			}
 			wantTimes(t, server, 0)
@@ -126,13 +126,13 @@ func TestDryRunDoesNothing(t *testing.T) {
 		})
 	})
 	t.Run("gRPC's own retries", func(t *testing.T) {
-		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+		everyKind(t, func(t *testing.T, kind callKind) {
 			everyMethod := strings.Replace(builtInPolicy, `"service": "grpcretry.test.v1.EchoService", "method": "Echo"`, "", 1)
 			server := serveScripts(t, "recv hello; fail UNAVAILABLE", onceMore)
 			cc := server.conn(t, grpc.WithDefaultServiceConfig(everyMethod),
 				grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithDryRun(true), WithServiceConfig(everyMethod))),
 				grpc.WithChainStreamInterceptor(StreamClientInterceptor(WithDryRun(true), WithServiceConfig(everyMethod))))
-			if err := call(t.Context(), cc); err != nil {
+			if err := kind.call(t.Context(), cc, anyMethod); err != nil {
 				t.Errorf("err = %v, want gRPC to retry", err)
 			}
 		})

@@ -52,10 +52,7 @@ func (b *aBudget) Balance(now time.Time) float64 {
 
 func policyOf(t testing.TB, opts ...Option) *policy {
 	t.Helper()
-	r, err := New(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, opts...)
 	return r.settings.current().of("").policy
 }
 
@@ -96,45 +93,6 @@ func (b before) plan(p *policy, budget Budget, number int) *plan {
 type negative struct{}
 
 func (negative) Delay(int, time.Duration, float64) time.Duration { return -time.Second }
-
-// The order of the rules, if two of them stop the call for different reasons.
-func TestTheFirstReasonToStopIsTheReason(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		failure failure
-		reason  error
-		result  Result
-	}{
-		{"context ended, before the connection", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.CtxErr, f.Closed = context.Canceled, true
-		}), context.Canceled, Ignored},
-		{"context ended, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.CtxErr, f.Committed = context.Canceled, true
-		}), context.Canceled, Failed},
-		{"connection closed, before committed", failureOf(1, codes.Unavailable).with(func(f *failure) {
-			f.Closed, f.Committed = true, true
-		}), errConnClosed, Ignored},
-		{"not retryable, before the last attempt", failureOf(4, codes.NotFound), ErrNotRetryable, Answered},
-		{"a server's stop, before the last attempt", failureOf(4, codes.Unavailable).saying("-1"), ErrPushback, Failed},
-		{"last attempt, before a pushback too long", failureOf(4, codes.Unavailable).saying("300001"), ErrAttemptsExhausted, Failed},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			budget := &aBudget{}
-			want := step{verdict: verdict{Reason: tt.reason}, End: true}
-			got := judgedBy(before{Start: noon}.plan(policyOf(t), budget, tt.failure.Attempt.Number), &tt.failure, noon, 0.5)
-			got.untouched, got.fatal = false, false // matters of the error and of hedging, tested with the interceptors
-			if got != want {
-				t.Errorf("Failed = %+v, want %+v", got, want)
-			}
-			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.result}); len(budget.heard) != 1 || budget.heard[0] != want {
-				t.Errorf("budget heard %v, want %v once", budget.heard, want)
-			}
-			if len(budget.asked) != 0 {
-				t.Errorf("budget was asked at %v", budget.asked)
-			}
-		})
-	}
-}
 
 func TestEngine(t *testing.T) {
 	var (

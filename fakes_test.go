@@ -308,3 +308,12 @@ func (s switched) Delay(method string, now time.Time) (time.Duration, bool) {
 func outcomeOf(e Event) string {
 	return reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge)
 }
+
+func retrierOf(t testing.TB, opts ...Option) *Retrier {
+	t.Helper()
+	r, err := New(opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

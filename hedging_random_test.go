@@ -47,11 +47,8 @@ func TestHedgingAtRandom(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			r := &randomHedges{}
 			server := serveStreams(t, func(_ int, stream grpc.ServerStream) error { return r.call.serve(stream) })
-			retrier, err := New(WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) }),
+			retrier := retrierOf(t, WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) }),
 				withRandom(func() float64 { return r.call.u }))
-			if err != nil {
-				t.Fatal(err)
-			}
 			cc := server.conn(t, append(retrier.DialOptions(), grpc.WithChainUnaryInterceptor(r.below))...)
 			r.target = retrier.targets.Dialed(cc.Target(), func() string { return canonicalTarget(cc, "") })
 			for i := range min(perBubble, *hedgedSequences-done) {

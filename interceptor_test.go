@@ -202,19 +202,6 @@ func TestBudgetIsChargedWhenARetryIsSent(t *testing.T) {
 	})
 }
 
-func TestFirstAttemptNeedsNoBudget(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(ok().after(second)))
-		budget := &aBudget{refuse: true}
-		if _, err := server.client(t, WithBudget(budget)).Echo(t.Context(), request()); err != nil {
-			t.Error(err)
-		}
-		if len(budget.asked) != 0 {
-			t.Errorf("budget was asked %d times", len(budget.asked))
-		}
-	})
-}
-
 func TestWhatIsChainedBelowRunsAfreshForEachAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, script(unavailable(), unavailable(), ok()))

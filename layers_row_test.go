@@ -83,12 +83,9 @@ func TestFunctionsOfAHandler(t *testing.T) {
 		{retry: true, reason: errCallerRetries, calls: 1, gaveUp: false},
 	} {
 		bubble(t, func(t *testing.T) {
-			r, err := New(steady, WithMaxAttempts(2))
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := retrierOf(t, steady, WithMaxAttempts(2))
 			work, calls := layers.New(t.Context(), tt.retry), 0
-			err = r.Do(work, "/sql/read", func(context.Context) error { calls++; return errUnavailable })
+			err := r.Do(work, "/sql/read", func(context.Context) error { calls++; return errUnavailable })
 			if e := asError(t, err); e.Reason != tt.reason || calls != tt.calls || work.GaveUp() != tt.gaveUp {
 				t.Errorf("for a retry %t: %v after %d calls, gave up %t; want %+v", tt.retry, e.Reason, calls, work.GaveUp(), tt)
 			}

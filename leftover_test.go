@@ -13,10 +13,7 @@ import (
 // keeps it.
 func TestWarningsFoundInCallsOutliveUpdates(t *testing.T) {
 	logs := &logRecorder{}
-	r, err := New(WithLogger(slog.New(logs)), WithAttemptTimeout(time.Microsecond))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, WithLogger(slog.New(logs)), WithAttemptTimeout(time.Microsecond))
 	wantLines(t, logs, "WARN…WithAttemptTimeout")
 	r.warnOfLeftover("/pkg.Service/Method")
 	r.warnOfLeftover("/pkg.Service/Other")

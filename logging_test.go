@@ -61,10 +61,7 @@ func TestLoggerSpeaksOncePerChangeOfTheBudget(t *testing.T) {
 		server := serve(t, always(unavailable()))
 		logs := &logRecorder{}
 		budget := &aBudget{}
-		r, err := New(WithMaxAttempts(2), WithBudget(budget), WithLogger(slog.New(logs)), WithBackoff(Constant(0)), WithPatience(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := retrierOf(t, WithMaxAttempts(2), WithBudget(budget), WithLogger(slog.New(logs)), WithBackoff(Constant(0)), WithPatience(0))
 		logs.clear()
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
 		for range 3 {

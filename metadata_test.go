@@ -4,7 +4,6 @@ import (
 	"context"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -128,19 +127,19 @@ func TestTheApplicationSeesPreviousAttempts(t *testing.T) {
 		{"a failure with headers", script(unavailable(), headed(fail(codes.NotFound, "x"))), nil, []string{"1"}},
 		{"a failure without headers", script(unavailable(), fail(codes.NotFound, "x")), nil, nil},
 	} {
-		for _, kind := range []string{"unary", "stream", "Header of a stream"} {
-			if tt.name == "a hedge" && kind == "Header of a stream" {
+		for _, kind := range append(callKinds[:2:2], callKind{"Header of a stream", nil}) {
+			if tt.name == "a hedge" && kind.name == "Header of a stream" {
 				continue // hedges are sent when messages are received
 			}
-			t.Run(tt.name+", "+kind, func(t *testing.T) {
+			t.Run(tt.name+", "+kind.name, func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					server := serve(t, tt.script)
 					cc := server.conn(t, DialOptions(append(tt.opts, steady, WithBudget(Unlimited))...)...)
 					var header metadata.MD
-					if kind == "Header of a stream" {
+					if kind.name == "Header of a stream" {
 						header = headerOfStream(t, cc)
 					} else {
-						_ = echoOnce(t.Context(), cc, strings.Fields(kind)[0], grpc.Header(&header))
+						_ = kind.call(t.Context(), cc, echoMethod, grpc.Header(&header))
 					}
 					if got := header[previousAttemptsKey]; !slices.Equal(got, tt.want) {
 						t.Errorf("header has %s %v, want %v", previousAttemptsKey, got, tt.want)

@@ -200,10 +200,7 @@ func TestMethodsThatNoStubKnowsAreOther(t *testing.T) {
 
 func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	meters := &recorded.Meters{}
-	r, err := New(WithMeterProvider(meters))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, WithMeterProvider(meters))
 	const calls = maxMetricRows + 500
 	cc, err := grpc.NewClient("localhost:1", grpc.WithTransportCredentials(insecure.NewCredentials())) // has two names
 	if err != nil {

@@ -25,18 +25,15 @@ func TestACodeThatNobodyKnowsIsTold(t *testing.T) {
 				spans := &recorded.Spans{}
 				meters := &recorded.Meters{}
 				logs := &logRecorder{}
-				r, err := New(steady, WithBudget(Unlimited), WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(spans),
+				r := retrierOf(t, steady, WithBudget(Unlimited), WithMaxAttempts(2), WithCallSpan(true), WithTracerProvider(spans),
 					WithMeterProvider(meters), WithLogger(slog.New(logs)),
 					WithClassifier(func(context.Context, Attempt) Classification { return Retry }))
-				if err != nil {
-					t.Fatal(err)
-				}
 				// grpc-go's server writes such codes differently on 64-bit machines.
 				hostile := func(context.Context, string, any, any, *grpc.ClientConn, grpc.UnaryInvoker, ...grpc.CallOption) error {
 					return status.Error(code, "hostile")
 				}
 				client := echov1.NewEchoServiceClient(server.conn(t, append(r.DialOptions(), grpc.WithChainUnaryInterceptor(hostile))...))
-				_, err = client.Echo(t.Context(), request())
+				_, err := client.Echo(t.Context(), request())
 				wantStop(t, err, code, ErrAttemptsExhausted, 2)
 				name := fmt.Sprintf("CODE(%d)", uint32(code))
 				wantLines(t, logs, "DEBUG…code="+name, "WARN…gave up…code="+name)

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -25,7 +26,7 @@ func TestNestedInterceptorsDoNotMultiply(t *testing.T) {
 
 func TestNestedStreamInterceptorsDoNotMultiply(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
+		server := serveScripts(t, slices.Repeat([]string{"fail UNAVAILABLE"}, 3)...)
 		cc := server.conn(t, grpc.WithChainStreamInterceptor(
 			StreamClientInterceptor(WithMaxAttempts(3), WithBackoff(Constant(0))), StreamClientInterceptor(WithMaxAttempts(5))))
 		openOn(t, cc, serverStream).play(t, "send a; close; recv UNAVAILABLE")
@@ -37,10 +38,7 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		tokens := serve(t, script(unavailable(), ok(), unavailable(), ok()))
 		server := serve(t, script(unavailable(), ok()))
-		r, err := New(WithBackoff(Constant(second)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := retrierOf(t, WithBackoff(Constant(second)))
 		tokenConn := tokens.conn(t, r.DialOptions()...)
 		// The careless way: the context and even the options of the outer call.
 		below := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,

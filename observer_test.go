@@ -95,10 +95,7 @@ func TestObserveAddsAndTakesAway(t *testing.T) {
 	}
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(ok()))
-		r, err := New(WithObserver(note("always")))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := retrierOf(t, WithObserver(note("always")))
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
 		stop := r.report.observers.add(func(ctx context.Context, e Event) {
 			if e.Kind == CallEnd {

@@ -16,8 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/descriptorpb"
-
-	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // wantRefused fails the test unless err is one of this package's errors and contains all the words.
@@ -188,48 +186,6 @@ func TestShortFormsPanicWhereNewReturnsAnError(t *testing.T) {
 	}
 }
 
-func TestBackoffCoversOverloadUnlessThatHasItsOwn(t *testing.T) {
-	const method = echov1.EchoService_Echo_FullMethodName
-	seconds := func(n int) Backoff { return Constant(time.Duration(n) * time.Second) }
-	for _, tt := range []struct {
-		name     string
-		opts     []Option
-		call     []grpc.CallOption
-		wait     time.Duration // after UNAVAILABLE
-		overload time.Duration // after RESOURCE_EXHAUSTED
-	}{
-		{"one backoff for both", []Option{WithBackoff(seconds(3))}, nil, 3 * time.Second, 3 * time.Second},
-		{"one each, the other way round", []Option{WithOverloadBackoff(seconds(7)), WithBackoff(seconds(3))}, nil, 3 * time.Second,
-			7 * time.Second},
-		{"overload in a wider scope than the call", []Option{WithMethod(method, WithOverloadBackoff(seconds(7)))},
-			[]grpc.CallOption{WithBackoff(seconds(3))}, 3 * time.Second, 7 * time.Second},
-		{"backoff in a narrower scope", []Option{WithBackoff(seconds(3)), WithMethod(method, WithBackoff(seconds(5)))}, nil,
-			5 * time.Second, 5 * time.Second},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, script(unavailable(), overloaded(), ok()))
-				if _, err := server.client(t, tt.opts...).Echo(t.Context(), request(), tt.call...); err != nil {
-					t.Fatalf("Echo: %v", err)
-				}
-				wantTimes(t, server, 0, tt.wait, tt.wait+tt.overload)
-			})
-		})
-	}
-}
-
-func TestMaxAttemptsHasNoHiddenCap(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		_, err := server.client(t, WithMaxAttempts(100), WithBackoff(Constant(time.Second)),
-			WithBudget(Unlimited)).Echo(t.Context(), request())
-		wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 100)
-		if got := server.times(); len(got) != 100 || got[99] != 99*time.Second {
-			t.Errorf("the server saw %d attempts, want 100, the last after 99 s: %v", len(got), got)
-		}
-	})
-}
-
 // If retries are off, the interceptor adds nothing to a call: no budget, no event and no metadata for
 // the server, and the error is gRPC's own.
 func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
@@ -265,15 +221,6 @@ func TestCallsWithoutRetriesPassStraightThrough(t *testing.T) {
 			})
 		})
 	}
-}
-
-func retrierOf(t *testing.T, opts ...Option) *Retrier {
-	t.Helper()
-	r, err := New(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
 }
 
 func TestPolicyHasTheDocumentedDefaults(t *testing.T) {
@@ -349,22 +296,6 @@ const (
 	noSideEffects = descriptorpb.MethodOptions_NO_SIDE_EFFECTS
 	idempotent    = descriptorpb.MethodOptions_IDEMPOTENT
 )
-
-// Each level has its own policy, through a real server.
-func TestIdempotencyLevels(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		client := server.client(t, WithBackoff(Constant(second)), WithMaxAttempts(2), WithBudget(Unlimited),
-			WithIdempotencyLevel(noSideEffects, WithMaxAttempts(4)),
-			WithIdempotencyLevel(idempotent, WithMaxAttempts(3)))
-		client.Echo(t.Context(), request())
-		client.Put(t.Context(), request())
-		client.Append(t.Context(), request())
-		wantTimes(t, server, 0, second, 2*second, 3*second, // Echo
-			3*second, 4*second, 5*second, // Put
-			5*second, 6*second) // Append
-	})
-}
 
 // WithSafeMethods retries what declares that it is safe. Narrower options win, and later ones for all methods.
 func TestSafeMethods(t *testing.T) {

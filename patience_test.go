@@ -223,60 +223,6 @@ func TestPatienceEnds(t *testing.T) {
 	})
 }
 
-// The patience counts from the call's own first failure as well, and a time without any failure is the
-// end of a trouble.
-func TestWherePatienceCountsFrom(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		now := time.Now()
-		of := &target{all: newTargets(nil)}
-		plan := planOf(t, Policy{Patience: second}, Unlimited, now, time.Time{})
-		plan.target = of
-		plan.send(now)
-		f := failureOf(1, codes.Unavailable)
-		if step := judgedBy(plan, &f, now, 0); step.End {
-			t.Fatalf("the first failure ends the call: %v", step.Reason)
-		}
-		of.answer() // the target answers somebody, and fails again
-		plan.next = pending{}
-		plan.send(now.Add(second))
-		f = failureOf(2, codes.Unavailable)
-		if step := judgedBy(plan, &f, now.Add(second), 0); step.Reason != ErrTargetDown {
-			t.Errorf("%v after its first failure the call goes on: %+v", second, step)
-		}
-		if since := of.trouble(now.Add(second)).since; !since.Equal(now.Add(second)) {
-			t.Errorf("the target is failing since %v, want %v", since, now.Add(second))
-		}
-		of.fail(now.Add(2*second), second)
-		if since := of.trouble(now.Add(2 * second)).since; !since.Equal(now.Add(second)) {
-			t.Errorf("the target is failing since %v, want still %v", since, now.Add(second))
-		}
-		of.fail(now.Add(3*second+1), second)
-		if since := of.trouble(now.Add(3*second + 1)).since; !since.Equal(now.Add(3*second + 1)) {
-			t.Errorf("after more than a patience without a failure it is failing since %v, want %v", since, now.Add(3*second+1))
-		}
-	})
-}
-
-func TestWithoutPatienceNothingIsWaitedFor(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, awayUntil(time.Minute))
-		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithPatience(0), WithBudget(Unlimited))
-		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond}
-		makeCalls(t, client, a, b)
-		wantServed(t, server, "a at 0s", "b at 60ms", "a at 100ms", "b at 160ms", "a at 200ms", "b at 260ms", "a at 300ms", "b at 360ms")
-		wantStop(t, a.err, codes.Unavailable, ErrAttemptsExhausted, 4)
-	})
-	bubble(t, func(t *testing.T) {
-		server := serve(t, awayUntil(time.Minute))
-		a := &timedCall{message: "a"}
-		makeCalls(t, server.client(t, WithPatience(0), WithBudget(stingy{})), a)
-		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
-		if a.took != 0 {
-			t.Errorf("the call took %v, want 0s", a.took)
-		}
-	})
-}
-
 func TestTooManyCallsWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, awayUntil(tenth))
@@ -304,54 +250,6 @@ func TestATimeThatTheServerNamedIsUsed(t *testing.T) {
 		makeCalls(t, client, a, b)
 		// b's failure during a's wait does not put off a's turn, and 15 s are not too long for a patience of 10 s.
 		wantServed(t, server, "a at 0s", "b at 14.95s", "a at 15s", "b at 15.05s")
-	})
-}
-
-func TestARepeatedWaitFitsIntoTheTimeLeft(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, awayUntil(time.Minute))
-		client := server.fixed(t, 0.9, WithBackoff(Constant(tenth)), WithBudget(stingy{}))
-		ctx, cancel := context.WithTimeout(t.Context(), second)
-		defer cancel()
-		start := time.Now()
-		_, err := client.Echo(ctx, request())
-		// Waits of 0.9 × the trouble, 100, 190, 361, 685.9 ms; then 0.9 × the 314.1 ms that are left, and 28.27 ms of the rest.
-		e := wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
-		if took := time.Since(start); took < 980*time.Millisecond || took >= second {
-			t.Errorf("the call took %v, want nearly 1s", took)
-		}
-		if len(e.Attempts) != 1 {
-			t.Errorf("%d attempts, want 1", len(e.Attempts))
-		}
-	})
-}
-
-func TestARepeatedWaitIsOneWait(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, awayUntil(140*time.Millisecond))
-		var mu sync.Mutex
-		var starts []Attempt
-		decisions := 0
-		client := server.fixed(t, 0.5, WithBackoff(Constant(tenth)), WithObserver(func(_ context.Context, e Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case e.Kind == AttemptStart && e.Attempt.Number > 1:
-				starts = append(starts, e.Attempt)
-			case e.Kind == Decision:
-				decisions++
-			}
-		}))
-		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 60 * time.Millisecond})
-		if decisions != 2 || len(starts) != 2 {
-			t.Fatalf("%d decisions and %d retries, want 2 and 2", decisions, len(starts))
-		}
-		if a := starts[0]; a.Wait != 150*time.Millisecond || a.Repeats != 1 || a.WaitSource != WaitBackoff {
-			t.Errorf("retry after a wait of %v by %v, repeated %d times; want 150ms by backoff, once", a.Wait, a.WaitSource, a.Repeats)
-		}
-		if b := starts[1]; b.Wait != 100*time.Millisecond || b.Repeats != 0 {
-			t.Errorf("retry after a wait of %v, repeated %d times; want 100ms, 0", b.Wait, b.Repeats)
-		}
 	})
 }
 
@@ -479,28 +377,6 @@ func TestARepeatedWaitIsAsLongAsTheCallsOwnTrouble(t *testing.T) {
 	})
 }
 
-// A trouble lengthens no time that the server named.
-func TestATimeThatTheServerNamedIsNotSpread(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), unavailable().pushback("100"), ok()))
-		client := server.fixed(t, 0.5)
-		makeCalls(t, client, &timedCall{message: "a", opts: onlyOnce}, &timedCall{message: "b", at: 4 * second})
-		wantServed(t, server, "a at 0s", "b at 4s", "b at 4.1s")
-	})
-}
-
-// The time that the server named is this call's turn once: if there is no token then, it learns from
-// others like any call.
-func TestATimeThatTheServerNamedIsUsedOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().pushback("1000"), unavailable(), ok()))
-		client := server.fixed(t, 0.5, WithBudget(&broke{until: time.Now().Add(second + tenth)}))
-		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: 5 * second / 4, opts: onlyOnce})
-		// There is no token at 1 s; at 1.5 s, b has failed; then a waits for half of 1.5 s.
-		wantServed(t, server, "a at 0s", "b at 1.25s", "a at 2.25s")
-	})
-}
-
 // A broke budget refuses every retry until a time.
 type broke struct {
 	unlimited
@@ -518,14 +394,4 @@ func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
 		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: second - tenth/2})
 		wantServed(t, server, "a at 0s", "b at 950ms", "b at 1.07s", "a at 1.1s") // a is cut during b's wait, at 1 s
 	})
-}
-
-// Calls report their failures in any order: the latest is what counts.
-func TestTheLatestFailureOfATargetIsTheLatest(t *testing.T) {
-	target := &target{all: newTargets(nil)}
-	target.fail(noon.Add(second), time.Minute)
-	target.fail(noon, time.Minute)
-	if got := target.trouble(noon.Add(second)).latest; got != noon.Add(second) {
-		t.Errorf("the latest failure was at %v, want %v", got, noon.Add(second))
-	}
 }

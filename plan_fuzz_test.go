@@ -190,10 +190,7 @@ func newPlanDriver(t *testing.T, script *byteScript) *planDriver {
 		d.policy.MaxElapsed = elapsed
 	}
 	d.policy.MaxServerDelay = []time.Duration{0, -1, time.Second, time.Millisecond}[flags>>6]
-	r, err := New(WithPolicy(d.policy))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, WithPolicy(d.policy))
 	d.policy = r.Policy(someMethod)
 	t.Logf("policy %+v hedging %+v deadline %v", d.policy, d.policy.Hedging, d.since(d.ctx.deadline))
 	d.plan = r.drive(d.ctx, someMethod, "catalog", noon)

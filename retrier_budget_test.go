@@ -7,10 +7,7 @@ import (
 
 // Budget returns the budget of a target's calls, by its canonical name, and follows an Update.
 func TestRetrierBudget(t *testing.T) {
-	r, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t)
 	orders := r.budgetOf("/shop.Orders/Put", "dns:///orders")
 	if !orders.Withdraw(time.Now()) {
 		t.Error("the reserve is empty")

@@ -527,10 +527,7 @@ func checkScopes(t *testing.T, seed uint64, channels []*grpc.ClientConn, configs
 		d.budgets, d.names[b] = append(d.budgets, b), fmt.Sprint("budget ", i)
 	}
 	var a modelAll
-	r, err := New(d.given(&a)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, d.given(&a)...)
 	for {
 		for _, method := range scopeMethods {
 			at := d.IntN(len(channels) + 1)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -95,10 +94,7 @@ func aborted() answer { return fail(codes.Aborted, "conflict") }
 // are what the policy says, and without patience, so that a target that is failing makes none longer.
 func even(t *testing.T, opts ...Option) *Retrier {
 	t.Helper()
-	r, err := New(append([]Option{WithBudget(Unlimited), WithPatience(0)}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, append([]Option{WithBudget(Unlimited), WithPatience(0)}, opts...)...)
 	r.random = func() float64 { return 0.5 }
 	r.settings.fallback.hedges = Unlimited // a new client could not send any hedge
 	update(t, r)
@@ -117,39 +113,6 @@ func (r *Retrier) onlyInterceptors() []grpc.DialOption {
 var ways = map[string]func(*Retrier) []grpc.DialOption{
 	"DialOptions":       (*Retrier).DialOptions,
 	"interceptors only": (*Retrier).onlyInterceptors,
-}
-
-// callKind is a way to call Echo.
-type callKind struct {
-	name string
-	desc *grpc.StreamDesc // nil for a unary call
-}
-
-var callKinds = []callKind{{"unary", nil}, {"server stream", serverStream}, {"client stream", clientStream}, {"bidi stream", bidiStream}}
-
-// call makes a call to its end.
-func (k callKind) call(ctx context.Context, cc *grpc.ClientConn, method string, opts ...grpc.CallOption) error {
-	if k.desc == nil {
-		return cc.Invoke(ctx, method, request(), &echov1.EchoResponse{}, opts...)
-	}
-	stream, err := cc.NewStream(ctx, k.desc, method, opts...)
-	if err != nil {
-		return err
-	}
-	if err := stream.SendMsg(request()); err != nil && err != io.EOF {
-		return err
-	}
-	stream.CloseSend()
-	for err == nil {
-		err = stream.RecvMsg(&echov1.EchoResponse{})
-		if err == nil && !k.desc.ServerStreams {
-			return nil
-		}
-	}
-	if err == io.EOF {
-		return nil
-	}
-	return err
 }
 
 func TestTheChannelsPolicyIsObeyedFromTheFirstCall(t *testing.T) {
@@ -177,55 +140,14 @@ func TestTheChannelsPolicyIsObeyedFromTheFirstCall(t *testing.T) {
 	}
 }
 
-// A call that starts on a channel with a connection obeys the service config of that time.
-func TestACallInFlightKeepsTheChannelsPolicy(t *testing.T) {
-	const half = second / 2
-	slow := always(aborted().after(half))
-	for _, tt := range []struct {
-		name          string
-		before, after string
-		want          int // attempts of the call in flight
-		then          int // attempts of the next call
-	}{
-		{"changed", configOf(retrying(nameEcho, 3)), configOf(retrying(nameEcho, 2)), 3, 2},
-		{"added", configOf(), configOf(retrying(nameEcho, 3)), 1, 3},
-		{"removed", configOf(retrying(nameEcho, 3)), configOf(), 3, 1},
-		{"added for another scope", configOf(retrying(nameService, 3)), configOf(retrying(nameService, 3), retrying(nameEcho, 4)), 3, 4},
-		{"hidden by an entry without a policy", configOf(retrying(nameService, 3)),
-			configOf(retrying(nameService, 3), `{"name":[`+nameEcho+`]}`), 3, 1},
-	} {
-		for _, kind := range callKinds {
-			for off, opts := range map[string][]Option{"": nil, ", disabled in Go": {Disable()}} {
-				t.Run(fmt.Sprintf("%s, %s%s", tt.name, kind.name, off), func(t *testing.T) {
-					bubble(t, func(t *testing.T) {
-						server := serve(t, slow)
-						cc, config := server.live(t, 0, tt.before, even(t, append(opts, WithResolverServiceConfig(true))...).DialOptions()...)
-						connect(t, cc)
-						time.AfterFunc(half/2, func() { config.update(tt.after) })
-						_ = kind.call(t.Context(), cc, echoMethod)
-						if got := len(server.attempts()); got != tt.want {
-							t.Errorf("%d attempts of the call in flight, want %d", got, tt.want)
-						}
-						before := len(server.attempts())
-						_ = kind.call(t.Context(), cc, echoMethod)
-						if got := len(server.attempts()) - before; got != tt.then {
-							t.Errorf("%d attempts of the next call, want %d", got, tt.then)
-						}
-					})
-				})
-			}
-		}
-	}
-}
-
 // As in gRPC, a service config with an error changes nothing.
 func TestAServiceConfigWithAnErrorKeepsTheOldOne(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(aborted()))
 		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 2)), even(t, WithResolverServiceConfig(true)).DialOptions()...)
-		_ = echoOnce(t.Context(), cc, "unary")
+		_ = callKinds[0].call(t.Context(), cc, echoMethod)
 		config.set(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":1}}]}`)
-		_ = echoOnce(t.Context(), cc, "unary")
+		_ = callKinds[0].call(t.Context(), cc, echoMethod)
 		wantTimes(t, server, 0, second, second, 2*second)
 	})
 }
@@ -269,7 +191,7 @@ func TestBudgetsKeepTheirStateOverARefresh(t *testing.T) {
 						config.set(tt.config)
 					}
 					before := len(server.attempts())
-					_ = echoOnce(t.Context(), cc, "unary")
+					_ = callKinds[0].call(t.Context(), cc, echoMethod)
 					got = append(got, len(server.attempts())-before)
 				}
 				if !slices.Equal(got, tt.want) {
@@ -329,7 +251,7 @@ func TestOutdatedChannelPoliciesDoNotPileUp(t *testing.T) {
 		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 2)), r.DialOptions()...)
 		most := 0
 		for range 2*maxChannelPolicies + 10 {
-			if err := echoOnce(t.Context(), cc, "unary"); err != nil {
+			if err := callKinds[0].call(t.Context(), cc, echoMethod); err != nil {
 				t.Fatal(err)
 			}
 			config.set(configOf(retrying(nameEcho, 2)))
@@ -471,25 +393,6 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 	})
 }
 
-func TestBuiltInPolicyLeavesStreamsToGRPC(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "fail UNAVAILABLE", stream) })
-		cc := server.conn(t, grpc.WithDefaultServiceConfig(strings.Replace(builtInPolicy,
-			`"grpcretry.test.v1.EchoService", "method": "Echo"`, `"s"`, 1)),
-			grpc.WithChainStreamInterceptor(StreamClientInterceptor(WithMaxAttempts(5))))
-		stream, err := cc.NewStream(t.Context(), serverStream, "/s/m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		app := &application{stream: stream}
-		app.play(t, "send a; close; recv UNAVAILABLE")
-		var e *Error
-		if got := len(server.attempts()); got != 3 || errors.As(app.err, &e) {
-			t.Errorf("%d attempts and %v, want gRPC's 3 and its own error", got, app.err)
-		}
-	})
-}
-
 // What gRPC retries itself is not hedged: it gets one attempt, and its error as it comes.
 func TestHedgedCallsLeftToGRPC(t *testing.T) {
 	for _, tt := range []struct {
@@ -553,12 +456,8 @@ func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, script(says("a").after(2*second), says("b").after(time.Hour)))
-				slow := manual.NewBuilderWithScheme("slow")
-				cc := server.connTo(t, "slow:///echo", grpc.WithResolvers(slow), grpc.WithDefaultServiceConfig(tt.config),
+				cc, _ := server.live(t, 3*second/2, tt.config,
 					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(hedged(2, Hedging{Delay: HedgeAfter(second)}))))
-				time.AfterFunc(3*second/2, func() {
-					slow.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}})
-				})
 				reply, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
 				if reply.GetMessage() != "a" || err != nil {
 					t.Errorf("Echo = %v, %v, want a", reply, err)
@@ -621,18 +520,6 @@ func TestMethodsLeftToGRPCPassThrough(t *testing.T) {
 	}
 }
 
-// resolveAfter dials a server whose address and service config the resolver finds after d.
-func (f *fixture) resolveAfter(t *testing.T, d time.Duration, config string, opts ...grpc.DialOption) *grpc.ClientConn {
-	t.Helper()
-	found := manual.NewBuilderWithScheme("echo")
-	found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
-		time.AfterFunc(d, func() {
-			_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: cc.ParseServiceConfig(config)})
-		})
-	}
-	return f.connTo(t, "echo:///echo", append(opts, grpc.WithResolvers(found))...)
-}
-
 const oneSecond = `{"methodConfig":[{"name":[{}],"timeout":"1s"}]}`
 
 // With its own retries, gRPC ends a call after the timeout of its service config.
@@ -658,11 +545,11 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 		{"with a code for it", always(hang()), append(waits, WithCodes(codes.DeadlineExceeded)), 0, []time.Duration{0}, second},
 		{"hedged", always(hang()), hedging, 0, []time.Duration{0, 3 * tenth, 6 * tenth, 9 * tenth}, second},
 	} {
-		for _, kind := range []string{"unary", "stream"} {
-			t.Run(tt.name+", "+kind, func(t *testing.T) {
+		for _, kind := range callKinds[:2] {
+			t.Run(tt.name+", "+kind.name, func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					server := serve(t, tt.script)
-					cc := server.resolveAfter(t, 0, oneSecond, DialOptions(tt.opts...)...)
+					cc, _ := server.live(t, 0, oneSecond, DialOptions(tt.opts...)...)
 					connect(t, cc)
 					ctx := t.Context()
 					if tt.limit > 0 {
@@ -670,7 +557,7 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 						defer cancel()
 						ctx = limited
 					}
-					err := echoOnce(ctx, cc, kind)
+					err := kind.call(ctx, cc, echoMethod)
 					if got := time.Since(server.start); got != tt.ends || status.Code(err) != codes.DeadlineExceeded {
 						t.Errorf("the call ended after %v with %v, want DEADLINE_EXCEEDED after %v", got, err, tt.ends)
 					}
@@ -684,34 +571,12 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 	}
 }
 
-// echoOnce makes a call to its end, of the kind given.
-func echoOnce(ctx context.Context, cc *grpc.ClientConn, kind string, opts ...grpc.CallOption) error {
-	if kind == "unary" {
-		_, err := echov1.NewEchoServiceClient(cc).Echo(ctx, request(), opts...)
-		return err
-	}
-	stream, err := cc.NewStream(ctx, serverStream, echov1.EchoService_Echo_FullMethodName, opts...)
-	if err != nil {
-		return err
-	}
-	if err := stream.SendMsg(request()); err != nil {
-		return err
-	}
-	for err == nil {
-		err = stream.RecvMsg(&echov1.EchoResponse{})
-	}
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return err
-}
-
 // As with a deadline of the caller, no wait is started that would reach the end.
 func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second)))...)
-		err := echoOnce(t.Context(), cc, "unary")
+		cc, _ := server.live(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second)))...)
+		err := callKinds[0].call(t.Context(), cc, echoMethod)
 		wantStop(t, err, codes.Unavailable, ErrDeadline, 1)
 		if !strings.Contains(err.Error(), "db-down") {
 			t.Errorf("err = %v, want the server's last word", err)
@@ -724,10 +589,10 @@ func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 func TestTheServiceConfigsTimeoutDoesNotExtendADeadline(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second*3/4)))...)
+		cc, _ := server.live(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second*3/4)))...)
 		ctx, cancel := context.WithTimeout(t.Context(), second/2)
 		defer cancel()
-		wantStop(t, echoOnce(ctx, cc, "unary"), codes.Unavailable, ErrDeadline, 1)
+		wantStop(t, callKinds[0].call(ctx, cc, echoMethod), codes.Unavailable, ErrDeadline, 1)
 		wantTimes(t, server, 0)
 	})
 }
@@ -746,7 +611,7 @@ func TestAnAbandonedStreamEndsWithTheServiceConfigsTimeout(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serve(t, tt.script)
-				cc := server.resolveAfter(t, 0, oneSecond, DialOptions(WithBackoff(Constant(0)))...)
+				cc, _ := server.live(t, 0, oneSecond, DialOptions(WithBackoff(Constant(0)))...)
 				var finished time.Duration
 				stream, err := cc.NewStream(t.Context(), serverStream, echov1.EchoService_Echo_FullMethodName, grpc.OnFinish(func(error) {
 					finished = time.Since(server.start)

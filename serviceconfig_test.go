@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -308,38 +307,13 @@ func (c *drawnCall) make(t *testing.T, number int, cc *grpc.ClientConn, l *trans
 }
 
 func (c *drawnCall) send(ctx context.Context, number int, cc *grpc.ClientConn) error {
-	method, req := "/"+drawnService+"/"+c.method, &echov1.EchoRequest{Message: strconv.Itoa(number)}
-	if c.kind.desc == nil {
-		return cc.Invoke(ctx, method, req, &echov1.EchoResponse{})
-	}
-	stream, err := cc.NewStream(ctx, c.kind.desc, method)
-	if err != nil {
-		return err
-	}
-	if err := stream.SendMsg(req); err != nil && err != io.EOF {
-		return err
-	}
-	if err := stream.CloseSend(); err != nil {
-		return err
-	}
-	for err == nil {
-		if err = stream.RecvMsg(&echov1.EchoResponse{}); err == nil && !c.kind.desc.ServerStreams {
-			return nil
-		}
-	}
-	if err == io.EOF {
-		return nil
-	}
-	return err
+	return c.kind.send(ctx, cc, "/"+drawnService+"/"+c.method, &echov1.EchoRequest{Message: strconv.Itoa(number)})
 }
 
 // retrier returns a Retrier that reports to the transcript and whose random numbers come from a seed.
 func (l *transcript) retrier(t *testing.T, seed uint64, opts ...Option) *Retrier {
 	t.Helper()
-	r, err := New(append(opts, WithObserver(l.observe))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := retrierOf(t, append(opts, WithObserver(l.observe))...)
 	randoms := rand.New(rand.NewPCG(seed, 0))
 	r.random = func() float64 { l.mu.Lock(); defer l.mu.Unlock(); return randoms.Float64() }
 	return r
@@ -461,15 +435,12 @@ func TestTheThrottleOfAServiceConfig(t *testing.T) {
 		config := func(attempts int, maxTokens, ratio float64) Option {
 			return WithServiceConfig(withThrottle(configOf(retrying(nameDefault, attempts)), maxTokens, ratio))
 		}
-		r, err := New(config(5, 6, 1), WithPatience(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := retrierOf(t, config(5, 6, 1), WithPatience(0))
 		cc := server.conn(t, r.DialOptions()...)
 		call := func(want int) {
 			t.Helper()
 			before := len(server.attempts())
-			_ = echoOnce(t.Context(), cc, "unary")
+			_ = callKinds[0].call(t.Context(), cc, echoMethod)
 			if got := len(server.attempts()) - before; got != want {
 				t.Errorf("%d attempts, want %d", got, want)
 			}

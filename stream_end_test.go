@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -18,47 +17,6 @@ import (
 )
 
 // The tests here are of the end of a stream: what may be asked then, and that it comes.
-
-// abandon runs a stream that one goroutine sends to for a second, and whose Context another one
-// asks for or does not. Neither comes back. Meanwhile the attempt times out at 5 s, and the call
-// ends.
-func abandon(t *testing.T, end func(*application, *grpc.ClientConn)) {
-	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
-	for _, send := range []time.Duration{ms(2500), ms(5200)} {
-		for _, at := range []time.Duration{ms(2700), ms(4700), ms(5100), ms(5300), ms(5700), ms(8000)} {
-			for _, use := range []time.Duration{ms(2800), ms(5250), ms(5800), time.Hour} {
-				t.Run(fmt.Sprintf("SendMsg at %v, ended at %v, Context at %v", send, at, use), func(t *testing.T) {
-					bubble(t, func(t *testing.T) {
-						server, reported := serveScripts(t, "hang", "hang"), &record{}
-						cc := server.conn(t, append(DialOptions(append(reported.options(), WithAttemptTimeout(5*second), steady)...),
-							below(func(s grpc.ClientStream) grpc.ClientStream { return pausing{s} }))...)
-						app := openOn(t, cc, bidiStream, reported.onFinish())
-						time.AfterFunc(at, func() { end(app, cc) })
-						if use < time.Hour {
-							time.AfterFunc(use, func() { app.stream.Context() })
-						}
-						time.Sleep(send)
-						app.stream.SendMsg(request())
-						time.Sleep(time.Minute)
-						reported.mu.Lock()
-						defer reported.mu.Unlock()
-						if f, e := reported.finished, reported.ended; len(f) != 1 || len(e) != 1 || f[0] == nil || e[0] == nil {
-							t.Errorf("OnFinish reported %v and CallEnd %v, want a failure once each", f, e)
-						}
-					})
-				})
-			}
-		}
-	}
-}
-
-func TestAnAbandonedStreamEndsWheneverItIsCancelled(t *testing.T) {
-	abandon(t, func(app *application, _ *grpc.ClientConn) { app.cancel() })
-}
-
-func TestAnAbandonedStreamEndsWheneverItsClientConnIsClosed(t *testing.T) {
-	abandon(t, func(_ *application, cc *grpc.ClientConn) { cc.Close() })
-}
 
 // A concurrency budget limits what is sent instead of a failed attempt. A stream that goes on is
 // no longer that.
@@ -94,16 +52,6 @@ func TestACommittedStreamGivesItsPlaceInAConcurrencyBudgetBack(t *testing.T) {
 		})
 	}
 }
-
-// pausing is a stream whose SendMsg and CloseSend return a second after they have succeeded.
-type pausing struct{ grpc.ClientStream }
-
-func (s pausing) SendMsg(m any) error {
-	err := s.ClientStream.SendMsg(m)
-	time.Sleep(second)
-	return err
-}
-func (s pausing) CloseSend() error { err := s.ClientStream.CloseSend(); time.Sleep(second); return err }
 
 func TestAbandonedStreamEnds(t *testing.T) {
 	for _, tt := range []struct {
@@ -265,7 +213,7 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, tt.scripts[n-1], stream) })
+				server := serveScripts(t, tt.scripts...)
 				cc := server.conn(t, DialOptions(steady, WithAttemptTimeout(5*second))...)
 				ctx := &countingContext{Context: context.WithoutCancel(t.Context())}
 				stream, err := cc.NewStream(ctx, serverStream, "/s/m")
@@ -355,9 +303,7 @@ func (s numb) RecvMsg(m any) error {
 // The response of a client stream is complete when it has come, whatever the timer says.
 func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			return playServer(t, n, "recv a; recv EOF; send 1", stream)
-		})
+		server := serveScripts(t, "recv a; recv EOF; send 1")
 		budget := &tally{}
 		cc := server.conn(t, append(DialOptions(WithAttemptTimeout(5*second), WithBudget(budget)),
 			below(func(s grpc.ClientStream) grpc.ClientStream { return &lateStream{s, 6 * second} }))...)

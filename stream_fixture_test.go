@@ -273,3 +273,53 @@ func (r *record) want(t *testing.T, result error) {
 }
 
 var long = strings.Repeat("x", 300<<10) // more than the default buffer holds
+
+// A callKind is a way to call a method.
+type callKind struct {
+	name string
+	desc *grpc.StreamDesc // nil for a unary call
+}
+
+var callKinds = []callKind{{"unary", nil}, {"server stream", serverStream}, {"client stream", clientStream}, {"bidi stream", bidiStream}}
+
+// anyMethod is one that serveStreams handles, and that has no options of its own.
+const anyMethod = "/streams/Method"
+
+// call sends a request, and receives until the end.
+func (k callKind) call(ctx context.Context, cc *grpc.ClientConn, method string, opts ...grpc.CallOption) error {
+	return k.send(ctx, cc, method, request(), opts...)
+}
+
+func (k callKind) send(ctx context.Context, cc *grpc.ClientConn, method string, m *echov1.EchoRequest, opts ...grpc.CallOption) error {
+	if k.desc == nil {
+		return cc.Invoke(ctx, method, m, &echov1.EchoResponse{}, opts...)
+	}
+	stream, err := cc.NewStream(ctx, k.desc, method, opts...)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(m); err != nil && err != io.EOF {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	for err == nil {
+		err = stream.RecvMsg(&echov1.EchoResponse{})
+		if err == nil && !k.desc.ServerStreams {
+			return nil
+		}
+	}
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+// everyKind runs a test for unary calls and all kinds of streams, each in a bubble.
+func everyKind(t *testing.T, f func(t *testing.T, kind callKind)) {
+	t.Helper()
+	for _, kind := range callKinds {
+		t.Run(kind.name, func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, kind) }) })
+	}
+}

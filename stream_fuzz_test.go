@@ -23,7 +23,7 @@ func FuzzStreamProgram(f *testing.F) {
 		}
 		p := drawFrom(&byteSource{data}, 0)
 		if r, _, _ := batch(t, []*program{p}, false); r != nil {
-			t.Fatal(report(t, r, r.findings[0].kind))
+			t.Fatal(report(t, r))
 		}
 	})
 }

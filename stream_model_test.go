@@ -45,10 +45,6 @@ import (
 //     OnFinish must still run if the application sees the end, which may be late by the grace that gRPC is given.
 //   - If the Header of a wrapper below returns nil before the end, nobody can tell that from a
 //     stream without headers: Header may return nil.
-//   - A panic of the application's own code on gRPC's goroutine ends the program, so such code
-//     panics on the application's goroutines and on the fake's watcher only. What RecvMsg
-//     returns after a panic is not defined; the end, its single OnFinish, the budget and the
-//     requests of each attempt are.
 //   - Hedges that are sent at the same instant reach gRPC in any order.
 //
 //   - SendMsg may return io.EOF while RecvMsg is returning the end on another goroutine: gRPC's stream, too, has ended by
@@ -116,7 +112,7 @@ func (r *run) each(o op) func(func(*called) bool) {
 // complete; nil if there was none.
 func (r *run) final() *called {
 	for c := range r.each(oRecv) {
-		if c.err != nil || !r.kind.server() && c.panicked == nil {
+		if c.err != nil || !r.kind.server() {
 			return c
 		}
 	}
@@ -134,7 +130,7 @@ func (a *fakeStream) alive() bool {
 func (r *run) inspect() {
 	r.mu.Lock()
 	for _, c := range r.calls {
-		if !c.end.happened() && !r.panicked {
+		if !c.end.happened() {
 			r.justify(c)
 		}
 	}
@@ -182,7 +178,7 @@ func (r *run) justify(c *called) {
 func (r *run) forwarded(a *fakeStream) {
 	sent, closed := 0, false
 	for c := range r.each(oSend) {
-		if c.err == nil && c.panicked == nil {
+		if c.err == nil {
 			sent++
 		}
 	}
@@ -218,7 +214,7 @@ func (r *run) hung() {
 func (r *run) lingered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.panicked || r.hedge > 0 || r.ctxEndedBy(r.tick()) {
+	if r.hedge > 0 || r.ctxEndedBy(r.tick()) {
 		return
 	}
 	if a := r.newest(r.tick()); a != nil && a.alive() && r.final() == nil && !r.refusedSend() {
@@ -241,9 +237,6 @@ func (r *run) judge() {
 	r.judgeFinish()
 	r.judgeBudget()
 	r.judgeRequests()
-	if r.panicked {
-		return // what the application sees after it has recovered from a panic is not defined
-	}
 	r.judgeEvents()
 	r.judgeMessages()
 	r.judgeEnd()
@@ -289,7 +282,6 @@ func (r *run) judgeFinish() {
 	}
 	if n == 0 {
 		switch {
-		case r.stream == nil && r.panicked: // nothing is promised about a panic in NewStream
 		case r.dropsOptions && r.plain, r.unobservable(): // gRPC has never seen the option
 		default:
 			r.find("OnFinish", "OnFinish did not run")
@@ -297,7 +289,7 @@ func (r *run) judgeFinish() {
 		return
 	}
 	f, c := r.finishes[0], r.final()
-	if r.panicked || c == nil || c.panicked != nil || r.wrapperFails() || r.refusedLarge() {
+	if c == nil || r.wrapperFails() || r.refusedLarge() {
 		return
 	}
 	if r.timeout > 0 && hasMessage(c.err, cardinality) {
@@ -359,19 +351,15 @@ func (r *run) judgeBudget() {
 	if r.unobservable() {
 		return
 	}
-	begun := len(r.attempts)
-	if r.panicked && r.panicAt == pObserver && r.count(grpcretry.AttemptStart) == begun+1 {
-		begun = len(r.deposits) // the observer's panic kept an attempt from being sent: either is right
-	}
 	// A token comes back if the context ends between the payment and the sending.
-	mayReturn := r.panicked || r.timeout > 0 || len(r.finishes) > 0 && r.ctxEndedBy(r.finishes[0].mark)
-	if made := max(0, begun-1); r.withdrawn-r.returned != made || r.returned > 0 && !mayReturn {
+	mayReturn := r.timeout > 0 || len(r.finishes) > 0 && r.ctxEndedBy(r.finishes[0].mark)
+	if made := len(r.attempts) - 1; r.withdrawn-r.returned != made || r.returned > 0 && !mayReturn {
 		r.find("budget", "%d withdrawn, %d returned, for %d attempts after the first", r.withdrawn, r.returned, made)
 	}
 	if r.hedge > 0 && !r.hedges.agrees(r.deposits) {
 		r.find("hedges", "the budget of hedges heard %v", r.hedges.deposits)
 	}
-	if len(r.deposits) != begun || begun < len(r.attempts) || begun > len(r.attempts)+1 {
+	if len(r.deposits) != len(r.attempts) {
 		r.find("deposits", "%d deposits for %d attempts: %v", len(r.deposits), len(r.attempts), r.deposits)
 		return
 	}
@@ -382,7 +370,7 @@ func (r *run) judgeBudget() {
 		}
 	}
 	c := r.final()
-	if r.panicked || c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() || r.wrapperFails() {
+	if c == nil || r.ctxEndedBy(c.end) || r.refusedLarge() || r.wrapperFails() {
 		return
 	}
 	if r.sawSuccess(c) || r.timeout > 0 && hasMessage(c.err, cardinality) {
@@ -391,17 +379,6 @@ func (r *run) judgeBudget() {
 	if won := codeOf(c.err) == codes.OK; won != (succeeded == 1) {
 		r.find("deposits", "%d attempts were reported as succeeded, RecvMsg ended with %v", succeeded, c.err)
 	}
-}
-
-// count is how many events of one kind there were.
-func (r *run) count(kind grpcretry.EventKind) int {
-	n := 0
-	for _, e := range r.events {
-		if e.Kind == kind {
-			n++
-		}
-	}
-	return n
 }
 
 // unobservable reports whether nobody could tell that the stream has ended: the application has
@@ -429,7 +406,7 @@ func (r *run) judgeRequests() {
 		if a.closed.happened() && !closing {
 			r.find("requests", "attempt %d was closed by nobody", a.number)
 		}
-		if a.closed.happened() && !r.panicked && !r.refusedSend() && len(a.accepted) < len(texts) {
+		if a.closed.happened() && !r.refusedSend() && len(a.accepted) < len(texts) {
 			r.find("requests", "attempt %d was closed after %d of %d messages", a.number, len(a.accepted), len(texts))
 		}
 	}
@@ -492,7 +469,7 @@ func (r *run) judgeMessages() {
 		if hasMessage(c.err, cardinality) || c.err != nil && sameStatus(c.err, errGarbled) {
 			return // gRPC returns what else has arrived
 		}
-		if c.err != nil || c.panicked != nil {
+		if c.err != nil {
 			continue
 		}
 		if !r.kind.server() && i > 0 {
@@ -554,7 +531,7 @@ func parseResponse(text string) (attempt, place int, ok bool) {
 // source is the attempt that the application has seen messages of by m, nil for none.
 func (r *run) source(m mark) *fakeStream {
 	for c := range r.each(oRecv) {
-		if c.err == nil && c.panicked == nil && c.end.seq < m.seq {
+		if c.err == nil && c.end.seq < m.seq {
 			text := strings.TrimPrefix(c.text, prefix)
 			if number, _, ok := parseResponse(text); ok && number <= len(r.attempts) {
 				return r.attempts[number-1]
@@ -570,7 +547,7 @@ func (r *run) seenBy(m mark) bool {
 		if c.thread == callbackThread || len(r.finishes) > 0 && c.end.seq > r.finishes[0].seq {
 			continue // the outcome was known before
 		}
-		if c.end.happened() && c.end.seq < m.seq && (c.op == oRecv && c.err == nil && c.panicked == nil || c.op == oHeader && c.md != nil) {
+		if c.end.happened() && c.end.seq < m.seq && (c.op == oRecv && c.err == nil || c.op == oHeader && c.md != nil) {
 			return true
 		}
 	}
@@ -623,7 +600,6 @@ func (r *run) judgeEnd() {
 	received := 0
 	for c := range r.each(oRecv) {
 		switch {
-		case c.panicked != nil:
 		case c.err == nil && first != nil && (r.wrapperFails() || hasMessage(first.err, cardinality)): // the stream of gRPC goes on
 		case c.err == nil && first != nil:
 			r.find("after the end", "RecvMsg returned a message after %v", first.err)
@@ -784,7 +760,7 @@ func (r *run) judgeEOF(c *called, last *fakeStream, received int) {
 // judgeComplete: an attempt that succeeded and saw the half-close has seen every message.
 func (r *run) judgeComplete(a *fakeStream) {
 	for c := range r.each(oSend) {
-		if a.closed.happened() && c.err == nil && c.panicked == nil && c.n >= len(a.accepted) {
+		if a.closed.happened() && c.err == nil && c.n >= len(a.accepted) {
 			r.find("requests", "attempt %d succeeded without message %d", a.number, c.n)
 		}
 	}
@@ -795,7 +771,6 @@ func (r *run) judgeSends() {
 	var refused *called
 	for c := range r.each(oSend) {
 		switch {
-		case c.panicked != nil:
 		case c.err == io.EOF && !r.kind.client():
 			r.find("SendMsg EOF", "SendMsg of a server stream returned io.EOF")
 		case c.err == io.EOF:
@@ -929,9 +904,6 @@ func (r *run) judgeVoid(c *called) {
 // that the stream has ended.
 func (r *run) judgeHeaders() {
 	for c := range r.each(oHeader) {
-		if c.panicked != nil {
-			continue
-		}
 		if c.err != nil {
 			r.find("Header error", "Header returned %v", c.err)
 			continue
@@ -994,9 +966,6 @@ func (r *run) cut(a *fakeStream) bool {
 // judgeContexts: Context returns the stream's, without a wait.
 func (r *run) judgeContexts() {
 	for c := range r.each(oContext) {
-		if c.panicked != nil {
-			continue
-		}
 		if c.ctx == nil || c.ctx.Value(runKey{}) != r {
 			r.find("Context", "Context returned %v, which is not derived from the caller's", c.ctx)
 		}
@@ -1032,9 +1001,6 @@ func (r *run) judgeBound(c *called) {
 func (r *run) judgeTrailers() {
 	f := r.final()
 	for c := range r.each(oTrailer) {
-		if c.panicked != nil {
-			continue
-		}
 		r.judgeSwift(c)
 		if f == nil || c.start.seq < f.end.seq {
 			r.judgeBound(c)
@@ -1312,9 +1278,6 @@ func (r *run) timeline() string {
 			result = fmt.Sprintf("%v, %v", shown(c.md), c.err)
 		case oContext:
 			result = "a context"
-		}
-		if c.panicked != nil {
-			result = fmt.Sprintf("a panic, %v", c.panicked)
 		}
 		if c.end.seq != c.start.seq+1 {
 			result = name + " = " + result

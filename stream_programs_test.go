@@ -1,12 +1,10 @@
 package grpcretry_test
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -37,15 +35,7 @@ var (
 	programsCount = flag.Int("programs.count", 1000, "how many programs TestStreamPrograms runs")
 	programsSeed  = flag.Uint64("programs.seed", 1,
 		"the first seed of TestStreamPrograms, 0 for one drawn from the clock: make soak does that")
-	programsPlain  = flag.Bool("programs.plain", false, "run the programs of TestStreamPrograms without the interceptor")
 	programsRepeat = flag.Int("programs.repeat", 1, "how often each program of TestStreamPrograms runs: goroutines still run in any order")
-	programsSurvey = flag.Bool("programs.survey", false,
-		"go on after a finding; list the kinds of finding, with a seed for each, at the end")
-	programsShrink = flag.Bool("programs.shrink", true, "make a program smaller that has a finding, before it is reported")
-	programsLess   = flag.String("programs.without", "",
-		"leave out of all programs, separated by commas: callbacks, dropped (call options), nil (Header), merging, panics, wrapper (errors), "+
-			"hedging, timeouts, left (to gRPC)")
-	programsPrint = flag.Bool("programs.print", false, "print the timeline of every program")
 )
 
 // A streamKind says which sides stream.
@@ -108,20 +98,6 @@ func (d deed) String() string {
 	return d.op.String()
 }
 
-// A panicAt says what panics.
-type panicAt uint8
-
-const (
-	pNever panicAt = iota
-	pObserver
-	pClassifier
-	pCodecSend
-	pCodecRecv
-	pOnFinish
-)
-
-var panicNames = [...]string{"nothing", "the observer", "the classifier", "the codec when sending", "the codec when receiving", "OnFinish"}
-
 // A program is everything that is drawn.
 type program struct {
 	seed uint64
@@ -146,8 +122,6 @@ type program struct {
 	left         bool // the service config of a fresh channel leaves the method to gRPC
 
 	inOnFinish, inCallEnd []op // methods that callbacks call
-	panicAt               panicAt
-	panicNth              int
 
 	threads [][]deed // the first is the goroutine that opened the stream
 	linger  bool     // the application keeps its context for a while after the last deed
@@ -176,7 +150,6 @@ func (p *program) String() string {
 	option(p.left, "the method is left to gRPC")
 	option(len(p.inOnFinish) > 0, "OnFinish calls %v", p.inOnFinish)
 	option(len(p.inCallEnd) > 0, "the observer of CallEnd calls %v", p.inCallEnd)
-	option(p.panicAt != pNever, "%s panics at number %d", panicNames[p.panicAt], p.panicNth)
 	option(p.linger, "lingers")
 	for i, t := range p.threads {
 		fmt.Fprintf(&b, "\n  goroutine %d: %v", i, t)
@@ -239,8 +212,8 @@ func drawFrom(source rand.Source, seed uint64) *program {
 		p.inCallEnd = d.callbacks()
 	}
 	if p.hedge == 0 && d.one(12) {
-		p.panicAt = panicAt(1 + d.IntN(int(pOnFinish)))
-		p.panicNth = 1 + d.IntN(4)
+		d.IntN(5) // these two chose a panic once: a seed still draws the same program
+		d.IntN(4)
 	}
 	p.left = d.one(40)
 	p.threads = d.threads(p.kind)
@@ -248,41 +221,7 @@ func drawFrom(source rand.Source, seed uint64) *program {
 	for n := range max(p.attempts, p.hedge) + 1 {
 		p.scripts = append(p.scripts, d.script(p.kind, n, own))
 	}
-	p.leaveOut(*programsLess)
 	return p
-}
-
-// leaveOut makes a program simpler, for surveys in which one fault would hide others.
-func (p *program) leaveOut(list string) {
-	if list == "" {
-		return
-	}
-	for _, what := range strings.Split(list, ",") {
-		switch what {
-		case "callbacks":
-			p.inOnFinish, p.inCallEnd = nil, nil
-		case "dropped":
-			p.dropsOptions = false
-		case "nil":
-			p.nilHeader = false
-		case "merging":
-			p.merges = false
-		case "panics":
-			p.panicAt = pNever
-		case "left":
-			p.left = false
-		case "hedging":
-			p.hedge = 0
-		case "timeouts":
-			p.timeout = 0
-		case "wrapper":
-			for _, s := range p.scripts {
-				s.ownCreate, s.ownSend, s.ownRecv = false, 0, 0
-			}
-		default:
-			panic("-programs.without: " + what)
-		}
-	}
 }
 
 type dice struct{ *rand.Rand }
@@ -516,9 +455,6 @@ type run struct {
 	cleaned  mark // the harness has cancelled
 	stalled  bool // the application waits, and plain gRPC would too
 	findings []finding
-	panicked bool
-	panics   int   // places passed at which the program may panic
-	own      []int // goroutines of the application
 
 	withdrawn, refused, returned int // of both budgets
 	deposits                     []grpcretry.Outcome
@@ -543,7 +479,6 @@ type called struct {
 	md         metadata.MD
 	ctx        context.Context
 	err        error
-	panicked   any
 }
 
 const callbackThread = 9
@@ -592,62 +527,6 @@ func (r *run) misuse(format string, args ...any) { r.find("misuse", format, args
 // find needs mu.
 func (r *run) find(kind, format string, args ...any) {
 	r.findings = append(r.findings, finding{kind, fmt.Sprintf(format, args...), r.seq})
-}
-
-// plannedPanic is what a program panics with.
-type plannedPanic struct{ at panicAt }
-
-// goroutine is the number of the goroutine that calls it.
-func goroutine() int {
-	var buf [40]byte
-	fields := bytes.Fields(buf[:runtime.Stack(buf[:], false)])
-	n, _ := strconv.Atoi(string(fields[1]))
-	return n
-}
-
-// isOwn reports whether a panic on this goroutine can be recovered: it is the application's, or
-// the fake's.
-func (r *run) isOwn() bool {
-	g := goroutine()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Contains(r.own, g)
-}
-
-func (r *run) adopt() {
-	if r.panicAt != pNever {
-		g := goroutine()
-		r.mu.Lock()
-		r.own = append(r.own, g)
-		r.mu.Unlock()
-	}
-}
-
-func (r *run) codecPanics(at panicAt) { r.maybePanic(at) }
-
-// maybePanic panics if this is the place, on goroutines where that can be recovered.
-func (r *run) maybePanic(at panicAt) {
-	if r.panicAt != at || !r.isOwn() {
-		return
-	}
-	r.mu.Lock()
-	r.panics++
-	now := r.panics == r.panicNth
-	r.panicked = r.panicked || now
-	r.mu.Unlock()
-	if now {
-		panic(plannedPanic{at})
-	}
-}
-
-// recoverCallback is deferred by goroutines of the fake. In grpc-go, such a panic ends the
-// program.
-func (r *run) recoverCallback() {
-	if p := recover(); p != nil {
-		if _, planned := p.(plannedPanic); !planned {
-			panic(p)
-		}
-	}
 }
 
 // Deposit and the methods after it make a run its own budget.
@@ -720,7 +599,6 @@ func observe(ctx context.Context, e grpcretry.Event) {
 	r.events = append(r.events, event{r.tick(), e})
 	stream := r.stream
 	r.mu.Unlock()
-	r.maybePanic(pObserver)
 	if e.Kind == grpcretry.CallEnd && stream != nil {
 		r.callback(stream, r.inCallEnd)
 	}
@@ -741,15 +619,9 @@ func (r *run) onFinish(err error) {
 	r.finishes = append(r.finishes, finish{r.tick(), err})
 	stream := r.stream
 	r.mu.Unlock()
-	r.maybePanic(pOnFinish)
 	if stream != nil {
 		r.callback(stream, r.inOnFinish)
 	}
-}
-
-func (r *run) classify(context.Context, grpcretry.Attempt) grpcretry.Classification {
-	r.maybePanic(pClassifier)
-	return grpcretry.Default
 }
 
 func (r *run) options() []grpc.CallOption {
@@ -764,9 +636,6 @@ func (r *run) options() []grpc.CallOption {
 		grpcretry.WithBackoff(grpcretry.Constant(r.backoff)), grpcretry.WithBudget(r))
 	if r.timeout > 0 {
 		opts = append(opts, grpcretry.WithAttemptTimeout(r.timeout))
-	}
-	if r.panicAt == pClassifier {
-		opts = append(opts, grpcretry.WithClassifier(r.classify))
 	}
 	if r.hedge > 0 {
 		opts = append(opts, grpcretry.WithPolicy(grpcretry.Policy{MaxAttempts: r.hedge, Hedging: &grpcretry.Hedging{
@@ -785,7 +654,6 @@ func newRetriers() *retriers {
 
 // application runs on the goroutine that opens the stream.
 func (r *run) application(i *retriers) {
-	r.adopt()
 	stream, err := r.open1(i)
 	r.mu.Lock()
 	r.opened, r.openErr = r.tick(), err
@@ -794,10 +662,7 @@ func (r *run) application(i *retriers) {
 	if err == nil && stream != nil {
 		var group sync.WaitGroup
 		for n, deeds := range r.threads[1:] {
-			group.Go(func() {
-				r.adopt()
-				r.perform(n+1, stream, deeds)
-			})
+			group.Go(func() { r.perform(n+1, stream, deeds) })
 		}
 		r.perform(0, stream, r.threads[0])
 		group.Wait()
@@ -807,15 +672,7 @@ func (r *run) application(i *retriers) {
 	r.mu.Unlock()
 }
 
-func (r *run) open1(i *retriers) (stream grpc.ClientStream, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			if _, planned := p.(plannedPanic); !planned {
-				panic(p)
-			}
-			stream, err = nil, fmt.Errorf("panic")
-		}
-	}()
+func (r *run) open1(i *retriers) (grpc.ClientStream, error) {
 	desc := r.kind.desc()
 	if r.plain {
 		return r.open(r.ctx, desc, nil, "/s/m", r.options()...)
@@ -840,7 +697,7 @@ func (r *run) perform(thread int, stream grpc.ClientStream, deeds []deed) {
 		case oDrain:
 			for range 50 {
 				c := r.do(thread, stream, deed{op: oRecv})
-				if c.err != nil || c.panicked != nil || !r.kind.server() {
+				if c.err != nil || !r.kind.server() {
 					break
 				}
 			}
@@ -849,7 +706,7 @@ func (r *run) perform(thread int, stream grpc.ClientStream, deeds []deed) {
 				continue
 			}
 			c := r.do(thread, stream, d)
-			broken = c.panicked != nil || c.err != nil && c.err != io.EOF
+			broken = c.err != nil && c.err != io.EOF
 		default:
 			r.do(thread, stream, d)
 		}
@@ -877,17 +734,9 @@ func (r *run) do(thread int, stream grpc.ClientStream, d deed) (c *called) {
 	c.start = r.tick()
 	r.calls = append(r.calls, c)
 	r.mu.Unlock()
-	returned := false
-	var reply any
 	defer func() {
-		if !returned {
-			c.panicked = recover()
-		}
 		r.mu.Lock()
 		c.end = r.tick()
-		if _, planned := c.panicked.(plannedPanic); c.panicked != nil && !planned {
-			r.find("panic", "%v panicked: %v", d.op, c.panicked)
-		}
 		r.mu.Unlock()
 	}()
 	switch d.op {
@@ -903,7 +752,7 @@ func (r *run) do(thread int, stream grpc.ClientStream, d deed) (c *called) {
 	case oClose:
 		c.err = stream.CloseSend()
 	case oRecv:
-		reply = r.reply()
+		reply := r.reply()
 		c.err = stream.RecvMsg(reply)
 		c.text = replyText(reply)
 	case oHeader:
@@ -913,7 +762,6 @@ func (r *run) do(thread int, stream grpc.ClientStream, d deed) (c *called) {
 	case oTrailer:
 		c.md = stream.Trailer()
 	}
-	returned = true
 	return c
 }
 
@@ -1081,9 +929,6 @@ func batch(t *testing.T, programs []*program, plain bool) (found *run, ran, stal
 			if r.stalled {
 				stalled++
 			}
-			if *programsPrint {
-				fmt.Printf("%v\n%s\n", p, r.timeline())
-			}
 			if len(r.findings) > 0 || !clean {
 				found = r
 				return
@@ -1095,7 +940,7 @@ func batch(t *testing.T, programs []*program, plain bool) (found *run, ran, stal
 
 // TestStreamPrograms runs random programs on a fake of gRPC, and has a model of gRPC's promises
 // judge what the application observed. See stream_model_test.go for the model.
-func TestStreamPrograms(t *testing.T) { runPrograms(t, *programsCount, *programsPlain) }
+func TestStreamPrograms(t *testing.T) { runPrograms(t, *programsCount, false) }
 
 // TestStreamProgramsOfPlainGRPC is the control of the model: the same programs without the
 // interceptor, which the model must accept.
@@ -1116,7 +961,7 @@ func TestStreamProgramsThatFailedNowAndThen(t *testing.T) {
 		}
 		for range 2 {
 			if r, _, _ := batch(t, programs, false); r != nil {
-				t.Fatal(report(t, r, r.findings[0].kind))
+				t.Fatal(report(t, r))
 			}
 		}
 	}
@@ -1129,8 +974,6 @@ func runPrograms(t *testing.T, count int, plain bool) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("seeds %d to %d", seed, seed+uint64(count)-1)
-	examples := map[string]*run{}
-	many := map[string]int{}
 	stalled := 0
 	for done := 0; done < count; {
 		var programs []*program
@@ -1143,64 +986,18 @@ func runPrograms(t *testing.T, count int, plain bool) {
 		r, ran, waited := batch(t, programs, plain)
 		done += max(1, ran / *programsRepeat)
 		stalled += waited
-		if r == nil {
-			continue
-		}
-		if !*programsSurvey {
-			t.Fatal(report(t, r, r.findings[0].kind))
-		}
-		for _, f := range r.findings {
-			if kind := f.kind + r.tags(); examples[kind] == nil || len(examples[kind].calls) > len(r.calls) {
-				examples[kind] = r
-			}
-		}
-		for _, kind := range r.kinds() {
-			many[kind]++
+		if r != nil {
+			t.Fatal(report(t, r))
 		}
 	}
 	t.Logf("%d programs waited for ever, as they would with plain gRPC", stalled)
-	for _, kind := range slices.Sorted(maps.Keys(examples)) {
-		t.Errorf("%d × %s, for example\n%s", many[kind], kind, report(t, examples[kind], kind))
-	}
-}
-
-// kinds are the kinds of the findings of a run.
-func (r *run) kinds() []string {
-	var kinds []string
-	for _, f := range r.findings {
-		if kind := f.kind + r.tags(); !slices.Contains(kinds, kind) {
-			kinds = append(kinds, kind)
-		}
-	}
-	return kinds
-}
-
-// tags names what makes a program special, so that a survey tells such findings apart.
-func (p *program) tags() string {
-	tags := ""
-	tag := func(on bool, name string) {
-		if on {
-			tags += ", " + name
-		}
-	}
-	tag(p.hedge > 0, "hedged")
-	tag(p.dropsOptions, "options dropped")
-	tag(p.nilHeader, "nil Header")
-	tag(p.left, "left to gRPC")
-	tag(p.panicAt != pNever, "panic")
-	tag(slices.ContainsFunc(p.scripts, func(s *script) bool { return s.vanishes }), "gRPC reports EOF")
-	tag(slices.ContainsFunc(p.scripts, func(s *script) bool { return s.ownCreate || s.ownSend > 0 || s.ownRecv > 0 }), "wrapper fails")
-	return tags
 }
 
 // report is what a test prints of a run with findings: a smaller program with a finding of the
 // same kind, if there is one.
-func report(t *testing.T, r *run, kind string) string {
-	kind, _, _ = strings.Cut(kind, ",")
-	small := r
-	if *programsShrink {
-		small = shrink(t, r, kind)
-	}
+func report(t *testing.T, r *run) string {
+	kind := r.findings[0].kind
+	small := shrink(t, r, kind)
 	small.mu.Lock()
 	defer small.mu.Unlock()
 	text := fmt.Sprintf("%s\n%v\n%s", kind, small.program, small.timeline())
@@ -1276,7 +1073,6 @@ func (p *program) without(i int) *program {
 	try(p.linger, func() { q.linger = false })
 	try(p.grants >= 0, func() { q.grants = -1 })
 	try(p.limit < 1<<20, func() { q.limit = 1 << 20 })
-	try(p.panicAt != pNever, func() { q.panicAt = pNever })
 	try(p.backoff > 0, func() { q.backoff = 0 })
 	try(len(p.inOnFinish) > 0, func() { q.inOnFinish = p.inOnFinish[1:] })
 	try(len(p.inCallEnd) > 0, func() { q.inCallEnd = p.inCallEnd[1:] })

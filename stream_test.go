@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -106,12 +105,7 @@ func TestStreams(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-					if n > len(tt.server) {
-						return status.Error(codes.DataLoss, "one attempt too many")
-					}
-					return playServer(t, n, tt.server[n-1], stream)
-				})
+				server := serveScripts(t, tt.server...)
 				finished := 0
 				app, err := server.openStream(t, tt.kind, tt.opts, grpc.OnFinish(func(error) { finished++ }))
 				if err != nil {
@@ -133,31 +127,10 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-func TestStreamMessageOverASizeLimitIsNotRetried(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, "hang", stream) })
-		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(10 << 20)}, grpc.MaxCallSendMsgSize(100))
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = app.stream.SendMsg(&echov1.EchoRequest{Payload: bytes.Repeat([]byte("x"), 200)})
-		var e *Error
-		if status.Code(err) != codes.ResourceExhausted || errors.As(err, &e) {
-			t.Errorf("SendMsg = %v, want gRPC's own RESOURCE_EXHAUSTED", err)
-		}
-		if err := app.stream.RecvMsg(new(echov1.EchoResponse)); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("RecvMsg = %v, want RESOURCE_EXHAUSTED", err)
-		}
-		if got := len(server.attempts()); got > 1 {
-			t.Errorf("%d attempts", got)
-		}
-	})
-}
-
 func TestStreamEvents(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; send 1; fail UNAVAILABLE"}
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		server := serveScripts(t, scripts...)
 		recorder := &eventRecorder{start: server.start}
 		budget := &aBudget{}
 		var at peer.Peer
@@ -228,7 +201,7 @@ func TestTheBufferLimitIsExact(t *testing.T) {
 		t.Run(strconv.Itoa(tt.limit), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				scripts := []string{"recv aaa; recv bbb; recv EOF; fail UNAVAILABLE", "recv aaa; recv bbb; recv EOF; send 1"}
-				server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+				server := serveScripts(t, scripts...)
 				app, err := server.openStream(t, clientStream, []Option{WithBufferLimit(tt.limit)})
 				if err != nil {
 					t.Fatal(err)
@@ -538,7 +511,7 @@ var big = strings.Repeat("x", 200<<10)
 func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; recv " + big + "; recv EOF; send 1; fail UNAVAILABLE"}
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error { return playServer(t, n, scripts[n-1], stream) })
+		server := serveScripts(t, scripts...)
 		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
 		if err != nil {
 			t.Fatal(err)

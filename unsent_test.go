@@ -101,65 +101,18 @@ func TestTheReasonForNotRunningTwiceIsShown(t *testing.T) {
 	})
 }
 
-// kindsOfCalls make one call each, and return its error.
-var kindsOfCalls = []struct {
-	name string
-	call func(context.Context, *grpc.ClientConn) error
-}{
-	{"unary", func(ctx context.Context, cc *grpc.ClientConn) error {
-		return cc.Invoke(ctx, "/streams/Unary", request(), new(echov1.EchoResponse))
-	}},
-	{"server stream", callStream(serverStream)},
-	{"client stream", callStream(clientStream)},
-	{"bidirectional stream", callStream(bidiStream)},
-}
-
-// callStream returns a function that sends a message and receives until the end.
-func callStream(desc *grpc.StreamDesc) func(context.Context, *grpc.ClientConn) error {
-	return func(ctx context.Context, cc *grpc.ClientConn) error {
-		stream, err := cc.NewStream(ctx, desc, "/streams/"+desc.StreamName)
-		if err != nil {
-			return err
-		}
-		if err := stream.SendMsg(request()); err != nil && err != io.EOF {
-			return err
-		}
-		if err := stream.CloseSend(); err != nil {
-			return err
-		}
-		for {
-			switch err := stream.RecvMsg(new(echov1.EchoResponse)); {
-			case err == io.EOF, err == nil && !desc.ServerStreams:
-				return nil
-			case err != nil:
-				return err
-			}
-		}
-	}
-}
-
-// everyKind runs a test for unary calls and all kinds of streams.
-func everyKind(t *testing.T, f func(t *testing.T, call func(context.Context, *grpc.ClientConn) error)) {
-	t.Helper()
-	for _, kind := range kindsOfCalls {
-		t.Run(kind.name, func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, kind.call) }) })
-	}
-}
-
-func isUnary(t *testing.T) bool { return strings.HasSuffix(t.Name(), "/unary") }
-
 const onceMore = "recv hello; send done" // a script of a server that succeeds
 
 // A call that reached no server waits for its connection, counts for nothing and is charged nothing.
 func TestARestartIsSurvivedByWhatMustNotRunTwice(t *testing.T) {
-	everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+	everyKind(t, func(t *testing.T, kind callKind) {
 		server := serveScripts(t, onceMore)
 		budget := &tally{}
 		link, cc := server.linked(t, DialOptions(unsentOnly, WithBackoff(Constant(second)), WithBudget(budget))...)
 		link.cut()
 		synctest.Wait()
 		time.AfterFunc(2*second, link.mend) // gRPC dials at 0, 1 and 2.6 s
-		if err := call(t.Context(), cc); err != nil {
+		if err := kind.call(t.Context(), cc, anyMethod); err != nil {
 			t.Error(err)
 		}
 		wantTimes(t, server, 3600*time.Millisecond)
@@ -174,11 +127,11 @@ func TestARestartIsSurvivedByWhatMustNotRunTwice(t *testing.T) {
 func TestWhatHadAStreamIsNotRetried(t *testing.T) {
 	for name, opts := range map[string][]Option{"": nil, ", without patience": {WithPatience(0)}} {
 		t.Run("the connection is lost"+name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+			everyKind(t, func(t *testing.T, kind callKind) {
 				server := serveScripts(t, "recv hello; hang", onceMore)
 				link, cc := server.linked(t, DialOptions(append(opts, unsentOnly)...)...)
 				time.AfterFunc(second, func() { link.cut(); link.mend() })
-				if err := call(t.Context(), cc); status.Code(err) != codes.Unavailable || !errors.Is(err, ErrMayHaveRun) {
+				if err := kind.call(t.Context(), cc, anyMethod); status.Code(err) != codes.Unavailable || !errors.Is(err, ErrMayHaveRun) {
 					t.Errorf("err = %v, want UNAVAILABLE and ErrMayHaveRun", err)
 				}
 				time.Sleep(time.Minute)
@@ -186,9 +139,9 @@ func TestWhatHadAStreamIsNotRetried(t *testing.T) {
 			})
 		})
 	}
-	everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+	everyKind(t, func(t *testing.T, kind callKind) {
 		server := serveScripts(t, "recv hello; fail UNAVAILABLE", onceMore)
-		err := call(t.Context(), server.conn(t, DialOptions(unsentOnly)...))
+		err := kind.call(t.Context(), server.conn(t, DialOptions(unsentOnly)...), anyMethod)
 		wantStop(t, err, codes.Unavailable, ErrMayHaveRun, 1)
 		wantMessage(t, err, "failed in attempt 1")
 		wantTimes(t, server, 0)
@@ -309,12 +262,12 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 		"hedged":                {WithMethod("/s/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(time.Hour)}}))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
-				if isUnary(t) {
+			everyKind(t, func(t *testing.T, kind callKind) {
+				if kind.desc == nil {
 					return // gRPC sends it again by itself
 				}
 				server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
-				if err := call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...)); status.Code(err) != codes.Canceled ||
+				if err := kind.call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...), anyMethod); status.Code(err) != codes.Canceled ||
 					server.seen() != 2 {
 					t.Errorf("the server saw %d streams, and the call returned %v; want 2, and the end of the second", server.seen(), err)
 				}
@@ -341,16 +294,16 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 		{"ENHANCE_YOUR_CALM", []frameStep{reset(enhanceYourCalm)}, 1, 1, codes.ResourceExhausted, codes.ResourceExhausted},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+			everyKind(t, func(t *testing.T, kind callKind) {
 				server := &frameServer{script: tt.script}
 				retry := WithClassifier(func(context.Context, Attempt) Classification { return Retry })
 				budget := &tally{}
-				err := call(t.Context(), server.conn(t, unsentOnly, retry, WithBudget(budget)))
+				err := kind.call(t.Context(), server.conn(t, unsentOnly, retry, WithBudget(budget)), anyMethod)
 				seen, code, reason := tt.streams, tt.streamIs, ErrMayHaveRun
 				switch {
-				case isUnary(t) && len(tt.script) == 2 && status.Convert(err).Message() == status.Convert(errConnLost).Message():
+				case kind.desc == nil && len(tt.script) == 2 && status.Convert(err).Message() == status.Convert(errConnLost).Message():
 					return // gRPC's second stream had ended before the request was written, see false_eof_test.go
-				case isUnary(t):
+				case kind.desc == nil:
 					seen, code = tt.unary, tt.unaryIs
 				case seen == 5:
 					reason = ErrAttemptsExhausted
@@ -373,12 +326,12 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 	slow := "recv hello; wait 5s; send done"
 	t.Run("with a deadline it goes on", func(t *testing.T) {
-		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+		everyKind(t, func(t *testing.T, kind callKind) {
 			server := serveScripts(t, slow)
 			budget := &tally{}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*second)
 			defer cancel()
-			if err := call(ctx, server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithBudget(budget))...)); err != nil {
+			if err := kind.call(ctx, server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithBudget(budget))...), anyMethod); err != nil {
 				t.Error(err)
 			}
 			wantTimes(t, server, 0)
@@ -388,10 +341,10 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 		})
 	})
 	t.Run("without a deadline it is cut", func(t *testing.T) {
-		everyKind(t, func(t *testing.T, call func(context.Context, *grpc.ClientConn) error) {
+		everyKind(t, func(t *testing.T, kind callKind) {
 			server := serveScripts(t, slow)
 			recorder := &eventRecorder{start: server.start}
-			err := call(t.Context(), server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithObserver(recorder.observe))...))
+			err := kind.call(t.Context(), server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithObserver(recorder.observe))...), anyMethod)
 			if !errors.Is(err, ErrAttemptTimeout) || !errors.Is(err, ErrMayHaveRun) || !errors.Is(recorder.last.Reason, ErrMayHaveRun) {
 				t.Errorf("err = %v, the observer's reason %v, want the timeout, and ErrMayHaveRun twice", err, recorder.last.Reason)
 			}
@@ -415,44 +368,6 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 			wantTimes(t, server, 0, 3*second)
 		})
 	})
-}
-
-// What must not run twice is not hedged, whatever scope hedging comes from.
-func TestWhatMustNotRunTwiceIsNotHedged(t *testing.T) {
-	hedging := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}})
-	for _, tt := range []struct {
-		name string
-		opts []Option
-		call []grpc.CallOption
-		want int
-	}{
-		{"for all methods", []Option{hedging, unsentOnly}, nil, 1},
-		{"for the method", []Option{unsentOnly, WithMethod(echoMethod, hedging)}, nil, 1},
-		{"for the call", []Option{unsentOnly}, []grpc.CallOption{hedging}, 1},
-		{"in a policy", []Option{WithPolicy(Policy{UnsentOnly: true}), hedging}, nil, 1},
-		{"with retries off", []Option{unsentOnly, Disable(), hedging}, nil, 1},
-		{"off for the method", []Option{hedging, unsentOnly, WithMethod(echoMethod, WithUnsentOnly(false))}, nil, 2},
-		{"off for the call", []Option{hedging, unsentOnly}, []grpc.CallOption{WithUnsentOnly(false)}, 2},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok().after(5*second)))
-				if _, err := server.client(t, append(tt.opts, WithBudget(Unlimited))...).Echo(t.Context(), request(), tt.call...); err != nil {
-					t.Error(err)
-				}
-				if got := len(server.attempts()); got != tt.want {
-					t.Errorf("the server saw %d attempts, want %d", got, tt.want)
-				}
-			})
-		})
-	}
-	p := policyOf(t, hedging, unsentOnly)
-	if p.modeOf(nil) != modeRetried || p.hedgeBudget() != nil {
-		t.Errorf("mode %v and budget %v of hedges, want retries, and no such budget", p.modeOf(nil), p.hedgeBudget())
-	}
-	if got := policyOf(t, hedging, unsentOnly, Disable()).modeOf(nil); got != modePassThrough {
-		t.Errorf("without retries the mode is %v, want %v", got, modePassThrough)
-	}
 }
 
 // gRPC's own retries would not ask whether a method may run twice, so such a method is not left to
