@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/conns"
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/replies"
 )
@@ -199,7 +200,7 @@ func tracerFrom(tp trace.TracerProvider) trace.Tracer {
 	if tp == nil {
 		tp = otel.GetTracerProvider()
 	}
-	return tp.Tracer(instrumentationName)
+	return tp.Tracer(instruments.Scope)
 }
 
 // settings are what [Retrier.Update] changes. A Retrier and its copies share them.

@@ -1,39 +1,26 @@
 package grpcretry
 
 import (
-	"context"
-	"errors"
-	"maps"
 	"math"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/striped"
 	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// other stands for the methods that no stub calls and, as method and target, for all pairs after
-// maxMetricRows.
-const other = "other"
-
 // maxMetricRows limits the pairs of target and method, and so the memory: later pairs are counted as
 // method "other" and target "other". Stubs have a limited number of methods, but a client that dials
 // each address separately has an unlimited number of targets.
 const maxMetricRows = 2000
-
-// maxMetricName limits the names that are shown, in bytes. A function whose name or target is longer is
-// counted with the pairs after maxMetricRows.
-const maxMetricName = 512
 
 // metrics counts a Retrier's calls and their outcomes. The counters are our own, and OpenTelemetry
 // reads them when it collects: recording with its instruments would cost a call that succeeds on its
@@ -61,68 +48,10 @@ type metricRow struct {
 	firstTries striped.Counter // calls whose first attempt succeeded; they are counted only here
 	passed     striped.Counter // calls that passed straight through
 
-	mu     sync.Mutex // held to count, and to read
-	counts map[series]int64
-}
-
-// A series is one of a row's counters, with the values of its instrument's labels.
-type series struct {
-	of     instrument
-	labels [2]string
+	counts instruments.Counts
 }
 
 type budgetLabels struct{ target, scope string }
-
-// An instrument is one that OpenTelemetry reads when it collects.
-type instrument int
-
-const (
-	countAttempts instrument = iota
-	countCalls
-	countRescued
-	countWasted
-	countHedges
-	countPassed
-	countRefusals
-	countNotKept
-	countGaveUp
-	nowWaiting
-	nowStreams
-	nowReplayMemory
-	nowTargetWaiting
-	floatTargetFailing
-	floatBalance
-)
-
-// firstFloat is the first instrument whose values are not whole numbers, and firstGauge the first whose
-// values may go down.
-const (
-	firstGauge = nowWaiting
-	firstFloat = floatTargetFailing
-)
-
-var instruments = [...]struct {
-	name, unit, description string
-	labels                  []string // of a row's counters, beside the method and the target
-}{
-	countAttempts: {telemetry.MetricAttempts, "{attempt}", "Attempts that ended, by status code and by what was decided.",
-		[]string{telemetry.AttrStatusCode, telemetry.AttrDecision}},
-	countCalls:   {telemetry.MetricCalls, "{call}", "Calls that ended, by outcome.", []string{telemetry.AttrOutcome}},
-	countRescued: {telemetry.MetricRescuedCalls, "{call}", "Calls that succeeded after a retry.", nil},
-	countWasted:  {telemetry.MetricWastedAttempts, "{attempt}", "Retries that failed.", nil},
-	countHedges: {telemetry.MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call.",
-		[]string{telemetry.AttrHedgeResult}},
-	countPassed:        {telemetry.MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries.", nil},
-	countRefusals:      {telemetry.MetricBudgetRefusals, "{retry}", "Retries and hedges that the budget refused.", nil},
-	countNotKept:       {telemetry.MetricReplayRefusals, "{refusal}", "Streams that committed because the replay memory was full.", nil},
-	countGaveUp:        {telemetry.MetricTargetGaveUp, "{call}", "Calls that ended because the target had been failing for too long.", nil},
-	nowWaiting:         {telemetry.MetricWaitingCalls, "{call}", "Calls that wait before their next attempt.", nil},
-	nowStreams:         {telemetry.MetricOpenStreams, "{stream}", "Streams that have not ended.", nil},
-	nowReplayMemory:    {telemetry.MetricReplayMemory, "By", "Memory that is kept to replay streams.", nil},
-	nowTargetWaiting:   {telemetry.MetricTargetWaiting, "{call}", "Calls that wait before their next attempt, by target.", nil},
-	floatTargetFailing: {telemetry.MetricTargetFailing, "s", "How long the target has been failing; 0 if its latest call was answered.", nil},
-	floatBalance:       {telemetry.MetricBudgetBalance, "{retry}", "Retries that the budget would allow now.", nil},
-}
 
 // newMetrics makes the instruments. It returns nil without WithMeterProvider. The provider holds the
 // counters from then on, so that they do not end with the Retrier: a total that shrinks would be a reset to
@@ -131,63 +60,16 @@ func newMetrics(c *config, s *settings, u *usage, t *targets) (*metrics, error) 
 	if !c.metrics {
 		return nil, nil
 	}
-	mp := c.meterProvider
-	if mp == nil {
-		mp = otel.GetMeterProvider()
-	}
-	m := &metrics{settings: s, usage: u, targets: t, overflow: newMetricRow(rowKey{other, other})}
-	if err := m.register(mp.Meter(instrumentationName)); err != nil {
+	m := &metrics{settings: s, usage: u, targets: t, overflow: newMetricRow(rowKey{instruments.Other, instruments.Other})}
+	var err error
+	if m.wait, err = instruments.Register(c.meterProvider, m.observe); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-func (m *metrics) register(from metric.Meter) error {
-	var errs []error
-	o := make([]metric.Observable, len(instruments))
-	for i, about := range instruments {
-		unit, description := metric.WithUnit(about.unit), metric.WithDescription(about.description)
-		var err error
-		switch {
-		case instrument(i) < firstGauge:
-			o[i], err = from.Int64ObservableCounter(about.name, unit, description)
-		case instrument(i) < firstFloat:
-			o[i], err = from.Int64ObservableUpDownCounter(about.name, unit, description)
-		default:
-			o[i], err = from.Float64ObservableGauge(about.name, unit, description)
-		}
-		errs = append(errs, err)
-	}
-	var err error
-	m.wait, err = from.Float64Histogram(telemetry.MetricWaitDuration, metric.WithUnit("s"),
-		metric.WithDescription("Waits before the attempts after the first, when they are sent."),
-		metric.WithExplicitBucketBoundaries(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300))
-	errs = append(errs, err)
-	_, err = from.RegisterCallback(func(_ context.Context, to metric.Observer) error {
-		m.observe(&collection{to, o})
-		return nil
-	}, o...)
-	return errors.Join(append(errs, err)...)
-}
-
-// A collection receives the counts when OpenTelemetry collects them.
-type collection struct {
-	metric.Observer
-	instruments []metric.Observable
-}
-
-// count reports the value of an instrument.
-func (c *collection) count(i instrument, n int64, attrs ...attribute.KeyValue) {
-	c.ObserveInt64(c.instruments[i].(metric.Int64Observable), n, metric.WithAttributes(attrs...))
-}
-
-// measure is count for an instrument whose values are not whole numbers.
-func (c *collection) measure(i instrument, x float64, attrs ...attribute.KeyValue) {
-	c.ObserveFloat64(c.instruments[i].(metric.Float64Observable), x, metric.WithAttributes(attrs...))
-}
-
 // observe reports every count.
-func (m *metrics) observe(to *collection) {
+func (m *metrics) observe(to *instruments.Collection) {
 	seen := map[*metricRow]bool{} // a row may have two keys
 	called := map[string]bool{}   // targets
 	for _, row := range m.rows.Current() {
@@ -200,23 +82,23 @@ func (m *metrics) observe(to *collection) {
 		m.overflow.observe(to)
 	}
 	u := m.usage.now()
-	to.count(nowWaiting, int64(u.WaitingCalls))
-	to.count(nowStreams, int64(u.OpenStreams))
-	to.count(nowReplayMemory, u.ReplayMemory)
-	to.count(countNotKept, u.CommittedStreams)
+	to.Count(instruments.Waiting, int64(u.WaitingCalls))
+	to.Count(instruments.Streams, int64(u.OpenStreams))
+	to.Count(instruments.ReplayMemory, u.ReplayMemory)
+	to.Count(instruments.NotKept, u.CommittedStreams)
 	now := time.Now()
 	for _, t := range m.targets.states(now) {
 		attr := attribute.String(telemetry.AttrTarget, words.Printable(t.Name))
-		to.count(nowTargetWaiting, int64(t.Waiting), attr)
-		to.count(countGaveUp, t.GaveUp, attr)
-		to.measure(floatTargetFailing, t.Failing.Seconds(), attr)
+		to.Count(instruments.TargetWaiting, int64(t.Waiting), attr)
+		to.Count(instruments.GaveUp, t.GaveUp, attr)
+		to.Measure(instruments.Failing, t.Failing.Seconds(), attr)
 	}
 	m.observeBudgets(to, called, now)
 }
 
 // observeBudgets reports the level and the refusals of each budget that calls to the targets may spend
 // from, and the refusals of those that an Update has taken away, or that single calls have.
-func (m *metrics) observeBudgets(to *collection, targets map[string]bool, now time.Time) {
+func (m *metrics) observeBudgets(to *instruments.Collection, targets map[string]bool, now time.Time) {
 	refusals := map[budgetLabels]int64{}
 	budgets := m.settings.current().budgets
 	for scope := range budgets {
@@ -230,13 +112,13 @@ func (m *metrics) observeBudgets(to *collection, targets map[string]bool, now ti
 	for labels, n := range refusals {
 		attrs := []attribute.KeyValue{attribute.String(telemetry.AttrTarget, words.Printable(labels.target)),
 			attribute.String(telemetry.AttrBudget, labels.scope)}
-		to.count(countRefusals, n, attrs...)
-		if labels.target == other { // there is no such budget
+		to.Count(instruments.Refusals, n, attrs...)
+		if labels.target == instruments.Other { // there is no such budget
 			continue
 		}
 		if b := shownBudget(budgets[labels.scope], labels.target); b != nil {
 			if balance, limited := balanceOf(b, now); limited {
-				to.measure(floatBalance, balance, attrs...)
+				to.Measure(instruments.Balance, balance, attrs...)
 			}
 		}
 	}
@@ -255,58 +137,43 @@ func shownBudget(b Budget, target string) Budget {
 	return each.newBudget()
 }
 
-func (row *metricRow) observe(to *collection) {
-	row.mu.Lock()
-	counts := maps.Clone(row.counts)
-	row.mu.Unlock()
-
+func (row *metricRow) observe(to *instruments.Collection) {
 	firstTries := row.firstTries.Sum()
-	counts[callsBy(reasons.FirstTry)] += firstTries
-	counts[attemptsBy(words.Code(codes.OK), decisionSuccess)] += firstTries
+	more := map[instruments.Series]int64{
+		callsBy(reasons.FirstTry):                         firstTries,
+		attemptsBy(words.Code(codes.OK), decisionSuccess): firstTries,
+	}
 	if passed := row.passed.Sum(); passed > 0 {
-		counts[series{of: countPassed}] = passed
+		more[instruments.Series{Of: instruments.Passed}] = passed
 	}
-	for s, n := range counts {
-		attrs := row.attributes()
-		for i, label := range instruments[s.of].labels {
-			attrs = append(attrs, attribute.String(label, s.labels[i]))
-		}
-		to.count(s.of, n, attrs...)
-	}
+	row.counts.Report(to, more, row.attributes()...)
 }
 
 func (row *metricRow) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String(attrMethod, row.method), attribute.String(telemetry.AttrTarget, words.Printable(row.target))}
+	return []attribute.KeyValue{attribute.String(instruments.AttrMethod, row.method),
+		attribute.String(telemetry.AttrTarget, words.Printable(row.target))}
 }
 
-// count adds one to each of some series.
-func (row *metricRow) count(all ...series) {
-	row.mu.Lock()
-	defer row.mu.Unlock()
-	for _, s := range all {
-		row.counts[s]++
-	}
+func attemptsBy(code, decision string) instruments.Series {
+	return instruments.Series{Of: instruments.Attempts, Labels: [2]string{code, decision}}
 }
 
-func attemptsBy(code, decision string) series {
-	return series{countAttempts, [2]string{code, decision}}
+func callsBy(outcome string) instruments.Series {
+	return instruments.Series{Of: instruments.Calls, Labels: [2]string{outcome}}
 }
 
-func callsBy(outcome string) series { return series{countCalls, [2]string{outcome}} }
-
-// The two results of hedges.
 var (
-	hedgesWon    = series{countHedges, [2]string{"won"}}
-	hedgesWasted = series{countHedges, [2]string{"wasted"}}
+	rescued = instruments.Series{Of: instruments.Rescued}
+	wasted  = instruments.Series{Of: instruments.Wasted}
+
+	hedgesWon    = instruments.Series{Of: instruments.Hedges, Labels: [2]string{"won"}}
+	hedgesWasted = instruments.Series{Of: instruments.Hedges, Labels: [2]string{"wasted"}}
 )
 
 // countHedge adds one to the hedges that have won, or to the others. Both are shown then.
-func (row *metricRow) countHedge(result series) {
-	row.mu.Lock()
-	defer row.mu.Unlock()
-	row.counts[hedgesWon] += 0
-	row.counts[hedgesWasted] += 0
-	row.counts[result]++
+func (row *metricRow) countHedge(result instruments.Series) {
+	row.counts.Add(0, hedgesWon, hedgesWasted)
+	row.counts.Add(1, result)
 }
 
 // callPassed counts a call that passed straight through.
@@ -319,25 +186,25 @@ func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 		row.firstTries.Add()
 		return
 	}
-	row.count(attemptsBy(words.Code(codes.OK), decisionSuccess), callsBy(reasons.Outcome(nil, nil, int(a.number), a.hedge)))
+	row.counts.Add(1, attemptsBy(words.Code(codes.OK), decisionSuccess), callsBy(reasons.Outcome(nil, nil, int(a.number), a.hedge)))
 	switch {
 	case a.hedge:
 		row.countHedge(hedgesWon)
 	case a.number > 1:
-		row.count(series{of: countRescued})
+		row.counts.Add(1, rescued)
 	}
 }
 
 // attemptFailed counts an attempt that failed, by status code and decision.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	row := m.row(f)
-	row.count(attemptsBy(words.KnownCode(a.Code()), decisionName(v)))
+	row.counts.Add(1, attemptsBy(words.KnownCode(a.Code()), decisionName(v)))
 	switch {
 	case a.Unsent: // such an attempt cost no token, and no server anything
 	case a.Hedge:
 		row.countHedge(hedgesWasted)
 	case a.Number > 1:
-		row.count(series{of: countWasted})
+		row.counts.Add(1, wasted)
 	}
 	m.countRefusal(f.policy.budgetScope, row, v)
 }
@@ -345,7 +212,7 @@ func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 // attemptLost counts an attempt that was cancelled because another was decisive.
 func (m *metrics) attemptLost(f *facts, a *Attempt) {
 	row := m.row(f)
-	row.count(attemptsBy(words.Code(codes.Canceled), decisionLost))
+	row.counts.Add(1, attemptsBy(words.Code(codes.Canceled), decisionLost))
 	if a.Hedge {
 		row.countHedge(hedgesWasted)
 	}
@@ -385,19 +252,19 @@ func (m *metrics) countRefusal(scope string, row *metricRow, v verdict) {
 
 // callFailed counts a call that failed.
 func (m *metrics) callFailed(f *facts, end *callFailure) {
-	m.row(f).count(callsBy(ReasonName(end.reason)))
+	m.row(f).counts.Add(1, callsBy(ReasonName(end.reason)))
 }
 
 // row returns the row of a call. It is on the path of every call.
 func (m *metrics) row(f *facts) *metricRow {
-	key := rowKey{f.dialed(), other}
+	key := rowKey{f.dialed(), instruments.Other}
 	if f.static {
 		key.method = f.method
 	}
 	if row := m.dialed.Current()[key]; row != nil {
 		return row
 	}
-	if max(len(key.method), len(key.target)) <= maxMetricName {
+	if max(len(key.method), len(key.target)) <= instruments.MaxName {
 		shown := rowKey{f.target(), key.method}
 		rows := m.rows.Current()
 		row := rows[shown]
@@ -414,9 +281,7 @@ func (m *metrics) row(f *facts) *metricRow {
 }
 
 func newMetricRow(key rowKey) *metricRow {
-	return &metricRow{
-		target: key.target,
-		method: words.Printable(strings.TrimPrefix(key.method, "/")),
-		counts: map[series]int64{{of: countRescued}: 0, {of: countWasted}: 0}, // shown from the first call on
-	}
+	row := &metricRow{target: key.target, method: instruments.MethodName(key.method)}
+	row.counts.Add(0, rescued, wasted) // shown from the first call on
+	return row
 }

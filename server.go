@@ -5,21 +5,18 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/grpcretry/grpcretry/internal/bounded"
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/wire"
-	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
@@ -155,7 +152,7 @@ type server struct {
 
 	measured      bool
 	meterProvider metric.MeterProvider // nil means the global one
-	metrics       *serverMetrics       // nil if there are none
+	metrics       *instruments.Server  // nil if there are none
 }
 
 func newServer(caller string, opts []ServerOption) *server {
@@ -167,7 +164,7 @@ func newServer(caller string, opts []ServerOption) *server {
 		o.applyToServer(s)
 	}
 	if s.measured {
-		s.metrics = newServerMetrics(s.meterProvider)
+		s.metrics = instruments.NewServer(s.meterProvider)
 	}
 	return s
 }
@@ -229,7 +226,7 @@ func (s *requestStream) SendMsg(m any) error {
 func (s *server) begin(ctx context.Context, method string) *layers.Request {
 	by, mark := layers.RetriedByOf(ctx)
 	if by != layers.Nobody {
-		s.metrics.retry(method, by)
+		s.metrics.Retry(method, string(by))
 		showRetry(ctx, by)
 	}
 	return layers.New(ctx, s.Limit(by == layers.Caller, mark))
@@ -242,7 +239,7 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 		return
 	}
 	if r.Forbid() && setTrailer(metadata.MD{wire.PushbackKey: {wire.NoRetry}}) == nil {
-		s.metrics.noRetry(method)
+		s.metrics.NoRetry(method)
 		showNoRetry(r)
 	}
 }
@@ -262,73 +259,6 @@ func showNoRetry(ctx context.Context) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.AddEvent(telemetry.SpanEventNoRetry)
 	}
-}
-
-// serverMetrics are the instruments of the server interceptors. The methods of a nil serverMetrics do
-// nothing.
-type serverMetrics struct {
-	retries, noRetries metric.Int64Counter
-
-	methods bounded.Map[string, string] // by the name that clients use
-}
-
-// maxServerMethods limits the methods that have series of their own. OpenTelemetry keeps at most 2000 series of a
-// metric, and there are two for each method.
-const maxServerMethods = 900
-
-// newServerMetrics returns nil if the provider makes no instruments: then nothing is lost but the
-// metrics. OpenTelemetry reports the error.
-func newServerMetrics(mp metric.MeterProvider) *serverMetrics {
-	if mp == nil {
-		mp = otel.GetMeterProvider()
-	}
-	meter := mp.Meter(instrumentationName)
-	m := &serverMetrics{}
-	counter := func(name, unit, description string) metric.Int64Counter {
-		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
-		if err != nil {
-			otel.Handle(err)
-		}
-		return c
-	}
-	m.retries = counter(telemetry.MetricServerRetries, "{request}", "Requests that were retries, or were made for one.")
-	m.noRetries = counter(telemetry.MetricServerNoRetries, "{response}",
-		`Responses that said "do not retry", because a call made for the request had given up.`)
-	if m.retries == nil || m.noRetries == nil {
-		return nil
-	}
-	return m
-}
-
-// retry counts a request that is retried.
-func (m *serverMetrics) retry(method string, by layers.RetriedBy) {
-	if m != nil {
-		m.retries.Add(context.Background(), 1,
-			metric.WithAttributes(attribute.String(attrMethod, m.label(method)), attribute.String(telemetry.AttrRetriedBy, string(by))))
-	}
-}
-
-// noRetry counts a response that says "do not retry".
-func (m *serverMetrics) noRetry(method string) {
-	if m != nil {
-		m.noRetries.Add(context.Background(), 1, metric.WithAttributes(attribute.String(attrMethod, m.label(method))))
-	}
-}
-
-// label returns a method as metrics show it. The number of methods is limited, because a server that
-// handles unknown methods gets any number of names from its clients.
-func (m *serverMetrics) label(method string) string {
-	known := m.methods.Current()
-	if label, isKnown := known[method]; isKnown {
-		return label
-	}
-	if len(known) < maxServerMethods && len(method) <= maxMetricName {
-		label := words.Printable(strings.TrimPrefix(method, "/"))
-		if label, _ := m.methods.Add(strings.Clone(method), label, maxServerMethods); label != "" {
-			return label
-		}
-	}
-	return other
 }
 
 // The rest of this file has the rules about services that call one another. If each of them makes three attempts,

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 	"github.com/grpcretry/grpcretry/telemetry"
@@ -79,22 +80,22 @@ func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	longest := strings.Repeat("m", maxMetricName-1)
+	longest := strings.Repeat("m", instruments.MaxName-1)
 	for _, method := range []string{"/" + longest, "/m" + longest, "/a/\xff"} {
 		receive(method)
 	}
 	var all sync.WaitGroup
 	for quarter := range 4 {
 		all.Go(func() {
-			for n := range (maxServerMethods + 100) / 4 {
+			for n := range (instruments.MaxServerMethods + 100) / 4 {
 				receive(fmt.Sprintf("/any.Service/%d of %d", n, quarter))
 			}
 		})
 	}
 	all.Wait()
 	got := sums(collect(t, meters))
-	if n := got[telemetry.MetricServerRetries+" caller "+other]; len(got) != maxServerMethods+1 || n != 103 {
-		t.Errorf("%d series, of which other counts %d; want %d and 103", len(got), n, maxServerMethods+1)
+	if n := got[telemetry.MetricServerRetries+" caller "+instruments.Other]; len(got) != instruments.MaxServerMethods+1 || n != 103 {
+		t.Errorf("%d series, of which other counts %d; want %d and 103", len(got), n, instruments.MaxServerMethods+1)
 	}
 	if n, m := got[telemetry.MetricServerRetries+" caller "+longest],
 		got[telemetry.MetricServerRetries+" caller m"+longest]; n != 1 || m != 0 {

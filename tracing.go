@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -10,16 +9,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-const (
-	attrSystem = "rpc.system.name"
-	attrMethod = "rpc.method"
-)
-
-const instrumentationName = "github.com/grpcretry/grpcretry"
+const attrSystem = "rpc.system.name"
 
 // callSpans are the spans that receive a call's events.
 type callSpans struct {
@@ -29,8 +24,8 @@ type callSpans struct {
 }
 
 func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
-	method := words.Printable(strings.TrimPrefix(f.method, "/"))
-	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(attrMethod, method)}
+	method := instruments.MethodName(f.method)
+	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(instruments.AttrMethod, method)}
 	if f.functionTarget != "" {
 		attrs = attrs[1:] // a function may call anything
 	}
