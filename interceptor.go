@@ -119,7 +119,7 @@ func New(opts ...Option) (*Retrier, error) {
 	}
 	r := &Retrier{
 		settings:        newSettings(),
-		report:          reporter{log: newLogger(c.logger), observers: newObservers(c.observers)},
+		report:          reporter{logger: newLogger(c.logger), observers: newObservers(c.observers)},
 		random:          rand.Float64,
 		connections:     conns.New(),
 		usage:           newUsage(&c),
@@ -131,7 +131,7 @@ func New(opts ...Option) (*Retrier, error) {
 	if err := r.settings.replace(c.policies); err != nil {
 		return nil, err
 	}
-	r.targets = newTargets(r.report.log)
+	r.targets = newTargets(r.report.logger)
 	var err error
 	if r.report.metrics, err = newMetrics(&c, r.settings, r.usage, r.targets); err != nil {
 		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)

@@ -17,7 +17,8 @@ import (
 )
 
 // A logger writes the lines that [WithLogger] describes and no others. Neither their number nor the
-// logger's memory grows with the number of calls, budgets or methods.
+// logger's memory grows with the number of calls, budgets or methods. A nil logger is one that
+// is off: the reports that reach it without the [reporter] do nothing.
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
@@ -74,7 +75,7 @@ func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 
 // budgetRefused logs that a budget is exhausted.
 func (l *logger) budgetRefused(f *facts, now time.Time) {
-	if l.exhausted.add(f.dialed(), now) {
+	if l != nil && l.exhausted.add(f.dialed(), now) {
 		l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 			"method", f.method, "target", f.target())
 	}
@@ -82,7 +83,7 @@ func (l *logger) budgetRefused(f *facts, now time.Time) {
 
 // retrySent logs that a budget allows retries again.
 func (l *logger) retrySent(f *facts, now time.Time) {
-	if l.exhausted.remove(f.dialed(), now) {
+	if l != nil && l.exhausted.remove(f.dialed(), now) {
 		l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
 			"method", f.method, "target", f.target())
 	}
@@ -124,7 +125,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 
 // notHedged logs once that a method cannot be hedged.
 func (l *logger) notHedged(f *facts, why string) {
-	if !l.unhedged.Add(f.method, bounded.MaxNames) {
+	if l == nil || !l.unhedged.Add(f.method, bounded.MaxNames) {
 		return
 	}
 	but := ", but retried"
@@ -134,9 +135,9 @@ func (l *logger) notHedged(f *facts, why string) {
 	l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
 }
 
-// replayMemoryFull logs once that the replay memory is full.
-func (l *logger) replayMemoryFull(f *facts, limit int64) {
-	if l.memoryFull.CompareAndSwap(false, true) {
+// streamNotKept logs once that the replay memory is full.
+func (l *logger) streamNotKept(f *facts, limit int64) {
+	if l != nil && l.memoryFull.CompareAndSwap(false, true) {
 		l.WarnContext(f.ctx, "grpcretry: replay memory is full, streams commit early and are not retried",
 			"method", f.method, "target", f.target(), "limit", limit)
 	}
@@ -144,7 +145,7 @@ func (l *logger) replayMemoryFull(f *facts, limit int64) {
 
 // sentAgain logs once that a method's streams are sent one object again and again.
 func (l *logger) sentAgain(f *facts) {
-	if l.changed.Add(f.method, bounded.MaxNames) {
+	if l != nil && l.changed.Add(f.method, bounded.MaxNames) {
 		l.WarnContext(f.ctx,
 			"grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg",
 			"method", f.method)
@@ -153,7 +154,7 @@ func (l *logger) sentAgain(f *facts) {
 
 // leftToGRPC logs once that a method is left to gRPC's own retries.
 func (l *logger) leftToGRPC(f *facts) {
-	if l.left.Add(f.method, bounded.MaxNames) {
+	if l != nil && l.left.Add(f.method, bounded.MaxNames) {
 		l.WarnContext(f.ctx, "grpcretry: the channel's service config has a retryPolicy for this method, leaving it to gRPC; "+
 			"dial with DialOptions to retry here instead",
 			"method", f.method, "target", f.target())

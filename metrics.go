@@ -206,7 +206,7 @@ func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	case a.Number > 1:
 		row.counts.Add(1, wasted)
 	}
-	m.countRefusal(f.policy.budgetScope, row, v)
+	m.countRefusal(f, f.policy.budgetScope, v)
 }
 
 // attemptLost counts an attempt that was cancelled because another was decisive.
@@ -227,7 +227,7 @@ func (m *metrics) hedgeJudged(f *facts, v verdict) {
 	if isThrottled(f.budget) {
 		scope = f.policy.budgetScope
 	}
-	m.countRefusal(scope, m.row(f), v)
+	m.countRefusal(f, scope, v)
 }
 
 // retrySent records the wait before an attempt after the first.
@@ -238,14 +238,15 @@ func (m *metrics) retrySent(f *facts, a *attempt) {
 
 // budgetRefused counts a retry that the budget refused when its wait was over.
 func (m *metrics) budgetRefused(f *facts) {
-	m.countRefusal(f.policy.budgetScope, m.row(f), verdict{Reason: ErrBudgetExhausted})
+	m.countRefusal(f, f.policy.budgetScope, verdict{Reason: ErrBudgetExhausted})
 }
 
-func (m *metrics) countRefusal(scope string, row *metricRow, v verdict) {
-	if !v.refusedByBudget() {
+// countRefusal counts a refusal, unless that is not what the verdict is, or m is nil.
+func (m *metrics) countRefusal(f *facts, scope string, v verdict) {
+	if m == nil || !v.refusedByBudget() {
 		return
 	}
-	labels := budgetLabels{row.target, scope}
+	labels := budgetLabels{m.row(f).target, scope}
 	// There are as many scopes as the options have.
 	m.refusals.Get(labels, math.MaxInt, func(budgetLabels) *atomic.Int64 { return new(atomic.Int64) }).Add(1)
 }

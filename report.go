@@ -16,10 +16,10 @@ import (
 // logger, the metrics and the observers. No sink sees the call itself.
 
 // A reporter holds a Retrier's sinks. A sink that is off is nil, or has no observers, and
-// costs one comparison.
+// costs one comparison. What only the logger wants to know is reported to it directly.
 type reporter struct {
-	tracer    trace.Tracer // makes call spans
-	log       *logger
+	tracer trace.Tracer // makes call spans
+	*logger
 	metrics   *metrics
 	observers *observers // never nil, because an observer may be added at any time
 }
@@ -98,11 +98,9 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 
 // attemptFailed reports an attempt's failure and the decision.
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	if f.spans != nil {
-		f.spans.attemptFailed(f, a, v, now)
-	}
-	if r.log != nil {
-		r.log.attemptFailed(f, a, v, now)
+	f.spans.attemptFailed(f, a, v, now)
+	if r.logger != nil {
+		r.logger.attemptFailed(f, a, v, now)
 	}
 	if r.metrics != nil {
 		r.metrics.attemptFailed(f, a, v)
@@ -116,9 +114,7 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 
 // attemptLost reports an attempt that ended after another attempt was decisive.
 func (r *reporter) attemptLost(f *facts, a *Attempt) {
-	if f.spans != nil {
-		f.spans.attemptLost(f, a)
-	}
+	f.spans.attemptLost(f, a)
 	if r.metrics != nil {
 		r.metrics.attemptLost(f, a)
 	}
@@ -129,18 +125,16 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 
 // hedgeJudged reports the decision about a hedge that was due.
 func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
-	if r.log != nil {
-		r.log.hedgeJudged(f, v, now)
+	if r.logger != nil {
+		r.logger.hedgeJudged(f, v, now)
 	}
-	if r.metrics != nil {
-		r.metrics.hedgeJudged(f, v)
-	}
+	r.metrics.hedgeJudged(f, v)
 }
 
 // retrySent reports that an attempt after the first is sent.
 func (r *reporter) retrySent(f *facts, a *attempt, now time.Time) {
-	if r.log != nil && !a.hedge {
-		r.log.retrySent(f, now)
+	if !a.hedge {
+		r.logger.retrySent(f, now)
 	}
 	if r.metrics != nil {
 		r.metrics.retrySent(f, a)
@@ -149,19 +143,13 @@ func (r *reporter) retrySent(f *facts, a *attempt, now time.Time) {
 
 // budgetRefused reports that the budget has refused a retry whose wait was over.
 func (r *reporter) budgetRefused(f *facts) {
-	if r.log != nil {
-		r.log.budgetRefused(f, time.Now())
-	}
-	if r.metrics != nil {
-		r.metrics.budgetRefused(f)
-	}
+	r.logger.budgetRefused(f, time.Now())
+	r.metrics.budgetRefused(f)
 }
 
 // waitStarted reports that a call waits before its next attempt, while no other is in flight.
 func (r *reporter) waitStarted(f *facts, next int, v verdict, now time.Time) {
-	if f.spans != nil && r.tracer != nil {
-		f.spans.waitStarted(f, r.tracer, next, v, now)
-	}
+	f.spans.waitStarted(f, r.tracer, next, v, now)
 }
 
 // waitEnded reports that the next attempt is about to start.
@@ -200,9 +188,7 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, when time.Tim
 }
 
 func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
-	if f.spans != nil {
-		f.spans.attemptSucceeded(f, &a)
-	}
+	f.spans.attemptSucceeded(f, &a)
 	if r.observed() {
 		var all []Attempt
 		if !h.isEmpty() {
@@ -224,8 +210,8 @@ type callFailure struct {
 
 // callFailed reports a call's failure. It is the call's last report.
 func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
-	if r.log != nil && end.gaveUp != nil {
-		r.log.gaveUp(f, &end.last, end.gaveUp, end.when)
+	if r.logger != nil && end.gaveUp != nil {
+		r.logger.gaveUp(f, &end.last, end.gaveUp, end.when)
 	}
 	made := h.made(end.last.Number)
 	if r.observed() {
@@ -241,42 +227,10 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	if r.metrics != nil {
 		r.metrics.callFailed(f, end)
 	}
-	if f.spans != nil {
-		f.spans.end(f, made, end.last.Number, end.err, end.reason)
-	}
+	f.spans.end(f, made, end.last.Number, end.err, end.reason)
 }
 
 // callCrashed reports the end of a call in which something panicked.
 func (r *reporter) callCrashed(f *facts, h *history, err error) {
-	if f.spans != nil {
-		f.spans.end(f, h.made(0), 0, err, nil)
-	}
-}
-
-// notHedged reports a method that cannot be hedged.
-func (r *reporter) notHedged(f *facts, why string) {
-	if r.log != nil {
-		r.log.notHedged(f, why)
-	}
-}
-
-// streamNotKept reports a stream that has committed because its messages exceed the replay memory.
-func (r *reporter) streamNotKept(f *facts, limit int64) {
-	if r.log != nil {
-		r.log.replayMemoryFull(f, limit)
-	}
-}
-
-// sentAgain reports that the application has sent an object twice in a row.
-func (r *reporter) sentAgain(f *facts) {
-	if r.log != nil {
-		r.log.sentAgain(f)
-	}
-}
-
-// leftToGRPC reports a method that gRPC retries itself.
-func (r *reporter) leftToGRPC(f *facts) {
-	if r.log != nil {
-		r.log.leftToGRPC(f)
-	}
+	f.spans.end(f, h.made(0), 0, err, nil)
 }

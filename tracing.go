@@ -16,7 +16,7 @@ import (
 
 const attrSystem = "rpc.system.name"
 
-// callSpans are the spans that receive a call's events.
+// callSpans are the spans that receive a call's events. Nil stands for none.
 type callSpans struct {
 	events trace.Span // receives the attempts' events; nil if it does not record
 	call   trace.Span // our own; nil without WithCallSpan
@@ -51,7 +51,7 @@ func (s *callSpans) attemptSucceeded(f *facts, a *Attempt) {
 func (s *callSpans) attemptLost(f *facts, a *Attempt) { s.attemptEnded(f, a, decisionLost) }
 
 func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	if s.events == nil {
+	if s == nil || s.events == nil {
 		return
 	}
 	more := make([]attribute.KeyValue, 0, 5)
@@ -74,7 +74,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 
 // attemptEnded adds the event of one attempt.
 func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...attribute.KeyValue) {
-	if s.events == nil {
+	if s == nil || s.events == nil {
 		return
 	}
 	attrs := append(make([]attribute.KeyValue, 0, 13),
@@ -97,7 +97,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 // is in flight.
 func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, next int, v verdict, now time.Time) {
 	waits := v.Wait > 0 || v.WaitSource == WaitConnect
-	if s.events == nil || s.call == nil || !waits {
+	if s == nil || s.events == nil || s.call == nil || !waits {
 		return
 	}
 	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),
@@ -130,11 +130,11 @@ func (s *callSpans) waitStopped(reason error) {
 // end ends the call span, if there is one, with the status that the caller gets. last is the number
 // of the attempt that succeeded, or failed last; it is 0 after a panic.
 func (s *callSpans) end(f *facts, made, last int, err, reason error) {
-	s.waitEnded()
-	span := s.call
-	if span == nil {
+	if s == nil || s.call == nil {
 		return
 	}
+	s.waitEnded()
+	span := s.call
 	s.call = nil // so that the span ends once, even if something panics after that
 	span.SetAttributes(
 		attribute.String(telemetry.AttrStatusCode, words.Code(status.Code(err))),

@@ -37,8 +37,8 @@ func (r *Retrier) Warnings() []string { return r.made().settings.warnings.all() 
 func (r *Retrier) warn() {
 	w := &r.settings.warnings
 	for _, text := range w.all() {
-		if w.logged.Add(text, bounded.MaxNames) && r.report.log != nil {
-			r.report.log.Warn("grpcretry: " + text)
+		if w.logged.Add(text, bounded.MaxNames) && r.report.logger != nil {
+			r.report.logger.Warn("grpcretry: " + text)
 		}
 	}
 }
