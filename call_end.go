@@ -74,11 +74,6 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		made:   c.history().made(0),
 
 		reached: c.history().reached,
-
-		otherPolicy: c.isDistributedElsewhere(),
-	}
-	if err.otherPolicy {
-		c.retrier.warnOfOtherPolicy(c.target())
 	}
 	switch h := c.history(); {
 	case err.Last == nil:

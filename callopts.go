@@ -1,7 +1,9 @@
 package grpcretry
 
 import (
+	"reflect"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -47,13 +49,24 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 		case CallOption: // in a type of the application's own
 			own = append(own, opt.callOption())
 		default:
-			if isLeftover(opt) {
-				c.retrier.warnOfLeftover(c.method)
+			if isLeftover(opt) && c.retrier.report.log != nil {
+				c.retrier.report.log.leftover(&c.facts)
 			}
 		}
 	}
 	o.foreign = o.foreign && !nested
 	return own, nested
+}
+
+// isLeftover reports whether a call option belongs to go-grpc-middleware's retry package, of any
+// major version. Only its own interceptor obeys such an option, so that a call which still passes
+// one after a migration is retried by other rules than its author thinks. The package is recognized by
+// its path, because importing it would put it into every user's binary:
+// ".../go-grpc-middleware/retry" in version 1, ".../go-grpc-middleware/v2/interceptors/retry" later.
+func isLeftover(opt grpc.CallOption) bool {
+	t := reflect.TypeOf(opt)
+	return t != nil && strings.HasSuffix(t.PkgPath(), "/retry") &&
+		strings.HasPrefix(t.PkgPath(), "github.com/grpc-ecosystem/go-grpc-middleware/")
 }
 
 // attemptOptions returns the options of one attempt: the caller's, without those that apply to the

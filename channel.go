@@ -6,10 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
-
-	"github.com/grpcretry/grpcretry/internal/bounded"
-	"github.com/grpcretry/grpcretry/internal/tried"
-	"github.com/grpcretry/grpcretry/internal/words"
 )
 
 // A channel is what a ClientConn says about a method at one moment. A call reads it when it starts. If there is no
@@ -93,7 +89,7 @@ func (p *plan) obey(resolved *policy) {
 		return
 	}
 	p.hedging = false
-	if !p.next.decided && p.connecting == nil {
+	if !p.next.isDecided() && p.connecting == nil {
 		p.dueAt = time.Time{} // no hedge is due
 	}
 }
@@ -142,41 +138,6 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, verdict{Reason: reason}, now)
 	c.end(&callFailure{last: f.Attempt, err: err, reason: reason, when: now})
 	return err
-}
-
-// otherPolicyNote is for calls whose attempts were not distributed by the load-balancing policy of package
-// balancer, although the program asked for it on a channel, and no channel uses it for that reason.
-// gRPC silently falls back to another policy, and nothing here can see which. But the policy
-// leaves a trace: the list of the endpoints that the call has tried.
-const otherPolicyNote = "the channel's load-balancing policy is not grpcretry_round_robin, " +
-	"so attempts may have gone to one backend again: " +
-	"its service config names another policy or none, or it was dialed without balancer.DialOption"
-
-// isDistributedElsewhere reports whether a call made two or more attempts that reached a server, and none of them
-// was distributed by the policy that the program asks for.
-func (c *call) isDistributedElsewhere() bool {
-	if c.cc == nil || !tried.Wanted() {
-		return false
-	}
-	if list := c.newest.tried.Load(); list != nil && !list.IsEmpty() {
-		return false
-	}
-	reached := 0
-	for _, a := range c.history().all() {
-		if a.Peer != nil {
-			reached++
-		}
-	}
-	return reached > 1
-}
-
-// warnOfOtherPolicy warns of a channel with another policy, once for each target.
-func (r *Retrier) warnOfOtherPolicy(target string) {
-	target = words.Truncate(target, maxPassedName)
-	if r.settings.warnings.otherPolicy.Add(target, bounded.MaxNames) {
-		r.settings.warnings.found("calls to " + target + ": " + otherPolicyNote)
-		r.warn()
-	}
 }
 
 // isClosed reports whether a ClientConn, if there is one, is closed.

@@ -364,7 +364,7 @@ func (k *contest) due(now time.Time) {
 	p := k.plan(now)
 	switch {
 	case p.dueAt.IsZero() || now.Before(p.dueAt): // because of the config
-	case p.next.decided:
+	case p.next.isDecided():
 		k.do(p.due(now, c.retrier.random()))
 	case p.config.left:
 		p.dueAt = time.Time{}

@@ -123,26 +123,18 @@ type Error struct {
 	made    int           // the number of attempts made, even if not all are kept
 	reached bool          // one of them has reached a server, or may have
 	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
-
-	otherPolicy bool // the attempts were distributed by another load-balancing policy than the program asks for
 }
 
 // Error returns a text with the number of attempts, the reason for stopping, and at most 1 KiB of
-// the last error. If the program asks for the load-balancing policy of package balancer, and the
-// channel has another, the text says so.
+// the last error.
 func (e *Error) Error() string {
 	made := max(e.made, len(e.Attempts))
 	noun := "attempts"
 	if made == 1 {
 		noun = "attempt"
 	}
-	last := words.Truncate(fmt.Sprint(e.Last), maxText)
-	text := fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
-		made, noun, words.Rounded(e.Elapsed), e.reason(), last)
-	if e.otherPolicy {
-		text += "; " + otherPolicyNote
-	}
-	return text
+	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
+		made, noun, rounded(e.Elapsed), e.reason(), words.Truncate(fmt.Sprint(e.Last), maxText))
 }
 
 // maxText bounds the part of another error's text that our texts repeat, in bytes.

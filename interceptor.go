@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/conns"
 	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/layers"
@@ -207,10 +208,10 @@ func tracerFrom(tp trace.TracerProvider) trace.Tracer {
 type settings struct {
 	policies atomic.Pointer[methodPolicies]
 
-	mu       sync.Mutex    // held by an Update
-	options  policyOptions // guarded by mu
-	fallback budgets       // never changes, so that the default budgets keep their state
-	warnings warnings
+	mu       sync.Mutex          // held by an Update
+	options  policyOptions       // guarded by mu
+	fallback budgets             // never changes, so that the default budgets keep their state
+	warned   bounded.Set[string] // the warnings that were logged
 }
 
 func newSettings() *settings { return &settings{fallback: defaultBudgets()} }
@@ -269,7 +270,6 @@ func (s *settings) replace(o policyOptions) error {
 	}
 	policies := newMethodPolicies(s.fallback, o)
 	s.options = o
-	s.warnings.set(policies.warnings())
 	s.policies.Store(policies)
 	return nil
 }

@@ -29,6 +29,7 @@ type logger struct {
 	left, unhedged, changed bounded.Set[string]
 
 	memoryFull atomic.Bool // the replay memory was full
+	leftovers  atomic.Bool // a call had a leftover option
 }
 
 // recovered is the time without a refusal after which a budget is logged as recovered: an exhausted
@@ -148,6 +149,16 @@ func (l *logger) sentAgain(f *facts) {
 	if l != nil && l.changed.Add(f.method, bounded.MaxNames) {
 		l.WarnContext(f.ctx,
 			"grpcretry: the same object was sent twice in a row, so the stream is not retried; use a new message for each SendMsg",
+			"method", f.method)
+	}
+}
+
+// leftover logs once that an option of a call is ignored. One line is enough, because the option's import
+// finds the others.
+func (l *logger) leftover(f *facts) {
+	if l.leftovers.CompareAndSwap(false, true) {
+		l.WarnContext(f.ctx, "grpcretry: the call has an option of go-grpc-middleware's retry package, which is ignored here. "+
+			"If an interceptor of that package is chained after grpcretry's, it obeys the option, and the attempts multiply",
 			"method", f.method)
 	}
 }

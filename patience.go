@@ -146,8 +146,7 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 	p.target.await()
 	p.next.since = now // and the answers are the same: otherwise the call would not wait
 	p.next.repeats++
-	p.next.at = now.Add(wait)
-	p.next.wait = p.next.at.Sub(p.next.from)
+	p.next.moveTo(now.Add(wait))
 	p.dueAt = p.next.at
 	return step{}
 }
@@ -199,7 +198,7 @@ func (p *plan) connected(now time.Time, u float64) step {
 	if reason := p.tooLate(now, at.Sub(now)); reason != nil {
 		return p.end(reason, now)
 	}
-	p.next.since, p.next.answers, p.next.at = now, p.target.trouble(now).answers, at
-	p.next.wait = p.next.at.Sub(p.next.from)
+	p.next.since, p.next.answers = now, p.target.trouble(now).answers
+	p.next.moveTo(at)
 	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now, u)
 }

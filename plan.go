@@ -131,18 +131,24 @@ func part(d time.Duration, u float64) time.Duration { return duration(float64(d)
 
 // A pending attempt has been decided on.
 type pending struct {
-	decided bool
-	payer   payer     // set when its token was taken
-	from    time.Time // when it was decided on
-	at      time.Time // when it will be sent
-	wait    time.Duration
-	source  WaitSource
+	payer  payer         // set when its token was taken
+	at     time.Time     // when it will be sent; zero before one was decided on
+	wait   time.Duration // since it was decided on
+	source WaitSource
 
 	since   time.Time // the latest part of the wait counts from then, after a wait for a connection
 	answers int64     // how often the target had answered by then
 	repeats int       // how often the wait was repeated, because the target was still failing
 
 	before progress // of the backoff, when this attempt was decided on
+}
+
+func (n *pending) isDecided() bool { return !n.at.IsZero() }
+
+// moveTo changes the time at which the attempt will be sent.
+func (n *pending) moveTo(at time.Time) {
+	n.wait += at.Sub(n.at)
+	n.at = at
 }
 
 // A step tells the driver what to do next. Attempts in flight continue unless Cut or End is set.
@@ -167,7 +173,7 @@ func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadlin
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
 func (p *plan) hedgeFrom(start time.Time) {
-	if p.hedging && p.made == 1 && !p.next.decided {
+	if p.hedging && p.made == 1 && !p.next.isDecided() {
 		p.dueAt = start.Add(p.delay)
 	}
 }
@@ -237,7 +243,7 @@ func (p *plan) leave() {
 
 // undecide takes back what was decided, as if no attempt had been scheduled.
 func (p *plan) undecide() {
-	if p.next.decided {
+	if p.next.isDecided() {
 		p.progress = p.next.before
 		p.leave()
 	}
@@ -335,9 +341,9 @@ func (p *plan) pushBack(until time.Time, source WaitSource) {
 	if !p.dueAt.IsZero() {
 		p.dueAt = p.pushed.earliest(p.dueAt)
 	}
-	if p.next.decided && until.After(p.next.at) {
-		p.next.at, p.next.source = until, source
-		p.next.wait = until.Sub(p.next.from)
+	if p.next.isDecided() && until.After(p.next.at) {
+		p.next.moveTo(until)
+		p.next.source = source
 	}
 }
 
@@ -360,7 +366,7 @@ func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 // leaveToOthers lets the attempts in flight decide the call. If a hedge may follow again, because an
 // unsent attempt does not count, it is due later.
 func (p *plan) leaveToOthers(now time.Time) step {
-	if p.dueAt.IsZero() && !p.next.decided && p.stopped == nil && p.sent() < p.mostAttempts() {
+	if p.dueAt.IsZero() && !p.next.isDecided() && p.stopped == nil && p.sent() < p.mostAttempts() {
 		p.putOff(now)
 	}
 	return step{verdict: verdict{Reason: errInFlight}}
@@ -417,8 +423,6 @@ func (p *plan) schedule(f *failure, now time.Time, u float64) verdict {
 // backoff (gRFC A6 #pushback).
 func (p *plan) accept(v verdict, now time.Time) {
 	p.next = pending{
-		decided: true,
-		from:    now,
 		at:      now.Add(v.Wait),
 		wait:    v.Wait,
 		source:  v.WaitSource,
@@ -454,7 +458,7 @@ func (p *plan) stopStep(v verdict) step {
 		p.leave()
 		p.stopped = v.Reason
 	}
-	end := v.fatal || p.open == 0 && !p.next.decided
+	end := v.fatal || p.open == 0 && !p.next.isDecided()
 	if end {
 		p.dueAt = time.Time{} // of a hedge
 	}
@@ -473,7 +477,7 @@ func (p *plan) overdue(f *failure, now time.Time, u float64) step {
 	switch {
 	case f.CtxErr != nil || f.Closed:
 		return step{} // it ends by itself
-	case f.Unsent, p.next.decided: // another one would not do better, or is pending
+	case f.Unsent, p.next.isDecided(): // another one would not do better, or is pending
 		return p.letRun(number)
 	case p.policy.UnsentOnly, p.policy.ruledOut(f) != nil:
 		return p.letRun(number)
@@ -501,7 +505,7 @@ func (p *plan) due(now time.Time, u float64) step {
 	switch {
 	case p.connecting != nil:
 		return p.end(p.connecting, now)
-	case p.next.decided:
+	case p.next.isDecided():
 		return p.retryDue(now, u)
 	default:
 		return p.hedge(now)
@@ -550,8 +554,7 @@ func (p *plan) hedge(now time.Time) step {
 		return step{verdict: v}
 	}
 	v.Retry = true
-	p.next.decided, p.next.from, p.next.at = true, now, now
-	p.next.wait, p.next.source = v.Wait, v.WaitSource
+	p.next.at, p.next.wait, p.next.source = now, v.Wait, v.WaitSource
 	return step{verdict: v, Send: true}
 }
 

@@ -567,8 +567,8 @@ func (d *planDriver) due() {
 	waiting, connecting := d.plan.plan.next, d.plan.plan.connecting != nil
 	step := d.plan.Due(d.now)
 	switch {
-	case !waiting.decided || connecting:
-	case (step.Send || step.Cut != 0 && d.plan.plan.next.decided) && d.learnsNothing(waiting):
+	case !waiting.isDecided() || connecting:
+	case (step.Send || step.Cut != 0 && d.plan.plan.next.isDecided()) && d.learnsNothing(waiting):
 		d.t.Errorf("a retry is sent at %v, although another attempt has failed at %v", d.since(d.now), d.since(d.failed))
 	case step == drive.Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
 		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience", d.since(waiting.since),

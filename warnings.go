@@ -3,14 +3,9 @@ package grpcretry
 import (
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/patterns"
@@ -24,54 +19,15 @@ import (
 // contradict each other. What is plainly wrong is an error from [New] instead. The list is nil if
 // there is nothing to say, and changes with [Retrier.Update]. Each warning is also logged once, at
 // warn level, see [WithLogger].
-//
-// Two kinds of warnings are not about options, and stay. A call had an option of go-grpc-middleware's
-// retry package, which is ignored here: the sentence names the method of the first such call. And a call
-// failed after two or more attempts on a channel whose load-balancing policy is not grpcretry_round_robin,
-// while no channel uses a DialOption of package balancer that the program has made: there is one sentence
-// for each target, for at most 1000 of them. It is wrong if the channel was never to have that policy, and
-// if an interceptor below replaces the attempts' context or method.
-func (r *Retrier) Warnings() []string { return r.made().settings.warnings.all() }
+func (r *Retrier) Warnings() []string { return r.made().settings.current().warnings() }
 
-// warn logs the warnings that were not logged before.
+// warn logs the warnings that were not logged before. An Update may name ever new patterns.
 func (r *Retrier) warn() {
-	w := &r.settings.warnings
-	for _, text := range w.all() {
-		if w.logged.Add(text, bounded.MaxNames) && r.report.logger != nil {
+	for _, text := range r.settings.current().warnings() {
+		if r.settings.warned.Add(text, bounded.MaxNames) && r.report.logger != nil {
 			r.report.logger.Warn("grpcretry: " + text)
 		}
 	}
-}
-
-// warnings are a Retrier's warnings.
-type warnings struct {
-	mu    sync.Mutex
-	list  []string // guarded by mu; replaced by each Update
-	calls []string // guarded by mu; found in calls
-
-	logged      bounded.Set[string] // the warnings that were logged; an Update may name ever new patterns
-	leftover    atomic.Bool         // a call had a leftover option, see isLeftover
-	otherPolicy bounded.Set[string] // the targets with another load-balancing policy, see isDistributedElsewhere
-}
-
-func (w *warnings) set(list []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.list = list
-}
-
-// found adds a warning that a call has caused. There may be only a few of them.
-func (w *warnings) found(text string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.calls = append(w.calls, text)
-}
-
-// all returns a new list of the warnings about options and of those that calls have caused.
-func (w *warnings) all() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return append(slices.Clone(w.list), w.calls...)
 }
 
 // warnings returns what is doubtful, in a fixed order.
@@ -229,30 +185,4 @@ func neverAllows(b Budget) bool {
 // reserve and the floor never hold a whole token.
 func (s RatioBudget) isEmpty() bool {
 	return s.Ratio <= Nothing && s.Reserve+window.Settings(s).Floor() < 1
-}
-
-// isLeftover reports whether a call option belongs to go-grpc-middleware's retry package, of any
-// major version. Only its own interceptor obeys such an option, so that a call which still passes
-// one after a migration is retried by other rules than its author thinks. The package is recognized by
-// its path, because importing it would put it into every user's binary.
-func isLeftover(opt grpc.CallOption) bool {
-	t := reflect.TypeOf(opt)
-	return t != nil && isMiddlewareRetry(t.PkgPath())
-}
-
-// isMiddlewareRetry reports whether a package path is that of go-grpc-middleware's retry package:
-// ".../go-grpc-middleware/retry" in version 1, ".../go-grpc-middleware/v2/interceptors/retry" later.
-func isMiddlewareRetry(path string) bool {
-	return strings.HasSuffix(path, "/retry") && strings.HasPrefix(path, "github.com/grpc-ecosystem/go-grpc-middleware/")
-}
-
-// warnOfLeftover warns of a call option that is ignored here. One warning is enough, because the
-// option's import finds the others.
-func (r *Retrier) warnOfLeftover(method string) {
-	if once := &r.settings.warnings.leftover; once.Load() || once.Swap(true) {
-		return
-	}
-	r.settings.warnings.found("a call of " + method + " has an option of go-grpc-middleware's retry package, which is ignored here. " +
-		"If an interceptor of that package is chained after grpcretry's, it obeys the option, and its attempts multiply with those made here")
-	r.warn()
 }

@@ -30,14 +30,10 @@
 package balancer
 
 import (
-	"fmt"
-
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/endpointsharding"
 	"google.golang.org/grpc/balancer/pickfirst"
-
-	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
 // Name is the name of the policy in a service config. It has no settings:
@@ -48,14 +44,9 @@ const Name = "grpcretry_round_robin"
 // DialOption makes a ClientConn use the policy, by [grpc.WithDefaultServiceConfig]. gRPC obeys only the
 // last such option, so a program that has a default service config of its own passes that through
 // [ServiceConfig] instead. A service config from the name resolver takes precedence over the default, so
-// it must name the policy itself: if it names none, gRPC uses pick_first.
-//
-// As long as no channel has used the option, a call that fails after two or more attempts on a channel with
-// another policy says so: in the text of its *grpcretry.Error, and once for each target in the warnings of
-// its Retrier. It may be the call of a channel that was dialed without the option, because an interceptor
-// cannot see the options of its channel.
+// it must name the policy itself: if it names none, gRPC uses pick_first, and says nothing.
 func DialOption() grpc.DialOption {
-	return grpc.WithDefaultServiceConfig(fmt.Sprintf(`{"loadBalancingConfig":[{%q:{"dialOption":%d}}]}`, Name, tried.Want()))
+	return grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"` + Name + `":{}}]}`)
 }
 
 func init() { balancer.Register(builder{}) }
@@ -71,23 +62,17 @@ func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balance
 		channel.id = channel
 	}
 	pickFirst := balancer.Get(pickfirst.Name).Build
-	return &roundRobin{Balancer: endpointsharding.NewBalancer(channel, opts, pickFirst, endpointsharding.Options{})}
+	return roundRobin{endpointsharding.NewBalancer(channel, opts, pickFirst, endpointsharding.Options{})}
 }
 
 // A roundRobin has one pick_first for each endpoint.
 type roundRobin struct {
 	balancer.Balancer
-	granted bool // it was reported that a channel uses the policy
 }
 
 // UpdateClientConnState makes the children report an endpoint as ready only if health checks and outlier
 // detection, if configured, say so.
-func (b *roundRobin) UpdateClientConnState(s balancer.ClientConnState) error {
-	if !b.granted {
-		b.granted = true
-		own, _ := s.BalancerConfig.(settings)
-		tried.Grant(own.DialOption)
-	}
+func (b roundRobin) UpdateClientConnState(s balancer.ClientConnState) error {
 	return b.Balancer.UpdateClientConnState(balancer.ClientConnState{
 		ResolverState: pickfirst.EnableHealthListener(s.ResolverState),
 	})

@@ -130,6 +130,4 @@ func (builder) ParseConfig(config json.RawMessage) (serviceconfig.LoadBalancingC
 // what they have parsed a second time.
 type settings struct {
 	serviceconfig.LoadBalancingConfig `json:"-"`
-
-	DialOption int `json:"dialOption,omitempty"` // the number of the DialOption, see tried.Want; 0 for none
 }

@@ -71,7 +71,6 @@ func TestParseConfig(t *testing.T) {
 		`{"shuffle":true}`:     "",
 		`[]`:                   "the settings of grpcretry_round_robin, which are []: want a JSON object",
 		`"two"`:                `which are "two": want a JSON object`,
-		`{"dialOption":"two"}`: "dialOption",
 	} {
 		cc, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"grpcretry_round_robin":`+config+`}]}`))

@@ -42,7 +42,7 @@ type Place struct {
 
 // A List holds the endpoints that one call has tried, each once, in the order of their last attempts. All
 // attempts of a call share its list. To choose an endpoint and to record it is one step, because
-// attempts may run at the same time: the mutex is held for both, and all methods but IsEmpty need it.
+// attempts may run at the same time: the mutex is held for both, and all methods need it.
 //
 // The zero List is empty. A call has one as soon as a balancer asks for it, so it is kept small, and the
 // first endpoint needs no allocation of its own.
@@ -97,11 +97,4 @@ func (l *List) Add(e Endpoint) {
 		rest = slices.Delete(rest, i, i+1)
 	}
 	l.more.endpoints = rest
-}
-
-// IsEmpty reports whether no endpoint was ever recorded.
-func (l *List) IsEmpty() bool {
-	l.Lock()
-	defer l.Unlock()
-	return l.first == Endpoint{}
 }
