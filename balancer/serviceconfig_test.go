@@ -66,11 +66,11 @@ func TestServiceConfig(t *testing.T) {
 // reports when it reads the service config.
 func TestParseConfig(t *testing.T) {
 	for config, wantError := range map[string]string{
-		`{}`:                   "",
-		`null`:                 "",
-		`{"shuffle":true}`:     "",
-		`[]`:                   "the settings of grpcretry_round_robin, which are []: want a JSON object",
-		`"two"`:                `which are "two": want a JSON object`,
+		`{}`:               "",
+		`null`:             "",
+		`{"shuffle":true}`: "",
+		`[]`:               "the settings of grpcretry_round_robin, which are []: want a JSON object",
+		`"two"`:            `which are "two": want a JSON object`,
 	} {
 		cc, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"grpcretry_round_robin":`+config+`}]}`))
