@@ -134,7 +134,7 @@ func (e *Error) Error() string {
 		noun = "attempt"
 	}
 	return fmt.Sprintf("grpcretry: gave up after %d %s in %v: %s: %s",
-		made, noun, rounded(e.Elapsed), e.reason(), words.Truncate(fmt.Sprint(e.Last), maxText))
+		made, noun, words.Rounded(e.Elapsed), e.reason(), words.Truncate(fmt.Sprint(e.Last), maxText))
 }
 
 // maxText bounds the part of another error's text that our texts repeat, in bytes.
