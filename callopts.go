@@ -49,8 +49,8 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 		case CallOption: // in a type of the application's own
 			own = append(own, opt.callOption())
 		default:
-			if isLeftover(opt) && c.retrier.report.log != nil {
-				c.retrier.report.log.leftover(&c.facts)
+			if isLeftover(opt) {
+				c.retrier.report.leftover(&c.facts)
 			}
 		}
 	}

@@ -156,7 +156,7 @@ func (l *logger) sentAgain(f *facts) {
 // leftover logs once that an option of a call is ignored. One line is enough, because the option's import
 // finds the others.
 func (l *logger) leftover(f *facts) {
-	if l.leftovers.CompareAndSwap(false, true) {
+	if l != nil && l.leftovers.CompareAndSwap(false, true) {
 		l.WarnContext(f.ctx, "grpcretry: the call has an option of go-grpc-middleware's retry package, which is ignored here. "+
 			"If an interceptor of that package is chained after grpcretry's, it obeys the option, and the attempts multiply",
 			"method", f.method)
