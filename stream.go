@@ -35,7 +35,7 @@ import (
 // the call ends with INTERNAL.
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
-// application abandons is not reported, and it counts as open, with its memory, for ever; SendMsg and
+// application abandons is not reported, and it counts as open, with its memory, for ever; Trailer may return nil; SendMsg and
 // Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //

@@ -300,6 +300,46 @@ func (s numb) RecvMsg(m any) error {
 	return s.ClientStream.RecvMsg(m)
 }
 
+// What follows a first message that came too late is read and thrown away. A codec that panics there does what it does
+// anywhere else in RecvMsg.
+func TestACodecThatPanicsOnMessagesThatCameTooLateEndsItsAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, reported := serveScripts(t, "recv a; send 1; send 2; hang", "hang"), &record{}
+		cc := server.conn(t, append(DialOptions(append(reported.options(), WithAttemptTimeout(5*second), steady)...),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return &unreadable{ClientStream: s} }))...)
+		app := openOn(t, cc, bidiStream, reported.onFinish())
+		app.play(t, "send a")
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic did not reach the application")
+				}
+			}()
+			_ = app.stream.RecvMsg(&echov1.EchoResponse{})
+		}()
+		synctest.Wait()
+		wantTimes(t, server, 0, 7*second)
+		app.cancel()
+		synctest.Wait()
+		reported.want(t, status.Error(codes.Canceled, ""))
+	})
+}
+
+// unreadable is a stream whose first message is slow to come up, and whose second one the codec cannot read.
+type unreadable struct {
+	grpc.ClientStream
+	messages int
+}
+
+func (s *unreadable) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if s.messages++; s.messages > 1 {
+		panic("the codec")
+	}
+	time.Sleep(7 * second)
+	return err
+}
+
 // The response of a client stream is complete when it has come, whatever the timer says.
 func TestACompleteResponseIsTakenAfterTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {

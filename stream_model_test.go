@@ -40,9 +40,9 @@ import (
 //     the codec has failed, or a wrapper below.
 //   - gRPC may report a lost connection as a clean io.EOF; the control allows that, and what
 //     Header has found before RecvMsg makes a failure of it.
-//   - If a wrapper below drops call options, grpc.Peer and its like are not filled, Trailer may return nil after a
-//     SendMsg that gRPC has refused, and OnFinish does not run for a stream that is abandoned. With the interceptor,
-//     OnFinish must still run if the application sees the end, which may be late by the grace that gRPC is given.
+//   - If a wrapper below drops call options, grpc.Peer and its like are not filled, Trailer may return nil,
+//     and OnFinish does not run for a stream that is abandoned. With the interceptor, OnFinish must still run if the
+//     application sees the end, which may be late by the grace that gRPC is given.
 //   - If the Header of a wrapper below returns nil before the end, nobody can tell that from a
 //     stream without headers: Header may return nil.
 //   - Hedges that are sent at the same instant reach gRPC in any order.
@@ -68,6 +68,14 @@ const slack = 500 * time.Microsecond
 // grace is how long the library waits for gRPC to report the end of an attempt, which it never
 // does if call options are dropped; and for the headers that a wrapper hides.
 const grace = 21 * time.Millisecond
+
+// reportedWithin is the time in which the library knows that an attempt has ended.
+func (r *run) reportedWithin() time.Duration {
+	if r.dropsOptions {
+		return slack + grace
+	}
+	return slack
+}
 
 // ctxEndAt is when the context of the application ended.
 func (r *run) ctxEndAt() time.Duration {
@@ -554,6 +562,21 @@ func (r *run) seenBy(m mark) bool {
 	return false
 }
 
+// outcome is the end of the call as the application has learnt it, from RecvMsg or OnFinish; nil if it has not.
+func (r *run) outcome() *called {
+	f := r.final()
+	if len(r.finishes) == 0 || f != nil && f.end.seq < r.finishes[0].seq {
+		return f
+	}
+	end := &called{op: oRecv, end: r.finishes[0].mark, err: r.finishes[0].err}
+	if f != nil {
+		end.err = f.err
+	} else if end.err == nil {
+		end.err = io.EOF
+	}
+	return end
+}
+
 // result is the attempt whose result the application has got with the end f of the call: the one that it has seen messages
 // of, else the one whose status the error is; nil if that is no attempt's.
 func (r *run) result(f *called) *fakeStream {
@@ -797,11 +820,7 @@ func (r *run) judgeSends() {
 
 // judgeSwift: what never waits does not wait.
 func (r *run) judgeSwift(c *called) {
-	allowed := slack
-	if r.dropsOptions {
-		allowed += grace
-	}
-	if took := c.end.at - c.start.at; took > allowed && !r.plain && c.thread != callbackThread {
+	if took := c.end.at - c.start.at; took > r.reportedWithin() && !r.plain && c.thread != callbackThread {
 		r.find("slow "+c.op.String(), "%v took %v", c.op, took)
 	}
 }
@@ -857,12 +876,8 @@ func (r *run) ended(m mark) bool {
 
 // ending reports whether RecvMsg was returning the end at m, on another goroutine.
 func (r *run) ending(m mark) bool {
-	allowed := slack
-	if r.dropsOptions {
-		allowed += grace
-	}
 	for c := range r.each(oRecv) {
-		if c.err != nil && c.start.seq < m.seq && c.end.at <= m.at+allowed {
+		if c.err != nil && c.start.seq < m.seq && c.end.at <= m.at+r.reportedWithin() {
 			return true
 		}
 	}
@@ -894,7 +909,7 @@ func (r *run) judgeVoid(c *called) {
 	again := slices.ContainsFunc(r.calls, func(other *called) bool {
 		return other.op == oSend && other.start.seq > a.done.seq && other.start.seq < c.start.seq
 	})
-	if a.number > 1 && (!again || c.start.at-a.done.at < slack) {
+	if a.number > 1 && (!again || c.start.at-a.done.at < r.reportedWithin()) {
 		return // the message waits behind those that are being sent again
 	}
 	r.find("void", "SendMsg of message %d returned nil, although attempt %d had ended and nothing follows", c.n, a.number)
@@ -922,7 +937,7 @@ func (r *run) judgeHeaders() {
 			if from != nil && from != a {
 				r.find("Header", "Header returned those of attempt %d, the messages are of attempt %d", number, from.number)
 			}
-			if f := r.final(); f != nil && from == nil {
+			if f := r.outcome(); f != nil && from == nil {
 				if result := r.result(f); result != nil && result != a {
 					r.find("Header", "Header returned those of attempt %d, the result is that of attempt %d", number, result.number)
 				}
@@ -936,18 +951,18 @@ func (r *run) judgeHeaders() {
 		}
 		last := r.newest(c.end)
 		over := false
-		if f := r.final(); f != nil && (c.thread == callbackThread || f.end.seq < c.start.seq) {
+		if f := r.outcome(); f != nil && (c.thread == callbackThread || f.end.seq < c.start.seq) {
 			last, over = r.result(f), true
 		}
 		switch {
 		case r.nilHeader: // the interceptor cannot know better
 		case r.dropsOptions && r.newest(mark{seq: math.MaxInt}) != last: // nor that the failure is one to retry
-		case r.hedge > 0 && from == nil: // any of the attempts may have been decisive
+		case r.hedge > 0 && from == nil && (!over || last == nil): // any of the attempts may have been decisive
 		case from != nil && from.headed.seq < c.start.seq:
 			r.find("Header nil", "Header returned nil, but those of attempt %d had arrived", from.number)
 		case from != nil && !r.ctxEndedBy(c.end):
 			r.find("Header nil", "Header returned nil, but messages followed")
-		case r.hedge > 0:
+		case r.hedge > 0 && !over:
 		case last.headed.happened() && last.headed.seq < c.start.seq && !r.cut(last) && last.createErr == nil:
 			r.find("Header nil", "Header returned nil, but those of attempt %d had arrived", last.number)
 		case !r.ctxEndedBy(c.end) && last.createErr == nil && !(last.done.happened() && last.done.seq < c.end.seq) && !r.ended(c.end):
@@ -1020,7 +1035,7 @@ func (r *run) judgeTrailers() {
 		if a.done.happened() {
 			want = a.trailer
 		}
-		unread := c.md == nil && r.dropsOptions && r.refusedLarge() // gRPC has ended the stream, and nobody knows
+		unread := c.md == nil && r.dropsOptions // unless RecvMsg has found the end, nobody knows that there is one
 		if !sameMD(c.md, want) && !r.wrapperFails() && !unread {
 			r.find("Trailer", "Trailer returned %v, want %v of attempt %d", shown(c.md), shown(want), a.number)
 		}

@@ -127,7 +127,8 @@ func (at *streamAttempt) hasMore() bool {
 	return at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut()
 }
 
-// receiveFrom receives a message from an attempt, after receiving was counted.
+// receiveFrom receives a message from an attempt, after receiving was counted. If it is the first, and the timeout has cut
+// the attempt, the messages that follow are lost.
 func (at *streamAttempt) receiveFrom(m any) error {
 	s := at.of
 	returned := false
@@ -141,6 +142,11 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	}()
 	at.awaited()
 	err := at.recv(m)
+	if inTime := at.settle(); err == nil && !inTime && s.desc.ServerStreams {
+		at.discard(m)
+		replies.Empty(m)
+		err = errCut
+	}
 	returned = true
 	return err
 }
@@ -167,11 +173,6 @@ func (at *streamAttempt) recv(m any) error {
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
 // error returned.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
-	if inTime := at.settle(); err == nil && !inTime && s.desc.ServerStreams {
-		at.discard(m) // because the timeout has cut the attempt, the messages that follow are lost
-		replies.Empty(m)
-		err = errCut
-	}
 	s.mu.Lock()
 	s.receiving--
 	s.change.Broadcast()
