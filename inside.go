@@ -13,7 +13,7 @@ import (
 // The other packages of this repository reach what follows through package inside.
 func init() {
 	inside.Observe = func(retrier, observer any) (stop func()) {
-		return retrier.(*Retrier).made().report.observers.add(observer.(func(context.Context, Event)))
+		return retrier.(*Retrier).made().report.observers.list.Add(observer.(func(context.Context, Event)))
 	}
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
 	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,8 +20,8 @@ import (
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
-	suppressed atomic.Int64 // give-ups since the last one that was logged
-	exhausted  refusing
+	suppressed atomic.Int64     // give-ups since the last one that was logged
+	exhausted  bounded.Episodes // of budgets, by their targets as dialed
 
 	// Methods for which a line was logged, once each.
 	left, unhedged, changed bounded.Set[string]
@@ -43,7 +41,7 @@ func newLogger(l *slog.Logger) *logger {
 	return &logger{
 		Logger:    l,
 		giveUps:   rate.NewLimiter(1, 100),
-		exhausted: refusing{refused: map[string]time.Time{}},
+		exhausted: bounded.Episodes{Quiet: recovered},
 	}
 }
 
@@ -76,7 +74,7 @@ func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 
 // budgetRefused logs that a budget is exhausted.
 func (l *logger) budgetRefused(f *facts, now time.Time) {
-	if l != nil && l.exhausted.add(f.dialed(), now) {
+	if l != nil && l.exhausted.Add(f.dialed(), now) {
 		l.WarnContext(f.ctx, "grpcretry: client-side retry budget exhausted, calls fail without a retry",
 			"method", f.method, "target", f.target())
 	}
@@ -84,7 +82,7 @@ func (l *logger) budgetRefused(f *facts, now time.Time) {
 
 // retrySent logs that a budget allows retries again.
 func (l *logger) retrySent(f *facts, now time.Time) {
-	if l != nil && l.exhausted.remove(f.dialed(), now) {
+	if l != nil && l.exhausted.End(f.dialed(), now) {
 		l.InfoContext(f.ctx, "grpcretry: client-side retry budget allows retries again",
 			"method", f.method, "target", f.target())
 	}
@@ -170,38 +168,4 @@ func (l *logger) leftToGRPC(f *facts) {
 			"dial with DialOptions to retry here instead",
 			"method", f.method, "target", f.target())
 	}
-}
-
-// refusing holds the targets whose budget was logged as exhausted, as they were dialed.
-type refusing struct {
-	mu      sync.Mutex
-	refused map[string]time.Time // guarded by mu; the last refusal
-}
-
-// add records a refusal. It reports whether the budget is to be logged as exhausted.
-func (e *refusing) add(target string, now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	_, known := e.refused[target]
-	if !known && len(e.refused) == bounded.MaxNames {
-		maps.DeleteFunc(e.refused, func(_ string, refused time.Time) bool { return now.Sub(refused) >= recovered })
-	}
-	if !known && len(e.refused) == bounded.MaxNames {
-		return false
-	}
-	e.refused[target] = now
-	return !known
-}
-
-// remove forgets a target whose budget was exhausted and has refused nothing for long enough. It reports
-// whether that was so.
-func (e *refusing) remove(target string, now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	refused, known := e.refused[target]
-	if !known || now.Sub(refused) < recovered {
-		return false
-	}
-	delete(e.refused, target)
-	return true
 }

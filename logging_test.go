@@ -129,27 +129,6 @@ func (h onlyAbove) Enabled(_ context.Context, l slog.Level) bool { return l >= h
 // silent logs nothing below error level.
 var silent = slog.New(onlyAbove{slog.DiscardHandler, slog.LevelError})
 
-// A program that dials each address separately must not make the logger remember every one.
-func TestLoggerBoundsWhatItKeepsOfExhaustedBudgets(t *testing.T) {
-	e := refusing{refused: map[string]time.Time{}}
-	now := time.Now()
-	add := func(from, n int) (lines int) {
-		for i := range n {
-			if e.add(fmt.Sprint("target ", from+i), now) {
-				lines++
-			}
-		}
-		return lines
-	}
-	if got := add(0, 2*bounded.MaxNames); got != bounded.MaxNames {
-		t.Errorf("%d targets are logged, want %d", got, bounded.MaxNames)
-	}
-	now = now.Add(recovered)
-	if got := add(2*bounded.MaxNames, 1); got != 1 || len(e.refused) != 1 {
-		t.Errorf("%d lines when the budgets have recovered, and %d targets are remembered; want 1 and 1", got, len(e.refused))
-	}
-}
-
 // What a server says may be as long as gRPC lets a trailer be.
 func TestLogLinesAreBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {

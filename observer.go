@@ -2,14 +2,12 @@ package grpcretry
 
 import (
 	"context"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/inside"
+	"github.com/grpcretry/grpcretry/internal/listeners"
 )
 
 // An EventKind names what an [Event] is about.
@@ -58,63 +56,30 @@ type Event struct {
 	Budget Budget
 }
 
-// observers are called in the order in which they were added. The list is replaced, never
-// changed, so that calls read it without a lock.
+// observers are called in the order in which they were added.
 type observers struct {
-	mu   sync.Mutex                   // held to replace the list
-	list atomic.Pointer[observerList] // nil if empty
+	list listeners.List[func(context.Context, Event)]
 
 	targets bounded.Map[string, string]      // by the target as dialed, in canonical form
 	passed  bounded.Set[inside.PassedMethod] // the methods whose calls were passed straight through
 }
 
-type observerList []*observer
-
-type observer struct {
-	f func(context.Context, Event)
-}
-
 func newObservers(fs []func(context.Context, Event)) *observers {
 	o := &observers{}
 	for _, f := range fs {
-		o.add(f)
+		o.list.Add(f)
 	}
 	return o
 }
 
-func (o *observers) add(f func(context.Context, Event)) (remove func()) {
-	added := &observer{f}
-	o.replace(func(list observerList) observerList { return append(list, added) })
-	return func() {
-		o.replace(func(list observerList) observerList {
-			return slices.DeleteFunc(list, func(one *observer) bool { return one == added })
-		})
-	}
-}
-
-func (o *observers) replace(change func(observerList) observerList) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var list observerList
-	if old := o.list.Load(); old != nil {
-		list = slices.Clone(*old)
-	}
-	if list = change(list); len(list) == 0 {
-		o.list.Store(nil)
-		return
-	}
-	o.list.Store(&list)
-}
-
 // observe completes e with the call's target and budget, and passes it to every observer.
 func (o *observers) observe(f *facts, e *Event) {
-	list := o.list.Load()
-	if list == nil {
+	if o.list.IsEmpty() {
 		return
 	}
 	e.Target, e.Function, e.Budget = o.target(f), f.functionTarget != "", f.budget
-	for _, one := range *list {
-		one.f(f.ctx, *e)
+	for _, one := range o.list.All() {
+		(*one)(f.ctx, *e)
 	}
 }
 

@@ -97,7 +97,7 @@ func TestObserveAddsAndTakesAway(t *testing.T) {
 		server := serve(t, always(ok()))
 		r := retrierOf(t, WithObserver(note("always")))
 		client := echov1.NewEchoServiceClient(server.conn(t, r.DialOptions()...))
-		stop := r.report.observers.add(func(ctx context.Context, e Event) {
+		stop := r.report.observers.list.Add(func(ctx context.Context, e Event) {
 			if e.Kind == CallEnd {
 				note("later")(ctx, e)
 			}

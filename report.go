@@ -87,7 +87,7 @@ func (r *reporter) callStarted(f *facts) {
 }
 
 // observed reports whether there is an observer now.
-func (r *reporter) observed() bool { return r.observers.list.Load() != nil }
+func (r *reporter) observed() bool { return !r.observers.list.IsEmpty() }
 
 // attemptStarted reports that an attempt is about to be handed to gRPC.
 func (r *reporter) attemptStarted(f *facts, a *attempt) {
