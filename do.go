@@ -32,10 +32,11 @@ import (
 // [AttemptFromContext]. A nil error is a success. An error that is, or wraps, a gRPC status is retried if
 // its code is, like an RPC's. Any other error is retried, whatever [WithCodes] says: [Permanent] marks
 // those that are never retried, and [WithRetryIf] or [WithClassifier] can tell. A RetryInfo in the
-// status's details is obeyed like a server's, and so is the pushback in the
-// [*Error] of an RPC that f has made. If the attempt timeout has ended the attempt's context, an error of the context counts as the timeout, and so does any error that is not a
-// gRPC status, because it may well hide the former. Do waits for f to return, even if its context has
-// ended, so f should obey the context. It calls f once even if ctx has ended before.
+// status's details is obeyed like a server's, and so is the pushback in the [*Error] of an RPC that f has
+// made. If the attempt timeout has ended the attempt's context, an error of the context counts as the
+// timeout, and so does any error that is not a gRPC status, because it may well hide the former. Do waits
+// for f to return, even if its context has ended, so f should obey the context. It calls f once even if
+// ctx has ended before.
 //
 // Calls that f makes, by Do or as RPCs, are calls in their own right: they have attempts and a budget of
 // their own, and their attempts multiply with those of this call unless [WithMaxAttempts] limits one of

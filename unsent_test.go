@@ -267,8 +267,8 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 					return // gRPC sends it again by itself
 				}
 				server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
-				if err := kind.call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...), anyMethod); status.Code(err) != codes.Canceled ||
-					server.seen() != 2 {
+				err := kind.call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...), anyMethod)
+				if status.Code(err) != codes.Canceled || server.seen() != 2 {
 					t.Errorf("the server saw %d streams, and the call returned %v; want 2, and the end of the second", server.seen(), err)
 				}
 			})
@@ -315,7 +315,8 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 					t.Errorf("the server saw %d streams, want %d", got, seen)
 				}
 				if paid := max(0, seen-2); budget.withdrawn != paid {
-					t.Errorf("%d retries were paid for, want %d: the first attempt reached no server, and the second is free", budget.withdrawn, paid)
+					t.Errorf("%d retries were paid for, want %d: the first attempt reached no server, and the second is free",
+						budget.withdrawn, paid)
 				}
 			})
 		})
@@ -331,7 +332,8 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 			budget := &tally{}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*second)
 			defer cancel()
-			if err := kind.call(ctx, server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithBudget(budget))...), anyMethod); err != nil {
+			cc := server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithBudget(budget))...)
+			if err := kind.call(ctx, cc, anyMethod); err != nil {
 				t.Error(err)
 			}
 			wantTimes(t, server, 0)
@@ -344,7 +346,8 @@ func TestATimeoutReplacesNoAttemptThatMayRun(t *testing.T) {
 		everyKind(t, func(t *testing.T, kind callKind) {
 			server := serveScripts(t, slow)
 			recorder := &eventRecorder{start: server.start}
-			err := kind.call(t.Context(), server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithObserver(recorder.observe))...), anyMethod)
+			cc := server.conn(t, DialOptions(unsentOnly, WithAttemptTimeout(2*second), WithObserver(recorder.observe))...)
+			err := kind.call(t.Context(), cc, anyMethod)
 			if !errors.Is(err, ErrAttemptTimeout) || !errors.Is(err, ErrMayHaveRun) || !errors.Is(recorder.last.Reason, ErrMayHaveRun) {
 				t.Errorf("err = %v, the observer's reason %v, want the timeout, and ErrMayHaveRun twice", err, recorder.last.Reason)
 			}

@@ -15,7 +15,9 @@ import (
 // interceptor must do that knows as much of the call as ours: a record of the same size, a look at the clock and an atomic
 // addition. What it reports as %over is what our rules cost beyond that.
 func BenchmarkLimit(b *testing.B) {
-	limit := alternative{name: "limit", unary: func(setting) grpc.UnaryClientInterceptor { return (&leastInterceptor{origin: time.Now()}).unary }}
+	limit := alternative{name: "limit", unary: func(setting) grpc.UnaryClientInterceptor {
+		return (&leastInterceptor{origin: time.Now()}).unary
+	}}
 	eachAlternative(b, []alternative{limit, ours}, perOperation, func(r *alternative) func(times int) {
 		cc, intercept, opts := unconnected(b), r.unary(asUsed), callOptions(false)
 		return serial(b, func() func() error {
@@ -40,7 +42,9 @@ type leastRecord struct {
 	_     [25]uintptr
 }
 
-func (l *leastInterceptor) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (l *leastInterceptor) unary(
+	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	record := &leastRecord{Context: ctx, start: time.Since(l.origin)}
 	l.calls.Add(1)
 	return invoker(record, method, req, reply, cc, opts...)
