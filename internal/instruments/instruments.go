@@ -57,9 +57,9 @@ var table = [...]struct {
 }{
 	Attempts: {telemetry.MetricAttempts, "{attempt}", "Attempts that ended, by status code and by what was decided.",
 		[]string{telemetry.AttrStatusCode, telemetry.AttrDecision}},
-	Calls:         {telemetry.MetricCalls, "{call}", "Calls that ended, by outcome.", []string{telemetry.AttrOutcome}},
-	Rescued:       {telemetry.MetricRescuedCalls, "{call}", "Calls that succeeded after a retry.", nil},
-	Wasted:        {telemetry.MetricWastedAttempts, "{attempt}", "Retries that failed.", nil},
+	Calls:   {telemetry.MetricCalls, "{call}", "Calls that ended, by outcome.", []string{telemetry.AttrOutcome}},
+	Rescued: {telemetry.MetricRescuedCalls, "{call}", "Calls that succeeded after a retry.", nil},
+	Wasted:  {telemetry.MetricWastedAttempts, "{attempt}", "Retries that failed.", nil},
 	Hedges: {telemetry.MetricHedges, "{hedge}", "Hedges that ended, by whether they won their call.",
 		[]string{telemetry.AttrHedgeResult}},
 	Passed:        {telemetry.MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries.", nil},
