@@ -27,13 +27,12 @@ func path() []part {
 	return []part{
 		{name: "read the caller's call options", functions: []string{"(*rpc).readOptions"}},
 		{name: "look up the method's policy",
-			functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall", "serviceOf"}},
+			functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall"}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"budgetFor", "(*perTarget).of", "(*byTarget[...]).dialedAs",
-			"(*entry[...]).use", "(*facts).dialed"}},
+		{name: "look up the target's budget", functions: []string{"budgetFor", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "spansOf",
