@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
@@ -118,7 +118,7 @@ func (a *attempt) Value(key any) any {
 		return a
 	}
 	if a.bounds != nil {
-		return a.bounds.parent(a.Context).Value(key)
+		return a.bounds.own.Current(a.Context).Value(key)
 	}
 	return a.Context.Value(key)
 }
@@ -144,7 +144,7 @@ func (a *attempt) triedList() *tried.List {
 // possibly before.
 func (a *attempt) Done() <-chan struct{} {
 	if a.bounds != nil {
-		return a.bounds.context(a.Context).Done()
+		return a.bounds.own.Child(a.Context).Done()
 	}
 	return a.Context.Done()
 }
@@ -152,7 +152,7 @@ func (a *attempt) Done() <-chan struct{} {
 // Err returns a non-nil error when Done is closed.
 func (a *attempt) Err() error {
 	if a.bounds != nil {
-		return a.bounds.parent(a.Context).Err()
+		return a.bounds.own.Current(a.Context).Err()
 	}
 	return a.Context.Err()
 }
@@ -174,48 +174,7 @@ type bounds struct {
 
 	unconnected bool // there was no connection when the timeout was last over
 
-	mu    sync.Mutex
-	ctx   context.Context // guarded by mu; nil until Done is called
-	stop  context.CancelCauseFunc
-	cause error // guarded by mu; nil until the attempt is cancelled
-}
-
-// context returns the attempt's own context, a child of the caller's.
-func (b *bounds) context(callers context.Context) context.Context {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ctx == nil {
-		b.ctx, b.stop = context.WithCancelCause(callers)
-		if b.cause != nil {
-			b.stop(b.cause)
-		}
-	}
-	return b.ctx
-}
-
-// parent returns the context for values and errors: the attempt's own or, as long as it would
-// return the same, the caller's.
-func (b *bounds) parent(callers context.Context) context.Context {
-	b.mu.Lock()
-	same := b.ctx == nil && b.cause == nil
-	b.mu.Unlock()
-	if same {
-		return callers
-	}
-	return b.context(callers)
-}
-
-// cancel ends the attempt because of cause, unless it is cancelled already.
-func (b *bounds) cancel(cause error) {
-	b.mu.Lock()
-	if b.cause == nil {
-		b.cause = cause
-	}
-	stop := b.stop
-	b.mu.Unlock()
-	if stop != nil {
-		stop(cause)
-	}
+	own lazy.Context // a child of the caller's
 }
 
 // settle takes an attempt that has ended out of its contest. It returns false if the timeout has cut it.
@@ -228,12 +187,7 @@ func (a *attempt) settle() bool {
 
 // isCut reports whether the attempt timeout has ended the attempt.
 func (a *attempt) isCut() bool {
-	if a.bounds == nil {
-		return false
-	}
-	a.bounds.mu.Lock()
-	defer a.bounds.mu.Unlock()
-	return errors.Is(a.bounds.cause, ErrAttemptTimeout)
+	return a.bounds != nil && errors.Is(a.bounds.own.Cause(), ErrAttemptTimeout)
 }
 
 // isLate reports whether the attempt has run for longer than the attempt timeout.
@@ -245,7 +199,7 @@ var errCut = status.FromContextError(context.Canceled).Err()
 // release ends the attempt's context, if it has one of its own.
 func (a *attempt) release() {
 	if a.bounds != nil {
-		a.bounds.cancel(context.Canceled)
+		a.bounds.own.Cancel(context.Canceled)
 	}
 }
 

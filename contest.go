@@ -249,7 +249,7 @@ func (k *contest) cancelOpen() {
 	k.timer.Stop()
 	k.call.plan().leave()
 	for _, a := range k.open {
-		a.bounds.cancel(ErrHedgeLost)
+		a.bounds.own.Cancel(ErrHedgeLost)
 	}
 }
 
@@ -396,7 +396,7 @@ func (k *contest) cut(number int) {
 		switch {
 		case int(a.number) != number:
 		case c.stream == nil || k.rival != nil:
-			a.bounds.cancel(ErrAttemptTimeout)
+			a.bounds.own.Cancel(ErrAttemptTimeout)
 		case !c.stream.cut(a, false):
 			c.plan().undecide()
 		}

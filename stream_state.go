@@ -132,7 +132,7 @@ func (s *streamState) cut(a *attempt, committed bool) bool {
 	if s.phase >= phaseCommitting && !committed {
 		return false
 	}
-	a.bounds.cancel(ErrAttemptTimeout)
+	a.bounds.own.Cancel(ErrAttemptTimeout)
 	s.change.Broadcast()
 	return true
 }
