@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
@@ -244,7 +245,7 @@ func (a *attempt) checkFunction(err error) {
 	if isUnsent(err) {
 		a.fate = fateUnsent
 	}
-	if below, ok := errors.AsType[*Error](err); ok && below != nil && len(below.Attempts) > 0 {
+	if below, ok := errtype.As[*Error](err); ok && below != nil && len(below.Attempts) > 0 {
 		a.trailer = below.Attempts[len(below.Attempts)-1].Trailer
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -1138,7 +1139,8 @@ func (lab *diffLab) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	case *stats.Begin:
 		text = fmt.Sprint(s.FailFast, s.IsClientStream, s.IsServerStream, s.IsTransparentRetryAttempt)
 	case *stats.OutHeader:
-		text = fmt.Sprint(s.FullMethod, s.Compression, describeMD(s.Header), s.RemoteAddr, s.Authority)
+		authority := reflect.ValueOf(s).Elem().FieldByName("Authority") // since grpc-go 1.85
+		text = fmt.Sprint(s.FullMethod, s.Compression, describeMD(s.Header), s.RemoteAddr, authority)
 	case *stats.OutPayload:
 		text = fmt.Sprint(s.Length, s.CompressedLength, s.WireLength)
 	case *stats.InHeader:

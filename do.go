@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/function"
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
@@ -98,7 +99,7 @@ func (e *permanentError) Unwrap() error { return e.error }
 
 // hasStatus reports whether an error is, or wraps, one that can tell its gRPC status.
 func hasStatus(err error) bool {
-	_, has := errors.AsType[interface {
+	_, has := errtype.As[interface {
 		error
 		GRPCStatus() *status.Status
 	}](err)
@@ -106,7 +107,7 @@ func hasStatus(err error) bool {
 }
 
 func isPermanent(err error) bool {
-	_, permanent := errors.AsType[*permanentError](err)
+	_, permanent := errtype.As[*permanentError](err)
 	return permanent
 }
 

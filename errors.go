@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/words"
 )
@@ -182,7 +183,7 @@ func (e *Error) Timeout() bool {
 	if e.ctx != nil {
 		return errors.Is(e.ctx, context.DeadlineExceeded)
 	}
-	last, ok := errors.AsType[interface {
+	last, ok := errtype.As[interface {
 		error
 		Timeout() bool
 	}](e.Last)
@@ -191,7 +192,7 @@ func (e *Error) Timeout() bool {
 
 // tellsOfGivingUp reports whether err is, or wraps, the Error of a call that gave up.
 func tellsOfGivingUp(err error) bool {
-	e, _ := errors.AsType[*Error](err)
+	e, _ := errtype.As[*Error](err)
 	if e == nil {
 		return false
 	}

@@ -49,7 +49,7 @@ func (printer) ExportSpans(_ context.Context, spans []trace.ReadOnlySpan) error 
 		fmt.Println(s.Name(), s.SpanKind())
 		for _, a := range s.Attributes() {
 			if a.Key != "server.address" && a.Key != "rpc.system.name" && a.Key != "rpc.method" {
-				fmt.Printf("    %s = %s\n", a.Key, a.Value.String())
+				fmt.Printf("    %s = %v\n", a.Key, a.Value.AsInterface())
 			}
 		}
 	}

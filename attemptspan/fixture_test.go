@@ -229,9 +229,9 @@ func text(attrs []attribute.KeyValue) string {
 	for _, a := range attrs {
 		key := string(a.Key)
 		if short, ours := strings.CutPrefix(key, "grpcretry."); ours && key != telemetry.AttrMessage {
-			parts = append(parts, short+"="+a.Value.String())
+			parts = append(parts, fmt.Sprintf("%s=%v", short, a.Value.AsInterface()))
 		} else if key == "rpc.response.status_code" || key == "previous-rpc-attempts" {
-			parts = append(parts, a.Value.String())
+			parts = append(parts, fmt.Sprint(a.Value.AsInterface()))
 		}
 	}
 	return strings.Join(parts, " ")

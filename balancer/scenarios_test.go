@@ -2,6 +2,7 @@ package balancer_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"strings"
@@ -13,7 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/attributes"
-	_ "google.golang.org/grpc/balancer/randomsubsetting"
+	grpcbalancer "google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
@@ -21,6 +22,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/serviceconfig"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/balancer"
@@ -238,16 +240,41 @@ func TestSwitchOfPolicies(t *testing.T) {
 	}, "a", "b")
 }
 
-// A policy that has no connection yet does not replace one that has.
-// A parent policy may write the settings of its child as JSON, and parse them a second time.
+// A rewriter is a policy that, as some parents do with their child's, writes its settings as JSON and parses them a
+// second time.
+type rewriter struct{ grpcbalancer.Builder }
+
+func init() {
+	for _, policy := range []string{balancer.Name, "round_robin"} {
+		grpcbalancer.Register(rewriter{grpcbalancer.Get(policy)})
+	}
+}
+
+func (r rewriter) Name() string { return "rewritten_" + r.Builder.Name() }
+
+func (r rewriter) ParseConfig(settings json.RawMessage) (serviceconfig.LoadBalancingConfig, error) {
+	parser, ok := r.Builder.(grpcbalancer.ConfigParser)
+	if !ok {
+		return nil, nil
+	}
+	config, err := parser.ParseConfig(settings)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	return parser.ParseConfig(text)
+}
+
 func TestParentThatParsesAgain(t *testing.T) {
 	withBoth(t, func(t *testing.T, c *cluster, policy string) {
-		config := `{"loadBalancingConfig":[{"random_subsetting_experimental":{"subsetSize":2,"childPolicy":[{"` + policy + `":{}}]}}]}`
-		cc := c.dialEndpoints(t, endpoints("a", "b"), grpc.WithDefaultServiceConfig(config))
-		cc.wantRotation(t, "a", "b")
+		c.dialPolicy(t, "rewritten_"+policy, []string{"a", "b"}).wantRotation(t, "a", "b")
 	}, "a", "b")
 }
 
+// A policy that has no connection yet does not replace one that has.
 func TestGracefulSwitch(t *testing.T) {
 	withBoth(t, func(t *testing.T, c *cluster, policy string) {
 		cc := c.dialPolicy(t, policy, []string{"a", "b"})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 var discardLog = log.New(io.Discard, "", 0)
@@ -122,7 +123,7 @@ func TestLastError(t *testing.T) {
 	}
 	listener.Close()
 	_, err = client.Do(newRequest(t, "GET", "http://"+listener.Addr().String(), nil))
-	op, ok := errors.AsType[*net.OpError](err)
+	op, ok := errtype.As[*net.OpError](err)
 	if !ok || op.Op != "dial" || !errors.Is(err, grpcretry.ErrTargetDown) || !asError(t, err).Attempts[0].Unsent {
 		t.Errorf("Do = %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 // A call is one request, from its first attempt to the response or error that the caller gets. Its
@@ -168,7 +169,7 @@ func (c *call) result(err error) (*http.Response, error) {
 	if ours {
 		return nil, err
 	}
-	if f, ok := errors.AsType[*failure](err); ok && err == c.failed { //nolint:errorlint // an attempt timeout's error may hold it
+	if f, ok := errtype.As[*failure](err); ok && err == c.failed { //nolint:errorlint // an attempt timeout's error may hold it
 		return nil, f.err
 	}
 	return nil, err

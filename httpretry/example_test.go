@@ -135,7 +135,8 @@ func ExampleStatusError() {
 	defer server.Close()
 
 	locked := grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-		if e, ok := errors.AsType[*httpretry.StatusError](a.Err); ok && e.StatusCode == http.StatusLocked {
+		var e *httpretry.StatusError
+		if errors.As(a.Err, &e) && e.StatusCode == http.StatusLocked {
 			return grpcretry.Retry
 		}
 		return grpcretry.Default

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/function"
 )
 
@@ -148,7 +149,7 @@ func neverSucceeds(err error) bool {
 	if isType[*net.AddrError](err) || isType[net.UnknownNetworkError](err) || isType[*net.ParseError](err) {
 		return true
 	}
-	op, ok := errors.AsType[*net.OpError](err)
+	op, ok := errtype.As[*net.OpError](err)
 	if !ok || op.Op != "remote error" && op.Op != "local error" {
 		return false
 	}
@@ -157,7 +158,7 @@ func neverSucceeds(err error) bool {
 }
 
 func isType[E error](err error) bool {
-	_, ok := errors.AsType[E](err)
+	_, ok := errtype.As[E](err)
 	return ok
 }
 
@@ -165,7 +166,7 @@ func isType[E error](err error) bool {
 // act on it. net/http itself sends some requests again on another connection, but only those that
 // may be sent twice.
 func isUnsent(err error) bool {
-	if op, ok := errors.AsType[*net.OpError](err); ok {
+	if op, ok := errtype.As[*net.OpError](err); ok {
 		switch op.Op {
 		case "dial", "proxyconnect", "socks connect":
 			return true
@@ -203,7 +204,7 @@ func isBroken(err error) bool {
 }
 
 func isTimeout(err error) bool {
-	timeout, ok := errors.AsType[net.Error](err)
+	timeout, ok := errtype.As[net.Error](err)
 	return ok && timeout.Timeout()
 }
 
@@ -242,7 +243,7 @@ func (streamReset) Error() string { return "stream reset" }
 
 // resetCode returns the code of an HTTP/2 stream's reset.
 func resetCode(err error) (code uint32, ok bool) {
-	reset, ok := errors.AsType[streamReset](err)
+	reset, ok := errtype.As[streamReset](err)
 	return reset.Code, ok
 }
 

@@ -2,7 +2,6 @@ package httpretry
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/goroutines"
 )
 
@@ -196,7 +196,7 @@ func wantResponse(t testing.TB, client *http.Client, req *http.Request, code int
 // asError returns the *grpcretry.Error of a request that must have one.
 func asError(t testing.TB, err error) *grpcretry.Error {
 	t.Helper()
-	e, ok := errors.AsType[*grpcretry.Error](err)
+	e, ok := errtype.As[*grpcretry.Error](err)
 	if !ok {
 		t.Fatalf("err = %v (%T), want a *grpcretry.Error", err, err)
 	}

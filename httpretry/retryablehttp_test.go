@@ -3,7 +3,6 @@ package httpretry
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -21,6 +20,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 // This file has the scenarios of go-retryablehttp's tests that no other file has.
@@ -231,7 +231,7 @@ func TestNotFoundIsRetried(t *testing.T) {
 	server := answers(t, answer(404), answer(404), says("success!"))
 	client, web := serve(t, server, quick,
 		grpcretry.WithMethod("/http/", grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-			if e, ok := errors.AsType[*StatusError](a.Err); ok && e.StatusCode == http.StatusNotFound {
+			if e, ok := errtype.As[*StatusError](a.Err); ok && e.StatusCode == http.StatusNotFound {
 				return grpcretry.Retry
 			}
 			return grpcretry.Default

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 // hang answers when the client is gone.
@@ -92,7 +93,7 @@ func TestContextEndsWait(t *testing.T) {
 			time.AfterFunc(10*second, cancel)
 			start := time.Now()
 			_, err := client.Do(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
-			status, _ := errors.AsType[*StatusError](err)
+			status, _ := errtype.As[*StatusError](err)
 			if !errors.Is(err, context.Canceled) || time.Since(start) != 10*second || status == nil || status.StatusCode != 503 {
 				t.Errorf("Do = %v after %v", err, time.Since(start))
 			}
@@ -145,7 +146,7 @@ func TestClientTimeout(t *testing.T) {
 						defer resp.Body.Close()
 						_, err = io.ReadAll(resp.Body)
 					}
-					timeout, _ := errors.AsType[interface {
+					timeout, _ := errtype.As[interface {
 						error
 						Timeout() bool
 					}](err)

@@ -2,7 +2,6 @@ package httpretry
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 func TestRetriesUntilSuccess(t *testing.T) {
@@ -188,7 +188,7 @@ func TestStatusCodes(t *testing.T) {
 func TestClassifierSeesTheResponse(t *testing.T) {
 	server := answers(t, answer(409, "X-Reason", "locked"), answer(409, "X-Reason", "final"))
 	client, web := serve(t, server, quick, grpcretry.WithClassifier(func(_ context.Context, a grpcretry.Attempt) grpcretry.Classification {
-		e, ok := errors.AsType[*StatusError](a.Err)
+		e, ok := errtype.As[*StatusError](a.Err)
 		if !ok || e.StatusCode != 409 || e.Status != "409 Conflict" {
 			t.Errorf("Err = %v, want a StatusError", a.Err)
 		}

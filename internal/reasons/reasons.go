@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 // A Reason is why a call is not retried.
@@ -113,7 +115,7 @@ func Outcome(err, reason error, number int, hedge bool) string {
 // Disown wraps err so that [errors.Is] finds no Reason in it, because it belongs to another call. An error
 // without one is returned as it is.
 func Disown(err error) error {
-	if _, found := errors.AsType[*Reason](err); found {
+	if _, found := errtype.As[*Reason](err); found {
 		return anothers{err}
 	}
 	return err

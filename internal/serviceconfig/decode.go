@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"unicode"
+
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 // decode reads the JSON into file. encoding/json decides what is accepted; its errors, however, lack
@@ -18,7 +20,7 @@ func decode(text string, file *serviceConfig) ([]string, error) {
 		return nil, errors.New("the service config is empty, want a JSON object")
 	}
 	err := json.Unmarshal([]byte(text), file)
-	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+	if syntax, ok := errtype.As[*json.SyntaxError](err); ok {
 		return nil, fmt.Errorf("%s: not JSON: %w", position(text, syntax.Offset), err)
 	}
 	var in inspector
@@ -121,7 +123,7 @@ func scalar(path string, raw []byte, t reflect.Type) error {
 		return nil
 	}
 	path = place(path)
-	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	wrong, ok := errtype.As[*json.UnmarshalTypeError](err)
 	if !ok {
 		return fmt.Errorf("%s: %w", path, err)
 	}
