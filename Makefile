@@ -21,16 +21,22 @@ FILES := { git ls-files --cached --others --exclude-standard 2>/dev/null || find
 # Folders of all modules but the tools' own, . for the root, new ones included.
 MODULES = $(shell $(FILES) | grep -E '(^|/)go\.mod$$' | grep -vE '^tools/|^e2e/jaeger/|(^|/)testdata/' | \
 	while read -r f; do [ ! -f "$$f" ] || dirname "$$f"; done | sort)
-# Controllers do not run on 32 bits, and the hundreds of packages of Kubernetes would be compiled
-# once more.
-MODULES_386 = $(filter-out reconcile examples/reconciler,$(MODULES))
+# What make test leaves to make check. The controllers' modules need Kubernetes, whose hundreds of packages take
+# longer to compile than all the rest, and the simulator's tests make many calls.
+CONTROLLERS = reconcile examples/reconciler
+SIMULATOR = cmd/herd
+MODULES_UNIT = $(filter-out $(CONTROLLERS) $(SIMULATOR),$(MODULES))
+# Controllers do not run on 32 bits.
+MODULES_386 = $(filter-out $(CONTROLLERS),$(MODULES))
 PROTOS = $(shell find proto -name '*.proto')
 
 # $(call each-module,command) runs the command in every module that has packages, and
 # $(call each-module,command,modules) in some.
 each-module = for m in $(or $(2),$(MODULES)); do \
+		echo "[$$m] $(1)"; started=$$SECONDS; \
 		packages=$$(cd "$$m" && go list ./...); \
-		if [ -n "$$packages" ]; then echo "[$$m] $(1)"; (cd "$$m" && $(1)); fi; \
+		if [ -n "$$packages" ]; then (cd "$$m" && $(1)); fi; \
+		echo "[$$m] $$((SECONDS - started)) s"; \
 	done
 
 .PHONY: help
@@ -41,16 +47,17 @@ help: ## list the targets
 stages = @.ci/stages $(1)
 
 .PHONY: test
-test: ## does it work on this machine: formatting, go vet, and the tests of all modules once, with the race detector (11 minutes on a bare machine)
+test: ## does it work on this machine: formatting, go vet and the tests, with the race detector (6 minutes on a bare machine)
 	$(call stages,fmt-check unit)
+	@echo "left to make check: the tests of $(SIMULATOR), which make many calls, and of $(CONTROLLERS), which need Kubernetes"
 
 .PHONY: check
 check: ## is a change good: make test, and the linter, generated files, 32 bits, real servers, faults, the documents' commands (.ci/run runs this)
-	$(call stages,test simulations lint generate-check tidy-check test-386 e2e browser soak-short documents vulncheck)
+	$(call stages,test simulations controllers lint generate-check tidy-check test-386 e2e browser soak-short documents vulncheck)
 
 .PHONY: nightly
-nightly: ## the same questions for three hours: many draws, fuzzing, grpc-go's own tests, 32 bits, the oldest Go, a rehearsed release, all benchmarks once
-	$(call stages,random simulations-race test-386-rest fuzz-short grpc-suite test-oldest release-rehearsal bench-once soak)
+nightly: ## the same questions for three hours: many draws, fuzzing, grpc-go's own tests, 32 bits, the oldest and the newest dependencies, a rehearsed release, all benchmarks once
+	$(call stages,random simulations-race test-386-rest fuzz-short grpc-suite test-oldest test-newest release-rehearsal bench-once soak)
 
 .PHONY: fmt-check
 fmt-check: ## every Go file is formatted by gofmt
@@ -80,19 +87,25 @@ tidy-check: ## go.mod and go.sum are tidy in every module
 lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
-# With the race detector go vet uses what go test has to compile anyway.
+# -vet=all is go vet on what go test has compiled anyway.
+test-race = go test -race -vet=all $(TESTFLAGS) ./...
+
 .PHONY: unit
-unit: gcc ## go vet and the tests of every module with the race detector
-	@mkdir -p $(BIN); { $(call each-module,go vet -race ./... && go test -race $(TESTFLAGS) ./...); } 2>&1 | tee $(BIN)/unit.log
+unit: gcc ## the tests of every module but the simulator's and the controllers', with the race detector, and go vet
+	@$(call each-module,$(test-race),$(MODULES_UNIT))
 
 .PHONY: simulations
-simulations: ## the simulator's tests of many calls, which are too slow with the race detector
-	@cd cmd/herd && go test $(TESTFLAGS) ./...
+simulations: ## the simulator's tests, which are too slow with the race detector, and go vet
+	@$(call each-module,go test -vet=all $(TESTFLAGS) ./...,$(SIMULATOR))
+
+.PHONY: controllers
+controllers: gcc ## the tests of the modules that need Kubernetes, with the race detector, and go vet
+	@$(call each-module,$(test-race),$(CONTROLLERS))
 
 .PHONY: simulations-race
 simulations-race: gcc ## the same with the race detector, and on 32 bits
-	cd cmd/herd && go test -race -timeout 20m ./internal/sim -thorough
-	@$(call on-32-bits,cd cmd/herd && GOARCH=386 CGO_ENABLED=0 go test -timeout 10m ./...)
+	cd $(SIMULATOR) && go test -race -timeout 20m ./internal/sim -thorough
+	@$(call on-32-bits,cd $(SIMULATOR) && GOARCH=386 CGO_ENABLED=0 go test -timeout 10m ./...)
 
 .PHONY: random
 random: gcc ## all random tests with many draws
@@ -108,23 +121,27 @@ test-386: ## vet the library as a 32-bit program, and run its short tests so, wh
 .PHONY: test-386-rest
 test-386-rest: ## vet every module as 32-bit programs, and run their short tests so, but the simulator's
 	@$(call each-module,GOARCH=386 CGO_ENABLED=0 go vet -tags e2e ./...,$(MODULES_386))
-	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(filter-out cmd/herd,$(MODULES_386))))
+	@$(call on-32-bits,$(call each-module,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m ./...,$(filter-out $(SIMULATOR),$(MODULES_386))))
 
 # A kernel may be built without 32-bit programs, so that only running one tells.
 on-32-bits = if GOARCH=386 CGO_ENABLED=0 go test -run '^$$' ./internal/tried >/dev/null 2>&1; then $(1); \
 	else echo "32-bit programs do not run on this machine: they are vetted only"; fi
 
-# The go line of go.mod must be no newer than the dependencies need, so that it names the
-# oldest version there is to test.
+# The modules that ask their users for as little as they can: their go.mod has the oldest versions with which their
+# tests pass. All other modules have the newest ones.
+MODULES_OLD = . attemptspan
+
 .PHONY: test-oldest
-test-oldest: ## the short tests with the oldest Go that the dependencies allow (downloads it)
-	@own=$$(go list -m -f '{{.GoVersion}}'); \
-	needed=$$(go list -m -f '{{if not .Main}}{{.GoVersion}}{{end}}' all | sort -V | tail -n 1); \
-	if [ "$$own" != "$$needed" ]; then \
-		echo "go.mod asks for Go $$own, its dependencies for Go $$needed" >&2; exit 1; \
-	fi; \
-	export GOTOOLCHAIN=go$$own; go version; \
-	for m in . attemptspan; do echo "[$$m]"; (cd "$$m" && go vet ./... && go test -short -timeout 5m ./...); done
+test-oldest: ## the short tests with the oldest Go, grpc-go and OpenTelemetry that go.mod allows (downloads them)
+	@export GOTOOLCHAIN=go$$(go list -m -f '{{.GoVersion}}'); go version; \
+	$(call each-module,go test -vet=all -short -timeout 5m ./...,$(MODULES_OLD))
+
+.PHONY: test-newest
+test-newest: ## the same with the newest Go, and the newest versions of all dependencies (downloads them)
+	@export GOTOOLCHAIN=go$$(go list -m -f '{{.Version}}' go@latest); go version; \
+	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	$(call each-module,cp go.mod go.sum "$$tmp" && go get -modfile="$$tmp/go.mod" -t -u ./... && \
+		go test -modfile="$$tmp/go.mod" -vet=all -short -timeout 5m ./...,$(MODULES_OLD))
 
 .PHONY: fuzz-short
 fuzz-short: ## every Fuzz function for FUZZTIME (30s)
@@ -148,13 +165,16 @@ production: curl ## run the server and the client of examples/production, with c
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; the documents' Go code compiles; calls survive outages; retries on four layers do not multiply; retries and hedges meet other replicas
-	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e -count=1 -timeout 10m -v .
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e $(call only-tagged,.) -count=1 -timeout 10m -v .
 # Without the race detector, with which many servers are too slow on a small machine.
-	@cd bench && go test -tags e2e -count=1 -timeout 5m -v ./outages
-	@cd e2e && go test -tags e2e -count=1 -timeout 5m -v ./layers
+	@cd bench && go test -tags e2e $(call only-tagged,./outages) -count=1 -timeout 5m -v ./outages
+	@cd e2e && go test -tags e2e $(call only-tagged,./layers) -count=1 -timeout 5m -v ./layers
 # Without it, too, because gRPC's xDS client takes long to compile.
 	@cd e2e && go test -tags xds -count=1 -timeout 5m -v ./outlier
 	@cd examples/tail && go run . -calls 1500
+
+# The tests without a build tag run in unit.
+only-tagged = -skip "^($$(go test -race -list . $(1) | grep '^Test' | paste -sd '|'))$$"
 
 MODES ?= nothing timeout observer hedging default
 .PHONY: grpc-suite
@@ -332,7 +352,7 @@ prometheus:
 	@.ci/need promtool prometheus
 
 # The race detector needs cgo.
-unit simulations-race random flaky soak e2e: export CGO_ENABLED := 1
+unit controllers simulations-race random flaky soak e2e: export CGO_ENABLED := 1
 .PHONY: gcc
 gcc:
 	@.ci/need gcc gcc libc6-dev
