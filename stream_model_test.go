@@ -577,6 +577,8 @@ func (r *run) outcome() *called {
 	return end
 }
 
+var errVanished = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
+
 // result is the attempt whose result the application has got with the end f of the call: the one that it has seen messages
 // of, else the one whose status the error is; nil if that is no attempt's.
 func (r *run) result(f *called) *fakeStream {
@@ -588,9 +590,12 @@ func (r *run) result(f *called) *fakeStream {
 	if errors.As(err, &wrapped) && codeOf(err) == codeOf(wrapped.Last) { // otherwise that of the context
 		err = wrapped.Last
 	}
-	for _, a := range r.attempts {
+	for _, a := range slices.Backward(r.attempts) {
 		own := a.createErr
-		if a.done.happened() && a.byServer {
+		switch ended := a.done.happened() && a.byServer; {
+		case ended && a.script.vanishes && a.status.Code() == codes.OK:
+			own = errVanished
+		case ended:
 			own = a.status.Err()
 		}
 		if own != nil && err != io.EOF && !isContextCode(codeOf(own)) && sameStatus(err, own) {
@@ -951,7 +956,7 @@ func (r *run) judgeHeaders() {
 		}
 		last := r.newest(c.end)
 		over := false
-		if f := r.outcome(); f != nil && (c.thread == callbackThread || f.end.seq < c.start.seq) {
+		if f := r.outcome(); f != nil && (c.thread == callbackThread || f.end.seq < c.end.seq) {
 			last, over = r.result(f), true
 		}
 		switch {
