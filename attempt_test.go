@@ -121,20 +121,4 @@ func TestAttemptContextsEndBeforeTheWait(t *testing.T) {
 			wantTimes(t, server, 0, 1*second, 3*second)
 		})
 	})
-	t.Run("stream", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			scripts := []string{"recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"}
-			server := serveScripts(t, scripts...)
-			var contexts []context.Context
-			below := belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
-				contexts = append(contexts, ctx)
-				sofar := slices.Clone(contexts)
-				time.AfterFunc(second/2, func() { check(t, sofar) })
-				return next(ctx)
-			})
-			cc := server.conn(t, append(DialOptions(steady), below)...)
-			openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF; wait 1s")
-			wantTimes(t, server, 0, 1*second, 3*second)
-		})
-	})
 }

@@ -13,8 +13,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // The tests here are of the attempt timeout, which ends an attempt only if another one follows.
@@ -269,26 +267,4 @@ func TestAttemptTimeoutIsToldFromTheServersDeadlineExceeded(t *testing.T) {
 			})
 		})
 	}
-}
-
-// An attempt that the server ended did not time out, even if we learn of it late: the
-// cause of its context is asked only where the code may come from a context.
-func TestAServersWordAfterTheAttemptTimeoutIsTheServers(t *testing.T) {
-	late := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
-		err := next(ctx)
-		time.Sleep(6 * second)
-		return err
-	})
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable(), fail(codes.NotFound, "gone")))
-		cc := server.conn(t, append(DialOptions(steady, WithAttemptTimeout(5*second)), late)...)
-		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-		e := wantStop(t, err, codes.NotFound, ErrNotRetryable, 2)
-		for i, want := range []codes.Code{codes.Unavailable, codes.NotFound} {
-			if got := e.Attempts[i]; got.Code() != want || errors.Is(got.Err, ErrAttemptTimeout) {
-				t.Errorf("attempt %d failed with %v, want the server's %v", i+1, got.Err, want)
-			}
-		}
-		wantTimes(t, server, 0, 7*second)
-	})
 }

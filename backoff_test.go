@@ -213,19 +213,6 @@ func TestBackoffStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-func TestNegativeWaitOfACustomBackoffCountsAsZero(t *testing.T) {
-	for _, d := range []time.Duration{-1, -time.Hour, math.MinInt64} {
-		b := backoffFunc(func(int, time.Duration, float64) time.Duration { return d })
-		if got := nextBackoff(b, 1, 0, 0.5); got != 0 {
-			t.Errorf("nextBackoff of a Backoff that gives %v = %v, want 0", d, got)
-		}
-	}
-	seven := backoffFunc(func(int, time.Duration, float64) time.Duration { return 7 })
-	if got := nextBackoff(seven, 1, 0, 0.5); got != 7 {
-		t.Errorf("nextBackoff of a Backoff that gives 7ns = %v", got)
-	}
-}
-
 // A custom Backoff is called with the retry number and its own last wait, 0 at first
 // and after a negative one.
 func TestCustomBackoffIsToldOfTheCall(t *testing.T) {

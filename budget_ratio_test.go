@@ -5,7 +5,6 @@ import (
 	"flag"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -102,39 +101,6 @@ func TestZeroFieldsOfARatioBudget(t *testing.T) {
 		if got := withdraw(b, epoch, plenty); got != tt.want {
 			t.Errorf("%+v allowed %d retries, want %d", tt.settings, got, tt.want)
 		}
-	}
-}
-
-func TestNewRatioBudgetRejects(t *testing.T) {
-	nan, inf := math.NaN(), math.Inf(1)
-	for _, tt := range []struct {
-		settings RatioBudget
-		want     string
-	}{
-		{RatioBudget{Ratio: -0.1}, "Ratio is -0.1"},
-		{RatioBudget{Ratio: nan}, "Ratio is NaN"},
-		{RatioBudget{Ratio: inf}, "Ratio is +Inf"},
-		{RatioBudget{Reserve: -3}, "Reserve is -3"},
-		{RatioBudget{Reserve: nan}, "Reserve is NaN"},
-		{RatioBudget{Reserve: inf}, "Reserve is +Inf"},
-		{RatioBudget{MinPerSecond: -1}, "MinPerSecond is -1"},
-		{RatioBudget{MinPerSecond: nan}, "MinPerSecond is NaN"},
-		{RatioBudget{MinPerSecond: inf}, "MinPerSecond is +Inf"},
-		{RatioBudget{MinPerSecond: 1e308}, "MinPerSecond is 1e+308"},
-		{RatioBudget{Ratio: 0.2, Window: -time.Second}, "Window is -1s"},
-		{RatioBudget{Ratio: 0.2, Window: time.Millisecond - 1}, "Window is 999.999µs"},
-	} {
-		b, err := NewRatioBudget(tt.settings)
-		if err == nil || b != nil || !strings.HasPrefix(err.Error(), "grpcretry: NewRatioBudget: RatioBudget."+tt.want) {
-			t.Errorf("NewRatioBudget(%+v) = %v, %v, want an error with %q", tt.settings, b, err, tt.want)
-		}
-		_, err = New(WithRatioBudget(tt.settings))
-		if err == nil || !strings.HasPrefix(err.Error(), "grpcretry: WithRatioBudget: RatioBudget."+tt.want) {
-			t.Errorf("New(WithRatioBudget(%+v)): %v, want an error with %q", tt.settings, err, tt.want)
-		}
-	}
-	if _, err := NewRatioBudget(RatioBudget{Ratio: 0.2, Window: time.Millisecond}); err != nil {
-		t.Errorf("NewRatioBudget with a window of 1 ms: %v", err)
 	}
 }
 

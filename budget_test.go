@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -84,16 +83,6 @@ func TestConcurrencyBudgetUnderManyGoroutines(t *testing.T) {
 		t.Errorf("%d retries at once, want at most %d", got, limit)
 	}
 	wantBalance(t, b, epoch, limit)
-}
-
-func TestConcurrencyBudgetRefusesToLimitToNothing(t *testing.T) {
-	for _, n := range []int{0, -1, math.MinInt} {
-		b, err := NewConcurrencyBudget(n)
-		wantRefused(t, err, "NewConcurrencyBudget", fmt.Sprint(n))
-		if b != nil {
-			t.Errorf("NewConcurrencyBudget(%d) = %v, want nil beside the error", n, b)
-		}
-	}
 }
 
 func concurrencyBudgetOf(t *testing.T, n int) Budget {

@@ -75,36 +75,6 @@ func inThousandths(t *testing.T, s string) int64 {
 	return n
 }
 
-func TestNewThrottleRefuses(t *testing.T) {
-	for _, tt := range []struct {
-		maxTokens, tokenRatio float64
-		want                  string
-	}{
-		{0, 0.1, "maxTokens is 0"},
-		{-1, 0.1, "maxTokens is -1"},
-		{1000.001, 0.1, "maxTokens is 1000.001"},
-		{math.Inf(1), 0.1, "maxTokens is +Inf"},
-		{math.NaN(), 0.1, "maxTokens is NaN"},
-		{0.0009, 0.1, "maxTokens is 0.0009"},
-		{10, 0, "tokenRatio is 0"},
-		{10, -0.1, "tokenRatio is -0.1"},
-		{10, math.Inf(1), "tokenRatio is +Inf"},
-		{10, math.NaN(), "tokenRatio is NaN"},
-		{10, 0.0009, "tokenRatio is 0.0009"},
-	} {
-		b, err := NewThrottle(tt.maxTokens, tt.tokenRatio)
-		if err == nil || b != nil || !strings.Contains(err.Error(), tt.want) ||
-			!strings.HasPrefix(err.Error(), "grpcretry: NewThrottle: ") {
-			t.Errorf("NewThrottle(%v, %v) = %v, %v, want an error with %q", tt.maxTokens, tt.tokenRatio, b, err, tt.want)
-		}
-	}
-	for _, good := range [][2]float64{{1000, 0.001}, {0.001, 0.001}, {1, 1e300}} {
-		if _, err := NewThrottle(good[0], good[1]); err != nil {
-			t.Errorf("NewThrottle(%v, %v): %v", good[0], good[1], err)
-		}
-	}
-}
-
 // In a call through the interceptor, the second failure brings 4 tokens down to half, and the
 // throttle refuses a retry that MaxAttempts would still allow.
 func TestThrottleThroughTheInterceptor(t *testing.T) {

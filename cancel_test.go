@@ -70,45 +70,19 @@ func TestNoAttemptReachesTheServerAfterTheContextEnded(t *testing.T) {
 	})
 }
 
-func TestClosedConnectionEndsACallAtOnce(t *testing.T) {
-	t.Run("before the call", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, always(ok()))
-			// CANCELED, gRPC's code for it, being retryable does not matter.
-			cc := server.conn(t, DialOptions(WithCodes(codes.Canceled, codes.Unavailable))...)
-			cc.Close()
-			start := time.Now()
-			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-			if status.Code(err) != codes.Canceled || time.Since(start) != 0 {
-				t.Errorf("Echo = %v after %v, want CANCELED at once", err, time.Since(start))
-			}
-		})
-	})
-	t.Run("in an attempt", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, always(hang()))
-			cc := server.conn(t, DialOptions(WithClassifier(func(context.Context, Attempt) Classification { return Retry }))...)
-			time.AfterFunc(second, func() { cc.Close() })
-			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-			if err == nil || time.Since(server.start) != second {
-				t.Errorf("Echo = %v after %v, want an error after 1s", err, time.Since(server.start))
-			}
-			wantTimes(t, server, 0)
-		})
-	})
-	t.Run("in a wait", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			server := serve(t, always(unavailable()))
-			budget := &aBudget{}
-			cc := server.conn(t, DialOptions(steady, WithBudget(budget))...)
-			time.AfterFunc(second/2, func() { cc.Close() })
-			_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-			wantStop(t, err, codes.Unavailable, errConnClosed, 1)
-			if got := time.Since(server.start); got != second/2 || len(budget.asked) != 0 {
-				t.Errorf("returned after %v with %d retries paid, want at once, 500ms, and none", got, len(budget.asked))
-			}
-			wantTimes(t, server, 0)
-		})
+// Plain gRPC's calls end with their ClientConn; a wait must, too.
+func TestClosedConnectionEndsAWaitAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		budget := &aBudget{}
+		cc := server.conn(t, DialOptions(steady, WithBudget(budget))...)
+		time.AfterFunc(second/2, func() { cc.Close() })
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		wantStop(t, err, codes.Unavailable, errConnClosed, 1)
+		if got := time.Since(server.start); got != second/2 || len(budget.asked) != 0 {
+			t.Errorf("returned after %v with %d retries paid, want at once, 500ms, and none", got, len(budget.asked))
+		}
+		wantTimes(t, server, 0)
 	})
 }
 

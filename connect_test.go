@@ -111,6 +111,8 @@ func TestTheWaitForAConnectionEnds(t *testing.T) {
 		want   time.Duration
 	}{
 		{"patience", nil, 0, nil, codes.Unavailable, ErrTargetDown, 10 * second},
+		{"without patience", []Option{WithPatience(0)}, 0, nil, codes.Unavailable, ErrTargetDown, 0},
+		{"without patience, by a policy", []Option{WithPolicy(Policy{Patience: -1})}, 0, nil, codes.Unavailable, ErrTargetDown, 0},
 		{"the deadline, less the backoff", nil, 5 * second, nil, codes.Unavailable, ErrDeadline, 4 * second},
 		{"MaxElapsed, less the backoff", []Option{WithMaxElapsed(7 * second)}, 0, nil, codes.Unavailable, ErrMaxElapsed, 6 * second},
 		{"without a backoff, the deadline itself", []Option{WithBackoff(Constant(0))}, 5 * second, nil,
@@ -159,26 +161,6 @@ func TestTheWaitForAConnectionEnds(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// Without patience, an attempt that reached no server ends the call.
-func TestWithoutPatienceAnUnsentAttemptEndsTheCall(t *testing.T) {
-	for name, opt := range map[string]Option{"option": WithPatience(0), "policy": WithPolicy(Policy{Patience: -1})} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok()))
-				budget := &tally{}
-				link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second/10)), WithBudget(budget), opt)...)
-				link.cut()
-				synctest.Wait()
-				err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
-				wantStop(t, err, codes.Unavailable, ErrTargetDown, 1)
-				if took := time.Since(server.start); took != 0 || budget.counts != (counts{}) {
-					t.Errorf("the call took %v and the budget is %+v, want an end at once that costs nothing", took, budget.counts)
-				}
-			})
-		})
 	}
 }
 

@@ -237,41 +237,6 @@ func threeCalls(t *testing.T, u float64, timeout time.Duration, opts []Option, c
 	return strings.Join(recorder.lines, "\n")
 }
 
-func TestDoRejects(t *testing.T) {
-	hedging := WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}})
-	nothing := func(context.Context) error { return nil }
-	for _, tt := range []struct {
-		name     string
-		new      []Option
-		ctx      context.Context
-		function string
-		f        func(context.Context) error
-		opts     []CallOption
-		want     string
-	}{
-		{"no name", nil, t.Context(), "", nothing, nil, `Do "": invalid name, want a word with a leading slash, such as "/sql/read"`},
-		{"an empty word", nil, t.Context(), "//read", nothing, nil, `Do "//read": invalid name`},
-		{"no function", nil, t.Context(), "/sql/read", nil, nil, `Do "/sql/read": the function is nil`},
-		{"no context", nil, nil, "/sql/read", nothing, nil, `Do "/sql/read": the context is nil`},
-		{"a nil option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(2), nil}, `Do "/sql/read": option number 2 is nil`},
-		{"an invalid option", nil, t.Context(), "/sql/read", nothing, []CallOption{WithMaxAttempts(-3)},
-			`Do "/sql/read": WithMaxAttempts: -3 attempts, want at least 1`},
-		{"hedging of the call", nil, t.Context(), "/sql/read", nothing, []CallOption{hedging},
-			`Do "/sql/read": the call has WithHedging, but a function cannot be hedged`},
-		{"hedging of the name", []Option{WithMethod("/sql/read", hedging)}, t.Context(), "/sql/read", nothing,
-			nil, `Do "/sql/read": WithMethod /sql/read has WithHedging`},
-		{"hedging of a pattern", []Option{WithMethod("/sql/", hedging)}, t.Context(), "/sql/orders/read", nothing, nil,
-			`Do "/sql/orders/read": WithMethod /sql/ has WithHedging`},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			err := doer(t, 0, tt.new...).Do(tt.ctx, tt.function, tt.f, tt.opts...)
-			if _, is := status.FromError(err); is || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("err = %v, want an ordinary error: %s", err, tt.want)
-			}
-		})
-	}
-}
-
 // A name up to its second slash has a budget.
 func TestBudgetsOfFunctions(t *testing.T) {
 	bubble(t, func(t *testing.T) {

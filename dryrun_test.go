@@ -101,27 +101,10 @@ func TestDryRunDoesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer cc.Close()
-			wantUntouched(t, kind.call(t.Context(), cc, anyMethod), codes.Unavailable, `connection error: desc = "transport: Error while dialing: refused"`)
+			wantUntouched(t, kind.call(t.Context(), cc, anyMethod), codes.Unavailable,
+				`connection error: desc = "transport: Error while dialing: refused"`)
 			if u := retrier.usage.now(); time.Since(start) != 0 || u.WaitingCalls != 0 || retrier.targets.states(time.Now())[0].Waiting != 0 {
 				t.Errorf("after %v: %+v, %+v, want nothing that waits", time.Since(start), u, retrier.targets.states(time.Now()))
-			}
-		})
-	})
-	t.Run("timeout", func(t *testing.T) {
-		everyKind(t, func(t *testing.T, kind callKind) {
-			server := serveScripts(t, "recv hello; wait 5s; send done")
-			if err := kind.call(t.Context(), server.conn(t, DialOptions(WithDryRun(true), WithAttemptTimeout(second))...), anyMethod); err != nil {
-				t.Error(err)
-			}
-			wantTimes(t, server, 0)
-		})
-	})
-	t.Run("function", func(t *testing.T) {
-		bubble(t, func(t *testing.T) {
-			p, f := play(errUnavailable)
-			err := doer(t, 0, steady, WithDryRun(true)).Do(t.Context(), "/sql/read", f)
-			if err != errUnavailable || len(p.at) != 1 {
-				t.Errorf("%v after %d attempts, want the function's error after one", err, len(p.at))
 			}
 		})
 	})

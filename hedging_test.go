@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -134,46 +133,6 @@ func TestDefaultHedgeBudget(t *testing.T) {
 		if got := b.Balance(at); got < tt.least-1e-6 || got > tt.most+1e-6 {
 			t.Errorf("%s: balance %v, want %v to %v", tt.name, got, tt.least, tt.most)
 		}
-	}
-}
-
-func TestHedgingThatCannotBeMeantIsRefused(t *testing.T) {
-	const method = "/grpcretry.test.v1.EchoService/Echo"
-	on := func(h Hedging) Option { return WithMethod(method, WithHedging(h)) }
-	inMethod := " (in WithMethod " + method + ")"
-	for _, tt := range []struct {
-		name string
-		opt  Option
-		want string
-	}{
-		{"no delay", on(Hedging{}), "grpcretry: WithHedging: Delay is not set, want HedgeAfter or HedgeAtQuantile" + inMethod},
-		{"negative delay", on(Hedging{Delay: HedgeAfter(-time.Second)}), "grpcretry: WithHedging: Delay: -1s is negative" + inMethod},
-		{"quantile 0", on(Hedging{Delay: HedgeAtQuantile(0, 0, 0)}),
-			"grpcretry: WithHedging: Delay: HedgeAtQuantile: q is 0, want between 0 and 1" + inMethod},
-		{"quantile NaN", on(Hedging{Delay: HedgeAtQuantile(math.NaN(), 0, 0)}),
-			"grpcretry: WithHedging: Delay: HedgeAtQuantile: q is NaN, want between 0 and 1" + inMethod},
-		{"negative bound", on(Hedging{Delay: HedgeAtQuantile(0.9, -1, 0)}),
-			"grpcretry: WithHedging: Delay: HedgeAtQuantile: bounds -1ns and 0s must not be negative" + inMethod},
-		{"bounds crossed", on(Hedging{Delay: HedgeAtQuantile(0.9, time.Second, time.Millisecond)}),
-			"grpcretry: WithHedging: Delay: HedgeAtQuantile: upper bound 1ms is below the lower bound 1s" + inMethod},
-		{"in a policy", WithPolicy(Policy{Hedging: &Hedging{}}),
-			"grpcretry: WithPolicy: Hedging: Delay is not set, want HedgeAfter or HedgeAtQuantile"},
-		{"all methods", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}}),
-			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
-		{"all methods, by a policy", WithPolicy(Policy{Hedging: &Hedging{Delay: HedgeAfter(0)}}),
-			"grpcretry: WithHedging for all methods, without AllMethodsAreSafe: name the methods that are safe to run twice with WithMethod"},
-		{"a client stream", WithMethod("/grpcretry.test.v1.EchoService/Collect",
-			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
-			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Collect: a method with a client stream cannot be hedged"},
-		{"a bidi stream", WithMethod("/grpcretry.test.v1.EchoService/Chat",
-			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(0)}})),
-			"grpcretry: WithHedging in WithMethod /grpcretry.test.v1.EchoService/Chat: a method with a client stream cannot be hedged"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if _, err := New(tt.opt); err == nil || err.Error() != tt.want {
-				t.Errorf("New = %v, want %s", err, tt.want)
-			}
-		})
 	}
 }
 

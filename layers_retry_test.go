@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/grpcretry/grpcretry/internal/layers"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -128,45 +127,6 @@ func TestAHedgeTellsThatAnAttemptHasNoResponse(t *testing.T) {
 	hangs := func(ctx context.Context, _ *link) error { <-ctx.Done(); return ctx.Err() }
 	hedges := DialOptions(WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}), WithBudget(Unlimited))
 	marksOf(t, hedges, []mark{"", "1"}, hangs)
-}
-
-// A retry that serves a request of which an earlier attempt may still be at work passes that on.
-func TestServersObeyTheMarkOfARetry(t *testing.T) {
-	const previous = previousAttemptsKey
-	quiet := []ServerOption{withMeasures(layers.Measures{OneAttempt: true})}
-	for _, tt := range []struct {
-		name   string
-		header metadata.MD
-		on     []ServerOption
-		want   []mark // of the attempts at the last server
-	}{
-		{"a first attempt", nil, nil, []mark{"", "0"}},
-		{"another client's retry", metadata.Pairs(previous, "1"), nil, []mark{"1"}},
-		{"a retry after responses", metadata.Pairs(previous, "1", callerRetriesKey, "0"), nil, []mark{"", "0"}},
-		{"a retry after no response", metadata.Pairs(previous, "1", callerRetriesKey, "1"), nil, []mark{"1"}},
-		{"work for such a retry", metadata.Pairs(callerRetriesKey, "1"), nil, []mark{"1"}},
-		{"the mark without a retry", metadata.Pairs(callerRetriesKey, "0"), nil, []mark{"", "0"}},
-		{"a mark that means nothing", metadata.Pairs(previous, "1", callerRetriesKey, "x"), nil, []mark{"1"}},
-		{"two marks", metadata.Pairs(previous, "1", callerRetriesKey, "0", callerRetriesKey, "1"), nil, []mark{"1"}},
-		{"the same mark twice", metadata.Pairs(previous, "1", callerRetriesKey, "0", callerRetriesKey, "0"), nil, []mark{"", "0"}},
-		{"a service that gives up in silence", metadata.Pairs(previous, "1", callerRetriesKey, "0"), quiet, []mark{"1"}},
-		{"a first attempt at such a service", nil, quiet, []mark{"", "0"}},
-		{"the mark without a retry at such a service", metadata.Pairs(callerRetriesKey, "0"), quiet, []mark{"", "0"}},
-		{"one attempt for retries is off", metadata.Pairs(previous, "1", callerRetriesKey, "1"),
-			[]ServerOption{withMeasures(layers.Measures{StopsCallers: true})}, []mark{"", "0"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			exhausted.call(t, tt.header, tt.on, calls, func(t *testing.T, last *fixture, _ metadata.MD, err error) {
-				var got []mark
-				for _, one := range last.attempts() {
-					got = append(got, first(one.metadata[callerRetriesKey]))
-				}
-				if !slices.Equal(got, tt.want) || status.Code(err) != codes.Unavailable {
-					t.Errorf("marks %q and error %v, want %q", got, err, tt.want)
-				}
-			})
-		})
-	}
 }
 
 // A retry meets the failure of the next service: in a zone that fails, for example. It is retried there,

@@ -4,168 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
-
-// wantRefused fails the test unless err is one of this package's errors and contains all the words.
-func wantRefused(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("no error, want one that says %q", words)
-		return
-	}
-	for _, word := range append(words, "grpcretry: ") {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not say %q", err, word)
-		}
-	}
-}
-
-// badOptions are options that New rejects, with the words that its error must contain: the option
-// and the value. All of them are invalid for a single call, too.
-var badOptions = []struct {
-	name  string
-	opt   CallOption
-	words []string
-}{
-	{"no attempts", WithMaxAttempts(0), []string{"WithMaxAttempts", "0 attempts"}},
-	{"nil backoff", WithBackoff(nil), []string{"WithBackoff", "nil"}},
-	{"negative base", WithBackoff(Exponential{Base: -time.Second}), []string{"WithBackoff", "Base", "-1s"}},
-	{"max below base", WithBackoff(Exponential{Base: 3 * time.Second, Max: 2 * time.Second}), []string{"WithBackoff", "Max", "2s", "3s"}},
-	{"default max below base", WithBackoff(Exponential{Base: 6 * time.Second}), []string{"WithBackoff", "5s", "6s"}},
-	{"multiplier below 1", WithBackoff(Exponential{Multiplier: 0.5}), []string{"WithBackoff", "Multiplier", "0.5"}},
-	{"multiplier NaN", WithBackoff(Exponential{Multiplier: math.NaN()}), []string{"WithBackoff", "Multiplier", "NaN"}},
-	{"unknown jitter", WithBackoff(Exponential{Jitter: 4}), []string{"WithBackoff", "Jitter", "4"}},
-	{"decorrelated base", WithBackoff(Decorrelated{Base: -1}), []string{"WithBackoff", "Decorrelated.Base", "-1ns"}},
-	{"decorrelated max below base", WithOverloadBackoff(Decorrelated{Base: 2, Max: 1}), []string{"WithOverloadBackoff", "1ns", "2ns"}},
-	{"negative constant", WithBackoff(Constant(-time.Second)), []string{"WithBackoff", "Constant", "-1s"}},
-	{"no codes", WithCodes(), []string{"WithCodes", "no codes"}},
-	{"OK", WithCodes(codes.Unavailable, codes.OK), []string{"WithCodes", "OK"}},
-	{"code 1<<31", WithCodes(1 << 31), []string{"WithCodes", "2147483648"}},
-	{"negative attempt timeout", WithAttemptTimeout(-time.Second), []string{"WithAttemptTimeout", "-1s"}},
-	{"negative max elapsed", WithMaxElapsed(-time.Second), []string{"WithMaxElapsed", "-1s"}},
-	{"negative buffer limit", WithBufferLimit(-1), []string{"WithBufferLimit", "-1"}},
-	{"nil budget", WithBudget(nil), []string{"WithBudget", "nil"}},
-	{"nil limiter", WithBudget(NewRateBudget(nil)), []string{"WithBudget", "NewRateBudget", "nil"}},
-	{"nil function", WithBudget(PerTarget(nil)), []string{"WithBudget", "PerTarget", "nil"}},
-	{"nil budget among others", WithBudget(AllBudgets(Unlimited, nil)), []string{"WithBudget", "AllBudgets", "number 2", "nil"}},
-
-	{"policy: attempts", WithPolicy(Policy{MaxAttempts: -1}), []string{"WithPolicy", "MaxAttempts", "-1"}},
-	{"policy: backoff", WithPolicy(Policy{Backoff: Exponential{Multiplier: 0.5}}), []string{"WithPolicy", "Backoff", "0.5"}},
-	{"policy: empty codes", WithPolicy(Policy{Codes: []codes.Code{}}), []string{"WithPolicy", "Codes", "no codes"}},
-	{"policy: budget", WithPolicy(Policy{Budget: NewRateBudget(nil)}), []string{"WithPolicy", "Budget", "NewRateBudget", "nil"}},
-}
-
-func TestNewRefusesBadOptions(t *testing.T) {
-	for _, tt := range badOptions {
-		t.Run(tt.name, func(t *testing.T) {
-			r, err := New(steady, tt.opt)
-			wantRefused(t, err, tt.words...)
-			if r != nil {
-				t.Error("New gave a Retrier beside the error")
-			}
-		})
-	}
-}
-
-func TestNewRefusesWhatIsNoOption(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		opts  []Option
-		words []string
-	}{
-		{"nil", []Option{nil}, []string{"New", "number 1", "nil"}},
-		{"nil among others", []Option{steady, nil}, []string{"New", "number 2", "nil"}},
-		{"nil for a method", []Option{WithMethod("/a/b", nil)}, []string{"WithMethod", "/a/b", "nil"}},
-		{"nil for a method, among others", []Option{WithMethod("/a/b", steady, nil)}, []string{"WithMethod", "/a/b", "nil"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			_, err := New(tt.opts...)
-			wantRefused(t, err, tt.words...)
-		})
-	}
-}
-
-func TestMethodPatterns(t *testing.T) {
-	for _, pattern := range []string{"/a/b", "/a/", "/pkg.v1.Service/Method", "/pkg.v1.Service/", "/a/b/c", "/a/b/"} {
-		if _, err := New(WithMethod(pattern)); err != nil {
-			t.Errorf("pattern %q: %v", pattern, err)
-		}
-	}
-	for _, pattern := range []string{"", "/", "x", "/a", "a/b", "a/", "//", "//b", "///", "/a//b", "/a//", "/a/b//", "x/a/b", "*", "/a\xff/",
-		"/*", "/*/*"} {
-		_, err := New(WithMethod(pattern))
-		wantRefused(t, err, "WithMethod", fmt.Sprintf("%q", pattern))
-	}
-}
-
-// A star in a pattern is rejected with what to write instead: it would name no method.
-func TestPatternsWithAStar(t *testing.T) {
-	for pattern, instead := range map[string]string{
-		"/shop.Inventory/*":    `"/shop.Inventory/" for all methods of a service`,
-		"/shop.Inventory/Get*": `"/shop.Inventory/" for all methods of a service`,
-		"/http/host/*":         `"/http/host/" for all methods of a service`,
-		"/*/Get":               `"/pkg.Service/Method" or "/pkg.Service/"`,
-	} {
-		_, err := New(WithMethod(pattern, WithMaxAttempts(2)))
-		wantRefused(t, err, "WithMethod", fmt.Sprintf("%q", pattern), instead)
-	}
-}
-
-func TestNewTakesEdgeValues(t *testing.T) {
-	for _, opt := range []CallOption{
-		WithMaxAttempts(1), WithMaxAttempts(math.MaxInt),
-		WithBackoff(Exponential{Base: 1, Max: 1, Multiplier: 1}), WithBackoff(Constant(0)),
-		WithBackoff(Exponential{Base: math.MaxInt64, Max: math.MaxInt64, Multiplier: math.MaxFloat64, Jitter: NoJitter}),
-		WithBackoff(Decorrelated{Base: 1, Max: 1}),
-		WithCodes(codes.Canceled), WithCodes(codes.Unauthenticated, codes.Unauthenticated),
-		WithClassifier(nil),
-		WithAttemptTimeout(0), WithMaxElapsed(0), WithMaxElapsed(1),
-		WithMaxServerDelay(-1), WithMaxServerDelay(0), WithMaxServerDelay(math.MaxInt64),
-		WithBufferLimit(0), WithBufferLimit(math.MaxInt),
-		WithBudget(AllBudgets()), WithBudget(Unlimited),
-		WithPolicy(Policy{}), WithPolicy(Policy{BufferLimit: -1, MaxServerDelay: -1}),
-	} {
-		if _, err := New(opt, WithMethod("/a/b", opt)); err != nil {
-			t.Errorf("New: %v", err)
-		}
-	}
-	if _, err := New(WithObserver(nil), WithLogger(nil), WithTracerProvider(nil), WithCallSpan(true),
-		WithBuiltInRetryDisabled()); err != nil {
-		t.Errorf("New: %v", err)
-	}
-}
-
-func TestBadCallOptionEndsTheCallBeforeAnythingIsSent(t *testing.T) {
-	for _, tt := range badOptions {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, script())
-				synctest.Wait() // no call waits for the server to start
-				cc, count := server.counted(t, steady)
-				_, err := cc.Echo(t.Context(), request(), WithMaxAttempts(2), tt.opt)
-				if got := status.Code(err); got != codes.Internal {
-					t.Errorf("Echo = %v, want INTERNAL", err)
-				}
-				wantRefused(t, err, tt.words...)
-				if count.made != 0 || len(server.attempts()) != 0 {
-					t.Errorf("%d attempts were made, %d reached the server, want none", count.made, len(server.attempts()))
-				}
-			})
-		})
-	}
-}
 
 func TestShortFormsPanicWhereNewReturnsAnError(t *testing.T) {
 	_, want := New(WithMaxAttempts(-3))
@@ -336,24 +184,4 @@ func TestSafeMethods(t *testing.T) {
 		}
 		wantTimes(t, server, 0, second, second, 2*second, 2*second)
 	})
-}
-
-func TestNewRefusesBadLevels(t *testing.T) {
-	for _, l := range []level{-1, 3, 1 << 30} {
-		_, err := New(WithIdempotencyLevel(l, WithMaxAttempts(2)))
-		wantRefused(t, err, "WithIdempotencyLevel", fmt.Sprint(int32(l)))
-	}
-	_, err := New(WithIdempotencyLevel(idempotent, WithMaxAttempts(0)))
-	wantRefused(t, err, "WithMaxAttempts", "0 attempts", "WithIdempotencyLevel IDEMPOTENT")
-	_, err = New(WithIdempotencyLevel(idempotent, nil))
-	wantRefused(t, err, "WithIdempotencyLevel", "IDEMPOTENT", "nil")
-
-	h := Hedging{Delay: HedgeAfter(time.Second)}
-	_, err = New(WithIdempotencyLevel(levelUnknown, WithHedging(h)))
-	wantRefused(t, err, "WithHedging", "IDEMPOTENCY_UNKNOWN", "AllMethodsAreSafe")
-	for _, l := range []level{noSideEffects, idempotent} {
-		if r := retrierOf(t, WithIdempotencyLevel(l, WithHedging(h))); r.Policy(echoMethod).Hedging != nil != (l == noSideEffects) {
-			t.Errorf("hedging for %v shows as %v for a method with NO_SIDE_EFFECTS", l, r.Policy(echoMethod).Hedging)
-		}
-	}
 }

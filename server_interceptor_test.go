@@ -211,15 +211,6 @@ func TestACallThatDidNotMatterChangesNothing(t *testing.T) {
 	})
 }
 
-func TestGivingUpNeedNotForbidRetries(t *testing.T) {
-	exhausted.call(t, nil, []ServerOption{withMeasures(layers.Measures{OneAttempt: true})}, calls,
-		func(t *testing.T, _ *fixture, trailer metadata.MD, err error) {
-			if got := trailer[pushbackKey]; got != nil || status.Code(err) != codes.Unavailable {
-				t.Errorf("trailer %v with error %v, want none", trailer, err)
-			}
-		})
-}
-
 func TestWorkForARetryMakesOneAttempt(t *testing.T) {
 	const previous, callerRetries = "grpc-previous-rpc-attempts", "grpcretry-caller-retries"
 	retried := metadata.Pairs(previous, "1")

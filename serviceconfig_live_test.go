@@ -14,7 +14,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -140,66 +139,9 @@ func TestTheChannelsPolicyIsObeyedFromTheFirstCall(t *testing.T) {
 	}
 }
 
-// As in gRPC, a service config with an error changes nothing.
-func TestAServiceConfigWithAnErrorKeepsTheOldOne(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(aborted()))
-		cc, config := server.live(t, 0, configOf(retrying(nameEcho, 2)), even(t, WithResolverServiceConfig(true)).DialOptions()...)
-		_ = callKinds[0].call(t.Context(), cc, echoMethod)
-		config.set(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":1}}]}`)
-		_ = callKinds[0].call(t.Context(), cc, echoMethod)
-		wantTimes(t, server, 0, second, second, 2*second)
-	})
-}
-
 // withThrottle adds a retryThrottling to a service config.
 func withThrottle(config string, maxTokens, tokenRatio float64) string {
 	return strings.TrimSuffix(config, "}") + fmt.Sprintf(`,"retryThrottling":{"maxTokens":%v,"tokenRatio":%v}}`, maxTokens, tokenRatio)
-}
-
-// Budgets keep their state when the resolver supplies its service config again; gRPC's throttle
-// starts full.
-func TestBudgetsKeepTheirStateOverARefresh(t *testing.T) {
-	perTarget, err := NewThrottle(4, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	policy := configOf(retrying(nameEcho, 5))
-	for _, tt := range []struct {
-		name   string
-		config string
-		opts   []Option // nil for plain gRPC
-		want   []int    // attempts of each call; the config is refreshed after the second
-	}{
-		{"gRPC", withThrottle(policy, 4, 1), nil, []int{2, 1, 2, 1}},
-		{"a throttle in Go", policy, []Option{WithBudget(perTarget)}, []int{2, 1, 1, 1}},
-		{"the default budget", policy, []Option{}, []int{4, 1, 1, 1}},
-		{"a throttle in WithServiceConfig", withThrottle(policy, 4, 1), []Option{WithServiceConfig(withThrottle(policy, 4, 1))},
-			[]int{2, 1, 1, 1}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(aborted()))
-				var dial []grpc.DialOption
-				if tt.opts != nil {
-					dial = DialOptions(append(tt.opts, WithResolverServiceConfig(true))...)
-				}
-				cc, config := server.live(t, 0, tt.config, dial...)
-				var got []int
-				for i := range tt.want {
-					if i == 2 {
-						config.set(tt.config)
-					}
-					before := len(server.attempts())
-					_ = callKinds[0].call(t.Context(), cc, echoMethod)
-					got = append(got, len(server.attempts())-before)
-				}
-				if !slices.Equal(got, tt.want) {
-					t.Errorf("calls made %v attempts, want %v", got, tt.want)
-				}
-			})
-		})
-	}
 }
 
 // On a fresh channel the attempt timeout of the first attempt depends on whether another one may follow,
@@ -393,54 +335,6 @@ func TestMethodsWithABuiltInPolicyAreLeftToGRPC(t *testing.T) {
 	})
 }
 
-// What gRPC retries itself is not hedged: it gets one attempt, and its error as it comes.
-func TestHedgedCallsLeftToGRPC(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		script func(int) answer
-		code   codes.Code
-		want   []time.Duration
-		logs   bool // told to the logger, at the failure
-	}{
-		{"success", script(ok().after(5 * second)), codes.OK, []time.Duration{0}, false},
-		{"a failure that gRPC does not retry", script(unavailable()), codes.Unavailable, []time.Duration{0}, true},
-		{"a slow one", script(unavailable().after(5 * second)), codes.Unavailable, []time.Duration{0}, true},
-		{"gRPC's own retries", script(fail(codes.Aborted, "x").pushback("1000"), fail(codes.NotFound, "x")), codes.NotFound,
-			[]time.Duration{0, second}, true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, tt.script)
-				budget, events, logs := &aBudget{}, &hedgeEvents{}, &logRecorder{}
-				cc := server.conn(t, grpc.WithDefaultServiceConfig(`{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":2,`+
-					`"initialBackoff":"1s","maxBackoff":"1s","backoffMultiplier":1,"retryableStatusCodes":["ABORTED"]}}]}`),
-					grpc.WithChainUnaryInterceptor(UnaryClientInterceptor(WithBudget(budget), WithObserver(events.observe),
-						WithLogger(slog.New(logs)),
-						hedged(9, Hedging{Delay: HedgeAfter(second)}))))
-				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
-				wantTimes(t, server, tt.want...)
-				events.check(t, err)
-				if tt.code != codes.OK {
-					wantUntouched(t, err, tt.code, status.Convert(err).Message())
-				}
-				if status.Code(err) != tt.code || len(budget.asked) != 0 || len(budget.heard) != 1 {
-					t.Errorf("Echo = %v, budget asked at %v and told %v, want %v, never and once", err, budget.asked, budget.heard, tt.code)
-				}
-				for _, e := range events.events {
-					if (e.Kind == Decision || e.Kind == CallEnd && err != nil) && e.Reason != errLeftToGRPC {
-						t.Errorf("%v has reason %v, want that it is left to gRPC", e.Kind, e.Reason)
-					}
-				}
-				if tt.logs {
-					wantLines(t, logs, "WARN…leaving it to gRPC")
-				} else {
-					wantLines(t, logs)
-				}
-			})
-		})
-	}
-}
-
 // Whether gRPC retries a method itself is known when the channel is ready: until then there
 // is no hedge, which could not be sent anyway.
 func TestNoHedgeBeforeTheServiceConfigIsKnown(t *testing.T) {
@@ -583,65 +477,4 @@ func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 		}
 		wantTimes(t, server, 0)
 	})
-}
-
-// The caller's deadline counts if it comes before the end of the service config's timeout.
-func TestTheServiceConfigsTimeoutDoesNotExtendADeadline(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(unavailable()))
-		cc, _ := server.live(t, 0, oneSecond, DialOptions(WithBackoff(Constant(second*3/4)))...)
-		ctx, cancel := context.WithTimeout(t.Context(), second/2)
-		defer cancel()
-		wantStop(t, callKinds[0].call(ctx, cc, echoMethod), codes.Unavailable, ErrDeadline, 1)
-		wantTimes(t, server, 0)
-	})
-}
-
-// A stream that the application abandons ends with the timeout, if not before.
-func TestAnAbandonedStreamEndsWithTheServiceConfigsTimeout(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		script func(int) answer
-		header bool // the application asks for headers before it goes
-	}{
-		{"first attempt", always(hang()), false},
-		{"first attempt, which has failed", always(unavailable()), false},
-		{"second attempt", script(unavailable(), answer{do: headThenHang}), true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, tt.script)
-				cc, _ := server.live(t, 0, oneSecond, DialOptions(WithBackoff(Constant(0)))...)
-				var finished time.Duration
-				stream, err := cc.NewStream(t.Context(), serverStream, echov1.EchoService_Echo_FullMethodName, grpc.OnFinish(func(error) {
-					finished = time.Since(server.start)
-				}))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := stream.SendMsg(request()); err != nil {
-					t.Fatal(err)
-				}
-				if tt.header {
-					if md, err := stream.Header(); err != nil || md == nil {
-						t.Errorf("Header = %v, %v, want some", md, err)
-					}
-				}
-				time.Sleep(2 * second)
-				synctest.Wait()
-				if finished != second {
-					t.Errorf("OnFinish ran after %v, want 1s", finished)
-				}
-			})
-		})
-	}
-}
-
-// headThenHang sends headers, and then nothing until the client goes away.
-func headThenHang(ctx context.Context) error {
-	if err := grpc.SendHeader(ctx, metadata.Pairs("k", "v")); err != nil {
-		return err
-	}
-	<-ctx.Done()
-	return status.FromContextError(ctx.Err()).Err()
 }

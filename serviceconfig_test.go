@@ -405,28 +405,6 @@ func withoutEvents(lines []string) []string {
 	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !strings.Contains(line, " call ") })
 }
 
-// An invalid service config is rejected with the path in the JSON, and an Update with one changes nothing.
-func TestAnInvalidServiceConfigIsRejected(t *testing.T) {
-	for _, tt := range []struct{ config, want string }{
-		{configOf(retrying(nameEcho, 1)), "methodConfig[0].retryPolicy.maxAttempts: 1"},
-		{withThrottle(configOf(), 1001, 1), "retryThrottling.maxTokens: 1001"},
-		{`{`, "JSON"},
-		{``, "empty"},
-	} {
-		_, err := New(WithServiceConfig(tt.config))
-		if err == nil || !strings.HasPrefix(err.Error(), "grpcretry: WithServiceConfig: ") || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("New(WithServiceConfig(%s)) = %v, want %q", tt.config, err, tt.want)
-		}
-		r := even(t, WithServiceConfig(configOf(retrying(nameEcho, 3))))
-		if err := r.Update(WithMaxAttempts(7), WithServiceConfig(tt.config)); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("Update(WithServiceConfig(%s)) = %v, want %q", tt.config, err, tt.want)
-		}
-		if echo, put := r.Policy(echoMethod).MaxAttempts, r.Policy(putMethod).MaxAttempts; echo != 3 || put != defaultMaxAttempts {
-			t.Errorf("%d and %d attempts after an invalid Update, want 3 and %d", echo, put, defaultMaxAttempts)
-		}
-	}
-}
-
 // The throttle of a service config keeps its tokens over an Update with the same numbers, and starts full
 // with others.
 func TestTheThrottleOfAServiceConfig(t *testing.T) {

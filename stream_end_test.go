@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -231,44 +230,6 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 			})
 		})
 	}
-}
-
-// An attempt that lacks a message is handed none that follows, although the call has ended meanwhile for another reason.
-func TestNothingIsSentAfterAMessageThatIsMissing(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveScripts(t, "recv a; fail UNAVAILABLE", "hang")
-		attempts, failing := 0, &failingStream{}
-		cc := server.conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
-			if attempts++; attempts == 1 {
-				return s
-			}
-			failing.ClientStream = s
-			return failing
-		}))...)
-		openOn(t, cc, bidiStream).play(t, "send a; wait 1s; send b; wait 100ms; context; recv INTERNAL; wait 1s; try c; close; wait 1s")
-		if got := failing.handed; !slices.Equal(got, []string{"a"}) {
-			t.Errorf("the attempt whose first SendMsg failed was handed %q", got)
-		}
-	})
-}
-
-// A failingStream is one whose methods fail by themselves: RecvMsg immediately, SendMsg half a second later.
-type failingStream struct {
-	grpc.ClientStream
-	handed []string
-}
-
-func (s *failingStream) SendMsg(m any) error {
-	s.handed = append(s.handed, m.(*echov1.EchoRequest).GetMessage())
-	time.Sleep(second / 2)
-	return status.Error(codes.Internal, "SendMsg failed")
-}
-
-func (s *failingStream) RecvMsg(any) error { return status.Error(codes.Internal, "RecvMsg failed") }
-
-func (s *failingStream) CloseSend() error {
-	s.handed = append(s.handed, "half-close")
-	return s.ClientStream.CloseSend()
 }
 
 // An attempt that the library has given up, and that does not end by then, is not judged again and again at its timeout.

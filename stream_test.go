@@ -89,6 +89,12 @@ func TestStreams(t *testing.T) {
 		{"client stream over the buffer limit is committed", clientStream, nil,
 			[]string{"recv a; recv " + long + "; recv b; fail UNAVAILABLE"},
 			"send a; send " + long + "; send b; close; recv UNAVAILABLE", nil, []time.Duration{0}},
+		// "aaa" is 3 bytes, in a field of 2 more, in a frame of 5 more.
+		{"client stream at the buffer limit", clientStream, []Option{WithBufferLimit(20)},
+			[]string{"recv aaa; recv bbb; recv EOF; fail UNAVAILABLE", "recv aaa; recv bbb; recv EOF; send 1"},
+			"send aaa; send bbb; close; recv 1", nil, []time.Duration{0, 1 * second}},
+		{"client stream a byte over the buffer limit", clientStream, []Option{WithBufferLimit(19)},
+			[]string{"recv aaa; recv bbb; recv EOF; fail UNAVAILABLE"}, "send aaa; send bbb; close; recv UNAVAILABLE", nil, []time.Duration{0}},
 		{"client stream answered early", clientStream, nil, []string{"recv a; send 1"}, "send a; wait 1s; sendeof b; close; recv 1", nil,
 			[]time.Duration{0}},
 
@@ -185,65 +191,6 @@ func (e *expiredToken) GetRequestMetadata(context.Context, ...string) (map[strin
 }
 
 func (*expiredToken) RequireTransportSecurity() bool { return false }
-
-// A stream is committed when the limit is passed, not when it is reached, and all its
-// messages count. "aaa" is 3 bytes, in a field of 2 more, in a frame of 5 more.
-func TestTheBufferLimitIsExact(t *testing.T) {
-	const small = 10
-	for _, tt := range []struct {
-		limit    int
-		attempts []time.Duration
-		app      string
-	}{
-		{2 * small, []time.Duration{0, 1 * second}, "send aaa; send bbb; close; recv 1"},
-		{2*small - 1, []time.Duration{0}, "send aaa; send bbb; close; recv UNAVAILABLE"},
-	} {
-		t.Run(strconv.Itoa(tt.limit), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				scripts := []string{"recv aaa; recv bbb; recv EOF; fail UNAVAILABLE", "recv aaa; recv bbb; recv EOF; send 1"}
-				server := serveScripts(t, scripts...)
-				app, err := server.openStream(t, clientStream, []Option{WithBufferLimit(tt.limit)})
-				if err != nil {
-					t.Fatal(err)
-				}
-				app.play(t, tt.app)
-				wantTimes(t, server, tt.attempts...)
-			})
-		})
-	}
-}
-
-// Without a buffer a stream is gRPC's own: no budget, no event, its error untouched, also
-// where it cannot be opened.
-func TestStreamsWithoutABufferPassStraightThrough(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opt  Option
-	}{
-		{"WithBufferLimit", WithBufferLimit(0)},
-		{"Policy.BufferLimit", WithPolicy(Policy{BufferLimit: -1})},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			budget, events, attempts := &aBudget{}, 0, 0
-			streamer := func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-				if attempts++; attempts == 1 {
-					return &endless{}, nil
-				}
-				return nil, status.Error(codes.Unavailable, "no stream")
-			}
-			open := StreamClientInterceptor(tt.opt, WithBudget(budget), WithObserver(func(context.Context, Event) { events++ }))
-			stream, err := open(t.Context(), bidiStream, nil, "/s/m", streamer)
-			if _, own := stream.(*endless); !own || err != nil {
-				t.Errorf("stream is %T, %v, want gRPC's own", stream, err)
-			}
-			_, err = open(t.Context(), bidiStream, nil, "/s/m", streamer)
-			wantUntouched(t, err, codes.Unavailable, "no stream")
-			if len(budget.heard) != 0 || events != 0 || attempts != 2 {
-				t.Errorf("budget heard %v, %d events, %d attempts, want none, none, one a call", budget.heard, events, attempts)
-			}
-		})
-	}
-}
 
 // A cable is the network of a client. Cutting it breaks the connections made so far.
 type cable struct {
@@ -504,31 +451,6 @@ func (nothing) RecvMsg(any) error            { return io.EOF }
 func (nothing) Header() (metadata.MD, error) { return nil, nil }
 func (nothing) Trailer() metadata.MD         { return nil }
 
-// big is more than flow control lets through to a server that does not read: gRPC takes
-// one such message, and holds the next one up.
-var big = strings.Repeat("x", 200<<10)
-
-func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; recv " + big + "; recv EOF; send 1; fail UNAVAILABLE"}
-		server := serveScripts(t, scripts...)
-		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var group sync.WaitGroup
-		group.Go(func() {
-			app.play(t, "send a; wait 500ms; send "+big+"; close") // the second waits for the attempt that it commits
-			if got := time.Since(server.start); got != second {
-				t.Errorf("SendMsg returned after %v, want 1s, when there was an attempt to commit", got)
-			}
-		})
-		app.play(t, "recv 1; recv UNAVAILABLE")
-		group.Wait()
-		wantTimes(t, server, 0, second)
-	})
-}
-
 // rejecting is a stream whose messages an interceptor checks: "bad" is rejected in both directions.
 type rejecting struct {
 	grpc.ClientStream
@@ -628,4 +550,50 @@ func TestAMessageThatAnInterceptorRejectsEndsTheStreamWithItsError(t *testing.T)
 			t.Errorf("RecvMsg = %v and OnFinish(%v), want %v for both", err, finished, errRejected)
 		}
 	})
+}
+
+// big is more than flow control lets through to a server that does not read: gRPC takes
+// one such message, and holds the next one up.
+var big = strings.Repeat("x", 200<<10)
+
+func TestOverTheBufferWhileTheReceiverRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; recv " + big + "; recv EOF; send 1; fail UNAVAILABLE"}
+		server := serveScripts(t, scripts...)
+		app, err := server.openStream(t, bidiStream, []Option{WithBufferLimit(1000)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		group.Go(func() {
+			app.play(t, "send a; wait 500ms; send "+big+"; close") // the second waits for the attempt that it commits
+			if got := time.Since(server.start); got != second {
+				t.Errorf("SendMsg returned after %v, want 1s, when there was an attempt to commit", got)
+			}
+		})
+		app.play(t, "recv 1; recv UNAVAILABLE")
+		group.Wait()
+		wantTimes(t, server, 0, second)
+	})
+}
+
+// Without a buffer a stream is gRPC's own, also where it cannot be opened: no budget, no event, its error untouched.
+func TestStreamsWithoutABufferPassStraightThrough(t *testing.T) {
+	budget, events, attempts := &aBudget{}, 0, 0
+	streamer := func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+		if attempts++; attempts == 1 {
+			return &endless{}, nil
+		}
+		return nil, status.Error(codes.Unavailable, "no stream")
+	}
+	open := StreamClientInterceptor(WithBufferLimit(0), WithBudget(budget), WithObserver(func(context.Context, Event) { events++ }))
+	stream, err := open(t.Context(), bidiStream, nil, "/s/m", streamer)
+	if _, own := stream.(*endless); !own || err != nil {
+		t.Errorf("stream is %T, %v, want gRPC's own", stream, err)
+	}
+	_, err = open(t.Context(), bidiStream, nil, "/s/m", streamer)
+	wantUntouched(t, err, codes.Unavailable, "no stream")
+	if len(budget.heard) != 0 || events != 0 || attempts != 2 {
+		t.Errorf("budget heard %v, %d events, %d attempts, want none, none, one a call", budget.heard, events, attempts)
+	}
 }

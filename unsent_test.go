@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -58,7 +57,10 @@ func TestWhatMayHaveRunIsRetriedOnlyIfTheServerAsks(t *testing.T) {
 					t.Error(err)
 				}
 				if tt.err != "" {
-					wantStop(t, err, status.Code(tt.script[0].err), ErrMayHaveRun, 1)
+					e := wantStop(t, err, status.Code(tt.script[0].err), ErrMayHaveRun, 1)
+					if !errors.Is(err, ErrNotRetryable) || ReasonName(e.Reason) != "may_have_run" {
+						t.Errorf("the reason %v is called %s, want a kind of ErrNotRetryable, may_have_run", e.Reason, ReasonName(e.Reason))
+					}
 					wantMessage(t, err, tt.err)
 				}
 				wantTimes(t, server, tt.want...)
@@ -74,31 +76,6 @@ func TestWhatMayHaveRunIsRetriedOnlyIfTheServerAsks(t *testing.T) {
 			})
 		})
 	}
-}
-
-// After a retry the call returns an Error. The reason is a kind of ErrNotRetryable with a name of its
-// own.
-func TestTheReasonForNotRunningTwiceIsShown(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, script(unavailable().pushback("1000"), unavailable()))
-		recorder := &eventRecorder{start: server.start}
-		_, err := server.client(t, unsentOnly, WithObserver(recorder.observe)).Echo(t.Context(), request())
-		e := wantStop(t, err, codes.Unavailable, ErrNotRetryable, 2)
-		if got := ReasonName(e.Reason); got != "may_have_run" {
-			t.Errorf("ReasonName = %q, want may_have_run", got)
-		}
-		const want = "failure is not retryable: the method may have run, and it must not run twice: rpc error"
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("err = %v, want it to contain %q", err, want)
-		}
-		if got, want := recorder.lines[len(recorder.lines)-1],
-			"1s call_end #2 may_have_run after 1s, attempts #1 UNAVAILABLE #2 UNAVAILABLE"; got != want {
-			t.Errorf("the last event is %q, want %q", got, want)
-		}
-		if errors.Is(errUnavailable, ErrNotRetryable) || ReasonName(ErrNotRetryable) != "not_retryable" {
-			t.Error("other failures have changed their name")
-		}
-	})
 }
 
 const onceMore = "recv hello; send done" // a script of a server that succeeds

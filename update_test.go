@@ -130,7 +130,7 @@ func TestUpdateRejects(t *testing.T) {
 	wantRefused(t, r.Update(WithMaxAttempts(7), nil), "Update", "number 2", "nil")
 	wantRefused(t, r.Update(WithMaxAttempts(7), WithMethod("nonsense")), "WithMethod", `"nonsense"`)
 	wantRefused(t, r.Update(WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(1)}})), "WithHedging", "AllMethodsAreSafe")
-	wantRefused(t, r.Update(WithServiceConfig(`{"retryThrottling": {"maxTokens": 2000, "tokenRatio": 1}}`)),
+	wantRefused(t, r.Update(WithMaxAttempts(7), WithServiceConfig(`{"retryThrottling": {"maxTokens": 2000, "tokenRatio": 1}}`)),
 		"WithServiceConfig", "retryThrottling.maxTokens", "2000")
 	if r.settings.current() != current {
 		t.Error("a rejected Update has taken effect")
