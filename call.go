@@ -127,7 +127,7 @@ func (c *call) begin(a *attempt) {
 	a.Context, a.number, a.start = c.contextOf(1, false), 1, c.start
 	c.newest = a
 	c.ready(a)
-	c.enter(a)
+	c.contest.start(a)
 }
 
 // planned returns the call's plan when there is something to decide.
@@ -225,13 +225,6 @@ func (c *rpc) ready(a *attempt) {
 // isContested reports whether the call needs a contest.
 func (c *rpc) isContested() bool {
 	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.DryRun
-}
-
-// enter adds an attempt that is about to be handed to gRPC to the contest.
-func (c *call) enter(a *attempt) {
-	if c.contest != nil {
-		c.contest.start(a)
-	}
 }
 
 // next takes the end of an attempt. It returns the next attempt, after the wait before it, or nil and the
@@ -402,7 +395,7 @@ func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone
 func (c *call) retry() *attempt {
 	c.options.clear()
 	a := c.another()
-	c.enter(a)
+	c.contest.start(a)
 	return a
 }
 
@@ -418,7 +411,10 @@ func (c *call) another() *attempt {
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
-	a := c.space(sent.number)
+	a := &c.cold.second // most calls that have a second attempt have no third
+	if sent.number != 2 {
+		a = &attempt{}
+	}
 	*a = attempt{
 		Context: c.contextOf(sent.number, sent.silent),
 		number:  int32(sent.number),
@@ -434,14 +430,6 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	a.tried.Store(c.newest.tried.Load())
 	c.newest = a
 	return a
-}
-
-// space returns a new attempt. The second is part of another allocation, because most calls that have one have no third.
-func (c *call) space(number int) *attempt {
-	if number == 2 {
-		return &c.cold.second
-	}
-	return &attempt{}
 }
 
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the

@@ -82,8 +82,12 @@ func expiry(start, timeout time.Duration) time.Duration {
 	return end
 }
 
-// start adds an attempt to those in flight.
+// start adds an attempt, which is about to be handed to gRPC, to those in flight. It does nothing for a call without
+// a contest.
 func (k *contest) start(a *attempt) {
+	if k == nil {
+		return
+	}
 	k.turn.Take()
 	defer k.turn.Give()
 	if k.from == 0 {

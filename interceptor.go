@@ -293,13 +293,13 @@ func (c *rpc) passThrough(run func(context.Context) error) error {
 // passUnary makes a unary call that passes through.
 func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 	opts := c.passOptions()
-	if c.worksFor == nil {
-		return c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
+	var trailer *metadata.MD // for a call of a server's handler only, because it is an allocation
+	if c.worksFor != nil {
+		trailer = new(metadata.MD)
+		opts = append(slices.Clip(opts), grpc.Trailer(trailer))
 	}
-	trailer := new(metadata.MD)
-	opts = append(slices.Clip(opts), grpc.Trailer(trailer))
 	err := c.passThrough(func(ctx context.Context) error { return invoker(ctx, c.method, req, reply, c.cc, opts...) })
-	if err != nil && forbidsRetry(*trailer) {
+	if err != nil && trailer != nil && forbidsRetry(*trailer) {
 		c.worksFor.GiveUp()
 	}
 	return err
