@@ -648,6 +648,10 @@ func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool) {
 	if retryable {
 		m.noteFailure()
 	}
+	if m.decided && !m.isOpen() { // when others were in flight; it may be paid for
+		m.retry = m.next.retryBefore
+		m.leave()
+	}
 	switch {
 	case ms < 0:
 		m.stop(ErrPushback, !retryable)
