@@ -268,3 +268,33 @@ func TestAttemptTimeoutIsToldFromTheServersDeadlineExceeded(t *testing.T) {
 		})
 	}
 }
+
+// A classifier judges each attempt once, be it at its timeout or at its end. One that nothing replaces is judged
+// again when it ends.
+func TestAnOverdueAttemptIsClassifiedOnce(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		unsent bool // WithUnsentOnly
+		script []answer
+		want   int // calls of the classifier
+	}{
+		{"replaced", false, []answer{hang(), ok()}, 1},
+		{"nothing may replace it", true, []answer{ok().after(5 * second)}, 0},
+		{"it is the last, and then fails", false, []answer{unavailable(), unavailable().after(5 * second)}, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				classified := 0
+				client := serve(t, script(tt.script...)).client(t, WithAttemptTimeout(2*second), WithBackoff(Constant(second)),
+					WithBudget(Unlimited), WithMaxAttempts(2), WithUnsentOnly(tt.unsent),
+					WithClassifier(func(context.Context, Attempt) Classification { classified++; return Default }))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, _ = client.Echo(ctx, request())
+				if classified != tt.want {
+					t.Errorf("the classifier was called %d times, want %d", classified, tt.want)
+				}
+			})
+		})
+	}
+}

@@ -291,8 +291,10 @@ func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
 	p := c.planned(now)
 	f := c.failure(a, err, now)
-	p.policy.examine(c.ctx, &f)
 	c.history().record(a, &f)
+	if !p.isReplaced(&f) {
+		p.policy.examine(c.ctx, &f)
+	}
 	a.reported = true
 	step := p.failed(&f, now, u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)

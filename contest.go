@@ -353,8 +353,7 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 		return
 	}
 	f := c.overdueFailure(a, now)
-	p.policy.examine(c.ctx, &f)
-	step := p.overdue(&f, now, c.retrier.random())
+	step := p.overdue(c.ctx, &f, now, c.retrier.random())
 	if f.Committed && step.Cut != 0 {
 		c.stream.cut(a, true) // it could hang
 		return

@@ -99,7 +99,9 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
 	f.Attempt.noResponse = a.noResponse || f.TimedOut
-	p.plan.policy.examine(p.ctx, &f)
+	if !p.plan.isReplaced(&f) {
+		p.plan.policy.examine(p.ctx, &f)
+	}
 	step := p.plan.failed(&f, now, u)
 	if step.End && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
@@ -125,9 +127,8 @@ func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
 	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
 	f.TimedOut = true
-	p.plan.policy.examine(p.ctx, &f)
 	p.u = u
-	return p.export(p.plan.overdue(&f, now, u))
+	return p.export(p.plan.overdue(p.ctx, &f, now, u))
 }
 
 // Due implements [drive.Plan].

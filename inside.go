@@ -39,7 +39,7 @@ func withRandom(f func() float64) Option {
 
 // withReplayMemory replaces defaultReplayMemory.
 func withReplayMemory(bytes int64) Option {
-	return fixedOption("withReplayMemory", func(c *config) { c.replayMemory = &bytes })
+	return fixedOption("withReplayMemory", func(c *config) { c.replayMemory = bytes })
 }
 
 // withMeasures turns single measures against multiplying retries off.

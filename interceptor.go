@@ -114,7 +114,7 @@ type Retrier struct {
 // UNAVAILABLE or RESOURCE_EXHAUSTED, within a budget. The error names each option that has an
 // invalid value, and the value.
 func New(opts ...Option) (*Retrier, error) {
-	var c config
+	c := config{replayMemory: defaultReplayMemory}
 	if err := c.applyAll("New", opts); err != nil {
 		return nil, err
 	}

@@ -147,8 +147,8 @@ func WithCodes(c ...codes.Code) CallOption {
 // committed.
 //
 // f must be safe for concurrent use. It runs on the call's goroutine or, at an attempt timeout, on
-// a timer's goroutine while the call waits; see [WithHedging] for hedged calls. It must not use
-// the stream that it judges.
+// a timer's goroutine while the call waits; see [WithHedging] for hedged calls. An attempt that nothing
+// replaces at its timeout is judged again when it ends. f must not use the stream that it judges.
 //
 // A nil f, the default, leaves every decision to the codes. A later WithClassifier replaces an
 // earlier one.
@@ -455,7 +455,7 @@ type config struct {
 	metrics         bool
 	meterProvider   metric.MeterProvider // nil means the global one
 	builtInRetryOff bool
-	replayMemory    *int64 // nil means defaultReplayMemory
+	replayMemory    int64 // nil means defaultReplayMemory
 
 	errs []error
 }

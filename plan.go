@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"context"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
@@ -295,10 +296,10 @@ func (p *plan) onlySay(next step, now time.Time) step {
 func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	p.open--
 	p.silent = p.silent || f.Attempt.noResponse
+	if p.isReplaced(f) {
+		return p.replaced(f, now, u)
+	}
 	if p.replaces == f.Attempt.Number {
-		if p.replaces = 0; f.endsByTimeout() {
-			return p.replaced(f, now, u)
-		}
 		p.undecide() // its own failure counts
 	}
 	hint := f.found.hint
@@ -347,8 +348,14 @@ func (p *plan) pushBack(until time.Time, source WaitSource) {
 	}
 }
 
+// isReplaced reports whether an attempt was cut for the next one. What its failure means was found out then.
+func (p *plan) isReplaced(f *failure) bool {
+	return p.replaces == f.Attempt.Number && f.endsByTimeout()
+}
+
 // replaced sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
 func (p *plan) replaced(f *failure, now time.Time, u float64) step {
+	p.replaces = 0
 	result := Failed
 	if f.Unsent {
 		p.unsent++
@@ -471,15 +478,16 @@ func (p *plan) stopStep(v verdict) step {
 // without a deadline it is cut, so that the call cannot hang.
 //
 // With UnsentOnly nothing replaces an attempt in flight, because its server may be running the
-// method: only gRPC's report of its end can show that there is none.
-func (p *plan) overdue(f *failure, now time.Time, u float64) step {
+// method: only gRPC's report of its end can show that there is none. ctx is only passed to the Classifier.
+func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64) step {
 	number := f.Attempt.Number
 	switch {
 	case f.CtxErr != nil || f.Closed:
 		return step{} // it ends by itself
-	case f.Unsent, p.next.isDecided(): // another one would not do better, or is pending
+	case f.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would not do better, or is pending, or must not be
 		return p.letRun(number)
-	case p.policy.UnsentOnly, p.policy.ruledOut(f) != nil:
+	}
+	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {
 		return p.letRun(number)
 	}
 	p.replaces = number

@@ -114,7 +114,7 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 
 // attemptLost reports an attempt that ended after another attempt was decisive.
 func (r *reporter) attemptLost(f *facts, a *Attempt) {
-	f.spans.attemptLost(f, a)
+	f.spans.attemptEnded(f, a, decisionLost)
 	if r.metrics != nil {
 		r.metrics.attemptLost(f, a)
 	}
@@ -188,7 +188,7 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, when time.Tim
 }
 
 func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
-	f.spans.attemptSucceeded(f, &a)
+	f.spans.attemptEnded(f, &a, decisionSuccess)
 	if r.observed() {
 		var all []Attempt
 		if !h.isEmpty() {

@@ -44,12 +44,6 @@ func spansOf(ctx context.Context, call trace.Span) *callSpans {
 	return nil
 }
 
-func (s *callSpans) attemptSucceeded(f *facts, a *Attempt) {
-	s.attemptEnded(f, a, decisionSuccess)
-}
-
-func (s *callSpans) attemptLost(f *facts, a *Attempt) { s.attemptEnded(f, a, decisionLost) }
-
 func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if s == nil || s.events == nil {
 		return

@@ -28,10 +28,7 @@ func (u *usage) now() inside.Usage {
 
 func newUsage(c *config) *usage {
 	u := &usage{}
-	u.replay.Limit = defaultReplayMemory
-	if c.replayMemory != nil {
-		u.replay.Limit = *c.replayMemory
-	}
+	u.replay.Limit = c.replayMemory
 	return u
 }
 
