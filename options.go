@@ -455,7 +455,7 @@ type config struct {
 	metrics         bool
 	meterProvider   metric.MeterProvider // nil means the global one
 	builtInRetryOff bool
-	replayMemory    int64 // nil means defaultReplayMemory
+	replayMemory    int64 // in bytes
 
 	errs []error
 }
