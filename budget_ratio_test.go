@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"cmp"
 	"flag"
 	"math"
 	"math/rand/v2"
@@ -34,12 +33,6 @@ func realRatioBudget(t testing.TB, s RatioBudget) *ratioBudget {
 		t.Fatal(err)
 	}
 	return b.(*ratioBudget)
-}
-
-// literal returns settings in which zeros are zeros, not defaults.
-func literal(s RatioBudget) RatioBudget {
-	s.Ratio, s.Reserve = cmp.Or(s.Ratio, Nothing), cmp.Or(s.Reserve, Nothing)
-	return s
 }
 
 var (

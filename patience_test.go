@@ -377,15 +377,6 @@ func TestARepeatedWaitIsAsLongAsTheCallsOwnTrouble(t *testing.T) {
 	})
 }
 
-// A broke budget refuses every retry until a time.
-type broke struct {
-	unlimited
-	until time.Time
-}
-
-func (b *broke) Withdraw(now time.Time) bool   { return !now.Before(b.until) }
-func (b *broke) Balance(now time.Time) float64 { return 1 }
-
 // An attempt that is cut at its timeout is a failure from which other calls learn.
 func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -179,7 +179,7 @@ func TestWhatIsRejected(t *testing.T) {
 		{do(t.Context(), "", nothing), []string{`Do "": invalid name, want a word with a leading slash, such as "/sql/read"`}},
 		{do(t.Context(), "//read", nothing), []string{`Do "//read": invalid name`}},
 		{do(t.Context(), "/sql/read", nil), []string{`Do "/sql/read": the function is nil`}},
-		{do(nil, "/sql/read", nothing), []string{`Do "/sql/read": the context is nil`}}, //nolint:staticcheck // that is what it is about
+		{do(nil, "/sql/read", nothing), []string{`Do "/sql/read": the context is nil`}},
 		{do(t.Context(), "/sql/read", nothing, WithMaxAttempts(2), nil), []string{`Do "/sql/read": option number 2 is nil`}},
 		{do(t.Context(), "/sql/read", nothing, WithMaxAttempts(-3)), []string{`Do "/sql/read": WithMaxAttempts: -3 attempts, want at least 1`}},
 		{do(t.Context(), "/sql/read", nothing, hedging(HedgeAfter(0))),

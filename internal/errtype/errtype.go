@@ -14,7 +14,7 @@ func as[E error](err error, target **E) (found E, ok bool) {
 		if found, ok = err.(E); ok { //nolint:errorlint // this is how the tree is searched
 			return found, true
 		}
-		if own, has := err.(interface{ As(any) bool }); has { //nolint:errorlint // likewise
+		if own, has := err.(interface{ As(any) bool }); has {
 			if *target == nil {
 				*target = new(E)
 			}

@@ -24,7 +24,7 @@ func Main(m *testing.M) {
 			code = 1
 		}
 	}
-	os.Exit(code)
+	os.Exit(code) //nolint:forbidigo // it is the end of a TestMain
 }
 
 // A Set has goroutines by their numbers, which are never used again.

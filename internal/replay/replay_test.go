@@ -60,7 +60,7 @@ type sized int
 func (s sized) Size() int { return int(s) }
 
 // An old message is one of protobuf's first API.
-type old struct{ unsized }
+type old struct{ _ string }
 
 func (*old) Reset()         {}
 func (*old) String() string { return "" }
