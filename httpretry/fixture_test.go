@@ -2,10 +2,12 @@ package httpretry
 
 import (
 	"context"
+	"go/build"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +26,10 @@ import (
 func TestMain(m *testing.M) { goroutines.Main(m) }
 
 const second = time.Second
+
+// Since Go 1.27 net/http reads up to 256 KiB of a body after Close, for up to 50 ms, to use the connection again, and
+// no longer repeats a request after PROTOCOL_ERROR.
+var since127 = slices.Contains(build.Default.ReleaseTags, "go1.27")
 
 // quick is a backoff that a test over real connections can wait for.
 var quick = grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond))

@@ -41,8 +41,9 @@ func TestConnectionIsReused(t *testing.T) {
 		{"small", answer(503), true},
 		{"the most", large(MaxDrained, false), true},
 		{"the most, in chunks", large(MaxDrained, true), true},
-		{"too large", large(MaxDrained+1, false), false},
-		{"too large, in chunks", large(2*MaxDrained, true), false},
+		{"too large", large(MaxDrained+1, false), since127},
+		{"too large, in chunks", large(2*MaxDrained, true), since127},
+		{"too large for any Go", large(1<<20, false), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			reused := reuses(t, tt.first)

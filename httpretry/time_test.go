@@ -179,6 +179,9 @@ func TestDeadlineIsTimeout(t *testing.T) {
 
 // A body that never ends holds up the retry for no longer than MaxDrainTime, which is a part of the wait.
 func TestEndlessBodyIsDiscarded(t *testing.T) {
+	if since127 {
+		t.Skip("after Close net/http waits on a mutex, for 50 ms, and meanwhile no time passes in a bubble")
+	}
 	for _, tt := range []struct {
 		backoff, want time.Duration
 	}{{second, second}, {0, MaxDrainTime}} {
