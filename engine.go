@@ -26,7 +26,7 @@ type failure struct {
 	CtxErr    error // context.Cause of the caller's context, if that has ended
 	Closed    bool  // the ClientConn is closed
 
-	found finding // by [policy.examine], before the plan is asked
+	found finding // what it means, see [policy.examine]; empty for an attempt that is replaced
 }
 
 // A verdict is the decision about a failure.

@@ -484,7 +484,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 	switch {
 	case f.CtxErr != nil || f.Closed:
 		return step{} // it ends by itself
-	case f.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would not do better, or is pending, or must not be
+	case f.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would be no better, is pending, or must not follow
 		return p.letRun(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {
