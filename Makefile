@@ -87,8 +87,10 @@ tidy-check: ## go.mod and go.sum are tidy in every module
 lint: $(BIN)/golangci-lint ## golangci-lint with .golangci.yml in every module
 	@$(call each-module,$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags e2e ./...)
 
+# .ci/race runs the tests again if it was the race detector that crashed.
+race = $(CURDIR)/.ci/race go test -race
 # -vet=all is go vet on what go test has compiled anyway.
-test-race = go test -race -vet=all $(TESTFLAGS) ./...
+test-race = $(race) -vet=all $(TESTFLAGS) ./...
 
 .PHONY: unit
 unit: gcc ## the tests of every module but the simulator's and the controllers', with the race detector, and go vet
@@ -104,13 +106,13 @@ controllers: gcc ## the tests of the modules that need Kubernetes, with the race
 
 .PHONY: simulations-race
 simulations-race: gcc ## the same with the race detector, and on 32 bits
-	cd $(SIMULATOR) && go test -race -timeout 20m ./internal/sim -thorough
+	cd $(SIMULATOR) && $(race) -timeout 20m ./internal/sim -thorough
 	@$(call on-32-bits,cd $(SIMULATOR) && GOARCH=386 CGO_ENABLED=0 go test -timeout 10m ./...)
 
 .PHONY: random
 random: gcc ## all random tests with many draws
-	go test -race -timeout 30m $(TESTFLAGS) . -thorough
-	go test -race -timeout 20m -run 'TestScopesMatchTheirModel|ServiceConfig' . -scopes.draws=2000 -configs.draws=300
+	$(race) -timeout 30m $(TESTFLAGS) . -thorough
+	$(race) -timeout 20m -run 'TestScopesMatchTheirModel|ServiceConfig' . -scopes.draws=2000 -configs.draws=300
 	go test $(TESTFLAGS) ./internal/serviceconfig ./internal/explore -thorough
 
 .PHONY: test-386
@@ -166,7 +168,7 @@ production: curl ## run the server and the client of examples/production, with c
 
 .PHONY: e2e
 e2e: $(BIN)/jaeger prometheus gcc ## a real Jaeger and a real Prometheus return what they received; the documents' Go code compiles; calls survive outages; retries on four layers do not multiply; retries and hedges meet other replicas
-	@cd e2e && E2E_JAEGER=$(BIN)/jaeger go test -race -tags e2e $(call only-tagged,.) -count=1 -timeout 10m -v .
+	@cd e2e && E2E_JAEGER=$(BIN)/jaeger $(race) -tags e2e $(call only-tagged,.) -count=1 -timeout 10m -v .
 # Without the race detector, with which many servers are too slow on a small machine.
 	@cd bench && go test -tags e2e $(call only-tagged,./outages) -count=1 -timeout 5m -v ./outages
 	@cd e2e && go test -tags e2e $(call only-tagged,./layers) -count=1 -timeout 5m -v ./layers
@@ -258,18 +260,18 @@ explain-golden: ## write the pages in cmd/herd/testdata/explain again
 
 .PHONY: flaky
 flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
-	go test -race -short -count=100 -timeout 30m -skip '$(SLOW)' .
+	$(race) -short -count=100 -timeout 30m -skip '$(SLOW)' .
 # Tests of numbers are slow, and not about timing.
 SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
 .PHONY: soak
 soak: gcc ## 100,000 random hedged calls, ten million stream programs on one, two and eight processors, 200,000 calls under faults, and 50,000 service configs (two hours)
-	go test -race -run TestHedgingAtRandom -v -timeout 60m . \
+	$(race) -run TestHedgingAtRandom -v -timeout 60m . \
 		-hedges.seed=0 -hedges.sequences=100000
-	go test -race -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.seed=0 -programs.count=350000
+	$(race) -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.seed=0 -programs.count=350000
 	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.seed=0 -programs.count=3400000
-	go test -race -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.seed=0 -faults.streams=200000 -faults.worlds=8
-	go test -race -run 'ServiceConfig' -v -timeout 60m . -configs.seed=0 -configs.draws=50000
+	$(race) -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.seed=0 -faults.streams=200000 -faults.worlds=8
+	$(race) -run 'ServiceConfig' -v -timeout 60m . -configs.seed=0 -configs.draws=50000
 
 RUNS ?= 24
 .PHONY: bench
