@@ -214,6 +214,8 @@ func (f *fixture) connTo(t *testing.T, target string, opts ...grpc.DialOption) *
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return f.listener.DialContext(ctx)
 		}),
+		// A channel that falls idle sets a timer of no duration, see internal/timer.
+		grpc.WithIdleTimeout(0),
 	}, opts...)...)
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,12 @@ func (l *liveConfig) built(cc resolver.ClientConn, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cc = cc
-	time.AfterFunc(d, func() { l.mu.Lock(); defer l.mu.Unlock(); l.supply() })
+	go func() {
+		time.Sleep(d)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.supply()
+	}()
 }
 
 // supply needs mu.
