@@ -12,6 +12,8 @@ SHELL := /bin/bash
 # needs a repository that git trusts.
 export GOWORK := off
 export GOFLAGS += -buildvcs=false
+# The race detector would wait for a second at the end of each of sixty test programs.
+export GORACE := atexit_sleep_ms=10
 
 BIN := $(CURDIR)/.bin
 TESTFLAGS ?=
