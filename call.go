@@ -156,8 +156,10 @@ func (c *call) startPlan(now time.Time) *plan {
 	start := timeOf(c.start, now)
 	deadline, _ := c.ctx.Deadline()
 	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadline)
-	p.isFunction, p.oneAttempt = c.functionTarget != "", c.worksFor.IsRetry()
-	p.config.unresolved, p.config.mayLeave = c.unresolved, !c.policy.overGRPC && !c.stopsGRPC
+	if c.worksFor.IsRetry() {
+		p.isRetry = errCallerRetries
+	}
+	p.config.unresolved = c.unresolved
 	if c.mode == modeHedged {
 		p.hedging, p.delay = true, c.delay
 	}
@@ -324,7 +326,8 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		f.Last = c.isLast != nil && c.isLast()
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Ordinary = c.functionTarget != "" && !hasStatus(err)
+	f.Redials = c.functionTarget != ""
+	f.Ordinary = f.Redials && !hasStatus(err)
 	f.NotRun = a.hasNotRun()
 	f.Refused = a.fate == fateRefused
 	f.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)

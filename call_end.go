@@ -73,7 +73,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		source: v.WaitSource,
 		made:   c.history().made(0),
 
-		reached: c.history().reached,
+		reached: c.plan().sent() > 0,
 	}
 	switch h := c.history(); {
 	case err.Last == nil:
@@ -154,7 +154,6 @@ type history struct {
 	last     Attempt   // the attempt that ended last; no slice, because most calls have no other
 	earlier  []Attempt // the attempts that ended before, in that order; only the latest, fewer than maxKept
 	highest  int       // the highest number of an attempt
-	reached  bool      // an attempt has reached a server, or may have
 	failures int
 	genuine  error    // the last failure that came from a server or gRPC, not from a timeout or the caller
 	from     *attempt // that it came from
@@ -187,7 +186,7 @@ func (h *history) keep(a Attempt) {
 	if !h.isEmpty() {
 		h.keepEarlier(h.last)
 	}
-	h.last, h.highest, h.reached = a, max(h.highest, a.Number), h.reached || !a.Unsent
+	h.last, h.highest = a, max(h.highest, a.Number)
 }
 
 func (h *history) keepEarlier(a Attempt) {

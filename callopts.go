@@ -16,9 +16,8 @@ type grpcOptions struct {
 	list            []grpc.CallOption
 	header, trailer *metadata.MD // nil if unwanted
 
-	outputs  bool // the caller wants header, trailer or peer
-	finishes bool // there is an OnFinish
-	foreign  bool // some options are those of another call's attempt, which an interceptor has handed on
+	outputs bool // the caller wants header, trailer or peer
+	mixed   bool // some are not for attempts: OnFinish, and those of another call's attempt, which an interceptor has handed on
 }
 
 // readOptions reads a call's options, and returns this library's own. nested reports that the call is an
@@ -37,11 +36,11 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 		case grpc.PeerCallOption:
 			o.outputs = true
 		case grpc.OnFinishCallOption:
-			o.finishes = true
+			o.mixed = true
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			nested = nested || opt.cc == c.cc && opt.method == c.method
-			o.foreign = true
+			o.mixed = true
 		case *policyOption:
 			own = append(own, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
@@ -54,7 +53,7 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 			}
 		}
 	}
-	o.foreign = o.foreign && !nested
+	o.mixed = o.mixed && !nested
 	return own, nested
 }
 
@@ -75,7 +74,7 @@ func isLeftover(opt grpc.CallOption) bool {
 func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own := &c.options, c.ownOutputs(a)
 	opts := a.optionSpace[:0]
-	if o.finishes || o.foreign || own && o.outputs {
+	if o.mixed || own && o.outputs {
 		opts = o.forAttempt(opts, own)
 	} else {
 		opts = append(opts, o.list...)
@@ -117,7 +116,7 @@ func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 
 // own returns the options without those of another call's attempt.
 func (o *grpcOptions) own() []grpc.CallOption {
-	if !o.foreign {
+	if !o.mixed {
 		return o.list
 	}
 	return slices.DeleteFunc(slices.Clone(o.list), func(opt grpc.CallOption) bool {
@@ -199,11 +198,12 @@ func (o *grpcOptions) setHeader(a *attempt) {
 
 // finish runs the caller's OnFinish options, once per call.
 func (o *grpcOptions) finish(err error) {
-	if !o.finishes {
+	if !o.mixed {
 		return
 	}
-	o.finishes = false // also if one of them panics
-	for _, opt := range o.list {
+	list := o.list
+	o.list = nil // also if one of them panics
+	for _, opt := range list {
 		if f, ok := opt.(grpc.OnFinishCallOption); ok {
 			f.OnFinish(err)
 		}

@@ -16,7 +16,7 @@ import (
 type channel struct {
 	cc      *grpc.ClientConn
 	ready   bool              // it has a connection, so gRPC has its service config
-	builtIn bool              // gRPC's own retries are on
+	builtIn bool              // gRPC's own retries are on, and the policy does not replace them
 	config  grpc.MethodConfig //nolint:staticcheck // gRPC has no other name for it
 }
 
@@ -26,7 +26,8 @@ func (c *rpc) channel() channel {
 		return channel{ready: true}
 	}
 	ready := c.cc.GetState() == connectivity.Ready // asked first, so that the config is not older
-	return channel{c.cc, ready, !c.retrier.builtInRetryOff, c.cc.GetMethodConfig(c.method)}
+	builtIn := !c.retrier.builtInRetryOff && !c.stopsGRPC && (c.policy == nil || !c.policy.overGRPC)
+	return channel{c.cc, ready, builtIn, c.cc.GetMethodConfig(c.method)}
 }
 
 // dependsOnChannel reports whether a call must know when it starts what its channel says.
@@ -63,14 +64,13 @@ func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
 // A knownConfig is what a plan knows about the service config of its call's channel.
 type knownConfig struct {
 	unresolved func(channel) *policy // set as long as the policy depends on a config that is not known
-	mayLeave   bool                  // the method is left to gRPC if that retries it
-	left       bool                  // it is
+	left       bool                  // the method is left to gRPC, which retries it
 	informed   bool                  // the channel has been read while it had a connection
 }
 
 // follow makes the plan follow what the channel says.
 func (p *plan) follow(ch channel) {
-	p.config.informed, p.config.left = ch.ready, p.config.mayLeave && ch.retries()
+	p.config.informed, p.config.left = ch.ready, ch.retries()
 	if p.config.unresolved != nil {
 		p.obey(p.config.unresolved(ch))
 	}

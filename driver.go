@@ -53,7 +53,9 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	}
 	deadline, _ := ctx.Deadline()
 	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), start, deadline)
-	p.plan.oneAttempt = p.worksFor.IsRetry()
+	if p.worksFor.IsRetry() {
+		p.plan.isRetry = errCallerRetries
+	}
 	delay, learner, hedged := obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	if p.learner = learner; hedged {
 		p.plan.hedging, p.plan.delay = true, delay
@@ -72,7 +74,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
-	last := p.plan.sent() >= p.plan.mostAttempts()
+	last := p.plan.isRetry != nil || p.plan.sent() >= p.plan.policy.MaxAttempts
 	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.DryRun {
 		return 0
 	}

@@ -20,6 +20,7 @@ type failure struct {
 	NotRun    bool  // it has certainly run on no server, see WithUnsentOnly; false if that is off
 	Refused   bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
 	Ordinary  bool  // a function's, without a gRPC status
+	Redials   bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
 	TimedOut  bool  // the attempt timeout ended it
 	Last      bool  // and no other attempt can follow, see function.Call
 	Committed bool  // the application is bound to it, see docs/design.md, Commit

@@ -34,7 +34,7 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 	s.mu.Lock()
 	s.at = at
 	if isEOF(err) {
-		at.overErr = nil // gRPC may have reported the end of the context instead
+		at.endsWell()
 	}
 	s.commit(at)
 	s.mu.Unlock()

@@ -6,10 +6,12 @@ import (
 )
 
 // A ledger knows which budget has paid for each attempt of a call. It takes the tokens, and reports to the
-// budgets how the attempts end.
+// budgets and to the target how the attempts end.
 type ledger struct {
 	budget Budget
 	hedges Budget // which hedges spend from; nil if the policy allows none
+	target *target
+	next   payer // who has paid for the attempt that is sent next
 
 	unpaid   int     // the number of the attempt that no budget has paid for; 0 before there is one
 	payers   []payer // of the attempts, from the first; nil if the policy allows no hedges
@@ -37,9 +39,19 @@ func (l *ledger) budgetOf(p payer) Budget {
 	}
 }
 
-// take takes a token. It returns false if there is none, or if the server's throttle allows no hedges. An
-// attempt that replaces another one takes over its slot.
+// payer returns who pays for an attempt sent now: p, unless it is free because no attempt before it has
+// reached a server.
+func (l *ledger) payer(p payer) payer {
+	if l.unpaid == 0 {
+		return nobodyPays
+	}
+	return p
+}
+
+// take takes a token for the attempt that is sent next. It returns false if there is none, or if the server's
+// throttle allows no hedges. An attempt that replaces another one takes over its slot.
 func (l *ledger) take(p payer, replaces int, now time.Time) bool {
+	p = l.payer(p)
 	if p == hedgesPay && isThrottled(l.budget) {
 		return false
 	}
@@ -47,6 +59,7 @@ func (l *ledger) take(p payer, replaces int, now time.Time) bool {
 	if !takeFrom(l.budgetOf(p), now, takesOver) {
 		return false
 	}
+	l.next = p
 	if takesOver {
 		l.released = append(l.released, replaces)
 	}
@@ -58,19 +71,24 @@ func (l *ledger) holdsSlot(number int, p payer) bool {
 	return p != nobodyPays && l.payerOf(number) == p && !slices.Contains(l.released, number)
 }
 
-// giveBack returns the token of an attempt that was not sent.
-func (l *ledger) giveBack(p payer, number int) {
-	l.budgetOf(p).Deposit(Outcome{Attempt: number, Result: Unsent})
+// giveBack returns the token of an attempt that is not sent after all.
+func (l *ledger) giveBack(number int) {
+	paid := l.next
+	l.next = nobodyPays // before the budget is called, which may panic
+	l.budgetOf(paid).Deposit(Outcome{Attempt: number, Result: Unsent})
 }
 
-// sent records who has paid for an attempt that is sent.
-func (l *ledger) sent(number int, p payer) {
-	if p == nobodyPays {
+// sent records that an attempt is sent, and returns who has paid for it.
+func (l *ledger) sent(number int) payer {
+	paid := l.next
+	l.next = nobodyPays
+	if paid == nobodyPays {
 		l.unpaid = number
 	}
 	if l.hedges != nil {
-		l.payers = append(l.payers, p)
+		l.payers = append(l.payers, paid)
 	}
+	return paid
 }
 
 // payerOf returns who has paid for an attempt that was sent.
@@ -95,9 +113,12 @@ func (l *ledger) release(number int) {
 	release(l.budgetOf(payer))
 }
 
-// deposit reports to the budgets how an attempt ended. A budget that has not paid for the attempt sees it
-// as a first attempt.
+// deposit reports to the budgets and the target how an attempt ended. A budget that has not paid for the attempt
+// sees it as a first attempt.
 func (l *ledger) deposit(o Outcome) {
+	if o.answered() {
+		l.target.answer()
+	}
 	payer, released := l.payerOf(o.Attempt), slices.Contains(l.released, o.Attempt)
 	if o.Result == Unsent && l.unpaid == o.Attempt {
 		l.unpaid = 0

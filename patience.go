@@ -60,7 +60,7 @@ func (w *waiter) exit() {
 // refuses returns why the wait of v is not started although it fits: the patience would end before it
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
 func (p *plan) refuses(f *failure, v verdict, now time.Time) error {
-	payer := p.nextPayer()
+	payer := p.ledger.payer(retriesPay)
 	switch b := p.ledger.budgetOf(payer); {
 	case (!p.isPatient() || isThrottled(b) || f.TimedOut) && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
@@ -86,12 +86,12 @@ func (p *plan) giveUp(now time.Time) {
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
 // times as long as that. So those who wait return over about the time that the trouble took.
-func (p *plan) spread(backoff time.Duration, now time.Time, u float64) time.Duration {
-	since := p.target.trouble(now).since
-	if !p.isPatient() || since.IsZero() {
+func (w *waiter) spread(backoff time.Duration, l *limits, now time.Time, u float64) time.Duration {
+	since := w.target.trouble(now).since
+	if !w.isPatient() || since.IsZero() {
 		return backoff
 	}
-	return max(backoff, p.inTime(part(now.Sub(since), u), now, u))
+	return max(backoff, l.inTime(part(now.Sub(since), u), now, u))
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
@@ -109,16 +109,16 @@ func (p *plan) retryDue(now time.Time, u float64) step {
 	answered := known.answers != p.next.answers
 	pushed := p.next.repeats == 0 && !isOwn(p.next.source)
 	switch {
-	case p.next.payer != nobodyPays: // it replaces an attempt that was cut, and was pushed back
+	case p.ledger.next != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
 	case p.isPatient() && !pushed && !answered && known.latest.After(p.next.since):
 		return p.waitAgain(known, now, u)
-	case p.pay(now):
+	case p.ledger.take(retriesPay, p.replaces, now):
 		if p.replaces != 0 {
 			p.dueAt = time.Time{} // until that attempt has ended
 		}
 		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: p.replaces == 0, Cut: p.replaces}
-	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.nextPayer())):
+	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.payer(retriesPay))):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		return p.waitAgain(known, now, u)
@@ -156,18 +156,18 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 // attempt is the next dial.
 func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	v := p.schedule(f, now, u)
-	if !p.isFunction {
+	if !f.Redials {
 		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: WaitConnect}
 		v.Reason = p.tooLate(now, v.Wait)
 	}
-	if p.isFunction {
+	if f.Redials {
 		v.Wait = max(v.Wait, shortestRedial)
 	}
 	ends := p.patienceEnds(now)
 	switch {
 	case v.Reason != nil:
 		return p.stopStep(v)
-	case !p.isPatient(), !now.Before(ends), p.isFunction && isOwn(v.WaitSource) && now.Add(v.Wait).After(ends), !p.waiter.enter():
+	case !p.isPatient(), !now.Before(ends), f.Redials && isOwn(v.WaitSource) && now.Add(v.Wait).After(ends), !p.waiter.enter():
 		p.giveUp(now)
 		return p.stopStep(verdict{Reason: ErrTargetDown})
 	}
@@ -176,7 +176,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	if !p.policy.DryRun {
 		p.target.await()
 	}
-	if p.isFunction {
+	if f.Redials {
 		return p.retryStep(v, now, u)
 	}
 	p.dueAt, p.connecting = ends, ErrTargetDown

@@ -281,14 +281,14 @@ func TestTargetsAreIndependent(t *testing.T) {
 func TestALateResponseEndsNoTrouble(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
-	plan.target = of
+	plan.target, plan.ledger.target = of, of
 	of.fail(noon, second)
-	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, Late: true})
-	plan.deposit(Outcome{Attempt: 1, Result: Ignored})
+	plan.ledger.deposit(Outcome{Attempt: 1, Result: Succeeded, Late: true})
+	plan.ledger.deposit(Outcome{Attempt: 1, Result: Ignored})
 	if !of.failing.Load() {
 		t.Error("a late response has ended the trouble")
 	}
-	plan.deposit(Outcome{Attempt: 1, Result: Answered})
+	plan.ledger.deposit(Outcome{Attempt: 1, Result: Answered})
 	if of.failing.Load() {
 		t.Error("an answer has not ended the trouble")
 	}

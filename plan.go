@@ -18,7 +18,7 @@ import (
 //   - send when it sends an attempt;
 //   - failed, or ended if it did not fail, once for each attempt, when the attempt ends;
 //   - overdue when an attempt has run for the attempt timeout;
-//   - undecide if an attempt that is to be cut has just ended by itself;
+//   - undecide if an attempt that is to be cut has just ended by itself, or must not be replaced any more;
 //   - due at dueAt;
 //   - connected if the last step waits for a connection, and it is ready before dueAt;
 //   - leave when the call ends while no attempt is in flight.
@@ -31,9 +31,8 @@ type plan struct {
 	limits
 	waiter
 
-	isFunction bool // each attempt looks for a connection by itself, see Retrier.Do
-	oneAttempt bool // a service further up retries the work that the call is made for, see server.go
-	silent     bool // an attempt got no response, so its server may still be at work
+	isRetry error // why nothing follows an attempt that has reached a server: a service further up retries, see server.go
+	silent  bool  // an attempt got no response, so its server may still be at work
 
 	attemptCounts
 	progress progress // of the backoff
@@ -127,12 +126,20 @@ func (l *limits) inTime(wait time.Duration, now time.Time, u float64) time.Durat
 	return wait
 }
 
+// unreplaced returns the step for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
+// is cut, and is a failure like any other.
+func (l *limits) unreplaced(number int) step {
+	if l.deadline.IsZero() {
+		return step{Cut: number}
+	}
+	return step{}
+}
+
 // part returns the share u of d.
 func part(d time.Duration, u float64) time.Duration { return duration(float64(d) * unit(u)) }
 
 // A pending attempt has been decided on.
 type pending struct {
-	payer  payer         // set when its token was taken
 	at     time.Time     // when it will be sent; zero before one was decided on
 	wait   time.Duration // since it was decided on
 	source WaitSource
@@ -166,7 +173,7 @@ type step struct {
 // begin starts the plan of a call. It changes the zero plan in place, because a plan is too large
 // to be copied for each call.
 func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline time.Time) {
-	p.ledger.budget, p.ledger.hedges, p.target = b, hedges, t
+	p.ledger.budget, p.ledger.hedges, p.ledger.target, p.target = b, hedges, t, t
 	p.start, p.deadline = start, deadline
 	p.obey(obeyed)
 }
@@ -193,8 +200,8 @@ type sending struct {
 // send records that an attempt is sent now. Its token has been taken.
 func (p *plan) send(now time.Time) sending {
 	p.made++
-	p.ledger.sent(p.made, p.next.payer)
-	s := sending{p.made, p.open > 0 && p.next.payer != retriesPay, p.silent || p.open > 0, p.next.wait, p.next.source, p.next.repeats}
+	paid := p.ledger.sent(p.made)
+	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.next.wait, p.next.source, p.next.repeats}
 	p.next = pending{}
 	p.waiter.exit()
 	p.open++
@@ -205,29 +212,14 @@ func (p *plan) send(now time.Time) sending {
 	return s
 }
 
-// mostAttempts returns how many attempts may reach a server.
-func (p *plan) mostAttempts() int {
-	if p.oneAttempt {
-		return 1
-	}
-	return p.policy.MaxAttempts
-}
-
 // ended records the end of an attempt that succeeded, so that the call is over, or was cancelled because
 // the call was over.
 func (p *plan) ended(o Outcome) {
 	p.open--
-	p.deposit(o)
+	p.ledger.deposit(o)
 	if o.Result == Succeeded {
 		p.leave()
 	}
-}
-
-// commit records that the application is bound to an attempt's stream. To a budget that limits
-// the retries in flight, it no longer counts as one, because a stream may live for days.
-func (p *plan) commit(number int) {
-	p.undecide() // nothing replaces it any more
-	p.ledger.release(number)
 }
 
 // leave records that the attempt that was decided on will not be sent. A nil plan has decided nothing.
@@ -235,11 +227,10 @@ func (p *plan) leave() {
 	if p == nil {
 		return
 	}
-	taken := p.next.payer
-	p.next, p.replaces = pending{}, 0 // before the budget is called, which may panic
+	p.next, p.replaces = pending{}, 0
 	p.dueAt, p.connecting = time.Time{}, nil
 	p.waiter.exit()
-	p.ledger.giveBack(taken, p.made+1)
+	p.ledger.giveBack(p.made + 1) // the last step, because the budget may panic
 }
 
 // undecide takes back what was decided, as if no attempt had been scheduled.
@@ -272,25 +263,19 @@ func (p *plan) undecide() {
 // in flight decide, and the rules from 6 on apply to the last of them.
 func (p *plan) failed(f *failure, now time.Time, u float64) step {
 	next := p.afterFailure(f, now, u)
-	if p.policy.DryRun {
-		return p.onlySay(next, now)
+	if !p.policy.DryRun {
+		return next
 	}
-	return next
-}
-
-// onlySay ends a dry run with what would be done next.
-func (p *plan) onlySay(next step, now time.Time) step {
 	p.leave()
-	v := next.verdict
 	switch {
 	case next.End:
-	case affords(p.ledger.budgetOf(p.nextPayer()), now, false):
-		v.Retry, v.Reason = false, errWouldRetry
+	case affords(p.ledger.budgetOf(p.ledger.payer(retriesPay)), now, false):
+		next.Retry, next.Reason = false, errWouldRetry
 	default:
-		v.Retry, v.Reason = false, ErrBudgetExhausted
+		next.Retry, next.Reason = false, ErrBudgetExhausted
 	}
-	v.untouched = true
-	return step{verdict: v, End: true}
+	next.untouched = true
+	return step{verdict: next.verdict, End: true}
 }
 
 func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
@@ -309,7 +294,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	if f.Unsent {
 		p.unsent++
 	}
-	p.deposit(f.outcome(p.policy.result(f)))
+	p.ledger.deposit(f.outcome(p.policy.result(f)))
 	if f.found.retryable {
 		p.waiter.fails(now)
 	}
@@ -323,8 +308,11 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
-	case p.open > 0:
-		return p.leaveToOthers(now)
+	case p.open > 0: // the others decide
+		if p.dueAt.IsZero() && !p.next.isDecided() && p.stopped == nil && p.sent() < p.policy.MaxAttempts {
+			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
+		}
+		return step{verdict: verdict{Reason: errInFlight}}
 	case f.Unsent && !f.Refused && p.stopped == nil:
 		return p.reconnect(f, now, u)
 	default:
@@ -361,7 +349,7 @@ func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 		p.unsent++
 		result = Unsent
 	}
-	p.deposit(f.outcome(result))
+	p.ledger.deposit(f.outcome(result))
 	v := verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
 	if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil {
 		v.Retry = false
@@ -370,24 +358,15 @@ func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 	return p.retryStep(v, now, u)
 }
 
-// leaveToOthers lets the attempts in flight decide the call. If a hedge may follow again, because an
-// unsent attempt does not count, it is due later.
-func (p *plan) leaveToOthers(now time.Time) step {
-	if p.dueAt.IsZero() && !p.next.isDecided() && p.stopped == nil && p.sent() < p.mostAttempts() {
-		p.putOff(now)
-	}
-	return step{verdict: verdict{Reason: errInFlight}}
-}
-
 // again applies rules 7 to 9 after an attempt that counts; reconnect and hedge have limits of their own. If the rules
 // allow a retry, it becomes the next attempt.
 func (p *plan) again(f *failure, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.sent() >= p.mostAttempts() && p.oneAttempt:
-		return verdict{Reason: errCallerRetries}
-	case p.sent() >= p.mostAttempts():
+	case p.sent() > 0 && p.isRetry != nil:
+		return verdict{Reason: p.isRetry}
+	case p.sent() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	v := p.schedule(f, now, u)
@@ -421,7 +400,7 @@ func (p *plan) schedule(f *failure, now time.Time, u float64) verdict {
 		v.Wait, v.WaitSource = v.backoff, WaitBackoff
 	}
 	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff {
-		v.Wait = p.spread(v.backoff, now, u)
+		v.Wait = p.spread(v.backoff, &p.limits, now, u)
 	}
 	return v
 }
@@ -485,27 +464,19 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 	case f.CtxErr != nil || f.Closed:
 		return step{} // it ends by itself
 	case f.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would be no better, is pending, or must not follow
-		return p.letRun(number)
+		return p.unreplaced(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {
-		return p.letRun(number)
+		return p.unreplaced(number)
 	}
 	p.replaces = number
 	v := p.again(f, now, u)
 	if !v.Retry {
 		p.replaces = 0
-		return p.letRun(number)
+		return p.unreplaced(number)
 	}
 	p.waiter.fails(now)
 	return p.retryStep(v, now, u)
-}
-
-// letRun lets an overdue attempt run to the deadline. Without one, it is cut, and is a failure like any other.
-func (p *plan) letRun(number int) step {
-	if p.deadline.IsZero() {
-		return step{Cut: number}
-	}
-	return step{}
 }
 
 // due decides what happens at dueAt; u is uniform in [0, 1).
@@ -530,7 +501,7 @@ func (p *plan) end(reason error, now time.Time) step {
 			p.putOff(now)
 		}
 		if replaces != 0 {
-			return p.letRun(replaces)
+			return p.unreplaced(replaces)
 		}
 		return step{}
 	}
@@ -554,7 +525,7 @@ func (p *plan) hedge(now time.Time) step {
 	default:
 		v.Reason = p.tooLate(now, 0)
 	}
-	if v.Reason == nil && !p.pay(now) {
+	if v.Reason == nil && !p.ledger.take(hedgesPay, 0, now) {
 		v.Reason = ErrBudgetExhausted
 		p.putOff(now)
 	}
@@ -574,37 +545,6 @@ func (p *plan) putOff(now time.Time) {
 	p.dueAt = p.pushed.earliest(now.Add(p.postponed))
 }
 
-// nextPayer returns who pays for an attempt sent now. An attempt is free if no attempt before it has
-// reached a server.
-func (p *plan) nextPayer() payer {
-	switch {
-	case p.ledger.unpaid == 0:
-		return nobodyPays
-	case p.ledger.hedges != nil && p.open > 0 && p.replaces == 0: // others are in flight, and go on
-		return hedgesPay
-	default:
-		return retriesPay
-	}
-}
-
-// pay takes a token for the attempt that is about to be sent. It returns false if there is none.
-func (p *plan) pay(now time.Time) bool {
-	payer := p.nextPayer()
-	if !p.ledger.take(payer, p.replaces, now) {
-		return false
-	}
-	p.next.payer = payer
-	return true
-}
-
 func (f *failure) outcome(r Result) Outcome {
 	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.late}
-}
-
-// deposit reports to the budgets and the target how an attempt ended.
-func (p *plan) deposit(o Outcome) {
-	if o.answered() {
-		p.target.answer()
-	}
-	p.ledger.deposit(o)
 }

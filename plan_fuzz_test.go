@@ -459,9 +459,8 @@ func (d *planDriver) outlastsPatience(due time.Time) bool {
 
 // learnsNothing reports whether a retry would only repeat what another attempt has found since the
 // wait began.
-func (d *planDriver) learnsNothing(waiting pending) bool {
+func (d *planDriver) learnsNothing(waiting pending, paid bool) bool {
 	named := waiting.repeats == 0 && (waiting.source == WaitPushback || waiting.source == WaitRetryInfo)
-	paid := waiting.payer != nobodyPays // it replaces an attempt that was cut
 	return d.policy.Patience > 0 && !named && !paid && d.failed.After(waiting.since) && d.answered.Before(waiting.since)
 }
 
@@ -469,7 +468,7 @@ func (d *planDriver) learnsNothing(waiting pending) bool {
 func (d *planDriver) checkTokens() {
 	for _, a := range []*accounts{d.retries, d.hedges} {
 		want := 0
-		if payer := d.plan.plan.next.payer; payer == retriesPay && a == d.retries || payer == hedgesPay && a == d.hedges {
+		if payer := d.plan.plan.ledger.next; payer == retriesPay && a == d.retries || payer == hedgesPay && a == d.hedges {
 			want++ // for the replacement of an attempt that was overdue
 		}
 		for _, f := range d.flying {
@@ -486,7 +485,7 @@ func (d *planDriver) checkTokens() {
 // send sends an attempt.
 func (d *planDriver) send() {
 	d.sent++
-	payer := d.plan.plan.next.payer
+	payer := d.plan.plan.ledger.next
 	hedge := len(d.flying) > 0 && payer != retriesPay
 	a, timeout := d.plan.Sent(d.now)
 	wantTimeout := d.policy.AttemptTimeout
@@ -565,10 +564,11 @@ func (d *planDriver) nextDue() (at time.Time, do func()) {
 func (d *planDriver) due() {
 	d.fatal = false
 	waiting, connecting := d.plan.plan.next, d.plan.plan.connecting != nil
+	paid := d.plan.plan.ledger.next != nobodyPays // it replaces an attempt that was cut
 	step := d.plan.Due(d.now)
 	switch {
 	case !waiting.isDecided() || connecting:
-	case (step.Send || step.Cut != 0 && d.plan.plan.next.isDecided()) && d.learnsNothing(waiting):
+	case (step.Send || step.Cut != 0 && d.plan.plan.next.isDecided()) && d.learnsNothing(waiting, paid):
 		d.t.Errorf("a retry is sent at %v, although another attempt has failed at %v", d.since(d.now), d.since(d.failed))
 	case step == drive.Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
 		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience", d.since(waiting.since),

@@ -56,7 +56,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}
 	s.call.stream, s.first.bounds = s, &s.bounds
-	s.change.L, s.out.single, s.out.usage = &s.mu, !desc.ClientStreams, r.usage
+	s.change.L, s.out.usage = &s.mu, r.usage
 	s.out.queue = s.out.space[:0]
 	r.usage.streams.Add(1)
 	if c.isContested() {
@@ -159,7 +159,7 @@ func (s *retryStream) Trailer() metadata.MD {
 		return nil
 	}
 	s.mu.Lock()
-	known := s.isOver() && s.at == at && (at.over || at.received)
+	known := s.isOver() && s.at == at && (at.end != nil || at.received)
 	s.mu.Unlock()
 	if !known {
 		return nil // gRPC's Trailer must not be called before the end

@@ -26,8 +26,7 @@ type streamAttempt struct {
 	sender     sender // who may hand it the next one
 	hasMessage bool   // RecvMsg has returned a message; the goroutine that receives reads it without mu
 	received   bool   // RecvMsg has returned the end
-	over       bool   // gRPC has reported the end
-	overErr    error  // as a failure; nil after a success
+	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
 }
 
@@ -36,8 +35,10 @@ func (at *streamAttempt) failure() error {
 	switch {
 	case at.broken != nil:
 		return at.broken
-	case at.over:
-		return at.overErr
+	case at.end == io.EOF: //nolint:errorlint // our own mark
+		return nil
+	case at.end != nil:
+		return at.end
 	case at.isCut():
 		return errCut
 	default:
@@ -61,13 +62,19 @@ func (at *streamAttempt) awaited() {
 func (at *streamAttempt) finished(err error) {
 	s := at.of
 	s.mu.Lock()
-	at.over = true
-	if !at.received { // otherwise RecvMsg knows better
-		at.overErr = err
+	if at.end = io.EOF; err != nil && !at.received { // otherwise RecvMsg knows better
+		at.end = err
 	}
 	s.change.Broadcast()
 	s.mu.Unlock()
 	at.noticed()
+}
+
+// endsWell needs mu. The attempt has succeeded, whatever gRPC has reported: the end of its context, for example.
+func (at *streamAttempt) endsWell() {
+	if at.end != nil {
+		at.end = io.EOF
+	}
 }
 
 // giveUp ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an
@@ -76,7 +83,7 @@ func (at *streamAttempt) giveUp(err error) {
 	s := at.of
 	s.mu.Lock()
 	at.sender = senderNone
-	if at.broken == nil && !at.over { // otherwise gRPC knows best
+	if at.broken == nil && at.end == nil { // otherwise gRPC knows best
 		at.broken = err
 	}
 	s.change.Broadcast()
@@ -95,7 +102,7 @@ func (at *streamAttempt) noticed() {
 	case bound && err != nil:
 		s.mu.Unlock()
 		s.end(at, err)
-	case bound && at.over && !at.received && s.receiving == 0:
+	case bound && at.end != nil && !at.received && s.receiving == 0:
 		s.mu.Unlock()
 		s.end(at, at.cleanEnd())
 	case s.uses(at) && err != nil && s.receiving+s.heading == 0:
@@ -152,7 +159,7 @@ func (at *streamAttempt) awaitOver() bool {
 	s := at.of
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at.over {
+	if at.end != nil {
 		return true
 	}
 	deadline := time.Now().Add(overGrace)
@@ -162,10 +169,10 @@ func (at *streamAttempt) awaitOver() bool {
 		s.change.Broadcast()
 	})
 	defer grace.Stop()
-	for !at.over && time.Now().Before(deadline) {
+	for at.end == nil && time.Now().Before(deadline) {
 		s.change.Wait()
 	}
-	return at.over
+	return at.end != nil
 }
 
 // discard ends an attempt whose first message arrived too late. It reads to the end, so that

@@ -97,7 +97,7 @@ func (s *retryStream) receive(m any) error {
 		case s.isOver():
 			defer s.mu.Unlock()
 			return s.final
-		case s.phase == phaseOpen && hedged && s.out.isComplete():
+		case s.phase == phaseOpen && hedged && s.isComplete():
 			s.setPhase(phaseRacing)
 			s.mu.Unlock()
 			var over bool
@@ -165,7 +165,8 @@ func (at *streamAttempt) recv(m any) error {
 	case at.of.desc.ServerStreams:
 		at.hasMessage = true
 	default:
-		at.hasMessage, at.received, at.overErr = true, true, nil // the status came with the response, whatever was reported before
+		at.hasMessage, at.received = true, true
+		at.endsWell() // the status came with the response
 	}
 	return err
 }

@@ -58,7 +58,9 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 		a.bounds.stream = at
 	}
 	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
-	at.over = at.over && (err != nil || a.Err() != nil || isClosed(s.call.cc))
+	if err == nil && a.Err() == nil && !isClosed(s.call.cc) {
+		at.end = nil
+	}
 	s.mu.Unlock()
 	if err != nil {
 		a.checkUnsent(err)
@@ -124,7 +126,8 @@ func (s *retryStream) commitPlan(at *streamAttempt) {
 		defer k.turn.Give()
 	}
 	if p := s.call.plan(); p != nil {
-		p.commit(int(at.number))
+		p.undecide()                     // nothing replaces the attempt any more
+		p.ledger.release(int(at.number)) // a stream may live for days: it is no retry in flight any more
 		if k != nil {
 			k.arm()
 		}

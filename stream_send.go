@@ -22,7 +22,6 @@ type outbox struct {
 	size   int    // of the messages in the queue
 	spoilt bool   // a message may have changed since it was sent: they must not be sent again
 	done   bool   // CloseSend was called
-	single bool   // there is one message at most
 	usage  *usage // counts the size
 }
 
@@ -54,8 +53,10 @@ func (o *outbox) isLatest(m any) bool {
 // lacks reports whether the attempt lacks messages, or the CloseSend, of the application.
 func (o *outbox) lacks(at *streamAttempt) bool { return at.sent < len(o.queue) }
 
-// isComplete reports whether the application has nothing more to send.
-func (o *outbox) isComplete() bool { return o.done || o.single && len(o.queue) > 0 }
+// isComplete needs mu. It reports whether the application has nothing more to send.
+func (s *retryStream) isComplete() bool {
+	return s.out.done || !s.desc.ClientStreams && len(s.out.queue) > 0
+}
 
 // A sender says who may send to an attempt.
 type sender uint8
@@ -97,7 +98,7 @@ func (s *retryStream) send(m any) error {
 // mayPass needs mu. It reports whether gRPC's own SendMsg and CloseSend have the result for the application: from the time
 // when the attempt has been sent everything, and after its end.
 func (s *retryStream) mayPass(at *streamAttempt) bool {
-	return s.direct.Load() != nil || s.isOver() && at != nil && at.over && at.sender == senderApplication
+	return s.direct.Load() != nil || s.isOver() && at != nil && at.end != nil && at.sender == senderApplication
 }
 
 // sendTo sends a message to an attempt that has been sent everything.
@@ -105,7 +106,7 @@ func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	err := at.stream.SendMsg(m)
 	if err != nil && !isEOF(err) { // gRPC has ended the stream with this error, unless an interceptor made it up
 		s.mu.Lock()
-		if !at.over {
+		if at.end == nil {
 			at.broken = err
 		}
 		s.mu.Unlock()
@@ -118,7 +119,7 @@ func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 // of a server stream always may.
 func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 	if !s.desc.ClientStreams {
-		return !s.out.isComplete()
+		return !s.isComplete()
 	}
 	if !s.out.spoilt && s.out.isLatest(m) {
 		s.out.spoilt = true
