@@ -97,6 +97,9 @@ func (m *methodPolicies) tableWarnings(l level, t policyTable) []string {
 			where += " of level " + l.String()
 		}
 		known := widerWarnings(t, pattern)
+		if l != levelUnknown {
+			known = append(known, m.tables[levelUnknown][""].warnings()...)
+		}
 		for _, text := range p.warnings() {
 			if !slices.Contains(known, text) {
 				all = append(all, where+": "+text)

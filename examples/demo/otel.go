@@ -91,7 +91,7 @@ func (t *telemetry) serverOptions() []grpc.ServerOption {
 func (t *telemetry) finish(ctx context.Context, out io.Writer) error {
 	if t.endpoint == "" {
 		fmt.Fprintln(out, "\n  To see every call, attempt and wait in Jaeger, with one listening there:")
-		fmt.Fprintln(out, "    OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317 go run .")
+		fmt.Fprintln(out, "    OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317 make demo")
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

@@ -71,7 +71,7 @@ func (s *site) url() string {
 func (s *site) stay(ctx context.Context, out io.Writer) error {
 	if s.page == nil {
 		fmt.Fprintln(out, "\n  To see it as a page in a browser:")
-		fmt.Fprintln(out, "    go run . -http localhost:8080")
+		fmt.Fprintln(out, "    make demo-page")
 		return nil
 	}
 	fmt.Fprintf(out, "\n  All of it is on the debug page, until you press Ctrl-C:\n    %s\n", s.url())
