@@ -142,7 +142,7 @@ func TestURLOfThePage(t *testing.T) {
 
 func TestWithoutPageSaysHow(t *testing.T) {
 	var out bytes.Buffer
-	if err := (&site{}).stay(t.Context(), &out); err != nil || !strings.Contains(out.String(), "-http localhost:8080") {
+	if err := (&site{}).stay(t.Context(), &out); err != nil || !strings.Contains(out.String(), "make demo-page") {
 		t.Errorf("stay = %v and printed %q, want nil and how to see the page", err, out.String())
 	}
 }
