@@ -113,14 +113,14 @@ simulations-race: gcc ## the same with the race detector, and on 32 bits
 
 .PHONY: random
 random: gcc ## all random tests with many draws
-	$(race) -timeout 30m $(TESTFLAGS) . -thorough
+	$(race) -timeout 30m $(TESTFLAGS) . ./internal/judges -thorough
 	$(race) -timeout 20m -run 'TestScopesMatchTheirModel|ServiceConfig' . -scopes.draws=2000 -configs.draws=300
 	go test $(TESTFLAGS) ./internal/serviceconfig ./internal/explore -thorough
 
 .PHONY: test-386
 test-386: ## vet the library as a 32-bit program, and run its short tests so, where this machine can
 	GOARCH=386 CGO_ENABLED=0 go vet ./...
-	@$(call on-32-bits,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m .)
+	@$(call on-32-bits,GOARCH=386 CGO_ENABLED=0 go test -short -timeout 5m . ./internal/judges)
 
 .PHONY: test-386-rest
 test-386-rest: ## vet every module as 32-bit programs, and run their short tests so, but the simulator's
@@ -261,8 +261,8 @@ explain-golden: ## write the pages in cmd/herd/testdata/explain again
 	@cd cmd/herd && go test -count=1 -run ExplainGolden . -update
 
 .PHONY: flaky
-flaky: gcc ## the root package's tests of timing 100 times with the race detector (10 minutes)
-	$(race) -short -count=100 -timeout 30m -skip '$(SLOW)' .
+flaky: gcc ## the tests of timing 100 times with the race detector (10 minutes)
+	$(race) -short -count=100 -timeout 30m -skip '$(SLOW)' . ./internal/judges
 # Tests of numbers are slow, and not about timing.
 SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 
@@ -270,9 +270,9 @@ SLOW := ^Test(RatioBudget|Quantile|Backoff|TooManyMethods)
 soak: gcc ## 100,000 random hedged calls, ten million stream programs on one, two and eight processors, 200,000 calls under faults, and 50,000 service configs (two hours)
 	$(race) -run TestHedgingAtRandom -v -timeout 60m . \
 		-hedges.seed=0 -hedges.sequences=100000
-	$(race) -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m . -programs.seed=0 -programs.count=350000
-	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m . -programs.seed=0 -programs.count=3400000
-	$(race) -run 'TestDifferential|TestFaults$$' -v -timeout 120m . -differential.seed=0 -differential.programs=100000 -faults.seed=0 -faults.streams=200000 -faults.worlds=8
+	$(race) -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 60m ./internal/judges -programs.seed=0 -programs.count=350000
+	go test -run 'TestStreamPrograms' -cpu 1,2,8 -v -timeout 120m ./internal/judges -programs.seed=0 -programs.count=3400000
+	$(race) -run 'TestDifferential|TestFaults$$' -v -timeout 120m ./internal/judges -differential.seed=0 -differential.programs=100000 -faults.seed=0 -faults.streams=200000 -faults.worlds=8
 	$(race) -run 'ServiceConfig' -v -timeout 60m . -configs.seed=0 -configs.draws=50000
 
 RUNS ?= 24

@@ -304,7 +304,7 @@ func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
 }
 
 // truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
-// if it could not send the request again in a transparent retry, see false_eof_test.go.
+// if it could not send the request again in a transparent retry, see internal/judges.
 func truthOf(err error, a *attempt, stream *retryStream) error {
 	if stream == nil && isEOF(err) && a.peer.Addr != nil {
 		return errConnLost

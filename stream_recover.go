@@ -50,7 +50,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
 	if _, another := stream.(*retryStream); err == nil && !another && !s.call.isLeftToGRPC() {
-		stream.Context() // our replay replaces gRPC's, which may lose messages, see false_eof_test.go
+		stream.Context() // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	s.mu.Lock()
 	at.stream = stream

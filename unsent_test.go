@@ -279,7 +279,7 @@ func TestARefusedRequestIsRepeated(t *testing.T) {
 				seen, code, reason := tt.streams, tt.streamIs, ErrMayHaveRun
 				switch {
 				case kind.desc == nil && len(tt.script) == 2 && status.Convert(err).Message() == status.Convert(errConnLost).Message():
-					return // gRPC's second stream had ended before the request was written, see false_eof_test.go
+					return // gRPC's second stream had ended before the request was written, see internal/judges
 				case kind.desc == nil:
 					seen, code = tt.unary, tt.unaryIs
 				case seen == 5:

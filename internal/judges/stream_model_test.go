@@ -1,4 +1,4 @@
-package grpcretry_test
+package judges_test
 
 import (
 	"context"
