@@ -62,6 +62,9 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
+	if err := tooBusy(results); err != nil {
+		return err // and write no page
+	}
 	if *page != "" {
 		if err := writePage(*page, tables); err != nil {
 			return err

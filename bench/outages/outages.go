@@ -109,6 +109,23 @@ func run(ctx context.Context, outages []outage, clients []client) ([]row, error)
 	return rows, context.Cause(ctx)
 }
 
+// lateAtMost is how late one call in twenty may start. Up to there, plain gRPC loses as many calls as start in an outage.
+const lateAtMost = 2 * responseTime
+
+// tooBusy returns an error if the machine had too little time for the clients and their servers. A server that is to
+// respond in 50 ms may then take seconds, and fail at other times than its row says.
+func tooBusy(rows []row) error {
+	for _, r := range rows {
+		for _, one := range r.results {
+			if late := one.late(); late > lateAtMost {
+				return fmt.Errorf("the machine was too busy, these figures mean nothing: %s: one call in twenty started %v late, want at most %v",
+					r.name, late.Round(time.Millisecond), lateAtMost)
+			}
+		}
+	}
+	return nil
+}
+
 // A row is an outage with the results of the clients.
 type row struct {
 	*outage

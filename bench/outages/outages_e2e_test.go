@@ -30,6 +30,9 @@ func TestOutages(t *testing.T) {
 			}
 		})
 	}
+	if err := tooBusy(rows); err != nil && t.Failed() {
+		t.Log(err)
+	}
 }
 
 func checkSaved(t *testing.T, client string, r *row, without, with *result) {

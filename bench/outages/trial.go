@@ -79,13 +79,16 @@ type calls struct {
 // A call is complete when it no longer runs.
 type call struct {
 	start  time.Time
+	late   time.Duration // it started so long after its time
 	took   time.Duration
 	err    error
 	failed atomic.Int32 // attempts that ended with UNAVAILABLE, sent or not
 }
 
-func (c *calls) start(ctx context.Context) {
+// start starts a call whose time has come.
+func (c *calls) start(ctx context.Context, due time.Time) {
 	made := &call{start: time.Now()}
+	made.late = made.start.Sub(due)
 	c.mu.Lock()
 	c.made = append(c.made, made)
 	request := &echov1.EchoRequest{Sequence: int64(len(c.made))}
@@ -101,7 +104,7 @@ func (c *calls) start(ctx context.Context) {
 // together starts n calls.
 func (c *calls) together(ctx context.Context, n int) {
 	for range n {
-		c.start(ctx)
+		c.start(ctx, time.Now())
 	}
 }
 
@@ -112,7 +115,7 @@ func (c *calls) every(ctx context.Context, interval time.Duration) (stop func())
 	go func() {
 		defer close(stopped)
 		for next := time.Now(); pause(ticking, time.Until(next)) == nil; next = next.Add(interval) {
-			c.start(ctx)
+			c.start(ctx, next)
 		}
 	}()
 	return func() { cancel(); <-stopped }
@@ -170,6 +173,16 @@ func (r *result) lost() int {
 		}
 	}
 	return n
+}
+
+// late returns how late one call in twenty started, or later.
+func (r *result) late() time.Duration {
+	var late []time.Duration
+	for _, c := range r.calls {
+		late = append(late, c.late)
+	}
+	slices.Sort(late)
+	return quantile(late, 0.95)
 }
 
 // rescued returns how long those calls took, in ascending order, that succeeded although an attempt failed.

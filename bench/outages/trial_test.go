@@ -37,6 +37,9 @@ func TestCalls(t *testing.T) {
 		var starts []time.Duration
 		for i, made := range c.made {
 			starts = append(starts, made.start.Sub(c.made[0].start)/time.Millisecond)
+			if made.late != 0 {
+				t.Errorf("call %d started %v late", i+1, made.late)
+			}
 			if made.took != 10*time.Second || !errors.Is(made.err, context.DeadlineExceeded) {
 				t.Errorf("call %d ended after %v with %v, want its deadline of 10 s", i+1, made.took, made.err)
 			}
@@ -54,7 +57,7 @@ func TestFailures(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				cc := dialFailing(t, &c, &failing{code: codes.Unavailable}, grpc.WithStatsHandler(failures{}))
 				calls := calls{client: echov1.NewEchoServiceClient(cc), deadline: time.Minute}
-				calls.start(t.Context())
+				calls.start(t.Context(), time.Now())
 				calls.running.Wait()
 				want := int32(attempts)
 				if c.name == plain.name {
@@ -87,7 +90,7 @@ func TestFailuresWithoutAServer(t *testing.T) {
 	}
 	defer func() { _ = cc.Close() }()
 	calls := calls{client: echov1.NewEchoServiceClient(cc), deadline: time.Minute}
-	calls.start(t.Context())
+	calls.start(t.Context(), time.Now())
 	calls.running.Wait()
 	if got := calls.made[0].failed.Load(); got != 1 {
 		t.Errorf("%d failed attempts, want 1", got)
@@ -118,6 +121,49 @@ func TestResult(t *testing.T) {
 	if got := r.waiting(); got != 3 {
 		t.Errorf("waiting = %d, want 3: the third call ends when the fourth starts", got)
 	}
+}
+
+// A program that cannot keep its own schedule measures the machine.
+func TestTooBusy(t *testing.T) {
+	resultOf := func(punctual, late int, by time.Duration) *result {
+		r := &result{}
+		for i := range punctual + late {
+			c := &call{}
+			if i < late {
+				c.late = by
+			}
+			r.calls = append(r.calls, c)
+		}
+		return r
+	}
+	idle := resultOf(100, 0, 0)
+	for _, tt := range []struct {
+		name   string
+		result *result
+		want   bool
+	}{
+		{"idle", idle, false},
+		{"a little late", resultOf(0, 100, lateAtMost), false},
+		{"a hiccup", resultOf(95, 5, time.Second), false},
+		{"late", resultOf(94, 6, lateAtMost+1), true},
+	} {
+		rows := []row{{outage: &outage{}, results: []*result{idle, idle}}, {outage: &outage{name: "x"}, results: []*result{idle, tt.result}}}
+		if err := tooBusy(rows); (err != nil) != tt.want {
+			t.Errorf("%s: tooBusy = %v, want an error: %v", tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestCallsThatStartLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := calls{client: silent{}, deadline: time.Second}
+		c.start(t.Context(), time.Now().Add(-time.Minute))
+		c.together(t.Context(), 1)
+		c.running.Wait()
+		if late := []time.Duration{c.made[0].late, c.made[1].late}; !slices.Equal(late, []time.Duration{time.Minute, 0}) {
+			t.Errorf("calls started %v late, want 1m0s and 0s", late)
+		}
+	})
 }
 
 func TestQuantile(t *testing.T) {
