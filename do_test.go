@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/function"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/recorded"
 )
 
@@ -230,7 +231,7 @@ func threeCalls(t *testing.T, u float64, timeout time.Duration, opts []Option, c
 		line := fmt.Sprintf("%v: %v, balance %v", time.Since(recorder.start), status.Code(err), budget.Balance(time.Now()))
 		var e *Error
 		if errors.As(err, &e) {
-			line += fmt.Sprintf(", %d attempts, %s, last %v", len(e.Attempts), ReasonName(e.Reason), status.Code(e.Last))
+			line += fmt.Sprintf(", %d attempts, %s, last %v", len(e.Attempts), reasons.Of(e.Reason).Word, status.Code(e.Last))
 		}
 		recorder.lines = append(recorder.lines, line)
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/recorded"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
@@ -67,8 +68,8 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 					t.Errorf("the decision is %v, %v by %v, want %v, %v by %v", decision.Reason, decision.Wait, decision.WaitSource, tt.reason,
 						tt.wait, tt.source)
 				}
-				if got := outcomeOf(end); got != ReasonName(tt.reason) {
-					t.Errorf("the outcome is %q, want %q", got, ReasonName(tt.reason))
+				if got := outcomeOf(end); got != reasons.Of(tt.reason).Word {
+					t.Errorf("the outcome is %q, want %q", got, reasons.Of(tt.reason).Word)
 				}
 			})
 		})

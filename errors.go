@@ -277,13 +277,6 @@ func readable(err error) (safe error) {
 
 var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
 
-// ReasonName returns the short name of a reason for stopping ([Error.Reason], [Event.Reason]), as
-// span attributes, metrics and logs use it. There are few such names, so they can serve as a
-// metric's label; docs/observing.md in the repository lists them. Any error that is not one of
-// this package's reasons is the cause of the caller's cancellation: "deadline_exceeded" if it is
-// [context.DeadlineExceeded], otherwise "cancelled".
-func ReasonName(reason error) string { return reasons.Of(reason).Word }
-
 // The values of telemetry.AttrDecision.
 const (
 	decisionSuccess = "success"
@@ -297,7 +290,7 @@ func decisionName(v verdict) string {
 	case v.Retry:
 		return decisionRetry
 	case is(v.Reason, errWouldRetry):
-		return ReasonName(errWouldRetry)
+		return reasons.Of(errWouldRetry).Word
 	default:
 		return decisionStop
 	}

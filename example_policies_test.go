@@ -110,7 +110,7 @@ func ExampleWithDryRun() {
 	r, err := grpcretry.New(grpcretry.WithDryRun(true), grpcretry.WithBackoff(grpcretry.Constant(time.Millisecond)),
 		grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
 			if e.Kind == grpcretry.Decision {
-				fmt.Println(grpcretry.ReasonName(e.Reason), "after", e.Wait)
+				fmt.Println(e.Reason, "after", e.Wait)
 			}
 		}))
 	if err != nil {
@@ -122,7 +122,7 @@ func ExampleWithDryRun() {
 	_, err = client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"})
 	fmt.Println(status.Code(err))
 	// Output:
-	// would_retry after 1ms
+	// grpcretry: dry run: another attempt would follow after 1ms
 	// Unavailable
 }
 

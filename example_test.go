@@ -205,13 +205,13 @@ func ExampleWithUnsentOnly() {
 		tokens := grpc.PerRPCCredentials(&flakyTokens{failures: 1})
 		reply, err := client.Echo(context.Background(), &echov1.EchoRequest{Message: "hello"}, tokens)
 		if failed := (*grpcretry.Error)(nil); errors.As(err, &failed) {
-			fmt.Println(grpcretry.ReasonName(failed.Reason), "in attempt", len(failed.Attempts))
+			fmt.Println(failed.Reason, "in attempt", len(failed.Attempts))
 			continue
 		}
 		fmt.Println(reply.GetMessage(), err)
 	}
 	// Output:
-	// may_have_run in attempt 2
+	// grpcretry: failure is not retryable: the method may have run, and it must not run twice in attempt 2
 	// hello, attempt 2 <nil>
 }
 

@@ -178,7 +178,7 @@ func (r *eventRecorder) observe(_ context.Context, e Event) {
 		if e.Reason == nil {
 			line += fmt.Sprintf(" retry after %v by %s", e.Wait, e.WaitSource)
 		} else {
-			line += " stop: " + ReasonName(e.Reason)
+			line += " stop: " + reasons.Of(e.Reason).Word
 		}
 	case CallEnd:
 		line += fmt.Sprintf(" %s after %v", outcomeOf(e), e.Elapsed)

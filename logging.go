@@ -115,7 +115,7 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 	}
 	fields := append(make([]any, 0, 16),
 		"method", f.method, "target", f.target(), "attempts", err.made, "elapsed", err.Elapsed,
-		"code", words.Code(last.Code()), "reason", ReasonName(err.Reason), "error", words.Message(err.Last))
+		"code", words.Code(last.Code()), "reason", reasons.Of(err.Reason).Word, "error", words.Message(err.Last))
 	if n := l.suppressed.Swap(0); n > 0 {
 		fields = append(fields, "suppressed", n)
 	}

@@ -25,7 +25,7 @@ func TestANewReason(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(probe.Err)
-	if cause := causeOf(ctx); ReasonName(cause) != "cancelled" || errors.Is(cause, probe.Err) {
+	if cause := causeOf(ctx); reasons.Of(cause).Word != "cancelled" || errors.Is(cause, probe.Err) {
 		t.Errorf("another call's reason is found in the cause %v", cause)
 	}
 	if gaveUp(probe.Err, true) {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/instruments"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
@@ -50,7 +51,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 	}
 	more := make([]attribute.KeyValue, 0, 5)
 	if !v.Retry {
-		more = append(more, attribute.String(telemetry.AttrReason, ReasonName(v.Reason)))
+		more = append(more, attribute.String(telemetry.AttrReason, reasons.Of(v.Reason).Word))
 	}
 	if v.WaitSource != WaitNone {
 		more = append(more,
@@ -112,7 +113,7 @@ func (s *callSpans) waitEnded() {
 // waitStopped adds an event with the reason why the scheduled retry was not made. The wait's span
 // gets the same reason, and ends with the call.
 func (s *callSpans) waitStopped(reason error) {
-	attr := attribute.String(telemetry.AttrReason, ReasonName(reason))
+	attr := attribute.String(telemetry.AttrReason, reasons.Of(reason).Word)
 	if s.events != nil {
 		s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attr))
 	}
@@ -137,7 +138,7 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.Int(telemetry.AttrWinner, last))
 	}
 	if reason != nil {
-		span.SetAttributes(attribute.String(telemetry.AttrReason, ReasonName(reason)))
+		span.SetAttributes(attribute.String(telemetry.AttrReason, reasons.Of(reason).Word))
 	}
 	if err != nil {
 		text := words.Printable(words.Truncate(err.Error(), 2*words.MaxMessage)) // ours and the server's

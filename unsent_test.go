@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -58,8 +59,8 @@ func TestWhatMayHaveRunIsRetriedOnlyIfTheServerAsks(t *testing.T) {
 				}
 				if tt.err != "" {
 					e := wantStop(t, err, status.Code(tt.script[0].err), ErrMayHaveRun, 1)
-					if !errors.Is(err, ErrNotRetryable) || ReasonName(e.Reason) != "may_have_run" {
-						t.Errorf("the reason %v is called %s, want a kind of ErrNotRetryable, may_have_run", e.Reason, ReasonName(e.Reason))
+					if !errors.Is(err, ErrNotRetryable) || reasons.Of(e.Reason).Word != "may_have_run" {
+						t.Errorf("the reason %v is called %s, want a kind of ErrNotRetryable, may_have_run", e.Reason, reasons.Of(e.Reason).Word)
 					}
 					wantMessage(t, err, tt.err)
 				}

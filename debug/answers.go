@@ -213,7 +213,7 @@ func lastSaid(s *Snapshot, all bool) *said {
 	return nil
 }
 
-// stopWords are the words for each grpcretry.ReasonName.
+// stopWords are the words for each reason of package grpcretry.
 var stopWords = func() map[string]stopWord {
 	words := map[string]stopWord{}
 	for _, r := range reasons.All() {

@@ -44,7 +44,7 @@ type Attempt struct {
 	WaitMs     float64 `json:"wait_ms"`     // the wait before the attempt, as decided
 	WaitSource string  `json:"wait_source"` // the [grpcretry.WaitSource] of that wait: backoff, …
 	Decision   string  `json:"decision"`    // success, retry, stop, or lost to another attempt of a hedged call
-	Reason     string  `json:"reason"`      // the [grpcretry.ReasonName] of the stop that ended the call; else ""
+	Reason     string  `json:"reason"`      // a word for the stop that ended the call, as in the metrics; else ""
 }
 
 // The decisions about an attempt.
@@ -102,7 +102,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 		case errors.Is(a.Err, grpcretry.ErrHedgeLost):
 			kept.Decision = beaten
 		case a.Number == e.Attempt.Number:
-			kept.Decision, kept.Reason = stop, grpcretry.ReasonName(e.Reason)
+			kept.Decision, kept.Reason = stop, reasons.Of(e.Reason).Word
 		case slices.ContainsFunc(attempts[i+1:], func(b grpcretry.Attempt) bool { return follows(&b, a) }):
 			kept.Decision = retry
 		default:

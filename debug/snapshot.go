@@ -89,7 +89,7 @@ type Counts struct {
 	HedgesWasted int64   `json:"hedges_wasted"` // hedges that did not win their call
 
 	// By name; names without a count are absent.
-	Stopped map[string]int64 `json:"stopped"` // calls that failed, by the [grpcretry.ReasonName] of the stop
+	Stopped map[string]int64 `json:"stopped"` // calls that failed, by the reason for the stop, a word as in the metrics
 	Failed  map[string]int64 `json:"failed"`  // attempts that failed, by status code: UNAVAILABLE, …
 	Waits   map[string]int64 `json:"waits"`   // waits that were started, by source: backoff, pushback, retry_info or connect
 }

@@ -37,7 +37,7 @@
 //     that the attempt timeout ended it. "UNAVAILABLE unsent" means that the attempt reached no server.
 //   - "wait 75ms backoff": the wait before the next attempt and its source, as [grpcretry.WaitSource] writes it. It is the
 //     whole wait, with all repetitions, see [grpcretry.WithPatience].
-//   - "105ms stop exhausted": why the call failed, as [grpcretry.ReasonName] writes it; with the wait that was not
+//   - "105ms stop exhausted": why the call failed, in a word as in the metrics; with the wait that was not
 //     started, if that is the reason: "0s stop deadline instead of wait 7s pushback". "passed_through" is a call that
 //     is not retried in any case.
 //

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // A timeline is what happened in one call, or what a test wants to have happened. Its first entry names the
@@ -89,7 +90,7 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 	if end.Err == nil {
 		return line
 	}
-	stop := entry{kind: aStop, at: exactly(end.Elapsed), outcome: grpcretry.ReasonName(end.Reason)}
+	stop := entry{kind: aStop, at: exactly(end.Elapsed), outcome: reasons.Of(end.Reason).Word}
 	if end.WaitSource != grpcretry.WaitNone {
 		stop.span, stop.source = exactly(end.Wait), end.WaitSource.String()
 	}

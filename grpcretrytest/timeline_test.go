@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/reasons/probe"
 )
 
@@ -55,7 +56,7 @@ func TestAnAttemptThatHasTimedOut(t *testing.T) {
 // A timeline can end for any reason, and the words for codes are gRPC's.
 func TestWords(t *testing.T) {
 	for _, reason := range []error{grpcretry.ErrPushback, probe.Err} {
-		wanted := "0s stop " + grpcretry.ReasonName(reason)
+		wanted := "0s stop " + reasons.Of(reason).Word
 		if _, err := parse("attempt 1 UNAVAILABLE; " + wanted); err != nil {
 			t.Errorf("%q: %v", wanted, err)
 		}

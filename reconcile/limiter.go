@@ -18,6 +18,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/drive"
 	"github.com/grpcretry/grpcretry/internal/inside"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // A RateLimiter says when the failed items of a workqueue return. It implements
@@ -333,7 +334,7 @@ func (k *key[T]) reasonFor(end error) string {
 	case errors.Is(end, grpcretry.ErrNotRetryable):
 		return ReasonNotRetryable
 	default: // such as ReasonBudget and ReasonMaxElapsed
-		return grpcretry.ReasonName(end)
+		return reasons.Of(end).Word
 	}
 }
 

@@ -21,7 +21,7 @@ const (
 )
 
 // The values of [AttrReason]: why a failed key returns when it does. A key that goes to the slow lane for another
-// reason of package grpcretry has that one's [grpcretry.ReasonName].
+// reason of package grpcretry has that one's word, as in the metrics.
 const (
 	ReasonBackoff      = "backoff"       // the budget paid, and the policy's backoff applies
 	ReasonPushback     = "pushback"      // the budget paid, and the server named the wait by pushback

@@ -16,6 +16,7 @@ import (
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 	"github.com/grpcretry/grpcretry/internal/drive"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file tells what happens in calls that keep failing. It drives Plans, as the simulator does,
@@ -491,7 +492,7 @@ func reasonText(why error, p grpcretry.Policy) string {
 	case why == nil:
 		return "nothing ends it"
 	default:
-		return grpcretry.ReasonName(why)
+		return reasons.Of(why).Word
 	}
 }
 

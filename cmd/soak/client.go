@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file is a client process. Its workers make one call after the other, and check each. Meanwhile
@@ -529,7 +530,7 @@ func (c *client) dump(name string) string {
 // outcome names how a call ended, for the summary.
 func outcome(err error) string {
 	if e := new(grpcretry.Error); errors.As(err, &e) {
-		return grpcretry.ReasonName(e.Reason)
+		return reasons.Of(e.Reason).Word
 	}
 	return status.Code(err).String()
 }

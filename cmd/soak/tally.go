@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // Counts is what a client has counted. Counts of several clients can be added.
@@ -55,7 +56,7 @@ var features = func() (names []string) {
 	}
 	for _, reason := range []error{grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrPushback,
 		grpcretry.ErrCommitted, grpcretry.ErrNotRetryable} {
-		names = append(names, "stopped: "+grpcretry.ReasonName(reason))
+		names = append(names, "stopped: "+reasons.Of(reason).Word)
 	}
 	return append(names, "recovered after an attempt timeout")
 }()
@@ -71,7 +72,7 @@ func (t *tally) meet(c *call, err error) {
 			}
 			t.c.Features[how+c.kind.String()]++
 		case m.kind == grpcretry.Decision && m.reason != nil:
-			t.c.Features["stopped: "+grpcretry.ReasonName(m.reason)]++
+			t.c.Features["stopped: "+reasons.Of(m.reason).Word]++
 		case m.kind == grpcretry.Decision && err == nil:
 			t.c.Features["recovered after a wait: "+m.source.String()]++
 		case m.kind == grpcretry.AttemptEnd && m.cut && err == nil:

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -106,8 +107,8 @@ func (r *record) rescued() bool { return r.err == nil && len(r.steps) > 1 }
 // offset is when a step began, since the start of the call.
 func (r *record) offset(s step) time.Duration { return s.Start.Sub(r.steps[0].Start) }
 
-// reasons are why the calls of the demo are given up, in the order of the totals.
-var reasons = []error{
+// stopReasons are why the calls of the demo are given up, in the order of the totals.
+var stopReasons = []error{
 	grpcretry.ErrAttemptsExhausted,
 	grpcretry.ErrBudgetExhausted,
 	grpcretry.ErrDeadline,
@@ -139,7 +140,7 @@ func (r *record) verify() error {
 		return fmt.Errorf("the error tells of %d attempts, the observer of %d", len(gaveUp.Attempts), len(r.steps))
 	}
 	if gaveUp != nil && !errors.Is(gaveUp.Reason, r.end.Reason) {
-		return fmt.Errorf("the error says %s, the observer got %s", grpcretry.ReasonName(gaveUp.Reason), grpcretry.ReasonName(r.end.Reason))
+		return fmt.Errorf("the error says %s, the observer got %s", reasons.Of(gaveUp.Reason).Word, reasons.Of(r.end.Reason).Word)
 	}
 	if got, observed := status.Code(r.err), status.Code(r.end.Err); got != observed {
 		return fmt.Errorf("the caller got %v, the observer got %v", got, observed)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 const (
@@ -106,7 +107,7 @@ func (p *picture) heading(title string) {
 func (p *picture) brief(a axis, r *record) {
 	end, s := "OK", green
 	if !r.succeeded() {
-		end, s = "stop: "+grpcretry.ReasonName(r.end.Reason), red
+		end, s = "stop: "+reasons.Of(r.end.Reason).Word, red
 	}
 	p.line(p.name(r), p.timeline(a, r), "  ", p.paint(yellow, waits(r)), p.paint(s, end))
 }
@@ -158,9 +159,9 @@ func (p *picture) outcome(r *record, s step) string {
 	case retry:
 		return p.paint(yellow, "waits "+waitText(d))
 	case errors.Is(d.Reason, grpcretry.ErrDeadline): // Wait is the one that did not fit
-		return p.paint(red, "stop: "+grpcretry.ReasonName(d.Reason)+"; needs "+waitText(d))
+		return p.paint(red, "stop: "+reasons.Of(d.Reason).Word+"; needs "+waitText(d))
 	default:
-		return p.paint(red, "stop: "+grpcretry.ReasonName(d.Reason))
+		return p.paint(red, "stop: "+reasons.Of(d.Reason).Word)
 	}
 }
 
@@ -337,8 +338,8 @@ func (p *picture) totals(results []result) {
 		p.line(fmt.Sprintf("  Of %d attempts %d reached no server.", all.attempts, n))
 	}
 	p.line("  Gave up because of")
-	for _, reason := range reasons {
-		name := grpcretry.ReasonName(reason)
+	for _, reason := range stopReasons {
+		name := reasons.Of(reason).Word
 		p.line(fmt.Sprintf("    %-20s%2d   %v", name, all.stops[name], reason))
 	}
 	p.line()

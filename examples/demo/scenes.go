@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -312,7 +313,7 @@ func (r result) tally() tally {
 		case rec.rescued():
 			t.rescued++
 		case !rec.succeeded():
-			t.stops[grpcretry.ReasonName(rec.end.Reason)]++
+			t.stops[reasons.Of(rec.end.Reason).Word]++
 		}
 	}
 	return t

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // slack is how much later than at its deadline a stream may end: the time that the library gives gRPC to report an
@@ -372,7 +373,7 @@ func (j *judgement) judgeEnd() {
 	if waited <= slack && !errors.Is(end.Reason, grpcretry.ErrTargetDown) && !errors.Is(end.Reason, grpcretry.ErrBudgetExhausted) {
 		return
 	}
-	at, reason := j.attempts[0].Start.Sub(j.start)+end.Elapsed, grpcretry.ReasonName(end.Reason)
+	at, reason := j.attempts[0].Start.Sub(j.start)+end.Elapsed, reasons.Of(end.Reason).Word
 	if waited <= slack && reason == "budget" && (j.budget == nil || !j.isPatient()) {
 		return
 	}

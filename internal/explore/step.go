@@ -12,6 +12,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // A step is one of the kit's, with what the judge has to know about it.
@@ -98,7 +99,7 @@ func timeline(end *grpcretry.Event) string {
 		all = append(all, fmt.Sprintf("%s %v after %v", text, a.Code(), a.Duration))
 	}
 	if end.Err != nil {
-		all = append(all, fmt.Sprintf("%v stop %s", end.Elapsed, grpcretry.ReasonName(end.Reason)))
+		all = append(all, fmt.Sprintf("%v stop %s", end.Elapsed, reasons.Of(end.Reason).Word))
 	}
 	return strings.Join(all, "; ")
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file has the rules of [grpcretry.WithPatience], in the simplest way. All calls of a program share one target.
@@ -425,7 +426,7 @@ func (w *waiting) String() string {
 		if o.reason == nil {
 			all = append(all, fmt.Sprintf("an attempt after %v with %s", o.at-w.from, count(o.repeats, "repetition", "repetitions")))
 		} else {
-			all = append(all, fmt.Sprintf("%s after %v", grpcretry.ReasonName(o.reason), o.at-w.from))
+			all = append(all, fmt.Sprintf("%s after %v", reasons.Of(o.reason).Word, o.at-w.from))
 		}
 	}
 	return strings.Join(all[max(0, len(all)-5):], ", or ")

@@ -12,7 +12,7 @@ import (
 
 // A Reason is why a call is not retried.
 type Reason struct {
-	Word string // its grpcretry.ReasonName
+	Word string // for metrics, spans and logs; docs/observing.md lists them
 	Text string // for people
 	Kind error  // the more general reason that [errors.Is] finds as well; otherwise nil
 

@@ -57,7 +57,7 @@ func (a *api) fail(ctx context.Context, w http.ResponseWriter, err error) {
 	fields := []any{"error", err}
 	var gaveUp *grpcretry.Error
 	if errors.As(err, &gaveUp) {
-		fields = append(fields, "reason", grpcretry.ReasonName(gaveUp.Reason))
+		fields = append(fields, "reason", gaveUp.Reason)
 	}
 	a.log.ErrorContext(ctx, "request failed", fields...)
 
