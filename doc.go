@@ -127,7 +127,9 @@
 // Retries of services in a row multiply. The server interceptors prevent that, if handlers make their
 // calls with their own context:
 //
-//	server := grpc.NewServer(grpcretry.ServerOptions()...)
+//	server := grpc.NewServer(
+//		grpc.ChainUnaryInterceptor(grpcretry.UnaryServerInterceptor()),
+//		grpc.ChainStreamInterceptor(grpcretry.StreamServerInterceptor()))
 //
 // [UnaryServerInterceptor] has the details. Package balancer has a load-balancing policy that sends
 // each attempt of a call to a backend that the call has not tried.

@@ -215,7 +215,7 @@ func recordEverything(t *testing.T) ([]*recorded.Span, []recorded.Metric) {
 				WithPatience(0)).Echo(ctx, request())
 			return err
 		}, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(spans))},
-			ServerOptions(WithServerMeterProvider(meters))...)...)
+			serverOptions(WithMeterProvider(meters))...)...)
 		client = echov1.NewEchoServiceClient(givesUp.conn(t))
 		client.Echo(t.Context(), request())
 		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1"), request())

@@ -69,11 +69,11 @@ func requestsToTheStock(opts ...grpc.ServerOption) int {
 	return last.requests
 }
 
-// A client calls the cart, which calls the stock, and both calls are retried. One line in the cart's
-// server keeps the retries from multiplying.
-func ExampleServerOptions() {
+// A client calls the cart, which calls the stock, and both calls are retried. The cart's interceptors keep
+// the retries from multiplying. Only unary calls are made here, so that one of the two is enough.
+func ExampleUnaryServerInterceptor() {
 	fmt.Println("without the server interceptors:", requestsToTheStock())
-	fmt.Println("with them:", requestsToTheStock(grpcretry.ServerOptions()...))
+	fmt.Println("with them:", requestsToTheStock(grpc.ChainUnaryInterceptor(grpcretry.UnaryServerInterceptor())))
 	// Output:
 	// without the server interceptors: 9
 	// with them: 3

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
@@ -23,7 +25,7 @@ func init() {
 	}
 	inside.WithRandom = func(f func() float64) any { return withRandom(f) }
 	inside.WithReplayMemory = func(bytes int64) any { return withReplayMemory(bytes) }
-	inside.WithMeasures = func(m layers.Measures) any { return withMeasures(m) }
+	inside.ServerOptions = func(m layers.Measures) []grpc.ServerOption { return serverOptions(withMeasures(m)) }
 }
 
 // budgetOf returns the budget of a method's calls to a target in canonical form.
@@ -40,6 +42,12 @@ func withRandom(f func() float64) Option {
 // withReplayMemory replaces defaultReplayMemory.
 func withReplayMemory(bytes int64) Option {
 	return fixedOption("withReplayMemory", func(c *config) { c.replayMemory = bytes })
+}
+
+// serverOptions returns both server interceptors, which share what they keep.
+func serverOptions(opts ...ServerOption) []grpc.ServerOption {
+	s := newServer("serverOptions", opts)
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream)}
 }
 
 // withMeasures turns single measures against multiplying retries off.

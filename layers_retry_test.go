@@ -158,7 +158,7 @@ func TestARetryThatMeetsAnotherFailure(t *testing.T) {
 						}
 						_, err := below.Echo(ctx, request())
 						return err
-					}, ServerOptions()...)
+					}, serverOptions()...)
 					client := middle.client(t, steady, WithMaxAttempts(2), WithAttemptTimeout(10*second), WithBudget(Unlimited))
 					_, err := send(t.Context(), client)
 					if kind == "stream" && tt.want == codes.OK { // the stream ends without a message

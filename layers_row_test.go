@@ -46,7 +46,7 @@ var (
 )
 
 func TestRowsOfDifferentServices(t *testing.T) {
-	on := func(opts ...ServerOption) []grpc.ServerOption { return ServerOptions(opts...) }
+	on := func(opts ...ServerOption) []grpc.ServerOption { return serverOptions(opts...) }
 	onlyOne := DialOptions(WithMaxAttempts(1))
 	for _, tt := range []struct {
 		name string
@@ -107,7 +107,7 @@ func TestRowsOfHedges(t *testing.T) {
 	for name, tt := range map[string]struct {
 		server []grpc.ServerOption
 		want   int
-	}{"without the interceptors": {nil, 8}, "with them": {ServerOptions(), 4}} {
+	}{"without the interceptors": {nil, 8}, "with them": {serverOptions(), 4}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				if got := attemptsAtTheEnd(t, slow, hop{nil, hedges}, hop{tt.server, hedges}, hop{tt.server, hedges}); got != tt.want {

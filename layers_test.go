@@ -29,7 +29,7 @@ func TestWorkAfterTheResponseIsRetriedAgain(t *testing.T) {
 					service := serveHandler(t, func(ctx context.Context) error {
 						background <- context.WithoutCancel(ctx)
 						return nil
-					}, ServerOptions()...)
+					}, serverOptions()...)
 					send(metadata.NewOutgoingContext(t.Context(), retried), echov1.NewEchoServiceClient(service.conn(t)))
 					synctest.Wait()
 					client.Echo(<-background, request())
@@ -52,7 +52,7 @@ func TestWorkAfterTheResponseIsRetriedAgain(t *testing.T) {
 				wantMade(t, last, 1)
 				return nil
 			}
-			service := serveHandler(t, nil, append(ServerOptions(), grpc.UnknownServiceHandler(handle))...)
+			service := serveHandler(t, nil, append(serverOptions(), grpc.UnknownServiceHandler(handle))...)
 			stream, err := service.conn(t).NewStream(metadata.NewOutgoingContext(t.Context(), retried), serverStream, "/streams/Server")
 			for err == nil {
 				err = stream.RecvMsg(&echov1.EchoResponse{})
@@ -74,7 +74,7 @@ func TestWorkAfterTheResponseIsRetriedAgain(t *testing.T) {
 				wantMade(t, last, 3)
 				return nil
 			}
-			service := serveHandler(t, nil, append(ServerOptions(), grpc.UnknownServiceHandler(handle))...)
+			service := serveHandler(t, nil, append(serverOptions(), grpc.UnknownServiceHandler(handle))...)
 			stream, err := service.conn(t).NewStream(metadata.NewOutgoingContext(t.Context(), retried), serverStream, "/streams/Server")
 			for err == nil {
 				err = stream.RecvMsg(&echov1.EchoResponse{})
@@ -121,7 +121,7 @@ func TestWorkForARetryIsNotLeftToGRPC(t *testing.T) {
 						service := serveHandler(t, func(ctx context.Context) error {
 							_, err := send(ctx, echov1.NewEchoServiceClient(cc))
 							return err
-						}, ServerOptions()...)
+						}, serverOptions()...)
 						_, err := send(metadata.NewOutgoingContext(t.Context(), tt.header), echov1.NewEchoServiceClient(service.conn(t)))
 						if status.Code(err) != codes.Unavailable || made != tt.want {
 							t.Errorf("%d attempts and error %v, want %d and Unavailable", made, err, tt.want)
@@ -157,7 +157,7 @@ func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 					return err
 				}
 				var trailer metadata.MD
-				service := serveHandler(t, handle, ServerOptions()...)
+				service := serveHandler(t, handle, serverOptions()...)
 				echov1.NewEchoServiceClient(service.conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
 				if got := trailer[pushbackKey]; got != nil {
 					t.Errorf("trailer %v, want none", got)

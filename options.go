@@ -416,8 +416,9 @@ func WithCallSpan(on bool) Option {
 	return fixedOption("WithCallSpan", func(c *config) { c.callSpan = on })
 }
 
-// WithMeterProvider records metrics of all calls that may be retried: attempts, calls by outcome,
-// waits, and the budgets' levels and refusals; docs/observing.md in the repository lists them. nil
+// WithMeterProvider records metrics. Given to [New], it does so for all calls that may be retried: attempts,
+// calls by outcome, waits, and the budgets' levels and refusals. As a [ServerOption], it records requests that
+// were retries, and responses that say "do not retry". docs/observing.md in the repository lists them all. nil
 // means OpenTelemetry's global provider, [go.opentelemetry.io/otel.GetMeterProvider]. The default,
 // without this option, is no metrics. A later WithMeterProvider replaces an earlier one.
 //
@@ -428,8 +429,17 @@ func WithCallSpan(on bool) Option {
 //
 // The provider keeps the counters until it is shut down, also those of a Retrier that nobody holds any
 // more. So a program that makes new Retriers again and again should give them no provider.
-func WithMeterProvider(mp metric.MeterProvider) Option {
-	return fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp })
+func WithMeterProvider(mp metric.MeterProvider) meterOption {
+	return meterOption{
+		fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp }),
+		serverOption(func(s *server) { s.measured, s.meterProvider = true, mp }),
+	}
+}
+
+// A meterOption is for clients and for servers.
+type meterOption struct {
+	Option
+	ServerOption
 }
 
 // WithBuiltInRetryDisabled declares that the ClientConn was dialed with [grpc.WithDisableRetry].

@@ -125,26 +125,12 @@ func StreamServerInterceptor(opts ...ServerOption) grpc.StreamServerInterceptor 
 	return newServer("StreamServerInterceptor", opts).stream
 }
 
-// ServerOptions returns both server interceptors, for [grpc.NewServer].
-func ServerOptions(opts ...ServerOption) []grpc.ServerOption {
-	s := newServer("ServerOptions", opts)
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream)}
-}
-
-// A ServerOption is an option of [UnaryServerInterceptor] and [StreamServerInterceptor].
+// A ServerOption is an option of [UnaryServerInterceptor] and [StreamServerInterceptor]. There is one, [WithMeterProvider].
 type ServerOption interface{ applyToServer(*server) }
 
 type serverOption func(*server)
 
 func (f serverOption) applyToServer(s *server) { f(s) }
-
-// WithServerMeterProvider records metrics: requests that were retries, and responses that say "do not
-// retry"; docs/observing.md in the repository lists them. nil means OpenTelemetry's global provider,
-// [go.opentelemetry.io/otel.GetMeterProvider]. The default, without this option, is no metrics. A later
-// WithServerMeterProvider replaces an earlier one.
-func WithServerMeterProvider(mp metric.MeterProvider) ServerOption {
-	return serverOption(func(s *server) { s.measured, s.meterProvider = true, mp })
-}
 
 // A server holds the settings of the server interceptors.
 type server struct {

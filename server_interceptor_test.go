@@ -55,7 +55,7 @@ func (d downstream) call(t *testing.T, header metadata.MD, serverOpts []ServerOp
 				last := serve(t, d.script)
 				client := last.client(t, append([]Option{steady}, d.opts...)...)
 				call := func(ctx context.Context) error { _, err := client.Echo(ctx, request()); return err }
-				service := serveHandler(t, func(ctx context.Context) error { return handle(ctx, call) }, ServerOptions(serverOpts...)...)
+				service := serveHandler(t, func(ctx context.Context) error { return handle(ctx, call) }, serverOptions(serverOpts...)...)
 				trailer, err := send(metadata.NewOutgoingContext(t.Context(), header), echov1.NewEchoServiceClient(service.conn(t)))
 				check(t, last, trailer, err)
 			})
@@ -149,7 +149,7 @@ func TestGivingUpInOtherKindsOfCalls(t *testing.T) {
 					return errors.New("hidden")
 				}
 				var trailer metadata.MD
-				echov1.NewEchoServiceClient(serveHandler(t, handle, ServerOptions()...).conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
+				echov1.NewEchoServiceClient(serveHandler(t, handle, serverOptions()...).conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
 				if got := slices.Equal(trailer[pushbackKey], []string{"-1"}); got != tt.forbids || len(last.attempts()) != len(tt.scripts) {
 					t.Errorf("trailer %v after %d attempts, want -1: %t after %d", trailer, len(last.attempts()), tt.forbids, len(tt.scripts))
 				}
@@ -279,7 +279,7 @@ func TestWorkForARetryWaitsForAConnection(t *testing.T) {
 						t.Errorf("%v, attempts %+v; want one that was not sent, and one that was", err, e.Attempts)
 					}
 					return err
-				}, ServerOptions()...)
+				}, serverOptions()...)
 				retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
 				send(retried, echov1.NewEchoServiceClient(service.conn(t)))
 				if waited := time.Since(start); made != 1 || waited != 2*second { // gRPC connects again after 1 s
@@ -309,7 +309,7 @@ func TestLayersOfRetries(t *testing.T) {
 					made := 0
 					down := func(context.Context) error { made++; return status.Error(codes.Unavailable, "down") }
 					next := serveHandler(t, down)
-					opts := ServerOptions(tt.opts...)
+					opts := serverOptions(tt.opts...)
 					if tt.plain {
 						opts = nil
 					}

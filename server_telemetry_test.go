@@ -40,7 +40,7 @@ func TestServerMetrics(t *testing.T) {
 		meters := &recorded.Meters{}
 		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: status.Error(codes.Unavailable, "down")}
 		var fails error
-		server := serveHandler(t, func(context.Context) error { return fails }, ServerOptions(WithServerMeterProvider(meters))...)
+		server := serveHandler(t, func(context.Context) error { return fails }, serverOptions(WithMeterProvider(meters))...)
 		client := echov1.NewEchoServiceClient(server.conn(t))
 		send := func(kind string, header ...string) {
 			kinds[kind](metadata.AppendToOutgoingContext(t.Context(), header...), client)
@@ -72,7 +72,7 @@ func TestServerMetrics(t *testing.T) {
 // A server that handles unknown methods gets their names from its clients.
 func TestServerMetricsHaveALimitedNumberOfMethods(t *testing.T) {
 	meters := &recorded.Meters{}
-	s := newServer("test", []ServerOption{WithServerMeterProvider(meters)})
+	s := newServer("test", []ServerOption{WithMeterProvider(meters)})
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(previousAttemptsKey, "1"))
 	handle := func(context.Context, any) (any, error) { return nil, nil }
 	receive := func(method string) {
@@ -111,7 +111,7 @@ func TestServersSpan(t *testing.T) {
 		spans := &recorded.Spans{}
 		gaveUp := &Error{Reason: ErrBudgetExhausted, Last: status.Error(codes.Unavailable, "down")}
 		server := serveHandler(t, func(context.Context) error { return gaveUp },
-			append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(spans))}, ServerOptions()...)...)
+			append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(withServerSpan(spans))}, serverOptions()...)...)
 		client := echov1.NewEchoServiceClient(server.conn(t))
 		client.Echo(t.Context(), request())
 		client.Echo(metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "3"), request())

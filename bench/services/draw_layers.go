@@ -5,7 +5,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/bench/internal/svg"
 	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/layers"
@@ -27,9 +26,9 @@ type panel struct {
 var panels = []panel{
 	{"Retries alone", "no server interceptors", nil, "3 × 3 × 3"},
 	{"One attempt for retries", "the second measure alone",
-		grpcretry.ServerOptions(inside.WithMeasures(layers.Measures{OneAttempt: true}).(grpcretry.ServerOption)),
+		inside.ServerOptions(layers.Measures{OneAttempt: true}),
 		"3 and two retries of B, and two of A"},
-	{"Both measures", "grpcretry.ServerOptions()", grpcretry.ServerOptions(), "as many with the first measure alone"},
+	{"Both measures", "both server interceptors", inside.ServerOptions(layers.Measures{StopsCallers: true, OneAttempt: true}), "as many with the first measure alone"},
 }
 
 // Measures of a tree.

@@ -42,13 +42,14 @@ var setups = []setup{
 	{name: noLibrary, client: builtIn},
 	{name: budgets, client: impatient},
 	{name: stop, client: unlimited, server: func() []grpc.ServerOption {
-		return grpcretry.ServerOptions(inside.WithMeasures(layers.Measures{StopsCallers: true}).(grpcretry.ServerOption))
+		return inside.ServerOptions(layers.Measures{StopsCallers: true})
 	}},
 	{name: oneAttempt, client: unlimited, server: func() []grpc.ServerOption {
-		return grpcretry.ServerOptions(inside.WithMeasures(layers.Measures{OneAttempt: true}).(grpcretry.ServerOption))
+		return inside.ServerOptions(layers.Measures{OneAttempt: true})
 	}},
 	{name: everything, client: library, server: func() []grpc.ServerOption {
-		return grpcretry.ServerOptions()
+		return []grpc.ServerOption{grpc.ChainUnaryInterceptor(grpcretry.UnaryServerInterceptor()),
+			grpc.ChainStreamInterceptor(grpcretry.StreamServerInterceptor())}
 	}},
 }
 

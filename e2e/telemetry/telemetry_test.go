@@ -96,7 +96,8 @@ func TestTestsRecordWhatTheSDKExports(t *testing.T) {
 func makeCalls(t *testing.T, meters metric.MeterProvider, tracers trace.TracerProvider) {
 	synctest.Test(t, func(t *testing.T) {
 		server := grpcretrytest.NewServer(t, func(s grpc.ServiceRegistrar) { echov1.RegisterEchoServiceServer(s, echo{}) },
-			grpcretry.ServerOptions(grpcretry.WithServerMeterProvider(meters))...)
+			grpc.ChainUnaryInterceptor(grpcretry.UnaryServerInterceptor(grpcretry.WithMeterProvider(meters))),
+			grpc.ChainStreamInterceptor(grpcretry.StreamServerInterceptor(grpcretry.WithMeterProvider(meters))))
 		cc, err := grpc.NewClient("passthrough:///echo", slices.Concat(server.DialOptions(), grpcretry.DialOptions(
 			grpcretry.WithMeterProvider(meters), grpcretry.WithTracerProvider(tracers), grpcretry.WithCallSpan(true),
 			grpcretry.WithBackoff(grpcretry.Constant(time.Second)), grpcretry.WithMaxAttempts(3), grpcretry.WithPatience(0),

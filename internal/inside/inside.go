@@ -8,6 +8,8 @@ package inside
 import (
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
@@ -55,9 +57,9 @@ var WithRandom func(f func() float64) any
 // Retrier keep for replay together.
 var WithReplayMemory func(bytes int64) any
 
-// WithMeasures returns a grpcretry.ServerOption that turns single measures against multiplying retries
-// off, for comparisons.
-var WithMeasures func(layers.Measures) any
+// ServerOptions returns both server interceptors, with only the given measures against multiplying retries,
+// for comparisons.
+var ServerOptions func(layers.Measures) []grpc.ServerOption
 
 // A PassedMethod is one whose calls are passed straight through to gRPC, with one attempt each.
 type PassedMethod struct{ Target, Method string }

@@ -65,7 +65,10 @@ func Run(ctx context.Context, config Config) error {
 
 func options(config Config, telemetry *ops.Telemetry) []grpc.ServerOption {
 	// First the retry interceptors: with them, the retries of services in a row do not multiply.
-	return append(grpcretry.ServerOptions(grpcretry.WithServerMeterProvider(telemetry.Metrics)),
+	metrics := grpcretry.WithMeterProvider(telemetry.Metrics)
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(grpcretry.UnaryServerInterceptor(metrics)),
+		grpc.ChainStreamInterceptor(grpcretry.StreamServerInterceptor(metrics)),
 		grpc.Creds(config.Credentials),
 		grpc.StatsHandler(otelgrpc.NewServerHandler(telemetry.ForGRPC()...)),
 		grpc.ChainUnaryInterceptor(limit(config.Capacity), config.Faults.interceptor(config.Log)),
@@ -79,7 +82,8 @@ func options(config Config, telemetry *ops.Telemetry) []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime:             20 * time.Second, // less than the clients' keepalive time, or they are disconnected
 			PermitWithoutStream: true,             // as the clients do
-		}))
+		}),
+	}
 }
 
 // stop loses no call: new ones go elsewhere, those in flight are finished, up to a limit.
