@@ -463,7 +463,7 @@ func TestPatternsOfFunctions(t *testing.T) {
 			t.Errorf("%s is called %d times, want %d", tt.name, calls, tt.attempts)
 		}
 	}
-	if w := r.Warnings(); len(w) != 1 || !strings.Contains(w[0], "pkg.Service") {
+	if w := r.settings.current().warnings(); len(w) != 1 || !strings.Contains(w[0], "pkg.Service") {
 		t.Errorf("warnings are %q, want one about pkg.Service", w)
 	}
 }

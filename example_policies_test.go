@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -189,19 +191,21 @@ func ExampleRetrier_Update() {
 	// grpcretry: WithMaxAttempts: 0 attempts, want at least 1
 }
 
-func ExampleRetrier_Warnings() {
-	r, err := grpcretry.New(
+// What is doubtful about the options is logged when the Retrier is made.
+func ExampleWithLogger() {
+	plain := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}
+	_, err := grpcretry.New(
+		grpcretry.WithLogger(slog.New(slog.NewTextHandler(os.Stdout, plain))),
 		grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Ehco", grpcretry.Disable()),
-		grpcretry.WithMethod("/grpcretry.test.v1.EchoService/Put",
-			grpcretry.WithAttemptTimeout(5*time.Second), grpcretry.WithMaxElapsed(2*time.Second)),
 	)
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, warning := range r.Warnings() {
-		fmt.Println(warning)
-	}
 	// Output:
-	// /grpcretry.test.v1.EchoService/Put: WithAttemptTimeout is 5s, and WithMaxElapsed is 2s: no retry can follow an attempt that times out
-	// WithMethod /grpcretry.test.v1.EchoService/Ehco: service grpcretry.test.v1.EchoService has no method Ehco
+	// level=WARN msg="grpcretry: WithMethod /grpcretry.test.v1.EchoService/Ehco: service grpcretry.test.v1.EchoService has no method Ehco"
 }

@@ -23,6 +23,7 @@ func init() {
 	inside.PassedMethods = func(retrier any) []inside.PassedMethod {
 		return slices.Collect(maps.Keys(retrier.(*Retrier).report.observers.passed.All()))
 	}
+	inside.WarningsOf = func(retrier any) []string { return retrier.(*Retrier).made().settings.current().warnings() }
 	inside.WithRandom = func(f func() float64) any { return withRandom(f) }
 	inside.WithReplayMemory = func(bytes int64) any { return withReplayMemory(bytes) }
 	inside.ServerOptions = func(m layers.Measures) []grpc.ServerOption { return serverOptions(withMeasures(m)) }

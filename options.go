@@ -390,8 +390,10 @@ func WithObserver(f func(context.Context, Event)) Option {
 //   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
 //     the number of calls left out), exhausted budgets (once, until they recover), that calls wait
 //     for a target, and that they do not any more (once each, until it answers), and, once each,
-//     what [Retrier.Warnings] lists, and methods that are left to gRPC's own retries, cannot be
-//     hedged, or are called with messages that change after SendMsg, and a full replay memory;
+//     what is doubtful about the options (a pattern that names no method of the protos that the program
+//     links, an attempt timeout that no attempt can meet, a policy that can never retry, settings that
+//     contradict each other), methods that are left to gRPC's own retries, cannot be hedged, or are
+//     called with messages that change after SendMsg, and a full replay memory;
 //   - at info level: targets that answer again, and budgets that recovered, because they have
 //     refused nothing for 10 seconds.
 //

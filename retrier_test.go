@@ -15,7 +15,6 @@ func TestUnusableRetrier(t *testing.T) {
 			"StreamClientInterceptor": func() { r.StreamClientInterceptor() },
 			"DialOptions":             func() { r.DialOptions() },
 			"Policy":                  func() { r.Policy("/pkg.Service/Method") },
-			"Warnings":                func() { r.Warnings() },
 			"Update":                  func() { panic(r.Update(WithMaxAttempts(2))) },
 			"Do":                      func() { panic(r.Do(t.Context(), "/sql/read", func(context.Context) error { return nil })) },
 		} {

@@ -280,7 +280,7 @@ func TestWarnings(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			logs := &logRecorder{}
 			r := retrierOf(t, append(tt.opts, WithLogger(slog.New(logs)))...)
-			got := r.Warnings()
+			got := r.settings.current().warnings()
 			if len(got) != len(tt.want) {
 				t.Fatalf("warnings %q, want %d", got, len(tt.want))
 			}

@@ -12,13 +12,9 @@ import (
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
-// Warnings returns what is doubtful about the Retrier's options, one sentence each, naming the
-// option and the value: a pattern that names no method of the protos that the program links, an
-// attempt timeout that no attempt can meet, a policy that can never retry, and settings that
-// contradict each other. What is plainly wrong is an error from [New] instead. The list is nil if
-// there is nothing to say, and changes with [Retrier.Update]. Each warning is also logged once, at
-// warn level, see [WithLogger].
-func (r *Retrier) Warnings() []string { return r.made().settings.current().warnings() }
+// This file finds what is doubtful about a Retrier's options: a pattern that names no method of the protos that
+// the program links, an attempt timeout that no attempt can meet, a policy that can never retry, and settings
+// that contradict each other. What is plainly wrong is an error from [New] instead.
 
 // warn logs the warnings that were not logged before. An Update may name ever new patterns.
 func (r *Retrier) warn() {
@@ -29,7 +25,7 @@ func (r *Retrier) warn() {
 	}
 }
 
-// warnings returns what is doubtful, in a fixed order.
+// warnings returns what is doubtful, one sentence each, which names the option and the value, in a fixed order.
 func (m *methodPolicies) warnings() []string {
 	all := m.options.unlinkedPatterns()
 	all = append(all, m.options.configWarnings()...)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // This file warns of policies that do not do what their authors expect: those which the library warns of, and
@@ -48,8 +49,8 @@ func (e *explanation) warned() (all []string) {
 		fmt.Sprintf("There is no budget: in an outage a server gets up to %d attempts per call for as long as it lasts, which can keep it down after the cause is gone. "+
 			`Add one (-budget default, WithRatioBudget; "retryThrottling" in a service config, to which WithServiceConfig adds the library's own).`, e.policy.MaxAttempts))
 	if r, err := e.strategy.Retrier(); err == nil {
-		for _, text := range r.Warnings() {
-			warn(true, strings.TrimPrefix(text, "all methods: ")+". The library logs this, too (Retrier.Warnings).")
+		for _, text := range inside.WarningsOf(r) {
+			warn(true, strings.TrimPrefix(text, "all methods: ")+". The library logs this, too (WithLogger).")
 		}
 	}
 	return all

@@ -49,6 +49,9 @@ type Target struct {
 // TargetsOf returns each target to which a call has failed lately, sorted by name.
 var TargetsOf func(retrier any) []Target
 
+// WarningsOf returns what is doubtful about a retrier's options now, one sentence each: what a logger gets.
+var WarningsOf func(retrier any) []string
+
 // WithRandom returns a grpcretry.Option that sets the source of the random numbers for jitter, so that
 // tests can predict the waits. f returns numbers in [0, 1), and must be safe for concurrent use.
 var WithRandom func(f func() float64) any
