@@ -35,11 +35,11 @@ type Attempt struct {
 	Peer       net.Addr      // the server it reached, nil if it reached none
 	Wait       time.Duration // the wait before it, as decided; with all repetitions, and the time without a connection
 	WaitSource WaitSource    // the origin of Wait
-	Repeats    int           // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
 	Unsent     bool          // it reached no server, see WithPatience
 	noResponse bool          // it failed without a response from the server that it reached, which may still be at work
 
-	late bool // it ended after the attempt timeout, because no retry could replace it
+	repeats int  // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
+	late    bool // it ended after the attempt timeout, because no retry could replace it
 }
 
 // Code returns the status code of Err: codes.OK for nil, codes.Unknown for an error that is not a
@@ -267,7 +267,7 @@ func (a *attempt) asStarted(now time.Time) Attempt {
 		Start:      timeOf(a.start, now),
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
-		Repeats:    int(a.repeats),
+		repeats:    int(a.repeats),
 	}
 }
 
@@ -286,7 +286,7 @@ func (a *attempt) asEnded(err error, now time.Time) Attempt {
 		Peer:       a.peer.Addr,
 		Wait:       a.wait,
 		WaitSource: WaitSource(a.source),
-		Repeats:    int(a.repeats),
+		repeats:    int(a.repeats),
 		late:       a.isLate() && !a.isCut(),
 	}
 }

@@ -68,7 +68,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	s := p.plan.send(now)
 	p.silent = s.silent
 	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now,
-		Wait: s.wait, WaitSource: s.source, Repeats: s.repeats}
+		Wait: s.wait, WaitSource: s.source, repeats: s.repeats}
 	return a, p.timeout()
 }
 

@@ -15,9 +15,13 @@ import (
 // The other packages of this repository reach what follows through package inside.
 func init() {
 	inside.Observe = func(retrier, observer any) (stop func()) {
-		return retrier.(*Retrier).made().report.observers.list.Add(observer.(func(context.Context, Event)))
+		observe := observer.(func(context.Context, Event, inside.Call))
+		return retrier.(*Retrier).made().report.observers.list.Add(func(ctx context.Context, e Event) {
+			observe(ctx, e, inside.Call{Function: e.function, Budget: e.budget})
+		})
 	}
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
+	inside.RepeatsOf = func(attempt any) int { return attempt.(Attempt).repeats }
 	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
 	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }
 	inside.PassedMethods = func(retrier any) []inside.PassedMethod {

@@ -26,9 +26,8 @@ const (
 
 // An Event tells an observer what happens in a call, see [WithObserver].
 type Event struct {
-	Kind     EventKind
-	Target   string // in gRPC's canonical form: "dns:///shop:443"; see Retrier.Do for functions
-	Function bool   // the call is of a function, and not an RPC
+	Kind   EventKind
+	Target string // in gRPC's canonical form: "dns:///shop:443"; see Retrier.Do for functions
 
 	// Attempt is the attempt that starts, has ended, or was decided on. At CallEnd it is the
 	// decisive one: the attempt that succeeded, or failed last. It names the method.
@@ -52,8 +51,8 @@ type Event struct {
 	Elapsed  time.Duration
 	Attempts []Attempt
 
-	// Budget is the budget that the call spends from; if there is one per target, that of Target.
-	Budget Budget
+	function bool   // the call is of a function, and not an RPC
+	budget   Budget // the call spends from it; if there is one per target, that of Target
 }
 
 // observers are called in the order in which they were added.
@@ -77,7 +76,7 @@ func (o *observers) observe(f *facts, e *Event) {
 	if o.list.IsEmpty() {
 		return
 	}
-	e.Target, e.Function, e.Budget = o.target(f), f.functionTarget != "", f.budget
+	e.Target, e.function, e.budget = o.target(f), f.functionTarget != "", f.budget
 	for _, one := range o.list.All() {
 		(*one)(f.ctx, *e)
 	}

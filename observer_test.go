@@ -52,7 +52,7 @@ func TestObserverSeesEverythingInOrder(t *testing.T) {
 				}
 				last := recorder.last
 				if last.Err != err || last.Attempt.Method != "/grpcretry.test.v1.EchoService/Echo" || last.Target != "passthrough:///echo" ||
-					last.Budget == nil {
+					last.budget == nil {
 					t.Errorf("the last event is %+v, want method, target, budget and the call's error %v", last, err)
 				}
 				var e *Error

@@ -255,7 +255,7 @@ func (l *transcript) note(format string, args ...any) {
 func (l *transcript) observe(_ context.Context, e Event) {
 	l.note("%s: attempt %d of %s, hedge %v, %v: %v; wait %v (%v), reason %v; the call: %v, %v, attempts %d; balance %v", e.Kind,
 		e.Attempt.Number, e.Attempt.Method, e.Attempt.Hedge, e.Attempt.Duration, e.Attempt.Err, e.Wait, e.WaitSource, e.Reason,
-		e.Err, e.Elapsed, len(e.Attempts), e.Budget.Balance(time.Now()))
+		e.Err, e.Elapsed, len(e.Attempts), e.budget.Balance(time.Now()))
 }
 
 // sorted returns the lines; losers of a hedged call end at the same time, in any order.

@@ -76,8 +76,8 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 		attribute.Int(telemetry.AttrAttemptNumber, a.Number),
 		attribute.String(telemetry.AttrStatusCode, words.Code(a.Code())),
 		attribute.String(telemetry.AttrDecision, decision))
-	if a.Repeats > 0 {
-		attrs = append(attrs, attribute.Int(telemetry.AttrRepeats, a.Repeats))
+	if a.repeats > 0 {
+		attrs = append(attrs, attribute.Int(telemetry.AttrRepeats, a.repeats))
 	}
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(telemetry.AttrPeer, a.Peer.String()))

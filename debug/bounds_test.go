@@ -14,15 +14,22 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // This file holds the page to the bounds that the package comment promises. Events are
 // made up, because millions of calls would take long.
 
 // told is a page, and what tells it of events as a retrier would.
-func told(t testing.TB) (*Page, func(grpcretry.Event)) {
+func told(t testing.TB) (*Page, func(grpcretry.Event, ...grpcretry.Budget)) {
 	p := handler(t, retrier(t))
-	return p, func(e grpcretry.Event) { p.sources[0].observe(context.Background(), e) }
+	return p, func(e grpcretry.Event, spent ...grpcretry.Budget) {
+		var of inside.Call
+		if len(spent) > 0 {
+			of.Budget = spent[0]
+		}
+		p.sources[0].observe(context.Background(), e, of)
+	}
 }
 
 // failedCall is the end of a call that made attempts, one after the other.
@@ -75,7 +82,7 @@ func TestMethodsOverTheLimitAreCountedTogether(t *testing.T) {
 func TestMethodsAreLimitedOverAllRetriers(t *testing.T) {
 	p := handler(t, retrier(t), retrier(t))
 	for i := range 200 {
-		p.sources[i%2].observe(t.Context(), failedCall("one", fmt.Sprint("/s/", i), 1, "down", ""))
+		p.sources[i%2].observe(t.Context(), failedCall("one", fmt.Sprint("/s/", i), 1, "down", ""), inside.Call{})
 	}
 	s := p.Snapshot()
 	want(t, "methods", len(s.Methods), 102)
@@ -193,8 +200,7 @@ func TestBudgetsOverTheLimitHaveNoHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := failedCall("one", fmt.Sprint("/s/", i), 1, "down", "")
-		e.Budget = b
-		tell(e)
+		tell(e, b)
 	}
 	s := p.Snapshot()
 	want(t, "budgets", len(s.Budgets), 50)
@@ -240,7 +246,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		for range 600 { // ten minutes
 			for i := range 120 {
 				tell(grpcretry.Event{Kind: grpcretry.CallEnd, Target: longName("t", i),
-					Attempt: grpcretry.Attempt{Method: longName("/m", i), Number: 1, Start: time.Now()}, Budget: budgets[i%len(budgets)]})
+					Attempt: grpcretry.Attempt{Method: longName("/m", i), Number: 1, Start: time.Now()}}, budgets[i%len(budgets)])
 			}
 			time.Sleep(time.Second)
 		}
@@ -352,8 +358,7 @@ func TestBudgetsThatAreNoNumbers(t *testing.T) {
 			p, tell := told(t)
 			for range 2 {
 				e := failedCall("one", "/s/m", 1, "down", "")
-				e.Budget = tt.budget
-				tell(e)
+				tell(e, tt.budget)
 			}
 			s := getJSON(t, p, "")
 			b := s.Budgets[0]
@@ -368,22 +373,21 @@ func TestBudgetsThatCannotBeCompared(t *testing.T) {
 	p, tell := told(t)
 	for i := range 3 {
 		e := failedCall("one", fmt.Sprint("/s/", i), 1, "down", "")
-		e.Budget = oddBudget{balance: []float64{float64(i)}}
-		tell(e)
+		tell(e, oddBudget{balance: []float64{float64(i)}})
 	}
 	want(t, "budgets", len(p.Snapshot().Budgets), 1)
 }
 
 // A call that succeeds at once may cost little, as nearly all calls do.
 func TestCallThatSucceedsAtOnceAllocatesNothing(t *testing.T) {
-	p, tell := told(t)
+	p, _ := told(t)
 	b, err := grpcretry.NewConcurrencyBudget(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Budget: b,
+	e := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo",
 		Attempt: grpcretry.Attempt{Method: echoMethod, Number: 1, Start: time.Now()}}
-	if got := testing.AllocsPerRun(1000, func() { tell(e) }); got > 0 {
+	if got := testing.AllocsPerRun(1000, func() { p.sources[0].observe(t.Context(), e, inside.Call{Budget: b}) }); got > 0 {
 		t.Errorf("a call that succeeds at once costs the page %v allocations, want none", got)
 	}
 	want(t, "calls", p.Snapshot().Total.FirstTry, 1001)
@@ -427,9 +431,8 @@ func BenchmarkObserve(b *testing.B) {
 		b.Fatal(err)
 	}
 	first := grpcretry.Attempt{Method: echoMethod, Number: 1, Start: time.Now(), Duration: time.Millisecond}
-	success := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Budget: budget, Attempt: first}
+	success := grpcretry.Event{Kind: grpcretry.CallEnd, Target: "dns:///echo", Attempt: first}
 	failure := failedCall("dns:///echo", echoMethod, 4, "the database is down", "10.0.0.7:443")
-	failure.Budget = budget
 	for _, bench := range []struct {
 		name string
 		e    grpcretry.Event
@@ -441,7 +444,7 @@ func BenchmarkObserve(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				p.sources[0].observe(context.Background(), bench.e)
+				p.sources[0].observe(context.Background(), bench.e, inside.Call{Budget: budget})
 			}
 		})
 	}

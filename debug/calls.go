@@ -80,7 +80,6 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 	c := &Call{
 		Target:    text(e.Target, maxName),
 		Method:    text(e.Attempt.Method, maxName),
-		Function:  e.Function,
 		Ended:     began.Add(e.Elapsed),
 		ElapsedMs: ms(e.Elapsed),
 		Outcome:   reasons.Outcome(e.Err, e.Reason, e.Attempt.Number, e.Attempt.Hedge),

@@ -134,21 +134,21 @@ type rowKey struct {
 }
 
 // observe counts. Only the end of a call matters if its first attempt succeeds.
-func (s *source) observe(_ context.Context, e grpcretry.Event) {
+func (s *source) observe(_ context.Context, e grpcretry.Event, of inside.Call) {
 	switch {
 	case e.Kind == grpcretry.AttemptStart && e.Attempt.Number > 1:
-		s.page.look(s.row(&e), e.Budget, e.Attempt.Start)
+		s.page.look(s.row(&e, of), of.Budget, e.Attempt.Start)
 	case e.Kind == grpcretry.AttemptEnd && e.Attempt.Err != nil:
-		s.attemptFailed(&e)
+		s.attemptFailed(&e, of)
 	case e.Kind == grpcretry.Decision:
-		s.decided(&e)
+		s.decided(&e, of)
 	case e.Kind == grpcretry.CallEnd:
-		s.ended(&e)
+		s.ended(&e, of)
 	}
 }
 
-func (s *source) attemptFailed(e *grpcretry.Event) {
-	step := s.row(e).step(s.page.age(endOf(&e.Attempt)))
+func (s *source) attemptFailed(e *grpcretry.Event, of inside.Call) {
+	step := s.row(e, of).step(s.page.age(endOf(&e.Attempt)))
 	isRetry := e.Attempt.Number > 1 && !e.Attempt.Hedge && !e.Attempt.Unsent
 	if errors.Is(e.Attempt.Err, grpcretry.ErrHedgeLost) {
 		step.count(attemptsBeaten)
@@ -160,25 +160,26 @@ func (s *source) attemptFailed(e *grpcretry.Event) {
 	step.countIf(e.Attempt.Hedge && !e.Attempt.Unsent, hedgesWasted)
 }
 
-func (s *source) decided(e *grpcretry.Event) {
+func (s *source) decided(e *grpcretry.Event, of inside.Call) {
 	at := endOf(&e.Attempt)
-	row := s.row(e)
+	row := s.row(e, of)
 	if wait, ok := waitCounter(e.WaitSource); ok && e.Kind == grpcretry.Decision && e.Reason == nil {
 		row.step(s.page.age(at)).count(wait)
 	}
-	s.page.look(row, e.Budget, at)
+	s.page.look(row, of.Budget, at)
 }
 
-func (s *source) ended(e *grpcretry.Event) {
+func (s *source) ended(e *grpcretry.Event, of inside.Call) {
 	began := callStart(e)
 	at := began.Add(e.Elapsed)
-	row := s.row(e)
+	row := s.row(e, of)
 	step := row.step(s.page.age(at))
 	step.count(outcomeCounter(e))
 	step.countIf(e.Err != nil && attemptsMade(e) > 1, failedRetried)
-	s.page.look(row, e.Budget, at)
+	s.page.look(row, of.Budget, at)
 	if worthKeeping(e) {
 		call := newCall(e, began)
+		call.Function = of.Function
 		call.Retrier = s.number
 		s.page.keep(row, call)
 	}
@@ -212,8 +213,8 @@ func callStart(e *grpcretry.Event) time.Time {
 func (p *Page) age(t time.Time) time.Duration { return max(0, t.Sub(p.since)) }
 
 // row finds the row to count into, on the path of every call.
-func (s *source) row(e *grpcretry.Event) *row {
-	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Attempt.Method, maxName), e.Function}
+func (s *source) row(e *grpcretry.Event, of inside.Call) *row {
+	key := rowKey{cutLong(e.Target, maxName), cutLong(e.Attempt.Method, maxName), of.Function}
 	if r := (*s.rows.Load())[key]; r != nil {
 		return r
 	}

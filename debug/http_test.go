@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 func wantIn(t testing.TB, body, part string) {
@@ -270,7 +271,7 @@ func TestWhatPeersSendIsEscaped(t *testing.T) {
 		p := handler(t, r)
 		c.echo("evil")
 		_ = c.Invoke(t.Context(), "/evil"+evil+"/"+evil, nil, nil) // fails: nil is no message
-		p.sources[0].observe(t.Context(), failedCall(evil, "/"+evil+"/"+evil, 2, evil, evil))
+		p.sources[0].observe(t.Context(), failedCall(evil, "/"+evil+"/"+evil, 2, evil, evil), inside.Call{})
 		for _, query := range []string{"", "window=all&refresh=5", "method=" + "%2Fevil%22%3E%3Cscript%3E",
 			"target=%22%3E%3Cscript%3Ealert(1)%3C/script%3E"} {
 			body := get(t, p, query).Body.String()

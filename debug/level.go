@@ -32,8 +32,9 @@ type sample struct {
 }
 
 // look finds the level of a budget, and adds to it.
-func (p *Page) look(r *row, b grpcretry.Budget, at time.Time) {
-	if b == nil {
+func (p *Page) look(r *row, budget any, at time.Time) {
+	b, ok := budget.(grpcretry.Budget)
+	if !ok {
 		return
 	}
 	l := r.level.Load()

@@ -39,7 +39,7 @@ type call struct {
 // because their method makes only one attempt, are recorded only on connections of [Server.DialWith].
 func Record(t testing.TB, r *grpcretry.Retrier) *Calls {
 	c := newCalls(t)
-	t.Cleanup(inside.Observe(r, func(_ context.Context, e grpcretry.Event) {
+	t.Cleanup(inside.Observe(r, func(_ context.Context, e grpcretry.Event, _ inside.Call) {
 		switch {
 		case e.Kind == grpcretry.AttemptStart && e.Attempt.Number == 1:
 			c.begin()
@@ -88,7 +88,7 @@ func (c *Calls) observe(r *grpcretry.Retrier) {
 	if again {
 		return
 	}
-	c.t.Cleanup(inside.Observe(r, func(ctx context.Context, e grpcretry.Event) {
+	c.t.Cleanup(inside.Observe(r, func(ctx context.Context, e grpcretry.Event, _ inside.Call) {
 		o, ok := ctx.Value(outerKey{}).(*outerCall)
 		if !ok || o.calls != c || o.method != e.Attempt.Method {
 			return

@@ -17,8 +17,8 @@ import (
 // the logger only what concerns the target. A Plan is not safe for concurrent use.
 type Plan[A any] interface {
 	// Sent reports that an attempt, be it the first, is sent at the time now. It returns the attempt's
-	// Method, Number, Hedge, Start, Wait, WaitSource and Repeats, and how long the attempt may run before
-	// the driver calls Overdue; a timeout of 0 means no limit.
+	// Method, Number, Hedge, Start, Wait and WaitSource, and how long the attempt may run before the driver
+	// calls Overdue; a timeout of 0 means no limit.
 	Sent(now time.Time) (a A, timeout time.Duration)
 
 	// Ended reports, once for each attempt, how it ended at the time now. The driver passes the Attempt

@@ -12,6 +12,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/grpcretrytest"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A down is a time in which the server is down.
@@ -99,7 +100,7 @@ func (j *judgement) judgePatience() {
 			continue
 		case a.WaitSource == grpcretry.WaitConnect && !(j.hedges() && j.isPushed()):
 			last += j.backoff(i + 1)
-		case a.WaitSource != grpcretry.WaitBackoff && a.Repeats == 0:
+		case a.WaitSource != grpcretry.WaitBackoff && inside.RepeatsOf(a) == 0:
 			continue
 		}
 		j.must(failures > 0 && start <= last+time.Microsecond, "the wait before attempt %d ended at %v, and Patience at %v",

@@ -421,7 +421,7 @@ func (o *observation) options(e *Exploration) []grpcretry.Option {
 	return opts
 }
 
-func (o *observation) observe(ctx context.Context, e grpcretry.Event) {
+func (o *observation) observe(ctx context.Context, e grpcretry.Event, _ inside.Call) {
 	number, _ := ctx.Value(callNumber{}).(int)
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -287,7 +288,7 @@ func (j *judgement) hasSeenEnd(s *served) bool {
 // repeats reports whether the wait before an attempt was repeated.
 func (j *judgement) repeats(number int) bool {
 	return slices.ContainsFunc(j.events, func(e grpcretry.Event) bool {
-		return e.Kind == grpcretry.AttemptStart && e.Attempt.Number == number && e.Attempt.Repeats > 0
+		return e.Kind == grpcretry.AttemptStart && e.Attempt.Number == number && inside.RepeatsOf(e.Attempt) > 0
 	})
 }
 
@@ -404,11 +405,11 @@ func (j *judgement) judgeRetry(i int) {
 	switch {
 	case failed.Unsent:
 	case hinted && push.Source == grpcretry.WaitPushback:
-		j.must(next.Wait == push.Delay || next.Repeats > 0 && next.Wait > push.Delay, "the wait before attempt %d is %v, and the pushback %v",
+		j.must(next.Wait == push.Delay || inside.RepeatsOf(next) > 0 && next.Wait > push.Delay, "the wait before attempt %d is %v, and the pushback %v",
 			next.Number, next.Wait, push.Delay)
 	case hinted:
 		spread := time.Duration(0.2 * j.program.u * float64(push.Delay))
-		j.must((next.Wait-push.Delay-spread).Abs() <= time.Microsecond || next.Repeats > 0 && next.Wait > push.Delay,
+		j.must((next.Wait-push.Delay-spread).Abs() <= time.Microsecond || inside.RepeatsOf(next) > 0 && next.Wait > push.Delay,
 			"the wait before attempt %d is %v, and RetryInfo says %v", next.Number, next.Wait, push.Delay)
 	default:
 		want := j.backoff(i)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -378,23 +379,23 @@ func (w *waiting) mayPay(at time.Duration) (granted, refused bool) {
 // judgeAttempt checks that an attempt may be sent at the end of the wait.
 func (w *waiting) judgeAttempt(next grpcretry.Attempt) {
 	at := w.from + next.Wait
-	if w.mayEnd(at, next.Repeats, nil) {
+	if w.mayEnd(at, inside.RepeatsOf(next), nil) {
 		return
 	}
 	w.must(!slices.Contains(w.useless, at), "attempt %d could learn nothing: another has failed since %v, and none was answered",
 		next.Number, w.from)
 	w.must(false, "the wait before attempt %d is %v, with %s, want %v", next.Number, next.Wait,
-		count(next.Repeats, "repetition", "repetitions"), w)
+		count(inside.RepeatsOf(next), "repetition", "repetitions"), w)
 }
 
 // judgeConnected checks the wait before attempt i, which follows one that has reached no server: when there is a connection, the
 // backoff follows, in which the call learns from others as in any wait.
 func (j *judgement) judgeConnected(i int) {
 	next, want := j.attempts[i], j.backoff(i)
-	least := want + time.Duration(next.Repeats)*shortestRepeat
+	least := want + time.Duration(inside.RepeatsOf(next))*shortestRepeat
 	j.must(next.Wait >= least, "the wait before attempt %d is %v, with %s, want at least %v", next.Number, next.Wait,
-		count(next.Repeats, "repetition", "repetitions"), least)
-	if next.Repeats > 0 {
+		count(inside.RepeatsOf(next), "repetition", "repetitions"), least)
+	if inside.RepeatsOf(next) > 0 {
 		return
 	}
 	start := next.Start.Sub(j.start)

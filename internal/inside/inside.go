@@ -13,10 +13,20 @@ import (
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
-// Observe adds an observer, a func(context.Context, grpcretry.Event), to a retrier that may be in use;
+// Observe adds an observer, a func(context.Context, grpcretry.Event, Call), to a retrier that may be in use;
 // stop removes it. Calls in flight are observed from then on, so it may see the end of a call without its
 // start, and may be called once more just after stop.
 var Observe func(retrier, observer any) (stop func())
+
+// A Call is what events do not tell programs about a call.
+type Call struct {
+	Function bool // it is a call of a function, and not an RPC
+	Budget   any  // the grpcretry.Budget that it spends from; if there is one per target, that of the event's Target
+}
+
+// RepeatsOf returns how often the wait before a grpcretry.Attempt was repeated because the target was still failing,
+// at most 255.
+var RepeatsOf func(attempt any) int
 
 // BudgetOf returns the grpcretry.Budget from which the retries of a method's calls to a target, in
 // gRPC's canonical form, are paid. An Update may replace it, and a budget of a target that is no longer
