@@ -48,16 +48,6 @@ const (
 	NoJitter
 )
 
-var jitterNames = [...]string{"full", "equal", "proportional", "none"}
-
-// String returns "full", "equal", "proportional" or "none".
-func (j Jitter) String() string {
-	if j < 0 || int(j) >= len(jitterNames) {
-		return fmt.Sprintf("Jitter(%d)", int(j))
-	}
-	return jitterNames[j]
-}
-
 // Exponential waits d = min(Max, Base × Multiplier^(retry−1)), spread by Jitter.
 // It never overflows, whatever the retry number.
 type Exponential struct {

@@ -467,20 +467,3 @@ func TestPatternsOfFunctions(t *testing.T) {
 		t.Errorf("warnings are %q, want one about pkg.Service", w)
 	}
 }
-
-func TestTimeoutOfAnError(t *testing.T) {
-	for _, tt := range []struct {
-		err  *Error
-		want bool
-	}{
-		{&Error{Last: errUnavailable}, false},
-		{&Error{Last: fmt.Errorf("read: %w", context.DeadlineExceeded)}, true},
-		{&Error{Last: context.DeadlineExceeded, ctx: context.Canceled}, false},
-		{&Error{Last: errUnavailable, ctx: context.DeadlineExceeded}, true},
-		{&Error{}, false},
-	} {
-		if got := tt.err.Timeout(); got != tt.want {
-			t.Errorf("Timeout of %#v = %v, want %v", tt.err, got, tt.want)
-		}
-	}
-}

@@ -177,19 +177,6 @@ func (e *Error) Unwrap() []error {
 // wraps it.
 func is(reason, ours error) bool { return reasons.Of(reason) == reasons.Of(ours) }
 
-// Timeout reports whether the caller's deadline ended the call, or the last error was a timeout. It
-// makes the error a timeout for [net/url.Error], among others.
-func (e *Error) Timeout() bool {
-	if e.ctx != nil {
-		return errors.Is(e.ctx, context.DeadlineExceeded)
-	}
-	last, ok := errtype.As[interface {
-		error
-		Timeout() bool
-	}](e.Last)
-	return ok && last.Timeout()
-}
-
 // tellsOfGivingUp reports whether err is, or wraps, the Error of a call that gave up.
 func tellsOfGivingUp(err error) bool {
 	e, _ := errtype.As[*Error](err)

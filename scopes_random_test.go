@@ -223,7 +223,7 @@ func (a *modelAll) policy(method string, channel *modelConfig, own []modelOption
 // longestWaits returns what the waits of a service config's backoff can add up to; other backoffs are short.
 func longestWaits(p modelPolicy) (total time.Duration) {
 	var attempts, most int
-	if n, _ := fmt.Sscanf(p["backoff"]+p["attempts"], "{1s %ds 3 proportional}%d", &most, &attempts); n < 2 {
+	if n, _ := fmt.Sscanf(p["backoff"]+p["attempts"], fmt.Sprintf("{1s %%ds 3 %d}%%d", ProportionalJitter), &most, &attempts); n < 2 {
 		return 0
 	}
 	for wait := 1; attempts > 1; attempts, wait = attempts-1, 3*wait {

@@ -119,11 +119,7 @@ func describeDelay(d grpcretry.HedgeDelay, method string) string {
 func describeBackoff(b grpcretry.Backoff) string {
 	switch b := b.(type) {
 	case grpcretry.Exponential:
-		jitter := b.Jitter.String() + " jitter"
-		if b.Jitter == grpcretry.NoJitter {
-			jitter = "no jitter"
-		}
-		return describeGrowth(b) + ", " + jitter
+		return describeGrowth(b) + ", " + jitters[b.Jitter] + " jitter"
 	case grpcretry.Decorrelated:
 		return fmt.Sprintf("%s to %s, decorrelated jitter", length(b.Base), length(b.Max))
 	case grpcretry.Constant:
@@ -133,6 +129,10 @@ func describeBackoff(b grpcretry.Backoff) string {
 	default:
 		return text(fmt.Sprintf("%T", b), maxName)
 	}
+}
+
+var jitters = map[grpcretry.Jitter]string{
+	grpcretry.FullJitter: "full", grpcretry.EqualJitter: "equal", grpcretry.ProportionalJitter: "proportional", grpcretry.NoJitter: "no",
 }
 
 func describeGrowth(e grpcretry.Exponential) string {

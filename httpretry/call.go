@@ -167,12 +167,35 @@ func (c *call) result(err error) (*http.Response, error) {
 		return c.response, nil
 	}
 	if ours {
-		return nil, err
+		return nil, &gaveUp{e, c.request.Context().Err()}
 	}
 	if f, ok := errtype.As[*failure](err); ok && err == c.failed { //nolint:errorlint // an attempt timeout's error may hold it
 		return nil, f.err
 	}
 	return nil, err
+}
+
+// A gaveUp is the error of a request that failed although its failure was retryable.
+type gaveUp struct {
+	err *grpcretry.Error
+	by  error // the end of the request's context, if that has ended
+}
+
+func (e *gaveUp) Error() string { return e.err.Error() }
+
+func (e *gaveUp) Unwrap() error { return e.err }
+
+// Timeout reports whether the request's deadline has passed, or the last error was a timeout. It
+// makes the error a timeout for [net/url.Error], among others.
+func (e *gaveUp) Timeout() bool {
+	if e.by != nil {
+		return errors.Is(e.by, context.DeadlineExceeded)
+	}
+	last, ok := errtype.As[interface {
+		error
+		Timeout() bool
+	}](e.err.Last)
+	return ok && last.Timeout()
 }
 
 // end closes the request's body, unless Base has done so or still will. After a panic, Base will not, and

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/errtype"
 )
 
 // TestLikeNetHTTP sends the same random requests through net/http's Transport alone and below ours, to
@@ -219,7 +220,7 @@ func describe(b *strings.Builder, start string, req *http.Request, resp *http.Re
 		var u *url.Error
 		errors.As(err, &u)
 		text := u.Err.Error()
-		if e, ours := u.Err.(*grpcretry.Error); ours { // documented
+		if e, ours := errtype.As[*grpcretry.Error](u.Err); ours { // documented
 			text = e.Last.Error()
 		}
 		if errors.Is(err, context.Canceled) {

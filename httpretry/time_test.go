@@ -3,6 +3,7 @@ package httpretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -385,5 +386,23 @@ func TestNoBodyNeedsNoContext(t *testing.T) {
 	resp, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
 	if err != nil || resp.Body != http.NoBody || sent.Err() == nil {
 		t.Errorf("RoundTrip = %v, %v, context %v", resp, err, sent.Err())
+	}
+}
+
+func TestTimeoutOfAnError(t *testing.T) {
+	down := errors.New("down")
+	for _, tt := range []struct {
+		err  gaveUp
+		want bool
+	}{
+		{gaveUp{&grpcretry.Error{Last: down}, nil}, false},
+		{gaveUp{&grpcretry.Error{Last: fmt.Errorf("read: %w", context.DeadlineExceeded)}, nil}, true},
+		{gaveUp{&grpcretry.Error{Last: context.DeadlineExceeded}, context.Canceled}, false},
+		{gaveUp{&grpcretry.Error{Last: down}, context.DeadlineExceeded}, true},
+		{gaveUp{&grpcretry.Error{}, nil}, false},
+	} {
+		if got := tt.err.Timeout(); got != tt.want {
+			t.Errorf("Timeout of %#v = %v, want %v", tt.err, got, tt.want)
+		}
 	}
 }

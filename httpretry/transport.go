@@ -32,7 +32,7 @@ func NewTransport(r *grpcretry.Retrier, base http.RoundTripper) *Transport {
 // call has ended in a wait, with a body that was read before.
 //
 // If the last attempt got no response, its response could not be kept in a wait in which the call has
-// ended, or the request's context has ended during a wait, the error is a [*grpcretry.Error], whose Last
+// ended, or the request's context has ended during a wait, [errors.As] finds a [*grpcretry.Error], whose Last
 // unwraps to Base's error. A first error that is not retryable is returned exactly as Base returned it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	name, host := names(req)
