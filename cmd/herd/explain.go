@@ -109,7 +109,12 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	flags.IntVar(&o.processes, "processes", 10, "the `number` of client processes, each with a budget of its own")
 	flags.DurationVar(&o.deadline, "deadline", 10*time.Second, "the `time` that a call may take, over all attempts; 0: no limit")
 	flags.StringVar(&headroom, "headroom", headroom, "how much more than the normal load the server can serve, a `share` such as 25% or 0.25")
-	flags.StringVar(&latency, "latency", latency, "how long the server works on a call: a `distribution` such as 20ms, lognormal:20ms±20ms, pareto:10ms^1.5")
+	flags.StringVar(
+		&latency,
+		"latency",
+		latency,
+		"how long the server works on a call: a `distribution` such as 20ms, lognormal:20ms±20ms, pareto:10ms^1.5",
+	)
 	flags.BoolVar(&o.unsentOnly, "unsent-only", false, "retry only calls that have certainly run nowhere, as WithUnsentOnly does")
 	flags.Uint64Var(&o.seed, "seed", 0, "start the random numbers with this `number`")
 	for _, p := range explainParameters() {
@@ -124,18 +129,34 @@ func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 // explainParameters are the flags for the fields of strategies. The others of herd are about
 // scenarios, or about several strategies.
 func explainParameters() (all []parameter) {
-	names := []string{"attempts", "base", "max", "multiplier", "jitter", "codes", "attempt-timeout", "max-elapsed", "patience", "budget", "hedge"}
+	names := []string{
+		"attempts",
+		"base",
+		"max",
+		"multiplier",
+		"jitter",
+		"codes",
+		"attempt-timeout",
+		"max-elapsed",
+		"patience",
+		"budget",
+		"hedge",
+	}
 	for _, p := range parameters {
 		if slices.Contains(names, p.name) {
 			all = append(all, p)
 		}
 	}
-	return append(all,
-		forStrategies("backoff", "the waits before retries, a `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s",
+	return append(
+		all,
+		forStrategies(
+			"backoff",
+			"the waits before retries, a `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s",
 			func(s *sim.Strategy, v string) (err error) {
 				s.Policy.Backoff, err = parseBackoff(v)
 				return err
-			}),
+			},
+		),
 		forStrategies("overload-backoff", "the waits after RESOURCE_EXHAUSTED, a `backoff` as in -backoff",
 			func(s *sim.Strategy, v string) (err error) {
 				s.Policy.OverloadBackoff, err = parseBackoff(v)
@@ -220,7 +241,12 @@ func (o *explainOptions) read() error {
 			for _, one := range found {
 				names = append(names, strings.TrimPrefix(one.Name, "policy "))
 			}
-			return fmt.Errorf("-policy %s has %d policies (%s): choose one with -method /pkg.Service/Method", o.policy, len(found), strings.Join(names, ", "))
+			return fmt.Errorf(
+				"-policy %s has %d policies (%s): choose one with -method /pkg.Service/Method",
+				o.policy,
+				len(found),
+				strings.Join(names, ", "),
+			)
 		}
 		o.base, o.configured = found[0], true
 	}
@@ -336,7 +362,8 @@ func newExplanation(ctx context.Context, q *question) (*explanation, error) {
 // method is the foot of the page.
 func (e *explanation) method() explainSection {
 	rate, simulated := e.fleet(e.effort.rate)
-	text := "Timelines and budgets are decisions of the library's own engine; everything else is simulated on it, with fixed random numbers (-seed). "
+	text := "Timelines and budgets are decisions of the library's own engine; everything else is simulated on it, with fixed random " +
+		"numbers (-seed). "
 	if simulated != e.processes {
 		text += fmt.Sprintf("Simulated are %s instead of %s, with %s calls/s, because it is the calls of each process that matter. ",
 			processes(simulated), grouped(float64(e.processes)), grouped(rate))

@@ -35,7 +35,10 @@ const mostRetries = 20_000
 func (e *explanation) measureBudget() error {
 	b := &e.budget
 	s := e.strategy
-	retries := sim.Strategy{Policy: grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(0), Codes: e.policy.Codes, Patience: -1}, Budget: s.Budget}
+	retries := sim.Strategy{
+		Policy: grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(0), Codes: e.policy.Codes, Patience: -1},
+		Budget: s.Budget,
+	}
 	var err error
 	if b.fresh, b.saved, b.perSecond, err = e.drain(retries); err != nil {
 		return err
@@ -181,8 +184,11 @@ func (e *explanation) allowance() explainSection {
 	if b.unlimited {
 		text := "There is no limit: every failed attempt may be followed by another one."
 		if e.strategy.Budget.Kind == sim.ConcurrencyBudget {
-			text = fmt.Sprintf("Each process may have %d retries in flight at the same time, %s in all processes; their number per second is not limited.",
-				e.strategy.Budget.Limit, grouped(float64(e.strategy.Budget.Limit*e.processes)))
+			text = fmt.Sprintf(
+				"Each process may have %d retries in flight at the same time, %s in all processes; their number per second is not limited.",
+				e.strategy.Budget.Limit,
+				grouped(float64(e.strategy.Budget.Limit*e.processes)),
+			)
 		}
 		s.Parts = append(s.Parts, explainPart{Text: text})
 	} else {
@@ -226,7 +232,11 @@ func (e *explanation) budgetText() string {
 	if share > e.headroom+0.005 {
 		fits = "exceed"
 	}
-	return fmt.Sprintf("The retries of good times %s the headroom of %s. In an outage, what was saved up is spent first.", fits, percent(e.headroom))
+	return fmt.Sprintf(
+		"The retries of good times %s the headroom of %s. In an outage, what was saved up is spent first.",
+		fits,
+		percent(e.headroom),
+	)
 }
 
 func (e *explanation) hedgeText() string {

@@ -379,8 +379,14 @@ func (e *explanation) verdict(r *recommendation) explainSection {
 	case r == nil:
 		say("Keep this policy. A method that must not run twice has no better one.")
 	case r.found == nil:
-		say(fmt.Sprintf("Turn retries off, or give the server more capacity. None of %d policies is safe in these circumstances: each adds more load in an outage than the headroom of %s, or delays the recovery from an overload.",
-			r.tried, percent(e.headroom)))
+		say(
+			fmt.Sprintf(
+				"Turn retries off, or give the server more capacity. None of %d policies is safe in these circumstances: each adds more load in "+
+					"an outage than the headroom of %s, or delays the recovery from an overload.",
+				r.tried,
+				percent(e.headroom),
+			),
+		)
 		return s
 	case r.found == r.current:
 		say(fmt.Sprintf("Keep this policy. Of %d policies that were simulated, none that is safe is clearly better.", r.tried))
@@ -416,7 +422,8 @@ func (e *explanation) comparison(r *recommendation) explainSection {
 	}
 	s.Parts = []explainPart{
 		{Text: fmt.Sprintf("Of %d policies, the recommended one %s, among those whose extra load in an outage fits into the headroom (%s), "+
-			"that let an overloaded server recover as fast as without retries, and whose attempts fit into the deadline.", r.tried, aim, percent(e.headroom))},
+			"that let an overloaded server recover as fast as without retries, and whose attempts fit into the deadline.", r.tried, aim,
+			percent(e.headroom))},
 		{Table: e.trialTable(r.shown())},
 		{Text: trialNotes},
 	}
@@ -545,7 +552,12 @@ func (e *explanation) goOptions(s sim.Strategy) (code string, ok bool) {
 	switch b := s.Budget; b.Kind {
 	case sim.DefaultBudget:
 	case sim.RatioBudget:
-		add("WithRatioBudget(grpcretry.RatioBudget{Ratio: %s, Reserve: %s, Window: %s})", orNothing(b.Ratio), orNothing(b.Reserve), goTime(b.Window))
+		add(
+			"WithRatioBudget(grpcretry.RatioBudget{Ratio: %s, Reserve: %s, Window: %s})",
+			orNothing(b.Ratio),
+			orNothing(b.Reserve),
+			goTime(b.Window),
+		)
 	case sim.UnlimitedBudget:
 		add("WithBudget(grpcretry.Unlimited)")
 	default:

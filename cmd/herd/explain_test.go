@@ -259,7 +259,8 @@ func TestExplainNamesTheSourceOfEachPart(t *testing.T) {
 		"at most 3 attempts of a call (service config)",
 		"another one after UNAVAILABLE and RESOURCE_EXHAUSTED (service config)",
 		"a wait of 50 ms, ±20% at random, then each time 3 times as long, up to 2 s (your flags)",
-		"budget: a throttle of 10 tokens; a failure costs one, a success returns 0.1, and there are no retries while half are gone (service config)",
+		"budget: a throttle of 10 tokens; a failure costs one, a success returns 0.1, and there are no retries while half are gone (service " +
+			"config)",
 		"an attempt that takes longer than 500 ms makes room for the next one (your flags)",
 	} {
 		if !contains(got, want) {
@@ -373,7 +374,14 @@ func TestExplainRecommendsWhatHolds(t *testing.T) {
 		if got, want := overload.Summary.Stable, none.Summary.Stable; got < 0 || want >= 0 && got > want+2*time.Second {
 			t.Errorf("herd explain %s recommends a policy that recovers after %v, without retries it takes %v", args, got, want)
 		}
-		t.Logf("%s: saved %.3f, before %.3f; recovered after %v, without retries %v", args, r.found.saved, r.current.saved, overload.Summary.Stable, none.Summary.Stable)
+		t.Logf(
+			"%s: saved %.3f, before %.3f; recovered after %v, without retries %v",
+			args,
+			r.found.saved,
+			r.current.saved,
+			overload.Summary.Stable,
+			none.Summary.Stable,
+		)
 	}
 }
 

@@ -320,7 +320,8 @@ func (e *explanation) outageCode() codes.Code {
 // timelines is the section on calls that keep failing.
 func (e *explanation) timelines() explainSection {
 	s := explainSection{Title: "A call that keeps failing"}
-	intro := "When each attempt of a call that has no others beside it is sent, and when the caller gets the error, both since the start of the call. Chance decides between the shortest and the longest call."
+	intro := "When each attempt of a call that has no others beside it is sent, and when the caller gets the error, both since the start " +
+		"of the call. Chance decides between the shortest and the longest call."
 	if e.strategy.Budget.Kind != sim.UnlimitedBudget && !e.unsentOnly {
 		intro += ` "Budget empty" is a call whose retry the budget refuses.`
 	}
@@ -513,11 +514,21 @@ func (e *explanation) singleText(f failureStories) string {
 	s := f.typical
 	switch {
 	case f.kind.unsent && s.end >= 0:
-		return fmt.Sprintf("%s A call waits for one, and gets its error after %s (%s). What reached no server is no attempt that counts.", headingOf(f.kind), roundTime(s.end), reasonText(s.why, e.policy))
+		return fmt.Sprintf(
+			"%s A call waits for one, and gets its error after %s (%s). What reached no server is no attempt that counts.",
+			headingOf(f.kind),
+			roundTime(s.end),
+			reasonText(s.why, e.policy),
+		)
 	case s.end < 0:
 		return headingOf(f.kind) + " The call has one attempt, and nothing ends it."
 	default:
-		return fmt.Sprintf("%s The call has one attempt, and gets its error after %s (%s).", headingOf(f.kind), roundTime(s.end), reasonText(s.why, e.policy))
+		return fmt.Sprintf(
+			"%s The call has one attempt, and gets its error after %s (%s).",
+			headingOf(f.kind),
+			roundTime(s.end),
+			reasonText(s.why, e.policy),
+		)
 	}
 }
 

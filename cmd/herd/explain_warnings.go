@@ -40,14 +40,36 @@ func (e *explanation) warned() (all []string) {
 		}
 	}
 	warn(e.policy.MaxAttempts == 1, "There are no retries: a call has one attempt. Set at least 2 (-attempts, WithMaxAttempts).")
-	warn(len(useless) > 0, codeList(useless)+" will be the same the next time: the request is at fault. Leave it to the caller (-codes, WithCodes).")
-	warn(slices.Contains(retried, codes.DeadlineExceeded), "DEADLINE_EXCEEDED comes from servers that are too slow already, and may still be working on the call. Leave it out (-codes, WithCodes), or hedge.")
-	warn(!slices.Contains(retried, codes.Unavailable) && !e.unsentOnly, "UNAVAILABLE is not retried, the code of servers that restart. Add it (-codes, WithCodes).")
-	warn(e.inStep(), "The waits have no jitter: clients that fail together retry together, at the same instant. Use full jitter (-jitter full, FullJitter).")
-	warn(e.deadline == 0, "Calls have no deadline: one that a server never answers hangs until the attempt timeout, or forever. Give every call a deadline.")
-	warn(e.strategy.Budget.Kind == sim.UnlimitedBudget && e.policy.MaxAttempts > 1,
-		fmt.Sprintf("There is no budget: in an outage a server gets up to %d attempts per call for as long as it lasts, which can keep it down after the cause is gone. "+
-			`Add one (-budget default, WithRatioBudget; "retryThrottling" in a service config, to which WithServiceConfig adds the library's own).`, e.policy.MaxAttempts))
+	warn(
+		len(useless) > 0,
+		codeList(useless)+" will be the same the next time: the request is at fault. Leave it to the caller (-codes, WithCodes).",
+	)
+	warn(
+		slices.Contains(retried, codes.DeadlineExceeded),
+		"DEADLINE_EXCEEDED comes from servers that are too slow already, and may still be working on the call. Leave it out (-codes, "+
+			"WithCodes), or hedge.",
+	)
+	warn(
+		!slices.Contains(retried, codes.Unavailable) && !e.unsentOnly,
+		"UNAVAILABLE is not retried, the code of servers that restart. Add it (-codes, WithCodes).",
+	)
+	warn(
+		e.inStep(),
+		"The waits have no jitter: clients that fail together retry together, at the same instant. Use full jitter (-jitter full, FullJitter).",
+	)
+	warn(
+		e.deadline == 0,
+		"Calls have no deadline: one that a server never answers hangs until the attempt timeout, or forever. Give every call a deadline.",
+	)
+	warn(
+		e.strategy.Budget.Kind == sim.UnlimitedBudget && e.policy.MaxAttempts > 1,
+		fmt.Sprintf(
+			"There is no budget: in an outage a server gets up to %d attempts per call for as long as it lasts, which can keep it down after "+
+				"the cause is gone. "+
+				`Add one (-budget default, WithRatioBudget; "retryThrottling" in a service config, to which WithServiceConfig adds the library's own).`,
+			e.policy.MaxAttempts,
+		),
+	)
 	if r, err := e.strategy.Retrier(); err == nil {
 		for _, text := range inside.WarningsOf(r) {
 			warn(true, strings.TrimPrefix(text, "all methods: ")+". The library logs this, too (WithLogger).")

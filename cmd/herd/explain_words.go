@@ -21,7 +21,10 @@ func (e *explanation) words() explainSection {
 	if e.strategy.Hedging != nil {
 		say(e.hedgingWords(), func(s sim.Strategy) any { return s.Hedging })
 	} else {
-		say(fmt.Sprintf("at most %s of a call", plural(e.policy.MaxAttempts, "attempt")), func(s sim.Strategy) any { return s.Policy.MaxAttempts })
+		say(
+			fmt.Sprintf("at most %s of a call", plural(e.policy.MaxAttempts, "attempt")),
+			func(s sim.Strategy) any { return s.Policy.MaxAttempts },
+		)
 	}
 	if h := e.strategy.Hedging; h != nil && h.Kind == sim.HedgeAtQuantile {
 		points = append(points, fmt.Sprintf("while a process has not measured enough calls, they are not hedged, but retried: at most %s (%s)",
@@ -38,19 +41,36 @@ func (e *explanation) words() explainSection {
 	}
 	say("budget: "+e.budgetWords(), func(s sim.Strategy) any { return s.Budget })
 	if d := e.policy.Patience; d > 0 {
-		say(fmt.Sprintf("patience: for %s after its first failure, calls wait for a target that answers nothing, and send only what can learn something",
-			shortTime(d)), func(s sim.Strategy) any { return s.Policy.Patience })
+		say(
+			fmt.Sprintf(
+				"patience: for %s after its first failure, calls wait for a target that answers nothing, and send only what can learn something",
+				shortTime(d),
+			),
+			func(s sim.Strategy) any { return s.Policy.Patience },
+		)
 	}
 	if d := e.policy.AttemptTimeout; d > 0 {
-		say(fmt.Sprintf("an attempt that takes longer than %s makes room for the next one", shortTime(d)), func(s sim.Strategy) any { return s.Policy.AttemptTimeout })
+		say(
+			fmt.Sprintf("an attempt that takes longer than %s makes room for the next one", shortTime(d)),
+			func(s sim.Strategy) any { return s.Policy.AttemptTimeout },
+		)
 	}
 	if d := e.policy.MaxElapsed; d > 0 {
 		say(fmt.Sprintf("no attempt starts later than %s after the first", shortTime(d)), func(s sim.Strategy) any { return s.Policy.MaxElapsed })
 	}
 	s.Parts = []explainPart{{Points: points}}
 	if e.unsentOnly {
-		s.Parts = append(s.Parts, explainPart{Text: fmt.Sprintf("Only calls that have certainly run nowhere are retried, or those for which the server asks for another attempt, by pushback or RetryInfo (your flags). "+
-			"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.", shortTime(max(0, e.policy.Patience)))})
+		s.Parts = append(
+			s.Parts,
+			explainPart{
+				Text: fmt.Sprintf(
+					"Only calls that have certainly run nowhere are retried, or those for which the server asks for another attempt, by pushback or "+
+						"RetryInfo (your flags). "+
+						"In an outage of a server that is connected there are no retries; without a connection, a call waits for one, at most %s.",
+					shortTime(max(0, e.policy.Patience)),
+				),
+			},
+		)
 	}
 	s.Parts = append(s.Parts, explainPart{Text: "The circumstances: " + e.circumstances()})
 	return s
@@ -68,7 +88,11 @@ func (e *explanation) hedgingWords() string {
 	text := fmt.Sprintf("at most %s of a call; ", plural(e.policy.MaxAttempts, "attempt"))
 	switch {
 	case h.Kind == sim.HedgeAtQuantile:
-		text += fmt.Sprintf("another one is sent while none has succeeded after the time that %s of the calls take, now %s", percent(h.Quantile), roundTime(e.hedges))
+		text += fmt.Sprintf(
+			"another one is sent while none has succeeded after the time that %s of the calls take, now %s",
+			percent(h.Quantile),
+			roundTime(e.hedges),
+		)
 	case h.Delay == 0:
 		text += "all are sent immediately"
 	default:
@@ -113,7 +137,11 @@ func (e *explanation) budgetWords() string {
 		}
 		return "none, retries are not limited"
 	case sim.ThrottleBudget:
-		return fmt.Sprintf("a throttle of %v tokens; a failure costs one, a success returns %v, and there are no retries while half are gone", b.MaxTokens, b.TokenRatio)
+		return fmt.Sprintf(
+			"a throttle of %v tokens; a failure costs one, a success returns %v, and there are no retries while half are gone",
+			b.MaxTokens,
+			b.TokenRatio,
+		)
 	case sim.DefaultBudget, sim.RatioBudget:
 		return e.ratioWords()
 	default:
@@ -142,11 +170,19 @@ func (e *explanation) ratioWords() string {
 	if d, err := time.ParseDuration(kept); err == nil {
 		kept = shortTime(d)
 	}
-	return fmt.Sprintf("retries for %s of the calls that the server answers, kept for %s, and a reserve of %s in each process%s; a retry that succeeds is free", m[1], kept, m[2], m[3])
+	return fmt.Sprintf(
+		"retries for %s of the calls that the server answers, kept for %s, and a reserve of %s in each process%s; a retry that succeeds is free",
+		m[1],
+		kept,
+		m[2],
+		m[3],
+	)
 }
 
 // ratioText is how the library describes a ratio budget.
-var ratioText = regexp.MustCompile(`^ratio budget: (\S+) of answered calls, a reserve of ([0-9.e+-]+)(, plus \S+ a second)?, over (\w+)(, for each target)?$`)
+var ratioText = regexp.MustCompile(
+	`^ratio budget: (\S+) of answered calls, a reserve of ([0-9.e+-]+)(, plus \S+ a second)?, over (\w+)(, for each target)?$`,
+)
 
 func (q *question) circumstances() string {
 	deadline := "no deadline"

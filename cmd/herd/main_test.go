@@ -17,7 +17,11 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-var thorough = flag.Bool("thorough", false, "run all simulations in short mode and under the race detector, too, as make simulations-race does")
+var thorough = flag.Bool(
+	"thorough",
+	false,
+	"run all simulations in short mode and under the race detector, too, as make simulations-race does",
+)
 
 // looksAtFigures skips a test of the figures of many simulations in short mode and under the race
 // detector. The detector makes simulations ten times as slow, and has nothing to find in them:
@@ -102,15 +106,18 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 		s.Network != (sim.Distribution{Shape: sim.NormalShape, Mean: 10 * ms, Spread: 2 * ms}) {
 		t.Errorf("scenario %+v", s)
 	}
-	if g := s.Groups[0]; g.Clients != 50 || g.Spread != time.Second || g.Start != 2*time.Second || g.Deadline != 20*time.Second || g.Processes != 4 {
+	if g := s.Groups[0]; g.Clients != 50 || g.Spread != time.Second || g.Start != 2*time.Second || g.Deadline != 20*time.Second ||
+		g.Processes != 4 {
 		t.Errorf("group %+v", g)
 	}
 	server := s.Servers[0]
 	if server.Capacity != 30 || server.Window != 0 || server.Queue != 9 || server.Latency.Spread != 30*ms || server.RejectCost != 0.25 ||
-		server.RejectCode.String() != "Aborted" || !server.IgnoresCancel || server.Pushback != (sim.Pushback{Kind: sim.FixedPushback, Delay: 3 * time.Second}) {
+		server.RejectCode.String() != "Aborted" || !server.IgnoresCancel || server.Pushback != (sim.Pushback{Kind: sim.FixedPushback,
+		Delay: 3 * time.Second}) {
 		t.Errorf("server %+v", server)
 	}
-	if o := server.Outages; len(o) != 2 || o[0].For != 5*time.Second || !o[0].Silent || o[1].Left != 0.5 || o[1].Silent || o[1].SlowStart != time.Second {
+	if o := server.Outages; len(o) != 2 || o[0].For != 5*time.Second || !o[0].Silent || o[1].Left != 0.5 || o[1].Silent ||
+		o[1].SlowStart != time.Second {
 		t.Errorf("outages %+v", o)
 	}
 	p := s.Strategies[0]
@@ -121,7 +128,8 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 	}
 	s = studyWith(t, "-rate 5 -even -stop 9s -outage-code internal -codes internal,ABORTED -jitter equal -max-server-delay 3s "+
 		"-also equal:1s..4sx3 -also decorrelated:1s..7s -also constant:2s -strategy full,equal:,decorrelated:,constant:").Scenarios[0]
-	if g := s.Groups[0]; g.Rate != 5 || !g.Even || g.Clients != 0 || s.Servers[0].Outages[0].Code.String() != "Internal" || len(s.Strategies) != 4 {
+	if g := s.Groups[0]; g.Rate != 5 || !g.Even || g.Clients != 0 || s.Servers[0].Outages[0].Code.String() != "Internal" ||
+		len(s.Strategies) != 4 {
 		t.Errorf("scenario %+v", s)
 	}
 	for i, want := range []grpcretry.Backoff{
@@ -130,12 +138,14 @@ func TestFlagsChangeTheScenario(t *testing.T) {
 		grpcretry.Decorrelated{Base: time.Second, Max: 7 * time.Second},
 		grpcretry.Constant(2 * time.Second),
 	} {
-		if p := s.Strategies[i].Policy; p.Backoff != want || len(p.Codes) != 2 || p.MaxServerDelay != 3*time.Second || p.MaxAttempts != 1_000_000_000 {
+		if p := s.Strategies[i].Policy; p.Backoff != want || len(p.Codes) != 2 || p.MaxServerDelay != 3*time.Second ||
+			p.MaxAttempts != 1_000_000_000 {
 			t.Errorf("strategy %d: %+v, want %+v", i, p, want)
 		}
 	}
 	s = studyWith(t, "-replicas 3 -hedge quantile:0.9,5ms..2s -attempts 3 -hedge after:20ms -strategy full").Scenarios[0]
-	if one := s.Strategies[0]; s.Servers[0].Replicas != 3 || one.Hedging.Kind != sim.HedgeAfter || one.Hedging.Delay != 20*ms || one.Policy.MaxAttempts != 3 {
+	if one := s.Strategies[0]; s.Servers[0].Replicas != 3 || one.Hedging.Kind != sim.HedgeAfter || one.Hedging.Delay != 20*ms ||
+		one.Policy.MaxAttempts != 3 {
 		t.Errorf("replicas and hedging: %+v", s)
 	}
 	s = studyWith(t, "-study tail -hedge quantile:0.9,5ms..2s -strategy without").Scenarios[0]
@@ -297,7 +307,8 @@ func TestInterruptedShowsWhatThereIs(t *testing.T) {
 	cancel() // which is noticed after some thousand events
 	var out, errs bytes.Buffer
 	status := run(ctx, []string{"-clients", "100000", "-strategy", "constant"}, &out, &errs)
-	if status != 1 || !contains(out.String(), "Stopped before the end. The results so far:") || !contains(out.String(), "constant 1ms (stopped)") ||
+	if status != 1 || !contains(out.String(), "Stopped before the end. The results so far:") ||
+		!contains(out.String(), "constant 1ms (stopped)") ||
 		!contains(strings.Join(strings.Fields(out.String()), " "), "down for 10 s, but with -clients 100000") {
 		t.Errorf("interrupted: status %d, %s\n%s", status, errs.String(), out.String())
 	}

@@ -105,23 +105,33 @@ var parameters = []parameter{
 	forScenario("seed", "start the random numbers with this `number`", setUint(func(s *sim.Scenario) *uint64 { return &s.Seed })),
 	forScenario("duration", "stop after this simulated `time`", setTime(func(s *sim.Scenario) *time.Duration { return &s.Duration })),
 	forScenario("bucket", "the `time` that one bar covers", setTime(func(s *sim.Scenario) *time.Duration { return &s.Bucket })),
-	forScenario("network", "the latency in each direction: a `distribution` such as 10ms, 10ms±2ms, uniform:10ms±5ms, exponential:10ms, lognormal:10ms±20ms, pareto:10ms^1.5",
+	forScenario(
+		"network",
+		"the latency in each direction: a `distribution` such as 10ms, 10ms±2ms, uniform:10ms±5ms, exponential:10ms, lognormal:10ms±20ms, "+
+			"pareto:10ms^1.5",
 		func(s *sim.Scenario, v string) (err error) {
 			s.Network, err = parseDistribution(v)
 			return err
-		}),
+		},
+	),
 
 	forGroups("clients", "the `number` of clients, which make one call each", func(g *sim.Group, v string) (err error) {
 		g.Rate = 0
 		g.Clients, err = strconv.Atoi(v)
 		return err
 	}),
-	forGroups("rate", "the `number` of calls that arrive per second, regardless of how earlier ones end", func(g *sim.Group, v string) (err error) {
-		g.Clients, g.Spread = 0, 0
-		g.Rate, err = strconv.ParseFloat(v, 64)
-		return err
-	}),
-	switchOf(forGroups("even", "space the arrivals of -rate evenly instead of at random", setBool(func(g *sim.Group) *bool { return &g.Even }))),
+	forGroups(
+		"rate",
+		"the `number` of calls that arrive per second, regardless of how earlier ones end",
+		func(g *sim.Group, v string) (err error) {
+			g.Clients, g.Spread = 0, 0
+			g.Rate, err = strconv.ParseFloat(v, 64)
+			return err
+		},
+	),
+	switchOf(
+		forGroups("even", "space the arrivals of -rate evenly instead of at random", setBool(func(g *sim.Group) *bool { return &g.Even })),
+	),
 	forGroups("spread", "clients start within this `time`", setTime(func(g *sim.Group) *time.Duration { return &g.Spread })),
 	forGroups("start", "the `time` at which clients start", setTime(func(g *sim.Group) *time.Duration { return &g.Start })),
 	forGroups("stop", "the `time` at which the arrivals of -rate end", setTime(func(g *sim.Group) *time.Duration { return &g.Stop })),
@@ -131,12 +141,24 @@ var parameters = []parameter{
 		return err
 	}),
 
-	forServers("replicas", "the `number` of server processes, which take turns; all other settings apply to each", func(s *sim.Server, v string) (err error) {
-		s.Replicas, err = strconv.Atoi(v)
-		return err
-	}),
-	forServers("capacity", "the `number` of calls per second that it can serve", setFloat(func(s *sim.Server) *float64 { return &s.Capacity })),
-	forServers("window", "count calls in windows of this `time`, and queue none", setTime(func(s *sim.Server) *time.Duration { return &s.Window })),
+	forServers(
+		"replicas",
+		"the `number` of server processes, which take turns; all other settings apply to each",
+		func(s *sim.Server, v string) (err error) {
+			s.Replicas, err = strconv.Atoi(v)
+			return err
+		},
+	),
+	forServers(
+		"capacity",
+		"the `number` of calls per second that it can serve",
+		setFloat(func(s *sim.Server) *float64 { return &s.Capacity }),
+	),
+	forServers(
+		"window",
+		"count calls in windows of this `time`, and queue none",
+		setTime(func(s *sim.Server) *time.Duration { return &s.Window }),
+	),
 	forServers("queue", "the `number` of calls that may wait for a worker; -1: no limit", func(s *sim.Server, v string) (err error) {
 		s.Window = 0
 		s.Queue, err = strconv.Atoi(v)
@@ -146,12 +168,22 @@ var parameters = []parameter{
 		s.Latency, err = parseDistribution(v)
 		return err
 	}),
-	forServers("reject-cost", "the cost of a rejection, as a `share` of the cost of a call", setFloat(func(s *sim.Server) *float64 { return &s.RejectCost })),
+	forServers(
+		"reject-cost",
+		"the cost of a rejection, as a `share` of the cost of a call",
+		setFloat(func(s *sim.Server) *float64 { return &s.RejectCost }),
+	),
 	forServers("reject-code", "the status `code` of a rejection", func(s *sim.Server, v string) (err error) {
 		s.RejectCode, err = parseCode(v)
 		return err
 	}),
-	switchOf(forServers("ignore-cancel", "keep working on calls whose clients have given up", setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }))),
+	switchOf(
+		forServers(
+			"ignore-cancel",
+			"keep working on calls whose clients have given up",
+			setBool(func(s *sim.Server) *bool { return &s.IgnoresCancel }),
+		),
+	),
 	forServers("outage", "`when` it is down: from+for, or from+for:share to keep that share of the capacity; separate several by commas",
 		func(s *sim.Server, v string) (err error) {
 			s.Outages, err = parseOutages(v)
@@ -186,15 +218,27 @@ var parameters = []parameter{
 			return err
 		}),
 
-	forStrategies("attempts", "make at most this `number` of attempts; strategies without retries are not changed", func(s *sim.Strategy, v string) error {
-		n, err := strconv.Atoi(v)
-		if s.Policy.MaxAttempts != 1 { // the others are compared with strategies without retries
-			s.Policy.MaxAttempts = n
-		}
-		return err
-	}),
-	forStrategies("base", "the first `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.base })),
-	forStrategies("max", "the longest `wait` of exponential and decorrelated backoffs", setBackoff(func(b *backoffFields) *time.Duration { return b.most })),
+	forStrategies(
+		"attempts",
+		"make at most this `number` of attempts; strategies without retries are not changed",
+		func(s *sim.Strategy, v string) error {
+			n, err := strconv.Atoi(v)
+			if s.Policy.MaxAttempts != 1 { // the others are compared with strategies without retries
+				s.Policy.MaxAttempts = n
+			}
+			return err
+		},
+	),
+	forStrategies(
+		"base",
+		"the first `wait` of exponential and decorrelated backoffs",
+		setBackoff(func(b *backoffFields) *time.Duration { return b.base }),
+	),
+	forStrategies(
+		"max",
+		"the longest `wait` of exponential and decorrelated backoffs",
+		setBackoff(func(b *backoffFields) *time.Duration { return b.most }),
+	),
 	forStrategies("multiplier", "the `number` by which exponential backoffs grow", func(s *sim.Strategy, v string) error {
 		m, err := strconv.ParseFloat(v, 64)
 		if e, ok := s.Policy.Backoff.(grpcretry.Exponential); ok {
@@ -203,17 +247,21 @@ var parameters = []parameter{
 		}
 		return err
 	}),
-	forStrategies("jitter", "the `kind` of jitter of exponential backoffs: full, equal, proportional or none", func(s *sim.Strategy, v string) error {
-		j, ok := jitters[v]
-		if !ok {
-			return fmt.Errorf("want full, equal, proportional or none")
-		}
-		if e, ok := s.Policy.Backoff.(grpcretry.Exponential); ok {
-			e.Jitter = j
-			s.Policy.Backoff = e
-		}
-		return nil
-	}),
+	forStrategies(
+		"jitter",
+		"the `kind` of jitter of exponential backoffs: full, equal, proportional or none",
+		func(s *sim.Strategy, v string) error {
+			j, ok := jitters[v]
+			if !ok {
+				return fmt.Errorf("want full, equal, proportional or none")
+			}
+			if e, ok := s.Policy.Backoff.(grpcretry.Exponential); ok {
+				e.Jitter = j
+				s.Policy.Backoff = e
+			}
+			return nil
+		},
+	),
 	forStrategies("codes", "the status `codes` that are retried, separated by commas", func(s *sim.Strategy, v string) error {
 		s.Policy.Codes = nil
 		for _, one := range strings.Split(v, ",") {
@@ -225,22 +273,49 @@ var parameters = []parameter{
 		}
 		return nil
 	}),
-	forStrategies("max-server-delay", "the longest pushback that is followed, a `time`; a longer one ends the call", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay })),
-	forStrategies("attempt-timeout", "the `time` that one attempt may take", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout })),
-	forStrategies("patience", "the `time` for which calls wait for a target that fails; -1s: they do not", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.Patience })),
-	forStrategies("max-elapsed", "start no attempt after this `time`", setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed })),
-	forStrategies("budget", "`kind` is default, unlimited, ratio:0.2,0,10s,reserve=3 (share, per second, window, reserve), finagle:0.2,10,10s, throttle:10,0.1, rate:100,10 or concurrency:50",
+	forStrategies(
+		"max-server-delay",
+		"the longest pushback that is followed, a `time`; a longer one ends the call",
+		setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxServerDelay }),
+	),
+	forStrategies(
+		"attempt-timeout",
+		"the `time` that one attempt may take",
+		setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.AttemptTimeout }),
+	),
+	forStrategies(
+		"patience",
+		"the `time` for which calls wait for a target that fails; -1s: they do not",
+		setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.Patience }),
+	),
+	forStrategies(
+		"max-elapsed",
+		"start no attempt after this `time`",
+		setTime(func(s *sim.Strategy) *time.Duration { return &s.Policy.MaxElapsed }),
+	),
+	forStrategies(
+		"budget",
+		"`kind` is default, unlimited, ratio:0.2,0,10s,reserve=3 (share, per second, window, reserve), finagle:0.2,10,10s, throttle:10,0.1, "+
+			"rate:100,10 or concurrency:50",
 		func(s *sim.Strategy, v string) (err error) {
 			s.Budget, err = parseBudget(v)
 			return err
-		}),
-	forStrategies("hedge", "send another attempt while the first is slow, `when` is after:50ms, quantile:0.95, quantile:0.95,5ms..1s (the bounds) or none",
+		},
+	),
+	forStrategies(
+		"hedge",
+		"send another attempt while the first is slow, `when` is after:50ms, quantile:0.95, quantile:0.95,5ms..1s (the bounds) or none",
 		func(s *sim.Strategy, v string) error {
 			h, err := parseHedging(v)
 			s.Hedging = h
 			return err
-		}),
-	{name: "also", of: "scenario", usage: "also compare this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; otherwise like the first strategy",
+		},
+	),
+	{
+		name: "also",
+		of:   "scenario",
+		usage: "also compare this `backoff`: full:100ms..5s×2 (or equal, proportional, none), decorrelated:100ms..5s or constant:1s; " +
+			"otherwise like the first strategy",
 		do: func(s *sim.Scenario, v string) error {
 			b, err := parseBackoff(v)
 			if err != nil || len(s.Strategies) == 0 {
@@ -250,10 +325,29 @@ var parameters = []parameter{
 			also.Name, also.Policy.Backoff, also.Policy.OverloadBackoff = v, b, nil
 			s.Strategies = append(slices.Clip(s.Strategies), also)
 			return nil
-		}},
-	switchOf(forStrategies("untried", "attempts go to replicas that the call has not tried", setBool(func(s *sim.Strategy) *bool { return &s.Untried }))),
-	switchOf(forStrategies("stop-callers", "servers whose downstream call gave up say \"do not retry\"", setBool(func(s *sim.Strategy) *bool { return &s.StopCallers }))),
-	switchOf(forStrategies("one-attempt", "servers make one attempt downstream for requests that are retries", setBool(func(s *sim.Strategy) *bool { return &s.OneAttempt }))),
+		},
+	},
+	switchOf(
+		forStrategies(
+			"untried",
+			"attempts go to replicas that the call has not tried",
+			setBool(func(s *sim.Strategy) *bool { return &s.Untried }),
+		),
+	),
+	switchOf(
+		forStrategies(
+			"stop-callers",
+			"servers whose downstream call gave up say \"do not retry\"",
+			setBool(func(s *sim.Strategy) *bool { return &s.StopCallers }),
+		),
+	),
+	switchOf(
+		forStrategies(
+			"one-attempt",
+			"servers make one attempt downstream for requests that are retries",
+			setBool(func(s *sim.Strategy) *bool { return &s.OneAttempt }),
+		),
+	),
 	switchOf(forStrategies("ignore-pushback", "clients ignore pushback", setBool(func(s *sim.Strategy) *bool { return &s.IgnorePushback }))),
 }
 

@@ -54,22 +54,27 @@ func TestSimulationIsWhatTheInterceptorsDo(t *testing.T) {
 		{"exponential", nil, sim.Strategy{
 			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"constant", nil, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: grpcretry.Constant(700 * time.Millisecond)}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: grpcretry.Constant(700 * time.Millisecond)},
+			Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"full jitter", nil, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: withoutChance{grpcretry.Exponential{Max: 10 * time.Second}}}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: withoutChance{grpcretry.Exponential{Max: 10 * time.Second}}},
+			Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"decorrelated", nil, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: withoutChance{grpcretry.Decorrelated{Max: 10 * time.Second}}}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: withoutChance{grpcretry.Decorrelated{Max: 10 * time.Second}}},
+			Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"five attempts", nil, sim.Strategy{
 			Policy: grpcretry.Policy{MaxAttempts: 5, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"throttle of each of two processes", func(s *sim.Scenario) {
 			// No two attempts at the same moment: of those it would matter which is first.
 			s.Groups[0] = sim.Group{Rate: 10, Even: true, Stop: 15 * time.Second, Processes: 2}
 		}, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: 3, Backoff: grpcretry.Constant(33 * time.Millisecond)}, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 40, TokenRatio: 0.5}}},
+			Policy: grpcretry.Policy{MaxAttempts: 3, Backoff: grpcretry.Constant(33 * time.Millisecond)},
+			Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 40, TokenRatio: 0.5}}},
 		{"deadline", func(s *sim.Scenario) { s.Groups[0].Deadline = 13 * time.Second }, sim.Strategy{
 			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"max elapsed", nil, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none, MaxElapsed: 20 * time.Second}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none, MaxElapsed: 20 * time.Second},
+			Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"pushback, exact", func(s *sim.Scenario) { s.Servers[0].Pushback.Kind = sim.ExactPushback }, sim.Strategy{
 			Policy: grpcretry.Policy{MaxAttempts: forever, Backoff: none}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"pushback, a turn for each", func(s *sim.Scenario) { s.Servers[0].Pushback.Kind = sim.SpreadPushback }, sim.Strategy{
@@ -82,7 +87,8 @@ func TestSimulationIsWhatTheInterceptorsDo(t *testing.T) {
 			s.Servers[0].Outages[0].Silent = true
 			s.Groups[0].Deadline = 12500 * time.Millisecond
 		}, sim.Strategy{
-			Policy: grpcretry.Policy{MaxAttempts: 9, Backoff: none, AttemptTimeout: 2100 * time.Millisecond}, Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
+			Policy: grpcretry.Policy{MaxAttempts: 9, Backoff: none, AttemptTimeout: 2100 * time.Millisecond},
+			Budget: sim.Budget{Kind: sim.UnlimitedBudget}}},
 		{"calls that come one by one", func(s *sim.Scenario) {
 			s.Groups[0] = sim.Group{Rate: 10, Even: true, Stop: 15 * time.Second}
 		}, sim.Strategy{Policy: grpcretry.Policy{Backoff: none}}},
@@ -138,7 +144,8 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 		{"all answers slower than the delay", sim.Server{Latency: sim.Distribution{Mean: 120 * ms}}, nil,
 			sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"first_try"}},
 		{"failing answers", sim.Server{Latency: sim.Distribution{Mean: 21 * ms},
-			Outages: []sim.Outage{down(1090*ms, 20*ms), silent(2090*ms, 20*ms), down(2120*ms, 20*ms), silent(3090*ms, 50*ms), down(3150*ms, 20*ms)}}, nil,
+			Outages: []sim.Outage{down(1090*ms, 20*ms), silent(2090*ms, 20*ms), down(2120*ms, 20*ms), silent(3090*ms, 50*ms), down(3150*ms,
+				20*ms)}}, nil,
 			sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"first_try", "exhausted"}},
 		{"hedges that are rejected", narrow(sim.Pushback{}), nil,
 			sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"first_try"}},
@@ -148,10 +155,12 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 			return s
 		}(), nil, sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"not_retryable"}},
 		{"own non-fatal codes", narrow(sim.Pushback{}), nil,
-			sim.Strategy{Policy: asHedgingPolicy(3, []codes.Code{codes.Internal}), Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms, Budget: unlimited}, Budget: unlimited}, []string{"not_retryable"}},
+			sim.Strategy{Policy: asHedgingPolicy(3, []codes.Code{codes.Internal}), Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 33 * ms,
+				Budget: unlimited}, Budget: unlimited}, []string{"not_retryable"}},
 		{"pushback, a wait", narrow(sim.Pushback{Kind: sim.FixedPushback, Delay: 41 * ms}), nil,
 			sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"first_try"}},
-		{"pushback, a wait with nothing under way", sim.Server{Outages: []sim.Outage{down(1090*ms, 200*ms)}, Pushback: sim.Pushback{Kind: sim.FixedPushback, Delay: 150 * ms}}, nil,
+		{"pushback, a wait with nothing under way", sim.Server{Outages: []sim.Outage{down(1090*ms, 200*ms)},
+			Pushback: sim.Pushback{Kind: sim.FixedPushback, Delay: 150 * ms}}, nil,
 			sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"first_try", "recovered"}},
 		{"pushback to stop", narrow(sim.Pushback{Kind: sim.StopPushback}), nil,
 			sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"first_try"}},
@@ -160,20 +169,26 @@ func TestSimulationHedgesAsTheInterceptorsDo(t *testing.T) {
 			s.RejectCode = codes.NotFound
 			return s
 		}(), nil, sim.Strategy{Policy: immediately, Hedging: after, Budget: unlimited}, []string{"pushback"}},
-		{"attempt timeouts", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(1090*ms, 20*ms), silent(2090*ms, 100*ms)}}, nil,
+		{"attempt timeouts", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(1090*ms, 20*ms),
+			silent(2090*ms, 100*ms)}}, nil,
 			sim.Strategy{Policy: timed, Hedging: after, Budget: unlimited}, []string{"first_try", "hedge_won"}},
 		{"max elapsed", sim.Server{Latency: sim.Distribution{Mean: 120 * ms}}, nil,
 			sim.Strategy{Policy: elapsing, Hedging: after, Budget: unlimited}, []string{"first_try"}},
 		{"an empty budget", sim.Server{Latency: sim.Distribution{Mean: 121 * ms}}, nil,
-			sim.Strategy{Policy: immediately, Hedging: after, Budget: sim.Budget{Kind: sim.RateBudget, PerSecond: 3, Burst: 2}}, []string{"first_try"}},
+			sim.Strategy{Policy: immediately, Hedging: after, Budget: sim.Budget{Kind: sim.RateBudget, PerSecond: 3, Burst: 2}},
+			[]string{"first_try"}},
 		{"an empty budget, and rejections", narrow(sim.Pushback{}), nil,
-			sim.Strategy{Policy: immediately, Hedging: after, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 6, TokenRatio: 0.5}}, []string{"first_try"}},
+			sim.Strategy{Policy: immediately, Hedging: after, Budget: sim.Budget{Kind: sim.ThrottleBudget, MaxTokens: 6, TokenRatio: 0.5}},
+			[]string{"first_try"}},
 		{"the default budget of two processes", sim.Server{Latency: sim.Distribution{Mean: 151 * ms}}, func(s *sim.Scenario) {
 			s.Groups[0].Processes = 2
-		}, sim.Strategy{Policy: asHedgingPolicy(9, []codes.Code{codes.Unavailable}), Hedging: &sim.Hedging{Kind: sim.HedgeAfter, Delay: 13 * ms}}, []string{"first_try"}},
-		{"at a quantile", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(2090*ms, 20*ms), silent(7090*ms, 20*ms), silent(9090*ms, 20*ms), silent(9290*ms, 20*ms)}}, func(s *sim.Scenario) {
+		}, sim.Strategy{Policy: asHedgingPolicy(9, []codes.Code{codes.Unavailable}), Hedging: &sim.Hedging{Kind: sim.HedgeAfter,
+			Delay: 13 * ms}}, []string{"first_try"}},
+		{"at a quantile", sim.Server{Latency: sim.Distribution{Mean: 21 * ms}, Outages: []sim.Outage{silent(2090*ms, 20*ms),
+			silent(7090*ms, 20*ms), silent(9090*ms, 20*ms), silent(9290*ms, 20*ms)}}, func(s *sim.Scenario) {
 			s.Groups[0].Stop = 80 * time.Second
-		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8, Budget: unlimited}, Budget: unlimited}, []string{"first_try", "hedge_won", "deadline_exceeded"}},
+		}, sim.Strategy{Hedging: &sim.Hedging{Kind: sim.HedgeAtQuantile, Quantile: 0.8, Budget: unlimited}, Budget: unlimited},
+			[]string{"first_try", "hedge_won", "deadline_exceeded"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := sim.Scenario{
@@ -465,7 +480,14 @@ func (r *realRun) observe(_ context.Context, e grpcretry.Event) {
 }
 
 // count is chained below the library, so that it sees every attempt.
-func (r *realRun) count(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (r *realRun) count(
+	ctx context.Context,
+	method string,
+	req, reply any,
+	cc *grpc.ClientConn,
+	invoker grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
 	r.mu.Lock()
 	r.result.attempts++
 	r.mu.Unlock()

@@ -66,8 +66,11 @@ func summaryTable(s seenScenario) [][]string {
 		if m.AmplifiedDown > 0 {
 			down = perCall(m.AmplifiedDown)
 		}
-		table = append(table, []string{nameOfStrategy(c), fmt.Sprintf("%s of %s", grouped(m.Succeeded), grouped(m.Calls)), perCall(m.Amplification), down,
-			latency(m, m.P50), latency(m, m.P99), settled(m)})
+		table = append(
+			table,
+			[]string{nameOfStrategy(c), fmt.Sprintf("%s of %s", grouped(m.Succeeded), grouped(m.Calls)), perCall(m.Amplification), down,
+				latency(m, m.P50), latency(m, m.P99), settled(m)},
+		)
 	}
 	return table
 }
@@ -126,22 +129,70 @@ func comparison(s seenScenario) [][]string {
 	if s.costs {
 		return costTable(s)
 	}
-	table := [][]string{{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity"}}
+	table := [][]string{
+		{"strategy", "succeeded", "wasted", "attempts/call", "in outages", "p50", "p99", "done", "stable after", "peak after", "over capacity"},
+	}
 	for _, c := range s.found {
 		m := c.Mean
-		table = append(table, []string{nameOfStrategy(c), grouped(m.Succeeded), grouped(m.Wasted), fmt.Sprintf("%.2f", m.Amplification), fmt.Sprintf("%.2f", m.AmplifiedDown),
-			latency(m, m.P50), latency(m, m.P99), shortTime(m.Done), settled(m), grouped(m.PeakAfter) + "/s", grouped(m.Over) + "/s"})
+		table = append(
+			table,
+			[]string{
+				nameOfStrategy(c),
+				grouped(m.Succeeded),
+				grouped(m.Wasted),
+				fmt.Sprintf("%.2f", m.Amplification),
+				fmt.Sprintf("%.2f", m.AmplifiedDown),
+				latency(m, m.P50),
+				latency(m, m.P99),
+				shortTime(m.Done),
+				settled(m),
+				grouped(m.PeakAfter) + "/s",
+				grouped(m.Over) + "/s",
+			},
+		)
 	}
 	return table
 }
 
 // tailTable returns the table of how long calls take, and at what cost.
 func tailTable(s seenScenario) [][]string {
-	table := [][]string{{"strategy", "succeeded", "failed", "p50", "p90", "p99", "p99.9", "longest", "more attempts", "hedges", "won", "suppressed", "workers busy"}}
+	table := [][]string{
+		{
+			"strategy",
+			"succeeded",
+			"failed",
+			"p50",
+			"p90",
+			"p99",
+			"p99.9",
+			"longest",
+			"more attempts",
+			"hedges",
+			"won",
+			"suppressed",
+			"workers busy",
+		},
+	}
 	for _, c := range s.found {
 		m := c.Mean
-		table = append(table, []string{nameOfStrategy(c), grouped(m.Succeeded), grouped(m.Failed), latency(m, m.P50), latency(m, m.P90), latency(m, m.P99), latency(m, m.P999), latency(m, m.Longest),
-			more(m), grouped(m.Hedges), won(c), grouped(m.Suppressed), busy(c)})
+		table = append(
+			table,
+			[]string{
+				nameOfStrategy(c),
+				grouped(m.Succeeded),
+				grouped(m.Failed),
+				latency(m, m.P50),
+				latency(m, m.P90),
+				latency(m, m.P99),
+				latency(m, m.P999),
+				latency(m, m.Longest),
+				more(m),
+				grouped(m.Hedges),
+				won(c),
+				grouped(m.Suppressed),
+				busy(c),
+			},
+		)
 	}
 	return table
 }
@@ -245,8 +296,11 @@ func groupTable(s seenScenario) [][]string {
 	table := [][]string{{"strategy", "group", "calls", "succeeded", "attempts", "wasted", "refused", "p50", "p99"}}
 	for _, c := range s.found {
 		for _, g := range append(slices.Clone(c.Result.Groups), c.Result.Downstream...) {
-			table = append(table, []string{c.Strategy, g.Name, grouped(float64(g.Calls)), grouped(float64(g.Succeeded)), grouped(float64(g.Attempts)),
-				grouped(float64(g.Wasted)), grouped(float64(g.Refused)), shortTime(g.Latency.P50), shortTime(g.Latency.P99)})
+			table = append(
+				table,
+				[]string{c.Strategy, g.Name, grouped(float64(g.Calls)), grouped(float64(g.Succeeded)), grouped(float64(g.Attempts)),
+					grouped(float64(g.Wasted)), grouped(float64(g.Refused)), shortTime(g.Latency.P50), shortTime(g.Latency.P99)},
+			)
 		}
 	}
 	return table

@@ -103,7 +103,12 @@ func retryPolicy(r *serviceconfig.Retry) grpcretry.Policy {
 	if len(r.Codes) == 0 {
 		return grpcretry.Policy{MaxAttempts: 1} // nothing is retried
 	}
-	b := grpcretry.Exponential{Base: r.InitialBackoff, Max: r.MaxBackoff, Multiplier: r.BackoffMultiplier, Jitter: grpcretry.ProportionalJitter}
+	b := grpcretry.Exponential{
+		Base:       r.InitialBackoff,
+		Max:        r.MaxBackoff,
+		Multiplier: r.BackoffMultiplier,
+		Jitter:     grpcretry.ProportionalJitter,
+	}
 	p := grpcretry.Policy{MaxAttempts: r.MaxAttempts, Codes: r.Codes, Patience: noPatience}
 	if b.Multiplier < 1 {
 		p.Backoff = shrinking(b)

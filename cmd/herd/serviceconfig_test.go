@@ -16,7 +16,8 @@ import (
 	"github.com/grpcretry/grpcretry/cmd/herd/internal/sim"
 )
 
-const goodPolicy = `"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]`
+const goodPolicy = `"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, ` +
+	`"retryableStatusCodes": ["UNAVAILABLE"]`
 
 func configOf(policy, rest string) string {
 	return fmt.Sprintf(`{"methodConfig": [{"name": [{"service": "shop.Cart"}], "retryPolicy": {%s}}]%s}`, policy, rest)
@@ -40,8 +41,13 @@ func TestServiceConfigBecomesAStrategy(t *testing.T) {
 		{Name: "policy /shop.Cart/Get", Budget: throttle, Policy: grpcretry.Policy{
 			Patience:    noPatience,
 			MaxAttempts: 5, // gRPC's limit
-			Backoff:     grpcretry.Exponential{Base: 250 * time.Millisecond, Max: 10 * time.Second, Multiplier: 1.5, Jitter: grpcretry.ProportionalJitter},
-			Codes:       []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded},
+			Backoff: grpcretry.Exponential{
+				Base:       250 * time.Millisecond,
+				Max:        10 * time.Second,
+				Multiplier: 1.5,
+				Jitter:     grpcretry.ProportionalJitter,
+			},
+			Codes: []codes.Code{codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded},
 		}},
 		{Name: "policy default", Budget: throttle, Policy: grpcretry.Policy{
 			Patience:    noPatience,
@@ -65,7 +71,8 @@ func TestHedgingPolicyBecomesAStrategy(t *testing.T) {
 		attempts int
 		codes    []codes.Code
 	}{
-		`"maxAttempts": 3, "hedgingDelay": "0.5s", "nonFatalStatusCodes": ["unavailable", 13]`: {500 * time.Millisecond, 3, []codes.Code{codes.Unavailable, codes.Internal}},
+		`"maxAttempts": 3, "hedgingDelay": "0.5s", "nonFatalStatusCodes": ["unavailable", 13]`: {500 * time.Millisecond, 3,
+			[]codes.Code{codes.Unavailable, codes.Internal}},
 		`"maxAttempts": 9`: {attempts: 5},
 	} {
 		got, err := of(policy)
@@ -95,7 +102,11 @@ func TestServiceConfigOfAMethod(t *testing.T) {
 			t.Errorf("for %s: %+v, %v; want %s alone", method, got, err, want)
 		}
 	}
-	if _, err := policyStrategies(configOf(goodPolicy, ""), "/other.Service/Method"); err == nil || !contains(err.Error(), "no retryPolicy or hedgingPolicy for the method /other.Service/Method") {
+	if _, err := policyStrategies(
+		configOf(goodPolicy, ""),
+		"/other.Service/Method",
+	); err == nil ||
+		!contains(err.Error(), "no retryPolicy or hedgingPolicy for the method /other.Service/Method") {
 		t.Errorf("for a method without one: %v, want an error that names it", err)
 	}
 }
@@ -106,7 +117,8 @@ func TestServiceConfigIsRejected(t *testing.T) {
 		{"{} 7", "", "line 1, column 4: not JSON"},
 		{"{}", "", "there is no retryPolicy or hedgingPolicy in methodConfig"},
 		{"{}", "/a/b", "there is no retryPolicy or hedgingPolicy for the method /a/b"},
-		{configOf(strings.Replace(goodPolicy, "UNAVAILABLE", "BUSY", 1), ""), "", `methodConfig[0].retryPolicy.retryableStatusCodes[0]: "BUSY" is not a status code`},
+		{configOf(strings.Replace(goodPolicy, "UNAVAILABLE", "BUSY", 1), ""), "",
+			`methodConfig[0].retryPolicy.retryableStatusCodes[0]: "BUSY" is not a status code`},
 		{strings.Replace(configOf(goodPolicy, ""), `"name"`, `"names"`, 1), "",
 			"there is no retryPolicy or hedgingPolicy in methodConfig; " +
 				`methodConfig[0]: the key "names" is unknown, so it is ignored; methodConfig[0].name: missing, so the entry applies to no method`},
@@ -137,8 +149,11 @@ func TestBackoffsOfAServiceConfig(t *testing.T) {
 		{"4s", "9s", "0.5", []time.Duration{4 * time.Second, 2 * time.Second, time.Second}},
 		{"4s", "3s", "0.5", []time.Duration{3 * time.Second, 2 * time.Second, time.Second}},
 	} {
-		config := configOf(fmt.Sprintf(`"maxAttempts": 4, "initialBackoff": %q, "maxBackoff": %q, "backoffMultiplier": %s, "retryableStatusCodes": [14]`,
-			tt.initial, tt.longest, tt.multiplier), "")
+		config := configOf(
+			fmt.Sprintf(`"maxAttempts": 4, "initialBackoff": %q, "maxBackoff": %q, "backoffMultiplier": %s, "retryableStatusCodes": [14]`,
+				tt.initial, tt.longest, tt.multiplier),
+			"",
+		)
 		all, err := policyStrategies(config, "")
 		if err != nil {
 			t.Fatal(err)
@@ -179,7 +194,10 @@ func TestPolicyIsComparedToo(t *testing.T) {
 func FuzzServiceConfig(f *testing.F) {
 	f.Add(configOf(goodPolicy, ""), "")
 	f.Add(configOf(strings.Replace(goodPolicy, `2, "retry`, `0.5, "retry`, 1), ""), "")
-	f.Add(configOf(`"maxAttempts": 2, "initialBackoff": "9s", "maxBackoff": "1s", "backoffMultiplier": 5e-324, "retryableStatusCodes": ["OK"]`, ""), "")
+	f.Add(
+		configOf(`"maxAttempts": 2, "initialBackoff": "9s", "maxBackoff": "1s", "backoffMultiplier": 5e-324, "retryableStatusCodes": ["OK"]`, ""),
+		"",
+	)
 	f.Add(configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 0.0010001, "tokenRatio": 1e300}`), "")
 	f.Add(configOf(goodPolicy, `, "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}`), "/shop.Cart/Get")
 	f.Add(`{"methodConfig": [{"name": [{}], "hedgingPolicy": {"maxAttempts": 3, "hedgingDelay": "0.1s", "nonFatalStatusCodes": [14]}}]}`, "")

@@ -262,7 +262,12 @@ func (b *Budget) check(path string) error {
 		check(b.New == nil || b.Kind == DefaultBudget, path+".kind", b.Kind, `"" where New makes the budget`),
 		check(!finagle || b.Ratio >= 0 && b.Ratio <= mostRate, path+".ratio", b.Ratio, "at least 0"),
 		check(!finagle || b.MinPerSecond >= 0 && b.MinPerSecond <= mostRate, path+".minPerSecond", b.MinPerSecond, "at least 0"),
-		check(!finagle || b.Window == 0 || b.Window >= time.Millisecond && b.Window <= longest, path+".window", b.Window, "at least 1ms, or 0 for 10s"),
+		check(
+			!finagle || b.Window == 0 || b.Window >= time.Millisecond && b.Window <= longest,
+			path+".window",
+			b.Window,
+			"at least 1ms, or 0 for 10s",
+		),
 		check(!rate || b.PerSecond > 0 && b.PerSecond <= mostRate, path+".perSecond", b.PerSecond, "above 0"),
 		check(!rate || b.Burst > 0, path+".burst", b.Burst, "at least 1"),
 	)

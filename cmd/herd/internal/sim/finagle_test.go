@@ -97,8 +97,18 @@ func TestLateAttemptsEarnNothing(t *testing.T) {
 func TestOutageOfOneReplica(t *testing.T) {
 	s := small()
 	s.Groups[0] = Group{Rate: 30, Even: true, Stop: 10 * sec}
-	s.Servers[0] = Server{Capacity: 30, Replicas: 3, Queue: -1, Latency: Distribution{Mean: 100 * ms}, RejectCode: codes.Unavailable,
-		Outages: []Outage{{Replica: 2, From: 2 * sec, For: 3 * sec}, {Replica: 3, From: 4 * sec, For: 2 * sec, Left: 0.5}, {From: 8 * sec, For: sec}}}
+	s.Servers[0] = Server{
+		Capacity:   30,
+		Replicas:   3,
+		Queue:      -1,
+		Latency:    Distribution{Mean: 100 * ms},
+		RejectCode: codes.Unavailable,
+		Outages: []Outage{
+			{Replica: 2, From: 2 * sec, For: 3 * sec},
+			{Replica: 3, From: 4 * sec, For: 2 * sec, Left: 0.5},
+			{From: 8 * sec, For: sec},
+		},
+	}
 	r := mustRun(t, s, noRetries)
 	for i, b := range r.Servers[0].Series {
 		down, up := 0, 1.0

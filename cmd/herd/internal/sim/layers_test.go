@@ -158,7 +158,13 @@ func TestProofLesson(t *testing.T) {
 			t.Errorf("%s: %.2f attempts at D per call, want %v to %v", name, m.AmplifiedDown, want[0], want[1])
 		}
 		if m.Succeeded < m.Calls-160 || m.Stable != 0 {
-			t.Errorf("%s: %v of %v calls succeed, stable after %v; want those of the good times, and immediately", name, m.Succeeded, m.Calls, m.Stable)
+			t.Errorf(
+				"%s: %v of %v calls succeed, stable after %v; want those of the good times, and immediately",
+				name,
+				m.Succeeded,
+				m.Calls,
+				m.Stable,
+			)
 		}
 	}
 }

@@ -33,7 +33,11 @@ func averaged(t testing.TB, s Scenario, strategy Strategy, seeds int) Summary {
 	return Mean(runs)
 }
 
-var thorough = flag.Bool("thorough", false, "run all simulations in short mode and under the race detector, too, as make simulations-race does")
+var thorough = flag.Bool(
+	"thorough",
+	false,
+	"run all simulations in short mode and under the race detector, too, as make simulations-race does",
+)
 
 // looksAtFigures skips a test of the figures of many simulations in short mode and under the race
 // detector. The detector makes simulations ten times as slow, and has nothing to find in them:

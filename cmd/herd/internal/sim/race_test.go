@@ -60,7 +60,16 @@ func TestLosersAreCancelled(t *testing.T) {
 			want, late = (2+2)/(2*3.1), 3100*ms
 		}
 		if got := r.Servers[0]; !near(got.Utilisation, want, 1e-9) || r.End != late || got.Late != 1 || got.Workers != 2 {
-			t.Errorf("ignores %v: %d workers busy %.4f until %v, %d late; want 2, %.4f, %v, 1", ignores, got.Workers, got.Utilisation, r.End, got.Late, want, late)
+			t.Errorf(
+				"ignores %v: %d workers busy %.4f until %v, %d late; want 2, %.4f, %v, 1",
+				ignores,
+				got.Workers,
+				got.Utilisation,
+				r.End,
+				got.Late,
+				want,
+				late,
+			)
 		}
 	}
 }
@@ -84,7 +93,13 @@ func TestHedgedDownstreamCallsAreCancelled(t *testing.T) {
 		r := mustRun(t, s, Strategy{})
 		g := r.Downstream[0]
 		if g.Calls != 1 || g.Outcomes["cancelled"] != 1 || g.FailedAfter.Max != 1500*ms {
-			t.Errorf("%s: %d downstream calls, outcomes %v after %v; want one that is cancelled after 1.5s", name, g.Calls, g.Outcomes, g.FailedAfter.Max)
+			t.Errorf(
+				"%s: %d downstream calls, outcomes %v after %v; want one that is cancelled after 1.5s",
+				name,
+				g.Calls,
+				g.Outcomes,
+				g.FailedAfter.Max,
+			)
 		}
 		if g.Wasted != 1 || g.Lost != g.Attempts-1 {
 			t.Errorf("%s: of %d attempts %d failed and %d lost, want the first that is noticed, and the others", name, g.Attempts, g.Wasted, g.Lost)
@@ -204,7 +219,8 @@ func TestHedgingIsChecked(t *testing.T) {
 		{Hedging{Kind: HedgeAfter, Delay: -sec}, `strategies[0].hedging.delay is -1s, want 0s to 24h0m0s`},
 		{Hedging{Kind: HedgeAtQuantile}, `strategies[0].hedging.quantile is 0, want between 0 and 1`},
 		{Hedging{Kind: HedgeAtQuantile, Quantile: 1}, `strategies[0].hedging.quantile is 1, want between 0 and 1`},
-		{Hedging{Kind: HedgeAtQuantile, Quantile: 0.9, AtLeast: 2 * sec, AtMost: sec}, `strategies[0].hedging.atMost is 1s, want 0 or at least atLeast`},
+		{Hedging{Kind: HedgeAtQuantile, Quantile: 0.9, AtLeast: 2 * sec, AtMost: sec},
+			`strategies[0].hedging.atMost is 1s, want 0 or at least atLeast`},
 	} {
 		s := small()
 		s.Strategies = []Strategy{{Hedging: &tt.hedging}}
@@ -214,7 +230,8 @@ func TestHedgingIsChecked(t *testing.T) {
 	}
 	s := small()
 	s.Strategies = []Strategy{{Policy: grpcretry.Policy{MaxAttempts: 1001}, Hedging: &Hedging{Kind: HedgeAfter}}}
-	if err := s.Check(); err == nil || !strings.Contains(err.Error(), `strategies[0].policy.maxAttempts is 1001, want at most 1000 with hedging`) {
+	if err := s.Check(); err == nil ||
+		!strings.Contains(err.Error(), `strategies[0].policy.maxAttempts is 1001, want at most 1000 with hedging`) {
 		t.Errorf("a hedged call with 1001 attempts: %v", err)
 	}
 	s.Strategies = []Strategy{{Hedging: &Hedging{Kind: HedgeAfter, New: func() grpcretry.HedgeDelay { return nil }}}}
@@ -226,7 +243,8 @@ func TestHedgingIsChecked(t *testing.T) {
 		t.Errorf("New without a delay: %v", err)
 	}
 	s.Strategies = []Strategy{{Policy: grpcretry.Policy{Hedging: &grpcretry.Hedging{Delay: grpcretry.HedgeAfter(0)}}}}
-	if err := s.Check(); err == nil || !strings.Contains(err.Error(), `policy.hedging is "set", want none: the hedging of a strategy is beside its policy`) {
+	if err := s.Check(); err == nil ||
+		!strings.Contains(err.Error(), `policy.hedging is "set", want none: the hedging of a strategy is beside its policy`) {
 		t.Errorf("hedging in the policy: %v", err)
 	}
 }

@@ -113,7 +113,13 @@ func randomScenario(seed uint64) Scenario {
 		one.Replicas = r.IntN(4)
 		if i+1 < count && r.IntN(3) > 0 {
 			own := strategy()
-			one.Calls = &Downstream{Target: fmt.Sprintf("s%d", i+1), Deadline: maybe(2 * sec), Strategy: &own, StopCallers: r.IntN(2) == 0, OneAttempt: r.IntN(2) == 0}
+			one.Calls = &Downstream{
+				Target:      fmt.Sprintf("s%d", i+1),
+				Deadline:    maybe(2 * sec),
+				Strategy:    &own,
+				StopCallers: r.IntN(2) == 0,
+				OneAttempt:  r.IntN(2) == 0,
+			}
 		}
 		at := time.Duration(0)
 		for range r.IntN(3) {

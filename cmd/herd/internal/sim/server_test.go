@@ -189,7 +189,12 @@ func TestDownstreamCallsEndWithTheirCaller(t *testing.T) {
 		MaxAttempts: 2, AttemptTimeout: 1500 * ms, Backoff: grpcretry.Constant(0)}}
 	r = mustRun(t, s, strategy)
 	if down := r.Downstream[0]; down.Calls != 2 || down.Outcomes["cancelled"] != 1 || down.Outcomes["deadline"] != 1 || down.Attempts != 2+9 {
-		t.Errorf("downstream: %d calls with %d attempts, %v; want 2 with 2 and 9, the first cancelled after 1.5s", down.Calls, down.Attempts, down.Outcomes)
+		t.Errorf(
+			"downstream: %d calls with %d attempts, %v; want 2 with 2 and 9, the first cancelled after 1.5s",
+			down.Calls,
+			down.Attempts,
+			down.Outcomes,
+		)
 	}
 }
 

@@ -58,7 +58,13 @@ func TestRisksLesson(t *testing.T) {
 	for _, name := range []string{"risks-errors-90-1", "risks-errors-90-100", "risks-errors-99.5-100"} {
 		none, got := run(name, "no retries"), run(name, "default")
 		if got.Summary.Failed > none.Summary.Failed || got.Summary.AmplifiedDown > 1.1 {
-			t.Errorf("%s: %v calls fail with %.2f attempts each, want at most %v with 1.1", name, got.Summary.Failed, got.Summary.AmplifiedDown, none.Summary.Failed)
+			t.Errorf(
+				"%s: %v calls fail with %.2f attempts each, want at most %v with 1.1",
+				name,
+				got.Summary.Failed,
+				got.Summary.AmplifiedDown,
+				none.Summary.Failed,
+			)
 		}
 	}
 	// A method that works does not suffer from one that fails.

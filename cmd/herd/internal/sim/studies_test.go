@@ -13,8 +13,18 @@ func TestStudiesCanBeRead(t *testing.T) {
 		if study.Name == "" || study.Title == "" || len(study.See) < 100 || len(study.Scenarios) == 0 {
 			t.Errorf("study %q: title %q, see %q, %d scenarios", study.Name, study.Title, study.See, len(study.Scenarios))
 		}
-		if n := len(study.Points()); (n > 0) != (study.Vary != "") || (n > 0) != (len(study.Measures) > 0) || n > 0 && len(study.Scenarios)%n != 0 {
-			t.Errorf("study %q varies %q: %d values, %d measures, %d scenarios", study.Name, study.Vary, n, len(study.Measures), len(study.Scenarios))
+		if n := len(
+			study.Points(),
+		); (n > 0) != (study.Vary != "") || (n > 0) != (len(study.Measures) > 0) ||
+			n > 0 && len(study.Scenarios)%n != 0 {
+			t.Errorf(
+				"study %q varies %q: %d values, %d measures, %d scenarios",
+				study.Name,
+				study.Vary,
+				n,
+				len(study.Measures),
+				len(study.Scenarios),
+			)
 		}
 		drawn := func(s Scenario) bool { return s.Name == study.Draw }
 		if (study.Vary != "" || study.Draw != "") && !slices.ContainsFunc(study.Scenarios, drawn) {
@@ -46,7 +56,13 @@ func TestClassicLesson(t *testing.T) {
 	}
 	full, equal, plain := got["full jitter"], got["equal jitter"], got["exponential"]
 	if full.P99 > plain.P99/2 || full.Over != 0 || full.Stable != 0 || full.Wasted > plain.Wasted {
-		t.Errorf("full jitter: p99 %v, %v over capacity, stable after %v, %v wasted; want it to beat no jitter", full.P99, full.Over, full.Stable, full.Wasted)
+		t.Errorf(
+			"full jitter: p99 %v, %v over capacity, stable after %v, %v wasted; want it to beat no jitter",
+			full.P99,
+			full.Over,
+			full.Stable,
+			full.Wasted,
+		)
 	}
 	if equal.Wasted > full.Wasted || equal.Over < full.Over {
 		t.Errorf("equal jitter: %v wasted, %v over capacity; want less and more than full jitter", equal.Wasted, equal.Over)
