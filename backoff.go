@@ -206,17 +206,17 @@ func orDefault[T comparable](v, otherwise T) T {
 	return v
 }
 
-// WaitSource names the origin of the wait before an attempt.
+// WaitSource names the origin of the wait before an attempt. 0 stands for no wait, as before a first attempt.
 type WaitSource int
 
 // The sources of a wait.
 const (
-	WaitNone       WaitSource = iota // no wait, as before a first attempt
-	WaitBackoff                      // the policy's [Backoff]
-	WaitPushback                     // the server's grpc-retry-pushback-ms trailer
-	WaitRetryInfo                    // a google.rpc.RetryInfo in the server's status
-	waitHedgeDelay                   // a hedged call's [HedgeDelay], which passed without a response
-	WaitConnect                      // the wait for a connection, and the backoff after it
+	waitNone       WaitSource = iota
+	WaitBackoff               // the policy's [Backoff]
+	WaitPushback              // the server's grpc-retry-pushback-ms trailer
+	WaitRetryInfo             // a google.rpc.RetryInfo in the server's status
+	waitHedgeDelay            // a hedged call's [HedgeDelay], which passed without a response
+	WaitConnect               // the wait for a connection, and the backoff after it
 )
 
 var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "connect"}

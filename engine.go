@@ -34,7 +34,7 @@ type failure struct {
 type verdict struct {
 	Retry      bool          // make another attempt after Wait; otherwise stop, because of Reason
 	Wait       time.Duration // never negative; on a stop, the wait that was rejected, 0 if none was computed
-	WaitSource WaitSource    // WaitNone if no wait was computed
+	WaitSource WaitSource    // waitNone if no wait was computed
 	Reason     error         // why no attempt follows, as in [Error.Reason]; nil for a retry
 
 	backoff   time.Duration // the policy's own part of Wait

@@ -120,7 +120,7 @@ type Error struct {
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
 	wait    time.Duration // the wait that was rejected
-	source  WaitSource    // the source of that wait; WaitNone if no wait was computed
+	source  WaitSource    // the source of that wait; waitNone if no wait was computed
 	made    int           // the number of attempts made, even if not all are kept
 	reached bool          // one of them has reached a server, or may have
 	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
@@ -147,7 +147,7 @@ func (e *Error) reason() string {
 		return "unknown reason"
 	}
 	reason := words.Truncate(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
-	if e.source != WaitNone {
+	if e.source != waitNone {
 		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", words.Rounded(e.wait), e.source)
 	}
 	return reason

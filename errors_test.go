@@ -66,7 +66,7 @@ func TestErrorListsTheAttempts(t *testing.T) {
 				errors.Is(a.Err, ErrAttemptTimeout)})
 		}
 		want := []brief{
-			{1, 0, 2 * second, 0, WaitNone, codes.Unavailable, false},
+			{1, 0, 2 * second, 0, waitNone, codes.Unavailable, false},
 			{2, 3 * second, 6 * second, 1 * second, WaitBackoff, codes.DeadlineExceeded, true},
 			{3, 9 * second, 0, 2 * second, WaitBackoff, codes.ResourceExhausted, false},
 		}

@@ -38,7 +38,7 @@ type Event struct {
 	Reason error
 
 	// Wait and WaitSource are set in a Decision: the wait before the next attempt, or the wait
-	// that was rejected because of Reason; a CallEnd repeats the latter. WaitSource is WaitNone
+	// that was rejected because of Reason; a CallEnd repeats the latter. WaitSource is 0
 	// if no wait was computed. With WaitConnect, Wait is the backoff that follows the wait for
 	// a connection, because how long that takes is not known yet.
 	Wait       time.Duration

@@ -53,7 +53,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 	if !v.Retry {
 		more = append(more, attribute.String(telemetry.AttrReason, reasons.Of(v.Reason).Word))
 	}
-	if v.WaitSource != WaitNone {
+	if v.WaitSource != waitNone {
 		more = append(more,
 			attribute.Int64(telemetry.AttrWait, v.Wait.Milliseconds()),
 			attribute.String(telemetry.AttrWaitSource, v.WaitSource.String()))

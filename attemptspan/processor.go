@@ -154,7 +154,7 @@ func attributes(a grpcretry.Attempt) []attribute.KeyValue {
 	if a.Hedge {
 		attrs = append(attrs, attribute.Bool(AttrHedge, true))
 	}
-	if a.WaitSource != grpcretry.WaitNone {
+	if a.WaitSource != 0 {
 		attrs = append(attrs,
 			attribute.Int64(AttrWait, a.Wait.Milliseconds()),
 			attribute.String(AttrWaitSource, a.WaitSource.String()))

@@ -86,7 +86,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 		Code:      codeName(uint32(grpcretry.Attempt{Err: e.Err}.Code())),
 		Made:      attemptsMade(e),
 	}
-	if e.WaitSource != grpcretry.WaitNone {
+	if e.WaitSource != 0 {
 		c.RefusedWaitMs, c.RefusedWaitSource = ms(e.Wait), e.WaitSource.String()
 	}
 	attempts := firstAndLast(e)
@@ -113,7 +113,7 @@ func newCall(e *grpcretry.Event, began time.Time) *Call {
 
 // follows reports whether b was sent because a, or an attempt after a, had failed.
 func follows(b, a *grpcretry.Attempt) bool {
-	return b.WaitSource != grpcretry.WaitNone && b.WaitSource.String() != hedgeDelay && !b.Start.Before(endOf(a))
+	return b.WaitSource != 0 && b.WaitSource.String() != hedgeDelay && !b.Start.Before(endOf(a))
 }
 
 // firstAndLast returns the attempts that are kept.

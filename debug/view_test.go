@@ -273,9 +273,9 @@ func TestNothingOfGrpcretryIsUnknown(t *testing.T) {
 	if e := (grpcretry.Event{Err: probe.Err, Reason: probe.Err}); !worthKeeping(&e) {
 		t.Error("a call that ended for a new reason is not kept")
 	}
-	for source := grpcretry.WaitNone; !strings.HasPrefix(source.String(), "WaitSource("); source++ {
+	for source := grpcretry.WaitSource(0); !strings.HasPrefix(source.String(), "WaitSource("); source++ {
 		_, counted := waitCounter(source)
-		if between := source != grpcretry.WaitNone && source.String() != hedgeDelay && source.String() != "non_fatal"; counted != between {
+		if between := source != 0 && source.String() != hedgeDelay && source.String() != "non_fatal"; counted != between {
 			t.Errorf("a wait by %v is counted: %v, want %v", source, counted, between)
 		}
 	}

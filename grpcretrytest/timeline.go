@@ -91,7 +91,7 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 		return line
 	}
 	stop := entry{kind: aStop, at: exactly(end.Elapsed), outcome: reasons.Of(end.Reason).Word}
-	if end.WaitSource != grpcretry.WaitNone {
+	if end.WaitSource != 0 {
 		stop.span, stop.source = exactly(end.Wait), end.WaitSource.String()
 	}
 	return append(line, stop)

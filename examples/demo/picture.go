@@ -116,7 +116,7 @@ func (p *picture) brief(a axis, r *record) {
 func waits(r *record) string {
 	var ms []string
 	for _, s := range r.steps {
-		if s.WaitSource != grpcretry.WaitNone {
+		if s.WaitSource != 0 {
 			ms = append(ms, fmt.Sprint(s.Wait.Milliseconds()))
 		}
 	}

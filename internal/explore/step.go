@@ -90,7 +90,7 @@ func timeline(end *grpcretry.Event) string {
 	var all []string
 	for _, a := range attempts {
 		text := fmt.Sprintf("%v attempt %d", a.Start.Sub(attempts[0].Start), a.Number)
-		if a.WaitSource != grpcretry.WaitNone {
+		if a.WaitSource != 0 {
 			text = fmt.Sprintf("wait %v %v; %s", a.Wait, a.WaitSource, text)
 		}
 		if a.Hedge {
