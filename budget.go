@@ -211,7 +211,8 @@ func AllBudgets(b ...Budget) Budget {
 	return all
 }
 
-// rankOfBudget is 1 for the budgets of this package that limit something.
+// rankOfBudget is 1 for the budgets of this package that limit something: their Balance is exact, so that withdraw can
+// look at it before it takes anything.
 func rankOfBudget(b Budget) int {
 	switch b.(type) {
 	case *ratioBudget, *rateBudget, *throttle, *concurrencyBudget:
@@ -341,7 +342,7 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 }
 
 // isThrottled reports whether a throttle refuses retries. A6 gives a throttled call up at once, so
-// calls do not wait for it.
+// calls do not wait for it. They wait for any other budget.
 func isThrottled(b Budget) bool {
 	switch b := b.(type) {
 	case *throttle:

@@ -137,7 +137,7 @@ func (p *policy) hedgingOf(
 }
 
 // hedgingObstacle returns why a call cannot be hedged, "" if it can; desc is nil for a unary
-// call, reply for a stream.
+// call, reply for a stream. Rules for all calls, functions and driven plans too, are in hedgingOf.
 func hedgingObstacle(desc *grpc.StreamDesc, reply any) string {
 	switch {
 	case desc == nil && !replies.IsPointer(reply):

@@ -94,7 +94,7 @@ type limits struct {
 }
 
 // tooLate reports why no attempt may start after a wait that starts now: its end would reach
-// the deadline or MaxElapsed.
+// the deadline or MaxElapsed. Every wait of a call is judged here, so a further limit of that kind belongs here.
 func (l *limits) tooLate(now time.Time, wait time.Duration) error {
 	switch {
 	case !l.deadline.IsZero() && wait >= l.deadline.Sub(now):
