@@ -119,11 +119,11 @@ func TestALateResponseEarnsNothing(t *testing.T) {
 		want   []Outcome
 	}{
 		{"in time", nil, []answer{ok().after(second)}, []Outcome{{Attempt: 1, Result: Succeeded}}},
-		{"late, and there is no token", nil, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, Late: true}}},
+		{"late, and there is no token", nil, []answer{ok().after(3 * second)}, []Outcome{{Attempt: 1, Result: Succeeded, late: true}}},
 		{"late, and the last attempt", []Option{WithMaxAttempts(2)}, []answer{unavailable(), ok().after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, Late: true}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded, late: true}}},
 		{"an answer that is late", []Option{WithMaxAttempts(2)}, []answer{unavailable(), fail(codes.NotFound, "x").after(3 * second)},
-			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, Late: true}}},
+			[]Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Answered, late: true}}},
 		{"cut", nil, []answer{ok().after(4 * second), ok()}, []Outcome{{Attempt: 1, Result: Failed}, {Attempt: 2, Result: Succeeded}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -216,7 +216,7 @@ const (
 	WaitPushback              // the server's grpc-retry-pushback-ms trailer
 	WaitRetryInfo             // a google.rpc.RetryInfo in the server's status
 	waitHedgeDelay            // a hedged call's [HedgeDelay], which passed without a response
-	WaitConnect               // the wait for a connection, and the backoff after it
+	waitConnect               // inside.WaitConnect: the wait for a connection, and the backoff after it
 )
 
 var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "connect"}

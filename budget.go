@@ -43,11 +43,12 @@ type Outcome struct {
 	// Hedge is true for an attempt that was sent while an earlier one was in flight.
 	Hedge  bool
 	Result Result
-	// Late is true for an attempt that ended after the attempt timeout, which did not cut it
+
+	// late is true for an attempt that ended after the attempt timeout, which did not cut it
 	// because no retry could replace it. The ratio budget earns nothing from it: a server with a
 	// queue longer than the timeout answers every call late, and those calls would otherwise pay
 	// for the retries that keep the queue long.
-	Late bool
+	late bool
 }
 
 // A Result classifies the end of an attempt for a [Budget].
@@ -64,7 +65,7 @@ const (
 
 // answered reports whether the attempt shows that the server answers calls in time.
 func (o Outcome) answered() bool {
-	return !o.Late && (o.Result == Succeeded || o.Result == Answered)
+	return !o.late && (o.Result == Succeeded || o.Result == Answered)
 }
 
 // returned is the outcome of an attempt that took a token and was not sent after all.

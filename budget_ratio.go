@@ -27,7 +27,7 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // answered. An outage earns nothing, so while it lasts clients soon make one attempt per call.
 // Invalid settings are an error.
 //
-// Each [Outcome] that is Succeeded or Answered, and not Late, earns Ratio. Earnings first fill the
+// Each [Outcome] that is Succeeded or Answered, before the attempt timeout, earns Ratio. Earnings first fill the
 // reserve until it holds Reserve again; the rest can be spent for the length of the Window, so a
 // good hour is not saved up for a bad minute. The reserve is full at the start and is not
 // refilled by time, because such refills add up in a fleet of clients. MinPerSecond adds such a
@@ -131,7 +131,7 @@ func (s RatioBudget) describe() string {
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 func (b *ratioBudget) Deposit(o Outcome) {
-	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.Late && !o.Hedge) {
+	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.Hedge) {
 		b.tokens.Return()
 	}
 	if o.answered() {

@@ -248,8 +248,8 @@ func TestLateAnswersEarnNothing(t *testing.T) {
 	}
 	now := time.Now()
 	b.Withdraw(now)
-	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, Late: true}, {Attempt: 2, Result: Succeeded, Late: true},
-		{Attempt: 1, Result: Answered, Late: true}} {
+	for _, o := range []Outcome{{Attempt: 1, Result: Succeeded, late: true}, {Attempt: 2, Result: Succeeded, late: true},
+		{Attempt: 1, Result: Answered, late: true}} {
 		b.Deposit(o)
 	}
 	if got := b.Balance(now); got != 0 {

@@ -74,8 +74,8 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 		return err
 	}
 	switch {
-	case p.overGRPC && p.DryRun: // gRPC's retries stay as they are
-	case p.overGRPC || c.worksFor.IsRetry() && !p.DryRun: // for a retry, gRPC's would be further attempts
+	case p.overGRPC && p.dryRun: // gRPC's retries stay as they are
+	case p.overGRPC || c.worksFor.IsRetry() && !p.dryRun: // for a retry, gRPC's would be further attempts
 		c.stopsGRPC = !c.retrier.builtInRetryOff && c.channel().mayRetry()
 	case ch.ready && ch.retries():
 		c.retrier.report.leftToGRPC(&c.facts)
@@ -178,7 +178,7 @@ func (c *rpc) targetState() *target {
 
 // isLeftToGRPC reports whether gRPC may retry a stream, because we do not.
 func (c *rpc) isLeftToGRPC() bool {
-	if c.policy.DryRun {
+	if c.policy.dryRun {
 		return true
 	}
 	if c.stopsGRPC || c.policy.overGRPC {
@@ -226,7 +226,7 @@ func (c *rpc) ready(a *attempt) {
 
 // isContested reports whether the call needs a contest.
 func (c *rpc) isContested() bool {
-	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.DryRun
+	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.dryRun
 }
 
 // next takes the end of an attempt. It returns the next attempt, after the wait before it, or nil and the
@@ -442,7 +442,7 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 func (c *call) deposit(a *attempt, r Result) {
 	a.reported = true
 	if p := c.plan(); p != nil {
-		p.ended(Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, Late: r == Succeeded && a.isLate()})
+		p.ended(Outcome{Attempt: int(a.number), Hedge: a.hedge, Result: r, late: r == Succeeded && a.isLate()})
 		return
 	}
 	o := Outcome{Attempt: 1, Result: r} // there is no other

@@ -226,7 +226,7 @@ func TestPatienceIsForTheWholeCall(t *testing.T) {
 		if got := time.Since(server.start); got != 4*second {
 			t.Errorf("the call ended after %v, want 4s", got)
 		}
-		if a := e.Attempts[1]; a.Wait != 2*second || a.WaitSource != WaitConnect {
+		if a := e.Attempts[1]; a.Wait != 2*second || a.WaitSource != waitConnect {
 			t.Errorf("attempt 2 came after %v of %v, want 2s of connect", a.Wait, a.WaitSource)
 		}
 	})

@@ -75,7 +75,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
 	last := p.plan.isRetry != nil || p.plan.sent() >= p.plan.policy.MaxAttempts
-	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.DryRun {
+	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}
 	return p.plan.policy.AttemptTimeout
@@ -87,7 +87,7 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	case a.Err == nil:
 		p.won = true
 		p.measure(a, now)
-		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, Late: p.isLate(a)})
+		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, late: p.isLate(a)})
 		return drive.Step{End: true}
 	case errors.Is(a.Err, ErrHedgeLost):
 		if p.won {

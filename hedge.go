@@ -109,7 +109,7 @@ func sendsStream(method string) bool {
 
 // mayHedge reports whether the policy allows hedges: one is sent while another attempt may be running.
 func (p *policy) mayHedge() bool {
-	return p.Hedging != nil && !p.UnsentOnly && !p.DryRun && p.MaxAttempts > 1
+	return p.Hedging != nil && !p.UnsentOnly && !p.dryRun && p.MaxAttempts > 1
 }
 
 // hedgeBudget returns the budget that only hedges spend from; nil if the policy allows none.

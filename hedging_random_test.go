@@ -1011,7 +1011,7 @@ func (b *modelBudget) check(t *testing.T, name string, got *purse, m *hedgeModel
 		want = append(want, fmt.Sprint(o))
 	}
 	for _, o := range got.heard {
-		o.Late = false // has a test of its own
+		o.late = false // has a test of its own
 		heard = append(heard, fmt.Sprint(o))
 	}
 	slices.Sort(heard)

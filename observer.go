@@ -39,7 +39,7 @@ type Event struct {
 
 	// Wait and WaitSource are set in a Decision: the wait before the next attempt, or the wait
 	// that was rejected because of Reason; a CallEnd repeats the latter. WaitSource is 0
-	// if no wait was computed. With WaitConnect, Wait is the backoff that follows the wait for
+	// if no wait was computed. With the source "connect", Wait is the backoff that follows the wait for
 	// a connection, because how long that takes is not known yet.
 	Wait       time.Duration
 	WaitSource WaitSource

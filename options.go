@@ -96,7 +96,7 @@ func WithPolicy(p Policy) CallOption {
 	add(p.BufferLimit == -1, func() CallOption { return WithBufferLimit(0) })
 	add(p.BufferLimit != 0 && p.BufferLimit != -1, func() CallOption { return WithBufferLimit(p.BufferLimit) })
 	add(p.UnsentOnly, func() CallOption { return WithUnsentOnly(true) })
-	add(p.DryRun, func() CallOption { return WithDryRun(true) })
+	add(p.dryRun, func() CallOption { return WithDryRun(true) })
 	return o
 }
 
@@ -176,7 +176,7 @@ func WithRetryIf(f func(error) bool) CallOption {
 // sent. Only then is the slow attempt cancelled; until then it may still respond. If nothing can
 // replace it (after the last attempt, with an empty budget, if the deadline or [WithMaxElapsed]
 // leaves no room, or if a [WithClassifier] says [Stop]), it continues and is judged by its own
-// result, so that a slow response is not turned into a failure; the budget counts it as Late. In a
+// result, so that a slow response is not turned into a failure; the budget earns nothing from it. In a
 // call without a deadline such an attempt ends after d, so that the call cannot hang. The server
 // receives the caller's deadline, not d.
 //
@@ -339,7 +339,7 @@ func WithUnsentOnly(on bool) CallOption {
 //
 // The default is false. A later WithDryRun replaces an earlier one.
 func WithDryRun(on bool) CallOption {
-	return newCallOption("WithDryRun", fieldDryRun, Policy{DryRun: on}, nil)
+	return newCallOption("WithDryRun", fieldDryRun, Policy{dryRun: on}, nil)
 }
 
 // Disable turns retries and hedging off. The call passes straight through to gRPC: without a

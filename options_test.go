@@ -122,7 +122,7 @@ func TestEveryFieldOfAPolicyCounts(t *testing.T) {
 	full := Policy{MaxAttempts: 2, Backoff: Constant(1), OverloadBackoff: Constant(2), Codes: []codes.Code{codes.Aborted},
 		Classifier:     func(context.Context, Attempt) Classification { return Stop },
 		AttemptTimeout: 3, MaxElapsed: 4, MaxServerDelay: 5, Patience: 6, Budget: Unlimited, BufferLimit: 7,
-		Hedging: &Hedging{Delay: HedgeAfter(8)}, UnsentOnly: true, DryRun: true}
+		Hedging: &Hedging{Delay: HedgeAfter(8)}, UnsentOnly: true, dryRun: true}
 	option := WithPolicy(full).callOption()
 	if option.err != nil || option.set != fieldDryRun<<1-1 {
 		t.Errorf("WithPolicy sets %b, want all fields: %v", option.set, option.err)

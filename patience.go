@@ -79,7 +79,7 @@ func isOwn(source WaitSource) bool { return source != WaitPushback && source != 
 
 // giveUp tells the target that the call does not wait for it. A dry run would not have waited.
 func (p *plan) giveUp(now time.Time) {
-	if !p.policy.DryRun {
+	if !p.policy.dryRun {
 		p.target.giveUp(now)
 	}
 }
@@ -157,7 +157,7 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	v := p.schedule(f, now, u)
 	if !f.Redials {
-		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: WaitConnect}
+		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: waitConnect}
 		v.Reason = p.tooLate(now, v.Wait)
 	}
 	if f.Redials {
@@ -173,7 +173,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	}
 	v.Retry = true
 	p.accept(v, now)
-	if !p.policy.DryRun {
+	if !p.policy.dryRun {
 		p.target.await()
 	}
 	if f.Redials {
@@ -200,5 +200,5 @@ func (p *plan) connected(now time.Time, u float64) step {
 	}
 	p.next.since, p.next.answers = now, p.target.trouble(now).answers
 	p.next.moveTo(at)
-	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: WaitConnect}, now, u)
+	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: waitConnect}, now, u)
 }

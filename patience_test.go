@@ -283,7 +283,7 @@ func TestALateResponseEndsNoTrouble(t *testing.T) {
 	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
 	plan.target, plan.ledger.target = of, of
 	of.fail(noon, second)
-	plan.ledger.deposit(Outcome{Attempt: 1, Result: Succeeded, Late: true})
+	plan.ledger.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true})
 	plan.ledger.deposit(Outcome{Attempt: 1, Result: Ignored})
 	if !of.failing.Load() {
 		t.Error("a late response has ended the trouble")

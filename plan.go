@@ -263,7 +263,7 @@ func (p *plan) undecide() {
 // in flight decide, and the rules from 6 on apply to the last of them.
 func (p *plan) failed(f *failure, now time.Time, u float64) step {
 	next := p.afterFailure(f, now, u)
-	if !p.policy.DryRun {
+	if !p.policy.dryRun {
 		return next
 	}
 	p.leave()
@@ -546,5 +546,5 @@ func (p *plan) putOff(now time.Time) {
 }
 
 func (f *failure) outcome(r Result) Outcome {
-	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, Late: f.Attempt.late}
+	return Outcome{Attempt: f.Attempt.Number, Hedge: f.Attempt.Hedge, Result: r, late: f.Attempt.late}
 }

@@ -446,7 +446,7 @@ func (d *planDriver) isTooLate(at time.Time) bool {
 // named, and the backoff after a connection, are waited for in any case.
 func (d *planDriver) outlastsPatience(due time.Time) bool {
 	next := &d.plan.plan.next
-	atAnyRate := next.source == WaitPushback || next.source == WaitRetryInfo || next.source == WaitConnect && d.plan.plan.connecting == nil
+	atAnyRate := next.source == WaitPushback || next.source == WaitRetryInfo || next.source == waitConnect && d.plan.plan.connecting == nil
 	if d.policy.Patience < 0 || atAnyRate && next.repeats == 0 {
 		return false
 	}

@@ -48,7 +48,7 @@ type Policy struct {
 	Hedging *Hedging // default nil: one attempt at a time
 
 	UnsentOnly bool // default false; only WithUnsentOnly(false) overrides a wider scope's true
-	DryRun     bool // default false; only WithDryRun(false) overrides a wider scope's true
+	dryRun     bool // default false; only WithDryRun(false) overrides a wider scope's true
 }
 
 // fields is a set of a Policy's fields.
@@ -114,7 +114,7 @@ func (p *partial) add(scope string, o *partial) {
 	replace(o.set.has(fieldPatience), &p.Patience, o.Patience)
 	replace(o.set.has(fieldBufferLimit), &p.BufferLimit, o.BufferLimit)
 	replace(o.set.has(fieldUnsentOnly), &p.UnsentOnly, o.UnsentOnly)
-	replace(o.set.has(fieldDryRun), &p.DryRun, o.DryRun)
+	replace(o.set.has(fieldDryRun), &p.dryRun, o.dryRun)
 	p.set |= o.set
 }
 

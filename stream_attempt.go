@@ -128,7 +128,7 @@ func (at *streamAttempt) cleanEnd() error {
 	trailer := at.stream.Trailer()
 	md, _ := at.stream.Header()
 	switch {
-	case md == nil && len(trailer) == 0 && !at.of.call.policy.DryRun: // that of a server has at least the content-type
+	case md == nil && len(trailer) == 0 && !at.of.call.policy.dryRun: // that of a server has at least the content-type
 		return errConnLost
 	case !at.of.desc.ServerStreams:
 		return errNoResponse

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -77,7 +78,7 @@ var codeNames = [...]string{
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED", "OTHER",
 }
 
-var waitSources = [...]grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, grpcretry.WaitConnect}
+var waitSources = [...]grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, inside.WaitConnect}
 
 func outcomeCounter(e *grpcretry.Event) counter {
 	if e.Err == nil && e.Attempt.Number == 1 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A Policy describes the [grpcretry.Retrier.Policy] of a method. Options of single calls may
@@ -48,7 +49,7 @@ func describe(from grpcretry.Policy, method string, function bool) *Policy {
 		PatienceMs:       ms(from.Patience),
 		BufferLimitBytes: from.BufferLimit,
 		UnsentOnly:       from.UnsentOnly,
-		DryRun:           from.DryRun,
+		DryRun:           inside.IsDryRun(from),
 	}
 	if h := from.Hedging; h != nil && !from.UnsentOnly && from.MaxAttempts > 1 {
 		p.Hedging = &Hedging{Delay: describeDelay(h.Delay, method), Budget: kindOf(h.Budget)}

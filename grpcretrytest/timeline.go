@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -101,7 +102,7 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 // seen in its time.
 func waited(a grpcretry.Attempt) bool {
 	switch a.WaitSource {
-	case grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, grpcretry.WaitConnect:
+	case grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo, inside.WaitConnect:
 		return true
 	default:
 		return false

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -129,7 +130,7 @@ var (
 		return words
 	}()
 	sources = []string{grpcretry.WaitBackoff.String(), grpcretry.WaitPushback.String(), grpcretry.WaitRetryInfo.String(),
-		grpcretry.WaitConnect.String()}
+		grpcretry.WaitSource(inside.WaitConnect).String()}
 	stops = append(reasons.Words(), wordPassed)
 )
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -51,7 +52,7 @@ var features = func() (names []string) {
 		}
 	}
 	for _, source := range []grpcretry.WaitSource{grpcretry.WaitBackoff, grpcretry.WaitPushback, grpcretry.WaitRetryInfo,
-		grpcretry.WaitConnect} {
+		inside.WaitConnect} {
 		names = append(names, "recovered after a wait: "+source.String())
 	}
 	for _, reason := range []error{grpcretry.ErrAttemptsExhausted, grpcretry.ErrBudgetExhausted, grpcretry.ErrPushback,

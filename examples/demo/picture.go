@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -152,7 +153,7 @@ func (p *picture) outcome(r *record, s step) string {
 		return p.paint(green, "rescued by a retry")
 	case s.Err == nil:
 		return ""
-	case retry && d.WaitSource == grpcretry.WaitConnect:
+	case retry && d.WaitSource == inside.WaitConnect:
 		return p.paint(yellow, "reached no server; waits for a connection")
 	case retry && errors.Is(s.Err, grpcretry.ErrAttemptTimeout):
 		return p.paint(yellow, "timeout; replaced after "+waitText(d))
@@ -214,7 +215,7 @@ func waitSign(s grpcretry.WaitSource) rune {
 	switch s {
 	case grpcretry.WaitPushback, grpcretry.WaitRetryInfo:
 		return '┄'
-	case grpcretry.WaitConnect:
+	case inside.WaitConnect:
 		return '·'
 	default:
 		return '─'

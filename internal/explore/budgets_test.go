@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/grpcretry/grpcretry"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A comparedBudget asks a budget of the library, and expects of it what a model says. If the two differ, it panics,
@@ -68,11 +69,12 @@ func (b *comparedBudget) compare(now time.Time, after string) {
 type ratioModel struct{ ratio, full, reserve, earned, spent float64 }
 
 func (m *ratioModel) deposit(o grpcretry.Outcome) {
-	succeeded := o.Result == grpcretry.Succeeded && !o.Late
+	late := inside.IsLate(o)
+	succeeded := o.Result == grpcretry.Succeeded && !late
 	if o.Attempt > 1 && (o.Result == grpcretry.Unsent || succeeded && !o.Hedge) {
 		m.giveBack()
 	}
-	if !succeeded && (o.Late || o.Result != grpcretry.Answered) {
+	if !succeeded && (late || o.Result != grpcretry.Answered) {
 		return
 	}
 	toReserve := min(m.ratio, m.full-m.reserve)

@@ -98,7 +98,7 @@ func (j *judgement) judgePatience() {
 		case !j.isPatient():
 			j.must(!j.attempts[i].Unsent || j.hedges(), "attempt %d followed one that reached no server, and Patience is 0", a.Number)
 			continue
-		case a.WaitSource == grpcretry.WaitConnect && !(j.hedges() && j.isPushed()):
+		case a.WaitSource == inside.WaitConnect && !(j.hedges() && j.isPushed()):
 			last += j.backoff(i + 1)
 		case a.WaitSource != grpcretry.WaitBackoff && inside.RepeatsOf(a) == 0:
 			continue

@@ -28,6 +28,15 @@ type Call struct {
 // at most 255.
 var RepeatsOf func(attempt any) int
 
+// WaitConnect is the grpcretry.WaitSource of the wait for a connection, and the backoff after it.
+const WaitConnect = 5
+
+// IsLate reports whether a grpcretry.Outcome is that of an attempt that ended after the attempt timeout, and earns nothing.
+var IsLate func(outcome any) bool
+
+// IsDryRun reports whether a grpcretry.Policy comes from WithDryRun.
+var IsDryRun func(policy any) bool
+
 // BudgetOf returns the grpcretry.Budget from which the retries of a method's calls to a target, in
 // gRPC's canonical form, are paid. An Update may replace it, and a budget of a target that is no longer
 // used is forgotten, so it is not to be kept.
