@@ -28,7 +28,8 @@ var panels = []panel{
 	{"One attempt for retries", "the second measure alone",
 		inside.ServerOptions(layers.Measures{OneAttempt: true}),
 		"3 and two retries of B, and two of A"},
-	{"Both measures", "both server interceptors", inside.ServerOptions(layers.Measures{StopsCallers: true, OneAttempt: true}), "as many with the first measure alone"},
+	{"Both measures", "both server interceptors", inside.ServerOptions(layers.Measures{StopsCallers: true, OneAttempt: true}),
+		"as many with the first measure alone"},
 }
 
 // Measures of a tree.

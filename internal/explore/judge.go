@@ -405,7 +405,8 @@ func (j *judgement) judgeRetry(i int) {
 	switch {
 	case failed.Unsent:
 	case hinted && push.Source == grpcretry.WaitPushback:
-		j.must(next.Wait == push.Delay || inside.RepeatsOf(next) > 0 && next.Wait > push.Delay, "the wait before attempt %d is %v, and the pushback %v",
+		j.must(next.Wait == push.Delay || inside.RepeatsOf(next) > 0 && next.Wait > push.Delay,
+			"the wait before attempt %d is %v, and the pushback %v",
 			next.Number, next.Wait, push.Delay)
 	case hinted:
 		spread := time.Duration(0.2 * j.program.u * float64(push.Delay))
