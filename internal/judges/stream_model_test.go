@@ -40,15 +40,13 @@ import (
 //     the codec has failed, or a wrapper below.
 //   - gRPC may report a lost connection as a clean io.EOF; the control allows that, and what
 //     Header has found before RecvMsg makes a failure of it.
-//   - If a wrapper below drops call options, grpc.Peer and its like are not filled, Trailer may return nil,
-//     and OnFinish does not run for a stream that is abandoned. With the interceptor, OnFinish must still run if the
-//     application sees the end, which may be late by the grace that gRPC is given.
-//   - If the Header of a wrapper below returns nil before the end, nobody can tell that from a
-//     stream without headers: Header may return nil.
 //   - Hedges that are sent at the same instant reach gRPC in any order.
 //
 //   - SendMsg may return io.EOF while RecvMsg is returning the end on another goroutine: gRPC's stream, too, has ended by
 //     then.
+//
+// A wrapper below that breaks its contract, because it drops call options or hides headers, gets the simplest safe
+// behaviour: such a run is judged only for what must never happen (judgeSafety).
 //
 // And these, because the design says so: an attempt timeout of a client stream runs until its
 // status; a method is left to gRPC only once the channel knows its service config; SendMsg may
@@ -64,18 +62,6 @@ type finding struct {
 
 // slack is more than all naps of the fake in one call: a goroutine may be late by that much.
 const slack = 500 * time.Microsecond
-
-// grace is how long the library waits for gRPC to report the end of an attempt, which it never
-// does if call options are dropped; and for the headers that a wrapper hides.
-const grace = 21 * time.Millisecond
-
-// reportedWithin is the time in which the library knows that an attempt has ended.
-func (r *run) reportedWithin() time.Duration {
-	if r.dropsOptions {
-		return slack + grace
-	}
-	return slack
-}
 
 // ctxEndAt is when the context of the application ended.
 func (r *run) ctxEndAt() time.Duration {
@@ -240,8 +226,30 @@ func (r *run) refusedSend() bool {
 	return false
 }
 
+// wrapperBreaks reports whether a wrapper below breaks its contract.
+func (r *run) wrapperBreaks() bool { return r.dropsOptions || r.nilHeader }
+
+// judgeSafety: whatever a wrapper does, nothing is sent twice that must not be, no wrong data is returned as right, and
+// no slot of other calls is lost. It needs mu.
+func (r *run) judgeSafety() {
+	if n := len(r.finishes); n > 1 {
+		r.find("OnFinish", "OnFinish ran %d times", n)
+	}
+	r.judgeBudget()
+	r.judgeRequests()
+	r.judgeMessages()
+	r.judgeEnd()
+	if limit := max(r.program.attempts, r.hedge); !r.plain && len(r.attempts) > limit {
+		r.find("too many attempts", "%d attempts were made, %d are allowed", len(r.attempts), limit)
+	}
+}
+
 // judge finds what is wrong with a run that is over. It needs mu.
 func (r *run) judge() {
+	if r.wrapperBreaks() {
+		r.judgeSafety()
+		return
+	}
 	r.judgeFinish()
 	r.judgeBudget()
 	r.judgeRequests()
@@ -289,11 +297,7 @@ func (r *run) judgeFinish() {
 		return
 	}
 	if n == 0 {
-		switch {
-		case r.dropsOptions && r.plain, r.unobservable(): // gRPC has never seen the option
-		default:
-			r.find("OnFinish", "OnFinish did not run")
-		}
+		r.find("OnFinish", "OnFinish did not run")
 		return
 	}
 	f, c := r.finishes[0], r.final()
@@ -307,8 +311,7 @@ func (r *run) judgeFinish() {
 		r.find("OnFinish differs", "OnFinish was called with %v, RecvMsg returned %v", f.err, c.err)
 	}
 	if len(r.threads) == 1 && !r.ctxEndedBy(c.end) && f.seq > c.end.seq && !errors.Is(c.err, errWrapper) &&
-		!errors.Is(c.err, grpcretry.ErrAttemptTimeout) && // a deadline is reported on another goroutine by gRPC, too
-		!(r.plain && r.dropsOptions) {
+		!errors.Is(c.err, grpcretry.ErrAttemptTimeout) { // a deadline is reported on another goroutine by gRPC, too
 		// If the end is being reported already, RecvMsg does not wait for it: OnFinish may have called.
 		ending := r.timeout > 0 && c.end.at-c.start.at < slack && f.at-c.start.at < slack
 		if !(r.plain && hasMessage(c.err, cardinality)) && !ending {
@@ -390,8 +393,7 @@ func (r *run) judgeBudget() {
 }
 
 // unobservable reports whether nobody could tell that the stream has ended: the application has
-// abandoned it, and a wrapper below has dropped the OnFinish of the attempt. Plain gRPC does not
-// run the application's either.
+// abandoned it, and a wrapper below has dropped the OnFinish of the attempt.
 func (r *run) unobservable() bool {
 	return r.dropsOptions && len(r.finishes) == 0 && r.final() == nil && r.openErr == nil
 }
@@ -422,7 +424,7 @@ func (r *run) judgeRequests() {
 
 // judgeEvents: events come once, in order, and say what happened.
 func (r *run) judgeEvents() {
-	if r.plain || !r.observed || r.unobservable() {
+	if r.plain || !r.observed {
 		return
 	}
 	n := map[grpcretry.EventKind]int{}
@@ -463,7 +465,7 @@ func (r *run) judgeAttemptEnd(e event) {
 		r.find("trailer of attempt", "AttemptEnd of attempt %d has trailer %v, want %v", a.number, shown(e.Attempt.Trailer),
 			shown(a.trailer))
 	}
-	if !r.dropsOptions && (e.Attempt.Peer == nil || e.Attempt.Peer.String() != a.addr()) {
+	if e.Attempt.Peer == nil || e.Attempt.Peer.String() != a.addr() {
 		r.find("peer of attempt", "AttemptEnd of attempt %d has peer %v, want %v", a.number, e.Attempt.Peer, a.addr())
 	}
 }
@@ -825,21 +827,17 @@ func (r *run) judgeSends() {
 
 // judgeSwift: what never waits does not wait.
 func (r *run) judgeSwift(c *called) {
-	if took := c.end.at - c.start.at; took > r.reportedWithin() && !r.plain && c.thread != callbackThread {
+	if took := c.end.at - c.start.at; took > slack && !r.plain && c.thread != callbackThread {
 		r.find("slow "+c.op.String(), "%v took %v", c.op, took)
 	}
 }
 
 // judgePrompt: a call that waits for something returns when it is there.
 func (r *run) judgePrompt(c *called, there mark) {
-	allowed := slack
-	if r.dropsOptions || r.nilHeader {
-		allowed += grace * time.Duration(len(r.attempts))
+	if c.op == oHeader && r.hedge > 0 || r.wrapperBreaks() {
+		return // it waits for the attempt that wins, or for what gRPC will never report
 	}
-	if c.op == oHeader && r.hedge > 0 {
-		return // it waits for the attempt that wins
-	}
-	if late := c.end.at - max(c.start.at, there.at); there.happened() && late > allowed && c.thread != callbackThread {
+	if late := c.end.at - max(c.start.at, there.at); there.happened() && late > slack && c.thread != callbackThread {
 		r.find("late "+c.op.String(), "%v returned %v after what it waits for was there", c.op, late)
 	}
 }
@@ -882,7 +880,7 @@ func (r *run) ended(m mark) bool {
 // ending reports whether RecvMsg was returning the end at m, on another goroutine.
 func (r *run) ending(m mark) bool {
 	for c := range r.each(oRecv) {
-		if c.err != nil && c.start.seq < m.seq && c.end.at <= m.at+r.reportedWithin() {
+		if c.err != nil && c.start.seq < m.seq && c.end.at <= m.at+slack {
 			return true
 		}
 	}
@@ -914,7 +912,7 @@ func (r *run) judgeVoid(c *called) {
 	again := slices.ContainsFunc(r.calls, func(other *called) bool {
 		return other.op == oSend && other.start.seq > a.done.seq && other.start.seq < c.start.seq
 	})
-	if a.number > 1 && (!again || c.start.at-a.done.at < r.reportedWithin()) {
+	if a.number > 1 && (!again || c.start.at-a.done.at < slack) {
 		return // the message waits behind those that are being sent again
 	}
 	r.find("void", "SendMsg of message %d returned nil, although attempt %d had ended and nothing follows", c.n, a.number)
@@ -951,17 +949,12 @@ func (r *run) judgeHeaders() {
 			}
 			continue
 		}
-		if r.nilHeader && r.plain {
-			continue
-		}
 		last := r.newest(c.end)
 		over := false
 		if f := r.outcome(); f != nil && (c.thread == callbackThread || f.end.seq < c.end.seq) {
 			last, over = r.result(f), true
 		}
 		switch {
-		case r.nilHeader: // the interceptor cannot know better
-		case r.dropsOptions && r.newest(mark{seq: math.MaxInt}) != last: // nor that the failure is one to retry
 		case r.hedge > 0 && from == nil && (!over || last == nil): // any of the attempts may have been decisive
 		case from != nil && from.headed.seq < c.start.seq:
 			r.find("Header nil", "Header returned nil, but those of attempt %d had arrived", from.number)
@@ -1040,8 +1033,7 @@ func (r *run) judgeTrailers() {
 		if a.done.happened() {
 			want = a.trailer
 		}
-		unread := c.md == nil && r.dropsOptions // unless RecvMsg has found the end, nobody knows that there is one
-		if !sameMD(c.md, want) && !r.wrapperFails() && !unread {
+		if !sameMD(c.md, want) && !r.wrapperFails() {
 			r.find("Trailer", "Trailer returned %v, want %v of attempt %d", shown(c.md), shown(want), a.number)
 		}
 	}
@@ -1079,7 +1071,7 @@ func shown(md metadata.MD) string { return fmt.Sprint(map[string][]string(md)) }
 // returned.
 func (r *run) judgeTargets() {
 	f := r.final()
-	if !r.targets || r.dropsOptions || f == nil || len(r.finishes) == 0 {
+	if !r.targets || f == nil || len(r.finishes) == 0 {
 		return
 	}
 	a := r.result(f)
@@ -1128,8 +1120,7 @@ func (r *run) judgeRetry(before, after *fakeStream) {
 		if !slices.Contains(retryable, st.Code()) && !r.mayTimeOut(before, after.started) {
 			r.find("retry", "attempt %d followed one that ended with %v", after.number, st.Code())
 		}
-		unread := r.dropsOptions && r.timeout > 0 // of an attempt that the timeout cut, gRPC does not report the end
-		if len(before.script.pushback) > 0 && !unread {
+		if len(before.script.pushback) > 0 {
 			ms, err := strconv.Atoi(before.script.pushback[0])
 			if err != nil || ms < 0 || len(before.script.pushback) > 1 {
 				r.find("do not retry", "attempt %d followed one whose server said %q", after.number, before.script.pushback)
