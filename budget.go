@@ -35,7 +35,8 @@ type Budget interface {
 	Balance(now time.Time) float64
 }
 
-// An Outcome reports to a [Budget] how one attempt ended.
+// An Outcome reports to a [Budget] how one attempt ended. An attempt that succeeds after the attempt timeout is a
+// success like any other to a budget of another package; this package's budgets know that it was late.
 type Outcome struct {
 	// Attempt is 1 for an attempt that took no token from the budget, such as the first one that
 	// reached a server. It is above 1 for each attempt that took one.

@@ -25,8 +25,7 @@ type Plan[A any] interface {
 	// that Sent returned, with Duration and, if it failed, Err, which is judged by its status code. It must
 	// be ErrAttemptTimeout for an attempt that was cut, and ErrHedgeLost for one that was cancelled because
 	// the call is over. The driver may also set Trailer, which can hold a server's pushback; Unsent, if the
-	// attempt reached no server; and the other fields, which only
-	// a Classifier reads.
+	// attempt reached no server; and the other fields, which only a Classifier reads.
 	//
 	// A success ends the call. It must be reported before the attempts that lose to it.
 	Ended(a A, now time.Time, u float64) Step
