@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
@@ -449,4 +450,34 @@ func (s headerDelayed) Header() (metadata.MD, error) {
 	md, err := s.ClientStream.Header()
 	time.Sleep(20 * second)
 	return md, err
+}
+
+// gRPC reports the end of a cancelled stream on a goroutine of its own. A RecvMsg that is called at that moment returns when
+// the caller's outputs are complete, as in plain gRPC.
+func TestOutputsAreCompleteWhenACancelledStreamReturns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; send 1; hang")
+		cc := server.conn(t, append(DialOptions(steady),
+			belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+				stream, err := next(ctx)
+				return trailerDelayed{stream}, err
+			}))...)
+		var header metadata.MD
+		var from peer.Peer
+		app := openOn(t, cc, bidiStream, grpc.Header(&header), grpc.Peer(&from))
+		app.play(t, "send a; recv 1; cancel")
+		synctest.Wait() // gRPC's goroutine is in the stream's Trailer
+		app.play(t, "recv CANCELLED")
+		if header == nil || from.Addr == nil {
+			t.Errorf("after the end, grpc.Header is %v and grpc.Peer %v, want those of the attempt", header, from.Addr)
+		}
+	})
+}
+
+// trailerDelayed is a stream whose Trailer is slow.
+type trailerDelayed struct{ grpc.ClientStream }
+
+func (s trailerDelayed) Trailer() metadata.MD {
+	time.Sleep(20 * second)
+	return s.ClientStream.Trailer()
 }

@@ -205,16 +205,13 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 		s.mu.Unlock()
 		return
 	}
-	s.final = err
-	if err == nil || isEOF(err) {
-		s.final, err = io.EOF, io.EOF
-	} else if at.timedOut(err) {
-		s.final = newAttemptTimeoutError(s.call.policy.AttemptTimeout, err)
-	}
-	s.setPhase(phaseEnding)
+	s.setPhase(phaseClosing)
 	s.mu.Unlock()
+	if err == nil {
+		err = io.EOF
+	}
 	s.orCrash(func() {
-		_, _ = s.next(at, err) // the application has the error already
+		_, _ = s.next(at, err) // none follows
 	})
 	s.conclude()
 }

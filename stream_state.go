@@ -20,8 +20,8 @@ import (
 //	racing      committing  an attempt has won
 //	racing      recovering  all in flight have failed
 //	committing  committed   the plan knows about it
-//	committing  ending      the response of a client stream is its end
-//	committed   ending      the attempt has ended
+//	committed   closing     the attempt has ended
+//	closing     ending      the caller's outputs are complete
 //	ending      ended       OnFinish and observers have been called
 //
 // A panic in one of the application's callbacks leads from every phase to ended.
@@ -33,6 +33,7 @@ const (
 	phaseRacing                  // attempts of a hedged stream run beside each other
 	phaseCommitting              // the application is bound to the attempt, and one goroutine tells the plan
 	phaseCommitted               // the plan knows it, too
+	phaseClosing                 // one goroutine reads what the attempt has left: header, trailer and peer
 	phaseEnding                  // the outcome is known, and is being reported
 	phaseEnded
 )
@@ -71,7 +72,7 @@ func (s *streamState) show(a *attempt) {
 func (s *streamState) isOver() bool { return s.phase >= phaseEnding }
 
 // isBound reports whether the application is bound to the attempt.
-func (s *streamState) isBound() bool { return s.phase == phaseCommitting || s.phase == phaseCommitted }
+func (s *streamState) isBound() bool { return s.phase >= phaseCommitting && !s.isOver() }
 
 // uses reports whether the attempt is in use, and may be replaced.
 func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen && s.at == at }
