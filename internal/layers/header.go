@@ -58,25 +58,46 @@ func (h Header) In(ctx context.Context) context.Context {
 	if h == (Header{}) {
 		return ctx
 	}
-	own := h.Metadata()
 	md, _ := metadata.FromOutgoingContext(ctx) // a copy
-	if md == nil {
-		return metadata.NewOutgoingContext(ctx, own)
+	switch {
+	case md != nil:
+		maps.Copy(md, h.Metadata())
+		return metadata.NewOutgoingContext(ctx, md)
+	case h.Previous < len(sharedHeaders):
+		return &withHeader{ctx, h.shared().outgoing}
+	default:
+		return metadata.NewOutgoingContext(ctx, h.newMetadata())
 	}
-	maps.Copy(md, own)
-	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// withHeader is a context whose outgoing metadata are those of a shared one: one small allocation, where gRPC makes two.
+type withHeader struct {
+	context.Context
+	outgoing context.Context
+}
+
+// Value implements context.Context.
+func (c *withHeader) Value(key any) any {
+	if v := c.outgoing.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
 }
 
 // Metadata returns the header; it must not be changed.
 func (h Header) Metadata() metadata.MD {
-	switch {
-	case h.Previous >= len(sharedHeaders):
+	if h.Previous >= len(sharedHeaders) {
 		return h.newMetadata()
-	case h.Limited:
-		return sharedHeaders[h.Previous].limited
-	default:
-		return sharedHeaders[h.Previous].plain
 	}
+	return h.shared().metadata
+}
+
+// shared returns the header that all calls share, for fewer than len(sharedHeaders) previous attempts.
+func (h Header) shared() *sharedHeader {
+	if h.Limited {
+		return &sharedHeaders[h.Previous].limited
+	}
+	return &sharedHeaders[h.Previous].plain
 }
 
 func (h Header) newMetadata() metadata.MD {
@@ -91,13 +112,22 @@ func (h Header) newMetadata() metadata.MD {
 	return md
 }
 
-// sharedHeaders are the headers that all calls share, by the number of previous attempts.
-var sharedHeaders = func() (shared [8]struct{ plain, limited metadata.MD }) {
-	for n := range shared {
-		shared[n].plain = Header{Previous: n}.newMetadata()
-		shared[n].limited = Header{Previous: n, Limited: true}.newMetadata()
+// A sharedHeader is a header that all calls share.
+type sharedHeader struct {
+	metadata metadata.MD
+	outgoing context.Context // has only that
+}
+
+// sharedHeaders are indexed by the number of previous attempts.
+var sharedHeaders = func() (all [8]struct{ plain, limited sharedHeader }) {
+	share := func(h Header) sharedHeader {
+		md := h.newMetadata()
+		return sharedHeader{md, metadata.NewOutgoingContext(context.Background(), md)}
 	}
-	return shared
+	for n := range all {
+		all[n].plain, all[n].limited = share(Header{Previous: n}), share(Header{Previous: n, Limited: true})
+	}
+	return all
 }()
 
 // A RetriedBy says which service retries the work of a request, as seen by the server that handles it.
