@@ -26,7 +26,6 @@ import (
 type Attempt struct {
 	Method     string        // "/pkg.Service/Method"
 	Number     int           // 1 for the first attempt of a call
-	Hedge      bool          // sent beside an earlier attempt in flight, and not in place of one
 	Start      time.Time     // when it was handed to gRPC
 	Duration   time.Duration // from Start to its end
 	Err        error         // the failure, nil after a success; see ErrAttemptTimeout
@@ -35,11 +34,12 @@ type Attempt struct {
 	Peer       net.Addr      // the server it reached, nil if it reached none
 	Wait       time.Duration // the wait before it, as decided; with all repetitions, and the time without a connection
 	WaitSource WaitSource    // the origin of Wait
+	Hedge      bool          // sent beside an earlier attempt in flight, and not in place of one
 	Unsent     bool          // it reached no server, see WithPatience
 	noResponse bool          // it failed without a response from the server that it reached, which may still be at work
 
-	repeats int  // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
-	late    bool // it ended after the attempt timeout, because no retry could replace it
+	late    bool  // it ended after the attempt timeout, because no retry could replace it
+	repeats uint8 // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
 }
 
 // Code returns the status code of Err: codes.OK for nil, codes.Unknown for an error that is not a
@@ -75,7 +75,7 @@ type attempt struct {
 	start  time.Duration // since the origin
 	wait   time.Duration
 	number int32
-	source smallSource
+	source WaitSource
 
 	hedge    bool // sent while others were in flight
 	reported bool // its result was reported to the plan or, without one, to the budgets
@@ -157,9 +157,6 @@ func (a *attempt) Err() error {
 	}
 	return a.Context.Err()
 }
-
-// A smallSource is a [WaitSource] in one byte, which fits beside other small fields.
-type smallSource uint8
 
 // bounds end an attempt before the caller's context does. The context for that is made when Done is
 // first called: an attempt that succeeds without gRPC needs none, and the context is half the cost
@@ -266,8 +263,8 @@ func (a *attempt) asStarted(now time.Time) Attempt {
 		Hedge:      a.hedge,
 		Start:      timeOf(a.start, now),
 		Wait:       a.wait,
-		WaitSource: WaitSource(a.source),
-		repeats:    int(a.repeats),
+		WaitSource: a.source,
+		repeats:    a.repeats,
 	}
 }
 
@@ -285,8 +282,8 @@ func (a *attempt) asEnded(err error, now time.Time) Attempt {
 		Trailer:    a.trailer,
 		Peer:       a.peer.Addr,
 		Wait:       a.wait,
-		WaitSource: WaitSource(a.source),
-		repeats:    int(a.repeats),
+		WaitSource: a.source,
+		repeats:    a.repeats,
 		late:       a.isLate() && !a.isCut(),
 	}
 }

@@ -207,7 +207,7 @@ func orDefault[T comparable](v, otherwise T) T {
 }
 
 // WaitSource names the origin of the wait before an attempt. 0 stands for no wait, as before a first attempt.
-type WaitSource int
+type WaitSource int8
 
 // The sources of a wait.
 const (

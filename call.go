@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,7 +26,7 @@ type call struct {
 type cold struct {
 	plan    plan
 	history history
-	second  attempt
+	second  attempt // most calls that have a second attempt have no third
 }
 
 // An rpc is the part of a call that is known before its first attempt. The goroutines of a hedged
@@ -416,7 +415,7 @@ func (c *call) another() *attempt {
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
-	a := &c.cold.second // most calls that have a second attempt have no third
+	a := &c.cold.second
 	if sent.number != 2 {
 		a = &attempt{}
 	}
@@ -426,8 +425,8 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
 		wait:    sent.wait,
-		source:  smallSource(sent.source),
-		repeats: uint8(min(sent.repeats, math.MaxUint8)),
+		source:  sent.source,
+		repeats: sent.repeats,
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.newest.triedList()

@@ -953,7 +953,7 @@ func (m *hedgeModel) checkAttempts(t *testing.T, events []Event, start time.Time
 			if n > len(m.sent) {
 				continue
 			}
-			got := sentAttempt{at: a.Start.Sub(start), hedge: a.Hedge, wait: a.Wait, source: a.WaitSource, repeats: a.repeats}
+			got := sentAttempt{at: a.Start.Sub(start), hedge: a.Hedge, wait: a.Wait, source: a.WaitSource, repeats: int(a.repeats)}
 			want := m.sent[n-1]
 			if want = (sentAttempt{at: want.at, hedge: want.hedge, wait: want.wait, source: want.source, repeats: want.repeats}); a.Number != n ||
 				got != want {

@@ -23,7 +23,7 @@ func init() {
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
 	inside.IsLate = func(outcome any) bool { return outcome.(Outcome).late }
 	inside.IsDryRun = func(policy any) bool { return policy.(Policy).dryRun }
-	inside.RepeatsOf = func(attempt any) int { return attempt.(Attempt).repeats }
+	inside.RepeatsOf = func(attempt any) int { return int(attempt.(Attempt).repeats) }
 	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
 	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }
 	inside.PassedMethods = func(retrier any) []inside.PassedMethod {

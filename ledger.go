@@ -6,12 +6,11 @@ import (
 )
 
 // A ledger knows which budget has paid for each attempt of a call. It takes the tokens, and reports to the
-// budgets and to the target how the attempts end.
+// budgets how the attempts end.
 type ledger struct {
 	budget Budget
 	hedges Budget // which hedges spend from; nil if the policy allows none
-	target *target
-	next   payer // who has paid for the attempt that is sent next
+	next   payer  // who has paid for the attempt that is sent next
 
 	unpaid   int     // the number of the attempt that no budget has paid for; 0 before there is one
 	payers   []payer // of the attempts, from the first; nil if the policy allows no hedges
@@ -113,12 +112,9 @@ func (l *ledger) release(number int) {
 	release(l.budgetOf(payer))
 }
 
-// deposit reports to the budgets and the target how an attempt ended. A budget that has not paid for the attempt
+// deposit reports to the budgets how an attempt ended. A budget that has not paid for the attempt
 // sees it as a first attempt.
 func (l *ledger) deposit(o Outcome) {
-	if o.answered() {
-		l.target.answer()
-	}
 	payer, released := l.payerOf(o.Attempt), slices.Contains(l.released, o.Attempt)
 	if o.Result == Unsent && l.unpaid == o.Attempt {
 		l.unpaid = 0

@@ -1,6 +1,9 @@
 package grpcretry
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // This file has the rules about waiting for a target, see [WithPatience]. A retry that comes too early
 // saves nothing and costs a token, so calls learn from one another through their [target]: a retry
@@ -31,8 +34,8 @@ func (w *waiter) fails(now time.Time) {
 
 // patienceEnds returns when the call stops waiting for its target: the patience counts from the
 // target's first failure and from the call's own.
-func (w *waiter) patienceEnds(now time.Time) time.Time {
-	for _, since := range []time.Time{w.trouble, w.target.trouble(now).since} {
+func (w *waiter) patienceEnds(known trouble, now time.Time) time.Time {
+	for _, since := range [...]time.Time{w.trouble, known.since} {
 		if !since.IsZero() && since.Before(now) {
 			now = since
 		}
@@ -59,12 +62,12 @@ func (w *waiter) exit() {
 
 // refuses returns why the wait of v is not started although it fits: the patience would end before it
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
-func (p *plan) refuses(f *failure, v verdict, now time.Time) error {
+func (p *plan) refuses(f *failure, v verdict, known trouble, now time.Time) error {
 	payer := p.ledger.payer(retriesPay)
 	switch b := p.ledger.budgetOf(payer); {
 	case (!p.isPatient() || isThrottled(b) || f.TimedOut) && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
-	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(now)), !p.waiter.enter():
+	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(known, now)), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on
 			p.giveUp(now)
 		}
@@ -86,12 +89,11 @@ func (p *plan) giveUp(now time.Time) {
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
 // times as long as that. So those who wait return over about the time that the trouble took.
-func (w *waiter) spread(backoff time.Duration, l *limits, now time.Time, u float64) time.Duration {
-	since := w.target.trouble(now).since
-	if !w.isPatient() || since.IsZero() {
+func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now time.Time, u float64) time.Duration {
+	if !w.isPatient() || known.since.IsZero() {
 		return backoff
 	}
-	return max(backoff, l.inTime(part(now.Sub(since), u), now, u))
+	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u))
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:
@@ -137,7 +139,7 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 	}
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
 	reason := p.tooLate(now, wait)
-	if reason == nil && now.Add(wait).After(p.patienceEnds(now)) {
+	if reason == nil && now.Add(wait).After(p.patienceEnds(known, now)) {
 		reason = ErrTargetDown
 	}
 	if reason != nil {
@@ -145,7 +147,9 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 	}
 	p.target.await()
 	p.next.since = now // and the answers are the same: otherwise the call would not wait
-	p.next.repeats++
+	if p.next.repeats < math.MaxUint8 {
+		p.next.repeats++
+	}
 	p.next.moveTo(now.Add(wait))
 	p.dueAt = p.next.at
 	return step{}
@@ -155,7 +159,8 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
 // attempt is the next dial.
 func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
-	v := p.schedule(f, now, u)
+	known := p.target.trouble(now)
+	v := p.schedule(f, known, now, u)
 	if !f.Redials {
 		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: waitConnect}
 		v.Reason = p.tooLate(now, v.Wait)
@@ -163,7 +168,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 	if f.Redials {
 		v.Wait = max(v.Wait, shortestRedial)
 	}
-	ends := p.patienceEnds(now)
+	ends := p.patienceEnds(known, now)
 	switch {
 	case v.Reason != nil:
 		return p.stopStep(v)
@@ -172,7 +177,7 @@ func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
 		return p.stopStep(verdict{Reason: ErrTargetDown})
 	}
 	v.Retry = true
-	p.accept(v, now)
+	p.accept(v, known, now)
 	if !p.policy.dryRun {
 		p.target.await()
 	}

@@ -281,14 +281,14 @@ func TestTargetsAreIndependent(t *testing.T) {
 func TestALateResponseEndsNoTrouble(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
-	plan.target, plan.ledger.target = of, of
+	plan.target = of
 	of.fail(noon, second)
-	plan.ledger.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true})
-	plan.ledger.deposit(Outcome{Attempt: 1, Result: Ignored})
+	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true})
+	plan.deposit(Outcome{Attempt: 1, Result: Ignored})
 	if !of.failing.Load() {
 		t.Error("a late response has ended the trouble")
 	}
-	plan.ledger.deposit(Outcome{Attempt: 1, Result: Answered})
+	plan.deposit(Outcome{Attempt: 1, Result: Answered})
 	if of.failing.Load() {
 		t.Error("an answer has not ended the trouble")
 	}

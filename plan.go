@@ -33,6 +33,7 @@ type plan struct {
 
 	isRetry error // why nothing follows an attempt that has reached a server: a service further up retries, see server.go
 	silent  bool  // an attempt got no response, so its server may still be at work
+	hedging bool  // hedges may be sent
 
 	attemptCounts
 	progress progress // of the backoff
@@ -44,7 +45,6 @@ type plan struct {
 	dueAt time.Time // when to call due; zero for never
 
 	// The rest is for hedged calls.
-	hedging   bool
 	delay     time.Duration
 	postponed time.Duration // how long the last hedge that could not be sent was postponed
 	pushed    pushed        // by the newest pushback
@@ -140,13 +140,13 @@ func part(d time.Duration, u float64) time.Duration { return duration(float64(d)
 
 // A pending attempt has been decided on.
 type pending struct {
-	at     time.Time     // when it will be sent; zero before one was decided on
-	wait   time.Duration // since it was decided on
-	source WaitSource
+	at      time.Time     // when it will be sent; zero before one was decided on
+	wait    time.Duration // since it was decided on
+	source  WaitSource
+	repeats uint8 // how often the wait was repeated, because the target was still failing; at most 255
 
 	since   time.Time // the latest part of the wait counts from then, after a wait for a connection
 	answers int64     // how often the target had answered by then
-	repeats int       // how often the wait was repeated, because the target was still failing
 
 	before progress // of the backoff, when this attempt was decided on
 }
@@ -173,7 +173,7 @@ type step struct {
 // begin starts the plan of a call. It changes the zero plan in place, because a plan is too large
 // to be copied for each call.
 func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline time.Time) {
-	p.ledger.budget, p.ledger.hedges, p.ledger.target, p.target = b, hedges, t, t
+	p.ledger.budget, p.ledger.hedges, p.target = b, hedges, t
 	p.start, p.deadline = start, deadline
 	p.obey(obeyed)
 }
@@ -194,7 +194,7 @@ type sending struct {
 	silent  bool // an earlier attempt has, or had, no response
 	wait    time.Duration
 	source  WaitSource
-	repeats int
+	repeats uint8
 }
 
 // send records that an attempt is sent now. Its token has been taken.
@@ -216,10 +216,18 @@ func (p *plan) send(now time.Time) sending {
 // the call was over.
 func (p *plan) ended(o Outcome) {
 	p.open--
-	p.ledger.deposit(o)
+	p.deposit(o)
 	if o.Result == Succeeded {
 		p.leave()
 	}
+}
+
+// deposit reports to the target and the budgets how an attempt ended.
+func (p *plan) deposit(o Outcome) {
+	if o.answered() {
+		p.target.answer()
+	}
+	p.ledger.deposit(o)
 }
 
 // leave records that the attempt that was decided on will not be sent. A nil plan has decided nothing.
@@ -294,7 +302,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	if f.Unsent {
 		p.unsent++
 	}
-	p.ledger.deposit(f.outcome(p.policy.result(f)))
+	p.deposit(f.outcome(p.policy.result(f)))
 	if f.found.retryable {
 		p.waiter.fails(now)
 	}
@@ -349,7 +357,7 @@ func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 		p.unsent++
 		result = Unsent
 	}
-	p.ledger.deposit(f.outcome(result))
+	p.deposit(f.outcome(result))
 	v := verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
 	if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil {
 		v.Retry = false
@@ -369,20 +377,21 @@ func (p *plan) again(f *failure, now time.Time, u float64) verdict {
 	case p.sent() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
-	v := p.schedule(f, now, u)
+	known := p.target.trouble(now)
+	v := p.schedule(f, known, now, u)
 	if v.Reason == nil {
-		v.Reason = p.refuses(f, v, now)
+		v.Reason = p.refuses(f, v, known, now)
 	}
 	if v.Reason == nil {
 		v.Retry = true
-		p.accept(v, now)
+		p.accept(v, known, now)
 	}
 	return v
 }
 
 // schedule applies rule 8. It returns the wait before the next attempt and, if that attempt would
 // start too late, the reason for it. A wait by backoff is longer while the target is failing.
-func (p *plan) schedule(f *failure, now time.Time, u float64) verdict {
+func (p *plan) schedule(f *failure, known trouble, now time.Time, u float64) verdict {
 	var v verdict
 	switch hint := f.found.hint; {
 	case p.policy.asksTooMuch(f):
@@ -400,20 +409,20 @@ func (p *plan) schedule(f *failure, now time.Time, u float64) verdict {
 		v.Wait, v.WaitSource = v.backoff, WaitBackoff
 	}
 	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff {
-		v.Wait = p.spread(v.backoff, &p.limits, now, u)
+		v.Wait = p.spread(v.backoff, known, &p.limits, now, u)
 	}
 	return v
 }
 
 // accept schedules the attempt that v allows. A wait that the server asked for restarts the
 // backoff (gRFC A6 #pushback).
-func (p *plan) accept(v verdict, now time.Time) {
+func (p *plan) accept(v verdict, known trouble, now time.Time) {
 	p.next = pending{
 		at:      now.Add(v.Wait),
 		wait:    v.Wait,
 		source:  v.WaitSource,
 		since:   now,
-		answers: p.target.trouble(now).answers,
+		answers: known.answers,
 		before:  p.progress,
 	}
 	switch v.WaitSource {

@@ -77,7 +77,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 		attribute.String(telemetry.AttrStatusCode, words.Code(a.Code())),
 		attribute.String(telemetry.AttrDecision, decision))
 	if a.repeats > 0 {
-		attrs = append(attrs, attribute.Int(telemetry.AttrRepeats, a.repeats))
+		attrs = append(attrs, attribute.Int(telemetry.AttrRepeats, int(a.repeats)))
 	}
 	if a.Peer != nil {
 		attrs = append(attrs, attribute.String(telemetry.AttrPeer, a.Peer.String()))
