@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A Backoff computes the wait before a retry. Use [Exponential] unless you have a reason not to;
@@ -216,7 +218,8 @@ const (
 	WaitPushback              // the server's grpc-retry-pushback-ms trailer
 	WaitRetryInfo             // a google.rpc.RetryInfo in the server's status
 	waitHedgeDelay            // a hedged call's [HedgeDelay], which passed without a response
-	waitConnect               // inside.WaitConnect: the wait for a connection, and the backoff after it
+
+	waitConnect WaitSource = inside.WaitConnect // the wait for a connection, and the backoff after it
 )
 
 var waitSourceNames = [...]string{"none", "backoff", "pushback", "retry_info", "hedge_delay", "connect"}

@@ -28,7 +28,8 @@ type Call struct {
 // at most 255.
 var RepeatsOf func(attempt any) int
 
-// WaitConnect is the grpcretry.WaitSource of the wait for a connection, and the backoff after it.
+// WaitConnect is the grpcretry.WaitSource of the wait for a connection, and the backoff after it. It follows those that
+// grpcretry counts.
 const WaitConnect = 5
 
 // IsLate reports whether a grpcretry.Outcome is that of an attempt that ended after the attempt timeout, and earns nothing.
