@@ -128,13 +128,8 @@ func (k *contest) remove(a *attempt) {
 	}
 }
 
-// pause stops the timeout of a stream's attempt until a goroutine waits for it.
+// pause needs the turn. It stops the timeout of a stream's attempt until a goroutine waits for it.
 func (k *contest) pause(a *attempt) {
-	if k == nil {
-		return
-	}
-	k.turn.Take()
-	defer k.turn.Give()
 	if slices.Contains(k.open, a) {
 		a.bounds.expires = never
 		k.arm()

@@ -23,8 +23,12 @@ func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
 		return s.allLost(e, m)
 	}
 	at := e.attempt.bounds.stream
-	if e.err == nil && at != first {
+	switch {
+	case at == first:
+	case e.err == nil:
 		replies.Copy(m, e.attempt.bounds.received)
+	default:
+		replies.Empty(m) // the first attempt may have received something
 	}
 	return true, s.won(at, e.err)
 }
@@ -87,4 +91,7 @@ func (at *streamAttempt) receiveFirst(message any) error {
 }
 
 // discard ends a stream whose first message came too late.
-func (s *hedgedStream) discard(a *attempt) { a.bounds.stream.discard(s.replies.New()) }
+func (s *hedgedStream) discard(a *attempt) {
+	a.bounds.stream.discard(s.replies.New())
+	a.bounds.stream.read(errCut)
+}

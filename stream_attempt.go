@@ -122,7 +122,10 @@ var (
 
 // cleanEnd returns the error of a stream that, according to gRPC, has ended without a failure: io.EOF if that is true.
 func (at *streamAttempt) cleanEnd() error {
-	if at.hasMessage {
+	at.of.mu.Lock()
+	hasMessage := at.hasMessage
+	at.of.mu.Unlock()
+	if hasMessage {
 		return io.EOF
 	}
 	trailer := at.stream.Trailer()

@@ -12,7 +12,7 @@ import (
 // receives judges a failure, because it alone learns the status. A goroutine that asks for headers,
 // or sends, learns only what gRPC reports outside of RecvMsg.
 
-// awaitHeader implements Header until the stream is committed.
+// awaitHeader implements Header.
 func (s *retryStream) awaitHeader() (metadata.MD, error) {
 	s.mu.Lock()
 	for {
@@ -22,14 +22,12 @@ func (s *retryStream) awaitHeader() (metadata.MD, error) {
 		case at == nil:
 			s.mu.Unlock()
 			return nil, nil // as in gRPC: RecvMsg returns the status
-		case s.phase != phaseOpen:
-			s.mu.Unlock()
-			return at.headers()
 		default:
+			decided := s.phase != phaseOpen
 			s.heading++
 			s.mu.Unlock()
 			md, err := at.askHeader()
-			if s.headed(at, md, err) {
+			if decided || s.headed(at, md, err) {
 				return md, err
 			}
 			s.mu.Lock()

@@ -136,11 +136,17 @@ func (s *retryStream) commitPlan(at *streamAttempt) {
 
 // idle stops the timeout of the attempt in use while the application does not wait.
 func (s *retryStream) idle() {
+	k := s.call.contest
+	if k == nil {
+		return
+	}
+	k.turn.Take() // which a goroutine that begins to wait takes, too, to resume the timeout
+	defer k.turn.Give()
 	s.mu.Lock()
 	at, awaited := s.at, s.receiving+s.heading > 0 || s.phase == phaseRacing
 	s.mu.Unlock()
 	if at != nil && !awaited {
-		s.call.contest.pause(at.attempt)
+		k.pause(at.attempt)
 	}
 }
 

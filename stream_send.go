@@ -121,12 +121,7 @@ func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 	if !s.desc.ClientStreams {
 		return !s.isComplete()
 	}
-	if !s.out.spoilt && s.out.isLatest(m) {
-		s.out.spoilt = true
-		s.mu.Unlock()
-		s.call.retrier.report.sentAgain(&s.call.facts)
-		s.mu.Lock()
-	}
+	s.out.spoilt = s.out.spoilt || s.out.isLatest(m)
 	return known && size <= s.call.policy.BufferLimit-s.out.size && !s.out.spoilt && !s.out.done
 }
 
@@ -138,13 +133,17 @@ func (s *retryStream) commitToSend(full bool) {
 		s.change.Wait()
 		return
 	}
+	spoilt := s.out.spoilt
 	if err := at.failure(); err != nil {
 		s.recover(at, err)
 	} else {
 		s.bindTo(at)
-		if u := s.call.retrier.usage; full {
+		switch u := s.call.retrier.usage; {
+		case full:
 			u.notKept.Add(1)
 			s.call.retrier.report.streamNotKept(&s.call.facts, u.replay.Limit)
+		case spoilt:
+			s.call.retrier.report.sentAgain(&s.call.facts)
 		}
 	}
 	s.mu.Lock()
