@@ -66,6 +66,35 @@ func TestUnsentHoldsForAllOfAnErrorOrForNothing(t *testing.T) {
 	})
 }
 
+// Some functions return the cause for which the caller's context has ended. That is no failure of the backend.
+func TestAFunctionMayReturnTheCallersCause(t *testing.T) {
+	for name, end := range map[string]func(context.Context) error{
+		"cause": context.Cause,
+		"error": context.Context.Err,
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttle, err := NewThrottle(10, 0.1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := retrierOf(t, WithBudget(throttle), WithClassifier(func(context.Context, Attempt) Classification {
+				t.Error("the classifier was called, although the caller has gone")
+				return Default
+			}))
+			gone := errors.New("the user has closed the page")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			err = r.Do(ctx, "/sql/read", func(ctx context.Context) error {
+				cancel(gone)
+				return end(ctx)
+			})
+			if !errors.Is(err, gone) || !errors.Is(err, context.Canceled) {
+				t.Errorf("Do = %v, want the caller's end and its cause", err)
+			}
+			wantBalance(t, throttle, time.Now(), 5)
+		})
+	}
+}
+
 // Without a wait, such calls would never end: neither MaxAttempts nor Patience would limit them.
 func TestAFunctionWithoutABackoffIsNotCalledWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

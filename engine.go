@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -66,9 +67,9 @@ func (p *policy) examine(ctx context.Context, f *failure) {
 }
 
 // isCallers reports whether the caller caused the failure: its context has ended and the
-// failure says so, or the ClientConn was closed.
+// failure says so, or is its cause, or the ClientConn was closed.
 func (f *failure) isCallers() bool {
-	return f.Closed || f.CtxErr != nil && isContextEnd(f.Attempt.Err)
+	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || errors.Is(f.Attempt.Err, f.CtxErr))
 }
 
 // endsByTimeout reports whether the attempt timeout is what ended the attempt. A server's pushback may
