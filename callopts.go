@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"reflect"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -40,7 +39,7 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			nested = nested || opt.cc == c.cc && opt.method == c.method
-			o.mixed = true
+			o.mixed, o.outputs = true, true // that attempt's peer
 		case *policyOption:
 			own = append(own, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
@@ -81,7 +80,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	}
 	opts = append(opts, a)
 	if c.stopsGRPC {
-		opts = append(opts, noBuiltInRetry())
+		opts = append(opts, noReplay{})
 	}
 	if c.stream == nil {
 		if o.trailer == nil || own {
@@ -101,8 +100,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 // the caller's are left out.
 func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOption {
 	for _, opt := range o.list {
+		opt = handedOn(opt)
 		switch opt.(type) {
-		case *attempt, grpc.OnFinishCallOption:
+		case grpc.OnFinishCallOption:
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption:
 			if !own {
 				opts = append(opts, opt)
@@ -114,15 +114,27 @@ func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 	return opts
 }
 
-// own returns the options without those of another call's attempt.
-func (o *grpcOptions) own() []grpc.CallOption {
+// handedOn returns what a call hands on of an option. The mark of another call's attempt is only for that call, but it
+// waits for the peer.
+func handedOn(opt grpc.CallOption) grpc.CallOption {
+	if another, is := opt.(*attempt); is {
+		return another.PeerCallOption
+	}
+	return opt
+}
+
+// own returns the options without the marks of another call's attempt. A stream's peer might come late, and is not handed on.
+func (o *grpcOptions) own(unary bool) []grpc.CallOption {
 	if !o.mixed {
 		return o.list
 	}
-	return slices.DeleteFunc(slices.Clone(o.list), func(opt grpc.CallOption) bool {
-		_, is := opt.(*attempt)
-		return is
-	})
+	var list []grpc.CallOption
+	for _, opt := range o.list {
+		if _, is := opt.(*attempt); !is || unary {
+			list = append(list, handedOn(opt))
+		}
+	}
+	return list
 }
 
 // ownOutputs reports whether an attempt must have outputs of its own instead of the caller's
@@ -180,6 +192,10 @@ func (o *grpcOptions) set(a *attempt) {
 			*opt.TrailerAddr = a.trailer
 		case grpc.PeerCallOption:
 			*opt.PeerAddr = a.peer
+		case *attempt:
+			if a.hasPeer() && (a.bounds == nil || a.bounds.stream == nil) { // otherwise that attempt may have one from before
+				*opt.PeerAddr = a.peer
+			}
 		}
 	}
 }

@@ -292,7 +292,7 @@ func (c *rpc) passThrough(run func(context.Context) error) error {
 
 // passUnary makes a unary call that passes through.
 func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
-	opts := c.passOptions()
+	opts := c.passOptions(true)
 	var trailer *metadata.MD // for a call of a server's handler only, because it is an allocation
 	if c.worksFor != nil {
 		trailer = new(metadata.MD)
@@ -307,17 +307,17 @@ func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 
 // passOptions returns the options of a call that passes through. gRPC is kept from retries of its
 // own if a service config is obeyed here.
-func (c *rpc) passOptions() []grpc.CallOption {
-	opts := c.options.own()
+func (c *rpc) passOptions(unary bool) []grpc.CallOption {
+	opts := c.options.own(unary)
 	if c.stopsGRPC {
-		opts = append(slices.Clip(opts), noBuiltInRetry())
+		opts = append(slices.Clip(opts), noReplay{})
 	}
 	return opts
 }
 
 // passStream opens a stream that passes through.
 func (c *rpc) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
-	stream, err := streamer(c.contextOf(1, false), desc, c.cc, c.method, c.passOptions()...)
+	stream, err := streamer(c.contextOf(1, false), desc, c.cc, c.method, c.passOptions(false)...)
 	if err != nil {
 		return stream, err
 	}

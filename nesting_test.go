@@ -58,8 +58,7 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 }
 
 // The same method of another connection is another call, too.
-// The same holds if the call below passes through, for unary calls and streams: the outer attempt's peer
-// stays its own.
+// The same holds if the call below passes through, for unary calls and streams.
 func TestACallBelowThatPassesThroughIsItsOwn(t *testing.T) {
 	for kind, send := range map[string]func(ctx context.Context, client echov1.EchoServiceClient, opts ...grpc.CallOption) error{
 		"unary": func(ctx context.Context, client echov1.EchoServiceClient, opts ...grpc.CallOption) error {
@@ -93,6 +92,39 @@ func TestACallBelowThatPassesThroughIsItsOwn(t *testing.T) {
 				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 2)
 				if asked != 2 {
 					t.Errorf("%d tokens were asked for, want 2", asked)
+				}
+			})
+		})
+	}
+}
+
+// An interceptor below fails over to another connection, with a Retrier or none: the attempt has reached that one's server.
+func TestAnAttemptThatFailsOverHasReachedAServer(t *testing.T) {
+	for name, other := range map[string][]grpc.DialOption{
+		"plain":   nil,
+		"retried": DialOptions(WithMaxAttempts(2), WithBackoff(Constant(second)), WithBudget(Unlimited)),
+		"off":     DialOptions(Disable()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				secondary := echov1.NewEchoServiceClient(serve(t, always(unavailable())).conn(t, other...))
+				failover := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker,
+					opts ...grpc.CallOption) error {
+					if err := invoker(ctx, method, req, reply, cc, opts...); status.Code(err) != codes.Unavailable {
+						return err
+					}
+					_, err := secondary.Echo(ctx, request(), opts...)
+					return err
+				}
+				down, primary := serve(t, always(ok())).linked(t, append(DialOptions(steady, WithMaxAttempts(3), WithBudget(Unlimited)),
+					grpc.WithChainUnaryInterceptor(failover))...)
+				down.cut()
+				_, err := echov1.NewEchoServiceClient(primary).Echo(t.Context(), request())
+				wantStop(t, err, codes.Unavailable, ErrAttemptsExhausted, 3)
+				for _, a := range asError(t, err).Attempts {
+					if a.Unsent || a.Peer == nil {
+						t.Errorf("attempt %d has Unsent %v and peer %v, want a peer", a.Number, a.Unsent, a.Peer)
+					}
 				}
 			})
 		})
