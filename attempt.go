@@ -270,22 +270,11 @@ func (a *attempt) asStarted(now time.Time) Attempt {
 
 // asEnded describes the attempt after it has ended with err.
 func (a *attempt) asEnded(err error, now time.Time) Attempt {
-	took := now.Sub(origin) - a.start
-	return Attempt{
-		Method:     a.method,
-		Number:     int(a.number),
-		Hedge:      a.hedge,
-		Start:      now.Add(-took),
-		Duration:   took,
-		Err:        err,
-		Header:     a.header,
-		Trailer:    a.trailer,
-		Peer:       a.peer.Addr,
-		Wait:       a.wait,
-		WaitSource: a.source,
-		repeats:    a.repeats,
-		late:       a.isLate() && !a.isCut(),
-	}
+	ended := a.asStarted(now)
+	ended.Duration = now.Sub(origin) - a.start
+	ended.Err, ended.Header, ended.Trailer, ended.Peer = err, a.header, a.trailer, a.peer.Addr
+	ended.late = a.isLate() && !a.isCut()
+	return ended
 }
 
 // contextOf returns the context of an attempt: the call's, with the attempt's header. Functions send

@@ -258,17 +258,21 @@ func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
 			return false
 		}
 	}
-	for i, b := range all.asked {
-		if !takeFrom(b, now, insteadOfOne) {
-			for _, taken := range all.asked[:i] {
-				if _, slots := taken.(*concurrencyBudget); !slots || !insteadOfOne {
-					taken.Deposit(returned)
-				}
-			}
-			return false
+	taken := 0
+	defer func() { // also if one of them panics
+		if taken == len(all.asked) {
+			return
 		}
+		for _, b := range all.asked[:taken] {
+			if _, slots := b.(*concurrencyBudget); !slots || !insteadOfOne {
+				b.Deposit(returned)
+			}
+		}
+	}()
+	for taken < len(all.asked) && takeFrom(all.asked[taken], now, insteadOfOne) {
+		taken++
 	}
-	return true
+	return taken == len(all.asked)
 }
 
 func (all *allBudgets) Balance(now time.Time) float64 {

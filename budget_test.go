@@ -1,8 +1,10 @@
 package grpcretry
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -162,6 +164,79 @@ func TestASlotIsGivenBackThoughAnotherBudgetPanics(t *testing.T) {
 type panicking struct{ unlimited }
 
 func (panicking) Deposit(Outcome) { panic("as the test wants") }
+
+// A token that was taken is given back if the next budget panics.
+func TestATokenIsGivenBackThoughAnotherBudgetPanics(t *testing.T) {
+	first := &theirs{}
+	b := AllBudgets(first, panicsWhenAsked{})
+	func() {
+		defer func() { recover() }()
+		b.Withdraw(epoch)
+	}()
+	if first.taken != 0 {
+		t.Errorf("%d tokens are missing, want none", first.taken)
+	}
+}
+
+type panicsWhenAsked struct{ unlimited }
+
+func (panicsWhenAsked) Withdraw(time.Time) bool { panic("as the test wants") }
+
+// The slot of a hedge, or of a retry, is given back although the method's budget panics at its end, or the logger does when
+// the target answers again.
+func TestASlotIsGivenBackThoughAnotherCallbackPanics(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first answer
+		opts  func(slots Budget) []Option
+	}{
+		"the method's budget": {hang(), func(slots Budget) []Option {
+			return []Option{WithMethod("/grpcretry.test.v1.EchoService/Echo", WithBudget(panicking{}),
+				WithHedging(Hedging{Delay: HedgeAfter(second), Budget: slots}))}
+		}},
+		"the logger": {unavailable(), func(slots Budget) []Option {
+			return []Option{WithBudget(AllBudgets(&refusesOnce{}, slots)), WithLogger(slog.New(panicsAtInfo{slog.DiscardHandler}))}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				slots := concurrencyBudgetOf(t, 1)
+				client := serve(t, script(tt.first, ok())).client(t, append(tt.opts(slots), WithBackoff(Constant(second)))...)
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Error("nothing has panicked")
+						}
+					}()
+					_, _ = client.Echo(t.Context(), request())
+				}()
+				wantBalance(t, slots, time.Now(), 1)
+			})
+		})
+	}
+}
+
+// refusesOnce refuses the first retry, so that the call waits for its target.
+type refusesOnce struct {
+	unlimited
+	asked bool
+}
+
+func (b *refusesOnce) Withdraw(time.Time) bool {
+	allows := b.asked
+	b.asked = true
+	return allows
+}
+
+type panicsAtInfo struct{ slog.Handler }
+
+func (panicsAtInfo) Enabled(context.Context, slog.Level) bool { return true }
+
+func (panicsAtInfo) Handle(_ context.Context, r slog.Record) error {
+	if r.Level == slog.LevelInfo {
+		panic("as the test wants")
+	}
+	return nil
+}
 
 // theirs is a budget of another package.
 type theirs struct {

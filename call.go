@@ -334,12 +334,9 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	return f
 }
 
-// noBuiltInRetry keeps gRPC from retrying a call once its first message is sent, because the message
+// noReplay keeps gRPC from retrying a call once its first message is sent, because the message
 // does not fit into the buffer for its replay. A negative size would cover the moments before that as
-// well, but gRPC panics.
-func noBuiltInRetry() grpc.CallOption { return noReplay{} }
-
-// noReplay is gRPC's MaxRetryRPCBufferSize(0) in a type of our own, so that it is not taken for the
+// well, but gRPC panics. It is gRPC's MaxRetryRPCBufferSize(0) in a type of our own, so that it is not taken for the
 // caller's if an interceptor below passes the options on to another ClientConn.
 type noReplay struct {
 	grpc.MaxRetryRPCBufferSizeCallOption
@@ -445,11 +442,11 @@ func (c *call) deposit(a *attempt, r Result) {
 		return
 	}
 	o := Outcome{Attempt: 1, Result: r} // there is no other
-	if r == Succeeded {
-		c.noteAnswer()
-	}
 	c.budget.Deposit(o)
 	if c.hedgeBudget != nil {
 		c.hedgeBudget.Deposit(o)
+	}
+	if r == Succeeded {
+		c.noteAnswer()
 	}
 }

@@ -126,8 +126,8 @@ func (l *ledger) deposit(o Outcome) {
 		}
 		depositIn(b, seen, released && paid)
 	}
-	report(l.budget, payer == retriesPay)
 	if l.hedges != nil {
-		report(l.hedges, payer == hedgesPay)
+		defer report(l.hedges, payer == hedgesPay) // also if the other budget panics
 	}
+	report(l.budget, payer == retriesPay)
 }

@@ -222,12 +222,12 @@ func (p *plan) ended(o Outcome) {
 	}
 }
 
-// deposit reports to the target and the budgets how an attempt ended.
+// deposit reports to the budgets and the target how an attempt ended.
 func (p *plan) deposit(o Outcome) {
-	if o.answered() {
-		p.target.answer()
-	}
 	p.ledger.deposit(o)
+	if o.answered() {
+		p.target.answer() // the last step, because the logger may panic
+	}
 }
 
 // leave records that the attempt that was decided on will not be sent. A nil plan has decided nothing.

@@ -77,7 +77,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 }
 
 // A retryStream is the application's stream. Beneath it one attempt follows another, each with a
-// stream of its own, until one is committed. This file has the methods that the application calls,
+// stream of its own, until one is committed. This file has most methods that the application calls,
 // stream_state.go the state that they share, and stream_recover.go the way from a failed attempt to
 // the next one.
 //
@@ -136,11 +136,6 @@ func (s *retryStream) RecvMsg(m any) error {
 		return s.receivedCommitted(at, at.stream.RecvMsg(m))
 	}
 	return s.receive(m)
-}
-
-// Header implements grpc.ClientStream. Headers that the application has seen commit the stream.
-func (s *retryStream) Header() (metadata.MD, error) {
-	return s.awaitHeader()
 }
 
 // Context implements grpc.ClientStream. It commits the stream, and does not wait.

@@ -12,8 +12,8 @@ import (
 // receives judges a failure, because it alone learns the status. A goroutine that asks for headers,
 // or sends, learns only what gRPC reports outside of RecvMsg.
 
-// awaitHeader implements Header.
-func (s *retryStream) awaitHeader() (metadata.MD, error) {
+// Header implements grpc.ClientStream. Headers that the application has seen commit the stream.
+func (s *retryStream) Header() (metadata.MD, error) {
 	s.mu.Lock()
 	for {
 		switch at := s.at; {
