@@ -80,10 +80,10 @@ func (f *failure) endsByTimeout() bool {
 }
 
 // untouched reports whether a first such failure is returned unwrapped, because it is not
-// retryable. That includes a closed connection, but not the end of the caller's context, which
+// retryable. That includes a closed connection and the cause of the caller's context, but not that context's end, which
 // an Error reports.
 func (f *failure) untouched() bool {
-	return !f.found.retryable && !(f.isCallers() && f.CtxErr != nil)
+	return !f.found.retryable && !(f.CtxErr != nil && (f.Closed || isContextEnd(f.Attempt.Err)))
 }
 
 // result returns the result of a failed attempt as the budget sees it.
