@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"sync/atomic"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/errtype"
 )
@@ -21,6 +24,7 @@ type call struct {
 	response *http.Response // of the latest attempt, if that has one, and after discard all of it
 	failed   error          // the latest attempt's, as the engine sees it
 	spent    bool           // the body turned out to be read when a retry had been decided on
+	waited   bool           // for another attempt, which has not begun
 	ended    bool           // RoundTrip returns normally
 }
 
@@ -29,7 +33,7 @@ func (c *call) attempt(ctx context.Context) error {
 	if c.spent {
 		return grpcretry.Permanent(c.failed)
 	}
-	c.response, c.failed = nil, nil
+	c.response, c.failed, c.waited = nil, nil, false
 	if err := c.nextBody(); err != nil {
 		c.failed = grpcretry.Permanent(&failure{err: err})
 		return c.failed
@@ -150,6 +154,7 @@ func (c *call) newFailure(ctx context.Context, err error) error {
 // the response stays if all of it can be kept. If the request's body cannot be sent again after all, the next
 // attempt fails immediately.
 func (c *call) discard() {
+	c.waited = true
 	if !c.body.Load().retire() {
 		c.spent = true
 		return
@@ -159,15 +164,18 @@ func (c *call) discard() {
 	}
 }
 
-// result returns what the caller gets, if Do has returned err: an error if the caller has gone in a wait.
+// result returns what the caller gets, if Do has returned err: an error instead of a response if the caller has gone in the
+// wait after it.
 func (c *call) result(err error) (*http.Response, error) {
 	c.ended = true
 	e, ours := err.(*grpcretry.Error) //nolint:errorlint // Base's own error may hold another call's
-	if c.response != nil && !(ours && errors.Is(e.Reason, context.Cause(c.request.Context()))) || err == nil {
+	gone := ours && (errors.Is(e, context.Canceled) || errors.Is(e, context.DeadlineExceeded))
+	if c.response != nil && !(c.waited && gone) || err == nil {
 		return c.response, nil
 	}
+	closeBody(c.response)
 	if ours {
-		return nil, &gaveUp{e, c.request.Context().Err()}
+		return nil, &gaveUp{e}
 	}
 	if f, ok := errtype.As[*failure](err); ok && err == c.failed { //nolint:errorlint // an attempt timeout's error may hold it
 		return nil, f.err
@@ -176,10 +184,7 @@ func (c *call) result(err error) (*http.Response, error) {
 }
 
 // A gaveUp is the error of a request that failed although its failure was retryable.
-type gaveUp struct {
-	err *grpcretry.Error
-	by  error // the end of the request's context, if that has ended
-}
+type gaveUp struct{ err *grpcretry.Error }
 
 func (e *gaveUp) Error() string { return e.err.Error() }
 
@@ -188,8 +193,11 @@ func (e *gaveUp) Unwrap() error { return e.err }
 // Timeout reports whether the request's deadline has passed, or the last error was a timeout. It
 // makes the error a timeout for [net/url.Error], among others.
 func (e *gaveUp) Timeout() bool {
-	if e.by != nil {
-		return errors.Is(e.by, context.DeadlineExceeded)
+	switch status.Code(e.err) {
+	case codes.DeadlineExceeded:
+		return true
+	case codes.Canceled:
+		return false
 	}
 	last, ok := errtype.As[interface {
 		error

@@ -164,8 +164,11 @@ func isType[E error](err error) bool {
 
 // isUnsent reports whether a request was certainly not sent, or whether the server certainly did not
 // act on it. net/http itself sends some requests again on another connection, but only those that
-// may be sent twice.
+// may be sent twice. The Error of another Transport below speaks of its attempts by itself.
 func isUnsent(err error) bool {
+	if isType[*grpcretry.Error](err) {
+		return false
+	}
 	if op, ok := errtype.As[*net.OpError](err); ok {
 		switch op.Op {
 		case "dial", "proxyconnect", "socks connect":

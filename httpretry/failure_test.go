@@ -1,6 +1,7 @@
 package httpretry
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -14,10 +15,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/function"
 )
 
@@ -100,5 +104,41 @@ func TestTextsAreThoseOfNetHTTP(t *testing.T) {
 		if !strings.Contains(source.String(), `"`+text) {
 			t.Errorf("net/http has no error %q", text)
 		}
+	}
+}
+
+// The error of another Transport below speaks of all its attempts: the first of these was handled by the server.
+func TestAnErrorFromATransportBelowIsUnsentIfAllItsAttemptsAre(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first  error // nil for a response
+		unsent bool
+	}{"handled": {nil, false}, "refused": {refused, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				attempts := 0
+				inner := NewTransport(newRetrier(t, steady, grpcretry.WithPatience(3*time.Second)),
+					roundTripper(func(r *http.Request) (*http.Response, error) {
+						if attempts++; attempts == 1 && tt.first == nil {
+							return reply(r, 503, "down"), nil
+						}
+						return nil, refused
+					}))
+				var unsent []bool
+				outer := NewTransport(newRetrier(t, grpcretry.WithPatience(0), grpcretry.WithUnsentOnly(true),
+					grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
+						if e.Kind == grpcretry.AttemptEnd {
+							unsent = append(unsent, e.Attempt.Unsent)
+						}
+					})), roundTripper(func(r *http.Request) (*http.Response, error) {
+					r = r.Clone(r.Context())
+					r.URL.Host = "replica" // otherwise the inner Transport would leave the retries to the outer one
+					return inner.RoundTrip(r)
+				}))
+				_, err := outer.RoundTrip(newRequest(t, "PUT", "http://test", strings.NewReader("once")))
+				if err == nil || len(unsent) != 1 || unsent[0] != tt.unsent {
+					t.Errorf("RoundTrip: %v; attempts unsent: %v, want [%v]", err, unsent, tt.unsent)
+				}
+			})
+		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"net/http/httptrace"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -313,4 +314,72 @@ func gzipped(text string) []byte {
 	io.WriteString(w, text)
 	w.Close()
 	return b.Bytes()
+}
+
+// A response whose attempt the context's end has crossed is returned, as net/http does. One that is not returned is closed: the
+// request's body, which cannot be sent twice, was read after the decision, and then the context ends in the wait.
+func TestAResponseIsReturnedOrClosed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		code     int
+		crosses  bool
+		returned bool
+	}{
+		"a success":      {200, true, true},
+		"not found":      {404, true, true},
+		"a timeout":      {408, true, true},
+		"down":           {503, true, true},
+		"down, and then": {503, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				body := &closeCounter{Reader: strings.NewReader("sorry")}
+				var sent io.Reader
+				base := roundTripper(func(r *http.Request) (*http.Response, error) {
+					sent = r.Body
+					resp := reply(r, tt.code, "")
+					resp.Body = body
+					if tt.crosses {
+						cancel()
+					}
+					return resp, nil
+				})
+				retrier := newRetrier(t, steady, grpcretry.WithObserver(func(_ context.Context, e grpcretry.Event) {
+					if e.Kind == grpcretry.Decision && !tt.crosses {
+						sent.Read(make([]byte, 1)) // as net/http's goroutine does that writes a request
+						time.AfterFunc(time.Millisecond, cancel)
+					}
+				}))
+				req := newRequest(t, "PUT", "http://test", struct{ io.Reader }{strings.NewReader("once")}).WithContext(ctx)
+				resp, err := NewTransport(retrier, base).RoundTrip(req)
+				if (resp != nil) != tt.returned || (err == nil) != tt.returned || (body.closed > 0) == tt.returned {
+					t.Errorf("RoundTrip = %v, %v, body closed %d times, want a response %v", resp, err, body.closed, tt.returned)
+				}
+				if resp != nil {
+					resp.Body.Close()
+				}
+			})
+		})
+	}
+}
+
+type closeCounter struct {
+	io.Reader
+	closed int
+}
+
+func (c *closeCounter) Close() error { c.closed++; return nil }
+
+// The cause of a context may be one of the library's own reasons, if another call has given up.
+func TestACauseThatIsAReasonEndsTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Millisecond, func() { cancel(grpcretry.ErrBudgetExhausted) })
+		base := roundTripper(func(r *http.Request) (*http.Response, error) { return reply(r, 503, "sorry"), nil })
+		resp, err := NewTransport(newRetrier(t, steady), base).RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(ctx))
+		if resp != nil || !errors.Is(err, context.Canceled) {
+			t.Errorf("RoundTrip = %v, %v, want the end of the context", resp, err)
+		}
+	})
 }

@@ -395,14 +395,39 @@ func TestTimeoutOfAnError(t *testing.T) {
 		err  gaveUp
 		want bool
 	}{
-		{gaveUp{&grpcretry.Error{Last: down}, nil}, false},
-		{gaveUp{&grpcretry.Error{Last: fmt.Errorf("read: %w", context.DeadlineExceeded)}, nil}, true},
-		{gaveUp{&grpcretry.Error{Last: context.DeadlineExceeded}, context.Canceled}, false},
-		{gaveUp{&grpcretry.Error{Last: down}, context.DeadlineExceeded}, true},
-		{gaveUp{&grpcretry.Error{}, nil}, false},
+		{gaveUp{&grpcretry.Error{Last: down}}, false},
+		{gaveUp{&grpcretry.Error{Last: fmt.Errorf("read: %w", context.DeadlineExceeded)}}, true},
+		{gaveUp{&grpcretry.Error{}}, false},
 	} {
 		if got := tt.err.Timeout(); got != tt.want {
 			t.Errorf("Timeout of %#v = %v, want %v", tt.err, got, tt.want)
 		}
 	}
 }
+
+// The end of the request's context decides whether its error is a timeout, also in the moment before the context's timer runs.
+func TestTheContextSaysWhetherItsEndIsATimeout(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, tt := range []struct {
+		ctx  context.Context
+		want bool
+	}{
+		{lateContext{t.Context()}, true},
+		{canceled, false},
+	} {
+		transport := NewTransport(newRetrier(t), roundTripper(func(*http.Request) (*http.Response, error) {
+			return nil, fmt.Errorf("read: %w", context.DeadlineExceeded)
+		}))
+		_, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(tt.ctx))
+		timeout, ok := err.(interface{ Timeout() bool })
+		if !ok || timeout.Timeout() != tt.want || errors.Is(err, context.Canceled) == tt.want {
+			t.Errorf("RoundTrip = %v, a timeout: %v, want %v", err, ok && timeout.Timeout(), tt.want)
+		}
+	}
+}
+
+// lateContext is a context whose deadline has passed before its timer runs, as on a busy machine.
+type lateContext struct{ context.Context }
+
+func (lateContext) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
