@@ -387,12 +387,14 @@ func (k *contest) do(step step) {
 	}
 }
 
-// cut ends an overdue attempt, unless the application has become bound to its stream.
+// cut ends an overdue attempt, unless the application has become bound to its stream, or none can follow any more.
 func (k *contest) cut(number int) {
 	c := k.call
 	for _, a := range k.open {
 		switch {
 		case int(a.number) != number:
+		case c.isLast != nil && c.plan().next.isDecided() && c.isLast(): // since it was decided
+			c.plan().undecide()
 		case c.stream == nil || k.rival != nil:
 			a.bounds.own.Cancel(ErrAttemptTimeout)
 		case !c.stream.cut(a, false):

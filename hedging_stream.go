@@ -23,11 +23,9 @@ func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
 		return s.allLost(e, m)
 	}
 	at := e.attempt.bounds.stream
-	switch {
-	case at == first:
-	case e.err == nil:
+	if at != first && e.err == nil {
 		replies.Copy(m, e.attempt.bounds.received)
-	default:
+	} else if at != first {
 		replies.Empty(m) // the first attempt may have received something
 	}
 	return true, s.won(at, e.err)

@@ -141,6 +141,8 @@ var errNoBody = errors.New("httpretry: the request's GetBody returned nil")
 // newFailure returns the failure of an attempt without a response.
 func (c *call) newFailure(ctx context.Context, err error) error {
 	switch {
+	case ctx.Err() != nil && c.request.Context().Err() == nil: // the attempt timeout
+		return &failure{err, codes.DeadlineExceeded}
 	case ctx.Err() != nil: // whatever the error looks like, it is the context that has ended
 		return &failure{err: err}
 	case c.body.Load().readError() != nil:
@@ -157,6 +159,9 @@ func (c *call) discard() {
 	c.waited = true
 	if !c.body.Load().retire() {
 		c.spent = true
+		if f, ok := c.failed.(*failure); ok && f.code == codes.DeadlineExceeded {
+			c.failed = &failure{grpcretry.ErrAttemptTimeout, f.code} // what Base returned looks like the caller's
+		}
 		return
 	}
 	if r := c.response; r != nil && r.Body != nil && !drain(c.request.Context(), r) {

@@ -244,3 +244,66 @@ func TestConnectionBreaksInAnotherStream(t *testing.T) {
 		t.Errorf("RoundTrip = %v, %v, want 200", resp, err)
 	}
 }
+
+// An upload goes on although it is overdue, if its body was read in the wait before the retry, which then cannot be
+// sent. Without a deadline, it is cut.
+func TestBodyIsReadInTheWaitForAReplacement(t *testing.T) {
+	for _, limited := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			if limited {
+				ctx, cancel = context.WithTimeout(t.Context(), time.Hour)
+			}
+			defer cancel()
+			start, n := time.Now(), 0
+			base := roundTripper(func(r *http.Request) (*http.Response, error) {
+				n++
+				time.Sleep(1500 * time.Millisecond) // until the server lets the body be sent
+				io.Copy(io.Discard, r.Body)
+				r.Body.Close()
+				select {
+				case <-time.After(3 * second):
+					return reply(r, 200, "stored"), nil
+				case <-r.Context().Done():
+					return nil, r.Context().Err()
+				}
+			})
+			slots, err := grpcretry.NewConcurrencyBudget(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newRetrier(t, grpcretry.WithAttemptTimeout(second), grpcretry.WithBackoff(grpcretry.Constant(second)),
+				grpcretry.WithBudget(slots))
+			req := newRequest(t, "PUT", "http://test/", &source{Reader: strings.NewReader("hello")}).WithContext(ctx)
+			resp, err := NewTransport(r, base).RoundTrip(req)
+			took := time.Since(start)
+			switch {
+			case limited && (err != nil || resp.StatusCode != 200 || took != 4500*time.Millisecond):
+				t.Errorf("RoundTrip = %v, %v after %v, want 200 after 4.5s", resp, err, took)
+			case !limited && (took != 2*second || !errors.Is(err, grpcretry.ErrAttemptTimeout) || errors.Is(err, context.Canceled)):
+				t.Errorf("without a deadline: RoundTrip = %v, %v after %v, want an attempt timeout after 2s", resp, err, took)
+			}
+			if free := slots.Balance(time.Now()); n != 1 || free != 1 {
+				t.Errorf("%d attempts, %v slots are free, want one of each", n, free)
+			}
+		})
+	}
+}
+
+// If the body is read at the very moment at which its attempt is cut for a retry, the error is still the attempt
+// timeout, and not an end of the request that nobody has asked for.
+func TestBodyIsReadWhenItsAttemptIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			io.Copy(io.Discard, r.Body)
+			return nil, r.Context().Err()
+		})
+		req := newRequest(t, "PUT", "http://test/", &source{Reader: strings.NewReader("hello")})
+		_, err := (&http.Client{Transport: NewTransport(newRetrier(t, steady, grpcretry.WithAttemptTimeout(second)), base)}).Do(req)
+		var e *url.Error
+		if !errors.As(err, &e) || errors.Is(err, context.Canceled) || !errors.Is(err, grpcretry.ErrAttemptTimeout) {
+			t.Errorf("err = %v, want an attempt timeout", err)
+		}
+	})
+}
