@@ -159,7 +159,7 @@ func (c *call) discard() {
 	c.waited = true
 	if !c.body.Load().retire() {
 		c.spent = true
-		if f, ok := c.failed.(*failure); ok && f.code == codes.DeadlineExceeded {
+		if f, ok := errtype.As[*failure](c.failed); ok && f.code == codes.DeadlineExceeded {
 			c.failed = &failure{grpcretry.ErrAttemptTimeout, f.code} // what Base returned looks like the caller's
 		}
 		return
