@@ -295,7 +295,7 @@ var lives = []struct {
 	first, second string
 }{
 	{"stream, success", bidiStream, nil, []string{"all; send 1; send 2"}, "send a; close; recv; recv; recv", ""},
-	{"stream, found by RecvMsg", bidiStream, nil, []string{"one; fail UNAVAILABLE", "one; fail UNAVAILABLE", "all; send 1; send 2"},
+	{"stream, found by RecvMsg", bidiStream, nil, []string{"one; fail UNAVAILABLE", "all; fail UNAVAILABLE", "all; send 1; send 2"},
 		"send a; send b; close; recv; recv; recv", ""},
 	{"stream, found by SendMsg", clientStream, nil, []string{"one; fail UNAVAILABLE", "all; send 1"},
 		"send a; wait 1s; send b; close; recv", ""},
