@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
 // This file holds the rules that look at one failure: what it means, and whether it may be
@@ -69,7 +71,7 @@ func (p *policy) examine(ctx context.Context, f *failure) {
 // isCallers reports whether the caller caused the failure: its context has ended and the
 // failure says so, or is its cause, or the ClientConn was closed.
 func (f *failure) isCallers() bool {
-	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || errors.Is(f.Attempt.Err, f.CtxErr))
+	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || errors.Is(reasons.Disown(f.Attempt.Err), f.CtxErr))
 }
 
 // endsByTimeout reports whether the attempt timeout is what ended the attempt. A server's pushback may

@@ -132,11 +132,19 @@ func classify(err error) (means error) {
 	f := &failure{err: err, code: codes.Unavailable}
 	switch {
 	case isUnsent(err):
-		return function.MarkUnsent(f)
+		return markUnsent(f)
 	case !isBroken(err):
 		f.code = codes.OK
 	}
 	return f
+}
+
+// markUnsent marks a failure, unless it is the Error of another Transport below, which speaks of its attempts by itself.
+func markUnsent(f *failure) error {
+	if isType[*grpcretry.Error](f.err) {
+		return f
+	}
+	return function.MarkUnsent(f)
 }
 
 // neverSucceeds reports whether another attempt would fail in the same way, although the error looks
@@ -164,11 +172,8 @@ func isType[E error](err error) bool {
 
 // isUnsent reports whether a request was certainly not sent, or whether the server certainly did not
 // act on it. net/http itself sends some requests again on another connection, but only those that
-// may be sent twice. The Error of another Transport below speaks of its attempts by itself.
+// may be sent twice.
 func isUnsent(err error) bool {
-	if isType[*grpcretry.Error](err) {
-		return false
-	}
 	if op, ok := errtype.As[*net.OpError](err); ok {
 		switch op.Op {
 		case "dial", "proxyconnect", "socks connect":
@@ -264,7 +269,7 @@ const (
 func classifyReset(err error, code uint32) error {
 	switch code {
 	case resetRefusedStream:
-		return function.MarkUnsent(&failure{err: err, code: codes.Unavailable})
+		return markUnsent(&failure{err: err, code: codes.Unavailable})
 	case resetNoError, resetInternalError, resetCancel:
 		return &failure{err: err, code: codes.Unavailable}
 	case resetEnhanceYourCalm:
