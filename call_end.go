@@ -153,8 +153,8 @@ func causeOf(ctx context.Context) error {
 type history struct {
 	last     Attempt   // the attempt that ended last; no slice, because most calls have no other
 	earlier  []Attempt // the attempts that ended before, in that order; only the latest, fewer than maxKept
-	highest  int       // the highest number of an attempt
-	failures int
+	highest  int32     // the highest number of an attempt
+	failures int32
 	genuine  error    // the last failure that came from a server or gRPC, not from a timeout or the caller
 	from     *attempt // that it came from
 }
@@ -186,7 +186,7 @@ func (h *history) keep(a Attempt) {
 	if !h.isEmpty() {
 		h.keepEarlier(h.last)
 	}
-	h.last, h.highest = a, max(h.highest, a.Number)
+	h.last, h.highest = a, max(h.highest, int32(a.Number))
 }
 
 func (h *history) keepEarlier(a Attempt) {
@@ -200,4 +200,4 @@ func (h *history) keepEarlier(a Attempt) {
 }
 
 // made returns the highest attempt number, at least number.
-func (h *history) made(number int) int { return max(number, h.highest) }
+func (h *history) made(number int) int { return max(number, int(h.highest)) }
