@@ -15,7 +15,7 @@ type grpcOptions struct {
 	list            []grpc.CallOption
 	header, trailer *metadata.MD // nil if unwanted
 
-	outputs bool // the caller wants header, trailer or peer
+	outputs bool // the caller wants header, trailer or peer, or another call's attempt wants the peer
 	mixed   bool // some are not for attempts: OnFinish, and those of another call's attempt, which an interceptor has handed on
 }
 
@@ -114,8 +114,8 @@ func (o *grpcOptions) forAttempt(opts []grpc.CallOption, own bool) []grpc.CallOp
 	return opts
 }
 
-// handedOn returns what a call hands on of an option. The mark of another call's attempt is only for that call, but it
-// waits for the peer.
+// handedOn returns the option that a call hands on for one of its own. The mark of another call's attempt stays behind, and what
+// it asks for, the peer, goes on.
 func handedOn(opt grpc.CallOption) grpc.CallOption {
 	if another, is := opt.(*attempt); is {
 		return another.PeerCallOption
@@ -193,7 +193,8 @@ func (o *grpcOptions) set(a *attempt) {
 		case grpc.PeerCallOption:
 			*opt.PeerAddr = a.peer
 		case *attempt:
-			if a.hasPeer() && (a.bounds == nil || a.bounds.stream == nil) { // otherwise that attempt may have one from before
+			// Without a peer, it may keep one that it has already; a stream's might be written while it is read.
+			if a.hasPeer() && (a.bounds == nil || a.bounds.stream == nil) {
 				*opt.PeerAddr = a.peer
 			}
 		}

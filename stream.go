@@ -43,7 +43,7 @@ import (
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for
 // the response. gRPC allows that, so their methods must not share data without a lock; the logging
 // interceptor of go-grpc-middleware does, and the race detector reports it. Such a lock must not be held while
-// the method of the stream below runs: gRPC reports a stream's end from within its methods, and then Header, Trailer
+// a method of the stream below runs: gRPC reports a stream's end from within its methods, and then Header, Trailer
 // and Context are called, maybe on the same goroutine. If an interceptor below receives ahead of the application, a client
 // stream whose response it has kept back is reported as one without a response.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.made().stream }
