@@ -23,14 +23,13 @@ type call struct {
 	body     atomic.Pointer[requestBody]
 	response *http.Response // of the latest attempt, if that has one, and after discard all of it
 	failed   error          // the latest attempt's, as the engine sees it
-	spent    bool           // the body turned out to be read when a retry had been decided on
 	waited   bool           // for another attempt, which has not begun
 	ended    bool           // RoundTrip returns normally
 }
 
 // attempt makes one attempt. Its error describes a response that is a failure, too.
 func (c *call) attempt(ctx context.Context) error {
-	if c.spent {
+	if c.waited && !c.body.Load().retire() { // the body turned out to be read when a retry had been decided on
 		return grpcretry.Permanent(c.failed)
 	}
 	c.response, c.failed, c.waited = nil, nil, false
@@ -158,7 +157,6 @@ func (c *call) newFailure(ctx context.Context, err error) error {
 func (c *call) discard() {
 	c.waited = true
 	if !c.body.Load().retire() {
-		c.spent = true
 		if f, ok := errtype.As[*failure](c.failed); ok && f.code == codes.DeadlineExceeded {
 			c.failed = &failure{grpcretry.ErrAttemptTimeout, f.code} // what Base returned looks like the caller's
 		}
