@@ -107,7 +107,8 @@ func (c *call) end(how *callFailure) {
 // goroutine.
 func (c *call) crashed() {
 	if c.contest != nil {
-		c.contest.crash()
+		c.contest.abandon()
+		c.contest.hedges.Wait()
 	}
 	a := c.newest
 	if a == nil {
@@ -183,20 +184,16 @@ func (h *history) record(a *attempt, f *failure) {
 
 // keep adds an attempt that ended without success.
 func (h *history) keep(a Attempt) {
-	if !h.isEmpty() {
-		h.keepEarlier(h.last)
-	}
-	h.last, h.highest = a, max(h.highest, int32(a.Number))
-}
-
-func (h *history) keepEarlier(a Attempt) {
 	if len(h.earlier) == maxKept-1 {
 		h.earlier = slices.Delete(h.earlier, 0, 1)
 	}
-	if h.earlier == nil {
-		h.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
+	if !h.isEmpty() {
+		if h.earlier == nil {
+			h.earlier = make([]Attempt, 0, defaultMaxAttempts-1) // once for most calls
+		}
+		h.earlier = append(h.earlier, h.last)
 	}
-	h.earlier = append(h.earlier, a)
+	h.last, h.highest = a, max(h.highest, int32(a.Number))
 }
 
 // made returns the highest attempt number, at least number.

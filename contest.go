@@ -463,13 +463,8 @@ func (k *contest) repanic() {
 	}
 }
 
-// crash ends the contest after a panic on the caller's goroutine. From then on nothing but the budgets
+// abandon ends the contest after a panic on the caller's goroutine. From then on nothing but the budgets
 // receives a report.
-func (k *contest) crash() {
-	k.abandon()
-	k.hedges.Wait()
-}
-
 func (k *contest) abandon() {
 	k.turn.Take()
 	defer k.turn.Give()

@@ -21,9 +21,7 @@ import (
 // [Error].
 var (
 	// ErrAttemptsExhausted: all MaxAttempts attempts were made.
-	ErrAttemptsExhausted = reasons.New(reasons.Reason{
-		Word: "exhausted", Text: "no attempts left", GivesUp: true, HedgesGoOn: true,
-	})
+	ErrAttemptsExhausted = reasons.New(reasons.Reason{Word: "exhausted", Text: "no attempts left", GivesUp: true, HedgesGoOn: true})
 	// errCallerRetries: the call was made by a server's handler for a request that a service further up
 	// retries, see [UnaryServerInterceptor]. [errors.Is] finds ErrAttemptsExhausted as well.
 	errCallerRetries = reasons.New(reasons.Reason{
@@ -34,23 +32,17 @@ var (
 		Word: "budget", Text: "client-side retry budget exhausted", GivesUp: true, HedgesGoOn: true, Logged: true,
 	})
 	// ErrDeadline: the call's deadline would have passed before the next attempt.
-	ErrDeadline = reasons.New(reasons.Reason{
-		Word: "deadline", Text: "deadline too near for another attempt", OutOfTime: true,
-	})
+	ErrDeadline = reasons.New(reasons.Reason{Word: "deadline", Text: "deadline too near for another attempt", OutOfTime: true})
 	// ErrMaxElapsed: the next attempt would have started after MaxElapsed.
 	ErrMaxElapsed = reasons.New(reasons.Reason{
 		Word: "max_elapsed", Text: "maximum elapsed time too near for another attempt", OutOfTime: true,
 	})
 	// ErrPushback: the server forbade another attempt, or asked for a wait longer than
 	// MaxServerDelay.
-	ErrPushback = reasons.New(reasons.Reason{
-		Word: "pushback", Text: "stopped by server pushback", GivesUp: true,
-	})
+	ErrPushback = reasons.New(reasons.Reason{Word: "pushback", Text: "stopped by server pushback", GivesUp: true})
 	// ErrNotRetryable: a retry failed with something that is not retryable or, with
 	// [WithUnsentOnly], a server may have run the method.
-	ErrNotRetryable = reasons.New(reasons.Reason{
-		Word: "not_retryable", Text: "failure is not retryable", Untouched: true, Quiet: true,
-	})
+	ErrNotRetryable = reasons.New(reasons.Reason{Word: "not_retryable", Text: "failure is not retryable", Untouched: true, Quiet: true})
 	// ErrMayHaveRun: a server may have run the method, see [WithUnsentOnly]. [errors.Is] finds
 	// ErrNotRetryable as well. Unlike that, it is also the Reason after a first attempt, so that the program
 	// can find out whether the method has run.
@@ -59,28 +51,20 @@ var (
 	})
 	// errWouldRetry: an attempt would have followed, if this were not a dry run, see [WithDryRun]. Only events
 	// have it, because the error is returned unchanged.
-	errWouldRetry = reasons.New(reasons.Reason{
-		Word: "would_retry", Text: "dry run: another attempt would follow",
-	})
+	errWouldRetry = reasons.New(reasons.Reason{Word: "would_retry", Text: "dry run: another attempt would follow"})
 	// ErrCommitted: the application has seen something of the stream, or its messages cannot be replayed,
 	// see [WithBufferLimit]. Only events have it, because the stream's error is returned unchanged.
-	ErrCommitted = reasons.New(reasons.Reason{
-		Word: "committed", Text: "stream is committed",
-	})
+	ErrCommitted = reasons.New(reasons.Reason{Word: "committed", Text: "stream is committed"})
 	// errConnClosed: the ClientConn was closed between two attempts.
 	errConnClosed = reasons.New(reasons.Reason{
 		Word: "conn_closed", Text: "client connection is closed", Untouched: true, Quiet: true, ByCaller: true,
 	})
 	// ErrTargetDown: the target has been failing for so long that calls do not wait for it any more,
 	// see [WithPatience].
-	ErrTargetDown = reasons.New(reasons.Reason{
-		Word: "target_down", Text: "target is down", Logged: true,
-	})
+	ErrTargetDown = reasons.New(reasons.Reason{Word: "target_down", Text: "target is down", Logged: true})
 	// errInFlight is the Reason in the event of a failed attempt of a hedged call while other
 	// attempts are in flight, which decide the call.
-	errInFlight = reasons.New(reasons.Reason{
-		Word: "in_flight", Text: "other attempts are in flight",
-	})
+	errInFlight = reasons.New(reasons.Reason{Word: "in_flight", Text: "other attempts are in flight"})
 	// errLeftToGRPC is the Reason in the events of a call that is left to gRPC's own retries, see
 	// [WithBuiltInRetryDisabled], although that was not known at its start. The call returns gRPC's own error.
 	errLeftToGRPC = reasons.New(reasons.Reason{

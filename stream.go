@@ -42,10 +42,9 @@ import (
 // After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for
 // the response. gRPC allows that, so their methods must not share data without a lock; the logging
-// interceptor of go-grpc-middleware does, and the race detector reports it. Such a lock must not be held while
-// a method of the stream below runs: gRPC reports a stream's end from within its methods, and then Header, Trailer
-// and Context are called, maybe on the same goroutine. If an interceptor below receives ahead of the application, a client
-// stream whose response it has kept back is reported as one without a response.
+// interceptor of go-grpc-middleware does, and the race detector reports it. One lock for both must not be held while they
+// wait. If an interceptor below receives ahead of the application, a client stream ends when the application has received the
+// response.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.made().stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
@@ -133,7 +132,7 @@ func (s *retryStream) CloseSend() error {
 // RecvMsg implements grpc.ClientStream.
 func (s *retryStream) RecvMsg(m any) error {
 	if at := s.direct.Load(); at != nil && at.hasMessage {
-		return s.receivedCommitted(at, at.stream.RecvMsg(m))
+		return at.receiveMore(m)
 	}
 	return s.receive(m)
 }

@@ -1,17 +1,15 @@
 package grpcretry
 
 import (
+	"context"
 	"io"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-
-	"github.com/grpcretry/grpcretry/internal/wire"
 )
 
 // A streamAttempt is one attempt and its stream. This file has what becomes of it: which end is known, and from whom.
@@ -46,12 +44,6 @@ func (at *streamAttempt) failure() error {
 	}
 }
 
-// headers returns the stream's headers as the application sees them.
-func (at *streamAttempt) headers() (metadata.MD, error) {
-	header, err := at.stream.Header()
-	return wire.WithPreviousAttempts(header, int(at.number)-1), err
-}
-
 // awaited starts the attempt timeout, which counts while the application waits for an attempt's first message or
 // for its headers: nothing else can tell whether the message is there.
 func (at *streamAttempt) awaited() {
@@ -66,8 +58,11 @@ func (at *streamAttempt) finished(err error) {
 		at.end = err
 	}
 	s.change.Broadcast()
+	unseen := s.at == at && s.receiving+s.heading+s.sending == 0
 	s.mu.Unlock()
-	at.noticed()
+	if unseen {
+		go at.noticed() // an interceptor below may hold a lock here, and need it to tell what the attempt has left
+	}
 }
 
 // endsWell needs mu. The attempt has succeeded, whatever gRPC has reported: the end of its context, for example.
@@ -97,18 +92,41 @@ func (at *streamAttempt) giveUp(err error) {
 func (at *streamAttempt) noticed() {
 	s := at.of
 	s.mu.Lock()
-	err := at.failure()
+	err, awaited := at.failure(), s.receiving+s.heading > 0
 	switch bound := s.isBound() && s.at == at; {
-	case bound && err != nil:
+	case bound && err != nil && (!awaited || at.broken != nil):
 		s.mu.Unlock()
 		s.end(at, err)
-	case bound && at.end != nil && !at.received && s.receiving == 0:
+	case bound && at.end != nil && !at.received && !awaited:
 		s.mu.Unlock()
-		s.end(at, at.cleanEnd())
-	case s.uses(at) && err != nil && s.receiving+s.heading == 0:
+		at.keptBack()
+	case s.uses(at) && err != nil && !awaited:
 		s.recover(at, err)
 	default:
 		s.mu.Unlock()
+	}
+}
+
+// keptBack ends a call whose end an interceptor below has received ahead of the application. A client stream's response may
+// have come with it: RecvMsg will tell or, if it is never called, the end of the call's context.
+func (at *streamAttempt) keptBack() {
+	if at.of.desc.ServerStreams {
+		at.of.end(at, at.cleanEnd())
+		return
+	}
+	context.AfterFunc(at, func() { at.of.end(at, status.FromContextError(at.Err()).Err()) })
+}
+
+// left records that one of the n goroutines that are in the same method of an attempt has left it. It deals with an end that
+// gRPC has reported meanwhile.
+func (s *retryStream) left(n *int32) {
+	s.mu.Lock()
+	*n--
+	at := s.at
+	ended := at != nil && at.end != nil
+	s.mu.Unlock()
+	if ended {
+		at.noticed()
 	}
 }
 

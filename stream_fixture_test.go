@@ -33,6 +33,7 @@ import (
 //	pushback MS            wait 3s, cancel
 //	hang                   sendeof TEXT  expects SendMsg to return io.EOF
 //	                       try TEXT      sends, whatever SendMsg returns
+//	                       unsendable    sends what is no message
 //
 // A server script that ends without fail ends with OK.
 
@@ -114,6 +115,10 @@ func (app *application) play(t *testing.T, steps string) {
 			err := app.stream.SendMsg(&echov1.EchoRequest{Message: arg})
 			if want := map[string]error{"send": nil, "sendeof": io.EOF}[verb]; err != want {
 				t.Errorf("application: %s: got %v", brief(step), err)
+			}
+		case "unsendable":
+			if err := app.stream.SendMsg("not a message"); status.Code(err) != codes.Internal {
+				t.Errorf("application: %s: got %v", step, err)
 			}
 		case "try":
 			app.stream.SendMsg(&echov1.EchoRequest{Message: arg})

@@ -1,11 +1,14 @@
 package grpcretry
 
 import (
+	"cmp"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/replies"
+	"github.com/grpcretry/grpcretry/internal/wire"
 )
 
 // This file gets headers and messages from an attempt to the application. The goroutine that
@@ -39,13 +42,12 @@ func (s *retryStream) Header() (metadata.MD, error) {
 func (at *streamAttempt) askHeader() (metadata.MD, error) {
 	s := at.of
 	defer func() {
-		s.mu.Lock()
-		s.heading--
-		s.mu.Unlock()
+		s.left(&s.heading)
 		s.idle()
 	}()
 	at.awaited()
-	return at.headers()
+	header, err := at.stream.Header()
+	return wire.WithPreviousAttempts(header, int(at.number)-1), err
 }
 
 // headed takes the result of an attempt's Header. It returns true if the application gets that
@@ -132,9 +134,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	returned := false
 	defer func() {
 		if !returned { // a codec panics
-			s.mu.Lock()
-			s.receiving--
-			s.mu.Unlock()
+			s.left(&s.receiving)
 			at.giveUp(errPanicked)
 		}
 	}()
@@ -147,6 +147,16 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	}
 	returned = true
 	return err
+}
+
+// receiveMore receives a message of a committed stream that follows its first.
+func (at *streamAttempt) receiveMore(m any) error {
+	s := at.of
+	s.mu.Lock()
+	s.receiving++
+	s.mu.Unlock()
+	defer s.left(&s.receiving)
+	return s.receivedCommitted(at, at.stream.RecvMsg(m))
 }
 
 // recv calls RecvMsg of an attempt, and records the result.
@@ -177,6 +187,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	s.change.Broadcast()
 	if s.at == at && s.phase >= phaseCommitting {
 		s.mu.Unlock()
+		defer at.noticed()
 		return true, s.receivedCommitted(at, err)
 	}
 	if !s.uses(at) {
@@ -211,8 +222,9 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	}
 	s.mu.Lock()
 	at.received = true
+	end := cmp.Or(at.failure(), err)
 	s.mu.Unlock()
-	s.end(at, err)
+	s.end(at, end)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.phase != phaseEnded {

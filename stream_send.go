@@ -104,13 +104,8 @@ func (s *retryStream) mayPass(at *streamAttempt) bool {
 // sendTo sends a message to an attempt that has been sent everything.
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	err := at.stream.SendMsg(m)
-	if err != nil && !isEOF(err) { // gRPC has ended the stream with this error, unless an interceptor made it up
-		s.mu.Lock()
-		if at.end == nil {
-			at.broken = err
-		}
-		s.mu.Unlock()
-		s.end(at, err)
+	if err != nil && !isEOF(err) {
+		at.giveUp(err) // gRPC has ended the stream with this error, unless an interceptor below made it up
 	}
 	return err
 }
@@ -152,11 +147,12 @@ func (s *retryStream) commitToSend(full bool) {
 // sendNow needs mu, and returns without. It sends the newest entry of the outbox to an attempt that lacks no other.
 func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 	at.sent++
-	deaf := at.sender == senderNone
-	s.mu.Unlock()
-	if deaf {
+	if at.sender == senderNone {
+		s.mu.Unlock()
 		return s.sendFailed(at, io.EOF)
 	}
+	s.sending++
+	s.mu.Unlock()
 	if err := at.hand(send); err != nil {
 		return s.sendFailed(at, err)
 	}
@@ -198,7 +194,10 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 // hand calls SendMsg or CloseSend of an attempt on the application's goroutine.
 func (at *streamAttempt) hand(send func() error) (err error) {
 	err = errPanicked
-	defer func() { at.handed(err) }()
+	defer func() {
+		at.of.left(&at.of.sending)
+		at.handed(err)
+	}()
 	return send()
 }
 

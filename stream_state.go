@@ -53,9 +53,9 @@ type streamState struct {
 	// returns. It is nil if that attempt has no stream.
 	at *streamAttempt
 
-	// The numbers of the application's goroutines that receive from an attempt, or ask for its headers. The one
+	// The numbers of the application's goroutines that receive from an attempt, ask for its headers, or send. The one
 	// that receives judges a failure, because it alone learns the status.
-	receiving, heading int32
+	receiving, heading, sending int32
 
 	bind  bool  // commit to the attempt that follows: Context or Trailer was called
 	final error // when ending or ended: the error that RecvMsg returns
