@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -26,6 +27,8 @@ type streamAttempt struct {
 	received   bool   // RecvMsg has returned the end
 	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
+
+	receivesMore atomic.Int32 // 1 while a goroutine receives a message after the first, and hasEnded once end is set
 }
 
 // failure needs mu. It returns the attempt's failure, nil if none is known outside of RecvMsg.
@@ -58,12 +61,14 @@ func (at *streamAttempt) finished(err error) {
 		at.end = err
 	}
 	s.change.Broadcast()
-	unseen := s.at == at && s.receiving+s.heading+s.sending == 0
+	unseen := at.receivesMore.Or(hasEnded) == 0 && s.at == at && s.receiving+s.heading+s.sending == 0
 	s.mu.Unlock()
 	if unseen {
 		go at.noticed() // an interceptor below may hold a lock here, and need it to tell what the attempt has left
 	}
 }
+
+const hasEnded = 2
 
 // endsWell needs mu. The attempt has succeeded, whatever gRPC has reported: the end of its context, for example.
 func (at *streamAttempt) endsWell() {
@@ -87,20 +92,20 @@ func (at *streamAttempt) giveUp(err error) {
 	at.release() // wakes up the goroutine that receives
 }
 
-// noticed deals with an attempt that may have ended outside of RecvMsg and Header. If a goroutine is in one of these, that
-// goroutine does. Otherwise the application may never call a method again.
+// noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header. The application may never
+// call a method again.
 func (at *streamAttempt) noticed() {
 	s := at.of
 	s.mu.Lock()
-	err, awaited := at.failure(), s.receiving+s.heading > 0
+	err := at.failure()
 	switch bound := s.isBound() && s.at == at; {
-	case bound && err != nil && (!awaited || at.broken != nil):
+	case bound && err != nil:
 		s.mu.Unlock()
 		s.end(at, err)
-	case bound && at.end != nil && !at.received && !awaited:
+	case bound && at.end != nil && !at.received && s.receiving == 0:
 		s.mu.Unlock()
 		at.keptBack()
-	case s.uses(at) && err != nil && !awaited:
+	case s.uses(at) && err != nil && s.receiving+s.heading == 0:
 		s.recover(at, err)
 	default:
 		s.mu.Unlock()
@@ -117,16 +122,19 @@ func (at *streamAttempt) keptBack() {
 	context.AfterFunc(at, func() { at.of.end(at, status.FromContextError(at.Err()).Err()) })
 }
 
-// left records that one of the n goroutines that are in the same method of an attempt has left it. It deals with an end that
-// gRPC has reported meanwhile.
-func (s *retryStream) left(n *int32) {
+// left records that one of the n goroutines that are in the same method of an attempt has left it. If gRPC has reported an
+// end meanwhile, it deals with that, by a goroutine of its own unless waits is true.
+func (s *retryStream) left(n *int32, waits bool) {
 	s.mu.Lock()
 	*n--
 	at := s.at
 	ended := at != nil && at.end != nil
 	s.mu.Unlock()
-	if ended {
+	switch {
+	case ended && waits:
 		at.noticed()
+	case ended:
+		go at.noticed()
 	}
 }
 
@@ -156,19 +164,6 @@ func (at *streamAttempt) cleanEnd() error {
 	default:
 		return io.EOF
 	}
-}
-
-// endWithoutHeaders returns how an attempt has ended whose Header has returned none: io.EOF after a success, nil if that is
-// unknown, because an interceptor below hides the headers or the end.
-func (at *streamAttempt) endWithoutHeaders() error {
-	over := at.awaitOver()
-	at.of.mu.Lock()
-	err := at.failure()
-	at.of.mu.Unlock()
-	if err == nil && over {
-		return at.cleanEnd()
-	}
-	return err
 }
 
 // overGrace limits the wait for gRPC's report of an attempt's end, which does not come if an interceptor below drops

@@ -42,7 +42,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 func (at *streamAttempt) askHeader() (metadata.MD, error) {
 	s := at.of
 	defer func() {
-		s.left(&s.heading)
+		s.left(&s.heading, true)
 		s.idle()
 	}()
 	at.awaited()
@@ -53,14 +53,12 @@ func (at *streamAttempt) askHeader() (metadata.MD, error) {
 // headed takes the result of an attempt's Header. It returns true if the application gets that
 // result.
 func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool {
-	var failure error
-	if md == nil && err == nil {
-		failure = at.endWithoutHeaders()
+	var end error
+	if md == nil && err == nil && at.awaitOver() { // unless an interceptor below hides the headers or the end
+		end = at.cleanEnd()
 	}
 	s.mu.Lock()
-	if failure == nil {
-		failure = at.failure()
-	}
+	failure := cmp.Or(at.failure(), end)
 	for failure != nil && s.uses(at) && s.receiving > 0 {
 		s.change.Wait() // for the goroutine that is about to learn why
 	}
@@ -134,7 +132,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	returned := false
 	defer func() {
 		if !returned { // a codec panics
-			s.left(&s.receiving)
+			s.left(&s.receiving, true)
 			at.giveUp(errPanicked)
 		}
 	}()
@@ -151,12 +149,13 @@ func (at *streamAttempt) receiveFrom(m any) error {
 
 // receiveMore receives a message of a committed stream that follows its first.
 func (at *streamAttempt) receiveMore(m any) error {
-	s := at.of
-	s.mu.Lock()
-	s.receiving++
-	s.mu.Unlock()
-	defer s.left(&s.receiving)
-	return s.receivedCommitted(at, at.stream.RecvMsg(m))
+	at.receivesMore.Add(1)
+	defer func() {
+		if at.receivesMore.Add(-1) != 0 {
+			at.noticed()
+		}
+	}()
+	return at.of.receivedCommitted(at, at.stream.RecvMsg(m))
 }
 
 // recv calls RecvMsg of an attempt, and records the result.

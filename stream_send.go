@@ -195,8 +195,8 @@ func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 func (at *streamAttempt) hand(send func() error) (err error) {
 	err = errPanicked
 	defer func() {
-		at.of.left(&at.of.sending)
 		at.handed(err)
+		at.of.left(&at.of.sending, false)
 	}()
 	return send()
 }
