@@ -82,7 +82,6 @@ func (at *streamAttempt) endsWell() {
 func (at *streamAttempt) giveUp(err error) {
 	s := at.of
 	s.mu.Lock()
-	at.sender = senderNone
 	if at.broken == nil && at.end == nil { // otherwise gRPC knows best
 		at.broken = err
 	}
