@@ -111,10 +111,11 @@ func (at *streamAttempt) noticed() {
 	}
 }
 
-// keptBack ends a call whose end an interceptor below has received ahead of the application. A client stream's response may
-// have come with it: RecvMsg will tell or, if it is never called, the end of the call's context.
+// keptBack ends a call whose end has been found before the application has received it: by Header, or by an interceptor
+// below that receives ahead. A client stream's response may have come with it: RecvMsg will tell or, if it is never called,
+// the end of the call's context.
 func (at *streamAttempt) keptBack() {
-	if at.of.desc.ServerStreams {
+	if md, _ := at.stream.Header(); md == nil || at.of.desc.ServerStreams {
 		at.of.end(at, at.cleanEnd())
 		return
 	}
