@@ -299,7 +299,7 @@ var lives = []struct {
 		"send a; send b; close; recv; recv; recv", ""},
 	{"stream, found by SendMsg", clientStream, nil, []string{"one; fail UNAVAILABLE", "all; send 1"},
 		"send a; wait 1s; send b; close; recv", ""},
-	{"stream, found by Header", serverStream, nil, []string{"one; fail UNAVAILABLE", "header; all; send 1"},
+	{"stream, found by Header", serverStream, nil, []string{"one; fail UNAVAILABLE", "header; all; wait 1s; send 1"},
 		"send a; close; header; recv; recv", ""},
 	{"stream, attempts exhausted", bidiStream, []Option{WithMaxAttempts(2)}, []string{"one; fail UNAVAILABLE", "one; fail UNAVAILABLE"},
 		"send a; recv; recv", ""},

@@ -940,6 +940,7 @@ func (r *diffRun) play(part string, offset time.Duration, steps []diffStep, stre
 		case "header":
 			md, err := stream.Header()
 			r.note(part, "header: %s %s", describeMD(md), describe(err))
+			time.Sleep(time.Nanosecond) // another goroutine may be about to learn of a failure, see receive
 		case "trailer": // not before the end, nor after the caller's: gRPC may still write to it then
 			r.mu.Lock()
 			ended := r.ended && r.ctx.Err() == nil
