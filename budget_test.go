@@ -299,3 +299,60 @@ func TestBudgetsSayWhatTheyAllow(t *testing.T) {
 		}
 	}
 }
+
+// A budget that refuses after others have given a token is no reason to give anything back to those that come before it.
+func TestAllBudgetsReturnToThoseThatGave(t *testing.T) {
+	slots, a, b := concurrencyBudgetOf(t, 2), &theirs{}, &theirs{refuse: true}
+	slots.Withdraw(epoch) // by another call
+	if AllBudgets(slots, a, b).Withdraw(epoch) || a.taken != 0 || slots.Balance(epoch) != 1 {
+		t.Errorf("%d tokens were taken and %v slots are free, want none and 1", a.taken, slots.Balance(epoch))
+	}
+}
+
+// A retry that takes over the slot of an overdue one holds it, also after that one has ended.
+func TestASlotThatIsTakenOverIsHeld(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots := concurrencyBudgetOf(t, 1)
+		free := -1.0
+		looks := ok().after(second / 2)
+		looks.do = func(context.Context) error { free = slots.Balance(time.Now()); return nil }
+		server := serve(t, script(unavailable(), hang(), looks))
+		client := server.client(t, WithBudget(slots), WithPatience(0), WithAttemptTimeout(second))
+		if err := echo(t.Context(), client); err != nil || free != 0 {
+			t.Errorf("Echo = %v with %v free slots during the last attempt, want success with 0", err, free)
+		}
+	})
+}
+
+// panicsOnce panics when it first gets a token back.
+type panicsOnce struct {
+	unlimited
+	returned int
+}
+
+func (b *panicsOnce) Deposit(o Outcome) {
+	if o.Result == Unsent {
+		if b.returned++; b.returned == 1 {
+			panic("as the test wants")
+		}
+	}
+}
+
+// A token is given back once, also to a budget that panics.
+func TestABudgetThatPanicsGetsATokenBackOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		budget := &panicsOnce{}
+		intercept := UnaryClientInterceptor(WithAttemptTimeout(second), WithBackoff(Constant(second)), WithBudget(budget))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		defer func() {
+			if p := recover(); p == nil || budget.returned != 1 {
+				t.Errorf("a token was given back %d times, and the panic was %v; want once, and the budget's", budget.returned, p)
+			}
+		}()
+		_ = invokeEcho(ctx, intercept, func(ctx context.Context, _ int) error {
+			<-ctx.Done() // the attempt is cut when the next one has been paid for
+			return nil
+		})
+	})
+}

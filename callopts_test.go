@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"context"
 	"reflect"
 	"testing"
 	"time"
@@ -111,4 +112,19 @@ func TestOnFinishRunsOnceAtTheEndOfTheCall(t *testing.T) {
 			})
 		})
 	}
+}
+
+// If the caller's context has ended, the outputs are those of the last attempt, and not of an earlier failure.
+func TestOutputsAfterTheCallersEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().withTrailer("from", "1"), hang()))
+		client := server.client(t, WithBackoff(Constant(second)))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*second)
+		defer cancel()
+		var trailer metadata.MD
+		_, err := client.Echo(ctx, request(), grpc.Trailer(&trailer))
+		if status.Code(err) != codes.DeadlineExceeded || len(trailer.Get("from")) != 0 {
+			t.Errorf("got %v with the trailer %v, want DEADLINE_EXCEEDED with nothing of attempt 1", err, trailer)
+		}
+	})
 }

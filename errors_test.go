@@ -236,3 +236,13 @@ func TestTheTextOfLargeFailuresIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// Of many attempts only the latest are kept; one before those has reached a server all the same.
+func TestACallHasReachedAServerBeforeTheAttemptsThatAreKept(t *testing.T) {
+	for reached, want := range map[bool]bool{true: true, false: false} {
+		e := &Error{Reason: ErrDeadline, Attempts: []Attempt{{Number: 18, Unsent: true}}, reached: reached}
+		if got := tellsOfGivingUp(e); got != want {
+			t.Errorf("reached %t: the call has given up: %t, want %t", reached, got, want)
+		}
+	}
+}

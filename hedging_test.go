@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -226,5 +227,45 @@ func TestAThrottleRefusesHedges(t *testing.T) {
 			t.Error(err)
 		}
 		wantTimes(t, server, 0)
+	})
+}
+
+// An attempt that reached no server does not count towards MaxAttempts, so a hedge may still follow the one after it.
+func TestAHedgeFollowsAnAttemptAfterAnUnsentOne(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok().after(time.Minute), ok()))
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), hedged(2, Hedging{Delay: HedgeAfter(second)}))...)
+		link.cut()
+		time.AfterFunc(second/2, link.mend)
+		synctest.Wait()
+		if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 2*second, 3*second) // gRPC connects again after 1 s, and then there is the backoff
+	})
+}
+
+// The delay of a stream's hedges counts from its first RecvMsg, also if the plan was needed before that.
+func TestTheDelayCountsFromTheFirstRecvMsgAfterATimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			if n == 1 {
+				return playServer(t, n, "hang", stream)
+			}
+			return playServer(t, n, "recv a; send 1", stream)
+		})
+		cc := server.conn(t, DialOptions(WithAttemptTimeout(second), WithPatience(0), WithBudget(stingy{}),
+			WithMethod("/streams/Expand", WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(2 * second), Budget: Unlimited})))...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		stream, err := cc.NewStream(ctx, serverStream, "/streams/Expand")
+		if err != nil {
+			t.Fatal(err)
+		}
+		app := &application{stream: stream, cancel: cancel}
+		app.play(t, "send a; close")
+		go stream.Header() // whose wait is what the timeout limits
+		app.play(t, "wait 5s; recv 1; recv EOF")
+		wantTimes(t, server, 0, 7*second)
 	})
 }

@@ -172,3 +172,20 @@ func TestARetryThatMeetsAnotherFailure(t *testing.T) {
 		}
 	}
 }
+
+// An attempt that the server has refused has multiplied nothing.
+func TestWorkForARetryRepeatsARefusedStream(t *testing.T) {
+	everyKind(t, func(t *testing.T, kind callKind) {
+		if kind.desc == nil {
+			return // gRPC sends it again by itself
+		}
+		server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
+		cc := server.conn(t, WithBackoff(Constant(0)))
+		service := serveHandler(t, func(ctx context.Context) error { return kind.call(ctx, cc, anyMethod) }, serverOptions()...)
+		retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
+		_ = echo(retried, echov1.NewEchoServiceClient(service.conn(t)))
+		if got := server.seen(); got != 2 {
+			t.Errorf("the server saw %d streams, want 2", got)
+		}
+	})
+}

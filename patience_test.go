@@ -386,3 +386,53 @@ func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
 		wantServed(t, server, "a at 0s", "b at 950ms", "b at 1.07s", "a at 1.1s") // a is cut during b's wait, at 1 s
 	})
 }
+
+// A backoffOfTest waits a second, and remembers the previous waits that it was told of.
+type backoffOfTest struct{ told *[]time.Duration }
+
+func (b backoffOfTest) Delay(_ int, prev time.Duration, _ float64) time.Duration {
+	*b.told = append(*b.told, prev)
+	return second
+}
+
+// A backoff grows from its own waits, and not from those that the target's trouble has made longer.
+func TestTheBackoffIsToldOfItsOwnWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		var told []time.Duration
+		client := server.fixed(t, 0.5, WithPatience(time.Hour), WithBudget(Unlimited), WithMaxAttempts(3))
+		a := &timedCall{message: "a", opts: []CallOption{WithMaxAttempts(2), WithBackoff(Constant(second))}}
+		b := &timedCall{message: "b", at: 20 * second, opts: []CallOption{WithBackoff(backoffOfTest{&told})}}
+		makeCalls(t, client, a, b)
+		wantServed(t, server, "a at 0s", "a at 1s", "b at 20s", "b at 30s", "b at 45s") // half of the trouble's 20 and 30 s
+		if want := []time.Duration{0, second}; !slices.Equal(told, want) {
+			t.Errorf("the backoff was told of previous waits %v, want %v", told, want)
+		}
+	})
+}
+
+// What others learned while a call waited for the connection is no news to its retry, which comes after the connection.
+func TestAFailureBeforeTheConnectionPutsOffNoRetry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		link, cc := server.linked(t, DialOptions(unmoved, WithBackoff(Constant(second)))...)
+		link.cut()
+		time.AfterFunc(second/2, link.mend)
+		synctest.Wait()
+		makeCalls(t, echov1.NewEchoServiceClient(cc), &timedCall{message: "a"}, &timedCall{message: "b", at: second / 2})
+		wantTimes(t, server, 2*second, 2*second) // gRPC connects again after 1 s, and then there is the backoff
+	})
+}
+
+// A hedged stream's first message is an answer, too.
+func TestTheFirstMessageOfAHedgedStreamEndsTheTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; fail UNAVAILABLE", "recv a; send 1; wait 10s")
+		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved,
+			WithMethod("/streams/Expand", WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(time.Hour), Budget: Unlimited})))
+		openOn(t, server.conn(t, r.DialOptions()...), serverStream).play(t, "send a; close; recv 1")
+		if states := r.targets.states(time.Now()); len(states) != 1 || states[0].Failing != 0 {
+			t.Errorf("the targets are %+v, want one that is not failing", states)
+		}
+	})
+}

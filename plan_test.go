@@ -26,3 +26,17 @@ func judgedBy(p *plan, f *failure, now time.Time, u float64) step {
 	p.policy.examine(context.Background(), f)
 	return p.failed(f, now, u)
 }
+
+// A wait that would end exactly at a limit is drawn from the time left, too.
+func TestAWaitUpToTheLimitIsDrawnAgain(t *testing.T) {
+	for name, l := range map[string]limits{
+		"deadline":   {start: noon, deadline: noon.Add(10 * second)},
+		"MaxElapsed": {start: noon, elapsed: 10 * second},
+	} {
+		for wait, want := range map[time.Duration]time.Duration{10*second - 1: 10*second - 1, 10 * second: 5 * second} {
+			if got := l.inTime(wait, noon, 0.5); got != want {
+				t.Errorf("%s: a wait of %v has become %v, want %v", name, wait, got, want)
+			}
+		}
+	}
+}

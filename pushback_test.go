@@ -1,9 +1,11 @@
 package grpcretry
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -137,6 +139,30 @@ func FuzzRetryInfo(f *testing.F) {
 			if want := time.Duration(seconds)*time.Second + time.Duration(nanos); got.Delay != want {
 				t.Errorf("RetryInfo of %d s and %d ns waits %v, want %v", seconds, nanos, got.Delay, want)
 			}
+		}
+	})
+}
+
+// A pushback that comes while another attempt is to be replaced is the source of that wait, and the retry's turn: it
+// does not wait again because of the failure that brought it.
+func TestAPushbackMovesTheReplacementOfAnotherAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), unavailable().pushback("5000").after(1400*time.Millisecond), ok()))
+		var sources []WaitSource
+		client := server.client(t, WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptStart {
+				sources = append(sources, e.Attempt.WaitSource)
+			}
+		}), WithMethod(echoMethod, WithAttemptTimeout(second), WithBackoff(Constant(3*second)), WithMaxAttempts(3), WithBudget(Unlimited),
+			WithHedging(Hedging{Delay: HedgeAfter(600 * time.Millisecond), Budget: Unlimited})))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := echo(ctx, client); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, 600*time.Millisecond, 7*second)
+		if want := []WaitSource{waitNone, waitHedgeDelay, WaitPushback}; !slices.Equal(sources, want) {
+			t.Errorf("the attempts came after waits of %v, want %v", sources, want)
 		}
 	})
 }

@@ -171,3 +171,28 @@ func TestReplayMemoryLimit(t *testing.T) {
 		t.Errorf("of two options the limit is %d, want that of the later one", got)
 	}
 }
+
+// A stream that commits when it cannot be sent everything any more needs no memory for a replay.
+func TestACommittedStreamWhoseReplayHasEndedKeepsNoMemory(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, opened := retrierOf(t, steady, unmoved), 0
+		server := serveScripts(t, "recv a; recv b; fail UNAVAILABLE", "recv a; send 1; send 2")
+		app := openOn(t, server.conn(t, append(r.DialOptions(), below(func(s grpc.ClientStream) grpc.ClientStream {
+			opened++
+			hooked, sent := &hookedStream{ClientStream: s}, 0
+			if opened == 2 {
+				hooked.send = func(m any) error {
+					if sent++; sent == 2 {
+						time.Sleep(second) // the stream ends meanwhile
+					}
+					return s.SendMsg(m)
+				}
+			}
+			return hooked
+		}))...), bidiStream)
+		app.play(t, "send a; send b; wait 1s; send c; wait 9s")
+		app.play(t, "recv 1")
+		wantUsage(t, "when it has committed", r, inside.Usage{OpenStreams: 1})
+		app.play(t, "recv 2; recv EOF")
+	})
+}

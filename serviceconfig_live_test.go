@@ -483,3 +483,15 @@ func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 		wantTimes(t, server, 0)
 	})
 }
+
+// With WithResolverServiceConfig, calls are hedged once the channel's service config is known.
+func TestHedgesFollowWhenTheServiceConfigIsKnown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(says("a").after(time.Minute), says("b")))
+		cc, _ := server.live(t, 3*second/2, `{}`, DialOptions(WithResolverServiceConfig(true), hedged(2, Hedging{Delay: HedgeAfter(second)}))...)
+		if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 3*second/2, 2*second)
+	})
+}

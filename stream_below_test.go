@@ -1,7 +1,9 @@
 package grpcretry
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -152,4 +154,143 @@ func (s *aheadStream) RecvMsg(m any) error {
 	}
 	proto.Merge(m.(proto.Message), kept)
 	return nil
+}
+
+// A hookedStream runs functions of the test around an interceptor's view of a stream.
+type hookedStream struct {
+	grpc.ClientStream
+	recv func(m any) error
+	send func(m any) error
+}
+
+func (s *hookedStream) RecvMsg(m any) error {
+	if s.recv != nil {
+		return s.recv(m)
+	}
+	return s.ClientStream.RecvMsg(m)
+}
+
+func (s *hookedStream) SendMsg(m any) error {
+	if s.send != nil {
+		return s.send(m)
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+// A stream may end while the application is in one of its methods, and the application may never call another: gRPC
+// reports the end all the same, and so does the library.
+func TestAnEndDuringTheLastMethodIsReported(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		app  string
+		hook func(s *hookedStream, cancel context.CancelFunc)
+	}{
+		{"RecvMsg of a later message", "send a; recv 1; recv 2", func(s *hookedStream, cancel context.CancelFunc) {
+			received := 0
+			s.recv = func(m any) error {
+				err := s.ClientStream.RecvMsg(m)
+				if received++; received == 2 {
+					cancel()
+					synctest.Wait()
+				}
+				return err
+			}
+		}},
+		{"SendMsg", "send a", func(s *hookedStream, cancel context.CancelFunc) {
+			s.send = func(m any) error {
+				err := s.ClientStream.SendMsg(m)
+				cancel()
+				synctest.Wait()
+				return err
+			}
+		}},
+		{"NewStream", "", func(_ *hookedStream, cancel context.CancelFunc) {
+			cancel()
+			synctest.Wait()
+		}},
+	} {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+			t.Run(tt.name+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serveScripts(t, "recv a; send 1; send 2; hang")
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					cc := server.conn(t, append(opts, below(func(s grpc.ClientStream) grpc.ClientStream {
+						hooked := &hookedStream{ClientStream: s}
+						tt.hook(hooked, cancel)
+						return hooked
+					}))...)
+					finished := "not"
+					stream, err := cc.NewStream(ctx, bidiStream, "/streams/Chat", grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+					if err != nil {
+						t.Fatal(err)
+					}
+					(&application{stream: stream}).play(t, tt.app)
+					synctest.Wait()
+					if finished != codes.Canceled.String() {
+						t.Errorf("OnFinish: %s, want Canceled", finished)
+					}
+				})
+			})
+		}
+	}
+}
+
+// An interceptor below may make a success of a failure, also of a hedged stream's.
+func TestAnEndThatAnInterceptorBelowMadeGoodIsGood(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"retried": nil,
+		"hedged":  {WithMethod("/streams/Expand", WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(time.Hour)}))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "recv a; header; fail NOT_FOUND")
+				cc := server.conn(t, append(DialOptions(opts...), below(func(s grpc.ClientStream) grpc.ClientStream {
+					hooked := &hookedStream{ClientStream: s}
+					hooked.recv = func(m any) error {
+						err := s.RecvMsg(m)
+						if status.Code(err) == codes.NotFound {
+							return io.EOF
+						}
+						return err
+					}
+					return hooked
+				}))...)
+				finished := "not"
+				app := openOn(t, cc, serverStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+				app.play(t, "send a; close; recv EOF")
+				if finished != codes.OK.String() {
+					t.Errorf("OnFinish: %s, want OK", finished)
+				}
+			})
+		})
+	}
+}
+
+// A stream whose first message comes after another attempt has won is read to its end, so that interceptors below see it.
+func TestAStreamThatWinsTooLateIsReadToItsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; wait 1500ms; send 1", "recv a; send 2; hang")
+		opened, ends := 0, map[int]error{}
+		cc := server.conn(t, append(DialOptions(WithMethod("/streams/Expand", WithMaxAttempts(2),
+			WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited}))), below(func(s grpc.ClientStream) grpc.ClientStream {
+			opened++
+			number, hooked := opened, &hookedStream{ClientStream: s}
+			hooked.recv = func(m any) error {
+				err := s.RecvMsg(m)
+				if number == 2 && err == nil {
+					time.Sleep(second) // while attempt 1 wins
+				}
+				if err != nil {
+					ends[number] = err
+				}
+				return err
+			}
+			return hooked
+		}))...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv EOF")
+		if ends[1] != io.EOF || status.Code(ends[2]) != codes.Canceled {
+			t.Errorf("the interceptor saw the ends %v, want EOF of attempt 1, and CANCELLED of attempt 2", ends)
+		}
+	})
 }

@@ -481,3 +481,22 @@ func (s trailerDelayed) Trailer() metadata.MD {
 	time.Sleep(20 * second)
 	return s.ClientStream.Trailer()
 }
+
+// After the end of a stream that a SendMsg has found, SendMsg returns what gRPC's own does.
+func TestSendMsgAfterCloseSendAfterTheEnd(t *testing.T) {
+	for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "fail NOT_FOUND")
+				app := openOn(t, server.conn(t, opts...), bidiStream)
+				app.play(t, "wait 1s; sendeof a; sendeof b; close")
+				for range 2 {
+					if err := app.stream.SendMsg(request()); status.Code(err) != codes.Internal {
+						t.Errorf("SendMsg after CloseSend returned %v, want INTERNAL", err)
+					}
+				}
+				app.play(t, "recv NOT_FOUND")
+			})
+		})
+	}
+}

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
@@ -363,5 +365,26 @@ func TestUnsentOnlyIsNotLeftToGRPC(t *testing.T) {
 			wantStop(t, err, codes.Unavailable, ErrMayHaveRun, 1)
 		}
 		wantTimes(t, server, 0, 0)
+	})
+}
+
+// A method whose retryPolicy comes with the connection is gRPC's from the first attempt on that could reach a server.
+func TestACallIsLeftToGRPCAfterAnUnsentAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		found := manual.NewBuilderWithScheme("late")
+		found.BuildCallback = func(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) {
+			cc.ReportError(errors.New("no such host"))
+			time.AfterFunc(second, func() {
+				_ = cc.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "echo"}}, ServiceConfig: cc.ParseServiceConfig(builtInPolicy)})
+			})
+		}
+		cc := server.connTo(t, "late:///echo", grpc.WithResolvers(found), grpc.WithChainUnaryInterceptor(
+			UnaryClientInterceptor(unmoved, WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited))))
+		err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
+		wantUntouched(t, err, codes.Unavailable, "db-down")
+		if got := len(server.attempts()); got != 3 {
+			t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
+		}
 	})
 }
