@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
@@ -138,7 +138,7 @@ func New(opts ...Option) (*Retrier, error) {
 		return nil, fmt.Errorf("grpcretry: WithMeterProvider: %w", err)
 	}
 	if c.callSpan {
-		r.report.tracer = tracerFrom(c.tracerProvider)
+		r.report.tracer = cmp.Or(c.tracerProvider, otel.GetTracerProvider()).Tracer(instruments.Scope)
 	}
 	r.warn()
 	return r, nil
@@ -194,14 +194,6 @@ func mustNew(opts []Option) *Retrier {
 		panic(err) //nolint:forbidigo // documented; callers who want an error use New
 	}
 	return r
-}
-
-// tracerFrom returns the tracer for call spans; a nil provider means the global one.
-func tracerFrom(tp trace.TracerProvider) trace.Tracer {
-	if tp == nil {
-		tp = otel.GetTracerProvider()
-	}
-	return tp.Tracer(instruments.Scope)
 }
 
 // settings are what [Retrier.Update] changes. A Retrier and its copies share them.

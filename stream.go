@@ -14,8 +14,8 @@ import (
 // until the stream is committed: when the application has received a message or headers, has
 // called Context or Trailer, has sent more than [WithBufferLimit] or the replay memory allows, or has
 // sent the same object twice in a row. From then on gRPC's errors are returned unchanged, except that an
-// attempt ended by [WithAttemptTimeout] before its first message reports that, and a message costs nothing
-// extra. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one object
+// attempt ended by [WithAttemptTimeout] before its first message reports that, and a message costs next to
+// nothing. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one object
 // again and again is noticed, and a warning is logged. More complicated reuse is not: the objects would be
 // replayed with their latest contents.
 //
@@ -43,8 +43,9 @@ import (
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for
 // the response. gRPC allows that, so their methods must not share data without a lock; the logging
 // interceptor of go-grpc-middleware does, and the race detector reports it. One lock for both must not be held while they
-// wait. If an interceptor below receives ahead of the application, a client stream ends when the application has received the
-// response.
+// wait. OnFinish gets the error that the application gets, which an interceptor below may have changed, and when the application
+// gets it: not when an interceptor below that receives ahead, or keeps a message back, has learned of it. If the application
+// never asks, the call ends with its context.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.made().stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,

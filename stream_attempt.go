@@ -28,7 +28,7 @@ type streamAttempt struct {
 	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
 
-	receivesMore atomic.Int32 // 1 while a goroutine receives a message after the first, and hasEnded once end is set
+	inside atomic.Int32 // how many goroutines are in its methods, past the fields above; plus hasEnded once end is set
 }
 
 // failure needs mu. It returns the attempt's failure, nil if none is known outside of RecvMsg.
@@ -61,14 +61,14 @@ func (at *streamAttempt) finished(err error) {
 		at.end = err
 	}
 	s.change.Broadcast()
-	unseen := at.receivesMore.Or(hasEnded) == 0 && s.at == at && s.receiving+s.heading+s.sending == 0
+	unseen := at.inside.Or(hasEnded) == 0 && s.at == at && s.receiving+s.heading+s.sending == 0
 	s.mu.Unlock()
 	if unseen {
-		go at.noticed() // an interceptor below may hold a lock here, and need it to tell what the attempt has left
+		go at.noticed(false) // an interceptor below may hold a lock here, and need it to tell what the attempt has left
 	}
 }
 
-const hasEnded = 2
+const hasEnded = 1 << 30
 
 // endsWell needs mu. The attempt has succeeded, whatever gRPC has reported: the end of its context, for example.
 func (at *streamAttempt) endsWell() {
@@ -82,44 +82,43 @@ func (at *streamAttempt) endsWell() {
 func (at *streamAttempt) giveUp(err error) {
 	s := at.of
 	s.mu.Lock()
-	if at.broken == nil && at.end == nil { // otherwise gRPC knows best
+	ended := at.end != nil // then gRPC knows best
+	if at.broken == nil && !ended {
 		at.broken = err
 	}
 	s.change.Broadcast()
 	s.mu.Unlock()
-	at.noticed()
-	at.release() // wakes up the goroutine that receives
+	at.noticed(true)
+	if !ended {
+		at.release() // wakes up the goroutine that receives
+	}
 }
 
 // noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header. The application may never
-// call a method again.
-func (at *streamAttempt) noticed() {
+// call a method again. An end that it can still receive is left to it until the call's context ends: an interceptor below that
+// receives ahead may keep messages back. shown is true if the application's SendMsg returns the end.
+func (at *streamAttempt) noticed(shown bool) {
 	s := at.of
+	gone := at.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
-	err := at.failure()
-	switch bound := s.isBound() && s.at == at; {
-	case bound && err != nil:
+	err, awaited := at.failure(), s.receiving+s.heading > 0
+	receivable := at.end != nil && !at.received && !awaited && at.inside.Load() == hasEnded
+	if err == nil && receivable {
+		err = status.FromContextError(at.Err()).Err() // nil if the context has not ended
+	}
+	bound, certain := s.isBound() && s.at == at, err != nil && (gone || shown || at.broken != nil)
+	switch {
+	case bound && certain:
 		s.mu.Unlock()
 		s.end(at, err)
-	case bound && at.end != nil && !at.received && s.receiving == 0:
-		s.mu.Unlock()
-		at.keptBack()
-	case s.uses(at) && err != nil && s.receiving+s.heading == 0:
-		s.recover(at, err)
-	default:
-		s.mu.Unlock()
-	}
-}
-
-// keptBack ends a call whose end has been found before the application has received it: by Header, or by an interceptor
-// below that receives ahead. A client stream's response may have come with it: RecvMsg will tell or, if it is never called,
-// the end of the call's context.
-func (at *streamAttempt) keptBack() {
-	if md, _ := at.stream.Header(); md == nil || at.of.desc.ServerStreams {
-		at.of.end(at, at.cleanEnd())
 		return
+	case s.uses(at) && certain && !awaited:
+		s.recover(at, err)
+		return
+	case (bound || s.uses(at)) && receivable:
+		context.AfterFunc(at, func() { at.noticed(false) })
 	}
-	context.AfterFunc(at, func() { at.of.end(at, status.FromContextError(at.Err()).Err()) })
+	s.mu.Unlock()
 }
 
 // left records that one of the n goroutines that are in the same method of an attempt has left it. If gRPC has reported an
@@ -132,9 +131,9 @@ func (s *retryStream) left(n *int32, waits bool) {
 	s.mu.Unlock()
 	switch {
 	case ended && waits:
-		at.noticed()
+		at.noticed(false)
 	case ended:
-		go at.noticed()
+		go at.noticed(false)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/grpcretry/grpcretry/internal/inside"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -95,22 +96,34 @@ func (s *lockingStream) Trailer() metadata.MD {
 // An interceptor may receive ahead of the application. What it keeps back is the call's response until the application receives it, or
 // cancels.
 func TestAnInterceptorBelowMayReceiveAheadOfTheApplication(t *testing.T) {
+	const failing = "recv a; recv EOF; send 1; send 2; fail DATA_LOSS"
 	for _, tt := range []struct {
-		desc *grpc.StreamDesc
-		app  string
-		want string // what the call ends with, and when; the response comes at once
+		desc   *grpc.StreamDesc
+		server string
+		app    string
+		want   string // what the call ends with, and when; everything has come at once
 	}{
-		{clientStream, "send a; close; wait 1s; recv 1", "OK after 1s"},
-		{clientStream, "send a; context; close; wait 1s; recv 1", "OK after 1s"},
-		{clientStream, "send a; context; close; wait 1s; cancel", "Canceled after 1s"},
-		{serverStream, "send a; close; wait 1s; recv 1; recv EOF", "OK after 1s"},
-		{serverStream, "send a; context; close; wait 1s; recv 1; recv EOF", "OK after 0s"},
+		{clientStream, "recv a; recv EOF; send 1", "send a; close; wait 1s; recv 1", "OK after 1s"},
+		{clientStream, "recv a; recv EOF; send 1", "send a; context; close; wait 1s; recv 1", "OK after 1s"},
+		{clientStream, "recv a; recv EOF; send 1", "send a; context; close; wait 1s; cancel", "Canceled after 1s"},
+		{clientStream, "recv a; recv EOF; send 1", "send a; close; wait 1s; cancel", "Canceled after 1s"},
+		{serverStream, "recv a; recv EOF; send 1", "send a; close; wait 1s; recv 1; recv EOF", "OK after 1s"},
+		{serverStream, "recv a; recv EOF; send 1", "send a; context; close; wait 1s; recv 1; recv EOF", "OK after 1s"},
+		{serverStream, "recv a; recv EOF; send 1", "send a; close; wait 1s; cancel", "Canceled after 1s"},
+		{serverStream, failing, "send a; close; wait 1s; recv 1; recv 2; recv DATA_LOSS", "DataLoss after 1s"},
+		{serverStream, failing, "send a; context; close; wait 1s; recv 1; recv 2; recv DATA_LOSS", "DataLoss after 1s"},
+		{serverStream, failing, "send a; context; close; wait 1s; cancel", "DataLoss after 1s"},
+		{bidiStream, failing, "send a; close; wait 1s; recv 1; wait 1s; cancel", "DataLoss after 2s"},
 	} {
 		t.Run(tt.desc.StreamName+"/"+tt.app, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server := serveScripts(t, "recv a; recv EOF; send 1")
-				cc := server.conn(t, append(DialOptions(steady),
-					below(func(s grpc.ClientStream) grpc.ClientStream { return &aheadStream{ClientStream: s} }))...)
+				server := serveScripts(t, tt.server)
+				r := retrierOf(t, steady)
+				cc := server.conn(t, append(r.DialOptions(),
+					belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+						s, err := next(ctx)
+						return &aheadStream{ClientStream: s, ctx: ctx}, err
+					}))...)
 				got, start := "no end", time.Now()
 				app := openOn(t, cc, tt.desc, grpc.OnFinish(func(err error) {
 					got = fmt.Sprintf("%v after %v", status.Code(err), time.Since(start))
@@ -120,6 +133,7 @@ func TestAnInterceptorBelowMayReceiveAheadOfTheApplication(t *testing.T) {
 				if got != tt.want {
 					t.Errorf("the call has ended with %s, want %s", got, tt.want)
 				}
+				wantUsage(t, "at the end", r, inside.Usage{})
 			})
 		})
 	}
@@ -128,6 +142,7 @@ func TestAnInterceptorBelowMayReceiveAheadOfTheApplication(t *testing.T) {
 // An aheadStream receives everything after CloseSend, and keeps it for the application.
 type aheadStream struct {
 	grpc.ClientStream
+	ctx  context.Context
 	kept chan *echov1.EchoResponse
 	err  error // set before kept is closed
 }
@@ -148,12 +163,98 @@ func (s *aheadStream) CloseSend() error {
 }
 
 func (s *aheadStream) RecvMsg(m any) error {
-	kept, ok := <-s.kept
-	if !ok {
-		return s.err
+	select {
+	case kept, ok := <-s.kept:
+		if !ok {
+			return s.err
+		}
+		proto.Merge(m.(proto.Message), kept)
+		return nil
+	case <-s.ctx.Done():
+		return status.FromContextError(s.ctx.Err()).Err()
 	}
-	proto.Merge(m.(proto.Message), kept)
-	return nil
+}
+
+// An interceptor may ask for the headers, and learn of the end, before the application has the stream. It may also open
+// another stream then, with the same options.
+func TestAnInterceptorBelowMayFindAnEndWhileItOpens(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		servers []string
+		app     string
+		finish  codes.Code
+	}{
+		{"and pass it on", []string{"fail INVALID_ARGUMENT"}, "recv INVALID_ARGUMENT", codes.InvalidArgument},
+		{"and pass it on to nobody", []string{"fail INVALID_ARGUMENT"}, "cancel", codes.InvalidArgument},
+		{"and open another stream", []string{"fail UNAUTHENTICATED", "header; recv a; send 1"}, "send a; close; recv 1; recv EOF", codes.OK},
+		{"and open another stream for nobody", []string{"fail UNAUTHENTICATED", "header; hang"}, "cancel", codes.Canceled},
+		{"and open another stream for a message", []string{"fail UNAUTHENTICATED", "header; recv a; send 1; hang"}, "send a; recv 1; cancel",
+			codes.Canceled},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := retrierOf(t, steady)
+				cc := serveScripts(t, tt.servers...).conn(t, append(r.DialOptions(),
+					belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+						for range tt.servers[1:] {
+							if refused, err := next(ctx); err == nil {
+								refused.Header()
+							}
+						}
+						stream, err := next(ctx)
+						if err == nil {
+							stream.Header()
+						}
+						return stream, err
+					}))...)
+				finished := "not"
+				app := openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+				app.play(t, tt.app)
+				synctest.Wait()
+				if finished != tt.finish.String() {
+					t.Errorf("OnFinish: %s, want %v", finished, tt.finish)
+				}
+				wantUsage(t, "at the end", r, inside.Usage{})
+			})
+		})
+	}
+}
+
+// A message that cannot be sent ends a stream: OnFinish has returned, or has panicked in the application's SendMsg, when that returns.
+func TestOnFinishRunsWithinSendMsgOfAMessageThatCannotBeSent(t *testing.T) {
+	for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(steady)} {
+		for _, panics := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, panics %t", name, panics), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					slow := below(func(s grpc.ClientStream) grpc.ClientStream {
+						hooked := &hookedStream{ClientStream: s}
+						hooked.send = func(m any) error {
+							defer time.Sleep(second)
+							return s.SendMsg(m)
+						}
+						return hooked
+					})
+					finished := false
+					app := openOn(t, serveScripts(t, "recv a; send 1; hang").conn(t, append(opts, slow)...), bidiStream, grpc.OnFinish(func(error) {
+						time.Sleep(5 * second)
+						finished = true
+						if panics {
+							panic("as the test wants")
+						}
+					}))
+					app.play(t, "send a; recv 1")
+					func() {
+						defer func() {
+							if p := recover(); p != nil != panics || !finished {
+								t.Errorf("SendMsg has ended with panic %v, OnFinish has ended: %t; want a panic: %t, after OnFinish", p, finished, panics)
+							}
+						}()
+						app.play(t, "unsendable")
+					}()
+				})
+			})
+		}
+	}
 }
 
 // A hookedStream runs functions of the test around an interceptor's view of a stream.

@@ -26,11 +26,10 @@ func (s *retryStream) Header() (metadata.MD, error) {
 			s.mu.Unlock()
 			return nil, nil // as in gRPC: RecvMsg returns the status
 		default:
-			decided := s.phase != phaseOpen
 			s.heading++
 			s.mu.Unlock()
 			md, err := at.askHeader()
-			if decided || s.headed(at, md, err) {
+			if s.headed(at, md, err) {
 				return md, err
 			}
 			s.mu.Lock()
@@ -64,8 +63,13 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 	}
 	switch {
 	case !s.uses(at):
-		defer s.mu.Unlock()
-		return s.at == at && s.phase >= phaseCommitting
+		decided := s.at == at && s.phase >= phaseCommitting
+		ends := decided && md == nil && failure != nil && s.receiving == 0 && !at.received
+		s.mu.Unlock()
+		if ends {
+			s.end(at, failure)
+		}
+		return decided
 	case failure != nil:
 		s.recover(at, failure)
 		return false
@@ -149,13 +153,16 @@ func (at *streamAttempt) receiveFrom(m any) error {
 
 // receiveMore receives a message of a committed stream that follows its first.
 func (at *streamAttempt) receiveMore(m any) error {
-	at.receivesMore.Add(1)
-	defer func() {
-		if at.receivesMore.Add(-1) != 0 {
-			at.noticed()
-		}
-	}()
+	at.inside.Add(1)
+	defer at.leaves()
 	return at.of.receivedCommitted(at, at.stream.RecvMsg(m))
+}
+
+// leaves is called when a goroutine leaves a method of an attempt that was entered past mu.
+func (at *streamAttempt) leaves() {
+	if at.inside.Add(-1) >= hasEnded {
+		at.noticed(false)
+	}
 }
 
 // recv calls RecvMsg of an attempt, and records the result.
@@ -186,7 +193,7 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	s.change.Broadcast()
 	if s.at == at && s.phase >= phaseCommitting {
 		s.mu.Unlock()
-		defer at.noticed()
+		defer at.noticed(false)
 		return true, s.receivedCommitted(at, err)
 	}
 	if !s.uses(at) {
@@ -221,7 +228,7 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	}
 	s.mu.Lock()
 	at.received = true
-	end := cmp.Or(at.failure(), err)
+	end := cmp.Or(at.broken, err)
 	s.mu.Unlock()
 	s.end(at, end)
 	s.mu.Lock()

@@ -49,17 +49,19 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(at.finished))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
-	if _, another := stream.(*retryStream); err == nil && !another && !s.call.isLeftToGRPC() {
-		stream.Context() // our replay replaces gRPC's, which may lose messages, see internal/judges
+	ended := err != nil || a.Err() != nil || isClosed(s.call.cc)
+	if _, another := stream.(*retryStream); err == nil && (at.inside.Load() != 0 || !another && !s.call.isLeftToGRPC()) {
+		ctx := stream.Context() // our replay replaces gRPC's, which may lose messages, see internal/judges
+		ended = ended || ctx != nil && ctx.Err() != nil
 	}
 	s.mu.Lock()
 	at.stream = stream
 	if err == nil {
 		a.bounds.stream = at
 	}
-	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
-	if err == nil && a.Err() == nil && !isClosed(s.call.cc) {
+	if !ended { // the end is that of another stream, which an interceptor below has opened before this one
 		at.end = nil
+		at.inside.Store(0)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -83,7 +85,7 @@ func (s *retryStream) publish(at *streamAttempt) {
 	at.catchUp()
 	s.mu.Unlock()
 	s.idle()
-	at.noticed()
+	at.noticed(false)
 }
 
 // commit needs mu. It binds the application to the attempt. It must be followed by a call of
@@ -114,7 +116,7 @@ func (s *retryStream) afterCommit(at *streamAttempt) {
 	s.mu.Lock()
 	s.setPhase(phaseCommitted)
 	s.mu.Unlock()
-	at.noticed() // gRPC will not report the end again
+	at.noticed(false) // gRPC will not report the end again
 }
 
 // commitPlan reports a commit to the plan.

@@ -103,6 +103,8 @@ func (s *retryStream) mayPass(at *streamAttempt) bool {
 
 // sendTo sends a message to an attempt that has been sent everything.
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
+	at.inside.Add(1)
+	defer at.leaves()
 	err := at.stream.SendMsg(m)
 	if err != nil && !isEOF(err) {
 		at.giveUp(err) // gRPC has ended the stream with this error, unless an interceptor below made it up
