@@ -28,7 +28,7 @@ type streamAttempt struct {
 	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
 
-	inside atomic.Int32 // how many goroutines are in its methods, past the fields above; plus hasEnded once end is set
+	inside atomic.Int32 // how many goroutines are in its methods, past the fields above; plus hasEnded once end is set, and isWatched once its context is waited for
 }
 
 // failure needs mu. It returns the attempt's failure, nil if none is known outside of RecvMsg.
@@ -68,7 +68,7 @@ func (at *streamAttempt) finished(err error) {
 	}
 }
 
-const hasEnded = 1 << 30
+const hasEnded, isWatched = 1 << 30, 1 << 29
 
 // endsWell needs mu. The attempt has succeeded, whatever gRPC has reported: the end of its context, for example.
 func (at *streamAttempt) endsWell() {
@@ -102,11 +102,11 @@ func (at *streamAttempt) noticed(shown bool) {
 	gone := at.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
 	err, awaited := at.failure(), s.receiving+s.heading > 0
-	receivable := at.end != nil && !at.received && !awaited && at.inside.Load() == hasEnded
+	receivable := at.end != nil && !at.received && !awaited && at.inside.Load()&(isWatched-1) == 0
 	if err == nil && receivable {
 		err = status.FromContextError(at.Err()).Err() // nil if the context has not ended
 	}
-	bound, certain := s.isBound() && s.at == at, err != nil && (gone || shown || at.broken != nil)
+	bound, certain := s.isBound() && s.at == at, err != nil && (gone || shown || at.broken != nil || isContextEnd(err))
 	switch {
 	case bound && certain:
 		s.mu.Unlock()
@@ -115,7 +115,7 @@ func (at *streamAttempt) noticed(shown bool) {
 	case s.uses(at) && certain && !awaited:
 		s.recover(at, err)
 		return
-	case (bound || s.uses(at)) && receivable:
+	case (bound || s.uses(at)) && receivable && at.inside.Or(isWatched)&isWatched == 0:
 		context.AfterFunc(at, func() { at.noticed(false) })
 	}
 	s.mu.Unlock()
@@ -126,8 +126,7 @@ func (at *streamAttempt) noticed(shown bool) {
 func (s *retryStream) left(n *int32, waits bool) {
 	s.mu.Lock()
 	*n--
-	at := s.at
-	ended := at != nil && at.end != nil
+	at, ended := s.at, s.at != nil && s.at.end != nil
 	s.mu.Unlock()
 	switch {
 	case ended && waits:

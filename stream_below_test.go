@@ -143,14 +143,17 @@ func TestAnInterceptorBelowMayReceiveAheadOfTheApplication(t *testing.T) {
 type aheadStream struct {
 	grpc.ClientStream
 	ctx  context.Context
+	room int // for messages; at least 8
 	kept chan *echov1.EchoResponse
-	err  error // set before kept is closed
+	done chan struct{} // closed when everything is kept
+	err  error         // set before kept is closed
 }
 
 func (s *aheadStream) CloseSend() error {
 	err := s.ClientStream.CloseSend()
-	s.kept = make(chan *echov1.EchoResponse, 8)
+	s.kept, s.done = make(chan *echov1.EchoResponse, max(8, s.room)), make(chan struct{})
 	go func() {
+		defer close(s.done)
 		defer close(s.kept)
 		for s.err == nil {
 			m := &echov1.EchoResponse{}
@@ -394,4 +397,62 @@ func TestAStreamThatWinsTooLateIsReadToItsEnd(t *testing.T) {
 			t.Errorf("the interceptor saw the ends %v, want EOF of attempt 1, and CANCELLED of attempt 2", ends)
 		}
 	})
+}
+
+// Messages that an interceptor has received ahead cost no more than others after the end has come.
+func TestMessagesThatAreKeptBackAllocateNothing(t *testing.T) {
+	const messages = 2000
+	server := serveStreams(t, func(_ int, stream grpc.ServerStream) error {
+		for range messages {
+			if err := stream.SendMsg(&echov1.EchoResponse{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	var ahead *aheadStream
+	app := openOn(t, server.conn(t, append(DialOptions(), belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+		s, err := next(ctx)
+		ahead = &aheadStream{ClientStream: s, ctx: ctx, room: messages}
+		return ahead, err
+	}))...), serverStream)
+	app.play(t, "send a; close")
+	<-ahead.done
+	var m echov1.EchoResponse
+	if allocs := testing.AllocsPerRun(messages/2, func() {
+		if err := app.stream.RecvMsg(&m); err != nil {
+			t.Error(err)
+		}
+	}); allocs != 0 {
+		t.Errorf("%v allocations for each message, want none", allocs)
+	}
+}
+
+// A stream's deadline may be that of the channel's service config, and the application may abandon the stream.
+func TestAnAbandonedStreamEndsByTheServiceConfigsTimeout(t *testing.T) {
+	const config = `{"methodConfig": [{"name": [{}], "timeout": "5s"}]}`
+	for _, app := range []string{"", "send a", "send a; context", "send a; recv 1", "send a; recv 1; context"} {
+		for name, opts := range map[string][]grpc.DialOption{"plain": nil, "retried": DialOptions(), "dry run": DialOptions(WithDryRun(true))} {
+			t.Run(app+"/"+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serveScripts(t, "recv a; send 1; hang")
+					got, start := "no end", time.Now()
+					a := openOn(t, server.conn(t, append(opts, grpc.WithDefaultServiceConfig(config))...), bidiStream, grpc.OnFinish(func(err error) {
+						got = fmt.Sprintf("%v after %v", status.Code(err), time.Since(start))
+					}))
+					a.play(t, app)
+					time.Sleep(10 * second)
+					synctest.Wait()
+					if want := "DeadlineExceeded after 5s"; got != want {
+						t.Errorf("the call has ended with %s, want %s", got, want)
+					}
+					select {
+					case <-a.stream.Context().Done():
+					default:
+						t.Error("the context of the stream has not ended")
+					}
+				})
+			})
+		}
+	}
 }

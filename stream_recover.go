@@ -1,6 +1,8 @@
 package grpcretry
 
 import (
+	"cmp"
+	"context"
 	"io"
 	"time"
 
@@ -49,17 +51,17 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(at.finished))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
-	ended := err != nil || a.Err() != nil || isClosed(s.call.cc)
+	var ctx context.Context = a
 	if _, another := stream.(*retryStream); err == nil && (at.inside.Load() != 0 || !another && !s.call.isLeftToGRPC()) {
-		ctx := stream.Context() // our replay replaces gRPC's, which may lose messages, see internal/judges
-		ended = ended || ctx != nil && ctx.Err() != nil
+		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	s.mu.Lock()
 	at.stream = stream
 	if err == nil {
 		a.bounds.stream = at
 	}
-	if !ended { // the end is that of another stream, which an interceptor below has opened before this one
+	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
+	if ended := err != nil || a.Err() != nil || ctx.Err() != nil || isClosed(s.call.cc); !ended {
 		at.end = nil
 		at.inside.Store(0)
 	}

@@ -1216,6 +1216,7 @@ func (r *diffRun) describeContext(ctx context.Context) string {
 	if r.program.hedges() { // it may be a hedge's
 		md = md.Copy()
 		delete(md, "grpc-previous-rpc-attempts")
+		delete(md, "grpcretry-caller-retries") // if the attempt before it had no response
 	}
 	return fmt.Sprintf("%v %v %v %v %v %v", ctx.Value(diffKey{}) == r, ctx.Err(), context.Cause(ctx), deadline.Sub(r.start), addr,
 		describeMD(md))
