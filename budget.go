@@ -16,7 +16,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
-// A Budget limits retries, so that they cannot make an outage worse. It is asked when the wait
+// A Budget limits retries, so that they add little to an outage. It is asked when the wait
 // before a retry is over, and never about a first attempt. Share one Budget among all clients of
 // the same backend. What a refusal means for the call is described at [WithPatience].
 //

@@ -59,8 +59,8 @@ var (
 	errConnClosed = reasons.New(reasons.Reason{
 		Word: "conn_closed", Text: "client connection is closed", Untouched: true, Quiet: true, ByCaller: true,
 	})
-	// ErrTargetDown: the target has been failing for so long that calls do not wait for it any more,
-	// see [WithPatience].
+	// ErrTargetDown: the target has been failing for so long that no further wait fits into the patience for it, or too
+	// many calls wait for it already, see [WithPatience].
 	ErrTargetDown = reasons.New(reasons.Reason{Word: "target_down", Text: "target is down", Logged: true})
 	// errInFlight is the Reason in the event of a failed attempt of a hedged call while other
 	// attempts are in flight, which decide the call.

@@ -179,7 +179,7 @@ func (r *Retrier) DialOptions() []grpc.DialOption {
 
 // Policy returns the policy for a method, "/pkg.Service/Method", with all defaults filled in.
 // Options that are passed to a single call may change it for that call, and so may the channel's
-// service config, see [WithResolverServiceConfig]. An [Retrier.Update] changes it for later calls.
+// service config, see [WithResolverServiceConfig]. A [Retrier.Update] changes it for later calls.
 func (r *Retrier) Policy(method string) Policy {
 	return r.made().settings.current().shown(method).exported()
 }

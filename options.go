@@ -69,7 +69,8 @@ func newCallOption(name string, set fields, p Policy, err error) *policyOption {
 }
 
 // WithPolicy sets several settings at once: every field of p that is not zero, as the options of
-// the same names do. Zero fields leave what wider scopes and earlier options have set.
+// the same names do, except that -1 in BufferLimit or Patience is 0 in the option. Zero fields leave what
+// wider scopes and earlier options have set.
 func WithPolicy(p Policy) CallOption {
 	o := &policyOption{}
 	add := func(given bool, option func() CallOption) {

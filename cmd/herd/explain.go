@@ -302,7 +302,7 @@ func (q *question) origin(part func(sim.Strategy) any) string {
 	switch {
 	case !reflect.DeepEqual(now, part(q.base)):
 		return "your flags"
-	case now == nil || reflect.ValueOf(now).IsZero():
+	case now == nil, reflect.ValueOf(now).IsZero() && now != any(grpcretry.Constant(0)):
 		return "default"
 	default:
 		return "service config"
