@@ -93,9 +93,9 @@ func (s *retryStream) receive(m any) error {
 		switch at := s.at; {
 		case s.phase == phaseRecovering, s.phase == phaseRacing:
 			s.change.Wait()
-		case s.isOver() && at.hasMore():
+		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
 			s.mu.Unlock()
-			return at.recv(m)
+			return at.recv(m) // messages may have arrived before gRPC reported the end
 		case s.isOver():
 			defer s.mu.Unlock()
 			return s.final
@@ -122,12 +122,6 @@ func (s *retryStream) receive(m any) error {
 
 // errPanicked is the error of a call, or an attempt, that ends in a panic.
 var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
-
-// hasMore needs mu. It reports whether, after the call's end, RecvMsg may return messages of a committed attempt: those
-// that had arrived before gRPC reported the end.
-func (at *streamAttempt) hasMore() bool {
-	return at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut()
-}
 
 // receiveFrom receives a message from an attempt, after receiving was counted. If it is the first, and the timeout has cut
 // the attempt, the messages that follow are lost.
