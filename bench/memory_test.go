@@ -96,8 +96,15 @@ type held struct{ heap, stack float64 }
 func holding(b *testing.B, many int, f func(ctx context.Context, wait func()), seen func() int64) held {
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
-	seenBefore, before := seen(), inUse()
 	var running sync.WaitGroup
+	for range many { // the runtime keeps about 500 bytes for each goroutine that there has ever been at once
+		running.Go(func() { <-ctx.Done() })
+	}
+	cancel()
+	running.Wait()
+	ctx, cancel = context.WithCancel(b.Context())
+	defer cancel()
+	seenBefore, before := seen(), inUse()
 	for range many {
 		running.Go(func() { f(ctx, func() { <-ctx.Done() }) })
 	}
