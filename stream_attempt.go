@@ -28,7 +28,9 @@ type streamAttempt struct {
 	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
 
-	inside atomic.Int32 // how many goroutines are in its methods, past the fields above; plus hasEnded once end is set, and isWatched once its context is waited for
+	// How many goroutines are in its methods past the fields above; plus hasEnded once end is set, and isWatched once the end
+	// of its context is waited for.
+	inside atomic.Int32
 }
 
 // failure needs mu. It returns the attempt's failure, nil if none is known outside of RecvMsg.
