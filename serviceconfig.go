@@ -28,9 +28,8 @@ import (
 // the default budget apply as always.
 //
 // [New] rejects what grpc-go rejects, but for the differences that docs/service-config.md in the repository lists, and an
-// invalid hedgingPolicy; the error contains the path in the JSON. Methods with a
-// retryPolicy in the channel's own service config are then no longer left to gRPC, see
-// [WithResolverServiceConfig].
+// invalid hedgingPolicy; the error contains the path in the JSON. Methods with a retryPolicy in the channel's own service
+// config are then no longer left to gRPC, see [WithResolverServiceConfig].
 //
 // The default is no service config. A later WithServiceConfig replaces an earlier one, so "{}" removes
 // its policies; in a [Retrier.Update] the throttle keeps its tokens if its settings are the same.

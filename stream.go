@@ -42,10 +42,12 @@ import (
 // After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for
 // the response. gRPC allows that, so their methods must not share data without a lock; the logging
-// interceptor of go-grpc-middleware does, and the race detector reports it. One lock for both must not be held while they
-// wait. OnFinish gets the error that the application gets, which an interceptor below may have changed, and when the application
-// gets it: not when an interceptor below that receives ahead, or keeps a message back, has learned of it. If the application
-// never asks, the call ends with its context.
+// interceptor of go-grpc-middleware does, and the race detector reports it. A lock that both take must not be held while they
+// wait.
+//
+// OnFinish runs when the application gets the end, with the same error, even if an interceptor below has learned of the end
+// before, or has changed the error. If the application never asks, it runs when the call's context ends; after an interceptor
+// below has received the end, closing the ClientConn is not enough.
 func (r *Retrier) StreamClientInterceptor() grpc.StreamClientInterceptor { return r.made().stream }
 
 func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,

@@ -30,7 +30,7 @@ type streamAttempt struct {
 
 	// How many goroutines are in its methods past the fields above; plus hasEnded once end is set, and isWatched once the end
 	// of its context is waited for.
-	inside atomic.Int32
+	users atomic.Int32
 }
 
 // failure needs mu. It returns the attempt's failure, nil if none is known outside of RecvMsg.
@@ -63,7 +63,7 @@ func (at *streamAttempt) finished(err error) {
 		at.end = err
 	}
 	s.change.Broadcast()
-	unseen := at.inside.Or(hasEnded) == 0 && s.at == at && s.receiving+s.heading+s.sending == 0
+	unseen := at.users.Or(hasEnded) == 0 && s.at == at && s.receiving+s.heading+s.sending == 0
 	s.mu.Unlock()
 	if unseen {
 		go at.noticed(false) // an interceptor below may hold a lock here, and need it to tell what the attempt has left
@@ -104,7 +104,7 @@ func (at *streamAttempt) noticed(shown bool) {
 	gone := at.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
 	err, awaited := at.failure(), s.receiving+s.heading > 0
-	receivable := at.end != nil && !at.received && !awaited && at.inside.Load()&(isWatched-1) == 0
+	receivable := at.end != nil && !at.received && !awaited && at.users.Load()&(isWatched-1) == 0
 	if err == nil && receivable {
 		err = status.FromContextError(at.Err()).Err() // nil if the context has not ended
 	}
@@ -117,7 +117,7 @@ func (at *streamAttempt) noticed(shown bool) {
 	case s.uses(at) && certain && !awaited:
 		s.recover(at, err)
 		return
-	case (bound || s.uses(at)) && receivable && at.inside.Or(isWatched)&isWatched == 0:
+	case (bound || s.uses(at)) && receivable && at.users.Or(isWatched)&isWatched == 0:
 		context.AfterFunc(at, func() { at.noticed(false) })
 	}
 	s.mu.Unlock()

@@ -93,7 +93,7 @@ func (s *lockingStream) Trailer() metadata.MD {
 	return s.ClientStream.Trailer()
 }
 
-// An interceptor may receive ahead of the application. What it keeps back is the call's response until the application receives it, or
+// An interceptor may receive ahead of the application. The call goes on until the application has received what was kept back, or
 // cancels.
 func TestAnInterceptorBelowMayReceiveAheadOfTheApplication(t *testing.T) {
 	const failing = "recv a; recv EOF; send 1; send 2; fail DATA_LOSS"

@@ -52,7 +52,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (at.inside.Load() != 0 || !another && !s.call.isLeftToGRPC()) {
+	if _, another := stream.(*retryStream); err == nil && (at.users.Load() != 0 || !another && !s.call.isLeftToGRPC()) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	s.mu.Lock()
@@ -63,7 +63,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
 	if ended := err != nil || a.Err() != nil || ctx.Err() != nil || isClosed(s.call.cc); !ended {
 		at.end = nil
-		at.inside.Store(0)
+		at.users.Store(0)
 	}
 	s.mu.Unlock()
 	if err != nil {
