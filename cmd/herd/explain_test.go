@@ -406,3 +406,14 @@ func downScenario(from, length time.Duration, code codes.Code) sim.Scenario {
 			Outages: []sim.Outage{{From: from, For: length + time.Hour, Code: code}}}},
 	}
 }
+
+// A backoff of nothing is a setting, and no default.
+func TestAConstantBackoffOfZeroIsNoDefault(t *testing.T) {
+	for want, backoff := range map[string]grpcretry.Backoff{"default": nil, "service config": grpcretry.Constant(0)} {
+		s := sim.Strategy{Policy: grpcretry.Policy{Backoff: backoff}}
+		q := question{strategy: s, base: s, configured: backoff != nil}
+		if got := q.origin(func(s sim.Strategy) any { return s.Policy.Backoff }); got != want {
+			t.Errorf("a backoff of %v comes from %q, want %q", backoff, got, want)
+		}
+	}
+}
