@@ -422,15 +422,7 @@ func (t *perTarget) check() error {
 	return nil
 }
 
-// budgetFor returns the budget for calls to a target: b, or its budget for that target.
-func budgetFor(b Budget, dialed string, canonical func() string) Budget {
-	if t, ok := b.(*perTarget); ok {
-		return t.targets.Dialed(dialed, canonical)
-	}
-	return b
-}
-
-// budgetNamed is budgetFor for a target in canonical form.
+// budgetNamed returns the budget for calls to a target in canonical form: b, or its budget for that target.
 func budgetNamed(b Budget, target string) Budget {
 	if t, ok := b.(*perTarget); ok {
 		return t.targets.Named(target)

@@ -109,16 +109,9 @@ func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 
 // begin starts the call's first attempt; a is a zero attempt, to be filled in.
 func (c *call) begin(a *attempt) {
-	cc, function, dialed := c.cc, c.functionTarget, c.dialed() // so that the call can stay on the stack
-	budget := func(b Budget) Budget {
-		if function != "" {
-			return budgetNamed(b, function)
-		}
-		return budgetFor(b, dialed, func() string { return canonicalTarget(cc, "") })
-	}
-	c.budget = budget(c.policy.Budget)
+	c.budget = c.budgetOf(c.policy.Budget)
 	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedgeBudget = budget(b)
+		c.hedgeBudget = c.budgetOf(b)
 	}
 	c.options.clear() // an earlier call may have filled the same variables
 	c.retrier.report.callStarted(&c.facts)
@@ -164,6 +157,19 @@ func (c *call) startPlan(now time.Time) *plan {
 	}
 	p.send(start)
 	return p
+}
+
+// budgetOf returns the budget that the call spends from: b, or its budget for the call's target.
+func (c *rpc) budgetOf(b Budget) Budget {
+	t, ok := b.(*perTarget)
+	switch cc := c.cc; { // a variable of its own, so that the call can stay on the stack
+	case !ok:
+		return b
+	case c.functionTarget != "":
+		return t.targets.Named(c.functionTarget)
+	default:
+		return t.targets.Dialed(c.dialed(), func() string { return canonicalTarget(cc, "") })
+	}
 }
 
 // targetState returns what the Retrier knows about the call's target.
