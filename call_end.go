@@ -47,7 +47,7 @@ func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
 		if f.TimedOut {
 			err = f.Attempt.Err
 		}
-		c.end(&callFailure{last: f.Attempt, err: err, reason: v.Reason, when: now})
+		c.end(&callFailure{last: f.Attempt, err: err, verdict: v, when: now})
 		return err
 	}
 	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
@@ -87,13 +87,13 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 			err.ctx = context.Canceled
 		}
 	}
-	c.end(&callFailure{last: *last, err: err, gaveUp: err, reason: v.Reason, when: now})
+	c.end(&callFailure{last: *last, err: err, gaveUp: err, verdict: v, when: now})
 	return err
 }
 
 // end is the last step of every call that failed.
 func (c *call) end(how *callFailure) {
-	if how.gaveUp != nil && gaveUp(how.reason, how.gaveUp.hasReachedServer()) || forbidsRetry(how.last.Trailer) {
+	if how.gaveUp != nil && gaveUp(how.verdict.Reason, how.gaveUp.hasReachedServer()) || forbidsRetry(how.last.Trailer) {
 		c.worksFor.GiveUp()
 	}
 	if c.stream != nil {

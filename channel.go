@@ -135,8 +135,9 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	if is(reason, errLeftToGRPC) {
 		c.retrier.report.leftToGRPC(&c.facts)
 	}
-	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, verdict{Reason: reason}, now)
-	c.end(&callFailure{last: f.Attempt, err: err, reason: reason, when: now})
+	v := verdict{Reason: reason}
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)
+	c.end(&callFailure{last: f.Attempt, err: err, verdict: v, when: now})
 	return err
 }
 

@@ -68,6 +68,9 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 					t.Errorf("the decision is %v, %v by %v, want %v, %v by %v", decision.Reason, decision.Wait, decision.WaitSource, tt.reason,
 						tt.wait, tt.source)
 				}
+				if end.Wait != tt.wait || end.WaitSource != tt.source {
+					t.Errorf("the call ends with a wait of %v by %v, want the decision's", end.Wait, end.WaitSource)
+				}
 				if got := outcomeOf(end); got != reasons.Of(tt.reason).Word {
 					t.Errorf("the outcome is %q, want %q", got, reasons.Of(tt.reason).Word)
 				}

@@ -253,7 +253,7 @@ func (m *metrics) countRefusal(f *facts, scope string, v verdict) {
 
 // callFailed counts a call that failed.
 func (m *metrics) callFailed(f *facts, end *callFailure) {
-	m.row(f).counts.Add(1, callsBy(reasons.Of(end.reason).Word))
+	m.row(f).counts.Add(1, callsBy(reasons.Of(end.verdict.Reason).Word))
 }
 
 // row returns the row of a call. It is on the path of every call.

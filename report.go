@@ -201,11 +201,11 @@ func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
 
 // A callFailure describes the end of a call in which no attempt succeeded.
 type callFailure struct {
-	last   Attempt // the attempt that failed last; a copy, so that the call can stay on the stack
-	err    error   // returned to the caller
-	gaveUp *Error  // the same error; nil if err is returned as it came
-	reason error
-	when   time.Time
+	last    Attempt // the attempt that failed last; a copy, so that the call can stay on the stack
+	verdict verdict // about it
+	err     error   // returned to the caller
+	gaveUp  *Error  // the same error; nil if err is returned as it came
+	when    time.Time
 }
 
 // callFailed reports a call's failure. It is the call's last report.
@@ -215,10 +215,8 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	}
 	made := h.made(end.last.Number)
 	if r.observed() {
-		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.reason, Elapsed: end.when.Sub(origin) - f.start}
-		if end.gaveUp != nil {
-			e.Wait, e.WaitSource = end.gaveUp.wait, end.gaveUp.source
-		}
+		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.verdict.Reason, Wait: end.verdict.Wait,
+			WaitSource: end.verdict.WaitSource, Elapsed: end.when.Sub(origin) - f.start}
 		if made > 1 {
 			e.Attempts = h.all()
 		}
@@ -227,7 +225,7 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	if r.metrics != nil {
 		r.metrics.callFailed(f, end)
 	}
-	f.spans.end(f, made, end.last.Number, end.err, end.reason)
+	f.spans.end(f, made, end.last.Number, end.err, end.verdict.Reason)
 }
 
 // callCrashed reports the end of a call in which something panicked.
