@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"google.golang.org/grpc"
@@ -316,6 +317,14 @@ func truthOf(err error, a *attempt, stream *retryStream) error {
 	}
 	return err
 }
+
+// isEOF reports whether err is gRPC's end of a stream, which is io.EOF itself. A wrapped io.EOF comes
+// from an interceptor below, and is a failure.
+func isEOF(err error) bool {
+	return err == io.EOF //nolint:errorlint // identity is the contract
+}
+
+var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
 
 // failure describes a failed attempt to the plan.
 func (c *call) failure(a *attempt, err error, now time.Time) failure {

@@ -5,6 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/grpcretry/grpcretry/internal/reasons"
 )
 
@@ -102,6 +105,9 @@ func (c *call) end(how *callFailure) {
 	c.retrier.report.callFailed(&c.facts, c.history(), how)
 	c.finish(how.err)
 }
+
+// errPanicked is the error of a call, or an attempt, that ends in a panic.
+var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
 
 // crashed ends a call's attempts when one of the application's callbacks panics, or ends its
 // goroutine.

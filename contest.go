@@ -136,7 +136,8 @@ func (k *contest) pause(a *attempt) {
 	}
 }
 
-// resume starts the timeout of a stream's attempt, unless it is running.
+// resume starts the timeout of a stream's attempt, unless it is running. It counts while the application waits for the attempt's
+// first message or for its headers: nothing else can tell whether the message is there.
 func (k *contest) resume(a *attempt) {
 	if k == nil || k.call.policy.AttemptTimeout == 0 {
 		return

@@ -16,7 +16,7 @@ type hedgedStream struct {
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
 	k, h := s.call.contest, &hedgedStream{s, replies.TypeOf(m)}
 	k.compete(h)
-	first.awaited()
+	k.resume(first.attempt)
 	e := k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
 	k.compete(nil)
 	if e.err != nil && !isEOF(e.err) {

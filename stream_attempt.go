@@ -49,12 +49,6 @@ func (at *streamAttempt) failure() error {
 	}
 }
 
-// awaited starts the attempt timeout, which counts while the application waits for an attempt's first message or
-// for its headers: nothing else can tell whether the message is there.
-func (at *streamAttempt) awaited() {
-	at.of.call.contest.resume(at.attempt)
-}
-
 // finished is called when gRPC has ended an attempt, on any goroutine.
 func (at *streamAttempt) finished(err error) {
 	s := at.of
@@ -96,31 +90,43 @@ func (at *streamAttempt) giveUp(err error) {
 	}
 }
 
-// noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header. The application may never
-// call a method again. An end that it can still receive is left to it until the call's context ends: an interceptor below that
-// receives ahead may keep messages back. shown is true if the application's SendMsg returns the end.
-func (at *streamAttempt) noticed(shown bool) {
+// noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header: the application may never
+// call a method again. told is true if its SendMsg returns the end.
+func (at *streamAttempt) noticed(told bool) {
 	s := at.of
-	gone := at.Err() != nil || isClosed(s.call.cc)
+	told = told || at.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
-	err, awaited := at.failure(), s.receiving+s.heading > 0
-	receivable := at.end != nil && !at.received && !awaited && at.users.Load()&(isWatched-1) == 0
-	if err == nil && receivable {
-		err = status.FromContextError(at.Err()).Err() // nil if the context has not ended
-	}
-	bound, certain := s.isBound() && s.at == at, err != nil && (gone || shown || at.broken != nil || isContextEnd(err))
-	switch {
-	case bound && certain:
+	err := at.certainEnd(told)
+	switch bound, used := s.isBound() && s.at == at, s.uses(at); {
+	case err != nil && bound:
 		s.mu.Unlock()
 		s.end(at, err)
 		return
-	case s.uses(at) && certain && !awaited:
+	case err != nil && used && !s.isAwaited():
 		s.recover(at, err)
 		return
-	case (bound || s.uses(at)) && receivable && at.users.Or(isWatched)&isWatched == 0:
+	case (bound || used) && at.isUnreceived() && at.users.Or(isWatched)&isWatched == 0:
 		context.AfterFunc(at, func() { at.noticed(false) })
 	}
 	s.mu.Unlock()
+}
+
+// certainEnd needs mu. It returns the attempt's failure, unless that is left to the application to receive, for as long as the
+// call's context lasts: an interceptor below that receives ahead may keep messages back. told means that nothing else can come.
+func (at *streamAttempt) certainEnd(told bool) error {
+	err := at.failure()
+	if err == nil && at.isUnreceived() {
+		err = status.FromContextError(at.Err()).Err() // nil if the context has not ended
+	}
+	if told || at.broken != nil || isContextEnd(err) {
+		return err
+	}
+	return nil
+}
+
+// isUnreceived needs mu. It reports whether gRPC has ended the attempt, and no method has told the application, or is about to.
+func (at *streamAttempt) isUnreceived() bool {
+	return at.end != nil && !at.received && !at.of.isAwaited() && at.users.Load()&(isWatched-1) == 0
 }
 
 // left records that one of the n goroutines that are in the same method of an attempt has left it. If gRPC has reported an
@@ -138,15 +144,8 @@ func (s *retryStream) left(n *int32, waits bool) {
 	}
 }
 
-// An end that gRPC reports as no failure, and that has neither headers nor a trailer, was sent by no server: the
-// connection was lost. A client stream that has ended well has a response.
-var (
-	errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
-	// as in gRPC
-	errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
-)
-
-// cleanEnd returns the error of a stream that, according to gRPC, has ended without a failure: io.EOF if that is true.
+// cleanEnd returns the error of a stream that, according to gRPC, has ended without a failure: io.EOF if that is true. An end that
+// has neither headers nor a trailer was sent by no server, and a client stream that has ended well has a response.
 func (at *streamAttempt) cleanEnd() error {
 	at.of.mu.Lock()
 	hasMessage := at.hasMessage
@@ -165,6 +164,9 @@ func (at *streamAttempt) cleanEnd() error {
 		return io.EOF
 	}
 }
+
+// errNoResponse is gRPC's.
+var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
 
 // overGrace limits the wait for gRPC's report of an attempt's end, which does not come if an interceptor below drops
 // call options.

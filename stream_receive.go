@@ -3,9 +3,7 @@ package grpcretry
 import (
 	"cmp"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/replies"
 	"github.com/grpcretry/grpcretry/internal/wire"
@@ -44,7 +42,7 @@ func (at *streamAttempt) askHeader() (metadata.MD, error) {
 		s.left(&s.heading, true)
 		s.idle()
 	}()
-	at.awaited()
+	s.call.contest.resume(at.attempt)
 	header, err := at.stream.Header()
 	return wire.WithPreviousAttempts(header, int(at.number)-1), err
 }
@@ -120,9 +118,6 @@ func (s *retryStream) receive(m any) error {
 	}
 }
 
-// errPanicked is the error of a call, or an attempt, that ends in a panic.
-var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
-
 // receiveFrom receives a message from an attempt, after receiving was counted. If it is the first, and the timeout has cut
 // the attempt, the messages that follow are lost.
 func (at *streamAttempt) receiveFrom(m any) error {
@@ -134,7 +129,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 			at.giveUp(errPanicked)
 		}
 	}()
-	at.awaited()
+	s.call.contest.resume(at.attempt)
 	err := at.recv(m)
 	if inTime := at.settle(); err == nil && !inTime && s.desc.ServerStreams {
 		at.discard(m)

@@ -147,7 +147,7 @@ func (s *retryStream) idle() {
 	k.turn.Take() // which a goroutine that begins to wait takes, too, to resume the timeout
 	defer k.turn.Give()
 	s.mu.Lock()
-	at, awaited := s.at, s.receiving+s.heading > 0 || s.phase == phaseRacing
+	at, awaited := s.at, s.isAwaited() || s.phase == phaseRacing
 	s.mu.Unlock()
 	if at != nil && !awaited {
 		k.pause(at.attempt)
@@ -224,10 +224,4 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 		_, _ = s.next(at, err) // none follows
 	})
 	s.conclude()
-}
-
-// isEOF reports whether err is gRPC's end of a stream, which is io.EOF itself. A wrapped io.EOF comes
-// from an interceptor below, and is a failure.
-func isEOF(err error) bool {
-	return err == io.EOF //nolint:errorlint // identity is the contract
 }

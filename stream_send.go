@@ -165,7 +165,7 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 // receives, this goroutine finds out why.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	s.mu.Lock()
-	if isEOF(err) && s.uses(at) && s.receiving+s.heading == 0 {
+	if isEOF(err) && s.uses(at) && !s.isAwaited() {
 		s.heading++
 		s.mu.Unlock()
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended

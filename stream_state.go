@@ -77,6 +77,9 @@ func (s *streamState) isBound() bool { return s.phase >= phaseCommitting && !s.i
 // uses reports whether the attempt is in use, and may be replaced.
 func (s *streamState) uses(at *streamAttempt) bool { return s.phase == phaseOpen && s.at == at }
 
+// isAwaited needs mu. It reports whether the application waits for a message or for headers.
+func (s *streamState) isAwaited() bool { return s.receiving+s.heading > 0 }
+
 // setPhase needs mu. It makes a transition, and wakes up the goroutines that wait for one.
 func (s *streamState) setPhase(p phase) {
 	if p >= phaseEnding {
