@@ -138,9 +138,14 @@ var ours = alternative{
 	name:    "grpcretry",
 	retries: true, serverStreams: true, clientStreams: true,
 	unary: func(s setting) grpc.UnaryClientInterceptor {
-		return grpcretry.UnaryClientInterceptor(ourOptions(s)...)
+		return grpcretry.UnaryClientInterceptor(asDialed(ourOptions(s))...)
 	},
 	dial: func(s setting) []grpc.DialOption { return grpcretry.DialOptions(ourOptions(s)...) },
+}
+
+// asDialed adds what DialOptions knows: gRPC's own retries are off. An interceptor that is chained by hand asks the channel.
+func asDialed(options []grpcretry.Option) []grpcretry.Option {
+	return append(options, grpcretry.WithBuiltInRetryDisabled())
 }
 
 func ourOptions(s setting) []grpcretry.Option {

@@ -22,9 +22,10 @@ type feature struct {
 	options func(testing.TB) []grpcretry.Option
 	span    bool // the caller's context has a span that records
 	page    bool
+	chained bool // the interceptor is chained by hand, and not by DialOptions
 }
 
-// features are alone, but for the last, which is all of them together.
+// features are alone, but for together, which is all before it.
 var features = []feature{
 	{name: "none"},
 	{name: "span", span: true},
@@ -35,6 +36,7 @@ var features = []feature{
 	{name: "page", page: true},
 	{name: "hedging", options: hedging},
 	{name: "together", span: true, page: true, options: together},
+	{name: "chained", chained: true},
 }
 
 // BenchmarkFeature is what each of our features adds to the interceptor alone, for a call
@@ -57,6 +59,9 @@ func BenchmarkFeature(b *testing.B) {
 // ready makes a client with the feature, whose calls fail so many times first.
 func (f *feature) ready(b *testing.B, failures int64) (do func(times int)) {
 	options := ourOptions(atOnce)
+	if !f.chained {
+		options = asDialed(options)
+	}
 	if f.options != nil {
 		options = append(options, f.options(b)...)
 	}
