@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -382,7 +383,10 @@ func TestACallIsLeftToGRPCAfterAnUnsentAttempt(t *testing.T) {
 		cc := server.connTo(t, "late:///echo", grpc.WithResolvers(found), grpc.WithChainUnaryInterceptor(
 			UnaryClientInterceptor(unmoved, WithBackoff(Constant(second)), WithMaxAttempts(5), WithBudget(Unlimited))))
 		err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
-		wantUntouched(t, err, codes.Unavailable, "db-down")
+		if !strings.HasSuffix(err.Error(), "db-down") { // newer versions of grpc-go say first how many attempts they have made
+			t.Errorf("err = %v, want the server's", err)
+		}
+		wantUntouched(t, err, codes.Unavailable, status.Convert(err).Message())
 		if got := len(server.attempts()); got != 3 {
 			t.Errorf("%d attempts, want the 3 of gRPC's policy", got)
 		}
