@@ -18,6 +18,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
+	"github.com/grpcretry/grpcretry/internal/window"
 )
 
 // An Attempt is one try of a call. For observers, classifiers and [Error] it holds all that is
@@ -105,7 +106,7 @@ const (
 
 // origin is the time from which starts of attempts are counted: that needs only the monotonic
 // clock, which is read in little more than half the time of time.Now.
-var origin = time.Now()
+var origin = window.Origin
 
 func sinceOrigin() time.Duration { return time.Since(origin) }
 

@@ -48,17 +48,14 @@ var defaultRatioBudget = RatioBudget{Ratio: 0.2, Reserve: 3, Window: 10 * time.S
 // If failures start later, the earnings of the preceding Window are added. They include tokens
 // that are returned later for retries sent before.
 //
-// Deposit takes no lock, and only every sixteenth Deposit reads the clock. Earnings age in steps of
-// a twentieth of the Window and last for up to one step longer than the Window.
-// Compared with an exact sliding window, the earnings are therefore off by at most
-// Ratio × (the calls of three steps + 240). The bound above is not affected if
-// everything fails from the first call on.
+// Deposit takes no lock. Earnings age in steps of a twentieth of the Window and last for up to one step
+// longer than the Window. A call that succeeds on its first attempt counts from its start, so that it need
+// not read the clock again: what a slow call earns expires earlier by up to the time that the call took.
 //
 // A program with its own clock, such as a simulation, calls Balance when its time starts: if the
 // first time passed to the budget is more than a Window away from the real time, the budget never
 // reads the real clock. The calls between two looks (Withdraw or Balance) are then treated as
-// spread evenly over the time between them, and the error above holds if there is a look in each
-// step.
+// spread evenly over the time between them.
 func NewRatioBudget(s RatioBudget) (Budget, error) {
 	s = s.withDefaults()
 	if err := s.check(); err != nil {
@@ -130,12 +127,15 @@ func (s RatioBudget) describe() string {
 // round removes the digits that floating point adds to a decimal fraction.
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
-func (b *ratioBudget) Deposit(o Outcome) {
+func (b *ratioBudget) Deposit(o Outcome) { b.deposit(o, 0) }
+
+// deposit is Deposit for the attempt of a call that started at a time since the origin; 0 if that is not known.
+func (b *ratioBudget) deposit(o Outcome, start time.Duration) {
 	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.Hedge) {
 		b.tokens.Return()
 	}
 	if o.answered() {
-		b.tokens.Earn()
+		b.tokens.Earn(start)
 	}
 }
 

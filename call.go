@@ -457,7 +457,11 @@ func (c *call) deposit(a *attempt, r Result) {
 		return
 	}
 	o := Outcome{Attempt: 1, Result: r} // there is no other
-	c.budget.Deposit(o)
+	if b, is := c.budget.(*ratioBudget); is {
+		b.deposit(o, c.start)
+	} else {
+		c.budget.Deposit(o)
+	}
 	if c.hedgeBudget != nil {
 		c.hedgeBudget.Deposit(o)
 	}

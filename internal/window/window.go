@@ -44,7 +44,7 @@ type Tokens struct {
 
 	calls    striped.Counter // answered calls
 	returned atomic.Int64    // tokens returned since the last look
-	due      atomic.Int64    // the time since the origin when Earn should look
+	due      atomic.Int64    // the time since Origin when Earn should look
 
 	mu      sync.Mutex         // held from the check to the take: two retries cannot both take the last token
 	looked  bool               // guarded by mu; Take or Balance was called
@@ -78,34 +78,37 @@ func (t *Tokens) EmptyReserve() { t.reserve = 0 }
 // Return gives back the token of a retry. A retry that also earns returns its token first.
 func (t *Tokens) Return() { t.returned.Add(1) }
 
-// Earn counts an answered call. It takes no lock.
-func (t *Tokens) Earn() {
+// Earn counts an answered call, which started at a time since Origin; 0 means now. It takes no lock. A call that started
+// after a look is due takes it, so those that are not seen yet belong to the step before. Calls that take long may end after
+// it, and would let the looks lag behind; so one of lookEvery calls asks the clock, too.
+func (t *Tokens) Earn(start time.Duration) {
+	if start == 0 {
+		start = time.Since(Origin)
+	}
+	if int64(start) >= t.due.Load() {
+		t.lookIfDue()
+	}
 	if uint64(t.calls.Add())%lookEvery == 0 {
 		t.lookIfDue()
 	}
 }
 
-// In each cell of the counter, one of lookEvery calls of Earn reads the clock. So at most maxUnseen calls
-// are counted after a look is due and before it happens.
-const (
-	lookEvery = 16
-	maxUnseen = striped.Cells * (lookEvery - 1)
-)
+const lookEvery = 16
 
 // neverDue is the value of due in tokens that use their caller's clock.
 const neverDue = math.MaxInt64
 
-// origin is the time from which due is counted: that needs only the monotonic clock.
-var origin = time.Now()
+// Origin is a time to count from: that needs only the monotonic clock.
+var Origin = time.Now()
 
 // dueAfter makes the next look by Earn due a step after now. The caller holds mu.
-func (t *Tokens) dueAfter(now time.Time) { t.due.Store(int64(now.Sub(origin) + t.step)) }
+func (t *Tokens) dueAfter(now time.Time) { t.due.Store(int64(now.Sub(Origin) + t.step)) }
 
 // lookIfDue takes a look if a step has passed since the last one, or if the clock has gone far
 // back. It does nothing if the lock is taken, because the lock's holder looks.
 func (t *Tokens) lookIfDue() {
 	due := t.due.Load()
-	early := time.Duration(due) - time.Since(origin)
+	early := time.Duration(due) - time.Since(Origin)
 	if due == neverDue || early > 0 && early < t.settings.Window || !t.mu.TryLock() {
 		return
 	}
@@ -191,12 +194,8 @@ func (t *Tokens) settle(now time.Time) {
 		t.giveBack(float64(returned))
 	}
 	if own {
-		// All but a few of the calls came before the look was due.
-		if early := calls - maxUnseen; early > 0 && at > from+t.step {
-			t.earn(early, from, from+t.step)
-			calls -= early
-		}
 		t.dueAfter(now)
+		at = min(at, from+t.step) // the calls came before a look was due
 	}
 	t.earn(calls, from, at)
 }

@@ -25,7 +25,7 @@ func tokensOf(s Settings) *Tokens {
 
 func earn(b *Tokens, calls int) {
 	for range calls {
-		b.Earn()
+		b.Earn(0)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestTokensFollowTheRuleExactly(t *testing.T) {
 			switch random.IntN(6) {
 			case 0, 1:
 				for range 1 + random.IntN(1+random.IntN(60)) {
-					b.Earn()
+					b.Earn(0)
 					b.Balance(now)
 					exact.earn(s.Ratio)
 					e.earned += s.Ratio
@@ -170,7 +170,7 @@ func TestTokensFollowTheRuleExactly(t *testing.T) {
 					e.taken--
 					b.Return()
 					if random.IntN(2) == 0 {
-						b.Earn()
+						b.Earn(0)
 						exact.earn(s.Ratio)
 						e.earned += s.Ratio
 					}
@@ -244,7 +244,7 @@ func TestManyGoroutinesTakeNoMoreThanWasEarned(t *testing.T) {
 	concurrently(goroutines, func() {
 		for i := range rounds {
 			answered.Add(1)
-			b.Earn()
+			b.Earn(0)
 			if !b.Take(time.Now()) {
 				continue
 			}
@@ -255,7 +255,7 @@ func TestManyGoroutinesTakeNoMoreThanWasEarned(t *testing.T) {
 			case 1:
 				answered.Add(1)
 				b.Return()
-				b.Earn()
+				b.Earn(0)
 				taken.Add(-1)
 			}
 		}
@@ -305,16 +305,16 @@ func TestTheReserveMayBeEmptyAtTheStart(t *testing.T) {
 }
 
 // Without a look for a long time, Earn itself looks, so that old earnings expire. Compared with an exact window they
-// are off by at most the calls of three steps and 240.
+// are off by at most the calls of two steps.
 func TestEarningsExpireByTheRealClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ratio, perSecond = 0.25, 200
 		b := New(Settings{Ratio: ratio, Window: 10 * time.Second})
 		for range 60 * perSecond {
-			b.Earn()
+			b.Earn(0)
 			time.Sleep(time.Second / perSecond)
 		}
-		const want, off = ratio * 10 * perSecond, ratio * (3*perSecond/2 + 240)
+		const want, off = ratio * 10 * perSecond, ratio * perSecond
 		if got := b.Balance(time.Now()); math.Abs(got-want) > off {
 			t.Errorf("Balance after a minute of %d calls a second = %v, want %v ± %v", perSecond, got, want, off)
 		}
@@ -325,9 +325,58 @@ func TestEarningsExpireByTheRealClock(t *testing.T) {
 	})
 }
 
+// What was earned before a pause that is longer than the window is gone, however few calls earned it. A call that took long
+// counts when it started.
+func TestNothingIsLeftAfterAPause(t *testing.T) {
+	for _, tt := range []struct {
+		calls int
+		gap   time.Duration
+		took  time.Duration // of each call; 0 if that is not known
+	}{
+		{1, 0, 0}, {15, 10 * time.Millisecond, 0}, {15, 10 * time.Millisecond, time.Millisecond}, {50, 10 * time.Millisecond, time.Millisecond},
+		{100, 0, 0}, {100, 0, time.Millisecond}, {300, 10 * time.Millisecond, 3 * time.Second}, {1000, 10 * time.Millisecond, time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := New(Settings{Ratio: 0.2, Reserve: 3, Window: 10 * time.Second})
+			b.Balance(time.Now())
+			time.Sleep(time.Second)
+			for range tt.calls {
+				start := time.Duration(0)
+				if tt.took > 0 {
+					start = time.Since(Origin) - tt.took
+				}
+				b.Earn(start)
+				time.Sleep(tt.gap)
+			}
+			if got, most := b.Balance(time.Now()), 3+0.2*float64(tt.calls); got > most+1e-6 || got < most-0.2*float64(tt.calls)*tt.took.Seconds()/10-1e-6 {
+				t.Errorf("%+v: after them, Balance = %v, want %v", tt, got, most)
+			}
+			time.Sleep(11 * time.Second)
+			if got := b.Balance(time.Now()); got != 3 {
+				t.Errorf("%+v: after the pause, Balance = %v, want the reserve of 3", tt, got)
+			}
+		})
+	}
+}
+
+// Calls of a slow client are dated one by one, though nobody looks.
+func TestEarningsOfASlowClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Settings{Ratio: 0.25, Window: 10 * time.Second})
+		for range 60 {
+			time.Sleep(time.Second)
+			b.Earn(time.Since(Origin) - time.Millisecond)
+		}
+		time.Sleep(600 * time.Millisecond)
+		if got := b.Balance(time.Now()); got != 2.5 {
+			t.Errorf("Balance = %v, want 2.5 for the 10 calls in the window", got)
+		}
+	})
+}
+
 func TestTokensAllocateNothing(t *testing.T) {
 	b := New(Settings{Ratio: 0.5, Reserve: 3, Window: time.Second})
-	got := testing.AllocsPerRun(1000, func() { b.Earn(); b.Return(); b.Take(time.Now()); b.Balance(time.Now()) })
+	got := testing.AllocsPerRun(1000, func() { b.Earn(0); b.Return(); b.Take(time.Now()); b.Balance(time.Now()) })
 	if got != 0 {
 		t.Errorf("%v allocations, want none", got)
 	}
