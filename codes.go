@@ -3,11 +3,11 @@ package grpcretry
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/messages"
 )
 
 // Classification is a classifier's decision about a failed attempt, see [WithClassifier].
@@ -44,61 +44,13 @@ func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) boo
 	switch {
 	case f.TimedOut, f.Ordinary:
 		return true
-	case code == codes.ResourceExhausted && isSizeError(f.Attempt.Err):
+	case code == codes.ResourceExhausted && messages.IsSize(status.Convert(f.Attempt.Err).Message()):
 		return false
-	case code == codes.Unavailable && isDropped(f):
-		return false
+	case code == codes.Unavailable && f.Attempt.Peer == nil && messages.IsDrop(status.Convert(f.Attempt.Err).Message()):
+		return false // such an RPC has reached no server, so it has no peer
 	default:
 		return p.codes.has(code)
 	}
-}
-
-// dropTexts are the messages of grpc-go's load-balancing policies for an RPC that they drop on
-// purpose: xDS drop_overloads and grpclb. breakerText has the beginning and a later part of the
-// message of xDS circuit breakers. Dropped RPCs are final (gRFC A6 #when-retries-are-valid). gRPC
-// has no other mark for them that reaches an interceptor, so drops with other messages are not
-// recognized.
-var (
-	dropTexts   = []string{"RPC is dropped", "request dropped by grpclb"}
-	breakerText = [2]string{"max requests ", " exceeded on service "}
-)
-
-// isDropped reports whether the load balancer dropped the RPC on purpose. Such an RPC has reached
-// no server, so it has no peer.
-func isDropped(f *failure) bool {
-	if f.Attempt.Peer != nil {
-		return false
-	}
-	message := status.Convert(f.Attempt.Err).Message()
-	return slices.Contains(dropTexts, message) ||
-		strings.HasPrefix(message, breakerText[0]) && strings.Contains(message, breakerText[1])
-}
-
-// sizePhrases are the phrases, in lower case, by which gRPC implementations report a message over
-// a size limit with RESOURCE_EXHAUSTED. Such a failure is not retried, because the message will
-// be just as large next time. gRPC has no other mark for it: the specification reuses the code.
-var sizePhrases = []string{
-	"received message larger than max",    // grpc-go and gRPC core receiving, grpc-js
-	"send message larger than max",        // grpc-go sending
-	"sent message larger than max",        // gRPC core sending
-	"after decompression larger than max", // grpc-go receiving compressed messages
-	"grpc: message too large",             // grpc-go over 4 GiB
-	"grpc message exceeds maximum size",   // grpc-java
-	"maximum configured message size",     // grpc-dotnet, both directions
-	"message with a size larger than",     // grpc-js sending
-	"decompresses to a size larger than",  // grpc-js receiving compressed messages
-	"larger than configured max",          // connect-go receiving
-	"exceeds sendmaxbytes",                // connect-go sending
-	"message length too large",            // tonic, both directions
-	"configured maximum payload size",     // grpc-swift
-}
-
-// isSizeError reports whether a RESOURCE_EXHAUSTED is about a message over a size limit.
-func isSizeError(err error) bool {
-	message := strings.ToLower(status.Convert(err).Message())
-	return slices.ContainsFunc(sizePhrases, func(phrase string) bool {
-		return strings.Contains(message, phrase)
-	})
 }
 
 // A codeSet holds status codes, one bit each. gRPC defines 17 of them.

@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/internal/messages"
 )
 
 // gRPC marks an RPC that a balancer drops on purpose only for itself. What an interceptor sees is
@@ -18,9 +20,9 @@ func TestDropsAreRecognizedByGRPCsWords(t *testing.T) {
 	file, _ := runtime.FuncForPC(reflect.ValueOf(grpc.NewClient).Pointer()).FileLine(0)
 	root := filepath.Dir(file)
 	for source, text := range map[string]string{
-		"internal/xds/balancer/clusterimpl/picker.go":  `status.Errorf(codes.Unavailable, "` + dropTexts[0] + `")`,
-		"balancer/grpclb/grpclb_picker.go":             `status.Errorf(codes.Unavailable, "` + dropTexts[1] + `")`,
-		"internal/xds/xdsclient/requests_counter.go":   `fmt.Errorf("` + breakerText[0] + `%v` + breakerText[1] + `%v"`,
+		"internal/xds/balancer/clusterimpl/picker.go":  `status.Errorf(codes.Unavailable, "` + messages.Drops[0] + `")`,
+		"balancer/grpclb/grpclb_picker.go":             `status.Errorf(codes.Unavailable, "` + messages.Drops[1] + `")`,
+		"internal/xds/xdsclient/requests_counter.go":   `fmt.Errorf("` + messages.Breaker[0] + `%v` + messages.Breaker[1] + `%v"`,
 		"internal/xds/balancer/clusterimpl/picker.go ": `status.Error(codes.Unavailable, err.Error())`, // the breaker's
 	} {
 		data, err := os.ReadFile(filepath.Join(root, strings.TrimSpace(source)))
@@ -35,7 +37,7 @@ func TestDropsAreRecognizedByGRPCsWords(t *testing.T) {
 
 // A server that says the same is no balancer.
 func TestAServersWordsAreNoDrop(t *testing.T) {
-	for _, text := range append(dropTexts, "max requests 7 exceeded on service x") {
+	for _, text := range append(messages.Drops, "max requests 7 exceeded on service x") {
 		bubble(t, func(t *testing.T) {
 			server := serve(t, script(fail(codes.Unavailable, text), ok()))
 			if _, err := server.client(t, steady).Echo(t.Context(), request()); err != nil {

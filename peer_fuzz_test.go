@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/messages"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -92,7 +93,7 @@ func checkDelay(t *testing.T, at []time.Duration, start time.Duration, trailer m
 // false if there is no retry.
 func wantDelay(trailer metadata.MD, err error) (wait time.Duration, retried bool) {
 	if code := status.Code(err); code != codes.Unavailable && code != codes.ResourceExhausted || code == codes.ResourceExhausted &&
-		isSizeError(err) {
+		messages.IsSize(status.Convert(err).Message()) {
 		return 0, false
 	}
 	const longest = 5 * time.Minute

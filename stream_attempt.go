@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"context"
 	"io"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/messages"
 )
 
 // A streamAttempt is one attempt and its stream. This file has what becomes of it: which end is known, and from whom.
@@ -233,15 +234,7 @@ func (at *streamAttempt) read(err error) {
 	}
 }
 
-// refusals are grpc-go's messages for a stream that its server, or the connection to it, has refused
-// before any handler could run. gRPC has no other mark for them that reaches an interceptor.
-var refusals = []string{
-	"stream terminated by RST_STREAM with error code: REFUSED_STREAM",
-	"the stream is rejected because server is draining the connection",
-	"the connection is draining",
-}
-
-// refused reports whether an attempt that has ended with err was refused like that. A server cannot
+// refused reports whether an attempt that has ended with err was refused before any handler could run. A server cannot
 // pretend it, because its own end comes with headers or a trailer.
 func (at *streamAttempt) refused(err error) bool {
 	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
@@ -249,7 +242,7 @@ func (at *streamAttempt) refused(err error) bool {
 		return false
 	}
 	st := end.GRPCStatus()
-	if st.Code() != codes.Unavailable || !slices.Contains(refusals, st.Message()) {
+	if st.Code() != codes.Unavailable || !messages.IsRefusal(st.Message()) {
 		return false
 	}
 	md, _ := at.stream.Header()
