@@ -36,6 +36,10 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 		{"it fails before it is replaced", 20 * second, nil, []answer{unavailable().after(5 * second / 2), ok()}, codes.OK,
 			[]time.Duration{0, 7 * second / 2}, 7 * second / 2, 1},
 		{"the budget is empty", 20 * second, []Option{WithBudget(stingy{})}, []answer{slow}, codes.OK, []time.Duration{0}, 5 * second, 0},
+		{"the budget is empty at the timeout, and not when the retry is due", 20 * second, []Option{WithBudget(opening{after: 5 * second / 2})},
+			[]answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 0},
+		{"the same without patience", 20 * second, []Option{WithBudget(opening{after: 5 * second / 2}), WithPatience(0)},
+			[]answer{slow, ok()}, codes.OK, []time.Duration{0, 3 * second}, 3 * second, 0},
 		{"the last attempt", 20 * second, []Option{WithMaxAttempts(2)}, []answer{slow, slow}, codes.OK, []time.Duration{0, 3 * second},
 			8 * second, 1},
 		{"MaxElapsed leaves no room", 20 * second, []Option{WithMaxElapsed(3 * second)}, []answer{slow}, codes.OK, []time.Duration{0},
@@ -85,6 +89,38 @@ func TestATimeoutTurnsNoSlowResponseIntoAFailure(t *testing.T) {
 			})
 		}
 	}
+}
+
+// An opening budget allows retries after a time in a bubble.
+type opening struct {
+	unlimited
+	after time.Duration
+}
+
+func (b opening) Balance(now time.Time) float64 {
+	if now.Sub(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) < b.after { // when the time of a bubble begins
+		return 0
+	}
+	return 1
+}
+
+func (b opening) Withdraw(now time.Time) bool { return b.Balance(now) > 0 }
+
+// A pushback of a hedge postpones the retry that replaces a slow attempt. If it would then start after MaxElapsed, the slow attempt
+// goes on.
+func TestAPushbackLeavesNoTimeToReplace(t *testing.T) {
+	const ms = time.Millisecond
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok().after(600*ms), unavailable().after(110*ms).pushback("150")))
+		client := server.client(t, WithBackoff(Constant(50*ms)), WithMethod(echoMethod, WithAttemptTimeout(300*ms), WithMaxElapsed(400*ms),
+			WithHedging(Hedging{Delay: HedgeAfter(200 * ms), Budget: Unlimited})))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*second)
+		defer cancel()
+		if _, err := client.Echo(ctx, request()); err != nil || time.Since(server.start) != 600*ms {
+			t.Errorf("%v after %v, want the response of the first attempt after 600ms", err, time.Since(server.start))
+		}
+		wantTimes(t, server, 0, 200*ms)
+	})
 }
 
 // serveAnswer plays an answer on a stream.

@@ -478,6 +478,10 @@ func (m *hedgeModel) putOff() {
 
 // retryIsDue: a retry that would learn nothing is not sent, and only an absent target is waited for.
 func (m *hedgeModel) retryIsDue() {
+	if m.replaced > 0 && m.tooLate(0) != nil { // a pushback has moved it
+		m.giveWay()
+		return
+	}
 	if m.next.payer != nil { // it replaces one that was cut, and was pushed back
 		m.send(m.next)
 		return
@@ -723,7 +727,7 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)))
 	}
 	switch {
-	case (m.patience == 0 || a.timedOut) && m.payer().left == 0:
+	case (!a.timedOut && m.patience == 0 || a.timedOut && m.deadline == 0) && m.payer().left == 0:
 		return ErrBudgetExhausted
 	case m.patience > 0 && next.source == WaitBackoff && m.now+next.wait > m.patienceEnds():
 		return ErrTargetDown

@@ -64,8 +64,13 @@ func (w *waiter) exit() {
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
 func (p *plan) refuses(f *failure, v verdict, known trouble, now time.Time) error {
 	payer := p.ledger.payer(retriesPay)
-	switch b := p.ledger.budgetOf(payer); {
-	case (!p.isPatient() || isThrottled(b) || f.TimedOut) && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
+	b := p.ledger.budgetOf(payer)
+	waits := p.isPatient() && !isThrottled(b) // for a token
+	if f.TimedOut {
+		waits = !p.deadline.IsZero() // the attempt goes on meanwhile
+	}
+	switch {
+	case !waits && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
 	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(known, now)), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on
@@ -110,7 +115,10 @@ func (p *plan) retryDue(now time.Time, u float64) step {
 	known := p.target.trouble(now)
 	answered := known.answers != p.next.answers
 	pushed := p.next.repeats == 0 && !isOwn(p.next.source)
+	late := p.tooLate(now, 0)
 	switch {
+	case late != nil && p.replaces != 0: // a pushback has moved the retry
+		return p.end(late, now)
 	case p.ledger.next != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
 	case p.isPatient() && !pushed && !answered && known.latest.After(p.next.since):
