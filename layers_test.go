@@ -3,6 +3,8 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -161,6 +163,48 @@ func TestWaitingInVainIsNotGivingUp(t *testing.T) {
 				echov1.NewEchoServiceClient(service.conn(t)).Echo(t.Context(), request(), grpc.Trailer(&trailer))
 				if got := trailer[pushbackKey]; got != nil {
 					t.Errorf("trailer %v, want none", got)
+				}
+			})
+		})
+	}
+}
+
+// A service that has given up stops its caller. One that made attempts and then waited for a connection in vain does
+// not, so the caller's retry makes all attempts again. To the caller, its failure reads like a lost connection.
+func TestAttemptsBeforeAWaitInVainAreMadeAgain(t *testing.T) {
+	for kind, send := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				made := 0
+				var l *link
+				last := serveHandler(t, func(context.Context) error {
+					if made++; made == 2 {
+						time.AfterFunc(second/2, l.cut)
+					}
+					return status.Error(codes.Unavailable, "down")
+				})
+				below := func() []grpc.DialOption {
+					return DialOptions(steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(5*second))
+				}
+				l, lost := last.linked(t, below()...)
+				replicas := []*grpc.ClientConn{lost, last.conn(t, below()...)} // of the service in the middle
+				var seen marks
+				middle := serveHandler(t, func(ctx context.Context) error {
+					_, err := send(ctx, echov1.NewEchoServiceClient(replicas[seen.add(ctx)-1]))
+					return err
+				}, serverOptions()...)
+				var first Attempt
+				observe := WithObserver(func(_ context.Context, e Event) {
+					if e.Kind == AttemptEnd && e.Attempt.Number == 1 {
+						first = e.Attempt
+					}
+				})
+				_, err := send(t.Context(), middle.client(t, steady, WithMaxAttempts(4), WithBudget(Unlimited), observe))
+				if status.Code(err) != codes.Unavailable || made != 2+3 || !slices.Equal(seen.list(), []mark{"", "0"}) {
+					t.Errorf("%v after %d attempts at the last service, marks %q; want Unavailable after 5, no mark and 0", err, made, seen.list())
+				}
+				if !strings.Contains(first.Err.Error(), errRefused.Error()) || first.Peer == nil || first.Unsent || forbidsRetry(first.Trailer) {
+					t.Errorf("the first attempt is %+v, want a response with the other service's failure", first)
 				}
 			})
 		})

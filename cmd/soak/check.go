@@ -75,24 +75,26 @@ func (c *checker) strangers(server []serverRecord) {
 
 // checkCall compares what the client says about a call with what the servers say.
 func (c *checker) checkCall(r *clientRecord, server []serverRecord, facts *epochFacts) {
-	var runs, arrived, stored, below int
+	var runs, arrived, stored, below, again int
 	var highest uint16
 	found := false
 	for i, s := range server {
 		switch {
 		case s.below:
-			if s.note != noteStored {
+			if s.arrives() {
 				below++
 			}
 		case s.note == noteStored:
 			if s.token == r.token {
 				stored = max(stored, int(s.count))
 			}
+		case s.note == noteNotGivenUp:
+			again += int(s.count) - 1
 		default:
 			arrived++
 			highest = max(highest, s.previous)
 			for _, before := range server[:i] {
-				if !before.below && before.note != noteStored && before.previous == s.previous {
+				if before.arrives() && !before.below && before.previous == s.previous {
 					c.violation(r.call, fmt.Sprintf("attempt %d reached a server twice", s.previous+1), server)
 				}
 			}
@@ -110,7 +112,9 @@ func (c *checker) checkCall(r *clientRecord, server []serverRecord, facts *epoch
 	if arrived > int(r.limit) {
 		c.violation(r.call, fmt.Sprintf("%d attempts reached servers, and the policy allows %d", arrived, r.limit), server)
 	}
-	if allowed := layerAttempts + arrived - 1; below > max(allowed, 0) {
+	// One attempt at the first service may make all of its own. After one without a response, each makes one; before
+	// that, those follow one another that failed without having given up.
+	if allowed := min(layerAttempts+arrived-1+again, layerAttempts*arrived); below > allowed {
 		c.violation(r.call, fmt.Sprintf("%d attempts reached the second service, and with %d at the first at most %d are allowed", below, arrived,
 			allowed), server)
 	}
@@ -147,6 +151,8 @@ func describe(server []serverRecord) string {
 			lines = append(lines, fmt.Sprintf("%sattempt %d was refused as %v by server process %d", layer, s.previous+1, s.token, s.token>>40))
 		case noteStored:
 			lines = append(lines, fmt.Sprintf("%v stored %d messages", s.token, s.count))
+		case noteNotGivenUp:
+			lines = append(lines, fmt.Sprintf("%v has not given up after %d attempts below", s.token, s.count))
 		}
 	}
 	return strings.Join(lines, "\n")

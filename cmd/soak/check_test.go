@@ -5,6 +5,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry"
 )
 
 // What the ledgers say if nothing is wrong: a call that was refused once, and then acknowledged.
@@ -76,6 +79,17 @@ func TestPlantedViolationsInLedgers(t *testing.T) {
 			}
 			return c, s
 		}, "1-7-1: 4 attempts reached the second service, and with 1 at the first at most 3 are allowed"},
+		{"a retry that makes all attempts again, after a service that gave up or did not respond",
+			func(c []clientRecord, s []serverRecord) ([]clientRecord, []serverRecord) {
+				c[1].attempts = 2
+				return c, layered(s, c[1].call, 2, layerAttempts)
+			}, "1-7-1: 5 attempts reached the second service, and with 2 at the first at most 4 are allowed"},
+		{"one attempt more than that, after a service that has not given up",
+			func(c []clientRecord, s []serverRecord) ([]clientRecord, []serverRecord) {
+				c[1].attempts = 2
+				s = append(s, serverRecord{call: c[1].call, token: 12, note: noteNotGivenUp, count: 2})
+				return c, layered(s, c[1].call, 2, layerAttempts+1)
+			}, "1-7-1: 6 attempts reached the second service, and with 2 at the first at most 5 are allowed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name, client, server := soundLedgers()
@@ -87,6 +101,53 @@ func TestPlantedViolationsInLedgers(t *testing.T) {
 				t.Errorf("check found\n%s\nwant %q", all, tt.want)
 			}
 		})
+	}
+}
+
+// layered adds a second attempt at the first service to the records of a call, and those that each of the two
+// makes at the second.
+func layered(s []serverRecord, call callID, made ...int) []serverRecord {
+	s = append(s, serverRecord{call: call, token: 13, note: noteRun, previous: 1})
+	for _, n := range made {
+		for previous := range n {
+			s = append(s, serverRecord{call: call, token: 14, note: noteRefused, below: true, previous: uint16(previous)})
+		}
+	}
+	return s
+}
+
+// The service in the middle waits in vain for the last after two attempts at it, so it does not stop its caller, whose
+// retry makes all attempts again.
+func TestAttemptsAfterAServiceThatHasNotGivenUp(t *testing.T) {
+	name, client, server := soundLedgers()
+	client[1].attempts, client[1].flags = 2, 0
+	server = append(server, serverRecord{call: client[1].call, token: 12, note: noteNotGivenUp, count: 2})
+	server = layered(server, client[1].call, 2, layerAttempts)
+	c := checker{violation: func(id callID, what string, _ []serverRecord) { t.Errorf("call %v: %s", id, what) }}
+	got := c.check(name, 2, client, server)
+	if want := (epochFacts{calls: 2, acknowledged: 1, runs: 3, refused: 1}); got != want {
+		t.Errorf("check = %+v, want %+v", got, want)
+	}
+}
+
+// What the handler's own error says about that.
+func TestSentInVain(t *testing.T) {
+	attempts := []grpcretry.Attempt{{Number: 1}, {Number: 2}, {Number: 3, Unsent: true}}
+	for _, tt := range []struct {
+		err  error
+		want int
+	}{
+		{&grpcretry.Error{Reason: grpcretry.ErrTargetDown, Attempts: attempts}, 2},
+		{&grpcretry.Error{Reason: grpcretry.ErrNotRetryable, Attempts: attempts}, 2},
+		{&grpcretry.Error{Reason: grpcretry.ErrAttemptsExhausted, Attempts: attempts}, 0},
+		{&grpcretry.Error{Reason: grpcretry.ErrPushback, Attempts: attempts}, 0},
+		{&grpcretry.Error{Reason: grpcretry.ErrDeadline, Attempts: attempts}, 0},
+		{&grpcretry.Error{Reason: grpcretry.ErrTargetDown, Attempts: attempts[2:]}, 0},
+		{status.Error(codes.NotFound, "as gRPC returned it"), 0},
+	} {
+		if got := sentInVain(tt.err); got != tt.want {
+			t.Errorf("sentInVain(%v) = %d, want %d", tt.err, got, tt.want)
+		}
 	}
 }
 

@@ -48,9 +48,10 @@ func parseToken(s string) (token, error) {
 type note uint8
 
 const (
-	noteRun     note = iota + 1 // the method runs; written before anything is done
-	noteRefused                 // the server asked for another attempt, and did nothing
-	noteStored                  // so many messages of the request are stored; written before they are acknowledged
+	noteRun        note = iota + 1 // the method runs; written before anything is done
+	noteRefused                    // the server asked for another attempt, and did nothing
+	noteStored                     // so many messages of the request are stored; written before they are acknowledged
+	noteNotGivenUp                 // the handler's own call has sent so many attempts and failed, but has not given up
 )
 
 // A serverRecord is what a server writes about an attempt.
@@ -60,8 +61,11 @@ type serverRecord struct {
 	note     note
 	below    bool   // a handler made the call
 	previous uint16 // previous attempts, as the request's header says
-	count    uint32 // messages, with noteStored
+	count    uint32 // messages, with noteStored; attempts, with noteNotGivenUp
 }
+
+// arrives says that the record is about an attempt's arrival.
+func (r *serverRecord) arrives() bool { return r.note == noteRun || r.note == noteRefused }
 
 // Records divide a page of memory: a kill may end a write at the end of a page.
 const serverRecordSize = 32

@@ -302,10 +302,29 @@ func (s *server) Put(ctx context.Context, m *echov1.EchoRequest) (*echov1.EchoRe
 	a.received(0, m)
 	below := metadata.AppendToOutgoingContext(ctx, callKey, strconv.FormatUint(uint64(a.id), 16), layerKey, "1")
 	if _, err := s.next.Echo(below, m); err != nil {
+		if sent := sentInVain(err); sent > 0 {
+			a.write(noteNotGivenUp, sent)
+		}
 		return nil, err
 	}
 	a.write(noteStored, 1)
 	return a.response(0), nil
+}
+
+// sentInVain returns how many attempts reached servers of a call that failed without having given up, so that
+// its caller may start again; 0 for any other call.
+func sentInVain(err error) int {
+	failed, ok := errors.AsType[*grpcretry.Error](err)
+	if !ok || !errors.Is(err, grpcretry.ErrTargetDown) && !errors.Is(err, grpcretry.ErrNotRetryable) {
+		return 0
+	}
+	sent := 0
+	for i := range failed.Attempts {
+		if !failed.Attempts[i].Unsent {
+			sent++
+		}
+	}
+	return sent
 }
 
 // Expand is a server stream.
