@@ -32,7 +32,7 @@ func path() []part {
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
 		}},
-		{name: "look up the target's budget", functions: []string{"budgetFor", "(*facts).dialed"}},
+		{name: "look up the target's budget", functions: []string{"(*rpc).budgetOf", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
 			"(*reporter).observed", "spansOf",
@@ -41,7 +41,7 @@ func path() []part {
 		{name: "fill in the attempt", functions: []string{"(*call).begin", "(*rpc).ready"}},
 		{name: "build the attempt's call options", functions: []string{"(*rpc).attemptOptions"}},
 		{name: "return header and trailer, run OnFinish", functions: []string{"(*rpc).collect", "(*grpcOptions).finish"}},
-		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit"}},
+		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).deposit"}},
 		{name: "the rest: the loop itself"},
 	}
 }
