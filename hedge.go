@@ -58,8 +58,8 @@ type Hedging struct {
 // goroutines of their own: interceptors chained there must be safe for that. Observers and
 // classifiers are still called one at a time for each call, but not always on its goroutine. If
 // one of them panics, the panic continues on the call's own goroutine, after the other attempts have
-// ended; if an interceptor below panics in a hedge, the program ends. For a stream whose first message is
-// awaited, Header waits for the attempt that wins. A later WithHedging replaces an earlier one.
+// ended; if an interceptor below panics in a hedge, the program ends. A stream's Header waits for the attempt
+// that wins, if the program links the method's proto, or a message is awaited already. A later WithHedging replaces an earlier one.
 func WithHedging(h Hedging) CallOption {
 	return newCallOption("WithHedging", fieldHedging, Policy{Hedging: &h}, h.check())
 }

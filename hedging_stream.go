@@ -2,7 +2,7 @@ package grpcretry
 
 import "github.com/grpcretry/grpcretry/internal/replies"
 
-// This file hedges server streams. The request is known when RecvMsg is first called. The attempt
+// This file hedges server streams. The request is known when RecvMsg, or Header, is first called. The attempt
 // that is open by then is the first; from then on others may run beside it, each up to its first
 // message. The winner is then committed, and the stream goes on like any other.
 
@@ -37,6 +37,10 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 	s.at = at
 	if isEOF(err) {
 		at.endsWell()
+		s.ahead = nil
+	}
+	if s.ahead != nil {
+		at.hasMessage = false // for the application
 	}
 	s.commit(at)
 	s.mu.Unlock()
@@ -48,6 +52,7 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 // allLost goes on after all attempts in flight have failed. It returns true if the call is over.
 func (s *retryStream) allLost(e ending, m any) (over bool, _ error) {
 	s.mu.Lock()
+	s.ahead = nil
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	replies.Empty(m)

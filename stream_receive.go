@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	"github.com/grpcretry/grpcretry/internal/protos"
 	"github.com/grpcretry/grpcretry/internal/replies"
 	"github.com/grpcretry/grpcretry/internal/wire"
 )
@@ -23,6 +24,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 		case at == nil:
 			s.mu.Unlock()
 			return nil, nil // as in gRPC: RecvMsg returns the status
+		case s.phase == phaseOpen && s.call.mode == modeHedged && s.isComplete() && s.receiving == 0 && s.receiveAhead():
 		default:
 			s.heading++
 			s.mu.Unlock()
@@ -33,6 +35,20 @@ func (s *retryStream) Header() (metadata.MD, error) {
 			s.mu.Lock()
 		}
 	}
+}
+
+// receiveAhead needs mu, which it gives back in between. It receives a hedged stream's first message, which decides whose headers
+// the application gets. It returns false if the program does not link the message's type.
+func (s *retryStream) receiveAhead() bool {
+	if s.ahead = protos.NewReply(s.call.method); s.ahead == nil {
+		return false
+	}
+	at, m := s.at, s.ahead
+	s.setPhase(phaseRacing)
+	s.mu.Unlock()
+	s.orCrash(func() { _, _ = s.race(at, m) })
+	s.mu.Lock()
+	return true
 }
 
 // askHeader asks an attempt for its headers, after heading was counted.
@@ -82,8 +98,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 
 // receive implements RecvMsg until the stream has committed and received its first message.
 func (s *retryStream) receive(m any) error {
-	hedged := s.call.mode == modeHedged && replies.IsPointer(m)
-	if !hedged && s.call.mode == modeHedged {
+	if s.call.mode == modeHedged && !replies.IsPointer(m) {
 		s.call.retrier.report.notHedged(&s.call.facts, "no second message can be made of its type")
 	}
 	s.mu.Lock()
@@ -91,13 +106,18 @@ func (s *retryStream) receive(m any) error {
 		switch at := s.at; {
 		case s.phase == phaseRecovering, s.phase == phaseRacing:
 			s.change.Wait()
+		case s.ahead != nil:
+			replies.Copy(m, s.ahead)
+			s.ahead, at.hasMessage = nil, true
+			s.mu.Unlock()
+			return nil
 		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
 			s.mu.Unlock()
 			return at.recv(m) // messages may have arrived before gRPC reported the end
 		case s.isOver():
 			defer s.mu.Unlock()
 			return s.final
-		case s.phase == phaseOpen && hedged && s.isComplete():
+		case s.phase == phaseOpen && s.call.mode == modeHedged && s.isComplete() && replies.IsPointer(m):
 			s.setPhase(phaseRacing)
 			s.mu.Unlock()
 			var over bool

@@ -25,8 +25,7 @@ func (s *retryStream) openFrom(a *attempt) error {
 		a.settle()
 		s.call.contest.repanic()
 		s.call.show(a)
-		next, err := s.call.next(ending{attempt: a, err: err})
-		if a = next; a == nil {
+		if a, err = s.call.next(ending{attempt: a, err: err}); a == nil {
 			s.conclude()
 			return err
 		}

@@ -57,6 +57,7 @@ type streamState struct {
 	// that receives judges a failure, because it alone learns the status.
 	receiving, heading, sending int32
 
+	ahead any   // the first message of a hedged stream, received to know whose headers to return; nil for none
 	bind  bool  // commit to the attempt that follows: Context or Trailer was called
 	final error // when ending or ended: the error that RecvMsg returns
 }

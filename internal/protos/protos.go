@@ -20,6 +20,19 @@ func Method(method string) protoreflect.MethodDescriptor {
 	return service.Methods().ByName(nameOf(method))
 }
 
+// NewReply returns an empty reply of a method; nil if the program does not link its type.
+func NewReply(method string) any {
+	d := Method(method)
+	if d == nil {
+		return nil
+	}
+	reply, err := protoregistry.GlobalTypes.FindMessageByName(d.Output().FullName())
+	if err != nil {
+		return nil
+	}
+	return reply.New().Interface()
+}
+
 // nameOf returns "Method" for "/pkg.Service/Method".
 func nameOf(method string) protoreflect.Name {
 	return protoreflect.Name(method[len(patterns.ServiceOf(method)):])
