@@ -255,17 +255,84 @@ func TestTheDelayCountsFromTheFirstRecvMsgAfterATimeout(t *testing.T) {
 			return playServer(t, n, "recv a; send 1", stream)
 		})
 		cc := server.conn(t, DialOptions(WithAttemptTimeout(second), WithPatience(0), WithBudget(stingy{}),
-			WithMethod("/streams/Expand", WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(2 * second), Budget: Unlimited})))...)
+			WithMethod("/elsewhere/Expand", WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(2 * second), Budget: Unlimited})))...)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		stream, err := cc.NewStream(ctx, serverStream, "/streams/Expand")
+		stream, err := cc.NewStream(ctx, serverStream, "/elsewhere/Expand")
 		if err != nil {
 			t.Fatal(err)
 		}
 		app := &application{stream: stream, cancel: cancel}
 		app.play(t, "send a; close")
-		go stream.Header() // whose wait is what the timeout limits
+		go stream.Header() // whose wait is what the timeout limits; the method is not linked, so that Header receives nothing ahead
 		app.play(t, "wait 5s; recv 1; recv EOF")
 		wantTimes(t, server, 0, 7*second)
+	})
+}
+
+// Header waits for the winner also if nobody receives: the attempt whose first message comes first. The application then receives
+// that message, and the others.
+func TestHeaderBeforeRecvMsgWaitsForTheWinner(t *testing.T) {
+	const method = "/streams/Expand"
+	for _, tt := range []struct {
+		name    string
+		scripts []string // of the attempts
+		app     string
+		winner  string // what Header says
+		after   time.Duration
+	}{
+		{"the first has sent headers, and hangs", []string{"header; recv a; hang", "recv a; header; send 1; send 2"}, "recv 1; recv 2; recv EOF",
+			"2", second},
+		{"the first is silent", []string{"hang", "recv a; header; send 1; send 2"}, "header; recv 1; header; recv 2; recv EOF", "2", second},
+		{"the first is slow", []string{"recv a; header; wait 1500ms; send 1; fail INTERNAL", "hang"}, "recv 1; recv INTERNAL; trailer 1", "1",
+			1500 * time.Millisecond},
+		{"the first fails", []string{"recv a; header; fail UNAVAILABLE", "recv a; header; send 1"}, "context; recv 1; recv EOF; trailer ", "2",
+			second},
+		{"no message", []string{"recv a; header; wait 1500ms", "hang"}, "recv EOF; recv EOF", "1", 1500 * time.Millisecond},
+		{"no message and no headers", []string{"recv a; wait 1500ms", "hang"}, "recv EOF", "", 1500 * time.Millisecond},
+		{"all fail", []string{"recv a; header; fail UNAVAILABLE", "recv a; header; wait 1s; fail NOT_FOUND"}, "recv NOT_FOUND; trailer 2", "2", 2 * second},
+		{"no headers", []string{"hang", "recv a; fail NOT_FOUND"}, "no; recv NOT_FOUND", "", second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, tt.scripts...)
+				var ends int
+				opts := append(DialOptions(steady, WithMethod(method, WithMaxAttempts(2),
+					WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited}))), grpc.WithDefaultCallOptions(grpc.OnFinish(func(error) { ends++ })))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				stream, err := server.conn(t, opts...).NewStream(ctx, serverStream, method)
+				if err != nil {
+					t.Fatal(err)
+				}
+				app := &application{stream: stream, cancel: cancel}
+				app.play(t, "send a; close")
+				md, err := stream.Header()
+				if took := time.Since(server.start); err != nil || first(md["attempt"]) != tt.winner || took != tt.after {
+					t.Errorf("Header = %v, %v after %v, want that of attempt %q after %v", md, err, took, tt.winner, tt.after)
+				}
+				app.play(t, tt.app)
+				if ends != 1 {
+					t.Errorf("OnFinish ran %d times, want once", ends)
+				}
+			})
+		})
+	}
+}
+
+// A goroutine that receives gets the messages in order, whatever Header has received ahead.
+func TestHeaderAndRecvMsgOfAHedgedStreamTogether(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "hang", "recv a; header; send 1; send 2; send 3")
+		stream, err := server.conn(t, DialOptions(WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}),
+			WithMaxAttempts(2))...).NewStream(t.Context(), serverStream, "/streams/Expand")
+		if err != nil {
+			t.Fatal(err)
+		}
+		app := &application{stream: stream}
+		app.play(t, "send a; close")
+		go stream.Header()
+		synctest.Wait()
+		app.play(t, "recv 1; recv 2; recv 3; recv EOF")
 	})
 }

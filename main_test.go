@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"testing"
 
+	"github.com/grpcretry/grpcretry/internal/declared"
 	"github.com/grpcretry/grpcretry/internal/draws"
 	"github.com/grpcretry/grpcretry/internal/goroutines"
 )
@@ -19,5 +20,7 @@ func TestMain(m *testing.M) {
 		{Flag: "panics.points", Thorough: 12, Short: 1},
 		{Flag: "scopes.draws", Thorough: 500, Short: 50},
 	})
+	declared.Echo("/streams/Expand")
+	declared.Echo("/random/Expand")
 	goroutines.Main(m)
 }

@@ -38,9 +38,9 @@ func (s *retryStream) Header() (metadata.MD, error) {
 }
 
 // receiveAhead needs mu, which it gives back in between. It receives a hedged stream's first message, which decides whose headers
-// the application gets. It returns false if the program does not link the message's type.
+// the application gets. It returns false if the message's type is not certain.
 func (s *retryStream) receiveAhead() bool {
-	if s.ahead = protos.NewReply(s.call.method); s.ahead == nil {
+	if s.ahead = protos.NewReply(s.call.method, s.call.options.list); s.ahead == nil {
 		return false
 	}
 	at, m := s.at, s.ahead
@@ -107,10 +107,10 @@ func (s *retryStream) receive(m any) error {
 		case s.phase == phaseRecovering, s.phase == phaseRacing:
 			s.change.Wait()
 		case s.ahead != nil:
-			replies.Copy(m, s.ahead)
+			defer s.mu.Unlock()
+			err := replies.Hand(m, s.ahead)
 			s.ahead, at.hasMessage = nil, true
-			s.mu.Unlock()
-			return nil
+			return err
 		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
 			s.mu.Unlock()
 			return at.recv(m) // messages may have arrived before gRPC reported the end

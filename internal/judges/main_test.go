@@ -3,6 +3,7 @@ package judges_test
 import (
 	"testing"
 
+	"github.com/grpcretry/grpcretry/internal/declared"
 	"github.com/grpcretry/grpcretry/internal/draws"
 	"github.com/grpcretry/grpcretry/internal/goroutines"
 )
@@ -15,5 +16,6 @@ func TestMain(m *testing.M) {
 		{Flag: "faults.streams", Thorough: 600, Short: 40},
 		{Flag: "programs.count", Thorough: 20_000, Short: 200},
 	})
+	declared.Echo("/s/m")
 	goroutines.Main(m)
 }

@@ -632,6 +632,9 @@ func (r *run) options() []grpc.CallOption {
 	if r.plain {
 		return opts
 	}
+	if r.plainReplies || r.merges {
+		opts = append(opts, grpc.CallContentSubtype("plain")) // a codec of its own; without one, Header may receive a message ahead
+	}
 	opts = append(opts, grpcretry.WithMaxAttempts(r.program.attempts), grpcretry.WithBufferLimit(r.limit),
 		grpcretry.WithBackoff(grpcretry.Constant(r.backoff)), grpcretry.WithBudget(r))
 	if r.timeout > 0 {

@@ -3,6 +3,9 @@
 package protos
 
 import (
+	"slices"
+
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -20,10 +23,11 @@ func Method(method string) protoreflect.MethodDescriptor {
 	return service.Methods().ByName(nameOf(method))
 }
 
-// NewReply returns an empty reply of a method; nil if the program does not link its type.
-func NewReply(method string) any {
+// NewReply returns an empty reply for a call with options; nil if its type is not certain: the program does not link it, or
+// a codec of its own decides.
+func NewReply(method string, options []grpc.CallOption) any {
 	d := Method(method)
-	if d == nil {
+	if d == nil || slices.ContainsFunc(options, choosesCodec) {
 		return nil
 	}
 	reply, err := protoregistry.GlobalTypes.FindMessageByName(d.Output().FullName())
@@ -31,6 +35,15 @@ func NewReply(method string) any {
 		return nil
 	}
 	return reply.New().Interface()
+}
+
+func choosesCodec(o grpc.CallOption) bool {
+	switch o.(type) {
+	case grpc.ForceCodecCallOption, grpc.ForceCodecV2CallOption, grpc.CustomCodecCallOption, grpc.ContentSubtypeCallOption:
+		return true
+	default:
+		return false
+	}
 }
 
 // nameOf returns "Method" for "/pkg.Service/Method".

@@ -2,8 +2,11 @@
 package replies
 
 import (
+	"cmp"
 	"reflect"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -55,6 +58,21 @@ func (t Type) New() any {
 		return message.New().Interface()
 	}
 	return reflect.New(t.of.(reflect.Type)).Interface()
+}
+
+// Hand is Copy into a reply whose type may be another one of the same encoding.
+func Hand(reply, response any) error {
+	if reflect.TypeOf(reply) == reflect.TypeOf(response) {
+		Copy(reply, response)
+		return nil
+	}
+	from, isMessage := response.(proto.Message)
+	to, wantsMessage := reply.(proto.Message)
+	if !isMessage || !wantsMessage {
+		return status.Errorf(codes.Internal, "grpcretry: Header has received a message ahead as %T, which is no %T", response, reply)
+	}
+	encoded, err := proto.Marshal(from)
+	return cmp.Or(err, proto.Unmarshal(encoded, to))
 }
 
 // Copy copies a response into the caller's reply, which has the same type. Nobody may use the response after

@@ -1,0 +1,34 @@
+// Package declared links the protos of methods that only tests have.
+package declared
+
+import (
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
+)
+
+// Echo declares "/Service/Method", whose messages are those of the echo service, to the program.
+func Echo(method string) {
+	service, name, _ := strings.Cut(method[1:], "/")
+	message := func(m proto.Message) *string {
+		return proto.String("." + string(m.ProtoReflect().Descriptor().FullName()))
+	}
+	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
+		Name: proto.String("declared" + method + ".proto"), Syntax: proto.String("proto3"),
+		Dependency: []string{echov1.File_proto_echo_v1_echo_proto.Path()},
+		Service: []*descriptorpb.ServiceDescriptorProto{{Name: &service, Method: []*descriptorpb.MethodDescriptorProto{
+			{Name: &name, InputType: message(new(echov1.EchoRequest)), OutputType: message(new(echov1.EchoResponse))},
+		}}},
+	}, protoregistry.GlobalFiles)
+	if err == nil {
+		err = protoregistry.GlobalFiles.RegisterFile(file)
+	}
+	if err != nil {
+		panic(err) //nolint:forbidigo // a test would test something else
+	}
+}
