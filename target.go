@@ -175,15 +175,18 @@ const (
 )
 
 // await records that a call waits for the target, and not only for its backoff.
-func (t *target) await() { t.sayOnce(callsWait, 0) }
+func (t *target) await() { t.sayOnce(callsWait) }
 
-// giveUp records that a call ends because the patience is over. That is news of the target, too: calls
+// giveUp records that a call ends because it does not wait until its patience ends. That is news of the target, too: calls
 // that have waited all the time, and seen no failure, are followed by others.
-func (t *target) giveUp(now time.Time) {
+func (t *target) giveUp(now, ends time.Time) {
 	t.mu.Lock()
 	t.note(now)
+	t.gaveUp++
 	t.mu.Unlock()
-	t.sayOnce(patienceOver, 1)
+	if !now.Before(ends) { // otherwise other calls may still wait
+		t.sayOnce(patienceOver)
+	}
 }
 
 // note needs mu. It records that there is news of the target's trouble.
@@ -193,9 +196,8 @@ func (t *target) note(now time.Time) {
 	}
 }
 
-func (t *target) sayOnce(what notice, gaveUp int64) {
+func (t *target) sayOnce(what notice) {
 	t.mu.Lock()
-	t.gaveUp += gaveUp
 	first, calls := t.logged < what, t.waiting
 	t.logged = max(t.logged, what)
 	t.mu.Unlock()

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -94,6 +95,25 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 			o.calls.Wait()
 			wantLines(t, logs, again0)
 		}
+	})
+}
+
+// A call whose next wait does not fit into the patience gives up before it is over. Others go on waiting, so nothing is said yet.
+func TestThatPatienceIsOverIsNotLoggedBefore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		server := serve(t, always(unavailable()))
+		client := server.client(t, withRandom(rand.Float64), WithPatience(5*second), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		var calls sync.WaitGroup
+		isOver := func(line string) bool { return strings.Contains(line, "too long") }
+		for !slices.ContainsFunc(logs.lines(), isOver) && time.Since(server.start) < time.Minute {
+			calls.Go(func() { _, _ = client.Echo(t.Context(), request()) })
+			time.Sleep(50 * time.Millisecond)
+		}
+		if after := time.Since(server.start); after < 5*second || after > 6*second {
+			t.Errorf("that the patience is over was logged after %v, want 5s and a little", after)
+		}
+		calls.Wait()
 	})
 }
 
