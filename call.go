@@ -123,6 +123,10 @@ func (c *call) begin(a *attempt) {
 	c.contest.start(a)
 }
 
+// A call asks for its plan in four ways: plan returns it if there is one; startPlan makes it; informedPlan also reads the channel,
+// once that can say something; planned also limits the call to the service config's timeout, so only the goroutine that uses the
+// call's context may ask for it.
+
 // planned returns the call's plan when there is something to decide.
 func (c *call) planned(now time.Time) *plan {
 	p := c.informedPlan(now)

@@ -25,7 +25,7 @@ type failure struct {
 	Ordinary  bool  // a function's, without a gRPC status
 	Redials   bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
 	TimedOut  bool  // the attempt timeout ended it
-	Last      bool  // and no other attempt can follow, see function.Call
+	Last      bool  // no other attempt can follow one that the timeout ended, see function.Call
 	Committed bool  // the application is bound to it, see docs/design.md, Commit
 	CtxErr    error // context.Cause of the caller's context, if that has ended
 	Closed    bool  // the ClientConn is closed

@@ -85,7 +85,7 @@ type before struct {
 func (b before) plan(p *policy, budget Budget, number int) *plan {
 	plan := new(plan)
 	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, b.Start, b.Deadline)
-	plan.made, plan.open, plan.ledger.unpaid = number, 1, 1
+	plan.made, plan.open, plan.ledger.freeAttempt = number, 1, 1
 	plan.progress = progress{b.Retry, b.Prev}
 	return plan
 }

@@ -137,7 +137,7 @@ func (p *policy) hedgingOf(
 }
 
 // hedgingObstacle returns why a call cannot be hedged, "" if it can; desc is nil for a unary
-// call, reply for a stream. Rules for all calls, functions and driven plans too, are in hedgingOf.
+// call, reply for a stream. Rules that hold for driven plans as well are in hedgingOf. Functions are never hedged.
 func hedgingObstacle(desc *grpc.StreamDesc, reply any) string {
 	switch {
 	case desc == nil && !replies.IsPointer(reply):

@@ -290,18 +290,19 @@ func TestHeaderBeforeRecvMsgWaitsForTheWinner(t *testing.T) {
 			second},
 		{"no message", []string{"recv a; header; wait 1500ms", "hang"}, "recv EOF; recv EOF", "1", 1500 * time.Millisecond},
 		{"no message and no headers", []string{"recv a; wait 1500ms", "hang"}, "recv EOF", "", 1500 * time.Millisecond},
-		{"all fail", []string{"recv a; header; fail UNAVAILABLE", "recv a; header; wait 1s; fail NOT_FOUND"}, "recv NOT_FOUND; trailer 2", "2", 2 * second},
+		{"all fail", []string{"recv a; header; fail UNAVAILABLE", "recv a; header; wait 1s; fail NOT_FOUND"}, "recv NOT_FOUND; trailer 2", "2",
+			2 * second},
 		{"no headers", []string{"hang", "recv a; fail NOT_FOUND"}, "no; recv NOT_FOUND", "", second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				server := serveScripts(t, tt.scripts...)
-				var ends int
-				opts := append(DialOptions(steady, WithMethod(method, WithMaxAttempts(2),
-					WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited}))), grpc.WithDefaultCallOptions(grpc.OnFinish(func(error) { ends++ })))
+				ends := 0
+				countEnd := grpc.WithDefaultCallOptions(grpc.OnFinish(func(error) { ends++ }))
+				hedged := WithMethod(method, WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited}))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				stream, err := server.conn(t, opts...).NewStream(ctx, serverStream, method)
+				stream, err := server.conn(t, append(DialOptions(steady, hedged), countEnd)...).NewStream(ctx, serverStream, method)
 				if err != nil {
 					t.Fatal(err)
 				}

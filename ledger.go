@@ -8,13 +8,13 @@ import (
 // A ledger knows which budget has paid for each attempt of a call. It takes the tokens, and reports to the
 // budgets how the attempts end.
 type ledger struct {
-	budget Budget
-	hedges Budget // which hedges spend from; nil if the policy allows none
-	next   payer  // who has paid for the attempt that is sent next
+	budget      Budget
+	hedges      Budget // which hedges spend from; nil if the policy allows none
+	paidForNext payer  // who has paid for the attempt that is sent next
 
-	unpaid   int     // the number of the attempt that no budget has paid for; 0 before there is one
-	payers   []payer // of the attempts, from the first; nil if the policy allows no hedges
-	released []int   // the numbers of the attempts whose slot was given back before their end
+	freeAttempt int     // the number of the attempt that no budget has paid for; 0 before there is one
+	payers      []payer // of the attempts, from the first; nil if the policy allows no hedges
+	released    []int   // the numbers of the attempts whose slot was given back before their end
 }
 
 // A payer is the budget that has paid for an attempt.
@@ -38,10 +38,10 @@ func (l *ledger) budgetOf(p payer) Budget {
 	}
 }
 
-// payer returns who pays for an attempt sent now: p, unless it is free because no attempt before it has
+// whoPays returns who pays for an attempt sent now: p, unless it is free because no attempt before it has
 // reached a server.
-func (l *ledger) payer(p payer) payer {
-	if l.unpaid == 0 {
+func (l *ledger) whoPays(p payer) payer {
+	if l.freeAttempt == 0 {
 		return nobodyPays
 	}
 	return p
@@ -50,7 +50,7 @@ func (l *ledger) payer(p payer) payer {
 // take takes a token for the attempt that is sent next. It returns false if there is none, or if the server's
 // throttle allows no hedges. An attempt that replaces another one takes over its slot.
 func (l *ledger) take(p payer, replaces int, now time.Time) bool {
-	p = l.payer(p)
+	p = l.whoPays(p)
 	if p == hedgesPay && isThrottled(l.budget) {
 		return false
 	}
@@ -58,7 +58,7 @@ func (l *ledger) take(p payer, replaces int, now time.Time) bool {
 	if !takeFrom(l.budgetOf(p), now, takesOver) {
 		return false
 	}
-	l.next = p
+	l.paidForNext = p
 	if takesOver {
 		l.released = append(l.released, replaces)
 	}
@@ -72,17 +72,17 @@ func (l *ledger) holdsSlot(number int, p payer) bool {
 
 // giveBack returns the token of an attempt that is not sent after all.
 func (l *ledger) giveBack(number int) {
-	paid := l.next
-	l.next = nobodyPays // before the budget is called, which may panic
+	paid := l.paidForNext
+	l.paidForNext = nobodyPays // before the budget is called, which may panic
 	l.budgetOf(paid).Deposit(Outcome{Attempt: number, Result: Unsent})
 }
 
 // sent records that an attempt is sent, and returns who has paid for it.
 func (l *ledger) sent(number int) payer {
-	paid := l.next
-	l.next = nobodyPays
+	paid := l.paidForNext
+	l.paidForNext = nobodyPays
 	if paid == nobodyPays {
-		l.unpaid = number
+		l.freeAttempt = number
 	}
 	if l.hedges != nil {
 		l.payers = append(l.payers, paid)
@@ -93,7 +93,7 @@ func (l *ledger) sent(number int) payer {
 // payerOf returns who has paid for an attempt that was sent.
 func (l *ledger) payerOf(number int) payer {
 	switch {
-	case l.unpaid == number, number == 0:
+	case l.freeAttempt == number, number == 0:
 		return nobodyPays
 	case 0 < number && number <= len(l.payers):
 		return l.payers[number-1]
@@ -116,8 +116,8 @@ func (l *ledger) release(number int) {
 // sees it as a first attempt.
 func (l *ledger) deposit(o Outcome) {
 	payer, released := l.payerOf(o.Attempt), slices.Contains(l.released, o.Attempt)
-	if o.Result == Unsent && l.unpaid == o.Attempt {
-		l.unpaid = 0
+	if o.Result == Unsent && l.freeAttempt == o.Attempt {
+		l.freeAttempt = 0
 	}
 	report := func(b Budget, paid bool) {
 		seen := o

@@ -11,10 +11,10 @@ import (
 
 // A waiter is a call's place among those that wait for its target.
 type waiter struct {
-	target   *target
-	patience time.Duration // the policy's; not positive if the call does not wait
-	trouble  time.Time     // when the call's first attempt failed; zero before that
-	waiting  bool          // the target counts the call as waiting
+	target       *target
+	patience     time.Duration // the policy's; not positive if the call does not wait
+	firstFailure time.Time     // when the call's first attempt failed; zero before that
+	waiting      bool          // the target counts the call as waiting
 }
 
 // isPatient reports whether the call waits for its target.
@@ -22,8 +22,8 @@ func (w *waiter) isPatient() bool { return w.patience > 0 }
 
 // fails records a retryable failure for the call and for its target.
 func (w *waiter) fails(now time.Time) {
-	if w.trouble.IsZero() {
-		w.trouble = now
+	if w.firstFailure.IsZero() {
+		w.firstFailure = now
 	}
 	patience := w.patience
 	if !w.isPatient() { // others may be, and the metrics tell of the target, too
@@ -35,7 +35,7 @@ func (w *waiter) fails(now time.Time) {
 // patienceEnds returns when the call stops waiting for its target: the patience counts from the
 // target's first failure and from the call's own.
 func (w *waiter) patienceEnds(known trouble, now time.Time) time.Time {
-	for _, since := range [...]time.Time{w.trouble, known.since} {
+	for _, since := range [...]time.Time{w.firstFailure, known.since} {
 		if !since.IsZero() && since.Before(now) {
 			now = since
 		}
@@ -63,7 +63,7 @@ func (w *waiter) exit() {
 // refuses returns why the wait of v is not started although it fits: the patience would end before it
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
 func (p *plan) refuses(f *failure, v verdict, known trouble, now time.Time) error {
-	payer := p.ledger.payer(retriesPay)
+	payer := p.ledger.whoPays(retriesPay)
 	b := p.ledger.budgetOf(payer)
 	waits := p.isPatient() && !isThrottled(b) // for a token
 	if f.TimedOut {
@@ -114,21 +114,21 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now tim
 func (p *plan) retryDue(now time.Time, u float64) step {
 	known := p.target.trouble(now)
 	answered := known.answers != p.next.answers
-	pushed := p.next.repeats == 0 && !isOwn(p.next.source)
+	namedByServer := p.next.repeats == 0 && !isOwn(p.next.source)
 	late := p.tooLate(now, 0)
 	switch {
 	case late != nil && p.replaces != 0: // a pushback has moved the retry
 		return p.end(late, now)
-	case p.ledger.next != nobodyPays: // it replaces an attempt that was cut, and was pushed back
+	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
-	case p.isPatient() && !pushed && !answered && known.latest.After(p.next.since):
+	case p.isPatient() && !namedByServer && !answered && known.latest.After(p.next.since):
 		return p.waitAgain(known, now, u)
 	case p.ledger.take(retriesPay, p.replaces, now):
 		if p.replaces != 0 {
 			p.dueAt = time.Time{} // until that attempt has ended
 		}
 		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: p.replaces == 0, Cut: p.replaces}
-	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.payer(retriesPay))):
+	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		return p.waitAgain(known, now, u)
@@ -141,7 +141,7 @@ const shortestRepeat = 20 * time.Millisecond
 // waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
 // longer, the call's own. It is no step of the backoff.
 func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
-	length := now.Sub(p.waiter.trouble)
+	length := now.Sub(p.waiter.firstFailure)
 	if !known.since.IsZero() {
 		length = max(length, now.Sub(known.since))
 	}

@@ -42,13 +42,13 @@ type plan struct {
 
 	connecting error // while the call waits for a connection: the reason to end at dueAt; otherwise nil
 
-	dueAt time.Time // when to call due; zero for never
+	dueAt   time.Time // when to call due; zero for never
+	pushed  pushed    // by the newest pushback
+	stopped error     // the reason an earlier attempt's failure ruled out further attempts
 
-	// The rest is for hedged calls.
+	// For hedged calls.
 	delay     time.Duration
 	postponed time.Duration // how long the last hedge that could not be sent was postponed
-	pushed    pushed        // by the newest pushback
-	stopped   error         // the reason an earlier attempt's failure ruled out further attempts
 }
 
 // attemptCounts counts the attempts of a call.
@@ -264,7 +264,7 @@ func (p *plan) undecide() {
 //  7. MaxAttempts attempts were made, or one if a service further up retries: stop
 //  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
-//  9. the wait would outlast the target's patience: stop
+//  9. the wait would outlast the target's patience, or too many calls wait for the target: stop
 //  10. wait. When the wait is over, see retryDue, the retry is paid for and sent, or waits again
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts
@@ -277,7 +277,7 @@ func (p *plan) failed(f *failure, now time.Time, u float64) step {
 	p.leave()
 	switch {
 	case next.End:
-	case affords(p.ledger.budgetOf(p.ledger.payer(retriesPay)), now, false):
+	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), now, false):
 		next.Retry, next.Reason = false, errWouldRetry
 	default:
 		next.Retry, next.Reason = false, ErrBudgetExhausted

@@ -468,7 +468,7 @@ func (d *planDriver) learnsNothing(waiting pending, paid bool) bool {
 func (d *planDriver) checkTokens() {
 	for _, a := range []*accounts{d.retries, d.hedges} {
 		want := 0
-		if payer := d.plan.plan.ledger.next; payer == retriesPay && a == d.retries || payer == hedgesPay && a == d.hedges {
+		if payer := d.plan.plan.ledger.paidForNext; payer == retriesPay && a == d.retries || payer == hedgesPay && a == d.hedges {
 			want++ // for the replacement of an attempt that was overdue
 		}
 		for _, f := range d.flying {
@@ -485,7 +485,7 @@ func (d *planDriver) checkTokens() {
 // send sends an attempt.
 func (d *planDriver) send() {
 	d.sent++
-	payer := d.plan.plan.ledger.next
+	payer := d.plan.plan.ledger.paidForNext
 	hedge := len(d.flying) > 0 && payer != retriesPay
 	a, timeout := d.plan.Sent(d.now)
 	wantTimeout := d.policy.AttemptTimeout
@@ -564,7 +564,7 @@ func (d *planDriver) nextDue() (at time.Time, do func()) {
 func (d *planDriver) due() {
 	d.fatal = false
 	waiting, connecting := d.plan.plan.next, d.plan.plan.connecting != nil
-	paid := d.plan.plan.ledger.next != nobodyPays // it replaces an attempt that was cut
+	paid := d.plan.plan.ledger.paidForNext != nobodyPays // it replaces an attempt that was cut
 	step := d.plan.Due(d.now)
 	switch {
 	case !waiting.isDecided() || connecting:

@@ -50,9 +50,9 @@ func (f *facts) dialed() string {
 // target returns the target in gRPC's canonical form, with a scheme, or a function's as it is.
 func (f *facts) target() string { return canonicalTarget(f.cc, f.functionTarget) }
 
-func canonicalTarget(cc *grpc.ClientConn, runsOn string) string {
+func canonicalTarget(cc *grpc.ClientConn, functionTarget string) string {
 	if cc == nil {
-		return runsOn
+		return functionTarget
 	}
 	return cc.CanonicalTarget()
 }

@@ -112,8 +112,8 @@ func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	return err
 }
 
-// mayKeep needs mu. It reports whether a message may be kept for a replay; otherwise the stream commits, and is not even
-// sent again if a server refuses it before it runs, as gRPC would do. One request of a server stream always may.
+// mayKeep needs mu. It reports whether a message may be kept for a replay. Otherwise the stream commits; then it is not even sent
+// again if a server refuses it before it runs, which gRPC itself would do. One request of a server stream always may.
 func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 	if !s.desc.ClientStreams {
 		return !s.isComplete()

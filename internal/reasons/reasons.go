@@ -22,7 +22,7 @@ type Reason struct {
 	// OutOfTime: the same if an attempt has reached a server. Otherwise the call has waited for a
 	// connection in vain, and another server may have one.
 	OutOfTime bool
-	// HedgesGoOn: in a hedged call, an attempt that ends for this reason does not rule out a hedge.
+	// HedgesGoOn: in a hedged call, an attempt that ends for this reason does not rule out a hedge, which may still be allowed later.
 	HedgesGoOn bool
 	// Untouched: a first failure is returned to the caller as it came.
 	Untouched bool
