@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
-	_ "github.com/grpcretry/grpcretry/proto/echo/v1"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 const (
@@ -89,5 +90,21 @@ func TestLookUps(t *testing.T) {
 	}
 	if got := Method(service + "Echo"); string(got.FullName()) != "grpcretry.test.v1.EchoService.Echo" {
 		t.Errorf("Method found %v", got.FullName())
+	}
+}
+
+func TestNewReply(t *testing.T) {
+	if got, is := NewReply(service+"Expand", nil).(*echov1.EchoResponse); !is || got.GetMessage() != "" {
+		t.Errorf("NewReply = %v, want an empty EchoResponse", got)
+	}
+	for _, o := range []grpc.CallOption{grpc.ForceCodecV2(nil), grpc.CallContentSubtype("json")} {
+		if got := NewReply(service+"Expand", []grpc.CallOption{grpc.WaitForReady(true), o}); got != nil {
+			t.Errorf("with %T, NewReply = %v, want nil: the codec decides", o, got)
+		}
+	}
+	for _, method := range []string{service + "Missing", "/no.such.Service/Method", "nonsense"} {
+		if got := NewReply(method, nil); got != nil {
+			t.Errorf("NewReply(%q) = %v, want nil", method, got)
+		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/dynamicpb"
 
@@ -114,5 +116,20 @@ func wantSame(t *testing.T, what string, got, want any) {
 		}
 	} else if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s of %T = %v, want %v", what, got, got, want)
+	}
+}
+
+// A response of another type of the same message is handed over as well; one of anything else is an error.
+func TestHand(t *testing.T) {
+	response := &echov1.EchoResponse{Message: "new"}
+	same, other, old := &echov1.EchoResponse{Message: "old"}, dynamic("old"), &basket{note: "old"}
+	if err := Hand(same, proto.Clone(response)); err != nil || !proto.Equal(same, response) {
+		t.Errorf("%v, %v, want %v", same, err, response)
+	}
+	if err := Hand(other, proto.Clone(response)); err != nil || !proto.Equal(other, dynamic("new")) {
+		t.Errorf("%v, %v, want %v", other, err, response)
+	}
+	if err := Hand(old, proto.Clone(response)); status.Code(err) != codes.Internal || old.note != "old" {
+		t.Errorf("%+v, %v, want an error, and nothing in the reply", old, err)
 	}
 }
