@@ -233,9 +233,9 @@ type allBudgets struct {
 func (all *allBudgets) String() string {
 	names := make([]string, len(all.budgets))
 	for i, b := range all.budgets {
-		names[i] = fmt.Sprint(b)
-		if _, ok := b.(fmt.Stringer); !ok {
-			names[i] = fmt.Sprintf("%T", b)
+		names[i] = fmt.Sprintf("%T", b) // its fields are not ours to read
+		if s, ok := b.(fmt.Stringer); ok {
+			names[i] = s.String()
 		}
 	}
 	return strings.Join(names, " and ")

@@ -150,6 +150,22 @@ func (k *contest) resume(a *attempt) {
 	}
 }
 
+// idle stops the timeout of the attempt in use while the application does not wait.
+func (s *retryStream) idle() {
+	k := s.call.contest
+	if k == nil {
+		return
+	}
+	k.turn.Take() // which a goroutine that begins to wait takes, too, to resume the timeout
+	defer k.turn.Give()
+	s.mu.Lock()
+	at, awaited := s.at, s.isAwaited() || s.phase == phaseRacing
+	s.mu.Unlock()
+	if at != nil && !awaited {
+		k.pause(at.attempt)
+	}
+}
+
 // compete begins, or ends, the time in which a stream's attempts may be hedged.
 func (k *contest) compete(r rival) {
 	k.turn.Take()

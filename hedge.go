@@ -58,8 +58,14 @@ type Hedging struct {
 // goroutines of their own: interceptors chained there must be safe for that. Observers and
 // classifiers are still called one at a time for each call, but not always on its goroutine. If
 // one of them panics, the panic continues on the call's own goroutine, after the other attempts have
-// ended; if an interceptor below panics in a hedge, the program ends. A stream's Header waits for the attempt
-// that wins, if the program links the method's proto, or a message is awaited already. A later WithHedging replaces an earlier one.
+// ended; if an interceptor below panics in a hedge, the program ends.
+//
+// A stream's Header waits for the attempt that wins, which the first message decides, so do not hedge a method that sends
+// it only after the client has seen the headers. Without a RecvMsg, Header receives that message ahead, into the type of the linked
+// proto; it does not if the proto is not linked, or a call option chooses a codec. So nothing else may: neither an interceptor below, nor
+// a codec for other types that is registered as "proto".
+//
+// A later WithHedging replaces an earlier one.
 func WithHedging(h Hedging) CallOption {
 	return newCallOption("WithHedging", fieldHedging, Policy{Hedging: &h}, h.check())
 }

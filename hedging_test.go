@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
@@ -335,5 +338,59 @@ func TestHeaderAndRecvMsgOfAHedgedStreamTogether(t *testing.T) {
 		go stream.Header()
 		synctest.Wait()
 		app.play(t, "recv 1; recv 2; recv 3; recv EOF")
+	})
+}
+
+// openHedged opens a stream whose hedges are due each second, and sends its request.
+func openHedged(t *testing.T, server *fixture, ended func(error), opts ...Option) *application {
+	t.Helper()
+	hedged := WithMethod("/streams/Expand", WithMaxAttempts(2), WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited}))
+	app := openOn(t, server.conn(t, DialOptions(append(opts, steady, hedged)...)...), serverStream, grpc.OnFinish(ended))
+	app.play(t, "send a; close")
+	return app
+}
+
+// After a panic, RecvMsg returns nothing as if it were a message that Header had received ahead.
+func TestAPanicWhileHeaderReceivesAhead(t *testing.T) {
+	for name, exits := range map[string]bool{"panic": false, "Goexit": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveScripts(t, "recv a; wait 1500ms; fail UNAVAILABLE", "hang") // while a hedge is in flight
+				app := openHedged(t, server, func(error) {}, WithClassifier(func(context.Context, Attempt) Classification {
+					if exits {
+						runtime.Goexit()
+					}
+					panic("classifier")
+				}))
+				go func() {
+					defer func() { _ = recover() }()
+					_, _ = app.stream.Header()
+				}()
+				synctest.Wait()
+				var m echov1.EchoResponse
+				for range 2 {
+					if err := app.stream.RecvMsg(&m); status.Code(err) != codes.Internal || m.GetMessage() != "" {
+						t.Errorf("RecvMsg = %q, %v, want INTERNAL and no message", m.GetMessage(), err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A message that cannot be handed over ends the call, as one that cannot be decoded does.
+func TestWhatHeaderHasReceivedDoesNotFit(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; header; send 1; hang")
+		var ends []error
+		app := openHedged(t, server, func(err error) { ends = append(ends, err) })
+		app.play(t, "header")
+		err := app.stream.RecvMsg(&struct{}{})
+		if status.Code(err) != codes.Internal || len(ends) != 1 || ends[0] != err {
+			t.Errorf("RecvMsg = %v, and OnFinish got %v, want INTERNAL, once for both", err, ends)
+		}
+		if again := app.stream.RecvMsg(new(echov1.EchoResponse)); again == nil {
+			t.Error("RecvMsg returns a message after that")
+		}
 	})
 }

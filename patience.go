@@ -88,7 +88,8 @@ func isOwn(source WaitSource) bool { return source != WaitPushback && source != 
 // giveUp tells the target that the call does not wait for it. A dry run would not have waited.
 func (p *plan) giveUp(now time.Time) {
 	if !p.policy.dryRun {
-		p.target.giveUp(now, p.patienceEnds(p.target.trouble(now), now))
+		p.waiter.exit() // what others do is told
+		p.target.giveUp(now)
 	}
 }
 

@@ -99,9 +99,7 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 // attemptFailed reports an attempt's failure and the decision.
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	f.spans.attemptFailed(f, a, v, now)
-	if r.logger != nil {
-		r.logger.attemptFailed(f, a, v, now)
-	}
+	r.logger.attemptFailed(f, a, v, now)
 	if r.metrics != nil {
 		r.metrics.attemptFailed(f, a, v)
 	}
@@ -125,9 +123,7 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 
 // hedgeJudged reports the decision about a hedge that was due.
 func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
-	if r.logger != nil {
-		r.logger.hedgeJudged(f, v, now)
-	}
+	r.logger.hedgeJudged(f, v, now)
 	r.metrics.hedgeJudged(f, v)
 }
 

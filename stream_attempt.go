@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
@@ -163,9 +162,6 @@ func (at *streamAttempt) cleanEnd() error {
 		return io.EOF
 	}
 }
-
-// errNoResponse is gRPC's.
-var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
 
 // overGrace limits the wait for gRPC's report of an attempt's end, which does not come if an interceptor below drops
 // call options.

@@ -107,9 +107,13 @@ func (s *retryStream) receive(m any) error {
 		case s.phase == phaseRecovering, s.phase == phaseRacing:
 			s.change.Wait()
 		case s.ahead != nil:
-			defer s.mu.Unlock()
-			err := replies.Hand(m, s.ahead)
+			ahead := s.ahead
 			s.ahead, at.hasMessage = nil, true
+			s.mu.Unlock()
+			err := replies.Hand(m, ahead)
+			if err != nil {
+				at.giveUp(err)
+			}
 			return err
 		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
 			s.mu.Unlock()

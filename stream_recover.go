@@ -137,22 +137,6 @@ func (s *retryStream) commitPlan(at *streamAttempt) {
 	}
 }
 
-// idle stops the timeout of the attempt in use while the application does not wait.
-func (s *retryStream) idle() {
-	k := s.call.contest
-	if k == nil {
-		return
-	}
-	k.turn.Take() // which a goroutine that begins to wait takes, too, to resume the timeout
-	defer k.turn.Give()
-	s.mu.Lock()
-	at, awaited := s.at, s.isAwaited() || s.phase == phaseRacing
-	s.mu.Unlock()
-	if at != nil && !awaited {
-		k.pause(at.attempt)
-	}
-}
-
 // recover needs mu, and returns without. It reports an attempt's end to the call, and opens the attempt that follows. If
 // none follows, the call is over.
 func (s *retryStream) recover(at *streamAttempt, err error) {
@@ -191,6 +175,9 @@ func (s *retryStream) orCrash(steps func()) {
 			return
 		}
 		s.call.crashed()
+		s.mu.Lock()
+		s.ahead = nil // it may not be there
+		s.mu.Unlock()
 		s.ending(errPanicked)
 		s.conclude()
 		s.call.endCrashed(errPanicked)

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -109,10 +110,7 @@ func (s *streamState) ending(err error) {
 	if s.isOver() {
 		return
 	}
-	s.final = err
-	if err == nil {
-		s.final = io.EOF
-	}
+	s.final = cmp.Or(err, io.EOF)
 	s.setPhase(phaseEnding)
 }
 

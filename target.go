@@ -177,14 +177,15 @@ const (
 // await records that a call waits for the target, and not only for its backoff.
 func (t *target) await() { t.sayOnce(callsWait) }
 
-// giveUp records that a call ends because it does not wait until its patience ends. That is news of the target, too: calls
+// giveUp records that a call ends because no further wait fits into its patience. That is news of the target, too: calls
 // that have waited all the time, and seen no failure, are followed by others.
-func (t *target) giveUp(now, ends time.Time) {
+func (t *target) giveUp(now time.Time) {
 	t.mu.Lock()
 	t.note(now)
 	t.gaveUp++
+	over := t.waiting == 0 || !now.Before(t.since.Add(t.lasts)) // otherwise others, with longer waits or patience, go on
 	t.mu.Unlock()
-	if !now.Before(ends) { // otherwise other calls may still wait
+	if over {
 		t.sayOnce(patienceOver)
 	}
 }

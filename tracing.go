@@ -15,8 +15,6 @@ import (
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-const attrSystem = "rpc.system.name"
-
 // callSpans are the spans that receive a call's events. Nil stands for none.
 type callSpans struct {
 	events trace.Span // receives the attempts' events; nil if it does not record
@@ -26,7 +24,7 @@ type callSpans struct {
 
 func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) {
 	method := instruments.MethodName(f.method)
-	attrs := []attribute.KeyValue{attribute.String(attrSystem, "grpc"), attribute.String(instruments.AttrMethod, method)}
+	attrs := []attribute.KeyValue{attribute.String("rpc.system.name", "grpc"), attribute.String(instruments.AttrMethod, method)}
 	if f.functionTarget != "" {
 		attrs = attrs[1:] // a function may call anything
 	}

@@ -66,8 +66,8 @@ func Hand(reply, response any) error {
 		Copy(reply, response)
 		return nil
 	}
-	from, isMessage := response.(proto.Message)
-	to, wantsMessage := reply.(proto.Message)
+	from, isMessage := asMessage(response)
+	to, wantsMessage := asMessage(reply)
 	if !isMessage || !wantsMessage {
 		return status.Errorf(codes.Internal, "grpcretry: Header has received a message ahead as %T, which is no %T", response, reply)
 	}
@@ -84,4 +84,16 @@ func Copy(reply, response any) {
 		return
 	}
 	reflect.ValueOf(reply).Elem().Set(reflect.ValueOf(response).Elem())
+}
+
+// asMessage returns a protobuf message of either API.
+func asMessage(v any) (m proto.Message, is bool) {
+	switch m := v.(type) {
+	case proto.Message:
+		return m, true
+	case protoadapt.MessageV1:
+		return protoadapt.MessageV2Of(m), true
+	default:
+		return nil, false
+	}
 }

@@ -25,6 +25,15 @@ func (m *oldMessage) Reset()       { *m = oldMessage{"empty"} }
 func (*oldMessage) String() string { return "" }
 func (*oldMessage) ProtoMessage()  {}
 
+// A v1Response is an EchoResponse of the first API.
+type v1Response struct {
+	Message string `protobuf:"bytes,1,opt,name=message,proto3"`
+}
+
+func (m *v1Response) Reset()         { *m = v1Response{} }
+func (m *v1Response) String() string { return m.Message }
+func (*v1Response) ProtoMessage()    {}
+
 type notAPointer map[string]string
 
 func dynamic(text string) *dynamicpb.Message {
@@ -128,6 +137,9 @@ func TestHand(t *testing.T) {
 	}
 	if err := Hand(other, proto.Clone(response)); err != nil || !proto.Equal(other, dynamic("new")) {
 		t.Errorf("%v, %v, want %v", other, err, response)
+	}
+	if v1 := new(v1Response); Hand(v1, proto.Clone(response)) != nil || v1.Message != "new" {
+		t.Errorf("%v, want %v", v1, response)
 	}
 	if err := Hand(old, proto.Clone(response)); status.Code(err) != codes.Internal || old.note != "old" {
 		t.Errorf("%+v, %v, want an error, and nothing in the reply", old, err)

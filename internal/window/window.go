@@ -195,7 +195,7 @@ func (t *Tokens) settle(now time.Time) {
 	}
 	if own {
 		t.dueAfter(now)
-		at = min(at, from+t.step) // the calls came before a look was due
+		at = min(at, t.stepStart(int64(from/t.step)+1)) // the calls came before a look was due
 	}
 	t.earn(calls, from, at)
 }
