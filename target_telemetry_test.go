@@ -2,8 +2,8 @@ package grpcretry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -98,22 +98,24 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// A call whose next wait does not fit into the patience gives up before it is over. Others go on waiting, so nothing is said yet.
+// A call with less patience than another gives up before that. The other goes on waiting, so nothing is said until it ends.
 func TestThatPatienceIsOverIsNotLoggedBefore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		logs := &logRecorder{}
 		server := serve(t, always(unavailable()))
-		client := server.client(t, withRandom(rand.Float64), WithPatience(5*second), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		client := server.client(t, WithPatience(5*second), WithBudget(stingy{}), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
 		var calls sync.WaitGroup
-		isOver := func(line string) bool { return strings.Contains(line, "too long") }
-		for !slices.ContainsFunc(logs.lines(), isOver) && time.Since(server.start) < time.Minute {
-			calls.Go(func() { _, _ = client.Echo(t.Context(), request()) })
-			time.Sleep(50 * time.Millisecond)
+		calls.Go(func() { _, _ = client.Echo(t.Context(), request()) })
+		time.Sleep(second)
+		if _, err := client.Echo(t.Context(), request(), WithPatience(300*time.Millisecond)); !errors.Is(err, ErrTargetDown) {
+			t.Errorf("err = %v, want ErrTargetDown", err)
 		}
-		if after := time.Since(server.start); after < 5*second || after > 6*second {
-			t.Errorf("that the patience is over was logged after %v, want 5s and a little", after)
-		}
+		wantLines(t, logs, "target is failing, calls wait for it…waiting=1")
 		calls.Wait()
+		if after := time.Since(server.start); after < 4*second || after > 5*second {
+			t.Errorf("the patient call ended after %v, want nearly 5s", after)
+		}
+		wantLines(t, logs, "calls do not wait for it any more…waiting=0")
 	})
 }
 

@@ -17,19 +17,25 @@ type Counter struct {
 		n atomic.Int64
 		_ [56]byte
 	}
+	summed [Cells]atomic.Int64 // by the last Sum; apart from the cells, because it is read more often than it is written
 }
 
-// Add returns the new count of the goroutine's cell.
+// Add returns the count of the goroutine's cell since the last Sum.
 func (c *Counter) Add() int64 {
 	var here byte
 	stack := uint64(uintptr(unsafe.Pointer(&here))) >> 11 // stacks are 2 KiB or more
-	return c.cells[stack*0x9E3779B97F4A7C15>>60].n.Add(1) // spread, because stack addresses come in steps
+	i := stack * 0x9E3779B97F4A7C15 >> 60                 // spread, because stack addresses come in steps
+	return c.cells[i].n.Add(1) - c.summed[i].Load()
 }
 
 // Sum returns the count of all goroutines together.
 func (c *Counter) Sum() (total int64) {
 	for i := range c.cells {
-		total += c.cells[i].n.Load()
+		n := c.cells[i].n.Load()
+		if c.summed[i].Load() != n {
+			c.summed[i].Store(n)
+		}
+		total += n
 	}
 	return total
 }

@@ -78,17 +78,13 @@ func (t *Tokens) EmptyReserve() { t.reserve = 0 }
 // Return gives back the token of a retry. A retry that also earns returns its token first.
 func (t *Tokens) Return() { t.returned.Add(1) }
 
-// Earn counts an answered call, which started at a time since Origin; 0 means now. It takes no lock. A call that started
-// after a look is due takes it, so those that are not seen yet belong to the step before. Calls that take long may end after
-// it, and would let the looks lag behind; so one of lookEvery calls asks the clock, too.
+// Earn counts an answered call, which started at a time since Origin; 0 means that it ends now. It takes no lock. A call that
+// started after a look is due takes it, so those that are not seen yet belong to the step before. Calls that take long may end
+// after it, and would let the looks lag behind; so one of lookEvery calls asks the clock, too. So do the first calls after a look
+// that do not know their start: of a client that makes few, each counts.
 func (t *Tokens) Earn(start time.Duration) {
-	if start == 0 {
-		start = time.Since(Origin)
-	}
-	if int64(start) >= t.due.Load() {
-		t.lookIfDue()
-	}
-	if uint64(t.calls.Add())%lookEvery == 0 {
+	n := t.calls.Add()
+	if n%lookEvery == 0 || start == 0 && n < lookEvery || start != 0 && int64(start) >= t.due.Load() {
 		t.lookIfDue()
 	}
 }
@@ -104,8 +100,8 @@ var Origin = time.Now()
 // dueAfter makes the next look by Earn due a step after now. The caller holds mu.
 func (t *Tokens) dueAfter(now time.Time) { t.due.Store(int64(now.Sub(Origin) + t.step)) }
 
-// lookIfDue takes a look if a step has passed since the last one, or if the clock has gone far
-// back. It does nothing if the lock is taken, because the lock's holder looks.
+// lookIfDue takes a look, before the call that has just been counted, if a step has passed since the last one, or if the clock
+// has gone far back. It does nothing if the lock is taken, because the lock's holder looks.
 func (t *Tokens) lookIfDue() {
 	due := t.due.Load()
 	early := time.Duration(due) - time.Since(Origin)
@@ -114,7 +110,7 @@ func (t *Tokens) lookIfDue() {
 	}
 	defer t.mu.Unlock()
 	if t.due.Load() == due { // otherwise another goroutine has looked in the meantime
-		t.settle(time.Now())
+		t.settle(time.Now(), 1)
 	}
 }
 
@@ -161,7 +157,7 @@ func (t *Tokens) look(now time.Time) {
 		t.restart(now)
 	}
 	t.looked = true
-	t.settle(now)
+	t.settle(now, 0)
 }
 
 // restart makes the time start at now, on the caller's clock. All calls so far count as
@@ -175,10 +171,10 @@ func (t *Tokens) restart(now time.Time) {
 
 // settle brings the tokens up to date: it drops the earnings that are older than a window, and
 // adds those from time, returned tokens and calls since the last look. Returned tokens come before
-// calls, because a retry that succeeds first returns its token and then earns. The caller holds
-// mu.
-func (t *Tokens) settle(now time.Time) {
-	total := t.calls.Sum() // read before returned, because a retry that does both returns first
+// calls, because a retry that succeeds first returns its token and then earns. So many calls as after
+// says have been counted since now. The caller holds mu.
+func (t *Tokens) settle(now time.Time, after int64) {
+	total := t.calls.Sum() - after // read before returned, because a retry that does both returns first
 	calls := total - t.seen
 	t.seen = total
 	own := t.due.Load() != neverDue

@@ -361,6 +361,30 @@ func TestNothingIsLeftAfterAPause(t *testing.T) {
 	}
 }
 
+// What is earned after a pause counts from then, whether the calls know their start or not.
+func TestWhatIsEarnedAfterAPause(t *testing.T) {
+	for _, took := range []time.Duration{0, time.Millisecond} {
+		for _, calls := range []int{1, 10, 100, 1000} {
+			synctest.Test(t, func(t *testing.T) {
+				b := New(Settings{Ratio: 0.25, Window: 10 * time.Second})
+				b.Balance(time.Now())
+				time.Sleep(30 * time.Second)
+				for range calls {
+					start := time.Duration(0)
+					if took > 0 {
+						start = time.Since(Origin) - took
+					}
+					b.Earn(start)
+				}
+				time.Sleep(9 * time.Second)
+				if got, want := b.Balance(time.Now()), 0.25*float64(calls); got != want {
+					t.Errorf("%d calls that took %v: Balance = %v, want %v", calls, took, got, want)
+				}
+			})
+		}
+	}
+}
+
 // Calls of a slow client are dated one by one, though nobody looks.
 func TestEarningsOfASlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
