@@ -356,3 +356,35 @@ func TestABudgetThatPanicsGetsATokenBackOnce(t *testing.T) {
 		})
 	})
 }
+
+// A secretive budget has a field that its lock guards, and no String.
+type secretive struct {
+	mu    sync.Mutex
+	heard int
+}
+
+func (*secretive) Withdraw(time.Time) bool   { return true }
+func (*secretive) Balance(time.Time) float64 { return 1 }
+
+func (b *secretive) Deposit(Outcome) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.heard++
+}
+
+// A budget of another package may be in use while it is described: the race detector reports it if its fields are read.
+func TestAllBudgetsReadNoFieldsOfOthers(t *testing.T) {
+	all := AllBudgets(&secretive{}, Unlimited)
+	var deposits sync.WaitGroup
+	deposits.Go(func() {
+		for range 1000 {
+			all.Deposit(Outcome{})
+		}
+	})
+	for range 100 {
+		if got, want := fmt.Sprint(all), "*grpcretry.secretive and no limit"; got != want {
+			t.Errorf("String = %q, want %q", got, want)
+		}
+	}
+	deposits.Wait()
+}

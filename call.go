@@ -330,9 +330,6 @@ func isEOF(err error) bool {
 
 var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
 
-// errNoResponse is gRPC's.
-var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
-
 // failure describes a failed attempt to the plan.
 func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	c.collect(a)
@@ -470,7 +467,7 @@ func (c *call) deposit(a *attempt, r Result) {
 		c.budget.Deposit(o)
 	}
 	if c.hedgeBudget != nil {
-		c.hedgeBudget.Deposit(o)
+		c.hedgeBudget.Deposit(o) // from its end: the window is short
 	}
 	if r == Succeeded {
 		c.noteAnswer()

@@ -60,10 +60,11 @@ type Hedging struct {
 // one of them panics, the panic continues on the call's own goroutine, after the other attempts have
 // ended; if an interceptor below panics in a hedge, the program ends.
 //
-// A stream's Header waits for the attempt that wins, which the first message decides, so do not hedge a method that sends
-// it only after the client has seen the headers. Without a RecvMsg, Header receives that message ahead, into the type of the linked
-// proto; it does not if the proto is not linked, or a call option chooses a codec. So nothing else may: neither an interceptor below, nor
-// a codec for other types that is registered as "proto".
+// A stream's Header waits for the attempt that wins, the first to receive a message. So do not hedge a method whose server sends
+// its first message only once the client has seen the headers. If RecvMsg has not been called, Header receives that message itself,
+// as the type that the linked proto names, and RecvMsg returns it later. It does not do so if the proto is not linked, or if
+// a call option chooses the codec. No interceptor below may choose another codec, and none for other types may be
+// registered as "proto".
 //
 // A later WithHedging replaces an earlier one.
 func WithHedging(h Hedging) CallOption {

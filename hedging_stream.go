@@ -12,6 +12,9 @@ type hedgedStream struct {
 	replies replies.Type
 }
 
+// mayRace needs mu. It reports whether others may run beside an open attempt: the request is known.
+func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isComplete() }
+
 // race receives a hedged stream's first message. It returns false if that has failed, and another attempt is open.
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
 	k, h := s.call.contest, &hedgedStream{s, replies.TypeOf(m)}

@@ -88,7 +88,7 @@ func isOwn(source WaitSource) bool { return source != WaitPushback && source != 
 // giveUp tells the target that the call does not wait for it. A dry run would not have waited.
 func (p *plan) giveUp(now time.Time) {
 	if !p.policy.dryRun {
-		p.waiter.exit() // what others do is told
+		p.waiter.exit() // the target tells what the other calls do
 		p.target.giveUp(now)
 	}
 }
@@ -111,7 +111,8 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now tim
 //     the budget is not waited for: stop
 //  4. otherwise: wait again
 //
-// If other attempts are in flight, they decide instead of a stop.
+// If other attempts are in flight, they decide instead of a stop. A pushback may have moved a retry that replaces an
+// overdue attempt: it is given up if it would start too late by now, and sent without a question if it was paid for before.
 func (p *plan) retryDue(now time.Time, u float64) step {
 	known := p.target.trouble(now)
 	answered := known.answers != p.next.answers

@@ -24,7 +24,7 @@ func (s *retryStream) Header() (metadata.MD, error) {
 		case at == nil:
 			s.mu.Unlock()
 			return nil, nil // as in gRPC: RecvMsg returns the status
-		case s.phase == phaseOpen && s.call.mode == modeHedged && s.isComplete() && s.receiving == 0 && s.receiveAhead():
+		case s.phase == phaseOpen && s.mayRace() && s.receiving == 0 && s.receiveAhead():
 		default:
 			s.heading++
 			s.mu.Unlock()
@@ -121,7 +121,7 @@ func (s *retryStream) receive(m any) error {
 		case s.isOver():
 			defer s.mu.Unlock()
 			return s.final
-		case s.phase == phaseOpen && s.call.mode == modeHedged && s.isComplete() && replies.IsPointer(m):
+		case s.phase == phaseOpen && s.mayRace() && replies.IsPointer(m):
 			s.setPhase(phaseRacing)
 			s.mu.Unlock()
 			var over bool

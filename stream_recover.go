@@ -74,6 +74,9 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 var errSpoilt = status.Error(codes.Internal,
 	"grpcretry: an object was sent twice, and may have had other contents the first time: the stream cannot be sent again")
 
+// errNoResponse is gRPC's.
+var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")
+
 // publish makes an attempt the one in use.
 func (s *retryStream) publish(at *streamAttempt) {
 	s.mu.Lock()

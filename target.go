@@ -183,7 +183,7 @@ func (t *target) giveUp(now time.Time) {
 	t.mu.Lock()
 	t.note(now)
 	t.gaveUp++
-	over := t.waiting == 0 || !now.Before(t.since.Add(t.lasts)) // otherwise others, with longer waits or patience, go on
+	over := t.waiting == 0 || !now.Before(t.since.Add(t.lasts)) // otherwise other calls go on waiting
 	t.mu.Unlock()
 	if over {
 		t.sayOnce(patienceOver)

@@ -60,7 +60,7 @@ func (t Type) New() any {
 	return reflect.New(t.of.(reflect.Type)).Interface()
 }
 
-// Hand is Copy into a reply whose type may be another one of the same encoding.
+// Hand is Copy for a reply that may be of another Go type for the same message.
 func Hand(reply, response any) error {
 	if reflect.TypeOf(reply) == reflect.TypeOf(response) {
 		Copy(reply, response)

@@ -80,8 +80,8 @@ func (t *Tokens) Return() { t.returned.Add(1) }
 
 // Earn counts an answered call, which started at a time since Origin; 0 means that it ends now. It takes no lock. A call that
 // started after a look is due takes it, so those that are not seen yet belong to the step before. Calls that take long may end
-// after it, and would let the looks lag behind; so one of lookEvery calls asks the clock, too. So do the first calls after a look
-// that do not know their start: of a client that makes few, each counts.
+// after it, and would let the looks lag behind; so one of lookEvery calls reads the clock, too. So do the first calls after a look
+// whose start is not known: a client that makes few calls has each of them dated.
 func (t *Tokens) Earn(start time.Duration) {
 	n := t.calls.Add()
 	if n%lookEvery == 0 || start == 0 && n < lookEvery || start != 0 && int64(start) >= t.due.Load() {
