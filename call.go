@@ -243,7 +243,7 @@ func (c *rpc) isContested() bool {
 // result of the call.
 func (c *call) next(e ending) (*attempt, error) {
 	if e.err == nil && e.attempt.bounds == nil {
-		c.succeed(e.attempt, e.at)
+		c.succeed(e.attempt)
 		return nil, nil
 	}
 	return c.settled(e)
@@ -257,7 +257,7 @@ func (c *call) settled(e ending) (*attempt, error) {
 		a.checkUnsent(e.err)
 	}
 	if e.err == nil {
-		c.succeed(a, e.at)
+		c.succeed(a)
 		return nil, nil
 	}
 	step, err := c.judge(e)
@@ -277,12 +277,9 @@ func (c *call) settled(e ending) (*attempt, error) {
 // judge asks the plan about a failed attempt. It returns the plan's step and, if that ends the
 // call, the error that the call returns.
 func (c *call) judge(e ending) (step, error) {
-	a, now := e.attempt, e.at
-	if now.IsZero() {
-		now = time.Now()
-	}
+	a, now := e.attempt, time.Now()
 	if e.defeat != nil {
-		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, time.Now())
+		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, now)
 	}
 	err := truthOf(e.err, a, c.stream)
 	if reason := c.passes(a, now); reason != nil {

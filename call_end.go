@@ -13,8 +13,8 @@ import (
 
 // This file has the ways in which a call ends.
 
-// succeed ends a call with the attempt that succeeded; a zero time means now.
-func (c *call) succeed(a *attempt, when time.Time) {
+// succeed ends a call with the attempt that succeeded.
+func (c *call) succeed(a *attempt) {
 	c.deposit(a, Succeeded)
 	if c.stream != nil {
 		c.stream.ending(nil)
@@ -22,7 +22,7 @@ func (c *call) succeed(a *attempt, when time.Time) {
 	if c.options.outputs {
 		c.collect(a)
 	}
-	c.retrier.report.callSucceeded(&c.facts, c.history(), a, when)
+	c.retrier.report.callSucceeded(&c.facts, c.history(), a)
 	c.finish(nil)
 }
 

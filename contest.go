@@ -53,9 +53,8 @@ type rival interface {
 // the plan has not been asked yet, perhaps another attempt.
 type ending struct {
 	attempt *attempt
-	err     error     // nil, or io.EOF for a stream that ended well
-	at      time.Time // zero for the current time
-	defeat  *defeat   // what the plan has said already; nil if it is yet to be asked
+	err     error   // nil, or io.EOF for a stream that ended well
+	defeat  *defeat // what the plan has said already; nil if it is yet to be asked
 }
 
 // A defeat is a failure that ends a call although other attempts were in flight.
@@ -218,11 +217,14 @@ func (k *contest) ended(a *attempt, err error) {
 	case k.end.attempt != nil || k.crashed:
 		k.loserEnded(a, won, now)
 	case won:
-		k.end = ending{attempt: a, err: err, at: now}
+		k.end = ending{attempt: a, err: err}
+		if c.stream == nil {
+			a.bounds.ended = now.Sub(origin)
+		}
 		k.cancelOpen()
 		a.measure(c.learner, false)
 	case len(k.open) == 0:
-		k.end = ending{attempt: a, err: err, at: now}
+		k.end = ending{attempt: a, err: err}
 	default:
 		k.failed(a, err, now)
 	}
@@ -248,7 +250,7 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 func (k *contest) failed(a *attempt, err error, now time.Time) {
 	f, step := k.call.ask(a, err, now)
 	if step.End {
-		k.end = ending{a, err, now, &defeat{f, step.verdict}}
+		k.end = ending{a, err, &defeat{f, step.verdict}}
 		k.cancelOpen()
 		return
 	}

@@ -165,15 +165,11 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 	}
 }
 
-// callSucceeded reports the attempt that succeeded, and with it the call. The attempt has ended at
-// the given time; zero means now.
-func (r *reporter) callSucceeded(f *facts, h *history, a *attempt, when time.Time) {
+// callSucceeded reports the attempt that succeeded, and with it the call.
+func (r *reporter) callSucceeded(f *facts, h *history, a *attempt) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
-		if when.IsZero() {
-			when = now
-		}
-		r.showSuccess(f, h, a.asEnded(nil, when), now)
+		r.showSuccess(f, h, a.asEnded(nil, now), now)
 	}
 	if r.metrics != nil {
 		r.metrics.callSucceeded(f, h, a)

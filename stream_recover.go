@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -160,13 +159,12 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
-	now := time.Now() // the start of a wait
 	at.read(err)
 	s.call.show(at.attempt)
 	if isEOF(err) {
 		err = nil
 	}
-	return s.call.settled(ending{attempt: at.attempt, err: err, at: now})
+	return s.call.settled(ending{attempt: at.attempt, err: err})
 }
 
 // orCrash takes steps. If a callback, a codec or an interceptor below panics in them, the call ends, so
