@@ -49,7 +49,7 @@ help: ## list the targets
 stages = @.ci/stages $(1)
 
 .PHONY: test
-test: ## does it work on this machine: formatting, go vet and the tests, with the race detector (6 minutes on a bare machine)
+test: ## does it work on this machine: formatting, go vet and the tests, with the race detector (2 minutes on a bare machine)
 	$(call stages,fmt-check unit)
 	@echo "left to make check: the tests of $(SIMULATOR), which make many calls, and of $(CONTROLLERS), which need Kubernetes"
 
