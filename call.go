@@ -282,23 +282,23 @@ func (c *call) judge(e ending) (step, error) {
 		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, now)
 	}
 	err := truthOf(e.err, a, c.stream)
-	if reason := c.passes(a, now); reason != nil {
+	p := c.planned(now)
+	if reason := c.passes(a, p); reason != nil {
 		return step{End: true}, c.pass(a, err, reason, now)
 	}
-	f, step := c.ask(a, err, now)
+	f, step := c.ask(p, a, err, now)
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
 	}
 	if !step.Send {
-		c.retrier.report.waitStarted(&c.facts, c.plan().made+1, step.verdict, now)
+		c.retrier.report.waitStarted(&c.facts, p.made+1, step.verdict, now)
 	}
 	return step, nil
 }
 
 // ask asks the plan about a failed attempt.
-func (c *call) ask(a *attempt, err error, now time.Time) (failure, step) {
+func (c *call) ask(p *plan, a *attempt, err error, now time.Time) (failure, step) {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
-	p := c.planned(now)
 	f := c.failure(a, err, now)
 	c.history().record(a, &f)
 	if !p.isReplaced(&f) {

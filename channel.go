@@ -112,8 +112,7 @@ func (c *rpc) limited() context.Context {
 }
 
 // passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
-func (c *call) passes(a *attempt, now time.Time) error {
-	p := c.planned(now)
+func (c *call) passes(a *attempt, p *plan) error {
 	switch {
 	case p.config.left && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
 		return errLeftToGRPC
