@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
 // A call is one RPC from its first attempt to its end, as shared by the unary and the stream loop.
@@ -27,7 +28,7 @@ type call struct {
 type cold struct {
 	plan    plan
 	history history
-	second  attempt // most calls that have a second attempt have no third
+	tried   *tried.List // the endpoints that the attempts before have tried; nil if no balancer has asked
 }
 
 // An rpc is the part of a call that is known before its first attempt. The goroutines of a hedged
@@ -37,7 +38,7 @@ type rpc struct {
 	retrier *Retrier
 	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	newest  *attempt
+	newest  *attempt     // nil before the first, and after a call has let it go
 
 	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
 	delay       time.Duration // until the next attempt of a hedged call
@@ -251,20 +252,11 @@ func (c *call) next(e ending) (*attempt, error) {
 
 // settled is next for an attempt that has failed, or has bounds.
 func (c *call) settled(e ending) (*attempt, error) {
-	a := e.attempt
-	defer a.release()
-	if e.err = readable(e.err); e.err != nil && c.stream == nil && c.contest == nil {
-		a.checkUnsent(e.err)
-	}
-	if e.err == nil {
-		c.succeed(a)
-		return nil, nil
-	}
 	step, err := c.judge(e)
 	if step.End {
 		return nil, err
 	}
-	a.release()
+	c.letGo()
 	if c.discard != nil {
 		c.discard()
 	}
@@ -274,10 +266,27 @@ func (c *call) settled(e ending) (*attempt, error) {
 	return c.retry(), nil
 }
 
-// judge asks the plan about a failed attempt. It returns the plan's step and, if that ends the
+// letGo drops an attempt that has failed, unless the call may have to show it: very many calls may wait.
+func (c *call) letGo() {
+	c.cold.tried = c.newest.tried.Load()
+	if c.stream == nil && c.contest == nil && !c.options.outputs {
+		c.newest, c.cold.history.from = nil, nil
+	}
+}
+
+// judge asks the plan about an attempt, if that has failed. It returns the plan's step and, if that ends the
 // call, the error that the call returns.
 func (c *call) judge(e ending) (step, error) {
-	a, now := e.attempt, time.Now()
+	a := e.attempt
+	defer a.release()
+	if e.err = readable(e.err); e.err != nil && c.stream == nil && c.contest == nil {
+		a.checkUnsent(e.err)
+	}
+	if e.err == nil {
+		c.succeed(a)
+		return step{End: true}, nil
+	}
+	now := time.Now()
 	if e.defeat != nil {
 		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, now)
 	}
@@ -428,11 +437,7 @@ func (c *call) another() *attempt {
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
-	a := &c.cold.second
-	if sent.number != 2 {
-		a = &attempt{}
-	}
-	*a = attempt{
+	a := &attempt{
 		Context: c.contextOf(sent.number, sent.silent),
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
@@ -442,9 +447,9 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		repeats: sent.repeats,
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
-		c.newest.triedList()
+		c.cold.tried = c.newest.triedList()
 	}
-	a.tried.Store(c.newest.tried.Load())
+	a.tried.Store(c.cold.tried)
 	c.newest = a
 	return a
 }

@@ -81,7 +81,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 	switch h := c.history(); {
 	case err.Last == nil:
 		err.Last = last.Err
-	case int(h.from.number) != last.Number && !gone:
+	case h.from != nil && int(h.from.number) != last.Number && !gone:
 		c.show(h.from)
 	}
 	if gone {
@@ -116,14 +116,12 @@ func (c *call) crashed() {
 		c.contest.abandon()
 		c.contest.hedges.Wait()
 	}
-	a := c.newest
-	if a == nil {
-		return // before the first attempt
-	}
-	defer a.release()
-	a.settle()
-	if !a.reported {
-		c.deposit(a, Ignored)
+	if a := c.newest; a != nil {
+		defer a.release()
+		a.settle()
+		if !a.reported {
+			c.deposit(a, Ignored)
+		}
 	}
 	c.plan().leave()
 }
@@ -163,7 +161,7 @@ type history struct {
 	highest  int32     // the highest number of an attempt
 	failures int32
 	genuine  error    // the last failure that came from a server or gRPC, not from a timeout or the caller
-	from     *attempt // that it came from
+	from     *attempt // that it came from; nil if the call has let it go
 }
 
 // maxKept is how many attempts are kept. A server may send megabytes for each of them.
