@@ -167,11 +167,12 @@ type bounds struct {
 	received any            // the response to a hedge, until the hedge is known to win
 	stream   *streamAttempt // nil for a unary call, and for an attempt without a stream
 
-	contest *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next five
+	contest *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next four
 	expires time.Duration // since the origin; when the attempt timeout is over, or never
 	judged  bool          // the plan was asked about that
 	late    bool          // it ended after that
-	ended   time.Duration // since the origin; when it won a unary call, which ends later, with the last attempt in flight; else 0
+
+	ended time.Duration // since the origin; 0 unless the call takes note of its end later
 
 	unconnected bool // there was no connection when the timeout was last over
 
@@ -274,11 +275,10 @@ func (a *attempt) asStarted(now time.Time) Attempt {
 // asEnded describes the attempt after it has ended with err.
 func (a *attempt) asEnded(err error, now time.Time) Attempt {
 	ended := a.asStarted(now)
-	end := now.Sub(origin)
+	ended.Duration = now.Sub(origin) - a.start
 	if a.bounds != nil && a.bounds.ended != 0 {
-		end = a.bounds.ended
+		ended.Duration = a.bounds.ended - a.start
 	}
-	ended.Duration = end - a.start
 	ended.Err, ended.Header, ended.Trailer, ended.Peer = err, a.header, a.trailer, a.peer.Addr
 	ended.late = a.isLate() && !a.isCut()
 	return ended

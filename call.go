@@ -247,12 +247,12 @@ func (c *call) next(e ending) (*attempt, error) {
 		c.succeed(e.attempt)
 		return nil, nil
 	}
-	return c.settled(e)
+	return c.settled(e, time.Now())
 }
 
-// settled is next for an attempt that has failed, or has bounds.
-func (c *call) settled(e ending) (*attempt, error) {
-	step, err := c.judge(e)
+// settled is next for an attempt that has failed, or has bounds. A wait starts at the time now.
+func (c *call) settled(e ending, now time.Time) (*attempt, error) {
+	step, err := c.judge(e, now)
 	if step.End {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ func (c *call) letGo() {
 
 // judge asks the plan about an attempt, if that has failed. It returns the plan's step and, if that ends the
 // call, the error that the call returns.
-func (c *call) judge(e ending) (step, error) {
+func (c *call) judge(e ending, now time.Time) (step, error) {
 	a := e.attempt
 	defer a.release()
 	if e.err = readable(e.err); e.err != nil && c.stream == nil && c.contest == nil {
@@ -286,7 +286,6 @@ func (c *call) judge(e ending) (step, error) {
 		c.succeed(a)
 		return step{End: true}, nil
 	}
-	now := time.Now()
 	if e.defeat != nil {
 		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, now)
 	}

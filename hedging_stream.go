@@ -60,7 +60,7 @@ func (s *retryStream) allLost(e ending, m any) (over bool, _ error) {
 	s.mu.Unlock()
 	replies.Empty(m)
 	s.call.show(e.attempt)
-	next, err := s.call.settled(e)
+	next, err := s.call.next(e)
 	if next == nil {
 		s.conclude()
 		return true, err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -159,12 +160,14 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.settle()
-	at.read(err)
+	now := time.Now()
+	at.bounds.ended = now.Sub(origin)
+	at.read(err) // which may wait
 	s.call.show(at.attempt)
 	if isEOF(err) {
 		err = nil
 	}
-	return s.call.settled(ending{attempt: at.attempt, err: err})
+	return s.call.settled(ending{attempt: at.attempt, err: err}, now)
 }
 
 // orCrash takes steps. If a callback, a codec or an interceptor below panics in them, the call ends, so
