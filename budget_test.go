@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 func TestRateBudgetAllowsWhatTheLimiterAllows(t *testing.T) {
@@ -94,6 +97,34 @@ func concurrencyBudgetOf(t *testing.T, n int) Budget {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// Attempts 1 and 3 have been judged when attempt 2, the last in flight, fails.
+func TestAPanicOverAHedgeThatIsNotTheNewestLosesNoSlot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots := concurrencyBudgetOf(t, 2)
+		takes := []time.Duration{second, 3 * second, 2 * second}
+		intercept := UnaryClientInterceptor(
+			WithMethod(echoMethod, WithMaxAttempts(3), WithHedging(Hedging{Delay: HedgeAfter(0), Budget: slots})),
+			WithClassifier(func(_ context.Context, a Attempt) Classification {
+				if a.Number == 2 {
+					panic(errBomb)
+				}
+				return Default
+			}))
+		defer func() {
+			if p := recover(); p != errBomb {
+				t.Errorf("recovered %v, want %v", p, errBomb)
+			}
+			wantBalance(t, slots, time.Now(), 2)
+		}()
+		_ = intercept(t.Context(), echoMethod, request(), new(echov1.EchoResponse), nil,
+			func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+				a, _ := AttemptFromContext(ctx)
+				time.Sleep(takes[a.Number-1])
+				return errUnavailable
+			})
+	})
 }
 
 // The waits of two calls end together; the one slot is free again when the first one's retry has

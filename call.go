@@ -38,7 +38,7 @@ type rpc struct {
 	retrier *Retrier
 	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	newest  *attempt     // nil before the first, and after a call has let it go
+	newest  *attempt     // or, once a race is decided, the decisive one; nil before the first, and while a call waits without it
 
 	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
 	delay       time.Duration // until the next attempt of a hedged call
@@ -373,7 +373,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 	p := c.plan()
 	for {
 		if step.Send {
-			return whyUnsendable(c.limited(), c.cc)
+			return c.whyUnsendable()
 		}
 		connected := false
 		if d := time.Until(p.dueAt); d > 0 {
@@ -405,15 +405,18 @@ func (c *rpc) pause(d time.Duration, connects bool) (connected bool) {
 	return c.retrier.connections.Pause(c.limited(), c.cc, d, connects)
 }
 
-// whyUnsendable returns why no attempt can be sent any more, nil if one can.
-func whyUnsendable(ctx context.Context, cc *grpc.ClientConn) (reason error, gone bool) {
-	if ctx.Err() != nil {
+// whyUnsendable returns why no attempt can be sent any more, nil if one can; gone means that the context has ended.
+func (c *call) whyUnsendable() (reason error, gone bool) {
+	switch ctx := c.limited(); {
+	case ctx.Err() != nil:
 		return causeOf(ctx), true
-	}
-	if isClosed(cc) {
+	case isClosed(c.cc):
 		return errConnClosed, false
+	case c.stream != nil && c.stream.isSpoilt():
+		return ErrCommitted, false
+	default:
+		return nil, false
 	}
-	return nil, false
 }
 
 // retry starts the next attempt, while no other is in flight.

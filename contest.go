@@ -189,7 +189,7 @@ func (k *contest) race(a *attempt, run func(*attempt) error) ending {
 	k.hedges.Wait()
 	k.repanic()
 	e := k.end
-	k.end = ending{}
+	k.end, k.call.newest = ending{}, e.attempt
 	return e
 }
 

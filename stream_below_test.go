@@ -111,6 +111,7 @@ func TestAnInterceptorBelowMayReceiveAheadOfTheApplication(t *testing.T) {
 		{serverStream, "recv a; recv EOF; send 1", "send a; context; close; wait 1s; recv 1; recv EOF", "OK after 1s"},
 		{serverStream, "recv a; recv EOF; send 1", "send a; close; wait 1s; cancel", "Canceled after 1s"},
 		{serverStream, failing, "send a; close; wait 1s; recv 1; recv 2; recv DATA_LOSS", "DataLoss after 1s"},
+		{serverStream, failing, "send a; close; wait 1s; header; recv 1; recv 2; recv DATA_LOSS", "DataLoss after 1s"},
 		{serverStream, failing, "send a; context; close; wait 1s; recv 1; recv 2; recv DATA_LOSS", "DataLoss after 1s"},
 		{serverStream, failing, "send a; context; close; wait 1s; cancel", "DataLoss after 1s"},
 		{bidiStream, failing, "send a; close; wait 1s; recv 1; wait 1s; cancel", "DataLoss after 2s"},

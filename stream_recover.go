@@ -39,13 +39,6 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 		at = &streamAttempt{}
 	}
 	at.attempt, at.of = a, s
-	s.mu.Lock()
-	spoilt := s.out.spoilt
-	s.mu.Unlock()
-	if spoilt {
-		a.fate = fateCommitted
-		return at, errSpoilt
-	}
 	a.PeerAddr = &at.unread
 	opts := append(s.call.attemptOptions(a), grpc.OnFinish(at.finished))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
@@ -70,9 +63,6 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	return at, err
 }
-
-var errSpoilt = status.Error(codes.Internal,
-	"grpcretry: an object was sent twice, and may have had other contents the first time: the stream cannot be sent again")
 
 // errNoResponse is gRPC's.
 var errNoResponse = status.Error(codes.Internal, "cardinality violation: received no response message from non-server-streaming RPC")

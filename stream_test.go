@@ -316,6 +316,38 @@ func TestAMessageObjectSentRepeatedlyIsNeverReplayedAsItsLastValue(t *testing.T)
 	})
 }
 
+// A heartbeat may be one object, which never changes. No attempt follows after it was sent again, not even one that is waited for, and
+// the application gets what the server has said.
+func TestAnObjectSentAgainDuringAWaitEndsTheCallAsTheServerHas(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv ping; fail UNAVAILABLE", "recv ping; send 1")
+		slot, seen := concurrencyBudgetOf(t, 1), 0
+		app := openOn(t, server.conn(t, DialOptions(steady, WithBudget(slot), WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptStart {
+				seen++
+			}
+		}))...), bidiStream)
+		ping := &echov1.EchoRequest{Message: "ping"}
+		received := make(chan error)
+		go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
+		if err := app.stream.SendMsg(ping); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(second / 2)
+		if err := app.stream.SendMsg(ping); err != io.EOF {
+			t.Errorf("SendMsg = %v, want io.EOF", err)
+		}
+		err := <-received
+		if status.Code(err) != codes.Unavailable || !errors.Is(err, ErrCommitted) {
+			t.Errorf("RecvMsg = %v, want UNAVAILABLE, because the stream is committed", err)
+		}
+		if made := len(server.times()); made != 1 || seen != 1 {
+			t.Errorf("%d attempts were made and %d reported, want 1", made, seen)
+		}
+		wantBalance(t, slot, time.Now(), 1)
+	})
+}
+
 // Hedges are due each second. Header waits for the attempt whose message is the first.
 func TestHeaderOfAHedgedStreamWaitsForTheWinner(t *testing.T) {
 	for _, tt := range []struct {
