@@ -65,9 +65,7 @@ const (
 )
 
 // answered reports whether the attempt shows that the server answers calls in time.
-func (o Outcome) answered() bool {
-	return !o.late && (o.Result == Succeeded || o.Result == Answered)
-}
+func (o Outcome) answered() bool { return !o.late && (o.Result == Succeeded || o.Result == Answered) }
 
 // returned is the outcome of an attempt that took a token and was not sent after all.
 var returned = Outcome{Attempt: 2, Result: Unsent}
@@ -179,9 +177,7 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 	}
 }
 
-func (b *concurrencyBudget) Balance(time.Time) float64 {
-	return float64(b.limit - b.inUse.Load())
-}
+func (b *concurrencyBudget) Balance(time.Time) float64 { return float64(b.limit - b.inUse.Load()) }
 
 // release gives a slot back.
 func (b *concurrencyBudget) release() {

@@ -146,9 +146,7 @@ func (c *rpc) ownOutputs(a *attempt) bool {
 
 // wantsHeader reports whether a rule or an observer needs the response headers; copying them costs
 // gRPC three allocations.
-func (c *rpc) wantsHeader() bool {
-	return c.policy.Classifier != nil || c.retrier.report.observed()
-}
+func (c *rpc) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
 
 // collect copies the header and trailer of an attempt that has ended, if gRPC wrote them to a unary caller's own variables.
 func (c *rpc) collect(a *attempt) {

@@ -88,6 +88,9 @@ func (m *metrics) observe(to *instruments.Collection) {
 	to.Count(instruments.NotKept, u.CommittedStreams)
 	now := time.Now()
 	for _, t := range m.targets.states(now) {
+		if !called[t.Name] { // there are too many
+			continue
+		}
 		attr := attribute.String(telemetry.AttrTarget, words.Printable(t.Name))
 		to.Count(instruments.TargetWaiting, int64(t.Waiting), attr)
 		to.Count(instruments.GaveUp, t.GaveUp, attr)

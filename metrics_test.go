@@ -232,6 +232,28 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	}
 }
 
+// The targets of functions and of HTTP requests may come from others, by a redirect for example.
+func TestTooManyTargetsHaveNoSeries(t *testing.T) {
+	meters := &recorded.Meters{}
+	r := retrierOf(t, WithMeterProvider(meters), WithPatience(0), WithBackoff(Constant(0)))
+	const targets = maxMetricRows + 10
+	for i := range targets {
+		_ = r.Do(t.Context(), fmt.Sprintf("/host%d/GET", i), func(context.Context) error { return errUnavailable })
+	}
+	about := 0
+	for _, m := range collect(t, meters) {
+		if strings.HasPrefix(m.Name, "grpcretry.target.") {
+			about++
+			if n := len(m.Series); n != maxMetricRows {
+				t.Errorf("%s has %d series, want %d", m.Name, n, maxMetricRows)
+			}
+		}
+	}
+	if about != 3 {
+		t.Errorf("%d instruments are about targets, want 3", about)
+	}
+}
+
 // The definitions are what dashboards build on.
 func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -40,9 +40,7 @@ import (
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //
 // The stream that an interceptor below returns must have gRPC's Context, or one that comes from it, because that knows the peer.
-// An interceptor that opens another stream in its place, with the same options, must have seen the end of the first. One that
-// receives ahead of the application loses the messages that it has kept back if the server itself ends the stream with CANCELED or
-// DEADLINE_EXCEEDED, which here look like the end of the call's context.
+// An interceptor that opens another stream in its place, with the same options, must have seen the end of the first.
 //
 // After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for

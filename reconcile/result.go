@@ -18,7 +18,7 @@ import (
 //   - [grpcretry.Permanent] and a server's "do not retry" become a TerminalError: the key returns when
 //     its object changes;
 //   - any other error is returned as it is, and the queue's rate limiter says when the key returns. So is
-//     an error that names a longer wait than the default MaxServerDelay, 5 minutes.
+//     an error that names no wait, by a pushback of 0, or a longer one than the default MaxServerDelay, 5 minutes.
 //
 // Pushback is found in an [*grpcretry.Error] only, because gRPC's own errors carry no trailers.
 //
@@ -28,7 +28,9 @@ func Result(err error) (ctrl.Result, error) {
 	if err == nil {
 		return ctrl.Result{}, nil
 	}
-	return read(defaults(), defaultName, err, time.Now()).result(err)
+	reading := read(defaults(), defaultName, err, time.Now())
+	reading.named = reading.named && reading.wait > 0 // after a RequeueAfter, nothing would slow repeats down
+	return reading.result(err)
 }
 
 const defaultName = "/reconcile"
