@@ -166,15 +166,13 @@ func (a *attempt) Err() error {
 type bounds struct {
 	received any            // the response to a hedge, until the hedge is known to win
 	stream   *streamAttempt // nil for a unary call, and for an attempt without a stream
+	ended    time.Duration  // since the origin; 0 unless the call takes note of the end later
 
-	contest *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next four
-	expires time.Duration // since the origin; when the attempt timeout is over, or never
-	judged  bool          // the plan was asked about that
-	late    bool          // it ended after that
-
-	ended time.Duration // since the origin; 0 unless the call takes note of its end later
-
-	unconnected bool // there was no connection when the timeout was last over
+	contest     *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next four
+	expires     time.Duration // since the origin; when the attempt timeout is over, or never
+	judged      bool          // the plan was asked about that
+	late        bool          // it ended after that
+	unconnected bool          // there was no connection when the timeout was last over
 
 	own lazy.Context // a child of the caller's
 }
