@@ -52,7 +52,7 @@ func Truncate(s string, n int) string {
 		return s
 	}
 	end := n - len(mark)
-	for i := end; i > max(0, end-utf8.UTFMax); i-- {
+	for i := end; i >= max(0, end-utf8.UTFMax+1); i-- {
 		if utf8.RuneStart(s[i]) {
 			return s[:i] + mark
 		}
