@@ -342,7 +342,7 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 		Attempt:   a.asEnded(err, now),
 		CtxErr:    endOf(c.limited(), now),
 		Closed:    isClosed(c.cc),
-		Committed: a.fate == fateCommitted,
+		Committed: a.fate == fateCommitted || c.stream != nil && c.stream.isSpoilt(),
 	}
 	if a.timedOut(err) {
 		f.TimedOut = true

@@ -44,17 +44,11 @@ func (ch channel) mayRetry() bool { return ch.builtIn && (ch.config.RetryPolicy 
 // deadline returns the end of the service config's timeout for a call; zero if there is none. gRPC applies the
 // timeout to each call that it is handed, which is each attempt. For gRPC's own retries it covers all attempts, and
 // so it does here.
-func (ch channel) deadline(start time.Time) time.Time {
+func (ch *channel) deadline(start time.Time) time.Time {
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
 		return start.Add(*timeout)
 	}
 	return time.Time{}
-}
-
-// isOver reports whether the service config's timeout is over for a call that started at a time since the origin.
-func (ch channel) isOver(start time.Duration) bool {
-	end := ch.deadline(origin.Add(start))
-	return !end.IsZero() && !time.Now().Before(end)
 }
 
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass

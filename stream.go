@@ -15,7 +15,7 @@ import (
 // called Context or Trailer, has sent more than [WithBufferLimit] or the replay memory allows, or has
 // sent the same object twice in a row. From then on gRPC's errors are returned unchanged, except that an
 // attempt ended by [WithAttemptTimeout] before its first message reports that, and a message costs next to
-// nothing. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one object
+// nothing. If an object is sent again between two attempts, no other follows, and the error may be an [*Error]. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one object
 // again and again is noticed, and a warning is logged. More complicated reuse is not: the objects would be
 // replayed with their latest contents.
 //
@@ -40,7 +40,9 @@ import (
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //
 // The stream that an interceptor below returns must have gRPC's Context, or one that comes from it, because that knows the peer.
-// An interceptor that opens another stream in its place, with the same options, must have seen the end of the first.
+// An interceptor that opens another stream in its place, with the same options, must have seen the end of the first. One that
+// receives ahead of the application loses the messages that it has kept back if the server itself ends the stream with CANCELED or
+// DEADLINE_EXCEEDED, which look like the end of a context, or if the application sends a message that cannot be kept.
 //
 // After a retry, the streams that interceptors below wrap see SendMsg and RecvMsg at the same time, even
 // if the application calls them in turn: the messages are replayed on one goroutine while another waits for

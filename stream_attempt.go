@@ -110,14 +110,13 @@ func (at *streamAttempt) noticed(told bool) {
 }
 
 // certainEnd needs mu. It returns the attempt's failure, unless that is left to the application to receive, for as long as the
-// call's context and the service config's timeout last: an interceptor below that receives ahead may keep messages back. told
-// means that nothing else can come.
+// call's context lasts: an interceptor below that receives ahead may keep messages back. told means that nothing else can come.
 func (at *streamAttempt) certainEnd(told bool) error {
 	err := at.failure()
 	if err == nil && at.isUnreceived() {
 		err = status.FromContextError(at.Err()).Err() // nil if the context has not ended
 	}
-	if err == nil || told || at.broken != nil || at.of.call.channel().isOver(at.start) {
+	if told || at.broken != nil || isContextEnd(err) { // of a context that gRPC or an interceptor below has made
 		return err
 	}
 	return nil

@@ -260,10 +260,17 @@ func (at *streamAttempt) sendEntry(entry any) error {
 	if entry == (halfClose{}) {
 		return at.stream.CloseSend()
 	}
+	if entry == errSpoilt {
+		return errSpoilt
+	}
 	return at.stream.SendMsg(entry)
 }
 
-// nextToReplay returns what the attempt lacks first, nil if that is nothing: then the application's goroutine sends from now on.
+var errSpoilt = status.Error(codes.Unavailable,
+	"grpcretry: the stream has failed, and cannot be sent again: an object was sent twice, and may have had other contents the first time")
+
+// nextToReplay returns what the attempt lacks first, nil if that is nothing: then the application's goroutine sends from now on. It
+// returns errSpoilt if that must not be sent.
 func (s *streamState) nextToReplay(at *streamAttempt) (entry any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,6 +284,9 @@ func (s *streamState) nextToReplay(at *streamAttempt) (entry any) {
 		}
 		s.change.Broadcast()
 		return nil
+	}
+	if s.out.spoilt {
+		return errSpoilt
 	}
 	entry = s.out.queue[at.sent]
 	if s.isBound() {

@@ -348,6 +348,38 @@ func TestAnObjectSentAgainDuringAWaitEndsTheCallAsTheServerHas(t *testing.T) {
 	})
 }
 
+// The retry waits in gRPC for a new connection when the object is filled and sent again.
+func TestAnObjectFilledAgainWhileARetryOpensIsNotSent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv 1; hang", "recv 1; recv 2; send 1")
+		dials := 0
+		cc := server.conn(t, append(DialOptions(WithBackoff(Constant(second/10))),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				if dials++; dials > 1 {
+					time.Sleep(second)
+				}
+				nc, err := server.listener.DialContext(ctx)
+				if dials == 1 {
+					time.AfterFunc(second/2, func() { nc.Close() })
+				}
+				return nc, err
+			}))...)
+		app := openOn(t, cc, bidiStream)
+		received := make(chan error)
+		go func() { received <- app.stream.RecvMsg(new(echov1.EchoResponse)) }()
+		m := &echov1.EchoRequest{Message: "1"}
+		if err := app.stream.SendMsg(m); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(second)
+		m.Message = "2"
+		_ = app.stream.SendMsg(m)
+		if err := <-received; err != errSpoilt {
+			t.Errorf("RecvMsg = %v, want %v", err, errSpoilt)
+		}
+	})
+}
+
 // Hedges are due each second. Header waits for the attempt whose message is the first.
 func TestHeaderOfAHedgedStreamWaitsForTheWinner(t *testing.T) {
 	for _, tt := range []struct {
