@@ -260,7 +260,7 @@ func (at *streamAttempt) sendEntry(entry any) error {
 	if entry == (halfClose{}) {
 		return at.stream.CloseSend()
 	}
-	if entry == errSpoilt {
+	if entry == errSpoilt { //nolint:errorlint // our own mark
 		return errSpoilt
 	}
 	return at.stream.SendMsg(entry)
