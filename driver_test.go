@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/internal/drive"
+	"github.com/grpcretry/grpcretry/internal/recorded"
 )
 
 const someMethod = "/shop.v1.Catalog/GetItem"
@@ -35,4 +36,18 @@ func TestPlanEndsWithItsContext(t *testing.T) {
 	if got, want := plan.Ended(failed(first, codes.Unavailable), noon, 0.5), (drive.Step{End: true, Reason: gone}); got != want {
 		t.Errorf("Ended = %+v, want %+v", got, want)
 	}
+}
+
+// Such a call is counted by its driver, but what the Retrier knows about its target is in the Retrier's metrics.
+func TestTargetOfADrivenPlanHasSeries(t *testing.T) {
+	meters := &recorded.Meters{}
+	plan := newPlan(t, t.Context(), WithMeterProvider(meters))
+	first, _ := plan.Sent(noon)
+	plan.Ended(failed(first, codes.Unavailable), noon, 0.5)
+	for _, m := range collect(t, meters) {
+		if m.Name == "grpcretry.target.failing" && len(m.Series) == 1 {
+			return
+		}
+	}
+	t.Error("there is no series for the target")
 }

@@ -88,7 +88,7 @@ func (m *metrics) observe(to *instruments.Collection) {
 	to.Count(instruments.NotKept, u.CommittedStreams)
 	now := time.Now()
 	for _, t := range m.targets.states(now) {
-		if !called[t.Name] { // there are too many
+		if m.overflowed.Load() && !called[t.Name] { // there are too many
 			continue
 		}
 		attr := attribute.String(telemetry.AttrTarget, words.Printable(t.Name))

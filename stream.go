@@ -15,10 +15,10 @@ import (
 // called Context or Trailer, has sent more than [WithBufferLimit] or the replay memory allows, or has
 // sent the same object twice in a row. From then on gRPC's errors are returned unchanged, except that an
 // attempt ended by [WithAttemptTimeout] before its first message reports that, and a message costs next to
-// nothing. If an object is sent again between two attempts, no other follows, and the error may be an
-// [*Error]. As gRPC demands anyway, a message must not be changed after SendMsg. A program that fills one
-// object again and again is noticed, and a warning is logged. More complicated reuse is not: the objects
-// would be replayed with their latest contents.
+// nothing. If an object is sent again after an attempt has failed, no other attempt follows, and the error
+// may be an [*Error]. As gRPC demands anyway, a message must not be changed after SendMsg. A program that
+// fills one object again and again is noticed, and a warning is logged. More complicated reuse is not: the
+// objects would be replayed with their latest contents.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
 // in gRPC, it returns io.EOF when the stream has ended; if the server had sent headers, the
