@@ -243,15 +243,16 @@ func (c *rpc) isContested() bool {
 // next takes the end of an attempt. It returns the next attempt, after the wait before it, or nil and the
 // result of the call.
 func (c *call) next(e ending) (*attempt, error) {
-	if e.err == nil && e.attempt.bounds == nil {
+	if e.err == nil {
 		c.succeed(e.attempt)
+		e.attempt.release()
 		return nil, nil
 	}
-	return c.settled(e, time.Now())
+	return c.afterFailure(e, time.Now())
 }
 
-// settled is next for an attempt that has failed, or has bounds. A wait starts at the time now.
-func (c *call) settled(e ending, now time.Time) (*attempt, error) {
+// afterFailure is next for an attempt that has failed. A wait starts at the time now.
+func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	step, err := c.judge(e, now)
 	if step.End {
 		return nil, err
@@ -274,17 +275,13 @@ func (c *call) letGo() {
 	}
 }
 
-// judge asks the plan about an attempt, if that has failed. It returns the plan's step and, if that ends the
+// judge asks the plan about a failed attempt. It returns the plan's step and, if that ends the
 // call, the error that the call returns.
 func (c *call) judge(e ending, now time.Time) (step, error) {
 	a := e.attempt
 	defer a.release()
-	if e.err = readable(e.err); e.err != nil && c.stream == nil && c.contest == nil {
+	if e.err = readable(e.err); c.stream == nil && c.contest == nil {
 		a.checkUnsent(e.err)
-	}
-	if e.err == nil {
-		c.succeed(a)
-		return step{End: true}, nil
 	}
 	if e.defeat != nil {
 		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, now)

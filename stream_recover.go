@@ -155,9 +155,9 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	at.read(err) // which may wait
 	s.call.show(at.attempt)
 	if isEOF(err) {
-		err = nil
+		return s.call.next(ending{attempt: at.attempt})
 	}
-	return s.call.settled(ending{attempt: at.attempt, err: err}, now)
+	return s.call.afterFailure(ending{attempt: at.attempt, err: err}, now)
 }
 
 // orCrash takes steps. If a callback, a codec or an interceptor below panics in them, the call ends, so
