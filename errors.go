@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/errtype"
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/words"
 )
@@ -249,21 +250,14 @@ func readable(err error) (safe error) {
 
 var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
 
-// The values of telemetry.AttrDecision.
-const (
-	decisionSuccess = "success"
-	decisionRetry   = "retry"
-	decisionStop    = "stop"
-	decisionLost    = "lost" // in a hedged call, if another attempt was decisive
-)
-
+// decisionName returns the value of [telemetry.AttrDecision].
 func decisionName(v verdict) string {
 	switch {
 	case v.Retry:
-		return decisionRetry
+		return instruments.DecisionRetry
 	case is(v.Reason, errWouldRetry):
 		return reasons.Of(errWouldRetry).Word
 	default:
-		return decisionStop
+		return instruments.DecisionStop
 	}
 }

@@ -7,12 +7,10 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"google.golang.org/grpc/codes"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/reasons"
-	"github.com/grpcretry/grpcretry/internal/striped"
 	"github.com/grpcretry/grpcretry/internal/words"
 	"github.com/grpcretry/grpcretry/telemetry"
 )
@@ -31,25 +29,15 @@ type metrics struct {
 	targets  *targets
 
 	wait       metric.Float64Histogram
-	rows       bounded.Map[rowKey, *metricRow] // by the target in canonical form
-	dialed     bounded.Map[rowKey, *metricRow] // the same rows by the target as dialed
-	overflow   *metricRow                      // counts the pairs after maxMetricRows, and those with long names
-	overflowed atomic.Bool                     // the overflow has counted something
+	rows       bounded.Map[rowKey, *instruments.Row] // by the target in canonical form
+	dialed     bounded.Map[rowKey, *instruments.Row] // the same rows by the target as dialed
+	overflow   *instruments.Row                      // counts the pairs after maxMetricRows, and those with long names
+	overflowed atomic.Bool                           // the overflow has counted something
 	refusals   bounded.Map[budgetLabels, *atomic.Int64]
 }
 
 // A rowKey has a target either as it was dialed or in gRPC's canonical form, which the row shows.
 type rowKey struct{ target, method string }
-
-// A metricRow counts the calls of one method to one target.
-type metricRow struct {
-	target, method string
-
-	firstTries striped.Counter // calls whose first attempt succeeded; they are counted only here
-	passed     striped.Counter // calls that passed straight through
-
-	counts instruments.Counts
-}
 
 type budgetLabels struct{ target, scope string }
 
@@ -60,7 +48,7 @@ func newMetrics(c *config, s *settings, u *usage, t *targets) (*metrics, error) 
 	if !c.metrics {
 		return nil, nil
 	}
-	m := &metrics{settings: s, usage: u, targets: t, overflow: newMetricRow(rowKey{instruments.Other, instruments.Other})}
+	m := &metrics{settings: s, usage: u, targets: t, overflow: instruments.NewRow(instruments.Other, instruments.Other)}
 	var err error
 	if m.wait, err = instruments.Register(c.meterProvider, m.observe); err != nil {
 		return nil, err
@@ -70,16 +58,16 @@ func newMetrics(c *config, s *settings, u *usage, t *targets) (*metrics, error) 
 
 // observe reports every count.
 func (m *metrics) observe(to *instruments.Collection) {
-	seen := map[*metricRow]bool{} // a row may have two keys
-	called := map[string]bool{}   // targets
+	seen := map[*instruments.Row]bool{} // a row may have two keys
+	called := map[string]bool{}         // targets
 	for _, row := range m.rows.Current() {
 		if !seen[row] {
-			seen[row], called[row.target] = true, true
-			row.observe(to)
+			seen[row], called[row.Target] = true, true
+			row.Report(to)
 		}
 	}
 	if m.overflowed.Load() {
-		m.overflow.observe(to)
+		m.overflow.Report(to)
 	}
 	u := m.usage.now()
 	to.Count(instruments.Waiting, int64(u.WaitingCalls))
@@ -140,86 +128,27 @@ func shownBudget(b Budget, target string) Budget {
 	return each.newBudget()
 }
 
-func (row *metricRow) observe(to *instruments.Collection) {
-	firstTries := row.firstTries.Sum()
-	more := map[instruments.Series]int64{
-		callsBy(reasons.FirstTry):                         firstTries,
-		attemptsBy(words.Code(codes.OK), decisionSuccess): firstTries,
-	}
-	if passed := row.passed.Sum(); passed > 0 {
-		more[instruments.Series{Of: instruments.Passed}] = passed
-	}
-	row.counts.Report(to, more, row.attributes()...)
-}
-
-func (row *metricRow) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String(instruments.AttrMethod, row.method),
-		attribute.String(telemetry.AttrTarget, words.Printable(row.target))}
-}
-
-func attemptsBy(code, decision string) instruments.Series {
-	return instruments.Series{Of: instruments.Attempts, Labels: [2]string{code, decision}}
-}
-
-func callsBy(outcome string) instruments.Series {
-	return instruments.Series{Of: instruments.Calls, Labels: [2]string{outcome}}
-}
-
-var (
-	rescued = instruments.Series{Of: instruments.Rescued}
-	wasted  = instruments.Series{Of: instruments.Wasted}
-
-	hedgesWon    = instruments.Series{Of: instruments.Hedges, Labels: [2]string{"won"}}
-	hedgesWasted = instruments.Series{Of: instruments.Hedges, Labels: [2]string{"wasted"}}
-)
-
-// countHedge adds one to the hedges that have won, or to the others. Both are shown then.
-func (row *metricRow) countHedge(result instruments.Series) {
-	row.counts.Add(0, hedgesWon, hedgesWasted)
-	row.counts.Add(1, result)
-}
-
 // callPassed counts a call that passed straight through.
-func (m *metrics) callPassed(f *facts) { m.row(f).passed.Add() }
+func (m *metrics) callPassed(f *facts) { m.row(f).Passed.Add() }
 
 // callSucceeded counts an attempt that succeeded, and with it the call.
 func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 	row := m.row(f)
 	if a.number == 1 && h.isEmpty() {
-		row.firstTries.Add()
+		row.FirstTries.Add()
 		return
 	}
-	row.counts.Add(1, attemptsBy(words.Code(codes.OK), decisionSuccess), callsBy(reasons.Outcome(nil, nil, int(a.number), a.hedge)))
-	switch {
-	case a.hedge:
-		row.countHedge(hedgesWon)
-	case a.number > 1:
-		row.counts.Add(1, rescued)
-	}
+	row.Succeeded(reasons.Outcome(nil, nil, int(a.number), a.hedge), int(a.number), a.hedge)
 }
 
 // attemptFailed counts an attempt that failed, by status code and decision.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
-	row := m.row(f)
-	row.counts.Add(1, attemptsBy(words.KnownCode(a.Code()), decisionName(v)))
-	switch {
-	case a.Unsent: // such an attempt cost no token, and no server anything
-	case a.Hedge:
-		row.countHedge(hedgesWasted)
-	case a.Number > 1:
-		row.counts.Add(1, wasted)
-	}
+	m.row(f).Failed(words.KnownCode(a.Code()), decisionName(v), a.Number, a.Hedge, a.Unsent)
 	m.countRefusal(f, f.policy.budgetScope, v)
 }
 
 // attemptLost counts an attempt that was cancelled because another was decisive.
-func (m *metrics) attemptLost(f *facts, a *Attempt) {
-	row := m.row(f)
-	row.counts.Add(1, attemptsBy(words.Code(codes.Canceled), decisionLost))
-	if a.Hedge {
-		row.countHedge(hedgesWasted)
-	}
-}
+func (m *metrics) attemptLost(f *facts, a *Attempt) { m.row(f).Lost(a.Hedge) }
 
 // hedgesBudget stands for the budgets of hedges in telemetry.AttrBudget.
 const hedgesBudget = "hedges"
@@ -236,7 +165,7 @@ func (m *metrics) hedgeJudged(f *facts, v verdict) {
 // retrySent records the wait before an attempt after the first.
 func (m *metrics) retrySent(f *facts, a *attempt) {
 	source := attribute.String(telemetry.AttrWaitSource, WaitSource(a.source).String())
-	m.wait.Record(f.ctx, a.wait.Seconds(), metric.WithAttributes(append(m.row(f).attributes(), source)...))
+	m.wait.Record(f.ctx, a.wait.Seconds(), metric.WithAttributes(append(m.row(f).Attributes(), source)...))
 }
 
 // budgetRefused counts a retry that the budget refused when its wait was over.
@@ -249,18 +178,18 @@ func (m *metrics) countRefusal(f *facts, scope string, v verdict) {
 	if m == nil || !v.refusedByBudget() {
 		return
 	}
-	labels := budgetLabels{m.row(f).target, scope}
+	labels := budgetLabels{m.row(f).Target, scope}
 	// There are as many scopes as the options have.
 	m.refusals.Get(labels, math.MaxInt, func(budgetLabels) *atomic.Int64 { return new(atomic.Int64) }).Add(1)
 }
 
 // callFailed counts a call that failed.
 func (m *metrics) callFailed(f *facts, end *callFailure) {
-	m.row(f).counts.Add(1, callsBy(reasons.Of(end.verdict.Reason).Word))
+	m.row(f).CallFailed(reasons.Of(end.verdict.Reason).Word)
 }
 
 // row returns the row of a call. It is on the path of every call.
-func (m *metrics) row(f *facts) *metricRow {
+func (m *metrics) row(f *facts) *instruments.Row {
 	key := rowKey{f.dialed(), instruments.Other}
 	if f.static {
 		key.method = f.method
@@ -273,7 +202,7 @@ func (m *metrics) row(f *facts) *metricRow {
 		rows := m.rows.Current()
 		row := rows[shown]
 		if row == nil && len(rows) < maxMetricRows {
-			row, _ = m.rows.Add(shown, newMetricRow(shown), maxMetricRows)
+			row, _ = m.rows.Add(shown, instruments.NewRow(shown.target, shown.method), maxMetricRows)
 		}
 		if row != nil {
 			m.dialed.Add(key, row, maxMetricRows)
@@ -282,10 +211,4 @@ func (m *metrics) row(f *facts) *metricRow {
 	}
 	m.overflowed.Store(true)
 	return m.overflow
-}
-
-func newMetricRow(key rowKey) *metricRow {
-	row := &metricRow{target: key.target, method: instruments.MethodName(key.method)}
-	row.counts.Add(0, rescued, wasted) // shown from the first call on
-	return row
 }

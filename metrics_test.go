@@ -216,7 +216,7 @@ func TestTooManyMethodsAreCountedTogether(t *testing.T) {
 	if got := callsCounted(t, meters); got != 2*calls {
 		t.Errorf("%d calls counted, want %d", got, 2*calls)
 	}
-	if got := r.report.metrics.overflow.firstTries.Sum(); got != 2*500 {
+	if got := r.report.metrics.overflow.FirstTries.Sum(); got != 2*500 {
 		t.Errorf("%d calls counted as other, want the two of each method that came too late", got)
 	}
 	refused := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
@@ -112,7 +113,7 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 
 // attemptLost reports an attempt that ended after another attempt was decisive.
 func (r *reporter) attemptLost(f *facts, a *Attempt) {
-	f.spans.attemptEnded(f, a, decisionLost)
+	f.spans.attemptEnded(f, a, instruments.DecisionLost)
 	if r.metrics != nil {
 		r.metrics.attemptLost(f, a)
 	}
@@ -180,7 +181,7 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt) {
 }
 
 func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
-	f.spans.attemptEnded(f, &a, decisionSuccess)
+	f.spans.attemptEnded(f, &a, instruments.DecisionSuccess)
 	if r.observed() {
 		var all []Attempt
 		if !h.isEmpty() {
