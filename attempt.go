@@ -258,33 +258,43 @@ func isContextEnd(err error) bool {
 }
 
 // asStarted describes the attempt from its start on.
-func (a *attempt) asStarted(now time.Time) Attempt {
-	return Attempt{
-		Method:     a.method,
-		Number:     int(a.number),
-		Hedge:      a.hedge,
-		Start:      timeOf(a.start, now),
-		Wait:       a.wait,
-		WaitSource: a.source,
-		repeats:    a.repeats,
-	}
+func (a *attempt) asStarted(now time.Time) (info Attempt) {
+	a.describeStart(&info, now)
+	return info
+}
+
+// describeStart fills in what is known of the attempt from its start on.
+func (a *attempt) describeStart(info *Attempt, now time.Time) {
+	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
+	info.Start, info.Wait, info.WaitSource, info.repeats = timeOf(a.start, now), a.wait, a.source, a.repeats
 }
 
 // asEnded describes the attempt after it has ended with err.
-func (a *attempt) asEnded(err error, now time.Time) Attempt {
-	ended := a.asStarted(now)
-	ended.Duration = now.Sub(origin) - a.start
-	if a.bounds != nil && a.bounds.ended != 0 {
-		ended.Duration = a.bounds.ended - a.start
-	}
-	ended.Err, ended.Header, ended.Trailer, ended.Peer = err, a.header, a.trailer, a.peer.Addr
-	ended.late = a.isLate() && !a.isCut()
-	return ended
+func (a *attempt) asEnded(err error, now time.Time) (info Attempt) {
+	a.describe(&info, err, now)
+	return info
 }
 
-// contextOf returns the context of an attempt: the call's, with the attempt's header. Functions send
-// none.
+// describe fills in what is known of the attempt after it has ended with err.
+func (a *attempt) describe(info *Attempt, err error, now time.Time) {
+	a.describeStart(info, now)
+	info.Duration = now.Sub(origin) - a.start
+	if a.bounds != nil && a.bounds.ended != 0 {
+		info.Duration = a.bounds.ended - a.start
+	}
+	info.Err, info.Header, info.Trailer, info.Peer = err, a.header, a.trailer, a.peer.Addr
+	info.late = a.isLate() && !a.isCut()
+}
+
+// contextOf returns the context of an attempt: the call's, with the attempt's header. Most first attempts, and functions, send none.
 func (c *rpc) contextOf(number int, silent bool) context.Context {
+	if number == 1 && c.worksFor == nil {
+		return c.ctx
+	}
+	return c.withHeader(number, silent)
+}
+
+func (c *rpc) withHeader(number int, silent bool) context.Context {
 	if c.functionTarget != "" {
 		return c.ctx
 	}

@@ -127,15 +127,12 @@ func (s RatioBudget) describe() string {
 // round removes the digits that floating point adds to a decimal fraction.
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
-func (b *ratioBudget) Deposit(o Outcome) { b.deposit(o, 0) }
-
-// deposit is Deposit for the attempt of a call that started at a time since the origin; 0 if that is not known.
-func (b *ratioBudget) deposit(o Outcome, start time.Duration) {
+func (b *ratioBudget) Deposit(o Outcome) {
 	if o.Attempt > 1 && (o.Result == Unsent || o.Result == Succeeded && !o.late && !o.Hedge) {
 		b.tokens.Return()
 	}
 	if o.answered() {
-		b.tokens.Earn(start)
+		b.tokens.Earn(0)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
@@ -97,6 +98,35 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	return nil
 }
 
+// plain returns what prepare would find out about a plain call, as most are, in a quarter of the time: its policy, and where it
+// wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
+// no care, and if its policy is every method's, whatever the channel says. For other calls the policy is nil.
+func (r *Retrier) plain(ctx context.Context, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
+	m := r.settings.current().plain
+	if m == nil || !r.builtInRetryOff || m.Hedging != nil || m.MaxAttempts == 1 || layers.Of(ctx) != nil {
+		return nil, nil, nil
+	}
+	for _, opt := range opts {
+		switch opt := opt.(type) {
+		case grpc.StaticMethodCallOption:
+			p = m.policy
+		case grpc.HeaderCallOption:
+			if header != nil {
+				return nil, nil, nil
+			}
+			header = opt.HeaderAddr
+		case grpc.TrailerCallOption:
+			if trailer != nil {
+				return nil, nil, nil
+			}
+			trailer = opt.TrailerAddr
+		default:
+			return nil, nil, nil
+		}
+	}
+	return p, header, trailer
+}
+
 // tryHedging chooses the hedged mode, unless the call cannot be hedged.
 func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 	if obstacle := hedgingObstacle(desc, reply); obstacle != "" {
@@ -109,19 +139,23 @@ func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 	}
 }
 
-// begin starts the call's first attempt; a is a zero attempt, to be filled in.
+// begin starts the call and its first attempt; a is a zero attempt, to be filled in. A unary call does the same by itself.
 func (c *call) begin(a *attempt) {
-	c.budget = c.budgetOf(c.policy.Budget)
-	if b := c.policy.hedgeBudget(); b != nil {
-		c.hedgeBudget = c.budgetOf(b)
+	c.budget, c.spans, c.start = c.open()
+	a.Context, a.cc, a.method, a.number, a.start = c.contextOf(1, false), c.cc, c.method, 1, c.start
+	a.PeerAddr, c.newest = &a.peer, a
+	c.retrier.report.attemptStarted(&c.facts, a)
+	c.contest.start(a)
+}
+
+// open starts the call. It returns the call's budget, spans and start: to store them here, through a pointer, would take longer.
+func (c *rpc) open() (Budget, *callSpans, time.Duration) {
+	b := c.budgetOf(c.policy.Budget)
+	if hedges := c.policy.hedgeBudget(); hedges != nil {
+		c.hedgeBudget = c.budgetOf(hedges)
 	}
 	c.options.clear() // an earlier call may have filled the same variables
-	c.retrier.report.callStarted(&c.facts)
-	c.start = sinceOrigin()
-	a.Context, a.number, a.start = c.contextOf(1, false), 1, c.start
-	c.newest = a
-	c.ready(a)
-	c.contest.start(a)
+	return b, c.retrier.report.callStarted(&c.facts), sinceOrigin()
 }
 
 // A call asks for its plan in four ways: plan returns it if there is one; startPlan makes it; informedPlan also reads the channel,
@@ -224,17 +258,6 @@ func (c *call) history() *history {
 
 var noHistory history
 
-// ready completes an attempt before it is handed to gRPC.
-func (c *rpc) ready(a *attempt) {
-	a.cc, a.method, a.PeerAddr = c.cc, c.method, &a.peer
-	if a.bounds == nil && (c.stream != nil || c.contest != nil) {
-		a.bounds = &bounds{}
-	}
-	if c.retrier.report.observed() {
-		c.retrier.report.attemptStarted(&c.facts, a)
-	}
-}
-
 // isContested reports whether the call needs a contest.
 func (c *rpc) isContested() bool {
 	return c.mode == modeHedged || c.policy.AttemptTimeout > 0 && !c.policy.dryRun
@@ -270,7 +293,7 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 // letGo drops an attempt that has failed, unless the call may have to show it: very many calls may wait.
 func (c *call) letGo() {
 	c.cold.tried = c.newest.tried.Load()
-	if c.stream == nil && c.contest == nil && !c.options.outputs {
+	if c.stream == nil && c.contest == nil && !c.options.outputs() {
 		c.newest, c.cold.history.from = nil, nil
 	}
 }
@@ -291,7 +314,8 @@ func (c *call) judge(e ending, now time.Time) (step, error) {
 	if reason := c.passes(a, p); reason != nil {
 		return step{End: true}, c.pass(a, err, reason, now)
 	}
-	f, step := c.ask(p, a, err, now)
+	var f failure // filled in where it is, because it is large
+	step := c.ask(p, &f, a, err, now)
 	if step.End {
 		return step, c.stop(&f, step.verdict, err, now)
 	}
@@ -302,17 +326,17 @@ func (c *call) judge(e ending, now time.Time) (step, error) {
 }
 
 // ask asks the plan about a failed attempt.
-func (c *call) ask(p *plan, a *attempt, err error, now time.Time) (failure, step) {
+func (c *call) ask(p *plan, f *failure, a *attempt, err error, now time.Time) step {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
-	f := c.failure(a, err, now)
-	c.history().record(a, &f)
-	if !p.isReplaced(&f) {
-		p.policy.examine(c.ctx, &f)
+	c.describe(f, a, err, now)
+	c.history().record(a, f)
+	if !p.isReplaced(f) {
+		p.policy.examine(c.ctx, f)
 	}
 	a.reported = true
-	step := p.failed(&f, now, u)
+	step := p.failed(f, now, u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
-	return f, step
+	return step
 }
 
 // truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
@@ -332,15 +356,12 @@ func isEOF(err error) bool {
 
 var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
 
-// failure describes a failed attempt to the plan.
-func (c *call) failure(a *attempt, err error, now time.Time) failure {
+// describe describes a failed attempt to the plan, in a zero failure.
+func (c *call) describe(f *failure, a *attempt, err error, now time.Time) {
 	c.collect(a)
-	f := failure{
-		Attempt:   a.asEnded(err, now),
-		CtxErr:    endOf(c.limited(), now),
-		Closed:    isClosed(c.cc),
-		Committed: a.fate == fateCommitted || c.stream != nil && c.stream.isSpoilt(),
-	}
+	a.describe(&f.Attempt, err, now)
+	f.CtxErr, f.Closed = endOf(c.limited(), now), isClosed(c.cc)
+	f.Committed = a.fate == fateCommitted || c.stream != nil && c.stream.isSpoilt()
 	if a.timedOut(err) {
 		f.TimedOut = true
 		f.Last = c.isLast != nil && c.isLast()
@@ -352,7 +373,6 @@ func (c *call) failure(a *attempt, err error, now time.Time) failure {
 	f.Refused = a.fate == fateRefused
 	f.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.Attempt.Unsent, f.Attempt.noResponse = f.Unsent, a.gotNoResponse()
-	return f
 }
 
 // noReplay keeps gRPC from retrying a call once its first message is sent, because the message
@@ -430,7 +450,7 @@ func (c *call) another() *attempt {
 	c.retrier.report.waitEnded(&c.facts)
 	a := c.newAttempt(c.plan().send(now), now)
 	c.retrier.report.retrySent(&c.facts, a, now)
-	c.ready(a)
+	c.retrier.report.attemptStarted(&c.facts, a)
 	return a
 }
 
@@ -438,6 +458,8 @@ func (c *call) another() *attempt {
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	a := &attempt{
 		Context: c.contextOf(sent.number, sent.silent),
+		cc:      c.cc,
+		method:  c.method,
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
 		start:   now.Sub(origin),
@@ -449,7 +471,10 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		c.cold.tried = c.newest.triedList()
 	}
 	a.tried.Store(c.cold.tried)
-	c.newest = a
+	if c.stream != nil || c.contest != nil {
+		a.bounds = &bounds{}
+	}
+	a.PeerAddr, c.newest = &a.peer, a
 	return a
 }
 
@@ -462,8 +487,8 @@ func (c *call) deposit(a *attempt, r Result) {
 		return
 	}
 	o := Outcome{Attempt: 1, Result: r} // there is no other
-	if b, is := c.budget.(*ratioBudget); is {
-		b.deposit(o, c.start)
+	if b, is := c.budget.(*ratioBudget); is && r == Succeeded {
+		b.tokens.Earn(c.start)
 	} else {
 		c.budget.Deposit(o)
 	}

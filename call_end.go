@@ -19,11 +19,13 @@ func (c *call) succeed(a *attempt) {
 	if c.stream != nil {
 		c.stream.ending(nil)
 	}
-	if c.options.outputs {
+	if a.number > 1 || c.retrier.report.watches(&c.facts) {
 		c.collect(a)
+		c.retrier.report.callSucceeded(&c.facts, c.history(), a)
 	}
-	c.retrier.report.callSucceeded(&c.facts, c.history(), a)
-	c.finish(nil)
+	if c.limit != nil || c.options.mixed {
+		c.finish(nil)
+	}
 }
 
 // finish frees what the call holds, and runs the caller's OnFinish options.

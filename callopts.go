@@ -15,8 +15,8 @@ type grpcOptions struct {
 	list            []grpc.CallOption
 	header, trailer *metadata.MD // nil if unwanted
 
-	outputs bool // the caller wants header, trailer or peer, or another call's attempt wants the peer
-	mixed   bool // some are not for attempts: OnFinish, and those of another call's attempt, which an interceptor has handed on
+	others bool // there are other outputs: a peer, also that of another call's attempt, or more than one header or trailer
+	mixed  bool // some are not for attempts: OnFinish, and those of another call's attempt, which an interceptor has handed on
 }
 
 // readOptions reads a call's options, and returns this library's own. nested reports that the call is an
@@ -29,17 +29,17 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 		case grpc.StaticMethodCallOption:
 			c.static = true
 		case grpc.HeaderCallOption:
-			o.header, o.outputs = opt.HeaderAddr, true
+			o.header, o.others = opt.HeaderAddr, o.others || o.header != nil
 		case grpc.TrailerCallOption:
-			o.trailer, o.outputs = opt.TrailerAddr, true
+			o.trailer, o.others = opt.TrailerAddr, o.others || o.trailer != nil
 		case grpc.PeerCallOption:
-			o.outputs = true
+			o.others = true
 		case grpc.OnFinishCallOption:
 			o.mixed = true
 		case *attempt:
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			nested = nested || opt.cc == c.cc && opt.method == c.method
-			o.mixed, o.outputs = true, true // that attempt's peer
+			o.mixed, o.others = true, true // that attempt's peer
 		case *policyOption:
 			own = append(own, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
@@ -55,6 +55,9 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 	o.mixed = o.mixed && !nested
 	return own, nested
 }
+
+// outputs reports whether the caller wants to know something of the response.
+func (o *grpcOptions) outputs() bool { return o.header != nil || o.trailer != nil || o.others }
 
 // isLeftover reports whether a call option belongs to go-grpc-middleware's retry package, of any
 // major version. Only its own interceptor obeys such an option, so that a call which still passes
@@ -73,7 +76,7 @@ func isLeftover(opt grpc.CallOption) bool {
 func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own := &c.options, c.ownOutputs(a)
 	opts := a.optionSpace[:0]
-	if o.mixed || own && o.outputs {
+	if o.mixed || own && o.outputs() {
 		opts = o.forAttempt(opts, own)
 	} else {
 		opts = append(opts, o.list...)
@@ -165,7 +168,7 @@ func (c *rpc) collect(a *attempt) {
 // show makes an attempt that has ended the one that the application sees: its header, trailer and peer are copied to the
 // caller's outputs, and are those of the stream.
 func (c *rpc) show(a *attempt) {
-	if c.options.outputs {
+	if c.options.outputs() {
 		c.options.set(a)
 	}
 	if c.stream != nil {
@@ -176,7 +179,13 @@ func (c *rpc) show(a *attempt) {
 // clear empties the caller's outputs before an attempt, so that they show the attempt whose result
 // is returned even if that attempt reaches no server.
 func (o *grpcOptions) clear() {
-	if o.outputs {
+	if o.header != nil {
+		*o.header = nil
+	}
+	if o.trailer != nil {
+		*o.trailer = nil
+	}
+	if o.others {
 		o.set(&attempt{})
 	}
 }

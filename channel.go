@@ -125,7 +125,8 @@ func (c *call) passes(a *attempt, p *plan) error {
 
 // pass ends such a call with the error of its attempt, at no cost to the budget.
 func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
-	f := c.failure(a, err, now)
+	var f failure
+	c.describe(&f, a, err, now)
 	if f.TimedOut {
 		err = f.Attempt.Err
 	}

@@ -248,7 +248,8 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 
 // failed asks the plan about the failure of an attempt while others are in flight.
 func (k *contest) failed(a *attempt, err error, now time.Time) {
-	f, step := k.call.ask(k.call.planned(now), a, err, now)
+	var f failure
+	step := k.call.ask(k.call.planned(now), &f, a, err, now)
 	if step.End {
 		k.end = ending{a, err, &defeat{f, step.verdict}}
 		k.cancelOpen()

@@ -52,7 +52,9 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var c call // stays on the stack
 	c.retrier, c.ctx, c.cc, c.method = r, ctx, cc, method
-	if err := c.prepare(opts, nil, reply); err != nil {
+	if c.policy, c.options.header, c.options.trailer = r.plain(ctx, opts); c.policy != nil {
+		c.mode, c.static, c.options.list = modeRetried, true, opts
+	} else if err := c.prepare(opts, nil, reply); err != nil {
 		return err
 	}
 	if c.mode == modePassThrough {
@@ -61,37 +63,48 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	if c.isContested() {
 		return contestUnary(&c, req, reply, invoker)
 	}
-	return c.makeAttempts(&attempt{}, func(a *attempt) ending {
-		if a.number > 1 {
-			replies.Empty(reply)
-		}
+	done := false
+	defer c.guard(&done)
+	c.budget, c.spans, c.start = c.open()
+	a := &attempt{Context: c.contextOf(1, false), cc: cc, method: method, number: 1, start: c.start}
+	a.PeerAddr, c.newest = &a.peer, a
+	r.report.attemptStarted(&c.facts, a)
+	for {
 		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
 		if err == nil {
 			a.measure(c.learner, false)
+			c.succeed(a)
+			done = true
+			return nil
 		}
-		return ending{attempt: a, err: err}
-	})
-}
-
-// makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
-// is the loop of unary calls and of functions; run may make others beside the attempt that it is given.
-// Its guard is the only one that these calls need against panics.
-func (c *call) makeAttempts(first *attempt, run func(*attempt) ending) error {
-	done := false
-	defer func() {
-		if !done { // the application's code has panicked, or that of an interceptor below
-			c.crashed()
-			c.endCrashed(errPanicked)
-		}
-	}()
-	c.begin(first)
-	for a := first; ; {
-		next, err := c.next(run(a))
-		if next == nil {
+		if a, err = c.next(ending{attempt: a, err: err}); a == nil {
 			done = true
 			return err
 		}
-		a = next
+		replies.Empty(reply)
+	}
+}
+
+// makeAttempts makes attempts, one after the other, until one succeeds or the plan ends the call. It
+// is the loop of functions and of calls with a contest; run may make others beside the attempt that it is given.
+func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
+	done := false
+	defer c.guard(&done)
+	for c.begin(a); ; {
+		var err error
+		if a, err = c.next(run(a)); a == nil {
+			done = true
+			return err
+		}
+	}
+}
+
+// guard runs when a loop ends. If the loop is not done, the application's code has panicked, or that of an interceptor below. Calls
+// other than streams need no other guard.
+func (c *call) guard(done *bool) {
+	if !*done {
+		c.crashed()
+		c.endCrashed(errPanicked)
 	}
 }
 

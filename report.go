@@ -79,16 +79,25 @@ func (r *reporter) callPassed(f *facts) {
 }
 
 // callStarted starts the call span, or finds the caller's.
-func (r *reporter) callStarted(f *facts) {
+func (r *reporter) callStarted(f *facts) *callSpans {
 	var own trace.Span
 	if r.tracer != nil {
 		f.ctx, own = startCallSpan(f, r.tracer)
 	}
-	f.spans = spansOf(f.ctx, own)
+	if span := trace.SpanFromContext(f.ctx); span.IsRecording() {
+		return &callSpans{events: span, call: own}
+	}
+	if own != nil {
+		return &callSpans{call: own}
+	}
+	return nil
 }
 
 // observed reports whether there is an observer now.
 func (r *reporter) observed() bool { return !r.observers.list.IsEmpty() }
+
+// watches reports whether there is a sink for a success.
+func (r *reporter) watches(f *facts) bool { return f.spans != nil || r.metrics != nil || r.observed() }
 
 // attemptStarted reports that an attempt is about to be handed to gRPC.
 func (r *reporter) attemptStarted(f *facts, a *attempt) {

@@ -201,7 +201,7 @@ func (at *streamAttempt) discard(into any) {
 func (at *streamAttempt) read(err error) {
 	s := at.of
 	c := &s.call
-	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.outputs {
+	if isEOF(err) && !c.retrier.report.observed() && c.spans == nil && !c.options.outputs() {
 		return
 	}
 	at.release() // the failure may come from an interceptor, and gRPC may not know about it

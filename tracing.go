@@ -31,18 +31,6 @@ func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) 
 	return tracer.Start(f.ctx, method, trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(attrs...))
 }
 
-// spansOf returns the spans of a call, nil if there are none. The call span is nil without
-// WithCallSpan.
-func spansOf(ctx context.Context, call trace.Span) *callSpans {
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		return &callSpans{events: span, call: call}
-	}
-	if call != nil {
-		return &callSpans{call: call}
-	}
-	return nil
-}
-
 func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if s == nil || s.events == nil {
 		return

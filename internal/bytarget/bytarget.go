@@ -53,6 +53,11 @@ func (m *Map[T]) Dialed(dialed string, canonical func() string) T {
 	if first := m.first.Load(); first != nil && first.name == dialed {
 		return first.use()
 	}
+	return m.dialedLater(dialed, canonical)
+}
+
+// dialedLater is Dialed for a target that is not the first.
+func (m *Map[T]) dialedLater(dialed string, canonical func() string) T {
 	if e, ok := m.dialed.Load(dialed); ok {
 		return e.(*entry[T]).use()
 	}

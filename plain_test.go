@@ -1,0 +1,103 @@
+package grpcretry
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/grpcretry/grpcretry/internal/layers"
+)
+
+// A plain call knows what prepare would have found out, whatever the options.
+func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
+	cc, err := grpc.NewClient("passthrough:///nobody", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 2, "initialBackoff": "1s",
+			"maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	quantile := HedgeAtQuantile(0.9, time.Millisecond, time.Second)
+	retriers := map[string][]Option{
+		"defaults":       nil,
+		"one policy":     {WithPolicy(Policy{MaxAttempts: 2, Codes: []codes.Code{codes.Aborted}, AttemptTimeout: time.Second}), WithUnsentOnly(true)},
+		"a classifier":   {WithRetryIf(func(error) bool { return true }), WithMaxElapsed(time.Second)},
+		"one attempt":    {WithMaxAttempts(1)},
+		"a dry run":      {WithDryRun(true)},
+		"hedging":        {WithHedging(Hedging{Delay: HedgeAfter(time.Second), AllMethodsAreSafe: true})},
+		"a quantile":     {WithHedging(Hedging{Delay: quantile, AllMethodsAreSafe: true})},
+		"a method":       {WithMethod("/pkg.Service/Method", WithMaxAttempts(2))},
+		"levels":         {WithSafeMethods()},
+		"service config": {WithServiceConfig(`{"methodConfig": []}`)},
+		"the channel's":  {WithResolverServiceConfig(true)},
+	}
+	var header, trailer, second metadata.MD
+	calls := map[string][]grpc.CallOption{
+		"a stub":         {grpc.StaticMethod()},
+		"outputs":        {grpc.Header(&header), grpc.StaticMethod(), grpc.Trailer(&trailer)},
+		"two headers":    {grpc.Header(&header), grpc.StaticMethod(), grpc.Header(&second)},
+		"two trailers":   {grpc.Trailer(&trailer), grpc.Trailer(&second), grpc.StaticMethod()},
+		"a peer":         {grpc.StaticMethod(), grpc.Peer(new(peer.Peer))},
+		"OnFinish":       {grpc.StaticMethod(), grpc.OnFinish(func(error) {})},
+		"own options":    {grpc.StaticMethod(), WithMaxAttempts(1)},
+		"a proxy":        {},
+		"a proxy's":      {grpc.Header(&header)},
+		"other options":  {grpc.StaticMethod(), grpc.WaitForReady(true)},
+		"a buffer limit": {grpc.StaticMethod(), grpc.MaxRetryRPCBufferSize(0)},
+		"an attempt":     {grpc.StaticMethod(), &attempt{cc: cc, method: "/pkg.Service/Method"}},
+	}
+	plain := map[string]bool{}
+	for name, options := range retriers {
+		for _, off := range []bool{false, true} {
+			if off {
+				options = append(options, WithBuiltInRetryDisabled())
+			}
+			r, err := New(options...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, isServers := range []bool{false, true} {
+				ctx := t.Context()
+				if isServers {
+					ctx = layers.New(ctx, true)
+				}
+				for what, opts := range calls {
+					p, header, trailer := r.plain(ctx, opts)
+					if p == nil {
+						continue
+					}
+					plain[fmt.Sprintf("%s, %s, built-in retries off: %t, for a request: %t", name, what, off, isServers)] = true
+					got := rpc{retrier: r, facts: facts{ctx: ctx, cc: cc, method: "/pkg.Service/Method"}}
+					want := got
+					got.policy, got.mode, got.static = p, modeRetried, true
+					got.options = grpcOptions{list: opts, header: header, trailer: trailer}
+					if err := want.prepare(opts, nil, new(int)); err != nil {
+						t.Fatal(err)
+					}
+					if got.policy != want.policy || !reflect.DeepEqual(got, want) {
+						t.Errorf("%s, %s: a plain call knows\n%+v, prepare finds\n%+v", name, what, got, want)
+					}
+				}
+			}
+		}
+	}
+	for _, name := range []string{"defaults", "one policy", "a classifier", "a dry run", "service config"} {
+		for _, what := range []string{"a stub", "outputs"} {
+			which := fmt.Sprintf("%s, %s, built-in retries off: true, for a request: false", name, what)
+			if !plain[which] {
+				t.Errorf("not plain: %s", which)
+			}
+			delete(plain, which)
+		}
+	}
+	if len(plain) > 0 {
+		t.Errorf("plain without a reason: %v", plain)
+	}
+}
