@@ -27,7 +27,8 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 	quantile := HedgeAtQuantile(0.9, time.Millisecond, time.Second)
 	retriers := map[string][]Option{
 		"defaults":       nil,
-		"one policy":     {WithPolicy(Policy{MaxAttempts: 2, Codes: []codes.Code{codes.Aborted}, AttemptTimeout: time.Second}), WithUnsentOnly(true)},
+		"one policy":     {WithPolicy(Policy{MaxAttempts: 2, Codes: []codes.Code{codes.Aborted}}), WithUnsentOnly(true)},
+		"a timeout":      {WithAttemptTimeout(time.Second)},
 		"a classifier":   {WithRetryIf(func(error) bool { return true }), WithMaxElapsed(time.Second)},
 		"one attempt":    {WithMaxAttempts(1)},
 		"a dry run":      {WithDryRun(true)},
@@ -88,7 +89,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"defaults", "one policy", "a classifier", "a dry run", "service config"} {
+	for _, name := range []string{"defaults", "one policy", "a timeout", "a classifier", "a dry run", "service config"} {
 		for _, what := range []string{"a stub", "outputs"} {
 			which := fmt.Sprintf("%s, %s, built-in retries off: true, for a request: false", name, what)
 			if !plain[which] {
