@@ -25,9 +25,9 @@ const library = "github.com/grpcretry/grpcretry."
 // the others is.
 func path() []part {
 	return []part{
-		{name: "read the caller's call options", functions: []string{"(*rpc).readOptions"}},
-		{name: "look up the method's policy",
-			functions: []string{"(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall"}},
+		{name: "read the call options, find the policy", functions: []string{
+			"(*Retrier).plain", "(*rpc).readOptions", "(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall",
+		}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
 			"runtime.bgscavenge", "runtime.gcAssistAlloc", "runtime.gcStart", "runtime.wbBufFlush", "gcWriteBarrier", "runtime.gcWriteBarrier",
@@ -35,14 +35,13 @@ func path() []part {
 		{name: "look up the target's budget", functions: []string{"(*rpc).budgetOf", "(*facts).dialed"}},
 		{name: "check for a span and observers", functions: []string{
 			"(*reporter).callStarted", "(*reporter).attemptStarted", "(*reporter).callSucceeded",
-			"(*reporter).observed", "spansOf",
+			"(*reporter).observed", "(*reporter).watches",
 		}},
 		{name: "read the clock", functions: []string{"time.Now", "time.Since", "runtime.nanotime", "time.runtimeNow"}},
-		{name: "fill in the attempt", functions: []string{"(*call).begin", "(*rpc).ready"}},
 		{name: "build the attempt's call options", functions: []string{"(*rpc).attemptOptions"}},
 		{name: "return header and trailer, run OnFinish", functions: []string{"(*rpc).collect", "(*grpcOptions).finish"}},
-		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).deposit"}},
-		{name: "the rest: the loop itself"},
+		{name: "report the success to the budget", functions: []string{"(*call).deposit", "(*ratioBudget).Deposit"}},
+		{name: "the rest: the loop, and to fill in the attempt"},
 	}
 }
 

@@ -31,8 +31,8 @@ func TestBreakDown(t *testing.T) {
 	b := breakDown(&profile.Profile{Sample: []*profile.Sample{
 		stack(3, "runtime.nextFreeFast", "runtime.mallocgcSmallScanNoHeader", "runtime.newobject", unary),
 		stack(2, "runtime.scanobject", "runtime.gcBgMarkWorker"),
-		stack(2, "time.now", "time.Now", library+"(*call).begin", unary),
-		stack(1, library+"(*call).begin", unary),
+		stack(2, "time.now", "time.Now", library+"(*rpc).open", unary),
+		stack(1, library+"(*rpc).open", unary),
 		stack(1, "runtime.mapaccess2_faststr", library+"(*methodPolicies).of", library+"(*rpc).prepare", unary),
 		stack(1, unary),
 		stack(100, "runtime.futex", "runtime.findRunnable"),
@@ -44,12 +44,11 @@ func TestBreakDown(t *testing.T) {
 		t.Errorf("%d samples, want 10: waiting for work is no part of a call", b.samples)
 	}
 	for name, want := range map[string]time.Duration{
-		"allocate the attempt, and collect it": 50,
-		"read the clock":                       20,
-		"fill in the attempt":                  10,
-		"look up the method's policy":          10,
-		"the rest: the loop itself":            10,
-		"report the success to the budget":     0,
+		"allocate the attempt, and collect it":           50,
+		"read the clock":                                 20,
+		"read the call options, find the policy":         10,
+		"the rest: the loop, and to fill in the attempt": 20,
+		"report the success to the budget":               0,
 	} {
 		i := slices.IndexFunc(b.parts, func(p part) bool { return p.name == name })
 		if i < 0 || b.parts[i].measured != want {
