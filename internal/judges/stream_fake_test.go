@@ -117,6 +117,9 @@ func (s *script) String() string {
 
 var errWrapper = errors.New("wrapper below: error of its own")
 
+// errNotOpened is told from that of another attempt's method, so that the model knows whose it is.
+var errNotOpened = fmt.Errorf("%w, instead of a stream", errWrapper)
+
 // A mark is a place in the log: its number, and the time since the run's start.
 type mark struct {
 	seq int
@@ -254,8 +257,8 @@ func (r *run) open(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, 
 	close(watched)
 	go a.serve()
 	if a.script.ownCreate {
-		a.createdWith(errWrapper)
-		return nil, errWrapper
+		a.createdWith(errNotOpened)
+		return nil, errNotOpened
 	}
 	a.createdWith(nil)
 	return a, nil
