@@ -89,7 +89,7 @@ func (t *Tokens) Earn(start time.Duration) {
 	}
 }
 
-const lookEvery = 64
+const lookEvery = 16
 
 // neverDue is the value of due in tokens that use their caller's clock.
 const neverDue = math.MaxInt64

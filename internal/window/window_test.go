@@ -400,6 +400,21 @@ func TestEarningsOfASlowClient(t *testing.T) {
 	})
 }
 
+// Many calls in one moment, for which no clock is read, do not keep those that follow slowly from being dated.
+func TestEarningsOfASlowClientAfterABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Settings{Ratio: 0.1, Window: time.Second})
+		earn(b, 80)
+		for range 40 {
+			time.Sleep(50 * time.Millisecond)
+			earn(b, 1)
+		}
+		if got := b.Balance(time.Now()); got < 0.5 {
+			t.Errorf("a second with 20 calls has earned %v, want 2, of which at most 15 calls are lost", got)
+		}
+	})
+}
+
 func TestTokensAllocateNothing(t *testing.T) {
 	b := New(Settings{Ratio: 0.5, Reserve: 3, Window: time.Second})
 	got := testing.AllocsPerRun(1000, func() { b.Earn(0); b.Return(); b.Take(time.Now()); b.Balance(time.Now()) })
