@@ -100,9 +100,13 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 
 // plain returns what prepare would find out about a plain call, as most are, in a quarter of the time: its policy, and where it
 // wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
-// no care, and if its policy is every method's, whatever the channel says. For other calls the policy is nil.
-func (r *Retrier) plain(ctx context.Context, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
-	m := r.settings.current().plain
+// no care, and if its policy does not depend on the channel. For other calls the policy is nil.
+func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
+	policies := r.settings.current()
+	m := policies.plain
+	if m == nil && policies.channels == nil {
+		m = policies.of(method)
+	}
 	if m == nil || !r.builtInRetryOff || m.Hedging != nil || m.MaxAttempts == 1 || layers.Of(ctx) != nil {
 		return nil, nil, nil
 	}

@@ -52,7 +52,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var c call // stays on the stack
 	c.retrier, c.ctx, c.cc, c.method = r, ctx, cc, method
-	if p, header, trailer := r.plain(ctx, opts); p != nil {
+	if p, header, trailer := r.plain(ctx, method, opts); p != nil {
 		c.policy, c.mode, c.static = p, modeRetried, true
 		c.options.list, c.options.header, c.options.trailer = opts, header, trailer
 	} else if err := c.prepare(opts, nil, reply); err != nil {

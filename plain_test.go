@@ -70,7 +70,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 					ctx = layers.New(ctx, true)
 				}
 				for what, opts := range calls {
-					p, header, trailer := r.plain(ctx, opts)
+					p, header, trailer := r.plain(ctx, "/pkg.Service/Method", opts)
 					if p == nil {
 						continue
 					}
@@ -89,7 +89,7 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"defaults", "one policy", "a timeout", "a classifier", "a dry run", "service config"} {
+	for _, name := range []string{"defaults", "one policy", "a timeout", "a classifier", "a dry run", "a method", "levels", "service config"} {
 		for _, what := range []string{"a stub", "outputs"} {
 			which := fmt.Sprintf("%s, %s, built-in retries off: true, for a request: false", name, what)
 			if !plain[which] {
