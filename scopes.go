@@ -109,9 +109,10 @@ func (o *policyOptions) merge(l level, pattern string, entry configEntry) (p par
 type methodPolicies struct {
 	options  policyOptions
 	fallback budgets
-	tables   [protos.Levels]policyTable // one for each level, or only that of levelUnknown
-	leveled  bool                       // there are options for levels
-	plain    *methodPolicy              // the policy for every method, if there is only one; otherwise nil
+	tables   [protos.Levels]policyTable         // one for each level, or only that of levelUnknown
+	leveled  bool                               // there are options for levels
+	plain    *methodPolicy                      // the policy for every method, if there is only one; otherwise nil
+	known    bounded.Map[string, *methodPolicy] // those of the methods that were called, if there are others
 	// The policies made from the retryPolicies of channels; nil without WithResolverServiceConfig.
 	channels *bounded.Map[channelKey, *methodPolicy]
 	budgets  map[string]Budget // the budgets of all scopes, by the scopes' names
@@ -184,6 +185,14 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	if m.plain != nil {
 		return m.plain
 	}
+	if p := m.known.Current()[method]; p != nil {
+		return p
+	}
+	return m.known.Get(method, bounded.MaxNames, m.find)
+}
+
+// find is of for a method that was not called before.
+func (m *methodPolicies) find(method string) *methodPolicy {
 	if m.leveled {
 		return m.tables[protos.LevelOf(method)].Of(method)
 	}
