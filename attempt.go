@@ -320,14 +320,21 @@ const (
 // another Retrier on another ClientConn, overwrites the variables of the options that it is
 // given, even if it reached no server in the end.
 func (a *attempt) witness(opts []grpc.CallOption) []grpc.CallOption {
-	p := &peer.Peer{AuthInfo: noStream{}}
-	return append(opts, grpc.Peer(p), grpc.OnFinish(func(error) {
-		if _, none := p.AuthInfo.(noStream); none {
+	w := &witness{}
+	w.peer.AuthInfo = noStream{}
+	return append(append(w.optionSpace[:0], opts...), grpc.Peer(&w.peer), grpc.OnFinish(func(error) {
+		if _, none := w.peer.AuthInfo.(noStream); none {
 			a.sighting.CompareAndSwap(0, sawNone)
 		} else {
 			a.sighting.Store(sawStream)
 		}
 	}))
+}
+
+// A witness has the peer, and room for options that are two more than others.
+type witness struct {
+	peer        peer.Peer
+	optionSpace [6]grpc.CallOption
 }
 
 // noStream marks a peer that has not been filled in. An empty peer would not do, because gRPC fills
