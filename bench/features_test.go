@@ -36,6 +36,7 @@ var features = []feature{
 	{name: "page", page: true},
 	{name: "hedging", options: hedging},
 	{name: "together", span: true, page: true, options: together},
+	{name: "method", options: ofMethod},
 	{name: "chained", chained: true},
 }
 
@@ -144,6 +145,10 @@ func hedging(testing.TB) []grpcretry.Option {
 	return []grpcretry.Option{grpcretry.WithHedging(grpcretry.Hedging{
 		Delay: grpcretry.HedgeAfter(time.Minute), AllMethodsAreSafe: true,
 	})}
+}
+
+func ofMethod(testing.TB) []grpcretry.Option {
+	return []grpcretry.Option{grpcretry.WithMethod("/echo.v1.EchoService/", grpcretry.WithMaxAttempts(attempts))}
 }
 
 func together(tb testing.TB) []grpcretry.Option {

@@ -298,6 +298,7 @@ var featureWords = [][2]string{
 	{"page", "the debug page"},
 	{"hedging", "`WithHedging`, not due"},
 	{"together", "all of these together"},
+	{"method", "`WithMethod` for the method's service"},
 	{"chained", "the interceptor chained without `DialOptions`, so that it looks for gRPC's own retries"},
 }
 
