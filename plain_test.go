@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
+	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
@@ -100,5 +102,29 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 	}
 	if len(plain) > 0 {
 		t.Errorf("plain without a reason: %v", plain)
+	}
+}
+
+// Each method has the policy of the narrowest pattern, however many there are, and as long as their names may be.
+func TestPoliciesOfManyMethods(t *testing.T) {
+	r, err := New(WithMethod("/a.Service/", WithMaxAttempts(2)), WithMethod("/a.Service/Method", WithMaxAttempts(3)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := "/a.Service/" + strings.Repeat("x", 1000)
+	for range 2 {
+		for n := range bounded.MaxNames + 100 {
+			for name, want := range map[string]int{
+				"/a.Service/Method": 3, fmt.Sprint("/a.Service/Method", n): 2, fmt.Sprint("/b.Service/Method", n): 4, long: 2,
+			} {
+				if got := r.Policy(name).MaxAttempts; got != want {
+					t.Fatalf("%.30s may make %d attempts, want %d", name, got, want)
+				}
+			}
+		}
+	}
+	known := r.settings.current().known.Current()
+	if len(known) != bounded.MaxNames || known[long] != nil {
+		t.Errorf("%d methods are remembered, want %d; the long name is: %t", len(known), bounded.MaxNames, known[long] != nil)
 	}
 }

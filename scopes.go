@@ -188,7 +188,7 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	if p := m.known.Current()[method]; p != nil {
 		return p
 	}
-	return m.known.Get(method, bounded.MaxNames, m.find)
+	return m.known.Get(method, bounded.MaxNamesFor(method), m.find)
 }
 
 // find is of for a method that was not called before.

@@ -78,8 +78,8 @@ const Levels = 3
 
 // LevelOf returns a called method's level. Those that only show a level use [LookUpLevel], because a level that
 // is known does not change, and a proto may be linked, or registered, only later. The levels of methods after
-// [bounded.MaxNames] are looked up for each call.
-func LevelOf(method string) Level { return knownLevels.Get(method, bounded.MaxNames, LookUpLevel) }
+// [bounded.MaxNames], and of those with long names, are looked up for each call.
+func LevelOf(method string) Level { return knownLevels.Get(method, bounded.MaxNamesFor(method), LookUpLevel) }
 
 // knownLevels serve the whole program, because there is one registry of protos.
 var knownLevels bounded.Map[string, Level]
