@@ -348,7 +348,7 @@ func (a *attempt) hasNotRun() bool {
 	if a.cc == nil {
 		return a.fate == fateUnsent
 	}
-	return a.sighting.Load() == sawNone
+	return a.sighting.Load() == sawNone && !a.hasPeer() // which is known from another option
 }
 
 // refused reports whether an attempt that has ended with err was refused before any handler could run. A server cannot

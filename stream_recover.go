@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -40,7 +41,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	at.attempt, at.of = a, s
 	a.PeerAddr = &at.unread
-	opts := append(s.call.attemptOptions(a), grpc.OnFinish(at.finished))
+	opts := slices.Clip(append(s.call.attemptOptions(a), grpc.OnFinish(at.finished)))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
 	var ctx context.Context = a

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -127,6 +128,35 @@ func TestWhatHadAStreamIsNotRetried(t *testing.T) {
 		wantMessage(t, err, "failed in attempt 1")
 		wantTimes(t, server, 0)
 	})
+}
+
+// An interceptor below that keeps gRPC's report of the peer from the library does not hide that there was a stream.
+func TestAPeerThatIsDroppedBelowIsKnown(t *testing.T) {
+	withoutPeer := func(opts []grpc.CallOption) []grpc.CallOption {
+		if len(opts) != cap(opts) {
+			t.Errorf("there is room for %d options behind the %d", cap(opts)-len(opts), len(opts))
+		}
+		return slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool { return isA[grpc.PeerCallOption](o) })
+	}
+	everyKind(t, func(t *testing.T, kind callKind) {
+		server := serveScripts(t, "recv hello; fail UNAVAILABLE", onceMore)
+		cc := server.conn(t, append(DialOptions(unsentOnly),
+			grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+				invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				return invoker(ctx, method, req, reply, cc, withoutPeer(opts)...)
+			}),
+			grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+				streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				return streamer(ctx, desc, cc, method, withoutPeer(opts)...)
+			}))...)
+		wantStop(t, kind.call(t.Context(), cc, anyMethod), codes.Unavailable, ErrMayHaveRun, 1)
+		wantTimes(t, server, 0)
+	})
+}
+
+func isA[T any](v any) bool {
+	_, is := v.(T)
+	return is
 }
 
 // reasonOf returns the Reason of an Error, nil for other errors.
