@@ -102,18 +102,11 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 // wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
 // no care, and if its policy does not depend on the channel. For other calls the policy is nil.
 func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
-	policies := r.settings.current()
-	m := policies.plain
-	if m == nil && policies.channels == nil {
-		m = policies.of(method)
-	}
-	if m == nil || !r.builtInRetryOff || m.Hedging != nil || m.MaxAttempts == 1 || layers.Of(ctx) != nil {
-		return nil, nil, nil
-	}
+	static := false
 	for _, opt := range opts {
 		switch opt := opt.(type) {
 		case grpc.StaticMethodCallOption:
-			p = m.policy
+			static = true
 		case grpc.HeaderCallOption:
 			if header != nil {
 				return nil, nil, nil
@@ -128,7 +121,18 @@ func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOpti
 			return nil, nil, nil
 		}
 	}
-	return p, header, trailer
+	policies := r.settings.current()
+	if !static || !r.builtInRetryOff || policies.channels != nil || layers.Of(ctx) != nil {
+		return nil, nil, nil
+	}
+	m := policies.plain
+	if m == nil {
+		m = policies.ofStub(method)
+	}
+	if m.Hedging != nil || m.MaxAttempts == 1 {
+		return nil, nil, nil
+	}
+	return m.policy, header, trailer
 }
 
 // tryHedging chooses the hedged mode, unless the call cannot be hedged.

@@ -3,7 +3,6 @@ package grpcretry
 import (
 	"fmt"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
-	"github.com/grpcretry/grpcretry/internal/bounded"
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
 
@@ -105,26 +103,30 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 	}
 }
 
-// Each method has the policy of the narrowest pattern, however many there are, and as long as their names may be.
+// A method has the policy of the narrowest pattern, however many are called, and only those of stubs are remembered.
 func TestPoliciesOfManyMethods(t *testing.T) {
-	r, err := New(WithMethod("/a.Service/", WithMaxAttempts(2)), WithMethod("/a.Service/Method", WithMaxAttempts(3)))
+	r, err := New(WithMethod("/a.Service/", WithMaxAttempts(2)), WithMethod("/a.Service/Method", WithMaxAttempts(3)), WithBuiltInRetryDisabled())
 	if err != nil {
 		t.Fatal(err)
 	}
-	long := "/a.Service/" + strings.Repeat("x", 1000)
+	stub := []grpc.CallOption{grpc.StaticMethod()}
 	for range 2 {
-		for n := range bounded.MaxNames + 100 {
+		for n := range 200 {
 			for name, want := range map[string]int{
-				"/a.Service/Method": 3, fmt.Sprint("/a.Service/Method", n): 2, fmt.Sprint("/b.Service/Method", n): 4, long: 2,
+				"/a.Service/Method": 3, fmt.Sprint("/a.Service/Method", n): 2, fmt.Sprint("/b.Service/Method", n): 4,
 			} {
-				if got := r.Policy(name).MaxAttempts; got != want {
-					t.Fatalf("%.30s may make %d attempts, want %d", name, got, want)
+				if p, _, _ := r.plain(t.Context(), name, stub); p.MaxAttempts != want {
+					t.Fatalf("%s may make %d attempts, want %d", name, p.MaxAttempts, want)
 				}
+			}
+			another := fmt.Sprint("/c.Service/Method", n)
+			if p, _, _ := r.plain(t.Context(), another, nil); p != nil || r.Policy(another).MaxAttempts != 4 {
+				t.Fatalf("%s has %+v", another, r.Policy(another))
 			}
 		}
 	}
-	known := r.settings.current().known.Current()
-	if len(known) != bounded.MaxNames || known[long] != nil {
-		t.Errorf("%d methods are remembered, want %d; the long name is: %t", len(known), bounded.MaxNames, known[long] != nil)
+	stubs := r.settings.current().stubs.Current()
+	if len(stubs) != 100 || stubs["/c.Service/Method0"] != nil {
+		t.Errorf("%d methods are remembered, want 100 of stubs", len(stubs))
 	}
 }

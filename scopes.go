@@ -112,7 +112,7 @@ type methodPolicies struct {
 	tables   [protos.Levels]policyTable         // one for each level, or only that of levelUnknown
 	leveled  bool                               // there are options for levels
 	plain    *methodPolicy                      // the policy for every method, if there is only one; otherwise nil
-	known    bounded.Map[string, *methodPolicy] // those of the methods that were called, if there are others
+	stubs    bounded.Map[string, *methodPolicy] // by method, see ofStub
 	// The policies made from the retryPolicies of channels; nil without WithResolverServiceConfig.
 	channels *bounded.Map[channelKey, *methodPolicy]
 	budgets  map[string]Budget // the budgets of all scopes, by the scopes' names
@@ -185,18 +185,20 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	if m.plain != nil {
 		return m.plain
 	}
-	if p := m.known.Current()[method]; p != nil {
-		return p
-	}
-	return m.known.Get(method, bounded.MaxNamesFor(method), m.find)
-}
-
-// find is of for a method that was not called before.
-func (m *methodPolicies) find(method string) *methodPolicy {
 	if m.leveled {
 		return m.tables[protos.LevelOf(method)].Of(method)
 	}
 	return m.tables[levelUnknown].Of(method)
+}
+
+// ofStub is of for the call of a generated stub, which finds the policy in half the time from the second call on. No other may take
+// the room: names that others choose would.
+func (m *methodPolicies) ofStub(method string) *methodPolicy {
+	if p := m.stubs.Current()[method]; p != nil {
+		return p
+	}
+	const most = 100 // for each, the others are copied
+	return m.stubs.Get(method, most, m.of)
 }
 
 // shown is like of, for callers that only display the policy.

@@ -4,6 +4,7 @@ package protos
 
 import (
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -79,7 +80,12 @@ const Levels = 3
 // LevelOf returns a called method's level. Those that only show a level use [LookUpLevel], because a level that
 // is known does not change, and a proto may be linked, or registered, only later. The levels of methods after
 // [bounded.MaxNames], and of those with long names, are looked up for each call.
-func LevelOf(method string) Level { return knownLevels.Get(method, bounded.MaxNamesFor(method), LookUpLevel) }
+func LevelOf(method string) Level {
+	if l, known := knownLevels.Current()[method]; known {
+		return l
+	}
+	return knownLevels.Get(strings.Clone(method), bounded.MaxNamesFor(method), LookUpLevel) // it may be a part of something long
+}
 
 // knownLevels serve the whole program, because there is one registry of protos.
 var knownLevels bounded.Map[string, Level]
