@@ -312,7 +312,8 @@ type sighting struct{ atomic.Uint32 }
 
 const (
 	sawStream uint32 = iota + 1 // there was a stream, so a server may have run the method
-	sawNone                     // the attempt has ended, and there was none, or the server has refused it
+	sawNone                     // the attempt has ended, and there was none
+	sawRefusal                  // the server has refused it
 )
 
 // witness appends the options by which gRPC reports whether it has opened a stream for the attempt.
@@ -348,7 +349,8 @@ func (a *attempt) hasNotRun() bool {
 	if a.cc == nil {
 		return a.fate == fateUnsent
 	}
-	return a.sighting.Load() == sawNone && !a.hasPeer() // which is known from another option
+	seen := a.sighting.Load()
+	return seen == sawRefusal || seen == sawNone && !a.hasPeer() // of which the attempt's mark has asked as well
 }
 
 // refused reports whether an attempt that has ended with err was refused before any handler could run. A server cannot

@@ -221,7 +221,7 @@ func (at *streamAttempt) read(err error) {
 		at.header, _ = at.stream.Header()
 	}
 	if at.refused(err) && at.awaitOver() {
-		at.sighting.Store(sawNone)
+		at.sighting.Store(sawRefusal)
 		if at.number == 1 {
 			at.fate = fateRefused
 		}
