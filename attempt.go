@@ -311,9 +311,9 @@ func (c *rpc) withHeader(number int, silent bool) context.Context {
 type sighting struct{ atomic.Uint32 }
 
 const (
-	sawStream uint32 = iota + 1 // there was a stream, so a server may have run the method
-	sawNone                     // the attempt has ended, and there was none
-	sawRefusal                  // the server has refused it
+	sawStream  uint32 = iota + 1 // there was a stream, so a server may have run the method
+	sawNone                      // the attempt has ended, and there was none
+	sawRefusal                   // the server has refused it
 )
 
 // witness appends the options by which gRPC reports whether it has opened a stream for the attempt.

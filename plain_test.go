@@ -105,7 +105,8 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 
 // A method has the policy of the narrowest pattern, however many are called, and only those of stubs are remembered.
 func TestPoliciesOfManyMethods(t *testing.T) {
-	r, err := New(WithMethod("/a.Service/", WithMaxAttempts(2)), WithMethod("/a.Service/Method", WithMaxAttempts(3)), WithBuiltInRetryDisabled())
+	r, err := New(WithMethod("/a.Service/", WithMaxAttempts(2)), WithMethod("/a.Service/Method", WithMaxAttempts(3)),
+		WithBuiltInRetryDisabled())
 	if err != nil {
 		t.Fatal(err)
 	}
