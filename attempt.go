@@ -294,6 +294,7 @@ func (c *rpc) contextOf(number int, silent bool) context.Context {
 	return c.withHeader(number, silent)
 }
 
+// withHeader is contextOf for an attempt that may send a header.
 func (c *rpc) withHeader(number int, silent bool) context.Context {
 	if c.functionTarget != "" {
 		return c.ctx
@@ -332,7 +333,7 @@ func (a *attempt) witness(opts []grpc.CallOption) []grpc.CallOption {
 	}))
 }
 
-// A witness has the peer, and room for options that are two more than others.
+// A witness is the peer that gRPC reports, and room for the options, which are two more than without it.
 type witness struct {
 	peer        peer.Peer
 	optionSpace [6]grpc.CallOption

@@ -98,7 +98,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	return nil
 }
 
-// plain returns what prepare would find out about a plain call, as most are, in a quarter of the time: its policy, and where it
+// plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy, and where it
 // wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
 // no care, and if its policy does not depend on the channel. For other calls the policy is nil.
 func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
@@ -496,7 +496,7 @@ func (c *call) deposit(a *attempt, r Result) {
 	}
 	o := Outcome{Attempt: 1, Result: r} // there is no other
 	if b, is := c.budget.(*ratioBudget); is && r == Succeeded {
-		b.tokens.Earn(c.start)
+		b.tokens.Earn(c.start) // as Deposit does, but dated without the clock
 	} else {
 		c.budget.Deposit(o)
 	}

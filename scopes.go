@@ -191,8 +191,8 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 	return m.tables[levelUnknown].Of(method)
 }
 
-// ofStub is of for the call of a generated stub, which finds the policy in half the time from the second call on. No other may take
-// the room: names that others choose would.
+// ofStub is of for the call of a generated stub: from the second call of a method on, it takes half the time. Other calls' methods are
+// not remembered, because they may have any number of names.
 func (m *methodPolicies) ofStub(method string) *methodPolicy {
 	if p := m.stubs.Current()[method]; p != nil {
 		return p

@@ -130,7 +130,8 @@ func TestWhatHadAStreamIsNotRetried(t *testing.T) {
 	})
 }
 
-// An interceptor below that keeps gRPC's report of the peer from the library does not hide that there was a stream.
+// An interceptor below that removes an option, here the one by which gRPC reports the peer, does not hide that there was a
+// stream. Nor may it find room behind the options, which another one could fill at the same time.
 func TestAPeerThatIsDroppedBelowIsKnown(t *testing.T) {
 	withoutPeer := func(opts []grpc.CallOption) []grpc.CallOption {
 		if len(opts) != cap(opts) {

@@ -12,15 +12,6 @@ import (
 // calls methods by names that others choose, such as a proxy, or that dials many targets has more.
 const MaxNames = 1000
 
-// MaxNamesFor is MaxNames, or 0 for a name that is too long to be remembered.
-func MaxNamesFor(name string) int {
-	const longest = 512 // bytes
-	if len(name) > longest {
-		return 0
-	}
-	return MaxNames
-}
-
 // A Map keeps what is made once for each key, such as a method or a target. The Go map in it is replaced,
 // never changed. The zero value is empty.
 type Map[K comparable, V any] struct {

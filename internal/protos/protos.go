@@ -84,8 +84,14 @@ func LevelOf(method string) Level {
 	if l, known := knownLevels.Current()[method]; known {
 		return l
 	}
-	return knownLevels.Get(strings.Clone(method), bounded.MaxNamesFor(method), LookUpLevel) // it may be a part of something long
+	if len(method) > longestKnown {
+		return LookUpLevel(method)
+	}
+	return knownLevels.Get(strings.Clone(method), bounded.MaxNames, LookUpLevel) // it may be a part of something long
 }
+
+// longestKnown limits the names that are remembered, in bytes: a server that redirects HTTP requests may choose them.
+const longestKnown = 512
 
 // knownLevels serve the whole program, because there is one registry of protos.
 var knownLevels bounded.Map[string, Level]

@@ -2,7 +2,9 @@ package protos
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -57,6 +59,26 @@ func TestLevelsOfManyMethodsAreNotAllKept(t *testing.T) {
 	}
 	if got := LevelOf(service + "Echo"); got != noSideEffects {
 		t.Errorf("level %v of a linked method, want NO_SIDE_EFFECTS", got)
+	}
+}
+
+// What is remembered keeps no memory but its own, and not much of that.
+func TestNamesThatAreKept(t *testing.T) {
+	knownLevels.Clear() // of what other tests have asked for
+	defer knownLevels.Clear()
+	long := strings.Repeat("x", longestKnown+1)
+	short := long[:longestKnown]
+	LevelOf(long)
+	LevelOf(short)
+	for kept := range knownLevels.Current() {
+		if kept != short {
+			t.Errorf("a name of %d bytes is kept", len(kept))
+		} else if unsafe.StringData(kept) == unsafe.StringData(short) {
+			t.Error("the name that is kept is a part of another one")
+		}
+	}
+	if len(knownLevels.Current()) == 0 {
+		t.Error("no name is kept")
 	}
 }
 
