@@ -83,6 +83,8 @@ type attempt struct {
 	reported bool // its result was reported to the plan or, without one, to the budgets
 	fate     fate
 	repeats  uint8 // at most 255
+	headed   bool  // the attempt is a context with its header, see setHeader
+	limited  bool  // layers.Header.Limited
 	sighting sighting
 	bounds   *bounds // nil for a unary call's attempt without a timeout
 
@@ -119,6 +121,11 @@ func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.S
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) || key == (tried.Key{}) {
 		return a
+	}
+	if a.headed {
+		if v := (layers.Header{Previous: int(a.number) - 1, Limited: a.limited}).Value(key); v != nil {
+			return v
+		}
 	}
 	if a.bounds != nil {
 		return a.bounds.own.Current(a.Context).Value(key)
@@ -286,20 +293,19 @@ func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 	info.late = a.isLate() && !a.isCut()
 }
 
-// contextOf returns the context of an attempt: the call's, with the attempt's header. Most first attempts, and functions, send none.
-func (c *rpc) contextOf(number int, silent bool) context.Context {
-	if number == 1 && c.worksFor == nil {
+// firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one with a header.
+func (c *rpc) firstContext() context.Context {
+	if c.worksFor == nil {
 		return c.ctx
 	}
-	return c.withHeader(number, silent)
+	return c.servedContext()
 }
 
-// withHeader is contextOf for an attempt that may send a header.
-func (c *rpc) withHeader(number int, silent bool) context.Context {
-	if c.functionTarget != "" {
+func (c *rpc) servedContext() context.Context {
+	if c.functionTarget != "" { // it sends no header
 		return c.ctx
 	}
-	return layers.Header{Previous: number - 1, Limited: silent || c.worksFor.IsRetry()}.In(c.limited())
+	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
 }
 
 // The rest of this file finds out whether an attempt has certainly run nowhere, for [WithUnsentOnly]. That

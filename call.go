@@ -150,7 +150,7 @@ func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 // begin starts the call and its first attempt; a is a zero attempt, to be filled in. A unary call does the same by itself.
 func (c *call) begin(a *attempt) {
 	c.budget, c.spans, c.start = c.open()
-	a.Context, a.cc, a.method, a.number, a.start = c.contextOf(1, false), c.cc, c.method, 1, c.start
+	a.Context, a.cc, a.method, a.number, a.start = c.firstContext(), c.cc, c.method, 1, c.start
 	a.PeerAddr, c.newest = &a.peer, a
 	c.retrier.report.attemptStarted(&c.facts, a)
 	c.contest.start(a)
@@ -464,8 +464,19 @@ func (c *call) another() *attempt {
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
+	ctx, headed := c.limited(), false
+	h := layers.Header{Previous: sent.number - 1, Limited: sent.silent || c.worksFor.IsRetry()}
+	switch {
+	case c.functionTarget != "": // it sends no header
+	case h.IsAlone(ctx):
+		headed = true
+	default:
+		ctx = h.In(ctx)
+	}
 	a := &attempt{
-		Context: c.contextOf(sent.number, sent.silent),
+		Context: ctx,
+		headed:  headed,
+		limited: h.Limited,
 		cc:      c.cc,
 		method:  c.method,
 		number:  int32(sent.number),

@@ -79,7 +79,9 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	if o.mixed || own && o.outputs() {
 		opts = o.forAttempt(opts, own)
 	} else {
-		opts = append(opts, o.list...)
+		for _, opt := range o.list {
+			opts = append(opts, opt)
+		}
 	}
 	opts = append(opts, a)
 	if c.stopsGRPC {

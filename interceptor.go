@@ -67,7 +67,7 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	done := false
 	defer c.guard(&done)
 	c.budget, c.spans, c.start = c.open()
-	a := &attempt{Context: c.contextOf(1, false), cc: cc, method: method, number: 1, start: c.start}
+	a := &attempt{Context: c.firstContext(), cc: cc, method: method, number: 1, start: c.start}
 	a.PeerAddr, c.newest = &a.peer, a
 	r.report.attemptStarted(&c.facts, a)
 	for {
@@ -126,7 +126,7 @@ type Retrier struct {
 
 // New returns a new Retrier. Without options, it makes up to 4 attempts at calls that fail with
 // UNAVAILABLE or RESOURCE_EXHAUSTED, within a budget. The error names each option that has an
-// invalid value, and the value.
+// invalid value, and its first such value.
 func New(opts ...Option) (*Retrier, error) {
 	c := config{replayMemory: defaultReplayMemory}
 	if err := c.applyAll("New", opts); err != nil {
@@ -323,7 +323,7 @@ func (c *rpc) passOptions(unary bool) []grpc.CallOption {
 
 // passStream opens a stream that passes through.
 func (c *rpc) passStream(desc *grpc.StreamDesc, streamer grpc.Streamer) (grpc.ClientStream, error) {
-	stream, err := streamer(c.contextOf(1, false), desc, c.cc, c.method, c.passOptions(false)...)
+	stream, err := streamer(c.firstContext(), desc, c.cc, c.method, c.passOptions(false)...)
 	if err != nil {
 		return stream, err
 	}
@@ -358,7 +358,7 @@ func (c *rpc) runWithin(run func(context.Context) error) error {
 	if c.policy != nil {
 		timeout = c.policy.AttemptTimeout
 	}
-	ctx := c.contextOf(1, false)
+	ctx := c.firstContext()
 	if _, limited := ctx.Deadline(); timeout <= 0 || limited {
 		return run(ctx)
 	}

@@ -119,15 +119,16 @@ func (l *ledger) deposit(o Outcome) {
 	if o.Result == Unsent && l.freeAttempt == o.Attempt {
 		l.freeAttempt = 0
 	}
-	report := func(b Budget, paid bool) {
-		seen := o
-		if !paid {
-			seen.Attempt = 1
-		}
-		depositIn(b, seen, released && paid)
-	}
 	if l.hedges != nil {
-		defer report(l.hedges, payer == hedgesPay) // also if the other budget panics
+		defer report(l.hedges, o, payer == hedgesPay, released) // also if the other budget panics
 	}
-	report(l.budget, payer == retriesPay)
+	report(l.budget, o, payer == retriesPay, released)
+}
+
+// report reports to a budget how an attempt ended, for which it has paid or not.
+func report(b Budget, o Outcome, paid, released bool) {
+	if !paid {
+		o.Attempt = 1
+	}
+	depositIn(b, o, released && paid)
 }

@@ -20,8 +20,8 @@ type waiter struct {
 // isPatient reports whether the call waits for its target.
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
-// fails records a retryable failure for the call and for its target.
-func (w *waiter) fails(now time.Time) {
+// fails records a retryable failure for the call and for its target, and returns what is known of that now.
+func (w *waiter) fails(now time.Time) trouble {
 	if w.firstFailure.IsZero() {
 		w.firstFailure = now
 	}
@@ -29,7 +29,7 @@ func (w *waiter) fails(now time.Time) {
 	if !w.isPatient() { // others may be, and the metrics tell of the target, too
 		patience = defaultPatience
 	}
-	w.target.fail(now, patience)
+	return w.target.fail(now, patience)
 }
 
 // patienceEnds returns when the call stops waiting for its target: the patience counts from the
@@ -114,7 +114,10 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now tim
 // If other attempts are in flight, they decide instead of a stop. A pushback may have moved a retry that replaces an
 // overdue attempt: it is given up if it would start too late by now, and sent without a question if it was paid for before.
 func (p *plan) retryDue(now time.Time, u float64) step {
-	known := p.target.trouble(now)
+	known := trouble{answers: p.next.answers} // nothing new is known at once
+	if now.After(p.next.since) {
+		known = p.target.trouble(now)
+	}
 	answered := known.answers != p.next.answers
 	namedByServer := p.next.repeats == 0 && !isOwn(p.next.source)
 	late := p.tooLate(now, 0)
@@ -124,7 +127,7 @@ func (p *plan) retryDue(now time.Time, u float64) step {
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
 	case p.isPatient() && !namedByServer && !answered && known.latest.After(p.next.since):
-		return p.waitAgain(known, now, u)
+		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces, now):
 		if p.replaces != 0 {
 			p.dueAt = time.Time{} // until that attempt has ended
@@ -133,7 +136,7 @@ func (p *plan) retryDue(now time.Time, u float64) step {
 	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
 		return p.end(ErrBudgetExhausted, now)
 	default:
-		return p.waitAgain(known, now, u)
+		return p.waitAgain(now, u)
 	}
 }
 
@@ -142,7 +145,8 @@ const shortestRepeat = 20 * time.Millisecond
 
 // waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
 // longer, the call's own. It is no step of the backoff.
-func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
+func (p *plan) waitAgain(now time.Time, u float64) step {
+	known := p.target.trouble(now)
 	length := now.Sub(p.waiter.firstFailure)
 	if !known.since.IsZero() {
 		length = max(length, now.Sub(known.since))
@@ -168,8 +172,7 @@ func (p *plan) waitAgain(known trouble, now time.Time, u float64) step {
 // reconnect applies rule 6: while there is patience, the call waits for a connection, not past the
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
 // attempt is the next dial.
-func (p *plan) reconnect(f *failure, now time.Time, u float64) step {
-	known := p.target.trouble(now)
+func (p *plan) reconnect(f *failure, known trouble, now time.Time, u float64) step {
 	v := p.schedule(f, known, now, u)
 	if !f.Redials {
 		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: waitConnect}

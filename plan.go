@@ -303,8 +303,9 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 		p.unsent++
 	}
 	p.deposit(f.outcome(p.policy.result(f)))
+	var known trouble
 	if f.found.retryable {
-		p.waiter.fails(now)
+		known = p.waiter.fails(now)
 	}
 	if p.open == 0 {
 		p.undecide() // what was decided when others were in flight
@@ -322,9 +323,9 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 		}
 		return step{verdict: verdict{Reason: errInFlight}}
 	case f.Unsent && !f.Refused && p.stopped == nil:
-		return p.reconnect(f, now, u)
+		return p.reconnect(f, known, now, u)
 	default:
-		v = p.again(f, now, u)
+		v = p.again(f, known, now, u)
 	}
 	if v.Retry {
 		return p.retryStep(v, now, u)
@@ -368,7 +369,7 @@ func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 
 // again applies rules 7 to 9 after an attempt that counts; reconnect and hedge have limits of their own. If the rules
 // allow a retry, it becomes the next attempt.
-func (p *plan) again(f *failure, now time.Time, u float64) verdict {
+func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdict {
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
@@ -377,7 +378,6 @@ func (p *plan) again(f *failure, now time.Time, u float64) verdict {
 	case p.sent() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
-	known := p.target.trouble(now)
 	v := p.schedule(f, known, now, u)
 	if v.Reason == nil {
 		v.Reason = p.refuses(f, v, known, now)
@@ -479,7 +479,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 		return p.unreplaced(number)
 	}
 	p.replaces = number
-	v := p.again(f, now, u)
+	v := p.again(f, p.target.trouble(now), now, u)
 	if !v.Retry {
 		p.replaces = 0
 		return p.unreplaced(number)

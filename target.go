@@ -80,8 +80,8 @@ func (t *target) trouble(now time.Time) trouble {
 // isFailing needs mu. It reports whether the target is failing, and that is no old news.
 func (t *target) isFailing(now time.Time) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
 
-// fail records a retryable failure.
-func (t *target) fail(now time.Time, patience time.Duration) {
+// fail records a retryable failure, and returns what is known now.
+func (t *target) fail(now time.Time, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now) {
@@ -92,6 +92,7 @@ func (t *target) fail(now time.Time, patience time.Duration) {
 	}
 	t.note(now)
 	t.setFailing(true)
+	return trouble{t.since, t.latest, t.answers}
 }
 
 // setFailing needs mu.

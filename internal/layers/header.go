@@ -59,30 +59,22 @@ func (h Header) In(ctx context.Context) context.Context {
 		return ctx
 	}
 	md, _ := metadata.FromOutgoingContext(ctx) // a copy
-	switch {
-	case md != nil:
-		maps.Copy(md, h.Metadata())
-		return metadata.NewOutgoingContext(ctx, md)
-	case h.Previous < len(sharedHeaders):
-		return &withHeader{ctx, h.shared().outgoing}
-	default:
-		return metadata.NewOutgoingContext(ctx, h.newMetadata())
+	if md == nil {
+		return metadata.NewOutgoingContext(ctx, h.Metadata())
 	}
+	maps.Copy(md, h.Metadata())
+	return metadata.NewOutgoingContext(ctx, md)
 }
 
-// withHeader is a context whose outgoing metadata are those of a shared one: one small allocation, where gRPC makes two.
-type withHeader struct {
-	context.Context
-	outgoing context.Context
+// IsAlone reports whether ctx would have no other outgoing metadata than h, which all calls share. Then a context that is made anyway
+// can have h as a Value: that costs nothing, where gRPC makes two allocations.
+func (h Header) IsAlone(ctx context.Context) bool {
+	_, others := metadata.FromOutgoingContext(ctx)
+	return !others && h.Previous < len(sharedHeaders)
 }
 
-// Value implements context.Context.
-func (c *withHeader) Value(key any) any {
-	if v := c.outgoing.Value(key); v != nil {
-		return v
-	}
-	return c.Context.Value(key)
-}
+// Value returns the value that a context with only h has for key, nil if none.
+func (h Header) Value(key any) any { return h.shared().outgoing.Value(key) }
 
 // Metadata returns the header; it must not be changed.
 func (h Header) Metadata() metadata.MD {
