@@ -211,10 +211,10 @@ func orDefault[T comparable](v, otherwise T) T {
 // WaitSource names the origin of the wait before an attempt. 0 stands for no wait, as before a first attempt.
 type WaitSource int8
 
-// The sources of a wait.
+// The sources of a wait. Two more have only a String: "connect" and "hedge_delay".
 const (
 	waitNone       WaitSource = iota
-	WaitBackoff               // the policy's [Backoff]
+	WaitBackoff               // the policy's [Backoff]; longer while the target is failing, see [WithPatience]
 	WaitPushback              // the server's grpc-retry-pushback-ms trailer
 	WaitRetryInfo             // a google.rpc.RetryInfo in the server's status
 	waitHedgeDelay            // a hedged call's [HedgeDelay], which passed without a response

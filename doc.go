@@ -111,7 +111,8 @@
 //
 // A call that failed despite being retryable returns an [*Error] with the server's last status,
 // the attempts, and the reason for stopping, such as [ErrBudgetExhausted]. If the first attempt
-// fails with something that is not retryable, gRPC's error is returned unchanged.
+// fails with something that is not retryable, and the caller's context has not ended, gRPC's error is returned
+// unchanged.
 //
 // # Other retries
 //

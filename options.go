@@ -105,7 +105,8 @@ func WithPolicy(p Policy) CallOption {
 // upper limit; 1 turns retries and hedging off, as [Disable] does. Hedges count as well, see
 // [WithHedging]; attempts that reached no server do not, see [WithPatience].
 //
-// The default is 4. A later WithMaxAttempts replaces an earlier one.
+// The default is 4. More than 5 attempts by the default backoff need a longer [WithPatience]. A later WithMaxAttempts
+// replaces an earlier one.
 func WithMaxAttempts(n int) CallOption {
 	return newCallOption("WithMaxAttempts", fieldMaxAttempts, Policy{MaxAttempts: n}, checkMaxAttempts(n))
 }
@@ -281,15 +282,17 @@ func WithBufferLimit(bytes int) CallOption {
 //     is making: it is woken at the times of gRPC's default backoff, and after a drop one of the
 //     waiting calls sends its attempt early, which keeps the channel awake.
 //
-// No wait is started that would outlast d, and at most 10,000 calls wait for one target. Other calls
+// No wait is started that would outlast d, be it an ordinary backoff, and at most 10,000 calls wait for one target. Other calls
 // whose attempt fails end immediately, with the last status and [ErrTargetDown]: a target that is gone
 // holds nobody up. A wait that the server asks for does not count, and the deadline and
 // [WithMaxElapsed] end a wait earlier.
 //
 // d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
-// token or a connection, they end. The default is 10 s or, if it is longer, twice the time that the
-// waits of an [Exponential], [Decorrelated] or [Constant] set by WithBackoff can add up to; beside a
-// Backoff of another type with long waits, set it. A later WithPatience replaces an earlier one.
+// token or a connection, they end. With less than the first backoff nothing is retried, which is logged
+// ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the waits of an [Exponential],
+// [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up to; beside a
+// Backoff of another type with long waits, or many attempts by the default backoff, set it. A later WithPatience
+// replaces an earlier one.
 func WithPatience(d time.Duration) CallOption {
 	return newCallOption("WithPatience", fieldPatience, Policy{Patience: orDefault(d, -1)}, checkNotNegative(d))
 }
@@ -352,7 +355,8 @@ func Disable() CallOption { return WithMaxAttempts(1) }
 // WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to
 // all methods of a service, with "/pkg.Service/". Patterns for functions, see [Retrier.Do], may have
 // more words: one that ends in a slash applies to all names that begin with it, and a longer one
-// wins. [New] rejects patterns without two slashes, those with an empty word or a star, and nil options. A
+// wins. [New] rejects patterns without two slashes, those with an empty word or a star, and nil options. One that
+// names no method of the protos that the program links is no error, and is logged ([WithLogger]). A
 // second WithMethod with the same pattern adds its options after those of the first.
 func WithMethod(pattern string, opts ...CallOption) Option {
 	opts = slices.Clone(opts)

@@ -150,6 +150,8 @@ func (p *policy) warnings() []string {
 			"WithHedging has a delay of %v, and WithMaxElapsed is %v: no hedge is ever sent", time.Duration(delay), limit)
 		return all
 	}
+	first := shortestWait(p.Backoff)
+	warn(p.Patience > 0 && p.Patience < first, "WithPatience is %v, and WithBackoff waits %v or more: it allows no retry", p.Patience, first)
 	shortest := min(shortestWait(p.Backoff), shortestWait(p.OverloadBackoff))
 	warn(limit > 0 && shortest >= limit, "WithMaxElapsed is %v, and the backoff waits %v or more: no retry is ever made", limit, shortest)
 	return all

@@ -27,11 +27,14 @@ func ExampleNewQueue() {
 		fmt.Println(err)
 		return
 	}
-	attempts := 0
+	attempts, synced := 0, make(chan bool)
 	syncOrder := func(string) error {
 		if attempts++; attempts < 3 {
+			fmt.Println("orders are down")
 			return status.Error(codes.Unavailable, "orders are down")
 		}
+		fmt.Println("in sync")
+		close(synced)
 		return nil
 	}
 
@@ -45,21 +48,22 @@ func ExampleNewQueue() {
 			}
 			if err := syncOrder(order); err != nil {
 				limiter.Failed(order, err)
-				fmt.Println("failed:", err, limiter.NumRequeues(order))
 				queue.AddRateLimited(order)
 			} else {
 				queue.Forget(order)
-				fmt.Println("in sync")
-				queue.ShutDown()
 			}
 			queue.Done(order)
 		}
 	}
+	var workers sync.WaitGroup
+	workers.Go(worker)
 	queue.Add("shop/1")
-	worker()
+	<-synced
+	queue.ShutDown()
+	workers.Wait()
 	// Output:
-	// failed: rpc error: code = Unavailable desc = orders are down 1
-	// failed: rpc error: code = Unavailable desc = orders are down 2
+	// orders are down
+	// orders are down
 	// in sync
 }
 
