@@ -43,6 +43,39 @@ func TestHeaderReplacesTheCallersValues(t *testing.T) {
 	}
 }
 
+// TestHeaderAsAValue is about a context that has the header without being made by In.
+func TestHeaderAsAValue(t *testing.T) {
+	for previous := range 12 {
+		h := Header{previous, true}
+		if got, want := h.IsAlone(t.Context()), previous < len(sharedHeaders); got != want {
+			t.Fatalf("%+v.IsAlone = %v without other metadata, want %v", h, got, want)
+		}
+		if h.IsAlone(metadata.NewOutgoingContext(t.Context(), metadata.MD{})) {
+			t.Errorf("%+v would replace the caller's metadata", h)
+		}
+		if previous >= len(sharedHeaders) {
+			continue
+		}
+		got, _ := metadata.FromOutgoingContext(headed{t.Context(), h})
+		want, _ := metadata.FromOutgoingContext(h.In(t.Context()))
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v has metadata %v, want %v", h, got, want)
+		}
+	}
+}
+
+type headed struct {
+	context.Context
+	header Header
+}
+
+func (c headed) Value(key any) any {
+	if v := c.header.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
+}
+
 func TestRetriedByOf(t *testing.T) {
 	const previous = wire.PreviousAttemptsKey
 	for _, tt := range []struct {
