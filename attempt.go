@@ -38,7 +38,6 @@ type Attempt struct {
 	WaitSource WaitSource    // the origin of Wait
 	Hedge      bool          // sent beside an earlier attempt in flight, and not in place of one
 	Unsent     bool          // it reached no server, see WithPatience
-	noResponse bool          // it failed without a response from the server that it reached, which may still be at work
 
 	late    bool  // it ended after the attempt timeout, because no retry could replace it
 	repeats uint8 // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
@@ -82,11 +81,11 @@ type attempt struct {
 	hedge    bool // sent while others were in flight
 	reported bool // its result was reported to the plan or, without one, to the budgets
 	fate     fate
-	repeats  uint8 // at most 255
-	headed   bool  // the attempt is a context with its header, see setHeader
-	limited  bool  // layers.Header.Limited
-	sighting sighting
-	bounds   *bounds // nil for a unary call's attempt without a timeout
+	repeats  uint8         // at most 255
+	headed   bool          // the attempt, as a context, has its header as a value; see newAttempt
+	limited  bool          // layers.Header.Limited
+	sighting atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
+	bounds   *bounds       // nil for a unary call's attempt without a timeout
 
 	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
 
@@ -175,21 +174,13 @@ type bounds struct {
 	stream   *streamAttempt // nil for a unary call, and for an attempt without a stream
 	ended    time.Duration  // since the origin; 0 unless the call takes note of the end later
 
-	contest     *contest      // nil if there is neither a timeout nor a hedge; its turn guards the next four
+	// The turn of the call's contest guards these. Without a contest, they are zero.
 	expires     time.Duration // since the origin; when the attempt timeout is over, or never
 	judged      bool          // the plan was asked about that
 	late        bool          // it ended after that
 	unconnected bool          // there was no connection when the timeout was last over
 
 	own lazy.Context // a child of the caller's
-}
-
-// settle takes an attempt that has ended out of its contest. It returns false if the timeout has cut it.
-func (a *attempt) settle() bool {
-	if a.bounds == nil || a.bounds.contest == nil {
-		return true
-	}
-	return a.bounds.contest.settle(a)
 }
 
 // isCut reports whether the attempt timeout has ended the attempt.
@@ -270,12 +261,6 @@ func (a *attempt) asStarted(now time.Time) (info Attempt) {
 	return info
 }
 
-// describeStart fills in what is known of the attempt from its start on.
-func (a *attempt) describeStart(info *Attempt, now time.Time) {
-	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
-	info.Start, info.Wait, info.WaitSource, info.repeats = timeOf(a.start, now), a.wait, a.source, a.repeats
-}
-
 // asEnded describes the attempt after it has ended with err.
 func (a *attempt) asEnded(err error, now time.Time) (info Attempt) {
 	a.describe(&info, err, now)
@@ -291,6 +276,12 @@ func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 	}
 	info.Err, info.Header, info.Trailer, info.Peer = err, a.header, a.trailer, a.peer.Addr
 	info.late = a.isLate() && !a.isCut()
+}
+
+// describeStart fills in what is known of the attempt from its start on.
+func (a *attempt) describeStart(info *Attempt, now time.Time) {
+	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
+	info.Start, info.Wait, info.WaitSource, info.repeats = timeOf(a.start, now), a.wait, a.source, a.repeats
 }
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one with a header.
@@ -314,9 +305,7 @@ func (c *rpc) servedContext() context.Context {
 // it calls OnFinish at the end of every call whose options it has seen, also if it could not open
 // a stream, and before that it fills in the peer if it has opened one.
 
-// A sighting is what gRPC has reported about an attempt with a witness.
-type sighting struct{ atomic.Uint32 }
-
+// What gRPC has reported about an attempt with a witness, see attempt.sighting.
 const (
 	sawStream  uint32 = iota + 1 // there was a stream, so a server may have run the method
 	sawNone                      // the attempt has ended, and there was none

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -89,9 +90,9 @@ func (e Exponential) computed(retry int) time.Duration {
 
 // withDefaults replaces the fields that are zero.
 func (e Exponential) withDefaults() Exponential {
-	e.Base = orDefault(e.Base, defaultBase)
-	e.Max = orDefault(e.Max, defaultMax)
-	e.Multiplier = orDefault(e.Multiplier, defaultMultiplier)
+	e.Base = cmp.Or(e.Base, defaultBase)
+	e.Max = cmp.Or(e.Max, defaultMax)
+	e.Multiplier = cmp.Or(e.Multiplier, defaultMultiplier)
 	return e
 }
 
@@ -126,8 +127,8 @@ func (d Decorrelated) Delay(_ int, prev time.Duration, u float64) time.Duration 
 
 // withDefaults replaces the fields that are zero.
 func (d Decorrelated) withDefaults() Decorrelated {
-	d.Base = orDefault(d.Base, defaultBase)
-	d.Max = orDefault(d.Max, defaultMax)
+	d.Base = cmp.Or(d.Base, defaultBase)
+	d.Max = cmp.Or(d.Max, defaultMax)
 	return d
 }
 
@@ -165,7 +166,7 @@ func checkSpan(kind string, base, longest time.Duration) error {
 	if longest < 0 {
 		return fmt.Errorf("%s.Max is %v, want a positive duration, or 0 for %v", kind, longest, defaultMax)
 	}
-	if b, m := orDefault(base, defaultBase), orDefault(longest, defaultMax); m < b {
+	if b, m := cmp.Or(base, defaultBase), cmp.Or(longest, defaultMax); m < b {
 		if longest == 0 {
 			return fmt.Errorf("%s.Max is %v, the default, below Base %v", kind, m, b)
 		}
@@ -197,15 +198,6 @@ func unit(u float64) float64 {
 		return 0
 	}
 	return min(u, 1-0x1p-53)
-}
-
-// orDefault returns v, or otherwise if v is zero.
-func orDefault[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }
 
 // WaitSource names the origin of the wait before an attempt. 0 stands for no wait, as before a first attempt.

@@ -189,8 +189,6 @@ func (b *concurrencyBudget) release() {
 	}
 }
 
-func (b *concurrencyBudget) depositReleased(Outcome) {}
-
 // AllBudgets returns a budget that allows a retry only if every one of the budgets does. It takes
 // a token from all of them or from none: if one refuses, those that were asked before it receive a
 // Deposit with [Unsent], which returns their tokens. AllBudgets() never refuses a retry. [New]
@@ -237,12 +235,7 @@ func (all *allBudgets) String() string {
 	return strings.Join(names, " and ")
 }
 
-// Deposit comes to this package's budgets first, so that a slot is not lost if another panics.
-func (all *allBudgets) Deposit(o Outcome) {
-	for _, b := range slices.Backward(all.asked) {
-		b.Deposit(o)
-	}
-}
+func (all *allBudgets) Deposit(o Outcome) { depositIn(all, o, false) }
 
 func (all *allBudgets) Withdraw(now time.Time) bool { return all.withdraw(now, false) }
 
@@ -279,40 +272,31 @@ func (all *allBudgets) Balance(now time.Time) float64 {
 	return least
 }
 
-func (all *allBudgets) release() {
-	for _, b := range all.budgets {
-		release(b)
-	}
-}
-
-func (all *allBudgets) depositReleased(o Outcome) {
-	for _, b := range all.budgets {
-		depositIn(b, o, true)
-	}
-}
-
-// A releaser is a budget that limits the retries in flight. A retry whose stream is committed no
-// longer counts as in flight, although its attempt has not ended: release gives its slot back,
-// and depositReleased is called instead of Deposit when it ends.
-type releaser interface {
-	release()
-	depositReleased(Outcome)
-}
-
-// release gives back the slot of a retry whose stream is committed, if b has slots.
+// release gives back the slot of a retry whose stream is committed, if b has slots: the retry no longer counts as in
+// flight, although its attempt has not ended.
 func release(b Budget) {
-	if r, ok := b.(releaser); ok {
-		r.release()
+	switch b := b.(type) {
+	case *concurrencyBudget:
+		b.release()
+	case *allBudgets:
+		for _, one := range b.budgets {
+			release(one)
+		}
 	}
 }
 
-// depositIn reports to b how an attempt ended; released means that release was called for it.
+// depositIn reports to b how an attempt ended; released means that its slot was given back before. One of several
+// budgets comes first if it is this package's, so that a slot is not lost if another panics.
 func depositIn(b Budget, o Outcome, released bool) {
-	if r, ok := b.(releaser); ok && released {
-		r.depositReleased(o)
+	if all, ok := b.(*allBudgets); ok {
+		for _, one := range slices.Backward(all.asked) {
+			depositIn(one, o, released)
+		}
 		return
 	}
-	b.Deposit(o)
+	if _, slots := b.(*concurrencyBudget); !slots || !released {
+		b.Deposit(o)
+	}
 }
 
 // affords reports whether b would allow a retry now. If instead of one means that the retry may have

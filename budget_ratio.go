@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -76,9 +77,9 @@ func newRatioBudget(s RatioBudget) *ratioBudget {
 
 // withDefaults replaces the zeros that stand for a default.
 func (s RatioBudget) withDefaults() RatioBudget {
-	s.Ratio = orDefault(s.Ratio, defaultRatioBudget.Ratio)
-	s.Reserve = orDefault(s.Reserve, defaultRatioBudget.Reserve)
-	s.Window = orDefault(s.Window, defaultRatioBudget.Window)
+	s.Ratio = cmp.Or(s.Ratio, defaultRatioBudget.Ratio)
+	s.Reserve = cmp.Or(s.Reserve, defaultRatioBudget.Reserve)
+	s.Window = cmp.Or(s.Window, defaultRatioBudget.Window)
 	return s
 }
 

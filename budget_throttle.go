@@ -40,10 +40,6 @@ func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
 // throttleSettings are the settings of a throttle.
 type throttleSettings struct{ maxTokens, tokenRatio float64 }
 
-func (s throttleSettings) newThrottle() (Budget, error) {
-	return NewThrottle(s.maxTokens, s.tokenRatio)
-}
-
 func (s throttleSettings) describe() string {
 	return fmt.Sprintf("throttle: %v tokens, %v for a success", s.maxTokens, s.tokenRatio)
 }

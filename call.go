@@ -10,13 +10,13 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/bytarget"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/tried"
 )
 
-// A call is one RPC from its first attempt to its end, as shared by the unary and the stream loop.
-// A loop calls begin, runs an attempt, and hands the attempt's error to next, until next returns
-// no further attempt.
+// A call is one RPC, or one function, from its first attempt to its end. A loop begins it, runs an
+// attempt, and hands the attempt's end to next, until next returns no further attempt.
 //
 // One goroutine at a time uses a call.
 type call struct {
@@ -32,8 +32,8 @@ type cold struct {
 	tried   *tried.List // the endpoints that the attempts before have tried; nil if no balancer has asked
 }
 
-// An rpc is the part of a call that is known before its first attempt. The goroutines of a hedged
-// call share it.
+// An rpc is the part of a call that it has from the start, whether or not an attempt fails. The goroutines of a
+// hedged call share it.
 type rpc struct {
 	facts
 	retrier *Retrier
@@ -92,7 +92,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	if policies.channels != nil && c.cc != nil && !p.passesStream(desc) && !ch.ready {
 		c.expectConfig(policies, own)
 	}
-	if c.mode == modePassThrough && c.learner == nil {
+	if c.mode == modePassThrough {
 		c.retrier.report.callPassed(&c.facts)
 	}
 	return nil
@@ -135,18 +135,6 @@ func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOpti
 	return m.policy, header, trailer
 }
 
-// tryHedging chooses the hedged mode, unless the call cannot be hedged.
-func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
-	if obstacle := hedgingObstacle(desc, reply); obstacle != "" {
-		c.retrier.report.notHedged(&c.facts, obstacle)
-		return
-	}
-	var hedged bool
-	if c.delay, c.learner, hedged = c.policy.hedgingOf(c.method, c.worksFor, time.Now); hedged {
-		c.mode = modeHedged
-	}
-}
-
 // begin starts the call and its first attempt; a is a zero attempt, to be filled in. A unary call does the same by itself.
 func (c *call) begin(a *attempt) {
 	c.budget, c.spans, c.start = c.open()
@@ -167,10 +155,10 @@ func (c *rpc) open() (Budget, *callSpans, time.Duration) {
 }
 
 // A call asks for its plan in four ways: plan returns it if there is one; startPlan makes it; informedPlan also reads the channel,
-// once that can say something; planned also limits the call to the service config's timeout, so only the goroutine that uses the
-// call's context may ask for it.
+// until it has done so while there was a connection; planned also limits the call to the service config's timeout, so only the
+// goroutine that uses the call's context may ask for it.
 
-// planned returns the call's plan when there is something to decide.
+// planned returns the call's plan, and limits the call to the plan's deadline.
 func (c *call) planned(now time.Time) *plan {
 	p := c.informedPlan(now)
 	c.limitTo(p.deadline)
@@ -181,7 +169,11 @@ func (c *call) planned(now time.Time) *plan {
 func (c *call) informedPlan(now time.Time) *plan {
 	p := c.startPlan(now)
 	if !p.config.informed {
-		p.follow(c.channel())
+		ch := c.channel()
+		if c.unresolved != nil {
+			p.obey(c.unresolved(ch))
+		}
+		p.follow(ch)
 	}
 	return p
 }
@@ -196,49 +188,33 @@ func (c *call) startPlan(now time.Time) *plan {
 	start := timeOf(c.start, now)
 	deadline, _ := c.ctx.Deadline()
 	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadline)
-	if c.worksFor.IsRetry() {
-		p.isRetry = errCallerRetries
-	}
-	p.config.unresolved = c.unresolved
-	if c.mode == modeHedged {
-		p.hedging, p.delay = true, c.delay
-	}
+	p.isRetry, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
 	p.send(start)
 	return p
 }
 
 // budgetOf returns the budget that the call spends from: b, or its budget for the call's target.
 func (c *rpc) budgetOf(b Budget) Budget {
-	t, ok := b.(*perTarget)
-	switch cc := c.cc; { // a variable of its own, so that the call can stay on the stack
-	case !ok:
-		return b
-	case c.functionTarget != "":
-		return t.targets.Named(c.functionTarget)
-	default:
-		return t.targets.Dialed(c.dialed(), func() string { return canonicalTarget(cc, "") })
+	if t, ok := b.(*perTarget); ok {
+		return ofTarget(&c.facts, &t.targets)
 	}
+	return b
 }
 
 // targetState returns what the Retrier knows about the call's target.
-func (c *rpc) targetState() *target {
-	if c.functionTarget != "" {
-		return c.retrier.targets.Named(c.functionTarget)
+func (c *rpc) targetState() *target { return ofTarget(&c.facts, &c.retrier.targets.Map) }
+
+// ofTarget returns what m has for a call's target.
+func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
+	if f.functionTarget != "" {
+		return m.Named(f.functionTarget)
 	}
-	cc := c.cc
-	return c.retrier.targets.Dialed(c.dialed(), func() string { return canonicalTarget(cc, "") })
+	cc := f.cc // a variable of its own, so that the call can stay on the stack
+	return m.Dialed(f.dialed(), func() string { return canonicalTarget(cc, "") })
 }
 
 // isLeftToGRPC reports whether gRPC may retry a stream, because we do not.
-func (c *rpc) isLeftToGRPC() bool {
-	if c.policy.dryRun {
-		return true
-	}
-	if c.stopsGRPC || c.policy.overGRPC {
-		return false
-	}
-	return c.mode == modePassThrough || c.channel().retries()
-}
+func (c *rpc) isLeftToGRPC() bool { return c.policy.dryRun || c.channel().retries() }
 
 // noteAnswer records that the target answers. In good times, it costs a comparison.
 func (c *rpc) noteAnswer() {
@@ -295,7 +271,10 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	if reason, gone := c.wait(step); reason != nil {
 		return nil, c.abort(reason, gone)
 	}
-	return c.retry(), nil
+	c.options.clear()
+	a := c.another()
+	c.contest.start(a)
+	return a, nil
 }
 
 // letGo drops an attempt that has failed, unless the call may have to show it: very many calls may wait.
@@ -315,7 +294,7 @@ func (c *call) judge(e ending, now time.Time) (step, error) {
 		a.checkUnsent(e.err)
 	}
 	if e.defeat != nil {
-		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, e.err, now)
+		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
 	}
 	err := truthOf(e.err, a, c.stream)
 	p := c.planned(now)
@@ -325,7 +304,7 @@ func (c *call) judge(e ending, now time.Time) (step, error) {
 	var f failure // filled in where it is, because it is large
 	step := c.ask(p, &f, a, err, now)
 	if step.End {
-		return step, c.stop(&f, step.verdict, err, now)
+		return step, c.stop(&f, step.verdict, now)
 	}
 	if !step.Send {
 		c.retrier.report.waitStarted(&c.facts, p.made+1, step.verdict, now)
@@ -379,8 +358,8 @@ func (c *call) describe(f *failure, a *attempt, err error, now time.Time) {
 	f.Ordinary = f.Redials && !hasStatus(err)
 	f.NotRun = a.hasNotRun()
 	f.Refused = a.fate == fateRefused
-	f.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
-	f.Attempt.Unsent, f.Attempt.noResponse = f.Unsent, a.gotNoResponse()
+	f.Attempt.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
+	f.NoResponse = a.gotNoResponse()
 }
 
 // noReplay keeps gRPC from retrying a call once its first message is sent, because the message
@@ -442,14 +421,6 @@ func (c *call) whyUnsendable() (reason error, gone bool) {
 	default:
 		return nil, false
 	}
-}
-
-// retry starts the next attempt, while no other is in flight.
-func (c *call) retry() *attempt {
-	c.options.clear()
-	a := c.another()
-	c.contest.start(a)
-	return a
 }
 
 // another returns the next attempt, which is to be handed to gRPC.

@@ -36,24 +36,12 @@ func (c *call) finish(err error) {
 	c.options.finish(err)
 }
 
-// loserEnded reports an attempt that ended after another was decisive.
-func (c *call) loserEnded(a *attempt, now time.Time) {
-	c.deposit(a, Ignored)
-	info := a.asEnded(errHedgeLost, now)
-	c.history().keep(info)
-	c.retrier.report.attemptLost(&c.facts, &info)
-}
-
-// stop ends a call after a verdict to stop. Three failures are returned as they came: a first
-// failure that is not retryable, that of a committed stream, and that of a call that could have
-// been hedged but not retried.
-func (c *call) stop(f *failure, v verdict, err error, now time.Time) error {
-	if f.Committed || c.history().failures == 1 && v.untouched || c.plan().policy.MaxAttempts == 1 {
-		if f.TimedOut {
-			err = f.Attempt.Err
-		}
-		c.end(&callFailure{last: f.Attempt, err: err, verdict: v, when: now})
-		return err
+// stop ends a call after a verdict to stop. Two failures are returned as they came: a first
+// failure that is not retryable, and that of a committed stream.
+func (c *call) stop(f *failure, v verdict, now time.Time) error {
+	if f.Committed || c.history().failures == 1 && v.untouched {
+		c.end(&callFailure{last: f.Attempt, err: f.Attempt.Err, verdict: v, when: now})
+		return f.Attempt.Err
 	}
 	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
 }
@@ -120,7 +108,7 @@ func (c *call) crashed() {
 	}
 	if a := c.newest; a != nil {
 		defer a.release()
-		a.settle()
+		c.contest.settle(a)
 		if !a.reported {
 			c.deposit(a, Ignored)
 		}
@@ -128,10 +116,10 @@ func (c *call) crashed() {
 	c.plan().leave()
 }
 
-// endCrashed ends a call after crashed; err is the error to report.
-func (c *call) endCrashed(err error) {
-	c.retrier.report.callCrashed(&c.facts, c.history(), err)
-	c.finish(err)
+// endCrashed ends a call after crashed.
+func (c *call) endCrashed() {
+	c.retrier.report.callCrashed(&c.facts, c.history())
+	c.finish(errPanicked)
 }
 
 // endOf returns why a context has ended, nil if it has not. At the very moment of the deadline

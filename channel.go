@@ -41,16 +41,6 @@ func (ch channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy !=
 // mayRetry reports whether gRPC retries the method by itself, or may do so when it has a service config.
 func (ch channel) mayRetry() bool { return ch.builtIn && (ch.config.RetryPolicy != nil || !ch.ready) }
 
-// deadline returns the end of the service config's timeout for a call; zero if there is none. gRPC applies the
-// timeout to each call that it is handed, which is each attempt. For gRPC's own retries it covers all attempts, and
-// so it does here.
-func (ch *channel) deadline(start time.Time) time.Time {
-	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
-		return start.Add(*timeout)
-	}
-	return time.Time{}
-}
-
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
 // through is retried if the service config says so.
 func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
@@ -63,22 +53,18 @@ func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
 
 // A knownConfig is what a plan knows about the service config of its call's channel.
 type knownConfig struct {
-	unresolved func(channel) *policy // set as long as the policy depends on a config that is not known
-	left       bool                  // the method is left to gRPC, which retries it
-	informed   bool                  // the channel has been read while it had a connection
+	leftToGRPC bool // gRPC retries the method by itself
+	informed   bool // the channel has been read while it had a connection
 }
 
-// follow makes the plan follow what the channel says.
+// follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
+// handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here.
 func (p *plan) follow(ch channel) {
-	p.config.informed, p.config.left = ch.ready, ch.retries()
-	if p.config.unresolved != nil {
-		p.obey(p.config.unresolved(ch))
-	}
-	if ch.ready {
-		p.config.unresolved = nil
-	}
-	if end := ch.deadline(p.start); !end.IsZero() && (p.deadline.IsZero() || end.Before(p.deadline)) {
-		p.deadline = end
+	p.config = knownConfig{ch.retries(), ch.ready}
+	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
+		if end := p.start.Add(*timeout); p.deadline.IsZero() || end.Before(p.deadline) {
+			p.deadline = end
+		}
 	}
 }
 
@@ -114,9 +100,9 @@ func (c *rpc) limited() context.Context {
 // passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
 func (c *call) passes(a *attempt, p *plan) error {
 	switch {
-	case p.config.left && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
+	case p.config.leftToGRPC && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
 		return errLeftToGRPC
-	case c.unresolved != nil && c.mode == modeRetried && p.policy.MaxAttempts == 1:
+	case c.unresolved != nil && p.policy.MaxAttempts == 1:
 		return ErrAttemptsExhausted
 	default:
 		return nil
@@ -127,9 +113,6 @@ func (c *call) passes(a *attempt, p *plan) error {
 func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	var f failure
 	c.describe(&f, a, err, now)
-	if f.TimedOut {
-		err = f.Attempt.Err
-	}
 	c.deposit(a, Ignored)
 	c.plan().leave()
 	if is(reason, errLeftToGRPC) {
@@ -137,8 +120,8 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	}
 	v := verdict{Reason: reason}
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)
-	c.end(&callFailure{last: f.Attempt, err: err, verdict: v, when: now})
-	return err
+	c.end(&callFailure{last: f.Attempt, err: f.Attempt.Err, verdict: v, when: now})
+	return f.Attempt.Err
 }
 
 // isClosed reports whether a ClientConn, if there is one, is closed.

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -352,7 +353,7 @@ func TestWhatReachedNoServer(t *testing.T) {
 				budget := &tally{}
 				dial := append(DialOptions(append(opts, WithBackoff(Constant(second)), WithBudget(budget))...), redials,
 					grpc.WithResolvers(unresolved, empty))
-				cc := server.connTo(t, orDefault(tt.target, "passthrough:///echo"), append(dial, tt.dial...)...)
+				cc := server.connTo(t, cmp.Or(tt.target, "passthrough:///echo"), append(dial, tt.dial...)...)
 				if tt.connected {
 					connect(t, cc)
 				}
@@ -380,6 +381,6 @@ func TestWhatReachedNoServer(t *testing.T) {
 			})
 		}
 		t.Run(tt.name, func(t *testing.T) { check(t, tt.want) })
-		t.Run(tt.name+", with UnsentOnly", func(t *testing.T) { check(t, orDefault(tt.once, tt.want), WithUnsentOnly(true)) })
+		t.Run(tt.name+", with UnsentOnly", func(t *testing.T) { check(t, cmp.Or(tt.once, tt.want), WithUnsentOnly(true)) })
 	}
 }

@@ -28,6 +28,8 @@ type contest struct {
 	call  *call
 	rival rival // makes hedges; nil while none may be sent
 
+	replies replies.Type // makes what hedges receive into; set before the first
+
 	turn     turn.Lock     // taken by the goroutine that uses the fields below, the call and its plan
 	timer    timer.Timer   // until the next time at which something may be due
 	open     []*attempt    // in flight
@@ -41,13 +43,8 @@ type contest struct {
 	space  [2]*attempt    // for open
 }
 
-// A rival makes the hedges of a call.
-type rival interface {
-	// hedge makes an attempt, to its end or, for a stream, to its first message.
-	hedge(*attempt) error
-	// discard ends the rest of an attempt that succeeded too late.
-	discard(*attempt)
-}
+// A rival makes a hedge of a call: an attempt, to its end or, for a stream, to its first message.
+type rival interface{ hedge(*attempt) error }
 
 // An ending is the end of an attempt that decides what follows: the call's success, its failure or, if
 // the plan has not been asked yet, perhaps another attempt.
@@ -97,7 +94,7 @@ func (k *contest) start(a *attempt) {
 
 // add needs the turn.
 func (k *contest) add(a *attempt) {
-	a.bounds.contest, a.bounds.expires = k, never
+	a.bounds.expires = never
 	if timeout := k.call.policy.AttemptTimeout; timeout > 0 {
 		a.bounds.expires = expiry(a.start, timeout)
 	}
@@ -106,8 +103,11 @@ func (k *contest) add(a *attempt) {
 }
 
 // settle takes an attempt out of those in flight: it has ended, or has its first message. It returns
-// false if the timeout has cut it.
+// false if the timeout has cut it. A call without a contest has no timeout.
 func (k *contest) settle(a *attempt) bool {
+	if k == nil {
+		return true
+	}
 	k.turn.Take()
 	defer k.turn.Give()
 	k.remove(a)
@@ -209,7 +209,7 @@ func (k *contest) ended(a *attempt, err error) {
 	}
 	err = truthOf(err, a, c.stream)
 	if err == nil && c.stream != nil && a.isCut() {
-		k.rival.discard(a) // its other messages are lost
+		k.discard(a) // its other messages are lost
 		err = errCut
 	}
 	won := err == nil || c.stream != nil && isEOF(err)
@@ -233,17 +233,20 @@ func (k *contest) ended(a *attempt, err error) {
 // loserEnded reports an attempt that ended after the decision.
 func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 	defer a.release()
-	if won && k.rival != nil {
-		k.rival.discard(a)
+	c := k.call
+	if won && c.stream != nil {
+		k.discard(a)
 	}
+	c.deposit(a, Ignored)
 	if k.crashed {
-		k.call.deposit(a, Ignored)
 		return
 	}
 	if k.end.defeat == nil {
-		a.measure(k.call.learner, true)
+		a.measure(c.learner, true)
 	}
-	k.call.loserEnded(a, now)
+	info := a.asEnded(errHedgeLost, now)
+	c.history().keep(info)
+	c.retrier.report.attemptLost(&c.facts, &info)
 }
 
 // failed asks the plan about the failure of an attempt while others are in flight.
@@ -305,7 +308,7 @@ func (k *contest) plan(now time.Time) *plan {
 	if c.stream != nil && k.rival == nil { // whose goroutines may be setting the limit of the call
 		return c.informedPlan(now)
 	}
-	if p := c.startPlan(now); !begun && c.stream != nil {
+	if p := c.startPlan(now); !begun {
 		p.hedgeFrom(timeOf(k.from, now))
 	}
 	return c.planned(now)
@@ -356,7 +359,7 @@ func (k *contest) awaitsConnection(a *attempt) bool {
 // cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline.IsZero() && !p.config.left && p.replaces != int(a.number) &&
+	return p != nil && p.deadline.IsZero() && !p.config.leftToGRPC && p.replaces != int(a.number) &&
 		a.Err() == nil && !isClosed(k.call.cc)
 }
 
@@ -364,7 +367,7 @@ func (k *contest) mayHang(a *attempt) bool {
 func (k *contest) overdue(a *attempt, now time.Time) {
 	c := k.call
 	p := k.plan(now)
-	if p.config.left {
+	if p.config.leftToGRPC {
 		return
 	}
 	f := c.overdueFailure(a, now)
@@ -384,9 +387,9 @@ func (k *contest) due(now time.Time) {
 	case p.dueAt.IsZero() || now.Before(p.dueAt): // because of the config
 	case p.next.isDecided():
 		k.do(p.due(now, c.retrier.random()))
-	case p.config.left:
+	case p.config.leftToGRPC:
 		p.dueAt = time.Time{}
-	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), p.config.unresolved != nil:
+	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && !p.config.informed:
 		// Hedges that come due meanwhile would all be sent together when there is a connection, and
 		// perhaps although the channel's config allows none.
 		p.putOff(now)
@@ -511,12 +514,11 @@ func (k *contest) forget(a *attempt) {
 func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 	info := a.asStarted(now)
 	info.Duration = now.Sub(origin) - a.start
-	info.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, nil)
+	info.Err, info.Unsent = newAttemptTimeoutError(c.policy.AttemptTimeout, nil), isUnconnected(c.cc)
 	return failure{
 		Attempt:   info,
 		CtxErr:    endOf(a.Context, now),
 		Closed:    isClosed(c.cc),
-		Unsent:    isUnconnected(c.cc),
 		Committed: c.stream != nil && c.stream.isCommitted(),
 		TimedOut:  true,
 		Last:      c.isLast != nil && c.isLast(),
@@ -541,7 +543,6 @@ func (u *contested) set(c *call, r rival) {
 type contestedUnary struct {
 	contested
 	req, reply any
-	replies    replies.Type // if the call is hedged
 	invoker    grpc.UnaryInvoker
 }
 
@@ -549,7 +550,7 @@ type contestedUnary struct {
 func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u := &contestedUnary{req: req, reply: reply, invoker: invoker}
 	if c.mode == modeHedged {
-		u.replies = replies.TypeOf(reply)
+		u.contest.replies = replies.TypeOf(reply)
 		u.set(c, u)
 	} else {
 		u.set(c, nil)
@@ -579,8 +580,6 @@ func (u *contestedUnary) invoke(a *attempt, reply any) error {
 
 // hedge makes an attempt with a reply of its own.
 func (u *contestedUnary) hedge(a *attempt) error {
-	a.bounds.received = u.replies.New()
+	a.bounds.received = u.contest.replies.New()
 	return u.invoke(a, a.bounds.received)
 }
-
-func (u *contestedUnary) discard(*attempt) {}

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -145,14 +146,8 @@ func functionTarget(name string) string {
 
 // prepareFunction checks what Do was given, and resolves the call's policy.
 func (c *rpc) prepareFunction(f func(context.Context) error, opts []CallOption) error {
-	if err := c.retrier.check(); err != nil {
-		return notDone(c.method, err)
-	}
-	if err := c.checkFunction(f); err != nil {
-		return notDone(c.method, err)
-	}
 	own, err := ownOptions(opts)
-	if err != nil {
+	if err = cmp.Or(c.retrier.check(), c.checkFunction(f), err); err != nil {
 		return notDone(c.method, err)
 	}
 	c.static, c.worksFor = true, layers.Of(c.ctx)

@@ -53,13 +53,8 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	}
 	deadline, _ := ctx.Deadline()
 	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), start, deadline)
-	if p.worksFor.IsRetry() {
-		p.plan.isRetry = errCallerRetries
-	}
-	delay, learner, hedged := obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
-	if p.learner = learner; hedged {
-		p.plan.hedging, p.plan.delay = true, delay
-	}
+	p.plan.isRetry = p.worksFor.IsRetry()
+	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p
 }
 
@@ -74,7 +69,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
-	last := p.plan.isRetry != nil || p.plan.sent() >= p.plan.policy.MaxAttempts
+	last := p.plan.isRetry || p.plan.sent() >= p.plan.policy.MaxAttempts
 	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}
@@ -100,7 +95,7 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	f := p.failure(a, now)
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
-	f.Attempt.noResponse = a.noResponse || f.TimedOut
+	f.NoResponse = f.TimedOut
 	if !p.plan.isReplaced(&f) {
 		p.plan.policy.examine(p.ctx, &f)
 	}
@@ -150,7 +145,7 @@ func (p *drivenPlan) Due(now time.Time) drive.Step {
 func (p *drivenPlan) DueAt() time.Time { return p.plan.dueAt }
 
 func (p *drivenPlan) failure(a Attempt, now time.Time) failure {
-	return failure{Attempt: a, Unsent: a.Unsent, NotRun: a.Unsent, CtxErr: endOf(p.ctx, now)}
+	return failure{Attempt: a, NotRun: a.Unsent, CtxErr: endOf(p.ctx, now)}
 }
 
 // isLate reports whether an attempt that was not cut has run for the attempt timeout.

@@ -16,19 +16,19 @@ import (
 // retries drives a plan.
 
 // A failure is an attempt that failed, together with facts that only the plan's driver knows.
-// The rules read the Attempt's Number, Hedge, Err and Trailer; a Classifier may read all of it.
+// The rules read the Attempt's Number, Hedge, Err, Trailer, Peer and Unsent; a Classifier may read all of it.
 type failure struct {
-	Attempt   Attempt
-	Unsent    bool  // it reached no server, see WithPatience; for an overdue attempt: there is no connection
-	NotRun    bool  // it has certainly run on no server, see WithUnsentOnly; false if that is off
-	Refused   bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
-	Ordinary  bool  // a function's, without a gRPC status
-	Redials   bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
-	TimedOut  bool  // the attempt timeout ended it
-	Last      bool  // no other attempt can follow one that the timeout ended, see function.Call
-	Committed bool  // the application is bound to it, see docs/design.md, Commit
-	CtxErr    error // context.Cause of the caller's context, if that has ended
-	Closed    bool  // the ClientConn is closed
+	Attempt    Attempt
+	NotRun     bool  // it has certainly run on no server, see WithUnsentOnly; false if that is off
+	Refused    bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
+	Ordinary   bool  // a function's, without a gRPC status
+	Redials    bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
+	NoResponse bool  // the server that it reached has not responded, and may still be at work
+	TimedOut   bool  // the attempt timeout ended it
+	Last       bool  // no other attempt can follow one that the timeout ended, see function.Call
+	Committed  bool  // the application is bound to it, see docs/design.md, Commit
+	CtxErr     error // context.Cause of the caller's context, if that has ended
+	Closed     bool  // the ClientConn is closed
 
 	found finding // what it means, see [policy.examine]; empty for an attempt that is replaced
 }
@@ -58,27 +58,15 @@ type finding struct {
 
 // examine finds out what a failure means. It calls the Classifier, if there is one.
 func (p *policy) examine(ctx context.Context, f *failure) {
-	hint, hinted := PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
-	code := f.Attempt.Code()
-	f.found = finding{
-		code:      code,
-		hint:      hint,
-		hinted:    hinted,
-		retryable: !f.isCallers() && p.retryable(ctx, f, code),
-	}
+	f.found.code = f.Attempt.Code()
+	f.found.hint, f.found.hinted = PushbackFrom(f.Attempt.Trailer, f.Attempt.Err)
+	f.found.retryable = !f.isCallers() && p.retryable(ctx, f, f.found.code)
 }
 
 // isCallers reports whether the caller caused the failure: its context has ended and the
 // failure says so, or is its cause, or the ClientConn was closed.
 func (f *failure) isCallers() bool {
 	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || errors.Is(reasons.Disown(f.Attempt.Err), f.CtxErr))
-}
-
-// endsByTimeout reports whether the attempt timeout is what ended the attempt. A server's pushback may
-// have crossed the cut, and is obeyed then.
-func (f *failure) endsByTimeout() bool {
-	_, pushed := PushbackFrom(f.Attempt.Trailer, nil)
-	return f.TimedOut && f.CtxErr == nil && !f.Closed && !pushed
 }
 
 // untouched reports whether a first such failure is returned unwrapped, because it is not
@@ -91,7 +79,7 @@ func (f *failure) untouched() bool {
 // result returns the result of a failed attempt as the budget sees it.
 func (p *policy) result(f *failure) Result {
 	switch code := f.found.code; {
-	case f.Unsent:
+	case f.Attempt.Unsent:
 		return Unsent
 	case f.found.retryable || f.found.hint.Stop:
 		return Failed

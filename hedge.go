@@ -91,7 +91,7 @@ func (h *Hedging) check() error {
 func (o *policyOptions) checkHedging() error {
 	for _, scope := range slices.Sorted(maps.Keys(o.scopes)) {
 		// Wider scopes are for other methods, too, and what is off now may be turned on later.
-		own := o.scopes[scope]
+		own, method := o.scopes[scope], protos.Method(scope)
 		switch {
 		case !own.set.has(fieldHedging):
 		case scope == scopeAll && !own.Hedging.AllMethodsAreSafe:
@@ -100,18 +100,11 @@ func (o *policyOptions) checkHedging() error {
 		case scope == levelUnknown.String() && !own.Hedging.AllMethodsAreSafe:
 			return errors.New("grpcretry: WithHedging in WithIdempotencyLevel IDEMPOTENCY_UNKNOWN, without AllMethodsAreSafe: " +
 				"name the methods that are safe to run twice with WithMethod")
-		case sendsStream(scope):
+		case method != nil && method.IsStreamingClient():
 			return fmt.Errorf("grpcretry: WithHedging in WithMethod %s: a method with a client stream cannot be hedged", scope)
 		}
 	}
 	return nil
-}
-
-// sendsStream reports whether the program knows "/pkg.Service/Method" as a method with a client
-// stream.
-func sendsStream(method string) bool {
-	d := protos.Method(method)
-	return d != nil && d.IsStreamingClient()
 }
 
 // mayHedge reports whether the policy allows hedges: one is sent while another attempt may be running.
@@ -143,16 +136,20 @@ func (p *policy) hedgingOf(
 	return delay, p.Hedging.Delay, hedged
 }
 
-// hedgingObstacle returns why a call cannot be hedged, "" if it can; desc is nil for a unary
-// call, reply for a stream. Rules that hold for driven plans as well are in hedgingOf. Functions are never hedged.
-func hedgingObstacle(desc *grpc.StreamDesc, reply any) string {
+// tryHedging chooses the hedged mode, unless the call cannot be hedged; desc is nil for a unary call, reply for a
+// stream. Rules that hold for driven plans as well are in hedgingOf. Functions are never hedged.
+func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
+	hedged := false
 	switch {
 	case desc == nil && !replies.IsPointer(reply):
-		return "no second reply can be made of its type"
+		c.retrier.report.notHedged(&c.facts, "no second reply can be made of its type")
 	case desc != nil && desc.ClientStreams:
-		return "it has a client stream"
+		c.retrier.report.notHedged(&c.facts, "it has a client stream")
 	default:
-		return ""
+		c.delay, c.learner, hedged = c.policy.hedgingOf(c.method, c.worksFor, time.Now)
+	}
+	if hedged {
+		c.mode = modeHedged
 	}
 }
 

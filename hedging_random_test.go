@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -393,7 +394,7 @@ func (m *hedgeModel) step() {
 	}
 	goes := never
 	if !m.gone {
-		goes = min(orDefault(m.cancel, never), orDefault(m.deadline, never))
+		goes = min(cmp.Or(m.cancel, never), cmp.Or(m.deadline, never))
 	}
 	slowest, overdue := m.slowest(), never
 	if slowest > 0 {
@@ -451,7 +452,7 @@ func (m *hedgeModel) finish(reason error) {
 	}
 	switch {
 	case !m.gone:
-	case orDefault(m.cancel, never) < orDefault(m.deadline, never):
+	case cmp.Or(m.cancel, never) < cmp.Or(m.deadline, never):
 		m.code, m.reason = codes.Canceled, context.Canceled
 	default:
 		m.code, m.reason = codes.DeadlineExceeded, context.DeadlineExceeded
@@ -568,7 +569,7 @@ func (m *hedgeModel) tooLate(wait time.Duration) error {
 
 // inTime is a wait for the target, or a part of the time that is left.
 func (m *hedgeModel) inTime(wait time.Duration) time.Duration {
-	left := min(orDefault(m.deadline, never), orDefault(m.elapsed, never)) - m.now
+	left := min(cmp.Or(m.deadline, never), cmp.Or(m.elapsed, never)) - m.now
 	if wait < left {
 		return wait
 	}

@@ -6,19 +6,22 @@ import "github.com/grpcretry/grpcretry/internal/replies"
 // that is open by then is the first; from then on others may run beside it, each up to its first
 // message. The winner is then committed, and the stream goes on like any other.
 
-// A hedgedStream makes the attempts of a hedged server stream.
-type hedgedStream struct {
-	*retryStream
-	replies replies.Type
-}
-
 // mayRace needs mu. It reports whether others may run beside an open attempt: the request is known.
 func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isComplete() }
 
-// race receives a hedged stream's first message. It returns false if that has failed, and another attempt is open.
-func (s *retryStream) race(first *streamAttempt, m any) (over bool, _ error) {
-	k, h := s.call.contest, &hedgedStream{s, replies.TypeOf(m)}
-	k.compete(h)
+// race needs mu, and returns without. It receives a hedged stream's first message. It returns false if that has failed, and
+// another attempt is open.
+func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
+	s.setPhase(phaseRacing)
+	s.mu.Unlock()
+	s.orCrash(func() { over, err = s.raceFrom(first, m) })
+	return over, err
+}
+
+func (s *retryStream) raceFrom(first *streamAttempt, m any) (over bool, _ error) {
+	k := s.call.contest
+	k.replies = replies.TypeOf(m)
+	k.compete(s)
 	k.resume(first.attempt)
 	e := k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
 	k.compete(nil)
@@ -70,12 +73,12 @@ func (s *retryStream) allLost(e ending, m any) (over bool, _ error) {
 }
 
 // hedge makes an attempt up to its first message.
-func (s *hedgedStream) hedge(a *attempt) error {
+func (s *retryStream) hedge(a *attempt) error {
 	at, err := s.open(a)
 	if err != nil {
 		return err
 	}
-	a.bounds.received = s.replies.New()
+	a.bounds.received = s.call.contest.replies.New()
 	at.replay()
 	return at.receiveFirst(a.bounds.received)
 }
@@ -97,7 +100,7 @@ func (at *streamAttempt) receiveFirst(message any) error {
 }
 
 // discard ends a stream whose first message came too late.
-func (s *hedgedStream) discard(a *attempt) {
-	a.bounds.stream.discard(s.replies.New())
+func (k *contest) discard(a *attempt) {
+	a.bounds.stream.discard(k.replies.New())
 	a.bounds.stream.read(errCut)
 }

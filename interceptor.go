@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"github.com/grpcretry/grpcretry/internal/conns"
 	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/layers"
+	"github.com/grpcretry/grpcretry/internal/replay"
 	"github.com/grpcretry/grpcretry/internal/replies"
 )
 
@@ -105,7 +107,7 @@ func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
 func (c *call) guard(done *bool) {
 	if !*done {
 		c.crashed()
-		c.endCrashed(errPanicked)
+		c.endCrashed()
 	}
 }
 
@@ -133,11 +135,11 @@ func New(opts ...Option) (*Retrier, error) {
 		return nil, err
 	}
 	r := &Retrier{
-		settings:        newSettings(),
+		settings:        &settings{fallback: defaultBudgets()},
 		report:          reporter{logger: newLogger(c.logger), observers: newObservers(c.observers)},
 		random:          rand.Float64,
 		connections:     conns.New(),
-		usage:           newUsage(&c),
+		usage:           &usage{replay: replay.Memory{Limit: c.replayMemory}},
 		builtInRetryOff: c.builtInRetryOff,
 	}
 	if c.random != nil {
@@ -220,8 +222,6 @@ type settings struct {
 	warned   bounded.Set[string] // the warnings that were logged
 }
 
-func newSettings() *settings { return &settings{fallback: defaultBudgets()} }
-
 // current returns the policies for calls that start now.
 func (s *settings) current() *methodPolicies { return s.policies.Load() }
 
@@ -261,7 +261,9 @@ func (r *Retrier) Update(opts ...Option) error {
 func (s *settings) update(opts []Option) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := config{policies: s.options.nextUpdate()}
+	c := config{policies: s.options}
+	c.policies.scopes = maps.Clone(s.options.scopes)
+	c.policies.update++
 	if err := c.applyAll("Update", opts); err != nil {
 		return err
 	}
@@ -281,17 +283,11 @@ func (s *settings) replace(o policyOptions) error {
 }
 
 // passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
-// event or a change of its error. A method that would be hedged if its delay were known is
-// measured all the same.
+// event or a change of its error.
 func (c *rpc) passThrough(run func(context.Context) error) error {
-	first := attempt{method: c.method, number: 1}
-	if c.learner != nil {
-		first.start = sinceOrigin()
-	}
 	err := c.runWithin(run)
 	if err == nil {
 		c.noteAnswer()
-		first.measure(c.learner, false)
 	}
 	return err
 }
@@ -314,7 +310,7 @@ func (c *rpc) passUnary(req, reply any, invoker grpc.UnaryInvoker) error {
 // passOptions returns the options of a call that passes through. gRPC is kept from retries of its
 // own if a service config is obeyed here.
 func (c *rpc) passOptions(unary bool) []grpc.CallOption {
-	opts := c.options.own(unary)
+	opts := c.options.passedOn(unary)
 	if c.stopsGRPC {
 		opts = append(slices.Clip(opts), noReplay{})
 	}

@@ -14,7 +14,7 @@ type ledger struct {
 
 	freeAttempt int     // the number of the attempt that no budget has paid for; 0 before there is one
 	payers      []payer // of the attempts, from the first; nil if the policy allows no hedges
-	released    []int   // the numbers of the attempts whose slot was given back before their end
+	released    []int   // the numbers of the attempts whose slot was given back, or taken over, before their end
 }
 
 // A payer is the budget that has paid for an attempt.

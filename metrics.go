@@ -164,13 +164,8 @@ func (m *metrics) hedgeJudged(f *facts, v verdict) {
 
 // retrySent records the wait before an attempt after the first.
 func (m *metrics) retrySent(f *facts, a *attempt) {
-	source := attribute.String(telemetry.AttrWaitSource, WaitSource(a.source).String())
+	source := attribute.String(telemetry.AttrWaitSource, a.source.String())
 	m.wait.Record(f.ctx, a.wait.Seconds(), metric.WithAttributes(append(m.row(f).Attributes(), source)...))
-}
-
-// budgetRefused counts a retry that the budget refused when its wait was over.
-func (m *metrics) budgetRefused(f *facts) {
-	m.countRefusal(f, f.policy.budgetScope, verdict{Reason: ErrBudgetExhausted})
 }
 
 // countRefusal counts a refusal, unless that is not what the verdict is, or m is nil.

@@ -73,9 +73,6 @@ func newObservers(fs []func(context.Context, Event)) *observers {
 
 // observe completes e with the call's target and budget, and passes it to every observer.
 func (o *observers) observe(f *facts, e *Event) {
-	if o.list.IsEmpty() {
-		return
-	}
 	e.Target, e.function, e.budget = o.target(f), f.functionTarget != "", f.budget
 	for _, one := range o.list.All() {
 		(*one)(f.ctx, *e)

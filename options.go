@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -259,7 +260,7 @@ func WithRatioBudget(s RatioBudget) CallOption {
 // All streams of a Retrier together keep at most 64 MiB: a message that does not fit commits its stream, which
 // is logged once, and counted by the metrics.
 func WithBufferLimit(bytes int) CallOption {
-	return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{BufferLimit: orDefault(bytes, -1)}, checkBufferLimit(bytes))
+	return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{BufferLimit: cmp.Or(bytes, -1)}, checkBufferLimit(bytes))
 }
 
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
@@ -294,7 +295,7 @@ func WithBufferLimit(bytes int) CallOption {
 // Backoff of another type with long waits, or many attempts by the default backoff, set it. A later WithPatience
 // replaces an earlier one.
 func WithPatience(d time.Duration) CallOption {
-	return newCallOption("WithPatience", fieldPatience, Policy{Patience: orDefault(d, -1)}, checkNotNegative(d))
+	return newCallOption("WithPatience", fieldPatience, Policy{Patience: cmp.Or(d, -1)}, checkNotNegative(d))
 }
 
 // WithUnsentOnly restricts retries to failures after which a retry cannot run the method twice:

@@ -125,14 +125,14 @@ func (p *plan) retryDue(now time.Time, u float64) step {
 	case late != nil && p.replaces != 0: // a pushback has moved the retry
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
-		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: true}
+		return step{Send: true}
 	case p.isPatient() && !namedByServer && !answered && known.latest.After(p.next.since):
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces, now):
 		if p.replaces != 0 {
 			p.dueAt = time.Time{} // until that attempt has ended
 		}
-		return step{verdict: verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}, Send: p.replaces == 0, Cut: p.replaces}
+		return step{Send: p.replaces == 0, Cut: p.replaces}
 	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
 		return p.end(ErrBudgetExhausted, now)
 	default:
@@ -173,13 +173,13 @@ func (p *plan) waitAgain(now time.Time, u float64) step {
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
 // attempt is the next dial.
 func (p *plan) reconnect(f *failure, known trouble, now time.Time, u float64) step {
-	v := p.schedule(f, known, now, u)
-	if !f.Redials {
-		v = verdict{Wait: p.progress.wait(p.policy.backoff(f.found.code), u), WaitSource: waitConnect}
-		v.Reason = p.tooLate(now, v.Wait)
-	}
+	v := verdict{WaitSource: waitConnect}
 	if f.Redials {
+		v = p.schedule(f, known, now, u)
 		v.Wait = max(v.Wait, shortestRedial)
+	} else {
+		v.Wait = p.progress.wait(p.policy.backoff(f.found.code), u)
+		v.Reason = p.tooLate(now, v.Wait)
 	}
 	ends := p.patienceEnds(known, now)
 	switch {

@@ -18,10 +18,10 @@ import (
 //   - send when it sends an attempt;
 //   - failed, or ended if it did not fail, once for each attempt, when the attempt ends;
 //   - overdue when an attempt has run for the attempt timeout;
-//   - undecide if an attempt that is to be cut has just ended by itself, or must not be replaced any more;
+//   - undecide if no attempt may replace the one in flight any more;
 //   - due at dueAt;
 //   - connected if the last step waits for a connection, and it is ready before dueAt;
-//   - leave when the call ends while no attempt is in flight.
+//   - leave when the call ends in any other way than by a step.
 //
 // A plan is not safe for concurrent use. The zero plan is unusable before begin.
 type plan struct {
@@ -31,9 +31,9 @@ type plan struct {
 	limits
 	waiter
 
-	isRetry error // why nothing follows an attempt that has reached a server: a service further up retries, see server.go
-	silent  bool  // an attempt got no response, so its server may still be at work
-	hedging bool  // hedges may be sent
+	isRetry bool // the call is made for a retry: nothing follows an attempt that has reached a server, see server.go
+	silent  bool // an attempt got no response, so its server may still be at work
+	hedging bool // hedges may be sent
 
 	attemptCounts
 	progress progress // of the backoff
@@ -288,7 +288,7 @@ func (p *plan) failed(f *failure, now time.Time, u float64) step {
 
 func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	p.open--
-	p.silent = p.silent || f.Attempt.noResponse
+	p.silent = p.silent || f.NoResponse
 	if p.isReplaced(f) {
 		return p.replaced(f, now, u)
 	}
@@ -299,7 +299,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	if f.found.hinted && !hint.Stop {
 		p.pushBack(now.Add(hint.Delay), hint.Source)
 	}
-	if f.Unsent {
+	if f.Attempt.Unsent {
 		p.unsent++
 	}
 	p.deposit(f.outcome(p.policy.result(f)))
@@ -322,7 +322,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return step{verdict: verdict{Reason: errInFlight}}
-	case f.Unsent && !f.Refused && p.stopped == nil:
+	case f.Attempt.Unsent && !f.Refused && p.stopped == nil:
 		return p.reconnect(f, known, now, u)
 	default:
 		v = p.again(f, known, now, u)
@@ -345,16 +345,18 @@ func (p *plan) pushBack(until time.Time, source WaitSource) {
 	}
 }
 
-// isReplaced reports whether an attempt was cut for the next one. What its failure means was found out then.
+// isReplaced reports whether an attempt was cut for the next one, and ended by that. What its failure means was found
+// out then. A server's pushback may have crossed the cut, and is obeyed.
 func (p *plan) isReplaced(f *failure) bool {
-	return p.replaces == f.Attempt.Number && f.endsByTimeout()
+	_, pushed := PushbackFrom(f.Attempt.Trailer, nil)
+	return p.replaces == f.Attempt.Number && f.TimedOut && f.CtxErr == nil && !f.Closed && !pushed
 }
 
 // replaced sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
 func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 	p.replaces = 0
 	result := Failed
-	if f.Unsent {
+	if f.Attempt.Unsent {
 		p.unsent++
 		result = Unsent
 	}
@@ -373,8 +375,8 @@ func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdic
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.sent() > 0 && p.isRetry != nil:
-		return verdict{Reason: p.isRetry}
+	case p.sent() > 0 && p.isRetry:
+		return verdict{Reason: errCallerRetries}
 	case p.sent() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
@@ -472,7 +474,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 	switch {
 	case f.CtxErr != nil || f.Closed:
 		return step{} // it ends by itself
-	case f.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would be no better, is pending, or must not follow
+	case f.Attempt.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would be no better, is pending, or must not follow
 		return p.unreplaced(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -194,26 +195,18 @@ func newPolicy(given *partial, fallback budgets) *policy {
 	if !given.set.has(fieldHedging) { // it was, before Disable
 		p.Hedging = nil
 	}
-	p.MaxAttempts = orDefault(p.MaxAttempts, defaultMaxAttempts)
+	p.MaxAttempts = cmp.Or(p.MaxAttempts, defaultMaxAttempts)
 	if p.Patience == 0 {
 		p.Patience = max(defaultPatience, 2*p.longestWait(p.Backoff), 2*p.longestWait(p.OverloadBackoff))
 	}
-	if p.OverloadBackoff == nil {
-		p.OverloadBackoff = p.Backoff
-	}
-	if p.OverloadBackoff == nil {
-		p.OverloadBackoff = Exponential{Base: overloadBase, Max: overloadMax}
-	}
-	if p.Backoff == nil {
-		p.Backoff = defaultBackoff
-	}
-	p.Backoff, p.OverloadBackoff = withDefaults(p.Backoff), withDefaults(p.OverloadBackoff)
+	p.OverloadBackoff = withDefaults(cmp.Or[Backoff](p.OverloadBackoff, p.Backoff, Exponential{Base: overloadBase, Max: overloadMax}))
+	p.Backoff = withDefaults(cmp.Or[Backoff](p.Backoff, defaultBackoff))
 	if p.Codes == nil {
 		p.Codes = []codes.Code{codes.ResourceExhausted, codes.Unavailable}
 	}
 	p.codes = newCodeSet(p.Codes)
-	p.MaxServerDelay = orDefault(p.MaxServerDelay, defaultMaxServerDelay)
-	p.BufferLimit = orDefault(p.BufferLimit, defaultBufferLimit)
+	p.MaxServerDelay = cmp.Or(p.MaxServerDelay, defaultMaxServerDelay)
+	p.BufferLimit = cmp.Or(p.BufferLimit, defaultBufferLimit)
 	if p.Budget == nil {
 		p.Budget, p.budgetScope = fallback.retries, scopeAll
 	}

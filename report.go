@@ -147,28 +147,19 @@ func (r *reporter) retrySent(f *facts, a *attempt, now time.Time) {
 	}
 }
 
-// budgetRefused reports that the budget has refused a retry whose wait was over.
-func (r *reporter) budgetRefused(f *facts) {
-	r.logger.budgetRefused(f, time.Now())
-	r.metrics.budgetRefused(f)
-}
-
 // waitStarted reports that a call waits before its next attempt, while no other is in flight.
 func (r *reporter) waitStarted(f *facts, next int, v verdict, now time.Time) {
 	f.spans.waitStarted(f, r.tracer, next, v, now)
 }
 
 // waitEnded reports that the next attempt is about to start.
-func (r *reporter) waitEnded(f *facts) {
-	if f.spans != nil {
-		f.spans.waitEnded()
-	}
-}
+func (r *reporter) waitEnded(f *facts) { f.spans.waitEnded() }
 
 // waitStopped reports why a call ends before the attempt that was decided on.
 func (r *reporter) waitStopped(f *facts, reason error) {
 	if is(reason, ErrBudgetExhausted) {
-		r.budgetRefused(f)
+		r.logger.budgetRefused(f, time.Now())
+		r.metrics.countRefusal(f, f.policy.budgetScope, verdict{Reason: reason})
 	}
 	if f.spans != nil {
 		f.spans.waitStopped(reason)
@@ -179,26 +170,21 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 func (r *reporter) callSucceeded(f *facts, h *history, a *attempt) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
-		r.showSuccess(f, h, a.asEnded(nil, now), now)
+		ended := a.asEnded(nil, now)
+		f.spans.attemptEnded(f, &ended, instruments.DecisionSuccess)
+		if r.observed() {
+			var all []Attempt
+			if !h.isEmpty() {
+				all = h.all(ended)
+			}
+			r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: ended})
+			r.observers.observe(f, &Event{Kind: CallEnd, Attempt: ended, Elapsed: now.Sub(origin) - f.start, Attempts: all})
+		}
 	}
 	if r.metrics != nil {
 		r.metrics.callSucceeded(f, h, a)
 	}
-	if f.spans != nil {
-		f.spans.end(f, h.made(int(a.number)), int(a.number), nil, nil)
-	}
-}
-
-func (r *reporter) showSuccess(f *facts, h *history, a Attempt, now time.Time) {
-	f.spans.attemptEnded(f, &a, instruments.DecisionSuccess)
-	if r.observed() {
-		var all []Attempt
-		if !h.isEmpty() {
-			all = h.all(a)
-		}
-		r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: a})
-		r.observers.observe(f, &Event{Kind: CallEnd, Attempt: a, Elapsed: now.Sub(origin) - f.start, Attempts: all})
-	}
+	f.spans.end(f, h.made(int(a.number)), int(a.number), nil, nil)
 }
 
 // A callFailure describes the end of a call in which no attempt succeeded.
@@ -231,6 +217,6 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 }
 
 // callCrashed reports the end of a call in which something panicked.
-func (r *reporter) callCrashed(f *facts, h *history, err error) {
-	f.spans.end(f, h.made(0), 0, err, nil)
+func (r *reporter) callCrashed(f *facts, h *history) {
+	f.spans.end(f, h.made(0), 0, errPanicked, nil)
 }

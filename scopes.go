@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -35,14 +34,6 @@ type policyOptions struct {
 	// off is the number of the Update that turned everything off; 0 if everything is on. Options of
 	// narrower scopes that are older do not turn it on again.
 	off int
-}
-
-// nextUpdate returns a copy for the next Update.
-func (o *policyOptions) nextUpdate() policyOptions {
-	next := *o
-	next.scopes = maps.Clone(o.scopes)
-	next.update++
-	return next
 }
 
 // give adds options to a scope. In an Update, Disable for all methods is a switch that reaches the
@@ -194,9 +185,6 @@ func (m *methodPolicies) of(method string) *methodPolicy {
 // ofStub is of for the call of a generated stub: from the second call of a method on, it takes half the time. Other calls' methods are
 // not remembered, because they may have any number of names.
 func (m *methodPolicies) ofStub(method string) *methodPolicy {
-	if p := m.stubs.Current()[method]; p != nil {
-		return p
-	}
 	const most = 100 // for each, the others are copied
 	return m.stubs.Get(method, most, m.of)
 }
@@ -232,11 +220,7 @@ func (m *methodPolicies) withOwn(of *methodPolicy, own []*policyOption) *policy 
 	if len(own) == 0 {
 		return of.policy
 	}
-	return m.overlaid(of.given, own)
-}
-
-// overlaid returns the policy of a call whose own options are put over those of the scopes.
-func (m *methodPolicies) overlaid(given partial, own []*policyOption) *policy {
+	given := of.given
 	for _, o := range own {
 		given.add(scopeCall, &o.partial)
 	}

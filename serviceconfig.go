@@ -123,12 +123,11 @@ func hedgingPolicyOf(h *serviceconfig.Hedging) Policy {
 
 // throttling returns what is equivalent to a retryThrottling, or what is wrong with it.
 func throttling(t *serviceconfig.Throttling) (partial, error) {
-	settings := throttleSettings{t.MaxTokens, t.TokenRatio}
-	_, err := settings.newThrottle()
+	_, err := NewThrottle(t.MaxTokens, t.TokenRatio)
 	each := newPerTarget(func() Budget {
-		b, _ := settings.newThrottle()
+		b, _ := NewThrottle(t.MaxTokens, t.TokenRatio)
 		return b
-	}, settings)
+	}, throttleSettings{t.MaxTokens, t.TokenRatio})
 	return partial{Policy: Policy{Budget: each}, set: fieldBudget, keepsBudget: true}, err
 }
 
@@ -178,12 +177,13 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 	if known := m.channels.Current()[key]; known != nil {
 		return known
 	}
+	list := slices.Sorted(maps.Keys(retry.RetryableStatusCodes))
 	p := retryPolicyOf(&serviceconfig.Retry{
 		MaxAttempts:       retry.MaxAttempts,
 		InitialBackoff:    retry.InitialBackoff,
 		MaxBackoff:        retry.MaxBackoff,
 		BackoffMultiplier: retry.BackoffMultiplier,
-		Codes:             withoutOK(slices.Sorted(maps.Keys(retry.RetryableStatusCodes))),
+		Codes:             slices.DeleteFunc(list, func(c codes.Code) bool { return c == codes.OK }), // gRPC accepts it, and never retries
 	})
 	entry := configEntry{entryName(ch.cc, method, retry), WithPolicy(p).callOption().partial}
 	resolved := m.resolve(of.level, of.pattern, entry)
@@ -193,11 +193,6 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 		kept = resolved
 	}
 	return kept
-}
-
-// withoutOK drops OK, which gRPC accepts among the codes, and never retries.
-func withoutOK(list []codes.Code) []codes.Code {
-	return slices.DeleteFunc(list, func(c codes.Code) bool { return c == codes.OK })
 }
 
 // entryName returns the name of the entry of the channel's config that a method's retryPolicy comes from.

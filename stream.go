@@ -62,7 +62,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	if err := c.prepare(opts, desc, nil); err != nil {
 		return nil, err
 	}
-	if c.mode == modePassThrough && c.learner == nil {
+	if c.mode == modePassThrough {
 		return c.passStream(desc, streamer)
 	}
 	s := &retryStream{call: c, desc: desc, streamer: streamer}

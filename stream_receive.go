@@ -43,10 +43,7 @@ func (s *retryStream) receiveAhead() bool {
 	if s.ahead = protos.NewReply(s.call.method, s.call.options.list); s.ahead == nil {
 		return false
 	}
-	at, m := s.at, s.ahead
-	s.setPhase(phaseRacing)
-	s.mu.Unlock()
-	s.orCrash(func() { _, _ = s.race(at, m) })
+	_, _ = s.race(s.at, s.ahead)
 	s.mu.Lock()
 	return true
 }
@@ -122,12 +119,7 @@ func (s *retryStream) receive(m any) error {
 			defer s.mu.Unlock()
 			return s.final
 		case s.phase == phaseOpen && s.mayRace() && replies.IsPointer(m):
-			s.setPhase(phaseRacing)
-			s.mu.Unlock()
-			var over bool
-			var err error
-			s.orCrash(func() { over, err = s.race(at, m) })
-			if over {
+			if over, err := s.race(at, m); over {
 				return err
 			}
 			s.mu.Lock()
@@ -155,7 +147,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	}()
 	s.call.contest.resume(at.attempt)
 	err := at.recv(m)
-	if inTime := at.settle(); err == nil && !inTime && s.desc.ServerStreams {
+	if inTime := s.call.contest.settle(at.attempt); err == nil && !inTime && s.desc.ServerStreams {
 		at.discard(m)
 		replies.Empty(m)
 		err = errCut

@@ -23,7 +23,7 @@ func (s *retryStream) openFrom(a *attempt) error {
 			s.publish(at)
 			return nil
 		}
-		a.settle()
+		s.call.contest.settle(a)
 		s.call.contest.repanic()
 		s.call.show(a)
 		if a, err = s.call.next(ending{attempt: a, err: err}); a == nil {
@@ -137,7 +137,7 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	s.orCrash(func() {
-		at.settle()
+		s.call.contest.settle(at.attempt)
 		s.call.contest.repanic()
 		if a, _ := s.next(at, err); a != nil {
 			_ = s.openFrom(a)
@@ -150,7 +150,7 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 // next asks the call about an attempt that ended with err. The end of a stream without a
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
-	at.settle()
+	s.call.contest.settle(at.attempt)
 	now := time.Now()
 	at.bounds.ended = now.Sub(origin)
 	at.read(err) // which may wait
@@ -175,7 +175,7 @@ func (s *retryStream) orCrash(steps func()) {
 		s.mu.Unlock()
 		s.ending(errPanicked)
 		s.conclude()
-		s.call.endCrashed(errPanicked)
+		s.call.endCrashed()
 	}()
 	steps()
 	done = true
@@ -186,7 +186,7 @@ func (s *retryStream) orCrash(steps func()) {
 // the plan serves one goroutine at a time.
 func (s *retryStream) end(at *streamAttempt, err error) {
 	if !at.isCut() {
-		at.settle() // from here on the timeout cannot claim the end for itself
+		s.call.contest.settle(at.attempt) // from here on the timeout cannot claim the end for itself
 	}
 	s.mu.Lock()
 	for s.phase == phaseCommitting {
@@ -198,11 +198,8 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 	}
 	s.setPhase(phaseClosing)
 	s.mu.Unlock()
-	if err == nil {
-		err = io.EOF
-	}
 	s.orCrash(func() {
-		_, _ = s.next(at, err) // none follows
+		_, _ = s.next(at, cmp.Or(err, io.EOF)) // none follows
 	})
 	s.conclude()
 }

@@ -90,7 +90,8 @@ func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, next int, v verdi
 
 // waitEnded ends the span of a wait, if there is one.
 func (s *callSpans) waitEnded() {
-	if span := s.wait; span != nil {
+	if s != nil && s.wait != nil {
+		span := s.wait
 		s.wait = nil
 		span.End()
 	}

@@ -26,12 +26,6 @@ func (u *usage) now() inside.Usage {
 	}
 }
 
-func newUsage(c *config) *usage {
-	u := &usage{}
-	u.replay.Limit = c.replayMemory
-	return u
-}
-
 // defaultReplayMemory is how many bytes of sent messages the uncommitted streams of a Retrier together keep for
 // replay. A message that does not fit commits its stream, like one that exceeds [WithBufferLimit].
 const defaultReplayMemory = 64 << 20

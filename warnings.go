@@ -137,7 +137,7 @@ func (p *policy) warnings() []string {
 	}
 	warn(limit > 0 && timeout >= limit,
 		"WithAttemptTimeout is %v, and WithMaxElapsed is %v: no retry can follow an attempt that times out", timeout, limit)
-	warn(p.dryRun && p.MaxAttempts > 1, "WithDryRun is on, so nothing is retried")
+	warn(p.dryRun, "WithDryRun is on, so nothing is retried")
 	warn(p.UnsentOnly && p.Hedging != nil, "WithUnsentOnly is on, so WithHedging has no effect")
 	warn(len(p.Codes) == 0 && !p.mayHedge(), "no status code is retried")
 	warn(neverAllows(p.Budget), "the budget never allows a retry: %v", p.Budget)
