@@ -82,8 +82,7 @@ type attempt struct {
 	reported bool // its result was reported to the plan or, without one, to the budgets
 	fate     fate
 	repeats  uint8         // at most 255
-	headed   bool          // the attempt, as a context, has its header as a value; see newAttempt
-	limited  bool          // layers.Header.Limited
+	says     layers.Mark   // of the header that the attempt, as a context, has as a value; Unmarked if it has none, see newAttempt
 	sighting atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
 	bounds   *bounds       // nil for a unary call's attempt without a timeout
 
@@ -121,8 +120,8 @@ func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) || key == (tried.Key{}) {
 		return a
 	}
-	if a.headed {
-		if v := (layers.Header{Previous: int(a.number) - 1, Limited: a.limited}).Value(key); v != nil {
+	if a.says != layers.Unmarked {
+		if v := (layers.Header{Previous: int(a.number) - 1, Limited: a.says == layers.Limited}).Value(key); v != nil {
 			return v
 		}
 	}
@@ -175,9 +174,8 @@ type bounds struct {
 	ended    time.Duration  // since the origin; 0 unless the call takes note of the end later
 
 	// The turn of the call's contest guards these. Without a contest, they are zero.
-	expires     time.Duration // since the origin; when the attempt timeout is over, or never
+	expires     time.Duration // since the origin; when the attempt timeout is over, or never, also after an end in time
 	judged      bool          // the plan was asked about that
-	late        bool          // it ended after that
 	unconnected bool          // there was no connection when the timeout was last over
 
 	own lazy.Context // a child of the caller's
@@ -188,8 +186,10 @@ func (a *attempt) isCut() bool {
 	return a.bounds != nil && errors.Is(a.bounds.own.Cause(), ErrAttemptTimeout)
 }
 
-// isLate reports whether the attempt has run for longer than the attempt timeout.
-func (a *attempt) isLate() bool { return a.bounds != nil && a.bounds.late }
+// isLate reports whether the attempt, which is not in flight any more, has run for longer than the attempt timeout.
+func (a *attempt) isLate() bool {
+	return a.bounds != nil && a.bounds.expires != 0 && a.bounds.expires != never
+}
 
 // errCut is what gRPC returns for an attempt that the library has cancelled.
 var errCut = status.FromContextError(context.Canceled).Err()

@@ -188,7 +188,7 @@ func (c *call) startPlan(now time.Time) *plan {
 	start := timeOf(c.start, now)
 	deadline, _ := c.ctx.Deadline()
 	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadline)
-	p.isRetry, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
+	p.noRetry, p.hedging, p.delay = whyNoRetry(c.worksFor), c.mode == modeHedged, c.delay
 	p.send(start)
 	return p
 }
@@ -435,19 +435,18 @@ func (c *call) another() *attempt {
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
-	ctx, headed := c.limited(), false
+	ctx, says := c.limited(), layers.Unmarked
 	h := layers.Header{Previous: sent.number - 1, Limited: sent.silent || c.worksFor.IsRetry()}
 	switch {
 	case c.functionTarget != "": // it sends no header
 	case h.IsAlone(ctx):
-		headed = true
+		says = h.Mark()
 	default:
 		ctx = h.In(ctx)
 	}
 	a := &attempt{
 		Context: ctx,
-		headed:  headed,
-		limited: h.Limited,
+		says:    says,
 		cc:      c.cc,
 		method:  c.method,
 		number:  int32(sent.number),

@@ -121,7 +121,9 @@ func (k *contest) remove(a *attempt) {
 		return
 	}
 	k.open = slices.Delete(k.open, i, i+1)
-	a.bounds.late = sinceOrigin() >= a.bounds.expires
+	if sinceOrigin() < a.bounds.expires {
+		a.bounds.expires = never
+	}
 	if len(k.open) == 0 {
 		k.timer.Stop()
 	}

@@ -53,7 +53,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	}
 	deadline, _ := ctx.Deadline()
 	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), start, deadline)
-	p.plan.isRetry = p.worksFor.IsRetry()
+	p.plan.noRetry = whyNoRetry(p.worksFor)
 	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p
 }
@@ -69,7 +69,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
-	last := p.plan.isRetry || p.plan.sent() >= p.plan.policy.MaxAttempts
+	last := p.plan.noRetry != nil || p.plan.sent() >= p.plan.policy.MaxAttempts
 	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}

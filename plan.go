@@ -31,9 +31,9 @@ type plan struct {
 	limits
 	waiter
 
-	isRetry bool // the call is made for a retry: nothing follows an attempt that has reached a server, see server.go
-	silent  bool // an attempt got no response, so its server may still be at work
-	hedging bool // hedges may be sent
+	noRetry error // why nothing follows an attempt that has reached a server; nil unless a service further up retries, see server.go
+	silent  bool  // an attempt got no response, so its server may still be at work
+	hedging bool  // hedges may be sent
 
 	attemptCounts
 	progress progress // of the backoff
@@ -375,8 +375,8 @@ func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdic
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.sent() > 0 && p.isRetry:
-		return verdict{Reason: errCallerRetries}
+	case p.sent() > 0 && p.noRetry != nil:
+		return verdict{Reason: p.noRetry}
 	case p.sent() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}

@@ -52,6 +52,14 @@ type Header struct {
 	Limited  bool // the server's own calls are to make one attempt; false for a first attempt means nothing
 }
 
+// Mark returns the header's mark. One that says nothing has none.
+func (h Header) Mark() Mark {
+	if h.Limited {
+		return Limited
+	}
+	return Answered
+}
+
 // In returns ctx with the header in its outgoing metadata. The caller's own values are replaced: a
 // server could not interpret several. A header that says nothing costs nothing.
 func (h Header) In(ctx context.Context) context.Context {
@@ -96,10 +104,9 @@ func (h Header) newMetadata() metadata.MD {
 	md := metadata.MD{}
 	if h.Previous > 0 {
 		md.Set(wire.PreviousAttemptsKey, strconv.Itoa(h.Previous))
-		md.Set(MarkKey, Answered.String())
 	}
-	if h.Limited {
-		md.Set(MarkKey, Limited.String())
+	if h != (Header{}) {
+		md.Set(MarkKey, h.Mark().String())
 	}
 	return md
 }
