@@ -270,7 +270,7 @@ func (a *attempt) asEnded(err error, now time.Time) (info Attempt) {
 // describe fills in what is known of the attempt after it has ended with err.
 func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 	a.describeStart(info, now)
-	info.Duration = now.Sub(origin) - a.start
+	info.Duration = now.Sub(info.Start)
 	if a.bounds != nil && a.bounds.ended != 0 {
 		info.Duration = a.bounds.ended - a.start
 	}

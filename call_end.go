@@ -169,7 +169,7 @@ func (h *history) all(more ...Attempt) []Attempt {
 
 // record adds a failed attempt.
 func (h *history) record(a *attempt, f *failure) {
-	h.keep(f.Attempt)
+	h.keep(&f.Attempt)
 	h.failures++
 	if !f.TimedOut && !f.isCallers() {
 		h.genuine, h.from = f.Attempt.Err, a
@@ -177,7 +177,7 @@ func (h *history) record(a *attempt, f *failure) {
 }
 
 // keep adds an attempt that ended without success.
-func (h *history) keep(a Attempt) {
+func (h *history) keep(a *Attempt) {
 	if len(h.earlier) == maxKept-1 {
 		h.earlier = slices.Delete(h.earlier, 0, 1)
 	}
@@ -187,7 +187,7 @@ func (h *history) keep(a Attempt) {
 		}
 		h.earlier = append(h.earlier, h.last)
 	}
-	h.last, h.highest = a, max(h.highest, int32(a.Number))
+	h.last, h.highest = *a, max(h.highest, int32(a.Number))
 }
 
 // made returns the highest attempt number, at least number.

@@ -247,7 +247,7 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 		a.measure(c.learner, true)
 	}
 	info := a.asEnded(errHedgeLost, now)
-	c.history().keep(info)
+	c.history().keep(&info)
 	c.retrier.report.attemptLost(&c.facts, &info)
 }
 
@@ -515,7 +515,7 @@ func (k *contest) forget(a *attempt) {
 // overdueFailure describes an attempt that has reached its timeout.
 func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 	info := a.asStarted(now)
-	info.Duration = now.Sub(origin) - a.start
+	info.Duration = now.Sub(info.Start)
 	info.Err, info.Unsent = newAttemptTimeoutError(c.policy.AttemptTimeout, nil), isUnconnected(c.cc)
 	return failure{
 		Attempt:   info,
