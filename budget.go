@@ -376,7 +376,13 @@ type perTarget struct {
 
 func newPerTarget(newBudget func() Budget, settings budgetSettings) *perTarget {
 	t := &perTarget{newBudget: newBudget, settings: settings}
-	t.targets.Fresh = func(string) Budget { return newBudget() }
+	t.targets.Fresh = func(string) Budget {
+		b := newBudget()
+		if isNil(b) {
+			panic("grpcretry: PerTarget: newBudget returned nil")
+		}
+		return b
+	}
 	return t
 }
 
