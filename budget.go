@@ -207,8 +207,8 @@ func AllBudgets(b ...Budget) Budget {
 	return all
 }
 
-// rankOfBudget is 1 for the budgets of this package that limit something: their Balance is exact, so that withdraw can
-// look at it before it takes anything.
+// rankOfBudget is 1 for the budgets whose Balance is exact, so that withdraw can look at it before it takes anything: those of this
+// package that limit something. A new one belongs here.
 func rankOfBudget(b Budget) int {
 	switch b.(type) {
 	case *ratioBudget, *rateBudget, *throttle, *concurrencyBudget:

@@ -40,7 +40,7 @@ type verdict struct {
 	WaitSource WaitSource    // waitNone if no wait was computed
 	Reason     error         // why no attempt follows, as in [Error.Reason]; nil for a retry
 
-	backoff   time.Duration // the policy's own part of Wait
+	drawn     time.Duration // what the backoff drew: Wait may be longer, because the target is failing
 	fatal     bool          // a stop that ends a hedged call although other attempts are in flight
 	untouched bool          // not retryable: a first such failure is returned unwrapped
 }

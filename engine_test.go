@@ -252,7 +252,7 @@ func TestEngine(t *testing.T) {
 			}
 			plan := tt.history.plan(policyOf(t, tt.opts...), budget, tt.failure.Attempt.Number)
 			got := judgedBy(plan, &tt.failure, noon, 0.5)
-			got.fatal, got.untouched, got.backoff = false, false, 0 // matters of hedging, of the error and of the next backoff, tested elsewhere
+			got.fatal, got.untouched, got.drawn = false, false, 0 // matters of hedging, of the error and of the next backoff, tested elsewhere
 			want := step{verdict: tt.want.verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
 			if got != want {
 				t.Errorf("Failed = %+v, want %+v", got, want)

@@ -33,10 +33,10 @@ var (
 		Word: "budget", Text: "client-side retry budget exhausted", GivesUp: true, HedgesGoOn: true, Logged: true,
 	})
 	// ErrDeadline: the call's deadline would have passed before the next attempt.
-	ErrDeadline = reasons.New(reasons.Reason{Word: "deadline", Text: "deadline too near for another attempt", OutOfTime: true})
+	ErrDeadline = reasons.New(reasons.Reason{Word: "deadline", Text: "deadline too near for another attempt", GivesUpIfReached: true})
 	// ErrMaxElapsed: the next attempt would have started after MaxElapsed.
 	ErrMaxElapsed = reasons.New(reasons.Reason{
-		Word: "max_elapsed", Text: "maximum elapsed time too near for another attempt", OutOfTime: true,
+		Word: "max_elapsed", Text: "maximum elapsed time too near for another attempt", GivesUpIfReached: true,
 	})
 	// ErrPushback: the server forbade another attempt, or asked for a wait longer than
 	// MaxServerDelay.

@@ -72,7 +72,7 @@ func (p progress) wait(b Backoff, u float64) time.Duration {
 	return nextBackoff(b, p.retry+1, p.prev, u)
 }
 
-// pushed is a time before which a server wants no attempt.
+// pushed is a time before which a server wants no attempt: any attempt's server may have named it.
 type pushed struct {
 	until  time.Time
 	source WaitSource
@@ -86,7 +86,7 @@ func (p pushed) earliest(t time.Time) time.Time {
 	return t
 }
 
-// limits are the times by which a call must be over.
+// limits are the times at which no attempt may start any more.
 type limits struct {
 	start    time.Time
 	elapsed  time.Duration // MaxElapsed; 0 for none
@@ -94,7 +94,8 @@ type limits struct {
 }
 
 // tooLate reports why no attempt may start after a wait that starts now: its end would reach
-// the deadline or MaxElapsed. Every wait of a call is judged here, so a further limit of that kind belongs here.
+// the deadline or MaxElapsed. A further latest time belongs here and in latest. A limit on the length of a wait would also concern inTime,
+// reconnect, and the waits that pushBack moves.
 func (l *limits) tooLate(now time.Time, wait time.Duration) error {
 	switch {
 	case !l.deadline.IsZero() && wait >= l.deadline.Sub(now):
@@ -407,11 +408,11 @@ func (p *plan) schedule(f *failure, known trouble, now time.Time, u float64) ver
 	case p.pushed.until.After(now): // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
 	default:
-		v.backoff = p.progress.wait(p.policy.backoff(f.found.code), u)
-		v.Wait, v.WaitSource = v.backoff, WaitBackoff
+		v.Wait, v.WaitSource = p.progress.wait(p.policy.backoff(f.found.code), u), WaitBackoff
+		v.drawn = v.Wait
 	}
 	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff {
-		v.Wait = p.spread(v.backoff, known, &p.limits, now, u)
+		v.Wait = p.spread(v.Wait, known, &p.limits, now, u)
 	}
 	return v
 }
@@ -429,7 +430,7 @@ func (p *plan) accept(v verdict, known trouble, now time.Time) {
 	}
 	switch v.WaitSource {
 	case WaitBackoff:
-		p.progress = progress{p.progress.retry + 1, v.backoff}
+		p.progress = progress{p.progress.retry + 1, v.drawn}
 	case WaitPushback, WaitRetryInfo:
 		p.progress = progress{}
 		p.pushed = pushed{p.next.at, v.WaitSource}

@@ -37,8 +37,8 @@ func TestFieldsOfAReason(t *testing.T) {
 	if given := (&reasons.Reason{GivesUp: true}); !gaveUp(given, false) {
 		t.Error("GivesUp has no effect")
 	}
-	if late := (&reasons.Reason{OutOfTime: true}); gaveUp(late, false) || !gaveUp(late, true) {
-		t.Error("OutOfTime does not depend on whether an attempt has reached a server")
+	if late := (&reasons.Reason{GivesUpIfReached: true}); gaveUp(late, false) || !gaveUp(late, true) {
+		t.Error("GivesUpIfReached does not depend on whether an attempt has reached a server")
 	}
 	for _, goOn := range []bool{false, true} {
 		p := plan{policy: &policy{}, hedging: true, delay: time.Second, attemptCounts: attemptCounts{open: 1}}

@@ -265,7 +265,7 @@ func showNoRetry(ctx context.Context) {
 // not start again. reached says that an attempt has reached a server.
 func gaveUp(reason error, reached bool) bool {
 	r := reasons.Of(reason)
-	return r.GivesUp || r.OutOfTime && reached
+	return r.GivesUp || r.GivesUpIfReached && reached
 }
 
 // whyNoRetry returns why the calls made for a request make one attempt, nil if they may make more.

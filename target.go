@@ -15,8 +15,8 @@ import (
 // many calls wait for it. Calls tell it about failures, and about answers while it is failing. It is
 // safe for concurrent use.
 //
-// A target is failing from the first retryable failure after its last answered call, or after a
-// Patience without any failure, until a call is answered again.
+// A target is failing from the first retryable failure after its last answered call until a call is answered. After
+// a Patience without news, the next failure counts as the first again.
 type target struct {
 	name string // in gRPC's canonical form, or a function's
 	all  *targets
@@ -77,7 +77,8 @@ func (t *target) trouble(now time.Time) trouble {
 	return known
 }
 
-// isFailing needs mu. It reports whether the target is failing, and that is no old news.
+// isFailing needs mu. It reports whether the target is failing, and has been heard of within the patience: the next failure belongs to
+// that trouble, and it is shown.
 func (t *target) isFailing(now time.Time) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
 
 // fail records a retryable failure, and returns what is known now.

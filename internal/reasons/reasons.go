@@ -19,9 +19,9 @@ type Reason struct {
 	// GivesUp: the call has used up its attempts or its budget, or was told not to go on. Its caller's
 	// caller must not start again.
 	GivesUp bool
-	// OutOfTime: the same if an attempt has reached a server. Otherwise the call has waited for a
+	// GivesUpIfReached: the same if an attempt has reached a server. Otherwise the call has waited for a
 	// connection in vain, and another server may have one.
-	OutOfTime bool
+	GivesUpIfReached bool
 	// HedgesGoOn: in a hedged call, an attempt that ends for this reason does not rule out a hedge, which may still be allowed later.
 	HedgesGoOn bool
 	// Untouched: a first failure is returned to the caller as it came.
