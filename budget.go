@@ -376,13 +376,7 @@ type perTarget struct {
 
 func newPerTarget(newBudget func() Budget, settings budgetSettings) *perTarget {
 	t := &perTarget{newBudget: newBudget, settings: settings}
-	t.targets.Fresh = func(string) Budget {
-		b := newBudget()
-		if isNil(b) {
-			panic("grpcretry: PerTarget: newBudget returned nil")
-		}
-		return b
-	}
+	t.targets.Fresh = func(string) Budget { return newBudget() }
 	return t
 }
 

@@ -123,12 +123,3 @@ func TestWithRatioBudgetIsOneSetOfBudgets(t *testing.T) {
 	}
 	wantBalance(t, one, epoch, 2)
 }
-
-func TestPerTargetSaysThatItWasGivenNil(t *testing.T) {
-	defer func() {
-		if got, want := recover(), "grpcretry: PerTarget: newBudget returned nil"; got != want {
-			t.Errorf("panic: %v, want %v", got, want)
-		}
-	}()
-	PerTarget(func() Budget { return nil }).Balance(time.Now())
-}
