@@ -74,6 +74,7 @@ func TestFunctionsAllocateNoMore(t *testing.T) {
 // less than go-grpc-middleware needs, 9 and 25; see bench/.
 func TestRetriesAllocateNoMore(t *testing.T) {
 	intercept := UnaryClientInterceptor(WithBackoff(Constant(0)), WithBudget(Unlimited), unmoved)
+	withToken := metadata.AppendToOutgoingContext(t.Context(), "authorization", "a", "b", "c")
 	for failures, limit := range map[int]float64{1: 3, 3: 6} {
 		invoker := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
 			if a, _ := AttemptFromContext(ctx); a.Number <= failures {
@@ -83,6 +84,15 @@ func TestRetriesAllocateNoMore(t *testing.T) {
 		}
 		if got := testing.AllocsPerRun(1000, func() { callOnce(t, intercept, invoker) }); got > limit {
 			t.Errorf("a call with %d retries makes %v allocations, want at most %v", failures, got, limit)
+		}
+		got := testing.AllocsPerRun(1000, func() {
+			err := intercept(withToken, "/pkg.Service/Method", nil, nil, nil, invoker, stubOptions...)
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+		if limit += 6 * float64(failures); got > limit { // its metadata, with the header
+			t.Errorf("a call with %d retries and metadata makes %v allocations, want at most %v", failures, got, limit)
 		}
 	}
 }

@@ -437,12 +437,11 @@ func (c *call) another() *attempt {
 func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	ctx, says := c.limited(), layers.Unmarked
 	h := layers.Header{Previous: sent.number - 1, Limited: sent.silent || c.worksFor.IsRetry()}
-	switch {
-	case c.functionTarget != "": // it sends no header
-	case h.IsAlone(ctx):
-		says = h.Mark()
-	default:
-		ctx = h.In(ctx)
+	if c.functionTarget == "" { // which sends no header
+		var shared bool
+		if ctx, shared = h.Shared(ctx); shared {
+			says = h.Mark()
+		}
 	}
 	a := &attempt{
 		Context: ctx,

@@ -76,10 +76,13 @@ func isLeftover(opt grpc.CallOption) bool {
 func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 	o, own := &c.options, c.ownOutputs(a)
 	opts := a.optionSpace[:0]
-	if o.mixed || own && o.outputs() {
+	switch {
+	case o.mixed || own && o.outputs():
 		opts = o.forAttempt(opts, own)
-	} else {
-		for _, opt := range o.list { //nolint:staticcheck // append(opts, list...) has a write barrier for all, which takes 4 ns
+	case len(o.list) > len(a.optionSpace):
+		opts = append(opts, o.list...)
+	default: // one by one, because a write barrier for all takes 4 ns
+		for _, opt := range o.list { //nolint:staticcheck // see above
 			opts = append(opts, opt)
 		}
 	}

@@ -66,19 +66,26 @@ func (h Header) In(ctx context.Context) context.Context {
 	if h == (Header{}) {
 		return ctx
 	}
-	md, _ := metadata.FromOutgoingContext(ctx) // a copy
-	if md == nil {
+	with, shared := h.Shared(ctx)
+	if shared {
 		return metadata.NewOutgoingContext(ctx, h.Metadata())
 	}
-	maps.Copy(md, h.Metadata())
-	return metadata.NewOutgoingContext(ctx, md)
+	return with
 }
 
-// IsAlone reports whether ctx would have no other outgoing metadata than h, which all calls share. Then a context that is made anyway
-// can have h as a Value: that costs nothing, where gRPC makes two allocations.
-func (h Header) IsAlone(ctx context.Context) bool {
-	_, others := metadata.FromOutgoingContext(ctx)
-	return !others && h.Previous < len(sharedHeaders)
+// Shared is In, except that it returns ctx itself, and true, if there would be no other outgoing metadata than h, which all calls share.
+// Then a context that is made anyway can have h as a Value: that costs nothing, where gRPC makes two allocations.
+func (h Header) Shared(ctx context.Context) (with context.Context, shared bool) {
+	md, others := metadata.FromOutgoingContext(ctx) // a copy
+	switch {
+	case others:
+		maps.Copy(md, h.Metadata())
+		return metadata.NewOutgoingContext(ctx, md), false
+	case h.Previous < len(sharedHeaders):
+		return ctx, true
+	default:
+		return metadata.NewOutgoingContext(ctx, h.newMetadata()), false
+	}
 }
 
 // Value returns the value that a context with only h has for key, nil if none.

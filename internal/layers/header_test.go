@@ -47,10 +47,10 @@ func TestHeaderReplacesTheCallersValues(t *testing.T) {
 func TestHeaderAsAValue(t *testing.T) {
 	for previous := range 12 {
 		h := Header{previous, true}
-		if got, want := h.IsAlone(t.Context()), previous < len(sharedHeaders); got != want {
-			t.Fatalf("%+v.IsAlone = %v without other metadata, want %v", h, got, want)
+		if _, got := h.Shared(t.Context()); got != (previous < len(sharedHeaders)) {
+			t.Fatalf("%+v is shared: %v, without other metadata", h, got)
 		}
-		if h.IsAlone(metadata.NewOutgoingContext(t.Context(), metadata.MD{})) {
+		if _, shared := h.Shared(metadata.NewOutgoingContext(t.Context(), metadata.MD{})); shared {
 			t.Errorf("%+v would replace the caller's metadata", h)
 		}
 		if previous >= len(sharedHeaders) {
