@@ -113,10 +113,17 @@ func (c *call) passes(a *attempt, p *plan) error {
 func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	var f failure
 	c.describe(&f, a, err, now)
+	c.history().record(a, &f)
 	c.deposit(a, Ignored)
 	c.plan().leave()
 	if is(reason, errLeftToGRPC) {
 		c.retrier.report.leftToGRPC(&c.facts)
+	}
+	switch {
+	case f.CtxErr != nil:
+		reason = f.CtxErr
+	case f.Closed:
+		reason = errConnClosed
 	}
 	v := verdict{Reason: reason}
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)

@@ -289,9 +289,9 @@ func WithBufferLimit(bytes int) CallOption {
 // [WithMaxElapsed] end a wait earlier.
 //
 // d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
-// token or a connection, they end. With less than the first backoff nothing is retried, which is logged
-// ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the waits of an [Exponential],
-// [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up to; beside a
+// token or a connection, they end. With less than the first backoff, only retries whose time the server names
+// are made, which is logged ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the
+// waits of an [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up to; beside a
 // Backoff of another type with long waits, or many attempts by the default backoff, set it. A later WithPatience
 // replaces an earlier one.
 func WithPatience(d time.Duration) CallOption {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -493,5 +494,60 @@ func TestHedgesFollowWhenTheServiceConfigIsKnown(t *testing.T) {
 			t.Error(err)
 		}
 		wantTimes(t, server, 3*second/2, 2*second)
+	})
+}
+
+// A call that turns out to pass through has the reason of its caller, if that has ended it.
+func TestACallThatPassesThroughAfterAllIsEndedByItsCaller(t *testing.T) {
+	for _, kind := range callKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var reasons []error
+				server := serve(t, always(hang()))
+				cc, _ := server.live(t, second, `{}`, even(t, Disable(), WithResolverServiceConfig(true),
+					WithObserver(func(_ context.Context, e Event) {
+						if e.Kind == Decision || e.Kind == CallEnd {
+							reasons = append(reasons, e.Reason)
+						}
+					})).DialOptions()...)
+				ctx, cancel := context.WithTimeout(t.Context(), 3*second)
+				defer cancel()
+				if err := kind.call(ctx, cc, echoMethod); status.Code(err) != codes.DeadlineExceeded {
+					t.Errorf("err = %v, want DEADLINE_EXCEEDED", err)
+				}
+				if want := []error{context.DeadlineExceeded, context.DeadlineExceeded}; !slices.Equal(reasons, want) {
+					t.Errorf("the reasons are %v, want %v", reasons, want)
+				}
+			})
+		})
+	}
+}
+
+// Its attempts are shown like those of any other call.
+func TestACallThatPassesThroughAfterAllShowsItsAttempts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, start := serve(t, always(unavailable())), time.Now()
+		var unsent []bool
+		observe := func(_ context.Context, e Event) {
+			for _, a := range e.Attempts {
+				unsent = append(unsent, a.Unsent)
+			}
+		}
+		r := even(t, Disable(), WithResolverServiceConfig(true), WithPatience(time.Minute), WithObserver(observe))
+		cc, live := server.live(t, 0, builtInPolicy, append(r.DialOptions(),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				if time.Since(start) < 2*second {
+					return nil, errors.New("down")
+				}
+				return server.listener.DialContext(ctx)
+			}))...)
+		defer time.AfterFunc(second, func() { live.update(`{}`) }).Stop()
+		var e *Error
+		if err := callKinds[0].call(t.Context(), cc, echoMethod); status.Code(err) != codes.Unavailable || errors.As(err, &e) {
+			t.Errorf("err = %v, want the server's", err)
+		}
+		if want := []bool{true, false}; !slices.Equal(unsent, want) {
+			t.Errorf("the attempts shown were unsent: %v, want %v", unsent, want)
+		}
 	})
 }
