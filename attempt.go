@@ -292,6 +292,7 @@ func (c *rpc) firstContext() context.Context {
 	return c.servedContext()
 }
 
+// servedContext is firstContext for the call of a server's handler.
 func (c *rpc) servedContext() context.Context {
 	if c.functionTarget != "" { // it sends no header
 		return c.ctx

@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -119,13 +120,7 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	if is(reason, errLeftToGRPC) {
 		c.retrier.report.leftToGRPC(&c.facts)
 	}
-	switch {
-	case f.CtxErr != nil:
-		reason = f.CtxErr
-	case f.Closed:
-		reason = errConnClosed
-	}
-	v := verdict{Reason: reason}
+	v := verdict{Reason: cmp.Or(f.callOver(), reason)}
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)
 	c.end(&callFailure{last: f.Attempt, err: f.Attempt.Err, verdict: v, when: now})
 	return f.Attempt.Err

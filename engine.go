@@ -69,6 +69,14 @@ func (f *failure) isCallers() bool {
 	return f.Closed || f.CtxErr != nil && (isContextEnd(f.Attempt.Err) || errors.Is(reasons.Disown(f.Attempt.Err), f.CtxErr))
 }
 
+// callOver returns why the call is over whatever its policy says, by rule 1; nil if it is not.
+func (f *failure) callOver() error {
+	if f.CtxErr == nil && f.Closed {
+		return errConnClosed
+	}
+	return f.CtxErr
+}
+
 // untouched reports whether a first such failure is returned unwrapped, because it is not
 // retryable. That includes a closed connection and the cause of the caller's context, but not that context's end, which
 // an Error reports.
@@ -99,11 +107,10 @@ var answeredCodes = newCodeSet([]codes.Code{
 // ruledOut returns why the failure may not be retried at all; nil if it may. It applies rules 1
 // to 5 of [plan.failed].
 func (p *policy) ruledOut(f *failure) error {
+	over := f.callOver()
 	switch {
-	case f.CtxErr != nil:
-		return f.CtxErr
-	case f.Closed:
-		return errConnClosed
+	case over != nil:
+		return over
 	case f.Committed:
 		return ErrCommitted
 	case f.found.hint.Stop:

@@ -114,7 +114,7 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now tim
 // If other attempts are in flight, they decide instead of a stop. A pushback may have moved a retry that replaces an
 // overdue attempt: it is given up if it would start too late by now, and sent without a question if it was paid for before.
 func (p *plan) retryDue(now time.Time, u float64) step {
-	known := trouble{answers: p.next.answers} // nothing new is known at once
+	known := trouble{answers: p.next.answers} // a retry that is due at once can know nothing new
 	if now.After(p.next.since) {
 		known = p.target.trouble(now)
 	}

@@ -247,7 +247,7 @@ func TestWarnings(t *testing.T) {
 		{"a backoff that is too long", []Option{WithBackoff(Exponential{Base: second, Jitter: NoJitter}), WithMaxElapsed(second)},
 			[]string{"WithMaxElapsed is 1s, and the backoff waits 1s or more: no retry is ever made"}},
 		{"a patience that is too short", []Option{WithPatience(10 * time.Millisecond)},
-			[]string{"WithPatience is 10ms, and WithBackoff waits 50ms or more: no retry follows UNAVAILABLE unless its server names the time"}},
+			[]string{"WithPatience is 10ms, and WithBackoff waits 50ms or more: no retry follows UNAVAILABLE unless the server names a time"}},
 		{"a patience that is just long enough", []Option{WithPatience(50 * time.Millisecond)}, nil},
 		{"a backoff that is short enough", []Option{WithBackoff(Exponential{Base: second}), WithMaxElapsed(second)}, nil},
 		{"an empty budget", []Option{never}, []string{"all methods: the budget never allows a retry"}},

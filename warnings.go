@@ -152,7 +152,7 @@ func (p *policy) warnings() []string {
 	}
 	first := shortestWait(p.Backoff)
 	warn(p.Patience > 0 && p.Patience < first,
-		"WithPatience is %v, and WithBackoff waits %v or more: no retry follows UNAVAILABLE unless its server names the time", p.Patience, first)
+		"WithPatience is %v, and WithBackoff waits %v or more: no retry follows UNAVAILABLE unless the server names a time", p.Patience, first)
 	shortest := min(shortestWait(p.Backoff), shortestWait(p.OverloadBackoff))
 	warn(limit > 0 && shortest >= limit, "WithMaxElapsed is %v, and the backoff waits %v or more: no retry is ever made", limit, shortest)
 	return all

@@ -52,7 +52,7 @@ type Header struct {
 	Limited  bool // the server's own calls are to make one attempt; false for a first attempt means nothing
 }
 
-// Mark returns the header's mark. One that says nothing has none.
+// Mark returns the mark in a header that says something.
 func (h Header) Mark() Mark {
 	if h.Limited {
 		return Limited
