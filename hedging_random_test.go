@@ -737,6 +737,7 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 	next.at = m.now + next.wait
 	if m.retry++; next.source == WaitPushback {
 		m.retry, m.pushed = 0, next.at
+		m.trouble += next.wait
 	}
 	m.decided, m.next = true, next
 	return nil
