@@ -48,7 +48,7 @@ type Outcome struct {
 	// late is true for an attempt that ended after the attempt timeout, which did not cut it
 	// because no retry could replace it. The ratio budget earns nothing from it: a server with a
 	// queue longer than the timeout answers every call late, and those calls would otherwise pay
-	// for the retries that keep the queue long.
+	// for the retries that keep the queue long. Its token is not returned, for the same reason.
 	late bool
 }
 

@@ -190,7 +190,12 @@ func (d hedgeAfter) Answered(string, time.Duration, bool, time.Time) {}
 // String describes the delay to readers of a policy.
 func (d hedgeAfter) String() string { return "after " + time.Duration(d).String() }
 
-func (d hedgeAfter) check() error { return checkNotNegative(time.Duration(d)) }
+func (d hedgeAfter) check() error {
+	if d < 0 {
+		return fmt.Errorf("HedgeAfter: %v is negative", time.Duration(d))
+	}
+	return nil
+}
 
 // HedgeAtQuantile returns a delay that follows the latency of each method: a hedge is sent when a
 // call takes longer than the q-quantile of the method's latencies in the last minute. With q =

@@ -133,7 +133,8 @@ func WithOverloadBackoff(b Backoff) CallOption {
 // WithCodes sets the status codes that are retried: at least one, and only codes that gRPC
 // defines, without OK. Whatever the codes, three kinds of failure are not retried: the end of the
 // caller's own context; a message over a size limit, which gRPC reports as RESOURCE_EXHAUSTED; and
-// an RPC that the load balancer dropped on purpose, which gRPC reports as UNAVAILABLE.
+// an RPC that the load balancer dropped on purpose, which gRPC reports as UNAVAILABLE. A [WithClassifier]
+// that returns [Retry] overrules the last two.
 //
 // List only codes after which it is safe to repeat the call. Even UNAVAILABLE does not prove that
 // the server did nothing.
@@ -177,8 +178,8 @@ func WithRetryIf(f func(error) bool) CallOption {
 // WithAttemptTimeout has another attempt replace one that has run for d, whatever the codes. The
 // replacement is a retry like any other: it follows after its backoff, and is paid for when it is
 // sent. Only then is the slow attempt cancelled; until then it may still respond. If nothing can
-// replace it (after the last attempt, with an empty budget, if the deadline or [WithMaxElapsed]
-// leaves no room, or if a [WithClassifier] says [Stop]), it continues and is judged by its own
+// replace it (after the last attempt, with an empty budget, if the deadline, [WithMaxElapsed] or
+// [WithPatience], which counts from the first timeout, leaves no room, or if a [WithClassifier] says [Stop]), it continues and is judged by its own
 // result, so that a slow response is not turned into a failure; the budget earns nothing from it. In a
 // call without a deadline such an attempt ends after d, so that the call cannot hang. The server
 // receives the caller's deadline, not d.
@@ -268,7 +269,8 @@ func WithBufferLimit(bytes int) CallOption {
 // the call's own first failure. Calls to a target learn from one another:
 //
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing
-//     has lasted, with u uniform in [0, 1), so that those who wait do not all return at once.
+//     has lasted, with u uniform in [0, 1), so that those who wait do not all return at once; or u times
+//     the time left if that would reach the deadline or [WithMaxElapsed].
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
 //     trouble and at least 20 ms. That costs no token and counts no attempt. First attempts are
@@ -283,13 +285,13 @@ func WithBufferLimit(bytes int) CallOption {
 //     is making: it is woken at the times of gRPC's default backoff, and after a drop one of the
 //     waiting calls sends its attempt early, which keeps the channel awake.
 //
-// No wait is started that would outlast d, be it an ordinary backoff, and at most 10,000 calls wait for one target. Other calls
-// whose attempt fails end immediately, with the last status and [ErrTargetDown]: a target that is gone
-// holds nobody up. A wait that the server asks for does not count, and the deadline and
-// [WithMaxElapsed] end a wait earlier.
+// No wait is started that would outlast d, be it an ordinary backoff (the one after a connection may), and at most 10,000 calls
+// wait for one target. Other calls whose attempt fails end immediately, with the last status and
+// [ErrTargetDown]: a target that is gone holds nobody up. A wait that the server asks for does not
+// count, and the deadline and [WithMaxElapsed] end a wait earlier.
 //
 // d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
-// token or a connection, they end. With less than the first backoff, only retries whose time the server names
+// token or a connection they end, as soon as an attempt has failed or, later, when the retry is due. With less than the first backoff, only retries whose time the server names
 // are made, which is logged ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the
 // waits of an [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up to; beside a
 // Backoff of another type with long waits, or many attempts by the default backoff, set it. A later WithPatience
@@ -349,8 +351,8 @@ func WithDryRun(on bool) CallOption {
 
 // Disable turns retries and hedging off. The call passes straight through to gRPC: without a
 // budget, without events, and with its error unchanged. Only [WithAttemptTimeout] may still end a
-// unary call that has no deadline. A later or narrower [WithMaxAttempts] or
-// [WithHedging] turns retries or hedging on again.
+// unary call that has no deadline. A later or narrower [WithMaxAttempts] turns retries on again, and
+// with [WithHedging] beside it hedging; WithHedging alone does not, because a hedge is a second attempt.
 func Disable() CallOption { return WithMaxAttempts(1) }
 
 // WithMethod applies opts to one method, with a pattern of the form "/pkg.Service/Method", or to

@@ -133,7 +133,7 @@ func TestWhatIsRejected(t *testing.T) {
 			[]string{"WithHedging", "IDEMPOTENCY_UNKNOWN", "AllMethodsAreSafe"}},
 
 		{onEcho(Hedging{}), []string{"WithHedging: Delay is not set, want HedgeAfter or HedgeAtQuantile (in WithMethod " + echoMethod + ")"}},
-		{onEcho(Hedging{Delay: HedgeAfter(-second)}), []string{"WithHedging: Delay: -1s is negative"}},
+		{onEcho(Hedging{Delay: HedgeAfter(-second)}), []string{"WithHedging: Delay: HedgeAfter: -1s is negative"}},
 		{quantile(0, 0, 0), []string{"HedgeAtQuantile: q is 0, want between 0 and 1"}},
 		{quantile(nan, 0, 0), []string{"HedgeAtQuantile: q is NaN, want between 0 and 1"}},
 		{quantile(0.9, -1, 0), []string{"HedgeAtQuantile: bounds -1ns and 0s must not be negative"}},

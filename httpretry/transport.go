@@ -28,8 +28,9 @@ func NewTransport(r *grpcretry.Retrier, base http.RoundTripper) *Transport {
 }
 
 // RoundTrip makes attempts at a request until the policy for its name ends the call. It returns
-// the last attempt's response, whatever its status, exactly as Base returned it, with a nil error; if the
-// call has ended in a wait, with a body that was read before.
+// the last attempt's response, whatever its status, exactly as Base returned it, with a nil error; but with
+// a body that was read before if the call has ended in a wait, and with one that wraps Base's if there is an
+// attempt timeout.
 //
 // If the last attempt got no response, its response could not be kept in a wait in which the call has
 // ended, or the request's context has ended during a wait, [errors.As] finds a [*grpcretry.Error], whose Last
