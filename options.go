@@ -179,10 +179,10 @@ func WithRetryIf(f func(error) bool) CallOption {
 // replacement is a retry like any other: it follows after its backoff, and is paid for when it is
 // sent. Only then is the slow attempt cancelled; until then it may still respond. If nothing can
 // replace it (after the last attempt, with an empty budget, if the deadline, [WithMaxElapsed] or
-// [WithPatience], which counts from the first timeout, leaves no room, or if a [WithClassifier] says [Stop]), it continues and is judged by its own
-// result, so that a slow response is not turned into a failure; the budget earns nothing from it. In a
-// call without a deadline such an attempt ends after d, so that the call cannot hang. The server
-// receives the caller's deadline, not d.
+// [WithPatience], which counts from the first timeout, leaves no room, or if a [WithClassifier] says
+// [Stop]), it continues and is judged by its own result, so that a slow response is not turned into a
+// failure; the budget earns nothing from it. In a call without a deadline such an attempt ends after d,
+// so that the call cannot hang. The server receives the caller's deadline, not d.
 //
 // If there is no connection when d is over, and the call has a deadline, the attempt may go on, and its
 // server has the whole of d to respond once there is one.
@@ -291,11 +291,12 @@ func WithBufferLimit(bytes int) CallOption {
 // count, and the deadline and [WithMaxElapsed] end a wait earlier.
 //
 // d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
-// token or a connection they end, as soon as an attempt has failed or, later, when the retry is due. With less than the first backoff, only retries whose time the server names
-// are made, which is logged ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the
-// waits of an [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up to; beside a
-// Backoff of another type with long waits, or many attempts by the default backoff, set it. A later WithPatience
-// replaces an earlier one.
+// token or a connection they end, as soon as an attempt has failed or, later, when the retry is due.
+// With less than the first backoff, only retries whose time the server names are made, which is logged
+// ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the waits of an
+// [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up
+// to; beside a Backoff of another type with long waits, or many attempts by the default backoff, set it.
+// A later WithPatience replaces an earlier one.
 func WithPatience(d time.Duration) CallOption {
 	return newCallOption("WithPatience", fieldPatience, Policy{Patience: cmp.Or(d, -1)}, checkNotNegative(d))
 }
