@@ -178,29 +178,28 @@ func (t *Tokens) settle(now time.Time, after int64) {
 	calls := total - t.seen
 	t.seen = total
 	own := t.due.Load() != neverDue
-	from, at := t.last, now.Sub(t.epoch)
+	step, from, at := t.newest, t.last, now.Sub(t.epoch)
 	if own && at < from-t.settings.Window {
 		t.epoch = now.Add(-from) // time continues from here, inside or after a bubble of testing/synctest
 	}
 	at = max(from, at) // the clock may have been read before another goroutine's look
 	t.last = at
-	t.advance(int64(at / t.step))
+	if at >= t.stepStart(step+1) {
+		t.advance(int64(at / t.step))
+	}
 	t.floor = min(t.settings.Floor(), t.floor+t.settings.MinPerSecond*(at-from).Seconds())
 	if returned := t.returned.Swap(0); returned > 0 {
 		t.giveBack(float64(returned))
 	}
 	if own {
 		t.dueAfter(now)
-		at = min(at, t.stepStart(int64(from/t.step)+1)) // the calls came before a look was due
+		at = min(at, t.stepStart(step+1)) // the calls came before a look was due
 	}
-	t.earn(calls, from, at)
+	t.earn(calls, step, from, at)
 }
 
-// advance makes the step with the number newest the newest one. The caller holds mu.
+// advance makes the step with the number newest, which is a later one, the newest. The caller holds mu.
 func (t *Tokens) advance(newest int64) {
-	if newest == t.newest {
-		return
-	}
 	for n := max(t.newest+1, newest-steps); n <= newest; n++ {
 		s := t.at(n)
 		t.spent = max(0, t.spent-*s)
@@ -221,9 +220,9 @@ func (t *Tokens) giveBack(tokens float64) {
 	t.spent -= take(&tokens, t.spent)
 }
 
-// earn adds the earnings of calls that were spread evenly between from and to. The first earnings
+// earn adds the earnings of calls that were spread evenly between from, in a step, and to. The first earnings
 // fill the reserve, and those older than the window are dropped. The caller holds mu.
-func (t *Tokens) earn(calls int64, from, to time.Duration) {
+func (t *Tokens) earn(calls, step int64, from, to time.Duration) {
 	earnings := float64(calls) * t.settings.Ratio
 	if earnings <= 0 {
 		return
@@ -231,10 +230,10 @@ func (t *Tokens) earn(calls int64, from, to time.Duration) {
 	rest := earnings
 	t.reserve += take(&rest, t.settings.Reserve-t.reserve)
 	from += time.Duration(float64(to-from) * (1 - rest/earnings))
-	for n := max(int64(from/t.step), t.newest-steps, 0); n <= int64(to/t.step); n++ {
+	for n := max(step, t.newest-steps); t.stepStart(n) <= to; n++ {
 		share := 1.0
 		if to > from {
-			share = float64(min(to, t.stepStart(n+1))-max(from, t.stepStart(n))) / float64(to-from)
+			share = max(0, float64(min(to, t.stepStart(n+1))-max(from, t.stepStart(n)))/float64(to-from))
 		}
 		*t.at(n) += rest * share
 		t.earned += rest * share
