@@ -118,8 +118,7 @@ func (l *limits) latest(t time.Time) (last time.Time, reason error) {
 	return t, reason
 }
 
-// inTime returns a wait that the target asks for, or one drawn from the time left if it would reach
-// a limit.
+// inTime returns a wait, or one drawn from the time left if it would reach a limit.
 func (l *limits) inTime(wait time.Duration, now time.Time, u float64) time.Duration {
 	if last, reason := l.latest(now.Add(wait + 1)); reason != nil {
 		return part(last.Sub(now), u)
@@ -400,8 +399,8 @@ func (p *plan) schedule(f *failure, known trouble, now time.Time, u float64) ver
 	case p.policy.asksTooMuch(f):
 		return verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case f.found.hinted && hint.Source == WaitRetryInfo:
-		// Spread: the server gave every client the same delay.
-		v.Wait = max(hint.Delay, duration(float64(hint.Delay)*(1+0.2*unit(u))))
+		// Spread, within the time left: the server gave every client the same delay.
+		v.Wait = max(hint.Delay, p.inTime(duration(float64(hint.Delay)*(1+0.2*unit(u))), now, u))
 		v.WaitSource = WaitRetryInfo
 	case f.found.hinted:
 		v.Wait, v.WaitSource = hint.Delay, WaitPushback

@@ -217,7 +217,7 @@ func (j *judgement) waitingAfter(i int) *waiting {
 	w := &waiting{judgement: j, from: j.failedAt(i), trouble: j.failedAt(0)}
 	named := time.Duration(0)
 	for k := range i + 1 {
-		w.first, w.pushed = j.asked(k)
+		w.first, w.pushed = w.asked(k)
 		named += w.first
 	}
 	if !w.pushed {
@@ -234,10 +234,10 @@ func (j *judgement) waitingAfter(i int) *waiting {
 }
 
 // asked returns the wait that a server has asked for after an attempt.
-func (j *judgement) asked(i int) (wait time.Duration, asked bool) {
-	push, asked := grpcretry.PushbackFrom(j.attempts[i].Trailer, j.attempts[i].Err)
+func (w *waiting) asked(i int) (wait time.Duration, asked bool) {
+	push, asked := grpcretry.PushbackFrom(w.attempts[i].Trailer, w.attempts[i].Err)
 	if push.Source == grpcretry.WaitRetryInfo {
-		return time.Duration(float64(push.Delay) * (1 + 0.2*j.random())), asked
+		return max(push.Delay, w.inTime(time.Duration(float64(push.Delay)*(1+0.2*w.random())), w.failedAt(i))), asked
 	}
 	return push.Delay, asked
 }
@@ -281,7 +281,11 @@ func (j *judgement) tooLate(at time.Duration) error {
 
 // share returns u times a length, or of the time left at now if it would last too long.
 func (w *waiting) share(length, now time.Duration) time.Duration {
-	wait := time.Duration(w.random() * float64(length))
+	return w.inTime(time.Duration(w.random()*float64(length)), now)
+}
+
+// inTime returns a wait, or u times the time left at now if it would last too long.
+func (w *waiting) inTime(wait, now time.Duration) time.Duration {
 	if w.tooLate(now+wait) != nil {
 		return time.Duration(w.random() * float64(min(w.limits())-now))
 	}
