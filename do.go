@@ -98,12 +98,8 @@ type permanentError struct{ error }
 
 func (e *permanentError) Unwrap() error { return e.error }
 
-// hasStatus reports whether an error is, or wraps, one that can tell its gRPC status. The Error of a function below
-// has one if that function's error has.
+// hasStatus reports whether an error is, or wraps, one that can tell its gRPC status.
 func hasStatus(err error) bool {
-	if below, ok := errtype.As[*Error](err); ok && below != nil && below.Last != nil && below.ctx == nil {
-		return hasStatus(below.Last)
-	}
 	_, has := errtype.As[interface {
 		error
 		GRPCStatus() *status.Status

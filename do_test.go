@@ -70,8 +70,6 @@ func TestDo(t *testing.T) {
 		{name: "a status that is not retried", script: []error{notFound}, at: []time.Duration{0}, err: notFound},
 		{name: "an error that is no status", script: []error{plain, plain, plain, plain}, at: []time.Duration{0, second, 3 * second, 7 * second},
 			reason: ErrAttemptsExhausted},
-		{name: "the Error of a function whose error is no status", script: []error{&Error{Last: plain, Reason: ErrAttemptsExhausted}},
-			at: []time.Duration{0, second}},
 		{name: "whatever the codes", opts: []CallOption{WithCodes(codes.NotFound)}, script: []error{plain}, at: []time.Duration{0, second}},
 		{name: "WithRetryIf", opts: []CallOption{WithRetryIf(func(err error) bool { return errors.Is(err, notFound) })},
 			script: []error{notFound, plain}, at: []time.Duration{0, second}, reason: ErrNotRetryable},
