@@ -737,7 +737,6 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 	next.at = m.now + next.wait
 	if m.retry++; next.source == WaitPushback {
 		m.retry, m.pushed = 0, next.at
-		m.trouble += next.wait
 	}
 	m.decided, m.next = true, next
 	return nil

@@ -11,10 +11,10 @@ import (
 
 // A waiter is a call's place among those that wait for its target.
 type waiter struct {
-	target   *target
-	patience time.Duration // the policy's; not positive if the call does not wait
-	since    time.Time     // when the call's first attempt failed, plus the waits that servers have asked for; zero before that
-	waiting  bool          // the target counts the call as waiting
+	target       *target
+	patience     time.Duration // the policy's; not positive if the call does not wait
+	firstFailure time.Time     // when the call's first attempt failed; zero before that
+	waiting      bool          // the target counts the call as waiting
 }
 
 // isPatient reports whether the call waits for its target.
@@ -22,8 +22,8 @@ func (w *waiter) isPatient() bool { return w.patience > 0 }
 
 // fails records a retryable failure for the call and for its target, and returns what is known of that now.
 func (w *waiter) fails(now time.Time) trouble {
-	if w.since.IsZero() {
-		w.since = now
+	if w.firstFailure.IsZero() {
+		w.firstFailure = now
 	}
 	patience := w.patience
 	if !w.isPatient() { // others may be, and the metrics tell of the target, too
@@ -35,7 +35,7 @@ func (w *waiter) fails(now time.Time) trouble {
 // patienceEnds returns when the call stops waiting for its target: the patience counts from the
 // target's first failure and from the call's own.
 func (w *waiter) patienceEnds(known trouble, now time.Time) time.Time {
-	for _, since := range [...]time.Time{w.since, known.since} {
+	for _, since := range [...]time.Time{w.firstFailure, known.since} {
 		if !since.IsZero() && since.Before(now) {
 			now = since
 		}
@@ -147,7 +147,7 @@ const shortestRepeat = 20 * time.Millisecond
 // longer, the call's own. It is no step of the backoff.
 func (p *plan) waitAgain(now time.Time, u float64) step {
 	known := p.target.trouble(now)
-	length := now.Sub(p.waiter.since)
+	length := now.Sub(p.waiter.firstFailure)
 	if !known.since.IsZero() {
 		length = max(length, now.Sub(known.since))
 	}

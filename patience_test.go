@@ -253,24 +253,6 @@ func TestATimeThatTheServerNamedIsUsed(t *testing.T) {
 	})
 }
 
-// A wait that the server asks for does not count towards the call's patience either.
-func TestATimeThatTheServerNamedCostsNoPatience(t *testing.T) {
-	for name, away := range map[string]answer{
-		"pushback":  overloaded().pushback("15000"),
-		"RetryInfo": fail(codes.ResourceExhausted, "queue full", retryInfoOf(15*second)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, script(away, ok(), unavailable(), ok()))
-				client := server.fixed(t, 0, WithBackoff(Constant(tenth)))
-				a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: second}
-				makeCalls(t, client, a, b)
-				wantServed(t, server, "a at 0s", "b at 1s", "a at 15s", "a at 15.1s")
-			})
-		})
-	}
-}
-
 // A target's trouble is nobody else's, whatever the budget.
 func TestTargetsAreIndependent(t *testing.T) {
 	bubble(t, func(t *testing.T) {

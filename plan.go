@@ -433,7 +433,6 @@ func (p *plan) accept(v verdict, known trouble, now time.Time) {
 	case WaitPushback, WaitRetryInfo:
 		p.progress = progress{}
 		p.pushed = pushed{p.next.at, v.WaitSource}
-		p.waiter.since = p.waiter.since.Add(v.Wait) // it costs no patience
 	}
 }
 

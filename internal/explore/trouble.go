@@ -204,7 +204,7 @@ type part struct {
 type waiting struct {
 	*judgement
 	from     time.Duration // when it was decided on
-	trouble  time.Duration // when the call's first attempt failed, plus the waits that servers have asked for
+	trouble  time.Duration // when the call's first attempt failed
 	first    time.Duration // the wait that the server asks for, or the backoff
 	pushed   bool          // the server asks for it
 	free     bool          // no attempt has reached a server, so that the next is not paid for
@@ -215,31 +215,21 @@ type waiting struct {
 // waitingAfter returns the wait after an attempt that has reached a server.
 func (j *judgement) waitingAfter(i int) *waiting {
 	w := &waiting{judgement: j, from: j.failedAt(i), trouble: j.failedAt(0)}
-	named := time.Duration(0)
-	for k := range i + 1 {
-		w.first, w.pushed = w.asked(k)
-		named += w.first
-	}
-	if !w.pushed {
+	push, hinted := grpcretry.PushbackFrom(j.attempts[i].Trailer, j.attempts[i].Err)
+	w.first, w.pushed = push.Delay, hinted
+	switch {
+	case !hinted:
 		w.first = j.backoff(i + 1)
+	case push.Source == grpcretry.WaitRetryInfo:
+		w.first = max(push.Delay, w.inTime(time.Duration(float64(push.Delay)*(1+0.2*j.random())), w.from))
 	}
-	w.trouble += named
 	w.explore()
 	// The trouble may have begun when an attempt was overdue that nothing has replaced in the end.
 	if limit := j.policy.AttemptTimeout; limit > 0 && j.attempts[0].Duration >= limit {
-		w.trouble = min(w.trouble, j.attempts[0].Start.Add(limit).Sub(j.start)+named)
+		w.trouble = min(w.trouble, j.attempts[0].Start.Add(limit).Sub(j.start))
 		w.explore()
 	}
 	return w
-}
-
-// asked returns the wait that a server has asked for after an attempt.
-func (w *waiting) asked(i int) (wait time.Duration, asked bool) {
-	push, asked := grpcretry.PushbackFrom(w.attempts[i].Trailer, w.attempts[i].Err)
-	if push.Source == grpcretry.WaitRetryInfo {
-		return max(push.Delay, w.inTime(time.Duration(float64(push.Delay)*(1+0.2*w.random())), w.failedAt(i))), asked
-	}
-	return push.Delay, asked
 }
 
 func (j *judgement) random() float64 { return min(j.program.u, 1-0x1p-53) }
