@@ -178,7 +178,7 @@ func (t *Tokens) settle(now time.Time, after int64) {
 	calls := total - t.seen
 	t.seen = total
 	own := t.due.Load() != neverDue
-	step, from, at := t.newest, t.last, now.Sub(t.epoch)
+	step, from, at := t.newest, t.last, min(now.Sub(t.epoch), math.MaxInt64-t.step) // a step starts after any time
 	if own && at < from-t.settings.Window {
 		t.epoch = now.Add(-from) // time continues from here, inside or after a bubble of testing/synctest
 	}

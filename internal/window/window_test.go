@@ -283,6 +283,15 @@ func TestTokensSurviveAClockThatGoesBack(t *testing.T) {
 	wantBalance(t, b, at(200), 10)
 }
 
+// After 292 years, which is the longest duration, the time stands still.
+func TestTokensSurviveALeapOfCenturies(t *testing.T) {
+	b := tokensOf(Settings{Ratio: 0.5, Reserve: 3, MinPerSecond: 1, Window: 10 * time.Second})
+	earn(b, 10)
+	wantBalance(t, b, at(1e9).AddDate(1000, 0, 0), 13)
+	earn(b, 10)
+	wantBalance(t, b, at(1e9).AddDate(2000, 0, 0), 18)
+}
+
 // concurrently runs f on n goroutines that start together, and waits for them.
 func concurrently(n int, f func()) {
 	var wg sync.WaitGroup
