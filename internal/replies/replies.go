@@ -13,8 +13,8 @@ import (
 )
 
 // Empty empties the message that the application receives into, before another attempt does:
-// codecs may merge into a message, so the remains of a failed attempt must go. Nothing can be received
-// into a message that is no protobuf message, pointer or map, so it stays as it is.
+// codecs may merge into a message, so the remains of a failed attempt must go. A message that is
+// no protobuf message, pointer or map stays as it is.
 func Empty(m any) {
 	if v := reflect.ValueOf(m); v.Kind() == reflect.Map {
 		v.Clear()
