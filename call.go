@@ -78,7 +78,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	switch {
 	case p.overGRPC && p.dryRun: // gRPC's retries stay as they are
 	case p.overGRPC || c.worksFor.IsRetry() && !p.dryRun: // for a retry, gRPC's would be further attempts
-		c.stopsGRPC = !c.retrier.builtInRetryOff && c.channel().mayRetry()
+		c.stopsGRPC = c.mayBeRetriedByGRPC()
 	case ch.ready && ch.retries():
 		c.retrier.report.leftToGRPC(&c.facts)
 		c.retrier.report.callPassed(&c.facts)
@@ -442,6 +442,9 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		if ctx, shared = h.Shared(ctx); shared {
 			says = h.Mark()
 		}
+	}
+	if c.plan().sent() > 1 && !c.stopsGRPC { // the first could be left to gRPC
+		c.stopsGRPC = c.mayBeRetriedByGRPC()
 	}
 	a := &attempt{
 		Context: ctx,

@@ -39,8 +39,11 @@ func (c *rpc) dependsOnChannel(policies *methodPolicies) bool {
 // retries reports whether gRPC retries the method by itself.
 func (ch channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 
-// mayRetry reports whether gRPC retries the method by itself, or may do so when it has a service config.
-func (ch channel) mayRetry() bool { return ch.builtIn && (ch.config.RetryPolicy != nil || !ch.ready) }
+// mayBeRetriedByGRPC reports whether gRPC retries the method by itself, or may do so when it has a service config.
+func (c *rpc) mayBeRetriedByGRPC() bool {
+	return c.cc != nil && !c.retrier.builtInRetryOff &&
+		(c.cc.GetState() != connectivity.Ready || c.cc.GetMethodConfig(c.method).RetryPolicy != nil)
+}
 
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
 // through is retried if the service config says so.

@@ -262,6 +262,42 @@ func TestAttemptsDoNotMultiply(t *testing.T) {
 	}
 }
 
+// A policy that the channel gets while a call runs is not added to the library's retries.
+func TestAttemptsDoNotMultiplyWhenAPolicyArrives(t *testing.T) {
+	withPolicy := configOf(fmt.Sprintf(`{"name":[%s],"retryPolicy":{"maxAttempts":3,"initialBackoff":"0.01s","maxBackoff":"0.01s",`+
+		`"backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}`, nameDefault))
+	for _, obeys := range []bool{false, true} {
+		for _, kind := range callKinds {
+			for _, during := range []int{1, 2} {
+				for _, connected := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s, obeyed %v, in attempt %d, connected %v", kind.name, obeys, during, connected), func(t *testing.T) {
+						bubble(t, func(t *testing.T) {
+							var l *liveConfig
+							server := serve(t, func(n int) answer {
+								if n == during {
+									l.update(withPolicy)
+								}
+								return unavailable().after(second / 10)
+							})
+							var cc *grpc.ClientConn
+							cc, l = server.live(t, 0, `{}`, even(t, WithResolverServiceConfig(obeys), WithMaxAttempts(4), WithBudget(Unlimited)).onlyInterceptors()...)
+							if connected {
+								connect(t, cc)
+							}
+							if err := kind.call(t.Context(), cc, echoMethod); status.Code(err) != codes.Unavailable {
+								t.Errorf("err = %v, want UNAVAILABLE", err)
+							}
+							if got := len(server.attempts()); got > 4 {
+								t.Errorf("%d attempts, want at most 4", got)
+							}
+						})
+					})
+				}
+			}
+		}
+	}
+}
+
 // The application may receive, or wait for headers, before it sends anything.
 func TestAttemptsOfAStreamThatHasSentNothingDoNotMultiply(t *testing.T) {
 	for _, steps := range []string{"recv ABORTED", "close; recv ABORTED", "header", "wait 1s; try a; recv ABORTED"} {
