@@ -82,10 +82,10 @@ type Counts struct {
 	FailedRetried int64 `json:"failed_retried"` // calls that failed after a retry or a hedge
 
 	Attempts     int64   `json:"attempts"`      // attempts that ended
-	Retries      int64   `json:"retries"`       // attempts after the first of their call, hedges excluded
+	Retries      int64   `json:"retries"`       // retries that reached a server, hedges excluded
 	Wasted       int64   `json:"wasted"`        // retries that reached a server and failed
 	RetryShare   float64 `json:"retry_share"`   // Retries by Attempts, 0 … 1
-	Hedges       int64   `json:"hedges"`        // attempts sent while another was in flight
+	Hedges       int64   `json:"hedges"`        // attempts sent while another was in flight that reached a server
 	HedgesWasted int64   `json:"hedges_wasted"` // hedges that did not win their call
 
 	// By name; names without a count are absent.
@@ -100,7 +100,7 @@ type Step struct {
 
 	Calls    int64 `json:"calls"`    // as in [Counts], like all below
 	Attempts int64 `json:"attempts"` // attempts that ended
-	Retries  int64 `json:"retries"`  // attempts after the first of their call, hedges excluded
+	Retries  int64 `json:"retries"`  // retries that reached a server, hedges excluded
 	Rescued  int64 `json:"rescued"`  // calls that succeeded after a retry
 	Wasted   int64 `json:"wasted"`   // retries that reached a server and failed
 

@@ -30,7 +30,8 @@ type Guards struct {
 // A key waits for its turn as long as its context allows. If the context has a deadline that is too near
 // for the rate, the key is not started: it returns when its turn would have come. If the deadline passes while
 // InFlight keys are worked on, it returns a second later. If the rate has no turn within a day, because its
-// limit or burst is 0, the key returns after a minute, whatever the context. None of this is a failure.
+// limit or burst is 0, the key returns after a minute, whatever the context. Up to a fifth is added to these
+// waits, because many keys may wait for the same turn. None of this is a failure.
 func Wrap[T comparable](limiter *RateLimiter[T], inner ctrl.TypedReconciler[T], g Guards) ctrl.TypedReconciler[T] {
 	r := &guarded[T]{limiter: limiter, inner: inner, rate: g.Rate}
 	if g.InFlight > 0 {
