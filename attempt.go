@@ -78,13 +78,14 @@ type attempt struct {
 	number int32
 	source WaitSource
 
-	hedge    bool // sent while others were in flight
-	reported bool // its result was reported to the plan or, without one, to the budgets
-	fate     fate
-	repeats  uint8         // at most 255
-	says     layers.Mark   // of the header that the attempt, as a context, has as a value; Unmarked if it has none, see newAttempt
-	sighting atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
-	bounds   *bounds       // nil for a unary call's attempt without a timeout
+	hedge     bool // sent while others were in flight
+	reported  bool // its result was reported to the plan or, without one, to the budgets
+	fate      fate
+	repeats   uint8         // at most 255
+	says      layers.Mark   // of the header that the attempt, as a context, has as a value; Unmarked if it has none, see newAttempt
+	stopsGRPC bool          // gRPC is kept from retrying it by itself; see also rpc
+	sighting  atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
+	bounds    *bounds       // nil for a unary call's attempt without a timeout
 
 	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
 

@@ -443,9 +443,6 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 			says = h.Mark()
 		}
 	}
-	if c.plan().sent() > 1 && !c.stopsGRPC { // the first could be left to gRPC
-		c.stopsGRPC = c.mayBeRetriedByGRPC()
-	}
 	a := &attempt{
 		Context: ctx,
 		says:    says,
@@ -457,6 +454,8 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		wait:    sent.wait,
 		source:  sent.source,
 		repeats: sent.repeats,
+
+		stopsGRPC: c.plan().sent() > 1 && c.mayBeRetriedByGRPC(), // the first could be left to gRPC
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.cold.tried = c.newest.triedList()

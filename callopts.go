@@ -87,7 +87,7 @@ func (c *rpc) attemptOptions(a *attempt) []grpc.CallOption {
 		}
 	}
 	opts = append(opts, a)
-	if c.stopsGRPC {
+	if c.stopsGRPC || a.stopsGRPC {
 		opts = append(opts, noReplay{})
 	}
 	if c.stream == nil {

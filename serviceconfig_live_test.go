@@ -280,7 +280,8 @@ func TestAttemptsDoNotMultiplyWhenAPolicyArrives(t *testing.T) {
 								return unavailable().after(second / 10)
 							})
 							var cc *grpc.ClientConn
-							cc, l = server.live(t, 0, `{}`, even(t, WithResolverServiceConfig(obeys), WithMaxAttempts(4), WithBudget(Unlimited)).onlyInterceptors()...)
+							r := even(t, WithResolverServiceConfig(obeys), WithMaxAttempts(4), WithBudget(Unlimited))
+							cc, l = server.live(t, 0, `{}`, r.onlyInterceptors()...)
 							if connected {
 								connect(t, cc)
 							}

@@ -45,7 +45,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (at.users.Load() != 0 || !another && !s.call.isLeftToGRPC()) {
+	if _, another := stream.(*retryStream); err == nil && (at.users.Load() != 0 || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	s.mu.Lock()
