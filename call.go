@@ -158,22 +158,22 @@ func (c *rpc) open() (Budget, *callSpans, time.Duration) {
 // until it has done so while there was a connection; planned also limits the call to the service config's timeout, so only the
 // goroutine that uses the call's context may ask for it.
 
-// planned returns the call's plan, and limits the call to the plan's deadline. See follow for ended.
-func (c *call) planned(now time.Time, ended error) *plan {
-	p := c.informedPlan(now, ended)
+// planned returns the call's plan, and limits the call to the plan's deadline.
+func (c *call) planned(now time.Time) *plan {
+	p := c.informedPlan(now)
 	c.limitTo(p.deadline)
 	return p
 }
 
-// informedPlan returns the call's plan, which knows the first attempt, and what the channel says. See follow for ended.
-func (c *call) informedPlan(now time.Time, ended error) *plan {
+// informedPlan returns the call's plan, which knows the first attempt, and what the channel says.
+func (c *call) informedPlan(now time.Time) *plan {
 	p := c.startPlan(now)
 	if !p.config.informed {
 		ch := c.channel()
 		if c.unresolved != nil {
 			p.obey(c.unresolved(ch))
 		}
-		p.follow(ch, now, ended)
+		p.follow(ch)
 	}
 	return p
 }
@@ -297,7 +297,7 @@ func (c *call) judge(e ending, now time.Time) (step, error) {
 		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
 	}
 	err := truthOf(e.err, a, c.stream)
-	p := c.planned(now, err)
+	p := c.planned(now)
 	if reason := c.passes(a, p); reason != nil {
 		return step{End: true}, c.pass(a, err, reason, now)
 	}

@@ -63,21 +63,12 @@ type knownConfig struct {
 
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here.
-//
-// gRPC's timeout begins when the channel's name is resolved, and nothing tells when that was. But an attempt that has outlived
-// the timeout, counted from the call's start, shows that it was later; ended is its end, nil if it is in flight.
-func (p *plan) follow(ch channel, now time.Time, ended error) {
+func (p *plan) follow(ch channel) {
 	p.config = knownConfig{ch.retries(), ch.ready}
-	timeout := ch.config.Timeout
-	if timeout == nil || *timeout < 0 {
-		return
-	}
-	end := p.start.Add(*timeout)
-	if end.Before(now) && !isContextEnd(ended) {
-		end = now.Add(*timeout)
-	}
-	if p.deadline.IsZero() || end.Before(p.deadline) {
-		p.deadline = end
+	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
+		if end := p.start.Add(*timeout); p.deadline.IsZero() || end.Before(p.deadline) {
+			p.deadline = end
+		}
 	}
 }
 

@@ -254,7 +254,7 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 // failed asks the plan about the failure of an attempt while others are in flight.
 func (k *contest) failed(a *attempt, err error, now time.Time) {
 	var f failure
-	step := k.call.ask(k.call.planned(now, err), &f, a, err, now)
+	step := k.call.ask(k.call.planned(now), &f, a, err, now)
 	if step.End {
 		k.end = ending{a, err, &defeat{f, step.verdict}}
 		k.cancelOpen()
@@ -308,12 +308,12 @@ func (k *contest) check() {
 func (k *contest) plan(now time.Time) *plan {
 	c, begun := k.call, k.call.plan() != nil
 	if c.stream != nil && k.rival == nil { // whose goroutines may be setting the limit of the call
-		return c.informedPlan(now, nil)
+		return c.informedPlan(now)
 	}
 	if p := c.startPlan(now); !begun {
 		p.hedgeFrom(timeOf(k.from, now))
 	}
-	return c.planned(now, nil)
+	return c.planned(now)
 }
 
 // dueAt returns when the plan has something due, since the origin. Outside of a race that is only an attempt

@@ -508,43 +508,6 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 	}
 }
 
-// gRPC's timeout begins when the channel's name is resolved. A call that finds out that it has outlived the timeout, counted
-// from its own start, has the whole of it from then on.
-func TestTheServiceConfigsTimeoutBeginsWhenTheNameIsResolved(t *testing.T) {
-	const tenth = second / 10
-	for _, tt := range []struct {
-		name   string
-		script func(int) answer
-		opts   []Option
-		want   []time.Duration
-		code   codes.Code
-	}{
-		{"retried", script(unavailable(), ok()), nil, []time.Duration{2 * second, 2*second + tenth}, codes.OK},
-		{"retried to its end", always(unavailable()), []Option{WithBackoff(Constant(4 * tenth))},
-			[]time.Duration{2 * second, 24 * tenth, 28 * tenth}, codes.Unavailable},
-		{"overdue when it has connected", script(hang(), ok()), []Option{WithAttemptTimeout(2*second + tenth)},
-			[]time.Duration{2 * second, 22 * tenth}, codes.OK},
-		{"with a code for it", always(hang()), []Option{WithCodes(codes.DeadlineExceeded)}, []time.Duration{2 * second}, codes.DeadlineExceeded},
-	} {
-		for _, kind := range callKinds[:2] {
-			if kind.desc != nil && strings.HasPrefix(tt.name, "overdue") {
-				continue // a stream's attempt timeout begins when it is open
-			}
-			t.Run(tt.name+", "+kind.name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serve(t, tt.script)
-					cc, _ := server.live(t, 2*second, oneSecond, DialOptions(append([]Option{WithBackoff(Constant(tenth)), WithBudget(Unlimited),
-						withRandom(func() float64 { return 0 })}, tt.opts...)...)...)
-					if err := kind.call(t.Context(), cc, echoMethod); status.Code(err) != tt.code {
-						t.Errorf("err = %v, want %v", err, tt.code)
-					}
-					wantTimes(t, server, tt.want...)
-				})
-			})
-		}
-	}
-}
-
 // As with a deadline of the caller, no wait is started that would reach the end.
 func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
