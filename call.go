@@ -78,7 +78,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	switch {
 	case p.overGRPC && p.dryRun: // gRPC's retries stay as they are
 	case p.overGRPC || c.worksFor.IsRetry() && !p.dryRun: // for a retry, gRPC's would be further attempts
-		c.stopsGRPC = c.mayBeRetriedByGRPC()
+		c.stopsGRPC = c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready // or will have one
 	case ch.ready && ch.retries():
 		c.retrier.report.leftToGRPC(&c.facts)
 		c.retrier.report.callPassed(&c.facts)
@@ -455,7 +455,7 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		source:  sent.source,
 		repeats: sent.repeats,
 
-		stopsGRPC: c.plan().sent() > 1 && c.mayBeRetriedByGRPC(), // the first could be left to gRPC
+		stopsGRPC: c.plan().sent() > 1 && c.hasBuiltInPolicy(), // the first could be left to gRPC
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.cold.tried = c.newest.triedList()

@@ -33,16 +33,15 @@ func (c *rpc) channel() channel {
 
 // dependsOnChannel reports whether a call must know when it starts what its channel says.
 func (c *rpc) dependsOnChannel(policies *methodPolicies) bool {
-	return c.cc != nil && (policies.channels != nil || !c.retrier.builtInRetryOff && c.cc.GetMethodConfig(c.method).RetryPolicy != nil)
+	return c.cc != nil && policies.channels != nil || c.hasBuiltInPolicy()
 }
 
 // retries reports whether gRPC retries the method by itself.
 func (ch channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 
-// mayBeRetriedByGRPC reports whether gRPC retries the method by itself, or may do so when it has a service config.
-func (c *rpc) mayBeRetriedByGRPC() bool {
-	return c.cc != nil && !c.retrier.builtInRetryOff &&
-		(c.cc.GetState() != connectivity.Ready || c.cc.GetMethodConfig(c.method).RetryPolicy != nil)
+// hasBuiltInPolicy reports whether gRPC would retry the method by itself now.
+func (c *rpc) hasBuiltInPolicy() bool {
+	return c.cc != nil && !c.retrier.builtInRetryOff && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
 }
 
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
@@ -62,9 +61,10 @@ type knownConfig struct {
 }
 
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
-// handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here.
+// handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
+// the channel's name is resolved, which nothing tells: a call that waits for that for longer is over at its first failure.
 func (p *plan) follow(ch channel) {
-	p.config = knownConfig{ch.retries(), ch.ready}
+	p.config = knownConfig{ch.retries() && p.sent() <= 1, ch.ready} // later attempts are ours
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
 		if end := p.start.Add(*timeout); p.deadline.IsZero() || end.Before(p.deadline) {
 			p.deadline = end
