@@ -299,6 +299,40 @@ func TestAttemptsDoNotMultiplyWhenAPolicyArrives(t *testing.T) {
 	}
 }
 
+// A call that the library retries is not left to gRPC because a policy arrives, and so keeps its attempt timeout.
+func TestACallThatIsRetriedKeepsItsAttemptTimeoutWhenAPolicyArrives(t *testing.T) {
+	for _, kind := range callKinds[:2] {
+		t.Run(kind.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var network cable
+				var l *liveConfig
+				server := serve(t, func(n int) answer {
+					switch n {
+					case 1:
+						network.cut() // so that the call does not know the channel's config when it is retried
+						return hang()
+					case 2:
+						return hang()
+					default:
+						return ok()
+					}
+				})
+				var cc *grpc.ClientConn
+				r := even(t, WithAttemptTimeout(second), WithBackoff(Constant(second)))
+				cc, l = server.live(t, 0, `{}`, append(r.onlyInterceptors(), network.to(server))...)
+				connect(t, cc)
+				time.AfterFunc(second/2, func() { l.update(configOf(retrying(nameDefault, 3))) })
+				if err := kind.call(t.Context(), cc, echoMethod); err != nil {
+					t.Error(err)
+				}
+				if got := len(server.attempts()); got != 3 {
+					t.Errorf("%d attempts, want 3", got)
+				}
+			})
+		})
+	}
+}
+
 // The application may receive, or wait for headers, before it sends anything.
 func TestAttemptsOfAStreamThatHasSentNothingDoNotMultiply(t *testing.T) {
 	for _, steps := range []string{"recv ABORTED", "close; recv ABORTED", "header", "wait 1s; try a; recv ABORTED"} {
