@@ -78,7 +78,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	switch {
 	case p.overGRPC && p.dryRun: // gRPC's retries stay as they are
 	case p.overGRPC || c.worksFor.IsRetry() && !p.dryRun: // for a retry, gRPC's would be further attempts
-		c.stopsGRPC = c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready // or will have one
+		c.stopsGRPC = c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready // or may get one
 	case ch.ready && ch.retries():
 		c.retrier.report.leftToGRPC(&c.facts)
 		c.retrier.report.callPassed(&c.facts)

@@ -62,7 +62,7 @@ type knownConfig struct {
 
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
-// the channel's name is resolved, which nothing tells: a call that waits for that for longer is over at its first failure.
+// the channel's name has been resolved. Nothing tells when that was, so a call that waits longer for it is over at its first failure.
 func (p *plan) follow(ch channel) {
 	p.config = knownConfig{ch.retries() && p.sent() <= 1, ch.ready} // later attempts are ours
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {

@@ -46,7 +46,7 @@ type Event struct {
 
 	// Err and Elapsed are set in a CallEnd: what the caller gets, and how long the call took. A stream whose
 	// context ends while the application is in none of its methods ends there, although the application
-	// may still receive messages that had arrived before, and even the end that they had.
+	// may still receive messages that had arrived before, and the end that followed them.
 	// Attempts then are all attempts made, in order, if there was more than one (at most the
 	// latest 16); they must not be changed.
 	Err      error

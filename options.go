@@ -287,9 +287,9 @@ func WithBufferLimit(bytes int) CallOption {
 //
 // No wait is started that would outlast d, be it an ordinary backoff (the one after a connection may), and at most 10,000 calls
 // wait for one target. Other calls whose attempt fails end immediately, with the last status and
-// [ErrTargetDown]: a target that is gone holds nobody up. A wait that the server asks for is started in
-// any case, but counts for those after it: where servers ask for long ones, set a longer d. The deadline
-// and [WithMaxElapsed] end a wait earlier.
+// [ErrTargetDown]: a target that is gone holds nobody up. A wait that the server asks for may
+// outlast d, but counts for the waits after it: where servers ask for long ones, set a longer d. The
+// deadline and [WithMaxElapsed] end a wait earlier.
 //
 // d is at least 0. With 0 calls wait for nothing but their backoff and the server's delays: without a
 // token or a connection they end, as soon as an attempt has failed or, later, when the retry is due.

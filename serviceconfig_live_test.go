@@ -288,8 +288,8 @@ func TestAttemptsDoNotMultiplyWhenAPolicyArrives(t *testing.T) {
 							if err := kind.call(t.Context(), cc, echoMethod); status.Code(err) != codes.Unavailable {
 								t.Errorf("err = %v, want UNAVAILABLE", err)
 							}
-							if got := len(server.attempts()); got > 4 {
-								t.Errorf("%d attempts, want at most 4", got)
+							if got := len(server.attempts()); got > 4 || during == 2 && got < 4 {
+								t.Errorf("%d attempts, want 4, or less if the policy came in time to count", got)
 							}
 						})
 					})

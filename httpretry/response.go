@@ -14,7 +14,7 @@ const (
 	// MaxDrained is how much is read of the body of a response before the wait for a retry, in bytes,
 	// so that its connection can be used again. If there is more, the connection is closed.
 	MaxDrained = 64 << 10
-	// MaxDrainTime is how long that reading may take. It is a part of the wait before the retry, or all of it.
+	// MaxDrainTime is how long that reading may take. It counts towards the wait before the retry, which lasts at least until then.
 	MaxDrainTime = 100 * time.Millisecond
 )
 

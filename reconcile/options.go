@@ -64,9 +64,9 @@ func WithTarget(target string) Option { return option(func(c *config) { c.target
 
 // WithRetention sets how long after its next attempt is due a key is remembered that neither fails
 // again nor is forgotten, because the program has dropped it. Its failures are then no longer
-// counted, and what was paid for its attempt is refunded, once another key fails or is forgotten. d is above 0; [NewRateLimiter] panics for
-// other values. The default is 10 minutes; it should be longer than a key ever waits for a worker and
-// keeps it busy. A later WithRetention replaces an earlier one.
+// counted, and what was paid for its attempt is refunded, as soon as another key fails or is forgotten.
+// d is above 0; [NewRateLimiter] panics for other values. The default is 10 minutes; it should be longer
+// than a key ever waits for a worker and keeps it busy. A later WithRetention replaces an earlier one.
 func WithRetention(d time.Duration) Option { return option(func(c *config) { c.retention = d }) }
 
 // WithLogger writes a bounded number of lines about failing keys to l, see docs/reconcile.md. By

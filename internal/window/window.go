@@ -178,7 +178,7 @@ func (t *Tokens) settle(now time.Time, after int64) {
 	calls := total - t.seen
 	t.seen = total
 	own := t.due.Load() != neverDue
-	step, from, at := t.newest, t.last, min(now.Sub(t.epoch), math.MaxInt64-t.step) // a step starts after any time
+	step, from, at := t.newest, t.last, min(now.Sub(t.epoch), math.MaxInt64-t.step) // so that the next step has a start
 	if own && at < from-t.settings.Window {
 		t.epoch = now.Add(-from) // time continues from here, inside or after a bubble of testing/synctest
 	}
@@ -220,7 +220,7 @@ func (t *Tokens) giveBack(tokens float64) {
 	t.spent -= take(&tokens, t.spent)
 }
 
-// earn adds the earnings of calls that were spread evenly between from, in a step, and to. The first earnings
+// earn adds the earnings of calls that were spread evenly between from, which is in step, and to. The first earnings
 // fill the reserve, and those older than the window are dropped. The caller holds mu.
 func (t *Tokens) earn(calls, step int64, from, to time.Duration) {
 	earnings := float64(calls) * t.settings.Ratio
