@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -37,12 +38,17 @@ func BenchmarkUnaryInterceptor(b *testing.B) {
 	})
 }
 
-// BenchmarkUnaryRPC is a whole call that succeeds at once, through a generated stub.
+// BenchmarkUnaryRPC is a whole call that succeeds at once, through a generated stub. Unless the caller asks for more, the limit is
+// measured, too: see BenchmarkLimit.
 func BenchmarkUnaryRPC(b *testing.B) {
 	eachNetwork(b, func(b *testing.B, net network) {
 		eachInformation(b, func(b *testing.B, equal bool) {
+			alternatives := all
+			if !equal {
+				alternatives = append(slices.Clip(all), limit)
+			}
 			eachCores(b, func(b *testing.B, repeat repeater) {
-				eachAlternative(b, all, perOperation, func(r *alternative) func(times int) {
+				eachAlternative(b, alternatives, perOperation, func(r *alternative) func(times int) {
 					client := echov1.NewEchoServiceClient(net.dial(b, r.dialOptions(asUsed)...))
 					return repeat(b, func() func() error {
 						ctx, req := callContext(b), request(0)

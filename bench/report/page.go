@@ -44,6 +44,7 @@ const (
 // titles are what the tables call the clients.
 var titles = map[string]string{
 	bare:                 "no interceptor",
+	"limit":              "the limit",
 	"builtin":            "grpc-go built-in",
 	"middleware":         "go-grpc-middleware",
 	"failsafe":           "failsafe-go",
@@ -67,7 +68,7 @@ func title(client string) string {
 // inOrder puts clients into the order of the registry.
 func inOrder(clients []string) []string {
 	order := []string{
-		bare, direct, "builtin", "builtin+throttling", "middleware",
+		bare, direct, "limit", "builtin", "builtin+throttling", "middleware",
 		"cenkalti", "sethvargo", "avast", "avast+throttle", "failsafe", "failsafe+budget", ours,
 	}
 	slices.SortStableFunc(clients, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
