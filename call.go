@@ -78,7 +78,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	switch {
 	case p.overGRPC && p.dryRun: // gRPC's retries stay as they are
 	case p.overGRPC || c.worksFor.IsRetry() && !p.dryRun: // for a retry, gRPC's would be further attempts
-		c.stopsGRPC = c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready // or may get one
+		c.stopsGRPC = c.mayGRPCRetry()
 	case ch.ready && ch.retries():
 		c.retrier.report.leftToGRPC(&c.facts)
 		c.retrier.report.callPassed(&c.facts)
@@ -169,13 +169,22 @@ func (c *call) planned(now time.Time) *plan {
 func (c *call) informedPlan(now time.Time) *plan {
 	p := c.startPlan(now)
 	if !p.config.informed {
-		ch := c.channel()
+		ch := c.channelToFollow()
 		if c.unresolved != nil {
 			p.obey(c.unresolved(ch))
 		}
 		p.follow(ch)
 	}
 	return p
+}
+
+// channelToFollow returns the channel as it was when a call with a timer started, if it had a connection then: gRPC applies to an attempt
+// what the channel said when that was sent, and an attempt that waits for a timeout must not be taken for one that gRPC limits, or retries.
+func (c *call) channelToFollow() channel {
+	if k := c.contest; k != nil && k.channel.ready {
+		return k.channel
+	}
+	return c.channel()
 }
 
 // startPlan returns the call's plan, which knows the first attempt.
@@ -455,7 +464,7 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		source:  sent.source,
 		repeats: sent.repeats,
 
-		stopsGRPC: c.plan().sent() > 1 && c.hasBuiltInPolicy(), // the first could be left to gRPC
+		stopsGRPC: c.stopsRetriesOfGRPC(),
 	}
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.cold.tried = c.newest.triedList()
@@ -466,6 +475,18 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	}
 	a.PeerAddr, c.newest = &a.peer, a
 	return a
+}
+
+// stopsRetriesOfGRPC reports whether gRPC must be kept from retrying the newest attempt by itself, because its channel may have got a
+// policy for that. A call that is never left to gRPC takes no risk. For others, a channel that has no connection is left out: gRPC then also
+// repeats an attempt that a server refuses.
+func (c *call) stopsRetriesOfGRPC() bool {
+	if c.policy.overGRPC {
+		return c.mayGRPCRetry()
+	}
+	p := c.plan()
+	ours := p.sent() > 1 || p.config.informed && !p.config.builtIn
+	return ours && c.hasBuiltInPolicy()
 }
 
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the

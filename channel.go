@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc/connectivity"
 )
 
-// A channel is what a ClientConn says about a method at one moment. A call reads it when it starts. If there is no
-// connection by then, it may have no service config yet, or an outdated one, so the call starts with what is known,
-// and reads it again when there is something to decide: gRPC has resolved the name by then, or has failed to.
+// A channel is what a ClientConn says about a method at one moment. A call reads it when it starts, if it may be left to gRPC or has
+// a timer. If there is no connection by then, it may have no service config yet, or an outdated one, so the call starts with what is
+// known, and reads it again when there is something to decide: gRPC has resolved the name by then, or has failed to.
 //
 // An interceptor cannot see the timeouts and retry policies of xDS routes.
 type channel struct {
@@ -44,6 +44,11 @@ func (c *rpc) hasBuiltInPolicy() bool {
 	return c.cc != nil && !c.retrier.builtInRetryOff && c.cc.GetMethodConfig(c.method).RetryPolicy != nil
 }
 
+// mayGRPCRetry reports whether gRPC would retry the method by itself now, or may get a policy for that with a connection.
+func (c *rpc) mayGRPCRetry() bool {
+	return c.hasBuiltInPolicy() || !c.retrier.builtInRetryOff && !c.channel().ready
+}
+
 // expectConfig has the policy resolved again when the channel's service config is known. A call that would pass
 // through is retried if the service config says so.
 func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
@@ -56,15 +61,19 @@ func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
 
 // A knownConfig is what a plan knows about the service config of its call's channel.
 type knownConfig struct {
-	leftToGRPC bool // gRPC retries the method by itself
-	informed   bool // the channel has been read while it had a connection
+	builtIn  bool // gRPC retries the method by itself
+	informed bool // the channel has been read while it had a connection
 }
+
+// isLeftToGRPC reports whether gRPC retries an attempt by itself, so that the library does not: the first, or the first for which there
+// was a connection. Later ones are ours, whatever the channel says by then. sent is the number of attempts, without the unsent.
+func (k knownConfig) isLeftToGRPC(sent int) bool { return k.builtIn && sent <= 1 }
 
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
 // the channel's name has been resolved. Nothing tells when that was, so a call that waits longer for it is over at its first failure.
 func (p *plan) follow(ch channel) {
-	p.config = knownConfig{ch.retries() && p.sent() <= 1, ch.ready} // later attempts are ours
+	p.config = knownConfig{ch.retries(), ch.ready}
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
 		if end := p.start.Add(*timeout); p.deadline.IsZero() || end.Before(p.deadline) {
 			p.deadline = end
@@ -104,7 +113,7 @@ func (c *rpc) limited() context.Context {
 // passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
 func (c *call) passes(a *attempt, p *plan) error {
 	switch {
-	case p.config.leftToGRPC && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
+	case p.config.isLeftToGRPC(p.sent()) && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
 		return errLeftToGRPC
 	case c.unresolved != nil && p.policy.MaxAttempts == 1:
 		return ErrAttemptsExhausted

@@ -25,8 +25,9 @@ import (
 // is in flight, the call belongs to the caller's goroutine, which waits and sends the next one like in any
 // other call.
 type contest struct {
-	call  *call
-	rival rival // makes hedges; nil while none may be sent
+	call    *call
+	rival   rival   // makes hedges; nil while none may be sent
+	channel channel // when the call started
 
 	replies replies.Type // makes what hedges receive into; set before the first
 
@@ -62,7 +63,7 @@ type defeat struct {
 
 // join makes the contest part of a call, which is on the heap.
 func (k *contest) join(c *call, r rival) {
-	k.call, k.rival, k.open = c, r, k.space[:0]
+	k.call, k.rival, k.channel, k.open = c, r, c.channel(), k.space[:0]
 	c.contest = k
 }
 
@@ -361,7 +362,7 @@ func (k *contest) awaitsConnection(a *attempt) bool {
 // cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline.IsZero() && !p.config.leftToGRPC && p.replaces != int(a.number) &&
+	return p != nil && p.deadline.IsZero() && !p.config.isLeftToGRPC(p.sent()) && p.replaces != int(a.number) &&
 		a.Err() == nil && !isClosed(k.call.cc)
 }
 
@@ -369,7 +370,9 @@ func (k *contest) mayHang(a *attempt) bool {
 func (k *contest) overdue(a *attempt, now time.Time) {
 	c := k.call
 	p := k.plan(now)
-	if p.config.leftToGRPC {
+	if p.config.isLeftToGRPC(p.sent()) {
+		a.bounds.judged = p.config.informed // otherwise that may be outdated
+		a.bounds.expires = expiry(now.Sub(origin), c.policy.AttemptTimeout)
 		return
 	}
 	f := c.overdueFailure(a, now)
@@ -389,7 +392,7 @@ func (k *contest) due(now time.Time) {
 	case p.dueAt.IsZero() || now.Before(p.dueAt): // because of the config
 	case p.next.isDecided():
 		k.do(p.due(now, c.retrier.random()))
-	case p.config.leftToGRPC:
+	case p.config.isLeftToGRPC(p.sent()):
 		p.dueAt = time.Time{}
 	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && !p.config.informed:
 		// Hedges that come due meanwhile would all be sent together when there is a connection, and

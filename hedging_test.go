@@ -394,3 +394,16 @@ func TestWhatHeaderHasReceivedDoesNotFit(t *testing.T) {
 		}
 	})
 }
+
+// A RetryInfo that comes while another attempt is in flight is spread like any other.
+func TestARetryInfoIsSpreadInHedgedCalls(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		later := fail(codes.Unavailable, "later", retryInfoOf(10*second))
+		server := serve(t, script(unavailable().after(2*second), later, ok()))
+		client := server.client(t, withRandom(func() float64 { return 0.5 }), hedged(3, Hedging{Delay: HedgeAfter(second)}))
+		if err := echo(t.Context(), client); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, second, 12*second)
+	})
+}

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
@@ -124,6 +125,19 @@ func (l *limits) inTime(wait time.Duration, now time.Time, u float64) time.Durat
 		return part(last.Sub(now), u)
 	}
 	return wait
+}
+
+// asked returns the wait that a server has asked for. That of RetryInfo is the same for every client, so up to 20% are added
+// to spread them, or what is left of the time if that is less.
+func (l *limits) asked(hint Pushback, now time.Time, u float64) time.Duration {
+	if hint.Source != WaitRetryInfo {
+		return hint.Delay
+	}
+	more := hint.Delay / 5
+	if last, reason := l.latest(now.Add(hint.Delay).Add(more)); reason != nil {
+		more = max(0, last.Sub(now)-hint.Delay)
+	}
+	return hint.Delay + min(part(more, u), math.MaxInt64-hint.Delay)
 }
 
 // unreplaced returns the step for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
@@ -297,7 +311,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	}
 	hint := f.found.hint
 	if f.found.hinted && !hint.Stop {
-		p.pushBack(now.Add(hint.Delay), hint.Source)
+		p.pushBack(now.Add(p.asked(hint, now, u)), hint.Source)
 	}
 	if f.Attempt.Unsent {
 		p.unsent++
@@ -398,12 +412,8 @@ func (p *plan) schedule(f *failure, known trouble, now time.Time, u float64) ver
 	switch hint := f.found.hint; {
 	case p.policy.asksTooMuch(f):
 		return verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
-	case f.found.hinted && hint.Source == WaitRetryInfo:
-		// Spread, within the time left: the server gave every client the same delay.
-		v.Wait = max(hint.Delay, p.inTime(duration(float64(hint.Delay)*(1+0.2*unit(u))), now, u))
-		v.WaitSource = WaitRetryInfo
 	case f.found.hinted:
-		v.Wait, v.WaitSource = hint.Delay, WaitPushback
+		v.Wait, v.WaitSource = p.asked(hint, now, u), hint.Source
 	case p.pushed.until.After(now): // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
 	default:

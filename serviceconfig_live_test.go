@@ -333,6 +333,100 @@ func TestACallThatIsRetriedKeepsItsAttemptTimeoutWhenAPolicyArrives(t *testing.T
 	}
 }
 
+// gRPC applies to an attempt what the config said when the attempt was sent. A config that arrives later does not keep the attempt timeout
+// from ending a call that has no deadline.
+func TestAConfigThatArrivesDoesNotTurnTheAttemptTimeoutOff(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		config string
+		dial   func(*Retrier) []grpc.DialOption
+		opts   []Option
+		want   int // attempts
+	}{
+		{"policy", configOf(retrying(nameDefault, 3)), (*Retrier).onlyInterceptors, nil, 4},
+		{"policy, unsent only", configOf(retrying(nameDefault, 3)), (*Retrier).onlyInterceptors, []Option{WithUnsentOnly(true)}, 1},
+		{"timeout, unsent only", `{"methodConfig":[{"name":[{}],"timeout":"30s"}]}`, (*Retrier).DialOptions, []Option{WithUnsentOnly(true)}, 1},
+	} {
+		for _, kind := range callKinds[:2] {
+			t.Run(tt.name+", "+kind.name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serve(t, always(hang()))
+					cc, l := server.live(t, 0, `{}`, tt.dial(even(t, append(tt.opts, WithAttemptTimeout(2*second))...))...)
+					connect(t, cc)
+					time.AfterFunc(second, func() { l.update(tt.config) })
+					if err := kind.call(t.Context(), cc, echoMethod); !errors.Is(err, ErrAttemptTimeout) {
+						t.Errorf("err = %v, want an attempt timeout", err)
+					}
+					if got := len(server.attempts()); got != tt.want {
+						t.Errorf("%d attempts, want %d", got, tt.want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A channel that has been idle has an outdated config. That a retryPolicy in it leaves the call to gRPC is asked again.
+func TestAnOutdatedPolicyDoesNotTurnTheAttemptTimeoutOff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(ok(), hang(), hang(), hang(), hang()))
+		cc, l := server.live(t, 3*second, configOf(retrying(nameDefault, 3)),
+			append(even(t, WithAttemptTimeout(2*second), WithPatience(time.Minute)).onlyInterceptors(), grpc.WithIdleTimeout(time.Minute))...)
+		if err := callKinds[0].call(t.Context(), cc, echoMethod); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		l.set(`{}`)
+		if err := callKinds[0].call(t.Context(), cc, echoMethod); !errors.Is(err, ErrAttemptTimeout) {
+			t.Errorf("err = %v, want an attempt timeout", err)
+		}
+	})
+}
+
+// A call that is never left to gRPC keeps gRPC from all of its attempts, also if it is the first that reaches a server.
+func TestUnsentOnlyRunsOnceWhenAPolicyArrives(t *testing.T) {
+	policy := configOf(fmt.Sprintf(`{"name":[%s],"retryPolicy":{"maxAttempts":4,"initialBackoff":"0.01s","maxBackoff":"0.01s",`+
+		`"backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}`, nameDefault))
+	t.Run("while the call waits for a connection", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, always(unavailable()))
+			network := &link{listener: server.listener}
+			slow := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+				invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+					time.Sleep(second) // for a token, for example
+				}
+				return invoker(ctx, method, req, reply, cc, opts...)
+			})
+			r := even(t, WithUnsentOnly(true), WithPatience(time.Minute))
+			cc, l := server.live(t, 0, `{}`, append(r.onlyInterceptors(), slow, redials, grpc.WithContextDialer(network.dial))...)
+			connect(t, cc)
+			time.AfterFunc(second/2, network.cut)
+			time.AfterFunc(3*second, func() { network.mend(); l.update(policy) })
+			if err := callKinds[0].call(t.Context(), cc, echoMethod); !errors.Is(err, ErrMayHaveRun) {
+				t.Errorf("err = %v, want ErrMayHaveRun", err)
+			}
+			if got := len(server.attempts()); got != 1 {
+				t.Errorf("the method ran %d times", got)
+			}
+		})
+	})
+	t.Run("when the channel has been idle", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			server := serve(t, script(unavailable().pushback("5000"), unavailable(), unavailable(), unavailable(), unavailable()))
+			cc, l := server.live(t, 0, `{}`, append(even(t, WithUnsentOnly(true)).onlyInterceptors(), grpc.WithIdleTimeout(2*second))...)
+			connect(t, cc)
+			time.AfterFunc(3*second, func() { l.update(policy) }) // so that the channel has it with the next resolution
+			if err := callKinds[0].call(t.Context(), cc, echoMethod); !errors.Is(err, ErrMayHaveRun) {
+				t.Errorf("err = %v, want ErrMayHaveRun", err)
+			}
+			if got := len(server.attempts()); got != 2 {
+				t.Errorf("the method ran %d times, and the server has asked for 2", got)
+			}
+		})
+	})
+}
+
 // The application may receive, or wait for headers, before it sends anything.
 func TestAttemptsOfAStreamThatHasSentNothingDoNotMultiply(t *testing.T) {
 	for _, steps := range []string{"recv ABORTED", "close; recv ABORTED", "header", "wait 1s; try a; recv ABORTED"} {

@@ -221,7 +221,8 @@ func (j *judgement) waitingAfter(i int) *waiting {
 	case !hinted:
 		w.first = j.backoff(i + 1)
 	case push.Source == grpcretry.WaitRetryInfo:
-		w.first = max(push.Delay, w.inTime(time.Duration(float64(push.Delay)*(1+0.2*j.random())), w.from))
+		left := min(j.limits()) - w.from - push.Delay
+		w.first += time.Duration(j.random() * float64(max(0, min(push.Delay/5, left))))
 	}
 	w.explore()
 	// The trouble may have begun when an attempt was overdue that nothing has replaced in the end.

@@ -50,16 +50,16 @@ func parseInt32(s string) (n int64, ok bool) {
 	return n, true
 }
 
-// RetryInfo returns the delay in the first google.rpc.RetryInfo of err's details that is valid; 0
-// if there is none.
+// RetryInfo returns the first delay above zero that a google.rpc.RetryInfo of err's details has; 0 if there is none.
 func RetryInfo(err error) time.Duration {
 	st, ok := status.FromError(err)
 	if !ok {
 		return 0
 	}
 	for _, detail := range st.Details() {
-		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().CheckValid() == nil {
-			return info.GetRetryDelay().AsDuration()
+		info, ok := detail.(*errdetails.RetryInfo)
+		if d := info.GetRetryDelay(); ok && d.CheckValid() == nil && d.AsDuration() > 0 {
+			return d.AsDuration()
 		}
 	}
 	return 0

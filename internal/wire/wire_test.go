@@ -58,7 +58,8 @@ func FuzzParseInt32(f *testing.F) {
 
 func TestRetryInfo(t *testing.T) {
 	failure := func(delay *durationpb.Duration) error {
-		st, err := status.New(codes.Unavailable, "x").WithDetails(&errdetails.DebugInfo{}, &errdetails.RetryInfo{RetryDelay: delay})
+		st, err := status.New(codes.Unavailable, "x").WithDetails(&errdetails.DebugInfo{}, &errdetails.RetryInfo{RetryDelay: delay},
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(7 * time.Second)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,9 +75,10 @@ func TestRetryInfo(t *testing.T) {
 		{"no error", nil, 0},
 		{"after other details", failure(durationpb.New(3 * time.Second)), 3 * time.Second},
 		{"wrapped", fmt.Errorf("below: %w", failure(durationpb.New(time.Second))), time.Second},
-		{"below zero", failure(durationpb.New(-time.Second)), -time.Second},
-		{"invalid", failure(&durationpb.Duration{Nanos: 1_000_000_000}), 0},
-		{"without a delay", failure(nil), 0},
+		{"zero", failure(durationpb.New(0)), 7 * time.Second},
+		{"below zero", failure(durationpb.New(-time.Second)), 7 * time.Second},
+		{"invalid", failure(&durationpb.Duration{Nanos: 1_000_000_000}), 7 * time.Second},
+		{"without a delay", failure(nil), 7 * time.Second},
 	} {
 		if got := RetryInfo(tt.err); got != tt.want {
 			t.Errorf("%s: RetryInfo = %v, want %v", tt.name, got, tt.want)
