@@ -458,8 +458,9 @@ type meterOption struct {
 // Without it, methods with a retryPolicy in the channel's service config are left to gRPC, so that
 // the two kinds of retries do not multiply; not, however, with [WithServiceConfig] or
 // [WithResolverServiceConfig], nor methods with [WithUnsentOnly], nor calls that make only one attempt
-// because of [UnaryServerInterceptor]. [Retrier.DialOptions] implies it. A second use has no further
-// effect.
+// because of [UnaryServerInterceptor]. A policy that appears or disappears while a call runs, or while
+// the channel is idle, may have that call retried by both or by neither. [Retrier.DialOptions] implies this
+// option, and prevents that. A second use has no further effect.
 func WithBuiltInRetryDisabled() Option {
 	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
 }
