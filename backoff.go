@@ -158,6 +158,29 @@ func checkBackoff(b Backoff) error {
 	return checkSelf(b)
 }
 
+// isOurs reports whether a backoff is one of this package's, so that its waits are known. A new one belongs here, and in withDefaults.
+func isOurs(b Backoff) bool {
+	switch b.(type) {
+	case Exponential, Decorrelated, Constant:
+		return true
+	default:
+		return false
+	}
+}
+
+// withDefaults replaces the zero fields of this package's backoffs by their defaults, for readers
+// of a Policy.
+func withDefaults(b Backoff) Backoff {
+	switch b := b.(type) {
+	case Exponential:
+		return b.withDefaults()
+	case Decorrelated:
+		return b.withDefaults()
+	default:
+		return b
+	}
+}
+
 // checkSpan checks the fields that [Exponential] and [Decorrelated] have in common.
 func checkSpan(kind string, base, longest time.Duration) error {
 	if base < 0 {

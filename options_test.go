@@ -124,7 +124,7 @@ func TestEveryFieldOfAPolicyCounts(t *testing.T) {
 		AttemptTimeout: 3, MaxElapsed: 4, MaxServerDelay: 5, Patience: 6, Budget: Unlimited, BufferLimit: 7,
 		Hedging: &Hedging{Delay: HedgeAfter(8)}, UnsentOnly: true, dryRun: true}
 	option := WithPolicy(full).callOption()
-	if option.err != nil || option.set != fieldDryRun<<1-1 {
+	if option.err != nil || option.set != switchOff-1 {
 		t.Errorf("WithPolicy sets %b, want all fields: %v", option.set, option.err)
 	}
 	var sum partial

@@ -221,9 +221,7 @@ func newPolicy(given *partial, fallback budgets) *policy {
 // longestWait returns how long a backoff of this package may keep one call waiting in total; 0 for
 // others. A Patience below that would make a policy's own waits impossible.
 func (p *policy) longestWait(b Backoff) (total time.Duration) {
-	switch b.(type) {
-	case Exponential, Decorrelated, Constant:
-	default:
+	if !isOurs(b) {
 		return 0
 	}
 	const most = 24 * time.Hour
@@ -256,19 +254,6 @@ func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 
 // passesStream reports whether a stream passes through because it has no replay buffer.
 func (p *policy) passesStream(desc *grpc.StreamDesc) bool { return desc != nil && p.BufferLimit < 0 }
-
-// withDefaults replaces the zero fields of this package's backoffs by their defaults, for readers
-// of a Policy.
-func withDefaults(b Backoff) Backoff {
-	switch b := b.(type) {
-	case Exponential:
-		return b.withDefaults()
-	case Decorrelated:
-		return b.withDefaults()
-	default:
-		return b
-	}
-}
 
 // exported returns a copy of the policy that its caller may change.
 func (p *policy) exported() Policy {

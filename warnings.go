@@ -161,12 +161,10 @@ func (p *policy) warnings() []string {
 // shortestWait returns the shortest first wait of one of this package's backoffs; 0 for others,
 // because it is not known how they use the random number.
 func shortestWait(b Backoff) time.Duration {
-	switch b.(type) {
-	case Exponential, Decorrelated, Constant:
+	if isOurs(b) {
 		return nextBackoff(b, 1, 0, 0)
-	default:
-		return 0
 	}
+	return 0
 }
 
 // neverAllows reports whether one of this package's budgets is empty from the start and earns nothing.
