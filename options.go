@@ -459,8 +459,8 @@ type meterOption struct {
 // the two kinds of retries do not multiply; not, however, with [WithServiceConfig] or
 // [WithResolverServiceConfig], nor methods with [WithUnsentOnly], nor calls that make only one attempt
 // because of [UnaryServerInterceptor]. A policy that appears or disappears while a call runs, or while
-// the channel is idle, may have that call retried by both or by neither. [Retrier.DialOptions] implies this
-// option, and prevents that. A second use has no further effect.
+// the channel is idle, may have that call retried by both, or by neither and without its attempt timeout.
+// [Retrier.DialOptions] implies this option, and prevents that. A second use has no further effect.
 func WithBuiltInRetryDisabled() Option {
 	return fixedOption("WithBuiltInRetryDisabled", func(c *config) { c.builtInRetryOff = true })
 }
