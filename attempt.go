@@ -39,7 +39,7 @@ type Attempt struct {
 	Hedge      bool          // sent beside an earlier attempt in flight, and not in place of one
 	Unsent     bool          // it reached no server, see WithPatience
 
-	late    bool  // it ended after the attempt timeout, because no retry could replace it
+	late    bool  // it ended after the attempt timeout, when no retry had replaced it
 	repeats uint8 // how often the wait was repeated because the target was still failing, see WithPatience; at most 255
 }
 
@@ -78,18 +78,18 @@ type attempt struct {
 	number int32
 	source WaitSource
 
-	hedge     bool // sent while others were in flight
+	hedge     bool // see Attempt.Hedge
 	reported  bool // its result was reported to the plan or, without one, to the budgets
 	fate      fate
 	repeats   uint8         // at most 255
 	says      layers.Mark   // of the header that the attempt, as a context, has as a value; Unmarked if it has none, see newAttempt
 	stopsGRPC bool          // gRPC is kept from retrying it by itself; see also rpc
 	sighting  atomic.Uint32 // what gRPC has reported, see sawStream; 0 for nothing
-	bounds    *bounds       // nil for a unary call's attempt without a timeout
+	bounds    *bounds       // nil for that of a unary call without a contest
 
 	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
 
-	// Filled in by gRPC before it returns.
+	// Filled in by gRPC before it returns or, if it fills the caller's variables or may come late, from there.
 	header  metadata.MD
 	trailer metadata.MD
 	peer    peer.Peer

@@ -16,8 +16,8 @@ import (
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
-// A Budget limits retries, so that they add little to an outage. It is asked when the wait
-// before a retry is over, and never about a first attempt. Share one Budget among all clients of
+// A Budget limits retries, so that they add little to an outage. Balance is read when an attempt
+// has failed, Withdraw when the wait before a retry is over, and neither about a first attempt. Share one Budget among all clients of
 // the same backend. What a refusal means for the call is described at [WithPatience].
 //
 // [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,
@@ -41,12 +41,12 @@ type Outcome struct {
 	// Attempt is 1 for an attempt that took no token from the budget, such as the first one that
 	// reached a server. It is above 1 for each attempt that took one.
 	Attempt int
-	// Hedge is true for an attempt that was sent while an earlier one was in flight.
+	// Hedge is true for an attempt that was sent beside an earlier one in flight, and not in place of one.
 	Hedge  bool
 	Result Result
 
 	// late is true for an attempt that ended after the attempt timeout, which did not cut it
-	// because no retry could replace it. The ratio budget earns nothing from it: a server with a
+	// because no retry had replaced it. The ratio budget earns nothing from it: a server with a
 	// queue longer than the timeout answers every call late, and those calls would otherwise pay
 	// for the retries that keep the queue long. Its token is not returned, for the same reason.
 	late bool

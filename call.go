@@ -39,7 +39,7 @@ type rpc struct {
 	retrier *Retrier
 	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	newest  *attempt     // or, once a race is decided, the decisive one; nil before the first, and while a call waits without it
+	newest  *attempt     // or the one that decided a race; nil before the first, and after letGo
 
 	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
 	delay       time.Duration // until the next attempt of a hedged call
@@ -89,7 +89,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	if c.mode == modeRetried && p.mayHedge() {
 		c.tryHedging(desc, reply)
 	}
-	if policies.channels != nil && c.cc != nil && !p.passesStream(desc) && !ch.ready {
+	if policies.channels != nil && c.cc != nil && !p.passesStream(desc) && !p.isOff() && !ch.ready {
 		c.expectConfig(policies, own)
 	}
 	if c.mode == modePassThrough {
@@ -135,7 +135,8 @@ func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOpti
 	return m.policy, header, trailer
 }
 
-// begin starts the call and its first attempt; a is a zero attempt, to be filled in. A unary call does the same by itself.
+// begin starts the call and its first attempt; a is a zero attempt, to be filled in. A unary call without a contest does the
+// same by itself.
 func (c *call) begin(a *attempt) {
 	c.budget, c.spans, c.start = c.open()
 	a.Context, a.cc, a.method, a.number, a.start = c.firstContext(), c.cc, c.method, 1, c.start
@@ -477,9 +478,9 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	return a
 }
 
-// stopsRetriesOfGRPC reports whether gRPC must be kept from retrying the newest attempt by itself, because its channel may have got a
-// policy for that. A call that is never left to gRPC takes no risk. For others, a channel that has no connection is left out: gRPC then also
-// repeats an attempt that a server refuses.
+// stopsRetriesOfGRPC reports whether gRPC must be kept from retrying the newest attempt by itself, because its channel may have
+// got a policy for that. A call that is never left to gRPC takes no risk. For others, only a policy that is there counts: an attempt that
+// gRPC is kept from retrying is not sent again either if a server refuses it.
 func (c *call) stopsRetriesOfGRPC() bool {
 	if c.policy.overGRPC {
 		return c.mayGRPCRetry()

@@ -113,7 +113,7 @@ func (c *rpc) limited() context.Context {
 // passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
 func (c *call) passes(a *attempt, p *plan) error {
 	switch {
-	case p.config.isLeftToGRPC(p.sent()) && int(a.number) == p.unsent+1 && !a.isCut(): // the first attempt that gRPC had a config for
+	case p.config.isLeftToGRPC(p.sent()) && int(a.number) == p.unsent+1 && !a.isCut(): // the first for which gRPC had a config
 		return errLeftToGRPC
 	case c.unresolved != nil && p.policy.MaxAttempts == 1:
 		return ErrAttemptsExhausted

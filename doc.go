@@ -117,8 +117,8 @@
 // # Other retries
 //
 // gRPC's built-in retries, those of a service config, are off with [DialOptions]. If they are on,
-// methods with a retryPolicy in the service config are left to gRPC, unless
-// [WithResolverServiceConfig] makes that policy ours. Retry policies delivered by xDS are invisible to this
+// methods with a retryPolicy in the service config are left to gRPC, unless [WithResolverServiceConfig] or
+// [WithServiceConfig] is given, or the method has [WithUnsentOnly]. Retry policies delivered by xDS are invisible to this
 // package, so use DialOptions with xDS. gRPC's transparent retries of unary calls that no server has seen stay
 // on and are not counted; streams are sent again by this package, which does not count the first such attempt
 // either. If this package's interceptor is chained twice, only the outer one retries.

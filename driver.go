@@ -94,6 +94,9 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	p.u = u
 	f := p.failure(a, now)
 	f.TimedOut = errors.Is(a.Err, ErrAttemptTimeout) && slices.Contains(p.cut, a.Number)
+	if f.TimedOut {
+		f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, a.Err)
+	}
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
 	f.NoResponse = f.TimedOut
 	if !p.plan.isReplaced(&f) {
@@ -121,9 +124,9 @@ func (p *drivenPlan) RequestHeader() map[string]string {
 
 // Overdue implements [drive.Plan].
 func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
-	a.Err = ErrAttemptTimeout
 	f := p.failure(a, now)
 	f.TimedOut = true
+	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)
 	p.u = u
 	return p.export(p.plan.overdue(p.ctx, &f, now, u))
 }

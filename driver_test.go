@@ -51,3 +51,17 @@ func TestTargetOfADrivenPlanHasSeries(t *testing.T) {
 	}
 	t.Error("there is no series for the target")
 }
+
+// A classifier sees the same failure at an attempt timeout, whoever drives the plan.
+func TestAnAttemptTimeoutOfADrivenPlan(t *testing.T) {
+	var seen []Attempt
+	plan := newPlan(t, t.Context(), WithAttemptTimeout(second), WithClassifier(func(_ context.Context, a Attempt) Classification {
+		seen = append(seen, a)
+		return Default
+	}))
+	first, timeout := plan.Sent(noon)
+	plan.Overdue(first, noon.Add(timeout), 0)
+	if len(seen) != 1 || seen[0].Code() != codes.DeadlineExceeded || !errors.Is(seen[0].Err, ErrAttemptTimeout) {
+		t.Errorf("the classifier has seen %v, want one attempt timeout", seen)
+	}
+}

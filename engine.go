@@ -19,7 +19,7 @@ import (
 // The rules read the Attempt's Number, Hedge, Err, Trailer, Peer and Unsent; a Classifier may read all of it.
 type failure struct {
 	Attempt    Attempt
-	NotRun     bool  // it has certainly run on no server, see WithUnsentOnly; false if that is off
+	NotRun     bool  // it has certainly run on no server, see WithUnsentOnly
 	Refused    bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
 	Ordinary   bool  // a function's, without a gRPC status
 	Redials    bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -170,12 +169,7 @@ func tellsOfGivingUp(err error) bool {
 		return false
 	}
 	attempts := e.Attempts
-	return gaveUp(e.Reason, e.hasReachedServer()) || len(attempts) > 0 && forbidsRetry(attempts[len(attempts)-1].Trailer)
-}
-
-// hasReachedServer reports whether one of the attempts has reached a server, or may have.
-func (e *Error) hasReachedServer() bool {
-	return e.reached || slices.ContainsFunc(e.Attempts, func(a Attempt) bool { return !a.Unsent })
+	return gaveUp(e.Reason, e.reached) || len(attempts) > 0 && forbidsRetry(attempts[len(attempts)-1].Trailer)
 }
 
 // GRPCStatus returns the status that [status.FromError] and [status.Code] report.

@@ -103,7 +103,7 @@ func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
 }
 
 // guard runs when a loop ends. If the loop is not done, the application's code has panicked, or that of an interceptor below. Calls
-// other than streams need no other guard.
+// other than streams and contests need no other guard.
 func (c *call) guard(done *bool) {
 	if !*done {
 		c.crashed()
@@ -283,7 +283,7 @@ func (s *settings) replace(o policyOptions) error {
 }
 
 // passThrough makes a call that is neither retried nor hedged: one attempt, without a budget, an
-// event or a change of its error.
+// event or a change of its error, except that the attempt timeout may end it.
 func (c *rpc) passThrough(run func(context.Context) error) error {
 	err := c.runWithin(run)
 	if err == nil {

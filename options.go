@@ -147,7 +147,7 @@ func WithCodes(c ...codes.Code) CallOption {
 
 // WithClassifier sets a function that decides whether a failed attempt is retryable, before the
 // codes do: it returns [Retry] or [Stop], or [Default] to leave the decision to the codes. Its
-// context is the caller's. It is not called if the caller's own context has ended or the call is
+// context is the caller's. It is not called for a failure that the end of that context explains, nor if the call is
 // committed.
 //
 // f must be safe for concurrent use. It runs on the call's goroutine or, at an attempt timeout, on
@@ -396,7 +396,7 @@ func WithObserver(f func(context.Context, Event)) Option {
 
 // WithLogger writes to l
 //
-//   - at debug level: retries;
+//   - at debug level: retries, hedges, and what a dry run would have done;
 //   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
 //     the number of calls left out), exhausted budgets (once, until they recover), that calls wait
 //     for a target, and that they do not any more (once each, until it answers), and, once each,

@@ -6,8 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // A call that passes through cannot hang either. The attempt timeout ends it only if the caller
@@ -45,6 +48,32 @@ func TestTheAttemptTimeoutOfACallThatPassesThrough(t *testing.T) {
 					t.Errorf("Echo = %v after %v, want %v after %v, by the attempt timeout: %v", err, got, tt.want, tt.took, tt.timeout)
 				}
 				wantTimes(t, server, 0)
+			})
+		})
+	}
+}
+
+// What no service config can turn on passes through, although the channel's config is not known yet.
+func TestADisabledCallOnAFreshChannelHasNoEvents(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		opts []Option
+		call []grpc.CallOption
+		want bool // events, because the config might retry the method
+	}{
+		{"the call", nil, []grpc.CallOption{Disable()}, false},
+		{"its method", []Option{WithMethod(echoMethod, Disable())}, nil, false},
+		{"all methods", []Option{Disable()}, nil, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, events, budget := serve(t, script(ok())), 0, &tally{}
+				cc := server.conn(t, DialOptions(append(tt.opts, WithResolverServiceConfig(true), WithBudget(budget),
+					WithObserver(func(context.Context, Event) { events++ }))...)...)
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), tt.call...)
+				if err != nil || events > 0 != tt.want || budget.counts != (counts{}) != tt.want {
+					t.Errorf("Echo = %v, with %d events and %+v in the budget", err, events, budget.counts)
+				}
 			})
 		})
 	}

@@ -95,8 +95,7 @@ type limits struct {
 }
 
 // tooLate reports why no attempt may start after a wait that starts now: its end would reach
-// the deadline or MaxElapsed. A further latest time belongs here and in latest. A limit on the length of a wait would also concern inTime,
-// reconnect, and the waits that pushBack moves.
+// the deadline or MaxElapsed. A further latest time belongs here and in latest.
 func (l *limits) tooLate(now time.Time, wait time.Duration) error {
 	switch {
 	case !l.deadline.IsZero() && wait >= l.deadline.Sub(now):
@@ -278,7 +277,8 @@ func (p *plan) undecide() {
 //  7. MaxAttempts attempts were made, or one if a service further up retries: stop
 //  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
-//  9. the wait would outlast the target's patience, or too many calls wait for the target: stop
+//  9. the wait would outlast the target's patience, too many calls wait for the target, or the budget has no token and the
+//     call may not wait for one: stop
 //  10. wait. When the wait is over, see retryDue, the retry is paid for and sent, or waits again
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts
@@ -383,7 +383,7 @@ func (p *plan) replaced(f *failure, now time.Time, u float64) step {
 	return p.retryStep(v, now, u)
 }
 
-// again applies rules 7 to 9 after an attempt that counts; reconnect and hedge have limits of their own. If the rules
+// again applies rules 7 to 9 after an attempt that counts, or was refused; reconnect and hedge have limits of their own. If the rules
 // allow a retry, it becomes the next attempt.
 func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdict {
 	switch {

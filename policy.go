@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/grpcretry/grpcretry/internal/patterns"
 )
 
 // The defaults of a [Policy].
@@ -84,8 +86,9 @@ type partial struct {
 	Policy
 	set fields
 
-	budgetScope, hedgingScope string // the scopes that Budget and Hedging come from
-	keepsBudget               bool   // an Update with a Budget of the same settings keeps this one
+	attemptsScope, budgetScope, hedgingScope string // the scopes that MaxAttempts, Budget and Hedging come from
+
+	keepsBudget bool // an Update with a Budget of the same settings keeps this one
 
 	// The numbers of the Updates that the fields come from, 0 for [New].
 	attemptsUpdate, hedgingUpdate int
@@ -94,10 +97,10 @@ type partial struct {
 // add replaces the fields that a narrower scope, or a later option of the same scope, sets.
 func (p *partial) add(scope string, o *partial) {
 	if o.set.has(switchOff) {
-		p.MaxAttempts, p.set = 1, p.set&^turnOn
+		p.MaxAttempts, p.attemptsScope, p.set = 1, scope, p.set&^turnOn
 	}
 	if o.set.has(fieldMaxAttempts) {
-		p.MaxAttempts, p.attemptsUpdate = o.MaxAttempts, o.attemptsUpdate
+		p.MaxAttempts, p.attemptsScope, p.attemptsUpdate = o.MaxAttempts, scope, o.attemptsUpdate
 	}
 	if o.set.has(fieldHedging) {
 		p.Hedging, p.hedgingScope, p.hedgingUpdate = o.Hedging, scope, o.hedgingUpdate
@@ -184,14 +187,14 @@ func checkBufferLimit(bytes int) error {
 // a set. It never changes.
 type policy struct {
 	Policy
-	codes                     codeSet
-	budgetScope, hedgingScope string // the names of the scopes that Budget and Hedging come from
-	overGRPC                  bool   // calls are not left to gRPC, see methodPolicies.finish
+	codes                                    codeSet
+	attemptsScope, budgetScope, hedgingScope string // the names of the scopes that MaxAttempts, Budget and Hedging come from
+	overGRPC                                 bool   // calls are not left to gRPC, see methodPolicies.finish
 }
 
 // newPolicy fills in the defaults: in place of fields that are not set, and of values that stand for them.
 func newPolicy(given *partial, fallback budgets) *policy {
-	p := &policy{Policy: given.Policy, budgetScope: given.budgetScope, hedgingScope: given.hedgingScope}
+	p := &policy{Policy: given.Policy, attemptsScope: given.attemptsScope, budgetScope: given.budgetScope, hedgingScope: given.hedgingScope}
 	if !given.set.has(fieldHedging) { // it was, before Disable
 		p.Hedging = nil
 	}
@@ -227,10 +230,13 @@ func (p *policy) longestWait(b Backoff) (total time.Duration) {
 	const most = 24 * time.Hour
 	prev := time.Duration(0)
 	for retry := 1; retry < p.MaxAttempts && total < most; retry++ {
-		prev = nextBackoff(b, retry, prev, 1)
-		if total += min(prev, most); prev == 0 {
+		wait := nextBackoff(b, retry, prev, 1)
+		if wait == prev { // as all others are
+			total += min(duration(float64(wait)*float64(p.MaxAttempts-retry)), most)
 			break
 		}
+		total += min(wait, most)
+		prev = wait
 	}
 	return total.Round(time.Millisecond)
 }
@@ -250,6 +256,11 @@ func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 		return modePassThrough
 	}
 	return modeRetried
+}
+
+// isOff reports whether the policy makes one attempt whatever a channel's service config says, which has no narrower scope.
+func (p *policy) isOff() bool {
+	return p.MaxAttempts == 1 && (p.attemptsScope == scopeCall || isPattern(p.attemptsScope) && !patterns.IsWide(p.attemptsScope))
 }
 
 // passesStream reports whether a stream passes through because it has no replay buffer.

@@ -3,8 +3,10 @@ package grpcretry
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A Retrier that New has not made says so: when it is given to a client, in general, and not at a call.
@@ -28,5 +30,13 @@ func TestUnusableRetrier(t *testing.T) {
 				use()
 			}()
 		}
+	}
+}
+
+// The waits of a policy are added up, but not one by one.
+func TestThePatienceForEndlessWaits(t *testing.T) {
+	r := retrierOf(t, WithMaxAttempts(math.MaxInt), WithBackoff(Constant(1)))
+	if got := r.Policy(someMethod).Patience; got != 48*time.Hour {
+		t.Errorf("Patience = %v, want twice a day", got)
 	}
 }

@@ -96,7 +96,7 @@ func (o *policyOptions) merge(l level, pattern string, entry configEntry) (p par
 	return p
 }
 
-// methodPolicies holds the policies for all methods. It never changes; an Update makes a new one.
+// methodPolicies holds the policies for all methods. Apart from what it remembers, it never changes; an Update makes a new one.
 type methodPolicies struct {
 	options  policyOptions
 	fallback budgets

@@ -20,7 +20,7 @@ import (
 	"github.com/grpcretry/grpcretry/telemetry"
 )
 
-// This file holds the servers' side of pushback and of the attempt count.
+// This file holds the servers' side: pushback, the attempt count, the interceptors, and what a handler's own calls learn of its request.
 
 // SetPushback asks the caller of the RPC handled in ctx to wait for delay before a retry, if the
 // RPC fails with a code that the caller retries (gRFC A6 #pushback). Call it in a server's

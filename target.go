@@ -179,8 +179,8 @@ const (
 // await records that a call waits for the target, and not only for its backoff.
 func (t *target) await() { t.sayOnce(callsWait) }
 
-// giveUp records that a call ends because no further wait fits into its patience. That is news of the target, too: calls
-// that have waited all the time, and seen no failure, are followed by others.
+// giveUp records that a call ends because no further wait fits into its patience, or too many calls wait. That is news
+// of the target, too: calls that have waited all the time, and seen no failure, are followed by others.
 func (t *target) giveUp(now time.Time) {
 	t.mu.Lock()
 	t.note(now)
