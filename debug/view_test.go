@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -443,5 +444,28 @@ func TestOurOwnWordsAreNotQuotedAsTheServers(t *testing.T) {
 				want(t, "last said", got, tt.want)
 			})
 		})
+	}
+}
+
+// A field that a later feature adds to a Policy is not forgotten here.
+func TestEveryFieldOfAPolicyIsDescribed(t *testing.T) {
+	base := grpcretry.Policy{MaxAttempts: 2, Backoff: grpcretry.Constant(1), OverloadBackoff: grpcretry.Constant(1)}
+	samples := []any{7, 7 * time.Second, true, []codes.Code{codes.Aborted}, grpcretry.Constant(2), grpcretry.Unlimited,
+		&grpcretry.Hedging{Delay: grpcretry.HedgeAfter(1), Budget: grpcretry.Unlimited},
+		func(context.Context, grpcretry.Attempt) grpcretry.Classification { return grpcretry.Stop }}
+	described := func(p grpcretry.Policy) string { return fmt.Sprintf("%+v", *describe(p, "/pkg.Service/Method", false)) }
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[grpcretry.Policy]()) {
+		if !field.IsExported() {
+			continue
+		}
+		i := slices.IndexFunc(samples, func(v any) bool { return reflect.TypeOf(v).AssignableTo(field.Type) })
+		if i < 0 {
+			t.Fatalf("there is no sample for the type of %s", field.Name)
+		}
+		changed := base
+		reflect.ValueOf(&changed).Elem().FieldByIndex(field.Index).Set(reflect.ValueOf(samples[i]))
+		if described(changed) == described(base) {
+			t.Errorf("%s is not described", field.Name)
+		}
 	}
 }
