@@ -486,7 +486,7 @@ func (c *call) stopsRetriesOfGRPC() bool {
 		return c.mayGRPCRetry()
 	}
 	p := c.plan()
-	ours := p.sent() > 1 || p.config.informed && !p.config.builtIn
+	ours := p.counted() > 1 || p.config.informed && !p.config.builtIn
 	return ours && c.hasBuiltInPolicy()
 }
 

@@ -66,8 +66,8 @@ type knownConfig struct {
 }
 
 // isLeftToGRPC reports whether gRPC retries an attempt by itself, so that the library does not: the first, or the first for which there
-// was a connection. Later ones are ours, whatever the channel says by then. sent is the number of attempts, without the unsent.
-func (k knownConfig) isLeftToGRPC(sent int) bool { return k.builtIn && sent <= 1 }
+// was a connection. Later ones are ours, whatever the channel says by then. counted is the number of attempts, without the unsent.
+func (k knownConfig) isLeftToGRPC(counted int) bool { return k.builtIn && counted <= 1 }
 
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
@@ -113,7 +113,7 @@ func (c *rpc) limited() context.Context {
 // passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
 func (c *call) passes(a *attempt, p *plan) error {
 	switch {
-	case p.config.isLeftToGRPC(p.sent()) && int(a.number) == p.unsent+1 && !a.isCut(): // the first for which gRPC had a config
+	case p.config.isLeftToGRPC(p.counted()) && int(a.number) == p.unsent+1 && !a.isCut(): // the first for which gRPC had a config
 		return errLeftToGRPC
 	case c.unresolved != nil && p.policy.MaxAttempts == 1:
 		return ErrAttemptsExhausted

@@ -382,7 +382,7 @@ func (k *contest) awaitsConnection(a *attempt) bool {
 // cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline.IsZero() && !p.config.isLeftToGRPC(p.sent()) && p.replaces != int(a.number) &&
+	return p != nil && p.deadline.IsZero() && !p.config.isLeftToGRPC(p.counted()) && p.replaces != int(a.number) &&
 		a.Err() == nil && !isClosed(k.call.cc)
 }
 
@@ -390,7 +390,7 @@ func (k *contest) mayHang(a *attempt) bool {
 func (k *contest) overdue(a *attempt, now time.Time) {
 	c := k.call
 	p := k.plan(now)
-	if p.config.isLeftToGRPC(p.sent()) {
+	if p.config.isLeftToGRPC(p.counted()) {
 		a.bounds.judged = p.config.informed // otherwise that may be outdated
 		a.bounds.expires = expiry(now.Sub(origin), c.policy.AttemptTimeout)
 		return
@@ -412,7 +412,7 @@ func (k *contest) due(now time.Time) {
 	case p.dueAt.IsZero() || now.Before(p.dueAt): // because of the config
 	case p.next.isDecided():
 		k.do(p.due(now, c.retrier.random()))
-	case p.config.isLeftToGRPC(p.sent()):
+	case p.config.isLeftToGRPC(p.counted()):
 		p.dueAt = time.Time{}
 	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && !p.config.informed:
 		// Hedges that come due meanwhile would all be sent together when there is a connection, and

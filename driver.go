@@ -69,7 +69,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
-	last := p.plan.noRetry != nil || p.plan.sent() >= p.plan.policy.MaxAttempts
+	last := p.plan.noRetry != nil || p.plan.counted() >= p.plan.policy.MaxAttempts
 	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}
@@ -167,7 +167,7 @@ func (p *drivenPlan) measure(a Attempt, now time.Time) {
 // export returns a step for the driver. If the call has given up, it tells the server whose handler makes
 // the call.
 func (p *drivenPlan) export(s step) drive.Step {
-	if s.End && gaveUp(s.Reason, p.plan.sent() > 0) && p.plan.policy.MaxAttempts > 1 {
+	if s.End && gaveUp(s.Reason, p.plan.counted() > 0) && p.plan.policy.MaxAttempts > 1 {
 		p.worksFor.GiveUp()
 	}
 	if s.Cut != 0 {

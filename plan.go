@@ -54,13 +54,13 @@ type plan struct {
 
 // attemptCounts counts the attempts of a call.
 type attemptCounts struct {
-	made   int // sent, including the unsent; also the number of the newest
-	unsent int // reached no server
+	made   int // handed to gRPC; also the number of the newest
+	unsent int // of these, reached no server
 	open   int // in flight
 }
 
-// sent returns the number of attempts that count towards MaxAttempts.
-func (c *attemptCounts) sent() int { return c.made - c.unsent }
+// counted returns the number of attempts that count towards MaxAttempts.
+func (c *attemptCounts) counted() int { return c.made - c.unsent }
 
 // A progress is how far a call's backoff has grown.
 type progress struct {
@@ -219,7 +219,7 @@ func (p *plan) send(now time.Time) sending {
 	p.waiter.exit()
 	p.open++
 	p.dueAt = time.Time{}
-	if p.hedging && p.sent() < p.policy.MaxAttempts {
+	if p.hedging && p.counted() < p.policy.MaxAttempts {
 		p.dueAt = p.pushed.earliest(now.Add(p.delay))
 	}
 	return s
@@ -332,7 +332,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
-		if p.dueAt.IsZero() && !p.next.isDecided() && p.stopped == nil && p.sent() < p.policy.MaxAttempts {
+		if p.dueAt.IsZero() && !p.next.isDecided() && p.stopped == nil && p.counted() < p.policy.MaxAttempts {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return step{verdict: verdict{Reason: errInFlight}}
@@ -389,9 +389,9 @@ func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdic
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.sent() > 0 && p.noRetry != nil:
+	case p.counted() > 0 && p.noRetry != nil:
 		return verdict{Reason: p.noRetry}
-	case p.sent() >= p.policy.MaxAttempts:
+	case p.counted() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	v := p.schedule(f, known, now, u)
@@ -541,7 +541,7 @@ func (p *plan) hedge(now time.Time) step {
 	switch {
 	case p.stopped != nil:
 		v.Reason = p.stopped
-	case p.sent() >= p.policy.MaxAttempts:
+	case p.counted() >= p.policy.MaxAttempts:
 		v.Reason = ErrAttemptsExhausted
 	default:
 		v.Reason = p.tooLate(now, 0)
