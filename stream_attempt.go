@@ -26,10 +26,23 @@ type streamAttempt struct {
 	end        error  // as gRPC has reported it; nil before that, io.EOF after a success
 	broken     error  // the failure because of which the library has given the attempt up before that
 
-	// How many goroutines are in its methods past the fields above; plus hasEnded once end is set, and isWatched once the end
-	// of its context is waited for.
-	users atomic.Int32
+	users users
 }
+
+// users counts the goroutines that are in a method of an attempt's stream and have not told the fields above, because mu would cost each
+// message two locks. One bit above the count says that gRPC has reported the attempt's end, another one that the end of the attempt's
+// context is waited for.
+type users struct{ state atomic.Int32 }
+
+const usersEnded, usersWatched = 1 << 30, 1 << 29
+
+func (u *users) enter()              { u.state.Add(1) }
+func (u *users) leave() (ended bool) { return u.state.Add(-1) >= usersEnded }
+func (u *users) isNone() bool        { return u.state.Load()&(usersWatched-1) == 0 }
+func (u *users) end() (unused bool)  { return u.state.Or(usersEnded) == 0 }
+func (u *users) hasEnded() bool      { return u.state.Load() >= usersEnded }
+func (u *users) watch() (first bool) { return u.state.Or(usersWatched)&usersWatched == 0 }
+func (u *users) forget()             { u.state.Store(0) }
 
 // failure needs mu. It returns the attempt's failure, nil if none is known outside of RecvMsg.
 func (at *streamAttempt) failure() error {
@@ -55,14 +68,12 @@ func (at *streamAttempt) finished(err error) {
 		at.end = err
 	}
 	s.change.Broadcast()
-	unseen := at.users.Or(hasEnded) == 0 && s.at == at && s.receiving+s.heading+s.sending == 0
+	unseen := at.users.end() && s.at == at && s.receiving+s.heading+s.sending == 0
 	s.mu.Unlock()
 	if unseen {
 		go at.noticed(false) // an interceptor below may hold a lock here, and need it to tell what the attempt has left
 	}
 }
-
-const hasEnded, isWatched = 1 << 30, 1 << 29
 
 // endsWell needs mu. The attempt has succeeded, whatever gRPC has reported: the end of its context, for example.
 func (at *streamAttempt) endsWell() {
@@ -103,7 +114,7 @@ func (at *streamAttempt) noticed(told bool) {
 	case err != nil && used && !s.isAwaited():
 		s.recover(at, err)
 		return
-	case (bound || used) && at.isUnreceived() && at.users.Or(isWatched)&isWatched == 0:
+	case (bound || used) && at.isUnreceived() && at.users.watch():
 		context.AfterFunc(at, func() { at.noticed(false) })
 	}
 	s.mu.Unlock()
@@ -124,7 +135,7 @@ func (at *streamAttempt) certainEnd(told bool) error {
 
 // isUnreceived needs mu. It reports whether gRPC has ended the attempt, and no method has told the application, or is about to.
 func (at *streamAttempt) isUnreceived() bool {
-	return at.end != nil && !at.received && !at.of.isAwaited() && at.users.Load()&(isWatched-1) == 0
+	return at.end != nil && !at.received && !at.of.isAwaited() && at.users.isNone()
 }
 
 // left records that one of the n goroutines that are in the same method of an attempt has left it. If gRPC has reported an

@@ -158,14 +158,14 @@ func (at *streamAttempt) receiveFrom(m any) error {
 
 // receiveMore receives a message of a committed stream that follows its first.
 func (at *streamAttempt) receiveMore(m any) error {
-	at.users.Add(1)
+	at.users.enter()
 	defer at.leaves()
 	return at.of.receivedCommitted(at, at.stream.RecvMsg(m))
 }
 
 // leaves is called when a goroutine leaves a method of an attempt that was entered past mu.
 func (at *streamAttempt) leaves() {
-	if at.users.Add(-1) >= hasEnded {
+	if at.users.leave() {
 		at.noticed(false)
 	}
 }

@@ -45,7 +45,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (at.users.Load() != 0 || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
+	if _, another := stream.(*retryStream); err == nil && (at.users.hasEnded() || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	s.mu.Lock()
@@ -53,10 +53,10 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	if err == nil {
 		a.bounds.stream = at
 	}
-	// Otherwise the end is that of another stream, which an interceptor below has opened before this one.
 	if ended := err != nil || a.Err() != nil || ctx.Err() != nil || isClosed(s.call.cc); !ended {
+		// What gRPC has reported is the end of another stream, which an interceptor below has opened before this one.
 		at.end = nil
-		at.users.Store(0)
+		at.users.forget()
 	}
 	s.mu.Unlock()
 	if err != nil {

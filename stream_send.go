@@ -110,7 +110,7 @@ func (s *retryStream) mayPass(at *streamAttempt) bool {
 
 // sendTo sends a message to an attempt that has been sent everything.
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
-	at.users.Add(1)
+	at.users.enter()
 	defer at.leaves()
 	err := at.stream.SendMsg(m)
 	if err != nil && !isEOF(err) {
