@@ -478,9 +478,9 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	return a
 }
 
-// stopsRetriesOfGRPC reports whether gRPC must be kept from retrying the newest attempt by itself, because its channel may have
-// got a policy for that. A call that is never left to gRPC takes no risk. For others, only a policy that is there counts: an attempt that
-// gRPC is kept from retrying is not sent again either if a server refuses it.
+// stopsRetriesOfGRPC reports whether gRPC must be kept from retrying the newest attempt by itself, because its channel may have got a
+// policy for that. The price is that gRPC does not repeat the attempt either if a server refuses it. So only a policy that is there
+// counts, except for calls that are never left to gRPC: those take no risk.
 func (c *call) stopsRetriesOfGRPC() bool {
 	if c.policy.overGRPC {
 		return c.mayGRPCRetry()

@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"context"
 	"math"
 	"runtime"
 	"slices"
@@ -297,12 +296,6 @@ func (k *contest) check() {
 			k.overdue(a, now)
 		}
 	}
-	if now.Sub(origin) >= k.limit() {
-		for _, a := range k.open {
-			a.bounds.own.Cancel(context.DeadlineExceeded)
-		}
-		return
-	}
 	if now.Sub(origin) >= k.dueAt() {
 		if endOf(k.open[0].Context, now) != nil || isClosed(k.call.cc) {
 			return // the attempts in flight end by themselves
@@ -338,22 +331,9 @@ func (k *contest) dueAt() time.Duration {
 	}
 }
 
-// limit returns when the service config's timeout ends the call, since the origin, if gRPC may not know of it: the config may have come
-// after an attempt that is in flight was sent.
-func (k *contest) limit() time.Duration {
-	p := k.call.plan()
-	if p == nil || k.channel.ready || p.deadline.IsZero() {
-		return never
-	}
-	if d, limited := k.call.ctx.Deadline(); limited && !p.deadline.Before(d) {
-		return never
-	}
-	return p.deadline.Sub(origin)
-}
-
 // arm sets the timer to the next time at which something is due.
 func (k *contest) arm() {
-	at := min(k.dueAt(), k.limit())
+	at := k.dueAt()
 	for _, a := range k.open {
 		if a.bounds.judged && k.mayHang(a) {
 			a.bounds.judged = false // nothing replaces it after all

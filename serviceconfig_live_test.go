@@ -366,25 +366,6 @@ func TestAConfigThatArrivesDoesNotTurnTheAttemptTimeoutOff(t *testing.T) {
 	}
 }
 
-// If nothing tells whether gRPC applies a timeout to the attempt in flight, the call still ends with it.
-func TestATimeoutThatArrivesOnAFreshChannelEndsTheCall(t *testing.T) {
-	for _, kind := range callKinds {
-		for _, opt := range []Option{WithUnsentOnly(true), hedged(2, Hedging{Delay: HedgeAfter(second)})} {
-			t.Run(kind.name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server := serve(t, always(hang()))
-					cc, l := server.live(t, 0, `{}`, even(t, WithAttemptTimeout(2*second), opt).DialOptions()...)
-					time.AfterFunc(second/2, func() { l.update(`{"methodConfig":[{"name":[{}],"timeout":"30s"}]}`) })
-					err := kind.call(t.Context(), cc, echoMethod)
-					if status.Code(err) != codes.DeadlineExceeded || !errors.Is(err, context.DeadlineExceeded) || time.Since(server.start) > 30*second {
-						t.Errorf("err = %v after %v, want the end of the service config's timeout", err, time.Since(server.start))
-					}
-				})
-			})
-		}
-	}
-}
-
 // A channel that has been idle has an outdated config. That a retryPolicy in it leaves the call to gRPC is asked again.
 func TestAnOutdatedPolicyDoesNotTurnTheAttemptTimeoutOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
