@@ -277,7 +277,7 @@ soak: gcc ## 100,000 random hedged calls, ten million stream programs on one, tw
 
 RUNS ?= 24
 .PHONY: bench
-bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes docs/performance.* and what was measured of the goals in docs/design.md (a quarter of an hour, leave the machine alone)
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes docs/performance.* and what was measured of the goals in docs/design.md (three quarters of an hour, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
 	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report \
