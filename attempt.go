@@ -17,7 +17,6 @@ import (
 	"github.com/grpcretry/grpcretry/internal/errtype"
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
-	"github.com/grpcretry/grpcretry/internal/messages"
 	"github.com/grpcretry/grpcretry/internal/tried"
 	"github.com/grpcretry/grpcretry/internal/window"
 )
@@ -349,19 +348,4 @@ func (a *attempt) hasNotRun() bool {
 	}
 	seen := a.sighting.Load()
 	return seen == sawRefusal || seen == sawNone && !a.hasPeer() // of which the attempt's mark has asked as well
-}
-
-// refused reports whether an attempt that has ended with err was refused before any handler could run. A server cannot
-// pretend it, because its own end comes with headers or a trailer.
-func (at *streamAttempt) refused(err error) bool {
-	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
-	if !isStatus || at.fate == fateCommitted || at.isCut() {
-		return false
-	}
-	st := end.GRPCStatus()
-	if st.Code() != codes.Unavailable || !messages.IsRefusal(st.Message()) {
-		return false
-	}
-	md, _ := at.stream.Header()
-	return md == nil && len(at.trailer) == 0
 }

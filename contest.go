@@ -287,8 +287,8 @@ func (k *contest) check() {
 	}
 	now := time.Now()
 	for _, a := range k.open {
-		switch expired := !a.bounds.judged && now.Sub(origin) >= a.bounds.expires; {
-		case !expired:
+		switch {
+		case now.Sub(origin) < k.overdueAt(a):
 		case k.awaitsConnection(a):
 			a.bounds.expires = expiry(now.Sub(origin), k.call.policy.AttemptTimeout)
 		default:
@@ -335,18 +335,22 @@ func (k *contest) dueAt() time.Duration {
 func (k *contest) arm() {
 	at := k.dueAt()
 	for _, a := range k.open {
-		if a.bounds.judged && k.mayHang(a) {
-			a.bounds.judged = false // nothing replaces it after all
-		}
-		if !a.bounds.judged {
-			at = min(at, a.bounds.expires)
-		}
+		at = min(at, k.overdueAt(a))
 	}
 	if at == never {
 		k.timer.Stop()
 		return
 	}
 	k.timer.Set(at-sinceOrigin(), k.tick)
+}
+
+// overdueAt returns when the plan is to be asked about an attempt that is slow, since the origin: once, or again if nothing replaces it
+// after all.
+func (k *contest) overdueAt(a *attempt) time.Duration {
+	if a.bounds.judged && !k.mayHang(a) {
+		return never
+	}
+	return a.bounds.expires
 }
 
 // awaitsConnection reports whether an attempt has had no connection, now or when it was last asked, so that its

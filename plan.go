@@ -304,7 +304,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	p.open--
 	p.silent = p.silent || f.NoResponse
 	if p.isReplaced(f) {
-		return p.replaced(f, now, u)
+		return p.sendReplacement(f, now, u)
 	}
 	if p.replaces == f.Attempt.Number {
 		p.undecide() // its own failure counts
@@ -366,8 +366,8 @@ func (p *plan) isReplaced(f *failure) bool {
 	return p.replaces == f.Attempt.Number && f.TimedOut && f.CtxErr == nil && !f.Closed && !pushed
 }
 
-// replaced sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
-func (p *plan) replaced(f *failure, now time.Time, u float64) step {
+// sendReplacement sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
+func (p *plan) sendReplacement(f *failure, now time.Time, u float64) step {
 	p.replaces = 0
 	result := Failed
 	if f.Attempt.Unsent {

@@ -7,8 +7,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/grpcretry/grpcretry/internal/messages"
 )
 
 // A streamAttempt is one attempt and its stream. This file has what becomes of it: which end is known, and from whom.
@@ -82,9 +85,9 @@ func (at *streamAttempt) endsWell() {
 	}
 }
 
-// giveUp ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an
+// abandon ends an attempt because of an error about which gRPC need not know: a message cannot be sent, or an
 // interceptor below fails.
-func (at *streamAttempt) giveUp(err error) {
+func (at *streamAttempt) abandon(err error) {
 	s := at.of
 	s.mu.Lock()
 	ended := at.end != nil // then gRPC knows best
@@ -237,4 +240,19 @@ func (at *streamAttempt) read(err error) {
 			at.fate = fateRefused
 		}
 	}
+}
+
+// refused reports whether an attempt that has ended with err was refused before any handler could run. A server cannot
+// pretend it, because its own end comes with headers or a trailer.
+func (at *streamAttempt) refused(err error) bool {
+	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
+	if !isStatus || at.fate == fateCommitted || at.isCut() {
+		return false
+	}
+	st := end.GRPCStatus()
+	if st.Code() != codes.Unavailable || !messages.IsRefusal(st.Message()) {
+		return false
+	}
+	md, _ := at.stream.Header()
+	return md == nil && len(at.trailer) == 0
 }

@@ -109,7 +109,7 @@ func (s *retryStream) receive(m any) error {
 			s.mu.Unlock()
 			err := replies.Hand(m, ahead)
 			if err != nil {
-				at.giveUp(err)
+				at.abandon(err)
 			}
 			return err
 		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
@@ -142,7 +142,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	defer func() {
 		if !returned { // a codec panics
 			s.left(&s.receiving, true)
-			at.giveUp(errPanicked)
+			at.abandon(errPanicked)
 		}
 	}()
 	s.call.contest.resume(at.attempt)
@@ -159,12 +159,12 @@ func (at *streamAttempt) receiveFrom(m any) error {
 // receiveMore receives a message of a committed stream that follows its first.
 func (at *streamAttempt) receiveMore(m any) error {
 	at.users.enter()
-	defer at.leaves()
+	defer at.leave()
 	return at.of.receivedCommitted(at, at.stream.RecvMsg(m))
 }
 
-// leaves is called when a goroutine leaves a method of an attempt that was entered past mu.
-func (at *streamAttempt) leaves() {
+// leave is called when a goroutine leaves a method of an attempt that was entered past mu.
+func (at *streamAttempt) leave() {
 	if at.users.leave() {
 		at.noticed(false)
 	}

@@ -111,10 +111,10 @@ func (s *retryStream) mayPass(at *streamAttempt) bool {
 // sendTo sends a message to an attempt that has been sent everything.
 func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	at.users.enter()
-	defer at.leaves()
+	defer at.leave()
 	err := at.stream.SendMsg(m)
 	if err != nil && !isEOF(err) {
-		at.giveUp(err) // gRPC has ended the stream with this error, unless an interceptor below made it up
+		at.abandon(err) // gRPC has ended the stream with this error, unless an interceptor below made it up
 	}
 	return err
 }
@@ -222,7 +222,7 @@ func (at *streamAttempt) handed(err error) {
 	s.change.Broadcast()
 	s.mu.Unlock()
 	if !isEOF(err) {
-		at.giveUp(err)
+		at.abandon(err)
 	}
 }
 
