@@ -179,8 +179,9 @@ func (c *call) informedPlan(now time.Time) *plan {
 	return p
 }
 
-// channelToFollow returns the channel as it was when a call with a timer started, if it had a connection then: gRPC applies to an attempt
-// what the channel said when that was sent, and an attempt that waits for a timeout must not be taken for one that gRPC limits, or retries.
+// channelToFollow returns the channel as it is now or, for a call with a timer, as it was when the call started, if it had a
+// connection then. What its config says later is not for the first attempt: gRPC neither limits nor retries that by it, so its attempt
+// timeout must stay on.
 func (c *call) channelToFollow() channel {
 	if k := c.contest; k != nil && k.channel.ready {
 		return k.channel
