@@ -13,7 +13,7 @@
 // # What it does
 //
 // A call is a sequence of attempts. After a failed attempt the library answers three questions,
-// and waits only if all three allow it:
+// and makes another one only if all three allow it:
 //
 //   - May this failure be retried at all? UNAVAILABLE and RESOURCE_EXHAUSTED may, unless the
 //     server forbids it or the message was too large; [WithCodes] and [WithClassifier] change
@@ -27,8 +27,8 @@
 // A call makes at most 4 attempts ([WithMaxAttempts]).
 //
 // Calls to a target that is failing learn from one another ([WithPatience]). A retry that can learn
-// nothing, because another call has just failed, is not sent: the call waits again, for as long as
-// the target has been failing for less than 10 s. After that, a failure ends its call immediately.
+// nothing, because another call has just failed, is not sent: the call waits again, as long as
+// the wait ends within 10 s of the target's first failure. Otherwise a failure ends its call immediately.
 //
 // An attempt that fails because there is no connection has reached no server. It is not counted and
 // costs nothing. The call waits for the connection, and then for its backoff, so that calls survive
@@ -58,6 +58,7 @@
 //   - the application receives a message, or headers from Header;
 //   - SendMsg returns io.EOF after headers have arrived, because only RecvMsg has the status then;
 //   - the application calls Context or Trailer, which never wait;
+//   - the application sends the same message object twice in a row;
 //   - the application has sent more than [WithBufferLimit] keeps for replay, 256 KiB of memory by
 //     default, or a message of unknown size, which is one that is neither a proto.Message nor
 //     has a Size method. The one request of a server stream does not count;
@@ -68,8 +69,8 @@
 // [Retrier.StreamClientInterceptor] has the details. With WithBufferLimit(0) streams pass through
 // untouched. The call option [grpc.MaxRetryRPCBufferSize] has the same effect as WithBufferLimit.
 //
-// The attempt timeout of a stream covers the time until its first message arrives; for a client
-// stream, that is the response. The attempt limit applies to the whole call, however often RecvMsg
+// The attempt timeout of a stream covers the time in which the application waits for its first message;
+// for a client stream, that is the response. The attempt limit applies to the whole call, however often RecvMsg
 // is called. In some cases gRPC reports that a stream has ended well although no server can have
 // said so, because the connection was lost; such an end is treated as UNAVAILABLE.
 //

@@ -16,8 +16,8 @@
 //
 // [Server.On] says what happens to attempt 1, 2, 3, … of each call of a method, and [Server.Next] to the attempts
 // that arrive next, whichever their calls. After that the program's own handlers answer. A [Step] fails with a
-// code, pushback, details, headers and trailers; hangs; is slow; or cuts the connection; and with streams all of
-// that after a number of messages. [Server.Down] takes the whole server away.
+// code, pushback, RetryInfo, headers and trailers; hangs; is slow; or cuts the connection; and with streams all
+// failures may come after a number of messages. [Server.Down] takes the whole server away.
 //
 // # Timelines
 //
