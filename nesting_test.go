@@ -57,7 +57,22 @@ func TestACallMadeBelowOnAnotherConnectionIsItsOwn(t *testing.T) {
 	})
 }
 
-// The same method of another connection is another call, too.
+// A call that gRPC must not retry says so to gRPC, and to no call that is made with its options on another connection.
+func TestACallBelowOneThatGRPCMustNotRetryIsRetried(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "fail UNAVAILABLE", "send a")
+		other := server.conn(t, DialOptions(WithBackoff(Constant(second)))...)
+		elsewhere := func(ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string, _ grpc.Streamer,
+			opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return other.NewStream(ctx, desc, method, opts...)
+		}
+		outer := retrierOf(t, WithUnsentOnly(true)) // on a channel without a connection, which may get a policy
+		cc := server.conn(t, append(outer.onlyInterceptors(), grpc.WithChainStreamInterceptor(elsewhere))...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv a; recv EOF")
+		wantTimes(t, server, 0, second)
+	})
+}
+
 // The same holds if the call below passes through, for unary calls and streams.
 func TestACallBelowThatPassesThroughIsItsOwn(t *testing.T) {
 	for kind, send := range map[string]func(ctx context.Context, client echov1.EchoServiceClient, opts ...grpc.CallOption) error{
