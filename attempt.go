@@ -88,7 +88,7 @@ type attempt struct {
 
 	tried atomic.Pointer[tried.List] // the endpoints that the call has tried; nil until a balancer asks
 
-	// Filled in by gRPC before it returns or, if it fills the caller's variables or may come late, from there.
+	// Filled in by gRPC, by collect from the caller's own variables or, for a stream, by read.
 	header  metadata.MD
 	trailer metadata.MD
 	peer    peer.Peer

@@ -16,9 +16,10 @@ import (
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
-// A Budget limits retries, so that they add little to an outage. Balance is read when an attempt
-// has failed, Withdraw when the wait before a retry is over, and neither about a first attempt. Share one Budget among all clients of
-// the same backend. What a refusal means for the call is described at [WithPatience].
+// A Budget limits retries, so that they add little to an outage. Its Balance is read when an attempt has
+// failed, its Withdraw is called when the wait before a retry is over, and neither before a first attempt.
+// Share one Budget among all clients of the same backend. What a refusal means for the call is described
+// at [WithPatience].
 //
 // [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,
 // [NewThrottle] works like retryThrottling in a gRPC service config, and [NewConcurrencyBudget]

@@ -182,9 +182,9 @@ func WithRetryIf(f func(error) bool) CallOption {
 // [WithPatience], which counts from the first timeout, leaves no room, or if a [WithClassifier] says
 // [Stop]), it continues and is judged by its own result, so that a slow response is not turned into a
 // failure; the budget earns nothing from it. In a call without a deadline such an attempt ends after d,
-// so that the call cannot hang. The timeout of a service config counts as a deadline and, if the config changes
-// while the first attempt runs, may be one that gRPC does not apply to that attempt. The server receives the
-// caller's deadline, not d.
+// so that the call cannot hang. The timeout of a service config counts as a deadline; if the
+// config gets or loses it while a call's first attempt runs, gRPC may not end that attempt, and d may not either.
+// The server receives the caller's deadline, not d.
 //
 // If there is no connection when d is over, and the call has a deadline, the attempt may go on, and its
 // server has the whole of d to respond once there is one.

@@ -32,9 +32,8 @@ type streamAttempt struct {
 	users users
 }
 
-// users counts the goroutines that are in a method of an attempt's stream and have not told the fields above, because mu would cost each
-// message two locks. One bit above the count says that gRPC has reported the attempt's end, another one that the end of the attempt's
-// context is waited for.
+// users counts the goroutines that have entered a method of an attempt's stream without mu, which would cost each message two locks.
+// One bit above the count says that gRPC has reported the attempt's end, another one that the end of the attempt's context is waited for.
 type users struct{ state atomic.Int32 }
 
 const usersEnded, usersWatched = 1 << 30, 1 << 29

@@ -14,10 +14,9 @@
 // In everything else the policy is round_robin: it is made of the same parts of grpc-go, one pick_first
 // for each endpoint, so address lists, health checks, outlier detection, endpoints with several addresses
 // and reconnects are grpc-go's. Calls that are not made through a grpcretry interceptor, and those that
-// pass straight through one, get plain round robin. gRPC's transparent retries
-// count as attempts.
+// pass straight through one, get plain round robin. gRPC's transparent retries count as attempts.
 //
-// A call's list of endpoints lives as long as the call, and costs one allocation until a second attempt.
+// A call's list of endpoints lives as long as the call, and costs one allocation until there is a second attempt.
 //
 // # Stability
 //
