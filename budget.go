@@ -16,8 +16,9 @@ import (
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
-// A Budget limits retries, so that they add little to an outage. Its Balance is read when an attempt has
-// failed, its Withdraw is called when the wait before a retry is over, and neither before a first attempt.
+// A Budget limits retries, so that they add little to an outage. Its Withdraw is called when the wait before a
+// retry is over. Its Balance is read before that wait if nothing waits for a token, and by everything that shows
+// the budget. Neither is called for a first attempt that succeeds.
 // Share one Budget among all clients of the same backend. What a refusal means for the call is described
 // at [WithPatience].
 //
@@ -304,8 +305,6 @@ func depositIn(b Budget, o Outcome, released bool) {
 // the slot of the one that it replaces.
 func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	switch b := b.(type) {
-	case *throttle:
-		return b.allows()
 	case *concurrencyBudget:
 		return insteadOfOne || b.Balance(now) >= 1
 	case *allBudgets:

@@ -83,6 +83,7 @@ func (t *throttle) Withdraw(time.Time) bool { return t.allows() }
 
 func (t *throttle) allows() bool { return 2*t.tokens.Load() > t.full }
 
+// Balance returns how many retries can fail before the next one is refused.
 func (t *throttle) Balance(time.Time) float64 {
-	return max(0, float64(t.tokens.Load())-float64(t.full)/2) / 1000
+	return math.Ceil(max(0, float64(t.tokens.Load())-float64(t.full)/2) / 1000)
 }

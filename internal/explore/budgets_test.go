@@ -114,7 +114,9 @@ func (m *throttleModel) deposit(o grpcretry.Outcome) {
 
 func (m *throttleModel) withdraw() bool { return m.tokens > m.full/2 }
 
-func (m *throttleModel) balance() float64 { return max(0, m.tokens-m.full/2) }
+func (m *throttleModel) balance() float64 {
+	return math.Ceil(max(0, math.Round(1000*(m.tokens-m.full/2))/1000))
+}
 
 // compared returns options with a budget that is compared with its model.
 func compared(budget grpcretry.Budget, err error, model budgetModel) []grpcretry.Option {
