@@ -116,7 +116,7 @@ func (m *metrics) observeBudgets(to *instruments.Collection, targets map[string]
 }
 
 // shownBudget returns the budget for a target in canonical form: the one that a perTarget would make if it has
-// not seen the target lately. It is nil if there is none for the scope.
+// not seen the target lately, unless the program's function makes it. It is nil if there is none to show.
 func shownBudget(b Budget, target string) Budget {
 	each, ok := b.(*perTarget)
 	if !ok {
@@ -124,6 +124,9 @@ func shownBudget(b Budget, target string) Budget {
 	}
 	if known, ok := each.targets.Known(target); ok {
 		return known
+	}
+	if each.settings == nil {
+		return nil
 	}
 	return each.newBudget()
 }

@@ -179,6 +179,23 @@ func TestMetricsOfBudgets(t *testing.T) {
 	})
 }
 
+// A collection makes no budgets.
+func TestCollectionsCallNoProgramsFunction(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		made := 0
+		perTarget := PerTarget(func() Budget { made++; return Unlimited })
+		server, meters := serve(t, always(ok())), &recorded.Meters{}
+		client := server.client(t, WithMeterProvider(meters), WithMethod("/other.Service/", WithBudget(perTarget)))
+		if err := echo(t.Context(), client); err != nil {
+			t.Fatal(err)
+		}
+		metricLines(t, meters)
+		if made != 0 {
+			t.Errorf("the function was called %d times, and no call to its methods was made", made)
+		}
+	})
+}
+
 // A proxy that forwards any method would make a series of each.
 func TestMethodsThatNoStubKnowsAreOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
