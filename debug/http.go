@@ -6,11 +6,14 @@ import (
 	_ "embed" // for the template and its style
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 //go:embed page.html
@@ -42,7 +45,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
 		return
 	}
-	q, err := parseQuery(r.URL.Query())
+	q, err := parseQuery(r.URL.RawQuery)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -74,9 +77,18 @@ type query struct {
 	refresh int  // seconds; 0: never
 }
 
-// parseQuery refuses values that mean nothing, and does not repeat them: they may be from
+// parseQuery refuses keys and values that mean nothing, and does not repeat them: they may be from
 // a stranger.
-func parseQuery(v url.Values) (q query, err error) {
+func parseQuery(raw string) (q query, err error) {
+	v, err := url.ParseQuery(raw)
+	if err != nil {
+		return q, errors.New("the query is malformed")
+	}
+	for key, values := range v {
+		if !slices.Contains(queryKeys, key) || len(values) > 1 {
+			return q, fmt.Errorf("query: want %s, each at most once", strings.Join(queryKeys, ", "))
+		}
+	}
 	switch v.Get("format") {
 	case "", "html":
 	case "json":
@@ -100,6 +112,8 @@ func parseQuery(v url.Values) (q query, err error) {
 	q.target, q.method = v.Get("target"), v.Get("method")
 	return q, nil
 }
+
+var queryKeys = []string{"format", "window", "refresh", "retrier", "target", "method"}
 
 // number1To reads a number of 1 … largest; "" is 0.
 func number1To(largest int, s string) (int, error) {

@@ -133,6 +133,7 @@ func TestQueriesThatMeanNothingAreRefused(t *testing.T) {
 	for _, query := range []string{
 		"format=xml", "format=JSON", "window=5m", "refresh=0", "refresh=-1", "refresh=3601", "refresh=5s", "refresh=1e3",
 		"refresh=99999999999999999999", "retrier=0", "retrier=x", "format=%3Cscript%3E",
+		"script=1", "metod=%2Fshop.Cart%2FGet", "%zz", "target=%zz", "window=all&window=all", "format=json;window=all",
 	} {
 		w := httptest.NewRecorder()
 		p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?"+query, nil))
@@ -354,9 +355,9 @@ func FuzzQuery(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, query string) {
 		p := handler(t, retrier(t))
-		asked := (&url.URL{RawQuery: query}).Query()
+		asked, err := url.ParseQuery(query)
 		w := ask(p, query)
-		switch valid := isQuery(asked); {
+		switch valid := err == nil && isQuery(asked); {
 		case valid != (w.Code == http.StatusOK) || !valid && w.Code != http.StatusBadRequest:
 			t.Errorf("?%q is %d, want it to be valid: %v", query, w.Code, valid)
 		case !valid:
@@ -376,7 +377,8 @@ func FuzzQuery(f *testing.F) {
 }
 
 var queryErrors = []string{"format: want html or json", "window: want recent or all", "refresh: want a number of seconds, 1 to 3600",
-	"retrier: want a number, from 1"}
+	"retrier: want a number, from 1", "the query is malformed",
+	"query: want format, window, refresh, retrier, target, method, each at most once"}
 
 // ask asks for the page with any query, also one that cannot be part of a URL.
 func ask(p *Page, query string) *httptest.ResponseRecorder {
@@ -390,6 +392,11 @@ func isQuery(v url.Values) bool {
 	within := func(value string, largest int64) bool {
 		n, ok := new(big.Int).SetString(value, 10)
 		return value == "" || ok && !strings.Contains(value, "_") && n.Sign() > 0 && n.Cmp(big.NewInt(largest)) <= 0
+	}
+	for key, values := range v {
+		if !slices.Contains(strings.Fields("format window refresh retrier target method"), key) || len(values) > 1 {
+			return false
+		}
 	}
 	return slices.Contains([]string{"", "html", "json"}, v.Get("format")) && slices.Contains([]string{"", "recent", "all"}, v.Get("window")) &&
 		within(v.Get("refresh"), 3600) && within(v.Get("retrier"), 1<<30)
