@@ -74,12 +74,10 @@ var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 // budget pays for nothing. MaxElapsed limits an item's quick retries. Patience, AttemptTimeout and
 // hedging have no meaning here.
 //
-// NewRateLimiter panics if r is nil, or if the name or an option is invalid.
+// NewRateLimiter panics if [grpcretry.New] has not made r, or if the name or an option is invalid.
 func NewRateLimiter[T comparable](r *grpcretry.Retrier, name string, opts ...Option) *RateLimiter[T] {
+	r.Policy(name) // it panics if New has not made r
 	c, err := newConfig(name, opts)
-	if r == nil {
-		err = errors.New("the Retrier is nil")
-	}
 	if err != nil {
 		panic(fmt.Errorf("grpcretry/reconcile: NewRateLimiter: %w", err)) //nolint:forbidigo // documented; the options are part of the program
 	}

@@ -494,7 +494,16 @@ func TestEarlyFailure(t *testing.T) {
 func TestInvalid(t *testing.T) {
 	r := newRetrier(t)
 	for want, f := range map[string]func(){
-		"grpcretry/reconcile: NewRateLimiter: the Retrier is nil": func() { reconcile.NewRateLimiter[int](nil, name) },
+		"grpcretry: the Retrier is nil: create it with New": func() { reconcile.NewRateLimiter[int](nil, name) },
+		"grpcretry: the Retrier is zero: create it with New": func() {
+			reconcile.NewRateLimiter[int](&grpcretry.Retrier{}, name)
+		},
+		"grpcretry/reconcile: NewRateLimiter: option number 2 is nil": func() {
+			reconcile.NewRateLimiter[int](r, name, reconcile.WithRetention(1), nil)
+		},
+		"grpcretry/reconcile: NewRateLimiter: WithSlowLane: Backoff: grpcretry: WithBackoff: backoff is nil": func() {
+			reconcile.NewRateLimiter[int](r, name, reconcile.WithSlowLane(reconcile.SlowLane{Backoff: (*grpcretry.Exponential)(nil)}))
+		},
 		`grpcretry/reconcile: NewRateLimiter: name is "orders", want words with a leading slash, such as "/reconcile/orders"`: func() {
 			reconcile.NewRateLimiter[int](r, "orders")
 		},

@@ -53,7 +53,7 @@ var defaultBackoff grpcretry.Backoff = grpcretry.Exponential{
 }
 
 // WithSlowLane sets the rate and the backoff of the slow lane. [NewRateLimiter] panics if the rate is
-// negative or NaN. A later WithSlowLane replaces an earlier one.
+// negative or NaN, or if [grpcretry.WithBackoff] would reject the backoff. A later WithSlowLane replaces an earlier one.
 func WithSlowLane(l SlowLane) Option { return option(func(c *config) { c.slowLane = l }) }
 
 // WithTarget names the backend whose budget pays for retries, if there is a budget for each, see
@@ -89,13 +89,19 @@ func newConfig(name string, opts []Option) (*config, error) {
 	if second := strings.IndexByte(strings.TrimPrefix(name, "/"), '/'); second > 0 {
 		c.target = name[:second+1]
 	}
-	for _, o := range opts {
+	for i, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("option number %d is nil", i+1)
+		}
 		o.apply(c)
 	}
 	if c.slowLane.Backoff == nil {
 		c.slowLane.Backoff = defaultBackoff
 	}
+	_, wrong := grpcretry.New(grpcretry.WithBackoff(c.slowLane.Backoff))
 	switch {
+	case wrong != nil:
+		return nil, fmt.Errorf("WithSlowLane: Backoff: %w", wrong)
 	case len(name) < 2 || name[0] != '/' || name[1] == '/':
 		return nil, fmt.Errorf(`name is %q, want words with a leading slash, such as "/reconcile/orders"`, name)
 	case !(c.slowLane.Rate >= 0): // or NaN

@@ -72,10 +72,11 @@ func (l *RateLimiter[T]) Result(item T, err error) (ctrl.Result, error) {
 		return ctrl.Result{}, nil
 	}
 	reading := read(l.retrier, l.name, err, time.Now())
+	reported := err
 	if isTerminal(err) && !reading.terminal {
-		err = grpcretry.Permanent(err)
+		reported = grpcretry.Permanent(err)
 	}
-	v := l.fail(item, err, !reading.terminal && !isTerminal(err))
+	v := l.fail(item, reported, !reading.terminal && !isTerminal(err))
 	result, err := reading.result(err)
 	switch {
 	case isTerminal(err): // the controller calls neither When nor Forget
