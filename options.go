@@ -298,7 +298,7 @@ func WithBufferLimit(bytes int) CallOption {
 // With less than the first backoff, only retries whose time the server names are made, which is logged
 // ([WithLogger]). The default is 10 s or, if it is longer, twice the time that the waits of an
 // [Exponential], [Decorrelated] or [Constant] set by [WithBackoff] or [WithOverloadBackoff] can add up
-// to; beside a Backoff of another type with long waits, or many attempts by the default backoff, set it.
+// to, at most two days; beside a Backoff of another type with long waits, or many attempts by the default backoff, set it.
 // A later WithPatience replaces an earlier one.
 func WithPatience(d time.Duration) CallOption {
 	return newCallOption("WithPatience", fieldPatience, Policy{Patience: cmp.Or(d, -1)}, checkNotNegative(d))

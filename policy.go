@@ -9,8 +9,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-
-	"github.com/grpcretry/grpcretry/internal/patterns"
 )
 
 // The defaults of a [Policy].
@@ -75,7 +73,6 @@ const (
 
 	// switchOff, which is no field, takes MaxAttempts and Hedging back: [Disable], or one attempt.
 	switchOff
-	turnOn = fieldMaxAttempts | fieldHedging // what may turn retries or hedging on again
 )
 
 func (f fields) has(field fields) bool { return f&field != 0 }
@@ -97,7 +94,7 @@ type partial struct {
 // add replaces the fields that a narrower scope, or a later option of the same scope, sets.
 func (p *partial) add(scope string, o *partial) {
 	if o.set.has(switchOff) {
-		p.MaxAttempts, p.attemptsScope, p.set = 1, scope, p.set&^turnOn
+		p.MaxAttempts, p.attemptsScope, p.set = 1, scope, p.set&^(fieldMaxAttempts|fieldHedging)
 	}
 	if o.set.has(fieldMaxAttempts) {
 		p.MaxAttempts, p.attemptsScope, p.attemptsUpdate = o.MaxAttempts, scope, o.attemptsUpdate
@@ -227,18 +224,17 @@ func (p *policy) longestWait(b Backoff) (total time.Duration) {
 	if !isOurs(b) {
 		return 0
 	}
-	const most = 24 * time.Hour
+	const most, counted = 24 * time.Hour, 100
 	prev := time.Duration(0)
-	for retry := 1; retry < p.MaxAttempts && total < most; retry++ {
-		wait := nextBackoff(b, retry, prev, 1)
-		if wait == prev { // as all others are
-			total += min(duration(float64(wait)*float64(p.MaxAttempts-retry)), most)
-			break
-		}
-		total += min(wait, most)
-		prev = wait
+	for retry := 1; retry < min(p.MaxAttempts, counted) && total < most; retry++ {
+		prev = nextBackoff(b, retry, prev, 1)
+		total += min(prev, most)
 	}
-	return total.Round(time.Millisecond)
+	if more := p.MaxAttempts - counted; more > 0 { // each as long as the last, which is the longest
+		last := nextBackoff(b, p.MaxAttempts-1, prev, 1)
+		total += min(duration(float64(last)*float64(more)), most)
+	}
+	return min(total, most).Round(time.Millisecond)
 }
 
 // A mode says whether a call passes through, is retried or is hedged.
@@ -256,11 +252,6 @@ func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 		return modePassThrough
 	}
 	return modeRetried
-}
-
-// isOff reports whether the policy makes one attempt whatever a channel's service config says, which has no narrower scope.
-func (p *policy) isOff() bool {
-	return p.MaxAttempts == 1 && (p.attemptsScope == scopeCall || isPattern(p.attemptsScope) && !patterns.IsWide(p.attemptsScope))
 }
 
 // passesStream reports whether a stream passes through because it has no replay buffer.

@@ -34,9 +34,22 @@ func TestUnusableRetrier(t *testing.T) {
 }
 
 // The waits of a policy are added up, but not one by one.
-func TestThePatienceForEndlessWaits(t *testing.T) {
-	r := retrierOf(t, WithMaxAttempts(math.MaxInt32), WithBackoff(Constant(time.Microsecond)))
-	if got, want := r.Policy(someMethod).Patience, 2*2147484*time.Millisecond; got != want {
-		t.Errorf("Patience = %v, want %v, twice the waits", got, want)
+func TestThePatienceForManyWaits(t *testing.T) {
+	for _, tt := range []struct {
+		backoff  Backoff
+		attempts int
+		want     time.Duration
+	}{
+		{Constant(time.Microsecond), math.MaxInt32, 2 * 2147484 * time.Millisecond},
+		{Constant(2 * second), 4, 12 * second},
+		{Exponential{Base: second, Max: 10 * second}, 7, 2 * (1 + 2 + 4 + 8 + 10 + 10) * second},
+		{Exponential{Base: second, Max: 10 * second}, 1001, 2 * (1 + 2 + 4 + 8 + 996*10) * second},
+		{Exponential{Base: 1, Max: time.Minute, Multiplier: 1000}, 6, 2 * 61001 * time.Millisecond}, // 0, 1 µs, 1 ms, 1 s, 1 min
+		{Constant(30 * time.Hour), 4, 48 * time.Hour},
+	} {
+		want := max(tt.want, defaultPatience)
+		if got := retrierOf(t, WithMaxAttempts(tt.attempts), WithBackoff(tt.backoff)).Policy(someMethod).Patience; got != want {
+			t.Errorf("%+v, %d attempts: Patience = %v, want %v, twice the waits", tt.backoff, tt.attempts, got, want)
+		}
 	}
 }

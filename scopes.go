@@ -37,12 +37,12 @@ type policyOptions struct {
 }
 
 // give adds options to a scope. In an Update, Disable for all methods is a switch that reaches the
-// narrower scopes as well, until a later Update turns retries or hedging on for all methods.
+// narrower scopes as well, until attempts are given for all methods, or hedging in a later Update.
 func (o *policyOptions) give(scope string, opts partial) {
 	if scope == scopeAll && o.update > 0 && opts.set.has(switchOff) {
 		o.off, opts.set = o.update, opts.set&^switchOff
 	}
-	if scope == scopeAll && opts.set.has(turnOn) {
+	if scope == scopeAll && (opts.set.has(fieldMaxAttempts) || opts.set.has(fieldHedging) && o.off < o.update) {
 		o.off = 0
 	}
 	if o.scopes == nil {
@@ -169,6 +169,13 @@ func (m *methodPolicies) finish(given *partial) *policy {
 	// twice, and would go on while everything is off.
 	p.overGRPC = m.options.config.read != nil || m.options.fromChannel || p.UnsentOnly || m.options.off > 0
 	return p
+}
+
+// isOff reports whether a policy makes one attempt whatever a channel's service config says: that has no narrower scope, or is
+// older than the Update that has turned everything off.
+func (m *methodPolicies) isOff(p *policy) bool {
+	isNarrowest := p.attemptsScope == scopeCall || isPattern(p.attemptsScope) && !patterns.IsWide(p.attemptsScope)
+	return p.MaxAttempts == 1 && (isNarrowest || m.options.off > 0)
 }
 
 // of returns a method's policy, without what the channel's service config says. Every call runs it.

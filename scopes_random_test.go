@@ -66,9 +66,10 @@ func init() {
 
 // A modelOption is one setting of one option, and what it does by its documentation.
 type modelOption struct {
-	on  bool // it may turn retries or hedging on
-	off bool // it turns both off
-	do  func(*modelPolicy)
+	on    bool // it may turn retries or hedging on
+	later bool // but not in the Update that turned them off
+	off   bool // it turns both off
+	do    func(*modelPolicy)
 }
 
 // A modelPolicy has every setting as a text, "" for the default.
@@ -120,7 +121,7 @@ func (a *modelAll) say(scope string, options []modelOption) {
 			a.off = a.updates
 			continue
 		}
-		if scope == "all" && o.on {
+		if scope == "all" && o.on && !(o.later && a.off == a.updates) {
 			a.off = 0
 		}
 		a.said = append(a.said, modelSaid{scope, a.updates, o})
@@ -338,7 +339,7 @@ func (d *scopeDraw) hedging() Hedging {
 }
 
 func (d *scopeDraw) hedgingModel(h Hedging) modelOption {
-	return modelOption{on: true, do: setting("hedging", fmt.Sprint(h.Delay))}
+	return modelOption{on: true, later: true, do: setting("hedging", fmt.Sprint(h.Delay))}
 }
 
 // policy draws a WithPolicy with some fields.

@@ -149,7 +149,7 @@ type configEntry struct {
 
 // entryFor returns the entry of the service config that applies to the methods of a pattern.
 func (o *policyOptions) entryFor(pattern string) configEntry {
-	for _, name := range []string{pattern, patterns.ServiceOf(pattern), ""} {
+	for _, name := range slices.Concat([]string{pattern}, slices.Collect(patterns.Prefixes(pattern)), []string{""}) {
 		if p, named := o.config.entries[name]; named {
 			p.attemptsUpdate, p.hedgingUpdate = o.configUpdate, o.configUpdate
 			return configEntry{name, p}
@@ -177,6 +177,11 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 	if known := m.channels.Current()[key]; known != nil {
 		return known
 	}
+	name := entryName(ch.cc, method, retry)
+	if now := ch.cc.GetMethodConfig(method); now.RetryPolicy != retry { // the name may be one of another config
+		ch.config = now
+		return m.fromChannel(ch, method, of)
+	}
 	list := slices.Sorted(maps.Keys(retry.RetryableStatusCodes))
 	p := retryPolicyOf(&serviceconfig.Retry{
 		MaxAttempts:       retry.MaxAttempts,
@@ -185,7 +190,7 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 		BackoffMultiplier: retry.BackoffMultiplier,
 		Codes:             slices.DeleteFunc(list, func(c codes.Code) bool { return c == codes.OK }), // gRPC accepts it, and never retries
 	})
-	entry := configEntry{entryName(ch.cc, method, retry), WithPolicy(p).callOption().partial}
+	entry := configEntry{name, WithPolicy(p).callOption().partial}
 	resolved := m.resolve(of.level, of.pattern, entry)
 	kept, _ := m.channels.Add(key, resolved, maxChannelPolicies)
 	if kept == nil {

@@ -538,3 +538,14 @@ func (c *drawnCall) checkWaits(t *testing.T, config *drawnConfig, seen []seen) {
 		since++
 	}
 }
+
+// Options for other settings of a longer pattern do not change which entry of a service config applies to a function.
+func TestTheEntryForAFunction(t *testing.T) {
+	config := WithServiceConfig(configOf(retrying(`{"service":"http"}`, 2)))
+	for _, pattern := range []string{"/other/", "/http/api.example.com/", "/http/api.example.com/GET"} {
+		r := retrierOf(t, config, WithMethod(pattern, WithMaxElapsed(second)))
+		if got := r.Policy("/http/api.example.com/GET").MaxAttempts; got != 2 {
+			t.Errorf("beside an option for %s: %d attempts, want 2", pattern, got)
+		}
+	}
+}

@@ -106,6 +106,27 @@ func TestUpdateDisableReachesGRPC(t *testing.T) {
 	})
 }
 
+// Among the options of one Update, as among those of New, hedging does not take the switch back.
+func TestHedgingDoesNotTakeDisableBack(t *testing.T) {
+	h := Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}
+	for _, opts := range [][]Option{
+		{Disable(), WithHedging(h)}, {WithPolicy(Policy{MaxAttempts: 1, Hedging: &h})}, {WithPolicy(Policy{MaxAttempts: 1}), WithHedging(h)},
+	} {
+		for way, r := range map[string]*Retrier{"New": retrierOf(t, opts...), "Update": retrierOf(t)} {
+			if way == "Update" {
+				update(t, r, opts...)
+			}
+			if got := r.Policy(echoMethod).MaxAttempts; got != 1 {
+				t.Errorf("%s with %d options: %d attempts, want 1", way, len(opts), got)
+			}
+			update(t, r, WithMaxAttempts(3))
+			if p := r.Policy(echoMethod); p.MaxAttempts != 3 || p.Hedging == nil {
+				t.Errorf("%s with %d options, and then 3 attempts: %d, hedging %v", way, len(opts), p.MaxAttempts, p.Hedging)
+			}
+		}
+	}
+}
+
 // A rejected Update names the option and the value, and changes nothing.
 func TestUpdateRejects(t *testing.T) {
 	r := retrierOf(t, WithMaxAttempts(3), WithMethod(echoMethod, WithMaxElapsed(second)))
