@@ -112,6 +112,24 @@ func TestDryRunDoesNothing(t *testing.T) {
 			}
 		})
 	})
+	t.Run("attempt timeout", func(t *testing.T) {
+		for name, off := range map[string]Option{
+			"on": WithMaxAttempts(4), "off": Disable(),
+			"method off": WithMethod(echoMethod, Disable()), "functions off": WithMethod("/sql/", Disable()),
+		} {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, always(ok().after(10*second)))
+				r := retrierOf(t, off, WithDryRun(true), WithAttemptTimeout(second))
+				if err := callKinds[0].call(t.Context(), server.conn(t, r.DialOptions()...), echoMethod); err != nil {
+					t.Errorf("%s: %v, want the slow response", name, err)
+				}
+				err := r.Do(t.Context(), "/sql/read", func(ctx context.Context) error { time.Sleep(2 * second); return ctx.Err() })
+				if err != nil {
+					t.Errorf("%s: a function returns %v, want nil", name, err)
+				}
+			})
+		}
+	})
 	t.Run("gRPC's own retries", func(t *testing.T) {
 		everyKind(t, func(t *testing.T, kind callKind) {
 			everyMethod := strings.Replace(builtInPolicy, `"service": "grpcretry.test.v1.EchoService", "method": "Echo"`, "", 1)

@@ -234,7 +234,8 @@ func (s *settings) current() *methodPolicies { return s.policies.Load() }
 // older options say; only options of single calls, and options for narrower scopes in the same
 // Update or a later one, turn them on. A later Update with [WithMaxAttempts] or [WithHedging] for
 // all methods puts the older options into effect again, except the one that it replaces. As long as
-// the switch is off, gRPC's own retries by a retryPolicy in the channel's service config are off, too.
+// the switch is off, gRPC's own retries by a retryPolicy in the channel's service config are off, too,
+// except in a dry run.
 //
 // State outlives an Update if its settings are the same: the default budgets; a budget that is
 // passed again; the budgets of [WithRatioBudget] and of a service config's retryThrottling, and
@@ -351,7 +352,7 @@ func (s *passedStream) RecvMsg(m any) error {
 // only if the caller has no deadline, so that the call cannot hang.
 func (c *rpc) runWithin(run func(context.Context) error) error {
 	timeout := time.Duration(0)
-	if c.policy != nil {
+	if c.policy != nil && !c.policy.dryRun {
 		timeout = c.policy.AttemptTimeout
 	}
 	ctx := c.firstContext()
@@ -360,7 +361,12 @@ func (c *rpc) runWithin(run func(context.Context) error) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	timer := time.AfterFunc(timeout, func() { cancel(ErrAttemptTimeout) })
+	cc, method := c.cc, c.method // variables of their own, so that the call can stay on the stack
+	timer := time.AfterFunc(timeout, func() {
+		if cc == nil || cc.GetMethodConfig(method).Timeout == nil { // otherwise gRPC ends the call
+			cancel(ErrAttemptTimeout)
+		}
+	})
 	defer timer.Stop()
 	err := run(ctx)
 	timedOut := context.Cause(ctx) == ErrAttemptTimeout //nolint:errorlint // this call's own value
