@@ -67,7 +67,7 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 		o := newOutage(t, WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
 		const (
 			waits  = "level=WARN…target is failing, calls wait for it…target=passthrough:///echo waiting=3"
-			over   = "level=WARN…target has been failing for too long, calls do not wait for it any more…target=passthrough:///echo waiting=1"
+			over   = "level=WARN…target has been failing for too long, calls do not wait for it any more…target=passthrough:///echo waiting=" // both calls end at that time
 			again3 = "level=INFO…target answers again…target=passthrough:///echo waiting=3"
 			again0 = "level=INFO…target answers again…target=passthrough:///echo waiting=0"
 		)
