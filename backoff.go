@@ -122,7 +122,7 @@ func (d Decorrelated) Delay(_ int, prev time.Duration, u float64) time.Duration 
 	d = d.withDefaults()
 	lo := float64(d.Base)
 	wait := lo + unit(u)*(3*math.Max(float64(prev), lo)-lo)
-	return min(d.Max, duration(wait))
+	return min(d.Max, max(d.Base, duration(wait))) // floats of more than 104 days are rounded
 }
 
 // withDefaults replaces the fields that are zero.

@@ -90,6 +90,14 @@ func TestBackoffFormulas(t *testing.T) {
 	}
 }
 
+// A float64 has 53 bits.
+func TestALongBaseIsNotRounded(t *testing.T) {
+	const base time.Duration = 1<<53 + 1
+	if got := (Decorrelated{Base: base, Max: 1 << 62}).Delay(1, 0, 0); got != base {
+		t.Errorf("Delay = %d, want %d", got, base)
+	}
+}
+
 func TestProportionalJitterKeepsTheBoundsOfA6(t *testing.T) {
 	for _, c := range readJSON[struct {
 		Name   string

@@ -84,7 +84,8 @@ var ErrHedgeLost = errors.New("grpcretry: another attempt of the call was decisi
 
 // An Error reports a call that failed although its failure was retryable. It holds the server's
 // last status and the reason for which there was no further attempt. It also reports calls that
-// ended because the caller's context did. If the first attempt fails in any other way, gRPC's
+// ended because the caller's context did; only a function's first error is returned unchanged then if it is the
+// context's cause. If the first attempt fails in any other way, gRPC's
 // error is returned unchanged.
 //
 // [status.Code] and [status.FromError] return the status of Last, including its details. If the
@@ -95,8 +96,8 @@ type Error struct {
 	// a timeout or the caller cut short does not replace it.
 	Last error
 	// Reason is one of the errors above, or the [context.Cause] of the caller's context. If that
-	// cause holds one of the errors above, because another call gave up, [errors.Is] does not find
-	// it in the Error.
+	// cause is or holds one of the errors above, because another call gave up, [errors.Is] does not find
+	// that in the Error, and Reason has only the text of the cause.
 	Reason error
 	// Attempts are the call's attempts, in order. All of them failed, except that in a hedged call
 	// some may have been cancelled because another was decisive, see ErrHedgeLost. Only the latest

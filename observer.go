@@ -15,8 +15,9 @@ type EventKind string
 
 // The kinds of events of a call, in the order in which they come. For each attempt there is one
 // AttemptStart and one AttemptEnd, then one Decision if the attempt failed; one CallEnd comes
-// last. The attempts of a hedged call overlap. An attempt that lost ends with [ErrHedgeLost] and
-// without a Decision, because it has not failed.
+// last. If a callback or a function panics, the events that would have followed do not come. The attempts
+// of a hedged call overlap. An attempt that lost ends with [ErrHedgeLost] and without a Decision, because it has not
+// failed.
 const (
 	AttemptStart EventKind = "attempt_start"
 	AttemptEnd   EventKind = "attempt_end"

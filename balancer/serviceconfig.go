@@ -18,8 +18,8 @@ const (
 )
 
 // ServiceConfig returns a service config, an object in JSON, with the policy as its loadBalancingConfig,
-// for [grpc.WithDefaultServiceConfig] and for name resolvers. A config that names the policy already is
-// returned as it is, also if the policy is the childPolicy of another one, such as outlier detection.
+// for [grpc.WithDefaultServiceConfig] and for name resolvers. A config whose loadBalancingConfig names the policy
+// already is returned as it is, also if the policy is the childPolicy of another one, such as outlier detection.
 //
 // The error says what is wrong if the config is not a JSON object, and names the other policy if
 // loadBalancingConfig or the older loadBalancingPolicy names one. Of a list of policies gRPC uses the first
@@ -66,6 +66,9 @@ func namesThisPolicy(config string) (bool, error) {
 		var name string
 		if err := json.Unmarshal(*policy, &name); err != nil {
 			return false, fmt.Errorf("%s: %w", policyField, err)
+		}
+		if name == "" {
+			return false, fmt.Errorf("%s is empty", policyField)
 		}
 		if name != Name {
 			return false, anotherPolicy(policyField, name)

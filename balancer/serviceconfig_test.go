@@ -52,6 +52,7 @@ func TestServiceConfig(t *testing.T) {
 		{"an empty list of children", `{"loadBalancingConfig":[{"outlier_detection_experimental":{"childPolicy":[]}}]}`, "",
 			"loadBalancingConfig: childPolicy of outlier_detection_experimental: the list is empty"},
 		{"no text", `{"loadBalancingPolicy":[]}`, "", "loadBalancingPolicy: "},
+		{"no name", `{"loadBalancingPolicy":""}`, "", "balancer: ServiceConfig: loadBalancingPolicy is empty"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ServiceConfig(tt.config)

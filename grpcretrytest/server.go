@@ -220,7 +220,8 @@ func (s *Server) DialOptions() []grpc.DialOption {
 func (s *Server) DialContext(ctx context.Context) (net.Conn, error) { return s.listener.dial(ctx) }
 
 // Jitter returns an option that makes every wait the one for the random number u, from 0 to 1: with full jitter
-// and u = 0.5, a wait of up to 100ms is 50ms. With 1 it is the longest, to the microsecond.
+// and u = 0.5, a wait of up to 100ms is 50ms. With 1 it is the longest, to the microsecond. Any other u counts as
+// the nearest of these.
 func Jitter(u float64) grpcretry.Option {
 	return inside.WithRandom(func() float64 { return u }).(grpcretry.Option)
 }

@@ -97,7 +97,7 @@ func (s Step) AfterSending(n int) Step {
 
 // AfterReceiving lets the handler of a stream run until it has received n messages, and it sends nothing
 // from then on. If the handler ends before that, its own end counts. n is at least 0, the default: the
-// handler does not run.
+// handler does not run. With AfterSending as well, the first of the two to come counts.
 func (s Step) AfterReceiving(n int) Step {
 	if n < 0 || s.kind == answers {
 		return s.invalid("AfterReceiving(%d)", n)
@@ -195,7 +195,8 @@ func printable(value string) bool {
 	return !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// Times makes the step count for n attempts in a row, as if it were written n times. n is at least 1.
+// Times makes the step count for n attempts in a row, as if it were written n times. n is at least 1. A later Times or Always
+// replaces it.
 func (s Step) Times(n int) Step {
 	if n < 1 {
 		return s.invalid("Times(%d)", n)
