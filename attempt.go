@@ -18,7 +18,6 @@ import (
 	"github.com/grpcretry/grpcretry/internal/layers"
 	"github.com/grpcretry/grpcretry/internal/lazy"
 	"github.com/grpcretry/grpcretry/internal/tried"
-	"github.com/grpcretry/grpcretry/internal/window"
 )
 
 // An Attempt is one try of a call. For observers, classifiers and [Error] it holds all that is
@@ -104,15 +103,6 @@ const (
 	fateUnsent                    // it has ended and certainly reached no server
 	fateRefused                   // it was the first, and a server has refused its stream
 )
-
-// origin is the time from which starts of attempts are counted: that needs only the monotonic
-// clock, which is read in little more than half the time of time.Now.
-var origin = window.Origin
-
-func sinceOrigin() time.Duration { return time.Since(origin) }
-
-// timeOf returns the time d after the origin, by the wall clock of now.
-func timeOf(d time.Duration, now time.Time) time.Time { return now.Add(d - now.Sub(origin)) }
 
 // Value makes the attempt known to everything that runs below, see [AttemptFromContext], and to the
 // load-balancing policy of package balancer.
@@ -224,8 +214,7 @@ func (a *attempt) checkUnsent(err error) {
 		a.checkFunction(err)
 		return
 	}
-	failed := status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()
-	if !a.hasPeer() && failed && isUnconnected(a.cc) {
+	if !a.hasPeer() && (status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()) && isUnconnected(a.cc) {
 		a.fate = fateUnsent
 	}
 }
@@ -281,7 +270,7 @@ func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 // describeStart fills in what is known of the attempt from its start on.
 func (a *attempt) describeStart(info *Attempt, now time.Time) {
 	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
-	info.Start, info.Wait, info.WaitSource, info.repeats = timeOf(a.start, now), a.wait, a.source, a.repeats
+	info.Start, info.Wait, info.WaitSource, info.repeats = instantAt(a.start).timeFrom(now), a.wait, a.source, a.repeats
 }
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one with a header.

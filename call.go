@@ -47,7 +47,7 @@ type rpc struct {
 
 	unresolved func(channel) *policy // set if the policy depends on a service config that is not known yet
 	stopsGRPC  bool                  // gRPC is kept from retrying the method by itself
-	limit      context.Context       // see limited; nil before there is a limit
+	limit      context.Context       // see planned and limited; nil before there is a limit
 	free       context.CancelFunc    // of the limit
 
 	discard func()      // runs before the wait for another attempt; nil for none
@@ -159,10 +159,13 @@ func (c *rpc) open() (Budget, *callSpans, time.Duration) {
 // until it has done so while there was a connection; planned also limits the call to the service config's timeout, so only the
 // goroutine that uses the call's context may ask for it.
 
-// planned returns the call's plan, and limits the call to the plan's deadline.
+// planned returns the call's plan, and limits the call to the plan's deadline. The first attempt needs no such limit, because gRPC
+// applies the config's timeout to it.
 func (c *call) planned(now time.Time) *plan {
 	p := c.informedPlan(now)
-	c.limitTo(p.deadline)
+	if p.config.limits && c.limit == nil {
+		c.limit, c.free = context.WithDeadline(c.ctx, p.deadline.timeFrom(now))
+	}
 	return p
 }
 
@@ -196,9 +199,8 @@ func (c *call) startPlan(now time.Time) *plan {
 	}
 	c.cold = &cold{}
 	p := c.plan()
-	start := timeOf(c.start, now)
-	deadline, _ := c.ctx.Deadline()
-	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadline)
+	start := instantAt(c.start)
+	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadlineOf(c.ctx, now), now)
 	p.noRetry, p.hedging, p.delay = whyNoRetry(c.worksFor), c.mode == modeHedged, c.delay
 	p.send(start)
 	return p
@@ -332,7 +334,7 @@ func (c *call) ask(p *plan, f *failure, a *attempt, err error, now time.Time) st
 		p.policy.examine(c.ctx, f)
 	}
 	a.reported = true
-	step := p.failed(f, now, u)
+	step := p.failed(f, instantOf(now), u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	return step
 }
@@ -391,7 +393,7 @@ func (c *call) wait(step step) (reason error, gone bool) {
 			return c.whyUnsendable()
 		}
 		connected := false
-		if d := time.Until(p.dueAt); d > 0 {
+		if d := p.dueAt.sinceOrigin() - sinceOrigin(); d > 0 {
 			connected = c.pause(d, step.Connect)
 		}
 		now := time.Now()
@@ -402,9 +404,9 @@ func (c *call) wait(step step) (reason error, gone bool) {
 		case isClosed(c.cc):
 			return errConnClosed, false
 		case connected:
-			step = p.connected(now, c.retrier.random())
+			step = p.connected(instantOf(now), c.retrier.random())
 		default:
-			step = p.due(now, c.retrier.random())
+			step = p.due(instantOf(now), c.retrier.random())
 		}
 		if step.End {
 			return step.Reason, false
@@ -436,16 +438,16 @@ func (c *call) whyUnsendable() (reason error, gone bool) {
 
 // another returns the next attempt, which is to be handed to gRPC.
 func (c *call) another() *attempt {
-	now := origin.Add(sinceOrigin()) // in half the time of time.Now
+	start := sinceOrigin()
 	c.retrier.report.waitEnded(&c.facts)
-	a := c.newAttempt(c.plan().send(now), now)
-	c.retrier.report.retrySent(&c.facts, a, now)
+	a := c.newAttempt(c.plan().send(instantAt(start)), start)
+	c.retrier.report.retrySent(&c.facts, a)
 	c.retrier.report.attemptStarted(&c.facts, a)
 	return a
 }
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
-func (c *call) newAttempt(sent sending, now time.Time) *attempt {
+func (c *call) newAttempt(sent sending, start time.Duration) *attempt {
 	ctx, says := c.limited(), layers.Unmarked
 	h := layers.Header{Previous: sent.number - 1, Limited: sent.silent || c.worksFor.IsRetry()}
 	if c.functionTarget == "" { // which sends no header
@@ -461,7 +463,7 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 		method:  c.method,
 		number:  int32(sent.number),
 		hedge:   sent.hedge,
-		start:   now.Sub(origin),
+		start:   start,
 		wait:    sent.wait,
 		source:  sent.source,
 		repeats: sent.repeats,
@@ -471,7 +473,9 @@ func (c *call) newAttempt(sent sending, now time.Time) *attempt {
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.cold.tried = c.newest.triedList()
 	}
-	a.tried.Store(c.cold.tried)
+	if c.cold.tried != nil {
+		a.tried.Store(c.cold.tried)
+	}
 	if c.stream != nil || c.contest != nil {
 		a.bounds = &bounds{}
 	}

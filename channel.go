@@ -63,6 +63,7 @@ func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
 type knownConfig struct {
 	builtIn  bool // gRPC retries the method by itself
 	informed bool // the channel has been read while it had a connection
+	limits   bool // the config's timeout ends before the caller's deadline
 }
 
 // isLeftToGRPC reports whether gRPC retries an attempt by itself, so that the library does not: the first, or the first for which there
@@ -73,10 +74,10 @@ func (k knownConfig) isLeftToGRPC(counted int) bool { return k.builtIn && counte
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
 // the channel's name has been resolved. Nothing tells when that was, so a call that waits longer for it is over at its first failure.
 func (p *plan) follow(ch channel) {
-	p.config = knownConfig{ch.retries(), ch.ready}
+	p.config.builtIn, p.config.informed = ch.retries(), ch.ready
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
-		if end := p.start.Add(*timeout); p.deadline.IsZero() || end.Before(p.deadline) {
-			p.deadline = end
+		if end := p.start.Add(*timeout); p.deadline == 0 || end < p.deadline {
+			p.deadline, p.config.limits = end, true
 		}
 	}
 }
@@ -89,15 +90,7 @@ func (p *plan) obey(resolved *policy) {
 	}
 	p.hedging = false
 	if !p.next.isDecided() && p.connecting == nil {
-		p.dueAt = time.Time{} // no hedge is due
-	}
-}
-
-// limitTo ends the call at a deadline, unless the caller's is earlier. The first attempt needs no such limit, because
-// gRPC applies the timeout to it.
-func (c *rpc) limitTo(deadline time.Time) {
-	if d, limited := c.ctx.Deadline(); c.limit == nil && !deadline.IsZero() && (!limited || deadline.Before(d)) {
-		c.limit, c.free = context.WithDeadline(c.ctx, deadline)
+		p.dueAt = 0 // no hedge is due
 	}
 }
 

@@ -177,7 +177,7 @@ func (k *contest) compete(r rival) {
 		return
 	}
 	if p := k.call.plan(); p != nil {
-		p.hedgeFrom(timeOf(k.from, time.Now()))
+		p.hedgeFrom(instantAt(k.from))
 	}
 	k.arm()
 }
@@ -312,7 +312,7 @@ func (k *contest) plan(now time.Time) *plan {
 		return c.informedPlan(now)
 	}
 	if p := c.startPlan(now); !begun {
-		p.hedgeFrom(timeOf(k.from, now))
+		p.hedgeFrom(instantAt(k.from))
 	}
 	return c.planned(now)
 }
@@ -324,10 +324,10 @@ func (k *contest) dueAt() time.Duration {
 	switch {
 	case p == nil && k.rival != nil:
 		return k.from + k.call.delay
-	case p == nil, p.dueAt.IsZero() || k.rival == nil && p.replaces == 0:
+	case p == nil, p.dueAt == 0 || k.rival == nil && p.replaces == 0:
 		return never
 	default:
-		return p.dueAt.Sub(origin)
+		return p.dueAt.sinceOrigin()
 	}
 }
 
@@ -357,7 +357,7 @@ func (k *contest) overdueAt(a *attempt) time.Duration {
 // server still has the whole timeout to answer. Without a deadline, the attempt could wait for ever.
 func (k *contest) awaitsConnection(a *attempt, now time.Time) bool {
 	before := a.bounds.unconnected
-	a.bounds.unconnected = isUnconnected(k.call.cc) && !k.plan(now).deadline.IsZero()
+	a.bounds.unconnected = isUnconnected(k.call.cc) && k.plan(now).deadline != 0
 	return before || a.bounds.unconnected
 }
 
@@ -365,7 +365,7 @@ func (k *contest) awaitsConnection(a *attempt, now time.Time) bool {
 // cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline.IsZero() && !p.config.isLeftToGRPC(p.counted()) && p.replaces != int(a.number) &&
+	return p != nil && p.deadline == 0 && !p.config.isLeftToGRPC(p.counted()) && p.replaces != int(a.number) &&
 		a.Err() == nil && !isClosed(k.call.cc)
 }
 
@@ -379,7 +379,7 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 		return
 	}
 	f := c.overdueFailure(a, now)
-	step := p.overdue(c.ctx, &f, now, c.retrier.random())
+	step := p.overdue(c.ctx, &f, instantOf(now), c.retrier.random())
 	if f.Committed && step.Cut != 0 {
 		c.stream.cut(a, true) // it could hang
 		return
@@ -392,17 +392,17 @@ func (k *contest) due(now time.Time) {
 	c := k.call
 	p := k.plan(now)
 	switch {
-	case p.dueAt.IsZero() || now.Before(p.dueAt): // because of the config
+	case p.dueAt == 0 || instantOf(now) < p.dueAt: // because of the config
 	case p.next.isDecided():
-		k.do(p.due(now, c.retrier.random()))
+		k.do(p.due(instantOf(now), c.retrier.random()))
 	case p.config.isLeftToGRPC(p.counted()):
-		p.dueAt = time.Time{}
+		p.dueAt = 0
 	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && !p.config.informed:
 		// Hedges that come due meanwhile would all be sent together when there is a connection, and
 		// perhaps although the channel's config allows none.
-		p.putOff(now)
+		p.putOff(instantOf(now))
 	default:
-		step := p.due(now, 0) // a hedge needs no random number
+		step := p.due(instantOf(now), 0) // a hedge needs no random number
 		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
 		k.do(step)
 	}

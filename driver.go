@@ -51,8 +51,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	if b := obeyed.hedgeBudget(); b != nil {
 		hedgeBudget = budgetNamed(b, target)
 	}
-	deadline, _ := ctx.Deadline()
-	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), start, deadline)
+	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start), start)
 	p.plan.noRetry = whyNoRetry(p.worksFor)
 	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p
@@ -60,7 +59,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 
 // Sent implements [drive.Plan].
 func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
-	s := p.plan.send(now)
+	s := p.plan.send(instantOf(now))
 	p.silent = s.silent
 	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now,
 		Wait: s.wait, WaitSource: s.source, repeats: s.repeats}
@@ -70,7 +69,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
 	last := p.plan.noRetry != nil || p.plan.counted() >= p.plan.policy.MaxAttempts
-	if last && !p.plan.deadline.IsZero() || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
+	if last && p.plan.deadline != 0 || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}
 	return p.plan.policy.AttemptTimeout
@@ -102,7 +101,7 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	if !p.plan.isReplaced(&f) {
 		p.plan.policy.examine(p.ctx, &f)
 	}
-	step := p.plan.failed(&f, now, u)
+	step := p.plan.failed(&f, instantOf(now), u)
 	if step.End && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
 	}
@@ -128,7 +127,7 @@ func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
 	f.TimedOut = true
 	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)
 	p.u = u
-	return p.export(p.plan.overdue(p.ctx, &f, now, u))
+	return p.export(p.plan.overdue(p.ctx, &f, instantOf(now), u))
 }
 
 // Due implements [drive.Plan].
@@ -138,14 +137,19 @@ func (p *drivenPlan) Due(now time.Time) drive.Step {
 		return drive.Step{End: true, Reason: reason}
 	}
 	_, p.u = math.Modf(p.u + math.Phi)
-	if p.plan.connecting != nil && now.Before(p.plan.dueAt) {
-		return p.export(p.plan.connected(now, p.u))
+	if p.plan.connecting != nil && instantOf(now) < p.plan.dueAt {
+		return p.export(p.plan.connected(instantOf(now), p.u))
 	}
-	return p.export(p.plan.due(now, p.u))
+	return p.export(p.plan.due(instantOf(now), p.u))
 }
 
 // DueAt implements [drive.Plan].
-func (p *drivenPlan) DueAt() time.Time { return p.plan.dueAt }
+func (p *drivenPlan) DueAt() time.Time {
+	if p.plan.dueAt == 0 {
+		return time.Time{}
+	}
+	return p.plan.dueAt.timeFrom(p.plan.ledger.clock)
+}
 
 func (p *drivenPlan) failure(a Attempt, now time.Time) failure {
 	return failure{Attempt: a, NotRun: a.Unsent, CtxErr: endOf(p.ctx, now)}

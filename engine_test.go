@@ -84,7 +84,7 @@ type before struct {
 // plan returns the plan of such a call, whose attempt with that number is in flight.
 func (b before) plan(p *policy, budget Budget, number int) *plan {
 	plan := new(plan)
-	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, b.Start, b.Deadline)
+	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, instantOf(b.Start), instantOf(b.Deadline), b.Start)
 	plan.made, plan.open, plan.ledger.freeAttempt = number, 1, 1
 	plan.progress = progress{b.Retry, b.Prev}
 	return plan
@@ -261,7 +261,7 @@ func TestEngine(t *testing.T) {
 			if tt.want.Wait > 0 && tt.want.Retry {
 				wantDue = noon.Add(tt.want.Wait)
 			}
-			if due := plan.dueAt; !due.Equal(wantDue) {
+			if due := plan.dueAt; due != instantOf(wantDue) {
 				t.Errorf("due at %v, want %v", due, wantDue)
 			}
 			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {

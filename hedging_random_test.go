@@ -826,7 +826,7 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	for _, other := range c.others {
 		defer time.AfterFunc(other.at, func() {
 			if other.failed {
-				r.target.fail(time.Now(), c.patience)
+				r.target.fail(instantOf(time.Now()), c.patience)
 			} else {
 				r.target.answer()
 			}

@@ -9,8 +9,9 @@ import (
 // budgets how the attempts end.
 type ledger struct {
 	budget      Budget
-	hedges      Budget // which hedges spend from; nil if the policy allows none
-	paidForNext payer  // who has paid for the attempt that is sent next
+	hedges      Budget    // which hedges spend from; nil if the policy allows none
+	clock       time.Time // any time by the clock that the budgets know
+	paidForNext payer     // who has paid for the attempt that is sent next
 
 	freeAttempt int     // the number of the attempt that no budget has paid for; 0 before there is one
 	payers      []payer // of the attempts, from the first; nil if the policy allows no hedges
@@ -49,13 +50,13 @@ func (l *ledger) whoPays(p payer) payer {
 
 // take takes a token for the attempt that is sent next. It returns false if there is none, or if the server's
 // throttle allows no hedges. An attempt that replaces another one takes over its slot.
-func (l *ledger) take(p payer, replaces int, now time.Time) bool {
+func (l *ledger) take(p payer, replaces int, now instant) bool {
 	p = l.whoPays(p)
 	if p == hedgesPay && isThrottled(l.budget) {
 		return false
 	}
 	takesOver := l.holdsSlot(replaces, p)
-	if !takeFrom(l.budgetOf(p), now, takesOver) {
+	if !takeFrom(l.budgetOf(p), now.timeFrom(l.clock), takesOver) {
 		return false
 	}
 	l.paidForNext = p

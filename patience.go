@@ -13,7 +13,7 @@ import (
 type waiter struct {
 	target       *target
 	patience     time.Duration // the policy's; not positive if the call does not wait
-	firstFailure time.Time     // when the call's first attempt failed; zero before that
+	firstFailure instant       // when the call's first attempt failed; zero before that
 	waiting      bool          // the target counts the call as waiting
 }
 
@@ -21,8 +21,8 @@ type waiter struct {
 func (w *waiter) isPatient() bool { return w.patience > 0 }
 
 // fails records a retryable failure for the call and for its target, and returns what is known of that now.
-func (w *waiter) fails(now time.Time) trouble {
-	if w.firstFailure.IsZero() {
+func (w *waiter) fails(now instant) trouble {
+	if w.firstFailure == 0 {
 		w.firstFailure = now
 	}
 	patience := w.patience
@@ -34,9 +34,9 @@ func (w *waiter) fails(now time.Time) trouble {
 
 // patienceEnds returns when the call stops waiting for its target: the patience counts from the
 // target's first failure and from the call's own.
-func (w *waiter) patienceEnds(known trouble, now time.Time) time.Time {
-	for _, since := range [...]time.Time{w.firstFailure, known.since} {
-		if !since.IsZero() && since.Before(now) {
+func (w *waiter) patienceEnds(known trouble, now instant) instant {
+	for _, since := range [...]instant{w.firstFailure, known.since} {
+		if since != 0 && since < now {
 			now = since
 		}
 	}
@@ -62,17 +62,17 @@ func (w *waiter) exit() {
 
 // refuses returns why the wait of v is not started although it fits: the patience would end before it
 // (rule 9), too many calls wait already, or there is no token and none is waited for.
-func (p *plan) refuses(f *failure, v verdict, known trouble, now time.Time) error {
+func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error {
 	payer := p.ledger.whoPays(retriesPay)
 	b := p.ledger.budgetOf(payer)
 	waits := p.isPatient() && !isThrottled(b) // for a token
 	if f.TimedOut {
-		waits = !p.deadline.IsZero() // the attempt goes on meanwhile
+		waits = p.deadline != 0 // the attempt goes on meanwhile
 	}
 	switch {
-	case !waits && !affords(b, now, p.ledger.holdsSlot(p.replaces, payer)):
+	case !waits && !affords(b, now.timeFrom(p.ledger.clock), p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
-	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait).After(p.patienceEnds(known, now)), !p.waiter.enter():
+	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait) > p.patienceEnds(known, now), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on
 			p.giveUp(now)
 		}
@@ -86,7 +86,7 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now time.Time) erro
 func isOwn(source WaitSource) bool { return source != WaitPushback && source != WaitRetryInfo }
 
 // giveUp tells the target that the call does not wait for it. A dry run would not have waited.
-func (p *plan) giveUp(now time.Time) {
+func (p *plan) giveUp(now instant) {
 	if !p.policy.dryRun {
 		p.waiter.exit() // the target tells what the other calls do
 		p.target.giveUp(now)
@@ -95,8 +95,8 @@ func (p *plan) giveUp(now time.Time) {
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
 // times as long as that. So those who wait return over about the time that the trouble took.
-func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now time.Time, u float64) time.Duration {
-	if !w.isPatient() || known.since.IsZero() {
+func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {
+	if !w.isPatient() || known.since == 0 {
 		return backoff
 	}
 	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u))
@@ -113,9 +113,9 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now tim
 //
 // If other attempts are in flight, they decide instead of a stop. A pushback may have moved a retry that replaces an
 // overdue attempt: it is given up if it would start too late by now, and sent without a question if it was paid for before.
-func (p *plan) retryDue(now time.Time, u float64) step {
+func (p *plan) retryDue(now instant, u float64) step {
 	known := trouble{answers: p.next.answers} // a retry that is due at once can know nothing new
-	if now.After(p.next.since) {
+	if now > p.next.since {
 		known = p.target.trouble(now)
 	}
 	answered := known.answers != p.next.answers
@@ -126,11 +126,11 @@ func (p *plan) retryDue(now time.Time, u float64) step {
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return step{Send: true}
-	case p.isPatient() && !namedByServer && !answered && known.latest.After(p.next.since):
+	case p.isPatient() && !namedByServer && !answered && known.latest > p.next.since:
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces, now):
 		if p.replaces != 0 {
-			p.dueAt = time.Time{} // until that attempt has ended
+			p.dueAt = 0 // until that attempt has ended
 		}
 		return step{Send: p.replaces == 0, Cut: p.replaces}
 	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
@@ -145,15 +145,15 @@ const shortestRepeat = 20 * time.Millisecond
 
 // waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
 // longer, the call's own. It is no step of the backoff.
-func (p *plan) waitAgain(now time.Time, u float64) step {
+func (p *plan) waitAgain(now instant, u float64) step {
 	known := p.target.trouble(now)
 	length := now.Sub(p.waiter.firstFailure)
-	if !known.since.IsZero() {
+	if known.since != 0 {
 		length = max(length, now.Sub(known.since))
 	}
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
 	reason := p.tooLate(now, wait)
-	if reason == nil && now.Add(wait).After(p.patienceEnds(known, now)) {
+	if reason == nil && now.Add(wait) > p.patienceEnds(known, now) {
 		reason = ErrTargetDown
 	}
 	if reason != nil {
@@ -172,7 +172,7 @@ func (p *plan) waitAgain(now time.Time, u float64) step {
 // reconnect applies rule 6: while there is patience, the call waits for a connection, not past the
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
 // attempt is the next dial.
-func (p *plan) reconnect(f *failure, known trouble, now time.Time, u float64) step {
+func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) step {
 	v := verdict{WaitSource: waitConnect}
 	if f.Redials {
 		v = p.schedule(f, known, now, u)
@@ -185,7 +185,7 @@ func (p *plan) reconnect(f *failure, known trouble, now time.Time, u float64) st
 	switch {
 	case v.Reason != nil:
 		return p.stopStep(v)
-	case !p.isPatient(), !now.Before(ends), f.Redials && isOwn(v.WaitSource) && now.Add(v.Wait).After(ends), !p.waiter.enter():
+	case !p.isPatient(), now >= ends, f.Redials && isOwn(v.WaitSource) && now.Add(v.Wait) > ends, !p.waiter.enter():
 		p.giveUp(now)
 		return p.stopStep(verdict{Reason: ErrTargetDown})
 	}
@@ -210,7 +210,7 @@ const shortestRedial = time.Millisecond
 
 // connected records that the connection for which a step waited is ready. The backoff follows,
 // so that the waiting calls do not all retry at the same instant.
-func (p *plan) connected(now time.Time, u float64) step {
+func (p *plan) connected(now instant, u float64) step {
 	p.connecting = nil
 	at := p.pushed.earliest(now.Add(p.next.wait))
 	if reason := p.tooLate(now, at.Sub(now)); reason != nil {

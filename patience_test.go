@@ -282,7 +282,7 @@ func TestALateResponseEndsNoTrouble(t *testing.T) {
 	of := &target{all: newTargets(nil)}
 	plan := planOf(t, Policy{}, Unlimited, noon, time.Time{})
 	plan.target = of
-	of.fail(noon, second)
+	of.fail(instantOf(noon), second)
 	plan.deposit(Outcome{Attempt: 1, Result: Succeeded, late: true})
 	plan.deposit(Outcome{Attempt: 1, Result: Ignored})
 	if !of.failing.Load() {

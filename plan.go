@@ -29,12 +29,13 @@ type plan struct {
 	policy *policy
 	ledger ledger
 	config knownConfig
-	limits
-	waiter
 
-	noRetry error // why nothing follows an attempt that has reached a server; nil unless a service further up retries, see server.go
 	silent  bool  // an attempt got no response, so its server may still be at work
 	hedging bool  // hedges may be sent
+	noRetry error // why nothing follows an attempt that has reached a server; nil unless a service further up retries, see server.go
+
+	limits
+	waiter
 
 	attemptCounts
 	progress progress // of the backoff
@@ -43,9 +44,9 @@ type plan struct {
 
 	connecting error // while the call waits for a connection: the reason to end at dueAt; otherwise nil
 
-	dueAt   time.Time // when to call due; zero for never
-	pushed  pushed    // by the newest pushback
-	stopped error     // the reason an earlier attempt's failure ruled out further attempts
+	dueAt   instant // when to call due; zero for never
+	pushed  pushed  // by the newest pushback
+	stopped error   // the reason an earlier attempt's failure ruled out further attempts
 
 	// For hedged calls.
 	delay     time.Duration
@@ -75,13 +76,13 @@ func (p progress) wait(b Backoff, u float64) time.Duration {
 
 // pushed is a time before which a server wants no attempt: any attempt's server may have named it.
 type pushed struct {
-	until  time.Time
+	until  instant
 	source WaitSource
 }
 
 // earliest returns t, or the time that the newest pushback named if that is later.
-func (p pushed) earliest(t time.Time) time.Time {
-	if p.until.After(t) {
+func (p pushed) earliest(t instant) instant {
+	if p.until > t {
 		return p.until
 	}
 	return t
@@ -89,16 +90,16 @@ func (p pushed) earliest(t time.Time) time.Time {
 
 // limits are the times at which no attempt may start any more.
 type limits struct {
-	start    time.Time
+	start    instant
 	elapsed  time.Duration // MaxElapsed; 0 for none
-	deadline time.Time     // the caller's or the service config's; zero without one
+	deadline instant       // the caller's or the service config's; zero without one
 }
 
 // tooLate reports why no attempt may start after a wait that starts now: its end would reach
 // the deadline or MaxElapsed. A further latest time belongs here and in latest.
-func (l *limits) tooLate(now time.Time, wait time.Duration) error {
+func (l *limits) tooLate(now instant, wait time.Duration) error {
 	switch {
-	case !l.deadline.IsZero() && wait >= l.deadline.Sub(now):
+	case l.deadline != 0 && wait >= l.deadline.Sub(now):
 		return ErrDeadline
 	case l.elapsed > 0 && wait >= l.elapsed-now.Sub(l.start):
 		return ErrMaxElapsed
@@ -108,18 +109,18 @@ func (l *limits) tooLate(now time.Time, wait time.Duration) error {
 }
 
 // latest returns t or, if that is earlier, the deadline or the end of MaxElapsed, with its reason.
-func (l *limits) latest(t time.Time) (last time.Time, reason error) {
-	if !l.deadline.IsZero() && l.deadline.Before(t) {
+func (l *limits) latest(t instant) (last instant, reason error) {
+	if l.deadline != 0 && l.deadline < t {
 		t, reason = l.deadline, ErrDeadline
 	}
-	if last := l.start.Add(l.elapsed); l.elapsed > 0 && last.Before(t) {
+	if last := l.start.Add(l.elapsed); l.elapsed > 0 && last < t {
 		t, reason = last, ErrMaxElapsed
 	}
 	return t, reason
 }
 
 // inTime returns a wait, or one drawn from the time left if it would reach a limit.
-func (l *limits) inTime(wait time.Duration, now time.Time, u float64) time.Duration {
+func (l *limits) inTime(wait time.Duration, now instant, u float64) time.Duration {
 	if last, reason := l.latest(now.Add(wait + 1)); reason != nil {
 		return part(last.Sub(now), u)
 	}
@@ -128,7 +129,7 @@ func (l *limits) inTime(wait time.Duration, now time.Time, u float64) time.Durat
 
 // asked returns the wait that a server has asked for. That of RetryInfo is the same for every client, so up to 20% are added
 // to spread them, or what is left of the time if that is less.
-func (l *limits) asked(hint Pushback, now time.Time, u float64) time.Duration {
+func (l *limits) asked(hint Pushback, now instant, u float64) time.Duration {
 	if hint.Source != WaitRetryInfo {
 		return hint.Delay
 	}
@@ -142,7 +143,7 @@ func (l *limits) asked(hint Pushback, now time.Time, u float64) time.Duration {
 // unreplaced returns the step for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
 // is cut, and is a failure like any other.
 func (l *limits) unreplaced(number int) step {
-	if l.deadline.IsZero() {
+	if l.deadline == 0 {
 		return step{Cut: number}
 	}
 	return step{}
@@ -153,21 +154,21 @@ func part(d time.Duration, u float64) time.Duration { return duration(float64(d)
 
 // A pending attempt has been decided on.
 type pending struct {
-	at      time.Time     // when it will be sent; zero before one was decided on
+	at      instant       // when it will be sent; zero before one was decided on
 	wait    time.Duration // since it was decided on
 	source  WaitSource
 	repeats uint8 // how often the wait was repeated, because the target was still failing; at most 255
 
-	since   time.Time // the latest part of the wait counts from then, after a wait for a connection
-	answers int64     // how often the target had answered by then
+	since   instant // the latest part of the wait counts from then, after a wait for a connection
+	answers int64   // how often the target had answered by then
 
 	before progress // of the backoff, when this attempt was decided on
 }
 
-func (n *pending) isDecided() bool { return !n.at.IsZero() }
+func (n *pending) isDecided() bool { return n.at != 0 }
 
 // moveTo changes the time at which the attempt will be sent.
-func (n *pending) moveTo(at time.Time) {
+func (n *pending) moveTo(at instant) {
 	n.wait += at.Sub(n.at)
 	n.at = at
 }
@@ -185,15 +186,15 @@ type step struct {
 
 // begin starts the plan of a call. It changes the zero plan in place, because a plan is too large
 // to be copied for each call.
-func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline time.Time) {
-	p.ledger.budget, p.ledger.hedges, p.target = b, hedges, t
+func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline instant, clock time.Time) {
+	p.ledger.budget, p.ledger.hedges, p.ledger.clock, p.target = b, hedges, clock, t
 	p.start, p.deadline = start, deadline
 	p.obey(obeyed)
 }
 
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
-func (p *plan) hedgeFrom(start time.Time) {
+func (p *plan) hedgeFrom(start instant) {
 	if p.hedging && p.made == 1 && !p.next.isDecided() {
 		p.dueAt = start.Add(p.delay)
 	}
@@ -211,14 +212,14 @@ type sending struct {
 }
 
 // send records that an attempt is sent now. Its token has been taken.
-func (p *plan) send(now time.Time) sending {
+func (p *plan) send(now instant) sending {
 	p.made++
 	paid := p.ledger.sent(p.made)
 	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.next.wait, p.next.source, p.next.repeats}
 	p.next = pending{}
 	p.waiter.exit()
 	p.open++
-	p.dueAt = time.Time{}
+	p.dueAt = 0
 	if p.hedging && p.counted() < p.policy.MaxAttempts {
 		p.dueAt = p.pushed.earliest(now.Add(p.delay))
 	}
@@ -249,7 +250,7 @@ func (p *plan) leave() {
 		return
 	}
 	p.next, p.replaces = pending{}, 0
-	p.dueAt, p.connecting = time.Time{}, nil
+	p.dueAt, p.connecting = 0, nil
 	p.waiter.exit()
 	p.ledger.giveBack(p.made + 1) // the last step, because the budget may panic
 }
@@ -283,7 +284,7 @@ func (p *plan) undecide() {
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts
 // in flight decide, and the rules from 6 on apply to the last of them.
-func (p *plan) failed(f *failure, now time.Time, u float64) step {
+func (p *plan) failed(f *failure, now instant, u float64) step {
 	next := p.afterFailure(f, now, u)
 	if !p.policy.dryRun {
 		return next
@@ -291,7 +292,7 @@ func (p *plan) failed(f *failure, now time.Time, u float64) step {
 	p.leave()
 	switch {
 	case next.End:
-	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), now, false):
+	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), now.timeFrom(p.ledger.clock), false):
 		next.Retry, next.Reason = false, errWouldRetry
 	default:
 		next.Retry, next.Reason = false, ErrBudgetExhausted
@@ -300,7 +301,7 @@ func (p *plan) failed(f *failure, now time.Time, u float64) step {
 	return step{verdict: next.verdict, End: true}
 }
 
-func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
+func (p *plan) afterFailure(f *failure, now instant, u float64) step {
 	p.open--
 	p.silent = p.silent || f.NoResponse
 	if p.isReplaced(f) {
@@ -332,7 +333,7 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
-		if p.dueAt.IsZero() && !p.next.isDecided() && p.stopped == nil && p.counted() < p.policy.MaxAttempts {
+		if p.dueAt == 0 && !p.next.isDecided() && p.stopped == nil && p.counted() < p.policy.MaxAttempts {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return step{verdict: verdict{Reason: errInFlight}}
@@ -348,12 +349,12 @@ func (p *plan) afterFailure(f *failure, now time.Time, u float64) step {
 }
 
 // pushBack lets no attempt be sent before the time that a server has named.
-func (p *plan) pushBack(until time.Time, source WaitSource) {
+func (p *plan) pushBack(until instant, source WaitSource) {
 	p.pushed = pushed{until, source}
-	if !p.dueAt.IsZero() {
+	if p.dueAt != 0 {
 		p.dueAt = p.pushed.earliest(p.dueAt)
 	}
-	if p.next.isDecided() && until.After(p.next.at) {
+	if p.next.isDecided() && until > p.next.at {
 		p.next.moveTo(until)
 		p.next.source = source
 	}
@@ -362,12 +363,15 @@ func (p *plan) pushBack(until time.Time, source WaitSource) {
 // isReplaced reports whether an attempt was cut for the next one, and ended by that. What its failure means was found
 // out then. A server's pushback may have crossed the cut, and is obeyed.
 func (p *plan) isReplaced(f *failure) bool {
+	if p.replaces != f.Attempt.Number || !f.TimedOut || f.CtxErr != nil || f.Closed {
+		return false
+	}
 	_, pushed := PushbackFrom(f.Attempt.Trailer, nil)
-	return p.replaces == f.Attempt.Number && f.TimedOut && f.CtxErr == nil && !f.Closed && !pushed
+	return !pushed
 }
 
 // sendReplacement sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
-func (p *plan) sendReplacement(f *failure, now time.Time, u float64) step {
+func (p *plan) sendReplacement(f *failure, now instant, u float64) step {
 	p.replaces = 0
 	result := Failed
 	if f.Attempt.Unsent {
@@ -385,7 +389,7 @@ func (p *plan) sendReplacement(f *failure, now time.Time, u float64) step {
 
 // again applies rules 7 to 9 after an attempt that counts, or was refused; reconnect and hedge have limits of their own. If the rules
 // allow a retry, it becomes the next attempt.
-func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdict {
+func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict {
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
@@ -407,14 +411,14 @@ func (p *plan) again(f *failure, known trouble, now time.Time, u float64) verdic
 
 // schedule applies rule 8. It returns the wait before the next attempt and, if that attempt would
 // start too late, the reason for it. A wait by backoff is longer while the target is failing.
-func (p *plan) schedule(f *failure, known trouble, now time.Time, u float64) verdict {
+func (p *plan) schedule(f *failure, known trouble, now instant, u float64) verdict {
 	var v verdict
 	switch hint := f.found.hint; {
 	case p.policy.asksTooMuch(f):
 		return verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case f.found.hinted:
 		v.Wait, v.WaitSource = p.asked(hint, now, u), hint.Source
-	case p.pushed.until.After(now): // the pushback of a hedged call's other attempt
+	case p.pushed.until > now: // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
 	default:
 		v.Wait, v.WaitSource = p.progress.wait(p.policy.backoff(f.found.code), u), WaitBackoff
@@ -428,7 +432,7 @@ func (p *plan) schedule(f *failure, known trouble, now time.Time, u float64) ver
 
 // accept schedules the attempt that v allows. A wait that the server asked for restarts the
 // backoff (gRFC A6 #pushback).
-func (p *plan) accept(v verdict, known trouble, now time.Time) {
+func (p *plan) accept(v verdict, known trouble, now instant) {
 	p.next = pending{
 		at:      now.Add(v.Wait),
 		wait:    v.Wait,
@@ -447,8 +451,8 @@ func (p *plan) accept(v verdict, known trouble, now time.Time) {
 }
 
 // retryStep returns the step after a verdict to retry.
-func (p *plan) retryStep(v verdict, now time.Time, u float64) step {
-	if now.Before(p.next.at) {
+func (p *plan) retryStep(v verdict, now instant, u float64) step {
+	if now < p.next.at {
 		p.dueAt = p.next.at
 		return step{verdict: v}
 	}
@@ -467,7 +471,7 @@ func (p *plan) stopStep(v verdict) step {
 	}
 	end := v.fatal || p.open == 0 && !p.next.isDecided()
 	if end {
-		p.dueAt = time.Time{} // of a hedge
+		p.dueAt = 0 // of a hedge
 	}
 	return step{verdict: v, End: end}
 }
@@ -479,7 +483,7 @@ func (p *plan) stopStep(v verdict) step {
 //
 // With UnsentOnly nothing replaces an attempt in flight, because its server may be running the
 // method: only gRPC's report of its end can show that there is none. ctx is only passed to the Classifier.
-func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64) step {
+func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) step {
 	number := f.Attempt.Number
 	switch {
 	case f.CtxErr != nil || f.Closed:
@@ -501,7 +505,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now time.Time, u float64
 }
 
 // due decides what happens at dueAt; u is uniform in [0, 1).
-func (p *plan) due(now time.Time, u float64) step {
+func (p *plan) due(now instant, u float64) step {
 	switch {
 	case p.connecting != nil:
 		return p.end(p.connecting, now)
@@ -514,7 +518,7 @@ func (p *plan) due(now time.Time, u float64) step {
 
 // end ends the call in the wait before an attempt. If attempts are in flight, they decide. One that
 // was to be replaced goes on, to the deadline if there is one.
-func (p *plan) end(reason error, now time.Time) step {
+func (p *plan) end(reason error, now instant) step {
 	if p.open > 0 {
 		replaces := p.replaces
 		p.undecide()
@@ -535,9 +539,9 @@ func (p *plan) end(reason error, now time.Time) step {
 
 // hedge decides whether a hedge that is due is sent. If it is not, the attempts in flight
 // continue.
-func (p *plan) hedge(now time.Time) step {
+func (p *plan) hedge(now instant) step {
 	v := verdict{Wait: p.delay, WaitSource: waitHedgeDelay}
-	p.dueAt = time.Time{}
+	p.dueAt = 0
 	switch {
 	case p.stopped != nil:
 		v.Reason = p.stopped
@@ -561,7 +565,7 @@ func (p *plan) hedge(now time.Time) step {
 // putOff postpones a hedge that is due but cannot be sent. The time until it is due again doubles
 // each time, because thousands of calls may have a hedge that is due. Sending a hedge does not
 // reset it.
-func (p *plan) putOff(now time.Time) {
+func (p *plan) putOff(now instant) {
 	p.postponed = max(2*p.postponed, p.delay, time.Millisecond)
 	p.dueAt = p.pushed.earliest(now.Add(p.postponed))
 }

@@ -255,7 +255,7 @@ func (d *planDriver) happens() {
 		d.target.answer()
 		d.answered = d.now
 	case event == 9:
-		d.target.fail(d.now, d.policy.Patience)
+		d.target.fail(instantOf(d.now), d.policy.Patience)
 		d.failed = d.now
 	default:
 		if f := d.some(); f != nil {
@@ -293,12 +293,14 @@ type serverHint struct {
 	stop    bool
 }
 
+const aDecade = 10 * 365 * 24 * time.Hour
+
 var serverHints = []serverHint{
 	{}, {}, {trailer: []string{"0"}}, {trailer: []string{"7"}, wait: 7 * time.Millisecond},
 	{trailer: []string{"1500"}, wait: 1500 * time.Millisecond},
 	{trailer: []string{"2147483647"}, wait: math.MaxInt32 * time.Millisecond}, {trailer: []string{"-1"}, stop: true},
 	{trailer: []string{"5", "5"}, stop: true},
-	{info: 100 * time.Millisecond, wait: 100 * time.Millisecond}, {info: math.MaxInt64, wait: math.MaxInt64},
+	{info: 100 * time.Millisecond, wait: 100 * time.Millisecond}, {info: aDecade, wait: aDecade},
 }
 
 // failSomehow has an attempt fail as the script says.
@@ -451,8 +453,8 @@ func (d *planDriver) outlastsPatience(due time.Time) bool {
 		return false
 	}
 	since := d.trouble
-	if s := d.target.trouble(d.now).since; !s.IsZero() && s.Before(since) {
-		since = s
+	if s := d.target.trouble(instantOf(d.now)).since; s != 0 && s < instantOf(since) {
+		since = s.timeFrom(d.now)
 	}
 	return due.Sub(since) > d.policy.Patience
 }
@@ -461,7 +463,7 @@ func (d *planDriver) outlastsPatience(due time.Time) bool {
 // wait began.
 func (d *planDriver) learnsNothing(waiting pending, paid bool) bool {
 	named := waiting.repeats == 0 && (waiting.source == WaitPushback || waiting.source == WaitRetryInfo)
-	return d.policy.Patience > 0 && !named && !paid && d.failed.After(waiting.since) && d.answered.Before(waiting.since)
+	return d.policy.Patience > 0 && !named && !paid && instantOf(d.failed) > waiting.since && instantOf(d.answered) < waiting.since
 }
 
 // checkTokens checks that each budget holds the tokens of the attempts in flight, and no other.
@@ -571,10 +573,10 @@ func (d *planDriver) due() {
 	case (step.Send || step.Cut != 0 && d.plan.plan.next.isDecided()) && d.learnsNothing(waiting, paid):
 		d.t.Errorf("a retry is sent at %v, although another attempt has failed at %v", d.since(d.now), d.since(d.failed))
 	case step == drive.Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
-		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience", d.since(waiting.since),
-			d.since(d.now))
-	case step == drive.Step{} && d.generous && !d.failed.After(waiting.since):
-		d.t.Errorf("a wait since %v is repeated at %v, although nothing has happened", d.since(waiting.since), d.since(d.now))
+		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience",
+			d.since(waiting.since.timeFrom(d.now)), d.since(d.now))
+	case step == drive.Step{} && d.generous && instantOf(d.failed) <= waiting.since:
+		d.t.Errorf("a wait since %v is repeated at %v, although nothing has happened", d.since(waiting.since.timeFrom(d.now)), d.since(d.now))
 	}
 	d.obey(step)
 }

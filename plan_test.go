@@ -17,24 +17,24 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 	}
 	obeyed := newPolicy(&o.partial, defaultBudgets())
 	made := new(plan)
-	made.begin(obeyed, budget, obeyed.hedgeBudget(), &target{all: newTargets(nil)}, start, deadline)
+	made.begin(obeyed, budget, obeyed.hedgeBudget(), &target{all: newTargets(nil)}, instantOf(start), instantOf(deadline), start)
 	return made
 }
 
 // judgedBy returns what the plan says about a failure.
 func judgedBy(p *plan, f *failure, now time.Time, u float64) step {
 	p.policy.examine(context.Background(), f)
-	return p.failed(f, now, u)
+	return p.failed(f, instantOf(now), u)
 }
 
 // A wait that would end exactly at a limit is drawn from the time left, too.
 func TestAWaitUpToTheLimitIsDrawnAgain(t *testing.T) {
 	for name, l := range map[string]limits{
-		"deadline":   {start: noon, deadline: noon.Add(10 * second)},
-		"MaxElapsed": {start: noon, elapsed: 10 * second},
+		"deadline":   {start: instantOf(noon), deadline: instantOf(noon.Add(10 * second))},
+		"MaxElapsed": {start: instantOf(noon), elapsed: 10 * second},
 	} {
 		for wait, want := range map[time.Duration]time.Duration{10*second - 1: 10*second - 1, 10 * second: 5 * second} {
-			if got := l.inTime(wait, noon, 0.5); got != want {
+			if got := l.inTime(wait, instantOf(noon), 0.5); got != want {
 				t.Errorf("%s: a wait of %v has become %v, want %v", name, wait, got, want)
 			}
 		}

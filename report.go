@@ -138,9 +138,9 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 }
 
 // retrySent reports that an attempt after the first is sent.
-func (r *reporter) retrySent(f *facts, a *attempt, now time.Time) {
-	if !a.hedge {
-		r.logger.retrySent(f, now)
+func (r *reporter) retrySent(f *facts, a *attempt) {
+	if r.logger != nil && !a.hedge {
+		r.logger.retrySent(f, origin.Add(a.start))
 	}
 	if r.metrics != nil {
 		r.metrics.retrySent(f, a)

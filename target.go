@@ -24,9 +24,9 @@ type target struct {
 	failing atomic.Bool // changed with mu held
 
 	mu      sync.Mutex
-	since   time.Time     // guarded by mu; the first failure of the latest trouble
-	latest  time.Time     // guarded by mu; the latest failure
-	news    time.Time     // guarded by mu; the latest failure, or the latest call that gave up
+	since   instant       // guarded by mu; the first failure of the latest trouble
+	latest  instant       // guarded by mu; the latest failure
+	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
 	lasts   time.Duration // guarded by mu; a trouble ends that long after its news: the longest patience of its calls
 	answers int64         // guarded by mu; how often a call was answered while the target was failing
 	waiting int           // guarded by mu; calls that wait before their next attempt
@@ -61,13 +61,13 @@ func newTargets(log *logger) *targets {
 // A trouble is what is known about a failing target at one moment. If the target is not failing,
 // since is the zero time.
 type trouble struct {
-	since, latest time.Time
+	since, latest instant
 	answers       int64
 }
 
 // trouble returns what is known now. Only a new failure tells that a trouble is over, and this is also asked before an
 // attempt has failed: then the trouble counts for as long as an unused target is remembered.
-func (t *target) trouble(now time.Time) trouble {
+func (t *target) trouble(now instant) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known := trouble{latest: t.latest, answers: t.answers}
@@ -79,18 +79,16 @@ func (t *target) trouble(now time.Time) trouble {
 
 // isFailing needs mu. It reports whether the target is failing, and has been heard of within the patience: the next failure belongs to
 // that trouble, and it is shown.
-func (t *target) isFailing(now time.Time) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
+func (t *target) isFailing(now instant) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
 
 // fail records a retryable failure, and returns what is known now.
-func (t *target) fail(now time.Time, patience time.Duration) trouble {
+func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lasts = max(t.lasts, patience); !t.isFailing(now) {
 		t.since, t.lasts, t.logged = now, patience, nothingToSay
 	}
-	if now.After(t.latest) {
-		t.latest = now
-	}
+	t.latest = max(t.latest, now)
 	t.note(now)
 	t.setFailing(true)
 	return trouble{t.since, t.latest, t.answers}
@@ -125,7 +123,7 @@ func (t *target) answer() {
 }
 
 // state returns what is known now.
-func (t *target) state(now time.Time) inside.Target {
+func (t *target) state(now instant) inside.Target {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := inside.Target{Name: t.name, Waiting: t.waiting, GaveUp: t.gaveUp}
@@ -139,7 +137,7 @@ func (t *target) state(now time.Time) inside.Target {
 func (all *targets) states(now time.Time) []inside.Target {
 	var states []inside.Target
 	for t := range all.All() {
-		states = append(states, t.state(now))
+		states = append(states, t.state(instantOf(now)))
 	}
 	slices.SortFunc(states, func(a, b inside.Target) int { return strings.Compare(a.Name, b.Name) })
 	return states
@@ -181,11 +179,11 @@ func (t *target) await() { t.sayOnce(callsWait) }
 
 // giveUp records that a call ends because no further wait fits into its patience, or too many calls wait. That is news
 // of the target, too: calls that have waited all the time, and seen no failure, are followed by others.
-func (t *target) giveUp(now time.Time) {
+func (t *target) giveUp(now instant) {
 	t.mu.Lock()
 	t.note(now)
 	t.gaveUp++
-	over := t.waiting == 0 || !now.Before(t.since.Add(t.lasts)) // otherwise other calls go on waiting
+	over := t.waiting == 0 || now >= t.since.Add(t.lasts) // otherwise other calls go on waiting
 	t.mu.Unlock()
 	if over {
 		t.sayOnce(patienceOver)
@@ -193,10 +191,8 @@ func (t *target) giveUp(now time.Time) {
 }
 
 // note needs mu. It records that there is news of the target's trouble.
-func (t *target) note(now time.Time) {
-	if now.After(t.news) {
-		t.news = now
-	}
+func (t *target) note(now instant) {
+	t.news = max(t.news, now)
 }
 
 func (t *target) sayOnce(what notice) {
