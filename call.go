@@ -89,7 +89,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	if c.mode == modeRetried && p.mayHedge() {
 		c.tryHedging(desc, reply)
 	}
-	if policies.channels != nil && c.cc != nil && !p.passesStream(desc) && !policies.isOff(p) && !ch.ready {
+	if policies.channels != nil && c.cc != nil && !p.passesStream(desc) && !policies.isOff(p, &ch) && !ch.ready {
 		c.expectConfig(policies, own)
 	}
 	if c.mode == modePassThrough {

@@ -63,7 +63,7 @@ func (c *rpc) expectConfig(policies *methodPolicies, own []*policyOption) {
 type knownConfig struct {
 	builtIn  bool // gRPC retries the method by itself
 	informed bool // the channel has been read while it had a connection
-	limits   bool // the config's timeout ends before the caller's deadline
+	limits   bool // its timeout ends before the caller's deadline
 }
 
 // isLeftToGRPC reports whether gRPC retries an attempt by itself, so that the library does not: the first, or the first for which there

@@ -289,7 +289,7 @@ func (k *contest) check() {
 	for _, a := range k.open {
 		switch {
 		case now.Sub(origin) < k.overdueAt(a):
-		case k.awaitsConnection(a, now):
+		case k.awaitsConnection(a):
 			a.bounds.expires = expiry(now.Sub(origin), k.call.policy.AttemptTimeout)
 		default:
 			a.bounds.judged = true
@@ -355,9 +355,10 @@ func (k *contest) overdueAt(a *attempt) time.Duration {
 
 // awaitsConnection reports whether an attempt has had no connection, now or when it was last asked, so that its
 // server still has the whole timeout to answer. Without a deadline, the attempt could wait for ever.
-func (k *contest) awaitsConnection(a *attempt, now time.Time) bool {
+func (k *contest) awaitsConnection(a *attempt) bool {
+	_, limited := a.Deadline()
 	before := a.bounds.unconnected
-	a.bounds.unconnected = isUnconnected(k.call.cc) && k.plan(now).deadline != 0
+	a.bounds.unconnected = limited && isUnconnected(k.call.cc)
 	return before || a.bounds.unconnected
 }
 

@@ -361,12 +361,7 @@ func (c *rpc) runWithin(run func(context.Context) error) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cc, method := c.cc, c.method // variables of their own, so that the call can stay on the stack
-	timer := time.AfterFunc(timeout, func() {
-		if cc == nil || cc.GetMethodConfig(method).Timeout == nil { // otherwise gRPC ends the call
-			cancel(ErrAttemptTimeout)
-		}
-	})
+	timer := time.AfterFunc(timeout, func() { cancel(ErrAttemptTimeout) })
 	defer timer.Stop()
 	err := run(ctx)
 	timedOut := context.Cause(ctx) == ErrAttemptTimeout //nolint:errorlint // this call's own value

@@ -186,8 +186,9 @@ func WithRetryIf(f func(error) bool) CallOption {
 // config gets or loses it while a call's first attempt runs, gRPC may not end that attempt, and d may not either.
 // The server receives the caller's deadline, not d.
 //
-// If there is no connection when d is over, and the call has a deadline, the attempt may go on, and its
-// server has the whole of d to respond once there is one.
+// If there is no connection when d is over, and the caller has set a deadline, the attempt may go on, and its
+// server has the whole of d to respond once there is one. If only a service config limits the call, such an attempt
+// goes on as well, and nothing replaces it.
 //
 // For a stream, d covers the time in which the application waits for the first message, in RecvMsg, or
 // for headers, in Header: uploads, and whatever the application does before that, take as long as they take.
@@ -199,7 +200,7 @@ func WithRetryIf(f func(error) bool) CallOption {
 // due; if it panics, the panic continues on the call's own goroutine.
 //
 // A unary call that passes straight through, because of [Disable] or one attempt, ends after d
-// if it has no deadline. Streams that pass through have no timeout.
+// if its caller has set no deadline, whatever a service config says. Streams that pass through have no timeout.
 //
 // d is at least 0; 0, the default, means no timeout. A later WithAttemptTimeout replaces an
 // earlier one.

@@ -224,15 +224,16 @@ func (p *policy) longestWait(b Backoff) (total time.Duration) {
 	if !isOurs(b) {
 		return 0
 	}
-	const most, counted = 24 * time.Hour, 100
+	const most = 24 * time.Hour
 	prev := time.Duration(0)
-	for retry := 1; retry < min(p.MaxAttempts, counted) && total < most; retry++ {
-		prev = nextBackoff(b, retry, prev, 1)
-		total += min(prev, most)
-	}
-	if more := p.MaxAttempts - counted; more > 0 { // each as long as the last, which is the longest
-		last := nextBackoff(b, p.MaxAttempts-1, prev, 1)
-		total += min(duration(float64(last)*float64(more)), most)
+	for retry := 1; retry < p.MaxAttempts && total < most; retry++ {
+		wait := nextBackoff(b, retry, prev, 1)
+		if wait == nextBackoff(b, p.MaxAttempts-1, wait, 1) { // the last one, and so are all others
+			total += duration(float64(wait) * float64(p.MaxAttempts-retry))
+			break
+		}
+		total += min(wait, most)
+		prev = wait
 	}
 	return min(total, most).Round(time.Millisecond)
 }

@@ -171,11 +171,11 @@ func (m *methodPolicies) finish(given *partial) *policy {
 	return p
 }
 
-// isOff reports whether a policy makes one attempt whatever a channel's service config says: that has no narrower scope, or is
-// older than the Update that has turned everything off.
-func (m *methodPolicies) isOff(p *policy) bool {
+// isOff reports whether a policy makes one attempt whatever the channel will say: that has no narrower scope, or is older than
+// the Update that has turned everything off.
+func (m *methodPolicies) isOff(p *policy, ch *channel) bool {
 	isNarrowest := p.attemptsScope == scopeCall || isPattern(p.attemptsScope) && !patterns.IsWide(p.attemptsScope)
-	return p.MaxAttempts == 1 && (isNarrowest || m.options.off > 0)
+	return p.MaxAttempts == 1 && (isNarrowest || m.options.off > 0 && ch.config.RetryPolicy == nil)
 }
 
 // of returns a method's policy, without what the channel's service config says. Every call runs it.

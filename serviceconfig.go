@@ -177,11 +177,6 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 	if known := m.channels.Current()[key]; known != nil {
 		return known
 	}
-	name := entryName(ch.cc, method, retry)
-	if now := ch.cc.GetMethodConfig(method); now.RetryPolicy != retry { // the name may be one of another config
-		ch.config = now
-		return m.fromChannel(ch, method, of)
-	}
 	list := slices.Sorted(maps.Keys(retry.RetryableStatusCodes))
 	p := retryPolicyOf(&serviceconfig.Retry{
 		MaxAttempts:       retry.MaxAttempts,
@@ -190,7 +185,7 @@ func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolic
 		BackoffMultiplier: retry.BackoffMultiplier,
 		Codes:             slices.DeleteFunc(list, func(c codes.Code) bool { return c == codes.OK }), // gRPC accepts it, and never retries
 	})
-	entry := configEntry{name, WithPolicy(p).callOption().partial}
+	entry := configEntry{entryName(ch.cc, method, retry), WithPolicy(p).callOption().partial}
 	resolved := m.resolve(of.level, of.pattern, entry)
 	kept, _ := m.channels.Add(key, resolved, maxChannelPolicies)
 	if kept == nil {

@@ -205,23 +205,6 @@ func TestTheSwitchIsOffOnAFreshChannel(t *testing.T) {
 	})
 }
 
-// A call reads the channel's config, and then asks which of its entries applies. Meanwhile there may be another config.
-func TestAnEntryOfAConfigThatHasJustChanged(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serve(t, always(aborted()))
-		r := even(t, WithResolverServiceConfig(true), WithMethod("/grpcretry.test.v1.EchoService/", Disable()))
-		forService := configOf(retrying(nameService, 5))
-		cc, config := server.live(t, 0, forService, r.DialOptions()...)
-		connect(t, cc)
-		ch := channelOf(r, cc, echoMethod)
-		config.set(`{}`)
-		synctest.Wait()
-		if p := r.settings.current().on(&ch, echoMethod); p.MaxAttempts != 1 {
-			t.Errorf("%d attempts, want 1, because WithMethod for the service wins over an entry for it", p.MaxAttempts)
-		}
-	})
-}
-
 // Outdated retryPolicies are dropped.
 func TestOutdatedChannelPoliciesDoNotPileUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -661,60 +644,6 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 						t.Errorf("err = %v of %d attempts, want %d and context.DeadlineExceeded", err, len(e.Attempts), len(tt.want))
 					}
 					wantTimes(t, server, tt.want...)
-				})
-			})
-		}
-	}
-}
-
-// The config's timeout is a deadline for a call that passes through, too: the attempt timeout does not end it.
-func TestTheServiceConfigsTimeoutIsADeadlineOfACallThatPassesThrough(t *testing.T) {
-	for _, resolved := range []time.Duration{0, 3 * second} {
-		for config, want := range map[string]codes.Code{
-			configOf(`{"name":[{}],"timeout":"20s"}`): codes.OK,
-			configOf(`{"name":[{}],"timeout":"7s"}`):  codes.DeadlineExceeded,
-			`{}`:                                      codes.DeadlineExceeded,
-		} {
-			bubble(t, func(t *testing.T) {
-				server := serve(t, always(ok().after(10*second)))
-				cc, _ := server.live(t, resolved, config, DialOptions(Disable(), WithAttemptTimeout(5*second))...)
-				err := callKinds[0].call(t.Context(), cc, echoMethod)
-				if status.Code(err) != want || errors.Is(err, ErrAttemptTimeout) != (config == `{}`) {
-					t.Errorf("%s, resolved after %v: %v, want %v", config, resolved, err, want)
-				}
-			})
-		}
-	}
-}
-
-// If there is no connection when the attempt timeout is over, a server that there is later has the whole of it, whoever limits the call.
-func TestTheWholeTimeoutAfterASlowConnection(t *testing.T) {
-	for _, kind := range callKinds[:2] {
-		for _, limit := range []string{"caller", "service config"} {
-			t.Run(kind.name+", "+limit, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					server, config, ctx := serve(t, script(hang(), ok())), `{}`, t.Context()
-					if limit == "caller" {
-						limited, cancel := context.WithTimeout(ctx, time.Minute)
-						defer cancel()
-						ctx = limited
-					} else {
-						config = configOf(`{"name":[{}],"timeout":"60s"}`)
-					}
-					dial := func(ctx context.Context, _ string) (net.Conn, error) {
-						time.Sleep(7 * second)
-						return server.listener.DialContext(ctx)
-					}
-					cc, _ := server.live(t, 0, config, append(even(t, WithAttemptTimeout(5*second), WithBackoff(Constant(second))).DialOptions(),
-						grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Minute}), grpc.WithContextDialer(dial))...)
-					if err := kind.call(ctx, cc, echoMethod); err != nil {
-						t.Error(err)
-					}
-					if kind.desc == nil { // the timeout is looked at after 5, 10 and 15 s
-						wantTimes(t, server, 7*second, 16*second)
-					} else { // and of a stream, which waits for a message from 7 s on, after 12 and 17 s
-						wantTimes(t, server, 7*second, 18*second)
-					}
 				})
 			})
 		}
