@@ -50,7 +50,9 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 	}
 	s.commit(at)
 	s.mu.Unlock()
-	s.call.noteAnswer()
+	if !at.isLate() {
+		s.call.noteAnswer()
+	}
 	s.afterCommit(at)
 	return s.receivedCommitted(at, err)
 }

@@ -26,10 +26,12 @@ import (
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
 // [grpc.WithChainUnaryInterceptor]. Chain it first, so that the interceptors chained after it run
-// for each attempt. If it is chained twice, only the outer one retries.
+// for each attempt. If it is chained twice, only the outer one retries; the inner one does if the outer
+// one's policy lets the call pass through.
 //
 // Retries carry the number of previous attempts to the server in the outgoing metadata of the attempt's
-// context. Calls that an interceptor chained after this one makes with that context, on another
+// context. The response header that the caller gets after one has it as well, under the key
+// grpc-previous-rpc-attempts (gRFC A6 #exposed-retry-metadata). Calls that an interceptor chained after this one makes with that context, on another
 // ClientConn for example, carry it as well.
 //
 // An interceptor chained after this one must not return before its invoker has, for example at a timeout of

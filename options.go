@@ -195,6 +195,9 @@ func WithRetryIf(f func(error) bool) CallOption {
 // A stream that is committed before the first message is not retried, so its attempt ends after
 // d only if the caller has no deadline.
 //
+// In a hedged call, one further attempt is decided on at a time: while a replacement waits for its backoff no hedge is
+// sent, and nothing replaces another attempt. So set d well above the hedge delay.
+//
 // A classifier, [Backoff] or [Budget] that is consulted at the timeout runs on the timer's
 // goroutine while the call waits in gRPC, and so does one that is consulted when the replacement is
 // due; if it panics, the panic continues on the call's own goroutine.
@@ -407,8 +410,8 @@ func WithObserver(f func(context.Context, Event)) Option {
 //     links, an attempt timeout that no attempt can meet, a policy that can never retry, settings that
 //     contradict each other), methods that are left to gRPC's own retries, cannot be hedged, or are
 //     called with messages that change after SendMsg, and a full replay memory;
-//   - at info level: targets that answer again, and budgets that recovered, because they have
-//     refused nothing for 10 seconds.
+//   - at info level: targets that answer again, and budgets that have recovered: with the first retry that
+//     is sent after 10 seconds without a refusal.
 //
 // A call that succeeds on the first attempt logs nothing, except that its target answers again. A nil
 // l, the default, turns logging off. A later WithLogger replaces an earlier one.

@@ -294,21 +294,42 @@ func TestALateResponseEndsNoTrouble(t *testing.T) {
 	}
 }
 
-// A stream's first message is an answer, although the stream may go on for days.
+// A stream's first message is an answer, although the stream may go on for days, also if the application has seen its headers before.
+// One that comes after the attempt timeout is none.
 func TestTheFirstMessageOfAStreamEndsTheTrouble(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
-			if n == 1 {
-				return unavailable().err
+	late := []Option{WithAttemptTimeout(second / 2), WithMaxAttempts(2)}
+	for _, tt := range []struct {
+		steps string
+		opts  []Option
+		fails bool
+	}{
+		{"recv 1", nil, false},
+		{"header; recv 1", nil, false},
+		{"recv 1", late, true},
+		{"recv 1", append(late, WithHedging(Hedging{Delay: HedgeAfter(time.Hour), AllMethodsAreSafe: true})), true},
+	} {
+		bubble(t, func(t *testing.T) {
+			server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+				if n == 1 {
+					return unavailable().err
+				}
+				return playServer(t, n, "recv a; header; wait 1s; send 1; wait 10s", stream)
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 5*second) // so that a slow attempt goes on
+			defer cancel()
+			r := retrierOf(t, append(tt.opts, WithBackoff(Constant(tenth)), unmoved)...)
+			stream, err := server.conn(t, r.DialOptions()...).NewStream(ctx, serverStream, "/streams/"+serverStream.StreamName)
+			if err != nil {
+				t.Fatal(err)
 			}
-			return playServer(t, n, "recv a; send 1; wait 10s", stream)
+			(&application{stream: stream, cancel: cancel}).play(t, "send a; close; "+tt.steps)
+			states := r.targets.states(time.Now())
+			if len(states) != 1 || (states[0].Failing != 0) != tt.fails || time.Since(server.start) != second+tenth {
+				t.Errorf("%s, %d options: after %v the targets are %+v, want one that is failing: %t",
+					tt.steps, len(tt.opts), time.Since(server.start), states, tt.fails)
+			}
 		})
-		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved)
-		openOn(t, server.conn(t, r.DialOptions()...), serverStream).play(t, "send a; close; recv 1")
-		if states := r.targets.states(time.Now()); len(states) != 1 || states[0].Failing != 0 || time.Since(server.start) != tenth {
-			t.Errorf("after %v the targets are %+v, want one that is not failing, after 100ms", time.Since(server.start), states)
-		}
-	})
+	}
 }
 
 // A target that is gone holds nobody up, not even calls that come one after another and see no failure

@@ -193,6 +193,9 @@ func (at *streamAttempt) recv(m any) error {
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
 // error returned.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
+	if err == nil && !at.isLate() {
+		s.call.noteAnswer()
+	}
 	s.mu.Lock()
 	s.receiving--
 	s.change.Broadcast()
@@ -209,7 +212,6 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	if err == nil && at.broken == nil {
 		s.commit(at)
 		s.mu.Unlock()
-		s.call.noteAnswer()
 		s.orCrash(func() { at.measure(s.call.learner, false) })
 		s.afterCommit(at)
 		return true, s.receivedCommitted(at, nil)
