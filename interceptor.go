@@ -30,9 +30,9 @@ import (
 // one's policy lets the call pass through.
 //
 // Retries carry the number of previous attempts to the server in the outgoing metadata of the attempt's
-// context. The response header that the caller gets after one has it as well, under the key
-// grpc-previous-rpc-attempts (gRFC A6 #exposed-retry-metadata). Calls that an interceptor chained after this one makes with that context, on another
-// ClientConn for example, carry it as well.
+// context. Calls that an interceptor chained after this one makes with that context, on another
+// ClientConn for example, carry it as well. The response header that the caller gets after a retry tells the
+// number, too: grpc-previous-rpc-attempts (gRFC A6 #exposed-retry-metadata).
 //
 // An interceptor chained after this one must not return before its invoker has, for example at a timeout of
 // its own: gRPC would go on writing the reply, the header and the trailer, while they are read here or

@@ -44,8 +44,10 @@ func TestThePatienceForManyWaits(t *testing.T) {
 		{Constant(2 * second), 4, 12 * second},
 		{Exponential{Base: second, Max: 10 * second}, 7, 2 * (1 + 2 + 4 + 8 + 10 + 10) * second},
 		{Exponential{Base: second, Max: 10 * second}, 1001, 2 * (1 + 2 + 4 + 8 + 996*10) * second},
-		{Exponential{Base: second, Max: time.Hour, Multiplier: 1.5, Jitter: NoJitter}, 6, 2 * 13188 * time.Millisecond}, // 1 + 1.5 + … + 5.0625 s
-		{Exponential{Base: 1, Max: time.Minute, Multiplier: 1000}, 6, 2 * 61001 * time.Millisecond},                     // 0, 1 µs, 1 ms, 1 s, 1 min
+		// 1 + 1.5 + 2.25 + 3.375 + 5.0625 s
+		{Exponential{Base: second, Max: time.Hour, Multiplier: 1.5, Jitter: NoJitter}, 6, 2 * 13188 * time.Millisecond},
+		// 0, 1 µs, 1 ms, 1 s, 1 min
+		{Exponential{Base: 1, Max: time.Minute, Multiplier: 1000}, 6, 2 * 61001 * time.Millisecond},
 		{Constant(30 * time.Hour), 4, 48 * time.Hour},
 	} {
 		want := max(tt.want, defaultPatience)
