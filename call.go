@@ -422,13 +422,12 @@ func (c *rpc) pause(d time.Duration, connects bool) (connected bool) {
 	return c.retrier.connections.Pause(c.limited(), c.cc, d, connects)
 }
 
-// whyUnsendable returns why no attempt can be sent any more, nil if one can; gone means that the context has ended.
+// whyUnsendable returns why no attempt can be sent any more, nil if one can; gone means that the context has ended. Whether the ClientConn
+// is closed was asked when the attempt before had failed, and after a wait.
 func (c *call) whyUnsendable() (reason error, gone bool) {
 	switch ctx := c.limited(); {
 	case ctx.Err() != nil:
 		return causeOf(ctx), true
-	case isClosed(c.cc):
-		return errConnClosed, false
 	case c.stream != nil && c.stream.isSpoilt():
 		return ErrCommitted, false
 	default:
