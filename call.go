@@ -200,7 +200,7 @@ func (c *call) startPlan(now time.Time) *plan {
 	c.cold = &cold{}
 	p := c.plan()
 	start := instantAt(c.start)
-	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadlineOf(c.ctx, now), now)
+	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadlineOf(c.ctx, now))
 	p.noRetry, p.hedging, p.delay = whyNoRetry(c.worksFor), c.mode == modeHedged, c.delay
 	p.send(start)
 	return p
@@ -334,7 +334,7 @@ func (c *call) ask(p *plan, f *failure, a *attempt, err error, now time.Time) st
 		p.policy.examine(c.ctx, f)
 	}
 	a.reported = true
-	step := p.failed(f, instantOf(now), u)
+	step := p.failed(f, p.ledger.at(now), u)
 	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
 	return step
 }
@@ -404,9 +404,9 @@ func (c *call) wait(step step) (reason error, gone bool) {
 		case isClosed(c.cc):
 			return errConnClosed, false
 		case connected:
-			step = p.connected(instantOf(now), c.retrier.random())
+			step = p.connected(p.ledger.at(now), c.retrier.random())
 		default:
-			step = p.due(instantOf(now), c.retrier.random())
+			step = p.due(p.ledger.at(now), c.retrier.random())
 		}
 		if step.End {
 			return step.Reason, false

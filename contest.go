@@ -380,7 +380,7 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 		return
 	}
 	f := c.overdueFailure(a, now)
-	step := p.overdue(c.ctx, &f, instantOf(now), c.retrier.random())
+	step := p.overdue(c.ctx, &f, p.ledger.at(now), c.retrier.random())
 	if f.Committed && step.Cut != 0 {
 		c.stream.cut(a, true) // it could hang
 		return
@@ -395,7 +395,7 @@ func (k *contest) due(now time.Time) {
 	switch {
 	case p.dueAt == 0 || instantOf(now) < p.dueAt: // because of the config
 	case p.next.isDecided():
-		k.do(p.due(instantOf(now), c.retrier.random()))
+		k.do(p.due(p.ledger.at(now), c.retrier.random()))
 	case p.config.isLeftToGRPC(p.counted()):
 		p.dueAt = 0
 	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && !p.config.informed:
@@ -403,7 +403,7 @@ func (k *contest) due(now time.Time) {
 		// perhaps although the channel's config allows none.
 		p.putOff(instantOf(now))
 	default:
-		step := p.due(instantOf(now), 0) // a hedge needs no random number
+		step := p.due(p.ledger.at(now), 0) // a hedge needs no random number
 		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
 		k.do(step)
 	}

@@ -51,7 +51,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 	if b := obeyed.hedgeBudget(); b != nil {
 		hedgeBudget = budgetNamed(b, target)
 	}
-	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start), start)
+	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start))
 	p.plan.noRetry = whyNoRetry(p.worksFor)
 	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p
@@ -59,7 +59,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 
 // Sent implements [drive.Plan].
 func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
-	s := p.plan.send(instantOf(now))
+	s := p.plan.send(p.plan.ledger.at(now))
 	p.silent = s.silent
 	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now,
 		Wait: s.wait, WaitSource: s.source, repeats: s.repeats}
@@ -101,7 +101,7 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	if !p.plan.isReplaced(&f) {
 		p.plan.policy.examine(p.ctx, &f)
 	}
-	step := p.plan.failed(&f, instantOf(now), u)
+	step := p.plan.failed(&f, p.plan.ledger.at(now), u)
 	if step.End && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
 	}
@@ -127,7 +127,7 @@ func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
 	f.TimedOut = true
 	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)
 	p.u = u
-	return p.export(p.plan.overdue(p.ctx, &f, instantOf(now), u))
+	return p.export(p.plan.overdue(p.ctx, &f, p.plan.ledger.at(now), u))
 }
 
 // Due implements [drive.Plan].
@@ -137,10 +137,11 @@ func (p *drivenPlan) Due(now time.Time) drive.Step {
 		return drive.Step{End: true, Reason: reason}
 	}
 	_, p.u = math.Modf(p.u + math.Phi)
-	if p.plan.connecting != nil && instantOf(now) < p.plan.dueAt {
-		return p.export(p.plan.connected(instantOf(now), p.u))
+	at := p.plan.ledger.at(now)
+	if p.plan.connecting != nil && at < p.plan.dueAt {
+		return p.export(p.plan.connected(at, p.u))
 	}
-	return p.export(p.plan.due(instantOf(now), p.u))
+	return p.export(p.plan.due(at, p.u))
 }
 
 // DueAt implements [drive.Plan].

@@ -84,7 +84,7 @@ type before struct {
 // plan returns the plan of such a call, whose attempt with that number is in flight.
 func (b before) plan(p *policy, budget Budget, number int) *plan {
 	plan := new(plan)
-	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, instantOf(b.Start), instantOf(b.Deadline), b.Start)
+	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, instantOf(b.Start), instantOf(b.Deadline))
 	plan.made, plan.open, plan.ledger.freeAttempt = number, 1, 1
 	plan.progress = progress{b.Retry, b.Prev}
 	return plan

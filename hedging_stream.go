@@ -51,7 +51,7 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 	s.commit(at)
 	s.mu.Unlock()
 	if !at.isLate() {
-		s.call.noteAnswer()
+		s.orCrash(s.call.noteAnswer)
 	}
 	s.afterCommit(at)
 	return s.receivedCommitted(at, err)

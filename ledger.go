@@ -10,7 +10,7 @@ import (
 type ledger struct {
 	budget      Budget
 	hedges      Budget    // which hedges spend from; nil if the policy allows none
-	clock       time.Time // any time by the clock that the budgets know
+	clock       time.Time // of the latest decision, for the budgets
 	paidForNext payer     // who has paid for the attempt that is sent next
 
 	freeAttempt int     // the number of the attempt that no budget has paid for; 0 before there is one
@@ -26,6 +26,12 @@ const (
 	retriesPay
 	hedgesPay
 )
+
+// at takes note of the time of a decision.
+func (l *ledger) at(now time.Time) instant {
+	l.clock = now
+	return instantOf(now)
+}
 
 // budgetOf returns the budget that a payer stands for.
 func (l *ledger) budgetOf(p payer) Budget {

@@ -187,7 +187,7 @@ func WithRetryIf(f func(error) bool) CallOption {
 // The server receives the caller's deadline, not d.
 //
 // If there is no connection when d is over, and the caller has set a deadline, the attempt may go on, and its
-// server has the whole of d to respond once there is one. If only a service config limits the call, such an attempt
+// server has the whole of d to respond once there is one. If only a service config limits the call, a first attempt
 // goes on as well, and nothing replaces it.
 //
 // For a stream, d covers the time in which the application waits for the first message, in RecvMsg, or

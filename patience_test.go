@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -456,4 +457,31 @@ func TestTheFirstMessageOfAHedgedStreamEndsTheTrouble(t *testing.T) {
 			t.Errorf("the targets are %+v, want one that is not failing", states)
 		}
 	})
+}
+
+// A logger that panics when the target answers again ends the stream whose message has told so, and frees what it holds.
+func TestAPanicWhenATargetAnswersAgain(t *testing.T) {
+	for _, opts := range [][]Option{nil, {WithHedging(Hedging{Delay: HedgeAfter(time.Hour), AllMethodsAreSafe: true})}} {
+		bubble(t, func(t *testing.T) {
+			server := serveScripts(t, "fail UNAVAILABLE", "recv a; send 1; wait 1h")
+			logger := WithLogger(slog.New(panicsAtInfo{slog.DiscardHandler}))
+			r := retrierOf(t, append(opts, WithBackoff(Constant(second)), WithPatience(time.Minute), logger)...)
+			time.AfterFunc(second/2, func() { // so that the retry waits again, which is logged
+				r.targets.Named("passthrough:///echo").fail(instantOf(time.Now()), time.Minute)
+			})
+			finished := 0
+			app := openOn(t, server.conn(t, r.DialOptions()...), serverStream, grpc.OnFinish(func(error) { finished++ }))
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Error("the panic has not reached RecvMsg")
+					}
+				}()
+				app.play(t, "send a; close; recv 1")
+			}()
+			if u := r.usage.now(); finished != 1 || u.OpenStreams != 0 || u.ReplayMemory != 0 {
+				t.Errorf("OnFinish ran %d times, usage %+v, want once and nothing", finished, u)
+			}
+		})
+	}
 }

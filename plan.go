@@ -186,8 +186,8 @@ type step struct {
 
 // begin starts the plan of a call. It changes the zero plan in place, because a plan is too large
 // to be copied for each call.
-func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline instant, clock time.Time) {
-	p.ledger.budget, p.ledger.hedges, p.ledger.clock, p.target = b, hedges, clock, t
+func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadline instant) {
+	p.ledger.budget, p.ledger.hedges, p.target = b, hedges, t
 	p.start, p.deadline = start, deadline
 	p.obey(obeyed)
 }

@@ -17,14 +17,14 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 	}
 	obeyed := newPolicy(&o.partial, defaultBudgets())
 	made := new(plan)
-	made.begin(obeyed, budget, obeyed.hedgeBudget(), &target{all: newTargets(nil)}, instantOf(start), instantOf(deadline), start)
+	made.begin(obeyed, budget, obeyed.hedgeBudget(), &target{all: newTargets(nil)}, instantOf(start), instantOf(deadline))
 	return made
 }
 
 // judgedBy returns what the plan says about a failure.
 func judgedBy(p *plan, f *failure, now time.Time, u float64) step {
 	p.policy.examine(context.Background(), f)
-	return p.failed(f, instantOf(now), u)
+	return p.failed(f, p.ledger.at(now), u)
 }
 
 // A wait that would end exactly at a limit is drawn from the time left, too.

@@ -224,12 +224,13 @@ func (p *policy) longestWait(b Backoff) (total time.Duration) {
 	if !isOurs(b) {
 		return 0
 	}
-	const most = 24 * time.Hour
+	const most, counted = 24 * time.Hour, 10_000
 	prev := time.Duration(0)
 	for retry := 1; retry < p.MaxAttempts && total < most; retry++ {
 		wait := nextBackoff(b, retry, prev, 1)
-		if wait == nextBackoff(b, p.MaxAttempts-1, wait, 1) { // the last one, and so are all others
-			total += duration(float64(wait) * float64(p.MaxAttempts-retry))
+		last := nextBackoff(b, p.MaxAttempts-1, wait, 1)
+		if wait == last || retry == counted { // all others are as long, or a little shorter
+			total += duration(float64(last) * float64(p.MaxAttempts-retry))
 			break
 		}
 		total += min(wait, most)

@@ -194,7 +194,7 @@ func (at *streamAttempt) recv(m any) error {
 // error returned.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
 	if err == nil && !at.isLate() {
-		s.call.noteAnswer()
+		s.orCrash(s.call.noteAnswer)
 	}
 	s.mu.Lock()
 	s.receiving--

@@ -13,8 +13,9 @@ import (
 // retried and hedged calls alike.
 //
 // A Plan never waits, reads a clock or draws a random number: the driver supplies times and random
-// numbers in [0, 1), which may be simulated. Observers, spans and metrics see nothing of the call, and
-// the logger only what concerns the target. A Plan is not safe for concurrent use.
+// numbers in [0, 1), which may be simulated. The times are at most a century away from the real one.
+// Observers, spans and metrics see nothing of the call, and the logger only what concerns the target. A
+// Plan is not safe for concurrent use.
 type Plan[A any] interface {
 	// Sent reports that an attempt, be it the first, is sent at the time now. It returns the attempt's
 	// Method, Number, Hedge, Start, Wait and WaitSource, and how long the attempt may run before the driver
