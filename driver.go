@@ -149,7 +149,7 @@ func (p *drivenPlan) DueAt() time.Time {
 	if p.plan.dueAt == 0 {
 		return time.Time{}
 	}
-	return p.plan.dueAt.timeFrom(p.plan.ledger.clock)
+	return p.plan.dueAt.timeFrom(p.plan.ledger.now)
 }
 
 func (p *drivenPlan) failure(a Attempt, now time.Time) failure {

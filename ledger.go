@@ -10,7 +10,7 @@ import (
 type ledger struct {
 	budget      Budget
 	hedges      Budget    // which hedges spend from; nil if the policy allows none
-	clock       time.Time // of the latest decision, for the budgets
+	now         time.Time // of the latest decision, for the budgets
 	paidForNext payer     // who has paid for the attempt that is sent next
 
 	freeAttempt int     // the number of the attempt that no budget has paid for; 0 before there is one
@@ -29,7 +29,7 @@ const (
 
 // at takes note of the time of a decision.
 func (l *ledger) at(now time.Time) instant {
-	l.clock = now
+	l.now = now
 	return instantOf(now)
 }
 
@@ -56,13 +56,13 @@ func (l *ledger) whoPays(p payer) payer {
 
 // take takes a token for the attempt that is sent next. It returns false if there is none, or if the server's
 // throttle allows no hedges. An attempt that replaces another one takes over its slot.
-func (l *ledger) take(p payer, replaces int, now instant) bool {
+func (l *ledger) take(p payer, replaces int) bool {
 	p = l.whoPays(p)
 	if p == hedgesPay && isThrottled(l.budget) {
 		return false
 	}
 	takesOver := l.holdsSlot(replaces, p)
-	if !takeFrom(l.budgetOf(p), now.timeFrom(l.clock), takesOver) {
+	if !takeFrom(l.budgetOf(p), l.now, takesOver) {
 		return false
 	}
 	l.paidForNext = p

@@ -70,7 +70,7 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 		waits = p.deadline != 0 // the attempt goes on meanwhile
 	}
 	switch {
-	case !waits && !affords(b, now.timeFrom(p.ledger.clock), p.ledger.holdsSlot(p.replaces, payer)):
+	case !waits && !affords(b, p.ledger.now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
 	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait) > p.patienceEnds(known, now), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on
@@ -128,7 +128,7 @@ func (p *plan) retryDue(now instant, u float64) step {
 		return step{Send: true}
 	case p.isPatient() && !namedByServer && !answered && known.latest > p.next.since:
 		return p.waitAgain(now, u)
-	case p.ledger.take(retriesPay, p.replaces, now):
+	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces != 0 {
 			p.dueAt = 0 // until that attempt has ended
 		}

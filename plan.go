@@ -292,7 +292,7 @@ func (p *plan) failed(f *failure, now instant, u float64) step {
 	p.leave()
 	switch {
 	case next.End:
-	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), now.timeFrom(p.ledger.clock), false):
+	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), p.ledger.now, false):
 		next.Retry, next.Reason = false, errWouldRetry
 	default:
 		next.Retry, next.Reason = false, ErrBudgetExhausted
@@ -550,7 +550,7 @@ func (p *plan) hedge(now instant) step {
 	default:
 		v.Reason = p.tooLate(now, 0)
 	}
-	if v.Reason == nil && !p.ledger.take(hedgesPay, 0, now) {
+	if v.Reason == nil && !p.ledger.take(hedgesPay, 0) {
 		v.Reason = ErrBudgetExhausted
 		p.putOff(now)
 	}
