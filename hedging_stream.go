@@ -50,9 +50,7 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 	}
 	s.commit(at)
 	s.mu.Unlock()
-	if !at.isLate() {
-		s.orCrash(s.call.noteAnswer)
-	}
+	at.noteAnswer()
 	s.afterCommit(at)
 	return s.receivedCommitted(at, err)
 }

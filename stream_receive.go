@@ -193,8 +193,8 @@ func (at *streamAttempt) recv(m any) error {
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
 // error returned.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
-	if err == nil && !at.isLate() {
-		s.orCrash(s.call.noteAnswer)
+	if err == nil {
+		at.noteAnswer()
 	}
 	s.mu.Lock()
 	s.receiving--
@@ -225,6 +225,13 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 		at.measure(s.call.learner, false)
 	}
 	return false, nil
+}
+
+// noteAnswer records that the target has answered, if the attempt's first message came in time.
+func (at *streamAttempt) noteAnswer() {
+	if !at.isLate() {
+		at.of.orCrash(at.of.call.noteAnswer)
+	}
 }
 
 // receivedCommitted takes a result of a committed attempt's RecvMsg. If that is the call's end, it returns after OnFinish
