@@ -18,9 +18,8 @@ import (
 
 // A Budget limits retries, so that they add little to an outage. Its Withdraw is called when the wait before a
 // retry is over. Its Balance is read before that wait if nothing waits for a token, and by everything that shows
-// the budget. Neither is called for a first attempt that succeeds.
-// Share one Budget among all clients of the same backend. What a refusal means for the call is described
-// at [WithPatience].
+// the budget. If the first attempt succeeds at once, neither is called. Share one Budget among all clients of the
+// same backend. What a refusal means for the call is described at [WithPatience].
 //
 // [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,
 // [NewThrottle] works like retryThrottling in a gRPC service config, and [NewConcurrencyBudget]

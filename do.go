@@ -19,7 +19,7 @@ import (
 // events, spans, metrics and log lines as for RPCs. It is for everything that calls out
 // and is not an RPC, such as a query; for HTTP, package httpretry calls it.
 //
-// The name, such as "/sql/orders.read", is a slash, a word, and what the program likes to add. [WithMethod] sets
+// The name begins with a slash and a word, as in "/sql/orders.read"; the rest is up to the program. [WithMethod] sets
 // policies for names that begin with its pattern: an option for "/sql/" applies to "/sql/orders.read",
 // and one for "/http/" to "/http/api.example.com/GET", unless a longer pattern has it as well. A name
 // without a second slash, "/sql", counts as "/sql/" here. What a service config says of all methods, see

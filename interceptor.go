@@ -26,8 +26,8 @@ import (
 
 // UnaryClientInterceptor returns the interceptor for unary calls, for
 // [grpc.WithChainUnaryInterceptor]. Chain it first, so that the interceptors chained after it run
-// for each attempt. If it is chained twice, only the outer one retries; the inner one does if the outer
-// one's policy lets the call pass through.
+// for each attempt. If it is chained twice, only the outer one retries, unless its policy lets the
+// call pass through: then the inner one does.
 //
 // Retries carry the number of previous attempts to the server in the outgoing metadata of the attempt's
 // context. Calls that an interceptor chained after this one makes with that context, on another

@@ -180,7 +180,7 @@ func TestMetricsOfBudgets(t *testing.T) {
 }
 
 // A collection makes no budgets.
-func TestCollectionsCallNoProgramsFunction(t *testing.T) {
+func TestACollectionCallsNoFunctionOfTheProgram(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		made := 0
 		perTarget := PerTarget(func() Budget { made++; return Unlimited })

@@ -48,7 +48,7 @@ func TestThePatienceForManyWaits(t *testing.T) {
 		{Exponential{Base: second, Max: time.Hour, Multiplier: 1.5, Jitter: NoJitter}, 6, 2 * 13188 * time.Millisecond},
 		// 0, 1 µs, 1 ms, 1 s, 1 min
 		{Exponential{Base: 1, Max: time.Minute, Multiplier: 1000}, 6, 2 * 61001 * time.Millisecond},
-		{Exponential{Base: 1, Max: time.Hour, Multiplier: 1 + 1e-7}, 1_000_000_000, 48 * time.Hour}, // all of them would take minutes
+		{Exponential{Base: 1, Max: time.Hour, Multiplier: 1 + 1e-7}, 1_000_000_000, 48 * time.Hour}, // adding up each of them would take minutes
 		{Constant(30 * time.Hour), 4, 48 * time.Hour},
 	} {
 		want := max(tt.want, defaultPatience)

@@ -104,8 +104,8 @@ func PreviousAttempts(ctx context.Context) int { return wire.PreviousAttempts(ct
 // gRPC's own retries. [errors.Is] finds [ErrAttemptsExhausted] in its Error. It carries the request header
 // grpcretry-caller-retries, by which the next service knows. A request is a retry if its header
 // grpc-previous-rpc-attempts says so (see [PreviousAttempts]); that includes hedges. This library's
-// retries carry grpcretry-caller-retries, too: 0 if all attempts before got a response, 1 if not, or if one got
-// headers and then no trailers, which may be a response to a handler that has set headers, or a lost connection. Clients
+// retries carry grpcretry-caller-retries, too: 0 if all attempts before got a response, 1 if not. Headers without
+// trailers of the handler's or of an interceptor's do not count as a response: a lost connection looks the same. Clients
 // can send both headers as they like, but harm only their own requests.
 //
 // Both concern the calls that the handler makes through this package, RPCs as well as functions, with a

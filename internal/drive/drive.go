@@ -13,7 +13,7 @@ import (
 // retried and hedged calls alike.
 //
 // A Plan never waits, reads a clock or draws a random number: the driver supplies times and random
-// numbers in [0, 1), which may be simulated. The times are at most a century away from the real one.
+// numbers in [0, 1), which may be simulated. The times are within a century of the real time.
 // Observers, spans and metrics see nothing of the call, and the logger only what concerns the target. A
 // Plan is not safe for concurrent use.
 type Plan[A any] interface {
