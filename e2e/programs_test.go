@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -124,14 +125,19 @@ func get(ctx context.Context, url string) (body []byte, err error) {
 	return body, err
 }
 
-// freeAddresses are addresses on the loopback interface that nobody listens on.
+// freeAddresses are addresses on the loopback interface that nobody listens on. Their ports are below those that a kernel gives to who asks
+// for any: a program may ask for some before it listens on these.
 func freeAddresses(t *testing.T, n int) []string {
 	t.Helper()
 	var addresses []string
-	for range n {
-		l := listen(t)
-		defer l.Close() // all at once, so that they differ
-		addresses = append(addresses, l.Addr().String())
+	for try := 0; len(addresses) < n; try++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
+		if err == nil {
+			defer l.Close() // all at once, so that they differ
+			addresses = append(addresses, l.Addr().String())
+		} else if try == 1000 {
+			t.Fatalf("listening on the loopback interface: %v", err)
+		}
 	}
 	return addresses
 }
