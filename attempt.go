@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -71,7 +72,7 @@ type attempt struct {
 	// These never change after the start: other goroutines may read them through the context.
 	cc     *grpc.ClientConn
 	method string
-	start  time.Duration // since the origin
+	start  instant
 	wait   time.Duration
 	number int32
 	source WaitSource
@@ -161,12 +162,12 @@ func (a *attempt) Err() error {
 type bounds struct {
 	received any            // the response to a hedge, until the hedge is known to win
 	stream   *streamAttempt // nil for a unary call, and for an attempt without a stream
-	ended    time.Duration  // since the origin; 0 unless the call takes note of the end later
+	ended    instant        // 0 unless the call takes note of the end later
 
 	// The turn of the call's contest guards these. Without a contest, they are zero.
-	expires     time.Duration // since the origin; when the attempt timeout is over, or never, also after an end in time
-	judged      bool          // the plan was asked about that
-	unconnected bool          // there was no connection when the timeout was last over
+	expires     instant // when the attempt timeout is over, or never, also after an end in time
+	judged      bool    // the plan was asked about that
+	unconnected bool    // there was no connection when the timeout was last over
 
 	own lazy.Context // a child of the caller's
 }
@@ -209,12 +210,12 @@ func (a *attempt) timedOut(err error) bool {
 // If an attempt fails like that on a channel that is READY or IDLE, the reason is not the lack of a
 // connection: gRPC wakes an idle channel and waits. The reason may be per-RPC credentials, an
 // interceptor or a load-balancing policy, and the attempt counts like any other.
-func (a *attempt) checkUnsent(err error) {
+func (a *attempt) checkUnsent(err error, state connectivity.State) {
 	if a.cc == nil { // a function
 		a.checkFunction(err)
 		return
 	}
-	if !a.hasPeer() && (status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()) && isUnconnected(a.cc) {
+	if !a.hasPeer() && (status.Code(err) == codes.Unavailable || isContextEnd(err) && a.isCut()) && isUnconnected(state) {
 		a.fate = fateUnsent
 	}
 }
@@ -261,7 +262,7 @@ func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 	a.describeStart(info, now)
 	info.Duration = now.Sub(info.Start)
 	if a.bounds != nil && a.bounds.ended != 0 {
-		info.Duration = a.bounds.ended - a.start
+		info.Duration = a.bounds.ended.Sub(a.start)
 	}
 	info.Err, info.Header, info.Trailer, info.Peer = err, a.header, a.trailer, a.peer.Addr
 	info.late = a.isLate() && !a.isCut()
@@ -270,7 +271,7 @@ func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 // describeStart fills in what is known of the attempt from its start on.
 func (a *attempt) describeStart(info *Attempt, now time.Time) {
 	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
-	info.Start, info.Wait, info.WaitSource, info.repeats = instantAt(a.start).timeFrom(now), a.wait, a.source, a.repeats
+	info.Start, info.Wait, info.WaitSource, info.repeats = a.start.timeFrom(now), a.wait, a.source, a.repeats
 }
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one with a header.

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -146,13 +147,13 @@ func (c *call) begin(a *attempt) {
 }
 
 // open starts the call. It returns the call's budget, spans and start: to store them here, through a pointer, would take longer.
-func (c *rpc) open() (Budget, *callSpans, time.Duration) {
+func (c *rpc) open() (Budget, *callSpans, instant) {
 	b := c.budgetOf(c.policy.Budget)
 	if hedges := c.policy.hedgeBudget(); hedges != nil {
 		c.hedgeBudget = c.budgetOf(hedges)
 	}
 	c.options.clear() // an earlier call may have filled the same variables
-	return b, c.retrier.report.callStarted(&c.facts), sinceOrigin()
+	return b, c.retrier.report.callStarted(&c.facts), instantNow()
 }
 
 // A call asks for its plan in four ways: plan returns it if there is one; startPlan makes it; informedPlan also reads the channel,
@@ -161,8 +162,8 @@ func (c *rpc) open() (Budget, *callSpans, time.Duration) {
 
 // planned returns the call's plan, and limits the call to the plan's deadline. The first attempt needs no such limit, because gRPC
 // applies the config's timeout to it.
-func (c *call) planned(now time.Time) *plan {
-	p := c.informedPlan(now)
+func (c *call) planned(state connectivity.State, now time.Time) *plan {
+	p := c.informedPlan(state, now)
 	if p.config.limits && c.limit == nil {
 		c.limit, c.free = context.WithDeadline(c.ctx, p.deadline.timeFrom(now))
 	}
@@ -170,14 +171,14 @@ func (c *call) planned(now time.Time) *plan {
 }
 
 // informedPlan returns the call's plan, which knows the first attempt, and what the channel says.
-func (c *call) informedPlan(now time.Time) *plan {
+func (c *call) informedPlan(state connectivity.State, now time.Time) *plan {
 	p := c.startPlan(now)
 	if !p.config.informed {
-		ch := c.channelToFollow()
+		ch := c.channelToFollow(state)
 		if c.unresolved != nil {
 			p.obey(c.unresolved(ch))
 		}
-		p.follow(ch)
+		p.follow(&ch)
 	}
 	return p
 }
@@ -185,11 +186,11 @@ func (c *call) informedPlan(now time.Time) *plan {
 // channelToFollow returns the channel as it is now or, for a call with a timer, as it was when the call started, if it had a
 // connection then. What its config says later is not for the first attempt: gRPC neither limits nor retries that by it, so its attempt
 // timeout must stay on.
-func (c *call) channelToFollow() channel {
+func (c *call) channelToFollow(state connectivity.State) channel {
 	if k := c.contest; k != nil && k.channel.ready {
 		return k.channel
 	}
-	return c.channel()
+	return c.channelIn(state)
 }
 
 // startPlan returns the call's plan, which knows the first attempt.
@@ -199,10 +200,9 @@ func (c *call) startPlan(now time.Time) *plan {
 	}
 	c.cold = &cold{}
 	p := c.plan()
-	start := instantAt(c.start)
-	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), start, deadlineOf(c.ctx, now))
-	p.noRetry, p.hedging, p.delay = whyNoRetry(c.worksFor), c.mode == modeHedged, c.delay
-	p.send(start)
+	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), c.start, deadlineOf(c.ctx, now))
+	p.alone, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
+	p.send(c.start)
 	return p
 }
 
@@ -227,7 +227,10 @@ func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
 }
 
 // isLeftToGRPC reports whether gRPC may retry a stream, because we do not.
-func (c *rpc) isLeftToGRPC() bool { return c.policy.dryRun || c.channel().retries() }
+func (c *rpc) isLeftToGRPC() bool {
+	ch := c.channel()
+	return c.policy.dryRun || ch.retries()
+}
 
 // noteAnswer records that the target answers. In good times, it costs a comparison.
 func (c *rpc) noteAnswer() {
@@ -273,15 +276,15 @@ func (c *call) next(e ending) (*attempt, error) {
 
 // afterFailure is next for an attempt that has failed. A wait starts at the time now.
 func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
-	step, err := c.judge(e, now)
-	if step.End {
+	v, err := c.judge(e, now)
+	if v.do == doEnd {
 		return nil, err
 	}
 	c.letGo()
 	if c.discard != nil {
 		c.discard()
 	}
-	if reason, gone := c.wait(step); reason != nil {
+	if reason, gone := c.wait(v.do); reason != nil {
 		return nil, c.abort(reason, gone)
 	}
 	c.options.clear()
@@ -298,45 +301,46 @@ func (c *call) letGo() {
 	}
 }
 
-// judge asks the plan about a failed attempt. It returns the plan's step and, if that ends the
+// judge asks the plan about a failed attempt. It returns the plan's verdict and, if that ends the
 // call, the error that the call returns.
-func (c *call) judge(e ending, now time.Time) (step, error) {
+func (c *call) judge(e ending, now time.Time) (verdict, error) {
 	a := e.attempt
 	defer a.release()
+	state := stateOf(c.cc)
 	if e.err = readable(e.err); c.stream == nil && c.contest == nil {
-		a.checkUnsent(e.err)
+		a.checkUnsent(e.err, state)
 	}
 	if e.defeat != nil {
-		return step{End: true}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
+		return verdict{do: doEnd}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
 	}
 	err := truthOf(e.err, a, c.stream)
-	p := c.planned(now)
+	p := c.planned(state, now)
 	if reason := c.passes(a, p); reason != nil {
-		return step{End: true}, c.pass(a, err, reason, now)
+		return verdict{do: doEnd}, c.pass(a, err, reason, state, now)
 	}
 	var f failure // filled in where it is, because it is large
-	step := c.ask(p, &f, a, err, now)
-	if step.End {
-		return step, c.stop(&f, step.verdict, now)
+	v := c.ask(p, &f, a, err, state, now)
+	if v.do == doEnd {
+		return v, c.stop(&f, v, now)
 	}
-	if !step.Send {
-		c.retrier.report.waitStarted(&c.facts, p.made+1, step.verdict, now)
+	if v.do != doSend {
+		c.retrier.report.waitStarted(&c.facts, int(p.made)+1, v, now)
 	}
-	return step, nil
+	return v, nil
 }
 
 // ask asks the plan about a failed attempt.
-func (c *call) ask(p *plan, f *failure, a *attempt, err error, now time.Time) step {
+func (c *call) ask(p *plan, f *failure, a *attempt, err error, state connectivity.State, now time.Time) verdict {
 	u := c.retrier.random() // it may panic, so before the attempt counts as reported
-	c.describe(f, a, err, now)
+	c.describe(f, a, err, state, now)
 	c.history().record(a, f)
 	if !p.isReplaced(f) {
 		p.policy.examine(c.ctx, f)
 	}
 	a.reported = true
-	step := p.failed(f, p.ledger.at(now), u)
-	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, step.verdict, now)
-	return step
+	v := p.failed(f, p.ledger.at(now), u)
+	c.retrier.report.attemptFailed(&c.facts, &f.Attempt, v, now)
+	return v
 }
 
 // truthOf returns what the error of an attempt means. gRPC returns a bare io.EOF for a unary call
@@ -356,11 +360,11 @@ func isEOF(err error) bool {
 
 var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was lost, and gRPC reported an end without a failure")
 
-// describe describes a failed attempt to the plan, in a zero failure.
-func (c *call) describe(f *failure, a *attempt, err error, now time.Time) {
+// describe describes a failed attempt to the plan, in a zero failure. state is the channel's after the attempt's end.
+func (c *call) describe(f *failure, a *attempt, err error, state connectivity.State, now time.Time) {
 	c.collect(a)
 	a.describe(&f.Attempt, err, now)
-	f.CtxErr, f.Closed = endOf(c.limited(), now), isClosed(c.cc)
+	f.CtxErr, f.Closed = endOf(c.limited(), now), state == connectivity.Shutdown
 	f.Committed = a.fate == fateCommitted || c.stream != nil && c.stream.isSpoilt()
 	if a.timedOut(err) {
 		f.TimedOut = true
@@ -386,30 +390,31 @@ type noReplay struct {
 // wait returns when the next attempt is to be sent, or when the call is to end because of
 // reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone
 // reports the latter.
-func (c *call) wait(step step) (reason error, gone bool) {
+func (c *call) wait(do action) (reason error, gone bool) {
 	p := c.plan()
 	for {
-		if step.Send {
+		if do == doSend {
 			return c.whyUnsendable()
 		}
 		connected := false
-		if d := p.dueAt.sinceOrigin() - sinceOrigin(); d > 0 {
-			connected = c.pause(d, step.Connect)
+		if d := p.dueAt.Sub(instantNow()); d > 0 {
+			connected = c.pause(d, do == doConnect)
 		}
 		now := time.Now()
 		gone := endOf(c.limited(), now)
+		var v verdict
 		switch {
 		case gone != nil:
 			return gone, true
 		case isClosed(c.cc):
 			return errConnClosed, false
 		case connected:
-			step = p.connected(p.ledger.at(now), c.retrier.random())
+			v = p.connected(p.ledger.at(now), c.retrier.random())
 		default:
-			step = p.due(p.ledger.at(now), c.retrier.random())
+			v = p.due(p.ledger.at(now), c.retrier.random())
 		}
-		if step.End {
-			return step.Reason, false
+		if do = v.do; do == doEnd {
+			return v.Reason, false
 		}
 	}
 }
@@ -437,18 +442,18 @@ func (c *call) whyUnsendable() (reason error, gone bool) {
 
 // another returns the next attempt, which is to be handed to gRPC.
 func (c *call) another() *attempt {
-	start := sinceOrigin()
+	start := instantNow()
 	c.retrier.report.waitEnded(&c.facts)
-	a := c.newAttempt(c.plan().send(instantAt(start)), start)
+	a := c.newAttempt(c.plan().send(start), start)
 	c.retrier.report.retrySent(&c.facts, a)
 	c.retrier.report.attemptStarted(&c.facts, a)
 	return a
 }
 
 // newAttempt returns an attempt after the first, which the caller then makes ready.
-func (c *call) newAttempt(sent sending, start time.Duration) *attempt {
+func (c *call) newAttempt(sent sending, start instant) *attempt {
 	ctx, says := c.limited(), layers.Unmarked
-	h := layers.Header{Previous: sent.number - 1, Limited: sent.silent || c.worksFor.IsRetry()}
+	h := layers.Header{Previous: int(sent.number) - 1, Limited: sent.silent || c.worksFor.IsRetry()}
 	if c.functionTarget == "" { // which sends no header
 		var shared bool
 		if ctx, shared = h.Shared(ctx); shared {
@@ -460,7 +465,7 @@ func (c *call) newAttempt(sent sending, start time.Duration) *attempt {
 		says:    says,
 		cc:      c.cc,
 		method:  c.method,
-		number:  int32(sent.number),
+		number:  sent.number,
 		hedge:   sent.hedge,
 		start:   start,
 		wait:    sent.wait,
@@ -504,7 +509,7 @@ func (c *call) deposit(a *attempt, r Result) {
 	}
 	o := Outcome{Attempt: 1, Result: r} // there is no other
 	if b, is := c.budget.(*ratioBudget); is && r == Succeeded {
-		b.tokens.Earn(c.start) // as Deposit does, but dated without the clock
+		b.tokens.Earn(c.start.sinceOrigin()) // as Deposit does, but dated without the clock
 	} else {
 		c.budget.Deposit(o)
 	}

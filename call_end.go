@@ -39,7 +39,7 @@ func (c *call) finish(err error) {
 // stop ends a call after a verdict to stop. Two failures are returned as they came: a first
 // failure that is not retryable, and that of a committed stream.
 func (c *call) stop(f *failure, v verdict, now time.Time) error {
-	if f.Committed || c.history().failures == 1 && v.untouched {
+	if f.Committed || c.history().failures == 1 && (c.plan().policy.dryRun || f.isUntouched(v.Reason)) {
 		c.end(&callFailure{last: f.Attempt, err: f.Attempt.Err, verdict: v, when: now})
 		return f.Attempt.Err
 	}
@@ -60,7 +60,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		Last:     c.history().genuine,
 		Reason:   v.Reason,
 		Attempts: c.history().all(),
-		Elapsed:  now.Sub(origin) - c.start,
+		Elapsed:  instantOf(now).Sub(c.start),
 
 		wait:   v.Wait,
 		source: v.WaitSource,

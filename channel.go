@@ -22,13 +22,16 @@ type channel struct {
 }
 
 // channel returns what the call's ClientConn says now; a function has none.
-func (c *rpc) channel() channel {
-	if c.cc == nil {
-		return channel{ready: true}
+func (c *rpc) channel() channel { return c.channelIn(stateOf(c.cc)) }
+
+// channelIn is channel for a state that was just read: before the config, so that this is not older.
+func (c *rpc) channelIn(state connectivity.State) (ch channel) {
+	ch.ready = state == connectivity.Ready
+	if ch.cc = c.cc; ch.cc != nil {
+		ch.builtIn = !c.retrier.builtInRetryOff && !c.stopsGRPC && (c.policy == nil || !c.policy.overGRPC)
+		ch.config = c.cc.GetMethodConfig(c.method)
 	}
-	ready := c.cc.GetState() == connectivity.Ready // asked first, so that the config is not older
-	builtIn := !c.retrier.builtInRetryOff && !c.stopsGRPC && (c.policy == nil || !c.policy.overGRPC)
-	return channel{c.cc, ready, builtIn, c.cc.GetMethodConfig(c.method)}
+	return ch
 }
 
 // dependsOnChannel reports whether a call must know when it starts what its channel says.
@@ -37,7 +40,7 @@ func (c *rpc) dependsOnChannel(policies *methodPolicies) bool {
 }
 
 // retries reports whether gRPC retries the method by itself.
-func (ch channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
+func (ch *channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 
 // hasBuiltInPolicy reports whether gRPC would retry the method by itself now.
 func (c *rpc) hasBuiltInPolicy() bool {
@@ -73,7 +76,7 @@ func (k knownConfig) isLeftToGRPC(counted int) bool { return k.builtIn && counte
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
 // the channel's name has been resolved. Nothing tells when that was, so a call that waits longer for it is over at its first failure.
-func (p *plan) follow(ch channel) {
+func (p *plan) follow(ch *channel) {
 	p.config.builtIn, p.config.informed = ch.retries(), ch.ready
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
 		if end := p.start.Add(*timeout); p.deadline == 0 || end < p.deadline {
@@ -106,7 +109,7 @@ func (c *rpc) limited() context.Context {
 // passes returns why the call passes through after all, now that its channel has been read; nil if it does not.
 func (c *call) passes(a *attempt, p *plan) error {
 	switch {
-	case p.config.isLeftToGRPC(p.counted()) && int(a.number) == p.unsent+1 && !a.isCut(): // the first for which gRPC had a config
+	case p.config.isLeftToGRPC(p.counted()) && a.number == p.unsent+1 && !a.isCut(): // the first for which gRPC had a config
 		return errLeftToGRPC
 	case c.unresolved != nil && p.policy.MaxAttempts == 1:
 		return ErrAttemptsExhausted
@@ -116,9 +119,9 @@ func (c *call) passes(a *attempt, p *plan) error {
 }
 
 // pass ends such a call with the error of its attempt, at no cost to the budget.
-func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
+func (c *call) pass(a *attempt, err, reason error, state connectivity.State, now time.Time) error {
 	var f failure
-	c.describe(&f, a, err, now)
+	c.describe(&f, a, err, state, now)
 	c.history().record(a, &f)
 	c.deposit(a, Ignored)
 	c.plan().leave()
@@ -131,14 +134,17 @@ func (c *call) pass(a *attempt, err, reason error, now time.Time) error {
 	return f.Attempt.Err
 }
 
-// isClosed reports whether a ClientConn, if there is one, is closed.
-func isClosed(cc *grpc.ClientConn) bool { return cc != nil && cc.GetState() == connectivity.Shutdown }
-
-// isUnconnected reports whether a channel has no connection and is trying to get one.
-func isUnconnected(cc *grpc.ClientConn) bool {
+// stateOf returns the state of a ClientConn; a function has none, and needs no connection.
+func stateOf(cc *grpc.ClientConn) connectivity.State {
 	if cc == nil {
-		return false
+		return connectivity.Ready
 	}
-	state := cc.GetState()
+	return cc.GetState()
+}
+
+func isClosed(cc *grpc.ClientConn) bool { return stateOf(cc) == connectivity.Shutdown }
+
+// isUnconnected reports whether a channel in that state has no connection and is trying to get one.
+func isUnconnected(state connectivity.State) bool {
 	return state == connectivity.Connecting || state == connectivity.TransientFailure
 }

@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -31,13 +30,13 @@ type contest struct {
 
 	replies replies.Type // makes what hedges receive into; set before the first
 
-	turn     turn.Lock     // taken by the goroutine that uses the fields below, the call and its plan
-	timer    timer.Timer   // until the next time at which something may be due
-	open     []*attempt    // in flight
-	from     time.Duration // since the origin; the first delay counts from then
-	end      ending        // of the race, once it is decided
-	crashed  bool          // a callback has panicked
-	panicked any           // the value of the panic, if that was on another goroutine than the caller's
+	turn     turn.Lock   // taken by the goroutine that uses the fields below, the call and its plan
+	timer    timer.Timer // until the next time at which something may be due
+	open     []*attempt  // in flight
+	from     instant     // the first delay counts from then
+	end      ending      // of the race, once it is decided
+	crashed  bool        // a callback has panicked
+	panicked any         // the value of the panic, if that was on another goroutine than the caller's
 
 	hedges sync.WaitGroup // the goroutines of hedges
 	mine   *attempt       // the attempt on the caller's goroutine; used by that goroutine
@@ -67,18 +66,6 @@ func (k *contest) join(c *call, r rival) {
 	c.contest = k
 }
 
-// never is a time that does not come.
-const never = time.Duration(math.MaxInt64)
-
-// expiry returns when a timeout that starts at a time is over.
-func expiry(start, timeout time.Duration) time.Duration {
-	end := start + timeout
-	if end < start {
-		return never
-	}
-	return end
-}
-
 // start adds an attempt, which is about to be handed to gRPC, to those in flight. It does nothing for a call without
 // a contest.
 func (k *contest) start(a *attempt) {
@@ -97,7 +84,7 @@ func (k *contest) start(a *attempt) {
 func (k *contest) add(a *attempt) {
 	a.bounds.expires = never
 	if timeout := k.call.policy.AttemptTimeout; timeout > 0 {
-		a.bounds.expires = expiry(a.start, timeout)
+		a.bounds.expires = a.start.Add(timeout)
 	}
 	k.open = append(k.open, a)
 	k.arm()
@@ -122,7 +109,7 @@ func (k *contest) remove(a *attempt) {
 		return
 	}
 	k.open = slices.Delete(k.open, i, i+1)
-	if sinceOrigin() < a.bounds.expires {
+	if instantNow() < a.bounds.expires {
 		a.bounds.expires = never
 	}
 	if len(k.open) == 0 {
@@ -147,7 +134,7 @@ func (k *contest) resume(a *attempt) {
 	k.turn.Take()
 	defer k.turn.Give()
 	if a.bounds.expires == never && slices.Contains(k.open, a) {
-		a.bounds.expires, a.bounds.judged = expiry(sinceOrigin(), k.call.policy.AttemptTimeout), false
+		a.bounds.expires, a.bounds.judged = instantNow().Add(k.call.policy.AttemptTimeout), false
 		k.arm()
 	}
 }
@@ -172,12 +159,12 @@ func (s *retryStream) idle() {
 func (k *contest) compete(r rival) {
 	k.turn.Take()
 	defer k.turn.Give()
-	k.rival, k.from = r, sinceOrigin()
+	k.rival, k.from = r, instantNow()
 	if len(k.open) == 0 {
 		return
 	}
 	if p := k.call.plan(); p != nil {
-		p.hedgeFrom(instantAt(k.from))
+		p.hedgeFrom(k.from)
 	}
 	k.arm()
 }
@@ -208,7 +195,7 @@ func (k *contest) ended(a *attempt, err error) {
 	c, now := k.call, time.Now()
 	k.remove(a)
 	if c.stream == nil && err != nil {
-		a.checkUnsent(err)
+		a.checkUnsent(err, stateOf(c.cc))
 	}
 	err = truthOf(err, a, c.stream)
 	if err == nil && c.stream != nil && a.isCut() {
@@ -222,7 +209,7 @@ func (k *contest) ended(a *attempt, err error) {
 	case won:
 		k.end = ending{attempt: a, err: err}
 		if c.stream == nil {
-			a.bounds.ended = now.Sub(origin)
+			a.bounds.ended = instantOf(now)
 		}
 		k.cancelOpen()
 		a.measure(c.learner, false)
@@ -255,14 +242,15 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 // failed asks the plan about the failure of an attempt while others are in flight.
 func (k *contest) failed(a *attempt, err error, now time.Time) {
 	var f failure
-	step := k.call.ask(k.call.planned(now), &f, a, err, now)
-	if step.End {
-		k.end = ending{a, err, &defeat{f, step.verdict}}
+	state := stateOf(k.call.cc)
+	v := k.call.ask(k.call.planned(state, now), &f, a, err, state, now)
+	if v.do == doEnd {
+		k.end = ending{a, err, &defeat{f, v}}
 		k.cancelOpen()
 		return
 	}
 	a.release()
-	k.do(step)
+	k.do(v.do)
 	k.arm()
 }
 
@@ -288,15 +276,15 @@ func (k *contest) check() {
 	now := time.Now()
 	for _, a := range k.open {
 		switch {
-		case now.Sub(origin) < k.overdueAt(a):
+		case instantOf(now) < k.overdueAt(a):
 		case k.awaitsConnection(a):
-			a.bounds.expires = expiry(now.Sub(origin), k.call.policy.AttemptTimeout)
+			a.bounds.expires = instantOf(now).Add(k.call.policy.AttemptTimeout)
 		default:
 			a.bounds.judged = true
 			k.overdue(a, now)
 		}
 	}
-	if now.Sub(origin) >= k.dueAt() {
+	if instantOf(now) >= k.dueAt() {
 		if endOf(k.open[0].Context, now) != nil || isClosed(k.call.cc) {
 			return // the attempts in flight end by themselves
 		}
@@ -309,25 +297,25 @@ func (k *contest) check() {
 func (k *contest) plan(now time.Time) *plan {
 	c, begun := k.call, k.call.plan() != nil
 	if c.stream != nil && k.rival == nil { // whose goroutines may be setting the limit of the call
-		return c.informedPlan(now)
+		return c.informedPlan(stateOf(c.cc), now)
 	}
 	if p := c.startPlan(now); !begun {
-		p.hedgeFrom(instantAt(k.from))
+		p.hedgeFrom(k.from)
 	}
-	return c.planned(now)
+	return c.planned(stateOf(c.cc), now)
 }
 
-// dueAt returns when the plan has something due, since the origin. Outside of a race that is only an attempt
+// dueAt returns when the plan has something due. Outside of a race that is only an attempt
 // that replaces the one in flight.
-func (k *contest) dueAt() time.Duration {
+func (k *contest) dueAt() instant {
 	p := k.call.plan()
 	switch {
 	case p == nil && k.rival != nil:
-		return k.from + k.call.delay
+		return k.from.Add(k.call.delay)
 	case p == nil, p.dueAt == 0 || k.rival == nil && p.replaces == 0:
 		return never
 	default:
-		return p.dueAt.sinceOrigin()
+		return p.dueAt
 	}
 }
 
@@ -341,12 +329,12 @@ func (k *contest) arm() {
 		k.timer.Stop()
 		return
 	}
-	k.timer.Set(at-sinceOrigin(), k.tick)
+	k.timer.Set(at.Sub(instantNow()), k.tick)
 }
 
-// overdueAt returns when the plan is to be asked about an attempt that is slow, since the origin: once, or again if nothing replaces it
+// overdueAt returns when the plan is to be asked about an attempt that is slow: once, or again if nothing replaces it
 // after all.
-func (k *contest) overdueAt(a *attempt) time.Duration {
+func (k *contest) overdueAt(a *attempt) instant {
 	if a.bounds.judged && !k.mayHang(a) {
 		return never
 	}
@@ -358,7 +346,7 @@ func (k *contest) overdueAt(a *attempt) time.Duration {
 func (k *contest) awaitsConnection(a *attempt) bool {
 	_, limited := a.Deadline()
 	before := a.bounds.unconnected
-	a.bounds.unconnected = limited && isUnconnected(k.call.cc)
+	a.bounds.unconnected = limited && isUnconnected(stateOf(k.call.cc))
 	return before || a.bounds.unconnected
 }
 
@@ -366,7 +354,7 @@ func (k *contest) awaitsConnection(a *attempt) bool {
 // cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline == 0 && !p.config.isLeftToGRPC(p.counted()) && p.replaces != int(a.number) &&
+	return p != nil && p.deadline == 0 && !p.config.isLeftToGRPC(p.counted()) && p.replaces != a.number &&
 		a.Err() == nil && !isClosed(k.call.cc)
 }
 
@@ -376,55 +364,55 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 	p := k.plan(now)
 	if p.config.isLeftToGRPC(p.counted()) {
 		a.bounds.judged = p.config.informed // otherwise that may be outdated
-		a.bounds.expires = expiry(now.Sub(origin), c.policy.AttemptTimeout)
+		a.bounds.expires = instantOf(now).Add(c.policy.AttemptTimeout)
 		return
 	}
 	f := c.overdueFailure(a, now)
-	step := p.overdue(c.ctx, &f, p.ledger.at(now), c.retrier.random())
-	if f.Committed && step.Cut != 0 {
+	v := p.overdue(c.ctx, &f, p.ledger.at(now), c.retrier.random())
+	if f.Committed && v.do > 0 {
 		c.stream.cut(a, true) // it could hang
 		return
 	}
-	k.do(step)
+	k.do(v.do)
 }
 
-// due asks the plan for the step that is due, and takes it.
+// due asks the plan what is due, and does it.
 func (k *contest) due(now time.Time) {
 	c := k.call
 	p := k.plan(now)
 	switch {
 	case p.dueAt == 0 || instantOf(now) < p.dueAt: // because of the config
 	case p.next.isDecided():
-		k.do(p.due(p.ledger.at(now), c.retrier.random()))
+		k.do(p.due(p.ledger.at(now), c.retrier.random()).do)
 	case p.config.isLeftToGRPC(p.counted()):
 		p.dueAt = 0
-	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(c.cc), c.unresolved != nil && !p.config.informed:
+	case (c.delay > 0 || !c.retrier.builtInRetryOff) && isUnconnected(stateOf(c.cc)), c.unresolved != nil && !p.config.informed:
 		// Hedges that come due meanwhile would all be sent together when there is a connection, and
 		// perhaps although the channel's config allows none.
 		p.putOff(instantOf(now))
 	default:
-		step := p.due(p.ledger.at(now), 0) // a hedge needs no random number
-		c.retrier.report.hedgeJudged(&c.facts, step.verdict, now)
-		k.do(step)
+		v := p.due(p.ledger.at(now), 0) // a hedge needs no random number
+		c.retrier.report.hedgeJudged(&c.facts, v, now)
+		k.do(v.do)
 	}
 }
 
-// do takes a step of the plan while attempts are in flight.
-func (k *contest) do(step step) {
+// do does what the plan says while attempts are in flight.
+func (k *contest) do(what action) {
 	switch {
-	case step.Cut != 0:
-		k.cut(step.Cut)
-	case step.Send:
+	case what > 0:
+		k.cut(int32(what))
+	case what == doSend:
 		k.send()
 	}
 }
 
 // cut ends an overdue attempt, unless the application has become bound to its stream, or none can follow any more.
-func (k *contest) cut(number int) {
+func (k *contest) cut(number int32) {
 	c := k.call
 	for _, a := range k.open {
 		switch {
-		case int(a.number) != number:
+		case a.number != number:
 		case c.isLast != nil && c.plan().next.isDecided() && c.isLast(): // since it was decided
 			c.plan().undecide()
 		case c.stream == nil || k.rival != nil:
@@ -523,7 +511,7 @@ func (k *contest) forget(a *attempt) {
 func (c *call) overdueFailure(a *attempt, now time.Time) failure {
 	info := a.asStarted(now)
 	info.Duration = now.Sub(info.Start)
-	info.Err, info.Unsent = newAttemptTimeoutError(c.policy.AttemptTimeout, nil), isUnconnected(c.cc)
+	info.Err, info.Unsent = newAttemptTimeoutError(c.policy.AttemptTimeout, nil), isUnconnected(stateOf(c.cc))
 	return failure{
 		Attempt:   info,
 		CtxErr:    endOf(a.Context, now),

@@ -52,7 +52,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 		hedgeBudget = budgetNamed(b, target)
 	}
 	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start))
-	p.plan.noRetry = whyNoRetry(p.worksFor)
+	p.plan.alone = p.worksFor.IsRetry()
 	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p
 }
@@ -61,14 +61,14 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 	s := p.plan.send(p.plan.ledger.at(now))
 	p.silent = s.silent
-	a = Attempt{Method: p.method, Number: s.number, Hedge: s.hedge, Start: now,
+	a = Attempt{Method: p.method, Number: int(s.number), Hedge: s.hedge, Start: now,
 		Wait: s.wait, WaitSource: s.source, repeats: s.repeats}
 	return a, p.timeout()
 }
 
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
-	last := p.plan.noRetry != nil || p.plan.counted() >= p.plan.policy.MaxAttempts
+	last := p.plan.alone || p.plan.counted() >= p.plan.policy.MaxAttempts
 	if last && p.plan.deadline != 0 || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}
@@ -101,16 +101,16 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	if !p.plan.isReplaced(&f) {
 		p.plan.policy.examine(p.ctx, &f)
 	}
-	step := p.plan.failed(&f, p.plan.ledger.at(now), u)
-	if step.End && forbidsRetry(a.Trailer) {
+	v := p.plan.failed(&f, p.plan.ledger.at(now), u)
+	if v.do == doEnd && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
 	}
-	return p.export(step)
+	return p.export(v)
 }
 
 // RequestHeader implements [drive.Plan].
 func (p *drivenPlan) RequestHeader() map[string]string {
-	h := layers.Header{Previous: p.plan.made - 1, Limited: p.silent || p.worksFor.IsRetry()}
+	h := layers.Header{Previous: int(p.plan.made) - 1, Limited: p.silent || p.worksFor.IsRetry()}
 	if h.Previous < 1 && !h.Limited {
 		return nil
 	}
@@ -169,14 +169,15 @@ func (p *drivenPlan) measure(a Attempt, now time.Time) {
 	}
 }
 
-// export returns a step for the driver. If the call has given up, it tells the server whose handler makes
+// export returns a verdict for the driver. If the call has given up, it tells the server whose handler makes
 // the call.
-func (p *drivenPlan) export(s step) drive.Step {
-	if s.End && gaveUp(s.Reason, p.plan.counted() > 0) && p.plan.policy.MaxAttempts > 1 {
+func (p *drivenPlan) export(v verdict) drive.Step {
+	if v.do == doEnd && gaveUp(v.Reason, p.plan.counted() > 0) && p.plan.policy.MaxAttempts > 1 {
 		p.worksFor.GiveUp()
 	}
-	if s.Cut != 0 {
-		p.cut = append(p.cut, s.Cut)
+	step := drive.Step{Send: v.do == doSend, Cut: int(max(v.do, 0)), Connect: v.do == doConnect, End: v.do == doEnd, Reason: v.Reason}
+	if step.Cut != 0 {
+		p.cut = append(p.cut, step.Cut)
 	}
-	return drive.Step{Send: s.Send, Cut: s.Cut, Connect: s.Connect, End: s.End, Reason: s.Reason}
+	return step
 }

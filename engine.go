@@ -33,17 +33,28 @@ type failure struct {
 	found finding // what it means, see [policy.examine]; empty for an attempt that is replaced
 }
 
-// A verdict is the decision about a failure.
+// A verdict is the decision about a failure, or about a hedge that is due, and what the driver does now. It is small enough for
+// registers: copies of a larger one made a retry 7% slower.
 type verdict struct {
-	Retry      bool          // make another attempt after Wait; otherwise stop, because of Reason
 	Wait       time.Duration // never negative; on a stop, the wait that was rejected, 0 if none was computed
+	Reason     error         // why no attempt follows, as in [Error.Reason]; nil if one does
 	WaitSource WaitSource    // waitNone if no wait was computed
-	Reason     error         // why no attempt follows, as in [Error.Reason]; nil for a retry
-
-	drawn     time.Duration // what the backoff drew: Wait may be longer, because the target is failing
-	fatal     bool          // a stop that ends a hedged call although other attempts are in flight
-	untouched bool          // not retryable: a first such failure is returned unwrapped
+	do         action
 }
+
+// An action is what a driver does next. Above 0 it is the number of an overdue attempt: cancel that; its end is then reported as
+// TimedOut. Other attempts in flight continue, unless the call ends.
+type action int32
+
+const (
+	doWait    action = -iota // there is nothing to do before dueAt
+	doSend                   // send an attempt now
+	doConnect                // wait for a connection: call connected when it is ready, or due at dueAt
+	doEnd                    // the call is over, because of Reason; cancel the attempts in flight
+)
+
+// retries reports whether another attempt follows.
+func (v verdict) retries() bool { return v.Reason == nil }
 
 // refusedByBudget reports whether the budget stopped the call.
 func (v verdict) refusedByBudget() bool { return is(v.Reason, ErrBudgetExhausted) }
@@ -77,11 +88,11 @@ func (f *failure) callOver() error {
 	return f.CtxErr
 }
 
-// untouched reports whether a first such failure is returned unwrapped, because it is not
-// retryable. That includes a closed connection and the cause of the caller's context, but not that context's end, which
+// isUntouched reports whether a first such failure, after which the call ends for a reason, is returned unwrapped, because it is
+// not retryable. That includes a closed connection and the cause of the caller's context, but not that context's end, which
 // an Error reports.
-func (f *failure) untouched() bool {
-	return !f.found.retryable && !(f.CtxErr != nil && (f.Closed || isContextEnd(f.Attempt.Err)))
+func (f *failure) isUntouched(reason error) bool {
+	return reasons.Of(reason).Untouched || !f.found.retryable && !(f.CtxErr != nil && (f.Closed || isContextEnd(f.Attempt.Err)))
 }
 
 // result returns the result of a failed attempt as the budget sees it.

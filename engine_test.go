@@ -85,7 +85,7 @@ type before struct {
 func (b before) plan(p *policy, budget Budget, number int) *plan {
 	plan := new(plan)
 	plan.begin(p, budget, nil, &target{all: newTargets(nil)}, instantOf(b.Start), instantOf(b.Deadline))
-	plan.made, plan.open, plan.ledger.freeAttempt = number, 1, 1
+	plan.made, plan.open, plan.ledger.freeAttempt = int32(number), 1, 1
 	plan.progress = progress{b.Retry, b.Prev}
 	return plan
 }
@@ -112,7 +112,7 @@ func TestEngine(t *testing.T) {
 	deadlineIn := func(d time.Duration) before { return before{Start: noon, Deadline: noon.Add(d)} }
 	stop := func(reason error, result Result) judged { return judged{verdict{Reason: reason}, result} }
 	again := func(wait time.Duration, source WaitSource) judged {
-		return judged{verdict{Retry: true, Wait: wait, WaitSource: source}, Failed}
+		return judged{verdict{Wait: wait, WaitSource: source}, Failed}
 	}
 	late := func(reason error, wait time.Duration, source WaitSource) judged {
 		return judged{verdict{Reason: reason, Wait: wait, WaitSource: source}, Failed}
@@ -252,13 +252,18 @@ func TestEngine(t *testing.T) {
 			}
 			plan := tt.history.plan(policyOf(t, tt.opts...), budget, tt.failure.Attempt.Number)
 			got := judgedBy(plan, &tt.failure, noon, 0.5)
-			got.fatal, got.untouched, got.drawn = false, false, 0 // matters of hedging, of the error and of the next backoff, tested elsewhere
-			want := step{verdict: tt.want.verdict, End: !tt.want.Retry, Send: tt.want.Retry && tt.want.Wait == 0}
+			want := tt.want.verdict
+			switch {
+			case !want.retries():
+				want.do = doEnd
+			case want.Wait == 0:
+				want.do = doSend
+			}
 			if got != want {
 				t.Errorf("Failed = %+v, want %+v", got, want)
 			}
 			wantDue := time.Time{}
-			if tt.want.Wait > 0 && tt.want.Retry {
+			if tt.want.Wait > 0 && tt.want.retries() {
 				wantDue = noon.Add(tt.want.Wait)
 			}
 			if due := plan.dueAt; due != instantOf(wantDue) {
@@ -267,7 +272,7 @@ func TestEngine(t *testing.T) {
 			if want := (Outcome{Attempt: tt.failure.Attempt.Number, Result: tt.want.result}); len(budget.heard) != 1 || budget.heard[0] != want {
 				t.Errorf("budget heard %v, want %v once", budget.heard, want)
 			}
-			if asked := want.Send; asked != (len(budget.asked) == 1) {
+			if asked := want.do == doSend; asked != (len(budget.asked) == 1) {
 				t.Errorf("budget was asked at %v, want asked: %v", budget.asked, asked)
 			}
 		})

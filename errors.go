@@ -248,7 +248,7 @@ var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
 // decisionName returns the value of [telemetry.AttrDecision].
 func decisionName(v verdict) string {
 	switch {
-	case v.Retry:
+	case v.retries():
 		return instruments.DecisionRetry
 	case is(v.Reason, errWouldRetry):
 		return reasons.Of(errWouldRetry).Word

@@ -175,7 +175,7 @@ func (a *attempt) measure(learner HedgeDelay, lost bool) {
 		return
 	}
 	now := time.Now()
-	learner.Answered(a.method, now.Sub(origin)-a.start, lost, now)
+	learner.Answered(a.method, instantOf(now).Sub(a.start), lost, now)
 }
 
 // HedgeAfter sends a hedge after each d without a success; with 0 all attempts are sent

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -62,6 +63,9 @@ func TestHedgingAtRandom(t *testing.T) {
 		})
 	}
 }
+
+// forever is a time that does not come.
+const forever = time.Duration(math.MaxInt64)
 
 // A hedgedCall is what was drawn. Times are since its start; 0 means never, and no limit.
 type hedgedCall struct {
@@ -264,11 +268,11 @@ type sentAttempt struct {
 }
 
 func (c *hedgedCall) model() *hedgeModel {
-	m := &hedgeModel{hedgedCall: c, own: modelBudget{left: c.tokens}, hedging: modelBudget{left: c.hedges}, trouble: never}
+	m := &hedgeModel{hedgedCall: c, own: modelBudget{left: c.tokens}, hedging: modelBudget{left: c.hedges}, trouble: forever}
 	m.send(sentAttempt{})
 	m.now, m.due = c.asks, c.asks+c.delay
 	m.sent[0].ends = max(m.sent[0].ends, c.asks)
-	if first := &m.sent[0]; first.overdue != never {
+	if first := &m.sent[0]; first.overdue != forever {
 		first.overdue += c.asks // a stream's timeout counts while the application waits
 	}
 	for !m.over {
@@ -305,13 +309,13 @@ func (m *hedgeModel) cut() {
 func (m *hedgeModel) send(a sentAttempt) {
 	a.at, a.hedge = m.now, m.isOpen() && a.payer != &m.own
 	number, answer := len(m.sent)+1, m.answers[len(m.sent)]
-	a.answer, a.overdue = m.now+answer.after, never
+	a.answer, a.overdue = m.now+answer.after, forever
 	if m.timeout > 0 && (m.deadline == 0 || number < m.attempts) {
 		a.overdue = m.now + m.timeout
 	}
 	a.ends = a.answer + answer.deaf
 	m.sent = append(m.sent, a)
-	m.decided, m.due = false, never
+	m.decided, m.due = false, forever
 	if number < m.attempts {
 		m.due = max(m.now+m.delay, m.pushed)
 	}
@@ -320,7 +324,7 @@ func (m *hedgeModel) send(a sentAttempt) {
 // slowest is the attempt whose timeout asks next, 0 if none does.
 func (m *hedgeModel) slowest() (number int) {
 	for i, a := range m.sent {
-		if a.result == "" && a.overdue != never && (number == 0 || a.overdue < m.sent[number-1].overdue) {
+		if a.result == "" && a.overdue != forever && (number == 0 || a.overdue < m.sent[number-1].overdue) {
 			number = i + 1
 		}
 	}
@@ -330,7 +334,7 @@ func (m *hedgeModel) slowest() (number int) {
 // isOverdue is what happens when an attempt has reached its timeout: another one may take its place
 // later. Without a deadline, it ends if none may, because nothing else would end it.
 func (m *hedgeModel) isOverdue(number int) {
-	m.sent[number-1].overdue = never
+	m.sent[number-1].overdue = forever
 	if m.gone {
 		return
 	}
@@ -388,27 +392,27 @@ func (m *hedgeModel) earliest() (number int) {
 
 // step plays what comes next.
 func (m *hedgeModel) step() {
-	first, ends := m.earliest(), never
+	first, ends := m.earliest(), forever
 	if first > 0 {
 		ends = m.sent[first-1].ends
 	}
-	goes := never
+	goes := forever
 	if !m.gone {
-		goes = min(cmp.Or(m.cancel, never), cmp.Or(m.deadline, never))
+		goes = min(cmp.Or(m.cancel, forever), cmp.Or(m.deadline, forever))
 	}
-	slowest, overdue := m.slowest(), never
+	slowest, overdue := m.slowest(), forever
 	if slowest > 0 {
 		overdue = m.sent[slowest-1].overdue
 		for i, a := range m.sent {
 			m.tie = m.tie || a.result == "" && a.overdue == overdue && i != slowest-1
 		}
 	}
-	others := never
+	others := forever
 	if m.heard < len(m.others) {
 		others = m.others[m.heard].at
 	}
-	m.tie = m.tie || others != never && (others == goes || others == ends || others == overdue || others == m.due)
-	m.tie = m.tie || ends == m.due && ends < goes || overdue != never && (overdue == ends || overdue == m.due)
+	m.tie = m.tie || others != forever && (others == goes || others == ends || others == overdue || others == m.due)
+	m.tie = m.tie || ends == m.due && ends < goes || overdue != forever && (overdue == ends || overdue == m.due)
 	switch m.now = max(m.now, min(goes, ends, overdue, others, m.due)); {
 	case goes <= m.now:
 		m.goes()
@@ -452,7 +456,7 @@ func (m *hedgeModel) finish(reason error) {
 	}
 	switch {
 	case !m.gone:
-	case cmp.Or(m.cancel, never) < cmp.Or(m.deadline, never):
+	case cmp.Or(m.cancel, forever) < cmp.Or(m.deadline, forever):
 		m.code, m.reason = codes.Canceled, context.Canceled
 	default:
 		m.code, m.reason = codes.DeadlineExceeded, context.DeadlineExceeded
@@ -464,7 +468,7 @@ func (m *hedgeModel) isDue() {
 	case m.decided:
 		m.retryIsDue()
 	case m.elapsed > 0 && m.now >= m.elapsed:
-		m.due = never
+		m.due = forever
 	case !m.hedging.withdraw():
 		m.putOff()
 	default:
@@ -497,7 +501,7 @@ func (m *hedgeModel) retryIsDue() {
 	case payer.withdraw():
 		m.next.payer = payer
 		if m.replaced > 0 {
-			m.due = never
+			m.due = forever
 			m.cutOverdue(m.replaced)
 			return
 		}
@@ -569,7 +573,7 @@ func (m *hedgeModel) tooLate(wait time.Duration) error {
 
 // inTime is a wait for the target, or a part of the time that is left.
 func (m *hedgeModel) inTime(wait time.Duration) time.Duration {
-	left := min(cmp.Or(m.deadline, never), cmp.Or(m.elapsed, never)) - m.now
+	left := min(cmp.Or(m.deadline, forever), cmp.Or(m.elapsed, forever)) - m.now
 	if wait < left {
 		return wait
 	}
@@ -582,7 +586,7 @@ func (m *hedgeModel) leave() {
 		m.next.payer.left++
 		m.next.payer.returned++
 	}
-	m.decided, m.due, m.replaced = false, never, 0
+	m.decided, m.due, m.replaced = false, forever, 0
 }
 
 func (m *hedgeModel) ended(number int) {
@@ -646,7 +650,7 @@ func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool) {
 			m.next.at, m.next.source = m.pushed, WaitPushback
 			m.next.wait = m.next.at - m.next.from
 		}
-		if m.due != never {
+		if m.due != forever {
 			m.due = max(m.due, m.pushed)
 		}
 	}
@@ -665,7 +669,7 @@ func (m *hedgeModel) failed(answer hedgedAnswer, retryable bool) {
 	case m.isOpen() && m.longest > 0 && wait > m.longest:
 		m.stop(ErrPushback, false)
 	case m.isOpen():
-		if m.due == never && !m.decided && m.stopped == nil && len(m.sent) < m.attempts {
+		if m.due == forever && !m.decided && m.stopped == nil && len(m.sent) < m.attempts {
 			m.putOff()
 		}
 	default:

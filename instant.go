@@ -8,11 +8,9 @@ import (
 	"github.com/grpcretry/grpcretry/internal/window"
 )
 
-// origin is the time from which calls count: that needs only the monotonic
+// origin is the time from which instants count: that needs only the monotonic
 // clock, which is read in little more than half the time of time.Now.
 var origin = window.Origin
-
-func sinceOrigin() time.Duration { return time.Since(origin) }
 
 // An instant is a time in nanoseconds; 0 stands for no time, and is before all others. Plans and targets have so many times that, as
 // a time.Time with a pointer in each, they made a retry 8% slower.
@@ -20,17 +18,17 @@ type instant int64
 
 const atOrigin = 1 << 62 // 146 years after the earliest instant, and before the latest
 
-// instantAt returns the instant d after the origin.
-func instantAt(d time.Duration) instant {
-	return atOrigin + instant(min(max(d, 1-atOrigin), atOrigin-1))
-}
+// never is an instant that does not come.
+const never instant = math.MaxInt64
+
+func instantNow() instant { return atOrigin + instant(time.Since(origin)) }
 
 // instantOf returns t as an instant, 0 for the zero time.
 func instantOf(t time.Time) instant {
 	if t.IsZero() {
 		return 0
 	}
-	return instantAt(t.Sub(origin))
+	return atOrigin + instant(min(max(t.Sub(origin), 1-atOrigin), atOrigin-1))
 }
 
 // deadlineOf returns the deadline of a context, 0 for none.
@@ -48,10 +46,10 @@ func (i instant) timeFrom(now time.Time) time.Time { return now.Add(i.Sub(instan
 
 func (i instant) Sub(j instant) time.Duration { return time.Duration(i - j) }
 
-// Add returns i+d, or the latest instant if that is later.
+// Add returns i+d, or never if that is later.
 func (i instant) Add(d time.Duration) instant {
 	if sum := i + instant(d); d <= 0 || sum > i {
 		return sum
 	}
-	return math.MaxInt64
+	return never
 }

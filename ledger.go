@@ -1,9 +1,6 @@
 package grpcretry
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // A ledger knows which budget has paid for each attempt of a call. It takes the tokens, and reports to the
 // budgets how the attempts end.
@@ -13,9 +10,9 @@ type ledger struct {
 	now         time.Time // of the latest decision, for the budgets
 	paidForNext payer     // who has paid for the attempt that is sent next
 
-	freeAttempt int     // the number of the attempt that no budget has paid for; 0 before there is one
 	payers      []payer // of the attempts, from the first; nil if the policy allows no hedges
-	released    []int   // the numbers of the attempts whose slot was given back, or taken over, before their end
+	freeAttempt int32   // the number of the attempt that no budget has paid for; 0 before there is one
+	released    int32   // the number of the latest attempt whose slot was given back, or taken over, before its end; 0 for none
 }
 
 // A payer is the budget that has paid for an attempt.
@@ -56,7 +53,7 @@ func (l *ledger) whoPays(p payer) payer {
 
 // take takes a token for the attempt that is sent next. It returns false if there is none, or if the server's
 // throttle allows no hedges. An attempt that replaces another one takes over its slot.
-func (l *ledger) take(p payer, replaces int) bool {
+func (l *ledger) take(p payer, replaces int32) bool {
 	p = l.whoPays(p)
 	if p == hedgesPay && isThrottled(l.budget) {
 		return false
@@ -67,25 +64,25 @@ func (l *ledger) take(p payer, replaces int) bool {
 	}
 	l.paidForNext = p
 	if takesOver {
-		l.released = append(l.released, replaces)
+		l.released = replaces
 	}
 	return true
 }
 
 // holdsSlot reports whether an attempt was paid for by p, and has not given its slot back.
-func (l *ledger) holdsSlot(number int, p payer) bool {
-	return p != nobodyPays && l.payerOf(number) == p && !slices.Contains(l.released, number)
+func (l *ledger) holdsSlot(number int32, p payer) bool {
+	return p != nobodyPays && l.payerOf(number) == p && l.released != number
 }
 
 // giveBack returns the token of an attempt that is not sent after all.
-func (l *ledger) giveBack(number int) {
+func (l *ledger) giveBack(number int32) {
 	paid := l.paidForNext
 	l.paidForNext = nobodyPays // before the budget is called, which may panic
-	l.budgetOf(paid).Deposit(Outcome{Attempt: number, Result: Unsent})
+	l.budgetOf(paid).Deposit(Outcome{Attempt: int(number), Result: Unsent})
 }
 
 // sent records that an attempt is sent, and returns who has paid for it.
-func (l *ledger) sent(number int) payer {
+func (l *ledger) sent(number int32) payer {
 	paid := l.paidForNext
 	l.paidForNext = nobodyPays
 	if paid == nobodyPays {
@@ -98,11 +95,11 @@ func (l *ledger) sent(number int) payer {
 }
 
 // payerOf returns who has paid for an attempt that was sent.
-func (l *ledger) payerOf(number int) payer {
+func (l *ledger) payerOf(number int32) payer {
 	switch {
 	case l.freeAttempt == number, number == 0:
 		return nobodyPays
-	case 0 < number && number <= len(l.payers):
+	case 0 < number && int(number) <= len(l.payers):
 		return l.payers[number-1]
 	default:
 		return retriesPay
@@ -110,26 +107,27 @@ func (l *ledger) payerOf(number int) payer {
 }
 
 // release gives back the slot that an attempt holds in a budget that limits the retries in flight.
-func (l *ledger) release(number int) {
+func (l *ledger) release(number int32) {
 	payer := l.payerOf(number)
 	if !l.holdsSlot(number, payer) {
 		return
 	}
-	l.released = append(l.released, number)
+	l.released = number
 	release(l.budgetOf(payer))
 }
 
 // deposit reports to the budgets how an attempt ended. A budget that has not paid for the attempt
 // sees it as a first attempt.
 func (l *ledger) deposit(o Outcome) {
-	payer, released := l.payerOf(o.Attempt), slices.Contains(l.released, o.Attempt)
-	if o.Result == Unsent && l.freeAttempt == o.Attempt {
+	number := int32(o.Attempt)
+	payer := l.payerOf(number)
+	if o.Result == Unsent && l.freeAttempt == number {
 		l.freeAttempt = 0
 	}
 	if l.hedges != nil {
-		defer report(l.hedges, o, payer == hedgesPay, released) // also if the other budget panics
+		defer report(l.hedges, o, payer == hedgesPay, l.released == number) // also if the other budget panics
 	}
-	report(l.budget, o, payer == retriesPay, released)
+	report(l.budget, o, payer == retriesPay, l.released == number)
 }
 
 // report reports to a budget how an attempt ended, for which it has paid or not.

@@ -50,7 +50,7 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	if v.refusedByBudget() {
 		l.budgetRefused(f, now)
 	}
-	if would := is(v.Reason, errWouldRetry); l != nil && (v.Retry || would) && l.Enabled(f.ctx, slog.LevelDebug) {
+	if would := is(v.Reason, errWouldRetry); (v.retries() || would) && l.Enabled(f.ctx, slog.LevelDebug) {
 		what := "grpcretry: retrying"
 		if would {
 			what = "grpcretry: would retry"
@@ -67,7 +67,7 @@ func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
 	if v.refusedByBudget() && isThrottled(f.budget) {
 		l.budgetRefused(f, now)
 	}
-	if l != nil && v.Retry && l.Enabled(f.ctx, slog.LevelDebug) {
+	if l != nil && v.retries() && l.Enabled(f.ctx, slog.LevelDebug) {
 		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.target(), "delay", v.Wait)
 	}
 }

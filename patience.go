@@ -113,7 +113,7 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 //
 // If other attempts are in flight, they decide instead of a stop. A pushback may have moved a retry that replaces an
 // overdue attempt: it is given up if it would start too late by now, and sent without a question if it was paid for before.
-func (p *plan) retryDue(now instant, u float64) step {
+func (p *plan) retryDue(now instant, u float64) verdict {
 	known := trouble{answers: p.next.answers} // a retry that is due at once can know nothing new
 	if now > p.next.since {
 		known = p.target.trouble(now)
@@ -125,14 +125,15 @@ func (p *plan) retryDue(now instant, u float64) step {
 	case late != nil && p.replaces != 0: // a pushback has moved the retry
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
-		return step{Send: true}
+		return verdict{do: doSend}
 	case p.isPatient() && !namedByServer && !answered && known.latest > p.next.since:
 		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
-		if p.replaces != 0 {
-			p.dueAt = 0 // until that attempt has ended
+		if p.replaces == 0 {
+			return verdict{do: doSend}
 		}
-		return step{Send: p.replaces == 0, Cut: p.replaces}
+		p.dueAt = 0 // until that attempt has ended
+		return verdict{do: action(p.replaces)}
 	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
 		return p.end(ErrBudgetExhausted, now)
 	default:
@@ -145,7 +146,7 @@ const shortestRepeat = 20 * time.Millisecond
 
 // waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
 // longer, the call's own. It is no step of the backoff.
-func (p *plan) waitAgain(now instant, u float64) step {
+func (p *plan) waitAgain(now instant, u float64) verdict {
 	known := p.target.trouble(now)
 	length := now.Sub(p.waiter.firstFailure)
 	if known.since != 0 {
@@ -166,16 +167,16 @@ func (p *plan) waitAgain(now instant, u float64) step {
 	}
 	p.next.moveTo(now.Add(wait))
 	p.dueAt = p.next.at
-	return step{}
+	return verdict{}
 }
 
 // reconnect applies rule 6: while there is patience, the call waits for a connection, not past the
 // deadline or MaxElapsed, and then for its backoff. A function waits for its backoff, because its next
 // attempt is the next dial.
-func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) step {
-	v := verdict{WaitSource: waitConnect}
+func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verdict {
+	v, drawn := verdict{WaitSource: waitConnect}, time.Duration(0)
 	if f.Redials {
-		v = p.schedule(f, known, now, u)
+		v, drawn = p.schedule(f, known, now, u)
 		v.Wait = max(v.Wait, shortestRedial)
 	} else {
 		v.Wait = p.progress.wait(p.policy.backoff(f.found.code), u)
@@ -184,33 +185,33 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) step
 	ends := p.patienceEnds(known, now)
 	switch {
 	case v.Reason != nil:
-		return p.stopStep(v)
+		return p.stop(v, false)
 	case !p.isPatient(), now >= ends, f.Redials && isOwn(v.WaitSource) && now.Add(v.Wait) > ends, !p.waiter.enter():
 		p.giveUp(now)
-		return p.stopStep(verdict{Reason: ErrTargetDown})
+		return p.stop(verdict{Reason: ErrTargetDown}, false)
 	}
-	v.Retry = true
-	p.accept(v, known, now)
+	p.accept(v, drawn, known, now)
 	if !p.policy.dryRun {
 		p.target.await()
 	}
 	if f.Redials {
-		return p.retryStep(v, now, u)
+		return p.retry(v, now, u)
 	}
 	p.dueAt, p.connecting = ends, ErrTargetDown
 	if last, reason := p.latest(ends.Add(v.Wait)); reason != nil { // the backoff after it must fit, too
 		p.dueAt, p.connecting = last.Add(-v.Wait), reason
 	}
-	return step{verdict: v, Connect: true}
+	v.do = doConnect
+	return v
 }
 
 // shortestRedial is the shortest wait before a function is called again, which would otherwise be
 // called without end.
 const shortestRedial = time.Millisecond
 
-// connected records that the connection for which a step waited is ready. The backoff follows,
+// connected records that the connection for which the call waited is ready. The backoff follows,
 // so that the waiting calls do not all retry at the same instant.
-func (p *plan) connected(now instant, u float64) step {
+func (p *plan) connected(now instant, u float64) verdict {
 	p.connecting = nil
 	at := p.pushed.earliest(now.Add(p.next.wait))
 	if reason := p.tooLate(now, at.Sub(now)); reason != nil {
@@ -218,5 +219,5 @@ func (p *plan) connected(now instant, u float64) step {
 	}
 	p.next.since, p.next.answers = now, p.target.trouble(now).answers
 	p.next.moveTo(at)
-	return p.retryStep(verdict{Retry: true, Wait: p.next.wait, WaitSource: waitConnect}, now, u)
+	return p.retry(verdict{Wait: p.next.wait, WaitSource: waitConnect}, now, u)
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // A plan holds one call's state and decides what happens next, for retried and hedged calls
-// alike. Its driver sends attempts, reports how they end, and does what the returned step says;
+// alike. Its driver sends attempts, reports how they end, and does what the returned verdict says;
 // the plan applies the rules, takes a token for each attempt that is sent after the first, and
 // reports each end to the budgets and the target. The interceptors drive it directly, other
 // packages through [drive.Plan].
@@ -21,8 +21,8 @@ import (
 //   - overdue when an attempt has run for the attempt timeout;
 //   - undecide if no attempt may replace the one in flight any more;
 //   - due at dueAt;
-//   - connected if the last step waits for a connection, and it is ready before dueAt;
-//   - leave when the call ends in any other way than by a step.
+//   - connected if the last verdict waits for a connection, and it is ready before dueAt;
+//   - leave when the call ends in any other way than by a verdict.
 //
 // A plan is not safe for concurrent use. The zero plan is unusable before begin.
 type plan struct {
@@ -30,17 +30,17 @@ type plan struct {
 	ledger ledger
 	config knownConfig
 
-	silent  bool  // an attempt got no response, so its server may still be at work
-	hedging bool  // hedges may be sent
-	noRetry error // why nothing follows an attempt that has reached a server; nil unless a service further up retries, see server.go
+	silent  bool // an attempt got no response, so its server may still be at work
+	hedging bool // hedges may be sent
+	alone   bool // nothing follows an attempt that has reached a server: a service further up retries, see server.go
 
 	limits
 	waiter
 
 	attemptCounts
+	replaces int32    // the number of the overdue attempt that is cut when the next one is due; 0 for none
 	progress progress // of the backoff
 	next     pending  // the attempt that was decided on but not yet sent
-	replaces int      // the number of the overdue attempt that is cut when the next one is due; 0 for none
 
 	connecting error // while the call waits for a connection: the reason to end at dueAt; otherwise nil
 
@@ -55,13 +55,13 @@ type plan struct {
 
 // attemptCounts counts the attempts of a call.
 type attemptCounts struct {
-	made   int // handed to gRPC; also the number of the newest
-	unsent int // of these, reached no server
-	open   int // in flight
+	made   int32 // handed to gRPC; also the number of the newest
+	unsent int32 // of these, reached no server
+	open   int32 // in flight
 }
 
 // counted returns the number of attempts that count towards MaxAttempts.
-func (c *attemptCounts) counted() int { return c.made - c.unsent }
+func (c *attemptCounts) counted() int { return int(c.made - c.unsent) }
 
 // A progress is how far a call's backoff has grown.
 type progress struct {
@@ -140,13 +140,13 @@ func (l *limits) asked(hint Pushback, now instant, u float64) time.Duration {
 	return hint.Delay + min(part(more, u), math.MaxInt64-hint.Delay)
 }
 
-// unreplaced returns the step for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
+// unreplaced returns the verdict for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
 // is cut, and is a failure like any other.
-func (l *limits) unreplaced(number int) step {
+func (l *limits) unreplaced(number int32) verdict {
 	if l.deadline == 0 {
-		return step{Cut: number}
+		return verdict{do: action(number)}
 	}
-	return step{}
+	return verdict{}
 }
 
 // part returns the share u of d.
@@ -154,10 +154,8 @@ func part(d time.Duration, u float64) time.Duration { return duration(float64(d)
 
 // A pending attempt has been decided on.
 type pending struct {
-	at      instant       // when it will be sent; zero before one was decided on
-	wait    time.Duration // since it was decided on
-	source  WaitSource
-	repeats uint8 // how often the wait was repeated, because the target was still failing; at most 255
+	at instant // when it will be sent; zero before one was decided on
+	waited
 
 	since   instant // the latest part of the wait counts from then, after a wait for a connection
 	answers int64   // how often the target had answered by then
@@ -171,17 +169,6 @@ func (n *pending) isDecided() bool { return n.at != 0 }
 func (n *pending) moveTo(at instant) {
 	n.wait += at.Sub(n.at)
 	n.at = at
-}
-
-// A step tells the driver what to do next. Attempts in flight continue unless Cut or End is set.
-// If none of the fields is set, there is nothing to do before dueAt.
-type step struct {
-	verdict // the decision about the attempt that was reported, or about the hedge that was due
-
-	Send    bool // send an attempt now
-	Cut     int  // cancel the overdue attempt with this number; its end is then reported as TimedOut
-	Connect bool // wait for a connection: call connected when it is ready, or due at dueAt
-	End     bool // the call is over, because of Reason; cancel the attempts in flight
 }
 
 // begin starts the plan of a call. It changes the zero plan in place, because a plan is too large
@@ -200,22 +187,26 @@ func (p *plan) hedgeFrom(start instant) {
 	}
 }
 
-// A sending is what send returns about the new attempt. It is smaller than an [Attempt], which this
-// path would copy.
+// A sending is what send returns about the new attempt.
 type sending struct {
-	number  int
-	hedge   bool
-	silent  bool // an earlier attempt has, or had, no response
-	wait    time.Duration
+	number int32
+	hedge  bool
+	silent bool // an earlier attempt has, or had, no response
+	waited
+}
+
+// A waited is the wait before an attempt.
+type waited struct {
+	wait    time.Duration // since it was decided on
 	source  WaitSource
-	repeats uint8
+	repeats uint8 // how often the wait was repeated, because the target was still failing; at most 255
 }
 
 // send records that an attempt is sent now. Its token has been taken.
 func (p *plan) send(now instant) sending {
 	p.made++
 	paid := p.ledger.sent(p.made)
-	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.next.wait, p.next.source, p.next.repeats}
+	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.next.waited}
 	p.next = pending{}
 	p.waiter.exit()
 	p.open++
@@ -284,30 +275,30 @@ func (p *plan) undecide() {
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts
 // in flight decide, and the rules from 6 on apply to the last of them.
-func (p *plan) failed(f *failure, now instant, u float64) step {
-	next := p.afterFailure(f, now, u)
+func (p *plan) failed(f *failure, now instant, u float64) verdict {
+	v := p.afterFailure(f, now, u)
 	if !p.policy.dryRun {
-		return next
+		return v
 	}
 	p.leave()
 	switch {
-	case next.End:
+	case v.do == doEnd:
 	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), p.ledger.now, false):
-		next.Retry, next.Reason = false, errWouldRetry
+		v.Reason = errWouldRetry
 	default:
-		next.Retry, next.Reason = false, ErrBudgetExhausted
+		v.Reason = ErrBudgetExhausted
 	}
-	next.untouched = true
-	return step{verdict: next.verdict, End: true}
+	v.do = doEnd
+	return v
 }
 
-func (p *plan) afterFailure(f *failure, now instant, u float64) step {
+func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	p.open--
 	p.silent = p.silent || f.NoResponse
 	if p.isReplaced(f) {
 		return p.sendReplacement(f, now, u)
 	}
-	if p.replaces == f.Attempt.Number {
+	if p.replaces == int32(f.Attempt.Number) {
 		p.undecide() // its own failure counts
 	}
 	hint := f.found.hint
@@ -325,27 +316,26 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) step {
 	if p.open == 0 {
 		p.undecide() // what was decided when others were in flight
 	}
-	v := verdict{Reason: p.policy.ruledOut(f)}
-	switch {
-	case v.Reason != nil:
-		v.untouched = f.untouched() || reasons.Of(v.Reason).Untouched
-		v.fatal = v.untouched || f.CtxErr != nil || f.Committed
+	var v verdict
+	switch reason := p.policy.ruledOut(f); {
+	case reason != nil:
+		return p.stop(verdict{Reason: reason}, f.isUntouched(reason) || f.CtxErr != nil || f.Committed)
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
 		if p.dueAt == 0 && !p.next.isDecided() && p.stopped == nil && p.counted() < p.policy.MaxAttempts {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
-		return step{verdict: verdict{Reason: errInFlight}}
+		return verdict{Reason: errInFlight}
 	case f.Attempt.Unsent && !f.Refused && p.stopped == nil:
 		return p.reconnect(f, known, now, u)
 	default:
 		v = p.again(f, known, now, u)
 	}
-	if v.Retry {
-		return p.retryStep(v, now, u)
+	if v.retries() {
+		return p.retry(v, now, u)
 	}
-	return p.stopStep(v)
+	return p.stop(v, false)
 }
 
 // pushBack lets no attempt be sent before the time that a server has named.
@@ -363,7 +353,7 @@ func (p *plan) pushBack(until instant, source WaitSource) {
 // isReplaced reports whether an attempt was cut for the next one, and ended by that. What its failure means was found
 // out then. A server's pushback may have crossed the cut, and is obeyed.
 func (p *plan) isReplaced(f *failure) bool {
-	if p.replaces != f.Attempt.Number || !f.TimedOut || f.CtxErr != nil || f.Closed {
+	if p.replaces != int32(f.Attempt.Number) || !f.TimedOut || f.CtxErr != nil || f.Closed {
 		return false
 	}
 	_, pushed := PushbackFrom(f.Attempt.Trailer, nil)
@@ -371,20 +361,19 @@ func (p *plan) isReplaced(f *failure) bool {
 }
 
 // sendReplacement sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
-func (p *plan) sendReplacement(f *failure, now instant, u float64) step {
-	p.replaces = 0
+func (p *plan) sendReplacement(f *failure, now instant, u float64) verdict {
+	p.replaces, f.found.retryable = 0, true // found out when it was overdue
 	result := Failed
 	if f.Attempt.Unsent {
 		p.unsent++
 		result = Unsent
 	}
 	p.deposit(f.outcome(result))
-	v := verdict{Retry: true, Wait: p.next.wait, WaitSource: p.next.source}
+	v := verdict{Wait: p.next.wait, WaitSource: p.next.source}
 	if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil {
-		v.Retry = false
-		return p.stopStep(v)
+		return p.stop(v, false)
 	}
-	return p.retryStep(v, now, u)
+	return p.retry(v, now, u)
 }
 
 // again applies rules 7 to 9 after an attempt that counts, or was refused; reconnect and hedge have limits of their own. If the rules
@@ -393,87 +382,82 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.counted() > 0 && p.noRetry != nil:
-		return verdict{Reason: p.noRetry}
+	case p.counted() > 0 && p.alone:
+		return verdict{Reason: errCallerRetries}
 	case p.counted() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
-	v := p.schedule(f, known, now, u)
+	v, drawn := p.schedule(f, known, now, u)
 	if v.Reason == nil {
 		v.Reason = p.refuses(f, v, known, now)
 	}
 	if v.Reason == nil {
-		v.Retry = true
-		p.accept(v, known, now)
+		p.accept(v, drawn, known, now)
 	}
 	return v
 }
 
 // schedule applies rule 8. It returns the wait before the next attempt and, if that attempt would
-// start too late, the reason for it. A wait by backoff is longer while the target is failing.
-func (p *plan) schedule(f *failure, known trouble, now instant, u float64) verdict {
-	var v verdict
+// start too late, the reason for it. A wait by backoff is longer than drawn while the target is failing.
+func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v verdict, drawn time.Duration) {
 	switch hint := f.found.hint; {
 	case p.policy.asksTooMuch(f):
-		return verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
+		return verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}, 0
 	case f.found.hinted:
 		v.Wait, v.WaitSource = p.asked(hint, now, u), hint.Source
 	case p.pushed.until > now: // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
 	default:
-		v.Wait, v.WaitSource = p.progress.wait(p.policy.backoff(f.found.code), u), WaitBackoff
-		v.drawn = v.Wait
+		drawn = p.progress.wait(p.policy.backoff(f.found.code), u)
+		v.Wait, v.WaitSource = drawn, WaitBackoff
 	}
 	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff {
-		v.Wait = p.spread(v.Wait, known, &p.limits, now, u)
+		v.Wait = p.spread(drawn, known, &p.limits, now, u)
 	}
-	return v
+	return v, drawn
 }
 
 // accept schedules the attempt that v allows. A wait that the server asked for restarts the
 // backoff (gRFC A6 #pushback).
-func (p *plan) accept(v verdict, known trouble, now instant) {
-	p.next = pending{
-		at:      now.Add(v.Wait),
-		wait:    v.Wait,
-		source:  v.WaitSource,
-		since:   now,
-		answers: known.answers,
-		before:  p.progress,
-	}
+func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant) {
+	n := &p.next
+	n.at, n.waited = now.Add(v.Wait), waited{v.Wait, v.WaitSource, 0}
+	n.since, n.answers, n.before = now, known.answers, p.progress
 	switch v.WaitSource {
 	case WaitBackoff:
-		p.progress = progress{p.progress.retry + 1, v.drawn}
+		p.progress = progress{p.progress.retry + 1, drawn}
 	case WaitPushback, WaitRetryInfo:
 		p.progress = progress{}
 		p.pushed = pushed{p.next.at, v.WaitSource}
 	}
 }
 
-// retryStep returns the step after a verdict to retry.
-func (p *plan) retryStep(v verdict, now instant, u float64) step {
+// retry returns a verdict to retry, with what the driver does now.
+func (p *plan) retry(v verdict, now instant, u float64) verdict {
 	if now < p.next.at {
 		p.dueAt = p.next.at
-		return step{verdict: v}
+		return v
 	}
 	next := p.retryDue(now, u)
-	if !next.End {
-		next.verdict = v
+	if next.do == doEnd {
+		return next
 	}
-	return next
+	v.do = next.do
+	return v
 }
 
-// stopStep returns the step after a verdict to stop.
-func (p *plan) stopStep(v verdict) step {
-	if !p.hedging || v.fatal || !reasons.Of(v.Reason).HedgesGoOn {
+// stop returns a verdict to stop, with what the driver does now. If it is fatal, it ends a hedged call although other
+// attempts are in flight.
+func (p *plan) stop(v verdict, fatal bool) verdict {
+	if !p.hedging || fatal || !reasons.Of(v.Reason).HedgesGoOn {
 		p.leave()
 		p.stopped = v.Reason
 	}
-	end := v.fatal || p.open == 0 && !p.next.isDecided()
-	if end {
+	if fatal || p.open == 0 && !p.next.isDecided() {
+		v.do = doEnd
 		p.dueAt = 0 // of a hedge
 	}
-	return step{verdict: v, End: end}
+	return v
 }
 
 // overdue judges an attempt in flight that has run for the attempt timeout; f is the failure that this would
@@ -483,11 +467,11 @@ func (p *plan) stopStep(v verdict) step {
 //
 // With UnsentOnly nothing replaces an attempt in flight, because its server may be running the
 // method: only gRPC's report of its end can show that there is none. ctx is only passed to the Classifier.
-func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) step {
-	number := f.Attempt.Number
+func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) verdict {
+	number := int32(f.Attempt.Number)
 	switch {
 	case f.CtxErr != nil || f.Closed:
-		return step{} // it ends by itself
+		return verdict{} // it ends by itself
 	case f.Attempt.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would be no better, is pending, or must not follow
 		return p.unreplaced(number)
 	}
@@ -496,16 +480,16 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 	}
 	p.replaces = number
 	v := p.again(f, p.target.trouble(now), now, u)
-	if !v.Retry {
+	if !v.retries() {
 		p.replaces = 0
 		return p.unreplaced(number)
 	}
 	p.waiter.fails(now)
-	return p.retryStep(v, now, u)
+	return p.retry(v, now, u)
 }
 
 // due decides what happens at dueAt; u is uniform in [0, 1).
-func (p *plan) due(now instant, u float64) step {
+func (p *plan) due(now instant, u float64) verdict {
 	switch {
 	case p.connecting != nil:
 		return p.end(p.connecting, now)
@@ -518,7 +502,7 @@ func (p *plan) due(now instant, u float64) step {
 
 // end ends the call in the wait before an attempt. If attempts are in flight, they decide. One that
 // was to be replaced goes on, to the deadline if there is one.
-func (p *plan) end(reason error, now instant) step {
+func (p *plan) end(reason error, now instant) verdict {
 	if p.open > 0 {
 		replaces := p.replaces
 		p.undecide()
@@ -528,18 +512,18 @@ func (p *plan) end(reason error, now instant) step {
 		if replaces != 0 {
 			return p.unreplaced(replaces)
 		}
-		return step{}
+		return verdict{}
 	}
 	if is(reason, ErrTargetDown) {
 		p.giveUp(now)
 	}
 	p.leave()
-	return step{verdict: verdict{Reason: reason}, End: true}
+	return verdict{Reason: reason, do: doEnd}
 }
 
 // hedge decides whether a hedge that is due is sent. If it is not, the attempts in flight
 // continue.
-func (p *plan) hedge(now instant) step {
+func (p *plan) hedge(now instant) verdict {
 	v := verdict{Wait: p.delay, WaitSource: waitHedgeDelay}
 	p.dueAt = 0
 	switch {
@@ -555,11 +539,11 @@ func (p *plan) hedge(now instant) step {
 		p.putOff(now)
 	}
 	if v.Reason != nil {
-		return step{verdict: v}
+		return v
 	}
-	v.Retry = true
 	p.next.at, p.next.wait, p.next.source = now, v.Wait, v.WaitSource
-	return step{verdict: v, Send: true}
+	v.do = doSend
+	return v
 }
 
 // putOff postpones a hedge that is due but cannot be sent. The time until it is due again doubles

@@ -157,7 +157,7 @@ func (a *accounts) Deposit(o Outcome) {
 // newPlanDriver reads the settings and sends the first attempt.
 func newPlanDriver(t *testing.T, script *byteScript) *planDriver {
 	d := &planDriver{t: t, script: script, now: noon}
-	sent := func() int { return d.plan.plan.made }
+	sent := func() int { return int(d.plan.plan.made) }
 	d.retries, d.hedges = &accounts{sent: sent}, &accounts{sent: sent}
 	d.ctx = &simulatedContext{Context: context.Background(), now: &d.now}
 	d.limit = 1 + script.below(6)
@@ -340,7 +340,7 @@ func (d *planDriver) fail(f *flight, err error) {
 	case f.Code() == codes.NotFound && !forbidsRetry(f.Trailer):
 		result = Answered
 	}
-	judged := d.plan.plan.replaces == f.Number && err == ErrAttemptTimeout // when it was overdue
+	judged := int(d.plan.plan.replaces) == f.Number && err == ErrAttemptTimeout // when it was overdue
 	if f.Code() != codes.NotFound && !forbidsRetry(f.Trailer) && !judged {
 		d.noteFailure()
 	}
@@ -584,13 +584,13 @@ func (d *planDriver) due() {
 func (d *planDriver) overdue(f *flight) {
 	f.overdue = time.Time{}
 	f.Duration = d.now.Sub(f.Start)
-	replaces := d.plan.plan.replaces
+	replaces := int(d.plan.plan.replaces)
 	d.cut(d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256))
 	p := &d.plan.plan
-	if !f.cut && p.replaces != f.Number && d.ctx.deadline.IsZero() {
+	if !f.cut && int(p.replaces) != f.Number && d.ctx.deadline.IsZero() {
 		d.t.Errorf("attempt %d is neither cut nor replaced, in a call without a deadline", f.Number)
 	}
-	if p.replaces == f.Number && replaces != f.Number {
+	if int(p.replaces) == f.Number && replaces != f.Number {
 		d.noteFailure()
 	}
 	d.checkTokens()

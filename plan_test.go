@@ -22,7 +22,7 @@ func planOf(t *testing.T, p Policy, budget Budget, start, deadline time.Time) *p
 }
 
 // judgedBy returns what the plan says about a failure.
-func judgedBy(p *plan, f *failure, now time.Time, u float64) step {
+func judgedBy(p *plan, f *failure, now time.Time, u float64) verdict {
 	p.policy.examine(context.Background(), f)
 	return p.failed(f, p.ledger.at(now), u)
 }

@@ -35,7 +35,7 @@ type facts struct {
 	static         bool // the number of methods is limited: a generated stub makes the call, or it is a function
 	mode           mode
 	budget         Budget
-	start          time.Duration   // since the origin
+	start          instant
 	worksFor       *layers.Request // the request of the server whose handler makes the call; nil if there is none
 	spans          *callSpans      // nil if no span records
 }
@@ -108,8 +108,12 @@ func (r *reporter) attemptStarted(f *facts, a *attempt) {
 
 // attemptFailed reports an attempt's failure and the decision.
 func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	f.spans.attemptFailed(f, a, v, now)
-	r.logger.attemptFailed(f, a, v, now)
+	if f.spans != nil {
+		f.spans.attemptFailed(f, a, v, now)
+	}
+	if r.logger != nil {
+		r.logger.attemptFailed(f, a, v, now)
+	}
 	if r.metrics != nil {
 		r.metrics.attemptFailed(f, a, v)
 	}
@@ -140,7 +144,7 @@ func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
 // retrySent reports that an attempt after the first is sent.
 func (r *reporter) retrySent(f *facts, a *attempt) {
 	if r.logger != nil && !a.hedge {
-		r.logger.retrySent(f, origin.Add(a.start))
+		r.logger.retrySent(f, origin.Add(a.start.sinceOrigin()))
 	}
 	if r.metrics != nil {
 		r.metrics.retrySent(f, a)
@@ -178,7 +182,7 @@ func (r *reporter) callSucceeded(f *facts, h *history, a *attempt) {
 				all = h.all(ended)
 			}
 			r.observers.observe(f, &Event{Kind: AttemptEnd, Attempt: ended})
-			r.observers.observe(f, &Event{Kind: CallEnd, Attempt: ended, Elapsed: now.Sub(origin) - f.start, Attempts: all})
+			r.observers.observe(f, &Event{Kind: CallEnd, Attempt: ended, Elapsed: instantOf(now).Sub(f.start), Attempts: all})
 		}
 	}
 	if r.metrics != nil {
@@ -204,7 +208,7 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 	made := h.made(end.last.Number)
 	if r.observed() {
 		e := Event{Kind: CallEnd, Attempt: end.last, Err: end.err, Reason: end.verdict.Reason, Wait: end.verdict.Wait,
-			WaitSource: end.verdict.WaitSource, Elapsed: end.when.Sub(origin) - f.start}
+			WaitSource: end.verdict.WaitSource, Elapsed: instantOf(end.when).Sub(f.start)}
 		if made > 1 {
 			e.Attempts = h.all()
 		}

@@ -269,14 +269,6 @@ func gaveUp(reason error, reached bool) bool {
 	return r.GivesUp || r.GivesUpIfReached && reached
 }
 
-// whyNoRetry returns why the calls made for a request make one attempt, nil if they may make more.
-func whyNoRetry(r *layers.Request) error {
-	if r.IsRetry() {
-		return errCallerRetries
-	}
-	return nil
-}
-
 // gotNoResponse reports whether a server may have received an attempt that has failed, and has not
 // responded. A response is known by its trailers: they are never empty, unless the server had sent
 // headers before. Then a lost connection looks the same, and counts. An attempt without a peer was not

@@ -60,7 +60,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	s.mu.Unlock()
 	if err != nil {
-		a.checkUnsent(err)
+		a.checkUnsent(err, stateOf(s.call.cc))
 	}
 	return at, err
 }
@@ -123,8 +123,8 @@ func (s *retryStream) commitPlan(at *streamAttempt) {
 		defer k.turn.Give()
 	}
 	if p := s.call.plan(); p != nil {
-		p.undecide()                     // nothing replaces the attempt any more
-		p.ledger.release(int(at.number)) // a stream may live for days: it is no retry in flight any more
+		p.undecide()                // nothing replaces the attempt any more
+		p.ledger.release(at.number) // a stream may live for days: it is no retry in flight any more
 		if k != nil {
 			k.arm()
 		}
@@ -152,7 +152,7 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	s.call.contest.settle(at.attempt)
 	now := time.Now()
-	at.bounds.ended = now.Sub(origin)
+	at.bounds.ended = instantOf(now)
 	at.read(err) // which may wait
 	s.call.show(at.attempt)
 	if isEOF(err) {

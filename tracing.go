@@ -32,11 +32,11 @@ func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) 
 }
 
 func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	if s == nil || s.events == nil {
+	if s.events == nil {
 		return
 	}
 	more := make([]attribute.KeyValue, 0, 5)
-	if !v.Retry {
+	if !v.retries() {
 		more = append(more, attribute.String(telemetry.AttrReason, reasons.Of(v.Reason).Word))
 	}
 	if v.WaitSource != waitNone {

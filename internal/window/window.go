@@ -133,9 +133,13 @@ func (t *Tokens) Take(now time.Time) bool {
 
 // take reduces rest by as much as is available, and returns how much that is.
 func take(rest *float64, available float64) float64 {
-	taken := max(0, min(*rest, available))
-	*rest -= taken
-	return taken
+	if available > *rest { // not min and max, which take longer, because they think of NaN
+		available = *rest
+	} else if available < 0 {
+		available = 0
+	}
+	*rest -= available
+	return available
 }
 
 // Balance returns the number of tokens at now.
