@@ -335,7 +335,9 @@ func (k *contest) arm() {
 // overdueAt returns when the plan is to be asked about an attempt that is slow: once, or again if nothing replaces it
 // after all.
 func (k *contest) overdueAt(a *attempt) instant {
-	if a.bounds.judged && !k.mayHang(a) {
+	p := k.call.plan()
+	waits := p != nil && p.next.isDecided() && p.replaces != a.number // until the pending attempt is sent, or given up
+	if waits || a.bounds.judged && !k.mayHang(a) {
 		return never
 	}
 	return a.bounds.expires

@@ -321,8 +321,11 @@ func (m *hedgeModel) send(a sentAttempt) {
 	}
 }
 
-// slowest is the attempt whose timeout asks next, 0 if none does.
+// slowest is the attempt whose timeout asks next, 0 if none does. While one is decided on, none does.
 func (m *hedgeModel) slowest() (number int) {
+	if m.decided {
+		return 0
+	}
 	for i, a := range m.sent {
 		if a.result == "" && a.overdue != forever && (number == 0 || a.overdue < m.sent[number-1].overdue) {
 			number = i + 1
@@ -338,15 +341,13 @@ func (m *hedgeModel) isOverdue(number int) {
 	if m.gone {
 		return
 	}
-	if !m.decided {
-		m.replaced = number
-		if m.again(hedgedAnswer{code: codes.DeadlineExceeded, timedOut: true}) == nil {
-			m.noteFailure()
-			m.goOn()
-			return
-		}
-		m.replaced = 0
+	m.replaced = number
+	if m.again(hedgedAnswer{code: codes.DeadlineExceeded, timedOut: true}) == nil {
+		m.noteFailure()
+		m.goOn()
+		return
 	}
+	m.replaced = 0
 	m.letRun(number)
 }
 

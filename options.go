@@ -195,8 +195,8 @@ func WithRetryIf(f func(error) bool) CallOption {
 // A stream that is committed before the first message is not retried, so its attempt ends after
 // d only if the caller has no deadline.
 //
-// In a hedged call, one further attempt is decided on at a time: while a replacement waits for its backoff no hedge is
-// sent, and nothing replaces another attempt. So set d well above the hedge delay.
+// In a hedged call, one further attempt is decided on at a time: while a replacement waits for its backoff, no hedge is
+// sent, and the timeouts of other attempts wait until it is. So set d well above the hedge delay.
 //
 // A classifier, [Backoff] or [Budget] that is consulted at the timeout runs on the timer's
 // goroutine while the call waits in gRPC, and so does one that is consulted when the replacement is

@@ -124,6 +124,34 @@ func TestTrailerAndPeerAreThoseOfTheStatus(t *testing.T) {
 	}
 }
 
+// While the retry that replaces one attempt waits for its backoff, the timeouts of the others wait until it is sent: they may
+// still answer, although the call has no deadline, and are replaced after it.
+func TestTheTimeoutsOfOthersWaitForAReplacement(t *testing.T) {
+	const ms = time.Millisecond
+	for _, tt := range []struct {
+		name  string
+		hedge answer
+		took  time.Duration
+		sent  []time.Duration
+	}{
+		{"the hedge answers meanwhile", ok().after(1400 * ms), 1700 * ms, []time.Duration{0, 300 * ms, 1500 * ms}},
+		{"the hedge is replaced as well", hang(), 2000 * ms, []time.Duration{0, 300 * ms, 1500 * ms, 2000 * ms}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(hang(), tt.hedge, hang(), ok()))
+				oneHedge := newRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 1, Window: second})
+				client := server.client(t, WithBackoff(Constant(500*ms)), WithBudget(Unlimited), WithMethod(echoMethod,
+					WithAttemptTimeout(second), WithHedging(Hedging{Delay: HedgeAfter(300 * ms), Budget: oneHedge})))
+				if _, err := client.Echo(t.Context(), request()); err != nil || time.Since(server.start) != tt.took {
+					t.Errorf("%v after %v, want a response after %v", err, time.Since(server.start), tt.took)
+				}
+				wantTimes(t, server, tt.sent...)
+			})
+		})
+	}
+}
+
 // An overdue hedge holds a slot of the hedges' budget. If the retries' budget allows no replacement, the hedge keeps
 // it as long as it is in flight.
 func TestAnOverdueHedgeThatIsNotReplacedKeepsItsSlot(t *testing.T) {

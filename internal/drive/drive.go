@@ -33,8 +33,8 @@ type Plan[A any] interface {
 
 	// Overdue decides what follows an attempt that is still in flight after its timeout. If another
 	// attempt may replace it, that becomes due at DueAt, and the overdue one goes on until then: the Step
-	// of Due says to cut it. If none may, it goes on to the call's deadline; without a deadline this Step
-	// says to cut it.
+	// of Due says to cut it. If none may, or one is pending already, it goes on to the call's deadline; without a
+	// deadline this Step says to cut it.
 	Overdue(a A, now time.Time, u float64) Step
 
 	// Due returns the Step at DueAt, as soon as a connection is ready for which a Step said to wait, or as
