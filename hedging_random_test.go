@@ -123,7 +123,7 @@ func drawHedgedCall(draw *rand.Rand) *hedgedCall {
 		elapsed:  sometimes(6, 3*second),
 		longest:  sometimes(4, 2*second),
 		patience: []time.Duration{0, 10 * second, drawTime(draw, 4*second)}[draw.IntN(3)],
-		backoff:  drawTime(draw, second),
+		backoff:  []time.Duration{0, drawTime(draw, second), drawTime(draw, second), drawTime(draw, second)}[draw.IntN(4)],
 		u:        []float64{0, draw.Float64()}[draw.IntN(2)],
 		deadline: sometimes(4, 6*second),
 		cancel:   sometimes(6, 6*second),
@@ -265,6 +265,14 @@ type sentAttempt struct {
 	cut     bool          // by the caller, or by another that was decisive
 	result  string        // lost, failed or won; empty while it is under way
 	heard   Result        // by the budgets
+}
+
+// policyBackoff doubles c.backoff, which may be 0.
+func (c *hedgedCall) policyBackoff() Backoff {
+	if c.backoff == 0 {
+		return Constant(0)
+	}
+	return Exponential{Base: c.backoff, Max: time.Hour, Multiplier: 2, Jitter: NoJitter}
 }
 
 func (c *hedgedCall) model() *hedgeModel {
@@ -816,7 +824,7 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	got := &hedgedResult{}
 	opts := []grpc.CallOption{WithPolicy(Policy{MaxAttempts: c.attempts, Hedging: &Hedging{Budget: hedges, Delay: delay}}),
 		WithBudget(budget), WithAttemptTimeout(c.timeout),
-		WithBackoff(Exponential{Base: c.backoff, Max: time.Hour, Multiplier: 2, Jitter: NoJitter}), WithPatience(c.patience),
+		WithBackoff(c.policyBackoff()), WithPatience(c.patience),
 		WithMaxElapsed(c.elapsed), WithMaxServerDelay(c.longest), grpc.Header(&got.header),
 		grpc.Trailer(&got.trailer), grpc.Peer(&got.peer), grpc.OnFinish(func(error) { got.finished++ })}
 	ctx, cancel := context.WithCancel(t.Context())
