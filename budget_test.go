@@ -388,6 +388,35 @@ func TestABudgetThatPanicsGetsATokenBackOnce(t *testing.T) {
 	})
 }
 
+// A hedge is cut for a retry, but fails by itself. The retry's token is given back; if the budget panics at that, the hedge gives
+// its slot back all the same.
+func TestABudgetThatPanicsCostsAnotherNoSlot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		hedges := concurrencyBudgetOf(t, 1)
+		server := serve(t, script(hang(), hang()))
+		failsWhenCut := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+			if err := next(ctx); ctx.Err() == nil {
+				return err
+			}
+			return errUnavailable
+		})
+		onlyTheHedge := WithClassifier(func(_ context.Context, a Attempt) Classification {
+			return map[int]Classification{1: Stop}[a.Number]
+		})
+		r := retrierOf(t, WithBackoff(Constant(0)), WithBudget(&panicsOnce{}), WithMethod(echoMethod, WithAttemptTimeout(second), onlyTheHedge,
+			WithHedging(Hedging{Delay: HedgeAfter(second / 2), Budget: hedges})))
+		client := echov1.NewEchoServiceClient(server.conn(t, append(r.DialOptions(), failsWhenCut)...))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		defer func() {
+			if p, free := recover(), hedges.Balance(time.Now()); p == nil || free != 1 {
+				t.Errorf("the panic was %v, and %v slots are free; want the budget's, and 1", p, free)
+			}
+		}()
+		_, _ = client.Echo(ctx, request())
+	})
+}
+
 // A secretive budget has a field that its lock guards, and no String.
 type secretive struct {
 	mu    sync.Mutex

@@ -492,8 +492,13 @@ func (m *hedgeModel) putOff() {
 
 // retryIsDue: a retry that would learn nothing is not sent, and only an absent target is waited for.
 func (m *hedgeModel) retryIsDue() {
-	if m.replaced > 0 && m.tooLate(0) != nil { // a pushback has moved it
-		m.giveWay()
+	if reason := m.tooLate(0); reason != nil { // a pushback has moved it
+		if m.isOpen() {
+			m.giveWay()
+			return
+		}
+		m.leave()
+		m.finish(reason)
 		return
 	}
 	if m.next.payer != nil { // it replaces one that was cut, and was pushed back

@@ -124,6 +124,32 @@ func TestTrailerAndPeerAreThoseOfTheStatus(t *testing.T) {
 	}
 }
 
+// A retry that replaces an attempt is paid for when that is cut. The pushbacks of others may then move it, but not past MaxElapsed.
+func TestAPaidRetryIsNotSentTooLate(t *testing.T) {
+	const ms = time.Millisecond
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(hang(), unavailable().after(1100*ms).pushback("1000"), unavailable().after(1800*ms).pushback("2000"),
+			hang(), ok()))
+		slowToEnd := belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+			err := next(ctx)
+			if a, _ := AttemptFromContext(ctx); a.Number == 1 {
+				time.Sleep(500 * ms) // so that the first pushback comes before the end of the attempt that is cut
+			}
+			return err
+		})
+		hedges := newRatioBudget(RatioBudget{Ratio: Nothing, Reserve: 3, Window: second})
+		retrier := retrierOf(t, WithBackoff(Constant(0)), WithBudget(Unlimited), WithPatience(0), WithMaxElapsed(3*second),
+			WithMethod(echoMethod, WithMaxAttempts(5), WithAttemptTimeout(second),
+				WithHedging(Hedging{Delay: HedgeAfter(100 * ms), Budget: hedges})))
+		client := echov1.NewEchoServiceClient(server.conn(t, append(retrier.DialOptions(), slowToEnd)...))
+		_, err := client.Echo(t.Context(), request())
+		if !errors.Is(err, ErrMaxElapsed) {
+			t.Errorf("error %v, want %v", err, ErrMaxElapsed)
+		}
+		wantTimes(t, server, 0, 100*ms, 200*ms, 300*ms)
+	})
+}
+
 // While the retry that replaces one attempt waits for its backoff, the timeouts of the others wait until it is sent: they may
 // still answer, although the call has no deadline, and are replaced after it.
 func TestTheTimeoutsOfOthersWaitForAReplacement(t *testing.T) {

@@ -111,8 +111,8 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 //     the budget is not waited for: stop
 //  4. otherwise: wait again
 //
-// If other attempts are in flight, they decide instead of a stop. A pushback may have moved a retry that replaces an
-// overdue attempt: it is given up if it would start too late by now, and sent without a question if it was paid for before.
+// If other attempts are in flight, they decide instead of a stop. The pushback of another attempt may have moved the retry: it is given
+// up if it would start too late by now. If it was paid for before, it is sent without a question.
 func (p *plan) retryDue(now instant, u float64) verdict {
 	known := trouble{answers: p.next.answers} // a retry that is due at once can know nothing new
 	if now > p.next.since {
@@ -120,9 +120,8 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	}
 	answered := known.answers != p.next.answers
 	namedByServer := p.next.repeats == 0 && !isOwn(p.next.source)
-	late := p.tooLate(now, 0)
-	switch {
-	case late != nil && p.replaces != 0: // a pushback has moved the retry
+	switch late := p.tooLate(now, 0); {
+	case late != nil:
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}

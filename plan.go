@@ -298,23 +298,20 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	if p.isReplaced(f) {
 		return p.sendReplacement(f, now, u)
 	}
-	if p.replaces == int32(f.Attempt.Number) {
-		p.undecide() // its own failure counts
+	if f.Attempt.Unsent {
+		p.unsent++
+	}
+	p.deposit(f.outcome(p.policy.result(f))) // before a token is given back, because the budget may panic at that, too
+	if p.replaces == int32(f.Attempt.Number) || p.open == 0 {
+		p.undecide() // its own failure counts, or it was decided when others were in flight
 	}
 	hint := f.found.hint
 	if f.found.hinted && !hint.Stop {
 		p.pushBack(now.Add(p.asked(hint, now, u)), hint.Source)
 	}
-	if f.Attempt.Unsent {
-		p.unsent++
-	}
-	p.deposit(f.outcome(p.policy.result(f)))
 	var known trouble
 	if f.found.retryable {
 		known = p.waiter.fails(now)
-	}
-	if p.open == 0 {
-		p.undecide() // what was decided when others were in flight
 	}
 	var v verdict
 	switch reason := p.policy.ruledOut(f); {
