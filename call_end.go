@@ -36,8 +36,8 @@ func (c *call) finish(err error) {
 	c.options.finish(err)
 }
 
-// stop ends a call after a verdict to stop. Two failures are returned as they came: a first
-// failure that is not retryable, and that of a committed stream.
+// stop ends a call after a verdict to stop. Three failures are returned as they came: a first
+// failure that is not retryable, that of a dry run, and that of a committed stream.
 func (c *call) stop(f *failure, v verdict, now time.Time) error {
 	if f.Committed || c.history().failures == 1 && (c.plan().policy.dryRun || f.isUntouched(v.Reason)) {
 		c.end(&callFailure{last: f.Attempt, err: f.Attempt.Err, verdict: v, when: now})

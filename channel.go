@@ -24,7 +24,7 @@ type channel struct {
 // channel returns what the call's ClientConn says now; a function has none.
 func (c *rpc) channel() channel { return c.channelIn(stateOf(c.cc)) }
 
-// channelIn is channel for a state that was just read: before the config, so that this is not older.
+// channelIn is channel for a state that was just read. The config is read after it, and so is not older.
 func (c *rpc) channelIn(state connectivity.State) (ch channel) {
 	ch.ready = state == connectivity.Ready
 	if ch.cc = c.cc; ch.cc != nil {
@@ -144,7 +144,7 @@ func stateOf(cc *grpc.ClientConn) connectivity.State {
 
 func isClosed(cc *grpc.ClientConn) bool { return stateOf(cc) == connectivity.Shutdown }
 
-// isUnconnected reports whether a channel in that state has no connection and is trying to get one.
+// isUnconnected reports whether a channel in this state has no connection and is trying to get one.
 func isUnconnected(state connectivity.State) bool {
 	return state == connectivity.Connecting || state == connectivity.TransientFailure
 }

@@ -336,7 +336,7 @@ func (k *contest) arm() {
 // after all.
 func (k *contest) overdueAt(a *attempt) instant {
 	p := k.call.plan()
-	waits := p != nil && p.next.isDecided() && p.replaces != a.number // until the pending attempt is sent, or given up
+	waits := p != nil && p.next.isDecided() // until the pending attempt is sent, or given up
 	if waits || a.bounds.judged && !k.mayHang(a) {
 		return never
 	}
@@ -352,12 +352,11 @@ func (k *contest) awaitsConnection(a *attempt) bool {
 	return before || a.bounds.unconnected
 }
 
-// mayHang reports whether an overdue attempt has neither a deadline nor a successor that will be sent. One that has been
+// mayHang reports whether an overdue attempt has no deadline, if nothing is pending that could replace it. One that has been
 // cancelled, for whatever reason, is about to end.
 func (k *contest) mayHang(a *attempt) bool {
 	p := k.call.plan()
-	return p != nil && p.deadline == 0 && !p.config.isLeftToGRPC(p.counted()) && p.replaces != a.number &&
-		a.Err() == nil && !isClosed(k.call.cc)
+	return p != nil && p.deadline == 0 && !p.config.isLeftToGRPC(p.counted()) && a.Err() == nil && !isClosed(k.call.cc)
 }
 
 // overdue asks the plan about an attempt that has reached its timeout.

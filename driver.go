@@ -169,7 +169,7 @@ func (p *drivenPlan) measure(a Attempt, now time.Time) {
 	}
 }
 
-// export returns a verdict for the driver. If the call has given up, it tells the server whose handler makes
+// export returns a verdict as a Step for the driver. If the call has given up, it tells the server whose handler makes
 // the call.
 func (p *drivenPlan) export(v verdict) drive.Step {
 	if v.do == doEnd && gaveUp(v.Reason, p.plan.counted() > 0) && p.plan.policy.MaxAttempts > 1 {

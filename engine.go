@@ -30,11 +30,11 @@ type failure struct {
 	CtxErr     error // context.Cause of the caller's context, if that has ended
 	Closed     bool  // the ClientConn is closed
 
-	found finding // what it means, see [policy.examine]; empty for an attempt that is replaced
+	found finding // what it means, see [policy.examine]; for an attempt that is replaced, only that it is retryable
 }
 
-// A verdict is the decision about a failure, or about a hedge that is due, and what the driver does now. It is small enough for
-// registers: copies of a larger one made a retry 7% slower.
+// A verdict is the decision about a failure, or about a hedge that is due, and what the driver does now. Of a verdict about anything
+// else, only that counts, and why the call ends. It is small enough for registers: copies of a larger one made a retry 7% slower.
 type verdict struct {
 	Wait       time.Duration // never negative; on a stop, the wait that was rejected, 0 if none was computed
 	Reason     error         // why no attempt follows, as in [Error.Reason]; nil if one does
@@ -88,9 +88,9 @@ func (f *failure) callOver() error {
 	return f.CtxErr
 }
 
-// isUntouched reports whether a first such failure, after which the call ends for a reason, is returned unwrapped, because it is
+// isUntouched reports whether a failure that ends a call for a reason is returned unwrapped if it is the first, because it is
 // not retryable. That includes a closed connection and the cause of the caller's context, but not that context's end, which
-// an Error reports.
+// an Error reports. It ends a hedged call even if it is not the first.
 func (f *failure) isUntouched(reason error) bool {
 	return reasons.Of(reason).Untouched || !f.found.retryable && !(f.CtxErr != nil && (f.Closed || isContextEnd(f.Attempt.Err)))
 }

@@ -32,8 +32,8 @@ var (
 
 // TestHedgingAtRandom draws hedged calls, unary ones and server streams: how long the
 // server takes for each attempt and what it says then, the options, what becomes of other calls to the
-// target, and when the caller goes away. Times are drawn to the nanosecond, so that no two things happen at once, and a
-// model says what must come of the call, exactly: which attempts are sent, when and why, how
+// target, and when the caller goes away. Times are drawn to the nanosecond, so that no two things happen at once except a failure and its
+// retry without a backoff, and a model says what must come of the call, exactly: which attempts are sent, when and why, how
 // each ends, what the caller gets and when, and what the budgets and the delay are asked and told.
 //
 // Reply, header, trailer and peer must be those of one attempt, and OnFinish run once.
@@ -267,7 +267,7 @@ type sentAttempt struct {
 	heard   Result        // by the budgets
 }
 
-// policyBackoff doubles c.backoff, which may be 0.
+// policyBackoff is the call's backoff: it starts at c.backoff and doubles; 0 stays 0.
 func (c *hedgedCall) policyBackoff() Backoff {
 	if c.backoff == 0 {
 		return Constant(0)

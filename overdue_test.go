@@ -150,8 +150,8 @@ func TestAPaidRetryIsNotSentTooLate(t *testing.T) {
 	})
 }
 
-// While the retry that replaces one attempt waits for its backoff, the timeouts of the others wait until it is sent: they may
-// still answer, although the call has no deadline, and are replaced after it.
+// While the retry that replaces one attempt waits for its backoff, the timeouts of the others wait until it is sent: those attempts
+// may still respond, although the call has no deadline, and are replaced only after it.
 func TestTheTimeoutsOfOthersWaitForAReplacement(t *testing.T) {
 	const ms = time.Millisecond
 	for _, tt := range []struct {
@@ -160,7 +160,7 @@ func TestTheTimeoutsOfOthersWaitForAReplacement(t *testing.T) {
 		took  time.Duration
 		sent  []time.Duration
 	}{
-		{"the hedge answers meanwhile", ok().after(1400 * ms), 1700 * ms, []time.Duration{0, 300 * ms, 1500 * ms}},
+		{"the hedge responds meanwhile", ok().after(1400 * ms), 1700 * ms, []time.Duration{0, 300 * ms, 1500 * ms}},
 		{"the hedge is replaced as well", hang(), 2000 * ms, []time.Duration{0, 300 * ms, 1500 * ms, 2000 * ms}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -111,10 +111,10 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 //     the budget is not waited for: stop
 //  4. otherwise: wait again
 //
-// If other attempts are in flight, they decide instead of a stop. The pushback of another attempt may have moved the retry: it is given
-// up if it would start too late by now. If it was paid for before, it is sent without a question.
+// If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
+// another attempt may have moved it. One that was paid for before is sent without asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
-	known := trouble{answers: p.next.answers} // a retry that is due at once can know nothing new
+	known := trouble{answers: p.next.answers} // a retry that is due immediately can know nothing new
 	if now > p.next.since {
 		known = p.target.trouble(now)
 	}

@@ -18,7 +18,7 @@ import (
 //
 //   - send when it sends an attempt;
 //   - failed, or ended if it did not fail, once for each attempt, when the attempt ends;
-//   - overdue when an attempt has run for the attempt timeout;
+//   - overdue when an attempt has run for the attempt timeout, and none is pending;
 //   - undecide if no attempt may replace the one in flight any more;
 //   - due at dueAt;
 //   - connected if the last verdict waits for a connection, and it is ready before dueAt;
@@ -301,9 +301,9 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	if f.Attempt.Unsent {
 		p.unsent++
 	}
-	p.deposit(f.outcome(p.policy.result(f))) // before a token is given back, because the budget may panic at that, too
+	p.deposit(f.outcome(p.policy.result(f))) // before a token is given back, because the budget may panic at that as well
 	if p.replaces == int32(f.Attempt.Number) || p.open == 0 {
-		p.undecide() // its own failure counts, or it was decided when others were in flight
+		p.undecide() // the attempt's own failure counts, or the retry was decided on when others were in flight
 	}
 	hint := f.found.hint
 	if f.found.hinted && !hint.Stop {
@@ -395,7 +395,7 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 }
 
 // schedule applies rule 8. It returns the wait before the next attempt and, if that attempt would
-// start too late, the reason for it. A wait by backoff is longer than drawn while the target is failing.
+// start too late, the reason for it. drawn is what the backoff drew; the wait may be longer while the target is failing.
 func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v verdict, drawn time.Duration) {
 	switch hint := f.found.hint; {
 	case p.policy.asksTooMuch(f):
@@ -429,7 +429,7 @@ func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant
 	}
 }
 
-// retry returns a verdict to retry, with what the driver does now.
+// retry returns the verdict v to retry, with what the driver does now. It is a stop if the retry is due now, and is not sent.
 func (p *plan) retry(v verdict, now instant, u float64) verdict {
 	if now < p.next.at {
 		p.dueAt = p.next.at

@@ -133,7 +133,7 @@ func (t *Tokens) Take(now time.Time) bool {
 
 // take reduces rest by as much as is available, and returns how much that is.
 func take(rest *float64, available float64) float64 {
-	if available > *rest { // not min and max, which take longer, because they think of NaN
+	if available > *rest { // not min and max, which take longer because of NaN
 		available = *rest
 	} else if available < 0 {
 		available = 0
