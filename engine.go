@@ -33,8 +33,9 @@ type failure struct {
 	found finding // what it means, see [policy.examine]; for an attempt that is replaced, only that it is retryable
 }
 
-// A verdict is the decision about a failure, or about a hedge that is due, and what the driver does now. Of a verdict about anything
-// else, only that counts, and why the call ends. It is small enough for registers: copies of a larger one made a retry 7% slower.
+// A verdict is the decision about a failure, or about a hedge that is due, and what the driver does now. Verdicts about anything else
+// say only what the driver does and, at the end, why. A verdict is small enough for registers: copies of a larger one made a retry
+// 7% slower.
 type verdict struct {
 	Wait       time.Duration // never negative; on a stop, the wait that was rejected, 0 if none was computed
 	Reason     error         // why no attempt follows, as in [Error.Reason]; nil if one does

@@ -196,7 +196,7 @@ func WithRetryIf(f func(error) bool) CallOption {
 // d only if the caller has no deadline.
 //
 // In a hedged call, one further attempt is decided on at a time: while a replacement waits for its backoff, no hedge is
-// sent, and the timeouts of other attempts count only after it was sent or given up. So set d well above the hedge delay.
+// sent, and the timeouts of other attempts take effect only when it has been sent or given up. So set d well above the hedge delay.
 //
 // A classifier, [Backoff] or [Budget] that is consulted at the timeout runs on the timer's
 // goroutine while the call waits in gRPC, and so does one that is consulted when the replacement is

@@ -34,7 +34,7 @@ type Plan[A any] interface {
 	// Overdue decides what follows an attempt that is still in flight after its timeout. If another
 	// attempt may replace it, that becomes due at DueAt, and the overdue one goes on until then: the Step
 	// of Due says to cut it. If none may, or one is pending already, it goes on to the call's deadline; without a
-	// deadline this Step says to cut it. An RPC does not ask while one is pending, but when that was sent or given up.
+	// deadline this Step says to cut it. An RPC does not ask while one is pending, but when that has been sent or given up.
 	Overdue(a A, now time.Time, u float64) Step
 
 	// Due returns the Step at DueAt, as soon as a connection is ready for which a Step said to wait, or as
