@@ -123,6 +123,9 @@ func (p *drivenPlan) RequestHeader() map[string]string {
 
 // Overdue implements [drive.Plan].
 func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
+	if p.plan.next.isDecided() {
+		return drive.Step{Later: true}
+	}
 	f := p.failure(a, now)
 	f.TimedOut = true
 	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)

@@ -3,7 +3,9 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -63,5 +65,28 @@ func TestAnAttemptTimeoutOfADrivenPlan(t *testing.T) {
 	plan.Overdue(first, noon.Add(timeout), 0)
 	if len(seen) != 1 || seen[0].Code() != codes.DeadlineExceeded || !errors.Is(seen[0].Err, ErrAttemptTimeout) {
 		t.Errorf("the classifier has seen %v, want one attempt timeout", seen)
+	}
+}
+
+// Whoever drives the plan, the timeouts of other attempts wait while one is pending, see TestTheTimeoutsOfOthersWaitForAReplacement.
+func TestTheTimeoutsOfADrivenPlanWaitForAReplacement(t *testing.T) {
+	at := func(tenths int) time.Time { return noon.Add(time.Duration(tenths) * second / 10) }
+	plan := newPlan(t, t.Context(), WithBackoff(Constant(second/2)), WithBudget(Unlimited), WithAttemptTimeout(second),
+		WithMethod(someMethod, WithHedging(Hedging{Delay: HedgeAfter(second * 3 / 10), Budget: Unlimited})))
+	first, _ := plan.Sent(noon)
+	var steps []drive.Step
+	step := func(s drive.Step) { steps = append(steps, s) }
+	step(plan.Due(at(3)))
+	hedge, _ := plan.Sent(at(3))
+	step(plan.Overdue(first, at(10), 0))
+	step(plan.Overdue(hedge, at(13), 0))
+	step(plan.Due(at(15)))
+	first.Err = ErrAttemptTimeout
+	step(plan.Ended(first, at(15), 0))
+	plan.Sent(at(15))
+	step(plan.Overdue(hedge, at(15), 0))
+	step(plan.Due(at(20)))
+	if want := []drive.Step{{Send: true}, {}, {Later: true}, {Cut: 1}, {Send: true}, {}, {Cut: 2}}; !slices.Equal(steps, want) {
+		t.Errorf("the plan says %+v, want %+v", steps, want)
 	}
 }

@@ -469,7 +469,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 	switch {
 	case f.CtxErr != nil || f.Closed:
 		return verdict{} // it ends by itself
-	case f.Attempt.Unsent, p.next.isDecided(), p.policy.UnsentOnly: // another one would be no better, is pending, or must not follow
+	case f.Attempt.Unsent, p.policy.UnsentOnly: // another one would be no better, or must not follow
 		return p.unreplaced(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {

@@ -585,8 +585,17 @@ func (d *planDriver) overdue(f *flight) {
 	f.overdue = time.Time{}
 	f.Duration = d.now.Sub(f.Start)
 	replaces := int(d.plan.plan.replaces)
-	d.cut(d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256))
 	p := &d.plan.plan
+	pending := p.next.isDecided()
+	step := d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256)
+	if step.Later != pending {
+		d.t.Errorf("%+v for an overdue attempt while another is pending: %v", step, pending)
+	}
+	if step.Later {
+		f.overdue = d.now.Add(time.Second)
+		return
+	}
+	d.cut(step)
 	if !f.cut && int(p.replaces) != f.Number && d.ctx.deadline.IsZero() {
 		d.t.Errorf("attempt %d is neither cut nor replaced, in a call without a deadline", f.Number)
 	}

@@ -180,7 +180,12 @@ func (t *teller) late(i int) {
 	t.inFlight[i].overdue = time.Time{}
 	a := t.inFlight[i].Attempt
 	a.Duration = t.now.Sub(a.Start)
-	t.follow(t.plan.Overdue(a, t.now, t.u()))
+	step := t.plan.Overdue(a, t.now, t.u())
+	if step.Later {
+		t.inFlight[i].overdue = t.plan.DueAt().Add(1)
+		return
+	}
+	t.follow(step)
 }
 
 func (t *teller) follow(step drive.Step) {

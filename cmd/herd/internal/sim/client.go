@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -399,6 +400,11 @@ func (r *run) expire(ai int32, a *attempt) {
 		return
 	}
 	step := c.plan.Overdue(r.describe(c, a.flight), r.time(), r.jitter.Float64())
+	if due := c.plan.DueAt(); step.Later && !due.IsZero() {
+		after := int64(due.Sub(epoch)) + 1
+		r.expireAt(min(after, cmp.Or(c.deadline, after)), ai, a)
+		return
+	}
 	r.expireAt(c.deadline, ai, a)
 	if !r.cut(c, step) {
 		r.arm(a.call, c)
