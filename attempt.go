@@ -276,15 +276,7 @@ func (a *attempt) describeStart(info *Attempt, now time.Time) {
 
 // firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one with a header.
 func (c *rpc) firstContext() context.Context {
-	if c.worksFor == nil {
-		return c.ctx
-	}
-	return c.servedContext()
-}
-
-// servedContext is firstContext for the call of a server's handler.
-func (c *rpc) servedContext() context.Context {
-	if c.functionTarget != "" { // it sends no header
+	if c.worksFor == nil || c.functionTarget != "" { // a function sends no header
 		return c.ctx
 	}
 	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
@@ -337,5 +329,5 @@ func (a *attempt) hasNotRun() bool {
 		return a.fate == fateUnsent
 	}
 	seen := a.sighting.Load()
-	return seen == sawRefusal || seen == sawNone && !a.hasPeer() // of which the attempt's mark has asked as well
+	return seen == sawRefusal || seen == sawNone && !a.hasPeer() // the attempt itself has asked for the peer, too
 }

@@ -167,7 +167,9 @@ func (c *rpc) collect(a *attempt) {
 	}
 	if c.options.header != nil {
 		a.header = *c.options.header
-		c.options.setHeader(a)
+		if a.number > 1 {
+			c.options.set(a) // the caller's header gets the number of previous attempts
+		}
 	}
 }
 
@@ -210,18 +212,6 @@ func (o *grpcOptions) set(a *attempt) {
 			if a.hasPeer() && (a.bounds == nil || a.bounds.stream == nil) {
 				*opt.PeerAddr = a.peer
 			}
-		}
-	}
-}
-
-// setHeader adds the number of previous attempts to the caller's header.
-func (o *grpcOptions) setHeader(a *attempt) {
-	if a.number == 1 {
-		return
-	}
-	for _, opt := range o.list {
-		if opt, ok := opt.(grpc.HeaderCallOption); ok {
-			*opt.HeaderAddr = wire.WithPreviousAttempts(a.header, int(a.number)-1)
 		}
 	}
 }

@@ -204,22 +204,9 @@ func (m *methodPolicies) shown(method string) *methodPolicy {
 	return m.of(method)
 }
 
-// forCall returns the policy for one call: its method's policy, changed by the channel's service
-// config and by the call's own options.
-func (m *methodPolicies) forCall(ch *channel, method string, own []*policyOption) (*policy, error) {
-	if err := firstError(own); err != nil {
-		return nil, err
-	}
-	return m.withOwn(m.on(ch, method), own), nil
-}
-
 // on returns a method's policy on a channel.
 func (m *methodPolicies) on(ch *channel, method string) *methodPolicy {
-	of := m.of(method)
-	if m.channels != nil {
-		of = m.fromChannel(ch, method, of)
-	}
-	return of
+	return m.fromChannel(ch, method, m.of(method))
 }
 
 // withOwn returns the policy with a call's own options, which are valid.

@@ -547,7 +547,8 @@ func checkScopes(t *testing.T, seed uint64, channels []*grpc.ClientConn, configs
 				ownModel = m
 			}
 			ch := channelOf(r, cc, method)
-			p, err := r.settings.current().forCall(&ch, method, own)
+			err := firstError(own)
+			p := r.settings.current().withOwn(r.settings.current().on(&ch, method), own)
 			if err != nil {
 				t.Fatal(err)
 			}

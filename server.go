@@ -160,16 +160,11 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if layers.Of(ctx).Handles(ctx) {
 		return handler(ctx, req) // chained twice
 	}
-	r := s.begin(ctx, info.FullMethod)
-	succeeded := false // a panic is a failure
-	defer func() {
-		r.Respond()
-		if !succeeded {
-			s.failed(r, err, info.FullMethod, func(md metadata.MD) error { return grpc.SetTrailer(ctx, md) })
-		}
-	}()
-	resp, err = handler(r, req)
-	succeeded = err == nil
+	setTrailer := func(md metadata.MD) error { return grpc.SetTrailer(ctx, md) }
+	err = s.handle(ctx, info.FullMethod, setTrailer, func(r *layers.Request) (err error) {
+		resp, err = handler(r, req)
+		return err
+	})
 	return resp, err
 }
 
@@ -178,15 +173,23 @@ func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	if layers.Of(ctx).Handles(ctx) {
 		return handler(srv, stream) // chained twice
 	}
-	r := s.begin(ctx, info.FullMethod)
+	setTrailer := func(md metadata.MD) error { stream.SetTrailer(md); return nil }
+	return s.handle(ctx, info.FullMethod, setTrailer, func(r *layers.Request) error { return handler(srv, &requestStream{stream, r}) })
+}
+
+// handle runs a handler for a request, and sees how it ends.
+func (s *server) handle(
+	ctx context.Context, method string, setTrailer func(metadata.MD) error, handler func(*layers.Request) error,
+) (err error) {
+	r := s.begin(ctx, method)
 	succeeded := false // a panic is a failure
 	defer func() {
 		r.Respond()
 		if !succeeded {
-			s.failed(r, err, info.FullMethod, func(md metadata.MD) error { stream.SetTrailer(md); return nil })
+			s.failed(r, err, method, setTrailer)
 		}
 	}()
-	err = handler(srv, &requestStream{stream, r})
+	err = handler(r)
 	succeeded = err == nil
 	return err
 }

@@ -170,7 +170,7 @@ const maxChannelPolicies = 1000
 // fromChannel returns the method's policy with the channel's retryPolicy, if there is one.
 func (m *methodPolicies) fromChannel(ch *channel, method string, of *methodPolicy) *methodPolicy {
 	retry := ch.config.RetryPolicy
-	if retry == nil {
+	if retry == nil || m.channels == nil {
 		return of
 	}
 	key := channelKey{retry, of}

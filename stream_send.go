@@ -247,23 +247,20 @@ func (at *streamAttempt) replay() {
 }
 
 // sendOutbox sends what the attempt lacks, as long as SendMsg does not fail.
-func (at *streamAttempt) sendOutbox() error {
-	for entry := at.of.nextToReplay(at); entry != nil; entry = at.of.nextToReplay(at) {
-		if err := at.sendEntry(entry); err != nil {
-			return err
+func (at *streamAttempt) sendOutbox() (err error) {
+	for err == nil {
+		switch entry := at.of.nextToReplay(at); entry {
+		case nil:
+			return nil
+		case halfClose{}:
+			err = at.stream.CloseSend()
+		case errSpoilt:
+			err = errSpoilt
+		default:
+			err = at.stream.SendMsg(entry)
 		}
 	}
-	return nil
-}
-
-func (at *streamAttempt) sendEntry(entry any) error {
-	if entry == (halfClose{}) {
-		return at.stream.CloseSend()
-	}
-	if entry == errSpoilt { //nolint:errorlint // our own mark
-		return errSpoilt
-	}
-	return at.stream.SendMsg(entry)
+	return err
 }
 
 var errSpoilt = status.Error(codes.Unavailable,
