@@ -18,7 +18,7 @@ import (
 
 // A Budget limits retries, so that they add little to an outage. Its Withdraw is called when the wait before a
 // retry is over. Its Balance is read before that wait if nothing waits for a token, and by everything that shows
-// the budget. If the first attempt succeeds at once, neither is called. Share one Budget among all clients of the
+// the budget. If the first attempt succeeds, neither is called. Share one Budget among all clients of the
 // same backend. What a refusal means for the call is described at [WithPatience].
 //
 // [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,
@@ -326,7 +326,7 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 	}
 }
 
-// isThrottled reports whether a throttle refuses retries. A6 gives a throttled call up at once, so
+// isThrottled reports whether a throttle refuses retries. A6 ends a throttled call immediately, so
 // calls do not wait for it. They wait for any other budget.
 func isThrottled(b Budget) bool {
 	switch b := b.(type) {

@@ -40,7 +40,7 @@ type rpc struct {
 	retrier *Retrier
 	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	newest  *attempt     // or the one that decided a race; nil before the first, and after letGo
+	newest  *attempt     // sent last or, after a race, the one that decided it; nil before the first, and after letGo
 
 	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
 	delay       time.Duration // until the next attempt of a hedged call
@@ -70,12 +70,12 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	if c.dependsOnChannel(policies) {
 		ch = c.channel()
 	}
-	p, err := policies.forCall(&ch, c.method, own)
-	if err != nil {
+	if err := firstError(own); err != nil {
 		err = status.Error(codes.Internal, err.Error())
 		c.options.finish(err)
 		return err
 	}
+	p := policies.withOwn(policies.on(&ch, c.method), own)
 	switch {
 	case p.overGRPC && p.dryRun: // gRPC's retries stay as they are
 	case p.overGRPC || c.worksFor.IsRetry() && !p.dryRun: // for a retry, gRPC's would be further attempts
@@ -146,7 +146,7 @@ func (c *call) begin(a *attempt) {
 	c.contest.start(a)
 }
 
-// open starts the call. It returns the call's budget, spans and start: to store them here, through a pointer, would take longer.
+// open starts the call. It returns the call's budget, spans and start: storing them here, through a pointer, is slower.
 func (c *rpc) open() (Budget, *callSpans, instant) {
 	b := c.budgetOf(c.policy.Budget)
 	if hedges := c.policy.hedgeBudget(); hedges != nil {
@@ -201,7 +201,7 @@ func (c *call) startPlan(now time.Time) *plan {
 	c.cold = &cold{}
 	p := c.plan()
 	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), c.start, deadlineOf(c.ctx, now))
-	p.alone, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
+	p.single, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
 	p.send(c.start)
 	return p
 }
@@ -293,7 +293,8 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	return a, nil
 }
 
-// letGo drops an attempt that has failed, unless the call may have to show it: very many calls may wait.
+// letGo releases the memory of a failed attempt before a wait, because thousands of calls may be waiting. An attempt that the call may
+// still report is kept.
 func (c *call) letGo() {
 	c.cold.tried = c.newest.tried.Load()
 	if c.stream == nil && c.contest == nil && !c.options.outputs() {
@@ -391,11 +392,7 @@ type noReplay struct {
 // reason. It returns immediately when the ClientConn is closed, or the caller's context ends; gone
 // reports the latter.
 func (c *call) wait(do action) (reason error, gone bool) {
-	p := c.plan()
-	for {
-		if do == doSend {
-			return c.whyUnsendable()
-		}
+	for p := c.plan(); do != doSend; {
 		connected := false
 		if d := p.dueAt.Sub(instantNow()); d > 0 {
 			connected = c.pause(d, do == doConnect)
@@ -417,6 +414,14 @@ func (c *call) wait(do action) (reason error, gone bool) {
 			return v.Reason, false
 		}
 	}
+	switch ctx := c.limited(); { // whether the ClientConn is closed was asked when the attempt failed, and after a wait
+	case ctx.Err() != nil:
+		return causeOf(ctx), true
+	case c.stream != nil && c.stream.isSpoilt():
+		return ErrCommitted, false
+	default:
+		return nil, false
+	}
 }
 
 // pause waits for a time; if connects, at most until there is a connection, which it then reports.
@@ -425,19 +430,6 @@ func (c *rpc) pause(d time.Duration, connects bool) (connected bool) {
 	waiting.Add(1)
 	defer waiting.Add(-1)
 	return c.retrier.connections.Pause(c.limited(), c.cc, d, connects)
-}
-
-// whyUnsendable returns why no attempt can be sent any more, nil if one can; gone means that the context has ended. Whether the ClientConn
-// is closed was asked when the attempt before had failed, and after a wait.
-func (c *call) whyUnsendable() (reason error, gone bool) {
-	switch ctx := c.limited(); {
-	case ctx.Err() != nil:
-		return causeOf(ctx), true
-	case c.stream != nil && c.stream.isSpoilt():
-		return ErrCommitted, false
-	default:
-		return nil, false
-	}
 }
 
 // another returns the next attempt, which is to be handed to gRPC.
@@ -514,7 +506,7 @@ func (c *call) deposit(a *attempt, r Result) {
 		c.budget.Deposit(o)
 	}
 	if c.hedgeBudget != nil {
-		c.hedgeBudget.Deposit(o) // from its end: the window is short
+		c.hedgeBudget.Deposit(o) // dated at the call's end: the window of the default is only a second
 	}
 	if r == Succeeded {
 		c.noteAnswer()

@@ -66,7 +66,8 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		source: v.WaitSource,
 		made:   c.history().made(0),
 
-		reached: c.plan().counted() > 0,
+		reached:   c.plan().counted() > 0,
+		tokenless: c.plan().tokenless && !gone,
 	}
 	switch h := c.history(); {
 	case err.Last == nil:

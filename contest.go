@@ -60,7 +60,7 @@ type defeat struct {
 	verdict verdict
 }
 
-// join makes the contest part of a call, which is on the heap.
+// join makes the contest a part of c, which must be on the heap already.
 func (k *contest) join(c *call, r rival) {
 	k.call, k.rival, k.channel, k.open = c, r, c.channel(), k.space[:0]
 	c.contest = k
@@ -296,7 +296,7 @@ func (k *contest) check() {
 // plan returns the call's plan, which may start now.
 func (k *contest) plan(now time.Time) *plan {
 	c, begun := k.call, k.call.plan() != nil
-	if c.stream != nil && k.rival == nil { // whose goroutines may be setting the limit of the call
+	if c.stream != nil && k.rival == nil { // outside of a race, one of the stream's goroutines may be setting the limit of the call
 		return c.informedPlan(stateOf(c.cc), now)
 	}
 	if p := c.startPlan(now); !begun {

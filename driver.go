@@ -52,7 +52,7 @@ func (r *Retrier) drive(ctx context.Context, method, target string, start time.T
 		hedgeBudget = budgetNamed(b, target)
 	}
 	p.plan.begin(obeyed, budget, hedgeBudget, r.targets.Named(target), instantOf(start), deadlineOf(ctx, start))
-	p.plan.alone = p.worksFor.IsRetry()
+	p.plan.single = p.worksFor.IsRetry()
 	p.plan.delay, p.learner, p.plan.hedging = obeyed.hedgingOf(method, p.worksFor, func() time.Time { return start })
 	return p
 }
@@ -68,7 +68,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
-	last := p.plan.alone || p.plan.counted() >= p.plan.policy.MaxAttempts
+	last := p.plan.single || p.plan.counted() >= p.plan.policy.MaxAttempts
 	if last && p.plan.deadline != 0 || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
 		return 0
 	}

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -81,16 +82,29 @@ func TestDryRunSaysWhatWouldBeDone(t *testing.T) {
 
 // Nothing is spent or waited for, and slow attempts go on.
 func TestDryRunDoesNothing(t *testing.T) {
-	t.Run("budget", func(t *testing.T) {
+	for name, backoff := range map[string]Option{"budget": steady, "budget, retries at once": WithBackoff(Constant(0))} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				budget := &tally{}
+				server := serve(t, script(unavailable(), ok()))
+				client := server.fixed(t, 0, backoff, WithDryRun(true), WithBudget(budget))
+				_, first := client.Echo(t.Context(), request())
+				_, second := client.Echo(t.Context(), request())
+				if want := (counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}); status.Code(first) != codes.Unavailable || second != nil ||
+					budget.counts != want {
+					t.Errorf("%v, %v, and the budget is %+v, want UNAVAILABLE, a success and %+v", first, second, budget.counts, want)
+				}
+			})
+		})
+	}
+	t.Run("target", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
-			budget := &tally{}
-			server := serve(t, script(unavailable(), ok()))
-			client := server.fixed(t, 0, steady, WithDryRun(true), WithBudget(budget))
-			_, first := client.Echo(t.Context(), request())
-			_, second := client.Echo(t.Context(), request())
-			if want := (counts{told: [5]int{Succeeded: 1, Failed: 1}, highest: 1}); status.Code(first) != codes.Unavailable || second != nil ||
-				budget.counts != want {
-				t.Errorf("%v, %v, and the budget is %+v, want UNAVAILABLE, a success and %+v", first, second, budget.counts, want)
+			logs := &logRecorder{}
+			server := serve(t, always(unavailable()))
+			client := server.client(t, WithBackoff(Constant(0)), WithDryRun(true), WithBudget(stingy{}), WithLogger(slog.New(logs)))
+			_, _ = client.Echo(t.Context(), request())
+			if text := strings.Join(logs.lines(), "\n"); strings.Contains(text, "calls wait for it") {
+				t.Errorf("logged\n%s\nalthough no call waits", text)
 			}
 		})
 	})

@@ -105,11 +105,13 @@ type Error struct {
 	Attempts []Attempt
 	// Elapsed is the time from the start of the call to its end.
 	Elapsed time.Duration
-	wait    time.Duration // the wait that was rejected
-	source  WaitSource    // the source of that wait; waitNone if no wait was computed
-	made    int           // the number of attempts made, even if not all are kept
-	reached bool          // one of them has reached a server, or may have
-	ctx     error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
+
+	wait      time.Duration // the wait that was rejected
+	source    WaitSource    // the source of that wait; waitNone if no wait was computed
+	made      int           // the number of attempts made, even if not all are kept
+	reached   bool          // one of them has reached a server, or may have
+	tokenless bool          // the call has waited in vain for a token of the budget
+	ctx       error         // context.Canceled or context.DeadlineExceeded if the caller's context ended
 }
 
 // Error returns a text with the number of attempts, the reason for stopping, and at most 1 KiB of
@@ -133,7 +135,10 @@ func (e *Error) reason() string {
 		return "unknown reason"
 	}
 	reason := words.Truncate(strings.TrimPrefix(e.Reason.Error(), "grpcretry: "), maxText/2)
-	if e.source != waitNone {
+	switch {
+	case e.tokenless:
+		reason += " (the client-side retry budget had no token for another attempt)"
+	case e.source != waitNone:
 		reason += fmt.Sprintf(" (a wait of %v by %v was not started)", words.Rounded(e.wait), e.source)
 	}
 	return reason

@@ -26,9 +26,10 @@ type Hedging struct {
 	// Budget is the budget that hedges spend from, and nothing else does. An attempt that is sent
 	// when no other is in flight is a retry, and spends from the method's budget. A hedge's token
 	// is not returned when the hedge wins. While a [NewThrottle] of the method refuses retries, it
-	// refuses hedges as well. nil means a budget per Retrier and target, of 10% of the calls that
-	// were answered in the last second, plus a reserve of one hedge. The reserve is empty at the start, so a client sends its
-	// first hedge after ten answered calls. [Unlimited] turns it off.
+	// refuses hedges as well. Do not use the method's own budget: it would receive each outcome twice. nil
+	// means a budget per Retrier and target, of 10% of the calls that were answered in the last second, plus a
+	// reserve of one hedge. The reserve is empty at the start, so a client sends its first hedge after ten
+	// answered calls. [Unlimited] turns it off.
 	Budget Budget
 	// AllMethodsAreSafe states that every method that the Retrier is used for may run twice at
 	// the same time. Without it [New] rejects hedging for all methods: only somebody who names

@@ -104,8 +104,8 @@ func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
 	}
 }
 
-// guard runs when a loop ends. If the loop is not done, the application's code has panicked, or that of an interceptor below. Calls
-// other than streams and contests need no other guard.
+// guard runs when a loop ends. If the loop is not done, the application's code has panicked, or that of an interceptor below. Only
+// streams and contests, which have goroutines of their own, need other guards besides.
 func (c *call) guard(done *bool) {
 	if !*done {
 		c.crashed()

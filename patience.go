@@ -67,12 +67,12 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 	b := p.ledger.budgetOf(payer)
 	waits := p.isPatient() && !isThrottled(b) // for a token
 	if f.TimedOut {
-		waits = p.deadline != 0 // the attempt goes on meanwhile
+		waits = p.deadline != 0 // an overdue attempt goes on meanwhile; without a deadline, the call could hang
 	}
 	switch {
 	case !waits && !affords(b, p.ledger.now, p.ledger.holdsSlot(p.replaces, payer)):
 		return ErrBudgetExhausted
-	case p.isPatient() && isOwn(v.WaitSource) && now.Add(v.Wait) > p.patienceEnds(known, now), !p.waiter.enter():
+	case p.isPatient() && !v.WaitSource.isServers() && now.Add(v.Wait) > p.patienceEnds(known, now), !p.waiter.enter():
 		if p.replaces == 0 { // otherwise the call goes on
 			p.giveUp(now)
 		}
@@ -82,10 +82,10 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 	}
 }
 
-// isOwn reports whether a wait is the call's own: one that a server has asked for is the call's turn.
-func isOwn(source WaitSource) bool { return source != WaitPushback && source != WaitRetryInfo }
+// isServers reports whether a server has asked for the wait: when it is over, it is the call's turn.
+func (s WaitSource) isServers() bool { return s == WaitPushback || s == WaitRetryInfo }
 
-// giveUp tells the target that the call does not wait for it. A dry run would not have waited.
+// giveUp records that the call ends instead of waiting for its target. A dry run records nothing.
 func (p *plan) giveUp(now instant) {
 	if !p.policy.dryRun {
 		p.waiter.exit() // the target tells what the other calls do
@@ -119,7 +119,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		known = p.target.trouble(now)
 	}
 	answered := known.answers != p.next.answers
-	namedByServer := p.next.repeats == 0 && !isOwn(p.next.source)
+	namedByServer := p.next.repeats == 0 && p.next.source.isServers()
 	switch late := p.tooLate(now, 0); {
 	case late != nil:
 		return p.end(late, now)
@@ -136,6 +136,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	case p.open > 0 || !p.isPatient() || answered || isThrottled(p.ledger.budgetOf(p.ledger.whoPays(retriesPay))):
 		return p.end(ErrBudgetExhausted, now)
 	default:
+		p.tokenless = true
 		return p.waitAgain(now, u)
 	}
 }
@@ -185,7 +186,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	switch {
 	case v.Reason != nil:
 		return p.stop(v, false)
-	case !p.isPatient(), now >= ends, f.Redials && isOwn(v.WaitSource) && now.Add(v.Wait) > ends, !p.waiter.enter():
+	case !p.isPatient(), now >= ends, f.Redials && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
 		p.giveUp(now)
 		return p.stop(verdict{Reason: ErrTargetDown}, false)
 	}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -222,6 +224,38 @@ func TestPatienceEnds(t *testing.T) {
 			t.Errorf("600 calls made %d attempts, want hardly more", n)
 		}
 	})
+}
+
+// A call that has waited for a token in vain says so, whatever has ended it: otherwise it would look as if the target had been asked again.
+func TestACallThatGotNoTokenSaysSo(t *testing.T) {
+	const noToken = " (the client-side retry budget had no token for another attempt): rpc error"
+	for name, tt := range map[string]struct {
+		opts   []Option
+		limit  time.Duration
+		reason error
+		text   string
+	}{
+		"patience":    {nil, time.Minute, ErrTargetDown, ": target is down" + noToken},
+		"deadline":    {nil, 5 * second, ErrDeadline, ": deadline too near for another attempt" + noToken},
+		"max elapsed": {[]Option{WithMaxElapsed(5 * second)}, time.Minute, ErrMaxElapsed, " near for another attempt" + noToken},
+		"a token in time": {[]Option{WithMaxAttempts(2), WithBudget(NewRateBudget(rate.NewLimiter(1, 1)))}, time.Minute, ErrAttemptsExhausted,
+			": no attempts left: rpc error"},
+		"no patience": {[]Option{WithPatience(0)}, time.Minute, ErrBudgetExhausted, " (a wait of 1s by backoff was not started): rpc error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				budget := RatioBudget{Reserve: Nothing}
+				server := serve(t, always(unavailable()))
+				client := server.fixed(t, 0.5, append([]Option{steady, WithRatioBudget(budget)}, tt.opts...)...)
+				ctx, cancel := context.WithTimeout(t.Context(), tt.limit)
+				defer cancel()
+				_, err := client.Echo(ctx, request())
+				if !errors.Is(err, tt.reason) || !strings.Contains(err.Error(), tt.text) {
+					t.Errorf("err = %v, want %v, and a text with %q", err, tt.reason, tt.text)
+				}
+			})
+		})
+	}
 }
 
 func TestTooManyCallsWait(t *testing.T) {

@@ -32,7 +32,7 @@ type plan struct {
 
 	silent  bool // an attempt got no response, so its server may still be at work
 	hedging bool // hedges may be sent
-	alone   bool // nothing follows an attempt that has reached a server: a service further up retries, see server.go
+	single  bool // nothing follows an attempt that has reached a server: a service further up retries, see server.go
 
 	limits
 	waiter
@@ -43,6 +43,7 @@ type plan struct {
 	next     pending  // the attempt that was decided on but not yet sent
 
 	connecting error // while the call waits for a connection: the reason to end at dueAt; otherwise nil
+	tokenless  bool  // the retry was due, and waits for a token of the budget
 
 	dueAt   instant // when to call due; zero for never
 	pushed  pushed  // by the newest pushback
@@ -141,7 +142,7 @@ func (l *limits) asked(hint Pushback, now instant, u float64) time.Duration {
 }
 
 // unreplaced returns the verdict for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
-// is cut, and is a failure like any other.
+// is cut, and its failure is judged like any other, except that the call does not wait for a token.
 func (l *limits) unreplaced(number int32) verdict {
 	if l.deadline == 0 {
 		return verdict{do: action(number)}
@@ -207,7 +208,7 @@ func (p *plan) send(now instant) sending {
 	p.made++
 	paid := p.ledger.sent(p.made)
 	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.next.waited}
-	p.next = pending{}
+	p.next, p.tokenless = pending{}, false
 	p.waiter.exit()
 	p.open++
 	p.dueAt = 0
@@ -379,7 +380,7 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 	switch {
 	case p.stopped != nil:
 		return verdict{Reason: p.stopped}
-	case p.counted() > 0 && p.alone:
+	case p.counted() > 0 && p.single:
 		return verdict{Reason: errCallerRetries}
 	case p.counted() >= p.policy.MaxAttempts:
 		return verdict{Reason: ErrAttemptsExhausted}
@@ -420,18 +421,18 @@ func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant
 	n := &p.next
 	n.at, n.waited = now.Add(v.Wait), waited{v.Wait, v.WaitSource, 0}
 	n.since, n.answers, n.before = now, known.answers, p.progress
-	switch v.WaitSource {
-	case WaitBackoff:
-		p.progress = progress{p.progress.retry + 1, drawn}
-	case WaitPushback, WaitRetryInfo:
+	switch {
+	case v.WaitSource.isServers():
 		p.progress = progress{}
-		p.pushed = pushed{p.next.at, v.WaitSource}
+	case v.WaitSource == WaitBackoff:
+		p.progress = progress{p.progress.retry + 1, drawn}
 	}
 }
 
-// retry returns the verdict v to retry, with what the driver does now. It is a stop if the retry is due now, and is not sent.
+// retry returns the verdict v to retry, with what the driver does now. If the retry is due now and must not be sent, the verdict is a
+// stop. In a dry run it is never due.
 func (p *plan) retry(v verdict, now instant, u float64) verdict {
-	if now < p.next.at {
+	if now < p.next.at || p.policy.dryRun {
 		p.dueAt = p.next.at
 		return v
 	}
@@ -450,7 +451,7 @@ func (p *plan) stop(v verdict, fatal bool) verdict {
 		p.leave()
 		p.stopped = v.Reason
 	}
-	if fatal || p.open == 0 && !p.next.isDecided() {
+	if fatal || p.open == 0 {
 		v.do = doEnd
 		p.dueAt = 0 // of a hedge
 	}

@@ -262,6 +262,30 @@ func (s numb) RecvMsg(m any) error {
 	return s.ClientStream.RecvMsg(m)
 }
 
+// A classifier panics when a stream's attempt is overdue, on a goroutine of ours, while the application becomes bound to the stream.
+func TestAPanicAtTheTimeoutOfAStreamThatCommitsMeanwhile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; wait 10s; send 1")
+		cc := server.conn(t, DialOptions(WithAttemptTimeout(2*second), WithClassifier(func(context.Context, Attempt) Classification {
+			time.Sleep(4 * second)
+			panic("the classifier's")
+		}))...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		stream, err := cc.NewStream(ctx, serverStream, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(3*second, func() { stream.Context() })
+		defer func() {
+			if p := recover(); p != "the classifier's" {
+				t.Errorf("recovered %v, want the classifier's panic on the call's own goroutine", p)
+			}
+		}()
+		(&application{stream: stream}).play(t, "send a; close; recv 1; recv EOF")
+	})
+}
+
 // What follows a first message that came too late is read and thrown away. A codec that panics there does what it does
 // anywhere else in RecvMsg.
 func TestACodecThatPanicsOnMessagesThatCameTooLateEndsItsAttempt(t *testing.T) {

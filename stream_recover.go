@@ -137,8 +137,6 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	s.orCrash(func() {
-		s.call.contest.settle(at.attempt)
-		s.call.contest.repanic()
 		if a, _ := s.next(at, err); a != nil {
 			_ = s.openFrom(a)
 		} else {
@@ -151,6 +149,7 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	s.call.contest.settle(at.attempt)
+	s.call.contest.repanic()
 	now := time.Now()
 	at.bounds.ended = instantOf(now)
 	at.read(err) // which may wait

@@ -251,6 +251,8 @@ func TestWarnings(t *testing.T) {
 			WithMethod("/grpcretry.test.v1.EchoService/", WithMaxAttempts(2))}, nil},
 		{"a misspelled method", []Option{WithMethod("/grpcretry.test.v1.EchoService/Ehco", WithMaxAttempts(2))},
 			[]string{"WithMethod /grpcretry.test.v1.EchoService/Ehco: service grpcretry.test.v1.EchoService has no method Ehco"}},
+		{"a method with a slash too many", []Option{WithMethod(echoMethod+"/", Disable())},
+			[]string{"WithMethod /grpcretry.test.v1.EchoService/Echo/: a slash after a method matches nothing"}},
 		{"a misspelled service", []Option{WithMethod("/grpcretry.test.v1.EchoServcie/Echo", WithMaxAttempts(2)),
 			WithMethod("/x.Y/", WithMaxAttempts(2))},
 			[]string{"WithMethod /grpcretry.test.v1.EchoServcie/Echo: the program links no proto with a service grpcretry.test.v1.EchoServcie",

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/bounded"
@@ -43,7 +44,10 @@ func (o *policyOptions) unlinkedPatterns() []string {
 		if !isPattern(pattern) {
 			continue
 		}
-		if name, ok := protos.Lacks(pattern); ok {
+		method := strings.TrimSuffix(pattern, "/")
+		if protos.Method(method) != nil && method != pattern {
+			all = append(all, fmt.Sprintf("WithMethod %s: a slash after a method matches nothing", pattern))
+		} else if name, ok := protos.Lacks(pattern); ok {
 			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, patterns.ServiceName(pattern), name))
 		} else if patterns.MayBeProto(pattern) && protos.Service(patterns.ServiceOf(pattern)) == nil {
 			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, patterns.ServiceName(pattern)))
