@@ -275,9 +275,9 @@ soak: gcc ## 100,000 random hedged calls, ten million stream programs on one, tw
 	$(race) -run 'TestDifferential|TestFaults$$' -v -timeout 120m ./internal/judges -differential.seed=0 -differential.programs=100000 -faults.seed=0 -faults.streams=200000 -faults.worlds=8
 	$(race) -run 'ServiceConfig' -v -timeout 60m . -configs.seed=0 -configs.draws=50000
 
-RUNS ?= 24
+RUNS ?= 10
 .PHONY: bench
-bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (24) times: writes docs/performance.* and what was measured of the goals in docs/design.md (three quarters of an hour, leave the machine alone)
+bench: $(BIN)/benchstat ## all ways to retry side by side, RUNS (10) times: writes docs/performance.* and what was measured of the goals in docs/design.md (a quarter of an hour, leave the machine alone)
 	@bench/run $(RUNS) $(BIN)/bench.txt
 	@$(BIN)/benchstat -ignore run,load,date -col /client $(BIN)/bench.txt >$(BIN)/benchstat.txt
 	@cd bench && go run ./path -picture ../docs/path.svg && go run ./report \

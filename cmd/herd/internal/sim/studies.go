@@ -392,11 +392,11 @@ func services() Study {
 	return Study{
 		Name:  "services",
 		Title: "What the measures between services cost",
-		See: `If only the service next to the failure retries, its own waits must outlast the failure: with the
-default policy and "do not retry", a failure of 100 ms costs no call, and one of half a second a third of them. One bad replica
+		See: `If only the service next to the failure retries, its own waits must outlast the failure. With patience they do: with the
+default policy and "do not retry", a failure of up to 2 s costs no call. One bad replica
 of three costs nothing, as long as each attempt goes to another replica. If bad replicas are in several
-services at the same time, as when a zone fails, then the retries of one service need those of the next. One attempt for
-each retry costs up to a quarter of the calls that retries would save. Both measures together cost none: a service that has
+services at the same time, as when a zone fails, then the retries of one service need those of the next: one attempt for
+each retry then costs up to a quarter of the calls that retries would save. Both measures together cost none: a service that has
 given up says so, and a retry that follows any other response is work like any other.`,
 		Scenarios: []Scenario{
 			blip(100 * ms), blip(300 * ms), blip(500 * ms),

@@ -80,7 +80,7 @@ func drain() Study {
 that it serves. When it returns, those who have waited come on top of the load. With a fifth of the capacity to spare it copes
 with that, whatever the fleet. With less, few processes that make many calls may keep it down: retries that succeed are free,
 and take the place of calls that are rejected then. Let such a server send pushback, a turn for each call at half the rate that it
-has to spare (drain-10%-turns, drain-5%-turns), or give its clients a ratio of 0.05.`,
+has to spare (drain-10%-turns, drain-5%-turns), or give its clients a ratio of 0.1 and no reserve (drain-10%).`,
 		Vary:     "processes",
 		Values:   fleets,
 		Measures: []Measure{MeasureStable, MeasureFailed, MeasureLoad},
