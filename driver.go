@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,9 +21,10 @@ type drivenPlan struct {
 	method  string
 	learner HedgeDelay // nil if nothing measures the first attempt
 	won     bool
-	u       float64 // the latest random number
-	cut     []int   // the numbers of attempts that Overdue or Due said to cancel
-	silent  bool    // an attempt before the newest has, or had, no response
+	u       float64   // the latest random number
+	overdue []Attempt // in flight, and to be asked about as soon as no attempt is pending
+	cut     []int     // the numbers of attempts that Overdue or Due said to cancel
+	silent  bool      // an attempt before the newest has, or had, no response
 
 	worksFor *layers.Request // see UnaryServerInterceptor; nil if there is none
 }
@@ -69,7 +71,7 @@ func (p *drivenPlan) Sent(now time.Time) (a Attempt, timeout time.Duration) {
 // timeout returns how long the newest attempt may run before it is overdue; 0 if it may use all the time that is left.
 func (p *drivenPlan) timeout() time.Duration {
 	last := p.plan.single || p.plan.counted() >= p.plan.policy.MaxAttempts
-	if last && p.plan.deadline != 0 || p.plan.policy.MaxAttempts == 1 || p.plan.policy.dryRun {
+	if last && p.plan.deadline != 0 || p.plan.policy.dryRun {
 		return 0
 	}
 	return p.plan.policy.AttemptTimeout
@@ -77,9 +79,10 @@ func (p *drivenPlan) timeout() time.Duration {
 
 // Ended implements [drive.Plan].
 func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
+	p.overdue = slices.DeleteFunc(p.overdue, func(other Attempt) bool { return other.Number == a.Number })
 	switch {
 	case a.Err == nil:
-		p.won = true
+		p.won, p.overdue = true, nil
 		p.measure(a, now)
 		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, late: p.isLate(a)})
 		return drive.Step{End: true}
@@ -98,14 +101,26 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	}
 	f.Attempt.late = !f.TimedOut && p.isLate(a)
 	f.NoResponse = f.TimedOut
-	if !p.plan.isReplaced(&f) {
-		p.plan.policy.examine(p.ctx, &f)
-	}
-	v := p.plan.failed(&f, p.plan.ledger.at(now), u)
+	v := p.failed(&f, now, u)
 	if v.do == doEnd && forbidsRetry(a.Trailer) {
 		p.worksFor.GiveUp()
 	}
 	return p.export(v)
+}
+
+// failed asks the plan about a failed attempt, unless the call passes through.
+func (p *drivenPlan) failed(f *failure, now time.Time, u float64) verdict {
+	if p.plan.policy.MaxAttempts == 1 {
+		reason := ErrAttemptsExhausted
+		if forbidsRetry(f.Attempt.Trailer) {
+			reason = ErrPushback
+		}
+		return verdict{Reason: cmp.Or(f.callOver(), reason), do: doEnd}
+	}
+	if !p.plan.isReplaced(f) {
+		p.plan.policy.examine(p.ctx, f)
+	}
+	return p.plan.failed(f, p.plan.ledger.at(now), u)
 }
 
 // RequestHeader implements [drive.Plan].
@@ -123,24 +138,43 @@ func (p *drivenPlan) RequestHeader() map[string]string {
 
 // Overdue implements [drive.Plan].
 func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
-	if p.plan.next.isDecided() {
-		return drive.Step{Later: true}
+	p.overdue, p.u = append(p.overdue, a), u
+	at := p.plan.ledger.at(now)
+	if !p.isAskedAbout() {
+		return drive.Step{}
 	}
+	return p.askAbout(len(p.overdue)-1, now, at)
+}
+
+// isAskedAbout reports whether the plan is to be asked about an overdue attempt now.
+func (p *drivenPlan) isAskedAbout() bool { return len(p.overdue) > 0 && !p.plan.next.isDecided() }
+
+// askAbout asks the plan about an overdue attempt: once, or without a deadline again if nothing replaces it after all.
+func (p *drivenPlan) askAbout(i int, now time.Time, at instant) drive.Step {
+	a := p.overdue[i]
+	a.Duration = now.Sub(a.Start)
 	f := p.failure(a, now)
 	f.TimedOut = true
 	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)
-	p.u = u
-	return p.export(p.plan.overdue(p.ctx, &f, p.plan.ledger.at(now), u))
+	v := p.plan.overdue(p.ctx, &f, at, p.u)
+	if p.plan.deadline != 0 || v.do > 0 {
+		p.overdue = slices.Delete(p.overdue, i, i+1)
+	}
+	return p.export(v)
 }
 
 // Due implements [drive.Plan].
 func (p *drivenPlan) Due(now time.Time) drive.Step {
 	if reason := endOf(p.ctx, now); reason != nil {
 		p.plan.leave()
+		p.overdue = nil
 		return drive.Step{End: true, Reason: reason}
 	}
 	_, p.u = math.Modf(p.u + math.Phi)
 	at := p.plan.ledger.at(now)
+	if p.isAskedAbout() {
+		return p.askAbout(0, now, at)
+	}
 	if p.plan.connecting != nil && at < p.plan.dueAt {
 		return p.export(p.plan.connected(at, p.u))
 	}
@@ -149,6 +183,9 @@ func (p *drivenPlan) Due(now time.Time) drive.Step {
 
 // DueAt implements [drive.Plan].
 func (p *drivenPlan) DueAt() time.Time {
+	if p.isAskedAbout() {
+		return p.plan.ledger.now
+	}
 	if p.plan.dueAt == 0 {
 		return time.Time{}
 	}
@@ -162,7 +199,7 @@ func (p *drivenPlan) failure(a Attempt, now time.Time) failure {
 // isLate reports whether an attempt that was not cut has run for the attempt timeout.
 func (p *drivenPlan) isLate(a Attempt) bool {
 	timeout := p.plan.policy.AttemptTimeout
-	return timeout > 0 && a.Duration >= timeout
+	return timeout > 0 && a.Duration >= timeout && !p.plan.policy.dryRun
 }
 
 // measure reports the first attempt to the delay, if that learns from latencies.
@@ -175,6 +212,9 @@ func (p *drivenPlan) measure(a Attempt, now time.Time) {
 // export returns a verdict as a Step for the driver. If the call has given up, it tells the server whose handler makes
 // the call.
 func (p *drivenPlan) export(v verdict) drive.Step {
+	if v.do == doEnd {
+		p.overdue = nil
+	}
 	if v.do == doEnd && gaveUp(v.Reason, p.plan.counted() > 0) && p.plan.policy.MaxAttempts > 1 {
 		p.worksFor.GiveUp()
 	}

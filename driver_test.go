@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/drive"
 	"github.com/grpcretry/grpcretry/internal/recorded"
@@ -84,9 +85,81 @@ func TestTheTimeoutsOfADrivenPlanWaitForAReplacement(t *testing.T) {
 	first.Err = ErrAttemptTimeout
 	step(plan.Ended(first, at(15), 0))
 	plan.Sent(at(15))
-	step(plan.Overdue(hedge, at(15), 0))
+	if due := plan.DueAt(); due != at(15) {
+		t.Errorf("due at %v, want immediately: the hedge is overdue", due)
+	}
+	step(plan.Due(at(15)))
 	step(plan.Due(at(20)))
-	if want := []drive.Step{{Send: true}, {}, {Later: true}, {Cut: 1}, {Send: true}, {}, {Cut: 2}}; !slices.Equal(steps, want) {
+	if want := []drive.Step{{Send: true}, {}, {}, {Cut: 1}, {Send: true}, {}, {Cut: 2}}; !slices.Equal(steps, want) {
 		t.Errorf("the plan says %+v, want %+v", steps, want)
+	}
+}
+
+// An overdue attempt is to be replaced, and then nothing may replace it any more: without a deadline it is cut.
+func TestAnOverdueAttemptOfADrivenPlanThatNothingReplaces(t *testing.T) {
+	at := func(tenths int) time.Time { return noon.Add(time.Duration(tenths) * second / 10) }
+	plan := newPlan(t, t.Context(), WithBackoff(Constant(second/2)), WithBudget(Unlimited), WithAttemptTimeout(second),
+		WithMethod(someMethod, WithHedging(Hedging{Delay: HedgeAfter(second * 6 / 10), Budget: Unlimited})))
+	first, _ := plan.Sent(noon)
+	plan.Due(at(6))
+	hedge, _ := plan.Sent(at(6))
+	plan.Overdue(first, at(10), 0)
+	hedge.Err, hedge.Trailer = fail(codes.Unavailable, "x").err, metadata.MD{pushbackKey: {"-1"}}
+	plan.Ended(hedge, at(13), 0)
+	if due := plan.DueAt(); due != at(13) {
+		t.Errorf("due at %v, want immediately", due)
+	}
+	if step := plan.Due(at(13)); step != (drive.Step{Cut: 1}) {
+		t.Errorf("%+v, want attempt 1 to be cut", step)
+	}
+	first.Err = ErrAttemptTimeout
+	if step := plan.Ended(first, at(13), 0); !step.End || step.Reason != ErrPushback || !plan.DueAt().IsZero() {
+		t.Errorf("%+v, and due at %v, want the end because of ErrPushback", step, plan.DueAt())
+	}
+}
+
+// A call that passes through has one attempt, which only the timeout limits if it has no deadline. It tells the target of no failure.
+func TestADrivenPlanThatPassesThrough(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err    error
+		unsent bool
+	}{
+		"a failure": {err: fail(codes.Unavailable, "x").err}, "no connection": {err: fail(codes.Unavailable, "x").err, unsent: true},
+		"a timeout": {err: ErrAttemptTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := retrierOf(t, WithMaxAttempts(1), WithAttemptTimeout(second))
+			plan := r.drive(t.Context(), someMethod, "catalog", noon)
+			a, timeout := plan.Sent(noon)
+			if timeout != second {
+				t.Errorf("a timeout of %v, want 1s", timeout)
+			}
+			if step := plan.Overdue(a, noon.Add(second), 0); tt.err == ErrAttemptTimeout && step != (drive.Step{Cut: 1}) {
+				t.Errorf("%+v for an overdue attempt, want it to be cut", step)
+			}
+			a.Err, a.Unsent, a.Duration = tt.err, tt.unsent, second
+			step := plan.Ended(a, noon.Add(second), 0)
+			if step != (drive.Step{End: true, Reason: ErrAttemptsExhausted}) || !plan.DueAt().IsZero() {
+				t.Errorf("%+v, and due at %v, want the end", step, plan.DueAt())
+			}
+			if known := r.targets.states(noon.Add(second)); len(known) != 1 || known[0].Failing != 0 {
+				t.Errorf("known of the target: %+v, want nothing", known)
+			}
+		})
+	}
+}
+
+// In a dry run no attempt is late, because there is no timeout.
+func TestNoAttemptIsLateInADryRunOfADrivenPlan(t *testing.T) {
+	budget, err := NewRatioBudget(RatioBudget{Ratio: 1, Reserve: Nothing})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := newPlan(t, t.Context(), WithDryRun(true), WithAttemptTimeout(second), WithBudget(budget))
+	a, _ := plan.Sent(noon)
+	a.Duration = 2 * second
+	plan.Ended(a, noon.Add(2*second), 0)
+	if got := budget.Balance(noon.Add(2 * second)); got != 1 {
+		t.Errorf("the budget has %v, want 1, earned by the answer", got)
 	}
 }

@@ -491,8 +491,8 @@ func (d *planDriver) send() {
 	hedge := len(d.flying) > 0 && payer != retriesPay
 	a, timeout := d.plan.Sent(d.now)
 	wantTimeout := d.policy.AttemptTimeout
-	if d.sent-d.unsent >= d.limit && !d.ctx.deadline.IsZero() || d.limit == 1 {
-		wantTimeout = 0 // the last attempt has all the time that is left; a call of one attempt is left alone
+	if d.sent-d.unsent >= d.limit && !d.ctx.deadline.IsZero() {
+		wantTimeout = 0 // the last attempt has all the time that is left
 	}
 	switch {
 	case a.Number != d.sent || a.Hedge != hedge || !a.Start.Equal(d.now) || a.Wait < 0 || timeout != wantTimeout:
@@ -567,6 +567,11 @@ func (d *planDriver) due() {
 	d.fatal = false
 	waiting, connecting := d.plan.plan.next, d.plan.plan.connecting != nil
 	paid := d.plan.plan.ledger.paidForNext != nobodyPays // it replaces an attempt that was cut
+	if d.plan.isAskedAbout() {
+		f := d.flying[slices.IndexFunc(d.flying, func(f *flight) bool { return f.Number == d.plan.overdue[0].Number })]
+		d.judgeOverdue(f, func() drive.Step { return d.plan.Due(d.now) })
+		return
+	}
 	step := d.plan.Due(d.now)
 	switch {
 	case !waiting.isDecided() || connecting:
@@ -584,18 +589,19 @@ func (d *planDriver) due() {
 func (d *planDriver) overdue(f *flight) {
 	f.overdue = time.Time{}
 	f.Duration = d.now.Sub(f.Start)
-	replaces := int(d.plan.plan.replaces)
+	ask := func() drive.Step { return d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256) }
+	if !d.plan.plan.next.isDecided() {
+		d.judgeOverdue(f, ask)
+	} else if step := ask(); step != (drive.Step{}) {
+		d.t.Errorf("%+v for an overdue attempt while another is pending", step)
+	}
+}
+
+// judgeOverdue checks what the plan says about an overdue attempt.
+func (d *planDriver) judgeOverdue(f *flight, ask func() drive.Step) {
 	p := &d.plan.plan
-	pending := p.next.isDecided()
-	step := d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256)
-	if step.Later != pending {
-		d.t.Errorf("%+v for an overdue attempt while another is pending: %v", step, pending)
-	}
-	if step.Later {
-		f.overdue = d.now.Add(time.Second)
-		return
-	}
-	d.cut(step)
+	replaces := int(p.replaces)
+	d.cut(ask())
 	if !f.cut && int(p.replaces) != f.Number && d.ctx.deadline.IsZero() {
 		d.t.Errorf("attempt %d is neither cut nor replaced, in a call without a deadline", f.Number)
 	}

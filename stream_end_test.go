@@ -262,6 +262,60 @@ func (s numb) RecvMsg(m any) error {
 	return s.ClientStream.RecvMsg(m)
 }
 
+// A response that has arrived is received although the caller's context ends, or its connection is closed, while the application is in
+// no method of the stream, as with plain gRPC. A failure is that of the context, except in a dry run.
+func TestAResponseThatHasArrivedOutlivesTheCall(t *testing.T) {
+	ends := map[string]func(*grpc.ClientConn, context.CancelFunc){
+		"cancelled":         func(_ *grpc.ClientConn, cancel context.CancelFunc) { cancel() },
+		"past its deadline": func(*grpc.ClientConn, context.CancelFunc) { time.Sleep(9 * second) },
+		"closed":            func(cc *grpc.ClientConn, _ context.CancelFunc) { cc.Close() },
+	}
+	configs := map[string][]grpc.DialOption{
+		"plain gRPC": nil, "the defaults": DialOptions(), "a dry run": DialOptions(WithDryRun(true)),
+		"an attempt timeout": DialOptions(WithAttemptTimeout(second)),
+		"hedging":            DialOptions(WithMethod(anyMethod, WithHedging(Hedging{Delay: HedgeAfter(time.Minute)}))),
+	}
+	for name, tt := range map[string]struct {
+		desc               *grpc.StreamDesc
+		script, then, fail string
+	}{
+		"server stream":             {serverStream, "recv a; send 1; send 2", "recv 1; recv 2; recv EOF; recv EOF", ""},
+		"server stream, no message": {serverStream, "recv a", "recv EOF; recv EOF", ""},
+		"client stream":             {clientStream, "recv a; recv EOF; send 1", "recv 1", ""},
+		"a failure":                 {serverStream, "recv a; fail NOT_FOUND", "", "recv NOT_FOUND"},
+	} {
+		for how, end := range ends {
+			for config, opts := range configs {
+				t.Run(name+", "+how+", "+config, func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						cc := serveScripts(t, tt.script, "hang").conn(t, opts...)
+						ctx, cancel := context.WithTimeout(t.Context(), 9*second)
+						defer cancel()
+						stream, err := cc.NewStream(ctx, tt.desc, anyMethod)
+						if err != nil {
+							t.Fatal(err)
+						}
+						app := &application{stream: stream}
+						app.play(t, "send a; close; wait 1ms")
+						end(cc, cancel)
+						synctest.Wait()
+						switch {
+						case tt.fail == "":
+							app.play(t, tt.then)
+						case config == "plain gRPC" || config == "a dry run":
+							app.play(t, tt.fail)
+						default:
+							if err := stream.RecvMsg(&echov1.EchoResponse{}); !isContextEnd(err) {
+								t.Errorf("RecvMsg: %v, want the context's end", err)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
 // A classifier panics when a stream's attempt is overdue, on a goroutine of ours, while the application becomes bound to the stream.
 func TestAPanicAtTheTimeoutOfAStreamThatCommitsMeanwhile(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -112,9 +112,9 @@ func (s *retryStream) receive(m any) error {
 				at.abandon(err)
 			}
 			return err
-		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
+		case s.isOver() && at != nil && at.mayHoldMore():
 			s.mu.Unlock()
-			return at.recv(m) // messages may have arrived before gRPC reported the end
+			return s.receiveRest(at, m)
 		case s.isOver():
 			defer s.mu.Unlock()
 			return s.final
@@ -132,6 +132,28 @@ func (s *retryStream) receive(m any) error {
 			s.mu.Lock()
 		}
 	}
+}
+
+// mayHoldMore reports whether messages may have arrived before gRPC reported the end. Those of an attempt to which the application is
+// not bound count if the caller has ended the call while the application was in no method, as gRPC's would.
+func (at *streamAttempt) mayHoldMore() bool {
+	c := &at.of.call
+	ended := (c.ctx.Err() != nil || isClosed(c.cc)) && (at.hasMessage || !at.received)
+	return at.broken == nil && !at.isCut() && (at.fate == fateCommitted || ended)
+}
+
+// receiveRest receives from an attempt after the end of the call.
+func (s *retryStream) receiveRest(at *streamAttempt, m any) error {
+	err := at.recv(m)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		return nil
+	case isEOF(err) || at.fate == fateCommitted || s.call.policy.dryRun:
+		s.final = err
+	}
+	return s.final
 }
 
 // receiveFrom receives a message from an attempt, after receiving was counted. If it is the first, and the timeout has cut

@@ -180,12 +180,7 @@ func (t *teller) late(i int) {
 	t.inFlight[i].overdue = time.Time{}
 	a := t.inFlight[i].Attempt
 	a.Duration = t.now.Sub(a.Start)
-	step := t.plan.Overdue(a, t.now, t.u())
-	if step.Later {
-		t.inFlight[i].overdue = t.plan.DueAt().Add(1)
-		return
-	}
-	t.follow(step)
+	t.follow(t.plan.Overdue(a, t.now, t.u()))
 }
 
 func (t *teller) follow(step drive.Step) {

@@ -34,12 +34,13 @@ type Plan[A any] interface {
 	// Overdue decides what follows an attempt that is still in flight after its timeout. If another
 	// attempt may replace it, that becomes due at DueAt, and the overdue one goes on until then: the Step
 	// of Due says to cut it. If none may, it goes on to the call's deadline; without a deadline this Step
-	// says to cut it.
+	// says to cut it. While another attempt is pending, nothing is decided yet: as soon as that has been sent or
+	// given up, DueAt is now, and the Step of Due has the answer.
 	Overdue(a A, now time.Time, u float64) Step
 
 	// Due returns the Step at DueAt, as soon as a connection is ready for which a Step said to wait, or as
-	// soon as the call's context ends while no attempt is in flight. If neither Send nor End is set, a wait
-	// was repeated, and the driver waits until the new DueAt. The random numbers of repeated waits are
+	// soon as the call's context ends while no attempt is in flight. If neither Send, Cut nor End is set, the
+	// driver waits until the new DueAt, which may be the same. The random numbers of repeated waits are
 	// derived from the one that Ended received.
 	Due(now time.Time) Step
 
@@ -59,9 +60,6 @@ type Step struct {
 	// replaces it or because the call has no deadline. The driver then calls Ended with ErrAttemptTimeout,
 	// and does what that Step says. 0 stands for none.
 	Cut int
-	// Later is true if another attempt is pending, so that nothing is said yet about the one that is overdue. The driver
-	// calls Overdue again when the pending one has been sent or given up, which is not before DueAt.
-	Later bool
 	// Connect is true if the driver is to wait for a connection: it calls Due as soon as there is one,
 	// and at DueAt at the latest.
 	Connect bool

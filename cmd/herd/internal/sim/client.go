@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -400,11 +399,6 @@ func (r *run) expire(ai int32, a *attempt) {
 		return
 	}
 	step := c.plan.Overdue(r.describe(c, a.flight), r.time(), r.jitter.Float64())
-	if due := c.plan.DueAt(); step.Later && !due.IsZero() {
-		after := int64(due.Sub(epoch)) + 1
-		r.expireAt(min(after, cmp.Or(c.deadline, after)), ai, a)
-		return
-	}
 	r.expireAt(c.deadline, ai, a)
 	if !r.cut(c, step) {
 		r.arm(a.call, c)
