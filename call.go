@@ -136,8 +136,7 @@ func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOpti
 	return m.policy, header, trailer
 }
 
-// begin starts the call and its first attempt; a is a zero attempt, to be filled in. A unary call without a contest does the
-// same by itself.
+// begin starts the call and its first attempt; a is a zero attempt, to be filled in.
 func (c *call) begin(a *attempt) {
 	c.budget, c.spans, c.start = c.open()
 	a.Context, a.cc, a.method, a.number, a.start = c.firstContext(), c.cc, c.method, 1, c.start

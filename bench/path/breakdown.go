@@ -26,7 +26,7 @@ const library = "github.com/grpcretry/grpcretry."
 func path() []part {
 	return []part{
 		{name: "read the call options, find the policy", functions: []string{
-			"(*Retrier).plain", "(*rpc).readOptions", "(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).forCall",
+			"(*Retrier).plain", "(*rpc).readOptions", "(*rpc).prepare", "(*methodPolicies).of", "(*methodPolicies).withOwn",
 		}},
 		{name: "allocate the attempt, and collect it", functions: []string{
 			"runtime.newobject", "runtime.mallocgc", "runtime.growslice", "runtime.makeslice", "runtime.gcBgMarkWorker", "runtime.bgsweep",
