@@ -281,6 +281,7 @@ func TestAResponseThatHasArrivedOutlivesTheCall(t *testing.T) {
 	}{
 		"server stream":             {serverStream, "recv a; send 1; send 2", "recv 1; recv 2; recv EOF; recv EOF", ""},
 		"server stream, no message": {serverStream, "recv a", "recv EOF; recv EOF", ""},
+		"messages, then a failure":  {serverStream, "recv a; send 1; fail NOT_FOUND", "recv 1; recv NOT_FOUND; recv NOT_FOUND", ""},
 		"client stream":             {clientStream, "recv a; recv EOF; send 1", "recv 1", ""},
 		"a failure":                 {serverStream, "recv a; fail NOT_FOUND", "", "recv NOT_FOUND"},
 	} {

@@ -142,7 +142,7 @@ func (at *streamAttempt) mayHoldMore() bool {
 	return at.broken == nil && !at.isCut() && (at.fate == fateCommitted || ended)
 }
 
-// receiveRest receives from an attempt after the end of the call.
+// receiveRest receives from an attempt after the end of the call. If all that has arrived is a failure, it returns the call's own error.
 func (s *retryStream) receiveRest(at *streamAttempt, m any) error {
 	err := at.recv(m)
 	s.mu.Lock()
@@ -150,7 +150,7 @@ func (s *retryStream) receiveRest(at *streamAttempt, m any) error {
 	switch {
 	case err == nil:
 		return nil
-	case isEOF(err) || at.fate == fateCommitted || s.call.policy.dryRun:
+	case isEOF(err), at.hasMessage, at.fate == fateCommitted, s.call.policy.dryRun:
 		s.final = err
 	}
 	return s.final
