@@ -66,8 +66,8 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	}
 	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
-	var ch channel
-	if c.dependsOnChannel(policies) {
+	var ch channel // if the call must know at its start what that says
+	if c.cc != nil && policies.channels != nil || c.hasBuiltInPolicy() {
 		ch = c.channel()
 	}
 	if err := firstError(own); err != nil {
@@ -173,23 +173,16 @@ func (c *call) planned(state connectivity.State, now time.Time) *plan {
 func (c *call) informedPlan(state connectivity.State, now time.Time) *plan {
 	p := c.startPlan(now)
 	if !p.config.informed {
-		ch := c.channelToFollow(state)
+		ch := c.channelIn(state)
+		if k := c.contest; k != nil && k.channel.ready {
+			ch = k.channel // as when the call started: gRPC neither limits nor retries the first attempt by what the config says later
+		}
 		if c.unresolved != nil {
 			p.obey(c.unresolved(ch))
 		}
 		p.follow(&ch)
 	}
 	return p
-}
-
-// channelToFollow returns the channel as it is now or, for a call with a timer, as it was when the call started, if it had a
-// connection then. What its config says later is not for the first attempt: gRPC neither limits nor retries that by it, so its attempt
-// timeout must stay on.
-func (c *call) channelToFollow(state connectivity.State) channel {
-	if k := c.contest; k != nil && k.channel.ready {
-		return k.channel
-	}
-	return c.channelIn(state)
 }
 
 // startPlan returns the call's plan, which knows the first attempt.

@@ -34,11 +34,6 @@ func (c *rpc) channelIn(state connectivity.State) (ch channel) {
 	return ch
 }
 
-// dependsOnChannel reports whether a call must know when it starts what its channel says.
-func (c *rpc) dependsOnChannel(policies *methodPolicies) bool {
-	return c.cc != nil && policies.channels != nil || c.hasBuiltInPolicy()
-}
-
 // retries reports whether gRPC retries the method by itself.
 func (ch *channel) retries() bool { return ch.builtIn && ch.config.RetryPolicy != nil }
 

@@ -111,11 +111,8 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 // failed asks the plan about a failed attempt, unless the call passes through.
 func (p *drivenPlan) failed(f *failure, now time.Time, u float64) verdict {
 	if p.plan.policy.MaxAttempts == 1 {
-		reason := ErrAttemptsExhausted
-		if forbidsRetry(f.Attempt.Trailer) {
-			reason = ErrPushback
-		}
-		return verdict{Reason: cmp.Or(f.callOver(), reason), do: doEnd}
+		f.found = finding{retryable: true, hint: Pushback{Stop: forbidsRetry(f.Attempt.Trailer)}}
+		return verdict{Reason: cmp.Or(p.plan.policy.ruledOut(f), ErrAttemptsExhausted), do: doEnd}
 	}
 	if !p.plan.isReplaced(f) {
 		p.plan.policy.examine(p.ctx, f)

@@ -230,7 +230,7 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 	}
 	if r.Forbid() && setTrailer(metadata.MD{wire.PushbackKey: {wire.NoRetry}}) == nil {
 		s.metrics.NoRetry(method)
-		showNoRetry(r)
+		trace.SpanFromContext(r).AddEvent(telemetry.SpanEventNoRetry)
 	}
 }
 
@@ -241,13 +241,6 @@ func showRetry(ctx context.Context, by layers.RetriedBy) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(attribute.String(telemetry.AttrRetriedBy, string(by)),
 			attribute.Int(telemetry.AttrPreviousAttempts, PreviousAttempts(ctx)))
-	}
-}
-
-// showNoRetry adds the event of a response that says "do not retry".
-func showNoRetry(ctx context.Context) {
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.AddEvent(telemetry.SpanEventNoRetry)
 	}
 }
 
