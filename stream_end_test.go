@@ -317,6 +317,17 @@ func TestAResponseThatHasArrivedOutlivesTheCall(t *testing.T) {
 	}
 }
 
+// No message follows an error that the application has received.
+func TestNoMessageFollowsAnError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		app, err := serveScripts(t, "recv a; send 1; hang").openStream(t, bidiStream, nil, grpc.MaxCallSendMsgSize(8))
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; wait 1ms; try too long a message; recv RESOURCE_EXHAUSTED; cancel; wait 1ms; recv RESOURCE_EXHAUSTED")
+	})
+}
+
 // A classifier panics when a stream's attempt is overdue, on a goroutine of ours, while the application becomes bound to the stream.
 func TestAPanicAtTheTimeoutOfAStreamThatCommitsMeanwhile(t *testing.T) {
 	bubble(t, func(t *testing.T) {

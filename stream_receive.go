@@ -117,6 +117,9 @@ func (s *retryStream) receive(m any) error {
 			return s.receiveRest(at, m)
 		case s.isOver():
 			defer s.mu.Unlock()
+			if at != nil {
+				at.received = true
+			}
 			return s.final
 		case s.phase == phaseOpen && s.mayRace() && replies.IsPointer(m):
 			if over, err := s.race(at, m); over {
