@@ -277,7 +277,9 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 		c.discard()
 	}
 	if reason, gone := c.wait(v.do); reason != nil {
-		return nil, c.abort(reason, gone)
+		c.plan().leave()
+		c.retrier.report.waitStopped(&c.facts, reason)
+		return nil, c.giveUp(&c.history().last, verdict{Reason: reason}, gone, time.Now())
 	}
 	c.options.clear()
 	a := c.another()
@@ -479,8 +481,7 @@ func (c *call) stopsRetriesOfGRPC() bool {
 		return c.mayGRPCRetry()
 	}
 	p := c.plan()
-	ours := p.counted() > 1 || p.config.informed && !p.config.builtIn
-	return ours && c.hasBuiltInPolicy()
+	return (p.counted() > 1 || p.config.informed && !p.config.builtIn) && c.hasBuiltInPolicy()
 }
 
 // deposit reports an attempt's result to the budgets. It is for attempts that succeeded, or that the

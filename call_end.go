@@ -46,13 +46,6 @@ func (c *call) stop(f *failure, v verdict, now time.Time) error {
 	return c.giveUp(&f.Attempt, v, f.CtxErr != nil, now)
 }
 
-// abort ends a call in the wait before a retry, which is then never sent.
-func (c *call) abort(reason error, gone bool) error {
-	c.plan().leave()
-	c.retrier.report.waitStopped(&c.facts, reason)
-	return c.giveUp(&c.history().last, verdict{Reason: reason}, gone, time.Now())
-}
-
 // giveUp ends a call with an [Error]. last is the attempt that failed last; gone means that the
 // caller's context has ended.
 func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error {
@@ -67,7 +60,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		made:   c.history().made(0),
 
 		reached:   c.plan().counted() > 0,
-		tokenless: c.plan().tokenless && !gone,
+		tokenless: c.plan().tokenless && (is(v.Reason, ErrTargetDown) || reasons.Of(v.Reason).GivesUpIfReached),
 	}
 	switch h := c.history(); {
 	case err.Last == nil:

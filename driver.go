@@ -136,24 +136,23 @@ func (p *drivenPlan) RequestHeader() map[string]string {
 // Overdue implements [drive.Plan].
 func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
 	p.overdue, p.u = append(p.overdue, a), u
-	at := p.plan.ledger.at(now)
 	if !p.isAskedAbout() {
 		return drive.Step{}
 	}
-	return p.askAbout(len(p.overdue)-1, now, at)
+	return p.askAbout(len(p.overdue)-1, now)
 }
 
 // isAskedAbout reports whether the plan is to be asked about an overdue attempt now.
 func (p *drivenPlan) isAskedAbout() bool { return len(p.overdue) > 0 && !p.plan.next.isDecided() }
 
 // askAbout asks the plan about an overdue attempt: once, or without a deadline again if nothing replaces it after all.
-func (p *drivenPlan) askAbout(i int, now time.Time, at instant) drive.Step {
+func (p *drivenPlan) askAbout(i int, now time.Time) drive.Step {
 	a := p.overdue[i]
 	a.Duration = now.Sub(a.Start)
 	f := p.failure(a, now)
 	f.TimedOut = true
 	f.Attempt.Err = newAttemptTimeoutError(p.plan.policy.AttemptTimeout, nil)
-	v := p.plan.overdue(p.ctx, &f, at, p.u)
+	v := p.plan.overdue(p.ctx, &f, p.plan.ledger.at(now), p.u)
 	if p.plan.deadline != 0 || v.do > 0 {
 		p.overdue = slices.Delete(p.overdue, i, i+1)
 	}
@@ -170,7 +169,7 @@ func (p *drivenPlan) Due(now time.Time) drive.Step {
 	_, p.u = math.Modf(p.u + math.Phi)
 	at := p.plan.ledger.at(now)
 	if p.isAskedAbout() {
-		return p.askAbout(0, now, at)
+		return p.askAbout(0, now)
 	}
 	if p.plan.connecting != nil && at < p.plan.dueAt {
 		return p.export(p.plan.connected(at, p.u))

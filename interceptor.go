@@ -135,11 +135,14 @@ func New(opts ...Option) (*Retrier, error) {
 	}
 	r := &Retrier{
 		settings:        &settings{fallback: defaultBudgets()},
-		report:          reporter{logger: newLogger(c.logger), observers: newObservers(c.observers)},
+		report:          reporter{logger: newLogger(c.logger), observers: &observers{}},
 		random:          rand.Float64,
 		connections:     conns.New(),
 		usage:           &usage{replay: replay.Memory{Limit: c.replayMemory}},
 		builtInRetryOff: c.builtInRetryOff,
+	}
+	for _, f := range c.observers {
+		r.report.observers.list.Add(f)
 	}
 	if c.random != nil {
 		r.random = func() float64 { return unit(c.random()) }

@@ -66,14 +66,6 @@ type observers struct {
 	passed  bounded.Set[inside.PassedMethod] // the methods whose calls were passed straight through
 }
 
-func newObservers(fs []func(context.Context, Event)) *observers {
-	o := &observers{}
-	for _, f := range fs {
-		o.list.Add(f)
-	}
-	return o
-}
-
 // observe completes e with the call's target and budget, and passes it to every observer.
 func (o *observers) observe(f *facts, e *Event) {
 	e.Target, e.function, e.budget = o.target(f), f.functionTarget != "", f.budget

@@ -105,15 +105,18 @@ func (at *streamAttempt) abandon(err error) {
 // call a method again. told is true if its SendMsg returns the end.
 func (at *streamAttempt) noticed(told bool) {
 	s := at.of
-	told = told || at.Err() != nil || isClosed(s.call.cc)
+	over := at.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
-	err := at.certainEnd(told)
+	err := at.certainEnd(told || over)
 	switch bound, used := s.isBound() && s.at == at, s.uses(at); {
 	case err != nil && bound:
 		s.mu.Unlock()
-		s.end(at, err)
+		s.end(at, err, false)
 		return
 	case err != nil && used && !s.isAwaited():
+		if at.broken == nil && !at.isCut() && (over || isContextEnd(err) || s.call.policy.dryRun) {
+			s.rest = at
+		}
 		s.recover(at, err)
 		return
 	case (bound || used) && at.isUnreceived() && at.users.watch():

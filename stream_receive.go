@@ -78,7 +78,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 		ends := decided && md == nil && failure != nil && s.receiving == 0 && !at.received
 		s.mu.Unlock()
 		if ends {
-			s.end(at, failure)
+			s.end(at, failure, true)
 		}
 		return decided
 	case failure != nil && (md == nil || at.broken != nil || at.Err() != nil): // otherwise messages may have been kept back below
@@ -112,14 +112,13 @@ func (s *retryStream) receive(m any) error {
 				at.abandon(err)
 			}
 			return err
-		case s.isOver() && at != nil && at.mayHoldMore():
+		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
 			s.mu.Unlock()
-			return s.receiveRest(at, m)
+			return at.recv(m) // messages may have arrived before gRPC reported the end
+		case s.isOver() && s.rest != nil:
+			return s.receiveRest(m)
 		case s.isOver():
 			defer s.mu.Unlock()
-			if at != nil {
-				at.received = true
-			}
 			return s.final
 		case s.phase == phaseOpen && s.mayRace() && replies.IsPointer(m):
 			if over, err := s.race(at, m); over {
@@ -137,23 +136,18 @@ func (s *retryStream) receive(m any) error {
 	}
 }
 
-// mayHoldMore reports whether messages may have arrived before gRPC reported the end. Those of an attempt to which the application is
-// not bound count if the caller has ended the call while the application was in no method, as gRPC's would.
-func (at *streamAttempt) mayHoldMore() bool {
-	c := &at.of.call
-	ended := (c.ctx.Err() != nil || isClosed(c.cc)) && (at.hasMessage || !at.received)
-	return at.broken == nil && !at.isCut() && (at.fate == fateCommitted || ended)
-}
-
-// receiveRest receives from an attempt after the end of the call. If all that has arrived is a failure, it returns the call's own error.
-func (s *retryStream) receiveRest(at *streamAttempt, m any) error {
+// receiveRest needs mu, and returns without. It receives from the attempt that has the rest. If all that has arrived is a failure, it
+// returns the call's own error.
+func (s *retryStream) receiveRest(m any) error {
+	at := s.rest
+	s.mu.Unlock()
 	err := at.recv(m)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case isEOF(err), at.hasMessage, at.fate == fateCommitted, s.call.policy.dryRun:
+	}
+	if s.rest = nil; isEOF(err) || at.hasMessage || s.call.policy.dryRun {
 		s.final = err
 	}
 	return s.final
@@ -269,7 +263,7 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	at.received = true
 	end := cmp.Or(at.broken, err)
 	s.mu.Unlock()
-	s.end(at, end)
+	s.end(at, end, true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.phase != phaseEnded {

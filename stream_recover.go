@@ -137,7 +137,11 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	s.orCrash(func() {
+		s.call.contest.repanic()
 		if a, _ := s.next(at, err); a != nil {
+			s.mu.Lock()
+			s.rest = nil
+			s.mu.Unlock()
 			_ = s.openFrom(a)
 		} else {
 			s.conclude()
@@ -149,7 +153,6 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 // failure is io.EOF.
 func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 	s.call.contest.settle(at.attempt)
-	s.call.contest.repanic()
 	now := time.Now()
 	at.bounds.ended = instantOf(now)
 	at.read(err) // which may wait
@@ -182,8 +185,8 @@ func (s *retryStream) orCrash(steps func()) {
 
 // end ends a committed call, unless that has happened: gRPC's report and the method that sees the
 // end both call it. If another goroutine is just committing the call, end waits for that, because
-// the plan serves one goroutine at a time.
-func (s *retryStream) end(at *streamAttempt, err error) {
+// the plan serves one goroutine at a time. used tells that it runs on a goroutine of the application, which may handle a panic.
+func (s *retryStream) end(at *streamAttempt, err error, used bool) {
 	if !at.isCut() {
 		s.call.contest.settle(at.attempt) // from here on the timeout cannot claim the end for itself
 	}
@@ -198,6 +201,9 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 	s.setPhase(phaseClosing)
 	s.mu.Unlock()
 	s.orCrash(func() {
+		if used {
+			s.call.contest.repanic()
+		}
 		_, _ = s.next(at, cmp.Or(err, io.EOF)) // none follows
 	})
 	s.conclude()
