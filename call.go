@@ -40,7 +40,7 @@ type rpc struct {
 	retrier *Retrier
 	options grpcOptions
 	stream  *retryStream // nil for a unary call
-	newest  *attempt     // sent last or, after a race, the one that decided it; nil before the first, and after letGo
+	newest  *attempt     // sent last or, after a race, the one that decided it; nil before the first, and when the call has let it go
 
 	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
 	delay       time.Duration // until the next attempt of a hedged call
@@ -272,7 +272,10 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	if v.do == doEnd {
 		return nil, err
 	}
-	c.letGo()
+	c.cold.tried = c.newest.tried.Load()
+	if c.stream == nil && c.contest == nil && !c.options.outputs() { // the call need not show the attempt, and thousands may wait
+		c.newest, c.cold.history.from = nil, nil
+	}
 	if c.discard != nil {
 		c.discard()
 	}
@@ -285,15 +288,6 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 	a := c.another()
 	c.contest.start(a)
 	return a, nil
-}
-
-// letGo releases the memory of a failed attempt before a wait, because thousands of calls may be waiting. An attempt that the call may
-// still report is kept.
-func (c *call) letGo() {
-	c.cold.tried = c.newest.tried.Load()
-	if c.stream == nil && c.contest == nil && !c.options.outputs() {
-		c.newest, c.cold.history.from = nil, nil
-	}
 }
 
 // judge asks the plan about a failed attempt. It returns the plan's verdict and, if that ends the

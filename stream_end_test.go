@@ -317,6 +317,42 @@ func TestAResponseThatHasArrivedOutlivesTheCall(t *testing.T) {
 	}
 }
 
+// So it does if an earlier attempt had failed, whose failure the call would return. What the stream shows is then that of the response.
+func TestAResponseThatHasArrivedOutlivesTheCallAfterARetry(t *testing.T) {
+	for how, end := range map[string]func(*grpc.ClientConn, context.CancelFunc){
+		"cancelled": func(_ *grpc.ClientConn, cancel context.CancelFunc) { cancel() },
+		"closed":    func(cc *grpc.ClientConn, _ context.CancelFunc) { cc.Close() },
+	} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+					if n == 1 {
+						return status.Error(codes.Unavailable, "early")
+					}
+					stream.SetTrailer(metadata.Pairs("attempt", "2"))
+					return stream.SendMsg(&echov1.EchoResponse{Message: "1"})
+				})
+				cc := server.conn(t, DialOptions(WithBackoff(Constant(0)))...)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				var trailer metadata.MD
+				stream, err := cc.NewStream(ctx, bidiStream, anyMethod, grpc.Trailer(&trailer))
+				if err != nil {
+					t.Fatal(err)
+				}
+				app := &application{stream: stream}
+				app.play(t, "wait 1ms; send a; wait 1ms")
+				end(cc, cancel)
+				synctest.Wait()
+				app.play(t, "recv 1; recv EOF; trailer 2")
+				if got := first(trailer["attempt"]); got != "2" || len(server.attempts()) != 2 {
+					t.Errorf("the trailer is of attempt %q, and there were %d, want 2", got, len(server.attempts()))
+				}
+			})
+		})
+	}
+}
+
 // No message follows an error that the application has received.
 func TestNoMessageFollowsAnError(t *testing.T) {
 	bubble(t, func(t *testing.T) {

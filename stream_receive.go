@@ -139,9 +139,12 @@ func (s *retryStream) receive(m any) error {
 // receiveRest needs mu, and returns without. It receives from the attempt that has the rest. If all that has arrived is a failure, it
 // returns the call's own error.
 func (s *retryStream) receiveRest(m any) error {
-	at := s.rest
+	at, ended := s.rest, s.phase == phaseEnded
 	s.mu.Unlock()
 	err := at.recv(m)
+	if ended && (err == nil || isEOF(err)) {
+		s.call.show(at.attempt) // in place of one that had failed before
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
