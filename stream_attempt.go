@@ -111,7 +111,7 @@ func (at *streamAttempt) noticed(told bool) {
 	switch bound, used := s.isBound() && s.at == at, s.uses(at); {
 	case err != nil && bound:
 		s.mu.Unlock()
-		s.end(at, err, false)
+		s.end(at, err)
 		return
 	case err != nil && used && !s.isAwaited():
 		if at.broken == nil && !at.isCut() && (over || isContextEnd(err) || s.call.policy.dryRun) {

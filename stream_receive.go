@@ -78,7 +78,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 		ends := decided && md == nil && failure != nil && s.receiving == 0 && !at.received
 		s.mu.Unlock()
 		if ends {
-			s.end(at, failure, true)
+			s.end(at, failure)
 		}
 		return decided
 	case failure != nil && (md == nil || at.broken != nil || at.Err() != nil): // otherwise messages may have been kept back below
@@ -266,7 +266,8 @@ func (s *retryStream) receivedCommitted(at *streamAttempt, err error) error {
 	at.received = true
 	end := cmp.Or(at.broken, err)
 	s.mu.Unlock()
-	s.end(at, end, true)
+	s.end(at, end)
+	defer s.call.contest.repanic() // after mu is given back
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.phase != phaseEnded {

@@ -185,8 +185,8 @@ func (s *retryStream) orCrash(steps func()) {
 
 // end ends a committed call, unless that has happened: gRPC's report and the method that sees the
 // end both call it. If another goroutine is just committing the call, end waits for that, because
-// the plan serves one goroutine at a time. used tells that it runs on a goroutine of the application, which may handle a panic.
-func (s *retryStream) end(at *streamAttempt, err error, used bool) {
+// the plan serves one goroutine at a time.
+func (s *retryStream) end(at *streamAttempt, err error) {
 	if !at.isCut() {
 		s.call.contest.settle(at.attempt) // from here on the timeout cannot claim the end for itself
 	}
@@ -201,9 +201,6 @@ func (s *retryStream) end(at *streamAttempt, err error, used bool) {
 	s.setPhase(phaseClosing)
 	s.mu.Unlock()
 	s.orCrash(func() {
-		if used {
-			s.call.contest.repanic()
-		}
 		_, _ = s.next(at, cmp.Or(err, io.EOF)) // none follows
 	})
 	s.conclude()
