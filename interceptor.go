@@ -70,8 +70,11 @@ func (r *Retrier) unary(ctx context.Context, method string, req, reply any, cc *
 	}
 	done := false
 	defer c.guard(&done)
-	a := &attempt{}
-	for c.begin(a); ; {
+	c.budget, c.spans, c.start = c.open()
+	a := &attempt{Context: c.firstContext(), cc: cc, method: method, number: 1, start: c.start}
+	a.PeerAddr, c.newest = &a.peer, a
+	r.report.attemptStarted(&c.facts, a)
+	for {
 		err := invoker(a, method, req, reply, cc, c.attemptOptions(a)...)
 		if err == nil {
 			a.measure(c.learner, false)
