@@ -66,7 +66,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 	}
 	c.worksFor = layers.Of(c.ctx)
 	policies := c.retrier.settings.current()
-	var ch channel // if the call must know at its start what that says
+	var ch channel // read only if the call must know at its start what it says
 	if c.cc != nil && policies.channels != nil || c.hasBuiltInPolicy() {
 		ch = c.channel()
 	}

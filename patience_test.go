@@ -226,7 +226,7 @@ func TestPatienceEnds(t *testing.T) {
 	})
 }
 
-// A call that has waited for a token in vain says so, whatever has ended it: otherwise it would look as if the target had been asked again.
+// A call whose time is over while it waits for a token says so: otherwise it would look as if the target had been asked again.
 func TestACallThatGotNoTokenSaysSo(t *testing.T) {
 	const noToken = " (the client-side retry budget had no token for another attempt): rpc error"
 	for name, tt := range map[string]struct {
@@ -238,8 +238,8 @@ func TestACallThatGotNoTokenSaysSo(t *testing.T) {
 		"patience":    {nil, time.Minute, ErrTargetDown, ": target is down" + noToken},
 		"deadline":    {nil, 5 * second, ErrDeadline, ": deadline too near for another attempt" + noToken},
 		"max elapsed": {[]Option{WithMaxElapsed(5 * second)}, time.Minute, ErrMaxElapsed, " near for another attempt" + noToken},
-		"a token in time": {[]Option{WithMaxAttempts(2), WithBudget(NewRateBudget(rate.NewLimiter(1, 1)))}, time.Minute, ErrAttemptsExhausted,
-			": no attempts left: rpc error"},
+		"a token in time": {[]Option{WithBudget(NewRateBudget(rate.NewLimiter(0.25, 1)))}, 7 * second, ErrDeadline,
+			" (a wait of 4s by backoff was not started): rpc error"},
 		"no patience": {[]Option{WithPatience(0)}, time.Minute, ErrBudgetExhausted, " (a wait of 1s by backoff was not started): rpc error"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,8 +18,8 @@ type Pushback struct {
 // PushbackFrom returns a server's instruction about the next attempt, from the trailer and the
 // error of a failed RPC; ok is false if there is none.
 //
-// The trailer grpc-retry-pushback-ms takes precedence: a value from 0 to 2147483647, in
-// decimal digits without leading zeros, is a wait in milliseconds. Any other value, and a repeated value, means stop
+// The trailer grpc-retry-pushback-ms takes precedence: a value from 0 to 2147483647, in decimal
+// digits without leading zeros, is a wait in milliseconds. Any other value, and a repeated value, means stop
 // (gRFC A6 #pushback, which leaves repeated values open). Without that trailer, a
 // google.rpc.RetryInfo in the status details is used if its delay is positive, and a valid Duration of
 // protobuf. PushbackFrom applies no limit; [WithMaxServerDelay] does.

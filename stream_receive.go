@@ -136,8 +136,8 @@ func (s *retryStream) receive(m any) error {
 	}
 }
 
-// receiveRest needs mu, and returns without. It receives from the attempt that has the rest. If all that has arrived is a failure, it
-// returns the call's own error.
+// receiveRest needs mu, and returns without. It receives what had arrived when the call ended. If that is only a failure, it returns the
+// call's own error.
 func (s *retryStream) receiveRest(m any) error {
 	at, ended := s.rest, s.phase == phaseEnded
 	s.mu.Unlock()

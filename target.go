@@ -12,7 +12,7 @@ import (
 )
 
 // A target is what a Retrier's calls know about a backend: whether it is failing, since when, and how
-// many calls wait for it. Calls report their failures to it, and while it is failing their answers. It is
+// many calls wait for it. Calls report their failures to it and, while it is failing, their answers. It is
 // safe for concurrent use.
 //
 // A target is failing from the first retryable failure after its last answered call until a call is answered. After
