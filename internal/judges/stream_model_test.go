@@ -903,6 +903,9 @@ func (r *run) judgeVoid(c *called) {
 	if r.cut(a) || r.timeout > 0 && isContextCode(codeOf(a.finishErr)) {
 		return // gRPC's goroutine, which reports that, may be replacing the attempt
 	}
+	if r.timeout > 0 && r.newest(mark{seq: math.MaxInt}) != a {
+		return // the timer's goroutine may be replacing it, and the message is kept for that
+	}
 	for _, other := range r.calls {
 		during := other.start.seq < c.end.seq && (!other.end.happened() || other.end.seq > c.start.seq)
 		if other != c && during && other.op != oTrailer && other.op != oContext {
