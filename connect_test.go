@@ -233,6 +233,23 @@ func TestPatienceIsForTheWholeCall(t *testing.T) {
 	})
 }
 
+// A call's first attempt that reaches a server is free, whatever the budget says: a throttle that refuses retries as well.
+func TestTheFirstAttemptAtAServerIsFree(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		throttle := throttleOf(t, 2, 1)
+		throttle.Deposit(Outcome{Attempt: 1, Result: Failed})
+		server := serve(t, always(ok()))
+		link, cc := server.linked(t, DialOptions(WithBackoff(Constant(second)), WithBudget(throttle))...)
+		link.cut()
+		synctest.Wait()
+		time.AfterFunc(second/2, link.mend)
+		if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 2*second) // gRPC connects again after 1 s, and then there is the backoff
+	})
+}
+
 // An unsent retry returns its token, so the retry that takes its place is not paid for twice.
 func TestAnUnsentRetryReturnsItsToken(t *testing.T) {
 	for _, tt := range []struct {

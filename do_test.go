@@ -101,6 +101,13 @@ func TestDo(t *testing.T) {
 		{name: "unsent without patience", opts: []CallOption{WithPatience(0)}, script: []error{function.MarkUnsent(refused)},
 			at:     []time.Duration{0},
 			reason: ErrTargetDown},
+		{name: "unsent, and the backoff is longer than the patience", opts: []CallOption{WithPatience(second / 2)},
+			script: []error{function.MarkUnsent(refused)},
+			at:     []time.Duration{0},
+			reason: ErrTargetDown},
+		{name: "unsent, and the server's wait is longer than the patience", opts: []CallOption{WithPatience(second / 2)},
+			script: []error{function.MarkUnsent(withRetryInfo(2 * second))},
+			at:     []time.Duration{0, 2 * second}},
 		{name: "off", opts: []CallOption{Disable()}, script: []error{errUnavailable}, at: []time.Duration{0}, err: errUnavailable},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -216,6 +216,22 @@ func TestASlotIsTakenOver(t *testing.T) {
 	})
 }
 
+// A retry after one that has taken over a slot takes a slot of its own.
+func TestARetryAfterATakenSlotPays(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots := concurrencyBudgetOf(t, 2)
+		slots.Withdraw(time.Now()) // by another call
+		server := serve(t, script(unavailable(), hang(), unavailable(), ok()))
+		client := server.client(t, WithBudget(slots), WithPatience(0), WithAttemptTimeout(second))
+		if err := echo(t.Context(), client); err != nil || slots.Balance(time.Now()) != 1 {
+			t.Errorf("Echo = %v, with %v free slots, want success, with 1", err, slots.Balance(time.Now()))
+		}
+		if n := len(server.attempts()); n != 4 {
+			t.Errorf("%d attempts, want 4", n)
+		}
+	})
+}
+
 // An askedBudget allows everything, and says when it is asked.
 type askedBudget struct {
 	unlimited

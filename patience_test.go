@@ -184,6 +184,27 @@ func TestOnlyAnAbsentTargetIsWaitedFor(t *testing.T) {
 	}
 }
 
+// A failure during the wait puts off no retry if something was answered as well: the target is there.
+func TestARetryIsSentIfAnythingWasAnswered(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok(), unavailable(), ok()))
+		client := server.client(t, WithBackoff(Constant(tenth)), WithBudget(Unlimited))
+		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "answered", at: tenth / 4},
+			&timedCall{message: "b", at: tenth / 2, opts: onlyOnce})
+		wantServed(t, server, "a at 0s", "answered at 25ms", "b at 50ms", "a at 100ms")
+	})
+}
+
+// A retry that would be sent at the very end of the patience is sent.
+func TestAWaitMayEndWithThePatience(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		client := server.client(t, WithBackoff(Constant(second)), WithPatience(second))
+		makeCalls(t, client, &timedCall{message: "a"})
+		wantServed(t, server, "a at 0s", "a at 1s")
+	})
+}
+
 func TestAThrottleIsNeverWaitedFor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		throttle, err := NewThrottle(2, 1)
@@ -306,10 +327,33 @@ func TestTargetsAreIndependent(t *testing.T) {
 		if len(states) != 2 || states[0].Name != "passthrough:///one" || states[0].Failing == 0 || states[1].Failing != 0 {
 			t.Errorf("the targets are %+v, want one that is failing, and two that is not", states)
 		}
-		if n := r.targets.failing.Load(); n != 1 {
-			t.Errorf("%d targets are failing, want 1", n)
-		}
+		wantFailing(t, r, 1)
 	})
+}
+
+// A target that nobody has used for long is forgotten, and does not count as failing any more: also if an attempt that was
+// sent before fails after that.
+func TestATargetThatIsForgottenIsNotFailing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), unavailable().after(time.Hour)))
+		r := retrierOf(t, WithMaxAttempts(2), WithBackoff(Constant(tenth)))
+		var slow sync.WaitGroup
+		slow.Go(func() { _ = echo(t.Context(), newEchoClient(t, server, r)) })
+		for i := range 3 {
+			time.Sleep(10 * time.Minute)
+			_ = r.Do(t.Context(), fmt.Sprintf("/other%d/x", i), func(context.Context) error { return errUnavailable })
+		}
+		wantFailing(t, r, 2) // a target is forgotten if it was not used between two others
+		slow.Wait()
+		wantFailing(t, r, 2)
+	})
+}
+
+func wantFailing(t *testing.T, r *Retrier, want int32) {
+	t.Helper()
+	if got := r.targets.failing.Load(); got != want {
+		t.Errorf("%d targets are failing, want %d", got, want)
+	}
 }
 
 // A late response is no answer: a server with a queue longer than the timeout answers every call late.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/bytarget"
@@ -96,6 +97,44 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 			o.calls.Wait()
 			wantLines(t, logs, again0)
 		}
+	})
+}
+
+// A target that cannot be reached is logged like one that fails.
+func TestTheWaitForAConnectionIsLogged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		link, cc := serve(t, always(ok())).linked(t,
+			DialOptions(WithPatience(2*second), unmoved, WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))...)
+		link.cut()
+		synctest.Wait()
+		client := echov1.NewEchoServiceClient(cc)
+		var first sync.WaitGroup
+		first.Go(func() { _ = echo(t.Context(), client) })
+		time.Sleep(second)
+		wantLines(t, logs, "target is failing, calls wait for it…waiting=1")
+		first.Wait()
+		wantLines(t, logs, "calls do not wait for it any more…waiting=0")
+		link.mend()
+		time.Sleep(time.Minute)
+		if err := echo(t.Context(), client); err != nil {
+			t.Error(err)
+		}
+		wantLines(t, logs, "target answers again…waiting=0")
+	})
+}
+
+// Without patience, no call waits for a connection, and what is logged first is that.
+func TestThatNoCallWaitsIsLogged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		link, cc := serve(t, always(ok())).linked(t, DialOptions(WithPatience(0), WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))...)
+		link.cut()
+		synctest.Wait()
+		for range 2 {
+			_ = echo(t.Context(), echov1.NewEchoServiceClient(cc))
+		}
+		wantLines(t, logs, "calls do not wait for it any more…waiting=0")
 	})
 }
 
