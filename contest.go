@@ -121,7 +121,6 @@ func (k *contest) remove(a *attempt) {
 func (k *contest) pause(a *attempt) {
 	if slices.Contains(k.open, a) {
 		a.bounds.expires = never
-		k.arm()
 	}
 }
 
@@ -285,7 +284,7 @@ func (k *contest) check() {
 		}
 	}
 	if instantOf(now) >= k.dueAt() {
-		if endOf(k.open[0].Context, now) != nil || isClosed(k.call.cc) {
+		if endOf(k.open[0].Context, now) != nil {
 			return // the attempts in flight end by themselves
 		}
 		k.due(now)
@@ -296,7 +295,7 @@ func (k *contest) check() {
 // plan returns the call's plan, which may start now.
 func (k *contest) plan(now time.Time) *plan {
 	c, begun := k.call, k.call.plan() != nil
-	if c.stream != nil && k.rival == nil { // outside of a race, one of the stream's goroutines may be setting the limit of the call
+	if k.rival == nil { // outside of a race, one of a stream's goroutines may be setting the limit of the call
 		return c.informedPlan(stateOf(c.cc), now)
 	}
 	if p := c.startPlan(now); !begun {

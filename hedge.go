@@ -130,9 +130,6 @@ func (p *policy) hedgingOf(
 	if !p.mayHedge() || worksFor.IsRetry() {
 		return 0, nil, false
 	}
-	if d, fixed := p.Hedging.Delay.(hedgeAfter); fixed {
-		return time.Duration(d), nil, true
-	}
 	delay, hedged = p.Hedging.Delay.Delay(method, now())
 	return delay, p.Hedging.Delay, hedged
 }

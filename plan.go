@@ -447,7 +447,7 @@ func (p *plan) retry(v verdict, now instant, u float64) verdict {
 // stop returns a verdict to stop, with what the driver does now. If it is fatal, it ends a hedged call although other
 // attempts are in flight.
 func (p *plan) stop(v verdict, fatal bool) verdict {
-	if !p.hedging || fatal || !reasons.Of(v.Reason).HedgesGoOn {
+	if fatal || !reasons.Of(v.Reason).HedgesGoOn {
 		p.leave()
 		p.stopped = v.Reason
 	}
@@ -467,10 +467,7 @@ func (p *plan) stop(v verdict, fatal bool) verdict {
 // method: only gRPC's report of its end can show that there is none. ctx is only passed to the Classifier.
 func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) verdict {
 	number := int32(f.Attempt.Number)
-	switch {
-	case f.CtxErr != nil || f.Closed:
-		return verdict{} // it ends by itself
-	case f.Attempt.Unsent, p.policy.UnsentOnly: // another one would be no better, or must not follow
+	if f.Attempt.Unsent || p.policy.UnsentOnly { // another one would be no better, or must not follow
 		return p.unreplaced(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {
@@ -507,10 +504,7 @@ func (p *plan) end(reason error, now instant) verdict {
 		if p.hedging {
 			p.putOff(now)
 		}
-		if replaces != 0 {
-			return p.unreplaced(replaces)
-		}
-		return verdict{}
+		return p.unreplaced(replaces)
 	}
 	if is(reason, ErrTargetDown) {
 		p.giveUp(now)

@@ -115,7 +115,6 @@ func (t *target) answer() {
 	t.setFailing(false)
 	t.answers++
 	waited, calls := t.logged != nothingToSay, t.waiting
-	t.logged = nothingToSay
 	t.mu.Unlock()
 	if waited {
 		t.say(answersAgain, calls)
