@@ -458,9 +458,7 @@ func (c *call) newAttempt(sent sending, start instant) *attempt {
 	if c.mode == modeHedged { // the newest one is in flight, and may try an endpoint later
 		c.cold.tried = c.newest.triedList()
 	}
-	if c.cold.tried != nil {
-		a.tried.Store(c.cold.tried)
-	}
+	a.tried.Store(c.cold.tried)
 	if c.stream != nil || c.contest != nil {
 		a.bounds = &bounds{}
 	}

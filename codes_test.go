@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -164,4 +165,23 @@ func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
 		_, err = cc.Echo(ctx, request())
 		wantStop(t, err, codes.Canceled, context.Canceled, 1)
 	})
+}
+
+// What an interceptor below returns instead of a status is UNKNOWN, unlike a function's error, which is retried.
+func TestAnRPCsErrorWithoutAStatusIsUnknown(t *testing.T) {
+	for _, tt := range []struct {
+		opts     []Option
+		attempts int
+	}{{nil, 1}, {[]Option{WithCodes(codes.Unknown)}, 4}} {
+		bubble(t, func(t *testing.T) {
+			attempts, plain := 0, errors.New("plain")
+			err := invokeEcho(t.Context(), UnaryClientInterceptor(append(tt.opts, WithBudget(Unlimited))...), func(context.Context, int) error {
+				attempts++
+				return plain
+			})
+			if attempts != tt.attempts || !errors.Is(err, plain) {
+				t.Errorf("%d attempts and %v, want %d and the plain error", attempts, err, tt.attempts)
+			}
+		})
+	}
 }

@@ -99,7 +99,7 @@ func (l *ledger) payerOf(number int32) payer {
 	switch {
 	case l.freeAttempt == number, number == 0:
 		return nobodyPays
-	case 0 < number && int(number) <= len(l.payers):
+	case int(number) <= len(l.payers):
 		return l.payers[number-1]
 	default:
 		return retriesPay

@@ -222,6 +222,20 @@ func TestAThrottleIsNeverWaitedFor(t *testing.T) {
 	})
 }
 
+// Nor is one that refuses only when the wait is over, because another call has failed meanwhile.
+func TestAThrottleThatRefusesAfterTheWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		client := server.client(t, WithBackoff(Constant(tenth)), WithBudget(throttleOf(t, 4, 1)))
+		a := &timedCall{message: "a"}
+		makeCalls(t, client, a, &timedCall{message: "b", at: tenth / 2, opts: onlyOnce})
+		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		if a.took > second {
+			t.Errorf("the call took %v, although a throttle is not waited for", a.took)
+		}
+	})
+}
+
 func TestPatienceEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, awayUntil(time.Minute))
@@ -462,6 +476,27 @@ func TestARepeatedWaitTakesNoStepOfTheBackoff(t *testing.T) {
 		client := server.client(t, WithBackoff(Exponential{Base: tenth, Multiplier: 2, Jitter: NoJitter}), WithBudget(Unlimited))
 		makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 2, opts: onlyOnce})
 		wantServed(t, server, "a at 0s", "b at 50ms", "a at 120ms", "a at 320ms")
+	})
+}
+
+// A call that panics is no answer.
+func TestAPanicEndsNoTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		r := retrierOf(t)
+		client := echov1.NewEchoServiceClient(server.conn(t, append(r.DialOptions(),
+			belowUnary(func(ctx context.Context, next func(context.Context) error) error {
+				if len(server.attempts()) == 1 {
+					panic("below")
+				}
+				return next(ctx)
+			}))...))
+		_, _ = client.Echo(t.Context(), request(), WithMaxElapsed(time.Millisecond))
+		func() {
+			defer func() { recover() }()
+			_ = echo(t.Context(), client)
+		}()
+		wantFailing(t, r, 1)
 	})
 }
 
