@@ -193,7 +193,7 @@ func (k *contest) ends(a *attempt, err error) {
 func (k *contest) ended(a *attempt, err error) {
 	c, now := k.call, time.Now()
 	k.remove(a)
-	if c.stream == nil && err != nil {
+	if c.stream == nil {
 		a.checkUnsent(err, stateOf(c.cc))
 	}
 	err = truthOf(err, a, c.stream)

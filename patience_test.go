@@ -479,6 +479,19 @@ func TestARepeatedWaitTakesNoStepOfTheBackoff(t *testing.T) {
 	})
 }
 
+// A failure that no policy would retry is an answer.
+func TestAnAnswerThatIsAFailureIsNoTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(fail(codes.PermissionDenied, "no"), unavailable(), fail(codes.PermissionDenied, "no")))
+		r := retrierOf(t, WithBackoff(Constant(tenth)))
+		client := newEchoClient(t, server, r)
+		_ = echo(t.Context(), client)
+		wantFailing(t, r, 0)
+		_ = echo(t.Context(), client)
+		wantFailing(t, r, 0)
+	})
+}
+
 // A call that panics is no answer.
 func TestAPanicEndsNoTrouble(t *testing.T) {
 	bubble(t, func(t *testing.T) {

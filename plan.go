@@ -307,7 +307,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 		p.undecide() // the attempt's own failure counts, or the retry was decided on when others were in flight
 	}
 	hint := f.found.hint
-	if f.found.hinted && !hint.Stop {
+	if f.found.hinted {
 		p.pushBack(now.Add(p.asked(hint, now, u)), hint.Source)
 	}
 	var known trouble
