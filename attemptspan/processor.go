@@ -43,7 +43,7 @@
 // the wait after an attempt, on the attempt's event on the call's span.
 //
 // The attributes are set on the spans of the attempt's RPC, and on no other spans that start in
-// its context, such as those of a token that credentials fetch:
+// its context, such as those of a token that credentials fetch, except those of another call of the same method:
 //
 //   - the client span of otelgrpc, and any other span of kind client with OpenTelemetry's name
 //     for such spans, "pkg.Service/Method";
@@ -81,7 +81,7 @@ const (
 )
 
 // NewProcessor returns the span processor that names and numbers the spans of attempts. It keeps and
-// exports nothing, so one processor may serve any number of providers, its place among their
+// exports nothing, so one processor may serve any number of providers, once each. Its place among their
 // processors does not matter, and its methods never fail. It is safe for concurrent use. A span
 // outside of an attempt costs one look at the context.
 func NewProcessor(opts ...Option) sdktrace.SpanProcessor {

@@ -211,6 +211,8 @@ func TestBudgetsOverTheLimitHaveNoHistory(t *testing.T) {
 		}
 	}
 	want(t, "methods without", without, 10)
+	tell(failedCall("one", "/s/0", 1, "down", ""), grpcretry.Unlimited) // its budget has been replaced
+	want(t, "the budget of a method whose new one is over the limit", getJSON(t, p, "method=/s/0").Methods[0].Budget, 0)
 	get(t, p, "")
 }
 

@@ -34,7 +34,7 @@
 // for 100 pairs of target and method; later pairs are counted together, as others. For each pair
 // the page keeps the last 50 calls that retried, hedged, waited or gave up, 1000 in all (then the
 // pair with the most loses its oldest), and for each of these calls the first attempt and the
-// last 9. For up to 50 budgets it keeps the level, at most once a second, for five minutes.
+// last 9. For the first 50 budgets it keeps the level, at most once a second, for five minutes.
 // Methods and targets are cut to 200 bytes, addresses of servers to 64. No goroutine is started.
 package debug
 

@@ -39,10 +39,10 @@ func (p *Page) look(r *row, budget any, at time.Time) {
 	}
 	l := r.level.Load()
 	if l == nil || !l.of(b) {
-		if l = p.levelOf(b); l == nil {
+		l = p.levelOf(b)
+		if r.level.Store(l); l == nil {
 			return
 		}
-		r.level.Store(l)
 	}
 	l.sample(p.age(at), at)
 }

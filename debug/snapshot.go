@@ -62,7 +62,7 @@ type Method struct {
 	Target  string `json:"target"`  // in gRPC's canonical form: "dns:///shop:443"
 	Method  string `json:"method"`  // "/pkg.Service/Method"
 	Others  bool   `json:"others"`  // the sum of all methods after the first 100; Target and Method are empty
-	Off     bool   `json:"off"`     // calls make one attempt and pass straight through; they are not counted
+	Off     bool   `json:"off"`     // calls pass straight through, and none was counted before; see Policy
 
 	Policy *Policy `json:"policy"` // the policy in effect, null for Others
 	Budget int     `json:"budget"` // the Number of the budget last spent from; 0 if it is not among Budgets

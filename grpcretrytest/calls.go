@@ -90,7 +90,7 @@ func (c *Calls) observe(r *grpcretry.Retrier) {
 	}
 	c.t.Cleanup(inside.Observe(r, func(ctx context.Context, e grpcretry.Event, _ inside.Call) {
 		o, ok := ctx.Value(outerKey{}).(*outerCall)
-		if !ok || o.calls != c || o.method != e.Attempt.Method {
+		if !ok || o.calls != c || o.method != e.Attempt.Method || o.target != e.Target { // a call made within an attempt
 			return
 		}
 		o.observed.Store(true)
@@ -105,14 +105,14 @@ func (c *Calls) interceptors() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 			invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			o := c.newOuterCall(method)
+			o := c.newOuterCall(cc, method)
 			err := invoker(context.WithValue(ctx, outerKey{}, o), method, req, reply, cc, opts...)
 			o.over(err)
 			return err
 		}),
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 			streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			o := c.newOuterCall(method)
+			o := c.newOuterCall(cc, method)
 			opts = append(slices.Clip(opts), grpc.OnFinish(o.over)) // opts may be shared
 			stream, err := streamer(context.WithValue(ctx, outerKey{}, o), desc, cc, method, opts...)
 			if err != nil {
@@ -127,6 +127,7 @@ func (c *Calls) interceptors() []grpc.DialOption {
 // An outerCall is a call as it enters the connection.
 type outerCall struct {
 	calls    *Calls
+	target   string
 	method   string
 	start    time.Time
 	observed atomic.Bool // it has events, and ends with the last
@@ -135,9 +136,9 @@ type outerCall struct {
 
 type outerKey struct{}
 
-func (c *Calls) newOuterCall(method string) *outerCall {
+func (c *Calls) newOuterCall(cc *grpc.ClientConn, method string) *outerCall {
 	c.begin()
-	return &outerCall{calls: c, method: method, start: time.Now()}
+	return &outerCall{calls: c, target: cc.CanonicalTarget(), method: method, start: time.Now()}
 }
 
 // over ends a call that passes through.

@@ -38,6 +38,27 @@ func TestOneRetrierForSeveralConnections(t *testing.T) {
 	})
 }
 
+// A call that an interceptor below makes at another server is not the call within whose attempt it is made, although method and Retrier
+// are the same.
+func TestCallsWithinAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shop, mirror := NewServer(t, register), NewServer(t, register)
+		shop.On("/", Fail(codes.Unavailable, "draining"))
+		mirror.On("/", Fail(codes.NotFound, "no mirror").Always())
+		retrier := newRetrier(t, Jitter(0.5))
+		mirrored := clientOf(mirror.Conn(retrier.DialOptions()...))
+		client := clientOf(shop.DialWith(retrier, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
+			cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			mirrored.Echo(ctx, hello())
+			return invoker(ctx, method, req, reply, cc, opts...)
+		})))
+		if _, err := client.Echo(t.Context(), hello()); err != nil {
+			t.Error(err)
+		}
+		shop.Want("0s attempt 1 UNAVAILABLE; wait 75ms backoff; 75ms attempt 2 OK")
+	})
+}
+
 // To a Retrier, each server is a target of its own.
 func TestServersHaveBudgetsOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

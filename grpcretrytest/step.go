@@ -49,7 +49,7 @@ const (
 var stepNames = [...]string{"OK", "Fail", "Hang", "Cut"}
 
 // Fail returns a Step that ends the attempt with a status. The handler does not run, unless the Step has
-// [Step.AfterSending] or [Step.AfterReceiving]. The code is one that gRPC defines, and not OK.
+// [Step.AfterSending] or [Step.AfterReceiving], and the method is a stream. The code is one that gRPC defines, and not OK.
 //
 // Without these, a stream may end before the client has sent its request. The client's stats handlers are
 // then told of no error now and then, so for tests of spans use AfterReceiving(1).
@@ -97,7 +97,7 @@ func (s Step) AfterSending(n int) Step {
 
 // AfterReceiving lets the handler of a stream run until it has received n messages, and it sends nothing
 // from then on. If the handler ends before that, its own end counts. n is at least 0, the default: the
-// handler does not run. With AfterSending as well, the first of the two to come counts.
+// handler does not run. With AfterSending as well, both numbers must be reached.
 func (s Step) AfterReceiving(n int) Step {
 	if n < 0 || s.kind == answers {
 		return s.invalid("AfterReceiving(%d)", n)
@@ -118,8 +118,8 @@ func (s Step) Pushback(d time.Duration) Step {
 // NoRetry forbids a retry, as [grpcretry.SetNoRetry] does.
 func (s Step) NoRetry() Step { return s.PushbackValue("-1") }
 
-// PushbackValue sends the given values of grpc-retry-pushback-ms as they are, malformed ones too. Later uses
-// of it, of Pushback or NoRetry replace it.
+// PushbackValue sends the given values of grpc-retry-pushback-ms as they are, malformed ones too, of printable ASCII: HTTP/2 allows
+// no others. Later uses of it, of Pushback or NoRetry replace it.
 func (s Step) PushbackValue(values ...string) Step {
 	if s.kind == hangs || s.kind == cuts {
 		return s.invalid("no trailer reaches the client, so no pushback does")
@@ -205,8 +205,7 @@ func (s Step) Times(n int) Step {
 	return s
 }
 
-// Always makes the step count for all attempts from here on.
-// No step may follow.
+// Always makes the step count for all attempts from here on. No step may follow; one that a later [Server.Next] adds is never used.
 func (s Step) Always() Step { return s.Times(math.MaxInt) }
 
 const always = math.MaxInt - 1 // the value of Step.times
