@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/function"
@@ -108,6 +109,24 @@ func TestAFunctionWithoutABackoffIsNotCalledWithoutEnd(t *testing.T) {
 		})
 		if !errors.Is(err, ErrTargetDown) || runs != 101 || time.Since(start) != 100*time.Millisecond {
 			t.Errorf("%d runs in %v: %v", runs, time.Since(start), err)
+		}
+	})
+}
+
+// A function is no request, so the RPCs that it makes carry no number of previous attempts.
+func TestAFunctionSendsNoHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := doer(t, 0).Do(t.Context(), "/a/x", func(ctx context.Context) error {
+			if md, sent := metadata.FromOutgoingContext(ctx); sent {
+				t.Errorf("the context has the metadata %v", md)
+			}
+			if a, _ := AttemptFromContext(ctx); a.Number < 3 {
+				return errDown
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -226,10 +226,13 @@ func TestAThrottleIsNeverWaitedFor(t *testing.T) {
 func TestAThrottleThatRefusesAfterTheWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(unavailable()))
-		client := server.client(t, WithBackoff(Constant(tenth)), WithBudget(throttleOf(t, 4, 1)))
+		logs := &logRecorder{}
+		client := server.client(t, WithBackoff(Constant(tenth)), WithBudget(throttleOf(t, 4, 1)),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
 		a := &timedCall{message: "a"}
 		makeCalls(t, client, a, &timedCall{message: "b", at: tenth / 2, opts: onlyOnce})
 		wantStop(t, a.err, codes.Unavailable, ErrBudgetExhausted, 1)
+		wantLines(t, logs, "reason=max_elapsed", "calls wait for it", "budget exhausted") // and not that the patience is over
 		if a.took > second {
 			t.Errorf("the call took %v, although a throttle is not waited for", a.took)
 		}
@@ -308,6 +311,22 @@ func TestTooManyCallsWait(t *testing.T) {
 		wantStop(t, b.err, codes.Unavailable, ErrTargetDown, 1)
 		if of.waiting != maxWaiting-1 {
 			t.Errorf("%d calls wait after all have ended, want %d", of.waiting, maxWaiting-1)
+		}
+	})
+}
+
+func TestTooManyCallsWaitForAConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := retrierOf(t)
+		link, cc := serve(t, always(ok())).linked(t, r.DialOptions()...)
+		r.targets.Dialed(cc.Target(), cc.CanonicalTarget).waiting = maxWaiting
+		link.cut()
+		synctest.Wait()
+		start := time.Now()
+		err := echo(t.Context(), echov1.NewEchoServiceClient(cc))
+		wantStop(t, err, codes.Unavailable, ErrTargetDown, 1)
+		if took := time.Since(start); took != 0 {
+			t.Errorf("the call took %v, want 0s", took)
 		}
 	})
 }
