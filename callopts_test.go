@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -112,6 +113,19 @@ func TestOnFinishRunsOnceAtTheEndOfTheCall(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Options that the library does not know reach gRPC in every attempt, also beside those that it handles.
+func TestOtherOptionsReachGRPC(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var header metadata.MD
+		client := serve(t, script(unavailable(), ok())).client(t, steady)
+		_, err := client.Echo(t.Context(), request(), grpc.OnFinish(func(error) {}), grpc.Header(&header), WithMaxAttempts(3),
+			grpc.MaxCallRecvMsgSize(0), grpc.UseCompressor("no such compressor"))
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "no such compressor") {
+			t.Errorf("err = %v, want gRPC's about the compressor", err)
+		}
+	})
 }
 
 // If the caller's context has ended, the outputs are those of the last attempt, and not of an earlier failure.

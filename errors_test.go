@@ -246,3 +246,17 @@ func TestACallHasReachedAServerBeforeTheAttemptsThatAreKept(t *testing.T) {
 		}
 	}
 }
+
+// brittle is an error whose methods panic if it is a nil pointer.
+type brittle struct{ text string }
+
+func (b *brittle) Error() string { return b.text }
+
+func TestAnErrorWhoseMethodsPanic(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		err := invokeEcho(t.Context(), UnaryClientInterceptor(), func(context.Context, int) error { return (*brittle)(nil) })
+		if err == nil || !strings.Contains(err.Error(), "*grpcretry.brittle, whose methods panic") {
+			t.Errorf("err = %v, want one that says that its methods panic", err)
+		}
+	})
+}

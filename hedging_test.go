@@ -224,12 +224,15 @@ func TestAThrottleRefusesHedges(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		throttle := throttleOf(t, 2, 1)
 		throttle.Deposit(Outcome{Attempt: 1, Result: Failed})
+		logs := &logRecorder{}
 		server := serve(t, script(ok().after(5*second)))
-		err := echo(t.Context(), server.client(t, WithBudget(throttle), hedged(2, Hedging{Delay: HedgeAfter(second)})))
+		err := echo(t.Context(), server.client(t, WithBudget(throttle), hedged(2, Hedging{Delay: HedgeAfter(second)}),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo}))))
 		if err != nil {
 			t.Error(err)
 		}
 		wantTimes(t, server, 0)
+		wantLines(t, logs, "client-side retry budget exhausted")
 	})
 }
 

@@ -110,7 +110,11 @@ func TestAStormWritesFewLines(t *testing.T) {
 					})
 				}
 				group.Wait()
-				if got := len(logs.lines()); got < 1 || got > tt.atMost {
+				lines := logs.lines()
+				if suppresses := strings.Contains(strings.Join(lines, "\n"), " suppressed="); suppresses != (tt.name == "no budget") {
+					t.Errorf("a line tells how many were suppressed: %t", suppresses)
+				}
+				if got := len(lines); got < 1 || got > tt.atMost {
 					t.Errorf("5,000 failing calls wrote %d lines, want 1 to %d:\n%s", got, tt.atMost, strings.Join(logs.lines(), "\n"))
 				}
 			})
