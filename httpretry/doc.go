@@ -8,8 +8,8 @@
 // The name of a request's policy is "/http/", the host, a slash and the method, such as
 // "/http/api.example.com/GET". The host is that of the URL, in lower case, with the port unless it is
 // the scheme's default. [grpcretry.WithMethod] sets policies for "/http/", for
-// "/http/api.example.com/" or for "/http/api.example.com/GET"; a longer pattern wins. Each host has a
-// budget of its own, unless [grpcretry.WithBudget] says otherwise.
+// "/http/api.example.com/" or for "/http/api.example.com/GET"; a longer pattern wins, and one in another spelling
+// matches nothing. Each host has a budget of its own, unless [grpcretry.WithBudget] says otherwise.
 //
 // # Requests
 //
@@ -17,11 +17,13 @@
 // header Idempotency-Key or X-Idempotency-Key. Others go straight to Base, without a budget or an event.
 // With [grpcretry.WithUnsentOnly], requests with any method are retried, but only if the server
 // certainly did not act on the attempt (no connection could be made, or the stream was refused), or if
-// it responded with Retry-After.
+// it responded with Retry-After. This holds if Base makes one exchange for each attempt: one that follows
+// redirects or fails over to another server must report the first error. net/http itself repeats a request with
+// an Idempotency-Key when a connection breaks, and reports the last.
 //
 // A request's body is sent again with [http.Request.GetBody], which [http.NewRequest] sets for
-// buffers and readers of the standard library. A body without GetBody is sent again only if nothing
-// of it was read before.
+// buffers and readers of the standard library. A body without GetBody is sent again only if it
+// was never read before: for an empty one, set [http.NoBody].
 //
 // # Responses
 //

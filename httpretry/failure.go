@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"syscall"
 	"time"
@@ -139,12 +140,18 @@ func classify(err error) (means error) {
 	return f
 }
 
-// markUnsent marks a failure, unless it is the Error of another Transport below, which speaks of its attempts by itself.
+// markUnsent marks a failure, unless more requests may have been sent than the one that its error is about: that of another
+// Transport below, which speaks of its attempts by itself; of an http.Client, which follows redirects; or several errors.
 func markUnsent(f *failure) error {
-	if isType[*grpcretry.Error](f.err) {
+	if isType[*grpcretry.Error](f.err) || isType[*url.Error](f.err) || isType[severalErrors](f.err) {
 		return f
 	}
 	return function.MarkUnsent(f)
+}
+
+type severalErrors interface {
+	error
+	Unwrap() []error
 }
 
 // neverSucceeds reports whether another attempt would fail in the same way, although the error looks
@@ -170,9 +177,9 @@ func isType[E error](err error) bool {
 	return ok
 }
 
-// isUnsent reports whether a request was certainly not sent, or whether the server certainly did not
-// act on it. net/http itself sends some requests again on another connection, but only those that
-// may be sent twice.
+// isUnsent reports whether the request that err is about was certainly not sent, or whether the server
+// certainly did not act on it. net/http itself sends some requests again on another connection, but only
+// those that may be sent twice.
 func isUnsent(err error) bool {
 	if op, ok := errtype.As[*net.OpError](err); ok {
 		switch op.Op {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,6 +105,27 @@ func TestTextsAreThoseOfNetHTTP(t *testing.T) {
 		if !strings.Contains(source.String(), `"`+text) {
 			t.Errorf("net/http has no error %q", text)
 		}
+	}
+}
+
+// An error that is not about one exchange alone proves nothing of the others.
+func TestAnErrorAboutSeveralExchangesIsNotUnsent(t *testing.T) {
+	for name, err := range map[string]error{
+		"failover": fmt.Errorf("primary: %w; secondary: %w", io.EOF, refused),
+		"joined":   errors.Join(refused, io.ErrUnexpectedEOF),
+		"redirect": &url.Error{Op: "Get", URL: "http://elsewhere", Err: refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ran := 0
+			transport := NewTransport(newRetrier(t, grpcretry.WithUnsentOnly(true)), roundTripper(func(*http.Request) (*http.Response, error) {
+				ran++
+				return nil, err
+			}))
+			_, got := transport.RoundTrip(newRequest(t, "POST", "http://test", strings.NewReader("once")))
+			if !errors.Is(got, err) || ran != 1 {
+				t.Errorf("the request ran %d times: %v, want once, with Base's error", ran, got)
+			}
+		})
 	}
 }
 

@@ -14,7 +14,7 @@ type lane struct {
 	from, to int64
 }
 
-// longestWait is so short that no time in the lane overflows.
+// longestWait is so short that no time in the lane overflows, unless more than 100,000 keys wait for a rate of less than one a day.
 const longestWait = 100 * 365 * 24 * time.Hour
 
 // noSlot is the slot of a key that has none.

@@ -83,14 +83,21 @@ func (l *RateLimiter[T]) Result(item T, err error) (ctrl.Result, error) {
 		l.Drop(item)
 	case result.RequeueAfter > 0:
 		result.RequeueAfter = max(1, v.wait)
-		l.expectForget(item)
+		l.expectForget(item, result.RequeueAfter)
 	}
 	return result, err
 }
 
-// expectForget has the next Forget leave the item's failures as they are.
-func (l *RateLimiter[T]) expectForget(item T) {
-	k := l.lockKey(item, time.Now())
+// expectForget has the next Forget leave the item's failures as they are, and remembers them until the item has returned
+// after a wait.
+func (l *RateLimiter[T]) expectForget(item T, wait time.Duration) {
+	now := time.Now()
+	k := l.lockKey(item, now)
 	defer k.mu.Unlock()
 	k.decided, k.quiet = false, true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if returns := now.Add(wait); k.due.Before(returns) {
+		k.due = returns
+	}
 }

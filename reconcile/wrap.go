@@ -32,6 +32,9 @@ type Guards struct {
 // InFlight keys are worked on, it returns a second later. If the rate has no turn within a day, because its
 // limit or burst is 0, the key returns after a minute, whatever the context. Up to a fifth is added to these
 // waits, because many keys may wait for the same turn. None of this is a failure.
+//
+// The deprecated Result.Requeue makes the controller call AddRateLimited, which counts as a failure: a reconciler that has
+// not failed returns a short RequeueAfter instead.
 func Wrap[T comparable](limiter *RateLimiter[T], inner ctrl.TypedReconciler[T], g Guards) ctrl.TypedReconciler[T] {
 	r := &guarded[T]{limiter: limiter, inner: inner, rate: g.Rate}
 	if g.InFlight > 0 {
@@ -87,7 +90,7 @@ const (
 
 // notYet returns the Result of a key that was not started and has not failed.
 func (r *guarded[T]) notYet(item T, later time.Duration) (ctrl.Result, error) {
-	r.limiter.expectForget(item)
+	r.limiter.expectForget(item, later)
 	return ctrl.Result{RequeueAfter: later}, nil
 }
 

@@ -239,6 +239,31 @@ func TestPausedRate(t *testing.T) {
 	}
 }
 
+// A key that waits for a paused rate has not been dropped: its failures still count after longer than the retention.
+func TestAPausedRateForgetsNoFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limiter := reconcile.NewRateLimiter[string](newRetrier(t), name)
+		for range 3 {
+			time.Sleep(limiter.When("a"))
+		}
+		r := reconcile.Wrap(limiter, ctrl.TypedFunc[string](func(context.Context, string) (ctrl.Result, error) {
+			t.Error("begun")
+			return ctrl.Result{}, nil
+		}), reconcile.Guards{Rate: rate.NewLimiter(0, 0)})
+		for range 30 {
+			result, err := r.Reconcile(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			limiter.Forget("a") // as the controller does
+			time.Sleep(result.RequeueAfter)
+		}
+		if n := limiter.NumRequeues("a"); n != 3 {
+			t.Errorf("%d failures after a pause of half an hour, want 3", n)
+		}
+	})
+}
+
 // A key whose deadline passes while it waits for others has not failed.
 func TestInFlightAndDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
