@@ -467,7 +467,10 @@ func (p *plan) stop(v verdict, fatal bool) verdict {
 // method: only gRPC's report of its end can show that there is none. ctx is only passed to the Classifier.
 func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) verdict {
 	number := int32(f.Attempt.Number)
-	if f.Attempt.Unsent || p.policy.UnsentOnly { // another one would be no better, or must not follow
+	switch {
+	case f.CtxErr != nil || f.Closed:
+		return verdict{} // it ends by itself
+	case f.Attempt.Unsent, p.policy.UnsentOnly: // another one would be no better, or must not follow
 		return p.unreplaced(number)
 	}
 	if p.policy.examine(ctx, f); p.policy.ruledOut(f) != nil {

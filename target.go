@@ -115,6 +115,7 @@ func (t *target) answer() {
 	t.setFailing(false)
 	t.answers++
 	waited, calls := t.logged != nothingToSay, t.waiting
+	t.logged = nothingToSay // another answer may be waiting for mu
 	t.mu.Unlock()
 	if waited {
 		t.say(answersAgain, calls)
