@@ -130,6 +130,9 @@ func (p *policy) hedgingOf(
 	if !p.mayHedge() || worksFor.IsRetry() {
 		return 0, nil, false
 	}
+	if d, fixed := p.Hedging.Delay.(hedgeAfter); fixed { // without two looks at the clock
+		return time.Duration(d), nil, true
+	}
 	delay, hedged = p.Hedging.Delay.Delay(method, now())
 	return delay, p.Hedging.Delay, hedged
 }

@@ -124,7 +124,7 @@ func TestTheWaitForAConnectionIsLogged(t *testing.T) {
 	})
 }
 
-// Without patience, no call waits for a connection, and what is logged first is that.
+// Without patience, no call waits for a connection, and the log says so immediately.
 func TestThatNoCallWaitsIsLogged(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		logs := &logRecorder{}

@@ -42,8 +42,9 @@
 // connection, plus the backoff after that. Its key differs from [telemetry.AttrWait], which is
 // the wait after an attempt, on the attempt's event on the call's span.
 //
-// The attributes are set on the spans of the attempt's RPC, and on no other spans that start in
-// its context, such as those of a token that credentials fetch, except those of another call of the same method:
+// The attributes are set on the spans of the attempt's RPC, and of other calls of the same method that
+// are made within it, but on no other spans that start in its context, such as those of a token that
+// credentials fetch:
 //
 //   - the client span of otelgrpc, and any other span of kind client with OpenTelemetry's name
 //     for such spans, "pkg.Service/Method";

@@ -39,7 +39,8 @@ type Server struct {
 // In a bubble of [testing/synctest], call it within the bubble. The options are those of
 // [grpc.NewServer], and [OverTCP]. The script works as the first interceptor of the chain, so the others do
 // not see an attempt that the script fails; one that is set with [grpc.UnaryInterceptor] or
-// [grpc.StreamInterceptor] runs before the chain, and sees it, but not a handler's panic in an attempt with AfterSending or AfterReceiving.
+// [grpc.StreamInterceptor] runs before the chain, and sees it, but no panic of
+// the handler if the step has AfterSending or AfterReceiving.
 func NewServer(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) *Server {
 	t.Helper()
 	return Serve(t, func(own ...grpc.ServerOption) *grpc.Server {

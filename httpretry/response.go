@@ -12,8 +12,8 @@ import (
 
 const (
 	// MaxDrained is how much is read of the body of a response before the wait for a retry, in bytes,
-	// so that its connection can be used again. If there is more, the connection is closed. The body is read on another
-	// goroutine, where a panic of a body of the program's own ends the program.
+	// so that its connection can be used again. If there is more, the connection is closed. This runs on
+	// a goroutine of its own: if the body is one of the program's own and panics, the program ends.
 	MaxDrained = 64 << 10
 	// MaxDrainTime is how long that reading may take. It counts towards the wait before the retry, which lasts at least until then.
 	MaxDrainTime = 100 * time.Millisecond

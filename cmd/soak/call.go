@@ -299,8 +299,8 @@ func (c *call) collect() error {
 	return nil
 }
 
-// errFalseEnd stands for the success of a stream that no server has ended, because every server's end has a trailer. gRPC reports that
-// now and then, see internal/judges, and a call that passes through is all gRPC's own.
+// errFalseEnd stands for the success of a stream without a trailer. No server has sent that, because each sends one at the end. gRPC
+// reports it now and then, see internal/judges, and a call that passes through is all gRPC's own.
 var errFalseEnd = status.Error(codes.Unavailable, "a false end of gRPC's")
 
 // passed reports whether the call passes straight through to gRPC, which then has no events.
