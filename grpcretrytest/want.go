@@ -212,15 +212,15 @@ func diff(got, want timeline) string {
 		var r row
 		switch paired := len(got) > 0 && len(want) > 0; {
 		case paired && common[len(got)][len(want)] == common[len(got)-1][len(want)-1]+1 && want[0].allows(got[0]):
-			r = row{got[0].String(), want[0].String(), true}
+			r = row{got[0].String(), want[0].asked(), true}
 			got, want = got[1:], want[1:]
 		case paired && common[len(got)-1][len(want)-1] == common[len(got)][len(want)]:
-			r = row{got: got[0].told(), want: want[0].String()}
+			r = row{got: got[0].told(), want: want[0].asked()}
 			got, want = got[1:], want[1:]
 		case len(want) == 0 || len(got) > 0 && common[len(got)-1][len(want)] == common[len(got)][len(want)]:
 			r.got, got = got[0].told(), got[1:]
 		default:
-			r.want, want = want[0].String(), want[1:]
+			r.want, want = want[0].asked(), want[1:]
 		}
 		differ = differ || !r.same
 		rows = append(rows, r)
@@ -241,6 +241,14 @@ func diff(got, want timeline) string {
 		b.WriteString(strings.TrimRight(fmt.Sprintf("%s %-*s   %s", mark, width, r.got, r.want), " ") + "\n")
 	}
 	return b.String()
+}
+
+// asked returns a wanted entry, also with a duration that String leaves out.
+func (e entry) asked() string {
+	if e.span == exactly(0) && (e.kind == anAttempt || e.kind == aHedge) {
+		return e.String() + " after 0s"
+	}
+	return e.String()
 }
 
 // told returns an entry that differs, with what cannot be seen otherwise.

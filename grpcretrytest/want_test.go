@@ -108,6 +108,13 @@ func TestWantReports(t *testing.T) {
 			  0s attempt 1 UNAVAILABLE after 1s   attempt 1 UNAVAILABLE after 0s..1s
 			! wait 75ms backoff                   wait 76ms..100ms
 			  1.075s attempt 2 OK                 1s..2s attempt 2 OK`},
+		{"an attempt that took no time", []Step{unavailable.After(time.Second)}, 1,
+			[]string{"attempt 1 UNAVAILABLE after 0s; wait; attempt 2 OK after 0s"}, `
+			/grpcretry.test.v1.EchoService/Echo:
+			  got                                 want
+			! 0s attempt 1 UNAVAILABLE after 1s   attempt 1 UNAVAILABLE after 0s
+			  wait 75ms backoff                   wait
+			  1.075s attempt 2 OK                 attempt 2 OK after 0s`},
 		{"the second of two calls", []Step{OK()}, 2, []string{"attempt 1 OK", "attempt 1 ABORTED"}, `
 			call 2, /grpcretry.test.v1.EchoService/Echo:
 			  got               want
