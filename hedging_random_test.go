@@ -743,7 +743,8 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 		return reason
 	}
 	if next.source == WaitBackoff && m.patience > 0 && m.target.inTrouble(m.now) {
-		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)))
+		before := min(min(m.now, m.trouble)-m.target.since, m.patienceEnds()-m.now)
+		next.wait = max(next.wait, m.inTime(max(part(m.now-m.target.since, m.u), part(before, (1+m.u)/2))))
 	}
 	switch {
 	case (!a.timedOut && m.patience == 0 || a.timedOut && m.deadline == 0) && m.payer().left == 0:

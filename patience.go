@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"math"
 	"time"
 )
@@ -94,12 +95,15 @@ func (p *plan) giveUp(now instant) {
 }
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
-// times as long as that. So those who wait return over about the time that the trouble took.
+// times as long as that. So those who wait return over about the time that the trouble took. A call that has come into a
+// trouble waits for at least half of what that had lasted by then, or of the patience that is left: an earlier retry costs a
+// token, and saves little.
 func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {
 	if !w.isPatient() || known.since == 0 {
 		return backoff
 	}
-	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u))
+	before := min(cmp.Or(w.firstFailure, now).Sub(known.since), w.patienceEnds(known, now).Sub(now))
+	return max(backoff, l.inTime(max(part(now.Sub(known.since), u), part(before, (1+u)/2)), now, u))
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:

@@ -554,6 +554,36 @@ func TestACutAttemptIsAFailureOfTheTarget(t *testing.T) {
 	})
 }
 
+// A call that has come into a trouble waits for at least half of what that had lasted by then.
+func TestACallWaitsForHalfOfTheTroubleThatItComesInto(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		u      float64
+		begins time.Duration
+		answer answer // to b's first attempt
+		again  string // when b is sent again; never if this is empty
+	}{
+		{"half", 0, 4 * second, unavailable(), "6s"},
+		{"three quarters", 0.5, 4 * second, unavailable(), "7s"},
+		{"half of the patience that is left", 0, 8 * second, unavailable(), "9s"},
+		{"u times all that it has lasted", 0.5, 8 * second, unavailable(), ""}, // and is 12 s then
+		{"until an attempt is overdue", 0, 2 * second, hang(), "6s"},           // at 4 s
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server := serve(t, script(unavailable().pushback("-1"), tt.answer, ok()))
+				client := server.fixed(t, tt.u, WithBackoff(Constant(second/2)), WithAttemptTimeout(2*second))
+				makeCalls(t, client, &timedCall{message: "a"}, &timedCall{message: "b", at: tt.begins})
+				want := []string{"a at 0s", fmt.Sprint("b at ", tt.begins)}
+				if tt.again != "" {
+					want = append(want, "b at "+tt.again)
+				}
+				wantServed(t, server, want...)
+			})
+		})
+	}
+}
+
 // A backoffOfTest waits a second, and remembers the previous waits that it was told of.
 type backoffOfTest struct{ told *[]time.Duration }
 
@@ -571,7 +601,7 @@ func TestTheBackoffIsToldOfItsOwnWaits(t *testing.T) {
 		a := &timedCall{message: "a", opts: []CallOption{WithMaxAttempts(2), WithBackoff(Constant(second))}}
 		b := &timedCall{message: "b", at: 20 * second, opts: []CallOption{WithBackoff(backoffOfTest{&told})}}
 		makeCalls(t, client, a, b)
-		wantServed(t, server, "a at 0s", "a at 1s", "b at 20s", "b at 30s", "b at 45s") // half of the trouble's 20 and 30 s
+		wantServed(t, server, "a at 0s", "a at 1s", "b at 20s", "b at 35s", "b at 52.5s") // 3/4 of the trouble's 20 s, 1/2 of 35 s
 		if want := []time.Duration{0, second}; !slices.Equal(told, want) {
 			t.Errorf("the backoff was told of previous waits %v, want %v", told, want)
 		}

@@ -314,10 +314,10 @@ func TestLayersOfRetries(t *testing.T) {
 						opts = nil
 					}
 					for range 2 {
-						client := next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(time.Hour))
+						client := next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(0))
 						next = serveHandler(t, func(ctx context.Context) error { _, err := send(ctx, client); return err }, opts...)
 					}
-					_, err := send(t.Context(), next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(time.Hour)))
+					_, err := send(t.Context(), next.client(t, steady, WithMaxAttempts(3), WithBudget(Unlimited), WithPatience(0)))
 					if status.Code(err) != codes.Unavailable || made != tt.want {
 						t.Errorf("%d attempts at the last service, and %v, want %d", made, err, tt.want)
 					}

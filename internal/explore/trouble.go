@@ -270,11 +270,6 @@ func (j *judgement) tooLate(at time.Duration) error {
 	}
 }
 
-// share returns u times a length, or of the time left at now if it would last too long.
-func (w *waiting) share(length, now time.Duration) time.Duration {
-	return w.inTime(time.Duration(w.random()*float64(length)), now)
-}
-
 // inTime returns a wait, or u times the time left at now if it would last too long.
 func (w *waiting) inTime(wait, now time.Duration) time.Duration {
 	if w.tooLate(now+wait) != nil {
@@ -313,7 +308,9 @@ func (w *waiting) explore() {
 			continue
 		}
 		if !w.pushed && w.isPatient() && known.since != never {
-			wait = max(wait, w.share(w.from-known.since, w.from))
+			before := min(min(w.trouble, w.from)-known.since, w.ends(known, w.from)-w.from)
+			length := max(w.random()*float64(w.from-known.since), (1+w.random())/2*float64(before))
+			wait = max(wait, w.inTime(time.Duration(length), w.from))
 		}
 		if !w.pushed && w.isPatient() && w.from+wait > w.ends(known, w.from) {
 			w.end(w.from, 0, grpcretry.ErrTargetDown)
@@ -351,7 +348,7 @@ func (w *waiting) after(p part, known standing) (next part, ok bool) {
 	if known.since != never {
 		length = max(length, p.at-known.since)
 	}
-	wait := max(w.share(length, p.at), shortestRepeat)
+	wait := max(w.inTime(time.Duration(w.random()*float64(length)), p.at), shortestRepeat)
 	switch reason := w.tooLate(p.at + wait); {
 	case reason != nil:
 		w.end(p.at, p.repeats, reason)

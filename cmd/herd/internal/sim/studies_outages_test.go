@@ -19,14 +19,14 @@ func TestBrownoutsLesson(t *testing.T) {
 		{200 * ms, "1x1", 0.9, 3},
 		{sec, "1x1", 0.9, 3},
 		{sec, "1x1000", 0.9, 3},
-		{2 * sec, "1x10", 0.8, 3}, // on average; of 1x1 75% are saved, with waits from 200 ms on 87%
-		{2 * sec, "1x1000", 0.8, 3},
-		// The goal is 1.3 here as well. With waits from 200 ms on it is reached.
-		{200 * ms, "10x10", 0.95, 1.6},
-		{600 * ms, "10x10", 0.95, 1.6},
-		{sec, "10x1", 0.95, 1.6},
-		{sec, "10x1000", 0.95, 1.6},
-		{2 * sec, "10x100", 0.95, 1.6},
+		{2 * sec, "1x1", 0.8, 3},
+		{2 * sec, "1x1000", 0.95, 3},
+		{5 * sec, "1x1000", 0.6, 3},
+		{200 * ms, "10x10", 0.95, 1.6}, // the goal is 1.3 here as well, which waits from 200 ms on reach
+		{600 * ms, "10x10", 0.95, 1.5},
+		{sec, "10x10", 0.95, 1.3},
+		{sec, "10x1000", 0.95, 1.3},
+		{2 * sec, "10x100", 0.95, 1.3},
 		{200 * ms, "100x1", 0.95, 1.3},
 		{sec, "100x1", 0.95, 1.3},
 		{2 * sec, "100x10", 0.95, 1.3},
