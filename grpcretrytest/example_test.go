@@ -95,7 +95,7 @@ func Example_budget() {
 	//   7.727344s stop target_down
 	// /grpcretry.test.v1.EchoService/Echo
 	//   0s attempt 1 UNAVAILABLE
-	//   0s stop target_down instead of wait 6.976758s backoff
+	//   0s stop target_down instead of wait 4.651172s backoff
 }
 
 // A stream is retried until the application has received something.

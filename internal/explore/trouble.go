@@ -309,7 +309,7 @@ func (w *waiting) explore() {
 		}
 		if !w.pushed && w.isPatient() && known.since != never {
 			before := min(min(w.trouble, w.from)-known.since, w.ends(known, w.from)-w.from)
-			length := max(w.random()*float64(w.from-known.since), (1+w.random())/2*float64(before))
+			length := max(w.random()*float64(w.from-known.since), min((1+w.random())/2, 1-0x1p-53)*float64(before))
 			wait = max(wait, w.inTime(time.Duration(length), w.from))
 		}
 		if !w.pushed && w.isPatient() && w.from+wait > w.ends(known, w.from) {
