@@ -173,6 +173,29 @@ func TestARetryThatMeetsAnotherFailure(t *testing.T) {
 	}
 }
 
+// No server is at work for an attempt that one has refused, be it the first or a later one.
+func TestARefusedStreamIsNoAttemptWithoutAResponse(t *testing.T) {
+	everyKind(t, func(t *testing.T, kind callKind) {
+		if kind.desc == nil {
+			return // an interceptor does not learn of it
+		}
+		var seen []mark
+		server := &frameServer{script: []frameStep{reset(refusedStream)}}
+		cc := server.dial(t, append(DialOptions(), grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc,
+			cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			sent, _ := metadata.FromOutgoingContext(ctx)
+			seen = append(seen, first(sent[callerRetriesKey]))
+			return streamer(ctx, desc, cc, method, opts...)
+		}))...)
+		if err := kind.call(t.Context(), cc, anyMethod); status.Code(err) != codes.Unavailable {
+			t.Errorf("the call returned %v, want UNAVAILABLE", err)
+		}
+		if want := []mark{"", "0", "0", "0", "0"}; !slices.Equal(seen, want) {
+			t.Errorf("marks %q, want %q", seen, want)
+		}
+	})
+}
+
 // An attempt that the server has refused has multiplied nothing.
 func TestWorkForARetryRepeatsARefusedStream(t *testing.T) {
 	everyKind(t, func(t *testing.T, kind callKind) {
@@ -180,7 +203,7 @@ func TestWorkForARetryRepeatsARefusedStream(t *testing.T) {
 			return // gRPC sends it again by itself
 		}
 		server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
-		cc := server.conn(t, WithBackoff(Constant(0)))
+		cc := server.conn(t)
 		service := serveHandler(t, func(ctx context.Context) error { return kind.call(ctx, cc, anyMethod) }, serverOptions()...)
 		retried := metadata.AppendToOutgoingContext(t.Context(), previousAttemptsKey, "1")
 		_ = echo(retried, echov1.NewEchoServiceClient(service.conn(t)))

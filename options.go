@@ -271,8 +271,9 @@ func WithBufferLimit(bytes int) CallOption {
 }
 
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
-// failing: d counts from the target's first retryable failure after its last answered call, and from
-// the call's own first failure. Calls to a target learn from one another:
+// failing: d counts from the target's first retryable failure after its last call that was answered in time, and from
+// the call's own first failure. If for d no attempt fails and no call gives up, the next failure counts as the
+// first. Calls to a target learn from one another:
 //
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing
 //     has lasted, with u uniform in [0, 1), so that those who wait do not all return at once. It is also
@@ -321,11 +322,11 @@ func WithPatience(d time.Duration) CallOption {
 //
 // An attempt certainly ran nowhere if gRPC has reported its end and has opened no stream for it:
 // there was no connection, or gRPC found no room on one, or the credentials or the load balancer
-// refused it. As soon as a stream is open, the method may have run, even if the connection
-// breaks a moment later. The retries that gRPC makes by itself below are as safe: it makes
-// them only if it has sent nothing, or if the server has reported that it processed nothing. The
-// retries by the retryPolicy of a service config are not as safe, so such a method is not left to
-// gRPC, but dial with [Retrier.DialOptions] to be certain: without it, gRPC still retries by the
+// refused it; or if the server has refused the stream, which for a unary call only gRPC can tell. As soon
+// as any other stream is open, the method may have run, even if the connection breaks a moment later.
+// The retries that gRPC makes by itself below are as safe: it makes them only if it has sent nothing, or
+// if the server has reported that it processed nothing. The retries by the retryPolicy of a service
+// config are not as safe, so such a method is not left to gRPC, but dial with [Retrier.DialOptions] to be certain: without it, gRPC still retries by the
 // policies of xDS routes, by a policy that arrives while interceptors below run, if a server ends
 // a unary call before the request is sent, and if an interceptor below replaces the Context of a
 // stream that receives before it sends.

@@ -584,6 +584,18 @@ func TestACallWaitsForHalfOfTheTroubleThatItComesInto(t *testing.T) {
 	}
 }
 
+// While calls wait and give up, a trouble lasts, although nothing is sent. After a patience without news it is over.
+func TestACallThatGivesUpIsNewsOfItsTarget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(unavailable()))
+		client := server.fixed(t, 0.5, WithBackoff(Constant(second)), WithMaxAttempts(2))
+		a := &timedCall{message: "a", opts: []CallOption{WithBudget(&aBudget{refuse: true})}} // it gives up after 7.6 s
+		b, c := &timedCall{message: "b", at: 17 * second}, &timedCall{message: "c", at: 28 * second}
+		makeCalls(t, client, a, b, c)
+		wantServed(t, server, "a at 0s", "b at 17s", "c at 28s", "c at 29s")
+	})
+}
+
 // A backoffOfTest waits a second, and remembers the previous waits that it was told of.
 type backoffOfTest struct{ told *[]time.Duration }
 

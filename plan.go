@@ -266,7 +266,7 @@ func (p *plan) undecide() {
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff; the attempt is
 //     not counted. If the target's patience is over, stop. A refused attempt is not counted either, and
-//     needs no connection
+//     the next follows at once, whatever rules 7 and 9 say
 //  7. MaxAttempts attempts were made, or one if a service further up retries: stop
 //  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
@@ -386,7 +386,7 @@ func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict 
 		return verdict{Reason: ErrAttemptsExhausted}
 	}
 	v, drawn := p.schedule(f, known, now, u)
-	if v.Reason == nil {
+	if v.Reason == nil && !f.Refused {
 		v.Reason = p.refuses(f, v, known, now)
 	}
 	if v.Reason == nil {
@@ -405,6 +405,7 @@ func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v ve
 		v.Wait, v.WaitSource = p.asked(hint, now, u), hint.Source
 	case p.pushed.until > now: // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
+	case f.Refused: // there is no wait, as in gRPC
 	default:
 		drawn = p.progress.wait(p.policy.backoff(f.found.code), u)
 		v.Wait, v.WaitSource = drawn, WaitBackoff

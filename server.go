@@ -269,7 +269,9 @@ func gaveUp(reason error, reached bool) bool {
 // responded. A response is known by its trailers: they are never empty, unless the server had sent
 // headers before. Then a lost connection looks the same, and counts. An attempt without a peer was not
 // sent; an interceptor below that drops the option for the peer drops the one for the header as well.
-func (a *attempt) gotNoResponse() bool { return a.hasPeer() && len(a.trailer) == 0 }
+func (a *attempt) gotNoResponse() bool {
+	return a.hasPeer() && len(a.trailer) == 0 && a.sighting.Load() != sawRefusal
+}
 
 // forbidsRetry reports whether a server's trailer says "do not retry".
 func forbidsRetry(trailer metadata.MD) bool {

@@ -224,7 +224,12 @@ func (s *frameServer) act(conn net.Conn, stream uint32) {
 
 func (s *frameServer) conn(t *testing.T, opts ...Option) *grpc.ClientConn {
 	t.Helper()
-	cc, err := grpc.NewClient("passthrough:///frames", append(DialOptions(opts...), redials,
+	return s.dial(t, DialOptions(opts...)...)
+}
+
+func (s *frameServer) dial(t *testing.T, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	cc, err := grpc.NewClient("passthrough:///frames", append(opts, redials,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			ours, theirs := net.Pipe()
@@ -271,6 +276,7 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 		"an empty budget":       {WithBudget(stingy{})},
 		"no patience, no token": {WithPatience(0), WithBudget(stingy{})},
 		"two attempts":          {WithMaxAttempts(2)},
+		"no time":               {WithMaxElapsed(second)},
 		"hedged":                {WithMethod("/s/", WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(time.Hour)}}))},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -278,19 +284,39 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 				if kind.desc == nil {
 					return // gRPC sends it again by itself
 				}
-				server := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}
-				err := kind.call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(0)))...), anyMethod)
-				if status.Code(err) != codes.Canceled || server.seen() != 2 {
-					t.Errorf("the server saw %d streams, and the call returned %v; want 2, and the end of the second", server.seen(), err)
+				server, start := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}, time.Now()
+				err := kind.call(t.Context(), server.conn(t, append(opts, WithBackoff(Constant(2*second)))...), anyMethod)
+				if took := time.Since(start); status.Code(err) != codes.Canceled || server.seen() != 2 || took != 0 {
+					t.Errorf("the server saw %d streams, and the call returned %v after %v; want 2, and the end of the second at once",
+						server.seen(), err, took)
 				}
 			})
 		})
 	}
 }
 
+// Nor is it a matter of patience, although the refusal is a failure of the target.
+func TestARefusedStreamIsRepeatedWithoutPatience(t *testing.T) {
+	everyKind(t, func(t *testing.T, kind callKind) {
+		if kind.desc == nil {
+			return // gRPC sends it again by itself
+		}
+		calm := reset(enhanceYourCalm)
+		server := &frameServer{script: []frameStep{calm, calm, reset(refusedStream), reset(cancelStream)}}
+		cc := server.conn(t, WithBackoff(Constant(second)), WithPatience(3*second), WithMaxAttempts(2))
+		if err := kind.call(t.Context(), cc, anyMethod); !errors.Is(err, ErrAttemptsExhausted) {
+			t.Errorf("the first call returned %v, want %v", err, ErrAttemptsExhausted)
+		}
+		time.Sleep(2*second + second/2) // the target has been failing for longer than the patience, and not been forgotten
+		if err := kind.call(t.Context(), cc, anyMethod); status.Code(err) != codes.Canceled || server.seen() != 4 {
+			t.Errorf("the server saw %d streams, and the second call returned %v; want 4, and the end of the last", server.seen(), err)
+		}
+	})
+}
+
 // A server may refuse to process a request. gRPC itself repeats a unary call, once; whether the second was refused as
-// well is not known to an interceptor. Streams are repeated by the library, after its backoff, which knows: the first
-// refused attempt does not count, and a method may run after any of them.
+// well is not known to an interceptor. Streams are repeated by the library, which knows: if the first attempt is refused, it does not
+// count, and the next is sent at once. A method may run after any of them.
 func TestARefusedRequestIsRepeated(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
