@@ -225,7 +225,7 @@ func (f *fixture) connTo(t *testing.T, target string, opts ...grpc.DialOption) *
 }
 
 // client dials the server with the interceptors of a Retrier of opts. Without a WithRandom among
-// them, the random numbers are 0, so that a target that is failing makes no wait longer.
+// them, the random numbers are 0, so that a call's own trouble makes no wait longer.
 func (f *fixture) client(t *testing.T, opts ...Option) echov1.EchoServiceClient {
 	t.Helper()
 	return echov1.NewEchoServiceClient(f.conn(t, DialOptions(append([]Option{unmoved}, opts...)...)...))

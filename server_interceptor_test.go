@@ -25,8 +25,13 @@ import (
 // serveHandler starts a server whose unary and stream handlers call handle.
 func serveHandler(t *testing.T, handle func(context.Context) error, opts ...grpc.ServerOption) *fixture {
 	t.Helper()
+	return serveService(t, &handler{handle: handle}, opts...)
+}
+
+func serveService(t *testing.T, service echov1.EchoServiceServer, opts ...grpc.ServerOption) *fixture {
+	t.Helper()
 	f := &fixture{listener: bufconn.Listen(1 << 20), server: grpc.NewServer(opts...)}
-	echov1.RegisterEchoServiceServer(f.server, &handler{handle: handle})
+	echov1.RegisterEchoServiceServer(f.server, service)
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

@@ -18,6 +18,23 @@ import (
 
 // The tests here are of the end of a stream: what may be asked then, and that it comes.
 
+// A stream that could not be opened is not open.
+func TestAStreamThatCannotBeOpenedIsNotCounted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, err := New(WithPatience(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		refuses := belowStream(func(context.Context, streamOpener) (grpc.ClientStream, error) {
+			return nil, status.Error(codes.PermissionDenied, "not you")
+		})
+		_, err = serveScripts(t, "hang").conn(t, append(r.DialOptions(), refuses)...).NewStream(t.Context(), bidiStream, anyMethod)
+		if open := r.usage.streams.Load(); status.Code(err) != codes.PermissionDenied || open != 0 {
+			t.Errorf("NewStream = %v, and %d streams are open; want the interceptor's error, and none", err, open)
+		}
+	})
+}
+
 // A concurrency budget limits what is sent instead of a failed attempt. A stream that goes on is
 // no longer that.
 func TestACommittedStreamGivesItsPlaceInAConcurrencyBudgetBack(t *testing.T) {

@@ -133,6 +133,41 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+func TestAStreamWithAnInvalidOptionIsNotOpened(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "hang")
+		_, err := server.openStream(t, bidiStream, nil, WithMaxAttempts(-1))
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "WithMaxAttempts") {
+			t.Errorf("NewStream = %v, want INTERNAL that names the option", err)
+		}
+		synctest.Wait()
+		wantTimes(t, server)
+	})
+}
+
+// An observer is told what a stream that has succeeded left, too.
+func TestAStreamsSuccessIsReportedWhole(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+			stream.SetTrailer(metadata.Pairs("k", "trailer"))
+			return playServer(t, n, "recv a; header; send 1", stream)
+		})
+		var end Attempt
+		app, err := server.openStream(t, serverStream, []Option{WithObserver(func(_ context.Context, e Event) {
+			if e.Kind == AttemptEnd {
+				end = e.Attempt
+			}
+		})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		app.play(t, "send a; close; recv 1; recv EOF")
+		if first(end.Header["attempt"]) != "1" || first(end.Trailer["k"]) != "trailer" || end.Peer == nil {
+			t.Errorf("header %v, trailer %v, peer %v; want all three", end.Header, end.Trailer, end.Peer)
+		}
+	})
+}
+
 func TestStreamEvents(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		scripts := []string{"recv a; fail UNAVAILABLE", "recv a; send 1; fail UNAVAILABLE"}
@@ -421,8 +456,42 @@ func TestHeaderOfAHedgedStreamWaitsForTheWinner(t *testing.T) {
 	}
 }
 
-// A goroutine that receives is in a backoff from 0 s to 1 s. What becomes of the call is open: it
-// ends with the failure, or goes on with the next attempt.
+// Without a goroutine that receives, Header receives the first message itself, which RecvMsg returns later.
+func TestHeaderOfAHedgedStreamReceivesAhead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveService(t, &expander{expand: func(stream grpc.ServerStream) error {
+			previous := PreviousAttempts(stream.Context())
+			return playServer(t, previous+1, []string{"hang", "header; send 2"}[previous], stream)
+		}})
+		stream, err := server.client(t, WithMethod("/grpcretry.test.v1.EchoService/Expand",
+			WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited}))).Expand(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if md, err := stream.Header(); first(md["attempt"]) != "2" || err != nil || time.Since(start) != second {
+			t.Errorf("Header = %v, %v after %v, want the hedge's after 1s", md, err, time.Since(start))
+		}
+		if m, err := stream.Recv(); m.GetMessage() != "2" || err != nil {
+			t.Errorf("Recv = %v, %v, want the message that Header has received", m, err)
+		}
+		if m, err := stream.Recv(); err != io.EOF {
+			t.Errorf("Recv = %v, %v, want io.EOF", m, err)
+		}
+	})
+}
+
+// An expander is a service with a method whose type of responses the client knows.
+type expander struct {
+	echov1.UnimplementedEchoServiceServer
+	expand func(grpc.ServerStream) error
+}
+
+func (e *expander) Expand(_ *echov1.EchoRequest, stream grpc.ServerStreamingServer[echov1.EchoResponse]) error {
+	return e.expand(stream)
+}
+
+// A goroutine that receives is in a backoff from 0 s to 1 s. The application is bound to the attempt that follows.
 func TestContextAndTrailerDoNotWaitForABackoff(t *testing.T) {
 	for name, use := range map[string]func(grpc.ClientStream) any{
 		"Context": func(s grpc.ClientStream) any { return s.Context().Err() },
@@ -430,7 +499,7 @@ func TestContextAndTrailerDoNotWaitForABackoff(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				server, reported := serveScripts(t, "recv a; fail UNAVAILABLE", "recv a; send 1"), &record{}
+				server, reported := serveScripts(t, "recv a; fail UNAVAILABLE", "recv a; fail UNAVAILABLE", "recv a; send 1"), &record{}
 				app := openOn(t, server.conn(t, DialOptions(append(reported.options(), steady)...)...), bidiStream, reported.onFinish())
 				app.play(t, "send a")
 				var received error
@@ -446,10 +515,9 @@ func TestContextAndTrailerDoNotWaitForABackoff(t *testing.T) {
 					t.Errorf("%s returned at %v, want immediately, at 500ms", name, got)
 				}
 				group.Wait()
-				if received == io.EOF {
-					received = nil
-				} else if code := status.Code(received); code != codes.Unavailable {
-					t.Errorf("RecvMsg = %v, want io.EOF or UNAVAILABLE", received)
+				var e *Error
+				if n := len(server.attempts()); status.Code(received) != codes.Unavailable || errors.As(received, &e) || n != 2 {
+					t.Errorf("RecvMsg = %v after %d attempts, want the failure of the second, to which the application is bound", received, n)
 				}
 				reported.want(t, received)
 			})
@@ -507,6 +575,45 @@ func TestADryRunLeavesAnEmptyEndAlone(t *testing.T) {
 		openOn(t, cc, serverStream).play(t, "send a; close; recv EOF; cancel")
 	})
 }
+
+// No server ends a stream like that, so another attempt follows. One that has headers is a server's, and good if there may be no message.
+func TestAnEndThatNoServerHasSentIsAFailure(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		desc   *grpc.StreamDesc
+		first  func(grpc.ClientStream) grpc.ClientStream
+		end    string
+		served int
+	}{
+		{"neither headers nor a trailer", serverStream, func(s grpc.ClientStream) grpc.ClientStream { return nothing{s} }, "recv 1; recv EOF", 2},
+		{"the same, without many responses", clientStream, func(s grpc.ClientStream) grpc.ClientStream { return nothing{s} }, "recv 1", 2},
+		{"headers", serverStream, func(s grpc.ClientStream) grpc.ClientStream { return headersOnly{nothing{s}} }, "recv EOF", 1},
+		{"headers, and the one response is missing", clientStream, func(s grpc.ClientStream) grpc.ClientStream { return headersOnly{nothing{s}} },
+			"recv INTERNAL", 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				server, opened := serveScripts(t, "hang", "recv a; send 1"), 0
+				cc := server.conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
+					if opened++; opened == 1 {
+						return tt.first(s)
+					}
+					return s
+				}))...)
+				openOn(t, cc, tt.desc).play(t, "send a; close; "+tt.end+"; cancel")
+				synctest.Wait()
+				if n := len(server.attempts()); n != tt.served {
+					t.Errorf("the server saw %d attempts, want %d", n, tt.served)
+				}
+			})
+		})
+	}
+}
+
+// headersOnly is a stream that has headers.
+type headersOnly struct{ grpc.ClientStream }
+
+func (headersOnly) Header() (metadata.MD, error) { return metadata.MD{}, nil }
 
 // nothing is a stream that an interceptor answers by itself.
 type nothing struct{ grpc.ClientStream }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -289,6 +290,27 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 				if took := time.Since(start); status.Code(err) != codes.Canceled || server.seen() != 2 || took != 0 {
 					t.Errorf("the server saw %d streams, and the call returned %v after %v; want 2, and the end of the second at once",
 						server.seen(), err, took)
+				}
+			})
+		})
+	}
+}
+
+// A server cannot pretend to have refused a stream: what it says comes with headers or a trailer.
+func TestAServersWordsAreNoRefusal(t *testing.T) {
+	for name, prepare := range map[string]func(grpc.ServerStream){
+		"at once":       func(grpc.ServerStream) {},
+		"after headers": func(s grpc.ServerStream) { s.SendHeader(metadata.Pairs("k", "v")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyKind(t, func(t *testing.T, kind callKind) {
+				server := serveStreams(t, func(_ int, stream grpc.ServerStream) error {
+					prepare(stream)
+					return status.Error(codes.Unavailable, "stream terminated by RST_STREAM with error code: REFUSED_STREAM")
+				})
+				err := kind.call(t.Context(), server.conn(t, DialOptions(steady, unsentOnly)...), anyMethod)
+				if n := len(server.attempts()); !errors.Is(err, ErrMayHaveRun) || n != 1 {
+					t.Errorf("%d attempts, and %v; want one, and %v", n, err, ErrMayHaveRun)
 				}
 			})
 		})
