@@ -326,9 +326,9 @@ func WithPatience(d time.Duration) CallOption {
 // as any other stream is open, the method may have run, even if the connection breaks a moment later.
 // The retries that gRPC makes by itself below are as safe: it makes them only if it has sent nothing, or
 // if the server has reported that it processed nothing. The retries by the retryPolicy of a service
-// config are not as safe, so such a method is not left to gRPC, but dial with [Retrier.DialOptions] to be certain: without it, gRPC still retries by the
-// policies of xDS routes, by a policy that arrives while interceptors below run, if a server ends
-// a unary call before the request is sent, and if an interceptor below replaces the Context of a
+// config are not as safe, so such a method is not left to gRPC, but dial with [Retrier.DialOptions] to be
+// certain: without it, gRPC still retries by the policies of xDS routes, by a policy that arrives while
+// interceptors below run, if a server ends a unary call before the request is sent, and if an interceptor below replaces the Context of a
 // stream that receives before it sends.
 //
 // Interceptors chained below must pass all call options on. An attempt whose options they drop
