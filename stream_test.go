@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -302,6 +303,55 @@ func TestNothingOfAFailedAttemptIsMergedIntoTheResponse(t *testing.T) {
 				got, want := note{Own: "the application's"}, note{Text: "2"}
 				if err := app.stream.RecvMsg(&got); err != nil || got != want {
 					t.Errorf("RecvMsg = %+v, %v, want %+v", got, err, want)
+				}
+			})
+		})
+	}
+}
+
+// A sized is a message whose encoded size is known.
+type sized struct{ Text string }
+
+func (*sized) Size() int { return 100 }
+
+// A message whose size is unknown commits its stream, and so does one that does not fit. Only an object that is sent twice is logged.
+func TestWhichMessagesAreKept(t *testing.T) {
+	object := &sized{"a"}
+	for _, tt := range []struct {
+		name     string
+		sent     []any
+		attempts int
+		logged   []string
+	}{
+		{"known sizes", []any{&sized{"a"}, &sized{"b"}}, 2, nil},
+		{"an unknown size", []any{&sized{"a"}, map[string]string{"Text": "b"}}, 1, nil},
+		{"more than the buffer holds", []any{&sized{"a"}, &sized{"b"}, &sized{"c"}}, 1, nil},
+		{"one object twice", []any{object, object}, 1, []string{"WARN…the same object was sent twice…method=/streams/Chat"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				attempts, logs := 0, &logRecorder{}
+				server := serve(t, nil, grpc.ForceServerCodec(mergingCodec{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+					attempts++
+					for range tt.sent {
+						if err := stream.RecvMsg(&sized{}); err != nil {
+							t.Errorf("the server received %v", err)
+						}
+					}
+					return status.Error(codes.Unavailable, "failed")
+				}))
+				cc := server.conn(t, DialOptions(steady, WithMaxAttempts(2), WithBufferLimit(250), WithLogger(slog.New(logs)))...)
+				stream := openOn(t, cc, bidiStream, grpc.ForceCodec(mergingCodec{})).stream
+				for _, m := range tt.sent {
+					if err := stream.SendMsg(m); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := stream.RecvMsg(&sized{}); status.Code(err) != codes.Unavailable || attempts != tt.attempts {
+					t.Errorf("RecvMsg = %v after %d attempts, want UNAVAILABLE after %d", err, attempts, tt.attempts)
+				}
+				if tt.attempts == 1 {
+					wantLines(t, logs, tt.logged...)
 				}
 			})
 		})
