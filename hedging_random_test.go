@@ -235,10 +235,6 @@ func (t *modelTarget) fail(now, patience time.Duration) {
 
 func (t *modelTarget) isFailing(now time.Duration) bool { return t.failing && now-t.latest <= t.lasts }
 
-func (t *modelTarget) inTrouble(now time.Duration) bool {
-	return t.failing && now-t.latest <= max(t.lasts, time.Minute)
-}
-
 func (t *modelTarget) answer() {
 	if t.failing {
 		t.failing = false
@@ -532,7 +528,7 @@ func (m *hedgeModel) retryIsDue() {
 
 func (m *hedgeModel) waitAgain() {
 	length := m.now - m.trouble
-	if m.target.inTrouble(m.now) {
+	if m.target.isFailing(m.now) {
 		length = max(length, m.now-m.target.since)
 	}
 	wait := max(m.inTime(part(length, m.u)), 20*time.Millisecond)
@@ -568,7 +564,7 @@ func (m *hedgeModel) giveWay() {
 
 func (m *hedgeModel) patienceEnds() time.Duration {
 	since := min(m.now, m.trouble)
-	if m.target.inTrouble(m.now) {
+	if m.target.isFailing(m.now) {
 		since = min(since, m.target.since)
 	}
 	return since + m.patience
@@ -742,9 +738,9 @@ func (m *hedgeModel) again(a hedgedAnswer) (reason error) {
 	if reason := m.tooLate(next.wait); reason != nil {
 		return reason
 	}
-	if next.source == WaitBackoff && m.patience > 0 && m.target.inTrouble(m.now) {
+	if next.source == WaitBackoff && m.patience > 0 && m.target.isFailing(m.now) {
 		before := min(min(m.now, m.trouble)-m.target.since, m.patienceEnds()-m.now)
-		next.wait = max(next.wait, m.inTime(max(part(m.now-m.target.since, m.u), part(before, (1+m.u)/2))))
+		next.wait = max(next.wait, m.inTime(part(m.now-m.target.since, m.u)), m.inTime(part(before, (1+m.u)/2)))
 	}
 	switch {
 	case (!a.timedOut && m.patience == 0 || a.timedOut && m.deadline == 0) && m.payer().left == 0:

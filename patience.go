@@ -103,7 +103,7 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 		return backoff
 	}
 	before := min(cmp.Or(w.firstFailure, now).Sub(known.since), w.patienceEnds(known, now).Sub(now))
-	return max(backoff, l.inTime(max(part(now.Sub(known.since), u), part(before, (1+u)/2)), now, u))
+	return max(backoff, l.inTime(part(now.Sub(known.since), u), now, u), l.inTime(part(before, (1+u)/2), now, u))
 }
 
 // retryDue decides whether a retry whose wait is over is sent. The first rule that matches decides:

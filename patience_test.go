@@ -568,6 +568,7 @@ func TestACallWaitsForHalfOfTheTroubleThatItComesInto(t *testing.T) {
 		{"half of the patience that is left", 0, 8 * second, unavailable(), "9s"},
 		{"u times all that it has lasted", 0.5, 8 * second, unavailable(), ""}, // and is 12 s then
 		{"until an attempt is overdue", 0, 2 * second, hang(), "6s"},           // at 4 s
+		{"a trouble that is over", 0, 11 * second, hang(), "13.5s"},            // after 10 s without news
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -582,6 +583,17 @@ func TestACallWaitsForHalfOfTheTroubleThatItComesInto(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Of the two shortest waits, only the one that would reach MaxElapsed is drawn from the time left.
+func TestAWaitThatDoesNotFitLeavesTheOtherAsItIs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable().pushback("-1"), unavailable(), ok()))
+		client := server.fixed(t, 0.125, WithBackoff(Constant(tenth)), WithPatience(time.Hour))
+		b := &timedCall{message: "b", at: 8 * second, opts: []CallOption{WithMaxElapsed(4 * second)}}
+		makeCalls(t, client, &timedCall{message: "a"}, b)
+		wantServed(t, server, "a at 0s", "b at 8s", "b at 9s") // an eighth of 8 s; 9/16 of them are too long
+	})
 }
 
 // While calls wait and give up, a trouble lasts, although nothing is sent. After a patience without news it is over.

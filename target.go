@@ -65,20 +65,19 @@ type trouble struct {
 	answers       int64
 }
 
-// trouble returns what is known now. Only a new failure tells that a trouble is over, and this is also asked before an
-// attempt has failed: then the trouble counts for as long as an unused target is remembered.
+// trouble returns what is known now.
 func (t *target) trouble(now instant) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known := trouble{latest: t.latest, answers: t.answers}
-	if t.failing.Load() && now.Sub(t.news) <= max(t.lasts, bytarget.SweepEvery) {
+	if t.isFailing(now) {
 		known.since = t.since
 	}
 	return known
 }
 
 // isFailing needs mu. It reports whether the target is failing, and has been heard of within the patience: the next failure belongs to
-// that trouble, and it is shown.
+// that trouble, which counts for an attempt that is overdue, and is shown.
 func (t *target) isFailing(now instant) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
 
 // fail records a retryable failure, and returns what is known now.
