@@ -278,7 +278,7 @@ func WithBufferLimit(bytes int) CallOption {
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing
 //     has lasted, with u uniform in [0, 1), so that those who wait do not all return at once. It is also
 //     at least (1+u)/2 times as long as the failing had lasted when the call's first attempt failed, or
-//     as what is left of d if that is less. Both are u times the time left if they would reach
+//     as what is left of d if that is less. Either is u times the time left if it would reach
 //     the deadline or [WithMaxElapsed].
 //   - A retry that can learn nothing is not sent: if nothing was answered during its wait, but
 //     another attempt was made and failed, the call waits again, for u times the length of the
@@ -328,8 +328,8 @@ func WithPatience(d time.Duration) CallOption {
 // if the server has reported that it processed nothing. The retries by the retryPolicy of a service
 // config are not as safe, so such a method is not left to gRPC, but dial with [Retrier.DialOptions] to be
 // certain: without it, gRPC still retries by the policies of xDS routes, by a policy that arrives while
-// interceptors below run, if a server ends a unary call before the request is sent, and if an interceptor below replaces the Context of a
-// stream that receives before it sends.
+// interceptors below run, if a server ends a unary call before the request is sent, and if an interceptor
+// below replaces the Context of a stream that receives before it sends.
 //
 // Interceptors chained below must pass all call options on. An attempt whose options they drop
 // counts as one that may have run. The rule cannot see a second request that an interceptor

@@ -406,12 +406,12 @@ func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v ve
 	case p.pushed.until > now: // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
 	case f.Refused: // at once, as gRPC does it
-		v.WaitSource = WaitBackoff
+		return verdict{WaitSource: WaitBackoff, Reason: p.tooLate(now, 0)}, 0
 	default:
 		drawn = p.progress.wait(p.policy.backoff(f.found.code), u)
 		v.Wait, v.WaitSource = drawn, WaitBackoff
 	}
-	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff && !f.Refused {
+	if v.Reason = p.tooLate(now, v.Wait); v.Reason == nil && v.WaitSource == WaitBackoff {
 		v.Wait = p.spread(drawn, known, &p.limits, now, u)
 	}
 	return v, drawn

@@ -309,23 +309,18 @@ func TestNothingOfAFailedAttemptIsMergedIntoTheResponse(t *testing.T) {
 	}
 }
 
-// A sized is a message whose encoded size is known.
-type sized struct{ Text string }
-
-func (*sized) Size() int { return 100 }
-
 // A message whose size is unknown commits its stream, and so does one that does not fit. Only an object that is sent twice is logged.
 func TestWhichMessagesAreKept(t *testing.T) {
-	object := &sized{"a"}
+	object := &note{Text: "a"}
 	for _, tt := range []struct {
 		name     string
 		sent     []any
 		attempts int
 		logged   []string
 	}{
-		{"known sizes", []any{&sized{"a"}, &sized{"b"}}, 2, nil},
-		{"an unknown size", []any{&sized{"a"}, map[string]string{"Text": "b"}}, 1, nil},
-		{"more than the buffer holds", []any{&sized{"a"}, &sized{"b"}, &sized{"c"}}, 1, nil},
+		{"known sizes", []any{&note{Text: "a"}, &note{Text: "b"}}, 2, nil},
+		{"an unknown size", []any{&note{Text: "a"}, map[string]string{"Text": "b"}}, 1, nil},
+		{"more than the buffer holds", []any{&note{Text: "a"}, &note{Text: "b"}, &note{Text: "c"}}, 1, nil},
 		{"one object twice", []any{object, object}, 1, []string{"WARN…the same object was sent twice…method=/streams/Chat"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -334,7 +329,7 @@ func TestWhichMessagesAreKept(t *testing.T) {
 				server := serve(t, nil, grpc.ForceServerCodec(mergingCodec{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 					attempts++
 					for range tt.sent {
-						if err := stream.RecvMsg(&sized{}); err != nil {
+						if err := stream.RecvMsg(&note{}); err != nil {
 							t.Errorf("the server received %v", err)
 						}
 					}
@@ -347,7 +342,7 @@ func TestWhichMessagesAreKept(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if err := stream.RecvMsg(&sized{}); status.Code(err) != codes.Unavailable || attempts != tt.attempts {
+				if err := stream.RecvMsg(&note{}); status.Code(err) != codes.Unavailable || attempts != tt.attempts {
 					t.Errorf("RecvMsg = %v after %d attempts, want UNAVAILABLE after %d", err, attempts, tt.attempts)
 				}
 				if tt.attempts == 1 {

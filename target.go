@@ -76,8 +76,8 @@ func (t *target) trouble(now instant) trouble {
 	return known
 }
 
-// isFailing needs mu. It reports whether the target is failing, and has been heard of within the patience: the next failure belongs to
-// that trouble, which counts for an attempt that is overdue, and is shown.
+// isFailing needs mu. It reports whether the target is failing, and has been heard of within the patience. Otherwise the trouble is
+// over, and the next failure begins another one.
 func (t *target) isFailing(now instant) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
 
 // fail records a retryable failure, and returns what is known now.

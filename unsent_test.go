@@ -296,6 +296,17 @@ func TestARefusedStreamIsRepeatedByEveryPolicy(t *testing.T) {
 	}
 }
 
+// The refusal is a failure that is retried after no backoff, for everybody who watches.
+func TestARefusedStreamIsReportedAsRetried(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, events := &frameServer{script: []frameStep{reset(refusedStream), reset(cancelStream)}}, &eventRecorder{start: time.Now()}
+		_ = callKind{"", bidiStream}.call(t.Context(), server.conn(t, WithObserver(events.observe)), anyMethod)
+		if want := "0s decision #1 retry after 0s by backoff"; !slices.Contains(events.lines, want) {
+			t.Errorf("events are\n%s\nwant %q among them", strings.Join(events.lines, "\n"), want)
+		}
+	})
+}
+
 // A server cannot pretend to have refused a stream: what it says comes with headers or a trailer.
 func TestAServersWordsAreNoRefusal(t *testing.T) {
 	for name, prepare := range map[string]func(grpc.ServerStream){
