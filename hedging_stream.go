@@ -4,12 +4,13 @@ import "github.com/grpcretry/grpcretry/internal/replies"
 
 // This file hedges server streams. The request is known when RecvMsg, or Header, is first called. The attempt
 // that is open by then is the first; from then on others may run beside it, each up to its first
-// message. The winner is then committed, and the stream goes on like any other.
+// message. The winner is then committed, and the stream goes on like any other. A SendMsg that has failed
+// receives the first message in the same way, without others.
 
 // mayRace needs mu. It reports whether others may run beside an open attempt: the request is known.
 func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isComplete() }
 
-// race needs mu, and returns without. It receives a hedged stream's first message. It returns false if that has failed, and
+// race needs mu, and returns without. It receives a stream's first message. It returns false if that has failed, and
 // another attempt is open.
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
 	s.setPhase(phaseRacing)
@@ -19,12 +20,18 @@ func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
 }
 
 func (s *retryStream) raceFrom(first *streamAttempt, m any) (over bool, _ error) {
-	k := s.call.contest
-	k.replies = replies.TypeOf(m)
-	k.compete(s)
-	k.resume(first.attempt)
-	e := k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
-	k.compete(nil)
+	k, e := s.call.contest, ending{attempt: first.attempt}
+	if k == nil {
+		e.err = first.receiveFirst(m)
+	} else {
+		k.replies = replies.TypeOf(m)
+		if s.mayRace() {
+			k.compete(s)
+		}
+		k.resume(first.attempt)
+		e = k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
+		k.compete(nil)
+	}
 	if e.err != nil && !isEOF(e.err) {
 		return s.allLost(e, m)
 	}
@@ -46,12 +53,15 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 		s.ahead = nil
 	}
 	if s.ahead != nil {
-		at.hasMessage = false // for the application
+		at.hasMessage, at.received = false, false // for the application
 	}
 	s.commit(at)
 	s.mu.Unlock()
 	at.noteAnswer()
 	s.afterCommit(at)
+	if err == nil {
+		return nil // the application receives the rest, or all if it is ahead
+	}
 	return s.receivedCommitted(at, err)
 }
 

@@ -21,9 +21,11 @@ import (
 // objects would be replayed with their latest contents.
 //
 // SendMsg may return nil although the attempt has failed: the message will be sent again. As
-// in gRPC, it returns io.EOF when the stream has ended; if the server had sent headers, the
-// library cannot see the status before RecvMsg, so from then on the stream is committed.
-// SendMsg may wait while another goroutine is retrying and the buffer, or the replay memory, is full.
+// in gRPC, it returns io.EOF when the stream has ended. Why an attempt has failed whose server had sent
+// headers, gRPC tells only in RecvMsg. If no goroutine is there, SendMsg itself receives, as the type that the
+// linked proto names, like Header in a hedged stream, see [WithHedging]. If the type is not certain, the stream
+// is committed from then on. SendMsg may wait while another goroutine is retrying and the buffer, or the
+// replay memory, is full.
 //
 // Header waits for the headers of the attempt that succeeds. Context and Trailer never wait;
 // between two attempts Context returns the call's context. At the end, all three belong to the attempt whose

@@ -42,6 +42,9 @@ var (
 	serverStream = &grpc.StreamDesc{StreamName: "Expand", ServerStreams: true}
 	clientStream = &grpc.StreamDesc{StreamName: "Collect", ClientStreams: true}
 	bidiStream   = &grpc.StreamDesc{StreamName: "Chat", ClientStreams: true, ServerStreams: true}
+
+	// unlinkedStream is a bidiStream of a method that no proto declares; see also TestMain.
+	unlinkedStream = &grpc.StreamDesc{StreamName: "Unlinked", ClientStreams: true, ServerStreams: true}
 )
 
 // serveStreams starts a server whose attempt n runs play(n, …), for any method.

@@ -37,8 +37,9 @@ func (s *retryStream) Header() (metadata.MD, error) {
 	}
 }
 
-// receiveAhead needs mu, which it gives back in between. It receives a hedged stream's first message, which decides whose headers
-// the application gets. It returns false if the message's type is not certain.
+// receiveAhead needs mu, which it gives back in between. It receives the first message before the application does: that of a hedged
+// stream decides whose headers the application gets, and a failure in its place is why SendMsg has failed. It returns false if the
+// message's type is not certain.
 func (s *retryStream) receiveAhead() bool {
 	if s.ahead = protos.NewReply(s.call.method, s.call.options.list); s.ahead == nil {
 		return false
@@ -111,7 +112,7 @@ func (s *retryStream) receive(m any) error {
 			if err != nil {
 				at.abandon(err)
 			}
-			return err
+			return s.receivedCommitted(at, err)
 		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut():
 			s.mu.Unlock()
 			return at.recv(m) // messages may have arrived before gRPC reported the end

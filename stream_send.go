@@ -169,10 +169,10 @@ func (s *retryStream) sendNow(at *streamAttempt, send func() error) error {
 }
 
 // sendFailed returns the error of the application's SendMsg when that of an attempt has failed with err. If nobody
-// receives, this goroutine finds out why.
+// receives, this goroutine finds out why: from RecvMsg or, if it cannot call that, from Header.
 func (s *retryStream) sendFailed(at *streamAttempt, err error) error {
 	s.mu.Lock()
-	if isEOF(err) && s.uses(at) && !s.isAwaited() {
+	if isEOF(err) && s.uses(at) && !s.isAwaited() && !s.receiveAhead() {
 		s.heading++
 		s.mu.Unlock()
 		md, headerErr := at.askHeader() // which does not wait, because the stream has ended

@@ -14,7 +14,8 @@ import (
 //	recovering  committing  the same, and Context or Trailer was called meanwhile
 //	recovering  ending      no attempt follows
 //	open        recovering  the attempt has failed, and this goroutine finds the next
-//	open        racing      RecvMsg of a hedged stream is called for the first time
+//	open        racing      RecvMsg of a hedged stream is called for the first time, or SendMsg
+//	                        finds out why the attempt has ended
 //	open        committing  the application has seen something of the attempt, or has
 //	                        called Context or Trailer, or the buffer is full, or only
 //	                        RecvMsg can tell why the attempt has ended
@@ -31,7 +32,7 @@ type phase uint8
 const (
 	phaseRecovering phase = iota // one goroutine uses the call and opens attempts
 	phaseOpen                    // the attempt is in use, and another may take its place
-	phaseRacing                  // attempts of a hedged stream run beside each other
+	phaseRacing                  // one goroutine receives the first message; in a hedged stream, from attempts beside each other
 	phaseCommitting              // the application is bound to the attempt, and one goroutine tells the plan
 	phaseCommitted               // the plan knows it, too
 	phaseClosing                 // one goroutine reads what the attempt has left: header, trailer and peer

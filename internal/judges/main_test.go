@@ -16,6 +16,6 @@ func TestMain(m *testing.M) {
 		{Flag: "faults.streams", Thorough: 600, Short: 40},
 		{Flag: "programs.count", Thorough: 20_000, Short: 200},
 	})
-	declared.Echo("/s/m")
+	declared.Echo("s", "m")
 	goroutines.Main(m)
 }

@@ -72,7 +72,7 @@ func Hand(reply, response any) error {
 	from, isMessage := asMessage(response)
 	to, wantsMessage := asMessage(reply)
 	if !isMessage || !wantsMessage {
-		return status.Errorf(codes.Internal, "grpcretry: Header has received a message ahead as %T, which is no %T", response, reply)
+		return status.Errorf(codes.Internal, "grpcretry: a message was received ahead as %T, which is no %T", response, reply)
 	}
 	encoded, err := proto.Marshal(from)
 	return cmp.Or(err, proto.Unmarshal(encoded, to))
