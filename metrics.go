@@ -58,13 +58,10 @@ func newMetrics(c *config, s *settings, u *usage, t *targets) (*metrics, error) 
 
 // observe reports every count.
 func (m *metrics) observe(to *instruments.Collection) {
-	seen := map[*instruments.Row]bool{} // a row may have two keys
-	called := map[string]bool{}         // targets
+	called := map[string]bool{} // targets
 	for _, row := range m.rows.Current() {
-		if !seen[row] {
-			seen[row], called[row.Target] = true, true
-			row.Report(to)
-		}
+		called[row.Target] = true
+		row.Report(to)
 	}
 	if m.overflowed.Load() {
 		m.overflow.Report(to)
