@@ -40,11 +40,9 @@ func (c *rpc) readOptions(list []grpc.CallOption) (own []*policyOption, nested b
 			// With another ClientConn or method, the same options belong to a call in its own right.
 			nested = nested || opt.cc == c.cc && opt.method == c.method
 			o.mixed, o.others = true, true // that attempt's peer
-		case *policyOption:
-			own = append(own, opt)
 		case grpc.MaxRetryRPCBufferSizeCallOption: // gRPC's name for it
 			own = append(own, WithBufferLimit(opt.MaxRetryRPCBufferSize).callOption())
-		case CallOption: // in a type of the application's own
+		case CallOption:
 			own = append(own, opt.callOption())
 		default:
 			if isLeftover(opt) {
