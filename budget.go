@@ -97,7 +97,7 @@ type rateBudget struct {
 
 // String describes the budget to readers of a policy.
 func (b *rateBudget) String() string {
-	if b.limiter == nil || b.limiter.Limit() == rate.Inf {
+	if b.limiter.Limit() == rate.Inf {
 		return "rate budget"
 	}
 	return fmt.Sprintf("rate budget: %v a second, at most %d in a burst", float64(b.limiter.Limit()), b.limiter.Burst())
@@ -110,9 +110,6 @@ func (b *rateBudget) Deposit(o Outcome) {
 }
 
 func (b *rateBudget) Withdraw(now time.Time) bool {
-	if b.limiter == nil {
-		return false
-	}
 	for n := b.returned.Load(); n > 0; n = b.returned.Load() {
 		if b.returned.CompareAndSwap(n, n-1) {
 			return true
@@ -122,14 +119,10 @@ func (b *rateBudget) Withdraw(now time.Time) bool {
 }
 
 func (b *rateBudget) Balance(now time.Time) float64 {
-	switch {
-	case b.limiter == nil:
-		return 0
-	case b.limiter.Limit() == rate.Inf:
+	if b.limiter.Limit() == rate.Inf {
 		return math.Inf(1)
-	default:
-		return max(0, b.limiter.TokensAt(now)) + float64(b.returned.Load())
 	}
+	return max(0, b.limiter.TokensAt(now)) + float64(b.returned.Load())
 }
 
 func (b *rateBudget) check() error {
@@ -197,7 +190,7 @@ func (b *concurrencyBudget) release() {
 func AllBudgets(b ...Budget) Budget {
 	all := &allBudgets{}
 	for _, b := range b {
-		if inner, ok := b.(*allBudgets); ok && inner != nil {
+		if inner, ok := b.(*allBudgets); ok {
 			all.budgets = append(all.budgets, inner.budgets...)
 		} else {
 			all.budgets = append(all.budgets, b)
