@@ -117,13 +117,6 @@ func (k *contest) remove(a *attempt) {
 	}
 }
 
-// pause needs the turn. It stops the timeout of a stream's attempt until a goroutine waits for it.
-func (k *contest) pause(a *attempt) {
-	if slices.Contains(k.open, a) {
-		a.bounds.expires = never
-	}
-}
-
 // resume starts the timeout of a stream's attempt, unless it is running. It counts while the application waits for the attempt's
 // first message or for its headers: nothing else can tell whether the message is there.
 func (k *contest) resume(a *attempt) {
@@ -149,8 +142,8 @@ func (s *retryStream) idle() {
 	s.mu.Lock()
 	at, awaited := s.at, s.isAwaited() || s.phase == phaseRacing
 	s.mu.Unlock()
-	if at != nil && !awaited {
-		k.pause(at.attempt)
+	if at != nil && !awaited && slices.Contains(k.open, at.attempt) {
+		at.bounds.expires = never
 	}
 }
 
