@@ -88,7 +88,7 @@ func (t *target) fail(now instant, patience time.Duration) trouble {
 		t.since, t.lasts, t.logged = now, patience, nothingToSay
 	}
 	t.latest = max(t.latest, now)
-	t.note(now)
+	t.news = max(t.news, now)
 	t.setFailing(true)
 	return trouble{t.since, t.latest, t.answers}
 }
@@ -180,18 +180,13 @@ func (t *target) await() { t.sayOnce(callsWait) }
 // of the target, too: calls that have waited all the time, and seen no failure, are followed by others.
 func (t *target) giveUp(now instant) {
 	t.mu.Lock()
-	t.note(now)
+	t.news = max(t.news, now)
 	t.gaveUp++
 	over := t.waiting == 0 || now >= t.since.Add(t.lasts) // otherwise other calls go on waiting
 	t.mu.Unlock()
 	if over {
 		t.sayOnce(patienceOver)
 	}
-}
-
-// note needs mu. It records that there is news of the target's trouble.
-func (t *target) note(now instant) {
-	t.news = max(t.news, now)
 }
 
 func (t *target) sayOnce(what notice) {
