@@ -87,10 +87,7 @@ func (r *reporter) callStarted(f *facts) *callSpans {
 	if span := trace.SpanFromContext(f.ctx); span.IsRecording() {
 		return &callSpans{events: span, call: own}
 	}
-	if own != nil {
-		return &callSpans{call: own}
-	}
-	return nil
+	return nil // a span of our own that does not record needs no end
 }
 
 // observed reports whether there is an observer now.

@@ -17,7 +17,7 @@ import (
 
 // callSpans are the spans that receive a call's events. Nil stands for none.
 type callSpans struct {
-	events trace.Span // receives the attempts' events; nil if it does not record
+	events trace.Span // receives the attempts' events; it records
 	call   trace.Span // our own; nil without WithCallSpan
 	wait   trace.Span // the wait before the next attempt, below our own; nil if there is none
 }
@@ -32,9 +32,6 @@ func startCallSpan(f *facts, tracer trace.Tracer) (context.Context, trace.Span) 
 }
 
 func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	if s.events == nil {
-		return
-	}
 	more := make([]attribute.KeyValue, 0, 5)
 	if !v.retries() {
 		more = append(more, attribute.String(telemetry.AttrReason, reasons.Of(v.Reason).Word))
@@ -55,7 +52,7 @@ func (s *callSpans) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time
 
 // attemptEnded adds the event of one attempt.
 func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...attribute.KeyValue) {
-	if s == nil || s.events == nil {
+	if s == nil {
 		return
 	}
 	attrs := append(make([]attribute.KeyValue, 0, 13),
@@ -78,7 +75,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 // is in flight.
 func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, next int, v verdict, now time.Time) {
 	waits := v.Wait > 0 || v.WaitSource == waitConnect
-	if s == nil || s.events == nil || s.call == nil || !waits {
+	if s == nil || s.call == nil || !waits {
 		return
 	}
 	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),
@@ -101,9 +98,7 @@ func (s *callSpans) waitEnded() {
 // gets the same reason, and ends with the call.
 func (s *callSpans) waitStopped(reason error) {
 	attr := attribute.String(telemetry.AttrReason, reasons.Of(reason).Word)
-	if s.events != nil {
-		s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attr))
-	}
+	s.events.AddEvent(telemetry.SpanEventStop, trace.WithAttributes(attr))
 	if s.wait != nil {
 		s.wait.SetAttributes(attr)
 	}
