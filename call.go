@@ -361,8 +361,7 @@ func (c *call) describe(f *failure, a *attempt, err error, state connectivity.St
 		f.Last = c.isLast != nil && c.isLast()
 		f.Attempt.Err = newAttemptTimeoutError(c.policy.AttemptTimeout, err)
 	}
-	f.Redials = c.functionTarget != ""
-	f.Ordinary = f.Redials && !hasStatus(err)
+	f.Function = c.functionTarget != ""
 	f.NotRun = a.hasNotRun()
 	f.Refused = a.fate == fateRefused
 	f.Attempt.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)

@@ -42,7 +42,7 @@ func (p *policy) retryable(ctx context.Context, f *failure, code codes.Code) boo
 		}
 	}
 	switch {
-	case f.TimedOut, f.Ordinary:
+	case f.TimedOut, f.Function && !hasStatus(f.Attempt.Err):
 		return true
 	case code == codes.ResourceExhausted && messages.IsSize(status.Convert(f.Attempt.Err).Message()):
 		return false

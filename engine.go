@@ -21,8 +21,7 @@ type failure struct {
 	Attempt    Attempt
 	NotRun     bool  // it has certainly run on no server, see WithUnsentOnly
 	Refused    bool  // a server has refused the first attempt's stream: gRPC would send it again, whatever the policy
-	Ordinary   bool  // a function's, without a gRPC status
-	Redials    bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
+	Function   bool  // a function's: its next attempt looks for a connection by itself, see Retrier.Do
 	NoResponse bool  // the server that it reached has not responded, and may still be at work
 	TimedOut   bool  // the attempt timeout ended it
 	Last       bool  // no other attempt can follow one that the timeout ended, see function.Call

@@ -179,7 +179,7 @@ func (p *plan) waitAgain(now instant, u float64) verdict {
 // attempt is the next dial.
 func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verdict {
 	v, drawn := verdict{WaitSource: waitConnect}, time.Duration(0)
-	if f.Redials {
+	if f.Function {
 		v, drawn = p.schedule(f, known, now, u)
 		v.Wait = max(v.Wait, shortestRedial)
 	} else {
@@ -190,7 +190,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	switch {
 	case v.Reason != nil:
 		return p.stop(v, false)
-	case !p.isPatient(), now >= ends, f.Redials && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
+	case !p.isPatient(), now >= ends, f.Function && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
 		p.giveUp(now)
 		return p.stop(verdict{Reason: ErrTargetDown}, false)
 	}
@@ -198,7 +198,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	if !p.policy.dryRun {
 		p.target.await()
 	}
-	if f.Redials {
+	if f.Function {
 		return p.retry(v, now, u)
 	}
 	p.dueAt, p.connecting = ends, ErrTargetDown
