@@ -162,7 +162,7 @@ func (s *retryStream) left(n *int32, waits bool) {
 // has neither headers nor a trailer was sent by no server, and a client stream that has ended well has a response.
 func (at *streamAttempt) cleanEnd() error {
 	at.of.mu.Lock()
-	hasMessage := at.hasMessage || at.of.ahead != nil
+	hasMessage := at.hasMessage
 	at.of.mu.Unlock()
 	if hasMessage {
 		return io.EOF

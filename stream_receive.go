@@ -76,7 +76,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 	switch {
 	case !s.uses(at):
 		decided := s.at == at && s.phase >= phaseCommitting
-		ends := decided && md == nil && failure != nil && s.receiving == 0 && !at.received
+		ends := decided && md == nil && failure != nil && s.receiving == 0 && !at.received && s.ahead == nil
 		s.mu.Unlock()
 		if ends {
 			s.end(at, failure)
@@ -106,7 +106,7 @@ func (s *retryStream) receive(m any) error {
 			s.change.Wait()
 		case s.ahead != nil:
 			ahead := s.ahead
-			s.ahead, at.hasMessage = nil, true
+			s.ahead, at.hasMessage, at.received = nil, true, !s.desc.ServerStreams
 			s.mu.Unlock()
 			err := replies.Hand(m, ahead)
 			if err != nil {
