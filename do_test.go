@@ -397,6 +397,26 @@ func TestPushbackOfACallBelowAFunction(t *testing.T) {
 	}
 }
 
+// The server that forbids a retry of a hedged call need not be that of its last attempt.
+func TestDoNotRetryOfAHedgedCallBelowAFunction(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, func(n int) answer {
+			if n == 1 {
+				return unavailable().after(2 * second).pushback("-1")
+			}
+			return unavailable().after(5 * second)
+		})
+		client := server.client(t, WithMaxAttempts(2),
+			WithHedging(Hedging{Delay: HedgeAfter(second), Budget: Unlimited, AllMethodsAreSafe: true}))
+		err := doer(t, 0, steady).Do(t.Context(), "/outer/f", func(ctx context.Context) error {
+			_, err := client.Echo(ctx, request())
+			return err
+		})
+		wantStop(t, err, codes.Unavailable, ErrPushback, 1)
+		wantTimes(t, server, 0, second)
+	})
+}
+
 // The hook of package httpretry.
 func TestDiscardRunsBeforeTheWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -54,14 +54,20 @@ func retryAfter(message string, seconds int) *status.Status {
 	return overloaded
 }
 
-// trailerOf returns the trailer of the last attempt of a call that this library made; gRPC's own
-// errors have none.
-func trailerOf(err error) metadata.MD {
+// trailerOf returns the trailer of the last attempt of a call that this library made, or the one that forbids a retry: of a
+// hedged call it may be an earlier one. gRPC's own errors have none.
+func trailerOf(err error) (trailer metadata.MD) {
 	call, ok := errors.AsType[*grpcretry.Error](err)
-	if !ok || len(call.Attempts) == 0 {
+	if !ok {
 		return nil
 	}
-	return call.Attempts[len(call.Attempts)-1].Trailer
+	for _, a := range call.Attempts {
+		trailer = a.Trailer
+		if p, _ := grpcretry.PushbackFrom(trailer, nil); p.Stop {
+			break
+		}
+	}
+	return trailer
 }
 
 // A reading is what an error alone says about the next attempt.
