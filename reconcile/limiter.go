@@ -70,7 +70,7 @@ var _ workqueue.TypedRateLimiter[string] = (*RateLimiter[string])(nil)
 // [grpcretry.Retrier.Update] applies to an item's later failures: its budget and MaxAttempts
 // immediately, the rest as soon as its quick retries are over.
 //
-// With MaxAttempts 1 or Disable, all failed items go to the slow lane, none is brought forward, and the
+// With MaxAttempts 1, Disable or a dry run, all failed items go to the slow lane, none is brought forward, and the
 // budget pays for nothing. MaxElapsed limits an item's quick retries. Patience, AttemptTimeout and
 // hedging have no meaning here.
 //
@@ -426,7 +426,7 @@ func (l *RateLimiter[T]) remove(k *key[T]) {
 // takes its place for nothing: otherwise an outage would end no faster than the lane's rate lets the first
 // keys earn.
 func (l *RateLimiter[T]) bringForward(replace bool) {
-	if l.retrier.Policy(l.name).MaxAttempts <= 1 { // retries are off
+	if p := l.retrier.Policy(l.name); p.MaxAttempts <= 1 || inside.IsDryRun(p) { // retries are off
 		return
 	}
 	now := time.Now()

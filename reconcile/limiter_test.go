@@ -161,6 +161,8 @@ func TestFailed(t *testing.T) {
 		{"RetryInfo", statusError(codes.Unavailable, 10*time.Second), 10 * time.Second, 12 * time.Second},
 		{"pushback", pushback("30000"), 30 * time.Second, 30 * time.Second},
 		{"pushback says no", pushback("-1"), 7 * time.Second, 7 * time.Second},
+		{"pushback says no, in a hedged call's earlier attempt", &grpcretry.Error{Last: statusError(codes.Unavailable, 0), Reason: grpcretry.ErrPushback,
+			Attempts: []grpcretry.Attempt{{Number: 1, Trailer: metadata.Pairs("grpc-retry-pushback-ms", "-1")}, {Number: 2}}}, 7 * time.Second, 7 * time.Second},
 		{"RetryInfo over the limit", statusError(codes.Unavailable, time.Hour), 5 * time.Minute, 5 * time.Minute},
 		{"Kubernetes", tooManyRequests(20), 20 * time.Second, 24 * time.Second},
 		{"permanent", grpcretry.Permanent(errors.New("never")), 7 * time.Second, 7 * time.Second},
@@ -437,17 +439,25 @@ func TestUpdate(t *testing.T) {
 	})
 }
 
-// Keys and calls to the same target share a budget.
 // While retries are off, nothing is brought forward and nothing paid. When they are on again, the keys that
 // have failed in the meantime are brought forward like any others.
 func TestSwitchedOff(t *testing.T) {
+	for name, off := range map[string][2]grpcretry.Option{
+		"Disable":   {grpcretry.Disable(), grpcretry.WithMaxAttempts(4)},
+		"a dry run": {grpcretry.WithDryRun(true), grpcretry.WithDryRun(false)},
+	} {
+		t.Run(name, func(t *testing.T) { testSwitchedOff(t, off[0], off[1]) })
+	}
+}
+
+func testSwitchedOff(t *testing.T, off, on grpcretry.Option) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRetrier(t, grpcretry.WithBudget(ratio(t, 1, 3)), grpcretry.WithBackoff(grpcretry.Constant(50*time.Millisecond)))
 		limiter := reconcile.NewRateLimiter[string](r, name, slow)
 		queue := reconcile.NewQueue(limiter, "")
 		defer queue.ShutDown()
 		balance := func() float64 { return inside.BudgetOf(r, name, "").(grpcretry.Budget).Balance(time.Now()) }
-		r.Update(grpcretry.Disable())
+		r.Update(off)
 		for _, item := range []string{"a", "b", "c"} {
 			queue.AddRateLimited(item)
 		}
@@ -456,7 +466,7 @@ func TestSwitchedOff(t *testing.T) {
 		if got, paid := queue.Len(), 3-balance(); got != 0 || paid > 0 {
 			t.Errorf("%d keys brought forward for %v retries while retries are off, want none", got, paid)
 		}
-		r.Update(grpcretry.WithMaxAttempts(4))
+		r.Update(on)
 		limiter.Forget("good")
 		time.Sleep(time.Second)
 		if got := queue.Len(); got != 2 {
@@ -465,6 +475,7 @@ func TestSwitchedOff(t *testing.T) {
 	})
 }
 
+// Keys and calls to the same target share a budget.
 func TestTarget(t *testing.T) {
 	r := newRetrier(t)
 	for target, l := range map[string]*reconcile.RateLimiter[string]{
