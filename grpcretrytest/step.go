@@ -118,11 +118,16 @@ func (s Step) Pushback(d time.Duration) Step {
 // NoRetry forbids a retry, as [grpcretry.SetNoRetry] does.
 func (s Step) NoRetry() Step { return s.PushbackValue("-1") }
 
-// PushbackValue sends the given values of grpc-retry-pushback-ms as they are, malformed ones too, of printable ASCII: HTTP/2 allows
+// PushbackValue sends the given values of grpc-retry-pushback-ms as they are, malformed ones too, of printable ASCII: metadata has
 // no others. Later uses of it, of Pushback or NoRetry replace it.
 func (s Step) PushbackValue(values ...string) Step {
 	if s.kind == hangs || s.kind == cuts {
 		return s.invalid("no trailer reaches the client, so no pushback does")
+	}
+	for _, value := range values {
+		if !printable(value) {
+			return s.invalid("PushbackValue(%q): it is not printable ASCII", value)
+		}
 	}
 	s.trailer = maps.Clone(s.trailer)
 	if s.trailer == nil {

@@ -181,6 +181,7 @@ func TestInvalidScripts(t *testing.T) {
 		{echoMethod, OK().Header("two words", "b"), `step 1: OK: Header: "two words" is not a key of metadata`},
 		{echoMethod, OK().Header("", "b"), `step 1: OK: Header: "" is not a key of metadata`},
 		{echoMethod, unavailable.Trailer("a", "b", "c"), `step 1: Fail: Trailer: a key without a value: ["a" "b" "c"]`},
+		{echoMethod, unavailable.PushbackValue("5", "\n"), `step 1: Fail: PushbackValue("\n"): it is not printable ASCII`},
 		{echoMethod, unavailable.Trailer("Grpc-Status", "0"), `step 1: Fail: Trailer: "grpc-status" is gRPC's own`},
 		{echoMethod, unavailable.Trailer("a", "é"),
 			`step 1: Fail: Trailer: "é" is not a value of metadata, except for a key that ends in -bin`},
