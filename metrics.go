@@ -78,7 +78,6 @@ func (m *metrics) observe(to *instruments.Collection) {
 		}
 		attr := attribute.String(telemetry.AttrTarget, words.Printable(t.Name))
 		to.Count(instruments.TargetWaiting, int64(t.Waiting), attr)
-		to.Count(instruments.GaveUp, t.GaveUp, attr)
 		to.Measure(instruments.Failing, t.Failing.Seconds(), attr)
 	}
 	m.observeBudgets(to, called, now)

@@ -98,7 +98,6 @@ func TestMetricsOfACall(t *testing.T) {
 			"grpcretry.attempts 1 grpcretry.decision=retry rpc.response.status_code=UNAVAILABLE",
 			"grpcretry.calls 1 grpcretry.outcome=target_down",
 			"grpcretry.target.failing 5",
-			"grpcretry.target.gave_up_calls 1",
 		}},
 		{name: "not retryable", script: script(fail(codes.NotFound, "x")), want: []string{
 			"grpcretry.attempts 1 grpcretry.decision=stop rpc.response.status_code=NOT_FOUND",
@@ -266,8 +265,8 @@ func TestTooManyTargetsHaveNoSeries(t *testing.T) {
 			}
 		}
 	}
-	if about != 3 {
-		t.Errorf("%d instruments are about targets, want 3", about)
+	if about != 2 {
+		t.Errorf("%d instruments are about targets, want 2", about)
 	}
 }
 
@@ -282,7 +281,7 @@ func TestInstrumentsHaveUnitsAndBounds(t *testing.T) {
 			"grpcretry.attempts": "{attempt}", "grpcretry.calls": "{call}", "grpcretry.rescued_calls": "{call}",
 			"grpcretry.wasted_attempts": "{attempt}", "grpcretry.wait.duration": "s",
 			"grpcretry.budget.balance": "{retry}", "grpcretry.hedges": "{hedge}",
-			"grpcretry.target.waiting_calls": "{call}", "grpcretry.target.gave_up_calls": "{call}", "grpcretry.target.failing": "s",
+			"grpcretry.target.waiting_calls": "{call}", "grpcretry.target.failing": "s",
 			"grpcretry.budget.refusals": "{retry}", "grpcretry.waiting_calls": "{call}", "grpcretry.open_streams": "{stream}",
 			"grpcretry.replay.memory": "By", "grpcretry.replay.refusals": "{refusal}",
 		}

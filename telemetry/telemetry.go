@@ -57,7 +57,6 @@ const (
 	MetricHedges         = "grpcretry.hedges"
 	MetricWaitingCalls   = "grpcretry.waiting_calls"
 	MetricTargetWaiting  = "grpcretry.target.waiting_calls"
-	MetricTargetGaveUp   = "grpcretry.target.gave_up_calls"
 	MetricTargetFailing  = "grpcretry.target.failing"
 	MetricOpenStreams    = "grpcretry.open_streams"
 	MetricReplayMemory   = "grpcretry.replay.memory"

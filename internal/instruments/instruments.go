@@ -42,7 +42,6 @@ const (
 	Passed
 	Refusals
 	NotKept
-	GaveUp
 	Waiting
 	Streams
 	ReplayMemory
@@ -65,7 +64,6 @@ var table = [...]struct {
 	Passed:        {telemetry.MetricPassedCalls, "{call}", "Calls that passed straight through to gRPC, without retries.", nil},
 	Refusals:      {telemetry.MetricBudgetRefusals, "{retry}", "Retries and hedges that the budget refused.", nil},
 	NotKept:       {telemetry.MetricReplayRefusals, "{refusal}", "Streams that committed because the replay memory was full.", nil},
-	GaveUp:        {telemetry.MetricTargetGaveUp, "{call}", "Calls that ended because the target had been failing for too long.", nil},
 	Waiting:       {telemetry.MetricWaitingCalls, "{call}", "Calls that wait before their next attempt.", nil},
 	Streams:       {telemetry.MetricOpenStreams, "{stream}", "Streams that have not ended.", nil},
 	ReplayMemory:  {telemetry.MetricReplayMemory, "By", "Memory that is kept to replay streams.", nil},
