@@ -112,7 +112,11 @@ func (c *call) crashed() {
 
 // endCrashed ends a call after crashed.
 func (c *call) endCrashed() {
-	c.retrier.report.callCrashed(&c.facts, c.history())
+	made := 1
+	if p := c.plan(); p != nil {
+		made = int(p.made)
+	}
+	c.retrier.report.callCrashed(&c.facts, made)
 	c.finish(errPanicked)
 }
 

@@ -218,6 +218,6 @@ func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
 }
 
 // callCrashed reports the end of a call in which something panicked.
-func (r *reporter) callCrashed(f *facts, h *history) {
-	f.spans.end(f, h.made(0), 0, errPanicked, nil)
+func (r *reporter) callCrashed(f *facts, made int) {
+	f.spans.end(f, made, 0, errPanicked, nil)
 }

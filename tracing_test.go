@@ -75,6 +75,28 @@ func TestEachAttemptIsAnEventOnTheCallersSpan(t *testing.T) {
 	}
 }
 
+func TestTheCallSpanCountsAnAttemptThatPanics(t *testing.T) {
+	for panics := 1; panics <= 3; panics++ {
+		bubble(t, func(t *testing.T) {
+			spans, calls := &recorded.Spans{}, 0
+			r := doer(t, 0, steady, WithCallSpan(true), WithTracerProvider(spans))
+			func() {
+				defer func() { _ = recover() }()
+				_ = r.Do(t.Context(), "/sql/read", func(context.Context) error {
+					if calls++; calls == panics {
+						panic("x")
+					}
+					return errUnavailable
+				})
+			}()
+			got := recorded.Text(withoutWaits(spans)[0].Attributes())
+			if want := fmt.Sprintf("grpcretry.attempts=%d", panics); !strings.HasSuffix(got, want) {
+				t.Errorf("a panic in attempt %d: the span has %s, want %s", panics, got, want)
+			}
+		})
+	}
+}
+
 func TestCallSpan(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
