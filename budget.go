@@ -350,8 +350,8 @@ func (all *allBudgets) check() error {
 // and "dns:///localhost:80" are the same. newBudget must be safe for concurrent use and must not
 // return nil; a budget that it returns may remain unused. [New] rejects a nil newBudget.
 //
-// A target that is no longer used is forgotten when a call to a new target is made and the old
-// one has not been used for at least a minute. If it is used again later, it gets a new budget,
+// A target that has not been used for a minute, sometimes two, is forgotten when a call to a new target is
+// made. If it is used again later, it gets a new budget,
 // so its reserve is full again and its earnings are gone. Calls that are in flight at that time
 // keep the old budget.
 //

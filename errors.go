@@ -85,7 +85,8 @@ var ErrHedgeLost = errors.New("grpcretry: another attempt of the call was decisi
 // An Error reports a call that failed although its failure was retryable. It holds the server's
 // last status and the reason for which there was no further attempt. It also reports calls that
 // ended because the caller's context did, unless the first error of a function is, or wraps, the cause that
-// the program gave that context ([context.WithCancelCause]), which is returned unchanged. If the first
+// the program gave that context ([context.WithCancelCause]), which is returned unchanged. A timeout in the channel's
+// service config counts as a deadline of that context. If the first
 // attempt fails in any other way, gRPC's error is returned unchanged.
 //
 // [status.Code] and [status.FromError] return the status of Last, including its details. If the

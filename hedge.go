@@ -27,9 +27,9 @@ type Hedging struct {
 	// when no other is in flight is a retry, and spends from the method's budget. A hedge's token
 	// is not returned when the hedge wins. While a [NewThrottle] of the method refuses retries, it
 	// refuses hedges as well. Do not use the method's own budget: it would receive each outcome twice. nil
-	// means a budget per Retrier and target, of 10% of the calls that were answered in the last second, plus a
-	// reserve of one hedge. The reserve is empty at the start, so a client sends its first hedge after ten
-	// answered calls. [Unlimited] turns it off.
+	// means a budget per Retrier and target, of 10% of the calls of hedged methods that were answered in the last
+	// second, plus a reserve of one hedge. The reserve is empty at the start, so a client sends its first hedge
+	// after ten such calls. [Unlimited] turns it off.
 	Budget Budget
 	// AllMethodsAreSafe states that every method that the Retrier is used for may run twice at
 	// the same time. Without it [New] rejects hedging for all methods: only somebody who names
@@ -165,7 +165,8 @@ type HedgeDelay interface {
 	// Answered receives how long the first attempt of a call took to succeed, also if the call
 	// was not hedged because there was no delay. If lost, the attempt was cancelled after that
 	// time, because another had won: it would have taken longer. For a stream it is the
-	// time to the first message. It runs at the end of every such call.
+	// time to the first message, from the stream's start, also if the application asks for it later. It runs at
+	// the end of every such call.
 	Answered(method string, took time.Duration, lost bool, now time.Time)
 }
 
@@ -199,7 +200,7 @@ func (d hedgeAfter) check() error {
 }
 
 // HedgeAtQuantile returns a delay that follows the latency of each method: a hedge is sent when a
-// call takes longer than the q-quantile of the method's latencies in the last minute. With q =
+// call takes longer than the q-quantile of the method's latencies in the last 60 to 70 seconds. With q =
 // 0.95, about one call in twenty is hedged. q is between 0 and 1, both excluded. The delay is kept
 // within [atLeast, atMost], both at least 0; an atMost of 0 means no upper limit. [New] rejects
 // other values. The HedgeDelay is safe for concurrent use.
@@ -207,7 +208,7 @@ func (d hedgeAfter) check() error {
 // Only complete responses to first attempts are measured. First attempts that lost to a hedge
 // count as slower than all of those, without a value. If they were left out, the slow calls would
 // disappear from the measurement, and the delay would sink from minute to minute. There is no
-// hedge until the last minute has 5/(1-q) first attempts, at least 50: that is 100 for q = 0.95,
+// hedge until that time has 5/(1-q) first attempts, at least 50: that is 100 for q = 0.95,
 // and 500 for q = 0.99. If more than 1-q of them lost, the delay is the longest latency measured.
 //
 // The delay is the exact quantile or up to 5% more, never less, so that at most 1-q of the calls

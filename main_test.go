@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		{Flag: "panics.points", Thorough: 12, Short: 1},
 		{Flag: "scopes.draws", Thorough: 500, Short: 50},
 	})
-	declared.Echo("streams", "Expand", "Collect", "Chat")
+	declared.Echo("streams", "Expand", "Collect", "Chat", "Method")
 	declared.Echo("random", "Expand")
 	goroutines.Main(m)
 }

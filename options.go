@@ -438,7 +438,7 @@ func WithCallSpan(on bool) Option {
 }
 
 // WithMeterProvider records metrics. Given to [New], it does so for all calls that may be retried: attempts,
-// calls by outcome, waits, and the budgets' levels and refusals. As a [ServerOption], it records requests that
+// calls by outcome, waits, the budgets' refusals, and the levels of those for retries. As a [ServerOption], it records requests that
 // were retries, and responses that say "do not retry". docs/observing.md in the repository lists them all. nil
 // means OpenTelemetry's global provider, [go.opentelemetry.io/otel.GetMeterProvider]. The default,
 // without this option, is no metrics. A later WithMeterProvider replaces an earlier one.

@@ -47,7 +47,8 @@ func WithServiceConfig(json string) Option {
 // WithResolverServiceConfig makes the retryPolicy of a channel's own service config the policy of
 // its methods, with this library's pushback, limits, budgets and events. The config is read for
 // each call, so that a change by the resolver applies to the next call; budgets keep their state. A call
-// that starts on a channel without a connection has the config of its first failure.
+// that starts on a channel without a connection has the config of its first failure, and has events even if
+// that turns out to leave it alone.
 // The scopes are those of [WithServiceConfig], except that an entry with several names has the widest
 // of those that apply to the method, because gRPC does not show which one it found. The channel's
 // retryPolicy replaces what WithServiceConfig says about a method. Options in Go win if their scope is

@@ -19,7 +19,8 @@ const (
 
 // ServiceConfig returns a service config, an object in JSON, with the policy as its loadBalancingConfig,
 // for [grpc.WithDefaultServiceConfig] and for name resolvers. A config whose loadBalancingConfig names the policy
-// already is returned as it is, also if the policy is the childPolicy of another one, such as outlier detection.
+// already is returned as it is, also if the policy is the childPolicy of another one, such as outlier detection. Policies
+// that have their children in a list or a map, such as priorities, are not looked into.
 //
 // The error says what is wrong if the config is not a JSON object, and names the other policy if
 // loadBalancingConfig or the older loadBalancingPolicy names one. Of a list of policies gRPC uses the first
