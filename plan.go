@@ -2,7 +2,6 @@ package grpcretry
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/grpcretry/grpcretry/internal/reasons"
@@ -134,11 +133,8 @@ func (l *limits) asked(hint Pushback, now instant, u float64) time.Duration {
 	if hint.Source != WaitRetryInfo {
 		return hint.Delay
 	}
-	more := hint.Delay / 5
-	if last, reason := l.latest(now.Add(hint.Delay).Add(more)); reason != nil {
-		more = max(0, last.Sub(now)-hint.Delay)
-	}
-	return hint.Delay + min(part(more, u), math.MaxInt64-hint.Delay)
+	last, _ := l.latest(now.Add(hint.Delay).Add(hint.Delay / 5))
+	return hint.Delay + part(max(0, last.Sub(now)-hint.Delay), u)
 }
 
 // unreplaced returns the verdict for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it
@@ -223,9 +219,7 @@ func (p *plan) send(now instant) sending {
 func (p *plan) ended(o Outcome) {
 	p.open--
 	p.deposit(o)
-	if o.Result == Succeeded {
-		p.leave()
-	}
+	p.leave()
 }
 
 // deposit reports to the budgets and the target how an attempt ended.
@@ -321,7 +315,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
-		if p.dueAt == 0 && !p.next.isDecided() && p.stopped == nil && p.counted() < p.policy.MaxAttempts {
+		if p.dueAt == 0 && !p.next.isDecided() {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return verdict{Reason: errInFlight}

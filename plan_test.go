@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/metadata"
 )
 
 // The tests here drive plans by hand, without goroutines, servers or time.
@@ -38,5 +40,59 @@ func TestAWaitUpToTheLimitIsDrawnAgain(t *testing.T) {
 				t.Errorf("%s: a wait of %v has become %v, want %v", name, wait, got, want)
 			}
 		}
+	}
+}
+
+// A server that forbids more attempts is obeyed although the last attempt in flight fails for want of a connection, which
+// alone would be waited for.
+func TestAFailureToConnectAfterAServerForbadeMoreAttempts(t *testing.T) {
+	hedged := Policy{MaxAttempts: 4, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}}
+	p := planOf(t, hedged, Unlimited, noon, time.Time{})
+	p.hedging, p.delay = true, second
+	now := instantOf(noon)
+	p.send(now)
+	if v := p.due(now.Add(second), 0); v.do != doSend {
+		t.Fatalf("the hedge is not sent: %+v", v)
+	}
+	p.send(now.Add(second))
+	forbidden := failure{Attempt: Attempt{Number: 1, Err: errUnavailable, Trailer: metadata.Pairs(pushbackKey, "-1")}}
+	if v := judgedBy(p, &forbidden, noon.Add(2*second), 0); v.do != doWait || v.Reason != ErrPushback {
+		t.Errorf("after the first attempt: %+v, want that the second decides", v)
+	}
+	unsent := failure{Attempt: Attempt{Number: 2, Err: errUnavailable, Unsent: true}}
+	if v := judgedBy(p, &unsent, noon.Add(3*second), 0); v.do != doEnd || v.Reason != ErrPushback {
+		t.Errorf("after the second: %+v, want the end, because of pushback", v)
+	}
+}
+
+// What an attempt's end means that was cut for the next one.
+func TestTheEndOfACutAttempt(t *testing.T) {
+	for name, tt := range map[string]struct {
+		end     Attempt
+		want    verdict
+		counted int
+	}{
+		"nothing comes":            {Attempt{}, verdict{WaitSource: WaitBackoff, Wait: second, do: doSend}, 1},
+		"pushback crosses it":      {Attempt{Trailer: metadata.Pairs(pushbackKey, "7000")}, verdict{WaitSource: WaitPushback, Wait: 7 * second},
+			1},
+		"it has reached no server": {Attempt{Unsent: true}, verdict{WaitSource: WaitBackoff, Wait: second, do: doSend}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := planOf(t, Policy{AttemptTimeout: 5 * second, Backoff: Constant(second)}, Unlimited, noon, noon.Add(time.Minute))
+			now := instantOf(noon)
+			p.send(now)
+			overdue := failure{Attempt: Attempt{Number: 1, Err: errCut}, TimedOut: true}
+			if v := p.overdue(t.Context(), &overdue, now.Add(5*second), 0); v.do != doWait {
+				t.Fatalf("when it is overdue: %+v, want a wait", v)
+			}
+			if v := p.due(now.Add(6*second), 0); v.do != 1 {
+				t.Fatalf("when the next one is due: %+v, want that the first is cut", v)
+			}
+			ended := failure{Attempt: tt.end, TimedOut: true}
+			ended.Attempt.Number, ended.Attempt.Err = 1, errCut
+			if v := judgedBy(p, &ended, noon.Add(6*second), 0); v != tt.want || p.counted() != tt.counted {
+				t.Errorf("%+v, and %d attempts count; want %+v and %d", v, p.counted(), tt.want, tt.counted)
+			}
+		})
 	}
 }
