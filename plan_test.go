@@ -72,8 +72,8 @@ func TestTheEndOfACutAttempt(t *testing.T) {
 		want    verdict
 		counted int
 	}{
-		"nothing comes":            {Attempt{}, verdict{WaitSource: WaitBackoff, Wait: second, do: doSend}, 1},
-		"pushback crosses it":      {Attempt{Trailer: metadata.Pairs(pushbackKey, "7000")}, verdict{WaitSource: WaitPushback, Wait: 7 * second},
+		"nothing comes": {Attempt{}, verdict{WaitSource: WaitBackoff, Wait: second, do: doSend}, 1},
+		"pushback crosses it": {Attempt{Trailer: metadata.Pairs(pushbackKey, "7000")}, verdict{WaitSource: WaitPushback, Wait: 7 * second},
 			1},
 		"it has reached no server": {Attempt{Unsent: true}, verdict{WaitSource: WaitBackoff, Wait: second, do: doSend}, 0},
 	} {
