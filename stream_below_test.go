@@ -457,3 +457,26 @@ func TestAnAbandonedStreamEndsByTheServiceConfigsTimeout(t *testing.T) {
 		}
 	}
 }
+
+// A brokenStream is one whose context panics.
+type brokenStream struct{ grpc.ClientStream }
+
+func (brokenStream) Context() context.Context { return brokenContext{} }
+
+type brokenContext struct{ context.Context }
+
+func (brokenContext) Err() error { panic("as the test wants") }
+
+func TestAPanicWhenAStreamIsOpened(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		defer func() {
+			if p := recover(); p != "as the test wants" {
+				t.Errorf("the caller has recovered %v", p)
+			}
+		}()
+		streamer := func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+			return brokenStream{}, nil
+		}
+		_, _ = StreamClientInterceptor(WithBuiltInRetryDisabled())(t.Context(), serverStream, nil, echoMethod, streamer)
+	})
+}

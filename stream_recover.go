@@ -44,17 +44,18 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	opts := slices.Clip(append(s.call.attemptOptions(a), grpc.OnFinish(at.finished)))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	err = readable(err)
+	reported := at.users.hasEnded()
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (at.users.hasEnded() || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
+	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
+	ended := err != nil || a.Err() != nil || ctx.Err() != nil || isClosed(s.call.cc)
 	s.mu.Lock()
 	at.stream = stream
 	if err == nil {
 		a.bounds.stream = at
 	}
-	if ended := err != nil || a.Err() != nil || ctx.Err() != nil || isClosed(s.call.cc); !ended {
-		// What gRPC has reported is the end of another stream, which an interceptor below has opened before this one.
+	if reported && !ended { // that was the end of another stream, which an interceptor below has opened before this one
 		at.end = nil
 		at.users.forget()
 	}
