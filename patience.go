@@ -33,6 +33,9 @@ func (w *waiter) fails(now instant) trouble {
 	return w.target.fail(now, patience)
 }
 
+// trouble returns what is known of the target now.
+func (w *waiter) trouble(now instant) trouble { return w.target.trouble(now, w.patience) }
+
 // patienceEnds returns when the call stops waiting for its target: the patience counts from the
 // target's first failure and from the call's own.
 func (w *waiter) patienceEnds(known trouble, now instant) instant {
@@ -120,7 +123,7 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 func (p *plan) retryDue(now instant, u float64) verdict {
 	known := trouble{answers: p.next.answers} // a retry that is due immediately can know nothing new
 	if now > p.next.since {
-		known = p.target.trouble(now)
+		known = p.trouble(now)
 	}
 	answered := known.answers != p.next.answers
 	namedByServer := p.next.repeats == 0 && p.next.source.isServers()
@@ -151,7 +154,7 @@ const shortestRepeat = 20 * time.Millisecond
 // waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
 // longer, the call's own. It is no step of the backoff.
 func (p *plan) waitAgain(now instant, u float64) verdict {
-	known := p.target.trouble(now)
+	known := p.trouble(now)
 	length := now.Sub(p.waiter.firstFailure)
 	if known.since != 0 {
 		length = max(length, now.Sub(known.since))
@@ -221,7 +224,7 @@ func (p *plan) connected(now instant, u float64) verdict {
 	if reason := p.tooLate(now, at.Sub(now)); reason != nil {
 		return p.end(reason, now)
 	}
-	p.next.since, p.next.answers = now, p.target.trouble(now).answers
+	p.next.since, p.next.answers = now, p.trouble(now).answers
 	p.next.moveTo(at)
 	return p.retry(verdict{Wait: p.next.wait, WaitSource: waitConnect}, now, u)
 }

@@ -473,6 +473,47 @@ func TestADeadTargetIsWaitedForOnce(t *testing.T) {
 	})
 }
 
+// The patience of one call is not that of another: a job that waits for an hour does not make others' troubles last, and one
+// that hardly waits at all does not end them.
+func TestTheTroubleOfACallWithAnotherPatience(t *testing.T) {
+	for name, other := range map[string]CallOption{
+		"longer":              WithPatience(time.Hour),
+		"longer, by its wait": WithBackoff(Constant(10 * time.Minute)),
+		"the same":            WithPatience(10 * second),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				client := serve(t, awayUntil(50*time.Minute+2*tenth)).client(t, WithBudget(Unlimited))
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+				defer cancel()
+				if _, err := client.Echo(ctx, request(), other, WithMaxElapsed(1)); err == nil {
+					t.Fatal("the job has succeeded")
+				}
+				time.Sleep(50 * time.Minute)
+				if _, err := client.Echo(t.Context(), request()); err != nil {
+					t.Errorf("a blip is not survived: %v", err)
+				}
+			})
+		})
+	}
+	t.Run("shorter", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			client := serve(t, always(unavailable())).client(t, WithBudget(Unlimited), WithPatience(3*second))
+			_, _ = client.Echo(t.Context(), request(), WithMaxElapsed(1))
+			for range 4 { // the trouble goes on, although each of these calls hears nothing for longer than it would wait
+				_, _ = client.Echo(t.Context(), request(), WithPatience(tenth))
+				time.Sleep(second)
+			}
+			start := time.Now()
+			_, err := client.Echo(t.Context(), request())
+			wantStop(t, err, codes.Unavailable, ErrTargetDown, 1)
+			if took := time.Since(start); took != 0 {
+				t.Errorf("the call has waited for %v, want that it does not: the patience is over", took)
+			}
+		})
+	})
+}
+
 // What passes through is answered by the same target.
 func TestAnswersToCallsThatPassThroughEndATrouble(t *testing.T) {
 	bubble(t, func(t *testing.T) {

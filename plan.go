@@ -473,7 +473,7 @@ func (p *plan) overdue(ctx context.Context, f *failure, now instant, u float64) 
 		return p.unreplaced(number)
 	}
 	p.replaces = number
-	v := p.again(f, p.target.trouble(now), now, u)
+	v := p.again(f, p.trouble(now), now, u)
 	if !v.retries() {
 		p.replaces = 0
 		return p.unreplaced(number)

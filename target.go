@@ -27,7 +27,7 @@ type target struct {
 	since   instant       // guarded by mu; the first failure of the latest trouble
 	latest  instant       // guarded by mu; the latest failure
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
-	lasts   time.Duration // guarded by mu; a trouble ends that long after its news: the longest patience of its calls
+	lasts   time.Duration // guarded by mu; the longest patience of the trouble's calls: it ends that long after its news at the latest
 	answers int64         // guarded by mu; how often a call was answered while the target was failing
 	waiting int           // guarded by mu; calls that wait before their next attempt
 	gaveUp  int64         // guarded by mu; calls that ended because the patience was over
@@ -66,25 +66,28 @@ type trouble struct {
 }
 
 // trouble returns what is known now.
-func (t *target) trouble(now instant) trouble {
+func (t *target) trouble(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known := trouble{latest: t.latest, answers: t.answers}
-	if t.isFailing(now) {
+	if t.isFailing(now, patience) {
 		known.since = t.since
 	}
 	return known
 }
 
-// isFailing needs mu. It reports whether the target is failing, and has been heard of within the patience. Otherwise the trouble is
-// over, and the next failure begins another one.
-func (t *target) isFailing(now instant) bool { return t.failing.Load() && now.Sub(t.news) <= t.lasts }
+// isFailing needs mu. It reports whether the target is failing for a call with that patience. If there was no news for so long, the
+// trouble is over, and the next failure begins another one: the longer patience of others does not make it last. Nor does a very short
+// one end it for others.
+func (t *target) isFailing(now instant, patience time.Duration) bool {
+	return t.failing.Load() && now.Sub(t.news) <= min(t.lasts, max(patience, defaultPatience))
+}
 
 // fail records a retryable failure, and returns what is known now.
 func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.lasts = max(t.lasts, patience); !t.isFailing(now) {
+	if t.lasts = max(t.lasts, patience); !t.isFailing(now, patience) {
 		t.since, t.lasts, t.logged = now, patience, nothingToSay
 	}
 	t.latest = max(t.latest, now)
@@ -126,7 +129,7 @@ func (t *target) state(now instant) inside.Target {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := inside.Target{Name: t.name, Waiting: t.waiting, GaveUp: t.gaveUp}
-	if t.isFailing(now) {
+	if t.isFailing(now, t.lasts) {
 		s.Failing = max(0, now.Sub(t.since))
 	}
 	return s
