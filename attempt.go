@@ -276,7 +276,8 @@ func (a *attempt) describeStart(info *Attempt, now time.Time) {
 	info.Start, info.Wait, info.WaitSource, info.repeats = a.start.timeFrom(now), a.wait, a.source, a.repeats
 }
 
-// firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one with a header.
+// firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one that adds
+// what the server must know, see layers.Header.
 func (c *rpc) firstContext() context.Context {
 	if c.worksFor == nil || c.functionTarget != "" { // a function sends no header
 		return c.ctx

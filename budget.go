@@ -293,8 +293,8 @@ func depositIn(b Budget, o Outcome, released bool) {
 	}
 }
 
-// affords reports whether b would allow a retry now. If instead of one means that the retry may have
-// the slot of the one that it replaces.
+// affords reports whether b would allow a retry now; insteadOfOne means that the retry may have the slot of the one that
+// it replaces.
 func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	switch b := b.(type) {
 	case *concurrencyBudget:
@@ -306,7 +306,7 @@ func affords(b Budget, now time.Time, insteadOfOne bool) bool {
 	}
 }
 
-// takeFrom takes a token from b. If instead of one means that the retry takes over the slot of the one that it
+// takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
 // replaces, which no other retry can get in between.
 func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 	switch b := b.(type) {

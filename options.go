@@ -412,8 +412,9 @@ func WithObserver(f func(context.Context, Event)) Option {
 //     for a target, and that they do not any more (once each, until it answers), and, once each,
 //     what is doubtful about the options (a pattern that names no method of the protos that the program
 //     links, an attempt timeout that no attempt can meet, a policy that can never retry, settings that
-//     contradict each other), methods that are left to gRPC's own retries, cannot be hedged, or are
-//     called with messages that change after SendMsg, and a full replay memory;
+//     contradict each other), methods that are left to gRPC's own retries or cannot be hedged,
+//     methods whose streams are sent the same object twice in a row, calls with an option of go-grpc-middleware's retry package, and a
+//     full replay memory;
 //   - at info level: targets that answer again, and budgets that have recovered: with the first retry that
 //     is sent after 10 seconds without a refusal.
 //
@@ -431,9 +432,8 @@ func WithTracerProvider(tp trace.TracerProvider) Option {
 	return fixedOption("WithTracerProvider", func(c *config) { c.tracerProvider = tp })
 }
 
-// WithCallSpan starts a span for each call that may be retried. The attempts are its children, so are
-// the waits before retries, and it has the call's final status. The default is false. A later WithCallSpan replaces an earlier
-// one.
+// WithCallSpan starts a span for each call that may be retried, with the call's final status. The attempts and the waits before
+// retries are its children. The default is false. A later WithCallSpan replaces an earlier one.
 func WithCallSpan(on bool) Option {
 	return fixedOption("WithCallSpan", func(c *config) { c.callSpan = on })
 }

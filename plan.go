@@ -23,7 +23,7 @@ import (
 //   - connected if the last verdict waits for a connection, and it is ready before dueAt;
 //   - leave when the call ends in any other way than by a verdict.
 //
-// A plan is not safe for concurrent use. The zero plan is unusable before begin.
+// A plan is not safe for concurrent use. A zero plan must be started by begin.
 type plan struct {
 	policy *policy
 	ledger ledger
@@ -260,7 +260,7 @@ func (p *plan) undecide() {
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff; the attempt is
 //     not counted. If the target's patience is over, stop. A refused attempt is not counted either, and
-//     the next follows at once, whatever rules 7 and 9 say
+//     the next follows immediately, whatever rules 7 and 9 say
 //  7. MaxAttempts attempts were made, or one if a service further up retries: stop
 //  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
@@ -399,7 +399,7 @@ func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v ve
 		v.Wait, v.WaitSource = p.asked(hint, now, u), hint.Source
 	case p.pushed.until > now: // the pushback of a hedged call's other attempt
 		v.Wait, v.WaitSource = p.pushed.until.Sub(now), p.pushed.source
-	case f.Refused: // at once, as gRPC does it
+	case f.Refused: // immediately, as in gRPC
 		return verdict{WaitSource: WaitBackoff, Reason: p.tooLate(now, 0)}, 0
 	default:
 		drawn = p.progress.wait(p.policy.backoff(f.found.code), u)

@@ -159,7 +159,7 @@ func (t *target) enter() bool {
 	return true
 }
 
-// exit counts one waiting call less.
+// exit counts one waiting call fewer.
 func (t *target) exit() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
