@@ -225,6 +225,14 @@ func (a *attempt) hasPeer() bool {
 	return a.peer.Addr != nil || a.peer.LocalAddr != nil || a.peer.AuthInfo != nil
 }
 
+// gotNoResponse reports whether a server may have received an attempt that has failed, and has not
+// responded. A response is known by its trailers: they are never empty, unless the server had sent
+// headers before. Then a lost connection looks the same, and counts. An attempt without a peer was not
+// sent; an interceptor below that drops the option for the peer drops the one for the header as well.
+func (a *attempt) gotNoResponse() bool {
+	return a.hasPeer() && len(a.trailer) == 0 && a.sighting.Load() != sawRefusal
+}
+
 // checkFunction records what a function's error says about the attempt: whether it had an effect and,
 // if the error is that of a call below, that call's last trailer, or the one that forbids a retry: of a hedged call it may be an
 // earlier one. Its pushback applies to the function as well: calling the function again would call the same server.
@@ -274,15 +282,6 @@ func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 func (a *attempt) describeStart(info *Attempt, now time.Time) {
 	info.Method, info.Number, info.Hedge = a.method, int(a.number), a.hedge
 	info.Start, info.Wait, info.WaitSource, info.repeats = a.start.timeFrom(now), a.wait, a.source, a.repeats
-}
-
-// firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one that adds
-// what the server must know, see layers.Header.
-func (c *rpc) firstContext() context.Context {
-	if c.worksFor == nil || c.functionTarget != "" { // a function sends no header
-		return c.ctx
-	}
-	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
 }
 
 // The rest of this file finds out whether an attempt has certainly run nowhere, for [WithUnsentOnly]. That

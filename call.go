@@ -101,7 +101,8 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 
 // plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy, and where it
 // wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
-// no care, and if its policy does not depend on the channel. For other calls the policy is nil.
+// no care, and if its policy does not depend on the channel. For other calls the policy is nil: plain must leave to prepare all that
+// prepare decides in another way.
 func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
 	static := false
 	for _, opt := range opts {
@@ -154,6 +155,15 @@ func (c *rpc) open() (Budget, *callSpans, instant) {
 	}
 	c.options.clear() // an earlier call may have filled the same variables
 	return b, c.retrier.report.callStarted(&c.facts), instantNow()
+}
+
+// firstContext returns the context of a first attempt: the caller's or, if a server's handler makes the call, one that adds
+// what the server must know, see layers.Header.
+func (c *rpc) firstContext() context.Context {
+	if c.worksFor == nil || c.functionTarget != "" { // a function sends no header
+		return c.ctx
+	}
+	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
 }
 
 // A call asks for its plan in four ways: plan returns it if there is one; startPlan makes it; informedPlan also reads the channel,

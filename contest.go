@@ -191,7 +191,7 @@ func (k *contest) ended(a *attempt, err error) {
 	}
 	err = truthOf(err, a, c.stream)
 	if err == nil && c.stream != nil && a.isCut() {
-		k.discard(a) // its other messages are lost
+		k.drain(a) // its other messages are lost
 		err = errCut
 	}
 	won := err == nil || c.stream != nil && isEOF(err)
@@ -217,7 +217,7 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 	defer a.release()
 	c := k.call
 	if won && c.stream != nil {
-		k.discard(a)
+		k.drain(a)
 	}
 	c.deposit(a, Ignored)
 	if k.crashed {

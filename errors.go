@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/errtype"
-	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/reasons"
 	"github.com/grpcretry/grpcretry/internal/words"
 )
@@ -250,15 +249,3 @@ func readable(err error) (safe error) {
 }
 
 var statusType = reflect.TypeOf(status.Error(codes.Unknown, ""))
-
-// decisionName returns the value of [telemetry.AttrDecision].
-func decisionName(v verdict) string {
-	switch {
-	case v.retries():
-		return instruments.DecisionRetry
-	case is(v.Reason, errWouldRetry):
-		return reasons.Of(errWouldRetry).Word
-	default:
-		return instruments.DecisionStop
-	}
-}

@@ -109,8 +109,8 @@ func (at *streamAttempt) receiveFirst(message any) error {
 	return err
 }
 
-// discard ends a stream whose first message came too late.
-func (k *contest) discard(a *attempt) {
-	a.bounds.stream.discard(k.replies.New())
+// drain ends a stream whose first message came too late.
+func (k *contest) drain(a *attempt) {
+	a.bounds.stream.drain(k.replies.New())
 	a.bounds.stream.read(errCut)
 }

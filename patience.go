@@ -193,7 +193,7 @@ func (p *plan) reconnect(f *failure, known trouble, now instant, u float64) verd
 	switch {
 	case v.Reason != nil:
 		return p.stop(v, false)
-	case !p.isPatient(), now >= ends, f.Function && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
+	case now >= ends, f.Function && !v.WaitSource.isServers() && now.Add(v.Wait) > ends, !p.waiter.enter():
 		p.giveUp(now)
 		return p.stop(verdict{Reason: ErrTargetDown}, false)
 	}

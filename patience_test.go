@@ -473,6 +473,22 @@ func TestADeadTargetIsWaitedForOnce(t *testing.T) {
 	})
 }
 
+// The backoff after a connection was made may be longer than what is left of the patience.
+func TestACallWaitsForAConnectionHoweverLongItsBackoff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, always(ok()))
+		link, cc := server.linked(t, DialOptions(WithPatience(2*second), WithBackoff(Constant(5*second)))...)
+		link.cut()
+		synctest.Wait()
+		time.AfterFunc(second/2, link.mend)
+		start := time.Now()
+		_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request())
+		if took := time.Since(start); err != nil || took != 6*second {
+			t.Errorf("the call has ended after %v with %v, want a success 6s after its start", took, err)
+		}
+	})
+}
+
 // The patience of one call is not that of another: a job that waits for an hour does not make others' troubles last, and one
 // that hardly waits at all does not end them.
 func TestTheTroubleOfACallWithAnotherPatience(t *testing.T) {

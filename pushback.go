@@ -33,3 +33,9 @@ func PushbackFrom(trailer metadata.MD, err error) (p Pushback, ok bool) {
 	}
 	return Pushback{}, false
 }
+
+// forbidsRetry reports whether a server's trailer says "do not retry".
+func forbidsRetry(trailer metadata.MD) bool {
+	p, _ := PushbackFrom(trailer, nil)
+	return p.Stop
+}

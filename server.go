@@ -264,17 +264,3 @@ func gaveUp(reason error, reached bool) bool {
 	r := reasons.Of(reason)
 	return r.GivesUp || r.GivesUpIfReached && reached
 }
-
-// gotNoResponse reports whether a server may have received an attempt that has failed, and has not
-// responded. A response is known by its trailers: they are never empty, unless the server had sent
-// headers before. Then a lost connection looks the same, and counts. An attempt without a peer was not
-// sent; an interceptor below that drops the option for the peer drops the one for the header as well.
-func (a *attempt) gotNoResponse() bool {
-	return a.hasPeer() && len(a.trailer) == 0 && a.sighting.Load() != sawRefusal
-}
-
-// forbidsRetry reports whether a server's trailer says "do not retry".
-func forbidsRetry(trailer metadata.MD) bool {
-	p, _ := PushbackFrom(trailer, nil)
-	return p.Stop
-}

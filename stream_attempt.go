@@ -204,9 +204,9 @@ func (at *streamAttempt) awaitOver() bool {
 	return at.end != nil
 }
 
-// discard ends an attempt whose first message arrived too late. It reads to the end, so that
+// drain ends an attempt whose first message arrived too late. It reads to the end, so that
 // interceptors below see the end.
-func (at *streamAttempt) discard(into any) {
+func (at *streamAttempt) drain(into any) {
 	at.release()
 	for at.recv(into) == nil {
 		continue

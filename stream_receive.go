@@ -171,7 +171,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	s.call.contest.resume(at.attempt)
 	err := at.recv(m)
 	if inTime := s.call.contest.settle(at.attempt); err == nil && !inTime && s.desc.ServerStreams {
-		at.discard(m)
+		at.drain(m)
 		replies.Empty(m)
 		err = errCut
 	}

@@ -128,3 +128,15 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 	}
 	span.End()
 }
+
+// decisionName returns the value of [telemetry.AttrDecision].
+func decisionName(v verdict) string {
+	switch {
+	case v.retries():
+		return instruments.DecisionRetry
+	case is(v.Reason, errWouldRetry):
+		return reasons.Of(errWouldRetry).Word
+	default:
+		return instruments.DecisionStop
+	}
+}
