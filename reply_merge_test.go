@@ -77,14 +77,18 @@ func TestEveryRetryStartsWithAnEmptyReply(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		found basket
+		opts  []grpc.CallOption
 	}{
-		{"empty", basket{}},
-		{"not empty", basket{[]int{0}, "the application's"}},
+		{"empty", basket{}, nil},
+		{"not empty", basket{[]int{0}, "the application's"}, nil},
+		{"with an attempt timeout", basket{[]int{0}, "the application's"}, []grpc.CallOption{WithAttemptTimeout(time.Minute)}},
+		{"hedged", basket{[]int{0}, "the application's"}, []grpc.CallOption{
+			WithHedging(Hedging{Delay: HedgeAfter(time.Minute), AllMethodsAreSafe: true})}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				cc, got := serveBroken(t, 2, three), tt.found
-				if err := cc.Invoke(t.Context(), brokenMethod, &basket{}, &got, grpc.ForceCodec(appendingCodec{})); err != nil {
+				if err := cc.Invoke(t.Context(), brokenMethod, &basket{}, &got, append(tt.opts, grpc.ForceCodec(appendingCodec{}))...); err != nil {
 					t.Fatal(err)
 				}
 				if want := (basket{Items: []int{1, 2, 3}}); !reflect.DeepEqual(got, want) {
