@@ -106,6 +106,7 @@ func TestWorkForARetryIsNotLeftToGRPC(t *testing.T) {
 		{"a retry", metadata.Pairs(previousAttemptsKey, "1"), nil, 1},
 		{"a call that passes through", metadata.Pairs(previousAttemptsKey, "1"), []Option{Disable()}, 1},
 		{"an attempt timeout", metadata.Pairs(previousAttemptsKey, "1"), []Option{WithAttemptTimeout(time.Minute)}, 1},
+		{"a dry run, which changes nothing", metadata.Pairs(previousAttemptsKey, "1"), []Option{WithDryRun(true)}, 3},
 	} {
 		for kind, send := range kinds {
 			for _, fresh := range []bool{true, false} {

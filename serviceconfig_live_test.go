@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
+	"github.com/grpcretry/grpcretry/internal/recorded"
 	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
@@ -581,8 +582,8 @@ func TestMethodsLeftToGRPCPassThrough(t *testing.T) {
 		for _, kind := range callKinds {
 			t.Run(name+", "+kind.name, func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
-					server, logs := serve(t, always(aborted().after(second))), &logRecorder{}
-					r := even(t, append(opts, WithLogger(slog.New(logs)), WithObserver(func(_ context.Context, e Event) {
+					server, logs, meters := serve(t, always(aborted().after(second))), &logRecorder{}, &recorded.Meters{}
+					r := even(t, append(opts, WithLogger(slog.New(logs)), WithMeterProvider(meters), WithObserver(func(_ context.Context, e Event) {
 						t.Errorf("%v is reported", e.Kind)
 					}))...)
 					cc, _ := server.live(t, 0, configOf(retrying(nameEcho, 2)), r.onlyInterceptors()...)
@@ -593,6 +594,7 @@ func TestMethodsLeftToGRPCPassThrough(t *testing.T) {
 						t.Errorf("%d attempts and %v, want the 2 of gRPC's policy and its own error", got, err)
 					}
 					wantLines(t, logs, "WARN…leaving it to gRPC")
+					wantMetrics(t, meters, "grpcretry.passed_calls 1 grpcretry.target=live:///echo rpc.method=other")
 				})
 			})
 		}
