@@ -145,5 +145,5 @@ func (p *policy) backoff(c codes.Code) Backoff {
 
 // asksTooMuch reports whether the server asks for a wait that is longer than MaxServerDelay.
 func (p *policy) asksTooMuch(f *failure) bool {
-	return f.found.hinted && p.MaxServerDelay >= 0 && f.found.hint.Delay > p.MaxServerDelay
+	return p.MaxServerDelay >= 0 && f.found.hint.Delay > p.MaxServerDelay
 }
