@@ -190,7 +190,7 @@ func (k *contest) ended(a *attempt, err error) {
 		a.checkUnsent(err, stateOf(c.cc))
 	}
 	err = truthOf(err, a, c.stream)
-	if err == nil && c.stream != nil && a.isCut() {
+	if err == nil && c.stream != nil && c.stream.desc.ServerStreams && a.isCut() {
 		k.drain(a) // its other messages are lost
 		err = errCut
 	}

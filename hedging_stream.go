@@ -25,7 +25,7 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any) (over bool, _ error)
 		e.err = first.receiveFirst(m)
 	} else {
 		k.replies = replies.TypeOf(m)
-		if s.mayRace() {
+		if s.call.mode == modeHedged {
 			k.compete(s)
 		}
 		k.resume(first.attempt)

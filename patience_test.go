@@ -512,6 +512,21 @@ func TestTheTroubleOfACallWithAnotherPatience(t *testing.T) {
 			})
 		})
 	}
+	t.Run("shorter, of calls that come seldom", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			client := serve(t, always(unavailable())).client(t, WithBudget(Unlimited), WithPatience(time.Minute))
+			for i := range 5 {
+				start := time.Now()
+				_, err := client.Echo(t.Context(), request(), WithMaxAttempts(9))
+				if took := time.Since(start); i > 2 && took != 0 || !errors.Is(err, ErrTargetDown) && i > 2 {
+					t.Errorf("call %d has ended after %v with %v, want that it does not wait: the patience is over", i, took, err)
+				}
+				time.Sleep(11 * second)
+				_, _ = client.Echo(t.Context(), request(), WithPatience(second))
+				time.Sleep(11 * second)
+			}
+		})
+	})
 	t.Run("shorter", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			client := serve(t, always(unavailable())).client(t, WithBudget(Unlimited), WithPatience(3*second))

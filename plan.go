@@ -134,7 +134,7 @@ func (l *limits) asked(hint Pushback, now instant, u float64) time.Duration {
 		return hint.Delay
 	}
 	last, _ := l.latest(now.Add(hint.Delay).Add(hint.Delay / 5))
-	return hint.Delay + part(max(0, last.Sub(now)-hint.Delay), u)
+	return hint.Delay + part(max(0, last.Sub(now.Add(hint.Delay))), u)
 }
 
 // unreplaced returns the verdict for an overdue attempt that nothing replaces: it runs to the deadline. Without one, it

@@ -2,6 +2,7 @@ package grpcretry
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -94,5 +95,14 @@ func TestTheEndOfACutAttempt(t *testing.T) {
 				t.Errorf("%+v, and %d attempts count; want %+v and %d", v, p.counted(), tt.want, tt.counted)
 			}
 		})
+	}
+}
+
+// The longest wait that a server can ask for is not made negative by what is added to it.
+func TestTheLongestRetryInfoAfterTheLimit(t *testing.T) {
+	l := limits{start: instantOf(noon), elapsed: second}
+	longest := Pushback{Delay: math.MaxInt64, Source: WaitRetryInfo}
+	if got := l.asked(longest, instantOf(noon.Add(2*second)), 0.9); got != math.MaxInt64 {
+		t.Errorf("the wait is %v, want %v", got, time.Duration(math.MaxInt64))
 	}
 }

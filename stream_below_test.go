@@ -480,3 +480,52 @@ func TestAPanicWhenAStreamIsOpened(t *testing.T) {
 		_, _ = StreamClientInterceptor(WithBuiltInRetryDisabled())(t.Context(), serverStream, nil, echoMethod, streamer)
 	})
 }
+
+// An endCounter counts the ends that an interceptor below sees.
+type endCounter struct {
+	grpc.ClientStream
+	ends *int
+}
+
+func (c endCounter) RecvMsg(m any) error {
+	err := c.ClientStream.RecvMsg(m)
+	if err != nil {
+		*c.ends++
+	}
+	return err
+}
+
+// SendMsg may be the first to receive the end, and RecvMsg then returns it to the application.
+func TestTheEndIsReceivedOnce(t *testing.T) {
+	for _, steps := range []string{"recv a; header", "recv a; header; fail NOT_FOUND", "recv a"} {
+		bubble(t, func(t *testing.T) {
+			ends := 0
+			cc := serveScripts(t, steps).conn(t, append(DialOptions(steady),
+				below(func(s grpc.ClientStream) grpc.ClientStream { return endCounter{s, &ends} }))...)
+			app := openOn(t, cc, bidiStream)
+			app.play(t, "send a; wait 1s; sendeof b; close")
+			_ = app.stream.RecvMsg(&echov1.EchoResponse{})
+			if ends != 1 {
+				t.Errorf("%s: the interceptor below saw %d ends, want 1", steps, ends)
+			}
+		})
+	}
+}
+
+// One goroutine may send while another receives, in a hedged stream, too. The race detector tells.
+func TestAHedgedStreamOnTwoGoroutines(t *testing.T) {
+	for range 20 {
+		bubble(t, func(t *testing.T) {
+			cc := serveScripts(t, "recv a; send 1").conn(t, DialOptions(WithMethod("/streams/Expand", WithMaxAttempts(2),
+				WithHedging(Hedging{Delay: HedgeAfter(time.Minute)})))...)
+			app := openOn(t, cc, serverStream)
+			received := make(chan struct{})
+			go func() {
+				defer close(received)
+				app.play(t, "recv 1; recv EOF")
+			}()
+			(&application{stream: app.stream}).play(t, "send a; close")
+			<-received
+		})
+	}
+}

@@ -49,13 +49,14 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
-	ended := err != nil || a.Err() != nil || ctx.Err() != nil || isClosed(s.call.cc)
+	below := ctx.Err() // without mu, because it may be an interceptor's
 	s.mu.Lock()
 	at.stream = stream
 	if err == nil {
 		a.bounds.stream = at
 	}
-	if reported && !ended { // that was the end of another stream, which an interceptor below has opened before this one
+	if ended := err != nil || below != nil || a.Err() != nil || isClosed(s.call.cc); reported && !ended {
+		// That was the end of another stream, which an interceptor below has opened before this one.
 		at.end = nil
 		at.users.forget()
 	}

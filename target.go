@@ -25,6 +25,7 @@ type target struct {
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
+	longAgo instant       // guarded by mu; the same for calls with more than the default patience, which remember for longer
 	latest  instant       // guarded by mu; the latest failure
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
 	lasts   time.Duration // guarded by mu; the longest patience of the trouble's calls: it ends that long after its news at the latest
@@ -71,7 +72,7 @@ func (t *target) trouble(now instant, patience time.Duration) trouble {
 	defer t.mu.Unlock()
 	known := trouble{latest: t.latest, answers: t.answers}
 	if t.isFailing(now, patience) {
-		known.since = t.since
+		known.since = t.begun(patience)
 	}
 	return known
 }
@@ -83,17 +84,28 @@ func (t *target) isFailing(now instant, patience time.Duration) bool {
 	return t.failing.Load() && now.Sub(t.news) <= min(t.lasts, max(patience, defaultPatience))
 }
 
+// begun needs mu. It returns since when a failing target is failing for a call with that patience.
+func (t *target) begun(patience time.Duration) instant {
+	if patience > defaultPatience {
+		return t.longAgo
+	}
+	return t.since
+}
+
 // fail records a retryable failure, and returns what is known now.
 func (t *target) fail(now instant, patience time.Duration) trouble {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.lasts = max(t.lasts, patience); !t.isFailing(now, patience) {
-		t.since, t.lasts, t.logged = now, patience, nothingToSay
+	if t.lasts = max(t.lasts, patience); !t.isFailing(now, defaultPatience) {
+		t.since, t.logged = now, nothingToSay
+	}
+	if !t.isFailing(now, t.lasts) {
+		t.longAgo, t.lasts = now, patience
 	}
 	t.latest = max(t.latest, now)
 	t.news = max(t.news, now)
 	t.setFailing(true)
-	return trouble{t.since, t.latest, t.answers}
+	return trouble{t.begun(patience), t.latest, t.answers}
 }
 
 // setFailing needs mu.
@@ -130,7 +142,7 @@ func (t *target) state(now instant) inside.Target {
 	defer t.mu.Unlock()
 	s := inside.Target{Name: t.name, Waiting: t.waiting, GaveUp: t.gaveUp}
 	if t.isFailing(now, t.lasts) {
-		s.Failing = max(0, now.Sub(t.since))
+		s.Failing = max(0, now.Sub(t.longAgo))
 	}
 	return s
 }
@@ -185,7 +197,7 @@ func (t *target) giveUp(now instant) {
 	t.mu.Lock()
 	t.news = max(t.news, now)
 	t.gaveUp++
-	over := t.waiting == 0 || now >= t.since.Add(t.lasts) // otherwise other calls go on waiting
+	over := t.waiting == 0 || now >= t.longAgo.Add(t.lasts) // otherwise other calls go on waiting
 	t.mu.Unlock()
 	if over {
 		t.sayOnce(patienceOver)

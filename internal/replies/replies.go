@@ -75,7 +75,10 @@ func Hand(reply, response any) error {
 		return status.Errorf(codes.Internal, "grpcretry: a message was received ahead as %T, which is no %T", response, reply)
 	}
 	encoded, err := proto.Marshal(from)
-	return cmp.Or(err, proto.Unmarshal(encoded, to))
+	if err = cmp.Or(err, proto.Unmarshal(encoded, to)); err != nil {
+		return status.Errorf(codes.Internal, "grpcretry: a message was received ahead as %T, and cannot be given as %T: %v", response, reply, err)
+	}
+	return nil
 }
 
 // Copy copies a response into the caller's reply, which has the same type. Nobody may use the response after
