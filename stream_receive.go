@@ -113,7 +113,7 @@ func (s *retryStream) receive(m any) error {
 				at.abandon(err)
 			}
 			return s.receivedCommitted(at, err)
-		case s.isOver() && at != nil && !at.received && at.fate == fateCommitted && at.broken == nil && !at.isCut():
+		case s.isOver() && at != nil && at.fate == fateCommitted && at.broken == nil && !at.isCut() && !(at.received && isEOF(s.final)):
 			s.mu.Unlock()
 			return at.recv(m) // messages may have arrived before gRPC reported the end
 		case s.isOver() && s.rest != nil:
