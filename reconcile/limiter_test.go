@@ -149,6 +149,8 @@ func TestFailed(t *testing.T) {
 		return &grpcretry.Error{Last: statusError(codes.Unavailable, 0), Reason: grpcretry.ErrAttemptsExhausted,
 			Attempts: []grpcretry.Attempt{{Trailer: metadata.Pairs("grpc-retry-pushback-ms", ms)}}}
 	}
+	hedged := &grpcretry.Error{Last: statusError(codes.Unavailable, 0), Reason: grpcretry.ErrPushback,
+		Attempts: []grpcretry.Attempt{{Number: 1, Trailer: metadata.Pairs("grpc-retry-pushback-ms", "-1")}, {Number: 2}}}
 	for _, tt := range []struct {
 		name     string
 		err      error
@@ -161,8 +163,7 @@ func TestFailed(t *testing.T) {
 		{"RetryInfo", statusError(codes.Unavailable, 10*time.Second), 10 * time.Second, 12 * time.Second},
 		{"pushback", pushback("30000"), 30 * time.Second, 30 * time.Second},
 		{"pushback says no", pushback("-1"), 7 * time.Second, 7 * time.Second},
-		{"pushback says no, in a hedged call's earlier attempt", &grpcretry.Error{Last: statusError(codes.Unavailable, 0), Reason: grpcretry.ErrPushback,
-			Attempts: []grpcretry.Attempt{{Number: 1, Trailer: metadata.Pairs("grpc-retry-pushback-ms", "-1")}, {Number: 2}}}, 7 * time.Second, 7 * time.Second},
+		{"pushback says no, in a hedged call's earlier attempt", hedged, 7 * time.Second, 7 * time.Second},
 		{"RetryInfo over the limit", statusError(codes.Unavailable, time.Hour), 5 * time.Minute, 5 * time.Minute},
 		{"Kubernetes", tooManyRequests(20), 20 * time.Second, 24 * time.Second},
 		{"permanent", grpcretry.Permanent(errors.New("never")), 7 * time.Second, 7 * time.Second},
