@@ -37,13 +37,13 @@ func TestFirstAttemptThatSucceedsAllocatesOnce(t *testing.T) {
 }
 
 // TestRecordsAreSmall holds the allocation of each call, and that of each retried call, to their size classes; the next ones are 16
-// and 64 bytes larger. Above 512 bytes, Go adds 8 of its own.
+// and 64 bytes larger. Above 512 bytes, Go needs more time for an allocation, and adds 8 bytes of its own.
 func TestRecordsAreSmall(t *testing.T) {
 	if got := unsafe.Sizeof(attempt{}); got > 224 {
 		t.Errorf("an attempt takes %d bytes, want at most 224", got)
 	}
-	if got := unsafe.Sizeof(cold{}); got > 696 {
-		t.Errorf("the cold part of a call takes %d bytes, want at most 696", got)
+	if got := unsafe.Sizeof(cold{}); got > 512 {
+		t.Errorf("the cold part of a call takes %d bytes, want at most 512", got)
 	}
 }
 

@@ -860,8 +860,8 @@ func (r *randomHedges) run(t *testing.T, cc *grpc.ClientConn, seed uint64) {
 	}
 	want.check(t, got, got.at.Sub(start))
 	r.events.check(t, got.err)
-	if r.target.waiting != 0 {
-		t.Errorf("%d calls still wait for the target", r.target.waiting)
+	if waiting := r.target.waiting.Load(); waiting != 0 {
+		t.Errorf("%d calls still wait for the target", waiting)
 	}
 	want.checkAttempts(t, r.events.events, start)
 	want.checkAccounts(t, budget, hedges, delay)

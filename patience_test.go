@@ -301,7 +301,7 @@ func TestTooManyCallsWait(t *testing.T) {
 		server := serve(t, awayUntil(tenth))
 		r := retrierOf(t, WithBackoff(Constant(tenth)), unmoved)
 		of := r.targets.Dialed("passthrough:///echo", func() string { return "passthrough:///echo" })
-		of.waiting = maxWaiting - 1
+		of.waiting.Store(maxWaiting - 1)
 		client := newEchoClient(t, server, r)
 		a, b := &timedCall{message: "a"}, &timedCall{message: "b", at: tenth / 2}
 		makeCalls(t, client, a, b)
@@ -309,8 +309,8 @@ func TestTooManyCallsWait(t *testing.T) {
 			t.Errorf("the call that waits as number 10,000: %v", a.err)
 		}
 		wantStop(t, b.err, codes.Unavailable, ErrTargetDown, 1)
-		if of.waiting != maxWaiting-1 {
-			t.Errorf("%d calls wait after all have ended, want %d", of.waiting, maxWaiting-1)
+		if waiting := of.waiting.Load(); waiting != maxWaiting-1 {
+			t.Errorf("%d calls wait after all have ended, want %d", waiting, maxWaiting-1)
 		}
 	})
 }
@@ -319,7 +319,7 @@ func TestTooManyCallsWaitForAConnection(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := retrierOf(t)
 		link, cc := serve(t, always(ok())).linked(t, r.DialOptions()...)
-		r.targets.Dialed(cc.Target(), cc.CanonicalTarget).waiting = maxWaiting
+		r.targets.Dialed(cc.Target(), cc.CanonicalTarget).waiting.Store(maxWaiting)
 		link.cut()
 		synctest.Wait()
 		start := time.Now()

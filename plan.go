@@ -29,9 +29,10 @@ type plan struct {
 	ledger ledger
 	config knownConfig
 
-	silent  bool // an attempt got no response, so its server may still be at work
-	hedging bool // hedges may be sent
-	single  bool // nothing follows an attempt that has reached a server: a service further up retries, see server.go
+	silent    bool // an attempt got no response, so its server may still be at work
+	hedging   bool // hedges may be sent
+	single    bool // nothing follows an attempt that has reached a server: a service further up retries, see server.go
+	tokenless bool // the retry was due, and waits for a token of the budget
 
 	limits
 	waiter
@@ -41,12 +42,10 @@ type plan struct {
 	progress progress // of the backoff
 	next     pending  // the attempt that was decided on but not yet sent
 
-	connecting error // while the call waits for a connection: the reason to end at dueAt; otherwise nil
-	tokenless  bool  // the retry was due, and waits for a token of the budget
-
-	dueAt   instant // when to call due; zero for never
-	pushed  pushed  // by the newest pushback
-	stopped error   // the reason an earlier attempt's failure ruled out further attempts
+	connecting error   // while the call waits for a connection: the reason to end at dueAt; otherwise nil
+	dueAt      instant // when to call due; zero for never
+	pushed     pushed  // by the newest pushback
+	stopped    error   // the reason an earlier attempt's failure ruled out further attempts
 
 	// For hedged calls.
 	delay     time.Duration

@@ -651,8 +651,8 @@ func (d *planDriver) checkTheEnd() {
 		d.t.Errorf("the call is over, but due at %v", d.since(due))
 	}
 	d.checkTokens()
-	if d.target.waiting != 0 {
-		d.t.Errorf("%d calls still wait for the target", d.target.waiting)
+	if waiting := d.target.waiting.Load(); waiting != 0 {
+		d.t.Errorf("%d calls still wait for the target", waiting)
 	}
 	if d.slots != nil && d.slots.Balance(d.now) != d.slotsAll {
 		d.t.Errorf("%v of %v slots are free", d.slots.Balance(d.now), d.slotsAll)

@@ -21,7 +21,8 @@ type target struct {
 	name string // in gRPC's canonical form, or a function's
 	all  *targets
 
-	failing atomic.Bool // changed with mu held
+	failing atomic.Bool  // changed with mu held
+	waiting atomic.Int64 // calls that wait before their next attempt
 
 	mu      sync.Mutex
 	since   instant       // guarded by mu; the first failure of the latest trouble
@@ -30,7 +31,6 @@ type target struct {
 	news    instant       // guarded by mu; the latest failure, or the latest call that gave up
 	lasts   time.Duration // guarded by mu; the longest patience of the trouble's calls: it ends that long after its news at the latest
 	answers int64         // guarded by mu; how often a call was answered while the target was failing
-	waiting int           // guarded by mu; calls that wait before their next attempt
 	gaveUp  int64         // guarded by mu; calls that ended because the patience was over
 	logged  notice        // guarded by mu; the latest that was logged about this trouble
 
@@ -50,11 +50,12 @@ func newTargets(log *logger) *targets {
 	all.MayForget = func(t *target) bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if t.waiting == 0 {
-			t.setFailing(false)
-			t.forgotten = true
+		if t.waiting.Load() > 0 {
+			return false
 		}
-		return t.waiting == 0
+		t.setFailing(false)
+		t.forgotten = true
+		return true
 	}
 	return all
 }
@@ -128,11 +129,11 @@ func (t *target) answer() {
 	t.mu.Lock()
 	t.setFailing(false)
 	t.answers++
-	waited, calls := t.logged != nothingToSay, t.waiting
+	waited := t.logged != nothingToSay
 	t.logged = nothingToSay // another answer may be waiting for mu
 	t.mu.Unlock()
 	if waited {
-		t.say(answersAgain, calls)
+		t.say(answersAgain)
 	}
 }
 
@@ -140,7 +141,7 @@ func (t *target) answer() {
 func (t *target) state(now instant) inside.Target {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := inside.Target{Name: t.name, Waiting: t.waiting, GaveUp: t.gaveUp}
+	s := inside.Target{Name: t.name, Waiting: int(t.waiting.Load()), GaveUp: t.gaveUp}
 	if t.isFailing(now, t.lasts) {
 		s.Failing = max(0, now.Sub(t.longAgo))
 	}
@@ -162,21 +163,15 @@ const maxWaiting = 10_000
 
 // enter counts one more waiting call. It returns false if there are too many.
 func (t *target) enter() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.waiting >= maxWaiting {
-		return false
+	if t.waiting.Add(1) <= maxWaiting {
+		return true
 	}
-	t.waiting++
-	return true
+	t.waiting.Add(-1)
+	return false
 }
 
 // exit counts one waiting call fewer.
-func (t *target) exit() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.waiting--
-}
+func (t *target) exit() { t.waiting.Add(-1) }
 
 // A notice is something that is logged once about a trouble.
 type notice int
@@ -197,7 +192,7 @@ func (t *target) giveUp(now instant) {
 	t.mu.Lock()
 	t.news = max(t.news, now)
 	t.gaveUp++
-	over := t.waiting == 0 || now >= t.longAgo.Add(t.lasts) // otherwise other calls go on waiting
+	over := t.waiting.Load() == 0 || now >= t.longAgo.Add(t.lasts) // otherwise other calls go on waiting
 	t.mu.Unlock()
 	if over {
 		t.sayOnce(patienceOver)
@@ -206,17 +201,17 @@ func (t *target) giveUp(now instant) {
 
 func (t *target) sayOnce(what notice) {
 	t.mu.Lock()
-	first, calls := t.logged < what, t.waiting
+	first := t.logged < what
 	t.logged = max(t.logged, what)
 	t.mu.Unlock()
 	if first {
-		t.say(what, calls)
+		t.say(what)
 	}
 }
 
 // say logs a notice, without mu, because a handler may take its time.
-func (t *target) say(what notice, waiting int) {
+func (t *target) say(what notice) {
 	if t.all.log != nil {
-		t.all.log.targetNotice(t.name, what, waiting)
+		t.all.log.targetNotice(t.name, what, int(t.waiting.Load()))
 	}
 }
