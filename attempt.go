@@ -234,16 +234,14 @@ func (a *attempt) gotNoResponse() bool {
 }
 
 // checkFunction records what a function's error says about the attempt: whether it had an effect and,
-// if the error is that of a call below, that call's last trailer, or the one that forbids a retry: of a hedged call it may be an
-// earlier one. Its pushback applies to the function as well: calling the function again would call the same server.
+// if the error is that of a call below, that call's trailer. Its pushback applies to the function as well: calling the function again
+// would call the same server.
 func (a *attempt) checkFunction(err error) {
 	if isUnsent(err) {
 		a.fate = fateUnsent
 	}
-	if below, ok := errtype.As[*Error](err); ok && below != nil {
-		for i := 0; i < len(below.Attempts) && !forbidsRetry(a.trailer); i++ {
-			a.trailer = below.Attempts[i].Trailer
-		}
+	if below, _ := errtype.As[*Error](err); below != nil {
+		a.trailer = below.trailer()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry/internal/errtype"
@@ -171,11 +172,15 @@ func is(reason, ours error) bool { return reasons.Of(reason) == reasons.Of(ours)
 // tellsOfGivingUp reports whether err is, or wraps, the Error of a call that gave up.
 func tellsOfGivingUp(err error) bool {
 	e, _ := errtype.As[*Error](err)
-	if e == nil {
-		return false
+	return e != nil && (gaveUp(e.Reason, e.reached) || forbidsRetry(e.trailer()))
+}
+
+// trailer returns the trailer of the call's last attempt, or the one that forbids a retry: of a hedged call it may be an earlier one.
+func (e *Error) trailer() (trailer metadata.MD) {
+	for i := 0; i < len(e.Attempts) && !forbidsRetry(trailer); i++ {
+		trailer = e.Attempts[i].Trailer
 	}
-	attempts := e.Attempts
-	return gaveUp(e.Reason, e.reached) || len(attempts) > 0 && forbidsRetry(attempts[len(attempts)-1].Trailer)
+	return trailer
 }
 
 // GRPCStatus returns the status that [status.FromError] and [status.Code] report.

@@ -247,6 +247,25 @@ func TestACallHasReachedAServerBeforeTheAttemptsThatAreKept(t *testing.T) {
 	}
 }
 
+// A server forbade a retry, although another one has been asked since: of a hedged call, any attempt may have been the last to hear it.
+func TestAServerFurtherDownHasForbiddenARetry(t *testing.T) {
+	forbids := metadata.Pairs(pushbackKey, "-1")
+	for _, c := range []struct {
+		attempts []Attempt
+		want     bool
+	}{
+		{[]Attempt{{Trailer: forbids}, {}}, true},
+		{[]Attempt{{}, {Trailer: forbids}}, true},
+		{[]Attempt{{Trailer: metadata.Pairs(pushbackKey, "5")}}, false},
+		{nil, false},
+	} {
+		e := &Error{Reason: ErrNotRetryable, Attempts: c.attempts}
+		if got := tellsOfGivingUp(fmt.Errorf("handler: %w", e)); got != c.want {
+			t.Errorf("attempts %+v: the handler's error tells of giving up: %t, want %t", c.attempts, got, c.want)
+		}
+	}
+}
+
 // brittle is an error whose methods panic if it is a nil pointer.
 type brittle struct{ text string }
 

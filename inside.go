@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/inside"
 	"github.com/grpcretry/grpcretry/internal/layers"
@@ -23,6 +24,7 @@ func init() {
 	inside.BudgetOf = func(retrier any, method, target string) any { return retrier.(*Retrier).budgetOf(method, target) }
 	inside.IsLate = func(outcome any) bool { return outcome.(Outcome).late }
 	inside.IsDryRun = func(policy any) bool { return policy.(Policy).dryRun }
+	inside.TrailerOf = func(e any) metadata.MD { return e.(*Error).trailer() }
 	inside.RepeatsOf = func(attempt any) int { return int(attempt.(Attempt).repeats) }
 	inside.UsageOf = func(retrier any) inside.Usage { return retrier.(*Retrier).made().usage.now() }
 	inside.TargetsOf = func(retrier any) []inside.Target { return retrier.(*Retrier).made().targets.states(time.Now()) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/grpcretry/grpcretry"
 	"github.com/grpcretry/grpcretry/internal/drive"
+	"github.com/grpcretry/grpcretry/internal/inside"
 )
 
 // A judged error is an error as the engine sees it: with a status, and unwrapped to the original.
@@ -54,20 +55,12 @@ func retryAfter(message string, seconds int) *status.Status {
 	return overloaded
 }
 
-// trailerOf returns the trailer of the last attempt of a call that this library made, or the one that forbids a retry: of a
-// hedged call it may be an earlier one. gRPC's own errors have none.
-func trailerOf(err error) (trailer metadata.MD) {
-	call, ok := errors.AsType[*grpcretry.Error](err)
-	if !ok {
-		return nil
+// trailerOf returns the trailer of a call that this library made. gRPC's own errors have none.
+func trailerOf(err error) metadata.MD {
+	if call, _ := errors.AsType[*grpcretry.Error](err); call != nil {
+		return inside.TrailerOf(call)
 	}
-	for _, a := range call.Attempts {
-		trailer = a.Trailer
-		if p, _ := grpcretry.PushbackFrom(trailer, nil); p.Stop {
-			break
-		}
-	}
-	return trailer
+	return nil
 }
 
 // A reading is what an error alone says about the next attempt.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
 )
@@ -27,6 +28,9 @@ type Call struct {
 // RepeatsOf returns how often the wait before a grpcretry.Attempt was repeated because the target was still failing,
 // at most 255.
 var RepeatsOf func(attempt any) int
+
+// TrailerOf returns the trailer of a call's last attempt, or the one that forbids a retry; e is the call's *grpcretry.Error.
+var TrailerOf func(e any) metadata.MD
 
 // WaitConnect is the grpcretry.WaitSource of the wait for a connection, and the backoff after it. It follows those that
 // grpcretry counts.
