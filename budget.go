@@ -155,7 +155,7 @@ func (b *concurrencyBudget) String() string {
 
 func (b *concurrencyBudget) Deposit(o Outcome) {
 	if o.Attempt > 1 { // the attempt holds a slot
-		b.release()
+		b.inUse.Add(-1)
 	}
 }
 
@@ -172,16 +172,6 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 }
 
 func (b *concurrencyBudget) Balance(time.Time) float64 { return float64(b.limit - b.inUse.Load()) }
-
-// release gives a slot back.
-func (b *concurrencyBudget) release() {
-	for {
-		n := b.inUse.Load()
-		if n <= 0 || b.inUse.CompareAndSwap(n, n-1) {
-			return
-		}
-	}
-}
 
 // AllBudgets returns a budget that allows a retry only if every one of the budgets does. It takes
 // a token from all of them or from none: if one refuses, those that were asked before it receive a
@@ -271,7 +261,7 @@ func (all *allBudgets) Balance(now time.Time) float64 {
 func release(b Budget) {
 	switch b := b.(type) {
 	case *concurrencyBudget:
-		b.release()
+		b.inUse.Add(-1)
 	case *allBudgets:
 		for _, one := range b.budgets {
 			release(one)

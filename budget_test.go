@@ -35,6 +35,7 @@ func TestRateBudgetRefundIsUsedAgain(t *testing.T) {
 		b := NewRateBudget(rate.NewLimiter(1, 3))
 		wantWithdrawn(t, b, at(0), 3)
 		wantWithdrawn(t, b, at(later), 0)
+		b.Deposit(Outcome{Attempt: 1, Result: Unsent}) // it took no token
 		b.Deposit(returned)
 		b.Deposit(returned)
 		wantBalance(t, b, at(later), 2+later)
@@ -183,13 +184,14 @@ func TestAllBudgetsTakeFromAllOrNone(t *testing.T) {
 // A budget of another package that panics does not cost other calls a slot.
 func TestASlotIsGivenBackThoughAnotherBudgetPanics(t *testing.T) {
 	slots := concurrencyBudgetOf(t, 1)
-	b := AllBudgets(panicking{}, slots)
-	wantWithdrawn(t, b, epoch, 1)
-	func() {
-		defer func() { recover() }()
-		b.Deposit(returned)
-	}()
-	wantBalance(t, slots, epoch, 1)
+	for _, b := range []Budget{AllBudgets(panicking{}, slots), AllBudgets(slots, panicking{})} {
+		wantWithdrawn(t, b, epoch, 1)
+		func() {
+			defer func() { recover() }()
+			b.Deposit(returned)
+		}()
+		wantBalance(t, slots, epoch, 1)
+	}
 }
 
 type panicking struct{ unlimited }
