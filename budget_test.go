@@ -342,6 +342,13 @@ func TestAllBudgetsReturnToThoseThatGave(t *testing.T) {
 	}
 }
 
+// A budget of another package is asked by Withdraw alone, because it may not know its balance.
+func TestAllBudgetsDoNotTrustTheBalanceOfOthers(t *testing.T) {
+	if a := (&theirs{}); !AllBudgets(concurrencyBudgetOf(t, 1), a).Withdraw(epoch) || a.taken != 1 {
+		t.Errorf("%d tokens were taken, want 1", a.taken)
+	}
+}
+
 // A retry that takes over the slot of an overdue one holds it, also after that one has ended.
 func TestASlotThatIsTakenOverIsHeld(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -222,6 +222,21 @@ func TestAThrottleIsNeverWaitedFor(t *testing.T) {
 	})
 }
 
+// The budget beside a throttle is, as long as the throttle has tokens.
+func TestTheBudgetBesideAThrottleIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, awayUntil(second))
+		beside := NewRateBudget(rate.NewLimiter(1, 1))
+		beside.Withdraw(time.Now())
+		client := server.client(t, WithBackoff(Constant(tenth)), WithBudget(AllBudgets(throttleOf(t, 100, 1), beside)))
+		a := &timedCall{message: "a"}
+		makeCalls(t, client, a)
+		if a.err != nil {
+			t.Error(a.err)
+		}
+	})
+}
+
 // Nor is one that refuses only when the wait is over, because another call has failed meanwhile.
 func TestAThrottleThatRefusesAfterTheWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
