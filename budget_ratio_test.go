@@ -94,6 +94,9 @@ func TestZeroFieldsOfARatioBudget(t *testing.T) {
 		if got := withdraw(b, epoch, plenty); got != tt.want {
 			t.Errorf("%+v allowed %d retries, want %d", tt.settings, got, tt.want)
 		}
+		if got := b.Balance(epoch); got >= 1 || tt.want == 0 && got != 0 {
+			t.Errorf("%+v leaves %v", tt.settings, got)
+		}
 	}
 }
 

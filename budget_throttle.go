@@ -12,7 +12,7 @@ import (
 // each failed attempt and gains tokenRatio for each successful one, but stays between 0 and
 // maxTokens. Retries are allowed while the count is above half of maxTokens.
 //
-// maxTokens is above 0 and at most 1000, tokenRatio is above 0; other values are an error. Decimals
+// maxTokens is at least 0.001 and at most 1000, tokenRatio is at least 0.001; other values are an error. Decimals
 // beyond the third are ignored in both, as A6 specifies for tokenRatio. A retry itself costs no
 // token. A failure that is [Answered] changes nothing, because to A6 it is neither a success nor a
 // failure. A throttle that refuses ends the call immediately: nothing waits for it. It takes no lock.
@@ -20,19 +20,13 @@ import (
 // A6 keeps one count for each server: a client of several servers uses NewThrottle within
 // [PerTarget].
 func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
-	if !(maxTokens > 0 && maxTokens <= 1000) { // NaN too
-		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, want above 0 and at most 1000", maxTokens)
+	if !(maxTokens >= 0.001 && maxTokens <= 1000) { // NaN too
+		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, want at least 0.001 and at most 1000", maxTokens)
 	}
-	if !(tokenRatio > 0) || math.IsInf(tokenRatio, 0) {
-		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, want a number above 0", tokenRatio)
+	if !(tokenRatio >= 0.001) || math.IsInf(tokenRatio, 0) {
+		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, want a number of at least 0.001", tokenRatio)
 	}
 	t := &throttle{full: thousandths(maxTokens), gain: thousandths(min(tokenRatio, maxTokens))}
-	if t.full == 0 {
-		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, below 0.001", maxTokens)
-	}
-	if t.gain == 0 {
-		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, below 0.001", tokenRatio)
-	}
 	t.tokens.Store(t.full)
 	return t, nil
 }

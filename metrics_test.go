@@ -124,6 +124,12 @@ func TestMetricsOfACall(t *testing.T) {
 				"grpcretry.hedges 2 grpcretry.hedge.result=wasted",
 				"grpcretry.wait.duration 2/2s grpcretry.wait_source=hedge_delay",
 			}},
+		{name: "hedge refused", script: script(ok().after(3 * second / 2)),
+			opts: []Option{hedged(3, Hedging{Delay: HedgeAfter(second), Budget: stingy{}})}, want: []string{
+				"grpcretry.attempts 1 grpcretry.decision=success rpc.response.status_code=OK",
+				"grpcretry.budget.refusals 1 grpcretry.budget=hedges",
+				"grpcretry.calls 1 grpcretry.outcome=first_try",
+			}},
 		{name: "switched off", script: script(unavailable()), opts: []Option{Disable()}, want: []string{"grpcretry.passed_calls 1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

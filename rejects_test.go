@@ -160,6 +160,7 @@ func TestWhatIsRejected(t *testing.T) {
 		{ratio(RatioBudget{Window: time.Millisecond - 1}), []string{"Window is 999.999µs"}},
 
 		{throttled(0, 0.1), []string{"NewThrottle: ", "maxTokens is 0"}},
+		{throttled(-1, 0.1), []string{"maxTokens is -1"}},
 		{throttled(1000.001, 0.1), []string{"maxTokens is 1000.001"}},
 		{throttled(inf, 0.1), []string{"maxTokens is +Inf"}},
 		{throttled(nan, 0.1), []string{"maxTokens is NaN"}},
