@@ -34,7 +34,7 @@ type Option interface {
 // ClientConn, so it wins over those passed to New.
 //
 // New rejects invalid values. If an option passed to a single call has one, the call fails with
-// INTERNAL before anything is sent.
+// INTERNAL before anything is sent. Without an interceptor of this package, gRPC ignores it.
 type CallOption interface {
 	Option
 	grpc.CallOption
@@ -148,7 +148,7 @@ func WithCodes(c ...codes.Code) CallOption {
 // WithClassifier sets a function that decides whether a failed attempt is retryable, before the
 // codes do: it returns [Retry] or [Stop], or [Default] to leave the decision to the codes. Its
 // context is the caller's. It is not called for a failure that the end of that context explains, nor if the call is
-// committed.
+// committed. It cannot choose the wait; an interceptor chained after this one can, with a RetryInfo in the status.
 //
 // f must be safe for concurrent use. It runs on the call's goroutine or, at an attempt timeout, on
 // a timer's goroutine while the call waits; see [WithHedging] for hedged calls. An attempt that nothing
@@ -407,8 +407,8 @@ func WithObserver(f func(context.Context, Event)) Option {
 // WithLogger writes to l
 //
 //   - at debug level: retries, hedges, and what a dry run would have done;
-//   - at warn level: calls that gave up (at most a hundred in a burst, then one a second, with
-//     the number of calls left out), exhausted budgets (once, until they recover), that calls wait
+//   - at warn level: calls that gave up, but not for want of a token or of patience (at most a hundred in a burst, then one a
+//     second, with the number of calls left out), exhausted budgets (once, until they recover), that calls wait
 //     for a target, and that they do not any more (once each, until it answers), and, once each,
 //     what is doubtful about the options (a pattern that names no method of the protos that the program
 //     links, an attempt timeout that no attempt can meet, a policy that can never retry, settings that

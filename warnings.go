@@ -51,6 +51,8 @@ func (o *policyOptions) unlinkedPatterns() []string {
 			all = append(all, fmt.Sprintf("WithMethod %s: service %s has no method %s", pattern, patterns.ServiceName(pattern), name))
 		} else if patterns.MayBeProto(pattern) && protos.Service(patterns.ServiceOf(pattern)) == nil {
 			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, patterns.ServiceName(pattern)))
+		} else if full, ok := protos.Qualified(patterns.ServiceOf(pattern)); ok {
+			all = append(all, fmt.Sprintf("WithMethod %s: the service's name is %s", pattern, full))
 		}
 	}
 	return all

@@ -101,7 +101,7 @@ func (o *explainOptions) do(ctx context.Context, stdout io.Writer) error {
 // parseExplain reads the command line. It prints its errors to stderr before it returns them.
 func parseExplain(args []string, stderr io.Writer) (*explainOptions, error) {
 	o := &explainOptions{question: question{asGiven: args, effort: effort{rate: 200, stories: 4000}}}
-	latency, headroom := "lognormal:20ms±20ms", "25%"
+	latency, headroom := "lognormal:20ms±20ms", "100%"
 	flags := flag.NewFlagSet("herd explain", flag.ContinueOnError)
 	flags.StringVar(&o.policy, "policy", "", "explain the retryPolicy or hedgingPolicy of the gRPC service config in this `file`")
 	flags.StringVar(&o.method, "method", "", "the `method`, /pkg.Service/Method; with -policy, the one whose config is explained")

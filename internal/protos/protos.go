@@ -65,6 +65,18 @@ func Service(service string) protoreflect.ServiceDescriptor {
 	return descriptor
 }
 
+// Qualified returns the full name of a linked service that a name without a package may mean: "/pkg.Service/" for "/Service/".
+func Qualified(service string) (full string, ok bool) {
+	name := protoreflect.Name(strings.Trim(service, "/"))
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		if s := f.Services().ByName(name); s != nil && s.FullName() != protoreflect.FullName(name) {
+			full = "/" + string(s.FullName()) + "/"
+		}
+		return full == ""
+	})
+	return full, full != ""
+}
+
 // Lacks returns a method's name without the service, and whether the program links the service, but it has no such method.
 func Lacks(method string) (name string, lacks bool) {
 	service := Service(patterns.ServiceOf(method))
