@@ -54,14 +54,12 @@ func SetPushback(ctx context.Context, delay time.Duration) error {
 // nothing.
 func SetNoRetry(ctx context.Context) error {
 	r := layers.Of(ctx)
-	if !r.Handles(ctx) { // there is no interceptor, or the request is that of a client in the same process
-		return sendPushback(ctx, "SetNoRetry", wire.NoRetry)
-	}
-	if r.Forbids() {
+	handled := r.Handles(ctx) // false without an interceptor, and if the request is that of a client in the same process
+	if handled && r.Forbids() {
 		return nil
 	}
 	err := sendPushback(ctx, "SetNoRetry", wire.NoRetry)
-	if err == nil {
+	if err == nil && handled {
 		r.Forbid()
 	}
 	return err
@@ -181,7 +179,13 @@ func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 func (s *server) handle(
 	ctx context.Context, method string, setTrailer func(metadata.MD) error, handler func(*layers.Request) error,
 ) (err error) {
-	r := s.begin(ctx, method)
+	by, mark := layers.RetriedByOf(ctx)
+	if by != layers.Nobody {
+		s.metrics.Retry(method, string(by))
+		trace.SpanFromContext(ctx).SetAttributes(attribute.String(telemetry.AttrRetriedBy, string(by)),
+			attribute.Int(telemetry.AttrPreviousAttempts, PreviousAttempts(ctx)))
+	}
+	r := layers.New(ctx, s.Limit(by == layers.Caller, mark))
 	succeeded := false // a panic is a failure
 	defer func() {
 		r.Respond()
@@ -212,16 +216,6 @@ func (s *requestStream) SendMsg(m any) error {
 	return err
 }
 
-// begin looks at a request that has arrived.
-func (s *server) begin(ctx context.Context, method string) *layers.Request {
-	by, mark := layers.RetriedByOf(ctx)
-	if by != layers.Nobody {
-		s.metrics.Retry(method, string(by))
-		showRetry(ctx, by)
-	}
-	return layers.New(ctx, s.Limit(by == layers.Caller, mark))
-}
-
 // failed has the response of a handler that failed say "do not retry", if there is a reason to. err is
 // the handler's error, nil if it panicked.
 func (s *server) failed(r *layers.Request, err error, method string, setTrailer func(metadata.MD) error) {
@@ -231,16 +225,6 @@ func (s *server) failed(r *layers.Request, err error, method string, setTrailer 
 	if r.Forbid() && setTrailer(metadata.MD{wire.PushbackKey: {wire.NoRetry}}) == nil {
 		s.metrics.NoRetry(method)
 		trace.SpanFromContext(r).AddEvent(telemetry.SpanEventNoRetry)
-	}
-}
-
-// The following is what the server interceptors report.
-
-// showRetry marks the span of a request that is retried.
-func showRetry(ctx context.Context, by layers.RetriedBy) {
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(attribute.String(telemetry.AttrRetriedBy, string(by)),
-			attribute.Int(telemetry.AttrPreviousAttempts, PreviousAttempts(ctx)))
 	}
 }
 
