@@ -45,7 +45,7 @@ type budgetLabels struct{ target, scope string }
 // counters from then on, so that they do not end with the Retrier: a total that shrinks would be a reset to
 // its readers, and what was counted last would be missing from the last flush.
 func newMetrics(c *config, s *settings, u *usage, t *targets) (*metrics, error) {
-	if !c.metrics {
+	if c.meterProvider == nil {
 		return nil, nil
 	}
 	m := &metrics{settings: s, usage: u, targets: t, overflow: instruments.NewRow(instruments.Other, instruments.Other)}

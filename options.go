@@ -10,11 +10,13 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/grpcretry/grpcretry/internal/instruments"
 	"github.com/grpcretry/grpcretry/internal/patterns"
 )
 
@@ -453,8 +455,8 @@ func WithCallSpan(on bool) Option {
 // more. So a program that makes new Retriers again and again should give them no provider.
 func WithMeterProvider(mp metric.MeterProvider) meterOption {
 	return meterOption{
-		fixedOption("WithMeterProvider", func(c *config) { c.metrics, c.meterProvider = true, mp }),
-		serverOption(func(s *server) { s.measured, s.meterProvider = true, mp }),
+		fixedOption("WithMeterProvider", func(c *config) { c.meterProvider = cmp.Or(mp, otel.GetMeterProvider()) }),
+		serverOption(func(s *server) { s.metrics = instruments.NewServer(cmp.Or(mp, otel.GetMeterProvider())) }),
 	}
 }
 
@@ -485,8 +487,7 @@ type config struct {
 	logger          *slog.Logger
 	tracerProvider  trace.TracerProvider
 	callSpan        bool
-	metrics         bool
-	meterProvider   metric.MeterProvider // nil means the global one
+	meterProvider   metric.MeterProvider // nil means no metrics
 	builtInRetryOff bool
 	replayMemory    int64 // in bytes
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -135,9 +134,7 @@ func (f serverOption) applyToServer(s *server) { f(s) }
 type server struct {
 	layers.Measures
 
-	measured      bool
-	meterProvider metric.MeterProvider // nil means the global one
-	metrics       *instruments.Server  // nil if there are none
+	metrics *instruments.Server // nil if there are none
 }
 
 func newServer(caller string, opts []ServerOption) *server {
@@ -147,9 +144,6 @@ func newServer(caller string, opts []ServerOption) *server {
 			panic(fmt.Errorf("grpcretry: %s: option number %d is nil", caller, i+1)) //nolint:forbidigo // documented
 		}
 		o.applyToServer(s)
-	}
-	if s.measured {
-		s.metrics = instruments.NewServer(s.meterProvider)
 	}
 	return s
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -73,9 +72,9 @@ var table = [...]struct {
 }
 
 // Register makes the instruments, with collect as the function that OpenTelemetry calls to read them, and a
-// histogram of waits in seconds. A nil provider means the global one.
+// histogram of waits in seconds.
 func Register(mp metric.MeterProvider, collect func(*Collection)) (wait metric.Float64Histogram, _ error) {
-	from := meterOf(mp)
+	from := mp.Meter(Scope)
 	var errs []error
 	o := make([]metric.Observable, len(table))
 	for i, about := range table {
@@ -100,13 +99,6 @@ func Register(mp metric.MeterProvider, collect func(*Collection)) (wait metric.F
 		return nil
 	}, o...)
 	return wait, errors.Join(append(errs, err)...)
-}
-
-func meterOf(mp metric.MeterProvider) metric.Meter {
-	if mp == nil {
-		mp = otel.GetMeterProvider()
-	}
-	return mp.Meter(Scope)
 }
 
 // A Collection receives the counts when OpenTelemetry collects them.

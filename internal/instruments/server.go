@@ -2,6 +2,7 @@ package instruments
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"go.opentelemetry.io/otel"
@@ -23,26 +24,19 @@ type Server struct {
 // metric, and there are two for each method.
 const MaxServerMethods = 900
 
-// NewServer returns nil if the provider makes no instruments: then nothing is lost but the
-// metrics. OpenTelemetry reports the error. A nil provider means the global one.
+// NewServer returns nil if the provider reports an error, which goes to OpenTelemetry's handler: then nothing is lost
+// but the metrics.
 func NewServer(mp metric.MeterProvider) *Server {
-	meter := meterOf(mp)
-	counter := func(name, unit, description string) metric.Int64Counter {
-		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
-		if err != nil {
-			otel.Handle(err)
-		}
-		return c
-	}
-	s := &Server{
-		retries: counter(telemetry.MetricServerRetries, "{request}", "Requests that were retries, or were made for one."),
-		noRetries: counter(telemetry.MetricServerNoRetries, "{response}",
-			`Responses that said "do not retry", because a call made for the request had given up.`),
-	}
-	if s.retries == nil || s.noRetries == nil {
+	meter := mp.Meter(Scope)
+	retries, err := meter.Int64Counter(telemetry.MetricServerRetries, metric.WithUnit("{request}"),
+		metric.WithDescription("Requests that were retries, or were made for one."))
+	noRetries, errToo := meter.Int64Counter(telemetry.MetricServerNoRetries, metric.WithUnit("{response}"),
+		metric.WithDescription(`Responses that said "do not retry", because a call made for the request had given up.`))
+	if err := errors.Join(err, errToo); err != nil {
+		otel.Handle(err)
 		return nil
 	}
-	return s
+	return &Server{retries: retries, noRetries: noRetries}
 }
 
 // Retry counts a request that is retried, by a value of [telemetry.AttrRetriedBy].
