@@ -91,11 +91,6 @@ func readServiceConfig(json string) (c configPolicies, err error) {
 			c.entries[name] = WithPolicy(p).callOption().partial
 		}
 	}
-	if t := c.read.Throttling; t != nil {
-		if _, err := throttling(t); err != nil {
-			return c, fmt.Errorf("retryThrottling: %w", err)
-		}
-	}
 	return c, nil
 }
 
@@ -122,23 +117,16 @@ func hedgingPolicyOf(h *serviceconfig.Hedging) Policy {
 	}
 }
 
-// throttling returns what is equivalent to a retryThrottling, or what is wrong with it.
-func throttling(t *serviceconfig.Throttling) (partial, error) {
-	_, err := NewThrottle(t.MaxTokens, t.TokenRatio)
-	each := newPerTarget(func() Budget {
-		b, _ := NewThrottle(t.MaxTokens, t.TokenRatio)
-		return b
-	}, throttleSettings{t.MaxTokens, t.TokenRatio})
-	return partial{Policy: Policy{Budget: each}, set: fieldBudget, keepsBudget: true}, err
-}
-
 // setConfig replaces the service config. Two Retriers with the same one do not share a throttle.
 func (o *policyOptions) setConfig(c configPolicies) {
 	o.config, o.configUpdate = c, o.update
 	delete(o.scopes, scopeThrottle)
 	if t := c.read.Throttling; t != nil {
-		p, _ := throttling(t) // it is valid, see readServiceConfig
-		o.give(scopeThrottle, p)
+		each := newPerTarget(func() Budget {
+			b, _ := NewThrottle(t.MaxTokens, t.TokenRatio) // which are valid, see serviceconfig.Parse
+			return b
+		}, throttleSettings{t.MaxTokens, t.TokenRatio})
+		o.give(scopeThrottle, partial{Policy: Policy{Budget: each}, set: fieldBudget, keepsBudget: true})
 	}
 }
 
