@@ -269,7 +269,7 @@ func WithRatioBudget(s RatioBudget) CallOption {
 // All streams of a Retrier together keep at most 64 MiB: a message that does not fit commits its stream, which
 // is logged once, and counted by the metrics.
 func WithBufferLimit(bytes int) CallOption {
-	return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{BufferLimit: cmp.Or(bytes, -1)}, checkBufferLimit(bytes))
+	return newCallOption("WithBufferLimit", fieldBufferLimit, Policy{BufferLimit: cmp.Or(bytes, -1)}, checkNotNegative(bytes))
 }
 
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is

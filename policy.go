@@ -166,16 +166,9 @@ func checkMaxAttempts(n int) error {
 	return nil
 }
 
-func checkNotNegative(d time.Duration) error {
-	if d < 0 {
-		return fmt.Errorf("%v is negative", d)
-	}
-	return nil
-}
-
-func checkBufferLimit(bytes int) error {
-	if bytes < 0 {
-		return fmt.Errorf("%d bytes is negative", bytes)
+func checkNotNegative[T int | time.Duration](x T) error {
+	if x < 0 {
+		return fmt.Errorf("%v is negative", x)
 	}
 	return nil
 }
