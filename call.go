@@ -222,11 +222,10 @@ func (c *rpc) targetState() *target { return ofTarget(&c.facts, &c.retrier.targe
 
 // ofTarget returns what m has for a call's target.
 func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
-	if f.functionTarget != "" {
+	if f.cc == nil {
 		return m.Named(f.functionTarget)
 	}
-	cc := f.cc // a variable of its own, so that the call can stay on the stack
-	return m.Dialed(f.dialed(), func() string { return canonicalTarget(cc, "") })
+	return m.Dialed(f.cc.Target(), f.cc.CanonicalTarget)
 }
 
 // isLeftToGRPC reports whether gRPC may retry a stream, because we do not.

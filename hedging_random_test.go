@@ -52,7 +52,7 @@ func TestHedgingAtRandom(t *testing.T) {
 			retrier := retrierOf(t, WithObserver(func(ctx context.Context, e Event) { r.events.observe(ctx, e) }),
 				withRandom(func() float64 { return r.call.u }))
 			cc := server.conn(t, append(retrier.DialOptions(), grpc.WithChainUnaryInterceptor(r.below))...)
-			r.target = retrier.targets.Dialed(cc.Target(), func() string { return canonicalTarget(cc, "") })
+			r.target = retrier.targets.Dialed(cc.Target(), cc.CanonicalTarget)
 			for i := range min(perBubble, *hedgedSequences-done) {
 				seed := seed + uint64(done+i)
 				r.run(t, cc, seed)

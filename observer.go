@@ -76,10 +76,10 @@ func (o *observers) observe(f *facts, e *Event) {
 
 // target returns the canonical form of a call's target, which gRPC would build anew each time.
 func (o *observers) target(f *facts) string {
-	if f.functionTarget != "" { // it has no other form, and might be one in which a ClientConn was dialed
+	if f.cc == nil { // a function's has no other form, and might be one in which a ClientConn was dialed
 		return f.functionTarget
 	}
-	return o.targets.Get(f.dialed(), bounded.MaxNames, func(string) string { return f.target() })
+	return o.targets.Get(f.cc.Target(), bounded.MaxNames, func(string) string { return f.target() })
 }
 
 const (

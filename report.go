@@ -49,13 +49,11 @@ func (f *facts) dialed() string {
 }
 
 // target returns the target in gRPC's canonical form, with a scheme, or a function's as it is.
-func (f *facts) target() string { return canonicalTarget(f.cc, f.functionTarget) }
-
-func canonicalTarget(cc *grpc.ClientConn, functionTarget string) string {
-	if cc == nil {
-		return functionTarget
+func (f *facts) target() string {
+	if f.cc == nil {
+		return f.functionTarget
 	}
-	return cc.CanonicalTarget()
+	return f.cc.CanonicalTarget()
 }
 
 // balanceOf returns the number of retries that a budget would allow now, rounded to hide
