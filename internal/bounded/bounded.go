@@ -53,10 +53,8 @@ func (m *Map[K, V]) Get(key K, most int, fresh func(K) V) V {
 	}
 	made := fresh(key)
 	if len(all) < most {
-		if kept, isNew := m.Add(key, made, most); isNew {
-			return kept
-		}
-		if kept, known := m.Current()[key]; known { // another goroutine was faster
+		m.Add(key, made, most)
+		if kept, known := m.Current()[key]; known { // made or, if another goroutine was faster, what that has made
 			return kept
 		}
 	}
