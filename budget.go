@@ -173,6 +173,12 @@ func (b *concurrencyBudget) Withdraw(time.Time) bool {
 
 func (b *concurrencyBudget) Balance(time.Time) float64 { return float64(b.limit - b.inUse.Load()) }
 
+// hasSlots reports whether b limits the retries in flight.
+func hasSlots(b Budget) bool {
+	_, has := b.(*concurrencyBudget)
+	return has
+}
+
 // AllBudgets returns a budget that allows a retry only if every one of the budgets does. It takes
 // a token from all of them or from none: if one refuses, those that were asked before it receive a
 // Deposit with [Unsent], which returns their tokens. AllBudgets() never refuses a retry. [New]
@@ -233,12 +239,9 @@ func (all *allBudgets) withdraw(now time.Time, insteadOfOne bool) bool {
 	}
 	taken := 0
 	defer func() { // also if one of them panics
-		if taken == len(all.asked) {
-			return
-		}
-		for _, b := range all.asked[:taken] {
-			if _, slots := b.(*concurrencyBudget); !slots || !insteadOfOne {
-				b.Deposit(returned)
+		if taken < len(all.asked) {
+			for _, b := range all.asked[:taken] {
+				depositIn(b, returned, insteadOfOne)
 			}
 		}
 	}()
@@ -278,7 +281,7 @@ func depositIn(b Budget, o Outcome, released bool) {
 		}
 		return
 	}
-	if _, slots := b.(*concurrencyBudget); !slots || !released {
+	if !released || !hasSlots(b) {
 		b.Deposit(o)
 	}
 }
@@ -286,27 +289,19 @@ func depositIn(b Budget, o Outcome, released bool) {
 // affords reports whether b would allow a retry now; insteadOfOne means that the retry may have the slot of the one that
 // it replaces.
 func affords(b Budget, now time.Time, insteadOfOne bool) bool {
-	switch b := b.(type) {
-	case *concurrencyBudget:
-		return insteadOfOne || b.Balance(now) >= 1
-	case *allBudgets:
-		return !slices.ContainsFunc(b.budgets, func(one Budget) bool { return !affords(one, now, insteadOfOne) })
-	default:
-		return b.Balance(now) >= window.Whole
+	if all, ok := b.(*allBudgets); ok {
+		return !slices.ContainsFunc(all.budgets, func(one Budget) bool { return !affords(one, now, insteadOfOne) })
 	}
+	return insteadOfOne && hasSlots(b) || b.Balance(now) >= window.Whole
 }
 
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
 // replaces, which no other retry can get in between.
 func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
-	switch b := b.(type) {
-	case *concurrencyBudget:
-		return insteadOfOne || b.Withdraw(now)
-	case *allBudgets:
-		return b.withdraw(now, insteadOfOne)
-	default:
-		return b.Withdraw(now)
+	if all, ok := b.(*allBudgets); ok {
+		return all.withdraw(now, insteadOfOne)
 	}
+	return insteadOfOne && hasSlots(b) || b.Withdraw(now)
 }
 
 // isThrottled reports whether a throttle refuses retries. A6 ends a throttled call immediately, so
