@@ -4,8 +4,8 @@ import "github.com/grpcretry/grpcretry/internal/replies"
 
 // This file hedges server streams. The request is known when RecvMsg, or Header, is first called. The attempt
 // that is open by then is the first; from then on others may run beside it, each up to its first
-// message. The winner is then committed, and the stream goes on like any other. A SendMsg that has failed
-// receives the first message in the same way, without others.
+// message. The winner is then committed, and the stream goes on like any other. A SendMsg that has failed, and a
+// Header that finds none, receive the first message in the same way, without others as long as the request is not known.
 
 // mayRace needs mu. It reports whether others may run beside an open attempt: the request is known.
 func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isComplete() }
@@ -13,19 +13,20 @@ func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isC
 // race needs mu, and returns without. It receives a stream's first message. It returns false if that has failed, and
 // another attempt is open.
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
+	hedged := s.mayRace()
 	s.setPhase(phaseRacing)
 	s.mu.Unlock()
-	s.orCrash(func() { over, err = s.raceFrom(first, m) })
+	s.orCrash(func() { over, err = s.raceFrom(first, m, hedged) })
 	return over, err
 }
 
-func (s *retryStream) raceFrom(first *streamAttempt, m any) (over bool, _ error) {
+func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) (over bool, _ error) {
 	k, e := s.call.contest, ending{attempt: first.attempt}
 	if k == nil {
 		e.err = first.receiveFirst(m)
 	} else {
 		k.replies = replies.TypeOf(m)
-		if s.call.mode == modeHedged {
+		if hedged {
 			k.compete(s)
 		}
 		k.resume(first.attempt)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -58,6 +59,103 @@ func TestAnInterceptorBelowMayHoldALockThroughout(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// Interceptors below see the end of an attempt, and may say what it is, also if the application asks for headers before it receives.
+func TestAnInterceptorBelowTellsWhatAnEndIsAlsoIfHeadersAreAskedFor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		servers []string
+		app     string
+		ends    []codes.Code
+	}{
+		"retryable": {
+			[]string{"recv a; fail NOT_FOUND", "recv a; send 1"},
+			"send a; close; header; recv 1; recv EOF",
+			[]codes.Code{codes.NotFound, codes.OK},
+		},
+		"not retryable": {
+			[]string{"recv a; fail UNAVAILABLE"},
+			"send a; close; no headers; recv DATA_LOSS",
+			[]codes.Code{codes.Unavailable},
+		},
+		"retried in vain": {
+			[]string{"recv a; fail NOT_FOUND", "recv a; fail NOT_FOUND"},
+			"send a; close; no headers; recv UNAVAILABLE",
+			[]codes.Code{codes.NotFound, codes.NotFound},
+		},
+		"no messages": {
+			[]string{"recv a"},
+			"send a; close; no headers; recv EOF",
+			[]codes.Code{codes.OK},
+		},
+	} {
+		for _, desc := range []*grpc.StreamDesc{serverStream, bidiStream} {
+			t.Run(name+"/"+desc.StreamName, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serveScripts(t, tt.servers...)
+					ends := []codes.Code{}
+					cc := server.conn(t, append(DialOptions(steady, WithMaxAttempts(2)), below(func(s grpc.ClientStream) grpc.ClientStream {
+						return &translatingStream{s, &ends}
+					}))...)
+					openOn(t, cc, desc).play(t, tt.app)
+					if !slices.Equal(ends, tt.ends) {
+						t.Errorf("the interceptor below has seen %v, want %v", ends, tt.ends)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Header asks for the end of a hedged stream before the request is known: the next attempt is not a hedge, and learns of CloseSend.
+func TestHeaderOfAHedgedStreamBeforeItsRequestIsKnown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "fail UNAVAILABLE", "recv EOF; send 1")
+		hedging := WithHedging(Hedging{Delay: HedgeAfter(0), Budget: Unlimited, AllMethodsAreSafe: true})
+		cc := server.conn(t, append(DialOptions(steady, hedging),
+			below(func(s grpc.ClientStream) grpc.ClientStream { return slowStream{s} }))...)
+		app := openOn(t, cc, serverStream)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			app.play(t, "header")
+		}()
+		time.Sleep(5 * second)
+		app.play(t, "close")
+		<-done
+		app.play(t, "recv 1; recv EOF")
+	})
+}
+
+// A slowStream takes a second to receive, which is time for a hedge.
+type slowStream struct{ grpc.ClientStream }
+
+func (s slowStream) RecvMsg(m any) error {
+	time.Sleep(second)
+	return s.ClientStream.RecvMsg(m)
+}
+
+// A translatingStream calls NOT_FOUND unavailable, and UNAVAILABLE data loss.
+type translatingStream struct {
+	grpc.ClientStream
+	ends *[]codes.Code
+}
+
+func (s *translatingStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == io.EOF {
+		*s.ends = append(*s.ends, codes.OK)
+	} else if err != nil {
+		*s.ends = append(*s.ends, status.Code(err))
+	}
+	switch status.Code(err) {
+	case codes.NotFound:
+		return status.Error(codes.Unavailable, "translated")
+	case codes.Unavailable:
+		return status.Error(codes.DataLoss, "translated")
+	default:
+		return err
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 )
 
 // This file gets headers and messages from an attempt to the application. The goroutine that
-// receives judges a failure, because it alone learns the status. A goroutine that asks for headers,
-// or sends, learns only what gRPC reports outside of RecvMsg.
+// receives judges a failure, because it alone learns the status, and what interceptors below make of it. A goroutine that asks
+// for headers, or sends, receives ahead if it knows what to; otherwise it learns only what gRPC reports outside of RecvMsg.
 
 // Header implements grpc.ClientStream. Headers that the application has seen commit the stream.
 func (s *retryStream) Header() (metadata.MD, error) {
@@ -38,8 +38,8 @@ func (s *retryStream) Header() (metadata.MD, error) {
 }
 
 // receiveAhead needs mu, which it gives back in between. It receives the first message before the application does: that of a hedged
-// stream decides whose headers the application gets, and a failure in its place is why SendMsg has failed. It returns false if the
-// message's type is not certain.
+// stream decides whose headers the application gets, and a failure in its place is why SendMsg has failed, or why there are no headers.
+// It returns false if the message's type is not certain.
 func (s *retryStream) receiveAhead() bool {
 	if s.ahead = protos.NewReply(s.call.method, s.call.options.list); s.ahead == nil {
 		return false
@@ -82,6 +82,9 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 			s.end(at, failure)
 		}
 		return decided
+	case failure != nil && md == nil && at.broken == nil && s.receiveAhead(): // so that interceptors below see the end, and may say what it is
+		s.mu.Unlock()
+		return false
 	case failure != nil && (md == nil || at.broken != nil || at.Err() != nil): // otherwise messages may have been kept back below
 		s.recover(at, failure)
 		return false
