@@ -151,7 +151,7 @@ func (c *rpc) ownOutputs(a *attempt) bool {
 	return c.stream != nil || c.mode == modeHedged && a.number > 1
 }
 
-// wantsHeader reports whether a rule or an observer needs the response headers; copying them costs
+// wantsHeader reports whether a Classifier or an observer needs the response headers; copying them costs
 // gRPC three allocations.
 func (c *rpc) wantsHeader() bool { return c.policy.Classifier != nil || c.retrier.report.observed() }
 

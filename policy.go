@@ -241,7 +241,7 @@ const (
 	modeHedged
 )
 
-// modeOf returns the mode of a call that is not hedged; desc is nil for unary calls and functions.
+// modeOf returns the mode of a call before hedging is considered; desc is nil for unary calls and functions.
 func (p *policy) modeOf(desc *grpc.StreamDesc) mode {
 	if p.MaxAttempts == 1 || p.passesStream(desc) {
 		return modePassThrough

@@ -133,7 +133,7 @@ func newMethodPolicies(fallback budgets, o policyOptions) *methodPolicies {
 	if o.fromChannel {
 		m.channels = &bounded.Map[channelKey, *methodPolicy]{}
 	}
-	if t := m.tables[levelUnknown]; !m.leveled && !o.fromChannel && len(t) == 1 {
+	if t := m.tables[levelUnknown]; !m.leveled && len(t) == 1 {
 		m.plain = t[""]
 	}
 	return m
