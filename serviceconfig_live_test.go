@@ -652,6 +652,26 @@ func TestTheServiceConfigsTimeoutIsTheCalls(t *testing.T) {
 	}
 }
 
+// The context that has this timeout ends with the call.
+func TestTheServiceConfigsTimeoutLeavesNoContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serve(t, script(unavailable(), ok()))
+		var last context.Context
+		cc, _ := server.live(t, 0, oneSecond, append(DialOptions(WithBackoff(Constant(second/2))), grpc.WithChainUnaryInterceptor(
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				last = ctx
+				return next(ctx, method, req, reply, cc, opts...)
+			}))...)
+		connect(t, cc)
+		if err := echo(t.Context(), echov1.NewEchoServiceClient(cc)); err != nil {
+			t.Fatal(err)
+		}
+		if _, limited := last.Deadline(); !limited || last.Err() == nil {
+			t.Errorf("after the call, its context is limited: %t, and its end is %v", limited, last.Err())
+		}
+	})
+}
+
 // As with a deadline of the caller, no wait is started that would reach the end.
 func TestAWaitThatReachesTheServiceConfigsTimeoutIsNotStarted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
