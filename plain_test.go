@@ -1,8 +1,12 @@
 package grpcretry
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -13,6 +17,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/grpcretry/grpcretry/internal/layers"
+	echov1 "github.com/grpcretry/grpcretry/proto/echo/v1"
 )
 
 // A plain call knows what prepare would have found out, whatever the options.
@@ -100,6 +105,44 @@ func TestPlainCallsKnowWhatPrepareFindsOut(t *testing.T) {
 	}
 	if len(plain) > 0 {
 		t.Errorf("plain without a reason: %v", plain)
+	}
+}
+
+// A plain call returns what its caller asks for, of the attempt whose result is returned, and passes its options on.
+func TestOutputsOfAPlainCall(t *testing.T) {
+	for name, answers := range map[string][]answer{"first try": {ok()}, "a retry": {unavailable(), ok()}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				attempt := 0
+				server := serve(t, func(n int) answer {
+					a := answers[n-1]
+					a.do = func(ctx context.Context) error {
+						attempt++
+						md := metadata.Pairs("attempt", strconv.Itoa(attempt))
+						return errors.Join(grpc.SetHeader(ctx, md), grpc.SetTrailer(ctx, md))
+					}
+					return a
+				})
+				var below []string
+				cc := server.conn(t, append(DialOptions(steady), grpc.WithChainUnaryInterceptor(
+					func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+						below = nil
+						for _, o := range opts {
+							below = append(below, fmt.Sprintf("%T", o))
+						}
+						return next(ctx, method, req, reply, cc, opts...)
+					}))...)
+				header, trailer := metadata.Pairs("attempt", "of an earlier call"), metadata.Pairs("attempt", "of an earlier call")
+				_, err := echov1.NewEchoServiceClient(cc).Echo(t.Context(), request(), grpc.Header(&header), grpc.Trailer(&trailer))
+				want := []string{strconv.Itoa(len(answers))}
+				if err != nil || !slices.Equal(header["attempt"], want) || !slices.Equal(trailer["attempt"], want) {
+					t.Errorf("got header %v, trailer %v and %v, want those of attempt %v", header, trailer, err, want)
+				}
+				if !slices.Contains(below, "grpc.StaticMethodCallOption") {
+					t.Errorf("below, the call has the options %v, want the stub's among them", below)
+				}
+			})
+		})
 	}
 }
 
