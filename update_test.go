@@ -239,6 +239,18 @@ func TestUpdateKeepsQuantiles(t *testing.T) {
 	})
 }
 
+// What is doubtful about the options of an Update is logged when it takes effect.
+func TestAnUpdateWarns(t *testing.T) {
+	logs := &logRecorder{}
+	r := retrierOf(t, WithLogger(slog.New(logs)))
+	for range 2 {
+		if err := r.Update(WithMethod("/x.Y/", WithMaxAttempts(2))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantLines(t, logs, "WithMethod /x.Y/") // once
+}
+
 func TestWarnings(t *testing.T) {
 	never := WithRatioBudget(RatioBudget{Ratio: Nothing, Reserve: Nothing, Window: second})
 	for _, tt := range []struct {
