@@ -130,3 +130,9 @@ func TestAFunctionSendsNoHeader(t *testing.T) {
 		}
 	})
 }
+
+func TestPermanentOfNoError(t *testing.T) {
+	if err := Permanent(nil); err != nil {
+		t.Errorf("Permanent(nil) = %v, want nil", err)
+	}
+}
