@@ -20,13 +20,13 @@ import (
 // A6 keeps one count for each server: a client of several servers uses NewThrottle within
 // [PerTarget].
 func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
-	if !(maxTokens >= 0.001 && maxTokens <= 1000) { // NaN too
+	if !(maxTokens <= 1000) || thousandths(maxTokens) < 1 { // NaN too
 		return nil, fmt.Errorf("grpcretry: NewThrottle: maxTokens is %v, want at least 0.001 and at most 1000", maxTokens)
 	}
-	if !(tokenRatio >= 0.001) || math.IsInf(tokenRatio, 0) {
+	t := &throttle{full: thousandths(maxTokens), gain: thousandths(min(tokenRatio, maxTokens))}
+	if !(tokenRatio > 0) || math.IsInf(tokenRatio, 0) || t.gain < 1 {
 		return nil, fmt.Errorf("grpcretry: NewThrottle: tokenRatio is %v, want a number of at least 0.001", tokenRatio)
 	}
-	t := &throttle{full: thousandths(maxTokens), gain: thousandths(min(tokenRatio, maxTokens))}
 	t.tokens.Store(t.full)
 	return t, nil
 }

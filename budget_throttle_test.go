@@ -100,3 +100,10 @@ func TestThrottleThroughTheInterceptor(t *testing.T) {
 		}
 	})
 }
+
+// What a service config may say, a throttle takes: both round to thousandths.
+func TestAThrottleOfHardlyMoreThanNothing(t *testing.T) {
+	retrierOf(t, WithServiceConfig(`{"methodConfig": [], "retryThrottling": {"maxTokens": 0.0009999999, "tokenRatio": 0.0009999999}}`))
+	throttleOf(t, 0.0009999999, 0.0009999999)
+	throttleOf(t, 1000, 1e300)
+}

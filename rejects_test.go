@@ -165,6 +165,7 @@ func TestWhatIsRejected(t *testing.T) {
 		{throttled(inf, 0.1), []string{"maxTokens is +Inf"}},
 		{throttled(nan, 0.1), []string{"maxTokens is NaN"}},
 		{throttled(0.0009, 0.1), []string{"maxTokens is 0.0009"}},
+		{throttled(10, 0.0009999989), []string{"tokenRatio is 0.0009999989"}},
 		{throttled(10, -0.1), []string{"tokenRatio is -0.1"}},
 		{throttled(10, inf), []string{"tokenRatio is +Inf"}},
 		{throttled(10, nan), []string{"tokenRatio is NaN"}},

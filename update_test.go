@@ -270,7 +270,7 @@ func TestWarnings(t *testing.T) {
 			[]string{"WithMethod /grpcretry.test.v1.EchoServcie/Echo: the program links no proto with a service grpcretry.test.v1.EchoServcie",
 				"WithMethod /x.Y/: the program links no proto with a service x.Y"}},
 		{"a service without its package", []Option{WithMethod("/EchoService/Put", Disable()), WithMethod("/sql/", Disable())},
-			[]string{"WithMethod /EchoService/Put: the service's name is /grpcretry.test.v1.EchoService/"}},
+			[]string{"WithMethod /EchoService/Put: if it is for the linked service, its name is /grpcretry.test.v1.EchoService/"}},
 		{"nanoseconds by mistake", []Option{WithAttemptTimeout(500)},
 			[]string{"all methods: WithAttemptTimeout is 500ns, and no attempt takes less"}},
 		{"only once for all scopes",

@@ -52,7 +52,7 @@ func (o *policyOptions) unlinkedPatterns() []string {
 		} else if patterns.MayBeProto(pattern) && protos.Service(patterns.ServiceOf(pattern)) == nil {
 			all = append(all, fmt.Sprintf("WithMethod %s: the program links no proto with a service %s", pattern, patterns.ServiceName(pattern)))
 		} else if full, ok := protos.Qualified(patterns.ServiceOf(pattern)); ok {
-			all = append(all, fmt.Sprintf("WithMethod %s: the service's name is %s", pattern, full))
+			all = append(all, fmt.Sprintf("WithMethod %s: if it is for the linked service, its name is %s", pattern, full))
 		}
 	}
 	return all

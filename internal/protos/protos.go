@@ -65,11 +65,15 @@ func Service(service string) protoreflect.ServiceDescriptor {
 	return descriptor
 }
 
-// Qualified returns the full name of a linked service that a name without a package may mean: "/pkg.Service/" for "/Service/".
+// Qualified returns the full name of a linked service that a name without a package may mean: "/pkg.Service/" for "/Service/",
+// unless that is one itself.
 func Qualified(service string) (full string, ok bool) {
+	if Service(service) != nil {
+		return "", false
+	}
 	name := protoreflect.Name(strings.Trim(service, "/"))
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		if s := f.Services().ByName(name); s != nil && s.FullName() != protoreflect.FullName(name) {
+		if s := f.Services().ByName(name); s != nil {
 			full = "/" + string(s.FullName()) + "/"
 		}
 		return full == ""
