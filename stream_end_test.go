@@ -144,7 +144,7 @@ func TestAStreamThatFailsWhileNobodyLooksEnds(t *testing.T) {
 			return s
 		}))...)
 		app := openOn(t, cc, bidiStream, reported.onFinish())
-		app.play(t, "send a; wait 1s; send b; wait 1s")
+		app.play(t, "send a; wait 1s; try b; wait 1s")
 		if attempts != 2 {
 			t.Fatalf("%d attempts, want 2", attempts)
 		}
