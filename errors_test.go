@@ -247,7 +247,7 @@ func TestACallHasReachedAServerBeforeTheAttemptsThatAreKept(t *testing.T) {
 	}
 }
 
-// A server forbade a retry, although another one has been asked since: of a hedged call, any attempt may have been the last to hear it.
+// A server forbade a retry, although it was not the last to answer: of a hedged call, any attempt may have heard that.
 func TestAServerFurtherDownHasForbiddenARetry(t *testing.T) {
 	forbids := metadata.Pairs(pushbackKey, "-1")
 	for _, c := range []struct {

@@ -82,7 +82,7 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 			s.end(at, failure)
 		}
 		return decided
-	case failure != nil && md == nil && at.broken == nil && s.receiveAhead(): // so that interceptors below see the end, and may say what it is
+	case failure != nil && md == nil && at.broken == nil && s.receiveAhead(): // interceptors below see the end, and may change it
 		s.mu.Unlock()
 		return false
 	case failure != nil && (md == nil || at.broken != nil || at.Err() != nil): // otherwise messages may have been kept back below

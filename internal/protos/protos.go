@@ -65,8 +65,8 @@ func Service(service string) protoreflect.ServiceDescriptor {
 	return descriptor
 }
 
-// Qualified returns the full name of a linked service that a name without a package may mean: "/pkg.Service/" for "/Service/",
-// unless that is one itself.
+// Qualified returns the full name of a linked service that a name without a package may mean: "/pkg.Service/" for "/Service/".
+// A linked service that has no package means itself.
 func Qualified(service string) (full string, ok bool) {
 	if Service(service) != nil {
 		return "", false
