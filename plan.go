@@ -289,13 +289,15 @@ func (p *plan) failed(f *failure, now instant, u float64) verdict {
 func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	p.open--
 	p.silent = p.silent || f.NoResponse
-	if p.isReplaced(f) {
-		return p.sendReplacement(f, now, u)
-	}
 	if f.Attempt.Unsent {
 		p.unsent++
 	}
-	p.deposit(f.outcome(p.policy.result(f))) // before a token is given back, because the budget may panic at that as well
+	replaced := p.isReplaced(f)
+	f.found.retryable = f.found.retryable || replaced // found out when it was overdue
+	p.deposit(f.outcome(p.policy.result(f)))          // before a token is given back, because the budget may panic at that as well
+	if replaced {
+		return p.sendReplacement(now, u)
+	}
 	if p.replaces == int32(f.Attempt.Number) || p.open == 0 {
 		p.undecide() // the attempt's own failure counts, or the retry was decided on when others were in flight
 	}
@@ -351,15 +353,9 @@ func (p *plan) isReplaced(f *failure) bool {
 	return !pushed
 }
 
-// sendReplacement sends the attempt that replaces f, which was cut for it. A pushback may have come meanwhile.
-func (p *plan) sendReplacement(f *failure, now instant, u float64) verdict {
-	p.replaces, f.found.retryable = 0, true // found out when it was overdue
-	result := Failed
-	if f.Attempt.Unsent {
-		p.unsent++
-		result = Unsent
-	}
-	p.deposit(f.outcome(result))
+// sendReplacement sends the attempt for which another one was cut. A pushback may have come meanwhile.
+func (p *plan) sendReplacement(now instant, u float64) verdict {
+	p.replaces = 0
 	v := verdict{Wait: p.next.wait, WaitSource: p.next.source}
 	if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil {
 		return p.stop(v, false)
