@@ -36,15 +36,20 @@ func (w *waiter) fails(now instant) trouble {
 // trouble returns what is known of the target now.
 func (w *waiter) trouble(now instant) trouble { return w.target.trouble(now, w.patience) }
 
-// patienceEnds returns when the call stops waiting for its target: the patience counts from the
-// target's first failure and from the call's own.
-func (w *waiter) patienceEnds(known trouble, now instant) instant {
+// began returns when the trouble began: at the target's first failure or, if that was earlier, at the call's own.
+func (w *waiter) began(known trouble, now instant) instant {
+	began := now
 	for _, since := range [...]instant{w.firstFailure, known.since} {
-		if since != 0 && since < now {
-			now = since
+		if since != 0 {
+			began = min(began, since)
 		}
 	}
-	return now.Add(w.patience)
+	return began
+}
+
+// patienceEnds returns when the call stops waiting for its target.
+func (w *waiter) patienceEnds(known trouble, now instant) instant {
+	return w.began(known, now).Add(w.patience)
 }
 
 // enter counts the call among those that wait for the target. It returns false if there are too many.
@@ -121,10 +126,7 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 // If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
 // another attempt may have moved it. One that was paid for before is sent without asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
-	known := trouble{answers: p.next.answers} // a retry that is due immediately can know nothing new
-	if now > p.next.since {
-		known = p.trouble(now)
-	}
+	known := p.trouble(now)
 	answered := known.answers != p.next.answers
 	namedByServer := p.next.repeats == 0 && p.next.source.isServers()
 	switch late := p.tooLate(now, 0); {
@@ -133,7 +135,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
 	case p.isPatient() && !namedByServer && !answered && known.latest > p.next.since:
-		return p.waitAgain(now, u)
+		return p.waitAgain(known, now, u)
 	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces == 0 {
 			return verdict{do: doSend}
@@ -144,21 +146,16 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
-		return p.waitAgain(now, u)
+		return p.waitAgain(known, now, u)
 	}
 }
 
 // shortestRepeat is the shortest repeated wait.
 const shortestRepeat = 20 * time.Millisecond
 
-// waitAgain repeats a call's wait: for u times the length of the trouble, the target's or, if that is
-// longer, the call's own. It is no step of the backoff.
-func (p *plan) waitAgain(now instant, u float64) verdict {
-	known := p.trouble(now)
-	length := now.Sub(p.waiter.firstFailure)
-	if known.since != 0 {
-		length = max(length, now.Sub(known.since))
-	}
+// waitAgain repeats a call's wait, for u times the length of the trouble. It is no step of the backoff.
+func (p *plan) waitAgain(known trouble, now instant, u float64) verdict {
+	length := now.Sub(p.waiter.began(known, now))
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
 	reason := p.tooLate(now, wait)
 	if reason == nil && now.Add(wait) > p.patienceEnds(known, now) {
