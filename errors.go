@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -149,20 +150,12 @@ func (e *Error) reason() string {
 // caller's context. The reasons above are found only if they are this call's Reason. In the cause
 // of the caller's context, and in Last, they are another call's, so they are not found.
 func (e *Error) Unwrap() []error {
-	all := make([]error, 0, 3)
-	if e.Last != nil {
-		all = append(all, reasons.Disown(e.Last))
-	}
-	switch {
-	case e.Reason != nil && e.ctx != nil:
-		all = append(all, reasons.Disown(e.Reason))
-	case e.Reason != nil:
-		all = append(all, e.Reason)
-	}
+	reason := e.Reason
 	if e.ctx != nil {
-		all = append(all, e.ctx)
+		reason = reasons.Disown(reason)
 	}
-	return all
+	all := []error{reasons.Disown(e.Last), reason, e.ctx}
+	return slices.DeleteFunc(all, func(err error) bool { return err == nil })
 }
 
 // is reports whether a call ends for the given one of our reasons, and not for a caller's cause that
