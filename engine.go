@@ -56,9 +56,6 @@ const (
 // retries reports whether another attempt follows.
 func (v verdict) retries() bool { return v.Reason == nil }
 
-// refusedByBudget reports whether the budget stopped the call.
-func (v verdict) refusedByBudget() bool { return is(v.Reason, ErrBudgetExhausted) }
-
 // A finding is what a failure means by itself, whatever happened earlier in the call.
 type finding struct {
 	code      codes.Code

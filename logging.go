@@ -45,11 +45,8 @@ func newLogger(l *slog.Logger) *logger {
 	}
 }
 
-// attemptFailed logs a retry, and that a budget is exhausted.
-func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
-	if v.refusedByBudget() {
-		l.budgetRefused(f, now)
-	}
+// attemptFailed logs a retry.
+func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict) {
 	if would := is(v.Reason, errWouldRetry); (v.retries() || would) && l.Enabled(f.ctx, slog.LevelDebug) {
 		what := "grpcretry: retrying"
 		if would {
@@ -61,14 +58,10 @@ func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time) {
 	}
 }
 
-// hedgeJudged logs a hedge, and that a throttle refuses retries. That the budget of hedges refuses one is not
-// logged, because no call fails for it.
-func (l *logger) hedgeJudged(f *facts, v verdict, now time.Time) {
-	if v.refusedByBudget() && isThrottled(f.budget) {
-		l.budgetRefused(f, now)
-	}
-	if l != nil && v.retries() && l.Enabled(f.ctx, slog.LevelDebug) {
-		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.target(), "delay", v.Wait)
+// hedging logs a hedge.
+func (l *logger) hedging(f *facts, delay time.Duration) {
+	if l != nil && l.Enabled(f.ctx, slog.LevelDebug) {
+		l.DebugContext(f.ctx, "grpcretry: hedging", "method", f.method, "target", f.target(), "delay", delay)
 	}
 }
 

@@ -143,7 +143,6 @@ func (m *metrics) callSucceeded(f *facts, h *history, a *attempt) {
 // attemptFailed counts an attempt that failed, by status code and decision.
 func (m *metrics) attemptFailed(f *facts, a *Attempt, v verdict) {
 	m.row(f).Failed(words.KnownCode(a.Code()), decisionName(v), a.Number, a.Hedge, a.Unsent)
-	m.countRefusal(f, f.policy.budgetScope, v)
 }
 
 // attemptLost counts an attempt that was cancelled because another was decisive.
@@ -152,24 +151,15 @@ func (m *metrics) attemptLost(f *facts, a *Attempt) { m.row(f).Lost(a.Hedge) }
 // hedgesBudget stands for the budgets of hedges in telemetry.AttrBudget.
 const hedgesBudget = "hedges"
 
-// hedgeJudged counts a hedge that a budget refused: that of hedges, or a throttle.
-func (m *metrics) hedgeJudged(f *facts, v verdict) {
-	scope := hedgesBudget
-	if isThrottled(f.budget) {
-		scope = f.policy.budgetScope
-	}
-	m.countRefusal(f, scope, v)
-}
-
 // retrySent records the wait before an attempt after the first.
 func (m *metrics) retrySent(f *facts, a *attempt) {
 	source := attribute.String(telemetry.AttrWaitSource, a.source.String())
 	m.wait.Record(f.ctx, a.wait.Seconds(), metric.WithAttributes(append(m.row(f).Attributes(), source)...))
 }
 
-// countRefusal counts a refusal, unless that is not what the verdict is, or m is nil.
-func (m *metrics) countRefusal(f *facts, scope string, v verdict) {
-	if m == nil || !v.refusedByBudget() {
+// budgetRefused counts that the budget of a scope refused an attempt. It does nothing if m is nil.
+func (m *metrics) budgetRefused(f *facts, scope string) {
+	if m == nil {
 		return
 	}
 	labels := budgetLabels{m.row(f).Target, scope}

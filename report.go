@@ -106,8 +106,11 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 	if f.spans != nil {
 		f.spans.attemptFailed(f, a, v, now)
 	}
+	if is(v.Reason, ErrBudgetExhausted) {
+		r.budgetRefused(f, now)
+	}
 	if r.logger != nil {
-		r.logger.attemptFailed(f, a, v, now)
+		r.logger.attemptFailed(f, a, v)
 	}
 	if r.metrics != nil {
 		r.metrics.attemptFailed(f, a, v)
@@ -130,10 +133,24 @@ func (r *reporter) attemptLost(f *facts, a *Attempt) {
 	}
 }
 
-// hedgeJudged reports the decision about a hedge that was due.
+// hedgeJudged reports the decision about a hedge that was due. That the budget of hedges refuses one is not logged, because no call
+// fails for it.
 func (r *reporter) hedgeJudged(f *facts, v verdict, now time.Time) {
-	r.logger.hedgeJudged(f, v, now)
-	r.metrics.hedgeJudged(f, v)
+	switch {
+	case v.retries():
+		r.logger.hedging(f, v.Wait)
+	case !is(v.Reason, ErrBudgetExhausted):
+	case isThrottled(f.budget):
+		r.budgetRefused(f, now)
+	default:
+		r.metrics.budgetRefused(f, hedgesBudget)
+	}
+}
+
+// budgetRefused reports that the method's budget refused a retry, or a hedge.
+func (r *reporter) budgetRefused(f *facts, now time.Time) {
+	r.logger.budgetRefused(f, now)
+	r.metrics.budgetRefused(f, f.policy.budgetScope)
 }
 
 // retrySent reports that an attempt after the first is sent.
@@ -157,8 +174,7 @@ func (r *reporter) waitEnded(f *facts) { f.spans.waitEnded() }
 // waitStopped reports why a call ends before the attempt that was decided on.
 func (r *reporter) waitStopped(f *facts, reason error) {
 	if is(reason, ErrBudgetExhausted) {
-		r.logger.budgetRefused(f, time.Now())
-		r.metrics.countRefusal(f, f.policy.budgetScope, verdict{Reason: reason})
+		r.budgetRefused(f, time.Now())
 	}
 	if f.spans != nil {
 		f.spans.waitStopped(reason)
