@@ -83,13 +83,14 @@ func (l *logger) retrySent(f *facts, now time.Time) {
 
 // targetNotice logs what has changed for the calls to a target.
 func (l *logger) targetNotice(name string, what notice, waiting int) {
-	switch what {
-	case callsWait:
+	switch {
+	case l == nil:
+	case what == callsWait:
 		l.Warn("grpcretry: target is failing, calls wait for it", "target", name, "waiting", waiting)
-	case patienceOver:
+	case what == patienceOver:
 		l.Warn("grpcretry: target has been failing for too long, calls do not wait for it any more",
 			"target", name, "waiting", waiting)
-	case answersAgain:
+	case what == answersAgain:
 		l.Info("grpcretry: target answers again", "target", name, "waiting", waiting)
 	}
 }

@@ -41,7 +41,7 @@ type target struct {
 type targets struct {
 	bytarget.Map[*target]
 	failing atomic.Int32 // how many of them are failing, so that in good times a success looks none up
-	log     *logger      // nil for none
+	log     *logger      // nil for one that is off
 }
 
 func newTargets(log *logger) *targets {
@@ -210,8 +210,4 @@ func (t *target) sayOnce(what notice) {
 }
 
 // say logs a notice, without mu, because a handler may take its time.
-func (t *target) say(what notice) {
-	if t.all.log != nil {
-		t.all.log.targetNotice(t.name, what, int(t.waiting.Load()))
-	}
-}
+func (t *target) say(what notice) { t.all.log.targetNotice(t.name, what, int(t.waiting.Load())) }
