@@ -259,15 +259,20 @@ func (all *allBudgets) Balance(now time.Time) float64 {
 	return least
 }
 
+// partsOf returns the budgets that b combines, in the order in which they are asked: itself, if it is no allBudgets.
+func partsOf(b Budget) []Budget {
+	if all, ok := b.(*allBudgets); ok {
+		return all.asked
+	}
+	return []Budget{b}
+}
+
 // release gives back the slot of a retry whose stream is committed, if b has slots: the retry no longer counts as in
 // flight, although its attempt has not ended.
 func release(b Budget) {
-	switch b := b.(type) {
-	case *concurrencyBudget:
-		b.inUse.Add(-1)
-	case *allBudgets:
-		for _, one := range b.budgets {
-			release(one)
+	for _, one := range partsOf(b) {
+		if slots, has := one.(*concurrencyBudget); has {
+			slots.inUse.Add(-1)
 		}
 	}
 }
@@ -275,24 +280,19 @@ func release(b Budget) {
 // depositIn reports to b how an attempt ended; released means that its slot was given back before. One of several
 // budgets comes first if it is this package's, so that a slot is not lost if another panics.
 func depositIn(b Budget, o Outcome, released bool) {
-	if all, ok := b.(*allBudgets); ok {
-		for _, one := range slices.Backward(all.asked) {
-			depositIn(one, o, released)
+	for _, one := range slices.Backward(partsOf(b)) {
+		if !released || !hasSlots(one) {
+			one.Deposit(o)
 		}
-		return
-	}
-	if !released || !hasSlots(b) {
-		b.Deposit(o)
 	}
 }
 
 // affords reports whether b would allow a retry now; insteadOfOne means that the retry may have the slot of the one that
 // it replaces.
 func affords(b Budget, now time.Time, insteadOfOne bool) bool {
-	if all, ok := b.(*allBudgets); ok {
-		return !slices.ContainsFunc(all.budgets, func(one Budget) bool { return !affords(one, now, insteadOfOne) })
-	}
-	return insteadOfOne && hasSlots(b) || b.Balance(now) >= window.Whole
+	return !slices.ContainsFunc(partsOf(b), func(one Budget) bool {
+		return !(insteadOfOne && hasSlots(one) || one.Balance(now) >= window.Whole)
+	})
 }
 
 // takeFrom takes a token from b; insteadOfOne means that the retry takes over the slot of the one that it
@@ -307,14 +307,10 @@ func takeFrom(b Budget, now time.Time, insteadOfOne bool) bool {
 // isThrottled reports whether a throttle refuses retries. A6 ends a throttled call immediately, so
 // calls do not wait for it. They wait for any other budget.
 func isThrottled(b Budget) bool {
-	switch b := b.(type) {
-	case *throttle:
-		return !b.allows()
-	case *allBudgets:
-		return slices.ContainsFunc(b.budgets, isThrottled)
-	default:
-		return false
-	}
+	return slices.ContainsFunc(partsOf(b), func(one Budget) bool {
+		t, is := one.(*throttle)
+		return is && !t.allows()
+	})
 }
 
 func (all *allBudgets) check() error {
