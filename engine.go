@@ -87,7 +87,7 @@ func (f *failure) callOver() error {
 
 // isUntouched reports whether a failure that ends a call for a reason is returned unwrapped if it is the first, because it is
 // not retryable. That includes a closed connection and the cause of the caller's context, but not that context's end, which
-// an Error reports. It ends a hedged call even if it is not the first.
+// an Error reports.
 func (f *failure) isUntouched(reason error) bool {
 	return reasons.Of(reason).Untouched || !f.found.retryable && !(f.CtxErr != nil && (f.Closed || isContextEnd(f.Attempt.Err)))
 }

@@ -312,7 +312,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	var v verdict
 	switch reason := p.policy.ruledOut(f); {
 	case reason != nil:
-		return p.stop(verdict{Reason: reason}, f.isUntouched(reason) || f.CtxErr != nil || f.Committed)
+		return p.stop(verdict{Reason: reason}, !is(reason, ErrPushback) || !f.found.retryable)
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
