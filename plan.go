@@ -316,7 +316,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
-		if p.dueAt == 0 && !p.next.isDecided() {
+		if p.dueAt == 0 && !p.next.isDecided() && p.stopped == nil {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return verdict{Reason: errInFlight}
@@ -513,8 +513,6 @@ func (p *plan) hedge(now instant) verdict {
 	v := verdict{Wait: p.delay, WaitSource: waitHedgeDelay}
 	p.dueAt = 0
 	switch {
-	case p.stopped != nil:
-		v.Reason = p.stopped
 	case p.counted() >= p.policy.MaxAttempts:
 		v.Reason = ErrAttemptsExhausted
 	default:
