@@ -87,7 +87,7 @@ func (p *plan) obey(resolved *policy) {
 		return
 	}
 	p.hedging = false
-	if !p.next.isDecided() && p.connecting == nil {
+	if !p.next.isDecided() {
 		p.dueAt = 0 // no hedge is due
 	}
 }
