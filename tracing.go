@@ -123,8 +123,7 @@ func (s *callSpans) end(f *facts, made, last int, err, reason error) {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, reasons.Of(reason).Word))
 	}
 	if err != nil {
-		text := words.Printable(words.Truncate(err.Error(), 2*words.MaxMessage)) // ours and the server's
-		span.SetStatus(otelcodes.Error, words.Truncate(text, 2*words.MaxMessage))
+		span.SetStatus(otelcodes.Error, words.Truncate(words.Printable(err.Error()), 2*words.MaxMessage)) // ours and the server's
 	}
 	span.End()
 }
