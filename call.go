@@ -42,7 +42,7 @@ type rpc struct {
 	stream  *retryStream // nil for a unary call
 	newest  *attempt     // sent last or, after a race, the one that decided it; nil before the first, and when the call has let it go
 
-	hedgeBudget Budget        // the additional budget of hedges; nil if the policy allows none
+	hedgeBudget Budget        // the additional budget of hedges; nil if the call may not be hedged
 	delay       time.Duration // until the next attempt of a hedged call
 	learner     HedgeDelay    // measures the first attempt; nil if nothing does
 
@@ -150,9 +150,6 @@ func (c *call) begin(a *attempt) {
 // open starts the call. It returns the call's budget, spans and start: storing them here, through a pointer, is slower.
 func (c *rpc) open() (Budget, *callSpans, instant) {
 	b := c.budgetOf(c.policy.Budget)
-	if hedges := c.policy.hedgeBudget(); hedges != nil {
-		c.hedgeBudget = c.budgetOf(hedges)
-	}
 	c.options.clear() // an earlier call may have filled the same variables
 	return b, c.retrier.report.callStarted(&c.facts), instantNow()
 }

@@ -441,9 +441,9 @@ func TestDiscardRunsBeforeTheWait(t *testing.T) {
 // Hedging for all methods is meant for RPCs. An Update that turns it on must not break functions.
 func TestAFunctionIsNotHedged(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		logs := &logRecorder{}
+		logs, hedges := &logRecorder{}, &aBudget{}
 		r := doer(t, 0, steady, WithLogger(slog.New(logs)),
-			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), AllMethodsAreSafe: true}}))
+			WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: hedges, AllMethodsAreSafe: true}}))
 		for range 2 {
 			p, f := play(errUnavailable)
 			if err := r.Do(t.Context(), "/sql/read", f); err != nil || !slices.Equal(p.at, []time.Duration{0, second}) {
@@ -452,6 +452,9 @@ func TestAFunctionIsNotHedged(t *testing.T) {
 		}
 		wantLines(t, logs, "level=WARN…method is not hedged, but retried: a function cannot be hedged…method=/sql/read", "DEBUG…retrying",
 			"DEBUG…retrying")
+		if len(hedges.heard) > 0 {
+			t.Errorf("the budget of hedges heard of functions: %v", hedges.heard)
+		}
 	})
 }
 

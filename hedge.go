@@ -147,6 +147,7 @@ func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 	case desc != nil && desc.ClientStreams:
 		c.retrier.report.notHedged(&c.facts, "it has a client stream")
 	default:
+		c.hedgeBudget = c.budgetOf(c.policy.Hedging.Budget)
 		c.delay, c.learner, hedged = c.policy.hedgingOf(c.method, c.worksFor, time.Now)
 	}
 	if hedged {

@@ -176,10 +176,10 @@ func TestNoDelayNoHedge(t *testing.T) {
 func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server := serve(t, always(ok()))
-		logs := &logRecorder{}
+		logs, hedges := &logRecorder{}, &aBudget{}
 		cc := server.conn(t, DialOptions(WithLogger(slog.New(logs)),
 			WithMethod("/grpcretry.test.v1.EchoService/",
-				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: Unlimited, Delay: HedgeAfter(second)}})))...)
+				WithPolicy(Policy{MaxAttempts: 2, Hedging: &Hedging{Budget: hedges, Delay: HedgeAfter(second)}})))...)
 		client := echov1.NewEchoServiceClient(cc)
 		for range 3 {
 			stream, err := client.Chat(t.Context())
@@ -190,6 +190,9 @@ func TestWhatCannotBeHedgedIsSaidOnce(t *testing.T) {
 			stream.Recv()
 		}
 		wantLines(t, logs, "WARN…not hedged, but retried: it has a client stream…method=/grpcretry.test.v1.EchoService/Chat")
+		if len(hedges.heard) > 0 {
+			t.Errorf("the budget of hedges heard of calls that cannot be hedged: %v", hedges.heard)
+		}
 		for range 3 {
 			stream, err := cc.NewStream(t.Context(), serverStream, "/grpcretry.test.v1.EchoService/Expand", grpc.ForceCodec(oddCodec{}))
 			if err != nil {
