@@ -17,8 +17,8 @@ import (
 )
 
 // A Budget limits retries, so that they add little to an outage. Its Withdraw is called when the wait before a
-// retry is over. Its Balance is read before that wait if nothing waits for a token, and by everything that shows
-// the budget. If the first attempt succeeds, neither is called. Share one Budget among all clients of the
+// retry is over. Its Balance is read before that wait, if the call would not wait for a token, and by everything that
+// shows the budget. If the first attempt succeeds, neither is called. Share one Budget among all clients of the
 // same backend. What a refusal means for the call is described at [WithPatience].
 //
 // [NewRatioBudget] is the default and suits most clients. [NewRateBudget] is an absolute limit,

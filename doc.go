@@ -13,7 +13,7 @@
 // # What it does
 //
 // A call is a sequence of attempts. After a failed attempt the library answers three questions,
-// and makes another one only if all three allow it:
+// and makes another attempt only if all three answers allow it:
 //
 //   - May this failure be retried at all? UNAVAILABLE and RESOURCE_EXHAUSTED may, unless the
 //     server forbids it or the message was too large; [WithCodes] and [WithClassifier] change
@@ -59,8 +59,8 @@
 //   - SendMsg returns io.EOF after headers have arrived, because only RecvMsg has the status then;
 //   - the application calls Context or Trailer, which never wait;
 //   - the application sends the same message object twice in a row;
-//   - the application has sent more than [WithBufferLimit] keeps for replay, 256 KiB of memory by
-//     default, or a message of unknown size, which is one that is neither a proto.Message nor
+//   - the application has sent more than [WithBufferLimit] keeps for replay, 256 KiB of encoded
+//     messages by default, or a message of unknown size, which is one that is neither a proto.Message nor
 //     has a Size method. The one request of a server stream does not count;
 //   - all streams of the Retrier together keep 64 MiB.
 //

@@ -54,8 +54,8 @@ var (
 	// have it, because the error is returned unchanged.
 	errWouldRetry = reasons.New(reasons.Reason{Word: "would_retry", Text: "dry run: another attempt would follow"})
 	// ErrCommitted: the application has seen something of the stream, or its messages cannot be replayed,
-	// see [WithBufferLimit]. Only events have it, because the stream's error is returned unchanged. An [Error] has it if the
-	// messages could no longer be replayed when a retry was due.
+	// see [WithBufferLimit]. An [Error] has it if they could no longer be replayed when a retry was due; otherwise only events
+	// have it, because the stream's error is returned unchanged.
 	ErrCommitted = reasons.New(reasons.Reason{Word: "committed", Text: "stream is committed"})
 	// errConnClosed: the ClientConn was closed between two attempts.
 	errConnClosed = reasons.New(reasons.Reason{

@@ -185,7 +185,7 @@ func WithRetryIf(f func(error) bool) CallOption {
 // [Stop]), it continues and is judged by its own result, so that a slow response is not turned into a
 // failure; the budget earns nothing from it. In a call without a deadline such an attempt ends after d,
 // so that the call cannot hang. The timeout of a service config counts as a deadline; if the
-// config gets or loses it while a call's first attempt runs, gRPC may not end that attempt, and d may not either.
+// config gets or loses it while a call's first attempt runs, gRPC may not end that attempt, and neither may d.
 // The server receives the caller's deadline, not d.
 //
 // If there is no connection when d is over, and the caller has set a deadline, the attempt may go on, and its
@@ -275,7 +275,7 @@ func WithBufferLimit(bytes int) CallOption {
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
 // failing: d counts from the target's first retryable failure after its last call that was answered in time, and from
 // the call's own first failure. If for d no attempt fails and no call gives up, the next failure counts as the
-// first; that takes 10 s if d is shorter and other calls to the target have a longer one. Calls to a target learn
+// first (if for 10 s, when d is shorter and other calls to the target have a longer one). Calls to a target learn
 // from one another:
 //
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing
@@ -297,7 +297,7 @@ func WithBufferLimit(bytes int) CallOption {
 //     is making: it is woken at the times of gRPC's default backoff, and after a drop one of the
 //     waiting calls sends its attempt early, which keeps the channel awake.
 //
-// No wait is started that would outlast d, be it an ordinary backoff (the one after a connection may), and at most 10,000 calls
+// No wait is started that would outlast d, not even a backoff (only the one after a connection may), and at most 10,000 calls
 // wait for one target. Other calls whose attempt fails end immediately, with the last status and
 // [ErrTargetDown]: a target that is gone holds nobody up. A wait that the server asks for may
 // outlast d, but counts for the waits after it: where servers ask for long ones, set a longer d. The

@@ -87,8 +87,8 @@ func PreviousAttempts(ctx context.Context) int { return wire.PreviousAttempts(ct
 //     retry", as [SetNoRetry] does: this service has made the attempts that there are to make, and each
 //     retry by its caller would make them all again. It says so even if the handler fails for another
 //     reason, because that cannot be known, and even if it has called [SetPushback]. A call that waited
-//     for a connection, or for a token, in vain has not given up, and of one that was left to gRPC's own retries (see
-//     [WithBuiltInRetryDisabled]) it is not known, unless a server further down said "do not retry".
+//     for a connection, or for a token, in vain has not given up, and for one that was left to gRPC's own retries (see
+//     [WithBuiltInRetryDisabled]) that is not known, unless a server further down said "do not retry".
 //   - If the request is a retry of which an earlier attempt got no response, or is made by another
 //     service for such a request, the calls that the handler makes are not retried or hedged, and they
 //     tell the next service so: an earlier attempt may still be at work, and the service that retries
