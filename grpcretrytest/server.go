@@ -177,7 +177,7 @@ func (s *Server) Dial(opts ...grpcretry.Option) *grpc.ClientConn {
 }
 
 // DialWith does the same for a Retrier that the program under test has made, so its jitter is the Retrier's.
-// Further options are for the connection: an interceptor among them runs below the Retrier's.
+// Further options are for the connection: a chained interceptor among them runs below the Retrier's.
 func (s *Server) DialWith(r *grpcretry.Retrier, opts ...grpc.DialOption) *grpc.ClientConn {
 	s.t.Helper()
 	s.observe(r)

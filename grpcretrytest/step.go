@@ -73,7 +73,7 @@ func OK() Step { return Step{kind: answers} }
 func Hang() Step { return Step{kind: hangs} }
 
 // Cut returns a Step that closes the connection, so that every other call on it fails as well. Messages
-// that were sent before arrive.
+// that were sent before arrive if the client receives them within 20 ms or, in a bubble, before it waits for something else.
 func Cut() Step { return Step{kind: cuts} }
 
 // After delays the step, and the handler, by d after the attempt's arrival. d is at least 0, the default.

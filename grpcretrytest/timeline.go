@@ -69,24 +69,16 @@ func (s span) String() string {
 func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 	start := attempts[0].Start
 	line := timeline{{kind: aMethod, method: end.Attempt.Method}}
-	var ended time.Time // when the attempts so far had ended, so that a wait could start
-	for _, a := range attempts {
+	for i, a := range attempts {
 		one := entry{kind: anAttempt, at: exactly(a.Start.Sub(start)), number: a.Number, outcome: outcomeOf(a), span: exactly(a.Duration)}
 		if a.Hedge {
 			one.kind = aHedge
 		}
 		if waited(a) {
 			line = append(line, entry{kind: aWait, span: exactly(a.Wait), source: a.WaitSource.String()})
-			one.early = !a.Hedge && a.Start.Before(ended.Add(a.Wait))
+			one.early = !a.Hedge && a.Start.Before(waitStart(attempts[:i], a.Start).Add(a.Wait))
 		}
 		line = append(line, one)
-		end := a.Start.Add(a.Duration)
-		if errors.Is(a.Err, grpcretry.ErrAttemptTimeout) {
-			end = a.Start // the wait starts at the timeout, when gRPC has yet to end the attempt
-		}
-		if end.After(ended) {
-			ended = end
-		}
 	}
 	if end.Err == nil {
 		return line
@@ -96,6 +88,21 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 		stop.span, stop.source = exactly(end.Wait), end.WaitSource.String()
 	}
 	return append(line, stop)
+}
+
+// waitStart returns from when on the attempt that started at next had waited: the latest end of an attempt before it. A hedge that
+// was in flight then, or lost, is none that it waited for.
+func waitStart(attempts []grpcretry.Attempt, next time.Time) (start time.Time) {
+	for _, a := range attempts {
+		end := a.Start.Add(a.Duration)
+		if errors.Is(a.Err, grpcretry.ErrAttemptTimeout) {
+			end = a.Start // the wait starts at the timeout, when gRPC has yet to end the attempt
+		}
+		if end.After(start) && !end.After(next) && !errors.Is(a.Err, grpcretry.ErrHedgeLost) {
+			start = end
+		}
+	}
+	return start
 }
 
 // waited reports whether an attempt was preceded by a wait that is worth an entry. The delay of a hedge is

@@ -246,6 +246,19 @@ func TestInvalidTimelines(t *testing.T) {
 	}
 }
 
+// A hedge that is in flight when another attempt replaces the overdue first one is none that this one has waited for.
+func TestAReplacementBesideAHedge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := NewServer(t, register)
+		server.On("/", Hang(), OK().After(time.Minute))
+		hedging := grpcretry.Hedging{Delay: grpcretry.HedgeAfter(30 * time.Millisecond), Budget: grpcretry.Unlimited}
+		client := clientOf(server.Dial(grpcretry.WithMethod(echoMethod,
+			grpcretry.WithAttemptTimeout(60*time.Millisecond), grpcretry.WithHedging(hedging))))
+		client.Echo(t.Context(), hello())
+		server.Want("attempt 1 timeout; hedge 2 lost; wait backoff; attempt 3 OK")
+	})
+}
+
 // What a timeline prints can be wanted, word for word, whatever has happened.
 func TestWhatIsPrintedCanBeWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
