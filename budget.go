@@ -343,25 +343,22 @@ func PerTarget(newBudget func() Budget) Budget { return newPerTarget(newBudget, 
 
 type perTarget struct {
 	newBudget func() Budget
-	settings  budgetSettings // of every budget that it creates; nil if only newBudget knows
+	settings  any // those of every budget that it creates, to be compared; nil if only newBudget knows
 	targets   bytarget.Map[Budget]
 }
 
-func newPerTarget(newBudget func() Budget, settings budgetSettings) *perTarget {
+func newPerTarget(newBudget func() Budget, settings any) *perTarget {
 	t := &perTarget{newBudget: newBudget, settings: settings}
 	t.targets.Fresh = func(string) Budget { return newBudget() }
 	return t
 }
-
-// budgetSettings are the settings of one of this package's budgets. They can be compared.
-type budgetSettings interface{ describe() string }
 
 // String describes the budget to readers of a policy.
 func (t *perTarget) String() string {
 	if t.settings == nil {
 		return "a budget for each target"
 	}
-	return t.settings.describe() + ", for each target"
+	return fmt.Sprintf("%v, for each target", t.newBudget())
 }
 
 func (t *perTarget) Deposit(o Outcome)             { t.targets.Named("").Deposit(o) }

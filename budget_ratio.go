@@ -115,10 +115,8 @@ func perTargetRatio(s RatioBudget) *perTarget {
 
 // String describes the budget to readers of a policy, for example
 // "ratio budget: 20% of answered calls, a reserve of 3, over 10s".
-func (b *ratioBudget) String() string { return b.settings.describe() }
-
-func (s RatioBudget) describe() string {
-	floor := ""
+func (b *ratioBudget) String() string {
+	s, floor := b.settings, ""
 	if s.MinPerSecond > 0 {
 		floor = fmt.Sprintf(", plus %v a second", round(s.MinPerSecond))
 	}

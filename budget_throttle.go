@@ -34,10 +34,6 @@ func NewThrottle(maxTokens, tokenRatio float64) (Budget, error) {
 // throttleSettings are the settings of a throttle.
 type throttleSettings struct{ maxTokens, tokenRatio float64 }
 
-func (s throttleSettings) describe() string {
-	return fmt.Sprintf("throttle: %v tokens, %v for a success", s.maxTokens, s.tokenRatio)
-}
-
 // thousandths returns x in thousandths, cut after the third decimal. It adds a little first, for
 // numbers such as 0.29, whose nearest float is just below.
 func thousandths(x float64) int64 { return int64(x*1000 + 1e-6) }
@@ -50,7 +46,7 @@ type throttle struct {
 // String describes the throttle to readers of a policy, for example
 // "throttle: 10 tokens, 0.1 for a success".
 func (t *throttle) String() string {
-	return throttleSettings{float64(t.full) / 1000, float64(t.gain) / 1000}.describe()
+	return fmt.Sprintf("throttle: %v tokens, %v for a success", float64(t.full)/1000, float64(t.gain)/1000)
 }
 
 func (t *throttle) Deposit(o Outcome) {
