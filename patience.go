@@ -86,6 +86,8 @@ func (p *plan) refuses(f *failure, v verdict, known trouble, now instant) error 
 			p.giveUp(now)
 		}
 		return ErrTargetDown
+	case p.policy.dryRun && !affords(b, p.ledger.now, false): // it does not wait for a token, and takes none
+		return ErrBudgetExhausted
 	default:
 		return nil
 	}

@@ -271,18 +271,12 @@ func (p *plan) undecide() {
 // in flight decide, and the rules from 6 on apply to the last of them.
 func (p *plan) failed(f *failure, now instant, u float64) verdict {
 	v := p.afterFailure(f, now, u)
-	if !p.policy.dryRun {
-		return v
+	if p.policy.dryRun {
+		p.leave()
+		if v.do != doEnd {
+			v.Reason, v.do = errWouldRetry, doEnd
+		}
 	}
-	p.leave()
-	switch {
-	case v.do == doEnd:
-	case affords(p.ledger.budgetOf(p.ledger.whoPays(retriesPay)), p.ledger.now, false):
-		v.Reason = errWouldRetry
-	default:
-		v.Reason = ErrBudgetExhausted
-	}
-	v.do = doEnd
 	return v
 }
 
