@@ -160,8 +160,9 @@ func (c *rpc) prepareFunction(f func(context.Context) error, opts []CallOption) 
 			return notDone(c.method, errors.New("the call has WithHedging, but a function cannot be hedged"))
 		case isPattern(scope):
 			return notDone(c.method, fmt.Errorf("WithMethod %s has WithHedging, but a function cannot be hedged", scope))
+		case c.policy.mayHedge():
+			c.retrier.report.notHedged(&c.facts, "a function cannot be hedged")
 		}
-		c.retrier.report.notHedged(&c.facts, "a function cannot be hedged")
 	}
 	c.mode = c.policy.modeOf(nil)
 	if c.mode == modePassThrough {

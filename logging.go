@@ -118,14 +118,9 @@ func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 
 // notHedged logs once that a method cannot be hedged.
 func (l *logger) notHedged(f *facts, why string) {
-	if l == nil || !l.unhedged.Add(f.method, bounded.MaxNames) {
-		return
+	if l != nil && l.unhedged.Add(f.method, bounded.MaxNames) {
+		l.WarnContext(f.ctx, "grpcretry: method is not hedged, but retried: "+why, "method", f.method)
 	}
-	but := ", but retried"
-	if f.policy.modeOf(nil) == modePassThrough {
-		but = ""
-	}
-	l.WarnContext(f.ctx, "grpcretry: method is not hedged"+but+": "+why, "method", f.method)
 }
 
 // streamNotKept logs once that the replay memory is full.
