@@ -16,7 +16,7 @@ import (
 
 // A logger writes the lines that [WithLogger] describes and no others. Neither their number nor the
 // logger's memory grows with the number of calls, budgets or methods. A nil logger is one that
-// is off: the reports that reach it without the [reporter] do nothing.
+// is off.
 type logger struct {
 	*slog.Logger
 	giveUps    *rate.Limiter
@@ -47,7 +47,7 @@ func newLogger(l *slog.Logger) *logger {
 
 // attemptFailed logs a retry.
 func (l *logger) attemptFailed(f *facts, a *Attempt, v verdict) {
-	if would := is(v.Reason, errWouldRetry); (v.retries() || would) && l.Enabled(f.ctx, slog.LevelDebug) {
+	if would := is(v.Reason, errWouldRetry); l != nil && (v.retries() || would) && l.Enabled(f.ctx, slog.LevelDebug) {
 		what := "grpcretry: retrying"
 		if would {
 			what = "grpcretry: would retry"
@@ -100,7 +100,7 @@ func (l *logger) targetNotice(name string, what notice, waiting int) {
 func (l *logger) gaveUp(f *facts, last *Attempt, err *Error, now time.Time) {
 	known := err.ctx == nil && reasons.Of(err.Reason).Logged
 	callerLeft := errors.Is(err.ctx, context.Canceled) || err.ctx != nil && err.made == 1
-	if known || callerLeft {
+	if l == nil || known || callerLeft {
 		return
 	}
 	if !l.giveUps.AllowN(now, 1) {

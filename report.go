@@ -109,9 +109,7 @@ func (r *reporter) attemptFailed(f *facts, a *Attempt, v verdict, now time.Time)
 	if is(v.Reason, ErrBudgetExhausted) {
 		r.budgetRefused(f, now)
 	}
-	if r.logger != nil {
-		r.logger.attemptFailed(f, a, v)
-	}
+	r.logger.attemptFailed(f, a, v)
 	if r.metrics != nil {
 		r.metrics.attemptFailed(f, a, v)
 	}
@@ -155,7 +153,7 @@ func (r *reporter) budgetRefused(f *facts, now time.Time) {
 
 // retrySent reports that an attempt after the first is sent.
 func (r *reporter) retrySent(f *facts, a *attempt) {
-	if r.logger != nil && !a.hedge {
+	if !a.hedge {
 		r.logger.retrySent(f, origin.Add(a.start.sinceOrigin()))
 	}
 	if r.metrics != nil {
@@ -213,7 +211,7 @@ type callFailure struct {
 
 // callFailed reports a call's failure. It is the call's last report.
 func (r *reporter) callFailed(f *facts, h *history, end *callFailure) {
-	if r.logger != nil && end.gaveUp != nil {
+	if end.gaveUp != nil {
 		r.logger.gaveUp(f, &end.last, end.gaveUp, end.when)
 	}
 	made := h.made(end.last.Number)
