@@ -432,7 +432,7 @@ func (p *plan) retry(v verdict, now instant, u float64) verdict {
 // stop returns a verdict to stop, with what the driver does now. If it is fatal, it ends a hedged call although other
 // attempts are in flight.
 func (p *plan) stop(v verdict, fatal bool) verdict {
-	if fatal || !reasons.Of(v.Reason).HedgesGoOn {
+	if !reasons.Of(v.Reason).HedgesGoOn { // those that do are never fatal
 		p.leave()
 		p.stopped = v.Reason
 	}
