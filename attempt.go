@@ -226,8 +226,8 @@ func (a *attempt) hasPeer() bool {
 }
 
 // gotNoResponse reports whether a server may have received an attempt that has failed, and has not
-// responded. A response is known by its trailers: they are never empty, unless the server had sent
-// headers before. Then a lost connection looks the same, and counts. An attempt without a peer was not
+// responded. A response has trailers, unless the server has sent headers before; headers alone look like those of a
+// connection that was lost later, and do not count as a response. An attempt without a peer was not
 // sent; an interceptor below that drops the option for the peer drops the one for the header as well.
 func (a *attempt) gotNoResponse() bool {
 	return a.hasPeer() && len(a.trailer) == 0 && a.sighting.Load() != sawRefusal

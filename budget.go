@@ -277,8 +277,8 @@ func release(b Budget) {
 	}
 }
 
-// depositIn reports to b how an attempt ended; released means that its slot was given back before. One of several
-// budgets comes first if it is this package's, so that a slot is not lost if another panics.
+// depositIn reports to b how an attempt ended; released means that its slot was given back before. This
+// package's budgets come first, so that a slot is not lost if another panics.
 func depositIn(b Budget, o Outcome, released bool) {
 	for _, one := range slices.Backward(partsOf(b)) {
 		if !released || !hasSlots(one) {

@@ -105,7 +105,7 @@ func (p *plan) giveUp(now instant) {
 }
 
 // spread returns the wait before a retry: the backoff or, if the target has been failing, at least u
-// times as long as that. So those who wait return over about the time that the trouble took. A call that has come into a
+// times as long as that, which spreads the retries of those who wait over as much time as the trouble took. A call that has come into a
 // trouble waits for at least half of what that had lasted by then, or of the patience that is left: an earlier retry costs a
 // token, and saves little.
 func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now instant, u float64) time.Duration {

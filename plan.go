@@ -94,8 +94,8 @@ type limits struct {
 	deadline instant       // the caller's or the service config's; zero without one
 }
 
-// tooLate reports why no attempt may start after a wait that starts now: its end would reach
-// the deadline or MaxElapsed. A further latest time belongs here and in latest.
+// tooLate returns why no attempt may start after a wait that starts now: the wait would last until the deadline or the
+// end of MaxElapsed. A further latest time belongs here and in latest.
 func (l *limits) tooLate(now instant, wait time.Duration) error {
 	switch {
 	case l.deadline != 0 && wait >= l.deadline.Sub(now):
@@ -259,7 +259,7 @@ func (p *plan) undecide() {
 //     stop
 //  6. the attempt reached no server: wait for a connection and then for the backoff; the attempt is
 //     not counted. If the target's patience is over, stop. A refused attempt is not counted either, and
-//     the next follows immediately, whatever rules 7 and 9 say
+//     the next follows immediately, without rule 9
 //  7. MaxAttempts attempts were made, or one if a service further up retries: stop
 //  8. the wait (pushback, or else RetryInfo, or else the backoff for the code) is longer than
 //     MaxServerDelay, or would reach the deadline or MaxElapsed: stop
@@ -268,7 +268,7 @@ func (p *plan) undecide() {
 //  10. wait. When the wait is over, see retryDue, the retry is paid for and sent, or waits again
 //
 // In a hedged call, a stop by rules 1, 2 or 4 ends the call. After any other failure, the attempts
-// in flight decide, and the rules from 6 on apply to the last of them.
+// in flight decide, and the rules from 6 on apply to the last of them (MaxServerDelay to each).
 func (p *plan) failed(f *failure, now instant, u float64) verdict {
 	v := p.afterFailure(f, now, u)
 	if p.policy.dryRun {
@@ -288,7 +288,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	}
 	replaced := p.isReplaced(f)
 	f.found.retryable = f.found.retryable || replaced // found out when it was overdue
-	p.deposit(f.outcome(p.policy.result(f)))          // before a token is given back, because the budget may panic at that as well
+	p.deposit(f.outcome(p.policy.result(f)))          // before a token is given back, because that may panic, too
 	if replaced {
 		return p.sendReplacement(now, u)
 	}
@@ -357,8 +357,7 @@ func (p *plan) sendReplacement(now instant, u float64) verdict {
 	return p.retry(v, now, u)
 }
 
-// again applies rules 7 to 9 after an attempt that counts, or was refused; reconnect and hedge have limits of their own. If the rules
-// allow a retry, it becomes the next attempt.
+// again applies rules 7 to 9; reconnect and hedge have limits of their own. If the rules allow a retry, it becomes the next attempt.
 func (p *plan) again(f *failure, known trouble, now instant, u float64) verdict {
 	switch {
 	case p.stopped != nil:

@@ -47,7 +47,7 @@ type targets struct {
 func newTargets(log *logger) *targets {
 	all := &targets{log: log}
 	all.Fresh = func(name string) *target { return &target{name: name, all: all} }
-	all.MayForget = func(t *target) bool {
+	all.Forget = func(t *target) bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if t.waiting.Load() > 0 {
@@ -78,9 +78,8 @@ func (t *target) trouble(now instant, patience time.Duration) trouble {
 	return known
 }
 
-// isFailing needs mu. It reports whether the target is failing for a call with that patience. If there was no news for so long, the
-// trouble is over, and the next failure begins another one: the longer patience of others does not make it last. Nor does a very short
-// one end it for others.
+// isFailing needs mu. It reports whether the target is failing for a call with that patience. A trouble is over after so long without
+// news, but not before the default patience, unless all calls have a shorter one; then the next failure begins another one.
 func (t *target) isFailing(now instant, patience time.Duration) bool {
 	return t.failing.Load() && now.Sub(t.news) <= min(t.lasts, max(patience, defaultPatience))
 }
@@ -186,8 +185,8 @@ const (
 // await records that a call waits for the target, and not only for its backoff.
 func (t *target) await() { t.sayOnce(callsWait) }
 
-// giveUp records that a call ends because no further wait fits into its patience, or too many calls wait. That is news
-// of the target, too: calls that have waited all the time, and seen no failure, are followed by others.
+// giveUp records that a call ends because no further wait fits into its patience, or too many calls wait. That counts as
+// news, so that a trouble lasts while calls only wait.
 func (t *target) giveUp(now instant) {
 	t.mu.Lock()
 	t.news = max(t.news, now)

@@ -11,8 +11,8 @@ import (
 // A Map keeps one thing for each target: a budget, or what is known about the target. It forgets targets
 // that are not used any more, is safe for concurrent use, and finds what it has without a lock.
 type Map[T any] struct {
-	Fresh     func(canonical string) T // makes what is kept for a target; set before the first use
-	MayForget func(T) bool             // asked by a sweep about what is not used; nil for always
+	Fresh  func(canonical string) T // makes what is kept for a target; set before the first use
+	Forget func(T) bool             // told by a sweep about what is not used; it is kept if the result is false. nil for always true
 
 	targets sync.Map                      // *entry[T] by the target in canonical form, or a function's
 	dialed  sync.Map                      // the same by the target as dialed
@@ -125,7 +125,7 @@ func (m *Map[T]) sweep(now time.Time) {
 	m.swept = now
 	m.targets.Range(func(canonical, known any) bool {
 		e := known.(*entry[T])
-		if e.used.Swap(false) || m.MayForget != nil && !m.MayForget(e.of) {
+		if e.used.Swap(false) || m.Forget != nil && !m.Forget(e.of) {
 			return true
 		}
 		m.targets.Delete(canonical)

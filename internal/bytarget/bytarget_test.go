@@ -121,11 +121,11 @@ func TestTheFirstTargetIsForgotten(t *testing.T) {
 	})
 }
 
-func TestMayForgetIsAsked(t *testing.T) {
+func TestForgetMayKeep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMap()
 		busy := true
-		m.MayForget = func(one *thing) bool { return one.canonical != "dns:///busy" || !busy }
+		m.Forget = func(one *thing) bool { return one.canonical != "dns:///busy" || !busy }
 		one := dial(m, "busy")
 		pass := func() {
 			for i := range 5 {
