@@ -10,8 +10,8 @@ import "github.com/grpcretry/grpcretry/internal/replies"
 // mayRace needs mu. It reports whether others may run beside an open attempt: the request is known.
 func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isComplete() }
 
-// race needs mu, and returns without. It receives a stream's first message. It returns false if that has failed, and
-// another attempt is open.
+// race needs mu, and returns without. It receives a stream's first message. It returns false if that has failed: another
+// attempt is open, or the call is over.
 func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
 	hedged := s.mayRace()
 	s.setPhase(phaseRacing)
@@ -34,7 +34,8 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) (over b
 		k.compete(nil)
 	}
 	if e.err != nil && !isEOF(e.err) {
-		return s.allLost(e, m)
+		s.allLost(e, m)
+		return false, nil
 	}
 	at := e.attempt.bounds.stream
 	if at != first && e.err == nil {
@@ -66,21 +67,15 @@ func (s *retryStream) won(at *streamAttempt, err error) error {
 	return s.receivedCommitted(at, err)
 }
 
-// allLost goes on after all attempts in flight have failed. It returns true if the call is over.
-func (s *retryStream) allLost(e ending, m any) (over bool, _ error) {
+// allLost goes on after all attempts in flight have failed.
+func (s *retryStream) allLost(e ending, m any) {
 	s.mu.Lock()
 	s.ahead = nil
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	replies.Empty(m)
 	s.call.show(e.attempt)
-	next, err := s.call.next(e)
-	if next == nil {
-		s.conclude()
-		return true, err
-	}
-	err = s.openFrom(next)
-	return err != nil, err
+	_ = s.openFrom(s.call.next(e))
 }
 
 // hedge makes an attempt up to its first message.

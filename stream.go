@@ -78,7 +78,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	var err error
 	s.orCrash(func() {
 		s.call.begin(&s.first)
-		err = s.openFrom(&s.first)
+		err = s.openFrom(&s.first, nil)
 	})
 	if err != nil {
 		return nil, err

@@ -14,10 +14,10 @@ import (
 
 // This file gets a stream from one attempt to the next, and to its end.
 
-// openFrom opens an attempt or, if that fails, one that follows it. If all fail, it returns the
-// call's error.
-func (s *retryStream) openFrom(a *attempt) error {
-	for {
+// openFrom opens an attempt or, if that fails, one that follows it. If none is left, the call is over, and openFrom
+// returns its error: ended, or that of the last attempt.
+func (s *retryStream) openFrom(a *attempt, ended error) error {
+	for a != nil {
 		at, err := s.open(a)
 		if err == nil {
 			s.publish(at)
@@ -26,11 +26,10 @@ func (s *retryStream) openFrom(a *attempt) error {
 		s.call.contest.settle(a)
 		s.call.contest.repanic()
 		s.call.show(a)
-		if a, err = s.call.next(ending{attempt: a, err: err}); a == nil {
-			s.conclude()
-			return err
-		}
+		a, ended = s.call.next(ending{attempt: a, err: err})
 	}
+	s.conclude()
+	return ended
 }
 
 // open hands an attempt to gRPC.
@@ -51,7 +50,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	}
 	below := ctx.Err() // without mu, because it may be an interceptor's
 	s.mu.Lock()
-	at.stream = stream
+	at.stream, s.rest = stream, nil
 	if err == nil {
 		a.bounds.stream = at
 	}
@@ -140,14 +139,7 @@ func (s *retryStream) recover(at *streamAttempt, err error) {
 	s.mu.Unlock()
 	s.orCrash(func() {
 		s.call.contest.repanic()
-		if a, _ := s.next(at, err); a != nil {
-			s.mu.Lock()
-			s.rest = nil
-			s.mu.Unlock()
-			_ = s.openFrom(a)
-		} else {
-			s.conclude()
-		}
+		_ = s.openFrom(s.next(at, err))
 	})
 }
 
