@@ -203,7 +203,7 @@ func (a *attempt) timedOut(err error) bool {
 	return isContextEnd(err) || !isStatus
 }
 
-// checkUnsent records, as soon as gRPC has returned err with the channel in that state, whether the attempt certainly reached no
+// checkUnsent records, soon after gRPC has returned err, with the channel in that state, whether the attempt certainly reached no
 // server: it failed with UNAVAILABLE, or was cut while it waited in gRPC; gRPC opened no stream for
 // it (only then is its peer unknown); and the channel has no connection for such a stream.
 //

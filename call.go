@@ -302,14 +302,10 @@ func (c *call) afterFailure(e ending, now time.Time) (*attempt, error) {
 func (c *call) judge(e ending, now time.Time) (verdict, error) {
 	a := e.attempt
 	defer a.release()
-	state := stateOf(c.cc)
-	if e.err = readable(e.err); c.stream == nil && c.contest == nil {
-		a.checkUnsent(e.err, state)
-	}
 	if e.defeat != nil {
 		return verdict{do: doEnd}, c.stop(&e.defeat.failure, e.defeat.verdict, now)
 	}
-	err := truthOf(e.err, a, c.stream)
+	err, state := truthOf(readable(e.err), a, c.stream), stateOf(c.cc)
 	p := c.planned(state, now)
 	if reason := c.passes(a, p); reason != nil {
 		return verdict{do: doEnd}, c.pass(a, err, reason, state, now)
@@ -359,6 +355,9 @@ var errConnLost = status.Error(codes.Unavailable, "grpcretry: the connection was
 // describe describes a failed attempt to the plan, in a zero failure. state is the channel's after the attempt's end.
 func (c *call) describe(f *failure, a *attempt, err error, state connectivity.State, now time.Time) {
 	c.collect(a)
+	if a.bounds == nil || a.bounds.stream == nil { // a stream that was opened has a server
+		a.checkUnsent(err, state)
+	}
 	a.describe(&f.Attempt, err, now)
 	f.CtxErr, f.Closed = endOf(c.limited(), now), state == connectivity.Shutdown
 	f.Committed = a.fate == fateCommitted || c.stream != nil && c.stream.isSpoilt()

@@ -74,9 +74,7 @@ func (k *contest) start(a *attempt) {
 	}
 	k.turn.Take()
 	defer k.turn.Give()
-	if k.from == 0 {
-		k.from = a.start
-	}
+	k.from = a.start
 	k.add(a)
 }
 
@@ -186,9 +184,6 @@ func (k *contest) ends(a *attempt, err error) {
 func (k *contest) ended(a *attempt, err error) {
 	c, now := k.call, time.Now()
 	k.remove(a)
-	if c.stream == nil {
-		a.checkUnsent(err, stateOf(c.cc))
-	}
 	err = truthOf(err, a, c.stream)
 	if err == nil && c.stream != nil && c.stream.desc.ServerStreams && a.isCut() {
 		k.drain(a) // its other messages are lost

@@ -60,9 +60,6 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 		at.users.forget()
 	}
 	s.mu.Unlock()
-	if err != nil {
-		a.checkUnsent(err, stateOf(s.call.cc))
-	}
 	return at, err
 }
 
