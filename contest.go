@@ -356,12 +356,7 @@ func (k *contest) overdue(a *attempt, now time.Time) {
 		return
 	}
 	f := c.overdueFailure(a, now)
-	v := p.overdue(c.ctx, &f, p.ledger.at(now), c.retrier.random())
-	if f.Committed && v.do > 0 {
-		c.stream.cut(a, true) // it could hang
-		return
-	}
-	k.do(v.do)
+	k.do(p.overdue(c.ctx, &f, p.ledger.at(now), c.retrier.random()).do)
 }
 
 // due asks the plan what is due, and does it.
@@ -397,16 +392,17 @@ func (k *contest) do(what action) {
 
 // cut ends an overdue attempt, unless the application has become bound to its stream, or none can follow any more.
 func (k *contest) cut(number int32) {
-	c := k.call
+	c, p := k.call, k.call.plan()
+	replaced := p.next.isDecided()
 	for _, a := range k.open {
 		switch {
 		case a.number != number:
-		case c.isLast != nil && c.plan().next.isDecided() && c.isLast(): // since it was decided
-			c.plan().undecide()
-		case c.stream == nil || k.rival != nil:
+		case replaced && c.isLast != nil && c.isLast(): // since it was decided
+			p.undecide()
+		case c.stream == nil:
 			a.bounds.own.Cancel(ErrAttemptTimeout)
-		case !c.stream.cut(a, false):
-			c.plan().undecide()
+		case !c.stream.cut(a, replaced):
+			p.undecide()
 		}
 	}
 }

@@ -87,13 +87,6 @@ func (s *streamState) isAwaited() bool { return s.receiving+s.heading > 0 }
 
 // setPhase needs mu. It makes a transition, and wakes up the goroutines that wait for one.
 func (s *streamState) setPhase(p phase) {
-	if p >= phaseEnding {
-		s.direct.Store(nil)
-		s.out.drop()
-	}
-	if p == phaseEnded && s.phase != phaseEnded {
-		s.out.usage.streams.Add(-1)
-	}
 	s.phase = p
 	s.change.Broadcast()
 }
@@ -114,6 +107,9 @@ func (s *streamState) ending(err error) {
 		return
 	}
 	s.final = cmp.Or(err, io.EOF)
+	s.direct.Store(nil)
+	s.out.drop()
+	s.out.usage.streams.Add(-1)
 	s.setPhase(phaseEnding)
 }
 
@@ -130,15 +126,14 @@ func (s *streamState) isCommitted() bool {
 	return s.phase >= phaseCommitting
 }
 
-// cut ends an overdue attempt. Unless committed is true, it returns false if the application has become bound to
-// the attempt.
-func (s *streamState) cut(a *attempt, committed bool) bool {
+// cut ends an overdue attempt. If another one is to replace it, cut returns false if the application has become bound
+// to it; otherwise it could hang.
+func (s *streamState) cut(a *attempt, replaced bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.phase >= phaseCommitting && !committed {
+	if replaced && s.phase >= phaseCommitting {
 		return false
 	}
 	a.bounds.own.Cancel(ErrAttemptTimeout)
-	s.change.Broadcast()
 	return true
 }
