@@ -10,67 +10,69 @@ import "github.com/grpcretry/grpcretry/internal/replies"
 // mayRace needs mu. It reports whether others may run beside an open attempt: the request is known.
 func (s *retryStream) mayRace() bool { return s.call.mode == modeHedged && s.isComplete() }
 
-// race needs mu, and returns without. It receives a stream's first message. It returns false if that has failed: another
-// attempt is open, or the call is over.
-func (s *retryStream) race(first *streamAttempt, m any) (over bool, err error) {
+// race needs mu, and returns without. It receives a stream's first message, ahead of the application or for it. It returns
+// false if that has failed: another attempt is open, or the call is over.
+func (s *retryStream) race(first *streamAttempt, m any, ahead bool) (over bool, err error) {
 	hedged := s.mayRace()
 	s.setPhase(phaseRacing)
 	s.mu.Unlock()
-	s.orCrash(func() { over, err = s.raceFrom(first, m, hedged) })
+	s.orCrash(func() {
+		e := s.raceFrom(first, m, hedged)
+		if over = e.err == nil || isEOF(e.err); over {
+			err = s.won(e, m, ahead)
+		} else {
+			s.allLost(e, m)
+		}
+	})
 	return over, err
 }
 
-func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) (over bool, _ error) {
-	k, e := s.call.contest, ending{attempt: first.attempt}
+// raceFrom returns the end of the attempt that decides. If that has a message, it is in m.
+func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) ending {
+	k := s.call.contest
 	if k == nil {
-		e.err = first.receiveFirst(m)
-	} else {
-		k.replies = replies.TypeOf(m)
-		if hedged {
-			k.compete(s)
-		}
-		k.resume(first.attempt)
-		e = k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
-		k.compete(nil)
+		return ending{attempt: first.attempt, err: first.receiveFirst(m)}
 	}
-	if e.err != nil && !isEOF(e.err) {
-		s.allLost(e, m)
-		return false, nil
+	k.replies = replies.TypeOf(m)
+	if hedged {
+		k.compete(s)
 	}
-	at := e.attempt.bounds.stream
-	if at != first && e.err == nil {
-		replies.Copy(m, e.attempt.bounds.received)
-	} else if at != first {
+	k.resume(first.attempt)
+	e := k.race(first.attempt, func(*attempt) error { return first.receiveFirst(m) })
+	k.compete(nil)
+	if e.attempt != first.attempt {
 		replies.Empty(m) // the first attempt may have received something
+		if e.err == nil {
+			replies.Copy(m, e.attempt.bounds.received)
+		}
 	}
-	return true, s.won(at, e.err)
+	return e
 }
 
 // won commits a hedged stream to the attempt that has won, and returns the result of its RecvMsg.
-func (s *retryStream) won(at *streamAttempt, err error) error {
+func (s *retryStream) won(e ending, m any, ahead bool) error {
+	at := e.attempt.bounds.stream
 	s.mu.Lock()
 	s.at = at
-	if isEOF(err) {
+	switch {
+	case isEOF(e.err):
 		at.endsWell()
-		s.ahead = nil
-	}
-	if s.ahead != nil {
-		at.hasMessage, at.received = false, false // for the application
+	case ahead:
+		s.ahead, at.hasMessage, at.received = m, false, false // for the application
 	}
 	s.commit(at)
 	s.mu.Unlock()
 	at.noteAnswer()
 	s.afterCommit(at)
-	if err == nil {
+	if e.err == nil {
 		return nil // the application receives the rest, or all if it is ahead
 	}
-	return s.receivedCommitted(at, err)
+	return s.receivedCommitted(at, e.err)
 }
 
 // allLost goes on after all attempts in flight have failed.
 func (s *retryStream) allLost(e ending, m any) {
 	s.mu.Lock()
-	s.ahead = nil
 	s.setPhase(phaseRecovering)
 	s.mu.Unlock()
 	replies.Empty(m)
@@ -100,7 +102,6 @@ func (at *streamAttempt) receiveFirst(message any) error {
 	s.mu.Unlock()
 	if err != nil && !isEOF(err) {
 		at.read(err)
-		at.release()
 	}
 	return err
 }

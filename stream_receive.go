@@ -41,10 +41,11 @@ func (s *retryStream) Header() (metadata.MD, error) {
 // stream decides whose headers the application gets, and a failure in its place is why SendMsg has failed, or why there are no headers.
 // It returns false if the message's type is not certain.
 func (s *retryStream) receiveAhead() bool {
-	if s.ahead = protos.NewReply(s.call.method, s.call.options.list); s.ahead == nil {
+	m := protos.NewReply(s.call.method, s.call.options.list)
+	if m == nil {
 		return false
 	}
-	_, _ = s.race(s.at, s.ahead)
+	_, _ = s.race(s.at, m, true)
 	s.mu.Lock()
 	return true
 }
@@ -125,7 +126,7 @@ func (s *retryStream) receive(m any) error {
 			defer s.mu.Unlock()
 			return s.final
 		case s.phase == phaseOpen && s.mayRace() && replies.IsPointer(m):
-			if over, err := s.race(at, m); over {
+			if over, err := s.race(at, m, false); over {
 				return err
 			}
 			s.mu.Lock()
