@@ -102,7 +102,6 @@ type fate uint8
 const (
 	fateCommitted fate = iota + 1 // the application is bound to its stream
 	fateUnsent                    // it has ended and certainly reached no server
-	fateRefused                   // it was the first, and a server has refused its stream
 )
 
 // Value makes the attempt known to everything that runs below, see [AttemptFromContext], and to the

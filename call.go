@@ -368,7 +368,7 @@ func (c *call) describe(f *failure, a *attempt, err error, state connectivity.St
 	}
 	f.Function = c.functionTarget != ""
 	f.NotRun = a.hasNotRun()
-	f.Refused = a.fate == fateRefused
+	f.Refused = a.number == 1 && a.sighting.Load() == sawRefusal
 	f.Attempt.Unsent = f.Refused || a.fate == fateUnsent && (f.NotRun || !c.policy.UnsentOnly)
 	f.NoResponse = a.gotNoResponse()
 }

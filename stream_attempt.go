@@ -236,11 +236,8 @@ func (at *streamAttempt) read(err error) {
 	if c.wantsHeader() || c.options.header != nil {
 		at.header, _ = at.stream.Header()
 	}
-	if at.refused(err) && at.awaitOver() {
+	if over && at.refused(err) {
 		at.sighting.Store(sawRefusal)
-		if at.number == 1 {
-			at.fate = fateRefused
-		}
 	}
 }
 
