@@ -1,6 +1,7 @@
 package grpcretry
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -69,10 +70,7 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		c.show(h.from)
 	}
 	if gone {
-		err.ctx = context.DeadlineExceeded
-		if c.limited().Err() == context.Canceled {
-			err.ctx = context.Canceled
-		}
+		err.ctx = cmp.Or(c.limited().Err(), context.DeadlineExceeded)
 	}
 	c.end(&callFailure{last: *last, err: err, gaveUp: err, verdict: v, when: now})
 	return err
@@ -93,12 +91,10 @@ func (c *call) end(how *callFailure) {
 // errPanicked is the error of a call, or an attempt, that ends in a panic.
 var errPanicked = status.Error(codes.Internal, "grpcretry: panic while retrying")
 
-// crashed ends a call's attempts when one of the application's callbacks panics, or ends its
-// goroutine.
+// crashed ends a call when one of the application's callbacks panics, or ends its goroutine.
 func (c *call) crashed() {
 	if c.contest != nil {
 		c.contest.abandon()
-		c.contest.hedges.Wait()
 	}
 	if a := c.newest; a != nil {
 		defer a.release()
@@ -108,10 +104,10 @@ func (c *call) crashed() {
 		}
 	}
 	c.plan().leave()
-}
-
-// endCrashed ends a call after crashed.
-func (c *call) endCrashed() {
+	if c.stream != nil {
+		c.stream.ending(errPanicked)
+		c.stream.conclude()
+	}
 	made := 1
 	if p := c.plan(); p != nil {
 		made = int(p.made)

@@ -36,10 +36,9 @@ type contest struct {
 	from     instant     // the first delay counts from then
 	end      ending      // of the race, once it is decided
 	crashed  bool        // a callback has panicked
-	panicked any         // the value of the panic, if that was on another goroutine than the caller's
+	panicked any         // the value of the panic, until it is repeated
 
 	hedges sync.WaitGroup // the goroutines of hedges
-	mine   *attempt       // the attempt on the caller's goroutine; used by that goroutine
 	space  [2]*attempt    // for open
 }
 
@@ -162,22 +161,13 @@ func (k *contest) compete(r rival) {
 // race makes an attempt on this goroutine, and hedges beside it, until none is in flight. It returns the
 // end of the one that decides what follows.
 func (k *contest) race(a *attempt, run func(*attempt) error) ending {
-	k.mine = a
 	err := run(a)
-	k.ends(a, err)
-	k.mine = nil
+	k.guarded(func() { k.ended(a, err) }, a)
 	k.hedges.Wait()
 	k.repanic()
 	e := k.end
 	k.end, k.call.newest = ending{}, e.attempt
 	return e
-}
-
-// ends takes the turn for ended.
-func (k *contest) ends(a *attempt, err error) {
-	k.turn.Take()
-	defer k.turn.Give()
-	k.ended(a, err)
 }
 
 // ended needs the turn. It handles the end of an attempt.
@@ -195,9 +185,7 @@ func (k *contest) ended(a *attempt, err error) {
 		k.loserEnded(a, won, now)
 	case won:
 		k.end = ending{attempt: a, err: err}
-		if c.stream == nil {
-			a.bounds.ended = instantOf(now)
-		}
+		a.bounds.ended = instantOf(now)
 		k.cancelOpen()
 		a.measure(c.learner, false)
 	case len(k.open) == 0:
@@ -423,9 +411,8 @@ func (k *contest) send() {
 // errExited is the error of an attempt in which runtime.Goexit was called.
 var errExited = status.Error(codes.Internal, "grpcretry: the attempt ended its goroutine")
 
-// guarded takes the turn for f, on a goroutine that is not the caller's. If a callback panics or ends the
-// goroutine, so does the caller's goroutine, which may handle it, see repanic. f is about the end of an attempt, or
-// about none.
+// guarded takes the turn for f. If a callback panics or ends the goroutine, so does the caller's goroutine, which may
+// handle it, see repanic. f is about the end of an attempt, or about none.
 func (k *contest) guarded(f func(), a *attempt) {
 	k.turn.Take()
 	defer k.turn.Give()
@@ -449,7 +436,7 @@ func (k *contest) guarded(f func(), a *attempt) {
 // exited stands for a panic if a callback calls [runtime.Goexit].
 type exited struct{}
 
-// repanic repeats, on the caller's goroutine, a callback's panic on another one. A call without a contest has none.
+// repanic repeats, on the caller's goroutine, a callback's panic. A call without a contest has none.
 func (k *contest) repanic() {
 	if k == nil {
 		return
@@ -471,13 +458,15 @@ func (k *contest) repanic() {
 // receives a report.
 func (k *contest) abandon() {
 	k.turn.Take()
-	defer k.turn.Give()
 	k.crashed = true
-	if k.mine != nil {
-		k.remove(k.mine)
-		k.forget(k.mine)
-	}
 	k.cancelOpen()
+	k.turn.Give()
+	k.hedges.Wait()
+	k.turn.Take()
+	defer k.turn.Give()
+	for _, a := range k.open { // it was on the caller's goroutine
+		k.forget(a)
+	}
 	if k.end.attempt != nil {
 		k.forget(k.end.attempt)
 	}

@@ -104,12 +104,11 @@ func (c *call) makeAttempts(a *attempt, run func(*attempt) ending) error {
 	}
 }
 
-// guard runs when a loop ends. If the loop is not done, the application's code has panicked, or that of an interceptor below. Only
-// streams and contests, which have goroutines of their own, need other guards besides.
+// guard runs when a loop ends, or a stream's orCrash. If it is not done, the application's code has panicked, or that of an
+// interceptor below. Only contests, which have goroutines of their own, need another guard besides.
 func (c *call) guard(done *bool) {
 	if !*done {
 		c.crashed()
-		c.endCrashed()
 	}
 }
 

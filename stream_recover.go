@@ -158,18 +158,7 @@ func (s *retryStream) next(at *streamAttempt, err error) (*attempt, error) {
 // that no other goroutine goes on waiting for it.
 func (s *retryStream) orCrash(steps func()) {
 	done := false
-	defer func() {
-		if done {
-			return
-		}
-		s.call.crashed()
-		s.mu.Lock()
-		s.ahead = nil // it may not be there
-		s.mu.Unlock()
-		s.ending(errPanicked)
-		s.conclude()
-		s.call.endCrashed()
-	}()
+	defer s.call.guard(&done)
 	steps()
 	done = true
 }
