@@ -164,7 +164,7 @@ func (s *retryStream) Trailer() metadata.MD {
 		return nil
 	}
 	s.mu.Lock()
-	known := s.isOver() && s.at == at && (at.end != nil || at.received)
+	known := s.isOver() && (at.end != nil || at.received)
 	s.mu.Unlock()
 	if !known {
 		return nil // gRPC's Trailer must not be called before the end

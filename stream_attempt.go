@@ -89,16 +89,12 @@ func (at *streamAttempt) endsWell() {
 func (at *streamAttempt) abandon(err error) {
 	s := at.of
 	s.mu.Lock()
-	ended := at.end != nil // then gRPC knows best
-	if at.broken == nil && !ended {
+	if at.broken == nil && at.end == nil { // otherwise gRPC knows best
 		at.broken = err
 	}
-	s.change.Broadcast()
 	s.mu.Unlock()
 	at.noticed(true)
-	if !ended {
-		at.release() // wakes up the goroutine that receives
-	}
+	at.release() // wakes up the goroutine that receives
 }
 
 // noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header: the application may never
@@ -245,7 +241,7 @@ func (at *streamAttempt) read(err error) {
 // pretend it, because its own end comes with headers or a trailer.
 func (at *streamAttempt) refused(err error) bool {
 	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
-	if !isStatus || at.fate == fateCommitted || at.isCut() {
+	if !isStatus {
 		return false
 	}
 	st := end.GRPCStatus()

@@ -83,10 +83,10 @@ func (s *retryStream) headed(at *streamAttempt, md metadata.MD, err error) bool 
 			s.end(at, failure)
 		}
 		return decided
-	case failure != nil && md == nil && at.broken == nil && s.receiveAhead(): // interceptors below see the end, and may change it
+	case failure != nil && md == nil && s.receiveAhead(): // interceptors below see the end, and may change it
 		s.mu.Unlock()
 		return false
-	case failure != nil && (md == nil || at.broken != nil || at.Err() != nil): // otherwise messages may have been kept back below
+	case failure != nil && (md == nil || at.Err() != nil): // otherwise messages may have been kept back below
 		s.recover(at, failure)
 		return false
 	case md == nil: // an interceptor below returned this: RecvMsg learns the fate of the attempt

@@ -279,7 +279,6 @@ func (s *streamState) nextToReplay(at *streamAttempt) (entry any) {
 		if s.isBound() && s.at == at {
 			s.bypass(at)
 		}
-		s.change.Broadcast()
 		return nil
 	}
 	if s.out.spoilt {
