@@ -203,6 +203,9 @@ func (c *call) startPlan(now time.Time) *plan {
 	p.begin(c.policy, c.budget, c.hedgeBudget, c.targetState(), c.start, deadlineOf(c.ctx, now))
 	p.single, p.hedging, p.delay = c.worksFor.IsRetry(), c.mode == modeHedged, c.delay
 	p.send(c.start)
+	if k := c.contest; k != nil {
+		p.hedgeFrom(k.from)
+	}
 	return p
 }
 

@@ -60,8 +60,8 @@ type defeat struct {
 }
 
 // join makes the contest a part of c, which must be on the heap already.
-func (k *contest) join(c *call, r rival) {
-	k.call, k.rival, k.channel, k.open = c, r, c.channel(), k.space[:0]
+func (k *contest) join(c *call) {
+	k.call, k.channel, k.open = c, c.channel(), k.space[:0]
 	c.contest = k
 }
 
@@ -270,12 +270,9 @@ func (k *contest) check() {
 
 // plan returns the call's plan, which may start now.
 func (k *contest) plan(now time.Time) *plan {
-	c, begun := k.call, k.call.plan() != nil
+	c := k.call
 	if k.rival == nil { // outside of a race, one of a stream's goroutines may be setting the limit of the call
 		return c.informedPlan(stateOf(c.cc), now)
-	}
-	if p := c.startPlan(now); !begun {
-		p.hedgeFrom(k.from)
 	}
 	return c.planned(stateOf(c.cc), now)
 }
@@ -504,9 +501,9 @@ type contested struct {
 }
 
 // set starts a contested call from c.
-func (u *contested) set(c *call, r rival) {
+func (u *contested) set(c *call) {
 	u.call, u.first.bounds = *c, &u.bounds
-	u.contest.join(&u.call, r)
+	u.contest.join(&u.call)
 }
 
 // A contestedUnary is a unary call that has a contest.
@@ -519,11 +516,9 @@ type contestedUnary struct {
 // contestUnary makes a unary call that is hedged, or has an attempt timeout.
 func contestUnary(c *call, req, reply any, invoker grpc.UnaryInvoker) error {
 	u := &contestedUnary{req: req, reply: reply, invoker: invoker}
+	u.set(c)
 	if c.mode == modeHedged {
-		u.contest.replies = replies.TypeOf(reply)
-		u.set(c, u)
-	} else {
-		u.set(c, nil)
+		u.contest.rival, u.contest.replies = u, replies.TypeOf(reply)
 	}
 	return u.call.makeAttempts(&u.first, u.race)
 }
@@ -538,7 +533,7 @@ func (u *contestedUnary) race(a *attempt) ending {
 	if e.err == nil && e.attempt != a {
 		replies.Copy(u.reply, e.attempt.bounds.received)
 	}
-	if e.attempt.number > 1 && u.call.mode == modeHedged {
+	if u.call.ownOutputs(e.attempt) {
 		u.call.show(e.attempt)
 	}
 	return e

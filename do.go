@@ -76,7 +76,7 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 	}
 	if c.isContested() {
 		u := &contested{}
-		u.set(&c, nil)
+		u.set(&c)
 		return u.call.makeAttempts(&u.first, func(a *attempt) ending {
 			return u.contest.race(a, func(a *attempt) error { return readable(f(a)) })
 		})

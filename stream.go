@@ -73,7 +73,7 @@ func (r *Retrier) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	s.out.queue = s.out.space[:0]
 	r.usage.streams.Add(1)
 	if c.isContested() {
-		new(contest).join(&s.call, nil)
+		new(contest).join(&s.call)
 	}
 	var err error
 	s.orCrash(func() {
