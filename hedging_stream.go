@@ -60,10 +60,10 @@ func (s *retryStream) won(e ending, m any, ahead bool) error {
 	case ahead:
 		s.ahead, at.hasMessage, at.received = m, false, false // for the application
 	}
-	s.commit(at)
-	s.mu.Unlock()
-	at.noteAnswer()
-	s.afterCommit(at)
+	s.bindTo(at)
+	if !at.isLate() {
+		s.call.noteAnswer()
+	}
 	if e.err == nil {
 		return nil // the application receives the rest, or all if it is ahead
 	}

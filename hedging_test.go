@@ -140,6 +140,28 @@ func TestDefaultHedgeBudget(t *testing.T) {
 	}
 }
 
+// Also a stream to which the application was bound before its first message is measured.
+func TestACommittedStreamIsMeasured(t *testing.T) {
+	for _, first := range []string{"", "header; ", "context; ", "trailer; "} {
+		t.Run(first, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := serveStreams(t, func(n int, stream grpc.ServerStream) error {
+					return playServer(t, n, "recv a; header; wait 2s; send x; send y", stream)
+				})
+				delay := &recordedDelay{HedgeDelay: switched{func() bool { return false }, HedgeAfter(second)}}
+				app, err := f.openStream(t, serverStream, []Option{WithMethod("/streams/", WithHedging(Hedging{Delay: delay}))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				app.play(t, "send a; close; "+first+"recv x; recv y; recv EOF")
+				if want := []string{"2s"}; !slices.Equal(delay.told, want) {
+					t.Errorf("the delay was told %q, want %q", delay.told, want)
+				}
+			})
+		})
+	}
+}
+
 // Without a delay, a call is as if there were no hedging, but it is measured.
 func TestNoDelayNoHedge(t *testing.T) {
 	bubble(t, func(t *testing.T) {

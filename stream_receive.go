@@ -173,6 +173,7 @@ func (at *streamAttempt) receiveFrom(m any) error {
 		}
 	}()
 	s.call.contest.resume(at.attempt)
+	first := !at.hasMessage
 	err := at.recv(m)
 	if inTime := s.call.contest.settle(at.attempt); err == nil && !inTime && s.desc.ServerStreams {
 		at.drain(m)
@@ -180,6 +181,9 @@ func (at *streamAttempt) receiveFrom(m any) error {
 		err = errCut
 	}
 	returned = true
+	if first && err == nil {
+		s.orCrash(at.noteAnswer)
+	}
 	return err
 }
 
@@ -220,9 +224,6 @@ func (at *streamAttempt) recv(m any) error {
 // received takes the result of an attempt's RecvMsg. It returns true if the application gets the
 // error returned.
 func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, _ error) {
-	if err == nil {
-		at.noteAnswer()
-	}
 	s.mu.Lock()
 	s.receiving--
 	s.change.Broadcast()
@@ -236,11 +237,8 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 		replies.Empty(m)
 		return false, nil // the attempt was given up: the application does not see its message
 	}
-	if err == nil && at.broken == nil {
-		s.commit(at)
-		s.mu.Unlock()
-		s.orCrash(func() { at.measure(s.call.learner, false) })
-		s.afterCommit(at)
+	if err == nil {
+		s.bindTo(at)
 		return true, s.receivedCommitted(at, nil)
 	}
 	if at.broken != nil && !isEOF(err) {
@@ -254,11 +252,12 @@ func (s *retryStream) received(at *streamAttempt, m any, err error) (over bool, 
 	return false, nil
 }
 
-// noteAnswer records that the target has answered, if the attempt's first message came in time.
+// noteAnswer takes note of an attempt's first message.
 func (at *streamAttempt) noteAnswer() {
 	if !at.isLate() {
-		at.of.orCrash(at.of.call.noteAnswer)
+		at.of.call.noteAnswer()
 	}
+	at.measure(at.of.call.learner, false)
 }
 
 // receivedCommitted takes a result of a committed attempt's RecvMsg. If that is the call's end, it returns after OnFinish
