@@ -167,9 +167,7 @@ func (s *retryStream) orCrash(steps func()) {
 // end both call it. If another goroutine is just committing the call, end waits for that, because
 // the plan serves one goroutine at a time.
 func (s *retryStream) end(at *streamAttempt, err error) {
-	if !at.isCut() {
-		s.call.contest.settle(at.attempt) // from here on the timeout cannot claim the end for itself
-	}
+	s.call.contest.settle(at.attempt) // from here on the timeout cannot claim the end for itself
 	s.mu.Lock()
 	for s.phase == phaseCommitting {
 		s.change.Wait()

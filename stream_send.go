@@ -271,9 +271,6 @@ var errSpoilt = status.Error(codes.Unavailable,
 func (s *streamState) nextToReplay(at *streamAttempt) (entry any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at.sender == senderNone {
-		return nil
-	}
 	if s.at != at && s.phase != phaseRacing || s.phase == phaseRecovering || s.isOver() || !s.out.lacks(at) {
 		at.sender = senderApplication
 		if s.isBound() && s.at == at {
