@@ -72,18 +72,17 @@ func (s *retryStream) publish(at *streamAttempt) {
 	s.at = at
 	if s.bind {
 		s.bindTo(at)
-		return
+	} else {
+		s.setPhase(phaseOpen)
+		at.catchUp()
+		s.mu.Unlock()
 	}
-	s.setPhase(phaseOpen)
-	at.catchUp()
-	s.mu.Unlock()
 	s.idle()
 	at.noticed(false)
 }
 
-// commit needs mu. It binds the application to the attempt. It must be followed by a call of
-// afterCommit, without mu.
-func (s *retryStream) commit(at *streamAttempt) {
+// bindTo needs mu, and returns without. It commits the stream to the attempt.
+func (s *retryStream) bindTo(at *streamAttempt) {
 	at.fate = fateCommitted
 	s.setPhase(phaseCommitting)
 	clear(s.out.queue[:at.sent]) // these messages are not sent again
@@ -94,17 +93,7 @@ func (s *retryStream) commit(at *streamAttempt) {
 	case senderNone:
 		s.out.drop()
 	}
-}
-
-// bindTo needs mu, and returns without. It commits the stream to the attempt.
-func (s *retryStream) bindTo(at *streamAttempt) {
-	s.commit(at)
 	s.mu.Unlock()
-	s.afterCommit(at)
-}
-
-// afterCommit completes a commit with the steps that must not hold mu.
-func (s *retryStream) afterCommit(at *streamAttempt) {
 	s.orCrash(func() { s.commitPlan(at) })
 	s.mu.Lock()
 	s.setPhase(phaseCommitted)
@@ -117,7 +106,6 @@ func (s *retryStream) commitPlan(at *streamAttempt) {
 	k := s.call.contest
 	if k != nil {
 		k.turn.Take() // the timer may be using the plan
-		defer s.idle()
 		defer k.turn.Give()
 	}
 	if p := s.call.plan(); p != nil {
