@@ -82,10 +82,10 @@ func (p *drivenPlan) Ended(a Attempt, now time.Time, u float64) drive.Step {
 	p.overdue = slices.DeleteFunc(p.overdue, func(other Attempt) bool { return other.Number == a.Number })
 	switch {
 	case a.Err == nil:
-		p.won, p.overdue = true, nil
+		p.won = true
 		p.measure(a, now)
 		p.plan.ended(Outcome{Attempt: a.Number, Hedge: a.Hedge, Result: Succeeded, late: p.isLate(a)})
-		return drive.Step{End: true}
+		return p.export(verdict{do: doEnd})
 	case errors.Is(a.Err, ErrHedgeLost):
 		if p.won {
 			p.measure(a, now)
@@ -163,8 +163,7 @@ func (p *drivenPlan) askAbout(i int, now time.Time) drive.Step {
 func (p *drivenPlan) Due(now time.Time) drive.Step {
 	if reason := endOf(p.ctx, now); reason != nil {
 		p.plan.leave()
-		p.overdue = nil
-		return drive.Step{End: true, Reason: reason}
+		return p.export(verdict{Reason: reason, do: doEnd})
 	}
 	_, p.u = math.Modf(p.u + math.Phi)
 	at := p.plan.ledger.at(now)
