@@ -258,12 +258,6 @@ func (a *attempt) asStarted(now time.Time) (info Attempt) {
 	return info
 }
 
-// asEnded describes the attempt after it has ended with err.
-func (a *attempt) asEnded(err error, now time.Time) (info Attempt) {
-	a.describe(&info, err, now)
-	return info
-}
-
 // describe fills in what is known of the attempt after it has ended with err.
 func (a *attempt) describe(info *Attempt, err error, now time.Time) {
 	a.describeStart(info, now)

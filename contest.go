@@ -174,7 +174,7 @@ func (k *contest) race(a *attempt, run func(*attempt) error) ending {
 func (k *contest) ended(a *attempt, err error) {
 	c, now := k.call, time.Now()
 	k.remove(a)
-	err = truthOf(err, a, c.stream)
+	err = truthOf(readable(err), a, c.stream)
 	if err == nil && c.stream != nil && c.stream.desc.ServerStreams && a.isCut() {
 		k.drain(a) // its other messages are lost
 		err = errCut
@@ -209,7 +209,8 @@ func (k *contest) loserEnded(a *attempt, won bool, now time.Time) {
 	if k.end.defeat == nil {
 		a.measure(c.learner, true)
 	}
-	info := a.asEnded(errHedgeLost, now)
+	var info Attempt
+	a.describe(&info, errHedgeLost, now)
 	c.history().keep(&info)
 	c.retrier.report.attemptLost(&c.facts, &info)
 }
@@ -540,7 +541,7 @@ func (u *contestedUnary) race(a *attempt) ending {
 }
 
 func (u *contestedUnary) invoke(a *attempt, reply any) error {
-	return readable(u.invoker(a, u.call.method, u.req, reply, u.call.cc, u.call.attemptOptions(a)...))
+	return u.invoker(a, u.call.method, u.req, reply, u.call.cc, u.call.attemptOptions(a)...)
 }
 
 // hedge makes an attempt with a reply of its own.

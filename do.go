@@ -78,7 +78,7 @@ func (r *Retrier) do(ctx context.Context, of *function.Call, f func(context.Cont
 		u := &contested{}
 		u.set(&c)
 		return u.call.makeAttempts(&u.first, func(a *attempt) ending {
-			return u.contest.race(a, func(a *attempt) error { return readable(f(a)) })
+			return u.contest.race(a, func(a *attempt) error { return f(a) })
 		})
 	}
 	return c.makeAttempts(&attempt{}, func(a *attempt) ending { return ending{attempt: a, err: f(a)} })

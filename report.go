@@ -183,7 +183,8 @@ func (r *reporter) waitStopped(f *facts, reason error) {
 func (r *reporter) callSucceeded(f *facts, h *history, a *attempt) {
 	if f.spans != nil || r.observed() {
 		now := time.Now()
-		ended := a.asEnded(nil, now)
+		var ended Attempt
+		a.describe(&ended, nil, now)
 		f.spans.attemptEnded(f, &ended, instruments.DecisionSuccess)
 		if r.observed() {
 			var all []Attempt

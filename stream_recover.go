@@ -42,7 +42,6 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	a.PeerAddr = &at.unread
 	opts := slices.Clip(append(s.call.attemptOptions(a), grpc.OnFinish(at.finished)))
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
-	err = readable(err)
 	reported := at.users.hasEnded()
 	var ctx context.Context = a
 	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
