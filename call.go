@@ -163,9 +163,9 @@ func (c *rpc) firstContext() context.Context {
 	return layers.Header{Limited: c.worksFor.IsRetry()}.In(c.ctx)
 }
 
-// A call asks for its plan in four ways: plan returns it if there is one; startPlan makes it; informedPlan also reads the channel,
-// until it has done so while there was a connection; planned also limits the call to the service config's timeout, so only the
-// goroutine that uses the call's context may ask for it.
+// A call asks for its plan in three ways: plan returns it if there is one; informedPlan makes it, and reads the channel, until
+// it has done so while there was a connection; planned also limits the call to the service config's timeout, so only the goroutine
+// that uses the call's context may ask for it.
 
 // planned returns the call's plan, and limits the call to the plan's deadline. The first attempt needs no such limit, because gRPC
 // applies the config's timeout to it.

@@ -149,9 +149,6 @@ func (k *contest) compete(r rival) {
 	k.turn.Take()
 	defer k.turn.Give()
 	k.rival, k.from = r, instantNow()
-	if len(k.open) == 0 {
-		return
-	}
 	if p := k.call.plan(); p != nil {
 		p.hedgeFrom(k.from)
 	}
@@ -230,12 +227,9 @@ func (k *contest) failed(a *attempt, err error, now time.Time) {
 	k.arm()
 }
 
-// cancelOpen cancels the attempts in flight: the race is decided, or something has panicked.
+// cancelOpen cancels the attempts in flight: the race is decided, or something has panicked. Until the last has ended, the
+// timer may find that out.
 func (k *contest) cancelOpen() {
-	if len(k.open) == 0 {
-		return
-	}
-	k.timer.Stop()
 	k.call.plan().leave()
 	for _, a := range k.open {
 		a.bounds.own.Cancel(ErrHedgeLost)
