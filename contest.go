@@ -87,16 +87,15 @@ func (k *contest) add(a *attempt) {
 	k.arm()
 }
 
-// settle takes an attempt out of those in flight: it has ended, or has its first message. It returns
-// false if the timeout has cut it. A call without a contest has no timeout.
-func (k *contest) settle(a *attempt) bool {
+// settle takes an attempt out of those in flight: it has ended, or has its first message. From then on the timeout
+// does not cut it. A call without a contest has no timeout.
+func (k *contest) settle(a *attempt) {
 	if k == nil {
-		return true
+		return
 	}
 	k.turn.Take()
 	defer k.turn.Give()
 	k.remove(a)
-	return !a.isCut()
 }
 
 // remove needs the turn.

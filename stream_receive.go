@@ -175,7 +175,8 @@ func (at *streamAttempt) receiveFrom(m any) error {
 	s.call.contest.resume(at.attempt)
 	first := !at.hasMessage
 	err := at.recv(m)
-	if inTime := s.call.contest.settle(at.attempt); err == nil && !inTime && s.desc.ServerStreams {
+	s.call.contest.settle(at.attempt)
+	if err == nil && s.desc.ServerStreams && at.isCut() {
 		at.drain(m)
 		replies.Empty(m)
 		err = errCut

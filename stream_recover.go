@@ -166,7 +166,6 @@ func (s *retryStream) end(at *streamAttempt, err error) {
 	s.setPhase(phaseClosing)
 	s.mu.Unlock()
 	s.orCrash(func() {
-		_, _ = s.next(at, cmp.Or(err, io.EOF)) // none follows
+		_ = s.openFrom(s.next(at, cmp.Or(err, io.EOF))) // none follows
 	})
-	s.conclude()
 }
