@@ -1,7 +1,6 @@
 package grpcretry
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -70,7 +69,10 @@ func (c *call) giveUp(last *Attempt, v verdict, gone bool, now time.Time) error 
 		c.show(h.from)
 	}
 	if gone {
-		err.ctx = cmp.Or(c.limited().Err(), context.DeadlineExceeded)
+		err.ctx = context.DeadlineExceeded
+		if c.limited().Err() == context.Canceled {
+			err.ctx = context.Canceled
+		}
 	}
 	c.end(&callFailure{last: *last, err: err, gaveUp: err, verdict: v, when: now})
 	return err

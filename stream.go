@@ -38,7 +38,7 @@ import (
 // the call ends with INTERNAL.
 //
 // Interceptors chained below must pass the call options on. If one does not, the end of a stream that the
-// application abandons is not reported, and it counts as open, with its memory, for ever; Trailer may return nil; SendMsg and
+// application abandons is not reported, and the stream counts as open, with its memory, for ever; Trailer may return nil; SendMsg and
 // Header leave more failures to RecvMsg, and may take up to 10 ms longer to find one; nothing else changes. For
 // interceptors that add credentials, see [Retrier.UnaryClientInterceptor].
 //
@@ -148,7 +148,8 @@ func (s *retryStream) RecvMsg(m any) error {
 	return s.receive(m)
 }
 
-// Context implements grpc.ClientStream. It commits the stream, and does not wait.
+// Context implements grpc.ClientStream. It commits the stream, except a hedged one between attempts or while some compete, and does not
+// wait.
 func (s *retryStream) Context() context.Context {
 	if at := s.bindNow(); at != nil {
 		return at.stream.Context()
@@ -156,8 +157,8 @@ func (s *retryStream) Context() context.Context {
 	return s.call.ctx
 }
 
-// Trailer implements grpc.ClientStream. It returns nil before the call's end. It commits the stream,
-// and does not wait.
+// Trailer implements grpc.ClientStream. It returns nil before the call's end. It commits the stream
+// as Context does, and does not wait.
 func (s *retryStream) Trailer() metadata.MD {
 	at := s.bindNow()
 	if at == nil {

@@ -98,7 +98,7 @@ func (at *streamAttempt) abandon(err error) {
 }
 
 // noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header: the application may never
-// call a method again. told is true if its SendMsg returns the end.
+// call a method again. told is true if its SendMsg is about to return the end.
 func (at *streamAttempt) noticed(told bool) {
 	s := at.of
 	over := at.Err() != nil || isClosed(s.call.cc)

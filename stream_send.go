@@ -119,8 +119,8 @@ func (s *retryStream) sendTo(at *streamAttempt, m any) error {
 	return err
 }
 
-// mayKeep needs mu. It reports whether a message may be kept for a replay. Otherwise the stream commits; then it is not even sent
-// again if a server refuses it before it runs, which gRPC itself would do. One request of a server stream always may.
+// mayKeep needs mu. It reports whether a message may be kept for a replay. Otherwise the stream commits; then it is not
+// repeated even if a server refuses it before it runs, which gRPC itself would do. The one request of a server stream may always be kept.
 func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 	if !s.desc.ClientStreams {
 		return !s.isComplete()
@@ -130,7 +130,7 @@ func (s *retryStream) mayKeep(m any, size int, known bool) bool {
 }
 
 // commitToSend needs mu, which it gives back in between. It takes the next step towards a committed stream, which
-// keeps no messages. full means that the memory of the Retrier's calls together is.
+// keeps no messages. full means that the Retrier's replay memory is.
 func (s *retryStream) commitToSend(full bool) {
 	at := s.at
 	if s.phase != phaseOpen || s.receiving > 0 && at.failure() != nil {

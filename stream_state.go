@@ -14,8 +14,8 @@ import (
 //	recovering  committing  the same, and Context or Trailer was called meanwhile
 //	recovering  ending      no attempt follows
 //	open        recovering  the attempt has failed, and this goroutine finds the next
-//	open        racing      RecvMsg of a hedged stream is called for the first time, or SendMsg
-//	                        finds out why the attempt has ended
+//	open        racing      RecvMsg or Header of a hedged stream is called for the first time,
+//	                        or SendMsg or Header finds out why the attempt has ended
 //	open        committing  the application has seen something of the attempt, or has
 //	                        called Context or Trailer, or the buffer is full, or only
 //	                        RecvMsg can tell why the attempt has ended
