@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,8 @@ var errDown = status.Error(codes.Unavailable, "down")
 
 // Unsent must not be believed of more than it was said of: the function would run twice.
 func TestUnsentHoldsForAllOfAnErrorOrForNothing(t *testing.T) {
-	r := retrierOf(t, WithBudget(Unlimited), WithBackoff(Constant(time.Second)))
+	r := doer(t, 0, WithBudget(Unlimited), WithBackoff(Constant(time.Second)), WithPatience(time.Hour))
+	unsent := slices.Repeat([]error{function.MarkUnsent(errDown)}, maxKept)
 	below := func(errs ...error) error {
 		n := 0
 		return r.Do(context.Background(), "/below", func(context.Context) error {
@@ -46,6 +48,7 @@ func TestUnsentHoldsForAllOfAnErrorOrForNothing(t *testing.T) {
 			"a call's last attempts":      {below(errDown, function.MarkUnsent(errDown)), false},
 			"a call's first attempt":      {below(function.MarkUnsent(errDown), errDown, errDown), false},
 			"all attempts of a call":      {below(function.MarkUnsent(errDown), function.MarkUnsent(errDown)), true},
+			"all that a call keeps":       {below(append([]error{errDown}, unsent...)...), false},
 			"wrapped, attempts of a call": {fmt.Errorf("x: %w", below(errDown, function.MarkUnsent(errDown))), false},
 			"around a call":               {function.MarkUnsent(below(errDown, errDown)), true},
 			"nil Error":                   {(*Error)(nil), false},

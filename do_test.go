@@ -325,6 +325,40 @@ func TestAttemptTimeoutOfAFunction(t *testing.T) {
 	}
 }
 
+// What a function says when the attempt timeout ends it is kept, except for the end of its context: that would look like the caller's.
+func TestAFunctionsErrorAtTheAttemptTimeoutIsKept(t *testing.T) {
+	slow, ended := errors.New("the query is slow"), []error{context.Canceled, context.DeadlineExceeded}
+	for _, tt := range []struct {
+		name string
+		err  error
+		text string
+		is   []error // of slow and ended
+	}{
+		{"the end of the context", context.Canceled, "attempt timeout of 1s", nil},
+		{"the end, wrapped", fmt.Errorf("query: %w", context.Canceled), "attempt timeout of 1s: query: context canceled", nil},
+		{"a deadline of its own", fmt.Errorf("query: %w", context.DeadlineExceeded),
+			"attempt timeout of 1s: query: context deadline exceeded", nil},
+		{"another error", slow, "attempt timeout of 1s: the query is slow", []error{slow}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := doer(t, 0, steady, WithAttemptTimeout(second), WithMaxAttempts(2))
+				err := r.Do(t.Context(), "/sql/read", func(ctx context.Context) error { <-ctx.Done(); return tt.err })
+				for _, a := range wantStop(t, err, codes.DeadlineExceeded, ErrAttemptsExhausted, 2).Attempts {
+					if want := "rpc error: code = DeadlineExceeded desc = " + tt.text; a.Err.Error() != want || !errors.Is(a.Err, ErrAttemptTimeout) {
+						t.Errorf("attempt %d ended with %q, want %q and the attempt timeout", a.Number, a.Err, want)
+					}
+					for _, one := range append(ended, slow) {
+						if got, want := errors.Is(a.Err, one), slices.Contains(tt.is, one); got != want {
+							t.Errorf("errors.Is(%v, %v) is %t, want %t", a.Err, one, got, want)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestTelemetryOfFunctions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		spans := &recorded.Spans{}
@@ -361,6 +395,9 @@ func TestTelemetryOfFunctions(t *testing.T) {
 		events.lines = nil
 		r.Do(t.Context(), "/sql/read", func(context.Context) error { return errUnavailable }, Disable())
 		wantList(t, "events while off", events.lines)
+		if got, want := metricLines(t, meters), "grpcretry.passed_calls 1"+labels; !slices.Contains(got, want) {
+			t.Errorf("metrics are\n%s\nwant among them\n%s", strings.Join(got, "\n"), want)
+		}
 	})
 }
 

@@ -118,6 +118,36 @@ func TestErrorOfAnEndedContextKeepsTheServersWord(t *testing.T) {
 	})
 }
 
+// Programs make an Error in their tests, too.
+func TestAnErrorThatAProgramMade(t *testing.T) {
+	for _, tt := range []struct {
+		err    *Error
+		text   string
+		status *status.Status
+		holds  []error
+	}{
+		{&Error{}, "gave up after 0 attempts in 0s: unknown reason: <nil>", nil, nil},
+		{&Error{Last: errUnavailable, Attempts: make([]Attempt, 1)}, "gave up after 1 attempt in 0s: unknown reason: " + errUnavailable.Error(),
+			status.Convert(errUnavailable), []error{errUnavailable}},
+		{&Error{Reason: ErrDeadline, Attempts: make([]Attempt, 2), Elapsed: second},
+			"gave up after 2 attempts in 1s: deadline too near for another attempt: <nil>", nil, []error{ErrDeadline}},
+	} {
+		text := "grpcretry: " + tt.text
+		if tt.status == nil {
+			tt.status = status.New(codes.Unknown, text)
+		}
+		if got := tt.err.Error(); got != text {
+			t.Errorf("text is %q, want %q", got, text)
+		}
+		if got := tt.err.GRPCStatus(); got.String() != tt.status.String() {
+			t.Errorf("status is %v, want %v", got, tt.status)
+		}
+		if got := tt.err.Unwrap(); !slices.Equal(got, tt.holds) {
+			t.Errorf("%v holds %v, want %v", tt.err, got, tt.holds)
+		}
+	}
+}
+
 func TestDeadlineWithACauseOfItsOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		cause := errors.New("request budget spent")
@@ -271,11 +301,26 @@ type brittle struct{ text string }
 
 func (b *brittle) Error() string { return b.text }
 
+// Others have a method Error that works, or nothing but that panics.
+type (
+	brittleStatus struct{ error }
+	brittleIs     struct{ error }
+	brittleText   struct{ *brittle }
+)
+
+func (brittleStatus) GRPCStatus() *status.Status { panic("no status") }
+func (brittleIs) Is(error) bool                  { panic("not comparable") }
+func (brittleText) GRPCStatus() *status.Status   { return status.Convert(errUnavailable) }
+
 func TestAnErrorWhoseMethodsPanic(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		err := invokeEcho(t.Context(), UnaryClientInterceptor(), func(context.Context, int) error { return (*brittle)(nil) })
-		if err == nil || !strings.Contains(err.Error(), "*grpcretry.brittle, whose methods panic") {
-			t.Errorf("err = %v, want one that says that its methods panic", err)
-		}
-	})
+	for _, broken := range []error{(*brittle)(nil), brittleStatus{errDown}, brittleIs{errDown}, brittleText{}} {
+		t.Run(fmt.Sprintf("%T", broken), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				err := invokeEcho(t.Context(), UnaryClientInterceptor(), func(context.Context, int) error { return broken })
+				if want := fmt.Sprintf("grpcretry: an error of type %T, whose methods panic", broken); err == nil || err.Error() != want {
+					t.Errorf("err = %v, want %s", err, want)
+				}
+			})
+		})
+	}
 }

@@ -179,7 +179,9 @@ func TestWhatIsRejected(t *testing.T) {
 		{config(""), []string{"WithServiceConfig: ", "empty"}},
 
 		{do(t.Context(), "", nothing), []string{`Do "": invalid name, want a word with a leading slash, such as "/sql/read"`}},
+		{do(t.Context(), "/", nothing), []string{`Do "/": invalid name`}},
 		{do(t.Context(), "//read", nothing), []string{`Do "//read": invalid name`}},
+		{do(t.Context(), "sql/read", nothing), []string{`Do "sql/read": invalid name`}},
 		{do(t.Context(), "/sql/read", nil), []string{`Do "/sql/read": the function is nil`}},
 		{do(nil, "/sql/read", nothing), []string{`Do "/sql/read": the context is nil`}},
 		{do(t.Context(), "/sql/read", nothing, WithMaxAttempts(2), nil), []string{`Do "/sql/read": option number 2 is nil`}},
@@ -200,6 +202,9 @@ func TestWhatIsRejected(t *testing.T) {
 func TestWhatIsNotRejected(t *testing.T) {
 	for _, p := range []string{"/a/b", "/a/", "/pkg.v1.Service/Method", "/pkg.v1.Service/", "/a/b/c", "/a/b/"} {
 		retrierOf(t, WithMethod(p))
+	}
+	if err := retrierOf(t).Do(t.Context(), "/a", func(context.Context) error { return nil }); err != nil {
+		t.Error(err)
 	}
 	retrierOf(t, WithRatioBudget(RatioBudget{Window: time.Millisecond}))
 	for _, good := range [][2]float64{{1000, 0.001}, {0.001, 0.001}, {1, 1e300}} {
