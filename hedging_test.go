@@ -261,6 +261,25 @@ func TestAThrottleRefusesHedges(t *testing.T) {
 	})
 }
 
+// Hedges have a budget of their own. That one is sent does not mean that the other budget allows retries again.
+func TestAHedgeIsNoRecoveryOfTheBudget(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		logs := &logRecorder{}
+		server := serve(t, script(unavailable(), hang(), ok()))
+		client := server.client(t, WithBudget(stingy{}), WithPatience(0), hedged(2, Hedging{Delay: HedgeAfter(recovered)}),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})))
+		if err := echo(t.Context(), client); !errors.Is(err, ErrBudgetExhausted) {
+			t.Errorf("Echo = %v, want the budget to refuse a retry", err)
+		}
+		wantLines(t, logs, "client-side retry budget exhausted")
+		if err := echo(t.Context(), client); err != nil {
+			t.Error(err)
+		}
+		wantTimes(t, server, 0, 0, recovered)
+		wantLines(t, logs)
+	})
+}
+
 // An attempt that reached no server does not count towards MaxAttempts, so a hedge may still follow the one after it.
 func TestAHedgeFollowsAnAttemptAfterAnUnsentOne(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -182,6 +183,31 @@ func TestMetricsOfBudgets(t *testing.T) {
 			t.Errorf("metrics of budgets are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	})
+}
+
+// shows is a budget that shows a balance, even one that is no finite number.
+type shows struct {
+	unlimited
+	balance float64
+}
+
+func (b shows) Balance(time.Time) float64 { return b.balance }
+
+func TestOnlyAFiniteBalanceIsShown(t *testing.T) {
+	for balance, want := range map[float64]string{math.Inf(1): "", math.Inf(-1): "", math.NaN(): "", 2.00000003: "2"} {
+		bubble(t, func(t *testing.T) {
+			server, meters, got := serve(t, always(ok())), &recorded.Meters{}, ""
+			_ = echo(t.Context(), server.client(t, WithBudget(shows{balance: balance}), WithMeterProvider(meters)))
+			for _, line := range metricLines(t, meters) {
+				if after, found := strings.CutPrefix(line, "grpcretry.budget.balance "); found {
+					got = strings.TrimSuffix(after, " grpcretry.budget=all")
+				}
+			}
+			if got != want {
+				t.Errorf("the balance %v shows as %q, want %q", balance, got, want)
+			}
+		})
+	}
 }
 
 // A collection makes no budgets.

@@ -100,6 +100,30 @@ func TestATroubleIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// The ClientConns of a Retrier may have several targets. What is said about one says nothing about another.
+func TestEachTargetIsCountedAndLogged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server, logs, meters := serve(t, always(unavailable())), &logRecorder{}, &recorded.Meters{}
+		r := retrierOf(t, WithBudget(stingy{}), WithPatience(0), WithLogger(slog.New(logs)), WithMeterProvider(meters))
+		logs.clear()
+		for _, name := range []string{"echo", "other"} {
+			client := echov1.NewEchoServiceClient(server.connTo(t, "passthrough:///"+name, r.DialOptions()...))
+			for range 2 {
+				_ = echo(t.Context(), client)
+			}
+			wantLines(t, logs, "level=WARN…budget exhausted…target=passthrough:///"+name)
+		}
+		const attempts, other = "grpcretry.attempts 2 grpcretry.decision=stop ", "grpcretry.target=passthrough:///other"
+		wantMetrics(t, meters,
+			attempts+other+" rpc.response.status_code=UNAVAILABLE",
+			attempts+"rpc.response.status_code=UNAVAILABLE",
+			"grpcretry.budget.refusals 2 grpcretry.budget=all",
+			"grpcretry.budget.refusals 2 grpcretry.budget=all "+other,
+			"grpcretry.calls 2 grpcretry.outcome=budget",
+			"grpcretry.calls 2 grpcretry.outcome=budget "+other)
+	})
+}
+
 // A target that cannot be reached is logged like one that fails.
 func TestTheWaitForAConnectionIsLogged(t *testing.T) {
 	bubble(t, func(t *testing.T) {
