@@ -167,6 +167,17 @@ func TestClassifierIsNotAskedAboutTheCallersContext(t *testing.T) {
 	})
 }
 
+func TestClassifierIsNotAskedAboutACommittedStream(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		server := serveScripts(t, "recv a; send 1; fail UNAVAILABLE")
+		cc := server.conn(t, DialOptions(WithClassifier(func(context.Context, Attempt) Classification {
+			t.Error("classifier was asked")
+			return Default
+		}))...)
+		openOn(t, cc, serverStream).play(t, "send a; close; recv 1; recv UNAVAILABLE")
+	})
+}
+
 // What an interceptor below returns instead of a status is UNKNOWN, unlike a function's error, which is retried.
 func TestAnRPCsErrorWithoutAStatusIsUnknown(t *testing.T) {
 	for _, tt := range []struct {

@@ -158,13 +158,15 @@ func TestDryRunDoesNothing(t *testing.T) {
 	})
 }
 
-func TestDryRunIsSeenInSpansAndMetrics(t *testing.T) {
+func TestDryRunIsSeenInSpansMetricsAndLogs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		spans := &recorded.Spans{}
-		meters := &recorded.Meters{}
-		server := serve(t, always(unavailable()))
-		client := server.fixed(t, 0, steady, WithDryRun(true), WithCallSpan(true), WithTracerProvider(spans), WithMeterProvider(meters))
-		_, _ = client.Echo(t.Context(), request())
+		spans, meters, logs := &recorded.Spans{}, &recorded.Meters{}, &logRecorder{}
+		r := doer(t, 0, steady, WithDryRun(true), WithCallSpan(true), WithTracerProvider(spans), WithMeterProvider(meters),
+			WithLogger(slog.New(logs)))
+		logs.clear() // of the warning that nothing is retried
+		_, _ = newEchoClient(t, serve(t, always(unavailable())), r).Echo(t.Context(), request())
+		wantLines(t, logs, "level=DEBUG…grpcretry: would retry…method=/grpcretry.test.v1.EchoService/Echo target=passthrough:///echo "+
+			"attempt=1 code=UNAVAILABLE wait=1s source=backoff error=db-down")
 		event := spans.Ended()[0].Events()[0]
 		attrs := attribute.NewSet(event.Attributes...)
 		for key, want := range map[attribute.Key]string{telemetry.AttrDecision: "would_retry", telemetry.AttrReason: "would_retry",

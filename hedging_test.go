@@ -261,6 +261,37 @@ func TestAThrottleRefusesHedges(t *testing.T) {
 	})
 }
 
+// A hedge is logged for those who look for details. One that is not sent is not, and neither says anything of the retries' budget.
+func TestAHedgeIsLoggedIfItIsSent(t *testing.T) {
+	empty := throttleOf(t, 2, 1)
+	empty.Deposit(Outcome{Attempt: 1, Result: Failed})
+	for _, tt := range []struct {
+		name    string
+		retries Budget
+		hedges  Budget
+		opts    []CallOption
+		want    []string
+	}{
+		{"sent", Unlimited, Unlimited, nil, []string{"level=DEBUG…grpcretry: hedging…method=" + echoMethod + " target=passthrough:///echo delay=1s"}},
+		{"sent, with a throttle", throttleOf(t, 2, 1), Unlimited, nil, []string{"level=DEBUG…grpcretry: hedging"}},
+		{"refused", Unlimited, stingy{}, nil, nil},
+		{"too late", empty, Unlimited, []CallOption{WithMaxElapsed(second)}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				logs, server := &logRecorder{}, serve(t, always(ok().after(3*second/2)))
+				client := server.client(t, WithBudget(tt.retries), hedged(2, Hedging{Delay: HedgeAfter(second), Budget: tt.hedges}),
+					WithMethod(echoMethod, tt.opts...), WithLogger(slog.New(logs)))
+				logs.clear() // of the warning that no hedge is ever sent
+				if err := echo(t.Context(), client); err != nil {
+					t.Error(err)
+				}
+				wantLines(t, logs, tt.want...)
+			})
+		})
+	}
+}
+
 // Hedges have a budget of their own. That one is sent does not mean that the other budget allows retries again.
 func TestAHedgeIsNoRecoveryOfTheBudget(t *testing.T) {
 	bubble(t, func(t *testing.T) {

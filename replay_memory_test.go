@@ -110,8 +110,9 @@ func TestUsageCountsCallsAndStreams(t *testing.T) {
 // what streams keep.
 func TestReplayMemoryAtRandom(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		limit := 5 * weightOf("aaa")
+		limit, logs := 5*weightOf("aaa"), &logRecorder{}
 		r := retrierOf(t, WithBackoff(Constant(second)), WithBudget(Unlimited), withReplayMemory(limit),
+			WithLogger(slog.New(onlyAbove{logs, slog.LevelInfo})),
 			WithMethod("/streams/Expand", WithPolicy(Policy{MaxAttempts: 3, Hedging: &Hedging{Delay: HedgeAfter(second), Budget: Unlimited}})))
 		steps := []string{"recv aaa", "send 1", "wait 1s", "wait 3s", "fail UNAVAILABLE", "fail NOT_FOUND", "header"}
 		server := serveStreams(t, func(_ int, stream grpc.ServerStream) error {
@@ -155,8 +156,11 @@ func TestReplayMemoryAtRandom(t *testing.T) {
 		all.Wait()
 		time.Sleep(time.Minute) // abandoned streams end by themselves
 		u := r.usage.now()
-		if u.CommittedStreams == 0 {
-			t.Error("the limit has committed no stream")
+		if u.CommittedStreams < 2 {
+			t.Errorf("the limit has committed %d streams, want several", u.CommittedStreams)
+		}
+		if n := strings.Count(strings.Join(logs.lines(), "\n"), "replay memory is full"); n != 1 {
+			t.Errorf("%d lines about the replay memory, want 1", n)
 		}
 		wantUsage(t, "in the end", r, inside.Usage{CommittedStreams: u.CommittedStreams})
 	})

@@ -190,6 +190,9 @@ func TestGivingUpIsFoundWhateverTheHandlerDoes(t *testing.T) {
 			<-done
 			return errors.New("cart is down")
 		},
+		"has said so itself, twice, and made no call": func(ctx context.Context, _ caller) error {
+			return errors.Join(errors.New("cart is down"), SetNoRetry(ctx), SetNoRetry(ctx))
+		},
 		"has said so itself, twice": func(ctx context.Context, call caller) error {
 			if err := errors.Join(SetNoRetry(ctx), SetNoRetry(ctx)); err != nil {
 				return err
@@ -329,6 +332,22 @@ func TestLayersOfRetries(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+func TestANilServerOptionPanics(t *testing.T) {
+	for name, intercept := range map[string]func(...ServerOption){
+		"UnaryServerInterceptor":  func(o ...ServerOption) { UnaryServerInterceptor(o...) },
+		"StreamServerInterceptor": func(o ...ServerOption) { StreamServerInterceptor(o...) },
+	} {
+		func() {
+			defer func() {
+				if got, want := fmt.Sprint(recover()), "grpcretry: "+name+": option number 2 is nil"; got != want {
+					t.Errorf("panic %q, want %q", got, want)
+				}
+			}()
+			intercept(WithMeterProvider(nil), nil)
+		}()
 	}
 }
 

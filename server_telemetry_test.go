@@ -40,7 +40,15 @@ func TestServerMetrics(t *testing.T) {
 		meters := &recorded.Meters{}
 		gaveUp := &Error{Reason: ErrAttemptsExhausted, Last: status.Error(codes.Unavailable, "down")}
 		var fails error
-		server := serveHandler(t, func(context.Context) error { return fails }, serverOptions(WithMeterProvider(meters))...)
+		forbids := false
+		server := serveHandler(t, func(ctx context.Context) error {
+			if forbids {
+				if err := SetNoRetry(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+			return fails
+		}, append(serverOptions(WithMeterProvider(meters)), serverOptions(WithMeterProvider(meters))...)...) // the second has no effect
 		client := echov1.NewEchoServiceClient(server.conn(t))
 		send := func(kind string, header ...string) {
 			kinds[kind](metadata.AppendToOutgoingContext(t.Context(), header...), client)
@@ -55,6 +63,8 @@ func TestServerMetrics(t *testing.T) {
 		send("unary")
 		send("stream")
 		send("stream", previousAttemptsKey, "1")
+		forbids = true // as the handler does by itself, the interceptor has nothing to add
+		send("unary")
 		got := sums(collect(t, meters))
 		want := map[string]int64{
 			telemetry.MetricServerRetries + " caller " + echo:           2,
