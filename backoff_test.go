@@ -76,6 +76,8 @@ func TestBackoffFormulas(t *testing.T) {
 		{"decorrelated, lowest is Base, not prev", decorrelated, 2, ms(400), 0, ms(100)},
 		{"decorrelated, 100 + 0.75·(6900 − 100) is over the cap", decorrelated, 2, ms(2300), 0.75, ms(5000)},
 		{"decorrelated ignores retry", decorrelated, 1e6, ms(400), 0.5, ms(650)},
+		{"decorrelated, by default", Decorrelated{}, 2, ms(400), 0.5, ms(650)},
+		{"decorrelated, by default at the cap", Decorrelated{}, 2, ms(2300), 0.75, ms(5000)},
 
 		{"constant", Constant(ms(250)), 3, ms(7), 0.7, ms(250)},
 		{"constant zero", Constant(0), 1, 0, 0.7, 0},
@@ -87,6 +89,17 @@ func TestBackoffFormulas(t *testing.T) {
 				t.Errorf("%+v.Delay(%d, %v, %v) = %v, want %v", tt.backoff, tt.retry, tt.prev, tt.u, got, tt.want)
 			}
 		})
+	}
+}
+
+func TestEveryWaitSourceHasAText(t *testing.T) {
+	for source, want := range map[WaitSource]string{
+		-1: "WaitSource(-1)", 0: "none", WaitBackoff: "backoff", WaitPushback: "pushback", WaitRetryInfo: "retry_info",
+		waitHedgeDelay: "hedge_delay", waitConnect: "connect", waitConnect + 1: "WaitSource(6)",
+	} {
+		if got := source.String(); got != want {
+			t.Errorf("source %d is %q, want %q", int(source), got, want)
+		}
 	}
 }
 

@@ -272,7 +272,8 @@ func TestAHedgeIsLoggedIfItIsSent(t *testing.T) {
 		opts    []CallOption
 		want    []string
 	}{
-		{"sent", Unlimited, Unlimited, nil, []string{"level=DEBUG…grpcretry: hedging…method=" + echoMethod + " target=passthrough:///echo delay=1s"}},
+		{"sent", Unlimited, Unlimited, nil,
+			[]string{"level=DEBUG…grpcretry: hedging…method=" + echoMethod + " target=passthrough:///echo delay=1s"}},
 		{"sent, with a throttle", throttleOf(t, 2, 1), Unlimited, nil, []string{"level=DEBUG…grpcretry: hedging"}},
 		{"refused", Unlimited, stingy{}, nil, nil},
 		{"too late", empty, Unlimited, []CallOption{WithMaxElapsed(second)}, nil},

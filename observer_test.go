@@ -3,6 +3,7 @@ package grpcretry
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +87,20 @@ func TestAttemptShowsHeaderAndTrailerToClassifierAndObservers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The names may come from others, as those of HTTP requests do.
+func TestMethodsWithLongNamesAreNotRemembered(t *testing.T) {
+	r := retrierOf(t, Disable(), WithObserver(func(context.Context, Event) {}))
+	longest := "/sql/" + strings.Repeat("x", maxPassedName-len("/sql/"))
+	for _, name := range []string{longest, longest + "x", longest} {
+		if err := r.Do(t.Context(), name, func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := slices.Collect(maps.Keys(r.report.observers.passed.All())); len(got) != 1 || got[0].Method != longest {
+		t.Errorf("the methods that passed are %q, want the one with %d bytes", got, maxPassedName)
+	}
 }
 
 func TestObserveAddsAndTakesAway(t *testing.T) {
