@@ -299,7 +299,7 @@ func TestResponseAtTheTimeout(t *testing.T) {
 
 // An attempt's own context ends when its body has been closed or read, and costs no goroutine.
 func TestAttemptContextIsReleased(t *testing.T) {
-	for _, how := range []string{"close", "read", "upload"} {
+	for _, how := range []string{"close", "read", "upload", "upgrade"} {
 		before := runtime.NumGoroutine()
 		var sent context.Context
 		transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(time.Minute)),
@@ -310,7 +310,14 @@ func TestAttemptContextIsReleased(t *testing.T) {
 				if child.Err() != nil || runtime.NumGoroutine() > before {
 					t.Errorf("%s: %v, %d goroutines, want %d", how, child.Err(), runtime.NumGoroutine(), before)
 				}
-				return reply(r, 200, "hello"), nil
+				resp := reply(r, 200, "hello")
+				if how == "upgrade" {
+					resp.Body = struct {
+						io.ReadCloser
+						io.Writer
+					}{resp.Body, io.Discard}
+				}
+				return resp, nil
 			}))
 		ctx, cancel := context.WithCancel(t.Context())
 		req := newRequest(t, "PUT", "http://test", nil).WithContext(ctx)
@@ -321,7 +328,7 @@ func TestAttemptContextIsReleased(t *testing.T) {
 		if err != nil || sent.Err() != nil {
 			t.Fatalf("%s: %v, context %v", how, err, sent.Err())
 		}
-		if how != "close" {
+		if how == "read" || how == "upload" {
 			io.ReadAll(resp.Body)
 		}
 		if released := sent.Err() != nil; released != (how == "read") {
@@ -351,7 +358,7 @@ func TestTimeoutCodes(t *testing.T) {
 		})
 }
 
-// An attempt that was cut has timed out, whatever its error, and its context has ended.
+// An attempt that was cut has timed out, whatever its error, which is kept, and its context has ended.
 func TestErrorAfterTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var contexts []context.Context
@@ -365,8 +372,9 @@ func TestErrorAfterTheTimeout(t *testing.T) {
 			}))
 		_, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
 		for i, want := range []codes.Code{codes.DeadlineExceeded, codes.Unavailable, codes.DeadlineExceeded} {
-			a := asError(t, err).Attempts[i]
-			if a.Code() != want || errors.Is(a.Err, grpcretry.ErrAttemptTimeout) != (want == codes.DeadlineExceeded) || contexts[i].Err() == nil {
+			a, cut := asError(t, err).Attempts[i], want == codes.DeadlineExceeded
+			if a.Code() != want || errors.Is(a.Err, grpcretry.ErrAttemptTimeout) != cut || errors.Is(a.Err, reset) != cut ||
+				contexts[i].Err() == nil {
 				t.Errorf("attempt %d: %v, context %v", i+1, a.Err, contexts[i].Err())
 			}
 		}
