@@ -263,6 +263,13 @@ func TestRequestBody(t *testing.T) {
 	if n, err := unread.Read(make([]byte, 2)); n != 0 || err != http.ErrBodyReadAfterClose {
 		t.Errorf("Read = %d, %v, want an error", n, err)
 	}
+	retired := &requestBody{source: tracked("hello"), only: true}
+	if !retired.retire() {
+		t.Error("a body that was not read is not retired")
+	}
+	if n, err := retired.Read(make([]byte, 2)); n != 0 || err != http.ErrBodyReadAfterClose {
+		t.Errorf("Read = %d, %v, want an error: another attempt will have the source", n, err)
+	}
 	late := &requestBody{}
 	late.source = &trackedBody{Reader: readerFunc(func() (int, error) {
 		late.Close()

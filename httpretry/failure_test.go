@@ -76,6 +76,7 @@ func TestClassify(t *testing.T) {
 		{errors.New(`unsupported protocol scheme "ftp"`), unknown, false},
 		{errors.New("net/http: HTTP/1.x transport connection broken: malformed HTTP response \"x\""), unknown, false},
 		{errors.New("the token server says no"), unknown, false},
+		{&url.Error{Op: "Get", URL: "ftp://x", Err: errors.New("unsupported protocol scheme")}, unknown, false}, // a net.Error, and no timeout
 		{grpcstatus.Error(codes.Unavailable, "an RPC for a token failed"), unknown, false},
 		{http.ErrUseLastResponse, unknown, false},
 	} {
@@ -85,6 +86,25 @@ func TestClassify(t *testing.T) {
 		}
 		if unsent := fmt.Sprintf("%T", got) == fmt.Sprintf("%T", function.MarkUnsent(io.EOF)); unsent != tt.unsent {
 			t.Errorf("classify(%v) is unsent: %v, want %v", tt.err, unsent, tt.unsent)
+		}
+	}
+}
+
+// Another attempt would fail in the same way, so no classifier can make these retryable.
+func TestSomeFailuresAreFinal(t *testing.T) {
+	for _, err := range []error{
+		&tls.CertificateVerificationError{Err: errors.New("not today")},
+		x509.UnknownAuthorityError{},
+		x509.HostnameError{Certificate: &x509.Certificate{}, Host: "x"},
+		x509.CertificateInvalidError{Cert: &x509.Certificate{}, Reason: x509.Expired},
+		&net.OpError{Op: "dial", Err: &net.AddrError{Err: "invalid port"}},
+		&net.OpError{Op: "dial", Err: net.UnknownNetworkError("x")},
+		&net.OpError{Op: "dial", Err: &net.ParseError{Type: "IP address", Text: "x"}},
+		&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")},
+		&net.OpError{Op: "local error", Err: errors.New("tls: bad record MAC")},
+	} {
+		if got, want := fmt.Sprintf("%T", classify(err)), fmt.Sprintf("%T", grpcretry.Permanent(err)); got != want {
+			t.Errorf("classify(%T) is a %s, want a %s", err, got, want)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/grpcretry/grpcretry"
 )
@@ -258,8 +259,11 @@ func TestStatusError(t *testing.T) {
 	if made.GRPCStatus().Code() != codes.Unavailable || made.Error() != "http: status 503 Service Unavailable" {
 		t.Errorf("%v, %v", made, made.GRPCStatus())
 	}
-	if err := newStatusError(&http.Response{StatusCode: 404}); err.Error() != "http: status 404 Not Found" {
-		t.Errorf("err = %v", err)
+	for status, want := range map[string]string{"": "http: status 404 Not Found", "404 No Such Cat": "http: status 404 No Such Cat"} {
+		err := newStatusError(&http.Response{StatusCode: 404, Status: status})
+		if got := grpcstatus.Convert(err); err.Error() != want || got.Message() != want || len(got.Details()) != 0 {
+			t.Errorf("err = %v with %v and details %v, want %s without details", err, got, got.Details(), want)
+		}
 	}
 }
 

@@ -102,6 +102,18 @@ func TestContextEndsWait(t *testing.T) {
 		})
 }
 
+// Whatever an error looks like, the request's end explains it: the request is not retryable, and the error is Base's.
+func TestErrorAfterTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	transport := NewTransport(newRetrier(t, steady), roundTripper(func(*http.Request) (*http.Response, error) {
+		cancel()
+		return nil, reset
+	}))
+	if _, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil).WithContext(ctx)); err != error(reset) {
+		t.Errorf("RoundTrip = %v (%T), want Base's own error", err, err)
+	}
+}
+
 // A context that has ended ends the call before the first attempt reaches the server. The error is as
 // without a Transport.
 func TestContextHasEnded(t *testing.T) {
@@ -405,6 +417,7 @@ func TestTimeoutOfAnError(t *testing.T) {
 	}{
 		{gaveUp{&grpcretry.Error{Last: down}}, false},
 		{gaveUp{&grpcretry.Error{Last: fmt.Errorf("read: %w", context.DeadlineExceeded)}}, true},
+		{gaveUp{&grpcretry.Error{Last: refused}}, false},
 		{gaveUp{&grpcretry.Error{}}, false},
 	} {
 		if got := tt.err.Timeout(); got != tt.want {

@@ -280,6 +280,29 @@ func TestResponseIsBases(t *testing.T) {
 	}
 }
 
+// Base may have sent another request than it was given, which is not an attempt's.
+func TestResponseOfAnotherRequest(t *testing.T) {
+	other := newRequest(t, "GET", "http://elsewhere", nil)
+	transport := NewTransport(newRetrier(t), roundTripper(func(*http.Request) (*http.Response, error) { return reply(other, 200, ""), nil }))
+	resp, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
+	if err != nil || resp.Request != other {
+		t.Errorf("RoundTrip = %v for %p, want %p", err, resp.Request, other)
+	}
+}
+
+// Base has to see that there is no body.
+func TestNoBodyIsSentAsSuch(t *testing.T) {
+	transport := NewTransport(newRetrier(t), roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Body != http.NoBody {
+			t.Errorf("the body is a %T, want NoBody", r.Body)
+		}
+		return reply(r, 200, ""), nil
+	}))
+	if _, err := transport.RoundTrip(newRequest(t, "PUT", "http://test", http.NoBody)); err != nil {
+		t.Error(err)
+	}
+}
+
 // Attempts of an outer Transport are not retried again.
 func TestNested(t *testing.T) {
 	made := 0
