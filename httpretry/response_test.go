@@ -14,6 +14,7 @@ import (
 	"net/http/httptrace"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -93,6 +94,56 @@ func TestBodiesOfResponses(t *testing.T) {
 	if err != nil || len(bodies) != 3 || resp.Body != bodies[2] || bodies[2].reads.Load() != 0 || bodies[2].closes.Load() != 0 {
 		t.Errorf("RoundTrip = %v, %v after %d attempts", resp, err, len(bodies))
 	}
+}
+
+// A body that is not read is closed immediately, and the next attempt does not wait for it.
+func TestBodiesThatAreNotRead(t *testing.T) {
+	for name, prepare := range map[string]func(*http.Response){
+		"too large":    func(r *http.Response) { r.ContentLength = MaxDrained + 1 },
+		"uncompressed": func(r *http.Response) { r.Uncompressed, r.ContentLength = true, -1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				body, made := tracked("busy"), 0
+				transport := NewTransport(newRetrier(t, grpcretry.WithBackoff(grpcretry.Constant(0))),
+					roundTripper(func(r *http.Request) (*http.Response, error) {
+						if made++; made > 1 {
+							wantClosed(t, body)
+							return reply(r, 200, ""), nil
+						}
+						resp := reply(r, 503, "")
+						resp.Body = body
+						prepare(resp)
+						return resp, nil
+					}))
+				start := time.Now()
+				if _, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil)); err != nil {
+					t.Error(err)
+				}
+				if made != 2 || body.reads.Load() != 0 || time.Since(start) != 0 {
+					t.Errorf("%d attempts in %v, and %d reads; want 2 in no time, and none", made, time.Since(start), body.reads.Load())
+				}
+			})
+		})
+	}
+}
+
+// A part of a response is none.
+func TestABrokenResponseIsNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := NewTransport(newRetrier(t, steady, grpcretry.WithPatience(3*second),
+			grpcretry.WithRatioBudget(grpcretry.RatioBudget{Ratio: 0.1, Reserve: grpcretry.Nothing})),
+			roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := reply(r, 503, "")
+				resp.ContentLength = 5
+				resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("bus"), iotest.ErrReader(io.ErrUnexpectedEOF)))
+				return resp, nil
+			}))
+		resp, err := transport.RoundTrip(newRequest(t, "GET", "http://test", nil))
+		if resp != nil || !errors.Is(err, grpcretry.ErrTargetDown) {
+			t.Errorf("RoundTrip = %v, %v, want the reason that it ended with", resp, err)
+		}
+	})
 }
 
 // A call that ends in a wait has the last response, if all of that could be kept.

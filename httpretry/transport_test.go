@@ -290,6 +290,32 @@ func TestResponseOfAnotherRequest(t *testing.T) {
 	}
 }
 
+// Not every Base says what request a response is for.
+func TestResponseWithoutARequest(t *testing.T) {
+	made := 0
+	transport := NewTransport(newRetrier(t, quick), roundTripper(func(r *http.Request) (*http.Response, error) {
+		made++
+		resp := reply(r, []int{503, 200}[made-1], "hello")
+		resp.Request = nil
+		return resp, nil
+	}))
+	wantResponse(t, &http.Client{Transport: transport}, newRequest(t, "GET", "http://test", nil), 200, "hello")
+}
+
+// A request that may not be sent twice goes to Base as it is, and no attempt timeout ends it.
+func TestOtherRequestsAreLeftAlone(t *testing.T) {
+	req := newRequest(t, "POST", "http://test", strings.NewReader("hello"))
+	transport := NewTransport(newRetrier(t, grpcretry.WithAttemptTimeout(second)), roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r != req {
+			t.Errorf("Base got another request, %+v", r)
+		}
+		return reply(r, 200, ""), nil
+	}))
+	if _, err := transport.RoundTrip(req); err != nil {
+		t.Error(err)
+	}
+}
+
 // Base has to see that there is no body.
 func TestNoBodyIsSentAsSuch(t *testing.T) {
 	transport := NewTransport(newRetrier(t), roundTripper(func(r *http.Request) (*http.Response, error) {
