@@ -74,8 +74,7 @@ func (s *callSpans) attemptEnded(f *facts, a *Attempt, decision string, more ...
 // waitStarted starts a span for the wait before the next attempt, if the call has a span. No attempt
 // is in flight.
 func (s *callSpans) waitStarted(f *facts, tracer trace.Tracer, next int, v verdict, now time.Time) {
-	waits := v.Wait > 0 || v.WaitSource == waitConnect
-	if s == nil || s.call == nil || !waits {
+	if s == nil || s.call == nil {
 		return
 	}
 	_, s.wait = tracer.Start(f.ctx, telemetry.SpanWait, trace.WithSpanKind(trace.SpanKindInternal), trace.WithTimestamp(now),

@@ -173,6 +173,9 @@ func TestWaitSpans(t *testing.T) {
 				"9s to 19s grpcretry.next_attempt.number=4 grpcretry.wait_ms=10000 grpcretry.wait_source=retry_info"}},
 		{"the caller goes away", script(unavailable()), second / 4, nil, []string{
 			"0s to 250ms grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=backoff grpcretry.reason=cancelled"}},
+		{"a retry without a backoff waits for a token", script(unavailable().pushback("0")), 0,
+			[]CallOption{WithBudget(stingy{}), WithPatience(5 * second)}, []string{
+				"0s to 5s grpcretry.next_attempt.number=2 grpcretry.wait_ms=0 grpcretry.wait_source=pushback grpcretry.reason=target_down"}},
 		{"a retry is sent immediately", script(unavailable().pushback("0"), ok()), 0, nil, nil},
 		{"hedged, whose only attempt fails", script(unavailable(), ok()), 0, hedges, []string{
 			"0s to 1s grpcretry.next_attempt.number=2 grpcretry.wait_ms=1000 grpcretry.wait_source=backoff"}},
