@@ -66,7 +66,7 @@ func newCodeSet(list []codes.Code) codeSet {
 	return s
 }
 
-func (s codeSet) has(c codes.Code) bool { return c <= maxCode && s&(1<<c) != 0 }
+func (s codeSet) has(c codes.Code) bool { return s&(1<<c) != 0 }
 
 // checkCodes rejects lists that can only be a mistake: empty ones, and those with OK or with a
 // number that is not a status code.

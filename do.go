@@ -179,7 +179,7 @@ func notDone(name string, err error) error {
 
 func (c *rpc) checkFunction(f func(context.Context) error) error {
 	switch {
-	case c.functionTarget == "" || len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
+	case len(c.method) < 2 || c.method[0] != '/' || c.method[1] == '/':
 		return errors.New(`invalid name, want a word with a leading slash, such as "/sql/read"`)
 	case c.ctx == nil:
 		return errors.New("the context is nil")
@@ -192,9 +192,6 @@ func (c *rpc) checkFunction(f func(context.Context) error) error {
 
 // ownOptions returns a call's options, or the first error in them.
 func ownOptions(opts []CallOption) ([]*policyOption, error) {
-	if len(opts) == 0 {
-		return nil, nil
-	}
 	own := make([]*policyOption, len(opts))
 	for i, o := range opts {
 		if o == nil {

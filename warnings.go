@@ -95,7 +95,7 @@ func (m *methodPolicies) tableWarnings(l level, t policyTable) []string {
 		if pattern == "" {
 			where = "all methods"
 		}
-		if m.leveled && l != levelUnknown {
+		if l != levelUnknown {
 			where += " of level " + l.String()
 		}
 		known := widerWarnings(t, pattern)
