@@ -198,7 +198,8 @@ func AllBudgets(b ...Budget) Budget {
 }
 
 // rankOfBudget is 1 for the budgets whose Balance is exact, so that withdraw can look at it before it takes anything: those of this
-// package that limit something. A new one belongs here.
+// package that limit something. A new one belongs here, and in isThrottled if calls do not wait for its tokens, in hasSlots if a retry
+// holds one while it is in flight, and in neverAllows if some settings allow nothing.
 func rankOfBudget(b Budget) int {
 	switch b.(type) {
 	case *ratioBudget, *rateBudget, *throttle, *concurrencyBudget:

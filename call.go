@@ -228,8 +228,8 @@ func ofTarget[T any](f *facts, m *bytarget.Map[T]) T {
 	return m.Dialed(f.cc.Target(), f.cc.CanonicalTarget)
 }
 
-// isLeftToGRPC reports whether gRPC may retry a stream, because we do not.
-func (c *rpc) isLeftToGRPC() bool {
+// leavesRetriesToGRPC reports whether gRPC may retry a stream, because we do not.
+func (c *rpc) leavesRetriesToGRPC() bool {
 	ch := c.channel()
 	return c.policy.dryRun || ch.retries()
 }

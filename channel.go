@@ -70,7 +70,8 @@ func (k knownConfig) isLeftToGRPC(counted int) bool { return k.builtIn && counte
 
 // follow makes the plan follow what the channel says. gRPC applies the service config's timeout to each call that it is
 // handed, which is each attempt. For gRPC's own retries it covers all attempts, and so it does here. There it begins when
-// the channel's name has been resolved. Nothing tells when that was, so a call that has waited for it for longer than the timeout ends at its first failure.
+// the channel's name has been resolved. Nothing tells when that was, so a call that has waited for it for longer than the timeout ends
+// at its first failure.
 func (p *plan) follow(ch *channel) {
 	p.config.builtIn, p.config.informed = ch.retries(), ch.ready
 	if timeout := ch.config.Timeout; timeout != nil && *timeout >= 0 {
@@ -87,7 +88,7 @@ func (p *plan) obey(resolved *policy) {
 		return
 	}
 	p.hedging = false
-	if !p.next.isDecided() {
+	if !p.pending.isDecided() {
 		p.dueAt = 0 // no hedge is due
 	}
 }

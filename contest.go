@@ -302,7 +302,7 @@ func (k *contest) arm() {
 // after all.
 func (k *contest) overdueAt(a *attempt) instant {
 	p := k.call.plan()
-	waits := p != nil && p.next.isDecided() // until the pending attempt is sent, or given up
+	waits := p != nil && p.pending.isDecided() // until the pending attempt is sent, or given up
 	if waits || a.bounds.judged && !k.mayHang(a) {
 		return never
 	}
@@ -344,7 +344,7 @@ func (k *contest) due(now time.Time) {
 	p := k.plan(now)
 	switch {
 	case p.dueAt == 0 || instantOf(now) < p.dueAt: // because of the config
-	case p.next.isDecided():
+	case p.pending.isDecided():
 		k.do(p.due(p.ledger.at(now), c.retrier.random()).do)
 	case p.config.isLeftToGRPC(p.counted()):
 		p.dueAt = 0
@@ -372,7 +372,7 @@ func (k *contest) do(what action) {
 // cut ends an overdue attempt, unless the application has become bound to its stream, or none can follow any more.
 func (k *contest) cut(number int32) {
 	c, p := k.call, k.call.plan()
-	replaced := p.next.isDecided()
+	replaced := p.pending.isDecided()
 	for _, a := range k.open {
 		switch {
 		case a.number != number:

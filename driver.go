@@ -143,7 +143,7 @@ func (p *drivenPlan) Overdue(a Attempt, now time.Time, u float64) drive.Step {
 }
 
 // isAskedAbout reports whether the plan is to be asked about an overdue attempt now.
-func (p *drivenPlan) isAskedAbout() bool { return len(p.overdue) > 0 && !p.plan.next.isDecided() }
+func (p *drivenPlan) isAskedAbout() bool { return len(p.overdue) > 0 && !p.plan.pending.isDecided() }
 
 // askAbout asks the plan about an overdue attempt: once, or without a deadline again if nothing replaces it after all.
 func (p *drivenPlan) askAbout(i int, now time.Time) drive.Step {

@@ -129,14 +129,14 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 // another attempt may have moved it. One that was paid for before is sent without asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
 	known := p.trouble(now)
-	answered := known.answers != p.next.answers
-	namedByServer := p.next.repeats == 0 && p.next.source.isServers()
+	answered := known.answers != p.pending.answers
+	namedByServer := p.pending.repeats == 0 && p.pending.source.isServers()
 	switch late := p.tooLate(now, 0); {
 	case late != nil:
 		return p.end(late, now)
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
-	case p.isPatient() && !namedByServer && !answered && known.latest > p.next.since:
+	case p.isPatient() && !namedByServer && !answered && known.latest > p.pending.since:
 		return p.waitAgain(known, now, u)
 	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces == 0 {
@@ -167,12 +167,12 @@ func (p *plan) waitAgain(known trouble, now instant, u float64) verdict {
 		return p.end(reason, now)
 	}
 	p.target.await()
-	p.next.since = now // and the answers are the same: otherwise the call would not wait
-	if p.next.repeats < math.MaxUint8 {
-		p.next.repeats++
+	p.pending.since = now // and the answers are the same: otherwise the call would not wait
+	if p.pending.repeats < math.MaxUint8 {
+		p.pending.repeats++
 	}
-	p.next.moveTo(now.Add(wait))
-	p.dueAt = p.next.at
+	p.pending.moveTo(now.Add(wait))
+	p.dueAt = p.pending.at
 	return verdict{}
 }
 
@@ -219,11 +219,11 @@ const shortestRedial = time.Millisecond
 // so that the waiting calls do not all retry at the same instant.
 func (p *plan) connected(now instant, u float64) verdict {
 	p.connecting = nil
-	at := p.pushed.earliest(now.Add(p.next.wait))
+	at := p.pushed.earliest(now.Add(p.pending.wait))
 	if reason := p.tooLate(now, at.Sub(now)); reason != nil {
 		return p.end(reason, now)
 	}
-	p.next.since, p.next.answers = now, p.trouble(now).answers
-	p.next.moveTo(at)
-	return p.retry(verdict{Wait: p.next.wait, WaitSource: waitConnect}, now, u)
+	p.pending.since, p.pending.answers = now, p.trouble(now).answers
+	p.pending.moveTo(at)
+	return p.retry(verdict{Wait: p.pending.wait, WaitSource: waitConnect}, now, u)
 }

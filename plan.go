@@ -40,7 +40,7 @@ type plan struct {
 	attemptCounts
 	replaces int32    // the number of the overdue attempt that is cut when the next one is due; 0 for none
 	progress progress // of the backoff
-	next     pending  // the attempt that was decided on but not yet sent
+	pending  pending  // the attempt that was decided on but not yet sent
 
 	connecting error   // while the call waits for a connection: the reason to end at dueAt; otherwise nil
 	dueAt      instant // when to call due; zero for never
@@ -178,7 +178,7 @@ func (p *plan) begin(obeyed *policy, b, hedges Budget, t *target, start, deadlin
 // hedgeFrom makes the second attempt's delay count from start, unless that attempt has already
 // been decided on.
 func (p *plan) hedgeFrom(start instant) {
-	if p.hedging && p.made == 1 && !p.next.isDecided() {
+	if p.hedging && p.made == 1 && !p.pending.isDecided() {
 		p.dueAt = start.Add(p.delay)
 	}
 }
@@ -202,8 +202,8 @@ type waited struct {
 func (p *plan) send(now instant) sending {
 	p.made++
 	paid := p.ledger.sent(p.made)
-	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.next.waited}
-	p.next, p.tokenless = pending{}, false
+	s := sending{p.made, p.open > 0 && paid != retriesPay, p.silent || p.open > 0, p.pending.waited}
+	p.pending, p.tokenless = pending{}, false
 	p.waiter.exit()
 	p.open++
 	p.dueAt = 0
@@ -234,7 +234,7 @@ func (p *plan) leave() {
 	if p == nil {
 		return
 	}
-	p.next, p.replaces = pending{}, 0
+	p.pending, p.replaces = pending{}, 0
 	p.dueAt, p.connecting = 0, nil
 	p.waiter.exit()
 	p.ledger.giveBack(p.made + 1) // the last step, because the budget may panic
@@ -242,8 +242,8 @@ func (p *plan) leave() {
 
 // undecide takes back what was decided, as if no attempt had been scheduled.
 func (p *plan) undecide() {
-	if p.next.isDecided() {
-		p.progress = p.next.before
+	if p.pending.isDecided() {
+		p.progress = p.pending.before
 		p.leave()
 	}
 }
@@ -310,7 +310,7 @@ func (p *plan) afterFailure(f *failure, now instant, u float64) verdict {
 	case p.open > 0 && p.policy.asksTooMuch(f):
 		v = verdict{Wait: hint.Delay, WaitSource: hint.Source, Reason: ErrPushback}
 	case p.open > 0: // the others decide
-		if p.dueAt == 0 && !p.next.isDecided() && p.stopped == nil {
+		if p.dueAt == 0 && !p.pending.isDecided() && p.stopped == nil {
 			p.putOff(now) // a hedge may follow again, because an unsent attempt does not count
 		}
 		return verdict{Reason: errInFlight}
@@ -331,9 +331,9 @@ func (p *plan) pushBack(until instant, source WaitSource) {
 	if p.dueAt != 0 {
 		p.dueAt = p.pushed.earliest(p.dueAt)
 	}
-	if p.next.isDecided() && until > p.next.at {
-		p.next.moveTo(until)
-		p.next.source = source
+	if p.pending.isDecided() && until > p.pending.at {
+		p.pending.moveTo(until)
+		p.pending.source = source
 	}
 }
 
@@ -350,8 +350,8 @@ func (p *plan) isReplaced(f *failure) bool {
 // sendReplacement sends the attempt for which another one was cut. A pushback may have come meanwhile.
 func (p *plan) sendReplacement(now instant, u float64) verdict {
 	p.replaces = 0
-	v := verdict{Wait: p.next.wait, WaitSource: p.next.source}
-	if v.Reason = p.tooLate(now, max(0, p.next.at.Sub(now))); v.Reason != nil {
+	v := verdict{Wait: p.pending.wait, WaitSource: p.pending.source}
+	if v.Reason = p.tooLate(now, max(0, p.pending.at.Sub(now))); v.Reason != nil {
 		return p.stop(v, false)
 	}
 	return p.retry(v, now, u)
@@ -402,7 +402,7 @@ func (p *plan) schedule(f *failure, known trouble, now instant, u float64) (v ve
 // accept schedules the attempt that v allows. A wait that the server asked for restarts the
 // backoff (gRFC A6 #pushback).
 func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant) {
-	n := &p.next
+	n := &p.pending
 	n.at, n.waited = now.Add(v.Wait), waited{v.Wait, v.WaitSource, 0}
 	n.since, n.answers, n.before = now, known.answers, p.progress
 	switch {
@@ -416,8 +416,8 @@ func (p *plan) accept(v verdict, drawn time.Duration, known trouble, now instant
 // retry returns the verdict v to retry, with what the driver does now. If the retry is due now and must not be sent, the verdict is a
 // stop. In a dry run it is never due.
 func (p *plan) retry(v verdict, now instant, u float64) verdict {
-	if now < p.next.at || p.policy.dryRun {
-		p.dueAt = p.next.at
+	if now < p.pending.at || p.policy.dryRun {
+		p.dueAt = p.pending.at
 		return v
 	}
 	next := p.retryDue(now, u)
@@ -475,7 +475,7 @@ func (p *plan) due(now instant, u float64) verdict {
 	switch {
 	case p.connecting != nil:
 		return p.end(p.connecting, now)
-	case p.next.isDecided():
+	case p.pending.isDecided():
 		return p.retryDue(now, u)
 	default:
 		return p.hedge(now)
@@ -518,7 +518,7 @@ func (p *plan) hedge(now instant) verdict {
 	if v.Reason != nil {
 		return v
 	}
-	p.next.at, p.next.wait, p.next.source = now, v.Wait, v.WaitSource
+	p.pending.at, p.pending.wait, p.pending.source = now, v.Wait, v.WaitSource
 	v.do = doSend
 	return v
 }

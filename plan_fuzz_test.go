@@ -447,7 +447,7 @@ func (d *planDriver) isTooLate(at time.Time) bool {
 // outlastsPatience reports whether a wait until due is longer than the patience. The time that a server
 // named, and the backoff after a connection, are waited for in any case.
 func (d *planDriver) outlastsPatience(due time.Time) bool {
-	next := &d.plan.plan.next
+	next := &d.plan.plan.pending
 	atAnyRate := next.source == WaitPushback || next.source == WaitRetryInfo || next.source == waitConnect && d.plan.plan.connecting == nil
 	if d.policy.Patience < 0 || atAnyRate && next.repeats == 0 {
 		return false
@@ -565,7 +565,7 @@ func (d *planDriver) nextDue() (at time.Time, do func()) {
 
 func (d *planDriver) due() {
 	d.fatal = false
-	waiting, connecting := d.plan.plan.next, d.plan.plan.connecting != nil
+	waiting, connecting := d.plan.plan.pending, d.plan.plan.connecting != nil
 	paid := d.plan.plan.ledger.paidForNext != nobodyPays // it replaces an attempt that was cut
 	if d.plan.isAskedAbout() {
 		f := d.flying[slices.IndexFunc(d.flying, func(f *flight) bool { return f.Number == d.plan.overdue[0].Number })]
@@ -575,7 +575,7 @@ func (d *planDriver) due() {
 	step := d.plan.Due(d.now)
 	switch {
 	case !waiting.isDecided() || connecting:
-	case (step.Send || step.Cut != 0 && d.plan.plan.next.isDecided()) && d.learnsNothing(waiting, paid):
+	case (step.Send || step.Cut != 0 && d.plan.plan.pending.isDecided()) && d.learnsNothing(waiting, paid):
 		d.t.Errorf("a retry is sent at %v, although another attempt has failed at %v", d.since(d.now), d.since(d.failed))
 	case step == drive.Step{} && len(d.flying) == 0 && (d.policy.Patience < 0 || d.target.answers != waiting.answers):
 		d.t.Errorf("a wait since %v is repeated at %v, for a target that has answered, or without patience",
@@ -590,7 +590,7 @@ func (d *planDriver) overdue(f *flight) {
 	f.overdue = time.Time{}
 	f.Duration = d.now.Sub(f.Start)
 	ask := func() drive.Step { return d.plan.Overdue(f.Attempt, d.now, float64(d.script.next())/256) }
-	if !d.plan.plan.next.isDecided() {
+	if !d.plan.plan.pending.isDecided() {
 		d.judgeOverdue(f, ask)
 	} else if step := ask(); step != (drive.Step{}) {
 		d.t.Errorf("%+v for an overdue attempt while another is pending", step)

@@ -44,7 +44,7 @@ func (s *retryStream) open(a *attempt) (*streamAttempt, error) {
 	stream, err := s.streamer(a, s.desc, s.call.cc, s.call.method, opts...)
 	reported := at.users.hasEnded()
 	var ctx context.Context = a
-	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.stopsGRPC || !s.call.isLeftToGRPC())) {
+	if _, another := stream.(*retryStream); err == nil && (reported || !another && (a.stopsGRPC || !s.call.leavesRetriesToGRPC())) {
 		ctx = cmp.Or(stream.Context(), ctx) // our replay replaces gRPC's, which may lose messages, see internal/judges
 	}
 	below := ctx.Err() // without mu, because it may be an interceptor's
