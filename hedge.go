@@ -147,7 +147,7 @@ func (c *rpc) tryHedging(desc *grpc.StreamDesc, reply any) {
 	case desc != nil && desc.ClientStreams:
 		c.retrier.report.notHedged(&c.facts, "it has a client stream")
 	default:
-		c.hedgeBudget = c.budgetOf(c.policy.Hedging.Budget)
+		c.hedgeBudget = c.policy.Hedging.Budget // open finds that of the target, under the call's guard
 		c.delay, c.learner, hedged = c.policy.hedgingOf(c.method, c.worksFor, time.Now)
 	}
 	if hedged {

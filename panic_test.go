@@ -474,3 +474,28 @@ func (b *bomb) check(t *testing.T, app *survivor, done <-chan struct{}, cancel f
 		t.Errorf("budget heard %v of %d attempts, %d of which have been opened", b.budget.heard, b.started, len(b.opened))
 	}
 }
+
+// A panic of the function that PerTarget was given ends the call like that of any other callback.
+func TestAPanicThatCreatesABudget(t *testing.T) {
+	bad := PerTarget(func() Budget { panic("no budget") })
+	for name, p := range map[string]Policy{
+		"retries": {Budget: bad},
+		"hedges":  {Hedging: &Hedging{Delay: HedgeAfter(second), Budget: bad}},
+	} {
+		for _, kind := range []callKind{{"unary", nil}, {"server stream", serverStream}} {
+			t.Run(name+", "+kind.name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					server := serveStreams(t, func(int, grpc.ServerStream) error { return nil })
+					cc := server.conn(t, DialOptions(WithMethod("/streams/", WithPolicy(p)))...)
+					finished := 0
+					defer func() {
+						if p := recover(); p != "no budget" || finished != 1 {
+							t.Errorf("panic %v, OnFinish ran %d times, want the panic, and once", p, finished)
+						}
+					}()
+					kind.call(t.Context(), cc, anyMethod, grpc.OnFinish(func(error) { finished++ }))
+				})
+			})
+		}
+	}
+}

@@ -128,7 +128,10 @@ func (w *waiter) spread(backoff time.Duration, known trouble, l *limits, now ins
 // If other attempts are in flight, they decide instead of a stop. A retry that would start too late by now is given up: the pushback of
 // another attempt may have moved it. One that was paid for before is sent without asking the budget again.
 func (p *plan) retryDue(now instant, u float64) verdict {
-	known := p.trouble(now)
+	known := trouble{answers: p.pending.answers} // a retry that is due immediately can know nothing new
+	if now > p.pending.since {
+		known = p.trouble(now)
+	}
 	answered := known.answers != p.pending.answers
 	namedByServer := p.pending.repeats == 0 && p.pending.source.isServers()
 	switch late := p.tooLate(now, 0); {

@@ -328,6 +328,32 @@ func TestAServersWordsAreNoRefusal(t *testing.T) {
 	}
 }
 
+// Another call's failure may be recorded with a later time than that of this call's decision. There is no wait in which it could
+// have taught the call anything.
+func TestARefusedStreamIsRepeatedAtOnceBesideOthers(t *testing.T) {
+	for name, patience := range map[string]time.Duration{"patience left": time.Hour, "patience over": 15 * second} {
+		t.Run(name, func(t *testing.T) {
+			r := retrierOf(t, WithPatience(patience), steady)
+			target, policy := r.targets.Named("x"), r.settings.current().of("").policy
+			start := instantOf(noon)
+			for i := range 5 {
+				target.fail(start.Add(time.Duration(i)*5*second), patience)
+			}
+			now := start.Add(20 * second)
+			var p plan
+			p.begin(policy, Unlimited, nil, target, now, 0)
+			p.send(now)
+			target.fail(now+1, patience) // of another call
+			f := failureOf(1, codes.Unavailable)
+			f.Attempt.Unsent, f.NotRun, f.Refused = true, true, true
+			policy.examine(t.Context(), &f)
+			if v := p.failed(&f, now, 0.5); v.do != doSend {
+				t.Errorf("verdict %+v, want an attempt at once", v)
+			}
+		})
+	}
+}
+
 // Nor is it a matter of patience, although the refusal is a failure of the target.
 func TestARefusedStreamIsRepeatedWithoutPatience(t *testing.T) {
 	everyKind(t, func(t *testing.T, kind callKind) {

@@ -3,6 +3,7 @@ package grpcretrytest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -76,7 +77,7 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 		}
 		if waited(a) {
 			line = append(line, entry{kind: aWait, span: exactly(a.Wait), source: a.WaitSource.String()})
-			one.early = !a.Hedge && a.Start.Before(waitStart(attempts[:i], a.Start).Add(a.Wait))
+			one.early = !a.Hedge && a.Start.Before(waitStart(attempts[:i]).Add(a.Wait))
 		}
 		line = append(line, one)
 	}
@@ -90,15 +91,16 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 	return append(line, stop)
 }
 
-// waitStart returns from when on the attempt that started at next had waited: the latest end of an attempt before it. A hedge that
-// was in flight then, or lost, is none that it waited for.
-func waitStart(attempts []grpcretry.Attempt, next time.Time) (start time.Time) {
-	for _, a := range attempts {
+// waitStart returns from when on an attempt that follows others had waited: from the latest end among them. Beside hedges, it is not known
+// which of them it follows, and the earliest counts.
+func waitStart(attempts []grpcretry.Attempt) (start time.Time) {
+	hedged := slices.ContainsFunc(attempts, func(a grpcretry.Attempt) bool { return a.Hedge })
+	for i, a := range attempts {
 		end := a.Start.Add(a.Duration)
 		if errors.Is(a.Err, grpcretry.ErrAttemptTimeout) {
 			end = a.Start // the wait starts at the timeout, when gRPC has yet to end the attempt
 		}
-		if end.After(start) && !end.After(next) && !errors.Is(a.Err, grpcretry.ErrHedgeLost) {
+		if i == 0 || end.After(start) != hedged {
 			start = end
 		}
 	}

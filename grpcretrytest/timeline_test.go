@@ -23,6 +23,7 @@ func TestAnAttemptThatDidNotWait(t *testing.T) {
 		6 * time.Second:     "",
 		6*time.Second + 1:   "",
 		6*time.Second - 1e6: "! 5.999s attempt 2 OK (before the wait was over)   attempt 2 OK",
+		4 * time.Second:     "! 4s attempt 2 OK (before the wait was over)   attempt 2 OK", // the first is still in flight
 	} {
 		second := grpcretry.Attempt{Method: "/s/m", Number: 2, Start: start.Add(after), Wait: time.Second, WaitSource: grpcretry.WaitBackoff}
 		got := timelineOf(&grpcretry.Event{Attempt: second}, []grpcretry.Attempt{unavailable, second})

@@ -259,6 +259,20 @@ func TestAReplacementBesideAHedge(t *testing.T) {
 	})
 }
 
+// Nor has it waited for one that fails meanwhile.
+func TestAReplacementBesideAHedgeThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := NewServer(t, register)
+		server.On("/", Hang(), Fail(codes.Unavailable, "").After(20*time.Millisecond), OK())
+		hedging := grpcretry.Hedging{Delay: grpcretry.HedgeAfter(50 * time.Millisecond), Budget: grpcretry.Unlimited}
+		client := clientOf(server.Dial(grpcretry.WithMethod(echoMethod, grpcretry.WithMaxAttempts(3),
+			grpcretry.WithBackoff(grpcretry.Constant(60*time.Millisecond)), grpcretry.WithAttemptTimeout(60*time.Millisecond),
+			grpcretry.WithHedging(hedging))))
+		client.Echo(t.Context(), hello())
+		server.Want("attempt 1 timeout; hedge 2 UNAVAILABLE; wait; attempt 3 OK")
+	})
+}
+
 // What a timeline prints can be wanted, word for word, whatever has happened.
 func TestWhatIsPrintedCanBeWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
