@@ -450,6 +450,7 @@ func (k *contest) repanic() {
 func (k *contest) abandon() {
 	k.turn.Take()
 	k.crashed = true
+	k.timer.Stop() // it would keep the call
 	k.cancelOpen()
 	k.turn.Give()
 	k.hedges.Wait()

@@ -140,7 +140,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 	case p.ledger.paidForNext != nobodyPays: // it replaces an attempt that was cut, and was pushed back
 		return verdict{do: doSend}
 	case p.isPatient() && !namedByServer && !answered && known.latest > p.pending.since:
-		return p.waitAgain(known, now, u)
+		return p.waitAgain(now, u)
 	case p.ledger.take(retriesPay, p.replaces):
 		if p.replaces == 0 {
 			return verdict{do: doSend}
@@ -151,7 +151,7 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 		return p.end(ErrBudgetExhausted, now)
 	default:
 		p.tokenless = true
-		return p.waitAgain(known, now, u)
+		return p.waitAgain(now, u)
 	}
 }
 
@@ -159,7 +159,8 @@ func (p *plan) retryDue(now instant, u float64) verdict {
 const shortestRepeat = 20 * time.Millisecond
 
 // waitAgain repeats a call's wait, for u times the length of the trouble. It is no step of the backoff.
-func (p *plan) waitAgain(known trouble, now instant, u float64) verdict {
+func (p *plan) waitAgain(now instant, u float64) verdict {
+	known := p.trouble(now)
 	length := now.Sub(p.waiter.began(known, now))
 	wait := max(p.inTime(part(length, u), now, u), shortestRepeat)
 	reason := p.tooLate(now, wait)

@@ -89,12 +89,16 @@ func (at *streamAttempt) endsWell() {
 func (at *streamAttempt) abandon(err error) {
 	s := at.of
 	s.mu.Lock()
-	if at.broken == nil && at.end == nil { // otherwise gRPC knows best
+	ended := at.end != nil // then gRPC knows best, and an interceptor below may have kept messages back
+	if at.broken == nil && !ended {
 		at.broken = err
 	}
+	s.change.Broadcast() // a Header may wait for a RecvMsg that has panicked
 	s.mu.Unlock()
 	at.noticed(true)
-	at.release() // wakes up the goroutine that receives
+	if !ended {
+		at.release() // wakes up the goroutine that receives
+	}
 }
 
 // noticed deals with an attempt that may have ended although no goroutine is in RecvMsg or Header: the application may never
@@ -240,7 +244,7 @@ func (at *streamAttempt) read(err error) {
 // refused reports whether an attempt that has ended with err was refused before any handler could run. A server cannot
 // pretend it, because its own end comes with headers or a trailer.
 func (at *streamAttempt) refused(err error) bool {
-	end, isStatus := err.(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
+	end, isStatus := readable(err).(interface{ GRPCStatus() *status.Status }) // a wrapped one is not gRPC's
 	if !isStatus {
 		return false
 	}

@@ -250,6 +250,11 @@ type aheadStream struct {
 
 func (s *aheadStream) CloseSend() error {
 	err := s.ClientStream.CloseSend()
+	s.keep()
+	return err
+}
+
+func (s *aheadStream) keep() {
 	s.kept, s.done = make(chan *echov1.EchoResponse, max(8, s.room)), make(chan struct{})
 	go func() {
 		defer close(s.done)
@@ -261,7 +266,6 @@ func (s *aheadStream) CloseSend() error {
 			}
 		}
 	}()
-	return err
 }
 
 func (s *aheadStream) RecvMsg(m any) error {
@@ -274,6 +278,106 @@ func (s *aheadStream) RecvMsg(m any) error {
 		return nil
 	case <-s.ctx.Done():
 		return status.FromContextError(s.ctx.Err()).Err()
+	}
+}
+
+// What was kept back when the stream ended is not lost because of a message that cannot be sent.
+func TestKeptMessagesSurviveAMessageThatCannotBeSent(t *testing.T) {
+	for _, script := range []string{
+		"send a; wait 1s; recv 1; unsendable; wait 1s; recv 2; recv EOF",
+		"send a; context; wait 1s; unsendable; wait 1s; recv 1; recv 2; recv EOF",
+	} {
+		t.Run(script, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				cc := serveScripts(t, "recv a; send 1; send 2").conn(t, append(DialOptions(steady),
+					belowStream(func(ctx context.Context, next streamOpener) (grpc.ClientStream, error) {
+						s, err := next(ctx)
+						return &eagerStream{aheadStream{ClientStream: s, ctx: ctx}}, err
+					}))...)
+				finished := "not"
+				app := openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+				app.play(t, script)
+				if synctest.Wait(); finished != "OK" {
+					t.Errorf("OnFinish: %s, want OK", finished)
+				}
+			})
+		})
+	}
+}
+
+// An eagerStream receives everything after the first message was sent.
+type eagerStream struct{ aheadStream }
+
+func (s *eagerStream) SendMsg(m any) error {
+	err := s.ClientStream.SendMsg(m)
+	if s.kept == nil && err == nil {
+		s.keep()
+	}
+	return err
+}
+
+func (s *eagerStream) CloseSend() error { return s.ClientStream.CloseSend() }
+
+// An interceptor may panic when it has received the end, while another goroutine of the application asks for headers.
+func TestHeaderDoesNotWaitForARecvMsgThatHasPanicked(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		panicked := false
+		cc := serveScripts(t, "recv a").conn(t, append(DialOptions(steady), below(func(s grpc.ClientStream) grpc.ClientStream {
+			return &hookedStream{ClientStream: s, recv: func(m any) error {
+				err := s.RecvMsg(m)
+				if isEOF(err) && !panicked {
+					panicked = true
+					time.Sleep(second)
+					panic("below")
+				}
+				return err
+			}}
+		}))...)
+		finished := "not"
+		app := openOn(t, cc, bidiStream, grpc.OnFinish(func(err error) { finished = status.Code(err).String() }))
+		app.play(t, "send a; close")
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			time.Sleep(second / 2)
+			app.stream.Header()
+		}()
+		func() {
+			defer func() { recover() }()
+			app.stream.RecvMsg(new(echov1.EchoResponse))
+		}()
+		<-asked
+		if synctest.Wait(); finished != "OK" {
+			t.Errorf("OnFinish: %s, want OK", finished)
+		}
+	})
+}
+
+// An interceptor may end a stream with an error that cannot be read, such as a nil pointer: when the application is bound to the stream, and
+// when the attempt timeout has ended it.
+func TestAnEndThatCannotBeRead(t *testing.T) {
+	for name, servers := range map[string][]string{
+		"bound":     {"recv a; send 1; fail DATA_LOSS"},
+		"timed out": {"recv a; hang", "recv a; send 1; fail DATA_LOSS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				cc := serveScripts(t, servers...).conn(t, append(DialOptions(steady, WithAttemptTimeout(second)),
+					below(func(s grpc.ClientStream) grpc.ClientStream {
+						return &hookedStream{ClientStream: s, recv: func(m any) error {
+							if s.RecvMsg(m) != nil {
+								return (*Error)(nil)
+							}
+							return nil
+						}}
+					}))...)
+				app := openOn(t, cc, bidiStream)
+				app.play(t, "send a; recv 1")
+				if err := app.stream.RecvMsg(new(echov1.EchoResponse)); err != error((*Error)(nil)) {
+					t.Errorf("RecvMsg = %T, want the interceptor's error", err)
+				}
+			})
+		})
 	}
 }
 
