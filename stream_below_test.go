@@ -353,8 +353,8 @@ func TestHeaderDoesNotWaitForARecvMsgThatHasPanicked(t *testing.T) {
 	})
 }
 
-// An interceptor may end a stream with an error that cannot be read, such as a nil pointer: when the application is bound to the stream, and
-// when the attempt timeout has ended it.
+// An interceptor may end a stream with an error that cannot be read, such as a nil pointer: when the application is bound to it, and when
+// the attempt timeout has ended it.
 func TestAnEndThatCannotBeRead(t *testing.T) {
 	for name, servers := range map[string][]string{
 		"bound":     {"recv a; send 1; fail DATA_LOSS"},
