@@ -150,7 +150,9 @@ func (c *call) begin(a *attempt) {
 // open starts the call. It returns the call's budget, spans and start: storing them here, through a pointer, is slower.
 func (c *rpc) open() (Budget, *callSpans, instant) {
 	b := c.budgetOf(c.policy.Budget)
-	c.hedgeBudget = c.budgetOf(c.hedgeBudget)
+	if c.hedgeBudget != nil {
+		c.hedgeBudget = c.budgetOf(c.hedgeBudget)
+	}
 	c.options.clear() // an earlier call may have filled the same variables
 	return b, c.retrier.report.callStarted(&c.facts), instantNow()
 }
