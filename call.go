@@ -101,8 +101,7 @@ func (c *rpc) prepare(opts []grpc.CallOption, desc *grpc.StreamDesc, reply any) 
 
 // plain returns what prepare would find out about a plain call, as most are, in a third of the time: its policy, and where it
 // wants header and trailer. A call is plain if a generated stub makes it, for no request of a server, with options of gRPC that need
-// no care, and if its policy does not depend on the channel. For other calls the policy is nil,
-// and prepare decides.
+// no care, and if its policy does not depend on the channel. For other calls the policy is nil, and prepare decides.
 func (r *Retrier) plain(ctx context.Context, method string, opts []grpc.CallOption) (p *policy, header, trailer *metadata.MD) {
 	static := false
 	for _, opt := range opts {

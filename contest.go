@@ -226,8 +226,8 @@ func (k *contest) failed(a *attempt, err error, now time.Time) {
 	k.arm()
 }
 
-// cancelOpen cancels the attempts in flight: the race is decided, or something has panicked. Until the last has ended, the
-// timer may find that out.
+// cancelOpen cancels the attempts in flight: the race is decided, or something has panicked. The timer may still
+// fire until the last of them has ended, and then does nothing.
 func (k *contest) cancelOpen() {
 	k.call.plan().leave()
 	for _, a := range k.open {

@@ -49,7 +49,7 @@ func (s *retryStream) raceFrom(first *streamAttempt, m any, hedged bool) ending 
 	return e
 }
 
-// won commits a hedged stream to the attempt that has won, and returns the result of its RecvMsg.
+// won commits the stream to the attempt that has won, and returns the result of its RecvMsg.
 func (s *retryStream) won(e ending, m any, ahead bool) error {
 	at := e.attempt.bounds.stream
 	s.mu.Lock()

@@ -275,7 +275,7 @@ func WithBufferLimit(bytes int) CallOption {
 // WithPatience limits how long calls wait for a target, a backend as the Retrier knows it, that is
 // failing: d counts from the target's first retryable failure after its last call that was answered in time, and from
 // the call's own first failure. If for d no attempt fails and no call gives up, the next failure counts as the
-// first (if for 10 s, when d is shorter and other calls to the target have a longer one). Calls to a target learn
+// first (for 10 s, if d is shorter and other calls to the target have a longer one). Calls to a target learn
 // from one another:
 //
 //   - While the target is failing, a wait before a retry is at least u times as long as the failing

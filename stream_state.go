@@ -126,8 +126,8 @@ func (s *streamState) isCommitted() bool {
 	return s.phase >= phaseCommitting
 }
 
-// cut ends an overdue attempt. If another one is to replace it, cut returns false if the application has become bound
-// to it; otherwise it could hang.
+// cut ends an overdue attempt. It returns false if another one is to replace it, but the application has become bound to it. One that
+// nothing replaces is cut all the same, because it could hang.
 func (s *streamState) cut(a *attempt, replaced bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

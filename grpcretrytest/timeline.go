@@ -91,8 +91,8 @@ func timelineOf(end *grpcretry.Event, attempts []grpcretry.Attempt) timeline {
 	return append(line, stop)
 }
 
-// waitStart returns from when on an attempt that follows others had waited: from the latest end among them. Beside hedges, it is not known
-// which of them it follows, and the earliest counts.
+// waitStart returns when the wait before the attempt that follows these began: at the latest of their ends. Beside hedges, it is not
+// known which of them it follows, and the earliest end counts.
 func waitStart(attempts []grpcretry.Attempt) (start time.Time) {
 	hedged := slices.ContainsFunc(attempts, func(a grpcretry.Attempt) bool { return a.Hedge })
 	for i, a := range attempts {

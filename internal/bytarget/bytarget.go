@@ -12,7 +12,7 @@ import (
 // that are not used any more, is safe for concurrent use, and finds what it has without a lock.
 type Map[T any] struct {
 	Fresh  func(canonical string) T // makes what is kept for a target; set before the first use
-	Forget func(T) bool             // told by a sweep about what is not used; it is kept if the result is false. nil for always true
+	Forget func(T) bool             // called by a sweep for what is not used, which is kept if it returns false; nil keeps nothing
 
 	targets sync.Map                      // *entry[T] by the target in canonical form, or a function's
 	dialed  sync.Map                      // the same by the target as dialed
